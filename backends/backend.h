@@ -1,0 +1,57 @@
+// Backend: turns a partition into something that runs. One per way of running;
+// an engine asks its backends in order and takes the first that accepts.
+#ifndef KVANT_BACKENDS_BACKEND_H_
+#define KVANT_BACKENDS_BACKEND_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvant/backends/executor.h"
+#include "kvant/patterns/partition.h"
+
+namespace kvant {
+
+// What a backend makes of a partition: immutable, may run in several threads at
+// once, each with its own scratch.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  // The kernel and its plan in words: "portable online softmax, 64-token tiles".
+  virtual std::string kernel() const = 0;
+  // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
+  virtual size_t scratch_bytes(int max_concurrency) const = 0;
+  // inputs and outputs are checked: one non-null pointer per port of the
+  // partition (in its order; null allowed only for empty tensors), large enough.
+  // Errors only for values that are known no sooner (a KV length over capacity);
+  // nothing may be written to outputs then.
+  virtual absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+                           absl::Span<void* const> outputs, std::byte* scratch) const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // "cpu", "reference", "oracle".
+  virtual std::string_view name() const = 0;
+  // Whether its result is a fused kernel rather than op by op.
+  virtual bool fused() const = 0;
+  // All port shapes of `partition` are known, every strided tensor is valid.
+  // kUnimplemented with a sentence that says what it does not take.
+  virtual absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const = 0;
+};
+
+// f64, plain loops, every op; the judge for everything else.
+std::unique_ptr<Backend> MakeOracleBackend();
+// Op by op on the CPU, through oneDNN where it has the op. Null when kvant is
+// built without oneDNN.
+std::unique_ptr<Backend> MakeReferenceBackend();
+// Fused attention on the CPU.
+std::unique_ptr<Backend> MakeCpuBackend();
+
+}  // namespace kvant
+
+#endif  // KVANT_BACKENDS_BACKEND_H_

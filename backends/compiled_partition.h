@@ -1,0 +1,72 @@
+// CompiledPartition: a partition with the kernel that runs it.
+#ifndef KVANT_BACKENDS_COMPILED_PARTITION_H_
+#define KVANT_BACKENDS_COMPILED_PARTITION_H_
+
+#include <cstddef>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/tensor.h"
+#include "kvant/patterns/partition.h"
+
+namespace kvant {
+
+class Stream;
+
+// Immutable and cheap to copy; may be executed from several threads at once.
+class CompiledPartition {
+ public:
+  // The partition with all shapes inferred; its ports are the positions below.
+  const Partition& partition() const { return *partition_; }
+  std::string_view backend() const { return backend_->name(); }
+  bool fused() const { return backend_->fused(); }
+  std::string kernel() const { return executable_->kernel(); }
+  // Why the backends before the chosen one declined, a sentence each.
+  const std::vector<std::string>& passed_over() const { return passed_over_; }
+  // Scratch for one execution on its engine.
+  size_t scratch_bytes() const { return scratch_bytes_; }
+  // What will run and why the better candidates were passed over.
+  std::string ToString() const;
+
+  // Positional: one tensor per port, in the order of partition().inputs() and
+  // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned; without
+  // one, it is taken from a pool that this object keeps. No allocation when
+  // scratch is given (the reference and the oracle do allocate).
+  // kInvalidArguments, naming port and numbers: wrong counts, a null or
+  // too small tensor, a stream of another engine. Nothing is written then.
+  absl::Status Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
+                       absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
+
+  // By name or decimal id, in any order.
+  using NamedInputs = std::initializer_list<std::pair<std::string_view, ConstTensor>>;
+  using NamedOutputs = std::initializer_list<std::pair<std::string_view, Tensor>>;
+  absl::Status Execute(const Stream& stream, NamedInputs inputs, NamedOutputs outputs) const;
+
+ private:
+  friend class Engine;
+  struct ScratchPool;
+  // What Execute needs at hand, once partition_ and executable_ are set.
+  void Prepare(std::shared_ptr<Executor> executor);
+  std::shared_ptr<const Partition> partition_;
+  std::shared_ptr<const Backend> backend_;
+  std::shared_ptr<const Executable> executable_;
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<ScratchPool> pool_;
+  std::vector<std::string> passed_over_;
+  std::vector<size_t> input_bytes_;
+  std::vector<size_t> output_bytes_;
+  size_t scratch_bytes_ = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled);
+
+}  // namespace kvant
+
+#endif  // KVANT_BACKENDS_COMPILED_PARTITION_H_

@@ -1,0 +1,124 @@
+// GraphBuilder: a graph in a few lines, without hand-written ids.
+//
+//   kvant::GraphBuilder g;
+//   auto q = g.Input("q", kvant::kF32, {1, 8, 1, 128});
+//   ...
+//   g.Output("o", g.MatMul(probs, v));
+//   absl::StatusOr<kvant::Graph> graph = std::move(g).Build();
+//
+// Errors are kept until Build, which returns the first. Ops get the name of
+// the result's tensor; ids count up from 0 in order of creation.
+#ifndef KVANT_GRAPH_BUILDER_H_
+#define KVANT_GRAPH_BUILDER_H_
+
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/graph/graph.h"
+
+namespace kvant {
+
+// A tensor of the graph under construction.
+struct Value {
+  TensorId id = 0;
+};
+
+class GraphBuilder {
+ public:
+  explicit GraphBuilder(GraphOptions options = {});
+
+  // A graph input, dense row-major unless strides (in elements) are given. An id
+  // may be given to continue someone else's numbering; it must be unused.
+  Value Input(std::string_view name, DataType type, Dims dims,
+              std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
+  // A host scalar input; its value is given at execution.
+  Value HostScalar(std::string_view name, DataType type);
+
+  struct MatMulOptions {
+    bool transpose_a = false, transpose_b = false;
+    DataType type = kUndef;
+  };
+  struct SoftMaxOptions {
+    int64_t axis = -1;
+    std::string_view mode = "inf_as_zero";
+    DataType type = kUndef;
+  };
+  struct DequantizeOptions {
+    Dims group_shape;             // given: per_group
+    std::optional<int64_t> axis;  // given: per_channel; neither: per_tensor
+    DataType type = kUndef;       // of the result; undef: the scales' type
+  };
+
+  // type kUndef: as the first input's.
+  Value MatMul(Value a, Value b, MatMulOptions options);
+  Value MatMul(Value a, Value b) { return MatMul(a, b, MatMulOptions()); }
+  Value SoftMax(Value x, SoftMaxOptions options);
+  Value SoftMax(Value x) { return SoftMax(x, SoftMaxOptions()); }
+  // Result and log-sum-exp statistics.
+  std::pair<Value, Value> SoftMaxWithStats(Value x, SoftMaxOptions options);
+  Value DynamicDequantize(Value codes, Value scales, DequantizeOptions options);
+  Value DynamicDequantize(Value codes, Value scales, Value zero_points, DequantizeOptions options);
+  // `type` is the code type.
+  Value DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
+                        DequantizeOptions options);
+  Value Add(Value a, Value b);
+  Value Subtract(Value a, Value b);
+  Value Multiply(Value a, Value b);
+  Value Divide(Value a, Value b);
+  Value Select(Value condition, Value x, Value y);
+  Value Tanh(Value x);
+  Value GenIndex(Value x, int64_t axis);
+  Value GreaterEqual(Value a, Value b);
+  Value TypeCast(Value x, DataType type);
+  Value Reshape(Value x, std::vector<int64_t> shape, bool special_zero = false);
+  Value Transpose(Value x, std::vector<int64_t> order);
+  // As x with these strides (dense if none).
+  Value Reorder(Value x, std::optional<Dims> strides = std::nullopt);
+  Value Concat(absl::Span<const Value> values, int64_t axis);
+
+  // scores where column <= row, `fill` elsewhere; GenIndex, GreaterEqual, Select.
+  // With kv_len and q_len (s32 scalars) the row is shifted by kv_len - q_len:
+  // bottom-right.
+  Value CausalMask(Value scores, Value fill);
+  Value CausalMask(Value scores, Value fill, Value kv_len, Value q_len);
+
+  // Attention stated directly (see ScaledDotProductAttention in ops.inc).
+  struct AttentionOptions {
+    std::optional<float> scale, soft_cap;
+    bool bottom_right = false;
+    int64_t left_window = -1, right_window = -1;
+    std::vector<int64_t> k_group_shape, v_group_shape;
+    std::optional<Value> k_scales, k_zero_points, v_scales, v_zero_points, bias, select, kv_lengths,
+        sinks, alibi_slopes;
+    bool stats = false;  // then the second value is present
+  };
+  std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
+                                                                   AttentionOptions options);
+
+  // Any op of the table; result types as given, shapes inferred.
+  std::vector<Value> AddOp(OpKind kind, std::string_view name, std::vector<Value> inputs,
+                           std::vector<DataType> output_types, Attributes attrs = {});
+
+  // Names a result and marks it as an output of the graph: its type and dims as
+  // inferred, its strides dense unless given.
+  void Output(std::string_view name, Value value, std::optional<Dims> strides = std::nullopt);
+
+  // Type and, where known by inference, shape of a value.
+  const LogicalTensor& Describe(Value value) const;
+
+  // Finalized, shapes inferred.
+  absl::StatusOr<Graph> Build() &&;
+
+ private:
+  void Fail(absl::Status status);
+  GraphOptions options_;
+  std::vector<LogicalTensor> tensors_;  // by id
+  std::vector<Op> ops_;
+  std::vector<bool> is_output_;
+  absl::Status status_;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_BUILDER_H_

@@ -1,0 +1,69 @@
+// Element types, and how one element is read from and written to memory.
+//
+// Sub-byte types are packed little-end first: with linear element index i
+// (through strides), 4-bit element 2i is the low nibble of byte i, and 2-bit
+// element 4i is the lowest two bits of byte i. s4 and s2 are two's complement.
+#ifndef KVANT_GRAPH_DATA_TYPE_H_
+#define KVANT_GRAPH_DATA_TYPE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace kvant {
+
+enum class DataType : uint8_t {
+#define KVANT_DATA_TYPE(name, json, bits, klass) name,
+#include "kvant/graph/data_type.inc"
+#undef KVANT_DATA_TYPE
+};
+
+#define KVANT_DATA_TYPE(name, json, bits, klass) inline constexpr DataType name = DataType::name;
+#include "kvant/graph/data_type.inc"
+#undef KVANT_DATA_TYPE
+
+// oneDNN's spelling, e.g. "f8_e4m3".
+std::string_view DataTypeName(DataType type);
+// The type of that name, or nothing.
+std::optional<DataType> DataTypeFromName(std::string_view name);
+
+// Size of one element in bits: 2, 4, 8, 16, 32 or 64; 0 for undef.
+int BitsOf(DataType type);
+// Any floating-point type, f8 included.
+bool IsFloat(DataType type);
+// Any integer type, 64-bit and sub-byte included; not boolean.
+bool IsInteger(DataType type);
+// f32, bf16, f16: the types that ops compute in.
+bool IsComputeFloat(DataType type);
+// Smallest and largest value of an integer or boolean type.
+int64_t LowestOf(DataType type);
+int64_t HighestOf(DataType type);
+
+// Bytes that `elements` consecutive elements occupy; a last half byte counts
+// whole.
+int64_t BytesFor(DataType type, int64_t elements);
+
+// Conversions between storage formats and f32. Rounding is to nearest, ties to
+// even. Overflow gives infinity, but f8_e4m3 has none and gives NaN.
+float F16ToF32(uint16_t bits);
+uint16_t F32ToF16(float value);
+float BF16ToF32(uint16_t bits);
+uint16_t F32ToBF16(float value);
+float F8E4M3ToF32(uint8_t bits);
+uint8_t F32ToF8E4M3(float value);
+float F8E5M2ToF32(uint8_t bits);
+uint8_t F32ToF8E5M2(float value);
+
+// Element `index` (linear, in elements) of the array at `data`, exactly.
+// `data` needs no alignment beyond one byte.
+double LoadElement(DataType type, const void* data, int64_t index);
+// Writes `value` there. Floats round to nearest even in one step from f64;
+// integers round to nearest even and saturate; boolean stores value != 0.
+// Sub-byte neighbours in the same byte are preserved (not atomic).
+void StoreElement(DataType type, void* data, int64_t index, double value);
+// `value` as it reads back after StoreElement.
+double RoundTo(DataType type, double value);
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_DATA_TYPE_H_

@@ -1,0 +1,232 @@
+#include "kvant/graph/graph.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <queue>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr std::string_view kFpMathNames[] = {"strict", "bf16", "f16", "any", "tf32"};
+
+// Completes what one declaration of a tensor leaves open from another.
+void Merge(const LogicalTensor& from, LogicalTensor& into) {
+  if (from.dims && !into.dims) into.dims = from.dims;
+  if (from.dims) {
+    for (size_t i = 0; i < into.dims->size(); ++i) {
+      if ((*into.dims)[i] == kUnknownDim) (*into.dims)[i] = (*from.dims)[i];
+    }
+  }
+  if (from.strides && !into.strides) into.strides = from.strides;
+  if (into.property == Property::kUndef) into.property = from.property;
+  if (into.name.empty()) into.name = from.name;
+}
+
+}  // namespace
+
+std::string_view FpMathName(FpMath mode) { return kFpMathNames[static_cast<size_t>(mode)]; }
+
+std::optional<FpMath> FpMathFromName(std::string_view name) {
+  for (size_t i = 0; i < std::size(kFpMathNames); ++i) {
+    if (kFpMathNames[i] == name) return static_cast<FpMath>(i);
+  }
+  return std::nullopt;
+}
+
+absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is_output) const {
+  if (absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
+    return MakeError(ErrorKindOf(valid),
+                     absl::StrCat(op.ToString(), ": ", std::string(valid.message())));
+  }
+  const TensorInfo* known = FindTensor(tensor.id);
+  if (!known) return absl::OkStatus();
+  if (!Compatible(known->desc, tensor)) {
+    return MakeError(
+        ErrorKind::kInvalidGraph,
+        absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ", tensor.ToString(), " here but ",
+                     known->desc.ToString(), " (or other strides) elsewhere"));
+  }
+  if (is_output && known->producer.op != kNoOp) {
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is already produced by ",
+                                  ops_[known->producer.op].ToString()));
+  }
+  return absl::OkStatus();
+}
+
+Graph::TensorInfo& Graph::Touch(const LogicalTensor& tensor) {
+  const auto [entry, is_new] = index_.try_emplace(tensor.id, static_cast<int32_t>(tensors_.size()));
+  if (is_new) {
+    tensors_.push_back({tensor, {}, {}});
+  } else {
+    Merge(tensor, tensors_[entry->second].desc);
+  }
+  return tensors_[entry->second];
+}
+
+absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
+                          absl::Span<const LogicalTensor> outputs) {
+  if (finalized_) {
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat(op.ToString(), " is added to a finalized graph"));
+  }
+  absl::InlinedVector<const LogicalTensor*, 4> in, out;
+  op.inputs.clear();
+  op.outputs.clear();
+  for (const LogicalTensor& tensor : inputs) {
+    in.push_back(&tensor);
+    op.inputs.push_back(tensor.id);
+  }
+  for (const LogicalTensor& tensor : outputs) {
+    out.push_back(&tensor);
+    op.outputs.push_back(tensor.id);
+  }
+  KVANT_RETURN_IF_ERROR(CheckSchema(op, in, out));
+  for (const LogicalTensor* tensor : in) KVANT_RETURN_IF_ERROR(CheckPort(op, *tensor, false));
+  for (const LogicalTensor* tensor : out) KVANT_RETURN_IF_ERROR(CheckPort(op, *tensor, true));
+  // Ports of the same op must agree with each other too.
+  for (size_t i = 0; i < in.size() + out.size(); ++i) {
+    const LogicalTensor& a = i < in.size() ? *in[i] : *out[i - in.size()];
+    for (size_t j = std::max(i + 1, in.size()); j < in.size() + out.size(); ++j) {
+      if (out[j - in.size()]->id != a.id) continue;
+      return MakeError(ErrorKind::kInvalidGraph,
+                       absl::StrCat(op.ToString(), ": tensor ", a.id, " is ",
+                                    i < in.size() ? "both input and output" : "produced twice"));
+    }
+    for (size_t j = i + 1; j < in.size(); ++j) {
+      if (in[j]->id != a.id || Compatible(*in[j], a)) continue;
+      return MakeError(ErrorKind::kInvalidGraph,
+                       absl::StrCat(op.ToString(), ": tensor ", a.id, " is ", a.ToString(), " and ",
+                                    in[j]->ToString()));
+    }
+  }
+  const auto index = static_cast<OpIndex>(ops_.size());
+  if (!op_ids_.try_emplace(op.id, index).second) {
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat(op.ToString(), ": its id is already that of ",
+                                  ops_[op_ids_[op.id]].ToString()));
+  }
+  for (size_t i = 0; i < in.size(); ++i) {
+    Touch(*in[i]).consumers.push_back({index, static_cast<int32_t>(i)});
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    Touch(*out[i]).producer = {index, static_cast<int32_t>(i)};
+  }
+  ops_.push_back(std::move(op));
+  return absl::OkStatus();
+}
+
+absl::Status Graph::SortOps() {
+  const auto count = static_cast<OpIndex>(ops_.size());
+  std::vector<int32_t> waiting(count, 0);
+  for (const TensorInfo& info : tensors_) {
+    if (info.producer.op == kNoOp) continue;
+    for (const Use& use : info.consumers) ++waiting[use.op];
+  }
+  // The lowest ready index first keeps an order that is topological already.
+  std::priority_queue<OpIndex, std::vector<OpIndex>, std::greater<>> ready;
+  for (OpIndex i = 0; i < count; ++i) {
+    if (waiting[i] == 0) ready.push(i);
+  }
+  std::vector<OpIndex> position(count, kNoOp);
+  OpIndex placed = 0;
+  while (!ready.empty()) {
+    const OpIndex op = ready.top();
+    ready.pop();
+    position[op] = placed++;
+    for (TensorId id : ops_[op].outputs) {
+      for (const Use& use : FindTensor(id)->consumers) {
+        if (--waiting[use.op] == 0) ready.push(use.op);
+      }
+    }
+  }
+  if (placed < count) {
+    const auto stuck = std::find(position.begin(), position.end(), kNoOp) - position.begin();
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat(ops_[stuck].ToString(), " is on or behind a cycle"));
+  }
+  if (std::is_sorted(position.begin(), position.end())) return absl::OkStatus();
+  std::vector<Op> sorted(count);
+  for (OpIndex i = 0; i < count; ++i) sorted[position[i]] = std::move(ops_[i]);
+  ops_ = std::move(sorted);
+  for (auto& [id, index] : op_ids_) index = position[index];
+  for (TensorInfo& info : tensors_) {
+    if (info.producer.op != kNoOp) info.producer.op = position[info.producer.op];
+    for (Use& use : info.consumers) use.op = position[use.op];
+    std::sort(info.consumers.begin(), info.consumers.end(), [](const Use& a, const Use& b) {
+      return a.op != b.op ? a.op < b.op : a.port < b.port;
+    });
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Graph::Finalize() {
+  if (finalized_) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(SortOps());
+  for (const Op& op : ops_) {
+    for (TensorId id : op.inputs) {
+      const bool is_input = FindTensor(id)->producer.op == kNoOp;
+      if (is_input && std::find(inputs_.begin(), inputs_.end(), id) == inputs_.end()) {
+        inputs_.push_back(id);
+      }
+    }
+    for (TensorId id : op.outputs) {
+      const auto& consumers = FindTensor(id)->consumers;
+      const bool kept =
+          consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
+            return ops_[use.op].kind == OpKind::kEnd;
+          });
+      if (kept) outputs_.push_back(id);
+    }
+  }
+  finalized_ = true;
+  return absl::OkStatus();
+}
+
+const Graph::TensorInfo* Graph::FindTensor(TensorId id) const {
+  const auto found = index_.find(id);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+const Graph::TensorInfo* Graph::FindTensor(std::string_view name_or_id) const {
+  const TensorInfo* found = nullptr;
+  for (const TensorInfo& info : tensors_) {
+    if (info.desc.name.empty() || info.desc.name != name_or_id) continue;
+    if (found) return nullptr;
+    found = &info;
+  }
+  if (found) return found;
+  TensorId id = 0;
+  const char* end = name_or_id.data() + name_or_id.size();
+  const auto [parsed, error] = std::from_chars(name_or_id.data(), end, id);
+  return error == std::errc() && parsed == end ? FindTensor(id) : nullptr;
+}
+
+void Graph::SetTensor(const LogicalTensor& desc) { tensors_[index_.at(desc.id)].desc = desc; }
+
+Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
+  Graph sub(options_);
+  std::vector<OpIndex> order(ops.begin(), ops.end());
+  std::sort(order.begin(), order.end());
+  sub.ops_.reserve(order.size());
+  for (OpIndex op : order) {
+    const auto index = static_cast<OpIndex>(sub.ops_.size());
+    sub.ops_.push_back(ops_[op]);
+    sub.op_ids_[ops_[op].id] = index;
+    for (size_t i = 0; i < ops_[op].inputs.size(); ++i) {
+      sub.Touch(tensor(ops_[op].inputs[i])).consumers.push_back({index, static_cast<int32_t>(i)});
+    }
+    for (size_t i = 0; i < ops_[op].outputs.size(); ++i) {
+      sub.Touch(tensor(ops_[op].outputs[i])).producer = {index, static_cast<int32_t>(i)};
+    }
+  }
+  // Already sorted and acyclic: this only finds the ports.
+  sub.Finalize().IgnoreError();
+  return sub;
+}
+
+}  // namespace kvant

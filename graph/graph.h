@@ -1,0 +1,107 @@
+// Graph: ops over logical tensors.
+//
+// Life: AddOp ... -> Finalize -> read-only. Shapes may be partly unknown; they
+// are inferred by InferShapes (shape_inference.h), at the latest when a
+// partition is compiled.
+#ifndef KVANT_GRAPH_GRAPH_H_
+#define KVANT_GRAPH_GRAPH_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvant/graph/logical_tensor.h"
+#include "kvant/graph/op.h"
+
+namespace kvant {
+
+// Permission to compute floating-point ops in a lower precision, as in oneDNN.
+enum class FpMath : uint8_t { kStrict, kBF16, kF16, kAny, kTF32 };
+std::string_view FpMathName(FpMath mode);
+std::optional<FpMath> FpMathFromName(std::string_view name);
+
+struct GraphOptions {
+  FpMath fpmath = FpMath::kStrict;
+  // Integer inputs may be up-converted and multiplied in floating point.
+  bool apply_to_int = false;
+  std::string engine_kind = "cpu";
+};
+
+class Graph {
+ public:
+  // Index of an op in ops().
+  using OpIndex = int32_t;
+  static constexpr OpIndex kNoOp = -1;
+
+  struct Use {
+    OpIndex op = kNoOp;
+    int32_t port = 0;
+  };
+  struct TensorInfo {
+    LogicalTensor desc;
+    Use producer;  // op == kNoOp: a graph input
+    absl::InlinedVector<Use, 2> consumers;
+  };
+
+  Graph() = default;
+  explicit Graph(GraphOptions options) : options_(std::move(options)) {}
+
+  // Adds an op whose ports are these tensors (op.inputs and op.outputs are set
+  // from them). Checks the schema and fills in attribute defaults.
+  // kInvalidGraphOp: schema violation. kInvalidGraph: a duplicate op id, a
+  // tensor that already has a producer, or a tensor that is declared otherwise
+  // elsewhere. Nothing is added on error.
+  absl::Status AddOp(Op op, absl::Span<const LogicalTensor> inputs,
+                     absl::Span<const LogicalTensor> outputs);
+
+  // Sorts ops topologically (stable). kInvalidGraph on a cycle, naming an op
+  // on it. AddOp fails afterwards.
+  absl::Status Finalize();
+  bool finalized() const { return finalized_; }
+
+  const GraphOptions& options() const { return options_; }
+  // In topological order once finalized.
+  const std::vector<Op>& ops() const { return ops_; }
+  // Null if there is none. Tensor ids are those of the user.
+  const TensorInfo* FindTensor(TensorId id) const;
+  // By name, or if there is none, by decimal id. Null if not found or ambiguous.
+  const TensorInfo* FindTensor(std::string_view name_or_id) const;
+  const LogicalTensor& tensor(TensorId id) const { return FindTensor(id)->desc; }
+  // Tensors without producer, in order of first use, and tensors consumed by
+  // nothing or by an End op, in order of production. Need a finalized graph.
+  const std::vector<TensorId>& inputs() const { return inputs_; }
+  const std::vector<TensorId>& outputs() const { return outputs_; }
+
+  // Replaces what is known of a tensor (shape inference, user rewriting).
+  // The id must exist.
+  void SetTensor(const LogicalTensor& desc);
+
+  // A finalized graph of only these ops (indices into ops(), any order), with
+  // the tensors they touch. Needs a finalized graph.
+  Graph Subgraph(absl::Span<const OpIndex> ops) const;
+
+ private:
+  // That the tensor is valid and agrees with what is known of its id.
+  absl::Status CheckPort(const Op& op, const LogicalTensor& tensor, bool is_output) const;
+  // The entry of a tensor, made or completed from this description.
+  TensorInfo& Touch(const LogicalTensor& tensor);
+  absl::Status SortOps();
+
+  GraphOptions options_;
+  std::vector<Op> ops_;
+  // Tensors in order of first mention; few enough per graph that building is
+  // dominated by it, hence dense storage and an id -> index map.
+  std::vector<TensorInfo> tensors_;
+  absl::flat_hash_map<TensorId, int32_t> index_;
+  absl::flat_hash_map<OpId, OpIndex> op_ids_;
+  std::vector<TensorId> inputs_;
+  std::vector<TensorId> outputs_;
+  bool finalized_ = false;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_GRAPH_H_

@@ -1,0 +1,153 @@
+#include "kvant/graph/logical_tensor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+bool CompatibleDims(const std::optional<Dims>& a, const std::optional<Dims>& b) {
+  if (!a || !b) return true;
+  if (a->size() != b->size()) return false;
+  for (size_t i = 0; i < a->size(); ++i) {
+    if ((*a)[i] != (*b)[i] && (*a)[i] != kUnknownDim && (*b)[i] != kUnknownDim) return false;
+  }
+  return true;
+}
+
+// Span in elements, nothing on overflow.
+std::optional<int64_t> CheckedSpan(const LogicalTensor& tensor) {
+  if (!tensor.strides) return CheckedProduct(*tensor.dims);
+  int64_t span = 1;
+  for (size_t i = 0; i < tensor.dims->size(); ++i) {
+    const int64_t dim = (*tensor.dims)[i];
+    if (dim == 0) return 0;
+    int64_t extent = 0;
+    const int64_t stride = dim == 1 ? 1 : (*tensor.strides)[i];
+    if (stride == kUnknownDim) return CheckedProduct(*tensor.dims);
+    if (__builtin_mul_overflow(dim, stride, &extent)) return std::nullopt;
+    span = std::max(span, extent);
+  }
+  return span;
+}
+
+}  // namespace
+
+bool LogicalTensor::has_shape() const {
+  return dims && std::find(dims->begin(), dims->end(), kUnknownDim) == dims->end();
+}
+
+int64_t LogicalTensor::elements() const {
+  int64_t product = 1;
+  for (int64_t dim : *dims) product *= dim;
+  return product;
+}
+
+Dims LogicalTensor::StridesOrDense() const {
+  if (strides && std::find(strides->begin(), strides->end(), kUnknownDim) == strides->end()) {
+    return *strides;
+  }
+  return DenseStrides(*dims);
+}
+
+int64_t LogicalTensor::span_elements() const { return CheckedSpan(*this).value_or(0); }
+
+int64_t LogicalTensor::memory_bytes() const {
+  return type == kUndef ? 0 : BytesFor(type, span_elements());
+}
+
+std::string LogicalTensor::ToString() const {
+  const std::string type_name(DataTypeName(type));
+  return dims ? absl::StrCat(type_name, "[", DimsToString(*dims), "]") : type_name + "[*]";
+}
+
+bool Compatible(const LogicalTensor& a, const LogicalTensor& b) {
+  return a.type == b.type && CompatibleDims(a.dims, b.dims) && CompatibleDims(a.strides, b.strides);
+}
+
+absl::Status ValidateTensor(const LogicalTensor& tensor) {
+  const auto error = [&](const std::string& what) {
+    const std::string name = tensor.name.empty() ? "" : absl::StrCat(" '", tensor.name, "'");
+    return MakeError(ErrorKind::kInvalidShape,
+                     absl::StrCat("tensor ", tensor.id, name, " ", tensor.ToString(), ": ", what));
+  };
+  if (!tensor.dims) return absl::OkStatus();
+  if (tensor.rank() > kMaxRank) {
+    return error(absl::StrCat("rank ", tensor.rank(), " exceeds ", kMaxRank));
+  }
+  for (int64_t dim : *tensor.dims) {
+    if (dim < 0 && dim != kUnknownDim) return error(absl::StrCat("negative dim ", dim));
+  }
+  if (tensor.strides) {
+    if (tensor.strides->size() != tensor.dims->size()) {
+      return error(absl::StrCat(tensor.strides->size(), " strides for ", tensor.rank(), " dims"));
+    }
+    for (int64_t stride : *tensor.strides) {
+      if (stride < 0 && stride != kUnknownDim) {
+        return error(absl::StrCat("negative stride ", stride));
+      }
+    }
+  }
+  if (!tensor.has_shape()) return absl::OkStatus();
+  // 64 bits per element at most, so that byte and bit counts fit too.
+  constexpr int64_t kLimit = std::numeric_limits<int64_t>::max() / 64;
+  const std::optional<int64_t> span = CheckedSpan(tensor);
+  const std::optional<int64_t> elements = CheckedProduct(*tensor.dims);
+  if (!span || !elements || *span > kLimit || *elements > kLimit) {
+    return error("its size overflows 64 bits");
+  }
+  return absl::OkStatus();
+}
+
+Dims DenseStrides(absl::Span<const int64_t> dims) {
+  Dims strides(dims.size(), 1);
+  for (size_t i = dims.size(); i-- > 1;) {
+    strides[i - 1] = strides[i] * std::max<int64_t>(dims[i], 1);
+  }
+  return strides;
+}
+
+std::string DimsToString(absl::Span<const int64_t> dims) {
+  return absl::StrJoin(dims, ",", [](std::string* out, int64_t dim) {
+    absl::StrAppend(out, dim == kUnknownDim ? "?" : absl::StrCat(dim));
+  });
+}
+
+std::optional<int64_t> CheckedProduct(absl::Span<const int64_t> dims) {
+  int64_t product = 1;
+  bool zero = false;
+  for (int64_t dim : dims) {
+    if (dim == kUnknownDim) return std::nullopt;
+    if (dim == 0) {
+      zero = true;
+    } else if (__builtin_mul_overflow(product, dim, &product)) {
+      return std::nullopt;
+    }
+  }
+  return zero ? 0 : product;
+}
+
+std::optional<Dims> Broadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b) {
+  const size_t rank = std::max(a.size(), b.size());
+  Dims result(rank, 1);
+  for (size_t i = 0; i < rank; ++i) {  // from the last dim backwards
+    const int64_t x = i < a.size() ? a[a.size() - 1 - i] : 1;
+    const int64_t y = i < b.size() ? b[b.size() - 1 - i] : 1;
+    int64_t& out = result[rank - 1 - i];
+    if (x == y || y == 1) {
+      out = x;
+    } else if (x == 1) {
+      out = y;
+    } else if (x == kUnknownDim || y == kUnknownDim) {
+      out = x == kUnknownDim ? y : x;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return result;
+}
+
+}  // namespace kvant

@@ -1,0 +1,82 @@
+// LogicalTensor: what is known of a tensor without its data. A value type.
+#ifndef KVANT_GRAPH_LOGICAL_TENSOR_H_
+#define KVANT_GRAPH_LOGICAL_TENSOR_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvant/graph/data_type.h"
+
+namespace kvant {
+
+using TensorId = uint64_t;
+using OpId = uint64_t;
+
+inline constexpr int kMaxRank = 12;
+// A dimension or stride that is not known yet (oneDNN's INT64_MIN).
+inline constexpr int64_t kUnknownDim = std::numeric_limits<int64_t>::min();
+
+// Dimensions, or strides in elements.
+using Dims = absl::InlinedVector<int64_t, 6>;
+
+enum class Layout : uint8_t { kUndef, kAny, kStrided, kOpaque };
+// kHostScalar: rank 0, s32, s64 or f32, lives on the host for every engine.
+enum class Property : uint8_t { kUndef, kVariable, kConstant, kHostScalar };
+
+struct LogicalTensor {
+  TensorId id = 0;
+  DataType type = kUndef;
+  // Nothing: rank unknown. Empty: scalar. Single dims may be kUnknownDim.
+  std::optional<Dims> dims;
+  // In elements. Nothing: not known or not fixed (dense row-major is assumed
+  // when memory is laid out).
+  std::optional<Dims> strides;
+  Layout layout = Layout::kStrided;
+  Property property = Property::kUndef;
+  // For people and for look-up by name; not part of a tensor's identity.
+  std::string name;
+
+  // -1 if unknown.
+  int rank() const { return dims ? static_cast<int>(dims->size()) : -1; }
+  // Every dim is known.
+  bool has_shape() const;
+  // Product of the dims; 1 for a scalar. Needs has_shape() and no overflow
+  // (ValidateTensor checks it).
+  int64_t elements() const;
+  // The strides, or those of a dense row-major tensor. Needs has_shape().
+  Dims StridesOrDense() const;
+  // Elements that the tensor spans in memory: max over d of dims[d]*strides[d]
+  // (a dim of 1 counts stride 1), at least 1; 0 if a dim is 0. Needs
+  // has_shape().
+  int64_t span_elements() const;
+  // BytesFor(type, span_elements()).
+  int64_t memory_bytes() const;
+  // "f16[1,8,?,128]", "f32[*]" when the rank is unknown.
+  std::string ToString() const;
+};
+
+// True when type, and everything both sides know of dims and strides, agree.
+bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
+
+// Rank <= kMaxRank, dims >= 0 or unknown, strides >= 0, one stride per dim, and
+// sizes in bits that fit int64. kInvalidArgument with a sentence otherwise.
+absl::Status ValidateTensor(const LogicalTensor& tensor);
+
+// Strides of a dense row-major tensor of these dims.
+Dims DenseStrides(absl::Span<const int64_t> dims);
+// "1,8,4096,128"; unknown dims print as "?".
+std::string DimsToString(absl::Span<const int64_t> dims);
+// Product of dims; nothing if it overflows int64 or a dim is unknown.
+std::optional<int64_t> CheckedProduct(absl::Span<const int64_t> dims);
+// NumPy broadcast of two shapes; nothing if they do not broadcast. Unknown dims
+// yield the other side's dim when that is > 1, else unknown.
+std::optional<Dims> Broadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_LOGICAL_TENSOR_H_

@@ -1,0 +1,275 @@
+#include "kvant/graph/op.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <set>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "kvant/graph/op_types.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr std::string_view kKindNames[] = {
+#define KVANT_OP(kind, ...) #kind,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+};
+
+struct AttrRow {
+  std::string_view name;
+  AttrValue zero;  // its alternative is the attribute's type
+  std::string_view type_text;
+};
+
+const AttrRow& RowOf(Attr attr) {
+  static const auto* const rows = new std::vector<AttrRow>{
+#define KVANT_ATTR(name, json, type) {json, AttrValue(type{}), #type},
+#include "kvant/graph/attributes.inc"
+#undef KVANT_ATTR
+  };
+  return (*rows)[static_cast<size_t>(attr)];
+}
+
+constexpr std::string_view kAttrNames[] = {
+#define KVANT_ATTR(name, json, type) json,
+#include "kvant/graph/attributes.inc"
+#undef KVANT_ATTR
+};
+
+// The inputs that optional_inputs of ScaledDotProductAttention may name.
+constexpr std::string_view kAttentionInputs[] = {"k_scales",   "k_zps", "v_scales",
+                                                 "v_zps",      "bias",  "select",
+                                                 "kv_lengths", "sinks", "alibi_slopes"};
+
+std::vector<OpSchema::Port> ParsePorts(absl::string_view text, bool* variadic) {
+  std::vector<OpSchema::Port> ports;
+  for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    OpSchema::Port port;
+    if (absl::EndsWith(word, "**")) {
+      *variadic = port.optional = true;
+      word.remove_suffix(2);
+    } else if (absl::EndsWith(word, "*")) {
+      *variadic = true;
+      word.remove_suffix(1);
+    } else if (absl::EndsWith(word, "?")) {
+      port.optional = true;
+      word.remove_suffix(1);
+    }
+    port.name = std::string(word);
+    ports.push_back(std::move(port));
+  }
+  return ports;
+}
+
+AttrValue ParseDefault(Attr attr, absl::string_view text) {
+  AttrValue value = RowOf(attr).zero;
+  if (auto* flag = std::get_if<bool>(&value)) *flag = text == "true";
+  if (auto* number = std::get_if<int64_t>(&value)) {
+    std::from_chars(text.data(), text.data() + text.size(), *number);
+  }
+  if (auto* word = std::get_if<std::string>(&value)) *word = std::string(text);
+  return value;
+}
+
+OpSchema::AttrRule ParseAttrRule(absl::string_view text) {
+  OpSchema::AttrRule rule;
+  const size_t end = text.find_first_of("=!?");
+  const absl::string_view name = text.substr(0, end);
+  rule.attr = *AttrFromName(std::string_view(name.data(), name.size()));
+  rule.required = text[end] == '!';
+  if (text[end] != '=') return rule;
+  const absl::string_view values = text.substr(end + 1);
+  if (std::holds_alternative<std::string>(RowOf(rule.attr).zero)) {
+    rule.allowed = absl::StrSplit(values, '|');
+    rule.fallback = rule.allowed.front();
+  } else {
+    rule.fallback = ParseDefault(rule.attr, values);
+  }
+  return rule;
+}
+
+OpSchema ParseSchema(OpKind kind, absl::string_view inputs, absl::string_view outputs,
+                     absl::string_view attrs) {
+  OpSchema schema;
+  schema.kind = kind;
+  schema.inputs = ParsePorts(inputs, &schema.variadic_inputs);
+  schema.outputs = ParsePorts(outputs, &schema.variadic_outputs);
+  for (absl::string_view word : absl::StrSplit(attrs, ' ', absl::SkipEmpty())) {
+    schema.attrs.push_back(ParseAttrRule(word));
+  }
+  return schema;
+}
+
+absl::Status OpError(const Op& op, ErrorKind kind, const std::string& what) {
+  return MakeError(kind, absl::StrCat(op.ToString(), ": ", what));
+}
+
+absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, bool variadic,
+                        size_t count, const char* what) {
+  const size_t least = static_cast<size_t>(std::count_if(
+      ports.begin(), ports.end(), [](const OpSchema::Port& port) { return !port.optional; }));
+  if (count >= least && (variadic || count <= ports.size())) return absl::OkStatus();
+  const std::string most = variadic ? " or more" : absl::StrCat(" to ", ports.size());
+  return OpError(op, ErrorKind::kInvalidGraphOp,
+                 absl::StrCat("has ", count, " ", what, ", takes ", least,
+                              least == ports.size() && !variadic ? "" : most));
+}
+
+absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
+  for (const auto& [attr, value] : op.attrs) {
+    const OpSchema::AttrRule* rule = schema.FindAttr(attr);
+    const std::string name(AttrName(attr));
+    if (!rule) {
+      return OpError(op, ErrorKind::kInvalidGraphOp, absl::StrCat("has no attribute '", name, "'"));
+    }
+    if (value.index() != RowOf(attr).zero.index()) {
+      return OpError(op, ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("attribute '", name, "' is not of type ",
+                                  std::string(RowOf(attr).type_text)));
+    }
+    const auto* text = std::get_if<std::string>(&value);
+    if (text && !rule->allowed.empty() &&
+        std::find(rule->allowed.begin(), rule->allowed.end(), *text) == rule->allowed.end()) {
+      return OpError(op, ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("attribute '", name, "' is '", *text, "', not one of ",
+                                  absl::StrJoin(rule->allowed, ", ")));
+    }
+  }
+  for (const OpSchema::AttrRule& rule : schema.attrs) {
+    if (op.attrs.Find(rule.attr)) continue;
+    if (rule.required) {
+      return OpError(
+          op, ErrorKind::kInvalidGraphOp,
+          absl::StrCat("attribute '", std::string(AttrName(rule.attr)), "' is required"));
+    }
+    if (rule.fallback) op.attrs.Set(rule.attr, *rule.fallback);
+  }
+  return absl::OkStatus();
+}
+
+// optional_inputs names each input after v, once, from the known list.
+absl::Status CheckAttentionInputs(const Op& op) {
+  std::set<std::string> seen;
+  const std::vector<std::string> names = absl::StrSplit(
+      op.attrs.GetOr<std::string>(Attr::kOptionalInputs, ""), ',', absl::SkipEmpty());
+  for (const std::string& name : names) {
+    if (std::find(std::begin(kAttentionInputs), std::end(kAttentionInputs), name) ==
+        std::end(kAttentionInputs)) {
+      return OpError(op, ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("optional_inputs names '", name, "', which is not an input"));
+    }
+    if (!seen.insert(name).second) {
+      return OpError(op, ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("optional_inputs names '", name, "' twice"));
+    }
+  }
+  if (names.size() + 3 == op.inputs.size()) return absl::OkStatus();
+  return OpError(op, ErrorKind::kInvalidGraphOp,
+                 absl::StrCat("optional_inputs names ", names.size(), " inputs, but ",
+                              op.inputs.size() - 3, " follow v"));
+}
+
+}  // namespace
+
+std::string_view OpKindName(OpKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+
+std::optional<OpKind> OpKindFromName(std::string_view name) {
+  for (size_t i = 0; i < std::size(kKindNames); ++i) {
+    if (kKindNames[i] == name) return static_cast<OpKind>(i);
+  }
+  return std::nullopt;
+}
+
+std::string_view AttrName(Attr attr) { return kAttrNames[static_cast<size_t>(attr)]; }
+
+std::optional<Attr> AttrFromName(std::string_view name) {
+  for (size_t i = 0; i < std::size(kAttrNames); ++i) {
+    if (kAttrNames[i] == name) return static_cast<Attr>(i);
+  }
+  return std::nullopt;
+}
+
+const AttrValue& ZeroOf(Attr attr) { return RowOf(attr).zero; }
+
+void Attributes::Set(Attr attr, AttrValue value) {
+  const auto at = std::lower_bound(values_.begin(), values_.end(), attr,
+                                   [](const auto& entry, Attr key) { return entry.first < key; });
+  if (at != values_.end() && at->first == attr) {
+    at->second = std::move(value);
+  } else {
+    values_.emplace(at, attr, std::move(value));
+  }
+}
+
+const AttrValue* Attributes::Find(Attr attr) const {
+  for (const auto& [key, value] : values_) {
+    if (key == attr) return &value;
+  }
+  return nullptr;
+}
+
+std::string Op::ToString() const {
+  return absl::StrCat(std::string(OpKindName(kind)), " '", name, "' (id ", id, ")");
+}
+
+const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {
+  for (const AttrRule& rule : attrs) {
+    if (rule.attr == attr) return &rule;
+  }
+  return nullptr;
+}
+
+const OpSchema& SchemaOf(OpKind kind) {
+  static const auto* const schemas = new std::vector<OpSchema>{
+#define KVANT_OP(kind, inputs, outputs, attrs, types, shape) \
+  ParseSchema(OpKind::k##kind, inputs, outputs, attrs),
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+  };
+  return (*schemas)[static_cast<size_t>(kind)];
+}
+
+const std::vector<OpKind>& AllOpKinds() {
+  static const auto* const kinds = new std::vector<OpKind>{
+#define KVANT_OP(kind, ...) OpKind::k##kind,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+  };
+  return *kinds;
+}
+
+std::string_view InputName(const Op& op, size_t port) {
+  const OpSchema& schema = SchemaOf(op.kind);
+  if (op.kind == OpKind::kScaledDotProductAttention && port >= 3) {
+    const std::string* names = op.attrs.Get<std::string>(Attr::kOptionalInputs);
+    std::string_view rest = names ? std::string_view(*names) : std::string_view();
+    for (size_t i = 3; i < port; ++i) {
+      const size_t comma = rest.find(',');
+      rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+    }
+    return rest.substr(0, rest.find(','));
+  }
+  return schema.inputs[std::min(port, schema.inputs.size() - 1)].name;
+}
+
+absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
+                         absl::Span<const LogicalTensor* const> outputs) {
+  const OpSchema& schema = SchemaOf(op.kind);
+  KVANT_RETURN_IF_ERROR(
+      CheckCount(op, schema.inputs, schema.variadic_inputs, inputs.size(), "inputs"));
+  KVANT_RETURN_IF_ERROR(
+      CheckCount(op, schema.outputs, schema.variadic_outputs, outputs.size(), "outputs"));
+  KVANT_RETURN_IF_ERROR(CheckAttrs(op, schema));
+  if (op.kind == OpKind::kScaledDotProductAttention) {
+    KVANT_RETURN_IF_ERROR(CheckAttentionInputs(op));
+  }
+  return CheckTypes({op, inputs, outputs});
+}
+
+}  // namespace kvant

@@ -1,0 +1,125 @@
+// Ops as plain data: a kind, ids of tensors, attributes. What a kind means is
+// one row in ops.inc; no class per op.
+#ifndef KVANT_GRAPH_OP_H_
+#define KVANT_GRAPH_OP_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant {
+
+enum class OpKind : uint8_t {
+#define KVANT_OP(kind, ...) k##kind,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+};
+
+// CamelCase, oneDNN's spelling, e.g. "DynamicDequantize".
+std::string_view OpKindName(OpKind kind);
+std::optional<OpKind> OpKindFromName(std::string_view name);
+
+enum class Attr : uint8_t {
+#define KVANT_ATTR(name, json, type) name,
+#include "kvant/graph/attributes.inc"
+#undef KVANT_ATTR
+};
+
+std::string_view AttrName(Attr attr);
+std::optional<Attr> AttrFromName(std::string_view name);
+
+using AttrValue =
+    std::variant<int64_t, float, bool, std::string, std::vector<int64_t>, std::vector<float>>;
+
+// A zero or empty value of the attribute's type.
+const AttrValue& ZeroOf(Attr attr);
+
+// A small ordered list of attributes, at most one value each.
+class Attributes {
+ public:
+  Attributes() = default;
+  Attributes(std::initializer_list<std::pair<Attr, AttrValue>> values) {
+    for (const auto& [attr, value] : values) Set(attr, value);
+  }
+
+  void Set(Attr attr, AttrValue value);
+  // Null if absent.
+  const AttrValue* Find(Attr attr) const;
+  // Null if absent or of another type.
+  template <typename T>
+  const T* Get(Attr attr) const {
+    const AttrValue* value = Find(attr);
+    return value ? std::get_if<T>(value) : nullptr;
+  }
+  template <typename T>
+  T GetOr(Attr attr, T fallback) const {
+    const T* value = Get<T>(attr);
+    return value ? *value : fallback;
+  }
+
+  auto begin() const { return values_.begin(); }
+  auto end() const { return values_.end(); }
+  size_t size() const { return values_.size(); }
+  bool operator==(const Attributes& other) const { return values_ == other.values_; }
+
+ private:
+  // In the order of the enum, so that equality and output are deterministic.
+  absl::InlinedVector<std::pair<Attr, AttrValue>, 3> values_;
+};
+
+struct Op {
+  OpId id = 0;
+  OpKind kind{};
+  std::string name;
+  absl::InlinedVector<TensorId, 4> inputs;
+  absl::InlinedVector<TensorId, 2> outputs;
+  Attributes attrs;
+
+  // "SoftMax 'p' (id 5)": how every message names an op.
+  std::string ToString() const;
+};
+
+// What a kind takes and gives; parsed once from its row in ops.inc.
+struct OpSchema {
+  struct Port {
+    std::string name;
+    bool optional = false;
+  };
+  struct AttrRule {
+    Attr attr{};
+    bool required = false;
+    std::optional<AttrValue> fallback;  // the default, filled in by AddOp
+    std::vector<std::string> allowed;   // for strings; empty: anything
+  };
+  OpKind kind{};
+  std::vector<Port> inputs;
+  std::vector<Port> outputs;
+  bool variadic_inputs = false;  // the last input repeats (Concat)
+  bool variadic_outputs = false;
+  std::vector<AttrRule> attrs;
+
+  const AttrRule* FindAttr(Attr attr) const;
+};
+
+const OpSchema& SchemaOf(OpKind kind);
+// All kinds in table order.
+const std::vector<OpKind>& AllOpKinds();
+
+// Schema check of one op: fills in attribute defaults, then checks counts,
+// attribute names, types and allowed values, and the type rule over `tensors`
+// (inputs then outputs, in port order). kInvalidGraphOp or kInvalidDataType,
+// naming op and tensor. No shape check.
+absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
+                         absl::Span<const LogicalTensor* const> outputs);
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_OP_H_

@@ -1,0 +1,65 @@
+// Shape rules: what each op's inputs say about the dims of its outputs. One
+// function per ShapeRule of ops.inc; ShapeRuleOf finds it.
+//
+// A rule reads the inputs' dims, checks them against each other and the
+// attributes, and sets the outputs' dims. It tolerates inputs of unknown rank
+// and single unknown dims: what they leave open stays unknown. Rules run at
+// every compile, so they allocate nothing and format text only to complain.
+#ifndef KVANT_GRAPH_OP_SHAPES_H_
+#define KVANT_GRAPH_OP_SHAPES_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvant/graph/logical_tensor.h"
+#include "kvant/graph/op.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+
+// One op's ports: inputs are given, output dims are left by the rule (nothing:
+// rank unknown).
+struct ShapeContext {
+  absl::InlinedVector<const LogicalTensor*, 8> inputs;
+  absl::InlinedVector<std::optional<Dims>, 2> outputs;
+};
+
+using ShapeRule = absl::Status (*)(const Op& op, ShapeContext& context);
+ShapeRule ShapeRuleOf(OpKind kind);
+
+// Combines what a rule found for the output `declared` with what is declared of
+// it. `found` becomes the more specific of both. kInvalidShape where they
+// disagree or the tensor's size in bits overflows.
+absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found);
+
+// Errors that start with the op: "Add 'bias' (id 4): <what>".
+absl::Status OpError(ErrorKind kind, const Op& op, const std::string& what);
+// "tensor 3 [1,8,128]", for messages.
+std::string DescribeDims(const LogicalTensor& tensor);
+
+// False when both are known and differ.
+inline bool MayEqual(int64_t a, int64_t b) {
+  return a == b || a == kUnknownDim || b == kUnknownDim;
+}
+// Whether these dims can be a scalar's: none, or all ones (or unknown).
+bool MayBeScalar(absl::Span<const int64_t> dims);
+// Axis counted from the front; kInvalidShape when it is outside the rank.
+absl::Status NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor, int& result);
+// NumPy-broadcasts `other` into `dims`; the dim of the result that conflicts, or
+// -1.
+int BroadcastInto(Dims& dims, absl::Span<const int64_t> other);
+// kInvalidShape unless `tensor` broadcasts onto `target` without enlarging it.
+absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
+                                 absl::Span<const int64_t> target);
+
+#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) \
+  absl::Status shape_rule(const Op& op, ShapeContext& context);
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_OP_SHAPES_H_

@@ -1,0 +1,235 @@
+#include "kvant/graph/op_types.h"
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+using Predicate = bool (*)(DataType);
+
+bool IsFloatOrS32(DataType type) { return IsComputeFloat(type) || type == kS32; }
+bool IsBoolean(DataType type) { return type == kBoolean; }
+bool IsStaticCode(DataType type) {
+  return type == kU8 || type == kS8 || type == kF8E4M3 || type == kF8E5M2;
+}
+bool IsDynamicCode(DataType type) {
+  return IsStaticCode(type) || type == kU4 || type == kS4 || type == kU2 || type == kS2;
+}
+bool IsZeroPoint(DataType type) {
+  return IsComputeFloat(type) || type == kS32 || type == kU8 || type == kS8 || type == kU4 ||
+         type == kS4 || type == kU2 || type == kS2;
+}
+bool IsIndex(DataType type) { return type == kS32 || type == kS64; }
+bool IsMaskByte(DataType type) { return type == kU8 || type == kS8 || type == kBoolean; }
+
+std::string Named(DataType type) { return std::string(DataTypeName(type)); }
+
+std::string PortText(const OpPorts& ports, bool is_output, size_t port) {
+  const LogicalTensor& tensor = is_output ? *ports.outputs[port] : *ports.inputs[port];
+  const OpSchema& schema = SchemaOf(ports.op.kind);
+  const std::string name = is_output
+                               ? schema.outputs[std::min(port, schema.outputs.size() - 1)].name
+                               : std::string(InputName(ports.op, port));
+  return absl::StrCat(name, " (tensor ", tensor.id, ")");
+}
+
+absl::Status Require(const OpPorts& ports, bool is_output, size_t port, Predicate accepts,
+                     const char* expected) {
+  const DataType type = is_output ? ports.outputs[port]->type : ports.inputs[port]->type;
+  if (accepts(type)) return absl::OkStatus();
+  return MakeError(ErrorKind::kInvalidDataType,
+                   absl::StrCat(ports.op.ToString(), ": ", PortText(ports, is_output, port), " is ",
+                                Named(type), ", not ", expected));
+}
+absl::Status Input(const OpPorts& p, size_t port, Predicate accepts, const char* expected) {
+  return Require(p, false, port, accepts, expected);
+}
+absl::Status Output(const OpPorts& p, size_t port, Predicate accepts, const char* expected) {
+  return Require(p, true, port, accepts, expected);
+}
+
+constexpr char kFloats[] = "one of f32, bf16, f16";
+
+absl::Status Differ(const OpPorts& ports, const std::string& a, DataType a_type,
+                    const std::string& b, DataType b_type) {
+  return MakeError(ErrorKind::kInvalidDataType,
+                   absl::StrCat(ports.op.ToString(), ": ", a, " is ", Named(a_type), " but ", b,
+                                " is ", Named(b_type)));
+}
+
+// Output `port` is `type`.
+absl::Status OutputIs(const OpPorts& ports, size_t port, DataType type, const std::string& why) {
+  if (ports.outputs[port]->type == type) return absl::OkStatus();
+  return Differ(ports, PortText(ports, true, port), ports.outputs[port]->type, why, type);
+}
+
+// bf16 and f16 do not convert into each other within an op.
+bool HalvesMix(DataType a, DataType b) {
+  return (a == kBF16 && b == kF16) || (a == kF16 && b == kBF16);
+}
+
+absl::Status AnyTypes(const OpPorts&) { return absl::OkStatus(); }
+
+absl::Status SameTypes(const OpPorts& ports) {
+  for (size_t i = 1; i < ports.inputs.size(); ++i) {
+    if (ports.inputs[i]->type != ports.inputs[0]->type) {
+      return Differ(ports, PortText(ports, false, i), ports.inputs[i]->type,
+                    PortText(ports, false, 0), ports.inputs[0]->type);
+    }
+  }
+  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+}
+
+absl::Status SameFloatTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  return SameTypes(ports);
+}
+
+absl::Status MatMulTypes(const OpPorts& ports) {
+  for (size_t i = 0; i < ports.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
+    if (ports.inputs[i]->type != ports.inputs[0]->type) {
+      return Differ(ports, PortText(ports, false, i), ports.inputs[i]->type,
+                    PortText(ports, false, 0), ports.inputs[0]->type);
+    }
+  }
+  if (ports.outputs[0]->type == kF32) return absl::OkStatus();
+  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+}
+
+absl::Status SoftMaxTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
+  if (HalvesMix(ports.inputs[0]->type, ports.outputs[0]->type)) {
+    return Differ(ports, PortText(ports, true, 0), ports.outputs[0]->type,
+                  PortText(ports, false, 0), ports.inputs[0]->type);
+  }
+  if (ports.outputs.size() < 2) return absl::OkStatus();
+  return Output(
+      ports, 1, [](DataType t) { return t == kF32; }, "f32");
+}
+
+// Same type, or f32 beside f16 or bf16, which gives f32.
+absl::Status ArithmeticTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, "one of f32, bf16, f16, s32"));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsFloatOrS32, "one of f32, bf16, f16, s32"));
+  const DataType a = ports.inputs[0]->type;
+  const DataType b = ports.inputs[1]->type;
+  const bool mixed = a != b && (a == kF32 || b == kF32) && a != kS32 && b != kS32;
+  if (a != b && !mixed) {
+    return Differ(ports, PortText(ports, false, 0), a, PortText(ports, false, 1), b);
+  }
+  return OutputIs(ports, 0, mixed ? kF32 : a, "the result of its inputs");
+}
+
+absl::Status SelectTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsBoolean, "boolean"));
+  const DataType x = ports.inputs[1]->type;
+  const DataType y = ports.inputs[2]->type;
+  if (x != y) return Differ(ports, PortText(ports, false, 1), x, PortText(ports, false, 2), y);
+  return OutputIs(ports, 0, x, PortText(ports, false, 1));
+}
+
+absl::Status GenIndexTypes(const OpPorts& ports) { return OutputIs(ports, 0, kS32, "an index"); }
+
+absl::Status CompareTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, "one of f32, bf16, f16, s32"));
+  if (ports.inputs[0]->type != ports.inputs[1]->type) {
+    return Differ(ports, PortText(ports, false, 0), ports.inputs[0]->type,
+                  PortText(ports, false, 1), ports.inputs[1]->type);
+  }
+  return Output(ports, 0, IsBoolean, "boolean");
+}
+
+absl::Status TypeCastTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
+  if (!HalvesMix(ports.inputs[0]->type, ports.outputs[0]->type)) return absl::OkStatus();
+  return Differ(ports, PortText(ports, true, 0), ports.outputs[0]->type, PortText(ports, false, 0),
+                ports.inputs[0]->type);
+}
+
+absl::Status DropoutTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsIndex, "s32 or s64"));
+  KVANT_RETURN_IF_ERROR(Input(ports, 2, IsIndex, "s32 or s64"));
+  KVANT_RETURN_IF_ERROR(Input(
+      ports, 3, [](DataType t) { return t == kF32; }, "f32"));
+  if (ports.outputs.size() > 1) {
+    KVANT_RETURN_IF_ERROR(Output(ports, 1, IsMaskByte, "u8, s8 or boolean"));
+  }
+  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+}
+
+absl::Status QuantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(
+      ports, 0, [](DataType t) { return t == kF32; }, "f32"));
+  return Output(ports, 0, IsStaticCode, "one of u8, s8, f8_e4m3, f8_e5m2");
+}
+
+absl::Status DequantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsStaticCode, "one of u8, s8, f8_e4m3, f8_e5m2"));
+  return Output(
+      ports, 0, [](DataType t) { return t == kF32; }, "f32");
+}
+
+constexpr char kCodes[] = "one of u8, s8, u4, s4, u2, s2, f8_e4m3, f8_e5m2";
+constexpr char kZeroPoints[] = "one of s32, u8, s8, u4, s4, u2, s2, f32, bf16, f16";
+
+absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
+  if (ports.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsZeroPoint, kZeroPoints));
+  }
+  return Output(ports, 0, IsDynamicCode, kCodes);
+}
+
+absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsDynamicCode, kCodes));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
+  if (ports.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsZeroPoint, kZeroPoints));
+  }
+  return Output(ports, 0, IsComputeFloat, kFloats);
+}
+
+absl::Status AttentionTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  const auto is_kv = [](DataType t) { return IsComputeFloat(t) || IsDynamicCode(t); };
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, is_kv, "a floating-point or code type"));
+  KVANT_RETURN_IF_ERROR(Input(ports, 2, is_kv, "a floating-point or code type"));
+  for (size_t i = 3; i < ports.inputs.size(); ++i) {
+    const std::string_view name = InputName(ports.op, i);
+    if (name == "select") {
+      KVANT_RETURN_IF_ERROR(Input(ports, i, IsBoolean, "boolean"));
+    } else if (name == "kv_lengths") {
+      KVANT_RETURN_IF_ERROR(Input(
+          ports, i, [](DataType t) { return t == kS32; }, "s32"));
+    } else if (name == "k_zps" || name == "v_zps") {
+      KVANT_RETURN_IF_ERROR(Input(ports, i, IsZeroPoint, kZeroPoints));
+    } else {
+      KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
+    }
+  }
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
+  if (ports.outputs.size() < 2) return absl::OkStatus();
+  return Output(
+      ports, 1, [](DataType t) { return t == kF32; }, "f32");
+}
+
+}  // namespace
+
+absl::Status CheckTypes(const OpPorts& ports) {
+  switch (ports.op.kind) {
+#define KVANT_OP(kind, inputs, outputs, attrs, types, shape) \
+  case OpKind::k##kind:                                      \
+    return types(ports);
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvant

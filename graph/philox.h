@@ -1,0 +1,36 @@
+// The random bits of Dropout: Philox4x32-10 (Salmon et al., "Parallel random
+// numbers: as easy as 1, 2, 3", SC 2011), a pure function of seed, offset and
+// element, so that any order of evaluation gives the same mask.
+#ifndef KVANT_GRAPH_PHILOX_H_
+#define KVANT_GRAPH_PHILOX_H_
+
+#include <cstdint>
+
+namespace kvant {
+
+// 32 random bits for the element at dense row-major `index`.
+inline uint32_t PhiloxWord(uint64_t seed, uint64_t offset, uint64_t index) {
+  uint32_t counter[4] = {static_cast<uint32_t>(index / 4), static_cast<uint32_t>((index / 4) >> 32),
+                         static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
+  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
+    const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
+        static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
+    for (int i = 0; i < 4; ++i) counter[i] = next[i];
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return counter[index % 4];
+}
+
+// Whether Dropout with this probability keeps the element.
+inline bool DropoutKeeps(uint64_t seed, uint64_t offset, uint64_t index, double probability) {
+  return static_cast<double>(PhiloxWord(seed, offset, index)) >= probability * 4294967296.0;
+}
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_PHILOX_H_

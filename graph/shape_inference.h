@@ -1,0 +1,26 @@
+// Shape inference over a whole graph.
+#ifndef KVANT_GRAPH_SHAPE_INFERENCE_H_
+#define KVANT_GRAPH_SHAPE_INFERENCE_H_
+
+#include "absl/status/status.h"
+#include "kvant/graph/graph.h"
+
+namespace kvant {
+
+// Infers the shapes of every op's outputs from its inputs, in topological
+// order, and writes them into the graph's tensors. A tensor whose input shapes
+// are not known stays as it was. Strides of internal tensors are left alone.
+//
+// kInvalidShape when an op's inputs contradict each other or a declared output
+// shape; kInvalidArguments for a group_shape or scale shape that does not fit.
+// Messages name op, tensors and numbers.
+absl::Status InferShapes(Graph& graph);
+
+// The same with the given shapes (matched by id) put in first; all other
+// tensors' shapes but constants' and graph inputs' are forgotten before
+// inferring, so that a graph is re-inferred for new lengths.
+absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known);
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_SHAPE_INFERENCE_H_

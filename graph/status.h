@@ -1,0 +1,50 @@
+// Error kinds that ride along on an absl::Status, so that an integration can
+// map an error to its own codes.
+#ifndef KVANT_GRAPH_STATUS_H_
+#define KVANT_GRAPH_STATUS_H_
+
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace kvant {
+
+// oneDNN Graph's status codes where it has them.
+enum class ErrorKind {
+  kNone,              // an OK status, or one that kvant did not make
+  kInvalidGraph,      // cycles, two producers, tensors that disagree
+  kInvalidGraphOp,    // schema: counts, types, attributes
+  kInvalidShape,      // shapes that contradict each other
+  kInvalidDataType,   // a type that the op does not take
+  kInvalidArguments,  // a bad argument to a call, a bad group_shape or scale shape
+  kUnimplemented,     // nothing here can run it
+  kInvalidJson,       // malformed text, or not a graph
+};
+
+std::string_view ErrorKindName(ErrorKind kind);
+
+// A status with that payload. kUnimplemented maps to absl's kUnimplemented,
+// every other kind to kInvalidArgument.
+absl::Status MakeError(ErrorKind kind, std::string_view message);
+
+// The payload of a status made by MakeError; kNone otherwise.
+ErrorKind ErrorKindOf(const absl::Status& status);
+
+}  // namespace kvant
+
+#define KVANT_RETURN_IF_ERROR(expr)                                                  \
+  do {                                                                               \
+    if (absl::Status kvant_status = (expr); !kvant_status.ok()) return kvant_status; \
+  } while (0)
+
+#define KVANT_CONCAT_INNER(a, b) a##b
+#define KVANT_CONCAT(a, b) KVANT_CONCAT_INNER(a, b)
+// KVANT_ASSIGN_OR_RETURN(auto x, F()): the value, or returns the error.
+#define KVANT_ASSIGN_OR_RETURN(lhs, expr) \
+  KVANT_ASSIGN_OR_RETURN_IMPL(KVANT_CONCAT(kvant_or_, __LINE__), lhs, expr)
+#define KVANT_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                                \
+  if (!tmp.ok()) return tmp.status();               \
+  lhs = *std::move(tmp)
+
+#endif  // KVANT_GRAPH_STATUS_H_

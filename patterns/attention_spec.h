@@ -1,0 +1,175 @@
+// AttentionSpec: the one place where "what attention is this" is written down.
+//
+// Everything is expressed in five axes: three batch axes B0, B1, B2 (usually
+// batch N, key/value head Hkv and the R query heads that share it), then rows
+// and columns. Reshapes, transposes and layouts of the graph are folded into
+// strides: a View says where element [b0, b1, b2, row, col] lies in a port's
+// memory. A stride of 0 broadcasts. So a backend sees no graph and no rank.
+//
+//   scores[r, c] = sum_d Q[r, d] * K[c, d]
+//   scores       = steps applied in order (scale, cap, masks, ...)
+//   probs        = softmax over c (with optional sink logit), prob steps
+//   O[r, d]      = sum_c probs[r, c] * V[c, d], output steps
+#ifndef KVANT_PATTERNS_ATTENTION_SPEC_H_
+#define KVANT_PATTERNS_ATTENTION_SPEC_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "kvant/graph/graph.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant {
+
+inline constexpr int kViewRank = 5;  // b0, b1, b2, row, col
+
+// Index of a port in Partition::inputs or Partition::outputs; kNoPort: absent.
+inline constexpr int kNoPort = -1;
+
+// Where a logical [b0, b1, b2, rows, cols] array lies in a port's memory.
+struct View {
+  int port = kNoPort;
+  DataType type = kUndef;
+  std::array<int64_t, kViewRank> dims{};     // broadcast axes have dim 1 ...
+  std::array<int64_t, kViewRank> strides{};  // ... and stride 0; in elements
+  int64_t offset = 0;                        // elements before [0,0,0,0,0]
+
+  bool present() const { return port != kNoPort; }
+  // One element, wherever it is broadcast to.
+  bool scalar() const;
+};
+
+// A value that is either a constant of the graph or read from a port.
+struct Operand {
+  std::optional<float> constant;
+  View view;
+};
+
+// How codes become values, group by group: (code - zp) * scale for an integer
+// zero point; code * scale - zp for a floating-point one, which is in real units
+// (quanto's shift; minus KIVI's minimum). `scales` and `zero_points` are views over groups: group
+// index along an axis is coordinate / group[axis].
+struct Quantization {
+  std::array<int64_t, kViewRank> group{1, 1, 1, 1, 1};  // elements per group and axis
+  View scales;                                          // absent: static_scales
+  View zero_points;                                     // absent: static_zps, or none
+  // Static (Dequantize op): one per tensor, or one per element of static_axis.
+  std::vector<float> static_scales;
+  std::vector<int64_t> static_zps;
+  int static_axis = -1;  // -1: per tensor
+};
+
+// A run of tokens of K or V: [b0, b1, b2, tokens, head size], broadcast
+// over b2 when query heads share it.
+struct KvSegment {
+  View data;
+  std::optional<Quantization> quantization;
+};
+
+// One step on the scores, in graph order. Order matters: Add after Select is not
+// Select after Add.
+struct ScoreStep {
+  enum class Kind : uint8_t {
+    kMultiply,  // s * operand
+    kDivide,    // s / operand
+    kAdd,       // s + operand                          (bias, additive mask, ALiBi as tensor)
+    kSubtract,  // s - operand
+    kMaximum,   // max(s, operand)
+    kMinimum,   // min(s, operand)
+    kTanh,      // tanh(s)
+    kSelect,    // condition ? s : operand, or condition ? operand : s if `inverted`
+    kBand,      // in band ? s : operand
+    kAlibi,     // s + slope[head] * (col - (row + shift)), operand is the slope
+  };
+  Kind kind{};
+  Operand operand;
+  View condition;         // kSelect: boolean
+  bool inverted = false;  // kSelect, kBand: the scores are on the false branch
+  // kBand: in band when -left <= col - (row + shift) <= right; nothing: unbounded.
+  std::optional<int64_t> left, right;
+  // kBand, kAlibi: shift is 0 (top-left), the KV length minus the query length
+  // (bottom-right; with kv_lengths the real one), or shift_add - shift_sub read
+  // from ports at execution.
+  enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
+  Alignment alignment = Alignment::kTopLeft;
+  Operand shift_add, shift_sub;
+};
+
+// Static fake quantization: value -> code -> value, round half to even, saturating.
+struct FakeQuantize {
+  DataType type = kUndef;
+  float scale = 1.f;
+  int64_t zero_point = 0;
+};
+
+struct Dropout {
+  Operand seed, offset, probability;
+  View mask;  // optional output, u8-like: 1 where kept
+};
+
+enum class SoftmaxMode : uint8_t { kNone, kInfAsZero };
+
+// Which parts a spec uses, as a bit each: a backend rejects by default what it
+// does not know.
+enum class Feature : uint32_t {
+  kQuantizedK = 1u << 0,
+  kQuantizedV = 1u << 1,
+  kStaticQuantization = 1u << 2,  // Dequantize on Q, K or V, Quantize on probs or output
+  kSegments = 1u << 3,            // more than one segment of K or V
+  kScoreSteps = 1u << 4,          // any
+  kBand = 1u << 5,
+  kSelect = 1u << 6,
+  kSoftCap = 1u << 7,  // a tanh step
+  kAlibi = 1u << 8,
+  kSinks = 1u << 9,
+  kKvLengths = 1u << 10,
+  kStats = 1u << 11,
+  kDropout = 1u << 12,
+  kRuntimeShift = 1u << 13,
+};
+
+struct AttentionSpec {
+  // Extents of the whole problem: the batch axes, Sq, S (sum over segments),
+  // head sizes of K and V.
+  std::array<int64_t, 3> batch{1, 1, 1};
+  int64_t q_len = 0;
+  int64_t kv_len = 0;
+  int64_t head_size = 0;
+  int64_t v_head_size = 0;
+
+  View q;  // [.., q_len, head_size]
+  std::optional<Quantization> q_quantization;
+  absl::InlinedVector<KvSegment, 1> k;  // [.., tokens, head_size] each
+  absl::InlinedVector<KvSegment, 1> v;  // [.., tokens, v_head_size] each
+  absl::InlinedVector<ScoreStep, 3> steps;
+
+  SoftmaxMode softmax_mode = SoftmaxMode::kInfAsZero;
+  View sinks;       // [.., b1, b2] logits that join the denominator only
+  View kv_lengths;  // s32 over b0: columns at or beyond it do not exist
+  View stats;       // optional output [.., q_len, 1]: max + ln(sum exp(x - max))
+
+  std::optional<Dropout> dropout;  // on normalized probabilities
+  std::optional<FakeQuantize> probs_quantization;
+
+  View output;  // [.., q_len, v_head_size]
+  // Per tensor; the output port has the integer type.
+  std::optional<FakeQuantize> output_quantization;
+
+  FpMath fpmath = FpMath::kStrict;
+  bool apply_to_int = false;
+
+  // Bits of Feature.
+  uint32_t Features() const;
+  bool Uses(Feature feature) const { return Features() & static_cast<uint32_t>(feature); }
+  // In words, one line: "32 query heads over 8 KV heads, 1 x 4096, head size
+  // 128; K u4 groups of 32 along the head with zero points; ...".
+  std::string ToString() const;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_PATTERNS_ATTENTION_SPEC_H_

@@ -1,0 +1,106 @@
+// AttentionMatch: which op plays which part. Internal to patterns.
+//
+// Matching is in two phases. The structural one (MatchAttention) looks only at
+// kinds, attributes and who consumes what; its result is kept with the
+// partition. The second (Resolve) turns it and concrete shapes into an
+// AttentionSpec, and is repeated for every new length.
+#ifndef KVANT_PATTERNS_MATCH_H_
+#define KVANT_PATTERNS_MATCH_H_
+
+#include <optional>
+
+#include "absl/container/inlined_vector.h"
+#include "kvant/graph/graph.h"
+#include "kvant/patterns/attention_spec.h"
+
+namespace kvant {
+
+using OpIndex = Graph::OpIndex;
+
+// An op that a value passes through, and by which input it enters.
+struct ChainOp {
+  OpIndex op = Graph::kNoOp;
+  int32_t port = 0;
+};
+
+// How a value gets from a port to where it is used: ops in that order, each of
+// which only moves, converts, dequantizes or concatenates.
+struct Chain {
+  bool present = false;
+  TensorId source = 0;
+  absl::InlinedVector<ChainOp, 3> ops;
+};
+
+// The scales or zero points of a DynamicDequantize that are reshaped on the way.
+struct AuxiliaryChain {
+  OpIndex op = Graph::kNoOp;
+  int32_t port = 0;
+  Chain chain;
+};
+
+struct StepMatch {
+  ScoreStep::Kind kind{};
+  OpIndex op = Graph::kNoOp;
+  int shape_ops_before = 0;       // how many of score_shape_ops the scores have passed
+  std::optional<float> constant;  // instead of operand
+  Chain operand;
+  Chain condition;
+  bool inverted = false;
+  std::optional<int64_t> left, right;
+  OpIndex row_index = Graph::kNoOp;  // kBand: the GenIndex ops
+  OpIndex col_index = Graph::kNoOp;
+  Chain shift_add, shift_sub;
+};
+
+struct AttentionMatch {
+  // A ScaledDotProductAttention op; nothing below is set then.
+  OpIndex first_class = Graph::kNoOp;
+
+  OpIndex qk = Graph::kNoOp;  // MatMul
+  OpIndex softmax = Graph::kNoOp;
+  OpIndex pv = Graph::kNoOp;  // MatMul
+  int q_input = 0;            // of qk; K is the other
+  int probs_input = 0;        // of pv; V is the other
+  Chain q;
+  absl::InlinedVector<Chain, 1> k, v;  // segments in order of tokens
+  absl::InlinedVector<AuxiliaryChain, 1> auxiliary;
+  absl::InlinedVector<StepMatch, 3> steps;            // in order of application
+  absl::InlinedVector<OpIndex, 2> score_shape_ops;    // StaticReshape, StaticTranspose on scores
+  absl::InlinedVector<OpIndex, 4> probs_ops;          // from softmax to pv, in order
+  absl::InlinedVector<OpIndex, 4> output_ops;         // from pv on, in order
+  absl::InlinedVector<OpIndex, 4> helpers;            // conversions on scores, ops of band masks
+  TensorId output = 0;
+};
+
+// Calls visit(OpIndex&) for every op of the match, some more than once.
+template <typename Match, typename Visitor>
+void VisitOps(Match& match, Visitor visit) {
+  const auto chain = [&](auto& c) {
+    for (auto& step : c.ops) visit(step.op);
+  };
+  for (auto* op : {&match.first_class, &match.qk, &match.softmax, &match.pv}) {
+    if (*op != Graph::kNoOp) visit(*op);
+  }
+  chain(match.q);
+  for (auto& segment : match.k) chain(segment);
+  for (auto& segment : match.v) chain(segment);
+  for (auto& aux : match.auxiliary) {
+    visit(aux.op);
+    chain(aux.chain);
+  }
+  for (auto& step : match.steps) {
+    visit(step.op);
+    for (auto* c : {&step.operand, &step.condition, &step.shift_add, &step.shift_sub}) chain(*c);
+    for (auto* op : {&step.row_index, &step.col_index}) {
+      if (*op != Graph::kNoOp) visit(*op);
+    }
+  }
+  for (auto* list : {&match.probs_ops, &match.output_ops, &match.helpers}) {
+    for (auto& op : *list) visit(op);
+  }
+  for (auto& op : match.score_shape_ops) visit(op);
+}
+
+}  // namespace kvant
+
+#endif  // KVANT_PATTERNS_MATCH_H_

@@ -1,0 +1,67 @@
+// Partition: a part of a graph that is compiled and executed as one.
+#ifndef KVANT_PATTERNS_PARTITION_H_
+#define KVANT_PATTERNS_PARTITION_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvant/graph/graph.h"
+#include "kvant/patterns/attention_spec.h"
+
+namespace kvant {
+
+struct AttentionMatch;  // which op plays which part; match.h, internal to patterns
+
+class Partition {
+ public:
+  enum class Kind : uint8_t { kAttention, kAttentionBackward, kOps };
+
+  int id() const { return id_; }
+  Kind kind() const { return kind_; }
+  // What was recognised, in a few words: "attention: compressed K and V, scale,
+  // additive mask", "single op: Tanh", "chain: Divide, Add".
+  const std::string& pattern() const { return pattern_; }
+  // The ops it covers, as a finalized graph of their own.
+  const Graph& ops() const { return *ops_; }
+  // Ports: ids in order. An input is listed once however often it is used.
+  const std::vector<TensorId>& inputs() const { return inputs_; }
+  const std::vector<TensorId>& outputs() const { return outputs_; }
+  // Descriptors of the ports, in that order; shapes as far as known.
+  const LogicalTensor& input(int port) const { return ops_->tensor(inputs_[port]); }
+  const LogicalTensor& output(int port) const { return ops_->tensor(outputs_[port]); }
+  // For attention whose shapes are all known; null otherwise.
+  const AttentionSpec* attention() const { return spec_ ? &*spec_ : nullptr; }
+  // Why it is not more than it is, a sentence each.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+  // The same partition for these ports (matched by id; others keep what is known),
+  // shapes inferred and the spec rebuilt. Every port must have a known shape
+  // afterwards. kInvalidShape, kInvalidArguments as InferShapes.
+  absl::StatusOr<Partition> WithPorts(absl::Span<const LogicalTensor> ports) const;
+
+  // The same partition with one more input: KV lengths, s32 of shape [N] (or
+  // [1]), read at execution; the K and V tensors' token dim is then a capacity.
+  // kInvalidArguments if it is not attention or has KV lengths already.
+  absl::StatusOr<Partition> WithKvLengths(const LogicalTensor& lengths) const;
+
+ private:
+  friend class Partitioner;
+  int id_ = 0;
+  Kind kind_ = Kind::kOps;
+  std::string pattern_;
+  std::shared_ptr<const Graph> ops_;
+  std::vector<TensorId> inputs_;
+  std::vector<TensorId> outputs_;
+  std::shared_ptr<const AttentionMatch> match_;  // null unless attention
+  std::optional<LogicalTensor> kv_lengths_;
+  std::optional<AttentionSpec> spec_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_PATTERNS_PARTITION_H_

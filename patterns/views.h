@@ -1,0 +1,89 @@
+// Folding reshapes and transposes into strides.
+//
+// A FoldedView says where the elements of a tensor lie in some memory. Each axis
+// is a mixed-radix run of atoms {extent, stride}, outermost first, so that any
+// reshape or transpose of a strided tensor can be expressed:
+//
+//   [2, 3, 4] with strides [12, 4, 1], transposed {1, 0, 2}, reshaped {3, 8}:
+//   axis 0: {3, 4}          axis 1: {2, 12} {4, 1}
+//
+// Only at the end an axis must be a single atom (evenly strided), or for scales
+// {groups, stride} {group, 0}: consecutive elements share one.
+#ifndef KVANT_PATTERNS_VIEWS_H_
+#define KVANT_PATTERNS_VIEWS_H_
+
+#include <cstdint>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
+#include "kvant/graph/logical_tensor.h"
+#include "kvant/patterns/attention_spec.h"
+
+namespace kvant {
+
+class FoldedView {
+ public:
+  struct Atom {
+    int64_t extent = 1;
+    int64_t stride = 0;
+    bool operator==(const Atom&) const = default;
+  };
+
+  FoldedView() = default;
+  // Axis i has extent dims[i] and stride strides[i].
+  FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides);
+  // The same, but element c of axis i serves group[i] consecutive coordinates.
+  FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides,
+             absl::Span<const int64_t> group);
+  // The tensor's memory. Needs has_shape().
+  static FoldedView Of(const LogicalTensor& tensor);
+
+  int rank() const { return static_cast<int>(ends_.size()); }
+  int64_t dim(int axis) const;
+  // Without atoms of extent 1; empty for an extent of 1.
+  absl::Span<const Atom> axis(int axis) const;
+  int64_t offset() const { return offset_; }
+
+  // Output axis i is input axis order[i] (negative counts from the end).
+  // False if `order` is no permutation of the axes.
+  bool Transpose(absl::Span<const int64_t> order);
+  bool InverseTranspose(absl::Span<const int64_t> order);
+  // False if the extents cannot be regrouped along atom boundaries.
+  bool Reshape(absl::Span<const int64_t> dims);
+  // NumPy broadcast, right-aligned; broadcast axes get stride 0.
+  bool BroadcastTo(absl::Span<const int64_t> dims);
+  // Coordinates [begin, begin + length) of an axis. False if it would cut a group.
+  bool Slice(int axis, int64_t begin, int64_t length);
+
+  // The axes [first, last) merged into one run: false unless it is
+  // {count, stride} of groups of `group` (1 unless stride-0 atoms are inside).
+  // A run that never moves is one group: count 1, stride 0.
+  bool Merge(int first, int last, Atom* run, int64_t* group) const;
+
+ private:
+  using Atoms = absl::InlinedVector<Atom, 8>;
+  void Push(Atom atom, size_t axis_begin);
+
+  Atoms atoms_;
+  absl::InlinedVector<int32_t, 6> ends_;  // of each axis' atoms
+  int64_t offset_ = 0;
+};
+
+// Which axes of a tensor of the problem's rank make up the view's three batch
+// axes: [begin[i], end[i]) each.
+struct BatchAxes {
+  int begin[3] = {0, 0, 0};
+  int end[3] = {0, 0, 0};
+};
+
+// `folded` as a View with these row and column axes (-1: extent 1). Broadcast
+// batch axes get extent 1, and so do rows and columns if `broadcast_matrix`.
+// With `group`, the axes may be grouped, and group sizes are returned.
+// False if an axis is not evenly strided.
+bool ToView(const FoldedView& folded, const BatchAxes& batch, int row, int col,
+            bool broadcast_matrix, View* view,
+            std::array<int64_t, kViewRank>* group = nullptr);
+
+}  // namespace kvant
+
+#endif  // KVANT_PATTERNS_VIEWS_H_

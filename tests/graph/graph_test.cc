@@ -1,0 +1,176 @@
+#include "kvant/graph/graph.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LogicalTensor T(TensorId id, DataType type, Dims dims) {
+  LogicalTensor tensor;
+  tensor.id = id;
+  tensor.type = type;
+  tensor.dims = std::move(dims);
+  return tensor;
+}
+
+Op MakeOp(OpId id, OpKind kind, const char* name, Attributes attrs = {}) {
+  Op op;
+  op.id = id;
+  op.kind = kind;
+  op.name = name;
+  op.attrs = std::move(attrs);
+  return op;
+}
+
+void ExpectError(const absl::Status& status, ErrorKind kind, const char* text) {
+  EXPECT_EQ(ErrorKindOf(status), kind) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+}
+
+TEST(Graph, SortsOpsAndFindsPorts) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(7, OpKind::kExp, "late"), {b}, {c}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(9, OpKind::kTanh, "early"), {a}, {b}).ok());
+  ASSERT_TRUE(graph.Finalize().ok());
+  ASSERT_EQ(graph.ops().size(), 2u);
+  EXPECT_EQ(graph.ops()[0].name, "early");
+  EXPECT_THAT(graph.inputs(), ElementsAre(1));
+  EXPECT_THAT(graph.outputs(), ElementsAre(3));
+  EXPECT_EQ(graph.FindTensor(2)->producer.op, 0);
+  EXPECT_EQ(graph.FindTensor(2)->consumers[0].op, 1);
+}
+
+TEST(Graph, EndMarksAnOutput) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "e"), {a}, {b}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(1, OpKind::kTanh, "t"), {b}, {c}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(2, OpKind::kEnd, "end"), {b}, {}).ok());
+  ASSERT_TRUE(graph.Finalize().ok());
+  EXPECT_THAT(graph.outputs(), ElementsAre(2, 3));
+}
+
+TEST(Graph, RejectsCycles) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {a}, {b}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(1, OpKind::kExp, "y"), {b}, {a}).ok());
+  ExpectError(graph.Finalize(), ErrorKind::kInvalidGraph, "Exp 'x' (id 0) is on or behind a cycle");
+}
+
+TEST(Graph, RejectsWhatDisagrees) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {a}, {b}).ok());
+  ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {a}, {b}), ErrorKind::kInvalidGraph,
+              "Tanh 'y' (id 1): tensor 2 is already produced by Exp 'x' (id 0)");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "y"), {a}, {c}), ErrorKind::kInvalidGraph,
+              "its id is already that of Exp 'x' (id 0)");
+  ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {T(2, kF32, {5})}, {c}),
+              ErrorKind::kInvalidGraph, "tensor 2 is f32[5] here but f32[4]");
+  ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {c}, {c}), ErrorKind::kInvalidGraph,
+              "both input and output");
+  EXPECT_EQ(graph.ops().size(), 1u);
+  EXPECT_EQ(graph.FindTensor(3), nullptr);
+}
+
+TEST(Graph, SchemaErrorsNameOpAndPort) {
+  Graph graph;
+  const LogicalTensor f = T(1, kF32, {4}), h = T(2, kF16, {4}), i = T(3, kS32, {4});
+  const LogicalTensor out = T(9, kF32, {4});
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {f, h}, {out}), ErrorKind::kInvalidGraphOp,
+              "Exp 'x' (id 0): has 2 inputs, takes 1");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {f, h}, {out}),
+              ErrorKind::kInvalidDataType, "weights (tensor 2) is f16 but src (tensor 1) is f32");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "t"), {i}, {out}), ErrorKind::kInvalidDataType,
+              "src (tensor 3) is s32, not one of f32, bf16, f16");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g"), {f}, {T(9, kS32, {4})}),
+              ErrorKind::kInvalidGraphOp, "attribute 'axis' is required");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x", {{Attr::kAxis, int64_t{1}}}), {f}, {out}),
+              ErrorKind::kInvalidGraphOp, "has no attribute 'axis'");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kAxis, 1.f}}), {f}, {out}),
+              ErrorKind::kInvalidGraphOp, "attribute 'axis' is not of type int64_t");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kMode, std::string("both")}}),
+                          {f}, {out}),
+              ErrorKind::kInvalidGraphOp, "'mode' is 'both', not one of none, inf_as_zero");
+  EXPECT_TRUE(graph.ops().empty());
+}
+
+TEST(Graph, DefaultsAreFilledIn) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4, 4}), b = T(2, kF32, {4, 4}), c = T(3, kF32, {4, 4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {a, b}, {c}).ok());
+  const Attributes& attrs = graph.ops()[0].attrs;
+  EXPECT_EQ(attrs.GetOr<bool>(Attr::kTransposeA, true), false);
+  EXPECT_EQ(attrs.GetOr<std::string>(Attr::kAccumulationMode, ""), "strict");
+}
+
+TEST(Graph, InvalidTensors) {
+  Graph graph;
+  const LogicalTensor out = T(9, kF32, {4});
+  const auto add = [&](LogicalTensor in) {
+    return graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {in}, {out});
+  };
+  ExpectError(add(T(1, kF32, {-3})), ErrorKind::kInvalidShape, "negative dim -3");
+  ExpectError(add(T(1, kF32, {int64_t{1} << 40, int64_t{1} << 40})), ErrorKind::kInvalidShape,
+              "overflows");
+  ExpectError(add(T(1, kF32, Dims(13, 1))), ErrorKind::kInvalidShape, "rank 13 exceeds 12");
+  LogicalTensor strided = T(1, kF32, {2, 2});
+  strided.strides = Dims{int64_t{1} << 62, int64_t{1} << 62};
+  ExpectError(add(strided), ErrorKind::kInvalidShape, "overflows");
+  strided.strides = Dims{1};
+  ExpectError(add(strided), ErrorKind::kInvalidShape, "1 strides for 2 dims");
+}
+
+TEST(Graph, LooksUpByNameThenId) {
+  Graph graph;
+  LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4});
+  a.name = "2";  // a name that is also an id: the name wins
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {a}, {b}).ok());
+  EXPECT_EQ(graph.FindTensor("2")->desc.id, 1u);
+  EXPECT_EQ(graph.FindTensor("1")->desc.id, 1u);
+  EXPECT_EQ(graph.FindTensor("q"), nullptr);
+}
+
+TEST(Graph, SubgraphKeepsItsPorts) {
+  Graph graph;
+  const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4}),
+                      d = T(4, kF32, {4});
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {a}, {b}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {b}, {c}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(2, OpKind::kAdd, "z"), {b, c}, {d}).ok());
+  ASSERT_TRUE(graph.Finalize().ok());
+  const Graph sub = graph.Subgraph({1, 2});
+  EXPECT_THAT(sub.inputs(), ElementsAre(2));
+  EXPECT_THAT(sub.outputs(), ElementsAre(4));
+}
+
+TEST(LogicalTensor, MemoryOfStridedAndSubByte) {
+  LogicalTensor t = T(0, kU4, {2, 3});
+  EXPECT_EQ(t.memory_bytes(), 3);
+  t.strides = Dims{5, 1};
+  EXPECT_EQ(t.memory_bytes(), 5);
+  t = T(0, kF32, {1, 3});
+  t.strides = Dims{100, 1};
+  EXPECT_EQ(t.memory_bytes(), 12);  // the stride of a dim of 1 does not count
+  t = T(0, kF32, {0, 3});
+  EXPECT_EQ(t.memory_bytes(), 0);
+  EXPECT_EQ(T(0, kF32, {}).memory_bytes(), 4);
+}
+
+TEST(LogicalTensor, Broadcasts) {
+  EXPECT_EQ(*Broadcast({3, 1}, {4}), (Dims{3, 4}));
+  EXPECT_EQ(*Broadcast({kUnknownDim, 1}, {2, 4}), (Dims{2, 4}));
+  EXPECT_EQ(*Broadcast({}, {2}), (Dims{2}));
+  EXPECT_EQ(*Broadcast({0, 1}, {1, 5}), (Dims{0, 5}));
+  EXPECT_FALSE(Broadcast({3}, {4}));
+}
+
+}  // namespace
+}  // namespace kvant
