@@ -1,8 +1,8 @@
 // The random bits of Dropout: Philox4x32-10 (Salmon et al., "Parallel random
 // numbers: as easy as 1, 2, 3", SC 2011), a pure function of seed, offset and
 // element, so that any order of evaluation gives the same mask.
-#ifndef KVANT_GRAPH_PHILOX_H_
-#define KVANT_GRAPH_PHILOX_H_
+#ifndef KVANT_KERNELS_PHILOX_H_
+#define KVANT_KERNELS_PHILOX_H_
 
 #include <cstdint>
 
@@ -33,4 +33,4 @@ inline bool DropoutKeeps(uint64_t seed, uint64_t offset, uint64_t index, double 
 
 }  // namespace kvant
 
-#endif  // KVANT_GRAPH_PHILOX_H_
+#endif  // KVANT_KERNELS_PHILOX_H_

@@ -1,0 +1,44 @@
+# Language level, warnings, sanitizers and ccache, for every target of this project.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# A static kvant must still be linkable into a shared library (the C ABI, the Python module).
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(KVANT_CCACHE ccache)
+if(KVANT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${KVANT_CCACHE}")
+endif()
+
+# Designated initializers that leave the rest at its default are how options are passed here.
+set(kvant_warnings -Wall -Wextra -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 and 13 report std::string's own operator+ (GCC bug 105651).
+  list(APPEND kvant_warnings -Wno-restrict)
+  if(KVANT_SANITIZE)
+    # Instrumented code hides values' origins from GCC, which then warns of things that cannot be.
+    list(APPEND kvant_warnings -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
+  endif()
+endif()
+if(KVANT_WERROR)
+  list(APPEND kvant_warnings -Werror)
+endif()
+
+if(KVANT_SANITIZE)
+  add_compile_options(-fsanitize=${KVANT_SANITIZE} -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${KVANT_SANITIZE})
+endif()
+
+if(KVANT_BUILD_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'fuzz'")
+  endif()
+  # Coverage for the whole library; only the fuzzers themselves link libFuzzer's main.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -1,0 +1,48 @@
+# The library: every layer below tools in one target. Which layer may include which is checked by
+# tests/layering_test.py, not by the linker.
+file(GLOB_RECURSE kvant_sources CONFIGURE_DEPENDS
+     "${PROJECT_SOURCE_DIR}/graph/*.cc"
+     "${PROJECT_SOURCE_DIR}/patterns/*.cc"
+     "${PROJECT_SOURCE_DIR}/kernels/cpu/*.cc"
+     "${PROJECT_SOURCE_DIR}/backends/*.cc"
+     "${PROJECT_SOURCE_DIR}/cache/*.cc")
+if(NOT KVANT_WITH_ONEDNN)
+  list(FILTER kvant_sources EXCLUDE REGEX "/backends/reference/")
+endif()
+
+# Kernels are the hot loops: optimised fully, and free to drop errno from the math functions.
+set(kvant_kernel_sources ${kvant_sources})
+list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
+set_source_files_properties(${kvant_kernel_sources} PROPERTIES
+  COMPILE_OPTIONS "-fno-math-errno;$<$<NOT:$<CONFIG:Debug>>:-O3>")
+
+add_library(kvant ${kvant_sources})
+add_library(kvant::kvant ALIAS kvant)
+set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+target_compile_features(kvant PUBLIC cxx_std_20)
+target_compile_options(kvant PRIVATE ${kvant_warnings})
+target_link_libraries(kvant
+  PUBLIC
+    absl::any_invocable absl::cord absl::flat_hash_map absl::flat_hash_set absl::function_ref
+    absl::inlined_vector absl::span absl::status absl::statusor absl::str_format absl::strings
+    absl::synchronization
+  PRIVATE
+    Threads::Threads TBB::tbb
+    # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
+    $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+if(KVANT_WITH_ONEDNN)
+  target_compile_definitions(kvant PUBLIC KVANT_WITH_ONEDNN=1)
+  target_link_libraries(kvant PRIVATE DNNL::dnnl)
+endif()
+
+# Public headers: what kvant.h and users include. Kernels and the backends' insides stay private.
+file(GLOB kvant_public_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
+     "${PROJECT_SOURCE_DIR}/kvant.h"
+     "${PROJECT_SOURCE_DIR}/graph/*.h" "${PROJECT_SOURCE_DIR}/graph/*.inc"
+     "${PROJECT_SOURCE_DIR}/patterns/*.h"
+     "${PROJECT_SOURCE_DIR}/backends/*.h"
+     "${PROJECT_SOURCE_DIR}/cache/*.h")
+list(TRANSFORM kvant_public_headers PREPEND "${kvant_include_dir}/kvant/")
+target_sources(kvant PUBLIC FILE_SET HEADERS
+  BASE_DIRS "${kvant_include_dir}" FILES ${kvant_public_headers})

@@ -1,0 +1,15 @@
+# Installs kvant from BUILD_DIR, and builds and runs the project beside this file against it.
+set(prefix "${BUILD_DIR}/consumer/prefix")
+set(build "${BUILD_DIR}/consumer/build")
+# A header that is no longer public must not survive from the last run.
+file(REMOVE_RECURSE "${prefix}" "${build}")
+
+execute_process(COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET COMMAND
+  "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --config "${CONFIG}")
+execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND
+  "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
+  "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${COMPILER}"
+  "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" "-DCMAKE_BUILD_TYPE=${CONFIG}")
+execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND
+  "${CMAKE_COMMAND}" --build "${build}" --config "${CONFIG}")
+execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND "${build}/consumer")

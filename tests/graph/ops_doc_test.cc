@@ -1,0 +1,74 @@
+// docs/ops.md holds the op table as it is in ops.inc. After a change of the
+// table, run this test with KVANT_UPDATE_DOCS=1 to write it anew.
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
+#include "kvant/graph/op.h"
+
+namespace kvant {
+namespace {
+
+constexpr char kBegin[] = "<!-- table: begin -->\n";
+constexpr char kEnd[] = "<!-- table: end -->\n";
+
+std::string Ports(const std::vector<OpSchema::Port>& ports, bool variadic) {
+  std::vector<std::string> words;
+  for (const OpSchema::Port& port : ports) {
+    const bool repeats = variadic && &port == &ports.back();
+    words.push_back(absl::StrCat(port.name, port.optional ? "?" : "", repeats ? "..." : ""));
+  }
+  return absl::StrJoin(words, ", ");
+}
+
+std::string Default(const AttrValue& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* number = std::get_if<int64_t>(&value)) return absl::StrCat(*number);
+  return "";
+}
+
+std::string AttrText(const OpSchema::AttrRule& rule) {
+  std::string text = absl::StrCat("`", std::string(AttrName(rule.attr)), "`");
+  if (rule.required) return text + " required";
+  if (!rule.fallback) return text + " optional";
+  if (rule.allowed.empty()) return absl::StrCat(text, " = ", Default(*rule.fallback));
+  return absl::StrCat(text, " = ", absl::StrJoin(rule.allowed, " \\| "));
+}
+
+std::string Table() {
+  std::string table = "| op | inputs | outputs | attributes |\n|---|---|---|---|\n";
+  for (OpKind kind : AllOpKinds()) {
+    const OpSchema& schema = SchemaOf(kind);
+    const std::string attrs =
+        absl::StrJoin(schema.attrs, "; ", [](std::string* out, const OpSchema::AttrRule& rule) {
+          out->append(AttrText(rule));
+        });
+    absl::StrAppend(&table, "| ", std::string(OpKindName(kind)), " | ",
+                    Ports(schema.inputs, schema.variadic_inputs), " | ",
+                    Ports(schema.outputs, schema.variadic_outputs), " | ", attrs, " |\n");
+  }
+  return table;
+}
+
+TEST(OpsDoc, HoldsTheTable) {
+  const std::string path = KVANT_SOURCE_DIR "/docs/ops.md";
+  std::stringstream file;
+  file << std::ifstream(path).rdbuf();
+  const std::string text = file.str();
+  const size_t begin = text.find(kBegin);
+  const size_t end = text.find(kEnd);
+  ASSERT_NE(begin, std::string::npos);
+  ASSERT_NE(end, std::string::npos);
+  const size_t table = begin + sizeof(kBegin) - 1;
+  if (std::getenv("KVANT_UPDATE_DOCS")) {
+    std::ofstream(path) << text.substr(0, table) << Table() << text.substr(end);
+    return;
+  }
+  EXPECT_EQ(text.substr(table, end - table), Table());
+}
+
+}  // namespace
+}  // namespace kvant

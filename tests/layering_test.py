@@ -1,0 +1,134 @@
+"""The layers of docs/design.md hold, and no file is too long. Usage: layering_test.py SOURCE_DIR
+
+    graph <- patterns <- backends -> kernels -> graph/data_type.h
+
+cache sits on backends; tools, integrations, tests, bench and examples sit on top, and nothing
+includes them.
+"""
+import pathlib
+import re
+import sys
+
+MAX_LINES = 500
+
+TOP = ("tools", "integrations", "tests", "bench", "examples")
+LAYERS = {
+    "graph": {"graph"},
+    "patterns": {"graph", "patterns"},
+    "kernels": {"kernels"},
+    "backends": {"graph", "patterns", "kernels", "backends"},
+    "cache": {"graph", "patterns", "backends", "cache"},
+}
+# kvant.h at the root is for users: it includes the public layers.
+LAYERS[""] = {"graph", "patterns", "backends", "cache"}
+# Single files that a layer may use beside its folders.
+FILES = {"kernels": {"graph/data_type.h"}}
+
+# Third-party headers, and the only files that may include them (below the top layers).
+EXTERNAL = [
+    (re.compile(r"nlohmann/"), re.compile(r"graph/.*\.cc$")),
+    (re.compile(r"(oneapi/)?tbb/"), re.compile(r"backends/[^/]*\.cc$")),
+    (re.compile(r"(oneapi/dnnl/)?dnnl"), re.compile(r"backends/reference/")),
+    (re.compile(r"cuda|nvrtc"), re.compile(r"backends/cuda/|kernels/cuda/|kernels/device/")),
+    (re.compile(r"absl/"), re.compile(r"(?!kernels/)")),
+    (re.compile(r"CLI/"), re.compile(r"$^")),
+    (re.compile(r"omp\.h"), re.compile(r"$^")),
+]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+SUFFIXES = {".cc", ".h", ".inc", ".cu", ".cuh", ".py", ".cmake"}
+
+
+def source_files(root):
+    """Our sources: the layers' folders, docs and scripts aside. Build folders hold none."""
+    folders = [d for d in (*LAYERS, *TOP, "cmake", "scripts") if d]
+    found = [f for f in root.iterdir() if f.suffix in SUFFIXES or f.name == "CMakeLists.txt"]
+    for folder in folders:
+        for f in (root / folder).rglob("*"):
+            is_source = f.suffix in SUFFIXES or f.name == "CMakeLists.txt"
+            if f.is_file() and (is_source or folder == "scripts") and "__pycache__" not in f.parts:
+                found.append(f)
+    return sorted(found)
+
+
+def include_error(path, quote, include):
+    """Why the file at `path` may not have this include, or None."""
+    layer = path.split("/")[0] if "/" in path else ""
+    if include.startswith("kvant/"):
+        if layer in TOP:
+            return None
+        target = include[len("kvant/"):]
+        target_layer = target.split("/")[0] if "/" in target else "kvant.h"
+        if path == "graph/data_type.h" and target != "graph/data_type.inc":
+            return "kernels include data_type.h, so it may include nothing of graph but its table"
+        if target_layer in LAYERS[layer] or target in FILES.get(layer, ()):
+            return None
+        allowed = sorted(LAYERS[layer] | FILES.get(layer, set()))
+        return f"{layer or 'kvant.h'} may include only {', '.join(allowed)}"
+    if layer in TOP:
+        return None
+    for header, allowed in EXTERNAL:
+        if header.match(include):
+            return None if allowed.match(path) else "this library may not be used here"
+    if quote == '"' and not re.search(r"\.(pb\.h)$", include):
+        return 'our own headers are included as "kvant/folder/file.h"'
+    return None
+
+
+def check_file(path, text):
+    """Yields one message for each thing that is wrong with a file."""
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        yield f"{path}: {len(lines)} lines, more than {MAX_LINES}"
+    if path.endswith((".cc", ".h", ".inc", ".cu", ".cuh")):
+        for number, line in enumerate(lines, 1):
+            if match := INCLUDE.match(line):
+                if reason := include_error(path, *match.groups()):
+                    yield f"{path}:{number}: includes {match.group(2)}: {reason}"
+
+
+def self_test():
+    """The checker itself: what must be refused, and what must not."""
+    bad = [
+        ("graph/graph.h", '#include "kvant/patterns/partition.h"'),
+        ("patterns/matcher.cc", '#include "kvant/backends/engine.h"'),
+        ("kernels/cpu/decode.cc", '#include "kvant/graph/graph.h"'),
+        ("kernels/cpu/decode.h", '#include "absl/status/status.h"'),
+        ("graph/data_type.h", '#include "kvant/graph/status.h"'),
+        ("graph/json.h", "#include <nlohmann/json.hpp>"),
+        ("backends/cpu/plan.cc", "#include <oneapi/dnnl/dnnl.hpp>"),
+        ("backends/engine.h", '#include "kvant/tools/make.h"'),
+        ("backends/engine.h", '#include "kvant/kvant.h"'),
+        ("graph/op.cc", '#include "op.h"'),
+        ("tests/long.cc", "\n" * (MAX_LINES + 1)),
+    ]
+    good = [
+        ("kernels/cpu/decode.h", '#include "kvant/graph/data_type.h"\n#include <cstdint>'),
+        ("graph/data_type.h", '#include "kvant/graph/data_type.inc"'),
+        ("backends/cpu/plan.cc", '#include "kvant/kernels/cpu/attention_args.h"'),
+        ("backends/reference/matmul.cc", '#include "oneapi/dnnl/dnnl.hpp"'),
+        ("graph/json.cc", '#include "nlohmann/json.hpp"'),
+        ("tests/x_test.cc", '#include "kvant/tools/make.h"\n#include "gtest/gtest.h"'),
+        ("kvant.h", '#include "kvant/backends/engine.h"'),
+    ]
+    for path, text in bad:
+        assert list(check_file(path, text)), f"accepted in {path}: {text}"
+    for path, text in good:
+        assert not list(check_file(path, text)), f"refused in {path}: {text}"
+
+
+def main():
+    self_test()
+    root = pathlib.Path(sys.argv[1]).resolve()
+    files = source_files(root)
+    problems = [
+        problem
+        for f in files
+        for problem in check_file(f.relative_to(root).as_posix(), f.read_text(errors="replace"))
+    ]
+    print("\n".join(problems) or f"{len(files)} files: fine")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
