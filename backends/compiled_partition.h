@@ -3,6 +3,7 @@
 #define KVANT_BACKENDS_COMPILED_PARTITION_H_
 
 #include <cstddef>
+#include <initializer_list>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -39,8 +40,8 @@ class CompiledPartition {
   // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned; without
   // one, it is taken from a pool that this object keeps. No allocation when
   // scratch is given (the reference and the oracle do allocate).
-  // kInvalidArguments, naming port and numbers: wrong counts, a null or
-  // too small tensor, a stream of another engine. Nothing is written then.
+  // kInvalidArguments, naming port and numbers: wrong counts, a null, too
+  // small or misaligned tensor or scratch, a stream of another engine. Nothing is written then.
   absl::Status Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                        absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
 
@@ -52,16 +53,24 @@ class CompiledPartition {
  private:
   friend class Engine;
   struct ScratchPool;
+  // Of a port, so that executing looks nothing up.
+  struct Requirement {
+    size_t bytes = 0;
+    size_t alignment = 1;
+  };
   // What Execute needs at hand, once partition_ and executable_ are set.
   void Prepare(std::shared_ptr<Executor> executor);
+  absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                   absl::Span<std::byte> scratch) const;
   std::shared_ptr<const Partition> partition_;
   std::shared_ptr<const Backend> backend_;
   std::shared_ptr<const Executable> executable_;
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<ScratchPool> pool_;
   std::vector<std::string> passed_over_;
-  std::vector<size_t> input_bytes_;
-  std::vector<size_t> output_bytes_;
+  std::vector<Requirement> input_requirements_;
+  std::vector<Requirement> output_requirements_;
   size_t scratch_bytes_ = 0;
 };
 

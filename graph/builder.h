@@ -7,14 +7,20 @@
 //   absl::StatusOr<kvant::Graph> graph = std::move(g).Build();
 //
 // Errors are kept until Build, which returns the first. Ops get the name of
-// the result's tensor; ids count up from 0 in order of creation.
+// the result's tensor; ids count up from 0 in order of creation. Each op is
+// checked and its shapes inferred as it is added, so that Describe knows them.
 #ifndef KVANT_GRAPH_BUILDER_H_
 #define KVANT_GRAPH_BUILDER_H_
 
+#include <initializer_list>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvant/graph/graph.h"
 
 namespace kvant {
@@ -28,8 +34,7 @@ class GraphBuilder {
  public:
   explicit GraphBuilder(GraphOptions options = {});
 
-  // A graph input, dense row-major unless strides (in elements) are given. An id
-  // may be given to continue someone else's numbering; it must be unused.
+  // A graph input, dense row-major unless strides (in elements) are given.
   Value Input(std::string_view name, DataType type, Dims dims,
               std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
   // A host scalar input; its value is given at execution.
@@ -45,12 +50,13 @@ class GraphBuilder {
     DataType type = kUndef;
   };
   struct DequantizeOptions {
-    Dims group_shape;             // given: per_group
-    std::optional<int64_t> axis;  // given: per_channel; neither: per_tensor
-    DataType type = kUndef;       // of the result; undef: the scales' type
+    Dims group_shape = {};                       // given: per_group
+    std::optional<int64_t> axis = std::nullopt;  // given: per_channel; neither: per_tensor
+    DataType type = kUndef;                      // of the result; undef: the scales' type
   };
 
-  // type kUndef: as the first input's.
+  // type kUndef: as the first input's. Arithmetic on f32 and a shorter type gives
+  // f32.
   Value MatMul(Value a, Value b, MatMulOptions options);
   Value MatMul(Value a, Value b) { return MatMul(a, b, MatMulOptions()); }
   Value SoftMax(Value x, SoftMaxOptions options);
@@ -85,12 +91,14 @@ class GraphBuilder {
 
   // Attention stated directly (see ScaledDotProductAttention in ops.inc).
   struct AttentionOptions {
-    std::optional<float> scale, soft_cap;
+    std::optional<float> scale = std::nullopt, soft_cap = std::nullopt;
     bool bottom_right = false;
     int64_t left_window = -1, right_window = -1;
-    std::vector<int64_t> k_group_shape, v_group_shape;
-    std::optional<Value> k_scales, k_zero_points, v_scales, v_zero_points, bias, select, kv_lengths,
-        sinks, alibi_slopes;
+    std::vector<int64_t> k_group_shape = {}, v_group_shape = {};
+    std::optional<Value> k_scales = std::nullopt, k_zero_points = std::nullopt,
+                         v_scales = std::nullopt, v_zero_points = std::nullopt, bias = std::nullopt,
+                         select = std::nullopt, kv_lengths = std::nullopt, sinks = std::nullopt,
+                         alibi_slopes = std::nullopt;
     bool stats = false;  // then the second value is present
   };
   std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
@@ -100,11 +108,13 @@ class GraphBuilder {
   std::vector<Value> AddOp(OpKind kind, std::string_view name, std::vector<Value> inputs,
                            std::vector<DataType> output_types, Attributes attrs = {});
 
-  // Names a result and marks it as an output of the graph: its type and dims as
-  // inferred, its strides dense unless given.
+  // Names a result of an op and marks it as an output of the graph: its type and
+  // dims as inferred, its strides dense unless given. Results that nothing consumes
+  // are outputs too, named or not.
   void Output(std::string_view name, Value value, std::optional<Dims> strides = std::nullopt);
 
-  // Type and, where known by inference, shape of a value.
+  // Type and, where known by inference, shape of a value; undef of unknown rank for
+  // a value that is not this builder's. Valid until the next call.
   const LogicalTensor& Describe(Value value) const;
 
   // Finalized, shapes inferred.
@@ -112,9 +122,20 @@ class GraphBuilder {
 
  private:
   void Fail(absl::Status status);
+  LogicalTensor& AddTensor(std::string_view name, DataType type);
+  // Adds an op and its results, which have consecutive ids; the first.
+  Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
+             absl::Span<const DataType> output_types, Attributes attrs);
+  Value Arithmetic(OpKind kind, Value a, Value b);
+  // Checks the op, which has its inputs already, and infers its outputs' dims.
+  absl::Status Check(Op& op);
+  Op EndOf(TensorId output) const;
+
   GraphOptions options_;
   std::vector<LogicalTensor> tensors_;  // by id
   std::vector<Op> ops_;
+  std::vector<bool> produced_;  // by tensor id: by an op
+  std::vector<bool> consumed_;
   std::vector<bool> is_output_;
   absl::Status status_;
 };

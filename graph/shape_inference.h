@@ -13,12 +13,17 @@ namespace kvant {
 //
 // kInvalidShape when an op's inputs contradict each other or a declared output
 // shape; kInvalidArguments for a group_shape or scale shape that does not fit.
-// Messages name op, tensors and numbers.
+// Messages name op, tensors and numbers. On error some tensors may have been
+// updated already.
 absl::Status InferShapes(Graph& graph);
 
 // The same with the given shapes (matched by id) put in first; all other
 // tensors' shapes but constants' and graph inputs' are forgotten before
-// inferring, so that a graph is re-inferred for new lengths.
+// inferring, so that a graph is re-inferred for new lengths. A tensor whose dims
+// change loses its strides, unless it is given.
+//
+// Also kInvalidArguments for an id that is not in the graph, ValidateTensor's
+// errors, and kInvalidDataType for a type other than the graph's (undef is any).
 absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known);
 
 }  // namespace kvant

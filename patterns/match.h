@@ -8,6 +8,7 @@
 #define KVANT_PATTERNS_MATCH_H_
 
 #include <optional>
+#include <string_view>
 
 #include "absl/container/inlined_vector.h"
 #include "kvant/graph/graph.h"
@@ -44,6 +45,7 @@ struct StepMatch {
   int shape_ops_before = 0;       // how many of score_shape_ops the scores have passed
   std::optional<float> constant;  // instead of operand
   Chain operand;
+  int operand_input = 0;  // of op
   Chain condition;
   bool inverted = false;
   std::optional<int64_t> left, right;
@@ -64,13 +66,16 @@ struct AttentionMatch {
   Chain q;
   absl::InlinedVector<Chain, 1> k, v;  // segments in order of tokens
   absl::InlinedVector<AuxiliaryChain, 1> auxiliary;
-  absl::InlinedVector<StepMatch, 3> steps;            // in order of application
-  absl::InlinedVector<OpIndex, 2> score_shape_ops;    // StaticReshape, StaticTranspose on scores
-  absl::InlinedVector<OpIndex, 4> probs_ops;          // from softmax to pv, in order
-  absl::InlinedVector<OpIndex, 4> output_ops;         // from pv on, in order
-  absl::InlinedVector<OpIndex, 4> helpers;            // conversions on scores, ops of band masks
+  absl::InlinedVector<StepMatch, 3> steps;          // in order of application
+  absl::InlinedVector<OpIndex, 2> score_shape_ops;  // StaticReshape, StaticTranspose on scores
+  absl::InlinedVector<OpIndex, 4> probs_ops;        // from softmax to pv, in order
+  absl::InlinedVector<OpIndex, 4> output_ops;       // from pv on, in order
+  absl::InlinedVector<OpIndex, 4> helpers;          // conversions on scores, ops of band masks
   TensorId output = 0;
 };
+
+// Whether a ScaledDotProductAttention has that optional input.
+bool HasOptionalInput(const Op& op, std::string_view name);
 
 // Calls visit(OpIndex&) for every op of the match, some more than once.
 template <typename Match, typename Visitor>

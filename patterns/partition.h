@@ -31,10 +31,23 @@ class Partition {
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
   // Descriptors of the ports, in that order; shapes as far as known.
-  const LogicalTensor& input(int port) const { return ops_->tensor(inputs_[port]); }
+  const LogicalTensor& input(int port) const {
+    return kv_lengths_ && port + 1 == static_cast<int>(inputs_.size())
+               ? *kv_lengths_
+               : ops_->tensor(inputs_[port]);
+  }
   const LogicalTensor& output(int port) const { return ops_->tensor(outputs_[port]); }
-  // For attention whose shapes are all known; null otherwise.
+  // For attention whose shapes are all known and fold into views (else notes()
+  // say why not); null otherwise.
   const AttentionSpec* attention() const { return spec_ ? &*spec_ : nullptr; }
+  // The input that WithKvLengths added, which no op consumes: the last one.
+  std::optional<TensorId> kv_lengths_id() const {
+    return kv_lengths_ ? std::optional<TensorId>(kv_lengths_->id) : std::nullopt;
+  }
+  // The SoftMax op of matched attention: what runs it op by op masks its input
+  // from the KV length on (by the coordinate along axis 0, when there is more than
+  // one). Nothing for other partitions and for ScaledDotProductAttention.
+  std::optional<OpId> softmax_op() const;
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -50,6 +63,10 @@ class Partition {
 
  private:
   friend class Partitioner;
+  // Rebuilds spec_, with a note if the shapes are known but no spec expresses them.
+  void ResolveSpec();
+  absl::Status CheckKvLengths(const LogicalTensor& lengths) const;
+
   int id_ = 0;
   Kind kind_ = Kind::kOps;
   std::string pattern_;
@@ -60,6 +77,7 @@ class Partition {
   std::optional<LogicalTensor> kv_lengths_;
   std::optional<AttentionSpec> spec_;
   std::vector<std::string> notes_;
+  bool noted_ = false;  // the last note is from ResolveSpec
 };
 
 }  // namespace kvant

@@ -32,9 +32,6 @@ class FoldedView {
   FoldedView() = default;
   // Axis i has extent dims[i] and stride strides[i].
   FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides);
-  // The same, but element c of axis i serves group[i] consecutive coordinates.
-  FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides,
-             absl::Span<const int64_t> group);
   // The tensor's memory. Needs has_shape().
   static FoldedView Of(const LogicalTensor& tensor);
 
@@ -52,6 +49,8 @@ class FoldedView {
   bool Reshape(absl::Span<const int64_t> dims);
   // NumPy broadcast, right-aligned; broadcast axes get stride 0.
   bool BroadcastTo(absl::Span<const int64_t> dims);
+  // Each element of axis i serves counts[i] consecutive coordinates.
+  FoldedView Repeat(absl::Span<const int64_t> counts) const;
   // Coordinates [begin, begin + length) of an axis. False if it would cut a group.
   bool Slice(int axis, int64_t begin, int64_t length);
 
@@ -81,8 +80,7 @@ struct BatchAxes {
 // With `group`, the axes may be grouped, and group sizes are returned.
 // False if an axis is not evenly strided.
 bool ToView(const FoldedView& folded, const BatchAxes& batch, int row, int col,
-            bool broadcast_matrix, View* view,
-            std::array<int64_t, kViewRank>* group = nullptr);
+            bool broadcast_matrix, View* view, std::array<int64_t, kViewRank>* group = nullptr);
 
 }  // namespace kvant
 

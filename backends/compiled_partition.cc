@@ -1,0 +1,228 @@
+#include "kvant/backends/compiled_partition.h"
+
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "kvant/backends/engine.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr size_t kScratchAlignment = 64;
+
+absl::Status InvalidArguments(std::string message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+bool Misaligned(const void* data, size_t alignment) {
+  return reinterpret_cast<uintptr_t>(data) % alignment != 0;
+}
+
+std::string PortName(const Partition& partition, bool output, size_t port) {
+  const int index = static_cast<int>(port);
+  const LogicalTensor& desc = output ? partition.output(index) : partition.input(index);
+  const std::string name = desc.name.empty() ? "" : absl::StrCat(" '", desc.name, "'");
+  return absl::StrCat(output ? "output " : "input ", port, name, " (tensor ", desc.id, ", ",
+                      desc.ToString(), ")");
+}
+
+absl::Status CheckCount(bool output, size_t given, size_t ports) {
+  if (given == ports) return absl::OkStatus();
+  return InvalidArguments(absl::StrCat("the partition has ", ports,
+                                       output ? " outputs, not " : " inputs, not ", given));
+}
+
+// The port that a name or a decimal id means.
+absl::StatusOr<size_t> FindPort(const Partition& partition, bool output, std::string_view name) {
+  const std::vector<TensorId>& ids = output ? partition.outputs() : partition.inputs();
+  const auto missing = [&](std::string_view what) {
+    return InvalidArguments(absl::StrCat(output ? "output '" : "input '", std::string(name),
+                                         "' is ", std::string(what), " of the partition"));
+  };
+  size_t found = ids.size();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int index = static_cast<int>(i);
+    const LogicalTensor& desc = output ? partition.output(index) : partition.input(index);
+    if (desc.name != name || name.empty()) continue;
+    if (found != ids.size()) return missing("the name of more than one port");
+    found = i;
+  }
+  if (found != ids.size()) return found;
+  TensorId id = 0;
+  if (absl::SimpleAtoi(absl::string_view(name.data(), name.size()), &id)) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] == id) return i;
+    }
+  }
+  return missing("no port");
+}
+
+// Puts tensors given by name into port order.
+template <typename T>
+absl::Status Arrange(const Partition& partition, bool output,
+                     std::initializer_list<std::pair<std::string_view, T>> named,
+                     absl::InlinedVector<T, 8>& tensors) {
+  const std::vector<TensorId>& ids = output ? partition.outputs() : partition.inputs();
+  tensors.resize(ids.size());
+  absl::InlinedVector<bool, 8> given(ids.size(), false);
+  for (const auto& [name, tensor] : named) {
+    KVANT_ASSIGN_OR_RETURN(const size_t port, FindPort(partition, output, name));
+    if (given[port]) {
+      return InvalidArguments(PortName(partition, output, port) + " is given twice");
+    }
+    given[port] = true;
+    tensors[port] = tensor;
+  }
+  for (size_t port = 0; port < ids.size(); ++port) {
+    if (!given[port]) return InvalidArguments(PortName(partition, output, port) + " is missing");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// Blocks that are not in use; as many come to exist as executions ever run at once.
+struct CompiledPartition::ScratchPool {
+  struct Free {
+    void operator()(std::byte* block) const {
+      ::operator delete(block, std::align_val_t(kScratchAlignment));
+    }
+  };
+  using Block = std::unique_ptr<std::byte, Free>;
+
+  // Null when there is no memory.
+  Block Take(size_t bytes) {
+    {
+      absl::MutexLock lock(&mutex);
+      if (!blocks.empty()) {
+        Block block = std::move(blocks.back());
+        blocks.pop_back();
+        return block;
+      }
+    }
+    return Block(static_cast<std::byte*>(
+        ::operator new(bytes, std::align_val_t(kScratchAlignment), std::nothrow)));
+  }
+
+  void Return(Block block) {
+    absl::MutexLock lock(&mutex);
+    blocks.push_back(std::move(block));
+  }
+
+  absl::Mutex mutex;
+  std::vector<Block> blocks ABSL_GUARDED_BY(mutex);
+};
+
+void CompiledPartition::Prepare(std::shared_ptr<Executor> executor) {
+  executor_ = std::move(executor);
+  pool_ = std::make_shared<ScratchPool>();
+  scratch_bytes_ = executable_->scratch_bytes(executor_->max_concurrency());
+  const auto requirement = [](const LogicalTensor& port) {
+    const int bits = BitsOf(port.type);
+    return Requirement{static_cast<size_t>(port.memory_bytes()),
+                       static_cast<size_t>(bits > 8 ? bits / 8 : 1)};
+  };
+  for (size_t i = 0; i < partition_->inputs().size(); ++i) {
+    input_requirements_.push_back(requirement(partition_->input(static_cast<int>(i))));
+  }
+  for (size_t i = 0; i < partition_->outputs().size(); ++i) {
+    output_requirements_.push_back(requirement(partition_->output(static_cast<int>(i))));
+  }
+}
+
+absl::Status CompiledPartition::CheckTensor(bool output, size_t port, const void* data,
+                                            size_t bytes) const {
+  const Requirement& need = output ? output_requirements_[port] : input_requirements_[port];
+  if (need.bytes == 0) return absl::OkStatus();
+  if (data == nullptr) {
+    return InvalidArguments(PortName(*partition_, output, port) + " is null");
+  }
+  if (bytes < need.bytes) {
+    return InvalidArguments(absl::StrCat(PortName(*partition_, output, port), " needs ", need.bytes,
+                                         " bytes, not ", bytes));
+  }
+  if (Misaligned(data, need.alignment)) {
+    return InvalidArguments(absl::StrCat(PortName(*partition_, output, port),
+                                         " is not aligned to its elements of ", need.alignment,
+                                         " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CompiledPartition::Run(absl::Span<const void* const> inputs,
+                                    absl::Span<void* const> outputs,
+                                    absl::Span<std::byte> scratch) const {
+  if (scratch.data() != nullptr) {
+    if (scratch.size() < scratch_bytes_) {
+      return InvalidArguments(
+          absl::StrCat("scratch needs ", scratch_bytes_, " bytes, not ", scratch.size()));
+    }
+    if (Misaligned(scratch.data(), kScratchAlignment)) {
+      return InvalidArguments("scratch is not aligned to 64 bytes");
+    }
+    return executable_->Run(*executor_, inputs, outputs, scratch.data());
+  }
+  if (scratch_bytes_ == 0) return executable_->Run(*executor_, inputs, outputs, nullptr);
+  ScratchPool::Block block = pool_->Take(scratch_bytes_);
+  if (block == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", scratch_bytes_, " bytes of scratch"));
+  }
+  const absl::Status done = executable_->Run(*executor_, inputs, outputs, block.get());
+  pool_->Return(std::move(block));
+  return done;
+}
+
+absl::Status CompiledPartition::Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
+                                        absl::Span<const Tensor> outputs,
+                                        absl::Span<std::byte> scratch) const {
+  if (stream.shared_executor() != executor_) {
+    return InvalidArguments("the stream is of another engine than the compiled partition");
+  }
+  KVANT_RETURN_IF_ERROR(CheckCount(false, inputs.size(), input_requirements_.size()));
+  KVANT_RETURN_IF_ERROR(CheckCount(true, outputs.size(), output_requirements_.size()));
+  absl::InlinedVector<const void*, 16> in(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckTensor(false, i, inputs[i].data, inputs[i].bytes));
+    in[i] = inputs[i].data;
+  }
+  absl::InlinedVector<void*, 4> out(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckTensor(true, i, outputs[i].data, outputs[i].bytes));
+    out[i] = outputs[i].data;
+  }
+  return Run(in, absl::MakeSpan(out), scratch);
+}
+
+absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,
+                                        NamedOutputs outputs) const {
+  absl::InlinedVector<ConstTensor, 8> in;
+  absl::InlinedVector<Tensor, 8> out;
+  KVANT_RETURN_IF_ERROR(Arrange(*partition_, false, inputs, in));
+  KVANT_RETURN_IF_ERROR(Arrange(*partition_, true, outputs, out));
+  return Execute(stream, absl::MakeConstSpan(in), absl::MakeConstSpan(out));
+}
+
+std::string CompiledPartition::ToString() const {
+  std::string text = absl::StrCat(fused() ? "fused " : "not fused: ", partition_->pattern(), "; ",
+                                  std::string(backend()), ", ", kernel(), ", ", scratch_bytes_,
+                                  " bytes of scratch");
+  if (!passed_over_.empty()) {
+    absl::StrAppend(&text, "; passed over: ", absl::StrJoin(passed_over_, "; "));
+  }
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled) {
+  return out << compiled.ToString();
+}
+
+}  // namespace kvant

@@ -1,0 +1,112 @@
+// The cpu backend: attention as one fused kernel.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/cpu/plan.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cpu/attention.h"
+
+namespace kvant {
+namespace cpu {
+namespace {
+
+class FusedAttention : public Executable {
+ public:
+  FusedAttention(const AttentionSpec& spec, const KernelSet& kernels)
+      : plan_(spec), kernels_(kernels) {}
+
+  std::string kernel() const override {
+    return absl::StrCat("cpu/", kernels_.name, " online softmax, ", plan_.ToString());
+  }
+
+  size_t scratch_bytes(int max_concurrency) const override {
+    return (max_concurrency * plan_.unit_floats() + plan_.partial_floats()) * sizeof(float);
+  }
+
+  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    const AttentionProblem& problem = plan_.problem();
+    const int64_t units = Units(problem);
+    if (units == 0 || problem.v_head_size == 0) return absl::OkStatus();
+    KVANT_RETURN_IF_ERROR(CheckLengths(inputs));
+    float* const floats = reinterpret_cast<float*>(scratch);
+    const AttentionCall call{&problem, inputs.data(), outputs.data(),
+                             floats + executor.max_concurrency() * plan_.unit_floats()};
+    const auto slot_scratch = [&](int slot) { return floats + slot * plan_.unit_floats(); };
+    ForEach(executor, units,
+            [&](int64_t unit, int slot) { RunUnit(kernels_, call, unit, slot_scratch(slot)); });
+    if (problem.splits == 1) return absl::OkStatus();
+    ForEach(executor, units / problem.splits,
+            [&](int64_t tile, int slot) { RunMerge(kernels_, call, tile, slot_scratch(slot)); });
+    return absl::OkStatus();
+  }
+
+ private:
+  static void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
+    if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
+    for (int64_t i = 0; i < n; ++i) body(i, 0);
+  }
+
+  absl::Status CheckLengths(absl::Span<const void* const> inputs) const {
+    const Array& lengths = plan_.problem().kv_lengths;
+    if (!lengths.present()) return absl::OkStatus();
+    for (int64_t b = 0; b < plan_.problem().batch[0]; ++b) {
+      const int64_t index = lengths.IndexOf(Position{{b}});
+      const int64_t length =
+          static_cast<int64_t>(LoadElement(lengths.type, inputs[lengths.buffer], index));
+      if (length >= 0 && length <= plan_.problem().kv_len) continue;
+      return MakeError(
+          ErrorKind::kInvalidArguments,
+          absl::StrCat("KV length of batch ", b, " is ", length,
+                       "; it must be between 0 and the capacity of ", plan_.problem().kv_len));
+    }
+    return absl::OkStatus();
+  }
+
+  const Plan plan_;
+  const KernelSet& kernels_;
+};
+
+class CpuBackend : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  bool fused() const override { return true; }
+
+  absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
+    const auto unsupported = [](std::string_view why) {
+      return MakeError(ErrorKind::kUnimplemented, why);
+    };
+    if (partition.kind() == Partition::Kind::kAttentionBackward) {
+      return unsupported("cpu: attention backward is not fused");
+    }
+    if (partition.attention() == nullptr) {
+      return unsupported(absl::StrCat("cpu: not attention: ", partition.pattern()));
+    }
+    const KernelSet* kernels = ChosenKernels();
+    if (kernels == nullptr) {
+      return unsupported(absl::StrCat("cpu: KVANT_CPU_ISA names none of what this CPU has of: ",
+                                      std::string(KernelNames())));
+    }
+    return CompileAttention(*partition.attention(), *kernels);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
+                                                             const KernelSet& kernels) {
+  if (const std::string why = WhyUnsupported(spec); !why.empty()) {
+    return MakeError(ErrorKind::kUnimplemented, "cpu: does not take " + why);
+  }
+  return std::make_unique<FusedAttention>(spec, kernels);
+}
+
+}  // namespace cpu
+
+std::unique_ptr<Backend> MakeCpuBackend() { return std::make_unique<cpu::CpuBackend>(); }
+
+}  // namespace kvant

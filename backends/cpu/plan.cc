@@ -1,0 +1,285 @@
+#include "kvant/backends/cpu/plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/kernels/cpu/attention.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
+// enough that queries and outputs stay in the second-level cache with them.
+constexpr int64_t kMaxRowTile = 64;
+constexpr int64_t kMinRowTile = 4;
+constexpr int64_t kRowTileFloats = 16 * 1024;
+// Tokens are split until there are so many units, whatever the number of threads, into
+// chunks that are not shorter than this.
+constexpr int64_t kEnoughUnits = 64;
+constexpr int64_t kMinChunk = 256;
+constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
+constexpr int64_t kUnbounded = int64_t{1} << 60;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Array MakeArray(const View& view) {
+  Array array;
+  array.buffer = view.port;
+  array.type = view.type;
+  array.offset = view.offset;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+  }
+  return array;
+}
+
+Array MakeConstant(DataType type, const void* data) {
+  Array array;
+  array.type = type;
+  array.data = data;
+  return array;
+}
+
+Array MakeArray(const Operand& operand) {
+  return operand.constant ? MakeConstant(kF32, &*operand.constant) : MakeArray(operand.view);
+}
+
+Array MakeStatic(DataType type, const void* data, size_t count, int axis) {
+  Array array = count == 0 ? Array{} : MakeConstant(type, data);
+  if (axis >= 0 && count > 1) array.strides[axis] = 1;
+  return array;
+}
+
+Dequantization MakeDequantization(const std::optional<Quantization>& from) {
+  Dequantization how;
+  if (!from) return how;
+  const bool is_static = !from->scales.present();
+  if (is_static) {
+    how.scales =
+        MakeStatic(kF32, from->static_scales.data(), from->static_scales.size(), from->static_axis);
+  } else {
+    how.scales = MakeArray(from->scales);
+    std::copy(from->group.begin(), from->group.end(), how.group);
+  }
+  if (from->zero_points.present()) {
+    how.zero_points = MakeArray(from->zero_points);
+    how.real_zero_points = IsFloat(from->zero_points.type);
+  } else {
+    how.zero_points =
+        MakeStatic(kS64, from->static_zps.data(), from->static_zps.size(), from->static_axis);
+  }
+  return how;
+}
+
+Step MakeStep(const ScoreStep& from) {
+  using Kind = ScoreStep::Kind;
+  Step step;
+  switch (from.kind) {
+    case Kind::kMultiply:
+      step.kind = Step::Kind::kMultiply;
+      break;
+    case Kind::kDivide:
+      step.kind = Step::Kind::kDivide;
+      break;
+    case Kind::kAdd:
+      step.kind = Step::Kind::kAdd;
+      break;
+    case Kind::kSubtract:
+      step.kind = Step::Kind::kSubtract;
+      break;
+    case Kind::kMaximum:
+      step.kind = Step::Kind::kMaximum;
+      break;
+    case Kind::kMinimum:
+      step.kind = Step::Kind::kMinimum;
+      break;
+    case Kind::kTanh:
+      step.kind = Step::Kind::kTanh;
+      break;
+    case Kind::kSelect:
+      step.kind = Step::Kind::kSelect;
+      break;
+    case Kind::kBand:
+      step.kind = Step::Kind::kBand;
+      break;
+    case Kind::kAlibi:
+      step.kind = Step::Kind::kAlibi;
+      break;
+  }
+  switch (from.alignment) {
+    case ScoreStep::Alignment::kTopLeft:
+      step.alignment = Step::Alignment::kTopLeft;
+      break;
+    case ScoreStep::Alignment::kBottomRight:
+      step.alignment = Step::Alignment::kBottomRight;
+      break;
+    case ScoreStep::Alignment::kRuntime:
+      step.alignment = Step::Alignment::kRuntime;
+      break;
+  }
+  step.operand = MakeArray(from.operand);
+  step.condition = MakeArray(from.condition);
+  step.inverted = from.inverted;
+  step.lower = -std::clamp(from.left.value_or(kUnbounded), -kUnbounded, kUnbounded);
+  step.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
+  step.shift_add = MakeArray(from.shift_add);
+  step.shift_sub = MakeArray(from.shift_sub);
+  return step;
+}
+
+Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
+  if (!from) return {};
+  return {from->type, from->scale, from->zero_point};
+}
+
+absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment, 1>& from) {
+  absl::InlinedVector<Segment, 1> segments;
+  int64_t begin = 0;
+  for (const KvSegment& one : from) {
+    Segment& segment = segments.emplace_back();
+    segment.data = MakeArray(one.data);
+    segment.dequantization = MakeDequantization(one.quantization);
+    segment.begin = begin;
+    segment.tokens = one.data.dims[kRow];
+    begin += segment.tokens;
+  }
+  return segments;
+}
+
+bool VariesOverB2(const Segment& segment) {
+  return segment.data.strides[2] != 0 || segment.dequantization.scales.strides[2] != 0 ||
+         segment.dequantization.zero_points.strides[2] != 0;
+}
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
+
+}  // namespace
+
+Plan::Plan(const AttentionSpec& spec) : spec_(spec) {
+  Describe();
+  ChooseTiles();
+  unit_floats_ = UnitFloats(problem_);
+  partial_floats_ = RoundUp(PartialFloats(problem_), 16);
+}
+
+void Plan::Describe() {
+  k_ = MakeSegments(spec_.k);
+  v_ = MakeSegments(spec_.v);
+  for (const ScoreStep& step : spec_.steps) steps_.push_back(MakeStep(step));
+  AttentionProblem& p = problem_;
+  std::copy(spec_.batch.begin(), spec_.batch.end(), p.batch);
+  p.q_len = spec_.q_len;
+  p.kv_len = spec_.kv_len;
+  p.head_size = spec_.head_size;
+  p.v_head_size = spec_.v_head_size;
+  p.q = MakeArray(spec_.q);
+  p.q_dequantization = MakeDequantization(spec_.q_quantization);
+  p.k = k_.data();
+  p.v = v_.data();
+  p.k_segments = static_cast<int>(k_.size());
+  p.v_segments = static_cast<int>(v_.size());
+  p.steps = steps_.data();
+  p.step_count = static_cast<int>(steps_.size());
+  p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
+  p.sinks = MakeArray(spec_.sinks);
+  p.kv_lengths = MakeArray(spec_.kv_lengths);
+  p.dropout = spec_.dropout.has_value();
+  if (spec_.dropout) {
+    p.seed = MakeArray(spec_.dropout->seed);
+    p.dropout_offset = MakeArray(spec_.dropout->offset);
+    p.probability = MakeArray(spec_.dropout->probability);
+    p.dropout_mask = MakeArray(spec_.dropout->mask);
+  }
+  p.probs_rounding = MakeRounding(spec_.probs_quantization);
+  p.output_rounding = MakeRounding(spec_.output_quantization);
+  p.output = MakeArray(spec_.output);
+  p.stats = MakeArray(spec_.stats);
+}
+
+void Plan::ChooseTiles() {
+  AttentionProblem& p = problem_;
+  p.kv_varies_over_b2 = p.batch[2] > 1 && (std::any_of(k_.begin(), k_.end(), VariesOverB2) ||
+                                           std::any_of(v_.begin(), v_.end(), VariesOverB2));
+  const int64_t group_rows = p.q_len * (p.kv_varies_over_b2 ? 1 : p.batch[2]);
+  const int64_t cached_rows = kRowTileFloats / std::max<int64_t>(1, p.head_size + p.v_head_size) /
+                              kMinRowTile * kMinRowTile;
+  p.row_tile =
+      std::min(std::clamp(cached_rows, kMinRowTile, kMaxRowTile), std::max<int64_t>(1, group_rows));
+  p.splits = 1;
+  p.chunk = std::max(RoundUp(p.kv_len, kTokenTile), kTokenTile);
+  const int64_t units = RowTiles(p);
+  // Rounding probabilities needs the statistics over all tokens first.
+  if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
+  const int64_t splits = std::min(CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk));
+  p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
+  p.splits = CeilDiv(p.kv_len, p.chunk);
+}
+
+std::string Plan::ToString() const {
+  std::string text = absl::StrCat(problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
+                                  problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
+  if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
+  const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
+  return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");
+}
+
+std::string WhyUnsupported(const AttentionSpec& spec) {
+  const auto loads = [](DataType type) {
+    return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
+  };
+  const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kRuntimeShift) << 1) - 1;
+  if (spec.Features() & ~kKnown) {
+    return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
+                        ")");
+  }
+  if (!loads(spec.q.type)) return "queries of type " + name(spec.q.type);
+  for (const auto* side : {&spec.k, &spec.v}) {
+    const char* what = side == &spec.k ? "keys" : "values";
+    int64_t tokens = 0;
+    for (const KvSegment& segment : *side) {
+      tokens += segment.data.dims[kRow];
+      if (!loads(segment.data.type))
+        return absl::StrCat(what, " of type ", name(segment.data.type));
+      if (!segment.quantization) continue;
+      for (int64_t group : segment.quantization->group) {
+        if (group < 1) return absl::StrCat(what, " in groups of ", group);
+      }
+    }
+    if (tokens != spec.kv_len) {
+      return absl::StrCat(what, " of ", tokens, " tokens in all where ", spec.kv_len,
+                          " are needed");
+    }
+  }
+  for (const ScoreStep& step : spec.steps) {
+    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
+      if (!shift->constant && shift->view.present() &&
+          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
+        return "a diagonal whose shift varies over rows or columns";
+      }
+    }
+  }
+  if (!loads(spec.output.type) || BitsOf(spec.output.type) < 8) {
+    return "an output of type " + name(spec.output.type);
+  }
+  if (spec.dropout && spec.dropout->mask.present() && BitsOf(spec.dropout->mask.type) < 8) {
+    return "a dropout mask of type " + name(spec.dropout->mask.type);
+  }
+  if (spec.probs_quantization && IsInteger(spec.probs_quantization->type) &&
+      (spec.probs_quantization->zero_point < LowestOf(spec.probs_quantization->type) ||
+       spec.probs_quantization->zero_point > HighestOf(spec.probs_quantization->type))) {
+    return absl::StrCat("probabilities rounded to ", name(spec.probs_quantization->type),
+                        " with a zero point of ", spec.probs_quantization->zero_point,
+                        ", outside the type");
+  }
+  // A unit holds a tile of K and V and at least kMinRowTile rows of Q and O in f32.
+  if ((spec.head_size + spec.v_head_size) * 2 * kTokenTile * int64_t{sizeof(float)} >
+      kMaxUnitBytes) {
+    return absl::StrCat("head sizes of ", spec.head_size, " and ", spec.v_head_size,
+                        ", whose tiles exceed ", kMaxUnitBytes >> 20, " MiB");
+  }
+  return "";
+}
+
+}  // namespace kvant::cpu

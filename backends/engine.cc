@@ -1,0 +1,176 @@
+#include "kvant/backends/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+
+#ifndef KVANT_WITH_ONEDNN
+std::unique_ptr<Backend> MakeReferenceBackend() { return nullptr; }
+#endif
+
+namespace {
+
+// The backends, in the order in which an engine asks them unless told otherwise.
+struct BackendRow {
+  std::string_view name;
+  std::unique_ptr<Backend> (*make)();
+  bool by_default;
+};
+constexpr BackendRow kBackends[] = {
+    {"cpu", &MakeCpuBackend, true},
+    {"reference", &MakeReferenceBackend, true},
+    {"oracle", &MakeOracleBackend, false},
+};
+
+absl::Status InvalidArguments(std::string message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name) {
+  for (const BackendRow& row : kBackends) {
+    if (row.name != name) continue;
+    if (std::unique_ptr<Backend> backend = row.make()) return backend;
+    return MakeError(ErrorKind::kUnimplemented,
+                     absl::StrCat("backend '", name, "' is not in this build"));
+  }
+  const std::string known = absl::StrJoin(
+      kBackends, ", ", [](std::string* out, const BackendRow& row) { out->append(row.name); });
+  return InvalidArguments(absl::StrCat("no backend is named '", name, "'; there are ", known));
+}
+
+// Stands in for a kernel where an output has no elements.
+class NothingToDo : public Executable {
+ public:
+  std::string kernel() const override { return "nothing to do: an output has no elements"; }
+  size_t scratch_bytes(int) const override { return 0; }
+  absl::Status Run(Executor&, absl::Span<const void* const>, absl::Span<void* const>,
+                   std::byte*) const override {
+    return absl::OkStatus();
+  }
+};
+
+std::string Describe(const Partition& partition) {
+  return absl::StrCat("partition ", partition.id(), " (", partition.pattern(), ")");
+}
+
+bool IsPort(const Partition& partition, TensorId id) {
+  const auto has = [id](const std::vector<TensorId>& ids) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  return has(partition.inputs()) || has(partition.outputs());
+}
+
+// What every backend may rely on.
+absl::Status CheckPort(const Partition& partition, const LogicalTensor& port, bool output) {
+  const auto error = [&](ErrorKind kind, std::string_view message) {
+    return MakeError(kind, absl::StrCat(Describe(partition), ": ", output ? "output" : "input",
+                                        " tensor ", port.id, " ", std::string(message)));
+  };
+  if (!port.has_shape()) {
+    return error(ErrorKind::kInvalidShape, "has no known shape: " + port.ToString());
+  }
+  if (port.type == kUndef) return error(ErrorKind::kInvalidDataType, "has no data type");
+  if (absl::Status valid = ValidateTensor(port); !valid.ok()) {
+    return error(ErrorKind::kInvalidShape, std::string(valid.message()));
+  }
+  if (!output || !port.strides) return absl::OkStatus();
+  for (int d = 0; d < port.rank(); ++d) {
+    if ((*port.dims)[d] > 1 && (*port.strides)[d] == 0) {
+      return error(ErrorKind::kInvalidArguments,
+                   absl::StrCat("writes dim ", d, " of ", (*port.dims)[d],
+                                " elements to one place: its stride is 0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPorts(const Partition& partition) {
+  for (size_t i = 0; i < partition.inputs().size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckPort(partition, partition.input(static_cast<int>(i)), false));
+  }
+  for (size_t i = 0; i < partition.outputs().size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckPort(partition, partition.output(static_cast<int>(i)), true));
+  }
+  return absl::OkStatus();
+}
+
+bool HasEmptyOutput(const Partition& partition) {
+  for (size_t i = 0; i < partition.outputs().size(); ++i) {
+    if (partition.output(static_cast<int>(i)).elements() == 0) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOptions& options) {
+  for (const LogicalTensor& port : options.ports) {
+    if (IsPort(partition, port.id)) continue;
+    return InvalidArguments(
+        absl::StrCat(Describe(partition), ": tensor ", port.id, " is not one of its ports"));
+  }
+  KVANT_ASSIGN_OR_RETURN(Partition known, partition.WithPorts(options.ports));
+  if (options.kv_lengths) {
+    KVANT_ASSIGN_OR_RETURN(known, known.WithKvLengths(*options.kv_lengths));
+  }
+  KVANT_RETURN_IF_ERROR(CheckPorts(known));
+  return known;
+}
+
+}  // namespace
+
+absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
+  Engine engine;
+  engine.device_ = options.device;
+  for (const std::string& name : options.backends) {
+    KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name));
+    engine.backends_.push_back(std::move(backend));
+  }
+  if (options.backends.empty()) {
+    for (const BackendRow& row : kBackends) {
+      if (!row.by_default) continue;
+      if (std::unique_ptr<Backend> backend = row.make()) {
+        engine.backends_.push_back(std::move(backend));
+      }
+    }
+  }
+  engine.executor_ = options.executor ? options.executor : MakeTbbExecutor(options.threads);
+  return engine;
+}
+
+absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
+                                                  const CompileOptions& options) const {
+  CompiledPartition compiled;
+  KVANT_ASSIGN_OR_RETURN(Partition known, Specialize(partition, options));
+  compiled.partition_ = std::make_shared<const Partition>(std::move(known));
+  if (HasEmptyOutput(*compiled.partition_)) {
+    compiled.backend_ = backends_.front();
+    compiled.executable_ = std::make_shared<NothingToDo>();
+    compiled.Prepare(executor_);
+    return compiled;
+  }
+  for (const std::shared_ptr<const Backend>& backend : backends_) {
+    const std::string name(backend->name());
+    if (options.require_fused && !backend->fused()) {
+      compiled.passed_over_.push_back(name + ": does not fuse, and fused is required");
+      continue;
+    }
+    absl::StatusOr<std::unique_ptr<Executable>> made = backend->Compile(*compiled.partition_);
+    if (made.ok()) {
+      compiled.backend_ = backend;
+      compiled.executable_ = *std::move(made);
+      compiled.Prepare(executor_);
+      return compiled;
+    }
+    if (ErrorKindOf(made.status()) != ErrorKind::kUnimplemented) return made.status();
+    compiled.passed_over_.push_back(absl::StrCat(name, ": ", made.status().message()));
+  }
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat(Describe(*compiled.partition_), ": no backend runs it. ",
+                                absl::StrJoin(compiled.passed_over_, "; ")));
+}
+
+}  // namespace kvant

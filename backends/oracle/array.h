@@ -1,0 +1,86 @@
+// Dense f64 arrays, and the one loop that all oracle ops are written with.
+#ifndef KVANT_BACKENDS_ORACLE_ARRAY_H_
+#define KVANT_BACKENDS_ORACLE_ARRAY_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kvant/backends/executor.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant::oracle {
+
+// Dense row-major; integers are exact up to 2^53.
+struct Array {
+  Dims dims;
+  std::vector<double> values;
+  // The one element of an s64 port, whose upper bits f64 may not hold (random seeds).
+  std::optional<int64_t> exact;
+
+  Array() = default;
+  explicit Array(Dims shape);
+  int64_t size() const { return static_cast<int64_t>(values.size()); }
+  double* data() { return values.data(); }
+  const double* data() const { return values.data(); }
+};
+
+int64_t ElementsOf(absl::Span<const int64_t> dims);
+
+// Numpy's rule; the dims must agree or be 1.
+Dims BroadcastDims(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
+// Elements repeated up to `dims`.
+Array Expand(Executor& executor, const Array& array, const Dims& dims);
+
+// Where the elements of an array come from: element [c0, c1, ...] has index
+// axes[0][c0] + axes[1][c1] + ... Strides, broadcasting, groups and permutations are all tables.
+struct IndexMap {
+  std::vector<std::vector<int64_t>> axes;
+};
+
+IndexMap StridedMap(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides);
+// `from` broadcasts onto `dims`, numpy style.
+IndexMap BroadcastMap(absl::Span<const int64_t> from, absl::Span<const int64_t> dims);
+// Coordinate c of axis d belongs to group c / group[d] of a dense array of dims `groups`.
+IndexMap GroupMap(absl::Span<const int64_t> dims, absl::Span<const int64_t> group,
+                  absl::Span<const int64_t> groups);
+// Every element of `dims` comes from element 0.
+IndexMap ConstantMap(absl::Span<const int64_t> dims);
+
+// Calls row(first, bases) for each row (all axes but the last) of a dense array of `dims`: `first`
+// is the dense index of its first element; element j of the row has index
+// bases[m] + maps[m].axes.back()[j] in the array that map m is of. Rows run in parallel.
+template <size_t N, typename Row>
+void ForEachRow(Executor& executor, absl::Span<const int64_t> dims,
+                const std::array<const IndexMap*, N>& maps, Row row) {
+  const int outer = std::max<int>(static_cast<int>(dims.size()) - 1, 0);
+  const int64_t length = dims.empty() ? 1 : dims.back();
+  const int64_t rows = ElementsOf(dims.subspan(0, outer));
+  if (rows == 0 || length == 0) return;
+  const int64_t rows_per_task = std::max<int64_t>(1, 16384 / length);
+  executor.ParallelFor((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
+    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+    for (int64_t r = task * rows_per_task; r < end; ++r) {
+      std::array<int64_t, N> bases{};
+      int64_t rest = r;
+      for (int d = outer - 1; d >= 0; --d) {
+        const int64_t at = rest % dims[d];
+        rest /= dims[d];
+        for (size_t m = 0; m < N; ++m) bases[m] += maps[m]->axes[d][at];
+      }
+      row(r * length, bases);
+    }
+  });
+}
+
+// A tensor in memory, read through its strides.
+Array Load(Executor& executor, const LogicalTensor& desc, const void* memory);
+// Writes only the tensor's elements: gaps between strides stay as they are.
+void Store(const LogicalTensor& desc, const Array& array, void* memory);
+
+}  // namespace kvant::oracle
+
+#endif  // KVANT_BACKENDS_ORACLE_ARRAY_H_

@@ -1,0 +1,164 @@
+// MatMul with numpy's batch rules.
+#include <cstddef>
+
+#include "kvant/backends/oracle/ops.h"
+
+namespace kvant::oracle {
+namespace {
+
+// A task computes this many rows and columns: small enough that its part of the result and of one
+// row of B stay in cache, and a matter of shape only, so that no result depends on threads.
+constexpr int64_t kTaskRows = 32;
+constexpr int64_t kTaskColumns = 512;
+
+struct Problem {
+  const double* a;  // [batch, m, k]
+  const double* b;  // [batch, k, n]
+  double* c;        // [batch, m, n]
+  int64_t m, k, n;
+};
+
+// Rows of C [begin, begin + kRows), columns [j0, j1): four rows share each load of B.
+template <int kRows>
+void MultiplyRows(const Problem& p, const double* a, const double* b, double* c, int64_t j0,
+                  int64_t j1) {
+  for (int64_t k = 0; k < p.k; ++k) {
+    const double* __restrict row = b + k * p.n;
+    double factor[kRows];
+    for (int r = 0; r < kRows; ++r) factor[r] = a[r * p.k + k];
+    if constexpr (kRows == 4) {
+      double* __restrict c0 = c;
+      double* __restrict c1 = c + p.n;
+      double* __restrict c2 = c + 2 * p.n;
+      double* __restrict c3 = c + 3 * p.n;
+      for (int64_t j = j0; j < j1; ++j) {
+        const double value = row[j];
+        c0[j] += factor[0] * value;
+        c1[j] += factor[1] * value;
+        c2[j] += factor[2] * value;
+        c3[j] += factor[3] * value;
+      }
+    } else {
+      double* __restrict c0 = c;
+      for (int64_t j = j0; j < j1; ++j) c0[j] += factor[0] * row[j];
+    }
+  }
+}
+
+// The same for one row where a factor of 0 hides the other one, NaN included.
+void MultiplyRowHiding(const Problem& p, const double* a, const double* b, double* c, int64_t j0,
+                       int64_t j1) {
+  for (int64_t k = 0; k < p.k; ++k) {
+    if (a[k] == 0) continue;
+    const double* row = b + k * p.n;
+    for (int64_t j = j0; j < j1; ++j) {
+      if (row[j] != 0) c[j] += a[k] * row[j];
+    }
+  }
+}
+
+void MultiplyBlock(const Problem& p, int64_t a_batch, int64_t b_batch, int64_t c_batch, int64_t i0,
+                   int64_t j0, bool zero_hides) {
+  const int64_t i1 = std::min(p.m, i0 + kTaskRows);
+  const int64_t j1 = std::min(p.n, j0 + kTaskColumns);
+  const double* a = p.a + a_batch * p.m * p.k;
+  const double* b = p.b + b_batch * p.k * p.n;
+  double* c = p.c + c_batch * p.m * p.n;
+  int64_t i = i0;
+  if (!zero_hides) {
+    for (; i + 4 <= i1; i += 4) MultiplyRows<4>(p, a + i * p.k, b, c + i * p.n, j0, j1);
+    for (; i < i1; ++i) MultiplyRows<1>(p, a + i * p.k, b, c + i * p.n, j0, j1);
+  }
+  for (; i < i1; ++i) MultiplyRowHiding(p, a + i * p.k, b, c + i * p.n, j0, j1);
+}
+
+// The last two axes swapped.
+Array Transposed(Executor& executor, const Array& x) {
+  Array y(x.dims);
+  const size_t rank = x.dims.size();
+  std::swap(y.dims[rank - 1], y.dims[rank - 2]);
+  const int64_t rows = x.dims[rank - 2], columns = x.dims[rank - 1];
+  if (x.size() == 0) return y;
+  executor.ParallelFor(x.size() / (rows * columns), [&](int64_t batch, int) {
+    const double* from = x.data() + batch * rows * columns;
+    double* to = y.data() + batch * rows * columns;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
+    }
+  });
+  return y;
+}
+
+// Operand `port` as [batch..., rows, columns]: a vector is a row on the left and a column on the
+// right (transposing it does nothing). `storage` keeps what had to be rearranged.
+struct Matrix {
+  const double* data;
+  Dims batch;
+  int64_t rows, columns;
+};
+
+Matrix MatrixOf(OpContext& context, int port, Attr transpose, Array& storage) {
+  const Array& x = context.in(port);
+  if (x.dims.size() < 2) {
+    const int64_t length = x.size();
+    return port == 0 ? Matrix{x.data(), {}, 1, length} : Matrix{x.data(), {}, length, 1};
+  }
+  const bool transposed = context.op.attrs.GetOr(transpose, false);
+  if (transposed) storage = Transposed(context.executor, x);
+  const Array& y = transposed ? storage : x;
+  const size_t rank = y.dims.size();
+  return {y.data(), Dims(y.dims.begin(), y.dims.end() - 2), y.dims[rank - 2], y.dims[rank - 1]};
+}
+
+void AddBias(OpContext& context, Array& y) {
+  const Array& bias = context.in(2);
+  const IndexMap map = BroadcastMap(bias.dims, y.dims);
+  ForEachRow<1>(context.executor, y.dims, {&map}, [&](int64_t first, const auto& bases) {
+    for (size_t j = 0; j < map.axes.back().size(); ++j) {
+      y.values[first + j] += bias.values[bases[0] + map.axes.back()[j]];
+    }
+  });
+}
+
+// For each batch of the result, which batch of an operand it takes.
+std::vector<int64_t> BatchIndices(const Dims& operand, const Dims& batch) {
+  std::vector<int64_t> indices(ElementsOf(batch));
+  const IndexMap map = BroadcastMap(operand, batch);
+  const std::unique_ptr<Executor> serial = MakeSerialExecutor();
+  ForEachRow<1>(*serial, batch, {&map}, [&](int64_t first, const auto& bases) {
+    for (size_t j = 0; j < map.axes.back().size(); ++j) {
+      indices[first + j] = bases[0] + map.axes.back()[j];
+    }
+  });
+  return indices;
+}
+
+}  // namespace
+
+absl::Status EvalMatMul(OpContext& context) {
+  Array a_storage, b_storage;
+  const Matrix a = MatrixOf(context, 0, Attr::kTransposeA, a_storage);
+  const Matrix b = MatrixOf(context, 1, Attr::kTransposeB, b_storage);
+  if (a.columns != b.rows) {
+    return context.Error(ErrorKind::kInvalidShape, "inner dimensions differ");
+  }
+  Array y(context.out_dims(0));
+  const Dims batch = BroadcastDims(a.batch, b.batch);
+  const std::vector<int64_t> a_batch = BatchIndices(a.batch, batch);
+  const std::vector<int64_t> b_batch = BatchIndices(b.batch, batch);
+  const Problem problem{a.data, b.data, y.data(), a.rows, a.columns, b.columns};
+  const int64_t row_tasks = (a.rows + kTaskRows - 1) / kTaskRows;
+  const int64_t column_tasks = (b.columns + kTaskColumns - 1) / kTaskColumns;
+  context.executor.ParallelFor(
+      ElementsOf(batch) * row_tasks * column_tasks, [&](int64_t task, int) {
+        const int64_t at = task / column_tasks / row_tasks;
+        MultiplyBlock(problem, a_batch[at], b_batch[at], at,
+                      task / column_tasks % row_tasks * kTaskRows,
+                      task % column_tasks * kTaskColumns, context.zero_hides);
+      });
+  if (context.has_input(2)) AddBias(context, y);
+  context.outputs[0] = std::move(y);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::oracle

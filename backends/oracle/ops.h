@@ -1,0 +1,82 @@
+// The oracle's ops: one function per row of the op table, straight from the op's definition.
+#ifndef KVANT_BACKENDS_ORACLE_OPS_H_
+#define KVANT_BACKENDS_ORACLE_OPS_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "kvant/backends/oracle/array.h"
+#include "kvant/graph/graph.h"
+#include "kvant/graph/status.h"
+
+namespace kvant::oracle {
+
+// One op being evaluated: its inputs, and where its outputs go.
+class OpContext {
+ public:
+  struct Input {
+    Array* array = nullptr;
+    // Nothing else needs the array: its memory may become an output's.
+    bool last_use = false;
+  };
+
+  OpContext(const Graph& graph, const Op& op, Executor& executor)
+      : graph(graph), op(op), executor(executor) {}
+
+  const Graph& graph;
+  const Op& op;
+  Executor& executor;
+  absl::InlinedVector<Input, 4> inputs;
+  absl::InlinedVector<Array, 2> outputs;
+  // Real KV lengths that the execution brings (first-class attention without an input for them),
+  // or null.
+  const Array* kv_lengths = nullptr;
+  // Columns beyond the KV length hold no data, so a probability of 0 must hide whatever is in V,
+  // NaN included.
+  bool zero_hides = false;
+
+  const Array& in(int port) const { return *inputs[port].array; }
+  bool has_input(int port) const { return port < static_cast<int>(inputs.size()); }
+  const LogicalTensor& in_desc(int port) const { return graph.tensor(op.inputs[port]); }
+  const LogicalTensor& out_desc(int port) const { return graph.tensor(op.outputs[port]); }
+  const Dims& out_dims(int port) const { return *out_desc(port).dims; }
+
+  // The input itself where nothing else needs it, else a copy.
+  Array Take(int port);
+  // Memory for output 0: that of an input of these dims which nothing else needs, if there is one.
+  // Pointers into the input stay valid, and element i may be written once element i of that input
+  // has been read.
+  Array NewOutput(const Dims& dims);
+  absl::Status Error(ErrorKind kind, std::string message) const;
+};
+
+// An axis attribute or a member of one, counted from the front.
+inline int64_t FromFront(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
+
+// Ops take and give arrays of their tensors' dims. Except that elementwise ops and GenIndex may
+// give less, with dims of 1 where elements would repeat, and elementwise ops take that: the index
+// arithmetic of a causal mask would otherwise be several arrays of the size of the scores.
+#define KVANT_OP(kind, ...) absl::Status Eval##kind(OpContext& context);
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+
+// Which zero points and scales go with which element: DynamicQuantize and DynamicDequantize.
+struct QuantizationMaps {
+  IndexMap scales;
+  IndexMap zero_points;
+};
+
+// Codes to values, (x - zp) * scale, or x * scale - zp where zero points are in real units. In
+// place. `zero_points` may be null.
+void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
+                       bool real_units, const QuantizationMaps& maps);
+
+// Sets what lies at or beyond its batch's KV length along `axis` to -inf. Batches count along
+// axis 0. kInvalidArguments if a length is negative or more than there is.
+absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis);
+
+}  // namespace kvant::oracle
+
+#endif  // KVANT_BACKENDS_ORACLE_OPS_H_

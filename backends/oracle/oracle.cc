@@ -1,0 +1,200 @@
+// The oracle: any partition, op by op in f64.
+//
+// Values between ops are f64 whatever their declared type, so that what is compared with it shows
+// all of its own rounding; only ports, and ops that make codes, round.
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/oracle/ops.h"
+
+namespace kvant {
+namespace oracle {
+
+Array OpContext::Take(int port) {
+  if (inputs[port].last_use) return std::move(*inputs[port].array);
+  return *inputs[port].array;
+}
+
+Array OpContext::NewOutput(const Dims& dims) {
+  for (Input& input : inputs) {
+    if (input.last_use && input.array->dims == dims) {
+      Array taken;
+      taken.dims = dims;
+      taken.values = std::move(input.array->values);
+      return taken;
+    }
+  }
+  return Array(dims);
+}
+
+absl::Status OpContext::Error(ErrorKind kind, std::string message) const {
+  return MakeError(kind, absl::StrCat(op.ToString(), ": ", message));
+}
+
+namespace {
+
+using EvalFn = absl::Status (*)(OpContext&);
+
+constexpr EvalFn kEval[] = {
+#define KVANT_OP(kind, ...) Eval##kind,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+};
+
+// Takes arrays that have dims of 1 where their elements repeat; see ops.h.
+bool TakesRepeated(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAdd:
+    case OpKind::kSubtract:
+    case OpKind::kMultiply:
+    case OpKind::kDivide:
+    case OpKind::kMaximum:
+    case OpKind::kMinimum:
+    case OpKind::kGreaterEqual:
+    case OpKind::kSelect:
+    case OpKind::kTypeCast:
+    case OpKind::kGenIndex:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// One execution: the values that are alive, and how often each is still needed.
+class Walk {
+ public:
+  Walk(const Partition& partition, Executor& executor)
+      : partition_(partition), graph_(partition.ops()), executor_(executor) {
+    for (const Op& op : graph_.ops()) {
+      for (TensorId id : op.inputs) ++uses_[id];
+    }
+    for (TensorId id : partition.outputs()) ++uses_[id];
+    // A use that never ends: lengths are looked up by whoever needs them.
+    if (partition.kv_lengths_id()) ++uses_[*partition.kv_lengths_id()];
+  }
+
+  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const LogicalTensor& desc = partition_.input(static_cast<int>(i));
+      values_[partition_.inputs()[i]] = Load(executor_, desc, inputs[i]);
+    }
+    for (const Op& op : graph_.ops()) KVANT_RETURN_IF_ERROR(Evaluate(op));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const LogicalTensor& desc = partition_.output(static_cast<int>(i));
+      Store(desc, Full(partition_.outputs()[i]), outputs[i]);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // The value with all of its tensor's elements.
+  Array& Full(TensorId id) {
+    Array& array = values_[id];
+    const Dims& dims = *graph_.tensor(id).dims;
+    if (array.size() != ElementsOf(dims)) array = Expand(executor_, array, dims);
+    return array;
+  }
+
+  absl::Status Evaluate(const Op& op) {
+    OpContext context(graph_, op, executor_);
+    context.outputs.resize(op.outputs.size());
+    context.zero_hides = lengths() != nullptr;
+    KVANT_RETURN_IF_ERROR(ApplyLengths(op, context));
+    for (TensorId id : op.inputs) {
+      Array& array = TakesRepeated(op.kind) ? values_[id] : Full(id);
+      // With one use left, this op has the tensor at one input only.
+      context.inputs.push_back({&array, uses_[id] == 1});
+    }
+    KVANT_RETURN_IF_ERROR(kEval[static_cast<size_t>(op.kind)](context));
+    for (TensorId id : op.inputs) {
+      if (--uses_[id] == 0) values_.erase(id);
+    }
+    for (size_t i = 0; i < op.outputs.size(); ++i) {
+      if (uses_[op.outputs[i]] > 0) values_[op.outputs[i]] = std::move(context.outputs[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  const Array* lengths() {
+    const std::optional<TensorId> id = partition_.kv_lengths_id();
+    return id ? &values_.find(*id)->second : nullptr;
+  }
+
+  // Cuts the scores that go into the softmax of the match to the real lengths. Attention stated
+  // directly does that itself.
+  absl::Status ApplyLengths(const Op& op, OpContext& context) {
+    const Array* lengths = this->lengths();
+    if (lengths == nullptr) return absl::OkStatus();
+    if (op.kind == OpKind::kScaledDotProductAttention) context.kv_lengths = lengths;
+    if (partition_.softmax_op() != op.id) return absl::OkStatus();
+    // The scores have this one use, or the match would not be one.
+    Array& scores = Full(op.inputs[0]);
+    const int64_t rank = static_cast<int64_t>(scores.dims.size());
+    const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+    return CutToLengths(op, scores, *lengths, axis);
+  }
+
+  const Partition& partition_;
+  const Graph& graph_;
+  Executor& executor_;
+  absl::flat_hash_map<TensorId, int> uses_;
+  // References into it hold until a value is added, which Evaluate does last.
+  absl::flat_hash_map<TensorId, Array> values_;
+};
+
+class OracleExecutable : public Executable {
+ public:
+  explicit OracleExecutable(const Partition& partition) : partition_(partition) {}
+
+  std::string kernel() const override { return "f64, op by op"; }
+  size_t scratch_bytes(int) const override { return 0; }
+
+  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte*) const override {
+    try {
+      return Walk(partition_, executor).Run(inputs, outputs);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("the oracle's f64 arrays do not fit in memory");
+    }
+  }
+
+ private:
+  const Partition partition_;
+};
+
+class OracleBackend : public Backend {
+ public:
+  std::string_view name() const override { return "oracle"; }
+  bool fused() const override { return false; }
+
+  absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
+    const Graph& graph = partition.ops();
+    for (const Op& op : graph.ops()) {
+      if (op.kind == OpKind::kWildcard) {
+        return MakeError(ErrorKind::kUnimplemented,
+                         absl::StrCat(op.ToString(), ": a wildcard has no meaning to evaluate"));
+      }
+      for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
+        for (TensorId id : ids) {
+          if (graph.tensor(id).has_shape()) continue;
+          return MakeError(
+              ErrorKind::kInvalidShape,
+              absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
+        }
+      }
+    }
+    return std::make_unique<OracleExecutable>(partition);
+  }
+};
+
+}  // namespace
+}  // namespace oracle
+
+std::unique_ptr<Backend> MakeOracleBackend() { return std::make_unique<oracle::OracleBackend>(); }
+
+}  // namespace kvant

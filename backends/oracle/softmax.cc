@@ -1,0 +1,94 @@
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/oracle/ops.h"
+
+namespace kvant::oracle {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// One line of `length` elements, `step` apart. Returns its statistics.
+double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step, bool inf_as_zero) {
+  double max = -kInf;
+  bool masked = true;  // every element is -inf
+  for (int64_t i = 0; i < length; ++i) {
+    const double value = x[i * step];
+    if (value > max) max = value;
+    if (value != -kInf) masked = false;
+  }
+  if (masked && inf_as_zero) {
+    for (int64_t i = 0; i < length; ++i) y[i * step] = 0;
+    return 0;
+  }
+  double sum = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    y[i * step] = std::exp(x[i * step] - max);
+    sum += y[i * step];
+  }
+  for (int64_t i = 0; i < length; ++i) y[i * step] /= sum;
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+absl::Status EvalSoftMax(OpContext& context) {
+  const double* x = context.in(0).data();
+  const Dims dims = context.in(0).dims;
+  const int64_t rank = static_cast<int64_t>(dims.size());
+  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  if (axis < 0 || axis >= rank) {
+    return context.Error(ErrorKind::kInvalidShape,
+                         absl::StrCat("axis ", axis, " is outside of rank ", rank));
+  }
+  const bool inf_as_zero =
+      context.op.attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+  const int64_t length = dims[axis];
+  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
+  const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;
+  Array y = context.NewOutput(dims);
+  const bool with_stats = context.outputs.size() > 1;
+  Array stats(with_stats ? context.out_dims(1) : Dims{0});
+  constexpr int64_t kTask = 16;
+  context.executor.ParallelFor((lines + kTask - 1) / kTask, [&](int64_t task, int) {
+    for (int64_t i = task * kTask; i < std::min(lines, (task + 1) * kTask); ++i) {
+      const int64_t first = i / inner * length * inner + i % inner;
+      const double stat = SoftMaxLine(x + first, y.data() + first, length, inner, inf_as_zero);
+      if (with_stats) stats.values[i] = stat;
+    }
+  });
+  context.outputs[0] = std::move(y);
+  if (with_stats) context.outputs[1] = std::move(stats);
+  return absl::OkStatus();
+}
+
+absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis) {
+  const int64_t capacity = scores.dims[axis];
+  const int64_t batches = scores.dims.front();
+  for (int64_t n = 0; n < lengths.size(); ++n) {
+    if (lengths.values[n] < 0 || lengths.values[n] > static_cast<double>(capacity)) {
+      return MakeError(
+          ErrorKind::kInvalidArguments,
+          absl::StrCat(op.ToString(), ": KV length ", static_cast<int64_t>(lengths.values[n]),
+                       " of batch ", n, " is not in [0, ", capacity, "]"));
+    }
+  }
+  if (lengths.size() == 0 || (batches > 0 && batches % lengths.size() != 0)) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat(op.ToString(), ": ", lengths.size(),
+                                  " KV lengths do not go with a batch of ", batches));
+  }
+  const int64_t inner = ElementsOf(absl::MakeSpan(scores.dims).subspan(axis + 1));
+  const int64_t line = capacity * inner;
+  if (scores.size() == 0) return absl::OkStatus();
+  // Where heads are folded into the batch, consecutive ones share a length.
+  const int64_t lines_per_length = scores.size() / line / lengths.size();
+  for (int64_t i = 0; i < scores.size() / line; ++i) {
+    const auto length = static_cast<int64_t>(lengths.values[i / lines_per_length]);
+    std::fill(scores.data() + i * line + length * inner, scores.data() + (i + 1) * line, -kInf);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::oracle

@@ -1,0 +1,234 @@
+// Elementwise ops: floats through oneDNN, integers and Select in plain code.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/onednn.h"
+#include "kvant/backends/reference/pieces.h"
+#include "kvant/backends/reference/rows.h"
+
+namespace kvant::reference {
+namespace {
+
+using dnnl::algorithm;
+
+bool Commutes(algorithm op) {
+  return op == algorithm::binary_add || op == algorithm::binary_mul ||
+         op == algorithm::binary_max || op == algorithm::binary_min;
+}
+
+double Evaluate(algorithm op, double a, double b) {
+  switch (op) {
+    case algorithm::binary_add:
+      return a + b;
+    case algorithm::binary_sub:
+      return a - b;
+    case algorithm::binary_mul:
+      return a * b;
+    case algorithm::binary_div:
+      return a / b;
+    case algorithm::binary_max:
+      return std::max(a, b);
+    case algorithm::binary_min:
+      return std::min(a, b);
+    default:  // binary_ge
+      return a >= b ? 1 : 0;
+  }
+}
+
+int32_t SaturateToS32(double value) {
+  if (std::isnan(value)) return 0;
+  return static_cast<int32_t>(std::clamp(std::nearbyint(value),
+                                         double{std::numeric_limits<int32_t>::min()},
+                                         double{std::numeric_limits<int32_t>::max()}));
+}
+
+// s32 operands; f64 holds sums and differences of them exactly.
+Array IntegerBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims) {
+  const bool compares = op == algorithm::binary_ge;
+  const Array result = plan.NewArray(dims, compares ? Storage::kF32 : Storage::kS32);
+  plan.AddStep({a, b}, {result},
+               [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(a.dims, dims),
+                                      BroadcastStrides(b.dims, dims)})](const RunContext& context) {
+                 const auto* x = context.data<int32_t>(a);
+                 const auto* y = context.data<int32_t>(b);
+                 walk.ForEachRow(context.executor, [&](const Row& row) {
+                   for (int64_t i = 0; i < row.count; ++i) {
+                     const double value = Evaluate(op, x[row.offset[1] + i * row.stride[1]],
+                                                   y[row.offset[2] + i * row.stride[2]]);
+                     const int64_t to = row.offset[0] + i * row.stride[0];
+                     if (compares) {
+                       context.data<float>(result)[to] = static_cast<float>(value);
+                     } else {
+                       context.data<int32_t>(result)[to] = SaturateToS32(value);
+                     }
+                   }
+                 });
+               });
+  return result;
+}
+
+Array FloatBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims) {
+  const Array result = plan.NewArray(dims);
+  if (result.elements() == 0) return result;
+  const Walk walk(dims, {BroadcastStrides(a.dims, dims), BroadcastStrides(b.dims, dims)});
+  const auto desc = [&](int operand) {
+    Dims extents = walk.dims();
+    for (size_t axis = 0; axis < extents.size(); ++axis) {
+      if (walk.strides(operand)[axis] == 0) extents[axis] = 1;
+    }
+    return DenseDesc(extents);
+  };
+  const auto a_desc = desc(0), b_desc = desc(1), result_desc = DenseDesc(walk.dims());
+  const dnnl::binary::primitive_desc description(CpuEngine(), op, a_desc, b_desc, result_desc,
+                                                 UserScratchpad());
+  AddPrimitive(plan, dnnl::binary(description), description.scratchpad_desc(),
+               {{DNNL_ARG_SRC_0, a, a_desc}, {DNNL_ARG_SRC_1, b, b_desc}},
+               {DNNL_ARG_DST, result, result_desc}, /*overwrites=*/0);
+  return result;
+}
+
+// Elements of x, y (of type T) by condition.
+template <typename T>
+void SelectRow(const RunContext& context, const Row& row, const Array& result,
+               const Array& condition, const Array& x, const Array& y) {
+  T* to = context.data<T>(result) + row.offset[0];
+  const float* c = context.data(condition) + row.offset[1];
+  const T* a = context.data<T>(x) + row.offset[2];
+  const T* b = context.data<T>(y) + row.offset[3];
+  for (int64_t i = 0; i < row.count; ++i) {
+    to[i * row.stride[0]] = c[i * row.stride[1]] != 0 ? a[i * row.stride[2]] : b[i * row.stride[3]];
+  }
+}
+
+absl::Status LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, float alpha = 0,
+                          float beta = 0) {
+  lowering.SetOutput(op, 0,
+                     Eltwise(lowering.plan, kind, lowering.CompactInput(op, 0), alpha, beta));
+  return absl::OkStatus();
+}
+
+absl::Status LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
+  lowering.SetOutput(
+      op, 0,
+      Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1)));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Array Eltwise(Plan& plan, algorithm kind, const Array& x, float alpha, float beta) {
+  const Array result = plan.NewArray(x.dims);
+  if (result.elements() == 0) return result;
+  const auto desc = DenseDesc({x.elements()});
+  const dnnl::eltwise_forward::primitive_desc description(
+      CpuEngine(), dnnl::prop_kind::forward_inference, kind, desc, desc, alpha, beta,
+      UserScratchpad());
+  AddPrimitive(plan, dnnl::eltwise_forward(description), description.scratchpad_desc(),
+               {{DNNL_ARG_SRC, x, desc}}, {DNNL_ARG_DST, result, desc}, /*overwrites=*/0);
+  return result;
+}
+
+Array Binary(Plan& plan, algorithm kind, Array a, Array b) {
+  const Dims dims = *Broadcast(a.dims, b.dims);
+  if (a.storage == Storage::kS32) return IntegerBinary(plan, kind, a, b, dims);
+  // oneDNN wants the operand of the result's shape first.
+  const int64_t elements = ElementsOf(dims);
+  if (a.elements() != elements && b.elements() == elements && Commutes(kind)) std::swap(a, b);
+  if (a.elements() != elements) a = Expanded(plan, a, dims);
+  return FloatBinary(plan, kind, a, b, dims);
+}
+
+Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, Dims dims) {
+  const Array result = plan.NewArray(dims, x.storage);
+  Plan::StepOptions options;
+  options.overwrites = x.elements() == result.elements() ? 1 : 2;
+  plan.AddStep(
+      {condition, x, y}, {result},
+      [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(condition.dims, dims),
+                             BroadcastStrides(x.dims, dims), BroadcastStrides(y.dims, dims)})](
+          const RunContext& context) {
+        walk.ForEachRow(context.executor, [&](const Row& row) {
+          if (BytesOf(result.storage) == 8) {
+            SelectRow<int64_t>(context, row, result, condition, x, y);
+          } else if (result.storage == Storage::kS32) {
+            SelectRow<int32_t>(context, row, result, condition, x, y);
+          } else {
+            SelectRow<float>(context, row, result, condition, x, y);
+          }
+        });
+      },
+      options);
+  return result;
+}
+
+Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims) {
+  if (x.elements() == ElementsOf(dims)) return Reshaped(x, Dims(dims.begin(), dims.end()));
+  return Gather(plan, x, Dims(dims.begin(), dims.end()), BroadcastStrides(x.dims, dims));
+}
+
+absl::Status LowerAdd(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_add);
+}
+absl::Status LowerSubtract(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_sub);
+}
+absl::Status LowerMultiply(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_mul);
+}
+absl::Status LowerDivide(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_div);
+}
+absl::Status LowerMaximum(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_max);
+}
+absl::Status LowerMinimum(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_min);
+}
+absl::Status LowerGreaterEqual(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_ge);
+}
+
+absl::Status LowerExp(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_exp);
+}
+absl::Status LowerTanh(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_tanh);
+}
+absl::Status LowerReLU(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_relu);
+}
+absl::Status LowerSigmoid(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_logistic);
+}
+absl::Status LowerSqrt(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_sqrt);
+}
+absl::Status LowerSquare(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_square);
+}
+absl::Status LowerAbs(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_abs);
+}
+absl::Status LowerReciprocal(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_pow, 1.f, -1.f);
+}
+absl::Status LowerLog(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_log);
+}
+absl::Status LowerGELU(const Op& op, Lowering& l) {
+  return LowerEltwise(op, l, algorithm::eltwise_gelu_erf);
+}
+
+absl::Status LowerSelect(const Op& op, Lowering& lowering) {
+  lowering.SetOutput(
+      op, 0,
+      Select(lowering.plan, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
+             lowering.CompactInput(op, 2), lowering.OutputDims(op, 0)));
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

@@ -1,0 +1,129 @@
+#include "kvant/backends/reference/lowering.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/reference/pieces.h"
+
+namespace kvant::reference {
+namespace {
+
+absl::Status LowerOp(const Op& op, Lowering& lowering) {
+  switch (op.kind) {
+#define KVANT_OP(kind, ...) \
+  case OpKind::k##kind:     \
+    return Lower##kind(op, lowering);
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+  }
+  return absl::OkStatus();
+}
+
+// Input 0 element by element, so that a probability of 0 stays 0.
+bool KeepsProbabilities(OpKind kind) {
+  return kind == OpKind::kTypeCast || kind == OpKind::kDropout || kind == OpKind::kQuantize ||
+         kind == OpKind::kDequantize || kind == OpKind::kReorder || kind == OpKind::kStaticReshape;
+}
+
+int PortOf(const std::vector<TensorId>& ports, TensorId id) {
+  const auto found = std::find(ports.begin(), ports.end(), id);
+  return found == ports.end() ? kNoPort : static_cast<int>(found - ports.begin());
+}
+
+}  // namespace
+
+absl::Status Lowering::LowerPartition() {
+  for (const Op& op : graph().ops()) {
+    for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
+      for (TensorId id : ids) {
+        if (graph().tensor(id).has_shape()) continue;
+        return MakeError(
+            ErrorKind::kInvalidShape,
+            absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
+      }
+    }
+    KVANT_RETURN_IF_ERROR(LowerOp(op, *this));
+    FollowProbabilities(op);
+  }
+  // Last, so that an execution that fails has written nothing, and inputs may share the memory of
+  // outputs.
+  for (size_t port = 0; port < partition_.outputs().size(); ++port) {
+    const LogicalTensor& tensor = partition_.output(static_cast<int>(port));
+    const Array array = Expanded(plan, Value(tensor.id), *tensor.dims);
+    StorePort(plan, static_cast<int>(port), tensor, array);
+  }
+  return absl::OkStatus();
+}
+
+Array Lowering::Value(TensorId id) {
+  const auto found = values_.find(id);
+  if (found != values_.end()) return found->second;
+  const int port = PortOf(partition_.inputs(), id);
+  const Array array = LoadPort(plan, port, partition_.input(port));
+  values_[id] = array;
+  return array;
+}
+
+Array Lowering::Input(const Op& op, int index) {
+  return Expanded(plan, Value(op.inputs[index]), *InputTensor(op, index).dims);
+}
+
+Array Lowering::CompactInput(const Op& op, int index) { return Value(op.inputs[index]); }
+
+void Lowering::SetOutput(const Op& op, int index, Array array) {
+  const Dims& dims = OutputDims(op, index);
+  if (array.elements() == ElementsOf(dims)) array.dims = dims;
+  values_[op.outputs[index]] = std::move(array);
+}
+
+std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
+  const std::optional<TensorId> id = partition_.kv_lengths_id();
+  if (!id || partition_.softmax_op() != op.id) return std::nullopt;
+  CheckLengths(op, *id, capacity);
+  if (op.kind == OpKind::kSoftMax) {
+    cut_lengths_ = Value(*id);
+    probabilities_.insert(op.outputs[0]);
+  }
+  return Value(*id);
+}
+
+void Lowering::CheckLengths(const Op& op, TensorId lengths, int64_t capacity) {
+  const int port = PortOf(partition_.inputs(), lengths);
+  if (port == kNoPort) return;
+  const LogicalTensor& tensor = partition_.input(port);
+  const Dims strides = tensor.StridesOrDense();
+  LengthCheck check;
+  check.port = port;
+  check.count = tensor.elements();
+  check.stride = strides.empty() ? 1 : strides.back();
+  check.capacity = capacity;
+  check.op = op.ToString();
+  length_checks_.push_back(std::move(check));
+}
+
+void Lowering::FollowProbabilities(const Op& op) {
+  if (KeepsProbabilities(op.kind) && probabilities_.contains(op.inputs[0])) {
+    probabilities_.insert(op.outputs[0]);
+  }
+}
+
+Array Lowering::HideTokens(const Op& op, int index, const Array& operand, int64_t axis) {
+  const TensorId other = op.inputs[1 - index];
+  if (!cut_lengths_ || !probabilities_.contains(other)) return operand;
+  const Dims& other_dims = *graph().tensor(other).dims;
+  CutOptions cut;
+  cut.axis = axis;
+  cut.batched =
+      other_dims.size() == operand.dims.size() && other_dims.front() == operand.dims.front();
+  return CutToLengths(plan, operand, *cut_lengths_, cut);
+}
+
+absl::Status LowerEnd(const Op&, Lowering&) { return absl::OkStatus(); }
+
+absl::Status LowerWildcard(const Op& op, Lowering&) {
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat(op.ToString(), ": a wildcard has no meaning to run"));
+}
+
+}  // namespace kvant::reference

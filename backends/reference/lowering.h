@@ -1,0 +1,93 @@
+// Lowering: from the ops of a partition to a plan, op by op.
+#ifndef KVANT_BACKENDS_REFERENCE_LOWERING_H_
+#define KVANT_BACKENDS_REFERENCE_LOWERING_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "kvant/backends/reference/plan.h"
+#include "kvant/graph/graph.h"
+#include "kvant/graph/status.h"
+#include "kvant/patterns/partition.h"
+
+namespace kvant::reference {
+
+// KV lengths in an input port are checked before anything runs.
+struct LengthCheck {
+  int port = 0;
+  int64_t count = 0;
+  int64_t stride = 1;
+  int64_t capacity = 0;
+  std::string op;
+};
+
+class Lowering {
+ public:
+  Lowering(const Partition& partition, Plan& plan) : plan(plan), partition_(partition) {}
+
+  // All ops, then the outputs. Afterwards the plan is complete but for Finish().
+  absl::Status LowerPartition();
+  const std::vector<LengthCheck>& length_checks() const { return length_checks_; }
+
+  Plan& plan;
+
+  // Input of an op; a port is loaded where it is first used. An input that the op does not have
+  // must not be asked for.
+  Array Input(const Op& op, int index);
+  // The same, but dims may be 1 where elements repeat along them. Elementwise ops can do with
+  // that; it keeps the index arithmetic of masks small.
+  Array CompactInput(const Op& op, int index);
+  bool HasInput(const Op& op, int index) const {
+    return index < static_cast<int>(op.inputs.size());
+  }
+  bool HasOutput(const Op& op, int index) const {
+    return index < static_cast<int>(op.outputs.size());
+  }
+  const LogicalTensor& InputTensor(const Op& op, int index) const {
+    return graph().tensor(op.inputs[index]);
+  }
+  const LogicalTensor& OutputTensor(const Op& op, int index) const {
+    return graph().tensor(op.outputs[index]);
+  }
+  const Dims& OutputDims(const Op& op, int index) const { return *OutputTensor(op, index).dims; }
+  // Output `index` of the op is this array (of its elements, or compact as above).
+  void SetOutput(const Op& op, int index, Array array);
+
+  // KV lengths that come with the partition and belong to this op, checked at execution.
+  std::optional<Array> KvLengthsFor(const Op& op, int64_t capacity);
+  // Has KV lengths that come through a port checked at execution.
+  void CheckLengths(const Op& op, TensorId lengths, int64_t capacity);
+  // `operand`, input `index` of a MatMul; without what KV lengths hide along `axis` if the other
+  // input is the probabilities: a probability of 0 must meet no NaN in memory that holds no data.
+  Array HideTokens(const Op& op, int index, const Array& operand, int64_t axis);
+
+ private:
+  const Graph& graph() const { return partition_.ops(); }
+  Array Value(TensorId id);
+  void FollowProbabilities(const Op& op);
+
+  const Partition& partition_;
+  absl::flat_hash_map<TensorId, Array> values_;
+  std::vector<LengthCheck> length_checks_;
+  // Where KV lengths have cut scores: the lengths, and what came of those scores.
+  std::optional<Array> cut_lengths_;
+  absl::flat_hash_set<TensorId> probabilities_;
+};
+
+// An axis attribute counted from the front.
+inline int64_t FromFront(int64_t axis, size_t rank) {
+  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
+}
+
+// One per row of the op table; a new op does not link until it has one.
+#define KVANT_OP(kind, ...) absl::Status Lower##kind(const Op& op, Lowering& lowering);
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+
+}  // namespace kvant::reference
+
+#endif  // KVANT_BACKENDS_REFERENCE_LOWERING_H_

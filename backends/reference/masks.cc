@@ -1,0 +1,112 @@
+// What masks are made of, in plain code: oneDNN has none of it.
+#include <algorithm>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/pieces.h"
+#include "kvant/kernels/philox.h"
+
+namespace kvant::reference {
+namespace {
+
+// x as [batch, outer, tokens, inner].
+struct TokenBlocks {
+  int64_t outer = 1, tokens = 0, inner = 1;
+};
+
+TokenBlocks BlocksOf(const Dims& dims, int64_t axis, int64_t batches) {
+  TokenBlocks blocks;
+  blocks.tokens = dims[axis];
+  blocks.inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
+  blocks.outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) / batches;
+  return blocks;
+}
+
+int64_t ScalarOf(const RunContext& context, const Array& array) {
+  if (array.storage == Storage::kS64) return *context.data<int64_t>(array);
+  return *context.data<int32_t>(array);
+}
+
+}  // namespace
+
+Array GenIndex(Plan& plan, int64_t length) {
+  const Array result = plan.NewArray({length}, Storage::kS32);
+  plan.AddStep({}, {result}, [=](const RunContext& context) {
+    int32_t* index = context.data<int32_t>(result);
+    for (int64_t i = 0; i < length; ++i) index[i] = static_cast<int32_t>(i);
+  });
+  return result;
+}
+
+Array CutToLengths(Plan& plan, const Array& x, const Array& lengths, const CutOptions& options) {
+  const int64_t axis = FromFront(options.axis, x.dims.size());
+  const int64_t count = lengths.elements();
+  const bool batched = options.batched && x.dims.front() % count == 0 && (axis > 0 || count == 1);
+  const int64_t batches = batched ? count : 1;
+  const TokenBlocks blocks = BlocksOf(x.dims, axis, batches);
+  const Array result = plan.NewArray(x.dims);
+  Plan::StepOptions step_options;
+  step_options.overwrites = 0;
+  plan.AddStep(
+      {x, lengths}, {result},
+      [=, value = options.value](const RunContext& context) {
+        const int32_t* all = context.data<int32_t>(lengths);
+        const int32_t longest = *std::max_element(all, all + count);
+        context.executor.ParallelFor(batches * blocks.outer, [&](int64_t block, int) {
+          const int64_t begin = block * blocks.tokens * blocks.inner;
+          const int64_t length = batched ? all[block / blocks.outer] : longest;
+          const float* from = context.data(x) + begin;
+          float* to = context.data(result) + begin;
+          if (from != to) std::copy_n(from, length * blocks.inner, to);
+          std::fill(to + length * blocks.inner, to + blocks.tokens * blocks.inner, value);
+        });
+      },
+      step_options);
+  return result;
+}
+
+absl::Status LowerGenIndex(const Op& op, Lowering& lowering) {
+  const Dims& dims = lowering.OutputDims(op, 0);
+  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 0), dims.size());
+  Dims compact(dims.size(), 1);
+  compact[axis] = dims[axis];
+  lowering.SetOutput(op, 0, Reshaped(GenIndex(lowering.plan, dims[axis]), compact));
+  return absl::OkStatus();
+}
+
+absl::Status LowerDropout(const Op& op, Lowering& lowering) {
+  const Array x = lowering.Input(op, 0);
+  const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
+  const Array probability = lowering.Input(op, 3);
+  const Array y = lowering.plan.NewArray(x.dims);
+  std::optional<Array> mask;
+  if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
+  std::vector<Array> writes{y};
+  if (mask) writes.push_back(*mask);
+  Plan::StepOptions options;
+  options.overwrites = 0;
+  lowering.plan.AddStep(
+      {x, seed, offset, probability}, writes,
+      [=](const RunContext& context) {
+        const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
+        const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
+        const double p = *context.data(probability);
+        constexpr int64_t kTask = 4096;
+        const int64_t elements = x.elements();
+        context.executor.ParallelFor((elements + kTask - 1) / kTask, [&](int64_t task, int) {
+          const int64_t end = std::min(elements, (task + 1) * kTask);
+          for (int64_t i = task * kTask; i < end; ++i) {
+            const bool keep = p == 0 || DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
+            const float value = context.data(x)[i];
+            context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
+            if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;
+          }
+        });
+      },
+      options);
+  lowering.SetOutput(op, 0, y);
+  if (mask) lowering.SetOutput(op, 1, *mask);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

@@ -1,0 +1,129 @@
+// MatMul. oneDNN repeats batch dims of 1 itself. Batch dims are merged where both operands allow
+// it, and query heads that share a B become rows of one larger product.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/onednn.h"
+#include "kvant/backends/reference/pieces.h"
+
+namespace kvant::reference {
+namespace {
+
+struct Matrix {
+  Dims batch;
+  int64_t rows = 1, columns = 1;
+  bool transposed = false;
+};
+
+Matrix MatrixOf(const Array& x, bool transpose, bool left) {
+  if (x.dims.size() < 2) {  // a row on the left, a column on the right
+    const int64_t length = x.elements();
+    return left ? Matrix{{}, 1, length} : Matrix{{}, length, 1};
+  }
+  const size_t rank = x.dims.size();
+  Matrix matrix{Dims(x.dims.begin(), x.dims.end() - 2), x.dims[rank - 2], x.dims[rank - 1],
+                transpose};
+  if (transpose) std::swap(matrix.rows, matrix.columns);
+  return matrix;
+}
+
+// A run of batch dims in which each operand either varies or repeats.
+struct BatchAxis {
+  int64_t extent = 1;
+  bool a_repeats = false, b_repeats = false;
+};
+
+// `dims` with ones in front.
+Dims Padded(const Dims& dims, size_t rank) {
+  Dims padded(rank - dims.size(), 1);
+  padded.insert(padded.end(), dims.begin(), dims.end());
+  return padded;
+}
+
+std::vector<BatchAxis> MergeBatch(const Dims& a, const Dims& b, const Dims& out) {
+  const Dims a_dims = Padded(a, out.size()), b_dims = Padded(b, out.size());
+  std::vector<BatchAxis> axes;
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (out[i] == 1) continue;
+    const BatchAxis axis{out[i], a_dims[i] == 1, b_dims[i] == 1};
+    if (!axes.empty() && axes.back().a_repeats == axis.a_repeats &&
+        axes.back().b_repeats == axis.b_repeats) {
+      axes.back().extent *= axis.extent;
+    } else {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+dnnl::memory::desc OperandDesc(const std::vector<BatchAxis>& axes, bool BatchAxis::*repeats,
+                               const Matrix& matrix) {
+  Dims dims;
+  for (const BatchAxis& axis : axes) {
+    dims.push_back(repeats != nullptr && axis.*repeats ? 1 : axis.extent);
+  }
+  dims.push_back(matrix.rows);
+  dims.push_back(matrix.columns);
+  Dims strides = DenseStrides(dims);
+  if (matrix.transposed) {
+    strides[dims.size() - 2] = 1;
+    strides[dims.size() - 1] = matrix.rows;
+  }
+  return StridedDesc(dims, strides);
+}
+
+Array Zeros(Plan& plan, Dims dims) {
+  const Array result = plan.NewArray(std::move(dims));
+  plan.AddStep({}, {result}, [result](const RunContext& context) {
+    std::fill_n(context.data(result), result.elements(), 0.f);
+  });
+  return result;
+}
+
+}  // namespace
+
+Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
+  Matrix left = MatrixOf(a, transpose_a, /*left=*/true);
+  const Matrix right = MatrixOf(b, transpose_b, /*left=*/false);
+  const Dims batch = *Broadcast(left.batch, right.batch);
+  Dims dims = batch;
+  if (a.dims.size() > 1) dims.push_back(left.rows);
+  if (b.dims.size() > 1) dims.push_back(right.columns);
+  if (ElementsOf(dims) == 0 || left.columns == 0) return Zeros(plan, dims);
+
+  std::vector<BatchAxis> axes = MergeBatch(left.batch, right.batch, batch);
+  if (!axes.empty() && axes.back().b_repeats && !axes.back().a_repeats && !left.transposed) {
+    left.rows *= axes.back().extent;
+    axes.pop_back();
+  }
+  const Array result = plan.NewArray(dims);
+  const auto a_desc = OperandDesc(axes, &BatchAxis::a_repeats, left);
+  const auto b_desc = OperandDesc(axes, &BatchAxis::b_repeats, right);
+  const auto desc = OperandDesc(axes, nullptr, Matrix{{}, left.rows, right.columns});
+  const dnnl::matmul::primitive_desc description(CpuEngine(), a_desc, b_desc, desc,
+                                                 UserScratchpad());
+  AddPrimitive(plan, dnnl::matmul(description), description.scratchpad_desc(),
+               {{DNNL_ARG_SRC, a, a_desc}, {DNNL_ARG_WEIGHTS, b, b_desc}},
+               {DNNL_ARG_DST, result, desc});
+  return result;
+}
+
+absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
+  const bool transpose_a = op.attrs.GetOr(Attr::kTransposeA, false);
+  const bool transpose_b = op.attrs.GetOr(Attr::kTransposeB, false);
+  Array a = lowering.Input(op, 0), b = lowering.Input(op, 1);
+  if (a.dims.size() > 1) a = lowering.HideTokens(op, 0, a, transpose_a ? -2 : -1);
+  if (b.dims.size() > 1) b = lowering.HideTokens(op, 1, b, transpose_b ? -1 : -2);
+  Array result = MatMul(lowering.plan, a, b, transpose_a, transpose_b);
+  if (lowering.HasInput(op, 2)) {
+    // A step of its own: the bias broadcasts to dims that the product above has merged.
+    result = Reshaped(result, lowering.OutputDims(op, 0));
+    result = Binary(lowering.plan, dnnl::algorithm::binary_add, result, lowering.Input(op, 2));
+  }
+  lowering.SetOutput(op, 0, result);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

@@ -1,0 +1,109 @@
+// Ops that move elements. Arrays are dense and values are not rounded inside a plan, so
+// StaticReshape, Reorder and TypeCast are other names for the same array.
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/onednn.h"
+#include "kvant/backends/reference/pieces.h"
+#include "kvant/backends/reference/rows.h"
+
+namespace kvant::reference {
+namespace {
+
+template <typename T>
+void CopyRow(const RunContext& context, const Row& row, const Array& from, const Array& to) {
+  const T* x = context.data<T>(from) + row.offset[1];
+  T* y = context.data<T>(to) + row.offset[0];
+  for (int64_t i = 0; i < row.count; ++i) y[i * row.stride[0]] = x[i * row.stride[1]];
+}
+
+absl::Status SameArray(const Op& op, Lowering& lowering) {
+  lowering.SetOutput(op, 0, lowering.Input(op, 0));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Array Gather(Plan& plan, const Array& x, Dims dims, const Dims& strides) {
+  const Array result = plan.NewArray(dims, x.storage);
+  if (result.elements() == 0) return result;
+  const Walk walk(dims, {DenseStrides(dims), strides});
+  const auto from = StridedDesc(walk.dims(), walk.strides(1), x.storage);
+  if (x.storage != Storage::kS64 && !from.is_zero()) {
+    const auto to = DenseDesc(walk.dims(), x.storage);
+    const dnnl::reorder::primitive_desc description(CpuEngine(), from, CpuEngine(), to,
+                                                    UserScratchpad(), /*allow_empty=*/true);
+    if (description.get(/*allow_empty=*/true)) {
+      AddPrimitive(plan, dnnl::reorder(description), description.scratchpad_desc(),
+                   {{DNNL_ARG_FROM, x, from}}, {DNNL_ARG_TO, result, to});
+      return result;
+    }
+  }
+  plan.AddStep({x}, {result}, [=](const RunContext& context) {
+    walk.ForEachRow(context.executor, [&](const Row& row) {
+      if (BytesOf(x.storage) == 8) {
+        CopyRow<int64_t>(context, row, x, result);
+      } else {
+        CopyRow<int32_t>(context, row, x, result);
+      }
+    });
+  });
+  return result;
+}
+
+Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis) {
+  Dims dims = arrays.front().dims;
+  dims[axis] = 0;
+  for (const Array& array : arrays) dims[axis] += array.dims[axis];
+  const Array result = plan.NewArray(dims, arrays.front().storage);
+  const int64_t outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
+  std::vector<Array> reads(arrays.begin(), arrays.end());
+  plan.AddStep(arrays, {result}, [=](const RunContext& context) {
+    const auto piece_bytes = [&](const Array& array) {
+      return static_cast<size_t>(array.elements() / outer) * BytesOf(array.storage);
+    };
+    context.executor.ParallelFor(outer, [&](int64_t block, int) {
+      std::byte* to = context.data<std::byte>(result) + block * piece_bytes(result);
+      for (const Array& array : reads) {
+        const size_t bytes = piece_bytes(array);
+        if (bytes == 0) continue;
+        std::memcpy(to, context.data<std::byte>(array) + block * bytes, bytes);
+        to += bytes;
+      }
+    });
+  });
+  return result;
+}
+
+absl::Status LowerStaticReshape(const Op& op, Lowering& lowering) {
+  return SameArray(op, lowering);
+}
+absl::Status LowerReorder(const Op& op, Lowering& lowering) { return SameArray(op, lowering); }
+absl::Status LowerTypeCast(const Op& op, Lowering& lowering) { return SameArray(op, lowering); }
+
+absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
+  const Array x = lowering.Input(op, 0);
+  const auto order = op.attrs.GetOr(Attr::kOrder, std::vector<int64_t>());
+  const Dims dense = DenseStrides(x.dims);
+  Dims dims, strides;
+  for (int64_t axis : order) {
+    axis = FromFront(axis, x.dims.size());
+    dims.push_back(x.dims[axis]);
+    strides.push_back(dense[axis]);
+  }
+  lowering.SetOutput(op, 0, Gather(lowering.plan, x, std::move(dims), strides));
+  return absl::OkStatus();
+}
+
+absl::Status LowerConcat(const Op& op, Lowering& lowering) {
+  std::vector<Array> arrays;
+  for (int i = 0; lowering.HasInput(op, i); ++i) arrays.push_back(lowering.Input(op, i));
+  const int64_t axis =
+      FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 0), arrays.front().dims.size());
+  lowering.SetOutput(op, 0, Concat(lowering.plan, arrays, axis));
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

@@ -1,0 +1,74 @@
+#include "kvant/backends/reference/onednn.h"
+
+#include <unordered_map>
+#include <utility>
+
+namespace kvant::reference {
+namespace {
+
+dnnl::memory::dims DnnlDims(absl::Span<const int64_t> dims) {
+  if (dims.empty()) return {1};
+  return dnnl::memory::dims(dims.begin(), dims.end());
+}
+
+}  // namespace
+
+const dnnl::engine& CpuEngine() {
+  // Never destroyed: compiled partitions may outlive static destruction.
+  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+dnnl::memory::data_type DnnlType(Storage storage) {
+  return storage == Storage::kF32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::s32;
+}
+
+dnnl::memory::desc DenseDesc(absl::Span<const int64_t> dims, Storage storage) {
+  return dnnl::memory::desc(DnnlDims(dims), DnnlType(storage), DnnlDims(DenseStrides(dims)));
+}
+
+dnnl::memory::desc StridedDesc(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides,
+                               Storage storage) {
+  for (int64_t stride : strides) {
+    if (stride <= 0) return dnnl::memory::desc();
+  }
+  return dnnl::memory::desc(DnnlDims(dims), DnnlType(storage), DnnlDims(strides),
+                            /*allow_empty=*/true);
+}
+
+dnnl::primitive_attr UserScratchpad() {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attr;
+}
+
+void AddPrimitive(Plan& plan, const dnnl::primitive& primitive,
+                  const dnnl::memory::desc& scratchpad, std::vector<PrimitiveArg> reads,
+                  PrimitiveArg write, int overwrites) {
+  Plan::StepOptions options;
+  options.overwrites = overwrites;
+  const size_t scratch_bytes = scratchpad.get_size();
+  if (scratch_bytes > 0) {
+    options.temporary = plan.NewArray({static_cast<int64_t>((scratch_bytes + 3) / 4)});
+  }
+  std::vector<Array> arrays;
+  for (const PrimitiveArg& read : reads) arrays.push_back(read.array);
+  const Array result = write.array;
+  std::vector<PrimitiveArg> args = std::move(reads);
+  args.push_back(std::move(write));
+  if (scratch_bytes > 0) args.push_back({DNNL_ARG_SCRATCHPAD, options.temporary, scratchpad});
+  plan.AddStep(
+      arrays, {result},
+      [primitive, args = std::move(args)](const RunContext& context) {
+        std::unordered_map<int, dnnl::memory> memories;
+        for (const PrimitiveArg& arg : args) {
+          memories.emplace(arg.name,
+                           dnnl::memory(arg.desc, CpuEngine(), context.data<void>(arg.array)));
+        }
+        primitive.execute(context.stream, memories);
+        context.stream.wait();
+      },
+      options);
+}
+
+}  // namespace kvant::reference

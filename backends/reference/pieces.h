@@ -1,0 +1,80 @@
+// The pieces that ops are lowered to: each adds steps to a plan and returns the array they give.
+// Shapes have been checked by shape inference. oneDNN's exceptions pass through.
+#ifndef KVANT_BACKENDS_REFERENCE_PIECES_H_
+#define KVANT_BACKENDS_REFERENCE_PIECES_H_
+
+#include <optional>
+
+#include "absl/types/span.h"
+#include "dnnl.hpp"
+#include "kvant/backends/reference/plan.h"
+
+namespace kvant::reference {
+
+// ports.cc: between the memory of a port, of any type and layout, and dense arrays.
+Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor);
+void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array);
+
+// matmul.cc. NumPy's rules, vectors included; the result has no dims of a vector operand.
+Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b);
+
+// softmax.cc
+struct SoftMaxOptions {
+  int64_t axis = -1;
+  bool inf_as_zero = false;
+  bool with_stats = false;
+};
+struct SoftMaxResult {
+  Array probs;
+  // max + ln(sum exp(x - max)), the axis of dim 1; 0 for a row of -inf that becomes zeros.
+  std::optional<Array> stats;
+};
+SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options);
+
+// elementwise.cc
+Array Eltwise(Plan& plan, dnnl::algorithm algorithm, const Array& x, float alpha = 0,
+              float beta = 0);
+// NumPy broadcast. Integers are computed exactly and saturate; a comparison gives f32 0 or 1.
+Array Binary(Plan& plan, dnnl::algorithm algorithm, Array a, Array b);
+// `dims`: the result's, which all operands broadcast to.
+Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, Dims dims);
+// Repeated to `dims`; itself if it has them.
+Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims);
+
+// reduction.cc. Reduced dims become 1. Axes count from the front.
+Array Reduce(Plan& plan, dnnl::algorithm algorithm, const Array& x, absl::Span<const int64_t> axes);
+
+// movement.cc
+// A dense array of `dims` whose elements lie in x with these strides.
+Array Gather(Plan& plan, const Array& x, Dims dims, const Dims& strides);
+Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis);
+
+// quantization.cc. Scales (and zero points) have x's rank and divide its dims.
+struct QuantizationArrays {
+  Array scales;
+  std::optional<Array> zero_points;
+  bool real_units = false;  // of the zero points
+};
+// (x - zp) * scale, or x * scale - zp in real units.
+Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization);
+// round(x / scale) + zp, or round((x + zp) / scale) in real units; ties to even, saturated.
+Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type);
+// An array with these values.
+Array Constant(Plan& plan, std::vector<float> values, Dims dims);
+
+// masks.cc
+// 0, 1, ... as s32.
+Array GenIndex(Plan& plan, int64_t length);
+// x with `value` along `axis` from the KV length of the batch on. Batches count along axis 0; where
+// heads are folded into it, consecutive ones share a length. Unless `batched`, x has no batch axis
+// and is cut where the longest ends. Keeps no garbage: NaN beyond the length is replaced too.
+struct CutOptions {
+  int64_t axis = -1;
+  float value = 0;
+  bool batched = true;
+};
+Array CutToLengths(Plan& plan, const Array& x, const Array& lengths, const CutOptions& options);
+
+}  // namespace kvant::reference
+
+#endif  // KVANT_BACKENDS_REFERENCE_PIECES_H_

@@ -1,0 +1,118 @@
+// Plan: the steps that a partition becomes, and the memory they share.
+//
+// Inside a plan every tensor is a dense row-major array of f32, or of exact s32 or s64 where the
+// graph has those. Narrow integers, boolean and f8, f16, bf16 are exact in f32. An array is
+// written by one step and lies in a scratch arena, where its memory is used again after its last
+// reader; its offset is known when the plan is finished, so a run allocates nothing.
+#ifndef KVANT_BACKENDS_REFERENCE_PLAN_H_
+#define KVANT_BACKENDS_REFERENCE_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "dnnl.hpp"
+#include "kvant/backends/executor.h"
+#include "kvant/graph/data_type.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant::reference {
+
+enum class Storage : uint8_t { kF32, kS32, kS64 };
+
+// How a plan keeps a tensor of this type.
+inline Storage StorageOf(DataType type) {
+  return type == kS32 ? Storage::kS32 : type == kS64 ? Storage::kS64 : Storage::kF32;
+}
+inline size_t BytesOf(Storage storage) { return storage == Storage::kS64 ? 8 : 4; }
+
+int64_t ElementsOf(absl::Span<const int64_t> dims);
+
+// A handle; copies of it with other dims are the same memory, reshaped.
+struct Array {
+  int id = -1;
+  Storage storage = Storage::kF32;
+  Dims dims;
+
+  int64_t elements() const { return ElementsOf(dims); }
+};
+
+inline Array Reshaped(Array array, Dims dims) {
+  array.dims = std::move(dims);
+  return array;
+}
+
+// What a step sees when it runs.
+struct RunContext {
+  Executor& executor;
+  dnnl::stream& stream;
+  absl::Span<const void* const> inputs;  // ports
+  absl::Span<void* const> outputs;       // ports
+  absl::Span<void* const> arrays;        // by id
+
+  template <typename T = float>
+  T* data(const Array& array) const {
+    return static_cast<T*>(arrays[array.id]);
+  }
+};
+
+using Step = std::function<void(const RunContext&)>;
+
+class Plan {
+ public:
+  Array NewArray(Dims dims, Storage storage = Storage::kF32);
+  // Memory of an input port, used where it lies. It is read only.
+  Array PortArray(int port, Dims dims, Storage storage);
+
+  // `write` may take the memory of reads[overwrites] when nothing reads that later; the step
+  // must then work in place. `temporary`: memory for this step only; id -1 for none.
+  struct StepOptions {
+    int overwrites = -1;
+    Array temporary;
+  };
+  void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step) {
+    AddStep(reads, writes, std::move(step), StepOptions());
+  }
+  void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step,
+               const StepOptions& options);
+
+  // Lays the arrays out; nothing may be added afterwards.
+  void Finish();
+
+  size_t scratch_bytes() const { return scratch_bytes_; }
+  // Needs scratch_bytes() bytes, 64-byte aligned. Steps may throw dnnl::error.
+  void Run(Executor& executor, absl::Span<const void* const> inputs,
+           absl::Span<void* const> outputs, std::byte* scratch) const;
+
+ private:
+  struct ArrayInfo {
+    size_t bytes = 0;
+    size_t alignment = 4;
+    int port = -1;    // lies there, not in scratch
+    int shares = -1;  // lies where this one lies
+    int first = -1;   // step that writes it
+    int last = -1;    // last step that reads it
+    size_t offset = 0;
+  };
+  struct StepInfo {
+    Step run;
+    std::vector<int> reads, writes;
+    int overwrites = -1;  // array id
+  };
+
+  void FindLifetimes();
+  void ShareMemory();
+  void PlaceArrays();
+  int Root(int id) const;
+
+  std::vector<ArrayInfo> arrays_;
+  std::vector<StepInfo> steps_;
+  size_t scratch_bytes_ = 0;
+};
+
+}  // namespace kvant::reference
+
+#endif  // KVANT_BACKENDS_REFERENCE_PLAN_H_

@@ -1,0 +1,170 @@
+// The quantization ops in plain code: oneDNN has neither groups of any shape nor the narrow types.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/pieces.h"
+#include "kvant/backends/reference/rows.h"
+
+namespace kvant::reference {
+namespace {
+
+// Operands: result, x, scales, zero points. Each dim becomes [groups, elements of a group], in
+// which scales and zero points have ordinary strides, 0 along the group.
+Walk GroupWalk(const Dims& dims, const QuantizationArrays& quantization) {
+  const Dims& scale_dims = quantization.scales.dims;
+  const Dims zp_dims =
+      quantization.zero_points ? quantization.zero_points->dims : Dims(dims.size(), 1);
+  const Dims dense = DenseStrides(dims), scale_dense = DenseStrides(scale_dims),
+             zp_dense = DenseStrides(zp_dims);
+  Dims split, data, scales, zps;
+  for (size_t axis = 0; axis < dims.size(); ++axis) {
+    const int64_t groups = std::max<int64_t>(1, std::max(scale_dims[axis], zp_dims[axis]));
+    const int64_t length = dims[axis] / groups;
+    split.insert(split.end(), {groups, length});
+    data.insert(data.end(), {length * dense[axis], dense[axis]});
+    scales.insert(scales.end(), {scale_dims[axis] == 1 ? 0 : scale_dense[axis], 0});
+    zps.insert(zps.end(), {zp_dims[axis] == 1 ? 0 : zp_dense[axis], 0});
+  }
+  return Walk(split, {data, data, scales, zps});
+}
+
+// Calls fn(x, scale, zero point) for every element; what it gives is the result.
+template <typename Fn>
+Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantization, Fn fn) {
+  const Array result = plan.NewArray(x.dims);
+  const Array scales = quantization.scales;
+  const std::optional<Array> zps = quantization.zero_points;
+  std::vector<Array> reads{x, scales};
+  if (zps) reads.push_back(*zps);
+  Plan::StepOptions options;
+  options.overwrites = 0;
+  plan.AddStep(
+      reads, {result},
+      [=, walk = GroupWalk(x.dims, quantization)](const RunContext& context) {
+        const auto zero_point = [&](int64_t i) -> double {
+          if (!zps) return 0;
+          return zps->storage == Storage::kS32 ? context.data<int32_t>(*zps)[i]
+                                               : context.data<float>(*zps)[i];
+        };
+        walk.ForEachRow(context.executor, [&](const Row& row) {
+          const float* from = context.data(x) + row.offset[1];
+          float* to = context.data(result) + row.offset[0];
+          for (int64_t i = 0; i < row.count; ++i) {
+            const double scale = context.data(scales)[row.offset[2] + i * row.stride[2]];
+            const double value =
+                fn(from[i * row.stride[1]], scale, zero_point(row.offset[3] + i * row.stride[3]));
+            to[i * row.stride[0]] = static_cast<float>(value);
+          }
+        });
+      },
+      options);
+  return result;
+}
+
+// One value, or one per element of `axis`, as an array of x's rank.
+Array AlongAxis(Array values, size_t rank, int64_t axis) {
+  Dims dims(rank, 1);
+  if (values.elements() != 1) dims[axis] = values.elements();
+  return Reshaped(std::move(values), std::move(dims));
+}
+
+Array DynamicParameter(const Op& op, const Array& values, size_t rank) {
+  const std::string qtype = op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
+  if (qtype == "per_group" && values.dims.size() == rank) return values;
+  return AlongAxis(values, rank, FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank));
+}
+
+QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
+  const size_t rank = lowering.InputTensor(op, 0).dims->size();
+  QuantizationArrays result;
+  result.scales = DynamicParameter(op, lowering.Input(op, 1), rank);
+  if (lowering.HasInput(op, 2)) {
+    result.zero_points = DynamicParameter(op, lowering.Input(op, 2), rank);
+    result.real_units = IsFloat(lowering.InputTensor(op, 2).type);
+  }
+  return result;
+}
+
+QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
+  const size_t rank = lowering.InputTensor(op, 0).dims->size();
+  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const auto constant = [&](std::vector<float> values) {
+    const auto count = static_cast<int64_t>(values.size());
+    return AlongAxis(Constant(lowering.plan, std::move(values), {count}), rank, axis);
+  };
+  QuantizationArrays result;
+  result.scales = constant(op.attrs.GetOr(Attr::kScales, std::vector<float>()));
+  const auto zps = op.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  if (!zps.empty()) result.zero_points = constant(std::vector<float>(zps.begin(), zps.end()));
+  return result;
+}
+
+}  // namespace
+
+Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization) {
+  if (quantization.real_units) {
+    return ForEachCode(plan, codes, quantization,
+                       [](double x, double scale, double zp) { return x * scale - zp; });
+  }
+  return ForEachCode(plan, codes, quantization,
+                     [](double x, double scale, double zp) { return (x - zp) * scale; });
+}
+
+Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type) {
+  if (quantization.real_units) {
+    return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
+      return RoundTo(type, (value + zp) / scale);
+    });
+  }
+  // Rounding comes before the zero point, so that which way a tie goes does not depend on it.
+  if (IsInteger(type)) {
+    return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
+      return RoundTo(type, std::nearbyint(value / scale) + zp);
+    });
+  }
+  return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
+    return RoundTo(type, value / scale + zp);
+  });
+}
+
+Array Constant(Plan& plan, std::vector<float> values, Dims dims) {
+  const Array result = plan.NewArray(std::move(dims));
+  plan.AddStep({}, {result}, [=, values = std::move(values)](const RunContext& context) {
+    std::copy(values.begin(), values.end(), context.data(result));
+  });
+  return result;
+}
+
+absl::Status LowerQuantize(const Op& op, Lowering& lowering) {
+  const QuantizationArrays parameters = StaticParameters(op, lowering);
+  lowering.SetOutput(op, 0,
+                     Quantize(lowering.plan, lowering.Input(op, 0), parameters,
+                              lowering.OutputTensor(op, 0).type));
+  return absl::OkStatus();
+}
+
+absl::Status LowerDequantize(const Op& op, Lowering& lowering) {
+  const QuantizationArrays parameters = StaticParameters(op, lowering);
+  lowering.SetOutput(op, 0, Dequantize(lowering.plan, lowering.Input(op, 0), parameters));
+  return absl::OkStatus();
+}
+
+absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
+  const QuantizationArrays parameters = DynamicParameters(op, lowering);
+  lowering.SetOutput(op, 0,
+                     Quantize(lowering.plan, lowering.Input(op, 0), parameters,
+                              lowering.OutputTensor(op, 0).type));
+  return absl::OkStatus();
+}
+
+absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
+  const QuantizationArrays parameters = DynamicParameters(op, lowering);
+  lowering.SetOutput(op, 0, Dequantize(lowering.plan, lowering.Input(op, 0), parameters));
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

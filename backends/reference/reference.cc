@@ -1,0 +1,110 @@
+// The reference backend: any partition, op by op, on oneDNN.
+//
+// oneDNN runs its primitives on the threads it was built for (OpenMP in the packages that
+// scripts/setup installs), not on the executor; kvant's own loops run on the executor. Results
+// do not depend on the executor's threads, and on oneDNN's only where its matrix product splits
+// the inner dimension over threads.
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/plan.h"
+
+namespace kvant {
+namespace reference {
+namespace {
+
+std::string KernelText(const Graph& graph) {
+  const dnnl_version_t& version = *dnnl_version();
+  std::string text = absl::StrCat("op by op through oneDNN ", version.major, ".", version.minor,
+                                  ".", version.patch, ":");
+  const char* separator = " ";
+  for (const Op& op : graph.ops()) {
+    absl::StrAppend(&text, separator, std::string(OpKindName(op.kind)));
+    separator = ", ";
+  }
+  return text;
+}
+
+absl::Status CheckLengths(const LengthCheck& check, const void* lengths) {
+  for (int64_t n = 0; n < check.count; ++n) {
+    const auto length = static_cast<int64_t>(LoadElement(kS32, lengths, n * check.stride));
+    if (length >= 0 && length <= check.capacity) continue;
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat(check.op, ": KV length ", length, " of batch ", n,
+                                  " is not in [0, ", check.capacity, "]"));
+  }
+  return absl::OkStatus();
+}
+
+class ReferenceExecutable : public Executable {
+ public:
+  ReferenceExecutable(std::string kernel, Plan plan, std::vector<LengthCheck> checks, bool empty)
+      : kernel_(std::move(kernel)),
+        plan_(std::move(plan)),
+        length_checks_(std::move(checks)),
+        empty_(empty) {}
+
+  std::string kernel() const override { return kernel_; }
+  size_t scratch_bytes(int) const override { return plan_.scratch_bytes(); }
+
+  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    for (const LengthCheck& check : length_checks_) {
+      KVANT_RETURN_IF_ERROR(CheckLengths(check, inputs[check.port]));
+    }
+    if (empty_) return absl::OkStatus();
+    try {
+      plan_.Run(executor, inputs, outputs, scratch);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("oneDNN ran out of memory");
+    } catch (const std::exception& error) {
+      return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string kernel_;
+  const Plan plan_;
+  const std::vector<LengthCheck> length_checks_;
+  const bool empty_;  // an output has no elements: nothing is to be done
+};
+
+class ReferenceBackend : public Backend {
+ public:
+  std::string_view name() const override { return "reference"; }
+  bool fused() const override { return false; }
+
+  absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
+    bool empty = false;
+    for (size_t port = 0; port < partition.outputs().size(); ++port) {
+      empty = empty || partition.output(static_cast<int>(port)).elements() == 0;
+    }
+    Plan plan;
+    Lowering lowering(partition, plan);
+    try {
+      KVANT_RETURN_IF_ERROR(lowering.LowerPartition());
+      plan.Finish();
+    } catch (const std::exception& error) {
+      return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
+    }
+    return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
+                                                 lowering.length_checks(), empty);
+  }
+};
+
+}  // namespace
+}  // namespace reference
+
+std::unique_ptr<Backend> MakeReferenceBackend() {
+  return std::make_unique<reference::ReferenceBackend>();
+}
+
+}  // namespace kvant

@@ -1,0 +1,82 @@
+#include "kvant/backends/reference/rows.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvant::reference {
+namespace {
+
+// Elements of work per task: a matter of shape only.
+constexpr int64_t kTaskElements = 16384;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Dims BroadcastStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> out) {
+  const Dims dense = DenseStrides(dims);
+  Dims strides(out.size(), 0);
+  const size_t missing = out.size() - dims.size();
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] != 1) strides[missing + i] = dense[i];
+  }
+  return strides;
+}
+
+Walk::Walk(absl::Span<const int64_t> dims, std::vector<Dims> strides) : strides_(strides.size()) {
+  for (size_t axis = 0; axis < dims.size(); ++axis) {
+    if (dims[axis] == 1) continue;
+    bool merges = !dims_.empty();
+    for (size_t i = 0; merges && i < strides.size(); ++i) {
+      merges = strides_[i].back() == strides[i][axis] * dims[axis];
+    }
+    if (merges) {
+      dims_.back() *= dims[axis];
+      for (size_t i = 0; i < strides.size(); ++i) strides_[i].back() = strides[i][axis];
+    } else {
+      dims_.push_back(dims[axis]);
+      for (size_t i = 0; i < strides.size(); ++i) strides_[i].push_back(strides[i][axis]);
+    }
+  }
+  if (dims_.empty()) {
+    dims_.push_back(1);
+    for (Dims& operand : strides_) operand.push_back(1);
+  }
+}
+
+Row Walk::RowAt(int64_t index) const {
+  Row row;
+  row.count = dims_.back();
+  for (size_t i = 0; i < strides_.size(); ++i) row.stride[i] = strides_[i].back();
+  for (int axis = static_cast<int>(dims_.size()) - 2; axis >= 0; --axis) {
+    const int64_t coordinate = index % dims_[axis];
+    index /= dims_[axis];
+    for (size_t i = 0; i < strides_.size(); ++i) row.offset[i] += coordinate * strides_[i][axis];
+  }
+  return row;
+}
+
+void Walk::ForEachRow(Executor& executor, absl::FunctionRef<void(const Row&)> body) const {
+  int64_t rows = 1;
+  for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows *= dims_[axis];
+  const int64_t length = dims_.back();
+  if (rows == 0 || length == 0) return;
+  if (length >= kTaskElements) {
+    const int64_t pieces = CeilDiv(length, kTaskElements);
+    executor.ParallelFor(rows * pieces, [&](int64_t task, int) {
+      Row row = RowAt(task / pieces);
+      const int64_t begin = task % pieces * kTaskElements;
+      row.count = std::min(kTaskElements, length - begin);
+      for (size_t i = 0; i < strides_.size(); ++i) row.offset[i] += begin * row.stride[i];
+      body(row);
+    });
+    return;
+  }
+  const int64_t rows_per_task = kTaskElements / length;
+  executor.ParallelFor(CeilDiv(rows, rows_per_task), [&](int64_t task, int) {
+    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
+    for (int64_t index = task * rows_per_task; index < end; ++index) body(RowAt(index));
+  });
+}
+
+}  // namespace kvant::reference

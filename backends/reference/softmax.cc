@@ -1,0 +1,145 @@
+// SoftMax through oneDNN. It gives NaN for a row of -inf whatever the mode, so such rows are found
+// before and written after it; statistics are computed here.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/onednn.h"
+#include "kvant/backends/reference/pieces.h"
+
+namespace kvant::reference {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int64_t kLinesPerTask = 16;
+
+// Lines along the axis: line i begins at Begin(i) and steps by `inner`.
+struct Lines {
+  int64_t count = 0, length = 0, inner = 1;
+  int64_t Begin(int64_t line) const { return line / inner * length * inner + line % inner; }
+
+  template <typename Body>
+  void ForEach(Executor& executor, const Body& body) const {
+    executor.ParallelFor((count + kLinesPerTask - 1) / kLinesPerTask, [&](int64_t task, int) {
+      const int64_t end = std::min(count, (task + 1) * kLinesPerTask);
+      for (int64_t line = task * kLinesPerTask; line < end; ++line) body(line);
+    });
+  }
+};
+
+Lines LinesOf(const Dims& dims, int64_t axis) {
+  Lines lines;
+  lines.length = dims[axis];
+  lines.inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
+  lines.count = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * lines.inner;
+  return lines;
+}
+
+// -inf for a line of nothing but -inf, whatever else for others: their largest element, or NaN.
+float MaxOf(const float* x, const Lines& lines) {
+  float max = -kInf;
+  for (int64_t i = 0; i < lines.length; ++i) {
+    const float value = x[i * lines.inner];
+    if (value > max || std::isnan(value)) max = value;
+  }
+  return max;
+}
+
+float StatOf(const float* x, const Lines& lines, float max) {
+  double sum = 0;
+  for (int64_t i = 0; i < lines.length; ++i) sum += std::exp(x[i * lines.inner] - max);
+  return static_cast<float>(max + std::log(sum));
+}
+
+// The largest element of each line, and the statistics if asked for.
+Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, bool inf_as_zero,
+                  const std::optional<Array>& stats) {
+  const Array max = plan.NewArray({lines.count});
+  std::vector<Array> writes{max};
+  if (stats) writes.push_back(*stats);
+  plan.AddStep({x}, writes, [=](const RunContext& context) {
+    lines.ForEach(context.executor, [&](int64_t line) {
+      const float* row = context.data(x) + lines.Begin(line);
+      const float row_max = MaxOf(row, lines);
+      context.data(max)[line] = row_max;
+      if (!stats) return;
+      const bool masked = row_max == -kInf && inf_as_zero;
+      context.data(*stats)[line] = masked ? 0.f : StatOf(row, lines, row_max);
+    });
+  });
+  return max;
+}
+
+// `y` with the lines of -inf written as the mode wants.
+Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines& lines,
+                       bool inf_as_zero) {
+  const Array result = plan.NewArray(y.dims);
+  const float value = inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
+  Plan::StepOptions options;
+  options.overwrites = 0;
+  plan.AddStep(
+      {y, max}, {result},
+      [=](const RunContext& context) {
+        const float* from = context.data(y);
+        float* to = context.data(result);
+        lines.ForEach(context.executor, [&](int64_t line) {
+          const bool masked = context.data(max)[line] == -kInf;
+          if (from == to && !masked) return;
+          const int64_t begin = lines.Begin(line);
+          for (int64_t i = 0; i < lines.length; ++i) {
+            const int64_t at = begin + i * lines.inner;
+            to[at] = masked ? value : from[at];
+          }
+        });
+      },
+      options);
+  return result;
+}
+
+}  // namespace
+
+SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options) {
+  SoftMaxResult result;
+  const int64_t axis = FromFront(options.axis, x.dims.size());
+  const Lines lines = LinesOf(x.dims, axis);
+  if (options.with_stats) {
+    Dims dims = x.dims;
+    dims[axis] = 1;
+    result.stats = plan.NewArray(dims);
+  }
+  const Array max = MaxAndStats(plan, x, lines, options.inf_as_zero, result.stats);
+  const Array y = plan.NewArray(x.dims);
+  result.probs = y;
+  if (y.elements() == 0) return result;
+  const auto desc = DenseDesc({lines.count / lines.inner, lines.length, lines.inner});
+  const dnnl::softmax_forward::primitive_desc description(
+      CpuEngine(), dnnl::prop_kind::forward_inference, dnnl::algorithm::softmax_accurate, desc,
+      desc, /*axis=*/1, UserScratchpad());
+  AddPrimitive(plan, dnnl::softmax_forward(description), description.scratchpad_desc(),
+               {{DNNL_ARG_SRC, x, desc}}, {DNNL_ARG_DST, y, desc}, /*overwrites=*/0);
+  result.probs = WriteMaskedLines(plan, y, max, lines, options.inf_as_zero);
+  return result;
+}
+
+absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
+  SoftMaxOptions options;
+  options.axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  options.inf_as_zero = op.attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+  options.with_stats = lowering.HasOutput(op, 1);
+  Array scores = lowering.Input(op, 0);
+  const int64_t capacity = scores.dims[FromFront(options.axis, scores.dims.size())];
+  if (const auto lengths = lowering.KvLengthsFor(op, capacity)) {
+    CutOptions cut;
+    cut.axis = options.axis;
+    cut.value = -kInf;
+    scores = CutToLengths(lowering.plan, scores, *lengths, cut);
+  }
+  const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
+  lowering.SetOutput(op, 0, result.probs);
+  if (result.stats) lowering.SetOutput(op, 1, *result.stats);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

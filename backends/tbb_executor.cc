@@ -1,0 +1,59 @@
+#include <algorithm>
+
+#include "kvant/backends/executor.h"
+#include "oneapi/tbb/parallel_for.h"
+#include "oneapi/tbb/task_arena.h"
+
+namespace kvant {
+namespace {
+
+using Body = absl::FunctionRef<void(int64_t, int)>;
+
+void RunHere(int64_t n, Body body) {
+  for (int64_t i = 0; i < n; ++i) body(i, 0);
+}
+
+class SerialExecutor : public Executor {
+ public:
+  int max_concurrency() const override { return 1; }
+  void ParallelFor(int64_t n, Body body) override { RunHere(n, body); }
+};
+
+// A slot is the thread's index in the arena: distinct among the threads that are in it, and below
+// its concurrency. A caller from outside takes a slot of the arena for the time of the call, or,
+// when all are taken, hands the work to a thread that has one.
+class TbbExecutor : public Executor {
+ public:
+  explicit TbbExecutor(int threads) : arena_(threads), threads_(threads) {}
+
+  int max_concurrency() const override { return threads_; }
+
+  void ParallelFor(int64_t n, Body body) override {
+    // Slots need to differ only within one call, so a caller that runs alone may use slot 0.
+    if (n <= 1 || threads_ == 1) return RunHere(n, body);
+    arena_.execute([&] {
+      // Isolated: while a body waits for a ParallelFor inside it, its thread must not start
+      // another body of the outer one, which would share its slot.
+      tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(int64_t{0}, n, [&](int64_t i) {
+          body(i, tbb::this_task_arena::current_thread_index());
+        });
+      });
+    });
+  }
+
+ private:
+  tbb::task_arena arena_;
+  const int threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> MakeTbbExecutor(int threads) {
+  if (threads <= 0) threads = tbb::this_task_arena::max_concurrency();
+  return std::make_unique<TbbExecutor>(std::max(threads, 1));
+}
+
+std::unique_ptr<Executor> MakeSerialExecutor() { return std::make_unique<SerialExecutor>(); }
+
+}  // namespace kvant

@@ -1,0 +1,337 @@
+#include "kvant/graph/builder.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/op_shapes.h"
+#include "kvant/graph/shape_inference.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+Attributes QuantizationAttributes(const GraphBuilder::DequantizeOptions& options) {
+  Attributes attrs;
+  if (!options.group_shape.empty()) {
+    attrs.Set(Attr::kQType, std::string("per_group"));
+    attrs.Set(Attr::kGroupShape,
+              std::vector<int64_t>(options.group_shape.begin(), options.group_shape.end()));
+  } else {
+    attrs.Set(Attr::kQType, std::string(options.axis ? "per_channel" : "per_tensor"));
+  }
+  if (options.axis) attrs.Set(Attr::kAxis, *options.axis);
+  return attrs;
+}
+
+}  // namespace
+
+GraphBuilder::GraphBuilder(GraphOptions options) : options_(std::move(options)) {}
+
+void GraphBuilder::Fail(absl::Status status) {
+  if (status_.ok()) status_ = std::move(status);
+}
+
+LogicalTensor& GraphBuilder::AddTensor(std::string_view name, DataType type) {
+  LogicalTensor& tensor = tensors_.emplace_back();
+  tensor.id = tensors_.size() - 1;
+  tensor.type = type;
+  tensor.name = name;
+  produced_.push_back(false);
+  consumed_.push_back(false);
+  is_output_.push_back(false);
+  return tensor;
+}
+
+const LogicalTensor& GraphBuilder::Describe(Value value) const {
+  static const LogicalTensor* const unknown = new LogicalTensor();
+  return value.id < tensors_.size() ? tensors_[value.id] : *unknown;
+}
+
+Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
+                          std::optional<Dims> strides, Property property) {
+  LogicalTensor& tensor = AddTensor(name, type);
+  const bool known = std::find(dims.begin(), dims.end(), kUnknownDim) == dims.end();
+  tensor.dims = std::move(dims);
+  tensor.strides = std::move(strides);
+  tensor.property = property;
+  if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
+    Fail(MakeError(ErrorKindOf(valid),
+                   absl::StrCat("input '", tensor.name, "': ", std::string(valid.message()))));
+  } else if (known && !tensor.strides) {
+    tensor.strides = DenseStrides(*tensor.dims);
+  }
+  return {tensor.id};
+}
+
+Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
+  return Input(name, type, Dims(), std::nullopt, Property::kHostScalar);
+}
+
+absl::Status GraphBuilder::Check(Op& op) {
+  const TensorId first = op.outputs.empty() ? tensors_.size() : op.outputs[0];
+  ShapeContext context;
+  absl::InlinedVector<const LogicalTensor*, 2> outputs;
+  for (const TensorId id : op.inputs) {
+    if (id >= first) {
+      return OpError(ErrorKind::kInvalidArguments, op,
+                     absl::StrCat("value ", id, " is not of this builder"));
+    }
+    context.inputs.push_back(&tensors_[id]);
+  }
+  for (const TensorId id : op.outputs) outputs.push_back(&tensors_[id]);
+  KVANT_RETURN_IF_ERROR(CheckSchema(op, context.inputs, outputs));
+  context.outputs.resize(op.outputs.size());
+  KVANT_RETURN_IF_ERROR(ShapeRuleOf(op.kind)(op, context));
+  for (size_t i = 0; i < op.outputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(MergeOutput(op, *outputs[i], context.outputs[i]));
+    tensors_[op.outputs[i]].dims = std::move(context.outputs[i]);
+  }
+  return absl::OkStatus();
+}
+
+Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
+                         absl::Span<const DataType> output_types, Attributes attrs) {
+  Op op;
+  op.id = ops_.size();
+  op.kind = kind;
+  op.attrs = std::move(attrs);
+  for (const Value input : inputs) op.inputs.push_back(input.id);
+  for (const DataType type : output_types) {
+    LogicalTensor& tensor = AddTensor(name, type);
+    if (name.empty()) {
+      tensor.name = absl::StrCat(std::string(OpKindName(kind)), "_", tensor.id);
+    } else if (!op.outputs.empty()) {
+      absl::StrAppend(&tensor.name, "_", op.outputs.size());
+    }
+    tensor.layout = Layout::kUndef;  // until Output says otherwise
+    produced_[tensor.id] = true;
+    op.outputs.push_back(tensor.id);
+  }
+  op.name = op.outputs.empty() ? std::string(name) : tensors_[op.outputs[0]].name;
+  const Value first{op.outputs.empty() ? 0 : op.outputs[0]};
+  // After an error, further ones would follow from it.
+  if (!status_.ok()) return first;
+  if (absl::Status status = Check(op); !status.ok()) {
+    Fail(std::move(status));
+    return first;
+  }
+  for (const TensorId id : op.inputs) consumed_[id] = true;
+  ops_.push_back(std::move(op));
+  return first;
+}
+
+std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
+                                       std::vector<Value> inputs,
+                                       std::vector<DataType> output_types, Attributes attrs) {
+  const Value first = Emit(kind, name, inputs, output_types, std::move(attrs));
+  std::vector<Value> results;
+  for (size_t i = 0; i < output_types.size(); ++i) results.push_back({first.id + i});
+  return results;
+}
+
+Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
+  const DataType type = options.type == kUndef ? Describe(a).type : options.type;
+  Attributes attrs;
+  attrs.Set(Attr::kTransposeA, options.transpose_a);
+  attrs.Set(Attr::kTransposeB, options.transpose_b);
+  return Emit(OpKind::kMatMul, "", {a, b}, {type}, std::move(attrs));
+}
+
+Value GraphBuilder::SoftMax(Value x, SoftMaxOptions options) {
+  const DataType type = options.type == kUndef ? Describe(x).type : options.type;
+  return Emit(OpKind::kSoftMax, "", {x}, {type},
+              {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
+}
+
+std::pair<Value, Value> GraphBuilder::SoftMaxWithStats(Value x, SoftMaxOptions options) {
+  const DataType type = options.type == kUndef ? Describe(x).type : options.type;
+  const Value first = Emit(OpKind::kSoftMax, "", {x}, {type, kF32},
+                           {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
+  return {first, {first.id + 1}};
+}
+
+Value GraphBuilder::DynamicDequantize(Value codes, Value scales, DequantizeOptions options) {
+  const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
+  return Emit(OpKind::kDynamicDequantize, "", {codes, scales}, {type},
+              QuantizationAttributes(options));
+}
+
+Value GraphBuilder::DynamicDequantize(Value codes, Value scales, Value zero_points,
+                                      DequantizeOptions options) {
+  const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
+  return Emit(OpKind::kDynamicDequantize, "", {codes, scales, zero_points}, {type},
+              QuantizationAttributes(options));
+}
+
+Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
+                                    DequantizeOptions options) {
+  absl::InlinedVector<Value, 3> inputs{x, scales};
+  if (zero_points) inputs.push_back(*zero_points);
+  return Emit(OpKind::kDynamicQuantize, "", inputs, {options.type},
+              QuantizationAttributes(options));
+}
+
+Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {
+  const DataType left = Describe(a).type, right = Describe(b).type;
+  const bool widens = right == kF32 && IsComputeFloat(left);
+  return Emit(kind, "", {a, b}, {widens ? kF32 : left}, {});
+}
+
+Value GraphBuilder::Add(Value a, Value b) { return Arithmetic(OpKind::kAdd, a, b); }
+Value GraphBuilder::Subtract(Value a, Value b) { return Arithmetic(OpKind::kSubtract, a, b); }
+Value GraphBuilder::Multiply(Value a, Value b) { return Arithmetic(OpKind::kMultiply, a, b); }
+Value GraphBuilder::Divide(Value a, Value b) { return Arithmetic(OpKind::kDivide, a, b); }
+
+Value GraphBuilder::Select(Value condition, Value x, Value y) {
+  return Emit(OpKind::kSelect, "", {condition, x, y}, {Describe(x).type}, {});
+}
+
+Value GraphBuilder::Tanh(Value x) { return Emit(OpKind::kTanh, "", {x}, {Describe(x).type}, {}); }
+
+Value GraphBuilder::GenIndex(Value x, int64_t axis) {
+  return Emit(OpKind::kGenIndex, "", {x}, {kS32}, {{Attr::kAxis, axis}});
+}
+
+Value GraphBuilder::GreaterEqual(Value a, Value b) {
+  return Emit(OpKind::kGreaterEqual, "", {a, b}, {kBoolean}, {});
+}
+
+Value GraphBuilder::TypeCast(Value x, DataType type) {
+  return Emit(OpKind::kTypeCast, "", {x}, {type}, {});
+}
+
+Value GraphBuilder::Reshape(Value x, std::vector<int64_t> shape, bool special_zero) {
+  Attributes attrs;
+  attrs.Set(Attr::kShape, std::move(shape));
+  attrs.Set(Attr::kSpecialZero, special_zero);
+  return Emit(OpKind::kStaticReshape, "", {x}, {Describe(x).type}, std::move(attrs));
+}
+
+Value GraphBuilder::Transpose(Value x, std::vector<int64_t> order) {
+  Attributes attrs;
+  attrs.Set(Attr::kOrder, std::move(order));
+  return Emit(OpKind::kStaticTranspose, "", {x}, {Describe(x).type}, std::move(attrs));
+}
+
+Value GraphBuilder::Reorder(Value x, std::optional<Dims> strides) {
+  const Value result = Emit(OpKind::kReorder, "", {x}, {Describe(x).type}, {});
+  LogicalTensor& tensor = tensors_[result.id];
+  tensor.layout = Layout::kStrided;
+  tensor.strides = std::move(strides);
+  if (!tensor.strides && tensor.has_shape()) tensor.strides = DenseStrides(*tensor.dims);
+  return result;
+}
+
+Value GraphBuilder::Concat(absl::Span<const Value> values, int64_t axis) {
+  const DataType type = values.empty() ? kUndef : Describe(values[0]).type;
+  return Emit(OpKind::kConcat, "", values, {type}, {{Attr::kAxis, axis}});
+}
+
+Value GraphBuilder::CausalMask(Value scores, Value fill) {
+  const int rank = std::max(Describe(scores).rank(), 0);  // unknown: count from the end
+  const Value rows = GenIndex(scores, rank - 2);
+  const Value columns = GenIndex(scores, rank - 1);
+  return Select(GreaterEqual(rows, columns), scores, fill);
+}
+
+Value GraphBuilder::CausalMask(Value scores, Value fill, Value kv_len, Value q_len) {
+  const int rank = std::max(Describe(scores).rank(), 0);
+  const Value rows = Subtract(Add(GenIndex(scores, rank - 2), kv_len), q_len);
+  const Value columns = GenIndex(scores, rank - 1);
+  return Select(GreaterEqual(rows, columns), scores, fill);
+}
+
+std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
+    Value q, Value k, Value v, AttentionOptions options) {
+  absl::InlinedVector<Value, 12> inputs{q, k, v};
+  std::string names;
+  const auto optional_input = [&](const char* name, const std::optional<Value>& value) {
+    if (!value) return;
+    absl::StrAppend(&names, names.empty() ? "" : ",", name);
+    inputs.push_back(*value);
+  };
+  optional_input("k_scales", options.k_scales);
+  optional_input("k_zps", options.k_zero_points);
+  optional_input("v_scales", options.v_scales);
+  optional_input("v_zps", options.v_zero_points);
+  optional_input("bias", options.bias);
+  optional_input("select", options.select);
+  optional_input("kv_lengths", options.kv_lengths);
+  optional_input("sinks", options.sinks);
+  optional_input("alibi_slopes", options.alibi_slopes);
+
+  Attributes attrs;
+  if (!names.empty()) attrs.Set(Attr::kOptionalInputs, std::move(names));
+  if (options.scale) attrs.Set(Attr::kScale, *options.scale);
+  if (options.soft_cap) attrs.Set(Attr::kSoftCap, *options.soft_cap);
+  if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
+  attrs.Set(Attr::kLeftWindow, options.left_window);
+  attrs.Set(Attr::kRightWindow, options.right_window);
+  if (!options.k_group_shape.empty()) {
+    attrs.Set(Attr::kKGroupShape, std::move(options.k_group_shape));
+  }
+  if (!options.v_group_shape.empty()) {
+    attrs.Set(Attr::kVGroupShape, std::move(options.v_group_shape));
+  }
+  const DataType types[] = {Describe(q).type, kF32};
+  const Value first = Emit(OpKind::kScaledDotProductAttention, "", inputs,
+                           absl::MakeSpan(types).first(options.stats ? 2 : 1), std::move(attrs));
+  if (!options.stats) return {first, std::nullopt};
+  return {first, Value{first.id + 1}};
+}
+
+void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims> strides) {
+  if (!status_.ok()) return;
+  if (value.id >= tensors_.size() || !produced_[value.id]) {
+    return Fail(MakeError(ErrorKind::kInvalidArguments,
+                          absl::StrCat("output '", std::string(name), "': value ", value.id,
+                                       " is not the result of an op")));
+  }
+  if (is_output_[value.id]) {
+    return Fail(MakeError(ErrorKind::kInvalidArguments,
+                          absl::StrCat("output '", std::string(name), "': tensor ", value.id,
+                                       " is already output '", tensors_[value.id].name, "'")));
+  }
+  LogicalTensor& tensor = tensors_[value.id];
+  tensor.name = name;
+  tensor.layout = Layout::kStrided;
+  if (strides) {
+    tensor.strides = std::move(strides);
+  } else if (!tensor.strides && tensor.has_shape()) {
+    tensor.strides = DenseStrides(*tensor.dims);
+  }
+  is_output_[value.id] = true;
+}
+
+Op GraphBuilder::EndOf(TensorId output) const {
+  Op end;
+  end.kind = OpKind::kEnd;
+  end.name = tensors_[output].name;
+  end.inputs.push_back(output);
+  return end;
+}
+
+absl::StatusOr<Graph> GraphBuilder::Build() && {
+  if (!status_.ok()) return status_;
+  // An output that ops consume as well is marked by an End.
+  for (TensorId id = 0; id < tensors_.size(); ++id) {
+    if (is_output_[id] && consumed_[id]) ops_.push_back(EndOf(id));
+  }
+  Graph graph(std::move(options_));
+  absl::InlinedVector<LogicalTensor, 4> inputs, outputs;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Op& op = ops_[i];
+    op.id = i;
+    if (!op.outputs.empty()) op.name = tensors_[op.outputs[0]].name;
+    inputs.clear();
+    outputs.clear();
+    for (const TensorId id : op.inputs) inputs.push_back(tensors_[id]);
+    for (const TensorId id : op.outputs) outputs.push_back(tensors_[id]);
+    KVANT_RETURN_IF_ERROR(graph.AddOp(std::move(op), inputs, outputs));
+  }
+  KVANT_RETURN_IF_ERROR(graph.Finalize());
+  KVANT_RETURN_IF_ERROR(InferShapes(graph));
+  return graph;
+}
+
+}  // namespace kvant

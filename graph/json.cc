@@ -1,0 +1,225 @@
+#include "kvant/graph/json.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/json_document.h"
+#include "kvant/graph/json_names.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{1} << 28;
+
+template <size_t n>
+absl::Status ReadName(const JsonValue& value, const std::array<std::string_view, n>& names,
+                      size_t& index) {
+  std::string_view name;
+  KVANT_RETURN_IF_ERROR(value.Read(name));
+  index = std::find(names.begin(), names.end(), name) - names.begin();
+  if (index < n) return absl::OkStatus();
+  return value.Error(absl::StrCat("unknown value '", std::string(name), "'"));
+}
+
+// Reads a member that may be missing.
+template <typename Read>
+absl::Status IfPresent(const JsonValue& object, std::string_view key, Read read) {
+  KVANT_ASSIGN_OR_RETURN(const bool present, object.Has(key));
+  if (!present) return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(const JsonValue value, object.Member(key));
+  return read(value);
+}
+
+// Dims or strides. Nothing for one unknown element, which is how an unknown rank is
+// written.
+absl::Status ReadDims(const JsonValue& value, std::optional<Dims>& result) {
+  std::vector<int64_t> numbers;
+  KVANT_RETURN_IF_ERROR(value.Read(numbers));
+  if (numbers.size() > kMaxRank) {
+    return value.Error(absl::StrCat("rank ", numbers.size(), " is above the limit of ", kMaxRank));
+  }
+  if (numbers != std::vector<int64_t>{kUnknownDim}) result.emplace(numbers.begin(), numbers.end());
+  return absl::OkStatus();
+}
+
+absl::Status ReadTensor(const JsonValue& value, LogicalTensor& tensor) {
+  KVANT_RETURN_IF_ERROR(value.ReadMember("id", tensor.id));
+  KVANT_ASSIGN_OR_RETURN(const JsonValue dtype, value.Member("dtype"));
+  std::string_view type_name;
+  KVANT_RETURN_IF_ERROR(dtype.Read(type_name));
+  const std::optional<DataType> type = DataTypeFromName(type_name);
+  if (!type) {
+    return dtype.Error(absl::StrCat("unknown data type '", std::string(type_name), "'"));
+  }
+  tensor.type = *type;
+  KVANT_ASSIGN_OR_RETURN(const JsonValue shape, value.Member("shape"));
+  KVANT_RETURN_IF_ERROR(ReadDims(shape, tensor.dims));
+  KVANT_RETURN_IF_ERROR(IfPresent(
+      value, "stride", [&](const JsonValue& stride) { return ReadDims(stride, tensor.strides); }));
+  // A stride that is not known leaves the layout in memory open.
+  if (tensor.strides && std::count(tensor.strides->begin(), tensor.strides->end(), kUnknownDim)) {
+    tensor.strides.reset();
+  }
+  if (tensor.strides && !tensor.dims) tensor.dims = Dims{kUnknownDim};
+  size_t layout = static_cast<size_t>(tensor.layout);
+  KVANT_RETURN_IF_ERROR(IfPresent(value, "layout_type", [&](const JsonValue& name) {
+    return ReadName(name, kLayoutNames, layout);
+  }));
+  tensor.layout = static_cast<Layout>(layout);
+  size_t property = static_cast<size_t>(tensor.property);
+  KVANT_RETURN_IF_ERROR(IfPresent(value, "property_type", [&](const JsonValue& name) {
+    return ReadName(name, kPropertyNames, property);
+  }));
+  tensor.property = static_cast<Property>(property);
+  if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
+    return value.Error(absl::StrCat("tensor ", tensor.id, ": ", std::string(valid.message())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadTensors(const JsonValue& op, std::string_view key,
+                         std::vector<LogicalTensor>& tensors) {
+  tensors.clear();
+  KVANT_ASSIGN_OR_RETURN(const JsonValue list, op.Member(key));
+  return list.ForEach(
+      [&tensors](JsonValue value) { return ReadTensor(value, tensors.emplace_back()); });
+}
+
+template <typename T>
+absl::StatusOr<AttrValue> ReadAs(const JsonValue& value) {
+  T result{};
+  KVANT_RETURN_IF_ERROR(value.Read(result));
+  return AttrValue(std::move(result));
+}
+
+// {"type": ..., "value": ...}. Whether the op takes this type is the schema's matter.
+absl::StatusOr<AttrValue> ReadAttribute(const JsonValue& attribute) {
+  KVANT_ASSIGN_OR_RETURN(const JsonValue type_value, attribute.Member("type"));
+  KVANT_ASSIGN_OR_RETURN(const JsonValue value, attribute.Member("value"));
+  size_t type = 0;
+  KVANT_RETURN_IF_ERROR(ReadName(type_value, kAttrTypeNames, type));
+  if (kAttrTypeNames[type] == "s64") return ReadAs<int64_t>(value);
+  if (kAttrTypeNames[type] == "f32") return ReadAs<float>(value);
+  if (kAttrTypeNames[type] == "bool") return ReadAs<bool>(value);
+  if (kAttrTypeNames[type] == "s64[]") return ReadAs<std::vector<int64_t>>(value);
+  if (kAttrTypeNames[type] == "f32[]") return ReadAs<std::vector<float>>(value);
+  std::string_view text;
+  KVANT_RETURN_IF_ERROR(value.Read(text));
+  return AttrValue(std::string(text));
+}
+
+absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
+  return attrs.ForEachMember([&op](std::string_view name, JsonValue value) {
+    const std::optional<Attr> attr = AttrFromName(name);
+    if (!attr) {
+      return MakeError(
+          ErrorKind::kInvalidGraphOp,
+          absl::StrCat(op.ToString(), ": unknown attribute '", std::string(name), "'"));
+    }
+    if (op.attrs.Find(*attr) != nullptr) return value.Error("this attribute occurs twice");
+    absl::StatusOr<AttrValue> read = ReadAttribute(value);
+    if (!read.ok()) return read.status();
+    op.attrs.Set(*attr, *std::move(read));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ReadOp(const JsonValue& value, Op& op) {
+  KVANT_RETURN_IF_ERROR(value.ReadMember("id", op.id));
+  KVANT_RETURN_IF_ERROR(IfPresent(value, "name", [&op](const JsonValue& text) {
+    std::string_view name;
+    const absl::Status status = text.Read(name);
+    op.name = name;
+    return status;
+  }));
+  std::string_view kind_name;
+  KVANT_RETURN_IF_ERROR(value.ReadMember("kind", kind_name));
+  const std::optional<OpKind> kind = OpKindFromName(kind_name);
+  if (!kind) {
+    return MakeError(ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("op '", op.name, "' (id ", op.id, "): unknown kind '",
+                                  std::string(kind_name), "'"));
+  }
+  op.kind = *kind;
+  return IfPresent(value, "attrs",
+                   [&op](const JsonValue& attrs) { return ReadAttributes(attrs, op); });
+}
+
+absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
+  KVANT_RETURN_IF_ERROR(IfPresent(root, "engine_kind", [&](const JsonValue& value) {
+    std::string_view kind;
+    const absl::Status status = value.Read(kind);
+    options.engine_kind = kind;
+    return status;
+  }));
+  KVANT_RETURN_IF_ERROR(IfPresent(root, "fpmath_mode", [&](const JsonValue& value) {
+    std::string_view name;
+    KVANT_RETURN_IF_ERROR(value.Read(name));
+    const std::optional<FpMath> mode = FpMathFromName(name);
+    if (!mode) return value.Error(absl::StrCat("unknown mode '", std::string(name), "'"));
+    options.fpmath = *mode;
+    return absl::OkStatus();
+  }));
+  return IfPresent(root, "fpmath_mode_apply_to_int", [&](const JsonValue& value) {
+    if (!value.IsString()) return value.Read(options.apply_to_int);
+    static constexpr std::array<std::string_view, 2> kNames = {"false", "true"};
+    size_t index = 0;
+    KVANT_RETURN_IF_ERROR(ReadName(value, kNames, index));
+    options.apply_to_int = index == 1;
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes) {
+  if (text.size() > max_bytes) {
+    return MakeError(ErrorKind::kInvalidJson,
+                     absl::StrCat(text.size(), " bytes are above the limit of ", max_bytes));
+  }
+  KVANT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
+  const JsonValue root = document.root();
+  GraphOptions options;
+  KVANT_RETURN_IF_ERROR(ReadOptions(root, options));
+  Graph graph(std::move(options));
+  KVANT_ASSIGN_OR_RETURN(const JsonValue ops, root.Member("graph"));
+  std::vector<LogicalTensor> inputs, outputs;
+  KVANT_RETURN_IF_ERROR(ops.ForEach([&](JsonValue value) {
+    Op op;
+    KVANT_RETURN_IF_ERROR(ReadOp(value, op));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "inputs", inputs));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", outputs));
+    return graph.AddOp(std::move(op), inputs, outputs);
+  }));
+  KVANT_RETURN_IF_ERROR(graph.Finalize());
+  return graph;
+}
+
+absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path) {
+  const auto cannot_read = [&path] {
+    return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("cannot read '", path, "'"));
+  };
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return cannot_read();
+  // In pieces, so that a file without an end is noticed.
+  std::string text;
+  std::array<char, 1 << 16> piece;
+  while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
+    text.append(piece.data(), static_cast<size_t>(file.gcount()));
+    if (text.size() > kMaxFileBytes) {
+      return MakeError(ErrorKind::kInvalidJson, absl::StrCat("'", path, "' is above the limit of ",
+                                                             kMaxFileBytes, " bytes"));
+    }
+  }
+  if (file.bad() || !file.eof()) return cannot_read();
+  absl::StatusOr<Graph> graph = GraphFromJson(text);
+  if (graph.ok()) return graph;
+  return MakeError(ErrorKindOf(graph.status()),
+                   absl::StrCat(path, ": ", std::string(graph.status().message())));
+}
+
+}  // namespace kvant

@@ -1,0 +1,104 @@
+// JsonDocument: parsed JSON as one flat array, for reading files that nobody
+// vouches for. Nothing recurses, nesting and the number of values are bounded,
+// and every value knows its path, which is worked out only for an error message.
+#ifndef KVANT_GRAPH_JSON_DOCUMENT_H_
+#define KVANT_GRAPH_JSON_DOCUMENT_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvant {
+
+class JsonValue;
+
+class JsonDocument {
+ public:
+  static constexpr size_t kMaxDepth = 64;
+  static constexpr size_t kMaxValues = size_t{1} << 24;
+
+  // kInvalidJson, with the position, for malformed text.
+  static absl::StatusOr<JsonDocument> Parse(std::string_view text);
+
+  // Valid while the document lives and stays where it is.
+  JsonValue root() const;
+
+ private:
+  friend class JsonValue;
+  friend class JsonDocumentBuilder;
+
+  enum class Kind : uint8_t { kNull, kBool, kSigned, kUnsigned, kFloat, kString, kArray, kObject };
+  // Values in the order of the text; members of an object as key, value, key, ...
+  struct Node {
+    Kind kind = Kind::kNull;
+    uint32_t end = 0;  // index after the last node that belongs to this one
+    union {
+      bool boolean;
+      int64_t integer;
+      uint64_t natural;
+      float real;
+      size_t offset = 0;  // of a string in strings_
+    };
+    size_t length = 0;  // of a string
+  };
+
+  std::string_view StringAt(uint32_t node) const {
+    return std::string_view(strings_).substr(nodes_[node].offset, nodes_[node].length);
+  }
+  // "graph[3].inputs[0].shape"; "(top level)" for the root.
+  std::string PathOf(uint32_t node) const;
+
+  std::vector<Node> nodes_;
+  std::string strings_;
+};
+
+// One value of a document. Reading one as another type than it is gives
+// kInvalidJson with its path.
+class JsonValue {
+ public:
+  JsonValue(const JsonDocument* document, uint32_t node) : document_(document), node_(node) {}
+
+  absl::Status Read(bool& result) const;     // true, false, 1 or 0
+  absl::Status Read(int64_t& result) const;  // no fraction, no exponent
+  absl::Status Read(uint64_t& result) const;
+  absl::Status Read(float& result) const;  // finite once rounded to f32
+  absl::Status Read(std::string_view& result) const;
+  absl::Status Read(std::vector<int64_t>& result) const;
+  absl::Status Read(std::vector<float>& result) const;
+
+  bool IsString() const;
+  // Calls `visit` for every element in order, until one fails.
+  absl::Status ForEach(absl::FunctionRef<absl::Status(JsonValue)> visit) const;
+  absl::Status ForEachMember(
+      absl::FunctionRef<absl::Status(std::string_view key, JsonValue value)> visit) const;
+  // Reads the member `key`. kInvalidJson if it is missing or occurs twice.
+  template <typename T>
+  absl::Status ReadMember(std::string_view key, T& result) const {
+    absl::StatusOr<JsonValue> member = Member(key);
+    return member.ok() ? member->Read(result) : member.status();
+  }
+  absl::StatusOr<JsonValue> Member(std::string_view key) const;
+  // False without error if it is missing.
+  absl::StatusOr<bool> Has(std::string_view key) const;
+
+  // kInvalidJson: "<path>: <what>".
+  absl::Status Error(std::string_view what) const;
+
+ private:
+  using Kind = JsonDocument::Kind;
+  const JsonDocument::Node& node() const { return document_->nodes_[node_]; }
+  // "<path>: expected <expected>, found <what is there>".
+  absl::Status Mismatch(std::string_view expected) const;
+
+  const JsonDocument* document_;
+  uint32_t node_;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_GRAPH_JSON_DOCUMENT_H_

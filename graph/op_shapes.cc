@@ -1,0 +1,385 @@
+#include "kvant/graph/op_shapes.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvant {
+namespace {
+
+constexpr ShapeRule kRules[] = {
+#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) &shape_rule,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+};
+
+bool Broadcasts(const Op& op) {
+  const std::string* mode = op.attrs.Get<std::string>(Attr::kAutoBroadcast);
+  return mode == nullptr || *mode != "none";
+}
+
+// a and b with broadcasting, or equal where the op does not broadcast.
+absl::Status CombineDims(const Op& op, const LogicalTensor& a, const LogicalTensor& b,
+                         std::optional<Dims>& result) {
+  if (!a.dims || !b.dims) return absl::OkStatus();
+  if (!Broadcasts(op)) {
+    if (!std::equal(a.dims->begin(), a.dims->end(), b.dims->begin(), b.dims->end(), MayEqual)) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat(DescribeDims(a), " and ", DescribeDims(b),
+                                  " differ, and auto_broadcast is none"));
+    }
+  }
+  result = a.dims;
+  const int conflict = BroadcastInto(*result, *b.dims);
+  if (conflict < 0) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat(DescribeDims(a), " and ", DescribeDims(b),
+                   " do not broadcast: they conflict in dim ", conflict, " of the result"));
+}
+
+// The part of a MatMul operand that is multiplied: which dims are rows and
+// columns once transposed. A missing one (rank 1) is -1.
+struct MatrixDims {
+  int rows = -1;
+  int cols = -1;
+};
+
+MatrixDims MatrixDimsOf(const LogicalTensor& tensor, bool transpose, bool is_weights) {
+  const int rank = tensor.rank();
+  // As in NumPy, a vector is a row on the left and a column on the right.
+  if (rank == 1) return is_weights ? MatrixDims{0, -1} : MatrixDims{-1, 0};
+  if (transpose) return {rank - 1, rank - 2};
+  return {rank - 2, rank - 1};
+}
+
+// Batch dims of both, broadcast.
+absl::Status MatMulBatch(const Op& op, const LogicalTensor& src, const LogicalTensor& weights,
+                         Dims& result) {
+  const absl::Span<const int64_t> a = *src.dims, b = *weights.dims;
+  const absl::Span<const int64_t> batch = a.first(std::max(src.rank() - 2, 0));
+  result.assign(batch.begin(), batch.end());
+  const int conflict = BroadcastInto(result, b.first(std::max(weights.rank() - 2, 0)));
+  if (conflict < 0) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat("batch dimensions of ", DescribeDims(src), " and ", DescribeDims(weights),
+                   " do not broadcast: they conflict in dim ", conflict, " of the result"));
+}
+
+// StaticReshape's target with copied dims put in; `open` is the index of -1.
+absl::Status ReshapeTarget(const Op& op, const LogicalTensor& src,
+                           const std::vector<int64_t>& shape, Dims& dims, int& open) {
+  const bool copies = op.attrs.GetOr(Attr::kSpecialZero, false);
+  open = -1;
+  dims.assign(shape.begin(), shape.end());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == -1) {
+      if (open >= 0) {
+        return OpError(ErrorKind::kInvalidShape, op,
+                       absl::StrCat("shape has more than one -1: [", DimsToString(shape), "]"));
+      }
+      open = static_cast<int>(i);
+      dims[i] = kUnknownDim;
+    } else if (shape[i] < 0) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat("shape has a negative dim: [", DimsToString(shape), "]"));
+    } else if (shape[i] == 0 && copies) {
+      if (src.dims && i >= src.dims->size()) {
+        return OpError(
+            ErrorKind::kInvalidShape, op,
+            absl::StrCat("shape copies dim ", i, ", but ", DescribeDims(src), " has none"));
+      }
+      dims[i] = src.dims ? (*src.dims)[i] : kUnknownDim;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReshapeMismatch(const Op& op, const LogicalTensor& src,
+                             const std::vector<int64_t>& shape) {
+  return OpError(ErrorKind::kInvalidShape, op,
+                 absl::StrCat(DescribeDims(src), " does not reshape to [", DimsToString(shape),
+                              "]: the numbers of elements differ"));
+}
+
+}  // namespace
+
+ShapeRule ShapeRuleOf(OpKind kind) { return kRules[static_cast<size_t>(kind)]; }
+
+absl::Status OpError(ErrorKind kind, const Op& op, const std::string& what) {
+  return MakeError(kind, absl::StrCat(op.ToString(), ": ", what));
+}
+
+std::string DescribeDims(const LogicalTensor& tensor) {
+  return absl::StrCat("tensor ", tensor.id, " [", tensor.dims ? DimsToString(*tensor.dims) : "*",
+                      "]");
+}
+
+bool MayBeScalar(absl::Span<const int64_t> dims) {
+  return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return MayEqual(d, 1); });
+}
+
+absl::Status NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor, int& result) {
+  const int rank = tensor.rank();
+  if (axis < -rank || axis >= rank) {
+    return OpError(
+        ErrorKind::kInvalidShape, op,
+        absl::StrCat("axis ", axis, " is outside the rank ", rank, " of ", DescribeDims(tensor)));
+  }
+  result = static_cast<int>(axis < 0 ? axis + rank : axis);
+  return absl::OkStatus();
+}
+
+int BroadcastInto(Dims& dims, absl::Span<const int64_t> other) {
+  if (other.size() > dims.size()) dims.insert(dims.begin(), other.size() - dims.size(), 1);
+  const size_t offset = dims.size() - other.size();
+  for (size_t i = 0; i < other.size(); ++i) {
+    int64_t& mine = dims[offset + i];
+    const int64_t theirs = other[i];
+    if (mine == theirs || theirs == 1) continue;
+    if (mine == 1 || mine == kUnknownDim) {
+      mine = theirs;
+    } else if (theirs != kUnknownDim) {
+      return static_cast<int>(offset + i);
+    }
+  }
+  return -1;
+}
+
+absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
+                                 absl::Span<const int64_t> target) {
+  if (!tensor.dims) return absl::OkStatus();
+  const Dims& dims = *tensor.dims;
+  bool fits = dims.size() <= target.size();
+  for (size_t i = 0; fits && i < dims.size(); ++i) {
+    fits = dims[i] == 1 || MayEqual(dims[i], target[target.size() - dims.size() + i]);
+  }
+  if (fits) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat(DescribeDims(tensor), " does not broadcast onto [", DimsToString(target), "]"));
+}
+
+absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found) {
+  if (!found) {
+    found = declared.dims;
+  } else if (declared.dims && *found != *declared.dims) {
+    const Dims& other = *declared.dims;
+    // A scalar may be declared as one element.
+    if (found->size() + other.size() == 1 && MayBeScalar(*found) && MayBeScalar(other)) {
+      found = other;
+    } else if (!std::equal(found->begin(), found->end(), other.begin(), other.end(), MayEqual)) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat("the inputs give an output of [", DimsToString(*found), "], but ",
+                                  DescribeDims(declared), " is declared"));
+    } else {
+      for (size_t i = 0; i < other.size(); ++i) {
+        if ((*found)[i] == kUnknownDim) (*found)[i] = other[i];
+      }
+    }
+  }
+  if (!found) return absl::OkStatus();
+  int64_t bits = std::max(BitsOf(declared.type), 1);
+  bool overflow = found->size() > kMaxRank;
+  for (const int64_t dim : *found) {
+    if (dim == 0) return absl::OkStatus();
+    if (dim != kUnknownDim) overflow |= __builtin_mul_overflow(bits, dim, &bits);
+  }
+  if (!overflow) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat("the output tensor ", declared.id, " would be [", DimsToString(*found),
+                   "]: its size overflows 64 bits or its rank ", kMaxRank));
+}
+
+absl::Status NoShape(const Op&, ShapeContext&) { return absl::OkStatus(); }
+
+// Outputs as input 0. Further inputs are scalars (Dropout's), and an axis is one of
+// the input's (GenIndex).
+absl::Status SameShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    const LogicalTensor& scalar = *context.inputs[i];
+    if (scalar.dims && !MayBeScalar(*scalar.dims)) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat("input ", i, " must be a scalar, but is ", DescribeDims(scalar)));
+    }
+  }
+  if (!src.dims) return absl::OkStatus();
+  if (const int64_t* axis = op.attrs.Get<int64_t>(Attr::kAxis)) {
+    int normalized;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, *axis, src, normalized));
+  }
+  for (std::optional<Dims>& output : context.outputs) output = src.dims;
+  return absl::OkStatus();
+}
+
+absl::Status MatMulShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  const LogicalTensor& weights = *context.inputs[1];
+  if (!src.dims || !weights.dims) return absl::OkStatus();
+  if (src.rank() == 0 || weights.rank() == 0) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("a scalar cannot be multiplied as a matrix: ", DescribeDims(src),
+                                " and ", DescribeDims(weights)));
+  }
+  const MatrixDims a = MatrixDimsOf(src, op.attrs.GetOr(Attr::kTransposeA, false), false);
+  const MatrixDims b = MatrixDimsOf(weights, op.attrs.GetOr(Attr::kTransposeB, false), true);
+  const int64_t left = (*src.dims)[a.cols], right = (*weights.dims)[b.rows];
+  if (!MayEqual(left, right)) {
+    return OpError(
+        ErrorKind::kInvalidShape, op,
+        absl::StrCat("inner dimensions differ: ", left, " (tensor ", src.id, ", dim ", a.cols,
+                     ") vs ", right, " (tensor ", weights.id, ", dim ", b.rows, ")"));
+  }
+  Dims dims;
+  KVANT_RETURN_IF_ERROR(MatMulBatch(op, src, weights, dims));
+  if (a.rows >= 0) dims.push_back((*src.dims)[a.rows]);
+  if (b.cols >= 0) dims.push_back((*weights.dims)[b.cols]);
+  if (context.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(CheckBroadcastsOnto(op, *context.inputs[2], dims));
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
+absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  if (!src.dims) return absl::OkStatus();
+  int axis;
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), src, axis));
+  context.outputs[0] = src.dims;
+  if (context.outputs.size() > 1) {
+    context.outputs[1] = src.dims;
+    (*context.outputs[1])[axis] = 1;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BinaryShape(const Op& op, ShapeContext& context) {
+  return CombineDims(op, *context.inputs[0], *context.inputs[1], context.outputs[0]);
+}
+
+absl::Status SelectShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& condition = *context.inputs[0];
+  std::optional<Dims>& result = context.outputs[0];
+  KVANT_RETURN_IF_ERROR(CombineDims(op, *context.inputs[1], *context.inputs[2], result));
+  if (!result || !condition.dims) return absl::OkStatus();
+  if (!Broadcasts(op) && condition.dims->size() != result->size()) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("the condition, ", DescribeDims(condition),
+                                ", has another rank, and auto_broadcast is none"));
+  }
+  return CheckBroadcastsOnto(op, condition, *result);
+}
+
+absl::Status ReduceShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  const auto* axes = op.attrs.Get<std::vector<int64_t>>(Attr::kAxes);
+  if (!src.dims || axes == nullptr) return absl::OkStatus();
+  uint32_t reduced = 0;
+  for (const int64_t axis : *axes) {
+    int normalized;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, axis, src, normalized));
+    if (reduced >> normalized & 1) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat("axis ", axis, " occurs twice in axes"));
+    }
+    reduced |= 1u << normalized;
+  }
+  const bool keep = op.attrs.GetOr(Attr::kKeepDims, false);
+  Dims dims;
+  for (int i = 0; i < src.rank(); ++i) {
+    if (!(reduced >> i & 1)) {
+      dims.push_back((*src.dims)[i]);
+    } else if (keep) {
+      dims.push_back(1);
+    }
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
+absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  const auto* shape = op.attrs.Get<std::vector<int64_t>>(Attr::kShape);
+  if (shape == nullptr) return absl::OkStatus();
+  Dims dims;
+  int open;
+  KVANT_RETURN_IF_ERROR(ReshapeTarget(op, src, *shape, dims, open));
+  const std::optional<int64_t> total = src.has_shape() ? CheckedProduct(*src.dims) : std::nullopt;
+  if (total) {
+    // With every input dim known, only the -1 can be unknown here.
+    if (open >= 0) dims[open] = 1;
+    const std::optional<int64_t> rest = CheckedProduct(dims);
+    if (open >= 0) {
+      if (!rest || *rest == 0 || *total % *rest != 0) return ReshapeMismatch(op, src, *shape);
+      dims[open] = *total / *rest;
+    } else if (rest != total) {
+      return ReshapeMismatch(op, src, *shape);
+    }
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
+absl::Status TransposeShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  const auto* order = op.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+  if (!src.dims || order == nullptr) return absl::OkStatus();
+  bool permutes = order->size() == src.dims->size();
+  uint32_t seen = 0;
+  Dims dims;
+  for (size_t i = 0; permutes && i < order->size(); ++i) {
+    int axis;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, (*order)[i], src, axis));
+    permutes = !(seen >> axis & 1);
+    seen |= 1u << axis;
+    dims.push_back((*src.dims)[axis]);
+  }
+  if (!permutes) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("order [", DimsToString(*order), "] does not permute the dims of ",
+                                DescribeDims(src)));
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
+absl::Status ConcatShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& first = *context.inputs[0];
+  if (!first.dims) return absl::OkStatus();
+  int axis;
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 0), first, axis));
+  Dims dims = *first.dims;
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    const LogicalTensor& next = *context.inputs[i];
+    if (!next.dims) {
+      dims[axis] = kUnknownDim;
+      continue;
+    }
+    bool fits = next.dims->size() == dims.size();
+    for (int d = 0; fits && d < first.rank(); ++d) {
+      fits = d == axis || MayEqual(dims[d], (*next.dims)[d]);
+      if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
+    }
+    if (!fits) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat(DescribeDims(next), " does not continue ", DescribeDims(first),
+                                  " along dim ", axis));
+    }
+    const int64_t more = (*next.dims)[axis];
+    int64_t& sum = dims[axis];
+    if (more == kUnknownDim || sum == kUnknownDim) {
+      sum = kUnknownDim;
+    } else if (__builtin_add_overflow(sum, more, &sum)) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat("the concatenated dim ", axis, " overflows 64 bits"));
+    }
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant

@@ -1,0 +1,255 @@
+// Shape rules of the quantization ops and of ScaledDotProductAttention, whose keys
+// and values are quantized by the same rules.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/op_shapes.h"
+
+namespace kvant {
+namespace {
+
+enum class QType { kPerTensor, kPerChannel, kPerGroup };
+
+QType QTypeOf(const Op& op) {
+  const std::string* name = op.attrs.Get<std::string>(Attr::kQType);
+  if (name != nullptr && *name == "per_channel") return QType::kPerChannel;
+  if (name != nullptr && *name == "per_group") return QType::kPerGroup;
+  return QType::kPerTensor;
+}
+
+absl::Status QuantError(const Op& op, const std::string& what) {
+  return OpError(ErrorKind::kInvalidArguments, op, what);
+}
+
+absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
+  if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  return QuantError(
+      op, absl::StrCat("per_tensor takes one of ", role, ", but has ", DescribeDims(tensor)));
+}
+
+// One value per element of `axis` of x.
+absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
+                             const LogicalTensor& tensor, const char* role) {
+  if (!tensor.dims) return absl::OkStatus();
+  const int64_t channels = (*x.dims)[axis];
+  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], channels)) return absl::OkStatus();
+  if (channels == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  return QuantError(op, absl::StrCat(role, " per channel must be [", channels, "] as dim ", axis,
+                                     " of ", DescribeDims(x), ", but are ", DescribeDims(tensor)));
+}
+
+// One value per group: x.dim == dim * group in every dim.
+absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
+                           const std::vector<int64_t>& group_shape, const LogicalTensor& tensor,
+                           const char* role) {
+  if (group_shape.size() != x.dims->size()) {
+    return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape), "] and ",
+                                       DescribeDims(x), " differ in rank"));
+  }
+  if (tensor.dims && tensor.dims->size() != x.dims->size()) {
+    return QuantError(op, absl::StrCat(role, " per group have the rank of ", DescribeDims(x),
+                                       ", but are ", DescribeDims(tensor)));
+  }
+  for (size_t i = 0; i < group_shape.size(); ++i) {
+    const int64_t dim = (*x.dims)[i], group = group_shape[i];
+    if (group < 1) {
+      return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape),
+                                         "] has a group of ", group, " in dim ", i));
+    }
+    if (dim == kUnknownDim) continue;
+    if (dim % group != 0) {
+      return QuantError(
+          op, absl::StrCat("groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x)));
+    }
+    if (tensor.dims && !MayEqual((*tensor.dims)[i], dim / group)) {
+      return QuantError(
+          op, absl::StrCat("groups of ", group, " along dim ", i, " of ", DescribeDims(x), " need ",
+                           dim / group, " of ", role, " there, but there are ", (*tensor.dims)[i],
+                           " in ", DescribeDims(tensor)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTensor& x,
+                                   const LogicalTensor& tensor, const char* role) {
+  if (qtype == QType::kPerTensor) return CheckScalar(op, tensor, role);
+  if (!x.dims) return absl::OkStatus();
+  if (qtype == QType::kPerChannel) {
+    int axis;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    return CheckPerChannel(op, x, axis, tensor, role);
+  }
+  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
+  return CheckPerGroup(op, x, *group_shape, tensor, role);
+}
+
+// The inputs of a ScaledDotProductAttention by their names; null if absent.
+struct AttentionInputs {
+  static constexpr std::string_view kNames[] = {"k_scales",   "k_zps", "v_scales",
+                                                "v_zps",      "bias",  "select",
+                                                "kv_lengths", "sinks", "alibi_slopes"};
+  enum Name { kKScales, kKZps, kVScales, kVZps, kBias, kSelect, kKvLengths, kSinks, kSlopes };
+  const LogicalTensor* named[std::size(kNames)] = {};
+};
+
+absl::Status NameInputs(const Op& op, const ShapeContext& context, AttentionInputs& result) {
+  const std::string* list = op.attrs.Get<std::string>(Attr::kOptionalInputs);
+  std::string_view rest = list ? std::string_view(*list) : std::string_view();
+  size_t port = 3;
+  while (!rest.empty()) {
+    const std::string_view name = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+    const auto* found =
+        std::find(std::begin(AttentionInputs::kNames), std::end(AttentionInputs::kNames), name);
+    if (found == std::end(AttentionInputs::kNames)) {
+      return OpError(ErrorKind::kInvalidGraphOp, op,
+                     absl::StrCat("optional_inputs names '", std::string(name),
+                                  "', which is no input of this op"));
+    }
+    const LogicalTensor*& slot = result.named[found - std::begin(AttentionInputs::kNames)];
+    if (slot != nullptr || port >= context.inputs.size()) {
+      return OpError(ErrorKind::kInvalidGraphOp, op,
+                     absl::StrCat("optional_inputs '", *list, "' does not fit the ",
+                                  context.inputs.size() - 3, " inputs after v"));
+    }
+    slot = context.inputs[port++];
+  }
+  if (port == context.inputs.size()) return absl::OkStatus();
+  return OpError(ErrorKind::kInvalidGraphOp, op,
+                 absl::StrCat("optional_inputs names ", port - 3, " inputs after v, but there are ",
+                              context.inputs.size() - 3));
+}
+
+// Scales and zero points of K or V: per group with a group_shape, else per tensor.
+absl::Status CheckCompressed(const Op& op, const LogicalTensor& x, Attr group_attr,
+                             const LogicalTensor* scales, const LogicalTensor* zps) {
+  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(group_attr);
+  for (const auto& [tensor, role] : {std::pair(scales, "scales"), std::pair(zps, "zero points")}) {
+    if (tensor == nullptr) continue;
+    if (group_shape == nullptr) {
+      KVANT_RETURN_IF_ERROR(CheckScalar(op, *tensor, role));
+    } else {
+      KVANT_RETURN_IF_ERROR(CheckPerGroup(op, x, *group_shape, *tensor, role));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
+                        const LogicalTensor& b, int dim_b) {
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat(what, " differ: ", (*a.dims)[dim_a], " (tensor ", a.id, ", dim ", dim_a, ") vs ",
+                   (*b.dims)[dim_b], " (tensor ", b.id, ", dim ", dim_b, ")"));
+}
+
+// How q, k and v (all of rank 4) must agree.
+absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor& k,
+                      const LogicalTensor& v) {
+  const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;
+  if (!MayEqual(qd[0], kd[0])) return DimsDiffer(op, "batch sizes of q and k", q, 0, k, 0);
+  if (!MayEqual(kd[0], vd[0])) return DimsDiffer(op, "batch sizes of k and v", k, 0, v, 0);
+  if (!MayEqual(qd[3], kd[3])) return DimsDiffer(op, "head sizes of q and k", q, 3, k, 3);
+  if (!MayEqual(kd[2], vd[2])) return DimsDiffer(op, "lengths of k and v", k, 2, v, 2);
+  if (!MayEqual(kd[1], vd[1])) return DimsDiffer(op, "numbers of heads of k and v", k, 1, v, 1);
+  if (qd[1] == kUnknownDim || kd[1] == kUnknownDim || qd[1] == kd[1]) return absl::OkStatus();
+  if (kd[1] != 0 && qd[1] % kd[1] == 0) return absl::OkStatus();
+  return OpError(ErrorKind::kInvalidShape, op,
+                 absl::StrCat(qd[1], " query heads (tensor ", q.id, ", dim 1) are no multiple of ",
+                              kd[1], " key heads (tensor ", k.id, ", dim 1)"));
+}
+
+// An input with one value per element of a dim of q.
+absl::Status CheckVector(const Op& op, const LogicalTensor* tensor, const char* role,
+                         int64_t count) {
+  if (tensor == nullptr || !tensor->dims) return absl::OkStatus();
+  if (tensor->rank() == 1 && MayEqual((*tensor->dims)[0], count)) return absl::OkStatus();
+  if (count == 1 && MayBeScalar(*tensor->dims)) return absl::OkStatus();
+  return OpError(ErrorKind::kInvalidShape, op,
+                 absl::StrCat(role, " must be [", count, "], but are ", DescribeDims(*tensor)));
+}
+
+absl::Status CheckWindows(const Op& op) {
+  for (const Attr attr : {Attr::kLeftWindow, Attr::kRightWindow}) {
+    const int64_t window = op.attrs.GetOr<int64_t>(attr, -1);
+    if (window >= -1) continue;
+    return OpError(
+        ErrorKind::kInvalidGraphOp, op,
+        absl::StrCat(std::string(AttrName(attr)), " must be -1 (unbounded) or more, not ", window));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& x = *context.inputs[0];
+  const auto* scales = op.attrs.Get<std::vector<float>>(Attr::kScales);
+  const auto* zps = op.attrs.Get<std::vector<int64_t>>(Attr::kZps);
+  const size_t count = scales ? scales->size() : 0;
+  if (QTypeOf(op) == QType::kPerTensor) {
+    if (count != 1) {
+      return QuantError(op, absl::StrCat("per_tensor takes one scale, but has ", count));
+    }
+  } else if (x.dims) {
+    int axis;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
+      return QuantError(op, absl::StrCat("dim ", axis, " of ", DescribeDims(x), " needs ",
+                                         (*x.dims)[axis], " scales, but there are ", count));
+    }
+  }
+  if (zps && !zps->empty() && zps->size() != count) {
+    return QuantError(op,
+                      absl::StrCat("has ", zps->size(), " zero points, but ", count, " scales"));
+  }
+  context.outputs[0] = x.dims;
+  return absl::OkStatus();
+}
+
+absl::Status DynamicQuantShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& x = *context.inputs[0];
+  const QType qtype = QTypeOf(op);
+  KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[1], "scales"));
+  if (context.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[2], "zero points"));
+  }
+  context.outputs[0] = x.dims;
+  return absl::OkStatus();
+}
+
+absl::Status AttentionShape(const Op& op, ShapeContext& context) {
+  AttentionInputs inputs;
+  KVANT_RETURN_IF_ERROR(NameInputs(op, context, inputs));
+  KVANT_RETURN_IF_ERROR(CheckWindows(op));
+  for (size_t i = 0; i < 3; ++i) {
+    const LogicalTensor& tensor = *context.inputs[i];
+    if (!tensor.dims) return absl::OkStatus();
+    if (tensor.rank() == 4) continue;
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("q, k and v have rank 4, but one is ", DescribeDims(tensor)));
+  }
+  const LogicalTensor &q = *context.inputs[0], &k = *context.inputs[1], &v = *context.inputs[2];
+  KVANT_RETURN_IF_ERROR(CheckQkv(op, q, k, v));
+  using In = AttentionInputs;
+  const auto* const* named = inputs.named;
+  KVANT_RETURN_IF_ERROR(
+      CheckCompressed(op, k, Attr::kKGroupShape, named[In::kKScales], named[In::kKZps]));
+  KVANT_RETURN_IF_ERROR(
+      CheckCompressed(op, v, Attr::kVGroupShape, named[In::kVScales], named[In::kVZps]));
+  const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;
+  const int64_t scores[] = {qd[0], qd[1], qd[2], kd[2]};
+  for (const In::Name mask : {In::kBias, In::kSelect}) {
+    if (named[mask]) KVANT_RETURN_IF_ERROR(CheckBroadcastsOnto(op, *named[mask], scores));
+  }
+  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kKvLengths], "kv_lengths", qd[0]));
+  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kSinks], "sinks", qd[1]));
+  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kSlopes], "alibi_slopes", qd[1]));
+  context.outputs[0] = Dims{qd[0], qd[1], qd[2], vd[3]};
+  if (context.outputs.size() > 1) context.outputs[1] = Dims{qd[0], qd[1], qd[2], 1};
+  return absl::OkStatus();
+}
+
+}  // namespace kvant

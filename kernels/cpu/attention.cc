@@ -1,0 +1,256 @@
+#include "kvant/kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/finish.h"
+#include "kvant/kernels/cpu/score_steps.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows that share K and V.
+int64_t RowsPerGroup(const AttentionProblem& problem) {
+  return problem.q_len * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);
+}
+
+int64_t LineLength(const AttentionProblem& problem) {
+  return std::max({problem.head_size, problem.v_head_size, kTokenTile});
+}
+
+// Gives out parts of a buffer, a cache line apart; with a null one, adds up.
+class Arena {
+ public:
+  explicit Arena(float* base) : base_(base) {}
+  float* Take(int64_t floats) {
+    float* part = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += CeilDiv(floats, 16) * 16;
+    return part;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  float* base_;
+  int64_t used_ = 0;
+};
+
+// The scratch of a unit.
+struct Buffers {
+  float *q, *k, *v, *scores, *shrink, *line, *operands;
+  State state;
+  int64_t floats;
+
+  Buffers(const AttentionProblem& problem, float* base) {
+    const int64_t rows = problem.row_tile;
+    Arena arena(base);
+    q = arena.Take(rows * problem.head_size);
+    k = arena.Take(kTokenTile * problem.head_size);
+    v = arena.Take(kTokenTile * problem.v_head_size);
+    scores = arena.Take(rows * kTokenTile);
+    shrink = arena.Take(rows);
+    line = arena.Take(LineScratchFloats(LineLength(problem)));
+    operands = arena.Take(2 * kTokenTile);
+    state.max = arena.Take(rows);
+    state.sum = arena.Take(rows);
+    state.out = arena.Take(rows * problem.v_head_size);
+    floats = arena.used();
+  }
+};
+
+// Where the partial result of a unit lies.
+State PartialState(const AttentionCall& call, int64_t unit) {
+  const AttentionProblem& problem = *call.problem;
+  float* base = call.partials + unit * problem.row_tile * (problem.v_head_size + 2);
+  return {base, base + problem.row_tile, base + 2 * problem.row_tile};
+}
+
+RowTile MakeRowTile(const AttentionProblem& problem, int64_t index) {
+  const int64_t group_rows = RowsPerGroup(problem);
+  const int64_t tiles = CeilDiv(group_rows, problem.row_tile);
+  RowTile tile;
+  tile.first = index % tiles * problem.row_tile;
+  tile.rows = std::min(problem.row_tile, group_rows - tile.first);
+  int64_t group = index / tiles;
+  if (problem.kv_varies_over_b2) {
+    tile.batch.at[2] = group % problem.batch[2];
+    group /= problem.batch[2];
+  }
+  tile.batch.at[1] = group % problem.batch[1];
+  tile.batch.at[0] = group / problem.batch[1];
+  tile.q_len = problem.q_len;
+  return tile;
+}
+
+class Unit {
+ public:
+  Unit(const KernelSet& kernels, const AttentionCall& call, int64_t index, float* scratch)
+      : kernels_(kernels),
+        problem_(*call.problem),
+        reader_{&kernels, call.inputs},
+        call_(call),
+        tile_(MakeRowTile(problem_, index / problem_.splits)),
+        index_(index),
+        buffers_(problem_, scratch) {
+    const int64_t begin = index % problem_.splits * problem_.chunk;
+    chunk_ = {begin, std::min(begin + problem_.chunk, problem_.kv_len)};
+    kv_len_ = problem_.kv_lengths.present() ? reader_.Integer(problem_.kv_lengths, tile_.batch)
+                                            : problem_.kv_len;
+    live_ = LiveRange();
+  }
+
+  void Run() {
+    if (problem_.dropout) {
+      dropout_ = ReadDropout(problem_, reader_);
+      if (problem_.dropout_mask.present()) {
+        WriteDropoutMask(problem_, dropout_, tile_, chunk_, call_.outputs);
+      }
+    }
+    LoadQueries();
+    State& state = buffers_.state;
+    if (problem_.splits > 1) state = PartialState(call_, index_);
+    std::fill_n(state.max, tile_.rows, kNegInf);
+    std::fill_n(state.sum, tile_.rows, 0.f);
+    std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
+    if (problem_.probs_rounding.type != kUndef) return RunInTwoPasses();
+    Sweep([this](int64_t token, int64_t n) {
+      kernels_.softmax(buffers_.scores, tile_.rows, buffers_.state.max, buffers_.state.sum,
+                       buffers_.shrink);
+      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
+      MultiplyByValues(token, n);
+    });
+    if (problem_.splits == 1) {
+      AddSinks(problem_, reader_, tile_, state);
+      Finish(problem_, tile_, state, /*normalize=*/true, call_.outputs);
+    }
+  }
+
+ private:
+  // Probabilities must be final before they are rounded: first the statistics alone,
+  // then the scores once more.
+  void RunInTwoPasses() {
+    State& state = buffers_.state;
+    Sweep([this, &state](int64_t, int64_t) {
+      kernels_.softmax(buffers_.scores, tile_.rows, state.max, state.sum, buffers_.shrink);
+    });
+    AddSinks(problem_, reader_, tile_, state);
+    Sweep([this, &state](int64_t token, int64_t n) {
+      for (int64_t r = 0; r < tile_.rows; ++r) {
+        float* row = buffers_.scores + r * kTokenTile;
+        kernels_.exp_row(row, state.max[r] == kNegInf ? 0.f : state.max[r]);
+        // Of an empty row, Finish decides what the output is.
+        const float sum = state.sum[r] == 0.f ? 1.f : state.sum[r];
+        for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
+      }
+      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
+      for (int64_t r = 0; r < tile_.rows; ++r) {
+        RoundValues(problem_.probs_rounding, n, buffers_.scores + r * kTokenTile);
+      }
+      std::fill_n(buffers_.shrink, tile_.rows, 1.f);
+      MultiplyByValues(token, n);
+    });
+    Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
+  }
+
+  // Columns of the chunk that any row of the tile may see.
+  ColumnRange LiveRange() const {
+    ColumnRange range{chunk_.end, chunk_.begin};
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      if (row.begin >= row.end) continue;
+      range.begin = std::min(range.begin, row.begin);
+      range.end = std::max(range.end, row.end);
+    }
+    range.begin = std::max(range.begin / kTokenTile * kTokenTile, chunk_.begin);
+    range.end = std::min(range.end, chunk_.end);
+    return range;
+  }
+
+  void LoadQueries() {
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      DequantizeLine(reader_, problem_.q, problem_.q_dequantization, tile_.At(r), kCol,
+                     problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
+    }
+  }
+
+  // For each tile of tokens, computes the scores, with -inf beyond the tile's tokens, and
+  // calls use(first token, tokens).
+  template <typename Use>
+  void Sweep(Use use) {
+    for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
+      const int64_t n = std::min(kTokenTile, live_.end - token);
+      DequantizeTile(reader_, problem_.k, problem_.k_segments, tile_.batch, token, n,
+                     problem_.head_size, /*by_channel=*/true, buffers_.k, buffers_.line);
+      kernels_.qk(buffers_.q, tile_.rows, problem_.head_size, buffers_.k, buffers_.scores);
+      for (int64_t r = 0; r < tile_.rows; ++r) {
+        float* row = buffers_.scores + r * kTokenTile;
+        Position p = tile_.At(r);
+        p.at[kCol] = token;
+        ApplySteps(problem_, reader_, p, n, kv_len_, row, buffers_.operands);
+        std::fill(row + n, row + kTokenTile, kNegInf);
+      }
+      use(token, n);
+    }
+  }
+
+  void MultiplyByValues(int64_t token, int64_t n) {
+    DequantizeTile(reader_, problem_.v, problem_.v_segments, tile_.batch, token, n,
+                   problem_.v_head_size, /*by_channel=*/false, buffers_.v, buffers_.line);
+    kernels_.pv(buffers_.scores, tile_.rows, n, buffers_.v, problem_.v_head_size, buffers_.shrink,
+                buffers_.state.out);
+  }
+
+  const KernelSet& kernels_;
+  const AttentionProblem& problem_;
+  const Reader reader_;
+  const AttentionCall& call_;
+  const RowTile tile_;
+  const int64_t index_;
+  Buffers buffers_;
+  DropoutState dropout_;
+  ColumnRange chunk_, live_;
+  int64_t kv_len_ = 0;
+};
+
+}  // namespace
+
+int64_t RowTiles(const AttentionProblem& problem) {
+  const int64_t groups =
+      problem.batch[0] * problem.batch[1] * (problem.kv_varies_over_b2 ? problem.batch[2] : 1);
+  return groups * CeilDiv(RowsPerGroup(problem), problem.row_tile);
+}
+
+int64_t UnitFloats(const AttentionProblem& problem) { return Buffers(problem, nullptr).floats; }
+
+int64_t PartialFloats(const AttentionProblem& problem) {
+  if (problem.splits == 1) return 0;
+  return Units(problem) * problem.row_tile * (problem.v_head_size + 2);
+}
+
+void RunUnit(const KernelSet& kernels, const AttentionCall& call, int64_t unit, float* scratch) {
+  Unit(kernels, call, unit, scratch).Run();
+}
+
+void RunMerge(const KernelSet& kernels, const AttentionCall& call, int64_t row_tile,
+              float* scratch) {
+  const AttentionProblem& problem = *call.problem;
+  const RowTile tile = MakeRowTile(problem, row_tile);
+  State state = Buffers(problem, scratch).state;
+  std::fill_n(state.max, tile.rows, kNegInf);
+  std::fill_n(state.sum, tile.rows, 0.f);
+  std::fill_n(state.out, tile.rows * problem.v_head_size, 0.f);
+  for (int64_t split = 0; split < problem.splits; ++split) {
+    Merge(PartialState(call, row_tile * problem.splits + split), tile.rows, problem.v_head_size,
+          state);
+  }
+  AddSinks(problem, Reader{&kernels, call.inputs}, tile, state);
+  Finish(problem, tile, state, /*normalize=*/true, call.outputs);
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,131 @@
+// What a CPU attention kernel is told: plain structs of buffers, strides in
+// elements, counts and enums. A kernel has never heard of a graph.
+//
+// Arrays have five axes, [b0, b1, b2, row, col]; a stride of 0 broadcasts. Rows are
+// queries and columns tokens for whatever lies over the scores; for Q, K, V and the
+// output a row is a query or token and a column a channel of the head.
+#ifndef KVANT_KERNELS_CPU_ATTENTION_ARGS_H_
+#define KVANT_KERNELS_CPU_ATTENTION_ARGS_H_
+
+#include <cstdint>
+
+#include "kvant/graph/data_type.h"
+
+namespace kvant::cpu {
+
+inline constexpr int kAxes = 5;
+inline constexpr int kRow = 3;
+inline constexpr int kCol = 4;
+// Tokens that are dequantized, multiplied and normalized together. Also the
+// granularity of splits, so that tile boundaries depend on the shape only.
+inline constexpr int64_t kTokenTile = 64;
+
+// A position in an array, or in the problem.
+struct Position {
+  int64_t at[kAxes] = {};
+};
+
+// An array in a buffer of the call, or in constant memory that outlives it.
+struct Array {
+  int buffer = -1;             // index into AttentionCall::inputs (or outputs)
+  const void* data = nullptr;  // used when buffer is -1; null too: absent
+  DataType type = kUndef;
+  int64_t strides[kAxes] = {};
+  int64_t offset = 0;
+
+  bool present() const { return buffer >= 0 || data != nullptr; }
+  int64_t IndexOf(const Position& p) const {
+    int64_t index = offset;
+    for (int axis = 0; axis < kAxes; ++axis) index += p.at[axis] * strides[axis];
+    return index;
+  }
+};
+
+// value = (code - zero point) * scale, or code * scale - zero point when zero
+// points are in real units. Parameters are indexed by coordinate / group.
+struct Dequantization {
+  int64_t group[kAxes] = {1, 1, 1, 1, 1};
+  Array scales;       // absent: values are stored as they are
+  Array zero_points;  // absent: 0
+  bool real_zero_points = false;
+};
+
+// Tokens [begin, begin + tokens) of K or V.
+struct Segment {
+  Array data;  // row: token within the segment; col: channel
+  Dequantization dequantization;
+  int64_t begin = 0;
+  int64_t tokens = 0;
+};
+
+struct Step {
+  enum class Kind : uint8_t {
+    kMultiply,
+    kDivide,
+    kAdd,
+    kSubtract,
+    kMaximum,
+    kMinimum,
+    kTanh,
+    kSelect,  // condition != inverted ? s : operand
+    kBand,    // (lower <= col - (row + shift) <= upper) != inverted ? s : operand
+    kAlibi,   // s + operand * (col - (row + shift))
+  };
+  enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
+  Kind kind{};
+  Array operand;
+  Array condition;
+  bool inverted = false;
+  int64_t lower = 0, upper = 0;
+  Alignment alignment = Alignment::kTopLeft;
+  Array shift_add, shift_sub;  // absent: 0
+};
+
+// value -> code -> value; round half to even, saturating. kUndef: none.
+struct Rounding {
+  DataType type = kUndef;
+  float scale = 1.f;
+  int64_t zero_point = 0;
+};
+
+struct AttentionProblem {
+  int64_t batch[3] = {1, 1, 1};
+  int64_t q_len = 0, kv_len = 0, head_size = 0, v_head_size = 0;
+
+  Array q;
+  Dequantization q_dequantization;
+  const Segment* k = nullptr;
+  const Segment* v = nullptr;
+  int k_segments = 0, v_segments = 0;
+  const Step* steps = nullptr;
+  int step_count = 0;
+
+  bool inf_as_zero = true;  // a row without any finite score: zeros, else NaN
+  Array sinks;              // joins the denominator only
+  Array kv_lengths;         // s32 over b0, already checked
+  bool dropout = false;
+  Array seed, dropout_offset, probability;
+  Rounding probs_rounding;
+  Rounding output_rounding;  // the output holds the codes
+
+  // Written; buffer is an index into AttentionCall::outputs.
+  Array output, stats, dropout_mask;
+
+  // The plan. A row tile is `row_tile` consecutive rows of b2 x q when K and V do
+  // not vary over b2, of q otherwise; its tokens are cut into `splits` chunks of
+  // `chunk` tokens, a multiple of kTokenTile.
+  bool kv_varies_over_b2 = false;
+  int64_t row_tile = 1, splits = 1, chunk = kTokenTile;
+};
+
+// One execution.
+struct AttentionCall {
+  const AttentionProblem* problem = nullptr;
+  const void* const* inputs = nullptr;
+  void* const* outputs = nullptr;
+  float* partials = nullptr;  // PartialFloats(problem), when there are splits
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ATTENTION_ARGS_H_

@@ -1,0 +1,45 @@
+// From stored codes to f32: lines and tiles of an array under a Dequantization.
+#ifndef KVANT_KERNELS_CPU_DEQUANTIZE_H_
+#define KVANT_KERNELS_CPU_DEQUANTIZE_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/kernels.h"
+
+namespace kvant::cpu {
+
+// Reads arrays of one call.
+struct Reader {
+  const KernelSet* kernels = nullptr;
+  const void* const* inputs = nullptr;
+
+  const void* Data(const Array& array) const {
+    return array.buffer >= 0 ? inputs[array.buffer] : array.data;
+  }
+  // The n elements from `p` on along `axis`.
+  void Line(const Array& array, const Position& p, int axis, int64_t n, float* out) const;
+  float Scalar(const Array& array, const Position& p) const;
+  // Exactly, for integer types; floats are truncated. 0 if absent.
+  int64_t Integer(const Array& array, const Position& p) const;
+};
+
+// Lines that DequantizeTile handles at a time, and floats of scratch that a line of
+// up to `length` elements needs for them and its parameters.
+inline constexpr int64_t kLineBatch = 8;
+inline int64_t LineScratchFloats(int64_t length) { return (kLineBatch + 2) * length; }
+
+// The n values from `p` on along `axis`. `scratch`: 2 * n floats.
+void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
+                    const Position& p, int axis, int64_t n, float* out, float* scratch);
+
+// Tokens [token, token + n) of the segments at batch position `p`, all `channels`,
+// as out[channel][kTokenTile] with zeros beyond n (by_channel) or out[token][channels].
+// `scratch`: LineScratchFloats(max(channels, kTokenTile)).
+void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
+                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
+                    float* scratch);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_DEQUANTIZE_H_

@@ -1,0 +1,135 @@
+#include "kvant/kernels/cpu/finish.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kvant/kernels/philox.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+// The dense row-major index of [b0, b1, b2, q, 0] in the probabilities.
+uint64_t ProbabilityIndex(const AttentionProblem& problem, const Position& p) {
+  int64_t index = p.at[0];
+  for (int axis = 1; axis < 3; ++axis) index = index * problem.batch[axis] + p.at[axis];
+  return static_cast<uint64_t>((index * problem.q_len + p.at[kRow]) * problem.kv_len);
+}
+
+void StoreLine(const Array& array, void* data, Position p, int64_t n, const float* values) {
+  const int64_t stride = array.strides[kCol];
+  const int64_t index = array.IndexOf(p);
+  if (array.type == kF32 && stride == 1 && n > 0) {
+    std::memcpy(static_cast<float*>(data) + index, values, n * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) StoreElement(array.type, data, index + i * stride, values[i]);
+}
+
+float Code(const Rounding& rounding, float value) {
+  const float scaled = value / rounding.scale;
+  const float code = IsFloat(rounding.type) ? scaled : std::nearbyint(scaled);
+  return code + static_cast<float>(rounding.zero_point);
+}
+
+}  // namespace
+
+void Merge(const State& part, int64_t rows, int64_t v_head_size, State& state) {
+  for (int64_t r = 0; r < rows; ++r) {
+    // Written so that a NaN on either side is kept, in max or in sum.
+    const float max = part.max[r] > state.max[r] ? part.max[r] : state.max[r];
+    const float base = max == kNegInf ? 0.f : max;
+    const float old_factor = std::exp(state.max[r] - base);
+    const float new_factor = std::exp(part.max[r] - base);
+    state.max[r] = max;
+    state.sum[r] = state.sum[r] * old_factor + part.sum[r] * new_factor;
+    float* out = state.out + r * v_head_size;
+    const float* add = part.out + r * v_head_size;
+    for (int64_t d = 0; d < v_head_size; ++d) out[d] = out[d] * old_factor + add[d] * new_factor;
+  }
+}
+
+void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,
+              State& state) {
+  if (!problem.sinks.present()) return;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const float sink = reader.Scalar(problem.sinks, tile.At(r));
+    if (sink == kNegInf) continue;
+    const float max = sink > state.max[r] ? sink : state.max[r];
+    const float factor = std::exp(state.max[r] - max);
+    state.max[r] = max;
+    state.sum[r] = state.sum[r] * factor + std::exp(sink - max);
+    float* out = state.out + r * problem.v_head_size;
+    for (int64_t d = 0; d < problem.v_head_size; ++d) out[d] *= factor;
+  }
+}
+
+void Finish(const AttentionProblem& problem, const RowTile& tile, const State& state,
+            bool normalize, void* const* outputs) {
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const Position p = tile.At(r);
+    const bool empty = state.max[r] == kNegInf && state.sum[r] == 0.f;
+    float* out = state.out + r * problem.v_head_size;
+    for (int64_t d = 0; d < problem.v_head_size; ++d) {
+      if (empty) {
+        out[d] = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
+      } else if (normalize) {
+        out[d] /= state.sum[r];
+      }
+      if (problem.output_rounding.type != kUndef) out[d] = Code(problem.output_rounding, out[d]);
+    }
+    StoreLine(problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
+    if (problem.stats.present()) {
+      float stats = state.max[r] + std::log(state.sum[r]);
+      if (empty) stats = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
+      StoreLine(problem.stats, outputs[problem.stats.buffer], p, 1, &stats);
+    }
+  }
+}
+
+DropoutState ReadDropout(const AttentionProblem& problem, const Reader& reader) {
+  const Position origin;
+  return {static_cast<uint64_t>(reader.Integer(problem.seed, origin)),
+          static_cast<uint64_t>(reader.Integer(problem.dropout_offset, origin)),
+          static_cast<double>(reader.Scalar(problem.probability, origin))};
+}
+
+void ApplyDropout(const AttentionProblem& problem, const DropoutState& dropout, const RowTile& tile,
+                  int64_t token, int64_t n, float* probs) {
+  const float keep = static_cast<float>(1.0 / (1.0 - dropout.probability));
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const uint64_t index = ProbabilityIndex(problem, tile.At(r)) + token;
+    float* row = probs + r * kTokenTile;
+    for (int64_t i = 0; i < n; ++i) {
+      const bool kept = DropoutKeeps(dropout.seed, dropout.offset, index + i, dropout.probability);
+      row[i] = kept ? row[i] * keep : 0.f;
+    }
+  }
+}
+
+void WriteDropoutMask(const AttentionProblem& problem, const DropoutState& dropout,
+                      const RowTile& tile, ColumnRange columns, void* const* outputs) {
+  const Array& mask = problem.dropout_mask;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    Position p = tile.At(r);
+    const uint64_t index = ProbabilityIndex(problem, p);
+    for (p.at[kCol] = columns.begin; p.at[kCol] < columns.end; ++p.at[kCol]) {
+      const bool kept =
+          DropoutKeeps(dropout.seed, dropout.offset, index + p.at[kCol], dropout.probability);
+      StoreElement(mask.type, outputs[mask.buffer], mask.IndexOf(p), kept ? 1.0 : 0.0);
+    }
+  }
+}
+
+void RoundValues(const Rounding& rounding, int64_t n, float* values) {
+  const float zero_point = static_cast<float>(rounding.zero_point);
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isnan(values[i])) continue;
+    const double code = RoundTo(rounding.type, Code(rounding, values[i]));
+    values[i] = (static_cast<float>(code) - zero_point) * rounding.scale;
+  }
+}
+
+}  // namespace kvant::cpu

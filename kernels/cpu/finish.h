@@ -1,0 +1,62 @@
+// Around the two products: the online-softmax state, its merging, dropout, rounding,
+// and the writing of results.
+#ifndef KVANT_KERNELS_CPU_FINISH_H_
+#define KVANT_KERNELS_CPU_FINISH_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/score_steps.h"
+
+namespace kvant::cpu {
+
+// Rows [first, first + rows) of those that share K and V at `batch`; row b2 * q_len + q.
+struct RowTile {
+  Position batch;
+  int64_t first = 0;
+  int64_t rows = 0;
+  int64_t q_len = 1;
+
+  Position At(int64_t r) const {
+    Position p = batch;
+    p.at[2] += (first + r) / q_len;
+    p.at[kRow] = (first + r) % q_len;
+    return p;
+  }
+};
+
+// Of each row, over the columns seen so far: the highest score, sum exp(score - max), and
+// sum exp(score - max) * v.
+struct State {
+  float* max = nullptr;
+  float* sum = nullptr;
+  float* out = nullptr;
+};
+
+// Adds the columns of `part` to `state`.
+void Merge(const State& part, int64_t rows, int64_t v_head_size, State& state);
+// Lets each row's sink logit, if there are any, join the denominator.
+void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,
+              State& state);
+// Writes output and statistics. With `normalize`, the output is divided by the sum.
+void Finish(const AttentionProblem& problem, const RowTile& tile, const State& state,
+            bool normalize, void* const* outputs);
+
+struct DropoutState {
+  uint64_t seed = 0, offset = 0;
+  double probability = 0;
+};
+DropoutState ReadDropout(const AttentionProblem& problem, const Reader& reader);
+// Drops and rescales among n columns from `token` on; probs: [rows][kTokenTile].
+void ApplyDropout(const AttentionProblem& problem, const DropoutState& dropout, const RowTile& tile,
+                  int64_t token, int64_t n, float* probs);
+void WriteDropoutMask(const AttentionProblem& problem, const DropoutState& dropout,
+                      const RowTile& tile, ColumnRange columns, void* const* outputs);
+
+// value -> code -> value.
+void RoundValues(const Rounding& rounding, int64_t n, float* values);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_FINISH_H_

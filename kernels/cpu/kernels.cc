@@ -1,0 +1,45 @@
+#include "kvant/kernels/cpu/kernels.h"
+
+#include <cstdlib>
+
+namespace kvant::cpu {
+
+#define KVANT_CPU_KERNEL(name, supported) const KernelSet& name##_kernels();
+#include "kvant/kernels/cpu/kernels.inc"
+#undef KVANT_CPU_KERNEL
+
+namespace {
+
+const KernelSet* Choose(const char* forced) {
+  const KernelSet* chosen = nullptr;
+  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+    if (forced == nullptr || *forced == '\0' || std::string_view(forced) == set->name) chosen = set;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+const KernelSet* KernelsAt(int position) {
+#define KVANT_CPU_KERNEL(name, supported) \
+  if ((supported) && position-- == 0) return &name##_kernels();
+#include "kvant/kernels/cpu/kernels.inc"
+#undef KVANT_CPU_KERNEL
+  return nullptr;
+}
+
+std::string_view KernelNames() {
+  static constexpr char kNames[] =
+#define KVANT_CPU_KERNEL(name, supported) ", " #name
+#include "kvant/kernels/cpu/kernels.inc"
+#undef KVANT_CPU_KERNEL
+      ;
+  return std::string_view(kNames).substr(2);
+}
+
+const KernelSet* ChosenKernels() {
+  static const KernelSet* const chosen = Choose(std::getenv("KVANT_CPU_ISA"));
+  return chosen;
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,164 @@
+#include "kvant/kernels/cpu/score_steps.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace kvant::cpu {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+// Beyond any column, and far enough from overflow to be added to.
+constexpr int64_t kFar = int64_t{1} << 60;
+
+int64_t Shift(const Step& step, const AttentionProblem& problem, const Reader& reader,
+              const Position& p, int64_t kv_len) {
+  switch (step.alignment) {
+    case Step::Alignment::kTopLeft:
+      return 0;
+    case Step::Alignment::kBottomRight:
+      return kv_len - problem.q_len;
+    case Step::Alignment::kRuntime:
+      break;
+  }
+  const int64_t add = std::clamp(reader.Integer(step.shift_add, p), -kFar / 4, kFar / 4);
+  return add - std::clamp(reader.Integer(step.shift_sub, p), -kFar / 4, kFar / 4);
+}
+
+// The columns in band for the row at `p`.
+ColumnRange Band(const Step& step, const AttentionProblem& problem, const Reader& reader,
+                 const Position& p, int64_t kv_len) {
+  const int64_t diagonal = p.at[kRow] + Shift(step, problem, reader, p, kv_len);
+  return {diagonal + std::clamp(step.lower, -kFar, kFar),
+          diagonal + std::clamp(step.upper, -kFar, kFar) + 1};
+}
+
+bool OverColumns(const Array& array) { return array.strides[kCol] != 0; }
+
+bool WritesNegInf(const Step& step, const Reader& reader, const Position& p) {
+  return !OverColumns(step.operand) && reader.Scalar(step.operand, p) == kNegInf;
+}
+
+// Whether the step leaves -inf as it is, whatever the column.
+bool KeepsNegInf(const Step& step, const Reader& reader, const Position& p) {
+  switch (step.kind) {
+    case Step::Kind::kMultiply:
+    case Step::Kind::kDivide: {
+      if (OverColumns(step.operand)) return false;
+      const float factor = reader.Scalar(step.operand, p);
+      return factor > 0.f && factor < std::numeric_limits<float>::infinity();
+    }
+    case Step::Kind::kAdd:
+    case Step::Kind::kSubtract:
+    case Step::Kind::kAlibi:
+      return true;
+    case Step::Kind::kSelect:
+    case Step::Kind::kBand:
+      return WritesNegInf(step, reader, p);
+    case Step::Kind::kMaximum:
+    case Step::Kind::kMinimum:
+    case Step::Kind::kTanh:
+      break;
+  }
+  return false;
+}
+
+template <typename Op>
+void Combine(const float* operand, bool per_column, int64_t n, float* scores, Op op) {
+  if (per_column) {
+    for (int64_t i = 0; i < n; ++i) scores[i] = op(scores[i], operand[i]);
+  } else {
+    const float value = *operand;
+    for (int64_t i = 0; i < n; ++i) scores[i] = op(scores[i], value);
+  }
+}
+
+void ApplyBand(ColumnRange in, bool inverted, const float* fill, bool per_column, int64_t first,
+               int64_t n, float* scores) {
+  const int64_t begin = std::clamp<int64_t>(in.begin - first, 0, n);
+  const int64_t end = std::clamp<int64_t>(in.end - first, begin, n);
+  const auto write = [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) scores[i] = per_column ? fill[i] : *fill;
+  };
+  if (inverted) return write(begin, end);
+  write(0, begin);
+  write(end, n);
+}
+
+void ApplySelect(const Step& step, const Reader& reader, const Position& p, const float* operand,
+                 bool per_column, int64_t n, float* scores, float* condition) {
+  if (!OverColumns(step.condition)) {
+    if ((reader.Scalar(step.condition, p) != 0.f) != step.inverted) return;
+    return Combine(operand, per_column, n, scores, [](float, float fill) { return fill; });
+  }
+  reader.Line(step.condition, p, kCol, n, condition);
+  const float keep = step.inverted ? 0.f : 1.f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float fill = per_column ? operand[i] : *operand;
+    scores[i] = condition[i] == keep ? scores[i] : fill;
+  }
+}
+
+void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& reader,
+               const Position& p, int64_t n, int64_t kv_len, float* s, float* scratch) {
+  using Kind = Step::Kind;
+  if (step.kind == Kind::kTanh) return reader.kernels->tanh(s, n);
+  const float* operand = scratch;
+  const bool wide = OverColumns(step.operand);
+  reader.Line(step.operand, p, kCol, wide ? n : 1, scratch);
+  switch (step.kind) {
+    case Kind::kMultiply:
+      return Combine(operand, wide, n, s, [](float a, float b) { return a * b; });
+    case Kind::kDivide:
+      return Combine(operand, wide, n, s, [](float a, float b) { return a / b; });
+    case Kind::kAdd:
+      return Combine(operand, wide, n, s, [](float a, float b) { return a + b; });
+    case Kind::kSubtract:
+      return Combine(operand, wide, n, s, [](float a, float b) { return a - b; });
+    case Kind::kMaximum:
+      return Combine(operand, wide, n, s, [](float a, float b) { return a < b ? b : a; });
+    case Kind::kMinimum:
+      return Combine(operand, wide, n, s, [](float a, float b) { return b < a ? b : a; });
+    case Kind::kSelect:
+      return ApplySelect(step, reader, p, operand, wide, n, s, scratch + kTokenTile);
+    case Kind::kBand:
+      return ApplyBand(Band(step, problem, reader, p, kv_len), step.inverted, operand, wide,
+                       p.at[kCol], n, s);
+    case Kind::kAlibi: {
+      const int64_t diagonal = p.at[kRow] + Shift(step, problem, reader, p, kv_len);
+      const int64_t first = p.at[kCol] - diagonal;
+      for (int64_t i = 0; i < n; ++i) {
+        s[i] += (wide ? operand[i] : *operand) * static_cast<float>(first + i);
+      }
+      return;
+    }
+    case Kind::kTanh:
+      return;
+  }
+}
+
+}  // namespace
+
+ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
+                        int64_t kv_len) {
+  ColumnRange live{0, kv_len};
+  // From the last step back: as long as every later step keeps -inf, a band counts.
+  for (int i = problem.step_count - 1; i >= 0; --i) {
+    const Step& step = problem.steps[i];
+    if (step.kind == Step::Kind::kBand && !step.inverted && WritesNegInf(step, reader, p)) {
+      const ColumnRange in = Band(step, problem, reader, p, kv_len);
+      live.begin = std::max(live.begin, in.begin);
+      live.end = std::min(live.end, in.end);
+    }
+    if (!KeepsNegInf(step, reader, p)) break;
+  }
+  return live;
+}
+
+void ApplySteps(const AttentionProblem& problem, const Reader& reader, const Position& p, int64_t n,
+                int64_t kv_len, float* scores, float* scratch) {
+  for (int i = 0; i < problem.step_count; ++i) {
+    ApplyStep(problem.steps[i], problem, reader, p, n, kv_len, scores, scratch);
+  }
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,31 @@
+// What happens to scores between the first product and softmax.
+#ifndef KVANT_KERNELS_CPU_SCORE_STEPS_H_
+#define KVANT_KERNELS_CPU_SCORE_STEPS_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+// Columns [begin, end).
+struct ColumnRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Columns of the row at `p` whose scores may be other than -inf after all steps, among
+// [0, kv_len): what bands that write -inf leave, where no later step revives it.
+// (An additive operand of +inf is not taken for one that does.)
+ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
+                        int64_t kv_len);
+
+// Applies the steps to scores of n columns from position `p` on; kv_len is the real
+// length. `scratch`: 2 * kTokenTile floats.
+void ApplySteps(const AttentionProblem& problem, const Reader& reader, const Position& p, int64_t n,
+                int64_t kv_len, float* scores, float* scratch);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_SCORE_STEPS_H_

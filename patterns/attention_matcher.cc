@@ -1,0 +1,307 @@
+// The spine of the matcher: from a SoftMax forwards to the MatMul with V and its
+// output chain, and the checks on the whole.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/matcher.h"
+
+namespace kvant {
+namespace {
+
+constexpr int kSearchBudget = 64;
+
+bool IsProbsOp(OpKind kind) {
+  switch (kind) {
+    case OpKind::kTypeCast:
+    case OpKind::kReorder:
+    case OpKind::kStaticTranspose:
+    case OpKind::kStaticReshape:
+    case OpKind::kDropout:
+    case OpKind::kQuantize:
+    case OpKind::kDequantize:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsPerTensor(const Op& op) {
+  const std::string* qtype = op.attrs.Get<std::string>(Attr::kQType);
+  return qtype == nullptr || *qtype == "per_tensor";
+}
+
+bool SameQuantization(const Op& quantize, const Op& dequantize) {
+  const auto* scales = quantize.attrs.Get<std::vector<float>>(Attr::kScales);
+  const auto* other = dequantize.attrs.Get<std::vector<float>>(Attr::kScales);
+  const auto zps = quantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  const auto other_zps = dequantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  const int64_t zp = zps.empty() ? 0 : zps[0];
+  const int64_t other_zp = other_zps.empty() ? 0 : other_zps[0];
+  return IsPerTensor(quantize) && IsPerTensor(dequantize) && scales != nullptr &&
+         other != nullptr && *scales == *other && zp == other_zp;
+}
+
+}  // namespace
+
+bool Transposes(const Op& matmul, int input) {
+  return matmul.attrs.GetOr(input == 0 ? Attr::kTransposeA : Attr::kTransposeB, false);
+}
+
+OpIndex AttentionMatcher::Producer(TensorId tensor) const {
+  const OpIndex producer = graph_.FindTensor(tensor)->producer.op;
+  return producer == Graph::kNoOp || taken_[producer] ? Graph::kNoOp : producer;
+}
+
+bool AttentionMatcher::SingleUse(TensorId tensor) const {
+  return graph_.FindTensor(tensor)->consumers.size() == 1;
+}
+
+bool AttentionMatcher::Fail(const std::string& reason) {
+  *why_ = absl::StrCat(op(match_->softmax).ToString(), " is not fused: ", reason);
+  return false;
+}
+
+bool AttentionMatcher::Match(OpIndex softmax, AttentionMatch* match, std::string* why) {
+  *match = AttentionMatch();
+  match->softmax = softmax;
+  match_ = match;
+  why_ = why;
+  why->clear();
+  int budget = kSearchBudget;
+  const bool from_matmul = FromMatMul(op(softmax).inputs[0], &budget);
+  budget = kSearchBudget;
+  const bool to_matmul = LeadsToMatMul(op(softmax).outputs[0], &budget);
+  if (!from_matmul && !to_matmul) return false;  // a SoftMax elsewhere in a model
+  if (!to_matmul) {
+    const auto& consumers = graph_.FindTensor(op(softmax).outputs[0])->consumers;
+    if (consumers.empty() || op(consumers[0].op).kind == OpKind::kEnd) return false;
+    return Fail(absl::StrCat("its output is consumed by ", op(consumers[0].op).ToString(),
+                             ", and no MatMul with values follows"));
+  }
+  if (!MatchColumns() || !MatchScores() || !MatchProbs() || !CheckContraction()) return false;
+  MatchOutput();
+  MatchInputs();
+  return CheckSharing() && CheckSources();
+}
+
+// Which axis of the scores the SoftMax normalises over. With an unknown rank, a
+// non-negative axis is taken for the last; Resolve looks again.
+bool AttentionMatcher::MatchColumns() {
+  const Op& softmax = op(match_->softmax);
+  const int64_t axis = softmax.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  const int rank = graph_.tensor(softmax.inputs[0]).rank();
+  col_ = -1;
+  if (axis >= 0 && rank < 0) return true;
+  const int64_t from_end = axis < 0 ? axis : axis - rank;
+  if (from_end != -1 && from_end != -2) {
+    return Fail(absl::StrCat("its axis ", axis, " is not one of the last two of rank ", rank));
+  }
+  col_ = static_cast<int>(from_end);
+  return true;
+}
+
+bool AttentionMatcher::LeadsToMatMul(TensorId tensor, int* budget) const {
+  for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+    if (--*budget < 0) return false;
+    if (taken_[use.op]) continue;
+    const Op& consumer = op(use.op);
+    if (consumer.kind == OpKind::kMatMul && use.port < 2) return true;
+    if (IsProbsOp(consumer.kind) && use.port == 0 && LeadsToMatMul(consumer.outputs[0], budget)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// From the SoftMax to the MatMul with V.
+bool AttentionMatcher::MatchProbs() {
+  TensorId tensor = op(match_->softmax).outputs[0];
+  while (match_->pv == Graph::kNoOp) {
+    const Graph::TensorInfo& info = *graph_.FindTensor(tensor);
+    const Graph::Use* next = nullptr;
+    for (const Graph::Use& use : info.consumers) {
+      const Op& consumer = op(use.op);
+      int budget = kSearchBudget;
+      const bool leads = !taken_[use.op] && ((consumer.kind == OpKind::kMatMul && use.port < 2) ||
+                                             (IsProbsOp(consumer.kind) && use.port == 0 &&
+                                              LeadsToMatMul(consumer.outputs[0], &budget)));
+      if (leads && next == nullptr) next = &use;
+    }
+    if (next == nullptr) return Fail("no MatMul with values follows it");
+    for (const Graph::Use& use : info.consumers) {
+      if (&use == next) continue;
+      const std::string extra = op(use.op).ToString();
+      return Fail(info.producer.op == match_->softmax
+                      ? absl::StrCat("its output is also consumed by ", extra)
+                      : absl::StrCat("the output of ", op(info.producer.op).ToString(),
+                                     " is also consumed by ", extra));
+    }
+    if (op(next->op).kind == OpKind::kMatMul) {
+      match_->pv = next->op;
+      match_->probs_input = next->port;
+    } else if (!MatchProbsOp(next->op, &tensor)) {
+      return false;
+    }
+  }
+  const Op& pv = op(match_->pv);
+  if (pv.inputs.size() > 2) return Fail(absl::StrCat(pv.ToString(), " adds a bias"));
+  return true;
+}
+
+bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
+  const Op& probs_op = op(index);
+  *tensor = probs_op.outputs[0];
+  bool dropped = false, quantized = false;
+  for (OpIndex earlier : match_->probs_ops) {
+    dropped |= op(earlier).kind == OpKind::kDropout;
+    quantized |= op(earlier).kind == OpKind::kQuantize;
+  }
+  match_->probs_ops.push_back(index);
+  switch (probs_op.kind) {
+    case OpKind::kDropout:
+      if (dropped) return Fail(absl::StrCat(probs_op.ToString(), " is a second dropout"));
+      if (quantized) return Fail(absl::StrCat(probs_op.ToString(), " follows a Quantize"));
+      return true;
+    case OpKind::kDequantize:
+      return Fail(absl::StrCat(probs_op.ToString(), " has no Quantize before it"));
+    case OpKind::kQuantize: {
+      if (quantized) return Fail(absl::StrCat(probs_op.ToString(), " is a second quantization"));
+      const auto& consumers = graph_.FindTensor(*tensor)->consumers;
+      if (consumers.size() != 1 || taken_[consumers[0].op] ||
+          op(consumers[0].op).kind != OpKind::kDequantize) {
+        return Fail(absl::StrCat("the output of ", probs_op.ToString(),
+                                 " is not consumed by a Dequantize alone"));
+      }
+      const Op& dequantize = op(consumers[0].op);
+      if (!SameQuantization(probs_op, dequantize)) {
+        return Fail(absl::StrCat(probs_op.ToString(), " and ", dequantize.ToString(),
+                                 " do not have the same scale and zero point per tensor"));
+      }
+      match_->probs_ops.push_back(consumers[0].op);
+      *tensor = dequantize.outputs[0];
+      return true;
+    }
+    default:
+      return true;
+  }
+}
+
+// The MatMul with V has to sum over the columns. Only transposes are followed;
+// Resolve checks the rest when reshapes are on the way.
+bool AttentionMatcher::CheckContraction() {
+  if (!match_->score_shape_ops.empty()) return true;
+  int col = col_;
+  for (OpIndex index : match_->probs_ops) {
+    if (op(index).kind == OpKind::kStaticReshape) return true;
+    if (op(index).kind != OpKind::kStaticTranspose) continue;
+    const auto order = op(index).attrs.GetOr(Attr::kOrder, std::vector<int64_t>());
+    const int rank = static_cast<int>(order.size());
+    for (int i = 0; i < rank; ++i) {
+      if ((order[i] < 0 ? order[i] : order[i] - rank) == col) {
+        col = i - rank;
+        break;
+      }
+    }
+  }
+  const Op& pv = op(match_->pv);
+  int contracted = match_->probs_input == 0 ? -1 : -2;
+  if (Transposes(pv, match_->probs_input)) contracted = -3 - contracted;
+  if (col != contracted) {
+    return Fail(absl::StrCat("it normalises over another axis than ", pv.ToString(), " sums over"));
+  }
+  return true;
+}
+
+// What follows the MatMul and only moves, converts or quantizes the output.
+void AttentionMatcher::MatchOutput() {
+  match_->output = op(match_->pv).outputs[0];
+  for (;;) {
+    const auto& consumers = graph_.FindTensor(match_->output)->consumers;
+    if (consumers.size() != 1 || taken_[consumers[0].op]) return;
+    const Op& next = op(consumers[0].op);
+    const bool quantize = next.kind == OpKind::kQuantize && IsPerTensor(next);
+    if (!quantize && next.kind != OpKind::kStaticTranspose && next.kind != OpKind::kStaticReshape &&
+        next.kind != OpKind::kReorder && next.kind != OpKind::kTypeCast) {
+      return;
+    }
+    match_->output_ops.push_back(consumers[0].op);
+    match_->output = next.outputs[0];
+    if (quantize) return;
+  }
+}
+
+void AttentionMatcher::MarkOps() {
+  in_match_.assign(graph_.ops().size(), 0);
+  VisitOps(*match_, [this](OpIndex index) { in_match_[index] = 1; });
+}
+
+// Nothing inside may be seen from outside. Ops that prepare Q, K or V are left
+// out when they are; for anything else it is a miss.
+bool AttentionMatcher::CheckSharing() {
+  Segments q = {match_->q};
+  for (bool again = true; again;) {
+    MarkOps();
+    again = CutShared(&q) || CutShared(&match_->k) || CutShared(&match_->v);
+    match_->q = q[0];
+  }
+  MatchAuxiliary();
+  MarkOps();
+  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
+    if (!in_match_[index]) continue;
+    const Op& member = op(index);
+    const TensorId tensor = member.outputs[0];  // further outputs are ports: statistics, masks
+    if (tensor == match_->output) continue;
+    for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+      if (in_match_[use.op]) continue;
+      return Fail(absl::StrCat(index == match_->softmax
+                                   ? "its output"
+                                   : absl::StrCat("the output of ", member.ToString()),
+                               " is also consumed by ", op(use.op).ToString()));
+    }
+  }
+  return true;
+}
+
+// Operands have to come from outside.
+bool AttentionMatcher::CheckSources() {
+  if (!CheckSource(match_->q)) return false;
+  for (const AuxiliaryChain& aux : match_->auxiliary) {
+    if (!CheckSource(aux.chain)) return false;
+  }
+  for (const Segments* segments : {&match_->k, &match_->v}) {
+    for (const Chain& chain : *segments) {
+      if (!CheckSource(chain)) return false;
+    }
+  }
+  for (const StepMatch& step : match_->steps) {
+    for (const Chain* chain : {&step.operand, &step.condition, &step.shift_add, &step.shift_sub}) {
+      if (!CheckSource(*chain)) return false;
+    }
+  }
+  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
+    const OpKind kind = op(index).kind;
+    if (!in_match_[index] || (kind != OpKind::kDropout && kind != OpKind::kDynamicDequantize)) {
+      continue;
+    }
+    for (size_t port = 1; port < op(index).inputs.size(); ++port) {
+      const auto is_this = [&](const AuxiliaryChain& aux) {
+        return aux.op == index && aux.port == static_cast<int32_t>(port);
+      };
+      if (std::any_of(match_->auxiliary.begin(), match_->auxiliary.end(), is_this)) continue;
+      Chain direct;
+      direct.present = true;
+      direct.source = op(index).inputs[port];
+      if (!CheckSource(direct)) return false;
+    }
+  }
+  return true;
+}
+
+bool AttentionMatcher::CheckSource(const Chain& chain) {
+  if (!chain.present) return true;
+  const OpIndex producer = graph_.FindTensor(chain.source)->producer.op;
+  if (producer == Graph::kNoOp || !in_match_[producer]) return true;
+  return Fail(absl::StrCat("the output of ", op(producer).ToString(), " is used twice in it"));
+}
+
+}  // namespace kvant

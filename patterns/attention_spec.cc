@@ -1,0 +1,180 @@
+#include "kvant/patterns/attention_spec.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace kvant {
+namespace {
+
+using Kind = ScoreStep::Kind;
+
+std::string TypeName(DataType type) { return std::string(DataTypeName(type)); }
+
+std::string GroupsInWords(const KvSegment& segment) {
+  static constexpr const char* kAxes[] = {"batch", "key heads", "query heads", "tokens",
+                                          "the head"};
+  const Quantization& quantization = *segment.quantization;
+  if (!quantization.static_scales.empty()) {
+    return quantization.static_axis < 0
+               ? "static per tensor"
+               : absl::StrCat("static along ", kAxes[quantization.static_axis]);
+  }
+  std::vector<std::string> parts;
+  for (int axis = kViewRank - 1; axis >= 3; --axis) {
+    if (quantization.group[axis] > 1 && quantization.group[axis] < segment.data.dims[axis]) {
+      parts.push_back(absl::StrCat("groups of ", quantization.group[axis], " along ", kAxes[axis]));
+    }
+  }
+  if (!parts.empty()) return absl::StrJoin(parts, " and ");
+  if (quantization.scales.scalar()) return "per tensor";
+  const bool by_token = quantization.scales.dims[3] > 1;
+  const bool by_channel = quantization.scales.dims[4] > 1;
+  if (by_token) return by_channel ? "per element" : "per token";
+  return by_channel ? "per channel" : "per head";
+}
+
+std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
+  std::vector<std::string> parts;
+  for (const KvSegment& segment : segments) {
+    std::string text = TypeName(segment.data.type);
+    if (segments.size() > 1) absl::StrAppend(&text, " x ", segment.data.dims[3]);
+    if (segment.quantization) {
+      absl::StrAppend(&text, " ", GroupsInWords(segment));
+      if (segment.quantization->zero_points.present()) {
+        absl::StrAppend(&text, " with ",
+                        IsFloat(segment.quantization->zero_points.type) ? "real " : "",
+                        "zero points");
+      }
+    }
+    parts.push_back(std::move(text));
+  }
+  return absl::StrJoin(parts, " | ");
+}
+
+std::string OperandInWords(const Operand& operand) {
+  if (operand.constant) return absl::StrCat(*operand.constant);
+  if (operand.view.scalar()) return absl::StrCat("a ", TypeName(operand.view.type), " scalar");
+  const auto& dims = operand.view.dims;
+  return absl::StrCat(TypeName(operand.view.type), " [", absl::StrJoin(dims, ","), "]");
+}
+
+std::string ViewInWords(const View& view) {
+  return absl::StrCat(TypeName(view.type), " [", absl::StrJoin(view.dims, ","), "]");
+}
+
+std::string AlignmentInWords(const ScoreStep& step) {
+  switch (step.alignment) {
+    case ScoreStep::Alignment::kTopLeft:
+      return "top-left";
+    case ScoreStep::Alignment::kBottomRight:
+      return "bottom-right";
+    case ScoreStep::Alignment::kRuntime:
+      return "aligned at execution";
+  }
+  return "";
+}
+
+std::string BandInWords(const ScoreStep& step) {
+  std::string text;
+  if (step.right == 0 && !step.left) {
+    text = "causal ";
+  } else {
+    text = absl::StrCat("band {", step.left ? absl::StrCat(*step.left) : "-", ", ",
+                        step.right ? absl::StrCat(*step.right) : "-", "} ");
+  }
+  return absl::StrCat(text, AlignmentInWords(step), step.inverted ? ", inverted" : "", ", else ",
+                      OperandInWords(step.operand));
+}
+
+std::string StepInWords(const ScoreStep& step) {
+  switch (step.kind) {
+    case Kind::kMultiply:
+      return absl::StrCat("times ", OperandInWords(step.operand));
+    case Kind::kDivide:
+      return absl::StrCat("over ", OperandInWords(step.operand));
+    case Kind::kAdd:
+      return absl::StrCat("plus ", OperandInWords(step.operand));
+    case Kind::kSubtract:
+      return absl::StrCat("minus ", OperandInWords(step.operand));
+    case Kind::kMaximum:
+      return absl::StrCat("at least ", OperandInWords(step.operand));
+    case Kind::kMinimum:
+      return absl::StrCat("at most ", OperandInWords(step.operand));
+    case Kind::kTanh:
+      return "tanh";
+    case Kind::kSelect:
+      return absl::StrCat(step.inverted ? "unless " : "where ", ViewInWords(step.condition),
+                          ", else ", OperandInWords(step.operand));
+    case Kind::kBand:
+      return BandInWords(step);
+    case Kind::kAlibi:
+      return absl::StrCat("ALiBi ", AlignmentInWords(step));
+  }
+  return "";
+}
+
+}  // namespace
+
+bool View::scalar() const {
+  return present() && std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 1; });
+}
+
+uint32_t AttentionSpec::Features() const {
+  uint32_t features = 0;
+  const auto set = [&features](Feature feature, bool on) {
+    if (on) features |= static_cast<uint32_t>(feature);
+  };
+  const auto segments = [&](absl::Span<const KvSegment> list, Feature quantized) {
+    set(Feature::kSegments, list.size() > 1);
+    for (const KvSegment& segment : list) {
+      set(quantized, segment.quantization.has_value());
+      set(Feature::kStaticQuantization,
+          segment.quantization && !segment.quantization->static_scales.empty());
+    }
+  };
+  segments(k, Feature::kQuantizedK);
+  segments(v, Feature::kQuantizedV);
+  set(Feature::kStaticQuantization,
+      q_quantization.has_value() || probs_quantization || output_quantization);
+  set(Feature::kScoreSteps, !steps.empty());
+  for (const ScoreStep& step : steps) {
+    set(Feature::kBand, step.kind == Kind::kBand);
+    set(Feature::kSelect, step.kind == Kind::kSelect);
+    set(Feature::kSoftCap, step.kind == Kind::kTanh);
+    set(Feature::kAlibi, step.kind == Kind::kAlibi);
+    set(Feature::kRuntimeShift, step.alignment == ScoreStep::Alignment::kRuntime);
+  }
+  set(Feature::kSinks, sinks.present());
+  set(Feature::kKvLengths, kv_lengths.present());
+  set(Feature::kStats, stats.present());
+  set(Feature::kDropout, dropout.has_value());
+  return features;
+}
+
+std::string AttentionSpec::ToString() const {
+  const int64_t shared = batch[2];
+  std::string text = batch[0] > 1 ? absl::StrCat("batch ", batch[0], ", ") : "";
+  absl::StrAppend(&text, batch[1] * shared, " query heads over ", batch[1], " KV heads, ", q_len,
+                  " x ", kv_len, ", head size ", head_size);
+  if (v_head_size != head_size) absl::StrAppend(&text, " and ", v_head_size, " for V");
+  absl::StrAppend(&text, "; Q ", TypeName(q.type));
+  if (q_quantization) absl::StrAppend(&text, " quantized");
+  absl::StrAppend(&text, "; K ", SegmentsInWords(k), "; V ", SegmentsInWords(v));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "; scores " : ", ", StepInWords(steps[i]));
+  }
+  if (softmax_mode == SoftmaxMode::kNone) absl::StrAppend(&text, "; softmax with NaN rows");
+  if (sinks.present()) absl::StrAppend(&text, "; sinks");
+  if (kv_lengths.present()) absl::StrAppend(&text, "; KV lengths at execution");
+  if (dropout) absl::StrAppend(&text, "; dropout");
+  if (probs_quantization) {
+    absl::StrAppend(&text, "; probabilities through ", TypeName(probs_quantization->type));
+  }
+  if (stats.present()) absl::StrAppend(&text, "; statistics");
+  absl::StrAppend(&text, "; output ", TypeName(output.type));
+  return text;
+}
+
+}  // namespace kvant

@@ -1,0 +1,147 @@
+// The backward pass of attention:
+//
+//   P  = Exp(Subtract(scores, statistics))           scores as in the forward pass
+//   dV = MatMul(P', dO)                              P' after dropout and casts
+//   dS = Multiply(P, Subtract(MatMul(dO, V'), ReduceSum(Multiply(O, dO))))
+//   dQ = MatMul(dS', K), dK = MatMul(dS', Q)         dS' after scale and casts
+//
+// Gradients of shared K and V may be summed over the heads that share them.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/matcher.h"
+
+namespace kvant {
+namespace {
+
+constexpr int kMaxDepth = 16;
+
+bool Moves(OpKind kind) {
+  return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
+         kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
+}
+
+bool IsGradientStep(OpKind kind) {
+  return Moves(kind) || kind == OpKind::kDropout || kind == OpKind::kMultiply ||
+         kind == OpKind::kDivide || kind == OpKind::kSelect;
+}
+
+}  // namespace
+
+bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std::string* why) {
+  AttentionMatch match;
+  match_ = &match;
+  match.softmax = exp;
+  why_ = why;
+  why->clear();
+  col_ = -1;
+  gradients_.clear();
+  const OpIndex subtract = Producer(op(exp).inputs[0]);
+  if (subtract == Graph::kNoOp || op(subtract).kind != OpKind::kSubtract) return false;
+  int budget = 64;
+  if (!FromMatMul(op(subtract).inputs[0], &budget)) return false;
+  budget = 64;
+  if (!LeadsToMatMul(op(exp).outputs[0], &budget)) return false;
+  if (!MatchScores()) return false;
+  MarkOps();
+  if (!FollowGradient(op(exp).outputs[0], 0)) return false;
+  if (gradients_.size() < 3) {
+    return Fail(
+        absl::StrCat("it leads to ", gradients_.size(), " gradients, not to those of Q, K and V"));
+  }
+  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
+    if (!in_match_[index]) continue;
+    const TensorId tensor = op(index).outputs[0];
+    if (std::find(gradients_.begin(), gradients_.end(), tensor) == gradients_.end()) {
+      for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+        if (in_match_[use.op]) continue;
+        return Fail(absl::StrCat("the output of ", op(index).ToString(), " is also consumed by ",
+                                 op(use.op).ToString()));
+      }
+    }
+    ops->push_back(index);
+  }
+  return true;
+}
+
+// Adds an op; true if it is new.
+bool AttentionMatcher::Mark(OpIndex index) {
+  if (in_match_[index]) return false;
+  in_match_[index] = 1;
+  return true;
+}
+
+// From P or dS to the MatMuls that make gradients of them.
+bool AttentionMatcher::FollowGradient(TensorId tensor, int depth) {
+  if (depth > kMaxDepth) return Fail("its chain of ops is too long");
+  for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+    const Op& consumer = op(use.op);
+    if (in_match_[use.op]) continue;
+    if (taken_[use.op] || (consumer.kind != OpKind::kMatMul && !IsGradientStep(consumer.kind))) {
+      return Fail(
+          absl::StrCat(graph_.FindTensor(tensor)->producer.op == match_->softmax
+                           ? "its output"
+                           : absl::StrCat("the output of ",
+                                          op(graph_.FindTensor(tensor)->producer.op).ToString()),
+                       " is also consumed by ", consumer.ToString()));
+    }
+    Mark(use.op);
+    if (consumer.kind == OpKind::kMatMul) {
+      if (!FollowProduct(use.op)) return false;
+      continue;
+    }
+    if (consumer.kind == OpKind::kMultiply || consumer.kind == OpKind::kDivide) {
+      if (!CollectCorrection(consumer.inputs[1 - use.port], 0)) return false;
+    }
+    if (!FollowGradient(consumer.outputs[0], depth + 1)) return false;
+  }
+  return true;
+}
+
+// A MatMul that makes a gradient, and what only moves, converts or sums it.
+bool AttentionMatcher::FollowProduct(OpIndex matmul) {
+  TensorId tensor = op(matmul).outputs[0];
+  for (;;) {
+    const auto& consumers = graph_.FindTensor(tensor)->consumers;
+    if (consumers.size() != 1 || taken_[consumers[0].op]) break;
+    const OpKind kind = op(consumers[0].op).kind;
+    if ((!Moves(kind) && kind != OpKind::kReduceSum) || !Mark(consumers[0].op)) break;
+    tensor = op(consumers[0].op).outputs[0];
+  }
+  gradients_.push_back(tensor);
+  return true;
+}
+
+// What P is multiplied by: dP less its row sum. Scales end at once, at a port.
+bool AttentionMatcher::CollectCorrection(TensorId tensor, int depth) {
+  const OpIndex producer = Producer(tensor);
+  if (producer == Graph::kNoOp || depth > kMaxDepth || in_match_[producer]) return true;
+  const Op& from = op(producer);
+  switch (from.kind) {
+    case OpKind::kSubtract:
+      Mark(producer);
+      return CollectCorrection(from.inputs[0], depth + 1) &&
+             CollectCorrection(from.inputs[1], depth + 1);
+    case OpKind::kMatMul:
+      Mark(producer);
+      return true;
+    case OpKind::kReduceSum: {
+      Mark(producer);
+      const OpIndex multiply = Producer(from.inputs[0]);
+      if (multiply != Graph::kNoOp && op(multiply).kind == OpKind::kMultiply &&
+          SingleUse(from.inputs[0])) {
+        Mark(multiply);
+      }
+      return true;
+    }
+    case OpKind::kDropout:
+    case OpKind::kTypeCast:
+    case OpKind::kReorder:
+      Mark(producer);
+      return CollectCorrection(from.inputs[0], depth + 1);
+    default:
+      return true;
+  }
+}
+
+}  // namespace kvant

@@ -1,0 +1,322 @@
+// oneDNN's grammar: what of a match oneDNN Graph fuses as well. Its order of
+// score steps is fixed, and what it leaves out becomes partitions of its own.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/op_groups.h"
+
+namespace kvant {
+namespace {
+
+using Kind = ScoreStep::Kind;
+using Segments = absl::InlinedVector<Chain, 1>;
+
+class OneDnnTrimmer {
+ public:
+  OneDnnTrimmer(const Graph& graph, AttentionMatch& match) : graph_(graph), match_(match) {}
+
+  // Empty if oneDNN fuses (a part of) it.
+  std::string Trim();
+
+ private:
+  std::string CheckScores() const;
+  char StepLetter(const StepMatch& step) const;
+  std::string CheckProbs() const;
+  void TrimInputs();
+  void TrimOperand(TensorId at_matmul, bool may_be_compressed, Segments* segments);
+  void TrimMask(Chain* chain, TensorId at_op) const;
+  void TrimOutput();
+  void CutShared();
+
+  const Op& op(OpIndex index) const { return graph_.ops()[index]; }
+  OpKind KindOf(OpIndex index) const { return op(index).kind; }
+  bool Has(const Chain& chain, OpKind kind) const {
+    return std::any_of(chain.ops.begin(), chain.ops.end(),
+                       [&](const ChainOp& step) { return KindOf(step.op) == kind; });
+  }
+  bool Has(const Segments& segments, OpKind kind) const {
+    return std::any_of(segments.begin(), segments.end(),
+                       [&](const Chain& chain) { return Has(chain, kind); });
+  }
+  bool ProbsHave(OpKind kind) const {
+    return std::any_of(match_.probs_ops.begin(), match_.probs_ops.end(),
+                       [&](OpIndex index) { return KindOf(index) == kind; });
+  }
+
+  const Graph& graph_;
+  AttentionMatch& match_;
+  bool compressed_ = false;  // a DynamicDequantize anywhere on K or V
+};
+
+// Letters of `sequence` in the order of `grammar`, each at most once.
+bool InOrder(std::string_view sequence, std::string_view grammar) {
+  size_t next = 0;
+  for (char letter : sequence) {
+    next = grammar.find(letter, next);
+    if (next == std::string_view::npos) return false;
+    ++next;
+  }
+  return true;
+}
+
+char OneDnnTrimmer::StepLetter(const StepMatch& step) const {
+  if (step.constant) return '?';
+  switch (step.kind) {
+    case Kind::kMultiply:
+    case Kind::kDivide:
+      return 'D';
+    case Kind::kAdd:
+      return step.op == match_.qk ? '?' : 'A';
+    case Kind::kTanh:
+      return 'T';
+    case Kind::kSelect:
+      return 'S';
+    case Kind::kBand:
+      return step.right && !step.inverted && step.shift_add.present == step.shift_sub.present ? 'C'
+                                                                                              : '?';
+    default:
+      return '?';
+  }
+}
+
+std::string OneDnnTrimmer::CheckScores() const {
+  const auto conversion =
+      std::find_if(match_.helpers.begin(), match_.helpers.end(), [this](OpIndex index) {
+        return KindOf(index) == OpKind::kTypeCast || KindOf(index) == OpKind::kReorder;
+      });
+  if (conversion != match_.helpers.end()) {
+    return absl::StrCat("oneDNN does not fuse ", op(*conversion).ToString(), " on scores");
+  }
+  if (!match_.score_shape_ops.empty() && match_.probs_input == 0) {
+    return absl::StrCat("oneDNN does not fuse ", op(match_.score_shape_ops[0]).ToString(),
+                        " on scores");
+  }
+  std::string sequence;
+  for (const StepMatch& step : match_.steps) {
+    sequence += StepLetter(step);
+    if (sequence.back() == '?') {
+      return absl::StrCat("oneDNN does not fuse ", op(step.op).ToString(), " on scores");
+    }
+  }
+  const size_t cap = sequence.find("TD");
+  const bool capped = cap != std::string::npos &&
+                      InOrder(std::string_view(sequence).substr(0, cap), "D") &&
+                      InOrder(std::string_view(sequence).substr(cap + 2), "S");
+  if (capped || InOrder(sequence, "DCAS") || InOrder(sequence, "SDA")) return "";
+  std::string ops;
+  for (const StepMatch& step : match_.steps) {
+    absl::StrAppend(&ops, ops.empty() ? "" : ", ", op(step.op).ToString());
+  }
+  return absl::StrCat("oneDNN does not fuse scores in this order: ", ops);
+}
+
+std::string OneDnnTrimmer::CheckProbs() const {
+  if (match_.probs_input == 1 && !ProbsHave(OpKind::kStaticTranspose)) {
+    return absl::StrCat("its output is input 1 of ", op(match_.pv).ToString(),
+                        ", where oneDNN does not look for it");
+  }
+  return "";
+}
+
+std::string OneDnnTrimmer::Trim() {
+  std::string why = CheckScores();
+  if (why.empty()) why = CheckProbs();
+  if (!why.empty()) return why;
+  compressed_ =
+      Has(match_.k, OpKind::kDynamicDequantize) || Has(match_.v, OpKind::kDynamicDequantize);
+  TrimInputs();
+  TrimOutput();
+  CutShared();
+  return "";
+}
+
+void OneDnnTrimmer::TrimInputs() {
+  const bool capped = std::any_of(match_.steps.begin(), match_.steps.end(),
+                                  [](const StepMatch& step) { return step.kind == Kind::kTanh; });
+  const bool plain_only = capped || ProbsHave(OpKind::kTypeCast) || ProbsHave(OpKind::kDropout);
+  Segments q = {match_.q};
+  TrimOperand(op(match_.qk).inputs[match_.q_input], false, &q);
+  match_.q = q[0];
+  TrimOperand(op(match_.qk).inputs[1 - match_.q_input], !plain_only && match_.q_input == 0,
+              &match_.k);
+  TrimOperand(op(match_.pv).inputs[1 - match_.probs_input], !plain_only && match_.probs_input == 0,
+              &match_.v);
+  match_.auxiliary.clear();
+  for (StepMatch& step : match_.steps) {
+    const Op& at = op(step.op);
+    if (step.operand.present) TrimMask(&step.operand, at.inputs[step.operand_input]);
+    if (step.condition.present) TrimMask(&step.condition, at.inputs[0]);
+  }
+}
+
+// Keeps only the last ops before the MatMul that oneDNN's patterns have there.
+void OneDnnTrimmer::TrimOperand(TensorId at_matmul, bool may_be_compressed, Segments* segments) {
+  Chain chain = (*segments)[0];
+  const size_t length = chain.ops.size();
+  const auto kind = [&](size_t from_end) {
+    return from_end > length ? OpKind::kEnd : KindOf(chain.ops[length - from_end].op);
+  };
+  size_t keep = 0;
+  if (segments->size() > 1 || Has(chain, OpKind::kConcat)) {
+    keep = 0;
+  } else if (kind(1) == OpKind::kDequantize ||
+             (kind(1) == OpKind::kDynamicDequantize && may_be_compressed) ||
+             (kind(1) == OpKind::kStaticReshape && !compressed_)) {
+    keep = 1;
+  } else if (kind(1) == OpKind::kTypeCast && kind(2) == OpKind::kDequantize) {
+    keep = 2;
+  }
+  chain.source = keep == 0 ? at_matmul : op(chain.ops[length - keep].op).inputs[0];
+  chain.ops.erase(chain.ops.begin(), chain.ops.end() - keep);
+  segments->clear();
+  segments->push_back(std::move(chain));
+}
+
+// A mask may be reshaped along with grouped heads.
+void OneDnnTrimmer::TrimMask(Chain* chain, TensorId at_op) const {
+  if (chain->ops.empty()) return;
+  const ChainOp last = chain->ops.back();
+  chain->ops.clear();
+  chain->source = at_op;
+  if (KindOf(last.op) == OpKind::kStaticReshape && !compressed_) {
+    chain->ops.push_back(last);
+    chain->source = op(last.op).inputs[0];
+  }
+}
+
+// StaticTranspose then Reorder or StaticReshape; StaticReshape of grouped heads;
+// and a Quantize, with or without a TypeCast, behind either.
+void OneDnnTrimmer::TrimOutput() {
+  const auto& ops = match_.output_ops;
+  const auto is = [&](size_t i, OpKind kind) { return i < ops.size() && KindOf(ops[i]) == kind; };
+  size_t keep = 0;
+  if (is(0, OpKind::kStaticTranspose) &&
+      (is(1, OpKind::kReorder) || is(1, OpKind::kStaticReshape))) {
+    keep = 2;
+  } else if (is(0, OpKind::kStaticReshape) && Has(match_.q, OpKind::kStaticReshape)) {
+    keep = 1;
+  }
+  if (is(keep, OpKind::kQuantize)) {
+    keep += 1;
+  } else if (is(keep, OpKind::kTypeCast) && is(keep + 1, OpKind::kQuantize)) {
+    keep += 2;
+  }
+  if (compressed_ && (Has(match_.k, OpKind::kDynamicDequantize) ||
+                      Has(match_.v, OpKind::kDynamicDequantize) || is(0, OpKind::kStaticReshape))) {
+    keep = 0;
+  }
+  match_.output_ops.resize(keep);
+  match_.output = op(keep == 0 ? match_.pv : ops[keep - 1]).outputs[0];
+}
+
+// What K and V shared may now be used outside: then both are plain.
+void OneDnnTrimmer::CutShared() {
+  for (bool again = true; again;) {
+    again = false;
+    std::vector<char> inside(graph_.ops().size(), 0);
+    VisitOps(match_, [&inside](OpIndex index) { inside[index] = 1; });
+    const std::pair<Chain*, TensorId> operands[] = {
+        {&match_.q, op(match_.qk).inputs[match_.q_input]},
+        {&match_.k[0], op(match_.qk).inputs[1 - match_.q_input]},
+        {&match_.v[0], op(match_.pv).inputs[1 - match_.probs_input]}};
+    for (const auto& [chain, at_matmul] : operands) {
+      const bool shared =
+          std::any_of(chain->ops.begin(), chain->ops.end(), [&](const ChainOp& step) {
+            const auto& consumers = graph_.FindTensor(op(step.op).outputs[0])->consumers;
+            return std::any_of(consumers.begin(), consumers.end(),
+                               [&](const Graph::Use& use) { return !inside[use.op]; });
+          });
+      if (!shared) continue;
+      chain->ops.clear();
+      chain->source = at_matmul;
+      again = true;
+    }
+  }
+}
+
+std::vector<char> Members(const Graph& graph, const AttentionMatch& match) {
+  std::vector<char> members(graph.ops().size(), 0);
+  VisitOps(match, [&members](OpIndex op) { members[op] = 1; });
+  return members;
+}
+
+}  // namespace
+
+bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why) {
+  const std::string softmax = graph.ops()[match->softmax].ToString();
+  const std::vector<char> before = Members(graph, *match);
+  const std::string refusal = OneDnnTrimmer(graph, *match).Trim();
+  if (!refusal.empty()) {
+    *why = absl::StrCat(softmax, " is not fused: ", refusal);
+    return false;
+  }
+  const std::vector<char> after = Members(graph, *match);
+  std::string left_out;
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (before[i] == after[i]) continue;
+    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ", graph.ops()[i].ToString());
+  }
+  why->clear();
+  if (!left_out.empty()) {
+    *why = absl::StrCat(softmax, " is fused without ", left_out,
+                        ", which oneDNN does not fuse with it");
+  }
+  return true;
+}
+
+std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
+  if (match.first_class != Graph::kNoOp) return "attention: ScaledDotProductAttention";
+  const auto has = [&graph](absl::Span<const Chain> chains, OpKind kind) {
+    for (const Chain& chain : chains) {
+      for (const ChainOp& step : chain.ops) {
+        if (graph.ops()[step.op].kind == kind) return true;
+      }
+    }
+    return false;
+  };
+  std::string text;
+  const auto add = [&text](std::string_view part) {
+    absl::StrAppend(&text, text.empty() ? "attention: " : ", ", std::string(part));
+  };
+  const bool k = has(match.k, OpKind::kDynamicDequantize);
+  const bool v = has(match.v, OpKind::kDynamicDequantize);
+  if (k || v) add(k && v ? "compressed K and V" : (k ? "compressed K" : "compressed V"));
+  if (has(match.k, OpKind::kDequantize) || has(match.v, OpKind::kDequantize)) {
+    add("static quantization");
+  }
+  if (match.k.size() > 1 || match.v.size() > 1) add("segments");
+  bool capped = false;
+  for (const StepMatch& step : match.steps) {
+    switch (step.kind) {
+      case ScoreStep::Kind::kMultiply:
+      case ScoreStep::Kind::kDivide:
+        if (!capped) add("scale");
+        break;
+      case ScoreStep::Kind::kTanh:
+        capped = true;
+        add("soft cap");
+        break;
+      case ScoreStep::Kind::kSelect:
+        add("select mask");
+        break;
+      case ScoreStep::Kind::kBand:
+        add("band mask");
+        break;
+      case ScoreStep::Kind::kAdd:
+        add("additive mask");
+        break;
+      default:
+        add(OpKindName(graph.ops()[step.op].kind));
+    }
+  }
+  for (OpIndex index : match.probs_ops) {
+    if (graph.ops()[index].kind == OpKind::kDropout) add("dropout");
+    if (graph.ops()[index].kind == OpKind::kQuantize) add("quantized probabilities");
+  }
+  if (graph.ops()[match.softmax].outputs.size() > 1) add("statistics");
+  if (!match.output_ops.empty()) add("output chain");
+  if (text.empty()) return "attention: plain";
+  return text;
+}
+
+}  // namespace kvant

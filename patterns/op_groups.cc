@@ -1,0 +1,160 @@
+#include "kvant/patterns/op_groups.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvant {
+namespace {
+
+bool IsBinary(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAdd:
+    case OpKind::kSubtract:
+    case OpKind::kMultiply:
+    case OpKind::kDivide:
+    case OpKind::kMaximum:
+    case OpKind::kMinimum:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsElementwise(OpKind kind) {
+  switch (kind) {
+    case OpKind::kExp:
+    case OpKind::kTanh:
+    case OpKind::kReLU:
+    case OpKind::kSigmoid:
+    case OpKind::kSqrt:
+    case OpKind::kSquare:
+    case OpKind::kAbs:
+    case OpKind::kReciprocal:
+    case OpKind::kLog:
+    case OpKind::kGELU:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether the chain's result may be input `port` of this op.
+bool Continues(OpKind kind, int port) {
+  if (IsElementwise(kind)) return true;
+  if (!IsBinary(kind)) return false;
+  return port == 0 || (kind != OpKind::kSubtract && kind != OpKind::kDivide);
+}
+
+bool NothingRuns(OpKind kind) { return kind == OpKind::kEnd || kind == OpKind::kWildcard; }
+
+// Extends a group that begins with this op by what follows it and nothing else.
+void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
+  constexpr size_t kMaxOps = 5;
+  const Op* last = &graph.ops()[group->ops.back()];
+  if (last->kind != OpKind::kMatMul && !IsBinary(last->kind) && !IsElementwise(last->kind)) return;
+  while (group->ops.size() < kMaxOps) {
+    const Graph::TensorInfo& result = *graph.FindTensor(last->outputs[0]);
+    if (result.consumers.size() != 1 || !IsFloat(result.desc.type)) return;
+    const Graph::Use use = result.consumers[0];
+    last = &graph.ops()[use.op];
+    if (taken[use.op] || !Continues(last->kind, use.port)) return;
+    taken[use.op] = 1;
+    group->ops.push_back(use.op);
+  }
+}
+
+}  // namespace
+
+void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups) {
+  const auto count = static_cast<OpIndex>(graph.ops().size());
+  for (OpIndex index = 0; index < count; ++index) {
+    if (taken[index] || NothingRuns(graph.ops()[index].kind)) continue;
+    taken[index] = 1;
+    OpGroup group;
+    group.ops.push_back(index);
+    GrowChain(graph, taken, &group);
+    groups->push_back(std::move(group));
+  }
+}
+
+namespace {
+
+// Order of the groups; groups on or behind a cycle are missing.
+std::vector<int> TopologicalOrder(const Graph& graph, const std::vector<OpGroup>& groups) {
+  std::vector<int> group_of(graph.ops().size(), -1);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (OpIndex op : groups[g].ops) group_of[op] = static_cast<int>(g);
+  }
+  std::vector<std::vector<int>> next(groups.size());
+  std::vector<int> waiting(groups.size(), 0);
+  for (OpIndex op = 0; op < static_cast<OpIndex>(graph.ops().size()); ++op) {
+    if (group_of[op] < 0) continue;
+    for (TensorId id : graph.ops()[op].outputs) {
+      for (const Graph::Use& use : graph.FindTensor(id)->consumers) {
+        const int to = group_of[use.op];
+        if (to < 0 || to == group_of[op]) continue;
+        next[group_of[op]].push_back(to);
+        ++waiting[to];
+      }
+    }
+  }
+  const auto later = [&groups](int a, int b) { return groups[a].ops[0] > groups[b].ops[0]; };
+  std::priority_queue<int, std::vector<int>, decltype(later)> ready(later);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (waiting[g] == 0) ready.push(static_cast<int>(g));
+  }
+  std::vector<int> order;
+  while (!ready.empty()) {
+    const int group = ready.top();
+    ready.pop();
+    order.push_back(group);
+    for (int to : next[group]) {
+      if (--waiting[to] == 0) ready.push(to);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+void SortGroups(const Graph& graph, std::vector<OpGroup>* groups,
+                std::vector<std::string>* explanations) {
+  if (groups->size() < 2) return;
+  for (;;) {
+    const std::vector<int> order = TopologicalOrder(graph, *groups);
+    std::vector<OpGroup> sorted;
+    sorted.reserve(groups->size());
+    std::vector<char> placed(groups->size(), 0);
+    for (int group : order) {
+      placed[group] = 1;
+      sorted.push_back(std::move((*groups)[group]));
+    }
+    if (order.size() == groups->size()) {
+      *groups = std::move(sorted);
+      return;
+    }
+    // A cycle passes through a group of several ops: single ops have none.
+    for (size_t g = 0; g < groups->size(); ++g) {
+      if (placed[g]) continue;
+      OpGroup& stuck = (*groups)[g];
+      if (stuck.ops.size() == 1) {
+        sorted.push_back(std::move(stuck));
+        continue;
+      }
+      explanations->push_back(
+          absl::StrCat(graph.ops()[stuck.ops.back()].ToString(),
+                       " is not fused: other ops depend on the group and it depends on them"));
+      for (OpIndex op : stuck.ops) {
+        OpGroup single;
+        single.ops.push_back(op);
+        sorted.push_back(std::move(single));
+      }
+    }
+    *groups = std::move(sorted);
+  }
+}
+
+}  // namespace kvant

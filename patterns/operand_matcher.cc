@@ -1,0 +1,130 @@
+// Q, K and V: from the MatMuls back to the ports.
+#include <algorithm>
+
+#include "kvant/patterns/matcher.h"
+
+namespace kvant {
+namespace {
+
+constexpr size_t kMaxSegments = 8;
+constexpr size_t kMaxChain = 16;
+
+bool IsDequantize(OpKind kind) {
+  return kind == OpKind::kDequantize || kind == OpKind::kDynamicDequantize;
+}
+
+bool Moves(OpKind kind) {
+  return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
+         kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
+}
+
+}  // namespace
+
+void AttentionMatcher::MatchInputs() {
+  const Op& qk = op(match_->qk);
+  Segments q;
+  CollectSegments(qk.inputs[match_->q_input], Chain(), false, &q);
+  match_->q = q[0];
+  match_->k = MatchSegments(qk.inputs[1 - match_->q_input]);
+  match_->v = MatchSegments(op(match_->pv).inputs[1 - match_->probs_input]);
+}
+
+AttentionMatcher::Segments AttentionMatcher::MatchSegments(TensorId tensor) const {
+  Segments segments;
+  if (!CollectSegments(tensor, Chain(), true, &segments)) {
+    segments.clear();
+    CollectSegments(tensor, Chain(), false, &segments);
+  }
+  return segments;
+}
+
+// Appends the chains that end in `tensor` and go on through `suffix` (which is in
+// reverse: from the MatMul outwards). False if there are too many segments.
+bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool concat,
+                                       Segments* segments) const {
+  bool dequantized = std::any_of(suffix.ops.begin(), suffix.ops.end(), [&](const ChainOp& step) {
+    return IsDequantize(op(step.op).kind);
+  });
+  for (;;) {
+    const OpIndex producer = Producer(tensor);
+    const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
+    const bool dequantize = IsDequantize(kind) && !dequantized;
+    if (suffix.ops.size() < kMaxChain && (Moves(kind) || dequantize)) {
+      dequantized |= dequantize;
+      suffix.ops.push_back({producer, 0});
+      tensor = op(producer).inputs[0];
+      continue;
+    }
+    if (suffix.ops.size() < kMaxChain && kind == OpKind::kConcat && concat) {
+      for (size_t i = 0; i < op(producer).inputs.size(); ++i) {
+        Chain next = suffix;
+        next.ops.push_back({producer, static_cast<int32_t>(i)});
+        if (!CollectSegments(op(producer).inputs[i], std::move(next), true, segments)) return false;
+      }
+      return true;
+    }
+    break;
+  }
+  if (segments->size() == kMaxSegments) return false;
+  suffix.present = true;
+  suffix.source = tensor;
+  std::reverse(suffix.ops.begin(), suffix.ops.end());
+  segments->push_back(std::move(suffix));
+  return true;
+}
+
+// Leaves out everything up to an op whose result is consumed outside the match.
+// True if there was one; the marks are stale then.
+bool AttentionMatcher::CutShared(Segments* segments) {
+  const auto shared = [this](OpIndex index) {
+    for (const Graph::Use& use : graph_.FindTensor(op(index).outputs[0])->consumers) {
+      if (!in_match_[use.op]) return true;
+    }
+    return false;
+  };
+  for (Chain& chain : *segments) {
+    for (size_t i = chain.ops.size(); i-- > 0;) {
+      if (!shared(chain.ops[i].op)) continue;
+      const OpIndex cut = chain.ops[i].op;
+      const bool concat =
+          std::any_of(chain.ops.begin(), chain.ops.begin() + i + 1,
+                      [this](const ChainOp& step) { return op(step.op).kind == OpKind::kConcat; });
+      chain.source = op(cut).outputs[0];
+      chain.ops.erase(chain.ops.begin(), chain.ops.begin() + i + 1);
+      if (concat) {  // every segment that went through it is inside this one now
+        const auto inside = [cut](const Chain& other) {
+          return std::any_of(other.ops.begin(), other.ops.end(),
+                             [cut](const ChainOp& step) { return step.op == cut; });
+        };
+        segments->erase(std::remove_if(segments->begin(), segments->end(), inside),
+                        segments->end());
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+// Scales and zero points that are reshaped on the way, by ops used for nothing else.
+void AttentionMatcher::MatchAuxiliary() {
+  const auto add = [this](const Chain& chain) {
+    for (const ChainOp& step : chain.ops) {
+      const Op& dequantize = op(step.op);
+      if (dequantize.kind != OpKind::kDynamicDequantize) continue;
+      for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
+        const auto same = [&](const AuxiliaryChain& aux) {
+          return aux.op == step.op && aux.port == static_cast<int32_t>(port);
+        };
+        if (std::any_of(match_->auxiliary.begin(), match_->auxiliary.end(), same)) continue;
+        Chain scales = MatchOperand(dequantize.inputs[port]);
+        if (scales.ops.empty()) continue;
+        match_->auxiliary.push_back({step.op, static_cast<int32_t>(port), std::move(scales)});
+      }
+    }
+  };
+  add(match_->q);
+  for (const Chain& chain : match_->k) add(chain);
+  for (const Chain& chain : match_->v) add(chain);
+}
+
+}  // namespace kvant

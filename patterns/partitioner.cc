@@ -1,0 +1,182 @@
+#include "kvant/patterns/partitioner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/shape_inference.h"
+#include "kvant/graph/status.h"
+#include "kvant/patterns/match.h"
+#include "kvant/patterns/matcher.h"
+#include "kvant/patterns/op_groups.h"
+
+namespace kvant {
+namespace {
+
+// The ops of a match, sorted, each once.
+std::vector<OpIndex> OpsOf(const AttentionMatch& match) {
+  std::vector<OpIndex> ops;
+  ops.reserve(8);
+  VisitOps(match, [&ops](OpIndex op) { ops.push_back(op); });
+  std::sort(ops.begin(), ops.end());
+  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
+  return ops;
+}
+
+bool AnyShapeUnknown(const Graph& graph) {
+  for (const Op& op : graph.ops()) {
+    for (const TensorId id : op.outputs) {
+      if (!graph.tensor(id).has_shape()) return true;
+    }
+  }
+  return false;
+}
+
+std::string DescribeOps(const Graph& ops) {
+  if (ops.ops().size() == 1) {
+    return absl::StrCat("single op: ", std::string(OpKindName(ops.ops()[0].kind)));
+  }
+  std::string text = "chain: ";
+  for (size_t i = 0; i < ops.ops().size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", std::string(OpKindName(ops.ops()[i].kind)));
+  }
+  return text;
+}
+
+}  // namespace
+
+class Partitioner {
+ public:
+  Partitioner(const Graph& graph, const PartitionOptions& options)
+      : graph_(graph), options_(options), taken_(graph.ops().size(), 0) {}
+
+  PartitionResult Run();
+
+ private:
+  void MatchAll();
+  void MatchSoftMax(AttentionMatcher& matcher, OpIndex index);
+  void Take(Partition::Kind kind, std::vector<OpIndex> ops, std::shared_ptr<AttentionMatch> match);
+  Partition Build(OpGroup& group, int id) const;
+
+  const Graph& graph_;
+  const PartitionOptions& options_;
+  std::vector<char> taken_;
+  std::vector<OpGroup> groups_;
+  std::vector<std::string> explanations_;
+};
+
+PartitionResult Partitioner::Run() {
+  MatchAll();
+  GroupRemainingOps(graph_, taken_, &groups_);
+  SortGroups(graph_, &groups_, &explanations_);
+  PartitionResult result;
+  result.partitions.reserve(groups_.size());
+  for (OpGroup& group : groups_) {
+    result.partitions.push_back(Build(group, static_cast<int>(result.partitions.size())));
+  }
+  result.explanations = std::move(explanations_);
+  return result;
+}
+
+void Partitioner::MatchAll() {
+  AttentionMatcher matcher(graph_, taken_);
+  const auto count = static_cast<OpIndex>(graph_.ops().size());
+  for (OpIndex index = 0; index < count; ++index) {
+    if (taken_[index]) continue;
+    const OpKind kind = graph_.ops()[index].kind;
+    if (kind == OpKind::kSoftMax) {
+      MatchSoftMax(matcher, index);
+    } else if (kind == OpKind::kScaledDotProductAttention) {
+      auto match = std::make_shared<AttentionMatch>();
+      match->first_class = index;
+      Take(Partition::Kind::kAttention, {index}, std::move(match));
+    } else if (kind == OpKind::kExp) {
+      std::vector<OpIndex> ops;
+      std::string why;
+      if (matcher.MatchBackward(index, &ops, &why)) {
+        Take(Partition::Kind::kAttentionBackward, std::move(ops), nullptr);
+      } else if (!why.empty()) {
+        explanations_.push_back(std::move(why));
+      }
+    }
+  }
+}
+
+void Partitioner::MatchSoftMax(AttentionMatcher& matcher, OpIndex index) {
+  auto match = std::make_shared<AttentionMatch>();
+  std::string why;
+  bool matched = matcher.Match(index, match.get(), &why);
+  if (matched && options_.grammar == PartitionOptions::Grammar::kOneDnn) {
+    matched = TrimToOneDnn(graph_, match.get(), &why);
+    if (matched && !why.empty()) explanations_.push_back(why);
+  }
+  if (matched) {
+    std::vector<OpIndex> ops = OpsOf(*match);
+    Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
+  } else if (!why.empty()) {
+    explanations_.push_back(std::move(why));
+  }
+}
+
+void Partitioner::Take(Partition::Kind kind, std::vector<OpIndex> ops,
+                       std::shared_ptr<AttentionMatch> match) {
+  for (OpIndex op : ops) taken_[op] = 1;
+  OpGroup& group = groups_.emplace_back();
+  group.kind = kind;
+  group.ops = std::move(ops);
+  group.match = std::move(match);
+}
+
+Partition Partitioner::Build(OpGroup& group, int id) const {
+  Partition partition;
+  partition.id_ = id;
+  partition.kind_ = group.kind;
+  auto ops = std::make_shared<Graph>(graph_.Subgraph(group.ops));
+  if (AnyShapeUnknown(*ops)) {
+    Graph inferred = *ops;
+    if (const absl::Status status = InferShapes(inferred); status.ok()) {
+      *ops = std::move(inferred);
+    } else {
+      partition.notes_.emplace_back(status.message());
+    }
+  }
+  partition.inputs_ = ops->inputs();
+  partition.outputs_ = ops->outputs();
+  switch (group.kind) {
+    case Partition::Kind::kAttention:
+      partition.pattern_ = DescribeMatch(graph_, *group.match);
+      VisitOps(*group.match, [&group](OpIndex& op) {
+        const auto position = std::lower_bound(group.ops.begin(), group.ops.end(), op);
+        if (position != group.ops.end() && *position == op) {
+          op = static_cast<OpIndex>(position - group.ops.begin());
+        }
+      });
+      break;
+    case Partition::Kind::kAttentionBackward:
+      partition.pattern_ = "attention, backward";
+      break;
+    case Partition::Kind::kOps:
+      partition.pattern_ = DescribeOps(*ops);
+      break;
+  }
+  partition.ops_ = std::move(ops);
+  partition.match_ = std::move(group.match);
+  partition.ResolveSpec();
+  return partition;
+}
+
+absl::StatusOr<PartitionResult> PartitionGraphExplained(const Graph& graph,
+                                                        const PartitionOptions& options) {
+  if (!graph.finalized()) {
+    return MakeError(ErrorKind::kInvalidGraph, "only a finalized graph can be partitioned");
+  }
+  return Partitioner(graph, options).Run();
+}
+
+absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,
+                                                      const PartitionOptions& options) {
+  absl::StatusOr<PartitionResult> result = PartitionGraphExplained(graph, options);
+  if (!result.ok()) return result.status();
+  return std::move(result->partitions);
+}
+
+}  // namespace kvant

@@ -1,0 +1,302 @@
+// Views of Q, K and V: the chains from the ports folded into strides.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/matcher.h"
+#include "kvant/patterns/resolver.h"
+
+namespace kvant {
+namespace {
+
+// Applies the same move to everything that lies along the data's axes.
+template <typename Move>
+bool MoveAll(FoldedView& data, std::optional<FoldedView>& scales,
+             std::optional<FoldedView>& zero_points, std::optional<FoldedView>& static_axis,
+             Move move) {
+  return move(data) && (!scales || move(*scales)) && (!zero_points || move(*zero_points)) &&
+         (!static_axis || move(*static_axis));
+}
+
+Dims DimsOf(const FoldedView& view) {
+  Dims dims(view.rank());
+  for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
+  return dims;
+}
+
+}  // namespace
+
+bool Resolver::ResolveInputs() {
+  const Op& qk = op(match_.qk);
+  const Op& pv = op(match_.pv);
+  // The axis that becomes one of the product's, or with its transpose flag the
+  // one that is summed over.
+  const auto outer = [this](const Op& matmul, int input) {
+    const int axis = input == 0 ? rank_ - 2 : rank_ - 1;
+    return Transposes(matmul, input) ? 2 * rank_ - 3 - axis : axis;
+  };
+  const int q_row = outer(qk, match_.q_input);
+  KvSegment q;
+  if (!ResolveOperand(match_.q, q_row, 2 * rank_ - 3 - q_row, -1, 0, &q)) return false;
+  spec_->q = q.data;
+  spec_->q_quantization = std::move(q.quantization);
+  spec_->head_size = spec_->q.dims[4];
+
+  int64_t tokens = 0;
+  const int k_row = outer(qk, 1 - match_.q_input);
+  for (const Chain& chain : match_.k) {
+    KvSegment segment;
+    if (!ResolveOperand(chain, k_row, 2 * rank_ - 3 - k_row, k_row, tokens, &segment)) return false;
+    tokens += segment.data.dims[3];
+    spec_->k.push_back(std::move(segment));
+  }
+  if (tokens != spec_->kv_len) {
+    return Fail(absl::StrCat(qk.ToString(), ": segments of K do not add up to ", spec_->kv_len));
+  }
+  tokens = 0;
+  const int v_col = outer(pv, 1 - match_.probs_input);
+  const int v_row = 2 * rank_ - 3 - v_col;
+  for (const Chain& chain : match_.v) {
+    KvSegment segment;
+    if (!ResolveOperand(chain, v_row, v_col, v_row, tokens, &segment)) return false;
+    tokens += segment.data.dims[3];
+    spec_->v.push_back(std::move(segment));
+  }
+  if (tokens != spec_->kv_len) {
+    return Fail(absl::StrCat(pv.ToString(), ": segments of V do not add up to ", spec_->kv_len));
+  }
+  return true;
+}
+
+// One operand, or one segment of it that begins at expected_begin along axis
+// `tokens` of the problem's rank (-1: no segments).
+bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
+                              int64_t expected_begin, KvSegment* segment) {
+  Folded folded;
+  if (!FoldChain(chain, &folded)) return false;
+  const int missing = rank_ - folded.data.rank();
+  if (missing < 0) {
+    return Fail(absl::StrCat("tensor ", chain.source, ": more axes than the output"));
+  }
+  if (folded.concat_axis >= 0 &&
+      (folded.concat_axis + missing != tokens || folded.begin != expected_begin)) {
+    return Fail(absl::StrCat("tensor ", chain.source, ": concatenated along axis ",
+                             folded.concat_axis, ", which is not that of the tokens"));
+  }
+  Dims dims(frame_.begin(), frame_.end());
+  for (int i = 0; i < 2; ++i) {
+    dims[rank_ - 1 - i] = folded.data.dim(folded.data.rank() - 1 - i);
+  }
+  segment->data = folded.view;
+  if (!folded.data.BroadcastTo(dims) ||
+      !ToView(folded.data, batch_, row, col, false, &segment->data)) {
+    return Fail(absl::StrCat("tensor ", chain.source, ": its axes are not evenly strided"));
+  }
+  if (!folded.quantized) return true;
+  segment->quantization = std::move(folded.quantization);
+  return PlaceQuantization(folded, dims, row, col, &*segment->quantization);
+}
+
+// Scales and zero points as views over groups.
+bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, int row, int col,
+                                 Quantization* quantization) {
+  const auto fail = [&] {
+    return Fail(absl::StrCat("tensor ", inputs_[folded.view.port],
+                             ": its groups cannot be expressed along its axes"));
+  };
+  if (folded.static_axis) {
+    View axis;
+    if (!folded.static_axis->BroadcastTo(dims) ||
+        !ToView(*folded.static_axis, batch_, row, col, true, &axis)) {
+      return fail();
+    }
+    for (int i = 0; i < kViewRank; ++i) {
+      if (axis.dims[i] == 1) continue;
+      if (quantization->static_axis >= 0) return fail();
+      quantization->static_axis = i;
+    }
+  }
+  std::array<int64_t, kViewRank> groups[2];
+  FoldedView* views[] = {folded.scales ? &*folded.scales : nullptr,
+                         folded.zero_points ? &*folded.zero_points : nullptr};
+  View* targets[] = {&quantization->scales, &quantization->zero_points};
+  for (int v = 0; v < 2; ++v) {
+    if (views[v] == nullptr) continue;
+    if (!views[v]->BroadcastTo(dims) ||
+        !ToView(*views[v], batch_, row, col, true, targets[v], &groups[v])) {
+      return fail();
+    }
+  }
+  if (views[0] == nullptr) return true;
+  for (int i = 0; i < kViewRank; ++i) {
+    int64_t group = groups[0][i];
+    if (views[1] != nullptr && groups[1][i] != group) {
+      if (quantization->scales.dims[i] != 1 && quantization->zero_points.dims[i] != 1) {
+        return fail();
+      }
+      group = std::min(group, groups[1][i]);
+    }
+    const bool shared = i < 3 && quantization->scales.strides[i] == 0 &&
+                        (views[1] == nullptr || quantization->zero_points.strides[i] == 0);
+    quantization->group[i] = shared ? 1 : group;
+  }
+  return true;
+}
+
+bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
+  folded->data = FoldedView::Of(tensor(chain.source));
+  folded->view = Input(chain.source);
+  for (const ChainOp& step : chain.ops) {
+    const Op& mover = op(step.op);
+    switch (mover.kind) {
+      case OpKind::kStaticTranspose: {
+        const auto* order = mover.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+        const auto transpose = [&](FoldedView& view) {
+          return order != nullptr && view.Transpose(*order);
+        };
+        if (!MoveAll(folded->data, folded->scales, folded->zero_points, folded->static_axis,
+                     transpose)) {
+          return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
+        }
+        const int rank = folded->data.rank();
+        for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
+          if (NormalizeAxis((*order)[i], rank) != folded->concat_axis) continue;
+          folded->concat_axis = i;
+          break;
+        }
+        break;
+      }
+      case OpKind::kStaticReshape:
+        if (!FoldReshape(mover, folded)) return false;
+        break;
+      case OpKind::kConcat:
+        if (!FoldConcat(mover, step.port, folded)) return false;
+        break;
+      case OpKind::kDequantize:
+        if (!FoldDequantize(mover, folded)) return false;
+        break;
+      case OpKind::kDynamicDequantize:
+        if (!FoldDynamicDequantize(step.op, folded)) return false;
+        break;
+      default:
+        break;
+    }
+  }
+  return true;
+}
+
+bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
+  Dims dims = *tensor(reshape.outputs[0]).dims;
+  if (folded->concat_axis >= 0) {
+    // The concatenated axis has to come out whole, with as many elements before it.
+    Dims in = DimsOf(folded->data);
+    int64_t before = 1;
+    for (int i = 0; i < folded->concat_axis; ++i) before *= in[i];
+    const int64_t segment = in[folded->concat_axis];
+    int axis = 0;
+    int64_t seen = 1;
+    while (axis < static_cast<int>(dims.size()) &&
+           !(seen == before && dims[axis] == folded->whole)) {
+      seen *= dims[axis++];
+    }
+    if (axis == static_cast<int>(dims.size())) {
+      return Fail(absl::StrCat(reshape.ToString(), ": reshapes the concatenated axis"));
+    }
+    dims[axis] = segment;
+    folded->concat_axis = axis;
+  }
+  const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
+  if (!MoveAll(folded->data, folded->scales, folded->zero_points, folded->static_axis, move)) {
+    return Fail(absl::StrCat(reshape.ToString(), ": cannot be folded into strides"));
+  }
+  return true;
+}
+
+bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
+  const LogicalTensor& result = tensor(concat.outputs[0]);
+  const int axis = NormalizeAxis(concat.attrs.GetOr<int64_t>(Attr::kAxis, 0), folded->data.rank());
+  if (axis < 0 || (folded->concat_axis >= 0 && folded->concat_axis != axis)) {
+    return Fail(absl::StrCat(concat.ToString(), ": a second concatenation along another axis"));
+  }
+  int64_t begin = 0;
+  for (int i = 0; i < port; ++i) begin += (*tensor(concat.inputs[i]).dims)[axis];
+  folded->begin += begin;
+  folded->concat_axis = axis;
+  folded->whole = (*result.dims)[axis];
+  return true;
+}
+
+bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
+  folded->quantized = true;
+  Quantization& quantization = folded->quantization;
+  quantization.static_scales = dequantize.attrs.GetOr(Attr::kScales, std::vector<float>());
+  quantization.static_zps = dequantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
+  if (qtype == nullptr || *qtype != "per_channel") return true;
+  const int rank = folded->data.rank();
+  const int axis = NormalizeAxis(dequantize.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  if (axis < 0 || axis == folded->concat_axis) {
+    return Fail(absl::StrCat(dequantize.ToString(), ": its axis is split in segments"));
+  }
+  Dims strides(rank, 0);
+  strides[axis] = 1;
+  folded->static_axis = FoldedView(DimsOf(folded->data), strides);
+  return true;
+}
+
+bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
+  const Op& dequantize = op(index);
+  folded->quantized = true;
+  Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
+  if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
+  folded->scales.emplace();
+  if (!FoldScales(index, 1, folded, dims, &*folded->scales, &folded->quantization.scales)) {
+    return false;
+  }
+  if (dequantize.inputs.size() < 3) return true;
+  folded->zero_points.emplace();
+  return FoldScales(index, 2, folded, dims, &*folded->zero_points,
+                    &folded->quantization.zero_points);
+}
+
+// The scales (port 1) or zero points (port 2) spread over the data's axes.
+bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
+                          FoldedView* scales, View* view) {
+  const Op& dequantize = op(index);
+  Chain chain;
+  chain.source = dequantize.inputs[port];
+  for (const AuxiliaryChain& aux : match_.auxiliary) {
+    if (aux.op == index && aux.port == port) chain = aux.chain;
+  }
+  Folded source;
+  if (!FoldChain(chain, &source)) return false;
+  *view = source.view;
+  const int rank = static_cast<int>(dims.size());
+  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
+  const auto* group_shape = dequantize.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  FoldedView& from = source.data;
+  if (qtype != nullptr && *qtype == "per_group" && group_shape != nullptr) {
+    if (static_cast<int>(group_shape->size()) != rank || from.rank() != rank) {
+      return Fail(absl::StrCat(dequantize.ToString(), ": scales of rank ", from.rank(),
+                               " for groups of rank ", group_shape->size()));
+    }
+    *scales = from.Repeat(*group_shape);
+  } else if (qtype != nullptr && *qtype == "per_channel" && tensor(chain.source).elements() > 1) {
+    const int axis = NormalizeAxis(dequantize.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+    Dims channel(rank, 1);
+    if (axis >= 0) channel[axis] = dims[axis];
+    if (axis < 0 || !from.Reshape(channel) || !from.BroadcastTo(dims)) {
+      return Fail(absl::StrCat(dequantize.ToString(), ": scales do not fit its axis"));
+    }
+    *scales = from;
+  } else {
+    const Dims none(rank, 0);
+    *scales = FoldedView(dims, none);
+  }
+  const int concat = folded->concat_axis;
+  if (concat >= 0 && !scales->Slice(concat, folded->begin, folded->data.dim(concat))) {
+    return Fail(absl::StrCat(dequantize.ToString(), ": a segment ends inside a group"));
+  }
+  return true;
+}
+
+}  // namespace kvant

@@ -1,0 +1,261 @@
+#include "kvant/patterns/resolver.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/matcher.h"
+
+namespace kvant {
+namespace {
+
+template <typename T>
+int IndexOf(absl::Span<const T> list, T value) {
+  const auto it = std::find(list.begin(), list.end(), value);
+  return it == list.end() ? kNoPort : static_cast<int>(it - list.begin());
+}
+
+FakeQuantize FakeQuantizeOf(const Op& quantize, DataType type) {
+  FakeQuantize result;
+  result.type = type;
+  const auto* scales = quantize.attrs.Get<std::vector<float>>(Attr::kScales);
+  const auto* zps = quantize.attrs.Get<std::vector<int64_t>>(Attr::kZps);
+  if (scales != nullptr && !scales->empty()) result.scale = (*scales)[0];
+  if (zps != nullptr && !zps->empty()) result.zero_point = (*zps)[0];
+  return result;
+}
+
+// Dim of that axis counted from the end; 1 beyond the rank.
+int64_t DimFromEnd(const LogicalTensor& tensor, int from_end) {
+  return from_end > tensor.rank() ? 1 : (*tensor.dims)[tensor.rank() - from_end];
+}
+
+absl::Span<const int64_t> OrderOf(const Op& transpose) {
+  const auto* order = transpose.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+  return order == nullptr ? absl::Span<const int64_t>() : absl::MakeConstSpan(*order);
+}
+
+}  // namespace
+
+int NormalizeAxis(int64_t axis, int rank) {
+  if (axis < 0) axis += rank;
+  return axis < 0 || axis >= rank ? -1 : static_cast<int>(axis);
+}
+
+bool Resolver::Fail(std::string reason) {
+  why_ = std::move(reason);
+  return false;
+}
+
+View Resolver::Input(TensorId id) const {
+  View view;
+  view.port = IndexOf(inputs_, id);
+  view.type = tensor(id).type;
+  return view;
+}
+
+View Resolver::Output(TensorId id) const {
+  View view;
+  view.port = IndexOf(outputs_, id);
+  view.type = tensor(id).type;
+  return view;
+}
+
+bool Resolver::Resolve(AttentionSpec* spec) {
+  *spec = AttentionSpec();
+  spec_ = spec;
+  why_.clear();
+  spec->fpmath = graph_.options().fpmath;
+  spec->apply_to_int = graph_.options().apply_to_int;
+  if (match_.first_class != Graph::kNoOp) return ResolveFirstClass() && ResolveKvLengths();
+  return ResolveFrame() && ResolveInputs() && ResolveSteps() && ResolveProbs() && ResolveOutput() &&
+         ResolveStats() && ResolveKvLengths();
+}
+
+// Ranks, batch axes and lengths.
+bool Resolver::ResolveFrame() {
+  const Op& qk = op(match_.qk);
+  const Op& pv = op(match_.pv);
+  const Op& softmax = op(match_.softmax);
+  const LogicalTensor& scores = tensor(qk.outputs[0]);
+  const LogicalTensor& output = tensor(pv.outputs[0]);
+  const LogicalTensor& exponents = tensor(softmax.inputs[0]);
+  rank_ = output.rank();
+  if (rank_ < 2 || scores.rank() < 2 || tensor(qk.inputs[0]).rank() < 2 ||
+      tensor(qk.inputs[1]).rank() < 2 || tensor(pv.inputs[0]).rank() < 2 ||
+      tensor(pv.inputs[1]).rank() < 2) {
+    return Fail(absl::StrCat(softmax.ToString(), ": attention over vectors is not fused"));
+  }
+  if (!CheckMoves()) return false;
+  row_ = match_.q_input == 0 ? rank_ - 2 : rank_ - 1;
+  col_ = match_.q_input == 0 ? rank_ - 1 : rank_ - 2;
+  spec_->q_len = DimFromEnd(scores, rank_ - row_);
+  spec_->kv_len = DimFromEnd(scores, rank_ - col_);
+  const int out_row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
+  spec_->v_head_size = (*output.dims)[2 * rank_ - 3 - out_row];
+  if ((*output.dims)[out_row] != spec_->q_len ||
+      (match_.score_shape_ops.empty() && DimFromEnd(exponents, rank_ - col_) != spec_->kv_len)) {
+    return Fail(absl::StrCat(softmax.ToString(), ": scores of ", spec_->q_len, " x ", spec_->kv_len,
+                             " are broadcast to more rows or columns"));
+  }
+  frame_ = *output.dims;
+  frame_[row_] = spec_->q_len;
+  frame_[col_] = spec_->kv_len;
+
+  // The last batch axis is the query heads that share K and V if neither has it.
+  const bool shared = rank_ >= 3 && rank_ <= 4 && DimFromEnd(output, 3) > 1 &&
+                      DimFromEnd(tensor(qk.inputs[1 - match_.q_input]), 3) == 1 &&
+                      DimFromEnd(tensor(pv.inputs[1 - match_.probs_input]), 3) == 1 &&
+                      (rank_ == 4 || kv_lengths_ == nullptr);
+  const int merged = std::max(rank_ - 4, 1);  // leading axes that make up b0
+  for (int axis = 0; axis < rank_ - 2; ++axis) {
+    const int view_axis = shared && axis == rank_ - 3 ? 2 : std::max(axis - merged + 1, 0);
+    if (batch_.begin[view_axis] == batch_.end[view_axis]) batch_.begin[view_axis] = axis;
+    batch_.end[view_axis] = axis + 1;
+    spec_->batch[view_axis] *= frame_[axis];
+  }
+  return true;
+}
+
+// Follows each axis of the scores through reshapes and transposes: the SoftMax
+// has to normalise over the columns, and the second MatMul to sum over them.
+bool Resolver::CheckMoves() {
+  const Op& softmax = op(match_.softmax);
+  const Op& pv = op(match_.pv);
+  const LogicalTensor& scores = tensor(op(match_.qk).outputs[0]);
+  const int64_t axis_attr = softmax.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  const int softmax_axis = NormalizeAxis(axis_attr, tensor(softmax.inputs[0]).rank());
+  bool moved = !match_.score_shape_ops.empty();
+  for (OpIndex index : match_.probs_ops) {
+    moved |= op(index).kind == OpKind::kStaticReshape || op(index).kind == OpKind::kStaticTranspose;
+  }
+  if (!moved) {
+    const int from_end = softmax_axis - tensor(softmax.inputs[0]).rank();
+    if (from_end == (match_.q_input == 0 ? -1 : -2)) return true;
+    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
+  }
+  const int rank = scores.rank();
+  const FoldedView start(*scores.dims, DenseStrides(*scores.dims));
+  FoldedView view = start;
+  const auto move = [&](OpIndex index) {
+    const Op& mover = op(index);
+    if (mover.kind == OpKind::kStaticReshape) {
+      return view.Reshape(*tensor(mover.outputs[0]).dims);
+    }
+    return mover.kind != OpKind::kStaticTranspose || view.Transpose(OrderOf(mover));
+  };
+  bool ok = true;
+  for (OpIndex index : match_.score_shape_ops) ok = ok && move(index);
+  const int col = match_.q_input == 0 ? rank - 1 : rank - 2;
+  ok = ok && softmax_axis >= 0 && view.axis(softmax_axis) == start.axis(col);
+  if (!ok) {
+    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
+  }
+  for (OpIndex index : match_.probs_ops) ok = ok && move(index);
+  int contracted = match_.probs_input == 0 ? rank - 1 : rank - 2;
+  if (Transposes(pv, match_.probs_input)) contracted = 2 * rank - 3 - contracted;
+  ok = ok && view.rank() == rank && rank == rank_ && view.axis(contracted) == start.axis(col) &&
+       view.axis(2 * rank - 3 - contracted) == start.axis(2 * rank - 3 - col);
+  for (int axis = 0; ok && axis < rank - 2; ++axis) ok = view.axis(axis) == start.axis(axis);
+  if (!ok) {
+    return Fail(
+        absl::StrCat(pv.ToString(), ": the axes of the probabilities are not those of the scores"));
+  }
+  return true;
+}
+
+bool Resolver::ResolveProbs() {
+  const auto* mode = op(match_.softmax).attrs.Get<std::string>(Attr::kMode);
+  spec_->softmax_mode =
+      mode != nullptr && *mode == "inf_as_zero" ? SoftmaxMode::kInfAsZero : SoftmaxMode::kNone;
+  bool moved = !match_.score_shape_ops.empty() || match_.q_input != 0;
+  for (OpIndex index : match_.probs_ops) {
+    const Op& probs_op = op(index);
+    if (probs_op.kind == OpKind::kQuantize) {
+      spec_->probs_quantization = FakeQuantizeOf(probs_op, tensor(probs_op.outputs[0]).type);
+    } else if (probs_op.kind == OpKind::kStaticReshape ||
+               probs_op.kind == OpKind::kStaticTranspose) {
+      moved = true;
+    } else if (probs_op.kind == OpKind::kDropout) {
+      if (moved) {
+        return Fail(absl::StrCat(probs_op.ToString(),
+                                 ": its random bits follow another order than the scores"));
+      }
+      Dropout dropout;
+      View* scalars[] = {&dropout.seed.view, &dropout.offset.view, &dropout.probability.view};
+      for (int i = 0; i < 3; ++i) {
+        Chain chain;
+        chain.source = probs_op.inputs[i + 1];
+        if (!ScalarOperand(chain, scalars[i])) return false;
+      }
+      if (probs_op.outputs.size() > 1) {
+        dropout.mask = Output(probs_op.outputs[1]);
+        FoldedView mask = FoldedView::Of(tensor(probs_op.outputs[1]));
+        if (!mask.BroadcastTo(frame_) || !ToView(mask, batch_, row_, col_, false, &dropout.mask)) {
+          return Fail(absl::StrCat(probs_op.ToString(), ": its mask is not evenly strided"));
+        }
+      }
+      spec_->dropout = dropout;
+    }
+  }
+  return true;
+}
+
+// From the output port back to the result of the MatMul.
+bool Resolver::ResolveOutput() {
+  const LogicalTensor& port = tensor(match_.output);
+  FoldedView view = FoldedView::Of(port);
+  for (size_t i = match_.output_ops.size(); i-- > 0;) {
+    const Op& mover = op(match_.output_ops[i]);
+    bool ok = true;
+    if (mover.kind == OpKind::kStaticTranspose) {
+      ok = view.InverseTranspose(OrderOf(mover));
+    } else if (mover.kind == OpKind::kStaticReshape) {
+      ok = view.Reshape(*tensor(mover.inputs[0]).dims);
+    } else if (mover.kind == OpKind::kQuantize) {
+      spec_->output_quantization = FakeQuantizeOf(mover, port.type);
+    }
+    if (!ok) return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
+  }
+  spec_->output = Output(match_.output);
+  const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
+  if (!ToView(view, batch_, row, 2 * rank_ - 3 - row, false, &spec_->output)) {
+    return Fail(
+        absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
+  }
+  return true;
+}
+
+bool Resolver::ResolveStats() {
+  const Op& softmax = op(match_.softmax);
+  if (softmax.outputs.size() < 2) return true;
+  if (!match_.score_shape_ops.empty()) {
+    return Fail(absl::StrCat(softmax.ToString(), ": statistics of reshaped scores"));
+  }
+  Dims dims = frame_;
+  dims[col_] = 1;
+  FoldedView view = FoldedView::Of(tensor(softmax.outputs[1]));
+  spec_->stats = Output(softmax.outputs[1]);
+  if (!view.BroadcastTo(dims) || !ToView(view, batch_, row_, col_, false, &spec_->stats)) {
+    return Fail(absl::StrCat(softmax.ToString(), ": its statistics are not evenly strided"));
+  }
+  return true;
+}
+
+bool Resolver::ResolveKvLengths() {
+  if (kv_lengths_ == nullptr) return true;
+  View& view = spec_->kv_lengths;
+  view.port = static_cast<int>(inputs_.size()) - 1;
+  view.type = kv_lengths_->type;
+  view.dims.fill(1);
+  if (kv_lengths_->elements() == 1) return true;
+  if (kv_lengths_->rank() != 1 || kv_lengths_->elements() != spec_->batch[0] || rank_ < 3 ||
+      batch_.end[0] != 1) {
+    return Fail(absl::StrCat("the ", kv_lengths_->elements(),
+                             " KV lengths are not one per batch of ", spec_->batch[0]));
+  }
+  view.dims[0] = spec_->batch[0];
+  view.strides[0] = kv_lengths_->StridesOrDense()[0];
+  return true;
+}
+
+}  // namespace kvant

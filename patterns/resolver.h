@@ -1,0 +1,101 @@
+// From a match and shapes to an AttentionSpec. Internal to patterns.
+#ifndef KVANT_PATTERNS_RESOLVER_H_
+#define KVANT_PATTERNS_RESOLVER_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/types/span.h"
+#include "kvant/graph/graph.h"
+#include "kvant/patterns/attention_spec.h"
+#include "kvant/patterns/match.h"
+#include "kvant/patterns/views.h"
+
+namespace kvant {
+
+class Resolver {
+ public:
+  // `graph` holds the match's ops, all shapes known. Ports number the views;
+  // kv_lengths, if given, is the last input. All must outlive the resolver.
+  Resolver(const Graph& graph, const AttentionMatch& match, absl::Span<const TensorId> inputs,
+           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths)
+      : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs), kv_lengths_(kv_lengths) {}
+
+  // False, with a sentence in why(), when the shapes cannot be expressed as views.
+  bool Resolve(AttentionSpec* spec);
+  const std::string& why() const { return why_; }
+
+ private:
+  // An operand on its way from the port to the MatMul.
+  struct Folded {
+    FoldedView data;
+    View view;  // port and type
+    bool quantized = false;
+    Quantization quantization;
+    std::optional<FoldedView> scales, zero_points;
+    std::optional<FoldedView> static_axis;  // stride 1 where Dequantize's axis went
+    // After Concat: where the segment lies along which axis of the whole.
+    int concat_axis = -1;
+    int64_t begin = 0, whole = 0;
+  };
+
+  // resolver.cc
+  bool ResolveFrame();
+  bool CheckMoves();
+  bool ResolveProbs();
+  bool ResolveOutput();
+  bool ResolveStats();
+  bool ResolveKvLengths();
+  bool Fail(std::string reason);
+
+  // resolve_operand.cc
+  bool ResolveInputs();
+  bool ResolveOperand(const Chain& chain, int row, int col, int tokens, int64_t expected_begin,
+                      KvSegment* segment);
+  bool FoldChain(const Chain& chain, Folded* folded);
+  bool FoldReshape(const Op& op, Folded* folded);
+  bool FoldConcat(const Op& op, int port, Folded* folded);
+  bool FoldDequantize(const Op& op, Folded* folded);
+  bool FoldDynamicDequantize(OpIndex index, Folded* folded);
+  bool FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
+                  FoldedView* scales, View* view);
+  bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, int row, int col,
+                         Quantization* quantization);
+
+  // resolve_steps.cc
+  bool ResolveSteps();
+  bool ResolveStep(const StepMatch& step);
+  bool ResolveBand(const StepMatch& match, ScoreStep* step);
+  bool PlaceOperand(const Chain& chain, const StepMatch& step, View* view);
+  bool ScalarOperand(const Chain& chain, View* view);
+
+  // first_class.cc
+  bool ResolveFirstClass();
+
+  const Op& op(OpIndex index) const { return graph_.ops()[index]; }
+  const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
+  // A view of that port without dims; port kNoPort if it is none.
+  View Input(TensorId id) const;
+  View Output(TensorId id) const;
+
+  const Graph& graph_;
+  const AttentionMatch& match_;
+  absl::Span<const TensorId> inputs_;
+  absl::Span<const TensorId> outputs_;
+  const LogicalTensor* kv_lengths_;
+  AttentionSpec* spec_ = nullptr;
+  std::string why_;
+
+  // The frame: axes of the scores as they leave the first MatMul.
+  int rank_ = 0;
+  int row_ = 0, col_ = 0;  // axes
+  BatchAxes batch_;
+  Dims frame_;  // dims, with all broadcasts
+};
+
+// An axis attribute as a non-negative axis; -1 if out of range.
+int NormalizeAxis(int64_t axis, int rank);
+
+}  // namespace kvant
+
+#endif  // KVANT_PATTERNS_RESOLVER_H_

@@ -1,0 +1,151 @@
+// The inner loops one by one, and the plan.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kvant/backends/cpu/plan.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cpu/kernels.h"
+#include "kvant/tests/backends/cpu_attention_harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+Case Plain(const Shape& shape) {
+  Case c(shape);
+  c.SetQ(kF32);
+  c.SetK({});
+  c.SetV({});
+  return c;
+}
+
+TEST(CpuKernels, LoadReadsEveryTypeAtEveryOffset) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (DataType type : {kF16, kBF16, kF32, kS32, kS8, kU8, kBoolean, kF8E5M2, kF8E4M3, kS4, kU4,
+                          kS64, kS2, kU2}) {
+      const GuardedBuffer buffer(BytesFor(type, 4096));
+      for (size_t b = 0; b < buffer.bytes(); ++b) {
+        static_cast<uint8_t*>(buffer.data())[b] = static_cast<uint8_t>(b * 167 + (b >> 8) * 31);
+      }
+      for (int64_t n : {0, 1, 2, 3, 4, 5, 7, 15, 16, 31, 33, 64}) {
+        for (int64_t index = 4096 - 80; index + n <= 4096; ++index) {
+          std::vector<float> out(n + 1, 42.f);
+          kernels->load(type, buffer.data(), index, n, out.data());
+          for (int64_t e = 0; e < n; ++e) {
+            const float want = static_cast<float>(LoadElement(type, buffer.data(), index + e));
+            ASSERT_TRUE(out[e] == want || (std::isnan(out[e]) && std::isnan(want)))
+                << kernels->name << " " << DataTypeName(type) << " element " << index + e;
+          }
+          ASSERT_EQ(out[n], 42.f);
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuKernels, F16IsReadExactly) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int bits = 0; bits < 65536; ++bits) {
+      const uint16_t half = static_cast<uint16_t>(bits);
+      float got;
+      kernels->load(kF16, &half, 0, 1, &got);
+      const float want = F16ToF32(half);
+      ASSERT_TRUE((std::isnan(got) && std::isnan(want)) ||
+                  std::memcmp(&got, &want, sizeof(got)) == 0)
+          << bits;
+    }
+  }
+}
+
+TEST(CpuKernels, ExpAndTanhAreAccurate) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    double exp_error = 0, tanh_error = 0;
+    for (double x = -87.2; x <= 0; x += 0.0137 * kTokenTile) {
+      float row[kTokenTile], in[kTokenTile];
+      for (int t = 0; t < kTokenTile; ++t) {
+        row[t] = in[t] = static_cast<float>(std::min(0.0, x + t * 0.0137));
+      }
+      kernels->exp_row(row, 0.f);
+      for (int t = 0; t < kTokenTile; ++t) {
+        exp_error = std::max(exp_error, std::abs(row[t] / std::exp(double{in[t]}) - 1));
+      }
+      for (int t = 0; t < kTokenTile; ++t) row[t] = in[t] = (in[t] + 43.f) / 4.f;
+      kernels->tanh(row, kTokenTile);
+      for (int t = 0; t < kTokenTile; ++t) {
+        if (in[t] == 0) continue;
+        tanh_error = std::max(tanh_error, std::abs(row[t] / std::tanh(double{in[t]}) - 1));
+      }
+    }
+    EXPECT_LT(exp_error, 3e-7) << kernels->name;
+    EXPECT_LT(tanh_error, 5e-7) << kernels->name;
+    float edge[kTokenTile] = {kNegInf, -88.f, -1e30f, 0.f, std::nanf("")};
+    kernels->exp_row(edge, 0.f);
+    EXPECT_EQ(edge[0], 0.f);
+    EXPECT_EQ(edge[1], 0.f);
+    EXPECT_EQ(edge[2], 0.f);
+    EXPECT_EQ(edge[3], 1.f);
+    EXPECT_TRUE(std::isnan(edge[4]));
+  }
+}
+
+TEST(CpuKernels, NamesAreThoseOfTheTable) {
+  EXPECT_EQ(KernelNames().substr(0, 8), "portable");
+  ASSERT_NE(KernelsAt(0), nullptr);
+  EXPECT_STREQ(KernelsAt(0)->name, "portable");
+}
+
+TEST(CpuPlan, ScratchIsBoundedAtAnyLength) {
+  for (int64_t q : {1, 512, 1 << 20}) {
+    for (int64_t s : {1, 4096, 1 << 24}) {
+      for (int64_t heads : {1, 8, 64}) {
+        AttentionSpec spec;
+        spec.batch = {1, heads, 4};
+        spec.q_len = q;
+        spec.kv_len = s;
+        spec.head_size = spec.v_head_size = 128;
+        const Plan plan(spec);
+        EXPECT_LE((2 * plan.unit_floats() + plan.partial_floats()) * 4, 16 << 20) << q << " " << s;
+      }
+    }
+  }
+}
+
+TEST(CpuPlan, SaysWhatItDoes) {
+  Case c = Plain({.b0 = 1, .b1 = 8, .ratio = 4, .q_len = 1, .kv_len = 2048, .d = 128, .dv = 128});
+  auto executable = CompileAttention(c.spec, *KernelsAt(0));
+  ASSERT_TRUE(executable.ok());
+  const std::string text = (*executable)->kernel();
+  EXPECT_NE(text.find("cpu/portable online softmax, 4-row x 64-token tiles, 8 splits"),
+            std::string::npos)
+      << text;
+}
+
+TEST(CpuPlan, SaysWhatItDoesNotTake) {
+  Case c = Plain({});
+  const auto expect = [&](std::string_view part) {
+    const auto executable = CompileAttention(c.spec, *KernelsAt(0));
+    ASSERT_FALSE(executable.ok());
+    EXPECT_EQ(ErrorKindOf(executable.status()), ErrorKind::kUnimplemented);
+    EXPECT_NE(std::string(executable.status().message()).find(part), std::string::npos)
+        << executable.status();
+  };
+  c.spec.output.type = kU4;
+  expect("output of type u4");
+  c.spec.output.type = kF32;
+  c.spec.k[0].data.type = kS32;
+  expect("keys of type s32");
+  c.spec.k[0].data.type = kF32;
+  c.spec.head_size = 1 << 20;
+  expect("head sizes of 1048576");
+  c.spec.head_size = 40;
+  c.spec.probs_quantization = FakeQuantize{kU8, 1.f, 300};
+  expect("zero point of 300");
+}
+
+}  // namespace
+}  // namespace kvant::cpu

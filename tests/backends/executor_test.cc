@@ -1,0 +1,87 @@
+#include "kvant/backends/executor.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace kvant {
+namespace {
+
+// Runs n bodies and checks that each index comes once and that no slot is used twice at a time.
+void ExpectExact(Executor& executor, int64_t n) {
+  std::vector<std::atomic<int>> calls(n);
+  std::vector<std::atomic<int>> busy(executor.max_concurrency());
+  std::atomic<int> violations = 0;
+  executor.ParallelFor(n, [&](int64_t i, int slot) {
+    if (slot < 0 || slot >= executor.max_concurrency()) {
+      ++violations;
+      return;
+    }
+    if (busy[slot].fetch_add(1) != 0) ++violations;
+    ++calls[i];
+    for (int spin = 0; spin < 50; ++spin) std::this_thread::yield();
+    busy[slot].fetch_sub(1);
+  });
+  EXPECT_EQ(violations, 0);
+  for (int64_t i = 0; i < n; ++i) ASSERT_EQ(calls[i], 1) << "index " << i << " of " << n;
+}
+
+class ExecutorTest : public ::testing::TestWithParam<int> {
+ protected:
+  ExecutorTest()
+      : executor_(GetParam() == 0 ? MakeSerialExecutor() : MakeTbbExecutor(GetParam())) {}
+  std::unique_ptr<Executor> executor_;
+};
+
+TEST_P(ExecutorTest, HasTheConcurrencyAskedFor) {
+  EXPECT_EQ(executor_->max_concurrency(), std::max(1, GetParam()));
+}
+
+TEST_P(ExecutorTest, CallsEachIndexOnce) {
+  for (const int64_t n : {0, 1, 2, 3, 7, 64, 1000}) ExpectExact(*executor_, n);
+}
+
+TEST_P(ExecutorTest, TakesManyExternalThreadsAtOnce) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 16; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 20; ++round) ExpectExact(*executor_, 5 + t + round);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(ExecutorTest, NestsWithoutSharingASlot) {
+  std::vector<std::atomic<int>> busy(executor_->max_concurrency());
+  std::atomic<int> violations = 0;
+  std::atomic<int64_t> inner = 0;
+  executor_->ParallelFor(40, [&](int64_t, int slot) {
+    if (busy[slot].fetch_add(1) != 0) ++violations;
+    executor_->ParallelFor(30, [&](int64_t, int) {
+      ++inner;
+      std::this_thread::yield();
+    });
+    busy[slot].fetch_sub(1);
+  });
+  EXPECT_EQ(violations, 0);
+  EXPECT_EQ(inner, 40 * 30);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, ::testing::Values(0, 1, 2, 3, 8));
+
+TEST(TbbExecutorTest, TakesAllHardwareThreadsByDefault) {
+  EXPECT_GE(MakeTbbExecutor()->max_concurrency(), 1);
+  ExpectExact(*MakeTbbExecutor(), 100);
+}
+
+TEST(TbbExecutorTest, ExecutorsMayCallEachOther) {
+  const std::unique_ptr<Executor> outer = MakeTbbExecutor(3);
+  const std::unique_ptr<Executor> inner = MakeTbbExecutor(2);
+  outer->ParallelFor(12, [&](int64_t, int) { ExpectExact(*inner, 9); });
+}
+
+}  // namespace
+}  // namespace kvant

@@ -1,0 +1,36 @@
+// From a Case to a graph, and to the data that goes in.
+#ifndef KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_
+#define KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/graph/graph.h"
+#include "kvant/tests/conformance/cases.h"
+#include "kvant/tests/conformance/data.h"
+
+namespace kvant::conformance {
+
+struct CaseInput {
+  TensorId id = 0;
+  std::string name;
+  Fill fill;
+};
+
+struct CaseGraph {
+  Graph graph;
+  std::vector<CaseInput> inputs;
+  // With Case::real_lengths in a graph that does not mention them: the tensor for
+  // CompileOptions::kv_lengths. It is among `inputs` too.
+  std::optional<LogicalTensor> kv_lengths;
+};
+
+absl::StatusOr<CaseGraph> BuildCase(const Case& c);
+
+// How many of kv_len tokens batch entry n has, with Case::real_lengths.
+int64_t RealLength(const Case& c, int64_t n);
+
+}  // namespace kvant::conformance
+
+#endif  // KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_

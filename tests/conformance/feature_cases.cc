@@ -1,0 +1,217 @@
+// Masks, forms of the graph, and the first-class op.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/tests/conformance/cases.h"
+
+namespace kvant::conformance {
+namespace {
+
+using Form = Case::Form;
+using Groups = Storage::Groups;
+using Kind = Mask::Kind;
+
+constexpr float kInfinity = -1e30f;
+
+std::string KindName(Kind kind) {
+  constexpr const char* kNames[] = {"additive", "select", "inverted", "causal", "bottom_right"};
+  return kNames[static_cast<int>(kind)];
+}
+
+// Storage that is not plain and not what the shape cases have, without masks.
+Case Base(int i) {
+  Case c = Rotated(i);
+  c.masks.clear();
+  c.q_len = 5 + i % 3;
+  return c;
+}
+
+void Push(std::vector<Case>& cases, Case c, std::string name) {
+  c.name = std::move(name);
+  cases.push_back(std::move(c));
+}
+
+}  // namespace
+
+void AddMaskCases(std::vector<Case>& cases) {
+  int i = 0;
+  for (const char* over : {"s", "q", "qs", "ns", "hs", "rs", "nqs", "hqs", "rqs", "hrqs", "nhrs",
+                           "nhrqs", "nhr", "n"}) {
+    for (const Kind kind : {Kind::kAdditive, Kind::kSelect, Kind::kSelectInverted}) {
+      Case c = Base(i);
+      const float fill = i % 4 == 3 ? -2.f : kInfinity;
+      c.masks = {{.kind = kind, .over = over, .fill = fill, .low_rank = i % 3 == 0}};
+      Push(cases, c, absl::StrCat("Mask_", KindName(kind), "_over_", over));
+      ++i;
+    }
+  }
+  const std::pair<int64_t, int64_t> lengths[] = {{1, 40}, {5, 5}, {7, 33}, {33, 7}, {66, 65}};
+  for (const Kind kind : {Kind::kCausal, Kind::kBottomRight}) {
+    for (const auto& [q_len, kv_len] : lengths) {
+      for (const float fill : {kInfinity, -2.f}) {
+        Case c = Base(i++);
+        c.q_len = q_len;
+        c.kv_len = kv_len;
+        c.masks = {{.kind = kind, .fill = fill}};
+        Push(cases, c,
+             absl::StrCat("Mask_", KindName(kind), "_", q_len, "_by_", kv_len,
+                          fill == kInfinity ? "" : "_finite"));
+      }
+    }
+  }
+  // Two and three masks in each order; a finite fill tells the orders apart.
+  const Kind kinds[] = {Kind::kAdditive, Kind::kSelect, Kind::kSelectInverted, Kind::kCausal,
+                        Kind::kBottomRight};
+  for (const Kind first : kinds) {
+    for (const Kind second : kinds) {
+      Case c = Base(i++);
+      c.soft_cap = i % 4 == 0;
+      c.masks = {{.kind = first, .fill = -2.f},
+                 {.kind = second, .over = "nhrqs", .fill = i % 2 == 0 ? -1.f : kInfinity}};
+      Push(cases, c, absl::StrCat("Masks_", KindName(first), "_", KindName(second)));
+      c.scale_after_masks = true;
+      c.scale = Case::Scale::kDivide;
+      Push(cases, c, absl::StrCat("MasksThenScale_", KindName(first), "_", KindName(second)));
+    }
+  }
+  for (const Kind kind : {Kind::kAdditive, Kind::kSelect, Kind::kSelectInverted}) {
+    for (const bool zero : {true, false}) {
+      Case c = Base(i++);
+      c.masks = {{.kind = kind}};
+      c.masked_row = true;
+      c.inf_as_zero = zero;
+      c.stats = true;
+      Push(cases, c, absl::StrCat("MaskedRow_", KindName(kind), zero ? "_zero" : "_nan"));
+    }
+  }
+  for (int variant = 0; variant < 6; ++variant) {
+    Case c = Base(i++);
+    c.soft_cap = true;
+    if (variant % 2 == 1) c.masks = {{.kind = variant == 1 ? Kind::kCausal : Kind::kAdditive}};
+    Push(cases, c, absl::StrCat("SoftCap_", variant));
+  }
+}
+
+void AddFormCases(std::vector<Case>& cases) {
+  int i = 0;
+  constexpr const char* kForms[] = {"5D", "4D", "3D", "2D", "Reshape"};
+  constexpr const char* kLayouts[] = {"rows", "token_major", "tokens_last"};
+  constexpr const char* kBuffers[] = {"dense", "interleaved", "padded"};
+  for (int form = 0; form < 5; ++form) {
+    for (int layout = 0; layout < 3; ++layout) {
+      for (int buffers = 0; buffers < 3; ++buffers) {
+        Case c = Rotated(i++);
+        c.form = static_cast<Form>(form);
+        if (form == 2 || form == 3) c.batch = c.ratio = 1;
+        if (form == 3) c.kv_heads = 1;
+        if (form == 1) c.ratio = 1;
+        c.k_layout = static_cast<Case::KLayout>(layout);
+        c.buffers = static_cast<Case::Buffers>(buffers);
+        c.stats = i % 4 == 0;
+        Push(cases, c,
+             absl::StrCat("Form", kForms[form], "_K_", kLayouts[layout], "_", kBuffers[buffers]));
+      }
+    }
+  }
+  for (int variant = 0; variant < 6; ++variant) {
+    Case c = Rotated(i++);
+    c.stats = true;
+    Push(cases, c, absl::StrCat("Stats_", variant));
+    c = Rotated(i++);
+    c.dropout = true;
+    c.stats = variant % 2 == 0;
+    Push(cases, c, absl::StrCat("Dropout_", variant));
+    c = Rotated(i++);
+    c.token_major_output = true;
+    Push(cases, c, absl::StrCat("TokenMajorOutput_", variant));
+    c = Rotated(i++);
+    c.transpose_reorder = true;
+    Push(cases, c, absl::StrCat("TransposeReorder_", variant));
+    c = Rotated(i++);
+    c.probs_second = true;
+    Push(cases, c, absl::StrCat("ProbsSecond_", variant));
+    c = Rotated(i++);
+    c.type = variant % 2 == 0 ? kF16 : kBF16;
+    c.scores = kF32;
+    c.cast_probs = true;
+    Push(cases, c, absl::StrCat("CastProbs_", variant));
+  }
+  for (int variant = 0; variant < 8; ++variant) {
+    Case c = Rotated(i++);
+    c.static_codes = true;
+    c.form = variant % 2 == 0 ? Form::k5D : Form::k4D;
+    c.ratio = c.form == Form::k4D ? 1 : 2 + variant % 4 / 2;
+    c.type = variant < 4 ? kF32 : kBF16;
+    c.scores = c.type;
+    c.k_layout = Case::KLayout::kTokenRows;
+    c.q_len = 4;
+    Push(cases, c, absl::StrCat("StaticCodes_", variant));
+  }
+  for (int segments = 2; segments <= 4; ++segments) {
+    for (const bool plain : {false, true}) {
+      for (int variant = 0; variant < 2; ++variant) {
+        Case c = Rotated(i++);
+        c.kv_len = variant == 0 ? 72 : 300;
+        c.segments = segments;
+        c.plain_tail = plain;
+        Push(cases, c, absl::StrCat("Segments", segments, plain ? "_plain_tail_" : "_", variant));
+      }
+    }
+  }
+  for (int variant = 0; variant < 9; ++variant) {
+    Case c = Rotated(i++);
+    c.real_lengths = true;
+    c.batch = variant % 3 == 0 ? 4 : 2;
+    c.kv_len = variant < 6 ? 48 : 300;
+    c.stats = variant % 4 == 0;
+    // A diagonal from the bottom right needs its length given by the graph.
+    std::erase_if(c.masks, [](const Mask& m) { return m.kind == Kind::kBottomRight; });
+    Push(cases, c, absl::StrCat("RealLengths_", variant));
+  }
+}
+
+void AddFirstClassCases(std::vector<Case>& cases) {
+  const auto base = [](int i) {
+    Case c = Rotated(i);
+    c.form = Form::kFirstClass;
+    c.k_layout = Case::KLayout::kTokenRows;
+    c.ratio = 1 + i % 4;
+    c.q_len = 3 + i % 5;
+    c.masks.clear();
+    return c;
+  };
+  for (int i = 0; i < 10; ++i) Push(cases, base(i), absl::StrCat("Op_plain_", i));
+  int i = 0;
+  const std::pair<int64_t, int64_t> windows[] = {{-1, 0}, {0, 0}, {3, 0}, {2, 2}, {-1, 4}, {5, -1}};
+  for (const auto& [left, right] : windows) {
+    for (const bool bottom_right : {false, true}) {
+      Case c = base(i++);
+      c.left_window = left;
+      c.right_window = right;
+      c.bottom_right = bottom_right;
+      const auto bound = [](int64_t b) { return b < 0 ? std::string("all") : absl::StrCat(b); };
+      Push(cases, c,
+           absl::StrCat("Op_window_", bound(left), "_", bound(right),
+                        bottom_right ? "_bottom_right" : "_top_left"));
+    }
+  }
+  for (int bits = 1; bits < 64; bits += 3) {
+    Case c = base(i++);
+    c.sinks = bits & 1;
+    c.alibi = bits & 2;
+    c.real_lengths = bits & 4;
+    c.soft_cap = bits & 8;
+    c.stats = bits & 16;
+    if (bits & 32) c.masks.push_back({.kind = Kind::kAdditive, .over = "nhrqs"});
+    if (bits % 5 < 2) c.masks.push_back({.kind = Kind::kSelect, .over = "nqs"});
+    if (bits % 3 == 1) {
+      c.right_window = 0;
+      c.bottom_right = bits % 2 == 0;
+    }
+    if (bits % 4 == 1) c.kv_len = 520;
+    Push(cases, c, absl::StrCat("Op_features_", bits));
+  }
+}
+
+}  // namespace kvant::conformance

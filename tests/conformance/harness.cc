@@ -1,0 +1,100 @@
+#include "kvant/tests/conformance/harness.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvant/graph/status.h"
+#include "kvant/patterns/partitioner.h"
+#include "kvant/tools/acceptance.h"
+
+namespace kvant::conformance {
+namespace {
+
+double RelativeBound(DataType type) {
+  switch (type) {
+    case kF16:
+      return 2e-4;
+    case kBF16:
+      return 1.5e-3;
+    case kS8:
+      return 5e-3;
+    default:
+      return 1e-5;
+  }
+}
+
+std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
+                        const TestBuffer& got) {
+  const Comparison comparison = Compare(port, expected.data(), got.data());
+  const double bound = RelativeBound(port.type);
+  std::string why;
+  if (!comparison.passed || !(comparison.rel_l2 <= bound)) {
+    absl::StrAppend(&why, comparison.failing, " of ", comparison.total, " points differ, max abs ",
+                    comparison.max_abs, ", rel l2 ", comparison.rel_l2, " (bound ", bound, ")");
+  }
+  if (!GapsIntact(port, got)) absl::StrAppend(&why, " written between its elements");
+  if (!got.GuardIntact()) absl::StrAppend(&why, " written beyond its end");
+  if (why.empty()) return why;
+  return absl::StrCat("output '", port.name, "' ", port.ToString(), ": ", why, "\n");
+}
+
+}  // namespace
+
+absl::StatusOr<Prepared> Prepare(const Case& c) {
+  Prepared prepared;
+  KVANT_ASSIGN_OR_RETURN(prepared.graph, BuildCase(c));
+  KVANT_ASSIGN_OR_RETURN(PartitionResult found, PartitionGraphExplained(prepared.graph.graph));
+  if (found.partitions.size() != 1 || found.partitions[0].kind() != Partition::Kind::kAttention) {
+    return absl::InternalError(absl::StrCat(
+        found.partitions.size(), " partitions, not one of attention: ",
+        absl::StrJoin(found.partitions, "; ",
+                      [](std::string* out, const Partition& p) { out->append(p.pattern()); }),
+        ". ", absl::StrJoin(found.explanations, " ")));
+  }
+  prepared.partition = std::move(found.partitions[0]);
+  for (const CaseInput& input : prepared.graph.inputs) {
+    const Graph::TensorInfo* info = prepared.graph.graph.FindTensor(input.id);
+    const LogicalTensor& tensor = info ? info->desc : *prepared.graph.kv_lengths;
+    prepared.inputs.emplace(input.id, FilledBuffer(tensor, input.fill));
+  }
+  return prepared;
+}
+
+absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepared,
+                              const Buffers& inputs, int threads) {
+  KVANT_ASSIGN_OR_RETURN(const Engine engine,
+                         Engine::Create({.backends = {backend}, .threads = threads}));
+  Outcome outcome;
+  KVANT_ASSIGN_OR_RETURN(
+      outcome.compiled,
+      engine.Compile(prepared.partition, {.kv_lengths = prepared.graph.kv_lengths}));
+  const Partition& partition = outcome.compiled.partition();
+  std::vector<ConstTensor> in;
+  for (const TensorId id : partition.inputs()) {
+    const auto found = inputs.find(id);
+    if (found == inputs.end()) return absl::InternalError(absl::StrCat("no data for tensor ", id));
+    in.emplace_back(found->second.data(), found->second.bytes());
+  }
+  std::vector<Tensor> out;
+  outcome.outputs.reserve(partition.outputs().size());
+  for (size_t i = 0; i < partition.outputs().size(); ++i) {
+    const auto bytes = static_cast<size_t>(partition.output(static_cast<int>(i)).memory_bytes());
+    TestBuffer& buffer = outcome.outputs.emplace_back(bytes);
+    out.push_back({buffer.data(), buffer.bytes()});
+  }
+  KVANT_RETURN_IF_ERROR(outcome.compiled.Execute(Stream(engine), in, out));
+  return outcome;
+}
+
+std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
+                  const std::vector<TestBuffer>& got) {
+  if (expected.size() != got.size()) return "different numbers of outputs";
+  std::string why;
+  for (size_t i = 0; i < got.size(); ++i) {
+    why += JudgeOutput(partition.output(static_cast<int>(i)), expected[i], got[i]);
+  }
+  return why;
+}
+
+}  // namespace kvant::conformance

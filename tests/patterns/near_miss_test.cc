@@ -1,0 +1,150 @@
+// What is not fused, and the sentence that says why.
+#include <vector>
+
+#include "kvant/tests/patterns/patterns_testing.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using testing::KindsOf;
+using testing::Partitions;
+using testing::Plain;
+
+TEST(NearMiss, ProbabilitiesUsedElsewhere) {
+  Plain p;
+  const Value probs = p.g.SoftMax(p.Scores());
+  p.g.Output("o", p.g.MatMul(probs, p.v));
+  p.g.Output("entropy", p.g.AddOp(OpKind::kReduceSum, "entropy", {probs}, {kF32},
+                                  {{Attr::kAxes, std::vector<int64_t>{-1}}})[0]);
+  const PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_EQ(KindsOf(result), "MatMul | SoftMax | MatMul | ReduceSum");
+  ASSERT_EQ(result.explanations.size(), 1u);
+  EXPECT_THAT(result.explanations[0],
+              ::testing::MatchesRegex("SoftMax '.*' \\(id [0-9]+\\) is not fused: its output is "
+                                      "also consumed by ReduceSum 'entropy' \\(id [0-9]+\\)"));
+}
+
+// The graph of `build` misses with a sentence that ends like this.
+template <typename BuildGraph>
+void ExpectMiss(const std::string& kinds, const std::string& reason, BuildGraph build) {
+  Plain p;
+  build(p);
+  const PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_EQ(KindsOf(result), kinds);
+  ASSERT_EQ(result.explanations.size(), 1u);
+  EXPECT_THAT(result.explanations[0],
+              ::testing::MatchesRegex("SoftMax '.*' \\(id [0-9]+\\) is not fused: " + reason));
+}
+
+TEST(NearMiss, ScoresUsedElsewhere) {
+  ExpectMiss("MatMul | SoftMax | MatMul | Tanh",
+             "the output of MatMul '.*' \\(id [0-9]+\\) is also consumed by Tanh '.*'.*",
+             [](Plain& p) {
+               const Value s = p.Scores();
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
+               p.g.Output("t", p.g.Tanh(s));
+             });
+}
+
+TEST(NearMiss, ScoresAreAnOutput) {
+  ExpectMiss("MatMul | SoftMax | MatMul", "the output of MatMul .* is also consumed by End .*",
+             [](Plain& p) {
+               const Value s = p.Scores();
+               p.g.Output("s", s);
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
+             });
+}
+
+TEST(NearMiss, DivisionByTheScores) {
+  ExpectMiss("MatMul | Divide Add | SoftMax | MatMul", "Divide .* divides by the scores",
+             [](Plain& p) {
+               const Value s = p.g.Add(p.g.Divide(p.scale, p.Scores()), p.mask);
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
+             });
+}
+
+TEST(NearMiss, NoQueryProduct) {
+  ExpectMiss("SoftMax | MatMul",
+             "its scores come from input 's' \\(tensor [0-9]+\\), not from a "
+             "MatMul",
+             [](Plain& p) {
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(p.g.Input("s", kF32, {2, 4, 3, 5})), p.v));
+             });
+}
+
+TEST(NearMiss, AnotherStepOnTheScores) {
+  ExpectMiss("MatMul ReLU | SoftMax | MatMul",
+             "ReLU .* is not a step that scores can take before the SoftMax", [](Plain& p) {
+               const Value s = p.g.AddOp(OpKind::kReLU, "relu", {p.Scores()}, {kF32})[0];
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
+             });
+}
+
+TEST(NearMiss, SoftMaxOverAnotherAxis) {
+  ExpectMiss(
+      "MatMul | SoftMax | MatMul", "its axis 1 is not one of the last two of rank 4",
+      [](Plain& p) { p.g.Output("o", p.g.MatMul(p.g.SoftMax(p.Scores(), {.axis = 1}), p.v)); });
+}
+
+TEST(NearMiss, SoftMaxOverTheQueries) {
+  ExpectMiss(
+      "MatMul | SoftMax | MatMul", "it normalises over another axis than MatMul .* sums over",
+      [](Plain& p) { p.g.Output("o", p.g.MatMul(p.g.SoftMax(p.Scores(), {.axis = 2}), p.v)); });
+}
+
+TEST(NearMiss, ScoresMultipliedByThemselves) {
+  ExpectMiss("MatMul | Multiply | SoftMax | MatMul", "the output of MatMul .* is used twice in it",
+             [](Plain& p) {
+               const Value s = p.Scores();
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(p.g.Multiply(s, s)), p.v));
+             });
+}
+
+TEST(NearMiss, NoValues) {
+  ExpectMiss("MatMul | SoftMax | Tanh",
+             "its output is consumed by Tanh .*, and no MatMul with "
+             "values follows",
+             [](Plain& p) { p.g.Output("o", p.g.Tanh(p.g.SoftMax(p.Scores()))); });
+}
+
+TEST(NearMiss, OrdinarySoftMaxIsNoMiss) {
+  Plain p;
+  p.g.Output("o", p.g.SoftMax(p.g.Tanh(p.mask)));
+  const PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_EQ(KindsOf(result), "Tanh | SoftMax");
+  EXPECT_THAT(result.explanations, IsEmpty());
+}
+
+TEST(NearMiss, StatisticsThatFeedTheValuesAreACycle) {
+  Plain p;
+  const auto [probs, stats] = p.g.SoftMaxWithStats(p.g.MatMul(p.q, p.k, {.transpose_b = true}), {});
+  const Value v =
+      p.g.Add(p.g.AddOp(OpKind::kReduceSum, "sum", {stats}, {kF32},
+                        {{Attr::kAxes, std::vector<int64_t>{2}}, {Attr::kKeepDims, true}})[0],
+              p.v);
+  p.g.Output("o", p.g.MatMul(probs, v));
+  const PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_EQ(KindsOf(result), "MatMul | SoftMax | ReduceSum | Add | MatMul");
+  ASSERT_EQ(result.explanations.size(), 1u);
+  EXPECT_THAT(result.explanations[0],
+              ::testing::HasSubstr("other ops depend on the group and it depends on them"));
+}
+
+TEST(NearMiss, ConcatAlongHeadsKeepsANote) {
+  GraphBuilder g;
+  const Value q = g.Input("q", kF32, {2, 4, 3, 8});
+  const Value k = g.Concat({g.Input("a", kF32, {2, 2, 5, 8}), g.Input("b", kF32, {2, 2, 5, 8})}, 1);
+  g.Output("o", g.MatMul(g.SoftMax(g.MatMul(q, k, {.transpose_b = true})),
+                         g.Input("v", kF32, {2, 4, 5, 8})));
+  const PartitionResult result = Partitions(std::move(g));
+  ASSERT_EQ(result.partitions.size(), 1u);
+  EXPECT_EQ(result.partitions[0].kind(), Partition::Kind::kAttention);
+  EXPECT_EQ(result.partitions[0].attention(), nullptr);
+  EXPECT_THAT(result.partitions[0].notes(),
+              ElementsAre("tensor 1: concatenated along axis 1, which is not that of the tokens"));
+}
+
+}  // namespace
+}  // namespace kvant

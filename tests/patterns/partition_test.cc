@@ -1,0 +1,126 @@
+// Partitions with other shapes, and with KV lengths.
+#include "kvant/patterns/partition.h"
+
+#include "kvant/graph/status.h"
+#include "kvant/tests/patterns/patterns_testing.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Partitions;
+using testing::Plain;
+using testing::Text;
+
+LogicalTensor Tensor(TensorId id, DataType type, Dims dims) {
+  LogicalTensor tensor;
+  tensor.id = id;
+  tensor.type = type;
+  tensor.dims = std::move(dims);
+  return tensor;
+}
+
+Partition PlainPartition() {
+  Plain p;
+  const Value s = p.g.Add(p.g.Divide(p.Scores(), p.scale), p.mask);
+  p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
+  PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_EQ(result.partitions.size(), 1u);
+  return std::move(result.partitions[0]);
+}
+
+TEST(Partition, PortsInOrderOfUse) {
+  const Partition partition = PlainPartition();
+  EXPECT_THAT(partition.inputs(), ElementsAre(0, 1, 3, 4, 2));
+  EXPECT_EQ(partition.outputs().size(), 1u);
+  EXPECT_EQ(partition.pattern(), "attention: scale, additive mask");
+  ASSERT_TRUE(partition.softmax_op());
+  EXPECT_FALSE(partition.kv_lengths_id());
+}
+
+TEST(Partition, WithPortsResolvesAgain) {
+  const Partition partition = PlainPartition();
+  const absl::StatusOr<Partition> longer =
+      partition.WithPorts({Tensor(1, kF32, {2, 4, 9, 8}), Tensor(2, kF32, {2, 4, 9, 6}),
+                           Tensor(4, kF32, {1, 1, 1, 9})});
+  ASSERT_TRUE(longer.ok()) << longer.status();
+  ASSERT_NE(longer->attention(), nullptr);
+  EXPECT_EQ(longer->attention()->kv_len, 9);
+  EXPECT_EQ(Text(longer->attention()->steps[1].operand.view), "3:f32[1,1,1,1,9]s[0,0,0,0,1]");
+  EXPECT_EQ(partition.attention()->kv_len, 5);
+}
+
+TEST(Partition, WithPortsRejectsContradictions) {
+  const Partition partition = PlainPartition();
+  EXPECT_FALSE(partition.WithPorts({Tensor(1, kF32, {2, 4, 9, 8})}).ok());  // V has 5 tokens
+  EXPECT_FALSE(partition.WithPorts({Tensor(99, kF32, {1})}).ok());
+  const auto unknown = partition.WithPorts({Tensor(0, kF32, {2, 4, kUnknownDim, 8})});
+  EXPECT_FALSE(unknown.ok());
+}
+
+TEST(Partition, UnknownShapesAreMatchedAndResolvedLater) {
+  GraphBuilder g;
+  const Dims unknown = {kUnknownDim, 4, kUnknownDim, 8};
+  const Value q = g.Input("q", kF32, unknown), k = g.Input("k", kF32, unknown);
+  const Value s = g.CausalMask(g.MatMul(q, k, {.transpose_b = true}), g.Input("f", kF32, {1}));
+  g.Output("o", g.MatMul(g.SoftMax(s), k));
+  const PartitionResult result = Partitions(std::move(g));
+  ASSERT_EQ(result.partitions.size(), 1u);
+  const Partition& partition = result.partitions[0];
+  EXPECT_EQ(partition.kind(), Partition::Kind::kAttention);
+  EXPECT_EQ(partition.attention(), nullptr);
+  EXPECT_TRUE(partition.notes().empty());
+  const auto known =
+      partition.WithPorts({Tensor(q.id, kF32, {2, 4, 3, 8}), Tensor(k.id, kF32, {2, 4, 7, 8})});
+  ASSERT_TRUE(known.ok()) << known.status();
+  ASSERT_NE(known->attention(), nullptr) << known->notes()[0];
+  EXPECT_EQ(known->attention()->kv_len, 7);
+  EXPECT_EQ(ErrorKindOf(partition.WithPorts({Tensor(q.id, kF32, {2, 4, 3, 8})}).status()),
+            ErrorKind::kInvalidShape);
+}
+
+TEST(Partition, KvLengthsAreTheLastInput) {
+  const Partition partition = PlainPartition();
+  for (const int64_t count : {1, 2}) {
+    const auto with = partition.WithKvLengths(Tensor(77, kS32, {count}));
+    ASSERT_TRUE(with.ok()) << with.status();
+    EXPECT_EQ(with->inputs().back(), 77u);
+    EXPECT_EQ(with->kv_lengths_id(), 77u);
+    EXPECT_EQ(with->input(5).type, kS32);
+    ASSERT_NE(with->attention(), nullptr);
+    EXPECT_EQ(Text(with->attention()->kv_lengths),
+              count == 1 ? "5:s32[1,1,1,1,1]s[0,0,0,0,0]" : "5:s32[2,1,1,1,1]s[1,0,0,0,0]");
+    EXPECT_TRUE(with->attention()->Uses(Feature::kKvLengths));
+    EXPECT_FALSE(with->WithKvLengths(Tensor(78, kS32, {1})).ok());
+  }
+}
+
+TEST(Partition, KvLengthsThatDoNotFit) {
+  const Partition partition = PlainPartition();
+  EXPECT_FALSE(partition.WithKvLengths(Tensor(77, kS64, {2})).ok());
+  EXPECT_FALSE(partition.WithKvLengths(Tensor(77, kS32, {2, 1})).ok());
+  EXPECT_FALSE(partition.WithKvLengths(Tensor(0, kS32, {2})).ok());
+  const auto three = partition.WithKvLengths(Tensor(77, kS32, {3}));
+  ASSERT_TRUE(three.ok());
+  EXPECT_EQ(three->attention(), nullptr);
+  EXPECT_THAT(three->notes(), ElementsAre(HasSubstr("3 KV lengths are not one per batch of 2")));
+  const auto two = three->WithPorts({Tensor(77, kS32, {2})});
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_NE(two->attention(), nullptr);
+  EXPECT_TRUE(two->notes().empty());
+
+  Plain p;
+  p.g.Output("o", p.g.Tanh(p.mask));
+  const PartitionResult other = Partitions(std::move(p.g));
+  const absl::Status status = other.partitions[0].WithKvLengths(Tensor(77, kS32, {1})).status();
+  EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("single op: Tanh"));
+}
+
+TEST(Partition, GraphHasToBeFinalized) {
+  EXPECT_EQ(ErrorKindOf(PartitionGraph(Graph()).status()), ErrorKind::kInvalidGraph);
+}
+
+}  // namespace
+}  // namespace kvant

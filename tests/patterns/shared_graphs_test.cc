@@ -1,0 +1,41 @@
+// Every graph in ../shared/graphs is one partition in both grammars.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "kvant/graph/json.h"
+#include "kvant/tests/patterns/patterns_testing.h"
+
+namespace kvant {
+namespace {
+
+TEST(SharedGraphs, AreOnePartitionEach) {
+  const std::filesystem::path folder = std::filesystem::path(KVANT_SHARED_DIR) / "graphs";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no " << folder;
+  int graphs = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".json") continue;
+    SCOPED_TRACE(entry.path().filename());
+    const absl::StatusOr<Graph> graph = GraphFromJsonFile(entry.path());
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    const bool backward = entry.path().filename().string().find("backward") != std::string::npos;
+    for (const auto grammar : {testing::Grammar::kNative, testing::Grammar::kOneDnn}) {
+      const auto result = PartitionGraphExplained(*graph, {grammar});
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_THAT(result->explanations, ::testing::IsEmpty());
+      ASSERT_EQ(result->partitions.size(), 1u) << testing::KindsOf(*result);
+      const Partition& partition = result->partitions[0];
+      EXPECT_THAT(partition.notes(), ::testing::IsEmpty());
+      EXPECT_EQ(partition.kind(),
+                backward ? Partition::Kind::kAttentionBackward : Partition::Kind::kAttention);
+      EXPECT_EQ(partition.attention() == nullptr, backward);
+      EXPECT_EQ(partition.ops().ops().size(), graph->ops().size());
+    }
+    ++graphs;
+  }
+  EXPECT_GE(graphs, 16);
+}
+
+}  // namespace
+}  // namespace kvant

@@ -1,0 +1,280 @@
+"""Runs the kvant command: exit codes, JSON keys, files in and out.
+
+cli_test.py [SOURCE_DIR BUILD_DIR]; the binary is BUILD_DIR/kvant or $KVANT_BINARY. Graphs that are
+not in this repository are read from $KVANT_SHARED_DIR or SOURCE_DIR/../shared; without them those
+tests are skipped, or fail when $KVANT_REQUIRE_SHARED is set.
+"""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SKIPPED = 77
+ARGS = sys.argv[1:] if len(sys.argv) > 2 else None
+SOURCE = pathlib.Path(ARGS[0] if ARGS else pathlib.Path(__file__).resolve().parents[2])
+BINARY = os.environ.get("KVANT_BINARY") or (str(pathlib.Path(ARGS[1]) / "kvant") if ARGS else "")
+SHARED = pathlib.Path(os.environ.get("KVANT_SHARED_DIR") or SOURCE / ".." / "shared")
+
+FORMATS = ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2:zp", "s8:g16", "u8:g32:zp", "s4:token:sf16",
+           "u4:g16:zp:sbf16", "s2:head", "u2:channel:zp", "s8:tensor:zp", "u4:channel:g16"]
+
+
+def kvant(*args, stdin=None):
+    return subprocess.run([BINARY, *args], input=stdin, capture_output=True, text=True, timeout=600)
+
+
+def make(*args):
+    result = kvant("make", *args)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def write_safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)"""
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    data = raw[8 + size:]
+    tensors = {}
+    for name, entry in json.loads(raw[8:8 + size]).items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], data[begin:end])
+    return tensors
+
+
+def floats(values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def dense(shape):
+    strides, step = [], 1
+    for dim in reversed(shape):
+        strides.insert(0, step)
+        step *= dim
+    return strides
+
+
+def tensor(tid, dtype, shape, stride=None):
+    return {"id": tid, "dtype": dtype, "shape": shape,
+            "stride": dense(shape) if stride is None else stride,
+            "layout_type": "strided", "property_type": "undef"}
+
+
+def one_op(kind, attrs, inputs, outputs):
+    return {"version": "3.13.0", "engine_kind": "cpu", "fpmath_mode": "strict",
+            "graph": [{"id": 0, "name": "op", "kind": kind, "attrs": attrs, "inputs": inputs,
+                       "outputs": outputs}]}
+
+
+class CommandTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name, text=None):
+        path = os.path.join(self.folder.name, name)
+        if text is not None:
+            pathlib.Path(path).write_text(text)
+        return path
+
+    def fails(self, message, *args, stdin=None):
+        result = kvant(*args, stdin=stdin)
+        self.assertEqual(result.returncode, 2, (args, result.stdout, result.stderr))
+        self.assertIn(message, result.stderr)
+        self.assertEqual(result.stdout, "")
+
+    def test_help_everywhere(self):
+        self.assertEqual(kvant("--help").returncode, 0)
+        for command in ["make", "show", "run", "check", "bench"]:
+            result = kvant(command, "--help")
+            self.assertEqual(result.returncode, 0)
+            self.assertIn("--help", result.stdout)
+
+    def test_bad_command_lines(self):
+        self.fails("", "nonsense")
+        self.fails("", "show")
+        self.fails("", "check", "g.json", "--backend", "fpga")
+        self.fails("", "make", "--heads", "many")
+        self.fails("K/V format 's9'", "make", "--k", "s9")
+        self.fails("no multiple", "make", "--heads", "8", "--kv-heads", "3")
+        self.fails("--causal", "make", "--causal=sideways")
+
+    def test_bad_graphs(self):
+        self.fails("/nowhere.json", "show", "/nowhere.json")
+        for text in ["", "{", "[]", "{}", "[" * 100000, '{"graph": [{"kind": "Nonsense"}]}']:
+            self.fails("kvant:", "show", "-", stdin=text)
+            self.fails("kvant:", "check", "-", stdin=text)
+        self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
+        # More memory than any machine has.
+        self.fails("kvant:", "check", "-", stdin=json.dumps(one_op(
+            "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],
+            [tensor(1, "f32", [1 << 20, 1 << 20, 1 << 10])])))
+
+    def test_show_json(self):
+        graph = make("--heads", "4", "--kv-heads", "2", "--k", "u4:g32:zp", "--v", "s8", "--causal")
+        shown = json.loads(kvant("show", "-", "--json", stdin=graph).stdout)
+        self.assertEqual(set(shown), {"partitions", "explanations"})
+        self.assertEqual(len(shown["partitions"]), 1)
+        partition = shown["partitions"][0]
+        self.assertLessEqual({"id", "kind", "pattern", "ops", "inputs", "outputs", "backend",
+                              "kernel", "notes"}, set(partition))
+        self.assertEqual(partition["kind"], "attention")
+        self.assertEqual(partition["backend"], "cpu")
+
+    def test_show_dot_and_text(self):
+        graph = make()
+        dot = kvant("show", "-", "--dot", stdin=graph).stdout
+        self.assertIn("digraph", dot)
+        self.assertIn("cluster_", dot)
+        self.assertIn("partition 0", kvant("show", "-", stdin=graph).stdout)
+
+    def test_svg(self):
+        svg = self.path("g.svg")
+        result = kvant("show", "-", "--svg", svg, stdin=make())
+        if result.returncode == 0:
+            self.assertIn("<svg", pathlib.Path(svg).read_text())
+        else:
+            self.assertIn("dot", result.stderr)
+
+    def test_check_json(self):
+        graph = make("--mask", "--stats", "--q-len", "7", "--kv-len", "33", "--dtype", "f16")
+        for data in ["integer", "real"]:
+            result = kvant("check", "-", "--json", "--data", data, "--seed", "3", stdin=graph)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            checked = json.loads(result.stdout)
+            self.assertEqual(set(checked), {"partitions", "backend", "kernel", "outputs", "passed"})
+            self.assertTrue(checked["passed"])
+            self.assertEqual(len(checked["outputs"]), 2)
+            for output in checked["outputs"]:
+                self.assertEqual(set(output), {"id", "max_abs", "rel_l2", "failing", "passed"})
+
+    def test_cpu_takes_attention_only(self):
+        graph = one_op("ReduceSum", {"axes": {"type": "s64[]", "value": [1]}},
+                       [tensor(0, "f32", [2, 3])], [tensor(1, "f32", [2])])
+        self.fails("partition 0", "check", "-", "--backend", "cpu", stdin=json.dumps(graph))
+
+    def test_every_pair_of_formats(self):
+        for i, k in enumerate(FORMATS):
+            for v in FORMATS:
+                graph = make("--heads", "4", "--kv-heads", "2", "--kv-len", "48", "--head-size",
+                             "32", "--q-len", "3", "--k", k, "--v", v)
+                data = "real" if i % 2 else "integer"
+                result = kvant("check", "-", "--data", data, stdin=graph)
+                self.assertEqual(result.returncode, 0, (k, v, data, result.stdout, result.stderr))
+
+    def test_options_of_make(self):
+        base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads",
+                "2"]
+        for extra in [["--causal"], ["--causal=bottom-right"], ["--mask=NxHxQxS"],
+                      ["--mask=Nx1x1xS"], ["--select"], ["--soft-cap"], ["--scale", "mul"],
+                      ["--scale", "none"], ["--stats"], ["--dropout"], ["--transpose-output"],
+                      ["--v-head-size", "24"], ["--dtype", "bf16", "--k", "u4:g8:zp"],
+                      ["--k-layout", "transposed", "--k", "s8:g8"],
+                      ["--k-layout", "channels", "--k", "s4:channel:g8"],
+                      ["--mask", "--causal", "--soft-cap", "20", "--batch", "2"],
+                      ["--op", "--causal=bottom-right", "--left-window", "9", "--soft-cap", "5"],
+                      ["--op", "--kv-lengths", "--batch", "3", "--k", "u4:g8:zp", "--v", "s8"],
+                      ["--op", "--sinks", "--alibi", "--stats", "--mask", "--select"]]:
+            graph = make(*base, *extra)
+            for data in ["integer", "real"]:
+                result = kvant("check", "-", "--data", data, stdin=graph)
+                self.assertEqual(result.returncode, 0, (extra, data, result.stdout, result.stderr))
+
+    def test_overrides(self):
+        graph = self.path("g.json", make("--head-size", "32", "--kv-len", "64"))
+        ops = {op["name"]: op for op in json.loads(pathlib.Path(graph).read_text())["graph"]}
+        q, k = next(op for op in ops.values() if op["kind"] == "MatMul")["inputs"]
+        v = [op for op in ops.values() if op["kind"] == "MatMul"][-1]["inputs"][1]
+        shapes = f"{q['id']}:2x8x3x32*acbd+{k['id']}:2x8x50x32+{v['id']}:2x8x50x32"
+        result = kvant("check", graph, "--in-shapes", shapes, "--dt=f16", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(json.loads(result.stdout)["passed"])
+
+    def test_run_applies_strides(self):
+        # Stored transposed and padded; the files hold dense data.
+        graph = self.path("g.json", json.dumps(one_op(
+            "Add", {}, [tensor(0, "f32", [2, 3], [1, 4]), tensor(1, "f32", [3], [1])],
+            [tensor(2, "f32", [2, 3], [1, 2])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 4, 5, 6])),
+                                   "1": ("F32", [3], floats([10, 20, 30]))})
+        result = kvant("run", graph, "--inputs", inputs, "--outputs", outputs)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(read_safetensors(outputs),
+                         {"2": ("F32", [2, 3], floats([11, 22, 33, 14, 25, 36]))})
+
+    def test_run_packs_sub_byte_types(self):
+        # Stored with the two dims swapped, so that nibbles change place.
+        graph = self.path("g.json", json.dumps(one_op(
+            "DynamicDequantize", {"qtype": {"type": "string", "value": "per_tensor"}},
+            [tensor(0, "u4", [2, 3], [1, 2]), tensor(1, "f32", [1])],
+            [tensor(2, "f32", [2, 3])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        write_safetensors(inputs, {"0": ("U8", [3], bytes([0x21, 0x43, 0xf5])),
+                                   "1": ("F32", [1], floats([0.5]))})
+        result = kvant("run", graph, "--inputs", inputs, "--outputs", outputs)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(read_safetensors(outputs)["2"][2], floats([.5, 1, 1.5, 2, 2.5, 7.5]))
+
+    def test_run_refuses_bad_tensors(self):
+        graph = self.path("g.json", json.dumps(one_op(
+            "Tanh", {}, [tensor(0, "f32", [2, 3])], [tensor(1, "f32", [2, 3])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        args = ["run", graph, "--inputs", inputs, "--outputs", outputs]
+        self.fails("a.safetensors", *args)
+        write_safetensors(inputs, {"1": ("F32", [2, 3], floats([0] * 6))})
+        self.fails("no tensor '0'", *args)
+        write_safetensors(inputs, {"0": ("F32", [3, 2], floats([0] * 6))})
+        self.fails("graph input 0", *args)
+        write_safetensors(inputs, {"0": ("F16", [2, 3], bytes(12))})
+        self.fails("graph input 0", *args)
+        pathlib.Path(inputs).write_bytes(b"\xff" * 40)
+        self.fails("header", *args)
+        self.assertFalse(os.path.exists(outputs))
+
+    def test_bench_json(self):
+        result = kvant("bench", "-", "--json", "--threads", "2", stdin=make("--k", "s8:g32"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        measured = json.loads(result.stdout)
+        keys = {"ms_best", "ms_median", "bytes", "gb_per_s", "read_gb_per_s", "fraction",
+                "compile_us", "partition_us"}
+        self.assertLessEqual(keys, set(measured))
+        for key in keys:
+            self.assertGreater(measured[key], 0, key)
+        self.assertLessEqual(measured["ms_best"], measured["ms_median"])
+
+    def test_shared_graphs(self):
+        graphs = sorted((SHARED / "graphs").glob("*.json"))
+        if not graphs and not os.environ.get("KVANT_REQUIRE_SHARED"):
+            self.skipTest("no shared graphs")
+        self.assertTrue(graphs)
+        for graph in map(str, graphs):
+            shown = json.loads(kvant("show", graph, "--grammar", "onednn", "--json").stdout)
+            self.assertEqual(len(shown["partitions"]), 1, graph)
+            backends = ["reference"] if "backward" in graph else ["reference", "cpu"]
+            for backend in backends:
+                # Smaller batches where the graph allows it would be quicker, but less of a test.
+                result = kvant("check", graph, "--backend", backend)
+                self.assertEqual(result.returncode, 0, (graph, backend, result.stdout,
+                                                        result.stderr))
+
+
+if __name__ == "__main__":
+    if not BINARY or not os.access(BINARY, os.X_OK):
+        print("no kvant binary")
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1])

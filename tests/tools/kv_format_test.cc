@@ -1,0 +1,169 @@
+#include "kvant/tools/kv_format.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kvant/graph/builder.h"
+#include "kvant/tools/attention_graph.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int64_t> GroupOf(std::string_view text, const Dims& dims) {
+  const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+  if (!format.ok()) return {};
+  const absl::StatusOr<Dims> group = format->GroupShape(dims);
+  if (!group.ok()) return {};
+  return std::vector<int64_t>(group->begin(), group->end());
+}
+
+TEST(KvFormatTest, ReadsEveryPart) {
+  const absl::StatusOr<KvFormat> format = ParseKvFormat("u4:g32:zp:sbf16");
+  ASSERT_TRUE(format.ok()) << format.status();
+  EXPECT_EQ(format->type, kU4);
+  EXPECT_EQ(format->groups, KvFormat::Groups::kHeadSlice);
+  EXPECT_EQ(format->group_size, 32);
+  EXPECT_TRUE(format->zero_points);
+  EXPECT_EQ(format->scale_type, kBF16);
+  EXPECT_EQ(format->ZeroPointType(kBF16), kU8);
+}
+
+TEST(KvFormatTest, GroupsFollowTheWord) {
+  const Dims dims = {2, 3, 96, 64};
+  EXPECT_THAT(GroupOf("s8:g16", dims), ElementsAre(1, 1, 1, 16));
+  EXPECT_THAT(GroupOf("s8", dims), ElementsAre(1, 1, 1, 64));
+  EXPECT_THAT(GroupOf("s8:token", dims), ElementsAre(1, 1, 1, 64));
+  EXPECT_THAT(GroupOf("s8:channel", dims), ElementsAre(1, 1, 96, 1));
+  EXPECT_THAT(GroupOf("s8:channel:g32", dims), ElementsAre(1, 1, 32, 1));
+  EXPECT_THAT(GroupOf("s8:g32:channel", dims), ElementsAre(1, 1, 32, 1));
+  EXPECT_THAT(GroupOf("s8:head", dims), ElementsAre(1, 1, 96, 64));
+  EXPECT_THAT(GroupOf("s8:tensor", dims), ElementsAre(2, 3, 96, 64));
+}
+
+TEST(KvFormatTest, TextSurvivesParsing) {
+  for (const char* text : {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
+                           "u2:channel:g64:zp:sf16", "s2:head", "u8:channel"}) {
+    const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+    ASSERT_TRUE(format.ok()) << format.status();
+    EXPECT_EQ(format->ToString(), text);
+  }
+}
+
+TEST(KvFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
+  EXPECT_EQ(ParseKvFormat("s4:zp")->ZeroPointType(kF16), kS8);
+  EXPECT_EQ(ParseKvFormat("u2:zp")->ZeroPointType(kF16), kU8);
+  EXPECT_EQ(ParseKvFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
+  EXPECT_EQ(ParseKvFormat("u2")->ZeroPointType(kF16), kUndef);
+}
+
+TEST(KvFormatTest, CountsScalesInBits) {
+  const Dims dims = {1, 1, 128, 64};
+  EXPECT_DOUBLE_EQ(ParseKvFormat("f16")->BitsPerElement(dims, kF32), 16);
+  EXPECT_DOUBLE_EQ(ParseKvFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32), 4 + 24. / 32);
+  EXPECT_DOUBLE_EQ(ParseKvFormat("u2:channel")->BitsPerElement(dims, kF32), 2 + 32. / 128);
+}
+
+TEST(KvFormatTest, RefusesWithTheWrongPart) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "''"},
+      {"f64", "'f64'"},
+      {"s32", "'s32'"},
+      {"f16:g32", "not quantized"},
+      {"s8:g0", "'g0'"},
+      {"s8:g-1", "'g-1'"},
+      {"s8:g99999999999999999999", "'g99999999999999999999'"},
+      {"s8:gx", "'gx'"},
+      {"s8:g", "'g'"},
+      {"s8:", "''"},
+      {"s8:g32:g64", "two group sizes"},
+      {"s8:token:head", "'head'"},
+      {"s8:token:g32", "no other group but channel"},
+      {"s8:zp:zp", "twice"},
+      {"s8:sf16:sf32", "two types"},
+      {"s8:sf8", "'sf8'"},
+  };
+  for (const auto& [text, message] : cases) {
+    const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+    ASSERT_FALSE(format.ok()) << text;
+    EXPECT_THAT(std::string(format.status().message()), HasSubstr(message)) << text;
+  }
+}
+
+TEST(KvFormatTest, RefusesGroupsThatDoNotDivide) {
+  EXPECT_FALSE(ParseKvFormat("s8:g32")->GroupShape(Dims{1, 1, 8, 80}).ok());
+  EXPECT_FALSE(ParseKvFormat("s8:channel:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
+  EXPECT_FALSE(ParseKvFormat("s8:token")->GroupShape(Dims{64}).ok());
+}
+
+TEST(AttentionGraphTest, IsFiveDimensionalWhenHeadsDiffer) {
+  AttentionGraphOptions options{.heads = 8, .kv_heads = 2, .q_len = 3, .kv_len = 64};
+  options.k = *ParseKvFormat("u4:g32:zp");
+  options.v = *ParseKvFormat("s8:channel:g16");
+  const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_THAT(*graph->FindTensor("q")->desc.dims, ElementsAre(1, 2, 4, 3, 64));
+  EXPECT_THAT(*graph->FindTensor("k")->desc.dims, ElementsAre(1, 2, 1, 64, 64));
+  EXPECT_THAT(*graph->FindTensor("k_scales")->desc.dims, ElementsAre(1, 2, 1, 64, 2));
+  EXPECT_EQ(graph->FindTensor("k_zps")->desc.type, kU8);
+  EXPECT_THAT(*graph->FindTensor("v_scales")->desc.dims, ElementsAre(1, 2, 1, 4, 64));
+  EXPECT_THAT(*graph->tensor(graph->outputs()[0]).dims, ElementsAre(1, 2, 4, 3, 64));
+}
+
+TEST(AttentionGraphTest, RefusesWhatDoesNotGoTogether) {
+  EXPECT_FALSE(MakeAttentionGraph({.heads = 8, .kv_heads = 3}).ok());
+  EXPECT_FALSE(MakeAttentionGraph({.q_len = 0}).ok());
+  EXPECT_FALSE(MakeAttentionGraph({.sinks = true}).ok());
+  EXPECT_FALSE(MakeAttentionGraph({.mask = "1x1x2x256"}).ok());
+  EXPECT_FALSE(MakeAttentionGraph({.mask = "QxS"}).ok());
+  AttentionGraphOptions options{.head_size = 80};
+  options.k = *ParseKvFormat("s8:g32");
+  const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
+  ASSERT_FALSE(graph.ok());
+  EXPECT_THAT(std::string(graph.status().message()), HasSubstr("head size 80"));
+}
+
+// Every format in every position, layout and type, and all options at once.
+TEST(AttentionGraphTest, BuildsEveryFormat) {
+  for (const char* type : {"f32", "bf16", "f16"}) {
+    for (const char* format :
+         {"f32", "bf16", "f16", "f8_e4m3:zp", "f8_e5m2", "s8:g32:zp", "u8:tensor:zp", "s4:head",
+          "u4:channel:g32", "s2:channel:sf32", "u2:g16:sbf16"}) {
+      for (auto layout :
+           {AttentionGraphOptions::KLayout::kTokens, AttentionGraphOptions::KLayout::kTransposed,
+            AttentionGraphOptions::KLayout::kChannels}) {
+        AttentionGraphOptions options{.heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 64};
+        options.dtype = *DataTypeFromName(type);
+        options.k = options.v = *ParseKvFormat(format);
+        options.k_layout = layout;
+        options.causal = AttentionGraphOptions::Causal::kBottomRight;
+        options.soft_cap = 30.f;
+        options.mask = "NxHxQxS";
+        options.select = "Nx1x1xS";
+        options.stats = options.dropout = options.transpose_output = true;
+        const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
+        EXPECT_TRUE(graph.ok()) << type << " " << format << ": " << graph.status();
+      }
+    }
+  }
+}
+
+TEST(AttentionGraphTest, BuildsTheSingleOp) {
+  AttentionGraphOptions options{.heads = 6, .kv_heads = 2, .q_len = 5, .kv_len = 64};
+  options.k = *ParseKvFormat("u4:g32:zp");
+  options.v = *ParseKvFormat("s8:tensor");
+  options.single_op = options.kv_lengths = options.sinks = options.alibi = options.stats = true;
+  options.mask = "1x1xQxS";
+  const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  ASSERT_EQ(graph->outputs().size(), 2u);
+  EXPECT_THAT(*graph->tensor(graph->outputs()[0]).dims, ElementsAre(1, 6, 5, 64));
+}
+
+}  // namespace
+}  // namespace kvant

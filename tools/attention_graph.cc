@@ -1,0 +1,291 @@
+#include "kvant/tools/attention_graph.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvant/graph/builder.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+using Options = AttentionGraphOptions;
+
+absl::Status Bad(const std::string& why) { return MakeError(ErrorKind::kInvalidArguments, why); }
+
+absl::Status CheckOptions(const Options& o) {
+  const std::pair<const char*, int64_t> sizes[] = {{"batch", o.batch},
+                                                   {"heads", o.heads},
+                                                   {"kv-heads", o.kv_heads},
+                                                   {"q-len", o.q_len},
+                                                   {"kv-len", o.kv_len},
+                                                   {"head-size", o.head_size},
+                                                   {"v-head-size", o.v_head_size}};
+  for (const auto& [name, size] : sizes) {
+    if (size < 1) return Bad(absl::StrCat(name, " is ", size, ", and must be at least 1"));
+  }
+  if (o.heads % o.kv_heads != 0) {
+    return Bad(absl::StrCat(o.heads, " heads are no multiple of ", o.kv_heads, " kv-heads"));
+  }
+  if (!o.single_op && (o.left_window >= 0 || o.kv_lengths || o.sinks || o.alibi)) {
+    return Bad("left-window, kv-lengths, sinks and alibi need the single op (--op)");
+  }
+  if (o.single_op && (o.dropout || o.transpose_output || o.k_layout != Options::KLayout::kTokens)) {
+    return Bad("dropout, transpose-output and k-layout do not go with the single op (--op)");
+  }
+  return absl::OkStatus();
+}
+
+// Builds one graph; `error_` keeps what the builder cannot know.
+class Maker {
+ public:
+  Maker(const Options& options, GraphOptions graph_options)
+      : o_(options),
+        g_(std::move(graph_options)),
+        five_d_(!options.single_op && options.heads != options.kv_heads) {}
+
+  absl::StatusOr<Graph> Make() && {
+    if (o_.single_op) {
+      MakeSingleOp();
+    } else {
+      MakeOps();
+    }
+    KVANT_RETURN_IF_ERROR(error_);
+    return std::move(g_).Build();
+  }
+
+ private:
+  // A K or V and, where quantized, what dequantizes it.
+  struct KvInputs {
+    Value data;
+    std::optional<Value> scales, zero_points;
+    std::vector<int64_t> group_shape;
+  };
+
+  Dims Shape(int64_t heads, int64_t rows, int64_t cols) const {
+    if (!five_d_) return {o_.batch, heads, rows, cols};
+    return {o_.batch, o_.kv_heads, heads / o_.kv_heads, rows, cols};
+  }
+
+  void Keep(const absl::Status& status) {
+    if (error_.ok()) error_ = status;
+  }
+
+  // [.., S, D] as [.., D, S].
+  static Dims SwapLast(Dims dims) {
+    std::swap(dims[dims.size() - 1], dims[dims.size() - 2]);
+    return dims;
+  }
+
+  KvInputs MakeKv(const std::string& name, const KvFormat& format, int64_t head_size,
+                  Options::KLayout layout) {
+    const Dims dims = Shape(o_.kv_heads, o_.kv_len, head_size);
+    const bool swapped = layout != Options::KLayout::kTokens;
+    std::optional<Dims> strides;
+    if (layout == Options::KLayout::kTransposed) strides = SwapLast(DenseStrides(dims));
+    KvInputs kv;
+    kv.data = g_.Input(name, format.type, swapped ? SwapLast(dims) : dims, strides);
+    if (!format.quantized()) return kv;
+
+    const absl::StatusOr<Dims> group = format.GroupShape(dims);
+    if (!group.ok()) {
+      Keep(Bad(absl::StrCat(name, ": ", std::string(group.status().message()))));
+      return kv;
+    }
+    Dims scale_dims = dims;
+    for (size_t i = 0; i < dims.size(); ++i) scale_dims[i] = dims[i] / (*group)[i];
+    Dims group_shape = *group;
+    if (swapped) {
+      scale_dims = SwapLast(scale_dims);
+      group_shape = SwapLast(group_shape);
+    }
+    // DynamicDequantize says "one scale" as per_tensor.
+    if (format.groups == KvFormat::Groups::kTensor && !o_.single_op) {
+      scale_dims = {1};
+      group_shape.clear();
+    }
+    kv.group_shape.assign(group_shape.begin(), group_shape.end());
+    const DataType scale_type = format.scale_type == kUndef ? o_.dtype : format.scale_type;
+    kv.scales = g_.Input(name + "_scales", scale_type, scale_dims);
+    if (format.zero_points) {
+      kv.zero_points = g_.Input(name + "_zps", format.ZeroPointType(scale_type), scale_dims);
+    }
+    return kv;
+  }
+
+  // K or V in the queries' type.
+  Value Decompress(const KvInputs& kv, const KvFormat& format) {
+    if (kv.scales) {
+      GraphBuilder::DequantizeOptions options;
+      options.group_shape.assign(kv.group_shape.begin(), kv.group_shape.end());
+      options.type = o_.dtype;
+      if (!kv.zero_points) return g_.DynamicDequantize(kv.data, *kv.scales, options);
+      return g_.DynamicDequantize(kv.data, *kv.scales, *kv.zero_points, options);
+    }
+    if (format.type == o_.dtype) return kv.data;
+    // TypeCast takes one of the 16-bit types to the other only through f32.
+    const bool via_f32 = format.type != kF32 && o_.dtype != kF32;
+    return g_.TypeCast(via_f32 ? g_.TypeCast(kv.data, kF32) : kv.data, o_.dtype);
+  }
+
+  // "1x1xQxS" over [N, H, Q, S] as the dims of an input.
+  Dims MaskShape(const std::string& option, const std::string& text) {
+    const std::vector<std::string> parts = absl::StrSplit(text, 'x');
+    const int64_t full[] = {o_.batch, o_.heads, o_.q_len, o_.kv_len};
+    Dims dims;
+    for (size_t i = 0; i < parts.size() && i < 4; ++i) {
+      int64_t dim = 0;
+      const size_t symbol = parts[i].size() == 1 ? std::string("NHQS").find(parts[i]) : 4;
+      if (symbol < 4) {
+        dim = full[symbol];
+      } else if (!absl::SimpleAtoi(parts[i], &dim)) {
+        dim = 0;
+      }
+      if (dim != 1 && dim != full[i]) {
+        Keep(Bad(absl::StrCat("--", option, ": '", parts[i], "' is neither 1 nor ", full[i],
+                              ", dim ", i, " of the scores")));
+        return {1};
+      }
+      dims.push_back(dim);
+    }
+    if (parts.size() != 4) {
+      Keep(Bad(
+          absl::StrCat("--", option, ": '", text, "' does not have four dims such as 1x1xQxS")));
+      return {1};
+    }
+    if (!five_d_) return dims;
+    const bool per_head = dims[1] > 1;
+    return {dims[0], per_head ? o_.kv_heads : 1, per_head ? o_.heads / o_.kv_heads : 1, dims[2],
+            dims[3]};
+  }
+
+  Value Scalar(const std::string& name, DataType type) { return g_.Input(name, type, {1}); }
+
+  Value ApplyMasks(Value scores) {
+    const DataType type = g_.Describe(scores).type;
+    if (o_.causal == Options::Causal::kTopLeft) {
+      scores = g_.CausalMask(scores, Scalar("causal_fill", type));
+    } else if (o_.causal == Options::Causal::kBottomRight) {
+      const Value fill = Scalar("causal_fill", type);
+      const Value kv_len = g_.HostScalar("kv_len", kS32);
+      scores = g_.CausalMask(scores, fill, kv_len, g_.HostScalar("q_len", kS32));
+    }
+    if (!o_.mask.empty()) {
+      scores = g_.Add(scores, g_.Input("mask", o_.dtype, MaskShape("mask", o_.mask)));
+    }
+    if (!o_.select.empty()) {
+      const Value keep = g_.Input("select", kBoolean, MaskShape("select", o_.select));
+      scores = g_.Select(keep, scores, Scalar("select_fill", type));
+    }
+    return scores;
+  }
+
+  Value ApplyDropout(Value probs) {
+    const Value seed = g_.HostScalar("dropout_seed", kS64);
+    const Value offset = g_.HostScalar("dropout_offset", kS64);
+    const Value probability = g_.HostScalar("dropout_probability", kF32);
+    const std::vector<Value> results =
+        g_.AddOp(OpKind::kDropout, "dropout", {probs, seed, offset, probability}, {o_.dtype});
+    return results.empty() ? probs : results[0];
+  }
+
+  void MakeOps() {
+    const KvFormat k_format = *o_.k;
+    const KvFormat v_format = *o_.v;
+    const Value q = g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size));
+    const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
+    // Scores stay in f32, as in oneDNN's newer graphs.
+    Value scores =
+        g_.MatMul(q, Decompress(k, k_format),
+                  {.transpose_b = o_.k_layout == Options::KLayout::kTokens, .type = kF32});
+    if (o_.scale == Options::Scale::kDivide) scores = g_.Divide(scores, Scalar("scale", o_.dtype));
+    if (o_.scale == Options::Scale::kMultiply) {
+      scores = g_.Multiply(scores, Scalar("scale", o_.dtype));
+    }
+    if (o_.soft_cap) {
+      scores = g_.Tanh(g_.Multiply(scores, Scalar("inverse_cap", kF32)));
+      scores = g_.Multiply(scores, Scalar("cap", kF32));
+    }
+    scores = ApplyMasks(scores);
+    const GraphBuilder::SoftMaxOptions softmax{.axis = -1, .mode = "inf_as_zero", .type = o_.dtype};
+    Value probs;
+    if (o_.stats) {
+      const auto [p, stats] = g_.SoftMaxWithStats(scores, softmax);
+      probs = p;
+      g_.Output("stats", stats);
+    } else {
+      probs = g_.SoftMax(scores, softmax);
+    }
+    if (o_.dropout) probs = ApplyDropout(probs);
+    const KvInputs v = MakeKv("v", v_format, o_.v_head_size, Options::KLayout::kTokens);
+    Value out = g_.MatMul(probs, Decompress(v, v_format), {.type = o_.dtype});
+    if (o_.transpose_output) {
+      out = g_.Transpose(
+          out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});
+      out = g_.Reorder(out);
+    }
+    g_.Output("o", out);
+  }
+
+  void MakeSingleOp() {
+    const Value q = g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size));
+    const KvInputs k = MakeKv("k", *o_.k, o_.head_size, Options::KLayout::kTokens);
+    const KvInputs v = MakeKv("v", *o_.v, o_.v_head_size, Options::KLayout::kTokens);
+    GraphBuilder::AttentionOptions a;
+    if (o_.scale == Options::Scale::kNone) a.scale = 1.f;
+    a.soft_cap = o_.soft_cap;
+    a.bottom_right = o_.causal == Options::Causal::kBottomRight;
+    if (o_.causal != Options::Causal::kNone) a.right_window = 0;
+    a.left_window = o_.left_window;
+    a.k_group_shape = k.group_shape;
+    a.v_group_shape = v.group_shape;
+    a.k_scales = k.scales;
+    a.k_zero_points = k.zero_points;
+    a.v_scales = v.scales;
+    a.v_zero_points = v.zero_points;
+    if (!o_.mask.empty()) a.bias = g_.Input("mask", o_.dtype, MaskShape("mask", o_.mask));
+    if (!o_.select.empty()) {
+      a.select = g_.Input("select", kBoolean, MaskShape("select", o_.select));
+    }
+    if (o_.kv_lengths) a.kv_lengths = g_.Input("kv_lengths", kS32, {o_.batch});
+    if (o_.sinks) a.sinks = g_.Input("sinks", kF32, {o_.heads});
+    if (o_.alibi) a.alibi_slopes = g_.Input("alibi_slopes", kF32, {o_.heads});
+    a.stats = o_.stats;
+    const auto [out, stats] = g_.ScaledDotProductAttention(q, k.data, v.data, a);
+    g_.Output("o", out);
+    if (stats) g_.Output("stats", *stats);
+  }
+
+  const Options& o_;
+  GraphBuilder g_;
+  const bool five_d_;
+  absl::Status error_;
+};
+
+}  // namespace
+
+absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
+  Options o = options;
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.v_head_size == 0) o.v_head_size = o.head_size;
+  if (!o.k) o.k = KvFormat{.type = o.dtype};
+  if (!o.v) o.v = KvFormat{.type = o.dtype};
+  KVANT_RETURN_IF_ERROR(CheckOptions(o));
+  if (!IsComputeFloat(o.dtype)) return Bad("dtype is none of f32, bf16, f16");
+  const bool mixed =
+      (!o.k->quantized() && o.k->type != o.dtype) || (!o.v->quantized() && o.v->type != o.dtype);
+  if (o.single_op && mixed) {
+    return Bad("the single op (--op) takes K and V that are quantized or of the queries' type");
+  }
+  GraphOptions graph_options;
+  // oneDNN multiplies codes in floating point only with this permission.
+  graph_options.apply_to_int = o.k->quantized() || o.v->quantized();
+  if (graph_options.apply_to_int && o.dtype == kF16) graph_options.fpmath = FpMath::kF16;
+  if (graph_options.apply_to_int && o.dtype == kBF16) graph_options.fpmath = FpMath::kBF16;
+  return Maker(o, graph_options).Make();
+}
+
+}  // namespace kvant

@@ -1,0 +1,60 @@
+// Attention graphs by description, for `kvant make` and for tests.
+#ifndef KVANT_TOOLS_ATTENTION_GRAPH_H_
+#define KVANT_TOOLS_ATTENTION_GRAPH_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvant/graph/graph.h"
+#include "kvant/tools/kv_format.h"
+
+namespace kvant {
+
+struct AttentionGraphOptions {
+  int64_t batch = 1;
+  int64_t heads = 8;
+  int64_t kv_heads = 0;  // 0: heads
+  int64_t q_len = 1;
+  int64_t kv_len = 256;
+  int64_t head_size = 64;
+  int64_t v_head_size = 0;       // 0: head_size
+  DataType dtype = kF32;         // of queries, masks and output
+  std::optional<KvFormat> k, v;  // absent: dtype
+
+  enum class Scale : uint8_t { kDivide, kMultiply, kNone };
+  Scale scale = Scale::kDivide;
+  std::optional<float> soft_cap;
+  enum class Causal : uint8_t { kNone, kTopLeft, kBottomRight };
+  Causal causal = Causal::kNone;
+  // Shapes over [batch, heads, queries, keys], numbers or N, H, Q, S: "1x1xQxS".
+  // Empty: absent.
+  std::string mask;    // added to the scores
+  std::string select;  // false masks
+  bool stats = false;
+  bool dropout = false;
+  bool transpose_output = false;  // [batch, queries, heads, head size]
+  enum class KLayout : uint8_t {
+    kTokens,      // [.., S, D], multiplied transposed
+    kTransposed,  // the same memory seen as [.., D, S]
+    kChannels,    // [.., D, S] with the tokens innermost
+  };
+  KLayout k_layout = KLayout::kTokens;
+
+  // One ScaledDotProductAttention instead of MatMuls and SoftMax. The rest only
+  // with it.
+  bool single_op = false;
+  int64_t left_window = -1;
+  bool kv_lengths = false;
+  bool sinks = false;
+  bool alibi = false;
+};
+
+// Finalized, shapes inferred; 5-D when heads and kv_heads differ (but 4-D for
+// single_op). kInvalidArguments with a sentence for options that do not go together.
+absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options);
+
+}  // namespace kvant
+
+#endif  // KVANT_TOOLS_ATTENTION_GRAPH_H_

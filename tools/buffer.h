@@ -1,0 +1,51 @@
+// Memory for tensors, by id.
+#ifndef KVANT_TOOLS_BUFFER_H_
+#define KVANT_TOOLS_BUFFER_H_
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "kvant/backends/tensor.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant {
+
+// Zeroed, 64-byte aligned, movable. A size of 0 has memory too, so that data()
+// is never null.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes)
+      : data_(static_cast<std::byte*>(::operator new(bytes + 1, kAlignment))), bytes_(bytes) {
+    std::memset(data_.get(), 0, bytes + 1);
+  }
+
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
+  size_t bytes() const { return bytes_; }
+  operator Tensor() { return {.data = data(), .bytes = bytes_}; }       // NOLINT
+  operator ConstTensor() const { return ConstTensor(data(), bytes_); }  // NOLINT
+
+  Buffer Copy() const {
+    Buffer copy(bytes_);
+    std::memcpy(copy.data(), data(), bytes_);
+    return copy;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete(data, kAlignment); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  size_t bytes_;
+};
+
+using BufferMap = absl::flat_hash_map<TensorId, Buffer>;
+
+}  // namespace kvant
+
+#endif  // KVANT_TOOLS_BUFFER_H_

@@ -1,0 +1,114 @@
+#include "kvant/tools/graph_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+// Every tensor must have a size, and every output someone who computes it.
+absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
+  absl::flat_hash_set<TensorId> computed;
+  for (const Partition& partition : partitions) {
+    computed.insert(partition.outputs().begin(), partition.outputs().end());
+  }
+  for (TensorId id : graph.inputs()) {
+    if (graph.tensor(id).has_shape()) continue;
+    return MakeError(ErrorKind::kInvalidShape,
+                     absl::StrCat("graph input ", id, " (", graph.tensor(id).ToString(),
+                                  ") has no known shape; give one with --in-shapes"));
+  }
+  for (TensorId id : graph.outputs()) {
+    const Graph::TensorInfo* info = graph.FindTensor(id);
+    if (info->producer.op == Graph::kNoOp || computed.contains(id)) continue;
+    return MakeError(ErrorKind::kUnimplemented,
+                     absl::StrCat("nothing computes output ", id, ": ",
+                                  graph.ops()[info->producer.op].ToString(), " is never run"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Text>
+std::string JoinDistinct(const std::vector<CompiledPartition>& partitions, std::string_view comma,
+                         Text text) {
+  std::vector<std::string> parts;
+  for (const CompiledPartition& partition : partitions) {
+    std::string part(text(partition));
+    if (std::find(parts.begin(), parts.end(), part) == parts.end()) {
+      parts.push_back(std::move(part));
+    }
+  }
+  return absl::StrJoin(parts, std::string(comma));
+}
+
+}  // namespace
+
+EngineOptions EngineOptionsFor(const std::string& backend, int threads) {
+  EngineOptions options;
+  if (backend != "auto") options.backends = {backend};
+  options.threads = threads;
+  return options;
+}
+
+absl::StatusOr<GraphRunner> GraphRunner::Create(const Graph& graph, Engine engine,
+                                                const PartitionOptions& options) {
+  GraphRunner runner(std::move(engine));
+  KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph, options));
+  KVANT_RETURN_IF_ERROR(CheckRunnable(graph, partitions));
+  for (const Partition& partition : partitions) {
+    KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, runner.engine_.Compile(partition));
+    runner.partitions_.push_back(std::move(compiled));
+  }
+  return runner;
+}
+
+std::string GraphRunner::backends() const {
+  return JoinDistinct(partitions_, ", ", [](const CompiledPartition& p) { return p.backend(); });
+}
+
+std::string GraphRunner::kernels() const {
+  return JoinDistinct(partitions_, "; ", [](const CompiledPartition& p) { return p.kernel(); });
+}
+
+absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const {
+  Binding binding;
+  for (const CompiledPartition& compiled : partitions_) {
+    const Partition& partition = compiled.partition();
+    Binding::Step& step = binding.steps.emplace_back();
+    for (TensorId id : partition.inputs()) {
+      const auto it = buffers.find(id);
+      if (it == buffers.end()) {
+        return MakeError(ErrorKind::kInvalidArguments,
+                         absl::StrCat("no data for graph input ", id, " of partition ",
+                                      partition.id(), " (", partition.pattern(), ")"));
+      }
+      step.inputs.emplace_back(it->second);
+    }
+    for (size_t port = 0; port < partition.outputs().size(); ++port) {
+      const LogicalTensor& desc = partition.output(static_cast<int>(port));
+      const auto it = buffers.try_emplace(desc.id, static_cast<size_t>(desc.memory_bytes())).first;
+      step.outputs.push_back(it->second);
+    }
+  }
+  return binding;
+}
+
+absl::Status GraphRunner::Run(const Binding& binding) const {
+  for (size_t i = 0; i < partitions_.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(
+        partitions_[i].Execute(stream_, binding.steps[i].inputs, binding.steps[i].outputs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GraphRunner::Run(BufferMap& buffers) const {
+  KVANT_ASSIGN_OR_RETURN(const Binding binding, Bind(buffers));
+  return Run(binding);
+}
+
+}  // namespace kvant

@@ -1,0 +1,56 @@
+// GraphRunner: a whole graph, compiled partition by partition and run in order.
+#ifndef KVANT_TOOLS_GRAPH_RUNNER_H_
+#define KVANT_TOOLS_GRAPH_RUNNER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/backends/engine.h"
+#include "kvant/patterns/partitioner.h"
+#include "kvant/tools/buffer.h"
+
+namespace kvant {
+
+// "auto": the backends that an engine asks by itself, in its order.
+EngineOptions EngineOptionsFor(const std::string& backend, int threads);
+
+class GraphRunner {
+ public:
+  // The graph's shapes must be inferred and all known. Every partition has to
+  // compile on the engine; the error names the partition that does not.
+  static absl::StatusOr<GraphRunner> Create(const Graph& graph, Engine engine,
+                                            const PartitionOptions& options = {});
+
+  const std::vector<CompiledPartition>& partitions() const { return partitions_; }
+  const Engine& engine() const { return engine_; }
+  // Names without repetition: "cpu", or "cpu, reference".
+  std::string backends() const;
+  std::string kernels() const;
+
+  // Pointers for one execution, looked up once.
+  struct Binding {
+    struct Step {
+      std::vector<ConstTensor> inputs;
+      std::vector<Tensor> outputs;
+    };
+    std::vector<Step> steps;
+  };
+  // Needs a buffer for every graph input; adds one for each tensor that a
+  // partition writes and that has none. kInvalidArguments naming a missing tensor.
+  absl::StatusOr<Binding> Bind(BufferMap& buffers) const;
+  absl::Status Run(const Binding& binding) const;
+  // Both.
+  absl::Status Run(BufferMap& buffers) const;
+
+ private:
+  explicit GraphRunner(Engine engine) : engine_(std::move(engine)), stream_(engine_) {}
+  Engine engine_;
+  Stream stream_;
+  std::vector<CompiledPartition> partitions_;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_TOOLS_GRAPH_RUNNER_H_

@@ -1,0 +1,191 @@
+#include "kvant/tools/kv_format.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+absl::Status Bad(std::string_view text, std::string_view why) {
+  return MakeError(ErrorKind::kInvalidArguments,
+                   absl::StrCat("K/V format '", std::string(text), "': ", std::string(why)));
+}
+
+bool IsStorageType(DataType type) {
+  switch (type) {
+    case kF32:
+    case kBF16:
+    case kF16:
+    case kF8E4M3:
+    case kF8E5M2:
+    case kS8:
+    case kU8:
+    case kS4:
+    case kU4:
+    case kS2:
+    case kU2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<KvFormat::Groups> GroupsFromName(std::string_view name) {
+  if (name == "token") return KvFormat::Groups::kToken;
+  if (name == "channel") return KvFormat::Groups::kChannel;
+  if (name == "head") return KvFormat::Groups::kHead;
+  if (name == "tensor") return KvFormat::Groups::kTensor;
+  return std::nullopt;
+}
+
+// "gN" with a positive N, else 0.
+int64_t GroupSizeFrom(std::string_view part) {
+  int64_t size = 0;
+  if (part.size() < 2 || part[0] != 'g' ||
+      !std::all_of(part.begin() + 1, part.end(), [](char c) { return c >= '0' && c <= '9'; }) ||
+      !absl::SimpleAtoi(std::string(part.substr(1)), &size)) {
+    return 0;
+  }
+  return size;
+}
+
+}  // namespace
+
+bool KvFormat::quantized() const { return !IsComputeFloat(type); }
+
+DataType KvFormat::ZeroPointType(DataType scales) const {
+  if (!zero_points) return kUndef;
+  if (IsFloat(type)) return scales;
+  return LowestOf(type) < 0 ? kS8 : kU8;
+}
+
+absl::StatusOr<Dims> KvFormat::GroupShape(absl::Span<const int64_t> dims) const {
+  const size_t rank = dims.size();
+  if (rank < 2) return Bad(ToString(), "needs a tensor of at least two dims");
+  const int64_t tokens = dims[rank - 2];
+  const int64_t head_size = dims[rank - 1];
+  Dims group(rank, 1);
+  switch (groups) {
+    case Groups::kHeadSlice:
+      group[rank - 1] = group_size;
+      break;
+    case Groups::kToken:
+      group[rank - 1] = head_size;
+      break;
+    case Groups::kChannel:
+      group[rank - 2] = group_size > 0 ? group_size : tokens;
+      break;
+    case Groups::kHead:
+      group[rank - 2] = tokens;
+      group[rank - 1] = head_size;
+      break;
+    case Groups::kTensor:
+      group.assign(dims.begin(), dims.end());
+      break;
+  }
+  if (group[rank - 1] <= 0 || head_size % group[rank - 1] != 0) {
+    return Bad(ToString(), absl::StrCat("groups of ", group[rank - 1],
+                                        " do not divide the head size ", head_size));
+  }
+  if (group[rank - 2] <= 0 || tokens % group[rank - 2] != 0) {
+    return Bad(ToString(), absl::StrCat("groups of ", group[rank - 2], " do not divide the ",
+                                        tokens, " tokens"));
+  }
+  return group;
+}
+
+double KvFormat::BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const {
+  double bits = BitsOf(type);
+  if (!quantized()) return bits;
+  const absl::StatusOr<Dims> group = GroupShape(dims);
+  if (!group.ok()) return bits;
+  const DataType scales = scale_type == kUndef ? query_type : scale_type;
+  double elements = 1;
+  for (int64_t n : *group) elements *= static_cast<double>(n);
+  return bits + (BitsOf(scales) + BitsOf(ZeroPointType(scales))) / elements;
+}
+
+std::string KvFormat::ToString() const {
+  std::string text(DataTypeName(type));
+  if (!quantized()) return text;
+  switch (groups) {
+    case Groups::kHeadSlice:
+      absl::StrAppend(&text, ":g", group_size);
+      break;
+    case Groups::kToken:
+      absl::StrAppend(&text, ":token");
+      break;
+    case Groups::kChannel:
+      absl::StrAppend(&text, ":channel");
+      if (group_size > 0) absl::StrAppend(&text, ":g", group_size);
+      break;
+    case Groups::kHead:
+      absl::StrAppend(&text, ":head");
+      break;
+    case Groups::kTensor:
+      absl::StrAppend(&text, ":tensor");
+      break;
+  }
+  if (zero_points) absl::StrAppend(&text, ":zp");
+  if (scale_type != kUndef) absl::StrAppend(&text, ":s", std::string(DataTypeName(scale_type)));
+  return text;
+}
+
+absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
+  const std::string owned(text);
+  const std::vector<std::string> parts = absl::StrSplit(owned, ':');
+  KvFormat format;
+  const std::optional<DataType> type = DataTypeFromName(parts[0]);
+  if (!type || !IsStorageType(*type)) {
+    return Bad(text, absl::StrCat("'", parts[0],
+                                  "' is none of f32 bf16 f16 f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2"));
+  }
+  format.type = *type;
+  if (!format.quantized() && parts.size() > 1) {
+    return Bad(text, absl::StrCat(parts[0], " is not quantized, so '", parts[1],
+                                  "' means nothing for it"));
+  }
+
+  bool named = false;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const std::string& part = parts[i];
+    if (const std::optional<KvFormat::Groups> groups = GroupsFromName(part)) {
+      if (named) return Bad(text, absl::StrCat("'", part, "' is a second kind of group"));
+      named = true;
+      format.groups = *groups;
+    } else if (const int64_t size = GroupSizeFrom(part); size > 0) {
+      if (format.group_size > 0) return Bad(text, "two group sizes");
+      format.group_size = size;
+    } else if (part == "zp") {
+      if (format.zero_points) return Bad(text, "'zp' twice");
+      format.zero_points = true;
+    } else if (part == "sf16" || part == "sbf16" || part == "sf32") {
+      if (format.scale_type != kUndef) return Bad(text, "two types for the scales");
+      format.scale_type = *DataTypeFromName(std::string_view(part).substr(1));
+    } else {
+      return Bad(text, absl::StrCat("'", part,
+                                    "' is none of gN, token, channel, head, tensor, zp, sf16, "
+                                    "sbf16, sf32"));
+    }
+  }
+  if (format.group_size > 0) {
+    if (!named) format.groups = KvFormat::Groups::kHeadSlice;
+    if (named && format.groups != KvFormat::Groups::kChannel) {
+      return Bad(text,
+                 absl::StrCat("g", format.group_size, " goes with no other group but channel"));
+    }
+  }
+  return format;
+}
+
+std::string_view KvFormatHelp() {
+  return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
+         ":gN|:token|:head|:tensor|:channel[:gN], :zp, :sf16|:sbf16|:sf32";
+}
+
+}  // namespace kvant

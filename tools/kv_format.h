@@ -1,0 +1,61 @@
+// How K or V is stored, as one word of text: "u4:g32:zp", "s8:channel:g64:sf16".
+//
+//   TYPE[:GROUPS][:zp][:SCALES]
+//   TYPE    f32 bf16 f16 (not quantized) f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2
+//   GROUPS  which elements share a scale:
+//           gN           N along the head
+//           token        one token of one head (the default)
+//           channel      one channel of one head, over all tokens
+//           channel:gN   one channel, N tokens
+//           head         one head
+//           tensor       everything
+//   zp      zero points: of the code type's sign for integers, in real units (and
+//           of the scales' type) for f8
+//   SCALES  sf16, sbf16 or sf32: the scales' type; as the queries otherwise
+#ifndef KVANT_TOOLS_KV_FORMAT_H_
+#define KVANT_TOOLS_KV_FORMAT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kvant/graph/data_type.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant {
+
+struct KvFormat {
+  enum class Groups : uint8_t { kHeadSlice, kToken, kChannel, kHead, kTensor };
+
+  DataType type = kF32;
+  Groups groups = Groups::kToken;
+  // Elements per group for kHeadSlice and, where positive, for kChannel.
+  int64_t group_size = 0;
+  bool zero_points = false;
+  // Undefined: that of the queries.
+  DataType scale_type = kUndef;
+
+  // Scales exist: every type but f32, bf16 and f16.
+  bool quantized() const;
+  // The type of the zero points for scales of this type; kUndef without any.
+  DataType ZeroPointType(DataType scales) const;
+  // Elements per group and axis of a [..., tokens, head size] tensor.
+  // kInvalidArguments, naming the numbers, if the groups do not divide it.
+  absl::StatusOr<Dims> GroupShape(absl::Span<const int64_t> dims) const;
+  // Bits that one element takes, its share of scale and zero point included.
+  double BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const;
+  // The text that parses to this.
+  std::string ToString() const;
+};
+
+// kInvalidArguments with a sentence about the part that is wrong.
+absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text);
+
+// One line, for --help.
+std::string_view KvFormatHelp();
+
+}  // namespace kvant
+
+#endif  // KVANT_TOOLS_KV_FORMAT_H_

@@ -1,0 +1,53 @@
+// kvant: attention graphs on the command line.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "kvant/tools/command.h"
+
+namespace {
+
+// Whatever is wrong with the command line or its files; 1 is a failed check.
+constexpr int kErrorCode = 2;
+
+int Fail(const std::string& message) {
+  std::fprintf(stderr, "kvant: %s\n", message.c_str());
+  return kErrorCode;
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app(
+      "Finds attention over a compressed KV cache in a graph, and compiles, runs, checks "
+      "and times it.",
+      "kvant");
+  app.require_subcommand(1);
+  kvant::Action action;
+  kvant::AddMakeCommand(app, action);
+  kvant::AddShowCommand(app, action);
+  kvant::AddRunCommand(app, action);
+  kvant::AddCheckCommand(app, action);
+  kvant::AddBenchCommand(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kErrorCode;
+  }
+  const absl::StatusOr<int> code = action();
+  if (!code.ok()) return Fail(std::string(code.status().message()));
+  if (std::fflush(stdout) != 0) return Fail("cannot write to standard output");
+  return *code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // Nothing of kvant throws, but a graph may ask for more memory than there is.
+  try {
+    return Run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return Fail("not enough memory for this graph");
+  } catch (const std::exception& error) {
+    return Fail(error.what());
+  }
+}

@@ -1,0 +1,126 @@
+// kvant make: an attention graph by description.
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/json.h"
+#include "kvant/graph/status.h"
+#include "kvant/tools/attention_graph.h"
+#include "kvant/tools/command.h"
+
+namespace kvant {
+namespace {
+
+// What CLI11 hands over for an option whose value was left out.
+constexpr std::string_view kNoValue = "true";
+
+// "--name" or "--name=VALUE".
+void AddOptionalValue(CLI::App& command, const std::string& name, std::string& value,
+                      const std::string& description) {
+  command.add_option(name, value, description)->expected(0, 1);
+}
+
+struct MakeArguments {
+  AttentionGraphOptions graph;
+  std::string dtype = "f32";
+  std::string k;
+  std::string v;
+  std::string scale = "div";
+  std::string causal;
+  std::string soft_cap;
+  std::string k_layout = "tokens";
+
+  void AddTo(CLI::App& command) {
+    command.add_option("--batch", graph.batch, "Sequences")->capture_default_str();
+    command.add_option("--heads", graph.heads, "Query heads")->capture_default_str();
+    command.add_option("--kv-heads", graph.kv_heads, "Key and value heads; as --heads by default");
+    command.add_option("--q-len", graph.q_len, "Queries per sequence")->capture_default_str();
+    command.add_option("--kv-len", graph.kv_len, "Keys per sequence")->capture_default_str();
+    command.add_option("--head-size", graph.head_size, "Of queries and keys")
+        ->capture_default_str();
+    command.add_option("--v-head-size", graph.v_head_size, "Of values; as --head-size by default");
+    command.add_option("--dtype", dtype, "Of queries, mask and output")
+        ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+        ->capture_default_str();
+    const std::string formats(KvFormatHelp());
+    command.add_option("--k", k, "How K is stored: " + formats + "; as --dtype by default");
+    command.add_option("--v", v, "How V is stored, likewise");
+    command
+        .add_option("--k-layout", k_layout,
+                    "tokens: [.., S, D]; transposed: the same memory seen as [.., D, S]; "
+                    "channels: [.., D, S] with tokens innermost")
+        ->check(CLI::IsMember({"tokens", "transposed", "channels"}))
+        ->capture_default_str();
+    command.add_option("--scale", scale, "What the scale does to the scores")
+        ->check(CLI::IsMember({"div", "mul", "none"}))
+        ->capture_default_str();
+    AddOptionalValue(command, "--soft-cap", soft_cap,
+                     "Cap the scores with tanh; the value (50) is kept by --op only, otherwise "
+                     "it is an input");
+    AddOptionalValue(command, "--causal", causal,
+                     "Causal mask from indices, aligned top-left (default) or bottom-right");
+    AddOptionalValue(command, "--mask", graph.mask,
+                     "Mask added to the scores; its shape over N, H, Q, S is 1x1xQxS by default");
+    AddOptionalValue(command, "--select", graph.select, "Boolean mask, shaped likewise");
+    command.add_flag("--stats", graph.stats, "Log-sum-exp of each row as a second output");
+    command.add_flag("--dropout", graph.dropout, "Dropout on the probabilities");
+    command.add_flag("--transpose-output", graph.transpose_output,
+                     "Output as [batch, queries, heads, head size]");
+    command.add_flag("--op", graph.single_op,
+                     "One ScaledDotProductAttention (kvant's own) instead of oneDNN's ops");
+    command.add_option("--left-window", graph.left_window,
+                       "With --op: how many keys back a query sees");
+    command.add_flag("--kv-lengths", graph.kv_lengths,
+                     "With --op: KV lengths per sequence as an input");
+    command.add_flag("--sinks", graph.sinks, "With --op: a sink logit per head as an input");
+    command.add_flag("--alibi", graph.alibi, "With --op: an ALiBi slope per head as an input");
+  }
+
+  absl::StatusOr<AttentionGraphOptions> Options() const {
+    AttentionGraphOptions o = graph;
+    o.dtype = *DataTypeFromName(dtype);
+    KVANT_ASSIGN_OR_RETURN(o.k, ParseKvFormat(k.empty() ? dtype : k));
+    KVANT_ASSIGN_OR_RETURN(o.v, ParseKvFormat(v.empty() ? dtype : v));
+    if (scale == "mul") o.scale = AttentionGraphOptions::Scale::kMultiply;
+    if (scale == "none") o.scale = AttentionGraphOptions::Scale::kNone;
+    if (k_layout == "transposed") o.k_layout = AttentionGraphOptions::KLayout::kTransposed;
+    if (k_layout == "channels") o.k_layout = AttentionGraphOptions::KLayout::kChannels;
+    if (causal == "bottom-right") {
+      o.causal = AttentionGraphOptions::Causal::kBottomRight;
+    } else if (causal == "top-left" || causal == kNoValue) {
+      o.causal = AttentionGraphOptions::Causal::kTopLeft;
+    } else if (!causal.empty()) {
+      return MakeError(
+          ErrorKind::kInvalidArguments,
+          absl::StrCat("--causal: '", causal, "' is neither top-left nor bottom-right"));
+    }
+    if (!soft_cap.empty()) {
+      float cap = 50.f;
+      if (soft_cap != kNoValue && (!absl::SimpleAtof(soft_cap, &cap) || !(cap > 0))) {
+        return MakeError(ErrorKind::kInvalidArguments,
+                         absl::StrCat("--soft-cap: '", soft_cap, "' is not a positive number"));
+      }
+      o.soft_cap = cap;
+    }
+    if (o.mask == kNoValue) o.mask = "1x1xQxS";
+    if (o.select == kNoValue) o.select = "1x1xQxS";
+    return o;
+  }
+
+  absl::StatusOr<int> Run() const {
+    KVANT_ASSIGN_OR_RETURN(const AttentionGraphOptions options, Options());
+    KVANT_ASSIGN_OR_RETURN(const Graph made, MakeAttentionGraph(options));
+    std::fputs(GraphToJson(made).c_str(), stdout);
+    return 0;
+  }
+};
+
+}  // namespace
+
+void AddMakeCommand(CLI::App& app, Action& action) {
+  AddCommand<MakeArguments>(app, action, "make",
+                            "Write an attention graph in oneDNN's JSON to standard output");
+}
+
+}  // namespace kvant

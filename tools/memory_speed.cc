@@ -1,0 +1,74 @@
+#include "kvant/tools/memory_speed.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "kvant/tools/buffer.h"
+
+namespace kvant {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// "32768K" or "260M"; 0 if it is neither.
+int64_t ParseCacheSize(const std::string& text) {
+  int64_t size = 0;
+  size_t i = 0;
+  for (; i < text.size() && i < 12 && text[i] >= '0' && text[i] <= '9'; ++i) {
+    size = size * 10 + (text[i] - '0');
+  }
+  const char unit = i < text.size() ? text[i] : '\0';
+  return unit == 'K' ? size << 10 : unit == 'M' ? size << 20 : unit == 'G' ? size << 30 : size;
+}
+
+// Sums a chunk; eight sums in flight, so that adding does not hold up reading.
+uint64_t Sum(const std::byte* data, int64_t bytes) {
+  uint64_t sums[8] = {};
+  for (int64_t i = 0; i + 64 <= bytes; i += 64) {
+    uint64_t words[8];
+    std::memcpy(words, data + i, sizeof(words));
+    for (int lane = 0; lane < 8; ++lane) sums[lane] += words[lane];
+  }
+  uint64_t sum = 0;
+  for (uint64_t s : sums) sum += s;
+  return sum;
+}
+
+}  // namespace
+
+int64_t LastLevelCacheBytes() {
+  int64_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
+                       "/size");
+    std::string text;
+    if (file >> text) largest = std::max(largest, ParseCacheSize(text));
+  }
+  return largest > 0 ? largest : 64 * kMiB;
+}
+
+double MeasureReadGbPerSecond(Executor& executor) {
+  constexpr int64_t kChunk = kMiB;
+  constexpr int kSweeps = 7;
+  const int64_t bytes =
+      std::clamp(4 * LastLevelCacheBytes(), 64 * kMiB, 1024 * kMiB) / kChunk * kChunk;
+  const Buffer memory(static_cast<size_t>(bytes));  // zeroed, so its pages exist
+  std::atomic<uint64_t> total{0};                   // keeps the sums from being optimised out
+  double best = std::numeric_limits<double>::infinity();
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    const auto start = std::chrono::steady_clock::now();
+    executor.ParallelFor(bytes / kChunk, [&](int64_t chunk, int) {
+      total.fetch_add(Sum(memory.data() + chunk * kChunk, kChunk), std::memory_order_relaxed);
+    });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    best = std::min(best, took.count());
+  }
+  return static_cast<double>(bytes) / best * 1e-9;
+}
+
+}  // namespace kvant

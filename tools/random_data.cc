@@ -1,0 +1,322 @@
+#include "kvant/tools/random_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "kvant/graph/status.h"
+#include "kvant/tools/backward_stats.h"
+#include "kvant/tools/tensor_role.h"
+#include "kvant/tools/tensor_walk.h"
+
+namespace kvant {
+namespace {
+
+using Kind = TensorRole::Kind;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// splitmix64: a good mix of any counter.
+uint64_t Mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// Random numbers as a pure function of tensor and element.
+class Random {
+ public:
+  explicit Random(uint64_t key) : key_(key) {}
+  uint64_t Bits(uint64_t index) const { return Mix(key_ + index * 0xD1342543DE82EF95u); }
+  // [0, 1)
+  double Uniform(uint64_t index) const { return static_cast<double>(Bits(index) >> 11) * 0x1p-53; }
+  // A whole number in [low, high].
+  double Integer(uint64_t index, int64_t low, int64_t high) const {
+    return static_cast<double>(low + static_cast<int64_t>(Bits(index) % (high - low + 1)));
+  }
+  // Mean 0, variance 1: four 16-bit uniforms summed.
+  double Normal(uint64_t index) const {
+    const uint64_t bits = Bits(index);
+    double sum = 0;
+    for (int part = 0; part < 4; ++part) sum += static_cast<double>(bits >> (16 * part) & 0xffff);
+    return (sum / 65536.0 - 2.0) * std::sqrt(3.0);
+  }
+
+ private:
+  uint64_t key_;
+};
+
+// What a filler knows of its tensor.
+struct Context {
+  const Graph& graph;
+  const LogicalTensor& tensor;
+  TensorRole role;
+  DataKind kind;
+  Random random;
+  // kReal: an offset per coordinate of each axis.
+  std::vector<std::vector<float>> means;
+  // Rows that are masked whole may exist: SoftMax gives zeros for them.
+  bool may_mask_rows = false;
+
+  bool real() const { return kind == DataKind::kReal; }
+};
+
+std::vector<std::vector<float>> MeansOf(const LogicalTensor& tensor, uint64_t key) {
+  std::vector<std::vector<float>> means;
+  for (int axis = 0; axis < tensor.rank(); ++axis) {
+    const Random random(Mix(key + 1000 + axis));
+    std::vector<float>& table = means.emplace_back((*tensor.dims)[axis]);
+    for (size_t i = 0; i < table.size(); ++i) {
+      table[i] = static_cast<float>(random.Uniform(i) - 0.4);
+    }
+  }
+  return means;
+}
+
+double RealValue(const Context& c, int64_t index, const Dims& at) {
+  double value = 0.7 * c.random.Normal(index);
+  for (size_t axis = 0; axis < at.size(); ++axis) value += 0.6 * c.means[axis][at[axis]];
+  return value;
+}
+
+// Codes around a static zero point, or over the range of the type.
+double Code(const Context& c, int64_t index, const Dims& at) {
+  const DataType type = c.tensor.type;
+  if (IsFloat(type))
+    return c.real() ? 16 * RealValue(c, index, at) : c.random.Integer(index, -2, 2);
+  int64_t low = LowestOf(type);
+  int64_t high = HighestOf(type);
+  if (c.role.op != nullptr && c.role.op->kind == OpKind::kDequantize) {
+    const auto zps = c.role.op->attrs.GetOr<std::vector<int64_t>>(Attr::kZps, {});
+    const int64_t center = zps.empty() ? 0 : zps[0];
+    const int64_t spread = c.real() ? 30 : 4;
+    return c.random.Integer(index, std::clamp(center - spread, low, high),
+                            std::clamp(center + spread, low, high));
+  }
+  if (!c.real()) {
+    const int64_t bound = BitsOf(type) <= 4 ? 2 : 4;
+    if (low < 0) low = std::max(low, -bound);
+    high = std::min(high, low < 0 ? bound : 2 * bound);
+  }
+  return c.random.Integer(index, low, high);
+}
+
+// The data that a scale or zero point belongs to.
+const LogicalTensor& QuantizedTensor(const Context& c) {
+  const Op& op = *c.role.op;
+  if (op.kind == OpKind::kDynamicQuantize) return c.graph.tensor(op.outputs[0]);
+  if (op.kind != OpKind::kScaledDotProductAttention) return c.graph.tensor(op.inputs[0]);
+  // Scales of K come before those of V; which one this is hardly matters for sizes.
+  const bool is_k =
+      op.inputs.size() > 3 &&
+      (op.inputs[3] == c.tensor.id ||
+       (op.inputs.size() > 4 && op.inputs[4] == c.tensor.id && c.role.kind == Kind::kZeroPoints));
+  return c.graph.tensor(op.inputs[is_k ? 1 : 2]);
+}
+
+double Scale(const Context& c, int64_t index) {
+  if (!c.real()) return std::exp2(-c.random.Integer(index, 0, 2));
+  const LogicalTensor& data = QuantizedTensor(c);
+  const bool quantizes = c.role.op->kind == OpKind::kDynamicQuantize;
+  double top = 16;
+  if (IsInteger(data.type)) {
+    top = static_cast<double>(HighestOf(data.type));
+    if (LowestOf(data.type) == 0) top = (top + 1) / 2;
+  }
+  const double scale = (quantizes ? 2.5 : 1.5) / top * (0.5 + c.random.Uniform(index));
+  const bool negative = !quantizes && c.random.Bits(index + (uint64_t{1} << 40)) % 8 == 0;
+  return negative ? -scale : scale;
+}
+
+double ZeroPoint(const Context& c, int64_t index) {
+  if (IsFloat(c.tensor.type)) {
+    return c.real() ? 0.4 * c.random.Normal(index) : c.random.Integer(index, -2, 2) / 2;
+  }
+  const LogicalTensor& data = QuantizedTensor(c);
+  int64_t low = -1;
+  int64_t high = 1;
+  if (IsInteger(data.type)) {
+    const bool is_signed = LowestOf(data.type) < 0;
+    const int64_t range = HighestOf(data.type) - LowestOf(data.type) + 1;
+    const int64_t center = is_signed ? 0 : range / 2;
+    low = c.real() ? center - range / 4 : (is_signed ? -1 : 0);
+    high = c.real() ? center + range / 4 : (is_signed ? 1 : 2);
+  }
+  return c.random.Integer(index, std::clamp(low, LowestOf(c.tensor.type), HighestOf(c.tensor.type)),
+                          std::clamp(high, LowestOf(c.tensor.type), HighestOf(c.tensor.type)));
+}
+
+// Causal, seen from the last row, with one row masked whole; for a mask that is
+// one row, the last quarter of the columns is padding.
+double Mask(const Context& c, int64_t index, const Dims& at) {
+  const int rank = c.tensor.rank();
+  const double bias = c.real() ? 0.5 * RealValue(c, index, at) : 0;
+  if (rank < 2) return bias;
+  const Dims& dims = *c.tensor.dims;
+  const int64_t rows = dims[rank - 2];
+  const int64_t cols = dims[rank - 1];
+  const int64_t row = at[rank - 2];
+  const int64_t col = at[rank - 1];
+  if (rows == 1) return cols > 1 && col >= cols - cols / 4 ? -kInfinity : bias;
+  const bool whole_row = c.may_mask_rows && row == (rows / 3 + at[0]) % rows;
+  const bool future = col > row + std::max<int64_t>(cols - rows, 0);
+  return whole_row || (future && cols > 1) ? -kInfinity : bias;
+}
+
+double Condition(const Context& c, int64_t index, const Dims& at) {
+  const int rank = c.tensor.rank();
+  if (rank >= 2 && c.may_mask_rows) {
+    const int64_t rows = (*c.tensor.dims)[rank - 2];
+    if (rows > 1 && at[rank - 2] == (rows / 2 + at[0]) % rows) return 0;
+  }
+  return c.random.Uniform(index) < 0.7 ? 1 : 0;
+}
+
+// The shape that a kKvLength or kQueryLength is about: that of the row indices.
+double ScoresDim(const Context& c, int from_end) {
+  const LogicalTensor& scores = c.graph.tensor(c.role.op->outputs[0]);
+  if (scores.rank() < from_end) return 1;
+  return static_cast<double>((*scores.dims)[scores.rank() - from_end]);
+}
+
+double HeadSizeOf(const Context& c) {
+  // The scores' factor follows the length of the sum that made them.
+  for (TensorId id : c.role.op->inputs) {
+    const Graph::Use producer = c.graph.FindTensor(id)->producer;
+    if (producer.op == Graph::kNoOp) continue;
+    const Op& op = c.graph.ops()[producer.op];
+    if (op.kind != OpKind::kMatMul) continue;
+    const LogicalTensor& a = c.graph.tensor(op.inputs[0]);
+    if (a.rank() < 2) continue;
+    const bool transposed = op.attrs.GetOr<bool>(Attr::kTransposeA, false);
+    return static_cast<double>((*a.dims)[a.rank() - (transposed ? 2 : 1)]);
+  }
+  return 64;
+}
+
+double General(const Context& c, int64_t index, const Dims& at, int64_t bound) {
+  if (c.tensor.type == kBoolean) return c.random.Uniform(index) < 0.5 ? 1 : 0;
+  if (IsInteger(c.tensor.type)) {
+    return c.random.Integer(index, std::max(-bound, LowestOf(c.tensor.type)),
+                            std::min(bound, HighestOf(c.tensor.type)));
+  }
+  return c.real() ? RealValue(c, index, at) : c.random.Integer(index, -bound, bound);
+}
+
+double ValueOf(const Context& c, int64_t index, const Dims& at) {
+  const Random& random = c.random;
+  switch (c.role.kind) {
+    case Kind::kCodes:
+      return Code(c, index, at);
+    case Kind::kScales:
+      return Scale(c, index);
+    case Kind::kZeroPoints:
+      return ZeroPoint(c, index);
+    case Kind::kDivisor:
+      if (!c.real()) return std::exp2(random.Integer(index, 1, 3));
+      return std::sqrt(HeadSizeOf(c)) * (0.9 + 0.2 * random.Uniform(index));
+    case Kind::kMultiplier:
+      if (!c.real()) return std::exp2(-random.Integer(index, 1, 3));
+      return (0.9 + 0.2 * random.Uniform(index)) / std::sqrt(HeadSizeOf(c));
+    case Kind::kCapInverse:
+      return c.real() ? 1 / (8 + 2 * random.Uniform(index)) : 0.0625;
+    case Kind::kCap:
+      return c.real() ? 8 + 2 * random.Uniform(index) : 16;
+    case Kind::kMask:
+      return Mask(c, index, at);
+    case Kind::kFill:
+      // Finite in one kind of data: a row masked whole then averages the values.
+      return c.real() ? -10000 : -kInfinity;
+    case Kind::kCondition:
+      return Condition(c, index, at);
+    case Kind::kKvLength:
+      return ScoresDim(c, 1);
+    case Kind::kQueryLength:
+      return ScoresDim(c, 2);
+    case Kind::kKvLengths: {
+      const LogicalTensor& k = c.graph.tensor(c.role.op->inputs[1]);
+      const int64_t capacity = k.rank() >= 2 ? (*k.dims)[k.rank() - 2] : 1;
+      return random.Integer(index, capacity - capacity / 4, capacity);
+    }
+    case Kind::kSlopes:
+      return std::exp2(-1 - static_cast<double>(index % 8));
+    case Kind::kPositive:
+      return c.real() ? 0.5 + 2 * random.Uniform(index) : std::exp2(random.Integer(index, 0, 2));
+    case Kind::kSeed:
+      return random.Integer(index, 1, 1 << 20);
+    case Kind::kProbability:
+      return 0.5;
+    case Kind::kKeyValue:
+    case Kind::kSinks:
+      return General(c, index, at, 2);
+    case Kind::kStats:  // filled in afterwards
+    case Kind::kQuery:
+    case Kind::kGeneral:
+      return General(c, index, at, 4);
+  }
+  return 0;
+}
+
+void Fill(const Context& c, std::byte* data, Executor& executor) {
+  constexpr int64_t kChunk = 1 << 15;
+  const int64_t elements = c.tensor.elements();
+  const Dims strides = c.tensor.StridesOrDense();
+  const bool shared_bytes =
+      BitsOf(c.tensor.type) < 8 || std::find(strides.begin(), strides.end(), 0) != strides.end();
+  const auto fill = [&](int64_t first, int64_t last) {
+    ForEachElement(c.tensor, first, last, [&](int64_t index, int64_t offset, const Dims& at) {
+      StoreElement(c.tensor.type, data, offset, ValueOf(c, index, at));
+    });
+  };
+  if (shared_bytes) return fill(0, elements);
+  executor.ParallelFor((elements + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+    fill(chunk * kChunk, std::min(elements, (chunk + 1) * kChunk));
+  });
+}
+
+bool MayMaskRows(const Graph& graph, TensorId id, const TensorRole& role) {
+  if (role.op != nullptr && role.op->kind == OpKind::kScaledDotProductAttention) {
+    return role.op->attrs.GetOr<std::string>(Attr::kMode, "inf_as_zero") == "inf_as_zero";
+  }
+  const Op* softmax = nullptr;
+  if (!FeedsSoftMax(graph, id, &softmax)) return false;
+  return softmax->kind == OpKind::kExp ||
+         softmax->attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+}
+
+}  // namespace
+
+absl::StatusOr<BufferMap> MakeRandomInputs(const Graph& graph, const RandomDataOptions& options,
+                                           Executor& executor) {
+  BufferMap buffers;
+  std::vector<std::pair<TensorId, const Op*>> stats;
+  for (TensorId id : graph.inputs()) {
+    const LogicalTensor& tensor = graph.tensor(id);
+    if (!tensor.has_shape()) {
+      return MakeError(ErrorKind::kInvalidShape,
+                       "graph input " + std::to_string(id) + " has no known shape");
+    }
+    Buffer& buffer =
+        buffers.try_emplace(id, static_cast<size_t>(tensor.memory_bytes())).first->second;
+    const uint64_t key = Mix(Mix(options.seed) + id);
+    Context context{.graph = graph,
+                    .tensor = tensor,
+                    .role = RoleOf(graph, id),
+                    .kind = options.kind,
+                    .random = Random(key),
+                    .means = {}};
+    if (options.kind == DataKind::kReal) context.means = MeansOf(tensor, key);
+    context.may_mask_rows = MayMaskRows(graph, id, context.role);
+    if (context.role.kind == Kind::kStats) stats.emplace_back(id, context.role.op);
+    Fill(context, buffer.data(), executor);
+  }
+  for (const auto& [id, subtract] : stats) {
+    KVANT_RETURN_IF_ERROR(FillBackwardStats(graph, *subtract, id, buffers));
+  }
+  return buffers;
+}
+
+}  // namespace kvant

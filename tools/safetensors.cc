@@ -1,0 +1,197 @@
+#include "kvant/tools/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+#include "kvant/tools/files.h"
+
+namespace kvant {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kLengthBytes = 8;
+constexpr uint64_t kMaxHeader = 100 << 20;  // the format's own limit
+
+struct TypeName {
+  std::string_view name;
+  DataType type;
+};
+constexpr TypeName kTypeNames[] = {
+    {"F32", kF32},        {"F16", kF16}, {"BF16", kBF16}, {"F8_E4M3", kF8E4M3}, {"I8", kS8},
+    {"F8_E5M2", kF8E5M2}, {"U8", kU8},   {"I32", kS32},   {"I64", kS64},        {"BOOL", kBoolean},
+};
+
+absl::Status Bad(const std::string& why) {
+  return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("safetensors: ", why));
+}
+
+std::optional<uint64_t> AsUnsigned(const Json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (!value.is_number_unsigned() && value.get<int64_t>() < 0) return std::nullopt;
+  return value.get<uint64_t>();
+}
+
+absl::StatusOr<Dims> ParseShape(const std::string& name, const Json& shape) {
+  if (!shape.is_array() || shape.size() > kMaxRank) {
+    return Bad(absl::StrCat("'", name, "': shape is not an array of at most ", kMaxRank));
+  }
+  Dims dims;
+  for (const Json& entry : shape) {
+    const std::optional<uint64_t> dim = AsUnsigned(entry);
+    if (!dim || *dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+      return Bad(absl::StrCat("'", name, "': shape holds ", entry.dump()));
+    }
+    dims.push_back(static_cast<int64_t>(*dim));
+  }
+  return dims;
+}
+
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+absl::StatusOr<Range> ParseRange(const std::string& name, const Json& offsets, uint64_t size) {
+  if (!offsets.is_array() || offsets.size() != 2) {
+    return Bad(absl::StrCat("'", name, "': data_offsets is not [begin, end]"));
+  }
+  const std::optional<uint64_t> begin = AsUnsigned(offsets[0]);
+  const std::optional<uint64_t> end = AsUnsigned(offsets[1]);
+  if (!begin || !end || *begin > *end || *end > size) {
+    return Bad(absl::StrCat("'", name, "': data_offsets ", offsets.dump(), " do not lie in the ",
+                            size, " bytes of data"));
+  }
+  return Range{*begin, *end};
+}
+
+absl::StatusOr<std::pair<SafeTensor, Range>> ParseTensor(const std::string& name, const Json& entry,
+                                                         std::string_view data) {
+  if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
+      !entry.contains("shape") || !entry.contains("data_offsets")) {
+    return Bad(absl::StrCat("'", name, "' lacks dtype, shape or data_offsets"));
+  }
+  const std::string& dtype = entry["dtype"].get_ref<const std::string&>();
+  const auto* known = std::find_if(std::begin(kTypeNames), std::end(kTypeNames),
+                                   [&](const TypeName& row) { return row.name == dtype; });
+  if (known == std::end(kTypeNames)) {
+    return Bad(absl::StrCat("'", name, "' has a dtype that is not read here, '", dtype, "'"));
+  }
+  SafeTensor tensor;
+  tensor.type = known->type;
+  KVANT_ASSIGN_OR_RETURN(tensor.dims, ParseShape(name, entry["shape"]));
+  KVANT_ASSIGN_OR_RETURN(const Range range, ParseRange(name, entry["data_offsets"], data.size()));
+  const std::optional<int64_t> elements = CheckedProduct(tensor.dims);
+  const int64_t bytes_each = BitsOf(tensor.type) / 8;
+  const uint64_t bytes = range.end - range.begin;
+  if (!elements || static_cast<uint64_t>(*elements) != bytes / bytes_each ||
+      bytes % bytes_each != 0) {
+    return Bad(absl::StrCat("'", name, "': ", dtype, " of shape [", DimsToString(tensor.dims),
+                            "] does not fill its ", bytes, " bytes"));
+  }
+  tensor.data.resize(bytes);
+  if (bytes > 0) std::memcpy(tensor.data.data(), data.data() + range.begin, bytes);
+  return std::make_pair(std::move(tensor), range);
+}
+
+absl::Status CheckOverlap(std::vector<std::pair<Range, std::string>> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+  uint64_t end = 0;
+  std::string last;
+  for (const auto& [range, name] : ranges) {
+    if (range.begin == range.end) continue;
+    if (range.begin < end) return Bad(absl::StrCat("'", name, "' overlaps '", last, "'"));
+    end = range.end;
+    last = name;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SafeTensors> ParseSafeTensors(std::string_view bytes) {
+  if (bytes.size() < kLengthBytes) return Bad("shorter than the 8 bytes of its header's length");
+  uint64_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    length |= uint64_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
+  }
+  if (length > kMaxHeader || length > bytes.size() - kLengthBytes) {
+    return Bad(absl::StrCat("a header of ", length, " bytes in a file of ", bytes.size()));
+  }
+  const std::string_view header_text = bytes.substr(kLengthBytes, length);
+  const std::string_view data = bytes.substr(kLengthBytes + length);
+  // The real header nests three deep; the library's parser would recurse on as
+  // many brackets as there are bytes.
+  bool too_deep = false;
+  const Json header = Json::parse(
+      header_text,
+      [&](int depth, Json::parse_event_t, Json&) {
+        too_deep |= depth > 4;
+        return !too_deep;
+      },
+      /*allow_exceptions=*/false);
+  if (too_deep || !header.is_object()) return Bad("the header is not a JSON object");
+
+  SafeTensors tensors;
+  std::vector<std::pair<Range, std::string>> ranges;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    KVANT_ASSIGN_OR_RETURN(auto parsed, ParseTensor(name, entry, data));
+    ranges.emplace_back(parsed.second, name);
+    // Checked before the copies pile up: overlapping ranges could multiply a file's size.
+    KVANT_RETURN_IF_ERROR(ranges.size() % 64 == 0 ? CheckOverlap(ranges) : absl::OkStatus());
+    tensors[name] = std::move(parsed.first);
+  }
+  KVANT_RETURN_IF_ERROR(CheckOverlap(std::move(ranges)));
+  return tensors;
+}
+
+absl::StatusOr<SafeTensors> ReadSafeTensors(const std::string& path) {
+  KVANT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
+  absl::StatusOr<SafeTensors> tensors = ParseSafeTensors(bytes);
+  if (!tensors.ok()) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat(path, ": ", std::string(tensors.status().message())));
+  }
+  return tensors;
+}
+
+std::string SerializeSafeTensors(const SafeTensors& tensors) {
+  Json header = Json::object();
+  uint64_t at = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const auto* known = std::find_if(std::begin(kTypeNames), std::end(kTypeNames),
+                                     [&](const TypeName& row) { return row.type == tensor.type; });
+    const uint64_t end = at + tensor.data.size();
+    header[name] = {{"dtype", std::string(known == std::end(kTypeNames) ? "U8" : known->name)},
+                    {"shape", std::vector<int64_t>(tensor.dims.begin(), tensor.dims.end())},
+                    {"data_offsets", {at, end}}};
+    at = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts aligned, as writers do
+
+  std::string out;
+  out.reserve(kLengthBytes + text.size() + at);
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    out.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * i) & 0xff));
+  }
+  out += text;
+  for (const auto& [name, tensor] : tensors) {
+    out.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
+  }
+  return out;
+}
+
+absl::Status WriteSafeTensors(const std::string& path, const SafeTensors& tensors) {
+  return WriteFile(path, SerializeSafeTensors(tensors));
+}
+
+}  // namespace kvant
