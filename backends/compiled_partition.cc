@@ -213,8 +213,7 @@ absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs
 
 std::string CompiledPartition::ToString() const {
   std::string text = absl::StrCat(fused() ? "fused " : "not fused: ", partition_->pattern(), "; ",
-                                  std::string(backend()), ", ", kernel(), ", ", scratch_bytes_,
-                                  " bytes of scratch");
+                                  std::string(backend()), ", ", kernel());
   if (!passed_over_.empty()) {
     absl::StrAppend(&text, "; passed over: ", absl::StrJoin(passed_over_, "; "));
   }

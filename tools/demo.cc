@@ -230,7 +230,11 @@ int Main(int argc, char** argv) {
       "kvant_demo");
   DemoArguments arguments;
   arguments.AddTo(app);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;  // 2 as kvant has it; 1 is a failed run
+  }
   const absl::Status status = arguments.Run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "kvant_demo: %s\n", std::string(status.message()).c_str());

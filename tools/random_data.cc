@@ -182,19 +182,31 @@ double ScoresDim(const Context& c, int from_end) {
   return static_cast<double>((*scores.dims)[scores.rank() - from_end]);
 }
 
-double HeadSizeOf(const Context& c) {
-  // The scores' factor follows the length of the sum that made them.
-  for (TensorId id : c.role.op->inputs) {
-    const Graph::Use producer = c.graph.FindTensor(id)->producer;
-    if (producer.op == Graph::kNoOp) continue;
-    const Op& op = c.graph.ops()[producer.op];
-    if (op.kind != OpKind::kMatMul) continue;
-    const LogicalTensor& a = c.graph.tensor(op.inputs[0]);
-    if (a.rank() < 2) continue;
-    const bool transposed = op.attrs.GetOr<bool>(Attr::kTransposeA, false);
-    return static_cast<double>((*a.dims)[a.rank() - (transposed ? 2 : 1)]);
+// The op that makes the scores that `op` works on: up through its floating-point
+// operands, as masks and indices come in beside them.
+const Op* MatMulBefore(const Graph& graph, const Op& op) {
+  const Op* at = &op;
+  for (int steps = 0; at != nullptr && steps < 16; ++steps) {
+    const Op* next = nullptr;
+    for (TensorId id : at->inputs) {
+      const Graph::Use producer = graph.FindTensor(id)->producer;
+      if (producer.op == Graph::kNoOp || !IsFloat(graph.tensor(id).type)) continue;
+      next = &graph.ops()[producer.op];
+      if (next->kind == OpKind::kMatMul) return next;
+    }
+    at = next;
   }
-  return 64;
+  return nullptr;
+}
+
+// The length of the sums that made the scores: what their scale goes by.
+double HeadSizeOf(const Context& c) {
+  const Op* const matmul = MatMulBefore(c.graph, *c.role.op);
+  if (matmul == nullptr) return 64;
+  const LogicalTensor& a = c.graph.tensor(matmul->inputs[0]);
+  if (a.rank() < 2 || !a.has_shape()) return 64;
+  const bool transposed = matmul->attrs.GetOr<bool>(Attr::kTransposeA, false);
+  return static_cast<double>((*a.dims)[a.rank() - (transposed ? 2 : 1)]);
 }
 
 double General(const Context& c, int64_t index, const Dims& at, int64_t bound) {

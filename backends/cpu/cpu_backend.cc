@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/graph/status.h"
@@ -81,14 +82,18 @@ class CpuBackend : public Backend {
       return MakeError(ErrorKind::kUnimplemented, why);
     };
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
-      return unsupported("cpu: attention backward is not fused");
+      return unsupported("attention backward is not fused");
+    }
+    if (partition.kind() == Partition::Kind::kAttention && partition.attention() == nullptr) {
+      return unsupported(
+          absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(absl::StrCat("cpu: not attention: ", partition.pattern()));
+      return unsupported(absl::StrCat("not attention: ", partition.pattern()));
     }
     const KernelSet* kernels = ChosenKernels();
     if (kernels == nullptr) {
-      return unsupported(absl::StrCat("cpu: KVANT_CPU_ISA names none of what this CPU has of: ",
+      return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
                                       std::string(KernelNames())));
     }
     return CompileAttention(*partition.attention(), *kernels);
@@ -100,7 +105,7 @@ class CpuBackend : public Backend {
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              const KernelSet& kernels) {
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
-    return MakeError(ErrorKind::kUnimplemented, "cpu: does not take " + why);
+    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
   return std::make_unique<FusedAttention>(spec, kernels);
 }

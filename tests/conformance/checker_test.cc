@@ -134,6 +134,20 @@ TEST_P(CheckerTest, BugIsFound) {
 INSTANTIATE_TEST_SUITE_P(Planted, CheckerTest, testing::ValuesIn(AllPlanted()),
                          [](const auto& info) { return info.param.name; });
 
+// The outputs in the order that another partition has them in, by name.
+std::vector<TestBuffer> InOrderOf(const Partition& order, const Outcome& outcome) {
+  const Partition& own = outcome.compiled.partition();
+  std::vector<TestBuffer> outputs;
+  for (size_t i = 0; i < order.outputs().size(); ++i) {
+    for (size_t j = 0; j < own.outputs().size(); ++j) {
+      const bool same =
+          own.output(static_cast<int>(j)).name == order.output(static_cast<int>(i)).name;
+      if (same) outputs.push_back(outcome.outputs[j]);
+    }
+  }
+  return outputs;
+}
+
 // How the oracle's result for the second case differs from that for the first.
 void Compare(const Case& a, const Case& b, std::string& difference) {
   const absl::StatusOr<Prepared> left = Prepare(a), right = Prepare(b);
@@ -141,7 +155,7 @@ void Compare(const Case& a, const Case& b, std::string& difference) {
   const auto x = RunOn("oracle", *left, left->inputs);
   const auto y = RunOn("oracle", *right, right->inputs);
   ASSERT_TRUE(x.ok() && y.ok()) << x.status() << y.status();
-  difference = Judge(x->compiled.partition(), x->outputs, y->outputs);
+  difference = Judge(x->compiled.partition(), x->outputs, InOrderOf(x->compiled.partition(), *y));
 }
 
 // For two cases that differ in one property.

@@ -26,6 +26,7 @@ double RelativeBound(DataType type) {
 
 std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
                         const TestBuffer& got) {
+  if (got.bytes() != expected.bytes()) return "different sizes";
   const Comparison comparison = Compare(port, expected.data(), got.data());
   const double bound = RelativeBound(port.type);
   std::string why;
