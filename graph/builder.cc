@@ -121,8 +121,9 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
 }
 
 std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
-                                       std::vector<Value> inputs,
-                                       std::vector<DataType> output_types, Attributes attrs) {
+                                       const std::vector<Value>& inputs,
+                                       const std::vector<DataType>& output_types,
+                                       Attributes attrs) {
   const Value first = Emit(kind, name, inputs, output_types, std::move(attrs));
   std::vector<Value> results;
   for (size_t i = 0; i < output_types.size(); ++i) results.push_back({first.id + i});
@@ -150,21 +151,21 @@ std::pair<Value, Value> GraphBuilder::SoftMaxWithStats(Value x, SoftMaxOptions o
   return {first, {first.id + 1}};
 }
 
-Value GraphBuilder::DynamicDequantize(Value codes, Value scales, DequantizeOptions options) {
+Value GraphBuilder::DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options) {
   const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
   return Emit(OpKind::kDynamicDequantize, "", {codes, scales}, {type},
               QuantizationAttributes(options));
 }
 
 Value GraphBuilder::DynamicDequantize(Value codes, Value scales, Value zero_points,
-                                      DequantizeOptions options) {
+                                      const DequantizeOptions& options) {
   const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
   return Emit(OpKind::kDynamicDequantize, "", {codes, scales, zero_points}, {type},
               QuantizationAttributes(options));
 }
 
 Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
-                                    DequantizeOptions options) {
+                                    const DequantizeOptions& options) {
   absl::InlinedVector<Value, 3> inputs{x, scales};
   if (zero_points) inputs.push_back(*zero_points);
   return Emit(OpKind::kDynamicQuantize, "", inputs, {options.type},

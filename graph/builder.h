@@ -63,11 +63,12 @@ class GraphBuilder {
   Value SoftMax(Value x) { return SoftMax(x, SoftMaxOptions()); }
   // Result and log-sum-exp statistics.
   std::pair<Value, Value> SoftMaxWithStats(Value x, SoftMaxOptions options);
-  Value DynamicDequantize(Value codes, Value scales, DequantizeOptions options);
-  Value DynamicDequantize(Value codes, Value scales, Value zero_points, DequantizeOptions options);
+  Value DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options);
+  Value DynamicDequantize(Value codes, Value scales, Value zero_points,
+                          const DequantizeOptions& options);
   // `type` is the code type.
   Value DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
-                        DequantizeOptions options);
+                        const DequantizeOptions& options);
   Value Add(Value a, Value b);
   Value Subtract(Value a, Value b);
   Value Multiply(Value a, Value b);
@@ -105,8 +106,8 @@ class GraphBuilder {
                                                                    AttentionOptions options);
 
   // Any op of the table; result types as given, shapes inferred.
-  std::vector<Value> AddOp(OpKind kind, std::string_view name, std::vector<Value> inputs,
-                           std::vector<DataType> output_types, Attributes attrs = {});
+  std::vector<Value> AddOp(OpKind kind, std::string_view name, const std::vector<Value>& inputs,
+                           const std::vector<DataType>& output_types, Attributes attrs = {});
 
   // Names a result of an op and marks it as an output of the graph: its type and
   // dims as inferred, its strides dense unless given. Results that nothing consumes

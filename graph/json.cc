@@ -132,7 +132,7 @@ absl::Status ReadOp(const JsonValue& value, Op& op) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", op.id));
   KVANT_RETURN_IF_ERROR(IfPresent(value, "name", [&op](const JsonValue& text) {
     std::string_view name;
-    const absl::Status status = text.Read(name);
+    absl::Status status = text.Read(name);
     op.name = name;
     return status;
   }));
@@ -152,7 +152,7 @@ absl::Status ReadOp(const JsonValue& value, Op& op) {
 absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
   KVANT_RETURN_IF_ERROR(IfPresent(root, "engine_kind", [&](const JsonValue& value) {
     std::string_view kind;
-    const absl::Status status = value.Read(kind);
+    absl::Status status = value.Read(kind);
     options.engine_kind = kind;
     return status;
   }));

@@ -8,7 +8,7 @@ namespace kvant {
 namespace {
 
 constexpr ShapeRule kRules[] = {
-#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) &shape_rule,
+#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) (shape_rule),
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
 };

@@ -30,10 +30,22 @@ std::optional<OpId> Partition::softmax_op() const {
   return ops_->ops()[match_->softmax].id;
 }
 
+// A copy of all but what ResolveSpec makes.
+Partition Partition::WithoutSpec() const {
+  Partition result;
+  result.id_ = id_;
+  result.kind_ = kind_;
+  result.pattern_ = pattern_;
+  result.ops_ = ops_;
+  result.inputs_ = inputs_;
+  result.outputs_ = outputs_;
+  result.match_ = match_;
+  result.kv_lengths_ = kv_lengths_;
+  result.notes_.assign(notes_.begin(), notes_.end() - (noted_ ? 1 : 0));
+  return result;
+}
+
 void Partition::ResolveSpec() {
-  if (noted_) notes_.pop_back();
-  noted_ = false;
-  spec_.reset();
   if (match_ == nullptr || !ShapesKnown(*ops_) || (kv_lengths_ && !kv_lengths_->has_shape())) {
     return;
   }
@@ -45,7 +57,7 @@ void Partition::ResolveSpec() {
 }
 
 absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> ports) const {
-  Partition result = *this;
+  Partition result = WithoutSpec();
   auto graph = std::make_shared<Graph>(*ops_);
   absl::InlinedVector<LogicalTensor, 8> known;
   for (const LogicalTensor& port : ports) {
@@ -99,7 +111,7 @@ absl::StatusOr<Partition> Partition::WithKvLengths(const LogicalTensor& lengths)
     return MakeError(ErrorKind::kInvalidArguments,
                      absl::StrCat("KV lengths have the id of another tensor, ", lengths.id));
   }
-  Partition result = *this;
+  Partition result = WithoutSpec();
   result.kv_lengths_ = lengths;
   result.inputs_.push_back(lengths.id);
   result.ResolveSpec();

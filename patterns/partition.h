@@ -63,8 +63,9 @@ class Partition {
 
  private:
   friend class Partitioner;
-  // Rebuilds spec_, with a note if the shapes are known but no spec expresses them.
+  // Makes spec_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
+  Partition WithoutSpec() const;
   absl::Status CheckKvLengths(const LogicalTensor& lengths) const;
 
   int id_ = 0;
