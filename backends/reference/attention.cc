@@ -184,7 +184,8 @@ absl::Status Attention::Lower() {
       op_.attrs.GetOr<std::string>(Attr::kMaskAlignment, "top_left") == "bottom_right";
   if (const auto lengths = Find("kv_lengths")) {
     shape_.lengths = lowering_.Input(op_, *lengths);
-    lowering_.CheckLengths(op_, op_.inputs[*lengths], shape_.columns);
+    lowering_.CheckAtExecution(op_, op_.inputs[*lengths], "KV length", 0,
+                               static_cast<double>(shape_.columns));
   } else {
     shape_.lengths = lowering_.KvLengthsFor(op_, shape_.columns);
   }

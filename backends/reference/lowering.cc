@@ -80,7 +80,7 @@ void Lowering::SetOutput(const Op& op, int index, Array array) {
 std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
   const std::optional<TensorId> id = partition_.kv_lengths_id();
   if (!id || partition_.softmax_op() != op.id) return std::nullopt;
-  CheckLengths(op, *id, capacity);
+  CheckAtExecution(op, *id, "KV length", 0, static_cast<double>(capacity));
   if (op.kind == OpKind::kSoftMax) {
     cut_lengths_ = Value(*id);
     probabilities_.insert(op.outputs[0]);
@@ -88,18 +88,12 @@ std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
   return Value(*id);
 }
 
-void Lowering::CheckLengths(const Op& op, TensorId lengths, int64_t capacity) {
-  const int port = PortOf(partition_.inputs(), lengths);
+void Lowering::CheckAtExecution(const Op& op, TensorId id, std::string_view what, double low,
+                                double high) {
+  const int port = PortOf(partition_.inputs(), id);
   if (port == kNoPort) return;
-  const LogicalTensor& tensor = partition_.input(port);
-  const Dims strides = tensor.StridesOrDense();
-  LengthCheck check;
-  check.port = port;
-  check.count = tensor.elements();
-  check.stride = strides.empty() ? 1 : strides.back();
-  check.capacity = capacity;
-  check.op = op.ToString();
-  length_checks_.push_back(std::move(check));
+  port_checks_.push_back({port, partition_.input(port), low, high,
+                          absl::StrCat(op.ToString(), ": ", std::string(what))});
 }
 
 void Lowering::FollowProbabilities(const Op& op) {

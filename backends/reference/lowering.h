@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -16,13 +17,12 @@
 
 namespace kvant::reference {
 
-// KV lengths in an input port are checked before anything runs.
-struct LengthCheck {
+// What the elements of an input port must be, checked before anything runs.
+struct PortCheck {
   int port = 0;
-  int64_t count = 0;
-  int64_t stride = 1;
-  int64_t capacity = 0;
-  std::string op;
+  LogicalTensor tensor;
+  double low = 0, high = 0;
+  std::string what;  // "MatMul 'o' (id 3): KV length"
 };
 
 class Lowering {
@@ -31,7 +31,7 @@ class Lowering {
 
   // All ops, then the outputs. Afterwards the plan is complete but for Finish().
   absl::Status LowerPartition();
-  const std::vector<LengthCheck>& length_checks() const { return length_checks_; }
+  const std::vector<PortCheck>& port_checks() const { return port_checks_; }
 
   Plan& plan;
 
@@ -59,8 +59,8 @@ class Lowering {
 
   // KV lengths that come with the partition and belong to this op, checked at execution.
   std::optional<Array> KvLengthsFor(const Op& op, int64_t capacity);
-  // Has KV lengths that come through a port checked at execution.
-  void CheckLengths(const Op& op, TensorId lengths, int64_t capacity);
+  // Has the elements of a tensor that comes through a port checked at execution.
+  void CheckAtExecution(const Op& op, TensorId id, std::string_view what, double low, double high);
   // `operand`, input `index` of a MatMul; without what KV lengths hide along `axis` if the other
   // input is the probabilities: a probability of 0 must meet no NaN in memory that holds no data.
   Array HideTokens(const Op& op, int index, const Array& operand, int64_t axis);
@@ -72,7 +72,7 @@ class Lowering {
 
   const Partition& partition_;
   absl::flat_hash_map<TensorId, Array> values_;
-  std::vector<LengthCheck> length_checks_;
+  std::vector<PortCheck> port_checks_;
   // Where KV lengths have cut scores: the lengths, and what came of those scores.
   std::optional<Array> cut_lengths_;
   absl::flat_hash_set<TensorId> probabilities_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/kernels/philox.h"
@@ -78,6 +79,12 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
   const Array probability = lowering.Input(op, 3);
+  for (const Array& scalar : {seed, offset, probability}) {
+    if (scalar.elements() == 1) continue;
+    return MakeError(ErrorKind::kInvalidShape,
+                     absl::StrCat(op.ToString(), ": seed, offset and probability are scalars"));
+  }
+  lowering.CheckAtExecution(op, op.inputs[3], "probability", 0, 1);
   const Array y = lowering.plan.NewArray(x.dims);
   std::optional<Array> mask;
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);

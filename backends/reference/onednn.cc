@@ -32,8 +32,9 @@ dnnl::memory::desc StridedDesc(absl::Span<const int64_t> dims, absl::Span<const 
   for (int64_t stride : strides) {
     if (stride <= 0) return dnnl::memory::desc();
   }
-  return dnnl::memory::desc(DnnlDims(dims), DnnlType(storage), DnnlDims(strides),
-                            /*allow_empty=*/true);
+  dnnl::memory::desc desc(DnnlDims(dims), DnnlType(storage), DnnlDims(strides),
+                          /*allow_empty=*/true);
+  return desc.get(/*allow_empty=*/true) ? desc : dnnl::memory::desc();
 }
 
 dnnl::primitive_attr UserScratchpad() {

@@ -1,8 +1,6 @@
 #include "kvant/backends/reference/plan.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 #include "kvant/backends/reference/onednn.h"
@@ -11,10 +9,6 @@ namespace kvant::reference {
 namespace {
 
 constexpr size_t kAlignment = 64;
-
-bool Aligned(const void* data, size_t alignment) {
-  return reinterpret_cast<uintptr_t>(data) % alignment == 0;
-}
 
 }  // namespace
 
@@ -35,7 +29,6 @@ Array Plan::NewArray(Dims dims, Storage storage) {
 Array Plan::PortArray(int port, Dims dims, Storage storage) {
   const Array array = NewArray(std::move(dims), storage);
   arrays_.back().port = port;
-  arrays_.back().alignment = BytesOf(storage);
   return array;
 }
 
@@ -122,17 +115,10 @@ void Plan::PlaceArrays() {
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
                absl::Span<void* const> outputs, std::byte* scratch) const {
   std::vector<void*> pointers(arrays_.size(), nullptr);
-  std::vector<std::unique_ptr<std::byte[]>> realigned;
   for (size_t id = 0; id < arrays_.size(); ++id) {
     const ArrayInfo& info = arrays_[id];
     if (info.port >= 0) {
-      const void* data = inputs[info.port];
-      if (!Aligned(data, info.alignment)) {
-        realigned.emplace_back(new std::byte[info.bytes]);
-        std::memcpy(realigned.back().get(), data, info.bytes);
-        data = realigned.back().get();
-      }
-      pointers[id] = const_cast<void*>(data);
+      pointers[id] = const_cast<void*>(inputs[info.port]);
     } else if (info.shares >= 0 || info.first >= 0) {
       pointers[id] = scratch + arrays_[Root(static_cast<int>(id))].offset;
     }

@@ -90,7 +90,6 @@ class Plan {
  private:
   struct ArrayInfo {
     size_t bytes = 0;
-    size_t alignment = 4;
     int port = -1;    // lies there, not in scratch
     int shares = -1;  // lies where this one lies
     int first = -1;   // step that writes it

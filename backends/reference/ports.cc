@@ -37,10 +37,9 @@ void DecodeRow(DataType type, const void* port, const Row& row, float* out) {
     }
   };
   const auto* halves = static_cast<const uint16_t*>(port);
-  const bool aligned = reinterpret_cast<uintptr_t>(port) % alignof(uint16_t) == 0;
-  if (type == kF16 && aligned) {
+  if (type == kF16) {
     fill([&](int64_t i) { return F16ToF32(halves[i]); });
-  } else if (type == kBF16 && aligned) {
+  } else if (type == kBF16) {
     fill([&](int64_t i) { return BF16ToF32(halves[i]); });
   } else {
     fill([&](int64_t i) { return static_cast<float>(LoadElement(type, port, i)); });
@@ -85,10 +84,6 @@ PortReorder MakePortReorder(const LogicalTensor& tensor, bool load) {
   result.primitive = dnnl::reorder(description);
   result.present = true;
   return result;
-}
-
-bool ReorderCanTouch(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % alignof(float) == 0;
 }
 
 void LoadPlain(const RunContext& context, const Walk& walk, DataType type, const void* port,
@@ -144,7 +139,7 @@ Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor) {
                [=, type = tensor.type, walk = PortWalk(tensor),
                 reorder = MakePortReorder(tensor, /*load=*/true)](const RunContext& context) {
                  const void* data = context.inputs[port];
-                 if (!reorder.present || !ReorderCanTouch(data)) {
+                 if (!reorder.present) {
                    return LoadPlain(context, walk, type, data, array);
                  }
                  dnnl::memory from(reorder.port, CpuEngine(), const_cast<void*>(data));
@@ -159,7 +154,7 @@ void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& a
                [=, type = tensor.type, walk = PortWalk(tensor),
                 reorder = MakePortReorder(tensor, /*load=*/false)](const RunContext& context) {
                  void* data = context.outputs[port];
-                 if (!reorder.present || !ReorderCanTouch(data)) {
+                 if (!reorder.present) {
                    return StorePlain(context, walk, type, array, data);
                  }
                  dnnl::memory from(reorder.array, CpuEngine(), context.data<void>(array));

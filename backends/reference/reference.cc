@@ -32,23 +32,26 @@ std::string KernelText(const Graph& graph) {
   return text;
 }
 
-absl::Status CheckLengths(const LengthCheck& check, const void* lengths) {
-  for (int64_t n = 0; n < check.count; ++n) {
-    const auto length = static_cast<int64_t>(LoadElement(kS32, lengths, n * check.stride));
-    if (length >= 0 && length <= check.capacity) continue;
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat(check.op, ": KV length ", length, " of batch ", n,
-                                  " is not in [0, ", check.capacity, "]"));
+absl::Status Check(const PortCheck& check, const void* data) {
+  absl::Status status;
+  const Dims strides = check.tensor.StridesOrDense();
+  const int64_t stride = strides.empty() ? 1 : strides.back();  // of a vector or a scalar
+  for (int64_t i = 0; i < check.tensor.elements() && status.ok(); ++i) {
+    const double value = LoadElement(check.tensor.type, data, i * stride);
+    if (value >= check.low && value <= check.high) continue;
+    status = MakeError(ErrorKind::kInvalidArguments,
+                       absl::StrCat(check.what, " ", value, " (element ", i, ") is not in [",
+                                    check.low, ", ", check.high, "]"));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 class ReferenceExecutable : public Executable {
  public:
-  ReferenceExecutable(std::string kernel, Plan plan, std::vector<LengthCheck> checks, bool empty)
+  ReferenceExecutable(std::string kernel, Plan plan, std::vector<PortCheck> checks, bool empty)
       : kernel_(std::move(kernel)),
         plan_(std::move(plan)),
-        length_checks_(std::move(checks)),
+        port_checks_(std::move(checks)),
         empty_(empty) {}
 
   std::string kernel() const override { return kernel_; }
@@ -56,8 +59,8 @@ class ReferenceExecutable : public Executable {
 
   absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    for (const LengthCheck& check : length_checks_) {
-      KVANT_RETURN_IF_ERROR(CheckLengths(check, inputs[check.port]));
+    for (const PortCheck& check : port_checks_) {
+      KVANT_RETURN_IF_ERROR(Check(check, inputs[check.port]));
     }
     if (empty_) return absl::OkStatus();
     try {
@@ -73,7 +76,7 @@ class ReferenceExecutable : public Executable {
  private:
   const std::string kernel_;
   const Plan plan_;
-  const std::vector<LengthCheck> length_checks_;
+  const std::vector<PortCheck> port_checks_;
   const bool empty_;  // an output has no elements: nothing is to be done
 };
 
@@ -96,7 +99,7 @@ class ReferenceBackend : public Backend {
       return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
     }
     return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
-                                                 lowering.length_checks(), empty);
+                                                 lowering.port_checks(), empty);
   }
 };
 

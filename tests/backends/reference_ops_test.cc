@@ -140,7 +140,7 @@ std::vector<Case> MovementCases() {
       {"Select",
        [](GraphBuilder& g) {
          g.Select(g.Input("c", kBoolean, {3, 1, 5}), g.Input("x", kF32, {2, 1, 4, 5}),
-                  g.Input("y", kF32, {}));
+                  g.Input("y", kF32, {3, 1, 1}));
        }},
       {"Select_scalar_x",
        [](GraphBuilder& g) {
@@ -195,22 +195,15 @@ std::vector<Case> MovementCases() {
        [](GraphBuilder& g) {
          g.Concat({g.Input("x", kU2, {3, 5}), g.Input("y", kU2, {3, 2})}, 1);
        }},
-      {"Dropout",
-       [](GraphBuilder& g) {
-         g.AddOp(OpKind::kDropout, "y",
-                 {g.Input("x", kF32, {5, 7, 401}), g.HostScalar("seed", kS64),
-                  g.Input("offset", kS64, {1}), g.Input("p", kF32, {})},
-                 {kF32, kU8});
-       }},
   };
 }
 
-// Layouts of an input: interleaved heads, padded rows, broadcast, overlapping.
+// Layouts of an input: interleaved heads, padded and overlapping rows, transposed, broadcast.
 std::vector<Case> LayoutCases() {
   std::vector<Case> cases;
-  const std::vector<Dims> layouts = {{60, 5, 15, 1},  {80, 20, 6, 1}, {4, 8, 16, 100},
-                                     {0, 20, 5, 1},   {60, 20, 5, 0}, {3, 3, 1, 1},
-                                     {60, 20, 10, 2}, {60, 20, 5, 1}};
+  const std::vector<Dims> layouts = {{60, 5, 15, 1}, {80, 20, 6, 1}, {4, 8, 16, 100},
+                                     {0, 20, 5, 1},  {60, 20, 5, 0}, {120, 40, 10, 2},
+                                     {60, 20, 5, 1}};
   for (DataType type : {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU8, kS4, kU4, kS2, kU2, kS32}) {
     for (size_t i = 0; i < layouts.size(); ++i) {
       cases.push_back({"Layout_" + std::string(DataTypeName(type)) + "_" + std::to_string(i),

@@ -9,7 +9,8 @@
 namespace kvant::testing {
 namespace {
 
-// Relative to max(1, |expected|): half a step of the stored type, and the arithmetic of f32.
+// Relative to max(1, |expected|, the tensor's typical size): half a step of the stored type, and
+// the arithmetic of f32.
 double ToleranceOf(DataType type) {
   switch (type) {
     case kF16:
@@ -52,13 +53,16 @@ Values RandomInputs(const Graph& graph) {
 void ExpectNear(const LogicalTensor& tensor, const std::vector<double>& expected,
                 const std::vector<double>& actual) {
   ASSERT_EQ(expected.size(), actual.size());
+  double squares = 0;
+  for (double value : expected) squares += std::isfinite(value) ? value * value : 0;
+  const double size = std::max(1.0, std::sqrt(squares / static_cast<double>(expected.size())));
   int failures = 0;
   for (size_t i = 0; i < expected.size() && failures < 5; ++i) {
     const double e = expected[i], a = actual[i];
     const bool same =
         std::isnan(e)   ? std::isnan(a)
         : std::isinf(e) ? a == e
-                        : std::abs(a - e) <= ToleranceOf(tensor.type) * std::max(1.0, std::abs(e));
+                        : std::abs(a - e) <= ToleranceOf(tensor.type) * std::max(size, std::abs(e));
     if (same) continue;
     ++failures;
     ADD_FAILURE() << "tensor " << tensor.id << " element " << i << ": " << a << ", not " << e;

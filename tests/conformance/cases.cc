@@ -168,6 +168,19 @@ void AddStorageCases(std::vector<Case>& cases) {
       }
     }
   }
+  // Groups of tokens that a kernel's tiles cut, whichever way K is walked.
+  for (const DataType type : {kU8, kS4, kF8E4M3}) {
+    for (const Case::KLayout layout :
+         {Case::KLayout::kTokenRows, Case::KLayout::kTokenMajor, Case::KLayout::kTokensLast}) {
+      Case c = Rotated(i++);
+      c.kv_len = 24 * 23;
+      c.k = {.type = type, .groups = Groups::kChannel, .group_size = 24, .zero_points = kF32};
+      c.v = {.type = type, .groups = Groups::kChannel, .group_size = 69, .zero_points = kF32};
+      c.k_layout = layout;
+      cases.push_back(
+          Named(c, absl::StrCat("TokenGroups_", Name(type), "_", static_cast<int>(layout))));
+    }
+  }
   // Odd sizes: rows of codes that start within a byte, groups of one.
   for (const DataType type : {kS4, kU4, kS2, kU2}) {
     Case c;

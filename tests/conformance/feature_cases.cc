@@ -190,6 +190,13 @@ void AddFirstClassCases(std::vector<Case>& cases) {
       c.left_window = left;
       c.right_window = right;
       c.bottom_right = bottom_right;
+      // Windows that leave whole tiles of tokens out on either side, for some rows only.
+      Case wide = c;
+      wide.kv_len = 300;
+      wide.q_len = 140;
+      wide.batch = 1;
+      wide.left_window = left > 0 ? left * 20 : left;
+      wide.right_window = right > 0 ? right * 20 : right;
       const auto bound = [](int64_t b) { return b < 0 ? std::string("all") : absl::StrCat(b); };
       Push(cases, c,
            absl::StrCat("Op_window_", bound(left), "_", bound(right),

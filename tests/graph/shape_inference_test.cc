@@ -79,7 +79,7 @@ void ExpectError(const Case& test, ErrorKind kind, const std::string& part) {
 }
 
 constexpr int64_t kAny = kUnknownDim;
-constexpr OptionalDims kNoRank = std::nullopt;
+const OptionalDims kNoRank = std::nullopt;
 // Copied, because GCC 12 warns of moving an empty inlined vector.
 const Dims kScalar;
 const ErrorKind kShapeError = ErrorKind::kInvalidShape;
@@ -351,7 +351,8 @@ TEST(MergeOutput, CompletesAndContradicts) {
 }
 
 // scores = MatMul(q, k); y = Tanh(scores). Ids 0, 1 -> 2 -> 3.
-Graph TwoOps(LogicalTensor q, LogicalTensor k, LogicalTensor scores, LogicalTensor y) {
+Graph TwoOps(const LogicalTensor& q, const LogicalTensor& k, const LogicalTensor& scores,
+             const LogicalTensor& y) {
   Graph graph;
   Op matmul, tanh;
   matmul.kind = OpKind::kMatMul;
