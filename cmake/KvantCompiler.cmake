@@ -20,9 +20,11 @@ set(kvant_warnings -Wall -Wextra -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 and 13 report std::string's own operator+ (GCC bug 105651).
   list(APPEND kvant_warnings -Wno-restrict)
+  # GCC 12 takes an empty absl::InlinedVector, in an optional say, for read before it is written.
+  list(APPEND kvant_warnings -Wno-uninitialized -Wno-maybe-uninitialized)
   if(KVANT_SANITIZE)
     # Instrumented code hides values' origins from GCC, which then warns of things that cannot be.
-    list(APPEND kvant_warnings -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
+    list(APPEND kvant_warnings -Wno-array-bounds -Wno-stringop-overflow)
   endif()
 endif()
 if(KVANT_WERROR)

@@ -22,6 +22,7 @@ bool CompatibleDims(const std::optional<Dims>& a, const std::optional<Dims>& b) 
 std::optional<int64_t> CheckedSpan(const LogicalTensor& tensor) {
   if (!tensor.strides) return CheckedProduct(*tensor.dims);
   int64_t span = 1;
+  int64_t reach = 1;  // up to the last element
   for (size_t i = 0; i < tensor.dims->size(); ++i) {
     const int64_t dim = (*tensor.dims)[i];
     if (dim == 0) return 0;
@@ -30,8 +31,10 @@ std::optional<int64_t> CheckedSpan(const LogicalTensor& tensor) {
     if (stride == kUnknownDim) return CheckedProduct(*tensor.dims);
     if (__builtin_mul_overflow(dim, stride, &extent)) return std::nullopt;
     span = std::max(span, extent);
+    if (__builtin_add_overflow(reach, extent - stride, &reach)) return std::nullopt;
   }
-  return span;
+  // Views that overlap themselves, such as sliding windows, reach beyond any extent.
+  return std::max(span, reach);
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ struct LogicalTensor {
   // The strides, or those of a dense row-major tensor. Needs has_shape().
   Dims StridesOrDense() const;
   // Elements that the tensor spans in memory: max over d of dims[d]*strides[d]
-  // (a dim of 1 counts stride 1), at least 1; 0 if a dim is 0. Needs
+  // (a dim of 1 counts stride 1), or up to its last element where views that
+  // overlap themselves reach further; at least 1; 0 if a dim is 0. Needs
   // has_shape().
   int64_t span_elements() const;
   // BytesFor(type, span_elements()).
@@ -64,7 +65,7 @@ struct LogicalTensor {
 bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
 
 // Rank <= kMaxRank, dims >= 0 or unknown, strides >= 0, one stride per dim, and
-// sizes in bits that fit int64. kInvalidArgument with a sentence otherwise.
+// sizes in bits that fit int64. kInvalidShape with a sentence otherwise.
 absl::Status ValidateTensor(const LogicalTensor& tensor);
 
 // Strides of a dense row-major tensor of these dims.

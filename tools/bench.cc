@@ -54,7 +54,8 @@ struct Rotation {
   std::vector<GraphRunner::Binding> bindings;
 };
 
-absl::StatusOr<Rotation> MakeRotation(const GraphRunner& runner, BufferMap first, int64_t bytes) {
+absl::StatusOr<Rotation> MakeRotation(const GraphRunner& runner, const BufferMap& first,
+                                      int64_t bytes) {
   constexpr int64_t kMaxCopies = 4096;
   const int64_t beyond = 2 * LastLevelCacheBytes();
   const int64_t copies =
@@ -122,10 +123,10 @@ struct BenchArguments {
                            GraphRunner::Create(graph, engine, partitioning));
     auto progress = std::make_unique<Progress>("making random data");
     KVANT_ASSIGN_OR_RETURN(
-        BufferMap inputs,
+        const BufferMap inputs,
         MakeRandomInputs(graph, {.kind = DataKind::kReal, .seed = 1}, engine.executor()));
     const int64_t bytes = PortBytes(graph);
-    KVANT_ASSIGN_OR_RETURN(const Rotation rotation, MakeRotation(runner, std::move(inputs), bytes));
+    KVANT_ASSIGN_OR_RETURN(const Rotation rotation, MakeRotation(runner, inputs, bytes));
     progress.reset();
     progress = std::make_unique<Progress>("timing " + runner.backends());
     KVANT_ASSIGN_OR_RETURN(const Preparation preparation,

@@ -176,15 +176,13 @@ std::optional<AttrValue> ParseAttr(Attr attr, const std::string& text) {
     float value = 0;
     return absl::SimpleAtof(part, &value) ? std::optional<float>(value) : std::nullopt;
   };
-  AttrValue sample;
-  switch (attr) {
-#define KVANT_ATTR(name, json, ...) \
-  case Attr::name:                  \
-    sample = __VA_ARGS__();         \
-    break;
+  // One empty value per attribute says which type it has.
+  static const AttrValue* const kSamples = new AttrValue[]{
+#define KVANT_ATTR(name, json, ...) __VA_ARGS__(),
 #include "kvant/graph/attributes.inc"
 #undef KVANT_ATTR
-  }
+  };
+  const AttrValue& sample = kSamples[static_cast<size_t>(attr)];
   if (std::holds_alternative<std::string>(sample)) return text;
   if (std::holds_alternative<bool>(sample)) {
     if (text == "true" || text == "1") return true;

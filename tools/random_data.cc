@@ -149,6 +149,9 @@ double ZeroPoint(const Context& c, int64_t index) {
                           std::clamp(high, LowestOf(c.tensor.type), HighestOf(c.tensor.type)));
 }
 
+// So that another row is masked in another batch; a mask of rows and columns has none.
+int64_t BatchOf(const Dims& at) { return at.size() > 2 ? at[0] : 0; }
+
 // Causal, seen from the last row, with one row masked whole; for a mask that is
 // one row, the last quarter of the columns is padding.
 double Mask(const Context& c, int64_t index, const Dims& at) {
@@ -161,7 +164,7 @@ double Mask(const Context& c, int64_t index, const Dims& at) {
   const int64_t row = at[rank - 2];
   const int64_t col = at[rank - 1];
   if (rows == 1) return cols > 1 && col >= cols - cols / 4 ? -kInfinity : bias;
-  const bool whole_row = c.may_mask_rows && row == (rows / 3 + at[0]) % rows;
+  const bool whole_row = c.may_mask_rows && row == (rows / 3 + BatchOf(at)) % rows;
   const bool future = col > row + std::max<int64_t>(cols - rows, 0);
   return whole_row || (future && cols > 1) ? -kInfinity : bias;
 }
@@ -170,7 +173,7 @@ double Condition(const Context& c, int64_t index, const Dims& at) {
   const int rank = c.tensor.rank();
   if (rank >= 2 && c.may_mask_rows) {
     const int64_t rows = (*c.tensor.dims)[rank - 2];
-    if (rows > 1 && at[rank - 2] == (rows / 2 + at[0]) % rows) return 0;
+    if (rows > 1 && at[rank - 2] == (rows / 2 + BatchOf(at)) % rows) return 0;
   }
   return c.random.Uniform(index) < 0.7 ? 1 : 0;
 }

@@ -28,6 +28,14 @@ constexpr TypeName kTypeNames[] = {
     {"F8_E5M2", kF8E5M2}, {"U8", kU8},   {"I32", kS32},   {"I64", kS64},        {"BOOL", kBoolean},
 };
 
+// Packed types are written as the bytes that they lie in.
+std::string FormatName(DataType type) {
+  for (const TypeName& row : kTypeNames) {
+    if (row.type == type) return std::string(row.name);
+  }
+  return "U8";
+}
+
 absl::Status Bad(const std::string& why) {
   return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("safetensors: ", why));
 }
@@ -167,10 +175,8 @@ std::string SerializeSafeTensors(const SafeTensors& tensors) {
   Json header = Json::object();
   uint64_t at = 0;
   for (const auto& [name, tensor] : tensors) {
-    const auto* known = std::find_if(std::begin(kTypeNames), std::end(kTypeNames),
-                                     [&](const TypeName& row) { return row.type == tensor.type; });
     const uint64_t end = at + tensor.data.size();
-    header[name] = {{"dtype", std::string(known == std::end(kTypeNames) ? "U8" : known->name)},
+    header[name] = {{"dtype", FormatName(tensor.type)},
                     {"shape", std::vector<int64_t>(tensor.dims.begin(), tensor.dims.end())},
                     {"data_offsets", {at, end}}};
     at = end;

@@ -108,7 +108,7 @@ Array Attention::ScaledScores() {
 
 template <typename Fn>
 Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, Fn fn) {
-  const Array result = plan_.NewArray(scores.dims);
+  Array result = plan_.NewArray(scores.dims);
   std::vector<Array> reads{scores};
   if (per_head) reads.push_back(*per_head);
   if (shape_.lengths) reads.push_back(*shape_.lengths);

@@ -49,7 +49,7 @@ int32_t SaturateToS32(double value) {
 // s32 operands; f64 holds sums and differences of them exactly.
 Array IntegerBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims) {
   const bool compares = op == algorithm::binary_ge;
-  const Array result = plan.NewArray(dims, compares ? Storage::kF32 : Storage::kS32);
+  Array result = plan.NewArray(dims, compares ? Storage::kF32 : Storage::kS32);
   plan.AddStep({a, b}, {result},
                [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(a.dims, dims),
                                       BroadcastStrides(b.dims, dims)})](const RunContext& context) {
@@ -72,7 +72,7 @@ Array IntegerBinary(Plan& plan, algorithm op, const Array& a, const Array& b, co
 }
 
 Array FloatBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims) {
-  const Array result = plan.NewArray(dims);
+  Array result = plan.NewArray(dims);
   if (result.elements() == 0) return result;
   const Walk walk(dims, {BroadcastStrides(a.dims, dims), BroadcastStrides(b.dims, dims)});
   const auto desc = [&](int operand) {
@@ -121,7 +121,7 @@ absl::Status LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
 }  // namespace
 
 Array Eltwise(Plan& plan, algorithm kind, const Array& x, float alpha, float beta) {
-  const Array result = plan.NewArray(x.dims);
+  Array result = plan.NewArray(x.dims);
   if (result.elements() == 0) return result;
   const auto desc = DenseDesc({x.elements()});
   const dnnl::eltwise_forward::primitive_desc description(
@@ -142,8 +142,8 @@ Array Binary(Plan& plan, algorithm kind, Array a, Array b) {
   return FloatBinary(plan, kind, a, b, dims);
 }
 
-Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, Dims dims) {
-  const Array result = plan.NewArray(dims, x.storage);
+Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, const Dims& dims) {
+  Array result = plan.NewArray(dims, x.storage);
   Plan::StepOptions options;
   options.overwrites = x.elements() == result.elements() ? 1 : 2;
   plan.AddStep(

@@ -60,7 +60,7 @@ Array Lowering::Value(TensorId id) {
   const auto found = values_.find(id);
   if (found != values_.end()) return found->second;
   const int port = PortOf(partition_.inputs(), id);
-  const Array array = LoadPort(plan, port, partition_.input(port));
+  Array array = LoadPort(plan, port, partition_.input(port));
   values_[id] = array;
   return array;
 }

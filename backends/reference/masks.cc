@@ -31,7 +31,7 @@ int64_t ScalarOf(const RunContext& context, const Array& array) {
 }  // namespace
 
 Array GenIndex(Plan& plan, int64_t length) {
-  const Array result = plan.NewArray({length}, Storage::kS32);
+  Array result = plan.NewArray({length}, Storage::kS32);
   plan.AddStep({}, {result}, [=](const RunContext& context) {
     int32_t* index = context.data<int32_t>(result);
     for (int64_t i = 0; i < length; ++i) index[i] = static_cast<int32_t>(i);
@@ -42,10 +42,11 @@ Array GenIndex(Plan& plan, int64_t length) {
 Array CutToLengths(Plan& plan, const Array& x, const Array& lengths, const CutOptions& options) {
   const int64_t axis = FromFront(options.axis, x.dims.size());
   const int64_t count = lengths.elements();
+  if (count == 0) return x;  // of no batches
   const bool batched = options.batched && x.dims.front() % count == 0 && (axis > 0 || count == 1);
   const int64_t batches = batched ? count : 1;
   const TokenBlocks blocks = BlocksOf(x.dims, axis, batches);
-  const Array result = plan.NewArray(x.dims);
+  Array result = plan.NewArray(x.dims);
   Plan::StepOptions step_options;
   step_options.overwrites = 0;
   plan.AddStep(

@@ -75,7 +75,7 @@ dnnl::memory::desc OperandDesc(const std::vector<BatchAxis>& axes, bool BatchAxi
 }
 
 Array Zeros(Plan& plan, Dims dims) {
-  const Array result = plan.NewArray(std::move(dims));
+  Array result = plan.NewArray(std::move(dims));
   plan.AddStep({}, {result}, [result](const RunContext& context) {
     std::fill_n(context.data(result), result.elements(), 0.f);
   });
@@ -98,7 +98,7 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
     left.rows *= axes.back().extent;
     axes.pop_back();
   }
-  const Array result = plan.NewArray(dims);
+  Array result = plan.NewArray(dims);
   const auto a_desc = OperandDesc(axes, &BatchAxis::a_repeats, left);
   const auto b_desc = OperandDesc(axes, &BatchAxis::b_repeats, right);
   const auto desc = OperandDesc(axes, nullptr, Matrix{{}, left.rows, right.columns});

@@ -26,8 +26,8 @@ absl::Status SameArray(const Op& op, Lowering& lowering) {
 
 }  // namespace
 
-Array Gather(Plan& plan, const Array& x, Dims dims, const Dims& strides) {
-  const Array result = plan.NewArray(dims, x.storage);
+Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides) {
+  Array result = plan.NewArray(dims, x.storage);
   if (result.elements() == 0) return result;
   const Walk walk(dims, {DenseStrides(dims), strides});
   const auto from = StridedDesc(walk.dims(), walk.strides(1), x.storage);
@@ -57,7 +57,7 @@ Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis) {
   Dims dims = arrays.front().dims;
   dims[axis] = 0;
   for (const Array& array : arrays) dims[axis] += array.dims[axis];
-  const Array result = plan.NewArray(dims, arrays.front().storage);
+  Array result = plan.NewArray(dims, arrays.front().storage);
   const int64_t outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
   std::vector<Array> reads(arrays.begin(), arrays.end());
   plan.AddStep(arrays, {result}, [=](const RunContext& context) {
@@ -93,7 +93,7 @@ absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
     dims.push_back(x.dims[axis]);
     strides.push_back(dense[axis]);
   }
-  lowering.SetOutput(op, 0, Gather(lowering.plan, x, std::move(dims), strides));
+  lowering.SetOutput(op, 0, Gather(lowering.plan, x, dims, strides));
   return absl::OkStatus();
 }
 

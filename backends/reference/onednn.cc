@@ -53,6 +53,7 @@ void AddPrimitive(Plan& plan, const dnnl::primitive& primitive,
     options.temporary = plan.NewArray({static_cast<int64_t>((scratch_bytes + 3) / 4)});
   }
   std::vector<Array> arrays;
+  arrays.reserve(reads.size());
   for (const PrimitiveArg& read : reads) arrays.push_back(read.array);
   const Array result = write.array;
   std::vector<PrimitiveArg> args = std::move(reads);

@@ -37,7 +37,7 @@ Array Eltwise(Plan& plan, dnnl::algorithm algorithm, const Array& x, float alpha
 // NumPy broadcast. Integers are computed exactly and saturate; a comparison gives f32 0 or 1.
 Array Binary(Plan& plan, dnnl::algorithm algorithm, Array a, Array b);
 // `dims`: the result's, which all operands broadcast to.
-Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, Dims dims);
+Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, const Dims& dims);
 // Repeated to `dims`; itself if it has them.
 Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims);
 
@@ -46,7 +46,7 @@ Array Reduce(Plan& plan, dnnl::algorithm algorithm, const Array& x, absl::Span<c
 
 // movement.cc
 // A dense array of `dims` whose elements lie in x with these strides.
-Array Gather(Plan& plan, const Array& x, Dims dims, const Dims& strides);
+Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides);
 Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis);
 
 // quantization.cc. Scales (and zero points) have x's rank and divide its dims.

@@ -27,7 +27,7 @@ Array Plan::NewArray(Dims dims, Storage storage) {
 }
 
 Array Plan::PortArray(int port, Dims dims, Storage storage) {
-  const Array array = NewArray(std::move(dims), storage);
+  Array array = NewArray(std::move(dims), storage);
   arrays_.back().port = port;
   return array;
 }

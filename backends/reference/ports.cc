@@ -134,7 +134,7 @@ void StorePlain(const RunContext& context, const Walk& walk, DataType type, cons
 Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor) {
   const Storage storage = TensorStorage(tensor);
   if (Direct(tensor)) return plan.PortArray(port, *tensor.dims, storage);
-  const Array array = plan.NewArray(*tensor.dims, storage);
+  Array array = plan.NewArray(*tensor.dims, storage);
   plan.AddStep({}, {array},
                [=, type = tensor.type, walk = PortWalk(tensor),
                 reorder = MakePortReorder(tensor, /*load=*/true)](const RunContext& context) {

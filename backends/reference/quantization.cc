@@ -35,7 +35,7 @@ Walk GroupWalk(const Dims& dims, const QuantizationArrays& quantization) {
 // Calls fn(x, scale, zero point) for every element; what it gives is the result.
 template <typename Fn>
 Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantization, Fn fn) {
-  const Array result = plan.NewArray(x.dims);
+  Array result = plan.NewArray(x.dims);
   const Array scales = quantization.scales;
   const std::optional<Array> zps = quantization.zero_points;
   std::vector<Array> reads{x, scales};
@@ -132,7 +132,7 @@ Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantizatio
 }
 
 Array Constant(Plan& plan, std::vector<float> values, Dims dims) {
-  const Array result = plan.NewArray(std::move(dims));
+  Array result = plan.NewArray(std::move(dims));
   plan.AddStep({}, {result}, [=, values = std::move(values)](const RunContext& context) {
     std::copy(values.begin(), values.end(), context.data(result));
   });

@@ -23,7 +23,7 @@ float OfNothing(algorithm kind) {
 // oneDNN starts a maximum at the lowest finite value and gives that for nothing but -inf. Looks at
 // the elements again where it did.
 Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
-  const Array result = plan.NewArray(max.dims);
+  Array result = plan.NewArray(max.dims);
   const Dims dense = DenseStrides(x.dims);
   Dims kept(x.dims), reduced(x.dims);
   for (size_t axis = 0; axis < x.dims.size(); ++axis) {
@@ -73,7 +73,7 @@ Array Reduce(Plan& plan, algorithm kind, const Array& x, absl::Span<const int64_
   Dims dims = x.dims;
   for (int64_t axis : axes) dims[axis] = 1;
   if (dims == x.dims) return x;  // oneDNN rejects a reduction that reduces nothing
-  const Array result = plan.NewArray(dims);
+  Array result = plan.NewArray(dims);
   if (x.elements() == 0) {
     plan.AddStep({}, {result}, [=](const RunContext& context) {
       std::fill_n(context.data(result), result.elements(), OfNothing(kind));

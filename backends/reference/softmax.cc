@@ -56,7 +56,7 @@ float StatOf(const float* x, const Lines& lines, float max) {
 // The largest element of each line, and the statistics if asked for.
 Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, bool inf_as_zero,
                   const std::optional<Array>& stats) {
-  const Array max = plan.NewArray({lines.count});
+  Array max = plan.NewArray({lines.count});
   std::vector<Array> writes{max};
   if (stats) writes.push_back(*stats);
   plan.AddStep({x}, writes, [=](const RunContext& context) {
@@ -75,7 +75,7 @@ Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, bool inf_as_ze
 // `y` with the lines of -inf written as the mode wants.
 Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines& lines,
                        bool inf_as_zero) {
-  const Array result = plan.NewArray(y.dims);
+  Array result = plan.NewArray(y.dims);
   const float value = inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
   Plan::StepOptions options;
   options.overwrites = 0;

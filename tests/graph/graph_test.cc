@@ -159,6 +159,9 @@ TEST(LogicalTensor, MemoryOfStridedAndSubByte) {
   t = T(0, kF32, {1, 3});
   t.strides = Dims{100, 1};
   EXPECT_EQ(t.memory_bytes(), 12);  // the stride of a dim of 1 does not count
+  t = T(0, kF32, {2, 3});
+  t.strides = Dims{2, 2};
+  EXPECT_EQ(t.memory_bytes(), 28);  // overlaps itself, and ends at element 1 * 2 + 2 * 2
   t = T(0, kF32, {0, 3});
   EXPECT_EQ(t.memory_bytes(), 0);
   t.dims->clear();
