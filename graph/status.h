@@ -44,7 +44,7 @@ ErrorKind ErrorKindOf(const absl::Status& status);
   KVANT_ASSIGN_OR_RETURN_IMPL(KVANT_CONCAT(kvant_or_, __LINE__), lhs, expr)
 #define KVANT_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
   auto tmp = (expr);                                \
-  if (!(tmp).ok()) return (tmp).status();               \
+  if (!(tmp).ok()) return (tmp).status();           \
   lhs = *std::move(tmp)
 
 #endif  // KVANT_GRAPH_STATUS_H_

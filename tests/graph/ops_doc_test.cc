@@ -42,10 +42,9 @@ std::string Table() {
   std::string table = "| op | inputs | outputs | attributes |\n|---|---|---|---|\n";
   for (OpKind kind : AllOpKinds()) {
     const OpSchema& schema = SchemaOf(kind);
-    const std::string attrs =
-        absl::StrJoin(schema.attrs, "; ", [](std::string* out, const OpSchema::AttrRule& rule) {
-          out->append(AttrText(rule));
-        });
+    const std::string attrs = absl::StrJoin(
+        schema.attrs, "; ",
+        [](std::string* out, const OpSchema::AttrRule& rule) { out->append(AttrText(rule)); });
     absl::StrAppend(&table, "| ", std::string(OpKindName(kind)), " | ",
                     Ports(schema.inputs, schema.variadic_inputs), " | ",
                     Ports(schema.outputs, schema.variadic_outputs), " | ", attrs, " |\n");
