@@ -16,7 +16,7 @@ import unittest
 
 SKIPPED = 77
 ARGS = sys.argv[1:] if len(sys.argv) > 2 else None
-SOURCE = pathlib.Path(ARGS[0] if ARGS else pathlib.Path(__file__).resolve().parents[2])
+SOURCE = pathlib.Path(ARGS[0] if ARGS else pathlib.Path(__file__).resolve().parents[1])
 BINARY = os.environ.get("KVANT_BINARY") or (str(pathlib.Path(ARGS[1]) / "kvant") if ARGS else "")
 SHARED = pathlib.Path(os.environ.get("KVANT_SHARED_DIR") or SOURCE / ".." / "shared")
 
