@@ -16,6 +16,21 @@ list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
 set_source_files_properties(${kvant_kernel_sources} PROPERTIES
   COMPILE_OPTIONS "-fno-math-errno;$<$<NOT:$<CONFIG:Debug>>:-O3>")
 
+# One unit per instruction set, isa/<name>.cc, compiled for that set alone. What is contracted to
+# FMA there is written so.
+set(kvant_isa_avx2 -mavx2 -mfma -mf16c)
+set(kvant_isa_avx512 ${kvant_isa_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+    -mavx512vbmi)
+set(kvant_isa_avx512_bf16 ${kvant_isa_avx512} -mavx512bf16)
+foreach(isa avx2 avx512 avx512_bf16)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
+                 APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}} -ffp-contract=off)
+  else()
+    list(FILTER kvant_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
+  endif()
+endforeach()
+
 add_library(kvant ${kvant_sources})
 add_library(kvant::kvant ALIAS kvant)
 set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX

@@ -1,0 +1,147 @@
+// Float vectors of AVX2 with FMA and F16C for the templates that the instruction sets
+// share. See simd_avx512.h, which has the same members.
+//
+// Everything here has internal linkage: another unit's copy is compiled for another CPU.
+#ifndef KVANT_KERNELS_CPU_ISA_SIMD_AVX2_H_
+#define KVANT_KERNELS_CPU_ISA_SIMD_AVX2_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace kvant::cpu {
+namespace {
+
+struct Avx2 {
+  static constexpr int kWidth = 8;
+  // Accumulators that fit the registers beside the operands they are made of.
+  static constexpr int kAccumulators = 12;
+  using Vector = __m256;
+  using Raw = __m256i;  // bytes as they are stored
+
+  static Vector Zero() { return _mm256_setzero_ps(); }
+  static Vector Set1(float x) { return _mm256_set1_ps(x); }
+  static Vector Load(const float* p) { return _mm256_loadu_ps(p); }
+  static void Store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+  // The first n < kWidth elements; zeros beyond.
+  static Vector LoadSome(const float* p, int64_t n) { return _mm256_maskload_ps(p, First(n)); }
+  static void StoreSome(float* p, Vector v, int64_t n) { _mm256_maskstore_ps(p, First(n), v); }
+
+  static Vector Add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+  static Vector Sub(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+  static Vector Mul(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+  static Vector Div(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  static Vector Fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  // c - a * b.
+  static Vector Fnma(Vector a, Vector b, Vector c) { return _mm256_fnmadd_ps(a, b, c); }
+  // a > b ? a : b, and a < b ? a : b.
+  static Vector Max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+  static Vector Min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+  static float SumOf(Vector v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
+  static float MaxOf(Vector v) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+  }
+  // x < bound ? 0 : value.
+  static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, bound, _CMP_LT_OQ), value);
+  }
+  // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
+  static Vector PowerOfTwo(Vector shifted) {
+    const __m256i biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+  }
+
+  // Bytes of kWidth elements, or the first `bytes` of them.
+  template <int kBytes>
+  static Raw LoadRaw(const uint8_t* p) {
+    if constexpr (kBytes == 32) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    } else if constexpr (kBytes == 16) {
+      return _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    } else if constexpr (kBytes == 8) {
+      return _mm256_zextsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    } else if constexpr (kBytes == 4) {
+      return _mm256_zextsi128_si256(_mm_loadu_si32(p));
+    } else {
+      static_assert(kBytes == 2);
+      return _mm256_zextsi128_si256(_mm_loadu_si16(p));
+    }
+  }
+  static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
+    alignas(32) uint8_t copy[32] = {};
+    for (int64_t i = 0; i < bytes; ++i) copy[i] = p[i];
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(copy));
+  }
+
+  static Vector FromF32(Raw raw) { return _mm256_castsi256_ps(raw); }
+  static Vector FromF16(Raw raw) { return _mm256_cvtph_ps(_mm256_castsi256_si128(raw)); }
+  static Vector FromBF16(Raw raw) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(raw));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static Vector FromE5M2(Raw raw) {
+    const __m128i wide = _mm_cvtepu8_epi16(_mm256_castsi256_si128(raw));
+    return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+  }
+  // With its exponent in f16's place, a code is worth 2^-8 of its value.
+  static Vector FromE4M3(Raw raw) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm256_castsi256_si128(raw));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+    const __m128i sign = _mm_and_si128(wide, _mm_set1_epi16(int16_t{-0x8000}));
+    const __m256 value =
+        _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, sign)), _mm256_set1_ps(256.f));
+    const __m128i nan = _mm_cmpeq_epi16(half, _mm_set1_epi16(0x3f80));
+    return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(nan)));
+  }
+  static Vector FromS32(Raw raw) { return _mm256_cvtepi32_ps(raw); }
+  static Vector FromS8(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm256_castsi256_si128(raw)));
+  }
+  static Vector FromU8(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm256_castsi256_si128(raw)));
+  }
+  static Vector FromBoolean(Raw raw) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm256_castsi256_si128(raw));
+    const __m256i zero = _mm256_cmpeq_epi32(wide, _mm256_setzero_si256());
+    return _mm256_andnot_ps(_mm256_castsi256_ps(zero), _mm256_set1_ps(1.f));
+  }
+  static Vector FromU4(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(TopBits(raw, kNibbles), 28));
+  }
+  static Vector FromS4(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(TopBits(raw, kNibbles), 28));
+  }
+  static Vector FromU2(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(TopBits(raw, kBitPairs), 30));
+  }
+  static Vector FromS2(Raw raw) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(TopBits(raw, kBitPairs), 30));
+  }
+
+ private:
+  static __m256i First(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  // Dword i holds element i of the first dword in its top bits.
+  static constexpr int kNibbles = 28, kBitPairs = 30;
+  static __m256i TopBits(Raw raw, int first_shift) {
+    const int bits = 32 - first_shift;
+    const __m256i shifts = _mm256_sub_epi32(
+        _mm256_set1_epi32(first_shift),
+        _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(bits)));
+    return _mm256_sllv_epi32(_mm256_broadcastd_epi32(_mm256_castsi256_si128(raw)), shifts);
+  }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_SIMD_AVX2_H_

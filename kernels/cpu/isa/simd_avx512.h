@@ -1,0 +1,139 @@
+// Float vectors of AVX-512 (F, BW, DQ, VL) for the templates that the instruction sets
+// share. See simd_avx2.h, which has the same members.
+//
+// Everything here has internal linkage: another unit's copy is compiled for another CPU.
+#ifndef KVANT_KERNELS_CPU_ISA_SIMD_AVX512_H_
+#define KVANT_KERNELS_CPU_ISA_SIMD_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace kvant::cpu {
+namespace {
+
+struct Avx512 {
+  static constexpr int kWidth = 16;
+  // Accumulators that fit the registers beside the operands they are made of.
+  static constexpr int kAccumulators = 24;
+  using Vector = __m512;
+  using Raw = __m512i;  // bytes as they are stored
+
+  static Vector Zero() { return _mm512_setzero_ps(); }
+  static Vector Set1(float x) { return _mm512_set1_ps(x); }
+  static Vector Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+  // The first n < kWidth elements; zeros beyond.
+  static Vector LoadSome(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(First(n), p); }
+  static void StoreSome(float* p, Vector v, int64_t n) { _mm512_mask_storeu_ps(p, First(n), v); }
+
+  static Vector Add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+  static Vector Sub(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+  static Vector Mul(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+  static Vector Div(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  static Vector Fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  // c - a * b.
+  static Vector Fnma(Vector a, Vector b, Vector c) { return _mm512_fnmadd_ps(a, b, c); }
+  // a > b ? a : b, and a < b ? a : b.
+  static Vector Max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+  static Vector Min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+  static float SumOf(Vector v) { return _mm512_reduce_add_ps(v); }
+  static float MaxOf(Vector v) { return _mm512_reduce_max_ps(v); }
+  // x < bound ? 0 : value.
+  static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), value);
+  }
+  // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
+  static Vector PowerOfTwo(Vector shifted) {
+    const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+  }
+
+  // Bytes of kWidth elements, or the first `bytes` of them.
+  template <int kBytes>
+  static Raw LoadRaw(const uint8_t* p) {
+    if constexpr (kBytes == 64) {
+      return _mm512_loadu_si512(p);
+    } else if constexpr (kBytes == 32) {
+      return _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    } else if constexpr (kBytes == 16) {
+      return _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    } else if constexpr (kBytes == 8) {
+      return _mm512_zextsi128_si512(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    } else {
+      static_assert(kBytes == 4);
+      return _mm512_zextsi128_si512(_mm_loadu_si32(p));
+    }
+  }
+  static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
+    return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), p);
+  }
+
+  static Vector FromF32(Raw raw) { return _mm512_castsi512_ps(raw); }
+  static Vector FromF16(Raw raw) { return _mm512_cvtph_ps(_mm512_castsi512_si256(raw)); }
+  static Vector FromBF16(Raw raw) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(raw));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static Vector FromE5M2(Raw raw) {
+    const __m256i wide = _mm256_cvtepu8_epi16(_mm512_castsi512_si128(raw));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
+  }
+  // With its exponent in f16's place, a code is worth 2^-8 of its value.
+  static Vector FromE4M3(Raw raw) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm512_castsi512_si128(raw));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+    const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(int16_t{-0x8000}));
+    const __m512 value =
+        _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, sign)), _mm512_set1_ps(256.f));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(half, _mm256_set1_epi16(0x3f80));
+    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
+  }
+  static Vector FromS32(Raw raw) { return _mm512_cvtepi32_ps(raw); }
+  static Vector FromS8(Raw raw) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_castsi512_si128(raw)));
+  }
+  static Vector FromU8(Raw raw) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_castsi512_si128(raw)));
+  }
+  static Vector FromBoolean(Raw raw) {
+    const __m128i bytes = _mm512_castsi512_si128(raw);
+    return _mm512_maskz_mov_ps(_mm_test_epi8_mask(bytes, bytes), _mm512_set1_ps(1.f));
+  }
+  // Permutes by index take the low four (two) bits of a dword and ignore the rest.
+  static Vector FromU4(Raw raw) {
+    return _mm512_permutexvar_ps(
+        Nibbles(raw), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+  static Vector FromS4(Raw raw) {
+    return _mm512_permutexvar_ps(
+        Nibbles(raw), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+  }
+  static Vector FromU2(Raw raw) {
+    return _mm512_permutevar_ps(_mm512_set4_ps(3, 2, 1, 0), BitPairs(raw));
+  }
+  static Vector FromS2(Raw raw) {
+    return _mm512_permutevar_ps(_mm512_set4_ps(-1, -2, 1, 0), BitPairs(raw));
+  }
+
+ private:
+  static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+  // Dword i holds nibble i of the first 8 bytes, or bit pair i of the first 4, lowest.
+  static __m512i Nibbles(Raw raw) {
+    const __m512i halves = _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), raw);
+    return _mm512_srlv_epi32(
+        halves, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+  }
+  static __m512i BitPairs(Raw raw) {
+    return _mm512_srlv_epi32(
+        _mm512_broadcastd_epi32(_mm512_castsi512_si128(raw)),
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+  }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_SIMD_AVX512_H_
