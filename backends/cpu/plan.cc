@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/kernels/cpu/attention.h"
+#include "kvant/kernels/cpu/code_products.h"
 
 namespace kvant::cpu {
 namespace {
@@ -159,6 +160,7 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multipl
 Plan::Plan(const AttentionSpec& spec) : spec_(spec) {
   Describe();
   ChooseTiles();
+  ChooseProducts();
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
 }
@@ -214,6 +216,27 @@ void Plan::ChooseTiles() {
   const int64_t splits = std::min(CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk));
   p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
   p.splits = CeilDiv(p.kv_len, p.chunk);
+}
+
+void Plan::ChooseProducts() {
+  const auto choose = [this](absl::InlinedVector<Segment, 1>& segments, int64_t channels) {
+    std::string why;
+    for (Segment& segment : segments) {
+      if (problem_.row_tile > kMaxCodeRows) {
+        why = absl::StrCat(problem_.row_tile, " rows share a tile, which is dequantized once");
+      } else {
+        const std::string reason = DescribeCodes(channels, segment);
+        if (why.empty()) why = reason;
+      }
+    }
+    return why;
+  };
+  why_not_k_codes_ = choose(k_, problem_.head_size);
+  if (problem_.probs_rounding.type != kUndef) {
+    why_not_v_codes_ = "probabilities are rounded";
+  } else {
+    why_not_v_codes_ = choose(v_, problem_.v_head_size);
+  }
 }
 
 std::string Plan::ToString() const {

@@ -37,12 +37,15 @@ class Plan {
  private:
   void Describe();
   void ChooseTiles();
+  void ChooseProducts();
 
   const AttentionSpec spec_;
   absl::InlinedVector<Segment, 1> k_;
   absl::InlinedVector<Segment, 1> v_;
   absl::InlinedVector<Step, 3> steps_;
   AttentionProblem problem_;
+  // Why K, V or some of their tokens are not multiplied as codes; empty if all are.
+  std::string why_not_k_codes_, why_not_v_codes_;
   int64_t unit_floats_ = 0;
   int64_t partial_floats_ = 0;
 };

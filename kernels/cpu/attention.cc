@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
+#include "kvant/kernels/cpu/arena.h"
+#include "kvant/kernels/cpu/code_products.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/finish.h"
 #include "kvant/kernels/cpu/score_steps.h"
@@ -25,31 +28,20 @@ int64_t LineLength(const AttentionProblem& problem) {
   return std::max({problem.head_size, problem.v_head_size, kTokenTile});
 }
 
-// Gives out parts of a buffer, a cache line apart; with a null one, adds up.
-class Arena {
- public:
-  explicit Arena(float* base) : base_(base) {}
-  float* Take(int64_t floats) {
-    float* part = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += CeilDiv(floats, 16) * 16;
-    return part;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  float* base_;
-  int64_t used_ = 0;
-};
-
 // The scratch of a unit.
 struct Buffers {
   float *q, *k, *v, *scores, *shrink, *line, *operands;
   State state;
+  CodeScores code_scores;
+  CodeValues code_values;
   int64_t floats;
 
-  Buffers(const AttentionProblem& problem, float* base) {
+  Buffers(const AttentionProblem& problem, float* base) : Buffers(problem, Arena(base)) {}
+
+ private:
+  Buffers(const AttentionProblem& problem, Arena arena)
+      : code_scores(problem, arena), code_values(problem, arena) {
     const int64_t rows = problem.row_tile;
-    Arena arena(base);
     q = arena.Take(rows * problem.head_size);
     k = arena.Take(kTokenTile * problem.head_size);
     v = arena.Take(kTokenTile * problem.v_head_size);
@@ -185,9 +177,7 @@ class Unit {
   void Sweep(Use use) {
     for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
       const int64_t n = std::min(kTokenTile, live_.end - token);
-      DequantizeTile(reader_, problem_.k, problem_.k_segments, tile_.batch, token, n,
-                     problem_.head_size, /*by_channel=*/true, buffers_.k, buffers_.line);
-      kernels_.qk(buffers_.q, tile_.rows, problem_.head_size, buffers_.k, buffers_.scores);
+      MultiplyByKeys(token, n);
       for (int64_t r = 0; r < tile_.rows; ++r) {
         float* row = buffers_.scores + r * kTokenTile;
         Position p = tile_.At(r);
@@ -199,7 +189,35 @@ class Unit {
     }
   }
 
+  // The segment that holds all of the tokens as codes that can be multiplied as such, or null.
+  const Segment* OnCodes(const Segment* segments, int count, int64_t token, int64_t n) const {
+    if (kernels_.codes == nullptr) return nullptr;
+    for (const Segment& segment : std::span(segments, count)) {
+      if (!segment.codes.usable) continue;
+      if (segment.begin <= token && token + n <= segment.begin + segment.tokens) return &segment;
+    }
+    return nullptr;
+  }
+
+  void MultiplyByKeys(int64_t token, int64_t n) {
+    const Segment* codes = OnCodes(problem_.k, problem_.k_segments, token, n);
+    if (codes != nullptr &&
+        buffers_.code_scores.Multiply(reader_, *codes, tile_.batch, token - codes->begin, n,
+                                      buffers_.q, tile_.rows, buffers_.scores)) {
+      return;
+    }
+    DequantizeTile(reader_, problem_.k, problem_.k_segments, tile_.batch, token, n,
+                   problem_.head_size, /*by_channel=*/true, buffers_.k, buffers_.line);
+    kernels_.qk(buffers_.q, tile_.rows, problem_.head_size, buffers_.k, buffers_.scores);
+  }
+
   void MultiplyByValues(int64_t token, int64_t n) {
+    const Segment* codes = OnCodes(problem_.v, problem_.v_segments, token, n);
+    if (codes != nullptr && buffers_.code_values.Multiply(
+                                reader_, *codes, tile_.batch, token - codes->begin, n,
+                                buffers_.scores, tile_.rows, buffers_.shrink, buffers_.state.out)) {
+      return;
+    }
     DequantizeTile(reader_, problem_.v, problem_.v_segments, tile_.batch, token, n,
                    problem_.v_head_size, /*by_channel=*/false, buffers_.v, buffers_.line);
     kernels_.pv(buffers_.scores, tile_.rows, n, buffers_.v, problem_.v_head_size, buffers_.shrink,

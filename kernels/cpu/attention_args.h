@@ -8,6 +8,7 @@
 #define KVANT_KERNELS_CPU_ATTENTION_ARGS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "kvant/graph/data_type.h"
 
@@ -50,12 +51,27 @@ struct Dequantization {
   bool real_zero_points = false;
 };
 
+// How integer dot products take the codes of a segment (code_products.h).
+struct CodeLayout {
+  bool usable = false;
+  int bits = 0;
+  bool is_signed = false;
+  // Scales vary with the channel, in runs of `run` tokens; else with groups of channels.
+  bool by_channel = false;
+  int64_t run = 0;
+  int64_t group = 0, groups = 0;  // channels in a group, and how many there are
+  // CodeColumns, for the keys.
+  int64_t columns = 0;
+  std::vector<int32_t> part_ends, part_groups;
+};
+
 // Tokens [begin, begin + tokens) of K or V.
 struct Segment {
   Array data;  // row: token within the segment; col: channel
   Dequantization dequantization;
   int64_t begin = 0;
   int64_t tokens = 0;
+  CodeLayout codes;
 };
 
 struct Step {

@@ -7,6 +7,7 @@
 
 #include "kvant/graph/data_type.h"
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/codes.h"
 
 namespace kvant::cpu {
 
@@ -35,6 +36,9 @@ struct KernelSet {
              const float* shrink, float* out);
 
   void (*tanh)(float* values, int64_t n);
+
+  // Integer dot products on stored codes; null where there are none.
+  const CodeKernels* codes;
 };
 
 // The highest set that this CPU has, chosen once; or the one that the environment

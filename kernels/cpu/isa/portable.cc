@@ -196,7 +196,8 @@ void Tanh(float* values, int64_t n) {
 }  // namespace
 
 const KernelSet& portable_kernels() {
-  static constexpr KernelSet kSet = {"portable", portable::Load, Qk, Softmax, ExpRow, Pv, Tanh};
+  static constexpr KernelSet kSet = {"portable", portable::Load, Qk,     Softmax, ExpRow,
+                                     Pv,         Tanh,           nullptr};
   return kSet;
 }
 

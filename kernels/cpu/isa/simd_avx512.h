@@ -117,8 +117,10 @@ struct Avx512 {
     return _mm512_permutevar_ps(_mm512_set4_ps(-1, -2, 1, 0), BitPairs(raw));
   }
 
- private:
+ protected:
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+ private:
   // Dword i holds nibble i of the first 8 bytes, or bit pair i of the first 4, lowest.
   static __m512i Nibbles(Raw raw) {
     const __m512i halves = _mm512_permutexvar_epi32(

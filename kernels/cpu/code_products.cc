@@ -1,0 +1,393 @@
+#include "kvant/kernels/cpu/code_products.h"
+
+#include <algorithm>
+
+namespace kvant::cpu {
+namespace {
+
+// Runs of tokens with parameters of their own are at least so long ...
+constexpr int64_t kMinRun = 16;
+// ... so that a tile meets at most so many.
+constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
+// A part of 8-bit codes times s16 queries stays below 2^31 to here.
+constexpr int64_t kMaxPartColumns = 64;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+constexpr auto kOnes = [] {
+  struct {
+    float at[kTokenTile];
+  } ones{};
+  for (float& one : ones.at) one = 1.f;
+  return ones;
+}();
+
+int BitsOfCodes(DataType type) {
+  switch (type) {
+    case kS8:
+    case kU8:
+      return 8;
+    case kS4:
+    case kU4:
+      return 4;
+    case kS2:
+    case kU2:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+bool IsSignedCode(DataType type) { return type == kS8 || type == kS4 || type == kS2; }
+
+int32_t OffsetOf(const CodeLayout& codes) {
+  return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;
+}
+
+CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                int64_t channels) {
+  const int bits = segment.codes.bits;
+  CodeRows rows;
+  rows.data =
+      static_cast<const uint8_t*>(reader.Data(segment.data)) + segment.data.IndexOf(p) * bits / 8;
+  rows.stride = segment.data.strides[kRow] * bits / 8;
+  rows.row_bytes = CeilDiv(channels * bits, 8);
+  rows.tokens = n;
+  rows.ahead = kTokenTile * rows.stride;
+  return rows;
+}
+
+// Elements of a parameter array for `channels` channels of the run of tokens at `p`.
+void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
+                  int64_t channels, float* out) {
+  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
+  reader.Line(array, p, kCol, channels, out);
+}
+
+// Elements of a parameter array for tokens [p, p + n) and `groups` groups of channels, as
+// out[group][kTokenTile], zeros from n on. `staging`: groups * kTokenTile floats.
+void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantization& how,
+              const Array& array, Position p, int64_t n, int64_t groups, float* staging,
+              float* out) {
+  const int64_t run = how.group[kRow];
+  const int64_t token = p.at[kRow];
+  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
+  const int64_t runs = (token + n - 1) / run - p.at[kRow] + 1;
+  const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
+  if (row_stride == 0 || runs == 1) {
+    reader.Line(array, p, kCol, groups, staging);
+    for (int64_t g = 0; g < groups; ++g) {
+      float* row = out + g * kTokenTile;
+      std::fill_n(row, n, staging[g]);
+      std::fill(row + n, row + kTokenTile, 0.f);
+    }
+    return;
+  }
+  if (row_stride == 1 || groups == 1) {
+    for (int64_t g = 0; g < groups; ++g) {
+      float* row = out + g * kTokenTile;
+      reader.Line(array, p, kRow, runs, row);
+      std::fill(row + runs, row + kTokenTile, 0.f);
+      ++p.at[kCol];
+    }
+  } else if (group_stride == 1 && row_stride == groups) {
+    reader.kernels->load(array.type, reader.Data(array), array.IndexOf(p), runs * groups, staging);
+    kernels.transpose(staging, runs, groups, out);
+  } else {
+    for (int64_t t = 0; t < runs; ++t) {
+      reader.Line(array, p, kCol, groups, staging + t * groups);
+      ++p.at[kRow];
+    }
+    kernels.transpose(staging, runs, groups, out);
+  }
+  if (run == 1) return;
+  // From one element per run to one per token, backwards to stay in place.
+  for (int64_t g = 0; g < groups; ++g) {
+    float* row = out + g * kTokenTile;
+    for (int64_t t = n - 1; t >= 0; --t) row[t] = row[(token + t) / run - token / run];
+    std::fill(row + n, row + kTokenTile, 0.f);
+  }
+}
+
+// Scales and biases of tokens [p, p + n); false if one is not finite.
+bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                    float offset, bool in_codes, float* staging, float* scales, float* biases,
+                    CodeParameters* out) {
+  const Dequantization& how = segment.dequantization;
+  const CodeKernels& kernels = *reader.kernels->codes;
+  const int64_t groups = segment.codes.groups;
+  const bool has_points = how.zero_points.present();
+  ReadTile(reader, kernels, how, how.scales, p, n, groups, staging, scales);
+  if (has_points) ReadTile(reader, kernels, how, how.zero_points, p, n, groups, staging, biases);
+  *out = {scales, has_points || offset != 0.f ? biases : nullptr};
+  return kernels.biases(scales, has_points ? biases : nullptr, how.real_zero_points, offset,
+                        in_codes, groups * kTokenTile,
+                        has_points || offset != 0.f ? biases : nullptr);
+}
+
+CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
+  return {codes.bits,
+          channels,
+          codes.columns,
+          static_cast<int64_t>(codes.part_groups.size()),
+          codes.part_ends.data(),
+          codes.part_groups.data()};
+}
+
+// Calls use(first, tokens) for what of tokens [token, token + n) lies in each run.
+template <typename Use>
+bool ForRuns(int64_t token, int64_t n, int64_t run, Use use) {
+  for (int64_t first = 0; first < n;) {
+    const int64_t tokens = std::min(n - first, run - (token + first) % run);
+    if (!use(first, tokens)) return false;
+    first += tokens;
+  }
+  return true;
+}
+
+// The most that any segment needs, of `get(segment)`.
+template <typename Get>
+int64_t Most(const Segment* segments, int count, Get get) {
+  int64_t most = 0;
+  for (int i = 0; i < count; ++i) {
+    if (segments[i].codes.usable) most = std::max<int64_t>(most, get(segments[i]));
+  }
+  return most;
+}
+
+int64_t Groups(const Segment& segment) { return segment.codes.groups; }
+
+}  // namespace
+
+std::string DescribeCodes(int64_t channels, Segment& segment) {
+  CodeLayout& codes = segment.codes;
+  const Array& data = segment.data;
+  const Dequantization& how = segment.dequantization;
+  codes = {};
+  codes.bits = BitsOfCodes(data.type);
+  if (codes.bits == 0) return std::string(DataTypeName(data.type)) + " is no integer type";
+  if (!how.scales.present()) return "codes without scales";
+  codes.is_signed = IsSignedCode(data.type);
+  if (data.strides[kCol] != 1 && channels != 1) {
+    return "the channels of a token are not side by side";
+  }
+  for (int axis = 0; axis < kCol; ++axis) {
+    if (data.strides[axis] * codes.bits % 8 != 0) return "tokens do not begin at whole bytes";
+  }
+  if (data.offset * codes.bits % 8 != 0) return "tokens do not begin at whole bytes";
+  const bool varies = how.scales.strides[kCol] != 0 ||
+                      (how.zero_points.present() && how.zero_points.strides[kCol] != 0);
+  codes.group = varies ? std::min(how.group[kCol], channels) : channels;
+  codes.run = how.group[kRow];
+  codes.by_channel = varies && codes.group < kMinRun;
+  if (codes.by_channel) {
+    const bool one_run = how.scales.strides[kRow] == 0 &&
+                         (!how.zero_points.present() || how.zero_points.strides[kRow] == 0);
+    if (one_run) codes.run = std::max<int64_t>(segment.tokens, kMinRun);
+    if (codes.group != 1 || codes.run < kMinRun) {
+      return "groups of " + std::to_string(codes.group) + " channels and " +
+             std::to_string(codes.run) + " tokens";
+    }
+    codes.group = channels;
+  } else if (codes.group < channels && codes.group % 16 != 0) {
+    return "groups of " + std::to_string(codes.group) + " channels";
+  }
+  codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
+  // Parts: to the end of a group, of the channels, or of what a sum may hold.
+  const int64_t per_column = 32 / codes.bits;
+  const int64_t used = CeilDiv(channels, per_column);
+  codes.columns = CeilDiv(used, kColumnChunk) * kColumnChunk;
+  int64_t length = 0;
+  for (int64_t c = 0; c < used; ++c) {
+    ++length;
+    const int64_t next = (c + 1) * per_column;
+    if (next % codes.group != 0 && c + 1 != used && length < kMaxPartColumns) continue;
+    codes.part_ends.push_back(static_cast<int32_t>(c + 1));
+    codes.part_groups.push_back(static_cast<int32_t>(c * per_column / codes.group));
+    length = 0;
+  }
+  codes.usable = channels > 0;
+  return codes.usable ? "" : "no channels";
+}
+
+CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
+    : channels_(problem.head_size) {
+  const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
+  const int64_t rows = problem.row_tile;
+  const int64_t dwords = most([](const Segment& s) { return s.codes.columns * 16 / s.codes.bits; });
+  const int64_t parts =
+      most([](const Segment& s) { return static_cast<int64_t>(s.codes.part_groups.size()); });
+  const int64_t groups = most(Groups);
+  queries_.pairs = reinterpret_cast<int32_t*>(arena.Take(rows * dwords));
+  queries_.starts = reinterpret_cast<int32_t*>(arena.Take(rows * parts));
+  queries_.sums = arena.Take(rows * parts);
+  queries_.scales = arena.Take(parts == 0 ? 0 : rows);
+  scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
+  biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
+  staging_ = arena.Take(groups * kTokenTile);
+  scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
+}
+
+bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
+                         const float* q, int64_t rows) {
+  const CodeLayout& codes = segment.codes;
+  const int64_t run = codes.by_channel ? p.at[kRow] / codes.run : 0;
+  if (prepared_ == &segment && prepared_run_ == run) return finite_;
+  prepared_ = &segment;
+  prepared_run_ = run;
+  const CodeColumns columns = ColumnsOf(codes, channels_);
+  const CodeKernels& kernels = *reader.kernels->codes;
+  if (!codes.by_channel) {
+    return finite_ = kernels.prepare(q, rows, {}, columns, OffsetOf(codes), queries_);
+  }
+  // The channels' scales move to the queries, and with them the zero points to one sum a row.
+  const Dequantization& how = segment.dequantization;
+  const bool has_points = how.zero_points.present();
+  ReadChannels(reader, how, how.scales, p, channels_, scales_);
+  if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases_);
+  finite_ = kernels.biases(scales_, has_points ? biases_ : nullptr, how.real_zero_points, 0.f,
+                           /*in_codes=*/true, channels_, has_points ? biases_ : nullptr) &&
+            kernels.prepare(q, rows, {scales_, has_points ? biases_ : nullptr}, columns,
+                            OffsetOf(codes), queries_);
+  return finite_;
+}
+
+bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const Position& p,
+                             int64_t n, const float* q, int64_t rows, float* scores) {
+  const CodeLayout& codes = segment.codes;
+  if (!Prepare(reader, segment, p, q, rows)) return false;
+  CodeParameters parameters;
+  if (codes.by_channel) {
+    const bool biased = segment.dequantization.zero_points.present();
+    parameters = {kOnes.at, biased ? kOnes.at : nullptr};
+  } else if (!ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/false, staging_,
+                             scales_, biases_, &parameters)) {
+    return false;
+  }
+  const uint8_t flip = !codes.is_signed  ? 0
+                       : codes.bits == 8 ? 0x80
+                       : codes.bits == 4 ? 0x88
+                                         : 0xaa;
+  reader.kernels->codes->scores(RowsAt(reader, segment, p, n, channels_), flip,
+                                ColumnsOf(codes, channels_), queries_, rows, parameters, scores);
+  return true;
+}
+
+bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
+                          int64_t n, const float* q, int64_t rows, float* scores) {
+  p.at[kRow] = token;
+  p.at[kCol] = 0;
+  const int64_t run = segment.codes.by_channel ? segment.codes.run : n + token;
+  return ForRuns(token, n, run, [&](int64_t first, int64_t tokens) {
+    Position at = p;
+    at.at[kRow] += first;
+    if (tokens == n) return MultiplyRun(reader, segment, at, n, q, rows, scores);
+    // The kernel writes whole vectors, which may end past the run.
+    if (!MultiplyRun(reader, segment, at, tokens, q, rows, scores_)) return false;
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(scores_ + r * kTokenTile, tokens, scores + r * kTokenTile + first);
+    }
+    return true;
+  });
+}
+
+CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
+    : channels_(problem.v_head_size) {
+  const int64_t groups = Most(problem.v, problem.v_segments, Groups);
+  const int64_t rows = groups == 0 ? 0 : problem.row_tile;
+  const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
+  scales_ = arena.Take(std::max(groups * kTokenTile, runs));
+  biases_ = arena.Take(std::max(groups * kTokenTile, runs));
+  staging_ = arena.Take(groups * kTokenTile);
+  probs_ = arena.Take(rows * kTokenTile);
+  weight_scales_ = arena.Take(rows * groups);
+  weight_biases_ = arena.Take(rows * groups);
+  weights_ = reinterpret_cast<int16_t*>(arena.Take(rows * groups * kTokenTile / 2));
+}
+
+bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
+                          int64_t n, const float* probs, int64_t rows, const float* shrink,
+                          float* out) {
+  p.at[kRow] = token;
+  p.at[kCol] = 0;
+  const CodeLayout& codes = segment.codes;
+  if (codes.by_channel) {
+    return MultiplyByRuns(reader, segment, p, n, probs, rows, shrink, out);
+  }
+  CodeParameters parameters;
+  const float offset = codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
+  if (!ReadParameters(reader, segment, p, n, offset, /*in_codes=*/true, staging_, scales_, biases_,
+                      &parameters)) {
+    return false;
+  }
+  const CodeKernels& kernels = *reader.kernels->codes;
+  kernels.weights(probs, rows, parameters, codes.groups, weights_, weight_scales_, weight_biases_);
+  const CodeKernels::Values values = {
+      .rows = RowsAt(reader, segment, p, n, channels_),
+      .bits = codes.bits,
+      .is_signed = codes.is_signed,
+      .channels = channels_,
+      .group = codes.group,
+      .groups = codes.groups,
+      .weights = weights_,
+      .weight_scales = weight_scales_,
+      .weight_biases = weight_biases_,
+  };
+  kernels.values(values, rows, shrink, out);
+  return true;
+}
+
+bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Position p, int64_t n,
+                                const float* probs, int64_t rows, const float* shrink, float* out) {
+  const CodeLayout& codes = segment.codes;
+  const Dequantization& how = segment.dequantization;
+  const CodeKernels& kernels = *reader.kernels->codes;
+  const float offset = codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
+  const int64_t token = p.at[kRow];
+  // First all parameters, so that nothing is added unless they are finite.
+  int64_t at = 0;
+  const bool finite = ForRuns(token, n, codes.run, [&](int64_t first, int64_t) {
+    p.at[kRow] = token + first;
+    float* scales = scales_ + at;
+    float* biases = biases_ + at;
+    at += channels_;
+    ReadChannels(reader, how, how.scales, p, channels_, scales);
+    const bool has_points = how.zero_points.present();
+    if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases);
+    return kernels.biases(scales, has_points ? biases : nullptr, how.real_zero_points, offset,
+                          /*in_codes=*/false, channels_, biases);
+  });
+  if (!finite) return false;
+  at = 0;
+  return ForRuns(token, n, codes.run, [&](int64_t first, int64_t tokens) {
+    p.at[kRow] = token + first;
+    const float* part = probs;
+    if (tokens != n) {
+      std::fill_n(probs_, rows * kTokenTile, 0.f);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(probs + r * kTokenTile + first, tokens, probs_ + r * kTokenTile);
+      }
+      part = probs_;
+    }
+    kernels.weights(part, rows, {kOnes.at, kOnes.at}, 1, weights_, weight_scales_, weight_biases_);
+    const CodeKernels::Values values = {
+        .rows = RowsAt(reader, segment, p, tokens, channels_),
+        .bits = codes.bits,
+        .is_signed = codes.is_signed,
+        .channels = channels_,
+        .group = channels_,
+        .groups = 1,
+        .weights = weights_,
+        .weight_scales = weight_scales_,
+        .weight_biases = weight_biases_,
+        .channel_scales = scales_ + at,
+        .channel_biases = biases_ + at,
+    };
+    // What was there shrinks once.
+    kernels.values(values, rows, first == 0 ? shrink : kOnes.at, out);
+    at += channels_;
+    return true;
+  });
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,70 @@
+// The products of a unit on stored codes: reads parameters, keeps the queries prepared, and
+// calls the kernels of codes.h.
+#ifndef KVANT_KERNELS_CPU_CODE_PRODUCTS_H_
+#define KVANT_KERNELS_CPU_CODE_PRODUCTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "kvant/kernels/cpu/arena.h"
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+// More rows than this are better served by a tile that is dequantized once.
+inline constexpr int64_t kMaxCodeRows = 16;
+
+// Sets segment.codes for tokens of `channels` channels; returns why it stays unusable, in words,
+// or nothing.
+std::string DescribeCodes(int64_t channels, Segment& segment);
+
+// Scores of one unit.
+class CodeScores {
+ public:
+  // Takes scratch from `arena`.
+  CodeScores(const AttentionProblem& problem, Arena& arena);
+
+  // scores[r][t] = q[r] . k[token + t] for tokens [token, token + n) of the segment at batch
+  // position `p`, n <= kTokenTile. False, with scores unspecified, if a query or a parameter is
+  // not finite.
+  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
+                const float* q, int64_t rows, float* scores);
+
+ private:
+  bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                   const float* q, int64_t rows, float* scores);
+  bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
+               int64_t rows);
+
+  const int64_t channels_;
+  const Segment* prepared_ = nullptr;  // what queries_ holds, and for which run of tokens
+  int64_t prepared_run_ = -1;
+  bool finite_ = false;
+  CodeQueries queries_;
+  float *scales_, *biases_, *staging_, *scores_;
+};
+
+// Weighted sums of values of one unit.
+class CodeValues {
+ public:
+  CodeValues(const AttentionProblem& problem, Arena& arena);
+
+  // out[r] = out[r] * shrink[r] + sum_t probs[r][t] * v[token + t]; probs are 0 from n on.
+  // False, with out as it was, if a parameter is not finite.
+  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
+                const float* probs, int64_t rows, const float* shrink, float* out);
+
+ private:
+  bool MultiplyByRuns(const Reader& reader, const Segment& segment, Position p, int64_t n,
+                      const float* probs, int64_t rows, const float* shrink, float* out);
+
+  const int64_t channels_;
+  float *scales_, *biases_, *staging_, *probs_, *weight_scales_, *weight_biases_;
+  int16_t* weights_;
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CODE_PRODUCTS_H_

@@ -1,0 +1,117 @@
+// Attention on the stored codes of K and V, with integer dot products.
+//
+// A row of queries becomes s16 integers under one power-of-two scale, so that
+//
+//   score = scale_q * sum_g scale_g * (sum_{d in g} q16[d] * code[d] - zero_g * sum_{d in g}
+//   q16[d])
+//
+// and the probabilities of a tile, times the values' scales, become s16 weights under
+// one scale per row and group. Codes are unsigned in the products: the sign bit of signed
+// ones is flipped, which adds `offset` to their zero point. Sums are s32 and exact.
+#ifndef KVANT_KERNELS_CPU_CODES_H_
+#define KVANT_KERNELS_CPU_CODES_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/attention_args.h"
+
+namespace kvant::cpu {
+
+// Where queries lie for the products. A dword of codes holds 32 / bits of them, and so
+// many pairs of them side by side in its halves: pair k is the k-th of the low half and
+// the k-th of the high half. Rows go in blocks of 4, 2 and 1 (RowBlock);
+// block -> dword of the token's codes -> pair -> row -> {low, high} as s16.
+inline int64_t RowBlock(int64_t rows_left) { return rows_left >= 4 ? 4 : rows_left >= 2 ? 2 : 1; }
+
+// Dword columns that are multiplied in one go, whatever the instruction set: a row of
+// queries is padded with zeros to a multiple of it.
+inline constexpr int64_t kColumnChunk = 16;
+
+struct CodeQueries {
+  int32_t* pairs = nullptr;   // rows * columns * pairs per dword, as above
+  int32_t* starts = nullptr;  // [rows][parts]: -offset * sum of the part's queries
+  float* sums = nullptr;      // [rows][parts]: sum of the part's queries, or see prepare
+  float* scales = nullptr;    // [rows]
+};
+
+// Channels of a token, by dword columns: runs of columns ("parts") that share parameters.
+struct CodeColumns {
+  int bits = 8;
+  int64_t channels = 0;
+  int64_t columns = 0;  // a multiple of kColumnChunk
+  int64_t parts = 0;
+  const int32_t* part_ends = nullptr;    // [parts]: the column after the part
+  const int32_t* part_groups = nullptr;  // [parts]: the row of the parameter tile
+};
+
+// A tile of parameters: [groups][kTokenTile], zeros beyond the tokens. Biases, zero points in
+// codes or times the scale, are null where there are none.
+struct CodeParameters {
+  const float* scales = nullptr;
+  const float* biases = nullptr;
+};
+
+// Parameters that vary with the channel and so move to the queries; null where there are none.
+struct CodeFactors {
+  const float* scales = nullptr;
+  const float* zero_points = nullptr;  // in codes
+};
+
+// Stored tokens of one head, and how far ahead of each byte to prefetch (0: nothing).
+struct CodeRows {
+  const uint8_t* data = nullptr;
+  int64_t stride = 0;     // bytes from token to token
+  int64_t row_bytes = 0;  // that hold channels
+  int64_t tokens = 0;     // at most kTokenTile
+  int64_t ahead = 0;
+};
+
+struct CodeKernels {
+  // q: [rows][channels], times the factors' scales if there are any: then the sums are 0 but for
+  // the first part's, that of all queries times zero points. False, and nothing prepared, if
+  // a product is not finite.
+  bool (*prepare)(const float* q, int64_t rows, const CodeFactors& factors,
+                  const CodeColumns& columns, int32_t offset, const CodeQueries& out);
+
+  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written.
+  void (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+                 const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+                 float* scores);
+
+  // From [n][groups] to [groups][kTokenTile], n <= kTokenTile, zeros beyond n.
+  void (*transpose)(const float* from, int64_t n, int64_t groups, float* to);
+
+  // Zero points, 0 where null, plus offset, in codes or times the scales; where `real`, zero points
+  // are in real units already. Null biases are not written. Whether biases and scales are finite.
+  bool (*biases)(const float* scales, const float* zero_points, bool real, float offset,
+                 bool in_codes, int64_t n, float* biases);
+
+  // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
+  // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with
+  // biases in codes.
+  void (*weights)(const float* probs, int64_t rows, const CodeParameters& parameters,
+                  int64_t groups, int16_t* weights, float* weight_scales, float* weight_biases);
+
+  // out[r][d] = out[r][d] * shrink[r]
+  //           + sum_t weights[r][g][t] * code[t][d] * weight_scales[r][g] - weight_biases[r][g]
+  // with g = d / group; where channel_scales is not null, the sum is multiplied by
+  // channel_scales[d] and the bias by channel_biases[d].
+  struct Values {
+    CodeRows rows;
+    int bits = 8;
+    bool is_signed = false;  // of 8 bits: read as such; narrower ones are flipped to unsigned
+    int64_t channels = 0;
+    int64_t group = 0;  // a multiple of 16, or at least `channels`
+    int64_t groups = 0;
+    const int16_t* weights = nullptr;
+    const float* weight_scales = nullptr;
+    const float* weight_biases = nullptr;
+    const float* channel_scales = nullptr;
+    const float* channel_biases = nullptr;
+  };
+  void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CODES_H_

@@ -1,0 +1,148 @@
+// What codes_kernels.h needs of AVX2 with FMA.
+#ifndef KVANT_KERNELS_CPU_ISA_CODES_AVX2_H_
+#define KVANT_KERNELS_CPU_ISA_CODES_AVX2_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kvant/kernels/cpu/isa/simd_avx2.h"
+
+namespace kvant::cpu {
+namespace {
+
+struct Avx2Codes : Avx2 {
+  static constexpr int kDotAccumulators = 8;
+  using I = __m256i;
+
+  static I Dword(int32_t value) { return _mm256_set1_epi32(value); }
+  static I ZeroDwords() { return _mm256_setzero_si256(); }
+  static I AddDwords(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  static I And(I a, I b) { return _mm256_and_si256(a, b); }
+  template <int kBits>
+  static I ShiftHalves(I a) {
+    return _mm256_srli_epi16(a, kBits);
+  }
+  // acc + a.low * b.low + a.high * b.high, of s16 halves.
+  static I Dot(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+  static Vector ToFloat(I a) { return _mm256_cvtepi32_ps(a); }
+
+  static Vector MaxAbs(Vector a, Vector b) {
+    const Vector sign = Set1(-0.f);
+    return _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b));
+  }
+  // a > limit ? b : 0
+  static Vector WhereAbove(Vector a, float limit, Vector b) {
+    return _mm256_and_ps(_mm256_cmp_ps(a, Set1(limit), _CMP_GT_OQ), b);
+  }
+
+  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
+  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
+    const Vector low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+    *lo = _mm256_permute2f128_ps(low, high, 0x20);
+    *hi = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
+    const Vector low = _mm256_permute2f128_ps(a, b, 0x20),
+                 high = _mm256_permute2f128_ps(a, b, 0x31);
+    *even = _mm256_shuffle_ps(low, high, 0x88);
+    *odd = _mm256_shuffle_ps(low, high, 0xdd);
+  }
+
+  static void Transpose(Vector r[kWidth]) {
+    Vector t[kWidth];
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+      r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+      r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+      t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < kWidth; ++i) r[i] = t[i];
+  }
+
+  // Lane i of v[0] becomes op over all lanes of v[i].
+  template <typename Op>
+  static void FoldEach(Vector v[kWidth], Op op) {
+    for (int i = 0; i < 4; ++i) {
+      v[i] = op(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    }
+    for (int i = 0; i < 2; ++i) {
+      v[i] = op(_mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0x44),
+                _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0xee));
+    }
+    v[0] = op(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
+  }
+
+  // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns.
+  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes,
+                      I out[kWidth]) {
+    Vector rows[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      const uint8_t* row = p + (i < last ? i : last) * stride;
+      rows[i] = _mm256_castsi256_ps(
+          bytes >= 32 ? _mm256_loadu_si256(reinterpret_cast<const I*>(row)) : Tail(row, bytes));
+    }
+    Transpose(rows);
+    for (int i = 0; i < kWidth; ++i) out[i] = _mm256_castps_si256(rows[i]);
+  }
+
+  // Dword j: byte j of one token and byte j of the next, as 16-bit halves.
+  template <bool kSigned>
+  static I TokenPair(const uint8_t* p0, const uint8_t* p1, int64_t bytes) {
+    uint64_t a = 0, b = 0;
+    std::memcpy(&a, p0, bytes >= kWidth ? kWidth : bytes);
+    std::memcpy(&b, p1, bytes >= kWidth ? kWidth : bytes);
+    const __m128i both = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(a)),
+                                           _mm_cvtsi64_si128(static_cast<int64_t>(b)));
+    return kSigned ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
+  }
+
+  // The pair of weights at `at` of each of kGroups, over equal runs of lanes.
+  template <int kGroups>
+  static I Weights(const int16_t* const (&groups)[kGroups], int64_t at) {
+    const I weight = Dword(Pair(groups[0] + at));
+    if constexpr (kGroups == 1) {
+      return weight;
+    } else {
+      return _mm256_blend_epi32(weight, Dword(Pair(groups[1] + at)), 0xf0);
+    }
+  }
+
+  // Half to even.
+  static Vector Round(Vector a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  // Integers in s16.
+  static void StoreHalves(int16_t* to, Vector a, Vector b) {
+    const I packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
+
+ private:
+  static I Tail(const uint8_t* p, int64_t bytes) {
+    alignas(32) uint8_t copy[32] = {};
+    std::memcpy(copy, p, bytes);
+    return _mm256_load_si256(reinterpret_cast<const I*>(copy));
+  }
+  static int32_t Pair(const int16_t* pair) {
+    int32_t value;
+    __builtin_memcpy(&value, pair, sizeof(value));
+    return value;
+  }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_CODES_AVX2_H_

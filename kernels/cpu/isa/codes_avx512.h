@@ -1,0 +1,167 @@
+// What codes_kernels.h needs of AVX-512 with VNNI.
+#ifndef KVANT_KERNELS_CPU_ISA_CODES_AVX512_H_
+#define KVANT_KERNELS_CPU_ISA_CODES_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/isa/simd_avx512.h"
+
+namespace kvant::cpu {
+namespace {
+
+struct Avx512Codes : Avx512 {
+  static constexpr int kDotAccumulators = 16;
+  using I = __m512i;
+
+  static I Dword(int32_t value) { return _mm512_set1_epi32(value); }
+  static I ZeroDwords() { return _mm512_setzero_si512(); }
+  static I AddDwords(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static I And(I a, I b) { return _mm512_and_si512(a, b); }
+  template <int kBits>
+  static I ShiftHalves(I a) {
+    return _mm512_srli_epi16(a, kBits);
+  }
+  // acc + a.low * b.low + a.high * b.high, of s16 halves.
+  static I Dot(I acc, I a, I b) {
+    // Not the intrinsic, for which GCC 12 copies every accumulator of a loop.
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
+  static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
+
+  static Vector MaxAbs(Vector a, Vector b) { return _mm512_range_ps(a, b, 0xb); }
+  // a > limit ? b : 0
+  static Vector WhereAbove(Vector a, float limit, Vector b) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Set1(limit), _CMP_GT_OQ), b);
+  }
+
+  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
+  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
+    const I low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const I high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    *lo = _mm512_permutex2var_ps(a, low, b);
+    *hi = _mm512_permutex2var_ps(a, high, b);
+  }
+  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
+    const I evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const I odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    *even = _mm512_permutex2var_ps(a, evens, b);
+    *odd = _mm512_permutex2var_ps(a, odds, b);
+  }
+
+  static void Transpose(I r[kWidth]) {
+    I t[kWidth];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+      r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+      r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+      r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+      t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+      t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+      t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+      r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+      r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+      r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+      r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+  }
+  // Lane i of v[0] becomes op over all lanes of v[i].
+  template <typename Op>
+  static void FoldEach(Vector v[kWidth], Op op) {
+    for (int i = 0; i < 8; ++i) {
+      v[i] = op(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    }
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+      v[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int left = 2; left > 0; left /= 2) {
+      for (int i = 0; i < left; ++i) {
+        v[i] = op(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                  _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
+      }
+    }
+  }
+
+  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns.
+  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes,
+                      I out[kWidth]) {
+    const __mmask64 part = bytes >= 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
+    if (last >= kWidth - 1) {
+      for (int i = 0; i < kWidth; ++i) out[i] = _mm512_maskz_loadu_epi8(part, p + i * stride);
+    } else {
+      for (int i = 0; i < kWidth; ++i) {
+        out[i] = _mm512_maskz_loadu_epi8(part, p + (i < last ? i : last) * stride);
+      }
+    }
+    Transpose(out);
+  }
+
+  // Dword j: byte j of one token and byte j of the next, as 16-bit halves.
+  template <bool kSigned>
+  static I TokenPair(const uint8_t* p0, const uint8_t* p1, int64_t bytes) {
+    __m128i a, b;
+    if (bytes >= kWidth) {
+      a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p0));
+      b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p1));
+    } else {
+      a = _mm_maskz_loadu_epi8(First(bytes), p0);
+      b = _mm_maskz_loadu_epi8(First(bytes), p1);
+    }
+    const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+    return kSigned ? _mm512_cvtepi8_epi16(both) : _mm512_cvtepu8_epi16(both);
+  }
+
+  // The pair of weights at `at` of each of kGroups, over equal runs of lanes.
+  template <int kGroups>
+  static I Weights(const int16_t* const (&groups)[kGroups], int64_t at) {
+    I weight = Dword(Pair(groups[0] + at));
+    if constexpr (kGroups == 2) {
+      weight = _mm512_mask_set1_epi32(weight, 0xff00, Pair(groups[1] + at));
+    } else if constexpr (kGroups == 4) {
+      weight = _mm512_mask_set1_epi32(weight, 0x00f0, Pair(groups[1] + at));
+      weight = _mm512_mask_set1_epi32(weight, 0x0f00, Pair(groups[2] + at));
+      weight = _mm512_mask_set1_epi32(weight, 0xf000, Pair(groups[3] + at));
+    }
+    return weight;
+  }
+
+  // Half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
+  static Vector Round(Vector a) {
+    const Vector magic = Set1(12582912.f);
+    return Sub(Add(a, magic), magic);
+  }
+  // Integers in s16.
+  static void StoreHalves(int16_t* to, Vector a, Vector b) {
+    const I halves =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a))),
+                           _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(b)), 1);
+    _mm512_storeu_si512(to, halves);
+  }
+
+ private:
+  static int32_t Pair(const int16_t* pair) {
+    int32_t value;
+    __builtin_memcpy(&value, pair, sizeof(value));
+    return value;
+  }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_CODES_AVX512_H_
