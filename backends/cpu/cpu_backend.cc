@@ -18,7 +18,7 @@ namespace {
 class FusedAttention : public Executable {
  public:
   FusedAttention(const AttentionSpec& spec, const KernelSet& kernels)
-      : plan_(spec), kernels_(kernels) {}
+      : plan_(spec, kernels), kernels_(kernels) {}
 
   std::string kernel() const override {
     return absl::StrCat("cpu/", kernels_.name, " online softmax, ", plan_.ToString());

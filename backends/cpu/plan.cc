@@ -11,9 +11,11 @@ namespace {
 
 // Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
 // enough that queries and outputs stay in the second-level cache with them.
-constexpr int64_t kMaxRowTile = 64;
+constexpr int64_t kMaxRowTile = 128;
 constexpr int64_t kMinRowTile = 4;
-constexpr int64_t kRowTileFloats = 16 * 1024;
+constexpr int64_t kRowTileFloats = 32 * 1024;
+// Up to so many rows, multiplying rows as they are stored beats sharing a tile.
+constexpr int64_t kMaxStoredRows = 16;
 // Tokens are split until there are so many units, whatever the number of threads, into
 // chunks that are not shorter than this.
 constexpr int64_t kEnoughUnits = 64;
@@ -156,9 +158,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multipl
 
 }  // namespace
 
-Plan::Plan(const AttentionSpec& spec) : spec_(spec) {
+Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels) : spec_(spec) {
   Describe();
   ChooseTiles();
+  ChooseProducts(kernels);
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
 }
@@ -216,9 +219,44 @@ void Plan::ChooseTiles() {
   p.splits = CeilDiv(p.kv_len, p.chunk);
 }
 
+void Plan::ChooseProducts(const KernelSet& kernels) {
+  AttentionProblem& p = problem_;
+  // Only where tokens, not channels, are dense is a tile the cheaper way to read few rows.
+  const auto by_token = [](const Segment& segment) {
+    return segment.data.strides[kRow] != 1 || segment.data.strides[kCol] == 1;
+  };
+  const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
+  const auto all = [&](auto is) {
+    return std::all_of(k_.begin(), k_.end(), is) && std::all_of(v_.begin(), v_.end(), is);
+  };
+  const auto any = [&](auto is) {
+    return std::any_of(k_.begin(), k_.end(), is) || std::any_of(v_.begin(), v_.end(), is);
+  };
+  const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
+                            (spec_.apply_to_int || !any(integer));
+  if (p.row_tile <= kMaxStoredRows) {
+    if (kernels.qk_stored != nullptr && all(by_token)) p.products = Products::kStoredRows;
+  } else if (kernels.pairs != nullptr && bf16_will_do) {
+    p.products = Products::kPairs;
+  }
+}
+
+const char* Plan::ProductsName() const {
+  switch (problem_.products) {
+    case Products::kTiles:
+      return "f32 products";
+    case Products::kPairs:
+      return "bf16 products";
+    case Products::kStoredRows:
+      return "f32 products by stored row";
+  }
+  return "";
+}
+
 std::string Plan::ToString() const {
-  std::string text = absl::StrCat(problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
-                                  problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
+  std::string text =
+      absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
+                   problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
   if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
   const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
   return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");

@@ -22,7 +22,7 @@ std::string WhyUnsupported(const AttentionSpec& spec);
 class Plan {
  public:
   // `spec` must be supported.
-  explicit Plan(const AttentionSpec& spec);
+  Plan(const AttentionSpec& spec, const KernelSet& kernels);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
@@ -31,12 +31,14 @@ class Plan {
   // Scratch of one concurrent unit, and of all partial results, in floats.
   int64_t unit_floats() const { return unit_floats_; }
   int64_t partial_floats() const { return partial_floats_; }
-  // "16-row x 64-token tiles, 8 splits, 120 KiB scratch".
+  // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
   std::string ToString() const;
 
  private:
   void Describe();
   void ChooseTiles();
+  void ChooseProducts(const KernelSet& kernels);
+  const char* ProductsName() const;
 
   const AttentionSpec spec_;
   absl::InlinedVector<Segment, 1> k_;

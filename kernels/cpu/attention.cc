@@ -8,6 +8,7 @@
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/finish.h"
 #include "kvant/kernels/cpu/score_steps.h"
+#include "kvant/kernels/cpu/tile_products.h"
 
 namespace kvant::cpu {
 namespace {
@@ -21,10 +22,6 @@ int64_t RowsPerGroup(const AttentionProblem& problem) {
   return problem.q_len * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);
 }
 
-int64_t LineLength(const AttentionProblem& problem) {
-  return std::max({problem.head_size, problem.v_head_size, kTokenTile});
-}
-
 // Gives out parts of a buffer, a cache line apart; with a null one, adds up.
 class Arena {
  public:
@@ -34,6 +31,7 @@ class Arena {
     used_ += CeilDiv(floats, 16) * 16;
     return part;
   }
+  uint32_t* TakeDwords(int64_t dwords) { return reinterpret_cast<uint32_t*>(Take(dwords)); }
   int64_t used() const { return used_; }
 
  private:
@@ -42,8 +40,8 @@ class Arena {
 };
 
 // The scratch of a unit.
-struct Buffers {
-  float *q, *k, *v, *scores, *shrink, *line, *operands;
+struct Buffers : TileBuffers {
+  float *shrink, *operands;
   State state;
   int64_t floats;
 
@@ -55,7 +53,12 @@ struct Buffers {
     v = arena.Take(kTokenTile * problem.v_head_size);
     scores = arena.Take(rows * kTokenTile);
     shrink = arena.Take(rows);
-    line = arena.Take(LineScratchFloats(LineLength(problem)));
+    line = arena.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)));
+    if (problem.products == Products::kPairs) {
+      q_pairs = arena.TakeDwords(rows * Pairs(problem.head_size));
+      k_pairs = arena.TakeDwords(kTokenTile * Pairs(problem.head_size));
+      v_pairs = arena.TakeDwords(Pairs(kTokenTile) * problem.v_head_size);
+    }
     operands = arena.Take(2 * kTokenTile);
     state.max = arena.Take(rows);
     state.sum = arena.Take(rows);
@@ -97,12 +100,13 @@ class Unit {
         call_(call),
         tile_(MakeRowTile(problem_, index / problem_.splits)),
         index_(index),
-        buffers_(problem_, scratch) {
+        buffers_(problem_, scratch),
+        products_(problem_, reader_, tile_.batch, tile_.rows, buffers_) {
     const int64_t begin = index % problem_.splits * problem_.chunk;
     chunk_ = {begin, std::min(begin + problem_.chunk, problem_.kv_len)};
     kv_len_ = problem_.kv_lengths.present() ? reader_.Integer(problem_.kv_lengths, tile_.batch)
                                             : problem_.kv_len;
-    live_ = LiveRange();
+    FindRanges();
   }
 
   void Run() {
@@ -158,18 +162,23 @@ class Unit {
     Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
-  // Columns of the chunk that any row of the tile may see.
-  ColumnRange LiveRange() const {
-    ColumnRange range{chunk_.end, chunk_.begin};
+  // Columns of the chunk that any row of the tile may see, and those that no band hides
+  // from any row.
+  void FindRanges() {
+    live_ = {chunk_.end, chunk_.begin};
+    unbanded_ = chunk_;
     for (int64_t r = 0; r < tile_.rows; ++r) {
-      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      const Position p = tile_.At(r);
+      const ColumnRange clear = UnbandedColumns(problem_, reader_, p, kv_len_);
+      unbanded_.begin = std::max(unbanded_.begin, clear.begin);
+      unbanded_.end = std::min(unbanded_.end, clear.end);
+      const ColumnRange row = LiveColumns(problem_, reader_, p, kv_len_);
       if (row.begin >= row.end) continue;
-      range.begin = std::min(range.begin, row.begin);
-      range.end = std::max(range.end, row.end);
+      live_.begin = std::min(live_.begin, row.begin);
+      live_.end = std::max(live_.end, row.end);
     }
-    range.begin = std::max(range.begin / kTokenTile * kTokenTile, chunk_.begin);
-    range.end = std::min(range.end, chunk_.end);
-    return range;
+    live_.begin = std::max(live_.begin / kTokenTile * kTokenTile, chunk_.begin);
+    live_.end = std::min(live_.end, chunk_.end);
   }
 
   void LoadQueries() {
@@ -177,6 +186,27 @@ class Unit {
       DequantizeLine(reader_, problem_.q, problem_.q_dequantization, tile_.At(r), kCol,
                      problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
     }
+    FoldFactors();
+    products_.PrepareQueries();
+  }
+
+  // Multiplies queries by the steps that scale whole rows; unless a factor is such that
+  // the order of multiplications would show in more than rounding.
+  void FoldFactors() {
+    const int leading = LeadingFactors(problem_);
+    const auto is_plain = [&](int64_t r) {
+      const float factor = std::abs(Factor(problem_, reader_, tile_.At(r), leading));
+      return factor > 1e-15f && factor < 1e15f;
+    };
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      if (!is_plain(r)) return;
+    }
+    for (int64_t r = 0; r < tile_.rows && leading > 0; ++r) {
+      const float factor = Factor(problem_, reader_, tile_.At(r), leading);
+      float* q = buffers_.q + r * problem_.head_size;
+      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
+    }
+    first_step_ = leading;
   }
 
   // For each tile of tokens, computes the scores, with -inf beyond the tile's tokens, and
@@ -185,25 +215,25 @@ class Unit {
   void Sweep(Use use) {
     for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
       const int64_t n = std::min(kTokenTile, live_.end - token);
-      DequantizeTile(reader_, problem_.k, problem_.k_segments, tile_.batch, token, n,
-                     problem_.head_size, /*by_channel=*/true, buffers_.k, buffers_.line);
-      kernels_.qk(buffers_.q, tile_.rows, problem_.head_size, buffers_.k, buffers_.scores);
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        float* row = buffers_.scores + r * kTokenTile;
-        Position p = tile_.At(r);
-        p.at[kCol] = token;
-        ApplySteps(problem_, reader_, p, n, kv_len_, row, buffers_.operands);
-        std::fill(row + n, row + kTokenTile, kNegInf);
-      }
+      products_.MultiplyByKeys(token, n);
+      ApplyStepsToTile(token, n);
       use(token, n);
     }
   }
 
+  void ApplyStepsToTile(int64_t token, int64_t n) {
+    const StepRange steps{first_step_, unbanded_.begin <= token && token + n <= unbanded_.end};
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      float* row = buffers_.scores + r * kTokenTile;
+      Position p = tile_.At(r);
+      p.at[kCol] = token;
+      ApplySteps(problem_, reader_, steps, p, n, kv_len_, row, buffers_.operands);
+      std::fill(row + n, row + kTokenTile, kNegInf);
+    }
+  }
+
   void MultiplyByValues(int64_t token, int64_t n) {
-    DequantizeTile(reader_, problem_.v, problem_.v_segments, tile_.batch, token, n,
-                   problem_.v_head_size, /*by_channel=*/false, buffers_.v, buffers_.line);
-    kernels_.pv(buffers_.scores, tile_.rows, n, buffers_.v, problem_.v_head_size, buffers_.shrink,
-                buffers_.state.out);
+    products_.MultiplyByValues(token, n, buffers_.shrink, buffers_.state.out);
   }
 
   const KernelSet& kernels_;
@@ -213,8 +243,10 @@ class Unit {
   const RowTile tile_;
   const int64_t index_;
   Buffers buffers_;
+  const TileProducts products_;
   DropoutState dropout_;
-  ColumnRange chunk_, live_;
+  ColumnRange chunk_, live_, unbanded_;
+  int first_step_ = 0;
   int64_t kv_len_ = 0;
 };
 
