@@ -11,15 +11,17 @@ namespace {
 
 // Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
 // enough that queries and outputs stay in the second-level cache with them.
-constexpr int64_t kMaxRowTile = 128;
+constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-constexpr int64_t kRowTileFloats = 32 * 1024;
+constexpr int64_t kRowTileFloats = 64 * 1024;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
 constexpr int64_t kMaxStoredRows = 16;
 // Tokens are split until there are so many units, whatever the number of threads, into
 // chunks that are not shorter than this.
 constexpr int64_t kEnoughUnits = 64;
 constexpr int64_t kMinChunk = 256;
+// Partial results of all chunks take no more than this.
+constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 
@@ -214,7 +216,10 @@ void Plan::ChooseTiles() {
   const int64_t units = RowTiles(p);
   // Rounding probabilities needs the statistics over all tokens first.
   if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
-  const int64_t splits = std::min(CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk));
+  const int64_t affordable =
+      std::max<int64_t>(1, kMaxPartialFloats / (units * p.row_tile * (p.v_head_size + 2)));
+  const int64_t splits =
+      std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
   p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
   p.splits = CeilDiv(p.kv_len, p.chunk);
 }
