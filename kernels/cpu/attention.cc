@@ -101,7 +101,7 @@ class Unit {
         tile_(MakeRowTile(problem_, index / problem_.splits)),
         index_(index),
         buffers_(problem_, scratch),
-        products_(problem_, reader_, tile_.batch, tile_.rows, buffers_) {
+        products_(problem_, reader_, tile_.batch, buffers_) {
     const int64_t begin = index % problem_.splits * problem_.chunk;
     chunk_ = {begin, std::min(begin + problem_.chunk, problem_.kv_len)};
     kv_len_ = problem_.kv_lengths.present() ? reader_.Integer(problem_.kv_lengths, tile_.batch)
@@ -123,11 +123,13 @@ class Unit {
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
     if (problem_.probs_rounding.type != kUndef) return RunInTwoPasses();
-    Sweep([this](int64_t token, int64_t n) {
-      kernels_.softmax(buffers_.scores, tile_.rows, buffers_.state.max, buffers_.state.sum,
+    Sweep([this](const Part& part) {
+      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
                        buffers_.shrink);
-      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
-      MultiplyByValues(token, n);
+      if (problem_.dropout) {
+        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+      }
+      MultiplyByValues(part);
     });
     if (problem_.splits == 1) {
       AddSinks(problem_, reader_, tile_, state);
@@ -140,39 +142,53 @@ class Unit {
   // then the scores once more.
   void RunInTwoPasses() {
     State& state = buffers_.state;
-    Sweep([this, &state](int64_t, int64_t) {
-      kernels_.softmax(buffers_.scores, tile_.rows, state.max, state.sum, buffers_.shrink);
+    Sweep([this](const Part& part) {
+      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
+                       buffers_.shrink);
     });
     AddSinks(problem_, reader_, tile_, state);
-    Sweep([this, &state](int64_t token, int64_t n) {
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        float* row = buffers_.scores + r * kTokenTile;
-        kernels_.exp_row(row, state.max[r] == kNegInf ? 0.f : state.max[r]);
+    Sweep([this](const Part& part) {
+      for (int64_t r = 0; r < part.tile.rows; ++r) {
+        float* row = part.scores + r * kTokenTile;
+        kernels_.exp_row(row, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
         // Of an empty row, Finish decides what the output is.
-        const float sum = state.sum[r] == 0.f ? 1.f : state.sum[r];
+        const float sum = part.state.sum[r] == 0.f ? 1.f : part.state.sum[r];
         for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
       }
-      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        RoundValues(problem_.probs_rounding, n, buffers_.scores + r * kTokenTile);
+      if (problem_.dropout) {
+        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
       }
-      std::fill_n(buffers_.shrink, tile_.rows, 1.f);
-      MultiplyByValues(token, n);
+      for (int64_t r = 0; r < part.tile.rows; ++r) {
+        RoundValues(problem_.probs_rounding, part.tokens, part.scores + r * kTokenTile);
+      }
+      std::fill_n(buffers_.shrink, part.tile.rows, 1.f);
+      MultiplyByValues(part);
     });
     Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
-  // Columns of the chunk that any row of the tile may see, and those that no band hides
-  // from any row.
+  // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
+  struct Part {
+    int64_t token = 0, tokens = 0;
+    int64_t from = 0;  // among the unit's rows
+    RowTile tile;
+    float* scores = nullptr;
+    State state;
+  };
+
+  // Columns of the chunk that any row of the tile may see, those that all may, and those
+  // that no band hides from any.
   void FindRanges() {
     live_ = {chunk_.end, chunk_.begin};
-    unbanded_ = chunk_;
+    unbanded_ = shared_ = chunk_;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const Position p = tile_.At(r);
       const ColumnRange clear = UnbandedColumns(problem_, reader_, p, kv_len_);
       unbanded_.begin = std::max(unbanded_.begin, clear.begin);
       unbanded_.end = std::min(unbanded_.end, clear.end);
       const ColumnRange row = LiveColumns(problem_, reader_, p, kv_len_);
+      shared_.begin = std::max(shared_.begin, row.begin);
+      shared_.end = std::min(shared_.end, row.end);
       if (row.begin >= row.end) continue;
       live_.begin = std::min(live_.begin, row.begin);
       live_.end = std::max(live_.end, row.end);
@@ -187,7 +203,7 @@ class Unit {
                      problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
     }
     FoldFactors();
-    products_.PrepareQueries();
+    products_.PrepareQueries(tile_.rows);
   }
 
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
@@ -209,31 +225,54 @@ class Unit {
     first_step_ = leading;
   }
 
-  // For each tile of tokens, computes the scores, with -inf beyond the tile's tokens, and
-  // calls use(first token, tokens).
+  // For each tile of tokens, computes the scores of the rows that may see any, with -inf
+  // beyond the tile's tokens, and calls use(part).
   template <typename Use>
   void Sweep(Use use) {
     for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
-      const int64_t n = std::min(kTokenTile, live_.end - token);
-      products_.MultiplyByKeys(token, n);
-      ApplyStepsToTile(token, n);
-      use(token, n);
+      const Part part = MakePart(token, std::min(kTokenTile, live_.end - token));
+      if (part.tile.rows == 0) continue;
+      products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
+      ApplyStepsTo(part);
+      use(part);
     }
   }
 
-  void ApplyStepsToTile(int64_t token, int64_t n) {
-    const StepRange steps{first_step_, unbanded_.begin <= token && token + n <= unbanded_.end};
-    for (int64_t r = 0; r < tile_.rows; ++r) {
-      float* row = buffers_.scores + r * kTokenTile;
-      Position p = tile_.At(r);
-      p.at[kCol] = token;
-      ApplySteps(problem_, reader_, steps, p, n, kv_len_, row, buffers_.operands);
-      std::fill(row + n, row + kTokenTile, kNegInf);
+  Part MakePart(int64_t token, int64_t n) const {
+    const auto live = [&](int64_t r) {
+      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      return row.begin < token + n && token < row.end;
+    };
+    int64_t from = 0, to = tile_.rows;
+    if (token < shared_.begin || shared_.end < token + n) {
+      while (from < to && !live(from)) ++from;
+      while (from < to && !live(to - 1)) --to;
+    }
+    Part part{token, n, from, tile_, buffers_.scores + from * kTokenTile, buffers_.state};
+    part.tile.first += from;
+    part.tile.rows = to - from;
+    part.state.max += from;
+    part.state.sum += from;
+    part.state.out += from * problem_.v_head_size;
+    return part;
+  }
+
+  void ApplyStepsTo(const Part& part) {
+    const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
+    const StepRange steps = StepsLeft(problem_, first_step_, inside);
+    if (steps.first == problem_.step_count && part.tokens == kTokenTile) return;
+    for (int64_t r = 0; r < part.tile.rows; ++r) {
+      float* row = part.scores + r * kTokenTile;
+      Position p = part.tile.At(r);
+      p.at[kCol] = part.token;
+      ApplySteps(problem_, reader_, steps, p, part.tokens, kv_len_, row, buffers_.operands);
+      std::fill(row + part.tokens, row + kTokenTile, kNegInf);
     }
   }
 
-  void MultiplyByValues(int64_t token, int64_t n) {
-    products_.MultiplyByValues(token, n, buffers_.shrink, buffers_.state.out);
+  void MultiplyByValues(const Part& part) {
+    products_.MultiplyByValues(part.token, part.tokens, part.from, part.tile.rows, buffers_.shrink,
+                               part.state.out);
   }
 
   const KernelSet& kernels_;
@@ -245,7 +284,7 @@ class Unit {
   Buffers buffers_;
   const TileProducts products_;
   DropoutState dropout_;
-  ColumnRange chunk_, live_, unbanded_;
+  ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
   int64_t kv_len_ = 0;
 };

@@ -199,6 +199,12 @@ float Factor(const AttentionProblem& problem, const Reader& reader, const Positi
   return factor;
 }
 
+StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands) {
+  const auto skipped = [&](const Step& step) { return in_bands && step.kind == Step::Kind::kBand; };
+  while (first < problem.step_count && skipped(problem.steps[first])) ++first;
+  return {first, in_bands};
+}
+
 void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
                 const Position& p, int64_t n, int64_t kv_len, float* scores, float* scratch) {
   for (int i = steps.first; i < problem.step_count; ++i) {

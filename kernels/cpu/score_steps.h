@@ -36,6 +36,9 @@ struct StepRange {
   int first = 0;            // those before it are in the queries
   bool skip_bands = false;  // the columns are in every band
 };
+// Those from `first` on, where `in_bands` says whether the columns are in every band; none are
+// left if the range begins at step_count.
+StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands);
 
 // Applies steps to scores of n columns from position `p` on; kv_len is the real length.
 // `scratch`: 2 * kTokenTile floats.

@@ -44,10 +44,10 @@ StoredRows RowsOf(const Reader& reader, const Segment& segment, Position p, int6
 
 }  // namespace
 
-void TileProducts::PrepareQueries() const {
+void TileProducts::PrepareQueries(int64_t rows) const {
   if (problem_.products != Products::kPairs) return;
   const int64_t size = problem_.head_size;
-  for (int64_t r = 0; r < rows_; ++r) {
+  for (int64_t r = 0; r < rows; ++r) {
     kernels_.pairs->pair_line(buffers_.q + r * size, size, buffers_.q_pairs + r * Pairs(size));
   }
 }
@@ -62,12 +62,14 @@ void TileProducts::ValueTile(int64_t token, int64_t n) const {
                  /*by_channel=*/false, buffers_.v, buffers_.line);
 }
 
-void TileProducts::MultiplyByKeys(int64_t token, int64_t n) const {
+void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const {
   const int64_t size = problem_.head_size;
+  const float* const q = buffers_.q + from * size;
+  float* const scores = buffers_.scores + from * kTokenTile;
   switch (problem_.products) {
     case Products::kTiles:
       KeyTile(token, n);
-      return kernels_.qk(buffers_.q, rows_, size, buffers_.k, buffers_.scores);
+      return kernels_.qk(q, rows, size, buffers_.k, scores);
     case Products::kPairs:
       KeyTile(token, n);
       for (int64_t d = 0; d < size; d += 2) {
@@ -75,8 +77,8 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n) const {
         kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kTokenTile : nullptr,
                                    kTokenTile, buffers_.k_pairs + d / 2 * kTokenTile);
       }
-      return kernels_.pairs->qk(buffers_.q_pairs, rows_, Pairs(size), buffers_.k_pairs,
-                                buffers_.scores);
+      return kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size),
+                                buffers_.k_pairs, scores);
     case Products::kStoredRows:
       break;
   }
@@ -84,17 +86,19 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n) const {
            [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
              const StoredRows k =
                  RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.k, buffers_.line);
-             kernels_.qk_stored(k.type, k.data, k.index, k.stride, tokens, buffers_.q, rows_, size,
-                                buffers_.scores + at);
+             kernels_.qk_stored(k.type, k.data, k.index, k.stride, tokens, q, rows, size,
+                                scores + at);
            });
 }
 
-void TileProducts::MultiplyByValues(int64_t token, int64_t n, float* shrink, float* out) const {
+void TileProducts::MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows,
+                                    float* shrink, float* out) const {
   const int64_t size = problem_.v_head_size;
+  const float* const probs = buffers_.scores + from * kTokenTile;
   switch (problem_.products) {
     case Products::kTiles:
       ValueTile(token, n);
-      return kernels_.pv(buffers_.scores, rows_, n, buffers_.v, size, shrink, out);
+      return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
     case Products::kPairs:
       ValueTile(token, n);
       for (int64_t t = 0; t < n; t += 2) {
@@ -102,7 +106,7 @@ void TileProducts::MultiplyByValues(int64_t token, int64_t n, float* shrink, flo
         kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
                                    buffers_.v_pairs + t / 2 * size);
       }
-      return kernels_.pairs->pv(buffers_.scores, rows_, n, buffers_.v_pairs, size, shrink, out);
+      return kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
     case Products::kStoredRows:
       break;
   }
@@ -110,9 +114,9 @@ void TileProducts::MultiplyByValues(int64_t token, int64_t n, float* shrink, flo
            [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
              const StoredRows v =
                  RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.v, buffers_.line);
-             kernels_.pv_stored(v.type, v.data, v.index, v.stride, tokens, buffers_.scores + at,
-                                rows_, shrink, size, out);
-             std::fill_n(shrink, rows_, 1.f);
+             kernels_.pv_stored(v.type, v.data, v.index, v.stride, tokens, probs + at, rows, shrink,
+                                size, out);
+             std::fill_n(shrink, rows, 1.f);
            });
 }
 

@@ -28,20 +28,22 @@ inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
 class TileProducts {
  public:
   TileProducts(const AttentionProblem& problem, const Reader& reader, const Position& batch,
-               int64_t rows, const TileBuffers& buffers)
+               const TileBuffers& buffers)
       : problem_(problem),
         reader_(reader),
         kernels_(*reader.kernels),
         batch_(batch),
-        rows_(rows),
         buffers_(buffers) {}
 
-  // Once the queries are in place.
-  void PrepareQueries() const;
-  // Scores of tokens [token, token + n); those beyond n are left undefined.
-  void MultiplyByKeys(int64_t token, int64_t n) const;
-  // out = out * shrink + probabilities * values of these tokens; `shrink` may be overwritten.
-  void MultiplyByValues(int64_t token, int64_t n, float* shrink, float* out) const;
+  // Once the queries of all rows are in place.
+  void PrepareQueries(int64_t rows) const;
+  // Scores of rows [from, from + rows) and tokens [token, token + n); those beyond n are
+  // left undefined.
+  void MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const;
+  // out = out * shrink + probabilities * values, for the same; `shrink` and `out` are of the
+  // row `from` on, and `shrink` may be overwritten.
+  void MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows, float* shrink,
+                        float* out) const;
 
  private:
   void KeyTile(int64_t token, int64_t n) const;
@@ -51,7 +53,6 @@ class TileProducts {
   const Reader& reader_;
   const KernelSet& kernels_;
   const Position batch_;
-  const int64_t rows_;
   const TileBuffers buffers_;
 };
 

@@ -92,11 +92,12 @@ TEST(CpuFloatAttention, ManyRowsInBF16) {
                             {.type = kBF16, .order = Format::Order::kPadded},
                             {.type = kU4, .group = {1, 1, 1, 1, 1}, .scales = kF16},
                             {.type = kS8, .group = {1, 1, 1, 0, 1}, .scales = kF32}};
-  for (FpMath fpmath : {FpMath::kBF16, FpMath::kAny}) {
-    for (const Format& format : formats) {
-      for (int64_t d : {1, 15, 64, 65}) {
-        Case c = Plain({.b0 = 1, .ratio = 3, .q_len = 100, .kv_len = 197, .d = d, .dv = d + 2},
-                       format, format);
+  for (const Format& format : formats) {
+    for (FpMath fpmath : {FpMath::kBF16, FpMath::kAny}) {
+      for (int64_t d : {1, 64, 65}) {
+        Case c =
+            Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 23, .kv_len = 133, .d = d, .dv = d + 2},
+                  format, format);
         c.spec.fpmath = fpmath;
         c.spec.apply_to_int = true;
         AddCausal(c);
