@@ -13,7 +13,7 @@
 namespace kvant {
 namespace {
 
-constexpr int64_t kHeads = 8, kKvHeads = 2, kSize = 128, kQueries = 512, kTokens = 4096;
+constexpr int64_t kHeads = 32, kKvHeads = 8, kSize = 128, kQueries = 512, kTokens = 4096;
 constexpr int64_t kGroup = 32;
 
 absl::StatusOr<Graph> PrefillGraph(DataType type, FpMath fpmath) {
