@@ -29,6 +29,8 @@ class CompiledPartition {
   std::string_view backend() const { return backend_->name(); }
   bool fused() const { return backend_->fused(); }
   std::string kernel() const { return executable_->kernel(); }
+  // Executable::rounding: how far from f32 arithmetic the kernel may be, relative L2.
+  double rounding() const { return executable_->rounding(); }
   // Why the backends before the chosen one declined, a sentence each.
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Scratch for one execution on its engine.

@@ -39,7 +39,8 @@ Tolerance ToleranceOf(DataType type) {
 
 }  // namespace
 
-Comparison Compare(const LogicalTensor& tensor, const void* expected, const void* got) {
+Comparison Compare(const LogicalTensor& tensor, const void* expected, const void* got,
+                   double rounding) {
   const Tolerance tolerance = ToleranceOf(tensor.type);
   Comparison result;
   double sum_squares = 0;
@@ -64,8 +65,8 @@ Comparison Compare(const LogicalTensor& tensor, const void* expected, const void
   });
   if (sum_error > 0) result.rel_l2 = std::sqrt(sum_error / std::max(sum_squares, 1e-300));
   result.passed =
-      unforgivable == 0 &&
-      (result.failing == 0 || (result.failing <= result.total / 1024 && result.rel_l2 <= 3e-3));
+      unforgivable == 0 && (result.failing == 0 || result.rel_l2 <= rounding ||
+                            (result.failing <= result.total / 1024 && result.rel_l2 <= 3e-3));
   result.failing += unforgivable;
   return result;
 }

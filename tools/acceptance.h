@@ -28,7 +28,11 @@ struct Comparison {
 // integers when they are equal. When at most total / 1024 points fail, the tensor
 // still passes if rel_l2 <= 3e-3. Infinities must be equal and NaN must meet
 // NaN; a point that breaks this is never forgiven.
-Comparison Compare(const LogicalTensor& tensor, const void* expected, const void* got);
+//
+// `rounding`: a relative L2 error that is accepted as well, for kernels that say how they round
+// (CompiledPartition::rounding). benchdnn has no such kernels to judge.
+Comparison Compare(const LogicalTensor& tensor, const void* expected, const void* got,
+                   double rounding = 0);
 
 }  // namespace kvant
 

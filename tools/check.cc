@@ -102,7 +102,8 @@ struct CheckArguments {
     bool passed = true;
     for (TensorId id : graph.outputs()) {
       if (graph.FindTensor(id)->producer.op == Graph::kNoOp) continue;
-      outputs.push_back({id, Compare(graph.tensor(id), expected.at(id).data(), got.at(id).data())});
+      outputs.push_back({id, Compare(graph.tensor(id), expected.at(id).data(), got.at(id).data(),
+                                     runner.rounding())});
       passed = passed && outputs.back().comparison.passed;
     }
     progress.reset();

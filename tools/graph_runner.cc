@@ -75,6 +75,12 @@ std::string GraphRunner::kernels() const {
   return JoinDistinct(partitions_, "; ", [](const CompiledPartition& p) { return p.kernel(); });
 }
 
+double GraphRunner::rounding() const {
+  double most = 0;
+  for (const CompiledPartition& compiled : partitions_) most = std::max(most, compiled.rounding());
+  return most;
+}
+
 absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const {
   Binding binding;
   for (const CompiledPartition& compiled : partitions_) {

@@ -28,6 +28,8 @@ class GraphRunner {
   // Names without repetition: "cpu", or "cpu, reference".
   std::string backends() const;
   std::string kernels() const;
+  // The largest CompiledPartition::rounding.
+  double rounding() const;
 
   // Pointers for one execution, looked up once.
   struct Binding {

@@ -18,11 +18,13 @@ namespace {
 class FusedAttention : public Executable {
  public:
   FusedAttention(const AttentionSpec& spec, const KernelSet& kernels)
-      : plan_(spec), kernels_(kernels) {}
+      : plan_(spec, kernels), kernels_(kernels) {}
 
   std::string kernel() const override {
     return absl::StrCat("cpu/", kernels_.name, " online softmax, ", plan_.ToString());
   }
+
+  double rounding() const override { return plan_.rounding(); }
 
   size_t scratch_bytes(int max_concurrency) const override {
     return (max_concurrency * plan_.unit_floats() + plan_.partial_floats()) * sizeof(float);

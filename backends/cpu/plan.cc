@@ -12,13 +12,17 @@ namespace {
 
 // Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
 // enough that queries and outputs stay in the second-level cache with them.
-constexpr int64_t kMaxRowTile = 64;
+constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-constexpr int64_t kRowTileFloats = 16 * 1024;
+constexpr int64_t kRowTileFloats = 64 * 1024;
+// Up to so many rows, multiplying rows as they are stored beats sharing a tile.
+constexpr int64_t kMaxStoredRows = 16;
 // Tokens are split until there are so many units, whatever the number of threads, into
 // chunks that are not shorter than this.
 constexpr int64_t kEnoughUnits = 64;
 constexpr int64_t kMinChunk = 256;
+// Partial results of all chunks take no more than this.
+constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 
@@ -157,10 +161,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multipl
 
 }  // namespace
 
-Plan::Plan(const AttentionSpec& spec) : spec_(spec) {
+Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels) : spec_(spec) {
   Describe();
   ChooseTiles();
-  ChooseProducts();
+  ChooseProducts(kernels);
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
 }
@@ -213,35 +217,93 @@ void Plan::ChooseTiles() {
   const int64_t units = RowTiles(p);
   // Rounding probabilities needs the statistics over all tokens first.
   if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
-  const int64_t splits = std::min(CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk));
+  const int64_t affordable =
+      std::max<int64_t>(1, kMaxPartialFloats / (units * p.row_tile * (p.v_head_size + 2)));
+  const int64_t splits =
+      std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
   p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
   p.splits = CeilDiv(p.kv_len, p.chunk);
 }
 
-void Plan::ChooseProducts() {
-  const auto choose = [this](absl::InlinedVector<Segment, 1>& segments, int64_t channels) {
-    std::string why;
-    for (Segment& segment : segments) {
-      if (problem_.row_tile > kMaxCodeRows) {
-        why = absl::StrCat(problem_.row_tile, " rows share a tile, which is dequantized once");
-      } else {
-        const std::string reason = DescribeCodes(channels, segment);
-        if (why.empty()) why = reason;
-      }
-    }
-    return why;
+void Plan::ChooseProducts(const KernelSet& kernels) {
+  AttentionProblem& p = problem_;
+  // Only where tokens, not channels, are dense is a tile the cheaper way to read few rows.
+  const auto by_token = [](const Segment& segment) {
+    return segment.data.strides[kRow] != 1 || segment.data.strides[kCol] == 1;
   };
-  why_not_k_codes_ = choose(k_, problem_.head_size);
-  if (problem_.probs_rounding.type != kUndef) {
-    why_not_v_codes_ = "probabilities are rounded";
-  } else {
-    why_not_v_codes_ = choose(v_, problem_.v_head_size);
+  const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
+  const auto all = [&](auto is) {
+    return std::all_of(k_.begin(), k_.end(), is) && std::all_of(v_.begin(), v_.end(), is);
+  };
+  const auto any = [&](auto is) {
+    return std::any_of(k_.begin(), k_.end(), is) || std::any_of(v_.begin(), v_.end(), is);
+  };
+  const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
+                            (spec_.apply_to_int || !any(integer));
+  if (p.row_tile <= kMaxStoredRows) {
+    if (kernels.qk_stored != nullptr && all(by_token)) {
+      p.products = Products::kStoredRows;
+      DescribeCodes(kernels);
+    }
+  } else if (kernels.pairs != nullptr && bf16_will_do) {
+    p.products = Products::kPairs;
   }
 }
 
+// Where stored rows are multiplied, codes are multiplied as integers if they can be.
+void Plan::DescribeCodes(const KernelSet& kernels) {
+  if (kernels.codes == nullptr) return;
+  const auto describe = [](absl::InlinedVector<Segment, 1>& segments, int64_t channels) {
+    std::string first;
+    for (Segment& segment : segments) {
+      std::string why = cpu::DescribeCodes(channels, segment);
+      if (first.empty() && IsInteger(segment.data.type)) first = std::move(why);
+    }
+    return first;
+  };
+  k_reason_ = describe(k_, problem_.head_size);
+  if (problem_.probs_rounding.type != kUndef) {
+    v_reason_ = "probabilities are rounded to other integers";
+  } else {
+    v_reason_ = describe(v_, problem_.v_head_size);
+  }
+}
+
+double Plan::rounding() const {
+  // Queries, keys, values and probabilities to 8 bits each.
+  if (problem_.products == Products::kPairs) return 1e-2;
+  const auto on_codes = [](const Segment& segment) { return segment.codes.usable; };
+  const bool any =
+      std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
+  // Queries and weights to 15 bits of the largest of a row or tile: 3e-5 on most data, more where
+  // values cancel.
+  return any ? 5e-4 : 0;
+}
+
+std::string Plan::ProductsName() const {
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
+                         const std::string& reason) -> std::string {
+    if (std::any_of(segments.begin(), segments.end(),
+                    [](const Segment& segment) { return segment.codes.usable; })) {
+      return "integer products";
+    }
+    return reason.empty() ? "f32 products" : absl::StrCat("f32 products (", reason, ")");
+  };
+  switch (problem_.products) {
+    case Products::kTiles:
+      return "f32 products of tiles";
+    case Products::kPairs:
+      return "bf16 products of tiles";
+    case Products::kStoredRows:
+      return absl::StrCat("K by ", stored(k_, k_reason_), ", V by ", stored(v_, v_reason_));
+  }
+  return "";
+}
+
 std::string Plan::ToString() const {
-  std::string text = absl::StrCat(problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
-                                  problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
+  std::string text =
+      absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
+                   problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
   if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
   const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
   return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");

@@ -22,7 +22,7 @@ std::string WhyUnsupported(const AttentionSpec& spec);
 class Plan {
  public:
   // `spec` must be supported.
-  explicit Plan(const AttentionSpec& spec);
+  Plan(const AttentionSpec& spec, const KernelSet& kernels);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
@@ -31,21 +31,25 @@ class Plan {
   // Scratch of one concurrent unit, and of all partial results, in floats.
   int64_t unit_floats() const { return unit_floats_; }
   int64_t partial_floats() const { return partial_floats_; }
-  // "16-row x 64-token tiles, 8 splits, 120 KiB scratch".
+  // Executable::rounding.
+  double rounding() const;
+  // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
   std::string ToString() const;
 
  private:
   void Describe();
   void ChooseTiles();
-  void ChooseProducts();
+  void ChooseProducts(const KernelSet& kernels);
+  void DescribeCodes(const KernelSet& kernels);
+  std::string ProductsName() const;
 
   const AttentionSpec spec_;
   absl::InlinedVector<Segment, 1> k_;
   absl::InlinedVector<Segment, 1> v_;
   absl::InlinedVector<Step, 3> steps_;
   AttentionProblem problem_;
-  // Why K, V or some of their tokens are not multiplied as codes; empty if all are.
-  std::string why_not_k_codes_, why_not_v_codes_;
+  // Why codes of K or V are not multiplied as such; empty if they are or there are none.
+  std::string k_reason_, v_reason_;
   int64_t unit_floats_ = 0;
   int64_t partial_floats_ = 0;
 };

@@ -15,6 +15,11 @@ class Arena {
     used_ += (floats + 15) / 16 * 16;
     return part;
   }
+  // `count` elements of 4 bytes or fewer.
+  template <typename T>
+  T* TakeAs(int64_t count) {
+    return reinterpret_cast<T*>(Take((count * int64_t{sizeof(T)} + 3) / 4));
+  }
   int64_t used() const { return used_; }
 
  private:

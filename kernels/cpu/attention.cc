@@ -4,13 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <span>
 
 #include "kvant/kernels/cpu/arena.h"
-#include "kvant/kernels/cpu/code_products.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/finish.h"
 #include "kvant/kernels/cpu/score_steps.h"
+#include "kvant/kernels/cpu/tile_products.h"
 
 namespace kvant::cpu {
 namespace {
@@ -24,30 +23,18 @@ int64_t RowsPerGroup(const AttentionProblem& problem) {
   return problem.q_len * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);
 }
 
-int64_t LineLength(const AttentionProblem& problem) {
-  return std::max({problem.head_size, problem.v_head_size, kTokenTile});
-}
-
 // The scratch of a unit.
-struct Buffers {
-  float *q, *k, *v, *scores, *shrink, *line, *operands;
+struct Buffers : TileBuffers {
+  float *shrink, *operands;
   State state;
-  CodeScores code_scores;
-  CodeValues code_values;
   int64_t floats;
 
   Buffers(const AttentionProblem& problem, float* base) : Buffers(problem, Arena(base)) {}
 
  private:
-  Buffers(const AttentionProblem& problem, Arena arena)
-      : code_scores(problem, arena), code_values(problem, arena) {
+  Buffers(const AttentionProblem& problem, Arena arena) : TileBuffers(problem, arena) {
     const int64_t rows = problem.row_tile;
-    q = arena.Take(rows * problem.head_size);
-    k = arena.Take(kTokenTile * problem.head_size);
-    v = arena.Take(kTokenTile * problem.v_head_size);
-    scores = arena.Take(rows * kTokenTile);
     shrink = arena.Take(rows);
-    line = arena.Take(LineScratchFloats(LineLength(problem)));
     operands = arena.Take(2 * kTokenTile);
     state.max = arena.Take(rows);
     state.sum = arena.Take(rows);
@@ -89,12 +76,13 @@ class Unit {
         call_(call),
         tile_(MakeRowTile(problem_, index / problem_.splits)),
         index_(index),
-        buffers_(problem_, scratch) {
+        buffers_(problem_, scratch),
+        products_(problem_, reader_, tile_.batch, buffers_) {
     const int64_t begin = index % problem_.splits * problem_.chunk;
     chunk_ = {begin, std::min(begin + problem_.chunk, problem_.kv_len)};
     kv_len_ = problem_.kv_lengths.present() ? reader_.Integer(problem_.kv_lengths, tile_.batch)
                                             : problem_.kv_len;
-    live_ = LiveRange();
+    FindRanges();
   }
 
   void Run() {
@@ -111,11 +99,13 @@ class Unit {
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
     if (problem_.probs_rounding.type != kUndef) return RunInTwoPasses();
-    Sweep([this](int64_t token, int64_t n) {
-      kernels_.softmax(buffers_.scores, tile_.rows, buffers_.state.max, buffers_.state.sum,
+    Sweep([this](const Part& part) {
+      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
                        buffers_.shrink);
-      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
-      MultiplyByValues(token, n);
+      if (problem_.dropout) {
+        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+      }
+      MultiplyByValues(part);
     });
     if (problem_.splits == 1) {
       AddSinks(problem_, reader_, tile_, state);
@@ -128,40 +118,59 @@ class Unit {
   // then the scores once more.
   void RunInTwoPasses() {
     State& state = buffers_.state;
-    Sweep([this, &state](int64_t, int64_t) {
-      kernels_.softmax(buffers_.scores, tile_.rows, state.max, state.sum, buffers_.shrink);
+    Sweep([this](const Part& part) {
+      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
+                       buffers_.shrink);
     });
     AddSinks(problem_, reader_, tile_, state);
-    Sweep([this, &state](int64_t token, int64_t n) {
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        float* row = buffers_.scores + r * kTokenTile;
-        kernels_.exp_row(row, state.max[r] == kNegInf ? 0.f : state.max[r]);
+    Sweep([this](const Part& part) {
+      for (int64_t r = 0; r < part.tile.rows; ++r) {
+        float* row = part.scores + r * kTokenTile;
+        kernels_.exp_row(row, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
         // Of an empty row, Finish decides what the output is.
-        const float sum = state.sum[r] == 0.f ? 1.f : state.sum[r];
+        const float sum = part.state.sum[r] == 0.f ? 1.f : part.state.sum[r];
         for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
       }
-      if (problem_.dropout) ApplyDropout(problem_, dropout_, tile_, token, n, buffers_.scores);
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        RoundValues(problem_.probs_rounding, n, buffers_.scores + r * kTokenTile);
+      if (problem_.dropout) {
+        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
       }
-      std::fill_n(buffers_.shrink, tile_.rows, 1.f);
-      MultiplyByValues(token, n);
+      for (int64_t r = 0; r < part.tile.rows; ++r) {
+        RoundValues(problem_.probs_rounding, part.tokens, part.scores + r * kTokenTile);
+      }
+      std::fill_n(buffers_.shrink, part.tile.rows, 1.f);
+      MultiplyByValues(part);
     });
     Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
-  // Columns of the chunk that any row of the tile may see.
-  ColumnRange LiveRange() const {
-    ColumnRange range{chunk_.end, chunk_.begin};
+  // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
+  struct Part {
+    int64_t token = 0, tokens = 0;
+    int64_t from = 0;  // among the unit's rows
+    RowTile tile;
+    float* scores = nullptr;
+    State state;
+  };
+
+  // Columns of the chunk that any row of the tile may see, those that all may, and those
+  // that no band hides from any.
+  void FindRanges() {
+    live_ = {chunk_.end, chunk_.begin};
+    unbanded_ = shared_ = chunk_;
     for (int64_t r = 0; r < tile_.rows; ++r) {
-      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      const Position p = tile_.At(r);
+      const ColumnRange clear = UnbandedColumns(problem_, reader_, p, kv_len_);
+      unbanded_.begin = std::max(unbanded_.begin, clear.begin);
+      unbanded_.end = std::min(unbanded_.end, clear.end);
+      const ColumnRange row = LiveColumns(problem_, reader_, p, kv_len_);
+      shared_.begin = std::max(shared_.begin, row.begin);
+      shared_.end = std::min(shared_.end, row.end);
       if (row.begin >= row.end) continue;
-      range.begin = std::min(range.begin, row.begin);
-      range.end = std::max(range.end, row.end);
+      live_.begin = std::min(live_.begin, row.begin);
+      live_.end = std::max(live_.end, row.end);
     }
-    range.begin = std::max(range.begin / kTokenTile * kTokenTile, chunk_.begin);
-    range.end = std::min(range.end, chunk_.end);
-    return range;
+    live_.begin = std::max(live_.begin / kTokenTile * kTokenTile, chunk_.begin);
+    live_.end = std::min(live_.end, chunk_.end);
   }
 
   void LoadQueries() {
@@ -169,59 +178,82 @@ class Unit {
       DequantizeLine(reader_, problem_.q, problem_.q_dequantization, tile_.At(r), kCol,
                      problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
     }
+    FoldFactors();
+    products_.PrepareQueries(tile_.rows);
   }
 
-  // For each tile of tokens, computes the scores, with -inf beyond the tile's tokens, and
-  // calls use(first token, tokens).
+  // Multiplies queries by the steps that scale whole rows; unless a factor is such that
+  // the order of multiplications would show in more than rounding.
+  void FoldFactors() {
+    const int leading = LeadingFactors(problem_);
+    const auto is_plain = [&](int64_t r) {
+      const float factor = std::abs(Factor(problem_, reader_, tile_.At(r), leading));
+      return factor > 1e-15f && factor < 1e15f;
+    };
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      if (!is_plain(r)) return;
+    }
+    for (int64_t r = 0; r < tile_.rows && leading > 0; ++r) {
+      const float factor = Factor(problem_, reader_, tile_.At(r), leading);
+      float* q = buffers_.q + r * problem_.head_size;
+      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
+    }
+    first_step_ = leading;
+  }
+
+  // For each tile of tokens, computes the scores of the rows that may see any, with -inf
+  // beyond the tile's tokens, and calls use(part).
   template <typename Use>
   void Sweep(Use use) {
     for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
-      const int64_t n = std::min(kTokenTile, live_.end - token);
-      MultiplyByKeys(token, n);
-      for (int64_t r = 0; r < tile_.rows; ++r) {
-        float* row = buffers_.scores + r * kTokenTile;
-        Position p = tile_.At(r);
-        p.at[kCol] = token;
-        ApplySteps(problem_, reader_, p, n, kv_len_, row, buffers_.operands);
-        std::fill(row + n, row + kTokenTile, kNegInf);
+      const Part part = MakePart(token, std::min(kTokenTile, live_.end - token));
+      if (part.tile.rows == 0) continue;
+      products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
+      ApplyStepsTo(part);
+      use(part);
+    }
+  }
+
+  Part MakePart(int64_t token, int64_t n) const {
+    const auto live = [&](int64_t r) {
+      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      return row.begin < token + n && token < row.end;
+    };
+    int64_t from = 0, to = tile_.rows;
+    // Stored rows are multiplied by all queries or none.
+    if (token < shared_.begin || shared_.end < token + n) {
+      while (from < to && !live(from)) ++from;
+      while (from < to && !live(to - 1)) --to;
+      if (problem_.products == Products::kStoredRows && from < to) {
+        from = 0;
+        to = tile_.rows;
       }
-      use(token, n);
+    }
+    Part part{token, n, from, tile_, buffers_.scores + from * kTokenTile, buffers_.state};
+    part.tile.first += from;
+    part.tile.rows = to - from;
+    part.state.max += from;
+    part.state.sum += from;
+    part.state.out += from * problem_.v_head_size;
+    return part;
+  }
+
+  void ApplyStepsTo(const Part& part) {
+    const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
+    const StepRange steps = StepsLeft(problem_, first_step_, inside);
+    if (steps.first == problem_.step_count && part.tokens == kTokenTile) return;
+    for (int64_t r = 0; r < part.tile.rows; ++r) {
+      float* row = part.scores + r * kTokenTile;
+      Position p = part.tile.At(r);
+      p.at[kCol] = part.token;
+      ApplySteps(problem_, reader_, steps, p, part.tokens, kv_len_, row, buffers_.operands);
+      std::fill(row + part.tokens, row + kTokenTile, kNegInf);
     }
   }
 
-  // The segment that holds all of the tokens as codes that can be multiplied as such, or null.
-  const Segment* OnCodes(const Segment* segments, int count, int64_t token, int64_t n) const {
-    if (kernels_.codes == nullptr) return nullptr;
-    for (const Segment& segment : std::span(segments, count)) {
-      if (!segment.codes.usable) continue;
-      if (segment.begin <= token && token + n <= segment.begin + segment.tokens) return &segment;
-    }
-    return nullptr;
-  }
-
-  void MultiplyByKeys(int64_t token, int64_t n) {
-    const Segment* codes = OnCodes(problem_.k, problem_.k_segments, token, n);
-    if (codes != nullptr &&
-        buffers_.code_scores.Multiply(reader_, *codes, tile_.batch, token - codes->begin, n,
-                                      buffers_.q, tile_.rows, buffers_.scores)) {
-      return;
-    }
-    DequantizeTile(reader_, problem_.k, problem_.k_segments, tile_.batch, token, n,
-                   problem_.head_size, /*by_channel=*/true, buffers_.k, buffers_.line);
-    kernels_.qk(buffers_.q, tile_.rows, problem_.head_size, buffers_.k, buffers_.scores);
-  }
-
-  void MultiplyByValues(int64_t token, int64_t n) {
-    const Segment* codes = OnCodes(problem_.v, problem_.v_segments, token, n);
-    if (codes != nullptr && buffers_.code_values.Multiply(
-                                reader_, *codes, tile_.batch, token - codes->begin, n,
-                                buffers_.scores, tile_.rows, buffers_.shrink, buffers_.state.out)) {
-      return;
-    }
-    DequantizeTile(reader_, problem_.v, problem_.v_segments, tile_.batch, token, n,
-                   problem_.v_head_size, /*by_channel=*/false, buffers_.v, buffers_.line);
-    kernels_.pv(buffers_.scores, tile_.rows, n, buffers_.v, problem_.v_head_size, buffers_.shrink,
-                buffers_.state.out);
+  void MultiplyByValues(const Part& part) {
+    products_.MultiplyByValues(part.token, part.tokens, part.from, part.tile.rows, buffers_.shrink,
+                               part.state.out);
   }
 
   const KernelSet& kernels_;
@@ -231,8 +263,10 @@ class Unit {
   const RowTile tile_;
   const int64_t index_;
   Buffers buffers_;
+  const TileProducts products_;
   DropoutState dropout_;
-  ColumnRange chunk_, live_;
+  ColumnRange chunk_, live_, shared_, unbanded_;
+  int first_step_ = 0;
   int64_t kv_len_ = 0;
 };
 

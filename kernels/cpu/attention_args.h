@@ -104,6 +104,13 @@ struct Rounding {
   int64_t zero_point = 0;
 };
 
+// How Q x K and P x V are computed; see docs/kernels.md.
+enum class Products : uint8_t {
+  kTiles,       // K and V dequantized to f32 tiles that all rows share
+  kPairs,       // the same, and rounded to bf16
+  kStoredRows,  // few rows: token rows of K and V as they are stored, where they can be
+};
+
 struct AttentionProblem {
   int64_t batch[3] = {1, 1, 1};
   int64_t q_len = 0, kv_len = 0, head_size = 0, v_head_size = 0;
@@ -132,6 +139,7 @@ struct AttentionProblem {
   // `chunk` tokens, a multiple of kTokenTile.
   bool kv_varies_over_b2 = false;
   int64_t row_tile = 1, splits = 1, chunk = kTokenTile;
+  Products products = Products::kTiles;
 };
 
 // One execution.

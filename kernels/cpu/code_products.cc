@@ -218,8 +218,8 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
   const int64_t parts =
       most([](const Segment& s) { return static_cast<int64_t>(s.codes.part_groups.size()); });
   const int64_t groups = most(Groups);
-  queries_.pairs = reinterpret_cast<int32_t*>(arena.Take(rows * dwords));
-  queries_.starts = reinterpret_cast<int32_t*>(arena.Take(rows * parts));
+  queries_.pairs = arena.TakeAs<int32_t>(rows * dwords);
+  queries_.starts = arena.TakeAs<int32_t>(rows * parts);
   queries_.sums = arena.Take(rows * parts);
   queries_.scales = arena.Take(parts == 0 ? 0 : rows);
   scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
@@ -274,18 +274,18 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
 }
 
 bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                          int64_t n, const float* q, int64_t rows, float* scores) {
-  p.at[kRow] = token;
+                          int64_t n, const float* q, int64_t rows, float* scores, int64_t at) {
   p.at[kCol] = 0;
-  const int64_t run = segment.codes.by_channel ? segment.codes.run : n + token;
+  const int64_t run = segment.codes.by_channel ? segment.codes.run : token + n;
   return ForRuns(token, n, run, [&](int64_t first, int64_t tokens) {
-    Position at = p;
-    at.at[kRow] += first;
-    if (tokens == n) return MultiplyRun(reader, segment, at, n, q, rows, scores);
-    // The kernel writes whole vectors, which may end past the run.
-    if (!MultiplyRun(reader, segment, at, tokens, q, rows, scores_)) return false;
+    p.at[kRow] = token + first;
+    // The kernel writes whole vectors, which must not end beyond the row.
+    if (CeilDiv(tokens, kColumnChunk) * kColumnChunk + at + first <= kTokenTile) {
+      return MultiplyRun(reader, segment, p, tokens, q, rows, scores + at + first);
+    }
+    if (!MultiplyRun(reader, segment, p, tokens, q, rows, scores_)) return false;
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(scores_ + r * kTokenTile, tokens, scores + r * kTokenTile + first);
+      std::copy_n(scores_ + r * kTokenTile, tokens, scores + r * kTokenTile + at + first);
     }
     return true;
   });
@@ -302,17 +302,17 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
   probs_ = arena.Take(rows * kTokenTile);
   weight_scales_ = arena.Take(rows * groups);
   weight_biases_ = arena.Take(rows * groups);
-  weights_ = reinterpret_cast<int16_t*>(arena.Take(rows * groups * kTokenTile / 2));
+  weights_ = arena.TakeAs<int16_t>(rows * groups * kTokenTile);
 }
 
 bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                          int64_t n, const float* probs, int64_t rows, const float* shrink,
-                          float* out) {
+                          int64_t n, const float* probs, int64_t at, int64_t rows,
+                          const float* shrink, float* out) {
   p.at[kRow] = token;
   p.at[kCol] = 0;
   const CodeLayout& codes = segment.codes;
   if (codes.by_channel) {
-    return MultiplyByRuns(reader, segment, p, n, probs, rows, shrink, out);
+    return MultiplyByRuns(reader, segment, p, n, probs, at, rows, shrink, out);
   }
   CodeParameters parameters;
   const float offset = codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
@@ -321,7 +321,8 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
     return false;
   }
   const CodeKernels& kernels = *reader.kernels->codes;
-  kernels.weights(probs, rows, parameters, codes.groups, weights_, weight_scales_, weight_biases_);
+  kernels.weights(Columns(probs, at, n, rows), rows, parameters, codes.groups, weights_,
+                  weight_scales_, weight_biases_);
   const CodeKernels::Values values = {
       .rows = RowsAt(reader, segment, p, n, channels_),
       .bits = codes.bits,
@@ -337,8 +338,18 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
   return true;
 }
 
+const float* CodeValues::Columns(const float* probs, int64_t at, int64_t n, int64_t rows) {
+  if (at == 0 && n == kTokenTile) return probs;
+  std::fill_n(probs_, rows * kTokenTile, 0.f);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(probs + r * kTokenTile + at, n, probs_ + r * kTokenTile);
+  }
+  return probs_;
+}
+
 bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Position p, int64_t n,
-                                const float* probs, int64_t rows, const float* shrink, float* out) {
+                                const float* probs, int64_t column, int64_t rows,
+                                const float* shrink, float* out) {
   const CodeLayout& codes = segment.codes;
   const Dequantization& how = segment.dequantization;
   const CodeKernels& kernels = *reader.kernels->codes;
@@ -361,14 +372,7 @@ bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Po
   at = 0;
   return ForRuns(token, n, codes.run, [&](int64_t first, int64_t tokens) {
     p.at[kRow] = token + first;
-    const float* part = probs;
-    if (tokens != n) {
-      std::fill_n(probs_, rows * kTokenTile, 0.f);
-      for (int64_t r = 0; r < rows; ++r) {
-        std::copy_n(probs + r * kTokenTile + first, tokens, probs_ + r * kTokenTile);
-      }
-      part = probs_;
-    }
+    const float* part = Columns(probs, column + first, tokens, rows);
     kernels.weights(part, rows, {kOnes.at, kOnes.at}, 1, weights_, weight_scales_, weight_biases_);
     const CodeKernels::Values values = {
         .rows = RowsAt(reader, segment, p, tokens, channels_),

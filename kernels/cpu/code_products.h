@@ -13,9 +13,6 @@
 
 namespace kvant::cpu {
 
-// More rows than this are better served by a tile that is dequantized once.
-inline constexpr int64_t kMaxCodeRows = 16;
-
 // Sets segment.codes for tokens of `channels` channels; returns why it stays unusable, in words,
 // or nothing.
 std::string DescribeCodes(int64_t channels, Segment& segment);
@@ -26,11 +23,12 @@ class CodeScores {
   // Takes scratch from `arena`.
   CodeScores(const AttentionProblem& problem, Arena& arena);
 
-  // scores[r][t] = q[r] . k[token + t] for tokens [token, token + n) of the segment at batch
-  // position `p`, n <= kTokenTile. False, with scores unspecified, if a query or a parameter is
-  // not finite.
+  // scores[r][at + t] = q[r] . k[token + t] for tokens [token, token + n) of the segment at batch
+  // position `p`, at + n <= kTokenTile; columns after those may be overwritten. False, with
+  // scores unspecified, if a query or a parameter is not finite. `q` and `rows` are the same in
+  // every call.
   bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
-                const float* q, int64_t rows, float* scores);
+                const float* q, int64_t rows, float* scores, int64_t at);
 
  private:
   bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
@@ -51,14 +49,17 @@ class CodeValues {
  public:
   CodeValues(const AttentionProblem& problem, Arena& arena);
 
-  // out[r] = out[r] * shrink[r] + sum_t probs[r][t] * v[token + t]; probs are 0 from n on.
-  // False, with out as it was, if a parameter is not finite.
+  // out[r] = out[r] * shrink[r] + sum_{t < n} probs[r][at + t] * v[token + t]; at + n <=
+  // kTokenTile. False, with out as it was, if a parameter is not finite.
   bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
-                const float* probs, int64_t rows, const float* shrink, float* out);
+                const float* probs, int64_t at, int64_t rows, const float* shrink, float* out);
 
  private:
   bool MultiplyByRuns(const Reader& reader, const Segment& segment, Position p, int64_t n,
-                      const float* probs, int64_t rows, const float* shrink, float* out);
+                      const float* probs, int64_t at, int64_t rows, const float* shrink,
+                      float* out);
+  // probs, or those columns alone, with zeros around them.
+  const float* Columns(const float* probs, int64_t at, int64_t n, int64_t rows);
 
   const int64_t channels_;
   float *scales_, *biases_, *staging_, *probs_, *weight_scales_, *weight_biases_;

@@ -13,26 +13,129 @@ Position GroupOf(const Dequantization& how, const Position& p) {
   return group;
 }
 
-// out[i] becomes its value, for parameters that change with every element ...
-void ApplyEach(bool real, const float* scale, const float* zero_point, int64_t n, float* out) {
-  if (zero_point == nullptr) {
-    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * scale[i];
-  } else if (real) {
-    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * scale[i] - zero_point[i];
-  } else {
-    for (int64_t i = 0; i < n; ++i) out[i] = (out[i] - zero_point[i]) * scale[i];
+// The elements of an array over `lines` x `length` positions, read along whichever axis
+// is dense: element [l][i] is at values[l * line_stride + i * stride].
+struct Grid {
+  const float* values = nullptr;
+  int64_t line_stride = 0, stride = 0;
+};
+
+Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axis, int64_t lines,
+              int axis, int64_t length, float* out) {
+  if (array.strides[line_axis] == 0) lines = 1;
+  if (array.strides[axis] == 0) length = 1;
+  if (array.strides[line_axis] == 1 && (lines > 1 || array.strides[axis] != 1)) {
+    for (int64_t i = 0; i < length; ++i, ++p.at[axis]) {
+      reader.Line(array, p, line_axis, lines, out + i * lines);
+    }
+    return {out, lines > 1 ? 1 : 0, length > 1 ? lines : 0};
   }
+  if (array.strides[axis] == 1 && array.strides[line_axis] == length) {
+    reader.Line(array, p, axis, lines * length, out);
+  } else {
+    for (int64_t l = 0; l < lines; ++l, ++p.at[line_axis]) {
+      reader.Line(array, p, axis, length, out + l * length);
+    }
+  }
+  return {out, lines > 1 ? length : 0, length > 1 ? 1 : 0};
 }
 
-// ... or are the same for all n.
-void ApplyRun(bool real, float scale, const float* zero_point, int64_t n, float* out) {
-  const float zp = zero_point == nullptr ? 0.f : *zero_point;
-  if (real) {
-    for (int64_t i = 0; i < n; ++i) out[i] = out[i] * scale - zp;
-  } else {
-    for (int64_t i = 0; i < n; ++i) out[i] = (out[i] - zp) * scale;
+// Consecutive lines of `length` elements of an array under a Dequantization, as values.
+class LineReader {
+ public:
+  LineReader(const Reader& reader, const Array& data, const Dequantization& how, int line_axis,
+             int axis, int64_t length)
+      : reader_(reader),
+        data_(data),
+        how_(how),
+        line_axis_(line_axis),
+        axis_(axis),
+        length_(length) {}
+
+  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines * length floats.
+  void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
+    const int64_t index = data_.IndexOf(p);
+    if (data_.strides[axis_] == 1) {
+      const void* data = reader_.Data(data_);
+      for (int64_t l = 0; l < lines; ++l) {
+        reader_.kernels->load(data_.type, data, index + l * data_.strides[line_axis_], length_,
+                              out + l * stride);
+      }
+    } else {
+      Position line = p;
+      for (int64_t l = 0; l < lines; ++l, ++line.at[line_axis_]) {
+        reader_.Line(data_, line, axis_, length_, out + l * stride);
+      }
+    }
+    if (how_.scales.present()) ScaleLines(p, lines, out, stride, scratch);
   }
-}
+
+ private:
+  void ScaleLines(const Position& p, int64_t lines, float* out, int64_t stride,
+                  float* scratch) const {
+    const Position group = GroupOf(how_, p);
+    const int64_t line_group = how_.group[line_axis_];
+    const int64_t into_line_group = p.at[line_axis_] % line_group;
+    const int64_t line_groups = (into_line_group + lines - 1) / line_group + 1;
+    const int64_t into_group = p.at[axis_] % how_.group[axis_];
+    const int64_t groups = (into_group + length_ - 1) / how_.group[axis_] + 1;
+    const auto grid = [&](const Array& array, float* to) {
+      return ReadGrid(reader_, array, group, line_axis_, line_groups, axis_, groups, to);
+    };
+    const Grid scales = grid(how_.scales, scratch);
+    Grid zero_points;
+    if (how_.zero_points.present()) {
+      zero_points = grid(how_.zero_points, scratch + line_groups * groups);
+    }
+    for (int64_t l = 0, g = 0, in = into_line_group; l < lines; ++l) {
+      ScaleLine(scales, zero_points, g, into_group, out + l * stride);
+      if (++in == line_group) {
+        in = 0;
+        ++g;
+      }
+    }
+  }
+
+  // By the parameters of line group g.
+  void ScaleLine(const Grid& scales, const Grid& zero_points, int64_t g, int64_t into_group,
+                 float* line) const {
+    Scaling how;
+    how.scales = scales.values + g * scales.line_stride;
+    if (zero_points.values != nullptr) {
+      how.zero_points = zero_points.values + g * zero_points.line_stride;
+    }
+    how.real = how_.real_zero_points;
+    how.stride = scales.stride;
+    how.group = how_.group[axis_];
+    how.into_group = into_group;
+    if (how.stride == 0 && zero_points.stride == 0) {
+      how.group = length_;
+      how.into_group = 0;
+    } else if (how.zero_points != nullptr && scales.stride != zero_points.stride) {
+      // One of the two does not change along the line, or they lie otherwise.
+      return ScaleByRuns(how, zero_points.stride, line);
+    }
+    reader_.kernels->scale(how, length_, line);
+  }
+
+  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float* line) const {
+    const int64_t stride = how.stride, group = how.group;
+    int64_t run = group - how.into_group;
+    how.into_group = 0;
+    for (int64_t i = 0; i < length_; i += run, run = group) {
+      how.group = run = std::min(run, length_ - i);
+      reader_.kernels->scale(how, run, line + i);
+      how.scales += stride;
+      how.zero_points += zero_point_stride;
+    }
+  }
+
+  const Reader& reader_;
+  const Array& data_;
+  const Dequantization& how_;
+  const int line_axis_, axis_;
+  const int64_t length_;
+};
 
 // One segment's part of a tile: its own tokens [token, token + n) to columns or
 // rows `at` of `out`.
@@ -42,29 +145,24 @@ void DequantizePart(const Reader& reader, const Segment& segment, Position p, in
   // Lines run along the axis that is dense in memory; where that is not the tile's
   // inner axis, a few lines at a time are transposed.
   const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
+  const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : n;
   const int64_t length = along_tokens ? n : channels;
   const int64_t inner_stride = by_channel ? kTokenTile : channels;
+  float* first = by_channel ? out + at : out + at * channels;
   float* batch = scratch;
   float* parameters = scratch + kLineBatch * length;
-  const auto line_to = [&](int64_t line, float* to) {
-    p.at[kRow] = along_tokens ? token : token + line;
-    p.at[kCol] = along_tokens ? line : 0;
-    DequantizeLine(reader, segment.data, segment.dequantization, p, along_tokens ? kRow : kCol,
-                   length, to, parameters);
-  };
-  if (along_tokens == by_channel) {
-    float* first = by_channel ? out + at : out + at * channels;
-    for (int64_t line = 0; line < lines; ++line) line_to(line, first + line * inner_stride);
-    return;
-  }
-  float* first = by_channel ? out + at : out + at * channels;
-  for (int64_t line = 0; line < lines; line += kLineBatch) {
+  p.at[kRow] = token;
+  p.at[kCol] = 0;
+  const LineReader read(reader, segment.data, segment.dequantization, line_axis,
+                        along_tokens ? kRow : kCol, length);
+  for (int64_t line = 0; line < lines; line += kLineBatch, p.at[line_axis] += kLineBatch) {
     const int64_t some = std::min(kLineBatch, lines - line);
-    for (int64_t j = 0; j < some; ++j) line_to(line + j, batch + j * length);
-    for (int64_t i = 0; i < length; ++i) {
-      float* to = first + i * inner_stride + line;
-      for (int64_t j = 0; j < some; ++j) to[j] = batch[j * length + i];
+    if (along_tokens == by_channel) {
+      read.Read(p, some, first + line * inner_stride, inner_stride, parameters);
+    } else {
+      read.Read(p, some, batch, length, parameters);
+      reader.kernels->transpose(batch, length, some, length, first + line, inner_stride);
     }
   }
 }
@@ -107,28 +205,9 @@ int64_t Reader::Integer(const Array& array, const Position& p) const {
 
 void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
                     const Position& p, int axis, int64_t n, float* out, float* scratch) {
-  reader.Line(data, p, axis, n, out);
-  if (n <= 0 || !how.scales.present()) return;
-  const Position group = GroupOf(how, p);
-  const int64_t length = how.group[axis];
-  const int64_t into_group = p.at[axis] % length;
-  const bool varies = how.scales.strides[axis] != 0 ||
-                      (how.zero_points.present() && how.zero_points.strides[axis] != 0);
-  const int64_t groups = varies ? (into_group + n - 1) / length + 1 : 1;
-  float* scales = scratch;
-  float* zero_points = nullptr;
-  reader.Line(how.scales, group, axis, groups, scales);
-  if (how.zero_points.present()) {
-    zero_points = scratch + groups;
-    reader.Line(how.zero_points, group, axis, groups, zero_points);
-  }
-  const bool real = how.real_zero_points;
-  if (varies && length == 1) return ApplyEach(real, scales, zero_points, n, out);
-  for (int64_t g = 0, i = 0; i < n; ++g) {
-    const int64_t run = varies ? std::min(n - i, length - (g == 0 ? into_group : 0)) : n;
-    ApplyRun(real, scales[g], zero_points == nullptr ? nullptr : zero_points + g, run, out + i);
-    i += run;
-  }
+  if (n <= 0) return;
+  const int line_axis = axis == kCol ? kRow : kCol;
+  LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
 }
 
 void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,

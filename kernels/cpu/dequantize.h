@@ -24,18 +24,20 @@ struct Reader {
   int64_t Integer(const Array& array, const Position& p) const;
 };
 
-// Lines that DequantizeTile handles at a time, and floats of scratch that a line of
-// up to `length` elements needs for them and its parameters.
-inline constexpr int64_t kLineBatch = 8;
-inline int64_t LineScratchFloats(int64_t length) { return (kLineBatch + 2) * length; }
-
 // The n values from `p` on along `axis`. `scratch`: 2 * n floats.
 void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
                     const Position& p, int axis, int64_t n, float* out, float* scratch);
 
+// Lines that DequantizeTile handles at a time, and the floats of scratch that it needs
+// for them and their parameters.
+inline constexpr int64_t kLineBatch = 16;
+inline int64_t TileScratchFloats(int64_t channels) {
+  return 3 * kLineBatch * (channels > kTokenTile ? channels : kTokenTile);
+}
+
 // Tokens [token, token + n) of the segments at batch position `p`, all `channels`,
 // as out[channel][kTokenTile] with zeros beyond n (by_channel) or out[token][channels].
-// `scratch`: LineScratchFloats(max(channels, kTokenTile)).
+// `scratch`: TileScratchFloats(channels).
 void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
                     int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
                     float* scratch);

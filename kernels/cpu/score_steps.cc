@@ -1,6 +1,7 @@
 #include "kvant/kernels/cpu/score_steps.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 namespace kvant::cpu {
@@ -98,6 +99,18 @@ void ApplySelect(const Step& step, const Reader& reader, const Position& p, cons
   }
 }
 
+void ApplyAlibi(int64_t first, const float* slope, bool per_column, int64_t n, float* scores) {
+  float distance[kTokenTile];
+  if (std::abs(first) < int64_t{1} << 30) {
+    // 32 bits are converted many at a time.
+    const int32_t base = static_cast<int32_t>(first);
+    for (int32_t i = 0; i < kTokenTile; ++i) distance[i] = static_cast<float>(base + i);
+  } else {
+    for (int64_t i = 0; i < n; ++i) distance[i] = static_cast<float>(first + i);
+  }
+  for (int64_t i = 0; i < n; ++i) scores[i] += (per_column ? slope[i] : *slope) * distance[i];
+}
+
 void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& reader,
                const Position& p, int64_t n, int64_t kv_len, float* s, float* scratch) {
   using Kind = Step::Kind;
@@ -125,11 +138,7 @@ void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& 
                        p.at[kCol], n, s);
     case Kind::kAlibi: {
       const int64_t diagonal = p.at[kRow] + Shift(step, problem, reader, p, kv_len);
-      const int64_t first = p.at[kCol] - diagonal;
-      for (int64_t i = 0; i < n; ++i) {
-        s[i] += (wide ? operand[i] : *operand) * static_cast<float>(first + i);
-      }
-      return;
+      return ApplyAlibi(p.at[kCol] - diagonal, operand, wide, n, s);
     }
     case Kind::kTanh:
       return;
@@ -154,10 +163,54 @@ ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, c
   return live;
 }
 
-void ApplySteps(const AttentionProblem& problem, const Reader& reader, const Position& p, int64_t n,
-                int64_t kv_len, float* scores, float* scratch) {
+ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reader,
+                            const Position& p, int64_t kv_len) {
+  ColumnRange columns{0, kv_len};
   for (int i = 0; i < problem.step_count; ++i) {
-    ApplyStep(problem.steps[i], problem, reader, p, n, kv_len, scores, scratch);
+    const Step& step = problem.steps[i];
+    if (step.kind != Step::Kind::kBand) continue;
+    if (step.inverted) return {};
+    const ColumnRange in = Band(step, problem, reader, p, kv_len);
+    columns.begin = std::max(columns.begin, in.begin);
+    columns.end = std::min(columns.end, in.end);
+  }
+  return columns;
+}
+
+int LeadingFactors(const AttentionProblem& problem) {
+  int count = 0;
+  while (count < problem.step_count) {
+    const Step& step = problem.steps[count];
+    const bool scales = step.kind == Step::Kind::kMultiply || step.kind == Step::Kind::kDivide;
+    if (!scales || OverColumns(step.operand)) break;
+    ++count;
+  }
+  return count;
+}
+
+float Factor(const AttentionProblem& problem, const Reader& reader, const Position& p,
+             int leading) {
+  float factor = 1.f;
+  for (int i = 0; i < leading; ++i) {
+    const Step& step = problem.steps[i];
+    const float operand = reader.Scalar(step.operand, p);
+    factor = step.kind == Step::Kind::kMultiply ? factor * operand : factor / operand;
+  }
+  return factor;
+}
+
+StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands) {
+  const auto skipped = [&](const Step& step) { return in_bands && step.kind == Step::Kind::kBand; };
+  while (first < problem.step_count && skipped(problem.steps[first])) ++first;
+  return {first, in_bands};
+}
+
+void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
+                const Position& p, int64_t n, int64_t kv_len, float* scores, float* scratch) {
+  for (int i = steps.first; i < problem.step_count; ++i) {
+    const Step& step = problem.steps[i];
+    if (step.kind == Step::Kind::kBand && steps.skip_bands) continue;
+    ApplyStep(step, problem, reader, p, n, kv_len, scores, scratch);
   }
 }
 

@@ -21,10 +21,29 @@ struct ColumnRange {
 ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
                         int64_t kv_len);
 
-// Applies the steps to scores of n columns from position `p` on; kv_len is the real
-// length. `scratch`: 2 * kTokenTile floats.
-void ApplySteps(const AttentionProblem& problem, const Reader& reader, const Position& p, int64_t n,
-                int64_t kv_len, float* scores, float* scratch);
+// Columns of the row at `p` that no band changes, among [0, kv_len).
+ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reader,
+                            const Position& p, int64_t kv_len);
+
+// How many of the first steps multiply or divide a row by one number, which the row's query
+// can be multiplied by instead; and the product of the first `leading` of them for the
+// row at `p`.
+int LeadingFactors(const AttentionProblem& problem);
+float Factor(const AttentionProblem& problem, const Reader& reader, const Position& p, int leading);
+
+// Which steps are left to do.
+struct StepRange {
+  int first = 0;            // those before it are in the queries
+  bool skip_bands = false;  // the columns are in every band
+};
+// Those from `first` on, where `in_bands` says whether the columns are in every band; none are
+// left if the range begins at step_count.
+StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands);
+
+// Applies steps to scores of n columns from position `p` on; kv_len is the real length.
+// `scratch`: 2 * kTokenTile floats.
+void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
+                const Position& p, int64_t n, int64_t kv_len, float* scores, float* scratch);
 
 }  // namespace kvant::cpu
 

@@ -132,7 +132,7 @@ TEST(CpuAttention, RealScoresOverManySplits) {
   c.spec.steps[0].operand.constant = 0.5f;  // scores of +-50
   c.AddStats();
   c.Check();
-  const Plan plan(c.spec);
+  const Plan plan(c.spec, *KernelsAt(0));
   EXPECT_GT(plan.problem().splits, 16);
   EXPECT_EQ(plan.problem().chunk % kTokenTile, 0);
 }

@@ -108,7 +108,7 @@ TEST(CpuPlan, ScratchIsBoundedAtAnyLength) {
         spec.q_len = q;
         spec.kv_len = s;
         spec.head_size = spec.v_head_size = 128;
-        const Plan plan(spec);
+        const Plan plan(spec, *KernelsAt(0));
         EXPECT_LE((2 * plan.unit_floats() + plan.partial_floats()) * 4, 16 << 20) << q << " " << s;
       }
     }
@@ -120,7 +120,7 @@ TEST(CpuPlan, SaysWhatItDoes) {
   auto executable = CompileAttention(c.spec, *KernelsAt(0));
   ASSERT_TRUE(executable.ok());
   const std::string text = (*executable)->kernel();
-  EXPECT_NE(text.find("cpu/portable online softmax, 4-row x 64-token tiles, 8 splits"),
+  EXPECT_NE(text.find("cpu/portable online softmax, f32 products of tiles, 4-row x 64-token tiles, 8 splits"),
             std::string::npos)
       << text;
 }

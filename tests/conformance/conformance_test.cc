@@ -41,7 +41,8 @@ TEST_P(ConformanceTest, MatchesTheOracle) {
     }
     EXPECT_EQ(std::string(got->compiled.backend()), engine.backend);
     EXPECT_EQ(got->compiled.fused(), engine.fused);
-    const std::string why = Judge(got->compiled.partition(), expected->outputs, got->outputs);
+    const std::string why =
+        Judge(got->compiled.partition(), expected->outputs, got->outputs, got->compiled.rounding());
     EXPECT_EQ(why, "") << got->compiled.ToString();
   }
 }

@@ -1,5 +1,6 @@
 #include "kvant/tests/conformance/harness.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,10 +26,10 @@ double RelativeBound(DataType type) {
 }
 
 std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
-                        const TestBuffer& got) {
+                        const TestBuffer& got, double rounding) {
   if (got.bytes() != expected.bytes()) return "different sizes";
-  const Comparison comparison = Compare(port, expected.data(), got.data());
-  const double bound = RelativeBound(port.type);
+  const Comparison comparison = Compare(port, expected.data(), got.data(), rounding);
+  const double bound = std::max(RelativeBound(port.type), rounding);
   std::string why;
   if (!comparison.passed || !(comparison.rel_l2 <= bound)) {
     absl::StrAppend(&why, comparison.failing, " of ", comparison.total, " points differ, max abs ",
@@ -89,11 +90,11 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
 }
 
 std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
-                  const std::vector<TestBuffer>& got) {
+                  const std::vector<TestBuffer>& got, double rounding) {
   if (expected.size() != got.size()) return "different numbers of outputs";
   std::string why;
   for (size_t i = 0; i < got.size(); ++i) {
-    why += JudgeOutput(partition.output(static_cast<int>(i)), expected[i], got[i]);
+    why += JudgeOutput(partition.output(static_cast<int>(i)), expected[i], got[i], rounding);
   }
   return why;
 }

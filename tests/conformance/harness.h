@@ -43,9 +43,10 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
 // 2^-24 each stay near 1e-6, hence 1e-5 for f32. Both sides round to f16 or bf16 at
 // the end, so they differ only where the exact value lies near a tie: a few percent
 // of the elements by one unit in the last place (2^-11 and 2^-8 of the value), about
-// a tenth of that in L2. Codes of 8 bits, some tens in size, differ by one there.
+// a tenth of that in L2. Codes of 8 bits, some tens in size, differ by one there. Where the
+// kernel rounds further and says so (CompiledPartition::rounding), that is the bound.
 std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
-                  const std::vector<TestBuffer>& got);
+                  const std::vector<TestBuffer>& got, double rounding = 0);
 
 }  // namespace kvant::conformance
 

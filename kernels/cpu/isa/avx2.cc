@@ -5,14 +5,26 @@
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/simd_avx2.h"
 #include "kvant/kernels/cpu/isa/softmax.h"
+#include "kvant/kernels/cpu/isa/tiles.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
 
 const KernelSet& avx2_kernels() {
   static constexpr KernelSet kSet = {
-      "avx2",       Load<Avx2>, Qk<Avx2>,   Softmax<Avx2>,
-      ExpRow<Avx2>, Pv<Avx2>,   Tanh<Avx2>, &kCodeKernels<Avx2Codes>};
+      .name = "avx2",
+      .load = Load<Avx2>,
+      .scale = Scale<Avx2>,
+      .transpose = Transpose<Avx2>,
+      .qk = Qk<Avx2>,
+      .softmax = Softmax<Avx2>,
+      .exp_row = ExpRow<Avx2>,
+      .pv = Pv<Avx2>,
+      .tanh = Tanh<Avx2>,
+      .qk_stored = QkStored<Avx2>,
+      .pv_stored = PvStored<Avx2>,
+      .codes = &kCodeKernels<Avx2Codes>,
+  };
   return kSet;
 }
 

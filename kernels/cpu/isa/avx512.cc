@@ -5,14 +5,26 @@
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/simd_avx512.h"
 #include "kvant/kernels/cpu/isa/softmax.h"
+#include "kvant/kernels/cpu/isa/tiles.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
 
 const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = {
-      "avx512",       Load<Avx512>, Qk<Avx512>,   Softmax<Avx512>,
-      ExpRow<Avx512>, Pv<Avx512>,   Tanh<Avx512>, &kCodeKernels<Avx512Codes>};
+      .name = "avx512",
+      .load = Load<Avx512>,
+      .scale = Scale<Avx512>,
+      .transpose = Transpose<Avx512>,
+      .qk = Qk<Avx512>,
+      .softmax = Softmax<Avx512>,
+      .exp_row = ExpRow<Avx512>,
+      .pv = Pv<Avx512>,
+      .tanh = Tanh<Avx512>,
+      .qk_stored = QkStored<Avx512>,
+      .pv_stored = PvStored<Avx512>,
+      .codes = &kCodeKernels<Avx512Codes>,
+  };
   return kSet;
 }
 

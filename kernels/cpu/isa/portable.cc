@@ -193,11 +193,45 @@ void Tanh(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] = TanhOf(values[i]);
 }
 
+void ScaleRun(const Scaling& how, int64_t at, int64_t n, float* values) {
+  const float scale = how.scales[at];
+  const float zp = how.zero_points == nullptr ? 0.f : how.zero_points[at];
+  if (how.real) {
+    for (int64_t i = 0; i < n; ++i) values[i] = values[i] * scale - zp;
+  } else {
+    for (int64_t i = 0; i < n; ++i) values[i] = (values[i] - zp) * scale;
+  }
+}
+
+void Scale(const Scaling& how, int64_t n, float* values) {
+  int64_t run = how.group - how.into_group;
+  for (int64_t i = 0, at = 0; i < n; i += run, run = how.group, at += how.stride) {
+    run = run < n - i ? run : n - i;
+    ScaleRun(how, at, run, values + i);
+  }
+}
+
+void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
+               int64_t out_stride) {
+  for (int64_t c = 0; c < cols; ++c) {
+    for (int64_t r = 0; r < rows; ++r) out[c * out_stride + r] = in[r * in_stride + c];
+  }
+}
+
 }  // namespace
 
 const KernelSet& portable_kernels() {
-  static constexpr KernelSet kSet = {"portable", portable::Load, Qk,     Softmax, ExpRow,
-                                     Pv,         Tanh,           nullptr};
+  static constexpr KernelSet kSet = {
+      .name = "portable",
+      .load = portable::Load,
+      .scale = Scale,
+      .transpose = Transpose,
+      .qk = Qk,
+      .softmax = Softmax,
+      .exp_row = ExpRow,
+      .pv = Pv,
+      .tanh = Tanh,
+  };
   return kSet;
 }
 

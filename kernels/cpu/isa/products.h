@@ -1,10 +1,11 @@
-// KernelSet's two products of f32 tiles over a vector wrapper such as simd_avx512.h's.
+// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32 tiles, and
+// of K and V rows as they are stored.
 #ifndef KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 #define KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 
 #include <cstdint>
 
-#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
 namespace {
@@ -42,6 +43,53 @@ void ForBlocksOfRows(int64_t rows, F f) {
     default:
       return;
   }
+}
+
+// How elements of a type become floats.
+template <int bits, auto convert>
+struct Stored {
+  static constexpr int kBits = bits;
+  static constexpr auto kConvert = convert;
+};
+
+// Calls f(Stored<...>()) for the types that products take as they are stored.
+template <typename S, typename F>
+void WithStored(DataType type, F f) {
+  switch (type) {
+    case kF32:
+      return f(Stored<32, S::FromF32>());
+    case kF16:
+      return f(Stored<16, S::FromF16>());
+    case kBF16:
+      return f(Stored<16, S::FromBF16>());
+    case kF8E4M3:
+      return f(Stored<8, S::FromE4M3>());
+    case kF8E5M2:
+      return f(Stored<8, S::FromE5M2>());
+    default:
+      return;  // not StoredProductsTake(type)
+  }
+}
+
+// The vector at element `i` of the row at `row`, or its first `n` elements.
+template <typename S, typename Type>
+inline typename S::Vector LoadStored(const uint8_t* row, int64_t i) {
+  constexpr int kBytes = S::kWidth * Type::kBits / 8;
+  return Type::kConvert(S::template LoadRaw<kBytes>(row + i * Type::kBits / 8));
+}
+template <typename S, typename Type>
+inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t n) {
+  return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
+}
+
+// Memory answers late, so rows are asked for this many bytes ahead of their use.
+constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kLineBytes = 64;
+
+// Rows to look ahead, for rows `stride_bytes` apart.
+inline int64_t RowsAhead(int64_t stride_bytes) {
+  const int64_t apart = stride_bytes < kLineBytes ? kLineBytes : stride_bytes;
+  return (kPrefetchBytes + apart - 1) / apart;
 }
 
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
@@ -90,22 +138,115 @@ void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* 
   });
 }
 
-// kVectors vectors of channels; or, if not kWhole, one of which `last` channels exist.
-template <typename S, int kRows, int kVectors, bool kWhole>
-void PvBlock(const float* probs, int64_t tokens, const float* v, int64_t head_size,
-             const float* shrink, float* out, int64_t last) {
+// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
+// accumulator for each, with lanes over channels, which SumEach then sums.
+template <typename S, typename Type, int kRows>
+inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
+                          int64_t head_size, float* scores) {
+  constexpr int kTokens = S::kWidth / kRows;
+  const uint8_t* row[kTokens];
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) row[t] = k + (t < tokens ? t : tokens - 1) * stride_bytes;
+  typename S::Vector sum[S::kWidth];
+#pragma GCC unroll 16
+  for (auto& s : sum) s = S::Zero();
+  int64_t d = 0;
+  for (; d + S::kWidth <= head_size; d += S::kWidth) {
+    typename S::Vector left[kRows];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) left[r] = S::Load(q + r * head_size + d);
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      const auto right = LoadStored<S, Type>(row[t], d);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        sum[r * kTokens + t] = S::Fma(left[r], right, sum[r * kTokens + t]);
+      }
+    }
+  }
+  if (d < head_size) {
+    const int64_t rest = head_size - d;
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      const auto right = LoadStoredSome<S, Type>(row[t], d, rest);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const auto left = S::LoadSome(q + r * head_size + d, rest);
+        sum[r * kTokens + t] = S::Fma(left, right, sum[r * kTokens + t]);
+      }
+    }
+  }
+  float sums[S::kWidth];
+  S::Store(sums, S::SumEach(sum));
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < (tokens < kTokens ? tokens : kTokens); ++t) {
+      scores[r * kTokenTile + t] = sums[r * kTokens + t];
+    }
+  }
+}
+
+template <typename S, typename Type, int kRows>
+void QkStoredRows(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
+                  int64_t head_size, float* scores) {
+  constexpr int kTokens = S::kWidth / kRows;
+  const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes;
+  const int64_t row_bytes = head_size * Type::kBits / 8;
+  for (int64_t t = 0; t < tokens; t += kTokens) {
+    const uint8_t* first = k + t * stride_bytes;
+    for (int i = 0; i < kTokens; ++i) {
+      for (int64_t b = 0; b < row_bytes; b += kLineBytes) {
+        __builtin_prefetch(first + i * stride_bytes + ahead + b);
+      }
+    }
+    QkStoredBlock<S, Type, kRows>(first, stride_bytes, tokens - t, q, head_size, scores + t);
+  }
+}
+
+template <typename S>
+void QkStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
+              const float* q, int64_t rows, int64_t head_size, float* scores) {
+  WithStored<S>(type, [=](auto stored) {
+    using Type = decltype(stored);
+    const uint8_t* k = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
+    const int64_t stride_bytes = stride * Type::kBits / 8;
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      QkStoredRows<S, Type, 4>(k, stride_bytes, tokens, q + r * head_size, head_size,
+                               scores + r * kTokenTile);
+    }
+    for (; r + 2 <= rows; r += 2) {
+      QkStoredRows<S, Type, 2>(k, stride_bytes, tokens, q + r * head_size, head_size,
+                               scores + r * kTokenTile);
+    }
+    if (r < rows) {
+      QkStoredRows<S, Type, 1>(k, stride_bytes, tokens, q + r * head_size, head_size,
+                               scores + r * kTokenTile);
+    }
+  });
+}
+
+// The block of kRows rows and kVectors vectors of channels from `d` on; or, if not
+// kWhole, one vector of which `last` channels exist.
+template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
+void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t stride_bytes, int64_t d,
+             int64_t last, const float* shrink, int64_t head_size, float* out) {
   typename S::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Zero();
   }
+  constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
+  const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes + d * Type::kBits / 8;
   for (int64_t t = 0; t < tokens; ++t) {
-    const float* from = v + t * head_size;
+    const uint8_t* row = v + t * stride_bytes;
+#pragma GCC unroll 8
+    for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(row + ahead + b);
     typename S::Vector right[kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      right[i] = kWhole ? S::Load(from + i * S::kWidth) : S::LoadSome(from + i * S::kWidth, last);
+      right[i] = kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
+                        : LoadStoredSome<S, Type>(row, d, last);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -119,7 +260,7 @@ void PvBlock(const float* probs, int64_t tokens, const float* v, int64_t head_si
     const auto factor = S::Set1(shrink[r]);
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      float* to = out + r * head_size + i * S::kWidth;
+      float* to = out + r * head_size + d + i * S::kWidth;
       if (kWhole) {
         S::Store(to, S::Fma(S::Load(to), factor, sum[r][i]));
       } else {
@@ -129,9 +270,9 @@ void PvBlock(const float* probs, int64_t tokens, const float* v, int64_t head_si
   }
 }
 
-template <typename S>
-void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
-        const float* shrink, float* out) {
+template <typename S, typename Type>
+void PvRows(const uint8_t* v, int64_t stride_bytes, int64_t tokens, const float* probs,
+            int64_t rows, const float* shrink, int64_t head_size, float* out) {
   ForBlocksOfRows(rows, [=](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(8);
@@ -139,14 +280,35 @@ void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_
     float* o = out + r * head_size;
     int64_t d = 0;
     for (; d + kVectors * S::kWidth <= head_size; d += kVectors * S::kWidth) {
-      PvBlock<S, kRows, kVectors, true>(p, tokens, v + d, head_size, shrink + r, o + d, 0);
+      PvBlock<S, Type, kRows, kVectors, true>(p, tokens, v, stride_bytes, d, 0, shrink + r,
+                                              head_size, o);
     }
     for (; d + S::kWidth <= head_size; d += S::kWidth) {
-      PvBlock<S, kRows, 1, true>(p, tokens, v + d, head_size, shrink + r, o + d, 0);
+      PvBlock<S, Type, kRows, 1, true>(p, tokens, v, stride_bytes, d, 0, shrink + r, head_size, o);
     }
     if (d < head_size) {
-      PvBlock<S, kRows, 1, false>(p, tokens, v + d, head_size, shrink + r, o + d, head_size - d);
+      PvBlock<S, Type, kRows, 1, false>(p, tokens, v, stride_bytes, d, head_size - d, shrink + r,
+                                        head_size, o);
     }
+  });
+}
+
+template <typename S>
+void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
+        const float* shrink, float* out) {
+  PvRows<S, Stored<32, S::FromF32>>(reinterpret_cast<const uint8_t*>(v),
+                                    head_size * static_cast<int64_t>(sizeof(float)), tokens, probs,
+                                    rows, shrink, head_size, out);
+}
+
+template <typename S>
+void PvStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
+              const float* probs, int64_t rows, const float* shrink, int64_t head_size,
+              float* out) {
+  WithStored<S>(type, [=](auto stored) {
+    using Type = decltype(stored);
+    PvRows<S, Type>(static_cast<const uint8_t*>(data) + index * Type::kBits / 8,
+                    stride * Type::kBits / 8, tokens, probs, rows, shrink, head_size, out);
   });
 }
 

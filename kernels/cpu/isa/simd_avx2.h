@@ -48,6 +48,44 @@ struct Avx2 {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
   }
+  // Element i is the sum of v[i]. Halves of the vectors are added to each other's, then
+  // quarters, so that it takes two shuffles for each addition.
+  static Vector SumEach(const Vector (&v)[kWidth]) {
+    Vector quad[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const Vector a = AddHalves(v[4 * i], v[4 * i + 1]);
+      const Vector b = AddHalves(v[4 * i + 2], v[4 * i + 3]);
+      const __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+      quad[i] = Add(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
+                    _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+    }
+    return Add(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
+               _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+  }
+  // Row i becomes column i.
+  static void Transpose(Vector (&v)[kWidth]) {
+    __m256d pairs[kWidth];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWidth; i += 2) {
+      pairs[i] = _mm256_castps_pd(_mm256_unpacklo_ps(v[i], v[i + 1]));
+      pairs[i + 1] = _mm256_castps_pd(_mm256_unpackhi_ps(v[i], v[i + 1]));
+    }
+    Vector quads[kWidth];
+    // quads[4 * i + j]: of rows 4 * i to 4 * i + 3, columns j and j + 4.
+#pragma GCC unroll 2
+    for (int i = 0; i < kWidth; i += 4) {
+      quads[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(pairs[i], pairs[i + 2]));
+      quads[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(pairs[i], pairs[i + 2]));
+      quads[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(pairs[i + 1], pairs[i + 3]));
+      quads[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(pairs[i + 1], pairs[i + 3]));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      v[j] = _mm256_permute2f128_ps(quads[j], quads[j + 4], 0x20);
+      v[j + 4] = _mm256_permute2f128_ps(quads[j], quads[j + 4], 0x31);
+    }
+  }
   // x < bound ? 0 : value.
   static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, bound, _CMP_LT_OQ), value);
@@ -126,6 +164,9 @@ struct Avx2 {
   }
 
  private:
+  static Vector AddHalves(Vector a, Vector b) {
+    return Add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  }
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -40,6 +40,48 @@ struct Avx512 {
   static Vector Min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   static float SumOf(Vector v) { return _mm512_reduce_add_ps(v); }
   static float MaxOf(Vector v) { return _mm512_reduce_max_ps(v); }
+  // Element i is the sum of v[i]. Halves of the vectors are added to each other's, then
+  // quarters, so that it takes two shuffles for each addition.
+  static Vector SumEach(const Vector (&v)[kWidth]) {
+    Vector quad[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vector a = AddHalves(v[4 * i], v[4 * i + 1]);
+      const Vector b = AddHalves(v[4 * i + 2], v[4 * i + 3]);
+      const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+      quad[i] = Add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    return AddLanes(AddLanes(quad[0], quad[1]), AddLanes(quad[2], quad[3]));
+  }
+  // Row i becomes column i.
+  static void Transpose(Vector (&v)[kWidth]) {
+    __m512d pairs[kWidth];
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; i += 2) {
+      pairs[i] = _mm512_castps_pd(_mm512_unpacklo_ps(v[i], v[i + 1]));
+      pairs[i + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(v[i], v[i + 1]));
+    }
+    // v[4 * i + j]: of rows 4 * i to 4 * i + 3, columns j, j + 4, j + 8 and j + 12.
+#pragma GCC unroll 4
+    for (int i = 0; i < kWidth; i += 4) {
+      v[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs[i], pairs[i + 2]));
+      v[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs[i], pairs[i + 2]));
+      v[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs[i + 1], pairs[i + 3]));
+      v[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs[i + 1], pairs[i + 3]));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Vector low = _mm512_shuffle_f32x4(v[j], v[j + 4], 0x44);
+      const Vector high = _mm512_shuffle_f32x4(v[j], v[j + 4], 0xee);
+      const Vector low2 = _mm512_shuffle_f32x4(v[j + 8], v[j + 12], 0x44);
+      const Vector high2 = _mm512_shuffle_f32x4(v[j + 8], v[j + 12], 0xee);
+      v[j] = _mm512_shuffle_f32x4(low, low2, 0x88);
+      v[j + 4] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+      v[j + 8] = _mm512_shuffle_f32x4(high, high2, 0x88);
+      v[j + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+  }
   // x < bound ? 0 : value.
   static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), value);
@@ -118,6 +160,12 @@ struct Avx512 {
   }
 
  protected:
+  static Vector AddHalves(Vector a, Vector b) {
+    return Add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  static Vector AddLanes(Vector a, Vector b) {
+    return Add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
  private:

@@ -1,0 +1,149 @@
+// The inner loops of every kernel set that this CPU has, on a tile that lies in the
+// second-level cache: what they would reach if memory were free.
+#include <array>
+#include <string>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "kvant/kernels/cpu/kernels.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr int64_t kSize = 128;
+constexpr int64_t kElements = kTokenTile * kSize;
+
+struct Tile {
+  explicit Tile(int64_t rows)
+      : q(rows * kSize, 0.5f), scores(rows * kTokenTile, 0.5f), out(rows * kSize), row(rows, 1.f) {}
+  std::vector<float> q, scores, out, row;
+  std::vector<float> kv = std::vector<float>(kElements, 0.25f);
+  std::vector<uint32_t> pairs = std::vector<uint32_t>(kElements * 128, 0x3e803e80);
+  std::vector<float> max = row, sum = row;
+};
+
+// Multiplications and additions of one product.
+void CountProducts(benchmark::State& state, int64_t rows) {
+  state.counters["FLOP/s"] = benchmark::Counter(static_cast<double>(2 * rows * kElements),
+                                                benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void BM_Qk(benchmark::State& state, const KernelSet* set) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->qk(tile.q.data(), state.range(0), kSize, tile.kv.data(), tile.scores.data());
+  }
+  CountProducts(state, state.range(0));
+}
+
+void BM_Pv(benchmark::State& state, const KernelSet* set) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->pv(tile.scores.data(), state.range(0), kTokenTile, tile.kv.data(), kSize, tile.row.data(),
+            tile.out.data());
+  }
+  CountProducts(state, state.range(0));
+}
+
+void BM_QkPairs(benchmark::State& state, const KernelSet* set) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->pairs->qk(tile.pairs.data(), state.range(0), kSize / 2, tile.pairs.data(),
+                   tile.scores.data());
+  }
+  CountProducts(state, state.range(0));
+}
+
+void BM_PvPairs(benchmark::State& state, const KernelSet* set) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->pairs->pv(tile.scores.data(), state.range(0), kTokenTile, tile.pairs.data(), kSize,
+                   tile.row.data(), tile.out.data());
+  }
+  CountProducts(state, state.range(0));
+}
+
+void BM_QkStored(benchmark::State& state, const KernelSet* set, DataType type) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->qk_stored(type, tile.kv.data(), 0, kSize, kTokenTile, tile.q.data(), state.range(0), kSize,
+                   tile.scores.data());
+  }
+  state.SetBytesProcessed(state.iterations() * BytesFor(type, kElements));
+}
+
+void BM_PvStored(benchmark::State& state, const KernelSet* set, DataType type) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->pv_stored(type, tile.kv.data(), 0, kSize, kTokenTile, tile.scores.data(), state.range(0),
+                   tile.row.data(), kSize, tile.out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * BytesFor(type, kElements));
+}
+
+void BM_Softmax(benchmark::State& state, const KernelSet* set) {
+  Tile tile(state.range(0));
+  for (auto _ : state) {
+    set->softmax(tile.scores.data(), state.range(0), tile.max.data(), tile.sum.data(),
+                 tile.row.data());
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0) * kTokenTile);
+}
+
+void BM_Load(benchmark::State& state, const KernelSet* set, DataType type) {
+  Tile tile(1);
+  for (auto _ : state) {
+    for (int64_t t = 0; t < kTokenTile; ++t) {
+      set->load(type, tile.pairs.data(), t * kSize, kSize, tile.kv.data() + t * kSize);
+    }
+  }
+  state.SetItemsProcessed(state.iterations() * kElements);
+}
+
+void BM_Scale(benchmark::State& state, const KernelSet* set) {
+  Tile tile(1);
+  const std::vector<float> parameters(kSize, 1.f);
+  const Scaling how{parameters.data(), parameters.data(), 1, state.range(0)};
+  for (auto _ : state) {
+    for (int64_t t = 0; t < kTokenTile; ++t) set->scale(how, kSize, tile.kv.data() + t * kSize);
+  }
+  state.SetItemsProcessed(state.iterations() * kElements);
+}
+
+void BM_Transpose(benchmark::State& state, const KernelSet* set) {
+  Tile tile(kTokenTile);
+  for (auto _ : state) {
+    set->transpose(tile.kv.data(), kSize, kTokenTile, kSize, tile.q.data(), kTokenTile);
+  }
+  state.SetItemsProcessed(state.iterations() * kElements);
+}
+
+const bool kRegistered = [] {
+  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
+    const auto add = [&](std::string name, auto body, auto... arguments) {
+      return benchmark::RegisterBenchmark((name + "/" + set->name).c_str(), body, set,
+                                          arguments...);
+    };
+    const auto add_typed = [&](std::string name, auto body, DataType type) {
+      return add(name + "/" + std::string(DataTypeName(type)), body, type);
+    };
+    add("Qk", BM_Qk)->Arg(1)->Arg(4)->Arg(64);
+    add("Pv", BM_Pv)->Arg(1)->Arg(4)->Arg(64);
+    add("Softmax", BM_Softmax)->Arg(64);
+    add("Scale", BM_Scale)->Arg(16)->Arg(32)->Arg(kSize);
+    add("Transpose", BM_Transpose);
+    for (DataType type : {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU4, kU2}) {
+      add_typed("Load", BM_Load, type);
+      if (set->qk_stored == nullptr || !StoredProductsTake(type)) continue;
+      add_typed("QkStored", BM_QkStored, type)->Arg(1)->Arg(2)->Arg(4)->Arg(16);
+      add_typed("PvStored", BM_PvStored, type)->Arg(1)->Arg(2)->Arg(4)->Arg(16);
+    }
+    if (set->pairs == nullptr) continue;
+    add("QkPairs", BM_QkPairs)->Arg(64)->Arg(256);
+    add("PvPairs", BM_PvPairs)->Arg(64)->Arg(256);
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace kvant::cpu

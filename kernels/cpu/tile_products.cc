@@ -1,0 +1,145 @@
+#include "kvant/kernels/cpu/tile_products.h"
+
+#include <algorithm>
+
+namespace kvant::cpu {
+namespace {
+
+bool AsStored(const Segment& segment) {
+  return !segment.dequantization.scales.present() && StoredProductsTake(segment.data.type) &&
+         segment.data.strides[kCol] == 1;
+}
+
+// Calls f(segment, its first token, tokens, where they are in the tile) for the segments
+// that have tokens in [token, token + n).
+template <typename F>
+void ForParts(const Segment* segments, int count, int64_t token, int64_t n, F f) {
+  for (int s = 0; s < count; ++s) {
+    const Segment& segment = segments[s];
+    const int64_t begin = std::max(token, segment.begin);
+    const int64_t end = std::min(token + n, segment.begin + segment.tokens);
+    if (begin < end) f(segment, begin - segment.begin, end - begin, begin - token);
+  }
+}
+
+// Token rows as a kernel for stored rows takes them.
+struct StoredRows {
+  DataType type;
+  const void* data;
+  int64_t index, stride;
+};
+
+// Those of a part of a segment: where they lie, or dequantized into `tile`.
+StoredRows RowsOf(const Reader& reader, const Segment& segment, Position p, int64_t first,
+                  int64_t tokens, int64_t channels, float* tile, float* scratch) {
+  if (!AsStored(segment)) {
+    DequantizeTile(reader, &segment, 1, p, segment.begin + first, tokens, channels,
+                   /*by_channel=*/false, tile, scratch);
+    return {kF32, tile, 0, channels};
+  }
+  p.at[kRow] = first;
+  const Array& data = segment.data;
+  return {data.type, reader.Data(data), data.IndexOf(p), data.strides[kRow]};
+}
+
+}  // namespace
+
+TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
+    : q(arena.Take(problem.row_tile * problem.head_size)),
+      k(arena.Take(kTokenTile * problem.head_size)),
+      v(arena.Take(kTokenTile * problem.v_head_size)),
+      scores(arena.Take(problem.row_tile * kTokenTile)),
+      line(arena.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
+      code_scores(problem, arena),
+      code_values(problem, arena) {
+  if (problem.products != Products::kPairs) return;
+  q_pairs = arena.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
+  k_pairs = arena.TakeAs<uint32_t>(kTokenTile * Pairs(problem.head_size));
+  v_pairs = arena.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
+}
+
+void TileProducts::PrepareQueries(int64_t rows) const {
+  if (problem_.products != Products::kPairs) return;
+  const int64_t size = problem_.head_size;
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels_.pairs->pair_line(buffers_.q + r * size, size, buffers_.q_pairs + r * Pairs(size));
+  }
+}
+
+void TileProducts::KeyTile(int64_t token, int64_t n) const {
+  DequantizeTile(reader_, problem_.k, problem_.k_segments, batch_, token, n, problem_.head_size,
+                 /*by_channel=*/true, buffers_.k, buffers_.line);
+}
+
+void TileProducts::ValueTile(int64_t token, int64_t n) const {
+  DequantizeTile(reader_, problem_.v, problem_.v_segments, batch_, token, n, problem_.v_head_size,
+                 /*by_channel=*/false, buffers_.v, buffers_.line);
+}
+
+void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const {
+  const int64_t size = problem_.head_size;
+  const float* const q = buffers_.q + from * size;
+  float* const scores = buffers_.scores + from * kTokenTile;
+  switch (problem_.products) {
+    case Products::kTiles:
+      KeyTile(token, n);
+      return kernels_.qk(q, rows, size, buffers_.k, scores);
+    case Products::kPairs:
+      KeyTile(token, n);
+      for (int64_t d = 0; d < size; d += 2) {
+        const float* channel = buffers_.k + d * kTokenTile;
+        kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kTokenTile : nullptr,
+                                   kTokenTile, buffers_.k_pairs + d / 2 * kTokenTile);
+      }
+      return kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size),
+                                buffers_.k_pairs, scores);
+    case Products::kStoredRows:
+      break;
+  }
+  ForParts(
+      problem_.k, problem_.k_segments, token, n,
+      [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
+        if (segment.codes.usable && buffers_.code_scores.Multiply(reader_, segment, batch_, first,
+                                                                  tokens, q, rows, scores, at)) {
+          return;
+        }
+        const StoredRows k =
+            RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.k, buffers_.line);
+        kernels_.qk_stored(k.type, k.data, k.index, k.stride, tokens, q, rows, size, scores + at);
+      });
+}
+
+void TileProducts::MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows,
+                                    float* shrink, float* out) const {
+  const int64_t size = problem_.v_head_size;
+  const float* const probs = buffers_.scores + from * kTokenTile;
+  switch (problem_.products) {
+    case Products::kTiles:
+      ValueTile(token, n);
+      return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
+    case Products::kPairs:
+      ValueTile(token, n);
+      for (int64_t t = 0; t < n; t += 2) {
+        const float* row = buffers_.v + t * size;
+        kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
+                                   buffers_.v_pairs + t / 2 * size);
+      }
+      return kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
+    case Products::kStoredRows:
+      break;
+  }
+  ForParts(problem_.v, problem_.v_segments, token, n,
+           [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
+             if (!segment.codes.usable ||
+                 !buffers_.code_values.Multiply(reader_, segment, batch_, first, tokens, probs, at,
+                                                rows, shrink, out)) {
+               const StoredRows v =
+                   RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.v, buffers_.line);
+               kernels_.pv_stored(v.type, v.data, v.index, v.stride, tokens, probs + at, rows,
+                                  shrink, size, out);
+             }
+             std::fill_n(shrink, rows, 1.f);
+           });
+}
+
+}  // namespace kvant::cpu

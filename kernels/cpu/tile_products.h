@@ -1,0 +1,67 @@
+// The two products of a unit for one tile of tokens, by whichever kernels the plan chose.
+#ifndef KVANT_KERNELS_CPU_TILE_PRODUCTS_H_
+#define KVANT_KERNELS_CPU_TILE_PRODUCTS_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/arena.h"
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/code_products.h"
+#include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/kernels.h"
+
+namespace kvant::cpu {
+
+// What a unit holds for its products. Tiles are laid out as KernelSet says.
+struct TileBuffers {
+  TileBuffers(const AttentionProblem& problem, Arena& arena);
+
+  float* q;       // [rows][head_size], to be filled before PrepareQueries
+  float* k;       // kTokenTile * head_size
+  float* v;       // kTokenTile * v_head_size
+  float* scores;  // [rows][kTokenTile]: scores, then probabilities
+  float* line;    // TileScratchFloats of the larger head size
+  // With Products::kPairs only: [rows][pairs], [pairs][kTokenTile], [kTokenTile / 2][v_head_size].
+  uint32_t* q_pairs = nullptr;
+  uint32_t* k_pairs = nullptr;
+  uint32_t* v_pairs = nullptr;
+  CodeScores code_scores;
+  CodeValues code_values;
+};
+
+inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
+
+class TileProducts {
+ public:
+  TileProducts(const AttentionProblem& problem, const Reader& reader, const Position& batch,
+               TileBuffers& buffers)
+      : problem_(problem),
+        reader_(reader),
+        kernels_(*reader.kernels),
+        batch_(batch),
+        buffers_(buffers) {}
+
+  // Once the queries of all rows are in place.
+  void PrepareQueries(int64_t rows) const;
+  // Scores of rows [from, from + rows), with kStoredRows all of the tile, and tokens [token, token
+  // + n); those beyond n are left undefined.
+  void MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const;
+  // out = out * shrink + probabilities * values, for the same; `shrink` and `out` are of the
+  // row `from` on, and `shrink` may be overwritten.
+  void MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows, float* shrink,
+                        float* out) const;
+
+ private:
+  void KeyTile(int64_t token, int64_t n) const;
+  void ValueTile(int64_t token, int64_t n) const;
+
+  const AttentionProblem& problem_;
+  const Reader& reader_;
+  const KernelSet& kernels_;
+  const Position batch_;
+  TileBuffers& buffers_;
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_TILE_PRODUCTS_H_
