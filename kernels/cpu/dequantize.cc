@@ -7,21 +7,22 @@ namespace kvant::cpu {
 namespace {
 
 // The element of a parameter array that governs position `p`.
-Position GroupOf(const Dequantization& how, const Position& p) {
+Position GroupOf(const Dequantization &how, const Position &p) {
   Position group;
   for (int axis = 0; axis < kAxes; ++axis) group.at[axis] = p.at[axis] / how.group[axis];
   return group;
 }
 
-// The elements of an array over `lines` x `length` positions, read along whichever axis
-// is dense: element [l][i] is at values[l * line_stride + i * stride].
+// The elements of an array over `lines` x `length` positions, read along
+// whichever axis is dense: element [l][i] is at values[l * line_stride + i *
+// stride].
 struct Grid {
-  const float* values = nullptr;
+  const float *values = nullptr;
   int64_t line_stride = 0, stride = 0;
 };
 
-Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axis, int64_t lines,
-              int axis, int64_t length, float* out) {
+Grid ReadGrid(const Reader &reader, const Array &array, Position p, int line_axis, int64_t lines,
+              int axis, int64_t length, float *out) {
   if (array.strides[line_axis] == 0) lines = 1;
   if (array.strides[axis] == 0) length = 1;
   if (array.strides[line_axis] == 1 && (lines > 1 || array.strides[axis] != 1)) {
@@ -40,10 +41,11 @@ Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axi
   return {out, lines > 1 ? length : 0, length > 1 ? 1 : 0};
 }
 
-// Consecutive lines of `length` elements of an array under a Dequantization, as values.
+// Consecutive lines of `length` elements of an array under a Dequantization, as
+// values.
 class LineReader {
  public:
-  LineReader(const Reader& reader, const Array& data, const Dequantization& how, int line_axis,
+  LineReader(const Reader &reader, const Array &data, const Dequantization &how, int line_axis,
              int axis, int64_t length)
       : reader_(reader),
         data_(data),
@@ -52,43 +54,21 @@ class LineReader {
         axis_(axis),
         length_(length) {}
 
-  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines * length floats.
-  void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
-    const int64_t index = data_.IndexOf(p);
-    if (data_.strides[axis_] == 1) {
-      const void* data = reader_.Data(data_);
-      for (int64_t l = 0; l < lines; ++l) {
-        reader_.kernels->load(data_.type, data, index + l * data_.strides[line_axis_], length_,
-                              out + l * stride);
+  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines *
+  // length floats.
+  void Read(const Position &p, int64_t lines, float *out, int64_t stride, float *scratch) const {
+    Position at = p;
+    if (!how_.scales.present()) {
+      for (int64_t l = 0; l < lines; ++l, ++at.at[line_axis_]) {
+        reader_.Line(data_, at, axis_, length_, out + l * stride);
       }
-    } else {
-      Position line = p;
-      for (int64_t l = 0; l < lines; ++l, ++line.at[line_axis_]) {
-        reader_.Line(data_, line, axis_, length_, out + l * stride);
-      }
+      return;
     }
-    if (how_.scales.present()) ScaleLines(p, lines, out, stride, scratch);
-  }
-
- private:
-  void ScaleLines(const Position& p, int64_t lines, float* out, int64_t stride,
-                  float* scratch) const {
-    const Position group = GroupOf(how_, p);
+    const Parameters parameters = ReadParameters(p, lines, scratch);
     const int64_t line_group = how_.group[line_axis_];
-    const int64_t into_line_group = p.at[line_axis_] % line_group;
-    const int64_t line_groups = (into_line_group + lines - 1) / line_group + 1;
-    const int64_t into_group = p.at[axis_] % how_.group[axis_];
-    const int64_t groups = (into_group + length_ - 1) / how_.group[axis_] + 1;
-    const auto grid = [&](const Array& array, float* to) {
-      return ReadGrid(reader_, array, group, line_axis_, line_groups, axis_, groups, to);
-    };
-    const Grid scales = grid(how_.scales, scratch);
-    Grid zero_points;
-    if (how_.zero_points.present()) {
-      zero_points = grid(how_.zero_points, scratch + line_groups * groups);
-    }
-    for (int64_t l = 0, g = 0, in = into_line_group; l < lines; ++l) {
-      ScaleLine(scales, zero_points, g, into_group, out + l * stride);
+    for (int64_t l = 0, g = 0, in = p.at[line_axis_] % line_group; l < lines; ++l) {
+      ReadScaled(at, parameters, g, out + l * stride);
+      ++at.at[line_axis_];
       if (++in == line_group) {
         in = 0;
         ++g;
@@ -96,9 +76,32 @@ class LineReader {
     }
   }
 
-  // By the parameters of line group g.
-  void ScaleLine(const Grid& scales, const Grid& zero_points, int64_t g, int64_t into_group,
-                 float* line) const {
+ private:
+  struct Parameters {
+    Grid scales, zero_points;
+  };
+
+  Parameters ReadParameters(const Position &p, int64_t lines, float *scratch) const {
+    const Position group = GroupOf(how_, p);
+    const auto groups = [&](int axis, int64_t n) {
+      return (p.at[axis] % how_.group[axis] + n - 1) / how_.group[axis] + 1;
+    };
+    const int64_t line_groups = groups(line_axis_, lines), in_line = groups(axis_, length_);
+    const auto grid = [&](const Array &array, float *to) {
+      return ReadGrid(reader_, array, group, line_axis_, line_groups, axis_, in_line, to);
+    };
+    Parameters parameters;
+    parameters.scales = grid(how_.scales, scratch);
+    if (how_.zero_points.present()) {
+      parameters.zero_points = grid(how_.zero_points, scratch + line_groups * in_line);
+    }
+    return parameters;
+  }
+
+  // The line from `p` on, by the parameters of line group g.
+  void ReadScaled(const Position &p, const Parameters &parameters, int64_t g, float *line) const {
+    const Grid &scales = parameters.scales;
+    const Grid &zero_points = parameters.zero_points;
     Scaling how;
     how.scales = scales.values + g * scales.line_stride;
     if (zero_points.values != nullptr) {
@@ -107,18 +110,24 @@ class LineReader {
     how.real = how_.real_zero_points;
     how.stride = scales.stride;
     how.group = how_.group[axis_];
-    how.into_group = into_group;
-    if (how.stride == 0 && zero_points.stride == 0) {
+    how.into_group = p.at[axis_] % how.group;
+    const bool apart = how.zero_points != nullptr && scales.stride != zero_points.stride;
+    if (how.stride == 0 && !apart) {
       how.group = length_;
       how.into_group = 0;
-    } else if (how.zero_points != nullptr && scales.stride != zero_points.stride) {
-      // One of the two does not change along the line, or they lie otherwise.
-      return ScaleByRuns(how, zero_points.stride, line);
     }
+    if (data_.strides[axis_] == 1 && !apart) {
+      reader_.kernels->load_scaled(data_.type, reader_.Data(data_), data_.IndexOf(p), length_, how,
+                                   line);
+      return;
+    }
+    reader_.Line(data_, p, axis_, length_, line);
+    if (apart) return ScaleByRuns(how, zero_points.stride, line);
     reader_.kernels->scale(how, length_, line);
   }
 
-  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float* line) const {
+  // Scales and zero points do not change, or lie, alike.
+  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float *line) const {
     const int64_t stride = how.stride, group = how.group;
     int64_t run = group - how.into_group;
     how.into_group = 0;
@@ -130,28 +139,28 @@ class LineReader {
     }
   }
 
-  const Reader& reader_;
-  const Array& data_;
-  const Dequantization& how_;
+  const Reader &reader_;
+  const Array &data_;
+  const Dequantization &how_;
   const int line_axis_, axis_;
   const int64_t length_;
 };
 
 // One segment's part of a tile: its own tokens [token, token + n) to columns or
 // rows `at` of `out`.
-void DequantizePart(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                    int64_t n, int64_t channels, bool by_channel, int64_t at, float* out,
-                    float* scratch) {
-  // Lines run along the axis that is dense in memory; where that is not the tile's
-  // inner axis, a few lines at a time are transposed.
+void DequantizePart(const Reader &reader, const Segment &segment, Position p, int64_t token,
+                    int64_t n, int64_t channels, bool by_channel, int64_t at, float *out,
+                    float *scratch) {
+  // Lines run along the axis that is dense in memory; where that is not the
+  // tile's inner axis, a few lines at a time are transposed.
   const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : n;
   const int64_t length = along_tokens ? n : channels;
   const int64_t inner_stride = by_channel ? kTokenTile : channels;
-  float* first = by_channel ? out + at : out + at * channels;
-  float* batch = scratch;
-  float* parameters = scratch + kLineBatch * length;
+  float *first = by_channel ? out + at : out + at * channels;
+  float *batch = scratch;
+  float *parameters = scratch + kLineBatch * length;
   p.at[kRow] = token;
   p.at[kCol] = 0;
   const LineReader read(reader, segment.data, segment.dequantization, line_axis,
@@ -169,9 +178,9 @@ void DequantizePart(const Reader& reader, const Segment& segment, Position p, in
 
 }  // namespace
 
-void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, float* out) const {
+void Reader::Line(const Array &array, const Position &p, int axis, int64_t n, float *out) const {
   if (n <= 0) return;
-  const void* data = Data(array);
+  const void *data = Data(array);
   const int64_t index = array.IndexOf(p);
   const int64_t stride = array.strides[axis];
   if (stride == 1) {
@@ -186,40 +195,40 @@ void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, fl
   }
 }
 
-float Reader::Scalar(const Array& array, const Position& p) const {
+float Reader::Scalar(const Array &array, const Position &p) const {
   float value = 0.f;
   if (array.present()) kernels->load(array.type, Data(array), array.IndexOf(p), 1, &value);
   return value;
 }
 
-int64_t Reader::Integer(const Array& array, const Position& p) const {
+int64_t Reader::Integer(const Array &array, const Position &p) const {
   if (!array.present()) return 0;
   if (array.type == kS64) {
     int64_t value;
-    std::memcpy(&value, static_cast<const char*>(Data(array)) + array.IndexOf(p) * sizeof(value),
+    std::memcpy(&value, static_cast<const char *>(Data(array)) + array.IndexOf(p) * sizeof(value),
                 sizeof(value));
     return value;
   }
   return static_cast<int64_t>(LoadElement(array.type, Data(array), array.IndexOf(p)));
 }
 
-void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
-                    const Position& p, int axis, int64_t n, float* out, float* scratch) {
+void DequantizeLine(const Reader &reader, const Array &data, const Dequantization &how,
+                    const Position &p, int axis, int64_t n, float *out, float *scratch) {
   if (n <= 0) return;
   const int line_axis = axis == kCol ? kRow : kCol;
   LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
 }
 
-void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
-                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
-                    float* scratch) {
+void DequantizeTile(const Reader &reader, const Segment *segments, int count, const Position &p,
+                    int64_t token, int64_t n, int64_t channels, bool by_channel, float *out,
+                    float *scratch) {
   if (by_channel && n < kTokenTile) {
     for (int64_t c = 0; c < channels; ++c) {
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
   for (int s = 0; s < count; ++s) {
-    const Segment& segment = segments[s];
+    const Segment &segment = segments[s];
     const int64_t begin = std::max(token, segment.begin);
     const int64_t end = std::min(token + n, segment.begin + segment.tokens);
     if (begin >= end) continue;

@@ -120,8 +120,10 @@ TEST(CpuPlan, SaysWhatItDoes) {
   auto executable = CompileAttention(c.spec, *KernelsAt(0));
   ASSERT_TRUE(executable.ok());
   const std::string text = (*executable)->kernel();
-  EXPECT_NE(text.find("cpu/portable online softmax, f32 products of tiles, 4-row x 64-token tiles, 8 splits"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find(
+          "cpu/portable online softmax, f32 products of tiles, 4-row x 64-token tiles, 8 splits"),
+      std::string::npos)
       << text;
 }
 

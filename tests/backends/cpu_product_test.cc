@@ -2,6 +2,7 @@
 // everywhere, in memory that ends at an unreadable page.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -45,7 +46,13 @@ class Elements : public GuardedBuffer {
   Elements(DataType type, int64_t n) : GuardedBuffer(BytesFor(type, n)) {
     std::mt19937 random(7);
     for (int64_t i = 0; i < n; ++i) {
-      StoreElement(type, data(), i, static_cast<double>(random()) / 2147483648.0 - 0.9);
+      const uint32_t bits = static_cast<uint32_t>(random());
+      double x = static_cast<double>(bits) / 2147483648.0 - 0.9;
+      if (IsInteger(type)) {
+        const int64_t codes = std::min<int64_t>(HighestOf(type) - LowestOf(type) + 1, 1 << 20);
+        x = static_cast<double>(LowestOf(type) + bits % codes);
+      }
+      StoreElement(type, data(), i, x);
     }
   }
 };
@@ -254,6 +261,37 @@ TEST(CpuProducts, ScaleByGroups) {
                 if (zero_points == 2) want = code * scale - zp;
                 ASSERT_NEAR(values[e], want, 2e-7)
                     << kernels->name << " " << n << " in groups of " << group;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, LoadScaledIsLoadThenScale) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (DataType type :
+         {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU8, kS4, kU4, kS2, kU2, kS32}) {
+      for (int64_t n : {1, 7, 16, 31, 48, 64, 131}) {
+        for (int64_t index : {0, 1, 4, 6}) {
+          const Elements data(type, index + n);
+          for (int64_t group : {1, 8, 16, 32, 131}) {
+            for (int64_t into : {int64_t{0}, group - 1}) {
+              for (int zero_points = 0; zero_points < 3; ++zero_points) {
+                const int64_t count = (into + n - 1) / group + 1;
+                const Floats scales(count, 1), zps(count, 2);
+                const Scaling how{
+                    scales.data(),   zero_points == 0 ? nullptr : zps.data(), 1, group, into,
+                    zero_points == 2};
+                const Floats want(n, 3), got(n, 4);
+                kernels->load(type, data.data(), index, n, want.data());
+                kernels->scale(how, n, want.data());
+                kernels->load_scaled(type, data.data(), index, n, how, got.data());
+                ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0)
+                    << kernels->name << " " << DataTypeName(type) << " " << n << " from " << index
+                    << " in groups of " << group;
               }
             }
           }

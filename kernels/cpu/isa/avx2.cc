@@ -10,11 +10,12 @@
 
 namespace kvant::cpu {
 
-const KernelSet& avx2_kernels() {
+const KernelSet &avx2_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx2",
       .load = Load<Avx2>,
       .scale = Scale<Avx2>,
+      .load_scaled = LoadScaled<Avx2>,
       .transpose = Transpose<Avx2>,
       .qk = Qk<Avx2>,
       .softmax = Softmax<Avx2>,

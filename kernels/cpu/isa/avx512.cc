@@ -10,11 +10,12 @@
 
 namespace kvant::cpu {
 
-const KernelSet& avx512_kernels() {
+const KernelSet &avx512_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx512",
       .load = Load<Avx512>,
       .scale = Scale<Avx512>,
+      .load_scaled = LoadScaled<Avx512>,
       .transpose = Transpose<Avx512>,
       .qk = Qk<Avx512>,
       .softmax = Softmax<Avx512>,

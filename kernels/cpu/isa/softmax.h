@@ -1,4 +1,5 @@
-// KernelSet's softmax, exp_row and tanh over a vector wrapper such as simd_avx512.h's.
+// KernelSet's softmax, exp_row and tanh over a vector wrapper such as
+// simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 #define KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 
@@ -9,8 +10,10 @@
 namespace kvant::cpu {
 namespace {
 
-// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal. The
-// reduction and the polynomial are Cephes'.
+// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal.
+// x = n ln 2 + r, with Cephes' two constants for ln 2; 1 + r + ... is the
+// polynomial of degree 5 whose relative error for |r| <= ln 2 / 2 is
+// least, 1.1e-7.
 template <typename S>
 inline typename S::Vector Exp(typename S::Vector x) {
   const auto round = S::Set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -18,18 +21,17 @@ inline typename S::Vector Exp(typename S::Vector x) {
   const auto n = S::Sub(shifted, round);
   auto r = S::Fnma(n, S::Set1(0.693359375f), x);
   r = S::Fma(n, S::Set1(2.12194440e-4f), r);
-  auto p = S::Fma(S::Set1(1.9875691500e-4f), r, S::Set1(1.3981999507e-3f));
-  p = S::Fma(p, r, S::Set1(8.3334519073e-3f));
-  p = S::Fma(p, r, S::Set1(4.1665795894e-2f));
-  p = S::Fma(p, r, S::Set1(1.6666665459e-1f));
-  p = S::Fma(p, r, S::Set1(5.0000001201e-1f));
-  p = S::Add(S::Fma(p, S::Mul(r, r), r), S::Set1(1.f));
+  auto p = S::Fma(S::Set1(8.312529419e-3f), r, S::Set1(4.189037457e-2f));
+  p = S::Fma(p, r, S::Set1(1.666711522e-1f));
+  p = S::Fma(p, r, S::Set1(4.999922992e-1f));
+  p = S::Fma(p, r, S::Set1(1.f));
+  p = S::Fma(p, r, S::Set1(1.f));
   return S::ZeroBelow(x, S::Set1(-87.3f), S::Mul(p, S::PowerOfTwo(shifted)));
 }
 
 // scores[i] = exp(scores[i] - max) over a row; returns their sum.
 template <typename S>
-inline float ExpAndSum(float* scores, float max) {
+inline float ExpAndSum(float *scores, float max) {
   const auto base = S::Set1(max);
   auto sum = S::Zero();
 #pragma GCC unroll 8
@@ -42,15 +44,15 @@ inline float ExpAndSum(float* scores, float max) {
 }
 
 template <typename S>
-void ExpRow(float* scores, float max) {
+void ExpRow(float *scores, float max) {
   ExpAndSum<S>(scores, max);
 }
 
 template <typename S>
-void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
+void Softmax(float *scores, int64_t rows, float *max, float *sum, float *shrink) {
   const float neg_inf = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r) {
-    float* row = scores + r * kTokenTile;
+    float *row = scores + r * kTokenTile;
     auto highest = S::Load(row);
 #pragma GCC unroll 8
     for (int i = S::kWidth; i < kTokenTile; i += S::kWidth) {
@@ -93,7 +95,7 @@ inline typename S::Vector TanhOf(typename S::Vector x) {
 }
 
 template <typename S>
-void Tanh(float* values, int64_t n) {
+void Tanh(float *values, int64_t n) {
   int64_t i = 0;
   for (; i + S::kWidth <= n; i += S::kWidth) {
     S::Store(values + i, TanhOf<S>(S::Load(values + i)));
