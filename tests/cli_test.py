@@ -105,7 +105,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn("--help", result.stdout)
 
     def test_bad_command_lines(self):
-        self.fails("", "nonsense")
+        self.fails("'nonsense' is not a command", "nonsense")
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
         self.fails("", "make", "--heads", "many")
@@ -119,6 +119,8 @@ class CommandTest(unittest.TestCase):
             self.fails("kvant:", "show", "-", stdin=text)
             self.fails("kvant:", "check", "-", stdin=text)
         self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
+        for command in ["check", "bench"]:
+            self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
         # More memory than any machine has.
         self.fails("kvant:", "check", "-", stdin=json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],

@@ -11,8 +11,10 @@
 namespace kvant {
 namespace {
 
-// Every tensor must have a size, and every output someone who computes it.
+// There must be something to run, every tensor must have a size, and every output someone who
+// computes it.
 absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
+  if (graph.ops().empty()) return MakeError(ErrorKind::kInvalidGraph, "the graph has no ops");
   absl::flat_hash_set<TensorId> computed;
   for (const Partition& partition : partitions) {
     computed.insert(partition.outputs().begin(), partition.outputs().end());
