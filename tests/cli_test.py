@@ -178,6 +178,15 @@ class CommandTest(unittest.TestCase):
                 result = kvant("check", "-", "--data", data, stdin=graph)
                 self.assertEqual(result.returncode, 0, (k, v, data, result.stdout, result.stderr))
 
+    def test_options_without_a_value_count(self):
+        for option, kinds in [("--causal", ["GenIndex", "GenIndex", "GreaterEqual", "Select"]),
+                              ("--mask", ["Add"]), ("--select", ["Select"]),
+                              ("--soft-cap", ["Multiply", "Tanh", "Multiply"])]:
+            for args in [[option], [option, "--batch", "2"], ["--q-len", "3", option]]:
+                graph = json.loads(make("--scale", "none", *args))
+                self.assertEqual([op["kind"] for op in graph["graph"]],
+                                 ["MatMul", *kinds, "SoftMax", "MatMul"], args)
+
     def test_options_of_make(self):
         base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads",
                 "2"]
