@@ -121,7 +121,9 @@ class CommandTest(unittest.TestCase):
         self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
         for command in ["check", "bench"]:
             self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
-        # More memory than any machine has.
+        # More memory than any machine has, for an input that is not the first.
+        self.fails("not enough memory", "check", "-", "--in-shapes", "1:1x8x99999999999999x64+4:1x8x99999999999999x64",
+                   "--backend", "oracle", stdin=make("--scale", "none"))
         self.fails("kvant:", "check", "-", stdin=json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],
             [tensor(1, "f32", [1 << 20, 1 << 20, 1 << 10])])))

@@ -93,7 +93,11 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
     }
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       const LogicalTensor& desc = partition.output(static_cast<int>(port));
-      const auto it = buffers.try_emplace(desc.id, static_cast<size_t>(desc.memory_bytes())).first;
+      auto it = buffers.find(desc.id);
+      if (it == buffers.end()) {
+        Buffer buffer(static_cast<size_t>(desc.memory_bytes()));
+        it = buffers.emplace(desc.id, std::move(buffer)).first;
+      }
       step.outputs.push_back(it->second);
     }
   }
