@@ -167,11 +167,15 @@ absl::Status Graph::SortOps() {
 absl::Status Graph::Finalize() {
   if (finalized_) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(SortOps());
-  for (const Op& op : ops_) {
-    for (TensorId id : op.inputs) {
-      const bool is_input = FindTensor(id)->producer.op == kNoOp;
-      if (is_input && std::find(inputs_.begin(), inputs_.end(), id) == inputs_.end()) {
-        inputs_.push_back(id);
+  for (OpIndex index = 0; index < static_cast<OpIndex>(ops_.size()); ++index) {
+    const Op& op = ops_[index];
+    for (size_t port = 0; port < op.inputs.size(); ++port) {
+      const TensorInfo& info = *FindTensor(op.inputs[port]);
+      // Consumers are in order: an input is listed where it is first used.
+      const Use& first = info.consumers.front();
+      if (info.producer.op == kNoOp && first.op == index &&
+          first.port == static_cast<int32_t>(port)) {
+        inputs_.push_back(info.desc.id);
       }
     }
     for (TensorId id : op.outputs) {

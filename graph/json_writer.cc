@@ -20,10 +20,8 @@ void AppendString(std::string& out, std::string_view text) {
 
 void AppendNumber(std::string& out, int64_t value) { absl::StrAppend(&out, value); }
 void AppendNumber(std::string& out, uint64_t value) { absl::StrAppend(&out, value); }
-// The shortest text that reads back as the same f32. JSON has no infinity or NaN:
-// these become null, which reads as an error.
+// The shortest text that reads back as the same f32; finite, as every attribute of a graph is.
 void AppendNumber(std::string& out, float value) {
-  if (!(value - value == 0.f)) return Append(out, "null");
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
   Append(out, std::string_view(text, end - text));

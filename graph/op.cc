@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 #include <set>
 
@@ -121,6 +122,14 @@ absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, 
                               least == ports.size() && !variadic ? "" : most));
 }
 
+// JSON holds no other floats, and no attribute means anything with them.
+bool IsFinite(const AttrValue& value) {
+  if (const float* one = std::get_if<float>(&value)) return std::isfinite(*one);
+  const auto* list = std::get_if<std::vector<float>>(&value);
+  return list == nullptr ||
+         std::all_of(list->begin(), list->end(), [](float x) { return std::isfinite(x); });
+}
+
 absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
   for (const auto& [attr, value] : op.attrs) {
     const OpSchema::AttrRule* rule = schema.FindAttr(attr);
@@ -132,6 +141,10 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
       return OpError(op, ErrorKind::kInvalidGraphOp,
                      absl::StrCat("attribute '", name, "' is not of type ",
                                   std::string(RowOf(attr).type_text)));
+    }
+    if (!IsFinite(value)) {
+      return OpError(op, ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("attribute '", name, "' is infinite or not a number"));
     }
     const auto* text = std::get_if<std::string>(&value);
     if (text && !rule->allowed.empty() &&
@@ -156,8 +169,9 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
 // optional_inputs names each input after v, once, from the known list.
 absl::Status CheckAttentionInputs(const Op& op) {
   std::set<std::string> seen;
-  const std::vector<std::string> names = absl::StrSplit(
-      op.attrs.GetOr<std::string>(Attr::kOptionalInputs, ""), ',', absl::SkipEmpty());
+  const std::string list = op.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
+  std::vector<std::string> names;
+  if (!list.empty()) names = absl::StrSplit(list, ',');
   for (const std::string& name : names) {
     if (std::find(std::begin(kAttentionInputs), std::end(kAttentionInputs), name) ==
         std::end(kAttentionInputs)) {

@@ -257,6 +257,26 @@ absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+// The gradient and the probabilities have the same dims.
+absl::Status SoftMaxBackwardShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& diff = *context.inputs[0];
+  const LogicalTensor& probs = *context.inputs[1];
+  if (!diff.dims || !probs.dims) return absl::OkStatus();
+  int axis;
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), diff, axis));
+  bool equal = diff.rank() == probs.rank();
+  for (int i = 0; equal && i < diff.rank(); ++i) {
+    equal = MayEqual((*diff.dims)[i], (*probs.dims)[i]);
+  }
+  if (!equal) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("diff_dst, ", DescribeDims(diff), ", and dst, ",
+                                DescribeDims(probs), ", differ"));
+  }
+  context.outputs[0] = diff.dims;
+  return absl::OkStatus();
+}
+
 absl::Status BinaryShape(const Op& op, ShapeContext& context) {
   return CombineDims(op, *context.inputs[0], *context.inputs[1], context.outputs[0]);
 }

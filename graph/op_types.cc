@@ -86,16 +86,23 @@ absl::Status SameFloatTypes(const OpPorts& ports) {
   return SameTypes(ports);
 }
 
+// Of one type, or f32 beside one of the halves, as where the backward pass keeps the gradient of
+// the scores in f32.
 absl::Status MatMulTypes(const OpPorts& ports) {
+  DataType common = kF32;
   for (size_t i = 0; i < ports.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
-    if (ports.inputs[i]->type != ports.inputs[0]->type) {
-      return Differ(ports, PortText(ports, false, i), ports.inputs[i]->type,
-                    PortText(ports, false, 0), ports.inputs[0]->type);
+    const DataType type = ports.inputs[i]->type;
+    for (size_t j = 0; j < i; ++j) {
+      if (HalvesMix(type, ports.inputs[j]->type)) {
+        return Differ(ports, PortText(ports, false, i), type, PortText(ports, false, j),
+                      ports.inputs[j]->type);
+      }
     }
+    common = i == 0 || type == common ? type : kF32;
   }
   if (ports.outputs[0]->type == kF32) return absl::OkStatus();
-  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+  return OutputIs(ports, 0, common, "the result of its inputs");
 }
 
 absl::Status SoftMaxTypes(const OpPorts& ports) {
@@ -110,7 +117,26 @@ absl::Status SoftMaxTypes(const OpPorts& ports) {
       ports, 1, [](DataType t) { return t == kF32; }, "f32");
 }
 
-// Same type, or f32 beside f16 or bf16, which gives f32.
+absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
+  const DataType diff_dst = ports.inputs[0]->type;
+  const DataType dst = ports.inputs[1]->type;
+  const DataType diff_src = ports.outputs[0]->type;
+  if (HalvesMix(diff_dst, dst)) {
+    return Differ(ports, PortText(ports, false, 0), diff_dst, PortText(ports, false, 1), dst);
+  }
+  if (HalvesMix(diff_src, diff_dst)) {
+    return Differ(ports, PortText(ports, true, 0), diff_src, PortText(ports, false, 0), diff_dst);
+  }
+  if (HalvesMix(diff_src, dst)) {
+    return Differ(ports, PortText(ports, true, 0), diff_src, PortText(ports, false, 1), dst);
+  }
+  return absl::OkStatus();
+}
+
+// Same type, or f32 beside f16 or bf16, which gives f32. Two halves may give f32 too.
 absl::Status ArithmeticTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, "one of f32, bf16, f16, s32"));
   KVANT_RETURN_IF_ERROR(Input(ports, 1, IsFloatOrS32, "one of f32, bf16, f16, s32"));
@@ -120,6 +146,7 @@ absl::Status ArithmeticTypes(const OpPorts& ports) {
   if (a != b && !mixed) {
     return Differ(ports, PortText(ports, false, 0), a, PortText(ports, false, 1), b);
   }
+  if (ports.outputs[0]->type == kF32 && a != kS32) return absl::OkStatus();
   return OutputIs(ports, 0, mixed ? kF32 : a, "the result of its inputs");
 }
 

@@ -3,7 +3,9 @@
 //   P  = Exp(Subtract(scores, statistics))           scores as in the forward pass
 //   dV = MatMul(P', dO)                              P' after dropout and casts
 //   dS = Multiply(P, Subtract(MatMul(dO, V'), ReduceSum(Multiply(O, dO))))
+//     or SoftMaxBackward(MatMul(dO, V'), P)
 //   dQ = MatMul(dS', K), dK = MatMul(dS', Q)         dS' after scale and casts
+//   dMask = ReduceSum(dS)                            if asked for
 //
 // Gradients of shared K and V may be summed over the heads that share them.
 #include <algorithm>
@@ -23,7 +25,7 @@ bool Moves(OpKind kind) {
 
 bool IsGradientStep(OpKind kind) {
   return Moves(kind) || kind == OpKind::kDropout || kind == OpKind::kMultiply ||
-         kind == OpKind::kDivide || kind == OpKind::kSelect;
+         kind == OpKind::kDivide || kind == OpKind::kSelect || kind == OpKind::kSoftMaxBackward;
 }
 
 }  // namespace
@@ -36,6 +38,7 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
   why->clear();
   col_ = -1;
   gradients_.clear();
+  products_ = 0;
   const OpIndex subtract = Producer(op(exp).inputs[0]);
   if (subtract == Graph::kNoOp || op(subtract).kind != OpKind::kSubtract) return false;
   int budget = 64;
@@ -44,10 +47,9 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
   if (!LeadsToMatMul(op(exp).outputs[0], &budget)) return false;
   if (!MatchScores()) return false;
   MarkOps();
-  if (!FollowGradient(op(exp).outputs[0], 0)) return false;
-  if (gradients_.size() < 3) {
-    return Fail(
-        absl::StrCat("it leads to ", gradients_.size(), " gradients, not to those of Q, K and V"));
+  if (!FollowGradient(op(exp).outputs[0], /*of_scores=*/false, 0)) return false;
+  if (products_ < 3) {
+    return Fail(absl::StrCat("it leads to ", products_, " gradients, not to those of Q, K and V"));
   }
   for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
     if (!in_match_[index]) continue;
@@ -71,13 +73,15 @@ bool AttentionMatcher::Mark(OpIndex index) {
   return true;
 }
 
-// From P or dS to the MatMuls that make gradients of them.
-bool AttentionMatcher::FollowGradient(TensorId tensor, int depth) {
+// From P or, `of_scores`, dS to the ops that make gradients of them.
+bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth) {
   if (depth > kMaxDepth) return Fail("its chain of ops is too long");
   for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
     const Op& consumer = op(use.op);
     if (in_match_[use.op]) continue;
-    if (taken_[use.op] || (consumer.kind != OpKind::kMatMul && !IsGradientStep(consumer.kind))) {
+    const bool sums_mask = of_scores && consumer.kind == OpKind::kReduceSum;
+    const bool ends = consumer.kind == OpKind::kMatMul || sums_mask;
+    if (taken_[use.op] || (!ends && !IsGradientStep(consumer.kind))) {
       return Fail(
           absl::StrCat(graph_.FindTensor(tensor)->producer.op == match_->softmax
                            ? "its output"
@@ -86,21 +90,27 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, int depth) {
                        " is also consumed by ", consumer.ToString()));
     }
     Mark(use.op);
-    if (consumer.kind == OpKind::kMatMul) {
-      if (!FollowProduct(use.op)) return false;
+    if (ends) {
+      if (!sums_mask) ++products_;
+      FollowProduct(use.op);
       continue;
     }
-    if (consumer.kind == OpKind::kMultiply || consumer.kind == OpKind::kDivide) {
-      if (!CollectCorrection(consumer.inputs[1 - use.port], 0)) return false;
+    bool makes_scores = false;
+    if (consumer.kind == OpKind::kMultiply || consumer.kind == OpKind::kDivide ||
+        consumer.kind == OpKind::kSoftMaxBackward) {
+      const TensorId other = consumer.inputs[1 - use.port];
+      if (!CollectCorrection(other, 0)) return false;
+      const OpIndex producer = Producer(other);
+      makes_scores = producer != Graph::kNoOp && in_match_[producer];
     }
-    if (!FollowGradient(consumer.outputs[0], depth + 1)) return false;
+    if (!FollowGradient(consumer.outputs[0], of_scores || makes_scores, depth + 1)) return false;
   }
   return true;
 }
 
-// A MatMul that makes a gradient, and what only moves, converts or sums it.
-bool AttentionMatcher::FollowProduct(OpIndex matmul) {
-  TensorId tensor = op(matmul).outputs[0];
+// An op that makes a gradient, and what only moves, converts or sums it.
+void AttentionMatcher::FollowProduct(OpIndex product) {
+  TensorId tensor = op(product).outputs[0];
   for (;;) {
     const auto& consumers = graph_.FindTensor(tensor)->consumers;
     if (consumers.size() != 1 || taken_[consumers[0].op]) break;
@@ -109,7 +119,6 @@ bool AttentionMatcher::FollowProduct(OpIndex matmul) {
     tensor = op(consumers[0].op).outputs[0];
   }
   gradients_.push_back(tensor);
-  return true;
 }
 
 // What P is multiplied by: dP less its row sum. Scales end at once, at a port.

@@ -51,8 +51,8 @@ class AttentionMatcher {
   Chain MatchOperand(TensorId tensor) const;
 
   // backward_matcher.cc
-  bool FollowGradient(TensorId tensor, int depth);
-  bool FollowProduct(OpIndex matmul);
+  bool FollowGradient(TensorId tensor, bool of_scores, int depth);
+  void FollowProduct(OpIndex product);
   bool CollectCorrection(TensorId tensor, int depth);
   bool Mark(OpIndex index);
 
@@ -75,7 +75,8 @@ class AttentionMatcher {
   std::string* why_ = nullptr;
   int col_ = -1;                // of the scores at the SoftMax: -1 last axis, -2 the one before
   std::vector<char> in_match_;  // by op
-  absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass
+  absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...
+  int products_ = 0;                            // ... and how many of them are MatMuls'
 };
 
 // Whether a MatMul's flag transposes this input.

@@ -105,7 +105,7 @@ class CommandTest(unittest.TestCase):
             self.assertIn("--help", result.stdout)
 
     def test_bad_command_lines(self):
-        self.fails("", "nonsense")
+        self.fails("'nonsense' is not a command", "nonsense")
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
         self.fails("", "make", "--heads", "many")
@@ -119,7 +119,11 @@ class CommandTest(unittest.TestCase):
             self.fails("kvant:", "show", "-", stdin=text)
             self.fails("kvant:", "check", "-", stdin=text)
         self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
-        # More memory than any machine has.
+        for command in ["check", "bench"]:
+            self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
+        # More memory than any machine has, for an input that is not the first.
+        self.fails("not enough memory", "check", "-", "--in-shapes", "1:1x8x99999999999999x64+4:1x8x99999999999999x64",
+                   "--backend", "oracle", stdin=make("--scale", "none"))
         self.fails("kvant:", "check", "-", stdin=json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],
             [tensor(1, "f32", [1 << 20, 1 << 20, 1 << 10])])))
@@ -175,6 +179,15 @@ class CommandTest(unittest.TestCase):
                 data = "real" if i % 2 else "integer"
                 result = kvant("check", "-", "--data", data, stdin=graph)
                 self.assertEqual(result.returncode, 0, (k, v, data, result.stdout, result.stderr))
+
+    def test_options_without_a_value_count(self):
+        for option, kinds in [("--causal", ["GenIndex", "GenIndex", "GreaterEqual", "Select"]),
+                              ("--mask", ["Add"]), ("--select", ["Select"]),
+                              ("--soft-cap", ["Multiply", "Tanh", "Multiply"])]:
+            for args in [[option], [option, "--batch", "2"], ["--q-len", "3", option]]:
+                graph = json.loads(make("--scale", "none", *args))
+                self.assertEqual([op["kind"] for op in graph["graph"]],
+                                 ["MatMul", *kinds, "SoftMax", "MatMul"], args)
 
     def test_options_of_make(self):
         base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads",

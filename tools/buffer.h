@@ -44,6 +44,8 @@ class Buffer {
   size_t bytes_;
 };
 
+// A Buffer is made before it goes in: absl's map is not to be used again, not even destroyed, once
+// a constructor has thrown inside it, and a graph may ask for more memory than there is.
 using BufferMap = absl::flat_hash_map<TensorId, Buffer>;
 
 }  // namespace kvant

@@ -11,8 +11,10 @@
 namespace kvant {
 namespace {
 
-// Every tensor must have a size, and every output someone who computes it.
+// There must be something to run, every tensor must have a size, and every output someone who
+// computes it.
 absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
+  if (graph.ops().empty()) return MakeError(ErrorKind::kInvalidGraph, "the graph has no ops");
   absl::flat_hash_set<TensorId> computed;
   for (const Partition& partition : partitions) {
     computed.insert(partition.outputs().begin(), partition.outputs().end());
@@ -97,7 +99,11 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
     }
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       const LogicalTensor& desc = partition.output(static_cast<int>(port));
-      const auto it = buffers.try_emplace(desc.id, static_cast<size_t>(desc.memory_bytes())).first;
+      auto it = buffers.find(desc.id);
+      if (it == buffers.end()) {
+        Buffer buffer(static_cast<size_t>(desc.memory_bytes()));
+        it = buffers.emplace(desc.id, std::move(buffer)).first;
+      }
       step.outputs.push_back(it->second);
     }
   }

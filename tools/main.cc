@@ -16,6 +16,18 @@ int Fail(const std::string& message) {
   return kErrorCode;
 }
 
+// What is wrong with the first word of the command line, or nothing. CLI11 says of one that is no
+// command only that it misses one.
+std::string CheckCommand(const CLI::App& app, const std::string& word) {
+  if (word.empty() || word[0] == '-') return "";
+  std::string message = "'" + word + "' is not a command; there are";
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (command->get_name() == word) return "";
+    message += " " + command->get_name();
+  }
+  return message;
+}
+
 int Run(int argc, char** argv) {
   CLI::App app(
       "Finds attention over a compressed KV cache in a graph, and compiles, runs, checks "
@@ -28,6 +40,12 @@ int Run(int argc, char** argv) {
   kvant::AddRunCommand(app, action);
   kvant::AddCheckCommand(app, action);
   kvant::AddBenchCommand(app, action);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string("kvant: ") + error.what() + "\nRun with --help for more information.\n";
+  });
+  if (const std::string wrong = CheckCommand(app, argc > 1 ? argv[1] : ""); !wrong.empty()) {
+    return Fail(wrong);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,6 +1,7 @@
 // kvant make: an attention graph by description.
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -12,13 +13,17 @@
 namespace kvant {
 namespace {
 
-// What CLI11 hands over for an option whose value was left out.
-constexpr std::string_view kNoValue = "true";
-
-// "--name" or "--name=VALUE".
+// "--name", which means `fallback`, or "--name=VALUE".
 void AddOptionalValue(CLI::App& command, const std::string& name, std::string& value,
-                      const std::string& description) {
-  command.add_option(name, value, description)->expected(0, 1);
+                      const std::string& fallback, const std::string& description) {
+  const auto take = [&value, fallback](const std::vector<std::string>& given) {
+    // Versions of CLI11 hand over no value as nothing, an empty one, or "{}".
+    const bool left_out = given.empty() || given[0].empty() || given[0] == "{}";
+    value = left_out ? fallback : given[0];
+  };
+  command.add_option_function<std::vector<std::string>>(name, take, description)
+      ->expected(0, 1)
+      ->type_name("[VALUE=" + fallback + "]");
 }
 
 struct MakeArguments {
@@ -55,14 +60,14 @@ struct MakeArguments {
     command.add_option("--scale", scale, "What the scale does to the scores")
         ->check(CLI::IsMember({"div", "mul", "none"}))
         ->capture_default_str();
-    AddOptionalValue(command, "--soft-cap", soft_cap,
-                     "Cap the scores with tanh; the value (50) is kept by --op only, otherwise "
+    AddOptionalValue(command, "--soft-cap", soft_cap, "50",
+                     "Cap the scores with tanh; the value is kept by --op only, otherwise "
                      "it is an input");
-    AddOptionalValue(command, "--causal", causal,
-                     "Causal mask from indices, aligned top-left (default) or bottom-right");
-    AddOptionalValue(command, "--mask", graph.mask,
-                     "Mask added to the scores; its shape over N, H, Q, S is 1x1xQxS by default");
-    AddOptionalValue(command, "--select", graph.select, "Boolean mask, shaped likewise");
+    AddOptionalValue(command, "--causal", causal, "top-left",
+                     "Causal mask from indices, aligned top-left or bottom-right");
+    AddOptionalValue(command, "--mask", graph.mask, "1x1xQxS",
+                     "Mask added to the scores, and its shape over N, H, Q and S");
+    AddOptionalValue(command, "--select", graph.select, "1x1xQxS", "Boolean mask, shaped likewise");
     command.add_flag("--stats", graph.stats, "Log-sum-exp of each row as a second output");
     command.add_flag("--dropout", graph.dropout, "Dropout on the probabilities");
     command.add_flag("--transpose-output", graph.transpose_output,
@@ -88,7 +93,7 @@ struct MakeArguments {
     if (k_layout == "channels") o.k_layout = AttentionGraphOptions::KLayout::kChannels;
     if (causal == "bottom-right") {
       o.causal = AttentionGraphOptions::Causal::kBottomRight;
-    } else if (causal == "top-left" || causal == kNoValue) {
+    } else if (causal == "top-left") {
       o.causal = AttentionGraphOptions::Causal::kTopLeft;
     } else if (!causal.empty()) {
       return MakeError(
@@ -96,15 +101,13 @@ struct MakeArguments {
           absl::StrCat("--causal: '", causal, "' is neither top-left nor bottom-right"));
     }
     if (!soft_cap.empty()) {
-      float cap = 50.f;
-      if (soft_cap != kNoValue && (!absl::SimpleAtof(soft_cap, &cap) || !(cap > 0))) {
+      float cap = 0;
+      if (!absl::SimpleAtof(soft_cap, &cap) || !(cap > 0)) {
         return MakeError(ErrorKind::kInvalidArguments,
                          absl::StrCat("--soft-cap: '", soft_cap, "' is not a positive number"));
       }
       o.soft_cap = cap;
     }
-    if (o.mask == kNoValue) o.mask = "1x1xQxS";
-    if (o.select == kNoValue) o.select = "1x1xQxS";
     return o;
   }
 

@@ -314,8 +314,8 @@ absl::StatusOr<BufferMap> MakeRandomInputs(const Graph& graph, const RandomDataO
       return MakeError(ErrorKind::kInvalidShape,
                        "graph input " + std::to_string(id) + " has no known shape");
     }
-    Buffer& buffer =
-        buffers.try_emplace(id, static_cast<size_t>(tensor.memory_bytes())).first->second;
+    Buffer fresh(static_cast<size_t>(tensor.memory_bytes()));
+    Buffer& buffer = buffers.emplace(id, std::move(fresh)).first->second;
     const uint64_t key = Mix(Mix(options.seed) + id);
     Context context{.graph = graph,
                     .tensor = tensor,

@@ -320,6 +320,11 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
                         ")");
   }
   if (!loads(spec.q.type)) return "queries of type " + name(spec.q.type);
+  // Of broadcast views, say: tiles of so many channels would overflow the sizes of scratch.
+  constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
+  for (const int64_t size : {spec.head_size, spec.v_head_size}) {
+    if (size > kMaxHeadSize) return absl::StrCat("a head size of ", size);
+  }
   for (const auto* side : {&spec.k, &spec.v}) {
     const char* what = side == &spec.k ? "keys" : "values";
     int64_t tokens = 0;

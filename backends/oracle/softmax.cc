@@ -63,6 +63,32 @@ absl::Status EvalSoftMax(OpContext& context) {
   return absl::OkStatus();
 }
 
+// diff_src = dst * (diff_dst - sum(dst * diff_dst)), the sum along the axis.
+absl::Status EvalSoftMaxBackward(OpContext& context) {
+  const double* diff = context.in(0).data();
+  const double* probs = context.in(1).data();
+  const Dims dims = context.in(0).dims;
+  const int64_t rank = static_cast<int64_t>(dims.size());
+  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t length = dims[axis];
+  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
+  const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;
+  Array result = Array(dims);
+  for (int64_t line = 0; line < lines; ++line) {
+    const int64_t first = line / inner * length * inner + line % inner;
+    double sum = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      sum += probs[first + i * inner] * diff[first + i * inner];
+    }
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t at = first + i * inner;
+      result.values[at] = probs[at] * (diff[at] - sum);
+    }
+  }
+  context.outputs[0] = std::move(result);
+  return absl::OkStatus();
+}
+
 absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis) {
   const int64_t capacity = scores.dims[axis];
   const int64_t batches = scores.dims.front();

@@ -20,6 +20,7 @@ bool Commutes(algorithm op) {
          op == algorithm::binary_max || op == algorithm::binary_min;
 }
 
+// Of integers; quotients are cut towards zero, as C does.
 double Evaluate(algorithm op, double a, double b) {
   switch (op) {
     case algorithm::binary_add:
@@ -29,7 +30,7 @@ double Evaluate(algorithm op, double a, double b) {
     case algorithm::binary_mul:
       return a * b;
     case algorithm::binary_div:
-      return a / b;
+      return std::trunc(a / b);
     case algorithm::binary_max:
       return std::max(a, b);
     case algorithm::binary_min:

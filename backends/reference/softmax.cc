@@ -142,4 +142,19 @@ absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
+absl::Status LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
+  const Array diff = lowering.Input(op, 0);
+  const Array probs = lowering.Input(op, 1);
+  const size_t rank = diff.dims.size();
+  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  Plan& plan = lowering.plan;
+  // dst * (diff_dst - sum(dst * diff_dst)): the primitive of oneDNN has no scratch of the caller's
+  // and no types beyond these pieces.
+  const Array product = Binary(plan, dnnl::algorithm::binary_mul, probs, diff);
+  const Array sum = Reduce(plan, dnnl::algorithm::reduction_sum, product, {axis});
+  const Array centred = Binary(plan, dnnl::algorithm::binary_sub, diff, sum);
+  lowering.SetOutput(op, 0, Binary(plan, dnnl::algorithm::binary_mul, probs, centred));
+  return absl::OkStatus();
+}
+
 }  // namespace kvant::reference

@@ -416,6 +416,18 @@ TEST(CpuAttention, NanAndInfinityPropagateAsInPlainLoops) {
   }
 }
 
+TEST(CpuAttention, HeadSizesBeyondAnyScratchAreDeclined) {
+  Case c = Plain({});
+  for (int64_t* size : {&c.spec.head_size, &c.spec.v_head_size}) {
+    const int64_t kept = *size;
+    *size = int64_t{1} << 56;
+    const absl::Status status = CompileAttention(c.spec, *KernelsAt(0)).status();
+    EXPECT_EQ(ErrorKindOf(status), ErrorKind::kUnimplemented);
+    EXPECT_EQ(status.message(), "does not take a head size of 72057594037927936");
+    *size = kept;
+  }
+}
+
 TEST(CpuAttention, EmptyProblems) {
   Plain({.kv_len = 0}).Check();
   Plain({.b0 = 0}).Check();

@@ -54,7 +54,6 @@ std::vector<Case> BinaryCases() {
   for (OpKind kind : {OpKind::kAdd, OpKind::kSubtract, OpKind::kMultiply, OpKind::kDivide,
                       OpKind::kMaximum, OpKind::kMinimum, OpKind::kGreaterEqual}) {
     for (DataType type : {kF32, kS32}) {
-      if (type == kS32 && kind == OpKind::kDivide) continue;  // truncation is not defined
       for (size_t i = 0; i < shapes.size(); ++i) {
         cases.push_back(
             {std::string(OpKindName(kind)) + "_" + std::string(DataTypeName(type)) + "_" +
@@ -67,6 +66,12 @@ std::vector<Case> BinaryCases() {
              }});
       }
     }
+  }
+  for (DataType type : {kF16, kBF16}) {
+    cases.push_back({"Multiply_" + std::string(DataTypeName(type)) + "_f32", [=](GraphBuilder& g) {
+                       g.AddOp(OpKind::kMultiply, "y",
+                               {g.Input("a", type, {3, 5}), g.Input("b", type, {3, 5})}, {kF32});
+                     }});
   }
   return cases;
 }
@@ -109,6 +114,13 @@ std::vector<Case> MatMulCases() {
                                {kF32});
                      }});
   }
+  for (const auto& [a, b] : {std::pair{kF32, kBF16}, {kF16, kF32}, {kBF16, kBF16}}) {
+    cases.push_back(
+        {"MatMul_" + std::string(DataTypeName(a)) + "_" + std::string(DataTypeName(b)),
+         [=](GraphBuilder& g) {
+           g.MatMul(g.Input("a", a, {2, 7, 5}), g.Input("b", b, {5, 4}), {.type = kF32});
+         }});
+  }
   return cases;
 }
 
@@ -122,8 +134,21 @@ std::vector<Case> LineCases() {
            }});
     }
   }
+  for (int64_t axis : {0, 1, -1}) {
+    for (const auto& [type, probs_type] :
+         std::vector<std::pair<DataType, DataType>>{{kF32, kF32}, {kF32, kBF16}, {kF16, kF32}}) {
+      cases.push_back(
+          {"SoftMaxBackward_" + std::string(DataTypeName(type)) + "_" +
+               std::string(DataTypeName(probs_type)) + "_" + std::to_string(axis + 1),
+           [=](GraphBuilder& g) {
+             g.AddOp(OpKind::kSoftMaxBackward, "y",
+                     {g.Input("dy", type, {4, 6, 37}), g.Input("p", probs_type, {4, 6, 37})},
+                     {type}, {{Attr::kAxis, axis}});
+           }});
+    }
+  }
   for (OpKind kind : {OpKind::kReduceSum, OpKind::kReduceMax, OpKind::kReduceMean}) {
-    const std::vector<Ints> axes = {{0}, {-1}, {1, 3}, {0, 1, 2, 3}, {2}};
+    const std::vector<Ints> axes = {{0}, {-1}, {1, 3}, {0, 1, 2, 3}, {2}, {}};
     for (size_t i = 0; i < axes.size(); ++i) {
       cases.push_back(
           {std::string(OpKindName(kind)) + "_" + std::to_string(i), [=](GraphBuilder& g) {

@@ -1,5 +1,10 @@
 #include "kvant/graph/graph.h"
 
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/graph/status.h"
@@ -86,8 +91,12 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
   const LogicalTensor out = T(9, kF32, {4});
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {f, h}, {out}), ErrorKind::kInvalidGraphOp,
               "Exp 'x' (id 0): has 2 inputs, takes 1");
-  ExpectError(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {f, h}, {out}),
-              ErrorKind::kInvalidDataType, "weights (tensor 2) is f16 but src (tensor 1) is f32");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {T(4, kBF16, {4}), h}, {out}),
+              ErrorKind::kInvalidDataType, "weights (tensor 2) is f16 but src (tensor 4) is bf16");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {f, h}, {T(9, kF16, {4})}),
+              ErrorKind::kInvalidDataType, "dst (tensor 9) is f16 but the result of its inputs is");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kAdd, "a"), {i, i}, {out}), ErrorKind::kInvalidDataType,
+              "dst (tensor 9) is f32 but the result of its inputs is s32");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "t"), {i}, {out}), ErrorKind::kInvalidDataType,
               "src (tensor 3) is s32, not one of f32, bf16, f16");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g"), {f}, {T(9, kS32, {4})}),
@@ -96,6 +105,19 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
               ErrorKind::kInvalidGraphOp, "has no attribute 'axis'");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kAxis, 1.f}}), {f}, {out}),
               ErrorKind::kInvalidGraphOp, "attribute 'axis' is not of type int64_t");
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kDequantize, "d",
+                                 {{Attr::kScales, std::vector<float>{1.f, -kInf}}}),
+                          {T(5, kS8, {4})}, {out}),
+              ErrorKind::kInvalidGraphOp, "attribute 'scales' is infinite or not a number");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kScaledDotProductAttention, "a",
+                                 {{Attr::kOptionalInputs, std::string("bias,,sinks")}}),
+                          {f, f, f, f, f}, {out}),
+              ErrorKind::kInvalidGraphOp, "optional_inputs names ''");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kScaledDotProductAttention, "a",
+                                 {{Attr::kScale, std::nanf("")}}),
+                          {f, f, f}, {out}),
+              ErrorKind::kInvalidGraphOp, "attribute 'scale' is infinite or not a number");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kMode, std::string("both")}}),
                           {f}, {out}),
               ErrorKind::kInvalidGraphOp, "'mode' is 'both', not one of none, inf_as_zero");

@@ -148,6 +148,14 @@ TEST(ShapeRules, SoftMax) {
   ExpectError({OpKind::kSoftMax, {kScalar}, {{Attr::kAxis, int64_t{0}}}}, kShapeError, "axis 0");
 }
 
+TEST(ShapeRules, SoftMaxBackward) {
+  ExpectDims({OpKind::kSoftMaxBackward, {Dims{2, 3, 5}, Dims{2, 3, 5}}, {}}, Dims{2, 3, 5});
+  ExpectDims({OpKind::kSoftMaxBackward, {Dims{2, 3, 5}, kNoRank}, {}}, kNoRank);
+  ExpectError({OpKind::kSoftMaxBackward, {Dims{2, 3, 5}, Dims{2, 3, 1}}, {}}, kShapeError,
+              "tensor 0 [2,3,5], and dst, tensor 1 [2,3,1], differ");
+  ExpectError({OpKind::kSoftMaxBackward, {Dims{2}, Dims{2}}, {}}, kShapeError, "axis 1");
+}
+
 TEST(ShapeRules, BinaryAndSelect) {
   const Attributes none = {{Attr::kAutoBroadcast, std::string("none")}};
   ExpectDims({OpKind::kAdd, {Dims{2, 1, 5}, Dims{3, 1}}}, Dims{2, 3, 5});
@@ -266,6 +274,7 @@ TEST(ShapeRules, DynamicQuantization) {
   ExpectDims({kind, {x, kScalar}, with("per_tensor")}, x);
   ExpectDims({kind, {x, Dims{1}, Dims{1, 1}}, with("per_tensor")}, x);
   ExpectDims({kind, {x, Dims{2}, Dims{2}}, with("per_channel")}, x);
+  ExpectDims({kind, {x, Dims{2}, Dims{1}}, with("per_channel")}, x);
   ExpectDims({kind, {x, Dims{1, 2, 6, 3}, Dims{1, 2, 6, 3}}, with("per_group", {1, 1, 1, 4})}, x);
   ExpectDims({kind, {x, Dims{1, 1, 2, 12}}, with("per_group", {1, 2, 3, 1})}, x);
   ExpectDims({kind, {x, kNoRank}, with("per_group", {1, 1, 6, 1})}, x);
