@@ -73,6 +73,14 @@ void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantiza
   const int64_t token = p.at[kRow];
   for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
   const int64_t runs = (token + n - 1) / run - p.at[kRow] + 1;
+  const auto read = [&](int64_t count, float* to) {
+    const auto* data = static_cast<const char*>(reader.Data(array));
+    reader.kernels->load(array.type, data, array.IndexOf(p), count, to);
+    // The next tile's lie behind these.
+    const int64_t bytes = count * BitsOf(array.type) / 8;
+    const char* next = data + array.IndexOf(p) * BitsOf(array.type) / 8 + bytes;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
+  };
   const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
   if (row_stride == 0 || runs == 1) {
     reader.Line(array, p, kCol, groups, staging);
@@ -86,12 +94,16 @@ void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantiza
   if (row_stride == 1 || groups == 1) {
     for (int64_t g = 0; g < groups; ++g) {
       float* row = out + g * kTokenTile;
-      reader.Line(array, p, kRow, runs, row);
+      if (row_stride == 1) {
+        read(runs, row);
+      } else {
+        reader.Line(array, p, kRow, runs, row);
+      }
       std::fill(row + runs, row + kTokenTile, 0.f);
       ++p.at[kCol];
     }
   } else if (group_stride == 1 && row_stride == groups) {
-    reader.kernels->load(array.type, reader.Data(array), array.IndexOf(p), runs * groups, staging);
+    read(runs * groups, staging);
     kernels.transpose(staging, runs, groups, out);
   } else {
     for (int64_t t = 0; t < runs; ++t) {

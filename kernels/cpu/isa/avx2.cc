@@ -10,7 +10,7 @@
 
 namespace kvant::cpu {
 
-const KernelSet &avx2_kernels() {
+const KernelSet& avx2_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx2",
       .load = Load<Avx2>,

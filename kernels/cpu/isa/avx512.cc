@@ -10,7 +10,7 @@
 
 namespace kvant::cpu {
 
-const KernelSet &avx512_kernels() {
+const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx512",
       .load = Load<Avx512>,

@@ -139,73 +139,101 @@ inline __attribute__((always_inline)) void Fields(typename S::I word, typename S
   }
 }
 
-// kWidth tokens from `token` on times kRows rows of queries. Lanes are tokens: no sums
-// across lanes, and the parameters of a group load as a vector.
-template <typename S, int kBits, int kRows>
+// kBlocks times kWidth tokens from `token` on times kRows rows of queries. Lanes are tokens: no
+// sums across lanes, and the parameters of a group load as a vector. Two blocks share what is
+// read of the queries, which would else be the limit.
+template <typename S, int kBits, int kRows, int kBlocks>
 void ScoresBlock(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                  int64_t token, float* scores) {
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int kPairs = 16 / kBits;  // of a dword
-  // Sums side by side, as many as hide the latency of a product.
-  constexpr int kChains = kRows >= 4 ? 1 : kRows == 2 || kPairs == 2 ? 2 : 4;
+  // Sums side by side, so that a product need not wait for the last.
+  constexpr int kChains = kRows * kBlocks >= 4 ? 1 : kRows * kBlocks == 2 ? 2 : kPairs == 2 ? 2 : 4;
   const I flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
-  const int64_t last = CodesMin(S::kWidth, rows.tokens - token) - 1;
   const uint8_t* data = rows.data + token * rows.stride;
   const int32_t* pairs = queries.pairs + row * columns.columns * kPairs;
   const int32_t* starts = queries.starts + row * columns.parts;
   const float* sums = queries.sums + row * columns.parts;
   const int64_t ahead = row == 0 ? rows.ahead : 0;
-  F out[kRows];
-  for (F& o : out) o = S::Set1(0.f);
-  I column[S::kWidth];
+  F out[kBlocks][kRows];
+  for (auto& block : out) {
+    for (F& o : block) o = S::Set1(0.f);
+  }
+  I column[kBlocks][S::kWidth];
   int64_t c = 0, loaded = 0;
   for (int64_t part = 0; part < columns.parts; ++part) {
-    I acc[kRows][kChains];
-    for (int r = 0; r < kRows; ++r) {
-      acc[r][0] = S::Dword(starts[r * columns.parts + part]);
-      for (int i = 1; i < kChains; ++i) acc[r][i] = S::ZeroDwords();
+    I acc[kBlocks][kRows][kChains];
+    for (auto& block : acc) {
+      for (int r = 0; r < kRows; ++r) {
+        block[r][0] = S::Dword(starts[r * columns.parts + part]);
+        for (int i = 1; i < kChains; ++i) block[r][i] = S::ZeroDwords();
+      }
     }
     for (const int64_t end = columns.part_ends[part]; c < end;) {
       if (c == loaded) {
-        S::Columns(data + c * 4, rows.stride, last, rows.row_bytes - c * 4, column);
-        // What comes next, a line per token of this.
-        for (int i = 0; ahead != 0 && i < S::kWidth; ++i) {
-          _mm_prefetch(reinterpret_cast<const char*>(data + c * 4 + i * rows.stride + ahead),
-                       _MM_HINT_T0);
+        for (int b = 0; b < kBlocks; ++b) {
+          const uint8_t* from = data + b * S::kWidth * rows.stride + c * 4;
+          const int64_t last = CodesMin(S::kWidth, rows.tokens - token - b * S::kWidth) - 1;
+          S::Columns(from, rows.stride, last, rows.row_bytes - c * 4, column[b]);
+          // What comes next, a line per token of this.
+          for (int i = 0; ahead != 0 && i < S::kWidth; ++i) {
+            _mm_prefetch(reinterpret_cast<const char*>(from + i * rows.stride + ahead),
+                         _MM_HINT_T0);
+          }
         }
         loaded += S::kWidth;
       }
       const int64_t begin = loaded - S::kWidth;
       for (const int64_t stop = CodesMin(end, loaded); c < stop; ++c) {
-        I codes[kPairs];
-        Fields<S, kBits, kPairs>(S::Xor(column[c - begin], flips), codes);
+        I codes[kBlocks][kPairs];
+        for (int b = 0; b < kBlocks; ++b) {
+          Fields<S, kBits, kPairs>(S::Xor(column[b][c - begin], flips), codes[b]);
+        }
         for (int k = 0; k < kPairs; ++k) {
           for (int r = 0; r < kRows; ++r) {
-            I& sum = acc[r][k % kChains];
-            sum = S::Dot(sum, codes[k], S::Dword(pairs[k * kRows + r]));
+            const I q = S::Dword(pairs[k * kRows + r]);
+            for (int b = 0; b < kBlocks; ++b) {
+              I& sum = acc[b][r][k % kChains];
+              sum = S::Dot(sum, codes[b][k], q);
+            }
           }
         }
         pairs += kPairs * kRows;
       }
     }
     const int64_t at = columns.part_groups[part] * kTokenTile + token;
-    const F scale = S::Load(parameters.scales + at);
-    for (int r = 0; r < kRows; ++r) {
-      for (int i = 1; i < kChains; ++i) acc[r][0] = S::AddDwords(acc[r][0], acc[r][i]);
-      out[r] = S::Fma(S::ToFloat(acc[r][0]), scale, out[r]);
-    }
-    if (parameters.biases != nullptr) {
-      const F bias = S::Load(parameters.biases + at);
+    for (int b = 0; b < kBlocks; ++b) {
+      const F scale = S::Load(parameters.scales + at + b * S::kWidth);
       for (int r = 0; r < kRows; ++r) {
-        out[r] = S::Fnma(bias, S::Set1(sums[r * columns.parts + part]), out[r]);
+        for (int i = 1; i < kChains; ++i) acc[b][r][0] = S::AddDwords(acc[b][r][0], acc[b][r][i]);
+        out[b][r] = S::Fma(S::ToFloat(acc[b][r][0]), scale, out[b][r]);
+      }
+      if (parameters.biases == nullptr) continue;
+      const F bias = S::Load(parameters.biases + at + b * S::kWidth);
+      for (int r = 0; r < kRows; ++r) {
+        out[b][r] = S::Fnma(bias, S::Set1(sums[r * columns.parts + part]), out[b][r]);
       }
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    S::Store(scores + (row + r) * kTokenTile + token,
-             S::Mul(out[r], S::Set1(queries.scales[row + r])));
+  for (int b = 0; b < kBlocks; ++b) {
+    for (int r = 0; r < kRows; ++r) {
+      S::Store(scores + (row + r) * kTokenTile + token + b * S::kWidth,
+               S::Mul(out[b][r], S::Set1(queries.scales[row + r])));
+    }
+  }
+}
+
+template <typename S, int kBits, int kBlocks>
+void ScoresRows(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+                const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+                int64_t token, float* scores) {
+  for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
+    const auto run = RowBlock(query_rows - row) == 4   ? ScoresBlock<S, kBits, 4, kBlocks>
+                     : RowBlock(query_rows - row) == 2 ? ScoresBlock<S, kBits, 2, kBlocks>
+                                                       : ScoresBlock<S, kBits, 1, kBlocks>;
+    run(rows, flip, columns, queries, row, parameters, token, scores);
   }
 }
 
@@ -213,13 +241,12 @@ template <typename S, int kBits>
 void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
               float* scores) {
-  for (int64_t token = 0; token < rows.tokens; token += S::kWidth) {
-    for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
-      const auto run = RowBlock(query_rows - row) == 4   ? ScoresBlock<S, kBits, 4>
-                       : RowBlock(query_rows - row) == 2 ? ScoresBlock<S, kBits, 2>
-                                                         : ScoresBlock<S, kBits, 1>;
-      run(rows, flip, columns, queries, row, parameters, token, scores);
-    }
+  int64_t token = 0;
+  for (; token + 2 * S::kWidth <= rows.tokens; token += 2 * S::kWidth) {
+    ScoresRows<S, kBits, 2>(rows, flip, columns, queries, query_rows, parameters, token, scores);
+  }
+  for (; token < rows.tokens; token += S::kWidth) {
+    ScoresRows<S, kBits, 1>(rows, flip, columns, queries, query_rows, parameters, token, scores);
   }
 }
 

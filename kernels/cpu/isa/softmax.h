@@ -31,7 +31,7 @@ inline typename S::Vector Exp(typename S::Vector x) {
 
 // scores[i] = exp(scores[i] - max) over a row; returns their sum.
 template <typename S>
-inline float ExpAndSum(float *scores, float max) {
+inline float ExpAndSum(float* scores, float max) {
   const auto base = S::Set1(max);
   auto sum = S::Zero();
 #pragma GCC unroll 8
@@ -44,15 +44,15 @@ inline float ExpAndSum(float *scores, float max) {
 }
 
 template <typename S>
-void ExpRow(float *scores, float max) {
+void ExpRow(float* scores, float max) {
   ExpAndSum<S>(scores, max);
 }
 
 template <typename S>
-void Softmax(float *scores, int64_t rows, float *max, float *sum, float *shrink) {
+void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
   const float neg_inf = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r) {
-    float *row = scores + r * kTokenTile;
+    float* row = scores + r * kTokenTile;
     auto highest = S::Load(row);
 #pragma GCC unroll 8
     for (int i = S::kWidth; i < kTokenTile; i += S::kWidth) {
@@ -95,7 +95,7 @@ inline typename S::Vector TanhOf(typename S::Vector x) {
 }
 
 template <typename S>
-void Tanh(float *values, int64_t n) {
+void Tanh(float* values, int64_t n) {
   int64_t i = 0;
   for (; i + S::kWidth <= n; i += S::kWidth) {
     S::Store(values + i, TanhOf<S>(S::Load(values + i)));
