@@ -15,11 +15,14 @@
 namespace kvant {
 
 // Zeroed, 64-byte aligned, movable. A size of 0 has memory too, so that data()
-// is never null.
+// is never null. Throws std::bad_alloc when there is no memory.
 class Buffer {
  public:
   explicit Buffer(size_t bytes)
-      : data_(static_cast<std::byte*>(::operator new(bytes + 1, kAlignment))), bytes_(bytes) {
+      // The form that throws would end the program under the address sanitizer.
+      : data_(static_cast<std::byte*>(::operator new(bytes + 1, kAlignment, std::nothrow))),
+        bytes_(bytes) {
+    if (data_ == nullptr) throw std::bad_alloc();
     std::memset(data_.get(), 0, bytes + 1);
   }
 
