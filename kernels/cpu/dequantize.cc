@@ -7,22 +7,21 @@ namespace kvant::cpu {
 namespace {
 
 // The element of a parameter array that governs position `p`.
-Position GroupOf(const Dequantization &how, const Position &p) {
+Position GroupOf(const Dequantization& how, const Position& p) {
   Position group;
   for (int axis = 0; axis < kAxes; ++axis) group.at[axis] = p.at[axis] / how.group[axis];
   return group;
 }
 
-// The elements of an array over `lines` x `length` positions, read along
-// whichever axis is dense: element [l][i] is at values[l * line_stride + i *
-// stride].
+// The elements of an array over `lines` x `length` positions, read along whichever axis
+// is dense: element [l][i] is at values[l * line_stride + i * stride].
 struct Grid {
-  const float *values = nullptr;
+  const float* values = nullptr;
   int64_t line_stride = 0, stride = 0;
 };
 
-Grid ReadGrid(const Reader &reader, const Array &array, Position p, int line_axis, int64_t lines,
-              int axis, int64_t length, float *out) {
+Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axis, int64_t lines,
+              int axis, int64_t length, float* out) {
   if (array.strides[line_axis] == 0) lines = 1;
   if (array.strides[axis] == 0) length = 1;
   if (array.strides[line_axis] == 1 && (lines > 1 || array.strides[axis] != 1)) {
@@ -41,11 +40,10 @@ Grid ReadGrid(const Reader &reader, const Array &array, Position p, int line_axi
   return {out, lines > 1 ? length : 0, length > 1 ? 1 : 0};
 }
 
-// Consecutive lines of `length` elements of an array under a Dequantization, as
-// values.
+// Consecutive lines of `length` elements of an array under a Dequantization, as values.
 class LineReader {
  public:
-  LineReader(const Reader &reader, const Array &data, const Dequantization &how, int line_axis,
+  LineReader(const Reader& reader, const Array& data, const Dequantization& how, int line_axis,
              int axis, int64_t length)
       : reader_(reader),
         data_(data),
@@ -54,9 +52,8 @@ class LineReader {
         axis_(axis),
         length_(length) {}
 
-  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines *
-  // length floats.
-  void Read(const Position &p, int64_t lines, float *out, int64_t stride, float *scratch) const {
+  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines * length floats.
+  void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
     Position at = p;
     if (!how_.scales.present()) {
       for (int64_t l = 0; l < lines; ++l, ++at.at[line_axis_]) {
@@ -81,13 +78,13 @@ class LineReader {
     Grid scales, zero_points;
   };
 
-  Parameters ReadParameters(const Position &p, int64_t lines, float *scratch) const {
+  Parameters ReadParameters(const Position& p, int64_t lines, float* scratch) const {
     const Position group = GroupOf(how_, p);
     const auto groups = [&](int axis, int64_t n) {
       return (p.at[axis] % how_.group[axis] + n - 1) / how_.group[axis] + 1;
     };
     const int64_t line_groups = groups(line_axis_, lines), in_line = groups(axis_, length_);
-    const auto grid = [&](const Array &array, float *to) {
+    const auto grid = [&](const Array& array, float* to) {
       return ReadGrid(reader_, array, group, line_axis_, line_groups, axis_, in_line, to);
     };
     Parameters parameters;
@@ -99,9 +96,9 @@ class LineReader {
   }
 
   // The line from `p` on, by the parameters of line group g.
-  void ReadScaled(const Position &p, const Parameters &parameters, int64_t g, float *line) const {
-    const Grid &scales = parameters.scales;
-    const Grid &zero_points = parameters.zero_points;
+  void ReadScaled(const Position& p, const Parameters& parameters, int64_t g, float* line) const {
+    const Grid& scales = parameters.scales;
+    const Grid& zero_points = parameters.zero_points;
     Scaling how;
     how.scales = scales.values + g * scales.line_stride;
     if (zero_points.values != nullptr) {
@@ -127,7 +124,7 @@ class LineReader {
   }
 
   // Scales and zero points do not change, or lie, alike.
-  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float *line) const {
+  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float* line) const {
     const int64_t stride = how.stride, group = how.group;
     int64_t run = group - how.into_group;
     how.into_group = 0;
@@ -139,28 +136,28 @@ class LineReader {
     }
   }
 
-  const Reader &reader_;
-  const Array &data_;
-  const Dequantization &how_;
+  const Reader& reader_;
+  const Array& data_;
+  const Dequantization& how_;
   const int line_axis_, axis_;
   const int64_t length_;
 };
 
 // One segment's part of a tile: its own tokens [token, token + n) to columns or
 // rows `at` of `out`.
-void DequantizePart(const Reader &reader, const Segment &segment, Position p, int64_t token,
-                    int64_t n, int64_t channels, bool by_channel, int64_t at, float *out,
-                    float *scratch) {
-  // Lines run along the axis that is dense in memory; where that is not the
-  // tile's inner axis, a few lines at a time are transposed.
+void DequantizePart(const Reader& reader, const Segment& segment, Position p, int64_t token,
+                    int64_t n, int64_t channels, bool by_channel, int64_t at, float* out,
+                    float* scratch) {
+  // Lines run along the axis that is dense in memory; where that is not the tile's
+  // inner axis, a few lines at a time are transposed.
   const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : n;
   const int64_t length = along_tokens ? n : channels;
   const int64_t inner_stride = by_channel ? kTokenTile : channels;
-  float *first = by_channel ? out + at : out + at * channels;
-  float *batch = scratch;
-  float *parameters = scratch + kLineBatch * length;
+  float* first = by_channel ? out + at : out + at * channels;
+  float* batch = scratch;
+  float* parameters = scratch + kLineBatch * length;
   p.at[kRow] = token;
   p.at[kCol] = 0;
   const LineReader read(reader, segment.data, segment.dequantization, line_axis,
@@ -178,9 +175,9 @@ void DequantizePart(const Reader &reader, const Segment &segment, Position p, in
 
 }  // namespace
 
-void Reader::Line(const Array &array, const Position &p, int axis, int64_t n, float *out) const {
+void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, float* out) const {
   if (n <= 0) return;
-  const void *data = Data(array);
+  const void* data = Data(array);
   const int64_t index = array.IndexOf(p);
   const int64_t stride = array.strides[axis];
   if (stride == 1) {
@@ -195,40 +192,40 @@ void Reader::Line(const Array &array, const Position &p, int axis, int64_t n, fl
   }
 }
 
-float Reader::Scalar(const Array &array, const Position &p) const {
+float Reader::Scalar(const Array& array, const Position& p) const {
   float value = 0.f;
   if (array.present()) kernels->load(array.type, Data(array), array.IndexOf(p), 1, &value);
   return value;
 }
 
-int64_t Reader::Integer(const Array &array, const Position &p) const {
+int64_t Reader::Integer(const Array& array, const Position& p) const {
   if (!array.present()) return 0;
   if (array.type == kS64) {
     int64_t value;
-    std::memcpy(&value, static_cast<const char *>(Data(array)) + array.IndexOf(p) * sizeof(value),
+    std::memcpy(&value, static_cast<const char*>(Data(array)) + array.IndexOf(p) * sizeof(value),
                 sizeof(value));
     return value;
   }
   return static_cast<int64_t>(LoadElement(array.type, Data(array), array.IndexOf(p)));
 }
 
-void DequantizeLine(const Reader &reader, const Array &data, const Dequantization &how,
-                    const Position &p, int axis, int64_t n, float *out, float *scratch) {
+void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
+                    const Position& p, int axis, int64_t n, float* out, float* scratch) {
   if (n <= 0) return;
   const int line_axis = axis == kCol ? kRow : kCol;
   LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
 }
 
-void DequantizeTile(const Reader &reader, const Segment *segments, int count, const Position &p,
-                    int64_t token, int64_t n, int64_t channels, bool by_channel, float *out,
-                    float *scratch) {
+void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
+                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
+                    float* scratch) {
   if (by_channel && n < kTokenTile) {
     for (int64_t c = 0; c < channels; ++c) {
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
   for (int s = 0; s < count; ++s) {
-    const Segment &segment = segments[s];
+    const Segment& segment = segments[s];
     const int64_t begin = std::max(token, segment.begin);
     const int64_t end = std::min(token + n, segment.begin + segment.tokens);
     if (begin >= end) continue;

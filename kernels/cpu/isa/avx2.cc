@@ -10,7 +10,7 @@
 
 namespace kvant::cpu {
 
-const KernelSet &avx2_kernels() {
+const KernelSet& avx2_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx2",
       .load = Load<Avx2>,
@@ -22,9 +22,9 @@ const KernelSet &avx2_kernels() {
       .exp_row = ExpRow<Avx2>,
       .pv = Pv<Avx2>,
       .tanh = Tanh<Avx2>,
+      .codes = &kCodeKernels<Avx2Codes>,
       .qk_stored = QkStored<Avx2>,
       .pv_stored = PvStored<Avx2>,
-      .codes = &kCodeKernels<Avx2Codes>,
   };
   return kSet;
 }

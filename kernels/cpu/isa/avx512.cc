@@ -10,7 +10,7 @@
 
 namespace kvant::cpu {
 
-const KernelSet &avx512_kernels() {
+const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx512",
       .load = Load<Avx512>,
@@ -22,9 +22,9 @@ const KernelSet &avx512_kernels() {
       .exp_row = ExpRow<Avx512>,
       .pv = Pv<Avx512>,
       .tanh = Tanh<Avx512>,
+      .codes = &kCodeKernels<Avx512Codes>,
       .qk_stored = QkStored<Avx512>,
       .pv_stored = PvStored<Avx512>,
-      .codes = &kCodeKernels<Avx512Codes>,
   };
   return kSet;
 }

@@ -52,13 +52,13 @@ void WithElements(DataType type, F f) {
   }
 }
 
-// Of the last bytes and, for elements smaller than a byte, of a first byte only
-// a part is wanted; neither makes it read another.
+// Of the last bytes and, for elements smaller than a byte, of a first byte only a part is
+// wanted; neither makes it read another.
 template <typename S, typename Type>
-void LoadAs(const void *data, int64_t index, int64_t n, float *out) {
+void LoadAs(const void* data, int64_t index, int64_t n, float* out) {
   constexpr int kBits = Type::kBits;
   constexpr int64_t kBytes = S::kWidth * kBits / 8;
-  const uint8_t *p = static_cast<const uint8_t *>(data) + index * kBits / 8;
+  const uint8_t* p = static_cast<const uint8_t*>(data) + index * kBits / 8;
   int64_t i = 0;
   if constexpr (kBits < 8) {
     constexpr int64_t kPerByte = 8 / kBits;
@@ -77,8 +77,8 @@ void LoadAs(const void *data, int64_t index, int64_t n, float *out) {
   }
 }
 
-inline void LoadS64(const void *data, int64_t index, int64_t n, float *out) {
-  const uint8_t *p = static_cast<const uint8_t *>(data) + index * 8;
+inline void LoadS64(const void* data, int64_t index, int64_t n, float* out) {
+  const uint8_t* p = static_cast<const uint8_t*>(data) + index * 8;
   for (int64_t i = 0; i < n; ++i) {
     int64_t value;
     __builtin_memcpy(&value, p + i * 8, sizeof(value));
@@ -87,7 +87,7 @@ inline void LoadS64(const void *data, int64_t index, int64_t n, float *out) {
 }
 
 template <typename S>
-void Load(DataType type, const void *data, int64_t index, int64_t n, float *out) {
+void Load(DataType type, const void* data, int64_t index, int64_t n, float* out) {
   if (type == kS64) return LoadS64(data, index, n, out);
   WithElements<S>(type, [=](auto stored) { LoadAs<S, decltype(stored)>(data, index, n, out); });
 }

@@ -1,6 +1,6 @@
 // The inner loops in plain C++, in the shape that compilers vectorise for
-// whatever the build's baseline is. Sums are kept in fixed lanes, so results do
-// not depend on how wide that is.
+// whatever the build's baseline is. Sums are kept in fixed lanes, so results do not
+// depend on how wide that is.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -15,22 +15,22 @@ namespace {
 constexpr int kLanes = 4;
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
-Lanes Load(const float *p) {
+Lanes Load(const float* p) {
   Lanes v;
   std::memcpy(&v, p, sizeof(v));
   return v;
 }
-void Store(float *p, Lanes v) { std::memcpy(p, &v, sizeof(v)); }
+void Store(float* p, Lanes v) { std::memcpy(p, &v, sizeof(v)); }
 
-// kRows x kVectors * kLanes sums of a[r * a_row + i * a_step] * b[i * b_row +
-// c] over i < n, held in registers.
+// kRows x kVectors * kLanes sums of a[r * a_row + i * a_step] * b[i * b_row + c] over
+// i < n, held in registers.
 template <int kRows, int kVectors>
 struct Block {
   Lanes sum[kRows][kVectors];
 
-  void Accumulate(const float *a, int64_t a_row, const float *b, int64_t b_row, int64_t n) {
-    for (auto &row : sum) {
-      for (Lanes &s : row) s = Lanes{};
+  void Accumulate(const float* a, int64_t a_row, const float* b, int64_t b_row, int64_t n) {
+    for (auto& row : sum) {
+      for (Lanes& s : row) s = Lanes{};
     }
     for (int64_t i = 0; i < n; ++i) {
       Lanes right[kVectors];
@@ -43,12 +43,11 @@ struct Block {
   }
 };
 
-// Head sizes are summed in blocks: the error of a long f32 sum grows with its
-// length.
+// Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 constexpr int64_t kSumBlock = 64;
 
 template <int kRows, int kVectors>
-void QkBlock(const float *q, int64_t head_size, const float *k, float *scores) {
+void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
   Lanes total[kRows][kVectors] = {};
   for (int64_t d = 0; d < head_size; d += kSumBlock) {
     Block<kRows, kVectors> block;
@@ -64,13 +63,13 @@ void QkBlock(const float *q, int64_t head_size, const float *k, float *scores) {
 }
 
 template <int kRows, int kVectors>
-void QkRows(const float *q, int64_t head_size, const float *k, float *scores) {
+void QkRows(const float* q, int64_t head_size, const float* k, float* scores) {
   for (int64_t t = 0; t < kTokenTile; t += kVectors * kLanes) {
     QkBlock<kRows, kVectors>(q, head_size, k + t, scores + t);
   }
 }
 
-void Qk(const float *q, int64_t rows, int64_t head_size, const float *k, float *scores) {
+void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     QkRows<4, 2>(q + r * head_size, head_size, k, scores + r * kTokenTile);
@@ -79,21 +78,21 @@ void Qk(const float *q, int64_t rows, int64_t head_size, const float *k, float *
 }
 
 template <int kRows, int kVectors>
-void PvBlock(const float *probs, int64_t tokens, const float *v, int64_t head_size,
-             const float *shrink, float *out) {
+void PvBlock(const float* probs, int64_t tokens, const float* v, int64_t head_size,
+             const float* shrink, float* out) {
   Block<kRows, kVectors> block;
   block.Accumulate(probs, kTokenTile, v, head_size, tokens);
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVectors; ++i) {
-      float *o = out + r * head_size + i * kLanes;
+      float* o = out + r * head_size + i * kLanes;
       Store(o, Load(o) * shrink[r] + block.sum[r][i]);
     }
   }
 }
 
 template <int kRows, int kVectors>
-void PvRows(const float *probs, int64_t tokens, const float *v, int64_t head_size,
-            const float *shrink, float *out) {
+void PvRows(const float* probs, int64_t tokens, const float* v, int64_t head_size,
+            const float* shrink, float* out) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= head_size; d += kVectors * kLanes) {
     PvBlock<kRows, kVectors>(probs, tokens, v + d, head_size, shrink, out + d);
@@ -107,8 +106,8 @@ void PvRows(const float *probs, int64_t tokens, const float *v, int64_t head_siz
   }
 }
 
-void Pv(const float *probs, int64_t rows, int64_t tokens, const float *v, int64_t head_size,
-        const float *shrink, float *out) {
+void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
+        const float* shrink, float* out) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     PvRows<4, 2>(probs + r * kTokenTile, tokens, v, head_size, shrink + r, out + r * head_size);
@@ -132,20 +131,19 @@ inline float Exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  // The integer sits in the low bits of `shifted`; modulo 2^32 in unsigned
-  // arithmetic.
+  // The integer sits in the low bits of `shifted`; modulo 2^32 in unsigned arithmetic.
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
   const float value = p * std::bit_cast<float>(exponent);
   return x < -87.3f ? 0.f : value;
 }
 
-void ExpRow(float *scores, float max) {
+void ExpRow(float* scores, float max) {
   for (int i = 0; i < kTokenTile; ++i) scores[i] = Exp(scores[i] - max);
 }
 
 // Combines the kTokenTile values of a row in a fixed order.
 template <typename Op>
-float Reduce(const float *row, Op op) {
+float Reduce(const float* row, Op op) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = row[i];
   for (int block = 16; block < kTokenTile; block += 16) {
@@ -157,10 +155,10 @@ float Reduce(const float *row, Op op) {
   return lanes[0];
 }
 
-void Softmax(float *scores, int64_t rows, float *max, float *sum, float *shrink) {
+void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   for (int64_t r = 0; r < rows; ++r) {
-    float *row = scores + r * kTokenTile;
+    float* row = scores + r * kTokenTile;
     const float seen = Reduce(row, [](float a, float b) { return a > b ? a : b; });
     const float now = seen > max[r] ? seen : max[r];
     // With nothing but -inf so far, any finite stand-in gives exp(-inf) = 0.
@@ -191,11 +189,11 @@ inline float TanhOf(float x) {
   return x * p / q;
 }
 
-void Tanh(float *values, int64_t n) {
+void Tanh(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] = TanhOf(values[i]);
 }
 
-void ScaleRun(const Scaling &how, int64_t at, int64_t n, float *values) {
+void ScaleRun(const Scaling& how, int64_t at, int64_t n, float* values) {
   const float scale = how.scales[at];
   const float zp = how.zero_points == nullptr ? 0.f : how.zero_points[at];
   if (how.real) {
@@ -205,7 +203,7 @@ void ScaleRun(const Scaling &how, int64_t at, int64_t n, float *values) {
   }
 }
 
-void Scale(const Scaling &how, int64_t n, float *values) {
+void Scale(const Scaling& how, int64_t n, float* values) {
   int64_t run = how.group - how.into_group;
   for (int64_t i = 0, at = 0; i < n; i += run, run = how.group, at += how.stride) {
     run = run < n - i ? run : n - i;
@@ -213,13 +211,13 @@ void Scale(const Scaling &how, int64_t n, float *values) {
   }
 }
 
-void LoadScaled(DataType type, const void *data, int64_t index, int64_t n, const Scaling &how,
-                float *out) {
+void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
+                float* out) {
   portable::Load(type, data, index, n, out);
   Scale(how, n, out);
 }
 
-void Transpose(const float *in, int64_t in_stride, int64_t rows, int64_t cols, float *out,
+void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
                int64_t out_stride) {
   for (int64_t c = 0; c < cols; ++c) {
     for (int64_t r = 0; r < rows; ++r) out[c * out_stride + r] = in[r * in_stride + c];
@@ -228,7 +226,7 @@ void Transpose(const float *in, int64_t in_stride, int64_t rows, int64_t cols, f
 
 }  // namespace
 
-const KernelSet &portable_kernels() {
+const KernelSet& portable_kernels() {
   static constexpr KernelSet kSet = {
       .name = "portable",
       .load = portable::Load,

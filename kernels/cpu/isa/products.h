@@ -1,5 +1,5 @@
-// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32
-// tiles, and of K and V rows as they are stored.
+// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32 tiles, and
+// of K and V rows as they are stored.
 #ifndef KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 #define KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 
@@ -11,8 +11,8 @@
 namespace kvant::cpu {
 namespace {
 
-// Vectors of a block of kRows rows: as many accumulators as there are registers
-// for, and a power of two that divides a tile.
+// Vectors of a block of kRows rows: as many accumulators as there are registers for,
+// and a power of two that divides a tile.
 template <typename S, int kRows>
 constexpr int VectorsFor(int most) {
   int vectors = 1;
@@ -67,17 +67,16 @@ void WithStored(DataType type, F f) {
 
 // The vector at element `i` of the row at `row`, or its first `n` elements.
 template <typename S, typename Type>
-inline typename S::Vector LoadStored(const uint8_t *row, int64_t i) {
+inline typename S::Vector LoadStored(const uint8_t* row, int64_t i) {
   constexpr int kBytes = S::kWidth * Type::kBits / 8;
   return Type::kConvert(S::template LoadRaw<kBytes>(row + i * Type::kBits / 8));
 }
 template <typename S, typename Type>
-inline typename S::Vector LoadStoredSome(const uint8_t *row, int64_t i, int64_t n) {
+inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t n) {
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
 
-// Memory answers late, so rows are asked for this many bytes ahead of their
-// use.
+// Memory answers late, so rows are asked for this many bytes ahead of their use.
 constexpr int64_t kPrefetchBytes = 4096;
 constexpr int64_t kLineBytes = 64;
 
@@ -87,12 +86,11 @@ inline int64_t RowsAhead(int64_t stride_bytes) {
   return (kPrefetchBytes + apart - 1) / apart;
 }
 
-// Head sizes are summed in blocks: the error of a long f32 sum grows with its
-// length.
+// Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 constexpr int64_t kSumBlock = 64;
 
 template <typename S, int kRows, int kVectors>
-void QkBlock(const float *q, int64_t head_size, const float *k, float *scores) {
+void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
   for (int64_t begin = 0; begin < head_size; begin += kSumBlock) {
     const int64_t end = begin + kSumBlock < head_size ? begin + kSumBlock : head_size;
     typename S::Vector sum[kRows][kVectors];
@@ -116,7 +114,7 @@ void QkBlock(const float *q, int64_t head_size, const float *k, float *scores) {
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        float *to = scores + r * kTokenTile + v * S::kWidth;
+        float* to = scores + r * kTokenTile + v * S::kWidth;
         S::Store(to, begin == 0 ? sum[r][v] : S::Add(S::Load(to), sum[r][v]));
       }
     }
@@ -124,7 +122,7 @@ void QkBlock(const float *q, int64_t head_size, const float *k, float *scores) {
 }
 
 template <typename S>
-void Qk(const float *q, int64_t rows, int64_t head_size, const float *k, float *scores) {
+void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores) {
   ForBlocksOfRows(rows, [=](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(kTokenTile / S::kWidth);
@@ -134,19 +132,18 @@ void Qk(const float *q, int64_t rows, int64_t head_size, const float *k, float *
   });
 }
 
-// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens`
-// exist: an accumulator for each, with lanes over channels, which SumEach then
-// sums.
+// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
+// accumulator for each, with lanes over channels, which SumEach then sums.
 template <typename S, typename Type, int kRows>
-inline void QkStoredBlock(const uint8_t *k, int64_t stride_bytes, int64_t tokens, const float *q,
-                          int64_t head_size, float *scores) {
+inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
+                          int64_t head_size, float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
-  const uint8_t *row[kTokens];
+  const uint8_t* row[kTokens];
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) row[t] = k + (t < tokens ? t : tokens - 1) * stride_bytes;
   typename S::Vector sum[S::kWidth];
 #pragma GCC unroll 16
-  for (auto &s : sum) s = S::Zero();
+  for (auto& s : sum) s = S::Zero();
   int64_t d = 0;
   for (; d + S::kWidth <= head_size; d += S::kWidth) {
     typename S::Vector left[kRows];
@@ -183,13 +180,13 @@ inline void QkStoredBlock(const uint8_t *k, int64_t stride_bytes, int64_t tokens
 }
 
 template <typename S, typename Type, int kRows>
-void QkStoredRows(const uint8_t *k, int64_t stride_bytes, int64_t tokens, const float *q,
-                  int64_t head_size, float *scores) {
+void QkStoredRows(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
+                  int64_t head_size, float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
   const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes;
   const int64_t row_bytes = head_size * Type::kBits / 8;
   for (int64_t t = 0; t < tokens; t += kTokens) {
-    const uint8_t *first = k + t * stride_bytes;
+    const uint8_t* first = k + t * stride_bytes;
     for (int i = 0; i < kTokens; ++i) {
       for (int64_t b = 0; b < row_bytes; b += kLineBytes) {
         __builtin_prefetch(first + i * stride_bytes + ahead + b);
@@ -200,11 +197,11 @@ void QkStoredRows(const uint8_t *k, int64_t stride_bytes, int64_t tokens, const 
 }
 
 template <typename S>
-void QkStored(DataType type, const void *data, int64_t index, int64_t stride, int64_t tokens,
-              const float *q, int64_t rows, int64_t head_size, float *scores) {
+void QkStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
+              const float* q, int64_t rows, int64_t head_size, float* scores) {
   WithStored<S>(type, [=](auto stored) {
     using Type = decltype(stored);
-    const uint8_t *k = static_cast<const uint8_t *>(data) + index * Type::kBits / 8;
+    const uint8_t* k = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
     const int64_t stride_bytes = stride * Type::kBits / 8;
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
@@ -222,11 +219,11 @@ void QkStored(DataType type, const void *data, int64_t index, int64_t stride, in
   });
 }
 
-// The block of kRows rows and kVectors vectors of channels from `d` on; or, if
-// not kWhole, one vector of which `last` channels exist.
+// The block of kRows rows and kVectors vectors of channels from `d` on; or, if not
+// kWhole, one vector of which `last` channels exist.
 template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
-void PvBlock(const float *probs, int64_t tokens, const uint8_t *v, int64_t stride_bytes, int64_t d,
-             int64_t last, const float *shrink, int64_t head_size, float *out) {
+void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t stride_bytes, int64_t d,
+             int64_t last, const float* shrink, int64_t head_size, float* out) {
   typename S::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -236,7 +233,7 @@ void PvBlock(const float *probs, int64_t tokens, const uint8_t *v, int64_t strid
   constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
   const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes + d * Type::kBits / 8;
   for (int64_t t = 0; t < tokens; ++t) {
-    const uint8_t *row = v + t * stride_bytes;
+    const uint8_t* row = v + t * stride_bytes;
 #pragma GCC unroll 8
     for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(row + ahead + b);
     typename S::Vector right[kVectors];
@@ -257,7 +254,7 @@ void PvBlock(const float *probs, int64_t tokens, const uint8_t *v, int64_t strid
     const auto factor = S::Set1(shrink[r]);
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      float *to = out + r * head_size + d + i * S::kWidth;
+      float* to = out + r * head_size + d + i * S::kWidth;
       if (kWhole) {
         S::Store(to, S::Fma(S::Load(to), factor, sum[r][i]));
       } else {
@@ -268,13 +265,13 @@ void PvBlock(const float *probs, int64_t tokens, const uint8_t *v, int64_t strid
 }
 
 template <typename S, typename Type>
-void PvRows(const uint8_t *v, int64_t stride_bytes, int64_t tokens, const float *probs,
-            int64_t rows, const float *shrink, int64_t head_size, float *out) {
+void PvRows(const uint8_t* v, int64_t stride_bytes, int64_t tokens, const float* probs,
+            int64_t rows, const float* shrink, int64_t head_size, float* out) {
   ForBlocksOfRows(rows, [=](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(8);
-    const float *p = probs + r * kTokenTile;
-    float *o = out + r * head_size;
+    const float* p = probs + r * kTokenTile;
+    float* o = out + r * head_size;
     int64_t d = 0;
     for (; d + kVectors * S::kWidth <= head_size; d += kVectors * S::kWidth) {
       PvBlock<S, Type, kRows, kVectors, true>(p, tokens, v, stride_bytes, d, 0, shrink + r,
@@ -291,20 +288,20 @@ void PvRows(const uint8_t *v, int64_t stride_bytes, int64_t tokens, const float 
 }
 
 template <typename S>
-void Pv(const float *probs, int64_t rows, int64_t tokens, const float *v, int64_t head_size,
-        const float *shrink, float *out) {
-  PvRows<S, Stored<32, S::FromF32>>(reinterpret_cast<const uint8_t *>(v),
+void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
+        const float* shrink, float* out) {
+  PvRows<S, Stored<32, S::FromF32>>(reinterpret_cast<const uint8_t*>(v),
                                     head_size * static_cast<int64_t>(sizeof(float)), tokens, probs,
                                     rows, shrink, head_size, out);
 }
 
 template <typename S>
-void PvStored(DataType type, const void *data, int64_t index, int64_t stride, int64_t tokens,
-              const float *probs, int64_t rows, const float *shrink, int64_t head_size,
-              float *out) {
+void PvStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
+              const float* probs, int64_t rows, const float* shrink, int64_t head_size,
+              float* out) {
   WithStored<S>(type, [=](auto stored) {
     using Type = decltype(stored);
-    PvRows<S, Type>(static_cast<const uint8_t *>(data) + index * Type::kBits / 8,
+    PvRows<S, Type>(static_cast<const uint8_t*>(data) + index * Type::kBits / 8,
                     stride * Type::kBits / 8, tokens, probs, rows, shrink, head_size, out);
   });
 }

@@ -1,5 +1,4 @@
-// KernelSet's softmax, exp_row and tanh over a vector wrapper such as
-// simd_avx512.h's.
+// KernelSet's softmax, exp_row and tanh over a vector wrapper such as simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 #define KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 
@@ -10,10 +9,9 @@
 namespace kvant::cpu {
 namespace {
 
-// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal.
-// x = n ln 2 + r, with Cephes' two constants for ln 2; 1 + r + ... is the
-// polynomial of degree 5 whose relative error for |r| <= ln 2 / 2 is
-// least, 1.1e-7.
+// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal. x = n ln 2 + r,
+// with Cephes' two constants for ln 2; 1 + r + ... is the polynomial of degree 5 whose
+// relative error for |r| <= ln 2 / 2 is least, 1.1e-7.
 template <typename S>
 inline typename S::Vector Exp(typename S::Vector x) {
   const auto round = S::Set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -31,7 +29,7 @@ inline typename S::Vector Exp(typename S::Vector x) {
 
 // scores[i] = exp(scores[i] - max) over a row; returns their sum.
 template <typename S>
-inline float ExpAndSum(float *scores, float max) {
+inline float ExpAndSum(float* scores, float max) {
   const auto base = S::Set1(max);
   auto sum = S::Zero();
 #pragma GCC unroll 8
@@ -44,15 +42,15 @@ inline float ExpAndSum(float *scores, float max) {
 }
 
 template <typename S>
-void ExpRow(float *scores, float max) {
+void ExpRow(float* scores, float max) {
   ExpAndSum<S>(scores, max);
 }
 
 template <typename S>
-void Softmax(float *scores, int64_t rows, float *max, float *sum, float *shrink) {
+void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
   const float neg_inf = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r) {
-    float *row = scores + r * kTokenTile;
+    float* row = scores + r * kTokenTile;
     auto highest = S::Load(row);
 #pragma GCC unroll 8
     for (int i = S::kWidth; i < kTokenTile; i += S::kWidth) {
@@ -95,7 +93,7 @@ inline typename S::Vector TanhOf(typename S::Vector x) {
 }
 
 template <typename S>
-void Tanh(float *values, int64_t n) {
+void Tanh(float* values, int64_t n) {
   int64_t i = 0;
   for (; i + S::kWidth <= n; i += S::kWidth) {
     S::Store(values + i, TanhOf<S>(S::Load(values + i)));

@@ -1,5 +1,4 @@
-// KernelSet's scale, load_scaled and transpose over a vector wrapper such as
-// simd_avx512.h's.
+// KernelSet's scale, load_scaled and transpose over a vector wrapper such as simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_TILES_H_
 #define KVANT_KERNELS_CPU_ISA_TILES_H_
 
@@ -23,7 +22,7 @@ inline typename S::Vector ScaleOne(typename S::Vector x, typename S::Vector scal
 }
 
 template <typename S, ZeroPoint kZp>
-inline void ScaleRun(float scale, float zp, int64_t n, float *values) {
+inline void ScaleRun(float scale, float zp, int64_t n, float* values) {
   const auto scales = S::Set1(scale), zps = S::Set1(zp);
   int64_t i = 0;
   for (; i + S::kWidth <= n; i += S::kWidth) {
@@ -36,7 +35,7 @@ inline void ScaleRun(float scale, float zp, int64_t n, float *values) {
 }
 
 template <typename S, ZeroPoint kZp>
-inline void ScaleEach(const Scaling &how, int64_t n, float *values) {
+inline void ScaleEach(const Scaling& how, int64_t n, float* values) {
   int64_t i = 0;
   for (; i + S::kWidth <= n; i += S::kWidth) {
     const auto zps = kZp == ZeroPoint::kNone ? S::Zero() : S::Load(how.zero_points + i);
@@ -49,7 +48,7 @@ inline void ScaleEach(const Scaling &how, int64_t n, float *values) {
 }
 
 template <typename S, ZeroPoint kZp>
-void ScaleAs(const Scaling &how, int64_t n, float *values) {
+void ScaleAs(const Scaling& how, int64_t n, float* values) {
   if (how.group == 1 && how.stride == 1) return ScaleEach<S, kZp>(how, n, values);
   int64_t run = how.group - how.into_group;
   for (int64_t i = 0, at = 0; i < n; i += run, run = how.group, at += how.stride) {
@@ -60,7 +59,7 @@ void ScaleAs(const Scaling &how, int64_t n, float *values) {
 }
 
 template <typename S>
-void Scale(const Scaling &how, int64_t n, float *values) {
+void Scale(const Scaling& how, int64_t n, float* values) {
   if (how.zero_points == nullptr) return ScaleAs<S, ZeroPoint::kNone>(how, n, values);
   if (how.real) return ScaleAs<S, ZeroPoint::kReal>(how, n, values);
   return ScaleAs<S, ZeroPoint::kCode>(how, n, values);
@@ -68,9 +67,9 @@ void Scale(const Scaling &how, int64_t n, float *values) {
 
 // Groups of whole vectors, from a group's and a byte's first element on.
 template <typename S, typename Type, ZeroPoint kZp>
-void LoadScaledAs(const void *data, int64_t index, int64_t n, const Scaling &how, float *out) {
+void LoadScaledAs(const void* data, int64_t index, int64_t n, const Scaling& how, float* out) {
   constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
-  const uint8_t *p = static_cast<const uint8_t *>(data) + index * Type::kBits / 8;
+  const uint8_t* p = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
   for (int64_t i = 0, at = 0; i < n; at += how.stride) {
     const auto scale = S::Set1(how.scales[at]);
     const auto zp = kZp == ZeroPoint::kNone ? S::Zero() : S::Set1(how.zero_points[at]);
@@ -88,8 +87,8 @@ void LoadScaledAs(const void *data, int64_t index, int64_t n, const Scaling &how
 }
 
 template <typename S>
-void LoadScaled(DataType type, const void *data, int64_t index, int64_t n, const Scaling &how,
-                float *out) {
+void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
+                float* out) {
   const bool whole = how.group % S::kWidth == 0 || how.group >= n;
   if (!whole || how.into_group != 0 || type == kS64 || index % 4 != 0) {
     Load<S>(type, data, index, n, out);
@@ -108,14 +107,14 @@ void LoadScaled(DataType type, const void *data, int64_t index, int64_t n, const
 }
 
 template <typename S>
-void Transpose(const float *in, int64_t in_stride, int64_t rows, int64_t cols, float *out,
+void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
                int64_t out_stride) {
   for (int64_t r = 0; r < rows; r += S::kWidth) {
     const int64_t some_rows = rows - r < S::kWidth ? rows - r : S::kWidth;
     for (int64_t c = 0; c < cols; c += S::kWidth) {
       const int64_t some_cols = cols - c < S::kWidth ? cols - c : S::kWidth;
-      const float *from = in + r * in_stride + c;
-      float *to = out + c * out_stride + r;
+      const float* from = in + r * in_stride + c;
+      float* to = out + c * out_stride + r;
       typename S::Vector block[S::kWidth];
       if (some_rows == S::kWidth && some_cols == S::kWidth) {
 #pragma GCC unroll 16
