@@ -13,9 +13,8 @@ Position GroupOf(const Dequantization& how, const Position& p) {
   return group;
 }
 
-// The elements of an array over `lines` x `length` positions, read along
-// whichever axis is dense: element [l][i] is at values[l * line_stride + i *
-// stride].
+// The elements of an array over `lines` x `length` positions, read along whichever axis
+// is dense: element [l][i] is at values[l * line_stride + i * stride].
 struct Grid {
   const float* values = nullptr;
   int64_t line_stride = 0, stride = 0;
@@ -41,8 +40,7 @@ Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axi
   return {out, lines > 1 ? length : 0, length > 1 ? 1 : 0};
 }
 
-// Consecutive lines of `length` elements of an array under a Dequantization, as
-// values.
+// Consecutive lines of `length` elements of an array under a Dequantization, as values.
 class LineReader {
  public:
   LineReader(const Reader& reader, const Array& data, const Dequantization& how, int line_axis,
@@ -54,8 +52,7 @@ class LineReader {
         axis_(axis),
         length_(length) {}
 
-  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines *
-  // length floats.
+  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines * length floats.
   void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
     Position at = p;
     if (!how_.scales.present()) {
@@ -151,8 +148,8 @@ class LineReader {
 void DequantizePart(const Reader& reader, const Segment& segment, Position p, int64_t token,
                     int64_t n, int64_t channels, bool by_channel, int64_t at, float* out,
                     float* scratch) {
-  // Lines run along the axis that is dense in memory; where that is not the
-  // tile's inner axis, a few lines at a time are transposed.
+  // Lines run along the axis that is dense in memory; where that is not the tile's
+  // inner axis, a few lines at a time are transposed.
   const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : n;

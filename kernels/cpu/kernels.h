@@ -11,8 +11,8 @@
 
 namespace kvant::cpu {
 
-// Parameters of a run of codes. Those of the first into the run's group, then
-// one set per `group` elements, `stride` floats apart.
+// Parameters of a run of codes. Those of the first into the run's group, then one set
+// per `group` elements, `stride` floats apart.
 struct Scaling {
   const float* scales = nullptr;
   const float* zero_points = nullptr;  // null: 0
@@ -22,16 +22,14 @@ struct Scaling {
   bool real = false;       // code * scale - zero point; else (code - zero point) * scale
 };
 
-// Products of tiles in bf16: a pair is two bf16, the lower one first, in a
-// dword.
+// Products of tiles in bf16: a pair is two bf16, the lower one first, in a dword.
 struct PairKernels {
   // out[i] = pair(a[i], b[i]) for i < n; with a null b, of a[i] and 0.
   void (*pair_lines)(const float* a, const float* b, int64_t n, uint32_t* out);
   // out[i] = pair(line[2i], line[2i + 1]) for i < (n + 1) / 2; 0 beyond n.
   void (*pair_line)(const float* line, int64_t n, uint32_t* out);
-  // qk and pv below, with pairs of channels, [.][pairs] and
-  // [pairs][kTokenTile], and with pairs of tokens, [(tokens + 1) /
-  // 2][head_size]. Probabilities beyond `tokens` are 0.
+  // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kTokenTile], and with
+  // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens` are 0.
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
@@ -45,8 +43,8 @@ inline bool StoredProductsTake(DataType type) {
 struct KernelSet {
   const char* name;
 
-  // Elements [index, index + n) of the array at `data` as f32; any element
-  // type, any alignment, and no byte outside those elements is read.
+  // Elements [index, index + n) of the array at `data` as f32; any element type, any
+  // alignment, and no byte outside those elements is read.
   void (*load)(DataType type, const void* data, int64_t index, int64_t n, float* out);
 
   // Codes become values.
@@ -60,13 +58,12 @@ struct KernelSet {
                     int64_t out_stride);
 
   // scores[r][t] = sum_d q[r][d] * k[d][t] for t < kTokenTile.
-  // q: [rows][head_size], k: [head_size][kTokenTile], scores:
-  // [rows][kTokenTile].
+  // q: [rows][head_size], k: [head_size][kTokenTile], scores: [rows][kTokenTile].
   void (*qk)(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores);
 
   // One step of online softmax on scores [rows][kTokenTile], which become
-  // exp(score - max): updates each row's running max and sum, and leaves the
-  // factor by which what was accumulated so far must shrink.
+  // exp(score - max): updates each row's running max and sum, and leaves the factor
+  // by which what was accumulated so far must shrink.
   void (*softmax)(float* scores, int64_t rows, float* max, float* sum, float* shrink);
 
   // scores[i] = exp(scores[i] - max) for i < kTokenTile; scores <= max.
@@ -81,6 +78,9 @@ struct KernelSet {
 
   // Optional from here on; null where the set has no such kernel.
 
+  // Integer dot products on stored codes.
+  const CodeKernels* codes = nullptr;
+
   // qk and pv for few rows, of token rows as they are stored: row t is the head_size
   // elements from index + t * stride on. No other byte is read; scores beyond `tokens`
   // stay as they are.
@@ -91,18 +91,13 @@ struct KernelSet {
                     float* out) = nullptr;
 
   const PairKernels* pairs = nullptr;
-
-  // Integer dot products on stored codes.
-  const CodeKernels* codes = nullptr;
 };
 
-// The highest set that this CPU has, chosen once; or the one that the
-// environment variable KVANT_CPU_ISA names. Null if it names none that this CPU
-// has.
+// The highest set that this CPU has, chosen once; or the one that the environment
+// variable KVANT_CPU_ISA names. Null if it names none that this CPU has.
 const KernelSet* ChosenKernels();
 
-// Every set in the table that this CPU has, lowest first, with its position:
-// null past the end.
+// Every set in the table that this CPU has, lowest first, with its position: null past the end.
 const KernelSet* KernelsAt(int position);
 // The names in the table, for messages: "portable".
 std::string_view KernelNames();

@@ -22,9 +22,9 @@ const KernelSet& avx2_kernels() {
       .exp_row = ExpRow<Avx2>,
       .pv = Pv<Avx2>,
       .tanh = Tanh<Avx2>,
+      .codes = &kCodeKernels<Avx2Codes>,
       .qk_stored = QkStored<Avx2>,
       .pv_stored = PvStored<Avx2>,
-      .codes = &kCodeKernels<Avx2Codes>,
   };
   return kSet;
 }

@@ -22,9 +22,9 @@ const KernelSet& avx512_kernels() {
       .exp_row = ExpRow<Avx512>,
       .pv = Pv<Avx512>,
       .tanh = Tanh<Avx512>,
+      .codes = &kCodeKernels<Avx512Codes>,
       .qk_stored = QkStored<Avx512>,
       .pv_stored = PvStored<Avx512>,
-      .codes = &kCodeKernels<Avx512Codes>,
   };
   return kSet;
 }

@@ -52,8 +52,8 @@ void WithElements(DataType type, F f) {
   }
 }
 
-// Of the last bytes and, for elements smaller than a byte, of a first byte only
-// a part is wanted; neither makes it read another.
+// Of the last bytes and, for elements smaller than a byte, of a first byte only a part is
+// wanted; neither makes it read another.
 template <typename S, typename Type>
 void LoadAs(const void* data, int64_t index, int64_t n, float* out) {
   constexpr int kBits = Type::kBits;

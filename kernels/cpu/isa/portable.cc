@@ -1,6 +1,6 @@
 // The inner loops in plain C++, in the shape that compilers vectorise for
-// whatever the build's baseline is. Sums are kept in fixed lanes, so results do
-// not depend on how wide that is.
+// whatever the build's baseline is. Sums are kept in fixed lanes, so results do not
+// depend on how wide that is.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -22,8 +22,8 @@ Lanes Load(const float* p) {
 }
 void Store(float* p, Lanes v) { std::memcpy(p, &v, sizeof(v)); }
 
-// kRows x kVectors * kLanes sums of a[r * a_row + i * a_step] * b[i * b_row +
-// c] over i < n, held in registers.
+// kRows x kVectors * kLanes sums of a[r * a_row + i * a_step] * b[i * b_row + c] over
+// i < n, held in registers.
 template <int kRows, int kVectors>
 struct Block {
   Lanes sum[kRows][kVectors];
@@ -43,8 +43,7 @@ struct Block {
   }
 };
 
-// Head sizes are summed in blocks: the error of a long f32 sum grows with its
-// length.
+// Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 constexpr int64_t kSumBlock = 64;
 
 template <int kRows, int kVectors>
@@ -132,8 +131,7 @@ inline float Exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  // The integer sits in the low bits of `shifted`; modulo 2^32 in unsigned
-  // arithmetic.
+  // The integer sits in the low bits of `shifted`; modulo 2^32 in unsigned arithmetic.
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
   const float value = p * std::bit_cast<float>(exponent);
   return x < -87.3f ? 0.f : value;

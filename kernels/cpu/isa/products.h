@@ -1,5 +1,5 @@
-// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32
-// tiles, and of K and V rows as they are stored.
+// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32 tiles, and
+// of K and V rows as they are stored.
 #ifndef KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 #define KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 
@@ -11,8 +11,8 @@
 namespace kvant::cpu {
 namespace {
 
-// Vectors of a block of kRows rows: as many accumulators as there are registers
-// for, and a power of two that divides a tile.
+// Vectors of a block of kRows rows: as many accumulators as there are registers for,
+// and a power of two that divides a tile.
 template <typename S, int kRows>
 constexpr int VectorsFor(int most) {
   int vectors = 1;
@@ -76,8 +76,7 @@ inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t 
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
 
-// Memory answers late, so rows are asked for this many bytes ahead of their
-// use.
+// Memory answers late, so rows are asked for this many bytes ahead of their use.
 constexpr int64_t kPrefetchBytes = 4096;
 constexpr int64_t kLineBytes = 64;
 
@@ -87,8 +86,7 @@ inline int64_t RowsAhead(int64_t stride_bytes) {
   return (kPrefetchBytes + apart - 1) / apart;
 }
 
-// Head sizes are summed in blocks: the error of a long f32 sum grows with its
-// length.
+// Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 constexpr int64_t kSumBlock = 64;
 
 template <typename S, int kRows, int kVectors>
@@ -134,9 +132,8 @@ void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* 
   });
 }
 
-// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens`
-// exist: an accumulator for each, with lanes over channels, which SumEach then
-// sums.
+// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
+// accumulator for each, with lanes over channels, which SumEach then sums.
 template <typename S, typename Type, int kRows>
 inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
                           int64_t head_size, float* scores) {
@@ -222,8 +219,8 @@ void QkStored(DataType type, const void* data, int64_t index, int64_t stride, in
   });
 }
 
-// The block of kRows rows and kVectors vectors of channels from `d` on; or, if
-// not kWhole, one vector of which `last` channels exist.
+// The block of kRows rows and kVectors vectors of channels from `d` on; or, if not
+// kWhole, one vector of which `last` channels exist.
 template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
 void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t stride_bytes, int64_t d,
              int64_t last, const float* shrink, int64_t head_size, float* out) {

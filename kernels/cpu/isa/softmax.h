@@ -1,5 +1,4 @@
-// KernelSet's softmax, exp_row and tanh over a vector wrapper such as
-// simd_avx512.h's.
+// KernelSet's softmax, exp_row and tanh over a vector wrapper such as simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 #define KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 
@@ -10,10 +9,9 @@
 namespace kvant::cpu {
 namespace {
 
-// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal.
-// x = n ln 2 + r, with Cephes' two constants for ln 2; 1 + r + ... is the
-// polynomial of degree 5 whose relative error for |r| <= ln 2 / 2 is
-// least, 1.1e-7.
+// exp(x) for x <= 0 or NaN; 0 below -87.3 where the result would be subnormal. x = n ln 2 + r,
+// with Cephes' two constants for ln 2; 1 + r + ... is the polynomial of degree 5 whose
+// relative error for |r| <= ln 2 / 2 is least, 1.1e-7.
 template <typename S>
 inline typename S::Vector Exp(typename S::Vector x) {
   const auto round = S::Set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer

@@ -1,5 +1,4 @@
-// KernelSet's scale, load_scaled and transpose over a vector wrapper such as
-// simd_avx512.h's.
+// KernelSet's scale, load_scaled and transpose over a vector wrapper such as simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_TILES_H_
 #define KVANT_KERNELS_CPU_ISA_TILES_H_
 
