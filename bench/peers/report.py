@@ -4,7 +4,7 @@ import json
 NOTES = """\
 - Times are of one call, best / median over all rounds; within a round each contestant has its turn,
   and all others are stopped meanwhile. Buffers are taken in turns so that no cache still holds
-  them. Peers other than oneDNN are called from Python, which adds some microseconds.
+  them. Peers are called from Python, which adds some microseconds.
 - GB/s: bytes of K, V, queries and output over the best time; its share is of the plain read
   bandwidth that the same number of threads reached in the same rounds.
 - bits: per element of K and V, with scales and zero points. Formats differ: where a peer has no zero
@@ -47,7 +47,7 @@ def _case_table(case):
     lines += ["", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in case["contestants"]:
         ratios = [
-            _pair(row, threads, lambda r, name=name: _ratio(r, name)) + f" {name[6:]}"
+            _pair(row, threads, lambda r, name=name: _ratio(r, name)) + f" {name.removeprefix('kvant ')}"
             for name in row["against"]
         ]
         cells = [row["name"], row["format"], f"{row['bits']:g}"]
@@ -61,10 +61,10 @@ def _case_table(case):
     if case["not_run"]:
         lines += ["", "Not run:"]
         lines += [f"- {name}: {why}" for name, why in case["not_run"].items()]
-    kernels = {
-        row["name"]: next(iter(row["threads"].values()))["detail"] for row in case["contestants"]
-    }
-    lines += ["", "What ran:"] + [f"- {name}: {detail}" for name, detail in kernels.items()]
+    lines += ["", "kvant's kernels:"]
+    for row in case["contestants"]:
+        if row["family"] == "kvant":
+            lines.append(f"- {row['name']}: {next(iter(row['threads'].values()))['detail']}")
     return lines
 
 

@@ -132,3 +132,52 @@ class KvantWorker(Worker):
 
     def read_gb_per_s(self):
         return self.process.ask({"do": "read"})["gb_per_s"]
+
+
+class Pool:
+    """Workers by family, thread count and instruction set, started when first needed."""
+
+    def __init__(self, build, logs):
+        self.build = build
+        self.logs = logs
+        self.running = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def get(self, family, threads, isa=""):
+        key = (family, threads, isa)
+        if key not in self.running:
+            log = self.logs / ("-".join(filter(None, (family, isa, str(threads)))) + ".log")
+            if family == "kvant":
+                self.running[key] = KvantWorker(self.build, threads, isa, log)
+            else:
+                self.running[key] = PeerWorker(family, threads, _environment(family), log)
+        return self.running[key]
+
+    def of(self, contestant, threads):
+        return self.get(contestant.family, threads, contestant.isa)
+
+    def clear(self):
+        """Frees all data. Workers that have died are started again when next needed."""
+        for key, worker in list(self.running.items()):
+            try:
+                worker.clear()
+            except Failed:
+                self.running.pop(key).close()
+
+    def close(self):
+        for worker in self.running.values():
+            worker.close()
+
+
+def _environment(family):
+    """Where scripts/bench put what is no Python package."""
+    prefix = pathlib.Path(sys.prefix)
+    if family == "ggml":
+        return {"KVANT_PEERS_GGML": str(prefix.parent / "ggml" / "bin")}
+    if family == "onednn":
+        return {
+            "KVANT_PEERS_ONEDNN": str(prefix.parent / "libonednn_sdpa.so"),
+            "LD_LIBRARY_PATH": str(prefix / "lib"),
+            "OCL_ICD_FILENAMES": str(prefix / "lib" / "libintelocl.so"),
+        }
+    return {}
