@@ -10,13 +10,17 @@ class Case:
     """
 
     name: str
-    title: str
     kv_heads: int
     kv_len: int
     q_len: int = 1
     causal: bool = False
     heads: int = 32
     head_size: int = 128
+
+    @property
+    def title(self):
+        what = f"{self.q_len} causal queries" if self.prefill else "one query"
+        return f"{what}, {self.heads} heads on {self.kv_heads} KV heads, {self.kv_len} tokens"
 
     @property
     def ratio(self):
@@ -33,11 +37,11 @@ class Case:
 
 
 CASES = (
-    Case("decode-r4", "decode, 8 KV heads, 32768 tokens", 8, 32768),
-    Case("decode-r1", "decode, 32 KV heads, 8192 tokens", 32, 8192),
-    Case("decode-r8", "decode, 4 KV heads, 65536 tokens", 4, 65536),
-    Case("prefill", "chunk of 512 queries, 8 KV heads, 4096 tokens, causal", 8, 4096, 512, True),
-    Case("small", "decode, 8 KV heads, 512 tokens", 8, 512),
+    Case("decode-r4", 8, 32768),
+    Case("decode-r1", 32, 8192),
+    Case("decode-r8", 4, 65536),
+    Case("prefill", 8, 4096, 512, True),
+    Case("small", 8, 512),
 )
 
 

@@ -9,7 +9,7 @@ import workers
 # single call takes longer than the second.
 MS_PER_ROUND = 150
 MS_ONCE = 8000
-# Beyond any storage's or bf16's rounding: something else than attention.
+# On a few tokens, beyond any arithmetic's rounding: something else than attention.
 MAX_ERROR = 0.02
 
 
@@ -55,21 +55,33 @@ class Series:
         }
 
 
-def prepare(pool, data, contestants, threads, not_run):
-    """The series of those that work; the others go to `not_run`, with why."""
-    series, checked = [], set()
+def check_small(pool, case, contestants, threads, not_run):
+    """Whether each computes what it should, on few tokens; who does not goes to `not_run`."""
+    data = attention.Data(cases.quick(case))
+    for contestant in contestants:
+        if contestant.name in not_run:
+            continue
+        try:
+            error = pool.of(contestant, threads).prepare(data, contestant, check=True)["error"]
+            if not error < MAX_ERROR:  # nor may it be NaN
+                raise workers.Failed(f"its output is off by {error:.2g}")
+        except workers.Failed as e:
+            not_run[contestant.name] = str(e)
+    pool.clear()
+
+
+def prepare(pool, case, contestants, threads, not_run):
+    """The series of those that work; who does not goes to `not_run`, with why."""
+    data = attention.Data(case)
+    series = []
     for count in threads:
         for contestant in contestants:
             if contestant.name in not_run:
                 continue
             say(f"  preparing {contestant.name}, {count} thread(s)")
             try:
-                check = contestant.name not in checked
                 worker = pool.of(contestant, count)
-                prepared = worker.prepare(data, contestant, check)
-                if check and not prepared["error"] < MAX_ERROR:  # nor may it be NaN
-                    raise workers.Failed(f"its output is off by {prepared['error']:.2g}")
-                checked.add(contestant.name)
+                prepared = worker.prepare(data, contestant, check=count == threads[0])
                 series.append(Series(contestant, count, worker, prepared))
             except workers.Failed as e:
                 not_run[contestant.name] = str(e)
@@ -80,7 +92,8 @@ def run_case(pool, case, threads, rounds, families):
     say(f"{case.name}: {case.title}")
     wanted = [c for c in cases.contestants(case) if c.family in families]
     not_run = {c.name: why for c in wanted if (why := cases.why_left_out(case, c))}
-    series = prepare(pool, attention.Data(case), wanted, threads, not_run)
+    check_small(pool, case, wanted, threads[0], not_run)
+    series = prepare(pool, case, wanted, threads, not_run)
     reads = {count: [] for count in threads}
     for number in range(rounds):
         say(f"  round {number + 1} of {rounds}")

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -19,18 +20,35 @@ class Failed(Exception):
     """Why a worker could not do something, in a sentence."""
 
 
+def cpus(count):
+    """CPUs to run `count` threads on: of different cores while there are any."""
+
+    def is_second_of_core(cpu):
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            return not re.match(rf"{cpu}\b", pathlib.Path(path).read_text())
+        except OSError:
+            return False
+
+    allowed = sorted(os.sched_getaffinity(0), key=lambda cpu: (is_second_of_core(cpu), cpu))
+    return allowed[:count]
+
+
 class Process:
     """Requests and answers, a line of JSON each. Between them the process is stopped, so that no
-    thread of it that still spins for more work takes time from the others."""
+    thread of it that still spins for more work takes time from the others. It has as many CPUs as
+    threads, because not every library keeps to the number of threads that it is told."""
 
-    def __init__(self, command, environment, log):
+    def __init__(self, command, threads, environment, log):
         self.log = log
+        chosen = cpus(threads)
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(log, "wb"),
+            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
         )
 
     def ask(self, request, timeout=600):
@@ -90,7 +108,8 @@ class PeerWorker(Worker):
         count = str(threads)
         limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "DPCPP_CPU_NUM_CUS")
         command = [sys.executable, str(HERE / "worker.py"), family, count]
-        super().__init__(Process(command, {**environment, **{n: count for n in limits}}, log))
+        environment = {**environment, **{name: count for name in limits}}
+        super().__init__(Process(command, threads, environment, log))
 
     def version(self):
         return self.process.ask({"do": "version"})["version"]
@@ -112,7 +131,8 @@ class KvantWorker(Worker):
     def __init__(self, build, threads, isa, log):
         self.binary = str(build / "kvant")
         command = [str(build / "kvant_worker"), str(threads)]
-        super().__init__(Process(command, {"KVANT_CPU_ISA": isa} if isa else {}, log))
+        environment = {"KVANT_CPU_ISA": isa} if isa else {}
+        super().__init__(Process(command, threads, environment, log))
 
     def prepare(self, data, contestant, check):
         graph = kvant_graph.make_graph(self.binary, data.case, contestant)
