@@ -50,7 +50,7 @@ def main():
         return SKIPPED
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quick", "--only", "kvant", "--cases", "decode-r4,prefill", "--threads", "1"]
-        options += ["--rounds", "2", "--build", build, "--output", folder, "--logs", folder]
+        options += ["--rounds", "1", "--build", build, "--output", folder, "--logs", folder]
         command = [python, source / "bench/peers/run.py", *options]
         table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert "| kvant int4 | int4, groups of 32" in table, table

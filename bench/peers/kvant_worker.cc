@@ -153,7 +153,8 @@ absl::StatusOr<int> Serve(int threads) {
     Json answer;
     try {
       absl::StatusOr<Json> done = worker.Answer(Json::parse(line));
-      answer = done.ok() ? *std::move(done) : Json{{"failed", std::string(done.status().message())}};
+      answer =
+          done.ok() ? *std::move(done) : Json{{"failed", std::string(done.status().message())}};
     } catch (const Json::exception& e) {
       answer = {{"failed", e.what()}};
     }
