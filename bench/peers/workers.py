@@ -1,4 +1,5 @@
 """Worker processes: one per family and thread count, of which one runs at a time."""
+import ctypes
 import dataclasses
 import json
 import os
@@ -14,6 +15,8 @@ import attention
 import kvant_graph
 
 HERE = pathlib.Path(__file__).parent
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 
 
 class Failed(Exception):
@@ -42,13 +45,19 @@ class Process:
     def __init__(self, command, threads, environment, log):
         self.log = log
         chosen = cpus(threads)
+
+        def in_child():
+            os.sched_setaffinity(0, chosen)
+            # A stopped process would outlive a killed parent.
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(log, "wb"),
-            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+            preexec_fn=in_child,
         )
 
     def ask(self, request, timeout=600):
@@ -109,6 +118,8 @@ class PeerWorker(Worker):
         limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "DPCPP_CPU_NUM_CUS")
         command = [sys.executable, str(HERE / "worker.py"), family, count]
         environment = {**environment, **{name: count for name in limits}}
+        # Nobody's buffers are in huge pages, so numpy's are not either.
+        environment["NUMPY_MADVISE_HUGEPAGE"] = "0"
         super().__init__(Process(command, threads, environment, log))
 
     def version(self):
