@@ -14,6 +14,7 @@
 #include "kvant/tools/memory_speed.h"
 #include "kvant/tools/progress.h"
 #include "kvant/tools/random_data.h"
+#include "kvant/tools/rotation.h"
 
 namespace kvant {
 namespace {
@@ -37,38 +38,6 @@ struct Times {
 Times Summarize(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   return {.best = seconds.front(), .median = seconds[seconds.size() / 2]};
-}
-
-// Bytes of everything the graph reads and writes.
-int64_t PortBytes(const Graph& graph) {
-  int64_t bytes = 0;
-  for (TensorId id : graph.inputs()) bytes += graph.tensor(id).memory_bytes();
-  for (TensorId id : graph.outputs()) bytes += graph.tensor(id).memory_bytes();
-  return bytes;
-}
-
-// Copies of all buffers, enough of them that none is still cached when its turn
-// comes again.
-struct Rotation {
-  std::vector<std::unique_ptr<BufferMap>> buffers;
-  std::vector<GraphRunner::Binding> bindings;
-};
-
-absl::StatusOr<Rotation> MakeRotation(const GraphRunner& runner, const BufferMap& first,
-                                      int64_t bytes) {
-  constexpr int64_t kMaxCopies = 4096;
-  const int64_t beyond = 2 * LastLevelCacheBytes();
-  const int64_t copies =
-      std::clamp<int64_t>(beyond / std::max<int64_t>(bytes, 1) + 1, 2, kMaxCopies);
-  Rotation rotation;
-  for (int64_t i = 0; i < copies; ++i) {
-    auto copy = std::make_unique<BufferMap>();
-    for (const auto& [id, buffer] : first) copy->emplace(id, buffer.Copy());
-    KVANT_ASSIGN_OR_RETURN(GraphRunner::Binding binding, runner.Bind(*copy));
-    rotation.buffers.push_back(std::move(copy));
-    rotation.bindings.push_back(std::move(binding));
-  }
-  return rotation;
 }
 
 absl::StatusOr<Times> TimeRuns(const GraphRunner& runner, const Rotation& rotation) {
