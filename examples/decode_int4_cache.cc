@@ -65,7 +65,8 @@ absl::Status Run() {
                                            {"lengths", In(length)}},
                                           {{"o", {o.data(), o.size() * sizeof(float)}}}));
   for (const float x : o) {
-    if (std::abs(x - 0.5f) > 1e-6f) return absl::InternalError("read beyond a sequence's length");
+    // Probabilities are rounded to 15 bits on their way to the values.
+    if (std::abs(x - 0.5f) > 1e-4f) return absl::InternalError("read beyond a sequence's length");
   }
   return absl::OkStatus();
 }

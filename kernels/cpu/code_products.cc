@@ -53,7 +53,7 @@ CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p,
   rows.stride = segment.data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = n;
-  rows.ahead = kTokenTile * rows.stride;
+  rows.next = rows.data + n * rows.stride;
   return rows;
 }
 
@@ -132,6 +132,8 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
   ReadTile(reader, kernels, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, kernels, how, how.zero_points, p, n, groups, staging, biases);
   *out = {scales, has_points || offset != 0.f ? biases : nullptr};
+  const bool ready = in_codes && offset == 0.f && !how.real_zero_points;
+  if (ready) return kernels.biases(scales, nullptr, false, 0.f, true, groups * kTokenTile, nullptr);
   return kernels.biases(scales, has_points ? biases : nullptr, how.real_zero_points, offset,
                         in_codes, groups * kTokenTile,
                         has_points || offset != 0.f ? biases : nullptr);

@@ -57,13 +57,13 @@ struct CodeFactors {
   const float* zero_points = nullptr;  // in codes
 };
 
-// Stored tokens of one head, and how far ahead of each byte to prefetch (0: nothing).
+// Stored tokens of one head, and where those that come next begin, as dense as rows are.
 struct CodeRows {
   const uint8_t* data = nullptr;
-  int64_t stride = 0;     // bytes from token to token
-  int64_t row_bytes = 0;  // that hold channels
-  int64_t tokens = 0;     // at most kTokenTile
-  int64_t ahead = 0;
+  int64_t stride = 0;             // bytes from token to token
+  int64_t row_bytes = 0;          // that hold channels
+  int64_t tokens = 0;             // at most kTokenTile
+  const uint8_t* next = nullptr;  // prefetched; need not be readable
 };
 
 struct CodeKernels {

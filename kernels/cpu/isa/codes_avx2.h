@@ -85,8 +85,8 @@ struct Avx2Codes : Avx2 {
   }
 
   // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns.
-  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes,
-                      I out[kWidth]) {
+  __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
+                                                int64_t bytes, I out[kWidth]) {
     Vector rows[kWidth];
     for (int i = 0; i < kWidth; ++i) {
       const uint8_t* row = p + (i < last ? i : last) * stride;
@@ -123,8 +123,10 @@ struct Avx2Codes : Avx2 {
   static Vector Round(Vector a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  // Integers in s16.
-  static void StoreHalves(int16_t* to, Vector a, Vector b) {
+  // Rounds a * factor and b * factor, within s16, and stores them as such.
+  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
+    a = Round(Mul(a, factor));
+    b = Round(Mul(b, factor));
     const I packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
     _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
   }

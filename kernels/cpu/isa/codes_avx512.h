@@ -32,7 +32,7 @@ struct Avx512Codes : Avx512 {
   }
   static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
 
-  static Vector MaxAbs(Vector a, Vector b) { return _mm512_range_ps(a, b, 0xb); }
+  static Vector MaxAbs(Vector a, Vector b) { return Max(_mm512_abs_ps(a), _mm512_abs_ps(b)); }
   // a > limit ? b : 0
   static Vector WhereAbove(Vector a, float limit, Vector b) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Set1(limit), _CMP_GT_OQ), b);
@@ -97,9 +97,10 @@ struct Avx512Codes : Avx512 {
     }
   }
 
-  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns.
-  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes,
-                      I out[kWidth]) {
+  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns. Not inlined: it takes
+  // all registers, and accumulators around it would not get any.
+  __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
+                                                int64_t bytes, I out[kWidth]) {
     const __mmask64 part = bytes >= 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
     if (last >= kWidth - 1) {
       for (int i = 0; i < kWidth; ++i) out[i] = _mm512_maskz_loadu_epi8(part, p + i * stride);
@@ -145,12 +146,19 @@ struct Avx512Codes : Avx512 {
     const Vector magic = Set1(12582912.f);
     return Sub(Add(a, magic), magic);
   }
-  // Integers in s16.
-  static void StoreHalves(int16_t* to, Vector a, Vector b) {
-    const I halves =
-        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a))),
-                           _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(b)), 1);
-    _mm512_storeu_si512(to, halves);
+  // Rounds a * factor and b * factor, within s16, and stores them as such.
+  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
+    const Vector magic = Set1(12582912.f);
+    const Vector x = Fma(a, factor, magic), y = Fma(b, factor, magic);
+    // The sums' low halves are the integers.
+    alignas(64) static constexpr uint16_t kLowHalves[32] = {
+        0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+        32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    _mm512_storeu_si512(
+        to, _mm512_permutex2var_epi16(_mm512_castps_si512(x), _mm512_load_si512(kLowHalves),
+                                      _mm512_castps_si512(y)));
+    a = Sub(x, magic);
+    b = Sub(y, magic);
   }
 
  private:
