@@ -227,24 +227,20 @@ void Plan::ChooseTiles() {
 
 void Plan::ChooseProducts(const KernelSet& kernels) {
   AttentionProblem& p = problem_;
-  // Only where tokens, not channels, are dense is a tile the cheaper way to read few rows.
-  const auto by_token = [](const Segment& segment) {
-    return segment.data.strides[kRow] != 1 || segment.data.strides[kCol] == 1;
+  const auto by_channel = [](const Segment& segment) {
+    return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1;
   };
   const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
-  const auto all = [&](auto is) {
-    return std::all_of(k_.begin(), k_.end(), is) && std::all_of(v_.begin(), v_.end(), is);
-  };
   const auto any = [&](auto is) {
     return std::any_of(k_.begin(), k_.end(), is) || std::any_of(v_.begin(), v_.end(), is);
   };
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
   if (p.row_tile <= kMaxStoredRows) {
-    if (kernels.qk_stored != nullptr && all(by_token)) {
-      p.products = Products::kStoredRows;
-      DescribeCodes(kernels);
-    }
+    if (kernels.qk_stored == nullptr) return;
+    p.products = Products::kStoredRows;
+    p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
+    DescribeCodes(kernels);
   } else if (kernels.pairs != nullptr && bf16_will_do) {
     p.products = Products::kPairs;
   }
@@ -261,7 +257,7 @@ void Plan::DescribeCodes(const KernelSet& kernels) {
     }
     return first;
   };
-  k_reason_ = describe(k_, problem_.head_size);
+  if (!problem_.k_by_channel) k_reason_ = describe(k_, problem_.head_size);
   if (problem_.probs_rounding.type != kUndef) {
     v_reason_ = "probabilities are rounded to other integers";
   } else {
@@ -295,7 +291,11 @@ std::string Plan::ProductsName() const {
     case Products::kPairs:
       return "bf16 products of tiles";
     case Products::kStoredRows:
-      return absl::StrCat("K by ", stored(k_, k_reason_), ", V by ", stored(v_, v_reason_));
+      return absl::StrCat("K by ",
+                          problem_.k_by_channel
+                              ? "f32 products of tiles (its tokens, not channels, are side by side)"
+                              : stored(k_, k_reason_),
+                          ", V by ", stored(v_, v_reason_));
   }
   return "";
 }

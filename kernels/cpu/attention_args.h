@@ -140,6 +140,9 @@ struct AttentionProblem {
   bool kv_varies_over_b2 = false;
   int64_t row_tile = 1, splits = 1, chunk = kTokenTile;
   Products products = Products::kTiles;
+  // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is
+  // cheap to read.
+  bool k_by_channel = false;
 };
 
 // One execution.

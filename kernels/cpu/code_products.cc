@@ -66,9 +66,8 @@ void ReadChannels(const Reader& reader, const Dequantization& how, const Array& 
 
 // Elements of a parameter array for tokens [p, p + n) and `groups` groups of channels, as
 // out[group][kTokenTile], zeros from n on. `staging`: groups * kTokenTile floats.
-void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantization& how,
-              const Array& array, Position p, int64_t n, int64_t groups, float* staging,
-              float* out) {
+void ReadTile(const Reader& reader, const Dequantization& how, const Array& array, Position p,
+              int64_t n, int64_t groups, float* staging, float* out) {
   const int64_t run = how.group[kRow];
   const int64_t token = p.at[kRow];
   for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
@@ -82,6 +81,12 @@ void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantiza
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
   };
   const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
+  const auto turn = [&] {
+    reader.kernels->transpose(staging, groups, runs, groups, out, kTokenTile);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::fill(out + g * kTokenTile + runs, out + (g + 1) * kTokenTile, 0.f);
+    }
+  };
   if (row_stride == 0 || runs == 1) {
     reader.Line(array, p, kCol, groups, staging);
     for (int64_t g = 0; g < groups; ++g) {
@@ -104,13 +109,13 @@ void ReadTile(const Reader& reader, const CodeKernels& kernels, const Dequantiza
     }
   } else if (group_stride == 1 && row_stride == groups) {
     read(runs * groups, staging);
-    kernels.transpose(staging, runs, groups, out);
+    turn();
   } else {
     for (int64_t t = 0; t < runs; ++t) {
       reader.Line(array, p, kCol, groups, staging + t * groups);
       ++p.at[kRow];
     }
-    kernels.transpose(staging, runs, groups, out);
+    turn();
   }
   if (run == 1) return;
   // From one element per run to one per token, backwards to stay in place.
@@ -129,8 +134,8 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
   const CodeKernels& kernels = *reader.kernels->codes;
   const int64_t groups = segment.codes.groups;
   const bool has_points = how.zero_points.present();
-  ReadTile(reader, kernels, how, how.scales, p, n, groups, staging, scales);
-  if (has_points) ReadTile(reader, kernels, how, how.zero_points, p, n, groups, staging, biases);
+  ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
+  if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
   *out = {scales, has_points || offset != 0.f ? biases : nullptr};
   const bool ready = in_codes && offset == 0.f && !how.real_zero_points;
   if (ready) return kernels.biases(scales, nullptr, false, 0.f, true, groups * kTokenTile, nullptr);

@@ -78,9 +78,6 @@ struct CodeKernels {
                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
                  float* scores);
 
-  // From [n][groups] to [groups][kTokenTile], n <= kTokenTile, zeros beyond n.
-  void (*transpose)(const float* from, int64_t n, int64_t groups, float* to);
-
   // Zero points, 0 where null, plus offset, in codes or times the scales; where `real`, zero points
   // are in real units already. Null biases are not written. Whether biases and scales are finite.
   bool (*biases)(const float* scales, const float* zero_points, bool real, float offset,

@@ -94,7 +94,9 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_
       return kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size),
                                 buffers_.k_pairs, scores);
     case Products::kStoredRows:
-      break;
+      if (!problem_.k_by_channel) break;
+      KeyTile(token, n);
+      return kernels_.qk(q, rows, size, buffers_.k, scores);
   }
   ForParts(
       problem_.k, problem_.k_segments, token, n,

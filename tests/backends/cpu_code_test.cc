@@ -143,6 +143,21 @@ TEST(CpuCodes, EveryLayoutWithDenseChannels) {
   }
 }
 
+// K whose tokens are side by side is dequantized; V is multiplied as it is stored all the same.
+TEST(CpuCodes, ValuesBesideKeysThatLieByChannel) {
+  for (DataType type : {kU8, kS4, kF16}) {
+    Format k{.type = type, .order = Format::Order::kChannelMajor};
+    if (IsInteger(type)) {
+      k.group = {1, 1, 1, 1, 32};
+      k.scales = kF16;
+    }
+    Case c = Plain({.ratio = 3, .q_len = 2, .kv_len = 134, .d = 64, .dv = 64}, k,
+                   ByHead(kU4, 32, kF16, kU8));
+    c.Check(kTolerance);
+    if (HasFailure()) return;
+  }
+}
+
 // Quantized tokens beside recent ones in full precision, cut at different tokens for K and V.
 TEST(CpuCodes, SegmentsWithDifferentBoundaries) {
   for (int64_t k_cut : {32, 64, 160}) {

@@ -38,52 +38,6 @@ struct Avx2Codes : Avx2 {
     return _mm256_and_ps(_mm256_cmp_ps(a, Set1(limit), _CMP_GT_OQ), b);
   }
 
-  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
-  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
-    const Vector low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
-    *lo = _mm256_permute2f128_ps(low, high, 0x20);
-    *hi = _mm256_permute2f128_ps(low, high, 0x31);
-  }
-  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
-    const Vector low = _mm256_permute2f128_ps(a, b, 0x20),
-                 high = _mm256_permute2f128_ps(a, b, 0x31);
-    *even = _mm256_shuffle_ps(low, high, 0x88);
-    *odd = _mm256_shuffle_ps(low, high, 0xdd);
-  }
-
-  static void Transpose(Vector r[kWidth]) {
-    Vector t[kWidth];
-    for (int i = 0; i < 8; i += 2) {
-      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-      r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-      r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-      r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-      r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; ++i) {
-      t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
-      t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
-    }
-    for (int i = 0; i < kWidth; ++i) r[i] = t[i];
-  }
-
-  // Lane i of v[0] becomes op over all lanes of v[i].
-  template <typename Op>
-  static void FoldEach(Vector v[kWidth], Op op) {
-    for (int i = 0; i < 4; ++i) {
-      v[i] = op(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    }
-    for (int i = 0; i < 2; ++i) {
-      v[i] = op(_mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0x44),
-                _mm256_shuffle_ps(v[2 * i], v[2 * i + 1], 0xee));
-    }
-    v[0] = op(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
-  }
-
   // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns.
   __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
                                                 int64_t bytes, I out[kWidth]) {

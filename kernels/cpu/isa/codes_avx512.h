@@ -38,78 +38,18 @@ struct Avx512Codes : Avx512 {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Set1(limit), _CMP_GT_OQ), b);
   }
 
-  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
-  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
-    const I low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const I high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    *lo = _mm512_permutex2var_ps(a, low, b);
-    *hi = _mm512_permutex2var_ps(a, high, b);
-  }
-  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
-    const I evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const I odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-    *even = _mm512_permutex2var_ps(a, evens, b);
-    *odd = _mm512_permutex2var_ps(a, odds, b);
-  }
-
-  static void Transpose(I r[kWidth]) {
-    I t[kWidth];
-    for (int i = 0; i < 16; i += 2) {
-      t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-      t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-      r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-      r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-      r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-      r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-      t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-      t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-      t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-      t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-      r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-      r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-      r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-      r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-  }
-  // Lane i of v[0] becomes op over all lanes of v[i].
-  template <typename Op>
-  static void FoldEach(Vector v[kWidth], Op op) {
-    for (int i = 0; i < 8; ++i) {
-      v[i] = op(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    }
-    for (int i = 0; i < 4; ++i) {
-      const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
-      v[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    for (int left = 2; left > 0; left /= 2) {
-      for (int i = 0; i < left; ++i) {
-        v[i] = op(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
-                  _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
-      }
-    }
-  }
-
   // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns. Not inlined: it takes
   // all registers, and accumulators around it would not get any.
   __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
                                                 int64_t bytes, I out[kWidth]) {
     const __mmask64 part = bytes >= 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
-    if (last >= kWidth - 1) {
-      for (int i = 0; i < kWidth; ++i) out[i] = _mm512_maskz_loadu_epi8(part, p + i * stride);
-    } else {
-      for (int i = 0; i < kWidth; ++i) {
-        out[i] = _mm512_maskz_loadu_epi8(part, p + (i < last ? i : last) * stride);
-      }
+    Vector r[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      const uint8_t* row = p + (i < last ? i : last) * stride;
+      r[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(part, row));
     }
-    Transpose(out);
+    Transpose(r);
+    for (int i = 0; i < kWidth; ++i) out[i] = _mm512_castps_si512(r[i]);
   }
 
   // Dword j: byte j of one token and byte j of the next, as 16-bit halves.

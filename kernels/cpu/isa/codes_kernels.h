@@ -13,41 +13,6 @@
 namespace kvant::cpu {
 namespace {
 
-// Of kWidth tokens, groups a power of two: unzipping rotates the bits of
-// an element's index (token, group) by one.
-template <typename S, int kGroups>
-void TransposeBlock(const float* from, float* to) {
-  using F = typename S::Vector;
-  F v[kGroups], t[kGroups];
-  for (int i = 0; i < kGroups; ++i) v[i] = S::Load(from + i * S::kWidth);
-  for (int turn = 1; turn < kGroups; turn *= 2) {
-    for (int i = 0; i < kGroups / 2; ++i) {
-      S::Unzip(v[2 * i], v[2 * i + 1], &t[i], &t[i + kGroups / 2]);
-    }
-    for (int i = 0; i < kGroups; ++i) v[i] = t[i];
-  }
-  for (int i = 0; i < kGroups; ++i) S::Store(to + i * kTokenTile, v[i]);
-}
-
-template <typename S>
-void TransposeParameters(const float* from, int64_t n, int64_t groups, float* to) {
-  const auto block = groups == 1   ? TransposeBlock<S, 1>
-                     : groups == 2 ? TransposeBlock<S, 2>
-                     : groups == 4 ? TransposeBlock<S, 4>
-                     : groups == 8 ? TransposeBlock<S, 8>
-                                   : nullptr;
-  int64_t token = 0;
-  if (block != nullptr) {
-    for (; token + S::kWidth <= n; token += S::kWidth) block(from + token * groups, to + token);
-  }
-  for (; token < n; ++token) {
-    for (int64_t g = 0; g < groups; ++g) to[g * kTokenTile + token] = from[token * groups + g];
-  }
-  for (; token < kTokenTile; ++token) {
-    for (int64_t g = 0; g < groups; ++g) to[g * kTokenTile + token] = 0.f;
-  }
-}
-
 template <typename S>
 bool Biases(const float* scales, const float* zero_points, bool real, float offset, bool in_codes,
             int64_t n, float* biases) {
@@ -73,8 +38,7 @@ bool Biases(const float* scales, const float* zero_points, bool real, float offs
 }
 
 template <typename S>
-constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>,  TransposeParameters<S>,
-                                      Biases<S>,  Weights<S>, Values<S>};
+constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Biases<S>, Weights<S>, Values<S>};
 
 }  // namespace
 }  // namespace kvant::cpu

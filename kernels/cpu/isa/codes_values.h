@@ -27,9 +27,7 @@ typename S::Vector ReduceEach(const float (&rows)[S::kWidth][S::kWidth]) {
   using F = typename S::Vector;
   F v[S::kWidth];
   for (int i = 0; i < S::kWidth; ++i) v[i] = S::Load(rows[i]);
-  // Halves the vectors, and the lanes that remain of each, at every turn.
-  S::FoldEach(v, [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); });
-  return v[0];
+  return S::FoldEach(v, [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); });
 }
 
 // Rounds the first n of the batch to weights.

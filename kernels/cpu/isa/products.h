@@ -133,7 +133,7 @@ void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* 
 }
 
 // Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
-// accumulator for each, with lanes over channels, which SumEach then sums.
+// accumulator for each, with lanes over channels, which FoldEach then sums.
 template <typename S, typename Type, int kRows>
 inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
                           int64_t head_size, float* scores) {
@@ -171,7 +171,7 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens
     }
   }
   float sums[S::kWidth];
-  S::Store(sums, S::SumEach(sum));
+  S::Store(sums, S::FoldEach(sum, S::Add));
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < (tokens < kTokens ? tokens : kTokens); ++t) {
       scores[r * kTokenTile + t] = sums[r * kTokens + t];

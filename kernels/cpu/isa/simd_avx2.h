@@ -48,20 +48,35 @@ struct Avx2 {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
   }
-  // Element i is the sum of v[i]. Halves of the vectors are added to each other's, then
-  // quarters, so that it takes two shuffles for each addition.
-  static Vector SumEach(const Vector (&v)[kWidth]) {
+  // Element i is op over the elements of v[i]. Halves of the vectors are folded into each
+  // other's, then quarters, so that it takes two shuffles for each op.
+  template <typename Op>
+  static Vector FoldEach(const Vector (&v)[kWidth], Op op) {
+    const auto halves = [op](Vector a, Vector b) {
+      return op(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    };
     Vector quad[2];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const Vector a = AddHalves(v[4 * i], v[4 * i + 1]);
-      const Vector b = AddHalves(v[4 * i + 2], v[4 * i + 3]);
-      const __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
-      quad[i] = Add(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
-                    _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+      const __m256d x = _mm256_castps_pd(halves(v[4 * i], v[4 * i + 1]));
+      const __m256d y = _mm256_castps_pd(halves(v[4 * i + 2], v[4 * i + 3]));
+      quad[i] = op(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
+                   _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
     }
-    return Add(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
-               _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+    return op(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
+              _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+  }
+  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
+  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
+    const Vector low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+    *lo = _mm256_permute2f128_ps(low, high, 0x20);
+    *hi = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
+    const Vector low = _mm256_permute2f128_ps(a, b, 0x20),
+                 high = _mm256_permute2f128_ps(a, b, 0x31);
+    *even = _mm256_shuffle_ps(low, high, 0x88);
+    *odd = _mm256_shuffle_ps(low, high, 0xdd);
   }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
@@ -164,9 +179,6 @@ struct Avx2 {
   }
 
  private:
-  static Vector AddHalves(Vector a, Vector b) {
-    return Add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-  }
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

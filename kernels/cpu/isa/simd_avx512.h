@@ -40,19 +40,39 @@ struct Avx512 {
   static Vector Min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   static float SumOf(Vector v) { return _mm512_reduce_add_ps(v); }
   static float MaxOf(Vector v) { return _mm512_reduce_max_ps(v); }
-  // Element i is the sum of v[i]. Halves of the vectors are added to each other's, then
-  // quarters, so that it takes two shuffles for each addition.
-  static Vector SumEach(const Vector (&v)[kWidth]) {
+  // Element i is op over the elements of v[i]. Halves of the vectors are folded into each
+  // other's, then quarters, so that it takes two shuffles for each op.
+  template <typename Op>
+  static Vector FoldEach(const Vector (&v)[kWidth], Op op) {
+    const auto lanes = [op](Vector a, Vector b) {
+      return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    const auto halves = [op](Vector a, Vector b) {
+      return op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    };
     Vector quad[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const Vector a = AddHalves(v[4 * i], v[4 * i + 1]);
-      const Vector b = AddHalves(v[4 * i + 2], v[4 * i + 3]);
-      const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-      quad[i] = Add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                    _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+      const __m512d x = _mm512_castps_pd(halves(v[4 * i], v[4 * i + 1]));
+      const __m512d y = _mm512_castps_pd(halves(v[4 * i + 2], v[4 * i + 3]));
+      quad[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                   _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
-    return AddLanes(AddLanes(quad[0], quad[1]), AddLanes(quad[2], quad[3]));
+    return lanes(lanes(quad[0], quad[1]), lanes(quad[2], quad[3]));
+  }
+  // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
+  static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
+    const Raw low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const Raw high =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    *lo = _mm512_permutex2var_ps(a, low, b);
+    *hi = _mm512_permutex2var_ps(a, high, b);
+  }
+  static void Unzip(Vector a, Vector b, Vector* even, Vector* odd) {
+    const Raw evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const Raw odds = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    *even = _mm512_permutex2var_ps(a, evens, b);
+    *odd = _mm512_permutex2var_ps(a, odds, b);
   }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
@@ -160,12 +180,6 @@ struct Avx512 {
   }
 
  protected:
-  static Vector AddHalves(Vector a, Vector b) {
-    return Add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  }
-  static Vector AddLanes(Vector a, Vector b) {
-    return Add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  }
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
  private:

@@ -106,10 +106,34 @@ void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const
   });
 }
 
+// kWidth dense rows of kCols, a power of two: unzipping rotates the bits of an element's index
+// (row, column) by one.
+template <typename S, int kCols>
+void TransposeNarrow(const float* in, float* out, int64_t out_stride) {
+  typename S::Vector v[kCols], turned[kCols];
+  for (int i = 0; i < kCols; ++i) v[i] = S::Load(in + i * S::kWidth);
+  for (int turn = 1; turn < kCols; turn *= 2) {
+    for (int i = 0; i < kCols / 2; ++i) {
+      S::Unzip(v[2 * i], v[2 * i + 1], &turned[i], &turned[i + kCols / 2]);
+    }
+    for (int i = 0; i < kCols; ++i) v[i] = turned[i];
+  }
+  for (int i = 0; i < kCols; ++i) S::Store(out + i * out_stride, v[i]);
+}
+
 template <typename S>
 void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
                int64_t out_stride) {
+  const bool dense = in_stride == cols;
+  const auto narrow = dense && cols == 2   ? TransposeNarrow<S, 2>
+                      : dense && cols == 4 ? TransposeNarrow<S, 4>
+                      : dense && cols == 8 ? TransposeNarrow<S, 8>
+                                           : nullptr;
   for (int64_t r = 0; r < rows; r += S::kWidth) {
+    if (narrow != nullptr && r + S::kWidth <= rows) {
+      narrow(in + r * in_stride, out + r, out_stride);
+      continue;
+    }
     const int64_t some_rows = rows - r < S::kWidth ? rows - r : S::kWidth;
     for (int64_t c = 0; c < cols; c += S::kWidth) {
       const int64_t some_cols = cols - c < S::kWidth ? cols - c : S::kWidth;
