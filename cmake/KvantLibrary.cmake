@@ -14,7 +14,7 @@ endif()
 set(kvant_kernel_sources ${kvant_sources})
 list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
 set_source_files_properties(${kvant_kernel_sources} PROPERTIES
-  COMPILE_OPTIONS "-fno-math-errno;$<$<NOT:$<CONFIG:Debug>>:-O3>")
+  COMPILE_OPTIONS "-fno-math-errno;$<$<NOT:$<OR:$<CONFIG:Debug>,$<BOOL:${KVANT_SANITIZE}>>>:-O3>")
 
 # One unit per instruction set, isa/<name>.cc, compiled for that set alone. What is contracted to
 # FMA there is written so.
