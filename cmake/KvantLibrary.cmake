@@ -13,8 +13,12 @@ endif()
 # Kernels are the hot loops: optimised fully, and free to drop errno from the math functions.
 set(kvant_kernel_sources ${kvant_sources})
 list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
+set(kvant_kernel_options -fno-math-errno)
+if(NOT KVANT_SANITIZE)
+  list(APPEND kvant_kernel_options $<$<NOT:$<CONFIG:Debug>>:-O3>)
+endif()
 set_source_files_properties(${kvant_kernel_sources} PROPERTIES
-  COMPILE_OPTIONS "-fno-math-errno;$<$<NOT:$<OR:$<CONFIG:Debug>,$<BOOL:${KVANT_SANITIZE}>>>:-O3>")
+  COMPILE_OPTIONS "${kvant_kernel_options}")
 
 # One unit per instruction set, isa/<name>.cc, compiled for that set alone. What is contracted to
 # FMA there is written so.
