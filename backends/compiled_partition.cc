@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kScratchAlignment = 64;
 
-absl::Status InvalidArguments(std::string message) {
+absl::Status InvalidArguments(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 
@@ -176,7 +176,7 @@ absl::Status CompiledPartition::Run(absl::Span<const void* const> inputs,
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for ", scratch_bytes_, " bytes of scratch"));
   }
-  const absl::Status done = executable_->Run(*executor_, inputs, outputs, block.get());
+  absl::Status done = executable_->Run(*executor_, inputs, outputs, block.get());
   pool_->Return(std::move(block));
   return done;
 }

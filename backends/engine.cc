@@ -27,7 +27,7 @@ constexpr BackendRow kBackends[] = {
     {"oracle", &MakeOracleBackend, false},
 };
 
-absl::Status InvalidArguments(std::string message) {
+absl::Status InvalidArguments(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 

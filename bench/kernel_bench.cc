@@ -120,11 +120,11 @@ void BM_Transpose(benchmark::State& state, const KernelSet* set) {
 
 const bool kRegistered = [] {
   for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
-    const auto add = [&](std::string name, auto body, auto... arguments) {
+    const auto add = [&](const std::string& name, auto body, auto... arguments) {
       return benchmark::RegisterBenchmark((name + "/" + set->name).c_str(), body, set,
                                           arguments...);
     };
-    const auto add_typed = [&](std::string name, auto body, DataType type) {
+    const auto add_typed = [&](const std::string& name, auto body, DataType type) {
       return add(name + "/" + std::string(DataTypeName(type)), body, type);
     };
     add("Qk", BM_Qk)->Arg(1)->Arg(4)->Arg(64);

@@ -190,7 +190,7 @@ bool FirstClassResolver::Masks() {
     step.kind = Step::kAlibi;
     step.alignment = aligned;
     if (!PlacePerHead("alibi_slopes", &step.operand.view)) return false;
-    spec_->steps.push_back(std::move(step));
+    spec_->steps.push_back(step);
   }
   if (const size_t bias = FindOptionalInput(op_, "bias"); bias != 0) {
     ScoreStep step;
@@ -199,7 +199,7 @@ bool FirstClassResolver::Masks() {
                      &step.operand.view)) {
       return false;
     }
-    spec_->steps.push_back(std::move(step));
+    spec_->steps.push_back(step);
   }
   const int64_t left = op_.attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
   const int64_t right = op_.attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
@@ -208,7 +208,7 @@ bool FirstClassResolver::Masks() {
     step.alignment = aligned;
     if (left >= 0) step.left = left;
     if (right >= 0) step.right = right;
-    spec_->steps.push_back(std::move(step));
+    spec_->steps.push_back(step);
   }
   if (const size_t select = FindOptionalInput(op_, "select"); select != 0) {
     ScoreStep step = ConstantStep(Step::kSelect, -inf);
@@ -216,7 +216,7 @@ bool FirstClassResolver::Masks() {
                      &step.condition)) {
       return false;
     }
-    spec_->steps.push_back(std::move(step));
+    spec_->steps.push_back(step);
   }
   return true;
 }

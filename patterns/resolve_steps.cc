@@ -23,7 +23,7 @@ bool Resolver::ResolveStep(const StepMatch& match) {
     return false;
   }
   if (match.kind == ScoreStep::Kind::kBand && !ResolveBand(match, &step)) return false;
-  spec_->steps.push_back(std::move(step));
+  spec_->steps.push_back(step);
   return true;
 }
 

@@ -77,8 +77,8 @@ inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t 
 }
 
 // Memory answers late, so rows are asked for this many bytes ahead of their use.
-constexpr int64_t kPrefetchBytes = 4096;
-constexpr int64_t kLineBytes = 64;
+inline constexpr int64_t kPrefetchBytes = 4096;
+inline constexpr int64_t kLineBytes = 64;
 
 // Rows to look ahead, for rows `stride_bytes` apart.
 inline int64_t RowsAhead(int64_t stride_bytes) {
@@ -87,7 +87,7 @@ inline int64_t RowsAhead(int64_t stride_bytes) {
 }
 
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
-constexpr int64_t kSumBlock = 64;
+inline constexpr int64_t kSumBlock = 64;
 
 template <typename S, int kRows, int kVectors>
 void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
