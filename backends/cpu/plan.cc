@@ -26,8 +26,6 @@ constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 Array MakeArray(const View& view) {
   Array array;
   array.buffer = view.port;

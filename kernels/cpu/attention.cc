@@ -16,8 +16,6 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Rows that share K and V.
 int64_t RowsPerGroup(const AttentionProblem& problem) {
   return problem.q_len * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);

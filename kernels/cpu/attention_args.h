@@ -21,6 +21,8 @@ inline constexpr int kCol = 4;
 // granularity of splits, so that tile boundaries depend on the shape only.
 inline constexpr int64_t kTokenTile = 64;
 
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // A position in an array, or in the problem.
 struct Position {
   int64_t at[kAxes] = {};

@@ -9,10 +9,11 @@ namespace {
 constexpr int64_t kMinRun = 16;
 // ... so that a tile meets at most so many.
 constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
+// Rounding queries to s16 costs scores some 2^-16 of the largest among them, and the exponential
+// makes an error of a score one of the probability: larger ones are computed in f32.
+constexpr float kMaxScore = 64;
 // A part of 8-bit codes times s16 queries stays below 2^31 to here.
 constexpr int64_t kMaxPartColumns = 64;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr auto kOnes = [] {
   struct {
@@ -42,6 +43,11 @@ bool IsSignedCode(DataType type) { return type == kS8 || type == kS4 || type == 
 
 int32_t OffsetOf(const CodeLayout& codes) {
   return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;
+}
+
+// Of values: codes of 8 bits are read as signed, see CodeKernels::Values.
+float ValueOffset(const CodeLayout& codes) {
+  return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
 }
 
 CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
@@ -198,14 +204,13 @@ std::string DescribeCodes(int64_t channels, Segment& segment) {
                       (how.zero_points.present() && how.zero_points.strides[kCol] != 0);
   codes.group = varies ? std::min(how.group[kCol], channels) : channels;
   codes.run = how.group[kRow];
-  codes.by_channel = varies && codes.group < kMinRun;
+  codes.by_channel = varies && codes.group == 1;
   if (codes.by_channel) {
     const bool one_run = how.scales.strides[kRow] == 0 &&
                          (!how.zero_points.present() || how.zero_points.strides[kRow] == 0);
     if (one_run) codes.run = std::max<int64_t>(segment.tokens, kMinRun);
-    if (codes.group != 1 || codes.run < kMinRun) {
-      return "groups of " + std::to_string(codes.group) + " channels and " +
-             std::to_string(codes.run) + " tokens";
+    if (codes.run < kMinRun) {
+      return "groups of 1 channel and " + std::to_string(codes.run) + " tokens";
     }
     codes.group = channels;
   } else if (codes.group < channels && codes.group % 16 != 0) {
@@ -287,9 +292,10 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
                        : codes.bits == 8 ? 0x80
                        : codes.bits == 4 ? 0x88
                                          : 0xaa;
-  reader.kernels->codes->scores(RowsAt(reader, segment, p, n, channels_), flip,
-                                ColumnsOf(codes, channels_), queries_, rows, parameters, scores);
-  return true;
+  const float most = reader.kernels->codes->scores(RowsAt(reader, segment, p, n, channels_), flip,
+                                                   ColumnsOf(codes, channels_), queries_, rows,
+                                                   parameters, scores);
+  return most <= kMaxScore;
 }
 
 bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
@@ -334,7 +340,7 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
     return MultiplyByRuns(reader, segment, p, n, probs, at, rows, shrink, out);
   }
   CodeParameters parameters;
-  const float offset = codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
+  const float offset = ValueOffset(codes);
   if (!ReadParameters(reader, segment, p, n, offset, /*in_codes=*/true, staging_, scales_, biases_,
                       &parameters)) {
     return false;
@@ -372,7 +378,7 @@ bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Po
   const CodeLayout& codes = segment.codes;
   const Dequantization& how = segment.dequantization;
   const CodeKernels& kernels = *reader.kernels->codes;
-  const float offset = codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
+  const float offset = ValueOffset(codes);
   const int64_t token = p.at[kRow];
   // First all parameters, so that nothing is added unless they are finite.
   int64_t at = 0;

@@ -1,6 +1,6 @@
 // Attention on the stored codes of K and V, with integer dot products.
 //
-// A row of queries becomes s16 integers under one power-of-two scale, so that
+// A row of queries becomes s16 integers under one scale, so that
 //
 //   score = scale_q * sum_g scale_g * (sum_{d in g} q16[d] * code[d] - zero_g * sum_{d in g}
 //   q16[d])
@@ -73,10 +73,11 @@ struct CodeKernels {
   bool (*prepare)(const float* q, int64_t rows, const CodeFactors& factors,
                   const CodeColumns& columns, int32_t offset, const CodeQueries& out);
 
-  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written.
-  void (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-                 const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                 float* scores);
+  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. Returns the
+  // largest magnitude among them.
+  float (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+                  float* scores);
 
   // Zero points, 0 where null, plus offset, in codes or times the scales; where `real`, zero points
   // are in real units already. Null biases are not written. Whether biases and scales are finite.

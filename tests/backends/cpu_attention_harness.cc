@@ -334,6 +334,21 @@ void Case::AddScale() {
   spec.steps.push_back(step);
 }
 
+Case Plain(const Shape& shape, const Format& k, const Format& v) {
+  Case c(shape);
+  c.SetQ(kF32);
+  c.SetK(k);
+  c.SetV(v);
+  c.AddScale();
+  return c;
+}
+
+const KernelSet& HighestKernels() {
+  const KernelSet* highest = KernelsAt(0);
+  for (int i = 1; const KernelSet* set = KernelsAt(i); ++i) highest = set;
+  return *highest;
+}
+
 absl::Status Case::Run(const KernelSet& kernels, int threads) {
   auto executable = CompileAttention(spec, kernels);
   if (!executable.ok()) return executable.status();

@@ -99,6 +99,11 @@ class Case {
   std::mt19937 rng_;
 };
 
+// Queries, K and V, and scores divided by sqrt(d).
+Case Plain(const Shape& shape, const Format& k = {}, const Format& v = {});
+// The highest set of kernels that this CPU has.
+const KernelSet& HighestKernels();
+
 int64_t IndexOf(const View& view, const Dims5& p);
 Dims5 Dense(const Dims5& dims);
 

@@ -28,15 +28,6 @@ Format Usual(DataType type) {
   return Quantized(type, {1, 1, 1, 1, 8}, kF16, IsInteger(type) ? type : kUndef);
 }
 
-Case Plain(const Shape& shape, const Format& k = {}, const Format& v = {}) {
-  Case c(shape);
-  c.SetQ(kF32);
-  c.SetK(k);
-  c.SetV(v);
-  c.AddScale();
-  return c;
-}
-
 TEST(CpuAttention, EveryPairOfStorageTypes) {
   for (DataType k : kStorageTypes) {
     for (DataType v : kStorageTypes) {

@@ -16,26 +16,11 @@ constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 // Probabilities and V rounded to bf16, for values of about 1.
 constexpr double kBF16Tolerance = 1.5e-2;
 
-Case Plain(const Shape& shape, const Format& k, const Format& v) {
-  Case c(shape);
-  c.SetQ(kF32);
-  c.SetK(k);
-  c.SetV(v);
-  c.AddScale();
-  return c;
-}
-
 void AddCausal(Case& c) {
   ScoreStep band{
       .kind = ScoreStep::Kind::kBand, .right = 0, .alignment = ScoreStep::Alignment::kBottomRight};
   band.operand.constant = kNegInf;
   c.spec.steps.push_back(band);
-}
-
-const KernelSet& Highest() {
-  const KernelSet* highest = nullptr;
-  for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) highest = set;
-  return *highest;
 }
 
 TEST(CpuFloatAttention, FewRowsOfEveryTypeAndHeadSize) {
@@ -110,8 +95,10 @@ TEST(CpuFloatAttention, ManyRowsInBF16) {
 }
 
 TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
-  const bool has_pairs = Highest().pairs != nullptr;
-  const auto products = [](const Case& c) { return Plan(c.spec, Highest()).problem().products; };
+  const bool has_pairs = HighestKernels().pairs != nullptr;
+  const auto products = [](const Case& c) {
+    return Plan(c.spec, HighestKernels()).problem().products;
+  };
   for (DataType type : {kF16, kBF16, kU4}) {
     Case c = Plain({.q_len = 64, .d = 64, .dv = 64}, {.type = type}, {.type = type});
     for (FpMath fpmath : {FpMath::kStrict, FpMath::kF16, FpMath::kTF32}) {
@@ -128,15 +115,15 @@ TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
 
 TEST(CpuFloatAttention, PlanNamesTheProducts) {
   const auto kernel = [](const Case& c) {
-    return (*CompileAttention(c.spec, Highest()))->kernel();
+    return (*CompileAttention(c.spec, HighestKernels()))->kernel();
   };
   Case decode = Plain({.q_len = 1}, {.type = kF16}, {.type = kF16});
-  EXPECT_NE(
-      kernel(decode).find(Highest().qk_stored ? "K by f32 products" : "f32 products of tiles"),
-      std::string::npos);
+  EXPECT_NE(kernel(decode).find(HighestKernels().qk_stored ? "K by f32 products"
+                                                           : "f32 products of tiles"),
+            std::string::npos);
   Case prefill = Plain({.q_len = 64}, {.type = kF16}, {.type = kF16});
   prefill.spec.fpmath = FpMath::kBF16;
-  EXPECT_NE(kernel(prefill).find(Highest().pairs ? "bf16 products" : "f32 products"),
+  EXPECT_NE(kernel(prefill).find(HighestKernels().pairs ? "bf16 products" : "f32 products"),
             std::string::npos);
 }
 

@@ -16,14 +16,6 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-Case Plain(const Shape& shape) {
-  Case c(shape);
-  c.SetQ(kF32);
-  c.SetK({});
-  c.SetV({});
-  return c;
-}
-
 TEST(CpuKernels, LoadReadsEveryTypeAtEveryOffset) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (DataType type : {kF16, kBF16, kF32, kS32, kS8, kU8, kBoolean, kF8E5M2, kF8E4M3, kS4, kU4,

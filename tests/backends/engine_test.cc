@@ -257,11 +257,23 @@ TEST(EngineTest, RefusesUnknownShapes) {
 }
 
 TEST(EngineTest, RefusesOutputsWhoseElementsShareAPlace) {
-  const absl::Status status = Oracle()->Compile(AddPartition({2, 3}, Dims{0, 1})).status();
-  EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments);
-  EXPECT_THAT(
-      std::string(status.message()),
-      HasSubstr("output tensor 12 writes dim 0 of 2 elements to one place: its stride is 0"));
+  const auto compile = [](const Dims& dims, const Dims& strides) {
+    return Oracle()->Compile(AddPartition(dims, strides)).status();
+  };
+  // Rows side by side, padded, transposed, and split into two dims.
+  for (const auto& [dims, strides] : std::vector<std::pair<Dims, Dims>>{
+           {{2, 3}, {3, 1}}, {{2, 3}, {7, 2}}, {{2, 3}, {1, 2}}, {{2, 2, 3}, {3, 9, 1}}}) {
+    EXPECT_EQ(compile(dims, strides), absl::OkStatus()) << DimsToString(strides);
+  }
+  // One place for a whole dim, rows that overlap by one element, equal strides.
+  for (const auto& [dims, strides] : std::vector<std::pair<Dims, Dims>>{
+           {{2, 3}, {0, 1}}, {{2, 3}, {2, 1}}, {{2, 3}, {4, 2}}, {{2, 3}, {1, 1}}}) {
+    EXPECT_EQ(ErrorKindOf(compile(dims, strides)), ErrorKind::kInvalidArguments)
+        << DimsToString(strides);
+  }
+  EXPECT_THAT(std::string(compile({2, 3}, {2, 1}).message()),
+              HasSubstr("output tensor 12 may write two elements to one place: dim 0 of 2 elements "
+                        "has stride 2, and dims within it reach 2 elements far"));
 }
 
 TEST(EngineTest, DoesNothingForEmptyOutputs) {

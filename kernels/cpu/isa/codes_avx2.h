@@ -33,10 +33,6 @@ struct Avx2Codes : Avx2 {
     const Vector sign = Set1(-0.f);
     return _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b));
   }
-  // a > limit ? b : 0
-  static Vector WhereAbove(Vector a, float limit, Vector b) {
-    return _mm256_and_ps(_mm256_cmp_ps(a, Set1(limit), _CMP_GT_OQ), b);
-  }
 
   // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns.
   __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,

@@ -33,10 +33,6 @@ struct Avx512Codes : Avx512 {
   static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
 
   static Vector MaxAbs(Vector a, Vector b) { return Max(_mm512_abs_ps(a), _mm512_abs_ps(b)); }
-  // a > limit ? b : 0
-  static Vector WhereAbove(Vector a, float limit, Vector b) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, Set1(limit), _CMP_GT_OQ), b);
-  }
 
   // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns. Not inlined: it takes
   // all registers, and accumulators around it would not get any.

@@ -19,18 +19,19 @@ bool Biases(const float* scales, const float* zero_points, bool real, float offs
   using F = typename S::Vector;
   // Chains of their own, so that one element does not wait for the last.
   F scale_nans = S::Set1(0.f), bias_nans = S::Set1(0.f);
-  const F zero = S::Set1(0.f), shift = S::Set1(offset);
+  const F zero = S::Set1(0.f), one = S::Set1(1.f), shift = S::Set1(offset);
   for (int64_t i = 0; i < n; i += S::kWidth) {
     const F scale = LoadPart<S>(scales + i, n - i);
     scale_nans = S::Fma(scale, zero, scale_nans);
     if (biases == nullptr) continue;
-    F bias = shift;
+    const F unit = in_codes ? one : scale;
+    F bias = S::Mul(shift, unit);
     if (zero_points != nullptr) {
       const F point = LoadPart<S>(zero_points + i, n - i);
-      bias = S::Add(real ? S::Div(point, scale) : point, shift);
-      if (real && !in_codes) bias = S::Fma(scale, shift, point);
+      // Real zero points are multiplied by the scale already.
+      const F in_unit = !real ? S::Mul(point, unit) : in_codes ? S::Div(point, scale) : point;
+      bias = S::Add(in_unit, bias);
     }
-    if (!in_codes && !(real && zero_points != nullptr)) bias = S::Mul(bias, scale);
     StorePart<S>(biases + i, n - i, bias);
     bias_nans = S::Fma(bias, zero, bias_nans);
   }

@@ -107,7 +107,7 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
 template <typename S, int kBits, int kRows, int kBlocks>
 void ScoresBlock(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
-                 int64_t token, float* scores) {
+                 int64_t token, float* scores, typename S::Vector* most) {
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int kPairs = 16 / kBits;  // of a dword
@@ -178,8 +178,9 @@ void ScoresBlock(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
   }
   for (int b = 0; b < kBlocks; ++b) {
     for (int r = 0; r < kRows; ++r) {
-      S::Store(scores + (row + r) * kTokenTile + token + b * S::kWidth,
-               S::Mul(out[b][r], S::Set1(queries.scales[row + r])));
+      const F score = S::Mul(out[b][r], S::Set1(queries.scales[row + r]));
+      S::Store(scores + (row + r) * kTokenTile + token + b * S::kWidth, score);
+      *most = S::MaxAbs(*most, score);
     }
   }
 }
@@ -187,36 +188,40 @@ void ScoresBlock(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
 template <typename S, int kBits, int kBlocks>
 void ScoresRows(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
                 const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                int64_t token, float* scores) {
+                int64_t token, float* scores, typename S::Vector* most) {
   for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
     const auto run = RowBlock(query_rows - row) == 4   ? ScoresBlock<S, kBits, 4, kBlocks>
                      : RowBlock(query_rows - row) == 2 ? ScoresBlock<S, kBits, 2, kBlocks>
                                                        : ScoresBlock<S, kBits, 1, kBlocks>;
-    run(rows, flip, columns, queries, row, parameters, token, scores);
+    run(rows, flip, columns, queries, row, parameters, token, scores, most);
   }
 }
 
 template <typename S, int kBits>
-void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-              const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-              float* scores) {
+float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+               float* scores) {
+  typename S::Vector most = S::Set1(0.f);
   int64_t token = 0;
   for (; token + 2 * S::kWidth <= rows.tokens; token += 2 * S::kWidth) {
-    ScoresRows<S, kBits, 2>(rows, flip, columns, queries, query_rows, parameters, token, scores);
+    ScoresRows<S, kBits, 2>(rows, flip, columns, queries, query_rows, parameters, token, scores,
+                            &most);
   }
   for (; token < rows.tokens; token += S::kWidth) {
-    ScoresRows<S, kBits, 1>(rows, flip, columns, queries, query_rows, parameters, token, scores);
+    ScoresRows<S, kBits, 1>(rows, flip, columns, queries, query_rows, parameters, token, scores,
+                            &most);
   }
+  return S::MaxOf(most);
 }
 
 template <typename S>
-void Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-            const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-            float* scores) {
+float Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+             const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+             float* scores) {
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
-  run(rows, flip, columns, queries, query_rows, parameters, scores);
+  return run(rows, flip, columns, queries, query_rows, parameters, scores);
 }
 
 }  // namespace

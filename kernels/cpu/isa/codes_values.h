@@ -41,7 +41,7 @@ void FinishWeights(WeightBatch<S>& batch, int64_t n, int16_t* weights, float* we
   const F most = ReduceEach<S, true>(batch.most);
   const F scales = S::Mul(most, S::Set1(1.f / kTop));
   alignas(64) float factors[S::kWidth];
-  S::Store(factors, S::WhereAbove(most, kTiny, S::Div(S::Set1(kTop), most)));
+  S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
   for (int64_t i = 0; i < n; ++i) {
     const float *p = batch.probs[i], *s = batch.scales[i], *z = batch.zero_points[i];
     const F factor = S::Set1(factors[i]);
