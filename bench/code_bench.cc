@@ -17,7 +17,7 @@ constexpr int64_t kSize = 128, kGroup = 32, kTokens = 16 * kTokenTile;
 // K or V of one head in groups of 32 along it, f16 scales and u8 zero points.
 struct Codes {
   Codes(DataType type, int64_t rows)
-      : q(rows * kSize, 0.5f), tile(rows * kTokenTile, 0.5f), out(rows * kSize), shrink(rows, 1.f) {
+      : q(rows * kSize, 0.05f), tile(rows * kTokenTile, 0.5f), out(rows * kSize), shrink(rows, 1.f) {
     segment.data = {.buffer = 0, .type = type, .strides = {0, 0, 0, kSize, 1}};
     const int64_t groups = kSize / kGroup;
     segment.dequantization.group[kCol] = kGroup;
@@ -51,7 +51,7 @@ void RunTiles(benchmark::State& state, const KernelSet& set, Codes& codes, Multi
   const Reader reader{&set, inputs};
   int64_t token = 0;
   for (auto _ : state) {
-    if (!multiply(reader, token)) state.SkipWithError("not finite");
+    if (!multiply(reader, token)) state.SkipWithError("not multiplied as codes");
     token = (token + kTokenTile) % kTokens;
   }
   state.counters["values/s"] = benchmark::Counter(static_cast<double>(kTokenTile * kSize),

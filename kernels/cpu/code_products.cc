@@ -132,6 +132,17 @@ void ReadTile(const Reader& reader, const Dequantization& how, const Array& arra
   }
 }
 
+// Where a tile of parameters begins, and asks for the next, which lies behind it.
+StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
+                          int64_t groups) {
+  if (!array.present()) return {};
+  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
+  const char* data =
+      static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + bytes + at);
+  return {array.type, data};
+}
+
 // Scales and biases of tokens [p, p + n); false if one is not finite.
 bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
                     float offset, bool in_codes, float* staging, float* scales, float* biases,
@@ -140,14 +151,23 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
   const CodeKernels& kernels = *reader.kernels->codes;
   const int64_t groups = segment.codes.groups;
   const bool has_points = how.zero_points.present();
+  if (!has_points && offset == 0.f) biases = nullptr;
+  *out = {scales, biases};
+  const CodeBiases make{how.real_zero_points, in_codes, offset};
+  const auto turns = [&](const Array& array) {
+    return !array.present() || (Turns(array.type, groups) && array.strides[kRow] == groups &&
+                                (groups == 1 || array.strides[kCol] == 1));
+  };
+  if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
+    Position at = p;
+    for (int axis = 0; axis < kAxes; ++axis) at.at[axis] /= how.group[axis];
+    return kernels.turn(StoredAt(reader, how.scales, at, groups),
+                        StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
+                        biases);
+  }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
-  *out = {scales, has_points || offset != 0.f ? biases : nullptr};
-  const bool ready = in_codes && offset == 0.f && !how.real_zero_points;
-  if (ready) return kernels.biases(scales, nullptr, false, 0.f, true, groups * kTokenTile, nullptr);
-  return kernels.biases(scales, has_points ? biases : nullptr, how.real_zero_points, offset,
-                        in_codes, groups * kTokenTile,
-                        has_points || offset != 0.f ? biases : nullptr);
+  return kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases);
 }
 
 CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
@@ -250,6 +270,8 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
   biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
   staging_ = arena.Take(groups * kTokenTile);
   scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
+  turned_ =
+      arena.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
 }
 
 bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
@@ -269,8 +291,9 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
   const bool has_points = how.zero_points.present();
   ReadChannels(reader, how, how.scales, p, channels_, scales_);
   if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases_);
-  finite_ = kernels.biases(scales_, has_points ? biases_ : nullptr, how.real_zero_points, 0.f,
-                           /*in_codes=*/true, channels_, has_points ? biases_ : nullptr) &&
+  const CodeBiases make{how.real_zero_points, /*in_codes=*/true, 0.f};
+  finite_ = kernels.biases(scales_, has_points ? biases_ : nullptr, make, channels_,
+                           has_points ? biases_ : nullptr) &&
             kernels.prepare(q, rows, {scales_, has_points ? biases_ : nullptr}, columns,
                             OffsetOf(codes), queries_);
   return finite_;
@@ -294,7 +317,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
                                          : 0xaa;
   const float most = reader.kernels->codes->scores(RowsAt(reader, segment, p, n, channels_), flip,
                                                    ColumnsOf(codes, channels_), queries_, rows,
-                                                   parameters, scores);
+                                                   parameters, turned_, scores);
   return most <= kMaxScore;
 }
 
@@ -390,8 +413,8 @@ bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Po
     ReadChannels(reader, how, how.scales, p, channels_, scales);
     const bool has_points = how.zero_points.present();
     if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases);
-    return kernels.biases(scales, has_points ? biases : nullptr, how.real_zero_points, offset,
-                          /*in_codes=*/false, channels_, biases);
+    return kernels.biases(scales, has_points ? biases : nullptr,
+                          {how.real_zero_points, /*in_codes=*/false, offset}, channels_, biases);
   });
   if (!finite) return false;
   at = 0;

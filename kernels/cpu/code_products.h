@@ -42,6 +42,7 @@ class CodeScores {
   bool finite_ = false;
   CodeQueries queries_;
   float *scales_, *biases_, *staging_, *scores_;
+  int32_t* turned_;
 };
 
 // Weighted sums of values of one unit.

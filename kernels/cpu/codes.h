@@ -28,10 +28,11 @@ inline int64_t RowBlock(int64_t rows_left) { return rows_left >= 4 ? 4 : rows_le
 inline constexpr int64_t kColumnChunk = 16;
 
 struct CodeQueries {
-  int32_t* pairs = nullptr;   // rows * columns * pairs per dword, as above
-  int32_t* starts = nullptr;  // [rows][parts]: -offset * sum of the part's queries
-  float* sums = nullptr;      // [rows][parts]: sum of the part's queries, or see prepare
-  float* scales = nullptr;    // [rows]
+  int32_t* pairs = nullptr;  // rows * columns * pairs per dword, as above
+  // Block -> part -> row: -offset * sum of the part's queries, and that sum, or see prepare.
+  int32_t* starts = nullptr;
+  float* sums = nullptr;
+  float* scales = nullptr;  // [rows]
 };
 
 // Channels of a token, by dword columns: runs of columns ("parts") that share parameters.
@@ -66,6 +67,23 @@ struct CodeRows {
   const uint8_t* next = nullptr;  // prefetched; need not be readable
 };
 
+// Biases are zero points, 0 where null, plus an offset, in codes or times the scales; where `real`,
+// zero points are in real units already.
+struct CodeBiases {
+  bool real = false;
+  bool in_codes = false;
+  float offset = 0.f;
+};
+// Those of kTokenTile tokens side by side, [kTokenTile][groups]; null where there are none.
+struct StoredParameters {
+  DataType type = kF32;
+  const void* data = nullptr;
+};
+inline bool Turns(DataType type, int64_t groups) {
+  return (type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8) &&
+         (groups == 1 || groups == 2 || groups == 4 || groups == 8);
+}
+
 struct CodeKernels {
   // q: [rows][channels], times the factors' scales if there are any: then the sums are 0 but for
   // the first part's, that of all queries times zero points. False, and nothing prepared, if
@@ -74,15 +92,18 @@ struct CodeKernels {
                   const CodeColumns& columns, int32_t offset, const CodeQueries& out);
 
   // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. Returns the
-  // largest magnitude among them.
+  // largest magnitude among them. `turned`: columns * kTokenTile of scratch.
   float (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
                   const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                  float* scores);
+                  int32_t* turned, float* scores);
 
-  // Zero points, 0 where null, plus offset, in codes or times the scales; where `real`, zero points
-  // are in real units already. Null biases are not written. Whether biases and scales are finite.
-  bool (*biases)(const float* scales, const float* zero_points, bool real, float offset,
-                 bool in_codes, int64_t n, float* biases);
+  // Whether scales and biases are finite. Null biases are not written.
+  bool (*biases)(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
+                 float* biases);
+
+  // The same for stored parameters, and parameter tiles of scales and of biases; see Turns.
+  bool (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
+               const CodeBiases& how, int64_t groups, float* scales, float* biases);
 
   // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
   // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/isa/simd_avx2.h"
 
 namespace kvant::cpu {
@@ -17,10 +18,15 @@ struct Avx2Codes : Avx2 {
   using I = __m256i;
 
   static I Dword(int32_t value) { return _mm256_set1_epi32(value); }
+  static I LoadDwords(const int32_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const I*>(p));
+  }
   static I ZeroDwords() { return _mm256_setzero_si256(); }
   static I AddDwords(I a, I b) { return _mm256_add_epi32(a, b); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
+  // (a ^ b) & mask.
+  static I XorAnd(I a, I b, I mask) { return And(Xor(a, b), mask); }
   template <int kBits>
   static I ShiftHalves(I a) {
     return _mm256_srli_epi16(a, kBits);
@@ -29,14 +35,12 @@ struct Avx2Codes : Avx2 {
   static I Dot(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
   static Vector ToFloat(I a) { return _mm256_cvtepi32_ps(a); }
 
-  static Vector MaxAbs(Vector a, Vector b) {
-    const Vector sign = Set1(-0.f);
-    return _mm256_max_ps(_mm256_andnot_ps(sign, a), _mm256_andnot_ps(sign, b));
-  }
+  static Vector Abs(Vector a) { return _mm256_andnot_ps(Set1(-0.f), a); }
 
-  // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns.
-  __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
-                                                int64_t bytes, I out[kWidth]) {
+  // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns of kTokenTile, each dword
+  // ^ flips.
+  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
+                      int32_t* out) {
     Vector rows[kWidth];
     for (int i = 0; i < kWidth; ++i) {
       const uint8_t* row = p + (i < last ? i : last) * stride;
@@ -44,7 +48,10 @@ struct Avx2Codes : Avx2 {
           bytes >= 32 ? _mm256_loadu_si256(reinterpret_cast<const I*>(row)) : Tail(row, bytes));
     }
     Transpose(rows);
-    for (int i = 0; i < kWidth; ++i) out[i] = _mm256_castps_si256(rows[i]);
+    for (int i = 0; i < kWidth; ++i) {
+      _mm256_storeu_si256(reinterpret_cast<I*>(out + i * kTokenTile),
+                          Xor(_mm256_castps_si256(rows[i]), flips));
+    }
   }
 
   // Dword j: byte j of one token and byte j of the next, as 16-bit halves.

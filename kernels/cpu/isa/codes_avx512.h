@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/isa/simd_avx512.h"
 
 namespace kvant::cpu {
@@ -16,10 +17,13 @@ struct Avx512Codes : Avx512 {
   using I = __m512i;
 
   static I Dword(int32_t value) { return _mm512_set1_epi32(value); }
+  static I LoadDwords(const int32_t* p) { return _mm512_loadu_si512(p); }
   static I ZeroDwords() { return _mm512_setzero_si512(); }
   static I AddDwords(I a, I b) { return _mm512_add_epi32(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
+  // (a ^ b) & mask.
+  static I XorAnd(I a, I b, I mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0x28); }
   template <int kBits>
   static I ShiftHalves(I a) {
     return _mm512_srli_epi16(a, kBits);
@@ -32,12 +36,12 @@ struct Avx512Codes : Avx512 {
   }
   static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
 
-  static Vector MaxAbs(Vector a, Vector b) { return Max(_mm512_abs_ps(a), _mm512_abs_ps(b)); }
+  static Vector Abs(Vector a) { return _mm512_abs_ps(a); }
 
-  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns. Not inlined: it takes
-  // all registers, and accumulators around it would not get any.
-  __attribute__((noinline)) static void Columns(const uint8_t* p, int64_t stride, int64_t last,
-                                                int64_t bytes, I out[kWidth]) {
+  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns of kTokenTile, each dword
+  // ^ flips.
+  static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
+                      int32_t* out) {
     const __mmask64 part = bytes >= 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
     Vector r[kWidth];
     for (int i = 0; i < kWidth; ++i) {
@@ -45,7 +49,9 @@ struct Avx512Codes : Avx512 {
       r[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(part, row));
     }
     Transpose(r);
-    for (int i = 0; i < kWidth; ++i) out[i] = _mm512_castps_si512(r[i]);
+    for (int i = 0; i < kWidth; ++i) {
+      _mm512_storeu_si512(out + i * kTokenTile, Xor(_mm512_castps_si512(r[i]), flips));
+    }
   }
 
   // Dword j: byte j of one token and byte j of the next, as 16-bit halves.

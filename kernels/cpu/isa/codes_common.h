@@ -25,23 +25,26 @@ void StorePart(float* p, int64_t n, typename S::Vector v) {
   S::StoreSome(p, v, n);
 }
 
-// The fields of kBits in each 16-bit half, lowest first.
-template <typename S, int kBits, int kFields>
-inline __attribute__((always_inline)) void Fields(typename S::I word, typename S::I* field) {
-  static_assert(kFields == 1 || kFields == 2 || kFields == 4 || kFields == 8);
+template <int k>
+struct Constant {
+  static constexpr int value = k;
+};
+// Calls f(Constant<0>()) to f(Constant<n - 1>()).
+template <int n, int k = 0, typename F>
+inline __attribute__((always_inline)) void ForEachOf(F f) {
+  if constexpr (k < n) {
+    f(Constant<k>());
+    ForEachOf<n, k + 1>(f);
+  }
+}
+
+// The k-th lowest field of kBits in each 16-bit half.
+template <typename S, int kBits, int k>
+inline __attribute__((always_inline)) typename S::I Field(typename S::I word) {
   const typename S::I mask = S::Dword(((1 << kBits) - 1) * 0x10001);
-  field[0] = S::And(word, mask);
-  if constexpr (kFields > 1) field[1] = S::And(S::template ShiftHalves<kBits>(word), mask);
-  if constexpr (kFields > 2) {
-    field[2] = S::And(S::template ShiftHalves<2 * kBits>(word), mask);
-    field[3] = S::And(S::template ShiftHalves<3 * kBits>(word), mask);
-  }
-  if constexpr (kFields > 4) {
-    field[4] = S::And(S::template ShiftHalves<4 * kBits>(word), mask);
-    field[5] = S::And(S::template ShiftHalves<5 * kBits>(word), mask);
-    field[6] = S::And(S::template ShiftHalves<6 * kBits>(word), mask);
-    field[7] = S::And(S::template ShiftHalves<7 * kBits>(word), mask);
-  }
+  if constexpr (k == 0) return S::And(word, mask);
+  const typename S::I shifted = S::template ShiftHalves<k * kBits>(word);
+  return (k + 1) * kBits == 16 ? shifted : S::And(shifted, mask);
 }
 
 }  // namespace

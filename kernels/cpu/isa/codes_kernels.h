@@ -9,37 +9,154 @@
 #include "kvant/kernels/cpu/isa/codes_common.h"
 #include "kvant/kernels/cpu/isa/codes_scores.h"
 #include "kvant/kernels/cpu/isa/codes_values.h"
+#include "kvant/kernels/cpu/isa/load.h"
 
 namespace kvant::cpu {
 namespace {
 
+// Turns scales and zero points into scales and biases, a vector at a time.
 template <typename S>
-bool Biases(const float* scales, const float* zero_points, bool real, float offset, bool in_codes,
-            int64_t n, float* biases) {
+class BiasMaker {
+ public:
   using F = typename S::Vector;
-  // Chains of their own, so that one element does not wait for the last.
-  F scale_nans = S::Set1(0.f), bias_nans = S::Set1(0.f);
-  const F zero = S::Set1(0.f), one = S::Set1(1.f), shift = S::Set1(offset);
-  for (int64_t i = 0; i < n; i += S::kWidth) {
-    const F scale = LoadPart<S>(scales + i, n - i);
-    scale_nans = S::Fma(scale, zero, scale_nans);
-    if (biases == nullptr) continue;
-    const F unit = in_codes ? one : scale;
-    F bias = S::Mul(shift, unit);
-    if (zero_points != nullptr) {
-      const F point = LoadPart<S>(zero_points + i, n - i);
+  BiasMaker(const CodeBiases& how, bool has_points)
+      : how_(how), has_points_(has_points), shift_(S::Set1(how.offset)) {}
+
+  void AddScale(F scale) { scale_nans_ = S::Fma(scale, S::Zero(), scale_nans_); }
+  F Bias(F scale, F point) {
+    const F unit = how_.in_codes ? S::Set1(1.f) : scale;
+    F bias = S::Mul(shift_, unit);
+    if (has_points_) {
       // Real zero points are multiplied by the scale already.
-      const F in_unit = !real ? S::Mul(point, unit) : in_codes ? S::Div(point, scale) : point;
+      const F in_unit = !how_.real      ? S::Mul(point, unit)
+                        : how_.in_codes ? S::Div(point, scale)
+                                        : point;
       bias = S::Add(in_unit, bias);
     }
-    StorePart<S>(biases + i, n - i, bias);
-    bias_nans = S::Fma(bias, zero, bias_nans);
+    bias_nans_ = S::Fma(bias, S::Zero(), bias_nans_);
+    return bias;
   }
-  return S::SumOf(S::Add(scale_nans, bias_nans)) == 0.f;
+  bool finite() const { return S::SumOf(S::Add(scale_nans_, bias_nans_)) == 0.f; }
+
+ private:
+  const CodeBiases how_;
+  const bool has_points_;
+  const F shift_;
+  // Chains of their own, so that one element does not wait for the last.
+  F scale_nans_ = S::Zero(), bias_nans_ = S::Zero();
+};
+
+template <typename S>
+bool Biases(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
+            float* biases) {
+  BiasMaker<S> maker(how, zero_points != nullptr);
+  for (int64_t i = 0; i < n; i += S::kWidth) {
+    const auto scale = LoadPart<S>(scales + i, n - i);
+    maker.AddScale(scale);
+    if (biases == nullptr) continue;
+    const auto point = zero_points == nullptr ? S::Zero() : LoadPart<S>(zero_points + i, n - i);
+    StorePart<S>(biases + i, n - i, maker.Bias(scale, point));
+  }
+  return maker.finite();
+}
+
+// Calls f(Stored<...>()) for a type that Turns takes.
+template <typename S, typename F>
+void WithParameters(DataType type, F f) {
+  if (type == kF16) return f(Stored<16, S::FromF16>());
+  if (type == kBF16) return f(Stored<16, S::FromBF16>());
+  if (type == kS8) return f(Stored<8, S::FromS8>());
+  if (type == kU8) return f(Stored<8, S::FromU8>());
+  f(Stored<32, S::FromF32>());
+}
+
+// v holds kLists lists, one after another, of the elements that are equal modulo kLists; until
+// there are kGroups.
+template <typename S, int kGroups, int kLists = 1>
+inline __attribute__((always_inline)) void SplitGroups(typename S::Vector (&v)[kGroups]) {
+  if constexpr (kLists < kGroups) {
+    constexpr int kLength = kGroups / kLists;
+    typename S::Vector split[kGroups];
+    for (int list = 0; list < kLists; ++list) {
+      for (int i = 0; i < kLength; i += 2) {
+        const int at = list * kLength / 2 + i / 2;
+        S::Unzip(v[list * kLength + i], v[list * kLength + i + 1], &split[at],
+                 &split[at + kGroups / 2]);
+      }
+    }
+    for (int i = 0; i < kGroups; ++i) v[i] = split[i];
+    SplitGroups<S, kGroups, 2 * kLists>(v);
+  }
+}
+
+// kGroups elements of each of kWidth tokens as floats, a vector per group.
+template <typename S, typename Type, int kGroups>
+inline __attribute__((always_inline)) void LoadTurned(const void* stored, int64_t token,
+                                                      typename S::Vector (&v)[kGroups]) {
+  constexpr int kBytes = S::kWidth * Type::kBits / 8;
+  const uint8_t* p = static_cast<const uint8_t*>(stored) + token * kGroups * Type::kBits / 8;
+  for (int i = 0; i < kGroups; ++i) {
+    v[i] = Type::kConvert(S::template LoadRaw<kBytes>(p + i * kBytes));
+  }
+  SplitGroups<S, kGroups>(v);
+}
+
+template <typename S, typename Type, int kGroups>
+void TurnScales(const void* stored, BiasMaker<S>& maker, float* scales) {
+  for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+    typename S::Vector v[kGroups];
+    LoadTurned<S, Type>(stored, t, v);
+    for (int g = 0; g < kGroups; ++g) {
+      maker.AddScale(v[g]);
+      S::Store(scales + g * kTokenTile + t, v[g]);
+    }
+  }
+}
+
+template <typename S, typename Type, int kGroups>
+void TurnPoints(const void* stored, BiasMaker<S>& maker, const float* scales, float* biases) {
+  for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+    typename S::Vector v[kGroups];
+    LoadTurned<S, Type>(stored, t, v);
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t at = g * kTokenTile + t;
+      S::Store(biases + at, maker.Bias(S::Load(scales + at), v[g]));
+    }
+  }
+}
+
+template <typename S, int kGroups>
+bool TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
+                const CodeBiases& how, float* scales, float* biases) {
+  BiasMaker<S> maker(how, stored_points.data != nullptr);
+  WithParameters<S>(stored_scales.type, [&](auto type) {
+    TurnScales<S, decltype(type), kGroups>(stored_scales.data, maker, scales);
+  });
+  if (stored_points.data != nullptr) {
+    WithParameters<S>(stored_points.type, [&](auto type) {
+      TurnPoints<S, decltype(type), kGroups>(stored_points.data, maker, scales, biases);
+    });
+  } else if (biases != nullptr) {
+    for (int64_t i = 0; i < kGroups * kTokenTile; i += S::kWidth) {
+      S::Store(biases + i, maker.Bias(S::Load(scales + i), S::Zero()));
+    }
+  }
+  return maker.finite();
 }
 
 template <typename S>
-constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Biases<S>, Weights<S>, Values<S>};
+bool Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
+          const CodeBiases& how, int64_t groups, float* scales, float* biases) {
+  const auto run = groups == 1   ? TurnGroups<S, 1>
+                   : groups == 2 ? TurnGroups<S, 2>
+                   : groups == 4 ? TurnGroups<S, 4>
+                                 : TurnGroups<S, 8>;
+  return run(scales_of, points_of, how, scales, biases);
+}
+
+template <typename S>
+constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>,  Biases<S>,
+                                      Turn<S>,    Weights<S>, Values<S>};
 
 }  // namespace
 }  // namespace kvant::cpu

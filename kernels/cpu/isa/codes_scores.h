@@ -26,7 +26,7 @@ bool PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
   F most = S::Set1(0.f), nans = S::Set1(0.f);
   for (int64_t d = 0; d < columns.channels; d += kLanes) {
     const F x = value(d);
-    most = S::MaxAbs(most, x);
+    most = S::Max(most, S::Abs(x));
     nans = S::Fma(x, S::Set1(0.f), nans);  // NaN for what is not finite
   }
   const float top = S::MaxOf(most);
@@ -41,7 +41,7 @@ bool PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
   F lost = S::Set1(0.f);
   for (int64_t d = 0; d < columns.channels; d += kLanes) {
     const F x = value(d);
-    lost = S::MaxAbs(lost, S::Sub(x, S::Mul(S::Round(S::Mul(x, inverse_power)), power)));
+    lost = S::Max(lost, S::Abs(S::Sub(x, S::Mul(S::Round(S::Mul(x, inverse_power)), power))));
   }
   if (S::MaxOf(lost) == 0.f) scale = __builtin_ldexpf(1.f, exponent);
   out.scales[row] = scale;
@@ -76,14 +76,14 @@ bool PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
         sum += dword[k] + dword[k + pairs];
       }
       if (first + c + 1 != columns.part_ends[part]) continue;
-      out.sums[row * columns.parts + part] =
-          factors.scales != nullptr ? 0.f : static_cast<float>(sum);
-      out.starts[row * columns.parts + part] = -offset * sum;
+      const int64_t at = block * columns.parts + part * block_rows + in_block;
+      out.sums[at] = factors.scales != nullptr ? 0.f : static_cast<float>(sum);
+      out.starts[at] = -offset * sum;
       sum = 0;
       if (++part == columns.parts) break;
     }
   }
-  if (factors.scales != nullptr) out.sums[row * columns.parts] = zero_sum;
+  if (factors.scales != nullptr) out.sums[block * columns.parts + in_block] = zero_sum;
   return true;
 }
 
@@ -101,115 +101,143 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   return true;
 }
 
+// Codes of the tokens as dword columns, [column][kTokenTile], with sign bits flipped.
+template <typename S>
+void TurnCodes(const CodeRows& rows, uint8_t flip, int32_t* turned) {
+  const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
+  for (int64_t token = 0; token < rows.tokens; token += S::kWidth) {
+    const int64_t last = CodesMin(S::kWidth, rows.tokens - token) - 1;
+    for (int64_t byte = 0; byte < rows.row_bytes; byte += 4 * S::kWidth) {
+      S::Columns(rows.data + token * rows.stride + byte, rows.stride, last, rows.row_bytes - byte,
+                 flips, turned + byte / 4 * kTokenTile + token);
+    }
+  }
+}
+
 // kBlocks times kWidth tokens from `token` on times kRows rows of queries. Lanes are tokens: no
-// sums across lanes, and the parameters of a group load as a vector. Two blocks share what is
-// read of the queries, which would else be the limit.
+// sums across lanes, and the parameters of a group load as a vector. Blocks share what is read of
+// the queries, rows the codes' fields.
 template <typename S, int kBits, int kRows, int kBlocks>
-void ScoresBlock(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                  int64_t token, float* scores, typename S::Vector* most) {
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int kPairs = 16 / kBits;  // of a dword
   // Sums side by side, so that a product need not wait for the last.
-  constexpr int kChains = kRows * kBlocks >= 4 ? 1 : kRows * kBlocks == 2 ? 2 : kPairs == 2 ? 2 : 4;
-  const I flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
-  const uint8_t* data = rows.data + token * rows.stride;
+  constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
+  constexpr int kChains = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
   const int32_t* pairs = queries.pairs + row * columns.columns * kPairs;
   const int32_t* starts = queries.starts + row * columns.parts;
   const float* sums = queries.sums + row * columns.parts;
   // Later rows of queries ask for the same lines again, which by then costs nothing.
   const char* next = reinterpret_cast<const char*>(rows.next) + token * rows.row_bytes;
-  F out[kBlocks][kRows];
-  for (auto& block : out) {
-    for (F& o : block) o = S::Set1(0.f);
-  }
-  I column[kBlocks][S::kWidth];
-  int64_t c = 0, loaded = 0;
+  float* const block_scores = scores + row * kTokenTile + token;
+  int64_t c = 0;
   for (int64_t part = 0; part < columns.parts; ++part) {
     I acc[kBlocks][kRows][kChains];
     for (auto& block : acc) {
       for (int r = 0; r < kRows; ++r) {
-        block[r][0] = S::Dword(starts[r * columns.parts + part]);
+        block[r][0] = S::Dword(starts[part * kRows + r]);
         for (int i = 1; i < kChains; ++i) block[r][i] = S::ZeroDwords();
       }
     }
-    for (const int64_t end = columns.part_ends[part]; c < end;) {
-      if (c == loaded) {
-        for (int b = 0; b < kBlocks; ++b) {
-          const uint8_t* from = data + b * S::kWidth * rows.stride + c * 4;
-          const int64_t last = CodesMin(S::kWidth, rows.tokens - token - b * S::kWidth) - 1;
-          S::Columns(from, rows.stride, last, rows.row_bytes - c * 4, column[b]);
-        }
-        loaded += S::kWidth;
+    const auto column = [&]() __attribute__((always_inline)) {
+      I word[kBlocks];
+      for (int b = 0; b < kBlocks; ++b) {
+        word[b] = S::LoadDwords(turned + c * kTokenTile + token + b * S::kWidth);
+        // The next tile, line after line as memory is fastest, and a line per column: a burst
+        // would not overlap with computing.
+        _mm_prefetch(next + b * S::kWidth * rows.row_bytes + c * 4 * S::kWidth, _MM_HINT_T1);
       }
-      const int64_t begin = loaded - S::kWidth;
-      for (const int64_t stop = CodesMin(end, loaded); c < stop; ++c) {
-        I codes[kBlocks][kPairs];
-        for (int b = 0; b < kBlocks; ++b) {
-          // The next tile, line after line as memory is fastest, and a line per column: a burst
-          // would not overlap with computing.
-          _mm_prefetch(next + b * S::kWidth * rows.row_bytes + c * 4 * S::kWidth, _MM_HINT_T1);
-          Fields<S, kBits, kPairs>(S::Xor(column[b][c - begin], flips), codes[b]);
-        }
-        for (int k = 0; k < kPairs; ++k) {
-          for (int r = 0; r < kRows; ++r) {
-            const I q = S::Dword(pairs[k * kRows + r]);
-            for (int b = 0; b < kBlocks; ++b) {
-              I& sum = acc[b][r][k % kChains];
-              sum = S::Dot(sum, codes[b][k], q);
-            }
+      ForEachOf<kPairs>([&](auto k) {
+        I codes[kBlocks];
+        for (int b = 0; b < kBlocks; ++b) codes[b] = Field<S, kBits, k.value>(word[b]);
+        for (int r = 0; r < kRows; ++r) {
+          const I q = S::Dword(pairs[k.value * kRows + r]);
+          for (int b = 0; b < kBlocks; ++b) {
+            I& sum = acc[b][r][k.value % kChains];
+            sum = S::Dot(sum, codes[b], q);
           }
         }
-        pairs += kPairs * kRows;
-      }
+      });
+      pairs += kPairs * kRows;
+      ++c;
+    };
+    if constexpr (kBlocks > 1) {
+      int64_t units = (columns.part_ends[part] - c) / kBits;
+      do {
+        ForEachOf<kBits>([&](auto) __attribute__((always_inline)) { column(); });
+      } while (--units != 0);
+    } else {
+      while (c < columns.part_ends[part]) column();
     }
     const int64_t at = columns.part_groups[part] * kTokenTile + token;
-    const bool biased = parameters.biases != nullptr;
-    for (int b = 0; b < kBlocks; ++b) {
-      const F scale = S::Load(parameters.scales + at + b * S::kWidth);
-      const F bias = biased ? S::Load(parameters.biases + at + b * S::kWidth) : S::Zero();
-      for (int r = 0; r < kRows; ++r) {
-        for (int i = 1; i < kChains; ++i) acc[b][r][0] = S::AddDwords(acc[b][r][0], acc[b][r][i]);
-        const F sum = S::Fma(S::ToFloat(acc[b][r][0]), scale, out[b][r]);
-        out[b][r] = S::Fnma(bias, S::Set1(sums[r * columns.parts + part]), sum);
-      }
+    // Without a choice within, so that sums stay in registers.
+    const auto add = [&](auto first, auto biased) __attribute__((always_inline)) {
+      ForEachOf<kBlocks>([&](auto b) __attribute__((always_inline)) {
+        const int64_t block = b.value * S::kWidth;
+        const F scale = S::Load(parameters.scales + at + block);
+        for (int r = 0; r < kRows; ++r) {
+          I sum = acc[b.value][r][0];
+          for (int i = 1; i < kChains; ++i) sum = S::AddDwords(sum, acc[b.value][r][i]);
+          float* to = block_scores + r * kTokenTile + block;
+          F score = S::ToFloat(sum);
+          score = first.value ? S::Mul(score, scale) : S::Fma(score, scale, S::Load(to));
+          if constexpr (biased.value) {
+            const F bias = S::Load(parameters.biases + at + block);
+            score = S::Fnma(bias, S::Set1(sums[part * kRows + r]), score);
+          }
+          S::Store(to, score);
+        }
+      });
+    };
+    using Yes = Constant<1>;
+    using No = Constant<0>;
+    if (parameters.biases == nullptr) {
+      part == 0 ? add(Yes(), No()) : add(No(), No());
+    } else {
+      part == 0 ? add(Yes(), Yes()) : add(No(), Yes());
     }
   }
-  for (int b = 0; b < kBlocks; ++b) {
-    for (int r = 0; r < kRows; ++r) {
-      const F score = S::Mul(out[b][r], S::Set1(queries.scales[row + r]));
-      S::Store(scores + (row + r) * kTokenTile + token + b * S::kWidth, score);
-      *most = S::MaxAbs(*most, score);
+  for (int r = 0; r < kRows; ++r) {
+    const F scale = S::Set1(queries.scales[row + r]);
+    for (int b = 0; b < kBlocks; ++b) {
+      float* to = block_scores + r * kTokenTile + b * S::kWidth;
+      const F score = S::Mul(S::Load(to), scale);
+      *most = S::Max(*most, S::Abs(score));
+      S::Store(to, score);
     }
   }
 }
 
-template <typename S, int kBits, int kBlocks>
-void ScoresRows(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-                const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                int64_t token, float* scores, typename S::Vector* most) {
-  for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
-    const auto run = RowBlock(query_rows - row) == 4   ? ScoresBlock<S, kBits, 4, kBlocks>
-                     : RowBlock(query_rows - row) == 2 ? ScoresBlock<S, kBits, 2, kBlocks>
-                                                       : ScoresBlock<S, kBits, 1, kBlocks>;
-    run(rows, flip, columns, queries, row, parameters, token, scores, most);
+template <typename S, int kBits, int kRows>
+void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
+                const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
+                float* scores, typename S::Vector* most) {
+  constexpr int kFit = S::kDotAccumulators / kRows;
+  constexpr int kBlocks = kFit >= 4 ? 4 : kFit;
+  int64_t token = 0;
+  for (; token + kBlocks * S::kWidth <= rows.tokens; token += kBlocks * S::kWidth) {
+    ScoresBlock<S, kBits, kRows, kBlocks>(rows, turned, columns, queries, row, parameters, token,
+                                          scores, most);
+  }
+  for (; token < rows.tokens; token += S::kWidth) {
+    ScoresBlock<S, kBits, kRows, 1>(rows, turned, columns, queries, row, parameters, token, scores,
+                                    most);
   }
 }
 
 template <typename S, int kBits>
-float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+float ScoresOf(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
                const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
                float* scores) {
-  typename S::Vector most = S::Set1(0.f);
-  int64_t token = 0;
-  for (; token + 2 * S::kWidth <= rows.tokens; token += 2 * S::kWidth) {
-    ScoresRows<S, kBits, 2>(rows, flip, columns, queries, query_rows, parameters, token, scores,
-                            &most);
-  }
-  for (; token < rows.tokens; token += S::kWidth) {
-    ScoresRows<S, kBits, 1>(rows, flip, columns, queries, query_rows, parameters, token, scores,
-                            &most);
+  typename S::Vector most = S::Zero();
+  for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
+    const auto run = RowBlock(query_rows - row) == 4   ? ScoresRows<S, kBits, 4>
+                     : RowBlock(query_rows - row) == 2 ? ScoresRows<S, kBits, 2>
+                                                       : ScoresRows<S, kBits, 1>;
+    run(rows, turned, columns, queries, row, parameters, scores, &most);
   }
   return S::MaxOf(most);
 }
@@ -217,11 +245,12 @@ float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
 template <typename S>
 float Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
              const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-             float* scores) {
+             int32_t* turned, float* scores) {
+  TurnCodes<S>(rows, flip, turned);
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
-  return run(rows, flip, columns, queries, query_rows, parameters, scores);
+  return run(rows, turned, columns, queries, query_rows, parameters, scores);
 }
 
 }  // namespace

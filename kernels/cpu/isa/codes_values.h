@@ -12,15 +12,6 @@
 namespace kvant::cpu {
 namespace {
 
-// What Weights keeps of kWidth (row, group) until it reduces across lanes for all of them.
-template <typename S>
-struct WeightBatch {
-  alignas(64) float most[S::kWidth][S::kWidth];
-  const float* probs[S::kWidth];
-  const float* scales[S::kWidth];
-  const float* zero_points[S::kWidth];
-};
-
 // The sum, or the highest, of each of kWidth vectors, as one vector.
 template <typename S, bool kHighest>
 typename S::Vector ReduceEach(const float (&rows)[S::kWidth][S::kWidth]) {
@@ -30,64 +21,81 @@ typename S::Vector ReduceEach(const float (&rows)[S::kWidth][S::kWidth]) {
   return S::FoldEach(v, [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); });
 }
 
-// Rounds the first n of the batch to weights.
-template <typename S>
-void FinishWeights(WeightBatch<S>& batch, int64_t n, int16_t* weights, float* weight_scales,
-                   float* weight_biases) {
+// Those of kRows rows, a batch of groups at a time: what goes across lanes is done for kWidth
+// (row, group) at once.
+template <typename S, int kRows>
+void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t groups,
+               int16_t* weights, float* weight_scales, float* weight_biases) {
   using F = typename S::Vector;
+  constexpr int kVectors = kTokenTile / S::kWidth;
+  constexpr int kBatch = S::kWidth / kRows;
   constexpr float kTop = 32767.f;
   // So small that the reciprocal would overflow; nothing that counts is lost.
   constexpr float kTiny = 1e-33f;
-  const F most = ReduceEach<S, true>(batch.most);
-  const F scales = S::Mul(most, S::Set1(1.f / kTop));
-  alignas(64) float factors[S::kWidth];
-  S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
-  for (int64_t i = 0; i < n; ++i) {
-    const float *p = batch.probs[i], *s = batch.scales[i], *z = batch.zero_points[i];
-    const F factor = S::Set1(factors[i]);
-    F bias = S::Set1(0.f);
-    for (int t = 0; t < kTokenTile; t += 2 * S::kWidth) {
-      F a = S::Mul(S::Load(p + t), S::Load(s + t));
-      F b = S::Mul(S::Load(p + t + S::kWidth), S::Load(s + t + S::kWidth));
-      S::RoundToHalves(weights + i * kTokenTile + t, a, b, factor);
-      if (z == nullptr) continue;
-      // With the weights as rounded, so that what rounding loses multiplies code - zero point.
-      bias = S::Fma(a, S::Load(z + t), S::Fma(b, S::Load(z + t + S::kWidth), bias));
-    }
-    S::Store(batch.most[i], bias);
+  F p[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVectors; ++i) p[r][i] = S::Load(probs + r * kTokenTile + i * S::kWidth);
   }
-  StorePart<S>(weight_scales, n, scales);
-  StorePart<S>(weight_biases, n, S::Mul(ReduceEach<S, false>(batch.most), scales));
+  // Lanes past the last group are not used, but must not hold what is slow to add, denormals.
+  alignas(64) float lanes[S::kWidth][S::kWidth];
+  for (int i = 0; groups % kBatch != 0 && i < S::kWidth; ++i) S::Store(lanes[i], S::Zero());
+  alignas(64) float factors[S::kWidth], scales[S::kWidth], biases[S::kWidth];
+  for (int64_t first = 0; first < groups; first += kBatch) {
+    const int64_t n = CodesMin(kBatch, groups - first);
+    for (int64_t g = 0; g < n; ++g) {
+      const float* const at = parameters.scales + (first + g) * kTokenTile;
+      F most[kRows];
+      for (int i = 0; i < kVectors; ++i) {
+        const F scale = S::Load(at + i * S::kWidth);
+        for (int r = 0; r < kRows; ++r) {
+          const F x = S::Abs(S::Mul(p[r][i], scale));
+          most[r] = i == 0 ? x : S::Max(most[r], x);
+        }
+      }
+      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], most[r]);
+    }
+    const F most = ReduceEach<S, true>(lanes);
+    const F scale_of_each = S::Mul(most, S::Set1(1.f / kTop));
+    S::Store(scales, scale_of_each);
+    S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
+    for (int64_t g = 0; g < n; ++g) {
+      const int64_t at = (first + g) * kTokenTile;
+      const float *s = parameters.scales + at, *z = parameters.biases + at;
+      F bias[kRows];
+      for (F& b : bias) b = S::Zero();
+      for (int i = 0; i < kVectors; i += 2) {
+        const int64_t t = i * S::kWidth;
+        const F scale0 = S::Load(s + t), scale1 = S::Load(s + t + S::kWidth);
+        for (int r = 0; r < kRows; ++r) {
+          F a = S::Mul(p[r][i], scale0), b = S::Mul(p[r][i + 1], scale1);
+          S::RoundToHalves(weights + r * groups * kTokenTile + at + t, a, b,
+                           S::Set1(factors[r * kBatch + g]));
+          if (parameters.biases == nullptr) continue;
+          // With the weights as rounded, so that what rounding loses multiplies code - zero point.
+          bias[r] = S::Fma(a, S::Load(z + t), S::Fma(b, S::Load(z + t + S::kWidth), bias[r]));
+        }
+      }
+      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], bias[r]);
+    }
+    S::Store(biases, S::Mul(ReduceEach<S, false>(lanes), scale_of_each));
+    for (int r = 0; r < kRows; ++r) {
+      for (int64_t g = 0; g < n; ++g) {
+        weight_scales[r * groups + first + g] = scales[r * kBatch + g];
+        weight_biases[r * groups + first + g] = biases[r * kBatch + g];
+      }
+    }
+  }
 }
 
 template <typename S>
 void Weights(const float* probs, int64_t rows, const CodeParameters& parameters, int64_t groups,
              int16_t* weights, float* weight_scales, float* weight_biases) {
-  using F = typename S::Vector;
-  constexpr int kVectors = kTokenTile / S::kWidth;
-  WeightBatch<S> batch;
-  int64_t done = 0, n = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    F p[kVectors];
-    for (int i = 0; i < kVectors; ++i) p[i] = S::Load(probs + row * kTokenTile + i * S::kWidth);
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t at = group * kTokenTile;
-      const float* s = parameters.scales + at;
-      F most = S::Mul(p[0], S::Load(s));
-      for (int i = 1; i < kVectors; ++i) {
-        most = S::MaxAbs(most, S::Mul(p[i], S::Load(s + i * S::kWidth)));
-      }
-      S::Store(batch.most[n], S::MaxAbs(most, most));
-      batch.probs[n] = probs + row * kTokenTile;
-      batch.scales[n] = s;
-      batch.zero_points[n] = parameters.biases == nullptr ? nullptr : parameters.biases + at;
-      if (++n < S::kWidth && (row + 1 < rows || group + 1 < groups)) continue;
-      // Lanes past n hold what was there before, and are not used.
-      FinishWeights<S>(batch, n, weights + done * kTokenTile, weight_scales + done,
-                       weight_biases + done);
-      done += n;
-      n = 0;
-    }
+  for (int64_t row = 0; row < rows; row += RowBlock(rows - row)) {
+    const auto run = RowBlock(rows - row) == 4   ? WeightsOf<S, 4>
+                     : RowBlock(rows - row) == 2 ? WeightsOf<S, 2>
+                                                 : WeightsOf<S, 1>;
+    run(probs + row * kTokenTile, parameters, groups, weights + row * groups * kTokenTile,
+        weight_scales + row * groups, weight_biases + row * groups);
   }
 }
 
@@ -156,7 +164,10 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
       if constexpr (kPlanes == 1) {
         plane[0] = word;  // of either sign
       } else {
-        Fields<S, kBits, kPlanes>(S::Xor(word, flips), plane);
+        // Plane k stays where it is, worth 2^(k * kBits) as much: 64 tokens fit s32 even so.
+        for (int k = 0; k < kPlanes; ++k) {
+          plane[k] = S::XorAnd(word, flips, S::Dword((((1 << kBits) - 1) << k * kBits) * 0x10001));
+        }
       }
       for (int r = 0; r < kRows; ++r) {
         const I weight = S::template Weights<kGroups>(weights[ch], r * row_step + t);
@@ -168,7 +179,10 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
     const int64_t channel = byte * kPlanes + ch * kChannels;
     for (int r = 0; r < kRows; ++r) {
       F v[kPlanes];
-      for (int k = 0; k < kPlanes; ++k) v[k] = S::ToFloat(acc[ch][r][k]);
+      v[0] = S::ToFloat(acc[ch][r][0]);
+      for (int k = 1; k < kPlanes; ++k) {
+        v[k] = S::Mul(S::ToFloat(acc[ch][r][k]), S::Set1(1.f / (1 << k * kBits)));
+      }
       // Lane j of plane k is channel j * kPlanes + k.
       if constexpr (kPlanes == 2) S::Zip(v[0], v[1], &v[0], &v[1]);
       if constexpr (kPlanes == 4) {
