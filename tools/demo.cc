@@ -147,6 +147,7 @@ void PrintRow(const RowResult& result) {
 // Which kernel ran, each named once.
 void PrintKernels(const std::vector<RowResult>& results) {
   std::vector<std::string> kernels;
+  kernels.reserve(results.size());
   for (const RowResult& result : results) kernels.push_back(result.kernel);
   std::sort(kernels.begin(), kernels.end());
   kernels.erase(std::unique(kernels.begin(), kernels.end()), kernels.end());

@@ -49,7 +49,7 @@ class OpContext {
   // Pointers into the input stay valid, and element i may be written once element i of that input
   // has been read.
   Array NewOutput(const Dims& dims);
-  absl::Status Error(ErrorKind kind, std::string message) const;
+  absl::Status Error(ErrorKind kind, const std::string& message) const;
 };
 
 // An axis attribute or a member of one, counted from the front.

@@ -32,7 +32,7 @@ Array OpContext::NewOutput(const Dims& dims) {
   return Array(dims);
 }
 
-absl::Status OpContext::Error(ErrorKind kind, std::string message) const {
+absl::Status OpContext::Error(ErrorKind kind, const std::string& message) const {
   return MakeError(kind, absl::StrCat(op.ToString(), ": ", message));
 }
 

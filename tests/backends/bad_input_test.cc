@@ -102,7 +102,7 @@ void PrintTo(const BadGraph& bad, std::ostream* out) { *out << bad.name; }
 
 std::vector<BadGraph> BadGraphs() {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
-  const auto shape = [](uint64_t id, std::vector<int64_t> dims) {
+  const auto shape = [](uint64_t id, const std::vector<int64_t>& dims) {
     return [id, dims](Json& g) { SetShape(g, id, dims); };
   };
   const auto attr = [](const char* kind, const char* name, const char* type, Json value) {
@@ -301,7 +301,7 @@ class BadExecutionTest : public testing::TestWithParam<const char*> {
 
   // The status of executing; outputs must be as they were unless it is OK.
   absl::Status Execute(const Stream& stream, absl::Span<std::byte> scratch = {}) {
-    const absl::Status status = compiled_->Execute(stream, inputs_, outputs_, scratch);
+    absl::Status status = compiled_->Execute(stream, inputs_, outputs_, scratch);
     if (status.ok()) return status;
     for (const float x : o_) EXPECT_EQ(x, kUntouched);
     return status;

@@ -399,7 +399,7 @@ void Case::CompareWithOracle(double tolerance) {
       const View& o = spec.output;
       double got = LoadElement(o.type, outputs[o.port].data(), IndexOf(o, p));
       double want = row.out[p[4]];
-      if (row.out.size() && std::isnan(row.stats)) want = std::nan("");
+      if (!row.out.empty() && std::isnan(row.stats)) want = std::nan("");
       if (const auto& q = spec.output_quantization) {
         want = RoundTo(q->type, std::nearbyint(want / q->scale) + q->zero_point);
       } else {

@@ -1,8 +1,8 @@
 // The inner loops one by one, and the plan.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -48,7 +48,7 @@ TEST(CpuKernels, F16IsReadExactly) {
       kernels->load(kF16, &half, 0, 1, &got);
       const float want = F16ToF32(half);
       ASSERT_TRUE((std::isnan(got) && std::isnan(want)) ||
-                  std::memcmp(&got, &want, sizeof(got)) == 0)
+                  std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(want))
           << bits;
     }
   }

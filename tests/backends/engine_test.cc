@@ -27,7 +27,7 @@ Graph AddGraph(Dims y_dims = {2, 3}, std::optional<Dims> y_strides = std::nullop
     return desc;
   };
   LogicalTensor y = tensor(12, "y", y_dims);
-  y.strides = y_strides;
+  y.strides = std::move(y_strides);
   Op op;
   op.id = 4;
   op.kind = OpKind::kAdd;
@@ -133,12 +133,13 @@ TEST_F(ExecuteTest, ChecksScratch) {
 
 TEST_F(ExecuteTest, RunsInManyThreadsAtOnce) {
   std::vector<std::thread> threads;
+  threads.reserve(8);
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
       for (int round = 0; round < 50; ++round) {
         const float a[6] = {1.f * t, 2, 3, 4, 5, 1.f * round};
-        float y[6];
+        float y[6] = {};
         const absl::Status done = compiled_.Execute(stream_, {ConstTensor(a, sizeof(a)), b_tensor_},
                                                     {Tensor{y, sizeof(y)}});
         if (!done.ok() || y[0] != t + 10 || y[5] != round + 30) ++wrong;

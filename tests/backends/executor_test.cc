@@ -46,6 +46,7 @@ TEST_P(ExecutorTest, CallsEachIndexOnce) {
 
 TEST_P(ExecutorTest, TakesManyExternalThreadsAtOnce) {
   std::vector<std::thread> threads;
+  threads.reserve(16);
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] {
       for (int round = 0; round < 20; ++round) ExpectExact(*executor_, 5 + t + round);

@@ -17,18 +17,20 @@ constexpr double kF32 = 1e-6;
 using Ints = std::vector<int64_t>;
 using Floats = std::vector<float>;
 
-PortValues F32(Dims dims, std::vector<double> values) { return {kvant::kF32, dims, values, {}}; }
-PortValues Of(DataType type, Dims dims, std::vector<double> values) {
+PortValues Of(DataType type, const Dims& dims, const std::vector<double>& values) {
   return {type, dims, values, {}};
 }
+PortValues F32(const Dims& dims, const std::vector<double>& values) {
+  return Of(kvant::kF32, dims, values);
+}
 
-OpCase Unary(OpKind kind, std::vector<double> x, std::vector<double> y) {
+OpCase Unary(OpKind kind, const std::vector<double>& x, const std::vector<double>& y) {
   const Dims dims = {static_cast<int64_t>(x.size())};
   return {std::string(OpKindName(kind)), kind, {}, {F32(dims, x)}, {F32(dims, y)}, kF32};
 }
 
 // [2, 3] with [3]: rows use the same second operand.
-OpCase Binary(OpKind kind, std::vector<double> y) {
+OpCase Binary(OpKind kind, const std::vector<double>& y) {
   return {std::string(OpKindName(kind)),
           kind,
           {},

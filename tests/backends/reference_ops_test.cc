@@ -117,7 +117,7 @@ std::vector<Case> MatMulCases() {
   for (const auto& [a, b] : {std::pair{kF32, kBF16}, {kF16, kF32}, {kBF16, kBF16}}) {
     cases.push_back(
         {"MatMul_" + std::string(DataTypeName(a)) + "_" + std::string(DataTypeName(b)),
-         [=](GraphBuilder& g) {
+         [a = a, b = b](GraphBuilder& g) {
            g.MatMul(g.Input("a", a, {2, 7, 5}), g.Input("b", b, {5, 4}), {.type = kF32});
          }});
   }
@@ -140,7 +140,7 @@ std::vector<Case> LineCases() {
       cases.push_back(
           {"SoftMaxBackward_" + std::string(DataTypeName(type)) + "_" +
                std::string(DataTypeName(probs_type)) + "_" + std::to_string(axis + 1),
-           [=](GraphBuilder& g) {
+           [type = type, probs_type = probs_type, axis](GraphBuilder& g) {
              g.AddOp(OpKind::kSoftMaxBackward, "y",
                      {g.Input("dy", type, {4, 6, 37}), g.Input("p", probs_type, {4, 6, 37})},
                      {type}, {{Attr::kAxis, axis}});

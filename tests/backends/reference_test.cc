@@ -203,11 +203,11 @@ TEST(ReferenceTest, KvLengths) {
       for (size_t i = 0; i < known.inputs().size(); ++i) {
         memory.push_back(Pack(known.input(static_cast<int>(i)), values[known.inputs()[i]]));
       }
+      inputs.reserve(memory.size());
       for (const Bytes& bytes : memory) inputs.emplace_back(bytes.data(), bytes.size());
       Bytes output(known.output(0).memory_bytes());
       const Tensor out{output.data(), output.size()};
-      const absl::Status status =
-          compiled->Execute(Stream(engine), inputs, absl::MakeConstSpan(&out, 1));
+      absl::Status status = compiled->Execute(Stream(engine), inputs, absl::MakeConstSpan(&out, 1));
       if (status.ok()) results.push_back(Unpack(known.output(0), output));
       return status;
     };
@@ -243,9 +243,11 @@ TEST(ReferenceTest, ConcurrentExecutionAndThreadCounts) {
     for (size_t i = 0; i < known.inputs().size(); ++i) {
       memory.push_back(Pack(known.input(static_cast<int>(i)), values.at(known.inputs()[i])));
     }
+    inputs.reserve(memory.size());
     for (const Bytes& bytes : memory) inputs.emplace_back(bytes.data(), bytes.size());
     std::vector<Bytes> outputs(4, Bytes(known.output(0).memory_bytes(), std::byte{0xA5}));
     std::vector<std::thread> workers;
+    workers.reserve(outputs.size());
     for (Bytes& output : outputs) {
       workers.emplace_back([&] {
         const Tensor out{output.data(), output.size()};

@@ -60,7 +60,8 @@ Fill ZeroPointFill(const std::string& name, DataType code, DataType type) {
 }
 
 // Tokens beyond the real length hold values that would be noticed.
-Fill BeyondLength(const Case& c, Fill fill, int64_t first, size_t token_axis, DataType type) {
+Fill BeyondLength(const Case& c, const Fill& fill, int64_t first, size_t token_axis,
+                  DataType type) {
   const double junk = IsFloat(type) ? 200.0 : static_cast<double>(HighestOf(type));
   return [=](absl::Span<const int64_t> at) {
     return first + at[token_axis] < RealLength(c, at[0]) ? fill(at) : junk;

@@ -86,7 +86,7 @@ std::vector<Planted> AllPlanted() {
   all.push_back({"QueriesOfTheWrongHead", Base(kF32), "q", NextAlong(2)});
   all.push_back({"QueriesOfTheNextRow", Base(kF32), "q", NextAlong(-2)});
   all.push_back({"ScaleOffByATenThousandth", Base(kF32), "scale",
-                 [](const Fill& fill, Dims at, const Dims&) { return fill(at) * 1.0001; }});
+                 [](const Fill& fill, const Dims& at, const Dims&) { return fill(at) * 1.0001; }});
   all.push_back({"MaskOfTheNextColumn", WithMask(Mask::Kind::kAdditive), "mask0", NextAlong(-1)});
   all.push_back({"MaskOfTheNextHead", WithMask(Mask::Kind::kAdditive), "mask0", NextAlong(2)});
   all.push_back({"SelectOfTheNextRow", WithMask(Mask::Kind::kSelect), "mask0", NextAlong(-2)});

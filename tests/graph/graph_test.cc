@@ -136,7 +136,7 @@ TEST(Graph, DefaultsAreFilledIn) {
 TEST(Graph, InvalidTensors) {
   Graph graph;
   const LogicalTensor out = T(9, kF32, {4});
-  const auto add = [&](LogicalTensor in) {
+  const auto add = [&](const LogicalTensor& in) {
     return graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {in}, {out});
   };
   ExpectError(add(T(1, kF32, {-3})), ErrorKind::kInvalidShape, "negative dim -3");
