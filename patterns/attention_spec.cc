@@ -150,6 +150,7 @@ uint32_t AttentionSpec::Features() const {
   set(Feature::kKvLengths, kv_lengths.present());
   set(Feature::kStats, stats.present());
   set(Feature::kDropout, dropout.has_value());
+  set(Feature::kOverQueries, over_queries);
   return features;
 }
 
@@ -165,7 +166,12 @@ std::string AttentionSpec::ToString() const {
   for (size_t i = 0; i < steps.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "; scores " : ", ", StepInWords(steps[i]));
   }
-  if (softmax_mode == SoftmaxMode::kNone) absl::StrAppend(&text, "; softmax with NaN rows");
+  if (over_queries) {
+    absl::StrAppend(&text, "; softmax over queries",
+                    softmax_mode == SoftmaxMode::kNone ? " with NaN columns" : "");
+  } else if (softmax_mode == SoftmaxMode::kNone) {
+    absl::StrAppend(&text, "; softmax with NaN rows");
+  }
   if (sinks.present()) absl::StrAppend(&text, "; sinks");
   if (kv_lengths.present()) absl::StrAppend(&text, "; KV lengths at execution");
   if (dropout) absl::StrAppend(&text, "; dropout");

@@ -8,7 +8,8 @@
 //
 //   scores[r, c] = sum_d Q[r, d] * K[c, d]
 //   scores       = steps applied in order (scale, cap, masks, ...)
-//   probs        = softmax over c (with optional sink logit), prob steps
+//   probs        = softmax over c (with optional sink logit), prob steps;
+//                  over r instead if over_queries
 //   O[r, d]      = sum_c probs[r, c] * V[c, d], output steps
 #ifndef KVANT_PATTERNS_ATTENTION_SPEC_H_
 #define KVANT_PATTERNS_ATTENTION_SPEC_H_
@@ -130,6 +131,7 @@ enum class Feature : uint32_t {
   kStats = 1u << 11,
   kDropout = 1u << 12,
   kRuntimeShift = 1u << 13,
+  kOverQueries = 1u << 14,
 };
 
 struct AttentionSpec {
@@ -148,6 +150,9 @@ struct AttentionSpec {
   absl::InlinedVector<ScoreStep, 3> steps;
 
   SoftmaxMode softmax_mode = SoftmaxMode::kInfAsZero;
+  // Each key's scores are normalised over the q_len queries of [b0, b1, b2]: the weights that a
+  // query gives do not add up to 1, those that a key gets do. In oneDNN's JAX-MQA graph.
+  bool over_queries = false;
   View sinks;       // [.., b1, b2] logits that join the denominator only
   View kv_lengths;  // s32 over b0: columns at or beyond it do not exist
   View stats;       // optional output [.., q_len, 1]: max + ln(sum exp(x - max))

@@ -68,7 +68,7 @@ bool Resolver::ResolveInputs() {
 }
 
 // One operand, or one segment of it that begins at expected_begin along axis
-// `tokens` of the problem's rank (-1: no segments).
+// `tokens` of the problem's rank (-1: these are the queries).
 bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
                               int64_t expected_begin, KvSegment* segment) {
   Folded folded;
@@ -86,19 +86,20 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   for (int i = 0; i < 2; ++i) {
     dims[rank_ - 1 - i] = folded.data.dim(folded.data.rank() - 1 - i);
   }
+  const bool queries = tokens < 0;
   segment->data = folded.view;
   if (!folded.data.BroadcastTo(dims) ||
-      !ToView(folded.data, batch_, row, col, false, &segment->data)) {
+      !Place(folded.data, queries, row, col, false, &segment->data)) {
     return Fail(absl::StrCat("tensor ", chain.source, ": its axes are not evenly strided"));
   }
   if (!folded.quantized) return true;
   segment->quantization = std::move(folded.quantization);
-  return PlaceQuantization(folded, dims, row, col, &*segment->quantization);
+  return PlaceQuantization(folded, dims, queries, row, col, &*segment->quantization);
 }
 
 // Scales and zero points as views over groups.
-bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, int row, int col,
-                                 Quantization* quantization) {
+bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries,
+                                 int row, int col, Quantization* quantization) {
   const auto fail = [&] {
     return Fail(absl::StrCat("tensor ", inputs_[folded.view.port],
                              ": its groups cannot be expressed along its axes"));
@@ -106,7 +107,7 @@ bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims,
   if (folded.static_axis) {
     View axis;
     if (!folded.static_axis->BroadcastTo(dims) ||
-        !ToView(*folded.static_axis, batch_, row, col, true, &axis)) {
+        !Place(*folded.static_axis, queries, row, col, true, &axis)) {
       return fail();
     }
     for (int i = 0; i < kViewRank; ++i) {
@@ -122,7 +123,7 @@ bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims,
   for (int v = 0; v < 2; ++v) {
     if (views[v] == nullptr) continue;
     if (!views[v]->BroadcastTo(dims) ||
-        !ToView(*views[v], batch_, row, col, true, targets[v], &groups[v])) {
+        !Place(*views[v], queries, row, col, true, targets[v], &groups[v])) {
       return fail();
     }
   }

@@ -72,7 +72,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, View* vie
     }
   }
   *view = folded.view;
-  if (!ok || !ToView(folded.data, batch_, row_, col_, true, view)) {
+  if (!ok || !Place(folded.data, true, row_, col_, true, view)) {
     return Fail(absl::StrCat(op(step.op).ToString(), ": tensor ", chain.source,
                              " is not evenly strided along the scores' axes"));
   }

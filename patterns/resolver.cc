@@ -29,6 +29,13 @@ int64_t DimFromEnd(const LogicalTensor& tensor, int from_end) {
   return from_end > tensor.rank() ? 1 : (*tensor.dims)[tensor.rank() - from_end];
 }
 
+// Whether an axis is the whole of `whole` or its innermost part.
+bool IsTail(absl::Span<const FoldedView::Atom> axis, absl::Span<const FoldedView::Atom> whole) {
+  if (axis.empty()) return true;
+  return axis.size() == 1 && whole.size() == 1 && axis[0].stride == whole[0].stride &&
+         axis[0].extent > 0 && whole[0].extent % axis[0].extent == 0;
+}
+
 absl::Span<const int64_t> OrderOf(const Op& transpose) {
   const auto* order = transpose.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
   return order == nullptr ? absl::Span<const int64_t>() : absl::MakeConstSpan(*order);
@@ -88,48 +95,83 @@ bool Resolver::ResolveFrame() {
   if (!CheckMoves()) return false;
   row_ = match_.q_input == 0 ? rank_ - 2 : rank_ - 1;
   col_ = match_.q_input == 0 ? rank_ - 1 : rank_ - 2;
-  spec_->q_len = DimFromEnd(scores, rank_ - row_);
+  const int64_t rows = DimFromEnd(scores, rank_ - row_);
+  if (!spec_->over_queries) spec_->q_len = rows;
   spec_->kv_len = DimFromEnd(scores, rank_ - col_);
   const int out_row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
   spec_->v_head_size = (*output.dims)[2 * rank_ - 3 - out_row];
-  if ((*output.dims)[out_row] != spec_->q_len ||
+  if ((*output.dims)[out_row] != rows ||
       (match_.score_shape_ops.empty() && DimFromEnd(exponents, rank_ - col_) != spec_->kv_len)) {
-    return Fail(absl::StrCat(softmax.ToString(), ": scores of ", spec_->q_len, " x ", spec_->kv_len,
+    return Fail(absl::StrCat(softmax.ToString(), ": scores of ", rows, " x ", spec_->kv_len,
                              " are broadcast to more rows or columns"));
   }
   frame_ = *output.dims;
-  frame_[row_] = spec_->q_len;
+  frame_[row_] = rows;
   frame_[col_] = spec_->kv_len;
 
   // The last batch axis is the query heads that share K and V if neither has it.
-  const bool shared = rank_ >= 3 && rank_ <= 4 && DimFromEnd(output, 3) > 1 &&
+  const bool shared = !spec_->over_queries && rank_ >= 3 && rank_ <= 4 &&
+                      DimFromEnd(output, 3) > 1 &&
                       DimFromEnd(tensor(qk.inputs[1 - match_.q_input]), 3) == 1 &&
                       DimFromEnd(tensor(pv.inputs[1 - match_.probs_input]), 3) == 1 &&
                       (rank_ == 4 || kv_lengths_ == nullptr);
-  const int merged = std::max(rank_ - 4, 1);  // leading axes that make up b0
+  // Leading axes that make up b0; heads that are in the rows need b2 for themselves.
+  const int merged = std::max(rank_ - (spec_->over_queries ? 3 : 4), 1);
   for (int axis = 0; axis < rank_ - 2; ++axis) {
     const int view_axis = shared && axis == rank_ - 3 ? 2 : std::max(axis - merged + 1, 0);
     if (batch_.begin[view_axis] == batch_.end[view_axis]) batch_.begin[view_axis] = axis;
     batch_.end[view_axis] = axis + 1;
     spec_->batch[view_axis] *= frame_[axis];
   }
+  if (spec_->over_queries) spec_->batch[2] = rows / spec_->q_len;
   return true;
 }
 
-// Follows each axis of the scores through reshapes and transposes: the SoftMax
-// has to normalise over the columns, and the second MatMul to sum over them.
+// ToView in the frame. With a SoftMax over queries the rows of the scores are heads x queries, as
+// in JAX's [B, S, H * Sq], and heads become b2 of whatever has those rows: Q, masks, the output.
+bool Resolver::Place(FoldedView folded, bool of_scores, int row, int col, bool broadcast_matrix,
+                     View* view, std::array<int64_t, kViewRank>* group) const {
+  if (!of_scores || !spec_->over_queries) {
+    return ToView(folded, batch_, row, col, broadcast_matrix, view, group);
+  }
+  Dims dims;
+  for (int axis = 0; axis < folded.rank(); ++axis) {
+    if (axis == row) dims.push_back(spec_->batch[2]);
+    dims.push_back(axis == row ? spec_->q_len : folded.dim(axis));
+  }
+  if (!folded.Reshape(dims)) return false;
+  BatchAxes batch = batch_;
+  batch.begin[2] = row;
+  batch.end[2] = row + 1;
+  return ToView(folded, batch, row + 1, col > row ? col + 1 : col, broadcast_matrix, view, group);
+}
+
+// The matcher takes what the SoftMax normalises over for the keys. If the second MatMul sums over
+// the other axis, it is the queries.
+bool Resolver::SwapOperands() {
+  if (match_.k.size() != 1) {
+    return Fail(absl::StrCat(op(match_.qk).ToString(), ": the queries are concatenated"));
+  }
+  std::swap(match_.q, match_.k[0]);
+  match_.q_input = 1 - match_.q_input;
+  return true;
+}
+
+// Follows each axis of the scores through reshapes and transposes: the second MatMul has to sum
+// over the keys, and the SoftMax to normalise over them or over the queries of a head.
 bool Resolver::CheckMoves() {
   const Op& softmax = op(match_.softmax);
   const Op& pv = op(match_.pv);
   const LogicalTensor& scores = tensor(op(match_.qk).outputs[0]);
   const int64_t axis_attr = softmax.attrs.GetOr<int64_t>(Attr::kAxis, 1);
-  const int softmax_axis = NormalizeAxis(axis_attr, tensor(softmax.inputs[0]).rank());
+  const LogicalTensor& exponents = tensor(softmax.inputs[0]);
+  const int softmax_axis = NormalizeAxis(axis_attr, exponents.rank());
   bool moved = !match_.score_shape_ops.empty();
   for (OpIndex index : match_.probs_ops) {
     moved |= op(index).kind == OpKind::kStaticReshape || op(index).kind == OpKind::kStaticTranspose;
   }
   if (!moved) {
-    const int from_end = softmax_axis - tensor(softmax.inputs[0]).rank();
+    const int from_end = softmax_axis - exponents.rank();
     if (from_end == (match_.q_input == 0 ? -1 : -2)) return true;
     return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
   }
@@ -145,21 +187,36 @@ bool Resolver::CheckMoves() {
   };
   bool ok = true;
   for (OpIndex index : match_.score_shape_ops) ok = ok && move(index);
-  const int col = match_.q_input == 0 ? rank - 1 : rank - 2;
-  ok = ok && softmax_axis >= 0 && view.axis(softmax_axis) == start.axis(col);
-  if (!ok) {
-    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
-  }
+  // An operand may have broadcast the scores meanwhile.
+  ok = ok && softmax_axis >= 0 && view.rank() == exponents.rank() &&
+       view.dim(softmax_axis) == (*exponents.dims)[softmax_axis];
+  const FoldedView normalised = view;
   for (OpIndex index : match_.probs_ops) ok = ok && move(index);
   int contracted = match_.probs_input == 0 ? rank - 1 : rank - 2;
   if (Transposes(pv, match_.probs_input)) contracted = 2 * rank - 3 - contracted;
-  ok = ok && view.rank() == rank && rank == rank_ && view.axis(contracted) == start.axis(col) &&
-       view.axis(2 * rank - 3 - contracted) == start.axis(2 * rank - 3 - col);
+  ok = ok && view.rank() == rank && rank == rank_;
   for (int axis = 0; ok && axis < rank - 2; ++axis) ok = view.axis(axis) == start.axis(axis);
+  const auto sums_over = [&](int col) {
+    return view.axis(contracted) == start.axis(col) &&
+           view.axis(2 * rank - 3 - contracted) == start.axis(2 * rank - 3 - col);
+  };
+  int col = match_.q_input == 0 ? rank - 1 : rank - 2;
+  if (ok && !sums_over(col)) {
+    col = 2 * rank - 3 - col;
+    ok = sums_over(col);
+    if (ok && !SwapOperands()) return false;
+  }
   if (!ok) {
     return Fail(
         absl::StrCat(pv.ToString(), ": the axes of the probabilities are not those of the scores"));
   }
+  if (normalised.axis(softmax_axis) == start.axis(col)) return true;
+  if (!IsTail(normalised.axis(softmax_axis), start.axis(2 * rank - 3 - col))) {
+    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr,
+                             " is not that of the keys, nor of the queries of a head"));
+  }
+  spec_->over_queries = true;
+  spec_->q_len = normalised.dim(softmax_axis);
   return true;
 }
 
@@ -218,7 +275,7 @@ bool Resolver::ResolveOutput() {
   }
   spec_->output = Output(match_.output);
   const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
-  if (!ToView(view, batch_, row, 2 * rank_ - 3 - row, false, &spec_->output)) {
+  if (!Place(view, true, row, 2 * rank_ - 3 - row, false, &spec_->output)) {
     return Fail(
         absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
   }
@@ -228,8 +285,9 @@ bool Resolver::ResolveOutput() {
 bool Resolver::ResolveStats() {
   const Op& softmax = op(match_.softmax);
   if (softmax.outputs.size() < 2) return true;
-  if (!match_.score_shape_ops.empty()) {
-    return Fail(absl::StrCat(softmax.ToString(), ": statistics of reshaped scores"));
+  if (!match_.score_shape_ops.empty() || spec_->over_queries) {
+    return Fail(absl::StrCat(softmax.ToString(), ": statistics of ",
+                             spec_->over_queries ? "a softmax over queries" : "reshaped scores"));
   }
   Dims dims = frame_;
   dims[col_] = 1;

@@ -21,7 +21,7 @@ class Resolver {
            absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths)
       : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs), kv_lengths_(kv_lengths) {}
 
-  // False, with a sentence in why(), when the shapes cannot be expressed as views.
+  // Once. False, with a sentence in why(), when the shapes cannot be expressed as views.
   bool Resolve(AttentionSpec* spec);
   const std::string& why() const { return why_; }
 
@@ -42,6 +42,9 @@ class Resolver {
   // resolver.cc
   bool ResolveFrame();
   bool CheckMoves();
+  bool SwapOperands();
+  bool Place(FoldedView folded, bool of_scores, int row, int col, bool broadcast_matrix, View* view,
+             std::array<int64_t, kViewRank>* group = nullptr) const;
   bool ResolveProbs();
   bool ResolveOutput();
   bool ResolveStats();
@@ -59,8 +62,8 @@ class Resolver {
   bool FoldDynamicDequantize(OpIndex index, Folded* folded);
   bool FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
                   FoldedView* scales, View* view);
-  bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, int row, int col,
-                         Quantization* quantization);
+  bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries, int row,
+                         int col, Quantization* quantization);
 
   // resolve_steps.cc
   bool ResolveSteps();
@@ -79,7 +82,7 @@ class Resolver {
   View Output(TensorId id) const;
 
   const Graph& graph_;
-  const AttentionMatch& match_;
+  AttentionMatch match_;  // of its own: shapes may tell that Q and K are the other way round
   absl::Span<const TensorId> inputs_;
   absl::Span<const TensorId> outputs_;
   const LogicalTensor* kv_lengths_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/plan.h"
+#include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
 
@@ -18,42 +19,28 @@ namespace {
 class FusedAttention : public Executable {
  public:
   FusedAttention(const AttentionSpec& spec, const KernelSet& kernels)
-      : plan_(spec, kernels), kernels_(kernels) {}
+      : plan_(spec, kernels), name_(kernels.name) {}
 
   std::string kernel() const override {
-    return absl::StrCat("cpu/", kernels_.name, " online softmax, ", plan_.ToString());
+    return absl::StrCat("cpu/", name_, " online softmax, ", plan_.ToString());
   }
 
   double rounding() const override { return plan_.rounding(); }
 
   size_t scratch_bytes(int max_concurrency) const override {
-    return (max_concurrency * plan_.unit_floats() + plan_.partial_floats()) * sizeof(float);
+    return plan_.scratch(max_concurrency) * sizeof(float);
   }
 
   absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     const AttentionProblem& problem = plan_.problem();
-    const int64_t units = Units(problem);
-    if (units == 0 || problem.v_head_size == 0) return absl::OkStatus();
+    if (Units(problem) == 0 || problem.v_head_size == 0) return absl::OkStatus();
     KVANT_RETURN_IF_ERROR(CheckLengths(inputs));
-    float* const floats = reinterpret_cast<float*>(scratch);
-    const AttentionCall call{&problem, inputs.data(), outputs.data(),
-                             floats + executor.max_concurrency() * plan_.unit_floats()};
-    const auto slot_scratch = [&](int slot) { return floats + slot * plan_.unit_floats(); };
-    ForEach(executor, units,
-            [&](int64_t unit, int slot) { RunUnit(kernels_, call, unit, slot_scratch(slot)); });
-    if (problem.splits == 1) return absl::OkStatus();
-    ForEach(executor, units / problem.splits,
-            [&](int64_t tile, int slot) { RunMerge(kernels_, call, tile, slot_scratch(slot)); });
+    plan_.Run(executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
     return absl::OkStatus();
   }
 
  private:
-  static void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
-    if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
-    for (int64_t i = 0; i < n; ++i) body(i, 0);
-  }
-
   absl::Status CheckLengths(absl::Span<const void* const> inputs) const {
     const Array& lengths = plan_.problem().kv_lengths;
     if (!lengths.present()) return absl::OkStatus();
@@ -71,7 +58,7 @@ class FusedAttention : public Executable {
   }
 
   const Plan plan_;
-  const KernelSet& kernels_;
+  const char* const name_;
 };
 
 class CpuBackend : public Backend {
@@ -109,6 +96,7 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
+  if (spec.over_queries) return std::make_unique<QuerySoftmax>(spec, kernels);
   return std::make_unique<FusedAttention>(spec, kernels);
 }
 

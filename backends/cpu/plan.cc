@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_products.h"
 
@@ -155,16 +156,36 @@ bool VariesOverB2(const Segment& segment) {
          segment.dequantization.zero_points.strides[2] != 0;
 }
 
+void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
+  if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
+  for (int64_t i = 0; i < n; ++i) body(i, 0);
+}
+
 int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
 
 }  // namespace
 
-Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels) : spec_(spec) {
+Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass)
+    : spec_(spec), kernels_(kernels) {
+  problem_.pass = pass;
   Describe();
   ChooseTiles();
-  ChooseProducts(kernels);
+  ChooseProducts();
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
+}
+
+void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
+               absl::Span<void* const> outputs, float* statistics, float* scratch) const {
+  const AttentionCall call{&problem_, inputs.data(), outputs.data(),
+                           scratch + executor.max_concurrency() * unit_floats_, statistics};
+  const auto slot_scratch = [&](int slot) { return scratch + slot * unit_floats_; };
+  const int64_t units = Units(problem_);
+  ForEach(executor, units,
+          [&](int64_t unit, int slot) { RunUnit(kernels_, call, unit, slot_scratch(slot)); });
+  if (problem_.splits == 1) return;
+  ForEach(executor, units / problem_.splits,
+          [&](int64_t tile, int slot) { RunMerge(kernels_, call, tile, slot_scratch(slot)); });
 }
 
 void Plan::Describe() {
@@ -223,7 +244,7 @@ void Plan::ChooseTiles() {
   p.splits = CeilDiv(p.kv_len, p.chunk);
 }
 
-void Plan::ChooseProducts(const KernelSet& kernels) {
+void Plan::ChooseProducts() {
   AttentionProblem& p = problem_;
   const auto by_channel = [](const Segment& segment) {
     return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1;
@@ -234,19 +255,19 @@ void Plan::ChooseProducts(const KernelSet& kernels) {
   };
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
-  if (p.row_tile <= kMaxStoredRows) {
-    if (kernels.qk_stored == nullptr) return;
+  if (p.row_tile <= kMaxStoredRows && p.pass == SoftmaxPass::kOnline) {
+    if (kernels_.qk_stored == nullptr) return;
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
-    DescribeCodes(kernels);
-  } else if (kernels.pairs != nullptr && bf16_will_do) {
+    DescribeCodes();
+  } else if (kernels_.pairs != nullptr && bf16_will_do) {
     p.products = Products::kPairs;
   }
 }
 
 // Where stored rows are multiplied, codes are multiplied as integers if they can be.
-void Plan::DescribeCodes(const KernelSet& kernels) {
-  if (kernels.codes == nullptr) return;
+void Plan::DescribeCodes() {
+  if (kernels_.codes == nullptr) return;
   const auto describe = [](absl::InlinedVector<Segment, 1>& segments, int64_t channels) {
     std::string first;
     for (Segment& segment : segments) {
@@ -312,7 +333,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kRuntimeShift) << 1) - 1;
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");
@@ -367,7 +388,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return absl::StrCat("head sizes of ", spec.head_size, " and ", spec.v_head_size,
                         ", whose tiles exceed ", kMaxUnitBytes >> 20, " MiB");
   }
-  return "";
+  return spec.over_queries ? WhyNotTwoPasses(spec) : "";
 }
 
 }  // namespace kvant::cpu

@@ -8,6 +8,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvant/backends/backend.h"
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/kernels.h"
@@ -18,19 +19,25 @@ namespace kvant::cpu {
 // Why the CPU kernels do not take `spec`, in a sentence; empty if they do.
 std::string WhyUnsupported(const AttentionSpec& spec);
 
-// Immutable. The problem points into the plan, which therefore stays where it is.
+// A plan and how it runs. Immutable. The problem points into the plan, which therefore stays where
+// it is.
 class Plan {
  public:
   // `spec` must be supported.
-  Plan(const AttentionSpec& spec, const KernelSet& kernels);
+  Plan(const AttentionSpec& spec, const KernelSet& kernels,
+       SoftmaxPass pass = SoftmaxPass::kOnline);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
   const AttentionSpec& spec() const { return spec_; }
   const AttentionProblem& problem() const { return problem_; }
-  // Scratch of one concurrent unit, and of all partial results, in floats.
-  int64_t unit_floats() const { return unit_floats_; }
-  int64_t partial_floats() const { return partial_floats_; }
+  // In floats.
+  int64_t scratch(int max_concurrency) const {
+    return max_concurrency * unit_floats_ + partial_floats_;
+  }
+  // `statistics`: see AttentionCall; null for kOnline.
+  void Run(Executor& executor, absl::Span<const void* const> inputs,
+           absl::Span<void* const> outputs, float* statistics, float* scratch) const;
   // Executable::rounding.
   double rounding() const;
   // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
@@ -39,19 +46,20 @@ class Plan {
  private:
   void Describe();
   void ChooseTiles();
-  void ChooseProducts(const KernelSet& kernels);
-  void DescribeCodes(const KernelSet& kernels);
+  void ChooseProducts();
+  void DescribeCodes();
   std::string ProductsName() const;
 
   const AttentionSpec spec_;
+  const KernelSet& kernels_;
   absl::InlinedVector<Segment, 1> k_;
   absl::InlinedVector<Segment, 1> v_;
   absl::InlinedVector<Step, 3> steps_;
   AttentionProblem problem_;
   // Why codes of K or V are not multiplied as such; empty if they are or there are none.
   std::string k_reason_, v_reason_;
-  int64_t unit_floats_ = 0;
-  int64_t partial_floats_ = 0;
+  int64_t unit_floats_ = 0;     // of one concurrent unit
+  int64_t partial_floats_ = 0;  // of all partial results
 };
 
 // The cpu backend, from a spec alone. kUnimplemented with WhyUnsupported's sentence.

@@ -65,6 +65,17 @@ RowTile MakeRowTile(const AttentionProblem& problem, int64_t index) {
   return tile;
 }
 
+// Once all columns are in `state`.
+void FinishRows(const KernelSet& kernels, const AttentionCall& call, const RowTile& tile,
+                State& state) {
+  const AttentionProblem& problem = *call.problem;
+  if (problem.pass == SoftmaxPass::kStatistics) {
+    return StoreStatistics(problem, tile, state, call.statistics);
+  }
+  AddSinks(problem, Reader{&kernels, call.inputs}, tile, state);
+  Finish(problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
+}
+
 class Unit {
  public:
   Unit(const KernelSet& kernels, const AttentionCall& call, int64_t index, float* scratch)
@@ -96,22 +107,49 @@ class Unit {
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
-    if (problem_.probs_rounding.type != kUndef) return RunInTwoPasses();
+    if (problem_.pass == SoftmaxPass::kProbabilities) {
+      RunByStatistics();
+    } else if (problem_.probs_rounding.type != kUndef) {
+      return RunInTwoPasses();
+    } else {
+      RunOnline();
+    }
+    if (problem_.splits == 1) FinishRows(kernels_, call_, tile_, state);
+  }
+
+ private:
+  // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
+  struct Part {
+    int64_t token = 0, tokens = 0;
+    int64_t from = 0;  // among the unit's rows
+    RowTile tile;
+    float* scores = nullptr;
+    State state;
+  };
+
+  void RunOnline() {
     Sweep([this](const Part& part) {
       kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
                        buffers_.shrink);
+      if (problem_.pass == SoftmaxPass::kStatistics) return;
       if (problem_.dropout) {
         ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
       }
       MultiplyByValues(part);
     });
-    if (problem_.splits == 1) {
-      AddSinks(problem_, reader_, tile_, state);
-      Finish(problem_, tile_, state, /*normalize=*/true, call_.outputs);
-    }
   }
 
- private:
+  // What is left to subtract and divide by is 0 and 1 for every row, so that merging adds.
+  void RunByStatistics() {
+    std::fill_n(buffers_.state.max, tile_.rows, 0.f);
+    std::fill_n(buffers_.state.sum, tile_.rows, 1.f);
+    Sweep([this](const Part& part) {
+      SubtractStatistics(problem_, part.tile, part.token, part.tokens, call_.statistics,
+                         part.scores);
+      MultiplyFinalProbabilities(part);
+    });
+  }
+
   // Probabilities must be final before they are rounded: first the statistics alone,
   // then the scores once more.
   void RunInTwoPasses() {
@@ -121,34 +159,29 @@ class Unit {
                        buffers_.shrink);
     });
     AddSinks(problem_, reader_, tile_, state);
-    Sweep([this](const Part& part) {
-      for (int64_t r = 0; r < part.tile.rows; ++r) {
-        float* row = part.scores + r * kTokenTile;
-        kernels_.exp_row(row, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
-        // Of an empty row, Finish decides what the output is.
-        const float sum = part.state.sum[r] == 0.f ? 1.f : part.state.sum[r];
-        for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
-      }
-      if (problem_.dropout) {
-        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
-      }
-      for (int64_t r = 0; r < part.tile.rows; ++r) {
-        RoundValues(problem_.probs_rounding, part.tokens, part.scores + r * kTokenTile);
-      }
-      std::fill_n(buffers_.shrink, part.tile.rows, 1.f);
-      MultiplyByValues(part);
-    });
+    Sweep([this](const Part& part) { MultiplyFinalProbabilities(part); });
     Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
-  // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
-  struct Part {
-    int64_t token = 0, tokens = 0;
-    int64_t from = 0;  // among the unit's rows
-    RowTile tile;
-    float* scores = nullptr;
-    State state;
-  };
+  void MultiplyFinalProbabilities(const Part& part) {
+    for (int64_t r = 0; r < part.tile.rows; ++r) {
+      float* row = part.scores + r * kTokenTile;
+      kernels_.exp_row(row, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
+      // Of an empty row, Finish decides what the output is.
+      const float sum = part.state.sum[r] == 0.f ? 1.f : part.state.sum[r];
+      for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
+    }
+    if (problem_.dropout) {
+      ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+    }
+    if (problem_.probs_rounding.type != kUndef) {
+      for (int64_t r = 0; r < part.tile.rows; ++r) {
+        RoundValues(problem_.probs_rounding, part.tokens, part.scores + r * kTokenTile);
+      }
+    }
+    std::fill_n(buffers_.shrink, part.tile.rows, 1.f);
+    MultiplyByValues(part);
+  }
 
   // Columns of the chunk that any row of the tile may see, those that all may, and those
   // that no band hides from any.
@@ -181,8 +214,10 @@ class Unit {
   }
 
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
-  // the order of multiplications would show in more than rounding.
+  // the order of multiplications would show in more than rounding, or the transposed problem,
+  // whose keys these are, must have the same scores.
   void FoldFactors() {
+    if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
     const auto is_plain = [&](int64_t r) {
       const float factor = std::abs(Factor(problem_, reader_, tile_.At(r), leading));
@@ -299,8 +334,7 @@ void RunMerge(const KernelSet& kernels, const AttentionCall& call, int64_t row_t
     Merge(PartialState(call, row_tile * problem.splits + split), tile.rows, problem.v_head_size,
           state);
   }
-  AddSinks(problem, Reader{&kernels, call.inputs}, tile, state);
-  Finish(problem, tile, state, /*normalize=*/true, call.outputs);
+  FinishRows(kernels, call, tile, state);
 }
 
 }  // namespace kvant::cpu

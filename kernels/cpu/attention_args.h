@@ -113,6 +113,15 @@ enum class Products : uint8_t {
   kStoredRows,  // few rows: token rows of K and V as they are stored, where they can be
 };
 
+// Softmax over the columns takes one run of the kernel. Over the rows it takes two, the first on
+// the transposed problem; scores come out the same bit for bit in both, so that the maximum of a
+// column is one of its scores and no exponent is positive, however large they are.
+enum class SoftmaxPass : uint8_t {
+  kOnline,         // over columns as they are seen
+  kStatistics,     // of rows, to AttentionCall::statistics; nothing else is written
+  kProbabilities,  // exp(score - maximum - ln sum) by the statistics of its column
+};
+
 struct AttentionProblem {
   int64_t batch[3] = {1, 1, 1};
   int64_t q_len = 0, kv_len = 0, head_size = 0, v_head_size = 0;
@@ -141,6 +150,7 @@ struct AttentionProblem {
   // `chunk` tokens, a multiple of kTokenTile.
   bool kv_varies_over_b2 = false;
   int64_t row_tile = 1, splits = 1, chunk = kTokenTile;
+  SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
   // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is
   // cheap to read.
@@ -152,7 +162,8 @@ struct AttentionCall {
   const AttentionProblem* problem = nullptr;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
-  float* partials = nullptr;  // PartialFloats(problem), when there are splits
+  float* partials = nullptr;    // PartialFloats(problem), when there are splits
+  float* statistics = nullptr;  // with kStatistics or kProbabilities; see finish.h
 };
 
 }  // namespace kvant::cpu

@@ -89,6 +89,37 @@ void Finish(const AttentionProblem& problem, const RowTile& tile, const State& s
   }
 }
 
+Statistics StatisticsAt(const AttentionProblem& problem, const Position& batch, int64_t count,
+                        float* all) {
+  int64_t index = batch.at[0];
+  for (int axis = 1; axis < 3; ++axis) index = index * problem.batch[axis] + batch.at[axis];
+  float* max = all + index * 2 * count;
+  return {max, max + count};
+}
+
+void StoreStatistics(const AttentionProblem& problem, const RowTile& tile, const State& state,
+                     float* all) {
+  const float of_empty = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const Position p = tile.At(r);
+    const Statistics to = StatisticsAt(problem, p, problem.q_len, all);
+    const bool empty = state.max[r] == kNegInf && state.sum[r] == 0.f;
+    to.max[p.at[kRow]] = empty ? of_empty : state.max[r];
+    to.log_sum[p.at[kRow]] = empty ? 0.f : std::log(state.sum[r]);
+  }
+}
+
+void SubtractStatistics(const AttentionProblem& problem, const RowTile& tile, int64_t token,
+                        int64_t n, float* all, float* scores) {
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const Statistics of = StatisticsAt(problem, tile.At(r), problem.kv_len, all);
+    const float* max = of.max + token;
+    const float* log_sum = of.log_sum + token;
+    float* row = scores + r * kTokenTile;
+    for (int64_t i = 0; i < n; ++i) row[i] = row[i] - max[i] - log_sum[i];
+  }
+}
+
 DropoutState ReadDropout(const AttentionProblem& problem, const Reader& reader) {
   const Position origin;
   return {static_cast<uint64_t>(reader.Integer(problem.seed, origin)),

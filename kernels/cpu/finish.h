@@ -43,6 +43,23 @@ void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTi
 void Finish(const AttentionProblem& problem, const RowTile& tile, const State& state,
             bool normalize, void* const* outputs);
 
+// Where the statistics of the `count` rows or columns at a batch position lie, as the two passes
+// of a softmax over rows exchange them: [b0][b1][b2][2][count] in all. The maximum and ln(sum
+// exp(x - maximum)) are apart because of masks like -1e30, in which the logarithm would be lost.
+struct Statistics {
+  float* max;
+  float* log_sum;
+};
+Statistics StatisticsAt(const AttentionProblem& problem, const Position& batch, int64_t count,
+                        float* all);
+// Writes those of the rows. Of a row without any finite score, such that exp(-inf - max - log_sum)
+// is what its softmax has.
+void StoreStatistics(const AttentionProblem& problem, const RowTile& tile, const State& state,
+                     float* all);
+// Subtracts those of the columns [token, token + n); scores: [rows][kTokenTile].
+void SubtractStatistics(const AttentionProblem& problem, const RowTile& tile, int64_t token,
+                        int64_t n, float* all, float* scores);
+
 struct DropoutState {
   uint64_t seed = 0, offset = 0;
   double probability = 0;

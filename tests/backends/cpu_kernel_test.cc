@@ -101,7 +101,7 @@ TEST(CpuPlan, ScratchIsBoundedAtAnyLength) {
         spec.kv_len = s;
         spec.head_size = spec.v_head_size = 128;
         const Plan plan(spec, *KernelsAt(0));
-        EXPECT_LE((2 * plan.unit_floats() + plan.partial_floats()) * 4, 16 << 20) << q << " " << s;
+        EXPECT_LE(plan.scratch(2) * 4, 16 << 20) << q << " " << s;
       }
     }
   }

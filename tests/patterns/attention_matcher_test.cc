@@ -294,6 +294,97 @@ TEST(AttentionMatcher, ScoresTransposedThroughout) {
   EXPECT_EQ(Text(spec.output), "0:f32[2,4,1,3,6]s[72,18,0,1,3]");
 }
 
+// oneDNN's JAX-MQA: scores [B, S, H * Sq] that are normalised as [B, H, S, Sq].
+struct JaxMqa {
+  GraphBuilder g;
+  Value k = g.Input("k", kF32, {2, 5, 8});
+  Value q = g.Input("q", kF32, {2, 8, 12});
+  Value vt = g.Input("v", kF32, {2, 6, 5});
+
+  Value Scores() { return g.Transpose(g.Reshape(g.MatMul(k, q), {2, 5, 4, 3}), {0, 2, 1, 3}); }
+  PartitionResult Found(Value probs) {
+    const Value p = g.Reshape(g.Transpose(probs, {0, 2, 1, 3}), {2, 5, 12});
+    g.Output("o", g.MatMul(vt, p));
+    return Partitions(std::move(g));
+  }
+};
+
+TEST(AttentionMatcher, SoftMaxOverTheQueriesOfAHead) {
+  JaxMqa jax;
+  const Value masked = jax.g.Add(jax.Scores(), jax.g.Input("mask", kF32, {2, 4, 5, 3}));
+  const AttentionSpec spec = OnlySpec(jax.Found(jax.g.SoftMax(masked, {.mode = "none"})));
+  EXPECT_TRUE(spec.over_queries);
+  EXPECT_TRUE(spec.Uses(Feature::kOverQueries));
+  EXPECT_EQ(spec.softmax_mode, SoftmaxMode::kNone);
+  EXPECT_EQ(spec.batch, (std::array<int64_t, 3>{2, 1, 4}));
+  EXPECT_EQ(spec.q_len, 3);
+  EXPECT_EQ(spec.kv_len, 5);
+  EXPECT_EQ(spec.head_size, 8);
+  EXPECT_EQ(spec.v_head_size, 6);
+  EXPECT_EQ(Text(spec.q), "1:f32[2,1,4,3,8]s[96,0,3,1,12]");
+  EXPECT_EQ(Text(spec.k[0]), "0:f32[2,1,1,5,8]s[40,0,0,8,1]");
+  EXPECT_EQ(Text(spec.v[0]), "3:f32[2,1,1,5,6]s[30,0,0,1,5]");
+  EXPECT_EQ(Text(spec.steps[0].operand.view), "2:f32[2,1,4,3,5]s[60,0,15,1,3]");
+  EXPECT_EQ(Text(spec.output), "0:f32[2,1,4,3,6]s[72,0,3,1,12]");
+  EXPECT_THAT(spec.ToString(), ::testing::HasSubstr("softmax over queries with NaN columns"));
+}
+
+TEST(AttentionMatcher, SoftMaxOverTheKeysOfTransposedScores) {
+  JaxMqa jax;  // the other axis of the same scores
+  const AttentionSpec spec = OnlySpec(jax.Found(jax.g.SoftMax(jax.Scores(), {.axis = -2})));
+  EXPECT_FALSE(spec.over_queries);
+  EXPECT_EQ(spec.batch, (std::array<int64_t, 3>{2, 1, 1}));
+  EXPECT_EQ(spec.q_len, 12);
+  EXPECT_EQ(spec.kv_len, 5);
+}
+
+TEST(AttentionMatcher, SoftMaxOverTheQueriesOfEachKeyHead) {
+  // GQA: scores [N, Hkv, S, R * Sq]; K in groups along the head, the mask over queries alone.
+  GraphBuilder g;
+  const Value k =
+      g.DynamicDequantize(g.Input("k", kU4, {2, 3, 5, 8}), g.Input("ks", kF16, {2, 3, 5, 2}),
+                          {.group_shape = {1, 1, 1, 4}});
+  const Value q = g.Input("q", kF16, {2, 3, 14, 8});
+  const Value s = g.Reshape(g.MatMul(k, q, {.transpose_b = true}), {2, 3, 5, 2, 7});
+  const Value masked = g.Add(s, g.Input("mask", kF32, {7}));
+  const Value probs = g.Reshape(g.SoftMax(masked), {2, 3, 5, 14});
+  g.Output("o", g.MatMul(probs, g.Input("v", kF16, {2, 3, 5, 6}), {.transpose_a = true}));
+  const AttentionSpec spec = OnlySpec(Partitions(std::move(g)));
+  EXPECT_TRUE(spec.over_queries);
+  EXPECT_EQ(spec.batch, (std::array<int64_t, 3>{2, 3, 2}));
+  EXPECT_EQ(spec.q_len, 7);
+  EXPECT_EQ(Text(spec.q), "2:f16[2,3,2,7,8]s[336,112,56,8,1]");
+  EXPECT_EQ(Text(spec.k[0]),
+            "0:u4[2,3,1,5,8]s[120,40,0,8,1] /[1,1,1,1,4] * 1:f16[2,3,1,5,2]s[30,10,0,2,1]");
+  EXPECT_EQ(Text(spec.steps[0].operand.view), "3:f32[1,1,1,7,1]s[0,0,0,1,0]");
+  EXPECT_EQ(Text(spec.output), "0:f32[2,3,2,7,6]s[252,84,42,6,1]");
+}
+
+TEST(AttentionMatcher, SoftMaxOverHeadsIsNotResolved) {
+  GraphBuilder g;  // [B, S, Sq, H]: the last axis is the heads of one query
+  const Value s = g.Reshape(g.MatMul(g.Input("k", kF32, {2, 5, 8}), g.Input("q", kF32, {2, 8, 12})),
+                            {2, 5, 3, 4});
+  const Value probs = g.Reshape(g.SoftMax(s, {.axis = -2}), {2, 5, 12});
+  g.Output("o", g.MatMul(g.Input("v", kF32, {2, 6, 5}), probs));
+  const PartitionResult result = Partitions(std::move(g));
+  ASSERT_EQ(result.partitions.size(), 1u) << testing::KindsOf(result);
+  EXPECT_EQ(result.partitions[0].attention(), nullptr);
+  EXPECT_THAT(result.partitions[0].notes(),
+              ::testing::ElementsAre(::testing::HasSubstr(
+                  "axis -2 is not that of the keys, nor of the queries of a head")));
+}
+
+TEST(AttentionMatcher, SoftMaxOverAnAxisThatAMaskBroadcastIsNotResolved) {
+  GraphBuilder g;  // [1, S, Sq] as [S, 1, Sq], where a mask makes 4 of the axis of 1
+  const Value s = g.MatMul(g.Input("k", kF32, {1, 5, 8}), g.Input("q", kF32, {1, 8, 3}));
+  const Value masked = g.Add(g.Transpose(s, {1, 0, 2}), g.Input("mask", kF32, {5, 4, 3}));
+  const Value probs = g.Transpose(g.SoftMax(masked, {.axis = 1}), {1, 0, 2});
+  g.Output("o", g.MatMul(g.Input("v", kF32, {1, 6, 5}), probs));
+  const PartitionResult result = Partitions(std::move(g));
+  ASSERT_EQ(result.partitions.size(), 1u) << testing::KindsOf(result);
+  EXPECT_EQ(result.partitions[0].attention(), nullptr);
+}
+
 TEST(AttentionMatcher, SegmentsOfKeysAndValues) {
   GraphBuilder g;
   const Value q = g.Input("q", kF16, {2, 4, 1, 8});

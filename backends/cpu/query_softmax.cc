@@ -1,0 +1,90 @@
+#include "kvant/backends/cpu/query_softmax.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/kernels/cpu/attention_args.h"
+
+namespace kvant::cpu {
+namespace {
+
+View Transposed(View view) {
+  std::swap(view.dims[kRow], view.dims[kCol]);
+  std::swap(view.strides[kRow], view.strides[kCol]);
+  return view;
+}
+
+// The problem whose rows are the keys and whose columns are the queries, without values. Its
+// scores are multiplied like those of `output`, so that both are the same.
+AttentionSpec Transposed(const AttentionSpec& spec, const AttentionProblem& output) {
+  AttentionSpec transposed;
+  transposed.batch = spec.batch;
+  transposed.q_len = spec.kv_len;
+  transposed.kv_len = spec.q_len;
+  transposed.head_size = spec.head_size;
+  transposed.q = spec.k[0].data;
+  transposed.q_quantization = spec.k[0].quantization;
+  transposed.k.push_back({spec.q, spec.q_quantization});
+  for (ScoreStep step : spec.steps) {
+    step.operand.view = Transposed(step.operand.view);
+    step.condition = Transposed(step.condition);
+    transposed.steps.push_back(std::move(step));
+  }
+  transposed.softmax_mode = spec.softmax_mode;
+  transposed.fpmath = output.products == Products::kPairs ? FpMath::kBF16 : FpMath::kStrict;
+  transposed.apply_to_int = true;
+  return transposed;
+}
+
+int64_t StatisticsFloats(const AttentionSpec& spec) {
+  const int64_t columns = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.kv_len;
+  return CeilDiv(2 * columns, 16) * 16;  // what follows begins at a cache line
+}
+
+}  // namespace
+
+std::string WhyNotTwoPasses(const AttentionSpec& spec) {
+  constexpr std::pair<Feature, const char*> kNotTransposed[] = {
+      {Feature::kBand, "a band"},     {Feature::kAlibi, "ALiBi"},
+      {Feature::kSinks, "sinks"},     {Feature::kKvLengths, "KV lengths"},
+      {Feature::kDropout, "dropout"}, {Feature::kStats, "statistics"},
+  };
+  for (const auto& [feature, name] : kNotTransposed) {
+    if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");
+  }
+  // They would be rows of the transposed problem, which has no segments of those.
+  if (spec.k.size() != 1) return "segments of keys with a softmax over queries";
+  return "";
+}
+
+QuerySoftmax::QuerySoftmax(const AttentionSpec& spec, const KernelSet& kernels)
+    : name_(kernels.name),
+      output_(spec, kernels, SoftmaxPass::kProbabilities),
+      statistics_(Transposed(spec, output_.problem()), kernels, SoftmaxPass::kStatistics),
+      statistics_floats_(StatisticsFloats(spec)) {}
+
+std::string QuerySoftmax::kernel() const {
+  const int64_t bytes = statistics_floats_ * static_cast<int64_t>(sizeof(float));
+  return absl::StrCat("cpu/", name_, " softmax over queries in two passes: statistics of columns, ",
+                      CeilDiv(bytes, 1024), " KiB, by ", statistics_.ToString(), "; output by ",
+                      output_.ToString());
+}
+
+size_t QuerySoftmax::scratch_bytes(int max_concurrency) const {
+  const int64_t pass =
+      std::max(statistics_.scratch(max_concurrency), output_.scratch(max_concurrency));
+  return (statistics_floats_ + pass) * sizeof(float);
+}
+
+absl::Status QuerySoftmax::Run(Executor& executor, absl::Span<const void* const> inputs,
+                               absl::Span<void* const> outputs, std::byte* scratch) const {
+  const AttentionSpec& spec = output_.spec();
+  if (spec.q_len == 0 || spec.v_head_size == 0) return absl::OkStatus();
+  float* const statistics = reinterpret_cast<float*>(scratch);
+  statistics_.Run(executor, inputs, {}, statistics, statistics + statistics_floats_);
+  output_.Run(executor, inputs, outputs, statistics, statistics + statistics_floats_);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::cpu
