@@ -17,7 +17,10 @@ constexpr int64_t kSize = 128, kGroup = 32, kTokens = 16 * kTokenTile;
 // K or V of one head in groups of 32 along it, f16 scales and u8 zero points.
 struct Codes {
   Codes(DataType type, int64_t rows)
-      : q(rows * kSize, 0.05f), tile(rows * kTokenTile, 0.5f), out(rows * kSize), shrink(rows, 1.f) {
+      : q(rows * kSize, 0.05f),
+        tile(rows * kTokenTile, 0.5f),
+        out(rows * kSize),
+        shrink(rows, 1.f) {
     segment.data = {.buffer = 0, .type = type, .strides = {0, 0, 0, kSize, 1}};
     const int64_t groups = kSize / kGroup;
     segment.dequantization.group[kCol] = kGroup;

@@ -239,16 +239,16 @@ std::string DescribeCodes(int64_t channels, Segment& segment) {
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
-  const int64_t used = CeilDiv(channels, per_column);
+  const int64_t unit = PartUnit(codes.bits);
+  const int64_t used = CeilDiv(channels, per_column * unit) * unit;
   codes.columns = CeilDiv(used, kColumnChunk) * kColumnChunk;
-  int64_t length = 0;
-  for (int64_t c = 0; c < used; ++c) {
-    ++length;
+  for (int64_t c = 0, begin = 0; c < used; ++c) {
     const int64_t next = (c + 1) * per_column;
-    if (next % codes.group != 0 && c + 1 != used && length < kMaxPartColumns) continue;
+    const bool ends_group = codes.groups > 1 && next % codes.group == 0;
+    if (!ends_group && c + 1 != used && c + 1 - begin < kMaxPartColumns) continue;
     codes.part_ends.push_back(static_cast<int32_t>(c + 1));
-    codes.part_groups.push_back(static_cast<int32_t>(c * per_column / codes.group));
-    length = 0;
+    codes.part_groups.push_back(static_cast<int32_t>(begin * per_column / codes.group));
+    begin = c + 1;
   }
   codes.usable = channels > 0;
   return codes.usable ? "" : "no channels";

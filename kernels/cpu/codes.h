@@ -27,6 +27,9 @@ inline int64_t RowBlock(int64_t rows_left) { return rows_left >= 4 ? 4 : rows_le
 // queries is padded with zeros to a multiple of it.
 inline constexpr int64_t kColumnChunk = 16;
 
+// Runs of columns that share parameters are multiples of this, 16 channels.
+constexpr int PartUnit(int bits) { return bits / 2; }
+
 struct CodeQueries {
   int32_t* pairs = nullptr;  // rows * columns * pairs per dword, as above
   // Block -> part -> row: -offset * sum of the part's queries, and that sum, or see prepare.

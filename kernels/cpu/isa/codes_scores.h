@@ -164,14 +164,11 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
       pairs += kPairs * kRows;
       ++c;
     };
-    if constexpr (kBlocks > 1) {
-      int64_t units = (columns.part_ends[part] - c) / kBits;
-      do {
-        ForEachOf<kBits>([&](auto) __attribute__((always_inline)) { column(); });
-      } while (--units != 0);
-    } else {
-      while (c < columns.part_ends[part]) column();
-    }
+    // Parts are whole units, so that the usual ones are few jumps.
+    int64_t units = (columns.part_ends[part] - c) / PartUnit(kBits);
+    do {
+      ForEachOf<PartUnit(kBits)>([&](auto) __attribute__((always_inline)) { column(); });
+    } while (--units != 0);
     const int64_t at = columns.part_groups[part] * kTokenTile + token;
     // Without a choice within, so that sums stay in registers.
     const auto add = [&](auto first, auto biased) __attribute__((always_inline)) {
