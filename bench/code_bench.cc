@@ -28,7 +28,7 @@ struct Codes {
     segment.dequantization.zero_points = {
         .buffer = 2, .type = kU8, .strides = {0, 0, 0, groups, 1}};
     segment.tokens = kTokens;
-    DescribeCodes(kSize, segment);
+    DescribeCodes(kSize, /*keys=*/true, segment);
     problem.head_size = problem.v_head_size = kSize;
     problem.k = problem.v = &segment;
     problem.k_segments = problem.v_segments = 1;

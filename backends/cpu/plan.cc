@@ -247,7 +247,8 @@ void Plan::ChooseTiles() {
 void Plan::ChooseProducts() {
   AttentionProblem& p = problem_;
   const auto by_channel = [](const Segment& segment) {
-    return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1;
+    return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1 &&
+           !segment.codes.usable;
   };
   const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
   const auto any = [&](auto is) {
@@ -258,8 +259,10 @@ void Plan::ChooseProducts() {
   if (p.row_tile <= kMaxStoredRows && p.pass == SoftmaxPass::kOnline) {
     if (kernels_.qk_stored == nullptr) return;
     p.products = Products::kStoredRows;
-    p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
     DescribeCodes();
+    p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
+    // One tile holds all segments.
+    for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
   } else if (kernels_.pairs != nullptr && bf16_will_do) {
     p.products = Products::kPairs;
   }
@@ -268,19 +271,19 @@ void Plan::ChooseProducts() {
 // Where stored rows are multiplied, codes are multiplied as integers if they can be.
 void Plan::DescribeCodes() {
   if (kernels_.codes == nullptr) return;
-  const auto describe = [](absl::InlinedVector<Segment, 1>& segments, int64_t channels) {
+  const auto describe = [](absl::InlinedVector<Segment, 1>& segments, bool keys, int64_t channels) {
     std::string first;
     for (Segment& segment : segments) {
-      std::string why = cpu::DescribeCodes(channels, segment);
+      std::string why = cpu::DescribeCodes(channels, keys, segment);
       if (first.empty() && IsInteger(segment.data.type)) first = std::move(why);
     }
     return first;
   };
-  if (!problem_.k_by_channel) k_reason_ = describe(k_, problem_.head_size);
+  k_reason_ = describe(k_, /*keys=*/true, problem_.head_size);
   if (problem_.probs_rounding.type != kUndef) {
     v_reason_ = "probabilities are rounded to other integers";
   } else {
-    v_reason_ = describe(v_, problem_.v_head_size);
+    v_reason_ = describe(v_, /*keys=*/false, problem_.v_head_size);
   }
 }
 
@@ -310,11 +313,15 @@ std::string Plan::ProductsName() const {
     case Products::kPairs:
       return "bf16 products of tiles";
     case Products::kStoredRows:
-      return absl::StrCat("K by ",
-                          problem_.k_by_channel
-                              ? "f32 products of tiles (its tokens, not channels, are side by side)"
-                              : stored(k_, k_reason_),
-                          ", V by ", stored(v_, v_reason_));
+      return absl::StrCat(
+          "K by ",
+          problem_.k_by_channel
+              ? absl::StrCat(
+                    "f32 products of tiles (",
+                    k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
+                    ")")
+              : stored(k_, k_reason_),
+          ", V by ", stored(v_, v_reason_));
   }
   return "";
 }

@@ -29,7 +29,7 @@ AttentionSpec Transposed(const AttentionSpec& spec, const AttentionProblem& outp
   for (ScoreStep step : spec.steps) {
     step.operand.view = Transposed(step.operand.view);
     step.condition = Transposed(step.condition);
-    transposed.steps.push_back(std::move(step));
+    transposed.steps.push_back(step);
   }
   transposed.softmax_mode = spec.softmax_mode;
   transposed.fpmath = output.products == Products::kPairs ? FpMath::kBF16 : FpMath::kStrict;

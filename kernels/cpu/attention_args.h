@@ -58,6 +58,7 @@ struct CodeLayout {
   bool usable = false;
   int bits = 0;
   bool is_signed = false;
+  bool channel_major = false;  // keys, of which tokens, not channels, are side by side
   // Scales vary with the channel, in runs of `run` tokens; else with groups of channels.
   bool by_channel = false;
   int64_t run = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kvant/kernels/cpu/code_parameters.h"
+
 namespace kvant::cpu {
 namespace {
 
@@ -9,19 +11,8 @@ namespace {
 constexpr int64_t kMinRun = 16;
 // ... so that a tile meets at most so many.
 constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
-// Rounding queries to s16 costs scores some 2^-16 of the largest among them, and the exponential
-// makes an error of a score one of the probability: larger ones are computed in f32.
-constexpr float kMaxScore = 64;
 // A part of 8-bit codes times s16 queries stays below 2^31 to here.
 constexpr int64_t kMaxPartColumns = 64;
-
-constexpr auto kOnes = [] {
-  struct {
-    float at[kTokenTile];
-  } ones{};
-  for (float& one : ones.at) one = 1.f;
-  return ones;
-}();
 
 int BitsOfCodes(DataType type) {
   switch (type) {
@@ -41,15 +32,6 @@ int BitsOfCodes(DataType type) {
 
 bool IsSignedCode(DataType type) { return type == kS8 || type == kS4 || type == kS2; }
 
-int32_t OffsetOf(const CodeLayout& codes) {
-  return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;
-}
-
-// Of values: codes of 8 bits are read as signed, see CodeKernels::Values.
-float ValueOffset(const CodeLayout& codes) {
-  return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
-}
-
 CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
                 int64_t channels) {
   const int bits = segment.codes.bits;
@@ -63,113 +45,6 @@ CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p,
   return rows;
 }
 
-// Elements of a parameter array for `channels` channels of the run of tokens at `p`.
-void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
-                  int64_t channels, float* out) {
-  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
-  reader.Line(array, p, kCol, channels, out);
-}
-
-// Elements of a parameter array for tokens [p, p + n) and `groups` groups of channels, as
-// out[group][kTokenTile], zeros from n on. `staging`: groups * kTokenTile floats.
-void ReadTile(const Reader& reader, const Dequantization& how, const Array& array, Position p,
-              int64_t n, int64_t groups, float* staging, float* out) {
-  const int64_t run = how.group[kRow];
-  const int64_t token = p.at[kRow];
-  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
-  const int64_t runs = (token + n - 1) / run - p.at[kRow] + 1;
-  const auto read = [&](int64_t count, float* to) {
-    const auto* data = static_cast<const char*>(reader.Data(array));
-    reader.kernels->load(array.type, data, array.IndexOf(p), count, to);
-    // The next tile's lie behind these.
-    const int64_t bytes = count * BitsOf(array.type) / 8;
-    const char* next = data + array.IndexOf(p) * BitsOf(array.type) / 8 + bytes;
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
-  };
-  const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
-  const auto turn = [&] {
-    reader.kernels->transpose(staging, groups, runs, groups, out, kTokenTile);
-    for (int64_t g = 0; g < groups; ++g) {
-      std::fill(out + g * kTokenTile + runs, out + (g + 1) * kTokenTile, 0.f);
-    }
-  };
-  if (row_stride == 0 || runs == 1) {
-    reader.Line(array, p, kCol, groups, staging);
-    for (int64_t g = 0; g < groups; ++g) {
-      float* row = out + g * kTokenTile;
-      std::fill_n(row, n, staging[g]);
-      std::fill(row + n, row + kTokenTile, 0.f);
-    }
-    return;
-  }
-  if (row_stride == 1 || groups == 1) {
-    for (int64_t g = 0; g < groups; ++g) {
-      float* row = out + g * kTokenTile;
-      if (row_stride == 1) {
-        read(runs, row);
-      } else {
-        reader.Line(array, p, kRow, runs, row);
-      }
-      std::fill(row + runs, row + kTokenTile, 0.f);
-      ++p.at[kCol];
-    }
-  } else if (group_stride == 1 && row_stride == groups) {
-    read(runs * groups, staging);
-    turn();
-  } else {
-    for (int64_t t = 0; t < runs; ++t) {
-      reader.Line(array, p, kCol, groups, staging + t * groups);
-      ++p.at[kRow];
-    }
-    turn();
-  }
-  if (run == 1) return;
-  // From one element per run to one per token, backwards to stay in place.
-  for (int64_t g = 0; g < groups; ++g) {
-    float* row = out + g * kTokenTile;
-    for (int64_t t = n - 1; t >= 0; --t) row[t] = row[(token + t) / run - token / run];
-    std::fill(row + n, row + kTokenTile, 0.f);
-  }
-}
-
-// Where a tile of parameters begins, and asks for the next, which lies behind it.
-StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
-                          int64_t groups) {
-  if (!array.present()) return {};
-  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
-  const char* data =
-      static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + bytes + at);
-  return {array.type, data};
-}
-
-// Scales and biases of tokens [p, p + n); false if one is not finite.
-bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                    float offset, bool in_codes, float* staging, float* scales, float* biases,
-                    CodeParameters* out) {
-  const Dequantization& how = segment.dequantization;
-  const CodeKernels& kernels = *reader.kernels->codes;
-  const int64_t groups = segment.codes.groups;
-  const bool has_points = how.zero_points.present();
-  if (!has_points && offset == 0.f) biases = nullptr;
-  *out = {scales, biases};
-  const CodeBiases make{how.real_zero_points, in_codes, offset};
-  const auto turns = [&](const Array& array) {
-    return !array.present() || (Turns(array.type, groups) && array.strides[kRow] == groups &&
-                                (groups == 1 || array.strides[kCol] == 1));
-  };
-  if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
-    Position at = p;
-    for (int axis = 0; axis < kAxes; ++axis) at.at[axis] /= how.group[axis];
-    return kernels.turn(StoredAt(reader, how.scales, at, groups),
-                        StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
-                        biases);
-  }
-  ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
-  if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
-  return kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases);
-}
-
 CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
   return {codes.bits,
           channels,
@@ -179,32 +54,11 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
           codes.part_groups.data()};
 }
 
-// Calls use(first, tokens) for what of tokens [token, token + n) lies in each run.
-template <typename Use>
-bool ForRuns(int64_t token, int64_t n, int64_t run, Use use) {
-  for (int64_t first = 0; first < n;) {
-    const int64_t tokens = std::min(n - first, run - (token + first) % run);
-    if (!use(first, tokens)) return false;
-    first += tokens;
-  }
-  return true;
-}
-
-// The most that any segment needs, of `get(segment)`.
-template <typename Get>
-int64_t Most(const Segment* segments, int count, Get get) {
-  int64_t most = 0;
-  for (int i = 0; i < count; ++i) {
-    if (segments[i].codes.usable) most = std::max<int64_t>(most, get(segments[i]));
-  }
-  return most;
-}
-
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
 
 }  // namespace
 
-std::string DescribeCodes(int64_t channels, Segment& segment) {
+std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   CodeLayout& codes = segment.codes;
   const Array& data = segment.data;
   const Dequantization& how = segment.dequantization;
@@ -214,10 +68,14 @@ std::string DescribeCodes(int64_t channels, Segment& segment) {
   if (!how.scales.present()) return "codes without scales";
   codes.is_signed = IsSignedCode(data.type);
   if (data.strides[kCol] != 1 && channels != 1) {
-    return "the channels of a token are not side by side";
+    codes.channel_major = keys && data.strides[kRow] == 1;
+    if (!codes.channel_major) return "the channels of a token are not side by side";
   }
-  for (int axis = 0; axis < kCol; ++axis) {
-    if (data.strides[axis] * codes.bits % 8 != 0) return "tokens do not begin at whole bytes";
+  const int dense = codes.channel_major ? kRow : kCol;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    if (axis == dense || data.strides[axis] * codes.bits % 8 == 0) continue;
+    return codes.channel_major ? "channels do not begin at whole bytes"
+                               : "tokens do not begin at whole bytes";
   }
   if (data.offset * codes.bits % 8 != 0) return "tokens do not begin at whole bytes";
   const bool varies = how.scales.strides[kCol] != 0 ||
@@ -237,6 +95,8 @@ std::string DescribeCodes(int64_t channels, Segment& segment) {
     return "groups of " + std::to_string(codes.group) + " channels";
   }
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
+  codes.usable = channels > 0;
+  if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
   const int64_t unit = PartUnit(codes.bits);
@@ -250,8 +110,7 @@ std::string DescribeCodes(int64_t channels, Segment& segment) {
     codes.part_groups.push_back(static_cast<int32_t>(begin * per_column / codes.group));
     begin = c + 1;
   }
-  codes.usable = channels > 0;
-  return codes.usable ? "" : "no channels";
+  return "";
 }
 
 CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)

@@ -14,8 +14,8 @@
 namespace kvant::cpu {
 
 // Sets segment.codes for tokens of `channels` channels; returns why it stays unusable, in words,
-// or nothing.
-std::string DescribeCodes(int64_t channels, Segment& segment);
+// or nothing. Only keys may be channel-major.
+std::string DescribeCodes(int64_t channels, bool keys, Segment& segment);
 
 // Scores of one unit.
 class CodeScores {

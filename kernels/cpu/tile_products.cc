@@ -51,6 +51,7 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
       scores(arena.Take(problem.row_tile * kTokenTile)),
       line(arena.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
       code_scores(problem, arena),
+      channel_major_scores(problem, arena),
       code_values(problem, arena) {
   if (problem.products != Products::kPairs) return;
   q_pairs = arena.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
@@ -101,10 +102,13 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_
   ForParts(
       problem_.k, problem_.k_segments, token, n,
       [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
-        if (segment.codes.usable && buffers_.code_scores.Multiply(reader_, segment, batch_, first,
-                                                                  tokens, q, rows, scores, at)) {
-          return;
-        }
+        const auto multiply = [&](auto& product) {
+          return product.Multiply(reader_, segment, batch_, first, tokens, q, rows, scores, at);
+        };
+        const bool done = segment.codes.usable &&
+                          (segment.codes.channel_major ? multiply(buffers_.channel_major_scores)
+                                                       : multiply(buffers_.code_scores));
+        if (done) return;
         const StoredRows k =
             RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.k, buffers_.line);
         kernels_.qk_stored(k.type, k.data, k.index, k.stride, tokens, q, rows, size, scores + at);

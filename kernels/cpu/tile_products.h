@@ -6,6 +6,7 @@
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/channel_major_scores.h"
 #include "kvant/kernels/cpu/code_products.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/kernels.h"
@@ -26,6 +27,7 @@ struct TileBuffers {
   uint32_t* k_pairs = nullptr;
   uint32_t* v_pairs = nullptr;
   CodeScores code_scores;
+  ChannelMajorScores channel_major_scores;
   CodeValues code_values;
 };
 

@@ -132,15 +132,56 @@ TEST(CpuCodes, EveryLayoutWithDenseChannels) {
   }
 }
 
-// K whose tokens are side by side is dequantized; V is multiplied as it is stored all the same.
+// Keys of which tokens, not channels, are side by side, in whole bytes.
+TEST(CpuCodes, ChannelMajorKeys) {
+  const Format values = ByHead(kU4, 32, kF16, kU8);
+  for (DataType type : kCodeTypes) {
+    for (DataType zps : {kUndef, kS8, kF32}) {
+      for (Format k : {ByHead(type, 16, kF16, zps), ByHead(type, 48, kBF16, zps),
+                       ByHead(type, 0, kF32, zps), ByChannel(type, 16, kF16, zps),
+                       ByChannel(type, 64, kF32, zps), ByChannel(type, 0, kF32, zps)}) {
+        k.order = Format::Order::kChannelMajor;
+        SCOPED_TRACE(testing::Message()
+                     << DataTypeName(type) << DataTypeName(zps) << testing::PrintToString(k.group));
+        Case c =
+            Plain({.b0 = 1, .ratio = 3, .q_len = 1, .kv_len = 192, .d = 96, .dv = 64}, k, values);
+        CheckOnCodes(c);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuCodes, ChannelMajorKeysOfEveryLengthAndHeadSize) {
+  for (DataType type : kCodeTypes) {
+    const int64_t step = 8 / BitsOfType(type);
+    for (int64_t s : {1, 7, 16, 17, 33, 65, 67}) {
+      for (int64_t d : {3, 16, 65, 130}) {
+        for (int64_t ratio : {1, 2, 7}) {
+          Format k = ByHead(type, 0, kF16, kS8);
+          k.order = Format::Order::kChannelMajor;
+          SCOPED_TRACE(testing::Message() << DataTypeName(type) << s << " " << d << " " << ratio);
+          Case c =
+              Plain({.b0 = 1, .ratio = ratio, .q_len = 1, .kv_len = s * step, .d = d, .dv = 32}, k,
+                    ByHead(kS8, 0));
+          CheckOnCodes(c);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Channels that do not begin at bytes, and floats, are dequantized; V is multiplied as it is stored
+// all the same.
 TEST(CpuCodes, ValuesBesideKeysThatLieByChannel) {
-  for (DataType type : {kU8, kS4, kF16}) {
+  for (DataType type : {kU4, kS2, kF16}) {
     Format k{.type = type, .order = Format::Order::kChannelMajor};
     if (IsInteger(type)) {
       k.group = {1, 1, 1, 1, 32};
       k.scales = kF16;
     }
-    Case c = Plain({.ratio = 3, .q_len = 2, .kv_len = 134, .d = 64, .dv = 64}, k,
+    Case c = Plain({.ratio = 3, .q_len = 2, .kv_len = 133, .d = 64, .dv = 64}, k,
                    ByHead(kU4, 32, kF16, kU8));
     c.Check(kTolerance);
     if (HasFailure()) return;

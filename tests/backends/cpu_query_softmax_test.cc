@@ -235,7 +235,7 @@ void ExpectFusedLikeTheOracle(const Jax& jax) {
     dims.insert(dims.end(), tail);
     return dims;
   };
-  const auto stored = [&](const std::string& name, Dims dims, int64_t axis) {
+  const auto stored = [&](const std::string& name, const Dims& dims, int64_t axis) {
     if (!jax.compressed) return g.Input(name, jax.type, dims);
     Dims groups(dims.size(), 1), scales = dims;
     groups[axis] = 8;

@@ -215,7 +215,7 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
   }
   Fill fill = DataFill(name, type, quantized);
   if (c_.real_lengths) {
-    fill = BeyondLength(c_, std::move(fill), first, dims.size() - (transposed ? 1 : 2), type);
+    fill = BeyondLength(c_, fill, first, dims.size() - (transposed ? 1 : 2), type);
   }
   Stored stored{.data = Tensor(name, type, dims, std::move(fill), strides)};
   if (!quantized) return stored;

@@ -12,92 +12,129 @@
 namespace kvant::cpu {
 namespace {
 
+// Elements of a row of queries times their factors; zeros beyond the channels.
 template <typename S>
-bool PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& columns,
-                int32_t offset, int64_t rows, int64_t row, int64_t block, int64_t in_block,
-                const CodeQueries& out) {
+typename S::Vector QueriesAt(const float* q, const CodeFactors& factors, int64_t channels,
+                             int64_t d) {
+  const int64_t n = channels - d;
+  if (n <= 0) return S::Zero();
+  const typename S::Vector x = LoadPart<S>(q + d, n);
+  return factors.scales == nullptr ? x : S::Mul(x, LoadPart<S>(factors.scales + d, n));
+}
+
+// The scale that uses all of s16; or a power of two, where that represents the row exactly, as it
+// does small integers. NaN if an element is not finite.
+template <typename S>
+float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
   using F = typename S::Vector;
-  constexpr int kLanes = S::kWidth;
-  const auto value = [&](int64_t d) {
-    const int64_t n = columns.channels - d;
-    const F x = LoadPart<S>(q + d, n);
-    return factors.scales == nullptr ? x : S::Mul(x, LoadPart<S>(factors.scales + d, n));
-  };
-  F most = S::Set1(0.f), nans = S::Set1(0.f);
-  for (int64_t d = 0; d < columns.channels; d += kLanes) {
-    const F x = value(d);
+  F most = S::Zero(), nans = S::Zero();
+  for (int64_t d = 0; d < channels; d += S::kWidth) {
+    const F x = QueriesAt<S>(q, factors, channels, d);
     most = S::Max(most, S::Abs(x));
-    nans = S::Fma(x, S::Set1(0.f), nans);  // NaN for what is not finite
+    nans = S::Fma(x, S::Zero(), nans);
   }
-  const float top = S::MaxOf(most);
-  if (!(S::SumOf(nans) == 0.f)) return false;
-  // The scale that uses all of s16; or a power of two, where that represents the row exactly,
-  // as it does small integers.
-  float scale = top > 1e-30f ? top / 32767.f : 1.f;
+  const float top = S::MaxOf(most), nan = S::SumOf(nans);
+  if (!(nan == 0.f)) return nan;
+  const float scale = top > 1e-30f ? top / 32767.f : 1.f;
+  if (factors.scales != nullptr) return scale;
   int exponent = 0;
   __builtin_frexpf(scale, &exponent);
   const F power = S::Set1(__builtin_ldexpf(1.f, exponent)),
-          inverse_power = S::Set1(__builtin_ldexpf(1.f, -exponent));
-  F lost = S::Set1(0.f);
-  for (int64_t d = 0; d < columns.channels; d += kLanes) {
-    const F x = value(d);
-    lost = S::Max(lost, S::Abs(S::Sub(x, S::Mul(S::Round(S::Mul(x, inverse_power)), power))));
+          inverse = S::Set1(__builtin_ldexpf(1.f, -exponent));
+  F lost = S::Zero();
+  for (int64_t d = 0; d < channels; d += S::kWidth) {
+    const F x = QueriesAt<S>(q, factors, channels, d);
+    lost = S::Max(lost, S::Abs(S::Sub(x, S::Mul(S::Round(S::Mul(x, inverse)), power))));
   }
-  if (S::MaxOf(lost) == 0.f) scale = __builtin_ldexpf(1.f, exponent);
-  out.scales[row] = scale;
-  const F inverse = S::Set1(1.f / scale);
+  return S::MaxOf(lost) == 0.f ? __builtin_ldexpf(1.f, exponent) : scale;
+}
 
-  const int64_t per_dword = 32 / columns.bits, pairs = per_dword / 2;
-  int32_t* to = out.pairs + block * columns.columns * pairs;
-  const int64_t block_rows = RowBlock(rows - block);
-  int16_t codes[kColumnChunk * 16];
+// kRows rows from `row` on, which `q` begins with and for which scales are in place.
+template <typename S, int kBits, int kRows>
+void PrepareBlock(const float* q, const CodeFactors& factors, const CodeColumns& columns,
+                  int32_t offset, int64_t row, const CodeQueries& out) {
+  using F = typename S::Vector;
+  constexpr int kPerDword = 32 / kBits, kPairs = kPerDword / 2;
+  constexpr int kChannels = kColumnChunk * kPerDword;
+  int16_t codes[kRows][kChannels];
+  int32_t* to = out.pairs + row * columns.columns * kPairs;
+  int32_t* starts = out.starts + row * columns.parts;
+  float* sums = out.sums + row * columns.parts;
+  int32_t sum[kRows] = {};
+  F zero_sums[kRows];
+  for (F& zero_sum : zero_sums) zero_sum = S::Zero();
   int64_t part = 0;
-  int32_t sum = 0;
-  float zero_sum = 0.f;
   for (int64_t first = 0; first < columns.columns; first += kColumnChunk) {
-    const int64_t begin = first * per_dword;
-    for (int64_t i = 0; i < kColumnChunk * per_dword; i += 2 * kLanes) {
-      const int64_t d = begin + i;
-      F a = d < columns.channels ? value(d) : S::Set1(0.f);
-      F b = d + kLanes < columns.channels ? value(d + kLanes) : S::Set1(0.f);
-      S::RoundToHalves(codes + i, a, b, inverse);
-    }
-    for (int64_t i = 0; factors.zero_points != nullptr && i < kColumnChunk * per_dword; ++i) {
-      if (begin + i >= columns.channels) break;
-      zero_sum += static_cast<float>(codes[i]) * factors.zero_points[begin + i];
-    }
-    for (int64_t c = 0; c < kColumnChunk; ++c) {
-      const int16_t* dword = codes + c * per_dword;
-      for (int64_t k = 0; k < pairs; ++k) {
-        const uint16_t low = static_cast<uint16_t>(dword[k]);
-        const uint16_t high = static_cast<uint16_t>(dword[k + pairs]);
-        to[((first + c) * pairs + k) * block_rows + in_block] =
-            static_cast<int32_t>(low | static_cast<uint32_t>(high) << 16);
-        sum += dword[k] + dword[k + pairs];
+    for (int r = 0; r < kRows; ++r) {
+      const F inverse = S::Set1(1.f / out.scales[row + r]);
+      for (int i = 0; i < kChannels; i += 2 * S::kWidth) {
+        const int64_t d = first * kPerDword + i;
+        F x[2];
+        for (int h = 0; h < 2; ++h) {
+          x[h] =
+              QueriesAt<S>(q + r * columns.channels, factors, columns.channels, d + h * S::kWidth);
+        }
+        S::RoundToHalves(codes[r] + i, x[0], x[1], inverse);
+        for (int h = 0; factors.zero_points != nullptr && h < 2; ++h) {
+          const int64_t at = d + h * S::kWidth;
+          if (at >= columns.channels) break;
+          const F points = LoadPart<S>(factors.zero_points + at, columns.channels - at);
+          zero_sums[r] = S::Fma(x[h], points, zero_sums[r]);
+        }
       }
-      if (first + c + 1 != columns.part_ends[part]) continue;
-      const int64_t at = block * columns.parts + part * block_rows + in_block;
-      out.sums[at] = factors.scales != nullptr ? 0.f : static_cast<float>(sum);
-      out.starts[at] = -offset * sum;
-      sum = 0;
-      if (++part == columns.parts) break;
+    }
+    for (int c = 0; c < kColumnChunk; ++c) {
+      for (int k = 0; k < kPairs; ++k) {
+        for (int r = 0; r < kRows; ++r) {
+          const int16_t* dword = codes[r] + c * kPerDword;
+          const auto low = static_cast<uint16_t>(dword[k]);
+          const auto high = static_cast<uint16_t>(dword[k + kPairs]);
+          *to++ = static_cast<int32_t>(low | static_cast<uint32_t>(high) << 16);
+        }
+      }
+    }
+    for (int64_t c = first; c < first + kColumnChunk && part < columns.parts;) {
+      const int64_t end = CodesMin(columns.part_ends[part], first + kColumnChunk);
+      for (int r = 0; r < kRows; ++r) {
+        const int16_t* from = codes[r] + (c - first) * kPerDword;
+        for (int64_t i = 0; i < (end - c) * kPerDword; ++i) sum[r] += from[i];
+      }
+      c = end;
+      if (end != columns.part_ends[part]) break;
+      for (int r = 0; r < kRows; ++r) {
+        starts[part * kRows + r] = -offset * sum[r];
+        sums[part * kRows + r] = factors.scales != nullptr ? 0.f : static_cast<float>(sum[r]);
+        sum[r] = 0;
+      }
+      ++part;
     }
   }
-  if (factors.scales != nullptr) out.sums[block * columns.parts + in_block] = zero_sum;
-  return true;
+  for (int r = 0; factors.scales != nullptr && r < kRows; ++r) sums[r] = S::SumOf(zero_sums[r]);
+}
+
+template <typename S, int kBits>
+void PrepareRows(const float* q, int64_t rows, const CodeFactors& factors,
+                 const CodeColumns& columns, int32_t offset, const CodeQueries& out) {
+  for (int64_t row = 0; row < rows; row += RowBlock(rows - row)) {
+    const auto run = RowBlock(rows - row) == 4   ? PrepareBlock<S, kBits, 4>
+                     : RowBlock(rows - row) == 2 ? PrepareBlock<S, kBits, 2>
+                                                 : PrepareBlock<S, kBits, 1>;
+    run(q + row * columns.channels, factors, columns, offset, row, out);
+  }
 }
 
 template <typename S>
 bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const CodeColumns& columns,
              int32_t offset, const CodeQueries& out) {
-  for (int64_t block = 0; block < rows; block += RowBlock(rows - block)) {
-    for (int64_t r = 0; r < RowBlock(rows - block); ++r) {
-      if (!PrepareRow<S>(q + (block + r) * columns.channels, factors, columns, offset, rows,
-                         block + r, block, r, out)) {
-        return false;
-      }
-    }
+  for (int64_t row = 0; row < rows; ++row) {
+    const float scale = ScaleOfRow<S>(q + row * columns.channels, factors, columns.channels);
+    if (!(scale > 0.f)) return false;
+    out.scales[row] = scale;
   }
+  const auto run = columns.bits == 8   ? PrepareRows<S, 8>
+                   : columns.bits == 4 ? PrepareRows<S, 4>
+                                       : PrepareRows<S, 2>;
+  run(q, rows, factors, columns, offset, out);
   return true;
 }
 
@@ -215,14 +252,18 @@ void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& 
   constexpr int kFit = S::kDotAccumulators / kRows;
   constexpr int kBlocks = kFit >= 4 ? 4 : kFit;
   int64_t token = 0;
-  for (; token + kBlocks * S::kWidth <= rows.tokens; token += kBlocks * S::kWidth) {
-    ScoresBlock<S, kBits, kRows, kBlocks>(rows, turned, columns, queries, row, parameters, token,
-                                          scores, most);
-  }
-  for (; token < rows.tokens; token += S::kWidth) {
-    ScoresBlock<S, kBits, kRows, 1>(rows, turned, columns, queries, row, parameters, token, scores,
-                                    most);
-  }
+  const auto run = [&](auto blocks) {
+    constexpr int kCount = decltype(blocks)::value;
+    // A last block may be in part beyond the tokens.
+    const int64_t whole = kCount > 1 ? kCount * S::kWidth : 1;
+    for (; token + whole <= rows.tokens; token += kCount * S::kWidth) {
+      ScoresBlock<S, kBits, kRows, kCount>(rows, turned, columns, queries, row, parameters, token,
+                                           scores, most);
+    }
+  };
+  run(Constant<kBlocks>());
+  if constexpr (kBlocks == 4) run(Constant<2>());
+  run(Constant<1>());
 }
 
 template <typename S, int kBits>

@@ -1,0 +1,48 @@
+// Scores of keys that are stored channel by channel, tokens side by side, on their codes.
+#ifndef KVANT_KERNELS_CPU_CHANNEL_MAJOR_SCORES_H_
+#define KVANT_KERNELS_CPU_CHANNEL_MAJOR_SCORES_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/arena.h"
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+// What CodeValues does with tokens and channels swapped: channels are summed, at most kTokenTile at
+// a time and of one group, with queries as the weights.
+class ChannelMajorScores {
+ public:
+  // Takes scratch from `arena`.
+  ChannelMajorScores(const AttentionProblem& problem, Arena& arena);
+
+  // As CodeScores::Multiply; false also where tokens do not begin at a byte.
+  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
+                const float* q, int64_t rows, float* scores, int64_t at);
+
+ private:
+  // Channels [begin, end), of a group.
+  struct Chunk {
+    int64_t begin, end, group;
+  };
+  // From channel `begin` on.
+  Chunk ChunkAt(const CodeLayout& codes, int64_t begin) const;
+  bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
+               int64_t rows);
+  bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                   const float* q, int64_t rows, float* scores);
+
+  const int64_t channels_;
+  const Segment* prepared_ = nullptr;  // what the weights are for, and for which run of tokens
+  int64_t prepared_run_ = -1;
+  bool finite_ = false;
+  // Queries by chunk: [chunk][row][kTokenTile], and [chunk][row].
+  int16_t* weights_;
+  float *weight_scales_, *weight_biases_;
+  float *scales_, *biases_, *staging_, *padded_, *scores_;
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CHANNEL_MAJOR_SCORES_H_

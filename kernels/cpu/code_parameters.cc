@@ -1,0 +1,113 @@
+#include "kvant/kernels/cpu/code_parameters.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Elements of a parameter array for tokens [p, p + n) and `groups` groups of channels, as
+// out[group][kTokenTile], zeros from n on. `staging`: groups * kTokenTile floats.
+void ReadTile(const Reader& reader, const Dequantization& how, const Array& array, Position p,
+              int64_t n, int64_t groups, float* staging, float* out) {
+  const int64_t run = how.group[kRow];
+  const int64_t token = p.at[kRow];
+  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
+  const int64_t runs = (token + n - 1) / run - p.at[kRow] + 1;
+  const auto read = [&](int64_t count, float* to) {
+    const auto* data = static_cast<const char*>(reader.Data(array));
+    reader.kernels->load(array.type, data, array.IndexOf(p), count, to);
+    // The next tile's lie behind these.
+    const int64_t bytes = count * BitsOf(array.type) / 8;
+    const char* next = data + array.IndexOf(p) * BitsOf(array.type) / 8 + bytes;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
+  };
+  const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
+  const auto turn = [&] {
+    reader.kernels->transpose(staging, groups, runs, groups, out, kTokenTile);
+    for (int64_t g = 0; g < groups; ++g) {
+      std::fill(out + g * kTokenTile + runs, out + (g + 1) * kTokenTile, 0.f);
+    }
+  };
+  if (row_stride == 0 || runs == 1) {
+    reader.Line(array, p, kCol, groups, staging);
+    for (int64_t g = 0; g < groups; ++g) {
+      float* row = out + g * kTokenTile;
+      std::fill_n(row, n, staging[g]);
+      std::fill(row + n, row + kTokenTile, 0.f);
+    }
+    return;
+  }
+  if (row_stride == 1 || groups == 1) {
+    for (int64_t g = 0; g < groups; ++g) {
+      float* row = out + g * kTokenTile;
+      if (row_stride == 1) {
+        read(runs, row);
+      } else {
+        reader.Line(array, p, kRow, runs, row);
+      }
+      std::fill(row + runs, row + kTokenTile, 0.f);
+      ++p.at[kCol];
+    }
+  } else if (group_stride == 1 && row_stride == groups) {
+    read(runs * groups, staging);
+    turn();
+  } else {
+    for (int64_t t = 0; t < runs; ++t) {
+      reader.Line(array, p, kCol, groups, staging + t * groups);
+      ++p.at[kRow];
+    }
+    turn();
+  }
+  if (run == 1) return;
+  // From one element per run to one per token, backwards to stay in place.
+  for (int64_t g = 0; g < groups; ++g) {
+    float* row = out + g * kTokenTile;
+    for (int64_t t = n - 1; t >= 0; --t) row[t] = row[(token + t) / run - token / run];
+    std::fill(row + n, row + kTokenTile, 0.f);
+  }
+}
+
+// Where a tile of parameters begins, and asks for the next, which lies behind it.
+StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
+                          int64_t groups) {
+  if (!array.present()) return {};
+  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
+  const char* data =
+      static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + bytes + at);
+  return {array.type, data};
+}
+
+}  // namespace
+
+void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
+                  int64_t channels, float* out) {
+  for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
+  reader.Line(array, p, kCol, channels, out);
+}
+
+bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                    float offset, bool in_codes, float* staging, float* scales, float* biases,
+                    CodeParameters* out) {
+  const Dequantization& how = segment.dequantization;
+  const CodeKernels& kernels = *reader.kernels->codes;
+  const int64_t groups = segment.codes.groups;
+  const bool has_points = how.zero_points.present();
+  if (!has_points && offset == 0.f) biases = nullptr;
+  *out = {scales, biases};
+  const CodeBiases make{how.real_zero_points, in_codes, offset};
+  const auto turns = [&](const Array& array) {
+    return !array.present() || (Turns(array.type, groups) && array.strides[kRow] == groups &&
+                                (groups == 1 || array.strides[kCol] == 1));
+  };
+  if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
+    Position at = p;
+    for (int axis = 0; axis < kAxes; ++axis) at.at[axis] /= how.group[axis];
+    return kernels.turn(StoredAt(reader, how.scales, at, groups),
+                        StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
+                        biases);
+  }
+  ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
+  if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
+  return kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases);
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,70 @@
+// Scales and zero points of stored codes, and what else the products on codes share.
+#ifndef KVANT_KERNELS_CPU_CODE_PARAMETERS_H_
+#define KVANT_KERNELS_CPU_CODE_PARAMETERS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+// Rounding queries to s16 costs scores some 2^-16 of the largest among them, and the exponential
+// makes an error of a score one of the probability: larger ones are computed in f32.
+inline constexpr float kMaxScore = 64;
+
+// kTokenTile of the same.
+struct Same {
+  explicit constexpr Same(float value) {
+    for (float& x : at) x = value;
+  }
+  float at[kTokenTile] = {};
+};
+inline constexpr Same kOnes(1.f), kZeros(0.f);
+
+// What flipping the sign bit of signed codes adds to them.
+inline int32_t OffsetOf(const CodeLayout& codes) {
+  return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;
+}
+// The same where CodeKernels::values reads them, which takes signed codes of 8 bits as they are.
+inline float ValueOffset(const CodeLayout& codes) {
+  return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
+}
+
+// Elements of a parameter array for `channels` channels of the run of tokens at `p`.
+void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
+                  int64_t channels, float* out);
+
+// Parameter tiles of tokens [p, p + n), scales and biases as CodeBiases says; null biases if there
+// is neither zero point nor offset. False if one is not finite. `staging`, `scales`, `biases`:
+// groups * kTokenTile floats.
+bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                    float offset, bool in_codes, float* staging, float* scales, float* biases,
+                    CodeParameters* out);
+
+// Calls use(first, tokens) for what of tokens [token, token + n) lies in each run.
+template <typename Use>
+bool ForRuns(int64_t token, int64_t n, int64_t run, Use use) {
+  for (int64_t first = 0; first < n;) {
+    const int64_t tokens = std::min(n - first, run - (token + first) % run);
+    if (!use(first, tokens)) return false;
+    first += tokens;
+  }
+  return true;
+}
+
+// The most that any segment needs, of `get(segment)`.
+template <typename Get>
+int64_t Most(const Segment* segments, int count, Get get) {
+  int64_t most = 0;
+  for (int i = 0; i < count; ++i) {
+    if (segments[i].codes.usable) most = std::max<int64_t>(most, get(segments[i]));
+  }
+  return most;
+}
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CODE_PARAMETERS_H_
