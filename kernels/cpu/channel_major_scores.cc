@@ -20,7 +20,8 @@ int64_t Chunks(const Segment& segment, int64_t channels) {
 }  // namespace
 
 ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, Arena& arena)
-    : channels_(problem.head_size) {
+    : channels_(problem.head_size),
+      parameters_(problem.k, problem.k_segments, problem.head_size, arena) {
   const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
   const int64_t chunks = most([&](const Segment& s) { return Chunks(s, channels_); });
   const int64_t groups =
@@ -58,8 +59,7 @@ bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, c
   if (codes.by_channel) {
     const Dequantization& how = segment.dequantization;
     const bool has_points = how.zero_points.present();
-    ReadChannels(reader, how, how.scales, p, channels_, scales_);
-    if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases_);
+    parameters_.Read(reader, segment, p, scales_, biases_);
     const CodeBiases make{how.real_zero_points, /*in_codes=*/true, ValueOffset(codes)};
     if (!kernels.biases(scales_, has_points ? biases_ : nullptr, make, channels_, biases_)) {
       return false;

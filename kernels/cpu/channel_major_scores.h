@@ -6,6 +6,7 @@
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/code_parameters.h"
 #include "kvant/kernels/cpu/dequantize.h"
 
 namespace kvant::cpu {
@@ -34,6 +35,7 @@ class ChannelMajorScores {
                    const float* q, int64_t rows, float* scores);
 
   const int64_t channels_;
+  ChannelParameters parameters_;
   const Segment* prepared_ = nullptr;  // what the weights are for, and for which run of tokens
   int64_t prepared_run_ = -1;
   bool finite_ = false;

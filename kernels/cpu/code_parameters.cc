@@ -78,10 +78,43 @@ StoredParameters StoredAt(const Reader& reader, const Array& array, const Positi
 
 }  // namespace
 
-void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
-                  int64_t channels, float* out) {
+ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,
+                                     Arena& arena)
+    : channels_(channels) {
+  const int64_t floats = Most(segments, count, [&](const Segment& segment) {
+    return segment.codes.by_channel ? kRuns * channels : 0;
+  });
+  scales_.values = arena.Take(floats);
+  points_.values = arena.Take(floats);
+  lines_ = arena.Take(floats);
+}
+
+void ChannelParameters::Read(const Reader& reader, const Segment& segment, const Position& p,
+                             float* scales, float* points) {
+  const Dequantization& how = segment.dequantization;
+  ReadOne(reader, segment, how.scales, p, scales_, scales);
+  if (how.zero_points.present()) ReadOne(reader, segment, how.zero_points, p, points_, points);
+}
+
+void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, const Array& array,
+                                Position p, Block& block, float* out) {
+  const Dequantization& how = segment.dequantization;
   for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
-  reader.Line(array, p, kCol, channels, out);
+  if (array.strides[kRow] != 1) return reader.Line(array, p, kCol, channels_, out);
+  const int64_t first = p.at[kRow] / kRuns * kRuns;
+  const int64_t in_block = p.at[kRow] - first;
+  if (block.array != &array || block.first != first) {
+    block.array = &array;
+    block.first = first;
+    const int64_t runs = std::min(kRuns, CeilDiv(segment.tokens, how.group[kRow]) - first);
+    p.at[kRow] = first;
+    for (int64_t c = 0; c < channels_; ++c) {
+      p.at[kCol] = c;
+      reader.Line(array, p, kRow, runs, lines_ + c * kRuns);
+    }
+    reader.kernels->transpose(lines_, kRuns, channels_, runs, block.values, channels_);
+  }
+  std::copy_n(block.values + in_block * channels_, channels_, out);
 }
 
 bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,

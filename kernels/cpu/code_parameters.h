@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/dequantize.h"
@@ -33,9 +34,30 @@ inline float ValueOffset(const CodeLayout& codes) {
   return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
 }
 
-// Elements of a parameter array for `channels` channels of the run of tokens at `p`.
-void ReadChannels(const Reader& reader, const Dequantization& how, const Array& array, Position p,
-                  int64_t channels, float* out);
+// Parameters of a unit that vary by channel, of one run of tokens after another.
+class ChannelParameters {
+ public:
+  // Takes scratch from `arena`.
+  ChannelParameters(const Segment* segments, int count, int64_t channels, Arena& arena);
+  // Scales, and zero points if there are any, of the run of tokens at `p`; `channels` floats each.
+  void Read(const Reader& reader, const Segment& segment, const Position& p, float* scales,
+            float* points);
+
+ private:
+  // Runs that are read at a time where they, not channels, are side by side.
+  static constexpr int64_t kRuns = 16;
+  struct Block {
+    const Array* array = nullptr;
+    int64_t first = -1;       // run
+    float* values = nullptr;  // [kRuns][channels]
+  };
+  void ReadOne(const Reader& reader, const Segment& segment, const Array& array, Position p,
+               Block& block, float* out);
+
+  const int64_t channels_;
+  Block scales_, points_;
+  float* lines_;  // [channels][kRuns]
+};
 
 // Parameter tiles of tokens [p, p + n), scales and biases as CodeBiases says; null biases if there
 // is neither zero point nor offset. False if one is not finite. `staging`, `scales`, `biases`:

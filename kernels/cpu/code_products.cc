@@ -45,6 +45,13 @@ CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p,
   return rows;
 }
 
+// Asks for the first lines of the next tile, as many as memory delivers while the current one's
+// parameters are read or its weights made: in those phases no kernel asks for any.
+void RequestFirst(const CodeRows& rows) {
+  constexpr int kLines = 24;
+  for (int i = 0; i < kLines; ++i) __builtin_prefetch(rows.next + i * 64, 0, 2);
+}
+
 CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
   return {codes.bits,
           channels,
@@ -114,7 +121,8 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
 }
 
 CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
-    : channels_(problem.head_size) {
+    : channels_(problem.head_size),
+      parameters_(problem.k, problem.k_segments, problem.head_size, arena) {
   const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
   const int64_t rows = problem.row_tile;
   const int64_t dwords = most([](const Segment& s) { return s.codes.columns * 16 / s.codes.bits; });
@@ -148,8 +156,7 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
   // The channels' scales move to the queries, and with them the zero points to one sum a row.
   const Dequantization& how = segment.dequantization;
   const bool has_points = how.zero_points.present();
-  ReadChannels(reader, how, how.scales, p, channels_, scales_);
-  if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases_);
+  parameters_.Read(reader, segment, p, scales_, biases_);
   const CodeBiases make{how.real_zero_points, /*in_codes=*/true, 0.f};
   finite_ = kernels.biases(scales_, has_points ? biases_ : nullptr, make, channels_,
                            has_points ? biases_ : nullptr) &&
@@ -162,6 +169,8 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
                              int64_t n, const float* q, int64_t rows, float* scores) {
   const CodeLayout& codes = segment.codes;
   if (!Prepare(reader, segment, p, q, rows)) return false;
+  const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
+  RequestFirst(stored);
   CodeParameters parameters;
   if (codes.by_channel) {
     const bool biased = segment.dequantization.zero_points.present();
@@ -174,9 +183,8 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
                        : codes.bits == 8 ? 0x80
                        : codes.bits == 4 ? 0x88
                                          : 0xaa;
-  const float most = reader.kernels->codes->scores(RowsAt(reader, segment, p, n, channels_), flip,
-                                                   ColumnsOf(codes, channels_), queries_, rows,
-                                                   parameters, turned_, scores);
+  const float most = reader.kernels->codes->scores(stored, flip, ColumnsOf(codes, channels_),
+                                                   queries_, rows, parameters, turned_, scores);
   return most <= kMaxScore;
 }
 
@@ -199,7 +207,8 @@ bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position
 }
 
 CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
-    : channels_(problem.v_head_size) {
+    : channels_(problem.v_head_size),
+      parameters_(problem.v, problem.v_segments, problem.v_head_size, arena) {
   const int64_t groups = Most(problem.v, problem.v_segments, Groups);
   const int64_t rows = groups == 0 ? 0 : problem.row_tile;
   const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
@@ -228,10 +237,12 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
     return false;
   }
   const CodeKernels& kernels = *reader.kernels->codes;
+  const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
+  RequestFirst(stored);
   kernels.weights(Columns(probs, at, n, rows), rows, parameters, codes.groups, weights_,
                   weight_scales_, weight_biases_);
   const CodeKernels::Values values = {
-      .rows = RowsAt(reader, segment, p, n, channels_),
+      .rows = stored,
       .bits = codes.bits,
       .is_signed = codes.is_signed,
       .channels = channels_,
@@ -269,9 +280,8 @@ bool CodeValues::MultiplyByRuns(const Reader& reader, const Segment& segment, Po
     float* scales = scales_ + at;
     float* biases = biases_ + at;
     at += channels_;
-    ReadChannels(reader, how, how.scales, p, channels_, scales);
+    parameters_.Read(reader, segment, p, scales, biases);
     const bool has_points = how.zero_points.present();
-    if (has_points) ReadChannels(reader, how, how.zero_points, p, channels_, biases);
     return kernels.biases(scales, has_points ? biases : nullptr,
                           {how.real_zero_points, /*in_codes=*/false, offset}, channels_, biases);
   });

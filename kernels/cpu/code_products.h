@@ -8,6 +8,7 @@
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/code_parameters.h"
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/dequantize.h"
 
@@ -37,6 +38,7 @@ class CodeScores {
                int64_t rows);
 
   const int64_t channels_;
+  ChannelParameters parameters_;
   const Segment* prepared_ = nullptr;  // what queries_ holds, and for which run of tokens
   int64_t prepared_run_ = -1;
   bool finite_ = false;
@@ -63,6 +65,7 @@ class CodeValues {
   const float* Columns(const float* probs, int64_t at, int64_t n, int64_t rows);
 
   const int64_t channels_;
+  ChannelParameters parameters_;
   float *scales_, *biases_, *staging_, *probs_, *weight_scales_, *weight_biases_;
   int16_t* weights_;
 };

@@ -309,10 +309,16 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
     q.group[a] = f.group[a] == 0 ? dims[a] : f.group[a];
     groups[a] = dims[a] / q.group[a];
   }
+  Dims5 parameter_strides = Dense(groups);
+  if (f.parameters_by_channel) {
+    parameter_strides[3] = 1;
+    parameter_strides[4] = groups[3];
+  }
   const double unit = codes ? 2.0 / static_cast<double>(high - low + 1) : 1.0;
-  q.scales = AddDense(f.scales, groups, [&](const Dims5&) { return Random(0.5, 1.5) * unit; });
+  q.scales = AddInput(f.scales, groups, parameter_strides,
+                      [&](const Dims5&) { return Random(0.5, 1.5) * unit; });
   if (f.zero_points == kUndef) return segment;
-  q.zero_points = AddDense(f.zero_points, groups, [&](const Dims5&) {
+  q.zero_points = AddInput(f.zero_points, groups, parameter_strides, [&](const Dims5&) {
     if (IsFloat(f.zero_points)) return Random(-0.5, 1.0);
     const double top =
         std::min<double>(static_cast<double>(HighestOf(f.zero_points)), static_cast<double>(high));

@@ -60,6 +60,8 @@ struct Format {
   DataType zero_points = kUndef;
   enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved } order{};
   bool per_query_head = false;  // varies over b2
+  // Scales and zero points lie with groups of tokens innermost.
+  bool parameters_by_channel = false;
 };
 
 class Case {

@@ -152,6 +152,23 @@ TEST(CpuCodes, ChannelMajorKeys) {
   }
 }
 
+// Of which many are read at a time, runs of tokens side by side.
+TEST(CpuCodes, ParametersOfChannelsByChannel) {
+  using Order = Format::Order;
+  for (Order order : {Order::kTokenMajor, Order::kChannelMajor}) {
+    for (int64_t run : {16, 48}) {
+      Format k = ByChannel(kU4, run, kF16, kS8);
+      k.parameters_by_channel = true;
+      Format v = k;
+      k.order = order;
+      SCOPED_TRACE(testing::Message() << static_cast<int>(order) << " " << run);
+      Case c = Plain({.ratio = 3, .q_len = 1, .kv_len = 37 * run, .d = 24, .dv = 40}, k, v);
+      CheckOnCodes(c);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(CpuCodes, ChannelMajorKeysOfEveryLengthAndHeadSize) {
   for (DataType type : kCodeTypes) {
     const int64_t step = 8 / BitsOfType(type);

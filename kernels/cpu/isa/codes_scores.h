@@ -138,12 +138,12 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   return true;
 }
 
-// Codes of the tokens as dword columns, [column][kTokenTile], with sign bits flipped.
+// Codes of tokens [begin, end) as dword columns, [column][kTokenTile], with sign bits flipped.
 template <typename S>
-void TurnCodes(const CodeRows& rows, uint8_t flip, int32_t* turned) {
+void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, int32_t* turned) {
   const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
-  for (int64_t token = 0; token < rows.tokens; token += S::kWidth) {
-    const int64_t last = CodesMin(S::kWidth, rows.tokens - token) - 1;
+  for (int64_t token = begin; token < end; token += S::kWidth) {
+    const int64_t last = CodesMin(S::kWidth, end - token) - 1;
     for (int64_t byte = 0; byte < rows.row_bytes; byte += 4 * S::kWidth) {
       S::Columns(rows.data + token * rows.stride + byte, rows.stride, last, rows.row_bytes - byte,
                  flips, turned + byte / 4 * kTokenTile + token);
@@ -185,7 +185,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
         word[b] = S::LoadDwords(turned + c * kTokenTile + token + b * S::kWidth);
         // The next tile, line after line as memory is fastest, and a line per column: a burst
         // would not overlap with computing.
-        _mm_prefetch(next + b * S::kWidth * rows.row_bytes + c * 4 * S::kWidth, _MM_HINT_T1);
+        _mm_prefetch(next + (c * kBlocks + b) * 4 * S::kWidth, _MM_HINT_T1);
       }
       ForEachOf<kPairs>([&](auto k) {
         I codes[kBlocks];
@@ -248,15 +248,14 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
 template <typename S, int kBits, int kRows>
 void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
                 const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
-                float* scores, typename S::Vector* most) {
+                int64_t token, int64_t tokens, float* scores, typename S::Vector* most) {
   constexpr int kFit = S::kDotAccumulators / kRows;
   constexpr int kBlocks = kFit >= 4 ? 4 : kFit;
-  int64_t token = 0;
   const auto run = [&](auto blocks) {
     constexpr int kCount = decltype(blocks)::value;
     // A last block may be in part beyond the tokens.
     const int64_t whole = kCount > 1 ? kCount * S::kWidth : 1;
-    for (; token + whole <= rows.tokens; token += kCount * S::kWidth) {
+    for (; token + whole <= tokens; token += kCount * S::kWidth) {
       ScoresBlock<S, kBits, kRows, kCount>(rows, turned, columns, queries, row, parameters, token,
                                            scores, most);
     }
@@ -267,15 +266,21 @@ void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& 
 }
 
 template <typename S, int kBits>
-float ScoresOf(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
+float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
                const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-               float* scores) {
+               int32_t* turned, float* scores) {
+  // Columns of so many tokens are made and used while they are in the first-level cache.
+  const int64_t step = kBits == 8 ? kTokenTile / 2 : kTokenTile;
   typename S::Vector most = S::Zero();
-  for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
-    const auto run = RowBlock(query_rows - row) == 4   ? ScoresRows<S, kBits, 4>
-                     : RowBlock(query_rows - row) == 2 ? ScoresRows<S, kBits, 2>
-                                                       : ScoresRows<S, kBits, 1>;
-    run(rows, turned, columns, queries, row, parameters, scores, &most);
+  for (int64_t token = 0; token < rows.tokens; token += step) {
+    const int64_t end = CodesMin(token + step, rows.tokens);
+    TurnCodes<S>(rows, flip, token, end, turned);
+    for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
+      const auto run = RowBlock(query_rows - row) == 4   ? ScoresRows<S, kBits, 4>
+                       : RowBlock(query_rows - row) == 2 ? ScoresRows<S, kBits, 2>
+                                                         : ScoresRows<S, kBits, 1>;
+      run(rows, turned, columns, queries, row, parameters, token, end, scores, &most);
+    }
   }
   return S::MaxOf(most);
 }
@@ -284,11 +289,10 @@ template <typename S>
 float Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
              const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
              int32_t* turned, float* scores) {
-  TurnCodes<S>(rows, flip, turned);
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
-  return run(rows, turned, columns, queries, query_rows, parameters, scores);
+  return run(rows, flip, columns, queries, query_rows, parameters, turned, scores);
 }
 
 }  // namespace

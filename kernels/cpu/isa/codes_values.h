@@ -56,7 +56,6 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
     }
     const F most = ReduceEach<S, true>(lanes);
     const F scale_of_each = S::Mul(most, S::Set1(1.f / kTop));
-    S::Store(scales, scale_of_each);
     S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
     for (int64_t g = 0; g < n; ++g) {
       const int64_t at = (first + g) * kTokenTile;
@@ -77,7 +76,14 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
       }
       for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], bias[r]);
     }
-    S::Store(biases, S::Mul(ReduceEach<S, false>(lanes), scale_of_each));
+    const F bias_of_each = S::Mul(ReduceEach<S, false>(lanes), scale_of_each);
+    if constexpr (kRows == 1) {
+      StorePart<S>(weight_scales + first, n, scale_of_each);
+      StorePart<S>(weight_biases + first, n, bias_of_each);
+      continue;
+    }
+    S::Store(scales, scale_of_each);
+    S::Store(biases, bias_of_each);
     for (int r = 0; r < kRows; ++r) {
       for (int64_t g = 0; g < n; ++g) {
         weight_scales[r * groups + first + g] = scales[r * kBatch + g];
