@@ -76,8 +76,9 @@ inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t 
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
 
-// Memory answers late, so rows are asked for this many bytes ahead of their use.
-inline constexpr int64_t kPrefetchBytes = 4096;
+// Memory answers late, so rows are asked for this many bytes ahead of their use: a tile of f16,
+// into the second-level cache, for the first cannot wait for so many lines.
+inline constexpr int64_t kPrefetchBytes = 16 * 1024;
 inline constexpr int64_t kLineBytes = 64;
 
 // Rows to look ahead, for rows `stride_bytes` apart.
@@ -189,7 +190,7 @@ void QkStoredRows(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const 
     const uint8_t* first = k + t * stride_bytes;
     for (int i = 0; i < kTokens; ++i) {
       for (int64_t b = 0; b < row_bytes; b += kLineBytes) {
-        __builtin_prefetch(first + i * stride_bytes + ahead + b);
+        __builtin_prefetch(first + i * stride_bytes + ahead + b, 0, 2);
       }
     }
     QkStoredBlock<S, Type, kRows>(first, stride_bytes, tokens - t, q, head_size, scores + t);
@@ -235,7 +236,7 @@ void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t strid
   for (int64_t t = 0; t < tokens; ++t) {
     const uint8_t* row = v + t * stride_bytes;
 #pragma GCC unroll 8
-    for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(row + ahead + b);
+    for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(row + ahead + b, 0, 2);
     typename S::Vector right[kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
