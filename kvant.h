@@ -5,7 +5,6 @@
 #include "kvant/backends/compiled_partition.h"  // IWYU pragma: export
 #include "kvant/backends/engine.h"              // IWYU pragma: export
 #include "kvant/backends/executor.h"            // IWYU pragma: export
-#include "kvant/backends/quantize.h"            // IWYU pragma: export
 #include "kvant/backends/tensor.h"              // IWYU pragma: export
 #include "kvant/graph/builder.h"                // IWYU pragma: export
 #include "kvant/graph/graph.h"                  // IWYU pragma: export

@@ -52,7 +52,7 @@ std::unique_ptr<Backend> MakeOracleBackend();
 // Op by op on the CPU, through oneDNN where it has the op. Null when kvant is
 // built without oneDNN.
 std::unique_ptr<Backend> MakeReferenceBackend();
-// Fused attention on the CPU.
+// Fused attention and DynamicQuantize on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
 
 }  // namespace kvant

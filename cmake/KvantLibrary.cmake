@@ -10,10 +10,11 @@ if(NOT KVANT_WITH_ONEDNN)
   list(FILTER kvant_sources EXCLUDE REGEX "/backends/reference/")
 endif()
 
-# Kernels are the hot loops: optimised fully, and free to drop errno from the math functions.
+# Kernels are the hot loops: optimised fully, free to drop errno from the math functions, and to
+# evaluate both sides of a choice, which may raise flags that nobody reads.
 set(kvant_kernel_sources ${kvant_sources})
 list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
-set(kvant_kernel_options -fno-math-errno)
+set(kvant_kernel_options -fno-math-errno -fno-trapping-math)
 if(NOT KVANT_SANITIZE)
   list(APPEND kvant_kernel_options $<$<NOT:$<CONFIG:Debug>>:-O3>)
 endif()

@@ -172,6 +172,19 @@ Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> 
               QuantizationAttributes(options));
 }
 
+GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOptions& options) {
+  absl::InlinedVector<DataType, 3> types{options.type, options.scale_type};
+  if (options.zero_point_type != kUndef) types.push_back(options.zero_point_type);
+  Attributes attrs =
+      QuantizationAttributes({.group_shape = options.group_shape, .axis = options.axis});
+  if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
+  if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
+  const Value codes = Emit(OpKind::kDynamicQuantize, "", {x}, types, std::move(attrs));
+  Quantized result{codes, {codes.id + 1}, std::nullopt};
+  if (options.zero_point_type != kUndef) result.zero_points = Value{codes.id + 2};
+  return result;
+}
+
 Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {
   const DataType left = Describe(a).type, right = Describe(b).type;
   const bool widens = right == kF32 && IsComputeFloat(left);

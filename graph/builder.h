@@ -55,6 +55,20 @@ class GraphBuilder {
     DataType type = kUndef;                      // of the result; undef: the scales' type
   };
 
+  struct QuantizeOptions {
+    Dims group_shape = {};                       // as in DequantizeOptions
+    std::optional<int64_t> axis = std::nullopt;  // likewise
+    DataType type = kUndef;                      // of the codes
+    DataType scale_type = kF32;
+    DataType zero_point_type = kUndef;  // undef: none
+    bool power_of_two_scales = false;
+    float scale_floor = 0;
+  };
+  struct Quantized {
+    Value codes, scales;
+    std::optional<Value> zero_points;
+  };
+
   // type kUndef: as the first input's. Arithmetic on f32 and a shorter type gives
   // f32.
   Value MatMul(Value a, Value b, MatMulOptions options);
@@ -69,6 +83,8 @@ class GraphBuilder {
   // `type` is the code type.
   Value DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
                         const DequantizeOptions& options);
+  // Computes scales and zero points as well.
+  Quantized DynamicQuantize(Value x, const QuantizeOptions& options);
   Value Add(Value a, Value b);
   Value Subtract(Value a, Value b);
   Value Multiply(Value a, Value b);

@@ -189,6 +189,31 @@ absl::Status CheckAttentionInputs(const Op& op) {
                               op.inputs.size() - 3, " follow v"));
 }
 
+// Scales come in and one tensor goes out, or the op computes what it puts out.
+absl::Status CheckQuantizeForm(const Op& op) {
+  const auto error = [&op](const std::string& what) {
+    return OpError(op, ErrorKind::kInvalidGraphOp, what);
+  };
+  const size_t inputs = op.inputs.size(), outputs = op.outputs.size();
+  if (inputs == 1) {
+    if (outputs == 1) return error("has neither an input nor an output for its scales");
+    const float floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f);
+    if (floor >= 0) return absl::OkStatus();
+    return error(absl::StrCat("attribute 'scale_floor' is ", floor, ", less than 0"));
+  }
+  if (outputs > 1) {
+    return error(absl::StrCat("has scales as input (tensor ", op.inputs[1],
+                              ") and as output (tensor ", op.outputs[1], ")"));
+  }
+  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
+    if (op.attrs.Find(attr) == nullptr) continue;
+    return error(absl::StrCat("attribute '", std::string(AttrName(attr)),
+                              "' is for scales that it computes, but they are an input (tensor ",
+                              op.inputs[1], ")"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view OpKindName(OpKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
@@ -283,6 +308,7 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
   if (op.kind == OpKind::kScaledDotProductAttention) {
     KVANT_RETURN_IF_ERROR(CheckAttentionInputs(op));
   }
+  if (op.kind == OpKind::kDynamicQuantize) KVANT_RETURN_IF_ERROR(CheckQuantizeForm(op));
   return CheckTypes({op, inputs, outputs});
 }
 

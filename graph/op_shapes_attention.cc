@@ -38,35 +38,47 @@ absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
                                      " of ", DescribeDims(x), ", but are ", DescribeDims(tensor)));
 }
 
-// One value per group: x.dim == dim * group in every dim.
-absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
-                           const std::vector<int64_t>& group_shape, const LogicalTensor& tensor,
-                           const char* role) {
+// The dims of a tensor with one value per group: those of x divided by group_shape's.
+absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
+                              const std::vector<int64_t>& group_shape, Dims& groups) {
   if (group_shape.size() != x.dims->size()) {
     return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape), "] and ",
                                        DescribeDims(x), " differ in rank"));
   }
-  if (tensor.dims && tensor.dims->size() != x.dims->size()) {
-    return QuantError(op, absl::StrCat(role, " per group have the rank of ", DescribeDims(x),
-                                       ", but are ", DescribeDims(tensor)));
-  }
+  groups = *x.dims;
   for (size_t i = 0; i < group_shape.size(); ++i) {
-    const int64_t dim = (*x.dims)[i], group = group_shape[i];
+    const int64_t group = group_shape[i];
     if (group < 1) {
       return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape),
                                          "] has a group of ", group, " in dim ", i));
     }
-    if (dim == kUnknownDim) continue;
-    if (dim % group != 0) {
+    if (groups[i] == kUnknownDim) continue;
+    if (groups[i] % group != 0) {
       return QuantError(
           op, absl::StrCat("groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x)));
     }
-    if (tensor.dims && !MayEqual((*tensor.dims)[i], dim / group)) {
-      return QuantError(
-          op, absl::StrCat("groups of ", group, " along dim ", i, " of ", DescribeDims(x), " need ",
-                           dim / group, " of ", role, " there, but there are ", (*tensor.dims)[i],
-                           " in ", DescribeDims(tensor)));
-    }
+    groups[i] /= group;
+  }
+  return absl::OkStatus();
+}
+
+// One value per group: x.dim == dim * group in every dim.
+absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
+                           const std::vector<int64_t>& group_shape, const LogicalTensor& tensor,
+                           const char* role) {
+  Dims groups;
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, group_shape, groups));
+  if (!tensor.dims) return absl::OkStatus();
+  if (tensor.dims->size() != groups.size()) {
+    return QuantError(op, absl::StrCat(role, " per group have the rank of ", DescribeDims(x),
+                                       ", but are ", DescribeDims(tensor)));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (MayEqual((*tensor.dims)[i], groups[i])) continue;
+    return QuantError(
+        op, absl::StrCat("groups of ", group_shape[i], " along dim ", i, " of ", DescribeDims(x),
+                         " need ", groups[i], " of ", role, " there, but there are ",
+                         (*tensor.dims)[i], " in ", DescribeDims(tensor)));
   }
   return absl::OkStatus();
 }
@@ -220,6 +232,27 @@ absl::Status DynamicQuantShape(const Op& op, ShapeContext& context) {
     if (!shared) KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, zps, "zero points"));
   }
   context.outputs[0] = x.dims;
+  return absl::OkStatus();
+}
+
+absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
+  if (context.inputs.size() > 1) return DynamicQuantShape(op, context);
+  const LogicalTensor& x = *context.inputs[0];
+  context.outputs[0] = x.dims;
+  std::optional<Dims> groups;
+  const QType qtype = QTypeOf(op);
+  if (qtype == QType::kPerTensor) {
+    groups = Dims{1};
+  } else if (qtype == QType::kPerChannel && x.dims) {
+    int axis;
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    groups = Dims{(*x.dims)[axis]};
+  } else if (qtype == QType::kPerGroup) {
+    const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+    if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
+    if (x.dims) KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, *group_shape, groups.emplace()));
+  }
+  for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
   return absl::OkStatus();
 }
 

@@ -206,11 +206,21 @@ constexpr char kZeroPoints[] = "one of s32, u8, s8, u4, s4, u2, s2, f32, bf16, f
 
 absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
-  if (ports.inputs.size() > 2) {
-    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsZeroPoint, kZeroPoints));
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
+  if (ports.inputs.size() > 1) {
+    KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
+    if (ports.inputs.size() < 3) return absl::OkStatus();
+    return Input(ports, 2, IsZeroPoint, kZeroPoints);
   }
-  return Output(ports, 0, IsDynamicCode, kCodes);
+  KVANT_RETURN_IF_ERROR(Output(ports, 1, IsComputeFloat, kFloats));
+  if (ports.outputs.size() < 3) return absl::OkStatus();
+  if (IsFloat(ports.outputs[0]->type)) {
+    return MakeError(ErrorKind::kInvalidDataType,
+                     absl::StrCat(ports.op.ToString(), ": computes no zero points (tensor ",
+                                  ports.outputs[2]->id, ") for ", PortText(ports, true, 0), " of ",
+                                  Named(ports.outputs[0]->type)));
+  }
+  return Output(ports, 2, IsZeroPoint, kZeroPoints);
 }
 
 absl::Status DynamicDequantizeTypes(const OpPorts& ports) {

@@ -1,9 +1,7 @@
 #include "kvant/tools/demo_cache.h"
 
-#include <optional>
 #include <utility>
 
-#include "kvant/backends/quantize.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
@@ -13,29 +11,25 @@ namespace {
 
 constexpr DataType kScaleType = kF16;
 
-// codes = DynamicQuantize(values, scales[, zero points]) for the groups of `stored`.
+// codes, scales[, zero points] = DynamicQuantize(values) for the groups of `stored`.
 absl::StatusOr<Graph> QuantizeGraph(const StoredTensor& stored) {
   GraphBuilder g;
   const Value x = g.Input("values", kF32, *stored.data.desc.dims);
-  const Value scales = g.Input("scales", stored.scales.desc.type, *stored.scales.desc.dims);
-  std::optional<Value> zero_points;
-  if (stored.zero_points.desc.type != kUndef) {
-    zero_points = g.Input("zero_points", stored.zero_points.desc.type, *stored.scales.desc.dims);
-  }
-  g.Output("codes",
-           g.DynamicQuantize(x, scales, zero_points,
-                             {.group_shape = stored.group_shape, .type = stored.data.desc.type}));
+  g.DynamicQuantize(x, {.group_shape = stored.group_shape,
+                        .type = stored.data.desc.type,
+                        .scale_type = stored.scales.desc.type,
+                        .zero_point_type = stored.zero_points.desc.type});
   return std::move(g).Build();
 }
 
-absl::Status FillCodes(const Engine& engine, absl::Span<const float> values, StoredTensor& stored) {
+absl::Status Quantize(const Engine& engine, absl::Span<const float> values, StoredTensor& stored) {
   KVANT_ASSIGN_OR_RETURN(const Graph graph, QuantizeGraph(stored));
   KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const CompiledPartition quantize, engine.Compile(partitions.front()));
-  std::vector<ConstTensor> inputs{{values.data(), values.size() * sizeof(float)},
-                                  stored.scales.data};
-  if (stored.zero_points.desc.type != kUndef) inputs.push_back(stored.zero_points.data);
-  return quantize.Execute(Stream(engine), inputs, {stored.data.data});
+  std::vector<Tensor> outputs{stored.data.data, stored.scales.data};
+  if (stored.zero_points.desc.type != kUndef) outputs.push_back(stored.zero_points.data);
+  const ConstTensor input{values.data(), values.size() * sizeof(float)};
+  return quantize.Execute(Stream(engine), {input}, outputs);
 }
 
 }  // namespace
@@ -66,10 +60,7 @@ absl::StatusOr<StoredTensor> Store(const Engine& engine, const StorageFormat& fo
   const DataType zero_point_type =
       format.real_zero_points ? kScaleType : format.format.ZeroPointType(kScaleType);
   if (zero_point_type != kUndef) stored.zero_points = MakeTensor(zero_point_type, groups);
-  KVANT_RETURN_IF_ERROR(ComputeScales(values, dims, stored.group_shape, format.format.type,
-                                      kScaleType, stored.scales.data.data(), zero_point_type,
-                                      stored.zero_points.data.data()));
-  KVANT_RETURN_IF_ERROR(FillCodes(engine, values, stored));
+  KVANT_RETURN_IF_ERROR(Quantize(engine, values, stored));
   return stored;
 }
 

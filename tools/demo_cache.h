@@ -46,8 +46,8 @@ struct StoredTensor {
 };
 
 // Stores values (dense row-major, [N, Hkv, 1, S, D]) in that format, scales in
-// f16. The codes come from a graph of one DynamicQuantize run on `engine`. Errors
-// are those of KvFormat::GroupShape and ComputeScales, or the engine's.
+// f16, by a graph of one DynamicQuantize run on `engine`. Errors are those of
+// KvFormat::GroupShape or the engine's.
 absl::StatusOr<StoredTensor> Store(const Engine& engine, const StorageFormat& format,
                                    absl::Span<const float> values, const Dims& dims);
 

@@ -1,4 +1,4 @@
-// The cpu backend: attention as one fused kernel.
+// The cpu backend: attention as one fused kernel, and quantization.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/plan.h"
+#include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
@@ -70,6 +71,12 @@ class CpuBackend : public Backend {
     const auto unsupported = [](std::string_view why) {
       return MakeError(ErrorKind::kUnimplemented, why);
     };
+    const KernelSet* kernels = ChosenKernels();
+    if (kernels == nullptr) {
+      return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
+                                      std::string(KernelNames())));
+    }
+    if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -78,12 +85,8 @@ class CpuBackend : public Backend {
           absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(absl::StrCat("not attention: ", partition.pattern()));
-    }
-    const KernelSet* kernels = ChosenKernels();
-    if (kernels == nullptr) {
-      return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
-                                      std::string(KernelNames())));
+      return unsupported(
+          absl::StrCat("neither attention nor DynamicQuantize: ", partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }

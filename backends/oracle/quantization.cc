@@ -1,5 +1,10 @@
 // Codes to values and back: the static and the dynamic forms.
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/oracle/ops.h"
@@ -44,23 +49,24 @@ absl::StatusOr<IndexMap> ChannelMap(const OpContext& context, const Dims& dims, 
   return StridedMap(dims, strides);
 }
 
-// Of a dynamic op's scales or zero points.
-absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Array& parameters) {
+// Of a dynamic op's scales or zero points, which have these dims.
+absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& parameters) {
   const Dims& dims = context.in(0).dims;
   const std::string qtype = context.op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
-  if (qtype != "per_group" || parameters.size() == 1) {
-    return ChannelMap(context, dims, parameters.size(), qtype == "per_channel");
+  const int64_t count = ElementsOf(parameters);
+  if (qtype != "per_group" || count == 1) {
+    return ChannelMap(context, dims, count, qtype == "per_channel");
   }
   const auto group = context.op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
-  bool fits = group.size() == dims.size() && parameters.dims.size() == dims.size();
+  bool fits = group.size() == dims.size() && parameters.size() == dims.size();
   for (size_t d = 0; fits && d < dims.size(); ++d) {
-    fits = group[d] > 0 && parameters.dims[d] * group[d] == dims[d];
+    fits = group[d] > 0 && parameters[d] * group[d] == dims[d];
   }
   if (!fits) {
     return context.Error(ErrorKind::kInvalidArguments,
                          "group_shape times the dims of scales or zero points is not its input");
   }
-  return GroupMap(dims, group, parameters.dims);
+  return GroupMap(dims, group, parameters);
 }
 
 struct Parameters {
@@ -71,15 +77,98 @@ struct Parameters {
 
 absl::StatusOr<Parameters> DynamicParameters(const OpContext& context) {
   Parameters parameters;
-  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, context.in(1)));
+  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, context.in(1).dims));
   if (context.has_input(2)) {
     parameters.zero_points = &context.in(2);
     parameters.real_units = IsFloat(context.in_desc(2).type);
-    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points, ParameterMap(context, context.in(2)));
+    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points, ParameterMap(context, context.in(2).dims));
   } else {
     parameters.maps.zero_points = ConstantMap(context.in(0).dims);
   }
   return parameters;
+}
+
+double LargestFinite(DataType type) {
+  if (type == kF16) return 65504;
+  if (type == kBF16) return BF16ToF32(0x7f7f);
+  return std::numeric_limits<float>::max();
+}
+
+double HighestCode(DataType type) {
+  if (type == kF8E4M3) return 448;
+  if (type == kF8E5M2) return 57344;
+  return static_cast<double>(HighestOf(type));
+}
+
+// As stored: rounded, finite and not zero, so that dividing by it is safe.
+double StoredScale(const OpContext& context, double scale) {
+  scale = std::max<double>(scale, context.op.attrs.GetOr(Attr::kScaleFloor, 0.f));
+  const DataType type = context.out_desc(1).type;
+  double largest = LargestFinite(type);
+  int exponent = 0;
+  if (context.op.attrs.GetOr(Attr::kPowerOfTwoScales, false)) {
+    if (std::frexp(scale, &exponent) > 0.5) scale = std::ldexp(1, exponent);
+    std::frexp(largest, &exponent);
+    largest = std::ldexp(1, exponent - 1);
+  }
+  const double rounded = RoundTo(type, scale);
+  if (rounded == 0) return 1;
+  return std::min(rounded, largest);
+}
+
+struct Extremes {
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
+  bool finite = true;
+};
+
+// A scale for a group with these extremes and, in `zero_point`, its zero point.
+double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
+  if (!range.finite) return std::numeric_limits<double>::quiet_NaN();
+  if (range.min > range.max) range.min = range.max = 0;  // a group of nothing
+  const DataType codes = context.out_desc(0).type;
+  const double highest = HighestCode(codes);
+  if (zero_point == nullptr) {
+    return StoredScale(context, std::max(std::abs(range.min), std::abs(range.max)) / highest);
+  }
+  const double lowest = static_cast<double>(LowestOf(codes));
+  const DataType type = context.out_desc(2).type;
+  if (IsFloat(type)) {
+    const double scale = StoredScale(context, (range.max - range.min) / (highest - lowest));
+    const double largest = LargestFinite(type);
+    *zero_point = std::clamp(RoundTo(type, lowest * scale - range.min), -largest, largest);
+    return scale;
+  }
+  const double min = std::min(range.min, 0.0), max = std::max(range.max, 0.0);
+  const double scale = StoredScale(context, (max - min) / (highest - lowest));
+  const double exact = std::clamp(lowest - min / scale, lowest, highest);
+  *zero_point = RoundTo(type, std::nearbyint(exact));
+  return scale;
+}
+
+// Outputs 1 and, if it is there, 2, from input 0; `maps` says which elements they are of.
+void ComputeParameters(OpContext& context, const QuantizationMaps& maps) {
+  const Array& x = context.in(0);
+  std::vector<Extremes> ranges(ElementsOf(context.out_dims(1)));
+  ForEachRow<1>(*MakeSerialExecutor(), x.dims, {&maps.scales},
+                [&](int64_t first, const auto& bases) {
+                  const auto& groups = maps.scales.axes.back();
+                  for (size_t j = 0; j < groups.size(); ++j) {
+                    Extremes& range = ranges[bases[0] + groups[j]];
+                    const double value = x.values[first + j];
+                    range.finite &= std::isfinite(value);
+                    range.min = std::min(range.min, value);
+                    range.max = std::max(range.max, value);
+                  }
+                });
+  for (size_t i = 1; i < context.outputs.size(); ++i) {
+    context.outputs[i] = Array(context.out_dims(static_cast<int>(i)));
+  }
+  const bool has_zero_points = context.outputs.size() > 2;
+  for (size_t group = 0; group < ranges.size(); ++group) {
+    double* zero_point = has_zero_points ? &context.outputs[2].values[group] : nullptr;
+    context.outputs[1].values[group] = ScaleOf(context, ranges[group], zero_point);
+  }
 }
 
 // The attributes of a static op as arrays.
@@ -144,6 +233,20 @@ absl::Status EvalDequantize(OpContext& context) {
 }
 
 absl::Status EvalDynamicQuantize(OpContext& context) {
+  if (!context.has_input(1)) {
+    QuantizationMaps maps;
+    KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.out_dims(1)));
+    maps.zero_points = maps.scales;
+    ComputeParameters(context, maps);
+    const bool has_zero_points = context.outputs.size() > 2;
+    const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
+    Array x = context.Take(0);
+    QuantizeInPlace(context.executor, x, context.outputs[1],
+                    has_zero_points ? &context.outputs[2] : nullptr, real_units, maps,
+                    context.out_desc(0).type);
+    context.outputs[0] = std::move(x);
+    return absl::OkStatus();
+  }
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
   QuantizeInPlace(context.executor, x, context.in(1), parameters.zero_points, parameters.real_units,

@@ -1,6 +1,7 @@
 // The quantization ops in plain code: oneDNN has neither groups of any shape nor the narrow types.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/backends/reference/rows.h"
+#include "kvant/kernels/cpu/group_parameters.h"
 
 namespace kvant::reference {
 namespace {
@@ -89,6 +91,77 @@ QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
   return result;
 }
 
+// Elements per group along each dimension of x.
+Dims GroupShape(const Op& op, const Dims& dims) {
+  const std::string qtype = op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
+  Dims group = dims;
+  if (qtype == "per_channel") {
+    group[FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), dims.size())] = 1;
+  } else if (qtype == "per_group") {
+    const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
+    group.assign(shape.begin(), shape.end());
+  }
+  return group;
+}
+
+// The smallest and largest of the elements of a dense array with these dims and strides, from
+// `first` on; 0 if there are none, NaN if any is NaN.
+std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims& strides) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const int64_t count = ElementsOf(dims);
+  float min = kInfinity, max = -kInfinity;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t offset = 0, rest = i;
+    for (size_t d = dims.size(); d-- > 0; rest /= dims[d]) offset += rest % dims[d] * strides[d];
+    const float x = first[offset];
+    if (std::isnan(x)) return {x, x};
+    min = std::min(min, x);
+    max = std::max(max, x);
+  }
+  return count == 0 ? std::pair(0.f, 0.f) : std::pair(min, max);
+}
+
+// Scales and zero points that the op computes from x, with x's rank.
+QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lowering) {
+  const Dims group = GroupShape(op, x.dims), strides = DenseStrides(x.dims);
+  Dims groups = x.dims, steps = strides;
+  for (size_t d = 0; d < groups.size(); ++d) {
+    groups[d] = group[d] == 0 ? 1 : groups[d] / group[d];
+    steps[d] *= group[d];
+  }
+  const bool has_zero_points = lowering.HasOutput(op, 2);
+  const DataType zero_point_type = has_zero_points ? lowering.OutputTensor(op, 2).type : kUndef;
+  const cpu::ParameterRule rule = cpu::MakeParameterRule(
+      lowering.OutputTensor(op, 0).type, lowering.OutputTensor(op, 1).type, zero_point_type,
+      op.attrs.GetOr(Attr::kPowerOfTwoScales, false), op.attrs.GetOr(Attr::kScaleFloor, 0.f));
+  QuantizationArrays result;
+  result.scales = lowering.plan.NewArray(groups);
+  std::vector<Array> writes{result.scales};
+  if (has_zero_points) {
+    result.zero_points = lowering.plan.NewArray(groups, StorageOf(zero_point_type));
+    result.real_units = IsFloat(zero_point_type);
+    writes.push_back(*result.zero_points);
+  }
+  lowering.plan.AddStep({x}, writes, [=](const RunContext& context) {
+    context.executor.ParallelFor(ElementsOf(groups), [&](int64_t i, int) {
+      int64_t offset = 0, rest = i;
+      for (size_t d = groups.size(); d-- > 0; rest /= groups[d]) {
+        offset += rest % groups[d] * steps[d];
+      }
+      const auto [min, max] = RangeOf(context.data(x) + offset, group, strides);
+      const cpu::GroupParameters parameters = cpu::ParametersOf(rule, min, max);
+      context.data(result.scales)[i] = static_cast<float>(parameters.scale);
+      if (!result.zero_points) return;
+      if (result.zero_points->storage == Storage::kS32) {
+        context.data<int32_t>(*result.zero_points)[i] = static_cast<int32_t>(parameters.zero_point);
+      } else {
+        context.data(*result.zero_points)[i] = static_cast<float>(parameters.zero_point);
+      }
+    });
+  });
+  return result;
+}
+
 QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
   const size_t rank = lowering.InputTensor(op, 0).dims->size();
   const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
@@ -115,19 +188,10 @@ Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quant
 }
 
 Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type) {
-  if (quantization.real_units) {
-    return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
-      return RoundTo(type, (value + zp) / scale);
-    });
-  }
-  // Rounding comes before the zero point, so that which way a tie goes does not depend on it.
-  if (IsInteger(type)) {
-    return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
-      return RoundTo(type, std::nearbyint(value / scale) + zp);
-    });
-  }
-  return ForEachCode(plan, x, quantization, [type](double value, double scale, double zp) {
-    return RoundTo(type, value / scale + zp);
+  const cpu::ZeroPoints kind =
+      quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
+  return ForEachCode(plan, x, quantization, [type, kind](double value, double scale, double zp) {
+    return RoundTo(type, cpu::CodeOf(value, scale, zp, kind, IsInteger(type)));
   });
 }
 
@@ -154,10 +218,16 @@ absl::Status LowerDequantize(const Op& op, Lowering& lowering) {
 }
 
 absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
-  const QuantizationArrays parameters = DynamicParameters(op, lowering);
+  const bool computes = !lowering.HasInput(op, 1);
+  const Array x = lowering.Input(op, 0);
+  const QuantizationArrays parameters =
+      computes ? ComputedParameters(op, x, lowering) : DynamicParameters(op, lowering);
   lowering.SetOutput(op, 0,
-                     Quantize(lowering.plan, lowering.Input(op, 0), parameters,
-                              lowering.OutputTensor(op, 0).type));
+                     Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type));
+  if (computes) {
+    lowering.SetOutput(op, 1, parameters.scales);
+    if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
+  }
   return absl::OkStatus();
 }
 

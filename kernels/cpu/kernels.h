@@ -8,6 +8,7 @@
 #include "kvant/graph/data_type.h"
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/quantize_kernels.h"
 
 namespace kvant::cpu {
 
@@ -75,6 +76,9 @@ struct KernelSet {
              const float* shrink, float* out);
 
   void (*tanh)(float* values, int64_t n);
+
+  // DynamicQuantize.
+  const QuantizeKernels* quantize;
 
   // Optional from here on; null where the set has no such kernel.
 

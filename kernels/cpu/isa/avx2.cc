@@ -3,6 +3,7 @@
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
 #include "kvant/kernels/cpu/isa/load.h"
 #include "kvant/kernels/cpu/isa/products.h"
+#include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_avx2.h"
 #include "kvant/kernels/cpu/isa/softmax.h"
 #include "kvant/kernels/cpu/isa/tiles.h"
@@ -22,6 +23,7 @@ const KernelSet& avx2_kernels() {
       .exp_row = ExpRow<Avx2>,
       .pv = Pv<Avx2>,
       .tanh = Tanh<Avx2>,
+      .quantize = &kQuantizeKernels<Avx2>,
       .codes = &kCodeKernels<Avx2Codes>,
       .qk_stored = QkStored<Avx2>,
       .pv_stored = PvStored<Avx2>,

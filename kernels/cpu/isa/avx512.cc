@@ -3,6 +3,7 @@
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
 #include "kvant/kernels/cpu/isa/load.h"
 #include "kvant/kernels/cpu/isa/products.h"
+#include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_avx512.h"
 #include "kvant/kernels/cpu/isa/softmax.h"
 #include "kvant/kernels/cpu/isa/tiles.h"
@@ -22,6 +23,7 @@ const KernelSet& avx512_kernels() {
       .exp_row = ExpRow<Avx512>,
       .pv = Pv<Avx512>,
       .tanh = Tanh<Avx512>,
+      .quantize = &kQuantizeKernels<Avx512>,
       .codes = &kCodeKernels<Avx512Codes>,
       .qk_stored = QkStored<Avx512>,
       .pv_stored = PvStored<Avx512>,

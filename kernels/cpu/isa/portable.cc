@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "kvant/kernels/cpu/isa/portable_load.h"
+#include "kvant/kernels/cpu/isa/quantize.h"
+#include "kvant/kernels/cpu/isa/simd_one_lane.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
@@ -238,6 +240,7 @@ const KernelSet& portable_kernels() {
       .exp_row = ExpRow,
       .pv = Pv,
       .tanh = Tanh,
+      .quantize = &kQuantizeKernels<OneLane>,
   };
   return kSet;
 }

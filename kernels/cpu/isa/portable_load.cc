@@ -42,15 +42,6 @@ void LoadPacked(const void* data, int64_t index, int64_t n, float* out, Convert 
   for (i += count * kPerByte; i < n; ++i) out[i] = one(index + i);
 }
 
-inline float FromF16(uint16_t bits) {
-  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fff) << 13;
-  // Exponents are off by 112; multiplying also normalizes subnormals.
-  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t special = (bits & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | special |
-                              static_cast<uint32_t>(bits & 0x8000) << 16);
-}
-
 using ByteTable = std::array<float, 256>;
 
 template <typename Convert>

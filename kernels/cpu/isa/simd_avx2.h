@@ -105,6 +105,37 @@ struct Avx2 {
   static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, bound, _CMP_LT_OQ), value);
   }
+  // x is NaN ? 0 : value.
+  static Vector ZeroNan(Vector x, Vector value) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, x, _CMP_ORD_Q), value);
+  }
+  // The bits as an integer that is in the order of the values; its own inverse.
+  static Vector OrderKey(Vector x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i flip =
+        _mm256_and_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(0x7fffffff));
+    return _mm256_castsi256_ps(_mm256_xor_si256(bits, flip));
+  }
+  // Of the absolute value: itself.
+  static Vector MagnitudeKey(Vector x) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+  }
+  static Vector MinKey(Vector a, Vector b) {
+    return _mm256_castsi256_ps(_mm256_min_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  static Vector MaxKey(Vector a, Vector b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  // The low byte of each element.
+  static void StoreLowBytes(uint8_t* p, Vector v) {
+    const __m256i order =
+        _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12,
+                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i low = _mm256_shuffle_epi8(_mm256_castps_si256(v), order);
+    const __m128i bytes =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+  }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {
     const __m256i biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));

@@ -106,6 +106,29 @@ struct Avx512 {
   static Vector ZeroBelow(Vector x, Vector bound, Vector value) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), value);
   }
+  // x is NaN ? 0 : value.
+  static Vector ZeroNan(Vector x, Vector value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), value);
+  }
+  // The bits as an integer that is in the order of the values; its own inverse.
+  static Vector OrderKey(Vector x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i flip =
+        _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(0x7fffffff));
+    return _mm512_castsi512_ps(_mm512_xor_si512(bits, flip));
+  }
+  // Of the absolute value: itself.
+  static Vector MagnitudeKey(Vector x) { return _mm512_abs_ps(x); }
+  static Vector MinKey(Vector a, Vector b) {
+    return _mm512_castsi512_ps(_mm512_min_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+  static Vector MaxKey(Vector a, Vector b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+  // The low byte of each element.
+  static void StoreLowBytes(uint8_t* p, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
+  }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {
     const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));

@@ -1,0 +1,407 @@
+// QuantizeKernels over a vector wrapper such as simd_avx512.h's.
+//
+// Ranges are found on keys, floats as integers in the order of their values: so NaN is kept, beyond
+// infinity, and the order of comparisons does not change the result.
+#ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
+#define KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/quantize_kernels.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Calls f(Stored<...>()) for the types that are quantized.
+template <typename S, typename F>
+void WithNumbers(DataType type, F f) {
+  if (type == kF16) return f(Stored<16, S::FromF16>());
+  if (type == kBF16) return f(Stored<16, S::FromBF16>());
+  return f(Stored<32, S::FromF32>());
+}
+
+template <typename Type>
+const uint8_t* NumberAt(const void* data, int64_t index) {
+  return static_cast<const uint8_t*>(data) + index * (Type::kBits / 8);
+}
+
+template <typename S, typename Type>
+typename S::Vector LoadNumbers(const uint8_t* p) {
+  return Type::kConvert(S::template LoadRaw<S::kWidth * Type::kBits / 8>(p));
+}
+// The first n < kWidth; zeros beyond.
+template <typename S, typename Type>
+typename S::Vector LoadSomeNumbers(const uint8_t* p, int64_t n) {
+  return Type::kConvert(S::LoadRawSome(p, n * (Type::kBits / 8)));
+}
+
+// Keys of the smallest and largest so far, lane by lane.
+template <typename S, bool kMagnitude>
+struct Range {
+  typename S::Vector low, high;
+
+  static typename S::Vector Key(typename S::Vector x) {
+    return kMagnitude ? S::MagnitudeKey(x) : S::OrderKey(x);
+  }
+  void Start(typename S::Vector x) { low = high = Key(x); }
+  void Add(typename S::Vector x) {
+    const typename S::Vector key = Key(x);
+    if constexpr (!kMagnitude) low = S::MinKey(low, key);
+    high = S::MaxKey(high, key);
+  }
+};
+
+template <typename S, bool kMagnitude>
+void StoreRange(typename S::Vector low, typename S::Vector high, int64_t n, float* min,
+                float* max) {
+  // A magnitude is its own key; the other keys turn back the way they came.
+  const typename S::Vector smallest = kMagnitude ? high : S::OrderKey(low);
+  const typename S::Vector largest = kMagnitude ? high : S::OrderKey(high);
+  if (n >= S::kWidth) {
+    S::Store(min, smallest);
+    S::Store(max, largest);
+  } else {
+    S::StoreSome(min, smallest, n);
+    S::StoreSome(max, largest, n);
+  }
+}
+
+// Of one group; the lanes are not folded yet.
+template <typename S, typename Type, bool kMagnitude>
+Range<S, kMagnitude> GroupRange(const uint8_t* p, int64_t group) {
+  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
+  Range<S, kMagnitude> range;
+  const int64_t rest = group % S::kWidth, whole = group - rest;
+  if (rest != 0) {
+    // What is beyond the group becomes its first element, or 0 would count.
+    float some[S::kWidth];
+    S::Store(some, LoadSomeNumbers<S, Type>(p + whole * Type::kBits / 8, rest));
+    for (int64_t i = rest; i < S::kWidth; ++i) some[i] = some[0];
+    range.Start(S::Load(some));
+  } else {
+    range.Start(LoadNumbers<S, Type>(p));
+  }
+  for (int64_t i = 0; i < whole; i += S::kWidth, p += kBytes) range.Add(LoadNumbers<S, Type>(p));
+  return range;
+}
+
+template <typename S, typename Type, bool kMagnitude>
+void RowRangesOf(const uint8_t* p, int64_t group, int64_t groups, float* min, float* max) {
+  const int64_t bytes = group * Type::kBits / 8;
+  for (int64_t g = 0; g < groups; g += S::kWidth) {
+    typename S::Vector low[S::kWidth], high[S::kWidth];
+    const int64_t some = groups - g < S::kWidth ? groups - g : S::kWidth;
+    for (int64_t i = 0; i < S::kWidth; ++i) {
+      if (i < some) {
+        const auto range = GroupRange<S, Type, kMagnitude>(p + (g + i) * bytes, group);
+        low[i] = range.low;
+        high[i] = range.high;
+      } else {
+        low[i] = high[i] = S::Zero();
+      }
+    }
+    const auto most = S::FoldEach(high, [](auto a, auto b) { return S::MaxKey(a, b); });
+    const auto least =
+        kMagnitude ? most : S::FoldEach(low, [](auto a, auto b) { return S::MinKey(a, b); });
+    StoreRange<S, kMagnitude>(least, most, some, min + g, max + g);
+  }
+}
+
+template <typename S>
+void RowRanges(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
+               bool magnitude, float* min, float* max) {
+  WithNumbers<S>(type, [=](auto stored) {
+    using Type = decltype(stored);
+    const uint8_t* p = NumberAt<Type>(src, index);
+    if (magnitude) {
+      RowRangesOf<S, Type, true>(p, group, groups, min, max);
+    } else {
+      RowRangesOf<S, Type, false>(p, group, groups, min, max);
+    }
+  });
+}
+
+// kCount whole vectors of columns, or the first n < kWidth columns of one.
+template <typename S, typename Type, bool kMagnitude, int kCount, bool kWhole>
+void ColumnBlock(const uint8_t* p, int64_t stride, int64_t lines, int64_t n, float* min,
+                 float* max) {
+  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
+  const auto load = [n](const uint8_t* from) {
+    return kWhole ? LoadNumbers<S, Type>(from) : LoadSomeNumbers<S, Type>(from, n);
+  };
+  Range<S, kMagnitude> range[kCount];
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) range[i].Start(load(p + i * kBytes));
+  for (int64_t line = 1; line < lines; ++line) {
+    p += stride;
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) range[i].Add(load(p + i * kBytes));
+  }
+  for (int i = 0; i < kCount; ++i) {
+    StoreRange<S, kMagnitude>(range[i].low, range[i].high, kWhole ? S::kWidth : n,
+                              min + i * S::kWidth, max + i * S::kWidth);
+  }
+}
+
+template <typename S, typename Type, bool kMagnitude>
+void ColumnRangesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n, float* min,
+                    float* max) {
+  constexpr int kCount = 4;
+  const auto at = [p](int64_t c) { return p + c * Type::kBits / 8; };
+  int64_t c = 0;
+  for (; c + kCount * S::kWidth <= n; c += kCount * S::kWidth) {
+    ColumnBlock<S, Type, kMagnitude, kCount, true>(at(c), stride, lines, 0, min + c, max + c);
+  }
+  for (; c + S::kWidth <= n; c += S::kWidth) {
+    ColumnBlock<S, Type, kMagnitude, 1, true>(at(c), stride, lines, 0, min + c, max + c);
+  }
+  if (c < n) {
+    ColumnBlock<S, Type, kMagnitude, 1, false>(at(c), stride, lines, n - c, min + c, max + c);
+  }
+}
+
+template <typename S>
+void ColumnRanges(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
+                  int64_t n, bool magnitude, float* min, float* max) {
+  WithNumbers<S>(type, [=](auto stored) {
+    using Type = decltype(stored);
+    const uint8_t* p = NumberAt<Type>(src, index);
+    const int64_t bytes = stride * Type::kBits / 8;
+    if (magnitude) {
+      ColumnRangesOf<S, Type, true>(p, bytes, lines, n, min, max);
+    } else {
+      ColumnRangesOf<S, Type, false>(p, bytes, lines, n, min, max);
+    }
+  });
+}
+
+template <ZeroPoints kZeroPoints>
+void ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restrict min,
+                     const float* __restrict max, float* __restrict scales,
+                     float* __restrict zero_points) {
+  for (int64_t i = 0; i < n; ++i) {
+    const GroupParameters parameters = ParametersOf<kZeroPoints>(rule, min[i], max[i]);
+    scales[i] = static_cast<float>(parameters.scale);
+    if constexpr (kZeroPoints != ZeroPoints::kNone) {
+      zero_points[i] = static_cast<float>(parameters.zero_point);
+    }
+  }
+}
+
+inline void Parameters(const ParameterRule& rule, int64_t n, const float* min, const float* max,
+                       float* scales, float* zero_points) {
+  switch (rule.zero_points) {
+    case ZeroPoints::kNone:
+      return ParametersOfAll<ZeroPoints::kNone>(rule, n, min, max, scales, zero_points);
+    case ZeroPoints::kCodes:
+      return ParametersOfAll<ZeroPoints::kCodes>(rule, n, min, max, scales, zero_points);
+    case ZeroPoints::kReal:
+      return ParametersOfAll<ZeroPoints::kReal>(rule, n, min, max, scales, zero_points);
+  }
+}
+
+// The parameters of a group in all lanes, or of a group per lane.
+template <typename S, ZeroPoints kZeroPoints, bool kDivide>
+struct CodeLanes {
+  using Vector = typename S::Vector;
+  static constexpr bool kDivides = kDivide;
+  Vector scale, reciprocal, zero_point, low, high;
+
+  template <typename LoadLanes>
+  CodeLanes(const QuantizeParameters& how, LoadLanes load) : scale(load(how.scales)) {
+    if constexpr (!kDivide) reciprocal = load(how.reciprocals);
+    low = S::Set1(how.lowest);
+    high = S::Set1(how.highest);
+    if constexpr (kZeroPoints != ZeroPoints::kNone) zero_point = load(how.values);
+    if constexpr (kZeroPoints == ZeroPoints::kCodes) {
+      low = S::Sub(low, zero_point);
+      high = S::Sub(high, zero_point);
+    }
+  }
+
+  Vector Quotient(Vector x) const {
+    if constexpr (kZeroPoints == ZeroPoints::kReal) x = S::Add(x, zero_point);
+    if constexpr (kDivide) {
+      return S::Div(x, scale);
+    } else {
+      const Vector near = S::Mul(x, reciprocal);
+      return S::Fma(S::Fnma(near, scale, x), reciprocal, near);
+    }
+  }
+};
+
+// Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
+// are those of the sum.
+inline constexpr float kRounder = 12582912.f;
+
+struct IntegerCodes {
+  template <typename S, typename Lanes, ZeroPoints kZeroPoints>
+  static void Store(const Lanes& lanes, typename S::Vector x, uint8_t* out) {
+    const typename S::Vector quotient = lanes.Quotient(x);
+    typename S::Vector code = S::Min(S::Max(quotient, lanes.low), lanes.high);
+    code = S::Add(code, S::Set1(kRounder));
+    if constexpr (kZeroPoints == ZeroPoints::kCodes) code = S::Add(code, lanes.zero_point);
+    // Without divisions there is no NaN.
+    S::StoreLowBytes(out, Lanes::kDivides ? S::ZeroNan(quotient, code) : code);
+  }
+};
+
+// Float to an 8-bit format: bias and first exponent of its normal numbers, what overflow gives.
+template <int kMantissa, int kBias, uint32_t kOverflow, uint32_t kNan>
+struct Float8Codes {
+  static uint8_t Encode(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof(bits));
+    const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    constexpr int kShift = 23 - kMantissa;
+    const uint32_t even = magnitude >> kShift & 1;
+    const uint32_t normal = ((magnitude + (1u << (kShift - 1)) - 1 + even) >> kShift) -
+                            (static_cast<uint32_t>(127 - kBias) << kMantissa);
+    // Below the normal numbers, the last place is that of the smallest.
+    constexpr uint32_t kUnit = static_cast<uint32_t>(127 + 23 + 1 - kBias - kMantissa) << 23;
+    float unit, small;
+    __builtin_memcpy(&unit, &kUnit, sizeof(unit));
+    __builtin_memcpy(&small, &magnitude, sizeof(small));
+    small += unit;
+    uint32_t subnormal;
+    __builtin_memcpy(&subnormal, &small, sizeof(subnormal));
+    subnormal -= kUnit;
+    uint32_t code = magnitude < (static_cast<uint32_t>(128 - kBias) << 23) ? subnormal : normal;
+    code = code > kOverflow || magnitude >= 0x7f800000 ? kOverflow : code;
+    code = magnitude > 0x7f800000 ? kNan : code;
+    return static_cast<uint8_t>(sign | code);
+  }
+
+  template <typename S, typename Lanes, ZeroPoints kZeroPoints>
+  static void Store(const Lanes& lanes, typename S::Vector x, uint8_t* out) {
+    float quotients[S::kWidth];
+    S::Store(quotients, lanes.Quotient(x));
+    for (int i = 0; i < S::kWidth; ++i) out[i] = Encode(quotients[i]);
+  }
+};
+// Without infinity: what is beyond its largest, 0x7e, is NaN.
+using E4M3Codes = Float8Codes<3, 7, 0x7f, 0x7f>;
+using E5M2Codes = Float8Codes<2, 15, 0x7c, 0x7e>;
+
+template <typename S, typename Type, typename Codes, ZeroPoints kZeroPoints, bool kDivide>
+void RowCodesOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParameters how,
+                uint8_t* codes) {
+  using Lanes = CodeLanes<S, kZeroPoints, kDivide>;
+  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
+  for (int64_t g = 0; g < groups; ++g) {
+    const Lanes lanes(how, [g](const float* values) { return S::Set1(values[g]); });
+    int64_t i = 0;
+    for (; i + S::kWidth <= group; i += S::kWidth, p += kBytes) {
+      Codes::template Store<S, Lanes, kZeroPoints>(lanes, LoadNumbers<S, Type>(p), codes + i);
+    }
+    if (i < group) {
+      const auto x = LoadSomeNumbers<S, Type>(p, group - i);
+      Codes::template Store<S, Lanes, kZeroPoints>(lanes, x, codes + i);
+      p += (group - i) * Type::kBits / 8;
+    }
+    codes += group;
+  }
+}
+
+// Lines of a block are read while the parameters of a vector of columns are in registers.
+template <typename S, typename Type, typename Codes, ZeroPoints kZeroPoints, bool kDivide>
+void ColumnCodesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n,
+                   QuantizeParameters how, uint8_t* codes, int64_t codes_stride) {
+  using Lanes = CodeLanes<S, kZeroPoints, kDivide>;
+  for (int64_t c = 0; c < n; c += S::kWidth) {
+    const Lanes lanes(how, [c](const float* values) { return S::Load(values + c); });
+    const uint8_t* from = p + c * Type::kBits / 8;
+    uint8_t* to = codes + c;
+    for (int64_t i = 0; i < lines; ++i, from += stride, to += codes_stride) {
+      const auto x =
+          n - c < S::kWidth ? LoadSomeNumbers<S, Type>(from, n - c) : LoadNumbers<S, Type>(from);
+      Codes::template Store<S, Lanes, kZeroPoints>(lanes, x, to);
+    }
+  }
+}
+
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+template <ZeroPoints kValue>
+struct ZeroPointsTag {
+  static constexpr ZeroPoints kZeroPoints = kValue;
+};
+template <bool kValue>
+struct DivideTag {
+  static constexpr bool kDivide = kValue;
+};
+
+// Calls f(Stored<...>(), tags...) for what `how` says.
+template <typename S, typename F>
+void WithCodes(DataType type, const QuantizeParameters& how, F f) {
+  const auto divided = [&](auto stored, auto codes, auto zero_points) {
+    if (how.divide) return f(stored, codes, zero_points, DivideTag<true>());
+    f(stored, codes, zero_points, DivideTag<false>());
+  };
+  WithNumbers<S>(type, [&](auto stored) {
+    using None = ZeroPointsTag<ZeroPoints::kNone>;
+    if (how.codes == kF8E4M3) return divided(stored, TypeTag<E4M3Codes>(), None());
+    if (how.codes == kF8E5M2) return divided(stored, TypeTag<E5M2Codes>(), None());
+    const TypeTag<IntegerCodes> codes;
+    switch (how.zero_points) {
+      case ZeroPoints::kNone:
+        return divided(stored, codes, None());
+      case ZeroPoints::kCodes:
+        return divided(stored, codes, ZeroPointsTag<ZeroPoints::kCodes>());
+      case ZeroPoints::kReal:
+        return divided(stored, codes, ZeroPointsTag<ZeroPoints::kReal>());
+    }
+  });
+}
+
+template <typename S>
+void RowCodes(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
+              const QuantizeParameters& how, uint8_t* out) {
+  WithCodes<S>(type, how, [&](auto stored, auto codes, auto zero_points, auto divide) {
+    using Type = decltype(stored);
+    RowCodesOf<S, Type, typename decltype(codes)::type, decltype(zero_points)::kZeroPoints,
+               decltype(divide)::kDivide>(NumberAt<Type>(src, index), group, groups, how, out);
+  });
+}
+
+template <typename S>
+void ColumnCodes(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
+                 int64_t n, const QuantizeParameters& how, uint8_t* out, int64_t out_stride) {
+  WithCodes<S>(type, how, [&](auto stored, auto codes, auto zero_points, auto divide) {
+    using Type = decltype(stored);
+    ColumnCodesOf<S, Type, typename decltype(codes)::type, decltype(zero_points)::kZeroPoints,
+                  decltype(divide)::kDivide>(NumberAt<Type>(src, index), stride * Type::kBits / 8,
+                                             lines, n, how, out, out_stride);
+  });
+}
+
+// A word holds the codes of one byte, the first lowest.
+inline void Pack(int bits, const uint8_t* __restrict codes, int64_t n, uint8_t* __restrict out) {
+  if (bits == 4) {
+    for (int64_t i = 0; i < n / 2; ++i) {
+      uint16_t word;
+      __builtin_memcpy(&word, codes + 2 * i, sizeof(word));
+      out[i] = static_cast<uint8_t>((word & 0xf) | (word >> 4 & 0xf0));
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n / 4; ++i) {
+    uint32_t word;
+    __builtin_memcpy(&word, codes + 4 * i, sizeof(word));
+    out[i] = static_cast<uint8_t>((word & 0x3) | (word >> 6 & 0xc) | (word >> 12 & 0x30) |
+                                  (word >> 18 & 0xc0));
+  }
+}
+
+template <typename S>
+constexpr QuantizeKernels kQuantizeKernels = {
+    RowRanges<S>, ColumnRanges<S>, Parameters, RowCodes<S>, ColumnCodes<S>, Pack,
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_QUANTIZE_H_

@@ -1,0 +1,72 @@
+// A vector of one float in plain C++, for templates that portable.cc shares with the sets that
+// have vectors; what simd_avx512.h says of the members holds here.
+#ifndef KVANT_KERNELS_CPU_ISA_SIMD_ONE_LANE_H_
+#define KVANT_KERNELS_CPU_ISA_SIMD_ONE_LANE_H_
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kvant/kernels/cpu/isa/portable_load.h"
+
+namespace kvant::cpu {
+namespace {
+
+struct OneLane {
+  static constexpr int kWidth = 1;
+  using Vector = float;
+  using Raw = uint32_t;
+
+  static Vector Zero() { return 0; }
+  static Vector Set1(float x) { return x; }
+  static Vector Load(const float* p) { return *p; }
+  static void Store(float* p, Vector v) { *p = v; }
+  // Fewer than one lane is none.
+  static void StoreSome(float*, Vector, int64_t) {}
+
+  static Vector Add(Vector a, Vector b) { return a + b; }
+  static Vector Sub(Vector a, Vector b) { return a - b; }
+  static Vector Mul(Vector a, Vector b) { return a * b; }
+  static Vector Div(Vector a, Vector b) { return a / b; }
+  static Vector Fma(Vector a, Vector b, Vector c) { return std::fma(a, b, c); }
+  static Vector Fnma(Vector a, Vector b, Vector c) { return std::fma(-a, b, c); }
+  static Vector Max(Vector a, Vector b) { return a > b ? a : b; }
+  static Vector Min(Vector a, Vector b) { return a < b ? a : b; }
+  template <typename Op>
+  static Vector FoldEach(const Vector (&v)[kWidth], Op) {
+    return v[0];
+  }
+  static Vector ZeroNan(Vector x, Vector value) { return x != x ? 0 : value; }
+  static Vector OrderKey(Vector x) {
+    const int32_t bits = std::bit_cast<int32_t>(x);
+    return std::bit_cast<float>(bits ^ ((bits >> 31) & 0x7fffffff));
+  }
+  static Vector MagnitudeKey(Vector x) { return std::fabs(x); }
+  static Vector MinKey(Vector a, Vector b) {
+    return std::bit_cast<int32_t>(a) < std::bit_cast<int32_t>(b) ? a : b;
+  }
+  static Vector MaxKey(Vector a, Vector b) {
+    return std::bit_cast<int32_t>(a) > std::bit_cast<int32_t>(b) ? a : b;
+  }
+  static void StoreLowBytes(uint8_t* p, Vector v) {
+    *p = static_cast<uint8_t>(std::bit_cast<uint32_t>(v));
+  }
+
+  template <int kBytes>
+  static Raw LoadRaw(const uint8_t* p) {
+    Raw raw = 0;
+    std::memcpy(&raw, p, kBytes);
+    return raw;
+  }
+  static Raw LoadRawSome(const uint8_t*, int64_t) { return 0; }
+
+  static Vector FromF32(Raw raw) { return std::bit_cast<float>(raw); }
+  static Vector FromF16(Raw raw) { return portable::FromF16(static_cast<uint16_t>(raw)); }
+  static Vector FromBF16(Raw raw) { return std::bit_cast<float>(raw << 16); }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_SIMD_ONE_LANE_H_

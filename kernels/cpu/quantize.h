@@ -1,0 +1,85 @@
+// DynamicQuantize: codes of numbers, and the scales and zero points of their groups unless those
+// are given.
+#ifndef KVANT_KERNELS_CPU_QUANTIZE_H_
+#define KVANT_KERNELS_CPU_QUANTIZE_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/kernels.h"
+
+namespace kvant::cpu {
+
+// Elements by which the four tensors move along an axis.
+struct QuantizeStrides {
+  int64_t src = 0, codes = 0, scales = 0, zero_points = 0;
+};
+
+struct QuantizeAxis {
+  int64_t extent = 1;
+  QuantizeStrides strides;
+};
+
+enum class QuantizeLayout : uint8_t {
+  kRows,      // the elements of a group are side by side, and so are groups
+  kColumns,   // groups are side by side, each a column of lines
+  kElements,  // any: one element after another
+};
+
+// Columns of a chunk, at most; chunks begin at multiples of 4 groups, so at whole bytes.
+inline constexpr int64_t kMaxQuantizeChunk = 256;
+// Groups of rows that are no larger need not end at whole bytes.
+inline constexpr int64_t kQuantizeRowGroup = 512;
+inline constexpr int kMaxQuantizeAxes = 24;  // two of each dimension: groups, and within them
+
+// Outer axes are walked index by index; each index has, by layout,
+//   kRows     `groups` groups of `group` elements, whose numbers and codes are dense
+//   kColumns  `lines` lines of `groups` elements, which are dense in a line
+//   kElements one group, over the inner axes
+// In rows and columns, neighbouring groups are `next` apart, and outer strides of codes are whole
+// bytes.
+struct QuantizeProblem {
+  QuantizeLayout layout = QuantizeLayout::kElements;
+  DataType src_type = kUndef, code_type = kUndef, scale_type = kUndef, zero_point_type = kUndef;
+  bool computes = false;  // scales and zero points are outputs
+  ParameterRule rule;     // its zero_points and codes count for given parameters, too
+
+  QuantizeAxis outer[kMaxQuantizeAxes];
+  int outer_axes = 0;
+  QuantizeAxis inner[kMaxQuantizeAxes];  // kElements
+  int inner_axes = 0;
+  int64_t groups = 1;
+  int64_t group = 1;   // kRows
+  QuantizeAxis lines;  // kColumns
+  QuantizeStrides next;
+
+  // Units of work: runs of outer indices, then chunks of groups, then parts of a group (of lines,
+  // in columns), which need two passes where they share what they compute.
+  int64_t outer_count = 1, outer_run = 1;
+  int64_t chunk = 1;
+  int64_t part = 0, parts = 1;
+};
+
+// Memory of one call, by port; scales and zero points are read or written.
+struct QuantizeCall {
+  const QuantizeProblem* problem = nullptr;
+  const KernelSet* kernels = nullptr;
+  const void* src = nullptr;
+  void* codes = nullptr;
+  void* scales = nullptr;
+  void* zero_points = nullptr;
+  float* ranges = nullptr;  // RangeFloats(problem), where it has parts to compute
+};
+
+int64_t QuantizeUnits(const QuantizeProblem& problem);
+// Whether units find ranges first, all of them before the first quantizes.
+bool HasRangePass(const QuantizeProblem& problem);
+int64_t RangeFloats(const QuantizeProblem& problem);
+
+// Unit by unit, in any order, units at the same time. Quantization is, element by element,
+// CodeOf with ParametersOf in group_parameters.h, with quotients in f32.
+void FindRanges(const QuantizeCall& call, int64_t unit);
+void QuantizeUnit(const QuantizeCall& call, int64_t unit);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_QUANTIZE_H_
