@@ -13,8 +13,6 @@ namespace {
 constexpr int64_t kBatchElements = 2048;
 constexpr int64_t kMaxBatch = kMaxQuantizeChunk;
 constexpr int64_t kBufferBytes = 8192;
-// Quotients by reciprocals need both to be ordinary numbers, remainders included.
-constexpr float kSmallestScale = 0x1p-100f, kLargestScale = 0x1p100f;
 constexpr float kLargestZeroPoint = 32768;  // see QuantizeParameters
 
 // Indices in the four arrays.
@@ -228,7 +226,8 @@ class Unit {
            batch_.zero_points);
       return how;
     }
-    kernels_.parameters(p_.rule, n, batch_.min, batch_.max, batch_.scales, batch_.zero_points);
+    how.divide = !kernels_.parameters(p_.rule, n, batch_.min, batch_.max, batch_.scales,
+                                      batch_.reciprocals, batch_.zero_points);
     if (part_ == 0) {
       StoreParameters(p_.scale_type, batch_.scales, n, call_.scales, place.scales, p_.next.scales);
       if (has_zero_points) {
@@ -236,13 +235,6 @@ class Unit {
                         place.zero_points, p_.next.zero_points);
       }
     }
-    bool ordinary = true;
-    for (int64_t i = 0; i < n; ++i) {
-      const float scale = batch_.scales[i];
-      ordinary &= (scale >= kSmallestScale) & (scale <= kLargestScale);
-      batch_.reciprocals[i] = 1.f / scale;
-    }
-    how.divide = !ordinary;
     how.reciprocals = batch_.reciprocals;
     return how;
   }

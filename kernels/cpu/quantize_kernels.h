@@ -32,9 +32,10 @@ struct QuantizeKernels {
   // The same of `n` columns: line i is the n elements from index + i * stride on.
   void (*column_ranges)(DataType type, const void* src, int64_t index, int64_t stride,
                         int64_t lines, int64_t n, bool magnitude, float* min, float* max);
-  // ParametersOf for n groups; zero_points may be null if the rule has none.
-  void (*parameters)(const ParameterRule& rule, int64_t n, const float* min, const float* max,
-                     float* scales, float* zero_points);
+  // ParametersOf for n groups, and 1 / scale; whether QuantizeParameters::divide may be false.
+  // Without zero points none are written.
+  bool (*parameters)(const ParameterRule& rule, int64_t n, const float* min, const float* max,
+                     float* scales, float* reciprocals, float* zero_points);
   // codes[i] for groups * group elements. Up to kCodeSlack bytes beyond are overwritten, unless
   // group is a multiple of that.
   void (*row_codes)(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,

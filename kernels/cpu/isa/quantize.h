@@ -108,12 +108,63 @@ void RowRangesOf(const uint8_t* p, int64_t group, int64_t groups, float* min, fl
   }
 }
 
+// The same of numbers of 16 bits in groups of whole vectors of them: two keys to a lane, so that
+// only what is left of a group is converted.
+template <typename S, typename Type, bool kMagnitude>
+void HalfRowRanges(const uint8_t* p, int64_t group, int64_t groups, float* min, float* max) {
+  constexpr int64_t kBytes = S::kWidth * 4;
+  const auto key = [](const uint8_t* from) {
+    const typename S::Vector pairs = S::FromF32(S::template LoadRaw<kBytes>(from));
+    return kMagnitude ? S::MagnitudeKeys(pairs) : S::OrderKeys(pairs);
+  };
+  const auto lower = [](auto a, auto b) { return S::MinKeys(a, b); };
+  const auto higher = [](auto a, auto b) { return S::MaxKeys(a, b); };
+  // The two numbers of lane i, as the elements i of two vectors.
+  const auto split = [](typename S::Vector keys, typename S::Vector* even,
+                        typename S::Vector* odd) {
+    float pairs[S::kWidth];
+    S::Store(pairs, kMagnitude ? keys : S::OrderKeys(keys));
+    const uint8_t* numbers = reinterpret_cast<const uint8_t*>(pairs);
+    S::Unzip(LoadNumbers<S, Type>(numbers), LoadNumbers<S, Type>(numbers + kBytes / 2), even, odd);
+  };
+  for (int64_t g = 0; g < groups; g += S::kWidth) {
+    typename S::Vector low[S::kWidth], high[S::kWidth];
+    const int64_t some = groups - g < S::kWidth ? groups - g : S::kWidth;
+    for (int64_t i = 0; i < S::kWidth; ++i) {
+      low[i] = high[i] = i < some ? key(p) : S::Zero();
+      if (i >= some) continue;
+      for (int64_t at = kBytes; at < group * 2; at += kBytes) {
+        const typename S::Vector keys = key(p + at);
+        if constexpr (!kMagnitude) low[i] = S::MinKeys(low[i], keys);
+        high[i] = S::MaxKeys(high[i], keys);
+      }
+      p += group * 2;
+    }
+    using Keys = Range<S, kMagnitude>;
+    typename S::Vector even, odd;
+    split(S::FoldEach(high, higher), &even, &odd);
+    const auto most = S::MaxKey(Keys::Key(even), Keys::Key(odd));
+    auto least = most;
+    if constexpr (!kMagnitude) {
+      split(S::FoldEach(low, lower), &even, &odd);
+      least = S::MinKey(Keys::Key(even), Keys::Key(odd));
+    }
+    StoreRange<S, kMagnitude>(least, most, some, min + g, max + g);
+  }
+}
+
 template <typename S>
 void RowRanges(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
                bool magnitude, float* min, float* max) {
   WithNumbers<S>(type, [=](auto stored) {
     using Type = decltype(stored);
     const uint8_t* p = NumberAt<Type>(src, index);
+    if constexpr (S::kWidth > 1 && Type::kBits == 16) {
+      if (group % (2 * S::kWidth) == 0) {
+        return magnitude ? HalfRowRanges<S, Type, true>(p, group, groups, min, max)
+                         : HalfRowRanges<S, Type, false>(p, group, groups, min, max);
+      }
+    }
     if (magnitude) {
       RowRangesOf<S, Type, true>(p, group, groups, min, max);
     } else {
@@ -177,9 +228,9 @@ void ColumnRanges(DataType type, const void* src, int64_t index, int64_t stride,
 }
 
 template <ZeroPoints kZeroPoints>
-void ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restrict min,
+bool ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restrict min,
                      const float* __restrict max, float* __restrict scales,
-                     float* __restrict zero_points) {
+                     float* __restrict reciprocals, float* __restrict zero_points) {
   for (int64_t i = 0; i < n; ++i) {
     const GroupParameters parameters = ParametersOf<kZeroPoints>(rule, min[i], max[i]);
     scales[i] = static_cast<float>(parameters.scale);
@@ -187,37 +238,49 @@ void ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restric
       zero_points[i] = static_cast<float>(parameters.zero_point);
     }
   }
+  // Quotients by reciprocals need both to be ordinary numbers, remainders included.
+  int ordinary = 1;
+  for (int64_t i = 0; i < n; ++i) {
+    ordinary &= (scales[i] >= 0x1p-100f ? 1 : 0) & (scales[i] <= 0x1p100f ? 1 : 0);
+    reciprocals[i] = 1.f / scales[i];
+  }
+  return ordinary != 0;
 }
 
-inline void Parameters(const ParameterRule& rule, int64_t n, const float* min, const float* max,
-                       float* scales, float* zero_points) {
+inline bool Parameters(const ParameterRule& rule, int64_t n, const float* min, const float* max,
+                       float* scales, float* reciprocals, float* zero_points) {
   switch (rule.zero_points) {
     case ZeroPoints::kNone:
-      return ParametersOfAll<ZeroPoints::kNone>(rule, n, min, max, scales, zero_points);
+      return ParametersOfAll<ZeroPoints::kNone>(rule, n, min, max, scales, reciprocals,
+                                                zero_points);
     case ZeroPoints::kCodes:
-      return ParametersOfAll<ZeroPoints::kCodes>(rule, n, min, max, scales, zero_points);
+      return ParametersOfAll<ZeroPoints::kCodes>(rule, n, min, max, scales, reciprocals,
+                                                 zero_points);
     case ZeroPoints::kReal:
-      return ParametersOfAll<ZeroPoints::kReal>(rule, n, min, max, scales, zero_points);
+      return ParametersOfAll<ZeroPoints::kReal>(rule, n, min, max, scales, reciprocals,
+                                                zero_points);
   }
+  return false;
 }
+
+// Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
+// are those of the sum.
+inline constexpr float kRounder = 12582912.f;
 
 // The parameters of a group in all lanes, or of a group per lane.
 template <typename S, ZeroPoints kZeroPoints, bool kDivide>
 struct CodeLanes {
   using Vector = typename S::Vector;
   static constexpr bool kDivides = kDivide;
-  Vector scale, reciprocal, zero_point, low, high;
+  Vector scale, reciprocal, zero_point;
+  Vector lowest, highest;  // codes, with kRounder added
 
   template <typename LoadLanes>
   CodeLanes(const QuantizeParameters& how, LoadLanes load) : scale(load(how.scales)) {
     if constexpr (!kDivide) reciprocal = load(how.reciprocals);
-    low = S::Set1(how.lowest);
-    high = S::Set1(how.highest);
     if constexpr (kZeroPoints != ZeroPoints::kNone) zero_point = load(how.values);
-    if constexpr (kZeroPoints == ZeroPoints::kCodes) {
-      low = S::Sub(low, zero_point);
-      high = S::Sub(high, zero_point);
-    }
+    lowest = S::Set1(how.lowest + kRounder);
+    highest = S::Set1(how.highest + kRounder);
   }
 
   Vector Quotient(Vector x) const {
@@ -231,17 +294,14 @@ struct CodeLanes {
   }
 };
 
-// Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
-// are those of the sum.
-inline constexpr float kRounder = 12582912.f;
-
 struct IntegerCodes {
   template <typename S, typename Lanes, ZeroPoints kZeroPoints>
   static void Store(const Lanes& lanes, typename S::Vector x, uint8_t* out) {
     const typename S::Vector quotient = lanes.Quotient(x);
-    typename S::Vector code = S::Min(S::Max(quotient, lanes.low), lanes.high);
-    code = S::Add(code, S::Set1(kRounder));
+    // Quotients too large to be rounded so are far beyond any code, also with the zero point.
+    typename S::Vector code = S::Add(quotient, S::Set1(kRounder));
     if constexpr (kZeroPoints == ZeroPoints::kCodes) code = S::Add(code, lanes.zero_point);
+    code = S::Min(S::Max(code, lanes.lowest), lanes.highest);
     // Without divisions there is no NaN.
     S::StoreLowBytes(out, Lanes::kDivides ? S::ZeroNan(quotient, code) : code);
   }

@@ -126,6 +126,21 @@ struct Avx2 {
   static Vector MaxKey(Vector a, Vector b) {
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
   }
+  // The same of two numbers of 16 bits in each element.
+  static Vector OrderKeys(Vector x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i flip = _mm256_and_si256(_mm256_srai_epi16(bits, 15), _mm256_set1_epi16(0x7fff));
+    return _mm256_castsi256_ps(_mm256_xor_si256(bits, flip));
+  }
+  static Vector MagnitudeKeys(Vector x) {
+    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi16(0x7fff)));
+  }
+  static Vector MinKeys(Vector a, Vector b) {
+    return _mm256_castsi256_ps(_mm256_min_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  static Vector MaxKeys(Vector a, Vector b) {
+    return _mm256_castsi256_ps(_mm256_max_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
   // The low byte of each element.
   static void StoreLowBytes(uint8_t* p, Vector v) {
     const __m256i order =

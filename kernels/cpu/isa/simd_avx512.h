@@ -125,6 +125,21 @@ struct Avx512 {
   static Vector MaxKey(Vector a, Vector b) {
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
   }
+  // The same of two numbers of 16 bits in each element.
+  static Vector OrderKeys(Vector x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i flip = _mm512_and_si512(_mm512_srai_epi16(bits, 15), _mm512_set1_epi16(0x7fff));
+    return _mm512_castsi512_ps(_mm512_xor_si512(bits, flip));
+  }
+  static Vector MagnitudeKeys(Vector x) {
+    return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi16(0x7fff)));
+  }
+  static Vector MinKeys(Vector a, Vector b) {
+    return _mm512_castsi512_ps(_mm512_min_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+  static Vector MaxKeys(Vector a, Vector b) {
+    return _mm512_castsi512_ps(_mm512_max_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
   // The low byte of each element.
   static void StoreLowBytes(uint8_t* p, Vector v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
