@@ -50,10 +50,7 @@ ChannelMajorScores::Chunk ChannelMajorScores::ChunkAt(const CodeLayout& codes,
 bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
                                  const float* q, int64_t rows) {
   const CodeLayout& codes = segment.codes;
-  const int64_t run = codes.by_channel ? p.at[kRow] / codes.run : 0;
-  if (prepared_ == &segment && prepared_run_ == run) return finite_;
-  prepared_ = &segment;
-  prepared_run_ = run;
+  if (!prepared_.Change(segment, p)) return finite_;
   finite_ = false;
   const CodeKernels& kernels = *reader.kernels->codes;
   if (codes.by_channel) {

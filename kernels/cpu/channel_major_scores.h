@@ -36,8 +36,7 @@ class ChannelMajorScores {
 
   const int64_t channels_;
   ChannelParameters parameters_;
-  const Segment* prepared_ = nullptr;  // what the weights are for, and for which run of tokens
-  int64_t prepared_run_ = -1;
+  PreparedFor prepared_;  // what the weights are for
   bool finite_ = false;
   // Queries by chunk: [chunk][row][kTokenTile], and [chunk][row].
   int16_t* weights_;

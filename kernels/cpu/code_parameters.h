@@ -34,6 +34,24 @@ inline float ValueOffset(const CodeLayout& codes) {
   return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
 }
 
+// What a unit's queries were last prepared for: a segment, and where its scales vary by channel a
+// run of its tokens.
+class PreparedFor {
+ public:
+  // Whether that was another than the segment's at `p`, which it is from now on.
+  bool Change(const Segment& segment, const Position& p) {
+    const int64_t run = segment.codes.by_channel ? p.at[kRow] / segment.codes.run : 0;
+    if (segment_ == &segment && run_ == run) return false;
+    segment_ = &segment;
+    run_ = run;
+    return true;
+  }
+
+ private:
+  const Segment* segment_ = nullptr;
+  int64_t run_ = 0;
+};
+
 // Parameters of a unit that vary by channel, of one run of tokens after another.
 class ChannelParameters {
  public:

@@ -144,10 +144,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
 bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
                          const float* q, int64_t rows) {
   const CodeLayout& codes = segment.codes;
-  const int64_t run = codes.by_channel ? p.at[kRow] / codes.run : 0;
-  if (prepared_ == &segment && prepared_run_ == run) return finite_;
-  prepared_ = &segment;
-  prepared_run_ = run;
+  if (!prepared_.Change(segment, p)) return finite_;
   const CodeColumns columns = ColumnsOf(codes, channels_);
   const CodeKernels& kernels = *reader.kernels->codes;
   if (!codes.by_channel) {

@@ -39,8 +39,7 @@ class CodeScores {
 
   const int64_t channels_;
   ChannelParameters parameters_;
-  const Segment* prepared_ = nullptr;  // what queries_ holds, and for which run of tokens
-  int64_t prepared_run_ = -1;
+  PreparedFor prepared_;  // what queries_ holds
   bool finite_ = false;
   CodeQueries queries_;
   float *scales_, *biases_, *staging_, *scores_;
