@@ -1,0 +1,190 @@
+// What a CUDA attention kernel is told. AttentionTraits is known when the kernel is compiled: it is
+// ints only, so that they, in order, are its initializer in the source that NVRTC gets. The
+// executor (kernels/device/simt.h) runs the same code with traits that are variables.
+// AttentionParams comes with each launch.
+//
+// Arrays have five axes, [b0, b1, b2, row, col]; a stride of 0 broadcasts. Rows are queries and
+// columns tokens for whatever lies over the scores; for Q, K, V and the output a row is a query or
+// token and a column a channel of the head.
+#ifndef KVANT_KERNELS_CUDA_ATTENTION_PARAMS_H_
+#define KVANT_KERNELS_CUDA_ATTENTION_PARAMS_H_
+
+#include "kvant/kernels/device/device.h"
+
+namespace kvant::cuda {
+
+using namespace device;  // NOLINT: the vocabulary
+
+inline constexpr i32 kAxes = 5;
+inline constexpr i32 kRow = 3;
+inline constexpr i32 kCol = 4;
+inline constexpr i32 kMaxSegments = 4;  // of K, and of V
+inline constexpr i32 kMaxSteps = 8;
+
+// Of the elements of an array. kNone: there is no array.
+enum ElementType : i32 {
+  kNone,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kInt64,
+  kInt32,
+  kInt8,
+  kUint8,
+  kInt4,
+  kUint4,
+  kInt2,
+  kUint2,
+  kBool,
+};
+
+// Bits of an element.
+KVANT_DEVICE constexpr i32 BitsOf(i32 type) {
+  switch (type) {
+    case kInt64:
+      return 64;
+    case kFloat32:
+    case kInt32:
+      return 32;
+    case kFloat16:
+    case kBFloat16:
+      return 16;
+    case kInt4:
+    case kUint4:
+      return 4;
+    case kInt2:
+    case kUint2:
+      return 2;
+    case kNone:
+      return 0;
+    default:
+      return 8;
+  }
+}
+
+struct ArrayTraits {
+  i32 type;    // ElementType
+  i32 varies;  // bit a: its stride along axis a is not 0
+};
+
+// How K or V is stored: value = (code - zero point) * scale, or code * scale - zero point where
+// zero points are in real units. Scales and zero points are indexed by coordinate / group.
+struct SegmentTraits {
+  ArrayTraits data, scales, zero_points;
+  i32 real_zero_points;
+  i32 group[kAxes];
+  i32 contiguous;  // the axis along which elements are side by side: kCol, kRow, or -1
+  i32 vectors;     // runs of 8 elements along it are aligned to their size
+};
+
+enum StepKind : i32 {
+  kMultiply,
+  kDivide,
+  kAdd,
+  kSubtract,
+  kMaximum,
+  kMinimum,
+  kTanh,
+  kSelect,  // condition != inverted ? s : operand
+  kBand,    // (lower <= col - (row + shift) <= upper) != inverted ? s : operand
+  kAlibi,   // s + operand * (col - (row + shift))
+};
+enum Alignment : i32 { kTopLeft, kBottomRight, kRuntime };
+
+struct StepTraits {
+  i32 kind, inverted, alignment;
+  ArrayTraits operand;  // kNone: StepParams::constant
+  ArrayTraits condition, shift_add, shift_sub;
+  // Of a band: columns out of it end up at -inf whatever follows, so that they need not be visited.
+  i32 hides;
+};
+
+// What the products are computed in.
+enum Arithmetic : i32 {
+  kByF16,   // f16 operands, f32 sums
+  kByBF16,  // bf16 operands, f32 sums
+  kByF32,   // f32 operands as sums of two tf32, three products each: f32 but for the last bits
+};
+
+struct AttentionTraits {
+  i32 arithmetic;
+  i32 head_size, v_head_size;
+  // Channels of the output that a block computes; a multiple of 16.
+  i32 v_block;
+  // A block is row_warps x token_warps warps; each has 16 rows and tile / token_warps tokens of a
+  // tile.
+  i32 row_warps, token_warps;
+  i32 tile;  // tokens that are dequantized and multiplied together
+  // K or V (or their scales) differ between the heads of b2: rows are those of one head.
+  i32 kv_varies_over_b2;
+  i32 k_segments, v_segments;
+  SegmentTraits q;
+  SegmentTraits k[kMaxSegments], v[kMaxSegments];
+  i32 step_count;
+  StepTraits steps[kMaxSteps];
+  i32 inf_as_zero;  // a row without any finite score: zeros, else NaN
+  ArrayTraits sinks, kv_lengths;
+  i32 dropout;
+  ArrayTraits seed, dropout_offset, probability, dropout_mask;
+  i32 probs_type;  // probabilities are rounded to codes of this type, once they are final; or kNone
+  i32 rounds_output;  // the output holds codes
+  ArrayTraits output, stats;
+};
+
+struct Array {
+  void* data;
+  i64 offset;
+  i64 strides[kAxes];  // in elements
+};
+
+// What does not vary over rows and columns.
+struct BatchArray {
+  void* data;
+  i64 offset;
+  i64 strides[3];
+};
+
+// Tokens [begin, begin + tokens) of K or V; a row of `data` is a token within the segment.
+struct SegmentParams {
+  Array data, scales, zero_points;
+  i32 begin, tokens;
+};
+
+struct StepParams {
+  Array operand, condition;
+  BatchArray shift_add, shift_sub;
+  float constant;
+  i32 unused;
+  i64 lower, upper;
+};
+
+// code = value / scale + zero_point, rounded to even and saturated.
+struct RoundingParams {
+  float scale, zero_point;
+};
+
+struct AttentionParams {
+  i32 batch[3];
+  i32 q_len, kv_len;
+  // Rows that share K and V: q_len, or q_len * batch[2].
+  i32 rows;
+  i32 row_tiles, v_blocks, splits;
+  SegmentParams q;
+  SegmentParams k[kMaxSegments], v[kMaxSegments];
+  StepParams steps[kMaxSteps];
+  BatchArray sinks, kv_lengths;
+  Array stats, output, dropout_mask;
+  const void *seed, *dropout_offset, *probability;
+  RoundingParams probs_rounding, output_rounding;
+  // With splits > 1: [row tile of the grid][split] states (see finish.h), and a count of the splits
+  // that are done, 0 between launches.
+  float* partials;
+  u32* done;
+};
+static_assert(sizeof(AttentionParams) <= 4096, "what a kernel takes on every driver");
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_ATTENTION_PARAMS_H_

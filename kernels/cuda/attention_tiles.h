@@ -1,0 +1,299 @@
+// Attention over tiles: K and V are dequantized to shared memory, a tile of tokens at a time for
+// all rows of the block, and multiplied on tensor cores. Takes every format and layout.
+//
+//   block = (b0, b1[, b2]) x tile of rows x block of output channels x split of the tokens
+//     Q tile                                   once
+//     for every tile of tokens of the split
+//       K tile, V tile                         dequantized by all threads
+//       scores = Q x K^T, steps, online softmax, O += P x V      each warp its rows and tokens
+//     join warps, then splits (the last block to come), normalise, store
+//
+// Nothing of size Sq x S exists. Tiles that a band hides from every row of the block are skipped.
+#ifndef KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
+#define KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
+
+#include "kvant/kernels/cuda/dropout.h"
+#include "kvant/kernels/cuda/finish.h"
+#include "kvant/kernels/cuda/online_softmax.h"
+#include "kvant/kernels/cuda/score_steps.h"
+#include "kvant/kernels/cuda/tile_products.h"
+
+namespace kvant::cuda {
+
+// Shared memory of a block: tiles, and once they are done with, states of warps; then what is
+// small.
+struct AttentionShared {
+  i32 q, k, v;  // where the tiles lie
+  i32 states;   // where states lie: 0
+  i32 factors;  // floats of joining, and column ranges
+  i32 bytes;
+
+  KVANT_DEVICE static constexpr AttentionShared Of(const AttentionTraits& t, i32 splits) {
+    const i32 rows = t.row_warps * 16;
+    const TileLayout keys = TileLayout::Of(t.arithmetic, t.head_size);
+    const TileLayout values = TileLayout::Of(t.arithmetic, t.v_block);
+    AttentionShared s{};
+    s.k = s.q + rows * keys.pitch;
+    s.v = s.k + t.tile * keys.pitch;
+    const i32 tiles = s.v + t.tile * values.pitch;
+    const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
+    s.factors = tiles > states ? tiles : states;
+    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    s.bytes = s.factors + rows * (joined > 2 ? joined : 2) * 4;
+    return s;
+  }
+};
+
+template <class T>
+class AttentionTiles {
+ public:
+  KVANT_DEVICE static void Run(const AttentionParams& p) { AttentionTiles(p).Run(); }
+
+ private:
+  using Products = TileProducts<T>;
+  using Steps = ScoreSteps<T>;
+  using Ending = Finish<T>;
+
+  KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
+      : p_(p), shared_(SharedBase()), at_(AttentionShared::Of(T::k, p.splits)) {
+    i64 rest = BlockIndex();
+    split_ = static_cast<i32>(rest % p.splits);
+    tile_ = rest /= p.splits;
+    channel_ = static_cast<i32>(rest % p.v_blocks) * T::k.v_block;
+    rest /= p.v_blocks;
+    block_.row = static_cast<i32>(rest % p.row_tiles) * Ending::Rows();
+    rest /= p.row_tiles;
+    block_.split_b2 = T::k.kv_varies_over_b2 != 0;
+    block_.b2 = block_.split_b2 ? static_cast<i32>(rest % p.batch[2]) : 0;
+    if (block_.split_b2) rest /= p.batch[2];
+    block_.b1 = static_cast<i32>(rest % p.batch[1]);
+    block_.b0 = static_cast<i32>(rest / p.batch[1]);
+    block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
+    kv_len_ = RealLength();
+    const i32 warp = WarpIndex(), lane = LaneIndex();
+    row_ = warp / T::k.token_warps * 16;
+    token_ = warp % T::k.token_warps * (T::k.tile / T::k.token_warps);
+    for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(p, row_ + lane / 4 + 8 * h);
+  }
+
+  // Clamped to what there is room for: lengths are read on the device, too late for an error.
+  KVANT_DEVICE i32 RealLength() const {
+    if (T::k.kv_lengths.type == kNone) return p_.kv_len;
+    const i64 length = LoadInteger(T::k.kv_lengths.type, p_.kv_lengths.data,
+                                   IndexOf(p_.kv_lengths, Position{block_.b0, block_.b1, 0, 0}));
+    return static_cast<i32>(length < 0 ? 0 : length > p_.kv_len ? p_.kv_len : length);
+  }
+
+  KVANT_DEVICE void Run() {
+    const Dropout dropout = Dropout::template Of<T>(p_);
+    if (T::k.dropout && T::k.dropout_mask.type != kNone && split_ == 0 && channel_ == 0) {
+      WriteDropoutMask(dropout);
+    }
+    LoadQueries();
+    const ColumnRange tiles = TilesOfSplit();
+    RowState state = RowState::Empty();
+    typename Products::Output output;
+    KVANT_UNROLL
+    for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) output[n][e] = 0.f;
+    }
+    if (T::k.probs_type == kNone) {
+      Sweep(tiles, true, [&](typename Products::Scores& s, i32 token) {
+        float factor[2];
+        state.Add(s, Products::TokenTiles(), factor);
+        KVANT_UNROLL
+        for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+          KVANT_UNROLL
+          for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+        }
+        Probabilities(s, state);
+        ApplyDropout(dropout, token, s);
+        Products::Values(s, shared_ + at_.v, token_, output);
+      });
+      state.SumLanes();
+    } else {
+      RunInTwoPasses(tiles, dropout, state, output);
+    }
+    End(state, output);
+  }
+
+  // Probabilities must be final before they are rounded: first the sums alone, then the scores once
+  // more.
+  KVANT_DEVICE void RunInTwoPasses(const ColumnRange& tiles, const Dropout& dropout,
+                                   RowState& state, typename Products::Output& output) {
+    Sweep(tiles, false, [&](typename Products::Scores& s, i32) {
+      float factor[2];
+      state.Add(s, Products::TokenTiles(), factor);
+      Probabilities(s, state);
+    });
+    state.SumLanes();
+    float divisor[2];
+    for (i32 h = 0; h < 2; ++h) {
+      Ending::AddSink(p_, position_[h], state.max[h], state.sum[h]);
+      // Of an empty row, the end decides what the output is.
+      divisor[h] = state.sum[h] == 0.f ? 1.f : state.sum[h];
+    }
+    Sweep(tiles, true, [&](typename Products::Scores& s, i32 token) {
+      ForEach(s, [&](float& x, i32 h, i32) { x = Divide(ExpAbove(x, state.max[h]), divisor[h]); });
+      ApplyDropout(dropout, token, s);
+      ForEach(s, [&](float& x, i32, i32) { x = RoundProbability(x); });
+      Products::Values(s, shared_ + at_.v, token_, output);
+    });
+  }
+
+  KVANT_DEVICE float RoundProbability(float x) const {
+    if (x != x) return x;
+    const RoundingParams& rounding = p_.probs_rounding;
+    const float code = RoundedCode(T::k.probs_type, rounding, x);
+    const float rounded = BitsOf(T::k.probs_type) == 32
+                              ? code
+                              : CodeToFloat(T::k.probs_type, FloatToCode(T::k.probs_type, code));
+    return (rounded - rounding.zero_point) * rounding.scale;
+  }
+
+  // use(x, h, column of the warp's tokens) for every score of a lane; h: which of its two rows.
+  template <class Use>
+  KVANT_DEVICE static void ForEach(typename Products::Scores& s, Use use) {
+    const i32 c = LaneIndex() % 4;
+    KVANT_UNROLL
+    for (i32 j = 0; j < Products::TokenTiles(); ++j) {
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) use(s[j][e], e / 2, j * 8 + 2 * c + e % 2);
+    }
+  }
+
+  KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {
+    ForEach(s, [&](float& x, i32 h, i32) {
+      x = ExpAbove(x, state.max[h]);
+      state.sum[h] += x;
+    });
+  }
+
+  KVANT_DEVICE void ApplyDropout(const Dropout& dropout, i32 token, typename Products::Scores& s) {
+    if (!T::k.dropout) return;
+    const u64 first[2] = {Dropout::RowIndex(p_, position_[0]), Dropout::RowIndex(p_, position_[1])};
+    ForEach(s, [&](float& x, i32 h, i32 col) {
+      x = dropout.Keeps(first[h] + static_cast<u64>(token + col)) ? x * dropout.factor : 0.f;
+    });
+  }
+
+  KVANT_DEVICE void WriteDropoutMask(const Dropout& dropout) const {
+    for (i32 r = 0; r < block_.rows; ++r) {
+      const Position at = block_.At(p_, r);
+      const u64 first = Dropout::RowIndex(p_, at);
+      for (i32 col = ThreadIndex(); col < p_.kv_len; col += BlockThreads()) {
+        StoreElement(T::k.dropout_mask.type, p_.dropout_mask.data,
+                     IndexOf(p_.dropout_mask, at, col),
+                     dropout.Keeps(first + static_cast<u64>(col)) ? 1.f : 0.f);
+      }
+    }
+  }
+
+  KVANT_DEVICE void LoadQueries() const {
+    const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.head_size);
+    const i32 per_row = layout.channels / 8;
+    for (i32 i = ThreadIndex(); i < Ending::Rows() * per_row; i += BlockThreads()) {
+      const i32 r = i / per_row, d = i % per_row * 8;
+      float values[8] = {};
+      if (r < block_.rows && d < T::k.head_size) {
+        LoadValues(T::k.q, p_.q, block_.At(p_, r), d, kCol, T::k.head_size, values);
+      }
+      StoreValues(T::k.arithmetic, layout, shared_ + at_.q, r, d, kCol, values);
+    }
+  }
+
+  // The tiles of tokens that any row may see, and of these the split's share.
+  KVANT_DEVICE ColumnRange TilesOfSplit() const {
+    ColumnRange live{0, kv_len_};
+    if (Steps::Hides()) {
+      const SharedAddress ranges = shared_ + at_.factors;
+      if (ThreadIndex() < Ending::Rows()) {
+        const ColumnRange row = Steps::Live(p_, block_.At(p_, ThreadIndex()), kv_len_);
+        const bool any = row.begin < row.end;
+        StoreShared64(ranges + ThreadIndex() * 8, {{static_cast<u32>(any ? row.begin : kv_len_),
+                                                    static_cast<u32>(any ? row.end : 0)}});
+      }
+      BlockSync();
+      live = {kv_len_, 0};
+      for (i32 r = 0; r < block_.rows; ++r) {
+        const Words2 row = LoadShared64(ranges + r * 8);
+        live.begin = MinOf(live.begin, static_cast<i32>(row.v[0]));
+        live.end = MaxOf(live.end, static_cast<i32>(row.v[1]));
+      }
+    }
+    const i32 first = live.begin / T::k.tile;
+    const i32 count = MaxOf(0, CeilDiv(live.end, T::k.tile) - first);
+    const i32 share = CeilDiv(count, p_.splits);
+    return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
+  }
+
+  // For each tile, computes this warp's scores and calls use(scores, its first token).
+  template <class Use>
+  KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
+    const TileLayout keys = TileLayout::Of(T::k.arithmetic, T::k.head_size);
+    const TileLayout outputs = TileLayout::Of(T::k.arithmetic, T::k.v_block);
+    const Position batch{block_.b0, block_.b1, block_.b2, 0};
+    KVANT_NO_UNROLL
+    for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
+      const i32 first = tile * T::k.tile;
+      BlockSync();
+      FillTile<T>(T::k.k, p_.k, T::k.k_segments, keys, shared_ + at_.k, batch, first, kv_len_, 0,
+                  T::k.head_size);
+      if (values) {
+        FillTile<T>(T::k.v, p_.v, T::k.v_segments, outputs, shared_ + at_.v, batch, first, kv_len_,
+                    channel_, T::k.v_head_size);
+      }
+      BlockSync();
+      typename Products::Scores scores;
+      Products::Keys(shared_ + at_.q, row_, shared_ + at_.k, token_, scores);
+      ForEach(scores, [&](float& x, i32 h, i32 col) {
+        const i32 token = first + token_ + col;
+        x = token < kv_len_ ? Steps::Apply(p_, position_[h], kv_len_, token, x) : -Infinity();
+      });
+      use(scores, first + token_);
+    }
+  }
+
+  KVANT_DEVICE void End(const RowState& state, const typename Products::Output& output) {
+    const i32 rows = Ending::Rows();
+    const SharedAddress states = shared_ + at_.states, factors = shared_ + at_.factors;
+    BlockSync();  // tiles are done with
+    const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const SharedAddress mine = states + WarpIndex() % T::k.token_warps * Ending::StateFloats() * 4;
+    KVANT_UNROLL
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 r = row_ + g + 8 * h;
+      if (c == 0) {
+        StoreSharedFloat(mine + r * 4, state.max[h]);
+        StoreSharedFloat(mine + (rows + r) * 4, state.sum[h]);
+      }
+      KVANT_UNROLL
+      for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+        StoreShared64(mine + (2 * rows + r * T::k.v_block + n * 8 + 2 * c) * 4,
+                      {{AsBits(output[n][2 * h]), AsBits(output[n][2 * h + 1])}});
+      }
+    }
+    BlockSync();
+    if (T::k.token_warps > 1) {
+      Ending::Join(T::k.token_warps, states, factors, [&](i32 i, i32 at) {
+        return LoadSharedFloat(states + (i * Ending::StateFloats() + at) * 4);
+      });
+    }
+    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, states, factors)) return;
+    Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
+  }
+
+  const AttentionParams& p_;
+  const SharedAddress shared_;
+  const AttentionShared at_;
+  BlockRows block_;
+  i64 tile_;  // of rows and channels of the output, in all groups
+  i32 split_, channel_, kv_len_;
+  i32 row_, token_;       // the warp's first, in the block's rows and in a tile
+  Position position_[2];  // of the lane's rows
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_ATTENTION_TILES_H_

@@ -1,0 +1,177 @@
+// A tile of Q, K or V from how it is stored to shared memory, in what products are computed in.
+#ifndef KVANT_KERNELS_CUDA_DEQUANTIZE_TILE_H_
+#define KVANT_KERNELS_CUDA_DEQUANTIZE_TILE_H_
+
+#include "kvant/kernels/cuda/elements.h"
+
+namespace kvant::cuda {
+
+// Rows of a tile in shared memory: [rows][channels], channels padded to a multiple of 16 with
+// zeros. A row is an odd number of 16 bytes longer than a multiple of 128, so that the 8 rows of an
+// ldmatrix, and the fragments of f32 rows, lie in different banks.
+struct TileLayout {
+  i32 bytes;  // of an element
+  i32 channels;
+  i32 pitch;  // bytes from row to row
+
+  KVANT_DEVICE static constexpr TileLayout Of(i32 arithmetic, i32 head_size) {
+    const i32 bytes = arithmetic == kByF32 ? 4 : 2;
+    const i32 channels = CeilDiv(head_size, 16) * 16;
+    return {bytes, channels, CeilDiv(channels * bytes, 128) * 128 + 16};
+  }
+  KVANT_DEVICE SharedAddress At(SharedAddress tile, i32 row, i32 channel) const {
+    return tile + row * pitch + channel * bytes;
+  }
+};
+
+KVANT_DEVICE u32 Pack(i32 arithmetic, float lo, float hi) {
+  return arithmetic == kByF16 ? PackF16(lo, hi) : PackBF16(lo, hi);
+}
+
+// Parameters of groups, by the element's coordinates over the group's.
+KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const Array& array, const Position& at,
+                            i32 channel) {
+  return IndexOf(array,
+                 {at.b0 / traits.group[0], at.b1 / traits.group[1], at.b2 / traits.group[2],
+                  at.row / traits.group[kRow]},
+                 channel / traits.group[kCol]);
+}
+
+struct GroupParameters {
+  float scale, zero_point;
+};
+
+KVANT_DEVICE GroupParameters LoadParameters(const SegmentTraits& traits, const SegmentParams& p,
+                                            const Position& at, i32 channel) {
+  GroupParameters found{1.f, 0.f};
+  if (traits.scales.type != kNone) {
+    found.scale =
+        LoadElement(traits.scales.type, p.scales.data, GroupIndex(traits, p.scales, at, channel));
+  }
+  if (traits.zero_points.type != kNone) {
+    found.zero_point = LoadElement(traits.zero_points.type, p.zero_points.data,
+                                   GroupIndex(traits, p.zero_points, at, channel));
+  }
+  return found;
+}
+
+KVANT_DEVICE float Dequantize(const SegmentTraits& traits, const GroupParameters& group,
+                              float code) {
+  if (traits.scales.type == kNone) return code;
+  if (traits.real_zero_points) return Fma(code, group.scale, -group.zero_point);
+  return (code - group.zero_point) * group.scale;
+}
+
+// 8 values of a segment side by side along `axis` (kRow or kCol) from (at, channel) on; those from
+// `limit` on are 0.
+KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p, Position at,
+                             i32 channel, i32 axis, i32 limit, float (&values)[8]) {
+  const i32 first = axis == kRow ? at.row : channel;
+  const i32 n = limit - first;
+  if (traits.vectors && traits.contiguous == axis && n >= 8) {
+    LoadEight(traits.data.type, p.data.data, IndexOf(p.data, at, channel), values);
+  } else {
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) {
+      const i64 index = IndexOf(p.data, at, channel) + i * p.data.strides[axis];
+      values[i] = i < n ? LoadElement(traits.data.type, p.data.data, index) : 0.f;
+    }
+  }
+  if (traits.scales.type == kNone) return;
+  GroupParameters group{};
+  const i32 length = traits.group[axis];
+  KVANT_UNROLL
+  for (i32 i = 0; i < 8; ++i) {
+    Position one = at;
+    if (axis == kRow) one.row += i;
+    const i32 d = axis == kCol ? channel + i : channel;
+    const bool same = length % 8 == 0 && first % 8 == 0;
+    if (i < n && (i == 0 || !same)) group = LoadParameters(traits, p, one, d);
+    values[i] = i < n ? Dequantize(traits, group, values[i]) : 0.f;
+  }
+}
+
+// Stores 8 values along a row, or down a column, of a tile.
+KVANT_DEVICE void StoreValues(i32 arithmetic, const TileLayout& layout, SharedAddress tile, i32 row,
+                              i32 channel, i32 axis, const float (&x)[8]) {
+  if (axis == kRow) {
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) {
+      const SharedAddress to = layout.At(tile, row + i, channel);
+      if (arithmetic == kByF32) {
+        StoreShared32(to, AsBits(x[i]));
+      } else {
+        StoreShared16(to, Pack(arithmetic, x[i], 0.f));
+      }
+    }
+  } else if (arithmetic == kByF32) {
+    const SharedAddress to = layout.At(tile, row, channel);
+    StoreShared128(to, {{AsBits(x[0]), AsBits(x[1]), AsBits(x[2]), AsBits(x[3])}});
+    StoreShared128(to + 16, {{AsBits(x[4]), AsBits(x[5]), AsBits(x[6]), AsBits(x[7])}});
+  } else {
+    StoreShared128(layout.At(tile, row, channel),
+                   {{Pack(arithmetic, x[0], x[1]), Pack(arithmetic, x[2], x[3]),
+                     Pack(arithmetic, x[4], x[5]), Pack(arithmetic, x[6], x[7])}});
+  }
+}
+
+// Where 8 values of a tile of [rows][channels] that a thread takes begin, the i-th such run.
+struct Run {
+  i32 row, channel;
+};
+KVANT_DEVICE Run RunAt(i32 axis, i32 rows, i32 channels, i32 i) {
+  if (axis == kCol) return {i / (channels / 8), i % (channels / 8) * 8};
+  return {i % (rows / 8) * 8, i / (rows / 8)};
+}
+
+// Tokens [first, first + tile) of K or V, channels [channel, channel + layout.channels), by all
+// threads. Tokens from `end` on and channels from `channel_end` on are 0.
+template <class T>
+KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* segments, i32 count,
+                           const TileLayout& layout, SharedAddress tile, const Position& batch,
+                           i32 first, i32 end, i32 channel, i32 channel_end) {
+  // Runs along the axis that most segments, all but always one, have side by side.
+  const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
+  const i32 runs = T::k.tile * layout.channels / 8;
+  KVANT_NO_UNROLL
+  for (i32 i = ThreadIndex(); i < runs; i += BlockThreads()) {
+    const Run run = RunAt(axis, T::k.tile, layout.channels, i);
+    const i32 token = first + run.row;
+    float values[8] = {};
+    if (channel + run.channel < channel_end) {
+      KVANT_UNROLL
+      for (i32 s = 0; s < count; ++s) {
+        const i32 begin = segments[s].begin, stop = MinOf(end, begin + segments[s].tokens);
+        Position at = batch;
+        at.row = token - begin;
+        if (axis == kCol) {
+          if (begin <= token && token < stop) {
+            LoadValues(traits[s], segments[s], at, channel + run.channel, kCol, channel_end,
+                       values);
+          }
+        } else if (count == 1) {
+          if (token < stop) {
+            LoadValues(traits[s], segments[s], at, channel + run.channel, kRow, stop, values);
+          }
+        } else {
+          // A run may cross into another segment.
+          KVANT_NO_UNROLL
+          for (i32 t = MaxOf(0, begin - token); t < MinOf(8, stop - token); ++t) {
+            float one[8];
+            Position token_at = at;
+            token_at.row = at.row + t;
+            LoadValues(traits[s], segments[s], token_at, channel + run.channel, kRow,
+                       token_at.row + 1, one);
+            KVANT_UNROLL
+            for (i32 u = 0; u < 8; ++u) values[u] = u == t ? one[0] : values[u];
+          }
+        }
+      }
+    }
+    StoreValues(T::k.arithmetic, layout, tile, run.row, run.channel, axis, values);
+  }
+}
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_DEQUANTIZE_TILE_H_

@@ -1,0 +1,199 @@
+// Elements of every storage type to f32 and back, and where they lie.
+#ifndef KVANT_KERNELS_CUDA_ELEMENTS_H_
+#define KVANT_KERNELS_CUDA_ELEMENTS_H_
+
+#include "kvant/kernels/cuda/attention_params.h"
+
+namespace kvant::cuda {
+
+inline constexpr u32 kInfinityBits = 0x7f800000u;
+KVANT_DEVICE float Infinity() { return AsFloat(kInfinityBits); }
+KVANT_DEVICE float QuietNan() { return AsFloat(0x7fc00000u); }
+KVANT_DEVICE i32 MinOf(i32 a, i32 b) { return a < b ? a : b; }
+KVANT_DEVICE i32 MaxOf(i32 a, i32 b) { return a > b ? a : b; }
+KVANT_DEVICE constexpr i32 CeilDiv(i32 a, i32 b) { return (a + b - 1) / b; }
+
+KVANT_DEVICE float F8E5M2ToFloat(u32 bits) { return F16Low(bits << 8); }
+KVANT_DEVICE float F8E4M3ToFloat(u32 bits) {
+  // As f16 the exponent is 8 too small, for subnormals as well.
+  const float value = F16Low((bits & 0x80) << 8 | (bits & 0x7f) << 7) * 256.f;
+  return (bits & 0x7f) == 0x7f ? QuietNan() : value;
+}
+
+// The code of `bits` bits at the bottom of a word.
+KVANT_DEVICE float CodeToFloat(i32 type, u32 code) {
+  switch (type) {
+    case kInt8:
+      return static_cast<float>(static_cast<i8>(code));
+    case kUint8:
+      return static_cast<float>(code & 0xff);
+    case kInt4:
+      return static_cast<float>(static_cast<i32>((code & 15) ^ 8) - 8);
+    case kUint4:
+      return static_cast<float>(code & 15);
+    case kInt2:
+      return static_cast<float>(static_cast<i32>((code & 3) ^ 2) - 2);
+    case kUint2:
+      return static_cast<float>(code & 3);
+    case kBool:
+      return (code & 0xff) != 0 ? 1.f : 0.f;
+    case kFloat8E4M3:
+      return F8E4M3ToFloat(code & 0xff);
+    case kFloat8E5M2:
+      return F8E5M2ToFloat(code & 0xff);
+    case kFloat16:
+      return F16Low(code);
+    case kBFloat16:
+      return BF16Low(code);
+    default:
+      return AsFloat(code);
+  }
+}
+
+KVANT_DEVICE float LoadElement(i32 type, const void* data, i64 index) {
+  switch (BitsOf(type)) {
+    case 64:
+      return static_cast<float>(Load(static_cast<const i64*>(data) + index));
+    case 32:
+      if (type == kInt32) return static_cast<float>(Load(static_cast<const i32*>(data) + index));
+      return Load(static_cast<const float*>(data) + index);
+    case 16:
+      return CodeToFloat(type, Load(static_cast<const u16*>(data) + index));
+    case 8:
+      return CodeToFloat(type, Load(static_cast<const u8*>(data) + index));
+    case 4:
+      return CodeToFloat(type, Load(static_cast<const u8*>(data) + index / 2) >> index % 2 * 4);
+    default:
+      return CodeToFloat(type, Load(static_cast<const u8*>(data) + index / 4) >> index % 4 * 2);
+  }
+}
+
+KVANT_DEVICE i64 LoadInteger(i32 type, const void* data, i64 index) {
+  if (type == kInt64) return Load(static_cast<const i64*>(data) + index);
+  if (type == kInt32) return Load(static_cast<const i32*>(data) + index);
+  return static_cast<i64>(LoadElement(type, data, index));
+}
+
+// 8 elements from `index` on, aligned to their size.
+KVANT_DEVICE void LoadEight(i32 type, const void* data, i64 index, float (&values)[8]) {
+  if (BitsOf(type) == 32) {
+    const auto* at = reinterpret_cast<const Words4*>(static_cast<const float*>(data) + index);
+    const Words4 a = Load(at), b = Load(at + 1);
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) values[i] = AsFloat(i < 4 ? a.v[i % 4] : b.v[i % 4]);
+  } else if (BitsOf(type) == 16) {
+    const Words4 x = Load(reinterpret_cast<const Words4*>(static_cast<const u16*>(data) + index));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x.v[i / 2] >> i % 2 * 16);
+  } else if (BitsOf(type) == 8) {
+    const Words2 x = Load(reinterpret_cast<const Words2*>(static_cast<const u8*>(data) + index));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x.v[i / 4] >> i % 4 * 8);
+  } else if (BitsOf(type) == 4) {
+    const u32 x = Load(reinterpret_cast<const u32*>(static_cast<const u8*>(data) + index / 2));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x >> i * 4);
+  } else {
+    const u32 x = Load(reinterpret_cast<const u16*>(static_cast<const u8*>(data) + index / 4));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x >> i * 2);
+  }
+}
+
+// x rounded to a float of 3 (e4m3) or 2 (e5m2) bits of mantissa; ties to even. Beyond the largest:
+// NaN for e4m3, infinity for e5m2.
+KVANT_DEVICE u32 FloatToF8(float x, i32 type) {
+  const i32 mantissa = type == kFloat8E4M3 ? 3 : 2;
+  const i32 lowest = type == kFloat8E4M3 ? -6 : -14;  // exponent of the smallest normal number
+  const u32 nan = 0x7f, beyond = type == kFloat8E4M3 ? 0x7fu : 0x7cu;
+  const u32 sign = AsBits(x) >> 24 & 0x80, bits = AsBits(x) & 0x7fffffff;
+  if (bits > kInfinityBits) return sign | nan;
+  if (bits >= AsBits(65536.f)) return sign | beyond;
+  const i32 exponent = MaxOf(static_cast<i32>(bits >> 23) - 127, lowest);
+  // In units of the last place: at most 2^(mantissa + 1), and the carry moves the exponent on.
+  const float units = AsFloat(bits) * AsFloat(static_cast<u32>(127 + mantissa - lowest) << 23);
+  const float scale = AsFloat(static_cast<u32>(127 + lowest - exponent) << 23);
+  const u32 code = static_cast<u32>(RoundEven(units * scale)) +
+                   (static_cast<u32>(exponent - lowest) << mantissa);
+  return sign | (code >= beyond ? beyond : code);
+}
+
+KVANT_DEVICE float LowestOf(i32 type) {
+  switch (type) {
+    case kInt8:
+      return -128.f;
+    case kInt4:
+      return -8.f;
+    case kInt2:
+      return -2.f;
+    default:
+      return 0.f;
+  }
+}
+KVANT_DEVICE float HighestOf(i32 type) {
+  switch (type) {
+    case kInt8:
+      return 127.f;
+    case kInt4:
+      return 7.f;
+    case kUint4:
+      return 15.f;
+    case kInt2:
+      return 1.f;
+    case kUint2:
+      return 3.f;
+    default:
+      return 255.f;
+  }
+}
+
+// The bits that store `value` in up to 16 bits: rounded to even; integers saturate and take NaN
+// for 0.
+KVANT_DEVICE u32 FloatToCode(i32 type, float value) {
+  switch (type) {
+    case kFloat16:
+      return PackF16(value, 0.f) & 0xffff;
+    case kBFloat16:
+      return PackBF16(value, 0.f) & 0xffff;
+    case kFloat8E4M3:
+    case kFloat8E5M2:
+      return FloatToF8(value, type);
+    case kBool:
+      return value != 0.f ? 1 : 0;
+    default: {
+      if (value != value) return 0;
+      const float code = Min(Max(RoundEven(value), LowestOf(type)), HighestOf(type));
+      return static_cast<u32>(static_cast<i32>(code));
+    }
+  }
+}
+
+// Types of at least 8 bits but integers of 32 and 64.
+KVANT_DEVICE void StoreElement(i32 type, void* data, i64 index, float value) {
+  switch (BitsOf(type)) {
+    case 32:
+      return Store(static_cast<float*>(data) + index, value);
+    case 16:
+      return Store(static_cast<u16*>(data) + index, static_cast<u16>(FloatToCode(type, value)));
+    default:
+      return Store(static_cast<u8*>(data) + index, static_cast<u8>(FloatToCode(type, value)));
+  }
+}
+
+// Where something lies: a block knows b0 and b1, a row the rest.
+struct Position {
+  i32 b0, b1, b2, row;
+};
+
+KVANT_DEVICE i64 IndexOf(const Array& array, const Position& at, i32 col) {
+  return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
+         at.b2 * array.strides[2] + at.row * array.strides[kRow] + col * array.strides[kCol];
+}
+KVANT_DEVICE i64 IndexOf(const BatchArray& array, const Position& at) {
+  return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
+         at.b2 * array.strides[2];
+}
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_ELEMENTS_H_

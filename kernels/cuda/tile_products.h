@@ -1,0 +1,133 @@
+// Products of a warp's 16 rows with a tile in shared memory; fragments as in device/fragment.h.
+#ifndef KVANT_KERNELS_CUDA_TILE_PRODUCTS_H_
+#define KVANT_KERNELS_CUDA_TILE_PRODUCTS_H_
+
+#include "kvant/kernels/cuda/dequantize_tile.h"
+
+namespace kvant::cuda {
+
+// x as the sum of two tf32, whose lower 13 bits the tensor cores ignore.
+struct Split {
+  u32 high, low;
+  KVANT_DEVICE static Split Of(float x) {
+    const u32 high = AsBits(x) & 0xffffe000u;
+    const float low = x - AsFloat(high);
+    // Infinity less infinity is NaN, and would be where there was none.
+    return {high, high == AsBits(x) ? 0u : AsBits(low)};
+  }
+};
+
+// d += a x b but for what both low parts give.
+KVANT_DEVICE void MmaSplit(float (&d)[4], const Split (&a)[4], const Split& b0, const Split& b1) {
+  MmaTF32K8(d, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+  MmaTF32K8(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+  MmaTF32K8(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+}
+
+template <class T>
+struct TileProducts {
+  // Of 8 tokens, and of 8 channels of the output, that a warp has.
+  static constexpr i32 kTokenTiles = T::kMax.tile / T::kMax.token_warps / 8;
+  static constexpr i32 kChannelTiles = T::kMax.v_block / 8;
+  using Scores = float[kTokenTiles][4];
+  using Output = float[kChannelTiles][4];
+
+  KVANT_DEVICE static i32 TokenTiles() { return T::k.tile / T::k.token_warps / 8; }
+
+  // scores = Q x K^T: rows [row, row + 16) of the Q tile, tokens from `token` on of the K tile.
+  KVANT_DEVICE static void Keys(SharedAddress q, i32 row, SharedAddress k, i32 token,
+                                Scores& scores) {
+    const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.head_size);
+    KVANT_UNROLL
+    for (i32 j = 0; j < TokenTiles(); ++j) {
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) scores[j][e] = 0.f;
+    }
+    if (T::k.arithmetic == kByF32) return KeysByF32(layout, q, row, k, token, scores);
+    const i32 lane = LaneIndex();
+    const SharedAddress q_at = layout.At(q, row + lane % 16, lane / 16 * 8);
+    const SharedAddress k_at = layout.At(k, token + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+    KVANT_UNROLL
+    for (i32 d = 0; d < layout.channels; d += 16) {
+      const Words4 a = LoadMatrix4(q_at + d * 2);
+      KVANT_UNROLL
+      for (i32 j = 0; j < TokenTiles(); j += 2) {
+        const Words4 b = LoadMatrix4(k_at + j * 8 * layout.pitch + d * 2);
+        Mma(scores[j], a.v[0], a.v[1], a.v[2], a.v[3], b.v[0], b.v[1]);
+        Mma(scores[j + 1], a.v[0], a.v[1], a.v[2], a.v[3], b.v[2], b.v[3]);
+      }
+    }
+  }
+
+  // output += P x V: tokens from `token` on of the V tile.
+  KVANT_DEVICE static void Values(const Scores& probs, SharedAddress v, i32 token, Output& output) {
+    const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.v_block);
+    if (T::k.arithmetic == kByF32) return ValuesByF32(layout, probs, v, token, output);
+    const i32 lane = LaneIndex();
+    const SharedAddress v_at = layout.At(v, token + lane % 16, lane / 16 * 8);
+    KVANT_UNROLL
+    for (i32 j = 0; j < TokenTiles(); j += 2) {
+      // Rows and columns of a C fragment are those of an A fragment.
+      const u32 a0 = Pack(T::k.arithmetic, probs[j][0], probs[j][1]);
+      const u32 a1 = Pack(T::k.arithmetic, probs[j][2], probs[j][3]);
+      const u32 a2 = Pack(T::k.arithmetic, probs[j + 1][0], probs[j + 1][1]);
+      const u32 a3 = Pack(T::k.arithmetic, probs[j + 1][2], probs[j + 1][3]);
+      KVANT_UNROLL
+      for (i32 n = 0; n < T::k.v_block / 8; n += 2) {
+        const Words4 b = LoadMatrix4Transposed(v_at + j * 8 * layout.pitch + n * 16);
+        Mma(output[n], a0, a1, a2, a3, b.v[0], b.v[1]);
+        Mma(output[n + 1], a0, a1, a2, a3, b.v[2], b.v[3]);
+      }
+    }
+  }
+
+ private:
+  KVANT_DEVICE static void Mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (T::k.arithmetic == kByF16) return MmaF16K16(d, a0, a1, a2, a3, b0, b1);
+    MmaBF16K16(d, a0, a1, a2, a3, b0, b1);
+  }
+
+  KVANT_DEVICE static Split LoadSplit(SharedAddress at) {
+    return Split::Of(AsFloat(LoadShared32(at)));
+  }
+
+  KVANT_DEVICE static void KeysByF32(const TileLayout& layout, SharedAddress q, i32 row,
+                                     SharedAddress k, i32 token, Scores& scores) {
+    const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const SharedAddress q_at = layout.At(q, row + g, c);
+    const SharedAddress k_at = layout.At(k, token + g, c);
+    KVANT_NO_UNROLL
+    for (i32 d = 0; d < layout.channels; d += 8) {
+      const Split a[4] = {LoadSplit(q_at + d * 4), LoadSplit(q_at + d * 4 + 8 * layout.pitch),
+                          LoadSplit(q_at + d * 4 + 16),
+                          LoadSplit(q_at + d * 4 + 16 + 8 * layout.pitch)};
+      KVANT_UNROLL
+      for (i32 j = 0; j < TokenTiles(); ++j) {
+        const SharedAddress at = k_at + j * 8 * layout.pitch + d * 4;
+        MmaSplit(scores[j], a, LoadSplit(at), LoadSplit(at + 16));
+      }
+    }
+  }
+
+  // The contraction takes the tokens of a C fragment where they are: slot c is token 2c, slot c + 4
+  // token 2c + 1.
+  KVANT_DEVICE static void ValuesByF32(const TileLayout& layout, const Scores& probs,
+                                       SharedAddress v, i32 token, Output& output) {
+    const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const SharedAddress v_at = layout.At(v, token + 2 * c, g);
+    KVANT_UNROLL
+    for (i32 j = 0; j < TokenTiles(); ++j) {
+      const Split a[4] = {Split::Of(probs[j][0]), Split::Of(probs[j][2]), Split::Of(probs[j][1]),
+                          Split::Of(probs[j][3])};
+      KVANT_UNROLL
+      for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+        const SharedAddress at = v_at + j * 8 * layout.pitch + n * 32;
+        MmaSplit(output[n], a, LoadSplit(at), LoadSplit(at + layout.pitch));
+      }
+    }
+  }
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_TILE_PRODUCTS_H_
