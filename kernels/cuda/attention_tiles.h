@@ -184,7 +184,7 @@ class AttentionTiles {
       const u64 first = Dropout::RowIndex(p_, at);
       for (i32 col = ThreadIndex(); col < p_.kv_len; col += BlockThreads()) {
         StoreElement(T::k.dropout_mask.type, p_.dropout_mask.data,
-                     IndexOf(p_.dropout_mask, at, col),
+                     IndexOf(T::k.dropout_mask, p_.dropout_mask, at, col),
                      dropout.Keeps(first + static_cast<u64>(col)) ? 1.f : 0.f);
       }
     }

@@ -29,9 +29,9 @@ KVANT_DEVICE u32 Pack(i32 arithmetic, float lo, float hi) {
 }
 
 // Parameters of groups, by the element's coordinates over the group's.
-KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const Array& array, const Position& at,
-                            i32 channel) {
-  return IndexOf(array,
+KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const ArrayTraits& parameter,
+                            const Array& array, const Position& at, i32 channel) {
+  return IndexOf(parameter, array,
                  {at.b0 / traits.group[0], at.b1 / traits.group[1], at.b2 / traits.group[2],
                   at.row / traits.group[kRow]},
                  channel / traits.group[kCol]);
@@ -45,12 +45,13 @@ KVANT_DEVICE GroupParameters LoadParameters(const SegmentTraits& traits, const S
                                             const Position& at, i32 channel) {
   GroupParameters found{1.f, 0.f};
   if (traits.scales.type != kNone) {
-    found.scale =
-        LoadElement(traits.scales.type, p.scales.data, GroupIndex(traits, p.scales, at, channel));
+    found.scale = LoadElement(traits.scales.type, p.scales.data,
+                              GroupIndex(traits, traits.scales, p.scales, at, channel));
   }
   if (traits.zero_points.type != kNone) {
-    found.zero_point = LoadElement(traits.zero_points.type, p.zero_points.data,
-                                   GroupIndex(traits, p.zero_points, at, channel));
+    found.zero_point =
+        LoadElement(traits.zero_points.type, p.zero_points.data,
+                    GroupIndex(traits, traits.zero_points, p.zero_points, at, channel));
   }
   return found;
 }
@@ -69,11 +70,11 @@ KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p
   const i32 first = axis == kRow ? at.row : channel;
   const i32 n = limit - first;
   if (traits.vectors && traits.contiguous == axis && n >= 8) {
-    LoadEight(traits.data.type, p.data.data, IndexOf(p.data, at, channel), values);
+    LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel), values);
   } else {
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
-      const i64 index = IndexOf(p.data, at, channel) + i * p.data.strides[axis];
+      const i64 index = IndexOf(traits.data, p.data, at, channel) + i * p.data.strides[axis];
       values[i] = i < n ? LoadElement(traits.data.type, p.data.data, index) : 0.f;
     }
   }

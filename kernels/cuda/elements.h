@@ -185,9 +185,16 @@ struct Position {
   i32 b0, b1, b2, row;
 };
 
-KVANT_DEVICE i64 IndexOf(const Array& array, const Position& at, i32 col) {
-  return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
-         at.b2 * array.strides[2] + at.row * array.strides[kRow] + col * array.strides[kCol];
+// The index of an element; only along axes where it varies, so that nothing is multiplied by 0.
+KVANT_DEVICE i64 IndexOf(const ArrayTraits& traits, const Array& array, const Position& at,
+                         i32 col) {
+  i64 index = array.offset;
+  if (traits.varies & 1) index += at.b0 * array.strides[0];
+  if (traits.varies & 2) index += at.b1 * array.strides[1];
+  if (traits.varies & 4) index += at.b2 * array.strides[2];
+  if (traits.varies & 8) index += at.row * array.strides[kRow];
+  if (traits.varies & 16) index += col * array.strides[kCol];
+  return index;
 }
 KVANT_DEVICE i64 IndexOf(const BatchArray& array, const Position& at) {
   return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +

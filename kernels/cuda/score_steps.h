@@ -74,18 +74,18 @@ struct ScoreSteps {
     if (traits.kind == kTanh) return Tanh(score);
     bool keep = true;
     if (traits.kind == kSelect) {
-      const float condition =
-          LoadElement(traits.condition.type, step.condition.data, IndexOf(step.condition, at, col));
+      const float condition = LoadElement(traits.condition.type, step.condition.data,
+                                          IndexOf(traits.condition, step.condition, at, col));
       keep = (condition != 0.f) != (traits.inverted != 0);
     } else if (traits.kind == kBand) {
       const i64 off = col - Diagonal(traits, p, step, at, kv_len);
       keep = (step.lower <= off && off <= step.upper) != (traits.inverted != 0);
     }
     if ((traits.kind == kSelect || traits.kind == kBand) && keep) return score;
-    const float operand =
-        traits.operand.type == kNone
-            ? step.constant
-            : LoadElement(traits.operand.type, step.operand.data, IndexOf(step.operand, at, col));
+    const float operand = traits.operand.type == kNone
+                              ? step.constant
+                              : LoadElement(traits.operand.type, step.operand.data,
+                                            IndexOf(traits.operand, step.operand, at, col));
     switch (traits.kind) {
       case kMultiply:
         return score * operand;
