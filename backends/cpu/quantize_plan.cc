@@ -300,7 +300,7 @@ class Quantize : public Executable {
 
   size_t scratch_bytes(int) const override { return RangeFloats(plan_.problem()) * sizeof(float); }
 
-  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     QuantizeCall call;
     call.problem = &plan_.problem();
@@ -316,9 +316,9 @@ class Quantize : public Executable {
     call.ranges = reinterpret_cast<float*>(scratch);
     const int64_t units = QuantizeUnits(plan_.problem());
     if (HasRangePass(plan_.problem())) {
-      ForEach(executor, units, [&call](int64_t unit) { FindRanges(call, unit); });
+      ForEach(place.executor, units, [&call](int64_t unit) { FindRanges(call, unit); });
     }
-    ForEach(executor, units, [&call](int64_t unit) { QuantizeUnit(call, unit); });
+    ForEach(place.executor, units, [&call](int64_t unit) { QuantizeUnit(call, unit); });
     return absl::OkStatus();
   }
 
