@@ -18,9 +18,8 @@ struct JitOptions {
   std::string cache_dir;
   // False: memory only.
   bool disk_cache = true;
-  // The newest CUDA version whose code can be loaded, as cuDriverGetVersion gives it: 12040 for
-  // 12.4. An NVRTC or a stored kernel of a newer major version is passed over where there is
-  // another. 0: any.
+  // What the driver supports, as cuDriverGetVersion gives it: 12040 for CUDA 12.4. An NVRTC or a
+  // stored kernel of a newer major version is passed over: the driver would not load it. 0: any.
   int driver_version = 0;
 };
 
@@ -35,8 +34,10 @@ struct JitCounts {
 // different kernels compile side by side.
 //
 // On disk a kernel is found by a hash of its source, the embedded headers, the architecture and
-// the compiler's options, and by NVRTC's version. Where no NVRTC can be opened, the newest version
-// that was stored will do: code is as right as it was, and the machine cannot make a newer one.
+// the compiler's options, and by NVRTC's version. Opening NVRTC takes longer than reading a kernel,
+// so a stored kernel is taken without it while the very library file that made it is still there.
+// Else NVRTC is opened, and its version decides; where none can be opened, the newest that is
+// stored will do.
 class Jit {
  public:
   explicit Jit(const JitOptions& options = {});

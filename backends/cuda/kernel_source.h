@@ -3,6 +3,7 @@
 #define KVANT_BACKENDS_CUDA_KERNEL_SOURCE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace kvant::cuda {
@@ -17,7 +18,7 @@ struct KernelSource {
   std::string entry;
 };
 
-// What ptxas says of the entry.
+// What ptxas says of the entry, calls that it could not inline included.
 struct KernelStats {
   int registers = 0;  // per thread
   int64_t spill_store_bytes = 0;
@@ -29,7 +30,8 @@ struct KernelStats {
 struct Cubin {
   std::string bytes;  // an ELF file, what cuModuleLoadData takes
   std::string arch;   // "sm_90a"
-  KernelStats stats;
+  // Absent where NVRTC's log was not understood: nothing but checks and descriptions need it.
+  std::optional<KernelStats> stats;
   // The NVRTC that made it. A driver of an older major version does not load it.
   int nvrtc_major = 0, nvrtc_minor = 0;
 };
