@@ -1,0 +1,26 @@
+// DeviceProperties: what kernels are chosen and sized by.
+#ifndef KVANT_BACKENDS_CUDA_DEVICE_PROPERTIES_H_
+#define KVANT_BACKENDS_CUDA_DEVICE_PROPERTIES_H_
+
+#include <cstddef>
+#include <string>
+
+namespace kvant::cuda {
+
+struct DeviceProperties {
+  std::string name;          // "NVIDIA H100 80GB HBM3"
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  size_t shared_bytes_per_block = 0;  // the most that a kernel can ask for
+  size_t shared_bytes_per_multiprocessor = 0;
+  size_t l2_bytes = 0;
+  size_t memory_bytes = 0;
+
+  // The target to compile for: "sm_90a" for 9.0 and "sm_100a" for 10.0, whose own instructions
+  // are worth having; else the compute capability, "sm_86".
+  std::string arch() const;
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_DEVICE_PROPERTIES_H_
