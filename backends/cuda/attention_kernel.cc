@@ -31,7 +31,7 @@ struct Traits {
 };
 }  // namespace kvant::cuda
 
-extern "C" __global__ void __launch_bounds__($1)
+extern "C" __global__ void __launch_bounds__($1, 1)
 attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
   kvant::cuda::AttentionTiles<kvant::cuda::Traits>::Run(params);
 }
