@@ -49,7 +49,7 @@ struct Thread {
   int lane = 0;
   Warp* warp = nullptr;
   Execution* execution = nullptr;
-  std::unique_ptr<Fiber> fiber;
+  Fiber* fiber = nullptr;
   bool exited = false;
   // What it waits in, and where; null when it does not.
   const char* waits_in = nullptr;
@@ -59,6 +59,14 @@ struct Thread {
   std::vector<size_t> group_ends;
   size_t bytes_in_flight = 0;
   size_t most_bytes_in_flight = 0;
+};
+
+// A fiber that runs one thread after another. Each OS thread keeps its workers from launch to
+// launch, because to make a stack takes longer than most kernels.
+struct Worker {
+  Worker();
+  Thread* thread = nullptr;
+  Fiber fiber;
 };
 
 class Execution {
@@ -94,7 +102,9 @@ class Execution {
   SharedMemory& shared() { return shared_; }
 
  private:
-  static void RunThread(void* thread);
+  friend struct Worker;
+
+  static void RunThreads(void* worker);
   void RunBlock(int64_t block);
   // To the next thread that can run; returns when somebody has made `t` ready again.
   void Suspend(Thread* t);
@@ -115,7 +125,6 @@ class Execution {
   Report report_;
   Errors errors_;
   SharedMemory shared_;
-  FiberStacks stacks_;
   Fiber main_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;

@@ -22,7 +22,7 @@ using device::SharedBase;
 using device::StoreShared32;
 using device::ThreadIndex;
 using device::u32;
-using testing::IsEmpty;
+using testing::ElementsAre;
 
 // Which (block, thread) ran, in turn, up to each one's first wait.
 std::vector<int> OrderOf(uint64_t seed) {
@@ -108,6 +108,12 @@ TEST(SimtLaunchTest, AfterADeadlock) {
   }
 }
 
+TEST(SimtLaunchTest, NotFromWithinAKernel) {
+  Report inner;
+  LaunchCleanly({}, [&] { inner = Launch({}, {}, [] {}); });
+  EXPECT_THAT(inner.errors, ElementsAre(IsError(Check::kArgument, "from within a kernel")));
+}
+
 TEST(SimtLaunchTest, TheLargestBlock) {
   u32 count = 0;
   const Report report = LaunchCleanly({.threads = 1024, .shared_bytes = 227 * 1024}, [&] {
@@ -123,7 +129,8 @@ TEST(SimtLaunchTest, TheLargestBlock) {
 // The sanitizer stands in for Options::buffers where a test gives none.
 TEST(SimtLaunchDeathTest, SanitizerSeesKernels) {
   std::vector<u32> data(32);
-  EXPECT_DEATH(Launch({.threads = 64}, {}, [&] { device::Load(&data[0] + ThreadIndex()); }),
+  u32 sum = 0;
+  EXPECT_DEATH(Launch({.threads = 64}, {}, [&] { sum += device::Load(&data[0] + ThreadIndex()); }),
                "heap-buffer-overflow");
   EXPECT_DEATH(
       Launch({.shared_bytes = 4}, {}, [&] { device::CopyAsync(4, SharedBase(), &data[0] + 32); }),
