@@ -267,26 +267,6 @@ TEST(SimtChecksTest, SharedBounds) {
               ElementsAre(IsError(Check::kBounds, "shared address -4")));
 }
 
-TEST(SimtChecksTest, GlobalBounds) {
-  constexpr int kLength = 100;
-  const std::vector<float> from(kLength, 1.0f);
-  std::vector<float> to(kLength);
-  const auto run = [&](bool predicate) {
-    const Options options{.buffers = {{from.data(), kLength * 4}, {to.data(), kLength * 4}}};
-    return Launch({.threads = 128}, options, [&] {
-      if (predicate && ThreadIndex() >= kLength) return;
-      const float x = device::Load(&from[0] + ThreadIndex());
-      device::Store(&to[0] + ThreadIndex(), x);
-    });
-  };
-  EXPECT_THAT(run(true).errors, IsEmpty());
-  EXPECT_THAT(run(false).errors,
-              ElementsAre(IsError(Check::kBounds,
-                                  "thread 100 of block 0 loads 4 bytes at byte "
-                                  "400 of buffer 0, which has 400 bytes"),
-                          IsError(Check::kBounds, "stores 4 bytes at byte 400 of buffer 1")));
-}
-
 TEST(SimtChecksTest, CopyBounds) {
   const Source source;
   const auto run = [&](int valid) {
