@@ -94,6 +94,8 @@ struct Counters {
 
   bool operator==(const Counters&) const = default;
 };
+// Those that are not 0, as "name value, name value".
+std::ostream& operator<<(std::ostream& out, const Counters& counters);
 
 enum class Check {
   kArgument,       // the launch, or an operation, has arguments that no GPU accepts

@@ -87,10 +87,12 @@ void GlobalMemory::Store(uintptr_t to, size_t bytes, const Actor& actor, Moment 
              [&](const StoreEvent& store) { return WhyUnordered(store, actor, now); });
   stores_.push_back({actor.block, actor.site, {actor.thread, now, ++clock_}});
   const auto number = static_cast<uint32_t>(stores_.size());
-  for (uintptr_t a = to; a < to + bytes; ++a) {
+  for (uintptr_t a = to; a < to + bytes;) {
     std::unique_ptr<Page>& page = pages_[a / kPageBytes];
     if (page == nullptr) page = std::make_unique<Page>();
-    (*page)[a % kPageBytes] = number;
+    const uintptr_t end = std::min<uintptr_t>(to + bytes, (a / kPageBytes + 1) * kPageBytes);
+    std::fill(page->begin() + a % kPageBytes, page->begin() + a % kPageBytes + (end - a), number);
+    a = end;
   }
 }
 

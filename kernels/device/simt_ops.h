@@ -44,7 +44,6 @@ KVANT_DEVICE i32 BlockThreads() { return simt::CurrentPosition().threads; }
 KVANT_DEVICE i64 BlockIndex() { return simt::CurrentPosition().block; }
 KVANT_DEVICE i64 GridBlocks() { return simt::CurrentPosition().blocks; }
 KVANT_DEVICE i32 LaneIndex() { return ThreadIndex() % 32; }
-KVANT_DEVICE i32 WarpIndex() { return ThreadIndex() / 32; }
 
 // ---- Bits
 KVANT_DEVICE float AsFloat(u32 bits) { return std::bit_cast<float>(bits); }
@@ -78,6 +77,10 @@ KVANT_DEVICE u32 Shuffle(u32 value, i32 lane, KVANT_SITE) {
 }
 KVANT_DEVICE float Shuffle(float value, i32 lane, KVANT_SITE) {
   return AsFloat(simt::ShuffleFrom(AsBits(value), lane, {file, line}));
+}
+// A shuffle on a GPU, so all lanes must come here too.
+KVANT_DEVICE i32 WarpIndex(KVANT_SITE) {
+  return static_cast<i32>(Shuffle(static_cast<u32>(ThreadIndex()) / 32, 0, file, line));
 }
 KVANT_DEVICE bool Any(bool value, KVANT_SITE) { return simt::AnyLane(value, {file, line}); }
 
