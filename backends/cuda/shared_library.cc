@@ -10,7 +10,6 @@
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {
-
 namespace {
 
 // The loader's words for why `name` did not open, without what the sentence around them says.
