@@ -12,7 +12,7 @@ namespace kvant::cuda {
 namespace {
 
 // Dims, and what is made of them, are 32-bit numbers in a kernel.
-constexpr int64_t kMaxDim = int64_t{1} << 30;
+constexpr int64_t kMaxDim = int64_t{1} << 29;
 constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kUnbounded = int64_t{1} << 40;
 
