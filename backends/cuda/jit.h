@@ -53,7 +53,7 @@ class Jit {
   // Why kernels are not kept on disk, a sentence; empty if they are. Never an error.
   std::string cache_note() const;
   // The folder; empty without one.
-  const std::string& cache_dir() const;
+  std::string cache_dir() const;
   JitCounts counts() const;
 
  private:
