@@ -1,6 +1,5 @@
 #include "kvant/backends/cuda/cuda_backend.h"
 
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -64,22 +63,6 @@ class Constants {
   const std::shared_ptr<DeviceMemory> memory_;
   std::byte* const data_;
 };
-
-template <typename Pointer>
-void SetPointer(void* params, size_t offset, Pointer pointer) {
-  std::memcpy(static_cast<std::byte*>(params) + offset, &pointer, sizeof(pointer));
-}
-
-void FillPointers(const KernelBinding& binding, absl::Span<const void* const> inputs,
-                  absl::Span<void* const> outputs, const std::byte* constants, void* params) {
-  for (const PortPointer& pointer : binding.ports) {
-    SetPointer(params, pointer.offset,
-               pointer.output ? outputs[pointer.port] : inputs[pointer.port]);
-  }
-  for (const ConstantPointer& pointer : binding.constants) {
-    SetPointer(params, pointer.offset, constants + pointer.at);
-  }
-}
 
 class FusedAttention : public Executable {
  public:
