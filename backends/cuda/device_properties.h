@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
 
 namespace kvant::cuda {
 
@@ -20,6 +23,11 @@ struct DeviceProperties {
   // are worth having; else the compute capability, "sm_86".
   std::string arch() const;
 };
+
+// Of a GPU with that target, where there is none to ask: compute capability and shared memory by
+// CUDA's programming guide (table of technical specifications), multiprocessors of the largest.
+// kInvalidArguments: a target that is not known, with those that are.
+absl::StatusOr<DeviceProperties> PropertiesOf(std::string_view arch);
 
 }  // namespace kvant::cuda
 

@@ -132,10 +132,4 @@ absl::StatusOr<DeviceProperties> Driver::Properties(int index) const {
   return properties;
 }
 
-std::string DeviceProperties::arch() const {
-  // Only code for the "a" targets may use the instructions of that one architecture.
-  const bool own_instructions = minor == 0 && (major == 9 || major == 10);
-  return absl::StrCat("sm_", major, minor, own_instructions ? "a" : "");
-}
-
 }  // namespace kvant::cuda
