@@ -52,18 +52,17 @@ class QuantizeRows {
     }
     const ComputedParameters parameters = ParametersOf<T>(range, p.scale_floor);
     if (live && lane == 0) StoreParameters<T>(p, at, parameters);
-    const i32 zero_point = static_cast<i32>(parameters.zero_point);
     if (T::k.zero_point_kind == kCodeZeroPoints && BitsOf(T::k.zero_points) < 8) {
-      StoreZeroPoints(p, first, static_cast<u32>(zero_point));
+      StoreZeroPoints(p, first, static_cast<u32>(static_cast<i32>(parameters.zero_point)));
     }
     if (!live) return;
     Coder<T> coders[kRun];
-    coders[0] = Coder<T>(parameters.scale, {zero_point, parameters.zero_point});
+    coders[0] = Coder<T>(parameters);
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
       if (Elements(p, r) <= 0) continue;
-      StoreCodes(T::k.codes, p.codes, at.codes + First(r), 1, Elements(p, r),
-                 HasCodeVectors(T::k, p), Encode<T>(coders, false, x[r]));
+      StoreCodes(T::k.codes, p.codes, at.codes + First(r) * p.run.codes, p.run.codes,
+                 Elements(p, r), HasCodeVectors(T::k, p), Encode<T>(coders, false, x[r]));
     }
   }
 
@@ -138,7 +137,7 @@ class QuantizeTiles {
       }
       const ComputedParameters parameters = ParametersOf<T>(range, p_.scale_floor);
       if (part_ == 0 && ThreadIndex() == 0) StoreParameters<T>(p_, at_, parameters);
-      coders[0] = CoderOf(parameters);
+      coders[0] = Coder<T>(parameters);
     } else {
       FindColumns();
       if (T::k.pass == kPartRanges) return;
@@ -146,7 +145,7 @@ class QuantizeTiles {
       KVANT_UNROLL
       for (i32 i = 0; i < kRun; ++i) {
         const Words2 words = LoadShared64(ParametersAt(RunOfThread() * kRun + i));
-        coders[i] = CoderOf({AsFloat(words.v[0]), AsFloat(words.v[1])});
+        coders[i] = Coder<T>(ComputedParameters{AsFloat(words.v[0]), AsFloat(words.v[1])});
       }
     }
     if (!T::k.encodes) return;
@@ -157,11 +156,6 @@ class QuantizeTiles {
       StoreCodes(T::k.codes, p_.codes, at.codes, p_.run.codes, n, code_vectors,
                  Encode<T>(coders, !T::k.run_in_group, x));
     });
-  }
-
-  KVANT_DEVICE static Coder<T> CoderOf(const ComputedParameters& parameters) {
-    return Coder<T>(parameters.scale,
-                    {static_cast<i32>(parameters.zero_point), parameters.zero_point});
   }
 
   // use(place, elements) for each run of the block's part that is this thread's.

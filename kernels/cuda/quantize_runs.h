@@ -110,7 +110,7 @@ KVANT_DEVICE void StoreCodes(i32 type, void* data, i64 index, i64 stride, i32 n,
   }
 }
 
-// Zero points are integers or real numbers, by their kind.
+// By its kind; the other number is 0.
 struct ZeroPoint {
   i32 code;
   float real;
@@ -160,6 +160,11 @@ class Coder {
       highest_ = static_cast<float>(HighestCode(T::k.codes)) - zero;
     }
   }
+
+  KVANT_DEVICE explicit Coder(const ComputedParameters& p)
+      : Coder(p.scale, T::k.zero_point_kind == kRealZeroPoints
+                           ? ZeroPoint{0, p.zero_point}
+                           : ZeroPoint{static_cast<i32>(p.zero_point), 0.f}) {}
 
   // Whether Code must divide: hoisted, so that the 8 of a run branch once.
   KVANT_DEVICE bool divides() const { return divides_ || IsFar(); }
