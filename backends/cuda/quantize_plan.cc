@@ -214,7 +214,6 @@ class Planner {
     }
     k.value_vectors = HasVectors(&Axis::values);
     k.code_vectors = HasVectors(&Axis::codes);
-    launch.threads = kThreads;
     return launch;
   }
 
@@ -226,12 +225,22 @@ class Planner {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = DeviceAxis(from[i]);
     return static_cast<i32>(from.size());
   }
+  static void SetRun(const Axis& run, QuantizeLaunch& launch) {
+    launch.params.run = DeviceAxis(run);
+    launch.params.line_runs = static_cast<u32>(DivideUp(run.extent, kRun));
+    launch.traits.whole_runs = run.extent % kRun == 0;
+  }
   // Takes the last; where there is none, there is one element.
   static Axis TakeRun(Axes& axes) {
     if (axes.empty()) return {.extent = 1, .values = 1, .codes = 1};
     const Axis run = axes.back();
     axes.pop_back();
     return run;
+  }
+
+  static void SetThreads(int64_t wanted, QuantizeLaunch& launch) {
+    launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(wanted), kWarp, kThreads));
+    launch.blocks = DivideUp(wanted, launch.threads);
   }
 
   // Of DynamicDequantize, or of DynamicQuantize when scales and zero points are there.
@@ -248,13 +257,12 @@ class Planner {
     QuantizeParams& p = launch.params;
     const Axis run = TakeRun(axes);
     k.outer_axes = SetAxes(axes, p.outer);
-    p.run = DeviceAxis(run);
+    SetRun(run, launch);
     k.scales_vary = run.scales != 0;
     k.zero_points_vary = run.zero_points != 0;
-    p.line_runs = static_cast<u32>(DivideUp(run.extent, kRun));
     const int64_t lines = ElementsOf(axes);
     p.count = static_cast<u32>(lines * (k.shares_bytes ? run.extent : int64_t{p.line_runs}));
-    launch.blocks = DivideUp(k.shares_bytes ? DivideUp(p.count, kRun) : p.count, kThreads);
+    SetThreads(k.shares_bytes ? DivideUp(p.count, kRun) : p.count, launch);
   }
 
   // Scales, zero points and codes; or, where different lines of codes share bytes, these later, and
@@ -297,11 +305,11 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Few enough that every lane has a run at least, but so few that a warp's zero points are whole
-  // bytes.
+  // A lane has two runs, over which finding the parameters is spread, or more where else a warp's
+  // zero points would not be whole bytes.
   void ChooseLanes(int64_t group, QuantizeTraits& k) const {
     const int64_t runs = DivideUp(group, kRun);
-    int64_t lanes = std::min(PowerOfTwoFrom(runs), kWarp);
+    int64_t lanes = std::min(PowerOfTwoFrom(DivideUp(runs, 2)), kWarp);
     const int64_t whole = kWarp / PerByte(t_.zero_points);
     if (lanes > whole && DivideUp(runs, whole) <= kMaxLaneRuns) lanes = whole;
     k.lanes = static_cast<i32>(lanes);
@@ -348,7 +356,6 @@ class Planner {
   void AddPacking(const Axes& axes) {
     QuantizeLaunch launch;
     launch.kernel = QuantizeKernel::kElements;
-    launch.threads = kThreads;
     launch.traits.values = kFloat32;
     launch.traits.codes = ElementTypeOf(t_.zero_points.tensor->type);
     launch.traits.shares_bytes = true;
@@ -364,9 +371,9 @@ class Planner {
     launch.kernel = QuantizeKernel::kRows;
     QuantizeParams& p = launch.params;
     launch.traits.outer_axes = SetAxes(groups, p.outer);
-    p.run = DeviceAxis(TakeRun(lines));
+    SetRun(TakeRun(lines), launch);
     p.count = static_cast<u32>(ElementsOf(groups));
-    launch.blocks = DivideUp(int64_t{p.count} * launch.traits.lanes, kThreads);
+    SetThreads(int64_t{p.count} * launch.traits.lanes, launch);
     plan_.launches.push_back(std::move(launch));
   }
 
@@ -376,10 +383,9 @@ class Planner {
     const Axis run = TakeRun(k.run_in_group ? lines : groups);
     k.outer_axes = SetAxes(groups, p.outer);
     k.line_axes = SetAxes(lines, p.lines);
-    p.run = DeviceAxis(run);
-    const int64_t runs = DivideUp(run.extent, kRun), line_count = ElementsOf(lines);
+    SetRun(run, launch);
+    const int64_t runs = p.line_runs, line_count = ElementsOf(lines);
     p.line_count = static_cast<u32>(line_count);
-    p.line_runs = static_cast<u32>(runs);
     const int64_t wanted = kBlocksPerMultiprocessor * device_.multiprocessors;
     int64_t tiles = ElementsOf(groups), work = line_count, at_once = 1;
     if (k.run_in_group) {

@@ -14,7 +14,7 @@ class DequantizeElements {
     if (index >= p.count) return;
     const u32 line = static_cast<u32>(index) / p.line_runs;
     const i32 first = static_cast<i32>(static_cast<u32>(index) - line * p.line_runs) * kRun;
-    const i32 n = MinOf(kRun, p.run.extent - first);
+    const i32 n = ElementsOfRun<T>(p, first);
     QuantizePlace at;
     at.Move(p.outer, T::k.outer_axes, line);
     at.Move(p.run, first);

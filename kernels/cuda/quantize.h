@@ -32,14 +32,16 @@ class QuantizeRows {
     QuantizePlace at;
     at.Move(p.outer, T::k.outer_axes, live ? static_cast<u32>(group) : 0);
 
-    const bool vectors = HasValueVectors(T::k, p);
     float x[T::kMax.lane_runs][kRun];
+    if (HasValueVectors(T::k, p)) {
+      LoadRuns(p, at, live, true, x);
+    } else {
+      LoadRuns(p, at, live, false, x);
+    }
     RangeFinder<T> found;
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
       const i32 n = live ? Elements(p, r) : 0;
-      LoadRun(T::k.values, p.values, at.values + First(r) * p.run.values, p.run.values, n, vectors,
-              x[r]);
       KVANT_UNROLL
       for (i32 i = 0; i < kRun; ++i) {
         if (i < n) found.Add(x[r][i]);
@@ -60,7 +62,7 @@ class QuantizeRows {
     coders[0] = Coder<T>(parameters);
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
-      if (Elements(p, r) <= 0) continue;
+      if (Elements(p, r) == 0) continue;
       StoreCodes(T::k.codes, p.codes, at.codes + First(r) * p.run.codes, p.run.codes,
                  Elements(p, r), HasCodeVectors(T::k, p), Encode<T>(coders, false, x[r]));
     }
@@ -72,7 +74,23 @@ class QuantizeRows {
     return (r * T::k.lanes + LaneIndex() % T::k.lanes) * kRun;
   }
   KVANT_DEVICE static i32 Elements(const QuantizeParams& p, i32 r) {
-    return MinOf(kRun, p.run.extent - First(r));
+    return ElementsOfRun<T>(p, First(r));
+  }
+
+  // All loads before anything needs one.
+  KVANT_DEVICE static void LoadRuns(const QuantizeParams& p, const QuantizePlace& at, bool live,
+                                    bool vectors, float (&x)[T::kMax.lane_runs][kRun]) {
+    KVANT_UNROLL
+    for (i32 r = 0; r < T::k.lane_runs; ++r) {
+      i32 n = live ? Elements(p, r) : 0, first = First(r);
+      if (vectors && T::k.whole_runs && n == 0) {
+        // Rather than branch: a run that there is.
+        n = kRun;
+        first = 0;
+      }
+      LoadRun(T::k.values, p.values, at.values + first * p.run.values, p.run.values, n, vectors,
+              x[r]);
+    }
   }
 
   // Zero points that share bytes are dense, in the order of groups, and a warp has whole bytes.
@@ -174,7 +192,7 @@ class QuantizeTiles {
       QuantizePlace at = at_;
       at.Move(p_.lines, T::k.line_axes, line);
       at.Move(p_.run, first);
-      const i32 n = MinOf(kRun, p_.run.extent - first);
+      const i32 n = ElementsOfRun<T>(p_, first);
       if (n > 0) use(at, n);
     }
   }
@@ -305,7 +323,7 @@ class QuantizeElements {
   KVANT_DEVICE static void EncodeRun(const QuantizeParams& p, u32 index) {
     const u32 line = index / p.line_runs;
     const i32 first = static_cast<i32>(index - line * p.line_runs) * kRun;
-    const i32 n = MinOf(kRun, p.run.extent - first);
+    const i32 n = ElementsOfRun<T>(p, first);
     QuantizePlace at;
     at.Move(p.outer, T::k.outer_axes, line);
     at.Move(p.run, first);

@@ -43,6 +43,7 @@ struct QuantizeTraits {
   i32 outer_axes, line_axes;
   // Runs are aligned to their size wherever they begin, if the first element is.
   i32 value_vectors, code_vectors;
+  i32 whole_runs;  // a line has so many elements that all of its runs are of 8
   // Elements of a run have scales, or zero points, of their own.
   i32 scales_vary, zero_points_vary;
 

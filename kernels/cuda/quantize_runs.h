@@ -29,6 +29,13 @@ struct QuantizePlace {
   }
 };
 
+// Of the run that begins at element `first` of a line; none beyond its end.
+template <class T>
+KVANT_DEVICE i32 ElementsOfRun(const QuantizeParams& p, i32 first) {
+  if (T::k.whole_runs) return first < p.run.extent ? kRun : 0;
+  return MaxOf(0, MinOf(kRun, p.run.extent - first));
+}
+
 KVANT_DEVICE bool IsAligned(const void* p, i32 bytes) {
   return reinterpret_cast<u64>(p) % static_cast<u64>(bytes) == 0;
 }

@@ -271,7 +271,7 @@ TEST(CudaQuantize, PlanSaysWhatRuns) {
     return PlanOf(layout, {kF16, codes, kF16, zero_points})->ToString();
   };
   const QuantizeLayout rows{.name = "", .dims = {4, 64}, .group = {1, 32}};
-  EXPECT_EQ(text(rows, kU4, kU4), "groups of 32 elements, each by 4 lanes");
+  EXPECT_EQ(text(rows, kU4, kU4), "groups of 32 elements, each by 2 lanes");
   EXPECT_EQ(text({.name = "", .dims = {64, 128}, .group = {32, 1}}, kU2, kF16),
             "groups in columns, 32 by 128 threads");
   EXPECT_EQ(text({.name = "", .dims = {2, 200000}}, kU4, kUndef),
