@@ -11,7 +11,6 @@
 namespace kvant::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int32_t kTokenTile = 64;
 // Tokens are split until there are so many blocks per multiprocessor, into runs that are not
 // shorter than this, and not into more than there is room to join.
@@ -82,6 +81,43 @@ void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
       static_cast<i32>(std::max<int64_t>(1, std::min({wanted, sensible, affordable, kMaxSplits})));
 }
 
+// The most bytes, 16, 8 or 4, that cp.async can copy at a time from each token's row of `bytes`.
+// 0: none.
+int32_t CopyWidth(const SegmentTraits& traits, const SegmentParams& params, int64_t bytes) {
+  const int32_t bits = BitsOf(traits.data.type);
+  for (const int32_t width : {16, 8, 4}) {
+    bool fits = bytes % width == 0 && params.data.offset * bits % (width * 8) == 0;
+    for (int axis = 0; axis < kCol; ++axis) {
+      fits &= params.data.strides[axis] * bits % (width * 8) == 0;
+    }
+    if (fits) return width;
+  }
+  return 0;
+}
+
+// How K or V comes to shared memory. channels: that a tile has room for.
+void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size, int32_t channels,
+                   const SegmentParams& params, SegmentTraits& traits) {
+  traits.staging = kLoaded;
+  traits.copy_width = 0;
+  traits.parameters_ahead = 0;
+  const bool whole_rows = traits.contiguous == kCol && traits.vectors && head_size % 8 == 0;
+  if (segments != 1 || !whole_rows || channels < head_size) return;
+  const int32_t bits = BitsOf(traits.data.type);
+  const int32_t width = CopyWidth(traits, params, head_size * bits / 8);
+  if (width == 0 || channels * bits / 8 % width != 0) return;
+  traits.copy_width = width;
+  static constexpr ElementType kOperands[] = {kFloat16, kBFloat16, kFloat32};
+  const bool as_computed = traits.data.type == kOperands[t.arithmetic];
+  traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
+  if (traits.scales.type == kNone) return;
+  // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
+  const bool aligned = t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0;
+  const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);
+  const int32_t each = CeilDiv(grid.rows * grid.columns, Threads(t));
+  if (aligned && each <= kMaxParametersAhead) traits.parameters_ahead = each;
+}
+
 // Fits the tiles into shared memory. Whether they do.
 bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t v_block,
                  AttentionPlan& plan) {
@@ -93,8 +129,10 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t v_block,
   t.v_block = v_block;
   p.row_tiles = CeilDiv(p.rows, warps.rows * 16);
   p.v_blocks = std::max(1, CeilDiv(t.v_head_size, v_block));
+  ChooseStaging(t, t.k_segments, t.head_size, t.head_size, p.k[0], t.k[0]);
+  ChooseStaging(t, t.v_segments, t.v_head_size, v_block, p.v[0], t.v[0]);
   ChooseSplits(device, plan);
-  plan.threads = warps.rows * warps.tokens * kWarp;
+  plan.threads = Threads(t);
   plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, p.splits).bytes);
   return plan.shared_bytes <= device.shared_bytes_per_block;
 }
@@ -105,8 +143,10 @@ bool ChooseTiles(const DeviceProperties& device, AttentionPlan& plan) {
   // Registers hold 16 rows of the output; f32 products need more beside them.
   const int32_t most = t.arithmetic == kByF32 ? 128 : 256;
   const int32_t v_block = std::min(most, std::max(CeilDiv(t.v_head_size, 16), 1) * 16);
-  for (const Warps warps : {Warps{4, 1}, Warps{2, 2}, Warps{1, 4}}) {
+  for (const Warps warps : {Warps{8, 1}, Warps{4, 1}, Warps{2, 2}, Warps{1, 4}}) {
     if (warps.rows > 1 && rows <= warps.rows * 8) continue;
+    // Twice the threads have half the registers each, too few for long heads.
+    if (warps.rows == 8 && (v_block > 128 || t.arithmetic == kByF32)) continue;
     // Rounding probabilities, every warp must have seen all tokens.
     const int32_t tokens = t.probs_type != kNone ? 1 : warps.tokens;
     for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
@@ -131,10 +171,12 @@ double AttentionPlan::rounding() const {
 
 std::string AttentionPlan::ToString() const {
   static constexpr const char* kNames[] = {"f16", "bf16", "f32 (3 x tf32)"};
+  static constexpr const char* kStagings[] = {"loaded", "copied", "copied in place"};
   return absl::StrCat(
-      kNames[traits.arithmetic], " products of tiles, ", traits.row_warps * 16, "-row x ",
-      traits.tile, "-token tiles, ", traits.row_warps, " x ", traits.token_warps, " warps, ",
-      params.splits, params.splits == 1 ? " split, " : " splits, ",
+      kNames[traits.arithmetic], " products of tiles, K ", kStagings[traits.k[0].staging], ", V ",
+      kStagings[traits.v[0].staging], ", ", traits.row_warps * 16, "-row x ", traits.tile,
+      "-token tiles, ", traits.row_warps, " x ", traits.token_warps, " warps, ", params.splits,
+      params.splits == 1 ? " split, " : " splits, ",
       traits.probs_type != kNone ? "two passes, " : "", (shared_bytes + 1023) / 1024,
       " KiB of shared memory, ", (scratch_bytes + 1023) / 1024, " KiB scratch");
 }

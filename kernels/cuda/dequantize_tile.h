@@ -70,7 +70,9 @@ KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p
   const i32 first = axis == kRow ? at.row : channel;
   const i32 n = limit - first;
   if (traits.vectors && traits.contiguous == axis && n >= 8) {
-    LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel), values);
+    Unpack(traits.data.type,
+           LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel)),
+           values);
   } else {
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
@@ -135,7 +137,7 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
   const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
   const i32 runs = T::k.tile * layout.channels / 8;
   KVANT_NO_UNROLL
-  for (i32 i = ThreadIndex(); i < runs; i += BlockThreads()) {
+  for (i32 i = ThreadIndex(); i < runs; i += Threads(T::k)) {
     const Run run = RunAt(axis, T::k.tile, layout.channels, i);
     const i32 token = first + run.row;
     float values[8] = {};

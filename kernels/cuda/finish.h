@@ -64,7 +64,7 @@ struct Finish {
       StoreSharedFloat(first + ThreadIndex() * 4, max);
       StoreSharedFloat(first + (rows + ThreadIndex()) * 4, sum);
     }
-    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += BlockThreads()) {
+    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += Threads(T::k)) {
       const i32 r = at / T::k.v_block;
       float out = 0.f;
       for (i32 i = 0; i < count; ++i) {
@@ -81,7 +81,7 @@ struct Finish {
   KVANT_DEVICE static bool JoinSplits(const AttentionParams& p, i64 tile, i32 split,
                                       SharedAddress first, SharedAddress factors) {
     float* partials = p.partials + tile * p.splits * StateFloats();
-    for (i32 at = ThreadIndex(); at < StateFloats(); at += BlockThreads()) {
+    for (i32 at = ThreadIndex(); at < StateFloats(); at += Threads(T::k)) {
       Store(partials + static_cast<i64>(split) * StateFloats() + at,
             LoadSharedFloat(first + at * 4));
     }
@@ -121,7 +121,7 @@ struct Finish {
                                      SharedAddress first, bool final) {
     const i32 rows = Rows();
     const float of_empty = T::k.inf_as_zero ? 0.f : QuietNan();
-    for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += BlockThreads()) {
+    for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += Threads(T::k)) {
       const i32 r = at / T::k.v_block, d = channel + at % T::k.v_block;
       float max = LoadSharedFloat(first + r * 4);
       float sum = LoadSharedFloat(first + (rows + r) * 4);

@@ -3,9 +3,11 @@
 // KVANT_FAKE_NVRTC, "13.5"; a text with "#error" fails with a log.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 namespace {
@@ -14,11 +16,20 @@ struct Program {
   std::string text, name, log, cubin;
 };
 
+std::mutex mutex;
+int running = 0, most_at_once = 0;
+
 Program* Of(void* program) { return static_cast<Program*>(program); }
 
 }  // namespace
 
 extern "C" {
+
+// How many compilations have run side by side at most.
+int KvantFakeMostAtOnce() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return most_at_once;
+}
 
 const char* nvrtcGetErrorString(int result) {
   return result == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
@@ -45,7 +56,15 @@ int nvrtcDestroyProgram(void** program) {
   return 0;
 }
 int nvrtcCompileProgram(void* program, int, const char* const*) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    most_at_once = std::max(most_at_once, ++running);
+  }
   usleep(20000);  // long enough for others to ask meanwhile
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    --running;
+  }
   if (Of(program)->text.find("#error") != std::string::npos) {
     Of(program)->log = Of(program)->name + "(1): error: as asked for";
     return 6;
@@ -58,7 +77,7 @@ int nvrtcGetCUBINSize(void* program, size_t* bytes) {
   return 0;
 }
 int nvrtcGetCUBIN(void* program, char* bytes) {
-  std::memcpy(bytes, Of(program)->cubin.data(), Of(program)->cubin.size());
+  std::copy(Of(program)->cubin.begin(), Of(program)->cubin.end(), bytes);
   return 0;
 }
 int nvrtcGetProgramLogSize(void* program, size_t* bytes) {
