@@ -229,7 +229,8 @@ class QuantizeTiles {
     for (i32 mask = 16; mask > 0; mask /= 2) {
       range.Join({ShuffleXor(range.min, mask), ShuffleXor(range.max, mask)});
     }
-    if (LaneIndex() == 0) StoreShared64(shared_ + WarpIndex() * 8, Bits(range));
+    const i32 warp_of_thread = WarpIndex();
+    if (LaneIndex() == 0) StoreShared64(shared_ + warp_of_thread * 8, Bits(range));
     BlockSync();
     KVANT_NO_UNROLL
     for (i32 warp = 0; warp < BlockThreads() / 32; ++warp) {

@@ -46,7 +46,7 @@ KVANT_DEVICE constexpr i32 RunAlignment(i32 type) { return BitsOf(type) < 16 ? B
 // aligned.
 KVANT_DEVICE void LoadRun(i32 type, const void* data, i64 index, i64 stride, i32 n, bool vectors,
                           float (&values)[kRun]) {
-  if (vectors && n == kRun) return LoadEight(type, data, index, values);
+  if (vectors && n == kRun) return Unpack(type, LoadEight(type, data, index), values);
   KVANT_UNROLL
   for (i32 i = 0; i < kRun; ++i) {
     values[i] = i < n ? LoadElement(type, data, index + i * stride) : 0.f;
