@@ -36,7 +36,9 @@ KVANT_DEVICE float RoundedCode(i32 type, const RoundingParams& rounding, float v
 
 template <class T>
 struct Finish {
-  KVANT_DEVICE static i32 Rows() { return T::k.row_warps * 16; }
+  KVANT_DEVICE static i32 Rows() {
+    return T::k.kernel == kCodesKernel ? T::k.row_blocks * 8 : T::k.row_warps * 16;
+  }
   // Floats of a state, in shared memory and in partials.
   KVANT_DEVICE static i32 StateFloats() { return Rows() * (T::k.v_block + 2); }
 

@@ -1,0 +1,348 @@
+// Attention over packed codes, for few rows of queries: K and V are read once, and go from a warp's
+// ring in shared memory (codes_ring.h) straight into tensor cores (codes_keys.h, codes_values.h).
+// Nothing is dequantized: scales and zero points are applied to scores and probabilities.
+//
+//   block = (b0, b1[, b2]) x 8 row_blocks rows x split of the tokens
+//   warp  = every token_warps-th tile of the split, all rows
+//     queries to registers, as B operands
+//     for every tile: scores, steps, online softmax, output += V^T P
+//   join warps, then splits (the last block to come), normalise, store
+//
+// The softmax is in powers of two and by a reference that lags behind the maximum, so that most
+// tiles need no maximum of all lanes and no rescaling:
+//
+//   p = 2^(score log2 e - reference + top)
+//
+// reference: the maximum when it was last set. It is set again where a score is beyond it by more
+// than kSlack. top: as large as f16 has room for, so that products with small scales keep their
+// bits.
+#ifndef KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
+#define KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
+
+#include "kvant/kernels/cuda/codes_values.h"
+#include "kvant/kernels/cuda/finish.h"
+#include "kvant/kernels/cuda/score_steps.h"
+
+namespace kvant::cuda {
+
+// Shared memory of a block: rings; once they are done with, states of warps, and factors.
+struct CodesShared {
+  i32 factors, bytes;
+
+  KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
+    const i32 rows = t.row_blocks * 8;
+    const i32 rings = t.token_warps * t.stages * CodesLayout::Of(t).stage_bytes;
+    const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
+    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    const i32 bytes = states + rows * joined * 4;
+    return {states, rings > bytes ? rings : bytes};
+  }
+};
+
+template <class T>
+class AttentionCodes {
+ public:
+  KVANT_DEVICE static void Run(const AttentionParams& p) { AttentionCodes(p).Run(); }
+
+ private:
+  using Ring = CodesRing<T>;
+  using Keys = CodesKeys<T>;
+  using Values = CodesValues<T>;
+  using Steps = ScoreSteps<T>;
+  using Ending = Finish<T>;
+  using Scores = typename Keys::Scores;
+  static constexpr i32 kRowBlocks = T::kMax.row_blocks;
+  static constexpr float kSlack = 4.f;
+  // V's scales may be up to 2^16 / 2^(kTop + kSlack); where they are more, it is all done once more
+  // with kLowTop, which leaves room for any of them.
+  static constexpr float kTop = 7.f, kLowTop = -5.f;
+
+  // Of rows 2c and 2c + 1 of each row block.
+  struct State {
+    float add[kRowBlocks][2];    // top - reference
+    float limit[kRowBlocks][2];  // scores beyond it move the reference; -inf: there was none yet
+    float sum[kRowBlocks][2];    // of this lane's tokens
+  };
+
+  KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p) : p_(p), shared_(SharedBase()) {
+    i64 rest = BlockIndex();
+    split_ = static_cast<i32>(rest % p.splits);
+    tile_ = rest /= p.splits;
+    block_.row = static_cast<i32>(rest % p.row_tiles) * Ending::Rows();
+    rest /= p.row_tiles;
+    block_.split_b2 = T::k.kv_varies_over_b2 != 0;
+    block_.b2 = block_.split_b2 ? static_cast<i32>(rest % p.batch[2]) : 0;
+    if (block_.split_b2) rest /= p.batch[2];
+    block_.b1 = static_cast<i32>(rest % p.batch[1]);
+    block_.b0 = static_cast<i32>(rest / p.batch[1]);
+    block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
+    kv_len_ = RealLength(p, T::k.kv_lengths, Position{block_.b0, block_.b1, 0, 0});
+    FindLive();
+  }
+
+  KVANT_DEVICE void Run() {
+    const i32 first = live_.begin / T::k.warp_tile;
+    const i32 count = MaxOf(0, CeilDiv(live_.end, T::k.warp_tile) - first);
+    const i32 share = CeilDiv(count, p_.splits);
+    const ColumnRange tiles{first + MinOf(count, split_ * share),
+                            first + MinOf(count, (split_ + 1) * share)};
+    const Keys keys(p_, block_, OnlyScaled() ? Multiplier() * kLog2E : 1.f);
+    State state;
+    Values values;
+    float top = kTop;
+    KVANT_NO_UNROLL
+    while (true) {
+      Sweep(keys, tiles, top, state, values);
+      if (top == kLowTop || !Any(!values.Finite())) break;
+      top = kLowTop;
+    }
+    End(state, values);
+  }
+
+  // Whether all that is done to scores is a factor, and columns that are hidden.
+  KVANT_DEVICE static constexpr bool OnlyScaled() {
+    bool only = true;
+    for (i32 i = 0; i < T::k.step_count; ++i) only &= IsFactor(T::k.steps[i]) || IsHiding(i);
+    return only;
+  }
+  KVANT_DEVICE static constexpr bool IsFactor(const StepTraits& step) {
+    return (step.kind == kMultiply || step.kind == kDivide) &&
+           (step.operand.type == kNone || step.operand.varies == 0);
+  }
+  KVANT_DEVICE static constexpr bool IsHiding(i32 i) {
+    return T::k.steps[i].kind == kBand && T::k.steps[i].hides;
+  }
+  KVANT_DEVICE float Multiplier() const {
+    float product = 1.f;
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      const StepTraits& step = T::k.steps[i];
+      if (!IsFactor(step)) continue;
+      const Array& operand = p_.steps[i].operand;
+      const float x = step.operand.type == kNone
+                          ? p_.steps[i].constant
+                          : LoadElement(step.operand.type, operand.data, operand.offset);
+      product = step.kind == kMultiply ? product * x : Divide(product, x);
+    }
+    return product;
+  }
+
+  // The columns that any row may see, and those that all rows do.
+  KVANT_DEVICE void FindLive() {
+    live_ = all_live_ = {0, kv_len_};
+    if (!Steps::Hides()) return;
+    const ColumnRange row = Steps::Live(p_, block_.At(p_, LaneIndex()), kv_len_);
+    const bool any = row.begin < row.end;
+    live_ = {any ? row.begin : kv_len_, any ? row.end : 0};
+    all_live_ = row;
+    KVANT_UNROLL
+    for (i32 mask = 1; mask < 32; mask *= 2) {
+      live_.begin = MinOf(live_.begin, ShuffleXor(live_.begin, mask));
+      live_.end = MaxOf(live_.end, ShuffleXor(live_.end, mask));
+      all_live_.begin = MaxOf(all_live_.begin, ShuffleXor(all_live_.begin, mask));
+      all_live_.end = MinOf(all_live_.end, ShuffleXor(all_live_.end, mask));
+    }
+  }
+  KVANT_DEVICE static i32 ShuffleXor(i32 value, i32 mask) {
+    return static_cast<i32>(device::ShuffleXor(static_cast<u32>(value), mask));
+  }
+
+  KVANT_DEVICE typename Ring::Bases Bases() const {
+    const Position at{block_.b0, block_.b1, block_.b2, 0};
+    const SegmentParams &k = p_.k[0], &v = p_.v[0];
+    return {Codes(T::k.k[0], k, at),
+            Codes(T::k.v[0], v, at),
+            {Side(T::k.k[0], T::k.k[0].scales, k.scales, at),
+             Side(T::k.v[0], T::k.v[0].scales, v.scales, at),
+             Side(T::k.k[0], T::k.k[0].zero_points, k.zero_points, at),
+             Side(T::k.v[0], T::k.v[0].zero_points, v.zero_points, at)}};
+  }
+  KVANT_DEVICE static const u8* Codes(const SegmentTraits& traits, const SegmentParams& segment,
+                                      const Position& at) {
+    return static_cast<const u8*>(segment.data.data) +
+           IndexOf(segment.data, at, 0) * BitsOf(traits.data.type) / 8;
+  }
+  KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
+                                     const Array& array, const Position& at) {
+    if (side.type == kNone) return nullptr;
+    return static_cast<const u8*>(array.data) +
+           GroupIndex(traits, array, at, 0) * (BitsOf(side.type) / 8);
+  }
+
+  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tiles, float top, State& state,
+                          Values& values) const {
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        state.add[rb][h] = state.sum[rb][h] = 0.f;
+        state.limit[rb][h] = -Infinity();
+      }
+    }
+    values.Clear();
+    const CodesLayout l = Ring::Layout();
+    const i32 warp = WarpIndex(), lane = LaneIndex();
+    const SharedAddress begin = shared_ + static_cast<u32>(warp * Ring::RingBytes());
+    // Hidden, so that it is not computed anew at every use.
+    const SharedAddress k_row = Opaque(begin + static_cast<u32>(l.k.MatrixRow(lane)));
+    const SharedAddress v_row = l.k.format.RowBytes() == l.v.format.RowBytes()
+                                    ? k_row
+                                    : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
+    Ring ring(begin, Bases(), tiles.begin + warp, tiles.end, kv_len_);
+    KVANT_NO_UNROLL
+    for (i32 tile = tiles.begin + warp; tile < tiles.end; tile += T::k.token_warps) {
+      const u32 stage = ring.Next();
+      Scores scores;
+      if (OnlyScaled()) {
+        keys.Multiply(k_row + stage, begin + stage, state.add, scores);
+        if (!WholeTile(tile)) Hide(tile, scores);
+      } else {
+        const float none[kRowBlocks][2] = {};
+        keys.Multiply(k_row + stage, begin + stage, none, scores);
+        ApplySteps(tile, state, scores);
+      }
+      MoveReference(top, state, values, scores);
+      ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
+        x = Exp2(x);
+        state.sum[rb][h] += x;
+      });
+      values.Add(v_row + stage + static_cast<u32>(l.v_offset), begin + stage, scores);
+    }
+    CopyAsyncWait<0>();
+    WarpSync();
+  }
+
+  // use(x, row block, h, token in the tile): of query 8 rb + 2c + h.
+  template <class Use>
+  KVANT_DEVICE static void ForEach(Scores& scores, Use use) {
+    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 j = 0; j < n / 2; ++j) {
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) use(scores[rb][j][e], rb, e % 2, g * n + 2 * j + e / 2);
+      }
+    }
+  }
+
+  KVANT_DEVICE bool WholeTile(i32 tile) const {
+    const i32 token = tile * T::k.warp_tile;
+    if (Steps::Hides() && token < all_live_.begin) return false;
+    return token + T::k.warp_tile <= all_live_.end;
+  }
+
+  KVANT_DEVICE Position RowAt(i32 rb, i32 h) const {
+    return block_.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h);
+  }
+
+  KVANT_DEVICE void Hide(i32 tile, Scores& scores) const {
+    ColumnRange live[kRowBlocks][2];
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        live[rb][h] = {0, kv_len_};
+        if (Steps::Hides()) live[rb][h] = Steps::Live(p_, RowAt(rb, h), kv_len_);
+      }
+    }
+    ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
+      const i32 token = tile * T::k.warp_tile + col;
+      if (token < live[rb][h].begin || token >= live[rb][h].end) x = -Infinity();
+    });
+  }
+
+  KVANT_DEVICE void ApplySteps(i32 tile, const State& state, Scores& scores) const {
+    ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
+      const i32 token = tile * T::k.warp_tile + col;
+      x = token < kv_len_ ? Steps::Apply(p_, RowAt(rb, h), kv_len_, token, x) : -Infinity();
+      x = Fma(x, kLog2E, state.add[rb][h]);
+    });
+  }
+
+  // Where a score is too far above the reference.
+  KVANT_DEVICE void MoveReference(float top, State& state, Values& values, Scores& scores) const {
+    float highest[kRowBlocks][2];
+    bool beyond = false;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        highest[rb][h] = Max(scores[rb][0][h], scores[rb][0][h + 2]);
+        KVANT_UNROLL
+        for (i32 j = 1; j < T::k.warp_tile / 16; ++j) {
+          highest[rb][h] = Max(highest[rb][h], Max(scores[rb][j][h], scores[rb][j][h + 2]));
+        }
+        beyond |= highest[rb][h] > state.limit[rb][h];
+      }
+    }
+    if (!Any(beyond)) return;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        float by = highest[rb][h];
+        KVANT_UNROLL
+        for (i32 mask = 4; mask < 32; mask *= 2) by = Max(by, device::ShuffleXor(by, mask));
+        const bool any = by > -Infinity();
+        const bool none_before = state.limit[rb][h] == -Infinity();
+        by -= top;
+        if (!none_before) by = Max(by, 0.f);
+        if (!any) by = 0.f;
+        if (any) state.limit[rb][h] = top + kSlack;
+        const float factor = Exp2(Min(-by, 0.f));
+        state.add[rb][h] -= by;
+        state.sum[rb][h] *= factor;
+        values.Shrink(rb, h, factor);
+        KVANT_UNROLL
+        for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
+          scores[rb][j][h] -= by;
+          scores[rb][j][h + 2] -= by;
+        }
+      }
+    }
+  }
+
+  KVANT_DEVICE void End(State& state, Values& values) {
+    const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const SharedAddress factors =
+        shared_ + static_cast<u32>(CodesShared::Of(T::k, p_.splits).factors);
+    const SharedAddress mine =
+        shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
+    BlockSync();  // rings are done with
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        float sum = state.sum[rb][h];
+        KVANT_UNROLL
+        for (i32 mask = 4; mask < 32; mask *= 2) sum += device::ShuffleXor(sum, mask);
+        if (g != 0) continue;
+        const bool any = state.limit[rb][h] > -Infinity();
+        const i32 r = 8 * rb + 2 * c + h;
+        StoreSharedFloat(mine + r * 4, any ? state.add[rb][h] * -kLn2 : -Infinity());
+        StoreSharedFloat(mine + (rows + r) * 4, sum);
+      }
+    }
+    values.Store(mine + 2 * rows * 4);
+    BlockSync();
+    Ending::Join(T::k.token_warps, shared_, factors, [&](i32 i, i32 at) {
+      return LoadSharedFloat(shared_ + (i * Ending::StateFloats() + at) * 4);
+    });
+    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, shared_, factors)) return;
+    Ending::StoreRows(p_, block_, 0, shared_, false);
+  }
+
+  static constexpr float kLn2 = 0.69314718055994531f;
+
+  const AttentionParams& p_;
+  const SharedAddress shared_;
+  BlockRows block_;
+  i64 tile_;
+  i32 split_, kv_len_;
+  ColumnRange live_, all_live_;
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
