@@ -4,6 +4,7 @@ file(GLOB_RECURSE kvant_sources CONFIGURE_DEPENDS
      "${PROJECT_SOURCE_DIR}/graph/*.cc"
      "${PROJECT_SOURCE_DIR}/patterns/*.cc"
      "${PROJECT_SOURCE_DIR}/kernels/cpu/*.cc"
+     "${PROJECT_SOURCE_DIR}/kernels/device/*.cc"
      "${PROJECT_SOURCE_DIR}/backends/*.cc"
      "${PROJECT_SOURCE_DIR}/cache/*.cc")
 if(NOT KVANT_WITH_ONEDNN)
