@@ -16,9 +16,9 @@
 
 namespace kvant::cuda {
 
-// Queries, and probabilities, that are f32 go as the sum of two f16.
+// By f32, queries and probabilities go as the sum of two f16.
 KVANT_DEVICE constexpr i32 PartsOf(const AttentionTraits& t) {
-  return t.q.data.type == kFloat32 ? 2 : 1;
+  return t.arithmetic == kByF32 ? 2 : 1;
 }
 
 // The words of two floats: the second has what the first leaves.

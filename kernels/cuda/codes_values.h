@@ -138,9 +138,9 @@ class CodesValues {
         const i32 group = 2 * s / f.PairsPerGroup();
         KVANT_UNROLL
         for (i32 h = 0; h < 2; ++h) {
-          const float low = Fma(out_[rb][s][h], f.Unit() / f.Factor(2 * s), -less[group][h]);
+          const float low = Fma(out_[rb][s][h], 1.f / (f.Unit() * f.Factor(2 * s)), -less[group][h]);
           const float high =
-              Fma(out_[rb][s][h + 2], f.Unit() / f.Factor(2 * s + 1), -less[group][h]);
+              Fma(out_[rb][s][h + 2], 1.f / (f.Unit() * f.Factor(2 * s + 1)), -less[group][h]);
           const i32 row = (8 * rb + 2 * c + h) * T::k.v_head_size;
           StoreShared64(rows + (row + f.ValueChannel(2 * s, g)) * 4, {{AsBits(low), AsBits(high)}});
         }
@@ -336,7 +336,7 @@ class CodesValues {
     float less = 0.f;
     if (f.groups == 1) {
       if (f.zero == Zero::kInteger || f.Bias() != 0) {
-        less = bias_[rb][h] * (ZeroAsBits() ? f.Unit() : 1.f);
+        less = bias_[rb][h] * (ZeroAsBits() ? 1.f / f.Unit() : 1.f);
       }
       if (f.zero == Zero::kReal) {
         float real = real_[rb][h];
@@ -347,7 +347,7 @@ class CodesValues {
       return less;
     }
     if (f.Bias() != 0 && f.zero != Zero::kInteger) {
-      less = Shuffle(bias_[rb][h], group * 4 + c) * f.Unit();
+      less = Shuffle(bias_[rb][h], group * 4 + c) / f.Unit();
     }
     if (ZeroMma()) {
       const i32 tokens = 8 / f.groups;
