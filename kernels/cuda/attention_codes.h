@@ -64,39 +64,58 @@ class AttentionCodes {
     float sum[kRowBlocks][2];    // of this lane's tokens
   };
 
-  KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p) : p_(p), shared_(SharedBase()) {
-    i64 rest = BlockIndex();
-    split_ = static_cast<i32>(rest % p.splits);
-    tile_ = rest /= p.splits;
-    block_.row = static_cast<i32>(rest % p.row_tiles) * Ending::Rows();
-    rest /= p.row_tiles;
-    block_.split_b2 = T::k.kv_varies_over_b2 != 0;
-    block_.b2 = block_.split_b2 ? static_cast<i32>(rest % p.batch[2]) : 0;
-    if (block_.split_b2) rest /= p.batch[2];
-    block_.b1 = static_cast<i32>(rest % p.batch[1]);
-    block_.b0 = static_cast<i32>(rest / p.batch[1]);
-    block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
-    kv_len_ = RealLength(p, T::k.kv_lengths, Position{block_.b0, block_.b1, 0, 0});
-    FindLive();
+  // What a block computes.
+  struct Work {
+    BlockRows rows;
+    i64 tile;  // of rows, in all of the grid
+    i32 split;
+  };
+
+  KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p) : p_(p), shared_(SharedBase()) {}
+
+  // Found anew where it is needed, rather than kept in registers through the loop.
+  KVANT_DEVICE Work FindWork() const {
+    Work work;
+    i64 rest = Opaque(static_cast<u32>(BlockIndex()));
+    work.split = static_cast<i32>(rest % p_.splits);
+    work.tile = rest /= p_.splits;
+    BlockRows& rows = work.rows;
+    rows.row = static_cast<i32>(rest % p_.row_tiles) * Ending::Rows();
+    rest /= p_.row_tiles;
+    rows.split_b2 = T::k.kv_varies_over_b2 != 0;
+    rows.b2 = rows.split_b2 ? static_cast<i32>(rest % p_.batch[2]) : 0;
+    if (rows.split_b2) rest /= p_.batch[2];
+    rows.b1 = static_cast<i32>(rest % p_.batch[1]);
+    rows.b0 = static_cast<i32>(rest / p_.batch[1]);
+    rows.rows = MinOf(Ending::Rows(), p_.rows - rows.row);
+    return work;
   }
 
   KVANT_DEVICE void Run() {
-    const i32 first = live_.begin / T::k.warp_tile;
-    const i32 count = MaxOf(0, CeilDiv(live_.end, T::k.warp_tile) - first);
-    const i32 share = CeilDiv(count, p_.splits);
-    const ColumnRange tiles{first + MinOf(count, split_ * share),
-                            first + MinOf(count, (split_ + 1) * share)};
-    const Keys keys(p_, block_, OnlyScaled() ? Multiplier() * kLog2E : 1.f);
     State state;
     Values values;
+    MultiplyAll(FindWork(), state, values);
+    End(state, values);
+  }
+
+  KVANT_DEVICE void MultiplyAll(const Work& work, State& state, Values& values) const {
+    const BlockRows& rows = work.rows;
+    const i32 kv_len =
+        RealLength(p_, T::k.kv_lengths, Position{rows.b0, rows.b1, 0, 0});
+    const LiveColumns live = FindLive(rows, kv_len);
+    const i32 first = live.any.begin / T::k.warp_tile;
+    const i32 count = MaxOf(0, CeilDiv(live.any.end, T::k.warp_tile) - first);
+    const i32 share = CeilDiv(count, p_.splits);
+    const ColumnRange tiles{first + MinOf(count, work.split * share),
+                            first + MinOf(count, (work.split + 1) * share)};
+    const Keys keys(p_, rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f);
     float top = kTop;
     KVANT_NO_UNROLL
     while (true) {
-      Sweep(keys, tiles, top, state, values);
+      Sweep(keys, tiles, live.all, kv_len, top, state, values);
       if (top == kLowTop || !Any(!values.Finite())) break;
       top = kLowTop;
     }
-    End(state, values);
   }
 
   // Whether all that is done to scores is a factor, and columns that are hidden.
@@ -128,27 +147,31 @@ class AttentionCodes {
   }
 
   // The columns that any row may see, and those that all rows do.
-  KVANT_DEVICE void FindLive() {
-    live_ = all_live_ = {0, kv_len_};
-    if (!Steps::Hides()) return;
-    const ColumnRange row = Steps::Live(p_, block_.At(p_, LaneIndex()), kv_len_);
-    const bool any = row.begin < row.end;
-    live_ = {any ? row.begin : kv_len_, any ? row.end : 0};
-    all_live_ = row;
+  struct LiveColumns {
+    ColumnRange any, all;
+  };
+  KVANT_DEVICE LiveColumns FindLive(const BlockRows& rows, i32 kv_len) const {
+    LiveColumns live{{0, kv_len}, {0, kv_len}};
+    if (!Steps::Hides()) return live;
+    live.all = Steps::Live(p_, rows.At(p_, LaneIndex()), kv_len);
+    const bool any = live.all.begin < live.all.end;
+    live.any = {any ? live.all.begin : kv_len, any ? live.all.end : 0};
     KVANT_UNROLL
     for (i32 mask = 1; mask < 32; mask *= 2) {
-      live_.begin = MinOf(live_.begin, ShuffleXor(live_.begin, mask));
-      live_.end = MaxOf(live_.end, ShuffleXor(live_.end, mask));
-      all_live_.begin = MaxOf(all_live_.begin, ShuffleXor(all_live_.begin, mask));
-      all_live_.end = MinOf(all_live_.end, ShuffleXor(all_live_.end, mask));
+      live.any.begin = MinOf(live.any.begin, ShuffleXor(live.any.begin, mask));
+      live.any.end = MaxOf(live.any.end, ShuffleXor(live.any.end, mask));
+      live.all.begin = MaxOf(live.all.begin, ShuffleXor(live.all.begin, mask));
+      live.all.end = MinOf(live.all.end, ShuffleXor(live.all.end, mask));
     }
+    return live;
   }
   KVANT_DEVICE static i32 ShuffleXor(i32 value, i32 mask) {
     return static_cast<i32>(device::ShuffleXor(static_cast<u32>(value), mask));
   }
 
   KVANT_DEVICE typename Ring::Bases Bases() const {
-    const Position at{block_.b0, block_.b1, block_.b2, 0};
+    const BlockRows rows = FindWork().rows;
+    const Position at{rows.b0, rows.b1, rows.b2, 0};
     const SegmentParams &k = p_.k[0], &v = p_.v[0];
     return {Codes(T::k.k[0], k, at),
             Codes(T::k.v[0], v, at),
@@ -169,8 +192,8 @@ class AttentionCodes {
            GroupIndex(traits, array, at, 0) * (BitsOf(side.type) / 8);
   }
 
-  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tiles, float top, State& state,
-                          Values& values) const {
+  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tiles, const ColumnRange& all_live,
+                          i32 kv_len, float top, State& state, Values& values) const {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -188,18 +211,18 @@ class AttentionCodes {
     const SharedAddress v_row = l.k.format.RowBytes() == l.v.format.RowBytes()
                                     ? k_row
                                     : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
-    Ring ring(begin, Bases(), tiles.begin + warp, tiles.end, kv_len_);
+    Ring ring(begin, Bases(), tiles.begin + warp, tiles.end, kv_len);
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin + warp; tile < tiles.end; tile += T::k.token_warps) {
-      const u32 stage = ring.Next();
+      const u32 stage = ring.Next(tile);
       Scores scores;
       if (OnlyScaled()) {
         keys.Multiply(k_row + stage, begin + stage, state.add, scores);
-        if (!WholeTile(tile)) Hide(tile, scores);
+        if (!WholeTile(tile, all_live)) Hide(tile, kv_len, scores);
       } else {
         const float none[kRowBlocks][2] = {};
         keys.Multiply(k_row + stage, begin + stage, none, scores);
-        ApplySteps(tile, state, scores);
+        ApplySteps(tile, kv_len, state, scores);
       }
       MoveReference(top, state, values, scores);
       ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
@@ -226,24 +249,33 @@ class AttentionCodes {
     }
   }
 
-  KVANT_DEVICE bool WholeTile(i32 tile) const {
+  KVANT_DEVICE static bool WholeTile(i32 tile, const ColumnRange& all_live) {
     const i32 token = tile * T::k.warp_tile;
-    if (Steps::Hides() && token < all_live_.begin) return false;
-    return token + T::k.warp_tile <= all_live_.end;
+    if (Steps::Hides() && token < all_live.begin) return false;
+    return token + T::k.warp_tile <= all_live.end;
   }
 
-  KVANT_DEVICE Position RowAt(i32 rb, i32 h) const {
-    return block_.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h);
+  // Where the lane's rows are.
+  using Positions = Position[kRowBlocks][2];
+  KVANT_DEVICE void FindPositions(Positions& at) const {
+    const BlockRows rows = FindWork().rows;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) at[rb][h] = rows.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h);
+    }
   }
 
-  KVANT_DEVICE void Hide(i32 tile, Scores& scores) const {
+  KVANT_DEVICE void Hide(i32 tile, i32 kv_len, Scores& scores) const {
     ColumnRange live[kRowBlocks][2];
+    Positions at;
+    if (Steps::Hides()) FindPositions(at);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
-        live[rb][h] = {0, kv_len_};
-        if (Steps::Hides()) live[rb][h] = Steps::Live(p_, RowAt(rb, h), kv_len_);
+        live[rb][h] = {0, kv_len};
+        if (Steps::Hides()) live[rb][h] = Steps::Live(p_, at[rb][h], kv_len);
       }
     }
     ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
@@ -252,10 +284,12 @@ class AttentionCodes {
     });
   }
 
-  KVANT_DEVICE void ApplySteps(i32 tile, const State& state, Scores& scores) const {
+  KVANT_DEVICE void ApplySteps(i32 tile, i32 kv_len, const State& state, Scores& scores) const {
+    Positions at;
+    FindPositions(at);
     ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
       const i32 token = tile * T::k.warp_tile + col;
-      x = token < kv_len_ ? Steps::Apply(p_, RowAt(rb, h), kv_len_, token, x) : -Infinity();
+      x = token < kv_len ? Steps::Apply(p_, at[rb][h], kv_len, token, x) : -Infinity();
       x = Fma(x, kLog2E, state.add[rb][h]);
     });
   }
@@ -329,18 +363,15 @@ class AttentionCodes {
     Ending::Join(T::k.token_warps, shared_, factors, [&](i32 i, i32 at) {
       return LoadSharedFloat(shared_ + (i * Ending::StateFloats() + at) * 4);
     });
-    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, shared_, factors)) return;
-    Ending::StoreRows(p_, block_, 0, shared_, false);
+    const Work work = FindWork();
+    if (p_.splits > 1 && !Ending::JoinSplits(p_, work.tile, work.split, shared_, factors)) return;
+    Ending::StoreRows(p_, work.rows, 0, shared_, false);
   }
 
   static constexpr float kLn2 = 0.69314718055994531f;
 
   const AttentionParams& p_;
   const SharedAddress shared_;
-  BlockRows block_;
-  i64 tile_;
-  i32 split_, kv_len_;
-  ColumnRange live_, all_live_;
 };
 
 }  // namespace kvant::cuda

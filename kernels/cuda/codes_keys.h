@@ -96,16 +96,20 @@ class CodesKeys {
   static constexpr i32 kPairs = T::kMax.head_size / 8;
   static constexpr i32 kWords = T::kMax.head_size / 8;  // of a row, at 16 bits
 
-  // Integer zero points, or the bias of codes in groups, go through an mma.
-  KVANT_DEVICE static bool ZeroBias() {
+  // In groups, what all of a group's codes have too much goes by one mma for all groups: scales
+  // times the bias, and real zero points.
+  KVANT_DEVICE static bool BiasByScales() {
     const CodeFormat f = Format();
-    return f.zero != Zero::kInteger && f.groups > 1 && f.Bias() != 0;
+    return f.groups > 1 && f.zero != Zero::kInteger && f.Bias() != 0 && f.scale_type == kFloat16;
   }
-  KVANT_DEVICE static bool ZeroMma() { return Format().zero == Zero::kInteger || ZeroBias(); }
+  KVANT_DEVICE static bool RealByMma() {
+    return Format().groups > 1 && Format().zero == Zero::kReal;
+  }
+  KVANT_DEVICE static bool ZeroMma() { return Format().zero == Zero::kInteger; }
   // What is left to add to codes, times the sum of queries.
   KVANT_DEVICE static i32 Rest() {
     const CodeFormat f = Format();
-    return ZeroBias() ? 0 : f.ZeroBias() - f.Bias();
+    return BiasByScales() ? 0 : f.ZeroBias() - f.Bias();
   }
 
   // A power of two that brings the largest query to about 64: f16 neither overflows, the sum over
@@ -198,14 +202,14 @@ class CodesKeys {
         if (f.groups == 1) less_sum_[rb][h] = -sum * multiplier;
       }
     }
-    if (f.zero == Zero::kReal && f.groups > 1) {
+    if (BiasByScales() || RealByMma()) {
       // One operand for all groups of four: no lane has two.
       KVANT_UNROLL
       for (i32 n = 0; n < f.groups; n += 4) {
         u32 word = 0;
         KVANT_UNROLL
         for (i32 i = n; i < MinOf(n + 4, f.groups); ++i) word = c == i % 4 ? InTwo(-sums[i]) : word;
-        less_sum_slots_real_[rb][n / 4] = word;
+        less_sums_slots_[rb][n / 4] = word;
       }
     }
   }
@@ -236,10 +240,6 @@ class CodesKeys {
   KVANT_DEVICE static void ZeroWords(SharedAddress stage, i32 j, i32 n4, const u32 (&bytes)[4],
                                      u32 (&a)[2]) {
     const CodeFormat f = Format();
-    if (ZeroBias()) {
-      a[0] = a[1] = static_cast<u32>(f.Bias()) * 0x10001u;
-      return;
-    }
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
     const u32 c = static_cast<u32>(LaneIndex() % 4);
     u32 words[4];
@@ -256,28 +256,29 @@ class CodesKeys {
     }
   }
 
-  // Real zero points in groups: the sums to begin with.
-  KVANT_DEVICE void AddRealZeros(SharedAddress stage, i32 j, float (&sum)[kRowBlocks][4]) const {
+  // sum += by * (less the queries' sums of groups x a side's f16 of groups).
+  KVANT_DEVICE void AddSide(SharedAddress side, i32 j, float by,
+                            float (&sum)[kRowBlocks][4]) const {
     const CodeFormat f = Format();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4, c = LaneIndex() % 4;
+    float all[kRowBlocks][4] = {};
     KVANT_UNROLL
     for (i32 n4 = 0; n4 < CeilDiv(f.groups, 4); ++n4) {
       u32 a[2];
       KVANT_UNROLL
       for (i32 b = 0; b < 2; ++b) {
         const i32 index = (g * n + 2 * j + b) * f.groups + n4 * 4 + c % MinOf(4, f.groups);
-        const u32 x = LoadShared16(stage + CodesRing<T>::Layout().sides[2].offset + index * 2);
-        a[b] = Permute(x, 0, 0x1010);
+        a[b] = Permute(LoadShared16(side + index * 2), 0, 0x1010);
       }
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-        MmaF16K8(sum[rb], a[0], a[1], less_sum_slots_real_[rb][n4]);
+        MmaF16K8(all[rb], a[0], a[1], less_sums_slots_[rb][n4]);
       }
     }
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
-      for (i32 e = 0; e < 4; ++e) sum[rb][e] *= f.Unit();
+      for (i32 e = 0; e < 4; ++e) sum[rb][e] = Fma(all[rb][e], by, sum[rb][e]);
     }
   }
 
@@ -288,8 +289,8 @@ class CodesKeys {
     u32 low[kWords], high[kWords], scales[16], zeros[2];
     if (f.groups > 1) {
       const i32 bytes_of_two = 2 * f.groups * f.ScaleBytes();
-      LoadSharedWords(stage + CodesRing<T>::Layout().sides[0].offset +
-                          (LaneIndex() / 4 * (T::k.warp_tile / 16) + j) * bytes_of_two,
+      const i32 pair = LaneIndex() / 4 * (T::k.warp_tile / 16) + j;
+      LoadSharedWords(stage + CodesRing<T>::Layout().sides[0].offset + pair * bytes_of_two,
                       bytes_of_two / 4, scales);
     }
     Tile().LoadPair(at, j, false, low, high);
@@ -298,7 +299,11 @@ class CodesKeys {
       KVANT_UNROLL
       for (i32 e = 0; e < 4; ++e) sum[rb][e] = 0.f;
     }
-    if (f.zero == Zero::kReal && f.groups > 1) AddRealZeros(stage, j, sum);
+    const CodesLayout l = CodesRing<T>::Layout();
+    if (BiasByScales()) {
+      AddSide(stage + l.sides[0].offset, j, static_cast<float>(f.Bias()) * f.Unit(), sum);
+    }
+    if (RealByMma()) AddSide(stage + l.sides[2].offset, j, f.Unit(), sum);
     KVANT_UNROLL
     for (i32 n = 0; n < f.groups; ++n) {
       if (ZeroMma() && n % 4 == 0) ZeroWords(stage, j, n / 4, bytes, zeros);
@@ -327,7 +332,7 @@ class CodesKeys {
         for (i32 e = 0; e < 4; ++e) {
           const float scale =
               f.groups > 1 ? FloatAt(f.scale_type, scales, e / 2 * f.groups + n) : 1.f;
-          const bool begins = n == 0 && !(f.zero == Zero::kReal && f.groups > 1);
+          const bool begins = n == 0 && !BiasByScales() && !RealByMma();
           sum[rb][e] = f.groups == 1 ? group[rb][e]
                        : begins      ? group[rb][e] * scale
                                      : Fma(group[rb][e], scale, sum[rb][e]);
@@ -338,7 +343,7 @@ class CodesKeys {
 
   u32 queries_[kRowBlocks][kParts][kPairs];
   u32 less_sum_slots_[kRowBlocks][kMaxGroups];
-  u32 less_sum_slots_real_[kRowBlocks][kMaxGroups / 4];
+  u32 less_sums_slots_[kRowBlocks][kMaxGroups / 4];
   float first_[kRowBlocks][kMaxGroups][2];  // what accumulators begin with
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
   float multiplier_;

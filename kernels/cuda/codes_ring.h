@@ -145,16 +145,10 @@ class CodesRing {
   KVANT_DEVICE static CodesLayout Layout() { return CodesLayout::Of(T::k); }
   KVANT_DEVICE static i32 RingBytes() { return Layout().stage_bytes * T::k.stages; }
 
-  // Of tiles `first`, first + warps, ... before `end`, of which the last may hold part of a tile:
-  // there are `tokens` tokens.
+  // Asks for the first of tiles `first`, first + warps, ... before `end`, of which the last may hold
+  // part of a tile: there are `tokens` tokens.
   KVANT_DEVICE CodesRing(SharedAddress ring, const Bases& bases, i32 first, i32 end, i32 tokens)
-      : ring_(ring),
-        next_(first),
-        full_(MinOf(end, tokens / T::k.warp_tile)),
-        end_(end),
-        tokens_(tokens),
-        write_(0),
-        read_(0) {
+      : ring_(ring), end_(end), tokens_(tokens), read_(0) {
     const CodesLayout l = Layout();
     const i32 lane = LaneIndex();
     k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + l.k.LaneChunk(lane) * 16;
@@ -173,11 +167,14 @@ class CodesRing {
     }
     Advance(first);
     KVANT_UNROLL
-    for (i32 s = 0; s < T::k.stages - 1; ++s) Fill();
+    for (i32 s = 0; s < T::k.stages - 1; ++s) {
+      Fill(first + s * T::k.token_warps, static_cast<u32>(s * l.stage_bytes));
+    }
   }
 
-  // Waits for the next tile, and asks for one more. Where its stage begins, from the ring on.
-  KVANT_DEVICE SharedAddress Next() {
+  // Waits for the warp's next tile, which is `tile`, and asks for one more. Where its stage begins,
+  // from the ring on.
+  KVANT_DEVICE u32 Next(i32 tile) {
     if (T::k.stages == 2) {
       CopyAsyncWait<0>();
     } else if (T::k.stages == 3) {
@@ -186,14 +183,12 @@ class CodesRing {
       CopyAsyncWait<2>();
     }
     WarpSync();
-    Fill();
-    const SharedAddress stage = read_;
-    Turn(read_);
+    const u32 stage = read_, bytes = static_cast<u32>(Layout().stage_bytes);
+    const u32 last = static_cast<u32>(RingBytes()) - bytes;
+    Fill(tile + (T::k.stages - 1) * T::k.token_warps, stage == 0 ? last : stage - bytes);
+    read_ = stage == last ? 0 : stage + bytes;
     return stage;
   }
-
-  // Tiles from here on are not whole.
-  KVANT_DEVICE i32 full() const { return full_; }
 
  private:
   KVANT_DEVICE static i32 TileBytesOf(const CodesLayout& l, i32 side) {
@@ -212,11 +207,6 @@ class CodesRing {
                        : l.sides[3].offset;
   }
 
-  KVANT_DEVICE void Turn(u32& stage) const {
-    const u32 next = stage + static_cast<u32>(Layout().stage_bytes);
-    stage = next == static_cast<u32>(RingBytes()) ? 0 : next;
-  }
-
   KVANT_DEVICE void Advance(i32 tiles) {
     const CodesLayout l = Layout();
     k_ += static_cast<i64>(tiles) * (T::k.warp_tile * T::k.k_pitch);
@@ -225,35 +215,36 @@ class CodesRing {
     for (i32 r = 0; r < l.SideCopies(); ++r) side_[r] += static_cast<i64>(tiles) * step_[r];
   }
 
-  KVANT_DEVICE void Fill() {
-    if (next_ < full_) {
-      FillWhole();
-    } else if (next_ < end_) {
-      FillPart(tokens_ - next_ * T::k.warp_tile);
+  KVANT_DEVICE void Fill(i32 tile, u32 stage) {
+    const i32 left = tokens_ - tile * T::k.warp_tile;
+    if (tile < end_) {
+      if (left >= T::k.warp_tile) {
+        FillWhole(stage);
+      } else {
+        FillPart(stage, left);
+      }
     }
     CopyAsyncCommit();
     Advance(T::k.token_warps);
-    next_ += T::k.token_warps;
-    Turn(write_);
   }
 
-  KVANT_DEVICE void FillWhole() {
+  KVANT_DEVICE void FillWhole(u32 stage) {
     const CodesLayout l = Layout();
-    l.k.Copy(k_to_ + write_, k_, T::k.k_pitch);
-    l.v.Copy(v_to_ + write_, v_, T::k.v_pitch);
+    l.k.Copy(k_to_ + stage, k_, T::k.k_pitch);
+    l.v.Copy(v_to_ + stage, v_, T::k.v_pitch);
     KVANT_UNROLL
     for (i32 r = 0; r < l.SideCopies(); ++r) {
       const i32 piece = r * 32 + LaneIndex();
       if (r * 32 + 31 >= l.Pieces() && piece >= l.Pieces()) continue;
-      CopyAsync(l.copy_bytes, SideTo(l, r), side_[r]);
+      CopyAsync(l.copy_bytes, SideTo(l, stage, r), side_[r]);
     }
   }
 
-  KVANT_DEVICE void FillPart(i32 left) {
+  KVANT_DEVICE void FillPart(u32 stage, i32 left) {
     const CodesLayout l = Layout();
     const i32 lane = LaneIndex();
-    l.k.CopyPart(k_to_ + write_, k_, T::k.k_pitch, left, lane);
-    l.v.CopyPart(v_to_ + write_, v_, T::k.v_pitch, left, lane);
+    l.k.CopyPart(k_to_ + stage, k_, T::k.k_pitch, left, lane);
+    l.v.CopyPart(v_to_ + stage, v_, T::k.v_pitch, left, lane);
     KVANT_UNROLL
     for (i32 r = 0; r < l.SideCopies(); ++r) {
       const i32 piece = r * 32 + lane;
@@ -261,19 +252,19 @@ class CodesRing {
       const i32 side = l.SideOf(piece);
       const i32 first = l.side_offset + piece * l.copy_bytes - OffsetOf(l, side);
       const i32 valid = left * (TileBytesOf(l, side) / T::k.warp_tile) - first;
-      CopyAsync(l.copy_bytes, SideTo(l, r), valid > 0 ? side_[r] : side_[r] - first,
+      CopyAsync(l.copy_bytes, SideTo(l, stage, r), valid > 0 ? side_[r] : side_[r] - first,
                 MaxOf(0, MinOf(valid, l.copy_bytes)));
     }
   }
 
-  KVANT_DEVICE SharedAddress SideTo(const CodesLayout& l, i32 r) const {
-    return ring_ + write_ +
+  KVANT_DEVICE SharedAddress SideTo(const CodesLayout& l, u32 stage, i32 r) const {
+    return ring_ + stage +
            static_cast<u32>(l.side_offset + (r * 32 + LaneIndex()) * l.copy_bytes);
   }
 
   SharedAddress ring_, k_to_, v_to_;
-  i32 next_, full_, end_, tokens_;
-  u32 write_, read_;  // stages, in bytes
+  i32 end_, tokens_;
+  u32 read_;  // the next stage, in bytes
   const u8 *k_, *v_;
   const u8* side_[kMaxSideCopies];
   i32 step_[kMaxSideCopies];

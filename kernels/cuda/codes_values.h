@@ -157,7 +157,7 @@ class CodesValues {
       for (i32 h = 0; h < 4; ++h) {
         KVANT_UNROLL
         for (i32 s = 0; s < T::k.v_head_size / 16; ++s) sum = Fma(out_[rb][s][h], 0.f, sum);
-        sum = Fma(zero_[rb][h], 0.f, sum);
+        if (ZeroMma()) sum = Fma(zero_[rb][h], 0.f, sum);
       }
     }
     return sum == 0.f;
