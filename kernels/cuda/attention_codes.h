@@ -106,13 +106,14 @@ class AttentionCodes {
     const i32 first = live.any.begin / T::k.warp_tile;
     const i32 count = MaxOf(0, CeilDiv(live.any.end, T::k.warp_tile) - first);
     const i32 share = CeilDiv(count, p_.splits);
-    const ColumnRange tiles{first + MinOf(count, work.split * share),
-                            first + MinOf(count, (work.split + 1) * share)};
+    const ColumnRange tokens{(first + MinOf(count, work.split * share)) * T::k.warp_tile,
+                             MinOf((first + MinOf(count, (work.split + 1) * share)) *
+                                       T::k.warp_tile, kv_len)};
     const Keys keys(p_, rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f);
     float top = kTop;
     KVANT_NO_UNROLL
     while (true) {
-      Sweep(keys, tiles, live.all, kv_len, top, state, values);
+      Sweep(keys, tokens, live.all, kv_len, top, state, values);
       if (top == kLowTop || !Any(!values.Finite())) break;
       top = kLowTop;
     }
@@ -192,7 +193,7 @@ class AttentionCodes {
            GroupIndex(traits, array, at, 0) * (BitsOf(side.type) / 8);
   }
 
-  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tiles, const ColumnRange& all_live,
+  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
                           i32 kv_len, float top, State& state, Values& values) const {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -211,18 +212,19 @@ class AttentionCodes {
     const SharedAddress v_row = l.k.format.RowBytes() == l.v.format.RowBytes()
                                     ? k_row
                                     : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
-    Ring ring(begin, Bases(), tiles.begin + warp, tiles.end, kv_len);
+    const i32 first = tokens.begin + warp * T::k.warp_tile;
+    Ring ring(begin, Bases(), first, tokens.end);
     KVANT_NO_UNROLL
-    for (i32 tile = tiles.begin + warp; tile < tiles.end; tile += T::k.token_warps) {
-      const u32 stage = ring.Next(tile);
+    for (i32 token = first; token < tokens.end; token += Ring::Step()) {
+      const u32 stage = ring.Next(token);
       Scores scores;
       if (OnlyScaled()) {
         keys.Multiply(k_row + stage, begin + stage, state.add, scores);
-        if (!WholeTile(tile, all_live)) Hide(tile, kv_len, scores);
+        if (!WholeTile(token, tokens.end, all_live)) Hide(token, kv_len, scores);
       } else {
         const float none[kRowBlocks][2] = {};
         keys.Multiply(k_row + stage, begin + stage, none, scores);
-        ApplySteps(tile, kv_len, state, scores);
+        ApplySteps(token, kv_len, state, scores);
       }
       MoveReference(top, state, values, scores);
       ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
@@ -249,10 +251,10 @@ class AttentionCodes {
     }
   }
 
-  KVANT_DEVICE static bool WholeTile(i32 tile, const ColumnRange& all_live) {
-    const i32 token = tile * T::k.warp_tile;
-    if (Steps::Hides() && token < all_live.begin) return false;
-    return token + T::k.warp_tile <= all_live.end;
+  KVANT_DEVICE static bool WholeTile(i32 token, i32 end, const ColumnRange& all_live) {
+    if (token + T::k.warp_tile > end) return false;
+    return !Steps::Hides() ||
+           (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
   }
 
   // Where the lane's rows are.
@@ -266,7 +268,7 @@ class AttentionCodes {
     }
   }
 
-  KVANT_DEVICE void Hide(i32 tile, i32 kv_len, Scores& scores) const {
+  KVANT_DEVICE void Hide(i32 first, i32 kv_len, Scores& scores) const {
     ColumnRange live[kRowBlocks][2];
     Positions at;
     if (Steps::Hides()) FindPositions(at);
@@ -279,16 +281,16 @@ class AttentionCodes {
       }
     }
     ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
-      const i32 token = tile * T::k.warp_tile + col;
+      const i32 token = first + col;
       if (token < live[rb][h].begin || token >= live[rb][h].end) x = -Infinity();
     });
   }
 
-  KVANT_DEVICE void ApplySteps(i32 tile, i32 kv_len, const State& state, Scores& scores) const {
+  KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, const State& state, Scores& scores) const {
     Positions at;
     FindPositions(at);
     ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
-      const i32 token = tile * T::k.warp_tile + col;
+      const i32 token = first + col;
       x = token < kv_len ? Steps::Apply(p_, at[rb][h], kv_len, token, x) : -Infinity();
       x = Fma(x, kLog2E, state.add[rb][h]);
     });

@@ -145,10 +145,10 @@ class CodesRing {
   KVANT_DEVICE static CodesLayout Layout() { return CodesLayout::Of(T::k); }
   KVANT_DEVICE static i32 RingBytes() { return Layout().stage_bytes * T::k.stages; }
 
-  // Asks for the first of tiles `first`, first + warps, ... before `end`, of which the last may hold
-  // part of a tile: there are `tokens` tokens.
-  KVANT_DEVICE CodesRing(SharedAddress ring, const Bases& bases, i32 first, i32 end, i32 tokens)
-      : ring_(ring), end_(end), tokens_(tokens), read_(0) {
+  // Asks for the first of the tiles that begin at tokens `first`, first + warps * tile, ... before
+  // `end`, where the last one is cut.
+  KVANT_DEVICE CodesRing(SharedAddress ring, const Bases& bases, i32 first, i32 end)
+      : ring_(ring), end_(end), read_(0) {
     const CodesLayout l = Layout();
     const i32 lane = LaneIndex();
     k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + l.k.LaneChunk(lane) * 16;
@@ -165,16 +165,19 @@ class CodesRing {
       side_[r] = base + (l.side_offset + piece * l.copy_bytes - OffsetOf(l, side));
       step_[r] = TileBytesOf(l, side);
     }
-    Advance(first);
+    Advance(first / T::k.warp_tile);
     KVANT_UNROLL
     for (i32 s = 0; s < T::k.stages - 1; ++s) {
-      Fill(first + s * T::k.token_warps, static_cast<u32>(s * l.stage_bytes));
+      Fill(first + s * Step(), static_cast<u32>(s * l.stage_bytes));
     }
   }
 
-  // Waits for the warp's next tile, which is `tile`, and asks for one more. Where its stage begins,
-  // from the ring on.
-  KVANT_DEVICE u32 Next(i32 tile) {
+  // From a warp's tile to its next, in tokens.
+  KVANT_DEVICE static i32 Step() { return T::k.token_warps * T::k.warp_tile; }
+
+  // Waits for the next tile, that of `token`, and asks for one more. Where its stage begins, from
+  // the ring on.
+  KVANT_DEVICE u32 Next(i32 token) {
     if (T::k.stages == 2) {
       CopyAsyncWait<0>();
     } else if (T::k.stages == 3) {
@@ -185,7 +188,7 @@ class CodesRing {
     WarpSync();
     const u32 stage = read_, bytes = static_cast<u32>(Layout().stage_bytes);
     const u32 last = static_cast<u32>(RingBytes()) - bytes;
-    Fill(tile + (T::k.stages - 1) * T::k.token_warps, stage == 0 ? last : stage - bytes);
+    Fill(token + (T::k.stages - 1) * Step(), stage == 0 ? last : stage - bytes);
     read_ = stage == last ? 0 : stage + bytes;
     return stage;
   }
@@ -215,14 +218,12 @@ class CodesRing {
     for (i32 r = 0; r < l.SideCopies(); ++r) side_[r] += static_cast<i64>(tiles) * step_[r];
   }
 
-  KVANT_DEVICE void Fill(i32 tile, u32 stage) {
-    const i32 left = tokens_ - tile * T::k.warp_tile;
-    if (tile < end_) {
-      if (left >= T::k.warp_tile) {
-        FillWhole(stage);
-      } else {
-        FillPart(stage, left);
-      }
+  KVANT_DEVICE void Fill(i32 token, u32 stage) {
+    const i32 left = end_ - token;
+    if (left >= T::k.warp_tile) {
+      FillWhole(stage);
+    } else if (left > 0) {
+      FillPart(stage, left);
     }
     CopyAsyncCommit();
     Advance(T::k.token_warps);
@@ -263,7 +264,7 @@ class CodesRing {
   }
 
   SharedAddress ring_, k_to_, v_to_;
-  i32 end_, tokens_;
+  i32 end_;
   u32 read_;  // the next stage, in bytes
   const u8 *k_, *v_;
   const u8* side_[kMaxSideCopies];
