@@ -9,9 +9,7 @@
 namespace kvant::cuda {
 namespace {
 
-// Of a multiprocessor that kernels are laid out for: what A100, H100 and B200 have at least.
-constexpr int kSharedBytes = 163 * 1024;
-constexpr int kSharedBytesOfBlock = 1024;  // that the driver takes for itself
+constexpr int kDriverBytes = 1024;  // of a block's shared memory
 
 bool Varies(const ArrayTraits& array, i32 axis) { return (array.varies >> axis & 1) != 0; }
 
@@ -117,11 +115,44 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
   return WhyNotZeroPoints(name, t, traits, segment, groups, values);
 }
 
-// Tokens of a warp's tile, stages and blocks of a multiprocessor: what registers and shared memory
-// leave room for, the first that fits.
+// Tokens of a warp's tile, its stages, and blocks of a multiprocessor. Of 65536 registers a thread
+// may have 128 with 4 blocks, 168 with 3, 255 with 2.
 struct Shape {
   int warp_tile, stages, blocks;
 };
+constexpr Shape kSmallHeads[] = {{64, 2, 4}, {64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {16, 2, 2}};
+constexpr Shape kByRow[] = {{64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
+
+template <size_t kCount>
+Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTraits t) {
+  for (const Shape& shape : shapes) {
+    t.warp_tile = shape.warp_tile;
+    t.stages = shape.stages;
+    const int bytes = CodesShared::Of(t, CodesShared::kMaxSplits).bytes + kDriverBytes;
+    if (bytes * shape.blocks <= shared_bytes) return shape;
+  }
+  return shapes[kCount - 1];
+}
+
+Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
+  const int largest = std::max(t.head_size, t.v_head_size);
+  if (t.row_blocks > 1 || largest > 128 || t.arithmetic == kByF32) {
+    return FirstThatFits(kWide, shared_bytes, t);
+  }
+  if (largest <= 64) return FirstThatFits(kSmallHeads, shared_bytes, t);
+  const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
+  return groups ? FirstThatFits(kInGroups, shared_bytes, t)
+                : FirstThatFits(kByRow, shared_bytes, t);
+}
+
+// Lengths on the device that differ along b0 alone: splits follow them.
+bool SplitsByLength(const AttentionTraits& t) { return t.kv_lengths.varies == 1; }
+
+int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
+  return int64_t{p.batch[0]} * p.batch[1] * (t.kv_varies_over_b2 ? p.batch[2] : 1) * p.row_tiles;
+}
 
 }  // namespace
 
@@ -143,38 +174,53 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
   return WhyNotSegment("V", traits, traits.v[0], params.v[0], traits.v_head_size, true);
 }
 
-CodesLaunch PlanCodes(int multiprocessors, AttentionTraits& traits, AttentionParams& params) {
+CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {
+  const AttentionTraits& t = traits;
+  const int64_t sequences = SequencesOf(t, params);
+  const int64_t most = SplitsByLength(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1)
+                                         : int64_t{params.splits};
+  CodesLaunch launch;
+  launch.blocks = sequences * params.splits;
+  launch.threads = t.token_warps * 32;
+  launch.shared_bytes =
+      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, CodesShared::kMaxSplits))).bytes;
+  if (params.splits > 1) {
+    launch.partials = launch.blocks * t.row_blocks * 8 * (t.v_head_size + 2);
+    launch.counters = sequences;
+  }
+  return launch;
+}
+
+CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, AttentionParams& params) {
   AttentionTraits& t = traits;
   t.kernel = kCodesKernel;
   t.row_warps = 1;
   t.token_warps = 4;
   t.v_block = t.v_head_size;
   t.subnormal_codes = 1;
-  t.row_blocks = params.rows > 8 && t.head_size <= 128 && t.v_head_size <= 128 ? 2 : 1;
+  // Rows of one block share what it reads; with wide heads there are no registers for more.
+  const bool narrow = std::max(t.head_size, t.v_head_size) <= 128 && t.arithmetic != kByF32;
+  t.row_blocks = params.rows > 8 && narrow ? 2 : 1;
   t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
   t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
   t.side_copy = static_cast<i32>(SideAlignmentOf(t, params));
-  CodesLaunch launch;
-  launch.threads = t.token_warps * 32;
-  const bool large = t.row_blocks > 1 || t.head_size > 128 || t.v_head_size > 128;
-  const Shape shapes[] = {{32, 2, large ? 2 : 4}, {32, 2, 2}, {16, 3, 2}, {16, 2, 2}, {16, 2, 1}};
-  for (const Shape& shape : shapes) {
-    t.warp_tile = shape.warp_tile;
-    t.stages = shape.stages;
-    launch.blocks_per_multiprocessor = shape.blocks;
-    const int bytes = CodesShared::Of(t, 1).bytes + kSharedBytesOfBlock;
-    if (bytes * shape.blocks <= kSharedBytes) break;
-  }
+  const Shape shape = ShapeOf(t, device.shared_bytes);
+  t.warp_tile = shape.warp_tile;
+  t.stages = shape.stages;
   params.row_tiles = CeilDiv(params.rows, t.row_blocks * 8);
   params.v_blocks = 1;
-  const int64_t sequences = int64_t{params.batch[0]} * params.batch[1] *
-                            (t.kv_varies_over_b2 ? params.batch[2] : 1) * params.row_tiles;
-  const int64_t slots = int64_t{multiprocessors} * launch.blocks_per_multiprocessor;
+  const int64_t sequences = SequencesOf(t, params);
+  const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
   // A split is worth its merging where every warp has two tiles at least.
-  const int64_t most = CeilDiv(params.kv_len, t.warp_tile * t.token_warps * 2);
-  params.splits = static_cast<i32>(std::clamp<int64_t>(slots / sequences, 1, std::max<int64_t>(most, 1)));
-  launch.shared_bytes = CodesShared::Of(t, params.splits).bytes;
-  launch.blocks = sequences * params.splits;
+  const int64_t most =
+      std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1,
+                          CodesShared::kMaxSplits);
+  int64_t splits = slots / std::max<int64_t>(sequences, 1);
+  // Where lengths differ, there is something to hand out by length.
+  if (SplitsByLength(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
+  params.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
+  CodesLaunch launch = LaunchOf(t, params);
+  launch.blocks_per_multiprocessor = shape.blocks;
   return launch;
 }
 

@@ -39,7 +39,7 @@ struct AttentionShared {
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    s.bytes = s.factors + rows * (joined > 2 ? joined : 2) * 4;
+    s.bytes = s.factors + rows * joined * 8;
     return s;
   }
 };
@@ -268,11 +268,13 @@ class AttentionTiles {
     }
     BlockSync();
     if (T::k.token_warps > 1) {
-      Ending::Join(T::k.token_warps, states, factors, [&](i32 i, i32 at) {
-        return LoadSharedFloat(states + (i * Ending::StateFloats() + at) * 4);
-      });
+      Ending::JoinWarps(T::k.token_warps, states, factors);
     }
-    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, states, factors)) return;
+    float* partials = p_.partials + tile_ * p_.splits * Ending::StateFloats();
+    if (p_.splits > 1 &&
+        !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
+      return;
+    }
     Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
   }
 

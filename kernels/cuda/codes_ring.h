@@ -92,10 +92,10 @@ struct CodeTile {
 struct SideTraits {
   i32 token_bytes;  // 0: there is none
   i32 offset;       // in a stage
+  KVANT_DEVICE constexpr i32 End(i32 tokens) const { return offset + token_bytes * tokens; }
 };
 
 inline constexpr i32 kSides = 4;  // K scales, V scales, K zero points, V zero points
-inline constexpr i32 kMaxSideCopies = 24;
 
 struct CodesLayout {
   CodeTile k, v;
@@ -113,12 +113,13 @@ struct CodesLayout {
     l.v = {v, t.warp_tile};
     l.v_offset = l.k.Bytes();
     l.side_offset = l.v_offset + l.v.Bytes();
-    const i32 token_bytes[kSides] = {k.groups * k.ScaleBytes(), v.groups * v.ScaleBytes(),
-                                     k.groups * k.ZeroBytes(), v.groups * v.ZeroBytes()};
-    for (i32 a = 0; a < kSides; ++a) {
-      l.sides[a] = {token_bytes[a], l.side_offset + l.side_bytes};
-      l.side_bytes += token_bytes[a] * t.warp_tile;
-    }
+    // No loop over them, so that all of this is known when it is compiled.
+    const i32 first = l.side_offset;
+    l.sides[0] = {k.groups * k.ScaleBytes(), first};
+    l.sides[1] = {v.groups * v.ScaleBytes(), l.sides[0].End(t.warp_tile)};
+    l.sides[2] = {k.groups * k.ZeroBytes(), l.sides[1].End(t.warp_tile)};
+    l.sides[3] = {v.groups * v.ZeroBytes(), l.sides[2].End(t.warp_tile)};
+    l.side_bytes = l.sides[3].End(t.warp_tile) - first;
     l.copy_bytes = t.side_copy;
     l.stage_bytes = CeilDiv(l.side_offset + l.side_bytes, 128) * 128;
     return l;
@@ -136,6 +137,9 @@ struct CodesLayout {
 template <class T>
 class CodesRing {
  public:
+  // Loops over copies have a bound that the compiler needs not find.
+  static constexpr i32 kSideCopies = CodesLayout::Of(T::kMax).SideCopies();
+
   // Rows of K, V and their sides of a block: token 0.
   struct Bases {
     const u8 *k, *v;
@@ -156,7 +160,7 @@ class CodesRing {
     k_to_ = ring + l.k.Place(l.k.LaneToken(lane), l.k.LaneChunk(lane));
     v_to_ = ring + l.v_offset + l.v.Place(l.v.LaneToken(lane), l.v.LaneChunk(lane));
     KVANT_UNROLL
-    for (i32 r = 0; r < l.SideCopies(); ++r) {
+    for (i32 r = 0; r < kSideCopies; ++r) {
       const i32 piece = r * 32 + lane, side = l.SideOf(piece);
       const u8* base = side == 0   ? bases.sides[0]
                        : side == 1 ? bases.sides[1]
@@ -211,11 +215,10 @@ class CodesRing {
   }
 
   KVANT_DEVICE void Advance(i32 tiles) {
-    const CodesLayout l = Layout();
     k_ += static_cast<i64>(tiles) * (T::k.warp_tile * T::k.k_pitch);
     v_ += static_cast<i64>(tiles) * (T::k.warp_tile * T::k.v_pitch);
     KVANT_UNROLL
-    for (i32 r = 0; r < l.SideCopies(); ++r) side_[r] += static_cast<i64>(tiles) * step_[r];
+    for (i32 r = 0; r < kSideCopies; ++r) side_[r] += static_cast<i64>(tiles) * step_[r];
   }
 
   KVANT_DEVICE void Fill(i32 token, u32 stage) {
@@ -234,10 +237,9 @@ class CodesRing {
     l.k.Copy(k_to_ + stage, k_, T::k.k_pitch);
     l.v.Copy(v_to_ + stage, v_, T::k.v_pitch);
     KVANT_UNROLL
-    for (i32 r = 0; r < l.SideCopies(); ++r) {
+    for (i32 r = 0; r < kSideCopies; ++r) {
       const i32 piece = r * 32 + LaneIndex();
-      if (r * 32 + 31 >= l.Pieces() && piece >= l.Pieces()) continue;
-      CopyAsync(l.copy_bytes, SideTo(l, stage, r), side_[r]);
+      if (piece < l.Pieces()) CopyAsync(l.copy_bytes, SideTo(l, stage, r), side_[r]);
     }
   }
 
@@ -247,9 +249,9 @@ class CodesRing {
     l.k.CopyPart(k_to_ + stage, k_, T::k.k_pitch, left, lane);
     l.v.CopyPart(v_to_ + stage, v_, T::k.v_pitch, left, lane);
     KVANT_UNROLL
-    for (i32 r = 0; r < l.SideCopies(); ++r) {
+    for (i32 r = 0; r < kSideCopies; ++r) {
       const i32 piece = r * 32 + lane;
-      if (r * 32 + 31 >= l.Pieces() && piece >= l.Pieces()) continue;
+      if (piece >= l.Pieces()) continue;
       const i32 side = l.SideOf(piece);
       const i32 first = l.side_offset + piece * l.copy_bytes - OffsetOf(l, side);
       const i32 valid = left * (TileBytesOf(l, side) / T::k.warp_tile) - first;
@@ -267,8 +269,8 @@ class CodesRing {
   i32 end_;
   u32 read_;  // the next stage, in bytes
   const u8 *k_, *v_;
-  const u8* side_[kMaxSideCopies];
-  i32 step_[kMaxSideCopies];
+  const u8* side_[MaxOf(1, kSideCopies)];
+  i32 step_[MaxOf(1, kSideCopies)];
 };
 
 }  // namespace kvant::cuda

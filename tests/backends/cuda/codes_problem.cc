@@ -20,6 +20,11 @@ constexpr AttentionTraits Largest() {
   t.head_size = t.v_head_size = 256;
   t.warp_tile = 64;
   t.row_blocks = 4;
+  t.side_copy = 4;
+  for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
+    side->scales.type = side->zero_points.type = kFloat32;
+    side->group[kCol] = 32;
+  }
   return t;
 }
 struct Traits {
@@ -111,18 +116,15 @@ class Problem {
     CodesResult result;
     result.refused = WhyNotCodes(traits_, params_);
     if (!result.refused.empty()) return result;
-    CodesLaunch launch = PlanCodes(8, traits_, params_);
+    PlanCodes({8, 227 * 1024}, traits_, params_);
     if (c_.row_blocks) traits_.row_blocks = c_.row_blocks;
     if (c_.warp_tile) traits_.warp_tile = c_.warp_tile;
     if (c_.stages) traits_.stages = c_.stages;
     if (c_.splits) params_.splits = c_.splits;
     params_.row_tiles = CeilDiv(params_.rows, traits_.row_blocks * 8);
-    const int64_t tiles = int64_t{c_.batch} * c_.kv_heads * params_.row_tiles;
-    launch.blocks = tiles * params_.splits;
-    launch.shared_bytes = CodesShared::Of(traits_, params_.splits).bytes;
-    std::vector<float> partials(static_cast<size_t>(
-        launch.blocks * traits_.row_blocks * 8 * (c_.v_head_size + 2)));
-    std::vector<u32> done(static_cast<size_t>(tiles));
+    const CodesLaunch launch = LaunchOf(traits_, params_);
+    std::vector<float> partials(static_cast<size_t>(launch.partials));
+    std::vector<u32> done(static_cast<size_t>(launch.counters));
     params_.partials = partials.data();
     params_.done = done.data();
     simt::Options options;
