@@ -40,9 +40,7 @@ int64_t SideAlignmentOf(const AttentionTraits& t, const AttentionParams& p) {
                    SideAlignmentOf(t.v[0].zero_points, p.v[0].zero_points)});
 }
 
-bool IsFloatType(i32 type) {
-  return type == kFloat16 || type == kBFloat16 || type == kFloat32;
-}
+bool IsFloatType(i32 type) { return type == kFloat16 || type == kBFloat16 || type == kFloat32; }
 
 std::string WhyNotSide(const std::string& name, const ArrayTraits& traits, const Array& array,
                        int64_t groups) {
@@ -166,8 +164,8 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
   if (!IsFloatType(traits.q.data.type) || traits.q.scales.type != kNone) {
     return "queries are not f16, bf16 or f32";
   }
-  if (std::string why = WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size,
-                                      false);
+  if (std::string why =
+          WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size, false);
       !why.empty()) {
     return why;
   }
@@ -212,9 +210,8 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   const int64_t sequences = SequencesOf(t, params);
   const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
   // A split is worth its merging where every warp has two tiles at least.
-  const int64_t most =
-      std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1,
-                          CodesShared::kMaxSplits);
+  const int64_t most = std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1,
+                                           CodesShared::kMaxSplits);
   int64_t splits = slots / std::max<int64_t>(sequences, 1);
   // Where lengths differ, there is something to hand out by length.
   if (SplitsByLength(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);

@@ -122,12 +122,11 @@ class AttentionCodes {
     const i32 row = rest % p_.row_tiles * Ending::Rows();
     rest /= p_.row_tiles;
     const i32 b2 = rest % b2s, b1 = rest / b2s;
-    const i32 kv_len = share.b0 < p_.batch[0]
-                           ? RealLength(p_, T::k.kv_lengths, Position{share.b0, b1, 0, 0})
-                           : 0;
+    const i32 kv_len =
+        share.b0 < p_.batch[0] ? RealLength(p_, T::k.kv_lengths, Position{share.b0, b1, 0, 0}) : 0;
     if (LaneIndex() != 0) return;
-    StoreShared128(work_, {{static_cast<u32>(share.b0), static_cast<u32>(b1),
-                            static_cast<u32>(b2), static_cast<u32>(row)}});
+    StoreShared128(work_, {{static_cast<u32>(share.b0), static_cast<u32>(b1), static_cast<u32>(b2),
+                            static_cast<u32>(row)}});
     StoreShared128(work_ + 16, {{static_cast<u32>(item), static_cast<u32>(split),
                                  static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
   }
@@ -157,8 +156,8 @@ class AttentionCodes {
       i32 end = splits;
       KVANT_UNROLL
       for (i32 n = 1; n < 32; n *= 2) {
-        const i32 other = static_cast<i32>(
-            Shuffle(static_cast<u32>(end), MaxOf(0, LaneIndex() - n)));
+        const i32 other =
+            static_cast<i32>(Shuffle(static_cast<u32>(end), MaxOf(0, LaneIndex() - n)));
         if (LaneIndex() >= n) end += other;
       }
       const i32 first = (before + end - splits) * items, last = (before + end) * items;
@@ -169,8 +168,7 @@ class AttentionCodes {
       for (i32 mask = 1; mask < 32; mask *= 2) found = MaxOf(found, ShuffleXor(found, mask));
       if (found != 0) {
         const i32 lane = found - 1;
-        share = {begin + lane,
-                 block - static_cast<i32>(Shuffle(static_cast<u32>(first), lane)),
+        share = {begin + lane, block - static_cast<i32>(Shuffle(static_cast<u32>(first), lane)),
                  static_cast<i32>(Shuffle(static_cast<u32>(splits), lane))};
         break;
       }
@@ -336,8 +334,7 @@ class AttentionCodes {
 
   KVANT_DEVICE static bool WholeTile(i32 token, i32 end, const ColumnRange& all_live) {
     if (token + T::k.warp_tile > end) return false;
-    return !Steps::Hides() ||
-           (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
+    return !Steps::Hides() || (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
   }
 
   // Where the lane's rows are.
@@ -425,8 +422,7 @@ class AttentionCodes {
   KVANT_DEVICE void End(State& state, Values& values) {
     const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
     const SharedAddress factors = work_ + static_cast<u32>(CodesShared::Of(T::k, 1).factors);
-    const SharedAddress mine =
-        shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
+    const SharedAddress mine = shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
     BlockSync();  // rings are done with
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {

@@ -135,10 +135,10 @@ struct AttentionTraits {
   ArrayTraits output, stats;
   // Which kernel it is; what follows is for kCodesKernel alone (attention_codes.h).
   i32 kernel;
-  i32 row_blocks;  // of 8 rows, that a block has
-  i32 warp_tile;   // tokens that a warp takes at once: 16, 32 or 64
-  i32 stages;      // of such tiles in shared memory, per warp: 2, 3 or 4
-  i32 side_copy;   // bytes by which scales and zero points are copied: 4, 8 or 16
+  i32 row_blocks;        // of 8 rows, that a block has
+  i32 warp_tile;         // tokens that a warp takes at once: 16, 32 or 64
+  i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4
+  i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };

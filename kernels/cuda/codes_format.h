@@ -74,14 +74,10 @@ struct CodeFormat {
     return q / PairsPerWord() * ChunkCodes() + g * (ChunkCodes() / 8) + q % PairsPerWord();
   }
   // What codes of pair q arrive multiplied by, beside Unit().
-  KVANT_DEVICE constexpr float Factor(i32 q) const {
-    return bits == 4 && q % 2 == 1 ? 16.f : 1.f;
-  }
+  KVANT_DEVICE constexpr float Factor(i32 q) const { return bits == 4 && q % 2 == 1 ? 16.f : 1.f; }
   KVANT_DEVICE constexpr float Unit() const { return subnormal ? 1.f / 16777216.f : 1.f; }
   // What is added to codes, and to integer zero points, when they are made unsigned.
-  KVANT_DEVICE constexpr i32 Bias() const {
-    return is_signed && subnormal ? 1 << (bits - 1) : 0;
-  }
+  KVANT_DEVICE constexpr i32 Bias() const { return is_signed && subnormal ? 1 << (bits - 1) : 0; }
   KVANT_DEVICE constexpr i32 ZeroBias() const {
     return zero == Zero::kInteger && zero_type == kInt8 ? 128 : 0;
   }

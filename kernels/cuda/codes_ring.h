@@ -261,8 +261,7 @@ class CodesRing {
   }
 
   KVANT_DEVICE SharedAddress SideTo(const CodesLayout& l, u32 stage, i32 r) const {
-    return ring_ + stage +
-           static_cast<u32>(l.side_offset + (r * 32 + LaneIndex()) * l.copy_bytes);
+    return ring_ + stage + static_cast<u32>(l.side_offset + (r * 32 + LaneIndex()) * l.copy_bytes);
   }
 
   SharedAddress ring_, k_to_, v_to_;

@@ -62,8 +62,8 @@ class CodesValues {
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
     u32 scales[8], bytes[2][2];
-    u32 plain[kRowBlocks][kTokenTiles];           // probabilities, as they are
-    u32 columns[kRowBlocks][kParts][kTokenTiles]; // B operands; in groups, of unscaled ones
+    u32 plain[kRowBlocks][kTokenTiles];            // probabilities, as they are
+    u32 columns[kRowBlocks][kParts][kTokenTiles];  // B operands; in groups, of unscaled ones
     if (f.groups == 1 && f.scale_type != kNone) {
       LoadSharedWords(stage + l.sides[1].offset + g * n * f.ScaleBytes(), n * f.ScaleBytes() / 4,
                       scales);
@@ -138,7 +138,8 @@ class CodesValues {
         const i32 group = 2 * s / f.PairsPerGroup();
         KVANT_UNROLL
         for (i32 h = 0; h < 2; ++h) {
-          const float low = Fma(out_[rb][s][h], 1.f / (f.Unit() * f.Factor(2 * s)), -less[group][h]);
+          const float low =
+              Fma(out_[rb][s][h], 1.f / (f.Unit() * f.Factor(2 * s)), -less[group][h]);
           const float high =
               Fma(out_[rb][s][h + 2], 1.f / (f.Unit() * f.Factor(2 * s + 1)), -less[group][h]);
           const i32 row = (8 * rb + 2 * c + h) * T::k.v_head_size;

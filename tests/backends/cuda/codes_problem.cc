@@ -56,7 +56,9 @@ class Elements {
  public:
   Elements() = default;
   Elements(ElementType type, int64_t count)
-      : type_(type), bytes_(static_cast<size_t>(BytesFor(TypeOf(type), count))), words_(bytes_ / 128 + 1) {}
+      : type_(type),
+        bytes_(static_cast<size_t>(BytesFor(TypeOf(type), count))),
+        words_(bytes_ / 128 + 1) {}
   void Set(int64_t i, double x) { StoreElement(TypeOf(type_), words_.data(), i, x); }
   double Get(int64_t i) const { return kvant::LoadElement(TypeOf(type_), words_.data(), i); }
   void* data() { return words_.data(); }
@@ -121,6 +123,7 @@ class Problem {
     if (c_.warp_tile) traits_.warp_tile = c_.warp_tile;
     if (c_.stages) traits_.stages = c_.stages;
     if (c_.splits) params_.splits = c_.splits;
+    if (c_.normal_codes) traits_.subnormal_codes = 0;
     params_.row_tiles = CeilDiv(params_.rows, traits_.row_blocks * 8);
     const CodesLaunch launch = LaunchOf(traits_, params_);
     std::vector<float> partials(static_cast<size_t>(launch.partials));
@@ -132,9 +135,9 @@ class Problem {
     options.count = watch;
     if (watch) options.watches = Watches();
     Traits::k = traits_;
-    result.report = simt::Launch(
-        {launch.blocks, launch.threads, static_cast<size_t>(launch.shared_bytes)}, options,
-        [&] { AttentionCodes<Traits>::Run(params_); });
+    result.report =
+        simt::Launch({launch.blocks, launch.threads, static_cast<size_t>(launch.shared_bytes)},
+                     options, [&] { AttentionCodes<Traits>::Run(params_); });
     for (u32 count : done) result.wrong_reads += count != 0;
     if (watch) result.wrong_reads += WrongReads(result.report);
     result.error = Error();
@@ -146,12 +149,13 @@ class Problem {
   double Normal() { return std::normal_distribution<double>()(rng_); }
   int Below(int n) { return static_cast<int>(rng_() % static_cast<unsigned>(n)); }
   int Length(int b) const {
-    return lengths_.size() == 1 ? lengths_[0] : lengths_[static_cast<size_t>(b)];
+    return c_.lengths.size() == 1 ? c_.lengths[0] : c_.lengths[static_cast<size_t>(b)];
   }
 
   SideData Make(const CodesSide& side, int channels, float amplitude) {
-    SideData s{side, channels, side.group ? channels / side.group : 1, c_.kv_heads,
-               c_.capacity, c_.heads_inside, {}, {}, {}};
+    SideData s{side,        channels,    side.group ? channels / side.group : 1,
+               c_.kv_heads, c_.capacity, c_.heads_inside,
+               {},          {},          {}};
     const int64_t rows = int64_t{c_.batch} * c_.kv_heads * c_.capacity;
     s.codes = Elements(side.type, rows * channels);
     if (side.scales != kNone) s.scales = Elements(side.scales, rows * s.groups);
@@ -178,7 +182,7 @@ class Problem {
   }
   // NaN beyond the real length.
   void FillGroup(SideData& s, int b, int t, int64_t at, double scale, int lowest, int count) {
-    const bool real = t < (lengths_.empty() ? LengthOf(b) : Length(b));
+    const bool real = t < Length(b);
     s.scales.Set(at, real ? scale : std::nan(""));
     if (s.side.zero_points == kNone) return;
     // From the middle of the codes, so that values have a mean.
@@ -188,9 +192,6 @@ class Problem {
     } else {
       s.zero_points.Set(at, std::clamp(std::floor(zero), -128., 255.));
     }
-  }
-  int LengthOf(int b) const {
-    return c_.lengths.size() == 1 ? c_.lengths[0] : c_.lengths[static_cast<size_t>(b)];
   }
 
   static void SetStrides(Array& array, void* data, std::vector<int64_t> strides) {
@@ -302,11 +303,13 @@ class Problem {
         const size_t rows = static_cast<size_t>(c_.batch) * c_.kv_heads * c_.capacity;
         for (size_t i = 0; i < e->bytes(); ++i) {
           const size_t row = i / (e->bytes() / rows);
-          const size_t heads = static_cast<size_t>(c_.kv_heads), cap = static_cast<size_t>(c_.capacity);
+          const size_t heads = static_cast<size_t>(c_.kv_heads),
+                       cap = static_cast<size_t>(c_.capacity);
           const bool inside = c_.heads_inside && e == &s->codes;
           const size_t token = inside ? row / heads % cap : row % cap;
           const int b = static_cast<int>(row / heads / cap);
-          const uint32_t want = token < static_cast<size_t>(Length(b)) ? static_cast<uint32_t>(params_.row_tiles) : 0;
+          const uint32_t want =
+              token < static_cast<size_t>(Length(b)) ? static_cast<uint32_t>(params_.row_tiles) : 0;
           wrong += reads[i] != want;
         }
       }
@@ -355,8 +358,7 @@ class Problem {
       scores.push_back(score);
       top = std::max(top, score);
     }
-    const double sink =
-        sinks_[static_cast<size_t>(head * c_.heads_per_kv + r / c_.q_len)];
+    const double sink = sinks_[static_cast<size_t>(head * c_.heads_per_kv + r / c_.q_len)];
     if (c_.sinks) top = std::max(top, sink);
     std::vector<double> out(static_cast<size_t>(c_.v_head_size));
     if (scores.empty()) return out;

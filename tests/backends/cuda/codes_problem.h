@@ -30,18 +30,19 @@ struct CodesProblem {
   ElementType q = kFloat16, output = kFloat16;
   bool heads_inside = false;  // [token][head] instead of [head][token], codes only
   float q_spread = 1.f, v_scale = .02f;
-  float scale = 0.f;   // of scores; 0: 1 / sqrt(head_size)
+  float scale = 0.f;  // of scores; 0: 1 / sqrt(head_size)
   bool causal = false, soft_cap = false, sinks = false;
-  int splits = 0;      // 0: as planned
+  int splits = 0;  // 0: as planned
   int row_blocks = 0, warp_tile = 0, stages = 0;
+  bool normal_codes = false;  // codes are made normal f16 before they are multiplied
   uint64_t seed = 0;
 
   std::string Name() const;
 };
 
 struct CodesResult {
-  std::string refused;  // by WhyNotCodes
-  double error = 0;     // relative, L2, over all of the output
+  std::string refused;      // by WhyNotCodes
+  double error = 0;         // relative, L2, over all of the output
   int64_t wrong_reads = 0;  // bytes of K, V and their parameters that were not read once
   simt::Report report;
   AttentionTraits traits;
