@@ -11,8 +11,6 @@ namespace {
 
 constexpr int kDriverBytes = 1024;  // of a block's shared memory
 
-bool Varies(const ArrayTraits& array, i32 axis) { return (array.varies >> axis & 1) != 0; }
-
 int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
   return std::max<int64_t>(1, channels / traits.group[kCol]);
 }
@@ -27,7 +25,7 @@ int64_t AlignmentOf(const Array& array, int bits) {
 
 // Alignment of scales or zero points; tokens follow each other without gaps.
 int64_t SideAlignmentOf(const ArrayTraits& traits, Array array) {
-  if (traits.type == kNone) return 16;
+  if (traits.type == kNone || !CodeFormat::Varies(traits)) return 16;
   array.strides[kRow] = 0;
   const int64_t alignment = AlignmentOf(array, BitsOf(traits.type));
   return alignment == 0 ? 16 : std::min<int64_t>(16, alignment);
@@ -44,8 +42,10 @@ bool IsFloatType(i32 type) { return type == kFloat16 || type == kBFloat16 || typ
 
 std::string WhyNotSide(const std::string& name, const ArrayTraits& traits, const Array& array,
                        int64_t groups) {
-  if (!Varies(traits, kRow) || array.strides[kRow] != groups ||
-      (groups > 1 && array.strides[kCol] != 1)) {
+  if (!CodeFormat::Varies(traits)) {
+    return groups == 1 ? "" : name + " in groups of channels do not differ from token to token";
+  }
+  if (array.strides[kRow] != groups || (groups > 1 && array.strides[kCol] != 1)) {
     return name + " are not dense over tokens and groups: " + std::to_string(groups) +
            " groups, strides " + std::to_string(array.strides[kRow]) + " and " +
            std::to_string(array.strides[kCol]);
@@ -60,6 +60,7 @@ std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
   const i32 type = traits.zero_points.type;
   if (type == kNone) return "";
   if (traits.real_zero_points) {
+    if (!CodeFormat::Varies(traits.zero_points)) return name + "'s real zero point is one for all";
     if (!IsFloatType(type)) return name + "'s zero points are not f16, bf16 or f32";
     if (groups > 1 && type != kFloat16) return name + "'s zero points in groups are not f16";
     if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
@@ -77,13 +78,17 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
                           const SegmentTraits& traits, const SegmentParams& segment,
                           int64_t channels, bool values) {
   const i32 type = traits.data.type;
-  if (type != kInt4 && type != kUint4 && type != kInt8 && type != kUint8) {
-    return name + " is not codes of 4 or 8 bits";
+  const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
+  if (!is_float && type != kInt8 && type != kUint8 && type != kInt4 && type != kUint4 &&
+      type != kInt2 && type != kUint2) {
+    return name + " is neither codes of 2, 4 or 8 bits nor f16, e4m3 or e5m2";
   }
+  if (is_float && traits.zero_points.type != kNone) return name + " is floats with zero points";
   if (channels != 64 && channels != 128 && channels != 256) {
     return name + " has " + std::to_string(channels) + " channels, not 64, 128 or 256";
   }
   const int bits = BitsOf(type);
+  if (channels * bits < 256) return name + "'s rows are less than 32 bytes";
   const int64_t alignment = AlignmentOf(segment.data, bits);
   if (traits.contiguous != kCol || (alignment != 0 && alignment < 16)) {
     return name + "'s rows are not 16-byte aligned codes side by side";
@@ -94,11 +99,11 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
            " bytes apart, more than 65536";
   }
   const int64_t groups = GroupsOf(traits, channels), group = channels / groups;
-  if (traits.group[kRow] != 1) {
+  if (traits.group[kRow] != 1 && CodeFormat::Varies(traits.scales)) {
     return name + " has groups of " + std::to_string(traits.group[kRow]) + " tokens";
   }
   if (groups > kMaxGroups || (groups & (groups - 1)) != 0 || group * groups != channels ||
-      group % (128 / bits) != 0) {
+      group % (128 / bits) != 0 || group < 16) {
     return name + " has groups of " + std::to_string(traits.group[kCol]) + " channels";
   }
   if (traits.scales.type == kNone) {

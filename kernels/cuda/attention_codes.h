@@ -88,7 +88,7 @@ class AttentionCodes {
     BlockSync();
     if (LoadWork().rows.b0 >= p_.batch[0]) return;
     State state;
-    Values values;
+    Values values(Common(T::k.v[0], p_.v[0]).zero_point);
     MultiplyAll(state, values);
     End(state, values);
   }
@@ -190,7 +190,8 @@ class AttentionCodes {
     const i32 begin = first + MinOf(count, work.split * share);
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
-    const Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f);
+    const Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
+                    Common(T::k.k[0], p_.k[0]));
     float top = kTop;
     KVANT_NO_UNROLL
     while (true) {
@@ -251,6 +252,23 @@ class AttentionCodes {
     return static_cast<i32>(device::ShuffleXor(static_cast<u32>(value), mask));
   }
 
+  // What all tokens have in common.
+  KVANT_DEVICE CommonParameters Common(const SegmentTraits& traits,
+                                       const SegmentParams& segment) const {
+    const BlockRows rows = LoadWork().rows;
+    const Position at{rows.b0, rows.b1, rows.b2, 0};
+    CommonParameters common{1.f, 0.f};
+    if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
+      common.scale = LoadElement(traits.scales.type, segment.scales.data,
+                                 GroupIndex(traits, segment.scales, at, 0));
+    }
+    if (traits.zero_points.type != kNone && !CodeFormat::Varies(traits.zero_points)) {
+      common.zero_point = LoadElement(traits.zero_points.type, segment.zero_points.data,
+                                      GroupIndex(traits, segment.zero_points, at, 0));
+    }
+    return common;
+  }
+
   KVANT_DEVICE typename Ring::Bases Bases() const {
     const BlockRows rows = LoadWork().rows;
     const Position at{rows.b0, rows.b1, rows.b2, 0};
@@ -269,7 +287,7 @@ class AttentionCodes {
   }
   KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
                                      const Array& array, const Position& at) {
-    if (side.type == kNone) return nullptr;
+    if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
     return static_cast<const u8*>(array.data) +
            GroupIndex(traits, array, at, 0) * (BitsOf(side.type) / 8);
   }
@@ -438,7 +456,7 @@ class AttentionCodes {
         StoreSharedFloat(mine + (rows + r) * 4, sum);
       }
     }
-    values.Store(mine + 2 * rows * 4);
+    values.Store(mine + 2 * rows * 4, Common(T::k.v[0], p_.v[0]).scale);
     BlockSync();
     Ending::JoinWarps(T::k.token_warps, shared_, factors);
     const Work work = LoadWork();

@@ -11,12 +11,18 @@
 //   4 bits  w & 000f000f  w & 00f000f0  w >> 8 & 000f000f  w >> 8 & 00f000f0     i = 0 .. 3
 //   8 bits  w & 00ff00ff  w >> 8 & 00ff00ff                                      i = 0, 1
 //
+//   2 bits  w & 00030003, w & 000c000c, ..., w >> 8 & 00030003, ...              i = 0 .. 7
+//   e5m2    an f16 but for its lower 8 bits, which are zeros                     i = 0, 1
+//   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
+//           becomes a number)
+//   f16     as it is                                                             i = 0
+//
 //   K:  codes of channels d and d + E / 8 of one token, d = E m + (E / 4) c + i
 //   V:  codes of one channel E m + (E / 8) g + i of tokens 2c, 2c + 1
 //
 // so that pairs 2s and 2s + 1 are half of an A operand, K's k-step s or V's rows of the s-th 16
-// channels. What is in the upper bits of a byte arrives times 16. The other operand, or the result,
-// makes up for it.
+// channels. What is in the upper bits of a byte arrives times 4, 16 or 64. The other operand, or
+// the result, makes up for it.
 //
 // No arithmetic is needed to get a number: as an f16 the bits are a subnormal, code * 2^-24, whose
 // product with an f16 is exact in f32. Signed codes have their sign bit flipped, and arrive with
@@ -34,48 +40,66 @@ enum class Zero : i32 {
   kReal,     // code * scale - zero point
 };
 
-// K or V; all of it is known when the kernel is compiled.
+// A scale and a zero point that all tokens of a block have in common.
+struct CommonParameters {
+  float scale, zero_point;
+};
+
+// K or V; all of it is known when the kernel is compiled. What tokens have in common is not in
+// scale_type, zero_type and zero.
 struct CodeFormat {
-  i32 channels, bits, groups;
+  i32 type, channels, bits, groups;
   bool is_signed, subnormal;
   i32 scale_type, zero_type;
   Zero zero;
+  bool common_zero;
 
   KVANT_DEVICE static constexpr CodeFormat Of(const SegmentTraits& s, i32 channels,
                                               bool subnormal) {
     const i32 type = s.data.type;
-    const Zero zero = s.zero_points.type == kNone ? Zero::kNone
-                      : s.real_zero_points        ? Zero::kReal
-                                                  : Zero::kInteger;
-    return {channels,
+    const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
+    const i32 groups = s.group[kCol] >= channels ? 1 : channels / s.group[kCol];
+    const bool common_scale = groups == 1 && !Varies(s.scales);
+    const bool common_zero = s.zero_points.type != kNone && groups == 1 && !Varies(s.zero_points);
+    const bool has_zero = s.zero_points.type != kNone && !common_zero;
+    return {type,
+            channels,
             BitsOf(type),
-            s.group[kCol] >= channels ? 1 : channels / s.group[kCol],
-            type == kInt8 || type == kInt4,
-            subnormal,
-            s.scales.type,
-            s.zero_points.type,
-            zero};
+            groups,
+            type == kInt8 || type == kInt4 || type == kInt2,
+            subnormal && !is_float,
+            common_scale ? kNone : s.scales.type,
+            has_zero ? s.zero_points.type : kNone,
+            !has_zero            ? Zero::kNone
+            : s.real_zero_points ? Zero::kReal
+                                 : Zero::kInteger,
+            common_zero};
+  }
+  KVANT_DEVICE static constexpr bool Varies(const ArrayTraits& array) {
+    return (array.varies >> kRow & 1) != 0;
   }
 
   KVANT_DEVICE constexpr i32 RowBytes() const { return channels * bits / 8; }
   KVANT_DEVICE constexpr i32 Chunks() const { return channels * bits / 128; }
   KVANT_DEVICE constexpr i32 ChunkCodes() const { return 128 / bits; }
   KVANT_DEVICE constexpr i32 PairsPerWord() const { return 16 / bits; }
-  KVANT_DEVICE constexpr i32 Pairs() const { return channels / 8; }
   KVANT_DEVICE constexpr i32 PairsPerGroup() const { return channels / 8 / groups; }
   KVANT_DEVICE constexpr i32 ScaleBytes() const { return BitsOf(scale_type) / 8; }
   KVANT_DEVICE constexpr i32 ZeroBytes() const { return BitsOf(zero_type) / 8; }
 
-  // The first channel of a lane in pair q; of K, the other is ChunkCodes() / 8 further on.
-  KVANT_DEVICE constexpr i32 KeyChannel(i32 q, i32 c) const {
-    return q / PairsPerWord() * ChunkCodes() + c * (ChunkCodes() / 4) + q % PairsPerWord();
-  }
+  // Of V: the channel of a lane in pair q.
   KVANT_DEVICE constexpr i32 ValueChannel(i32 q, i32 g) const {
     return q / PairsPerWord() * ChunkCodes() + g * (ChunkCodes() / 8) + q % PairsPerWord();
   }
   // What codes of pair q arrive multiplied by, beside Unit().
-  KVANT_DEVICE constexpr float Factor(i32 q) const { return bits == 4 && q % 2 == 1 ? 16.f : 1.f; }
-  KVANT_DEVICE constexpr float Unit() const { return subnormal ? 1.f / 16777216.f : 1.f; }
+  KVANT_DEVICE constexpr float Factor(i32 q) const {
+    return bits == 4   ? q % 2 == 1 ? 16.f : 1.f
+           : bits == 2 ? static_cast<float>(1 << q % 4 * 2)
+                       : 1.f;
+  }
+  KVANT_DEVICE constexpr float Unit() const {
+    return subnormal ? 1.f / 16777216.f : type == kFloat8E4M3 ? 1.f / 256.f : 1.f;
+  }
   // What is added to codes, and to integer zero points, when they are made unsigned.
   KVANT_DEVICE constexpr i32 Bias() const { return is_signed && subnormal ? 1 << (bits - 1) : 0; }
   KVANT_DEVICE constexpr i32 ZeroBias() const {
@@ -87,9 +111,19 @@ struct CodeFormat {
   KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q) const {
     const u32 w = words[q / PairsPerWord()];
     const i32 i = q % PairsPerWord();
+    if (bits == 16) return w;
+    if (type == kFloat8E5M2) return i == 0 ? Permute(w, 0, 0x2404) : w & 0xff00ff00u;
+    if (type == kFloat8E4M3) {
+      const u32 x = i == 0 ? w << 8 : w;
+      return AndOr(x >> 1, 0x3f803f80u, x & 0x80008000u);
+    }
     if (bits == 4) {
       const u32 x = i < 2 ? w : w >> 8;
       return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u) : Number(x, 0x00f000f0u, 0x00800080u);
+    }
+    if (bits == 2) {
+      const u32 x = i < 4 ? w : w >> 8;
+      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2);
     }
     if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u);
     if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u);

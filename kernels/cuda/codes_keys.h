@@ -42,14 +42,15 @@ class CodesKeys {
   KVANT_DEVICE static CodeFormat Format() { return Tile().format; }
 
   // multiplier: of the scores.
-  KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier) {
+  KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
+                         const CommonParameters& common) {
     const float guard = Guard(p, block);
-    multiplier_ = multiplier / (guard * Format().Unit());
+    multiplier_ = multiplier * common.scale / (guard * Format().Unit());
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       float sums[kMaxGroups];
       LoadQueries(p, block, rb, guard, sums);
-      KeepSums(rb, sums, multiplier / guard);
+      KeepSums(rb, sums, multiplier / guard, common.zero_point);
     }
   }
 
@@ -138,21 +139,22 @@ class CodesKeys {
     const i32 r = rb * 8 + LaneIndex() / 4, count = Format().ChunkCodes() / 4;
     const i32 d = (m * 4 + LaneIndex() % 4) * count;
     const i64 index = IndexOf(p.q.data, block.At(p, r), d);
-    KVANT_UNROLL
-    for (i32 i = 0; i < count; i += 4) {
-      float four[4];
-      if (T::k.q.vectors && T::k.q.contiguous == kCol) {
-        LoadFour(T::k.q.data.type, p.q.data.data, index + i, four);
-      } else {
-        KVANT_UNROLL
-        for (i32 e = 0; e < 4; ++e) {
-          four[e] = LoadElement(T::k.q.data.type, p.q.data.data,
-                                index + (i + e) * p.q.data.strides[kCol]);
-        }
-      }
+    if (T::k.q.vectors && T::k.q.contiguous == kCol && count % 4 == 0) {
       KVANT_UNROLL
-      for (i32 e = 0; e < 4; ++e) x[i + e] = r < block.rows ? four[e] : 0.f;
+      for (i32 i = 0; i < count; i += 4) {
+        float four[4];
+        LoadFour(T::k.q.data.type, p.q.data.data, index + i, four);
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) x[i + e] = four[e];
+      }
+    } else {
+      KVANT_UNROLL
+      for (i32 i = 0; i < count; ++i) {
+        x[i] = LoadElement(T::k.q.data.type, p.q.data.data, index + i * p.q.data.strides[kCol]);
+      }
     }
+    KVANT_UNROLL
+    for (i32 i = 0; i < count; ++i) x[i] = r < block.rows ? x[i] : 0.f;
   }
 
   // Queries as B operands, and the sums of groups of row 8 rb + g.
@@ -187,7 +189,8 @@ class CodesKeys {
     }
   }
 
-  KVANT_DEVICE void KeepSums(i32 rb, const float (&sums)[kMaxGroups], float multiplier) {
+  KVANT_DEVICE void KeepSums(i32 rb, const float (&sums)[kMaxGroups], float multiplier,
+                             float zero_point) {
     const CodeFormat f = Format();
     const i32 c = LaneIndex() % 4;
     KVANT_UNROLL
@@ -196,9 +199,11 @@ class CodesKeys {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
         // Of queries 2c and 2c + 1, which lanes 8c and 8c + 4 have.
-        const bool needed = Rest() != 0 || (f.zero == Zero::kReal && f.groups == 1);
+        const bool begins = Rest() != 0 || f.common_zero;
+        const bool needed = begins || (f.zero == Zero::kReal && f.groups == 1);
         const float sum = needed ? Shuffle(sums[n], 8 * c + 4 * h) : 0.f;
-        first_[rb][n][h] = Rest() != 0 ? static_cast<float>(Rest()) * f.Unit() * sum : 0.f;
+        const float rest = static_cast<float>(Rest()) - zero_point;
+        first_[rb][n][h] = begins ? rest * f.Unit() * sum : 0.f;
         if (f.groups == 1) less_sum_[rb][h] = -sum * multiplier;
       }
     }

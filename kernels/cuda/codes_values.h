@@ -33,6 +33,12 @@ class CodesValues {
   KVANT_DEVICE static CodeTile Tile() { return CodesRing<T>::Layout().v; }
   KVANT_DEVICE static CodeFormat Format() { return Tile().format; }
 
+  // zero_point: what all tokens have in common.
+  KVANT_DEVICE explicit CodesValues(float zero_point) {
+    const float both = zero_point + static_cast<float>(Format().Bias());
+    common_ = PackF16(both, both);
+  }
+
   KVANT_DEVICE void Clear() {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -90,7 +96,7 @@ class CodesValues {
       u32 low[kWords], high[kWords];
       Tile().LoadPair(at, j, true, low, high);
       if (f.groups == 1) {
-        if (f.zero == Zero::kInteger || f.Bias() != 0) AddZeroRows(bytes, j, columns);
+        if (ZeroRows()) AddZeroRows(bytes, j, columns);
         MultiplyGroup(0, low, high, columns, 2 * j);
       } else {
         if (ZeroMma()) AddZeroGroups(stage, j, columns);
@@ -121,8 +127,8 @@ class CodesValues {
     }
   }
 
-  // Stores the output of rows of `rows` floats, [8 rb + 2c + h][channel].
-  KVANT_DEVICE void Store(SharedAddress rows) {
+  // Stores the output, times a scale that all tokens have in common, as [8 rb + 2c + h][channel].
+  KVANT_DEVICE void Store(SharedAddress rows, float scale) {
     const CodeFormat f = Format();
     const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
     KVANT_UNROLL
@@ -131,19 +137,24 @@ class CodesValues {
       KVANT_UNROLL
       for (i32 group = 0; group < f.groups; ++group) {
         KVANT_UNROLL
-        for (i32 h = 0; h < 2; ++h) less[group][h] = TooMuch(rb, group, h);
+        for (i32 h = 0; h < 2; ++h) less[group][h] = TooMuch(rb, group, h, scale);
       }
       KVANT_UNROLL
       for (i32 s = 0; s < T::k.v_head_size / 16; ++s) {
         const i32 group = 2 * s / f.PairsPerGroup();
         KVANT_UNROLL
         for (i32 h = 0; h < 2; ++h) {
-          const float low =
-              Fma(out_[rb][s][h], 1.f / (f.Unit() * f.Factor(2 * s)), -less[group][h]);
-          const float high =
-              Fma(out_[rb][s][h + 2], 1.f / (f.Unit() * f.Factor(2 * s + 1)), -less[group][h]);
-          const i32 row = (8 * rb + 2 * c + h) * T::k.v_head_size;
-          StoreShared64(rows + (row + f.ValueChannel(2 * s, g)) * 4, {{AsBits(low), AsBits(high)}});
+          const float by = scale / f.Unit();
+          const u32 low = AsBits(Fma(out_[rb][s][h], by / f.Factor(2 * s), -less[group][h]));
+          const u32 high =
+              AsBits(Fma(out_[rb][s][h + 2], by / f.Factor(2 * s + 1), -less[group][h]));
+          const SharedAddress row = rows + (8 * rb + 2 * c + h) * T::k.v_head_size * 4;
+          if (f.bits == 16) {
+            StoreShared32(row + f.ValueChannel(2 * s, g) * 4, low);
+            StoreShared32(row + f.ValueChannel(2 * s + 1, g) * 4, high);
+          } else {
+            StoreShared64(row + f.ValueChannel(2 * s, g) * 4, {{low, high}});
+          }
         }
       }
     }
@@ -241,10 +252,14 @@ class CodesValues {
     }
   }
 
+  KVANT_DEVICE static bool ZeroRows() {
+    const CodeFormat f = Format();
+    return f.zero == Zero::kInteger || f.common_zero || f.Bias() != 0;
+  }
   // Whether zero points come with the same bias as codes, and so may stay subnormal.
   KVANT_DEVICE static bool ZeroAsBits() {
     const CodeFormat f = Format();
-    return f.subnormal && (f.zero != Zero::kInteger || f.ZeroBias() == f.Bias());
+    return f.subnormal && !f.common_zero && (f.zero != Zero::kInteger || f.ZeroBias() == f.Bias());
   }
   // Zero points, a byte in each half, as what is to be taken off codes.
   KVANT_DEVICE static u32 ZeroNumber(u32 x) {
@@ -264,7 +279,7 @@ class CodesValues {
     for (i32 h = 0; h < 2; ++h) {
       const u32 i = static_cast<u32>(2 * j + h);
       if (f.zero != Zero::kInteger) {
-        a[h] = static_cast<u32>(f.Bias()) * 0x10001u;
+        a[h] = f.common_zero ? common_ : static_cast<u32>(f.Bias()) * 0x10001u;
         continue;
       }
       const u32 x = Permute(bytes[0][i / 4], bytes[1][i / 4], 0x0400 + 0x0101 * (i % 4));
@@ -331,14 +346,12 @@ class CodesValues {
   }
 
   // What the output of a group has too much, of queries 2c + h.
-  KVANT_DEVICE float TooMuch(i32 rb, i32 group, i32 h) const {
+  KVANT_DEVICE float TooMuch(i32 rb, i32 group, i32 h, float scale) const {
     const CodeFormat f = Format();
     const i32 c = LaneIndex() % 4;
     float less = 0.f;
     if (f.groups == 1) {
-      if (f.zero == Zero::kInteger || f.Bias() != 0) {
-        less = bias_[rb][h] * (ZeroAsBits() ? 1.f / f.Unit() : 1.f);
-      }
+      if (ZeroRows()) less = bias_[rb][h] * (ZeroAsBits() ? scale / f.Unit() : scale);
       if (f.zero == Zero::kReal) {
         float real = real_[rb][h];
         KVANT_UNROLL
@@ -361,6 +374,7 @@ class CodesValues {
     return less;
   }
 
+  u32 common_;  // what is to be taken off all codes
   float out_[kRowBlocks][kChannelTiles][4];
   float zero_[kRowBlocks][4], bias_[kRowBlocks][4], real_[kRowBlocks][2];
 };

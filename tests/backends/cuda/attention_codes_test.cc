@@ -107,6 +107,54 @@ TEST(AttentionCodesTest, TypesOfParameters) {
   }
 }
 
+TEST(AttentionCodesTest, ParametersInCommon) {
+  for (ElementType type : {kUint4, kInt4, kInt8}) {
+    for (ElementType zero_points : {kNone, kUint8, kInt8}) {
+      for (bool scale : {false, true}) {
+        for (bool zero_point : {false, true}) {
+          CodesProblem problem;
+          problem.k = problem.v = Side(type, 0, zero_points);
+          problem.k.common_scale = problem.v.common_scale = scale;
+          problem.k.common_zero_point = problem.v.common_zero_point = zero_point;
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionCodesTest, Floats) {
+  for (ElementType type : {kFloat16, kFloat8E4M3, kFloat8E5M2}) {
+    for (int head_size : {64, 128, 256}) {
+      for (ElementType scales : {kNone, kFloat16}) {
+        for (int group : {0, 32}) {
+          if (scales == kNone && group != 0) continue;
+          CodesProblem problem;
+          problem.head_size = problem.v_head_size = head_size;
+          problem.k = problem.v = {type, group, scales, kNone};
+          problem.q_spread = scales == kNone ? .2f : 1.f;
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionCodesTest, TwoBits) {
+  for (ElementType type : {kInt2, kUint2}) {
+    for (int head_size : {128, 256}) {
+      for (int group : {0, 64}) {
+        for (ElementType zero_points : {kNone, kUint8, kInt8, kFloat16}) {
+          CodesProblem problem;
+          problem.head_size = problem.v_head_size = head_size;
+          problem.k = problem.v = Side(type, group, zero_points);
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionCodesTest, Queries) {
   for (ElementType q : {kFloat16, kBFloat16, kFloat32}) {
     for (float spread : {1.f, 1e-4f, 100.f}) {

@@ -46,6 +46,14 @@ DataType TypeOf(ElementType type) {
       return kU8;
     case kInt4:
       return kS4;
+    case kInt2:
+      return kS2;
+    case kUint2:
+      return kU2;
+    case kFloat8E4M3:
+      return kF8E4M3;
+    case kFloat8E5M2:
+      return kF8E5M2;
     default:
       return kU4;
   }
@@ -86,13 +94,18 @@ struct SideData {
   int64_t Group(int b, int h, int t, int d) const {
     return ((int64_t{b} * heads + h) * capacity + t) * groups + d / (channels / groups);
   }
+  int64_t ScaleAt(int b, int h, int t, int d) const {
+    return Group(b, h, side.common_scale ? 0 : t, d);
+  }
+  int64_t ZeroAt(int b, int h, int t, int d) const {
+    return Group(b, h, side.common_zero_point ? 0 : t, d);
+  }
   double Value(int b, int h, int t, int d) const {
     const double code = codes.Get(Row(b, h, t) * channels + d);
     if (side.scales == kNone) return code;
-    const int64_t group = Group(b, h, t, d);
-    const double zero = side.zero_points == kNone ? 0 : zero_points.Get(group);
-    return side.real_zero_points ? code * scales.Get(group) - zero
-                                 : (code - zero) * scales.Get(group);
+    const double scale = scales.Get(ScaleAt(b, h, t, d));
+    const double zero = side.zero_points == kNone ? 0 : zero_points.Get(ZeroAt(b, h, t, d));
+    return side.real_zero_points ? code * scale - zero : (code - zero) * scale;
   }
 };
 
@@ -160,9 +173,13 @@ class Problem {
     s.codes = Elements(side.type, rows * channels);
     if (side.scales != kNone) s.scales = Elements(side.scales, rows * s.groups);
     if (side.zero_points != kNone) s.zero_points = Elements(side.zero_points, rows * s.groups);
-    const int lowest = static_cast<int>(LowestOf(TypeOf(side.type)));
-    const int count = static_cast<int>(HighestOf(TypeOf(side.type))) - lowest + 1;
-    for (int64_t i = 0; i < rows * channels; ++i) s.codes.Set(i, lowest + Below(count));
+    const bool is_float = IsFloat(TypeOf(side.type));
+    const int lowest = is_float ? -8 : static_cast<int>(LowestOf(TypeOf(side.type)));
+    const int highest = is_float ? 7 : static_cast<int>(HighestOf(TypeOf(side.type)));
+    const int count = highest - lowest + 1;
+    for (int64_t i = 0; i < rows * channels; ++i) {
+      s.codes.Set(i, is_float ? Normal() * 4 + 1 : lowest + Below(count));
+    }
     const double unit = amplitude * 16. / count;
     for (int b = 0; b < c_.batch; ++b) {
       for (int h = 0; h < c_.kv_heads; ++h) {
@@ -182,7 +199,7 @@ class Problem {
   }
   // NaN beyond the real length.
   void FillGroup(SideData& s, int b, int t, int64_t at, double scale, int lowest, int count) {
-    const bool real = t < Length(b);
+    const bool real = t < Length(b) || t == 0;
     s.scales.Set(at, real ? scale : std::nan(""));
     if (s.side.zero_points == kNone) return;
     // From the middle of the codes, so that values have a mean.
@@ -203,8 +220,11 @@ class Problem {
   SegmentTraits TraitsOf(const SideData& s) const {
     SegmentTraits t{};
     t.data = {s.side.type, 31};
-    if (s.side.scales != kNone) t.scales = {s.side.scales, 31};
-    if (s.side.zero_points != kNone) t.zero_points = {s.side.zero_points, 31};
+    const i32 by_head = 7;
+    if (s.side.scales != kNone) t.scales = {s.side.scales, s.side.common_scale ? by_head : 31};
+    if (s.side.zero_points != kNone) {
+      t.zero_points = {s.side.zero_points, s.side.common_zero_point ? by_head : 31};
+    }
     t.real_zero_points = s.side.real_zero_points;
     for (int a = 0; a < kAxes; ++a) t.group[a] = 1;
     t.group[kCol] = s.channels / s.groups;
@@ -251,6 +271,8 @@ class Problem {
     }
     SetStrides(p.scales, s.scales.data(), {n * cap * g, cap * g, 0, g, g > 1});
     SetStrides(p.zero_points, s.zero_points.data(), {n * cap * g, cap * g, 0, g, g > 1});
+    if (s.side.common_scale) p.scales.strides[kRow] = 0;
+    if (s.side.common_zero_point) p.zero_points.strides[kRow] = 0;
     p.tokens = c_.capacity;
   }
   AttentionParams MakeParams() {
@@ -300,6 +322,8 @@ class Problem {
     for (const SideData* s : {&k_, &v_}) {
       for (const Elements* e : {&s->codes, &s->scales, &s->zero_points}) {
         const std::vector<uint32_t>& reads = report.reads[range++];
+        if (e == &s->scales && s->side.common_scale) continue;
+        if (e == &s->zero_points && s->side.common_zero_point) continue;
         const size_t rows = static_cast<size_t>(c_.batch) * c_.kv_heads * c_.capacity;
         for (size_t i = 0; i < e->bytes(); ++i) {
           const size_t row = i / (e->bytes() / rows);

@@ -19,6 +19,7 @@ struct CodesSide {
   ElementType scales = kFloat16;
   ElementType zero_points = kNone;
   bool real_zero_points = false;
+  bool common_scale = false, common_zero_point = false;  // to all tokens of a head
 };
 
 struct CodesProblem {
