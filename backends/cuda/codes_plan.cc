@@ -127,6 +127,7 @@ constexpr Shape kSmallHeads[] = {{64, 2, 4}, {64, 2, 3}, {32, 2, 4}, {32, 2, 3},
 constexpr Shape kByRow[] = {{64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
+constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
 
 template <size_t kCount>
 Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTraits t) {
@@ -141,11 +142,19 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
 
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   const int largest = std::max(t.head_size, t.v_head_size);
-  if (t.row_blocks > 1 || largest > 128 || t.arithmetic == kByF32) {
+  const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
+  const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
+  const bool more_rows = t.row_blocks > 1, two_parts = t.arithmetic == kByF32;
+  if (largest <= 64) {
+    return more_rows || two_parts ? FirstThatFits(kInGroups, shared_bytes, t)
+                                  : FirstThatFits(kSmallHeads, shared_bytes, t);
+  }
+  if (groups && ((more_rows && bits >= 8) || (two_parts && largest > 128))) {
+    return FirstThatFits(kWidest, shared_bytes, t);
+  }
+  if (more_rows || two_parts || largest > 128 || bits == 16) {
     return FirstThatFits(kWide, shared_bytes, t);
   }
-  if (largest <= 64) return FirstThatFits(kSmallHeads, shared_bytes, t);
-  const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
   return groups ? FirstThatFits(kInGroups, shared_bytes, t)
                 : FirstThatFits(kByRow, shared_bytes, t);
 }
