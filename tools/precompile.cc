@@ -1,5 +1,6 @@
 // kvant precompile: fills the cache of compiled CUDA kernels. Needs no GPU.
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "kvant/backends/cuda/jit.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
+#include "kvant/tools/cubin_folder.h"
 
 namespace kvant {
 namespace {
@@ -17,6 +19,7 @@ struct PrecompileArguments {
   GraphArguments graph_arguments;
   std::vector<std::string> archs;
   std::string cache;
+  std::string cubins;
 
   void AddTo(CLI::App& command) {
     graph_arguments.AddGraphTo(command);
@@ -28,6 +31,9 @@ struct PrecompileArguments {
     command.add_option("--cache", cache,
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "
                        "~/.cache/kvant");
+    command.add_option("--cubin", cubins,
+                       "Another folder, for plain cubins that tools can read, NAME.PARTITION.ARCH."
+                       "cubin and what is known of each as .json; NAME is the graph file's");
   }
 
   absl::StatusOr<int> Run() const {
@@ -47,6 +53,12 @@ struct PrecompileArguments {
         }
         KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
                                jit.Get(spec->source, arch));
+        if (!cubins.empty()) {
+          const std::string stem = std::filesystem::path(graph_arguments.path).stem().string();
+          KVANT_RETURN_IF_ERROR(
+              WriteCubin(cubins, absl::StrCat(stem, ".", partition.id(), ".", arch), *spec, *cubin,
+                         device));
+        }
         ++kernels;
         std::printf("partition %d: %s for %s, %zu bytes%s\n", partition.id(),
                     spec->source.name.c_str(), arch.c_str(), cubin->bytes.size(),
