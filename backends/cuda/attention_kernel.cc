@@ -37,7 +37,8 @@ attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
 }
 )";
 
-// Of a tile: what is dequantized in a loop, and of f32 products the loop over channels of K.
+// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels of K, and the
+// random number of each score of a lane.
 KernelRound RoundOf(const AttentionTraits& t) {
   KernelRound round;
   round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
@@ -45,9 +46,17 @@ KernelRound RoundOf(const AttentionTraits& t) {
     const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;
     if (traits.staging != kInPlace) round.loops.push_back(CeilDiv(t.tile * padded / 8, Threads(t)));
   };
+  const auto add_copies = [&](const SegmentTraits& traits, i32 channels) {
+    if (traits.staging == kLoaded) return;
+    const i32 copies = t.tile * channels * BitsOf(traits.data.type) / 8 / traits.copy_width;
+    round.loops.push_back(CeilDiv(CeilDiv(copies, Threads(t)), kCopiesAtOnce));
+  };
+  add_copies(t.k[0], t.head_size);
+  add_copies(t.v[0], t.v_head_size);
   add_fill(t.k[0], t.head_size);
   add_fill(t.v[0], t.v_block);
   if (t.arithmetic == kByF32) round.loops.push_back(CeilDiv(t.head_size, 16));
+  if (t.dropout) round.loops.insert(round.loops.end(), t.tile / t.token_warps / 2, kPhiloxRounds);
   return round;
 }
 

@@ -122,7 +122,7 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
 // the specialisations of bench/static/kernels.py take beside them.
 int RegistersNeeded(const AttentionTraits& t) {
   const int output = t.v_block / 2, scores = t.tile / t.token_warps / 2;
-  return std::min(255, output + scores + 64);
+  return std::min(255, output + scores + 80);
 }
 
 // Fits the tiles into shared memory. Whether they do.

@@ -54,6 +54,11 @@ class Instruction:
         return "uniform" if base.startswith("U") else "other"
 
     @property
+    def jumps(self):
+        """Far jumps are calls without return, to labels of the kernel's own."""
+        return self.op.startswith("BRA") or (self.op.startswith("CALL") and "`(.L_" in self.text)
+
+    @property
     def predicated(self):
         return self.text.startswith("@") or bool(re.match(r"BRA\S*\s+!?U?P\d", self.text))
 
@@ -67,7 +72,7 @@ class Block:
         """How much of it is nothing that a steady round does."""
         found = 0
         for i in self.instructions:
-            if i.op.startswith(("SHFL", "CALL", "WARPSYNC.COLLECTIVE")):
+            if i.op.startswith(("SHFL", "CALL", "WARPSYNC.COLLECTIVE")) and not i.jumps:
                 found += 1
             elif i.op.startswith("LDGSTS") and "ZFILL" in i.op:
                 found += 1
@@ -128,7 +133,7 @@ def parse(listing, entry):
             labels[item] = len(blocks)
         else:
             current.append(item)
-            if item.op.split(".")[0] in ("BRA", "EXIT", "RET", "BSYNC", "BREAK", "BRX", "JMP"):
+            if item.jumps or item.op.split(".")[0] in ("EXIT", "RET", "BSYNC", "BRX"):
                 finish()
     finish()
     _connect(blocks, labels)
@@ -151,12 +156,12 @@ def _connect(blocks, labels):
         last = blocks[n].instructions[-1]
         base = last.op.split(".")[0]
         following = [n + 1] if n + 1 < len(blocks) else []
-        if base == "BRA":
+        if last.jumps:
             to = labels.get(_target(last.text))
             taken = [to] if to is not None else []
             both = last.predicated or ".DIV" in last.op
             successors = taken + (following if both else [])
-        elif base in ("EXIT", "RET", "BRX", "JMP"):
+        elif base in ("EXIT", "RET", "BRX"):
             successors = following if last.predicated else []
         elif base == "BSYNC":
             at = barriers.get(re.search(r"\bB\d+", last.text).group(0))
