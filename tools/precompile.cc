@@ -32,8 +32,8 @@ struct PrecompileArguments {
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "
                        "~/.cache/kvant");
     command.add_option("--cubin", cubins,
-                       "Another folder, for plain cubins that tools can read, NAME.PARTITION.ARCH."
-                       "cubin and what is known of each as .json; NAME is the graph file's");
+                       "Another folder, for plain cubins that tools can read, NAME.NUMBER.ARCH.cubin "
+                       "and what is known of each as .json; NAME is the graph file's");
   }
 
   absl::StatusOr<int> Run() const {
@@ -44,28 +44,27 @@ struct PrecompileArguments {
     int kernels = 0;
     for (const std::string& arch : archs) {
       KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties device, cuda::PropertiesOf(arch));
+      int number = 0;  // of the kernel in the graph
       for (const Partition& partition : partitions) {
-        const absl::StatusOr<cuda::KernelSpec> spec = cuda::KernelOf(partition, device);
-        if (!spec.ok()) {
+        const absl::StatusOr<std::vector<cuda::KernelSpec>> specs =
+            cuda::KernelsOf(partition, device);
+        if (!specs.ok()) {
           std::printf("partition %d: no kernel: %s\n", partition.id(),
-                      std::string(spec.status().message()).c_str());
+                      std::string(specs.status().message()).c_str());
           continue;
         }
-        KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
-                               jit.Get(spec->source, arch));
-        if (!cubins.empty()) {
-          const std::string stem = std::filesystem::path(graph_arguments.path).stem().string();
-          KVANT_RETURN_IF_ERROR(
-              WriteCubin(cubins, absl::StrCat(stem, ".", partition.id(), ".", arch), *spec, *cubin,
-                         device));
+        for (const cuda::KernelSpec& spec : *specs) {
+          KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
+                                 jit.Get(spec.source, arch));
+          if (!cubins.empty()) {
+            const std::string name =
+                absl::StrCat(std::filesystem::path(graph_arguments.path).stem().string(), ".",
+                             number++, ".", arch);
+            KVANT_RETURN_IF_ERROR(WriteCubin(cubins, name, spec, *cubin, device));
+          }
+          ++kernels;
+          Print(partition.id(), spec, arch, *cubin);
         }
-        ++kernels;
-        std::printf("partition %d: %s for %s, %zu bytes%s\n", partition.id(),
-                    spec->source.name.c_str(), arch.c_str(), cubin->bytes.size(),
-                    cubin->stats ? absl::StrCat(", ", cubin->stats->registers, " registers, ",
-                                                cubin->stats->spill_store_bytes, " bytes spilled")
-                                       .c_str()
-                                 : "");
       }
     }
     if (!jit.cache_note().empty()) {
@@ -78,6 +77,16 @@ struct PrecompileArguments {
     }
     std::printf("%d kernels in %s\n", kernels, jit.cache_dir().c_str());
     return 0;
+  }
+
+  static void Print(int partition, const cuda::KernelSpec& spec, const std::string& arch,
+                    const cuda::Cubin& cubin) {
+    std::printf("partition %d: %s for %s, %zu bytes%s\n", partition, spec.source.name.c_str(),
+                arch.c_str(), cubin.bytes.size(),
+                cubin.stats ? absl::StrCat(", ", cubin.stats->registers, " registers, ",
+                                           cubin.stats->spill_store_bytes, " bytes spilled")
+                                  .c_str()
+                            : "");
   }
 };
 

@@ -16,6 +16,7 @@ struct RuntimeTraits {
     most.tile = 64;
     most.token_warps = 1;
     most.v_block = 256;
+    most.step_count = kMaxSteps;
     most.k[0].parameters_ahead = most.v[0].parameters_ahead = kMaxParametersAhead;
     return most;
   }();

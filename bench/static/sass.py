@@ -10,6 +10,7 @@ steady round does not do, and of those that meet equally few, the longest. The m
   SHFL, CALL, WARPSYNC.COLLECTIVE   rescaling, slow paths of divisions, diverged warps
   LDGSTS with ZFILL                 tiles beyond the last token, where there is a path without
   4 or more -INF in a block         masks of such tiles
+Where a branch is on a warp's vote, the shorter of equals is taken: votes ask for what is rare.
 A mark that is on every path costs nothing: kernels whose steady round does shuffle are counted with
 their shuffles. Loops within the round count as often as the plan says that they are gone through.
 """
@@ -67,6 +68,17 @@ class Instruction:
 class Block:
     instructions: list
     successors: list = dataclasses.field(default_factory=list)
+
+    @property
+    def votes(self):
+        """Whether it ends in a branch on a vote."""
+        last = self.instructions[-1]
+        on = re.match(r"@!?(P\d)|BRA\S*\s+!?(P\d)", last.text)
+        if not (on and last.jumps):
+            return False
+        predicate = on.group(1) or on.group(2)
+        return any(i.op.startswith("VOTE") and re.search(rf"\b{predicate}\b", i.text.split(",")[0])
+                   for i in self.instructions)
 
     def marks(self):
         """How much of it is nothing that a steady round does."""
@@ -280,6 +292,9 @@ def _walk(blocks, loop, trips):
     def rank(counts):
         return (-counts[2], sum(counts[0].values()), counts[1])
 
+    def rank_of_vote(counts):
+        return (-counts[2], -sum(counts[0].values()), -counts[1])
+
     # The best way from each block to the header, from the last block back. Iterative: paths are
     # longer than Python's stack.
     order, seen, stack = [], {loop.header}, [(loop.header, iter(successors(loop.header)))]
@@ -303,7 +318,8 @@ def _walk(blocks, loop, trips):
         if n in inner and inner[n][2]:
             ways.append((collections.Counter(), 0, 0))
         if ways:
-            best[n] = add(own(n), max(ways, key=rank))
+            prefers = rank if n in inner or not blocks[n].votes else rank_of_vote
+            best[n] = add(own(n), max(ways, key=prefers))
     return best.get(loop.header, own(loop.header))
 
 

@@ -50,7 +50,7 @@ class AttentionTiles {
 
  private:
   using Products = TileProducts<T>;
-  using Steps = ScoreSteps<T>;
+  using Steps = RowSteps<T>;
   using Ending = Finish<T>;
 
   KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
@@ -101,10 +101,13 @@ class AttentionTiles {
       Sweep(tiles, true, [&](typename Products::Scores& s, i32 token, SharedAddress v) {
         float factor[2];
         state.Add(s, Products::TokenTiles(), factor);
-        KVANT_UNROLL
-        for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+        // Maxima of later tiles are seldom new.
+        if (Any(factor[0] != 1.f || factor[1] != 1.f)) {
           KVANT_UNROLL
-          for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+            KVANT_UNROLL
+            for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          }
         }
         Probabilities(s, state);
         ApplyDropout(dropout, token, s);
@@ -164,7 +167,7 @@ class AttentionTiles {
 
   KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {
     ForEach(s, [&](float& x, i32 h, i32) {
-      x = ExpAbove(x, state.max[h]);
+      x = T::k.arithmetic == kByF32 ? ExpAbove(x, state.max[h]) : RoughExpAbove(x, state.max[h]);
       state.sum[h] += x;
     });
   }
@@ -208,7 +211,7 @@ class AttentionTiles {
     if (Steps::Hides()) {
       const SharedAddress ranges = shared_ + at_.factors;
       if (ThreadIndex() < Ending::Rows()) {
-        const ColumnRange row = Steps::Live(p_, block_.At(p_, ThreadIndex()), kv_len_);
+        const ColumnRange row = Steps(p_, block_.At(p_, ThreadIndex()), kv_len_).Live();
         const bool any = row.begin < row.end;
         StoreShared64(ranges + ThreadIndex() * 8, {{static_cast<u32>(any ? row.begin : kv_len_),
                                                     static_cast<u32>(any ? row.end : 0)}});
@@ -227,6 +230,20 @@ class AttentionTiles {
     return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
   }
 
+  // The columns that no band changes for any row of the warp.
+  KVANT_DEVICE static ColumnRange InBandsOfWarp(const Steps (&steps)[2]) {
+    const ColumnRange a = steps[0].InBands(), b = steps[1].InBands();
+    ColumnRange inside{MaxOf(a.begin, b.begin), MinOf(a.end, b.end)};
+    KVANT_UNROLL
+    for (i32 mask = 4; mask < 32; mask *= 2) {
+      inside.begin =
+          MaxOf(inside.begin, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.begin), mask)));
+      inside.end =
+          MinOf(inside.end, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.end), mask)));
+    }
+    return inside;
+  }
+
   // For each tile, computes this warp's scores and calls use(scores, its first token, where the V
   // tile lies).
   template <class Use>
@@ -240,6 +257,8 @@ class AttentionTiles {
       if (values) outputs.Start(tiles.begin);
       CopyAsyncCommit();
     }
+    const Steps steps[2] = {Steps(p_, position_[0], kv_len_), Steps(p_, position_[1], kv_len_)};
+    const ColumnRange inside = InBandsOfWarp(steps);
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
       const bool more = tile + 1 < tiles.end;
@@ -255,10 +274,16 @@ class AttentionTiles {
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
       const i32 first = tile * T::k.tile + token_;
-      ForEach(scores, [&](float& x, i32 h, i32 col) {
-        const i32 token = first + col;
-        x = token < kv_len_ ? Steps::Apply(p_, position_[h], kv_len_, token, x) : -Infinity();
-      });
+      if (inside.begin <= first && first + T::k.tile / T::k.token_warps <= inside.end) {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          x = steps[h].template Apply<true>(p_, first + col, x);
+        });
+      } else {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          const i32 token = first + col;
+          x = token < kv_len_ ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
+        });
+      }
       use(scores, first, outputs.tile(tile));
     }
     CopyAsyncWait<0>();

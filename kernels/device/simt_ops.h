@@ -48,6 +48,8 @@ KVANT_DEVICE i32 LaneIndex() { return ThreadIndex() % 32; }
 // ---- Bits
 KVANT_DEVICE float AsFloat(u32 bits) { return std::bit_cast<float>(bits); }
 KVANT_DEVICE u32 AsBits(float value) { return std::bit_cast<u32>(value); }
+KVANT_DEVICE double AsDouble(u64 bits) { return std::bit_cast<double>(bits); }
+KVANT_DEVICE u64 AsBits(double value) { return std::bit_cast<u64>(value); }
 KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
   const u64 bytes = a | u64{b} << 32;
   u32 result = 0;
@@ -158,6 +160,9 @@ KVANT_DEVICE T LoadGlobal(const T* p, bool coherent, const char* file, int line)
 template <class T>
 KVANT_DEVICE T Load(const T* p, KVANT_SITE) {
   return LoadGlobal(p, /*coherent=*/false, file, line);
+}
+KVANT_DEVICE u8 LoadCoherent(const u8* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
 }
 KVANT_DEVICE float LoadCoherent(const float* p, KVANT_SITE) {
   return LoadGlobal(p, /*coherent=*/true, file, line);

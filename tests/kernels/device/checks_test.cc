@@ -41,7 +41,7 @@ struct alignas(16) Source {
 
 SharedAddress Word(int index) { return SharedBase() + 4 * static_cast<u32>(index); }
 
-// All orders, natural and shuffled.
+// Checked in the order of this seed.
 Report LaunchSeeded(const LaunchShape& shape, uint64_t seed, const std::function<void()>& body) {
   return Launch(shape, {.seed = seed}, body);
 }
@@ -237,6 +237,57 @@ TEST(SimtChecksTest, CopiesReadByOthersBeforeABarrier) {
   };
   EXPECT_THAT(run(false).errors, ElementsAre(IsError(Check::kRace, "reads shared address 0")));
   EXPECT_THAT(run(true).errors, IsEmpty());
+}
+
+// A barrier between copy and wait is none between the data's arrival and another thread.
+TEST(SimtChecksTest, CopiesNeedABarrierAfterTheWait) {
+  const Source source;
+  const Report report = Launch({.shared_bytes = 128}, {}, [&] {
+    CopyAsync(4, Word(LaneIndex()), &source.words[LaneIndex()]);
+    CopyAsyncCommit();
+    BlockSync();
+    CopyAsyncWait<0>();
+    if (LaneIndex() > 0) LoadShared32(Word(LaneIndex() - 1));
+  });
+  EXPECT_THAT(report.errors, Contains(IsError(Check::kRace, "without a barrier")));
+}
+
+TEST(SimtChecksTest, CopiesArriveGroupByGroup) {
+  const Source source;
+  std::vector<u32> seen;
+  Launch({.shared_bytes = 128}, {}, [&] {
+    if (LaneIndex() != 0) return;
+    const auto copy = [&](int i) {
+      CopyAsync(4, Word(i), &source.words[i]);
+      CopyAsyncCommit();
+    };
+    copy(0);
+    for (int i = 1; i < 5; ++i) {
+      copy(i);
+      CopyAsyncWait<1>();
+      seen.push_back(LoadShared32(Word(i - 1)));
+      seen.push_back(LoadShared32(Word(i)));
+    }
+  });
+  EXPECT_THAT(seen, ElementsAre(0, ~0u, 1, ~0u, 2, ~0u, 3, ~0u));
+}
+
+TEST(SimtChecksTest, CopiesArriveAtTheWait) {
+  const Source source;
+  u32 before = 0;
+  u32 after = 0;
+  const Report report = Launch({.shared_bytes = 128}, {}, [&] {
+    if (LaneIndex() != 0) return;
+    StoreShared32(Word(0), 5);
+    CopyAsync(4, Word(0), &source.words[7]);
+    CopyAsyncCommit();
+    before = LoadShared32(Word(0));
+    CopyAsyncWait<0>();
+    after = LoadShared32(Word(0));
+  });
+  EXPECT_THAT(report.errors, ElementsAre(IsError(Check::kPendingCopy, "reads shared address 0")));
+  EXPECT_EQ(before, 0xffffffffu);
+  EXPECT_EQ(after, 7u);
 }
 
 TEST(SimtChecksTest, MatricesNeedABarrierEvenForOwnRows) {

@@ -113,15 +113,16 @@ TEST(SimtGlobalTest, PartialsOfTheSameBlock) {
   EXPECT_THAT(run(false).errors, ElementsAre(IsError(Check::kRace, "without a barrier")));
 }
 
-TEST(SimtGlobalTest, PartialsNeedAnAtomicOfTheReader) {
+TEST(SimtGlobalTest, PartialsNeedFenceAndAtomicsInOrder) {
   float partial = 0;
   u32 counter = 0;
-  const auto run = [&](bool atomic) {
+  const auto run = [&](bool atomic, bool fence_after_store = true) {
     return Launch({.blocks = 2}, {}, [&] {
       if (LaneIndex() != 0) return;
       if (device::BlockIndex() == 0) {
+        if (!fence_after_store) device::Fence();
         device::Store(&partial, 1.0f);
-        device::Fence();
+        if (fence_after_store) device::Fence();
         device::AtomicIncrement(&counter, 99);
       } else {
         if (atomic) device::AtomicIncrement(&counter, 99);
@@ -132,6 +133,8 @@ TEST(SimtGlobalTest, PartialsNeedAnAtomicOfTheReader) {
   EXPECT_THAT(run(true).errors, IsEmpty());
   EXPECT_THAT(run(false).errors,
               ElementsAre(IsError(Check::kRace, "without an atomic of its own")));
+  EXPECT_THAT(run(true, /*fence_after_store=*/false).errors,
+              ElementsAre(IsError(Check::kRace, "without a fence and an atomic after it")));
 }
 
 }  // namespace
