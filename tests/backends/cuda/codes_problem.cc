@@ -297,7 +297,7 @@ class Problem {
     }
     if (c_.causal) {
       p.steps[step].constant = -std::numeric_limits<float>::infinity();
-      p.steps[step].lower = -kFar;
+      p.steps[step].lower = -(i64{1} << 40);
     }
     if (c_.sinks) p.sinks = {sinks_.data(), 0, {0, c_.heads_per_kv, 1}};
     p.kv_lengths = {lengths_.data(), 0, {1, 0, 0}};
