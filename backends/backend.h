@@ -10,10 +10,17 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvant/backends/device_memory.h"
 #include "kvant/backends/executor.h"
 #include "kvant/patterns/partition.h"
 
 namespace kvant {
+
+// Where an execution runs.
+struct ExecutionPlace {
+  Executor& executor;
+  void* stream = nullptr;  // Stream::native()
+};
 
 // What a backend makes of a partition: immutable, may run in several threads at
 // once, each with its own scratch.
@@ -25,13 +32,16 @@ class Executable {
   // The relative L2 error that rounding inside the kernel may add to that of f32 arithmetic, where
   // a precision below f32 was asked for or is the default; 0: none.
   virtual double rounding() const { return 0; }
-  // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
+  // Scratch that Run needs with an executor of that concurrency; 64-byte aligned. It is zeroed
+  // before its first use, and then left by one Run to the next.
   virtual size_t scratch_bytes(int max_concurrency) const = 0;
+  // What every port's pointer must be a multiple of, beside the size of its elements.
+  virtual size_t alignment() const { return 1; }
   // inputs and outputs are checked: one non-null pointer per port of the
   // partition (in its order; null allowed only for empty tensors), large enough.
   // Errors only for values that are known no sooner (a KV length over capacity);
   // nothing may be written to outputs then.
-  virtual absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+  virtual absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                            absl::Span<void* const> outputs, std::byte* scratch) const = 0;
 };
 
@@ -42,6 +52,8 @@ class Backend {
   virtual std::string_view name() const = 0;
   // Whether its result is a fused kernel rather than op by op.
   virtual bool fused() const = 0;
+  // Where ports and scratch must lie.
+  virtual std::shared_ptr<DeviceMemory> memory() const { return MakeHostMemory(); }
   // All port shapes of `partition` are known, every strided tensor is valid.
   // kUnimplemented with a sentence that says what it does not take.
   virtual absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const = 0;
@@ -54,6 +66,11 @@ std::unique_ptr<Backend> MakeOracleBackend();
 std::unique_ptr<Backend> MakeReferenceBackend();
 // Fused attention and DynamicQuantize on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
+// Fused attention and the dynamic quantization ops on the GPU of that index. kUnimplemented, in
+// words: no driver, none that is new enough, no such GPU, or one too old.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index);
+// The same kernels on the SIMT executor.
+std::unique_ptr<Backend> MakeCudaSimtBackend();
 
 }  // namespace kvant
 

@@ -1,10 +1,11 @@
 #include "kvant/backends/compiled_partition.h"
 
+#include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -89,46 +90,56 @@ absl::Status Arrange(const Partition& partition, bool output,
 
 }  // namespace
 
-// Blocks that are not in use; as many come to exist as executions ever run at once.
+// Blocks of scratch. On the host those that are not in use: as many come to exist as executions
+// ever run at once. Where executions run later, one per stream: what is put onto a stream runs in
+// order and may share it.
 struct CompiledPartition::ScratchPool {
-  struct Free {
-    void operator()(std::byte* block) const {
-      ::operator delete(block, std::align_val_t(kScratchAlignment));
-    }
-  };
-  using Block = std::unique_ptr<std::byte, Free>;
-
-  // Null when there is no memory.
-  Block Take(size_t bytes) {
-    {
-      absl::MutexLock lock(&mutex);
-      if (!blocks.empty()) {
-        Block block = std::move(blocks.back());
-        blocks.pop_back();
-        return block;
-      }
-    }
-    return Block(static_cast<std::byte*>(
-        ::operator new(bytes, std::align_val_t(kScratchAlignment), std::nothrow)));
+  explicit ScratchPool(std::shared_ptr<DeviceMemory> memory) : memory(std::move(memory)) {}
+  ScratchPool(const ScratchPool&) = delete;
+  ScratchPool& operator=(const ScratchPool&) = delete;
+  ~ScratchPool() {
+    for (void* block : blocks) memory->Free(block);
+    for (const auto& [stream, block] : of_stream) memory->Free(block);
   }
 
-  void Return(Block block) {
+  absl::StatusOr<void*> Take(size_t bytes, void* stream) {
     absl::MutexLock lock(&mutex);
-    blocks.push_back(std::move(block));
+    if (memory->asynchronous()) {
+      if (const auto found = of_stream.find(stream); found != of_stream.end()) {
+        return found->second;
+      }
+      KVANT_ASSIGN_OR_RETURN(void* block, memory->Allocate(bytes));
+      of_stream.emplace(stream, block);
+      return block;
+    }
+    if (blocks.empty()) return memory->Allocate(bytes);
+    void* block = blocks.back();
+    blocks.pop_back();
+    return block;
   }
 
+  void Return(void* block) {
+    if (memory->asynchronous()) return;
+    absl::MutexLock lock(&mutex);
+    blocks.push_back(block);
+  }
+
+  const std::shared_ptr<DeviceMemory> memory;
   absl::Mutex mutex;
-  std::vector<Block> blocks ABSL_GUARDED_BY(mutex);
+  std::vector<void*> blocks ABSL_GUARDED_BY(mutex);
+  absl::flat_hash_map<void*, void*> of_stream ABSL_GUARDED_BY(mutex);
 };
 
-void CompiledPartition::Prepare(std::shared_ptr<Executor> executor) {
-  executor_ = std::move(executor);
-  pool_ = std::make_shared<ScratchPool>();
+void CompiledPartition::Prepare(const Engine& engine) {
+  executor_ = engine.shared_executor();
+  memory_ = engine.shared_memory();
+  pool_ = std::make_shared<ScratchPool>(memory_);
   scratch_bytes_ = executable_->scratch_bytes(executor_->max_concurrency());
-  const auto requirement = [](const LogicalTensor& port) {
+  const auto requirement = [this](const LogicalTensor& port) {
     const int bits = BitsOf(port.type);
+    const size_t of_element = bits > 8 ? bits / 8 : 1;
     return Requirement{static_cast<size_t>(port.memory_bytes()),
-                       static_cast<size_t>(bits > 8 ? bits / 8 : 1)};
+                       std::max(of_element, executable_->alignment())};
   };
   for (size_t i = 0; i < partition_->inputs().size(); ++i) {
     input_requirements_.push_back(requirement(partition_->input(static_cast<int>(i))));
@@ -150,16 +161,20 @@ absl::Status CompiledPartition::CheckTensor(bool output, size_t port, const void
                                          " bytes, not ", bytes));
   }
   if (Misaligned(data, need.alignment)) {
-    return InvalidArguments(absl::StrCat(PortName(*partition_, output, port),
-                                         " is not aligned to its elements of ", need.alignment,
-                                         " bytes"));
+    return InvalidArguments(absl::StrCat(PortName(*partition_, output, port), " is not aligned to ",
+                                         need.alignment, " bytes"));
+  }
+  if (!memory_->asynchronous()) return absl::OkStatus();
+  if (const std::string why = memory_->WhyUnreachable(data); !why.empty()) {
+    return InvalidArguments(absl::StrCat(PortName(*partition_, output, port), " ", why));
   }
   return absl::OkStatus();
 }
 
-absl::Status CompiledPartition::Run(absl::Span<const void* const> inputs,
+absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void* const> inputs,
                                     absl::Span<void* const> outputs,
                                     absl::Span<std::byte> scratch) const {
+  const ExecutionPlace place{*executor_, stream.native()};
   if (scratch.data() != nullptr) {
     if (scratch.size() < scratch_bytes_) {
       return InvalidArguments(
@@ -168,16 +183,12 @@ absl::Status CompiledPartition::Run(absl::Span<const void* const> inputs,
     if (Misaligned(scratch.data(), kScratchAlignment)) {
       return InvalidArguments("scratch is not aligned to 64 bytes");
     }
-    return executable_->Run(*executor_, inputs, outputs, scratch.data());
+    return executable_->Run(place, inputs, outputs, scratch.data());
   }
-  if (scratch_bytes_ == 0) return executable_->Run(*executor_, inputs, outputs, nullptr);
-  ScratchPool::Block block = pool_->Take(scratch_bytes_);
-  if (block == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for ", scratch_bytes_, " bytes of scratch"));
-  }
-  absl::Status done = executable_->Run(*executor_, inputs, outputs, block.get());
-  pool_->Return(std::move(block));
+  if (scratch_bytes_ == 0) return executable_->Run(place, inputs, outputs, nullptr);
+  KVANT_ASSIGN_OR_RETURN(void* block, pool_->Take(scratch_bytes_, stream.native()));
+  absl::Status done = executable_->Run(place, inputs, outputs, static_cast<std::byte*>(block));
+  pool_->Return(block);
   return done;
 }
 
@@ -199,7 +210,7 @@ absl::Status CompiledPartition::Execute(const Stream& stream, absl::Span<const C
     KVANT_RETURN_IF_ERROR(CheckTensor(true, i, outputs[i].data, outputs[i].bytes));
     out[i] = outputs[i].data;
   }
-  return Run(in, absl::MakeSpan(out), scratch);
+  return Run(stream, in, absl::MakeSpan(out), scratch);
 }
 
 absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,

@@ -19,6 +19,7 @@
 
 namespace kvant {
 
+class Engine;
 class Stream;
 
 // Immutable and cheap to copy; may be executed from several threads at once.
@@ -39,11 +40,16 @@ class CompiledPartition {
   std::string ToString() const;
 
   // Positional: one tensor per port, in the order of partition().inputs() and
-  // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned; without
-  // one, it is taken from a pool that this object keeps. No allocation when
-  // scratch is given (the reference and the oracle do allocate).
-  // kInvalidArguments, naming port and numbers: wrong counts, a null, too
-  // small or misaligned tensor or scratch, a stream of another engine. Nothing is written then.
+  // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned, in the engine's memory;
+  // without one, it is taken from a pool that this object keeps. No allocation when scratch is
+  // given (the reference and the oracle do allocate). kInvalidArguments, naming port and numbers:
+  // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine.
+  // Nothing is written then.
+  //
+  // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
+  // the stream may be captured into a graph. Scratch of one's own must be zeroed once before its
+  // first use and serve one stream at a time; the pool has a block per stream, allocated by the
+  // first Execute on it.
   absl::Status Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                        absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
 
@@ -61,14 +67,15 @@ class CompiledPartition {
     size_t alignment = 1;
   };
   // What Execute needs at hand, once partition_ and executable_ are set.
-  void Prepare(std::shared_ptr<Executor> executor);
+  void Prepare(const Engine& engine);
   absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
-  absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                   absl::Span<std::byte> scratch) const;
+  absl::Status Run(const Stream& stream, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, absl::Span<std::byte> scratch) const;
   std::shared_ptr<const Partition> partition_;
   std::shared_ptr<const Backend> backend_;
   std::shared_ptr<const Executable> executable_;
   std::shared_ptr<Executor> executor_;
+  std::shared_ptr<DeviceMemory> memory_;
   std::shared_ptr<ScratchPool> pool_;
   std::vector<std::string> passed_over_;
   std::vector<Requirement> input_requirements_;

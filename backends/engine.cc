@@ -15,26 +15,42 @@ std::unique_ptr<Backend> MakeReferenceBackend() { return nullptr; }
 
 namespace {
 
+using MadeBackend = absl::StatusOr<std::unique_ptr<Backend>>;
+
 // The backends, in the order in which an engine asks them unless told otherwise.
 struct BackendRow {
   std::string_view name;
-  std::unique_ptr<Backend> (*make)();
+  Device device;
+  // Null where it is not in this build.
+  MadeBackend (*make)(const EngineOptions&);
   bool by_default;
 };
 constexpr BackendRow kBackends[] = {
-    {"cpu", &MakeCpuBackend, true},
-    {"reference", &MakeReferenceBackend, true},
-    {"oracle", &MakeOracleBackend, false},
+    {"cpu", Device::kCpu, [](const EngineOptions&) -> MadeBackend { return MakeCpuBackend(); },
+     true},
+    {"reference", Device::kCpu,
+     [](const EngineOptions&) -> MadeBackend { return MakeReferenceBackend(); }, true},
+    {"oracle", Device::kCpu,
+     [](const EngineOptions&) -> MadeBackend { return MakeOracleBackend(); }, false},
+    {"cuda", Device::kCuda,
+     [](const EngineOptions& options) { return MakeCudaBackend(options.device_index); }, true},
+    {"cuda_simt", Device::kCudaSimt,
+     [](const EngineOptions&) -> MadeBackend { return MakeCudaSimtBackend(); }, true},
 };
 
 absl::Status InvalidArguments(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name) {
+MadeBackend MakeNamedBackend(const std::string& name, const EngineOptions& options) {
   for (const BackendRow& row : kBackends) {
     if (row.name != name) continue;
-    if (std::unique_ptr<Backend> backend = row.make()) return backend;
+    if (row.device != options.device) {
+      return InvalidArguments(absl::StrCat("backend '", name, "' does not run on device ",
+                                           std::string(DeviceName(options.device))));
+    }
+    KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, row.make(options));
+    if (backend != nullptr) return backend;
     return MakeError(ErrorKind::kUnimplemented,
                      absl::StrCat("backend '", name, "' is not in this build"));
   }
@@ -48,7 +64,7 @@ class NothingToDo : public Executable {
  public:
   std::string kernel() const override { return "nothing to do: an output has no elements"; }
   size_t scratch_bytes(int) const override { return 0; }
-  absl::Status Run(Executor&, absl::Span<const void* const>, absl::Span<void* const>,
+  absl::Status Run(const ExecutionPlace&, absl::Span<const void* const>, absl::Span<void* const>,
                    std::byte*) const override {
     return absl::OkStatus();
   }
@@ -144,21 +160,40 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
 
 }  // namespace
 
+std::string_view DeviceName(Device device) {
+  switch (device) {
+    case Device::kCpu:
+      return "cpu";
+    case Device::kCuda:
+      return "cuda";
+    case Device::kCudaSimt:
+      return "cuda_simt";
+  }
+  return "";
+}
+
+std::optional<Device> DeviceOfBackend(std::string_view name) {
+  for (const BackendRow& row : kBackends) {
+    if (row.name == name) return row.device;
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
   Engine engine;
   engine.device_ = options.device;
   for (const std::string& name : options.backends) {
-    KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name));
+    KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name, options));
     engine.backends_.push_back(std::move(backend));
   }
   if (options.backends.empty()) {
     for (const BackendRow& row : kBackends) {
-      if (!row.by_default) continue;
-      if (std::unique_ptr<Backend> backend = row.make()) {
-        engine.backends_.push_back(std::move(backend));
-      }
+      if (!row.by_default || row.device != options.device) continue;
+      KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, row.make(options));
+      if (backend != nullptr) engine.backends_.push_back(std::move(backend));
     }
   }
+  engine.memory_ = engine.backends_.front()->memory();
   engine.executor_ = options.executor ? options.executor : MakeTbbExecutor(options.threads);
   return engine;
 }
@@ -171,7 +206,7 @@ absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
   if (HasEmptyOutput(*compiled.partition_)) {
     compiled.backend_ = backends_.front();
     compiled.executable_ = std::make_shared<NothingToDo>();
-    compiled.Prepare(executor_);
+    compiled.Prepare(*this);
     return compiled;
   }
   for (const std::shared_ptr<const Backend>& backend : backends_) {
@@ -184,7 +219,7 @@ absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
     if (made.ok()) {
       compiled.backend_ = backend;
       compiled.executable_ = *std::move(made);
-      compiled.Prepare(executor_);
+      compiled.Prepare(*this);
       return compiled;
     }
     if (ErrorKindOf(made.status()) != ErrorKind::kUnimplemented) return made.status();

@@ -2,7 +2,9 @@
 #ifndef KVANT_BACKENDS_ENGINE_H_
 #define KVANT_BACKENDS_ENGINE_H_
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,17 +13,27 @@
 #include "absl/types/span.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/compiled_partition.h"
+#include "kvant/backends/device_memory.h"
 #include "kvant/backends/executor.h"
 #include "kvant/patterns/partition.h"
 
 namespace kvant {
 
-enum class Device : uint8_t { kCpu };
+enum class Device : uint8_t {
+  kCpu,
+  kCuda,      // a GPU; ports are device memory, executions are put onto the stream
+  kCudaSimt,  // the same kernels, each thread a fiber on the host: for tests, and slow
+};
+// "cpu", "cuda", "cuda_simt".
+std::string_view DeviceName(Device device);
+// Where the backend of that name runs; nothing if there is none.
+std::optional<Device> DeviceOfBackend(std::string_view name);
 
 struct EngineOptions {
   Device device = Device::kCpu;
-  // Names of the backends to ask, in order. Empty: all of the device but the
-  // oracle: "cpu", "reference".
+  int device_index = 0;  // which GPU, of those that the driver shows
+  // Names of the device's backends to ask, in order. Empty: all of them but the oracle: "cpu" and
+  // "reference"; "cuda"; "cuda_simt".
   std::vector<std::string> backends;
   // Where parallel work runs; null: one on oneTBB with `threads` threads
   // (<= 0: one per hardware thread). Shared by all streams of the engine.
@@ -40,7 +52,8 @@ struct CompileOptions {
 
 class Engine {
  public:
-  // kInvalidArguments: an unknown backend. kUnimplemented: one not in this build.
+  // kInvalidArguments: an unknown backend, or one of another device. kUnimplemented: one not in
+  // this build; for kCuda no driver, none that is new enough, or no such GPU, in words.
   static absl::StatusOr<Engine> Create(const EngineOptions& options = {});
 
   // The first backend that accepts. kUnimplemented with every backend's
@@ -52,22 +65,32 @@ class Engine {
   Executor& executor() const { return *executor_; }
   // Identity: compiled partitions and streams of one engine share it.
   const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
+  // Where ports and scratch lie.
+  DeviceMemory& memory() const { return *memory_; }
+  const std::shared_ptr<DeviceMemory>& shared_memory() const { return memory_; }
 
  private:
   Device device_ = Device::kCpu;
   std::shared_ptr<Executor> executor_;
+  std::shared_ptr<DeviceMemory> memory_;
   std::vector<std::shared_ptr<const Backend>> backends_;
 };
 
-// Where executions are put. On the CPU they have run when Execute returns.
+// Where executions are put. On the CPU they have run when Execute returns; on a GPU they run later,
+// in order.
 class Stream {
  public:
-  explicit Stream(const Engine& engine) : executor_(engine.shared_executor()) {}
+  // native: the CUstream (cudaStream_t) of a kCuda engine, of its device's primary context and not
+  // owned; null is the default stream. Not used on the CPU.
+  explicit Stream(const Engine& engine, void* native = nullptr)
+      : executor_(engine.shared_executor()), native_(native) {}
+  void* native() const { return native_; }
   Executor& executor() const { return *executor_; }
   const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
 
  private:
   std::shared_ptr<Executor> executor_;
+  void* native_ = nullptr;
 };
 
 }  // namespace kvant

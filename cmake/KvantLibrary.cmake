@@ -11,6 +11,31 @@ if(NOT KVANT_WITH_ONEDNN)
   list(FILTER kvant_sources EXCLUDE REGEX "/backends/reference/")
 endif()
 
+# The device headers as text: NVRTC compiles kernels from them at run time. The SIMT executor's
+# half of the vocabulary is not for NVRTC.
+file(GLOB kvant_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
+     "${PROJECT_SOURCE_DIR}/kernels/cuda/*.h"
+     "${PROJECT_SOURCE_DIR}/kernels/cuda/*.inc"
+     "${PROJECT_SOURCE_DIR}/kernels/device/device.h"
+     "${PROJECT_SOURCE_DIR}/kernels/device/fragment.h"
+     "${PROJECT_SOURCE_DIR}/kernels/device/ptx.h")
+list(JOIN kvant_device_headers "," kvant_device_header_names)
+set(kvant_embedded_sources "${PROJECT_BINARY_DIR}/embedded_sources.cc")
+add_custom_command(OUTPUT "${kvant_embedded_sources}"
+  COMMAND ${CMAKE_COMMAND} "-DOUTPUT=${kvant_embedded_sources}"
+          "-DSOURCE_DIR=${PROJECT_SOURCE_DIR}" "-DFILES=${kvant_device_header_names}"
+          -P "${PROJECT_SOURCE_DIR}/cmake/EmbedSources.cmake"
+  DEPENDS ${kvant_device_headers} "${PROJECT_SOURCE_DIR}/cmake/EmbedSources.cmake"
+  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+  COMMENT "Embedding device headers" VERBATIM)
+list(APPEND kvant_sources "${kvant_embedded_sources}")
+
+# A development checkout may have an NVRTC of its own (scripts/setup): the last place to look.
+if(EXISTS "${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
+  set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc" APPEND PROPERTY
+    COMPILE_DEFINITIONS KVANT_NVRTC_DIR="${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
+endif()
+
 # Kernels are the hot loops: optimised fully, free to drop errno from the math functions, and to
 # evaluate both sides of a choice, which may raise flags that nobody reads.
 set(kvant_kernel_sources ${kvant_sources})
@@ -49,7 +74,7 @@ target_link_libraries(kvant
     absl::inlined_vector absl::span absl::status absl::statusor absl::str_format absl::strings
     absl::synchronization
   PRIVATE
-    Threads::Threads TBB::tbb
+    Threads::Threads TBB::tbb ${CMAKE_DL_LIBS}
     # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
     $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
 if(KVANT_WITH_ONEDNN)

@@ -42,6 +42,7 @@ Times Summarize(std::vector<double> seconds) {
 
 absl::StatusOr<Times> TimeRuns(const GraphRunner& runner, const Rotation& rotation) {
   KVANT_RETURN_IF_ERROR(runner.Run(rotation.bindings[0]));  // scratch, threads, pages
+  KVANT_RETURN_IF_ERROR(runner.Synchronize());
   std::vector<double> seconds;
   const Clock::time_point start = Clock::now();
   while (seconds.size() < kMinRuns ||
@@ -49,6 +50,7 @@ absl::StatusOr<Times> TimeRuns(const GraphRunner& runner, const Rotation& rotati
     const auto& binding = rotation.bindings[(seconds.size() + 1) % rotation.bindings.size()];
     const Clock::time_point before = Clock::now();
     KVANT_RETURN_IF_ERROR(runner.Run(binding));
+    KVANT_RETURN_IF_ERROR(runner.Synchronize());
     seconds.push_back(SecondsSince(before));
   }
   return Summarize(std::move(seconds));

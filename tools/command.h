@@ -24,8 +24,9 @@ void AddShowCommand(CLI::App& app, Action& action);
 void AddRunCommand(CLI::App& app, Action& action);
 void AddCheckCommand(CLI::App& app, Action& action);
 void AddBenchCommand(CLI::App& app, Action& action);
+void AddPrecompileCommand(CLI::App& app, Action& action);
 
-// What all commands that read a graph take.
+// What commands that read a graph take.
 struct GraphArguments {
   std::string path;
   Overrides overrides;
@@ -33,7 +34,9 @@ struct GraphArguments {
   std::string backend = "auto";
   int threads = 0;
 
+  // All of it, or only what the graph is and how it is partitioned.
   void AddTo(CLI::App& command);
+  void AddGraphTo(CLI::App& command);
   // The graph, rewritten, its shapes inferred.
   absl::StatusOr<Graph> Load() const;
   absl::StatusOr<Engine> MakeEngine() const;

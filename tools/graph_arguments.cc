@@ -9,7 +9,7 @@
 
 namespace kvant {
 
-void GraphArguments::AddTo(CLI::App& command) {
+void GraphArguments::AddGraphTo(CLI::App& command) {
   command.add_option("graph", path, "A graph in oneDNN's JSON; '-' is standard input")->required();
   command.add_option("--in-shapes", overrides.in_shapes,
                      "New shapes and layouts of tensors: ID:DxDxD[*TAG or *STRIDES][+ID:...]");
@@ -24,11 +24,16 @@ void GraphArguments::AddTo(CLI::App& command) {
                   "what oneDNN fuses")
       ->check(CLI::IsMember({"native", "onednn"}))
       ->capture_default_str();
+}
+
+void GraphArguments::AddTo(CLI::App& command) {
+  AddGraphTo(command);
   command
       .add_option("--backend", backend,
-                  "auto: fused where possible, else op by op; one of the others runs everything "
-                  "or fails")
-      ->check(CLI::IsMember({"auto", "cpu", "reference", "oracle"}))
+                  "auto: on the CPU, fused where possible, else op by op; one of the others runs "
+                  "everything or fails. cuda: the first GPU; cuda_simt: its kernels on the CPU, "
+                  "checked and slow")
+      ->check(CLI::IsMember({"auto", "cpu", "reference", "oracle", "cuda", "cuda_simt"}))
       ->capture_default_str();
   command.add_option("--threads", threads, "Threads; 0 is one per hardware thread")
       ->check(CLI::Range(0, 4096))

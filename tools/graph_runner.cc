@@ -52,7 +52,10 @@ std::string JoinDistinct(const std::vector<CompiledPartition>& partitions, std::
 
 EngineOptions EngineOptionsFor(const std::string& backend, int threads) {
   EngineOptions options;
-  if (backend != "auto") options.backends = {backend};
+  if (backend != "auto") {
+    options.backends = {backend};
+    options.device = DeviceOfBackend(backend).value_or(Device::kCpu);
+  }
   options.threads = threads;
   return options;
 }
@@ -83,8 +86,43 @@ double GraphRunner::rounding() const {
   return most;
 }
 
+GraphRunner::Binding::~Binding() {
+  for (const Copy& copy : copies_) memory_->Free(copy.device);
+}
+
+absl::StatusOr<void*> GraphRunner::Binding::Place(Buffer& buffer, bool written) {
+  if (!memory_->asynchronous()) return static_cast<void*>(buffer.data());
+  for (Copy& copy : copies_) {
+    if (copy.host != &buffer) continue;
+    copy.written = copy.written || written;
+    return copy.device;
+  }
+  KVANT_ASSIGN_OR_RETURN(void* device, memory_->Allocate(buffer.bytes()));
+  copies_.push_back({&buffer, device, written});
+  KVANT_RETURN_IF_ERROR(memory_->CopyFromHost(device, buffer.data(), buffer.bytes()));
+  return device;
+}
+
+absl::Status GraphRunner::Binding::Fetch() const {
+  for (const Copy& copy : copies_) {
+    if (!copy.written) continue;
+    KVANT_RETURN_IF_ERROR(memory_->CopyToHost(copy.host->data(), copy.device, copy.host->bytes()));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const {
-  Binding binding;
+  // Before any is bound: adding to the map moves those that are there.
+  for (const CompiledPartition& compiled : partitions_) {
+    const Partition& partition = compiled.partition();
+    for (size_t port = 0; port < partition.outputs().size(); ++port) {
+      const LogicalTensor& desc = partition.output(static_cast<int>(port));
+      if (buffers.contains(desc.id)) continue;
+      Buffer buffer(static_cast<size_t>(desc.memory_bytes()));
+      buffers.emplace(desc.id, std::move(buffer));
+    }
+  }
+  Binding binding(engine_.shared_memory());
   for (const CompiledPartition& compiled : partitions_) {
     const Partition& partition = compiled.partition();
     Binding::Step& step = binding.steps.emplace_back();
@@ -95,16 +133,14 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
                          absl::StrCat("no data for graph input ", id, " of partition ",
                                       partition.id(), " (", partition.pattern(), ")"));
       }
-      step.inputs.emplace_back(it->second);
+      KVANT_ASSIGN_OR_RETURN(void* data, binding.Place(it->second, /*written=*/false));
+      step.inputs.emplace_back(data, it->second.bytes());
     }
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       const LogicalTensor& desc = partition.output(static_cast<int>(port));
-      auto it = buffers.find(desc.id);
-      if (it == buffers.end()) {
-        Buffer buffer(static_cast<size_t>(desc.memory_bytes()));
-        it = buffers.emplace(desc.id, std::move(buffer)).first;
-      }
-      step.outputs.push_back(it->second);
+      Buffer& buffer = buffers.at(desc.id);
+      KVANT_ASSIGN_OR_RETURN(void* data, binding.Place(buffer, /*written=*/true));
+      step.outputs.push_back({data, buffer.bytes()});
     }
   }
   return binding;
@@ -120,7 +156,9 @@ absl::Status GraphRunner::Run(const Binding& binding) const {
 
 absl::Status GraphRunner::Run(BufferMap& buffers) const {
   KVANT_ASSIGN_OR_RETURN(const Binding binding, Bind(buffers));
-  return Run(binding);
+  KVANT_RETURN_IF_ERROR(Run(binding));
+  KVANT_RETURN_IF_ERROR(Synchronize());
+  return binding.Fetch();
 }
 
 }  // namespace kvant

@@ -31,19 +31,42 @@ class GraphRunner {
   // The largest CompiledPartition::rounding.
   double rounding() const;
 
-  // Pointers for one execution, looked up once.
-  struct Binding {
+  // Pointers for one execution, looked up once: of the buffers, which must stay where they are, or
+  // of copies in the engine's memory.
+  class Binding {
+   public:
     struct Step {
       std::vector<ConstTensor> inputs;
       std::vector<Tensor> outputs;
     };
+    explicit Binding(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
+    Binding(Binding&&) = default;
+    Binding& operator=(Binding&&) = delete;
+    ~Binding();
+    // Brings what was written back to the buffers.
+    absl::Status Fetch() const;
+
     std::vector<Step> steps;
+
+   private:
+    friend class GraphRunner;
+    struct Copy {
+      Buffer* host = nullptr;
+      void* device = nullptr;
+      bool written = false;
+    };
+    absl::StatusOr<void*> Place(Buffer& buffer, bool written);
+
+    std::shared_ptr<DeviceMemory> memory_;
+    std::vector<Copy> copies_;
   };
   // Needs a buffer for every graph input; adds one for each tensor that a
   // partition writes and that has none. kInvalidArguments naming a missing tensor.
   absl::StatusOr<Binding> Bind(BufferMap& buffers) const;
   absl::Status Run(const Binding& binding) const;
-  // Both.
+  // Waits until what ran has run.
+  absl::Status Synchronize() const { return engine_.memory().Synchronize(stream_.native()); }
+  // All of it, results fetched.
   absl::Status Run(BufferMap& buffers) const;
 
  private:

@@ -40,6 +40,7 @@ int Run(int argc, char** argv) {
   kvant::AddRunCommand(app, action);
   kvant::AddCheckCommand(app, action);
   kvant::AddBenchCommand(app, action);
+  kvant::AddPrecompileCommand(app, action);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return std::string("kvant: ") + error.what() + "\nRun with --help for more information.\n";
   });

@@ -32,12 +32,12 @@ class FusedAttention : public Executable {
     return plan_.scratch(max_concurrency) * sizeof(float);
   }
 
-  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     const AttentionProblem& problem = plan_.problem();
     if (Units(problem) == 0 || problem.v_head_size == 0) return absl::OkStatus();
     KVANT_RETURN_IF_ERROR(CheckLengths(inputs));
-    plan_.Run(executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
+    plan_.Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
     return absl::OkStatus();
   }
 

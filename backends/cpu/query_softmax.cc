@@ -77,13 +77,13 @@ size_t QuerySoftmax::scratch_bytes(int max_concurrency) const {
   return (statistics_floats_ + pass) * sizeof(float);
 }
 
-absl::Status QuerySoftmax::Run(Executor& executor, absl::Span<const void* const> inputs,
+absl::Status QuerySoftmax::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                                absl::Span<void* const> outputs, std::byte* scratch) const {
   const AttentionSpec& spec = output_.spec();
   if (spec.q_len == 0 || spec.v_head_size == 0) return absl::OkStatus();
   float* const statistics = reinterpret_cast<float*>(scratch);
-  statistics_.Run(executor, inputs, {}, statistics, statistics + statistics_floats_);
-  output_.Run(executor, inputs, outputs, statistics, statistics + statistics_floats_);
+  statistics_.Run(place.executor, inputs, {}, statistics, statistics + statistics_floats_);
+  output_.Run(place.executor, inputs, outputs, statistics, statistics + statistics_floats_);
   return absl::OkStatus();
 }
 

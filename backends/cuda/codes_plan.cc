@@ -157,16 +157,14 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
     return more_rows || two_parts ? FirstThatFits(kInGroups, shared_bytes, t)
                                   : FirstThatFits(kSmallHeads, shared_bytes, t);
   }
-  if (groups && ((more_rows && bits >= 8) || (two_parts && largest > 128))) {
-    return FirstThatFits(kWidest, shared_bytes, t);
-  }
-  if (more_rows || two_parts || largest > 128 || bits == 16) {
+  const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
+  if (groups && more_rows && bits >= 8) return FirstThatFits(kWidest, shared_bytes, t);
+  if (more_rows || two_parts || largest > 128 || bits == 16 || (groups && signed_with_zeros)) {
     return FirstThatFits(kWide, shared_bytes, t);
   }
   if (groups) return FirstThatFits(kInGroups, shared_bytes, t);
-  return SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0])
-             ? FirstThatFits(kByRowSignedWithZeros, shared_bytes, t)
-             : FirstThatFits(kByRow, shared_bytes, t);
+  return signed_with_zeros ? FirstThatFits(kByRowSignedWithZeros, shared_bytes, t)
+                           : FirstThatFits(kByRow, shared_bytes, t);
 }
 
 // Lengths on the device that differ along b0 alone: splits follow them.
@@ -187,6 +185,12 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
   if (traits.probs_type != kNone) return "probabilities are rounded";
   if (!IsFloatType(traits.q.data.type) || traits.q.scales.type != kNone) {
     return "queries are not f16, bf16 or f32";
+  }
+  const int largest = std::max(traits.head_size, traits.v_head_size);
+  if (traits.arithmetic == kByF32 && largest > 128 &&
+      (GroupsOf(traits.k[0], traits.head_size) > 1 ||
+       GroupsOf(traits.v[0], traits.v_head_size) > 1)) {
+    return "f32 queries of " + std::to_string(largest) + " channels in groups need more registers";
   }
   if (std::string why =
           WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size, false);

@@ -154,10 +154,10 @@ class OracleExecutable : public Executable {
   std::string kernel() const override { return "f64, op by op"; }
   size_t scratch_bytes(int) const override { return 0; }
 
-  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte*) const override {
     try {
-      return Walk(partition_, executor).Run(inputs, outputs);
+      return Walk(partition_, place.executor).Run(inputs, outputs);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("the oracle's f64 arrays do not fit in memory");
     }

@@ -57,14 +57,14 @@ class ReferenceExecutable : public Executable {
   std::string kernel() const override { return kernel_; }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes(); }
 
-  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     for (const PortCheck& check : port_checks_) {
       KVANT_RETURN_IF_ERROR(Check(check, inputs[check.port]));
     }
     if (empty_) return absl::OkStatus();
     try {
-      plan_.Run(executor, inputs, outputs, scratch);
+      plan_.Run(place.executor, inputs, outputs, scratch);
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError("oneDNN ran out of memory");
     } catch (const std::exception& error) {

@@ -51,7 +51,7 @@ class AttentionCodes {
   using Ring = CodesRing<T>;
   using Keys = CodesKeys<T>;
   using Values = CodesValues<T>;
-  using Steps = ScoreSteps<T>;
+  using Steps = RowSteps<T>;
   using Ending = Finish<T>;
   using Work = CodesWork<T>;
   using Scores = typename Keys::Scores;
@@ -137,7 +137,7 @@ class AttentionCodes {
   KVANT_DEVICE LiveColumns FindLive(const BlockRows& rows, i32 kv_len) const {
     LiveColumns live{{0, kv_len}, {0, kv_len}};
     if (!Steps::Hides()) return live;
-    live.all = Steps::Live(p_, rows.At(p_, LaneIndex()), kv_len);
+    live.all = Steps(p_, rows.At(p_, LaneIndex()), kv_len).Live();
     const bool any = live.all.begin < live.all.end;
     live.any = {any ? live.all.begin : kv_len, any ? live.all.end : 0};
     KVANT_UNROLL
@@ -161,11 +161,12 @@ class AttentionCodes {
     CommonParameters common{1.f, 0.f};
     if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
       common.scale = LoadElement(traits.scales.type, segment.scales.data,
-                                 GroupIndex(traits, segment.scales, at, 0));
+                                 GroupIndex(traits, traits.scales, segment.scales, at, 0));
     }
     if (traits.zero_points.type != kNone && !CodeFormat::Varies(traits.zero_points)) {
-      common.zero_point = LoadElement(traits.zero_points.type, segment.zero_points.data,
-                                      GroupIndex(traits, segment.zero_points, at, 0));
+      common.zero_point =
+          LoadElement(traits.zero_points.type, segment.zero_points.data,
+                      GroupIndex(traits, traits.zero_points, segment.zero_points, at, 0));
     }
     return common;
   }
@@ -184,13 +185,13 @@ class AttentionCodes {
   KVANT_DEVICE static const u8* Codes(const SegmentTraits& traits, const SegmentParams& segment,
                                       const Position& at) {
     return static_cast<const u8*>(segment.data.data) +
-           IndexOf(segment.data, at, 0) * BitsOf(traits.data.type) / 8;
+           IndexOf(traits.data, segment.data, at, 0) * BitsOf(traits.data.type) / 8;
   }
   KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
                                      const Array& array, const Position& at) {
     if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
     return static_cast<const u8*>(array.data) +
-           GroupIndex(traits, array, at, 0) * (BitsOf(side.type) / 8);
+           GroupIndex(traits, side, array, at, 0) * (BitsOf(side.type) / 8);
   }
 
   KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
@@ -256,42 +257,42 @@ class AttentionCodes {
     return !Steps::Hides() || (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
   }
 
-  // Where the lane's rows are.
-  using Positions = Position[kRowBlocks][2];
-  KVANT_DEVICE void FindPositions(Positions& at) const {
+  // use(steps, rb, h) for each of the lane's rows.
+  template <class Use>
+  KVANT_DEVICE void ForEachRow(i32 kv_len, Use use) const {
     const BlockRows rows = Work::Load(p_, work_).rows;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
-      for (i32 h = 0; h < 2; ++h) at[rb][h] = rows.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h);
+      for (i32 h = 0; h < 2; ++h) {
+        use(Steps(p_, rows.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h), kv_len), rb, h);
+      }
     }
+  }
+  // use(x, token in the tile) for the scores of row 8 rb + 2c + h.
+  template <class Use>
+  KVANT_DEVICE static void ForEachOfRow(Scores& scores, i32 rb, i32 h, Use use) {
+    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
+    KVANT_UNROLL
+    for (i32 j = 0; j < n; ++j) use(scores[rb][j / 2][h + j % 2 * 2], g * n + j);
   }
 
   KVANT_DEVICE void Hide(i32 first, i32 kv_len, Scores& scores) const {
-    ColumnRange live[kRowBlocks][2];
-    Positions at;
-    if (Steps::Hides()) FindPositions(at);
-    KVANT_UNROLL
-    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-      KVANT_UNROLL
-      for (i32 h = 0; h < 2; ++h) {
-        live[rb][h] = {0, kv_len};
-        if (Steps::Hides()) live[rb][h] = Steps::Live(p_, at[rb][h], kv_len);
-      }
-    }
-    ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
-      const i32 token = first + col;
-      if (token < live[rb][h].begin || token >= live[rb][h].end) x = -Infinity();
+    ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
+      const ColumnRange live = steps.Live();
+      ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
+        if (first + col < live.begin || first + col >= live.end) x = -Infinity();
+      });
     });
   }
 
   KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, const State& state, Scores& scores) const {
-    Positions at;
-    FindPositions(at);
-    ForEach(scores, [&](float& x, i32 rb, i32 h, i32 col) {
-      const i32 token = first + col;
-      x = token < kv_len ? Steps::Apply(p_, at[rb][h], kv_len, token, x) : -Infinity();
-      x = Fma(x, kLog2E, state.add[rb][h]);
+    ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
+      ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
+        const i32 token = first + col;
+        x = token < kv_len ? steps.template Apply<false>(p_, token, x) : -Infinity();
+        x = Fma(x, kLog2E, state.add[rb][h]);
+      });
     });
   }
 

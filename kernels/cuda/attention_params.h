@@ -20,6 +20,7 @@ inline constexpr i32 kRow = 3;
 inline constexpr i32 kCol = 4;
 inline constexpr i32 kMaxSegments = 4;  // of K, and of V
 inline constexpr i32 kMaxSteps = 8;
+inline constexpr i32 kMaxParametersAhead = 4;
 
 // Of the elements of an array. kNone: there is no array.
 enum ElementType : i32 {
@@ -77,6 +78,18 @@ struct SegmentTraits {
   i32 group[kAxes];
   i32 contiguous;  // the axis along which elements are side by side: kCol, kRow, or -1
   i32 vectors;     // runs of 8 elements along it are aligned to their size
+  // How tiles come to shared memory; but for kLoaded, by cp.async a tile ahead, copy_width (4, 8 or
+  // 16) bytes at a time.
+  i32 staging, copy_width;
+  // Scales and zero points of a tile are read a tile ahead, so many by each thread; 0: when they
+  // are needed.
+  i32 parameters_ahead;
+};
+
+enum Staging : i32 {
+  kLoaded,   // element by element, or 8 at a time, through registers
+  kCopied,   // codes as they are stored, and dequantized from there
+  kInPlace,  // stored in what products are computed in: copied to where those read them
 };
 
 enum StepKind : i32 {
@@ -142,6 +155,11 @@ struct AttentionTraits {
   i32 k_pitch, v_pitch;  // bytes from token to token
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
+
+// Of a block.
+KVANT_DEVICE constexpr i32 Threads(const AttentionTraits& t) {
+  return t.row_warps * t.token_warps * 32;
+}
 
 struct Array {
   void* data;

@@ -4,7 +4,7 @@
 //   block = (b0, b1[, b2]) x tile of rows x block of output channels x split of the tokens
 //     Q tile                                   once
 //     for every tile of tokens of the split
-//       K tile, V tile                         dequantized by all threads
+//       K tile, V tile                         dequantized by all threads; the next on its way
 //       scores = Q x K^T, steps, online softmax, O += P x V      each warp its rows and tokens
 //     join warps, then splits (the last block to come), normalise, store
 //
@@ -16,6 +16,7 @@
 #include "kvant/kernels/cuda/finish.h"
 #include "kvant/kernels/cuda/online_softmax.h"
 #include "kvant/kernels/cuda/score_steps.h"
+#include "kvant/kernels/cuda/tile_feed.h"
 #include "kvant/kernels/cuda/tile_products.h"
 
 namespace kvant::cuda {
@@ -30,12 +31,10 @@ struct AttentionShared {
 
   KVANT_DEVICE static constexpr AttentionShared Of(const AttentionTraits& t, i32 splits) {
     const i32 rows = t.row_warps * 16;
-    const TileLayout keys = TileLayout::Of(t.arithmetic, t.head_size);
-    const TileLayout values = TileLayout::Of(t.arithmetic, t.v_block);
     AttentionShared s{};
-    s.k = s.q + rows * keys.pitch;
-    s.v = s.k + t.tile * keys.pitch;
-    const i32 tiles = s.v + t.tile * values.pitch;
+    s.k = s.q + rows * TileLayout::Of(t.arithmetic, t.head_size).pitch;
+    s.v = s.k + FeedShared::Of(t, t.k[0], t.head_size).bytes;
+    const i32 tiles = s.v + FeedShared::Of(t, t.v[0], t.v_block).bytes;
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
@@ -51,7 +50,7 @@ class AttentionTiles {
 
  private:
   using Products = TileProducts<T>;
-  using Steps = ScoreSteps<T>;
+  using Steps = RowSteps<T>;
   using Ending = Finish<T>;
 
   KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
@@ -91,17 +90,20 @@ class AttentionTiles {
       for (i32 e = 0; e < 4; ++e) output[n][e] = 0.f;
     }
     if (T::k.probs_type == kNone) {
-      Sweep(tiles, true, [&](typename Products::Scores& s, i32 token) {
+      Sweep(tiles, true, [&](typename Products::Scores& s, i32 token, SharedAddress v) {
         float factor[2];
         state.Add(s, Products::TokenTiles(), factor);
-        KVANT_UNROLL
-        for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+        // Maxima of later tiles are seldom new.
+        if (Any(factor[0] != 1.f || factor[1] != 1.f)) {
           KVANT_UNROLL
-          for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+            KVANT_UNROLL
+            for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          }
         }
         Probabilities(s, state);
         ApplyDropout(dropout, token, s);
-        Products::Values(s, shared_ + at_.v, token_, output);
+        Products::Values(s, v, token_, output);
       });
       state.SumLanes();
     } else {
@@ -114,7 +116,7 @@ class AttentionTiles {
   // more.
   KVANT_DEVICE void RunInTwoPasses(const ColumnRange& tiles, const Dropout& dropout,
                                    RowState& state, typename Products::Output& output) {
-    Sweep(tiles, false, [&](typename Products::Scores& s, i32) {
+    Sweep(tiles, false, [&](typename Products::Scores& s, i32, SharedAddress) {
       float factor[2];
       state.Add(s, Products::TokenTiles(), factor);
       Probabilities(s, state);
@@ -126,11 +128,11 @@ class AttentionTiles {
       // Of an empty row, the end decides what the output is.
       divisor[h] = state.sum[h] == 0.f ? 1.f : state.sum[h];
     }
-    Sweep(tiles, true, [&](typename Products::Scores& s, i32 token) {
+    Sweep(tiles, true, [&](typename Products::Scores& s, i32 token, SharedAddress v) {
       ForEach(s, [&](float& x, i32 h, i32) { x = Divide(ExpAbove(x, state.max[h]), divisor[h]); });
       ApplyDropout(dropout, token, s);
       ForEach(s, [&](float& x, i32, i32) { x = RoundProbability(x); });
-      Products::Values(s, shared_ + at_.v, token_, output);
+      Products::Values(s, v, token_, output);
     });
   }
 
@@ -157,7 +159,7 @@ class AttentionTiles {
 
   KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {
     ForEach(s, [&](float& x, i32 h, i32) {
-      x = ExpAbove(x, state.max[h]);
+      x = T::k.arithmetic == kByF32 ? ExpAbove(x, state.max[h]) : RoughExpAbove(x, state.max[h]);
       state.sum[h] += x;
     });
   }
@@ -174,9 +176,9 @@ class AttentionTiles {
     for (i32 r = 0; r < block_.rows; ++r) {
       const Position at = block_.At(p_, r);
       const u64 first = Dropout::RowIndex(p_, at);
-      for (i32 col = ThreadIndex(); col < p_.kv_len; col += BlockThreads()) {
+      for (i32 col = ThreadIndex(); col < p_.kv_len; col += Threads(T::k)) {
         StoreElement(T::k.dropout_mask.type, p_.dropout_mask.data,
-                     IndexOf(p_.dropout_mask, at, col),
+                     IndexOf(T::k.dropout_mask, p_.dropout_mask, at, col),
                      dropout.Keeps(first + static_cast<u64>(col)) ? 1.f : 0.f);
       }
     }
@@ -185,7 +187,7 @@ class AttentionTiles {
   KVANT_DEVICE void LoadQueries() const {
     const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.head_size);
     const i32 per_row = layout.channels / 8;
-    for (i32 i = ThreadIndex(); i < Ending::Rows() * per_row; i += BlockThreads()) {
+    for (i32 i = ThreadIndex(); i < Ending::Rows() * per_row; i += Threads(T::k)) {
       const i32 r = i / per_row, d = i % per_row * 8;
       float values[8] = {};
       if (r < block_.rows && d < T::k.head_size) {
@@ -201,7 +203,7 @@ class AttentionTiles {
     if (Steps::Hides()) {
       const SharedAddress ranges = shared_ + at_.factors;
       if (ThreadIndex() < Ending::Rows()) {
-        const ColumnRange row = Steps::Live(p_, block_.At(p_, ThreadIndex()), kv_len_);
+        const ColumnRange row = Steps(p_, block_.At(p_, ThreadIndex()), kv_len_).Live();
         const bool any = row.begin < row.end;
         StoreShared64(ranges + ThreadIndex() * 8, {{static_cast<u32>(any ? row.begin : kv_len_),
                                                     static_cast<u32>(any ? row.end : 0)}});
@@ -220,31 +222,63 @@ class AttentionTiles {
     return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
   }
 
-  // For each tile, computes this warp's scores and calls use(scores, its first token).
+  // The columns that no band changes for any row of the warp.
+  KVANT_DEVICE static ColumnRange InBandsOfWarp(const Steps (&steps)[2]) {
+    const ColumnRange a = steps[0].InBands(), b = steps[1].InBands();
+    ColumnRange inside{MaxOf(a.begin, b.begin), MinOf(a.end, b.end)};
+    KVANT_UNROLL
+    for (i32 mask = 4; mask < 32; mask *= 2) {
+      inside.begin =
+          MaxOf(inside.begin, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.begin), mask)));
+      inside.end =
+          MinOf(inside.end, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.end), mask)));
+    }
+    return inside;
+  }
+
+  // For each tile, computes this warp's scores and calls use(scores, its first token, where the V
+  // tile lies).
   template <class Use>
   KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
-    const TileLayout keys = TileLayout::Of(T::k.arithmetic, T::k.head_size);
-    const TileLayout outputs = TileLayout::Of(T::k.arithmetic, T::k.v_block);
     const Position batch{block_.b0, block_.b1, block_.b2, 0};
+    TileFeed<T, true> keys(p_, shared_ + at_.k, batch, kv_len_, 0);
+    TileFeed<T, false> outputs(p_, shared_ + at_.v, batch, kv_len_, channel_);
+    if (tiles.begin < tiles.end) {
+      BlockSync();  // the last sweep is done with the tiles
+      keys.Start(tiles.begin);
+      if (values) outputs.Start(tiles.begin);
+      CopyAsyncCommit();
+    }
+    const Steps steps[2] = {Steps(p_, position_[0], kv_len_), Steps(p_, position_[1], kv_len_)};
+    const ColumnRange inside = InBandsOfWarp(steps);
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
-      const i32 first = tile * T::k.tile;
+      const bool more = tile + 1 < tiles.end;
+      BlockSync();  // all warps are done with the tiles, and with what was copied for the last
+      keys.Advance(tile, more);
+      if (values) outputs.Advance(tile, more);
+      CopyAsyncCommit();
+      CopyAsyncWait<1>();
       BlockSync();
-      FillTile<T>(T::k.k, p_.k, T::k.k_segments, keys, shared_ + at_.k, batch, first, kv_len_, 0,
-                  T::k.head_size);
-      if (values) {
-        FillTile<T>(T::k.v, p_.v, T::k.v_segments, outputs, shared_ + at_.v, batch, first, kv_len_,
-                    channel_, T::k.v_head_size);
-      }
-      BlockSync();
+      keys.Prepare(tile, more);
+      if (values) outputs.Prepare(tile, more);
+      if (TileFeed<T, true>::Prepares() || TileFeed<T, false>::Prepares()) BlockSync();
       typename Products::Scores scores;
-      Products::Keys(shared_ + at_.q, row_, shared_ + at_.k, token_, scores);
-      ForEach(scores, [&](float& x, i32 h, i32 col) {
-        const i32 token = first + token_ + col;
-        x = token < kv_len_ ? Steps::Apply(p_, position_[h], kv_len_, token, x) : -Infinity();
-      });
-      use(scores, first + token_);
+      Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
+      const i32 first = tile * T::k.tile + token_;
+      if (inside.begin <= first && first + T::k.tile / T::k.token_warps <= inside.end) {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          x = steps[h].template Apply<true>(p_, first + col, x);
+        });
+      } else {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          const i32 token = first + col;
+          x = token < kv_len_ ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
+        });
+      }
+      use(scores, first, outputs.tile(tile));
     }
+    CopyAsyncWait<0>();
   }
 
   KVANT_DEVICE void End(const RowState& state, const typename Products::Output& output) {

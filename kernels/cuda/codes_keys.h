@@ -138,7 +138,7 @@ class CodesKeys {
                                      i32 m, float (&x)[16]) {
     const i32 r = rb * 8 + LaneIndex() / 4, count = Format().ChunkCodes() / 4;
     const i32 d = (m * 4 + LaneIndex() % 4) * count;
-    const i64 index = IndexOf(p.q.data, block.At(p, r), d);
+    const i64 index = IndexOf(T::k.q.data, p.q.data, block.At(p, r), d);
     if (T::k.q.vectors && T::k.q.contiguous == kCol && count % 4 == 0) {
       KVANT_UNROLL
       for (i32 i = 0; i < count; i += 4) {

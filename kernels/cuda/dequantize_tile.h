@@ -36,12 +36,13 @@ KVANT_DEVICE GroupParameters LoadParameters(const SegmentTraits& traits, const S
                                             const Position& at, i32 channel) {
   GroupParameters found{1.f, 0.f};
   if (traits.scales.type != kNone) {
-    found.scale =
-        LoadElement(traits.scales.type, p.scales.data, GroupIndex(traits, p.scales, at, channel));
+    found.scale = LoadElement(traits.scales.type, p.scales.data,
+                              GroupIndex(traits, traits.scales, p.scales, at, channel));
   }
   if (traits.zero_points.type != kNone) {
-    found.zero_point = LoadElement(traits.zero_points.type, p.zero_points.data,
-                                   GroupIndex(traits, p.zero_points, at, channel));
+    found.zero_point =
+        LoadElement(traits.zero_points.type, p.zero_points.data,
+                    GroupIndex(traits, traits.zero_points, p.zero_points, at, channel));
   }
   return found;
 }
@@ -60,11 +61,13 @@ KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p
   const i32 first = axis == kRow ? at.row : channel;
   const i32 n = limit - first;
   if (traits.vectors && traits.contiguous == axis && n >= 8) {
-    LoadEight(traits.data.type, p.data.data, IndexOf(p.data, at, channel), values);
+    Unpack(traits.data.type,
+           LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel)),
+           values);
   } else {
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
-      const i64 index = IndexOf(p.data, at, channel) + i * p.data.strides[axis];
+      const i64 index = IndexOf(traits.data, p.data, at, channel) + i * p.data.strides[axis];
       values[i] = i < n ? LoadElement(traits.data.type, p.data.data, index) : 0.f;
     }
   }
@@ -125,7 +128,7 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
   const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
   const i32 runs = T::k.tile * layout.channels / 8;
   KVANT_NO_UNROLL
-  for (i32 i = ThreadIndex(); i < runs; i += BlockThreads()) {
+  for (i32 i = ThreadIndex(); i < runs; i += Threads(T::k)) {
     const Run run = RunAt(axis, T::k.tile, layout.channels, i);
     const i32 token = first + run.row;
     float values[8] = {};

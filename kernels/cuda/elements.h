@@ -74,29 +74,61 @@ KVANT_DEVICE i64 LoadInteger(i32 type, const void* data, i64 index) {
   return static_cast<i64>(LoadElement(type, data, index));
 }
 
-// 8 elements from `index` on, aligned to their size.
-KVANT_DEVICE void LoadEight(i32 type, const void* data, i64 index, float (&values)[8]) {
-  if (BitsOf(type) == 32) {
-    const auto* at = reinterpret_cast<const Words4*>(static_cast<const float*>(data) + index);
-    const Words4 a = Load(at), b = Load(at + 1);
+// 8 elements as they are stored, in as many words as they fill.
+struct Eight {
+  u32 v[8];
+};
+
+// From `index` on, aligned to their size.
+KVANT_DEVICE Eight LoadEight(i32 type, const void* data, i64 index) {
+  Eight eight{};
+  const i32 bits = BitsOf(type);
+  const auto* at = static_cast<const u8*>(data) + index * bits / 8;
+  if (bits >= 16) {
     KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) values[i] = AsFloat(i < 4 ? a.v[i % 4] : b.v[i % 4]);
-  } else if (BitsOf(type) == 16) {
-    const Words4 x = Load(reinterpret_cast<const Words4*>(static_cast<const u16*>(data) + index));
-    KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x.v[i / 2] >> i % 2 * 16);
-  } else if (BitsOf(type) == 8) {
-    const Words2 x = Load(reinterpret_cast<const Words2*>(static_cast<const u8*>(data) + index));
-    KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x.v[i / 4] >> i % 4 * 8);
-  } else if (BitsOf(type) == 4) {
-    const u32 x = Load(reinterpret_cast<const u32*>(static_cast<const u8*>(data) + index / 2));
-    KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x >> i * 4);
+    for (i32 i = 0; i < bits / 16; ++i) {
+      const Words4 x = Load(reinterpret_cast<const Words4*>(at) + i);
+      KVANT_UNROLL
+      for (i32 w = 0; w < 4; ++w) eight.v[4 * i + w] = x.v[w];
+    }
+  } else if (bits == 8) {
+    const Words2 x = Load(reinterpret_cast<const Words2*>(at));
+    eight.v[0] = x.v[0];
+    eight.v[1] = x.v[1];
+  } else if (bits == 4) {
+    eight.v[0] = Load(reinterpret_cast<const u32*>(at));
   } else {
-    const u32 x = Load(reinterpret_cast<const u16*>(static_cast<const u8*>(data) + index / 4));
+    eight.v[0] = Load(reinterpret_cast<const u16*>(at));
+  }
+  return eight;
+}
+
+// The same from shared memory.
+KVANT_DEVICE Eight LoadEight(i32 type, SharedAddress at) {
+  Eight eight{};
+  const i32 bits = BitsOf(type);
+  if (bits >= 16) {
     KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) values[i] = CodeToFloat(type, x >> i * 2);
+    for (i32 i = 0; i < bits / 16; ++i) {
+      const Words4 x = LoadShared128(at + 16 * i);
+      KVANT_UNROLL
+      for (i32 w = 0; w < 4; ++w) eight.v[4 * i + w] = x.v[w];
+    }
+  } else if (bits == 8) {
+    const Words2 x = LoadShared64(at);
+    eight.v[0] = x.v[0];
+    eight.v[1] = x.v[1];
+  } else {
+    eight.v[0] = bits == 4 ? LoadShared32(at) : LoadShared16(at);
+  }
+  return eight;
+}
+
+KVANT_DEVICE void Unpack(i32 type, const Eight& eight, float (&values)[8]) {
+  const i32 bits = BitsOf(type);
+  KVANT_UNROLL
+  for (i32 i = 0; i < 8; ++i) {
+    values[i] = CodeToFloat(type, eight.v[i * bits / 32] >> i * bits % 32);
   }
 }
 
@@ -198,9 +230,16 @@ struct Position {
   i32 b0, b1, b2, row;
 };
 
-KVANT_DEVICE i64 IndexOf(const Array& array, const Position& at, i32 col) {
-  return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
-         at.b2 * array.strides[2] + at.row * array.strides[kRow] + col * array.strides[kCol];
+// The index of an element; only along axes where it varies, so that nothing is multiplied by 0.
+KVANT_DEVICE i64 IndexOf(const ArrayTraits& traits, const Array& array, const Position& at,
+                         i32 col) {
+  i64 index = array.offset;
+  if (traits.varies & 1) index += at.b0 * array.strides[0];
+  if (traits.varies & 2) index += at.b1 * array.strides[1];
+  if (traits.varies & 4) index += at.b2 * array.strides[2];
+  if (traits.varies & 8) index += at.row * array.strides[kRow];
+  if (traits.varies & 16) index += col * array.strides[kCol];
+  return index;
 }
 KVANT_DEVICE i64 IndexOf(const BatchArray& array, const Position& at) {
   return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
@@ -208,9 +247,9 @@ KVANT_DEVICE i64 IndexOf(const BatchArray& array, const Position& at) {
 }
 
 // Parameters of groups, by the element's coordinates over the group's.
-KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const Array& array, const Position& at,
-                            i32 channel) {
-  return IndexOf(array,
+KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const ArrayTraits& parameter,
+                            const Array& array, const Position& at, i32 channel) {
+  return IndexOf(parameter, array,
                  {at.b0 / traits.group[0], at.b1 / traits.group[1], at.b2 / traits.group[2],
                   at.row / traits.group[kRow]},
                  channel / traits.group[kCol]);

@@ -121,7 +121,7 @@ struct Finish {
       const float factor = final ? 1.f : AddSink(p, position, max, sum);
       const bool empty = max == -Infinity() && sum == 0.f;
       if (at % T::k.v_block == 0 && channel == 0 && T::k.stats.type != kNone) {
-        StoreElement(T::k.stats.type, p.stats.data, IndexOf(p.stats, position, 0),
+        StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, position, 0),
                      empty ? of_empty : max + Log(sum));
       }
       if (d >= T::k.v_head_size) continue;
@@ -129,7 +129,8 @@ struct Finish {
       if (!final) out = Divide(out, sum);
       if (empty) out = of_empty;
       if (T::k.rounds_output) out = RoundedCode(T::k.output.type, p.output_rounding, out);
-      StoreElement(T::k.output.type, p.output.data, IndexOf(p.output, position, d), out);
+      StoreElement(T::k.output.type, p.output.data, IndexOf(T::k.output, p.output, position, d),
+                   out);
     }
   }
 

@@ -41,8 +41,8 @@ class Fiber {
   // The stack, which the sanitizers must know.
   const void* bottom_ = nullptr;
   size_t bytes_ = 0;
-  void* fake_stack_ = nullptr;
-  void* shadow_ = nullptr;
+  [[maybe_unused]] void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* shadow_ = nullptr;
 };
 
 }  // namespace kvant::simt

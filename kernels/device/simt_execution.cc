@@ -69,6 +69,7 @@ Execution::Execution(const LaunchShape& shape, const Options& options,
       options_(options),
       body_(body),
       shared_(shape.shared_bytes, options.races, &errors_),
+      global_(&errors_),
       warps_(shape.threads / kLanes),
       threads_(shape.threads),
       ready_(shape.threads),
@@ -108,6 +109,7 @@ void Execution::RunBlock(int64_t block) {
   exited_ = 0;
   at_barrier_ = 0;
   shared_.BeginBlock({block_barriers_, 0});
+  global_.BeginBlock();
   for (Thread& t : threads_) {
     t.exited = false;
     t.copies.clear();
@@ -121,6 +123,7 @@ void Execution::RunBlock(int64_t block) {
   main_.SwitchTo(*first->fiber);
   current_thread = nullptr;
 
+  global_.EndBlock();
   uint64_t in_flight = 0;
   for (const Thread& t : threads_) in_flight += t.most_bytes_in_flight;
   counters().copy_bytes_in_flight = std::max(counters().copy_bytes_in_flight, in_flight);
@@ -314,6 +317,10 @@ void Execution::StartCopy(Thread* t, const Copy& copy) {
   CheckAlignment(t, copy.from, copy.bytes, "copies", copy.site);
   if (copy.valid > 0) {
     if (BeginGlobal(t, copy.from, copy.valid, "copies", copy.site)) {
+      if (options_.races) {
+        global_.Load(reinterpret_cast<uintptr_t>(copy.from), copy.valid, actor, MomentOf(*t),
+                     /*coherent=*/true);
+      }
       // What may not be read fails here, at the line that asks for it.
       unsigned char probe[16];
       memcpy(probe, copy.from, copy.valid);

@@ -14,6 +14,7 @@
 #include "kvant/kernels/device/simt.h"
 #include "kvant/kernels/device/simt_calls.h"
 #include "kvant/kernels/device/simt_errors.h"
+#include "kvant/kernels/device/simt_global.h"
 #include "kvant/kernels/device/simt_matrix.h"
 #include "kvant/kernels/device/simt_shared.h"
 #include "kvant/kernels/device/simt_traffic.h"
@@ -100,6 +101,7 @@ class Execution {
   const Options& options() const { return options_; }
   Counters& counters() { return report_.counters; }
   SharedMemory& shared() { return shared_; }
+  GlobalMemory& global() { return global_; }
 
  private:
   friend struct Worker;
@@ -125,6 +127,7 @@ class Execution {
   Report report_;
   Errors errors_;
   SharedMemory shared_;
+  GlobalMemory global_;
   Fiber main_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;

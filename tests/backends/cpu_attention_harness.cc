@@ -382,7 +382,7 @@ absl::Status Case::Run(const KernelSet& kernels, int threads) {
   const GuardedBuffer scratch((*executable)->scratch_bytes(threads));
   std::memset(scratch.data(), 0xFF, scratch.bytes());  // NaN
   ThreadExecutor executor(threads);
-  return (*executable)->Run(executor, in, out, static_cast<std::byte*>(scratch.data()));
+  return (*executable)->Run({executor}, in, out, static_cast<std::byte*>(scratch.data()));
 }
 
 void Case::Check(double tolerance) {

@@ -101,7 +101,7 @@ TEST_F(ExecuteTest, RefusesTooSmall) {
 TEST_F(ExecuteTest, RefusesMisaligned) {
   const void* odd = reinterpret_cast<const char*>(a_) + 2;
   ExpectError(compiled_.Execute(stream_, {ConstTensor(odd, 24), b_tensor_}, {y_tensor_}),
-              "input 0 'a' (tensor 10, f32[2,3]) is not aligned to its elements of 4 bytes");
+              "input 0 'a' (tensor 10, f32[2,3]) is not aligned to 4 bytes");
 }
 
 TEST_F(ExecuteTest, RefusesAnotherEnginesStream) {

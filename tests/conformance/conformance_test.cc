@@ -1,10 +1,13 @@
 // Every case on every engine, against the oracle.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "kvant/tests/conformance/cases.h"
 #include "kvant/tests/conformance/harness.h"
@@ -17,11 +20,19 @@ struct EngineUnderTest {
   bool fused = false;
 };
 
-#define KVANT_CONFORMANCE_ENGINE(backend, fused) {backend, fused},
-const EngineUnderTest kEngines[] = {
+std::vector<EngineUnderTest> EnginesUnderTest() {
+  std::vector<EngineUnderTest> engines;
+  const char* const chosen = std::getenv("KVANT_CONFORMANCE_ENGINES");
+  const auto add = [&](const char* backend, bool fused) {
+    const std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
+    const bool named = std::find(names.begin(), names.end(), backend) != names.end();
+    if (chosen == nullptr || named) engines.push_back({backend, fused});
+  };
+#define KVANT_CONFORMANCE_ENGINE(backend, fused) add(backend, fused);
 #include "kvant/tests/conformance/engines.inc"
-};
 #undef KVANT_CONFORMANCE_ENGINE
+  return engines;
+}
 
 std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.name; }
 
@@ -32,7 +43,7 @@ TEST_P(ConformanceTest, MatchesTheOracle) {
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   const absl::StatusOr<Outcome> expected = RunOn("oracle", *prepared, prepared->inputs);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  for (const EngineUnderTest& engine : kEngines) {
+  for (const EngineUnderTest& engine : EnginesUnderTest()) {
     SCOPED_TRACE(engine.backend);
     const absl::StatusOr<Outcome> got = RunOn(engine.backend, *prepared, prepared->inputs);
     if (!got.ok()) {
@@ -54,7 +65,7 @@ class ThreadsTest : public testing::TestWithParam<Case> {};
 TEST_P(ThreadsTest, ResultDoesNotDependOnTheirNumber) {
   const absl::StatusOr<Prepared> prepared = Prepare(GetParam());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  for (const EngineUnderTest& engine : kEngines) {
+  for (const EngineUnderTest& engine : EnginesUnderTest()) {
     if (!engine.fused) continue;  // oneDNN promises no such thing
     SCOPED_TRACE(engine.backend);
     const absl::StatusOr<Outcome> one = RunOn(engine.backend, *prepared, prepared->inputs, 1);

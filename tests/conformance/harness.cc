@@ -8,6 +8,7 @@
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tools/acceptance.h"
+#include "kvant/tools/graph_runner.h"
 
 namespace kvant::conformance {
 namespace {
@@ -65,8 +66,7 @@ absl::StatusOr<Prepared> Prepare(const Case& c) {
 
 absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepared,
                               const Buffers& inputs, int threads) {
-  KVANT_ASSIGN_OR_RETURN(const Engine engine,
-                         Engine::Create({.backends = {backend}, .threads = threads}));
+  KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create(EngineOptionsFor(backend, threads)));
   Outcome outcome;
   KVANT_ASSIGN_OR_RETURN(
       outcome.compiled,

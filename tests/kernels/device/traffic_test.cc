@@ -1,5 +1,6 @@
 // The counters of the SIMT executor against numbers worked out by hand.
 #include <cstdint>
+#include <sstream>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -22,10 +23,8 @@ using device::StoreShared128;
 using device::StoreShared32;
 using device::ThreadIndex;
 using device::u32;
-using device::u8;
 using device::WarpSync;
 using device::Words4;
-using testing::Each;
 
 struct alignas(128) Page {
   u32 words[4096] = {};
@@ -182,7 +181,13 @@ TEST(SimtTrafficTest, OperationsByKind) {
   expected.mma_bf16_k16 = 4;
   expected.mma_tf32_k8 = 4;
   expected.block_barriers = 4;
-  EXPECT_TRUE(counters == expected);
+  EXPECT_EQ(counters, expected);
+}
+
+TEST(SimtTrafficTest, CountersHaveNames) {
+  std::ostringstream text;
+  text << Counters{.atomics = 3, .votes = 5};
+  EXPECT_EQ(text.str(), "atomics 3, votes 5");
 }
 
 TEST(SimtTrafficTest, WatchedBytes) {
@@ -208,7 +213,7 @@ TEST(SimtTrafficTest, WatchedBytes) {
 TEST(SimtTrafficTest, CountingCanBeLeftOut) {
   static const Page page;
   const Report report = LaunchCleanly({}, [] { Load(&page.words[LaneIndex()]); }, {.count = false});
-  EXPECT_TRUE(report.counters == Counters{});
+  EXPECT_EQ(report.counters, Counters{});
 }
 
 // The order of threads does not change what is counted.
@@ -234,7 +239,7 @@ TEST(SimtTrafficTest, SeedsDoNotMatter) {
         .counters;
   };
   const Counters natural = run(0);
-  for (uint64_t seed = 1; seed < 5; ++seed) EXPECT_TRUE(run(seed) == natural);
+  for (uint64_t seed = 1; seed < 5; ++seed) EXPECT_EQ(run(seed), natural);
 }
 
 }  // namespace

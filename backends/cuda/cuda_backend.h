@@ -1,0 +1,26 @@
+// The cuda backend over any launcher.
+#ifndef KVANT_BACKENDS_CUDA_CUDA_BACKEND_H_
+#define KVANT_BACKENDS_CUDA_CUDA_BACKEND_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/cuda/launcher.h"
+
+namespace kvant::cuda {
+
+// `asynchronous`: the launcher's launches run later, in the order of their stream.
+std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher,
+                                     bool asynchronous);
+
+// The kernels that a partition would be launched with on such a device. Errors as
+// Backend::Compile's.
+absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
+                                                  const DeviceProperties& device);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_CUDA_BACKEND_H_

@@ -1,0 +1,416 @@
+#include "kvant/backends/cuda/describe_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/element_type.h"
+
+namespace kvant::cuda {
+namespace {
+
+// Dims, and what is made of them, are 32-bit numbers in a kernel.
+constexpr int64_t kMaxDim = int64_t{1} << 29;
+constexpr int64_t kMaxHeadSize = 256;
+constexpr int64_t kUnbounded = int64_t{1} << 40;
+
+i32 Clamp32(int64_t value) {
+  return static_cast<i32>(std::min<int64_t>(value, std::numeric_limits<i32>::max()));
+}
+
+// Fills arrays of a plan in, and remembers whose pointers they have.
+class Describer {
+ public:
+  Describer(const AttentionSpec& spec, AttentionPlan& plan) : spec_(spec), plan_(plan) {}
+
+  void Describe() {
+    AttentionTraits& t = plan_.traits;
+    AttentionParams& p = plan_.params;
+    t.head_size = Clamp32(spec_.head_size);
+    t.v_head_size = Clamp32(spec_.v_head_size);
+    for (int axis = 0; axis < 3; ++axis) p.batch[axis] = Clamp32(spec_.batch[axis]);
+    p.q_len = Clamp32(spec_.q_len);
+    p.kv_len = Clamp32(spec_.kv_len);
+    Describe(spec_.q, spec_.q_quantization, t.q, p.q);
+    t.k_segments = DescribeSegments(spec_.k, t.k, p.k);
+    t.v_segments = DescribeSegments(spec_.v, t.v, p.v);
+    t.step_count = static_cast<i32>(spec_.steps.size());
+    for (size_t i = 0; i < spec_.steps.size(); ++i) {
+      Describe(spec_.steps[i], t.steps[i], p.steps[i]);
+    }
+    MarkHidingBands();
+    t.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
+    Describe(spec_.sinks, t.sinks, p.sinks);
+    Describe(spec_.kv_lengths, t.kv_lengths, p.kv_lengths);
+    Describe(spec_.stats, Extents(spec_.q_len, 1), t.stats, p.stats, /*output=*/true);
+    Describe(spec_.output, Extents(spec_.q_len, spec_.v_head_size), t.output, p.output,
+             /*output=*/true);
+    DescribeDropout();
+    DescribeRounding();
+    DescribeRows();
+  }
+
+ private:
+  template <typename Pointer>
+  size_t OffsetOf(const Pointer& field) const {
+    return static_cast<size_t>(reinterpret_cast<const char*>(&field) -
+                               reinterpret_cast<const char*>(&plan_.params));
+  }
+  template <typename Pointer>
+  void BindPort(const Pointer& field, int port, bool output) {
+    plan_.binding.ports.push_back({OffsetOf(field), port, output});
+  }
+  template <typename Pointer, typename T>
+  void BindConstants(const Pointer& field, const T* values, size_t count) {
+    std::vector<std::byte>& bytes = plan_.binding.constant_bytes;
+    bytes.resize((bytes.size() + 15) / 16 * 16);
+    plan_.binding.constants.push_back({OffsetOf(field), bytes.size()});
+    const auto* data = reinterpret_cast<const std::byte*>(values);
+    bytes.insert(bytes.end(), data, data + count * sizeof(T));
+  }
+
+  using Dims5 = std::array<int64_t, kAxes>;
+
+  Dims5 Extents(int64_t rows, int64_t columns) const {
+    return {spec_.batch[0], spec_.batch[1], spec_.batch[2], rows, columns};
+  }
+
+  // extents: of what the array lies over. Along an axis of which there is one, an array counts as
+  // one that varies, so that kernels do not depend on how many there are.
+  void Describe(const View& view, const Dims5& extents, ArrayTraits& traits, Array& array,
+                bool output = false) {
+    if (!view.present()) return;
+    traits.type = ElementTypeOf(view.type);
+    array.offset = view.offset;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+      if (array.strides[axis] != 0 || (extents[axis] == 1 && !view.scalar())) {
+        traits.varies |= 1 << axis;
+      }
+    }
+    BindPort(array.data, view.port, output);
+  }
+  void Describe(const View& view, ArrayTraits& traits, BatchArray& array) {
+    if (!view.present()) return;
+    traits.type = ElementTypeOf(view.type);
+    array.offset = view.offset;
+    for (int axis = 0; axis < 3; ++axis) {
+      array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+      if (array.strides[axis] != 0) traits.varies |= 1 << axis;
+    }
+    if (spec_.batch[0] == 1) traits.varies |= 1;
+    BindPort(array.data, view.port, /*output=*/false);
+  }
+
+  // One value, or one per element of `axis`.
+  template <typename T>
+  void DescribeStatic(const std::vector<T>& values, int axis, ElementType type, ArrayTraits& traits,
+                      Array& array) {
+    if (values.empty()) return;
+    traits.type = type;
+    if (axis >= 0 && values.size() > 1) {
+      array.strides[axis] = 1;
+      traits.varies = 1 << axis;
+    }
+    BindConstants(array.data, values.data(), values.size());
+  }
+
+  void Describe(const View& data, const std::optional<Quantization>& quantization,
+                SegmentTraits& traits, SegmentParams& params) {
+    const Dims5 extents = Extents(data.dims[kRow], data.dims[kCol]);
+    Describe(data, extents, traits.data, params.data);
+    std::fill(std::begin(traits.group), std::end(traits.group), 1);
+    DescribeRuns(data, traits);
+    params.tokens = Clamp32(data.dims[kRow]);
+    if (!quantization) return;
+    if (quantization->scales.present()) {
+      Describe(quantization->scales, extents, traits.scales, params.scales);
+      for (int axis = 0; axis < kAxes; ++axis) {
+        traits.group[axis] = Clamp32(quantization->group[axis]);
+      }
+    } else {
+      DescribeStatic(quantization->static_scales, quantization->static_axis, kFloat32,
+                     traits.scales, params.scales);
+    }
+    if (quantization->zero_points.present()) {
+      Describe(quantization->zero_points, extents, traits.zero_points, params.zero_points);
+      traits.real_zero_points = IsFloat(quantization->zero_points.type);
+    } else {
+      DescribeStatic(quantization->static_zps, quantization->static_axis, kInt64,
+                     traits.zero_points, params.zero_points);
+    }
+  }
+
+  // Which elements lie side by side, and whether 8 of them do so at a multiple of their size.
+  static void DescribeRuns(const View& data, SegmentTraits& traits) {
+    traits.contiguous = -1;
+    for (const int axis : {kRow, kCol}) {
+      if (data.dims[axis] > 1 && data.strides[axis] == 1) traits.contiguous = axis;
+    }
+    if (traits.contiguous < 0) return;
+    bool aligned = data.offset % 8 == 0;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      if (axis == traits.contiguous || data.dims[axis] == 1) continue;
+      aligned &= data.strides[axis] % 8 == 0;
+    }
+    // One of several segments may begin anywhere in a tile of tokens.
+    traits.vectors = aligned;
+  }
+
+  i32 DescribeSegments(const absl::InlinedVector<KvSegment, 1>& from, SegmentTraits* traits,
+                       SegmentParams* params) {
+    int64_t begin = 0;
+    for (size_t i = 0; i < from.size(); ++i) {
+      Describe(from[i].data, from[i].quantization, traits[i], params[i]);
+      params[i].begin = Clamp32(begin);
+      begin += from[i].data.dims[kRow];
+    }
+    return static_cast<i32>(from.size());
+  }
+
+  void Describe(const Operand& operand, ArrayTraits& traits, Array& array, float& constant) {
+    if (operand.constant) {
+      constant = *operand.constant;
+    } else {
+      Describe(operand.view, Extents(spec_.q_len, spec_.kv_len), traits, array);
+    }
+  }
+  // Of a shift: over the batch axes only, an integer or a whole number.
+  void Describe(const Operand& operand, ArrayTraits& traits, BatchArray& array) {
+    if (operand.constant) {
+      traits.type = kInt64;
+      const auto shift = static_cast<int64_t>(*operand.constant);
+      BindConstants(array.data, &shift, 1);
+    } else {
+      Describe(operand.view, traits, array);
+    }
+  }
+
+  void Describe(const ScoreStep& from, StepTraits& traits, StepParams& params) {
+    traits.kind = KindOf(from.kind);
+    traits.inverted = from.inverted;
+    traits.alignment = AlignmentOf(from.alignment);
+    if (from.kind != ScoreStep::Kind::kTanh) {
+      Describe(from.operand, traits.operand, params.operand, params.constant);
+    }
+    Describe(from.condition, Extents(spec_.q_len, spec_.kv_len), traits.condition,
+             params.condition);
+    if (from.alignment == ScoreStep::Alignment::kRuntime) {
+      Describe(from.shift_add, traits.shift_add, params.shift_add);
+      Describe(from.shift_sub, traits.shift_sub, params.shift_sub);
+    }
+    params.lower = -std::clamp(from.left.value_or(kUnbounded), -kUnbounded, kUnbounded);
+    params.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
+  }
+
+  static StepKind KindOf(ScoreStep::Kind kind) {
+    using Kind = ScoreStep::Kind;
+    switch (kind) {
+      case Kind::kMultiply:
+        return kMultiply;
+      case Kind::kDivide:
+        return kDivide;
+      case Kind::kAdd:
+        return kAdd;
+      case Kind::kSubtract:
+        return kSubtract;
+      case Kind::kMaximum:
+        return kMaximum;
+      case Kind::kMinimum:
+        return kMinimum;
+      case Kind::kTanh:
+        return kTanh;
+      case Kind::kSelect:
+        return kSelect;
+      case Kind::kBand:
+        return kBand;
+      case Kind::kAlibi:
+        return kAlibi;
+    }
+    return kMultiply;
+  }
+  static Alignment AlignmentOf(ScoreStep::Alignment alignment) {
+    switch (alignment) {
+      case ScoreStep::Alignment::kTopLeft:
+        return kTopLeft;
+      case ScoreStep::Alignment::kBottomRight:
+        return kBottomRight;
+      case ScoreStep::Alignment::kRuntime:
+        return kRuntime;
+    }
+    return kTopLeft;
+  }
+
+  // From the last step back: as long as every later step keeps -inf, a band that writes it hides.
+  void MarkHidingBands() {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    for (size_t i = spec_.steps.size(); i-- > 0;) {
+      const ScoreStep& step = spec_.steps[i];
+      const std::optional<float>& constant = step.operand.constant;
+      const bool writes_neg_inf = constant == -kInfinity;
+      using Kind = ScoreStep::Kind;
+      if (step.kind == Kind::kBand && !step.inverted && writes_neg_inf) {
+        plan_.traits.steps[i].hides = 1;
+      }
+      const bool scales = step.kind == Kind::kMultiply || step.kind == Kind::kDivide;
+      const bool selects = step.kind == Kind::kSelect || step.kind == Kind::kBand;
+      const bool adds =
+          step.kind == Kind::kAdd || step.kind == Kind::kSubtract || step.kind == Kind::kAlibi;
+      const bool keeps = adds || (selects && writes_neg_inf) ||
+                         (scales && constant && *constant > 0.f && *constant < kInfinity);
+      if (!keeps) return;
+    }
+  }
+
+  void DescribeDropout() {
+    AttentionTraits& t = plan_.traits;
+    AttentionParams& p = plan_.params;
+    t.dropout = spec_.dropout.has_value();
+    if (!spec_.dropout) return;
+    const auto scalar = [this](const Operand& from, ArrayTraits& traits, const void*& field) {
+      if (from.constant) {
+        traits.type = kFloat32;
+        BindConstants(field, &*from.constant, 1);
+      } else {
+        traits.type = ElementTypeOf(from.view.type);
+        BindPort(field, from.view.port, /*output=*/false);
+      }
+    };
+    scalar(spec_.dropout->seed, t.seed, p.seed);
+    scalar(spec_.dropout->offset, t.dropout_offset, p.dropout_offset);
+    scalar(spec_.dropout->probability, t.probability, p.probability);
+    Describe(spec_.dropout->mask, Extents(spec_.q_len, spec_.kv_len), t.dropout_mask,
+             p.dropout_mask, /*output=*/true);
+  }
+
+  void DescribeRounding() {
+    const auto rounding = [](const std::optional<FakeQuantize>& from) {
+      return RoundingParams{from ? from->scale : 1.f,
+                            from ? static_cast<float>(from->zero_point) : 0.f};
+    };
+    plan_.params.probs_rounding = rounding(spec_.probs_quantization);
+    plan_.params.output_rounding = rounding(spec_.output_quantization);
+    plan_.traits.probs_type =
+        spec_.probs_quantization ? ElementTypeOf(spec_.probs_quantization->type) : kNone;
+    plan_.traits.rounds_output = spec_.output_quantization.has_value();
+  }
+
+  void DescribeRows() {
+    AttentionTraits& t = plan_.traits;
+    const auto varies = [](const SegmentTraits& segment) {
+      return ((segment.data.varies | segment.scales.varies | segment.zero_points.varies) >> 2 &
+              1) != 0;
+    };
+    t.kv_varies_over_b2 =
+        plan_.params.batch[2] > 1 && (std::any_of(t.k, t.k + t.k_segments, varies) ||
+                                      std::any_of(t.v, t.v + t.v_segments, varies));
+    plan_.params.rows = plan_.params.q_len * (t.kv_varies_over_b2 ? 1 : plan_.params.batch[2]);
+  }
+
+  const AttentionSpec& spec_;
+  AttentionPlan& plan_;
+};
+
+std::string WhyNotView(const View& view, std::string_view what) {
+  if (!view.present() || BitsOf(view.type) < 8) return "";
+  return IsComputeFloat(view.type) || BitsOf(view.type) == 8
+             ? ""
+             : absl::StrCat(std::string(what), " of type ", std::string(DataTypeName(view.type)));
+}
+
+std::string WhyNotSegments(const absl::InlinedVector<KvSegment, 1>& segments, int64_t kv_len,
+                           const std::string& what) {
+  if (segments.size() > kMaxSegments) {
+    return absl::StrCat(what, " in ", segments.size(), " segments, more than ", kMaxSegments);
+  }
+  int64_t tokens = 0;
+  for (const KvSegment& segment : segments) {
+    tokens += segment.data.dims[kRow];
+    if (std::string why = WhyNotView(segment.data, what); !why.empty()) return why;
+    if (segment.data.type == kvant::kBoolean) return absl::StrCat(what, " of type boolean");
+    if (!segment.quantization) continue;
+    for (const int64_t group : segment.quantization->group) {
+      if (group < 1) return absl::StrCat(what, " in groups of ", group);
+    }
+  }
+  if (tokens == kv_len) return "";
+  return absl::StrCat(what, " of ", tokens, " tokens in all where ", kv_len, " are needed");
+}
+
+std::string WhyNotSizes(const AttentionSpec& spec) {
+  if (spec.head_size > kMaxHeadSize) {
+    return absl::StrCat("a head size of ", spec.head_size, ", more than ", kMaxHeadSize);
+  }
+  for (const int64_t size : {spec.batch[0], spec.batch[1], spec.batch[2] * spec.q_len,
+                             spec.batch[2], spec.q_len, spec.kv_len, spec.v_head_size}) {
+    if (size > kMaxDim) return absl::StrCat("a size of ", size, ", more than ", kMaxDim);
+  }
+  return "";
+}
+
+std::string WhyNotSteps(const AttentionSpec& spec) {
+  if (spec.steps.size() > kMaxSteps) {
+    return absl::StrCat(spec.steps.size(), " steps on the scores, more than ", kMaxSteps);
+  }
+  for (const ScoreStep& step : spec.steps) {
+    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
+      if (!shift->constant && shift->view.present() &&
+          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
+        return "a diagonal whose shift varies over rows or columns";
+      }
+    }
+  }
+  return "";
+}
+
+std::string WhyNotOutputs(const AttentionSpec& spec) {
+  if (BitsOf(spec.output.type) < 8) {
+    return absl::StrCat("an output of type ", std::string(DataTypeName(spec.output.type)));
+  }
+  if (std::string why = WhyNotView(spec.output, "an output"); !why.empty()) return why;
+  if (spec.dropout && BitsOf(spec.dropout->mask.type) > 0) {
+    const View& mask = spec.dropout->mask;
+    if (BitsOf(mask.type) < 8) {
+      return absl::StrCat("a dropout mask of type ", std::string(DataTypeName(mask.type)));
+    }
+    if (std::string why = WhyNotView(mask, "a dropout mask"); !why.empty()) return why;
+  }
+  if (!spec.probs_quantization) return "";
+  const FakeQuantize& rounding = *spec.probs_quantization;
+  if (BitsOf(rounding.type) > 16 && rounding.type != kvant::kF32) {
+    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)));
+  }
+  if (IsInteger(rounding.type) && (rounding.zero_point < LowestOf(rounding.type) ||
+                                   rounding.zero_point > HighestOf(rounding.type))) {
+    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)),
+                        " with a zero point of ", rounding.zero_point, ", outside the type");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string WhyUnsupported(const AttentionSpec& spec) {
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
+  if (spec.Features() & ~kKnown) {
+    return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
+                        ")");
+  }
+  if (spec.over_queries) return "a softmax over the queries";
+  for (const std::string& why :
+       {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
+        WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),
+        WhyNotSteps(spec), WhyNotOutputs(spec)}) {
+    if (!why.empty()) return why;
+  }
+  return "";
+}
+
+void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan) {
+  Describer(spec, plan).Describe();
+}
+
+}  // namespace kvant::cuda

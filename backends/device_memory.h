@@ -1,0 +1,41 @@
+// DeviceMemory: where the tensors and the scratch of an engine lie.
+#ifndef KVANT_BACKENDS_DEVICE_MEMORY_H_
+#define KVANT_BACKENDS_DEVICE_MEMORY_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvant {
+
+// All methods may be called from several threads at once.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  // Zeroed, aligned to 256 bytes; null for 0 bytes. kResourceExhausted with the bytes asked for.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  virtual void Free(void* memory) = 0;
+
+  // Between this memory and the host's; done when they return, after all that was put onto any
+  // stream before.
+  virtual absl::Status CopyFromHost(void* to, const void* from, size_t bytes) = 0;
+  virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
+  // Waits for what was put onto `stream` (Stream::native()).
+  virtual absl::Status Synchronize(void* stream) = 0;
+
+  // Whether executions are only put onto a stream by Execute, and run later, in its order.
+  virtual bool asynchronous() const = 0;
+  // Why kernels cannot reach `pointer`, to follow a tensor's name; empty if they can.
+  virtual std::string WhyUnreachable(const void* pointer) const = 0;
+};
+
+// The host's own.
+std::shared_ptr<DeviceMemory> MakeHostMemory();
+
+}  // namespace kvant
+
+#endif  // KVANT_BACKENDS_DEVICE_MEMORY_H_
