@@ -38,8 +38,8 @@ attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
 }
 )";
 
-// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels of K, and the
-// random number of each score of a lane.
+// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels
+// of K, and the random number of each score of a lane.
 KernelRound RoundOf(const AttentionTraits& t) {
   KernelRound round;
   round.elements = int64_t{t.tile} * (t.head_size + t.v_block);

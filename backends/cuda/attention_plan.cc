@@ -191,7 +191,8 @@ std::string AttentionPlan::ToString() const {
       "-token tiles, ", traits.row_warps, " x ", traits.token_warps, " warps, ", params.splits,
       params.splits == 1 ? " split, " : " splits, ",
       traits.probs_type != kNone ? "two passes, " : "", (shared_bytes + 1023) / 1024,
-      " KiB of shared memory, ", blocks_per_multiprocessor, " blocks per multiprocessor, ", (scratch_bytes + 1023) / 1024, " KiB scratch");
+      " KiB of shared memory, ", blocks_per_multiprocessor, " blocks per multiprocessor, ",
+      (scratch_bytes + 1023) / 1024, " KiB scratch");
 }
 
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
