@@ -38,7 +38,7 @@ struct AttentionShared {
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    s.bytes = s.factors + rows * (joined > 2 ? joined : 2) * 4;
+    s.bytes = s.factors + rows * joined * 8;
     return s;
   }
 };
@@ -68,19 +68,11 @@ class AttentionTiles {
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
     block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
-    kv_len_ = RealLength();
+    kv_len_ = RealLength(p, T::k.kv_lengths, Position{block_.b0, block_.b1, 0, 0});
     const i32 warp = WarpIndex(), lane = LaneIndex();
     row_ = warp / T::k.token_warps * 16;
     token_ = warp % T::k.token_warps * (T::k.tile / T::k.token_warps);
     for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(p, row_ + lane / 4 + 8 * h);
-  }
-
-  // Clamped to what there is room for: lengths are read on the device, too late for an error.
-  KVANT_DEVICE i32 RealLength() const {
-    if (T::k.kv_lengths.type == kNone) return p_.kv_len;
-    const i64 length = LoadInteger(T::k.kv_lengths.type, p_.kv_lengths.data,
-                                   IndexOf(p_.kv_lengths, Position{block_.b0, block_.b1, 0, 0}));
-    return static_cast<i32>(length < 0 ? 0 : length > p_.kv_len ? p_.kv_len : length);
   }
 
   KVANT_DEVICE void Run() {
@@ -310,11 +302,13 @@ class AttentionTiles {
     }
     BlockSync();
     if (T::k.token_warps > 1) {
-      Ending::Join(T::k.token_warps, states, factors, [&](i32 i, i32 at) {
-        return LoadSharedFloat(states + (i * Ending::StateFloats() + at) * 4);
-      });
+      Ending::JoinWarps(T::k.token_warps, states, factors);
     }
-    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, states, factors)) return;
+    float* partials = p_.partials + tile_ * p_.splits * Ending::StateFloats();
+    if (p_.splits > 1 &&
+        !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
+      return;
+    }
     Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
   }
 
