@@ -84,7 +84,7 @@ KernelRound RoundOf(const AttentionTraits& t) {
   add_copies(t.v[0], t.v_head_size);
   add_fill(t.k[0], t.head_size);
   add_fill(t.v[0], t.v_block);
-  if (t.arithmetic == kByF32) round.loops.push_back(CeilDiv(t.head_size, 16));
+  if (TakesF32(t.arithmetic)) round.loops.push_back(CeilDiv(t.head_size, 16));
   if (t.dropout) round.loops.insert(round.loops.end(), t.tile / t.token_warps / 2, kPhiloxRounds);
   return round;
 }

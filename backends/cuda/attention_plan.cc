@@ -45,7 +45,10 @@ Arithmetic ChooseArithmetic(const AttentionSpec& spec) {
     return Holds(spec.k, is) || Holds(spec.v, is);
   };
   if (IsHalf(spec.q.type) && !holds(IsBFloat) && !holds(IsSingle)) return kByF16;
-  if (IsBFloat(spec.q.type) && !holds(IsHalf) && !holds(IsSingle)) return kByBF16;
+  if (IsBFloat(spec.q.type) && !holds(IsHalf) && !holds(IsSingle)) {
+    // Codes mean more than the 8 bits of bf16, and maybe more than the range of f16.
+    return holds([](DataType type) { return type != kvant::kBF16; }) ? kByTF32 : kByBF16;
+  }
   const bool floats_only = !IsInteger(spec.q.type) && !holds(IsInteger);
   if (!spec.apply_to_int && !floats_only) return kByF32;
   switch (spec.fpmath) {
@@ -112,7 +115,7 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   const int32_t width = CopyWidth(traits, params, head_size * bits / 8);
   if (width == 0 || channels * bits / 8 % width != 0) return;
   traits.copy_width = width;
-  static constexpr ElementType kOperands[] = {kFloat16, kBFloat16, kFloat32};
+  static constexpr ElementType kOperands[] = {kFloat16, kBFloat16, kFloat32, kFloat32};
   const bool as_computed = traits.data.type == kOperands[t.arithmetic];
   traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
   if (traits.scales.type == kNone) return;
@@ -155,19 +158,19 @@ bool ChooseTiles(const DeviceProperties& device, AttentionPlan& plan) {
   AttentionTraits& t = plan.traits;
   const int32_t rows = std::max(plan.params.rows, 1);
   // Registers hold 16 rows of the output; f32 products need more beside them.
-  const int32_t most = t.arithmetic == kByF32 ? 128 : 256;
+  const int32_t most = TakesF32(t.arithmetic) ? 128 : 256;
   const int32_t v_block = std::min(most, std::max(CeilDiv(t.v_head_size, 16), 1) * 16);
   for (const Warps warps : {Warps{8, 1}, Warps{4, 1}, Warps{2, 2}, Warps{1, 4}}) {
     if (warps.rows > 1 && rows <= warps.rows * 8) continue;
     // Twice the threads have half the registers each, too few for long heads.
-    if (warps.rows == 8 && (v_block > 128 || t.arithmetic == kByF32)) continue;
+    if (warps.rows == 8 && (v_block > 128 || TakesF32(t.arithmetic))) continue;
     // Rounding probabilities, every warp must have seen all tokens.
     const int32_t tokens = t.probs_type != kNone ? 1 : warps.tokens;
     for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
       if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, plan)) return true;
     }
     // 16-bit products take tokens of a warp by 16.
-    if (tokens > 2 && t.arithmetic != kByF32) continue;
+    if (tokens > 2 && !TakesF32(t.arithmetic)) continue;
     if (ChooseTiles(device, {warps.rows, tokens}, kShortTokenTile, v_block, plan)) return true;
   }
   return false;
@@ -214,6 +217,9 @@ double AttentionPlan::rounding() const {
   switch (traits.arithmetic) {
     case kByF16:
       return 1e-3;
+    case kByTF32:
+      // 1e-3 moves one in ten of the outputs, which are bf16, by a unit in the last place.
+      return 4e-3;
     case kByBF16:
       return 1e-2;
     default:
@@ -222,8 +228,8 @@ double AttentionPlan::rounding() const {
 }
 
 std::string AttentionPlan::ToString() const {
-  static constexpr const char* kNames[] = {"f16", "bf16", "f32 (3 x tf32)"};
-  static constexpr const char* kCodesNames[] = {"f16", "f16", "f32 (2 x f16)"};
+  static constexpr const char* kNames[] = {"f16", "bf16", "tf32", "f32 (3 x tf32)"};
+  static constexpr const char* kCodesNames[] = {"f16", "f16", "f16", "f32 (2 x f16)"};
   static constexpr const char* kStagings[] = {"loaded", "copied", "copied in place"};
   const std::string how =
       traits.kernel == kCodesKernel

@@ -118,8 +118,12 @@ struct StepTraits {
 enum Arithmetic : i32 {
   kByF16,   // f16 operands, f32 sums
   kByBF16,  // bf16 operands, f32 sums
+  kByTF32,  // f32 operands rounded to tf32: the bits of f16, the range of bf16
   kByF32,   // f32 operands as sums of two tf32, three products each: f32 but for the last bits
 };
+KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
+  return arithmetic == kByTF32 || arithmetic == kByF32;
+}
 
 enum KernelKind : i32 { kTilesKernel, kCodesKernel };
 

@@ -15,7 +15,7 @@ struct TileLayout {
   i32 pitch;  // bytes from row to row
 
   KVANT_DEVICE static constexpr TileLayout Of(i32 arithmetic, i32 head_size) {
-    const i32 bytes = arithmetic == kByF32 ? 4 : 2;
+    const i32 bytes = TakesF32(arithmetic) ? 4 : 2;
     const i32 channels = CeilDiv(head_size, 16) * 16;
     return {bytes, channels, CeilDiv(channels * bytes, 128) * 128 + 16};
   }
@@ -92,13 +92,13 @@ KVANT_DEVICE void StoreValues(i32 arithmetic, const TileLayout& layout, SharedAd
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
       const SharedAddress to = layout.At(tile, row + i, channel);
-      if (arithmetic == kByF32) {
+      if (TakesF32(arithmetic)) {
         StoreShared32(to, AsBits(x[i]));
       } else {
         StoreShared16(to, Pack(arithmetic, x[i], 0.f));
       }
     }
-  } else if (arithmetic == kByF32) {
+  } else if (TakesF32(arithmetic)) {
     const SharedAddress to = layout.At(tile, row, channel);
     StoreShared128(to, {{AsBits(x[0]), AsBits(x[1]), AsBits(x[2]), AsBits(x[3])}});
     StoreShared128(to + 16, {{AsBits(x[4]), AsBits(x[5]), AsBits(x[6]), AsBits(x[7])}});

@@ -18,10 +18,13 @@ struct Split {
   }
 };
 
-// d += a x b but for what both low parts give.
-KVANT_DEVICE void MmaSplit(float (&d)[4], const Split (&a)[4], const Split& b0, const Split& b1) {
-  MmaTF32K8(d, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
-  MmaTF32K8(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+// d += a x b but for what both low parts give, or with kByTF32 any.
+KVANT_DEVICE void MmaSplit(i32 arithmetic, float (&d)[4], const Split (&a)[4], const Split& b0,
+                           const Split& b1) {
+  if (arithmetic == kByF32) {
+    MmaTF32K8(d, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+    MmaTF32K8(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+  }
   MmaTF32K8(d, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
 }
 
@@ -44,7 +47,7 @@ struct TileProducts {
       KVANT_UNROLL
       for (i32 e = 0; e < 4; ++e) scores[j][e] = 0.f;
     }
-    if (T::k.arithmetic == kByF32) return KeysByF32(layout, q, row, k, token, scores);
+    if (TakesF32(T::k.arithmetic)) return KeysByF32(layout, q, row, k, token, scores);
     const i32 lane = LaneIndex();
     const SharedAddress q_at = layout.At(q, row + lane % 16, lane / 16 * 8);
     const SharedAddress k_at = layout.At(k, token + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
@@ -63,7 +66,7 @@ struct TileProducts {
   // output += P x V: tokens from `token` on of the V tile.
   KVANT_DEVICE static void Values(const Scores& probs, SharedAddress v, i32 token, Output& output) {
     const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.v_block);
-    if (T::k.arithmetic == kByF32) return ValuesByF32(layout, probs, v, token, output);
+    if (TakesF32(T::k.arithmetic)) return ValuesByF32(layout, probs, v, token, output);
     const i32 lane = LaneIndex();
     const SharedAddress v_at = layout.At(v, token + lane % 16, lane / 16 * 8);
     KVANT_UNROLL
@@ -109,8 +112,8 @@ struct TileProducts {
         // Long sums of large numbers lose less when short ones are added up.
         float sum[4] = {};
         const SharedAddress at = k_at + j * 8 * layout.pitch + d * 4;
-        MmaSplit(sum, a[0], LoadSplit(at), LoadSplit(at + 16));
-        MmaSplit(sum, a[1], LoadSplit(at + 32), LoadSplit(at + 48));
+        MmaSplit(T::k.arithmetic, sum, a[0], LoadSplit(at), LoadSplit(at + 16));
+        MmaSplit(T::k.arithmetic, sum, a[1], LoadSplit(at + 32), LoadSplit(at + 48));
         KVANT_UNROLL
         for (i32 e = 0; e < 4; ++e) scores[j][e] += sum[e];
       }
@@ -130,7 +133,7 @@ struct TileProducts {
       KVANT_UNROLL
       for (i32 n = 0; n < T::k.v_block / 8; ++n) {
         const SharedAddress at = v_at + j * 8 * layout.pitch + n * 32;
-        MmaSplit(output[n], a, LoadSplit(at), LoadSplit(at + layout.pitch));
+        MmaSplit(T::k.arithmetic, output[n], a, LoadSplit(at), LoadSplit(at + layout.pitch));
       }
     }
   }

@@ -52,7 +52,7 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   EXPECT_EQ(plan.blocks,
             spec.batch[0] * spec.batch[1] * heads * p.row_tiles * p.v_blocks * p.splits);
   EXPECT_EQ(plan.threads, t.row_warps * t.token_warps * 32);
-  EXPECT_EQ(t.tile % ((t.arithmetic == kByF32 ? 8 : 16) * t.token_warps), 0);
+  EXPECT_EQ(t.tile % ((TakesF32(t.arithmetic) ? 8 : 16) * t.token_warps), 0);
   EXPECT_LE(plan.threads, 256);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
   EXPECT_GE(plan.blocks_per_multiprocessor, 1);
