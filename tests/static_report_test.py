@@ -57,6 +57,7 @@ class SassTest(unittest.TestCase):
         self.assertEqual(len(self.loop.children), 1)
 
     def test_cold_branch_is_left_out_and_inner_loop_counts_as_often_as_planned(self):
+        self.assertIsNone(sass.count_round(self.blocks, self.loop, [5, 6]))
         counted = sass.count_round(self.blocks, self.loop, [5])
         self.assertEqual(counted.loops, 1)
         self.assertEqual(counted.pipes["SHFL"], 0)
@@ -86,7 +87,7 @@ FACTS = {"kernel": "attention_codes_d128", "threads": 128, "registers": 128, "re
 class GateTest(unittest.TestCase):
     kernel = kernels.Kernel("decode u4", ("--dtype", "f16", "--head-size", "128", "--kv-len", "64",
                                           "--k", "u4:token", "--v", "u4:token"),
-                            "decode", (0.75, 1.21))
+                            "decode", {256: (0.75, 1.21), 512: (0.72, 1.12)})
 
     def problems(self, **planted):
         committed = report.to_json([(self.kernel, {"sm_90a": FACTS})])

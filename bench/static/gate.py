@@ -30,7 +30,8 @@ def _instructions(name, facts, kept):
 def _design(name, kernel, facts):
     if not (kernel.design and facts["kernel"].startswith("attention_codes")):
         return
-    for key, design in zip(("alu_per_element", "issued_per_element"), kernel.design):
+    of_round = kernel.design_of(facts["elements_per_lane"])
+    for key, design in zip(("alu_per_element", "issued_per_element"), of_round):
         if facts[key] > TOLERANCE * design:
             yield (f"{name}: {key} is {facts[key]}, {facts[key] / design:.2f} times the "
                    f"design's {design}")
@@ -51,5 +52,5 @@ def problems(found, committed):
             yield from _resources(name, facts)
             if kernel.name in rows and COUNTED[0] in facts:
                 yield from _instructions(name, facts, rows[kernel.name][arch])
-            if arch == "sm_90a":
+            if arch == "sm_90a" and COUNTED[0] in facts:
                 yield from _design(name, kernel, facts)

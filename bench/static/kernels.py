@@ -13,16 +13,22 @@ class Kernel:
     name: str
     make: tuple  # arguments of kvant make
     kind: str  # decode or prefill
-    # The row of the decode design's instruction table that this is measured against: instructions
-    # per element of K and V and lane, of the ALU and of all pipes, for sm_90a.
-    design: tuple = None
+    # The row of the decode design's instruction table that this is measured against, for sm_90a:
+    # {elements of a lane in a round: (of the ALU, of all pipes)}, per element of K and V and lane.
+    # 256 are warp tiles of 32 tokens, 512 of 64.
+    design: dict = dataclasses.field(default_factory=dict)
+
+    def design_of(self, elements_per_lane):
+        """That of such a round, else of the nearest; None without any."""
+        nearest = min(self.design, key=lambda n: abs(n - elements_per_lane), default=None)
+        return self.design.get(nearest)
 
 
 def _decode(name, k, v=None, heads=8, head_size=128, dtype="f16", kv_len=8192, design=None, more=()):
     make = ["--batch", "32", "--heads", str(heads), "--kv-heads", "1", "--q-len", "1",
             "--kv-len", str(kv_len), "--head-size", str(head_size), "--dtype", dtype,
             "--k", k, "--v", v or k, *more]
-    return Kernel(f"decode {name}", tuple(make), "decode", design)
+    return Kernel(f"decode {name}", tuple(make), "decode", design or {})
 
 
 def _prefill(name, k="f16", head_size=128, dtype="f16", q_len=2048, kv_len=2048, more=()):
@@ -33,14 +39,14 @@ def _prefill(name, k="f16", head_size=128, dtype="f16", q_len=2048, kv_len=2048,
 
 
 KERNELS = (
-    # Formats, head size 128, 8 query heads per KV head. `design`: 32-token warp tiles.
-    _decode("u4", "u4:token", design=(0.75, 1.21)),
-    _decode("u4 shift", "u4:token:rzp", design=(0.75, 1.31)),
-    _decode("u4 zp", "u4:token:zp", design=(0.81, 1.36)),
-    _decode("u4 g32 zp", "u4:g32:zp", design=(0.86, 1.79)),
-    _decode("u4 g32", "u4:g32", design=(0.76, 1.52)),
-    _decode("u8", "u8:token", design=(0.64, 1.18)),
-    _decode("s8", "s8:token", design=(0.89, 1.45)),
+    # Formats, head size 128, 8 query heads per KV head.
+    _decode("u4", "u4:token", design={256: (0.75, 1.21), 512: (0.72, 1.12)}),
+    _decode("u4 shift", "u4:token:rzp", design={256: (0.75, 1.31), 512: (0.72, 1.22)}),
+    _decode("u4 zp", "u4:token:zp", design={256: (0.81, 1.36), 512: (0.76, 1.22)}),
+    _decode("u4 g32 zp", "u4:g32:zp", design={256: (0.86, 1.79), 512: (0.79, 1.61)}),
+    _decode("u4 g32", "u4:g32", design={256: (0.76, 1.52), 512: (0.73, 1.41)}),
+    _decode("u8", "u8:token", design={256: (0.64, 1.18)}),
+    _decode("s8", "s8:token", design={256: (0.89, 1.45)}),
     _decode("s4", "s4:token"),
     _decode("s4 g64 zp", "s4:g64:zp"),
     _decode("u4 g64", "u4:g64"),

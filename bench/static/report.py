@@ -43,7 +43,8 @@ def to_json(found):
         row = {"name": kernel.name, "kind": kernel.kind,
                "bytes_per_element": round(specialisations.bytes_per_element(kernel), 4)}
         if kernel.design:
-            row["design"] = {"alu": kernel.design[0], "issued": kernel.design[1]}
+            alu, issued = kernel.design_of(archs["sm_90a"]["elements_per_lane"])
+            row["design"] = {"alu": alu, "issued": issued}
         row["archs"] = {arch: {k: facts[k] for k in KEPT} for arch, facts in archs.items()}
         rows.append(row)
     nvrtc = sorted({facts["nvrtc"] for _, archs in found for facts in archs.values()})
@@ -146,8 +147,8 @@ DECODE = """
 ## Decode, sm_90a
 
 Of an element of K or V, per lane. "against the design": ALU and issued, divided by what the design's
-table has for 32-token warp tiles of the kernel on packed codes; kernels named tiles dequantize to
-shared memory instead. "share": issue slots / ALU, of the budget at 1.70 GHz; above 100 % memory
+table has for warp tiles of the same size, or the nearest, of the kernel on packed codes; kernels
+named tiles dequantize to shared memory instead. "share": issue slots / ALU, of the budget at 1.70 GHz; above 100 % memory
 waits for instructions.
 """
 

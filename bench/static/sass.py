@@ -8,11 +8,12 @@ within a round is not mistaken for the round.
 The path through a round. At every branch the way is taken that meets the fewest marks of what a
 steady round does not do, and of those that meet equally few, the longest. The marks are
   SHFL, CALL, WARPSYNC.COLLECTIVE   rescaling, slow paths of divisions, diverged warps
-  LDGSTS with ZFILL                 tiles beyond the last token, where there is a path without
+  LDGSTS that fills with zeros      tiles beyond the last token, where there is a path without
   4 or more -INF in a block         masks of such tiles
 Where a branch is on a warp's vote, the shorter of equals is taken: votes ask for what is rare.
 A mark that is on every path costs nothing: kernels whose steady round does shuffle are counted with
-their shuffles. Loops within the round count as often as the plan says that they are gone through.
+their shuffles. Loops within the round count as often as the plan says that they are gone through;
+marks in loops that the plan does not know (of tails) count a hundredfold.
 """
 import collections
 import dataclasses
@@ -86,7 +87,7 @@ class Block:
         for i in self.instructions:
             if i.op.startswith(("SHFL", "CALL", "WARPSYNC.COLLECTIVE")) and not i.jumps:
                 found += 1
-            elif i.op.startswith("LDGSTS") and "ZFILL" in i.op:
+            elif i.op.startswith("LDGSTS") and ("ZFILL" in i.op or re.search(r", !?P\d$", i.text)):
                 found += 1
         infinities = sum("-INF" in i.text for i in self.instructions)
         return found + (infinities if infinities >= 4 else 0)
@@ -254,20 +255,42 @@ def steady_loop(blocks):
     return chosen
 
 
-def count_round(blocks, loop, trips):
-    """A Round. trips: of the loops directly within `loop` in the order of their addresses, 1 where
-    there are more."""
-    pipes, stalls, _ = _walk(blocks, loop, list(trips))
+def _trips(blocks, loop, planned):
+    """{header of a loop directly within `loop`: how often it is gone through}; None where their
+    number is not what is planned. Machine code need not have a loop that is gone through once, and
+    has loops in tails, with marks, that are not in the plan."""
+    marked = [any(blocks[n].marks() for n in child.blocks) for child in loop.children]
+    unmarked = [child for child, tail in zip(loop.children, marked) if not tail]
+    for times in (planned, [n for n in planned if n > 1]):
+        for found in (loop.children, unmarked):
+            if len(found) == len(times):
+                return {child.header: n for child, n in zip(found, times)}
+    return None
+
+
+def count_round(blocks, loop, planned):
+    """A Round. planned: how often the loops directly within `loop` are gone through, in the order of
+    their addresses. None where there are not as many."""
+    trips = _trips(blocks, loop, planned)
+    if trips is None:
+        return None
+    pipes, stalls, _ = _walk(blocks, loop, trips)
     return Round(pipes, stalls, len(loop.children))
+
+
+# What a mark in a loop that is not in the plan counts for.
+_UNPLANNED = 100
 
 
 def _walk(blocks, loop, trips):
     """(instructions by pipe, stalls, marks) of the steady path from the header back to it."""
     inner = {}  # header -> (what it counts, where it may leave to)
     member = {}
-    for i, child in enumerate(loop.children):
-        times = trips[i] if i < len(trips) else 1
-        pipes, stalls, marks = _walk(blocks, child, [])
+    for child in loop.children:
+        times = trips.get(child.header, 1)
+        pipes, stalls, marks = _walk(blocks, child, {})
+        if child.header not in trips:
+            marks *= _UNPLANNED
         total = collections.Counter({p: n * times for p, n in pipes.items()})
         leaves = {s for n in child.blocks for s in blocks[n].successors} - child.blocks
         inner[child.header] = ((total, stalls * times, marks * times), leaves & loop.blocks,

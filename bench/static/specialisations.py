@@ -78,13 +78,10 @@ def count_row(nvdisasm, folder, kernel, found, archs):
         if loop is None:
             raise RuntimeError(f"{kernel.name} for {arch}: no loop holds HMMA")
         planned = facts["round"]["loops"]
-        if len(loop.children) != len(planned):
-            # A loop that is gone through once need not be one in machine code.
-            planned = [times for times in planned if times > 1]
-        if len(loop.children) != len(planned):
-            raise RuntimeError(f"{kernel.name} for {arch}: {len(loop.children)} loops in a round, "
-                               f"but the plan says {len(planned)}: {facts['round']['loops']}")
         steady = sass.count_round(blocks, loop, planned)
+        if steady is None:
+            raise RuntimeError(f"{kernel.name} for {arch}: {len(loop.children)} loops in a round, "
+                               f"but the plan says {len(planned)}: {planned}")
         per_lane = facts["round"]["elements"] / facts["threads"]
         facts["elements_per_lane"] = per_lane
         facts["instructions"] = {pipe: steady.pipes[pipe] for pipe in sass.PIPES}
