@@ -47,8 +47,9 @@ TEST(KvFormatTest, GroupsFollowTheWord) {
 }
 
 TEST(KvFormatTest, TextSurvivesParsing) {
-  for (const char* text : {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
-                           "u2:channel:g64:zp:sf16", "s2:head", "u8:channel"}) {
+  for (const char* text :
+       {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
+        "u2:channel:g64:zp:sf16", "u4:token:shift:sf16", "s2:head", "u8:channel"}) {
     const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
@@ -57,6 +58,7 @@ TEST(KvFormatTest, TextSurvivesParsing) {
 
 TEST(KvFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
   EXPECT_EQ(ParseKvFormat("s4:zp")->ZeroPointType(kF16), kS8);
+  EXPECT_EQ(ParseKvFormat("s4:shift")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u2:zp")->ZeroPointType(kF16), kU8);
   EXPECT_EQ(ParseKvFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u2")->ZeroPointType(kF16), kUndef);
