@@ -57,7 +57,12 @@ KVANT_DEVICE bool Any(bool value) { return __any_sync(0xffffffffu, value); }
 KVANT_DEVICE float AsFloat(u32 bits) { return __uint_as_float(bits); }
 KVANT_DEVICE u32 AsBits(float value) { return __float_as_uint(value); }
 // prmt: byte i of the result is byte (selector >> 4i) & 7 of a, b; its sign if bit 3 is set.
-KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// (__byte_perm would clear bit 3.)
+KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+  return r;
+}
 // (a & b) ^ c and (a & b) | c in one LOP3, which C does not promise.
 KVANT_DEVICE u32 AndXor(u32 a, u32 b, u32 c) {
   u32 r;
