@@ -66,8 +66,8 @@ std::unique_ptr<Backend> MakeOracleBackend();
 std::unique_ptr<Backend> MakeReferenceBackend();
 // Fused attention and DynamicQuantize on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
-// Fused attention on the GPU of that index. kUnimplemented, in words: no driver, none that is new
-// enough, no such GPU, or one too old.
+// Fused attention and the dynamic quantization ops on the GPU of that index. kUnimplemented, in
+// words: no driver, none that is new enough, no such GPU, or one too old.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index);
 // The same kernels on the SIMT executor.
 std::unique_ptr<Backend> MakeCudaSimtBackend();

@@ -55,6 +55,13 @@ int BroadcastInto(Dims& dims, absl::Span<const int64_t> other);
 absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                                  absl::Span<const int64_t> target);
 
+// Of a dynamic quantization op that passed its shape rule. Elements per group along each dimension
+// of what it quantizes or dequantizes, which has these dims; a dim of 0 may have groups of 0.
+Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims);
+// Elements by which its scales, or zero points, move from one group to the next along dimension `d`
+// of a tensor of that rank: they have its rank, or one axis, or are one for all.
+int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d);
+
 #define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) \
   absl::Status shape_rule(const Op& op, ShapeContext& context);
 #include "kvant/graph/ops.inc"

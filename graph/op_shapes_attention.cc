@@ -256,6 +256,31 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
+  Dims group(dims.begin(), dims.end());
+  switch (QTypeOf(op)) {
+    case QType::kPerTensor:
+      break;
+    case QType::kPerChannel: {
+      const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+      group[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = 1;
+      break;
+    }
+    case QType::kPerGroup: {
+      const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
+      group.assign(shape.begin(), shape.end());
+      break;
+    }
+  }
+  return group;
+}
+
+int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d) {
+  if (parameters.elements() == 1) return 0;
+  const Dims strides = parameters.StridesOrDense();
+  return QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank ? strides[d] : strides.back();
+}
+
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   AttentionInputs inputs;
   KVANT_RETURN_IF_ERROR(NameInputs(op, context, inputs));

@@ -39,21 +39,19 @@ struct PrecompileArguments {
     for (const std::string& arch : archs) {
       KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties device, cuda::PropertiesOf(arch));
       for (const Partition& partition : partitions) {
-        const absl::StatusOr<cuda::KernelSpec> spec = cuda::KernelOf(partition, device);
-        if (!spec.ok()) {
+        const absl::StatusOr<std::vector<cuda::KernelSpec>> specs =
+            cuda::KernelsOf(partition, device);
+        if (!specs.ok()) {
           std::printf("partition %d: no kernel: %s\n", partition.id(),
-                      std::string(spec.status().message()).c_str());
+                      std::string(specs.status().message()).c_str());
           continue;
         }
-        KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
-                               jit.Get(spec->source, arch));
-        ++kernels;
-        std::printf("partition %d: %s for %s, %zu bytes%s\n", partition.id(),
-                    spec->source.name.c_str(), arch.c_str(), cubin->bytes.size(),
-                    cubin->stats ? absl::StrCat(", ", cubin->stats->registers, " registers, ",
-                                                cubin->stats->spill_store_bytes, " bytes spilled")
-                                       .c_str()
-                                 : "");
+        for (const cuda::KernelSpec& spec : *specs) {
+          KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
+                                 jit.Get(spec.source, arch));
+          ++kernels;
+          Print(partition.id(), spec, arch, *cubin);
+        }
       }
     }
     if (!jit.cache_note().empty()) {
@@ -66,6 +64,16 @@ struct PrecompileArguments {
     }
     std::printf("%d kernels in %s\n", kernels, jit.cache_dir().c_str());
     return 0;
+  }
+
+  static void Print(int partition, const cuda::KernelSpec& spec, const std::string& arch,
+                    const cuda::Cubin& cubin) {
+    std::printf("partition %d: %s for %s, %zu bytes%s\n", partition, spec.source.name.c_str(),
+                arch.c_str(), cubin.bytes.size(),
+                cubin.stats ? absl::StrCat(", ", cubin.stats->registers, " registers, ",
+                                           cubin.stats->spill_store_bytes, " bytes spilled")
+                                  .c_str()
+                            : "");
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/graph/op_shapes.h"
 #include "kvant/kernels/cpu/attention_args.h"
 
 namespace kvant::cpu {
@@ -40,29 +41,6 @@ Tensors TensorsOf(const Graph& graph, const Op& op) {
   return tensors;
 }
 
-// Elements per group along each dimension of the source.
-Dims GroupShape(const Op& op, const LogicalTensor& src) {
-  Dims group = *src.dims;
-  const std::string qtype = op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
-  if (qtype == "per_channel") {
-    const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
-    group[axis < 0 ? axis + src.rank() : axis] = 1;
-  } else if (qtype == "per_group") {
-    const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
-    group.assign(shape.begin(), shape.end());
-  }
-  return group;
-}
-
-// By how much scales or zero points move from one group to the next along dimension `d` of the
-// source: they have its rank, or one axis, or are one for all.
-int64_t GroupStride(const Op& op, const LogicalTensor* parameters, int rank, int d) {
-  if (parameters == nullptr || parameters->elements() == 1) return 0;
-  const bool per_group = op.attrs.GetOr<std::string>(Attr::kQType, "") == "per_group";
-  if (per_group && parameters->rank() == rank) return parameters->StridesOrDense()[d];
-  return parameters->StridesOrDense().back();
-}
-
 bool Continues(const Axis& outer, const Axis& inner) {
   const QuantizeStrides &a = outer.strides, &b = inner.strides;
   return outer.in_group == inner.in_group && a.src == inner.extent * b.src &&
@@ -74,9 +52,12 @@ bool Continues(const Axis& outer, const Axis& inner) {
 // neighbours are merged where one continues the other.
 Axes SplitAxes(const Op& op, const Tensors& t) {
   const Dims& dims = *t.src->dims;
-  const Dims group = GroupShape(op, *t.src);
+  const Dims group = QuantizationGroup(op, dims);
   const Dims src = t.src->StridesOrDense(), codes = t.codes->StridesOrDense();
   const int rank = t.src->rank();
+  const auto group_stride = [&](const LogicalTensor* parameters, int d) {
+    return parameters == nullptr ? 0 : GroupStride(op, *parameters, rank, d);
+  };
   Axes axes;
   const auto add = [&axes](const Axis& axis) {
     if (axis.extent == 1) return;
@@ -91,8 +72,8 @@ Axes SplitAxes(const Op& op, const Tensors& t) {
   for (int d = 0; d < rank; ++d) {
     Axis groups, within;
     groups.extent = group[d] == 0 ? 1 : dims[d] / group[d];
-    groups.strides = {src[d] * group[d], codes[d] * group[d], GroupStride(op, t.scales, rank, d),
-                      GroupStride(op, t.zero_points, rank, d)};
+    groups.strides = {src[d] * group[d], codes[d] * group[d], group_stride(t.scales, d),
+                      group_stride(t.zero_points, d)};
     within.extent = group[d];
     within.strides = {src[d], codes[d], 0, 0};
     within.in_group = true;

@@ -16,6 +16,7 @@ struct RuntimeTraits {
     most.tile = 64;
     most.token_warps = 1;
     most.v_block = 256;
+    most.step_count = kMaxSteps;
     most.k[0].parameters_ahead = most.v[0].parameters_ahead = kMaxParametersAhead;
     return most;
   }();
@@ -31,7 +32,7 @@ struct Traits {
 };
 }  // namespace kvant::cuda
 
-extern "C" __global__ void __launch_bounds__($1)
+extern "C" __global__ void __launch_bounds__($1, 1)
 attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
   kvant::cuda::AttentionTiles<kvant::cuda::Traits>::Run(params);
 }

@@ -12,6 +12,7 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int32_t kTokenTile = 64;
+constexpr int32_t kShortTokenTile = 32;
 // Tokens are split until there are so many blocks per multiprocessor, into runs that are not
 // shorter than this, and not into more than there is room to join.
 constexpr int64_t kBlocksPerMultiprocessor = 4;
@@ -119,11 +120,11 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
 }
 
 // Fits the tiles into shared memory. Whether they do.
-bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t v_block,
+bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int32_t v_block,
                  AttentionPlan& plan) {
   AttentionTraits& t = plan.traits;
   AttentionParams& p = plan.params;
-  t.tile = kTokenTile;
+  t.tile = tile;
   t.row_warps = warps.rows;
   t.token_warps = warps.tokens;
   t.v_block = v_block;
@@ -150,8 +151,11 @@ bool ChooseTiles(const DeviceProperties& device, AttentionPlan& plan) {
     // Rounding probabilities, every warp must have seen all tokens.
     const int32_t tokens = t.probs_type != kNone ? 1 : warps.tokens;
     for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
-      if (ChooseTiles(device, {warps.rows, tokens}, channels, plan)) return true;
+      if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, plan)) return true;
     }
+    // 16-bit products take tokens of a warp by 16.
+    if (tokens > 2 && t.arithmetic != kByF32) continue;
+    if (ChooseTiles(device, {warps.rows, tokens}, kShortTokenTile, v_block, plan)) return true;
   }
   return false;
 }

@@ -1,6 +1,5 @@
 #include "kvant/backends/cuda/cuda_backend.h"
 
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +8,9 @@
 #include "kvant/backends/cuda/attention_kernel.h"
 #include "kvant/backends/cuda/attention_plan.h"
 #include "kvant/backends/cuda/driver_launcher.h"
+#include "kvant/backends/cuda/quantize.h"
+#include "kvant/backends/cuda/quantize_kernel.h"
+#include "kvant/backends/cuda/quantize_plan.h"
 #include "kvant/backends/cuda/simt_launcher.h"
 #include "kvant/graph/status.h"
 
@@ -65,22 +67,6 @@ class Constants {
   std::byte* const data_;
 };
 
-template <typename Pointer>
-void SetPointer(void* params, size_t offset, Pointer pointer) {
-  std::memcpy(static_cast<std::byte*>(params) + offset, &pointer, sizeof(pointer));
-}
-
-void FillPointers(const KernelBinding& binding, absl::Span<const void* const> inputs,
-                  absl::Span<void* const> outputs, const std::byte* constants, void* params) {
-  for (const PortPointer& pointer : binding.ports) {
-    SetPointer(params, pointer.offset,
-               pointer.output ? outputs[pointer.port] : inputs[pointer.port]);
-  }
-  for (const ConstantPointer& pointer : binding.constants) {
-    SetPointer(params, pointer.offset, constants + pointer.at);
-  }
-}
-
 class FusedAttention : public Executable {
  public:
   FusedAttention(std::string device, AttentionPlan plan, std::shared_ptr<const Launcher> launcher,
@@ -120,7 +106,8 @@ class FusedAttention : public Executable {
 
 absl::Status CheckAttention(const Partition& partition) {
   if (partition.attention() != nullptr) return absl::OkStatus();
-  std::string why = absl::StrCat("not attention: ", partition.pattern());
+  std::string why = absl::StrCat("neither attention nor DynamicQuantize or DynamicDequantize: ",
+                                 partition.pattern());
   if (partition.kind() == Partition::Kind::kAttentionBackward) {
     why = "attention backward is not fused";
   } else if (partition.kind() == Partition::Kind::kAttention) {
@@ -141,6 +128,8 @@ class CudaBackend : public Backend {
   std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
+    const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
+    if (IsQuantization(partition)) return CompileQuantization(partition, launcher_, device);
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     KVANT_ASSIGN_OR_RETURN(AttentionPlan plan,
                            PlanAttention(*partition.attention(), launcher_->properties()));
@@ -148,9 +137,8 @@ class CudaBackend : public Backend {
                            launcher_->Load(MakeAttentionKernel(plan)));
     KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
                            Constants::Copy(memory_, plan.binding.constant_bytes));
-    return std::make_unique<FusedAttention>(
-        absl::StrCat(name_, "/", launcher_->properties().arch()), std::move(plan), launcher_,
-        std::move(kernel), std::move(constants));
+    return std::make_unique<FusedAttention>(device, std::move(plan), launcher_, std::move(kernel),
+                                            std::move(constants));
   }
 
  private:
@@ -166,10 +154,20 @@ std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher>
   return std::make_unique<CudaBackend>(std::move(name), std::move(launcher), asynchronous);
 }
 
-absl::StatusOr<KernelSpec> KernelOf(const Partition& partition, const DeviceProperties& device) {
+absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
+                                                  const DeviceProperties& device) {
+  std::vector<KernelSpec> kernels;
+  if (IsQuantization(partition)) {
+    KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantization(partition, device));
+    for (const QuantizeLaunch& launch : plan.launches) {
+      kernels.push_back(MakeQuantizeKernel(launch));
+    }
+    return kernels;
+  }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
   KVANT_ASSIGN_OR_RETURN(const AttentionPlan plan, PlanAttention(*partition.attention(), device));
-  return MakeAttentionKernel(plan);
+  kernels.push_back(MakeAttentionKernel(plan));
+  return kernels;
 }
 
 }  // namespace cuda

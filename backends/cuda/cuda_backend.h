@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvant/backends/backend.h"
@@ -17,7 +18,8 @@ std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher>
 
 // The kernels that a partition would be launched with on such a device. Errors as
 // Backend::Compile's.
-absl::StatusOr<KernelSpec> KernelOf(const Partition& partition, const DeviceProperties& device);
+absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
+                                                  const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

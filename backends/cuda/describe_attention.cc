@@ -1,55 +1,21 @@
 #include "kvant/backends/cuda/describe_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/element_type.h"
 
 namespace kvant::cuda {
 namespace {
 
 // Dims, and what is made of them, are 32-bit numbers in a kernel.
-constexpr int64_t kMaxDim = int64_t{1} << 30;
+constexpr int64_t kMaxDim = int64_t{1} << 29;
 constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kUnbounded = int64_t{1} << 40;
-
-ElementType ElementTypeOf(DataType type) {
-  switch (type) {
-    case kvant::kUndef:
-      return kNone;
-    case kvant::kF32:
-      return kFloat32;
-    case kvant::kF16:
-      return kFloat16;
-    case kvant::kBF16:
-      return kBFloat16;
-    case kvant::kF8E4M3:
-      return kFloat8E4M3;
-    case kvant::kF8E5M2:
-      return kFloat8E5M2;
-    case kvant::kS64:
-      return kInt64;
-    case kvant::kS32:
-      return kInt32;
-    case kvant::kS8:
-      return kInt8;
-    case kvant::kU8:
-      return kUint8;
-    case kvant::kS4:
-      return kInt4;
-    case kvant::kU4:
-      return kUint4;
-    case kvant::kS2:
-      return kInt2;
-    case kvant::kU2:
-      return kUint2;
-    case kvant::kBoolean:
-      return kBool;
-  }
-  return kNone;
-}
 
 i32 Clamp32(int64_t value) {
   return static_cast<i32>(std::min<int64_t>(value, std::numeric_limits<i32>::max()));
@@ -79,8 +45,9 @@ class Describer {
     t.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
     Describe(spec_.sinks, t.sinks, p.sinks);
     Describe(spec_.kv_lengths, t.kv_lengths, p.kv_lengths);
-    Describe(spec_.stats, t.stats, p.stats, /*output=*/true);
-    Describe(spec_.output, t.output, p.output, /*output=*/true);
+    Describe(spec_.stats, Extents(spec_.q_len, 1), t.stats, p.stats, /*output=*/true);
+    Describe(spec_.output, Extents(spec_.q_len, spec_.v_head_size), t.output, p.output,
+             /*output=*/true);
     DescribeDropout();
     DescribeRounding();
     DescribeRows();
@@ -105,17 +72,35 @@ class Describer {
     bytes.insert(bytes.end(), data, data + count * sizeof(T));
   }
 
-  template <typename AnyArray>
-  void Describe(const View& view, ArrayTraits& traits, AnyArray& array, bool output = false) {
-    traits.type = ElementTypeOf(view.type);
-    if (!view.present()) traits.type = kNone;
+  using Dims5 = std::array<int64_t, kAxes>;
+
+  Dims5 Extents(int64_t rows, int64_t columns) const {
+    return {spec_.batch[0], spec_.batch[1], spec_.batch[2], rows, columns};
+  }
+
+  // extents: of what the array lies over. Along an axis of which there is one, an array counts as
+  // one that varies, so that kernels do not depend on how many there are.
+  void Describe(const View& view, const Dims5& extents, ArrayTraits& traits, Array& array,
+                bool output = false) {
     if (!view.present()) return;
+    traits.type = ElementTypeOf(view.type);
     array.offset = view.offset;
-    for (int axis = 0; axis < static_cast<int>(std::size(array.strides)); ++axis) {
+    for (int axis = 0; axis < kAxes; ++axis) {
       array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
-      if (array.strides[axis] != 0) traits.varies |= 1 << axis;
+      if (array.strides[axis] != 0 || (extents[axis] == 1 && !view.scalar())) {
+        traits.varies |= 1 << axis;
+      }
     }
     BindPort(array.data, view.port, output);
+  }
+  void Describe(const View& view, ArrayTraits& traits, BatchArray& array) {
+    if (!view.present()) return;
+    traits.type = ElementTypeOf(view.type);
+    array.offset = view.offset;
+    for (int axis = 0; axis < 3; ++axis) {
+      array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+    }
+    BindPort(array.data, view.port, /*output=*/false);
   }
 
   // One value, or one per element of `axis`.
@@ -133,13 +118,14 @@ class Describer {
 
   void Describe(const View& data, const std::optional<Quantization>& quantization,
                 SegmentTraits& traits, SegmentParams& params) {
-    Describe(data, traits.data, params.data);
+    const Dims5 extents = Extents(data.dims[kRow], data.dims[kCol]);
+    Describe(data, extents, traits.data, params.data);
     std::fill(std::begin(traits.group), std::end(traits.group), 1);
     DescribeRuns(data, traits);
     params.tokens = Clamp32(data.dims[kRow]);
     if (!quantization) return;
     if (quantization->scales.present()) {
-      Describe(quantization->scales, traits.scales, params.scales);
+      Describe(quantization->scales, extents, traits.scales, params.scales);
       for (int axis = 0; axis < kAxes; ++axis) {
         traits.group[axis] = Clamp32(quantization->group[axis]);
       }
@@ -148,7 +134,7 @@ class Describer {
                      traits.scales, params.scales);
     }
     if (quantization->zero_points.present()) {
-      Describe(quantization->zero_points, traits.zero_points, params.zero_points);
+      Describe(quantization->zero_points, extents, traits.zero_points, params.zero_points);
       traits.real_zero_points = IsFloat(quantization->zero_points.type);
     } else {
       DescribeStatic(quantization->static_zps, quantization->static_axis, kInt64,
@@ -187,7 +173,7 @@ class Describer {
     if (operand.constant) {
       constant = *operand.constant;
     } else {
-      Describe(operand.view, traits, array);
+      Describe(operand.view, Extents(spec_.q_len, spec_.kv_len), traits, array);
     }
   }
   // Of a shift: over the batch axes only, an integer or a whole number.
@@ -208,7 +194,8 @@ class Describer {
     if (from.kind != ScoreStep::Kind::kTanh) {
       Describe(from.operand, traits.operand, params.operand, params.constant);
     }
-    Describe(from.condition, traits.condition, params.condition);
+    Describe(from.condition, Extents(spec_.q_len, spec_.kv_len), traits.condition,
+             params.condition);
     if (from.alignment == ScoreStep::Alignment::kRuntime) {
       Describe(from.shift_add, traits.shift_add, params.shift_add);
       Describe(from.shift_sub, traits.shift_sub, params.shift_sub);
@@ -293,7 +280,8 @@ class Describer {
     scalar(spec_.dropout->seed, t.seed, p.seed);
     scalar(spec_.dropout->offset, t.dropout_offset, p.dropout_offset);
     scalar(spec_.dropout->probability, t.probability, p.probability);
-    Describe(spec_.dropout->mask, t.dropout_mask, p.dropout_mask, /*output=*/true);
+    Describe(spec_.dropout->mask, Extents(spec_.q_len, spec_.kv_len), t.dropout_mask,
+             p.dropout_mask, /*output=*/true);
   }
 
   void DescribeRounding() {

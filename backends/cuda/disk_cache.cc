@@ -288,7 +288,7 @@ std::string DefaultCacheFolder() {
     const char* value = std::getenv(name);
     return value != nullptr ? value : "";
   };
-  if (const std::string folder = variable("KVANT_CACHE_DIR"); !folder.empty()) return folder;
+  if (std::string folder = variable("KVANT_CACHE_DIR"); !folder.empty()) return folder;
   // The XDG specification has relative paths ignored.
   if (const std::string cache = variable("XDG_CACHE_HOME"); cache.starts_with('/')) {
     return cache + "/kvant";

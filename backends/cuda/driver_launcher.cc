@@ -53,7 +53,7 @@ class DriverKernel : public LoadedKernel {
     const DeviceContext::LaunchShape shape = {static_cast<unsigned>(blocks),
                                               static_cast<unsigned>(threads_),
                                               static_cast<unsigned>(shared_bytes_)};
-    const absl::Status status = context_->Launch(function_, shape, params, param_bytes, stream);
+    absl::Status status = context_->Launch(function_, shape, params, param_bytes, stream);
     if (status.ok()) return status;
     return absl::Status(status.code(), absl::StrCat("kernel '", name_, "', ", blocks, " blocks of ",
                                                     threads_, " threads, ", shared_bytes_,

@@ -1,13 +1,12 @@
 #include "kvant/backends/cuda/jit.h"
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <optional>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "kvant/backends/cuda/disk_cache.h"
 #include "kvant/backends/cuda/embedded_sources.h"
 #include "kvant/backends/cuda/nvrtc.h"
@@ -53,7 +52,7 @@ CacheKey KeyOf(const KernelSource& source, std::string_view arch) {
 
 // A kernel that is there, or being made.
 struct Slot {
-  absl::Notification done;
+  bool done = false;
   absl::StatusOr<Kernel> kernel;  // once done
 };
 
@@ -64,16 +63,17 @@ struct Jit::State {
   std::optional<DiskCache> cache;
   std::atomic<int64_t> compiled = 0, from_disk = 0, from_memory = 0;
 
-  mutable absl::Mutex mutex;
-  absl::flat_hash_map<std::string, std::shared_ptr<Slot>> slots ABSL_GUARDED_BY(mutex);
-  std::string note ABSL_GUARDED_BY(mutex);
+  std::mutex mutex;  // of the slots, what is in them, and the note
+  std::condition_variable slot_done;
+  absl::flat_hash_map<std::string, std::shared_ptr<Slot>> slots;
+  std::string note;
 
-  absl::Mutex nvrtc_mutex;
-  std::optional<absl::StatusOr<std::shared_ptr<const Nvrtc>>> nvrtc ABSL_GUARDED_BY(nvrtc_mutex);
+  std::mutex nvrtc_mutex;  // apart, since opening takes long
+  std::optional<absl::StatusOr<std::shared_ptr<const Nvrtc>>> nvrtc;
 
   // Opened by the first that needs it.
   absl::StatusOr<std::shared_ptr<const Nvrtc>> OpenNvrtc() {
-    absl::MutexLock lock(&nvrtc_mutex);
+    const std::lock_guard<std::mutex> lock(nvrtc_mutex);
     if (!nvrtc) nvrtc = Nvrtc::Open(options.driver_version);
     return *nvrtc;
   }
@@ -120,7 +120,7 @@ absl::StatusOr<Kernel> Jit::State::Make(const KernelSource& source, const CacheK
     StoredKernel kernel{std::move(cubin), CompilerFile::At(compiler->path())};
     std::string reason = cache->Store(key, kernel);
     cubin = std::move(kernel.cubin);
-    absl::MutexLock lock(&mutex);
+    const std::lock_guard<std::mutex> lock(mutex);
     note = std::move(reason);
   }
   return std::make_shared<const Cubin>(std::move(cubin));
@@ -134,7 +134,6 @@ Jit::Jit(const JitOptions& options) : state_(std::make_unique<State>()) {
     state_->cache.emplace(folder);
     return;
   }
-  absl::MutexLock lock(&state_->mutex);
   state_->note =
       "compiled kernels are not kept: none of KVANT_CACHE_DIR, XDG_CACHE_HOME and HOME is set";
 }
@@ -144,32 +143,29 @@ Jit::~Jit() = default;
 absl::StatusOr<Kernel> Jit::Get(const KernelSource& source, std::string_view arch) {
   const CacheKey key = KeyOf(source, arch);
   const std::string id = ToHex(key.digest);
-  std::shared_ptr<Slot> slot;
-  bool mine = false;
-  {
-    absl::MutexLock lock(&state_->mutex);
-    std::shared_ptr<Slot>& found = state_->slots[id];
-    mine = found == nullptr;
-    if (mine) found = std::make_shared<Slot>();
-    slot = found;
-  }
-  if (!mine) {
-    slot->done.WaitForNotification();
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  std::shared_ptr<Slot>& found = state_->slots[id];
+  if (found != nullptr) {
+    const std::shared_ptr<Slot> slot = found;
+    state_->slot_done.wait(lock, [&] { return slot->done; });
     if (slot->kernel.ok()) ++state_->from_memory;
     return slot->kernel;
   }
-  slot->kernel = state_->Make(source, key);
-  if (!slot->kernel.ok()) {
-    // Whoever waits gets the error, whoever comes later tries again.
-    absl::MutexLock lock(&state_->mutex);
-    state_->slots.erase(id);
-  }
-  slot->done.Notify();
-  return slot->kernel;
+  const auto slot = std::make_shared<Slot>();
+  found = slot;
+  lock.unlock();
+  absl::StatusOr<Kernel> kernel = state_->Make(source, key);
+  lock.lock();
+  slot->kernel = kernel;
+  slot->done = true;
+  // Whoever waits gets the error, whoever comes later tries again.
+  if (!kernel.ok()) state_->slots.erase(id);
+  state_->slot_done.notify_all();
+  return kernel;
 }
 
 std::string Jit::cache_note() const {
-  absl::MutexLock lock(&state_->mutex);
+  const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->note;
 }
 

@@ -3,7 +3,10 @@
 #define KVANT_BACKENDS_CUDA_KERNEL_BINDING_H_
 
 #include <cstddef>
+#include <cstring>
 #include <vector>
+
+#include "absl/types/span.h"
 
 namespace kvant::cuda {
 
@@ -26,6 +29,22 @@ struct KernelBinding {
   // Copied to the device when the partition is compiled.
   std::vector<std::byte> constant_bytes;
 };
+
+inline void SetPointer(void* params, size_t offset, const void* pointer) {
+  std::memcpy(static_cast<std::byte*>(params) + offset, &pointer, sizeof(pointer));
+}
+
+inline void FillPointers(const KernelBinding& binding, absl::Span<const void* const> inputs,
+                         absl::Span<void* const> outputs, const std::byte* constants,
+                         void* params) {
+  for (const PortPointer& pointer : binding.ports) {
+    SetPointer(params, pointer.offset,
+               pointer.output ? outputs[pointer.port] : inputs[pointer.port]);
+  }
+  for (const ConstantPointer& pointer : binding.constants) {
+    SetPointer(params, pointer.offset, constants + pointer.at);
+  }
+}
 
 }  // namespace kvant::cuda
 

@@ -83,6 +83,15 @@ const char* Resolve(const SharedLibrary& library, NvrtcApi& api) {
   return nullptr;
 }
 
+// NVRTC opens a second library by its name alone, and up to 13.0 finds it only where the loader
+// looks. One that lies beside it and is open already is found too.
+void OpenBuiltins(const std::string& nvrtc_path, int major, int minor) {
+  const std::string folder = nvrtc_path.substr(0, nvrtc_path.rfind('/') + 1);
+  // Where there is none, NVRTC's own error tells when it is needed.
+  SharedLibrary::Open({absl::StrCat(folder, "libnvrtc-builtins.so.", major, ".", minor)})
+      .IgnoreError();
+}
+
 // A program under compilation, and the sentences of what goes wrong.
 class Program {
  public:
@@ -110,9 +119,10 @@ class Program {
   }
 
   std::string Log() const {
-    return Text([&](size_t* bytes) { return api_.GetProgramLogSize(program_, bytes); },
-                [&](char* text) { return api_.GetProgramLog(program_, text); })
-        .value_or("");
+    std::string log = Text([&](size_t* bytes) { return api_.GetProgramLogSize(program_, bytes); },
+                           [&](char* text) { return api_.GetProgramLog(program_, text); })
+                          .value_or("");
+    return log.substr(0, log.find('\0'));
   }
 
   std::optional<std::string> Image() const {
@@ -209,6 +219,7 @@ absl::StatusOr<std::shared_ptr<const Nvrtc>> Nvrtc::Open(absl::Span<const std::s
       continue;
     }
     nvrtc->path_ = FileOfSymbol(reinterpret_cast<void*>(api->Version));
+    OpenBuiltins(nvrtc->path_, nvrtc->major_, nvrtc->minor_);
     nvrtc->api_ = std::move(api);
     return nvrtc;
   }

@@ -3,12 +3,26 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {
+namespace {
+
+// The loader's words for why `name` did not open, without what the sentence around them says.
+std::string Reason(const std::string& name) {
+  const char* words = dlerror();
+  std::string_view reason = words != nullptr ? words : "no reason given";
+  for (const std::string& start : {name + ": ", std::string("cannot open shared object file: ")}) {
+    if (reason.starts_with(start)) reason.remove_prefix(start.size());
+  }
+  return std::string(reason);
+}
+
+}  // namespace
 
 absl::StatusOr<SharedLibrary> SharedLibrary::Open(absl::Span<const std::string> names) {
   std::vector<std::string> reasons;
@@ -16,13 +30,10 @@ absl::StatusOr<SharedLibrary> SharedLibrary::Open(absl::Span<const std::string> 
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
       return SharedLibrary(handle, name);
     }
-    const char* reason = dlerror();
-    // dlerror's words mostly begin with the name.
-    reasons.emplace_back(reason ? reason : absl::StrCat(name, ": no reason given"));
+    reasons.push_back(absl::StrCat(name, " (", Reason(name), ")"));
   }
   return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("cannot open ", absl::StrJoin(names, " or "), " (",
-                                absl::StrJoin(reasons, "; "), ")"));
+                   absl::StrCat("cannot open ", absl::StrJoin(reasons, ", ")));
 }
 
 void* SharedLibrary::Symbol(const char* name) const { return dlsym(handle_, name); }

@@ -9,6 +9,7 @@
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/backends/reference/rows.h"
+#include "kvant/graph/op_shapes.h"
 #include "kvant/kernels/cpu/group_parameters.h"
 
 namespace kvant::reference {
@@ -91,19 +92,6 @@ QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
   return result;
 }
 
-// Elements per group along each dimension of x.
-Dims GroupShape(const Op& op, const Dims& dims) {
-  const std::string qtype = op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
-  Dims group = dims;
-  if (qtype == "per_channel") {
-    group[FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), dims.size())] = 1;
-  } else if (qtype == "per_group") {
-    const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
-    group.assign(shape.begin(), shape.end());
-  }
-  return group;
-}
-
 // The smallest and largest of the elements of a dense array with these dims and strides, from
 // `first` on; 0 if there are none, NaN if any is NaN.
 std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims& strides) {
@@ -123,7 +111,7 @@ std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims
 
 // Scales and zero points that the op computes from x, with x's rank.
 QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lowering) {
-  const Dims group = GroupShape(op, x.dims), strides = DenseStrides(x.dims);
+  const Dims group = QuantizationGroup(op, x.dims), strides = DenseStrides(x.dims);
   Dims groups = x.dims, steps = strides;
   for (size_t d = 0; d < groups.size(); ++d) {
     groups[d] = group[d] == 0 ? 1 : groups[d] / group[d];

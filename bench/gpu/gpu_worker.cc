@@ -37,8 +37,8 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNoGpu = 2;
-// Of one buffer: beyond any second-level cache.
-constexpr size_t kCopyBytes = size_t{1} << 30;
+// Of one buffer that is copied or read: so many times the second-level cache.
+constexpr size_t kCopiedCaches = 16;
 
 absl::StatusOr<GpuCaseOptions> OptionsFrom(const Json& json) {
   GpuCaseOptions options;
@@ -137,18 +137,19 @@ class Worker {
   }
 
   absl::StatusOr<Json> Bandwidth(size_t replays, bool copy) {
+    const size_t bytes = kCopiedCaches * data_.launcher().properties().l2_bytes;
     while (copied_.size() < 2) {
-      KVANT_ASSIGN_OR_RETURN(void* memory, engine_.memory().Allocate(kCopyBytes));
+      KVANT_ASSIGN_OR_RETURN(void* memory, engine_.memory().Allocate(bytes));
       copied_.push_back(memory);
-      KVANT_RETURN_IF_ERROR(data_.Fill(memory, kCopyBytes, 1, {}, stream_.native()));
+      KVANT_RETURN_IF_ERROR(data_.Fill(memory, bytes, 1, {}, stream_.native()));
     }
     std::vector<double> speeds(replays);
     for (double& gb_per_s : speeds) {
       KVANT_ASSIGN_OR_RETURN(const double us, stream_.Time([&] {
-        return copy ? stream_.CopyOnDevice(copied_[0], copied_[1], kCopyBytes)
-                    : data_.Read(copied_[0], kCopyBytes, stream_.native());
+        return copy ? stream_.CopyOnDevice(copied_[0], copied_[1], bytes)
+                    : data_.Read(copied_[0], bytes, stream_.native());
       }));
-      gb_per_s = static_cast<double>(kCopyBytes) * (copy ? 2 : 1) / us * 1e-3;
+      gb_per_s = static_cast<double>(bytes) * (copy ? 2 : 1) / us * 1e-3;
     }
     return Json{{"gb_per_s", speeds}};
   }

@@ -50,7 +50,7 @@ class AttentionTiles {
 
  private:
   using Products = TileProducts<T>;
-  using Steps = ScoreSteps<T>;
+  using Steps = RowSteps<T>;
   using Ending = Finish<T>;
 
   KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
@@ -208,7 +208,7 @@ class AttentionTiles {
     if (Steps::Hides()) {
       const SharedAddress ranges = shared_ + at_.factors;
       if (ThreadIndex() < Ending::Rows()) {
-        const ColumnRange row = Steps::Live(p_, block_.At(p_, ThreadIndex()), kv_len_);
+        const ColumnRange row = Steps(p_, block_.At(p_, ThreadIndex()), kv_len_).Live();
         const bool any = row.begin < row.end;
         StoreShared64(ranges + ThreadIndex() * 8, {{static_cast<u32>(any ? row.begin : kv_len_),
                                                     static_cast<u32>(any ? row.end : 0)}});
@@ -240,6 +240,7 @@ class AttentionTiles {
       if (values) outputs.Start(tiles.begin);
       CopyAsyncCommit();
     }
+    const Steps steps[2] = {Steps(p_, position_[0], kv_len_), Steps(p_, position_[1], kv_len_)};
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
       const bool more = tile + 1 < tiles.end;
@@ -257,7 +258,7 @@ class AttentionTiles {
       const i32 first = tile * T::k.tile + token_;
       ForEach(scores, [&](float& x, i32 h, i32 col) {
         const i32 token = first + col;
-        x = token < kv_len_ ? Steps::Apply(p_, position_[h], kv_len_, token, x) : -Infinity();
+        x = token < kv_len_ ? steps[h].Apply(p_, token, x) : -Infinity();
       });
       use(scores, first, outputs.tile(tile));
     }

@@ -6,50 +6,73 @@
 
 namespace kvant::cuda {
 
-// Beyond any column, and far enough from overflow to be added to.
-inline constexpr i64 kFar = i64{1} << 40;
-
 struct ColumnRange {
   i32 begin, end;
 };
 
-// The steps of the traits T, for one row of scores. kv_len: of the batch entry of `at`, the real
-// one where there is one.
+// The steps of the traits T on one row of scores: what is the same for the whole row is found once.
 template <class T>
-struct ScoreSteps {
-  // Scores of column `col` before and after.
-  KVANT_DEVICE static float Apply(const AttentionParams& p, const Position& at, i32 kv_len, i32 col,
-                                  float score) {
-    KVANT_UNROLL
-    for (i32 i = 0; i < T::k.step_count; ++i) {
-      score = Step(T::k.steps[i], p, p.steps[i], at, kv_len, col, score);
-    }
-    return score;
-  }
-
-  // The columns of a row that may end up at anything but -inf.
-  KVANT_DEVICE static ColumnRange Live(const AttentionParams& p, const Position& at, i32 kv_len) {
-    ColumnRange live{0, kv_len};
-    KVANT_UNROLL
-    for (i32 i = 0; i < T::k.step_count; ++i) {
-      if (!T::k.steps[i].hides) continue;
-      const i64 diagonal = Diagonal(T::k.steps[i], p, p.steps[i], at, kv_len);
-      live.begin = MaxOf(live.begin, Clamp(diagonal + p.steps[i].lower, kv_len));
-      live.end = MinOf(live.end, Clamp(diagonal + p.steps[i].upper + 1, kv_len));
-    }
-    return live;
-  }
-
-  // Whether Live is ever less than all.
+class RowSteps {
+ public:
+  // Whether any column is ever hidden.
   KVANT_DEVICE static constexpr bool Hides() {
     bool any = false;
     for (i32 i = 0; i < T::k.step_count; ++i) any |= T::k.steps[i].hides != 0;
     return any;
   }
 
+  // kv_len: of the batch entry of `at`, the real one where there is one.
+  KVANT_DEVICE RowSteps(const AttentionParams& p, const Position& at, i32 kv_len)
+      : at_(at), kv_len_(kv_len) {
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      const StepTraits& traits = T::k.steps[i];
+      if (traits.kind == kBand) {
+        const i64 diagonal = Diagonal(traits, p, p.steps[i], at);
+        band_[i] = {Clamp(diagonal + p.steps[i].lower), Clamp(diagonal + p.steps[i].upper + 1)};
+      } else if (traits.kind == kAlibi) {
+        // Far diagonals are far from exact in f32 anyhow.
+        const i64 diagonal = Diagonal(traits, p, p.steps[i], at);
+        band_[i].begin = static_cast<i32>(diagonal < -kFar  ? -kFar
+                                          : diagonal > kFar ? kFar
+                                                            : diagonal);
+      }
+      if (traits.kind == kTanh || !Uniform(traits)) continue;
+      const float operand = Operand(traits, p.steps[i], 0);
+      uniform_[i] = traits.kind == kDivide ? Divide(1.f, operand) : operand;
+    }
+  }
+
+  // The columns that may end up at anything but -inf.
+  KVANT_DEVICE ColumnRange Live() const {
+    ColumnRange live{0, kv_len_};
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      if (!T::k.steps[i].hides) continue;
+      live.begin = MaxOf(live.begin, band_[i].begin);
+      live.end = MinOf(live.end, band_[i].end);
+    }
+    return live;
+  }
+
+  // The score of column `col` before and after.
+  KVANT_DEVICE float Apply(const AttentionParams& p, i32 col, float score) const {
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) score = Step(i, p, col, score);
+    return score;
+  }
+
  private:
-  KVANT_DEVICE static i32 Clamp(i64 column, i32 kv_len) {
-    return static_cast<i32>(column < 0 ? 0 : column > kv_len ? kv_len : column);
+  // Beyond any column, and far enough from overflow to be added to.
+  static constexpr i64 kFar = 1 << 30;
+
+  // Whether the operand is one number for the row.
+  KVANT_DEVICE static constexpr bool Uniform(const StepTraits& traits) {
+    return traits.operand.type == kNone || (traits.operand.varies >> kCol & 1) == 0;
+  }
+
+  KVANT_DEVICE i32 Clamp(i64 column) const {
+    return static_cast<i32>(column < 0 ? 0 : column > kv_len_ ? kv_len_ : column);
   }
 
   KVANT_DEVICE static i64 ShiftOperand(const ArrayTraits& traits, const BatchArray& array,
@@ -59,38 +82,43 @@ struct ScoreSteps {
     return value < -kFar ? -kFar : value > kFar ? kFar : value;
   }
 
-  // The column on the diagonal of a row.
-  KVANT_DEVICE static i64 Diagonal(const StepTraits& traits, const AttentionParams& p,
-                                   const StepParams& step, const Position& at, i32 kv_len) {
+  // The column on the diagonal of the row.
+  KVANT_DEVICE i64 Diagonal(const StepTraits& traits, const AttentionParams& p,
+                            const StepParams& step, const Position& at) const {
     if (traits.alignment == kTopLeft) return at.row;
-    if (traits.alignment == kBottomRight) return at.row + kv_len - p.q_len;
+    if (traits.alignment == kBottomRight) return at.row + kv_len_ - p.q_len;
     return at.row + ShiftOperand(traits.shift_add, step.shift_add, at) -
            ShiftOperand(traits.shift_sub, step.shift_sub, at);
   }
 
-  KVANT_DEVICE static float Step(const StepTraits& traits, const AttentionParams& p,
-                                 const StepParams& step, const Position& at, i32 kv_len, i32 col,
-                                 float score) {
-    if (traits.kind == kTanh) return Tanh(score);
-    bool keep = true;
-    if (traits.kind == kSelect) {
-      const float condition = LoadElement(traits.condition.type, step.condition.data,
-                                          IndexOf(traits.condition, step.condition, at, col));
-      keep = (condition != 0.f) != (traits.inverted != 0);
-    } else if (traits.kind == kBand) {
-      const i64 off = col - Diagonal(traits, p, step, at, kv_len);
-      keep = (step.lower <= off && off <= step.upper) != (traits.inverted != 0);
+  KVANT_DEVICE float Operand(const StepTraits& traits, const StepParams& step, i32 col) const {
+    if (traits.operand.type == kNone) return step.constant;
+    return LoadElement(traits.operand.type, step.operand.data,
+                       IndexOf(traits.operand, step.operand, at_, col));
+  }
+
+  KVANT_DEVICE bool Keeps(i32 i, const AttentionParams& p, i32 col) const {
+    const StepTraits& traits = T::k.steps[i];
+    if (traits.kind == kBand) {
+      return (band_[i].begin <= col && col < band_[i].end) != (traits.inverted != 0);
     }
-    if ((traits.kind == kSelect || traits.kind == kBand) && keep) return score;
-    const float operand = traits.operand.type == kNone
-                              ? step.constant
-                              : LoadElement(traits.operand.type, step.operand.data,
-                                            IndexOf(traits.operand, step.operand, at, col));
+    const StepParams& step = p.steps[i];
+    const float condition = LoadElement(traits.condition.type, step.condition.data,
+                                        IndexOf(traits.condition, step.condition, at_, col));
+    return (condition != 0.f) != (traits.inverted != 0);
+  }
+
+  KVANT_DEVICE float Step(i32 i, const AttentionParams& p, i32 col, float score) const {
+    const StepTraits& traits = T::k.steps[i];
+    if (traits.kind == kTanh) return Tanh(score);
+    if ((traits.kind == kSelect || traits.kind == kBand) && Keeps(i, p, col)) return score;
+    const bool uniform = Uniform(traits);
+    const float operand = uniform ? uniform_[i] : Operand(traits, p.steps[i], col);
     switch (traits.kind) {
       case kMultiply:
         return score * operand;
       case kDivide:
-        return Divide(score, operand);
+        return uniform ? score * operand : Divide(score, operand);
       case kAdd:
         return score + operand;
       case kSubtract:
@@ -100,11 +128,18 @@ struct ScoreSteps {
       case kMinimum:
         return operand < score ? operand : score;
       case kAlibi:
-        return score + operand * static_cast<float>(col - Diagonal(traits, p, step, at, kv_len));
+        return score + operand * static_cast<float>(col - band_[i].begin);
       default:
         return operand;
     }
   }
+
+  static constexpr i32 kSteps = T::kMax.step_count > 0 ? T::kMax.step_count : 1;
+
+  const Position at_;
+  const i32 kv_len_;
+  float uniform_[kSteps];     // operands that do not vary over columns; of kDivide, the reciprocal
+  ColumnRange band_[kSteps];  // the columns in band; of kAlibi, the diagonal
 };
 
 }  // namespace kvant::cuda

@@ -6,14 +6,15 @@
 
 namespace kvant::cuda {
 
-// x as the sum of two tf32, whose lower 13 bits the tensor cores ignore.
+// x as the sum of two tf32, each rounded to nearest: of its lower 13 bits the tensor cores take no
+// notice. What is left is below 2^-23 of x.
 struct Split {
   u32 high, low;
   KVANT_DEVICE static Split Of(float x) {
-    const u32 high = AsBits(x) & 0xffffe000u;
+    const u32 high = (AsBits(x) + 0x1000u) & 0xffffe000u;
     const float low = x - AsFloat(high);
     // Infinity less infinity is NaN, and would be where there was none.
-    return {high, high == AsBits(x) ? 0u : AsBits(low)};
+    return {high, high == AsBits(x) ? 0u : AsBits(low) + 0x1000u};
   }
 };
 
@@ -97,14 +98,21 @@ struct TileProducts {
     const SharedAddress q_at = layout.At(q, row + g, c);
     const SharedAddress k_at = layout.At(k, token + g, c);
     KVANT_NO_UNROLL
-    for (i32 d = 0; d < layout.channels; d += 8) {
-      const Split a[4] = {LoadSplit(q_at + d * 4), LoadSplit(q_at + d * 4 + 8 * layout.pitch),
-                          LoadSplit(q_at + d * 4 + 16),
-                          LoadSplit(q_at + d * 4 + 16 + 8 * layout.pitch)};
+    for (i32 d = 0; d < layout.channels; d += 16) {
+      Split a[2][4];
+      KVANT_UNROLL
+      for (i32 i = 0; i < 8; ++i) {
+        a[i / 4][i % 4] = LoadSplit(q_at + (d + i / 2 * 4) * 4 + i % 2 * 8 * layout.pitch);
+      }
       KVANT_UNROLL
       for (i32 j = 0; j < TokenTiles(); ++j) {
+        // Long sums of large numbers lose less when short ones are added up.
+        float sum[4] = {};
         const SharedAddress at = k_at + j * 8 * layout.pitch + d * 4;
-        MmaSplit(scores[j], a, LoadSplit(at), LoadSplit(at + 16));
+        MmaSplit(sum, a[0], LoadSplit(at), LoadSplit(at + 16));
+        MmaSplit(sum, a[1], LoadSplit(at + 32), LoadSplit(at + 48));
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) scores[j][e] += sum[e];
       }
     }
   }

@@ -76,29 +76,11 @@ extern "C" void KvantStartFiber();
 namespace kvant::simt {
 namespace {
 
+constexpr size_t kStackBytes = 256 * 1024;
+
 size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
-
-FiberStacks::FiberStacks(int count) : total_bytes_(count * (kBytes + PageBytes())) {
-  void* memory = mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  base_ = static_cast<char*>(memory);
-  for (int i = 0; i < count; ++i) mprotect(bottom(i) - PageBytes(), PageBytes(), PROT_NONE);
-}
-
-FiberStacks::~FiberStacks() {
-#ifdef KVANT_ADDRESS_SANITIZER
-  // Frames of fibers that never ended have left their marks, which would outlive the memory.
-  __asan_unpoison_memory_region(base_, total_bytes_);
-#endif
-  munmap(base_, total_bytes_);
-}
-
-char* FiberStacks::bottom(int index) const {
-  return base_ + index * (kBytes + PageBytes()) + PageBytes();
-}
 
 Fiber::Fiber() {
 #ifdef KVANT_THREAD_SANITIZER
@@ -106,15 +88,22 @@ Fiber::Fiber() {
 #endif
 }
 
-Fiber::Fiber(char* stack_bottom, void (*entry)(void*), void* argument)
-    : entry_(entry), argument_(argument), bottom_(stack_bottom), bytes_(FiberStacks::kBytes) {
+Fiber::Fiber(void (*entry)(void*), void* argument) : entry_(entry), argument_(argument) {
+  void* memory = mmap(nullptr, PageBytes() + kStackBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mprotect(memory, PageBytes(), PROT_NONE);
+  memory_ = static_cast<char*>(memory);
+  char* bottom = memory_ + PageBytes();
+  bottom_ = bottom;
+  bytes_ = kStackBytes;
 #ifdef KVANT_THREAD_SANITIZER
   shadow_ = __tsan_create_fiber(0);
 #endif
 #if defined(__x86_64__)
   // What KvantSwitchStack pops: r15, r14, r13, r12, rbx, rbp, and where to return to; that leaves
   // the stack pointer a multiple of 16.
-  void** top = reinterpret_cast<void**>(stack_bottom + bytes_) - 9;
+  void** top = reinterpret_cast<void**>(bottom + bytes_) - 9;
   for (int i = 0; i < 9; ++i) top[i] = nullptr;
   top[3] = reinterpret_cast<void*>(&Fiber::Enter);
   top[4] = this;
@@ -122,7 +111,7 @@ Fiber::Fiber(char* stack_bottom, void (*entry)(void*), void* argument)
   stack_pointer_ = top;
 #else
   getcontext(&context_);
-  context_.uc_stack.ss_sp = stack_bottom;
+  context_.uc_stack.ss_sp = bottom;
   context_.uc_stack.ss_size = bytes_;
   context_.uc_link = nullptr;
   // makecontext passes arguments as int, so the pointer goes in halves.
@@ -136,9 +125,15 @@ Fiber::Fiber(char* stack_bottom, void (*entry)(void*), void* argument)
 }
 
 Fiber::~Fiber() {
+  if (memory_ == nullptr) return;
 #ifdef KVANT_THREAD_SANITIZER
-  if (entry_ != nullptr) __tsan_destroy_fiber(shadow_);
+  __tsan_destroy_fiber(shadow_);
 #endif
+#ifdef KVANT_ADDRESS_SANITIZER
+  // Frames that never ended have left their marks, which would outlive the memory.
+  __asan_unpoison_memory_region(bottom_, bytes_);
+#endif
+  munmap(memory_, PageBytes() + kStackBytes);
 }
 
 void Fiber::Enter(Fiber* fiber) {

@@ -10,30 +10,14 @@
 
 namespace kvant::simt {
 
-// Memory for the stacks of `count` fibers, each below a page that may not be touched, so that one
-// that overflows stops the program instead of another fiber.
-class FiberStacks {
- public:
-  explicit FiberStacks(int count);
-  ~FiberStacks();
-  FiberStacks(const FiberStacks&) = delete;
-  FiberStacks& operator=(const FiberStacks&) = delete;
-
-  char* bottom(int index) const;
-  static constexpr size_t kBytes = 256 * 1024;
-
- private:
-  char* base_;
-  size_t total_bytes_;
-};
-
 // A flow of control: what the OS thread had before (default-constructed), or one with a stack of
-// its own. One that is destroyed need not have ended.
+// its own, below which lies a page that may not be touched. One that is destroyed need not have
+// ended.
 class Fiber {
  public:
   Fiber();
   // Will call entry(argument) when first switched to. `entry` must not return.
-  Fiber(char* stack_bottom, void (*entry)(void*), void* argument);
+  Fiber(void (*entry)(void*), void* argument);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
@@ -53,11 +37,12 @@ class Fiber {
   Fiber* from_ = nullptr;  // who switched here last
   void (*entry_)(void*) = nullptr;
   void* argument_ = nullptr;
-  // For the sanitizers, which must know on which stack the program is.
+  char* memory_ = nullptr;  // the forbidden page and the stack
+  // The stack, which the sanitizers must know.
   const void* bottom_ = nullptr;
   size_t bytes_ = 0;
-  void* fake_stack_ = nullptr;
-  void* shadow_ = nullptr;
+  [[maybe_unused]] void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* shadow_ = nullptr;
 };
 
 }  // namespace kvant::simt

@@ -56,6 +56,10 @@ KVANT_DEVICE bool Any(bool value) { return __any_sync(0xffffffffu, value); }
 // ---- Bits
 KVANT_DEVICE float AsFloat(u32 bits) { return __uint_as_float(bits); }
 KVANT_DEVICE u32 AsBits(float value) { return __float_as_uint(value); }
+KVANT_DEVICE double AsDouble(u64 bits) {
+  return __longlong_as_double(static_cast<long long>(bits));
+}
+KVANT_DEVICE u64 AsBits(double value) { return static_cast<u64>(__double_as_longlong(value)); }
 // prmt: byte i of the result is byte (selector >> 4i) & 7 of a, b; its sign if bit 3 is set.
 // (__byte_perm would clear bit 3.)
 KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
@@ -171,7 +175,9 @@ KVANT_DEVICE Words4 Load(const Words4* p) {
   const uint4 x = __ldg(reinterpret_cast<const uint4*>(p));
   return {{x.x, x.y, x.z, x.w}};
 }
-// What other blocks wrote, before a Fence and an atomic that this block has seen.
+// What other blocks wrote, before a Fence and an atomic that this block has seen, or what this
+// thread did.
+KVANT_DEVICE u8 LoadCoherent(const u8* p) { return __ldcg(p); }
 KVANT_DEVICE float LoadCoherent(const float* p) { return __ldcg(p); }
 KVANT_DEVICE Words4 LoadCoherent(const Words4* p) {
   const uint4 x = __ldcg(reinterpret_cast<const uint4*>(p));

@@ -39,7 +39,7 @@ struct MmaModel {
 };
 
 struct Options {
-  bool races = true;  // check the accesses to shared memory, beyond their bounds and alignment
+  bool races = true;  // check accesses to memory, beyond their bounds and alignment
   bool count = true;  // fill the counters of memory traffic
   uint64_t seed = 0;  // of the order of blocks and threads; 0 is the natural order
   MmaModel accumulate;
@@ -94,10 +94,12 @@ struct Counters {
 
   bool operator==(const Counters&) const = default;
 };
+// Those that are not 0, as "name value, name value".
+std::ostream& operator<<(std::ostream& out, const Counters& counters);
 
 enum class Check {
   kArgument,       // the launch, or an operation, has arguments that no GPU accepts
-  kRace,           // accesses to shared memory without the right barrier between them
+  kRace,           // accesses to memory without the right barrier or fence between them
   kPendingCopy,    // touches what a copy that was not waited for will write
   kUninitialised,  // reads shared memory that the block has not written
   kBounds,         // outside of the shared memory or of Options::buffers

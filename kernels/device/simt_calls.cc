@@ -83,30 +83,48 @@ bool AnyLane(bool value, Site site) {
   return mine;
 }
 
-bool BeginGlobalLoad(const void* from, size_t bytes, Site site) {
+bool BeginGlobalLoad(const void* from, size_t bytes, bool coherent, Site site) {
   Thread* t = Current();
+  Execution& execution = *t->execution;
   CountAccess(t, Kind::kGlobalLoad, site, bytes, reinterpret_cast<uintptr_t>(from));
-  t->execution->CheckAlignment(t, from, bytes, "loads", site);
-  if (!t->execution->BeginGlobal(t, from, bytes, "loads", site)) return false;
-  t->execution->CountReads(from, bytes);
+  execution.CheckAlignment(t, from, bytes, "loads", site);
+  if (!execution.BeginGlobal(t, from, bytes, "loads", site)) return false;
+  execution.CountReads(from, bytes);
+  if (execution.options().races) {
+    execution.global().Load(reinterpret_cast<uintptr_t>(from), bytes, execution.ActorOf(*t, site),
+                            execution.MomentOf(*t), coherent);
+  }
   return true;
 }
 
 bool BeginGlobalStore(const void* to, size_t bytes, Site site) {
   Thread* t = Current();
+  Execution& execution = *t->execution;
   CountAccess(t, Kind::kGlobalStore, site, bytes, reinterpret_cast<uintptr_t>(to));
-  t->execution->CheckAlignment(t, to, bytes, "stores", site);
-  return t->execution->BeginGlobal(t, to, bytes, "stores", site);
+  execution.CheckAlignment(t, to, bytes, "stores", site);
+  if (!execution.BeginGlobal(t, to, bytes, "stores", site)) return false;
+  if (execution.options().races) {
+    execution.global().Store(reinterpret_cast<uintptr_t>(to), bytes, execution.ActorOf(*t, site),
+                             execution.MomentOf(*t));
+  }
+  return true;
 }
 
 bool BeginAtomic(const void* at, size_t bytes, Site site) {
   Thread* t = Current();
-  ++t->execution->counters().atomics;
-  t->execution->CheckAlignment(t, at, bytes, "updates", site);
-  return t->execution->BeginGlobal(t, at, bytes, "updates", site);
+  Execution& execution = *t->execution;
+  ++execution.counters().atomics;
+  execution.CheckAlignment(t, at, bytes, "updates", site);
+  if (!execution.BeginGlobal(t, at, bytes, "updates", site)) return false;
+  execution.global().Atomic(t->index, execution.MomentOf(*t));
+  return true;
 }
 
-void CountFence() { ++Current()->execution->counters().fences; }
+void FenceGlobal() {
+  Thread* t = Current();
+  ++t->execution->counters().fences;
+  t->execution->global().Fence(t->index, t->execution->MomentOf(*t));
+}
 
 void ReadShared(uint32_t from, size_t bytes, void* to, Site site) {
   Thread* t = Current();

@@ -28,11 +28,12 @@ uint32_t ShuffleXor(uint32_t value, int mask, Site site);
 uint32_t ShuffleFrom(uint32_t value, int from, Site site);
 bool AnyLane(bool value, Site site);
 
-// Whether a thread may do this access, whose checks and counts are done here.
-bool BeginGlobalLoad(const void* from, size_t bytes, Site site);
+// Whether a thread may do this access, whose checks and counts are done here. Not `coherent`: it
+// asks for what nobody writes during the launch.
+bool BeginGlobalLoad(const void* from, size_t bytes, bool coherent, Site site);
 bool BeginGlobalStore(const void* to, size_t bytes, Site site);
 bool BeginAtomic(const void* at, size_t bytes, Site site);
-void CountFence();
+void FenceGlobal();
 
 // The address of the first byte of shared memory. Not 0, and aligned to 1024 bytes but no further.
 inline constexpr uint32_t kSharedBase = 1024;

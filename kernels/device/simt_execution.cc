@@ -13,6 +13,8 @@ constinit thread_local Thread* current_thread = nullptr;
 
 namespace {
 
+thread_local std::vector<std::unique_ptr<Worker>> workers;
+
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 * 1024;
 
@@ -51,7 +53,9 @@ std::string WrongShape(const LaunchShape& shape) {
 }  // namespace
 
 Report Launch(const LaunchShape& shape, const Options& options, const std::function<void()>& body) {
-  if (std::string wrong = WrongShape(shape); !wrong.empty()) {
+  std::string wrong = WrongShape(shape);
+  if (current_thread != nullptr) wrong = "a launch from within a kernel";
+  if (!wrong.empty()) {
     Report report;
     report.errors.push_back({Check::kArgument, std::move(wrong)});
     return report;
@@ -65,7 +69,7 @@ Execution::Execution(const LaunchShape& shape, const Options& options,
       options_(options),
       body_(body),
       shared_(shape.shared_bytes, options.races, &errors_),
-      stacks_(shape.threads),
+      global_(&errors_),
       warps_(shape.threads / kLanes),
       threads_(shape.threads),
       ready_(shape.threads),
@@ -76,7 +80,9 @@ Execution::Execution(const LaunchShape& shape, const Options& options,
     t.lane = i % kLanes;
     t.warp = &warps_[i / kLanes];
     t.execution = this;
-    t.fiber = std::make_unique<Fiber>(stacks_.bottom(i), &Execution::RunThread, &t);
+    if (i == static_cast<int>(workers.size())) workers.push_back(std::make_unique<Worker>());
+    workers[i]->thread = &t;
+    t.fiber = &workers[i]->fiber;
   }
   for (const Range& watch : options.watches) report_.reads.emplace_back(watch.bytes);
 }
@@ -89,7 +95,9 @@ Report Execution::Run() {
   }
   for (const int64_t block : order) {
     RunBlock(block);
-    if (stopped_) break;
+    if (!stopped_) continue;
+    workers.clear();  // some are in the middle of a thread
+    break;
   }
   report_.errors = errors_.Take();
   return std::move(report_);
@@ -101,6 +109,7 @@ void Execution::RunBlock(int64_t block) {
   exited_ = 0;
   at_barrier_ = 0;
   shared_.BeginBlock({block_barriers_, 0});
+  global_.BeginBlock();
   for (Thread& t : threads_) {
     t.exited = false;
     t.copies.clear();
@@ -114,16 +123,19 @@ void Execution::RunBlock(int64_t block) {
   main_.SwitchTo(*first->fiber);
   current_thread = nullptr;
 
+  global_.EndBlock();
   uint64_t in_flight = 0;
   for (const Thread& t : threads_) in_flight += t.most_bytes_in_flight;
   counters().copy_bytes_in_flight = std::max(counters().copy_bytes_in_flight, in_flight);
   for (Warp& warp : warps_) warp.traffic.Flush(&counters());
 }
 
-void Execution::RunThread(void* thread) {
-  Thread* t = static_cast<Thread*>(thread);
-  Execution& execution = *t->execution;
-  for (;;) {  // a block per turn
+Worker::Worker() : fiber(&Execution::RunThreads, this) {}
+
+void Execution::RunThreads(void* worker) {
+  for (;;) {
+    Thread* t = static_cast<Worker*>(worker)->thread;
+    Execution& execution = *t->execution;
     execution.body_();
     t->exited = true;
     if (++execution.exited_ == execution.shape_.threads) {
@@ -305,6 +317,10 @@ void Execution::StartCopy(Thread* t, const Copy& copy) {
   CheckAlignment(t, copy.from, copy.bytes, "copies", copy.site);
   if (copy.valid > 0) {
     if (BeginGlobal(t, copy.from, copy.valid, "copies", copy.site)) {
+      if (options_.races) {
+        global_.Load(reinterpret_cast<uintptr_t>(copy.from), copy.valid, actor, MomentOf(*t),
+                     /*coherent=*/true);
+      }
       // What may not be read fails here, at the line that asks for it.
       unsigned char probe[16];
       memcpy(probe, copy.from, copy.valid);

@@ -14,6 +14,7 @@
 #include "kvant/kernels/device/simt.h"
 #include "kvant/kernels/device/simt_calls.h"
 #include "kvant/kernels/device/simt_errors.h"
+#include "kvant/kernels/device/simt_global.h"
 #include "kvant/kernels/device/simt_matrix.h"
 #include "kvant/kernels/device/simt_shared.h"
 #include "kvant/kernels/device/simt_traffic.h"
@@ -49,7 +50,7 @@ struct Thread {
   int lane = 0;
   Warp* warp = nullptr;
   Execution* execution = nullptr;
-  std::unique_ptr<Fiber> fiber;
+  Fiber* fiber = nullptr;
   bool exited = false;
   // What it waits in, and where; null when it does not.
   const char* waits_in = nullptr;
@@ -59,6 +60,14 @@ struct Thread {
   std::vector<size_t> group_ends;
   size_t bytes_in_flight = 0;
   size_t most_bytes_in_flight = 0;
+};
+
+// A fiber that runs one thread after another. Each OS thread keeps its workers from launch to
+// launch, because to make a stack takes longer than most kernels.
+struct Worker {
+  Worker();
+  Thread* thread = nullptr;
+  Fiber fiber;
 };
 
 class Execution {
@@ -92,9 +101,12 @@ class Execution {
   const Options& options() const { return options_; }
   Counters& counters() { return report_.counters; }
   SharedMemory& shared() { return shared_; }
+  GlobalMemory& global() { return global_; }
 
  private:
-  static void RunThread(void* thread);
+  friend struct Worker;
+
+  static void RunThreads(void* worker);
   void RunBlock(int64_t block);
   // To the next thread that can run; returns when somebody has made `t` ready again.
   void Suspend(Thread* t);
@@ -115,7 +127,7 @@ class Execution {
   Report report_;
   Errors errors_;
   SharedMemory shared_;
-  FiberStacks stacks_;
+  GlobalMemory global_;
   Fiber main_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;

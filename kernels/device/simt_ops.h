@@ -44,11 +44,12 @@ KVANT_DEVICE i32 BlockThreads() { return simt::CurrentPosition().threads; }
 KVANT_DEVICE i64 BlockIndex() { return simt::CurrentPosition().block; }
 KVANT_DEVICE i64 GridBlocks() { return simt::CurrentPosition().blocks; }
 KVANT_DEVICE i32 LaneIndex() { return ThreadIndex() % 32; }
-KVANT_DEVICE i32 WarpIndex() { return ThreadIndex() / 32; }
 
 // ---- Bits
 KVANT_DEVICE float AsFloat(u32 bits) { return std::bit_cast<float>(bits); }
 KVANT_DEVICE u32 AsBits(float value) { return std::bit_cast<u32>(value); }
+KVANT_DEVICE double AsDouble(u64 bits) { return std::bit_cast<double>(bits); }
+KVANT_DEVICE u64 AsBits(double value) { return std::bit_cast<u64>(value); }
 KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
   const u64 bytes = a | u64{b} << 32;
   u32 result = 0;
@@ -78,6 +79,10 @@ KVANT_DEVICE u32 Shuffle(u32 value, i32 lane, KVANT_SITE) {
 }
 KVANT_DEVICE float Shuffle(float value, i32 lane, KVANT_SITE) {
   return AsFloat(simt::ShuffleFrom(AsBits(value), lane, {file, line}));
+}
+// A shuffle on a GPU, so all lanes must come here too.
+KVANT_DEVICE i32 WarpIndex(KVANT_SITE) {
+  return static_cast<i32>(Shuffle(static_cast<u32>(ThreadIndex()) / 32, 0, file, line));
 }
 KVANT_DEVICE bool Any(bool value, KVANT_SITE) { return simt::AnyLane(value, {file, line}); }
 
@@ -144,16 +149,27 @@ inline constexpr bool kIsGlobalElement =
     std::is_same_v<T, Words2> || std::is_same_v<T, Words4>;
 
 template <class T>
-KVANT_DEVICE T Load(const T* p, KVANT_SITE) {
+KVANT_DEVICE T LoadGlobal(const T* p, bool coherent, const char* file, int line) {
   static_assert(kIsGlobalElement<T>);
   T value{};
-  if (simt::BeginGlobalLoad(p, sizeof(T), {file, line})) {
+  if (simt::BeginGlobalLoad(p, sizeof(T), coherent, {file, line})) {
     memcpy(&value, static_cast<const void*>(p), sizeof(T));
   }
   return value;
 }
-KVANT_DEVICE float LoadCoherent(const float* p, KVANT_SITE) { return Load(p, file, line); }
-KVANT_DEVICE Words4 LoadCoherent(const Words4* p, KVANT_SITE) { return Load(p, file, line); }
+template <class T>
+KVANT_DEVICE T Load(const T* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/false, file, line);
+}
+KVANT_DEVICE u8 LoadCoherent(const u8* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
+}
+KVANT_DEVICE float LoadCoherent(const float* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
+}
+KVANT_DEVICE Words4 LoadCoherent(const Words4* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
+}
 template <class T>
 KVANT_DEVICE void Store(T* p, T value, KVANT_SITE) {
   static_assert(kIsGlobalElement<T>);
@@ -161,7 +177,7 @@ KVANT_DEVICE void Store(T* p, T value, KVANT_SITE) {
     memcpy(static_cast<void*>(p), &value, sizeof(T));
   }
 }
-KVANT_DEVICE void Fence() { simt::CountFence(); }
+KVANT_DEVICE void Fence() { simt::FenceGlobal(); }
 KVANT_DEVICE u32 AtomicIncrement(u32* p, u32 limit, KVANT_SITE) {
   if (!simt::BeginAtomic(p, sizeof(u32), {file, line})) return 0;
   const u32 old = *p;

@@ -8,11 +8,8 @@
 namespace kvant::simt {
 namespace {
 
-constexpr int kWarpLanes = 32;
 // As f16, bf16 and f32 this is NaN.
 constexpr int kGarbage = 0xff;
-
-bool SameWarp(int a, int b) { return a / kWarpLanes == b / kWarpLanes; }
 
 }  // namespace
 
@@ -73,10 +70,7 @@ void SharedMemory::ForCells(size_t offset, size_t bytes, Visit visit) {
 }
 
 bool SharedMemory::Unordered(const Access& earlier, const Actor& actor, Moment now) const {
-  return earlier.thread >= 0 && earlier.thread != actor.thread &&
-         earlier.when.block_barriers == now.block_barriers &&
-         (!SameWarp(earlier.thread, actor.thread) ||
-          earlier.when.warp_barriers == now.warp_barriers);
+  return earlier.thread >= 0 && !IsOrdered(earlier.thread, earlier.when, actor.thread, now);
 }
 
 void SharedMemory::ReportPair(Check check, size_t offset, const Actor& actor, const char* does,

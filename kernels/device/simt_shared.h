@@ -9,15 +9,9 @@
 
 #include "kvant/kernels/device/simt_calls.h"
 #include "kvant/kernels/device/simt_errors.h"
+#include "kvant/kernels/device/simt_moment.h"
 
 namespace kvant::simt {
-
-// What of a thread's progress orders its accesses: those of two threads are ordered if a barrier
-// of the block lies between them, or a barrier of the warp that they share.
-struct Moment {
-  uint32_t block_barriers = 0;  // since the launch
-  uint32_t warp_barriers = 0;   // of the thread's warp
-};
 
 class SharedMemory {
  public:

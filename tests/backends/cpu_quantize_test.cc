@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/quantize_plan.h"
@@ -14,109 +13,16 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-int64_t ElementsOf(const Dims& dims) {
-  int64_t n = 1;
-  for (const int64_t dim : dims) n *= dim;
-  return n;
-}
-
-// With a mean and a spread that differ from stretch to stretch.
-std::vector<double> Numbers(const Dims& dims, uint32_t seed = 1) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<double> normal;
-  std::vector<double> values(ElementsOf(dims));
-  double mean = 0, spread = 1;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (i % 29 == 0) {
-      mean = 3 * normal(rng);
-      spread = std::exp(normal(rng));
-    }
-    values[i] = mean + spread * normal(rng);
-  }
-  return values;
-}
-
-// Every type of numbers, codes, scales and zero points; those of scales take turns.
-std::vector<QuantizeTypes> AllTypes() {
-  std::vector<QuantizeTypes> all;
-  constexpr DataType kScales[] = {kF16, kF32, kBF16};
-  for (const DataType src : {kF32, kF16, kBF16}) {
-    for (const DataType codes : {kS8, kU8, kS4, kU4, kS2, kU2, kF8E4M3, kF8E5M2}) {
-      std::vector<DataType> zero_points{kUndef};
-      if (IsInteger(codes)) zero_points = {kUndef, codes, kS32, kU8, kS8, kF32, kF16, kBF16};
-      for (const DataType type : zero_points) {
-        all.push_back({src, codes, kScales[all.size() % 3], type});
-      }
-    }
-  }
-  return all;
-}
-
-const std::vector<QuantizeLayout>& Layouts() {
-  static const auto* const layouts = new std::vector<QuantizeLayout>{
-      {.name = "runs_of_32", .dims = {3, 5, 64}, .group = {1, 1, 32}},
-      {.name = "runs_of_16", .dims = {2, 70, 16}, .group = {1, 1, 16}},
-      {.name = "rows", .dims = {2, 3, 96}, .group = {1, 1, 96}},
-      {.name = "rows_of_several_axes", .dims = {3, 4, 48}, .group = {1, 4, 48}},
-      {.name = "runs_of_11", .dims = {7, 33}, .group = {1, 11}},
-      {.name = "runs_of_5", .dims = {6, 40}, .group = {1, 5}},
-      {.name = "runs_of_3_odd_rows", .dims = {5, 9}, .group = {1, 3}},
-      {.name = "runs_of_20", .dims = {4, 120}, .group = {1, 20}},
-      {.name = "runs_of_600", .dims = {4, 1200}, .group = {1, 600}},
-      {.name = "rows_of_603", .dims = {4, 603}, .group = {1, 603}},
-      {.name = "one_each", .dims = {5, 33}, .group = {1, 1}},
-      {.name = "columns_of_32", .dims = {2, 64, 48}, .group = {1, 32, 1}},
-      {.name = "columns_of_4_odd", .dims = {3, 8, 35}, .group = {1, 4, 1}},
-      {.name = "columns_of_4_even", .dims = {3, 8, 36}, .group = {1, 4, 1}},
-      {.name = "columns_beyond_a_chunk", .dims = {4, 300}, .group = {2, 1}},
-      {.name = "static_channels", .dims = {2, 40, 20}, .group = {1, 40, 1}},
-      {.name = "per_tensor", .dims = {3, 7, 11}},
-      {.name = "scalar", .dims = {}},
-      {.name = "channel_last", .dims = {6, 40}, .axis = 1},
-      {.name = "channel_first", .dims = {6, 40}, .axis = 0},
-      {.name = "channel_middle", .dims = {2, 5, 16}, .axis = 1},
-      {.name = "blocks", .dims = {8, 64}, .group = {4, 16}},
-      {.name = "padded_lines",
-       .dims = {3, 5, 64},
-       .group = {1, 1, 32},
-       .src_strides = Dims{400, 72, 1},
-       .code_strides = Dims{404, 80, 1}},
-      {.name = "padded_columns",
-       .dims = {2, 8, 20},
-       .group = {1, 4, 1},
-       .src_strides = Dims{200, 24, 1},
-       .code_strides = Dims{256, 32, 1}},
-      {.name = "one_group_per_padded_line",
-       .dims = {9, 32},
-       .group = {1, 32},
-       .src_strides = Dims{48, 1}},
-      {.name = "swapped_axes",
-       .dims = {2, 16, 12},
-       .group = {1, 1, 4},
-       .src_strides = Dims{192, 1, 16}},
-      {.name = "codes_apart", .dims = {4, 16}, .group = {1, 8}, .code_strides = Dims{40, 2}},
-      {.name = "parameters_apart",
-       .dims = {3, 4, 64},
-       .group = {1, 1, 16},
-       .parameter_strides = Dims{64, 12, 3}},
-      {.name = "parameters_swapped",
-       .dims = {6, 64},
-       .group = {1, 16},
-       .parameter_strides = Dims{1, 6}},
-  };
-  return *layouts;
-}
-
 class CpuQuantizeTest : public ::testing::TestWithParam<QuantizeLayout> {};
 
 TEST_P(CpuQuantizeTest, EveryTypeAsTheOracle) {
-  for (const QuantizeTypes& types : AllTypes()) {
-    ExpectQuantizesBothForms({GetParam(), types}, Numbers(GetParam().dims));
+  for (const QuantizeTypes& types : AllQuantizeTypes()) {
+    ExpectQuantizesBothForms({GetParam(), types}, QuantizeNumbers(GetParam().dims));
     if (HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, CpuQuantizeTest, ::testing::ValuesIn(Layouts()),
+INSTANTIATE_TEST_SUITE_P(Layouts, CpuQuantizeTest, ::testing::ValuesIn(QuantizeLayouts()),
                          [](const auto& info) { return info.param.name; });
 
 // Codes, scales and zero points of a few types that together use all loops.
@@ -131,7 +37,7 @@ TEST(CpuQuantize, GroupsThatSeveralThreadsShare) {
          {QuantizeLayout{.name = "tensor", .dims = {5, 45001}},
           QuantizeLayout{.name = "rows", .dims = {2, 70000}, .group = {1, 70000}},
           QuantizeLayout{.name = "channels", .dims = {2000, 48}, .axis = 1}}) {
-      ExpectQuantizesBothForms({layout, types}, Numbers(layout.dims));
+      ExpectQuantizesBothForms({layout, types}, QuantizeNumbers(layout.dims));
     }
   }
 }
@@ -172,7 +78,7 @@ TEST(CpuQuantize, PowersOfTwoAndFloors) {
     for (const float floor : {0.f, 1e-3f, 0.1f}) {
       for (const bool power_of_two : {false, true}) {
         const QuantizeLayout layout{.name = "runs", .dims = {7, 128}, .group = {1, 32}};
-        ExpectQuantizes({layout, types, power_of_two, floor}, Numbers(layout.dims, 5));
+        ExpectQuantizes({layout, types, power_of_two, floor}, QuantizeNumbers(layout.dims, 5));
       }
     }
   }
@@ -189,7 +95,7 @@ TEST(CpuQuantize, NumbersThatAreNotFiniteStayInTheirGroup) {
           QuantizeLayout{.name = "one", .dims = {8, 64}}}) {
       for (const double bad : {kNan, -kNan, kInfinity, -kInfinity}) {
         for (const int at : {0, 100, 250}) {
-          std::vector<double> values = Numbers(layout.dims);
+          std::vector<double> values = QuantizeNumbers(layout.dims);
           values[at] = bad;
           ExpectQuantizesBothForms({layout, types}, values);
           const QuantizeCase test{layout, types};
@@ -215,7 +121,7 @@ TEST(CpuQuantize, OddGivenParameters) {
           const QuantizeCase test{{.name = "odd", .dims = {8, 32}, .group = group},
                                   {src, codes, kF32, type}};
           const int64_t count = test.scales().elements();
-          std::vector<double> values = Numbers(test.layout.dims, 9), s(count), z(count);
+          std::vector<double> values = QuantizeNumbers(test.layout.dims, 9), s(count), z(count);
           values[3] = kNan;
           values[40] = kInfinity;
           values[230] = -kInfinity;

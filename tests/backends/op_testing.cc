@@ -54,7 +54,9 @@ std::vector<double> Unpack(const LogicalTensor& desc, const Bytes& memory) {
 
 absl::StatusOr<Values> RunGraph(const Graph& graph, Values values, const std::string& backend) {
   KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
-  KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create({.backends = {backend}}));
+  const Device device = backend == "cuda_simt" ? Device::kCudaSimt : Device::kCpu;
+  KVANT_ASSIGN_OR_RETURN(const Engine engine,
+                         Engine::Create({.device = device, .backends = {backend}}));
   const Stream stream(engine);
   for (const Partition& partition : partitions) {
     KVANT_ASSIGN_OR_RETURN(const CompiledPartition compiled, engine.Compile(partition));

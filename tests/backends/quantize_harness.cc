@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <random>
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/quantize_plan.h"
@@ -14,6 +15,12 @@
 
 namespace kvant::testing {
 namespace {
+
+int64_t ElementsOf(const Dims& dims) {
+  int64_t n = 1;
+  for (const int64_t dim : dims) n *= dim;
+  return n;
+}
 
 LogicalTensor Describe(TensorId id, DataType type, const Dims& dims,
                        const std::optional<Dims>& strides) {
@@ -93,31 +100,6 @@ void ExpectSameValues(const LogicalTensor& tensor, const Bytes& got, const Bytes
       ADD_FAILURE() << what << " " << i << " is " << a[i] << ", not " << b[i];
       return;
     }
-  }
-}
-
-void ExpectAsOracle(const QuantizeCase& test, const std::vector<double>& x,
-                    const QuantizeMemory& got, const QuantizeMemory& want, bool computes) {
-  ExpectGapsUntouched(test.codes(), got.codes);
-  if (computes) {
-    ExpectSameValues(test.scales(), got.scales, want.scales, "scale");
-    ExpectGapsUntouched(test.scales(), got.scales);
-    if (test.types.zero_points != kUndef) {
-      ExpectSameValues(test.zero_points(), got.zero_points, want.zero_points, "zero point");
-      ExpectGapsUntouched(test.zero_points(), got.zero_points);
-    }
-  }
-  Judge judge{test, x, Unpack(test.scales(), want.scales), {}, Unpack(test.codes(), want.codes)};
-  if (test.types.zero_points != kUndef) {
-    judge.zero_points = Unpack(test.zero_points(), want.zero_points);
-  }
-  const std::vector<double> codes = Unpack(test.codes(), got.codes);
-  ASSERT_EQ(codes.size(), judge.codes.size());
-  for (size_t i = 0; i < codes.size(); ++i) {
-    if (judge.Accepts(codes[i], static_cast<int64_t>(i))) continue;
-    ADD_FAILURE() << "element " << i << " (" << x[i] << ") has code " << codes[i] << ", not "
-                  << judge.codes[i];
-    return;
   }
 }
 
@@ -216,6 +198,31 @@ QuantizeMemory RunQuantize(const QuantizeCase& test, const Executable& executabl
   return memory;
 }
 
+void ExpectAsOracle(const QuantizeCase& test, const std::vector<double>& x,
+                    const QuantizeMemory& got, const QuantizeMemory& want, bool computes) {
+  ExpectGapsUntouched(test.codes(), got.codes);
+  if (computes) {
+    ExpectSameValues(test.scales(), got.scales, want.scales, "scale");
+    ExpectGapsUntouched(test.scales(), got.scales);
+    if (test.types.zero_points != kUndef) {
+      ExpectSameValues(test.zero_points(), got.zero_points, want.zero_points, "zero point");
+      ExpectGapsUntouched(test.zero_points(), got.zero_points);
+    }
+  }
+  Judge judge{test, x, Unpack(test.scales(), want.scales), {}, Unpack(test.codes(), want.codes)};
+  if (test.types.zero_points != kUndef) {
+    judge.zero_points = Unpack(test.zero_points(), want.zero_points);
+  }
+  const std::vector<double> codes = Unpack(test.codes(), got.codes);
+  ASSERT_EQ(codes.size(), judge.codes.size());
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (judge.Accepts(codes[i], static_cast<int64_t>(i))) continue;
+    ADD_FAILURE() << "element " << i << " (" << x[i] << ") has code " << codes[i] << ", not "
+                  << judge.codes[i];
+    return;
+  }
+}
+
 QuantizeMemory RunOracle(const QuantizeCase& test, const Bytes& src, const QuantizeMemory* given) {
   const auto executable = MakeOracleBackend()->Compile(test.MakePartition(given == nullptr));
   EXPECT_TRUE(executable.ok()) << executable.status();
@@ -261,6 +268,91 @@ void ExpectQuantizesBothForms(const QuantizeCase& test, const std::vector<double
 void ExpectQuantizesWith(const QuantizeCase& test, const std::vector<double>& values,
                          const QuantizeMemory& given) {
   ExpectAllKernels(test, values, &given);
+}
+
+std::vector<double> QuantizeNumbers(const Dims& dims, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<double> normal;
+  std::vector<double> values(ElementsOf(dims));
+  double mean = 0, spread = 1;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % 29 == 0) {
+      mean = 3 * normal(rng);
+      spread = std::exp(normal(rng));
+    }
+    values[i] = mean + spread * normal(rng);
+  }
+  return values;
+}
+
+std::vector<QuantizeTypes> AllQuantizeTypes() {
+  std::vector<QuantizeTypes> all;
+  constexpr DataType kScales[] = {kF16, kF32, kBF16};
+  for (const DataType src : {kF32, kF16, kBF16}) {
+    for (const DataType codes : {kS8, kU8, kS4, kU4, kS2, kU2, kF8E4M3, kF8E5M2}) {
+      std::vector<DataType> zero_points{kUndef};
+      if (IsInteger(codes)) zero_points = {kUndef, codes, kS32, kU8, kS8, kF32, kF16, kBF16};
+      for (const DataType type : zero_points) {
+        all.push_back({src, codes, kScales[all.size() % 3], type});
+      }
+    }
+  }
+  return all;
+}
+
+const std::vector<QuantizeLayout>& QuantizeLayouts() {
+  static const auto* const layouts = new std::vector<QuantizeLayout>{
+      {.name = "runs_of_32", .dims = {3, 5, 64}, .group = {1, 1, 32}},
+      {.name = "runs_of_16", .dims = {2, 70, 16}, .group = {1, 1, 16}},
+      {.name = "rows", .dims = {2, 3, 96}, .group = {1, 1, 96}},
+      {.name = "rows_of_several_axes", .dims = {3, 4, 48}, .group = {1, 4, 48}},
+      {.name = "runs_of_11", .dims = {7, 33}, .group = {1, 11}},
+      {.name = "runs_of_5", .dims = {6, 40}, .group = {1, 5}},
+      {.name = "runs_of_3_odd_rows", .dims = {5, 9}, .group = {1, 3}},
+      {.name = "runs_of_20", .dims = {4, 120}, .group = {1, 20}},
+      {.name = "runs_of_600", .dims = {4, 1200}, .group = {1, 600}},
+      {.name = "rows_of_603", .dims = {4, 603}, .group = {1, 603}},
+      {.name = "one_each", .dims = {5, 33}, .group = {1, 1}},
+      {.name = "columns_of_32", .dims = {2, 64, 48}, .group = {1, 32, 1}},
+      {.name = "columns_of_4_odd", .dims = {3, 8, 35}, .group = {1, 4, 1}},
+      {.name = "columns_of_4_even", .dims = {3, 8, 36}, .group = {1, 4, 1}},
+      {.name = "columns_beyond_a_chunk", .dims = {4, 300}, .group = {2, 1}},
+      {.name = "static_channels", .dims = {2, 40, 20}, .group = {1, 40, 1}},
+      {.name = "per_tensor", .dims = {3, 7, 11}},
+      {.name = "scalar", .dims = {}},
+      {.name = "channel_last", .dims = {6, 40}, .axis = 1},
+      {.name = "channel_first", .dims = {6, 40}, .axis = 0},
+      {.name = "channel_middle", .dims = {2, 5, 16}, .axis = 1},
+      {.name = "blocks", .dims = {8, 64}, .group = {4, 16}},
+      {.name = "padded_lines",
+       .dims = {3, 5, 64},
+       .group = {1, 1, 32},
+       .src_strides = Dims{400, 72, 1},
+       .code_strides = Dims{404, 80, 1}},
+      {.name = "padded_columns",
+       .dims = {2, 8, 20},
+       .group = {1, 4, 1},
+       .src_strides = Dims{200, 24, 1},
+       .code_strides = Dims{256, 32, 1}},
+      {.name = "one_group_per_padded_line",
+       .dims = {9, 32},
+       .group = {1, 32},
+       .src_strides = Dims{48, 1}},
+      {.name = "swapped_axes",
+       .dims = {2, 16, 12},
+       .group = {1, 1, 4},
+       .src_strides = Dims{192, 1, 16}},
+      {.name = "codes_apart", .dims = {4, 16}, .group = {1, 8}, .code_strides = Dims{40, 2}},
+      {.name = "parameters_apart",
+       .dims = {3, 4, 64},
+       .group = {1, 1, 16},
+       .parameter_strides = Dims{64, 12, 3}},
+      {.name = "parameters_swapped",
+       .dims = {6, 64},
+       .group = {1, 16},
+       .parameter_strides = Dims{1, 6}},
+  };
+  return *layouts;
 }
 
 }  // namespace kvant::testing

@@ -2,6 +2,7 @@
 #ifndef KVANT_TESTS_BACKENDS_QUANTIZE_HARNESS_H_
 #define KVANT_TESTS_BACKENDS_QUANTIZE_HARNESS_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,15 +58,25 @@ QuantizeMemory RunQuantize(const QuantizeCase& test, const Executable& executabl
 QuantizeMemory RunOracle(const QuantizeCase& test, const Bytes& src,
                          const QuantizeMemory* given = nullptr);
 
+// Scales and zero points must be the oracle's, codes such that the error of no value is more by
+// 1e-4 steps, so that they differ by one, at ties, or not at all. Bytes that are no element must be
+// as they were. `x`: the numbers, as src's type has them.
+void ExpectAsOracle(const QuantizeCase& test, const std::vector<double>& x,
+                    const QuantizeMemory& got, const QuantizeMemory& want, bool computes);
+
 // Runs the kernels of every instruction set on 1, 2 and 7 threads, which must give the same bits,
-// and judges them by the oracle: scales and zero points must be the same, codes such that the
-// error of no value is more by 1e-4 steps, so that they differ by one, at ties, or not at all.
-// Bytes that are no element must stay as they were.
+// and judges them so.
 void ExpectQuantizes(const QuantizeCase& test, const std::vector<double>& values);
 // Also with the scales and zero points taken that the oracle computes.
 void ExpectQuantizesBothForms(const QuantizeCase& test, const std::vector<double>& values);
 void ExpectQuantizesWith(const QuantizeCase& test, const std::vector<double>& values,
                          const QuantizeMemory& given);
+
+// Normally distributed, with a mean and a spread that differ from stretch to stretch.
+std::vector<double> QuantizeNumbers(const Dims& dims, uint32_t seed = 1);
+// Every type of numbers, codes, scales and zero points; those of scales take turns.
+std::vector<QuantizeTypes> AllQuantizeTypes();
+const std::vector<QuantizeLayout>& QuantizeLayouts();
 
 }  // namespace kvant::testing
 

@@ -17,9 +17,9 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<std::string> Backends() {
 #ifdef KVANT_WITH_ONEDNN
-  return {"oracle", "reference", "cpu"};
+  return {"oracle", "reference", "cpu", "cuda_simt"};
 #else
-  return {"oracle", "cpu"};
+  return {"oracle", "cpu", "cuda_simt"};
 #endif
 }
 

@@ -11,7 +11,8 @@
 
 namespace kvant::cuda {
 
-ScopedVariable::ScopedVariable(const char* name, std::optional<std::string> value) : name_(name) {
+ScopedVariable::ScopedVariable(const char* name, const std::optional<std::string>& value)
+    : name_(name) {
   if (const char* before = std::getenv(name)) before_ = before;
   Set(name, value);
 }

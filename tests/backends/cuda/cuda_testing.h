@@ -13,7 +13,7 @@ namespace kvant::cuda {
 // A variable of the environment for as long as this lives; nullopt: unset.
 class ScopedVariable {
  public:
-  ScopedVariable(const char* name, std::optional<std::string> value);
+  ScopedVariable(const char* name, const std::optional<std::string>& value);
   ~ScopedVariable();
   ScopedVariable(const ScopedVariable&) = delete;
   ScopedVariable& operator=(const ScopedVariable&) = delete;

@@ -171,7 +171,7 @@ TEST_F(DiskCacheTest, ForeignFilesAreMisses) {
 }
 
 TEST_F(DiskCacheTest, OddNamesStayInTheFolder) {
-  const CacheKey odd = {"../../up\0and \xff" + std::string(1000, 'n'), "../sm", Sha256Of("odd")};
+  const CacheKey odd = {"../../up and \xff" + std::string(1000, 'n'), "../sm", Sha256Of("odd")};
   EXPECT_EQ(cache_.Store(odd, SomeKernel()), "");
   EXPECT_TRUE(cache_.Load(odd, kVersion));
   EXPECT_EQ(Files().size(), 1u);
@@ -179,6 +179,7 @@ TEST_F(DiskCacheTest, OddNamesStayInTheFolder) {
 
 TEST_F(DiskCacheTest, ThreadsMayWriteAndReadTheSame) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) {

@@ -195,6 +195,7 @@ TEST_F(DriverLauncherTest, MemoryThatCannotBeZeroedIsGivenBack) {
 TEST_F(DriverLauncherTest, SeveralThreadsLoadAndLaunch) {
   const auto launcher = Make();
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const auto kernel = launcher->Load(Spec(t % 2 ? "odd" : "even"));

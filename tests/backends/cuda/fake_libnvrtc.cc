@@ -77,7 +77,7 @@ int nvrtcGetCUBINSize(void* program, size_t* bytes) {
   return 0;
 }
 int nvrtcGetCUBIN(void* program, char* bytes) {
-  std::memcpy(bytes, Of(program)->cubin.data(), Of(program)->cubin.size());
+  std::copy(Of(program)->cubin.begin(), Of(program)->cubin.end(), bytes);
   return 0;
 }
 int nvrtcGetProgramLogSize(void* program, size_t* bytes) {

@@ -31,7 +31,7 @@ class JitTest : public ::testing::Test {
   }
   // A compiler of its own file, which can be taken away.
   std::string CopyOfCompiler(const std::string& name) const {
-    const std::string path = folder_.path() + "/" + name;
+    std::string path = folder_.path() + "/" + name;
     fs::copy_file(KVANT_FAKE_LIBNVRTC, path);
     return path;
   }
@@ -103,6 +103,7 @@ TEST_F(JitTest, DifferentKernelsCompileSideBySide) {
   const ScopedVariable library("KVANT_LIBNVRTC", compiler);
   Jit jit(Options());
   std::vector<std::thread> threads;
+  threads.reserve(16);
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] { EXPECT_TRUE(jit.Get(Source(std::to_string(t)), "sm_80").ok()); });
   }

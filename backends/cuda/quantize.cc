@@ -1,0 +1,66 @@
+#include "kvant/backends/cuda/quantize.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/quantize_kernel.h"
+#include "kvant/backends/cuda/quantize_plan.h"
+#include "kvant/graph/status.h"
+
+namespace kvant::cuda {
+namespace {
+
+class Quantization : public Executable {
+ public:
+  Quantization(std::string device, QuantizePlan plan, std::shared_ptr<const Launcher> launcher,
+               std::vector<std::shared_ptr<const LoadedKernel>> kernels)
+      : device_(std::move(device)),
+        plan_(std::move(plan)),
+        launcher_(std::move(launcher)),
+        kernels_(std::move(kernels)) {}
+
+  std::string kernel() const override {
+    std::string text = absl::StrCat(device_, " ", plan_.ToString());
+    for (const auto& kernel : kernels_) absl::StrAppend(&text, ", ", kernel->description());
+    return text;
+  }
+  size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
+
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    for (size_t i = 0; i < kernels_.size(); ++i) {
+      const QuantizeLaunch& launch = plan_.launches[i];
+      QuantizeParams params = launch.params;
+      FillPointers(launch.binding, inputs, outputs, nullptr, &params);
+      for (const ScratchPointer& pointer : launch.scratch) {
+        SetPointer(&params, pointer.offset, scratch + pointer.at);
+      }
+      KVANT_RETURN_IF_ERROR(
+          launcher_->Launch(*kernels_[i], launch.blocks, &params, sizeof(params), place.stream));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string device_;
+  const QuantizePlan plan_;
+  const std::shared_ptr<const Launcher> launcher_;
+  const std::vector<std::shared_ptr<const LoadedKernel>> kernels_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Executable>> CompileQuantization(const Partition& partition,
+                                                                std::shared_ptr<Launcher> launcher,
+                                                                std::string device) {
+  KVANT_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantization(partition, launcher->properties()));
+  std::vector<std::shared_ptr<const LoadedKernel>> kernels;
+  for (const QuantizeLaunch& launch : plan.launches) {
+    KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(), launcher->Load(MakeQuantizeKernel(launch)));
+  }
+  return std::make_unique<Quantization>(std::move(device), std::move(plan), std::move(launcher),
+                                        std::move(kernels));
+}
+
+}  // namespace kvant::cuda

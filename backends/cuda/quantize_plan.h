@@ -1,0 +1,59 @@
+// QuantizePlan: a DynamicQuantize or DynamicDequantize turned into launches of the CUDA kernels.
+// Pure functions of the partition and the device's properties.
+#ifndef KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
+#define KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/backends/cuda/device_properties.h"
+#include "kvant/backends/cuda/kernel_binding.h"
+#include "kvant/kernels/cuda/quantize_params.h"
+#include "kvant/patterns/partition.h"
+
+namespace kvant::cuda {
+
+// The classes of kernels/cuda/quantize.h and dequantize.h.
+enum class QuantizeKernel { kRows, kTiles, kElements, kDequantize };
+
+// The pointer at `offset` of the parameters is so far into the scratch.
+struct ScratchPointer {
+  size_t offset = 0;
+  size_t at = 0;
+};
+
+struct QuantizeLaunch {
+  QuantizeKernel kernel{};
+  QuantizeTraits traits{};
+  QuantizeParams params{};  // but for the pointers
+  KernelBinding binding;
+  std::vector<ScratchPointer> scratch;
+
+  int64_t blocks = 0;
+  int threads = 0;
+  size_t shared_bytes = 0;
+};
+
+struct QuantizePlan {
+  // One after another; none where nothing is to be written.
+  std::vector<QuantizeLaunch> launches;
+  size_t scratch_bytes = 0;
+
+  // "quantize: runs of 32 elements by 4 lanes"
+  std::string ToString() const;
+};
+
+// Whether the partition is one DynamicQuantize or DynamicDequantize.
+bool IsQuantization(const Partition& partition);
+
+// Of a partition of which that is so, all shapes known, either form of the op, any strides.
+// kUnimplemented, with a sentence: too large, or codes of less than a byte whose rows interleave.
+absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
+                                              const DeviceProperties& device);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_

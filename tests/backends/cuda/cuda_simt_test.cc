@@ -1,0 +1,151 @@
+// The cuda backend on the executor: what conformance does not ask.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvant/backends/cuda/cuda_backend.h"
+#include "kvant/backends/cuda/simt_launcher.h"
+#include "kvant/backends/engine.h"
+#include "kvant/tests/conformance/harness.h"
+#include "kvant/tools/graph_runner.h"
+
+namespace kvant::conformance {
+namespace {
+
+using testing::HasSubstr;
+
+// Long enough that tokens are split, with tails everywhere.
+Case SplitCase() {
+  Case c;
+  c.name = "Split";
+  c.batch = 2;
+  c.kv_len = 531;
+  c.head_size = 40;
+  c.type = kF16;
+  c.scores = kF16;
+  c.k = {.type = kU4, .group_size = 8, .zero_points = kU4, .scales = kF16};
+  c.v = {.type = kS8, .groups = Storage::Groups::kToken, .scales = kF16};
+  return c;
+}
+
+std::vector<ConstTensor> InputsOf(const Partition& partition, const Buffers& buffers) {
+  std::vector<ConstTensor> inputs;
+  for (const TensorId id : partition.inputs()) {
+    const TestBuffer& buffer = buffers.at(id);
+    inputs.emplace_back(buffer.data(), buffer.bytes());
+  }
+  return inputs;
+}
+
+std::string BytesOf(const TestBuffer& buffer) {
+  return {reinterpret_cast<const char*>(buffer.data()), buffer.bytes()};
+}
+
+class CudaSimtTest : public testing::Test {
+ protected:
+  const Engine engine_ = Engine::Create(EngineOptionsFor("cuda_simt", 1)).value();
+};
+
+TEST_F(CudaSimtTest, SplitsAreJoinedAlikeWhateverOrderBlocksRunIn) {
+  const Prepared prepared = Prepare(SplitCase()).value();
+  std::string first;
+  for (const uint64_t seed : {0, 1, 2, 3, 4, 5}) {
+    const std::unique_ptr<Backend> backend = cuda::MakeBackend(
+        "cuda_simt", cuda::MakeSimtLauncher({.seed = seed}), /*asynchronous=*/false);
+    const std::unique_ptr<Executable> executable = backend->Compile(prepared.partition).value();
+    EXPECT_THAT(executable->kernel(), HasSubstr("4 splits"));
+    std::vector<const void*> inputs;
+    for (const ConstTensor& input : InputsOf(prepared.partition, prepared.inputs)) {
+      inputs.push_back(input.data);
+    }
+    TestBuffer output(static_cast<size_t>(prepared.partition.output(0).memory_bytes()));
+    std::vector<void*> outputs = {output.data()};
+    std::vector<std::byte> scratch(executable->scratch_bytes(1));
+    ASSERT_FALSE(scratch.empty());
+    const auto executor = MakeSerialExecutor();
+    const absl::Status done =
+        executable->Run({*executor}, inputs, absl::MakeSpan(outputs), scratch.data());
+    ASSERT_TRUE(done.ok()) << done;
+    if (seed == 0) first = BytesOf(output);
+    EXPECT_EQ(BytesOf(output), first) << "seed " << seed;
+  }
+}
+
+TEST_F(CudaSimtTest, ScratchServesOneExecutionAfterAnother) {
+  const Prepared prepared = Prepare(SplitCase()).value();
+  const CompiledPartition compiled = engine_.Compile(prepared.partition).value();
+  ASSERT_GT(compiled.scratch_bytes(), 0);
+  void* const scratch = engine_.memory().Allocate(compiled.scratch_bytes()).value();
+  const Outcome expected = RunOn("cuda_simt", prepared, prepared.inputs).value();
+  for (int i = 0; i < 3; ++i) {
+    TestBuffer output(expected.outputs[0].bytes());
+    const std::vector<Tensor> outputs = {{output.data(), output.bytes()}};
+    const absl::Status done =
+        compiled.Execute(Stream(engine_), InputsOf(compiled.partition(), prepared.inputs), outputs,
+                         {static_cast<std::byte*>(scratch), compiled.scratch_bytes()});
+    ASSERT_TRUE(done.ok()) << done;
+    EXPECT_EQ(BytesOf(output), BytesOf(expected.outputs[0])) << "execution " << i;
+  }
+  engine_.memory().Free(scratch);
+}
+
+TEST_F(CudaSimtTest, RunsInSeveralThreadsAtOnce) {
+  const Prepared prepared = Prepare(SplitCase()).value();
+  const CompiledPartition compiled = engine_.Compile(prepared.partition).value();
+  const Outcome expected = RunOn("cuda_simt", prepared, prepared.inputs).value();
+  std::vector<TestBuffer> outputs(4, TestBuffer(expected.outputs[0].bytes()));
+  std::vector<absl::Status> done(outputs.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const std::vector<Tensor> out = {{outputs[i].data(), outputs[i].bytes()}};
+      done[i] =
+          compiled.Execute(Stream(engine_), InputsOf(compiled.partition(), prepared.inputs), out);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    EXPECT_TRUE(done[i].ok()) << done[i];
+    EXPECT_EQ(BytesOf(outputs[i]), BytesOf(expected.outputs[0])) << "thread " << i;
+  }
+}
+
+TEST_F(CudaSimtTest, LengthsBeyondTheCapacityAreClamped) {
+  Case c = SplitCase();
+  c.real_lengths = true;
+  Prepared prepared = Prepare(c).value();
+  const auto with_lengths = [&](int32_t first, int32_t second) {
+    const int32_t lengths[] = {first, second};
+    TestBuffer& buffer = prepared.inputs.at(prepared.graph.kv_lengths->id);
+    EXPECT_EQ(buffer.bytes(), sizeof(lengths));
+    std::memcpy(buffer.data(), lengths, sizeof(lengths));
+    const absl::StatusOr<Outcome> outcome = RunOn("cuda_simt", prepared, prepared.inputs);
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return BytesOf(outcome->outputs[0]);
+  };
+  const auto capacity = static_cast<int32_t>(c.kv_len);
+  EXPECT_EQ(with_lengths(capacity + 1, 1 << 30), with_lengths(capacity, capacity));
+  EXPECT_EQ(with_lengths(-1, INT32_MIN), with_lengths(0, 0));
+  EXPECT_NE(with_lengths(capacity, 7), with_lengths(capacity, 8));
+}
+
+TEST_F(CudaSimtTest, PointersThatVectorsCannotBeLoadedFromAreRefused) {
+  const Prepared prepared = Prepare(SplitCase()).value();
+  const CompiledPartition compiled = engine_.Compile(prepared.partition).value();
+  std::vector<ConstTensor> inputs = InputsOf(compiled.partition(), prepared.inputs);
+  inputs[0] = {static_cast<const std::byte*>(inputs[0].data) + 8, inputs[0].bytes};
+  TestBuffer output(static_cast<size_t>(compiled.partition().output(0).memory_bytes()));
+  const std::string before = BytesOf(output);
+  const std::vector<Tensor> outputs = {{output.data(), output.bytes()}};
+  const absl::Status done = compiled.Execute(Stream(engine_), inputs, outputs);
+  EXPECT_THAT(std::string(done.message()), HasSubstr("is not aligned to 16 bytes"));
+  EXPECT_THAT(std::string(done.message()), HasSubstr("input 0 '"));
+  EXPECT_EQ(BytesOf(output), before);
+}
+
+}  // namespace
+}  // namespace kvant::conformance
