@@ -1,5 +1,6 @@
 #include "kvant/tools/cuda_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -84,6 +85,9 @@ absl::StatusOr<CudaStream> CudaStream::Create(int device_index) {
                                      "cuDevicePrimaryCtxRetain"));
   CudaStream stream(std::move(api), device);
   const auto& api_ = stream.api_;
+  KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties properties,
+                         api_->driver->Properties(device_index));
+  stream.cache_bytes_ = static_cast<int64_t>(properties.l2_bytes);
   KVANT_CUDA_CALL(CtxSetCurrent, context);
   KVANT_CUDA_CALL(StreamCreate, &stream.stream_, kNonBlocking);
   for (void*& event : stream.events_) KVANT_CUDA_CALL(EventCreate, &event, 0);
@@ -93,6 +97,7 @@ absl::StatusOr<CudaStream> CudaStream::Create(int device_index) {
 CudaStream::CudaStream(CudaStream&& other) noexcept
     : api_(std::move(other.api_)),
       device_(other.device_),
+      cache_bytes_(other.cache_bytes_),
       stream_(std::exchange(other.stream_, nullptr)),
       events_{std::exchange(other.events_[0], nullptr), std::exchange(other.events_[1], nullptr)} {}
 
@@ -156,6 +161,22 @@ absl::StatusOr<double> CudaStream::Time(const std::function<absl::Status()>& wor
   float milliseconds = 0;
   KVANT_CUDA_CALL(EventElapsedTime, &milliseconds, events_[0], events_[1]);
   return milliseconds * 1e3;
+}
+
+absl::StatusOr<double> MeasureCopyGbPerSecond(const CudaStream& stream, DeviceMemory& memory) {
+  constexpr int kCaches = 8, kCopies = 10;
+  const auto bytes = static_cast<size_t>(kCaches * stream.cache_bytes());
+  KVANT_ASSIGN_OR_RETURN(void* both, memory.Allocate(2 * bytes));
+  const std::unique_ptr<void, std::function<void(void*)>> freed(
+      both, [&](void* data) { memory.Free(data); });
+  double best = 0;
+  for (int i = 0; i < kCopies; ++i) {
+    KVANT_ASSIGN_OR_RETURN(const double us, stream.Time([&] {
+      return stream.CopyOnDevice(both, static_cast<std::byte*>(both) + bytes, bytes);
+    }));
+    best = std::max(best, 2 * static_cast<double>(bytes) / us * 1e-3);
+  }
+  return best;
 }
 
 }  // namespace kvant

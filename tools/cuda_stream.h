@@ -4,13 +4,14 @@
 #define KVANT_TOOLS_CUDA_STREAM_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvant/backends/device_memory.h"
 
 namespace kvant {
 
@@ -44,6 +45,8 @@ class CudaStream {
 
   // For Stream(engine, native()).
   void* native() const { return stream_; }
+  // Of the device.
+  int64_t cache_bytes() const { return cache_bytes_; }
   absl::Status Synchronize() const;
   absl::Status CopyOnDevice(void* to, const void* from, size_t bytes) const;
   absl::Status CopyFromHost(void* to, const void* from, size_t bytes) const;
@@ -61,9 +64,14 @@ class CudaStream {
       : api_(std::move(api)), device_(device) {}
   std::shared_ptr<const CudaStreamApi> api_;
   int device_;
+  int64_t cache_bytes_ = 0;
   void* stream_ = nullptr;
   void* events_[2] = {};
 };
+
+// Bytes read and written by a copy in device memory, the best of a few, of buffers that exceed the
+// device's cache.
+absl::StatusOr<double> MeasureCopyGbPerSecond(const CudaStream& stream, DeviceMemory& memory);
 
 }  // namespace kvant
 

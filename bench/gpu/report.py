@@ -10,11 +10,19 @@ NOTES = """\
   speed. Formats differ in bytes.
 - against flash: torch's flash attention on bf16 of the same shape takes so many times as long.
 - error: relative L2 against f64 on the very values that the contestant's own codes stand for, one
-  sequence's one group of heads; - where that takes too long."""
+  sequence's one group of heads; - where that takes too long. Beyond 2% a result is WRONG."""
+
+WRONG = 0.02
 
 
 def _number(x):
     return "-" if x is None else f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+
+
+def _error(error):
+    if error is None:
+        return "-"
+    return f"{error:.1e}" if error < WRONG else f"{error:.1e} WRONG"
 
 
 def _shape_table(shape):
@@ -33,7 +41,7 @@ def _shape_table(shape):
             cells += [_number(row["gb_per_s"]), f"{row['share_of_copy']:.0%}"]
             cells += [_number(row["floor_us"])]
         cells += [f"{_number(ratio)}x" if ratio else "-"]
-        cells += ["-" if row["error"] is None else f"{row['error']:.1e}"]
+        cells += [_error(row["error"])]
         lines.append("| " + " | ".join(cells) + " |")
     lines += [f"\nNot run: {name}: {why}" for name, why in shape["not_run"].items()]
     lines += ["", *(f"- {r['name']}: {r['detail']}" for r in shape["contestants"] if r["detail"])]
@@ -95,7 +103,8 @@ def svg(shapes):
         y += 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{LABEL + WIDTH + 70}" height="{y}" '
     style = 'font-family="sans-serif" font-size="10">'
-    return head + style + '<rect width="100%" height="100%" fill="#fff"/>' + "\n".join(parts) + "</svg>\n"
+    back = '<rect width="100%" height="100%" fill="#fff"/>'
+    return head + style + back + "\n".join(parts) + "</svg>\n"
 
 
 def write(run, folder):
