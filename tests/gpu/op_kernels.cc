@@ -218,7 +218,7 @@ std::string Compare(const OpKernel& op, absl::Span<const uint32_t> expected,
 
 absl::StatusOr<std::vector<uint32_t>> RunOnExecutor(const OpKernel& op, simt::MmaModel model) {
   const std::vector<uint32_t> in = InputsOf(op);
-  std::vector<uint32_t> out(OutputWords(op));
+  std::vector<uint32_t> out(OutputWords(op), kUnwritten);
   const OpParams params{in.data(), out.data()};
   simt::Options options;
   options.accumulate = model;
@@ -231,7 +231,7 @@ absl::StatusOr<std::vector<uint32_t>> RunOnExecutor(const OpKernel& op, simt::Mm
 absl::StatusOr<std::vector<uint32_t>> RunOn(Launcher& launcher, const OpKernel& op) {
   KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const LoadedKernel> kernel,
                          launcher.Load(SpecOf(op)));
-  std::vector<uint32_t> result(OutputWords(op));
+  std::vector<uint32_t> result(OutputWords(op), kUnwritten);
   KVANT_ASSIGN_OR_RETURN(const Words in, Words::Copy(launcher, InputsOf(op)));
   KVANT_ASSIGN_OR_RETURN(const Words out, Words::Copy(launcher, result));
   const OpParams params{in.data(), out.data()};

@@ -50,6 +50,8 @@ struct OpKernel {
 };
 inline std::ostream& operator<<(std::ostream& out, const OpKernel& op) { return out << op.name; }
 
+// What outputs hold before: an operation that leaves them alone is found out.
+inline constexpr uint32_t kUnwritten = 0x5a5a5a5a;
 inline constexpr int kOpThreads = 64;
 inline constexpr int kOpBlocks = 8;
 inline constexpr size_t kOpSharedBytes = 32 << 10;
