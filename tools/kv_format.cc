@@ -131,7 +131,7 @@ std::string KvFormat::ToString() const {
       absl::StrAppend(&text, ":tensor");
       break;
   }
-  if (zero_points) absl::StrAppend(&text, real_zero_points ? ":shift" : ":zp");
+  if (zero_points) absl::StrAppend(&text, real_zero_points ? ":rzp" : ":zp");
   if (scale_type != kUndef) absl::StrAppend(&text, ":s", std::string(DataTypeName(scale_type)));
   return text;
 }
@@ -161,16 +161,17 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
     } else if (const int64_t size = GroupSizeFrom(part); size > 0) {
       if (format.group_size > 0) return Bad(text, "two group sizes");
       format.group_size = size;
-    } else if (part == "zp" || part == "shift") {
-      if (format.zero_points) return Bad(text, "'zp' or 'shift' twice");
+    } else if (part == "zp" || part == "rzp") {
+      if (format.zero_points) return Bad(text, "zero points twice");
+      if (part == "rzp" && IsFloat(format.type)) return Bad(text, "'rzp' is for integers");
       format.zero_points = true;
-      format.real_zero_points = part == "shift";
+      format.real_zero_points = part == "rzp";
     } else if (part == "sf16" || part == "sbf16" || part == "sf32") {
       if (format.scale_type != kUndef) return Bad(text, "two types for the scales");
       format.scale_type = *DataTypeFromName(std::string_view(part).substr(1));
     } else {
       return Bad(text, absl::StrCat("'", part,
-                                    "' is none of gN, token, channel, head, tensor, zp, shift, "
+                                    "' is none of gN, token, channel, head, tensor, zp, rzp, "
                                     "sf16, sbf16, sf32"));
     }
   }
@@ -186,7 +187,7 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
 
 std::string_view KvFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
-         ":gN|:token|:head|:tensor|:channel[:gN], :zp|:shift, :sf16|:sbf16|:sf32";
+         ":gN|:token|:head|:tensor|:channel[:gN], :zp|:rzp, :sf16|:sbf16|:sf32";
 }
 
 }  // namespace kvant

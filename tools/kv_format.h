@@ -1,6 +1,6 @@
 // How K or V is stored, as one word of text: "u4:g32:zp", "s8:channel:g64:sf16".
 //
-//   TYPE[:GROUPS][:zp|:shift][:SCALES]
+//   TYPE[:GROUPS][:zp|:rzp][:SCALES]
 //   TYPE    f32 bf16 f16 (not quantized) f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2
 //   GROUPS  which elements share a scale:
 //           gN           N along the head
@@ -11,7 +11,7 @@
 //           tensor       everything
 //   zp      zero points: of the code type's sign for integers, in real units (and
 //           of the scales' type) for f8
-//   shift   zero points in real units for integers too
+//   rzp     zero points in real units for integers too: code * scale - zero point
 //   SCALES  sf16, sbf16 or sf32: the scales' type; as the queries otherwise
 #ifndef KVANT_TOOLS_KV_FORMAT_H_
 #define KVANT_TOOLS_KV_FORMAT_H_
@@ -35,7 +35,7 @@ struct KvFormat {
   // Elements per group for kHeadSlice and, where positive, for kChannel.
   int64_t group_size = 0;
   bool zero_points = false;
-  bool real_zero_points = false;  // with zero_points
+  bool real_zero_points = false;  // of integers
   // Undefined: that of the queries.
   DataType scale_type = kUndef;
 

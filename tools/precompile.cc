@@ -1,5 +1,6 @@
 // kvant precompile: fills the cache of compiled CUDA kernels. Needs no GPU.
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "kvant/backends/cuda/jit.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
+#include "kvant/tools/cubin_folder.h"
 
 namespace kvant {
 namespace {
@@ -17,6 +19,7 @@ struct PrecompileArguments {
   GraphArguments graph_arguments;
   std::vector<std::string> archs;
   std::string cache;
+  std::string cubins;
 
   void AddTo(CLI::App& command) {
     graph_arguments.AddGraphTo(command);
@@ -28,6 +31,9 @@ struct PrecompileArguments {
     command.add_option("--cache", cache,
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "
                        "~/.cache/kvant");
+    command.add_option("--cubin", cubins,
+                       "Another folder, for plain cubins that tools can read, NAME.NUMBER.ARCH.cubin "
+                       "and what is known of each as .json; NAME is the graph file's");
   }
 
   absl::StatusOr<int> Run() const {
@@ -38,6 +44,7 @@ struct PrecompileArguments {
     int kernels = 0;
     for (const std::string& arch : archs) {
       KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties device, cuda::PropertiesOf(arch));
+      int number = 0;  // of the kernel in the graph
       for (const Partition& partition : partitions) {
         const absl::StatusOr<std::vector<cuda::KernelSpec>> specs =
             cuda::KernelsOf(partition, device);
@@ -49,6 +56,12 @@ struct PrecompileArguments {
         for (const cuda::KernelSpec& spec : *specs) {
           KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const cuda::Cubin> cubin,
                                  jit.Get(spec.source, arch));
+          if (!cubins.empty()) {
+            const std::string name =
+                absl::StrCat(std::filesystem::path(graph_arguments.path).stem().string(), ".",
+                             number++, ".", arch);
+            KVANT_RETURN_IF_ERROR(WriteCubin(cubins, name, spec, *cubin, device));
+          }
           ++kernels;
           Print(partition.id(), spec, arch, *cubin);
         }

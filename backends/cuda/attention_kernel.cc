@@ -32,21 +32,47 @@ struct Traits {
 };
 }  // namespace kvant::cuda
 
-extern "C" __global__ void __launch_bounds__($1, 1)
+extern "C" __global__ void __launch_bounds__($1, $2)
 attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
   kvant::cuda::AttentionTiles<kvant::cuda::Traits>::Run(params);
 }
 )";
+
+// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels of K, and the
+// random number of each score of a lane.
+KernelRound RoundOf(const AttentionTraits& t) {
+  KernelRound round;
+  round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
+  const auto add_fill = [&](const SegmentTraits& traits, i32 channels) {
+    const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;
+    if (traits.staging != kInPlace) round.loops.push_back(CeilDiv(t.tile * padded / 8, Threads(t)));
+  };
+  const auto add_copies = [&](const SegmentTraits& traits, i32 channels) {
+    if (traits.staging == kLoaded) return;
+    const i32 copies = t.tile * channels * BitsOf(traits.data.type) / 8 / traits.copy_width;
+    round.loops.push_back(CeilDiv(CeilDiv(copies, Threads(t)), kCopiesAtOnce));
+  };
+  add_copies(t.k[0], t.head_size);
+  add_copies(t.v[0], t.v_head_size);
+  add_fill(t.k[0], t.head_size);
+  add_fill(t.v[0], t.v_block);
+  if (t.arithmetic == kByF32) round.loops.push_back(CeilDiv(t.head_size, 16));
+  if (t.dropout) round.loops.insert(round.loops.end(), t.tile / t.token_warps / 2, kPhiloxRounds);
+  return round;
+}
 
 }  // namespace
 
 KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
   KernelSpec spec;
   spec.source.name = absl::StrCat("attention_tiles_d", plan.traits.head_size);
-  spec.source.text = absl::Substitute(kText, TraitsText(plan.traits), plan.threads);
+  spec.source.text = absl::Substitute(kText, TraitsText(plan.traits), plan.threads,
+                                      plan.blocks_per_multiprocessor);
   spec.source.entry = "attention_tiles";
   spec.threads = plan.threads;
   spec.shared_bytes = plan.shared_bytes;
+  spec.blocks_per_multiprocessor = plan.blocks_per_multiprocessor;
+  spec.round = RoundOf(plan.traits);
   spec.simt_body = [traits = plan.traits](const void* params) {
     // By every thread: whichever is first must find it, and all write the same.
     RuntimeTraits::k = traits;

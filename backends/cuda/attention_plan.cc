@@ -119,6 +119,13 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   if (aligned && each <= kMaxParametersAhead) traits.parameters_ahead = each;
 }
 
+// What a thread of the tiles kernel needs so that nothing is spilled: the output, scores, and what
+// the specialisations of bench/static/kernels.py take beside them.
+int RegistersNeeded(const AttentionTraits& t) {
+  const int output = t.v_block / 2, scores = t.tile / t.token_warps / 2;
+  return std::min(255, output + scores + 80);
+}
+
 // Fits the tiles into shared memory. Whether they do.
 bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int32_t v_block,
                  AttentionPlan& plan) {
@@ -135,6 +142,8 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
   ChooseSplits(device, plan);
   plan.threads = Threads(t);
   plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, p.splits).bytes);
+  plan.blocks_per_multiprocessor =
+      BlocksPerMultiprocessor(device, plan.threads, RegistersNeeded(t), plan.shared_bytes);
   return plan.shared_bytes <= device.shared_bytes_per_block;
 }
 
@@ -182,7 +191,7 @@ std::string AttentionPlan::ToString() const {
       "-token tiles, ", traits.row_warps, " x ", traits.token_warps, " warps, ", params.splits,
       params.splits == 1 ? " split, " : " splits, ",
       traits.probs_type != kNone ? "two passes, " : "", (shared_bytes + 1023) / 1024,
-      " KiB of shared memory, ", (scratch_bytes + 1023) / 1024, " KiB scratch");
+      " KiB of shared memory, ", blocks_per_multiprocessor, " blocks per multiprocessor, ", (scratch_bytes + 1023) / 1024, " KiB scratch");
 }
 
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,

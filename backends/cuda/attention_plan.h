@@ -24,6 +24,8 @@ struct AttentionPlan {
   int64_t blocks = 0;
   int threads = 0;
   size_t shared_bytes = 0;
+  // Of a multiprocessor, at once: what shared memory has room for, and registers are to.
+  int blocks_per_multiprocessor = 1;
   // Of the scratch: partial states from 0 on, then a count per tile of the output.
   size_t partial_bytes = 0, scratch_bytes = 0;
 

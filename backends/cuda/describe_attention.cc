@@ -99,7 +99,9 @@ class Describer {
     array.offset = view.offset;
     for (int axis = 0; axis < 3; ++axis) {
       array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+      if (array.strides[axis] != 0) traits.varies |= 1 << axis;
     }
+    if (spec_.batch[0] == 1) traits.varies |= 1;
     BindPort(array.data, view.port, /*output=*/false);
   }
 

@@ -12,6 +12,13 @@ namespace {
 
 constexpr size_t kKiB = 1024;
 
+constexpr int kRegisters = 64 * 1024;
+constexpr int kRegistersPerThread = 255;
+constexpr int kRegisterUnit = 8;  // of a thread: 256 of a warp
+// What compute capability 8.6, 8.9 and 12.0 have; others have 64.
+constexpr int kWarps = 48;
+constexpr size_t kSystemSharedBytes = kKiB;  // of each block
+
 struct ArchRow {
   std::string_view arch;
   int major, minor, multiprocessors;
@@ -50,6 +57,20 @@ absl::StatusOr<DeviceProperties> PropertiesOf(std::string_view arch) {
   properties.shared_bytes_per_block = row->shared_kib_per_block * kKiB;
   properties.shared_bytes_per_multiprocessor = row->shared_kib_per_multiprocessor * kKiB;
   return properties;
+}
+
+int RegisterLimit(int threads, int blocks) {
+  const int share = kRegisters / (threads * blocks);
+  return std::min(kRegistersPerThread, share / kRegisterUnit * kRegisterUnit);
+}
+
+int BlocksPerMultiprocessor(const DeviceProperties& device, int threads, int registers,
+                            size_t shared_bytes) {
+  const int per_thread = (registers + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
+  const int by_registers = kRegisters / (per_thread * threads);
+  const auto by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor /
+                                          (shared_bytes + kSystemSharedBytes));
+  return std::min({by_registers, by_shared, kWarps * 32 / threads});
 }
 
 }  // namespace kvant::cuda

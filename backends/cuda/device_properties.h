@@ -29,6 +29,16 @@ struct DeviceProperties {
 // kInvalidArguments: a target that is not known, with those that are.
 absl::StatusOr<DeviceProperties> PropertiesOf(std::string_view arch);
 
+// The registers that a thread may have where `blocks` blocks of `threads` threads are to be on a
+// multiprocessor at once: it has 64 Ki, and a warp gets them by 256. (CUDA's programming guide,
+// table of technical specifications; all architectures from 8.0 on.)
+int RegisterLimit(int threads, int blocks);
+
+// How many blocks are on a multiprocessor at once, so far as shared memory, registers and threads
+// go. shared_bytes: that a block asks for.
+int BlocksPerMultiprocessor(const DeviceProperties& device, int threads, int registers,
+                            size_t shared_bytes);
+
 }  // namespace kvant::cuda
 
 #endif  // KVANT_BACKENDS_CUDA_DEVICE_PROPERTIES_H_

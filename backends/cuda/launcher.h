@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,12 +17,22 @@
 
 namespace kvant::cuda {
 
+// One round of a kernel's steady loop over tokens, for tools that count its instructions.
+struct KernelRound {
+  int64_t elements = 0;  // of K and V that a block takes in; 0: there is no such loop
+  // How often each loop within the round is gone through, in the order of the source.
+  std::vector<int> loops;
+};
+
 // One specialisation of a kernel family: as source for NVRTC, and as a function for the executor.
 struct KernelSpec {
   KernelSource source;
   // Of every launch. Shared memory is the dynamic part.
   int threads = 0;
   size_t shared_bytes = 0;
+  // Blocks of a multiprocessor that the source has the compiler leave registers for.
+  int blocks_per_multiprocessor = 1;
+  KernelRound round;
   // What one thread of a block does, under the SIMT executor; `params` as given to Launch.
   std::function<void(const void* params)> simt_body;
 };

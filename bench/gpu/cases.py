@@ -2,7 +2,7 @@
 import dataclasses
 
 # kvant's K and V (tools/kv_format.h). Row-wise: an f16 scale and an f16 shift per token and head.
-INT4_ROW = "u4:token:shift:sf16"
+INT4_ROW = "u4:token:rzp:sf16"
 INT4_GROUPS = "u4:g32:zp:sf16"
 INT8 = "s8:token:sf16"
 KVANT = {"kvant int4 row-wise": INT4_ROW, "kvant int4 g32 zp": INT4_GROUPS, "kvant int8": INT8}

@@ -121,6 +121,8 @@ enum Arithmetic : i32 {
   kByF32,   // f32 operands as sums of two tf32, three products each: f32 but for the last bits
 };
 
+enum KernelKind : i32 { kTilesKernel, kCodesKernel };
+
 struct AttentionTraits {
   i32 arithmetic;
   i32 head_size, v_head_size;
@@ -144,6 +146,14 @@ struct AttentionTraits {
   i32 probs_type;  // probabilities are rounded to codes of this type, once they are final; or kNone
   i32 rounds_output;  // the output holds codes
   ArrayTraits output, stats;
+  // Which kernel it is; what follows is for kCodesKernel alone (attention_codes.h).
+  i32 kernel;
+  i32 row_blocks;        // of 8 rows, that a block has
+  i32 warp_tile;         // tokens that a warp takes at once: 16, 32 or 64
+  i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4
+  i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
+  i32 k_pitch, v_pitch;  // bytes from token to token
+  i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
 
 // Of a block.

@@ -38,7 +38,7 @@ struct AttentionShared {
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    s.bytes = s.factors + rows * (joined > 2 ? joined : 2) * 4;
+    s.bytes = s.factors + rows * joined * 8;
     return s;
   }
 };
@@ -68,19 +68,11 @@ class AttentionTiles {
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
     block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
-    kv_len_ = RealLength();
+    kv_len_ = RealLength(p, T::k.kv_lengths, Position{block_.b0, block_.b1, 0, 0});
     const i32 warp = WarpIndex(), lane = LaneIndex();
     row_ = warp / T::k.token_warps * 16;
     token_ = warp % T::k.token_warps * (T::k.tile / T::k.token_warps);
     for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(p, row_ + lane / 4 + 8 * h);
-  }
-
-  // Clamped to what there is room for: lengths are read on the device, too late for an error.
-  KVANT_DEVICE i32 RealLength() const {
-    if (T::k.kv_lengths.type == kNone) return p_.kv_len;
-    const i64 length = LoadInteger(T::k.kv_lengths.type, p_.kv_lengths.data,
-                                   IndexOf(p_.kv_lengths, Position{block_.b0, block_.b1, 0, 0}));
-    return static_cast<i32>(length < 0 ? 0 : length > p_.kv_len ? p_.kv_len : length);
   }
 
   KVANT_DEVICE void Run() {
@@ -101,10 +93,13 @@ class AttentionTiles {
       Sweep(tiles, true, [&](typename Products::Scores& s, i32 token, SharedAddress v) {
         float factor[2];
         state.Add(s, Products::TokenTiles(), factor);
-        KVANT_UNROLL
-        for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+        // Maxima of later tiles are seldom new.
+        if (Any(factor[0] != 1.f || factor[1] != 1.f)) {
           KVANT_UNROLL
-          for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+            KVANT_UNROLL
+            for (i32 e = 0; e < 4; ++e) output[n][e] *= factor[e / 2];
+          }
         }
         Probabilities(s, state);
         ApplyDropout(dropout, token, s);
@@ -164,7 +159,7 @@ class AttentionTiles {
 
   KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {
     ForEach(s, [&](float& x, i32 h, i32) {
-      x = ExpAbove(x, state.max[h]);
+      x = T::k.arithmetic == kByF32 ? ExpAbove(x, state.max[h]) : RoughExpAbove(x, state.max[h]);
       state.sum[h] += x;
     });
   }
@@ -227,6 +222,20 @@ class AttentionTiles {
     return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
   }
 
+  // The columns that no band changes for any row of the warp.
+  KVANT_DEVICE static ColumnRange InBandsOfWarp(const Steps (&steps)[2]) {
+    const ColumnRange a = steps[0].InBands(), b = steps[1].InBands();
+    ColumnRange inside{MaxOf(a.begin, b.begin), MinOf(a.end, b.end)};
+    KVANT_UNROLL
+    for (i32 mask = 4; mask < 32; mask *= 2) {
+      inside.begin =
+          MaxOf(inside.begin, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.begin), mask)));
+      inside.end =
+          MinOf(inside.end, static_cast<i32>(ShuffleXor(static_cast<u32>(inside.end), mask)));
+    }
+    return inside;
+  }
+
   // For each tile, computes this warp's scores and calls use(scores, its first token, where the V
   // tile lies).
   template <class Use>
@@ -241,6 +250,7 @@ class AttentionTiles {
       CopyAsyncCommit();
     }
     const Steps steps[2] = {Steps(p_, position_[0], kv_len_), Steps(p_, position_[1], kv_len_)};
+    const ColumnRange inside = InBandsOfWarp(steps);
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
       const bool more = tile + 1 < tiles.end;
@@ -256,10 +266,16 @@ class AttentionTiles {
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
       const i32 first = tile * T::k.tile + token_;
-      ForEach(scores, [&](float& x, i32 h, i32 col) {
-        const i32 token = first + col;
-        x = token < kv_len_ ? steps[h].Apply(p_, token, x) : -Infinity();
-      });
+      if (inside.begin <= first && first + T::k.tile / T::k.token_warps <= inside.end) {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          x = steps[h].template Apply<true>(p_, first + col, x);
+        });
+      } else {
+        ForEach(scores, [&](float& x, i32 h, i32 col) {
+          const i32 token = first + col;
+          x = token < kv_len_ ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
+        });
+      }
       use(scores, first, outputs.tile(tile));
     }
     CopyAsyncWait<0>();
@@ -286,11 +302,13 @@ class AttentionTiles {
     }
     BlockSync();
     if (T::k.token_warps > 1) {
-      Ending::Join(T::k.token_warps, states, factors, [&](i32 i, i32 at) {
-        return LoadSharedFloat(states + (i * Ending::StateFloats() + at) * 4);
-      });
+      Ending::JoinWarps(T::k.token_warps, states, factors);
     }
-    if (p_.splits > 1 && !Ending::JoinSplits(p_, tile_, split_, states, factors)) return;
+    float* partials = p_.partials + tile_ * p_.splits * Ending::StateFloats();
+    if (p_.splits > 1 &&
+        !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
+      return;
+    }
     Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
   }
 

@@ -28,15 +28,6 @@ KVANT_DEVICE u32 Pack(i32 arithmetic, float lo, float hi) {
   return arithmetic == kByF16 ? PackF16(lo, hi) : PackBF16(lo, hi);
 }
 
-// Parameters of groups, by the element's coordinates over the group's.
-KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const ArrayTraits& parameter,
-                            const Array& array, const Position& at, i32 channel) {
-  return IndexOf(parameter, array,
-                 {at.b0 / traits.group[0], at.b1 / traits.group[1], at.b2 / traits.group[2],
-                  at.row / traits.group[kRow]},
-                 channel / traits.group[kCol]);
-}
-
 struct GroupParameters {
   float scale, zero_point;
 };

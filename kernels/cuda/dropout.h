@@ -6,12 +6,14 @@
 
 namespace kvant::cuda {
 
+inline constexpr i32 kPhiloxRounds = 10;
+
 KVANT_DEVICE u32 PhiloxWord(u64 seed, u64 offset, u64 index) {
   u32 counter[4] = {static_cast<u32>(index / 4), static_cast<u32>(index / 4 >> 32),
                     static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
   u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
   KVANT_NO_UNROLL
-  for (i32 round = 0; round < 10; ++round) {
+  for (i32 round = 0; round < kPhiloxRounds; ++round) {
     const u32 next[4] = {
         MultiplyHigh(0xCD9E8D57u, counter[2]) ^ counter[1] ^ key[0], 0xCD9E8D57u * counter[2],
         MultiplyHigh(0xD2511F53u, counter[0]) ^ counter[3] ^ key[1], 0xD2511F53u * counter[0]};

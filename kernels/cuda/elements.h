@@ -9,8 +9,8 @@ namespace kvant::cuda {
 inline constexpr u32 kInfinityBits = 0x7f800000u;
 KVANT_DEVICE float Infinity() { return AsFloat(kInfinityBits); }
 KVANT_DEVICE float QuietNan() { return AsFloat(0x7fc00000u); }
-KVANT_DEVICE i32 MinOf(i32 a, i32 b) { return a < b ? a : b; }
-KVANT_DEVICE i32 MaxOf(i32 a, i32 b) { return a > b ? a : b; }
+KVANT_DEVICE constexpr i32 MinOf(i32 a, i32 b) { return a < b ? a : b; }
+KVANT_DEVICE constexpr i32 MaxOf(i32 a, i32 b) { return a > b ? a : b; }
 KVANT_DEVICE constexpr i32 CeilDiv(i32 a, i32 b) { return (a + b - 1) / b; }
 
 KVANT_DEVICE float F8E5M2ToFloat(u32 bits) { return F16Low(bits << 8); }
@@ -132,6 +132,19 @@ KVANT_DEVICE void Unpack(i32 type, const Eight& eight, float (&values)[8]) {
   }
 }
 
+// 4 floats of 16 or 32 bits from `index` on, aligned to their size.
+KVANT_DEVICE void LoadFour(i32 type, const void* data, i64 index, float (&values)[4]) {
+  if (BitsOf(type) == 32) {
+    const Words4 x = Load(reinterpret_cast<const Words4*>(static_cast<const float*>(data) + index));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 4; ++i) values[i] = AsFloat(x.v[i]);
+  } else {
+    const Words2 x = Load(reinterpret_cast<const Words2*>(static_cast<const u16*>(data) + index));
+    KVANT_UNROLL
+    for (i32 i = 0; i < 4; ++i) values[i] = CodeToFloat(type, x.v[i / 2] >> i % 2 * 16);
+  }
+}
+
 // x rounded to a float of 3 (e4m3) or 2 (e5m2) bits of mantissa; ties to even. Beyond the largest:
 // NaN for e4m3, infinity for e5m2.
 KVANT_DEVICE u32 FloatToF8(float x, i32 type) {
@@ -231,6 +244,24 @@ KVANT_DEVICE i64 IndexOf(const ArrayTraits& traits, const Array& array, const Po
 KVANT_DEVICE i64 IndexOf(const BatchArray& array, const Position& at) {
   return array.offset + at.b0 * array.strides[0] + at.b1 * array.strides[1] +
          at.b2 * array.strides[2];
+}
+
+// Parameters of groups, by the element's coordinates over the group's.
+KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const ArrayTraits& parameter,
+                            const Array& array, const Position& at, i32 channel) {
+  return IndexOf(parameter, array,
+                 {at.b0 / traits.group[0], at.b1 / traits.group[1], at.b2 / traits.group[2],
+                  at.row / traits.group[kRow]},
+                 channel / traits.group[kCol]);
+}
+
+// Tokens of a batch entry. Clamped to what there is room for: lengths are read on the device, too
+// late for an error.
+KVANT_DEVICE i32 RealLength(const AttentionParams& p, const ArrayTraits& lengths,
+                            const Position& at) {
+  if (lengths.type == kNone) return p.kv_len;
+  const i64 length = LoadInteger(lengths.type, p.kv_lengths.data, IndexOf(p.kv_lengths, at));
+  return static_cast<i32>(length < 0 ? 0 : length > p.kv_len ? p.kv_len : length);
 }
 
 }  // namespace kvant::cuda

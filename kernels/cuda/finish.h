@@ -36,39 +36,27 @@ KVANT_DEVICE float RoundedCode(i32 type, const RoundingParams& rounding, float v
 
 template <class T>
 struct Finish {
-  KVANT_DEVICE static i32 Rows() { return T::k.row_warps * 16; }
+  KVANT_DEVICE static i32 Rows() {
+    return T::k.kernel == kCodesKernel ? T::k.row_blocks * 8 : T::k.row_warps * 16;
+  }
   // Floats of a state, in shared memory and in partials.
   KVANT_DEVICE static i32 StateFloats() { return Rows() * (T::k.v_block + 2); }
 
-  // Joins `count` states: state(i, f) is float f of the i-th. The first in shared memory becomes
-  // the result; `factors` has room for count x Rows() floats there. All threads.
-  template <class Load>
-  KVANT_DEVICE static void Join(i32 count, SharedAddress first, SharedAddress factors, Load state) {
+  // What joining `count` states takes beside them, in shared memory.
+  KVANT_DEVICE static constexpr i32 FactorBytes(i32 rows, i32 count) { return rows * count * 8; }
+
+  // Joins the states of the block's `count` warps. They lie one after the other from `first` on,
+  // where the result comes. All threads.
+  KVANT_DEVICE static void JoinWarps(i32 count, SharedAddress first, SharedAddress factors) {
+    const auto state = [&](i32 i, i32 at) {
+      return LoadSharedFloat(first + (i * StateFloats() + at) * 4);
+    };
+    FindFactors(count, first, factors, state);
     const i32 rows = Rows();
-    float max = -Infinity(), sum = 0.f;
-    if (ThreadIndex() < rows) {
-      const i32 r = ThreadIndex();
-      // Written so that a NaN on either side is kept, in max or in sum.
-      for (i32 i = 0; i < count; ++i) {
-        const float other = state(i, r);
-        max = other > max ? other : max;
-      }
-      for (i32 i = 0; i < count; ++i) {
-        const float factor = ExpAbove(state(i, r), max);
-        sum += factor * state(i, rows + r);
-        StoreSharedFloat(factors + (i * rows + r) * 4, factor);
-      }
-    }
-    BlockSync();
-    if (ThreadIndex() < rows) {
-      StoreSharedFloat(first + ThreadIndex() * 4, max);
-      StoreSharedFloat(first + (rows + ThreadIndex()) * 4, sum);
-    }
-    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += Threads(T::k)) {
-      const i32 r = at / T::k.v_block;
+    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += BlockThreads()) {
       float out = 0.f;
       for (i32 i = 0; i < count; ++i) {
-        const float factor = LoadSharedFloat(factors + (i * rows + r) * 4);
+        const float factor = LoadSharedFloat(factors + (i * rows + at / T::k.v_block) * 4);
         out = Fma(state(i, 2 * rows + at), factor, out);
       }
       StoreSharedFloat(first + (2 * rows + at) * 4, out);
@@ -76,29 +64,33 @@ struct Finish {
     BlockSync();
   }
 
-  // Leaves the block's state in partials. Whether this is the last of its splits; if so, the state
-  // of them all is in shared memory.
-  KVANT_DEVICE static bool JoinSplits(const AttentionParams& p, i64 tile, i32 split,
+  // Leaves the block's state in partials, as the `split`-th of `count` from `partials` on. Whether
+  // this is the last of them; if so, the state of them all is in shared memory. done: of these
+  // splits.
+  KVANT_DEVICE static bool JoinSplits(float* partials, i32 split, i32 count, u32* done,
                                       SharedAddress first, SharedAddress factors) {
-    float* partials = p.partials + tile * p.splits * StateFloats();
-    for (i32 at = ThreadIndex(); at < StateFloats(); at += Threads(T::k)) {
-      Store(partials + static_cast<i64>(split) * StateFloats() + at,
-            LoadSharedFloat(first + at * 4));
+    const i32 floats = StateFloats(), rows = Rows();
+    for (i32 at = ThreadIndex(); at < floats; at += BlockThreads()) {
+      Store(partials + static_cast<i64>(split) * floats + at, LoadSharedFloat(first + at * 4));
     }
     Fence();
     BlockSync();
     if (ThreadIndex() == 0) {
-      const u32 done = AtomicIncrement(p.done + tile, static_cast<u32>(p.splits - 1));
-      StoreShared32(factors, done);
+      StoreShared32(factors, AtomicIncrement(done, static_cast<u32>(count - 1)));
     }
     BlockSync();
-    const bool last = LoadShared32(factors) == static_cast<u32>(p.splits - 1);
+    const bool last = LoadShared32(factors) == static_cast<u32>(count - 1);
     if (!last) return false;
     Fence();
     BlockSync();
-    Join(p.splits, first, factors, [&](i32 i, i32 at) {
-      return LoadCoherent(partials + static_cast<i64>(i) * StateFloats() + at);
+    FindFactors(count, first, factors, [&](i32 i, i32 at) {
+      return LoadCoherent(partials + static_cast<i64>(i) * floats + at);
     });
+    for (i32 at = ThreadIndex() * 4; at < rows * T::k.v_block; at += BlockThreads() * 4) {
+      JoinFour(partials + 2 * rows + at, count, factors + at / T::k.v_block * 4,
+               first + (2 * rows + at) * 4);
+    }
+    BlockSync();
     return true;
   }
 
@@ -121,7 +113,7 @@ struct Finish {
                                      SharedAddress first, bool final) {
     const i32 rows = Rows();
     const float of_empty = T::k.inf_as_zero ? 0.f : QuietNan();
-    for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += Threads(T::k)) {
+    for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += BlockThreads()) {
       const i32 r = at / T::k.v_block, d = channel + at % T::k.v_block;
       float max = LoadSharedFloat(first + r * 4);
       float sum = LoadSharedFloat(first + (rows + r) * 4);
@@ -140,6 +132,64 @@ struct Finish {
       StoreElement(T::k.output.type, p.output.data, IndexOf(T::k.output, p.output, position, d),
                    out);
     }
+  }
+
+ private:
+  // What each state shrinks by; their maximum and sum to the first state in shared memory. The
+  // states' own are read by all threads at once, because they are far.
+  template <class Load>
+  KVANT_DEVICE static void FindFactors(i32 count, SharedAddress first, SharedAddress factors,
+                                       Load state) {
+    const i32 rows = Rows();
+    const SharedAddress sums = factors + rows * count * 4;
+    for (i32 at = ThreadIndex(); at < rows * count; at += BlockThreads()) {
+      StoreSharedFloat(factors + at * 4, state(at / rows, at % rows));
+      StoreSharedFloat(sums + at * 4, state(at / rows, rows + at % rows));
+    }
+    BlockSync();
+    if (ThreadIndex() < rows) {
+      const i32 r = ThreadIndex();
+      float max = -Infinity(), sum = 0.f;
+      // Written so that a NaN on either side is kept, in max or in sum.
+      for (i32 i = 0; i < count; ++i) {
+        const float other = LoadSharedFloat(factors + (i * rows + r) * 4);
+        max = other > max ? other : max;
+      }
+      for (i32 i = 0; i < count; ++i) {
+        const SharedAddress at = (i * rows + r) * 4;
+        const float factor = ExpAbove(LoadSharedFloat(factors + at), max);
+        sum += factor * LoadSharedFloat(sums + at);
+        StoreSharedFloat(factors + at, factor);
+      }
+      StoreSharedFloat(first + r * 4, max);
+      StoreSharedFloat(first + (rows + r) * 4, sum);
+    }
+    BlockSync();
+  }
+
+  // Four floats of `count` states at once; kBatch states are asked for before the first is needed.
+  KVANT_DEVICE static void JoinFour(const float* from, i32 count, SharedAddress factors,
+                                    SharedAddress to) {
+    constexpr i32 kBatch = 8;
+    float out[4] = {};
+    KVANT_NO_UNROLL
+    for (i32 first = 0; first < count; first += kBatch) {
+      Words4 x[kBatch];
+      KVANT_UNROLL
+      for (i32 i = 0; i < kBatch; ++i) {
+        const i64 state = MinOf(first + i, count - 1);
+        x[i] = LoadCoherent(reinterpret_cast<const Words4*>(from + state * StateFloats()));
+      }
+      KVANT_UNROLL
+      for (i32 i = 0; i < kBatch; ++i) {
+        if (first + i >= count) break;
+        const float factor = LoadSharedFloat(factors + (first + i) * Rows() * 4);
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) out[e] = Fma(AsFloat(x[i].v[e]), factor, out[e]);
+      }
+    }
+    KVANT_UNROLL
+    for (i32 e = 0; e < 4; ++e) StoreSharedFloat(to + e * 4, out[e]);
   }
 };
 

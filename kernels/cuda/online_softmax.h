@@ -16,6 +16,12 @@ KVANT_DEVICE float ExpAbove(float x, float max) {
   return Exp2((x - (max == -Infinity() ? 0.f : max)) * kLog2E);
 }
 
+// The same where probabilities are rounded to 16 bits anyhow, in one fused operation: the offset of
+// a row's exponents is a little off, for its sum too.
+KVANT_DEVICE float RoughExpAbove(float x, float max) {
+  return Exp2(Fma(x, kLog2E, max == -Infinity() ? 0.f : -max * kLog2E));
+}
+
 struct RowState {
   float max[2], sum[2];  // sum: of this lane's columns alone
 

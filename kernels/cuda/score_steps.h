@@ -55,10 +55,26 @@ class RowSteps {
     return live;
   }
 
-  // The score of column `col` before and after.
+  // The columns that no band changes.
+  KVANT_DEVICE ColumnRange InBands() const {
+    ColumnRange inside{0, kv_len_};
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      if (T::k.steps[i].kind != kBand) continue;
+      inside.begin = MaxOf(inside.begin, band_[i].begin);
+      inside.end = T::k.steps[i].inverted ? 0 : MinOf(inside.end, band_[i].end);
+    }
+    return inside;
+  }
+
+  // The score of column `col` before and after; kInBands: it is one of InBands.
+  template <bool kInBands>
   KVANT_DEVICE float Apply(const AttentionParams& p, i32 col, float score) const {
     KVANT_UNROLL
-    for (i32 i = 0; i < T::k.step_count; ++i) score = Step(i, p, col, score);
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      if (kInBands && T::k.steps[i].kind == kBand) continue;
+      score = Step(i, p, col, score);
+    }
     return score;
   }
 

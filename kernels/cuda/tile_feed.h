@@ -15,6 +15,10 @@
 
 namespace kvant::cuda {
 
+// More by a thread are copied in a loop: their addresses do not change from tile to tile, so the
+// compiler would keep all of them in registers.
+inline constexpr i32 kCopiesAtOnce = 8;
+
 // Shared memory of a feed.
 struct FeedShared {
   i32 tile;        // bytes of a tile, of which kInPlace has two
@@ -116,18 +120,22 @@ class TileFeed {
         in_place ? this->tile(tile) : shared_ + At().raw + tile % 2 * T::k.tile * At().row;
     const i32 pitch = in_place ? Layout().pitch : At().row;
     const SegmentParams& segment = *AllParams();
-    const i32 copies = T::k.tile * per_row;
-    KVANT_UNROLL
-    for (i32 j = 0; j < CeilDiv(copies, Threads(T::k)); ++j) {
-      const i32 i = ThreadIndex() + j * Threads(T::k);
-      if (copies % Threads(T::k) != 0 && i >= copies) break;
-      const i32 row = i / per_row, at = i % per_row * width, token = tile * T::k.tile + row;
-      Position position = batch_;
-      position.row = MinOf(token, kv_len_ - 1);
-      const i64 index = IndexOf(Traits().data, segment.data, position, 0);
-      const u8* from =
-          static_cast<const u8*>(segment.data.data) + index * BitsOf(Traits().data.type) / 8 + at;
-      CopyAsync(width, to + row * pitch + at, from, token < kv_len_ ? width : 0);
+    const i32 copies = T::k.tile * per_row, each = CeilDiv(copies, Threads(T::k));
+    const i32 at_once = MinOf(each, kCopiesAtOnce);
+    KVANT_NO_UNROLL
+    for (i32 first = 0; first < each; first += at_once) {
+      KVANT_UNROLL
+      for (i32 j = 0; j < at_once; ++j) {
+        const i32 i = ThreadIndex() + (first + j) * Threads(T::k);
+        if (copies % (at_once * Threads(T::k)) != 0 && i >= copies) break;
+        const i32 row = i / per_row, at = i % per_row * width, token = tile * T::k.tile + row;
+        Position position = batch_;
+        position.row = MinOf(token, kv_len_ - 1);
+        const i64 index = IndexOf(Traits().data, segment.data, position, 0);
+        const u8* from =
+            static_cast<const u8*>(segment.data.data) + index * BitsOf(Traits().data.type) / 8 + at;
+        CopyAsync(width, to + row * pitch + at, from, token < kv_len_ ? width : 0);
+      }
     }
   }
 

@@ -88,7 +88,8 @@ TEST_P(GraphCaptureTest, ReplaysWithOtherLengths) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, GraphCaptureTest,
-                         testing::Values("f16", "u4:token:sf16", "u4:g32:zp:sf16", "s8:token:sf16"),
+                         testing::Values("f16", "u4:token:rzp:sf16", "u4:g32:zp:sf16",
+                                         "s8:token:sf16"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& letter : name) letter = letter == ':' ? '_' : letter;

@@ -47,9 +47,8 @@ TEST(KvFormatTest, GroupsFollowTheWord) {
 }
 
 TEST(KvFormatTest, TextSurvivesParsing) {
-  for (const char* text :
-       {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
-        "u2:channel:g64:zp:sf16", "u4:token:shift:sf16", "s2:head", "u8:channel"}) {
+  for (const char* text : {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
+                           "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel"}) {
     const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
@@ -58,9 +57,9 @@ TEST(KvFormatTest, TextSurvivesParsing) {
 
 TEST(KvFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
   EXPECT_EQ(ParseKvFormat("s4:zp")->ZeroPointType(kF16), kS8);
-  EXPECT_EQ(ParseKvFormat("s4:shift")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u2:zp")->ZeroPointType(kF16), kU8);
   EXPECT_EQ(ParseKvFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
+  EXPECT_EQ(ParseKvFormat("u4:rzp")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u2")->ZeroPointType(kF16), kUndef);
 }
 
@@ -87,6 +86,8 @@ TEST(KvFormatTest, RefusesWithTheWrongPart) {
       {"s8:token:head", "'head'"},
       {"s8:token:g32", "no other group but channel"},
       {"s8:zp:zp", "twice"},
+      {"s8:zp:rzp", "twice"},
+      {"f8_e4m3:rzp", "for integers"},
       {"s8:sf16:sf32", "two types"},
       {"s8:sf8", "'sf8'"},
   };

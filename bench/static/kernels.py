@@ -1,0 +1,99 @@
+"""The specialisations that CI compiles and counts: names, and what `kvant make` is given.
+
+A row is there because it takes another way through the planner or the kernels: a type, a group
+size, a kind of zero point, a head size, a number of query heads per KV head, a step on scores.
+"""
+import dataclasses
+
+ARCHS = ("sm_80", "sm_90a", "sm_100a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    name: str
+    make: tuple  # arguments of kvant make
+    kind: str  # decode or prefill
+    # The row of the decode design's instruction table that this is measured against: instructions
+    # per element of K and V and lane, of the ALU and of all pipes, for sm_90a.
+    design: tuple = None
+
+
+def _decode(name, k, v=None, heads=8, head_size=128, dtype="f16", kv_len=8192, design=None, more=()):
+    make = ["--batch", "32", "--heads", str(heads), "--kv-heads", "1", "--q-len", "1",
+            "--kv-len", str(kv_len), "--head-size", str(head_size), "--dtype", dtype,
+            "--k", k, "--v", v or k, *more]
+    return Kernel(f"decode {name}", tuple(make), "decode", design)
+
+
+def _prefill(name, k="f16", head_size=128, dtype="f16", q_len=2048, kv_len=2048, more=()):
+    make = ["--batch", "1", "--heads", "8", "--kv-heads", "2", "--q-len", str(q_len),
+            "--kv-len", str(kv_len), "--head-size", str(head_size), "--dtype", dtype,
+            "--k", k, "--v", k, *more]
+    return Kernel(f"prefill {name}", tuple(make), "prefill")
+
+
+KERNELS = (
+    # Formats, head size 128, 8 query heads per KV head. `design`: 32-token warp tiles.
+    _decode("u4", "u4:token", design=(0.75, 1.21)),
+    _decode("u4 shift", "u4:token:rzp", design=(0.75, 1.31)),
+    _decode("u4 zp", "u4:token:zp", design=(0.81, 1.36)),
+    _decode("u4 g32 zp", "u4:g32:zp", design=(0.86, 1.79)),
+    _decode("u4 g32", "u4:g32", design=(0.76, 1.52)),
+    _decode("u8", "u8:token", design=(0.64, 1.18)),
+    _decode("s8", "s8:token", design=(0.89, 1.45)),
+    _decode("s4", "s4:token"),
+    _decode("s4 g64 zp", "s4:g64:zp"),
+    _decode("u4 g64", "u4:g64"),
+    _decode("u4 g32 shift", "u4:g32:rzp"),
+    _decode("u4 head", "u4:head:zp"),
+    _decode("s8 g32", "s8:g32"),
+    _decode("u8 g32 zp", "u8:g32:zp"),
+    _decode("s8 tensor", "s8:tensor"),
+    _decode("u2 g32 zp", "u2:g32:zp"),
+    _decode("s2", "s2:token"),
+    _decode("f8 e4m3", "f8_e4m3:token"),
+    _decode("f8 e5m2 tensor", "f8_e5m2:tensor"),
+    _decode("K s8, V u4 g32 zp", "s8:token", "u4:g32:zp"),
+    _decode("K u4 by channel, V u4 zp", "u4:channel:g32:zp", "u4:token:zp"),
+    _decode("K s8 by channel, V s8", "s8:channel", "s8:token"),
+    _decode("K u4 with tokens innermost", "u4:g32:zp", more=("--k-layout", "channels")),
+    _decode("f16", "f16"),
+    _decode("bf16", "bf16", dtype="bf16"),
+    _decode("u4 g32 zp, bf16 queries", "u4:g32:zp", dtype="bf16"),
+    _decode("u4 g32 zp, f32 queries", "u4:g32:zp", dtype="f32"),
+    # Head sizes and query heads per KV head.
+    _decode("u4 g32 zp, head 64", "u4:g32:zp", head_size=64),
+    _decode("u4 g16 zp, head 80", "u4:g16:zp", head_size=80),
+    _decode("u4 g32 zp, head 96", "u4:g32:zp", head_size=96),
+    _decode("u4 g32 zp, head 256", "u4:g32:zp", head_size=256),
+    _decode("f16, head 256", "f16", head_size=256),
+    _decode("u4 g32 zp, 1 row", "u4:g32:zp", heads=1),
+    _decode("u4 g32 zp, 4 rows", "u4:g32:zp", heads=4),
+    _decode("u4 g32 zp, 16 rows", "u4:g32:zp", heads=16),
+    # Steps on scores.
+    _decode("s8, mask and cap", "s8:token", more=("--mask=Nx1x1xS", "--soft-cap")),
+    _decode("s8, op with all", "s8:token",
+            more=("--op", "--kv-lengths", "--sinks", "--alibi", "--causal=bottom-right",
+                  "--left-window", "4096", "--soft-cap", "--stats")),
+    # Prefill.
+    _prefill("f16"),
+    _prefill("f16 causal", more=("--causal",)),
+    _prefill("bf16 causal", k="bf16", dtype="bf16", more=("--causal",)),
+    _prefill("f32 causal", k="f32", dtype="f32", more=("--causal",)),
+    _prefill("s8 causal", k="s8:token", more=("--causal",)),
+    _prefill("u4 g32 zp causal", k="u4:g32:zp", more=("--causal",)),
+    _prefill("u4 g32 zp, 512 of 32768", k="u4:g32:zp", q_len=512, kv_len=32768,
+             more=("--causal=bottom-right",)),
+    _prefill("f16, head 64", head_size=64, more=("--causal",)),
+    _prefill("f16, head 256", head_size=256),
+    _prefill("f16, mask", more=("--mask",)),
+    _prefill("f16, select and statistics", more=("--select", "--stats")),
+    _prefill("f16, cap, ALiBi and sinks",
+             more=("--op", "--causal", "--soft-cap", "--alibi", "--sinks")),
+    _prefill("f16, dropout", more=("--dropout",)),
+)
+
+
+def file_name(kernel):
+    """Of graphs and cubins: letters, digits and underscores."""
+    return "".join(c if c.isalnum() else "_" for c in kernel.name)

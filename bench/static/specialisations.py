@@ -1,0 +1,114 @@
+"""Compiles the specialisations of kernels.py with NVRTC, and counts what their steady rounds issue."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import kernels
+import sass
+
+
+class Unavailable(Exception):
+    """There is no NVRTC, or no disassembler; with a sentence."""
+
+
+def find_nvdisasm(source):
+    """The environment's NVDISASM, scripts/setup's, or the toolkit's."""
+    for path in (os.environ.get("NVDISASM"), source / ".deps/cuda/bin/nvdisasm",
+                 shutil.which("nvdisasm"), "/usr/local/cuda/bin/nvdisasm"):
+        if path and os.access(path, os.X_OK):
+            return str(path)
+    raise Unavailable("no nvdisasm (scripts/setup --dev installs it)")
+
+
+def _run(*args):
+    result = subprocess.run(args, capture_output=True, text=True)
+    if "no NVRTC" in result.stderr:
+        raise Unavailable(result.stderr.strip())
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(args)}: {result.stderr.strip() or result.stdout.strip()}")
+    return result.stdout
+
+
+def bytes_per_element(kernel):
+    """Of K and V, with scales and zero points: what memory must deliver for each."""
+    make = dict(zip(kernel.make[::2], kernel.make[1::2]))
+    scale_bits = {"f32": 32, "f16": 16, "bf16": 16}[make["--dtype"]]
+    head_size, kv_len = int(make["--head-size"]), int(make["--kv-len"])
+
+    def bits(text):
+        parts = text.split(":")
+        own = int(parts[0].split("_")[0].strip("bfsu"))
+        if parts[0] in ("f32", "f16", "bf16"):
+            return own
+        size = [int(p[1:]) for p in parts if p[0] == "g" and p[1:].isdigit()]
+        group = size[0] if size else head_size
+        if "channel" in parts and not size:
+            group = kv_len
+        if "head" in parts or "tensor" in parts:
+            group = head_size * kv_len
+        zero_bits = scale_bits if "rzp" in parts or own == 8 and "f8" in text else 8
+        return own + (scale_bits + (zero_bits if {"zp", "rzp"} & set(parts) else 0)) / group
+    return (bits(make["--k"]) + bits(make["--v"])) / 16
+
+
+def compile_row(kvant, folder, kernel):
+    """{arch: what `kvant precompile --cubin` says of it}."""
+    graph = folder / f"{kernels.file_name(kernel)}.json"
+    text = _run(kvant, "make", *kernel.make)
+    # Its time stamp does not matter, but a reader beside this must not see half of it.
+    graph.write_text(text)
+    archs = [word for arch in kernels.ARCHS for word in ("--arch", arch)]
+    _run(kvant, "precompile", str(graph), *archs, "--cache", str(folder / "cache"),
+         "--cubin", str(folder / "cubins"))
+    stem = folder / "cubins" / kernels.file_name(kernel)
+    return {arch: json.loads(pathlib.Path(f"{stem}.0.{arch}.json").read_text())
+            for arch in kernels.ARCHS}
+
+
+def count_row(nvdisasm, folder, kernel, found):
+    """Adds to each architecture's facts what its steady round issues."""
+    for arch, facts in found.items():
+        cubin = folder / "cubins" / f"{kernels.file_name(kernel)}.0.{arch}.cubin"
+        blocks = sass.parse(sass.disassemble(nvdisasm, cubin), facts["entry"])
+        loop = sass.steady_loop(blocks)
+        if loop is None:
+            raise RuntimeError(f"{kernel.name} for {arch}: no loop holds HMMA")
+        planned = facts["round"]["loops"]
+        if len(loop.children) != len(planned):
+            # A loop that is gone through once need not be one in machine code.
+            planned = [times for times in planned if times > 1]
+        if len(loop.children) != len(planned):
+            raise RuntimeError(f"{kernel.name} for {arch}: {len(loop.children)} loops in a round, "
+                               f"but the plan says {len(planned)}: {facts['round']['loops']}")
+        counted = sass.count_round(blocks, loop, planned)
+        per_lane = facts["round"]["elements"] / facts["threads"]
+        facts["elements_per_lane"] = per_lane
+        facts["instructions"] = {pipe: counted.pipes[pipe] for pipe in sass.PIPES}
+        facts["issued"] = counted.issued
+        facts["stall_cycles"] = counted.stalls
+        facts["issued_per_element"] = round(counted.issued / per_lane, 3)
+        facts["alu_per_element"] = round(counted.pipes["ALU"] / per_lane, 3)
+
+
+def _row(arguments):
+    kvant, nvdisasm, folder, kernel = arguments
+    try:
+        found = compile_row(kvant, folder, kernel)
+        if nvdisasm:
+            count_row(nvdisasm, folder, kernel, found)
+        return found
+    except (RuntimeError, OSError, KeyError) as error:
+        return str(error)
+
+
+def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS, jobs=2):
+    """[(kernel, {arch: facts} or the text of an error)]. Without an nvdisasm (None), nothing is
+    counted. Kernels that did not change come from folder/cache."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        found = pool.map(_row, [(str(kvant), nvdisasm, folder, kernel) for kernel in rows])
+        return list(zip(rows, found))

@@ -1,0 +1,481 @@
+// Attention over packed codes, for few rows of queries: K and V are read once, and go from a warp's
+// ring in shared memory (codes_ring.h) straight into tensor cores (codes_keys.h, codes_values.h).
+// Nothing is dequantized: scales and zero points are applied to scores and probabilities.
+//
+//   block = (b0, b1[, b2]) x 8 row_blocks rows x split of the tokens
+//   warp  = every token_warps-th tile of the split, all rows
+//     queries to registers, as B operands
+//     for every tile: scores, steps, online softmax, output += V^T P
+//   join warps, then splits (the last block to come), normalise, store
+//
+// The softmax is in powers of two and by a reference that lags behind the maximum, so that most
+// tiles need no maximum of all lanes and no rescaling:
+//
+//   p = 2^(score log2 e - reference + top)
+//
+// reference: the maximum when it was last set. It is set again where a score is beyond it by more
+// than kSlack. top: as large as f16 has room for, so that products with small scales keep their
+// bits.
+#ifndef KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
+#define KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
+
+#include "kvant/kernels/cuda/codes_values.h"
+#include "kvant/kernels/cuda/finish.h"
+#include "kvant/kernels/cuda/score_steps.h"
+
+namespace kvant::cuda {
+
+// Shared memory of a block: what the block computes; rings, and once they are done with, states of
+// warps, and factors.
+struct CodesShared {
+  i32 rings, factors, bytes;
+
+  static constexpr i32 kWorkBytes = 128;
+  static constexpr i32 kMaxSplits = 256;  // of a sequence
+
+  // splits: the most that a sequence may have.
+  KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
+    const i32 rows = t.row_blocks * 8;
+    const i32 rings = t.token_warps * t.stages * CodesLayout::Of(t).stage_bytes;
+    const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
+    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    const i32 ends = states + rows * joined * 8;
+    return {kWorkBytes, kWorkBytes + states, kWorkBytes + MaxOf(rings, ends)};
+  }
+};
+
+template <class T>
+class AttentionCodes {
+ public:
+  KVANT_DEVICE static void Run(const AttentionParams& p) { AttentionCodes(p).Run(); }
+
+ private:
+  using Ring = CodesRing<T>;
+  using Keys = CodesKeys<T>;
+  using Values = CodesValues<T>;
+  using Steps = RowSteps<T>;
+  using Ending = Finish<T>;
+  using Scores = typename Keys::Scores;
+  static constexpr i32 kRowBlocks = T::kMax.row_blocks;
+  static constexpr float kSlack = 4.f;
+  // V's scales may be up to 2^16 / 2^(kTop + kSlack); where they are more, it is all done once more
+  // with kLowTop, which leaves room for any of them.
+  static constexpr float kTop = 7.f, kLowTop = -5.f;
+
+  // Of rows 2c and 2c + 1 of each row block.
+  struct State {
+    float add[kRowBlocks][2];    // top - reference
+    float limit[kRowBlocks][2];  // scores beyond it move the reference; -inf: there was none yet
+    float sum[kRowBlocks][2];    // of this lane's tokens
+  };
+
+  // What a block computes. It is read from shared memory where it is needed, rather than kept in
+  // registers through the loop.
+  struct Work {
+    BlockRows rows;
+    i32 item;           // of all rows of all sequences
+    i32 split, splits;  // of the item's tokens
+    i32 kv_len;
+  };
+
+  KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p)
+      : p_(p),
+        work_(SharedBase()),
+        shared_(SharedBase() + static_cast<u32>(CodesShared::kWorkBytes)) {}
+
+  KVANT_DEVICE void Run() {
+    if (WarpIndex() == 0) FindWork();
+    BlockSync();
+    if (LoadWork().rows.b0 >= p_.batch[0]) return;
+    State state;
+    Values values(Common(T::k.v[0], p_.v[0]).zero_point);
+    MultiplyAll(state, values);
+    End(state, values);
+  }
+
+  KVANT_DEVICE Work LoadWork() const {
+    const Words4 a = LoadShared128(work_), b = LoadShared128(work_ + 16);
+    Work work;
+    work.rows.b0 = static_cast<i32>(a.v[0]);
+    work.rows.b1 = static_cast<i32>(a.v[1]);
+    work.rows.b2 = static_cast<i32>(a.v[2]);
+    work.rows.row = static_cast<i32>(a.v[3]);
+    work.rows.rows = MinOf(Ending::Rows(), p_.rows - work.rows.row);
+    work.rows.split_b2 = T::k.kv_varies_over_b2 != 0;
+    work.item = static_cast<i32>(b.v[0]);
+    work.split = static_cast<i32>(b.v[1]);
+    work.splits = static_cast<i32>(b.v[2]);
+    work.kv_len = static_cast<i32>(b.v[3]);
+    return work;
+  }
+
+  // By one warp.
+  KVANT_DEVICE void FindWork() const {
+    const i32 block = static_cast<i32>(BlockIndex());
+    const i32 b2s = T::k.kv_varies_over_b2 ? p_.batch[2] : 1;
+    const i32 items = p_.batch[1] * b2s * p_.row_tiles;  // of an entry of b0
+    // Blocks are dealt to entries of b0 first; of each, an item's splits lie side by side.
+    Share share{block / (items * p_.splits), block % (items * p_.splits), p_.splits};
+    if (T::k.kv_lengths.varies == 1) share = ShareByLength(block, items);
+    i32 rest = share.block / share.splits;
+    const i32 split = share.block % share.splits, item = share.b0 * items + rest;
+    const i32 row = rest % p_.row_tiles * Ending::Rows();
+    rest /= p_.row_tiles;
+    const i32 b2 = rest % b2s, b1 = rest / b2s;
+    const i32 kv_len =
+        share.b0 < p_.batch[0] ? RealLength(p_, T::k.kv_lengths, Position{share.b0, b1, 0, 0}) : 0;
+    if (LaneIndex() != 0) return;
+    StoreShared128(work_, {{static_cast<u32>(share.b0), static_cast<u32>(b1), static_cast<u32>(b2),
+                            static_cast<u32>(row)}});
+    StoreShared128(work_ + 16, {{static_cast<u32>(item), static_cast<u32>(split),
+                                 static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
+  }
+
+  // The blocks of an entry of b0: this one among them, and the splits of each of its items.
+  struct Share {
+    i32 b0, block, splits;
+  };
+
+  // Where lengths differ, so do splits: one for every entry, and the rest of p.splits on average by
+  // length. Blocks that are left over get an entry beyond the last.
+  KVANT_DEVICE Share ShareByLength(i32 block, i32 items) const {
+    const i32 entries = p_.batch[0];
+    float total = 0.f;
+    for (i32 b0 = LaneIndex(); b0 < entries; b0 += 32) total += LengthOf(b0);
+    KVANT_UNROLL
+    for (i32 mask = 1; mask < 32; mask *= 2) total += device::ShuffleXor(total, mask);
+    const float rest = static_cast<float>(entries * (p_.splits - 1));
+    const float by = total > 0.f ? Divide(rest, total) : 0.f;
+    Share share{entries, 0, 1};
+    i32 before = 0;
+    for (i32 begin = 0; begin < entries; begin += 32) {
+      const i32 b0 = begin + LaneIndex();
+      // Rounded down, and less than by so little that the sum is no more than there is.
+      const float more = b0 < entries ? LengthOf(b0) * by * (1.f - 1e-5f) : -1.f;
+      const i32 splits = MinOf(1 + static_cast<i32>(more), CodesShared::kMaxSplits);
+      i32 end = splits;
+      KVANT_UNROLL
+      for (i32 n = 1; n < 32; n *= 2) {
+        const i32 other =
+            static_cast<i32>(Shuffle(static_cast<u32>(end), MaxOf(0, LaneIndex() - n)));
+        if (LaneIndex() >= n) end += other;
+      }
+      const i32 first = (before + end - splits) * items, last = (before + end) * items;
+      const bool mine = first <= block && block < last;
+      // Of the one lane whose entry it is, if any, to all.
+      i32 found = mine ? LaneIndex() + 1 : 0;
+      KVANT_UNROLL
+      for (i32 mask = 1; mask < 32; mask *= 2) found = MaxOf(found, ShuffleXor(found, mask));
+      if (found != 0) {
+        const i32 lane = found - 1;
+        share = {begin + lane, block - static_cast<i32>(Shuffle(static_cast<u32>(first), lane)),
+                 static_cast<i32>(Shuffle(static_cast<u32>(splits), lane))};
+        break;
+      }
+      before += static_cast<i32>(Shuffle(static_cast<u32>(end), 31));
+    }
+    return share;
+  }
+  KVANT_DEVICE float LengthOf(i32 b0) const {
+    return static_cast<float>(RealLength(p_, T::k.kv_lengths, Position{b0, 0, 0, 0}));
+  }
+
+  KVANT_DEVICE void MultiplyAll(State& state, Values& values) const {
+    const Work work = LoadWork();
+    const i32 kv_len = work.kv_len;
+    const LiveColumns live = FindLive(work.rows, kv_len);
+    const i32 first = live.any.begin / T::k.warp_tile;
+    const i32 count = MaxOf(0, CeilDiv(live.any.end, T::k.warp_tile) - first);
+    const i32 share = CeilDiv(count, work.splits);
+    const i32 begin = first + MinOf(count, work.split * share);
+    const i32 end = first + MinOf(count, (work.split + 1) * share);
+    const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
+    const Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
+                    Common(T::k.k[0], p_.k[0]));
+    float top = kTop;
+    KVANT_NO_UNROLL
+    while (true) {
+      Sweep(keys, tokens, live.all, kv_len, top, state, values);
+      if (top == kLowTop || !Any(!values.Finite())) break;
+      top = kLowTop;
+    }
+  }
+
+  // Whether all that is done to scores is a factor, and columns that are hidden.
+  KVANT_DEVICE static constexpr bool OnlyScaled() {
+    bool only = true;
+    for (i32 i = 0; i < T::k.step_count; ++i) only &= IsFactor(T::k.steps[i]) || IsHiding(i);
+    return only;
+  }
+  KVANT_DEVICE static constexpr bool IsFactor(const StepTraits& step) {
+    return (step.kind == kMultiply || step.kind == kDivide) &&
+           (step.operand.type == kNone || step.operand.varies == 0);
+  }
+  KVANT_DEVICE static constexpr bool IsHiding(i32 i) {
+    return T::k.steps[i].kind == kBand && T::k.steps[i].hides;
+  }
+  KVANT_DEVICE float Multiplier() const {
+    float product = 1.f;
+    KVANT_UNROLL
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      const StepTraits& step = T::k.steps[i];
+      if (!IsFactor(step)) continue;
+      const Array& operand = p_.steps[i].operand;
+      const float x = step.operand.type == kNone
+                          ? p_.steps[i].constant
+                          : LoadElement(step.operand.type, operand.data, operand.offset);
+      product = step.kind == kMultiply ? product * x : Divide(product, x);
+    }
+    return product;
+  }
+
+  // The columns that any row may see, and those that all rows do.
+  struct LiveColumns {
+    ColumnRange any, all;
+  };
+  KVANT_DEVICE LiveColumns FindLive(const BlockRows& rows, i32 kv_len) const {
+    LiveColumns live{{0, kv_len}, {0, kv_len}};
+    if (!Steps::Hides()) return live;
+    live.all = Steps(p_, rows.At(p_, LaneIndex()), kv_len).Live();
+    const bool any = live.all.begin < live.all.end;
+    live.any = {any ? live.all.begin : kv_len, any ? live.all.end : 0};
+    KVANT_UNROLL
+    for (i32 mask = 1; mask < 32; mask *= 2) {
+      live.any.begin = MinOf(live.any.begin, ShuffleXor(live.any.begin, mask));
+      live.any.end = MaxOf(live.any.end, ShuffleXor(live.any.end, mask));
+      live.all.begin = MaxOf(live.all.begin, ShuffleXor(live.all.begin, mask));
+      live.all.end = MinOf(live.all.end, ShuffleXor(live.all.end, mask));
+    }
+    return live;
+  }
+  KVANT_DEVICE static i32 ShuffleXor(i32 value, i32 mask) {
+    return static_cast<i32>(device::ShuffleXor(static_cast<u32>(value), mask));
+  }
+
+  // What all tokens have in common.
+  KVANT_DEVICE CommonParameters Common(const SegmentTraits& traits,
+                                       const SegmentParams& segment) const {
+    const BlockRows rows = LoadWork().rows;
+    const Position at{rows.b0, rows.b1, rows.b2, 0};
+    CommonParameters common{1.f, 0.f};
+    if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
+      common.scale = LoadElement(traits.scales.type, segment.scales.data,
+                                 GroupIndex(traits, traits.scales, segment.scales, at, 0));
+    }
+    if (traits.zero_points.type != kNone && !CodeFormat::Varies(traits.zero_points)) {
+      common.zero_point =
+          LoadElement(traits.zero_points.type, segment.zero_points.data,
+                      GroupIndex(traits, traits.zero_points, segment.zero_points, at, 0));
+    }
+    return common;
+  }
+
+  KVANT_DEVICE typename Ring::Bases Bases() const {
+    const BlockRows rows = LoadWork().rows;
+    const Position at{rows.b0, rows.b1, rows.b2, 0};
+    const SegmentParams &k = p_.k[0], &v = p_.v[0];
+    return {Codes(T::k.k[0], k, at),
+            Codes(T::k.v[0], v, at),
+            {Side(T::k.k[0], T::k.k[0].scales, k.scales, at),
+             Side(T::k.v[0], T::k.v[0].scales, v.scales, at),
+             Side(T::k.k[0], T::k.k[0].zero_points, k.zero_points, at),
+             Side(T::k.v[0], T::k.v[0].zero_points, v.zero_points, at)}};
+  }
+  KVANT_DEVICE static const u8* Codes(const SegmentTraits& traits, const SegmentParams& segment,
+                                      const Position& at) {
+    return static_cast<const u8*>(segment.data.data) +
+           IndexOf(traits.data, segment.data, at, 0) * BitsOf(traits.data.type) / 8;
+  }
+  KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
+                                     const Array& array, const Position& at) {
+    if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
+    return static_cast<const u8*>(array.data) +
+           GroupIndex(traits, side, array, at, 0) * (BitsOf(side.type) / 8);
+  }
+
+  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
+                          i32 kv_len, float top, State& state, Values& values) const {
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        state.add[rb][h] = state.sum[rb][h] = 0.f;
+        state.limit[rb][h] = -Infinity();
+      }
+    }
+    values.Clear();
+    const CodesLayout l = Ring::Layout();
+    const i32 warp = WarpIndex(), lane = LaneIndex();
+    const SharedAddress begin = shared_ + static_cast<u32>(warp * Ring::RingBytes());
+    // Hidden, so that it is not computed anew at every use.
+    const SharedAddress k_row = Opaque(begin + static_cast<u32>(l.k.MatrixRow(lane)));
+    const SharedAddress v_row = l.k.format.RowBytes() == l.v.format.RowBytes()
+                                    ? k_row
+                                    : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
+    const i32 first = tokens.begin + warp * T::k.warp_tile;
+    Ring ring(begin, Bases(), first, tokens.end);
+    KVANT_NO_UNROLL
+    for (i32 token = first; token < tokens.end; token += Ring::Step()) {
+      const u32 stage = ring.Next(token);
+      Scores scores;
+      if (OnlyScaled()) {
+        keys.Multiply(k_row + stage, begin + stage, state.add, scores);
+        if (!WholeTile(token, tokens.end, all_live)) Hide(token, kv_len, scores);
+      } else {
+        const float none[kRowBlocks][2] = {};
+        keys.Multiply(k_row + stage, begin + stage, none, scores);
+        ApplySteps(token, kv_len, state, scores);
+      }
+      MoveReference(top, state, values, scores);
+      ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
+        x = Exp2(x);
+        state.sum[rb][h] += x;
+      });
+      values.Add(v_row + stage + static_cast<u32>(l.v_offset), begin + stage, scores);
+    }
+    CopyAsyncWait<0>();
+    WarpSync();
+  }
+
+  // use(x, row block, h, token in the tile): of query 8 rb + 2c + h.
+  template <class Use>
+  KVANT_DEVICE static void ForEach(Scores& scores, Use use) {
+    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 j = 0; j < n / 2; ++j) {
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) use(scores[rb][j][e], rb, e % 2, g * n + 2 * j + e / 2);
+      }
+    }
+  }
+
+  KVANT_DEVICE static bool WholeTile(i32 token, i32 end, const ColumnRange& all_live) {
+    if (token + T::k.warp_tile > end) return false;
+    return !Steps::Hides() || (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
+  }
+
+  // use(steps, rb, h) for each of the lane's rows.
+  template <class Use>
+  KVANT_DEVICE void ForEachRow(i32 kv_len, Use use) const {
+    const BlockRows rows = LoadWork().rows;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        use(Steps(p_, rows.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h), kv_len), rb, h);
+      }
+    }
+  }
+  // use(x, token in the tile) for the scores of row 8 rb + 2c + h.
+  template <class Use>
+  KVANT_DEVICE static void ForEachOfRow(Scores& scores, i32 rb, i32 h, Use use) {
+    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
+    KVANT_UNROLL
+    for (i32 j = 0; j < n; ++j) use(scores[rb][j / 2][h + j % 2 * 2], g * n + j);
+  }
+
+  KVANT_DEVICE void Hide(i32 first, i32 kv_len, Scores& scores) const {
+    ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
+      const ColumnRange live = steps.Live();
+      ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
+        if (first + col < live.begin || first + col >= live.end) x = -Infinity();
+      });
+    });
+  }
+
+  KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, const State& state, Scores& scores) const {
+    ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
+      ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
+        const i32 token = first + col;
+        x = token < kv_len ? steps.template Apply<false>(p_, token, x) : -Infinity();
+        x = Fma(x, kLog2E, state.add[rb][h]);
+      });
+    });
+  }
+
+  // Where a score is too far above the reference.
+  KVANT_DEVICE void MoveReference(float top, State& state, Values& values, Scores& scores) const {
+    float highest[kRowBlocks][2];
+    bool beyond = false;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        highest[rb][h] = Max(scores[rb][0][h], scores[rb][0][h + 2]);
+        KVANT_UNROLL
+        for (i32 j = 1; j < T::k.warp_tile / 16; ++j) {
+          highest[rb][h] = Max(highest[rb][h], Max(scores[rb][j][h], scores[rb][j][h + 2]));
+        }
+        beyond |= highest[rb][h] > state.limit[rb][h];
+      }
+    }
+    if (!Any(beyond)) return;
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        float by = highest[rb][h];
+        KVANT_UNROLL
+        for (i32 mask = 4; mask < 32; mask *= 2) by = Max(by, device::ShuffleXor(by, mask));
+        const bool any = by > -Infinity();
+        const bool none_before = state.limit[rb][h] == -Infinity();
+        by -= top;
+        if (!none_before) by = Max(by, 0.f);
+        if (!any) by = 0.f;
+        if (any) state.limit[rb][h] = top + kSlack;
+        const float factor = Exp2(Min(-by, 0.f));
+        state.add[rb][h] -= by;
+        state.sum[rb][h] *= factor;
+        values.Shrink(rb, h, factor);
+        KVANT_UNROLL
+        for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
+          scores[rb][j][h] -= by;
+          scores[rb][j][h + 2] -= by;
+        }
+      }
+    }
+  }
+
+  KVANT_DEVICE void End(State& state, Values& values) {
+    const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const SharedAddress factors = work_ + static_cast<u32>(CodesShared::Of(T::k, 1).factors);
+    const SharedAddress mine = shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
+    BlockSync();  // rings are done with
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        float sum = state.sum[rb][h];
+        KVANT_UNROLL
+        for (i32 mask = 4; mask < 32; mask *= 2) sum += device::ShuffleXor(sum, mask);
+        if (g != 0) continue;
+        const bool any = state.limit[rb][h] > -Infinity();
+        const i32 r = 8 * rb + 2 * c + h;
+        StoreSharedFloat(mine + r * 4, any ? state.add[rb][h] * -kLn2 : -Infinity());
+        StoreSharedFloat(mine + (rows + r) * 4, sum);
+      }
+    }
+    values.Store(mine + 2 * rows * 4, Common(T::k.v[0], p_.v[0]).scale);
+    BlockSync();
+    Ending::JoinWarps(T::k.token_warps, shared_, factors);
+    const Work work = LoadWork();
+    float* partials = p_.partials + (BlockIndex() - work.split) * Ending::StateFloats();
+    if (work.splits > 1 && !Ending::JoinSplits(partials, work.split, work.splits,
+                                               p_.done + work.item, shared_, factors)) {
+      return;
+    }
+    Ending::StoreRows(p_, work.rows, 0, shared_, false);
+  }
+
+  static constexpr float kLn2 = 0.69314718055994531f;
+
+  const AttentionParams& p_;
+  const SharedAddress work_;    // in shared memory
+  const SharedAddress shared_;  // rings and states
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_ATTENTION_CODES_H_

@@ -1,0 +1,172 @@
+// K and V as packed codes, and how their words become operands of an mma.
+//
+// A row (a token's channels) is chunks of 16 bytes, E = 128 / bits codes each. ldmatrix hands lane
+// 4g + c of a warp one word of chunk m for each block of 8 rows:
+//
+//   K, plain:       row g,                           channels E m + (E / 4) c + 0, 1, ...
+//   V, transposed:  rows 2c (low half), 2c + 1,      channels E m + (E / 8) g + 0, 1, ...
+//
+// A word is unpacked into E / 8 pairs of 16 bits, pair q = E / 8 * m + i of the row:
+//
+//   4 bits  w & 000f000f  w & 00f000f0  w >> 8 & 000f000f  w >> 8 & 00f000f0     i = 0 .. 3
+//   8 bits  w & 00ff00ff  w >> 8 & 00ff00ff                                      i = 0, 1
+//
+//   2 bits  w & 00030003, w & 000c000c, ..., w >> 8 & 00030003, ...              i = 0 .. 7
+//   e5m2    an f16 but for its lower 8 bits, which are zeros                     i = 0, 1
+//   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
+//           becomes a number)
+//   f16     as it is                                                             i = 0
+//
+//   K:  codes of channels d and d + E / 8 of one token, d = E m + (E / 4) c + i
+//   V:  codes of one channel E m + (E / 8) g + i of tokens 2c, 2c + 1
+//
+// so that pairs 2s and 2s + 1 are half of an A operand, K's k-step s or V's rows of the s-th 16
+// channels. What is in the upper bits of a byte arrives times 4, 16 or 64. The other operand, or
+// the result, makes up for it.
+//
+// No arithmetic is needed to get a number: as an f16 the bits are a subnormal, code * 2^-24, whose
+// product with an f16 is exact in f32. Signed codes have their sign bit flipped, and arrive with
+// Bias() added.
+#ifndef KVANT_KERNELS_CUDA_CODES_FORMAT_H_
+#define KVANT_KERNELS_CUDA_CODES_FORMAT_H_
+
+#include "kvant/kernels/cuda/elements.h"
+
+namespace kvant::cuda {
+
+enum class Zero : i32 {
+  kNone,
+  kInteger,  // (code - zero point) * scale
+  kReal,     // code * scale - zero point
+};
+
+// A scale and a zero point that all tokens of a block have in common.
+struct CommonParameters {
+  float scale, zero_point;
+};
+
+// K or V; all of it is known when the kernel is compiled. What tokens have in common is not in
+// scale_type, zero_type and zero.
+struct CodeFormat {
+  i32 type, channels, bits, groups;
+  bool is_signed, subnormal;
+  i32 scale_type, zero_type;
+  Zero zero;
+  bool common_zero;
+
+  KVANT_DEVICE static constexpr CodeFormat Of(const SegmentTraits& s, i32 channels,
+                                              bool subnormal) {
+    const i32 type = s.data.type;
+    const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
+    const i32 groups = s.group[kCol] >= channels ? 1 : channels / s.group[kCol];
+    const bool common_scale = groups == 1 && !Varies(s.scales);
+    const bool common_zero = s.zero_points.type != kNone && groups == 1 && !Varies(s.zero_points);
+    const bool has_zero = s.zero_points.type != kNone && !common_zero;
+    return {type,
+            channels,
+            BitsOf(type),
+            groups,
+            type == kInt8 || type == kInt4 || type == kInt2,
+            subnormal && !is_float,
+            common_scale ? kNone : s.scales.type,
+            has_zero ? s.zero_points.type : kNone,
+            !has_zero            ? Zero::kNone
+            : s.real_zero_points ? Zero::kReal
+                                 : Zero::kInteger,
+            common_zero};
+  }
+  KVANT_DEVICE static constexpr bool Varies(const ArrayTraits& array) {
+    return (array.varies >> kRow & 1) != 0;
+  }
+
+  KVANT_DEVICE constexpr i32 RowBytes() const { return channels * bits / 8; }
+  KVANT_DEVICE constexpr i32 Chunks() const { return channels * bits / 128; }
+  KVANT_DEVICE constexpr i32 ChunkCodes() const { return 128 / bits; }
+  KVANT_DEVICE constexpr i32 PairsPerWord() const { return 16 / bits; }
+  KVANT_DEVICE constexpr i32 PairsPerGroup() const { return channels / 8 / groups; }
+  KVANT_DEVICE constexpr i32 ScaleBytes() const { return BitsOf(scale_type) / 8; }
+  KVANT_DEVICE constexpr i32 ZeroBytes() const { return BitsOf(zero_type) / 8; }
+
+  // Of V: the channel of a lane in pair q.
+  KVANT_DEVICE constexpr i32 ValueChannel(i32 q, i32 g) const {
+    return q / PairsPerWord() * ChunkCodes() + g * (ChunkCodes() / 8) + q % PairsPerWord();
+  }
+  // What codes of pair q arrive multiplied by, beside Unit().
+  KVANT_DEVICE constexpr float Factor(i32 q) const {
+    return bits == 4   ? q % 2 == 1 ? 16.f : 1.f
+           : bits == 2 ? static_cast<float>(1 << q % 4 * 2)
+                       : 1.f;
+  }
+  KVANT_DEVICE constexpr float Unit() const {
+    return subnormal ? 1.f / 16777216.f : type == kFloat8E4M3 ? 1.f / 256.f : 1.f;
+  }
+  // What is added to codes, and to integer zero points, when they are made unsigned.
+  KVANT_DEVICE constexpr i32 Bias() const { return is_signed && subnormal ? 1 << (bits - 1) : 0; }
+  KVANT_DEVICE constexpr i32 ZeroBias() const {
+    return zero == Zero::kInteger && zero_type == kInt8 ? 128 : 0;
+  }
+
+  // Pair q from the words of a row.
+  template <i32 kWords>
+  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q) const {
+    const u32 w = words[q / PairsPerWord()];
+    const i32 i = q % PairsPerWord();
+    if (bits == 16) return w;
+    if (type == kFloat8E5M2) return i == 0 ? Permute(w, 0, 0x2404) : w & 0xff00ff00u;
+    if (type == kFloat8E4M3) {
+      const u32 x = i == 0 ? w << 8 : w;
+      return AndOr(x >> 1, 0x3f803f80u, x & 0x80008000u);
+    }
+    if (bits == 4) {
+      const u32 x = i < 2 ? w : w >> 8;
+      return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u) : Number(x, 0x00f000f0u, 0x00800080u);
+    }
+    if (bits == 2) {
+      const u32 x = i < 4 ? w : w >> 8;
+      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2);
+    }
+    if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u);
+    if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u);
+    return Permute(is_signed ? w ^ 0x80808080u : w, 0, 0x4341);
+  }
+
+ private:
+  // The bits of a mask; or, where tensor cores should not take subnormals, 1024 + code less 1024.
+  KVANT_DEVICE u32 Number(u32 w, u32 mask, u32 sign) const {
+    if (subnormal) return is_signed ? AndXor(w, mask, sign) : w & mask;
+    const u32 flip = 0x64006400u | (is_signed ? sign : 0u);
+    return AddF16x2(AndXor(w, mask, flip), 0x80008000u | flip);
+  }
+};
+
+// Element `index` of a row of 16-bit or 32-bit floats in words.
+template <i32 kWords>
+KVANT_DEVICE float FloatAt(i32 type, const u32 (&words)[kWords], i32 index) {
+  if (type == kFloat32) return AsFloat(words[index]);
+  const u32 w = words[index / 2];
+  if (type == kFloat16) return index % 2 == 0 ? F16Low(w) : F16High(w);
+  return index % 2 == 0 ? BF16Low(w) : BF16High(w);
+}
+
+// `count` words of shared memory, in loads as wide as their number allows.
+template <i32 kWords>
+KVANT_DEVICE void LoadSharedWords(SharedAddress from, i32 count, u32 (&words)[kWords]) {
+  if (count == 1) {
+    words[0] = LoadShared32(from);
+  } else if (count == 2) {
+    const Words2 x = LoadShared64(from);
+    words[0] = x.v[0];
+    words[1 % kWords] = x.v[1];
+  } else {
+    KVANT_UNROLL
+    for (i32 i = 0; i < count; i += 4) {
+      const Words4 x = LoadShared128(from + i * 4);
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) words[(i + e) % kWords] = x.v[e];
+    }
+  }
+}
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_CODES_FORMAT_H_

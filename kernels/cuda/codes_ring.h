@@ -1,0 +1,277 @@
+// Tiles of packed codes on their way through shared memory: every warp has a ring of its own, which
+// it fills by cp.async some tiles ahead of what it multiplies. Warps do not wait for each other.
+//
+//   stage = K codes | V codes | K scales | V scales | K zero points | V zero points
+//
+// Tokens of a tile are dealt to the lanes' g: token t = N g' + i is in row block i, and there row
+// g'; N = tile / 8. So an ldmatrix of row block i gives lane 4g + c the token whose score it will
+// have, and the lane's scales are side by side.
+//
+// Row blocks of 8 rows lie one after the other. Within one, so that neither an ldmatrix (the same
+// chunk of 8 rows) nor a copy (8 chunks in a row, of consecutive tokens) meets a bank twice, with R
+// = 128 / row bytes (1 if less) rows to a line of banks:
+//
+//   row   = g' ^ i % R
+//   chunk = chunk ^ row / R % (8 / R)
+//
+// These are XORs in bits 4 .. 6 of the address; all other bits are sums.
+#ifndef KVANT_KERNELS_CUDA_CODES_RING_H_
+#define KVANT_KERNELS_CUDA_CODES_RING_H_
+
+#include "kvant/kernels/cuda/codes_format.h"
+
+namespace kvant::cuda {
+
+// Where one side's rows lie in a tile.
+struct CodeTile {
+  CodeFormat format;
+  i32 tokens;
+
+  KVANT_DEVICE constexpr i32 Bytes() const { return tokens * format.RowBytes(); }
+
+  // Of `chunk` of row g' of row block i.
+  KVANT_DEVICE constexpr i32 Place(i32 i, i32 g, i32 chunk) const {
+    const i32 bytes = format.RowBytes(), r = bytes >= 128 ? 1 : 128 / bytes;
+    const i32 row = g ^ (i % r);
+    return (i * 8 + row) * bytes + ((chunk ^ (row / r % (8 / r))) << 4);
+  }
+  KVANT_DEVICE constexpr i32 Place(i32 token, i32 chunk) const {
+    const i32 n = tokens / 8;
+    return Place(token % n, token / n, chunk);
+  }
+  // Place is linear: that of a lane's part, and of the part that all lanes share.
+  KVANT_DEVICE static SharedAddress Join(SharedAddress lane, i32 shared) {
+    return (lane ^ static_cast<u32>(shared & 127)) + static_cast<u32>(shared & ~127);
+  }
+
+  // A copy of a tile is `Copies()` instructions of 32 lanes x 16 bytes.
+  KVANT_DEVICE constexpr i32 Copies() const { return Bytes() / 512; }
+  KVANT_DEVICE constexpr i32 TokensPerCopy() const { return 512 / format.RowBytes(); }
+  KVANT_DEVICE i32 LaneToken(i32 lane) const { return lane * 16 / format.RowBytes(); }
+  KVANT_DEVICE i32 LaneChunk(i32 lane) const { return lane * 16 % format.RowBytes() / 16; }
+
+  KVANT_DEVICE void Copy(SharedAddress to, const u8* from, i32 pitch) const {
+    KVANT_UNROLL
+    for (i32 i = 0; i < Copies(); ++i) {
+      CopyAsync(16, Join(to, Place(i * TokensPerCopy(), 0)), from + i * TokensPerCopy() * pitch);
+    }
+  }
+  // The first `left` tokens; zeros after them.
+  KVANT_DEVICE void CopyPart(SharedAddress to, const u8* from, i32 pitch, i32 left,
+                             i32 lane) const {
+    KVANT_NO_UNROLL
+    for (i32 i = 0; i < Copies(); ++i) {
+      const bool any = i * TokensPerCopy() + LaneToken(lane) < left;
+      CopyAsync(16, Join(to, Place(i * TokensPerCopy(), 0)),
+                any ? from + i * TokensPerCopy() * pitch : from, any ? 16 : 0);
+    }
+  }
+
+  // Words of the chunks of row blocks 2j and 2j + 1. `at`: MatrixRow() into the tile.
+  template <i32 kWords>
+  KVANT_DEVICE void LoadPair(SharedAddress at, i32 j, bool transposed, u32 (&low)[kWords],
+                             u32 (&high)[kWords]) const {
+    const i32 chunks = format.Chunks();
+    KVANT_UNROLL
+    for (i32 m = 0; m < 2 * chunks; m += 4) {
+      const SharedAddress row = Join(at, Place(2 * j + m / chunks, 0, m % chunks));
+      const Words4 x = transposed ? LoadMatrix4Transposed(row) : LoadMatrix4(row);
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) {
+        if ((m + e) / chunks == 0) low[(m + e) % chunks] = x.v[e];
+        if ((m + e) / chunks == 1) high[(m + e) % chunks] = x.v[e];
+      }
+    }
+  }
+  KVANT_DEVICE i32 MatrixRow(i32 lane) const {
+    return Place(lane / 8 / format.Chunks(), lane % 8, lane / 8 % format.Chunks());
+  }
+};
+
+// One of the arrays of scales and zero points: dense, [token][group].
+struct SideTraits {
+  i32 token_bytes;  // 0: there is none
+  i32 offset;       // in a stage
+  KVANT_DEVICE constexpr i32 End(i32 tokens) const { return offset + token_bytes * tokens; }
+};
+
+inline constexpr i32 kSides = 4;  // K scales, V scales, K zero points, V zero points
+
+struct CodesLayout {
+  CodeTile k, v;
+  i32 v_offset;
+  SideTraits sides[kSides];
+  i32 side_offset, side_bytes;
+  i32 copy_bytes;  // width of copies of sides
+  i32 stage_bytes;
+
+  KVANT_DEVICE static constexpr CodesLayout Of(const AttentionTraits& t) {
+    const CodeFormat k = CodeFormat::Of(t.k[0], t.head_size, t.subnormal_codes != 0);
+    const CodeFormat v = CodeFormat::Of(t.v[0], t.v_head_size, t.subnormal_codes != 0);
+    CodesLayout l{};
+    l.k = {k, t.warp_tile};
+    l.v = {v, t.warp_tile};
+    l.v_offset = l.k.Bytes();
+    l.side_offset = l.v_offset + l.v.Bytes();
+    // No loop over them, so that all of this is known when it is compiled.
+    const i32 first = l.side_offset;
+    l.sides[0] = {k.groups * k.ScaleBytes(), first};
+    l.sides[1] = {v.groups * v.ScaleBytes(), l.sides[0].End(t.warp_tile)};
+    l.sides[2] = {k.groups * k.ZeroBytes(), l.sides[1].End(t.warp_tile)};
+    l.sides[3] = {v.groups * v.ZeroBytes(), l.sides[2].End(t.warp_tile)};
+    l.side_bytes = l.sides[3].End(t.warp_tile) - first;
+    l.copy_bytes = t.side_copy;
+    l.stage_bytes = CeilDiv(l.side_offset + l.side_bytes, 128) * 128;
+    return l;
+  }
+
+  // A piece is what one lane copies at once; the pieces of all sides are dealt to lanes in order.
+  KVANT_DEVICE constexpr i32 Pieces() const { return side_bytes / copy_bytes; }
+  KVANT_DEVICE constexpr i32 SideCopies() const { return CeilDiv(Pieces(), 32); }
+  KVANT_DEVICE constexpr i32 SideOf(i32 piece) const {
+    const i32 at = side_offset + piece * copy_bytes;
+    return at >= sides[3].offset ? 3 : at >= sides[2].offset ? 2 : at >= sides[1].offset ? 1 : 0;
+  }
+};
+
+template <class T>
+class CodesRing {
+ public:
+  // Loops over copies have a bound that the compiler needs not find.
+  static constexpr i32 kSideCopies = CodesLayout::Of(T::kMax).SideCopies();
+
+  // Rows of K, V and their sides of a block: token 0.
+  struct Bases {
+    const u8 *k, *v;
+    const u8* sides[kSides];
+  };
+
+  KVANT_DEVICE static CodesLayout Layout() { return CodesLayout::Of(T::k); }
+  KVANT_DEVICE static i32 RingBytes() { return Layout().stage_bytes * T::k.stages; }
+
+  // Asks for the first of the tiles that begin at tokens `first`, first + warps * tile, ... before
+  // `end`, where the last one is cut.
+  KVANT_DEVICE CodesRing(SharedAddress ring, const Bases& bases, i32 first, i32 end)
+      : ring_(ring), end_(end), read_(0) {
+    const CodesLayout l = Layout();
+    const i32 lane = LaneIndex();
+    k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + l.k.LaneChunk(lane) * 16;
+    v_ = bases.v + static_cast<i64>(l.v.LaneToken(lane)) * T::k.v_pitch + l.v.LaneChunk(lane) * 16;
+    k_to_ = ring + l.k.Place(l.k.LaneToken(lane), l.k.LaneChunk(lane));
+    v_to_ = ring + l.v_offset + l.v.Place(l.v.LaneToken(lane), l.v.LaneChunk(lane));
+    KVANT_UNROLL
+    for (i32 r = 0; r < kSideCopies; ++r) {
+      const i32 piece = r * 32 + lane, side = l.SideOf(piece);
+      const u8* base = side == 0   ? bases.sides[0]
+                       : side == 1 ? bases.sides[1]
+                       : side == 2 ? bases.sides[2]
+                                   : bases.sides[3];
+      side_[r] = base + (l.side_offset + piece * l.copy_bytes - OffsetOf(l, side));
+      step_[r] = TileBytesOf(l, side);
+    }
+    Advance(first / T::k.warp_tile);
+    KVANT_UNROLL
+    for (i32 s = 0; s < T::k.stages - 1; ++s) {
+      Fill(first + s * Step(), static_cast<u32>(s * l.stage_bytes));
+    }
+  }
+
+  // From a warp's tile to its next, in tokens.
+  KVANT_DEVICE static i32 Step() { return T::k.token_warps * T::k.warp_tile; }
+
+  // Waits for the next tile, that of `token`, and asks for one more. Where its stage begins, from
+  // the ring on.
+  KVANT_DEVICE u32 Next(i32 token) {
+    if (T::k.stages == 2) {
+      CopyAsyncWait<0>();
+    } else if (T::k.stages == 3) {
+      CopyAsyncWait<1>();
+    } else {
+      CopyAsyncWait<2>();
+    }
+    WarpSync();
+    const u32 stage = read_, bytes = static_cast<u32>(Layout().stage_bytes);
+    const u32 last = static_cast<u32>(RingBytes()) - bytes;
+    Fill(token + (T::k.stages - 1) * Step(), stage == 0 ? last : stage - bytes);
+    read_ = stage == last ? 0 : stage + bytes;
+    return stage;
+  }
+
+ private:
+  KVANT_DEVICE static i32 TileBytesOf(const CodesLayout& l, i32 side) {
+    i32 bytes = l.sides[0].token_bytes;
+    KVANT_UNROLL
+    for (i32 a = 1; a < kSides; ++a) {
+      // Alike where they can be, so that there is nothing to choose.
+      if (l.sides[a].token_bytes != 0 && side == a) bytes = l.sides[a].token_bytes;
+    }
+    return bytes * T::k.warp_tile;
+  }
+  KVANT_DEVICE static i32 OffsetOf(const CodesLayout& l, i32 side) {
+    return side == 0   ? l.sides[0].offset
+           : side == 1 ? l.sides[1].offset
+           : side == 2 ? l.sides[2].offset
+                       : l.sides[3].offset;
+  }
+
+  KVANT_DEVICE void Advance(i32 tiles) {
+    k_ += static_cast<i64>(tiles) * (T::k.warp_tile * T::k.k_pitch);
+    v_ += static_cast<i64>(tiles) * (T::k.warp_tile * T::k.v_pitch);
+    KVANT_UNROLL
+    for (i32 r = 0; r < kSideCopies; ++r) side_[r] += static_cast<i64>(tiles) * step_[r];
+  }
+
+  KVANT_DEVICE void Fill(i32 token, u32 stage) {
+    const i32 left = end_ - token;
+    if (left >= T::k.warp_tile) {
+      FillWhole(stage);
+    } else if (left > 0) {
+      FillPart(stage, left);
+    }
+    CopyAsyncCommit();
+    Advance(T::k.token_warps);
+  }
+
+  KVANT_DEVICE void FillWhole(u32 stage) {
+    const CodesLayout l = Layout();
+    l.k.Copy(k_to_ + stage, k_, T::k.k_pitch);
+    l.v.Copy(v_to_ + stage, v_, T::k.v_pitch);
+    KVANT_UNROLL
+    for (i32 r = 0; r < kSideCopies; ++r) {
+      const i32 piece = r * 32 + LaneIndex();
+      if (piece < l.Pieces()) CopyAsync(l.copy_bytes, SideTo(l, stage, r), side_[r]);
+    }
+  }
+
+  KVANT_DEVICE void FillPart(u32 stage, i32 left) {
+    const CodesLayout l = Layout();
+    const i32 lane = LaneIndex();
+    l.k.CopyPart(k_to_ + stage, k_, T::k.k_pitch, left, lane);
+    l.v.CopyPart(v_to_ + stage, v_, T::k.v_pitch, left, lane);
+    KVANT_UNROLL
+    for (i32 r = 0; r < kSideCopies; ++r) {
+      const i32 piece = r * 32 + lane;
+      if (piece >= l.Pieces()) continue;
+      const i32 side = l.SideOf(piece);
+      const i32 first = l.side_offset + piece * l.copy_bytes - OffsetOf(l, side);
+      const i32 valid = left * (TileBytesOf(l, side) / T::k.warp_tile) - first;
+      CopyAsync(l.copy_bytes, SideTo(l, stage, r), valid > 0 ? side_[r] : side_[r] - first,
+                MaxOf(0, MinOf(valid, l.copy_bytes)));
+    }
+  }
+
+  KVANT_DEVICE SharedAddress SideTo(const CodesLayout& l, u32 stage, i32 r) const {
+    return ring_ + stage + static_cast<u32>(l.side_offset + (r * 32 + LaneIndex()) * l.copy_bytes);
+  }
+
+  SharedAddress ring_, k_to_, v_to_;
+  i32 end_;
+  u32 read_;  // the next stage, in bytes
+  const u8 *k_, *v_;
+  const u8* side_[MaxOf(1, kSideCopies)];
+  i32 step_[MaxOf(1, kSideCopies)];
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_CODES_RING_H_
