@@ -61,7 +61,6 @@ KVANT_DEVICE double AsDouble(u64 bits) {
 }
 KVANT_DEVICE u64 AsBits(double value) { return static_cast<u64>(__double_as_longlong(value)); }
 // prmt: byte i of the result is byte (selector >> 4i) & 7 of a, b; its sign if bit 3 is set.
-// (__byte_perm would clear bit 3.)
 KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
   u32 r;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
