@@ -5,7 +5,9 @@ Writes OUT/results.json, results.md, decode.svg and prefill.svg after every shap
 measured is there whatever happens then. kvant is a process of its own, WORKER.
 """
 import argparse
+import concurrent.futures
 import json
+import os
 import pathlib
 import select
 import statistics
@@ -18,6 +20,7 @@ import cases
 import report
 
 HERE = pathlib.Path(__file__).resolve().parent
+KVANT = HERE / "kvant"
 REPLAYS = 6  # per round
 SECONDS_OF_ONE = 2.5  # of one contestant's replays, all rounds together
 
@@ -160,6 +163,21 @@ def _host_costs(worker):
     return costs
 
 
+def _precompile(shapes, arch):
+    """All kernels, on all CPUs, so that no shape waits for its own. One that does not compile here
+    says so later."""
+
+    def compile_one(task):
+        shape, kv_format = task
+        graph = subprocess.run([KVANT, *shape.make(kv_format)], capture_output=True)
+        command = [KVANT, "precompile", "-", "--arch", arch]
+        subprocess.run(command, input=graph.stdout, capture_output=True)
+
+    tasks = [(shape, kv_format) for shape in shapes for kv_format in shape.kvant.values()]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, tasks))
+
+
 def _peers():
     try:
         import peers
@@ -189,9 +207,9 @@ def main():
     run = {"date": time.strftime("%Y-%m-%d"), "device": device, "versions": versions}
     run |= {"rounds": options.rounds, "host": _host_costs(worker), "shapes": [], "not_run": {}}
     options.out.mkdir(parents=True, exist_ok=True)
-    for shape in cases.SHAPES:
-        if options.shapes not in shape.name:
-            continue
+    shapes = [shape for shape in cases.SHAPES if options.shapes in shape.name]
+    _precompile(shapes, device["arch"])
+    for shape in shapes:
         if time.monotonic() > deadline:
             run["not_run"][shape.name] = "no time was left"
             continue

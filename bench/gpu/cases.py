@@ -55,6 +55,14 @@ class Shape:
         case = {name: getattr(self, name) for name in fields}
         return {**case, "k": kv_format, "v": kv_format, "dtype": "f16"}
 
+    def make(self, kv_format):
+        """The same, as arguments of the kvant command."""
+        names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_size")
+        sizes = [f"--{name.replace('_', '-')}={getattr(self, name)}" for name in names]
+        flags = ["--causal=bottom-right"] * self.causal + ["--kv-lengths"] * bool(self.lengths)
+        formats = ["--dtype=f16", f"--k={kv_format}", f"--v={kv_format}"]
+        return ["make", "--op", *formats, *sizes, *flags]
+
 
 def _ragged(batch, most):
     """Lengths from a few tokens to all, most of them short."""

@@ -3,8 +3,8 @@ import html
 import json
 
 NOTES = """\
-- us: of one call, the median over all replays of a CUDA graph of at least 20 calls; each call takes
-  the next of as many copies of K and V as exceed four times the second-level cache. Data are random.
+- us: of one call, the median over all replays of a CUDA graph of at least 20 calls; each takes the
+  next of as many copies of K and V as exceed four times the second-level cache. Data are random.
 - GB/s: bytes of K, V, scales and zero points over that time; of copy: its share of what a copy in
   device memory moved (read and written) in the same rounds. floor: the time of those bytes at that
   speed. Formats differ in bytes.
