@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/traits_text.h"
+#include "kvant/kernels/cuda/attention_codes.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
 
 namespace kvant::cuda {
@@ -17,13 +18,22 @@ struct RuntimeTraits {
     most.token_warps = 1;
     most.v_block = 256;
     most.step_count = kMaxSteps;
-    most.k[0].parameters_ahead = most.v[0].parameters_ahead = kMaxParametersAhead;
+    most.arithmetic = kByF32;
+    most.head_size = most.v_head_size = 256;
+    most.warp_tile = 64;
+    most.row_blocks = 2;
+    most.side_copy = 4;
+    for (SegmentTraits* side : {&most.k[0], &most.v[0]}) {
+      side->parameters_ahead = kMaxParametersAhead;
+      side->scales.type = side->zero_points.type = kFloat32;
+      side->group[kCol] = 32;
+    }
     return most;
   }();
 };
 thread_local AttentionTraits RuntimeTraits::k{};
 
-constexpr char kText[] = R"(#include "kvant/kernels/cuda/attention_tiles.h"
+constexpr char kText[] = R"(#include "kvant/kernels/cuda/$3.h"
 
 namespace kvant::cuda {
 struct Traits {
@@ -33,14 +43,32 @@ struct Traits {
 }  // namespace kvant::cuda
 
 extern "C" __global__ void __launch_bounds__($1, $2)
-attention_tiles(const __grid_constant__ kvant::cuda::AttentionParams params) {
-  kvant::cuda::AttentionTiles<kvant::cuda::Traits>::Run(params);
+$3(const __grid_constant__ kvant::cuda::AttentionParams params) {
+  kvant::cuda::$4<kvant::cuda::Traits>::Run(params);
 }
 )";
 
-// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels of K, and the
-// random number of each score of a lane.
+// By KernelKind: the header, which is also the entry's name, the class, and the same for the
+// executor.
+struct KernelRow {
+  const char* header;
+  const char* name;
+  void (*run)(const AttentionParams& params);
+};
+constexpr KernelRow kKernels[] = {
+    {"attention_tiles", "AttentionTiles", &AttentionTiles<RuntimeTraits>::Run},
+    {"attention_codes", "AttentionCodes", &AttentionCodes<RuntimeTraits>::Run},
+};
+
+// Of the warps' tiles: nothing is done in a loop.
+KernelRound RoundOfCodes(const AttentionTraits& t) {
+  return {int64_t{t.token_warps} * t.warp_tile * (t.head_size + t.v_head_size), {}};
+}
+
+// Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels
+// of K, and the random number of each score of a lane.
 KernelRound RoundOf(const AttentionTraits& t) {
+  if (t.kernel == kCodesKernel) return RoundOfCodes(t);
   KernelRound round;
   round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
   const auto add_fill = [&](const SegmentTraits& traits, i32 channels) {
@@ -64,19 +92,20 @@ KernelRound RoundOf(const AttentionTraits& t) {
 }  // namespace
 
 KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
+  const KernelRow& kernel = kKernels[plan.traits.kernel];
   KernelSpec spec;
-  spec.source.name = absl::StrCat("attention_tiles_d", plan.traits.head_size);
+  spec.source.name = absl::StrCat(kernel.header, "_d", plan.traits.head_size);
   spec.source.text = absl::Substitute(kText, TraitsText(plan.traits), plan.threads,
-                                      plan.blocks_per_multiprocessor);
-  spec.source.entry = "attention_tiles";
+                                      plan.blocks_per_multiprocessor, kernel.header, kernel.name);
+  spec.source.entry = kernel.header;
   spec.threads = plan.threads;
   spec.shared_bytes = plan.shared_bytes;
   spec.blocks_per_multiprocessor = plan.blocks_per_multiprocessor;
   spec.round = RoundOf(plan.traits);
-  spec.simt_body = [traits = plan.traits](const void* params) {
+  spec.simt_body = [traits = plan.traits, run = kernel.run](const void* params) {
     // By every thread: whichever is first must find it, and all write the same.
     RuntimeTraits::k = traits;
-    AttentionTiles<RuntimeTraits>::Run(*static_cast<const AttentionParams*>(params));
+    run(*static_cast<const AttentionParams*>(params));
   };
   return spec;
 }

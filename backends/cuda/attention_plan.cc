@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/codes_plan.h"
 #include "kvant/backends/cuda/describe_attention.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
@@ -19,6 +20,9 @@ constexpr int64_t kBlocksPerMultiprocessor = 4;
 constexpr int64_t kMinSplitTokens = 2 * kTokenTile;
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kMaxPartialBytes = int64_t{256} << 20;
+// With more rows, dequantizing a tile once for all of them is cheaper than reading K and V again
+// for every 16.
+constexpr int32_t kMostRowsOfCodes = 32;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 
 // Warps of a block: 16 rows each, or 16 rows and a share of the tokens.
@@ -169,6 +173,41 @@ bool ChooseTiles(const DeviceProperties& device, AttentionPlan& plan) {
   return false;
 }
 
+bool PlanForTiles(const DeviceProperties& device, AttentionPlan& plan) {
+  plan.traits.kernel = kTilesKernel;
+  if (!ChooseTiles(device, plan)) return false;
+  const int64_t tiles = TilesOf(plan);
+  plan.blocks = tiles * plan.params.splits;
+  if (plan.params.splits > 1) {
+    plan.partial_bytes = static_cast<size_t>(plan.blocks * StateBytes(plan.traits));
+    plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(tiles) * sizeof(u32);
+  }
+  return true;
+}
+
+bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
+  const AttentionTraits traits = plan.traits;
+  const AttentionParams params = plan.params;
+  const CodesLaunch launch =
+      PlanCodes({device.multiprocessors, static_cast<int>(device.shared_bytes_per_multiprocessor)},
+                plan.traits, plan.params);
+  if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
+    plan.why_not_codes =
+        absl::StrCat("tiles of ", launch.shared_bytes, " bytes exceed the ",
+                     device.shared_bytes_per_block, " bytes of shared memory of a block");
+    plan.traits = traits;
+    plan.params = params;
+    return false;
+  }
+  plan.blocks = launch.blocks;
+  plan.threads = launch.threads;
+  plan.shared_bytes = static_cast<size_t>(launch.shared_bytes);
+  plan.blocks_per_multiprocessor = launch.blocks_per_multiprocessor;
+  plan.partial_bytes = static_cast<size_t>(launch.partials) * sizeof(float);
+  plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(launch.counters) * sizeof(u32);
+  return true;
+}
+
 }  // namespace
 
 double AttentionPlan::rounding() const {
@@ -184,14 +223,23 @@ double AttentionPlan::rounding() const {
 
 std::string AttentionPlan::ToString() const {
   static constexpr const char* kNames[] = {"f16", "bf16", "f32 (3 x tf32)"};
+  static constexpr const char* kCodesNames[] = {"f16", "f16", "f32 (2 x f16)"};
   static constexpr const char* kStagings[] = {"loaded", "copied", "copied in place"};
-  return absl::StrCat(
-      kNames[traits.arithmetic], " products of tiles, K ", kStagings[traits.k[0].staging], ", V ",
-      kStagings[traits.v[0].staging], ", ", traits.row_warps * 16, "-row x ", traits.tile,
-      "-token tiles, ", traits.row_warps, " x ", traits.token_warps, " warps, ", params.splits,
-      params.splits == 1 ? " split, " : " splits, ",
-      traits.probs_type != kNone ? "two passes, " : "", (shared_bytes + 1023) / 1024,
-      " KiB of shared memory, ", blocks_per_multiprocessor, " blocks per multiprocessor, ", (scratch_bytes + 1023) / 1024, " KiB scratch");
+  const std::string how =
+      traits.kernel == kCodesKernel
+          ? absl::StrCat(kCodesNames[traits.arithmetic], " products of packed codes, ",
+                         traits.row_blocks * 8, " rows, ", traits.token_warps, " warps x ",
+                         traits.warp_tile, "-token tiles")
+          : absl::StrCat(kNames[traits.arithmetic],
+                         " products of tiles (not of packed codes: ", why_not_codes, "), K ",
+                         kStagings[traits.k[0].staging], ", V ", kStagings[traits.v[0].staging],
+                         ", ", traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
+                         traits.row_warps, " x ", traits.token_warps, " warps");
+  return absl::StrCat(how, ", ", params.splits, params.splits == 1 ? " split, " : " splits, ",
+                      traits.probs_type != kNone ? "two passes, " : "",
+                      (shared_bytes + 1023) / 1024, " KiB of shared memory, ",
+                      blocks_per_multiprocessor, " blocks per multiprocessor, ",
+                      (scratch_bytes + 1023) / 1024, " KiB scratch");
 }
 
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
@@ -202,25 +250,22 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
   AttentionPlan plan;
   DescribeAttention(spec, plan);
   plan.traits.arithmetic = ChooseArithmetic(spec);
-  if (!ChooseTiles(device, plan)) {
-    return MakeError(
-        ErrorKind::kUnimplemented,
-        absl::StrCat("does not take head sizes of ", spec.head_size, " and ", spec.v_head_size,
-                     ": tiles of ", plan.shared_bytes, " bytes exceed the ",
-                     device.shared_bytes_per_block, " bytes of shared memory of a block"));
+  plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
+                           ? absl::StrCat(plan.params.rows, " rows share K and V")
+                           : WhyNotCodes(plan.traits, plan.params);
+  if (!plan.why_not_codes.empty() || !PlanForCodes(device, plan)) {
+    if (!PlanForTiles(device, plan)) {
+      return MakeError(
+          ErrorKind::kUnimplemented,
+          absl::StrCat("does not take head sizes of ", spec.head_size, " and ", spec.v_head_size,
+                       ": tiles of ", plan.shared_bytes, " bytes exceed the ",
+                       device.shared_bytes_per_block, " bytes of shared memory of a block"));
+    }
   }
-  const int64_t tiles = TilesOf(plan);
-  plan.blocks = tiles * plan.params.splits;
-  if (plan.blocks > kMaxBlocks) {
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("does not take ", tiles, " tiles of the output: ", plan.blocks,
-                                  " blocks, more than ", kMaxBlocks));
-  }
-  if (plan.params.splits > 1) {
-    plan.partial_bytes = static_cast<size_t>(plan.blocks * StateBytes(plan.traits));
-    plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(tiles) * sizeof(u32);
-  }
-  return plan;
+  if (plan.blocks <= kMaxBlocks) return plan;
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat("does not take so many tiles of the output: ", plan.blocks,
+                                " blocks, more than ", kMaxBlocks));
 }
 
 }  // namespace kvant::cuda

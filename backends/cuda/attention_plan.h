@@ -28,10 +28,12 @@ struct AttentionPlan {
   int blocks_per_multiprocessor = 1;
   // Of the scratch: partial states from 0 on, then a count per tile of the output.
   size_t partial_bytes = 0, scratch_bytes = 0;
+  // Why K and V are not multiplied as they are stored, where they are not.
+  std::string why_not_codes;
 
   // Executable::rounding.
   double rounding() const;
-  // "f16 products, 64 x 64 tiles by 4 x 1 warps, 8 splits, 52 KiB of shared memory, ...".
+  // "f16 products of packed codes, 8 rows, 64-token tiles of 4 warps, 8 splits, ...".
   std::string ToString() const;
 };
 

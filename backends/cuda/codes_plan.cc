@@ -15,12 +15,14 @@ int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
   return std::max<int64_t>(1, channels / traits.group[kCol]);
 }
 
-// What divides the address of every row: of `bits` each, along all axes but the last.
+// What divides the address of every row, in bytes: 0 where all are 0, 1 also where they are not
+// whole bytes.
 int64_t AlignmentOf(const Array& array, int bits) {
-  uint64_t all = reinterpret_cast<uintptr_t>(array.data);
-  all |= static_cast<uint64_t>(array.offset * bits / 8);
-  for (int a = 0; a < kCol; ++a) all |= static_cast<uint64_t>(array.strides[a] * bits / 8);
-  return static_cast<int64_t>(all & -all);
+  uint64_t all = reinterpret_cast<uintptr_t>(array.data) * 8;
+  all |= static_cast<uint64_t>(array.offset * bits);
+  for (int a = 0; a < kCol; ++a) all |= static_cast<uint64_t>(array.strides[a] * bits);
+  const uint64_t lowest = all & -all;
+  return lowest == 0 ? 0 : static_cast<int64_t>(std::max<uint64_t>(lowest / 8, 1));
 }
 
 // Alignment of scales or zero points; tokens follow each other without gaps.
@@ -125,6 +127,7 @@ struct Shape {
 };
 constexpr Shape kSmallHeads[] = {{64, 2, 4}, {64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {16, 2, 2}};
 constexpr Shape kByRow[] = {{64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kByRowSignedWithZeros[] = {{64, 2, 3}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
 constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
@@ -134,10 +137,15 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
   for (const Shape& shape : shapes) {
     t.warp_tile = shape.warp_tile;
     t.stages = shape.stages;
-    const int bytes = CodesShared::Of(t, CodesShared::kMaxSplits).bytes + kDriverBytes;
+    const int bytes = CodesShared::Of(t, kMaxSplits).bytes + kDriverBytes;
     if (bytes * shape.blocks <= shared_bytes) return shape;
   }
   return shapes[kCount - 1];
+}
+
+bool SignedWithZeros(const SegmentTraits& s) {
+  const i32 type = s.data.type;
+  return s.zero_points.type != kNone && (type == kInt2 || type == kInt4 || type == kInt8);
 }
 
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
@@ -149,14 +157,14 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
     return more_rows || two_parts ? FirstThatFits(kInGroups, shared_bytes, t)
                                   : FirstThatFits(kSmallHeads, shared_bytes, t);
   }
-  if (groups && ((more_rows && bits >= 8) || (two_parts && largest > 128))) {
-    return FirstThatFits(kWidest, shared_bytes, t);
-  }
-  if (more_rows || two_parts || largest > 128 || bits == 16) {
+  const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
+  if (groups && more_rows && bits >= 8) return FirstThatFits(kWidest, shared_bytes, t);
+  if (more_rows || two_parts || largest > 128 || bits == 16 || (groups && signed_with_zeros)) {
     return FirstThatFits(kWide, shared_bytes, t);
   }
-  return groups ? FirstThatFits(kInGroups, shared_bytes, t)
-                : FirstThatFits(kByRow, shared_bytes, t);
+  if (groups) return FirstThatFits(kInGroups, shared_bytes, t);
+  return signed_with_zeros ? FirstThatFits(kByRowSignedWithZeros, shared_bytes, t)
+                           : FirstThatFits(kByRow, shared_bytes, t);
 }
 
 // Lengths on the device that differ along b0 alone: splits follow them.
@@ -178,6 +186,12 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
   if (!IsFloatType(traits.q.data.type) || traits.q.scales.type != kNone) {
     return "queries are not f16, bf16 or f32";
   }
+  const int largest = std::max(traits.head_size, traits.v_head_size);
+  if (traits.arithmetic == kByF32 && largest > 128 &&
+      (GroupsOf(traits.k[0], traits.head_size) > 1 ||
+       GroupsOf(traits.v[0], traits.v_head_size) > 1)) {
+    return "f32 queries of " + std::to_string(largest) + " channels in groups need more registers";
+  }
   if (std::string why =
           WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size, false);
       !why.empty()) {
@@ -195,7 +209,7 @@ CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& param
   launch.blocks = sequences * params.splits;
   launch.threads = t.token_warps * 32;
   launch.shared_bytes =
-      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, CodesShared::kMaxSplits))).bytes;
+      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes;
   if (params.splits > 1) {
     launch.partials = launch.blocks * t.row_blocks * 8 * (t.v_head_size + 2);
     launch.counters = sequences;
@@ -224,8 +238,8 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   const int64_t sequences = SequencesOf(t, params);
   const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
   // A split is worth its merging where every warp has two tiles at least.
-  const int64_t most = std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1,
-                                           CodesShared::kMaxSplits);
+  const int64_t most =
+      std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
   int64_t splits = slots / std::max<int64_t>(sequences, 1);
   // Where lengths differ, there is something to hand out by length.
   if (SplitsByLength(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);

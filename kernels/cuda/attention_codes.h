@@ -20,6 +20,7 @@
 #define KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
 
 #include "kvant/kernels/cuda/codes_values.h"
+#include "kvant/kernels/cuda/codes_work.h"
 #include "kvant/kernels/cuda/finish.h"
 #include "kvant/kernels/cuda/score_steps.h"
 
@@ -28,10 +29,7 @@ namespace kvant::cuda {
 // Shared memory of a block: what the block computes; rings, and once they are done with, states of
 // warps, and factors.
 struct CodesShared {
-  i32 rings, factors, bytes;
-
-  static constexpr i32 kWorkBytes = 128;
-  static constexpr i32 kMaxSplits = 256;  // of a sequence
+  i32 factors, bytes;
 
   // splits: the most that a sequence may have.
   KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
@@ -40,7 +38,7 @@ struct CodesShared {
     const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
     const i32 ends = states + rows * joined * 8;
-    return {kWorkBytes, kWorkBytes + states, kWorkBytes + MaxOf(rings, ends)};
+    return {kWorkBytes + states, kWorkBytes + MaxOf(rings, ends)};
   }
 };
 
@@ -55,6 +53,7 @@ class AttentionCodes {
   using Values = CodesValues<T>;
   using Steps = RowSteps<T>;
   using Ending = Finish<T>;
+  using Work = CodesWork<T>;
   using Scores = typename Keys::Scores;
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr float kSlack = 4.f;
@@ -69,119 +68,21 @@ class AttentionCodes {
     float sum[kRowBlocks][2];    // of this lane's tokens
   };
 
-  // What a block computes. It is read from shared memory where it is needed, rather than kept in
-  // registers through the loop.
-  struct Work {
-    BlockRows rows;
-    i32 item;           // of all rows of all sequences
-    i32 split, splits;  // of the item's tokens
-    i32 kv_len;
-  };
-
   KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p)
-      : p_(p),
-        work_(SharedBase()),
-        shared_(SharedBase() + static_cast<u32>(CodesShared::kWorkBytes)) {}
+      : p_(p), work_(SharedBase()), shared_(SharedBase() + static_cast<u32>(kWorkBytes)) {}
 
   KVANT_DEVICE void Run() {
-    if (WarpIndex() == 0) FindWork();
+    if (WarpIndex() == 0) Work::Find(p_, work_);
     BlockSync();
-    if (LoadWork().rows.b0 >= p_.batch[0]) return;
+    if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
     State state;
     Values values(Common(T::k.v[0], p_.v[0]).zero_point);
     MultiplyAll(state, values);
     End(state, values);
   }
 
-  KVANT_DEVICE Work LoadWork() const {
-    const Words4 a = LoadShared128(work_), b = LoadShared128(work_ + 16);
-    Work work;
-    work.rows.b0 = static_cast<i32>(a.v[0]);
-    work.rows.b1 = static_cast<i32>(a.v[1]);
-    work.rows.b2 = static_cast<i32>(a.v[2]);
-    work.rows.row = static_cast<i32>(a.v[3]);
-    work.rows.rows = MinOf(Ending::Rows(), p_.rows - work.rows.row);
-    work.rows.split_b2 = T::k.kv_varies_over_b2 != 0;
-    work.item = static_cast<i32>(b.v[0]);
-    work.split = static_cast<i32>(b.v[1]);
-    work.splits = static_cast<i32>(b.v[2]);
-    work.kv_len = static_cast<i32>(b.v[3]);
-    return work;
-  }
-
-  // By one warp.
-  KVANT_DEVICE void FindWork() const {
-    const i32 block = static_cast<i32>(BlockIndex());
-    const i32 b2s = T::k.kv_varies_over_b2 ? p_.batch[2] : 1;
-    const i32 items = p_.batch[1] * b2s * p_.row_tiles;  // of an entry of b0
-    // Blocks are dealt to entries of b0 first; of each, an item's splits lie side by side.
-    Share share{block / (items * p_.splits), block % (items * p_.splits), p_.splits};
-    if (T::k.kv_lengths.varies == 1) share = ShareByLength(block, items);
-    i32 rest = share.block / share.splits;
-    const i32 split = share.block % share.splits, item = share.b0 * items + rest;
-    const i32 row = rest % p_.row_tiles * Ending::Rows();
-    rest /= p_.row_tiles;
-    const i32 b2 = rest % b2s, b1 = rest / b2s;
-    const i32 kv_len =
-        share.b0 < p_.batch[0] ? RealLength(p_, T::k.kv_lengths, Position{share.b0, b1, 0, 0}) : 0;
-    if (LaneIndex() != 0) return;
-    StoreShared128(work_, {{static_cast<u32>(share.b0), static_cast<u32>(b1), static_cast<u32>(b2),
-                            static_cast<u32>(row)}});
-    StoreShared128(work_ + 16, {{static_cast<u32>(item), static_cast<u32>(split),
-                                 static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
-  }
-
-  // The blocks of an entry of b0: this one among them, and the splits of each of its items.
-  struct Share {
-    i32 b0, block, splits;
-  };
-
-  // Where lengths differ, so do splits: one for every entry, and the rest of p.splits on average by
-  // length. Blocks that are left over get an entry beyond the last.
-  KVANT_DEVICE Share ShareByLength(i32 block, i32 items) const {
-    const i32 entries = p_.batch[0];
-    float total = 0.f;
-    for (i32 b0 = LaneIndex(); b0 < entries; b0 += 32) total += LengthOf(b0);
-    KVANT_UNROLL
-    for (i32 mask = 1; mask < 32; mask *= 2) total += device::ShuffleXor(total, mask);
-    const float rest = static_cast<float>(entries * (p_.splits - 1));
-    const float by = total > 0.f ? Divide(rest, total) : 0.f;
-    Share share{entries, 0, 1};
-    i32 before = 0;
-    for (i32 begin = 0; begin < entries; begin += 32) {
-      const i32 b0 = begin + LaneIndex();
-      // Rounded down, and less than by so little that the sum is no more than there is.
-      const float more = b0 < entries ? LengthOf(b0) * by * (1.f - 1e-5f) : -1.f;
-      const i32 splits = MinOf(1 + static_cast<i32>(more), CodesShared::kMaxSplits);
-      i32 end = splits;
-      KVANT_UNROLL
-      for (i32 n = 1; n < 32; n *= 2) {
-        const i32 other =
-            static_cast<i32>(Shuffle(static_cast<u32>(end), MaxOf(0, LaneIndex() - n)));
-        if (LaneIndex() >= n) end += other;
-      }
-      const i32 first = (before + end - splits) * items, last = (before + end) * items;
-      const bool mine = first <= block && block < last;
-      // Of the one lane whose entry it is, if any, to all.
-      i32 found = mine ? LaneIndex() + 1 : 0;
-      KVANT_UNROLL
-      for (i32 mask = 1; mask < 32; mask *= 2) found = MaxOf(found, ShuffleXor(found, mask));
-      if (found != 0) {
-        const i32 lane = found - 1;
-        share = {begin + lane, block - static_cast<i32>(Shuffle(static_cast<u32>(first), lane)),
-                 static_cast<i32>(Shuffle(static_cast<u32>(splits), lane))};
-        break;
-      }
-      before += static_cast<i32>(Shuffle(static_cast<u32>(end), 31));
-    }
-    return share;
-  }
-  KVANT_DEVICE float LengthOf(i32 b0) const {
-    return static_cast<float>(RealLength(p_, T::k.kv_lengths, Position{b0, 0, 0, 0}));
-  }
-
   KVANT_DEVICE void MultiplyAll(State& state, Values& values) const {
-    const Work work = LoadWork();
+    const Work work = Work::Load(p_, work_);
     const i32 kv_len = work.kv_len;
     const LiveColumns live = FindLive(work.rows, kv_len);
     const i32 first = live.any.begin / T::k.warp_tile;
@@ -255,7 +156,7 @@ class AttentionCodes {
   // What all tokens have in common.
   KVANT_DEVICE CommonParameters Common(const SegmentTraits& traits,
                                        const SegmentParams& segment) const {
-    const BlockRows rows = LoadWork().rows;
+    const BlockRows rows = Work::Load(p_, work_).rows;
     const Position at{rows.b0, rows.b1, rows.b2, 0};
     CommonParameters common{1.f, 0.f};
     if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
@@ -271,7 +172,7 @@ class AttentionCodes {
   }
 
   KVANT_DEVICE typename Ring::Bases Bases() const {
-    const BlockRows rows = LoadWork().rows;
+    const BlockRows rows = Work::Load(p_, work_).rows;
     const Position at{rows.b0, rows.b1, rows.b2, 0};
     const SegmentParams &k = p_.k[0], &v = p_.v[0];
     return {Codes(T::k.k[0], k, at),
@@ -359,7 +260,7 @@ class AttentionCodes {
   // use(steps, rb, h) for each of the lane's rows.
   template <class Use>
   KVANT_DEVICE void ForEachRow(i32 kv_len, Use use) const {
-    const BlockRows rows = LoadWork().rows;
+    const BlockRows rows = Work::Load(p_, work_).rows;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -460,7 +361,7 @@ class AttentionCodes {
     values.Store(mine + 2 * rows * 4, Common(T::k.v[0], p_.v[0]).scale);
     BlockSync();
     Ending::JoinWarps(T::k.token_warps, shared_, factors);
-    const Work work = LoadWork();
+    const Work work = Work::Load(p_, work_);
     float* partials = p_.partials + (BlockIndex() - work.split) * Ending::StateFloats();
     if (work.splits > 1 && !Ending::JoinSplits(partials, work.split, work.splits,
                                                p_.done + work.item, shared_, factors)) {

@@ -20,6 +20,7 @@ constexpr AttentionTraits Largest() {
   t.head_size = t.v_head_size = 256;
   t.warp_tile = 64;
   t.row_blocks = 4;
+  t.step_count = kMaxSteps;
   t.side_copy = 4;
   for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
     side->scales.type = side->zero_points.type = kFloat32;
@@ -297,7 +298,7 @@ class Problem {
     }
     if (c_.causal) {
       p.steps[step].constant = -std::numeric_limits<float>::infinity();
-      p.steps[step].lower = -kFar;
+      p.steps[step].lower = -(int64_t{1} << 40);
     }
     if (c_.sinks) p.sinks = {sinks_.data(), 0, {0, c_.heads_per_kv, 1}};
     p.kv_lengths = {lengths_.data(), 0, {1, 0, 0}};

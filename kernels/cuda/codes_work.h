@@ -1,0 +1,115 @@
+// Which part of the work a block of attention over packed codes has.
+//
+// An item is a tile of rows of queries of one head of K and V; blocks are splits of items' tokens,
+// an item's side by side. Where lengths are on the device and differ, blocks are dealt to sequences
+// by their lengths.
+#ifndef KVANT_KERNELS_CUDA_CODES_WORK_H_
+#define KVANT_KERNELS_CUDA_CODES_WORK_H_
+
+#include "kvant/kernels/cuda/finish.h"
+
+namespace kvant::cuda {
+
+inline constexpr i32 kMaxSplits = 256;  // of a sequence
+inline constexpr i32 kWorkBytes = 128;  // of shared memory that a CodesWork takes
+
+// It is read from shared memory where it is needed, rather than kept in registers through the loop.
+template <class T>
+struct CodesWork {
+  BlockRows rows;     // rows.b0 is beyond the last for a block that has nothing to do
+  i32 item;           // of all rows of all sequences
+  i32 split, splits;  // of the item's tokens
+  i32 kv_len;
+
+  KVANT_DEVICE static CodesWork Load(const AttentionParams& p, SharedAddress at) {
+    const Words4 a = LoadShared128(at), b = LoadShared128(at + 16);
+    CodesWork work;
+    work.rows.b0 = static_cast<i32>(a.v[0]);
+    work.rows.b1 = static_cast<i32>(a.v[1]);
+    work.rows.b2 = static_cast<i32>(a.v[2]);
+    work.rows.row = static_cast<i32>(a.v[3]);
+    work.rows.rows = MinOf(Finish<T>::Rows(), p.rows - work.rows.row);
+    work.rows.split_b2 = T::k.kv_varies_over_b2 != 0;
+    work.item = static_cast<i32>(b.v[0]);
+    work.split = static_cast<i32>(b.v[1]);
+    work.splits = static_cast<i32>(b.v[2]);
+    work.kv_len = static_cast<i32>(b.v[3]);
+    return work;
+  }
+
+  // By one warp. Leaves it at `at`, for Load.
+  KVANT_DEVICE static void Find(const AttentionParams& p, SharedAddress at) {
+    const i32 block = static_cast<i32>(BlockIndex());
+    const i32 b2s = T::k.kv_varies_over_b2 ? p.batch[2] : 1;
+    const i32 items = p.batch[1] * b2s * p.row_tiles;  // of an entry of b0
+    // Blocks are dealt to entries of b0 first; of each, an item's splits lie side by side.
+    Share share{block / (items * p.splits), block % (items * p.splits), p.splits};
+    if (T::k.kv_lengths.varies == 1) share = ByLength(p, block, items);
+    i32 rest = share.block / share.splits;
+    const i32 split = share.block % share.splits, item = share.b0 * items + rest;
+    const i32 row = rest % p.row_tiles * Finish<T>::Rows();
+    rest /= p.row_tiles;
+    const i32 b2 = rest % b2s, b1 = rest / b2s;
+    const i32 kv_len =
+        share.b0 < p.batch[0] ? RealLength(p, T::k.kv_lengths, Position{share.b0, b1, 0, 0}) : 0;
+    if (LaneIndex() != 0) return;
+    StoreShared128(at, {{static_cast<u32>(share.b0), static_cast<u32>(b1), static_cast<u32>(b2),
+                         static_cast<u32>(row)}});
+    StoreShared128(at + 16, {{static_cast<u32>(item), static_cast<u32>(split),
+                              static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
+  }
+
+ private:
+  // The blocks of an entry of b0: this one among them, and the splits of each of its items.
+  struct Share {
+    i32 b0, block, splits;
+  };
+
+  // Where lengths differ, so do splits: one for every entry, and the rest of p.splits on average by
+  // length. Blocks that are left over get an entry beyond the last.
+  KVANT_DEVICE static Share ByLength(const AttentionParams& p, i32 block, i32 items) {
+    const i32 entries = p.batch[0];
+    float total = 0.f;
+    for (i32 b0 = LaneIndex(); b0 < entries; b0 += 32) total += LengthOf(p, b0);
+    KVANT_UNROLL
+    for (i32 mask = 1; mask < 32; mask *= 2) total += ShuffleXor(total, mask);
+    const float rest = static_cast<float>(entries * (p.splits - 1));
+    const float by = total > 0.f ? Divide(rest, total) : 0.f;
+    Share share{entries, 0, 1};
+    i32 before = 0;
+    for (i32 begin = 0; begin < entries; begin += 32) {
+      const i32 b0 = begin + LaneIndex();
+      // Rounded down, and less than by so little that the sum is no more than there is.
+      const float more = b0 < entries ? LengthOf(p, b0) * by * (1.f - 1e-5f) : -1.f;
+      const i32 splits = MinOf(1 + static_cast<i32>(more), kMaxSplits);
+      i32 end = splits;
+      KVANT_UNROLL
+      for (i32 n = 1; n < 32; n *= 2) {
+        const i32 other =
+            static_cast<i32>(Shuffle(static_cast<u32>(end), MaxOf(0, LaneIndex() - n)));
+        if (LaneIndex() >= n) end += other;
+      }
+      const i32 first = (before + end - splits) * items, last = (before + end) * items;
+      const bool mine = first <= block && block < last;
+      // Of the one lane whose entry it is, if any, to all.
+      u32 found = mine ? static_cast<u32>(LaneIndex() + 1) : 0;
+      KVANT_UNROLL
+      for (i32 mask = 1; mask < 32; mask *= 2) found |= ShuffleXor(found, mask);
+      if (found != 0) {
+        const i32 lane = static_cast<i32>(found) - 1;
+        share = {begin + lane, block - static_cast<i32>(Shuffle(static_cast<u32>(first), lane)),
+                 static_cast<i32>(Shuffle(static_cast<u32>(splits), lane))};
+        break;
+      }
+      before += static_cast<i32>(Shuffle(static_cast<u32>(end), 31));
+    }
+    return share;
+  }
+  KVANT_DEVICE static float LengthOf(const AttentionParams& p, i32 b0) {
+    return static_cast<float>(RealLength(p, T::k.kv_lengths, Position{b0, 0, 0, 0}));
+  }
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_CODES_WORK_H_
