@@ -31,9 +31,10 @@ struct PrecompileArguments {
     command.add_option("--cache", cache,
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "
                        "~/.cache/kvant");
-    command.add_option("--cubin", cubins,
-                       "Another folder, for plain cubins that tools can read, NAME.NUMBER.ARCH.cubin "
-                       "and what is known of each as .json; NAME is the graph file's");
+    command.add_option(
+        "--cubin", cubins,
+        "Another folder, for plain cubins that tools can read, NAME.NUMBER.ARCH.cubin "
+        "and what is known of each as .json; NAME is the graph file's");
   }
 
   absl::StatusOr<int> Run() const {

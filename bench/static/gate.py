@@ -37,7 +37,7 @@ def _design(name, kernel, facts):
 
 
 def problems(found, committed):
-    """found: of compile_all; committed: report.json, or None where nothing was counted."""
+    """found: of compile_all; committed: report.json, or None where there is nothing to compare."""
     rows = {row["name"]: row["archs"] for row in committed["rows"]} if committed else {}
     names = [kernel.name for kernel, _ in found]
     if committed and set(rows) != set(names):
@@ -49,7 +49,7 @@ def problems(found, committed):
         for arch, facts in archs.items():
             name = f"{kernel.name}, {arch}"
             yield from _resources(name, facts)
-            if kernel.name in rows:
+            if kernel.name in rows and COUNTED[0] in facts:
                 yield from _instructions(name, facts, rows[kernel.name][arch])
-            if committed and arch == "sm_90a":
+            if arch == "sm_90a":
                 yield from _design(name, kernel, facts)

@@ -24,7 +24,7 @@ def main():
     rows = [kernel for kernel in kernels.KERNELS if arguments.only in kernel.name]
     try:
         found = specialisations.compile_all(arguments.kvant, specialisations.find_nvdisasm(SOURCE),
-                                            arguments.build / "static", rows, os.cpu_count())
+                                            arguments.build / "static", rows, jobs=os.cpu_count())
     except specialisations.Unavailable as error:
         sys.exit(f"static: {error}")
     broken = list(gate.problems(found, None))

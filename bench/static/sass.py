@@ -324,7 +324,7 @@ def _walk(blocks, loop, trips):
 
 
 def disassemble(nvdisasm, cubin):
-    result = subprocess.run([nvdisasm, "-c", "-hex", str(cubin)], capture_output=True, text=True)
+    result = subprocess.run([nvdisasm, "-c", "-hex", "-ndf", str(cubin)], capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"nvdisasm {cubin}: {result.stderr.strip()}")
     return result.stdout

@@ -68,9 +68,10 @@ def compile_row(kvant, folder, kernel):
             for arch in kernels.ARCHS}
 
 
-def count_row(nvdisasm, folder, kernel, found):
-    """Adds to each architecture's facts what its steady round issues."""
-    for arch, facts in found.items():
+def count_row(nvdisasm, folder, kernel, found, archs):
+    """Adds to the facts of `archs` what their steady rounds issue."""
+    for arch in archs:
+        facts = found[arch]
         cubin = folder / "cubins" / f"{kernels.file_name(kernel)}.0.{arch}.cubin"
         blocks = sass.parse(sass.disassemble(nvdisasm, cubin), facts["entry"])
         loop = sass.steady_loop(blocks)
@@ -83,32 +84,31 @@ def count_row(nvdisasm, folder, kernel, found):
         if len(loop.children) != len(planned):
             raise RuntimeError(f"{kernel.name} for {arch}: {len(loop.children)} loops in a round, "
                                f"but the plan says {len(planned)}: {facts['round']['loops']}")
-        counted = sass.count_round(blocks, loop, planned)
+        steady = sass.count_round(blocks, loop, planned)
         per_lane = facts["round"]["elements"] / facts["threads"]
         facts["elements_per_lane"] = per_lane
-        facts["instructions"] = {pipe: counted.pipes[pipe] for pipe in sass.PIPES}
-        facts["issued"] = counted.issued
-        facts["stall_cycles"] = counted.stalls
-        facts["issued_per_element"] = round(counted.issued / per_lane, 3)
-        facts["alu_per_element"] = round(counted.pipes["ALU"] / per_lane, 3)
+        facts["instructions"] = {pipe: steady.pipes[pipe] for pipe in sass.PIPES}
+        facts["issued"] = steady.issued
+        facts["stall_cycles"] = steady.stalls
+        facts["issued_per_element"] = round(steady.issued / per_lane, 3)
+        facts["alu_per_element"] = round(steady.pipes["ALU"] / per_lane, 3)
 
 
 def _row(arguments):
-    kvant, nvdisasm, folder, kernel = arguments
+    kvant, nvdisasm, folder, kernel, counted = arguments
     try:
         found = compile_row(kvant, folder, kernel)
-        if nvdisasm:
-            count_row(nvdisasm, folder, kernel, found)
+        count_row(nvdisasm, folder, kernel, found, counted)
         return found
     except (RuntimeError, OSError, KeyError) as error:
         return str(error)
 
 
-def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS, jobs=2):
-    """[(kernel, {arch: facts} or the text of an error)]. Without an nvdisasm (None), nothing is
-    counted. Kernels that did not change come from folder/cache."""
+def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS, counted=kernels.ARCHS, jobs=2):
+    """[(kernel, {arch: facts} or the text of an error)]. All of kernels.ARCHS are compiled, those
+    of `counted` counted. Kernels that did not change come from folder/cache."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-        found = pool.map(_row, [(str(kvant), nvdisasm, folder, kernel) for kernel in rows])
+        found = pool.map(_row, [(str(kvant), nvdisasm, folder, kernel, counted) for kernel in rows])
         return list(zip(rows, found))

@@ -23,7 +23,10 @@ KVANT_DEVICE u32 PhiloxWord(u64 seed, u64 offset, u64 index) {
     key[1] += 0xBB67AE85u;
   }
   const u32 which = static_cast<u32>(index % 4);
-  return which < 2 ? counter[which == 0 ? 0 : 1] : counter[which == 2 ? 2 : 3];
+  // No index that is known only at run time: it would move the counter out of registers.
+  const u32 first = which == 0 ? counter[0] : counter[1];
+  const u32 second = which == 2 ? counter[2] : counter[3];
+  return which < 2 ? first : second;
 }
 
 // What a launch's dropout is told, read once by every thread.

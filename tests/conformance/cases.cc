@@ -168,6 +168,36 @@ void AddStorageCases(std::vector<Case>& cases) {
       }
     }
   }
+  // Caches as models have them: long heads, groups of 32 and more.
+  const Storage caches[] = {
+      {.type = kU4, .group_size = 32, .zero_points = kU8, .scales = kF16},
+      {.type = kS4, .group_size = 64, .scales = kF16},
+      {.type = kU4, .groups = Groups::kToken, .zero_points = kF16, .scales = kF16},
+      {.type = kS8, .groups = Groups::kToken, .scales = kF32},
+      {.type = kU8, .group_size = 32, .zero_points = kU8, .scales = kBF16},
+      {.type = kU2, .group_size = 32, .zero_points = kU8, .scales = kF16},
+      {.type = kF8E4M3, .groups = Groups::kToken, .scales = kF16},
+  };
+  for (const DataType type : {kF16, kBF16, kF32}) {
+    for (size_t j = 0; j < std::size(caches); ++j) {
+      Case c = Rotated(i++);
+      c.form = i % 2 == 0 ? Case::Form::k5D : Case::Form::kFirstClass;
+      c.k_layout = Case::KLayout::kTokenRows;
+      c.buffers = Case::Buffers::kDense;
+      c.batch = 2;
+      c.type = type;
+      c.scores = kF32;
+      c.k = caches[j];
+      c.v = caches[(j + i) % std::size(caches)];
+      c.head_size = i % 2 == 0 ? 64 : 128;
+      c.v_head_size = i % 3 == 0 ? 64 : 128;
+      c.kv_len = 150 + 37 * (i % 5);
+      c.ratio = 1 + i % 8;
+      c.q_len = 1 + i % 3;
+      c.real_lengths = i % 3 == 1;
+      cases.push_back(Named(c, absl::StrCat("Cache_", Name(type), "_", j)));
+    }
+  }
   // Groups of tokens that a kernel's tiles cut, whichever way K is walked.
   for (const DataType type : {kU8, kS4, kF8E4M3}) {
     for (const Case::KLayout layout :

@@ -55,6 +55,9 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   EXPECT_EQ(t.tile % ((t.arithmetic == kByF32 ? 8 : 16) * t.token_warps), 0);
   EXPECT_LE(plan.threads, 256);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
+  EXPECT_GE(plan.blocks_per_multiprocessor, 1);
+  EXPECT_LE(plan.blocks_per_multiprocessor * (plan.shared_bytes + 1024),
+            device.shared_bytes_per_multiprocessor);
   EXPECT_GE(p.splits, 1);
   if (p.splits == 1) {
     EXPECT_EQ(plan.scratch_bytes, 0);
@@ -149,6 +152,26 @@ TEST(AttentionPlanTest, RefusesInWords) {
   const AttentionSpec spec = SpecOf({.head_size = 128}).value();
   EXPECT_THAT(std::string(PlanAttention(spec, tiny).status().message()),
               HasSubstr("exceed the 8192 bytes of shared memory of a block"));
+}
+
+TEST(OccupancyTest, RegistersAreGivenByEight) {
+  EXPECT_EQ(RegisterLimit(128, 1), 255);
+  EXPECT_EQ(RegisterLimit(128, 2), 255);
+  EXPECT_EQ(RegisterLimit(128, 3), 168);
+  EXPECT_EQ(RegisterLimit(128, 4), 128);
+  EXPECT_EQ(RegisterLimit(128, 5), 96);
+  EXPECT_EQ(RegisterLimit(256, 1), 255);
+}
+
+TEST(OccupancyTest, TheScarcestDecides) {
+  const auto blocks = [](const char* arch, int threads, int registers, size_t kib) {
+    return BlocksPerMultiprocessor(Device(arch), threads, registers, kib * 1024);
+  };
+  EXPECT_EQ(blocks("sm_90a", 128, 128, 16), 4);
+  EXPECT_EQ(blocks("sm_90a", 128, 129, 16), 3);
+  EXPECT_EQ(blocks("sm_90a", 128, 32, 75), 3);  // 76 KiB each of 228
+  EXPECT_EQ(blocks("sm_80", 128, 32, 75), 2);   // of 164
+  EXPECT_EQ(blocks("sm_86", 256, 16, 0), 6);    // 48 warps
 }
 
 }  // namespace
