@@ -146,10 +146,10 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
   return binding;
 }
 
-absl::Status GraphRunner::Run(const Binding& binding) const {
+absl::Status GraphRunner::Run(const Binding& binding, const Stream& stream) const {
   for (size_t i = 0; i < partitions_.size(); ++i) {
     KVANT_RETURN_IF_ERROR(
-        partitions_[i].Execute(stream_, binding.steps[i].inputs, binding.steps[i].outputs));
+        partitions_[i].Execute(stream, binding.steps[i].inputs, binding.steps[i].outputs));
   }
   return absl::OkStatus();
 }

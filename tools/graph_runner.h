@@ -63,7 +63,8 @@ class GraphRunner {
   // Needs a buffer for every graph input; adds one for each tensor that a
   // partition writes and that has none. kInvalidArguments naming a missing tensor.
   absl::StatusOr<Binding> Bind(BufferMap& buffers) const;
-  absl::Status Run(const Binding& binding) const;
+  absl::Status Run(const Binding& binding) const { return Run(binding, stream_); }
+  absl::Status Run(const Binding& binding, const Stream& stream) const;
   // Waits until what ran has run.
   absl::Status Synchronize() const { return engine_.memory().Synchronize(stream_.native()); }
   // All of it, results fetched.

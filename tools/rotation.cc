@@ -9,9 +9,9 @@
 namespace kvant {
 
 absl::StatusOr<Rotation> MakeRotation(const GraphRunner& runner, const BufferMap& inputs,
-                                      int64_t bytes) {
+                                      int64_t bytes, int64_t beyond) {
   constexpr int64_t kMaxCopies = 4096;
-  const int64_t beyond = 2 * LastLevelCacheBytes();
+  if (beyond == 0) beyond = 2 * LastLevelCacheBytes();
   const int64_t copies =
       std::clamp<int64_t>(beyond / std::max<int64_t>(bytes, 1) + 1, 2, kMaxCopies);
   Rotation rotation;

@@ -17,9 +17,10 @@ struct Rotation {
 };
 
 // Enough copies of `inputs` (`bytes` with the outputs, at least two) that none is
-// still cached when its turn comes again. The errors of GraphRunner::Bind.
+// still cached when its turn comes again: more than `beyond` bytes, or twice the
+// host's last-level cache. The errors of GraphRunner::Bind.
 absl::StatusOr<Rotation> MakeRotation(const GraphRunner& runner, const BufferMap& inputs,
-                                      int64_t bytes);
+                                      int64_t bytes, int64_t beyond = 0);
 
 // Bytes of everything the graph reads and writes.
 int64_t PortBytes(const Graph& graph);

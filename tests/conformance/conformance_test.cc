@@ -23,12 +23,12 @@ struct EngineUnderTest {
 std::vector<EngineUnderTest> EnginesUnderTest() {
   std::vector<EngineUnderTest> engines;
   const char* const chosen = std::getenv("KVANT_CONFORMANCE_ENGINES");
-  const auto add = [&](const char* backend, bool fused) {
+  const auto add = [&](const char* backend, bool fused, bool by_default) {
     const std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
     const bool named = std::find(names.begin(), names.end(), backend) != names.end();
-    if (chosen == nullptr || named) engines.push_back({backend, fused});
+    if (chosen == nullptr ? by_default : named) engines.push_back({backend, fused});
   };
-#define KVANT_CONFORMANCE_ENGINE(backend, fused) add(backend, fused);
+#define KVANT_CONFORMANCE_ENGINE(backend, fused, by_default) add(backend, fused, by_default);
 #include "kvant/tests/conformance/engines.inc"
 #undef KVANT_CONFORMANCE_ENGINE
   return engines;

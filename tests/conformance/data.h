@@ -32,6 +32,7 @@ class TestBuffer {
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
+  size_t bytes_with_guard() const { return bytes_ + kGuard; }
   // The guard is as it was.
   bool GuardIntact() const;
 

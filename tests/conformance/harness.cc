@@ -42,6 +42,56 @@ std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
   return absl::StrCat("output '", port.name, "' ", port.ToString(), ": ", why, "\n");
 }
 
+// One GPU for all cases: starting it, and compiling what two cases share, takes longer than they
+// do.
+absl::StatusOr<Engine> EngineFor(const std::string& backend, int threads) {
+  const EngineOptions options = EngineOptionsFor(backend, threads);
+  if (options.device != Device::kCuda) return Engine::Create(options);
+  static const auto* const gpu = new absl::StatusOr<Engine>(Engine::Create(options));
+  return *gpu;
+}
+
+// Buffers as an engine's executions see them: themselves or, guards included, copies on its device.
+class DeviceCopies {
+ public:
+  explicit DeviceCopies(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
+  DeviceCopies(const DeviceCopies&) = delete;
+  DeviceCopies& operator=(const DeviceCopies&) = delete;
+  ~DeviceCopies() {
+    for (void* data : data_) memory_->Free(data);
+  }
+
+  absl::StatusOr<const void*> Place(const TestBuffer& buffer) {
+    if (!memory_->asynchronous()) return static_cast<const void*>(buffer.data());
+    KVANT_ASSIGN_OR_RETURN(const void* data, Copy(buffer));
+    return data;
+  }
+  absl::StatusOr<void*> PlaceOutput(TestBuffer& buffer) {
+    if (!memory_->asynchronous()) return static_cast<void*>(buffer.data());
+    KVANT_ASSIGN_OR_RETURN(void* data, Copy(buffer));
+    outputs_.emplace_back(&buffer, data);
+    return data;
+  }
+  absl::Status FetchOutputs() const {
+    for (const auto& [buffer, data] : outputs_) {
+      KVANT_RETURN_IF_ERROR(memory_->CopyToHost(buffer->data(), data, buffer->bytes_with_guard()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<void*> Copy(const TestBuffer& buffer) {
+    KVANT_ASSIGN_OR_RETURN(void* data, memory_->Allocate(buffer.bytes_with_guard()));
+    data_.push_back(data);
+    KVANT_RETURN_IF_ERROR(memory_->CopyFromHost(data, buffer.data(), buffer.bytes_with_guard()));
+    return data;
+  }
+
+  const std::shared_ptr<DeviceMemory> memory_;
+  std::vector<void*> data_;
+  std::vector<std::pair<TestBuffer*, void*>> outputs_;
+};
+
 }  // namespace
 
 absl::StatusOr<Prepared> Prepare(const Case& c) {
@@ -66,26 +116,30 @@ absl::StatusOr<Prepared> Prepare(const Case& c) {
 
 absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepared,
                               const Buffers& inputs, int threads) {
-  KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create(EngineOptionsFor(backend, threads)));
+  KVANT_ASSIGN_OR_RETURN(const Engine engine, EngineFor(backend, threads));
   Outcome outcome;
   KVANT_ASSIGN_OR_RETURN(
       outcome.compiled,
       engine.Compile(prepared.partition, {.kv_lengths = prepared.graph.kv_lengths}));
   const Partition& partition = outcome.compiled.partition();
+  DeviceCopies copies(engine.shared_memory());
   std::vector<ConstTensor> in;
   for (const TensorId id : partition.inputs()) {
     const auto found = inputs.find(id);
     if (found == inputs.end()) return absl::InternalError(absl::StrCat("no data for tensor ", id));
-    in.emplace_back(found->second.data(), found->second.bytes());
+    KVANT_ASSIGN_OR_RETURN(const void* data, copies.Place(found->second));
+    in.emplace_back(data, found->second.bytes());
   }
   std::vector<Tensor> out;
   outcome.outputs.reserve(partition.outputs().size());
   for (size_t i = 0; i < partition.outputs().size(); ++i) {
     const auto bytes = static_cast<size_t>(partition.output(static_cast<int>(i)).memory_bytes());
     TestBuffer& buffer = outcome.outputs.emplace_back(bytes);
-    out.push_back({buffer.data(), buffer.bytes()});
+    KVANT_ASSIGN_OR_RETURN(void* data, copies.PlaceOutput(buffer));
+    out.push_back({data, buffer.bytes()});
   }
   KVANT_RETURN_IF_ERROR(outcome.compiled.Execute(Stream(engine), in, out));
+  KVANT_RETURN_IF_ERROR(copies.FetchOutputs());
   return outcome;
 }
 

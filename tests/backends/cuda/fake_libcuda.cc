@@ -18,8 +18,19 @@ struct FakeFunction {
   std::string name;
 };
 
+// KVANT_FAKE_DEVICES in the environment: how many there are, for programs that cannot ask for them.
+// Their cache is small, so that what is sized by it is too.
+FakeCuda* NewState() {
+  auto* state = new FakeCuda;
+  FakeDevice device;
+  device.l2_bytes = 1 << 20;
+  const char* devices = std::getenv("KVANT_FAKE_DEVICES");
+  state->devices.assign(devices ? std::strtoul(devices, nullptr, 10) : 0, device);
+  return state;
+}
+
 FakeCuda& State() {
-  static auto* state = new FakeCuda;
+  static FakeCuda* const state = NewState();
   return *state;
 }
 
@@ -246,6 +257,59 @@ CUresult cuStreamSynchronize(CUstream) {
   FAKE_CALL_IN_CONTEXT("cuStreamSynchronize");
   return CUDA_SUCCESS;
 }
+// Streams, events and graphs: the work of a graph is done when it is captured, and takes a
+// millisecond when it is replayed.
+CUresult cuCtxSetCurrent(CUcontext context) {
+  FAKE_CALL("cuCtxSetCurrent");
+  if (!ContextStack().empty()) ContextStack().pop_back();
+  ContextStack().push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+  FAKE_CALL_IN_CONTEXT("cuMemcpyDtoDAsync_v2");
+  if (!BlockAt(to, bytes) || !BlockAt(from, bytes)) return kInvalidValue;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+#define FAKE_HANDLE(symbol, ...)                  \
+  CUresult symbol(void** handle, ##__VA_ARGS__) { \
+    FAKE_CALL_IN_CONTEXT(#symbol);                \
+    *handle = new int;                            \
+    return CUDA_SUCCESS;                          \
+  }
+#define FAKE_DELETE(symbol)           \
+  CUresult symbol(void* handle) {     \
+    FAKE_CALL_IN_CONTEXT(#symbol);    \
+    delete static_cast<int*>(handle); \
+    return CUDA_SUCCESS;              \
+  }
+#define FAKE_NOTHING(symbol, ...)                            \
+  CUresult symbol(void* handle, ##__VA_ARGS__) {             \
+    FAKE_CALL_IN_CONTEXT(#symbol);                           \
+    return handle != nullptr ? CUDA_SUCCESS : kInvalidValue; \
+  }
+FAKE_HANDLE(cuStreamCreate, unsigned)
+FAKE_HANDLE(cuEventCreate, unsigned)
+FAKE_HANDLE(cuGraphInstantiateWithFlags, void*, unsigned long long)
+FAKE_DELETE(cuStreamDestroy_v2)
+FAKE_DELETE(cuEventDestroy_v2)
+FAKE_DELETE(cuGraphDestroy)
+FAKE_DELETE(cuGraphExecDestroy)
+FAKE_NOTHING(cuStreamBeginCapture_v2, int)
+FAKE_NOTHING(cuGraphLaunch, void*)
+FAKE_NOTHING(cuEventRecord, void*)
+FAKE_NOTHING(cuEventSynchronize)
+CUresult cuStreamEndCapture(void*, void** graph) {
+  FAKE_CALL_IN_CONTEXT("cuStreamEndCapture");
+  *graph = new int;
+  return CUDA_SUCCESS;
+}
+CUresult cuEventElapsedTime(float* milliseconds, void*, void*) {
+  FAKE_CALL_IN_CONTEXT("cuEventElapsedTime");
+  *milliseconds = 1;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuPointerGetAttributes(unsigned count, int* attributes, void** data, CUdeviceptr pointer) {
   FAKE_CALL_IN_CONTEXT("cuPointerGetAttributes");
   const FakeBlock* block = BlockAt(pointer, 1);

@@ -38,6 +38,7 @@ KVANT_DEVICE float Numbers(float x, u32 w, i32 lane) {
   float y = F16Low(w) + F16High(w) + BF16Low(w) + BF16High(w) + AsFloat(w);
   y = Fma(y, x, 1.0f) + Max(y, x) + Min(y, 2.0f) + Abs(x) + Divide(x, y) + Exp2(x) + Log(y);
   y += Tanh(x) + RoundEven(y) + static_cast<float>(Fma(static_cast<double>(x), 2.0, 3.0));
+  y += static_cast<float>(AsDouble(AsBits(static_cast<double>(x))));
   y += ShuffleXor(y, 1) + ShuffleXor(AsBits(y), 2) + Shuffle(y, lane) + Shuffle(w, 4);
   return Any(y > 0.0f) ? y : x;
 }

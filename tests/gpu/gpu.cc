@@ -1,0 +1,13 @@
+#include "kvant/tests/gpu/gpu.h"
+
+#include "kvant/backends/cuda/driver_launcher.h"
+
+namespace kvant::cuda {
+
+const absl::StatusOr<std::shared_ptr<Launcher>>& Gpu() {
+  static const auto* const gpu =
+      new absl::StatusOr<std::shared_ptr<Launcher>>(MakeDriverLauncher(0));
+  return *gpu;
+}
+
+}  // namespace kvant::cuda
