@@ -8,7 +8,7 @@ within a round is not mistaken for the round.
 The path through a round. At every branch the way is taken that meets the fewest marks of what a
 steady round does not do, and of those that meet equally few, the longest. The marks are
   SHFL, CALL, WARPSYNC.COLLECTIVE   rescaling, slow paths of divisions, diverged warps
-  4 or more -INF in a block         masks of such tiles
+  4 or more -INF in a block         masks of tiles beyond the last token
 Where a branch is on a warp's vote, the shorter of equals is taken: votes ask for what is rare.
 A mark that is on every path costs nothing: kernels whose steady round does shuffle are counted with
 their shuffles. Loops within the round count as often as the plan says that they are gone through;
