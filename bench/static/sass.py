@@ -8,12 +8,12 @@ within a round is not mistaken for the round.
 The path through a round. At every branch the way is taken that meets the fewest marks of what a
 steady round does not do, and of those that meet equally few, the longest. The marks are
   SHFL, CALL, WARPSYNC.COLLECTIVE   rescaling, slow paths of divisions, diverged warps
-  LDGSTS that fills with zeros      tiles beyond the last token, where there is a path without
-  4 or more -INF in a block         masks of such tiles
+  4 or more -INF in a block         masks of tiles beyond the last token
 Where a branch is on a warp's vote, the shorter of equals is taken: votes ask for what is rare.
 A mark that is on every path costs nothing: kernels whose steady round does shuffle are counted with
 their shuffles. Loops within the round count as often as the plan says that they are gone through;
-marks in loops that the plan does not know (of tails) count a hundredfold.
+in loops that the plan does not know, marks count a hundredfold, and so do copies that fill with
+zeros: those loops copy tiles beyond the last token.
 """
 import collections
 import dataclasses
@@ -87,10 +87,14 @@ class Block:
         for i in self.instructions:
             if i.op.startswith(("SHFL", "CALL", "WARPSYNC.COLLECTIVE")) and not i.jumps:
                 found += 1
-            elif i.op.startswith("LDGSTS") and ("ZFILL" in i.op or re.search(r", !?P\d$", i.text)):
-                found += 1
         infinities = sum("-INF" in i.text for i in self.instructions)
         return found + (infinities if infinities >= 4 else 0)
+
+    def zero_fills(self):
+        """Copies that fill with zeros what they do not read."""
+        return sum(i.op.startswith("LDGSTS") and
+                   ("ZFILL" in i.op or bool(re.search(r", !?P\d$", i.text)))
+                   for i in self.instructions)
 
 
 @dataclasses.dataclass
@@ -259,7 +263,8 @@ def _trips(blocks, loop, planned):
     """{header of a loop directly within `loop`: how often it is gone through}; None where their
     number is not what is planned. Machine code need not have a loop that is gone through once, and
     has loops in tails, with marks, that are not in the plan."""
-    marked = [any(blocks[n].marks() for n in child.blocks) for child in loop.children]
+    marked = [any(blocks[n].marks() + blocks[n].zero_fills() for n in child.blocks)
+              for child in loop.children]
     unmarked = [child for child, tail in zip(loop.children, marked) if not tail]
     for times in (planned, [n for n in planned if n > 1]):
         for found in (loop.children, unmarked):
@@ -290,6 +295,7 @@ def _walk(blocks, loop, trips):
         times = trips.get(child.header, 1)
         pipes, stalls, marks = _walk(blocks, child, {})
         if child.header not in trips:
+            marks += sum(blocks[n].zero_fills() for n in child.blocks)
             marks *= _UNPLANNED
         total = collections.Counter({p: n * times for p, n in pipes.items()})
         leaves = {s for n in child.blocks for s in blocks[n].successors} - child.blocks
