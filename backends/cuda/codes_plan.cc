@@ -159,7 +159,10 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   }
   const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
   if (groups && more_rows && bits >= 8) return FirstThatFits(kWidest, shared_bytes, t);
-  if (more_rows || two_parts || largest > 128 || bits == 16 || (groups && signed_with_zeros)) {
+  const bool zeros = t.k[0].zero_points.type != kNone || t.v[0].zero_points.type != kNone;
+  const bool bytes_with_zeros = bits >= 8 && zeros;
+  if (more_rows || two_parts || largest > 128 || bits == 16 ||
+      (groups && (signed_with_zeros || bytes_with_zeros))) {
     return FirstThatFits(kWide, shared_bytes, t);
   }
   if (groups) return FirstThatFits(kInGroups, shared_bytes, t);

@@ -125,7 +125,10 @@ class Describer {
     std::fill(std::begin(traits.group), std::end(traits.group), 1);
     DescribeRuns(data, traits);
     params.tokens = Clamp32(data.dims[kRow]);
-    if (!quantization) return;
+    if (!quantization) {
+      traits.group[kCol] = std::max<i32>(1, Clamp32(data.dims[kCol]));
+      return;
+    }
     if (quantization->scales.present()) {
       Describe(quantization->scales, extents, traits.scales, params.scales);
       for (int axis = 0; axis < kAxes; ++axis) {

@@ -38,8 +38,11 @@ class Worker:
     def ask(self, do, limit=60, **request):
         if self.process.poll() is not None:
             raise Failed("kvant's process has ended")
-        self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed("kvant's process has ended") from None
         ready, _, _ = select.select([self.process.stdout], [], [], limit)
         line = self.process.stdout.readline() if ready else ""
         if not line:

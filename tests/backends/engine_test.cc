@@ -154,7 +154,7 @@ TEST(EngineTest, KnowsItsBackends) {
   const absl::StatusOr<Engine> engine = Engine::Create({.backends = {"abacus"}});
   EXPECT_EQ(ErrorKindOf(engine.status()), ErrorKind::kInvalidArguments);
   EXPECT_EQ(std::string(engine.status().message()),
-            "no backend is named 'abacus'; there are cpu, reference, oracle");
+            "no backend is named 'abacus'; there are cpu, reference, oracle, cuda, cuda_simt");
 #ifndef KVANT_WITH_ONEDNN
   const absl::StatusOr<Engine> reference = Engine::Create({.backends = {"reference"}});
   EXPECT_EQ(ErrorKindOf(reference.status()), ErrorKind::kUnimplemented);

