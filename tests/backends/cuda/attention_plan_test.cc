@@ -43,7 +43,8 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   const AttentionParams& p = plan.params;
   const int64_t heads = t.kv_varies_over_b2 ? spec.batch[2] : 1;
   EXPECT_EQ(p.rows * heads, spec.q_len * spec.batch[2]);
-  const int64_t block_rows = int64_t{t.row_warps} * 16;
+  const bool codes = t.kernel == kCodesKernel;
+  const int64_t block_rows = codes ? int64_t{t.row_blocks} * 8 : int64_t{t.row_warps} * 16;
   EXPECT_GE(p.row_tiles * block_rows, p.rows);
   EXPECT_LT((p.row_tiles - 1) * block_rows, p.rows);
   EXPECT_GE(p.v_blocks * t.v_block, t.v_head_size);
@@ -52,7 +53,9 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   EXPECT_EQ(plan.blocks,
             spec.batch[0] * spec.batch[1] * heads * p.row_tiles * p.v_blocks * p.splits);
   EXPECT_EQ(plan.threads, t.row_warps * t.token_warps * 32);
-  EXPECT_EQ(t.tile % ((TakesF32(t.arithmetic) ? 8 : 16) * t.token_warps), 0);
+  if (!codes) {
+    EXPECT_EQ(t.tile % ((TakesF32(t.arithmetic) ? 8 : 16) * t.token_warps), 0);
+  }
   EXPECT_LE(plan.threads, 256);
   EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
   EXPECT_GE(plan.blocks_per_multiprocessor, 1);
@@ -62,7 +65,7 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   if (p.splits == 1) {
     EXPECT_EQ(plan.scratch_bytes, 0);
   } else {
-    EXPECT_GE(p.kv_len / p.splits, t.tile);
+    EXPECT_GE(p.kv_len / p.splits, codes ? t.warp_tile : t.tile);
     const int64_t state = block_rows * (t.v_block + 2) * 4;
     EXPECT_EQ(plan.partial_bytes, plan.blocks * state);
     EXPECT_EQ(plan.scratch_bytes, plan.partial_bytes + plan.blocks / p.splits * 4);
