@@ -24,9 +24,10 @@ struct PrecompileArguments {
   void AddTo(CLI::App& command) {
     graph_arguments.AddGraphTo(command);
     command
-        .add_option("--arch", archs,
-                    "What to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120; may be "
-                    "given more than once")
+        .add_option(
+            "--arch", archs,
+            "What to compile for: sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100a, sm_120; may be "
+            "given more than once")
         ->required();
     command.add_option("--cache", cache,
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "
@@ -69,8 +70,7 @@ struct PrecompileArguments {
       }
     }
     if (!jit.cache_note().empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("kernels are not kept: ", jit.cache_note()));
+      return absl::FailedPreconditionError(jit.cache_note());
     }
     if (kernels == 0) {
       return MakeError(ErrorKind::kUnimplemented,

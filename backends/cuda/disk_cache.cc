@@ -169,7 +169,7 @@ class File {
 };
 
 std::optional<std::string> ReadFile(const std::string& path) {
-  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
   if (file.get() < 0 || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
       info.st_size > kMaxFileBytes) {

@@ -121,7 +121,7 @@ absl::StatusOr<Kernel> Jit::State::Make(const KernelSource& source, const CacheK
     std::string reason = cache->Store(key, kernel);
     cubin = std::move(kernel.cubin);
     const std::lock_guard<std::mutex> lock(mutex);
-    note = std::move(reason);
+    if (!reason.empty()) note = std::move(reason);
   }
   return std::make_shared<const Cubin>(std::move(cubin));
 }

@@ -291,7 +291,7 @@ class AttentionCodes {
       ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
         const i32 token = first + col;
         x = token < kv_len ? steps.template Apply<false>(p_, token, x) : -Infinity();
-        x = Fma(x, kLog2E, state.add[rb][h]);
+        x = Fma(Steps::Bounded(x), kLog2E, state.add[rb][h]);
       });
     });
   }

@@ -269,11 +269,13 @@ class AttentionTiles {
       if (inside.begin <= first && first + T::k.tile / T::k.token_warps <= inside.end) {
         ForEach(scores, [&](float& x, i32 h, i32 col) {
           x = steps[h].template Apply<true>(p_, first + col, x);
+          if (T::k.arithmetic != kByF32) x = Steps::Bounded(x);
         });
       } else {
         ForEach(scores, [&](float& x, i32 h, i32 col) {
           const i32 token = first + col;
           x = token < kv_len_ ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
+          if (T::k.arithmetic != kByF32) x = Steps::Bounded(x);
         });
       }
       use(scores, first, outputs.tile(tile));

@@ -44,13 +44,18 @@ class CodesKeys {
   // multiplier: of the scores.
   KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
                          const CommonParameters& common) {
-    const float guard = Guard(p, block);
-    multiplier_ = multiplier * common.scale / (guard * Format().Unit());
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      const float guard = Guard(p, block, rb);
+      float own[2];  // multipliers of queries 2c and 2c + 1, which lanes 8c and 8c + 4 have
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        own[h] = multiplier / Shuffle(guard, LaneIndex() % 4 * 8 + 4 * h);
+        multiplier_[rb][h] = own[h] * common.scale / Format().Unit();
+      }
       float sums[kMaxGroups];
       LoadQueries(p, block, rb, guard, sums);
-      KeepSums(rb, sums, multiplier / guard, common.zero_point);
+      KeepSums(rb, sums, own, common.zero_point);
     }
   }
 
@@ -82,7 +87,8 @@ class CodesKeys {
         for (i32 e = 0; e < 4; ++e) {
           const i32 i = 2 * j + e / 2;
           const bool scaled = by_row && f.scale_type != kNone;
-          const float by = scaled ? FloatAt(f.scale_type, scales, i) * multiplier_ : multiplier_;
+          const float multiplier = multiplier_[rb][e % 2];
+          const float by = scaled ? FloatAt(f.scale_type, scales, i) * multiplier : multiplier;
           float to = add[rb][e % 2];
           if (by_row && f.zero == Zero::kReal) {
             to = Fma(FloatAt(f.zero_type, zeros, i), less_sum_[rb][e % 2], to);
@@ -113,22 +119,20 @@ class CodesKeys {
     return BiasByScales() ? 0 : f.ZeroBias() - f.Bias();
   }
 
-  // A power of two that brings the largest query to about 64: f16 neither overflows, the sum over
-  // a head included, nor is short of bits.
-  KVANT_DEVICE static float Guard(const AttentionParams& p, const BlockRows& block) {
+  // A power of two that brings the largest number of query 8 rb + g to about 64: f16 neither
+  // overflows, the sum over a head included, nor is short of bits. Of each row its own, so that
+  // queries of one head do not show in another.
+  KVANT_DEVICE static float Guard(const AttentionParams& p, const BlockRows& block, i32 rb) {
     float top = 0.f;
-    KVANT_UNROLL
-    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-      KVANT_NO_UNROLL
-      for (i32 m = 0; m < Format().Chunks(); ++m) {
-        float x[16];
-        LoadChunk(p, block, rb, m, x);
-        KVANT_UNROLL
-        for (i32 i = 0; i < Format().ChunkCodes() / 4; ++i) top = Max(top, Abs(x[i]));
-      }
+    KVANT_NO_UNROLL
+    for (i32 m = 0; m < Format().Chunks(); ++m) {
+      float x[16];
+      LoadChunk(p, block, rb, m, x);
+      KVANT_UNROLL
+      for (i32 i = 0; i < Format().ChunkCodes() / 4; ++i) top = Max(top, Abs(x[i]));
     }
-    KVANT_UNROLL
-    for (i32 mask = 1; mask < 32; mask *= 2) top = Max(top, ShuffleXor(top, mask));
+    top = Max(top, ShuffleXor(top, 1));
+    top = Max(top, ShuffleXor(top, 2));
     const i32 exponent = MaxOf(static_cast<i32>(AsBits(top) >> 23), 16);
     return AsFloat(static_cast<u32>(127 + 6 + 127 - exponent) << 23);
   }
@@ -189,7 +193,7 @@ class CodesKeys {
     }
   }
 
-  KVANT_DEVICE void KeepSums(i32 rb, const float (&sums)[kMaxGroups], float multiplier,
+  KVANT_DEVICE void KeepSums(i32 rb, const float (&sums)[kMaxGroups], const float (&multiplier)[2],
                              float zero_point) {
     const CodeFormat f = Format();
     const i32 c = LaneIndex() % 4;
@@ -204,7 +208,7 @@ class CodesKeys {
         const float sum = needed ? Shuffle(sums[n], 8 * c + 4 * h) : 0.f;
         const float rest = static_cast<float>(Rest()) - zero_point;
         first_[rb][n][h] = begins ? rest * f.Unit() * sum : 0.f;
-        if (f.groups == 1) less_sum_[rb][h] = -sum * multiplier;
+        if (f.groups == 1) less_sum_[rb][h] = -sum * multiplier[h];
       }
     }
     if (BiasByScales() || RealByMma()) {
@@ -351,7 +355,7 @@ class CodesKeys {
   u32 less_sums_slots_[kRowBlocks][kMaxGroups / 4];
   float first_[kRowBlocks][kMaxGroups][2];  // what accumulators begin with
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
-  float multiplier_;
+  float multiplier_[kRowBlocks][2];         // of queries 2c, 2c + 1
 };
 
 }  // namespace kvant::cuda

@@ -67,6 +67,13 @@ class RowSteps {
     return inside;
   }
 
+  // Scores that are finite, and so far from 0 that times log2 e they are not, as masks of the
+  // lowest number make them, are taken a little nearer.
+  KVANT_DEVICE static float Bounded(float score) {
+    if (!AddsOrWrites() || Abs(score) <= kMost || Abs(score) == Infinity()) return score;
+    return score < 0.f ? -kMost : score > 0.f ? kMost : score;
+  }
+
   // The score of column `col` before and after; kInBands: it is one of InBands.
   template <bool kInBands>
   KVANT_DEVICE float Apply(const AttentionParams& p, i32 col, float score) const {
@@ -79,6 +86,19 @@ class RowSteps {
   }
 
  private:
+  static constexpr float kMost = 2.3e38f;
+
+  // Whether any step makes more of a score than a multiple.
+  KVANT_DEVICE static constexpr bool AddsOrWrites() {
+    bool any = false;
+    for (i32 i = 0; i < T::k.step_count; ++i) {
+      const StepTraits& step = T::k.steps[i];
+      const bool hides = step.kind == kBand && step.hides;
+      any |= !hides && step.kind != kMultiply && step.kind != kDivide && step.kind != kTanh;
+    }
+    return any;
+  }
+
   // Beyond any column, and far enough from overflow to be added to.
   static constexpr i64 kFar = 1 << 30;
 

@@ -1,6 +1,8 @@
 // The cuda backend on the executor: what conformance does not ask.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -145,6 +147,63 @@ TEST_F(CudaSimtTest, PointersThatVectorsCannotBeLoadedFromAreRefused) {
   EXPECT_THAT(std::string(done.message()), HasSubstr("is not aligned to 16 bytes"));
   EXPECT_THAT(std::string(done.message()), HasSubstr("input 0 '"));
   EXPECT_EQ(BytesOf(output), before);
+}
+
+// Heads that share K and V share a block: what is in the queries of one is nothing to the others.
+TEST_F(CudaSimtTest, QueriesOfOneHeadDoNotShowInAnother) {
+  Case c = SplitCase();
+  c.type = c.scores = kF32;
+  c.batch = c.kv_heads = c.q_len = 1;
+  c.ratio = 4;
+  c.head_size = 64;
+  c.k = {.type = kU4, .group_size = 32, .zero_points = kU8, .scales = kF16};
+  Prepared prepared = Prepare(c).value();
+  const Outcome plain = RunOn("cuda_simt", prepared, prepared.inputs).value();
+  EXPECT_THAT(plain.compiled.kernel(), HasSubstr("packed codes, 8 rows"));
+  const size_t row = static_cast<size_t>(c.head_size) * sizeof(float);
+  for (const float odd :
+       {1e30f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (auto& [id, buffer] : prepared.inputs) {
+      if (buffer.bytes() == 4 * row) std::memcpy(buffer.data(), &odd, sizeof(odd));
+    }
+    const Outcome disturbed = RunOn("cuda_simt", prepared, prepared.inputs).value();
+    const auto* before = reinterpret_cast<const float*>(plain.outputs[0].data());
+    const auto* after = reinterpret_cast<const float*>(disturbed.outputs[0].data());
+    const int64_t total = static_cast<int64_t>(plain.outputs[0].bytes() / sizeof(float));
+    EXPECT_NE(std::memcmp(before, after, total), 0) << odd;
+    // Not bit for bit: all rows' references move together, and where one is not finite all go by
+    // smaller probabilities.
+    double difference = 0, norm = 0;
+    for (int64_t i = total / 4; i < total; ++i) {
+      difference += std::pow(after[i] - before[i], 2);
+      norm += std::pow(before[i], 2);
+    }
+    EXPECT_LE(std::sqrt(difference / norm), 2e-4) << odd;
+  }
+}
+
+// Padding that frameworks hide by the lowest number: where it is all there is, all weigh the same.
+TEST_F(CudaSimtTest, RowsMaskedByTheLowestNumberAreMeans) {
+  for (const bool codes : {true, false}) {
+    for (const DataType type : {kBF16, kF32}) {
+      Case c = SplitCase();
+      c.kv_len = 70;
+      c.type = c.scores = type;
+      c.head_size = 64;
+      c.q_len = 2;
+      c.k = c.v = {.type = type};
+      if (codes) c.k = c.v = {.type = kS8, .groups = Storage::Groups::kToken, .scales = kF16};
+      c.masks = {{.kind = Mask::Kind::kAdditive, .over = "q", .fill = -3.38e38f}};
+      c.masked_row = true;
+      Prepared prepared = Prepare(c).value();
+      const Outcome expected = RunOn("oracle", prepared, prepared.inputs).value();
+      const Outcome got = RunOn("cuda_simt", prepared, prepared.inputs).value();
+      EXPECT_EQ(
+          Judge(got.compiled.partition(), expected.outputs, got.outputs, got.compiled.rounding()),
+          "")
+          << got.compiled.ToString();
+    }
+  }
 }
 
 }  // namespace
