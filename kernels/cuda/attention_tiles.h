@@ -158,10 +158,19 @@ class AttentionTiles {
   }
 
   KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {
-    ForEach(s, [&](float& x, i32 h, i32) {
-      x = T::k.arithmetic == kByF32 ? ExpAbove(x, state.max[h]) : RoughExpAbove(x, state.max[h]);
-      state.sum[h] += x;
-    });
+    // Of scores of a million a rough offset would be off by whole powers of two.
+    const auto far = [](float max) { return Abs(max) > 1e6f && Abs(max) < Infinity(); };
+    if (T::k.arithmetic == kByF32 || Any(far(state.max[0]) || far(state.max[1]))) {
+      ForEach(s, [&](float& x, i32 h, i32) {
+        x = ExpAbove(x, state.max[h]);
+        state.sum[h] += x;
+      });
+    } else {
+      ForEach(s, [&](float& x, i32 h, i32) {
+        x = RoughExpAbove(x, state.max[h]);
+        state.sum[h] += x;
+      });
+    }
   }
 
   KVANT_DEVICE void ApplyDropout(const Dropout& dropout, i32 token, typename Products::Scores& s) {

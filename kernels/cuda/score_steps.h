@@ -68,7 +68,8 @@ class RowSteps {
   }
 
   // Scores that are finite, and so far from 0 that times log2 e they are not, as masks of the
-  // lowest number make them, are taken a little nearer.
+  // lowest number make them, are taken a little nearer: to a power of two, whose product with log2
+  // e is exact, so that a row of nothing else has equal weights.
   KVANT_DEVICE static float Bounded(float score) {
     if (!AddsOrWrites() || Abs(score) <= kMost || Abs(score) == Infinity()) return score;
     return score < 0.f ? -kMost : score > 0.f ? kMost : score;
@@ -86,7 +87,7 @@ class RowSteps {
   }
 
  private:
-  static constexpr float kMost = 2.3e38f;
+  static constexpr float kMost = 0x1p127f;
 
   // Whether any step makes more of a score than a multiple.
   KVANT_DEVICE static constexpr bool AddsOrWrites() {

@@ -187,15 +187,21 @@ TEST_F(CudaSimtTest, RowsMaskedByTheLowestNumberAreMeans) {
   for (const bool codes : {true, false}) {
     for (const DataType type : {kBF16, kF32}) {
       Case c = SplitCase();
-      c.kv_len = 70;
+      c.kv_len = 170;
       c.type = c.scores = type;
       c.head_size = 64;
       c.q_len = 2;
       c.k = c.v = {.type = type};
       if (codes) c.k = c.v = {.type = kS8, .groups = Storage::Groups::kToken, .scales = kF16};
-      c.masks = {{.kind = Mask::Kind::kAdditive, .over = "q", .fill = -3.38e38f}};
-      c.masked_row = true;
+      c.masks = {{.kind = Mask::Kind::kAdditive, .over = "q"}};
       Prepared prepared = Prepare(c).value();
+      int masks = 0;
+      for (auto& [id, buffer] : prepared.inputs) {
+        if (buffer.bytes() != 2 * static_cast<size_t>(BitsOf(type)) / 8) continue;
+        StoreElement(type, buffer.data(), 0, type == kF32 ? -3.4e38 : -3.38e38);
+        ++masks;
+      }
+      ASSERT_EQ(masks, 1);
       const Outcome expected = RunOn("oracle", prepared, prepared.inputs).value();
       const Outcome got = RunOn("cuda_simt", prepared, prepared.inputs).value();
       EXPECT_EQ(
