@@ -20,6 +20,7 @@ Attributes QuantizationAttributes(const GraphBuilder::DequantizeOptions& options
     attrs.Set(Attr::kQType, std::string(options.axis ? "per_channel" : "per_tensor"));
   }
   if (options.axis) attrs.Set(Attr::kAxis, *options.axis);
+  if (!options.codebook.empty()) attrs.Set(Attr::kCodebook, options.codebook);
   return attrs;
 }
 
@@ -172,17 +173,68 @@ Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> 
               QuantizationAttributes(options));
 }
 
-GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOptions& options) {
+GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
+                                                   const QuantizeOptions& options,
+                                                   Attributes attrs) {
   absl::InlinedVector<DataType, 3> types{options.type, options.scale_type};
   if (options.zero_point_type != kUndef) types.push_back(options.zero_point_type);
-  Attributes attrs =
-      QuantizationAttributes({.group_shape = options.group_shape, .axis = options.axis});
   if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
-  const Value codes = Emit(OpKind::kDynamicQuantize, "", {x}, types, std::move(attrs));
+  attrs.Set(Attr::kFormula, std::string(options.formula));
+  const Value codes = Emit(kind, "", inputs, types, std::move(attrs));
   Quantized result{codes, {codes.id + 1}, std::nullopt};
   if (options.zero_point_type != kUndef) result.zero_points = Value{codes.id + 2};
   return result;
+}
+
+GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOptions& options) {
+  return EmitQuantize(OpKind::kDynamicQuantize, {x}, options,
+                      QuantizationAttributes({.group_shape = options.group_shape,
+                                              .axis = options.axis,
+                                              .codebook = options.codebook}));
+}
+
+void GraphBuilder::SetCapacity(Value output, int64_t capacity, int64_t axis) {
+  if (!status_.ok() || !tensors_[output.id].dims) return;
+  Dims& dims = *tensors_[output.id].dims;
+  dims[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = capacity;
+}
+
+GraphBuilder::Quantized GraphBuilder::Append(Value x, Value positions, int64_t capacity,
+                                             const QuantizeOptions& options, int64_t axis) {
+  if (IsComputeFloat(options.type)) {
+    const Value dst =
+        Emit(OpKind::kAppend, "", {x, positions}, {options.type}, {{Attr::kAppendAxis, axis}});
+    SetCapacity(dst, capacity, axis);
+    return {dst, dst, std::nullopt};
+  }
+  Attributes attrs = QuantizationAttributes(
+      {.group_shape = options.group_shape, .axis = options.axis, .codebook = options.codebook});
+  attrs.Set(Attr::kAppendAxis, axis);
+  const Quantized result = EmitQuantize(OpKind::kAppend, {x, positions}, options, std::move(attrs));
+  const int64_t rank = static_cast<int64_t>(options.group_shape.size());
+  const int64_t at = axis < 0 ? axis + rank : axis;
+  const int64_t group = at >= 0 && at < rank ? std::max<int64_t>(1, options.group_shape[at]) : 1;
+  SetCapacity(result.codes, capacity, axis);
+  SetCapacity(result.scales, capacity / group, axis);
+  if (result.zero_points) SetCapacity(*result.zero_points, capacity / group, axis);
+  return result;
+}
+
+Value GraphBuilder::Append(Value x, Value positions, int64_t capacity, Value scales,
+                           std::optional<Value> zero_points, const DequantizeOptions& options,
+                           int64_t axis) {
+  absl::InlinedVector<Value, 4> inputs{x, positions, scales};
+  if (zero_points) inputs.push_back(*zero_points);
+  Attributes attrs = QuantizationAttributes(options);
+  attrs.Set(Attr::kAppendAxis, axis);
+  const Value dst = Emit(OpKind::kAppend, "", inputs, {options.type}, std::move(attrs));
+  SetCapacity(dst, capacity, axis);
+  return dst;
+}
+
+Value GraphBuilder::Hadamard(Value x, int64_t block) {
+  return Emit(OpKind::kHadamard, "", {x}, {Describe(x).type}, {{Attr::kBlock, block}});
 }
 
 Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {

@@ -53,6 +53,7 @@ class GraphBuilder {
     Dims group_shape = {};                       // given: per_group
     std::optional<int64_t> axis = std::nullopt;  // given: per_channel; neither: per_tensor
     DataType type = kUndef;                      // of the result; undef: the scales' type
+    std::vector<float> codebook = {};            // what codes stand for, times the scale
   };
 
   struct QuantizeOptions {
@@ -63,6 +64,8 @@ class GraphBuilder {
     DataType zero_point_type = kUndef;  // undef: none
     bool power_of_two_scales = false;
     float scale_floor = 0;
+    std::vector<float> codebook = {};
+    std::string_view formula = "nearest_even";  // or "ggml"
   };
   struct Quantized {
     Value codes, scales;
@@ -85,6 +88,15 @@ class GraphBuilder {
                         const DequantizeOptions& options);
   // Computes scales and zero points as well.
   Quantized DynamicQuantize(Value x, const QuantizeOptions& options);
+  // DynamicQuantize into tensors that hold `capacity` tokens along `axis`, from positions (s32 [N]
+  // or [1]) on; or a conversion, if options.type is a floating-point type that takes no scales.
+  Quantized Append(Value x, Value positions, int64_t capacity, const QuantizeOptions& options,
+                   int64_t axis = -2);
+  // The same with scales, and zero points, that exist already.
+  Value Append(Value x, Value positions, int64_t capacity, Value scales,
+               std::optional<Value> zero_points, const DequantizeOptions& options,
+               int64_t axis = -2);
+  Value Hadamard(Value x, int64_t block);
   Value Add(Value a, Value b);
   Value Subtract(Value a, Value b);
   Value Multiply(Value a, Value b);
@@ -144,6 +156,10 @@ class GraphBuilder {
   Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
              absl::Span<const DataType> output_types, Attributes attrs);
   Value Arithmetic(OpKind kind, Value a, Value b);
+  Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
+                         const QuantizeOptions& options, Attributes attrs);
+  // Tokens along `axis` of what Append writes to.
+  void SetCapacity(Value output, int64_t capacity, int64_t axis);
   // Checks the op, which has its inputs already, and infers its outputs' dims.
   absl::Status Check(Op& op);
   Op EndOf(TensorId output) const;

@@ -189,27 +189,99 @@ absl::Status CheckAttentionInputs(const Op& op) {
                               op.inputs.size() - 3, " follow v"));
 }
 
-// Scales come in and one tensor goes out, or the op computes what it puts out.
-absl::Status CheckQuantizeForm(const Op& op) {
+// Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
+// for scales.
+absl::Status CheckQuantizeForm(const Op& op, size_t first) {
   const auto error = [&op](const std::string& what) {
     return OpError(op, ErrorKind::kInvalidGraphOp, what);
   };
   const size_t inputs = op.inputs.size(), outputs = op.outputs.size();
-  if (inputs == 1) {
+  if (inputs == first) {
     if (outputs == 1) return error("has neither an input nor an output for its scales");
     const float floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f);
     if (floor >= 0) return absl::OkStatus();
     return error(absl::StrCat("attribute 'scale_floor' is ", floor, ", less than 0"));
   }
   if (outputs > 1) {
-    return error(absl::StrCat("has scales as input (tensor ", op.inputs[1],
+    return error(absl::StrCat("has scales as input (tensor ", op.inputs[first],
                               ") and as output (tensor ", op.outputs[1], ")"));
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
     if (op.attrs.Find(attr) == nullptr) continue;
     return error(absl::StrCat("attribute '", std::string(AttrName(attr)),
                               "' is for scales that it computes, but they are an input (tensor ",
-                              op.inputs[1], ")"));
+                              op.inputs[first], ")"));
+  }
+  return absl::OkStatus();
+}
+
+// Codes are positions in the codebook.
+absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_zero_points) {
+  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  if (codebook == nullptr) return absl::OkStatus();
+  const auto error = [&op](const std::string& what) {
+    return OpError(op, ErrorKind::kInvalidGraphOp, what);
+  };
+  const bool is_unsigned = codes.type == kU2 || codes.type == kU4 || codes.type == kU8;
+  if (!is_unsigned || codebook->size() != size_t{1} << BitsOf(codes.type)) {
+    return error(absl::StrCat("a codebook of ", codebook->size(), " for codes of type ",
+                              std::string(DataTypeName(codes.type)),
+                              "; it goes with u2 (4), u4 (16) or u8 (256)"));
+  }
+  if (has_zero_points) return error("has a codebook and zero points");
+  for (const float value : *codebook) {
+    if (!std::isfinite(value)) return error("its codebook has a value that is not finite");
+  }
+  return absl::OkStatus();
+}
+
+// The ggml formulas are those of its block formats, and take no options.
+absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps) {
+  const std::string* formula = op.attrs.Get<std::string>(Attr::kFormula);
+  if (formula == nullptr || *formula != "ggml") return absl::OkStatus();
+  const bool has_codebook = op.attrs.Find(Attr::kCodebook) != nullptr;
+  const bool q8_0 = codes.type == kS8 && zps == nullptr;
+  const bool q4_0 = codes.type == kS4 && zps == nullptr;
+  const bool q4_1 = codes.type == kU4 && zps != nullptr && IsFloat(zps->type);
+  const bool iq4_nl = codes.type == kU4 && has_codebook;
+  if (!q8_0 && !q4_0 && !q4_1 && !iq4_nl) {
+    return OpError(
+        op, ErrorKind::kInvalidGraphOp,
+        absl::StrCat("formula ggml is for s8 and s4 without zero points, u4 with ones in "
+                     "real units and u4 with a codebook, not for ",
+                     std::string(DataTypeName(codes.type)),
+                     zps == nullptr ? "" : " with zero points"));
+  }
+  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
+    if (op.attrs.Find(attr) == nullptr) continue;
+    return OpError(op, ErrorKind::kInvalidGraphOp,
+                   absl::StrCat("attribute '", std::string(AttrName(attr)),
+                                "' does not go with formula ggml"));
+  }
+  return absl::OkStatus();
+}
+
+// What the type rules do not see of DynamicQuantize and Append: first is the input for scales.
+absl::Status CheckQuantize(const Op& op, absl::Span<const LogicalTensor* const> inputs,
+                           absl::Span<const LogicalTensor* const> outputs, size_t first) {
+  KVANT_RETURN_IF_ERROR(CheckQuantizeForm(op, first));
+  const LogicalTensor* zps = inputs.size() > first + 1 ? inputs[first + 1]
+                             : outputs.size() > 2      ? outputs[2]
+                                                       : nullptr;
+  KVANT_RETURN_IF_ERROR(CheckCodebook(op, *outputs[0], zps != nullptr));
+  return CheckFormula(op, *outputs[0], zps);
+}
+
+// A conversion takes nothing that belongs to codes.
+absl::Status CheckAppend(const Op& op, absl::Span<const LogicalTensor* const> inputs,
+                         absl::Span<const LogicalTensor* const> outputs) {
+  if (!IsComputeFloat(outputs[0]->type)) return CheckQuantize(op, inputs, outputs, 2);
+  if (inputs.size() > 2 || outputs.size() > 1 || op.attrs.Find(Attr::kGroupShape) != nullptr ||
+      op.attrs.Find(Attr::kCodebook) != nullptr) {
+    return OpError(op, ErrorKind::kInvalidGraphOp,
+                   absl::StrCat("dst (tensor ", outputs[0]->id, ") is ",
+                                std::string(DataTypeName(outputs[0]->type)),
+                                ", which has no scales, groups or codebook"));
   }
   return absl::OkStatus();
 }
@@ -308,7 +380,13 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
   if (op.kind == OpKind::kScaledDotProductAttention) {
     KVANT_RETURN_IF_ERROR(CheckAttentionInputs(op));
   }
-  if (op.kind == OpKind::kDynamicQuantize) KVANT_RETURN_IF_ERROR(CheckQuantizeForm(op));
+  if (op.kind == OpKind::kDynamicQuantize) {
+    KVANT_RETURN_IF_ERROR(CheckQuantize(op, inputs, outputs, 1));
+  }
+  if (op.kind == OpKind::kDynamicDequantize) {
+    KVANT_RETURN_IF_ERROR(CheckCodebook(op, *inputs[0], inputs.size() > 2));
+  }
+  if (op.kind == OpKind::kAppend) KVANT_RETURN_IF_ERROR(CheckAppend(op, inputs, outputs));
   return CheckTypes({op, inputs, outputs});
 }
 

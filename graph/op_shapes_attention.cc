@@ -256,6 +256,57 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+absl::Status AppendShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  if (!src.dims) return absl::OkStatus();
+  int axis;
+  KVANT_RETURN_IF_ERROR(
+      NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAppendAxis, -2), src, axis));
+  if (axis == 0) return QuantError(op, "append_axis is 0, which positions count along");
+  const LogicalTensor& positions = *context.inputs[1];
+  if (positions.dims && !MayBeScalar(*positions.dims) &&
+      (positions.rank() != 1 || !MayEqual((*positions.dims)[0], (*src.dims)[0]))) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("positions are [", (*src.dims)[0], "] as dim 0 of ",
+                                DescribeDims(src), ", but are ", DescribeDims(positions)));
+  }
+  // The capacity is the outputs' own.
+  LogicalTensor whole = src;
+  (*whole.dims)[axis] = kUnknownDim;
+  context.outputs[0] = whole.dims;
+  const QType qtype = QTypeOf(op);
+  for (size_t i = 2; i < context.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, whole, *context.inputs[i],
+                                                i == 2 ? "scales" : "zero points"));
+  }
+  if (context.outputs.size() < 2) return absl::OkStatus();
+  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  if (qtype != QType::kPerGroup || group_shape == nullptr) {
+    return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
+  }
+  Dims groups;
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
+  groups[axis] = kUnknownDim;
+  for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
+  return absl::OkStatus();
+}
+
+absl::Status HadamardShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  const int64_t block = op.attrs.GetOr<int64_t>(Attr::kBlock, 0);
+  if (block < 1 || (block & (block - 1)) != 0) {
+    return QuantError(op, absl::StrCat("a block of ", block, " is no power of two"));
+  }
+  if (!src.dims) return absl::OkStatus();
+  if (src.rank() == 0 || (src.dims->back() != kUnknownDim && src.dims->back() % block != 0)) {
+    return OpError(
+        ErrorKind::kInvalidShape, op,
+        absl::StrCat("blocks of ", block, " do not divide the last dim of ", DescribeDims(src)));
+  }
+  context.outputs[0] = src.dims;
+  return absl::OkStatus();
+}
+
 Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
   Dims group(dims.begin(), dims.end());
   switch (QTypeOf(op)) {

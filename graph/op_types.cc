@@ -204,14 +204,8 @@ absl::Status DequantizeTypes(const OpPorts& ports) {
 constexpr char kCodes[] = "one of u8, s8, u4, s4, u2, s2, f8_e4m3, f8_e5m2";
 constexpr char kZeroPoints[] = "one of s32, u8, s8, u4, s4, u2, s2, f32, bf16, f16";
 
-absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
-  if (ports.inputs.size() > 1) {
-    KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
-    if (ports.inputs.size() < 3) return absl::OkStatus();
-    return Input(ports, 2, IsZeroPoint, kZeroPoints);
-  }
+// Scales and zero points that are outputs.
+absl::Status ComputedParameterTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Output(ports, 1, IsComputeFloat, kFloats));
   if (ports.outputs.size() < 3) return absl::OkStatus();
   if (IsFloat(ports.outputs[0]->type)) {
@@ -221,6 +215,32 @@ absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
                                   Named(ports.outputs[0]->type)));
   }
   return Output(ports, 2, IsZeroPoint, kZeroPoints);
+}
+
+absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
+  if (ports.inputs.size() > 1) {
+    KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
+    if (ports.inputs.size() < 3) return absl::OkStatus();
+    return Input(ports, 2, IsZeroPoint, kZeroPoints);
+  }
+  return ComputedParameterTypes(ports);
+}
+
+// A plain conversion, or DynamicQuantize with positions between src and scales.
+absl::Status AppendTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  KVANT_RETURN_IF_ERROR(Input(
+      ports, 1, [](DataType t) { return t == kS32; }, "s32"));
+  if (IsComputeFloat(ports.outputs[0]->type)) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
+  if (ports.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsComputeFloat, kFloats));
+    if (ports.inputs.size() < 4) return absl::OkStatus();
+    return Input(ports, 3, IsZeroPoint, kZeroPoints);
+  }
+  return ComputedParameterTypes(ports);
 }
 
 absl::Status DynamicDequantizeTypes(const OpPorts& ports) {

@@ -132,6 +132,7 @@ uint32_t AttentionSpec::Features() const {
       set(quantized, segment.quantization.has_value());
       set(Feature::kStaticQuantization,
           segment.quantization && !segment.quantization->static_scales.empty());
+      set(Feature::kCodebook, segment.quantization && !segment.quantization->codebook.empty());
     }
   };
   segments(k, Feature::kQuantizedK);
@@ -151,6 +152,8 @@ uint32_t AttentionSpec::Features() const {
   set(Feature::kStats, stats.present());
   set(Feature::kDropout, dropout.has_value());
   set(Feature::kOverQueries, over_queries);
+  set(Feature::kHadamard, q_hadamard != 0 || output_hadamard != 0);
+  set(Feature::kSegmentRanges, segment_ranges.present());
   return features;
 }
 
@@ -162,6 +165,7 @@ std::string AttentionSpec::ToString() const {
   if (v_head_size != head_size) absl::StrAppend(&text, " and ", v_head_size, " for V");
   absl::StrAppend(&text, "; Q ", TypeName(q.type));
   if (q_quantization) absl::StrAppend(&text, " quantized");
+  if (q_hadamard != 0) absl::StrAppend(&text, " rotated in blocks of ", q_hadamard);
   absl::StrAppend(&text, "; K ", SegmentsInWords(k), "; V ", SegmentsInWords(v));
   for (size_t i = 0; i < steps.size(); ++i) {
     absl::StrAppend(&text, i == 0 ? "; scores " : ", ", StepInWords(steps[i]));
@@ -174,12 +178,14 @@ std::string AttentionSpec::ToString() const {
   }
   if (sinks.present()) absl::StrAppend(&text, "; sinks");
   if (kv_lengths.present()) absl::StrAppend(&text, "; KV lengths at execution");
+  if (segment_ranges.present()) absl::StrAppend(&text, "; ranges of segments at execution");
   if (dropout) absl::StrAppend(&text, "; dropout");
   if (probs_quantization) {
     absl::StrAppend(&text, "; probabilities through ", TypeName(probs_quantization->type));
   }
   if (stats.present()) absl::StrAppend(&text, "; statistics");
   absl::StrAppend(&text, "; output ", TypeName(output.type));
+  if (output_hadamard != 0) absl::StrAppend(&text, " rotated in blocks of ", output_hadamard);
   return text;
 }
 

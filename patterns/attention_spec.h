@@ -62,6 +62,8 @@ struct Quantization {
   std::vector<float> static_scales;
   std::vector<int64_t> static_zps;
   int static_axis = -1;  // -1: per tensor
+  // Not empty: codes are positions in it, and codebook[code] * scale is the value.
+  std::vector<float> codebook;
 };
 
 // A run of tokens of K or V: [b0, b1, b2, tokens, head size], broadcast
@@ -132,6 +134,9 @@ enum class Feature : uint32_t {
   kDropout = 1u << 12,
   kRuntimeShift = 1u << 13,
   kOverQueries = 1u << 14,
+  kHadamard = 1u << 15,
+  kCodebook = 1u << 16,
+  kSegmentRanges = 1u << 17,
 };
 
 struct AttentionSpec {
@@ -145,6 +150,10 @@ struct AttentionSpec {
 
   View q;  // [.., q_len, head_size]
   std::optional<Quantization> q_quantization;
+  // Runs of so many channels are multiplied by a Hadamard matrix / sqrt(run); 0: no. Rotations of K
+  // are here too, because (K H) Q = K (H Q), and those of V in the output's.
+  int64_t q_hadamard = 0;
+  int64_t output_hadamard = 0;
   absl::InlinedVector<KvSegment, 1> k;  // [.., tokens, head_size] each
   absl::InlinedVector<KvSegment, 1> v;  // [.., tokens, v_head_size] each
   absl::InlinedVector<ScoreStep, 3> steps;
@@ -155,7 +164,11 @@ struct AttentionSpec {
   bool over_queries = false;
   View sinks;       // [.., b1, b2] logits that join the denominator only
   View kv_lengths;  // s32 over b0: columns at or beyond it do not exist
-  View stats;       // optional output [.., q_len, 1]: max + ln(sum exp(x - max))
+  // s32 [b0 or 1, K's segments then V's, {first, tokens}]: axes b0, row, col. In batch row b0 the
+  // columns of K are, segment by segment, tokens first, first + 1, ... of the segment, beginning
+  // again with token 0 after its last; likewise V. Both add up to as many columns.
+  View segment_ranges;
+  View stats;  // optional output [.., q_len, 1]: max + ln(sum exp(x - max))
 
   std::optional<Dropout> dropout;  // on normalized probabilities
   std::optional<FakeQuantize> probs_quantization;

@@ -161,4 +161,25 @@ absl::Status EvalMatMul(OpContext& context) {
   return absl::OkStatus();
 }
 
+// Sylvester's matrix: H_1 = 1, H_2n = [H_n H_n; H_n -H_n], so that its element (i, j) is -1 where i
+// and j have an odd number of ones in common.
+absl::Status EvalHadamard(OpContext& context) {
+  const Array x = context.Take(0);
+  const int64_t n = context.op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+  Array result(context.out_dims(0));
+  const double norm = std::sqrt(static_cast<double>(n));
+  for (int64_t first = 0; first < x.size(); first += n) {
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        const double value = x.values[first + j];
+        sum += __builtin_parityll(static_cast<uint64_t>(i & j)) ? -value : value;
+      }
+      result.values[first + i] = sum / norm;
+    }
+  }
+  context.outputs[0] = std::move(result);
+  return absl::OkStatus();
+}
+
 }  // namespace kvant::oracle

@@ -255,6 +255,10 @@ absl::Status EvalDynamicQuantize(OpContext& context) {
   return absl::OkStatus();
 }
 
+absl::Status EvalAppend(OpContext& context) {
+  return context.Error(ErrorKind::kUnimplemented, "the oracle does not append yet");
+}
+
 absl::Status EvalDynamicDequantize(OpContext& context) {
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);

@@ -126,4 +126,8 @@ absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
+absl::Status LowerHadamard(const Op& op, Lowering&) {
+  return MakeError(ErrorKind::kUnimplemented, absl::StrCat(op.ToString(), ": not lowered yet"));
+}
+
 }  // namespace kvant::reference

@@ -219,6 +219,13 @@ absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
+absl::Status LowerAppend(const Op& op, Lowering&) {
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat(op.ToString(),
+                                ": writes into a part of its outputs, which op by op "
+                                "execution does not"));
+}
+
 absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = DynamicParameters(op, lowering);
   lowering.SetOutput(op, 0, Dequantize(lowering.plan, lowering.Input(op, 0), parameters));
