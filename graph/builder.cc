@@ -180,7 +180,7 @@ GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const
   if (options.zero_point_type != kUndef) types.push_back(options.zero_point_type);
   if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
-  attrs.Set(Attr::kFormula, std::string(options.formula));
+  if (options.ggml_formula) attrs.Set(Attr::kFormula, std::string("ggml"));
   const Value codes = Emit(kind, "", inputs, types, std::move(attrs));
   Quantized result{codes, {codes.id + 1}, std::nullopt};
   if (options.zero_point_type != kUndef) result.zero_points = Value{codes.id + 2};

@@ -65,7 +65,7 @@ class GraphBuilder {
     bool power_of_two_scales = false;
     float scale_floor = 0;
     std::vector<float> codebook = {};
-    std::string_view formula = "nearest_even";  // or "ggml"
+    bool ggml_formula = false;  // see attribute formula
   };
   struct Quantized {
     Value codes, scales;

@@ -238,7 +238,11 @@ absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_ze
 // The ggml formulas are those of its block formats, and take no options.
 absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps) {
   const std::string* formula = op.attrs.Get<std::string>(Attr::kFormula);
-  if (formula == nullptr || *formula != "ggml") return absl::OkStatus();
+  if (formula == nullptr) return absl::OkStatus();
+  if (*formula != "ggml") {
+    return OpError(op, ErrorKind::kInvalidGraphOp,
+                   absl::StrCat("attribute 'formula' is '", *formula, "', not 'ggml'"));
+  }
   const bool has_codebook = op.attrs.Find(Attr::kCodebook) != nullptr;
   const bool q8_0 = codes.type == kS8 && zps == nullptr;
   const bool q4_0 = codes.type == kS4 && zps == nullptr;
