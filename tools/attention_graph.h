@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvant/graph/graph.h"
-#include "kvant/tools/kv_format.h"
+#include "kvant/cache/kv_format.h"
 
 namespace kvant {
 
