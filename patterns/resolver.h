@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
@@ -16,10 +17,17 @@ namespace kvant {
 class Resolver {
  public:
   // `graph` holds the match's ops, all shapes known. Ports number the views;
-  // kv_lengths, if given, is the last input. All must outlive the resolver.
+  // kv_lengths or segment_ranges, of which one may be given, is the last input. All must outlive
+  // the resolver.
   Resolver(const Graph& graph, const AttentionMatch& match, absl::Span<const TensorId> inputs,
-           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths)
-      : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs), kv_lengths_(kv_lengths) {}
+           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths,
+           const LogicalTensor* segment_ranges)
+      : graph_(graph),
+        match_(match),
+        inputs_(inputs),
+        outputs_(outputs),
+        kv_lengths_(kv_lengths),
+        segment_ranges_(segment_ranges) {}
 
   // Once. False, with a sentence in why(), when the shapes cannot be expressed as views.
   bool Resolve(AttentionSpec* spec);
@@ -49,6 +57,8 @@ class Resolver {
   bool ResolveOutput();
   bool ResolveStats();
   bool ResolveKvLengths();
+  bool ResolveSegmentRanges();
+  bool PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view);
   bool Fail(std::string reason);
 
   // resolve_operand.cc
@@ -86,6 +96,8 @@ class Resolver {
   absl::Span<const TensorId> inputs_;
   absl::Span<const TensorId> outputs_;
   const LogicalTensor* kv_lengths_;
+  const LogicalTensor* segment_ranges_;
+  bool swapped_ = false;  // match_'s Q and K
   AttentionSpec* spec_ = nullptr;
   std::string why_;
 

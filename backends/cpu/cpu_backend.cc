@@ -10,6 +10,7 @@
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
+#include "kvant/backends/real_columns.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
 
@@ -36,28 +37,12 @@ class FusedAttention : public Executable {
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     const AttentionProblem& problem = plan_.problem();
     if (Units(problem) == 0 || problem.v_head_size == 0) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(CheckLengths(inputs));
+    KVANT_RETURN_IF_ERROR(CheckColumns(plan_.spec(), inputs));
     plan_.Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
     return absl::OkStatus();
   }
 
  private:
-  absl::Status CheckLengths(absl::Span<const void* const> inputs) const {
-    const Array& lengths = plan_.problem().kv_lengths;
-    if (!lengths.present()) return absl::OkStatus();
-    for (int64_t b = 0; b < plan_.problem().batch[0]; ++b) {
-      const int64_t index = lengths.IndexOf(Position{{b}});
-      const int64_t length =
-          static_cast<int64_t>(LoadElement(lengths.type, inputs[lengths.buffer], index));
-      if (length >= 0 && length <= plan_.problem().kv_len) continue;
-      return MakeError(
-          ErrorKind::kInvalidArguments,
-          absl::StrCat("KV length of batch ", b, " is ", length,
-                       "; it must be between 0 and the capacity of ", plan_.problem().kv_len));
-    }
-    return absl::OkStatus();
-  }
-
   const Plan plan_;
   const char* const name_;
 };

@@ -18,10 +18,8 @@ constexpr int64_t kMinRowTile = 4;
 constexpr int64_t kRowTileFloats = 64 * 1024;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
 constexpr int64_t kMaxStoredRows = 16;
-// Tokens are split until there are so many units, whatever the number of threads, into
-// chunks that are not shorter than this.
+// Tokens are split until there are so many units, whatever the number of threads.
 constexpr int64_t kEnoughUnits = 64;
-constexpr int64_t kMinChunk = 256;
 // Partial results of all chunks take no more than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
@@ -139,14 +137,11 @@ Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
 
 absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment, 1>& from) {
   absl::InlinedVector<Segment, 1> segments;
-  int64_t begin = 0;
   for (const KvSegment& one : from) {
     Segment& segment = segments.emplace_back();
     segment.data = MakeArray(one.data);
     segment.dequantization = MakeDequantization(one.quantization);
-    segment.begin = begin;
     segment.tokens = one.data.dims[kRow];
-    begin += segment.tokens;
   }
   return segments;
 }
@@ -209,6 +204,7 @@ void Plan::Describe() {
   p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
   p.sinks = MakeArray(spec_.sinks);
   p.kv_lengths = MakeArray(spec_.kv_lengths);
+  p.segment_ranges = MakeArray(spec_.segment_ranges);
   p.dropout = spec_.dropout.has_value();
   if (spec_.dropout) {
     p.seed = MakeArray(spec_.dropout->seed);
@@ -232,16 +228,12 @@ void Plan::ChooseTiles() {
   p.row_tile =
       std::min(std::clamp(cached_rows, kMinRowTile, kMaxRowTile), std::max<int64_t>(1, group_rows));
   p.splits = 1;
-  p.chunk = std::max(RoundUp(p.kv_len, kTokenTile), kTokenTile);
   const int64_t units = RowTiles(p);
   // Rounding probabilities needs the statistics over all tokens first.
   if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
   const int64_t affordable =
       std::max<int64_t>(1, kMaxPartialFloats / (units * p.row_tile * (p.v_head_size + 2)));
-  const int64_t splits =
-      std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
-  p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
-  p.splits = CeilDiv(p.kv_len, p.chunk);
+  p.splits = std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
 }
 
 void Plan::ChooseProducts() {
@@ -340,7 +332,8 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
+  constexpr uint32_t kKnown = ((static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1) |
+                              static_cast<uint32_t>(Feature::kSegmentRanges);
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");

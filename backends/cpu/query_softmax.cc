@@ -46,9 +46,13 @@ int64_t StatisticsFloats(const AttentionSpec& spec) {
 
 std::string WhyNotTwoPasses(const AttentionSpec& spec) {
   constexpr std::pair<Feature, const char*> kNotTransposed[] = {
-      {Feature::kBand, "a band"},     {Feature::kAlibi, "ALiBi"},
-      {Feature::kSinks, "sinks"},     {Feature::kKvLengths, "KV lengths"},
-      {Feature::kDropout, "dropout"}, {Feature::kStats, "statistics"},
+      {Feature::kBand, "a band"},
+      {Feature::kAlibi, "ALiBi"},
+      {Feature::kSinks, "sinks"},
+      {Feature::kKvLengths, "KV lengths"},
+      {Feature::kDropout, "dropout"},
+      {Feature::kStats, "statistics"},
+      {Feature::kSegmentRanges, "ranges of segments"},
   };
   for (const auto& [feature, name] : kNotTransposed) {
     if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");
