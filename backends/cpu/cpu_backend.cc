@@ -1,4 +1,4 @@
-// The cpu backend: attention as one fused kernel, and quantization.
+// The cpu backend: attention as one fused kernel, quantization and what appends to a cache.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -71,7 +71,7 @@ class CpuBackend : public Backend {
     }
     if (partition.attention() == nullptr) {
       return unsupported(
-          absl::StrCat("neither attention nor DynamicQuantize: ", partition.pattern()));
+          absl::StrCat("neither attention nor DynamicQuantize or Append: ", partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }
