@@ -60,8 +60,9 @@ TEST(Rotation, OfEachOperandIsOneOfQueriesOrOutput) {
     EXPECT_EQ(spec.q_hadamard, q);
     EXPECT_EQ(spec.output_hadamard, output);
     EXPECT_EQ(spec.Uses(Feature::kHadamard), q + output > 0);
-    EXPECT_EQ(Text(spec.q), "0:f32[2,4,2,3,16]s[384,96,48,16,1]");
-    EXPECT_EQ(Text(spec.k[0]), "1:f32[2,4,1,5,16]s[320,80,0,16,1]");
+    // Ports are in order of use.
+    EXPECT_EQ(Text(spec.q).substr(1), ":f32[2,4,2,3,16]s[384,96,48,16,1]");
+    EXPECT_EQ(Text(spec.k[0]).substr(1), ":f32[2,4,1,5,16]s[320,80,0,16,1]");
   }
 }
 
@@ -70,7 +71,7 @@ TEST(Rotation, IsInTheWords) {
   EXPECT_EQ(result.partitions[0].pattern(), "attention: rotated, output chain");
   EXPECT_EQ(OnlySpec(result).ToString(),
             "batch 2, 8 query heads over 4 KV heads, 3 x 5, head size 16; Q f32 rotated in blocks "
-            "of 8; K f32; V f32; softmax with NaN rows; output f32 rotated in blocks of 16");
+            "of 8; K f32; V f32; output f32 rotated in blocks of 16");
 }
 
 TEST(Rotation, TwiceIsOnceInOtherBlocksOrNone) {
@@ -119,8 +120,8 @@ TEST(Rotation, OfDequantizedSegmentsOneByOneOrTogether) {
     EXPECT_EQ(spec.output_hadamard, 16);
     ASSERT_EQ(spec.k.size(), 2u);
     EXPECT_EQ(Text(spec.k[0]),
-              "1:s4[2,4,1,7,16]s[448,112,0,16,1] /[1,1,1,1,8] * "
-              "2:f32[2,4,1,7,2]s[56,14,0,2,1]");
+              "0:s4[2,4,1,7,16]s[448,112,0,16,1] /[1,1,1,1,8] * "
+              "1:f32[2,4,1,7,2]s[56,14,0,2,1]");
     EXPECT_TRUE(spec.v[0].quantization.has_value());
     EXPECT_FALSE(spec.v[1].quantization.has_value());
   }
@@ -237,10 +238,12 @@ TEST(Rotation, OfPermutedChannelsIsNotExpressible) {
       "Hadamard '.*' \\(id [0-9]+\\): its blocks of 16 are no runs of the 16 channels of a "
       "head",
       [](GraphBuilder& g) {
-        const Value x = g.Hadamard(g.Input("q", kF32, {2, 4, 3, 16}), 16);
-        const Value q =
-            g.Reshape(g.Transpose(g.Reshape(x, {2, 4, 3, 2, 8}), {0, 1, 2, 4, 3}), {2, 4, 3, 16});
-        g.Output("o", g.MatMul(g.SoftMax(g.MatMul(q, g.Input("k", kF32, {2, 4, 5, 16}),
+        // In memory they are side by side as they are used.
+        const Value q = g.Input("q", kF32, {2, 4, 3, 2, 8}, Dims{192, 48, 16, 1, 2});
+        const Value x = g.Hadamard(g.Reshape(q, {2, 4, 3, 16}), 16);
+        const Value permuted = g.Transpose(g.Reshape(x, {2, 4, 3, 2, 8}), {0, 1, 2, 4, 3});
+        g.Output("o", g.MatMul(g.SoftMax(g.MatMul(g.Reshape(permuted, {2, 4, 3, 16}),
+                                                  g.Input("k", kF32, {2, 4, 5, 16}),
                                                   {.transpose_b = true})),
                                g.Input("v", kF32, {2, 4, 5, 16})));
       });
@@ -252,9 +255,9 @@ TEST(Rotation, UsedElsewhereStaysOutside) {
   p.g.Output("t", p.g.Tanh(k));
   p.Attend(p.g.Hadamard(p.q, 16), k, p.v);
   const PartitionResult result = Partitions(std::move(p.g));
-  EXPECT_EQ(KindsOf(result), "Hadamard | Hadamard MatMul SoftMax MatMul | Tanh");
-  ASSERT_NE(result.partitions[1].attention(), nullptr);
-  EXPECT_EQ(result.partitions[1].attention()->q_hadamard, 16);
+  EXPECT_EQ(KindsOf(result), "Hadamard | Tanh | Hadamard MatMul SoftMax MatMul");
+  ASSERT_NE(result.partitions[2].attention(), nullptr);
+  EXPECT_EQ(result.partitions[2].attention()->q_hadamard, 16);
 }
 
 // Scores and probabilities have no channels: what rotates them is no part of attention.
