@@ -264,13 +264,21 @@ bool Resolver::ResolveProbs() {
 bool Resolver::ResolveOutput() {
   const LogicalTensor& port = tensor(match_.output);
   FoldedView view = FoldedView::Of(port);
+  Rotations rotations;
+  const auto move_all = [&](auto move) {
+    return move(view) && std::all_of(rotations.begin(), rotations.end(),
+                                     [&](Rotation& rotation) { return move(rotation.places); });
+  };
   for (size_t i = match_.output_ops.size(); i-- > 0;) {
     const Op& mover = op(match_.output_ops[i]);
+    const Dims& before = *tensor(mover.inputs[0]).dims;
     bool ok = true;
     if (mover.kind == OpKind::kStaticTranspose) {
-      ok = view.InverseTranspose(OrderOf(mover));
+      ok = move_all([&](FoldedView& v) { return v.InverseTranspose(OrderOf(mover)); });
     } else if (mover.kind == OpKind::kStaticReshape) {
-      ok = view.Reshape(*tensor(mover.inputs[0]).dims);
+      ok = move_all([&](FoldedView& v) { return v.Reshape(before); });
+    } else if (mover.kind == OpKind::kHadamard) {
+      rotations.push_back({match_.output_ops[i], PlacesAlongLastAxis(before)});
     } else if (mover.kind == OpKind::kQuantize) {
       spec_->output_quantization = FakeQuantizeOf(mover, port.type);
     }
@@ -282,7 +290,10 @@ bool Resolver::ResolveOutput() {
     return Fail(
         absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
   }
-  return true;
+  const Op& pv = op(match_.pv);
+  return AddRotations(rotations, *tensor(pv.outputs[0]).dims, 2 * rank_ - 3 - row,
+                      &output_rotated_) &&
+         ResolveRotation(pv, "V and the output", output_rotated_, &spec_->output_hadamard);
 }
 
 bool Resolver::ResolveStats() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/query_softmax.h"
@@ -195,6 +196,8 @@ void Plan::Describe() {
   p.v_head_size = spec_.v_head_size;
   p.q = MakeArray(spec_.q);
   p.q_dequantization = MakeDequantization(spec_.q_quantization);
+  p.q_hadamard = std::max<int64_t>(spec_.q_hadamard, 1);
+  p.output_hadamard = std::max<int64_t>(spec_.output_hadamard, 1);
   p.k = k_.data();
   p.v = v_.data();
   p.k_segments = static_cast<int>(k_.size());
@@ -332,7 +335,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = ((static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1) |
+  constexpr uint32_t kKnown = ((static_cast<uint32_t>(Feature::kHadamard) << 1) - 1) |
                               static_cast<uint32_t>(Feature::kSegmentRanges);
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
@@ -343,6 +346,12 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
   for (const int64_t size : {spec.head_size, spec.v_head_size}) {
     if (size > kMaxHeadSize) return absl::StrCat("a head size of ", size);
+  }
+  for (const auto& [block, size] : {std::pair(spec.q_hadamard, spec.head_size),
+                                    std::pair(spec.output_hadamard, spec.v_head_size)}) {
+    if (block != 0 && (block < 1 || (block & (block - 1)) != 0 || size % block != 0)) {
+      return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
+    }
   }
   for (const auto* side : {&spec.k, &spec.v}) {
     const char* what = side == &spec.k ? "keys" : "values";

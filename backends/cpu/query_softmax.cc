@@ -57,6 +57,8 @@ std::string WhyNotTwoPasses(const AttentionSpec& spec) {
   for (const auto& [feature, name] : kNotTransposed) {
     if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");
   }
+  // Rotated keys would not have the very scores that rotated queries have.
+  if (spec.q_hadamard != 0) return "rotated queries or keys with a softmax over queries";
   // They would be rows of the transposed problem, which has no segments of those.
   if (spec.k.size() != 1) return "segments of keys with a softmax over queries";
   return "";

@@ -75,7 +75,7 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call, const RowTi
     return StoreStatistics(problem, tile, state, call.statistics);
   }
   AddSinks(problem, Reader{&kernels, call.inputs}, tile, state);
-  Finish(problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
+  Finish(kernels, problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
 }
 
 class Unit {
@@ -169,7 +169,7 @@ class Unit {
     });
     AddSinks(problem_, reader_, tile_, state);
     Sweep([this](const Part& part) { MultiplyFinalProbabilities(part); });
-    Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
+    Finish(kernels_, problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
   void MultiplyFinalProbabilities(const Part& part) {
@@ -215,8 +215,10 @@ class Unit {
 
   void LoadQueries() {
     for (int64_t r = 0; r < tile_.rows; ++r) {
+      float* q = buffers_.q + r * problem_.head_size;
       DequantizeLine(reader_, problem_.q, problem_.q_dequantization, tile_.At(r), kCol,
-                     problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
+                     problem_.head_size, q, buffers_.line);
+      if (problem_.q_hadamard > 1) kernels_.hadamard(q, problem_.head_size, problem_.q_hadamard);
     }
     FoldFactors();
     products_.PrepareQueries(tile_.rows);

@@ -131,6 +131,9 @@ struct AttentionProblem {
 
   Array q;
   Dequantization q_dequantization;
+  // Runs of so many channels of queries and of the output are multiplied by a Hadamard matrix,
+  // KernelSet::hadamard; 1: no.
+  int64_t q_hadamard = 1, output_hadamard = 1;
   const Segment* k = nullptr;
   const Segment* v = nullptr;
   int k_segments = 0, v_segments = 0;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -60,6 +61,7 @@ class Judge {
     for (int64_t d = 0; d < spec_.v_head_size; ++d) {
       for (int64_t c = 0; c < length; ++c) row.out[d] += probs[c] * Token(spec_.v, p, c, d);
     }
+    Rotate(spec_.output_hadamard, row.out);
     return row;
   }
 
@@ -129,12 +131,32 @@ class Judge {
     ADD_FAILURE() << "no such token";
     return 0;
   }
-  double Score(Dims5 p, int64_t c, int64_t length) const {
-    double s = 0;
-    for (int64_t d = 0; d < spec_.head_size; ++d) {
-      p[4] = d;
-      s += Dequantized(spec_.q, spec_.q_quantization, p) * Token(spec_.k, p, c, d);
+  // Element (i, j) of the matrix is -1 where i and j have an odd number of ones in common.
+  static void Rotate(int64_t block, std::vector<double>& x) {
+    if (block == 0) return;
+    const std::vector<double> from = x;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const size_t n = block, first = i / n * n;
+      x[i] = 0;
+      for (size_t j = 0; j < n; ++j) {
+        x[i] += from[first + j] * (std::popcount((i - first) & j) % 2 == 0 ? 1 : -1);
+      }
+      x[i] /= std::sqrt(static_cast<double>(block));
     }
+  }
+  const std::vector<double>& Query(Dims5 p) {
+    std::vector<double>& q = queries_[{p[0], p[1], p[2], p[3]}];
+    if (!q.empty()) return q;
+    for (p[4] = 0; p[4] < spec_.head_size; ++p[4]) {
+      q.push_back(Dequantized(spec_.q, spec_.q_quantization, p));
+    }
+    Rotate(spec_.q_hadamard, q);
+    return q;
+  }
+  double Score(Dims5 p, int64_t c, int64_t length) {
+    const std::vector<double>& q = Query(p);
+    double s = 0;
+    for (int64_t d = 0; d < spec_.head_size; ++d) s += q[d] * Token(spec_.k, p, c, d);
     p[4] = c;
     for (const ScoreStep& step : spec_.steps) s = Step(step, p, s, length);
     return s;
@@ -208,6 +230,7 @@ class Judge {
 
   const AttentionSpec& spec_;
   const std::deque<GuardedBuffer>& inputs_;
+  std::map<std::array<int64_t, 4>, std::vector<double>> queries_;
   std::map<std::array<int64_t, 4>, std::vector<double>> columns_;  // with over_queries
 };
 

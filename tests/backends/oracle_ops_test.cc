@@ -75,6 +75,33 @@ std::vector<OpCase> MatMulCases() {
   };
 }
 
+std::vector<OpCase> HadamardCases() {
+  const double root = std::sqrt(2.0);
+  return {
+      {"block_of_4",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{4}}},
+       {F32({2, 4}, {1, 2, 3, 4, 0, 0, 2, -6})},
+       {F32({2, 4}, {5, -1, -2, 0, -2, 4, 2, -4})}},
+      {"block_of_2",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{2}}},
+       {F32({1, 4}, {3, 1, 5, -1})},
+       {F32({1, 4}, {4 / root, 2 / root, 4 / root, 6 / root})},
+       kF32},
+      {"block_of_1",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{1}}},
+       {Of(kF16, {3}, {3, kNan, 5})},
+       {Of(kF16, {3}, {3, kNan, 5})}},
+      {"nan_and_infinity_stay_in_their_block",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{2}}},
+       {Of(kBF16, {6}, {kNan, 1, 0, 0, kInf, 1})},
+       {Of(kBF16, {6}, {kNan, kNan, 0, 0, kInf, kInf})}},
+  };
+}
+
 std::vector<OpCase> SoftMaxCases() {
   const double e1 = 1 / (1 + std::exp(-1.0)), e2 = std::exp(2.0) / (std::exp(2.0) + 1);
   const AttrValue zero = std::string("inf_as_zero");
@@ -432,7 +459,7 @@ std::vector<OpCase> DropoutCases() {
 std::vector<OpCase> AllCases() {
   std::vector<OpCase> all;
   for (auto& cases :
-       {MatMulCases(), SoftMaxCases(), BinaryCases(), UnaryCases(), ShapeCases(),
+       {MatMulCases(), HadamardCases(), SoftMaxCases(), BinaryCases(), UnaryCases(), ShapeCases(),
         StaticQuantizationCases(), DynamicQuantizationCases(), AppendCases(), DropoutCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }

@@ -78,6 +78,13 @@ struct Avx2 {
     *even = _mm256_shuffle_ps(low, high, 0x88);
     *odd = _mm256_shuffle_ps(low, high, 0xdd);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm256_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm256_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm256_permute2f128_ps(v, v, 0x01);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m256d pairs[kWidth];

@@ -74,6 +74,14 @@ struct Avx512 {
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, odds, b);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm512_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm512_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
+    if constexpr (step == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m512d pairs[kWidth];
