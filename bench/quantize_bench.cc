@@ -1,6 +1,7 @@
 // Quantizing a cache's worth of numbers, scales and zero points included, in one thread: bytes read
 // and written, each once, per second. From memory, and from the second-level cache.
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
