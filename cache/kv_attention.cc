@@ -69,7 +69,7 @@ class Operand {
     const Value scales = Input(KvPart::kScales);
     GraphBuilder::DequantizeOptions options{.group_shape = Shared(tensor_.GroupShape()),
                                             .type = kF32};
-    if (const NamedCodebook* codebook = tensor_.scheme().format.codebook) {
+    if (const CodebookRow* codebook = tensor_.scheme().format.codebook) {
       options.codebook.assign(codebook->values.begin(), codebook->values.end());
     }
     if (!tensor_.has(KvPart::kZeroPoints)) return g_.DynamicDequantize(codes, scales, options);

@@ -55,8 +55,8 @@ int64_t GroupSizeFrom(std::string_view part) {
   return size;
 }
 
-const NamedCodebook* FindCodebook(std::string_view name) {
-  for (const NamedCodebook& codebook : kCodebooks) {
+const CodebookRow* FindCodebook(std::string_view name) {
+  for (const CodebookRow& codebook : kCodebooks) {
     if (codebook.name == name) return &codebook;
   }
   return nullptr;
@@ -184,7 +184,7 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
       if (part == "rzp" && IsFloat(format.type)) return Bad(text, "'rzp' is for integers");
       format.zero_points = true;
       format.real_zero_points = part == "rzp";
-    } else if (const NamedCodebook* codebook = FindCodebook(part)) {
+    } else if (const CodebookRow* codebook = FindCodebook(part)) {
       if (format.codebook != nullptr) return Bad(text, "two codebooks");
       format.codebook = codebook;
     } else if (part == "ggml") {

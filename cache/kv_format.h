@@ -40,7 +40,7 @@ struct KvFormat {
   int64_t group_size = 0;
   bool zero_points = false;
   bool real_zero_points = false;            // of integers
-  const NamedCodebook* codebook = nullptr;  // a row of the table, or none
+  const CodebookRow* codebook = nullptr;  // a row of the table, or none
   bool ggml_formula = false;
   // Undefined: that of the queries.
   DataType scale_type = kUndef;

@@ -37,12 +37,12 @@ inline constexpr float kIq4NlCodebook[16] = {-127, -104, -83, -65, -49, -35, -22
 inline constexpr float kE2M1Codebook[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                             -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
 
-struct NamedCodebook {
+struct CodebookRow {
   std::string_view name;
   absl::Span<const float> values;
 };
 
-inline constexpr NamedCodebook kCodebooks[] = {
+inline constexpr CodebookRow kCodebooks[] = {
     {"nf4", kNf4Codebook},
     {"iq4_nl", kIq4NlCodebook},
     {"e2m1", kE2M1Codebook},
@@ -50,7 +50,7 @@ inline constexpr NamedCodebook kCodebooks[] = {
 
 // Empty if there is none of this name.
 inline absl::Span<const float> CodebookOfName(std::string_view name) {
-  for (const NamedCodebook& codebook : kCodebooks) {
+  for (const CodebookRow& codebook : kCodebooks) {
     if (codebook.name == name) return codebook.values;
   }
   return {};

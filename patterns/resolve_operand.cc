@@ -257,6 +257,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
 bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   const Op& dequantize = op(index);
   folded->quantized = true;
+  folded->quantization.codebook = dequantize.attrs.GetOr(Attr::kCodebook, std::vector<float>());
   Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
   if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
   folded->scales.emplace();

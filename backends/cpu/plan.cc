@@ -75,6 +75,14 @@ Dequantization MakeDequantization(const std::optional<Quantization>& from) {
   return how;
 }
 
+Array MakeData(const View& view, const std::optional<Quantization>& quantization) {
+  Array array = MakeArray(view);
+  if (quantization && !quantization->codebook.empty()) {
+    array.codebook = quantization->codebook.data();
+  }
+  return array;
+}
+
 Step MakeStep(const ScoreStep& from) {
   using Kind = ScoreStep::Kind;
   Step step;
@@ -140,7 +148,7 @@ absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment
   absl::InlinedVector<Segment, 1> segments;
   for (const KvSegment& one : from) {
     Segment& segment = segments.emplace_back();
-    segment.data = MakeArray(one.data);
+    segment.data = MakeData(one.data, one.quantization);
     segment.dequantization = MakeDequantization(one.quantization);
     segment.tokens = one.data.dims[kRow];
   }
@@ -194,7 +202,7 @@ void Plan::Describe() {
   p.kv_len = spec_.kv_len;
   p.head_size = spec_.head_size;
   p.v_head_size = spec_.v_head_size;
-  p.q = MakeArray(spec_.q);
+  p.q = MakeData(spec_.q, spec_.q_quantization);
   p.q_dequantization = MakeDequantization(spec_.q_quantization);
   p.q_hadamard = std::max<int64_t>(spec_.q_hadamard, 1);
   p.output_hadamard = std::max<int64_t>(spec_.output_hadamard, 1);
@@ -335,8 +343,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = ((static_cast<uint32_t>(Feature::kHadamard) << 1) - 1) |
-                              static_cast<uint32_t>(Feature::kSegmentRanges);
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");

@@ -1,6 +1,7 @@
 #include "kvant/backends/cpu/quantize_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,10 +27,17 @@ class QuantizePlan {
     p_.code_type = t.codes->type;
     p_.zero_point_type = t.zero_points ? t.zero_points->type : kUndef;
     if (!p_.converts) {
+      const bool ggml = op.attrs.Find(Attr::kFormula) != nullptr;
+      if (const auto* values = op.attrs.Get<std::vector<float>>(Attr::kCodebook)) {
+        codebook_.emplace(values->data(), BitsOf(p_.code_type),
+                          ggml ? CodebookTies::kLargerValue : CodebookTies::kLowerCode);
+      }
       p_.scale_type = t.scales->type;
       p_.rule = MakeParameterRule(p_.code_type, p_.scale_type, p_.zero_point_type,
-                                  op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
-                                  op.attrs.GetOr(Attr::kScaleFloor, 0.f));
+                                  {.power_of_two = op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
+                                   .floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f),
+                                   .codebook = codebook_ ? &*codebook_ : nullptr,
+                                   .ggml = ggml});
     }
     // Rows of an Append have places of their own, so they are walked one by one.
     const int first = op.kind == OpKind::kAppend ? 1 : 0;
@@ -39,15 +47,27 @@ class QuantizePlan {
     serial_ = SharesBytes();
   }
 
+  QuantizePlan(const QuantizePlan&) = delete;  // the problem points to the codebook
+
   const QuantizeProblem& problem() const { return p_; }
+  // Why the kernels do not take it; empty if they do.
+  std::string WhyUnsupported() const {
+    if (p_.rule.ggml == GgmlFormat::kNone || p_.layout == QuantizeLayout::kRows) return "";
+    if (p_.outer_count == 0 || p_.groups == 0) return "";
+    return absl::StrCat("formula ggml where groups are no runs of elements side by side",
+                        reason_.empty() ? "" : ": ", reason_);
+  }
   // Units must run one after another: some write to the same bytes.
   bool serial() const { return serial_; }
 
   std::string ToString() const {
     const std::string what = absl::StrCat(
-        p_.rows > 0 ? "append, " : "", p_.converts   ? "convert: "
-                                       : p_.computes ? "quantize, ranges and codes in one kernel: "
-                                                     : "quantize with given scales: ");
+        p_.rows > 0 ? "append, " : "",
+        p_.converts   ? "convert"
+        : p_.computes ? "quantize, ranges and codes in one kernel"
+                      : "quantize with given scales",
+        p_.rule.codebook ? ", codebook" : "",
+        p_.rule.ggml == GgmlFormat::kNone ? "" : ", formula ggml", ": ");
     if (!reason_.empty()) return absl::StrCat(what, "element by element (", reason_, ")");
     const std::string parts =
         p_.parts > 1 ? absl::StrCat(", in ", p_.parts, " parts each") : std::string();
@@ -106,7 +126,8 @@ class QuantizePlan {
     const int64_t outer = std::max<int64_t>(1, p_.outer_count);
     switch (p_.layout) {
       case QuantizeLayout::kRows: {
-        const bool few = outer * p_.groups < kEnoughUnits;
+        // ggml's formulas look at the elements of a group again.
+        const bool few = outer * p_.groups < kEnoughUnits && p_.rule.ggml == GgmlFormat::kNone;
         if (few && p_.group > kUnitElements) {
           Split(p_.group, kUnitElements);
           p_.chunk = 1;
@@ -150,6 +171,7 @@ class QuantizePlan {
     return !OuterAt(bits, &QuantizeStrides::zero_points);
   }
 
+  std::optional<Codebook> codebook_;
   QuantizeProblem p_;
   std::string reason_;
   bool serial_ = false;
@@ -182,6 +204,8 @@ class Quantize : public Executable {
     if (ids.size() > first) scales_ = PortOf(ports, ids[first]);
     if (ids.size() > first + 1) zero_points_ = PortOf(ports, ids[first + 1]);
   }
+
+  std::string WhyUnsupported() const { return plan_.WhyUnsupported(); }
 
   std::string kernel() const override {
     return absl::StrCat("cpu/", kernels_.name, " ", plan_.ToString());
@@ -243,8 +267,13 @@ bool IsQuantize(const Partition& partition) {
   return kind == OpKind::kDynamicQuantize || kind == OpKind::kAppend;
 }
 
-std::unique_ptr<Executable> CompileQuantize(const Partition& partition, const KernelSet& kernels) {
-  return std::make_unique<Quantize>(partition, kernels);
+absl::StatusOr<std::unique_ptr<Executable>> CompileQuantize(const Partition& partition,
+                                                            const KernelSet& kernels) {
+  auto quantize = std::make_unique<Quantize>(partition, kernels);
+  if (const std::string why = quantize->WhyUnsupported(); !why.empty()) {
+    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
+  }
+  return quantize;
 }
 
 }  // namespace kvant::cpu

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "kvant/backends/backend.h"
 #include "kvant/kernels/cpu/quantize.h"
 
@@ -15,8 +16,10 @@ namespace kvant::cpu {
 bool IsQuantize(const Partition& partition);
 
 // A partition of which that is so, with all shapes known, any form of the op, any strides. The
-// executable refuses bad positions with kInvalidArguments and writes nothing then.
-std::unique_ptr<Executable> CompileQuantize(const Partition& partition, const KernelSet& kernels);
+// executable refuses bad positions with kInvalidArguments and writes nothing then. kUnimplemented:
+// formula ggml of groups that are no runs along the last axis.
+absl::StatusOr<std::unique_ptr<Executable>> CompileQuantize(const Partition& partition,
+                                                            const KernelSet& kernels);
 
 }  // namespace kvant::cpu
 

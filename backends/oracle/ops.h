@@ -93,6 +93,10 @@ struct QuantizationMaps {
 void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
                        bool real_units, const QuantizationMaps& maps);
 
+// Outputs of a DynamicQuantize with formula ggml, from input 0, its scales having these dims;
+// `groups` says which group an element is in.
+void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);
+
 // Sets what lies at or beyond its batch's KV length along `axis` to -inf. Batches count along
 // axis 0. kInvalidArguments if a length is negative or more than there is.
 absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis);

@@ -13,6 +13,21 @@
 namespace kvant::oracle {
 namespace {
 
+std::vector<float> CodebookOf(const OpContext& context) {
+  return context.op.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+}
+
+// The entry nearest to x, the first of those that are as near; 0 for NaN.
+double NearestEntry(const std::vector<float>& codebook, double x) {
+  const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
+  x = std::min<double>(std::max<double>(x, *least), *most);  // of infinities all are as far
+  size_t best = 0;
+  for (size_t i = 1; i < codebook.size(); ++i) {
+    if (std::abs(x - codebook[i]) < std::abs(x - codebook[best])) best = i;
+  }
+  return static_cast<double>(best);
+}
+
 // Rounding half to even comes before an integer zero point is added, so that which way a tie goes
 // does not depend on it.
 double Encode(double x, double scale, double zero_point, bool real_units, DataType type) {
@@ -21,16 +36,20 @@ double Encode(double x, double scale, double zero_point, bool real_units, DataTy
   return RoundTo(type, std::nearbyint(x / scale) + zero_point);
 }
 
-void QuantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
-                     bool real_units, const QuantizationMaps& maps, DataType type) {
-  ForEachRow<2>(executor, x.dims, {&maps.scales, &maps.zero_points},
+void QuantizeInPlace(const OpContext& context, Array& x, const Array& scales,
+                     const Array* zero_points, bool real_units, const QuantizationMaps& maps) {
+  const DataType type = context.out_desc(0).type;
+  const std::vector<float> codebook = CodebookOf(context);
+  ForEachRow<2>(context.executor, x.dims, {&maps.scales, &maps.zero_points},
                 [&](int64_t first, const auto& bases) {
                   const auto& s = maps.scales.axes.back();
                   const auto& z = maps.zero_points.axes.back();
                   for (size_t j = 0; j < s.size(); ++j) {
                     double& value = x.values[first + j];
                     const double zp = zero_points ? zero_points->values[bases[1] + z[j]] : 0.0;
-                    value = Encode(value, scales.values[bases[0] + s[j]], zp, real_units, type);
+                    const double scale = scales.values[bases[0] + s[j]];
+                    value = codebook.empty() ? Encode(value, scale, zp, real_units, type)
+                                             : NearestEntry(codebook, value / scale);
                   }
                 });
 }
@@ -97,7 +116,14 @@ double LargestFinite(DataType type) {
   return std::numeric_limits<float>::max();
 }
 
-double HighestCode(DataType type) {
+// The largest magnitude that a code stands for.
+double HighestValue(const OpContext& context) {
+  const std::vector<float> codebook = CodebookOf(context);
+  if (!codebook.empty()) {
+    const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
+    return std::max(std::abs(*least), std::abs(*most));
+  }
+  const DataType type = context.out_desc(0).type;
   if (type == kF8E4M3) return 448;
   if (type == kF8E5M2) return 57344;
   return static_cast<double>(HighestOf(type));
@@ -130,7 +156,7 @@ double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
   if (!range.finite) return std::numeric_limits<double>::quiet_NaN();
   if (range.min > range.max) range.min = range.max = 0;  // a group of nothing
   const DataType codes = context.out_desc(0).type;
-  const double highest = HighestCode(codes);
+  const double highest = HighestValue(context);
   if (zero_point == nullptr) {
     return StoredScale(context, std::max(std::abs(range.min), std::abs(range.max)) / highest);
   }
@@ -212,13 +238,16 @@ absl::Status QuantizeWithOwnParameters(OpContext& context, const Dims& groups) {
   QuantizationMaps maps;
   KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.in(0).dims, groups));
   maps.zero_points = maps.scales;
+  if (context.op.attrs.Find(Attr::kFormula) != nullptr) {
+    QuantizeByGgml(context, groups, maps.scales);
+    return absl::OkStatus();
+  }
   ComputeParameters(context, groups, maps);
   const bool has_zero_points = context.outputs.size() > 2;
   const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
   Array x = context.Take(0);
-  QuantizeInPlace(context.executor, x, context.outputs[1],
-                  has_zero_points ? &context.outputs[2] : nullptr, real_units, maps,
-                  context.out_desc(0).type);
+  QuantizeInPlace(context, x, context.outputs[1], has_zero_points ? &context.outputs[2] : nullptr,
+                  real_units, maps);
   context.outputs[0] = std::move(x);
   return absl::OkStatus();
 }
@@ -283,8 +312,8 @@ void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const 
 absl::Status EvalQuantize(OpContext& context) {
   KVANT_ASSIGN_OR_RETURN(const StaticParameters parameters, StaticParametersOf(context));
   Array x = context.Take(0);
-  QuantizeInPlace(context.executor, x, parameters.scales, &parameters.zero_points,
-                  /*real_units=*/false, parameters.maps, context.out_desc(0).type);
+  QuantizeInPlace(context, x, parameters.scales, &parameters.zero_points,
+                  /*real_units=*/false, parameters.maps);
   context.outputs[0] = std::move(x);
   return absl::OkStatus();
 }
@@ -302,8 +331,8 @@ absl::Status EvalDynamicQuantize(OpContext& context) {
   if (!context.has_input(1)) return QuantizeWithOwnParameters(context, context.out_dims(1));
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
-  QuantizeInPlace(context.executor, x, context.in(1), parameters.zero_points, parameters.real_units,
-                  parameters.maps, context.out_desc(0).type);
+  QuantizeInPlace(context, x, context.in(1), parameters.zero_points, parameters.real_units,
+                  parameters.maps);
   context.outputs[0] = std::move(x);
   return absl::OkStatus();
 }
@@ -325,9 +354,8 @@ absl::Status EvalAppend(OpContext& context) {
     }
     Array x = context.Take(0);
     const IndexMap own = StridedMap(x.dims, DenseStrides(x.dims));
-    QuantizeInPlace(context.executor, x, scales, has_zero_points ? &zero_points : nullptr,
-                    has_zero_points && IsFloat(context.in_desc(3).type), {own, own},
-                    context.out_desc(0).type);
+    QuantizeInPlace(context, x, scales, has_zero_points ? &zero_points : nullptr,
+                    has_zero_points && IsFloat(context.in_desc(3).type), {own, own});
     context.outputs[0] = std::move(x);
   } else {
     context.outputs[0] = context.Take(0);
@@ -350,6 +378,9 @@ absl::Status EvalAppend(OpContext& context) {
 absl::Status EvalDynamicDequantize(OpContext& context) {
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
+  if (const std::vector<float> codebook = CodebookOf(context); !codebook.empty()) {
+    for (double& code : x.values) code = codebook[static_cast<size_t>(code)];
+  }
   DequantizeInPlace(context.executor, x, context.in(1), parameters.zero_points,
                     parameters.real_units, parameters.maps);
   context.outputs[0] = std::move(x);

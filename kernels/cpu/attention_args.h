@@ -38,6 +38,8 @@ struct Array {
   DataType type = kUndef;
   int64_t strides[kAxes] = {};
   int64_t offset = 0;
+  // Not null: elements, of 2, 4 or 8 bits and unsigned, are positions in it. It outlives the array.
+  const float* codebook = nullptr;
 
   bool present() const { return buffer >= 0 || data != nullptr; }
   int64_t IndexOf(const Position& p) const {

@@ -104,6 +104,7 @@ class LineReader {
     if (zero_points.values != nullptr) {
       how.zero_points = zero_points.values + g * zero_points.line_stride;
     }
+    how.codebook = data_.codebook;
     how.real = how_.real_zero_points;
     how.stride = scales.stride;
     how.group = how_.group[axis_];
@@ -180,15 +181,17 @@ void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, fl
   const void* data = Data(array);
   const int64_t index = array.IndexOf(p);
   const int64_t stride = array.strides[axis];
+  const auto load = [&](int64_t from, int64_t count, float* to) {
+    if (array.codebook == nullptr) return kernels->load(array.type, data, from, count, to);
+    kernels->load_entries(array.codebook, array.type, data, from, count, to);
+  };
   if (stride == 1) {
-    kernels->load(array.type, data, index, n, out);
+    load(index, n, out);
   } else if (stride == 0) {
-    kernels->load(array.type, data, index, 1, out);
+    load(index, 1, out);
     std::fill(out + 1, out + n, out[0]);
   } else {
-    for (int64_t i = 0; i < n; ++i) {
-      kernels->load(array.type, data, index + i * stride, 1, out + i);
-    }
+    for (int64_t i = 0; i < n; ++i) load(index + i * stride, 1, out + i);
   }
 }
 

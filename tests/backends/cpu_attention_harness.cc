@@ -108,6 +108,7 @@ class Judge {
     Dims5 g;
     for (int a = 0; a < kViewRank; ++a) g[a] = p[a] / q->group[a];
     const double scale = Read(q->scales, g);
+    if (!q->codebook.empty()) return q->codebook[static_cast<size_t>(code)] * scale;
     if (!q->zero_points.present()) return code * scale;
     const double zp = Read(q->zero_points, g);
     return IsFloat(q->zero_points.type) ? code * scale - zp : (code - zp) * scale;
@@ -353,7 +354,11 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
     parameter_strides[3] = 1;
     parameter_strides[4] = groups[3];
   }
-  const double unit = codes ? 2.0 / static_cast<double>(high - low + 1) : 1.0;
+  q.codebook = f.codebook;
+  const double unit = !f.codebook.empty()
+                          ? 1 / *std::max_element(f.codebook.begin(), f.codebook.end())
+                      : codes ? 2.0 / static_cast<double>(high - low + 1)
+                              : 1.0;
   q.scales = AddInput(f.scales, groups, parameter_strides,
                       [&](const Dims5&) { return Random(0.5, 1.5) * unit; });
   if (f.zero_points == kUndef) return segment;

@@ -58,6 +58,7 @@ struct Format {
   Dims5 group{0, 0, 0, 0, 0};  // elements per group; 0: the whole axis
   DataType scales = kUndef;    // kUndef: not quantized
   DataType zero_points = kUndef;
+  std::vector<float> codebook = {};  // given: `type` is unsigned
   enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved } order{};
   bool per_query_head = false;  // varies over b2
   // Scales and zero points lie with groups of tokens innermost.

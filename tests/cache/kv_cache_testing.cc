@@ -142,7 +142,7 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
   const PartReader zero_points(cache, layer, values, KvPart::kZeroPoints);
   const bool has_zero_points = tensor.has(KvPart::kZeroPoints);
   const bool real = has_zero_points && IsFloat(tensor.part(KvPart::kZeroPoints).type);
-  const NamedCodebook* codebook = tensor.scheme().format.codebook;
+  const CodebookRow* codebook = tensor.scheme().format.codebook;
   const Dims group = tensor.GroupShape();
   for (int64_t t = 0; t < main.tokens; ++t) {
     for (int64_t d = 0; d < size; ++d) {

@@ -50,7 +50,8 @@ class CaseBuilder {
 
 Value CaseBuilder::Dequantized(const Stored& stored) {
   if (!stored.scales) return stored.data;
-  const GraphBuilder::DequantizeOptions options{.group_shape = stored.group_shape, .type = c_.type};
+  const GraphBuilder::DequantizeOptions options{
+      .group_shape = stored.group_shape, .type = c_.type, .codebook = stored.codebook};
   if (!stored.zero_points) return g_.DynamicDequantize(stored.data, *stored.scales, options);
   return g_.DynamicDequantize(stored.data, *stored.scales, *stored.zero_points, options);
 }

@@ -229,6 +229,7 @@ std::vector<Case> AllCases() {
   std::vector<Case> cases;
   AddShapeCases(cases);
   AddStorageCases(cases);
+  AddCodebookCases(cases);
   AddMaskCases(cases);
   AddFormCases(cases);
   AddFirstClassCases(cases);
@@ -240,7 +241,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   const auto storage = [](const Storage& s) {
     if (!s.quantized()) return std::string("plain");
     return absl::StrCat(Name(s.type), " by ", std::string(GroupsName(s.groups)), " of ",
-                        s.group_size, " scales ", Name(s.scales), " zps ", Name(s.zero_points));
+                        s.group_size, " scales ", Name(s.scales), " zps ", Name(s.zero_points),
+                        s.codebook.empty() ? "" : " with a codebook");
   };
   out << c.name << ": [" << c.batch << ", " << c.kv_heads << " x " << c.ratio << "] " << c.q_len
       << " x " << c.kv_len << ", head " << c.head_size << " -> " << c.value_size() << ", "

@@ -26,6 +26,7 @@ struct Storage {
   int64_t group_size = 16;
   DataType zero_points = kUndef;  // a floating-point type: in real units
   DataType scales = kF32;
+  std::vector<float> codebook = {};  // given: what codes of an unsigned type stand for
 
   bool quantized() const { return BitsOf(type) < 16; }
 };
@@ -125,6 +126,7 @@ struct Case {
 
   // What the cuda backends decline, with a sentence.
   bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
+  bool has_codebook() const { return !k.codebook.empty() || !v.codebook.empty(); }
   int64_t value_size() const { return v_head_size > 0 ? v_head_size : head_size; }
 };
 
@@ -133,6 +135,7 @@ std::vector<Case> AllCases();
 // The lists that AllCases is made of.
 void AddShapeCases(std::vector<Case>& cases);
 void AddStorageCases(std::vector<Case>& cases);
+void AddCodebookCases(std::vector<Case>& cases);
 void AddMaskCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);

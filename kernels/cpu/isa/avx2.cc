@@ -16,6 +16,7 @@ const KernelSet& avx2_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx2",
       .load = Load<Avx2>,
+      .load_entries = LoadEntries<Avx2>,
       .scale = Scale<Avx2>,
       .load_scaled = LoadScaled<Avx2>,
       .transpose = Transpose<Avx2>,

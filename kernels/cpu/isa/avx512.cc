@@ -16,6 +16,7 @@ const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx512",
       .load = Load<Avx512>,
+      .load_entries = LoadEntries<Avx512>,
       .scale = Scale<Avx512>,
       .load_scaled = LoadScaled<Avx512>,
       .transpose = Transpose<Avx512>,

@@ -214,9 +214,19 @@ void Scale(const Scaling& how, int64_t n, float* values) {
   }
 }
 
+void LoadEntries(const float* codebook, DataType type, const void* data, int64_t index, int64_t n,
+                 float* out) {
+  portable::Load(type, data, index, n, out);
+  for (int64_t i = 0; i < n; ++i) out[i] = codebook[static_cast<int>(out[i])];
+}
+
 void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
                 float* out) {
-  portable::Load(type, data, index, n, out);
+  if (how.codebook != nullptr) {
+    LoadEntries(how.codebook, type, data, index, n, out);
+  } else {
+    portable::Load(type, data, index, n, out);
+  }
   Scale(how, n, out);
 }
 
@@ -233,6 +243,7 @@ const KernelSet& portable_kernels() {
   static constexpr KernelSet kSet = {
       .name = "portable",
       .load = portable::Load,
+      .load_entries = LoadEntries,
       .scale = Scale,
       .load_scaled = LoadScaled,
       .transpose = Transpose,
