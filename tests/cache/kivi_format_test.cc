@@ -183,8 +183,8 @@ std::vector<double> Dequantized(DataType type, const Dims& dims, const Dims& gro
   const auto compiled = engine->Compile(partitions->at(0));
   EXPECT_TRUE(compiled.ok()) << compiled.status();
   std::vector<float> values(*CheckedProduct(dims));
-  std::vector<ConstTensor> inputs;
-  for (const RawBytes& bytes : tensors) inputs.emplace_back(bytes.data(), bytes.size());
+  std::array<ConstTensor, 3> inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = {tensors[i].data(), tensors[i].size()};
   const Tensor outputs[] = {{values.data(), values.size() * sizeof(float)}};
   const absl::Status status = compiled->Execute(Stream(*engine), inputs, outputs);
   EXPECT_TRUE(status.ok()) << status;
