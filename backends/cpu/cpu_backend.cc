@@ -1,4 +1,4 @@
-// The cpu backend: attention as one fused kernel, and quantization.
+// The cpu backend: attention as one fused kernel, quantization, and rotation.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -10,6 +10,7 @@
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
+#include "kvant/backends/cpu/rotate_plan.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
 
@@ -77,6 +78,10 @@ class CpuBackend : public Backend {
                                       std::string(KernelNames())));
     }
     if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
+    if (IsRotation(partition)) {
+      return CompileRotation(partition, *kernels,
+                             [this](const Partition& rest) { return Compile(rest); });
+    }
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -86,7 +91,7 @@ class CpuBackend : public Backend {
     }
     if (partition.attention() == nullptr) {
       return unsupported(
-          absl::StrCat("neither attention nor DynamicQuantize: ", partition.pattern()));
+          absl::StrCat("neither attention nor DynamicQuantize or Hadamard: ", partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }
