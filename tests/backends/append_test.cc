@@ -161,7 +161,7 @@ TEST(Append, ConversionsOfOddNumbers) {
 }
 
 TEST(Append, PromptsThatSeveralThreadsShare) {
-  for (const QuantizeTypes& types : kFewTypes) {
+  for (const QuantizeTypes& types : {kFewTypes[0], kFewTypes[1], kFewTypes[6]}) {
     ExpectAppends({"rows", {2, 2, 700, 64}, 800, {64, 3}, {1, 1, 1, 32}, types});
     ExpectAppends({"columns", {1, 2, 704, 96}, 768, {64}, {1, 1, 32, 1}, types});
     ExpectAppends({"tokens", {2, 3, 500, 64}, 600, {2, 100}, {1, 1, 2, 64}, types});
