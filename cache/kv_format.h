@@ -39,7 +39,7 @@ struct KvFormat {
   // Elements per group for kHeadSlice and, where positive, for kChannel.
   int64_t group_size = 0;
   bool zero_points = false;
-  bool real_zero_points = false;            // of integers
+  bool real_zero_points = false;          // of integers
   const CodebookRow* codebook = nullptr;  // a row of the table, or none
   bool ggml_formula = false;
   // Undefined: that of the queries.

@@ -1,4 +1,5 @@
-// The cpu backend: attention as one fused kernel, quantization and what appends to a cache.
+// The cpu backend: attention as one fused kernel, quantization and what appends to a cache,
+// rotation.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -10,6 +11,7 @@
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
+#include "kvant/backends/cpu/rotate_plan.h"
 #include "kvant/backends/real_columns.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
@@ -62,6 +64,10 @@ class CpuBackend : public Backend {
                                       std::string(KernelNames())));
     }
     if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
+    if (IsRotation(partition)) {
+      return CompileRotation(partition, *kernels,
+                             [this](const Partition& rest) { return Compile(rest); });
+    }
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -70,8 +76,8 @@ class CpuBackend : public Backend {
           absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(
-          absl::StrCat("neither attention nor DynamicQuantize or Append: ", partition.pattern()));
+      return unsupported(absl::StrCat("neither attention nor DynamicQuantize, Append or Hadamard: ",
+                                      partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }
