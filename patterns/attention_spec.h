@@ -95,7 +95,7 @@ struct ScoreStep {
   // kBand: in band when -left <= col - (row + shift) <= right; nothing: unbounded.
   std::optional<int64_t> left, right;
   // kBand, kAlibi: shift is 0 (top-left), the KV length minus the query length
-  // (bottom-right; with kv_lengths the real one), or shift_add - shift_sub read
+  // (bottom-right; with kv_lengths or segment_ranges the real one), or shift_add - shift_sub read
   // from ports at execution.
   enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
   Alignment alignment = Alignment::kTopLeft;

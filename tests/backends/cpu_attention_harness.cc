@@ -381,49 +381,6 @@ void Case::SetV(const Format& format, const std::vector<int64_t>& tokens) {
   for (int64_t n : tokens) spec.v.push_back(MakeSegment(format, n, shape.dv));
 }
 
-void Case::SetRanges(const std::vector<std::vector<SegmentRange>>& ranges) {
-  const int64_t count = static_cast<int64_t>(spec.k.size() + spec.v.size());
-  spec.segment_ranges =
-      AddDense(kS32, {static_cast<int64_t>(ranges.size()), 1, 1, count, 2}, [&](const Dims5& p) {
-        return static_cast<double>(p[4] == 0 ? ranges[p[0]][p[3]].first
-                                             : ranges[p[0]][p[3]].tokens);
-      });
-  size_t row = 0;
-  for (auto* side : {&spec.k, &spec.v}) {
-    for (const KvSegment& segment : *side) {
-      const int64_t capacity = segment.data.dims[3];
-      const auto exists = [&](int64_t b, int64_t token) {
-        const SegmentRange& range = ranges[ranges.size() == 1 ? 0 : b][row];
-        return (token - range.first + capacity) % capacity < range.tokens;
-      };
-      Spoil(segment, exists);
-      ++row;
-    }
-  }
-}
-
-// Overwrites the tokens that do not exist, and parameters that are of such tokens alone, by NaN or
-// the highest code.
-void Case::Spoil(const KvSegment& segment, const std::function<bool(int64_t, int64_t)>& exists) {
-  const auto spoil = [&](const View& view, const Dims5& groups) {
-    ForEachPosition(view.dims, [&](const Dims5& p) {
-      for (int64_t b = p[0] * groups[0]; b < (p[0] + 1) * groups[0]; ++b) {
-        for (int64_t t = p[3] * groups[3]; t < (p[3] + 1) * groups[3]; ++t) {
-          if (exists(b, t)) return;
-        }
-      }
-      StoreElement(view.type, inputs[view.port].data(), IndexOf(view, p),
-                   IsFloat(view.type) ? std::nan("") : static_cast<double>(HighestOf(view.type)));
-    });
-  };
-  spoil(segment.data, {1, 1, 1, 1, 1});
-  if (!segment.quantization) return;
-  spoil(segment.quantization->scales, segment.quantization->group);
-  if (segment.quantization->zero_points.present()) {
-    spoil(segment.quantization->zero_points, segment.quantization->group);
-  }
-}
-
 void Case::SetQ(DataType type) {
   spec.q = AddDense(type, {shape.b0, shape.b1, shape.ratio, shape.q_len, shape.d},
                     [&](const Dims5&) { return Random(-1, 1.2); });

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ namespace {
 constexpr double kTolerance = 5e-4;  // of integer products, see cpu_code_test.cc
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+struct SegmentRange {
+  int64_t first = 0, tokens = 0;
+};
 using Ranges = std::vector<std::vector<SegmentRange>>;
 struct Stored {
   Format format;
@@ -32,6 +36,58 @@ Format ByChannel(DataType type, int64_t run) {
 }
 Format Plain16() { return {.type = kF16}; }
 
+// Overwrites the tokens that do not exist, and parameters that are of such tokens alone, by NaN or
+// the highest code.
+void Spoil(const View& view, const Dims5& groups,
+           const std::function<bool(int64_t, int64_t)>& exists, Case& c) {
+  void* const data = c.inputs[view.port].data();
+  const auto any = [&](int64_t b0, int64_t t0) {
+    for (int64_t b = b0 * groups[0]; b < (b0 + 1) * groups[0]; ++b) {
+      for (int64_t t = t0 * groups[3]; t < (t0 + 1) * groups[3]; ++t) {
+        if (exists(b, t)) return true;
+      }
+    }
+    return false;
+  };
+  const double junk = IsFloat(view.type) ? std::nan("") : static_cast<double>(HighestOf(view.type));
+  for (int64_t b = 0; b < view.dims[0]; ++b) {
+    for (int64_t t = 0; t < view.dims[3]; ++t) {
+      if (any(b, t)) continue;
+      for (int64_t h = 0; h < view.dims[1]; ++h) {
+        for (int64_t d = 0; d < view.dims[4]; ++d) {
+          StoreElement(view.type, data, IndexOf(view, {b, h, 0, t, d}), junk);
+        }
+      }
+    }
+  }
+}
+
+// For each batch or once for all: of K's segments, then V's.
+void SetRanges(const Ranges& ranges, Case& c) {
+  const auto count = static_cast<int64_t>(c.spec.k.size() + c.spec.v.size());
+  c.spec.segment_ranges =
+      c.AddDense(kS32, {static_cast<int64_t>(ranges.size()), 1, 1, count, 2}, [&](const Dims5& p) {
+        const SegmentRange& range = ranges[p[0]][p[3]];
+        return static_cast<double>(p[4] == 0 ? range.first : range.tokens);
+      });
+  size_t row = 0;
+  for (auto* side : {&c.spec.k, &c.spec.v}) {
+    for (const KvSegment& segment : *side) {
+      const int64_t capacity = segment.data.dims[3];
+      const auto exists = [&](int64_t b, int64_t token) {
+        const SegmentRange& range = ranges[ranges.size() == 1 ? 0 : b][row];
+        return (token - range.first + capacity) % capacity < range.tokens;
+      };
+      Spoil(segment.data, {1, 1, 1, 1, 1}, exists, c);
+      if (segment.quantization) {
+        Spoil(segment.quantization->scales, segment.quantization->group, exists, c);
+        Spoil(segment.quantization->zero_points, segment.quantization->group, exists, c);
+      }
+      ++row;
+    }
+  }
+}
+
 Case Build(Shape shape, const std::vector<Stored>& k, const std::vector<Stored>& v,
            const Ranges& ranges, uint32_t seed = 1) {
   shape.kv_len = 0;
@@ -40,7 +96,7 @@ Case Build(Shape shape, const std::vector<Stored>& k, const std::vector<Stored>&
   c.SetQ(kF32);
   for (const Stored& one : k) c.spec.k.push_back(c.MakeSegment(one.format, one.tokens, shape.d));
   for (const Stored& one : v) c.spec.v.push_back(c.MakeSegment(one.format, one.tokens, shape.dv));
-  c.SetRanges(ranges);
+  SetRanges(ranges, c);
   c.AddScale();
   return c;
 }
@@ -74,7 +130,7 @@ TEST(CpuSegmentRanges, SinksQuantizedAndResidual) {
                               : by_channel ? ByChannel(type, 32)
                                            : ByHead(type);
           const Format values = type == kF16 ? Plain16() : ByHead(type);
-          Case c = Build({.b0 = 3, .ratio = ratio, .q_len = q_len, .d = 64, .dv = 32},
+          Case c = Build({.b0 = 3, .b1 = 1, .ratio = ratio, .q_len = q_len, .d = 64, .dv = 32},
                          {{Plain16(), 4}, {keys, 192}, {Plain16(), 40}},
                          {{Plain16(), 4}, {values, 128}, {Plain16(), 104}}, kThreeBatches);
           if (q_len > 1) AddCausal(c);

@@ -40,6 +40,7 @@ class CaseBuilder {
   Value Probabilities(Value scores);
   Value Arranged(Value o);
   void FirstClass();
+  LogicalTensor Ranges();
   void MarkOutput(const std::string& name, Value value);
   bool keys_transposed() const { return c_.k_layout != Case::KLayout::kTokenRows; }
 
@@ -58,15 +59,9 @@ Value CaseBuilder::Dequantized(const Stored& stored) {
 
 Value CaseBuilder::Assembled(bool keys) {
   std::vector<Value> parts;
-  int64_t first = 0;
-  for (int i = 0; i < c_.segments; ++i) {
-    const bool last = i + 1 == c_.segments;
-    // Uneven, so that a tile never ends with a segment.
-    const int64_t tokens = last ? c_.kv_len - first : (c_.kv_len - first) * 2 / 3;
-    const bool plain = last && c_.plain_tail;
-    parts.push_back(Dequantized(keys ? inputs_.Keys(first, tokens, plain)
-                                     : inputs_.Values(first, tokens, plain)));
-    first += tokens;
+  for (const Segment& one : SegmentsOf(c_, keys, 0)) {
+    parts.push_back(Dequantized(keys ? inputs_.Keys(one.begin, one.tokens, one.plain)
+                                     : inputs_.Values(one.begin, one.tokens, one.plain)));
   }
   if (parts.size() == 1) return parts[0];
   return g_.Concat(parts, keys && keys_transposed() ? -1 : -2);
@@ -242,6 +237,22 @@ void CaseBuilder::FirstClass() {
   MarkOutput("o", o);
 }
 
+LogicalTensor CaseBuilder::Ranges() {
+  std::vector<std::vector<Segment>> segments(c_.batch);
+  for (int64_t n = 0; n < c_.batch; ++n) {
+    segments[n] = SegmentsOf(c_, true, n);
+    for (const Segment& one : SegmentsOf(c_, false, n)) segments[n].push_back(one);
+  }
+  const auto count = static_cast<int64_t>(segments[0].size());
+  LogicalTensor ranges{.id = 1000001, .type = kS32, .dims = Dims{c_.batch, count, 2}};
+  ranges.name = "segment_ranges";
+  inputs_.Remember(ranges.id, ranges.name, [segments](absl::Span<const int64_t> at) {
+    const Segment& one = segments[at[0]][at[1]];
+    return static_cast<double>(at[2] == 0 ? one.first : one.real);
+  });
+  return ranges;
+}
+
 absl::StatusOr<CaseGraph> CaseBuilder::Build() {
   CaseGraph result;
   if (c_.form == Form::kFirstClass) {
@@ -271,6 +282,7 @@ absl::StatusOr<CaseGraph> CaseBuilder::Build() {
       result.kv_lengths = std::move(lengths);
     }
   }
+  if (c_.real_ranges) result.segment_ranges = Ranges();
   result.inputs = inputs_.Take();
   KVANT_ASSIGN_OR_RETURN(result.graph, std::move(g_).Build());
   return result;
@@ -283,6 +295,38 @@ absl::StatusOr<CaseGraph> BuildCase(const Case& c) { return CaseBuilder(c).Build
 int64_t RealLength(const Case& c, int64_t n) {
   const int64_t lengths[] = {c.kv_len - 1, c.kv_len / 3, 0, c.kv_len};
   return std::max<int64_t>(lengths[n % 4], 0);
+}
+
+std::vector<Segment> SegmentsOf(const Case& c, bool keys, int64_t n) {
+  std::vector<Segment> segments;
+  int64_t begin = 0;
+  const auto add = [&](int64_t tokens, bool plain) {
+    segments.push_back({begin, tokens, plain, 0, tokens});
+    begin += tokens;
+  };
+  if (c.plain_head > 0) add(c.plain_head, true);
+  for (int i = 0; i < c.segments; ++i) {
+    const bool last = i + 1 == c.segments;
+    const int64_t left = c.kv_len - begin;
+    // Uneven, so that a tile never ends with a segment.
+    int64_t tokens = last ? left : left * 2 / 3;
+    if (c.real_ranges && !last) {
+      if (!keys) tokens = left / 2;
+      if (tokens > 32) tokens -= tokens % 32;
+    }
+    add(tokens, last && c.plain_tail);
+  }
+  if (!c.real_ranges) return segments;
+  // Odd batches fill the last segments first.
+  int64_t missing = RealLength(c, n);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    Segment& one = segments[n % 2 == 0 ? i : segments.size() - 1 - i];
+    one.real = std::min(missing, one.tokens);
+    missing -= one.real;
+    if (one.tokens > c.plain_head)
+      one.first = (one.tokens * 3 / 4 + n + (keys ? 0 : 5)) % one.tokens;
+  }
+  return segments;
 }
 
 }  // namespace kvant::conformance

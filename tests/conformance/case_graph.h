@@ -2,6 +2,8 @@
 #ifndef KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_
 #define KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,12 +26,24 @@ struct CaseGraph {
   // With Case::real_lengths in a graph that does not mention them: the tensor for
   // CompileOptions::kv_lengths. It is among `inputs` too.
   std::optional<LogicalTensor> kv_lengths;
+  // The same with Case::real_ranges, for CompileOptions::segment_ranges.
+  std::optional<LogicalTensor> segment_ranges;
 };
 
 absl::StatusOr<CaseGraph> BuildCase(const Case& c);
 
 // How many of kv_len tokens batch entry n has, with Case::real_lengths.
 int64_t RealLength(const Case& c, int64_t n);
+
+// A run of the tokens that there is room for.
+struct Segment {
+  int64_t begin = 0, tokens = 0;
+  bool plain = false;  // not quantized
+  // With Case::real_ranges, which tokens of it exist in a batch; all without.
+  int64_t first = 0, real = 0;
+};
+// What K or V is a Concat of, as batch entry n has it.
+std::vector<Segment> SegmentsOf(const Case& c, bool keys, int64_t n);
 
 }  // namespace kvant::conformance
 

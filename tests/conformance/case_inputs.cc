@@ -69,6 +69,23 @@ Fill BeyondLength(const Case& c, const Fill& fill, int64_t first, size_t token_a
   };
 }
 
+// Likewise tokens outside of a segment's range.
+Fill BeyondRange(const Case& c, const Fill& fill, bool keys, int64_t begin, size_t token_axis,
+                 DataType type) {
+  const double junk = IsFloat(type) ? std::nan("") : static_cast<double>(HighestOf(type));
+  std::vector<Segment> at_batch;
+  for (int64_t n = 0; n < c.batch; ++n) {
+    for (const Segment& one : SegmentsOf(c, keys, n)) {
+      if (one.begin == begin) at_batch.push_back(one);
+    }
+  }
+  return [=](absl::Span<const int64_t> at) {
+    const Segment& one = at_batch[at[0]];
+    const int64_t behind = (at[token_axis] - one.first + one.tokens) % one.tokens;
+    return behind < one.real ? fill(at) : junk;
+  };
+}
+
 int64_t Divisor(int64_t dim, int64_t wanted) { return wanted > 0 ? std::gcd(dim, wanted) : dim; }
 
 // Elements per group of [lead.., tokens, size].
@@ -217,6 +234,8 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
   Fill fill = DataFill(name, type, quantized);
   if (c_.real_lengths) {
     fill = BeyondLength(c_, fill, first, dims.size() - (transposed ? 1 : 2), type);
+  } else if (c_.real_ranges) {
+    fill = BeyondRange(c_, fill, name[0] == 'k', first, dims.size() - (transposed ? 1 : 2), type);
   }
   Stored stored{.data = Tensor(name, type, dims, std::move(fill), strides)};
   if (!quantized) return stored;

@@ -232,6 +232,7 @@ std::vector<Case> AllCases() {
   AddCodebookCases(cases);
   AddMaskCases(cases);
   AddFormCases(cases);
+  AddRangeCases(cases);
   AddFirstClassCases(cases);
   AddRotationCases(cases);
   return cases;
@@ -254,6 +255,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
     out << ", rotated by " << c.q_hadamard << " " << c.k_hadamard << " " << c.v_hadamard << " "
         << c.output_hadamard;
   }
+  if (c.real_ranges) out << ", ranges of " << c.plain_head << " + " << c.segments << " segments";
   out << ", masks";
   for (const Mask& mask : c.masks) {
     out << " " << static_cast<int>(mask.kind) << " over " << mask.over << " fill " << mask.fill;

@@ -114,6 +114,11 @@ struct Case {
   // The K and V ports hold kv_len tokens, of which fewer exist; lengths are given at
   // execution.
   bool real_lengths = false;
+  // The segments hold what ranges say that are given at execution, and NaN or other codes
+  // elsewhere. K and V are cut into different segments, of whole groups of 32 tokens where they
+  // can.
+  bool real_ranges = false;
+  int64_t plain_head = 0;  // one more segment in front, of so many tokens that are not quantized
 
   // Blocks of Hadamard ops on Q, K, V and the output, 0: none. K is kTokenRows.
   int64_t q_hadamard = 0, k_hadamard = 0, v_hadamard = 0, output_hadamard = 0;
@@ -124,7 +129,7 @@ struct Case {
   int64_t left_window = -1, right_window = -1;
   bool bottom_right = false;
 
-  // What the cuda backends decline, with a sentence.
+  // What the cuda backends decline, with a sentence; that of ranges all but cpu.
   bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
   bool has_codebook() const { return !k.codebook.empty() || !v.codebook.empty(); }
   int64_t value_size() const { return v_head_size > 0 ? v_head_size : head_size; }
@@ -138,6 +143,7 @@ void AddStorageCases(std::vector<Case>& cases);
 void AddCodebookCases(std::vector<Case>& cases);
 void AddMaskCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
+void AddRangeCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);
 void AddRotationCases(std::vector<Case>& cases);
 

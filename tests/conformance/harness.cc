@@ -108,7 +108,9 @@ absl::StatusOr<Prepared> Prepare(const Case& c) {
   prepared.partition = std::move(found.partitions[0]);
   for (const CaseInput& input : prepared.graph.inputs) {
     const Graph::TensorInfo* info = prepared.graph.graph.FindTensor(input.id);
-    const LogicalTensor& tensor = info ? info->desc : *prepared.graph.kv_lengths;
+    const LogicalTensor& tensor = info                        ? info->desc
+                                  : prepared.graph.kv_lengths ? *prepared.graph.kv_lengths
+                                                              : *prepared.graph.segment_ranges;
     prepared.inputs.emplace(input.id, FilledBuffer(tensor, input.fill));
   }
   return prepared;
@@ -120,7 +122,8 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
   Outcome outcome;
   KVANT_ASSIGN_OR_RETURN(
       outcome.compiled,
-      engine.Compile(prepared.partition, {.kv_lengths = prepared.graph.kv_lengths}));
+      engine.Compile(prepared.partition, {.kv_lengths = prepared.graph.kv_lengths,
+                                          .segment_ranges = prepared.graph.segment_ranges}));
   const Partition& partition = outcome.compiled.partition();
   DeviceCopies copies(engine.shared_memory());
   std::vector<ConstTensor> in;
