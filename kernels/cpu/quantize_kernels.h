@@ -20,6 +20,9 @@ struct QuantizeParameters {
   const float* scales = nullptr;
   const float* reciprocals = nullptr;  // null if `divide`
   const float* values = nullptr;       // the zero points; |value| <= 2^15 where they are codes
+  // Columns: bytes from the numbers to those that come next, which memory delivers meanwhile. For
+  // rows hardware does as much.
+  int64_t ahead = 0;
 };
 
 // Numbers are of a floating-point type, from `index` on in the array at `src`; no byte beside
