@@ -14,7 +14,6 @@ namespace {
 // first-level cache.
 constexpr int64_t kBatchElements = 2048;
 constexpr int64_t kMaxBatch = kMaxQuantizeChunk;
-constexpr int64_t kPrefetchElements = 8192;
 constexpr int64_t kBufferBytes = 8192;
 constexpr float kLargestZeroPoint = 32768;  // see QuantizeParameters
 
@@ -184,18 +183,6 @@ class Unit {
     StoreCodes(buffer_, group * groups, call_.codes, p_.code_type, codes);
   }
 
-  // Memory delivers what comes next while codes are computed; rows gain nothing from it.
-  void PrefetchColumns(int64_t outer) const {
-    const int64_t bytes = BitsOf(p_.src_type) / 8;
-    const int64_t first = PlaceOf(p_.outer, p_.outer_axes, outer).src + p_.next.src * first_group_;
-    const int64_t lines = std::min(p_.lines.extent, kPrefetchElements / groups_);
-    for (int64_t i = 0; i < lines; ++i) {
-      const int64_t line = first + i * p_.lines.strides.src;
-      const char* const p = static_cast<const char*>(call_.src) + line * bytes;
-      for (int64_t at = 0; at < groups_ * bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
-    }
-  }
-
   void QuantizeColumns(int64_t outer, Place line) {
     Place place = line;
     place.Move(p_.next, first_group_);
@@ -205,8 +192,11 @@ class Unit {
       kernels_.column_ranges(p_.src_type, call_.src, place.src, step.src, p_.lines.extent, n,
                              Magnitude(), batch_.min, batch_.max);
     }
-    if (outer + 1 < last_outer_) PrefetchColumns(outer + 1);
-    const QuantizeParameters how = Parameters(place, n);
+    QuantizeParameters how = Parameters(place, n);
+    if (outer + 1 < last_outer_) {
+      how.ahead =
+          (PlaceOf(p_.outer, p_.outer_axes, outer + 1).src - line.src) * BitsOf(p_.src_type) / 8;
+    }
     const int64_t begin = p_.parts > 1 ? part_ * p_.part : 0;
     const int64_t end = p_.parts > 1 ? std::min(p_.lines.extent, begin + p_.part) : p_.lines.extent;
     if (!Representable(how, n)) {

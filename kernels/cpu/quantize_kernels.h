@@ -25,6 +25,9 @@ struct QuantizeParameters {
   // group whose reciprocal is NaN has the codes 0. No scales, no zero points.
   GgmlFormat ggml = GgmlFormat::kNone;
   const float* offsets = nullptr;  // null: 0
+  // Columns: bytes from the numbers to those that come next, which memory delivers meanwhile. For
+  // rows hardware does as much.
+  int64_t ahead = 0;
 };
 
 // Numbers are of a floating-point type, from `index` on in the array at `src`; no byte beside

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct AppendCase {
   int64_t PositionOf(int64_t row) const { return positions[positions.size() > 1 ? row : 0]; }
   absl::StatusOr<Partition> MakePartition() const;
 };
+
+// For GoogleTest.
+inline void PrintTo(const AppendCase& test, std::ostream* out) { *out << test.name; }
 
 // Any bytes; of parameters that are given, ones that make sense.
 QuantizeMemory MemoryBefore(const AppendCase& test, uint32_t seed = 1);

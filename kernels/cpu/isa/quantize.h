@@ -268,6 +268,7 @@ void ColumnCodesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n,
     const uint8_t* from = p + c * Type::kBits / 8;
     uint8_t* to = codes + c;
     for (int64_t i = 0; i < lines; ++i, from += stride, to += codes_stride) {
+      if constexpr (S::kWidth > 1) __builtin_prefetch(from + how.ahead, 0, 2);
       const auto x =
           n - c < S::kWidth ? LoadSomeNumbers<S, Type>(from, n - c) : LoadNumbers<S, Type>(from);
       coder.Store(x, to);
