@@ -127,6 +127,15 @@ TEST(Rotation, OfDequantizedSegmentsOneByOneOrTogether) {
   }
 }
 
+TEST(Rotation, OfKeysThatAreTheValuesIsOneOfEach) {
+  Grouped p;
+  const Value kv = p.g.Hadamard(p.k, 8);
+  p.Attend(p.q, kv, kv);
+  const AttentionSpec spec = OnlySpec(Partitions(std::move(p.g)));
+  EXPECT_EQ(spec.q_hadamard, 8);
+  EXPECT_EQ(spec.output_hadamard, 8);
+}
+
 TEST(Rotation, OfOneSegmentOnlyIsNotExpressible) {
   Grouped p;
   const Value k = p.g.Concat({p.g.Input("old", kF32, {2, 4, 1, 7, 16}), p.g.Hadamard(p.k, 8)}, -2);
