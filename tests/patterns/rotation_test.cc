@@ -284,6 +284,29 @@ TEST(Rotation, OfScoresOrProbabilitiesIsAMiss) {
                    "before the SoftMax"));
 }
 
+// K or V, rotated when they are written.
+TEST(Rotation, GoesWithTheOpThatStoresItsResult) {
+  for (const bool append : {false, true}) {
+    GraphBuilder g;
+    const Value x = g.Hadamard(g.Input("x", kF16, {1, 2, 5, 32}), 32);
+    const GraphBuilder::QuantizeOptions options{.group_shape = {1, 1, 1, 32}, .type = kS8};
+    const GraphBuilder::Quantized stored =
+        append ? g.Append(x, g.Input("at", kS32, {1}), 64, options) : g.DynamicQuantize(x, options);
+    g.Output("codes", stored.codes);
+    g.Output("scales", stored.scales);
+    EXPECT_EQ(KindsOf(Partitions(std::move(g))),
+              append ? "Hadamard Append" : "Hadamard DynamicQuantize");
+  }
+}
+
+TEST(Rotation, OfScalesStaysAlone) {
+  GraphBuilder g;
+  const Value scales = g.Hadamard(g.Input("s", kF32, {4, 2}), 2);
+  g.Output("codes", g.DynamicQuantize(g.Input("x", kF16, {4, 32}), scales, std::nullopt,
+                                      {.group_shape = {1, 16}, .type = kS8}));
+  EXPECT_EQ(KindsOf(Partitions(std::move(g))), "Hadamard | DynamicQuantize");
+}
+
 TEST(Rotation, IsResolvedAgainForOtherLengths) {
   Grouped p;
   p.Attend(p.g.Hadamard(p.q, 16), p.k, p.v, 8);
