@@ -34,18 +34,12 @@ std::string InWords(int64_t rotated) {
                       : absl::StrCat("rotated in blocks of ", BlocksInWords(rotated));
 }
 
-// Whether runs of `block` places are runs of `block` coordinates of axis `col`.
+// Whether runs of `block` places are runs of `block` coordinates of axis `col`. Places are numbers
+// of mixed radix, an atom for each digit: where the lowest digit is a multiple of the block, so are
+// the strides of all others.
 bool RunsAlong(const FoldedView& places, int col, int64_t block) {
-  for (int axis = 0; axis < places.rank(); ++axis) {
-    const auto atoms = places.axis(axis);
-    for (const FoldedView::Atom& atom : atoms) {
-      const bool channels = axis == col && &atom == &atoms.back();
-      if (channels ? atom.stride != 1 || atom.extent % block != 0 : atom.stride % block != 0) {
-        return false;
-      }
-    }
-  }
-  return !places.axis(col).empty();
+  const auto digits = places.axis(col);
+  return !digits.empty() && digits.back().stride == 1 && digits.back().extent % block == 0;
 }
 
 }  // namespace

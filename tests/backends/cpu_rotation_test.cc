@@ -206,7 +206,7 @@ TEST(CpuRotation, AloneAsTheOracle) {
 
 struct Chain {
   DataType src = kF32, codes = kS8, zero_points = kUndef;
-  Dims dims{2, 3, 70, 64};
+  Dims dims{2, 3, 700, 64};
   Dims group{1, 1, 1, 32};
   int64_t block = 64;
 };

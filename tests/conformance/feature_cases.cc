@@ -196,6 +196,10 @@ void AddRotationCases(std::vector<Case>& cases) {
         c.plain_tail = i % 3 == 0;
         c.kv_len = 90;
       }
+      if (i % 5 == 2) {
+        c.real_lengths = true;
+        std::erase_if(c.masks, [](const Mask& m) { return m.kind == Kind::kBottomRight; });
+      }
       const std::string name = absl::StrCat("Rotated_", size, "_by_", block, "_q", q_len);
       Push(cases, c, absl::StrCat(name, "_Q_O"));
       c.q_hadamard = 0;

@@ -127,6 +127,15 @@ TEST(Rotation, OfDequantizedSegmentsOneByOneOrTogether) {
   }
 }
 
+TEST(Rotation, OfKeysThatAreTheValuesIsOneOfEach) {
+  Grouped p;
+  const Value kv = p.g.Hadamard(p.k, 8);
+  p.Attend(p.q, kv, kv);
+  const AttentionSpec spec = OnlySpec(Partitions(std::move(p.g)));
+  EXPECT_EQ(spec.q_hadamard, 8);
+  EXPECT_EQ(spec.output_hadamard, 8);
+}
+
 TEST(Rotation, OfOneSegmentOnlyIsNotExpressible) {
   Grouped p;
   const Value k = p.g.Concat({p.g.Input("old", kF32, {2, 4, 1, 7, 16}), p.g.Hadamard(p.k, 8)}, -2);
@@ -273,6 +282,29 @@ TEST(Rotation, OfScoresOrProbabilitiesIsAMiss) {
       result.explanations[0],
       MatchesRegex("SoftMax .* is not fused: Hadamard .* is not a step that scores can take "
                    "before the SoftMax"));
+}
+
+// K or V, rotated when they are written.
+TEST(Rotation, GoesWithTheOpThatStoresItsResult) {
+  for (const bool append : {false, true}) {
+    GraphBuilder g;
+    const Value x = g.Hadamard(g.Input("x", kF16, {1, 2, 5, 32}), 32);
+    const GraphBuilder::QuantizeOptions options{.group_shape = {1, 1, 1, 32}, .type = kS8};
+    const GraphBuilder::Quantized stored =
+        append ? g.Append(x, g.Input("at", kS32, {1}), 64, options) : g.DynamicQuantize(x, options);
+    g.Output("codes", stored.codes);
+    g.Output("scales", stored.scales);
+    EXPECT_EQ(KindsOf(Partitions(std::move(g))),
+              append ? "Hadamard Append" : "Hadamard DynamicQuantize");
+  }
+}
+
+TEST(Rotation, OfScalesStaysAlone) {
+  GraphBuilder g;
+  const Value scales = g.Hadamard(g.Input("s", kF32, {4, 2}), 2);
+  g.Output("codes", g.DynamicQuantize(g.Input("x", kF16, {4, 32}), scales, std::nullopt,
+                                      {.group_shape = {1, 16}, .type = kS8}));
+  EXPECT_EQ(KindsOf(Partitions(std::move(g))), "Hadamard | DynamicQuantize");
 }
 
 TEST(Rotation, IsResolvedAgainForOtherLengths) {

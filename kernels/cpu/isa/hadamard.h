@@ -52,30 +52,61 @@ inline typename S::Vector LaneButterflies(typename S::Vector x) {
   return S::Fma(x, S::Load(kLaneSigns<step>), S::template Partner<step>(x));
 }
 
+// All steps of the blocks that `count` vectors are, or that they are a part of, in registers.
+template <typename S, int count>
+inline void RotateVectors(float* x, int64_t block, float norm) {
+  constexpr int kWidth = S::kWidth;
+  typename S::Vector v[count];
+#pragma GCC unroll 8
+  for (int i = 0; i < count; ++i) {
+    v[i] = S::Mul(S::Load(x + i * kWidth), S::Set1(norm));
+    if (block > 1) v[i] = LaneButterflies<S, 1>(v[i]);
+    if (block > 2) v[i] = LaneButterflies<S, 2>(v[i]);
+    if (block > 4) v[i] = LaneButterflies<S, 4>(v[i]);
+    if constexpr (kWidth > 8) {
+      if (block > 8) v[i] = LaneButterflies<S, 8>(v[i]);
+    }
+  }
+#pragma GCC unroll 3
+  for (int step = 1; step < count; step *= 2) {
+    if (block <= step * kWidth) continue;
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      if ((i & step) != 0) continue;
+      const auto a = v[i], b = v[i + step];
+      v[i] = S::Add(a, b);
+      v[i + step] = S::Sub(a, b);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < count; ++i) S::Store(x + i * kWidth, v[i]);
+}
+
+template <typename S, int count>
+inline int64_t RotateRuns(float* x, int64_t n, int64_t block, float norm) {
+  int64_t i = 0;
+  for (; i + count * S::kWidth <= n; i += count * S::kWidth) {
+    RotateVectors<S, count>(x + i, block, norm);
+  }
+  return i;
+}
+
 // Every set adds the same numbers in the same order, so that all agree on every bit.
 template <typename S>
 void Hadamard(float* x, int64_t n, int64_t block) {
   // First, so that nothing overflows but what the result is.
   const float norm = 1.f / __builtin_sqrtf(static_cast<float>(block));
-  for (int64_t i = 0; i < n; ++i) x[i] *= norm;
-  int64_t step = 1;
+  int64_t i = 0;
   if constexpr (S::kWidth > 1) {
-    const int64_t end = block < S::kWidth ? block : S::kWidth;
-    int64_t i = 0;
-    for (; i + S::kWidth <= n; i += S::kWidth) {
-      auto v = S::Load(x + i);
-      if (end > 1) v = LaneButterflies<S, 1>(v);
-      if (end > 2) v = LaneButterflies<S, 2>(v);
-      if (end > 4) v = LaneButterflies<S, 4>(v);
-      if constexpr (S::kWidth > 8) {
-        if (end > 8) v = LaneButterflies<S, 8>(v);
-      }
-      S::Store(x + i, v);
-    }
-    // Less than a vector is left only where blocks are.
-    for (; step < end; step *= 2) Butterflies<S>(x + i, n - i, step);
+    // What is left has whole blocks, so that no fewer vectors are taken than a block has.
+    i += RotateRuns<S, 8>(x + i, n - i, block, norm);
+    i += RotateRuns<S, 4>(x + i, n - i, block, norm);
+    i += RotateRuns<S, 2>(x + i, n - i, block, norm);
+    i += RotateRuns<S, 1>(x + i, n - i, block, norm);
+    for (int64_t step = 8 * S::kWidth; step < block; step *= 2) Butterflies<S>(x, n, step);
   }
-  for (; step < block; step *= 2) Butterflies<S>(x, n, step);
+  for (int64_t j = i; j < n; ++j) x[j] *= norm;
+  for (int64_t step = 1; step < block && i < n; step *= 2) Butterflies<S>(x + i, n - i, step);
 }
 
 }  // namespace
