@@ -107,7 +107,7 @@ TEST_P(DynamicQuantizeTest, CodebooksGiveTheNearestEntry) {
   Attributes attrs = Groups({4});
   attrs.Set(Attr::kCodebook, std::vector<float>{4, -1, 0, 2});
   Expect({kF32, {8}, {8, -5, 0.9, 2, -1, 3, -8, 1}},
-         {{kU2, {8}, {0, 1, 2, 2, 2, 3, 1, 2}}, {kF32, {2}, {2, 2}}}, attrs);
+         {{kU2, {8}, {0, 1, 2, 2, 1, 3, 1, 2}}, {kF32, {2}, {2, 2}}}, attrs);
   Expect({kF32, {4}, {0, -0.0, 0, 0}}, {{kU2, {4}, {2, 2, 2, 2}}, {kF32, {1}, {1}}}, attrs);
   Expect({kF32, {4}, {kNan, 1, 2, 3}}, {{kU2, {4}, {0, 0, 0, 0}}, {kF32, {1}, {kNan}}}, attrs);
 }
