@@ -101,10 +101,8 @@ Block Quantize(const OpContext& context, const std::vector<double>& x) {
 
 }  // namespace
 
-void QuantizeByGgml(OpContext& context, const IndexMap& groups) {
-  for (size_t i = 1; i < context.outputs.size(); ++i) {
-    context.outputs[i] = Array(context.out_dims(static_cast<int>(i)));
-  }
+void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups) {
+  for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = Array(dims);
   Array x = context.Take(0);
   std::vector<std::vector<int64_t>> members(context.outputs[1].values.size());
   ForEachRow<1>(*MakeSerialExecutor(), x.dims, {&groups}, [&](int64_t first, const auto& bases) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/oracle/ops.h"
+#include "kvant/graph/op_shapes.h"
 
 namespace kvant::oracle {
 namespace {
@@ -68,9 +69,9 @@ absl::StatusOr<IndexMap> ChannelMap(const OpContext& context, const Dims& dims, 
   return StridedMap(dims, strides);
 }
 
-// Of a dynamic op's scales or zero points, which have these dims.
-absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& parameters) {
-  const Dims& dims = context.in(0).dims;
+// Of scales or zero points of dims `parameters`, for numbers or codes of dims `dims`.
+absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& dims,
+                                      const Dims& parameters) {
   const std::string qtype = context.op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
   const int64_t count = ElementsOf(parameters);
   if (qtype != "per_group" || count == 1) {
@@ -96,13 +97,15 @@ struct Parameters {
 
 absl::StatusOr<Parameters> DynamicParameters(const OpContext& context) {
   Parameters parameters;
-  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, context.in(1).dims));
+  const Dims& dims = context.in(0).dims;
+  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, dims, context.in(1).dims));
   if (context.has_input(2)) {
     parameters.zero_points = &context.in(2);
     parameters.real_units = IsFloat(context.in_desc(2).type);
-    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points, ParameterMap(context, context.in(2).dims));
+    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points,
+                           ParameterMap(context, dims, context.in(2).dims));
   } else {
-    parameters.maps.zero_points = ConstantMap(context.in(0).dims);
+    parameters.maps.zero_points = ConstantMap(dims);
   }
   return parameters;
 }
@@ -172,10 +175,11 @@ double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
   return scale;
 }
 
-// Outputs 1 and, if it is there, 2, from input 0; `maps` says which elements they are of.
-void ComputeParameters(OpContext& context, const QuantizationMaps& maps) {
+// Outputs 1 and, if it is there, 2, of dims `groups_dims` from input 0; `maps` says which elements
+// they are of.
+void ComputeParameters(OpContext& context, const Dims& groups_dims, const QuantizationMaps& maps) {
   const Array& x = context.in(0);
-  std::vector<Extremes> ranges(ElementsOf(context.out_dims(1)));
+  std::vector<Extremes> ranges(ElementsOf(groups_dims));
   ForEachRow<1>(*MakeSerialExecutor(), x.dims, {&maps.scales},
                 [&](int64_t first, const auto& bases) {
                   const auto& groups = maps.scales.axes.back();
@@ -188,13 +192,78 @@ void ComputeParameters(OpContext& context, const QuantizationMaps& maps) {
                   }
                 });
   for (size_t i = 1; i < context.outputs.size(); ++i) {
-    context.outputs[i] = Array(context.out_dims(static_cast<int>(i)));
+    context.outputs[i] = Array(groups_dims);
   }
   const bool has_zero_points = context.outputs.size() > 2;
   for (size_t group = 0; group < ranges.size(); ++group) {
     double* zero_point = has_zero_points ? &context.outputs[2].values[group] : nullptr;
     context.outputs[1].values[group] = ScaleOf(context, ranges[group], zero_point);
   }
+}
+
+// Where the rows of an Append go.
+struct AppendedRows {
+  AppendedTokens to;
+  std::vector<int64_t> positions;  // by row
+
+  // Calls visit(i, at) with the dense index of an element of an array of `dims`, and where it goes,
+  // for all rows that go anywhere. `unit`: the tokens of an element.
+  template <typename Visit>
+  void ForEach(const Dims& dims, int64_t unit, Visit visit) const {
+    Dims at(dims.size());
+    for (int64_t i = 0; i < ElementsOf(dims); ++i) {
+      int64_t rest = i;
+      for (size_t d = dims.size(); d-- > 0; rest /= dims[d]) at[d] = rest % dims[d];
+      if (positions[at[0]] < 0) continue;
+      at[to.axis] += positions[at[0]] / unit;
+      visit(i, at);
+    }
+  }
+};
+
+absl::StatusOr<AppendedRows> RowsOf(const OpContext& context) {
+  AppendedRows rows;
+  rows.to = AppendedTokensOf(context.op, context.in_desc(0), context.out_desc(0));
+  const Array& positions = context.in(1);
+  for (int64_t row = 0; row < context.in(0).dims[0]; ++row) {
+    const auto position = static_cast<int64_t>(positions.values[positions.size() > 1 ? row : 0]);
+    KVANT_RETURN_IF_ERROR(rows.to.Check(context.op, row, position));
+    rows.positions.push_back(position);
+  }
+  return rows;
+}
+
+// All outputs from input 0, its scales and zero points having these dims.
+absl::Status QuantizeWithOwnParameters(OpContext& context, const Dims& groups) {
+  QuantizationMaps maps;
+  KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.in(0).dims, groups));
+  maps.zero_points = maps.scales;
+  if (context.op.attrs.Find(Attr::kFormula) != nullptr) {
+    QuantizeByGgml(context, groups, maps.scales);
+    return absl::OkStatus();
+  }
+  ComputeParameters(context, groups, maps);
+  const bool has_zero_points = context.outputs.size() > 2;
+  const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
+  Array x = context.Take(0);
+  QuantizeInPlace(context, x, context.outputs[1], has_zero_points ? &context.outputs[2] : nullptr,
+                  real_units, maps);
+  context.outputs[0] = std::move(x);
+  return absl::OkStatus();
+}
+
+// An array of src's dims with the parameter of each of its elements where those are in dst.
+absl::StatusOr<Array> ParametersAt(const OpContext& context, const Array& parameters,
+                                   const AppendedRows& rows) {
+  KVANT_ASSIGN_OR_RETURN(const IndexMap map,
+                         ParameterMap(context, context.out_dims(0), parameters.dims));
+  Array result(context.in(0).dims);
+  rows.ForEach(result.dims, 1, [&](int64_t i, const Dims& at) {
+    int64_t index = 0;
+    for (size_t d = 0; d < at.size(); ++d) index += map.axes[d][at[d]];
+    result.values[i] = parameters.values[index];
+  });
+  return result;
 }
 
 // The attributes of a static op as arrays.
@@ -259,23 +328,7 @@ absl::Status EvalDequantize(OpContext& context) {
 }
 
 absl::Status EvalDynamicQuantize(OpContext& context) {
-  if (!context.has_input(1)) {
-    QuantizationMaps maps;
-    KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.out_dims(1)));
-    maps.zero_points = maps.scales;
-    if (context.op.attrs.Find(Attr::kFormula) != nullptr) {
-      QuantizeByGgml(context, maps.scales);
-      return absl::OkStatus();
-    }
-    ComputeParameters(context, maps);
-    const bool has_zero_points = context.outputs.size() > 2;
-    const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
-    Array x = context.Take(0);
-    QuantizeInPlace(context, x, context.outputs[1], has_zero_points ? &context.outputs[2] : nullptr,
-                    real_units, maps);
-    context.outputs[0] = std::move(x);
-    return absl::OkStatus();
-  }
+  if (!context.has_input(1)) return QuantizeWithOwnParameters(context, context.out_dims(1));
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
   QuantizeInPlace(context, x, context.in(1), parameters.zero_points, parameters.real_units,
@@ -285,7 +338,41 @@ absl::Status EvalDynamicQuantize(OpContext& context) {
 }
 
 absl::Status EvalAppend(OpContext& context) {
-  return context.Error(ErrorKind::kUnimplemented, "the oracle does not append yet");
+  KVANT_ASSIGN_OR_RETURN(const AppendedRows rows, RowsOf(context));
+  const bool takes = context.has_input(2), computes = context.outputs.size() > 1;
+  if (computes) {
+    Dims groups = context.out_dims(1);
+    const int64_t tokens = QuantizationGroup(context.op, context.in(0).dims)[rows.to.axis];
+    groups[rows.to.axis] = rows.to.tokens / tokens;
+    KVANT_RETURN_IF_ERROR(QuantizeWithOwnParameters(context, groups));
+  } else if (takes) {
+    const bool has_zero_points = context.has_input(3);
+    Array zero_points;
+    KVANT_ASSIGN_OR_RETURN(const Array scales, ParametersAt(context, context.in(2), rows));
+    if (has_zero_points) {
+      KVANT_ASSIGN_OR_RETURN(zero_points, ParametersAt(context, context.in(3), rows));
+    }
+    Array x = context.Take(0);
+    const IndexMap own = StridedMap(x.dims, DenseStrides(x.dims));
+    QuantizeInPlace(context, x, scales, has_zero_points ? &zero_points : nullptr,
+                    has_zero_points && IsFloat(context.in_desc(3).type), {own, own});
+    context.outputs[0] = std::move(x);
+  } else {
+    context.outputs[0] = context.Take(0);
+  }
+  for (int port = 0; port < static_cast<int>(context.outputs.size()); ++port) {
+    const Array part = std::move(context.outputs[port]);
+    Array& whole = context.outputs[port] = Array(context.out_dims(port));
+    whole.stored.resize(whole.values.size());
+    const Dims strides = DenseStrides(whole.dims);
+    rows.ForEach(part.dims, port == 0 ? 1 : rows.to.group, [&](int64_t i, const Dims& at) {
+      int64_t index = 0;
+      for (size_t d = 0; d < at.size(); ++d) index += at[d] * strides[d];
+      whole.values[index] = part.values[i];
+      whole.stored[index] = true;
+    });
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EvalDynamicDequantize(OpContext& context) {

@@ -219,22 +219,17 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
   LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
 }
 
-void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
-                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
-                    float* scratch) {
+void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
+                    int64_t n, int64_t channels, bool by_channel, float* out, float* scratch) {
   if (by_channel && n < kTokenTile) {
     for (int64_t c = 0; c < channels; ++c) {
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
-  for (int s = 0; s < count; ++s) {
-    const Segment& segment = segments[s];
-    const int64_t begin = std::max(token, segment.begin);
-    const int64_t end = std::min(token + n, segment.begin + segment.tokens);
-    if (begin >= end) continue;
-    DequantizePart(reader, segment, p, begin - segment.begin, end - begin, channels, by_channel,
-                   begin - token, out, scratch);
-  }
+  ForParts(
+      pieces, column, n, [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
+        DequantizePart(reader, segment, p, first, tokens, channels, by_channel, at, out, scratch);
+      });
 }
 
 }  // namespace kvant::cpu

@@ -83,6 +83,10 @@ struct KernelSet {
 
   void (*tanh)(float* values, int64_t n);
 
+  // Each run of `block` values, a power of two that divides n, times Sylvester's Hadamard matrix
+  // / sqrt(block). All sets give the same bits.
+  void (*hadamard)(float* values, int64_t n, int64_t block);
+
   // DynamicQuantize.
   const QuantizeKernels* quantize;
 

@@ -97,6 +97,16 @@ class Unit {
   void Quantize() {
     for (int64_t outer = first_outer_; outer < last_outer_; ++outer) {
       Place place = PlaceOf(p_.outer, p_.outer_axes, outer);
+      if (p_.rows > 0) {
+        const int64_t row = outer / (p_.outer_count / p_.rows);
+        const int64_t position = call_.positions[row * call_.position_step];
+        if (position < 0) continue;
+        place.Move(p_.per_position, position / p_.position_unit);
+      }
+      if (p_.converts) {
+        Convert(place);
+        continue;
+      }
       switch (p_.layout) {
         case QuantizeLayout::kRows:
           QuantizeRows(outer, place);
@@ -116,6 +126,17 @@ class Unit {
 
   float* RangeOf(int64_t outer, int64_t group, int64_t part) const {
     return call_.ranges + ((outer * p_.groups + group) * p_.parts + part) * 2;
+  }
+
+  void Convert(Place place) const {
+    place.Move(p_.next, first_group_);
+    const int64_t begin = part_ * p_.part;
+    const int64_t n = p_.parts > 1 ? std::min(p_.group - begin, p_.part) : p_.group;
+    for (int64_t g = 0; g < groups_; ++g) {
+      kernels_.convert(p_.src_type, call_.src, place.src + begin, n, p_.code_type, call_.codes,
+                       place.codes + begin);
+      place.Move(p_.next, 1);
+    }
   }
 
   void QuantizeRows(int64_t outer, Place line) {

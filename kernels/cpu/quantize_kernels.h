@@ -56,6 +56,10 @@ struct QuantizeKernels {
                    const QuantizeParameters& how, float* sum_qx, float* sum_qq);
   // n codes of `bits` 2 or 4 to whole bytes; n is a multiple of 8 / bits.
   void (*pack)(int bits, const uint8_t* codes, int64_t n, uint8_t* out);
+  // n numbers from `index` on become those of another floating-point type, or the same, from
+  // `out_index` on, rounded to nearest even. No byte beside them is written.
+  void (*convert)(DataType type, const void* src, int64_t index, int64_t n, DataType to, void* out,
+                  int64_t out_index);
 };
 
 inline constexpr int64_t kCodeSlack = 16;

@@ -65,6 +65,10 @@ struct Format {
   bool parameters_by_channel = false;
 };
 
+struct SegmentRange {
+  int64_t first = 0, tokens = 0;
+};
+
 class Case {
  public:
   explicit Case(const Shape& shape, uint32_t seed = 1);
@@ -83,6 +87,9 @@ class Case {
   void SetV(const Format& format) { SetV(format, {shape.kv_len}); }
   void SetK(const Format& format, const std::vector<int64_t>& tokens);
   void SetV(const Format& format, const std::vector<int64_t>& tokens);
+  // After SetK and SetV, for each batch or once for all: of K's segments, then V's. Whatever lies
+  // outside of them is spoilt.
+  void SetRanges(const std::vector<std::vector<SegmentRange>>& ranges);
   void SetQ(DataType type);
   void AddStats();
   void AddScale();
@@ -99,6 +106,7 @@ class Case {
 
  private:
   void CompareWithOracle(double tolerance);
+  void Spoil(const KvSegment& segment, const std::function<bool(int64_t, int64_t)>& exists);
   std::mt19937 rng_;
 };
 

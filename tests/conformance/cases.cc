@@ -233,6 +233,7 @@ std::vector<Case> AllCases() {
   AddMaskCases(cases);
   AddFormCases(cases);
   AddFirstClassCases(cases);
+  AddRotationCases(cases);
   return cases;
 }
 
@@ -248,7 +249,12 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
       << DataTypeName(c.type) << " scores " << DataTypeName(c.scores) << ", K " << storage(c.k)
       << ", V " << storage(c.v) << ", form " << static_cast<int>(c.form) << ", K layout "
       << static_cast<int>(c.k_layout) << ", buffers " << static_cast<int>(c.buffers) << ", scale "
-      << static_cast<int>(c.scale) << ", masks";
+      << static_cast<int>(c.scale);
+  if (c.rotated()) {
+    out << ", rotated by " << c.q_hadamard << " " << c.k_hadamard << " " << c.v_hadamard << " "
+        << c.output_hadamard;
+  }
+  out << ", masks";
   for (const Mask& mask : c.masks) {
     out << " " << static_cast<int>(mask.kind) << " over " << mask.over << " fill " << mask.fill;
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/portable_load.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_one_lane.h"
@@ -251,6 +252,7 @@ const KernelSet& portable_kernels() {
       .exp_row = ExpRow,
       .pv = Pv,
       .tanh = Tanh,
+      .hadamard = Hadamard<OneLane>,
       .quantize = &kQuantizeKernels<OneLane>,
   };
   return kSet;

@@ -7,35 +7,12 @@
 
 #include <cstdint>
 
-#include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/isa/convert.h"
 #include "kvant/kernels/cpu/isa/quantize_codes.h"
 #include "kvant/kernels/cpu/quantize_kernels.h"
 
 namespace kvant::cpu {
 namespace {
-
-// Calls f(Stored<...>()) for the types that are quantized.
-template <typename S, typename F>
-void WithNumbers(DataType type, F f) {
-  if (type == kF16) return f(Stored<16, S::FromF16>());
-  if (type == kBF16) return f(Stored<16, S::FromBF16>());
-  return f(Stored<32, S::FromF32>());
-}
-
-template <typename Type>
-const uint8_t* NumberAt(const void* data, int64_t index) {
-  return static_cast<const uint8_t*>(data) + index * (Type::kBits / 8);
-}
-
-template <typename S, typename Type>
-typename S::Vector LoadNumbers(const uint8_t* p) {
-  return Type::kConvert(S::template LoadRaw<S::kWidth * Type::kBits / 8>(p));
-}
-// The first n < kWidth; zeros beyond.
-template <typename S, typename Type>
-typename S::Vector LoadSomeNumbers(const uint8_t* p, int64_t n) {
-  return Type::kConvert(S::LoadRawSome(p, n * (Type::kBits / 8)));
-}
 
 // Keys of the smallest and largest so far, lane by lane.
 template <typename S, bool kMagnitude>
@@ -382,6 +359,7 @@ inline void Pack(int bits, const uint8_t* __restrict codes, int64_t n, uint8_t* 
 template <typename S>
 constexpr QuantizeKernels kQuantizeKernels = {
     RowRanges<S>, ColumnRanges<S>, Parameters, RowCodes<S>, ColumnCodes<S>, RowFits<S>, Pack,
+    Convert<S>,
 };
 
 }  // namespace

@@ -78,6 +78,13 @@ struct Avx2 {
     *even = _mm256_shuffle_ps(low, high, 0x88);
     *odd = _mm256_shuffle_ps(low, high, 0xdd);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm256_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm256_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm256_permute2f128_ps(v, v, 0x01);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m256d pairs[kWidth];
@@ -150,6 +157,22 @@ struct Avx2 {
     const __m128i bytes =
         _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
+  }
+  // kWidth numbers of 16 bits, rounded to nearest even.
+  static void StoreF16(uint8_t* p, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
   }
   // Indices, and tables of up to 16 floats that are looked up by their low four bits.
   using Index = __m256i;

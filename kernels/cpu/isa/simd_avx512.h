@@ -74,6 +74,14 @@ struct Avx512 {
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, odds, b);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm512_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm512_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
+    if constexpr (step == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m512d pairs[kWidth];
@@ -143,6 +151,21 @@ struct Avx512 {
   // The low byte of each element.
   static void StoreLowBytes(uint8_t* p, Vector v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
+  }
+  // kWidth numbers of 16 bits, rounded to nearest even.
+  static void StoreF16(uint8_t* p, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i rounded =
+        _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
   // Indices, and tables of up to 16 floats that are looked up by their low four bits.
   using Index = __m512i;

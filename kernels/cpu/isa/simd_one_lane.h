@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvant/graph/data_type.h"
 #include "kvant/kernels/cpu/isa/portable_load.h"
 
 namespace kvant::cpu {
@@ -64,6 +65,14 @@ struct OneLane {
   }
   static void StoreLowBytes(uint8_t* p, Vector v) {
     *p = static_cast<uint8_t>(std::bit_cast<uint32_t>(v));
+  }
+  static void StoreF16(uint8_t* p, Vector v) {
+    const uint16_t half = F32ToF16(v);
+    std::memcpy(p, &half, sizeof(half));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const uint16_t half = F32ToBF16(v);
+    std::memcpy(p, &half, sizeof(half));
   }
 
   template <int kBytes>
