@@ -22,7 +22,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 Codebook Named(std::string_view name) {
-  const absl::Span<const float> values = CodebookOfName(name);
+  const absl::Span<const float> values = FindCodebook(name)->values;
   return {values.begin(), values.end()};
 }
 
