@@ -29,7 +29,9 @@ class KvLayout {
     const int64_t sinks = std::min(scheme.sinks, capacity);
     slots_[Index(KvSegmentKind::kSinks)] = sinks;
     const int64_t behind = capacity - sinks;
-    slots_[Index(KvSegmentKind::kMain)] = std::max<int64_t>(MainOf(behind), 1);
+    // At least one group, also where no token ever gets there.
+    slots_[Index(KvSegmentKind::kMain)] =
+        std::max({MainOf(behind), scheme.group_tokens(), int64_t{1}});
     if (residual_ == 0) return;
     // While a bulk is on its way, as many tokens are in both.
     slots_[Index(KvSegmentKind::kWindow)] = residual_ + rollback;

@@ -82,18 +82,13 @@ int64_t KvTensor::Pieces() const {
   return std::max<int64_t>(1, most);
 }
 
-absl::StatusOr<KvTensor::Op> KvTensor::CompileRotate(const Engine& engine, int64_t tokens) const {
-  GraphBuilder g;
-  const Value x = g.Input("x", kF32, {shape_.batch, shape_.heads, tokens, shape_.head_size});
-  g.Output("rotated", g.Hadamard(x, rotation()));
-  KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, CompileOnly(engine, std::move(g)));
-  return Op{tokens, std::move(compiled)};
-}
-
 absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPart to, DataType src,
                                                      int64_t tokens) const {
   GraphBuilder g;
-  const Value x = g.Input("x", src, {shape_.batch, shape_.heads, tokens, shape_.head_size});
+  Value x = g.Input("x", src, {shape_.batch, shape_.heads, tokens, shape_.head_size});
+  // What is in the window has been rotated.
+  const bool rotates = rotation() != 0 && !(to == KvPart::kCodes && has(KvPart::kWindow));
+  if (rotates) x = g.Hadamard(x, rotation());
   const Value positions = g.Input("positions", kS32, {shape_.batch});
   const LogicalTensor& dst = part(to);
   const int64_t capacity = (*dst.dims)[2];
@@ -126,16 +121,16 @@ absl::Status KvTensor::Compile(const Engine& engine) {
   const DataType main_source = layout_.residual() > 0 ? scheme_.window_type : kF32;
   const auto append = [&](KvPart part, DataType src, Ops* ops) {
     KVANT_ASSIGN_OR_RETURN(ops->one, CompileAppend(engine, part, src, 1));
+    ops->many = ops->one;
+    if ((*this->part(part).dims)[2] < Pieces()) return absl::OkStatus();
     KVANT_ASSIGN_OR_RETURN(ops->many, CompileAppend(engine, part, src, Pieces()));
     return absl::OkStatus();
   };
-  if (rotation() != 0) {
-    KVANT_ASSIGN_OR_RETURN(rotate_.one, CompileRotate(engine, 1));
-    KVANT_ASSIGN_OR_RETURN(rotate_.many, CompileRotate(engine, Pieces()));
-  }
   if (has(KvPart::kSinks)) KVANT_RETURN_IF_ERROR(append(KvPart::kSinks, kF32, &sinks_));
   if (has(KvPart::kWindow)) KVANT_RETURN_IF_ERROR(append(KvPart::kWindow, kF32, &window_));
   if (!layout_.bulk()) return append(KvPart::kCodes, main_source, &main_);
+  // Short sequences never fill the window.
+  if (layout_.slots(KvSegmentKind::kMain) < layout_.residual()) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(bulk_,
                          CompileAppend(engine, KvPart::kCodes, main_source, layout_.residual()));
   return absl::OkStatus();
@@ -144,7 +139,7 @@ absl::Status KvTensor::Compile(const Engine& engine) {
 size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
   const int64_t leaving = layout_.bulk() ? layout_.residual() : Pieces();
-  return 2 * RoundUp(BytesFor(kF32, row * Pieces())) +
+  return RoundUp(BytesFor(kF32, row * Pieces())) +
          RoundUp(BytesFor(scheme_.window_type, row * leaving)) +
          RoundUp(BytesFor(kS32, 3 * shape_.batch));
 }
@@ -164,9 +159,8 @@ class KvTensor::Writer {
         layer_(layer) {
     const int64_t row = t_.shape_.batch * t_.shape_.heads * t_.shape_.head_size;
     const size_t piece = RoundUp(BytesFor(kF32, row * t_.Pieces()));
-    plain_ = working;
-    rotated_ = working + piece;
-    leaving_ = working + 2 * piece;
+    arriving_ = working;
+    leaving_ = working + piece;
     const int64_t leaving = layout_.bulk() ? layout_.residual() : t_.Pieces();
     auto* positions = reinterpret_cast<int32_t*>(
         leaving_ + RoundUp(BytesFor(t_.scheme_.window_type, row * leaving)));
@@ -231,33 +225,30 @@ class KvTensor::Writer {
       any_leaving = true;
     }
     Load(done, tokens);
-    const std::byte* values = plain_;
-    if (t_.rotation() != 0) {
-      KVANT_RETURN_IF_ERROR(Rotate(tokens));
-      values = rotated_;
-    }
     // What leaves a sliding window leaves before its slots are taken.
     const bool sliding = !layout_.bulk();
     if (any_leaving && sliding) KVANT_RETURN_IF_ERROR(Leave(t_.main_.Of(tokens)));
     if (any_sinks) {
-      KVANT_RETURN_IF_ERROR(Execute(t_.sinks_.Of(tokens), KvPart::kSinks, kF32, values, sinks_at_));
+      KVANT_RETURN_IF_ERROR(
+          Execute(t_.sinks_.Of(tokens), KvPart::kSinks, kF32, arriving_, sinks_at_));
     }
     if (any_rest && layout_.residual() > 0) {
       KVANT_RETURN_IF_ERROR(
-          Execute(t_.window_.Of(tokens), KvPart::kWindow, kF32, values, rest_at_));
+          Execute(t_.window_.Of(tokens), KvPart::kWindow, kF32, arriving_, rest_at_));
     } else if (any_rest) {
-      KVANT_RETURN_IF_ERROR(Execute(t_.main_.Of(tokens), KvPart::kCodes, kF32, values, rest_at_));
+      KVANT_RETURN_IF_ERROR(
+          Execute(t_.main_.Of(tokens), KvPart::kCodes, kF32, arriving_, rest_at_));
     }
     if (any_leaving && !sliding) KVANT_RETURN_IF_ERROR(Leave(t_.bulk_));
     return absl::OkStatus();
   }
 
-  // plain_[b, h, t, d] = src[b, h, done + t, d]; what rows that get none would have is left.
+  // arriving_[b, h, t, d] = src[b, h, done + t, d]; what rows that get none would have is left.
   void Load(int64_t done, int64_t tokens) {
     const Dims strides = src_.desc->StridesOrDense();
     const int64_t channels = t_.shape_.head_size;
     const DataType type = src_.desc->type;
-    auto* out = reinterpret_cast<float*>(plain_);
+    auto* out = reinterpret_cast<float*>(arriving_);
     for (int64_t b = 0; b < batch(); ++b) {
       for (int64_t h = 0; h < t_.shape_.heads; ++h) {
         for (int64_t i = 0; i < tokens; ++i, out += channels) {
@@ -281,14 +272,6 @@ class KvTensor::Writer {
       const auto convert = type == kF16 ? F16ToF32 : BF16ToF32;
       for (int64_t d = 0; d < channels; ++d) out[d] = convert(in[d * stride]);
     }
-  }
-
-  absl::Status Rotate(int64_t tokens) {
-    const Op& op = t_.rotate_.Of(tokens);
-    const size_t bytes = op.compiled.partition().input(0).memory_bytes();
-    const ConstTensor in(plain_, bytes);
-    const Tensor out{rotated_, bytes};
-    return op.compiled.Execute(stream_, {&in, 1}, {&out, 1});
   }
 
   // Moves op.tokens tokens, from leaving_at_ on, from the window to the main segment.
@@ -338,7 +321,7 @@ class KvTensor::Writer {
   const Source& src_;
   const absl::Span<const int64_t> lengths_, counts_;
   const KvPointers& layer_;
-  std::byte *plain_, *rotated_, *leaving_;
+  std::byte *arriving_, *leaving_;
   int32_t *sinks_at_, *rest_at_, *leaving_at_;
 };
 

@@ -89,7 +89,6 @@ class KvTensor {
   // Appends f32 or window_type tokens to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
-  absl::StatusOr<Op> CompileRotate(const Engine& engine, int64_t tokens) const;
   // Bytes of a row's part, per head, that a sequence uses, and that there are.
   struct Extent {
     int64_t used = 0, stride = 0, heads = 0;
@@ -101,7 +100,7 @@ class KvTensor {
   KvShape shape_;
   KvLayout layout_;
   std::array<LogicalTensor, kKvParts> parts_;
-  Ops rotate_, sinks_, main_, window_;
+  Ops sinks_, main_, window_;
   Op bulk_;  // from the window to the main segment
 };
 

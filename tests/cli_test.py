@@ -262,6 +262,35 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(read_safetensors(outputs)["2"][2], floats([.5, 1, 1.5, 2, 2.5, 7.5]))
 
+    def test_append(self):
+        group = {"qtype": {"type": "string", "value": "per_group"},
+                 "group_shape": {"type": "s64[]", "value": [1, 1, 4, 1]}}
+        graph = self.path("g.json", json.dumps(one_op(
+            "Append", group, [tensor(0, "f32", [3, 2, 8, 16]), tensor(1, "s32", [3])],
+            [tensor(2, "s8", [3, 2, 24, 16], [4096, 1024, 20, 1]),
+             tensor(3, "f16", [3, 2, 6, 16]), tensor(4, "s8", [3, 2, 6, 16])])))
+        for seed in "1", "2":
+            result = kvant("check", graph, "--backend", "cpu", "--seed", seed, "--json")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertTrue(json.loads(result.stdout)["passed"])
+        result = kvant("show", graph)
+        self.assertIn("append, quantize, ranges and codes in one kernel", result.stdout)
+        self.fails("writes into a part of its outputs", "check", graph, "--backend", "reference")
+
+        graph = self.path("g.json", json.dumps(one_op(
+            "Append", {}, [tensor(0, "f32", [2, 2, 1]), tensor(1, "s32", [2])],
+            [tensor(2, "f32", [2, 3, 1])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        write_safetensors(inputs, {"0": ("F32", [2, 2, 1], floats([1, 2, 3, 4])),
+                                   "1": ("I32", [2], struct.pack("<2i", 1, 0))})
+        result = kvant("run", graph, "--inputs", inputs, "--outputs", outputs)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(read_safetensors(outputs)["2"][2], floats([0, 1, 2, 3, 4, 0]))
+        write_safetensors(inputs, {"0": ("F32", [2, 2, 1], floats([1, 2, 3, 4])),
+                                   "1": ("I32", [2], struct.pack("<2i", 1, 2))})
+        self.fails("position 2 of row 1 and 2 tokens are beyond the capacity of 3", "run", graph,
+                   "--inputs", inputs, "--outputs", outputs)
+
     def test_run_refuses_bad_tensors(self):
         graph = self.path("g.json", json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [2, 3])], [tensor(1, "f32", [2, 3])])))

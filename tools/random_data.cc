@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvant/graph/op_shapes.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/backward_stats.h"
 #include "kvant/tools/tensor_role.h"
@@ -104,10 +105,14 @@ double Code(const Context& c, int64_t index, const Dims& at) {
   return c.random.Integer(index, low, high);
 }
 
+bool Quantizes(const Op& op) {
+  return op.kind == OpKind::kDynamicQuantize || op.kind == OpKind::kAppend;
+}
+
 // The data that a scale or zero point belongs to.
 const LogicalTensor& QuantizedTensor(const Context& c) {
   const Op& op = *c.role.op;
-  if (op.kind == OpKind::kDynamicQuantize) return c.graph.tensor(op.outputs[0]);
+  if (Quantizes(op)) return c.graph.tensor(op.outputs[0]);
   if (op.kind != OpKind::kScaledDotProductAttention) return c.graph.tensor(op.inputs[0]);
   // Scales of K come before those of V; which one this is hardly matters for sizes.
   const bool is_k =
@@ -120,7 +125,7 @@ const LogicalTensor& QuantizedTensor(const Context& c) {
 double Scale(const Context& c, int64_t index) {
   if (!c.real()) return std::exp2(-c.random.Integer(index, 0, 2));
   const LogicalTensor& data = QuantizedTensor(c);
-  const bool quantizes = c.role.op->kind == OpKind::kDynamicQuantize;
+  const bool quantizes = Quantizes(*c.role.op);
   double top = 16;
   if (IsInteger(data.type)) {
     top = static_cast<double>(HighestOf(data.type));
@@ -176,6 +181,16 @@ double Condition(const Context& c, int64_t index, const Dims& at) {
     if (rows > 1 && at[rank - 2] == (rows / 2 + BatchOf(at)) % rows) return 0;
   }
   return c.random.Uniform(index) < 0.7 ? 1 : 0;
+}
+
+// Where all tokens fit; one row in four, but not the first, is left out.
+double AppendPosition(const Context& c, int64_t index) {
+  const Op& op = *c.role.op;
+  const AppendedTokens to =
+      AppendedTokensOf(op, c.graph.tensor(op.inputs[0]), c.graph.tensor(op.outputs[0]));
+  if (index > 0 && c.random.Bits(index + (uint64_t{1} << 40)) % 4 == 0) return -1;
+  const int64_t most = (to.capacity - to.tokens) / to.group;
+  return c.random.Integer(index, 0, most) * static_cast<double>(to.group);
 }
 
 // The shape that a kKvLength or kQueryLength is about: that of the row indices.
@@ -256,6 +271,8 @@ double ValueOf(const Context& c, int64_t index, const Dims& at) {
       const int64_t capacity = k.rank() >= 2 ? (*k.dims)[k.rank() - 2] : 1;
       return random.Integer(index, capacity - capacity / 4, capacity);
     }
+    case Kind::kPositions:
+      return AppendPosition(c, index);
     case Kind::kSlopes:
       return std::exp2(-1 - static_cast<double>(index % 8));
     case Kind::kPositive:

@@ -96,6 +96,10 @@ Kind PortRole(const Graph& graph, const Op& op, int port, const LogicalTensor& t
     case OpKind::kDynamicQuantize:
       if (port == 0) return op.kind == OpKind::kDynamicQuantize ? Kind::kGeneral : Kind::kCodes;
       return port == 1 ? Kind::kScales : Kind::kZeroPoints;
+    case OpKind::kAppend:
+      if (port == 0) return Kind::kGeneral;
+      if (port == 1) return Kind::kPositions;
+      return port == 2 ? Kind::kScales : Kind::kZeroPoints;
     case OpKind::kDivide:
       return port == 1 ? Kind::kDivisor : Kind::kGeneral;
     case OpKind::kMultiply:

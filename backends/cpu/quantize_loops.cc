@@ -38,7 +38,7 @@ QuantizeLoops RowLoops(LoopAxes axes) {
   loops.group = Pop(axes, axes.end() - 1).extent;
   if (!axes.empty()) {
     const LoopAxis& next = axes.back();
-    if (!next.in_group && next.strides.src == loops.group && next.strides.codes == loops.group) {
+    if (!next.in_group && next.strides.src == loops.group) {
       loops.next = next.strides;
       loops.groups = Pop(axes, axes.end() - 1).extent;
     }
@@ -100,9 +100,9 @@ LoopAxes SplitAxes(const Op& op, const QuantizeTensors& t, int first, int last) 
 
 bool QuantizeLoops::WholeBytes(int bits) const {
   const auto whole = [bits](int64_t elements) { return elements * bits % 8 == 0; };
-  if (layout == QuantizeLayout::kRows && groups > 1 && group > kQuantizeRowGroup && !whole(group)) {
-    return false;
-  }
+  // Groups that are stored one by one.
+  const bool apart = groups > 1 && (next.codes != group || group > kQuantizeRowGroup);
+  if (layout == QuantizeLayout::kRows && apart && !whole(next.codes)) return false;
   if (layout == QuantizeLayout::kColumns && !whole(lines.strides.codes)) return false;
   return std::all_of(outer.begin(), outer.end(),
                      [&](const LoopAxis& axis) { return whole(axis.strides.codes); });

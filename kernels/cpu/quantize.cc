@@ -14,6 +14,7 @@ namespace {
 // first-level cache.
 constexpr int64_t kBatchElements = 2048;
 constexpr int64_t kMaxBatch = kMaxQuantizeChunk;
+constexpr int64_t kPrefetchElements = 8192;
 constexpr int64_t kBufferBytes = 8192;
 constexpr float kLargestZeroPoint = 32768;  // see QuantizeParameters
 
@@ -43,31 +44,6 @@ struct Batch {
   float min[kMaxBatch], max[kMaxBatch];
   float scales[kMaxBatch], reciprocals[kMaxBatch], zero_points[kMaxBatch];
 };
-
-// Of a float that f16 can hold, or infinity.
-uint16_t ExactF16(float x) {
-  uint32_t bits, tiny;
-  std::memcpy(&bits, &x, sizeof(bits));
-  const uint32_t magnitude = bits & 0x7fffffff;
-  const float small = std::fabs(x) + 0.5f;  // whose last place is that of f16's smallest
-  std::memcpy(&tiny, &small, sizeof(tiny));
-  const uint32_t normal = (magnitude >> 13) - (112 << 10);
-  uint32_t half = magnitude < 0x38800000 ? tiny - 0x3f000000 : normal;
-  half = magnitude >= 0x7f800000 ? (magnitude == 0x7f800000 ? 0x7c00 : 0x7e00) : half;
-  return static_cast<uint16_t>((bits >> 16 & 0x8000) | half);
-}
-
-uint16_t ExactBF16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-template <typename T, typename Convert>
-void StoreEach(const float* values, int64_t n, void* out, int64_t index, Convert convert) {
-  T* to = static_cast<T*>(out) + index;
-  for (int64_t i = 0; i < n; ++i) to[i] = convert(values[i]);
-}
 
 class Unit {
  public:
@@ -112,7 +88,7 @@ class Unit {
           QuantizeRows(outer, place);
           break;
         case QuantizeLayout::kColumns:
-          QuantizeColumns(place);
+          QuantizeColumns(outer, place);
           break;
         case QuantizeLayout::kElements:
           QuantizeElements(place);
@@ -160,9 +136,13 @@ class Unit {
       const int64_t end = p_.parts > 1 ? std::min(p_.group, begin + p_.part) : p_.group;
       if (!Representable(how, n)) {
         for (int64_t i = 0; i < n; ++i) {
-          const int64_t at = i * p_.group + begin;
-          ExactCodes(place.src + at, 1, place.codes + at, 1, end - begin, batch_.scales[i],
-                     batch_.zero_points[i]);
+          ExactCodes(place.src + i * p_.group + begin, 1, place.codes + i * p_.next.codes + begin,
+                     1, end - begin, batch_.scales[i], batch_.zero_points[i]);
+        }
+      } else if (n > 1 && p_.next.codes != p_.group) {
+        for (int64_t i = 0; i < n; ++i) {
+          RowCodes(place.src + i * p_.group, place.codes + i * p_.next.codes, p_.group, 1,
+                   From(how, i));
         }
       } else if (n > 1 || p_.group <= kQuantizeRowGroup) {
         RowCodes(place.src, place.codes, p_.group, n, how);
@@ -172,6 +152,14 @@ class Unit {
         }
       }
     }
+  }
+
+  // Parameters from group i on.
+  static QuantizeParameters From(QuantizeParameters how, int64_t i) {
+    how.scales += i;
+    how.values += i;
+    if (how.reciprocals != nullptr) how.reciprocals += i;
+    return how;
   }
 
   void JoinRanges(int64_t outer, int64_t group) {
@@ -196,7 +184,19 @@ class Unit {
     StoreCodes(buffer_, group * groups, call_.codes, p_.code_type, codes);
   }
 
-  void QuantizeColumns(Place line) {
+  // Memory delivers what comes next while codes are computed; rows gain nothing from it.
+  void PrefetchColumns(int64_t outer) const {
+    const int64_t bytes = BitsOf(p_.src_type) / 8;
+    const int64_t first = PlaceOf(p_.outer, p_.outer_axes, outer).src + p_.next.src * first_group_;
+    const int64_t lines = std::min(p_.lines.extent, kPrefetchElements / groups_);
+    for (int64_t i = 0; i < lines; ++i) {
+      const int64_t line = first + i * p_.lines.strides.src;
+      const char* const p = static_cast<const char*>(call_.src) + line * bytes;
+      for (int64_t at = 0; at < groups_ * bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+    }
+  }
+
+  void QuantizeColumns(int64_t outer, Place line) {
     Place place = line;
     place.Move(p_.next, first_group_);
     const QuantizeStrides& step = p_.lines.strides;
@@ -205,6 +205,7 @@ class Unit {
       kernels_.column_ranges(p_.src_type, call_.src, place.src, step.src, p_.lines.extent, n,
                              Magnitude(), batch_.min, batch_.max);
     }
+    if (outer + 1 < last_outer_) PrefetchColumns(outer + 1);
     const QuantizeParameters how = Parameters(place, n);
     const int64_t begin = p_.parts > 1 ? part_ * p_.part : 0;
     const int64_t end = p_.parts > 1 ? std::min(p_.lines.extent, begin + p_.part) : p_.lines.extent;
@@ -308,21 +309,25 @@ class Unit {
 
   void StoreParameters(DataType type, const float* values, int64_t n, void* out, int64_t index,
                        int64_t step) {
-    const bool whole = index * BitsOf(type) % 8 == 0;
-    if (step != 1 || !whole) {
+    const int64_t bytes = BitsOf(type) / 8;
+    if (IsFloat(type)) {
+      if (step == 1) return kernels_.convert(kF32, values, 0, n, type, out, index);
+      kernels_.convert(kF32, values, 0, n, type, buffer_, 0);
+      uint8_t* const first = static_cast<uint8_t*>(out) + index * bytes;
+      for (int64_t i = 0; i < n; ++i) {
+        std::memcpy(first + i * step * bytes, buffer_ + i * bytes, bytes);
+      }
+    } else if (step != 1 || index * BitsOf(type) % 8 != 0) {
       for (int64_t i = 0; i < n; ++i) StoreElement(type, out, index + i * step, values[i]);
-      return;
+    } else if (type == kS32) {
+      int32_t* const first = static_cast<int32_t*>(out) + index;
+      for (int64_t i = 0; i < n; ++i) first[i] = static_cast<int32_t>(values[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        buffer_[i] = static_cast<uint8_t>(static_cast<int32_t>(values[i]));
+      }
+      StoreCodes(buffer_, n, out, type, index);
     }
-    if (type == kF32) return StoreEach<float>(values, n, out, index, [](float x) { return x; });
-    if (type == kF16) return StoreEach<uint16_t>(values, n, out, index, ExactF16);
-    if (type == kBF16) return StoreEach<uint16_t>(values, n, out, index, ExactBF16);
-    if (type == kS32) {
-      return StoreEach<int32_t>(values, n, out, index,
-                                [](float x) { return static_cast<int32_t>(x); });
-    }
-    StoreEach<uint8_t>(values, n, buffer_, 0,
-                       [](float x) { return static_cast<uint8_t>(static_cast<int32_t>(x)); });
-    StoreCodes(buffer_, n, out, type, index);
   }
 
   // Element by element, in f64: of any zero point.

@@ -32,7 +32,7 @@ inline constexpr int64_t kQuantizeRowGroup = 512;
 inline constexpr int kMaxQuantizeAxes = 24;  // two of each dimension: groups, and within them
 
 // Outer axes are walked index by index; each index has, by layout,
-//   kRows     `groups` groups of `group` elements, whose numbers and codes are dense
+//   kRows     `groups` groups of `group` elements: runs of numbers side by side, and runs of codes
 //   kColumns  `lines` lines of `groups` elements, which are dense in a line
 //   kElements one group, over the inner axes
 // In rows and columns, neighbouring groups are `next` apart, and outer strides of codes are whole

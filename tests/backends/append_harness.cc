@@ -270,7 +270,7 @@ void ForEachExecutable(const AppendCase& test, Visit visit) {
   ASSERT_TRUE(oracle.ok()) << oracle.status();
   visit("oracle", **oracle);
   for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-    visit(kernels->name, *cpu::CompileQuantize(*partition, *kernels));
+    visit(kernels->name, **cpu::CompileQuantize(*partition, *kernels));
   }
 }
 

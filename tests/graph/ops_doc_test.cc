@@ -1,19 +1,16 @@
 // docs/ops.md holds the op table as it is in ops.inc. After a change of the
 // table, run this test with KVANT_UPDATE_DOCS=1 to write it anew.
-#include <cstdlib>
-#include <fstream>
-#include <sstream>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "kvant/graph/op.h"
+#include "kvant/tests/doc_table.h"
 
 namespace kvant {
 namespace {
-
-constexpr char kBegin[] = "<!-- table: begin -->\n";
-constexpr char kEnd[] = "<!-- table: end -->\n";
 
 std::string Ports(const std::vector<OpSchema::Port>& ports, bool variadic) {
   std::vector<std::string> words;
@@ -52,22 +49,7 @@ std::string Table() {
   return table;
 }
 
-TEST(OpsDoc, HoldsTheTable) {
-  const std::string path = KVANT_SOURCE_DIR "/docs/ops.md";
-  std::stringstream file;
-  file << std::ifstream(path).rdbuf();
-  const std::string text = file.str();
-  const size_t begin = text.find(kBegin);
-  const size_t end = text.find(kEnd);
-  ASSERT_NE(begin, std::string::npos);
-  ASSERT_NE(end, std::string::npos);
-  const size_t table = begin + sizeof(kBegin) - 1;
-  if (std::getenv("KVANT_UPDATE_DOCS")) {
-    std::ofstream(path) << text.substr(0, table) << Table() << text.substr(end);
-    return;
-  }
-  EXPECT_EQ(text.substr(table, end - table), Table());
-}
+TEST(OpsDoc, HoldsTheTable) { ExpectDocTable("ops.md", Table()); }
 
 }  // namespace
 }  // namespace kvant

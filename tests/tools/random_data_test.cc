@@ -149,6 +149,32 @@ TEST(RandomDataTest, DataCatchesPlantedErrors) {
   }
 }
 
+// Positions are such that what appends takes them; some rows are left out.
+TEST(RandomDataTest, PositionsFitTheCache) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {40, 2, 8, 16});
+  const Value positions = g.Input("positions", kS32, {40});
+  const GraphBuilder::Quantized cache =
+      g.Append(x, positions, 36, {.group_shape = {1, 1, 4, 1}, .type = kS8});
+  g.Output("cache", cache.codes);
+  g.Output("scales", cache.scales);
+  const Graph graph = std::move(g).Build().value();
+  for (DataKind kind : {DataKind::kInteger, DataKind::kReal}) {
+    BufferMap data = Fill(graph, {.kind = kind, .seed = 5});
+    const std::vector<double> values = Values(graph, data, "positions");
+    EXPECT_GE(values[0], 0);
+    std::set<double> distinct;
+    for (double position : values) {
+      distinct.insert(position);
+      EXPECT_TRUE(position == -1 || (position >= 0 && position <= 28)) << position;
+    }
+    EXPECT_EQ(distinct.size(), 9u);  // 0, 4, .., 28 and -1
+    const GraphRunner cpu =
+        GraphRunner::Create(graph, Engine::Create(EngineOptionsFor("cpu", 2)).value()).value();
+    EXPECT_TRUE(cpu.Run(data).ok());
+  }
+}
+
 // exp(scores - stats) sums to 1 in every row that is not masked whole.
 TEST(RandomDataTest, BackwardStatsAreThoseOfTheScores) {
   GraphBuilder g;

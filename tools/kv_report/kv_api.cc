@@ -14,6 +14,7 @@
 struct kvant_kv {
   kvant::Engine engine;
   std::unique_ptr<kvant::KvCache> cache;
+  const kvant::KvAttention* last = nullptr;  // what attended last
   std::string kernel;
   std::vector<float> q, out;  // of one token
 };
@@ -38,7 +39,8 @@ absl::StatusOr<std::unique_ptr<kvant_kv>> Create(const char* scheme, KvCacheOpti
   engine_options.threads = threads;
   KVANT_ASSIGN_OR_RETURN(kvant::Engine engine, kvant::Engine::Create(engine_options));
   KVANT_ASSIGN_OR_RETURN(auto cache, kvant::KvCache::Create(engine, std::move(options)));
-  return std::make_unique<kvant_kv>(kvant_kv{std::move(engine), std::move(cache), "", {}, {}});
+  return std::make_unique<kvant_kv>(
+      kvant_kv{std::move(engine), std::move(cache), nullptr, "", {}, {}});
 }
 
 Dims TokensOf(const kvant_kv* kv, int64_t heads, int64_t tokens) {
@@ -46,22 +48,19 @@ Dims TokensOf(const kvant_kv* kv, int64_t heads, int64_t tokens) {
   return {options.batch, heads, tokens, options.head_size};
 }
 
-absl::StatusOr<const kvant::KvAttention*> AttentionOf(kvant_kv* kv, int64_t layer,
-                                                      int64_t query_heads, int64_t tokens) {
+absl::StatusOr<const kvant::KvAttention*> AttentionOf(kvant_kv* kv, int64_t query_heads,
+                                                      int64_t tokens) {
   kvant::KvAttentionOptions options;
   options.query_heads = query_heads;
   options.query_tokens = tokens;
-  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention, kv->cache->Attention(options));
-  if (kv->kernel.empty()) kv->kernel = attention->compiled(layer).kernel();
-  return attention;
+  KVANT_ASSIGN_OR_RETURN(kv->last, kv->cache->Attention(options));
+  return kv->last;
 }
 
 absl::Status Attend(kvant_kv* kv, int64_t layer, const float* q, float* out, int64_t query_heads,
                     int64_t tokens) {
-  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention,
-                         AttentionOf(kv, layer, query_heads, tokens));
-  const size_t bytes =
-      *kvant::CheckedProduct(TokensOf(kv, query_heads, tokens)) * sizeof(float);
+  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention, AttentionOf(kv, query_heads, tokens));
+  const size_t bytes = *kvant::CheckedProduct(TokensOf(kv, query_heads, tokens)) * sizeof(float);
   return attention->Execute(kvant::Stream(kv->engine), layer, {q, bytes}, {out, bytes});
 }
 
@@ -69,8 +68,7 @@ absl::Status TeacherForce(kvant_kv* kv, int64_t layer, const float* q, const flo
                           const float* v, float* out, int64_t query_heads, int64_t tokens) {
   const KvCacheOptions& options = kv->cache->options();
   const int64_t size = options.head_size, rows = options.batch * query_heads;
-  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention,
-                         AttentionOf(kv, layer, query_heads, 1));
+  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention, AttentionOf(kv, query_heads, 1));
   const kvant::Stream stream(kv->engine);
   kv->q.resize(rows * size);
   kv->out.resize(rows * size);
@@ -155,7 +153,10 @@ int64_t kvant_kv_sequence_bytes(const kvant_kv* kv, int64_t tokens) {
          kv->cache->tensor(0, true).UsedBytes(tokens);
 }
 
-const char* kvant_kv_kernel(const kvant_kv* kv) { return kv->kernel.c_str(); }
+const char* kvant_kv_kernel(kvant_kv* kv) {
+  kv->kernel = kv->last == nullptr ? "" : kv->last->compiled(0).kernel();
+  return kv->kernel.c_str();
+}
 
 const void* kvant_kv_part(const kvant_kv* kv, int64_t layer, int values, int part, int64_t* bytes,
                           int64_t* dims) {

@@ -36,7 +36,7 @@ double kvant_kv_bits_per_element(const kvant_kv* kv);
 // What a sequence of so many tokens takes in a cache like this one, by its scheme alone.
 int64_t kvant_kv_sequence_bytes(const kvant_kv* kv, int64_t tokens);
 // The attention kernel that ran last; empty before.
-const char* kvant_kv_kernel(const kvant_kv* kv);
+const char* kvant_kv_kernel(kvant_kv* kv);
 
 // A part as it is stored: values 0 for K, 1 for V; part 0 sinks, 1 codes, 2 scales, 3 zero points,
 // 4 window. `bytes` and `dims` [4] (batch, heads, slots or groups, channels or groups) may be null.

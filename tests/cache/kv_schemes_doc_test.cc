@@ -1,0 +1,28 @@
+// docs/kv_cache.md lists the schemes as they are in kv_schemes.inc; KVANT_UPDATE_DOCS=1 writes
+// them.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "gtest/gtest.h"
+#include "kvant/cache/kv_scheme.h"
+#include "kvant/tests/doc_table.h"
+
+namespace kvant {
+namespace {
+
+TEST(KvSchemesDoc, HoldsTheTable) {
+  std::string table = "| name | K | V | bits (heads of 128) | |\n|---|---|---|---|---|\n";
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    const KvCacheScheme scheme = ParseKvCacheScheme(named.name).value();
+    const std::string k(named.k), v(named.v);
+    const double bits = (scheme.k.BitsPerElement(8, 128) + scheme.v.BitsPerElement(8, 128)) / 2;
+    absl::StrAppend(&table, "| ", std::string(named.name), " | `", k, "` | ",
+                    k == v ? "the same" : absl::StrCat("`", v, "`"), " | ",
+                    absl::StrFormat("%.4g", bits), " | ", std::string(named.what), " |\n");
+  }
+  ExpectDocTable("kv_cache.md", table);
+}
+
+}  // namespace
+}  // namespace kvant
