@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/graph/codebooks.h"
+#include "kvant/tests/backends/append_harness.h"
 #include "kvant/tests/backends/quantize_harness.h"
 
 namespace kvant::testing {
@@ -186,6 +187,30 @@ TEST(CpuGgmlFormula, OddGroups) {
     SCOPED_TRACE(format.name);
     ExpectQuantizes(GgmlCase(format, layout), values);
     ExpectQuantizes(GgmlCase(format, layout, kF32, kF32), values);
+  }
+}
+
+TEST(CpuCodebook, AppendedAsQuantized) {
+  for (const bool given : {false, true}) {
+    ExpectAppends({.name = "codebook",
+                   .dims = {2, 3, 5, 64},
+                   .capacity = 11,
+                   .positions = {4, 6},
+                   .group = {1, 1, 1, 32},
+                   .types = {kF32, kU4, kF16, kUndef},
+                   .given = given,
+                   .codebook = Named("nf4")});
+  }
+  for (const Format& format : GgmlFormats()) {
+    SCOPED_TRACE(format.name);
+    ExpectAppends({.name = "ggml",
+                   .dims = {2, 3, 5, 64},
+                   .capacity = 11,
+                   .positions = {4, 6},
+                   .group = {1, 1, 1, 32},
+                   .types = {kF16, format.codes, kF16, format.zero_points},
+                   .codebook = format.codebook,
+                   .ggml = true});
   }
 }
 
