@@ -27,7 +27,7 @@ struct Scheme {
 };
 
 std::vector<float> NamedCodebook(std::string_view name) {
-  const absl::Span<const float> values = CodebookOfName(name);
+  const absl::Span<const float> values = FindCodebook(name)->values;
   return {values.begin(), values.end()};
 }
 std::vector<float> Squares() {

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/graph/codebooks.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/graph/status.h"
 
@@ -18,10 +19,6 @@ namespace {
 
 // Foreign words and halves are little-endian in memory, kvant's are the machine's.
 static_assert(std::endian::native == std::endian::little);
-
-// ggml's kvalues_iq4nl.
-constexpr float kIq4NlCodebook[] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                    1,    13,   25,  38,  53,  69,  89,  113};
 
 constexpr int64_t kHalfBytes = 2;
 

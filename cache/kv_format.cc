@@ -55,13 +55,6 @@ int64_t GroupSizeFrom(std::string_view part) {
   return size;
 }
 
-const CodebookRow* FindCodebook(std::string_view name) {
-  for (const CodebookRow& codebook : kCodebooks) {
-    if (codebook.name == name) return &codebook;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 bool KvFormat::quantized() const { return !IsComputeFloat(type); }

@@ -48,12 +48,12 @@ inline constexpr CodebookRow kCodebooks[] = {
     {"e2m1", kE2M1Codebook},
 };
 
-// Empty if there is none of this name.
-inline absl::Span<const float> CodebookOfName(std::string_view name) {
+// Null if there is none of this name.
+inline const CodebookRow* FindCodebook(std::string_view name) {
   for (const CodebookRow& codebook : kCodebooks) {
-    if (codebook.name == name) return codebook.values;
+    if (codebook.name == name) return &codebook;
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace kvant

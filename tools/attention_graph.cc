@@ -125,6 +125,10 @@ class Maker {
       GraphBuilder::DequantizeOptions options;
       options.group_shape.assign(kv.group_shape.begin(), kv.group_shape.end());
       options.type = o_.dtype;
+      if (format.codebook != nullptr) {
+        const absl::Span<const float> values = format.codebook->values;
+        options.codebook.assign(values.begin(), values.end());
+      }
       if (!kv.zero_points) return g_.DynamicDequantize(kv.data, *kv.scales, options);
       return g_.DynamicDequantize(kv.data, *kv.scales, *kv.zero_points, options);
     }
@@ -284,6 +288,9 @@ absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
       (!o.k->quantized() && o.k->type != o.dtype) || (!o.v->quantized() && o.v->type != o.dtype);
   if (o.single_op && mixed) {
     return Bad("the single op (--op) takes K and V that are quantized or of the queries' type");
+  }
+  if (o.single_op && (o.k->codebook != nullptr || o.v->codebook != nullptr)) {
+    return Bad("the single op (--op) takes no codebooks");
   }
   GraphOptions graph_options;
   // oneDNN multiplies codes in floating point only with this permission.

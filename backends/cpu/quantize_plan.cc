@@ -61,13 +61,13 @@ class QuantizePlan {
   bool serial() const { return serial_; }
 
   std::string ToString() const {
-    const std::string what = absl::StrCat(
-        p_.rows > 0 ? "append, " : "",
-        p_.converts   ? "convert"
-        : p_.computes ? "quantize, ranges and codes in one kernel"
-                      : "quantize with given scales",
-        p_.rule.codebook ? ", codebook" : "",
-        p_.rule.ggml == GgmlFormat::kNone ? "" : ", formula ggml", ": ");
+    const std::string what =
+        absl::StrCat(p_.rows > 0 ? "append, " : "",
+                     p_.converts   ? "convert"
+                     : p_.computes ? "quantize, ranges and codes in one kernel"
+                                   : "quantize with given scales",
+                     p_.rule.codebook ? ", codebook" : "",
+                     p_.rule.ggml == GgmlFormat::kNone ? "" : ", formula ggml", ": ");
     if (!reason_.empty()) return absl::StrCat(what, "element by element (", reason_, ")");
     const std::string parts =
         p_.parts > 1 ? absl::StrCat(", in ", p_.parts, " parts each") : std::string();

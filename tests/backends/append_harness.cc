@@ -100,7 +100,10 @@ QuantizeCase Alone(const AppendCase& test) {
   Dims group = test.group;
   group[0] = 1;
   for (size_t d = 0; d < group.size(); ++d) group[d] = std::min(group[d], test.dims[d]);
-  return {{.name = test.name, .dims = test.dims, .group = group}, test.types};
+  return {.layout = {.name = test.name, .dims = test.dims, .group = group},
+          .types = test.types,
+          .codebook = test.codebook,
+          .ggml = test.ggml};
 }
 
 }  // namespace
@@ -135,6 +138,8 @@ absl::StatusOr<Partition> AppendCase::MakePartition() const {
   if (!converts()) {
     op.attrs.Set(Attr::kQType, std::string("per_group"));
     op.attrs.Set(Attr::kGroupShape, std::vector<int64_t>(group.begin(), group.end()));
+    if (!codebook.empty()) op.attrs.Set(Attr::kCodebook, codebook);
+    if (ggml) op.attrs.Set(Attr::kFormula, std::string("ggml"));
     std::vector<LogicalTensor>& parameters = given ? inputs : outputs;
     parameters.push_back(scales());
     if (types.zero_points != kUndef) parameters.push_back(zero_points());

@@ -24,6 +24,8 @@ struct AppendCase {
   int axis = 2;
   std::optional<Dims> src_strides = std::nullopt, dst_strides = std::nullopt,
                       parameter_strides = std::nullopt;
+  std::vector<float> codebook = {};
+  bool ggml = false;
 
   bool converts() const { return group.empty(); }
   LogicalTensor src() const;

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/graph/codebooks.h"
+#include "kvant/tests/backends/append_harness.h"
 #include "kvant/tests/backends/quantize_harness.h"
 
 namespace kvant::testing {
@@ -22,7 +23,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 Codebook Named(std::string_view name) {
-  const absl::Span<const float> values = CodebookOfName(name);
+  const absl::Span<const float> values = FindCodebook(name)->values;
   return {values.begin(), values.end()};
 }
 
@@ -186,6 +187,118 @@ TEST(CpuGgmlFormula, OddGroups) {
     SCOPED_TRACE(format.name);
     ExpectQuantizes(GgmlCase(format, layout), values);
     ExpectQuantizes(GgmlCase(format, layout, kF32, kF32), values);
+  }
+}
+
+TEST(CpuCodebook, AppendedAsQuantized) {
+  for (const bool given : {false, true}) {
+    ExpectAppends({.name = "codebook",
+                   .dims = {2, 3, 5, 64},
+                   .capacity = 11,
+                   .positions = {4, 6},
+                   .group = {1, 1, 1, 32},
+                   .types = {kF32, kU4, kF16, kUndef},
+                   .given = given,
+                   .codebook = Named("nf4")});
+  }
+  for (const Format& format : GgmlFormats()) {
+    SCOPED_TRACE(format.name);
+    ExpectAppends({.name = "ggml",
+                   .dims = {2, 3, 5, 64},
+                   .capacity = 11,
+                   .positions = {4, 6},
+                   .group = {1, 1, 1, 32},
+                   .types = {kF16, format.codes, kF16, format.zero_points},
+                   .codebook = format.codebook,
+                   .ggml = true});
+  }
+}
+
+// 4096 blocks of 32, a quarter of them on a grid, where ties are.
+std::vector<double> BlockNumbers() {
+  uint32_t state = 1;
+  const auto draw = [&state] {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<double>(state >> 8) / (1 << 24);
+  };
+  std::vector<double> values;
+  for (int block = 0; block < 4096; ++block) {
+    double spread = draw();
+    spread *= draw();
+    spread = 0.001 + 40 * (spread * draw());
+    const double mean = (draw() - 0.5) * spread;
+    for (int i = 0; i < 32; ++i) {
+      double value = draw();
+      value += draw();
+      value = (value + draw() - 1.5) * spread + mean;
+      if (block % 4 == 3) value = static_cast<double>(static_cast<int>(value * 64 / spread)) / 16;
+      values.push_back(value);
+    }
+  }
+  return values;
+}
+
+// What ggml stores: scale, minimum, codes, of 4 bits the first half of a block in the low nibbles.
+std::vector<uint8_t> GgmlBlocks(const QuantizeCase& test, const QuantizeMemory& memory) {
+  const std::vector<double> codes = Unpack(test.codes(), memory.codes);
+  const auto* scales = reinterpret_cast<const uint8_t*>(memory.scales.data());
+  const auto* minima = reinterpret_cast<const uint8_t*>(memory.zero_points.data());
+  std::vector<uint8_t> bytes;
+  for (size_t block = 0; block < codes.size() / 32; ++block) {
+    bytes.insert(bytes.end(), {scales[2 * block], scales[2 * block + 1]});
+    if (test.types.zero_points != kUndef) {
+      const uint8_t negated = minima[2 * block + 1] ^ 0x80;
+      bytes.insert(bytes.end(), {minima[2 * block], negated});
+    }
+    const double* of = codes.data() + block * 32;
+    const int offset = test.types.codes == kS4 ? 8 : 0;
+    const auto code = [&](int i) { return static_cast<int>(of[i]) + offset; };
+    if (test.types.codes == kS8) {
+      for (int i = 0; i < 32; ++i) bytes.push_back(static_cast<uint8_t>(code(i)));
+    } else {
+      for (int i = 0; i < 16; ++i)
+        bytes.push_back(static_cast<uint8_t>(code(i) | code(i + 16) << 4));
+    }
+  }
+  return bytes;
+}
+
+uint64_t HashOf(const std::vector<uint8_t>& bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 1099511628211u;
+  return hash;
+}
+
+// The bytes that quantize_row_*_ref of ggml 0.25 writes for these numbers, compiled without FMA;
+// for all but iq4_nl, which it lacks, gguf.quants 0.19 (Python) writes the same.
+TEST(CpuGgmlFormula, BytesOfGgml) {
+  struct Golden {
+    uint64_t hash;
+    std::vector<uint8_t> first;
+  };
+  const Golden goldens[] = {
+      {0x0aeb35d8b57c0bc5, {0x91, 0x24, 0xf6, 0xf8, 0xfd, 0x4b, 0x39, 0xd4}},
+      {0x2b7a9f674345ef5a, {0x88, 0xb4, 0x49, 0xd9, 0x88, 0x93, 0x54, 0x5b}},
+      {0xd2c569f1563ad317, {0xfc, 0x33, 0xe9, 0xbd, 0xb5, 0x05, 0x66, 0x5b}},
+      {0x01dab221acdb5012, {0x94, 0xa4, 0x39, 0xe9, 0x88, 0x92, 0x44, 0x4b}},
+  };
+  const QuantizeLayout layout{.name = "blocks", .dims = {4096, 32}, .group = {1, 32}};
+  const std::vector<double> values = BlockNumbers();
+  const std::vector<Format> formats = GgmlFormats();
+  for (size_t f = 0; f < formats.size(); ++f) {
+    const QuantizeCase test = GgmlCase(formats[f], layout);
+    const Bytes src = Pack(test.src(), values);
+    const auto expect = [&](const QuantizeMemory& memory, const std::string& who) {
+      const std::vector<uint8_t> bytes = GgmlBlocks(test, memory);
+      EXPECT_EQ(std::vector<uint8_t>(bytes.begin(), bytes.begin() + 8), goldens[f].first)
+          << formats[f].name << " " << who;
+      EXPECT_EQ(HashOf(bytes), goldens[f].hash) << formats[f].name << " " << who;
+    };
+    expect(RunOracle(test, src), "oracle");
+    for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
+      const auto executable = std::move(*cpu::CompileQuantize(test.MakePartition(true), *kernels));
+      expect(RunQuantize(test, *executable, *MakeSerialExecutor(), src), kernels->name);
+    }
   }
 }
 

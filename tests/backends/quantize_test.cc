@@ -101,6 +101,17 @@ TEST_P(DynamicQuantizeTest, FloatCodes) {
          {{kF8E5M2, {4}, {57344, -1, 0x1p-16, -1}}, {kF32, {1}, {1}}}, Groups({4}));
 }
 
+// Codes are positions in a table, here one of no order. Ties go to the lower code.
+TEST_P(DynamicQuantizeTest, CodebooksGiveTheNearestEntry) {
+  if (GetParam() == "cuda_simt") GTEST_SKIP() << "declines codebooks";
+  Attributes attrs = Groups({4});
+  attrs.Set(Attr::kCodebook, std::vector<float>{4, -1, 0, 2});
+  Expect({kF32, {8}, {8, -5, 0.9, 2, -1, 3, -8, 1}},
+         {{kU2, {8}, {0, 1, 2, 2, 1, 3, 1, 2}}, {kF32, {2}, {2, 2}}}, attrs);
+  Expect({kF32, {4}, {0, -0.0, 0, 0}}, {{kU2, {4}, {2, 2, 2, 2}}, {kF32, {1}, {1}}}, attrs);
+  Expect({kF32, {4}, {kNan, 1, 2, 3}}, {{kU2, {4}, {0, 0, 0, 0}}, {kF32, {1}, {kNan}}}, attrs);
+}
+
 // A group with NaN or infinity gets the scale NaN, so that it reads back as NaN whatever its
 // codes; its neighbours are as they would be.
 TEST_P(DynamicQuantizeTest, WhatIsNotFiniteStaysInItsGroup) {

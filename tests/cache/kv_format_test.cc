@@ -48,7 +48,8 @@ TEST(KvFormatTest, GroupsFollowTheWord) {
 
 TEST(KvFormatTest, TextSurvivesParsing) {
   for (const char* text : {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
-                           "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel"}) {
+                           "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel",
+                           "u4:g32:nf4", "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
     const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);

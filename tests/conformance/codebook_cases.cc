@@ -13,7 +13,7 @@ namespace {
 using Groups = Storage::Groups;
 
 std::vector<float> Named(std::string_view name) {
-  const absl::Span<const float> values = CodebookOfName(name);
+  const absl::Span<const float> values = FindCodebook(name)->values;
   return {values.begin(), values.end()};
 }
 

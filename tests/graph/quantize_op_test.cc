@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "kvant/graph/builder.h"
+#include "kvant/graph/codebooks.h"
 #include "kvant/graph/json.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
@@ -98,6 +101,71 @@ TEST(DynamicQuantizeErrors, Forms) {
               "attribute 'scale_floor' is -1, less than 0");
 }
 
+TEST(DynamicQuantizeErrors, Codebooks) {
+  const auto error = [](DataType codes, std::vector<float> codebook, DataType zps,
+                        const std::string& sentence) {
+    std::vector<LogicalTensor> outputs{Tensor(1, codes), Tensor(2, kF32)};
+    if (zps != kUndef) outputs.push_back(Tensor(3, zps));
+    ExpectError({Tensor(0, kF32, Dims{8})}, outputs, {{Attr::kCodebook, std::move(codebook)}},
+                ErrorKind::kInvalidGraphOp, sentence);
+  };
+  const std::vector<float> nf4(std::begin(kNf4Codebook), std::end(kNf4Codebook));
+  error(kU4, {1, 2, 3, 4}, kUndef,
+        "a codebook of 4 for codes of type u4; it goes with u2 (4), u4 (16) or u8 (256)");
+  error(kS4, nf4, kUndef,
+        "a codebook of 16 for codes of type s4; it goes with u2 (4), u4 (16) or u8 (256)");
+  error(kU2, {}, kUndef,
+        "a codebook of 0 for codes of type u2; it goes with u2 (4), u4 (16) or u8 (256)");
+  error(kU4, nf4, kF32, "has a codebook and zero points");
+  error(kU2, {0, 0, -0.f, 0}, kUndef, "its codebook has no value but 0");
+  error(kU2, {0, 1, 2, std::numeric_limits<float>::infinity()}, kUndef,
+        "attribute 'codebook' is infinite or not a number");
+  EXPECT_TRUE(MakeGraph({Tensor(0, kF32, Dims{8})}, {Tensor(1, kU4), Tensor(2, kF32)},
+                        {{Attr::kCodebook, nf4}})
+                  .ok());
+  EXPECT_TRUE(MakeGraph({Tensor(0, kF32, Dims{8}), Tensor(2, kF16, Dims{1})}, {Tensor(1, kU4)},
+                        {{Attr::kCodebook, nf4}})
+                  .ok());
+}
+
+TEST(DynamicQuantizeErrors, Formulas) {
+  const auto make = [](DataType codes, DataType zps, Attributes attrs, bool computes = true) {
+    attrs.Set(Attr::kFormula, std::string("ggml"));
+    std::vector<LogicalTensor> inputs{Tensor(0, kF32, Dims{8})}, outputs{Tensor(1, codes)};
+    auto& parameters = computes ? outputs : inputs;
+    parameters.push_back(Tensor(2, kF16, computes ? std::nullopt : std::optional(Dims{1})));
+    if (zps != kUndef) parameters.push_back(Tensor(3, zps));
+    return MakeGraph(inputs, outputs, std::move(attrs)).status();
+  };
+  const auto error = [](const absl::Status& status, const std::string& sentence) {
+    EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidGraphOp) << status;
+    EXPECT_EQ(std::string(status.message()), "DynamicQuantize 'x' (id 2): " + sentence);
+  };
+  const Attributes iq4_nl{
+      {Attr::kCodebook, std::vector<float>(std::begin(kIq4NlCodebook), std::end(kIq4NlCodebook))}};
+  const Attributes e2m1{
+      {Attr::kCodebook, std::vector<float>(std::begin(kE2M1Codebook), std::end(kE2M1Codebook))}};
+  EXPECT_TRUE(make(kS8, kUndef, {}).ok());
+  EXPECT_TRUE(make(kS4, kUndef, {}).ok());
+  EXPECT_TRUE(make(kU4, kF16, {}).ok());
+  EXPECT_TRUE(make(kU4, kUndef, iq4_nl).ok());
+  const std::string takes =
+      "formula ggml is for s8 and s4 without zero points, u4 with ones in real units and u4 with a "
+      "codebook, not for ";
+  error(make(kU4, kUndef, {}), takes + "u4");
+  error(make(kS8, kS8, {}), takes + "s8 with zero points");
+  error(make(kU4, kU4, {}), takes + "u4 with zero points");
+  error(make(kF8E4M3, kUndef, {}), takes + "f8_e4m3");
+  error(make(kU4, kUndef, e2m1),
+        "formula ggml takes a codebook that ascends and does not begin with 0");
+  error(make(kS8, kUndef, {}, /*computes=*/false),
+        "formula ggml is for scales that it computes, but they are an input");
+  error(make(kS8, kUndef, {{Attr::kScaleFloor, 0.5f}}),
+        "attribute 'scale_floor' does not go with formula ggml");
+  error(make(kS8, kUndef, {{Attr::kPowerOfTwoScales, true}}),
+        "attribute 'power_of_two_scales' does not go with formula ggml");
+}
+
 TEST(DynamicQuantizeErrors, Types) {
   const auto type_error = [](DataType x, DataType codes, DataType scales, DataType zps,
                              const std::string& sentence) {
@@ -173,6 +241,19 @@ TEST(DynamicQuantizeJson, RoundTrips) {
   EXPECT_THAT(again->ops()[0].inputs, ElementsAre(0));
   EXPECT_THAT(again->ops()[0].outputs, ElementsAre(1, 2, 3));
   EXPECT_EQ(GraphToJson(*again), text);
+}
+
+TEST(DynamicQuantizeJson, CodebooksAndFormulasRoundTrip) {
+  Attributes attrs = Groups({1, 4});
+  attrs.Set(Attr::kCodebook,
+            std::vector<float>(std::begin(kIq4NlCodebook), std::end(kIq4NlCodebook)));
+  attrs.Set(Attr::kFormula, std::string("ggml"));
+  const absl::StatusOr<Graph> graph =
+      MakeGraph({Tensor(0, kF32, Dims{2, 8})}, {Tensor(1, kU4), Tensor(2, kF16)}, attrs);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  const absl::StatusOr<Graph> again = GraphFromJson(GraphToJson(*graph));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->ops()[0].attrs, graph->ops()[0].attrs);
 }
 
 // oneDNN's reader knows no other attributes than its own.

@@ -359,8 +359,8 @@ inline void Pack(int bits, const uint8_t* __restrict codes, int64_t n, uint8_t* 
 
 template <typename S>
 constexpr QuantizeKernels kQuantizeKernels = {
-    RowRanges<S>, ColumnRanges<S>, Parameters, RowCodes<S>, ColumnCodes<S>, RowFits<S>, Pack,
-    Convert<S>,
+    RowRanges<S>,   ColumnRanges<S>, Parameters, RowCodes<S>,
+    ColumnCodes<S>, RowFits<S>,      Pack,       Convert<S>,
 };
 
 }  // namespace
