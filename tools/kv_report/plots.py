@@ -6,6 +6,7 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 920, 560
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 52, 58
 LABEL_HEIGHT, CHARACTER = 14, 6.6  # of the labels' font, in pixels
+COLUMN = 60  # labels of points nearer than this, in pixels, are in one column
 INK, FAINT = "#222222", "#d9d9d9"
 # Okabe and Ito's colours, which are told apart without red and green.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
@@ -35,6 +36,8 @@ class Chart:
     def grid(self, xs, ys):
         """Lines with a label each, from {value: label}."""
         for value, label in xs.items():
+            if not self.x_range[0] <= value <= self.x_range[1]:
+                continue
             x = self.x(value)
             self._line(x, TOP, x, HEIGHT - BOTTOM, FAINT)
             self._text(x, HEIGHT - BOTTOM + 18, label, "middle", size=12)
@@ -50,24 +53,38 @@ class Chart:
         self._text(LEFT + 6, y - 5, label, "start", size=12)
 
     def points(self, points):
-        """[(x, y, label, colour, square, to the left)], labels moved apart."""
-        for to_left in (True, False):
-            side = [p for p in points if p[5] == to_left]
-            for (x, y, label, colour, square, _), at in zip(side, self._apart(side)):
-                px, py = self.x(x), self.y(y)
-                tx = px - 14 if to_left else px + 14
-                self._line(px, py, tx, at, colour, 'stroke-width="0.8"')
-                self._text(tx + (-2 if to_left else 2), at + 4, label,
+        """[(x, y, label, colour, square, to the left)], labels in columns beside neighbours."""
+        for column in self._columns(points):
+            to_left = column[0][5]
+            edge = (min if to_left else max)(self.x(p[0]) for p in column)
+            tx = edge - 16 if to_left else edge + 16
+            heights = self._apart([self.y(p[1]) for p in column])
+            for (x, y, label, colour, _, _), at in zip(column, heights):
+                self._line(self.x(x), self.y(y), tx, at, colour, 'stroke-width="0.8"')
+                self._text(tx + (-3 if to_left else 3), at + 4, label,
                            "end" if to_left else "start", size=12)
-                if square:
-                    self.parts.append(f'<rect x="{px - 5:.1f}" y="{py - 5:.1f}" width="10" '
-                                      f'height="10" fill="{colour}"/>')
-                else:
-                    self.parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" fill="{colour}"/>')
+        for x, y, _, colour, square, _ in points:
+            self._marker(self.x(x), self.y(y), colour, square)
+
+    def _columns(self, points):
+        """Points with labels on the same side, and less than a label from one to the next."""
+        columns = []
+        for p in sorted(points, key=lambda p: (p[5], p[0])):
+            near = columns and columns[-1][-1][5] == p[5] and (
+                self.x(p[0]) - self.x(columns[-1][-1][0]) < COLUMN)
+            columns[-1].append(p) if near else columns.append([p])
+        return columns
+
+    def _marker(self, x, y, colour, square):
+        if square:
+            self.parts.append(
+                f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{colour}"/>')
+        else:
+            self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" fill="{colour}"/>')
 
     def lines(self, series):
         """[(label, [(x, y)])], each with its label at the right end."""
-        ends = [(points[-1][0], points[-1][1], label) for label, points in series]
+        ends = [self.y(points[-1][1]) for _, points in series]
         for i, ((label, points), at) in enumerate(zip(series, self._apart(ends))):
             colour = COLOURS[i % len(COLOURS)]
             dash = "" if i < len(COLOURS) else 'stroke-dasharray="7 3"'
@@ -86,9 +103,7 @@ class Chart:
         for i, (colour, square, text) in enumerate(entries):
             y = TOP + 16 + 18 * i
             x = WIDTH - self.right - 14 - CHARACTER * max(len(e[2]) for e in entries)
-            shape = (f'<rect x="{x - 17:.1f}" y="{y - 9}" width="10" height="10" fill="{colour}"/>'
-                     if square else f'<circle cx="{x - 12:.1f}" cy="{y - 4}" r="5.5" fill="{colour}"/>')
-            self.parts.append(shape)
+            self._marker(x - 12, y - 4, colour, square)
             self._text(x, y, text, "start", size=12)
 
     def svg(self):
@@ -97,19 +112,16 @@ class Chart:
                 f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n'
                 + "\n".join(self.parts) + "\n</svg>\n")
 
-    def _apart(self, points):
-        """Heights for labels beside points (x, y, label, ...), near them and without overlap."""
-        order = sorted(range(len(points)), key=lambda i: self.y(points[i][1]))
-        placed, heights = [], {}
+    def _apart(self, wanted):
+        """Heights near those wanted, none closer than a label's: pushed apart, then back inside."""
+        order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+        heights, lowest = [0.0] * len(wanted), -math.inf
         for i in order:
-            x, at = self.x(points[i][0]), self.y(points[i][1])
-            width = CHARACTER * len(points[i][2]) + 20
-            for other_x, other_width, other in placed:  # from the top down
-                if abs(other_x - x) < max(width, other_width) and at < other + LABEL_HEIGHT:
-                    at = max(at, other + LABEL_HEIGHT)
-            placed.append((x, width, at))
-            heights[i] = at
-        return [heights[i] for i in range(len(points))]
+            heights[i] = lowest = max(wanted[i], lowest + LABEL_HEIGHT)
+        lowest = HEIGHT - BOTTOM + LABEL_HEIGHT - 4
+        for i in reversed(order):
+            heights[i] = lowest = min(heights[i], lowest - LABEL_HEIGHT)
+        return heights
 
     def _line(self, x0, y0, x1, y1, colour, more=""):
         self.parts.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" '

@@ -9,10 +9,11 @@ from .definitions import NO_TAIL, SCHEMES
 from .quality import ERROR_LAYERS
 
 KIB = {512: "512", 1024: "1k", 2048: "2k", 4096: "4k", 8192: "8k", 32768: "32k"}
-GRID_BITS = {2: "2", 3: "3", 4: "4", 5: "5", 6: "6", 8: "8", 16: "16"}
-# Lines that lie on one another say nothing: those whose bytes or times differ.
-BYTES_SHOWN = ("q8_0", "int8_th", "k8th_v4g32", "int4_g32", "int4_g64", "int4zp_g64", "int2_g32",
-               "kivi4", "kivi2", "int4_g64_R128_s4")
+GRID_BITS = {bits: str(bits) for bits in range(3, 11)}
+EXACT = ("f32", "f16")  # would take half of a chart for themselves
+# Of the lines against length, those that do not lie on others.
+SHOWN = ("q8_0", "int8_th", "k8th_v4g32", "int4_g32", "int4_g64", "int4zp_g64", "int2_g32",
+         "kivi4", "kivi2", "int4_g64_R128_s4")
 NO_TAIL_COLOUR, TAIL_COLOUR = plots.COLOURS[0], plots.COLOURS[1]
 
 
@@ -65,13 +66,13 @@ class Report:
     # --- Charts ------------------------------------------------------------------
 
     def _kld_chart(self):
-        points = {s: q["kld_mean"] for s, q in self.quality.items() if s != "f32"}
+        points = {s: q["kld_mean"] for s, q in self.quality.items() if s not in EXACT}
         return self._against_bits(points, "KL divergence to full precision against bits",
                                   "mean KL divergence (nats)")
 
     def _perplexity_chart(self):
         exact = self.quality["f32"]["ppl"]
-        points = {s: 100 * (q["ppl"] / exact - 1) for s, q in self.quality.items() if s != "f32"}
+        points = {s: 100 * (q["ppl"] / exact - 1) for s, q in self.quality.items() if s not in EXACT}
         return self._against_bits(points, f"Perplexity above full precision's {exact:.3f}, against bits",
                                   "more perplexity (%)")
 
@@ -80,7 +81,7 @@ class Report:
         decades = range(int(np.floor(np.log10(min(values.values())))),
                         int(np.ceil(np.log10(max(values.values())))) + 1)
         chart = plots.Chart(title, "bits per element, scales and zero points included", y_title,
-                            (2.2, 21), (10.0 ** decades[0], 10.0 ** decades[-1]))
+                            (2.2, 11), (10.0 ** decades[0], 10.0 ** decades[-1]))
         chart.grid(GRID_BITS, {10.0**d: f"{10.0**d:g}" for d in decades})
         points = []
         for scheme, value in values.items():
@@ -95,7 +96,7 @@ class Report:
         return chart
 
     def _bytes_chart(self):
-        shown = [s for s in BYTES_SHOWN if s in self.quality]
+        shown = [s for s in SHOWN if s in self.quality]
         series = [(s, [(n, self._bytes("f16", n) / self._row_bytes(s, n)) for n in speed.LENGTHS])
                   for s in shown]
         chart = plots.Chart("How much smaller than f16 a cache is", "tokens in the cache",
@@ -110,8 +111,7 @@ class Report:
         return self.speeds.get((scheme, tokens), {}).get("bytes", self._bytes(scheme, tokens))
 
     def _time_chart(self):
-        series = [(s, self._ratios(s)) for s in self.quality
-                  if s not in ("f16", "f32") and self._ratios(s)]
+        series = [(s, self._ratios(s)) for s in SHOWN if s in self.quality]
         values = [ratio for _, points in series for _, ratio in points]
         low, high = min(values + [.25]) * .9, max(values + [2.]) * 1.1
         ticks = [t for t in (.1, .2, .3, .5, .7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= t <= high]
