@@ -6,6 +6,7 @@
 #include "kvant/backends/engine.h"              // IWYU pragma: export
 #include "kvant/backends/executor.h"            // IWYU pragma: export
 #include "kvant/backends/tensor.h"              // IWYU pragma: export
+#include "kvant/cache/formats.h"                // IWYU pragma: export
 #include "kvant/graph/builder.h"                // IWYU pragma: export
 #include "kvant/graph/graph.h"                  // IWYU pragma: export
 #include "kvant/graph/json.h"                   // IWYU pragma: export

@@ -64,7 +64,7 @@ std::unique_ptr<Backend> MakeOracleBackend();
 // Op by op on the CPU, through oneDNN where it has the op. Null when kvant is
 // built without oneDNN.
 std::unique_ptr<Backend> MakeReferenceBackend();
-// Fused attention and DynamicQuantize on the CPU.
+// Fused attention, DynamicQuantize and Hadamard on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
 // Fused attention and the dynamic quantization ops on the GPU of that index. kUnimplemented, in
 // words: no driver, none that is new enough, no such GPU, or one too old.

@@ -154,6 +154,9 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
   if (options.kv_lengths) {
     KVANT_ASSIGN_OR_RETURN(known, known.WithKvLengths(*options.kv_lengths));
   }
+  if (options.segment_ranges) {
+    KVANT_ASSIGN_OR_RETURN(known, known.WithSegmentRanges(*options.segment_ranges));
+  }
   KVANT_RETURN_IF_ERROR(CheckPorts(known));
   return known;
 }

@@ -48,6 +48,9 @@ struct CompileOptions {
   std::vector<LogicalTensor> ports;
   // An extra input with the real KV lengths, s32 [N]; see Partition::WithKvLengths.
   std::optional<LogicalTensor> kv_lengths;
+  // Instead, one with the tokens of each segment of K and V, s32 [N, segments, 2]; see
+  // Partition::WithSegmentRanges.
+  std::optional<LogicalTensor> segment_ranges;
 };
 
 class Engine {

@@ -118,6 +118,15 @@ void BM_Transpose(benchmark::State& state, const KernelSet* set) {
   state.SetItemsProcessed(state.iterations() * kElements);
 }
 
+// A row of queries of one head: to be compared with a row's share of Qk and Pv.
+void BM_Hadamard(benchmark::State& state, const KernelSet* set) {
+  std::vector<float> row(kSize, 0.5f);
+  for (auto _ : state) {
+    set->hadamard(row.data(), kSize, state.range(0));
+    benchmark::ClobberMemory();
+  }
+}
+
 const bool kRegistered = [] {
   for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
     const auto add = [&](const std::string& name, auto body, auto... arguments) {
@@ -132,6 +141,7 @@ const bool kRegistered = [] {
     add("Softmax", BM_Softmax)->Arg(64);
     add("Scale", BM_Scale)->Arg(16)->Arg(32)->Arg(kSize);
     add("Transpose", BM_Transpose);
+    add("Hadamard", BM_Hadamard)->Arg(4)->Arg(32)->Arg(kSize);
     for (DataType type : {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU4, kU2}) {
       add_typed("Load", BM_Load, type);
       if (set->qk_stored == nullptr || !StoredProductsTake(type)) continue;

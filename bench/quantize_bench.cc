@@ -1,6 +1,7 @@
 // Quantizing a cache's worth of numbers, scales and zero points included, in one thread: bytes read
 // and written, each once, per second. From memory, and from the second-level cache.
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "benchmark/benchmark.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/graph/builder.h"
+#include "kvant/graph/codebooks.h"
 #include "kvant/patterns/partitioner.h"
 
 namespace kvant {
@@ -20,7 +22,19 @@ struct Scheme {
   const char* name;
   DataType src, codes, zero_points;
   Dims group;
+  std::vector<float> codebook = {};
+  bool ggml = false;
 };
+
+std::vector<float> NamedCodebook(std::string_view name) {
+  const absl::Span<const float> values = CodebookOfName(name);
+  return {values.begin(), values.end()};
+}
+std::vector<float> Squares() {
+  std::vector<float> values;
+  for (int i = -128; i < 128; ++i) values.push_back(static_cast<float>(i * std::abs(i)) / 16384);
+  return values;
+}
 
 void BM_Quantize(benchmark::State& state, const cpu::KernelSet* set, const Scheme& scheme) {
   const int64_t tokens = state.range(0), elements = kHeads * tokens * kSize;
@@ -29,10 +43,13 @@ void BM_Quantize(benchmark::State& state, const cpu::KernelSet* set, const Schem
                     {.group_shape = scheme.group,
                      .type = scheme.codes,
                      .scale_type = kF16,
-                     .zero_point_type = scheme.zero_points});
+                     .zero_point_type = scheme.zero_points,
+                     .codebook = scheme.codebook,
+                     .ggml_formula = scheme.ggml});
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   const std::vector<Partition> partitions = *PartitionGraph(*graph);
-  const std::unique_ptr<Executable> quantize = cpu::CompileQuantize(partitions[0], *set);
+  const std::unique_ptr<Executable> quantize =
+      std::move(*cpu::CompileQuantize(partitions[0], *set));
   const Partition& partition = partitions[0];
 
   std::vector<std::byte> src(partition.input(0).memory_bytes());
@@ -76,6 +93,12 @@ const bool kRegistered = [] {
       {"s8_by_token", kF32, kS8, kUndef, {1, 1, 1, 128}},
       {"u4_by_channel", kF32, kU4, kF16, {1, 1, 32, 1}},
       {"s8_by_channel", kF32, kS8, kUndef, {1, 1, 32, 1}},
+      {"nf4_by_32", kF32, kU4, kUndef, {1, 1, 1, 32}, NamedCodebook("nf4")},
+      {"u8_codebook_by_32", kF32, kU8, kUndef, {1, 1, 1, 32}, Squares()},
+      {"ggml_q8_0", kF32, kS8, kUndef, {1, 1, 1, 32}, {}, /*ggml=*/true},
+      {"ggml_q4_0", kF32, kS4, kUndef, {1, 1, 1, 32}, {}, /*ggml=*/true},
+      {"ggml_q4_1", kF32, kU4, kF16, {1, 1, 1, 32}, {}, /*ggml=*/true},
+      {"ggml_iq4_nl", kF32, kU4, kUndef, {1, 1, 1, 32}, NamedCodebook("iq4_nl"), /*ggml=*/true},
   };
   for (int i = 0; const cpu::KernelSet* set = cpu::KernelsAt(i); ++i) {
     for (const DataType src : {kF32, kF16}) {

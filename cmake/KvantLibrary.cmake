@@ -95,7 +95,7 @@ file(GLOB kvant_public_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}
      "${PROJECT_SOURCE_DIR}/graph/*.h" "${PROJECT_SOURCE_DIR}/graph/*.inc"
      "${PROJECT_SOURCE_DIR}/patterns/*.h"
      "${PROJECT_SOURCE_DIR}/backends/*.h"
-     "${PROJECT_SOURCE_DIR}/cache/*.h")
+     "${PROJECT_SOURCE_DIR}/cache/*.h" "${PROJECT_SOURCE_DIR}/cache/*.inc")
 # The insides of JSON, the op rules and the matcher.
 list(FILTER kvant_public_headers EXCLUDE REGEX "/(json_document|json_names|op_shapes|op_types|match|matcher|resolver|op_groups|views)\\.h$")
 list(TRANSFORM kvant_public_headers PREPEND "${kvant_include_dir}/kvant/")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <set>
 
@@ -229,38 +230,47 @@ absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_ze
                               "; it goes with u2 (4), u4 (16) or u8 (256)"));
   }
   if (has_zero_points) return error("has a codebook and zero points");
-  for (const float value : *codebook) {
-    if (!std::isfinite(value)) return error("its codebook has a value that is not finite");
+  if (std::all_of(codebook->begin(), codebook->end(), [](float value) { return value == 0; })) {
+    return error("its codebook has no value but 0");
   }
   return absl::OkStatus();
 }
 
 // The ggml formulas are those of its block formats, and take no options.
-absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps) {
+absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps,
+                          bool computes) {
   const std::string* formula = op.attrs.Get<std::string>(Attr::kFormula);
   if (formula == nullptr) return absl::OkStatus();
+  const auto error = [&op](const std::string& what) {
+    return OpError(op, ErrorKind::kInvalidGraphOp, what);
+  };
   if (*formula != "ggml") {
-    return OpError(op, ErrorKind::kInvalidGraphOp,
-                   absl::StrCat("attribute 'formula' is '", *formula, "', not 'ggml'"));
+    return error(absl::StrCat("attribute 'formula' is '", *formula, "', not 'ggml'"));
   }
-  const bool has_codebook = op.attrs.Find(Attr::kCodebook) != nullptr;
+  if (!computes) {
+    return error("formula ggml is for scales that it computes, but they are an input");
+  }
+  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  const bool has_codebook = codebook != nullptr;
   const bool q8_0 = codes.type == kS8 && zps == nullptr;
   const bool q4_0 = codes.type == kS4 && zps == nullptr;
   const bool q4_1 = codes.type == kU4 && zps != nullptr && IsFloat(zps->type);
   const bool iq4_nl = codes.type == kU4 && has_codebook;
   if (!q8_0 && !q4_0 && !q4_1 && !iq4_nl) {
-    return OpError(
-        op, ErrorKind::kInvalidGraphOp,
-        absl::StrCat("formula ggml is for s8 and s4 without zero points, u4 with ones in "
-                     "real units and u4 with a codebook, not for ",
-                     std::string(DataTypeName(codes.type)),
-                     zps == nullptr ? "" : " with zero points"));
+    return error(absl::StrCat(
+        "formula ggml is for s8 and s4 without zero points, u4 with ones in "
+        "real units and u4 with a codebook, not for ",
+        std::string(DataTypeName(codes.type)), zps == nullptr ? "" : " with zero points"));
+  }
+  if (has_codebook && (std::adjacent_find(codebook->begin(), codebook->end(),
+                                          std::greater_equal<>()) != codebook->end() ||
+                       codebook->front() == 0)) {
+    return error("formula ggml takes a codebook that ascends and does not begin with 0");
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
     if (op.attrs.Find(attr) == nullptr) continue;
-    return OpError(op, ErrorKind::kInvalidGraphOp,
-                   absl::StrCat("attribute '", std::string(AttrName(attr)),
-                                "' does not go with formula ggml"));
+    return error(absl::StrCat("attribute '", std::string(AttrName(attr)),
+                              "' does not go with formula ggml"));
   }
   return absl::OkStatus();
 }
@@ -273,7 +283,7 @@ absl::Status CheckQuantize(const Op& op, absl::Span<const LogicalTensor* const> 
                              : outputs.size() > 2      ? outputs[2]
                                                        : nullptr;
   KVANT_RETURN_IF_ERROR(CheckCodebook(op, *outputs[0], zps != nullptr));
-  return CheckFormula(op, *outputs[0], zps);
+  return CheckFormula(op, *outputs[0], zps, inputs.size() <= first);
 }
 
 // A conversion takes nothing that belongs to codes.

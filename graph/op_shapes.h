@@ -21,9 +21,11 @@
 namespace kvant {
 
 // One op's ports: inputs are given, output dims are left by the rule (nothing:
-// rank unknown).
+// rank unknown). `held`: the outputs as the graph has them, for what no input says (the capacity of
+// what Append writes to); none where there is no graph yet.
 struct ShapeContext {
   absl::InlinedVector<const LogicalTensor*, 8> inputs;
+  absl::InlinedVector<const LogicalTensor*, 2> held;
   absl::InlinedVector<std::optional<Dims>, 2> outputs;
 };
 
@@ -56,11 +58,26 @@ absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                                  absl::Span<const int64_t> target);
 
 // Of a dynamic quantization op that passed its shape rule. Elements per group along each dimension
-// of what it quantizes or dequantizes, which has these dims; a dim of 0 may have groups of 0.
+// of what it quantizes or dequantizes, which has these dims; a dim of 0 may have groups of 0. For
+// Append they are src's: what is beyond src of a group of all tokens does not count.
 Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims);
 // Elements by which its scales, or zero points, move from one group to the next along dimension `d`
 // of a tensor of that rank: they have its rank, or one axis, or are one for all.
 int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d);
+
+// Where an Append that passed its shape rule writes.
+struct AppendedTokens {
+  int axis = 0;           // of src and dst, from the front
+  int64_t tokens = 0;     // of src
+  int64_t capacity = 0;   // of dst
+  int64_t group = 1;      // positions are multiples of it
+  bool one_group = true;  // no group ends along the axis: any position, and the same parameters
+
+  // kInvalidArguments, in a sentence, unless tokens fit dst from `position` on; a negative one
+  // leaves its row out.
+  absl::Status Check(const Op& op, int64_t row, int64_t position) const;
+};
+AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst);
 
 #define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) \
   absl::Status shape_rule(const Op& op, ShapeContext& context);

@@ -97,6 +97,30 @@ absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTenso
   return CheckPerGroup(op, x, *group_shape, tensor, role);
 }
 
+// Scales and, if they are there, zero points of x from input `first` on.
+absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const ShapeContext& context,
+                                  size_t first) {
+  const QType qtype = QTypeOf(op);
+  KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[first], "scales"));
+  if (context.inputs.size() <= first + 1) return absl::OkStatus();
+  // One zero point may serve all channels; oneDNN's own tests use that.
+  const LogicalTensor& zps = *context.inputs[first + 1];
+  if (qtype == QType::kPerChannel && zps.dims && MayBeScalar(*zps.dims)) return absl::OkStatus();
+  return CheckDynamicParameter(op, qtype, x, zps, "zero points");
+}
+
+// Dim `axis` of an output as the graph has it, if it has that rank there.
+int64_t HeldDim(const ShapeContext& context, size_t output, int rank, int axis) {
+  if (context.held.empty() || context.held[output]->rank() != rank) return kUnknownDim;
+  return (*context.held[output]->dims)[axis];
+}
+
+// Tokens that appended ones must be a multiple of: those of a group.
+int64_t TokensOfGroup(const Op& op, int axis) {
+  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  return QTypeOf(op) == QType::kPerGroup && group_shape != nullptr ? (*group_shape)[axis] : 1;
+}
+
 // The inputs of a ScaledDotProductAttention by their names; null if absent.
 struct AttentionInputs {
   static constexpr std::string_view kNames[] = {"k_scales",   "k_zps", "v_scales",
@@ -223,14 +247,7 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
 
 absl::Status DynamicQuantShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& x = *context.inputs[0];
-  const QType qtype = QTypeOf(op);
-  KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[1], "scales"));
-  if (context.inputs.size() > 2) {
-    // One zero point may serve all channels; oneDNN's own tests use that.
-    const LogicalTensor& zps = *context.inputs[2];
-    const bool shared = qtype == QType::kPerChannel && zps.dims && MayBeScalar(*zps.dims);
-    if (!shared) KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, zps, "zero points"));
-  }
+  KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, x, context, 1));
   context.outputs[0] = x.dims;
   return absl::OkStatus();
 }
@@ -270,25 +287,81 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
                    absl::StrCat("positions are [", (*src.dims)[0], "] as dim 0 of ",
                                 DescribeDims(src), ", but are ", DescribeDims(positions)));
   }
-  // The capacity is the outputs' own.
-  LogicalTensor whole = src;
-  (*whole.dims)[axis] = kUnknownDim;
-  context.outputs[0] = whole.dims;
-  const QType qtype = QTypeOf(op);
-  for (size_t i = 2; i < context.inputs.size(); ++i) {
-    KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, whole, *context.inputs[i],
-                                                i == 2 ? "scales" : "zero points"));
+  LogicalTensor dst = src;
+  const int64_t tokens = (*src.dims)[axis], capacity = HeldDim(context, 0, src.rank(), axis);
+  (*dst.dims)[axis] = capacity;
+  if (!context.held.empty()) dst.id = context.held[0]->id;
+  context.outputs[0] = dst.dims;
+  if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat(DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
+                                ", more than ", DescribeDims(dst), " holds"));
+  }
+  if (context.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, dst, context, 2));
+    const int64_t group = TokensOfGroup(op, axis);
+    const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
+    if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
+    return QuantError(op, absl::StrCat("groups of ", group, " do not divide dim ", axis, " of ",
+                                       DescribeDims(src)));
   }
   if (context.outputs.size() < 2) return absl::OkStatus();
   const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
-  if (qtype != QType::kPerGroup || group_shape == nullptr) {
+  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) {
     return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
   }
   Dims groups;
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
-  groups[axis] = kUnknownDim;
-  for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
+  if ((*group_shape)[0] != 1) {
+    return QuantError(op, absl::StrCat("computes scales of groups of ", (*group_shape)[0],
+                                       " along dim 0, whose rows have positions of their own"));
+  }
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
+  for (size_t i = 1; i < context.outputs.size(); ++i) {
+    const int64_t held = HeldDim(context, i, src.rank(), axis);
+    if (!MayEqual(held, groups[axis])) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat(DescribeDims(dst), " holds ", groups[axis], " groups of ",
+                                  (*group_shape)[axis], " tokens along dim ", axis, ", but ",
+                                  DescribeDims(*context.held[i]), " holds ", held,
+                                  i == 1 ? " scales there" : " zero points there"));
+    }
+    context.outputs[i] = groups;
+  }
   return absl::OkStatus();
+}
+
+AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
+  AppendedTokens to;
+  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAppendAxis, -2);
+  to.axis = static_cast<int>(axis < 0 ? axis + src.rank() : axis);
+  to.tokens = (*src.dims)[to.axis];
+  to.capacity = (*dst.dims)[to.axis];
+  const int64_t group = TokensOfGroup(op, to.axis);
+  const int64_t channel = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  switch (QTypeOf(op)) {
+    case QType::kPerTensor:
+      break;
+    case QType::kPerChannel:
+      to.one_group = (channel < 0 ? channel + src.rank() : channel) != to.axis;
+      break;
+    case QType::kPerGroup:
+      to.one_group = group >= to.capacity;
+      break;
+  }
+  if (!to.one_group) to.group = group;
+  return to;
+}
+
+absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) const {
+  if (position < 0) return absl::OkStatus();
+  if (position + tokens > capacity) {
+    return QuantError(op, absl::StrCat("position ", position, " of row ", row, " and ", tokens,
+                                       " tokens are beyond the capacity of ", capacity));
+  }
+  if (position % group == 0) return absl::OkStatus();
+  return QuantError(op, absl::StrCat("position ", position, " of row ", row,
+                                     " is within a group of ", group, " tokens"));
 }
 
 absl::Status HadamardShape(const Op& op, ShapeContext& context) {
@@ -319,7 +392,9 @@ Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
     }
     case QType::kPerGroup: {
       const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
-      group.assign(shape.begin(), shape.end());
+      for (size_t d = 0; d < shape.size(); ++d) {
+        group[d] = group[d] == 0 ? shape[d] : std::min(shape[d], group[d]);
+      }
       break;
     }
   }

@@ -212,7 +212,7 @@ bool AttentionMatcher::CheckContraction() {
   return true;
 }
 
-// What follows the MatMul and only moves, converts or quantizes the output.
+// What follows the MatMul and only moves, converts, rotates or quantizes the output.
 void AttentionMatcher::MatchOutput() {
   match_->output = op(match_->pv).outputs[0];
   for (;;) {
@@ -221,7 +221,8 @@ void AttentionMatcher::MatchOutput() {
     const Op& next = op(consumers[0].op);
     const bool quantize = next.kind == OpKind::kQuantize && IsPerTensor(next);
     if (!quantize && next.kind != OpKind::kStaticTranspose && next.kind != OpKind::kStaticReshape &&
-        next.kind != OpKind::kReorder && next.kind != OpKind::kTypeCast) {
+        next.kind != OpKind::kReorder && next.kind != OpKind::kTypeCast &&
+        next.kind != OpKind::kHadamard) {
       return;
     }
     match_->output_ops.push_back(consumers[0].op);

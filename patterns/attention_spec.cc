@@ -42,6 +42,9 @@ std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
     if (segments.size() > 1) absl::StrAppend(&text, " x ", segment.data.dims[3]);
     if (segment.quantization) {
       absl::StrAppend(&text, " ", GroupsInWords(segment));
+      if (const size_t entries = segment.quantization->codebook.size(); entries > 0) {
+        absl::StrAppend(&text, " with a codebook of ", entries);
+      }
       if (segment.quantization->zero_points.present()) {
         absl::StrAppend(&text, " with ",
                         IsFloat(segment.quantization->zero_points.type) ? "real " : "",
@@ -139,6 +142,7 @@ uint32_t AttentionSpec::Features() const {
   segments(v, Feature::kQuantizedV);
   set(Feature::kStaticQuantization,
       q_quantization.has_value() || probs_quantization || output_quantization);
+  set(Feature::kCodebook, q_quantization && !q_quantization->codebook.empty());
   set(Feature::kScoreSteps, !steps.empty());
   for (const ScoreStep& step : steps) {
     set(Feature::kBand, step.kind == Kind::kBand);

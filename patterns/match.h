@@ -25,7 +25,7 @@ struct ChainOp {
 };
 
 // How a value gets from a port to where it is used: ops in that order, each of
-// which only moves, converts, dequantizes or concatenates.
+// which only moves, converts, dequantizes, rotates or concatenates.
 struct Chain {
   bool present = false;
   TensorId source = 0;

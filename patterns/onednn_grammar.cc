@@ -285,6 +285,13 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
     add("static quantization");
   }
   if (match.k.size() > 1 || match.v.size() > 1) add("segments");
+  if (has({match.q}, OpKind::kHadamard) || has(match.k, OpKind::kHadamard) ||
+      has(match.v, OpKind::kHadamard) ||
+      std::any_of(match.output_ops.begin(), match.output_ops.end(), [&graph](OpIndex index) {
+        return graph.ops()[index].kind == OpKind::kHadamard;
+      })) {
+    add("rotated");
+  }
   bool capped = false;
   for (const StepMatch& step : match.steps) {
     switch (step.kind) {

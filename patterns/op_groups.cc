@@ -50,10 +50,25 @@ bool Continues(OpKind kind, int port) {
 
 bool NothingRuns(OpKind kind) { return kind == OpKind::kEnd || kind == OpKind::kWildcard; }
 
+// Whether an op stores its input 0 in a cache.
+bool Stores(OpKind kind) { return kind == OpKind::kDynamicQuantize || kind == OpKind::kAppend; }
+
+// A rotation and the op that stores what it gives and nothing else: keys and values are rotated
+// when they are written.
+void AddStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
+  const Op& rotation = graph.ops()[group->ops.back()];
+  const auto& consumers = graph.FindTensor(rotation.outputs[0])->consumers;
+  if (consumers.size() != 1 || consumers[0].port != 0 || taken[consumers[0].op]) return;
+  if (!Stores(graph.ops()[consumers[0].op].kind)) return;
+  taken[consumers[0].op] = 1;
+  group->ops.push_back(consumers[0].op);
+}
+
 // Extends a group that begins with this op by what follows it and nothing else.
 void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   constexpr size_t kMaxOps = 5;
   const Op* last = &graph.ops()[group->ops.back()];
+  if (last->kind == OpKind::kHadamard) return AddStore(graph, taken, group);
   if (last->kind != OpKind::kMatMul && !IsBinary(last->kind) && !IsElementwise(last->kind)) return;
   while (group->ops.size() < kMaxOps) {
     const Graph::TensorInfo& result = *graph.FindTensor(last->outputs[0]);

@@ -21,7 +21,8 @@ struct OpGroup {
 };
 
 // Puts every op that is not taken (but End and Wildcard) into a group of its own,
-// or into a chain of ops with nothing but elementwise ops after the first.
+// or into a chain of ops with nothing but elementwise ops after the first, or a Hadamard with the
+// DynamicQuantize or Append that stores its result.
 void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups);
 
 // Sorts groups topologically. Groups on a cycle with others (one feeds another

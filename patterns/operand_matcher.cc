@@ -14,7 +14,7 @@ bool IsDequantize(OpKind kind) {
 }
 
 bool Moves(OpKind kind) {
-  return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
+  return kind == OpKind::kTypeCast || kind == OpKind::kHadamard || kind == OpKind::kStaticReshape ||
          kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
 }
 

@@ -32,18 +32,26 @@ class Partition {
   const std::vector<TensorId>& outputs() const { return outputs_; }
   // Descriptors of the ports, in that order; shapes as far as known.
   const LogicalTensor& input(int port) const {
-    return kv_lengths_ && port + 1 == static_cast<int>(inputs_.size())
-               ? *kv_lengths_
-               : ops_->tensor(inputs_[port]);
+    return extra_ && port + 1 == static_cast<int>(inputs_.size()) ? *extra_
+                                                                  : ops_->tensor(inputs_[port]);
   }
   const LogicalTensor& output(int port) const { return ops_->tensor(outputs_[port]); }
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
   const AttentionSpec* attention() const { return spec_ ? &*spec_ : nullptr; }
-  // The input that WithKvLengths added, which no op consumes: the last one.
-  std::optional<TensorId> kv_lengths_id() const {
-    return kv_lengths_ ? std::optional<TensorId>(kv_lengths_->id) : std::nullopt;
-  }
+  // The input that WithKvLengths or WithSegmentRanges added, which no op consumes: the last one.
+  std::optional<TensorId> kv_lengths_id() const { return ExtraId(Extra::kKvLengths); }
+  std::optional<TensorId> segment_ranges_id() const { return ExtraId(Extra::kSegmentRanges); }
+  // Where K and V enter matched attention: an op's input, and the axis of its tokens, from the end.
+  // Of ScaledDotProductAttention, both enter the same op.
+  struct Operand {
+    OpId op = 0;
+    int input = 0;
+    int tokens_from_end = 2;
+  };
+  // Nothing for other partitions.
+  std::optional<Operand> keys() const;
+  std::optional<Operand> values() const;
   // The SoftMax op of matched attention: what runs it op by op masks its input
   // from the KV length on (by the coordinate along axis 0, when there is more than
   // one). Nothing for other partitions and for ScaledDotProductAttention.
@@ -61,12 +69,28 @@ class Partition {
   // kInvalidArguments if it is not attention or has KV lengths already.
   absl::StatusOr<Partition> WithKvLengths(const LogicalTensor& lengths) const;
 
+  // The same partition with one more input: which tokens of the segments exist, s32 of shape
+  // [N, segments of K and of V, 2] (or [1, ...], for every batch), read at execution. For K's
+  // segments in the order of the Concat (one, if there is none), then V's, it holds (first,
+  // tokens): the columns of the scores are, segment by segment, the tokens first, first + 1, ...,
+  // beginning again with token 0 after the segment's last. Where K and V are concatenated, they may
+  // be so from different parts; for each batch both have to add up to as many columns. What does
+  // not exist is never read. Bottom-right masks are aligned to that number of columns, other masks
+  // are indexed by column. kInvalidArguments if it is not attention, has KV lengths or ranges
+  // already, or has other segments.
+  absl::StatusOr<Partition> WithSegmentRanges(const LogicalTensor& ranges) const;
+
  private:
   friend class Partitioner;
   // Makes spec_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;
-  absl::Status CheckKvLengths(const LogicalTensor& lengths) const;
+  enum class Extra : uint8_t { kNone, kKvLengths, kSegmentRanges };
+  std::optional<TensorId> ExtraId(Extra kind) const {
+    return extra_kind_ == kind ? std::optional<TensorId>(extra_->id) : std::nullopt;
+  }
+  absl::Status CheckExtra(Extra kind, const LogicalTensor& tensor) const;
+  absl::StatusOr<Partition> WithExtra(Extra kind, const LogicalTensor& tensor) const;
 
   int id_ = 0;
   Kind kind_ = Kind::kOps;
@@ -75,7 +99,8 @@ class Partition {
   std::vector<TensorId> inputs_;
   std::vector<TensorId> outputs_;
   std::shared_ptr<const AttentionMatch> match_;  // null unless attention
-  std::optional<LogicalTensor> kv_lengths_;
+  Extra extra_kind_ = Extra::kNone;
+  std::optional<LogicalTensor> extra_;
   std::optional<AttentionSpec> spec_;
   std::vector<std::string> notes_;
   bool noted_ = false;  // the last note is from ResolveSpec

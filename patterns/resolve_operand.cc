@@ -9,12 +9,15 @@ namespace kvant {
 namespace {
 
 // Applies the same move to everything that lies along the data's axes.
-template <typename Move>
-bool MoveAll(FoldedView& data, std::optional<FoldedView>& scales,
-             std::optional<FoldedView>& zero_points, std::optional<FoldedView>& static_axis,
-             Move move) {
-  return move(data) && (!scales || move(*scales)) && (!zero_points || move(*zero_points)) &&
-         (!static_axis || move(*static_axis));
+template <typename Folded, typename Move>
+bool MoveAll(Folded& folded, Move move) {
+  for (auto* view : {&folded.scales, &folded.zero_points, &folded.static_axis}) {
+    if (*view && !move(**view)) return false;
+  }
+  for (auto& rotation : folded.rotations) {
+    if (!move(rotation.places)) return false;
+  }
+  return move(folded.data);
 }
 
 Dims DimsOf(const FoldedView& view) {
@@ -36,41 +39,45 @@ bool Resolver::ResolveInputs() {
   };
   const int q_row = outer(qk, match_.q_input);
   KvSegment q;
-  if (!ResolveOperand(match_.q, q_row, 2 * rank_ - 3 - q_row, -1, 0, &q)) return false;
+  int64_t scores_rotated = 0;
+  if (!ResolveOperand(match_.q, q_row, 2 * rank_ - 3 - q_row, -1, 0, &q, &scores_rotated)) {
+    return false;
+  }
   spec_->q = q.data;
   spec_->q_quantization = std::move(q.quantization);
   spec_->head_size = spec_->q.dims[4];
 
-  int64_t tokens = 0;
   const int k_row = outer(qk, 1 - match_.q_input);
-  for (const Chain& chain : match_.k) {
-    KvSegment segment;
-    if (!ResolveOperand(chain, k_row, 2 * rank_ - 3 - k_row, k_row, tokens, &segment)) return false;
-    tokens += segment.data.dims[3];
-    spec_->k.push_back(std::move(segment));
-  }
-  if (tokens != spec_->kv_len) {
-    return Fail(absl::StrCat(qk.ToString(), ": segments of K do not add up to ", spec_->kv_len));
-  }
-  tokens = 0;
   const int v_col = outer(pv, 1 - match_.probs_input);
-  const int v_row = 2 * rank_ - 3 - v_col;
-  for (const Chain& chain : match_.v) {
+  return ResolveSegments(match_.k, k_row, 2 * rank_ - 3 - k_row, qk, &spec_->k, &scores_rotated) &&
+         ResolveRotation(qk, "Q and K", scores_rotated, &spec_->q_hadamard) &&
+         ResolveSegments(match_.v, 2 * rank_ - 3 - v_col, v_col, pv, &spec_->v, &output_rotated_);
+}
+
+// The segments of K or V, which is an input of `matmul`.
+bool Resolver::ResolveSegments(absl::Span<const Chain> chains, int row, int col, const Op& matmul,
+                               absl::InlinedVector<KvSegment, 1>* segments, int64_t* rotated) {
+  int64_t tokens = 0, of_first = 0;
+  for (const Chain& chain : chains) {
     KvSegment segment;
-    if (!ResolveOperand(chain, v_row, v_col, v_row, tokens, &segment)) return false;
+    int64_t of_this = 0;
+    if (!ResolveOperand(chain, row, col, row, tokens, &segment, &of_this) ||
+        !CheckSegmentRotation(chain, segments->empty(), of_this, &of_first)) {
+      return false;
+    }
     tokens += segment.data.dims[3];
-    spec_->v.push_back(std::move(segment));
+    segments->push_back(std::move(segment));
   }
-  if (tokens != spec_->kv_len) {
-    return Fail(absl::StrCat(pv.ToString(), ": segments of V do not add up to ", spec_->kv_len));
-  }
-  return true;
+  *rotated ^= of_first;
+  if (tokens == spec_->kv_len) return true;
+  return Fail(absl::StrCat(matmul.ToString(), ": segments of ", segments == &spec_->k ? "K" : "V",
+                           " do not add up to ", spec_->kv_len));
 }
 
 // One operand, or one segment of it that begins at expected_begin along axis
 // `tokens` of the problem's rank (-1: these are the queries).
 bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
-                              int64_t expected_begin, KvSegment* segment) {
+                              int64_t expected_begin, KvSegment* segment, int64_t* rotated) {
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
   const int missing = rank_ - folded.data.rank();
@@ -92,6 +99,7 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
       !Place(folded.data, queries, row, col, false, &segment->data)) {
     return Fail(absl::StrCat("tensor ", chain.source, ": its axes are not evenly strided"));
   }
+  if (!AddRotations(folded.rotations, dims, col, rotated)) return false;
   if (!folded.quantized) return true;
   segment->quantization = std::move(folded.quantization);
   return PlaceQuantization(folded, dims, queries, row, col, &*segment->quantization);
@@ -154,8 +162,7 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
         const auto transpose = [&](FoldedView& view) {
           return order != nullptr && view.Transpose(*order);
         };
-        if (!MoveAll(folded->data, folded->scales, folded->zero_points, folded->static_axis,
-                     transpose)) {
+        if (!MoveAll(*folded, transpose)) {
           return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
         }
         const int rank = folded->data.rank();
@@ -177,6 +184,9 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
         break;
       case OpKind::kDynamicDequantize:
         if (!FoldDynamicDequantize(step.op, folded)) return false;
+        break;
+      case OpKind::kHadamard:
+        folded->rotations.push_back({step.op, PlacesAlongLastAxis(DimsOf(folded->data))});
         break;
       default:
         break;
@@ -206,7 +216,7 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
     folded->concat_axis = axis;
   }
   const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
-  if (!MoveAll(folded->data, folded->scales, folded->zero_points, folded->static_axis, move)) {
+  if (!MoveAll(*folded, move)) {
     return Fail(absl::StrCat(reshape.ToString(), ": cannot be folded into strides"));
   }
   return true;
@@ -247,6 +257,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
 bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   const Op& dequantize = op(index);
   folded->quantized = true;
+  folded->quantization.codebook = dequantize.attrs.GetOr(Attr::kCodebook, std::vector<float>());
   Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
   if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
   folded->scales.emplace();

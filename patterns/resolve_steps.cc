@@ -47,8 +47,12 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
                                        std::pair(&match.shift_sub, &step->shift_sub)}) {
     if (!chain->present) {
       if (shifted) operand->constant = 0.f;
-    } else if (!ScalarOperand(*chain, &operand->view)) {
+    } else if (!PlaceOperand(*chain, match, &operand->view)) {
       return false;
+    } else if (operand->view.dims[3] != 1 || operand->view.dims[4] != 1) {
+      return Fail(absl::StrCat("tensor ", chain->source, " [",
+                               DimsToString(*tensor(chain->source).dims),
+                               "] shifts a diagonal by row or column"));
     }
   }
   return true;

@@ -73,9 +73,11 @@ bool Resolver::Resolve(AttentionSpec* spec) {
   why_.clear();
   spec->fpmath = graph_.options().fpmath;
   spec->apply_to_int = graph_.options().apply_to_int;
-  if (match_.first_class != Graph::kNoOp) return ResolveFirstClass() && ResolveKvLengths();
-  return ResolveFrame() && ResolveInputs() && ResolveSteps() && ResolveProbs() && ResolveOutput() &&
-         ResolveStats() && ResolveKvLengths();
+  const bool resolved = match_.first_class != Graph::kNoOp
+                            ? ResolveFirstClass()
+                            : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
+                                  ResolveProbs() && ResolveOutput() && ResolveStats();
+  return resolved && ResolveKvLengths() && ResolveSegmentRanges();
 }
 
 // Ranks, batch axes and lengths.
@@ -114,7 +116,7 @@ bool Resolver::ResolveFrame() {
                       DimFromEnd(output, 3) > 1 &&
                       DimFromEnd(tensor(qk.inputs[1 - match_.q_input]), 3) == 1 &&
                       DimFromEnd(tensor(pv.inputs[1 - match_.probs_input]), 3) == 1 &&
-                      (rank_ == 4 || kv_lengths_ == nullptr);
+                      (rank_ == 4 || (kv_lengths_ == nullptr && segment_ranges_ == nullptr));
   // Leading axes that make up b0; heads that are in the rows need b2 for themselves.
   const int merged = std::max(rank_ - (spec_->over_queries ? 3 : 4), 1);
   for (int axis = 0; axis < rank_ - 2; ++axis) {
@@ -152,6 +154,7 @@ bool Resolver::SwapOperands() {
   if (match_.k.size() != 1) {
     return Fail(absl::StrCat(op(match_.qk).ToString(), ": the queries are concatenated"));
   }
+  swapped_ = true;
   std::swap(match_.q, match_.k[0]);
   match_.q_input = 1 - match_.q_input;
   return true;
@@ -261,13 +264,21 @@ bool Resolver::ResolveProbs() {
 bool Resolver::ResolveOutput() {
   const LogicalTensor& port = tensor(match_.output);
   FoldedView view = FoldedView::Of(port);
+  Rotations rotations;
+  const auto move_all = [&](auto move) {
+    return move(view) && std::all_of(rotations.begin(), rotations.end(),
+                                     [&](Rotation& rotation) { return move(rotation.places); });
+  };
   for (size_t i = match_.output_ops.size(); i-- > 0;) {
     const Op& mover = op(match_.output_ops[i]);
+    const Dims& before = *tensor(mover.inputs[0]).dims;
     bool ok = true;
     if (mover.kind == OpKind::kStaticTranspose) {
-      ok = view.InverseTranspose(OrderOf(mover));
+      ok = move_all([&](FoldedView& v) { return v.InverseTranspose(OrderOf(mover)); });
     } else if (mover.kind == OpKind::kStaticReshape) {
-      ok = view.Reshape(*tensor(mover.inputs[0]).dims);
+      ok = move_all([&](FoldedView& v) { return v.Reshape(before); });
+    } else if (mover.kind == OpKind::kHadamard) {
+      rotations.push_back({match_.output_ops[i], PlacesAlongLastAxis(before)});
     } else if (mover.kind == OpKind::kQuantize) {
       spec_->output_quantization = FakeQuantizeOf(mover, port.type);
     }
@@ -279,7 +290,10 @@ bool Resolver::ResolveOutput() {
     return Fail(
         absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
   }
-  return true;
+  const Op& pv = op(match_.pv);
+  return AddRotations(rotations, *tensor(pv.outputs[0]).dims, 2 * rank_ - 3 - row,
+                      &output_rotated_) &&
+         ResolveRotation(pv, "V and the output", output_rotated_, &spec_->output_hadamard);
 }
 
 bool Resolver::ResolveStats() {
@@ -299,20 +313,40 @@ bool Resolver::ResolveStats() {
   return true;
 }
 
-bool Resolver::ResolveKvLengths() {
-  if (kv_lengths_ == nullptr) return true;
-  View& view = spec_->kv_lengths;
-  view.port = static_cast<int>(inputs_.size()) - 1;
-  view.type = kv_lengths_->type;
-  view.dims.fill(1);
-  if (kv_lengths_->elements() == 1) return true;
-  if (kv_lengths_->rank() != 1 || kv_lengths_->elements() != spec_->batch[0] || rank_ < 3 ||
-      batch_.end[0] != 1) {
-    return Fail(absl::StrCat("the ", kv_lengths_->elements(),
-                             " KV lengths are not one per batch of ", spec_->batch[0]));
+// The last input, one element or slice along axis 0 for every batch or for all of them.
+bool Resolver::PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view) {
+  view->port = static_cast<int>(inputs_.size()) - 1;
+  view->type = tensor.type;
+  view->dims.fill(1);
+  const int64_t count = tensor.rank() == 0 ? 1 : (*tensor.dims)[0];
+  if (count == 1) return true;
+  if (count != spec_->batch[0] || rank_ < 3 || batch_.end[0] != 1) {
+    return Fail(absl::StrCat("the ", count, " ", std::string(what), " are not one per batch of ",
+                             spec_->batch[0]));
   }
-  view.dims[0] = spec_->batch[0];
-  view.strides[0] = kv_lengths_->StridesOrDense()[0];
+  view->dims[0] = count;
+  view->strides[0] = tensor.StridesOrDense()[0];
+  return true;
+}
+
+bool Resolver::ResolveKvLengths() {
+  return kv_lengths_ == nullptr || PlacePerBatch(*kv_lengths_, "KV lengths", &spec_->kv_lengths);
+}
+
+bool Resolver::ResolveSegmentRanges() {
+  if (segment_ranges_ == nullptr) return true;
+  View& view = spec_->segment_ranges;
+  if (!PlacePerBatch(*segment_ranges_, "ranges of segments", &view)) return false;
+  const Dims strides = segment_ranges_->StridesOrDense();
+  for (const int axis : {1, 2}) {
+    view.dims[axis + 2] = (*segment_ranges_->dims)[axis];
+    view.strides[axis + 2] = strides[axis];
+  }
+  if (spec_->over_queries || swapped_) {
+    return Fail(
+        "ranges of segments go neither with a SoftMax over queries nor with scores that are "
+        "transposed on the way to it");
+  }
   return true;
 }
 

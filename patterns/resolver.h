@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
@@ -16,16 +17,31 @@ namespace kvant {
 class Resolver {
  public:
   // `graph` holds the match's ops, all shapes known. Ports number the views;
-  // kv_lengths, if given, is the last input. All must outlive the resolver.
+  // kv_lengths or segment_ranges, of which one may be given, is the last input. All must outlive
+  // the resolver.
   Resolver(const Graph& graph, const AttentionMatch& match, absl::Span<const TensorId> inputs,
-           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths)
-      : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs), kv_lengths_(kv_lengths) {}
+           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths,
+           const LogicalTensor* segment_ranges)
+      : graph_(graph),
+        match_(match),
+        inputs_(inputs),
+        outputs_(outputs),
+        kv_lengths_(kv_lengths),
+        segment_ranges_(segment_ranges) {}
 
   // Once. False, with a sentence in why(), when the shapes cannot be expressed as views.
   bool Resolve(AttentionSpec* spec);
   const std::string& why() const { return why_; }
 
  private:
+  // A Hadamard op that an operand or the output passes: for each element, its place along the axis
+  // that is rotated.
+  struct Rotation {
+    OpIndex op = Graph::kNoOp;
+    FoldedView places;
+  };
+  using Rotations = absl::InlinedVector<Rotation, 1>;
+
   // An operand on its way from the port to the MatMul.
   struct Folded {
     FoldedView data;
@@ -34,6 +50,7 @@ class Resolver {
     Quantization quantization;
     std::optional<FoldedView> scales, zero_points;
     std::optional<FoldedView> static_axis;  // stride 1 where Dequantize's axis went
+    Rotations rotations;
     // After Concat: where the segment lies along which axis of the whole.
     int concat_axis = -1;
     int64_t begin = 0, whole = 0;
@@ -49,12 +66,16 @@ class Resolver {
   bool ResolveOutput();
   bool ResolveStats();
   bool ResolveKvLengths();
+  bool ResolveSegmentRanges();
+  bool PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view);
   bool Fail(std::string reason);
 
   // resolve_operand.cc
   bool ResolveInputs();
   bool ResolveOperand(const Chain& chain, int row, int col, int tokens, int64_t expected_begin,
-                      KvSegment* segment);
+                      KvSegment* segment, int64_t* rotated);
+  bool ResolveSegments(absl::Span<const Chain> chains, int row, int col, const Op& matmul,
+                       absl::InlinedVector<KvSegment, 1>* segments, int64_t* rotated);
   bool FoldChain(const Chain& chain, Folded* folded);
   bool FoldReshape(const Op& op, Folded* folded);
   bool FoldConcat(const Op& op, int port, Folded* folded);
@@ -64,6 +85,12 @@ class Resolver {
                   FoldedView* scales, View* view);
   bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries, int row,
                          int col, Quantization* quantization);
+
+  // resolve_rotations.cc
+  bool AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,
+                    int64_t* rotated);
+  bool CheckSegmentRotation(const Chain& chain, bool first, int64_t rotated, int64_t* of_first);
+  bool ResolveRotation(const Op& matmul, const char* what, int64_t rotated, int64_t* block);
 
   // resolve_steps.cc
   bool ResolveSteps();
@@ -86,8 +113,11 @@ class Resolver {
   absl::Span<const TensorId> inputs_;
   absl::Span<const TensorId> outputs_;
   const LogicalTensor* kv_lengths_;
+  const LogicalTensor* segment_ranges_;
+  bool swapped_ = false;  // match_'s Q and K
   AttentionSpec* spec_ = nullptr;
   std::string why_;
+  int64_t output_rotated_ = 0;  // by V's rotations; see resolve_rotations.cc
 
   // The frame: axes of the scores as they leave the first MatMul.
   int rank_ = 0;
@@ -95,6 +125,9 @@ class Resolver {
   BatchAxes batch_;
   Dims frame_;  // dims, with all broadcasts
 };
+
+// For each element of a tensor of these dims, its coordinate along the last axis.
+FoldedView PlacesAlongLastAxis(absl::Span<const int64_t> dims);
 
 // An axis attribute as a non-negative axis; -1 if out of range.
 int NormalizeAxis(int64_t axis, int rank);

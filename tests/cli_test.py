@@ -146,6 +146,17 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(partition["kind"], "attention")
         self.assertEqual(partition["backend"], "cpu")
 
+    def test_rotated(self):
+        graph = make("--k", "s4:g32", "--v", "s4:g32", "--head-size", "96", "--hadamard", "32")
+        shown = json.loads(kvant("show", "-", "--json", stdin=graph).stdout)
+        self.assertEqual([p["backend"] for p in shown["partitions"]], ["cpu"])
+        self.assertEqual(shown["partitions"][0]["pattern"],
+                         "attention: compressed K and V, rotated, scale, output chain")
+        self.assertIn("rotated in blocks of 32", kvant("show", "-", stdin=graph).stdout)
+        self.assertEqual(kvant("check", "-", stdin=graph).returncode, 0)
+        self.fails("blocks of 64 do not divide", "make", "--head-size", "96", "--hadamard", "64")
+        self.fails("--op", "make", "--op", "--hadamard", "64")
+
     def test_show_dot_and_text(self):
         graph = make()
         dot = kvant("show", "-", "--dot", stdin=graph).stdout
@@ -202,7 +213,8 @@ class CommandTest(unittest.TestCase):
         for extra in [["--causal"], ["--causal=bottom-right"], ["--mask=NxHxQxS"],
                       ["--mask=Nx1x1xS"], ["--select"], ["--soft-cap"], ["--scale", "mul"],
                       ["--scale", "none"], ["--stats"], ["--dropout"], ["--transpose-output"],
-                      ["--v-head-size", "24"], ["--dtype", "bf16", "--k", "u4:g8:zp"],
+                      ["--v-head-size", "24"],
+                      ["--hadamard", "8", "--k", "s4:g8"], ["--dtype", "bf16", "--k", "u4:g8:zp"],
                       ["--k-layout", "transposed", "--k", "s8:g8"],
                       ["--k-layout", "channels", "--k", "s4:channel:g8"],
                       ["--mask", "--causal", "--soft-cap", "20", "--batch", "2"],

@@ -99,6 +99,8 @@ def self_test():
         ("backends/cpu/plan.cc", "#include <oneapi/dnnl/dnnl.hpp>"),
         ("backends/engine.h", '#include "kvant/tools/make.h"'),
         ("backends/engine.h", '#include "kvant/kvant.h"'),
+        ("backends/engine.h", '#include "kvant/cache/formats.h"'),
+        ("cache/formats.cc", '#include "kvant/kernels/cpu/kernels.h"'),
         ("graph/op.cc", '#include "op.h"'),
         ("tests/long.cc", "\n" * (MAX_LINES + 1)),
     ]
@@ -110,6 +112,7 @@ def self_test():
         ("graph/json.cc", '#include "nlohmann/json.hpp"'),
         ("tests/x_test.cc", '#include "kvant/tools/make.h"\n#include "gtest/gtest.h"'),
         ("kvant.h", '#include "kvant/backends/engine.h"'),
+        ("cache/formats.h", '#include "kvant/backends/tensor.h"\n#include "absl/types/span.h"'),
     ]
     for path, text in bad:
         assert list(check_file(path, text)), f"accepted in {path}: {text}"

@@ -36,6 +36,9 @@ absl::Status CheckOptions(const Options& o) {
   if (o.single_op && (o.dropout || o.transpose_output || o.k_layout != Options::KLayout::kTokens)) {
     return Bad("dropout, transpose-output and k-layout do not go with the single op (--op)");
   }
+  if (o.hadamard != 0 && o.single_op) {
+    return Bad("hadamard does not go with the single op (--op)");
+  }
   return absl::OkStatus();
 }
 
@@ -192,10 +195,12 @@ class Maker {
     return results.empty() ? probs : results[0];
   }
 
+  Value Rotated(Value x) { return o_.hadamard == 0 ? x : g_.Hadamard(x, o_.hadamard); }
+
   void MakeOps() {
     const KvFormat k_format = *o_.k;
     const KvFormat v_format = *o_.v;
-    const Value q = g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size));
+    const Value q = Rotated(g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size)));
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
     // Scores stay in f32, as in oneDNN's newer graphs.
     Value scores =
@@ -221,7 +226,7 @@ class Maker {
     }
     if (o_.dropout) probs = ApplyDropout(probs);
     const KvInputs v = MakeKv("v", v_format, o_.v_head_size, Options::KLayout::kTokens);
-    Value out = g_.MatMul(probs, Decompress(v, v_format), {.type = o_.dtype});
+    Value out = Rotated(g_.MatMul(probs, Decompress(v, v_format), {.type = o_.dtype}));
     if (o_.transpose_output) {
       out = g_.Transpose(
           out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});

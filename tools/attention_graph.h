@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvant/graph/graph.h"
-#include "kvant/tools/kv_format.h"
+#include "kvant/cache/kv_format.h"
 
 namespace kvant {
 
@@ -35,6 +35,9 @@ struct AttentionGraphOptions {
   bool stats = false;
   bool dropout = false;
   bool transpose_output = false;  // [batch, queries, heads, head size]
+  // K and V were rotated in blocks of so many channels when they were written, so that queries and
+  // output are; 0: not.
+  int64_t hadamard = 0;
   enum class KLayout : uint8_t {
     kTokens,      // [.., S, D], multiplied transposed
     kTransposed,  // the same memory seen as [.., D, S]

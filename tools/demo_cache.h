@@ -11,7 +11,7 @@
 #include "kvant/backends/engine.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/tools/buffer.h"
-#include "kvant/tools/kv_format.h"
+#include "kvant/cache/kv_format.h"
 
 namespace kvant {
 

@@ -70,6 +70,9 @@ struct MakeArguments {
     AddOptionalValue(command, "--select", graph.select, "1x1xQxS", "Boolean mask, shaped likewise");
     command.add_flag("--stats", graph.stats, "Log-sum-exp of each row as a second output");
     command.add_flag("--dropout", graph.dropout, "Dropout on the probabilities");
+    command.add_option("--hadamard", graph.hadamard,
+                       "Rotate queries and output in blocks of so many channels, for K and V that "
+                       "are stored rotated");
     command.add_flag("--transpose-output", graph.transpose_output,
                      "Output as [batch, queries, heads, head size]");
     command.add_flag("--op", graph.single_op,

@@ -1,4 +1,5 @@
-// The cpu backend: attention as one fused kernel, and quantization.
+// The cpu backend: attention as one fused kernel, quantization and what appends to a cache,
+// rotation.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -10,6 +11,8 @@
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
+#include "kvant/backends/cpu/rotate_plan.h"
+#include "kvant/backends/real_columns.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
 
@@ -36,28 +39,12 @@ class FusedAttention : public Executable {
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     const AttentionProblem& problem = plan_.problem();
     if (Units(problem) == 0 || problem.v_head_size == 0) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(CheckLengths(inputs));
+    KVANT_RETURN_IF_ERROR(CheckColumns(plan_.spec(), inputs));
     plan_.Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
     return absl::OkStatus();
   }
 
  private:
-  absl::Status CheckLengths(absl::Span<const void* const> inputs) const {
-    const Array& lengths = plan_.problem().kv_lengths;
-    if (!lengths.present()) return absl::OkStatus();
-    for (int64_t b = 0; b < plan_.problem().batch[0]; ++b) {
-      const int64_t index = lengths.IndexOf(Position{{b}});
-      const int64_t length =
-          static_cast<int64_t>(LoadElement(lengths.type, inputs[lengths.buffer], index));
-      if (length >= 0 && length <= plan_.problem().kv_len) continue;
-      return MakeError(
-          ErrorKind::kInvalidArguments,
-          absl::StrCat("KV length of batch ", b, " is ", length,
-                       "; it must be between 0 and the capacity of ", plan_.problem().kv_len));
-    }
-    return absl::OkStatus();
-  }
-
   const Plan plan_;
   const char* const name_;
 };
@@ -77,6 +64,10 @@ class CpuBackend : public Backend {
                                       std::string(KernelNames())));
     }
     if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
+    if (IsRotation(partition)) {
+      return CompileRotation(partition, *kernels,
+                             [this](const Partition& rest) { return Compile(rest); });
+    }
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -85,8 +76,8 @@ class CpuBackend : public Backend {
           absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(
-          absl::StrCat("neither attention nor DynamicQuantize: ", partition.pattern()));
+      return unsupported(absl::StrCat("neither attention nor DynamicQuantize, Append or Hadamard: ",
+                                      partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }

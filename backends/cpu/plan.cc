@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/query_softmax.h"
@@ -18,10 +19,8 @@ constexpr int64_t kMinRowTile = 4;
 constexpr int64_t kRowTileFloats = 64 * 1024;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
 constexpr int64_t kMaxStoredRows = 16;
-// Tokens are split until there are so many units, whatever the number of threads, into
-// chunks that are not shorter than this.
+// Tokens are split until there are so many units, whatever the number of threads.
 constexpr int64_t kEnoughUnits = 64;
-constexpr int64_t kMinChunk = 256;
 // Partial results of all chunks take no more than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
@@ -74,6 +73,14 @@ Dequantization MakeDequantization(const std::optional<Quantization>& from) {
         MakeStatic(kS64, from->static_zps.data(), from->static_zps.size(), from->static_axis);
   }
   return how;
+}
+
+Array MakeData(const View& view, const std::optional<Quantization>& quantization) {
+  Array array = MakeArray(view);
+  if (quantization && !quantization->codebook.empty()) {
+    array.codebook = quantization->codebook.data();
+  }
+  return array;
 }
 
 Step MakeStep(const ScoreStep& from) {
@@ -139,14 +146,11 @@ Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
 
 absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment, 1>& from) {
   absl::InlinedVector<Segment, 1> segments;
-  int64_t begin = 0;
   for (const KvSegment& one : from) {
     Segment& segment = segments.emplace_back();
-    segment.data = MakeArray(one.data);
+    segment.data = MakeData(one.data, one.quantization);
     segment.dequantization = MakeDequantization(one.quantization);
-    segment.begin = begin;
     segment.tokens = one.data.dims[kRow];
-    begin += segment.tokens;
   }
   return segments;
 }
@@ -198,8 +202,10 @@ void Plan::Describe() {
   p.kv_len = spec_.kv_len;
   p.head_size = spec_.head_size;
   p.v_head_size = spec_.v_head_size;
-  p.q = MakeArray(spec_.q);
+  p.q = MakeData(spec_.q, spec_.q_quantization);
   p.q_dequantization = MakeDequantization(spec_.q_quantization);
+  p.q_hadamard = std::max<int64_t>(spec_.q_hadamard, 1);
+  p.output_hadamard = std::max<int64_t>(spec_.output_hadamard, 1);
   p.k = k_.data();
   p.v = v_.data();
   p.k_segments = static_cast<int>(k_.size());
@@ -209,6 +215,7 @@ void Plan::Describe() {
   p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
   p.sinks = MakeArray(spec_.sinks);
   p.kv_lengths = MakeArray(spec_.kv_lengths);
+  p.segment_ranges = MakeArray(spec_.segment_ranges);
   p.dropout = spec_.dropout.has_value();
   if (spec_.dropout) {
     p.seed = MakeArray(spec_.dropout->seed);
@@ -232,16 +239,12 @@ void Plan::ChooseTiles() {
   p.row_tile =
       std::min(std::clamp(cached_rows, kMinRowTile, kMaxRowTile), std::max<int64_t>(1, group_rows));
   p.splits = 1;
-  p.chunk = std::max(RoundUp(p.kv_len, kTokenTile), kTokenTile);
   const int64_t units = RowTiles(p);
   // Rounding probabilities needs the statistics over all tokens first.
   if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
   const int64_t affordable =
       std::max<int64_t>(1, kMaxPartialFloats / (units * p.row_tile * (p.v_head_size + 2)));
-  const int64_t splits =
-      std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
-  p.chunk = RoundUp(CeilDiv(p.kv_len, splits), kTokenTile);
-  p.splits = CeilDiv(p.kv_len, p.chunk);
+  p.splits = std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
 }
 
 void Plan::ChooseProducts() {
@@ -340,7 +343,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");
@@ -350,6 +353,12 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
   for (const int64_t size : {spec.head_size, spec.v_head_size}) {
     if (size > kMaxHeadSize) return absl::StrCat("a head size of ", size);
+  }
+  for (const auto& [block, size] : {std::pair(spec.q_hadamard, spec.head_size),
+                                    std::pair(spec.output_hadamard, spec.v_head_size)}) {
+    if (block != 0 && (block < 1 || (block & (block - 1)) != 0 || size % block != 0)) {
+      return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
+    }
   }
   for (const auto* side : {&spec.k, &spec.v}) {
     const char* what = side == &spec.k ? "keys" : "values";

@@ -1,11 +1,13 @@
 #include "kvant/backends/cpu/quantize_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/quantize_loops.h"
 #include "kvant/graph/op_shapes.h"
+#include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention_args.h"
 
 namespace kvant::cpu {
@@ -16,113 +18,56 @@ constexpr int64_t kUnitElements = 64 * 1024;
 constexpr int64_t kEnoughUnits = 64;
 constexpr int64_t kNarrowChunk = 64;  // columns of a chunk, where lines are many
 
-struct Axis : QuantizeAxis {
-  bool in_group = false;
-};
-using Axes = absl::InlinedVector<Axis, 8>;
-
-// The tensors of the op.
-struct Tensors {
-  const LogicalTensor* src = nullptr;
-  const LogicalTensor* codes = nullptr;
-  const LogicalTensor* scales = nullptr;
-  const LogicalTensor* zero_points = nullptr;  // null: none
-};
-
-Tensors TensorsOf(const Graph& graph, const Op& op) {
-  const bool computes = op.inputs.size() == 1;
-  const auto parameters =
-      computes ? absl::MakeConstSpan(op.outputs) : absl::MakeConstSpan(op.inputs);
-  Tensors tensors;
-  tensors.src = &graph.tensor(op.inputs[0]);
-  tensors.codes = &graph.tensor(op.outputs[0]);
-  tensors.scales = &graph.tensor(parameters[1]);
-  if (parameters.size() > 2) tensors.zero_points = &graph.tensor(parameters[2]);
-  return tensors;
-}
-
-bool Continues(const Axis& outer, const Axis& inner) {
-  const QuantizeStrides &a = outer.strides, &b = inner.strides;
-  return outer.in_group == inner.in_group && a.src == inner.extent * b.src &&
-         a.codes == inner.extent * b.codes && a.scales == inner.extent * b.scales &&
-         a.zero_points == inner.extent * b.zero_points;
-}
-
-// Each dimension is one of groups and one within groups; those of extent 1 are left out, and
-// neighbours are merged where one continues the other.
-Axes SplitAxes(const Op& op, const Tensors& t) {
-  const Dims& dims = *t.src->dims;
-  const Dims group = QuantizationGroup(op, dims);
-  const Dims src = t.src->StridesOrDense(), codes = t.codes->StridesOrDense();
-  const int rank = t.src->rank();
-  const auto group_stride = [&](const LogicalTensor* parameters, int d) {
-    return parameters == nullptr ? 0 : GroupStride(op, *parameters, rank, d);
-  };
-  Axes axes;
-  const auto add = [&axes](const Axis& axis) {
-    if (axis.extent == 1) return;
-    if (!axes.empty() && Continues(axes.back(), axis)) {
-      const int64_t extent = axes.back().extent * axis.extent;
-      axes.back() = axis;
-      axes.back().extent = extent;
-    } else {
-      axes.push_back(axis);
-    }
-  };
-  for (int d = 0; d < rank; ++d) {
-    Axis groups, within;
-    groups.extent = group[d] == 0 ? 1 : dims[d] / group[d];
-    groups.strides = {src[d] * group[d], codes[d] * group[d], group_stride(t.scales, d),
-                      group_stride(t.zero_points, d)};
-    within.extent = group[d];
-    within.strides = {src[d], codes[d], 0, 0};
-    within.in_group = true;
-    add(groups);
-    add(within);
-  }
-  return axes;
-}
-
 class QuantizePlan {
  public:
-  QuantizePlan(const Op& op, const Tensors& t) : axes_(SplitAxes(op, t)) {
-    p_.computes = op.inputs.size() == 1;
+  QuantizePlan(const Op& op, const QuantizeTensors& t) {
+    p_.computes = t.computes;
+    p_.converts = t.scales == nullptr;
     p_.src_type = t.src->type;
     p_.code_type = t.codes->type;
-    p_.scale_type = t.scales->type;
     p_.zero_point_type = t.zero_points ? t.zero_points->type : kUndef;
-    p_.rule = MakeParameterRule(p_.code_type, p_.scale_type, p_.zero_point_type,
-                                op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
-                                op.attrs.GetOr(Attr::kScaleFloor, 0.f));
-    reason_ = WhyElements();
-    if (reason_.empty()) {
-      axes_.back().in_group ? TakeRows() : TakeColumns();
-      if (!WholeBytes()) {
-        p_ = Reset(p_);
-        axes_ = SplitAxes(op, t);
-        reason_ = "codes of different lines share bytes";
+    if (!p_.converts) {
+      const bool ggml = op.attrs.Find(Attr::kFormula) != nullptr;
+      if (const auto* values = op.attrs.Get<std::vector<float>>(Attr::kCodebook)) {
+        codebook_.emplace(values->data(), BitsOf(p_.code_type),
+                          ggml ? CodebookTies::kLargerValue : CodebookTies::kLowerCode);
       }
+      p_.scale_type = t.scales->type;
+      p_.rule = MakeParameterRule(p_.code_type, p_.scale_type, p_.zero_point_type,
+                                  {.power_of_two = op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
+                                   .floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f),
+                                   .codebook = codebook_ ? &*codebook_ : nullptr,
+                                   .ggml = ggml});
     }
-    if (reason_.empty()) {
-      for (const Axis& axis : axes_) p_.outer[p_.outer_axes++] = axis;
-    } else {
-      for (const Axis& axis : axes_) {
-        QuantizeAxis& to = axis.in_group ? p_.inner[p_.inner_axes++] : p_.outer[p_.outer_axes++];
-        to = axis;
-      }
-    }
-    for (int a = 0; a < p_.outer_axes; ++a) p_.outer_count *= p_.outer[a].extent;
+    // Rows of an Append have places of their own, so they are walked one by one.
+    const int first = op.kind == OpKind::kAppend ? 1 : 0;
+    if (op.kind == OpKind::kAppend) PlaceRows(op, t);
+    Take(ChooseLoops(SplitAxes(op, t, first, t.src->rank()), t));
     ChooseUnits();
     serial_ = SharesBytes();
   }
 
+  QuantizePlan(const QuantizePlan&) = delete;  // the problem points to the codebook
+
   const QuantizeProblem& problem() const { return p_; }
+  // Why the kernels do not take it; empty if they do.
+  std::string WhyUnsupported() const {
+    if (p_.rule.ggml == GgmlFormat::kNone || p_.layout == QuantizeLayout::kRows) return "";
+    if (p_.outer_count == 0 || p_.groups == 0) return "";
+    return absl::StrCat("formula ggml where groups are no runs of elements side by side",
+                        reason_.empty() ? "" : ": ", reason_);
+  }
   // Units must run one after another: some write to the same bytes.
   bool serial() const { return serial_; }
 
   std::string ToString() const {
-    const std::string what =
-        p_.computes ? "quantize, ranges and codes in one kernel: " : "quantize with given scales: ";
+    const std::string what = absl::StrCat(
+        p_.rows > 0 ? "append, " : "",
+        p_.converts   ? "convert"
+        : p_.computes ? "quantize, ranges and codes in one kernel"
+                      : "quantize with given scales",
+        p_.rule.codebook ? ", codebook" : "",
+        p_.rule.ggml == GgmlFormat::kNone ? "" : ", formula ggml", ": ");
     if (!reason_.empty()) return absl::StrCat(what, "element by element (", reason_, ")");
     const std::string parts =
         p_.parts > 1 ? absl::StrCat(", in ", p_.parts, " parts each") : std::string();
@@ -133,78 +78,56 @@ class QuantizePlan {
   }
 
  private:
-  static QuantizeProblem Reset(const QuantizeProblem& from) {
-    QuantizeProblem p;
-    p.src_type = from.src_type;
-    p.code_type = from.code_type;
-    p.scale_type = from.scale_type;
-    p.zero_point_type = from.zero_point_type;
-    p.computes = from.computes;
-    p.rule = from.rule;
-    return p;
+  void PlaceRows(const Op& op, const QuantizeTensors& t) {
+    const AppendedTokens to = AppendedTokensOf(op, *t.src, *t.codes);
+    const auto parameter_stride = [&](const LogicalTensor* parameters) {
+      if (parameters == nullptr || to.one_group) return int64_t{0};
+      return GroupStride(op, *parameters, t.src->rank(), to.axis);
+    };
+    p_.rows = (*t.src->dims)[0];
+    p_.position_unit = to.group;
+    p_.per_position = {0, t.codes->StridesOrDense()[to.axis] * to.group, parameter_stride(t.scales),
+                       parameter_stride(t.zero_points)};
+    for (const LoopAxis& axis : SplitAxes(op, t, 0, 1)) p_.outer[p_.outer_axes++] = axis;
   }
 
-  // Why neither rows nor columns will do; empty if one will.
-  std::string WhyElements() const {
-    if (axes_.empty()) return "there is one element";
-    if (std::any_of(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.extent == 0; }))
-      return "there are none";
-    const Axis& last = axes_.back();
-    if (last.strides.src != 1) return "elements of the source are not side by side";
-    if (last.strides.codes != 1) return "codes are not side by side";
-    if (IsFloat(p_.code_type) && p_.zero_point_type != kUndef) {
-      return "codes of floating-point type have zero points";
+  QuantizeLoops ChooseLoops(const LoopAxes& axes, const QuantizeTensors& t) {
+    if (p_.converts) return ConversionLoops(axes);
+    reason_ = WhyElements(axes, t);
+    if (reason_.empty()) {
+      QuantizeLoops lines = LineLoops(axes);
+      const int bits = BitsOf(p_.code_type);
+      if (lines.WholeBytes(bits) && OuterAt(bits, &QuantizeStrides::codes)) return lines;
+      reason_ = "codes of different lines share bytes";
     }
-    const auto within =
-        std::count_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.in_group; });
-    if (p_.computes && within > 1) return "a group is neither one run nor one column";
-    return "";
+    return ElementLoops(axes);
   }
 
-  Axis Pop(Axes::iterator at) {
-    const Axis axis = *at;
-    axes_.erase(at);
-    return axis;
+  // Whether what belongs to an outer index begins at a whole byte, at any position.
+  bool OuterAt(int bits, int64_t QuantizeStrides::*tensor) const {
+    return p_.per_position.*tensor * bits % 8 == 0 &&
+           std::all_of(p_.outer, p_.outer + p_.outer_axes, [=](const QuantizeAxis& axis) {
+             return axis.strides.*tensor * bits % 8 == 0;
+           });
   }
 
-  void TakeRows() {
-    p_.layout = QuantizeLayout::kRows;
-    p_.group = Pop(axes_.end() - 1).extent;
-    if (axes_.empty()) return;
-    const Axis& next = axes_.back();
-    if (next.in_group || next.strides.src != p_.group || next.strides.codes != p_.group) return;
-    p_.next = next.strides;
-    p_.groups = Pop(axes_.end() - 1).extent;
-  }
-
-  void TakeColumns() {
-    p_.layout = QuantizeLayout::kColumns;
-    const Axis last = Pop(axes_.end() - 1);
-    p_.groups = last.extent;
-    p_.next = last.strides;
-    // Given parameters repeat along all axes within groups; the last of them are the lines.
-    const auto lines =
-        std::find_if(axes_.rbegin(), axes_.rend(), [](const Axis& axis) { return axis.in_group; });
-    if (lines != axes_.rend()) p_.lines = Pop(std::prev(lines.base()));
-  }
-
-  bool WholeBytes() const {
-    const int bits = BitsOf(p_.code_type);
-    const auto whole = [bits](int64_t elements) { return elements * bits % 8 == 0; };
-    if (p_.layout == QuantizeLayout::kRows && p_.groups > 1 && p_.group > kQuantizeRowGroup &&
-        !whole(p_.group)) {
-      return false;
-    }
-    if (p_.layout == QuantizeLayout::kColumns && !whole(p_.lines.strides.codes)) return false;
-    return std::all_of(axes_.begin(), axes_.end(),
-                       [&](const Axis& axis) { return whole(axis.strides.codes); });
+  void Take(const QuantizeLoops& loops) {
+    p_.layout = loops.layout;
+    for (const LoopAxis& axis : loops.outer) p_.outer[p_.outer_axes++] = axis;
+    for (const LoopAxis& axis : loops.inner) p_.inner[p_.inner_axes++] = axis;
+    for (int a = 0; a < p_.outer_axes; ++a) p_.outer_count *= p_.outer[a].extent;
+    p_.groups = loops.groups;
+    p_.group = loops.group;
+    p_.lines = loops.lines;
+    p_.next = loops.next;
   }
 
   void ChooseUnits() {
     const int64_t outer = std::max<int64_t>(1, p_.outer_count);
     switch (p_.layout) {
       case QuantizeLayout::kRows: {
-        const bool few = outer * p_.groups < kEnoughUnits;
+        // ggml's formulas look at the elements of a group again.
+        const bool few = outer * p_.groups < kEnoughUnits && p_.rule.ggml == GgmlFormat::kNone;
         if (few && p_.group > kUnitElements) {
           Split(p_.group, kUnitElements);
           p_.chunk = 1;
@@ -245,12 +168,10 @@ class QuantizePlan {
     // nothing if runs begin at whole bytes.
     if (p_.groups > 1 && p_.next.zero_points != 1) return true;
     if (p_.parts > 1 && p_.groups > 1) return true;
-    return std::any_of(p_.outer, p_.outer + p_.outer_axes, [bits](const QuantizeAxis& axis) {
-      return axis.strides.zero_points * bits % 8 != 0;
-    });
+    return !OuterAt(bits, &QuantizeStrides::zero_points);
   }
 
-  Axes axes_;
+  std::optional<Codebook> codebook_;
   QuantizeProblem p_;
   std::string reason_;
   bool serial_ = false;
@@ -264,16 +185,27 @@ class Quantize : public Executable {
  public:
   Quantize(const Partition& partition, const KernelSet& kernels)
       : kernels_(kernels),
-        plan_(partition.ops().ops()[0], TensorsOf(partition.ops(), partition.ops().ops()[0])) {
-    const Op& op = partition.ops().ops()[0];
+        op_(partition.ops().ops()[0]),
+        plan_(op_, QuantizeTensorsOf(partition.ops(), op_)) {
     const bool computes = plan_.problem().computes;
-    const auto ids = computes ? absl::MakeConstSpan(op.outputs) : absl::MakeConstSpan(op.inputs);
+    src_ = PortOf(partition.inputs(), op_.inputs[0]);
+    codes_ = PortOf(partition.outputs(), op_.outputs[0]);
+    size_t first = 1;
+    if (op_.kind == OpKind::kAppend) {
+      const LogicalTensor& positions = partition.ops().tensor(op_.inputs[1]);
+      positions_ = PortOf(partition.inputs(), op_.inputs[1]);
+      if (positions.elements() > 1) position_step_ = positions.StridesOrDense()[0];
+      tokens_ = AppendedTokensOf(op_, partition.ops().tensor(op_.inputs[0]),
+                                 partition.ops().tensor(op_.outputs[0]));
+      first = computes ? 1 : 2;
+    }
+    const auto ids = computes ? absl::MakeConstSpan(op_.outputs) : absl::MakeConstSpan(op_.inputs);
     const auto& ports = computes ? partition.outputs() : partition.inputs();
-    src_ = PortOf(partition.inputs(), op.inputs[0]);
-    codes_ = PortOf(partition.outputs(), op.outputs[0]);
-    scales_ = PortOf(ports, ids[1]);
-    if (ids.size() > 2) zero_points_ = PortOf(ports, ids[2]);
+    if (ids.size() > first) scales_ = PortOf(ports, ids[first]);
+    if (ids.size() > first + 1) zero_points_ = PortOf(ports, ids[first + 1]);
   }
+
+  std::string WhyUnsupported() const { return plan_.WhyUnsupported(); }
 
   std::string kernel() const override {
     return absl::StrCat("cpu/", kernels_.name, " ", plan_.ToString());
@@ -289,12 +221,20 @@ class Quantize : public Executable {
     call.src = inputs[src_];
     call.codes = outputs[codes_];
     // Given parameters are only read.
-    const auto parameters = [&](int port) {
+    const auto parameters = [&](int port) -> void* {
+      if (port == kNoPort) return nullptr;
       return call.problem->computes ? outputs[port] : const_cast<void*>(inputs[port]);
     };
     call.scales = parameters(scales_);
-    if (zero_points_ != kNoPort) call.zero_points = parameters(zero_points_);
+    call.zero_points = parameters(zero_points_);
     call.ranges = reinterpret_cast<float*>(scratch);
+    if (positions_ != kNoPort) {
+      call.positions = static_cast<const int32_t*>(inputs[positions_]);
+      call.position_step = position_step_;
+      for (int64_t row = 0; row < call.problem->rows; ++row) {
+        KVANT_RETURN_IF_ERROR(tokens_.Check(op_, row, call.positions[row * position_step_]));
+      }
+    }
     const int64_t units = QuantizeUnits(plan_.problem());
     if (HasRangePass(plan_.problem())) {
       ForEach(place.executor, units, [&call](int64_t unit) { FindRanges(call, unit); });
@@ -312,19 +252,28 @@ class Quantize : public Executable {
   }
 
   const KernelSet& kernels_;
+  const Op op_;
   const QuantizePlan plan_;
-  int src_ = 0, codes_ = 0, scales_ = 0, zero_points_ = kNoPort;
+  int src_ = 0, codes_ = 0, scales_ = kNoPort, zero_points_ = kNoPort, positions_ = kNoPort;
+  int64_t position_step_ = 0;
+  AppendedTokens tokens_;
 };
 
 }  // namespace
 
 bool IsQuantize(const Partition& partition) {
-  return partition.ops().ops().size() == 1 &&
-         partition.ops().ops()[0].kind == OpKind::kDynamicQuantize;
+  if (partition.ops().ops().size() != 1) return false;
+  const OpKind kind = partition.ops().ops()[0].kind;
+  return kind == OpKind::kDynamicQuantize || kind == OpKind::kAppend;
 }
 
-std::unique_ptr<Executable> CompileQuantize(const Partition& partition, const KernelSet& kernels) {
-  return std::make_unique<Quantize>(partition, kernels);
+absl::StatusOr<std::unique_ptr<Executable>> CompileQuantize(const Partition& partition,
+                                                            const KernelSet& kernels) {
+  auto quantize = std::make_unique<Quantize>(partition, kernels);
+  if (const std::string why = quantize->WhyUnsupported(); !why.empty()) {
+    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
+  }
+  return quantize;
 }
 
 }  // namespace kvant::cpu

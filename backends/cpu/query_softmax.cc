@@ -46,13 +46,19 @@ int64_t StatisticsFloats(const AttentionSpec& spec) {
 
 std::string WhyNotTwoPasses(const AttentionSpec& spec) {
   constexpr std::pair<Feature, const char*> kNotTransposed[] = {
-      {Feature::kBand, "a band"},     {Feature::kAlibi, "ALiBi"},
-      {Feature::kSinks, "sinks"},     {Feature::kKvLengths, "KV lengths"},
-      {Feature::kDropout, "dropout"}, {Feature::kStats, "statistics"},
+      {Feature::kBand, "a band"},
+      {Feature::kAlibi, "ALiBi"},
+      {Feature::kSinks, "sinks"},
+      {Feature::kKvLengths, "KV lengths"},
+      {Feature::kDropout, "dropout"},
+      {Feature::kStats, "statistics"},
+      {Feature::kSegmentRanges, "ranges of segments"},
   };
   for (const auto& [feature, name] : kNotTransposed) {
     if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");
   }
+  // Rotated keys would not have the very scores that rotated queries have.
+  if (spec.q_hadamard != 0) return "rotated queries or keys with a softmax over queries";
   // They would be rows of the transposed problem, which has no segments of those.
   if (spec.k.size() != 1) return "segments of keys with a softmax over queries";
   return "";

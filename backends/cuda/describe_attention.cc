@@ -397,6 +397,8 @@ std::string WhyNotOutputs(const AttentionSpec& spec) {
 }  // namespace
 
 std::string WhyUnsupported(const AttentionSpec& spec) {
+  if (spec.Uses(Feature::kHadamard)) return "Hadamard rotations of Q, K, V or the output";
+  if (spec.Uses(Feature::kCodebook)) return "codebooks";
   constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),

@@ -175,6 +175,8 @@ class Planner {
   }
 
   absl::Status Check() const {
+    if (op_.attrs.Find(Attr::kCodebook) != nullptr) return Refusal("codebooks");
+    if (op_.attrs.Find(Attr::kFormula) != nullptr) return Refusal("formula ggml");
     if (ElementsOf(axes_) > kMost) {
       return Refusal(
           absl::StrCat("tensors of ", ElementsOf(axes_), " elements, more than ", kMost));

@@ -96,6 +96,7 @@ void Store(const LogicalTensor& desc, const Array& array, void* memory) {
   const std::unique_ptr<Executor> serial = MakeSerialExecutor();
   ForEachRow<1>(*serial, *desc.dims, {&map}, [&](int64_t first, const auto& bases) {
     for (size_t j = 0; j < columns.size(); ++j) {
+      if (!array.stored.empty() && !array.stored[first + j]) continue;
       StoreElement(desc.type, memory, bases[0] + columns[j], array.values[first + j]);
     }
   });

@@ -20,6 +20,8 @@ struct Array {
   std::vector<double> values;
   // The one element of an s64 port, whose upper bits f64 may not hold (random seeds).
   std::optional<int64_t> exact;
+  // Not empty: which elements a port takes; the others keep what is in its memory.
+  std::vector<bool> stored;
 
   Array() = default;
   explicit Array(Dims shape);
@@ -78,7 +80,8 @@ void ForEachRow(Executor& executor, absl::Span<const int64_t> dims,
 
 // A tensor in memory, read through its strides.
 Array Load(Executor& executor, const LogicalTensor& desc, const void* memory);
-// Writes only the tensor's elements: gaps between strides stay as they are.
+// Writes only the tensor's elements, of `stored` where it says: gaps between strides stay as they
+// are.
 void Store(const LogicalTensor& desc, const Array& array, void* memory);
 
 }  // namespace kvant::oracle

@@ -179,6 +179,10 @@ absl::StatusOr<Attention> Read(OpContext& context) {
   at.kv_heads = k_dims[1], at.kv_len = k_dims[2], at.v_head_size = v_dims[3];
   KVANT_ASSIGN_OR_RETURN(at.k, Values(context, 1, "k", Attr::kKGroupShape));
   KVANT_ASSIGN_OR_RETURN(at.v, Values(context, 2, "v", Attr::kVGroupShape));
+  if (context.ranges != nullptr) {
+    at.k = context.ranges->Order(context.executor, true, at.k, at.k.dims.size(), 2);
+    at.v = context.ranges->Order(context.executor, false, at.v, at.v.dims.size(), 2);
+  }
   const Dims scores_dims = {at.batch, at.q_heads, at.q_len, at.kv_len};
   if (const Optional bias = Find(context, "bias"); bias.array) {
     at.bias = Expand(context.executor, *bias.array, scores_dims);

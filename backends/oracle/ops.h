@@ -10,8 +10,26 @@
 #include "kvant/backends/oracle/array.h"
 #include "kvant/graph/graph.h"
 #include "kvant/graph/status.h"
+#include "kvant/patterns/attention_spec.h"
 
 namespace kvant::oracle {
+
+// Which tokens of K's and V's segments exist, in each batch.
+class SegmentRanges {
+ public:
+  // `ranges`: [N or 1, segments of K and V, 2], checked.
+  SegmentRanges(const AttentionSpec& spec, const Array& ranges);
+  // How many columns there are: [N or 1].
+  const Array& columns() const { return columns_; }
+  // K or V of all segments with its tokens, which count along that axis from the end, in the order
+  // of the columns, and then zeros. With ranges for each batch it is given that axis, of `rank`.
+  Array Order(Executor& executor, bool keys, const Array& whole, size_t rank,
+              int tokens_from_end) const;
+
+ private:
+  std::vector<std::vector<int64_t>> tokens_[2];  // of K and V: [N or 1][column]
+  Array columns_;
+};
 
 // One op being evaluated: its inputs, and where its outputs go.
 class OpContext {
@@ -33,6 +51,8 @@ class OpContext {
   // Real KV lengths that the execution brings (first-class attention without an input for them),
   // or null.
   const Array* kv_lengths = nullptr;
+  // The same for ranges of segments. Other ops find their inputs in the order of the columns.
+  const SegmentRanges* ranges = nullptr;
   // Columns beyond the KV length hold no data, so a probability of 0 must hide whatever is in V,
   // NaN included.
   bool zero_hides = false;
@@ -72,6 +92,10 @@ struct QuantizationMaps {
 // place. `zero_points` may be null.
 void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
                        bool real_units, const QuantizationMaps& maps);
+
+// Outputs of a DynamicQuantize with formula ggml, from input 0, its scales having these dims;
+// `groups` says which group an element is in.
+void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);
 
 // Sets what lies at or beyond its batch's KV length along `axis` to -inf. Batches count along
 // axis 0. kInvalidArguments if a length is negative or more than there is.

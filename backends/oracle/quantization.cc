@@ -8,9 +8,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/oracle/ops.h"
+#include "kvant/graph/op_shapes.h"
 
 namespace kvant::oracle {
 namespace {
+
+std::vector<float> CodebookOf(const OpContext& context) {
+  return context.op.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+}
+
+// The entry nearest to x, the first of those that are as near; 0 for NaN.
+double NearestEntry(const std::vector<float>& codebook, double x) {
+  const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
+  x = std::min<double>(std::max<double>(x, *least), *most);  // of infinities all are as far
+  size_t best = 0;
+  for (size_t i = 1; i < codebook.size(); ++i) {
+    if (std::abs(x - codebook[i]) < std::abs(x - codebook[best])) best = i;
+  }
+  return static_cast<double>(best);
+}
 
 // Rounding half to even comes before an integer zero point is added, so that which way a tie goes
 // does not depend on it.
@@ -20,16 +36,20 @@ double Encode(double x, double scale, double zero_point, bool real_units, DataTy
   return RoundTo(type, std::nearbyint(x / scale) + zero_point);
 }
 
-void QuantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
-                     bool real_units, const QuantizationMaps& maps, DataType type) {
-  ForEachRow<2>(executor, x.dims, {&maps.scales, &maps.zero_points},
+void QuantizeInPlace(const OpContext& context, Array& x, const Array& scales,
+                     const Array* zero_points, bool real_units, const QuantizationMaps& maps) {
+  const DataType type = context.out_desc(0).type;
+  const std::vector<float> codebook = CodebookOf(context);
+  ForEachRow<2>(context.executor, x.dims, {&maps.scales, &maps.zero_points},
                 [&](int64_t first, const auto& bases) {
                   const auto& s = maps.scales.axes.back();
                   const auto& z = maps.zero_points.axes.back();
                   for (size_t j = 0; j < s.size(); ++j) {
                     double& value = x.values[first + j];
                     const double zp = zero_points ? zero_points->values[bases[1] + z[j]] : 0.0;
-                    value = Encode(value, scales.values[bases[0] + s[j]], zp, real_units, type);
+                    const double scale = scales.values[bases[0] + s[j]];
+                    value = codebook.empty() ? Encode(value, scale, zp, real_units, type)
+                                             : NearestEntry(codebook, value / scale);
                   }
                 });
 }
@@ -49,9 +69,9 @@ absl::StatusOr<IndexMap> ChannelMap(const OpContext& context, const Dims& dims, 
   return StridedMap(dims, strides);
 }
 
-// Of a dynamic op's scales or zero points, which have these dims.
-absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& parameters) {
-  const Dims& dims = context.in(0).dims;
+// Of scales or zero points of dims `parameters`, for numbers or codes of dims `dims`.
+absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& dims,
+                                      const Dims& parameters) {
   const std::string qtype = context.op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
   const int64_t count = ElementsOf(parameters);
   if (qtype != "per_group" || count == 1) {
@@ -77,13 +97,15 @@ struct Parameters {
 
 absl::StatusOr<Parameters> DynamicParameters(const OpContext& context) {
   Parameters parameters;
-  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, context.in(1).dims));
+  const Dims& dims = context.in(0).dims;
+  KVANT_ASSIGN_OR_RETURN(parameters.maps.scales, ParameterMap(context, dims, context.in(1).dims));
   if (context.has_input(2)) {
     parameters.zero_points = &context.in(2);
     parameters.real_units = IsFloat(context.in_desc(2).type);
-    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points, ParameterMap(context, context.in(2).dims));
+    KVANT_ASSIGN_OR_RETURN(parameters.maps.zero_points,
+                           ParameterMap(context, dims, context.in(2).dims));
   } else {
-    parameters.maps.zero_points = ConstantMap(context.in(0).dims);
+    parameters.maps.zero_points = ConstantMap(dims);
   }
   return parameters;
 }
@@ -94,7 +116,14 @@ double LargestFinite(DataType type) {
   return std::numeric_limits<float>::max();
 }
 
-double HighestCode(DataType type) {
+// The largest magnitude that a code stands for.
+double HighestValue(const OpContext& context) {
+  const std::vector<float> codebook = CodebookOf(context);
+  if (!codebook.empty()) {
+    const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
+    return std::max(std::abs(*least), std::abs(*most));
+  }
+  const DataType type = context.out_desc(0).type;
   if (type == kF8E4M3) return 448;
   if (type == kF8E5M2) return 57344;
   return static_cast<double>(HighestOf(type));
@@ -127,7 +156,7 @@ double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
   if (!range.finite) return std::numeric_limits<double>::quiet_NaN();
   if (range.min > range.max) range.min = range.max = 0;  // a group of nothing
   const DataType codes = context.out_desc(0).type;
-  const double highest = HighestCode(codes);
+  const double highest = HighestValue(context);
   if (zero_point == nullptr) {
     return StoredScale(context, std::max(std::abs(range.min), std::abs(range.max)) / highest);
   }
@@ -146,10 +175,11 @@ double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
   return scale;
 }
 
-// Outputs 1 and, if it is there, 2, from input 0; `maps` says which elements they are of.
-void ComputeParameters(OpContext& context, const QuantizationMaps& maps) {
+// Outputs 1 and, if it is there, 2, of dims `groups_dims` from input 0; `maps` says which elements
+// they are of.
+void ComputeParameters(OpContext& context, const Dims& groups_dims, const QuantizationMaps& maps) {
   const Array& x = context.in(0);
-  std::vector<Extremes> ranges(ElementsOf(context.out_dims(1)));
+  std::vector<Extremes> ranges(ElementsOf(groups_dims));
   ForEachRow<1>(*MakeSerialExecutor(), x.dims, {&maps.scales},
                 [&](int64_t first, const auto& bases) {
                   const auto& groups = maps.scales.axes.back();
@@ -162,13 +192,78 @@ void ComputeParameters(OpContext& context, const QuantizationMaps& maps) {
                   }
                 });
   for (size_t i = 1; i < context.outputs.size(); ++i) {
-    context.outputs[i] = Array(context.out_dims(static_cast<int>(i)));
+    context.outputs[i] = Array(groups_dims);
   }
   const bool has_zero_points = context.outputs.size() > 2;
   for (size_t group = 0; group < ranges.size(); ++group) {
     double* zero_point = has_zero_points ? &context.outputs[2].values[group] : nullptr;
     context.outputs[1].values[group] = ScaleOf(context, ranges[group], zero_point);
   }
+}
+
+// Where the rows of an Append go.
+struct AppendedRows {
+  AppendedTokens to;
+  std::vector<int64_t> positions;  // by row
+
+  // Calls visit(i, at) with the dense index of an element of an array of `dims`, and where it goes,
+  // for all rows that go anywhere. `unit`: the tokens of an element.
+  template <typename Visit>
+  void ForEach(const Dims& dims, int64_t unit, Visit visit) const {
+    Dims at(dims.size());
+    for (int64_t i = 0; i < ElementsOf(dims); ++i) {
+      int64_t rest = i;
+      for (size_t d = dims.size(); d-- > 0; rest /= dims[d]) at[d] = rest % dims[d];
+      if (positions[at[0]] < 0) continue;
+      at[to.axis] += positions[at[0]] / unit;
+      visit(i, at);
+    }
+  }
+};
+
+absl::StatusOr<AppendedRows> RowsOf(const OpContext& context) {
+  AppendedRows rows;
+  rows.to = AppendedTokensOf(context.op, context.in_desc(0), context.out_desc(0));
+  const Array& positions = context.in(1);
+  for (int64_t row = 0; row < context.in(0).dims[0]; ++row) {
+    const auto position = static_cast<int64_t>(positions.values[positions.size() > 1 ? row : 0]);
+    KVANT_RETURN_IF_ERROR(rows.to.Check(context.op, row, position));
+    rows.positions.push_back(position);
+  }
+  return rows;
+}
+
+// All outputs from input 0, its scales and zero points having these dims.
+absl::Status QuantizeWithOwnParameters(OpContext& context, const Dims& groups) {
+  QuantizationMaps maps;
+  KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.in(0).dims, groups));
+  maps.zero_points = maps.scales;
+  if (context.op.attrs.Find(Attr::kFormula) != nullptr) {
+    QuantizeByGgml(context, groups, maps.scales);
+    return absl::OkStatus();
+  }
+  ComputeParameters(context, groups, maps);
+  const bool has_zero_points = context.outputs.size() > 2;
+  const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
+  Array x = context.Take(0);
+  QuantizeInPlace(context, x, context.outputs[1], has_zero_points ? &context.outputs[2] : nullptr,
+                  real_units, maps);
+  context.outputs[0] = std::move(x);
+  return absl::OkStatus();
+}
+
+// An array of src's dims with the parameter of each of its elements where those are in dst.
+absl::StatusOr<Array> ParametersAt(const OpContext& context, const Array& parameters,
+                                   const AppendedRows& rows) {
+  KVANT_ASSIGN_OR_RETURN(const IndexMap map,
+                         ParameterMap(context, context.out_dims(0), parameters.dims));
+  Array result(context.in(0).dims);
+  rows.ForEach(result.dims, 1, [&](int64_t i, const Dims& at) {
+    int64_t index = 0;
+    for (size_t d = 0; d < at.size(); ++d) index += map.axes[d][at[d]];
+    result.values[i] = parameters.values[index];
+  });
+  return result;
 }
 
 // The attributes of a static op as arrays.
@@ -217,8 +312,8 @@ void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const 
 absl::Status EvalQuantize(OpContext& context) {
   KVANT_ASSIGN_OR_RETURN(const StaticParameters parameters, StaticParametersOf(context));
   Array x = context.Take(0);
-  QuantizeInPlace(context.executor, x, parameters.scales, &parameters.zero_points,
-                  /*real_units=*/false, parameters.maps, context.out_desc(0).type);
+  QuantizeInPlace(context, x, parameters.scales, &parameters.zero_points,
+                  /*real_units=*/false, parameters.maps);
   context.outputs[0] = std::move(x);
   return absl::OkStatus();
 }
@@ -233,35 +328,59 @@ absl::Status EvalDequantize(OpContext& context) {
 }
 
 absl::Status EvalDynamicQuantize(OpContext& context) {
-  if (!context.has_input(1)) {
-    QuantizationMaps maps;
-    KVANT_ASSIGN_OR_RETURN(maps.scales, ParameterMap(context, context.out_dims(1)));
-    maps.zero_points = maps.scales;
-    ComputeParameters(context, maps);
-    const bool has_zero_points = context.outputs.size() > 2;
-    const bool real_units = has_zero_points && IsFloat(context.out_desc(2).type);
-    Array x = context.Take(0);
-    QuantizeInPlace(context.executor, x, context.outputs[1],
-                    has_zero_points ? &context.outputs[2] : nullptr, real_units, maps,
-                    context.out_desc(0).type);
-    context.outputs[0] = std::move(x);
-    return absl::OkStatus();
-  }
+  if (!context.has_input(1)) return QuantizeWithOwnParameters(context, context.out_dims(1));
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
-  QuantizeInPlace(context.executor, x, context.in(1), parameters.zero_points, parameters.real_units,
-                  parameters.maps, context.out_desc(0).type);
+  QuantizeInPlace(context, x, context.in(1), parameters.zero_points, parameters.real_units,
+                  parameters.maps);
   context.outputs[0] = std::move(x);
   return absl::OkStatus();
 }
 
 absl::Status EvalAppend(OpContext& context) {
-  return context.Error(ErrorKind::kUnimplemented, "the oracle does not append yet");
+  KVANT_ASSIGN_OR_RETURN(const AppendedRows rows, RowsOf(context));
+  const bool takes = context.has_input(2), computes = context.outputs.size() > 1;
+  if (computes) {
+    Dims groups = context.out_dims(1);
+    const int64_t tokens = QuantizationGroup(context.op, context.in(0).dims)[rows.to.axis];
+    groups[rows.to.axis] = rows.to.tokens / tokens;
+    KVANT_RETURN_IF_ERROR(QuantizeWithOwnParameters(context, groups));
+  } else if (takes) {
+    const bool has_zero_points = context.has_input(3);
+    Array zero_points;
+    KVANT_ASSIGN_OR_RETURN(const Array scales, ParametersAt(context, context.in(2), rows));
+    if (has_zero_points) {
+      KVANT_ASSIGN_OR_RETURN(zero_points, ParametersAt(context, context.in(3), rows));
+    }
+    Array x = context.Take(0);
+    const IndexMap own = StridedMap(x.dims, DenseStrides(x.dims));
+    QuantizeInPlace(context, x, scales, has_zero_points ? &zero_points : nullptr,
+                    has_zero_points && IsFloat(context.in_desc(3).type), {own, own});
+    context.outputs[0] = std::move(x);
+  } else {
+    context.outputs[0] = context.Take(0);
+  }
+  for (int port = 0; port < static_cast<int>(context.outputs.size()); ++port) {
+    const Array part = std::move(context.outputs[port]);
+    Array& whole = context.outputs[port] = Array(context.out_dims(port));
+    whole.stored.resize(whole.values.size());
+    const Dims strides = DenseStrides(whole.dims);
+    rows.ForEach(part.dims, port == 0 ? 1 : rows.to.group, [&](int64_t i, const Dims& at) {
+      int64_t index = 0;
+      for (size_t d = 0; d < at.size(); ++d) index += at[d] * strides[d];
+      whole.values[index] = part.values[i];
+      whole.stored[index] = true;
+    });
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EvalDynamicDequantize(OpContext& context) {
   KVANT_ASSIGN_OR_RETURN(const Parameters parameters, DynamicParameters(context));
   Array x = context.Take(0);
+  if (const std::vector<float> codebook = CodebookOf(context); !codebook.empty()) {
+    for (double& code : x.values) code = codebook[static_cast<size_t>(code)];
+  }
   DequantizeInPlace(context.executor, x, context.in(1), parameters.zero_points,
                     parameters.real_units, parameters.maps);
   context.outputs[0] = std::move(x);

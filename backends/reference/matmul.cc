@@ -1,6 +1,8 @@
 // MatMul. oneDNN repeats batch dims of 1 itself. Batch dims are merged where both operands allow
 // it, and query heads that share a B become rows of one larger product.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -82,6 +84,17 @@ Array Zeros(Plan& plan, Dims dims) {
   return result;
 }
 
+// Sylvester's, / sqrt(size).
+std::vector<float> HadamardMatrix(int64_t size) {
+  std::vector<float> matrix(size * size);
+  const double element = 1 / std::sqrt(static_cast<double>(size));
+  for (int64_t i = 0; i < size * size; ++i) {
+    const bool odd = std::popcount(static_cast<uint64_t>(i / size & i % size)) % 2 != 0;
+    matrix[i] = static_cast<float>(odd ? -element : element);
+  }
+  return matrix;
+}
+
 }  // namespace
 
 Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
@@ -126,8 +139,25 @@ absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
-absl::Status LowerHadamard(const Op& op, Lowering&) {
-  return MakeError(ErrorKind::kUnimplemented, absl::StrCat(op.ToString(), ": not lowered yet"));
+absl::Status LowerHadamard(const Op& op, Lowering& lowering) {
+  // Of 2^n numbers it is the product of smaller ones, over the axes of [.., kFactor, kFactor]: so
+  // that no constant is larger than this.
+  constexpr int64_t kFactor = 64;
+  Plan& plan = lowering.plan;
+  Array x = lowering.Input(op, 0);
+  const Dims dims = x.dims;
+  int64_t left = op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+  for (int64_t inner = 1; left > 1 && x.elements() > 0;) {
+    const int64_t factor = std::min(left, kFactor);
+    const int64_t outer = x.elements() / (factor * inner);
+    const Array matrix = Constant(plan, HadamardMatrix(factor), {factor, factor});
+    x = inner == 1 ? MatMul(plan, Reshaped(x, {outer, factor}), matrix, false, false)
+                   : MatMul(plan, matrix, Reshaped(x, {outer, factor, inner}), false, false);
+    inner *= factor;
+    left /= factor;
+  }
+  lowering.SetOutput(op, 0, Reshaped(x, dims));
+  return absl::OkStatus();
 }
 
 }  // namespace kvant::reference

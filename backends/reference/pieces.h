@@ -3,11 +3,13 @@
 #ifndef KVANT_BACKENDS_REFERENCE_PIECES_H_
 #define KVANT_BACKENDS_REFERENCE_PIECES_H_
 
+#include <memory>
 #include <optional>
 
 #include "absl/types/span.h"
 #include "dnnl.hpp"
 #include "kvant/backends/reference/plan.h"
+#include "kvant/kernels/cpu/codebook.h"
 
 namespace kvant::reference {
 
@@ -58,7 +60,9 @@ struct QuantizationArrays {
 // (x - zp) * scale, or x * scale - zp in real units.
 Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization);
 // round(x / scale) + zp, or round((x + zp) / scale) in real units; ties to even, saturated.
-Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type);
+// A codebook, or null: codes are positions in it.
+Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
+               const std::shared_ptr<const cpu::Codebook>& codebook);
 // An array with these values.
 Array Constant(Plan& plan, std::vector<float> values, Dims dims);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,6 +110,14 @@ std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims
   return count == 0 ? std::pair(0.f, 0.f) : std::pair(min, max);
 }
 
+// Null without a codebook.
+std::shared_ptr<const cpu::Codebook> CodebookOf(const Op& op, const Lowering& lowering) {
+  const auto* values = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  if (values == nullptr) return nullptr;
+  return std::make_shared<cpu::Codebook>(values->data(), BitsOf(lowering.OutputTensor(op, 0).type),
+                                         cpu::CodebookTies::kLowerCode);
+}
+
 // Scales and zero points that the op computes from x, with x's rank.
 QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lowering) {
   const Dims group = QuantizationGroup(op, x.dims), strides = DenseStrides(x.dims);
@@ -119,9 +128,12 @@ QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lo
   }
   const bool has_zero_points = lowering.HasOutput(op, 2);
   const DataType zero_point_type = has_zero_points ? lowering.OutputTensor(op, 2).type : kUndef;
+  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(op, lowering);
   const cpu::ParameterRule rule = cpu::MakeParameterRule(
       lowering.OutputTensor(op, 0).type, lowering.OutputTensor(op, 1).type, zero_point_type,
-      op.attrs.GetOr(Attr::kPowerOfTwoScales, false), op.attrs.GetOr(Attr::kScaleFloor, 0.f));
+      {.power_of_two = op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
+       .floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f),
+       .codebook = codebook.get()});
   QuantizationArrays result;
   result.scales = lowering.plan.NewArray(groups);
   std::vector<Array> writes{result.scales};
@@ -164,6 +176,13 @@ QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
   return result;
 }
 
+Array DequantizeEntries(Plan& plan, const Array& codes, const QuantizationArrays& quantization,
+                        const std::vector<float>& codebook) {
+  return ForEachCode(plan, codes, quantization, [codebook](double code, double scale, double) {
+    return codebook[static_cast<size_t>(code)] * scale;
+  });
+}
+
 }  // namespace
 
 Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization) {
@@ -175,12 +194,15 @@ Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quant
                      [](double x, double scale, double zp) { return (x - zp) * scale; });
 }
 
-Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type) {
-  const cpu::ZeroPoints kind =
-      quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
-  return ForEachCode(plan, x, quantization, [type, kind](double value, double scale, double zp) {
-    return RoundTo(type, cpu::CodeOf(value, scale, zp, kind, IsInteger(type)));
-  });
+Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
+               const std::shared_ptr<const cpu::Codebook>& codebook) {
+  cpu::ParameterRule rule;
+  rule.zero_points = quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
+  rule.codebook = codebook.get();
+  return ForEachCode(plan, x, quantization,
+                     [type, rule, codebook](double value, double scale, double zp) {
+                       return RoundTo(type, cpu::CodeOf(rule, value, scale, zp, IsInteger(type)));
+                     });
 }
 
 Array Constant(Plan& plan, std::vector<float> values, Dims dims) {
@@ -195,7 +217,7 @@ absl::Status LowerQuantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = StaticParameters(op, lowering);
   lowering.SetOutput(op, 0,
                      Quantize(lowering.plan, lowering.Input(op, 0), parameters,
-                              lowering.OutputTensor(op, 0).type));
+                              lowering.OutputTensor(op, 0).type, nullptr));
   return absl::OkStatus();
 }
 
@@ -206,12 +228,18 @@ absl::Status LowerDequantize(const Op& op, Lowering& lowering) {
 }
 
 absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
+  if (op.attrs.Find(Attr::kFormula) != nullptr) {
+    return MakeError(
+        ErrorKind::kUnimplemented,
+        absl::StrCat(op.ToString(), ": formula ggml, which op by op execution has not"));
+  }
   const bool computes = !lowering.HasInput(op, 1);
   const Array x = lowering.Input(op, 0);
   const QuantizationArrays parameters =
       computes ? ComputedParameters(op, x, lowering) : DynamicParameters(op, lowering);
   lowering.SetOutput(op, 0,
-                     Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type));
+                     Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type,
+                              CodebookOf(op, lowering)));
   if (computes) {
     lowering.SetOutput(op, 1, parameters.scales);
     if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
@@ -228,7 +256,12 @@ absl::Status LowerAppend(const Op& op, Lowering&) {
 
 absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = DynamicParameters(op, lowering);
-  lowering.SetOutput(op, 0, Dequantize(lowering.plan, lowering.Input(op, 0), parameters));
+  const Array codes = lowering.Input(op, 0);
+  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  lowering.SetOutput(op, 0,
+                     codebook == nullptr
+                         ? Dequantize(lowering.plan, codes, parameters)
+                         : DequantizeEntries(lowering.plan, codes, parameters, *codebook));
   return absl::OkStatus();
 }
 

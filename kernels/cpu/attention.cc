@@ -25,12 +25,14 @@ int64_t RowsPerGroup(const AttentionProblem& problem) {
 struct Buffers : TileBuffers {
   float *shrink, *operands;
   State state;
+  Columns columns;
   int64_t floats;
 
   Buffers(const AttentionProblem& problem, float* base) : Buffers(problem, Arena(base)) {}
 
  private:
-  Buffers(const AttentionProblem& problem, Arena arena) : TileBuffers(problem, arena) {
+  Buffers(const AttentionProblem& problem, Arena arena)
+      : TileBuffers(problem, arena), columns(problem, arena) {
     const int64_t rows = problem.row_tile;
     shrink = arena.Take(rows);
     operands = arena.Take(2 * kTokenTile);
@@ -73,7 +75,7 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call, const RowTi
     return StoreStatistics(problem, tile, state, call.statistics);
   }
   AddSinks(problem, Reader{&kernels, call.inputs}, tile, state);
-  Finish(problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
+  Finish(kernels, problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
 }
 
 class Unit {
@@ -86,21 +88,21 @@ class Unit {
         tile_(MakeRowTile(problem_, index / problem_.splits)),
         index_(index),
         buffers_(problem_, scratch),
-        products_(problem_, reader_, tile_.batch, buffers_) {
-    const int64_t begin = index % problem_.splits * problem_.chunk;
-    chunk_ = {begin, std::min(begin + problem_.chunk, problem_.kv_len)};
-    kv_len_ = problem_.kv_lengths.present() ? reader_.Integer(problem_.kv_lengths, tile_.batch)
-                                            : problem_.kv_len;
-    FindRanges();
+        products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_) {
+    buffers_.columns.Read(problem_, reader_, tile_.batch);
+    kv_len_ = buffers_.columns.count();
   }
 
   void Run() {
+    const int64_t split = index_ % problem_.splits;
     if (problem_.dropout) {
       dropout_ = ReadDropout(problem_, reader_);
-      if (problem_.dropout_mask.present()) {
-        WriteDropoutMask(problem_, dropout_, tile_, chunk_, call_.outputs);
-      }
+      if (problem_.dropout_mask.present()) WriteMaskOf(split);
     }
+    // The other splits are for more columns than there are.
+    if (split >= buffers_.columns.chunks()) return;
+    chunk_ = buffers_.columns.Chunk(split);
+    FindRanges();
     LoadQueries();
     State& state = buffers_.state;
     if (problem_.splits > 1) state = PartialState(call_, index_);
@@ -126,6 +128,13 @@ class Unit {
     float* scores = nullptr;
     State state;
   };
+
+  // The mask has all columns that there is room for.
+  void WriteMaskOf(int64_t split) {
+    const int64_t share = CeilDiv(problem_.kv_len, problem_.splits);
+    const ColumnRange columns{split * share, std::min((split + 1) * share, problem_.kv_len)};
+    WriteDropoutMask(problem_, dropout_, tile_, columns, call_.outputs);
+  }
 
   void RunOnline() {
     Sweep([this](const Part& part) {
@@ -160,7 +169,7 @@ class Unit {
     });
     AddSinks(problem_, reader_, tile_, state);
     Sweep([this](const Part& part) { MultiplyFinalProbabilities(part); });
-    Finish(problem_, tile_, state, /*normalize=*/false, call_.outputs);
+    Finish(kernels_, problem_, tile_, state, /*normalize=*/false, call_.outputs);
   }
 
   void MultiplyFinalProbabilities(const Part& part) {
@@ -200,14 +209,16 @@ class Unit {
       live_.begin = std::min(live_.begin, row.begin);
       live_.end = std::max(live_.end, row.end);
     }
-    live_.begin = std::max(live_.begin / kTokenTile * kTokenTile, chunk_.begin);
+    live_.begin = std::max(buffers_.columns.TileBegin(live_.begin), chunk_.begin);
     live_.end = std::min(live_.end, chunk_.end);
   }
 
   void LoadQueries() {
     for (int64_t r = 0; r < tile_.rows; ++r) {
+      float* q = buffers_.q + r * problem_.head_size;
       DequantizeLine(reader_, problem_.q, problem_.q_dequantization, tile_.At(r), kCol,
-                     problem_.head_size, buffers_.q + r * problem_.head_size, buffers_.line);
+                     problem_.head_size, q, buffers_.line);
+      if (problem_.q_hadamard > 1) kernels_.hadamard(q, problem_.head_size, problem_.q_hadamard);
     }
     FoldFactors();
     products_.PrepareQueries(tile_.rows);
@@ -238,8 +249,9 @@ class Unit {
   // beyond the tile's tokens, and calls use(part).
   template <typename Use>
   void Sweep(Use use) {
-    for (int64_t token = live_.begin; token < live_.end; token += kTokenTile) {
-      const Part part = MakePart(token, std::min(kTokenTile, live_.end - token));
+    for (int64_t token = live_.begin, end; token < live_.end; token = end) {
+      end = std::min(buffers_.columns.TileEnd(token), live_.end);
+      const Part part = MakePart(token, end - token);
       if (part.tile.rows == 0) continue;
       products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
       ApplyStepsTo(part);
@@ -326,11 +338,13 @@ void RunMerge(const KernelSet& kernels, const AttentionCall& call, int64_t row_t
               float* scratch) {
   const AttentionProblem& problem = *call.problem;
   const RowTile tile = MakeRowTile(problem, row_tile);
-  State state = Buffers(problem, scratch).state;
+  Buffers buffers(problem, scratch);
+  buffers.columns.Read(problem, Reader{&kernels, call.inputs}, tile.batch);
+  State& state = buffers.state;
   std::fill_n(state.max, tile.rows, kNegInf);
   std::fill_n(state.sum, tile.rows, 0.f);
   std::fill_n(state.out, tile.rows * problem.v_head_size, 0.f);
-  for (int64_t split = 0; split < problem.splits; ++split) {
+  for (int64_t split = 0; split < buffers.columns.chunks(); ++split) {
     Merge(PartialState(call, row_tile * problem.splits + split), tile.rows, problem.v_head_size,
           state);
   }

@@ -21,6 +21,9 @@ inline constexpr int kCol = 4;
 // granularity of splits, so that tile boundaries depend on the shape only.
 inline constexpr int64_t kTokenTile = 64;
 
+// Columns are not cut into chunks shorter than this.
+inline constexpr int64_t kMinChunk = 256;
+
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A position in an array, or in the problem.
@@ -35,6 +38,8 @@ struct Array {
   DataType type = kUndef;
   int64_t strides[kAxes] = {};
   int64_t offset = 0;
+  // Not null: elements, of 2, 4 or 8 bits and unsigned, are positions in it. It outlives the array.
+  const float* codebook = nullptr;
 
   bool present() const { return buffer >= 0 || data != nullptr; }
   int64_t IndexOf(const Position& p) const {
@@ -68,11 +73,10 @@ struct CodeLayout {
   std::vector<int32_t> part_ends, part_groups;
 };
 
-// Tokens [begin, begin + tokens) of K or V.
+// A run of tokens of K or V.
 struct Segment {
   Array data;  // row: token within the segment; col: channel
   Dequantization dequantization;
-  int64_t begin = 0;
   int64_t tokens = 0;
   CodeLayout codes;
 };
@@ -129,6 +133,9 @@ struct AttentionProblem {
 
   Array q;
   Dequantization q_dequantization;
+  // Runs of so many channels of queries and of the output are multiplied by a Hadamard matrix,
+  // KernelSet::hadamard; 1: no.
+  int64_t q_hadamard = 1, output_hadamard = 1;
   const Segment* k = nullptr;
   const Segment* v = nullptr;
   int k_segments = 0, v_segments = 0;
@@ -137,7 +144,9 @@ struct AttentionProblem {
 
   bool inf_as_zero = true;  // a row without any finite score: zeros, else NaN
   Array sinks;              // joins the denominator only
-  Array kv_lengths;         // s32 over b0, already checked
+  // How many tokens there are, s32 over b0; or which, s32 over b0, segments of K and V (row), first
+  // and tokens (col). At most one is present, already checked.
+  Array kv_lengths, segment_ranges;
   bool dropout = false;
   Array seed, dropout_offset, probability;
   Rounding probs_rounding;
@@ -147,10 +156,10 @@ struct AttentionProblem {
   Array output, stats, dropout_mask;
 
   // The plan. A row tile is `row_tile` consecutive rows of b2 x q when K and V do
-  // not vary over b2, of q otherwise; its tokens are cut into `splits` chunks of
-  // `chunk` tokens, a multiple of kTokenTile.
+  // not vary over b2, of q otherwise; its columns are cut into up to `splits` chunks
+  // (columns.h).
   bool kv_varies_over_b2 = false;
-  int64_t row_tile = 1, splits = 1, chunk = kTokenTile;
+  int64_t row_tile = 1, splits = 1;
   SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
   // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is

@@ -73,6 +73,7 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   codes.bits = BitsOfCodes(data.type);
   if (codes.bits == 0) return std::string(DataTypeName(data.type)) + " is no integer type";
   if (!how.scales.present()) return "codes without scales";
+  if (data.codebook != nullptr) return "codes are positions in a codebook";
   codes.is_signed = IsSignedCode(data.type);
   if (data.strides[kCol] != 1 && channels != 1) {
     codes.channel_major = keys && data.strides[kRow] == 1;

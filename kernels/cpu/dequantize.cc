@@ -104,6 +104,7 @@ class LineReader {
     if (zero_points.values != nullptr) {
       how.zero_points = zero_points.values + g * zero_points.line_stride;
     }
+    how.codebook = data_.codebook;
     how.real = how_.real_zero_points;
     how.stride = scales.stride;
     how.group = how_.group[axis_];
@@ -180,15 +181,17 @@ void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, fl
   const void* data = Data(array);
   const int64_t index = array.IndexOf(p);
   const int64_t stride = array.strides[axis];
+  const auto load = [&](int64_t from, int64_t count, float* to) {
+    if (array.codebook == nullptr) return kernels->load(array.type, data, from, count, to);
+    kernels->load_entries(array.codebook, array.type, data, from, count, to);
+  };
   if (stride == 1) {
-    kernels->load(array.type, data, index, n, out);
+    load(index, n, out);
   } else if (stride == 0) {
-    kernels->load(array.type, data, index, 1, out);
+    load(index, 1, out);
     std::fill(out + 1, out + n, out[0]);
   } else {
-    for (int64_t i = 0; i < n; ++i) {
-      kernels->load(array.type, data, index + i * stride, 1, out + i);
-    }
+    for (int64_t i = 0; i < n; ++i) load(index + i * stride, 1, out + i);
   }
 }
 
@@ -216,22 +219,17 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
   LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
 }
 
-void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
-                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
-                    float* scratch) {
+void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
+                    int64_t n, int64_t channels, bool by_channel, float* out, float* scratch) {
   if (by_channel && n < kTokenTile) {
     for (int64_t c = 0; c < channels; ++c) {
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
-  for (int s = 0; s < count; ++s) {
-    const Segment& segment = segments[s];
-    const int64_t begin = std::max(token, segment.begin);
-    const int64_t end = std::min(token + n, segment.begin + segment.tokens);
-    if (begin >= end) continue;
-    DequantizePart(reader, segment, p, begin - segment.begin, end - begin, channels, by_channel,
-                   begin - token, out, scratch);
-  }
+  ForParts(
+      pieces, column, n, [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
+        DequantizePart(reader, segment, p, first, tokens, channels, by_channel, at, out, scratch);
+      });
 }
 
 }  // namespace kvant::cpu

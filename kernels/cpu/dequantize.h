@@ -6,6 +6,7 @@
 
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/cpu/pieces.h"
 
 namespace kvant::cpu {
 
@@ -35,12 +36,11 @@ inline int64_t TileScratchFloats(int64_t channels) {
   return 3 * kLineBatch * (channels > kTokenTile ? channels : kTokenTile);
 }
 
-// Tokens [token, token + n) of the segments at batch position `p`, all `channels`,
+// Columns [column, column + n) at batch position `p`, all `channels`,
 // as out[channel][kTokenTile] with zeros beyond n (by_channel) or out[token][channels].
 // `scratch`: TileScratchFloats(channels).
-void DequantizeTile(const Reader& reader, const Segment* segments, int count, const Position& p,
-                    int64_t token, int64_t n, int64_t channels, bool by_channel, float* out,
-                    float* scratch);
+void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
+                    int64_t n, int64_t channels, bool by_channel, float* out, float* scratch);
 
 }  // namespace kvant::cpu
 

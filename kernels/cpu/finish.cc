@@ -66,8 +66,8 @@ void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTi
   }
 }
 
-void Finish(const AttentionProblem& problem, const RowTile& tile, const State& state,
-            bool normalize, void* const* outputs) {
+void Finish(const KernelSet& kernels, const AttentionProblem& problem, const RowTile& tile,
+            const State& state, bool normalize, void* const* outputs) {
   for (int64_t r = 0; r < tile.rows; ++r) {
     const Position p = tile.At(r);
     const bool empty = state.max[r] == kNegInf && state.sum[r] == 0.f;
@@ -78,7 +78,14 @@ void Finish(const AttentionProblem& problem, const RowTile& tile, const State& s
       } else if (normalize) {
         out[d] /= state.sum[r];
       }
-      if (problem.output_rounding.type != kUndef) out[d] = Code(problem.output_rounding, out[d]);
+    }
+    if (problem.output_hadamard > 1) {
+      kernels.hadamard(out, problem.v_head_size, problem.output_hadamard);
+    }
+    if (problem.output_rounding.type != kUndef) {
+      for (int64_t d = 0; d < problem.v_head_size; ++d) {
+        out[d] = Code(problem.output_rounding, out[d]);
+      }
     }
     StoreLine(problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
     if (problem.stats.present()) {

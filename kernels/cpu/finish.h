@@ -7,6 +7,7 @@
 
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/kernels.h"
 #include "kvant/kernels/cpu/score_steps.h"
 
 namespace kvant::cpu {
@@ -39,9 +40,10 @@ void Merge(const State& part, int64_t rows, int64_t v_head_size, State& state);
 // Lets each row's sink logit, if there are any, join the denominator.
 void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,
               State& state);
-// Writes output and statistics. With `normalize`, the output is divided by the sum.
-void Finish(const AttentionProblem& problem, const RowTile& tile, const State& state,
-            bool normalize, void* const* outputs);
+// Writes output and statistics. With `normalize`, the output is divided by the sum; then it is
+// rotated, where the problem says so, and rounded.
+void Finish(const KernelSet& kernels, const AttentionProblem& problem, const RowTile& tile,
+            const State& state, bool normalize, void* const* outputs);
 
 // Where the statistics of the `count` rows or columns at a batch position lie, as the two passes
 // of a softmax over rows exchange them: [b0][b1][b2][2][count] in all. The maximum and ln(sum

@@ -17,17 +17,25 @@ double HighestCode(DataType type) {
   return static_cast<double>(HighestOf(type));
 }
 
+GgmlFormat GgmlFormatOf(DataType codes, DataType zero_points, const Codebook* codebook) {
+  if (codebook != nullptr) return GgmlFormat::kIq4Nl;
+  if (zero_points != kUndef) return GgmlFormat::kQ4_1;
+  return codes == kS8 ? GgmlFormat::kQ8_0 : GgmlFormat::kQ4_0;
+}
+
 }  // namespace
 
 ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_points,
-                                bool power_of_two, double floor) {
+                                const ParameterOptions& options) {
   ParameterRule rule;
-  rule.highest = HighestCode(codes);
+  rule.codebook = options.codebook;
+  if (options.ggml) rule.ggml = GgmlFormatOf(codes, zero_points, options.codebook);
+  rule.highest = options.codebook ? options.codebook->largest : HighestCode(codes);
   rule.lowest = IsFloat(codes) ? -rule.highest : static_cast<double>(LowestOf(codes));
   rule.scale = FormatOf(scales);
-  rule.power_of_two = power_of_two;
-  if (power_of_two) rule.scale.largest = std::exp2(std::floor(std::log2(rule.scale.largest)));
-  rule.floor = floor;
+  rule.power_of_two = options.power_of_two;
+  if (rule.power_of_two) rule.scale.largest = std::exp2(std::floor(std::log2(rule.scale.largest)));
+  rule.floor = options.floor;
   if (zero_points == kUndef) return rule;
   if (IsFloat(zero_points)) {
     rule.zero_points = ZeroPoints::kReal;

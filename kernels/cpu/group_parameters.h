@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kvant/graph/data_type.h"
+#include "kvant/kernels/cpu/codebook.h"
 
 namespace kvant::cpu {
 
@@ -26,6 +27,9 @@ struct FloatFormat {
   double largest = 0;       // the largest value to be stored
 };
 
+// Block formats of ggml, whose own formulas give scales, zero points and codes (ggml_groups.h).
+enum class GgmlFormat : uint8_t { kNone, kQ8_0, kQ4_0, kQ4_1, kIq4Nl };
+
 // How a group's range becomes its scale and zero point.
 struct ParameterRule {
   ZeroPoints zero_points = ZeroPoints::kNone;
@@ -35,6 +39,14 @@ struct ParameterRule {
   double floor = 0;           // no scale is less, before rounding to its type
   FloatFormat real_zero_point;
   double lowest_zero_point = 0, highest_zero_point = 0;  // of an integer type of zero points
+  const Codebook* codebook = nullptr;  // not null: codes are positions in it; outlives the rule
+  GgmlFormat ggml = GgmlFormat::kNone;
+
+  // Of a group's range, only the largest magnitude counts.
+  bool by_magnitude() const {
+    return zero_points == ZeroPoints::kNone && ggml != GgmlFormat::kQ4_0 &&
+           ggml != GgmlFormat::kIq4Nl;
+  }
 };
 
 struct GroupParameters {
@@ -126,10 +138,11 @@ inline GroupParameters ParametersOf(const ParameterRule& rule, float min, float 
 // The code of a number, to be rounded to the type of the codes: division comes first, and what it
 // gives is rounded before an integer zero point is added to an integer, so that which way a tie
 // goes does not depend on it.
-inline double CodeOf(double x, double scale, double zero_point, ZeroPoints zero_points,
+inline double CodeOf(const ParameterRule& rule, double x, double scale, double zero_point,
                      bool integer_codes) {
-  if (zero_points == ZeroPoints::kReal) return (x + zero_point) / scale;
+  if (rule.zero_points == ZeroPoints::kReal) return (x + zero_point) / scale;
   const double quotient = x / scale;
+  if (rule.codebook != nullptr) return quotient != quotient ? 0 : rule.codebook->Nearest(quotient);
   if (!integer_codes) return quotient + zero_point;
   const bool exact = quotient > -0x1p51 && quotient < 0x1p51;
   return (exact ? RoundEven(quotient) : quotient) + zero_point;
@@ -137,9 +150,16 @@ inline double CodeOf(double x, double scale, double zero_point, ZeroPoints zero_
 
 }  // namespace
 
+struct ParameterOptions {
+  bool power_of_two = false;
+  double floor = 0;
+  const Codebook* codebook = nullptr;
+  bool ggml = false;
+};
+
 // The rule for these types; kUndef: no zero points.
 ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_points,
-                                bool power_of_two, double floor);
+                                const ParameterOptions& options);
 
 }  // namespace kvant::cpu
 

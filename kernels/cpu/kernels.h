@@ -21,6 +21,8 @@ struct Scaling {
   int64_t group = 1;
   int64_t into_group = 0;  // elements of the first group that lie before the run
   bool real = false;       // code * scale - zero point; else (code - zero point) * scale
+  // For load_scaled, not null: what codes of type u2, u4 or u8 stand for, before all else.
+  const float* codebook = nullptr;
 };
 
 // Products of tiles in bf16: a pair is two bf16, the lower one first, in a dword.
@@ -47,6 +49,10 @@ struct KernelSet {
   // Elements [index, index + n) of the array at `data` as f32; any element type, any
   // alignment, and no byte outside those elements is read.
   void (*load)(DataType type, const void* data, int64_t index, int64_t n, float* out);
+
+  // The same of elements of type u2, u4 or u8 as positions in a table.
+  void (*load_entries)(const float* codebook, DataType type, const void* data, int64_t index,
+                       int64_t n, float* out);
 
   // Codes become values.
   void (*scale)(const Scaling& how, int64_t n, float* values);
@@ -76,6 +82,10 @@ struct KernelSet {
              const float* shrink, float* out);
 
   void (*tanh)(float* values, int64_t n);
+
+  // Each run of `block` values, a power of two that divides n, times Sylvester's Hadamard matrix
+  // / sqrt(block). All sets give the same bits.
+  void (*hadamard)(float* values, int64_t n, int64_t block);
 
   // DynamicQuantize.
   const QuantizeKernels* quantize;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kvant/kernels/cpu/ggml_groups.h"
+
 namespace kvant::cpu {
 namespace {
 
@@ -42,7 +44,7 @@ struct Batch {
   float scales[kMaxBatch], reciprocals[kMaxBatch], zero_points[kMaxBatch];
 };
 
-// Of a float that f16 can hold.
+// Of a float that f16 can hold, or infinity.
 uint16_t ExactF16(float x) {
   uint32_t bits, tiny;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -51,7 +53,7 @@ uint16_t ExactF16(float x) {
   std::memcpy(&tiny, &small, sizeof(tiny));
   const uint32_t normal = (magnitude >> 13) - (112 << 10);
   uint32_t half = magnitude < 0x38800000 ? tiny - 0x3f000000 : normal;
-  half = magnitude > 0x7f800000 ? 0x7e00 : half;
+  half = magnitude >= 0x7f800000 ? (magnitude == 0x7f800000 ? 0x7c00 : 0x7e00) : half;
   return static_cast<uint16_t>((bits >> 16 & 0x8000) | half);
 }
 
@@ -95,6 +97,16 @@ class Unit {
   void Quantize() {
     for (int64_t outer = first_outer_; outer < last_outer_; ++outer) {
       Place place = PlaceOf(p_.outer, p_.outer_axes, outer);
+      if (p_.rows > 0) {
+        const int64_t row = outer / (p_.outer_count / p_.rows);
+        const int64_t position = call_.positions[row * call_.position_step];
+        if (position < 0) continue;
+        place.Move(p_.per_position, position / p_.position_unit);
+      }
+      if (p_.converts) {
+        Convert(place);
+        continue;
+      }
       switch (p_.layout) {
         case QuantizeLayout::kRows:
           QuantizeRows(outer, place);
@@ -110,10 +122,21 @@ class Unit {
   }
 
  private:
-  bool Magnitude() const { return p_.rule.zero_points == ZeroPoints::kNone; }
+  bool Magnitude() const { return p_.rule.by_magnitude(); }
 
   float* RangeOf(int64_t outer, int64_t group, int64_t part) const {
     return call_.ranges + ((outer * p_.groups + group) * p_.parts + part) * 2;
+  }
+
+  void Convert(Place place) const {
+    place.Move(p_.next, first_group_);
+    const int64_t begin = part_ * p_.part;
+    const int64_t n = p_.parts > 1 ? std::min(p_.group - begin, p_.part) : p_.group;
+    for (int64_t g = 0; g < groups_; ++g) {
+      kernels_.convert(p_.src_type, call_.src, place.src + begin, n, p_.code_type, call_.codes,
+                       place.codes + begin);
+      place.Move(p_.next, 1);
+    }
   }
 
   void QuantizeRows(int64_t outer, Place line) {
@@ -216,6 +239,7 @@ class Unit {
     how.zero_points = p_.rule.zero_points;
     how.lowest = static_cast<float>(p_.rule.lowest);
     how.highest = static_cast<float>(p_.rule.highest);
+    how.codebook = p_.rule.codebook;
     how.scales = batch_.scales;
     how.values = batch_.zero_points;
     const bool has_zero_points = how.zero_points != ZeroPoints::kNone;
@@ -226,8 +250,16 @@ class Unit {
            batch_.zero_points);
       return how;
     }
-    how.divide = !kernels_.parameters(p_.rule, n, batch_.min, batch_.max, batch_.scales,
-                                      batch_.reciprocals, batch_.zero_points);
+    if (p_.rule.ggml == GgmlFormat::kNone) {
+      how.divide = !kernels_.parameters(p_.rule, n, batch_.min, batch_.max, batch_.scales,
+                                        batch_.reciprocals, batch_.zero_points);
+    } else {
+      FindGgmlParameters(kernels_, p_.rule,
+                         {p_.src_type, call_.src, place.src, p_.group, n, batch_.min, batch_.max,
+                          batch_.scales, batch_.reciprocals, batch_.zero_points});
+      how.ggml = p_.rule.ggml;
+      how.offsets = batch_.min;
+    }
     if (part_ == 0) {
       StoreParameters(p_.scale_type, batch_.scales, n, call_.scales, place.scales, p_.next.scales);
       if (has_zero_points) {
@@ -299,7 +331,7 @@ class Unit {
     for (int64_t i = 0; i < n; ++i) {
       const double x = LoadElement(p_.src_type, call_.src, src + i * src_step);
       StoreElement(p_.code_type, call_.codes, codes + i * codes_step,
-                   CodeOf(x, scale, zero_point, p_.rule.zero_points, IsInteger(p_.code_type)));
+                   CodeOf(p_.rule, x, scale, zero_point, IsInteger(p_.code_type)));
     }
   }
 

@@ -1,5 +1,5 @@
-// DynamicQuantize: codes of numbers, and the scales and zero points of their groups unless those
-// are given.
+// DynamicQuantize and Append: codes of numbers, and the scales and zero points of their groups
+// unless those are given; or numbers of another type.
 #ifndef KVANT_KERNELS_CPU_QUANTIZE_H_
 #define KVANT_KERNELS_CPU_QUANTIZE_H_
 
@@ -36,11 +36,12 @@ inline constexpr int kMaxQuantizeAxes = 24;  // two of each dimension: groups, a
 //   kColumns  `lines` lines of `groups` elements, which are dense in a line
 //   kElements one group, over the inner axes
 // In rows and columns, neighbouring groups are `next` apart, and outer strides of codes are whole
-// bytes.
+// bytes. A conversion has rows, in which groups are runs.
 struct QuantizeProblem {
   QuantizeLayout layout = QuantizeLayout::kElements;
   DataType src_type = kUndef, code_type = kUndef, scale_type = kUndef, zero_point_type = kUndef;
   bool computes = false;  // scales and zero points are outputs
+  bool converts = false;  // codes are numbers, and there are no parameters
   ParameterRule rule;     // its zero_points and codes count for given parameters, too
 
   QuantizeAxis outer[kMaxQuantizeAxes];
@@ -57,6 +58,13 @@ struct QuantizeProblem {
   int64_t outer_count = 1, outer_run = 1;
   int64_t chunk = 1;
   int64_t part = 0, parts = 1;
+
+  // Append: outer indices are a row of batches first, and what belongs to a row is moved by
+  // position / position_unit times `per_position`, or not written if the position is negative.
+  // DynamicQuantize has no positions: 0 rows.
+  int64_t rows = 0;
+  int64_t position_unit = 1;
+  QuantizeStrides per_position;
 };
 
 // Memory of one call, by port; scales and zero points are read or written.
@@ -68,6 +76,9 @@ struct QuantizeCall {
   void* scales = nullptr;
   void* zero_points = nullptr;
   float* ranges = nullptr;  // RangeFloats(problem), where it has parts to compute
+  // Of row r: positions[r * position_step], if the problem has rows.
+  const int32_t* positions = nullptr;
+  int64_t position_step = 0;
 };
 
 int64_t QuantizeUnits(const QuantizeProblem& problem);

@@ -20,6 +20,11 @@ struct QuantizeParameters {
   const float* scales = nullptr;
   const float* reciprocals = nullptr;  // null if `divide`
   const float* values = nullptr;       // the zero points; |value| <= 2^15 where they are codes
+  const Codebook* codebook = nullptr;  // codes are positions in it
+  // With a format of ggml, quotients are products (x - offset) * reciprocal as they are, and a
+  // group whose reciprocal is NaN has the codes 0. No scales, no zero points.
+  GgmlFormat ggml = GgmlFormat::kNone;
+  const float* offsets = nullptr;  // null: 0
 };
 
 // Numbers are of a floating-point type, from `index` on in the array at `src`; no byte beside
@@ -45,8 +50,16 @@ struct QuantizeKernels {
   void (*column_codes)(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
                        int64_t n, const QuantizeParameters& how, uint8_t* codes,
                        int64_t codes_stride);
+  // For formats of ggml with a codebook: sum (x * x * q * x) and sum (x * x * q * q) of each group,
+  // q being codebook[code] of x, added up one after another.
+  void (*row_fits)(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
+                   const QuantizeParameters& how, float* sum_qx, float* sum_qq);
   // n codes of `bits` 2 or 4 to whole bytes; n is a multiple of 8 / bits.
   void (*pack)(int bits, const uint8_t* codes, int64_t n, uint8_t* out);
+  // n numbers from `index` on become those of another floating-point type, or the same, from
+  // `out_index` on, rounded to nearest even. No byte beside them is written.
+  void (*convert)(DataType type, const void* src, int64_t index, int64_t n, DataType to, void* out,
+                  int64_t out_index);
 };
 
 inline constexpr int64_t kCodeSlack = 16;

@@ -5,15 +5,10 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/columns.h"
 #include "kvant/kernels/cpu/dequantize.h"
 
 namespace kvant::cpu {
-
-// Columns [begin, end).
-struct ColumnRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
 
 // Columns of the row at `p` whose scores may be other than -inf after all steps, among
 // [0, kv_len): what bands that write -inf leave, where no later step revives it.

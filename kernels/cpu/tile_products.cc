@@ -10,18 +10,6 @@ bool AsStored(const Segment& segment) {
          segment.data.strides[kCol] == 1;
 }
 
-// Calls f(segment, its first token, tokens, where they are in the tile) for the segments
-// that have tokens in [token, token + n).
-template <typename F>
-void ForParts(const Segment* segments, int count, int64_t token, int64_t n, F f) {
-  for (int s = 0; s < count; ++s) {
-    const Segment& segment = segments[s];
-    const int64_t begin = std::max(token, segment.begin);
-    const int64_t end = std::min(token + n, segment.begin + segment.tokens);
-    if (begin < end) f(segment, begin - segment.begin, end - begin, begin - token);
-  }
-}
-
 // Token rows as a kernel for stored rows takes them.
 struct StoredRows {
   DataType type;
@@ -33,8 +21,9 @@ struct StoredRows {
 StoredRows RowsOf(const Reader& reader, const Segment& segment, Position p, int64_t first,
                   int64_t tokens, int64_t channels, float* tile, float* scratch) {
   if (!AsStored(segment)) {
-    DequantizeTile(reader, &segment, 1, p, segment.begin + first, tokens, channels,
-                   /*by_channel=*/false, tile, scratch);
+    const Piece piece{&segment, first, tokens, 0};
+    DequantizeTile(reader, {&piece, 1}, p, 0, tokens, channels, /*by_channel=*/false, tile,
+                   scratch);
     return {kF32, tile, 0, channels};
   }
   p.at[kRow] = first;
@@ -67,26 +56,26 @@ void TileProducts::PrepareQueries(int64_t rows) const {
   }
 }
 
-void TileProducts::KeyTile(int64_t token, int64_t n) const {
-  DequantizeTile(reader_, problem_.k, problem_.k_segments, batch_, token, n, problem_.head_size,
+void TileProducts::KeyTile(int64_t column, int64_t n) const {
+  DequantizeTile(reader_, columns_.k(), batch_, column, n, problem_.head_size,
                  /*by_channel=*/true, buffers_.k, buffers_.line);
 }
 
-void TileProducts::ValueTile(int64_t token, int64_t n) const {
-  DequantizeTile(reader_, problem_.v, problem_.v_segments, batch_, token, n, problem_.v_head_size,
+void TileProducts::ValueTile(int64_t column, int64_t n) const {
+  DequantizeTile(reader_, columns_.v(), batch_, column, n, problem_.v_head_size,
                  /*by_channel=*/false, buffers_.v, buffers_.line);
 }
 
-void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const {
+void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const {
   const int64_t size = problem_.head_size;
   const float* const q = buffers_.q + from * size;
   float* const scores = buffers_.scores + from * kTokenTile;
   switch (problem_.products) {
     case Products::kTiles:
-      KeyTile(token, n);
+      KeyTile(column, n);
       return kernels_.qk(q, rows, size, buffers_.k, scores);
     case Products::kPairs:
-      KeyTile(token, n);
+      KeyTile(column, n);
       for (int64_t d = 0; d < size; d += 2) {
         const float* channel = buffers_.k + d * kTokenTile;
         kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kTokenTile : nullptr,
@@ -96,11 +85,11 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_
                                 buffers_.k_pairs, scores);
     case Products::kStoredRows:
       if (!problem_.k_by_channel) break;
-      KeyTile(token, n);
+      KeyTile(column, n);
       return kernels_.qk(q, rows, size, buffers_.k, scores);
   }
   ForParts(
-      problem_.k, problem_.k_segments, token, n,
+      columns_.k(), column, n,
       [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
         const auto multiply = [&](auto& product) {
           return product.Multiply(reader_, segment, batch_, first, tokens, q, rows, scores, at);
@@ -115,16 +104,16 @@ void TileProducts::MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_
       });
 }
 
-void TileProducts::MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows,
+void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int64_t rows,
                                     float* shrink, float* out) const {
   const int64_t size = problem_.v_head_size;
   const float* const probs = buffers_.scores + from * kTokenTile;
   switch (problem_.products) {
     case Products::kTiles:
-      ValueTile(token, n);
+      ValueTile(column, n);
       return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
     case Products::kPairs:
-      ValueTile(token, n);
+      ValueTile(column, n);
       for (int64_t t = 0; t < n; t += 2) {
         const float* row = buffers_.v + t * size;
         kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
@@ -134,7 +123,7 @@ void TileProducts::MultiplyByValues(int64_t token, int64_t n, int64_t from, int6
     case Products::kStoredRows:
       break;
   }
-  ForParts(problem_.v, problem_.v_segments, token, n,
+  ForParts(columns_.v(), column, n,
            [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
              if (!segment.codes.usable ||
                  !buffers_.code_values.Multiply(reader_, segment, batch_, first, tokens, probs, at,

@@ -8,6 +8,7 @@
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/channel_major_scores.h"
 #include "kvant/kernels/cpu/code_products.h"
+#include "kvant/kernels/cpu/columns.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/kernels.h"
 
@@ -36,31 +37,33 @@ inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
 class TileProducts {
  public:
   TileProducts(const AttentionProblem& problem, const Reader& reader, const Position& batch,
-               TileBuffers& buffers)
+               const Columns& columns, TileBuffers& buffers)
       : problem_(problem),
         reader_(reader),
         kernels_(*reader.kernels),
         batch_(batch),
+        columns_(columns),
         buffers_(buffers) {}
 
   // Once the queries of all rows are in place.
   void PrepareQueries(int64_t rows) const;
-  // Scores of rows [from, from + rows), with kStoredRows all of the tile, and tokens [token, token
-  // + n); those beyond n are left undefined.
-  void MultiplyByKeys(int64_t token, int64_t n, int64_t from, int64_t rows) const;
+  // Scores of rows [from, from + rows), with kStoredRows all of the tile, and columns [column,
+  // column + n); those beyond n are left undefined.
+  void MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const;
   // out = out * shrink + probabilities * values, for the same; `shrink` and `out` are of the
   // row `from` on, and `shrink` may be overwritten.
-  void MultiplyByValues(int64_t token, int64_t n, int64_t from, int64_t rows, float* shrink,
+  void MultiplyByValues(int64_t column, int64_t n, int64_t from, int64_t rows, float* shrink,
                         float* out) const;
 
  private:
-  void KeyTile(int64_t token, int64_t n) const;
-  void ValueTile(int64_t token, int64_t n) const;
+  void KeyTile(int64_t column, int64_t n) const;
+  void ValueTile(int64_t column, int64_t n) const;
 
   const AttentionProblem& problem_;
   const Reader& reader_;
   const KernelSet& kernels_;
   const Position batch_;
+  const Columns& columns_;
   TileBuffers& buffers_;
 };
 

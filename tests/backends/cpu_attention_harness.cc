@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -46,8 +47,7 @@ class Judge {
   };
 
   Row Compute(Dims5 p) {
-    const int64_t length =
-        spec_.kv_lengths.present() ? static_cast<int64_t>(Read(spec_.kv_lengths, p)) : spec_.kv_len;
+    const int64_t length = Length(p);
     std::vector<double> probs(length);
     Row row;
     if (spec_.over_queries) {
@@ -61,6 +61,7 @@ class Judge {
     for (int64_t d = 0; d < spec_.v_head_size; ++d) {
       for (int64_t c = 0; c < length; ++c) row.out[d] += probs[c] * Token(spec_.v, p, c, d);
     }
+    Rotate(spec_.output_hadamard, row.out);
     return row;
   }
 
@@ -76,6 +77,19 @@ class Judge {
   }
 
  private:
+  int64_t Length(const Dims5& p) const {
+    if (spec_.kv_lengths.present()) return static_cast<int64_t>(Read(spec_.kv_lengths, p));
+    if (!spec_.segment_ranges.present()) return spec_.kv_len;
+    int64_t length = 0;
+    for (size_t s = 0; s < spec_.k.size(); ++s) length += Range(p, static_cast<int64_t>(s))[1];
+    return length;
+  }
+  // First token and tokens of K's segments, then V's.
+  std::array<int64_t, 2> Range(const Dims5& p, int64_t segment) const {
+    const View& view = spec_.segment_ranges;
+    return {static_cast<int64_t>(Read(view, {p[0], 0, 0, segment, 0})),
+            static_cast<int64_t>(Read(view, {p[0], 0, 0, segment, 1}))};
+  }
   double Read(const View& view, const Dims5& p) const {
     return LoadElement(view.type, inputs_[view.port].data(), IndexOf(view, p));
   }
@@ -94,31 +108,56 @@ class Judge {
     Dims5 g;
     for (int a = 0; a < kViewRank; ++a) g[a] = p[a] / q->group[a];
     const double scale = Read(q->scales, g);
+    if (!q->codebook.empty()) return q->codebook[static_cast<size_t>(code)] * scale;
     if (!q->zero_points.present()) return code * scale;
     const double zp = Read(q->zero_points, g);
     return IsFloat(q->zero_points.type) ? code * scale - zp : (code - zp) * scale;
   }
   double Token(const absl::InlinedVector<KvSegment, 1>& segments, Dims5 p, int64_t token,
                int64_t channel) const {
+    int64_t row = &segments == &spec_.k ? 0 : static_cast<int64_t>(spec_.k.size());
     for (const KvSegment& segment : segments) {
-      if (token < segment.data.dims[3]) {
-        p[3] = token;
+      const int64_t capacity = segment.data.dims[3];
+      const bool ranges = spec_.segment_ranges.present();
+      const auto [first, tokens] = ranges ? Range(p, row++) : std::array<int64_t, 2>{0, capacity};
+      if (token < tokens) {
+        p[3] = (first + token) % capacity;
         p[4] = channel;
         // Coordinates along axes that the data is broadcast over do not exist for it.
         for (int a = 0; a < 3; ++a) p[a] = segment.data.dims[a] == 1 ? 0 : p[a];
         return Dequantized(segment.data, segment.quantization, p);
       }
-      token -= segment.data.dims[3];
+      token -= tokens;
     }
     ADD_FAILURE() << "no such token";
     return 0;
   }
-  double Score(Dims5 p, int64_t c, int64_t length) const {
-    double s = 0;
-    for (int64_t d = 0; d < spec_.head_size; ++d) {
-      p[4] = d;
-      s += Dequantized(spec_.q, spec_.q_quantization, p) * Token(spec_.k, p, c, d);
+  // Element (i, j) of the matrix is -1 where i and j have an odd number of ones in common.
+  static void Rotate(int64_t block, std::vector<double>& x) {
+    if (block == 0) return;
+    const std::vector<double> from = x;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const size_t n = block, first = i / n * n;
+      x[i] = 0;
+      for (size_t j = 0; j < n; ++j) {
+        x[i] += from[first + j] * (std::popcount((i - first) & j) % 2 == 0 ? 1 : -1);
+      }
+      x[i] /= std::sqrt(static_cast<double>(block));
     }
+  }
+  const std::vector<double>& Query(Dims5 p) {
+    std::vector<double>& q = queries_[{p[0], p[1], p[2], p[3]}];
+    if (!q.empty()) return q;
+    for (p[4] = 0; p[4] < spec_.head_size; ++p[4]) {
+      q.push_back(Dequantized(spec_.q, spec_.q_quantization, p));
+    }
+    Rotate(spec_.q_hadamard, q);
+    return q;
+  }
+  double Score(Dims5 p, int64_t c, int64_t length) {
+    const std::vector<double>& q = Query(p);
+    double s = 0;
+    for (int64_t d = 0; d < spec_.head_size; ++d) s += q[d] * Token(spec_.k, p, c, d);
     p[4] = c;
     for (const ScoreStep& step : spec_.steps) s = Step(step, p, s, length);
     return s;
@@ -192,6 +231,7 @@ class Judge {
 
   const AttentionSpec& spec_;
   const std::deque<GuardedBuffer>& inputs_;
+  std::map<std::array<int64_t, 4>, std::vector<double>> queries_;
   std::map<std::array<int64_t, 4>, std::vector<double>> columns_;  // with over_queries
 };
 
@@ -314,7 +354,11 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
     parameter_strides[3] = 1;
     parameter_strides[4] = groups[3];
   }
-  const double unit = codes ? 2.0 / static_cast<double>(high - low + 1) : 1.0;
+  q.codebook = f.codebook;
+  const double unit = !f.codebook.empty()
+                          ? 1 / *std::max_element(f.codebook.begin(), f.codebook.end())
+                      : codes ? 2.0 / static_cast<double>(high - low + 1)
+                              : 1.0;
   q.scales = AddInput(f.scales, groups, parameter_strides,
                       [&](const Dims5&) { return Random(0.5, 1.5) * unit; });
   if (f.zero_points == kUndef) return segment;
@@ -335,6 +379,49 @@ void Case::SetK(const Format& format, const std::vector<int64_t>& tokens) {
 void Case::SetV(const Format& format, const std::vector<int64_t>& tokens) {
   spec.v.clear();
   for (int64_t n : tokens) spec.v.push_back(MakeSegment(format, n, shape.dv));
+}
+
+void Case::SetRanges(const std::vector<std::vector<SegmentRange>>& ranges) {
+  const int64_t count = static_cast<int64_t>(spec.k.size() + spec.v.size());
+  spec.segment_ranges =
+      AddDense(kS32, {static_cast<int64_t>(ranges.size()), 1, 1, count, 2}, [&](const Dims5& p) {
+        return static_cast<double>(p[4] == 0 ? ranges[p[0]][p[3]].first
+                                             : ranges[p[0]][p[3]].tokens);
+      });
+  size_t row = 0;
+  for (auto* side : {&spec.k, &spec.v}) {
+    for (const KvSegment& segment : *side) {
+      const int64_t capacity = segment.data.dims[3];
+      const auto exists = [&](int64_t b, int64_t token) {
+        const SegmentRange& range = ranges[ranges.size() == 1 ? 0 : b][row];
+        return (token - range.first + capacity) % capacity < range.tokens;
+      };
+      Spoil(segment, exists);
+      ++row;
+    }
+  }
+}
+
+// Overwrites the tokens that do not exist, and parameters that are of such tokens alone, by NaN or
+// the highest code.
+void Case::Spoil(const KvSegment& segment, const std::function<bool(int64_t, int64_t)>& exists) {
+  const auto spoil = [&](const View& view, const Dims5& groups) {
+    ForEachPosition(view.dims, [&](const Dims5& p) {
+      for (int64_t b = p[0] * groups[0]; b < (p[0] + 1) * groups[0]; ++b) {
+        for (int64_t t = p[3] * groups[3]; t < (p[3] + 1) * groups[3]; ++t) {
+          if (exists(b, t)) return;
+        }
+      }
+      StoreElement(view.type, inputs[view.port].data(), IndexOf(view, p),
+                   IsFloat(view.type) ? std::nan("") : static_cast<double>(HighestOf(view.type)));
+    });
+  };
+  spoil(segment.data, {1, 1, 1, 1, 1});
+  if (!segment.quantization) return;
+  spoil(segment.quantization->scales, segment.quantization->group);
+  if (segment.quantization->zero_points.present()) {
+    spoil(segment.quantization->zero_points, segment.quantization->group);
+  }
 }
 
 void Case::SetQ(DataType type) {

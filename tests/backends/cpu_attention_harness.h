@@ -58,10 +58,15 @@ struct Format {
   Dims5 group{0, 0, 0, 0, 0};  // elements per group; 0: the whole axis
   DataType scales = kUndef;    // kUndef: not quantized
   DataType zero_points = kUndef;
+  std::vector<float> codebook = {};  // given: `type` is unsigned
   enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved } order{};
   bool per_query_head = false;  // varies over b2
   // Scales and zero points lie with groups of tokens innermost.
   bool parameters_by_channel = false;
+};
+
+struct SegmentRange {
+  int64_t first = 0, tokens = 0;
 };
 
 class Case {
@@ -82,6 +87,9 @@ class Case {
   void SetV(const Format& format) { SetV(format, {shape.kv_len}); }
   void SetK(const Format& format, const std::vector<int64_t>& tokens);
   void SetV(const Format& format, const std::vector<int64_t>& tokens);
+  // After SetK and SetV, for each batch or once for all: of K's segments, then V's. Whatever lies
+  // outside of them is spoilt.
+  void SetRanges(const std::vector<std::vector<SegmentRange>>& ranges);
   void SetQ(DataType type);
   void AddStats();
   void AddScale();
@@ -98,6 +106,7 @@ class Case {
 
  private:
   void CompareWithOracle(double tolerance);
+  void Spoil(const KvSegment& segment, const std::function<bool(int64_t, int64_t)>& exists);
   std::mt19937 rng_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -85,6 +86,82 @@ TEST(CpuKernels, ExpAndTanhAreAccurate) {
   }
 }
 
+// The definition, in f64.
+std::vector<double> Rotated(const std::vector<float>& x, int64_t block) {
+  std::vector<double> y(x.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+    const int64_t first = i / block * block;
+    for (int64_t j = 0; j < block; ++j) {
+      const int ones = std::popcount(static_cast<uint64_t>((i - first) & j));
+      y[i] += (ones % 2 == 0 ? 1.0 : -1.0) * x[first + j];
+    }
+    y[i] /= std::sqrt(static_cast<double>(block));
+  }
+  return y;
+}
+
+TEST(CpuKernels, HadamardIsTheDefinitionInEveryBlock) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t block = 1; block <= 512; block *= 2) {
+      for (int64_t n : {block, 3 * block, 5 * block, 8 * block}) {
+        const GuardedBuffer buffer(n * sizeof(float));
+        float* x = static_cast<float*>(buffer.data());
+        std::vector<float> in(n);
+        for (int64_t e = 0; e < n; ++e) {
+          in[e] = x[e] = static_cast<float>((e * 7919 + 13) % 1009) / 100.f - 4.f;
+        }
+        kernels->hadamard(x, n, block);
+        const std::vector<double> want = Rotated(in, block);
+        // log2(block) sums of rounded numbers, each within what the whole can be.
+        const double bound = 6.1 * std::sqrt(static_cast<double>(block)) * 10 * 0x1p-24;
+        for (int64_t e = 0; e < n; ++e) {
+          ASSERT_NEAR(x[e], want[e], bound) << kernels->name << " " << block << " of " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuKernels, HadamardGivesTheSameBitsOnEverySet) {
+  for (int64_t block : {2, 4, 8, 16, 32, 128, 512}) {
+    std::vector<float> in(5 * block), first;
+    for (size_t e = 0; e < in.size(); ++e) in[e] = std::sin(static_cast<float>(3 * e + 1));
+    for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+      std::vector<float> x = in;
+      kernels->hadamard(x.data(), static_cast<int64_t>(x.size()), block);
+      if (i == 0) first = x;
+      ASSERT_EQ(std::memcmp(x.data(), first.data(), x.size() * sizeof(float)), 0)
+          << kernels->name << " " << block;
+    }
+  }
+}
+
+TEST(CpuKernels, HadamardKeepsNanAndInfinityInTheirBlock) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t block : {2, 4, 8, 16, 64}) {
+      std::vector<float> in(7 * block, 1.f);
+      in[block + 1] = std::nanf("");
+      in[3 * block + block / 2] = kInf;
+      in[5 * block] = kInf;
+      in[6 * block - 1] = kInf;
+      // The sum of these is beyond f32, what is left of it after division is not.
+      for (int64_t e = 0; e < block; ++e) in[6 * block + e] = 2e38f / static_cast<float>(block / 2);
+      std::vector<float> x = in;
+      kernels->hadamard(x.data(), static_cast<int64_t>(x.size()), block);
+      const std::vector<double> want = Rotated(in, block);
+      for (size_t e = 0; e < x.size(); ++e) {
+        if (std::isfinite(want[e])) {
+          ASSERT_NEAR(x[e], want[e], 1e-5 * (1 + std::abs(want[e]))) << kernels->name << " " << e;
+        } else {
+          ASSERT_TRUE(std::isnan(want[e]) ? std::isnan(x[e]) : x[e] == want[e])
+              << kernels->name << " block " << block << " element " << e;
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuKernels, NamesAreThoseOfTheTable) {
   EXPECT_EQ(KernelNames().substr(0, 8), "portable");
   ASSERT_NE(KernelsAt(0), nullptr);
@@ -139,6 +216,13 @@ TEST(CpuPlan, SaysWhatItDoesNotTake) {
   c.spec.head_size = 40;
   c.spec.probs_quantization = FakeQuantize{kU8, 1.f, 300};
   expect("zero point of 300");
+  c.spec.q_hadamard = 16;
+  expect("a head of 40 channels rotated in blocks of 16");
+  c.spec.q_hadamard = 6;
+  expect("a head of 40 channels rotated in blocks of 6");
+  c.spec.q_hadamard = 8;
+  c.spec.output_hadamard = -8;
+  expect("a head of 40 channels rotated in blocks of -8");
 }
 
 }  // namespace

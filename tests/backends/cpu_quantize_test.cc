@@ -151,7 +151,8 @@ TEST(CpuQuantize, TiesGoToEven) {
       if (zero_points != kUndef) given.zero_points = Pack(test.zero_points(), zps);
       const QuantizeMemory want = RunOracle(test, Pack(test.src(), values), &given);
       for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-        const auto executable = cpu::CompileQuantize(test.MakePartition(false), *kernels);
+        const auto executable =
+            std::move(*cpu::CompileQuantize(test.MakePartition(false), *kernels));
         EXPECT_TRUE(RunQuantize(test, *executable, *MakeSerialExecutor(), Pack(test.src(), values),
                                 &given) == want)
             << kernels->name;
@@ -175,7 +176,7 @@ TEST(CpuQuantize, TensorsWithoutElements) {
 
 std::string KernelOf(const QuantizeLayout& layout, DataType codes) {
   const QuantizeCase test{layout, {kF32, codes, kF32, kUndef}};
-  return cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0))->kernel();
+  return (*cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0)))->kernel();
 }
 
 TEST(CpuQuantize, KernelSaysWhatRuns) {

@@ -104,6 +104,8 @@ absl::StatusOr<Graph> GraphOf(const OpCase& test, bool declare_outputs) {
 
 void ExpectOpCase(const OpCase& test, const std::string& backend) {
   for (const bool declare_outputs : {true, false}) {
+    // The capacity of what Append writes to follows from nothing.
+    if (!declare_outputs && test.kind == OpKind::kAppend) continue;
     const absl::StatusOr<Graph> graph = GraphOf(test, declare_outputs);
     ASSERT_TRUE(graph.ok()) << graph.status();
     Values values;

@@ -75,6 +75,33 @@ std::vector<OpCase> MatMulCases() {
   };
 }
 
+std::vector<OpCase> HadamardCases() {
+  const double root = std::sqrt(2.0);
+  return {
+      {"block_of_4",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{4}}},
+       {F32({2, 4}, {1, 2, 3, 4, 0, 0, 2, -6})},
+       {F32({2, 4}, {5, -1, -2, 0, -2, 4, 2, -4})}},
+      {"block_of_2",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{2}}},
+       {F32({1, 4}, {3, 1, 5, -1})},
+       {F32({1, 4}, {4 / root, 2 / root, 4 / root, 6 / root})},
+       kF32},
+      {"block_of_1",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{1}}},
+       {Of(kF16, {3}, {3, kNan, 5})},
+       {Of(kF16, {3}, {3, kNan, 5})}},
+      {"nan_and_infinity_stay_in_their_block",
+       OpKind::kHadamard,
+       {{Attr::kBlock, int64_t{2}}},
+       {Of(kBF16, {6}, {kNan, 1, 0, 0, kInf, 1})},
+       {Of(kBF16, {6}, {kNan, kNan, 0, 0, kInf, kInf})}},
+  };
+}
+
 std::vector<OpCase> SoftMaxCases() {
   const double e1 = 1 / (1 + std::exp(-1.0)), e2 = std::exp(2.0) / (std::exp(2.0) + 1);
   const AttrValue zero = std::string("inf_as_zero");
@@ -361,6 +388,52 @@ std::vector<OpCase> DynamicQuantizationCases() {
   };
 }
 
+// What is not written is as op_testing's Pack leaves it: bytes of 0xA5.
+std::vector<OpCase> AppendCases() {
+  const AttrValue per_group = std::string("per_group");
+  const double untouched = F16ToF32(0xa5a5);
+  return {
+      // Row 0 at token 1, row 1 left out, row 2 at token 0; capacity 3.
+      {"conversion",
+       OpKind::kAppend,
+       {},
+       {F32({3, 1, 2, 1}, {1.0009765625, 2, 3, 4, 5, 6}), Of(kS32, {3}, {1, -1, 0})},
+       {Of(kF16, {3, 1, 3, 1},
+           {untouched, 1.0009765625, 2, untouched, untouched, untouched, 5, 6, untouched})}},
+      // Codes of 4 bits in rows of 3: 0xa and 0x5 take turns where nothing is written.
+      {"groups_along_channels",
+       OpKind::kAppend,
+       {{Attr::kQType, per_group}, {Attr::kGroupShape, Ints{1, 1, 3}}},
+       {F32({1, 1, 3}, {7, -14, 3.5}), Of(kS32, {1}, {1})},
+       {Of(kS4, {1, 3, 3}, {5, -6, 5, 4, -7, 2, 5, -6, 5}),
+        Of(kF16, {1, 3, 1}, {untouched, 2, untouched})}},
+      {"groups_along_tokens",
+       OpKind::kAppend,
+       {{Attr::kQType, per_group}, {Attr::kGroupShape, Ints{1, 2, 1}}},
+       {F32({1, 2, 2}, {0, 3, 6, 0}), Of(kS32, {1}, {2})},
+       {Of(kU2, {1, 4, 2}, {1, 1, 2, 2, 0, 3, 3, 0}),
+        Of(kF16, {1, 2, 2}, {untouched, untouched, 2, 1}),
+        Of(kF16, {1, 2, 2}, {untouched, untouched, 0, 0})}},
+      // Scales that exist: by channel for all tokens, so that any position goes.
+      {"given_by_channel",
+       OpKind::kAppend,
+       {{Attr::kQType, per_group}, {Attr::kGroupShape, Ints{1, 4, 1}}},
+       {F32({1, 1, 2}, {6, 6}), Of(kS32, {1}, {3}), F32({1, 1, 2}, {1, 2}),
+        Of(kS8, {1, 1, 2}, {1, -1})},
+       {Of(kS8, {1, 4, 2}, {-91, -91, -91, -91, -91, -91, 7, 2})}},
+      {"given_by_groups_of_tokens",
+       OpKind::kAppend,
+       {{Attr::kQType, per_group}, {Attr::kGroupShape, Ints{1, 2, 1}}},
+       {F32({2, 2, 1}, {6, 8, 6, 8}), Of(kS32, {2}, {2, 0}), F32({2, 2, 1}, {1, 2, 0.5, 4})},
+       {Of(kS8, {2, 4, 1}, {-91, -91, 3, 4, 12, 16, -91, -91})}},
+      {"one_position_for_all_rows",
+       OpKind::kAppend,
+       {{Attr::kAppendAxis, int64_t{1}}},
+       {F32({2, 1}, {1, 2}), Of(kS32, {1}, {1})},
+       {Of(kBF16, {2, 2}, {BF16ToF32(0xa5a5), 1, BF16ToF32(0xa5a5), 2})}},
+  };
+}
+
 std::vector<OpCase> DropoutCases() {
   return {
       {"keep_all",
@@ -385,8 +458,9 @@ std::vector<OpCase> DropoutCases() {
 
 std::vector<OpCase> AllCases() {
   std::vector<OpCase> all;
-  for (auto& cases : {MatMulCases(), SoftMaxCases(), BinaryCases(), UnaryCases(), ShapeCases(),
-                      StaticQuantizationCases(), DynamicQuantizationCases(), DropoutCases()}) {
+  for (auto& cases :
+       {MatMulCases(), HadamardCases(), SoftMaxCases(), BinaryCases(), UnaryCases(), ShapeCases(),
+        StaticQuantizationCases(), DynamicQuantizationCases(), AppendCases(), DropoutCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;

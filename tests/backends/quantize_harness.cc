@@ -74,6 +74,7 @@ struct Judge {
   double Value(double code, int64_t i) const {
     const int64_t group = GroupOf(test.layout, i);
     const double scale = scales[group];
+    if (!test.codebook.empty()) return test.codebook[static_cast<size_t>(code)] * scale;
     if (zero_points.empty()) return code * scale;
     const double zp = zero_points[zero_points.size() == 1 ? 0 : group];
     return IsFloat(test.types.zero_points) ? code * scale - zp : (code - zp) * scale;
@@ -83,11 +84,13 @@ struct Judge {
   // of their value).
   bool Accepts(double code, int64_t i) const {
     if (Same(code, codes[i])) return true;
+    if (test.ggml) return false;
     const double scale = std::abs(scales[GroupOf(test.layout, i)]);
     const double error = std::abs(Value(code, i) - x[i]);
     const double least = std::abs(Value(codes[i], i) - x[i]);
     if (IsFloat(test.types.codes)) return error <= least + 1e-4 * std::abs(x[i]);
-    return std::abs(code - codes[i]) <= 1 && error <= least + 1e-4 * scale;
+    return (!test.codebook.empty() || std::abs(code - codes[i]) <= 1) &&
+           error <= least + 1e-4 * scale;
   }
 };
 
@@ -124,6 +127,8 @@ Attributes QuantizeCase::attributes(bool computes) const {
   }
   if (computes && power_of_two) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (computes && floor != 0) attrs.Set(Attr::kScaleFloor, floor);
+  if (!codebook.empty()) attrs.Set(Attr::kCodebook, codebook);
+  if (computes && ggml) attrs.Set(Attr::kFormula, std::string("ggml"));
   return attrs;
 }
 
@@ -239,7 +244,7 @@ static void ExpectAllKernels(const QuantizeCase& test, const std::vector<double>
   const Partition partition = test.MakePartition(given == nullptr);
   for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
     SCOPED_TRACE(kernels->name);
-    const auto executable = cpu::CompileQuantize(partition, *kernels);
+    const auto executable = std::move(*cpu::CompileQuantize(partition, *kernels));
     cpu::ThreadExecutor one(1);
     const QuantizeMemory got = RunQuantize(test, *executable, one, src, given);
     ExpectAsOracle(test, x, got, want, given == nullptr);

@@ -34,6 +34,8 @@ struct QuantizeCase {
   QuantizeTypes types;
   bool power_of_two = false;
   float floor = 0;
+  std::vector<float> codebook = {};  // given: codes are unsigned
+  bool ggml = false;
 
   Attributes attributes(bool computes) const;
   LogicalTensor src() const;
@@ -60,7 +62,7 @@ QuantizeMemory RunOracle(const QuantizeCase& test, const Bytes& src,
 
 // Scales and zero points must be the oracle's, codes such that the error of no value is more by
 // 1e-4 steps, so that they differ by one, at ties, or not at all. Bytes that are no element must be
-// as they were. `x`: the numbers, as src's type has them.
+// as they were. With ggml, codes must be the oracle's. `x`: the numbers, as src's type has them.
 void ExpectAsOracle(const QuantizeCase& test, const std::vector<double>& x,
                     const QuantizeMemory& got, const QuantizeMemory& want, bool computes);
 

@@ -124,6 +124,27 @@ std::vector<Case> MatMulCases() {
   return cases;
 }
 
+std::vector<Case> HadamardCases() {
+  // Of blocks beyond 64, factors.
+  const std::pair<Dims, int64_t> shapes[] = {{{3, 5, 8}, 8},    {{7}, 1},        {{2, 3, 96}, 32},
+                                             {{64}, 64},        {{5, 256}, 128}, {{2, 3, 512}, 512},
+                                             {{1, 8192}, 8192}, {{0, 16}, 4}};
+  std::vector<Case> cases;
+  for (const auto& [dims, block] : shapes) {
+    for (const DataType type : {kF32, kF16, kBF16}) {
+      cases.push_back({"Hadamard_" + std::string(DataTypeName(type)) + "_" + std::to_string(block) +
+                           "_of_" + std::to_string(dims.back()),
+                       [dims = dims, block = block, type](GraphBuilder& g) {
+                         g.Hadamard(g.Input("x", type, dims), block);
+                       }});
+    }
+  }
+  cases.push_back({"Hadamard_of_padded_rows", [](GraphBuilder& g) {
+                     g.Hadamard(g.Input("x", kF32, {2, 3, 8}, Dims{40, 11, 1}), 4);
+                   }});
+  return cases;
+}
+
 std::vector<Case> LineCases() {
   std::vector<Case> cases;
   for (const std::string mode : {"none", "inf_as_zero"}) {
@@ -298,6 +319,7 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& info) { return info.p
 INSTANTIATE_TEST_SUITE_P(Unary, ReferenceCase, ::testing::ValuesIn(UnaryCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Binary, ReferenceCase, ::testing::ValuesIn(BinaryCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(MatMul, ReferenceCase, ::testing::ValuesIn(MatMulCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Hadamard, ReferenceCase, ::testing::ValuesIn(HadamardCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Lines, ReferenceCase, ::testing::ValuesIn(LineCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Movement, ReferenceCase, ::testing::ValuesIn(MovementCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Layout, ReferenceCase, ::testing::ValuesIn(LayoutCases()), CaseName);

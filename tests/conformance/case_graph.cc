@@ -23,6 +23,7 @@ class CaseBuilder {
 
  private:
   Value Dequantized(const Stored& stored);
+  Value Rotated(Value x, int64_t block) { return block == 0 ? x : g_.Hadamard(x, block); }
   // K or V, concatenated from its segments.
   Value Assembled(bool keys);
   // Codes through a Dequantize, with a scale per channel or one.
@@ -49,7 +50,8 @@ class CaseBuilder {
 
 Value CaseBuilder::Dequantized(const Stored& stored) {
   if (!stored.scales) return stored.data;
-  const GraphBuilder::DequantizeOptions options{.group_shape = stored.group_shape, .type = c_.type};
+  const GraphBuilder::DequantizeOptions options{
+      .group_shape = stored.group_shape, .type = c_.type, .codebook = stored.codebook};
   if (!stored.zero_points) return g_.DynamicDequantize(stored.data, *stored.scales, options);
   return g_.DynamicDequantize(stored.data, *stored.scales, *stored.zero_points, options);
 }
@@ -247,9 +249,9 @@ absl::StatusOr<CaseGraph> CaseBuilder::Build() {
   } else if (c_.static_codes) {
     StaticAttention();
   } else {
-    Value q = inputs_.Query();
-    Value k = Assembled(true);
-    Value v = Assembled(false);
+    Value q = Rotated(inputs_.Query(), c_.q_hadamard);
+    Value k = Rotated(Assembled(true), c_.k_hadamard);
+    Value v = Rotated(Assembled(false), c_.v_hadamard);
     if (c_.form == Form::kReshape) {
       q = Reshaped(q, {c_.batch, c_.kv_heads, c_.ratio});
       k = Reshaped(k, {c_.batch, c_.kv_heads, 1});
@@ -259,7 +261,7 @@ absl::StatusOr<CaseGraph> CaseBuilder::Build() {
     const Value o = c_.probs_second
                         ? g_.MatMul(v, probs, {.transpose_a = true, .transpose_b = true})
                         : g_.MatMul(probs, v);
-    MarkOutput("o", Arranged(o));
+    MarkOutput("o", Arranged(Rotated(o, c_.output_hadamard)));
     if (c_.real_lengths) {
       LogicalTensor lengths{.id = 1000000, .type = kS32, .dims = Dims{c_.batch}};
       lengths.name = "kv_lengths";

@@ -42,8 +42,9 @@ Fill DataFill(const std::string& name, DataType type, bool quantized) {
   };
 }
 
-Fill ScaleFill(const std::string& name, DataType code) {
-  const double step = 3.0 / RangeOf(code).width();
+Fill ScaleFill(const std::string& name, DataType code, const std::vector<float>& codebook) {
+  double step = 3.0 / RangeOf(code).width();
+  if (!codebook.empty()) step = 1.5 / *std::max_element(codebook.begin(), codebook.end());
   return [seed = SeedOf(name), step](auto at) { return step * (1 + 0.5 * Noise(seed, at)); };
 }
 
@@ -228,7 +229,8 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
   const std::optional<Dims> scale_strides =
       c_.buffers == Case::Buffers::kPadded ? BufferStrides(c_.buffers, scale_dims) : std::nullopt;
   stored.scales = Tensor(name + "_scales", storage.scales, scale_dims,
-                         ScaleFill(name + "_scales", type), scale_strides);
+                         ScaleFill(name + "_scales", type, storage.codebook), scale_strides);
+  stored.codebook = storage.codebook;
   if (storage.zero_points == kUndef) return stored;
   stored.zero_points =
       Tensor(name + "_zps", storage.zero_points, scale_dims,

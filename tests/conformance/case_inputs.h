@@ -25,6 +25,7 @@ struct Stored {
   Value data;
   std::optional<Value> scales, zero_points;
   Dims group_shape;  // empty: one scale for everything
+  std::vector<float> codebook = {};
 };
 
 // Adds inputs to a builder and remembers what goes into them.

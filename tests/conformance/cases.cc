@@ -229,9 +229,11 @@ std::vector<Case> AllCases() {
   std::vector<Case> cases;
   AddShapeCases(cases);
   AddStorageCases(cases);
+  AddCodebookCases(cases);
   AddMaskCases(cases);
   AddFormCases(cases);
   AddFirstClassCases(cases);
+  AddRotationCases(cases);
   return cases;
 }
 
@@ -239,14 +241,20 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   const auto storage = [](const Storage& s) {
     if (!s.quantized()) return std::string("plain");
     return absl::StrCat(Name(s.type), " by ", std::string(GroupsName(s.groups)), " of ",
-                        s.group_size, " scales ", Name(s.scales), " zps ", Name(s.zero_points));
+                        s.group_size, " scales ", Name(s.scales), " zps ", Name(s.zero_points),
+                        s.codebook.empty() ? "" : " with a codebook");
   };
   out << c.name << ": [" << c.batch << ", " << c.kv_heads << " x " << c.ratio << "] " << c.q_len
       << " x " << c.kv_len << ", head " << c.head_size << " -> " << c.value_size() << ", "
       << DataTypeName(c.type) << " scores " << DataTypeName(c.scores) << ", K " << storage(c.k)
       << ", V " << storage(c.v) << ", form " << static_cast<int>(c.form) << ", K layout "
       << static_cast<int>(c.k_layout) << ", buffers " << static_cast<int>(c.buffers) << ", scale "
-      << static_cast<int>(c.scale) << ", masks";
+      << static_cast<int>(c.scale);
+  if (c.rotated()) {
+    out << ", rotated by " << c.q_hadamard << " " << c.k_hadamard << " " << c.v_hadamard << " "
+        << c.output_hadamard;
+  }
+  out << ", masks";
   for (const Mask& mask : c.masks) {
     out << " " << static_cast<int>(mask.kind) << " over " << mask.over << " fill " << mask.fill;
   }

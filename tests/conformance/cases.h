@@ -26,6 +26,7 @@ struct Storage {
   int64_t group_size = 16;
   DataType zero_points = kUndef;  // a floating-point type: in real units
   DataType scales = kF32;
+  std::vector<float> codebook = {};  // given: what codes of an unsigned type stand for
 
   bool quantized() const { return BitsOf(type) < 16; }
 };
@@ -114,12 +115,18 @@ struct Case {
   // execution.
   bool real_lengths = false;
 
+  // Blocks of Hadamard ops on Q, K, V and the output, 0: none. K is kTokenRows.
+  int64_t q_hadamard = 0, k_hadamard = 0, v_hadamard = 0, output_hadamard = 0;
+
   // kFirstClass only.
   bool sinks = false;
   bool alibi = false;
   int64_t left_window = -1, right_window = -1;
   bool bottom_right = false;
 
+  // What the cuda backends decline, with a sentence.
+  bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
+  bool has_codebook() const { return !k.codebook.empty() || !v.codebook.empty(); }
   int64_t value_size() const { return v_head_size > 0 ? v_head_size : head_size; }
 };
 
@@ -128,9 +135,11 @@ std::vector<Case> AllCases();
 // The lists that AllCases is made of.
 void AddShapeCases(std::vector<Case>& cases);
 void AddStorageCases(std::vector<Case>& cases);
+void AddCodebookCases(std::vector<Case>& cases);
 void AddMaskCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);
+void AddRotationCases(std::vector<Case>& cases);
 
 // The i-th of a rotation through small shapes, storages, masks and layouts: what a
 // sweep starts from.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/tests/conformance/cases.h"
 #include "kvant/tests/conformance/harness.h"
@@ -34,6 +35,13 @@ std::vector<EngineUnderTest> EnginesUnderTest() {
   return engines;
 }
 
+bool Declines(const EngineUnderTest& engine, const Case& c) {
+  if (engine.backend.rfind("cuda", 0) != 0) return false;
+  // Unless the rotations cancel, and nothing is left of them.
+  const bool left = c.q_hadamard != c.k_hadamard || c.v_hadamard != c.output_hadamard;
+  return c.has_codebook() || (c.rotated() && left);
+}
+
 std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.name; }
 
 class ConformanceTest : public testing::TestWithParam<Case> {};
@@ -46,6 +54,12 @@ TEST_P(ConformanceTest, MatchesTheOracle) {
   for (const EngineUnderTest& engine : EnginesUnderTest()) {
     SCOPED_TRACE(engine.backend);
     const absl::StatusOr<Outcome> got = RunOn(engine.backend, *prepared, prepared->inputs);
+    if (Declines(engine, GetParam())) {
+      ASSERT_FALSE(got.ok());
+      EXPECT_THAT(std::string(got.status().message()),
+                  testing::HasSubstr(GetParam().has_codebook() ? "codebooks" : "Hadamard"));
+      continue;
+    }
     if (!got.ok()) {
       ADD_FAILURE() << got.status();
       continue;
@@ -67,6 +81,7 @@ TEST_P(ThreadsTest, ResultDoesNotDependOnTheirNumber) {
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   for (const EngineUnderTest& engine : EnginesUnderTest()) {
     if (!engine.fused) continue;  // oneDNN promises no such thing
+    if (Declines(engine, GetParam())) continue;
     SCOPED_TRACE(engine.backend);
     const absl::StatusOr<Outcome> one = RunOn(engine.backend, *prepared, prepared->inputs, 1);
     ASSERT_TRUE(one.ok()) << one.status();

@@ -171,6 +171,58 @@ void AddFormCases(std::vector<Case>& cases) {
   }
 }
 
+void AddRotationCases(std::vector<Case>& cases) {
+  const std::pair<int64_t, int64_t> sizes[] = {{64, 64},  {64, 16}, {96, 32}, {128, 128},
+                                               {128, 32}, {80, 16}, {24, 8},  {256, 256}};
+  constexpr DataType kTypes[] = {kF32, kF16, kBF16};
+  int i = 0;
+  for (const auto& [size, block] : sizes) {
+    for (const int64_t q_len : {1, 7, 70}) {
+      Case c = Rotated(i);
+      c.k_layout = Case::KLayout::kTokenRows;
+      c.head_size = size;
+      c.v_head_size = 0;
+      c.q_len = q_len;
+      c.type = kTypes[i % 3];
+      c.scores = kF32;
+      c.ratio = c.form == Form::k4D ? 1 : 1 + i % 4;
+      c.batch = 1;
+      // Codes of what was rotated when it was written: Q alone, and the output.
+      c.q_hadamard = block;
+      c.output_hadamard = block;
+      if (i % 2 == 0) c.kv_len = 300;
+      if (i % 4 == 1) {
+        c.segments = 2 + i % 3;
+        c.plain_tail = i % 3 == 0;
+        c.kv_len = 90;
+      }
+      const std::string name = absl::StrCat("Rotated_", size, "_by_", block, "_q", q_len);
+      Push(cases, c, absl::StrCat(name, "_Q_O"));
+      c.q_hadamard = 0;
+      c.k_hadamard = block;
+      c.output_hadamard = 0;
+      c.v_hadamard = block;
+      Push(cases, c, absl::StrCat(name, "_K_V"));
+      ++i;
+    }
+  }
+  for (int variant = 0; variant < 4; ++variant) {
+    Case c = Base(i++);
+    c.form = Form::k5D;
+    c.k_layout = Case::KLayout::kTokenRows;
+    c.head_size = 64;
+    c.v_head_size = 96;
+    // Of the first nothing is left.
+    c.q_hadamard = c.k_hadamard = 64;
+    c.v_hadamard = variant == 3 ? 0 : 32;
+    c.output_hadamard = variant % 3 == 0 ? 32 : 0;
+    c.token_major_output = variant == 1;
+    c.probs_second = variant == 2;
+    c.transpose_reorder = variant == 3;
+    Push(cases, c, absl::StrCat("Rotated_twice_", variant));
+  }
+}
+
 void AddFirstClassCases(std::vector<Case>& cases) {
   const auto base = [](int i) {
     Case c = Rotated(i);

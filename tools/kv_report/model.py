@@ -21,19 +21,19 @@ WINDOW_TOKENS = 2048  # window w: tokens [2048 w, 2048 w + 2048), positions from
 EXPECTED_PERPLEXITY = (4.7104, 6.7532, 8.0540, 8.8641, 8.5740, 13.9212, 13.3600, 16.6260)
 
 
-def read_text():
-    """The whole Bible, one verse a line, without the verses' references."""
+def read_text(verses=VERSES):
+    """The Bible (or some verses of it), one verse a line, without the verses' references."""
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}  # it would wrap lines
     printed = subprocess.run(
-        bible_command() + ["-f", VERSES],
+        bible_command() + ["-f", verses],
         check=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment,
     ).stdout.decode("ascii")
     # "Ge1:1 In the beginning ..." -> "In the beginning ..."
     return "\n".join(line.split(" ", 1)[1] for line in printed.splitlines() if " " in line)
 
 
-def tokenize(reader, text):
-    """Byte-level BPE from the GGUF's own vocabulary and merges; no BOS."""
+def tokenizer_of(reader):
+    """Byte-level BPE from the GGUF's own vocabulary and merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     field = lambda name: reader.fields["tokenizer.ggml." + name].contents()
@@ -47,6 +47,12 @@ def tokenize(reader, text):
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     ])
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def tokenize(reader, text):
+    """Tokens of the text; no BOS."""
+    tokenizer = tokenizer_of(reader)
     tokens = tokenizer.encode(text).ids
     assert tokenizer.decode(tokens) == text, "the tokenizer loses text"
     return tokens
@@ -87,14 +93,15 @@ class Model:
         assert self.query_heads * self.head_size == field("embedding_length")
         assert "output.weight" not in self.weights, "expected tied embeddings"
 
-    def forward(self, tokens, attention):
-        """Final hidden states [W, T, hidden] of tokens [W, T], a window a row.
+    def forward(self, tokens, attention, first=0):
+        """Final hidden states [W, T, hidden] of tokens [W, T], a window a row, from position
+        `first` on.
 
         attention(layer, q, k, v) gets arrays [W, heads, T, head_size], q and k
         after rope and q not scaled, and returns one like q.
         """
         windows, positions = tokens.shape
-        cos, sin = self._rope_tables(positions)
+        cos, sin = self._rope_tables(first + np.arange(positions))
         x = self.weights["token_embd.weight"][tokens.reshape(-1)]
         for layer in range(self.layers):
             w = lambda name: self.weights[f"blk.{layer}.{name}.weight"]
@@ -135,7 +142,7 @@ class Model:
 
     def _rope_tables(self, positions):
         exponents = np.arange(0, self.head_size, 2) / self.head_size
-        angles = np.arange(positions)[:, None] * self.rope_base ** -exponents
+        angles = positions[:, None] * self.rope_base ** -exponents
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 

@@ -1,6 +1,7 @@
 // The inner loops for AVX2, FMA and F16C.
 #include "kvant/kernels/cpu/isa/codes_avx2.h"
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
+#include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/load.h"
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
@@ -15,6 +16,7 @@ const KernelSet& avx2_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx2",
       .load = Load<Avx2>,
+      .load_entries = LoadEntries<Avx2>,
       .scale = Scale<Avx2>,
       .load_scaled = LoadScaled<Avx2>,
       .transpose = Transpose<Avx2>,
@@ -23,6 +25,7 @@ const KernelSet& avx2_kernels() {
       .exp_row = ExpRow<Avx2>,
       .pv = Pv<Avx2>,
       .tanh = Tanh<Avx2>,
+      .hadamard = Hadamard<Avx2>,
       .quantize = &kQuantizeKernels<Avx2>,
       .codes = &kCodeKernels<Avx2Codes>,
       .qk_stored = QkStored<Avx2>,

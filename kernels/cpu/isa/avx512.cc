@@ -1,6 +1,7 @@
 // The inner loops for AVX-512 (F, BW, DQ, VL, VNNI, VBMI).
 #include "kvant/kernels/cpu/isa/codes_avx512.h"
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
+#include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/load.h"
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
@@ -15,6 +16,7 @@ const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = {
       .name = "avx512",
       .load = Load<Avx512>,
+      .load_entries = LoadEntries<Avx512>,
       .scale = Scale<Avx512>,
       .load_scaled = LoadScaled<Avx512>,
       .transpose = Transpose<Avx512>,
@@ -23,6 +25,7 @@ const KernelSet& avx512_kernels() {
       .exp_row = ExpRow<Avx512>,
       .pv = Pv<Avx512>,
       .tanh = Tanh<Avx512>,
+      .hadamard = Hadamard<Avx512>,
       .quantize = &kQuantizeKernels<Avx512>,
       .codes = &kCodeKernels<Avx512Codes>,
       .qk_stored = QkStored<Avx512>,

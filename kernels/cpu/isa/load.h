@@ -14,6 +14,11 @@ template <int bits, auto convert>
 struct Stored {
   static constexpr int kBits = bits;
   static constexpr auto kConvert = convert;
+
+  template <typename Raw>
+  auto Convert(Raw raw) const {
+    return kConvert(raw);
+  }
 };
 
 // Calls f(Stored<...>()) for any type but s64.
@@ -52,10 +57,35 @@ void WithElements(DataType type, F f) {
   }
 }
 
+// Elements of a table by their positions, of kBits each.
+template <typename S, int bits>
+struct Entries {
+  static constexpr int kBits = bits;
+  typename S::Table table;
+  const float* values;
+
+  explicit Entries(const float* codebook)
+      : table(S::LoadTable(codebook, 1 << (bits == 2 ? 2 : 4))), values(codebook) {}
+
+  typename S::Vector Convert(typename S::Raw raw) const {
+    if constexpr (kBits == 8) return S::Gather(values, S::IndexU8(raw));
+    if constexpr (kBits == 4) return S::Look(table, S::IndexU4(raw));
+    return S::Look(table, S::IndexU2(raw));
+  }
+};
+
+// Calls f(Entries<...>(codebook)).
+template <typename S, typename F>
+void WithEntries(const float* codebook, DataType type, F f) {
+  if (type == kU2) return f(Entries<S, 2>(codebook));
+  if (type == kU4) return f(Entries<S, 4>(codebook));
+  f(Entries<S, 8>(codebook));
+}
+
 // Of the last bytes and, for elements smaller than a byte, of a first byte only a part is
 // wanted; neither makes it read another.
 template <typename S, typename Type>
-void LoadAs(const void* data, int64_t index, int64_t n, float* out) {
+void LoadAs(Type type, const void* data, int64_t index, int64_t n, float* out) {
   constexpr int kBits = Type::kBits;
   constexpr int64_t kBytes = S::kWidth * kBits / 8;
   const uint8_t* p = static_cast<const uint8_t*>(data) + index * kBits / 8;
@@ -65,15 +95,15 @@ void LoadAs(const void* data, int64_t index, int64_t n, float* out) {
     if (const int64_t skipped = index % kPerByte; skipped != 0 && n > 0) {
       const uint8_t rest = static_cast<uint8_t>(*p++ >> (skipped * kBits));
       i = n < kPerByte - skipped ? n : kPerByte - skipped;
-      S::StoreSome(out, Type::kConvert(S::LoadRawSome(&rest, 1)), i);
+      S::StoreSome(out, type.Convert(S::LoadRawSome(&rest, 1)), i);
     }
   }
   for (; i + S::kWidth <= n; i += S::kWidth, p += kBytes) {
-    S::Store(out + i, Type::kConvert(S::template LoadRaw<kBytes>(p)));
+    S::Store(out + i, type.Convert(S::template LoadRaw<kBytes>(p)));
   }
   if (i < n) {
     const int64_t bytes = ((n - i) * kBits + 7) / 8;
-    S::StoreSome(out + i, Type::kConvert(S::LoadRawSome(p, bytes)), n - i);
+    S::StoreSome(out + i, type.Convert(S::LoadRawSome(p, bytes)), n - i);
   }
 }
 
@@ -89,7 +119,13 @@ inline void LoadS64(const void* data, int64_t index, int64_t n, float* out) {
 template <typename S>
 void Load(DataType type, const void* data, int64_t index, int64_t n, float* out) {
   if (type == kS64) return LoadS64(data, index, n, out);
-  WithElements<S>(type, [=](auto stored) { LoadAs<S, decltype(stored)>(data, index, n, out); });
+  WithElements<S>(type, [=](auto stored) { LoadAs<S>(stored, data, index, n, out); });
+}
+
+template <typename S>
+void LoadEntries(const float* codebook, DataType type, const void* data, int64_t index, int64_t n,
+                 float* out) {
+  WithEntries<S>(codebook, type, [=](auto entries) { LoadAs<S>(entries, data, index, n, out); });
 }
 
 }  // namespace

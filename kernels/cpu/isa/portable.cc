@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/portable_load.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_one_lane.h"
@@ -213,9 +214,19 @@ void Scale(const Scaling& how, int64_t n, float* values) {
   }
 }
 
+void LoadEntries(const float* codebook, DataType type, const void* data, int64_t index, int64_t n,
+                 float* out) {
+  portable::Load(type, data, index, n, out);
+  for (int64_t i = 0; i < n; ++i) out[i] = codebook[static_cast<int>(out[i])];
+}
+
 void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
                 float* out) {
-  portable::Load(type, data, index, n, out);
+  if (how.codebook != nullptr) {
+    LoadEntries(how.codebook, type, data, index, n, out);
+  } else {
+    portable::Load(type, data, index, n, out);
+  }
   Scale(how, n, out);
 }
 
@@ -232,6 +243,7 @@ const KernelSet& portable_kernels() {
   static constexpr KernelSet kSet = {
       .name = "portable",
       .load = portable::Load,
+      .load_entries = LoadEntries,
       .scale = Scale,
       .load_scaled = LoadScaled,
       .transpose = Transpose,
@@ -240,6 +252,7 @@ const KernelSet& portable_kernels() {
       .exp_row = ExpRow,
       .pv = Pv,
       .tanh = Tanh,
+      .hadamard = Hadamard<OneLane>,
       .quantize = &kQuantizeKernels<OneLane>,
   };
   return kSet;

@@ -7,34 +7,12 @@
 
 #include <cstdint>
 
-#include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/isa/convert.h"
+#include "kvant/kernels/cpu/isa/quantize_codes.h"
 #include "kvant/kernels/cpu/quantize_kernels.h"
 
 namespace kvant::cpu {
 namespace {
-
-// Calls f(Stored<...>()) for the types that are quantized.
-template <typename S, typename F>
-void WithNumbers(DataType type, F f) {
-  if (type == kF16) return f(Stored<16, S::FromF16>());
-  if (type == kBF16) return f(Stored<16, S::FromBF16>());
-  return f(Stored<32, S::FromF32>());
-}
-
-template <typename Type>
-const uint8_t* NumberAt(const void* data, int64_t index) {
-  return static_cast<const uint8_t*>(data) + index * (Type::kBits / 8);
-}
-
-template <typename S, typename Type>
-typename S::Vector LoadNumbers(const uint8_t* p) {
-  return Type::kConvert(S::template LoadRaw<S::kWidth * Type::kBits / 8>(p));
-}
-// The first n < kWidth; zeros beyond.
-template <typename S, typename Type>
-typename S::Vector LoadSomeNumbers(const uint8_t* p, int64_t n) {
-  return Type::kConvert(S::LoadRawSome(p, n * (Type::kBits / 8)));
-}
 
 // Keys of the smallest and largest so far, lane by lane.
 template <typename S, bool kMagnitude>
@@ -263,101 +241,18 @@ inline bool Parameters(const ParameterRule& rule, int64_t n, const float* min, c
   return false;
 }
 
-// Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
-// are those of the sum.
-inline constexpr float kRounder = 12582912.f;
-
-// The parameters of a group in all lanes, or of a group per lane.
-template <typename S, ZeroPoints kZeroPoints, bool kDivide>
-struct CodeLanes {
-  using Vector = typename S::Vector;
-  static constexpr bool kDivides = kDivide;
-  Vector scale, reciprocal, zero_point;
-  Vector lowest, highest;  // codes, with kRounder added
-
-  template <typename LoadLanes>
-  CodeLanes(const QuantizeParameters& how, LoadLanes load) : scale(load(how.scales)) {
-    if constexpr (!kDivide) reciprocal = load(how.reciprocals);
-    if constexpr (kZeroPoints != ZeroPoints::kNone) zero_point = load(how.values);
-    lowest = S::Set1(how.lowest + kRounder);
-    highest = S::Set1(how.highest + kRounder);
-  }
-
-  Vector Quotient(Vector x) const {
-    if constexpr (kZeroPoints == ZeroPoints::kReal) x = S::Add(x, zero_point);
-    if constexpr (kDivide) {
-      return S::Div(x, scale);
-    } else {
-      const Vector near = S::Mul(x, reciprocal);
-      return S::Fma(S::Fnma(near, scale, x), reciprocal, near);
-    }
-  }
-};
-
-struct IntegerCodes {
-  template <typename S, typename Lanes, ZeroPoints kZeroPoints>
-  static void Store(const Lanes& lanes, typename S::Vector x, uint8_t* out) {
-    const typename S::Vector quotient = lanes.Quotient(x);
-    // Quotients too large to be rounded so are far beyond any code, also with the zero point.
-    typename S::Vector code = S::Add(quotient, S::Set1(kRounder));
-    if constexpr (kZeroPoints == ZeroPoints::kCodes) code = S::Add(code, lanes.zero_point);
-    code = S::Min(S::Max(code, lanes.lowest), lanes.highest);
-    // Without divisions there is no NaN.
-    S::StoreLowBytes(out, Lanes::kDivides ? S::ZeroNan(quotient, code) : code);
-  }
-};
-
-// Float to an 8-bit format: bias and first exponent of its normal numbers, what overflow gives.
-template <int kMantissa, int kBias, uint32_t kOverflow, uint32_t kNan>
-struct Float8Codes {
-  static uint8_t Encode(float x) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, sizeof(bits));
-    const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-    constexpr int kShift = 23 - kMantissa;
-    const uint32_t even = magnitude >> kShift & 1;
-    const uint32_t normal = ((magnitude + (1u << (kShift - 1)) - 1 + even) >> kShift) -
-                            (static_cast<uint32_t>(127 - kBias) << kMantissa);
-    // Below the normal numbers, the last place is that of the smallest.
-    constexpr uint32_t kUnit = static_cast<uint32_t>(127 + 23 + 1 - kBias - kMantissa) << 23;
-    float unit, small;
-    __builtin_memcpy(&unit, &kUnit, sizeof(unit));
-    __builtin_memcpy(&small, &magnitude, sizeof(small));
-    small += unit;
-    uint32_t subnormal;
-    __builtin_memcpy(&subnormal, &small, sizeof(subnormal));
-    subnormal -= kUnit;
-    uint32_t code = magnitude < (static_cast<uint32_t>(128 - kBias) << 23) ? subnormal : normal;
-    code = code > kOverflow || magnitude >= 0x7f800000 ? kOverflow : code;
-    code = magnitude > 0x7f800000 ? kNan : code;
-    return static_cast<uint8_t>(sign | code);
-  }
-
-  template <typename S, typename Lanes, ZeroPoints kZeroPoints>
-  static void Store(const Lanes& lanes, typename S::Vector x, uint8_t* out) {
-    float quotients[S::kWidth];
-    S::Store(quotients, lanes.Quotient(x));
-    for (int i = 0; i < S::kWidth; ++i) out[i] = Encode(quotients[i]);
-  }
-};
-// Without infinity: what is beyond its largest, 0x7e, is NaN.
-using E4M3Codes = Float8Codes<3, 7, 0x7f, 0x7f>;
-using E5M2Codes = Float8Codes<2, 15, 0x7c, 0x7e>;
-
-template <typename S, typename Type, typename Codes, ZeroPoints kZeroPoints, bool kDivide>
+template <typename S, typename Type, typename Coder>
 void RowCodesOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParameters how,
                 uint8_t* codes) {
-  using Lanes = CodeLanes<S, kZeroPoints, kDivide>;
   constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
   for (int64_t g = 0; g < groups; ++g) {
-    const Lanes lanes(how, [g](const float* values) { return S::Set1(values[g]); });
+    const Coder coder(how, [g](const float* values) { return S::Set1(values[g]); });
     int64_t i = 0;
     for (; i + S::kWidth <= group; i += S::kWidth, p += kBytes) {
-      Codes::template Store<S, Lanes, kZeroPoints>(lanes, LoadNumbers<S, Type>(p), codes + i);
+      coder.Store(LoadNumbers<S, Type>(p), codes + i);
     }
     if (i < group) {
-      const auto x = LoadSomeNumbers<S, Type>(p, group - i);
-      Codes::template Store<S, Lanes, kZeroPoints>(lanes, x, codes + i);
+      coder.Store(LoadSomeNumbers<S, Type>(p, group - i), codes + i);
       p += (group - i) * Type::kBits / 8;
     }
     codes += group;
@@ -365,76 +260,81 @@ void RowCodesOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParamet
 }
 
 // Lines of a block are read while the parameters of a vector of columns are in registers.
-template <typename S, typename Type, typename Codes, ZeroPoints kZeroPoints, bool kDivide>
+template <typename S, typename Type, typename Coder>
 void ColumnCodesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n,
                    QuantizeParameters how, uint8_t* codes, int64_t codes_stride) {
-  using Lanes = CodeLanes<S, kZeroPoints, kDivide>;
   for (int64_t c = 0; c < n; c += S::kWidth) {
-    const Lanes lanes(how, [c](const float* values) { return S::Load(values + c); });
+    const Coder coder(how, [c](const float* values) { return S::Load(values + c); });
     const uint8_t* from = p + c * Type::kBits / 8;
     uint8_t* to = codes + c;
     for (int64_t i = 0; i < lines; ++i, from += stride, to += codes_stride) {
       const auto x =
           n - c < S::kWidth ? LoadSomeNumbers<S, Type>(from, n - c) : LoadNumbers<S, Type>(from);
-      Codes::template Store<S, Lanes, kZeroPoints>(lanes, x, to);
+      coder.Store(x, to);
     }
   }
 }
 
-template <typename T>
-struct TypeTag {
-  using type = T;
-};
-template <ZeroPoints kValue>
-struct ZeroPointsTag {
-  static constexpr ZeroPoints kZeroPoints = kValue;
-};
-template <bool kValue>
-struct DivideTag {
-  static constexpr bool kDivide = kValue;
-};
-
-// Calls f(Stored<...>(), tags...) for what `how` says.
+// Calls f(Stored<...>(), a tag of a coder) for what `how` says.
 template <typename S, typename F>
-void WithCodes(DataType type, const QuantizeParameters& how, F f) {
-  const auto divided = [&](auto stored, auto codes, auto zero_points) {
-    if (how.divide) return f(stored, codes, zero_points, DivideTag<true>());
-    f(stored, codes, zero_points, DivideTag<false>());
-  };
-  WithNumbers<S>(type, [&](auto stored) {
-    using None = ZeroPointsTag<ZeroPoints::kNone>;
-    if (how.codes == kF8E4M3) return divided(stored, TypeTag<E4M3Codes>(), None());
-    if (how.codes == kF8E5M2) return divided(stored, TypeTag<E5M2Codes>(), None());
-    const TypeTag<IntegerCodes> codes;
-    switch (how.zero_points) {
-      case ZeroPoints::kNone:
-        return divided(stored, codes, None());
-      case ZeroPoints::kCodes:
-        return divided(stored, codes, ZeroPointsTag<ZeroPoints::kCodes>());
-      case ZeroPoints::kReal:
-        return divided(stored, codes, ZeroPointsTag<ZeroPoints::kReal>());
-    }
-  });
+void WithNumbersAndCoder(DataType type, const QuantizeParameters& how, F f) {
+  WithNumbers<S>(type,
+                 [&](auto stored) { WithCoder<S>(how, [&](auto coder) { f(stored, coder); }); });
 }
 
 template <typename S>
 void RowCodes(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
               const QuantizeParameters& how, uint8_t* out) {
-  WithCodes<S>(type, how, [&](auto stored, auto codes, auto zero_points, auto divide) {
+  WithNumbersAndCoder<S>(type, how, [&](auto stored, auto coder) {
     using Type = decltype(stored);
-    RowCodesOf<S, Type, typename decltype(codes)::type, decltype(zero_points)::kZeroPoints,
-               decltype(divide)::kDivide>(NumberAt<Type>(src, index), group, groups, how, out);
+    RowCodesOf<S, Type, typename decltype(coder)::type>(NumberAt<Type>(src, index), group, groups,
+                                                        how, out);
   });
 }
 
 template <typename S>
 void ColumnCodes(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
                  int64_t n, const QuantizeParameters& how, uint8_t* out, int64_t out_stride) {
-  WithCodes<S>(type, how, [&](auto stored, auto codes, auto zero_points, auto divide) {
+  WithNumbersAndCoder<S>(type, how, [&](auto stored, auto coder) {
     using Type = decltype(stored);
-    ColumnCodesOf<S, Type, typename decltype(codes)::type, decltype(zero_points)::kZeroPoints,
-                  decltype(divide)::kDivide>(NumberAt<Type>(src, index), stride * Type::kBits / 8,
-                                             lines, n, how, out, out_stride);
+    ColumnCodesOf<S, Type, typename decltype(coder)::type>(
+        NumberAt<Type>(src, index), stride * Type::kBits / 8, lines, n, how, out, out_stride);
+  });
+}
+
+template <typename S, typename Type>
+void RowFitsOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParameters how,
+               float* sum_qx, float* sum_qq) {
+  const auto values = S::LoadTable(how.codebook->values, 16);
+  for (int64_t g = 0; g < groups; ++g) {
+    const CodebookCoder<S, 4, Quotient::kProduct> coder(
+        how, [g](const float* factors) { return S::Set1(factors[g]); });
+    float qx = sum_qx[g], qq = sum_qq[g];
+    for (int64_t i = 0; i < group; i += S::kWidth) {
+      const int64_t n = group - i < S::kWidth ? group - i : S::kWidth;
+      const auto x = n < S::kWidth ? LoadSomeNumbers<S, Type>(p, n) : LoadNumbers<S, Type>(p);
+      const auto q = S::Look(values, coder.Code(x));
+      const auto weighted = S::Mul(S::Mul(x, x), q);
+      float by_x[S::kWidth], by_q[S::kWidth];
+      S::Store(by_x, S::Mul(weighted, x));
+      S::Store(by_q, S::Mul(weighted, q));
+      for (int64_t j = 0; j < n; ++j) {
+        qx += by_x[j];
+        qq += by_q[j];
+      }
+      p += n * Type::kBits / 8;
+    }
+    sum_qx[g] = qx;
+    sum_qq[g] = qq;
+  }
+}
+
+template <typename S>
+void RowFits(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
+             const QuantizeParameters& how, float* sum_qx, float* sum_qq) {
+  WithNumbers<S>(type, [&](auto stored) {
+    using Type = decltype(stored);
+    RowFitsOf<S, Type>(NumberAt<Type>(src, index), group, groups, how, sum_qx, sum_qq);
   });
 }
 
@@ -458,7 +358,8 @@ inline void Pack(int bits, const uint8_t* __restrict codes, int64_t n, uint8_t* 
 
 template <typename S>
 constexpr QuantizeKernels kQuantizeKernels = {
-    RowRanges<S>, ColumnRanges<S>, Parameters, RowCodes<S>, ColumnCodes<S>, Pack,
+    RowRanges<S>, ColumnRanges<S>, Parameters, RowCodes<S>, ColumnCodes<S>, RowFits<S>, Pack,
+    Convert<S>,
 };
 
 }  // namespace

@@ -78,6 +78,13 @@ struct Avx2 {
     *even = _mm256_shuffle_ps(low, high, 0x88);
     *odd = _mm256_shuffle_ps(low, high, 0xdd);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm256_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm256_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm256_permute2f128_ps(v, v, 0x01);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m256d pairs[kWidth];
@@ -151,6 +158,45 @@ struct Avx2 {
         _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
   }
+  // kWidth numbers of 16 bits, rounded to nearest even.
+  static void StoreF16(uint8_t* p, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+  }
+  // Indices, and tables of up to 16 floats that are looked up by their low four bits.
+  using Index = __m256i;
+  struct Table {
+    Vector low, high;
+  };
+  static Table LoadTable(const float* p, int64_t n) {
+    if (n < kWidth) return {LoadSome(p, n), Zero()};
+    return {Load(p), Load(p + kWidth)};
+  }
+  static Vector Look(Table table, Index i) {
+    const Vector low = _mm256_permutevar8x32_ps(table.low, i);
+    const Vector high = _mm256_permutevar8x32_ps(table.high, i);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+  }
+  static Vector Gather(const float* p, Index i) { return _mm256_i32gather_ps(p, i, 4); }
+  static Index IndexOne() { return _mm256_set1_epi32(1); }
+  static Index IndexFromBits(Vector v) { return _mm256_castps_si256(v); }
+  static Vector BitsOfIndex(Index i) { return _mm256_castsi256_ps(i); }
+  // x > bound ? 2 i + 1 : 2 i.
+  static Index Descend(Index i, Vector x, Vector bound) {
+    const Index right = _mm256_castps_si256(_mm256_cmp_ps(x, bound, _CMP_GT_OQ));
+    return _mm256_sub_epi32(_mm256_add_epi32(i, i), right);
+  }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {
     const __m256i biased = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
@@ -211,18 +257,18 @@ struct Avx2 {
     const __m256i zero = _mm256_cmpeq_epi32(wide, _mm256_setzero_si256());
     return _mm256_andnot_ps(_mm256_castsi256_ps(zero), _mm256_set1_ps(1.f));
   }
-  static Vector FromU4(Raw raw) {
-    return _mm256_cvtepi32_ps(_mm256_srli_epi32(TopBits(raw, kNibbles), 28));
-  }
+  static Vector FromU4(Raw raw) { return _mm256_cvtepi32_ps(IndexU4(raw)); }
   static Vector FromS4(Raw raw) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(TopBits(raw, kNibbles), 28));
   }
-  static Vector FromU2(Raw raw) {
-    return _mm256_cvtepi32_ps(_mm256_srli_epi32(TopBits(raw, kBitPairs), 30));
-  }
+  static Vector FromU2(Raw raw) { return _mm256_cvtepi32_ps(IndexU2(raw)); }
   static Vector FromS2(Raw raw) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(TopBits(raw, kBitPairs), 30));
   }
+  // The codes themselves.
+  static Index IndexU8(Raw raw) { return _mm256_cvtepu8_epi32(_mm256_castsi256_si128(raw)); }
+  static Index IndexU4(Raw raw) { return _mm256_srli_epi32(TopBits(raw, kNibbles), 28); }
+  static Index IndexU2(Raw raw) { return _mm256_srli_epi32(TopBits(raw, kBitPairs), 30); }
 
  private:
   static __m256i First(int64_t n) {

@@ -74,6 +74,14 @@ struct Avx512 {
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, odds, b);
   }
+  // Lane i has what lane i ^ step had.
+  template <int step>
+  static Vector Partner(Vector v) {
+    if constexpr (step == 1) return _mm512_permute_ps(v, 0xb1);
+    if constexpr (step == 2) return _mm512_permute_ps(v, 0x4e);
+    if constexpr (step == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
+    if constexpr (step == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
+  }
   // Row i becomes column i.
   static void Transpose(Vector (&v)[kWidth]) {
     __m512d pairs[kWidth];
@@ -144,6 +152,36 @@ struct Avx512 {
   static void StoreLowBytes(uint8_t* p, Vector v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
   }
+  // kWidth numbers of 16 bits, rounded to nearest even.
+  static void StoreF16(uint8_t* p, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i rounded =
+        _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  // Indices, and tables of up to 16 floats that are looked up by their low four bits.
+  using Index = __m512i;
+  using Table = __m512;
+  static Table LoadTable(const float* p, int64_t n) { return n < 16 ? LoadSome(p, n) : Load(p); }
+  static Vector Look(Table table, Index i) { return _mm512_permutexvar_ps(i, table); }
+  static Vector Gather(const float* p, Index i) { return _mm512_i32gather_ps(i, p, 4); }
+  static Index IndexOne() { return _mm512_set1_epi32(1); }
+  static Index IndexFromBits(Vector v) { return _mm512_castps_si512(v); }
+  static Vector BitsOfIndex(Index i) { return _mm512_castsi512_ps(i); }
+  // x > bound ? 2 i + 1 : 2 i.
+  static Index Descend(Index i, Vector x, Vector bound) {
+    const Index left = _mm512_add_epi32(i, i);
+    const __mmask16 right = _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ);
+    return _mm512_mask_add_epi32(left, right, left, IndexOne());
+  }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {
     const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
@@ -201,6 +239,10 @@ struct Avx512 {
     const __m128i bytes = _mm512_castsi512_si128(raw);
     return _mm512_maskz_mov_ps(_mm_test_epi8_mask(bytes, bytes), _mm512_set1_ps(1.f));
   }
+  // Codes in the low bits; of those that do not fill a table, in all.
+  static Index IndexU8(Raw raw) { return _mm512_cvtepu8_epi32(_mm512_castsi512_si128(raw)); }
+  static Index IndexU4(Raw raw) { return Nibbles(raw); }
+  static Index IndexU2(Raw raw) { return _mm512_and_si512(BitPairs(raw), _mm512_set1_epi32(3)); }
   // Permutes by index take the low four (two) bits of a dword and ignore the rest.
   static Vector FromU4(Raw raw) {
     return _mm512_permutexvar_ps(

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvant/graph/data_type.h"
 #include "kvant/kernels/cpu/isa/portable_load.h"
 
 namespace kvant::cpu {
@@ -27,7 +28,10 @@ struct OneLane {
 
   static Vector Add(Vector a, Vector b) { return a + b; }
   static Vector Sub(Vector a, Vector b) { return a - b; }
-  static Vector Mul(Vector a, Vector b) { return a * b; }
+  // Rounded before anything is added to it, also where compilers would contract the two.
+  static Vector Mul(Vector a, Vector b) {
+    return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
+  }
   static Vector Div(Vector a, Vector b) { return a / b; }
   static Vector Fma(Vector a, Vector b, Vector c) { return std::fma(a, b, c); }
   static Vector Fnma(Vector a, Vector b, Vector c) { return std::fma(-a, b, c); }
@@ -38,6 +42,16 @@ struct OneLane {
     return v[0];
   }
   static Vector ZeroNan(Vector x, Vector value) { return x != x ? 0 : value; }
+  static Vector ZeroBelow(Vector x, Vector bound, Vector value) { return x < bound ? 0 : value; }
+  using Index = uint32_t;
+  using Table = const float*;
+  static Table LoadTable(const float* p, int64_t) { return p; }
+  static Vector Look(Table table, Index i) { return table[i % 16]; }
+  static Vector Gather(const float* p, Index i) { return p[i]; }
+  static Index IndexOne() { return 1; }
+  static Index IndexFromBits(Vector v) { return std::bit_cast<uint32_t>(v); }
+  static Vector BitsOfIndex(Index i) { return std::bit_cast<float>(i); }
+  static Index Descend(Index i, Vector x, Vector bound) { return 2 * i + (x > bound ? 1 : 0); }
   static Vector OrderKey(Vector x) {
     const int32_t bits = std::bit_cast<int32_t>(x);
     return std::bit_cast<float>(bits ^ ((bits >> 31) & 0x7fffffff));
@@ -51,6 +65,14 @@ struct OneLane {
   }
   static void StoreLowBytes(uint8_t* p, Vector v) {
     *p = static_cast<uint8_t>(std::bit_cast<uint32_t>(v));
+  }
+  static void StoreF16(uint8_t* p, Vector v) {
+    const uint16_t half = F32ToF16(v);
+    std::memcpy(p, &half, sizeof(half));
+  }
+  static void StoreBF16(uint8_t* p, Vector v) {
+    const uint16_t half = F32ToBF16(v);
+    std::memcpy(p, &half, sizeof(half));
   }
 
   template <int kBytes>

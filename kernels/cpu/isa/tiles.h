@@ -66,8 +66,9 @@ void Scale(const Scaling& how, int64_t n, float* values) {
 }
 
 // Groups of whole vectors, from a group's and a byte's first element on.
-template <typename S, typename Type, ZeroPoint kZp>
-void LoadScaledAs(const void* data, int64_t index, int64_t n, const Scaling& how, float* out) {
+template <typename S, ZeroPoint kZp, typename Type>
+void LoadScaledAs(Type type, const void* data, int64_t index, int64_t n, const Scaling& how,
+                  float* out) {
   constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
   const uint8_t* p = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
   for (int64_t i = 0, at = 0; i < n; at += how.stride) {
@@ -75,11 +76,11 @@ void LoadScaledAs(const void* data, int64_t index, int64_t n, const Scaling& how
     const auto zp = kZp == ZeroPoint::kNone ? S::Zero() : S::Set1(how.zero_points[at]);
     const int64_t end = i + how.group < n ? i + how.group : n;
     for (; i + S::kWidth <= end; i += S::kWidth, p += kBytes) {
-      const auto x = Type::kConvert(S::template LoadRaw<kBytes>(p));
+      const auto x = type.Convert(S::template LoadRaw<kBytes>(p));
       S::Store(out + i, ScaleOne<S, kZp>(x, scale, zp));
     }
     if (i < end) {
-      const auto x = Type::kConvert(S::LoadRawSome(p, ((end - i) * Type::kBits + 7) / 8));
+      const auto x = type.Convert(S::LoadRawSome(p, ((end - i) * Type::kBits + 7) / 8));
       S::StoreSome(out + i, ScaleOne<S, kZp>(x, scale, zp), end - i);
       i = end;
     }
@@ -91,17 +92,25 @@ void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const
                 float* out) {
   const bool whole = how.group % S::kWidth == 0 || how.group >= n;
   if (!whole || how.into_group != 0 || type == kS64 || index % 4 != 0) {
-    Load<S>(type, data, index, n, out);
+    if (how.codebook != nullptr) {
+      LoadEntries<S>(how.codebook, type, data, index, n, out);
+    } else {
+      Load<S>(type, data, index, n, out);
+    }
     return Scale<S>(how, n, out);
   }
+  if (how.codebook != nullptr) {
+    return WithEntries<S>(how.codebook, type, [&](auto entries) {
+      LoadScaledAs<S, ZeroPoint::kNone>(entries, data, index, n, how, out);
+    });
+  }
   WithElements<S>(type, [&](auto stored) {
-    using Type = decltype(stored);
     if (how.zero_points == nullptr) {
-      LoadScaledAs<S, Type, ZeroPoint::kNone>(data, index, n, how, out);
+      LoadScaledAs<S, ZeroPoint::kNone>(stored, data, index, n, how, out);
     } else if (how.real) {
-      LoadScaledAs<S, Type, ZeroPoint::kReal>(data, index, n, how, out);
+      LoadScaledAs<S, ZeroPoint::kReal>(stored, data, index, n, how, out);
     } else {
-      LoadScaledAs<S, Type, ZeroPoint::kCode>(data, index, n, how, out);
+      LoadScaledAs<S, ZeroPoint::kCode>(stored, data, index, n, how, out);
     }
   });
 }

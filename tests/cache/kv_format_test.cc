@@ -1,4 +1,4 @@
-#include "kvant/tools/kv_format.h"
+#include "kvant/cache/kv_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

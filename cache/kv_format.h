@@ -1,10 +1,11 @@
 // How K or V is stored, as one word of text: "u4:g32:zp", "s8:channel:g64:sf16".
 //
-//   TYPE[:GROUPS][:zp|:rzp][:SCALES]
+//   TYPE[:GROUPS][:zp|:rzp][:CODEBOOK][:ggml][:SCALES]
 //   TYPE    f32 bf16 f16 (not quantized) f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2
 //   GROUPS  which elements share a scale:
 //           gN           N along the head
 //           token        one token of one head (the default)
+//           all_heads    one token of all heads
 //           channel      one channel of one head, over all tokens
 //           channel:gN   one channel, N tokens
 //           head         one head
@@ -12,9 +13,11 @@
 //   zp      zero points: of the code type's sign for integers, in real units (and
 //           of the scales' type) for f8
 //   rzp     zero points in real units for integers too: code * scale - zero point
+//   CODEBOOK  a name of graph/codebooks.h: codes are positions in it
+//   ggml    scales and codes as ggml's block formats compute them
 //   SCALES  sf16, sbf16 or sf32: the scales' type; as the queries otherwise
-#ifndef KVANT_TOOLS_KV_FORMAT_H_
-#define KVANT_TOOLS_KV_FORMAT_H_
+#ifndef KVANT_CACHE_KV_FORMAT_H_
+#define KVANT_CACHE_KV_FORMAT_H_
 
 #include <cstdint>
 #include <optional>
@@ -22,20 +25,23 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kvant/graph/codebooks.h"
 #include "kvant/graph/data_type.h"
 #include "kvant/graph/logical_tensor.h"
 
 namespace kvant {
 
 struct KvFormat {
-  enum class Groups : uint8_t { kHeadSlice, kToken, kChannel, kHead, kTensor };
+  enum class Groups : uint8_t { kHeadSlice, kToken, kAllHeads, kChannel, kHead, kTensor };
 
   DataType type = kF32;
   Groups groups = Groups::kToken;
   // Elements per group for kHeadSlice and, where positive, for kChannel.
   int64_t group_size = 0;
   bool zero_points = false;
-  bool real_zero_points = false;  // of integers
+  bool real_zero_points = false;          // of integers
+  const CodebookRow* codebook = nullptr;  // a row of the table, or none
+  bool ggml_formula = false;
   // Undefined: that of the queries.
   DataType scale_type = kUndef;
 
@@ -60,4 +66,4 @@ std::string_view KvFormatHelp();
 
 }  // namespace kvant
 
-#endif  // KVANT_TOOLS_KV_FORMAT_H_
+#endif  // KVANT_CACHE_KV_FORMAT_H_

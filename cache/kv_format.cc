@@ -1,4 +1,4 @@
-#include "kvant/tools/kv_format.h"
+#include "kvant/cache/kv_format.h"
 
 #include <algorithm>
 #include <vector>
@@ -37,6 +37,7 @@ bool IsStorageType(DataType type) {
 
 std::optional<KvFormat::Groups> GroupsFromName(std::string_view name) {
   if (name == "token") return KvFormat::Groups::kToken;
+  if (name == "all_heads") return KvFormat::Groups::kAllHeads;
   if (name == "channel") return KvFormat::Groups::kChannel;
   if (name == "head") return KvFormat::Groups::kHead;
   if (name == "tensor") return KvFormat::Groups::kTensor;
@@ -52,6 +53,13 @@ int64_t GroupSizeFrom(std::string_view part) {
     return 0;
   }
   return size;
+}
+
+const CodebookRow* FindCodebook(std::string_view name) {
+  for (const CodebookRow& codebook : kCodebooks) {
+    if (codebook.name == name) return &codebook;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -76,6 +84,11 @@ absl::StatusOr<Dims> KvFormat::GroupShape(absl::Span<const int64_t> dims) const 
       break;
     case Groups::kToken:
       group[rank - 1] = head_size;
+      break;
+    case Groups::kAllHeads:
+      if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");
+      group[rank - 1] = head_size;
+      group[rank - 3] = dims[rank - 3];
       break;
     case Groups::kChannel:
       group[rank - 2] = group_size > 0 ? group_size : tokens;
@@ -120,6 +133,9 @@ std::string KvFormat::ToString() const {
     case Groups::kToken:
       absl::StrAppend(&text, ":token");
       break;
+    case Groups::kAllHeads:
+      absl::StrAppend(&text, ":all_heads");
+      break;
     case Groups::kChannel:
       absl::StrAppend(&text, ":channel");
       if (group_size > 0) absl::StrAppend(&text, ":g", group_size);
@@ -132,6 +148,8 @@ std::string KvFormat::ToString() const {
       break;
   }
   if (zero_points) absl::StrAppend(&text, real_zero_points ? ":rzp" : ":zp");
+  if (codebook != nullptr) absl::StrAppend(&text, ":", std::string(codebook->name));
+  if (ggml_formula) absl::StrAppend(&text, ":ggml");
   if (scale_type != kUndef) absl::StrAppend(&text, ":s", std::string(DataTypeName(scale_type)));
   return text;
 }
@@ -166,13 +184,18 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
       if (part == "rzp" && IsFloat(format.type)) return Bad(text, "'rzp' is for integers");
       format.zero_points = true;
       format.real_zero_points = part == "rzp";
+    } else if (const CodebookRow* codebook = FindCodebook(part)) {
+      if (format.codebook != nullptr) return Bad(text, "two codebooks");
+      format.codebook = codebook;
+    } else if (part == "ggml") {
+      format.ggml_formula = true;
     } else if (part == "sf16" || part == "sbf16" || part == "sf32") {
       if (format.scale_type != kUndef) return Bad(text, "two types for the scales");
       format.scale_type = *DataTypeFromName(std::string_view(part).substr(1));
     } else {
       return Bad(text, absl::StrCat("'", part,
-                                    "' is none of gN, token, channel, head, tensor, zp, rzp, "
-                                    "sf16, sbf16, sf32"));
+                                    "' is none of gN, token, all_heads, channel, head, tensor, zp, "
+                                    "rzp, a codebook, ggml, sf16, sbf16, sf32"));
     }
   }
   if (format.group_size > 0) {
@@ -182,12 +205,20 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
                  absl::StrCat("g", format.group_size, " goes with no other group but channel"));
     }
   }
+  if (format.codebook != nullptr) {
+    if (size_t{1} << BitsOf(format.type) != format.codebook->values.size() ||
+        !IsInteger(format.type) || LowestOf(format.type) < 0) {
+      return Bad(text, absl::StrCat(std::string(format.codebook->name), " has ",
+                                    format.codebook->values.size(), " entries"));
+    }
+    if (format.zero_points) return Bad(text, "a codebook has no zero points");
+  }
   return format;
 }
 
 std::string_view KvFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
-         ":gN|:token|:head|:tensor|:channel[:gN], :zp|:rzp, :sf16|:sbf16|:sf32";
+         ":gN|:token|:all_heads|:head|:tensor|:channel[:gN], :zp|:rzp, :sf16|:sbf16|:sf32";
 }
 
 }  // namespace kvant

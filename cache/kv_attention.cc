@@ -1,0 +1,193 @@
+#include "kvant/cache/kv_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/builder.h"
+#include "kvant/graph/status.h"
+#include "kvant/patterns/partitioner.h"
+
+namespace kvant {
+namespace {
+
+constexpr TensorId kRangesId = 1 << 20;
+
+// What may be an input of the graph, and its name; a part of K or V follows as K0, K1, ...
+enum Source : uint8_t { kQ, kScale, kTokens, kQueryTokens, kFill, kRanges, kK, kV = kK + kKvParts };
+constexpr int kSources = kV + kKvParts;
+constexpr std::string_view kSourceNames[] = {"q",    "scale", "tokens", "query_tokens",
+                                             "fill", "ranges"};
+
+std::string PartName(const KvTensor& tensor, KvPart part) {
+  return absl::StrCat(tensor.name(), static_cast<int>(part));
+}
+
+uint8_t SourceOf(std::string_view name) {
+  const auto found = std::find(std::begin(kSourceNames), std::end(kSourceNames), name);
+  if (found != std::end(kSourceNames)) {
+    return static_cast<uint8_t>(found - std::begin(kSourceNames));
+  }
+  return static_cast<uint8_t>((name[0] == 'K' ? kK : kV) + (name[1] - '0'));
+}
+
+// [batch, heads, slots, channels] with an axis for the query heads that share them.
+Dims Shared(const Dims& dims) { return {dims[0], dims[1], 1, dims[2], dims[3]}; }
+
+// K or V of the graph: its segments one after another.
+class Operand {
+ public:
+  Operand(GraphBuilder& g, const KvTensor& tensor) : g_(g), tensor_(tensor) {}
+
+  Value Make() {
+    absl::InlinedVector<Value, 3> segments;
+    if (tensor_.has(KvPart::kSinks)) segments.push_back(Plain(KvPart::kSinks));
+    segments.push_back(tensor_.has(KvPart::kScales) ? Quantized() : Plain(KvPart::kCodes));
+    if (tensor_.has(KvPart::kWindow)) segments.push_back(Plain(KvPart::kWindow));
+    return segments.size() == 1 ? segments[0] : g_.Concat(segments, 3);
+  }
+
+ private:
+  Value Input(KvPart part) {
+    const LogicalTensor& desc = tensor_.part(part);
+    return g_.Input(PartName(tensor_, part), desc.type, Shared(*desc.dims));
+  }
+
+  // In f32: what the graph declares between ops is not rounded to.
+  Value Plain(KvPart part) {
+    const Value value = Input(part);
+    return tensor_.part(part).type == kF32 ? value : g_.TypeCast(value, kF32);
+  }
+
+  Value Quantized() {
+    const Value codes = Input(KvPart::kCodes);
+    const Value scales = Input(KvPart::kScales);
+    GraphBuilder::DequantizeOptions options{.group_shape = Shared(tensor_.GroupShape()),
+                                            .type = kF32};
+    if (const CodebookRow* codebook = tensor_.scheme().format.codebook) {
+      options.codebook.assign(codebook->values.begin(), codebook->values.end());
+    }
+    if (!tensor_.has(KvPart::kZeroPoints)) return g_.DynamicDequantize(codes, scales, options);
+    return g_.DynamicDequantize(codes, scales, Input(KvPart::kZeroPoints), options);
+  }
+
+  GraphBuilder& g_;
+  const KvTensor& tensor_;
+};
+
+size_t MemoryOf(const KvTensor& tensor, KvPart part) {
+  return static_cast<size_t>(tensor.part(part).memory_bytes());
+}
+
+int Segments(const KvTensor& tensor) {
+  return 1 + tensor.has(KvPart::kSinks) + tensor.has(KvPart::kWindow);
+}
+
+absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
+                                     const KvAttentionOptions& options) {
+  const KvShape& shape = k.shape();
+  const int64_t shared = options.query_heads / shape.heads;
+  GraphBuilder g;
+  Value q = g.Input("q", options.type,
+                    {shape.batch, shape.heads, shared, options.query_tokens, shape.head_size});
+  if (options.type != kF32) q = g.TypeCast(q, kF32);
+  if (k.rotation() != 0) q = g.Hadamard(q, k.rotation());
+  const Value keys = Operand(g, k).Make();
+  const Value scale = g.Input("scale", kF32, {});
+  Value scores = g.Multiply(g.MatMul(q, keys, {.transpose_b = true}), scale);
+  if (options.query_tokens > 1) {
+    const Value tokens = g.Input("tokens", kS32, {shape.batch, 1, 1, 1, 1});
+    const Value query_tokens = g.Input("query_tokens", kS32, {});
+    const Value fill = g.Input("fill", kF32, {});
+    scores = g.CausalMask(scores, fill, tokens, query_tokens);
+  }
+  const Value probabilities = g.SoftMax(scores);
+  Value out = g.MatMul(probabilities, Operand(g, v).Make());
+  if (v.rotation() != 0) out = g.Hadamard(out, v.rotation());
+  if (options.type != kF32) out = g.TypeCast(out, options.type);
+  g.Output("out", out);
+  return std::move(g).Build();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvAttention>> KvAttention::Compile(
+    const KvCache& cache, const KvAttentionOptions& options) {
+  auto attention = std::unique_ptr<KvAttention>(new KvAttention(cache, options));
+  for (const KvCache::Group& group : cache.groups_) {
+    KVANT_ASSIGN_OR_RETURN(const Graph graph, AttentionGraph(group.k, group.v, options));
+    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
+    if (partitions.size() != 1) {
+      return absl::InternalError(absl::StrCat("attention over ", group.scheme.k.ToString(), " / ",
+                                              group.scheme.v.ToString(), " is ", partitions.size(),
+                                              " partitions"));
+    }
+    LogicalTensor ranges;
+    ranges.id = kRangesId;
+    ranges.type = kS32;
+    ranges.dims = Dims{group.k.shape().batch, Segments(group.k) + Segments(group.v), 2};
+    ranges.name = kSourceNames[kRanges];
+    KVANT_ASSIGN_OR_RETURN(
+        CompiledPartition compiled,
+        cache.engine_.Compile(partitions[0], {.require_fused = true, .segment_ranges = ranges}));
+    Compiled& made = attention->compiled_.emplace_back(Compiled{std::move(compiled), {}});
+    const Partition& partition = made.partition.partition();
+    for (size_t i = 0; i < partition.inputs().size(); ++i) {
+      made.sources.push_back(SourceOf(partition.input(static_cast<int>(i)).name));
+    }
+  }
+  return attention;
+}
+
+const CompiledPartition& KvAttention::compiled(int64_t layer) const {
+  return compiled_[cache_.layers_[layer].group].partition;
+}
+
+absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q,
+                                  Tensor out) const {
+  if (layer < 0 || layer >= static_cast<int64_t>(cache_.layers_.size())) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat("attention over layer ", layer, " of ", cache_.layers_.size()));
+  }
+  const absl::ReaderMutexLock lock(&cache_.mutex_);
+  const KvCache::Layer& at = cache_.layers_[layer];
+  const KvCache::Group& group = cache_.groups_[at.group];
+  const int64_t batch = group.k.shape().batch;
+  for (int64_t b = 0; b < batch && options_.query_tokens > 1; ++b) {
+    if (at.lengths[b] >= options_.query_tokens) continue;
+    return MakeError(
+        ErrorKind::kInvalidArguments,
+        absl::StrCat("layer ", layer, ": ", options_.query_tokens, " query tokens over the ",
+                     at.lengths[b], " tokens of batch row ", b));
+  }
+  const float scale = options_.scale != 0
+                          ? options_.scale
+                          : 1.f / std::sqrt(static_cast<float>(group.k.shape().head_size));
+  const float fill = -std::numeric_limits<float>::infinity();
+  const int32_t query_tokens = static_cast<int32_t>(options_.query_tokens);
+
+  std::array<ConstTensor, kSources> sources;
+  sources[kQ] = q;
+  sources[kScale] = {&scale, sizeof(scale)};
+  sources[kTokens] = {at.totals, batch * sizeof(int32_t)};
+  sources[kQueryTokens] = {&query_tokens, sizeof(query_tokens)};
+  sources[kFill] = {&fill, sizeof(fill)};
+  const int segments = Segments(group.k) + Segments(group.v);
+  sources[kRanges] = {at.ranges, batch * segments * 2 * sizeof(int32_t)};
+  for (int i = 0; i < kKvParts; ++i) {
+    const KvPart part = static_cast<KvPart>(i);
+    if (group.k.has(part)) sources[kK + i] = {at.k[i], MemoryOf(group.k, part)};
+    if (group.v.has(part)) sources[kV + i] = {at.v[i], MemoryOf(group.v, part)};
+  }
+  const Compiled& compiled = compiled_[at.group];
+  absl::InlinedVector<ConstTensor, kSources> inputs;
+  for (const uint8_t source : compiled.sources) inputs.push_back(sources[source]);
+  return compiled.partition.Execute(stream, inputs, {&out, 1});
+}
+
+}  // namespace kvant

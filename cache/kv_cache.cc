@@ -1,0 +1,474 @@
+#include "kvant/cache/kv_cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/cache/kv_attention.h"
+#include "kvant/cache/kv_cache_options.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int SegmentsOf(const KvTensor& tensor) {
+  return 1 + tensor.has(KvPart::kSinks) + tensor.has(KvPart::kWindow);
+}
+
+bool AllFinite(const KvInput& input, const Dims& dims) {
+  const Dims strides = input.desc.StridesOrDense();
+  const auto row_is_finite = [&](int64_t index) {
+    bool finite = true;
+    if (input.desc.type == kF32) {
+      const float* row = static_cast<const float*>(input.data.data) + index;
+      for (int64_t d = 0; d < dims[3]; ++d) finite &= std::isfinite(row[d * strides[3]]);
+    } else {
+      const uint16_t exponent = input.desc.type == kF16 ? 0x7c00 : 0x7f80;
+      const uint16_t* row = static_cast<const uint16_t*>(input.data.data) + index;
+      for (int64_t d = 0; d < dims[3]; ++d) {
+        finite &= (row[d * strides[3]] & exponent) != exponent;
+      }
+    }
+    return finite;
+  };
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      for (int64_t t = 0; t < dims[2]; ++t) {
+        if (!row_is_finite(b * strides[0] + h * strides[1] + t * strides[2])) return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+KvInput MakeKvInput(DataType type, const void* data, const Dims& dims) {
+  KvInput input;
+  input.desc.type = type;
+  input.desc.dims = dims;
+  input.data = {data, static_cast<size_t>(input.desc.memory_bytes())};
+  return input;
+}
+
+// Places arrays one after another, and counts what is for what. Without memory it only counts.
+class KvCache::Arena {
+ public:
+  explicit Arena(std::byte* memory) : memory_(memory) {}
+
+  std::byte* Take(int64_t bytes, int64_t KvCacheBytes::*what) {
+    const int64_t at = used_;
+    used_ += RoundUp(bytes);
+    bytes_.*what += bytes;
+    bytes_.bookkeeping += RoundUp(bytes) - bytes;
+    return memory_ == nullptr ? nullptr : memory_ + at;
+  }
+  template <typename T>
+  T* TakeOf(int64_t count) {
+    return reinterpret_cast<T*>(Take(count * sizeof(T), &KvCacheBytes::bookkeeping));
+  }
+  KvPointers TakeParts(const KvTensor& tensor) {
+    KvPointers pointers{};
+    for (int i = 0; i < kKvParts; ++i) {
+      const KvPart part = static_cast<KvPart>(i);
+      if (!tensor.has(part)) continue;
+      const bool window = part == KvPart::kSinks || part == KvPart::kWindow;
+      pointers[i] =
+          Take(tensor.part(part).memory_bytes(), part == KvPart::kCodes ? &KvCacheBytes::codes
+                                                 : window               ? &KvCacheBytes::window
+                                                          : &KvCacheBytes::parameters);
+    }
+    return pointers;
+  }
+  const KvCacheBytes& bytes() const { return bytes_; }
+
+ private:
+  std::byte* const memory_;
+  int64_t used_ = 0;
+  KvCacheBytes bytes_;
+};
+
+KvCache::KvCache(const Engine& engine, KvCacheOptions options)
+    : engine_(engine), stream_(engine), options_(std::move(options)) {}
+
+KvCache::~KvCache() { engine_.memory().Free(memory_); }
+
+absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
+                                                         KvCacheOptions options) {
+  KVANT_RETURN_IF_ERROR(CheckKvCacheOptions(options));
+  if (engine.device() == Device::kCuda) {
+    return MakeError(ErrorKind::kUnimplemented,
+                     "a KvCache lies in the host's memory, which an engine of device cuda does not "
+                     "read");
+  }
+  auto cache = std::unique_ptr<KvCache>(new KvCache(engine, std::move(options)));
+  cache->MakeGroups();
+  for (Group& group : cache->groups_) {
+    KVANT_RETURN_IF_ERROR(group.k.Compile(engine));
+    KVANT_RETURN_IF_ERROR(group.v.Compile(engine));
+  }
+  Arena sizes(nullptr);
+  cache->Place(sizes);
+  cache->bytes_ = sizes.bytes();
+  KVANT_ASSIGN_OR_RETURN(void* memory, engine.memory().Allocate(cache->bytes_.total()));
+  cache->memory_ = static_cast<std::byte*>(memory);
+  Arena arena(cache->memory_);
+  cache->Place(arena);
+  cache->FillStaticScales();
+  const absl::MutexLock lock(&cache->mutex_);
+  for (int64_t layer = 0; layer < cache->options_.layers; ++layer) cache->Publish(layer);
+  return cache;
+}
+
+absl::StatusOr<KvCacheBytes> KvCache::BytesFor(const KvCacheOptions& options) {
+  KVANT_RETURN_IF_ERROR(CheckKvCacheOptions(options));
+  KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create({.threads = 1}));
+  KvCache cache(engine, options);
+  cache.MakeGroups();
+  Arena sizes(nullptr);
+  cache.Place(sizes);
+  return sizes.bytes();
+}
+
+void KvCache::MakeGroups() {
+  const KvCacheOptions& o = options_;
+  for (int64_t i = 0; i < o.layers; ++i) {
+    const KvCacheScheme& scheme = o.scheme(i);
+    const auto same = std::find_if(groups_.begin(), groups_.end(),
+                                   [&](const Group& group) { return group.scheme == scheme; });
+    layers_.emplace_back().group = static_cast<int>(same - groups_.begin());
+    if (same != groups_.end()) continue;
+    const auto [k, v] = KvLayoutsOf(scheme, o);
+    groups_.push_back({scheme, KvTensor("K", scheme.k, {o.batch, o.heads, o.head_size}, k),
+                       KvTensor("V", scheme.v, {o.batch, o.heads, o.value_size()}, v)});
+  }
+}
+
+void KvCache::Place(Arena& arena) {
+  const int64_t batch = options_.batch;
+  size_t working = 0;
+  for (const Group& group : groups_) {
+    working = std::max({working, group.k.working_bytes(), group.v.working_bytes()});
+  }
+  for (Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    layer.k = arena.TakeParts(group.k);
+    layer.v = arena.TakeParts(group.v);
+    const int segments = SegmentsOf(group.k) + SegmentsOf(group.v);
+    layer.ranges = arena.TakeOf<int32_t>(batch * segments * 2);
+    layer.totals = arena.TakeOf<int32_t>(batch);
+    layer.lengths = arena.TakeOf<int64_t>(batch);
+    layer.k_exact = arena.TakeOf<int64_t>(batch);
+    layer.v_exact = arena.TakeOf<int64_t>(batch);
+  }
+  counts_ = arena.TakeOf<int64_t>(batch);
+  working_ = arena.TakeOf<std::byte>(static_cast<int64_t>(working));
+}
+
+void KvCache::FillStaticScales() {
+  for (int64_t i = 0; i < options_.layers; ++i) {
+    const Layer& layer = layers_[i];
+    const Group& group = groups_[layer.group];
+    const auto fill = [i](const KvTensor& tensor, const KvPointers& pointers, const auto& scales) {
+      if (!tensor.scheme().static_scales()) return;
+      const LogicalTensor& desc = tensor.part(KvPart::kScales);
+      for (size_t j = 0; j < scales[i].size(); ++j) {
+        StoreElement(desc.type, pointers[static_cast<int>(KvPart::kScales)],
+                     static_cast<int64_t>(j), scales[i][j]);
+      }
+    };
+    fill(group.k, layer.k, options_.k_scales);
+    fill(group.v, layer.v, options_.v_scales);
+  }
+}
+
+// Writes what attention reads from the lengths.
+void KvCache::Publish(int64_t index) {
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  int32_t* out = layer.ranges;
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    layer.totals[b] = static_cast<int32_t>(layer.lengths[b]);
+    for (const KvTensor* tensor : {&group.k, &group.v}) {
+      const auto ranges = tensor->layout().Ranges(layer.lengths[b]);
+      const bool present[] = {tensor->has(KvPart::kSinks), true, tensor->has(KvPart::kWindow)};
+      for (int s = 0; s < kKvSegmentKinds; ++s) {
+        if (!present[s]) continue;
+        *out++ = static_cast<int32_t>(ranges[s].first);
+        *out++ = static_cast<int32_t>(ranges[s].tokens);
+      }
+    }
+  }
+}
+
+absl::Status KvCache::CheckInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
+                                 int64_t tokens) const {
+  const auto error = [&](const std::string& what) {
+    return Invalid(
+        absl::StrCat(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ", what));
+  };
+  const KvShape& shape = tensor.shape();
+  const LogicalTensor& desc = input.desc;
+  if (!IsComputeFloat(desc.type)) return error("is not of f32, bf16 or f16");
+  const Dims want{shape.batch, shape.heads, tokens, shape.head_size};
+  if (!desc.dims || *desc.dims != want) {
+    return error(
+        absl::StrCat("is not [", DimsToString(want), "]: batch, heads, tokens, head size"));
+  }
+  KVANT_RETURN_IF_ERROR(ValidateTensor(desc));
+  if (tokens == 0) return absl::OkStatus();
+  const int64_t bytes = desc.memory_bytes();
+  if (input.data.data == nullptr) return error("is null");
+  if (static_cast<int64_t>(input.data.bytes) < bytes) {
+    return error(absl::StrCat("needs ", bytes, " bytes, not ", input.data.bytes));
+  }
+  if (!options_.allow_non_finite && !AllFinite(input, want)) {
+    return error("has a number that is not finite; KvCacheOptions::allow_non_finite stores it");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
+                             absl::Span<const int64_t> counts) {
+  if (index < 0 || index >= options_.layers) {
+    return Invalid(absl::StrCat("tokens for layer ", index, " of ", options_.layers));
+  }
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  const int64_t tokens = k.desc.rank() == 4 ? (*k.desc.dims)[2] : 0;
+  KVANT_RETURN_IF_ERROR(CheckInput(index, group.k, k, tokens));
+  KVANT_RETURN_IF_ERROR(CheckInput(index, group.v, v, tokens));
+  if (!counts.empty() && static_cast<int64_t>(counts.size()) != options_.batch) {
+    return Invalid(absl::StrCat("layer ", index, ": ", counts.size(),
+                                " counts of tokens for a batch of ", options_.batch));
+  }
+  const absl::MutexLock lock(&mutex_);
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    counts_[b] = counts.empty() ? tokens : counts[b];
+    if (counts_[b] < 0 || counts_[b] > tokens) {
+      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
+                                  tokens, " tokens"));
+    }
+    if (layer.lengths[b] + counts_[b] <= options_.capacity) continue;
+    return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
+                                " tokens, and ", counts_[b], " more exceed the capacity of ",
+                                options_.capacity));
+  }
+  const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
+  const absl::Span<const int64_t> taken(counts_, options_.batch);
+  KVANT_RETURN_IF_ERROR(
+      group.k.Store(stream_, {k.data.data, &k.desc}, lengths, taken, layer.k, working_));
+  KVANT_RETURN_IF_ERROR(
+      group.v.Store(stream_, {v.data.data, &v.desc}, lengths, taken, layer.v, working_));
+  Advance(index, taken);
+  return absl::OkStatus();
+}
+
+void KvCache::Advance(int64_t index, absl::Span<const int64_t> counts) {
+  Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    layer.lengths[b] += counts[b];
+    for (const auto& [tensor, exact] :
+         {std::pair(&group.k, layer.k_exact), std::pair(&group.v, layer.v_exact)}) {
+      const int64_t behind = tensor->layout().Behind(layer.lengths[b]);
+      exact[b] = std::max(exact[b], behind - tensor->layout().slots(KvSegmentKind::kWindow));
+    }
+  }
+  Publish(index);
+}
+
+absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) const {
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  if (tokens < 0 || tokens > layer.lengths[row]) {
+    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " has ", layer.lengths[row],
+                                " tokens and cannot be cropped to ", tokens));
+  }
+  for (const auto& [tensor, exact] :
+       {std::pair(&group.k, layer.k_exact), std::pair(&group.v, layer.v_exact)}) {
+    const KvLayout& layout = tensor->layout();
+    const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
+    if (layout.residual() == 0 || main == behind || main >= exact[row]) continue;
+    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
+                                " tokens needs token ", main + layout.sinks(), " of ",
+                                tensor->name(), " in full precision, of which only those from ",
+                                exact[row] + layout.sinks(),
+                                " on are left; KvCacheOptions::rollback keeps more"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Crop(int64_t tokens) {
+  const std::vector<int64_t> all(options_.batch, tokens);
+  return Crop(all);
+}
+
+absl::Status KvCache::Crop(absl::Span<const int64_t> tokens) {
+  if (static_cast<int64_t>(tokens.size()) != options_.batch) {
+    return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
+  }
+  const absl::MutexLock lock(&mutex_);
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      KVANT_RETURN_IF_ERROR(CheckCrop(layer, b, tokens[b]));
+    }
+  }
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    std::copy(tokens.begin(), tokens.end(), layers_[layer].lengths);
+    Publish(layer);
+  }
+  return absl::OkStatus();
+}
+
+void KvCache::Reset() {
+  const absl::MutexLock lock(&mutex_);
+  for (int64_t index = 0; index < options_.layers; ++index) {
+    const Layer& layer = layers_[index];
+    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
+      std::fill_n(array, options_.batch, 0);
+    }
+    Publish(index);
+  }
+}
+
+void KvCache::MoveRow(int64_t from, int64_t to) {
+  for (const Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    group.k.CopyRow(layer.k, from, layer.k, to, layer.lengths[from]);
+    group.v.CopyRow(layer.v, from, layer.v, to, layer.lengths[from]);
+    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) array[to] = array[from];
+  }
+}
+
+void KvCache::ExchangeRows(int64_t a, int64_t b) {
+  for (const Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    const int64_t tokens = std::max(layer.lengths[a], layer.lengths[b]);
+    group.k.SwapRows(layer.k, a, b, tokens);
+    group.v.SwapRows(layer.v, a, b, tokens);
+    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
+      std::swap(array[a], array[b]);
+    }
+  }
+}
+
+absl::Status KvCache::Reorder(absl::Span<const int64_t> rows) {
+  const int64_t batch = options_.batch;
+  if (static_cast<int64_t>(rows.size()) != batch) {
+    return Invalid(absl::StrCat(rows.size(), " rows for a batch of ", batch));
+  }
+  for (const int64_t row : rows) {
+    if (row < 0 || row >= batch) {
+      return Invalid(absl::StrCat("batch row ", row, " of ", batch));
+    }
+  }
+  const absl::MutexLock lock(&mutex_);
+  // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
+  std::vector<int64_t> from(rows.begin(), rows.end());
+  std::vector<int64_t> wanted(batch, 0);  // by how many other rows
+  for (int64_t i = 0; i < batch; ++i) {
+    if (from[i] == i) from[i] = -1;
+    if (from[i] >= 0) ++wanted[from[i]];
+  }
+  // Rows that no other is waiting for can be overwritten; then only cycles are left.
+  for (int64_t done = 1; done > 0;) {
+    done = 0;
+    for (int64_t i = 0; i < batch; ++i) {
+      if (from[i] < 0 || wanted[i] > 0) continue;
+      MoveRow(from[i], i);
+      --wanted[from[i]];
+      from[i] = -1;
+      ++done;
+    }
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    if (from[i] < 0) continue;
+    const int64_t other = std::exchange(from[i], -1);
+    ExchangeRows(i, other);
+    // Who waits for what was in i finds it in `other` now.
+    const auto waiting = std::find(from.begin(), from.end(), i);
+    if (waiting != from.end()) *waiting = waiting - from.begin() == other ? -1 : other;
+  }
+  for (int64_t layer = 0; layer < options_.layers; ++layer) Publish(layer);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork() const {
+  KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, options_));
+  const absl::ReaderMutexLock lock(&mutex_);
+  std::memcpy(fork->memory_, memory_, bytes_.total());
+  return fork;
+}
+
+absl::StatusOr<const KvAttention*> KvCache::Attention(const KvAttentionOptions& options) {
+  if (options.query_heads < 1 || options.query_heads % options_.heads != 0) {
+    return Invalid(
+        absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
+  }
+  if (options.query_tokens < 1 || !IsComputeFloat(options.type)) {
+    return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens of type ",
+                                std::string(DataTypeName(options.type))));
+  }
+  const absl::MutexLock lock(&mutex_);
+  for (const auto& attention : attentions_) {
+    const KvAttentionOptions& have = attention->options();
+    if (have.query_heads == options.query_heads && have.query_tokens == options.query_tokens &&
+        have.type == options.type && have.scale == options.scale) {
+      return attention.get();
+    }
+  }
+  KVANT_ASSIGN_OR_RETURN(auto attention, KvAttention::Compile(*this, options));
+  attentions_.push_back(std::move(attention));
+  return attentions_.back().get();
+}
+
+int64_t KvCache::length(int64_t layer, int64_t row) const {
+  const absl::ReaderMutexLock lock(&mutex_);
+  return layers_[layer].lengths[row];
+}
+
+const KvCacheScheme& KvCache::scheme(int64_t layer) const {
+  return groups_[layers_[layer].group].scheme;
+}
+
+const KvTensor& KvCache::tensor(int64_t layer, bool values) const {
+  const Group& group = groups_[layers_[layer].group];
+  return values ? group.v : group.k;
+}
+
+ConstTensor KvCache::part(int64_t layer, bool values, KvPart part) const {
+  const KvTensor& tensor = this->tensor(layer, values);
+  if (!tensor.has(part)) return {};
+  const KvPointers& pointers = values ? layers_[layer].v : layers_[layer].k;
+  return {pointers[static_cast<int>(part)], static_cast<size_t>(tensor.part(part).memory_bytes())};
+}
+
+std::array<KvRange, kKvSegmentKinds> KvCache::Ranges(int64_t layer, bool values,
+                                                     int64_t row) const {
+  return tensor(layer, values).layout().Ranges(length(layer, row));
+}
+
+int64_t KvCache::used_bytes() const {
+  const absl::ReaderMutexLock lock(&mutex_);
+  int64_t bytes = 0;
+  for (const Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      bytes += group.k.UsedBytes(layer.lengths[b]) + group.v.UsedBytes(layer.lengths[b]);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace kvant

@@ -1,0 +1,153 @@
+// KvCache: keys and values of a model's layers, compressed as they come, and attention over them.
+//
+//   auto cache = *KvCache::Create(engine, {.layers = 32, .batch = 1, .heads = 8, .head_size = 128,
+//                                          .capacity = 32768, .schemes =
+//                                          {*ParseKvCacheScheme("kivi2")}});
+//   const KvAttention* attention = *cache->Attention({.query_heads = 32});
+//   for each step, for each layer:
+//     cache->Append(layer, k, v);
+//     attention->Execute(stream, layer, q, out);
+//
+// All methods may be called from several threads at once: those that change the cache wait for
+// those that read it, and the other way round.
+#ifndef KVANT_CACHE_KV_CACHE_H_
+#define KVANT_CACHE_KV_CACHE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "kvant/backends/engine.h"
+#include "kvant/cache/kv_cache_options.h"
+#include "kvant/cache/kv_tensor.h"
+
+namespace kvant {
+
+// Of the cache's memory, which is allocated when it is made, and all of it.
+struct KvCacheBytes {
+  int64_t codes = 0;        // of quantized tokens, or all where a scheme does not quantize
+  int64_t parameters = 0;   // scales and zero points
+  int64_t window = 0;       // sinks and windows
+  int64_t bookkeeping = 0;  // lengths, work space of Append, alignment
+  int64_t total() const { return codes + parameters + window + bookkeeping; }
+};
+
+struct KvAttentionOptions {
+  int64_t query_heads = 0;
+  int64_t query_tokens = 1;  // the last of each sequence; each sees what is not behind it
+  DataType type = kF32;      // of queries and output
+  float scale = 0;           // 0: 1 / sqrt(head_size)
+};
+
+class KvAttention;
+
+// [batch, heads, tokens, head size] of f32, f16 or bf16, dense or with strides.
+struct KvInput {
+  ConstTensor data;
+  LogicalTensor desc;
+};
+KvInput MakeKvInput(DataType type, const void* data, const Dims& dims);
+
+class KvCache {
+ public:
+  // Allocates everything; kInvalidArguments in words and numbers, kResourceExhausted. The engine's
+  // device must be kCpu or kCudaSimt.
+  static absl::StatusOr<std::unique_ptr<KvCache>> Create(const Engine& engine,
+                                                         KvCacheOptions options);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  // What a cache of these options takes, without making it.
+  static absl::StatusOr<KvCacheBytes> BytesFor(const KvCacheOptions& options);
+  KvCacheBytes bytes() const { return bytes_; }
+  // Of bytes(), what the sequences hold now, by their lengths; without bookkeeping.
+  int64_t used_bytes() const;
+  const KvCacheOptions& options() const { return options_; }
+  const Engine& engine() const { return engine_; }
+  const KvCacheScheme& scheme(int64_t layer) const;
+
+  // Tokens behind those that layer has, k and v of as many, for all batch rows alike; or `counts`
+  // [batch], how many of them each row takes. kInvalidArguments, and the cache is as it was: shapes
+  // or types that are not the cache's, more tokens than its capacity, a number that is not finite.
+  absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
+                      absl::Span<const int64_t> counts = {});
+
+  // Compiled for these options, once: the same options give the same object, which is the cache's.
+  absl::StatusOr<const KvAttention*> Attention(const KvAttentionOptions& options);
+
+  // Tokens of batch row `row` in that layer.
+  int64_t length(int64_t layer, int64_t row = 0) const;
+
+  // Every sequence becomes as it was with `tokens` tokens, in all layers; or each with its own.
+  // Where tokens have left a window, only the last options.rollback can be taken back:
+  // kInvalidArguments otherwise, and the cache is as it was.
+  absl::Status Crop(int64_t tokens);
+  absl::Status Crop(absl::Span<const int64_t> tokens);
+  // Crop to 0, which is always possible.
+  void Reset();
+  // Row i becomes what row rows[i] was: beam search. kInvalidArguments for rows that are not there.
+  absl::Status Reorder(absl::Span<const int64_t> rows);
+  // A cache of its own with the same tokens.
+  absl::StatusOr<std::unique_ptr<KvCache>> Fork() const;
+
+  // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...].
+  const KvTensor& tensor(int64_t layer, bool values) const;
+  ConstTensor part(int64_t layer, bool values, KvPart part) const;
+  // Where the tokens of a row are: in the sinks, the quantized tokens (or all), the window.
+  std::array<KvRange, kKvSegmentKinds> Ranges(int64_t layer, bool values, int64_t row) const;
+
+ private:
+  friend class KvAttention;
+  // Layers of one scheme share what is compiled.
+  struct Group {
+    KvCacheScheme scheme;
+    KvTensor k, v;
+  };
+  struct Layer {
+    int group = 0;
+    KvPointers k, v;
+    int32_t* ranges = nullptr;   // what attention reads: [batch][segments of K, then V][2]
+    int32_t* totals = nullptr;   // [batch]
+    int64_t* lengths = nullptr;  // [batch]
+    int64_t *k_exact = nullptr, *v_exact = nullptr;  // [batch]: what of a window is still there
+  };
+  // Where things lie in the one block of memory.
+  class Arena;
+
+  KvCache(const Engine& engine, KvCacheOptions options);
+  void MakeGroups();
+  void Place(Arena& arena);
+  void FillStaticScales();
+  void Publish(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
+                          int64_t tokens) const;
+  absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void Advance(int64_t layer, absl::Span<const int64_t> counts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MoveRow(int64_t from, int64_t to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ExchangeRows(int64_t a, int64_t b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Engine engine_;
+  const Stream stream_;
+  const KvCacheOptions options_;
+  KvCacheBytes bytes_;
+  std::vector<Group> groups_;
+  std::vector<Layer> layers_;
+  std::byte* memory_ = nullptr;
+  std::byte* working_ = nullptr;
+  int64_t* counts_ = nullptr;  // [batch], of Append
+  mutable absl::Mutex mutex_;
+  std::vector<std::unique_ptr<KvAttention>> attentions_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_CACHE_KV_CACHE_H_

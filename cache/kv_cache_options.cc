@@ -1,0 +1,82 @@
+#include "kvant/cache/kv_cache_options.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
+  const char* name = values ? "V" : "K";
+  const auto& scales = values ? options.v_scales : options.k_scales;
+  bool wanted = false;
+  for (int64_t layer = 0; layer < options.layers; ++layer) {
+    const KvCacheScheme& both = options.scheme(layer);
+    const KvScheme& scheme = values ? both.v : both.k;
+    if (!scheme.static_scales()) continue;
+    wanted = true;
+    if (scheme.format.zero_points) {
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": scheme '", scheme.ToString(),
+                                  "' has static scales, which go without zero points"));
+    }
+    const int64_t channels = values ? options.value_size() : options.head_size;
+    const int64_t each = scheme.format.groups == KvFormat::Groups::kTensor ? 1
+                         : scheme.format.groups == KvFormat::Groups::kHead
+                             ? options.heads
+                             : options.heads * channels;
+    const int64_t given = layer < static_cast<int64_t>(scales.size())
+                              ? static_cast<int64_t>(scales[layer].size())
+                              : 0;
+    if (given != each) {
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": scheme '", scheme.ToString(),
+                                  "' takes ", each, " static scales, but there are ", given));
+    }
+    for (const float scale : scales[layer]) {
+      if (std::isfinite(scale) && scale > 0) continue;
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": a static scale is ", scale));
+    }
+  }
+  if (wanted || scales.empty()) return absl::OkStatus();
+  return Invalid(absl::StrCat("static scales of ", name, ", which no layer's scheme takes"));
+}
+
+}  // namespace
+
+absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
+  for (const auto& [name, value] :
+       {std::pair("layers", o.layers), std::pair("batch", o.batch), std::pair("heads", o.heads),
+        std::pair("head_size", o.head_size), std::pair("capacity", o.capacity)}) {
+    if (value < 1) return Invalid(absl::StrCat("a cache with ", name, " of ", value));
+  }
+  if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
+  if (o.capacity > std::numeric_limits<int32_t>::max() / 2) {
+    return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens"));
+  }
+  if (o.schemes.size() != 1 && static_cast<int64_t>(o.schemes.size()) != o.layers) {
+    return Invalid(
+        absl::StrCat(o.schemes.size(), " schemes for ", o.layers, " layers; give one, or all"));
+  }
+  for (const KvCacheScheme& scheme : o.schemes) {
+    KVANT_RETURN_IF_ERROR(scheme.k.Check(o.head_size));
+    KVANT_RETURN_IF_ERROR(scheme.v.Check(o.value_size()));
+  }
+  KVANT_RETURN_IF_ERROR(CheckStatic(o, false));
+  return CheckStatic(o, true);
+}
+
+std::pair<KvLayout, KvLayout> KvLayoutsOf(const KvCacheScheme& scheme, const KvCacheOptions& o) {
+  KvLayout k(scheme.k, o.capacity, o.rollback), v(scheme.v, o.capacity, o.rollback);
+  const int64_t more = k.total_slots() - v.total_slots();
+  more > 0 ? v.AddSlots(more) : k.AddSlots(-more);
+  return {k, v};
+}
+
+}  // namespace kvant

@@ -1,0 +1,75 @@
+// KvLayout: where the tokens of a sequence lie, by their number alone.
+//
+// A segment holds consecutive tokens. Token u behind the sinks is in slot u of the quantized
+// segment, and in slot u mod window slots of the window, a ring, while that has it.
+#ifndef KVANT_CACHE_KV_LAYOUT_H_
+#define KVANT_CACHE_KV_LAYOUT_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "kvant/cache/kv_scheme.h"
+
+namespace kvant {
+
+enum class KvSegmentKind : uint8_t { kSinks, kMain, kWindow };
+inline constexpr int kKvSegmentKinds = 3;
+
+// Tokens of a segment that a sequence has there: slots first, first + 1, ... (in a ring).
+struct KvRange {
+  int64_t first = 0, tokens = 0;
+};
+
+class KvLayout {
+ public:
+  // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back.
+  KvLayout(const KvScheme& scheme, int64_t capacity, int64_t rollback)
+      : bulk_(scheme.flush == KvScheme::Flush::kBulk), residual_(scheme.residual) {
+    const int64_t sinks = std::min(scheme.sinks, capacity);
+    slots_[Index(KvSegmentKind::kSinks)] = sinks;
+    const int64_t behind = capacity - sinks;
+    // At least one group, also where no token ever gets there.
+    slots_[Index(KvSegmentKind::kMain)] =
+        std::max({MainOf(behind), scheme.group_tokens(), int64_t{1}});
+    if (residual_ == 0) return;
+    // While a bulk is on its way, as many tokens are in both.
+    slots_[Index(KvSegmentKind::kWindow)] = residual_ + rollback;
+  }
+
+  int64_t slots(KvSegmentKind kind) const { return slots_[Index(kind)]; }
+  int64_t total_slots() const { return slots_[0] + slots_[1] + slots_[2]; }
+  // So that K's and V's segments add up to the same.
+  void AddSlots(int64_t more) {
+    slots_[Index(residual_ > 0 ? KvSegmentKind::kWindow : KvSegmentKind::kMain)] += more;
+  }
+
+  int64_t residual() const { return residual_; }
+  bool bulk() const { return bulk_; }
+  int64_t sinks() const { return slots(KvSegmentKind::kSinks); }
+  // Of so many tokens behind the sinks, those in the main segment.
+  int64_t MainOf(int64_t behind) const {
+    if (residual_ == 0) return behind;
+    return bulk_ ? behind / residual_ * residual_ : std::max<int64_t>(0, behind - residual_);
+  }
+  int64_t Behind(int64_t tokens) const { return std::max<int64_t>(0, tokens - sinks()); }
+
+  // Of a sequence of so many tokens.
+  std::array<KvRange, kKvSegmentKinds> Ranges(int64_t tokens) const {
+    const int64_t behind = Behind(tokens), main = MainOf(behind);
+    const int64_t window = slots(KvSegmentKind::kWindow);
+    return {KvRange{0, tokens - behind}, KvRange{0, main},
+            KvRange{window == 0 ? 0 : main % window, behind - main}};
+  }
+
+ private:
+  static constexpr int Index(KvSegmentKind kind) { return static_cast<int>(kind); }
+
+  bool bulk_;
+  int64_t residual_;
+  std::array<int64_t, kKvSegmentKinds> slots_{};
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_CACHE_KV_LAYOUT_H_

@@ -1,0 +1,175 @@
+#include "kvant/cache/kv_scheme.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr NamedKvScheme kNamed[] = {
+#define KVANT_KV_SCHEME(name, k, v, what) {name, k, v, what},
+#include "kvant/cache/kv_schemes.inc"
+#undef KVANT_KV_SCHEME
+};
+
+absl::Status Bad(std::string_view text, std::string_view why) {
+  return MakeError(ErrorKind::kInvalidArguments,
+                   absl::StrCat("scheme '", std::string(text), "': ", std::string(why)));
+}
+
+// N of "<word>N"; nothing if it is something else.
+std::optional<int64_t> NumberAfter(const std::string& part, const std::string& word) {
+  int64_t number = 0;
+  if (part.size() <= word.size() || part.compare(0, word.size(), word) != 0 ||
+      !std::all_of(part.begin() + static_cast<int64_t>(word.size()), part.end(),
+                   [](char c) { return c >= '0' && c <= '9'; }) ||
+      !absl::SimpleAtoi(part.substr(word.size()), &number)) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+}  // namespace
+
+int64_t KvScheme::group_tokens() const {
+  using Groups = KvFormat::Groups;
+  switch (format.groups) {
+    case Groups::kHeadSlice:
+    case Groups::kToken:
+    case Groups::kAllHeads:
+      return 1;
+    case Groups::kChannel:
+      return format.group_size;
+    case Groups::kHead:
+    case Groups::kTensor:
+      return 0;
+  }
+  return 1;
+}
+
+absl::Status KvScheme::Check(int64_t head_size) const {
+  const std::string text = ToString();
+  if (rotation != 0) {
+    const int64_t block = rotation == kWholeHead ? head_size : rotation;
+    if (!IsPowerOfTwo(block) || head_size % block != 0) {
+      return Bad(text,
+                 absl::StrCat("a rotation in blocks of ", block, " does not fit a head of ",
+                              head_size, ": blocks are a power of two that divides the head size"));
+    }
+    if (format.quantized() && format.groups == KvFormat::Groups::kChannel) {
+      return Bad(text,
+                 "a rotation mixes the channels of a head, which scales by channel keep apart");
+    }
+  }
+  if (!format.quantized()) {
+    if (sinks == 0 && residual == 0) return absl::OkStatus();
+    return Bad(text,
+               absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens beside ",
+                            std::string(DataTypeName(format.type)), ", which is not quantized"));
+  }
+  if (!IsComputeFloat(window_type)) {
+    return Bad(text,
+               absl::StrCat("sinks and window of type ", std::string(DataTypeName(window_type)),
+                            ", not f32, bf16 or f16"));
+  }
+  if (sinks < 0 || residual < 0) {
+    return Bad(text, absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens"));
+  }
+  if (head_size * BitsOf(format.type) % 8 != 0) {
+    return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
+                                  " bits does not end at a whole byte"));
+  }
+  if (format.groups == KvFormat::Groups::kHeadSlice && head_size % format.group_size != 0) {
+    return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
+                                  head_size));
+  }
+  const int64_t tokens = group_tokens();
+  if (flush == Flush::kBulk && residual == 0) return Bad(text, "a window of 0 tokens in bulk");
+  if (tokens > 1) {
+    if (flush == Flush::kSliding) {
+      return Bad(text,
+                 absl::StrCat("groups of ", tokens,
+                              " tokens cannot leave a sliding window one by one: take bulkN"));
+    }
+    if (residual % tokens != 0) {
+      return Bad(text, absl::StrCat("a window of ", residual,
+                                    " tokens is no multiple of the group's ", tokens));
+    }
+  }
+  return absl::OkStatus();
+}
+
+double KvScheme::BitsPerElement(int64_t heads, int64_t head_size) const {
+  if (!format.quantized() || static_scales()) return BitsOf(format.type);
+  const Dims dims{1, heads, group_tokens(), head_size};
+  return format.BitsPerElement(dims, scale_type());
+}
+
+std::string KvScheme::ToString() const {
+  std::string text = format.ToString();
+  if (rotation == kWholeHead) absl::StrAppend(&text, "+rot");
+  if (rotation > 0) absl::StrAppend(&text, "+rot", rotation);
+  if (sinks != 0) absl::StrAppend(&text, "+sinks", sinks);
+  if (residual != 0) {
+    absl::StrAppend(&text, flush == Flush::kBulk ? "+bulk" : "+window", residual);
+  }
+  if (window_type != kF16) absl::StrAppend(&text, "+", std::string(DataTypeName(window_type)));
+  return text;
+}
+
+absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
+  const std::vector<std::string> parts = absl::StrSplit(std::string(text), '+');
+  KvScheme scheme;
+  KVANT_ASSIGN_OR_RETURN(scheme.format, ParseKvFormat(parts[0]));
+  bool has_window = false;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const std::string& part = parts[i];
+    const bool bulk = NumberAfter(part, "bulk").has_value();
+    if (part == "rot") {
+      scheme.rotation = KvScheme::kWholeHead;
+    } else if (const auto block = NumberAfter(part, "rot")) {
+      scheme.rotation = *block;
+    } else if (const auto sinks = NumberAfter(part, "sinks")) {
+      scheme.sinks = *sinks;
+    } else if (const auto window = NumberAfter(part, bulk ? "bulk" : "window")) {
+      if (has_window) return Bad(text, "two windows");
+      has_window = true;
+      scheme.residual = *window;
+      scheme.flush = bulk ? KvScheme::Flush::kBulk : KvScheme::Flush::kSliding;
+    } else if (part == "f32" || part == "bf16" || part == "f16") {
+      scheme.window_type = *DataTypeFromName(part);
+    } else {
+      return Bad(text, absl::StrCat("'", part,
+                                    "' is none of rot, rotN, sinksN, windowN, bulkN, f32, bf16"));
+    }
+  }
+  return scheme;
+}
+
+absl::Span<const NamedKvScheme> NamedKvSchemes() { return kNamed; }
+
+absl::StatusOr<KvCacheScheme> ParseKvCacheScheme(std::string_view text) {
+  std::string_view k = text, v = text;
+  if (const size_t slash = text.find('/'); slash != std::string_view::npos) {
+    k = text.substr(0, slash);
+    v = text.substr(slash + 1);
+  }
+  for (const NamedKvScheme& named : kNamed) {
+    if (named.name != text) continue;
+    k = named.k;
+    v = named.v;
+  }
+  KvCacheScheme scheme;
+  KVANT_ASSIGN_OR_RETURN(scheme.k, ParseKvScheme(k));
+  KVANT_ASSIGN_OR_RETURN(scheme.v, ParseKvScheme(v));
+  return scheme;
+}
+
+}  // namespace kvant

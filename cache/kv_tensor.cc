@@ -1,0 +1,382 @@
+#include "kvant/cache/kv_tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/builder.h"
+#include "kvant/graph/status.h"
+#include "kvant/patterns/partitioner.h"
+
+namespace kvant {
+namespace {
+
+// Tokens that are stored at once, where there are as many.
+constexpr int64_t kManyTokens = 64;
+constexpr int64_t kAlignment = 64;
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The one partition of a graph, fused.
+absl::StatusOr<CompiledPartition> CompileOnly(const Engine& engine, GraphBuilder&& builder) {
+  KVANT_ASSIGN_OR_RETURN(const Graph graph, std::move(builder).Build());
+  KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
+  if (partitions.size() != 1) {
+    return absl::InternalError(absl::StrCat(partitions.size(), " partitions to store tokens"));
+  }
+  return engine.Compile(partitions[0]);
+}
+
+int64_t BytesOf(const LogicalTensor& desc) { return desc.dims ? desc.memory_bytes() : 0; }
+
+}  // namespace
+
+int64_t KvTensor::rotation() const {
+  return scheme_.rotation == KvScheme::kWholeHead ? shape_.head_size : scheme_.rotation;
+}
+
+Dims KvTensor::GroupShape() const {
+  using Groups = KvFormat::Groups;
+  const Groups groups = scheme_.format.groups;
+  const int64_t tokens = scheme_.group_tokens();
+  const bool all_heads = groups == Groups::kAllHeads || groups == Groups::kTensor;
+  int64_t channels = shape_.head_size;
+  if (groups == Groups::kHeadSlice) channels = scheme_.format.group_size;
+  if (groups == Groups::kChannel) channels = 1;
+  return {scheme_.static_scales() ? shape_.batch : 1, all_heads ? shape_.heads : 1,
+          tokens == 0 ? layout_.slots(KvSegmentKind::kMain) : tokens, channels};
+}
+
+KvTensor::KvTensor(std::string name, const KvScheme& scheme, const KvShape& shape,
+                   const KvLayout& layout)
+    : name_(std::move(name)), scheme_(scheme), shape_(shape), layout_(layout) {
+  const auto describe = [this](KvPart part, DataType type, Dims dims) {
+    LogicalTensor& desc = parts_[static_cast<int>(part)];
+    desc.type = type;
+    desc.strides = DenseStrides(dims);
+    desc.dims = std::move(dims);
+  };
+  const auto tokens = [this](int64_t slots) {
+    return Dims{shape_.batch, shape_.heads, slots, shape_.head_size};
+  };
+  const int64_t main = layout_.slots(KvSegmentKind::kMain);
+  describe(KvPart::kCodes, scheme_.format.type, tokens(main));
+  if (!scheme_.format.quantized()) return;
+  Dims groups = tokens(main);
+  const Dims group = GroupShape();
+  for (size_t d = 0; d < groups.size(); ++d) groups[d] /= group[d];
+  describe(KvPart::kScales, scheme_.scale_type(), groups);
+  if (const DataType type = scheme_.format.ZeroPointType(scheme_.scale_type()); type != kUndef) {
+    describe(KvPart::kZeroPoints, type, groups);
+  }
+  if (layout_.sinks() > 0) describe(KvPart::kSinks, scheme_.window_type, tokens(layout_.sinks()));
+  if (layout_.residual() > 0) {
+    describe(KvPart::kWindow, scheme_.window_type, tokens(layout_.slots(KvSegmentKind::kWindow)));
+  }
+}
+
+int64_t KvTensor::Pieces() const {
+  int64_t most = std::min(kManyTokens, layout_.total_slots());
+  if (layout_.residual() > 0) most = std::min(most, layout_.residual());
+  return std::max<int64_t>(1, most);
+}
+
+absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPart to, DataType src,
+                                                     int64_t tokens) const {
+  GraphBuilder g;
+  Value x = g.Input("x", src, {shape_.batch, shape_.heads, tokens, shape_.head_size});
+  // What is in the window has been rotated.
+  const bool rotates = rotation() != 0 && !(to == KvPart::kCodes && has(KvPart::kWindow));
+  if (rotates) x = g.Hadamard(x, rotation());
+  const Value positions = g.Input("positions", kS32, {shape_.batch});
+  const LogicalTensor& dst = part(to);
+  const int64_t capacity = (*dst.dims)[2];
+  if (to != KvPart::kCodes || !scheme_.format.quantized()) {
+    g.Output("dst", g.Append(x, positions, capacity, {.type = dst.type}).codes);
+  } else if (scheme_.static_scales()) {
+    const Value scales = g.Input("scales", part(KvPart::kScales).type, *part(KvPart::kScales).dims);
+    g.Output("dst", g.Append(x, positions, capacity, scales, std::nullopt,
+                             {.group_shape = GroupShape(), .type = dst.type}));
+  } else {
+    GraphBuilder::QuantizeOptions options{.group_shape = GroupShape(),
+                                          .type = dst.type,
+                                          .scale_type = part(KvPart::kScales).type,
+                                          .zero_point_type = part(KvPart::kZeroPoints).type,
+                                          .ggml_formula = scheme_.format.ggml_formula};
+    if (scheme_.format.codebook != nullptr) {
+      options.codebook.assign(scheme_.format.codebook->values.begin(),
+                              scheme_.format.codebook->values.end());
+    }
+    const GraphBuilder::Quantized stored = g.Append(x, positions, capacity, options);
+    g.Output("dst", stored.codes);
+    g.Output("scales", stored.scales);
+    if (stored.zero_points) g.Output("zero_points", *stored.zero_points);
+  }
+  KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, CompileOnly(engine, std::move(g)));
+  return Op{tokens, std::move(compiled)};
+}
+
+absl::Status KvTensor::Compile(const Engine& engine) {
+  const DataType main_source = layout_.residual() > 0 ? scheme_.window_type : kF32;
+  const auto append = [&](KvPart part, DataType src, Ops* ops) {
+    KVANT_ASSIGN_OR_RETURN(ops->one, CompileAppend(engine, part, src, 1));
+    ops->many = ops->one;
+    if ((*this->part(part).dims)[2] < Pieces()) return absl::OkStatus();
+    KVANT_ASSIGN_OR_RETURN(ops->many, CompileAppend(engine, part, src, Pieces()));
+    return absl::OkStatus();
+  };
+  if (has(KvPart::kSinks)) KVANT_RETURN_IF_ERROR(append(KvPart::kSinks, kF32, &sinks_));
+  if (has(KvPart::kWindow)) KVANT_RETURN_IF_ERROR(append(KvPart::kWindow, kF32, &window_));
+  if (!layout_.bulk()) return append(KvPart::kCodes, main_source, &main_);
+  // Short sequences never fill the window.
+  if (layout_.slots(KvSegmentKind::kMain) < layout_.residual()) return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(bulk_,
+                         CompileAppend(engine, KvPart::kCodes, main_source, layout_.residual()));
+  return absl::OkStatus();
+}
+
+size_t KvTensor::working_bytes() const {
+  const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
+  const int64_t leaving = layout_.bulk() ? layout_.residual() : Pieces();
+  return RoundUp(BytesFor(kF32, row * Pieces())) +
+         RoundUp(BytesFor(scheme_.window_type, row * leaving)) +
+         RoundUp(BytesFor(kS32, 3 * shape_.batch));
+}
+
+// One call of Store.
+class KvTensor::Writer {
+ public:
+  Writer(const KvTensor& tensor, const Stream& stream, const Source& src,
+         absl::Span<const int64_t> lengths, absl::Span<const int64_t> counts,
+         const KvPointers& layer, std::byte* working)
+      : t_(tensor),
+        layout_(tensor.layout_),
+        stream_(stream),
+        src_(src),
+        lengths_(lengths),
+        counts_(counts),
+        layer_(layer) {
+    const int64_t row = t_.shape_.batch * t_.shape_.heads * t_.shape_.head_size;
+    const size_t piece = RoundUp(BytesFor(kF32, row * t_.Pieces()));
+    arriving_ = working;
+    leaving_ = working + piece;
+    const int64_t leaving = layout_.bulk() ? layout_.residual() : t_.Pieces();
+    auto* positions = reinterpret_cast<int32_t*>(
+        leaving_ + RoundUp(BytesFor(t_.scheme_.window_type, row * leaving)));
+    sinks_at_ = positions;
+    rest_at_ = positions + t_.shape_.batch;
+    leaving_at_ = positions + 2 * t_.shape_.batch;
+  }
+
+  absl::Status Run() {
+    int64_t done = 0;
+    const int64_t most = *std::max_element(counts_.begin(), counts_.end());
+    while (done < most) {
+      const int64_t tokens = NextTokens(done);
+      KVANT_RETURN_IF_ERROR(StorePiece(done, tokens));
+      done += tokens;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t batch() const { return t_.shape_.batch; }
+  bool Active(int64_t row, int64_t done) const { return done < counts_[row]; }
+
+  // As many as every row that gets any can take before something changes for it, or one.
+  int64_t NextTokens(int64_t done) const {
+    const int64_t many = t_.Pieces();
+    for (int64_t b = 0; b < batch(); ++b) {
+      if (Active(b, done) && std::min(counts_[b] - done, Room(lengths_[b] + done)) < many) return 1;
+    }
+    return many;
+  }
+
+  // Tokens behind `length` that are stored like the next one.
+  int64_t Room(int64_t length) const {
+    if (length < layout_.sinks()) return layout_.sinks() - length;
+    const int64_t behind = layout_.Behind(length), residual = layout_.residual();
+    if (residual == 0) return layout_.total_slots();
+    const int64_t window = layout_.slots(KvSegmentKind::kWindow);
+    const int64_t ring = window - behind % window;
+    if (layout_.bulk()) return std::min(ring, residual - behind % residual);
+    return behind < residual ? std::min(ring, residual - behind) : ring;
+  }
+
+  absl::Status StorePiece(int64_t done, int64_t tokens) {
+    bool any_sinks = false, any_rest = false, any_leaving = false;
+    for (int64_t b = 0; b < batch(); ++b) {
+      sinks_at_[b] = rest_at_[b] = leaving_at_[b] = -1;
+      if (!Active(b, done)) continue;
+      const int64_t length = lengths_[b] + done, behind = layout_.Behind(length);
+      if (length < layout_.sinks()) {
+        sinks_at_[b] = static_cast<int32_t>(length);
+        any_sinks = true;
+        continue;
+      }
+      any_rest = true;
+      const int64_t residual = layout_.residual();
+      rest_at_[b] = static_cast<int32_t>(
+          residual == 0 ? behind : behind % layout_.slots(KvSegmentKind::kWindow));
+      const int64_t main = layout_.MainOf(behind);
+      if (residual == 0 || layout_.MainOf(behind + tokens) == main) continue;
+      leaving_at_[b] = static_cast<int32_t>(main);
+      any_leaving = true;
+    }
+    Load(done, tokens);
+    // What leaves a sliding window leaves before its slots are taken.
+    const bool sliding = !layout_.bulk();
+    if (any_leaving && sliding) KVANT_RETURN_IF_ERROR(Leave(t_.main_.Of(tokens)));
+    if (any_sinks) {
+      KVANT_RETURN_IF_ERROR(
+          Execute(t_.sinks_.Of(tokens), KvPart::kSinks, kF32, arriving_, sinks_at_));
+    }
+    if (any_rest && layout_.residual() > 0) {
+      KVANT_RETURN_IF_ERROR(
+          Execute(t_.window_.Of(tokens), KvPart::kWindow, kF32, arriving_, rest_at_));
+    } else if (any_rest) {
+      KVANT_RETURN_IF_ERROR(
+          Execute(t_.main_.Of(tokens), KvPart::kCodes, kF32, arriving_, rest_at_));
+    }
+    if (any_leaving && !sliding) KVANT_RETURN_IF_ERROR(Leave(t_.bulk_));
+    return absl::OkStatus();
+  }
+
+  // arriving_[b, h, t, d] = src[b, h, done + t, d]; what rows that get none would have is left.
+  void Load(int64_t done, int64_t tokens) {
+    const Dims strides = src_.desc->StridesOrDense();
+    const int64_t channels = t_.shape_.head_size;
+    const DataType type = src_.desc->type;
+    auto* out = reinterpret_cast<float*>(arriving_);
+    for (int64_t b = 0; b < batch(); ++b) {
+      for (int64_t h = 0; h < t_.shape_.heads; ++h) {
+        for (int64_t i = 0; i < tokens; ++i, out += channels) {
+          if (!Active(b, done)) continue;
+          const int64_t index = b * strides[0] + h * strides[1] + (done + i) * strides[2];
+          LoadChannels(type, index, strides[3], out);
+        }
+      }
+    }
+  }
+
+  void LoadChannels(DataType type, int64_t index, int64_t stride, float* out) const {
+    const int64_t channels = t_.shape_.head_size;
+    if (type == kF32 && stride == 1) {
+      std::memcpy(out, static_cast<const float*>(src_.data) + index, channels * sizeof(float));
+    } else if (type == kF32) {
+      const float* in = static_cast<const float*>(src_.data) + index;
+      for (int64_t d = 0; d < channels; ++d) out[d] = in[d * stride];
+    } else {
+      const uint16_t* in = static_cast<const uint16_t*>(src_.data) + index;
+      const auto convert = type == kF16 ? F16ToF32 : BF16ToF32;
+      for (int64_t d = 0; d < channels; ++d) out[d] = convert(in[d * stride]);
+    }
+  }
+
+  // Moves op.tokens tokens, from leaving_at_ on, from the window to the main segment.
+  absl::Status Leave(const Op& op) {
+    const int64_t window = layout_.slots(KvSegmentKind::kWindow);
+    const int64_t token_bytes = BytesFor(t_.scheme_.window_type, t_.shape_.head_size);
+    const int64_t heads = t_.shape_.heads;
+    const std::byte* ring = layer_[static_cast<int>(KvPart::kWindow)];
+    for (int64_t b = 0; b < batch(); ++b) {
+      if (leaving_at_[b] < 0) continue;
+      const int64_t first = leaving_at_[b] % window;
+      const int64_t head = std::min(op.tokens, window - first);
+      for (int64_t h = 0; h < heads; ++h) {
+        const std::byte* from = ring + (b * heads + h) * window * token_bytes;
+        std::byte* to = leaving_ + (b * heads + h) * op.tokens * token_bytes;
+        std::memcpy(to, from + first * token_bytes, head * token_bytes);
+        std::memcpy(to + head * token_bytes, from, (op.tokens - head) * token_bytes);
+      }
+    }
+    return Execute(op, KvPart::kCodes, t_.scheme_.window_type, leaving_, leaving_at_);
+  }
+
+  absl::Status Execute(const Op& op, KvPart to, DataType type, const std::byte* values,
+                       const int32_t* positions) {
+    const int64_t elements = batch() * t_.shape_.heads * op.tokens * t_.shape_.head_size;
+    const auto memory = [this](KvPart part) {
+      return Tensor{layer_[static_cast<int>(part)], static_cast<size_t>(BytesOf(t_.part(part)))};
+    };
+    absl::InlinedVector<ConstTensor, 3> inputs{
+        {values, static_cast<size_t>(BytesFor(type, elements))},
+        {positions, batch() * sizeof(int32_t)}};
+    absl::InlinedVector<Tensor, 3> outputs{memory(to)};
+    if (to == KvPart::kCodes && t_.has(KvPart::kScales)) {
+      if (t_.scheme_.static_scales()) {
+        inputs.push_back(memory(KvPart::kScales));
+      } else {
+        outputs.push_back(memory(KvPart::kScales));
+        if (t_.has(KvPart::kZeroPoints)) outputs.push_back(memory(KvPart::kZeroPoints));
+      }
+    }
+    return op.compiled.Execute(stream_, inputs, outputs);
+  }
+
+  const KvTensor& t_;
+  const KvLayout& layout_;
+  const Stream& stream_;
+  const Source& src_;
+  const absl::Span<const int64_t> lengths_, counts_;
+  const KvPointers& layer_;
+  std::byte *arriving_, *leaving_;
+  int32_t *sinks_at_, *rest_at_, *leaving_at_;
+};
+
+absl::Status KvTensor::Store(const Stream& stream, const Source& src,
+                             absl::Span<const int64_t> lengths, absl::Span<const int64_t> counts,
+                             const KvPointers& layer, std::byte* working) const {
+  return Writer(*this, stream, src, lengths, counts, layer, working).Run();
+}
+
+KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
+  const LogicalTensor& desc = this->part(part);
+  if (!desc.dims || (part == KvPart::kScales && scheme_.static_scales())) return {};
+  const Dims& dims = *desc.dims;
+  const auto ranges = layout_.Ranges(tokens);
+  int64_t slots = dims[2];  // of the ring, any may be in use
+  if (part == KvPart::kSinks) slots = ranges[static_cast<int>(KvSegmentKind::kSinks)].tokens;
+  if (part == KvPart::kCodes) slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens;
+  if (part == KvPart::kScales || part == KvPart::kZeroPoints) {
+    slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / scheme_.group_tokens();
+  }
+  return {BytesFor(desc.type, slots * dims[3]), BytesFor(desc.type, dims[2] * dims[3]), dims[1]};
+}
+
+int64_t KvTensor::UsedBytes(int64_t tokens) const {
+  const auto ranges = layout_.Ranges(tokens);
+  int64_t bytes = 0;
+  for (const KvPart part : {KvPart::kSinks, KvPart::kCodes, KvPart::kScales, KvPart::kZeroPoints}) {
+    const Extent extent = ExtentOf(part, tokens);
+    bytes += extent.used * extent.heads;
+  }
+  if (!has(KvPart::kWindow)) return bytes;
+  const int64_t window = ranges[static_cast<int>(KvSegmentKind::kWindow)].tokens;
+  return bytes + shape_.heads * BytesFor(scheme_.window_type, window * shape_.head_size);
+}
+
+void KvTensor::CopyRow(const KvPointers& from_layer, int64_t from, const KvPointers& to_layer,
+                       int64_t to, int64_t tokens) const {
+  for (int i = 0; i < kKvParts; ++i) {
+    const Extent extent = ExtentOf(static_cast<KvPart>(i), tokens);
+    for (int64_t h = 0; h < extent.heads; ++h) {
+      std::memcpy(to_layer[i] + (to * extent.heads + h) * extent.stride,
+                  from_layer[i] + (from * extent.heads + h) * extent.stride, extent.used);
+    }
+  }
+}
+
+void KvTensor::SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const {
+  for (int i = 0; i < kKvParts; ++i) {
+    const Extent extent = ExtentOf(static_cast<KvPart>(i), tokens);
+    for (int64_t h = 0; h < extent.heads; ++h) {
+      std::byte* first = layer[i] + (a * extent.heads + h) * extent.stride;
+      std::swap_ranges(first, first + extent.used,
+                       layer[i] + (b * extent.heads + h) * extent.stride);
+    }
+  }
+}
+
+}  // namespace kvant

@@ -1,0 +1,246 @@
+// The codes of numbers, over a vector wrapper such as simd_avx512.h's: a coder per way of computing
+// them, for the loops of quantize.h. A coder holds the parameters of a group in all lanes, or those
+// of a group per lane, and stores a byte for each lane.
+#ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_
+#define KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/quantize_kernels.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
+// are those of the sum.
+inline constexpr float kRounder = 12582912.f;
+
+enum class Quotient : uint8_t {
+  kDivision,
+  kCorrected,  // the product with the reciprocal, corrected by its remainder
+  kProduct,    // ggml's
+};
+
+// What a code is the rounding of.
+template <typename S, ZeroPoints kZeroPoints, Quotient kQuotient>
+struct Quotients {
+  using Vector = typename S::Vector;
+  Vector scale, reciprocal, zero_point;
+
+  template <typename LoadLanes>
+  Quotients(const QuantizeParameters& how, LoadLanes load) {
+    if constexpr (kQuotient != Quotient::kProduct) scale = load(how.scales);
+    if constexpr (kQuotient != Quotient::kDivision) reciprocal = load(how.reciprocals);
+    if constexpr (kZeroPoints != ZeroPoints::kNone) zero_point = load(how.values);
+  }
+
+  Vector Of(Vector x) const {
+    if constexpr (kZeroPoints == ZeroPoints::kReal) x = S::Add(x, zero_point);
+    if constexpr (kQuotient == Quotient::kDivision) return S::Div(x, scale);
+    const Vector near = S::Mul(x, reciprocal);
+    if constexpr (kQuotient == Quotient::kProduct) return near;
+    return S::Fma(S::Fnma(near, scale, x), reciprocal, near);
+  }
+};
+
+template <typename S, ZeroPoints kZeroPoints, Quotient kQuotient>
+struct IntegerCoder {
+  using Vector = typename S::Vector;
+  Quotients<S, kZeroPoints, kQuotient> quotients;
+  Vector lowest, highest;  // with kRounder added
+
+  template <typename LoadLanes>
+  IntegerCoder(const QuantizeParameters& how, LoadLanes load)
+      : quotients(how, load),
+        lowest(S::Set1(how.lowest + kRounder)),
+        highest(S::Set1(how.highest + kRounder)) {}
+
+  void Store(Vector x, uint8_t* out) const {
+    const Vector quotient = quotients.Of(x);
+    // Quotients too large to be rounded so are far beyond any code, also with the zero point.
+    Vector code = S::Add(quotient, S::Set1(kRounder));
+    if constexpr (kZeroPoints == ZeroPoints::kCodes) code = S::Add(code, quotients.zero_point);
+    code = S::Min(S::Max(code, lowest), highest);
+    // Without divisions there is no NaN.
+    S::StoreLowBytes(out, kQuotient == Quotient::kDivision ? S::ZeroNan(quotient, code) : code);
+  }
+};
+
+// To an 8-bit format: bias and first exponent of its normal numbers, what overflow gives.
+template <int kMantissa, int kBias, uint32_t kOverflow, uint32_t kNan>
+struct Float8 {
+  static uint8_t Encode(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof(bits));
+    const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    constexpr int kShift = 23 - kMantissa;
+    const uint32_t even = magnitude >> kShift & 1;
+    const uint32_t normal = ((magnitude + (1u << (kShift - 1)) - 1 + even) >> kShift) -
+                            (static_cast<uint32_t>(127 - kBias) << kMantissa);
+    // Below the normal numbers, the last place is that of the smallest.
+    constexpr uint32_t kUnit = static_cast<uint32_t>(127 + 23 + 1 - kBias - kMantissa) << 23;
+    float unit, small;
+    __builtin_memcpy(&unit, &kUnit, sizeof(unit));
+    __builtin_memcpy(&small, &magnitude, sizeof(small));
+    small += unit;
+    uint32_t subnormal;
+    __builtin_memcpy(&subnormal, &small, sizeof(subnormal));
+    subnormal -= kUnit;
+    uint32_t code = magnitude < (static_cast<uint32_t>(128 - kBias) << 23) ? subnormal : normal;
+    code = code > kOverflow || magnitude >= 0x7f800000 ? kOverflow : code;
+    code = magnitude > 0x7f800000 ? kNan : code;
+    return static_cast<uint8_t>(sign | code);
+  }
+};
+// Without infinity: what is beyond its largest, 0x7e, is NaN.
+using E4M3 = Float8<3, 7, 0x7f, 0x7f>;
+using E5M2 = Float8<2, 15, 0x7c, 0x7e>;
+
+template <typename S, typename Format, Quotient kQuotient>
+struct FloatCoder {
+  Quotients<S, ZeroPoints::kNone, kQuotient> quotients;
+
+  template <typename LoadLanes>
+  FloatCoder(const QuantizeParameters& how, LoadLanes load) : quotients(how, load) {}
+
+  void Store(typename S::Vector x, uint8_t* out) const {
+    float values[S::kWidth];
+    S::Store(values, quotients.Of(x));
+    for (int i = 0; i < S::kWidth; ++i) out[i] = Format::Encode(values[i]);
+  }
+};
+
+// A lane descends the codebook's tree: its upper four levels from registers.
+template <typename S, int kBits, Quotient kQuotient>
+struct CodebookCoder {
+  using Vector = typename S::Vector;
+  using Index = typename S::Index;
+  Quotients<S, ZeroPoints::kNone, kQuotient> quotients;
+  typename S::Table upper, lower;
+  const float* nodes;
+
+  template <typename LoadLanes>
+  CodebookCoder(const QuantizeParameters& how, LoadLanes load)
+      : quotients(how, load),
+        upper(S::LoadTable(how.codebook->nodes, 16)),
+        lower(S::LoadTable(how.codebook->nodes + 16, 16)),
+        nodes(how.codebook->nodes) {}
+
+  Vector Node(Index at, int level) const {
+    if (level < 4) return S::Look(upper, at);
+    return kBits == 4 ? S::Look(lower, at) : S::Gather(nodes, at);
+  }
+
+  Index Code(Vector x) const {
+    const Vector quotient = quotients.Of(x);
+    Index at = S::IndexOne();
+#pragma GCC unroll 8
+    for (int level = 0; level < kBits; ++level) at = S::Descend(at, quotient, Node(at, level));
+    const Vector code = Node(at, kBits);
+    // A product is NaN where the code is to be the leftmost.
+    return S::IndexFromBits(kQuotient == Quotient::kDivision ? S::ZeroNan(quotient, code) : code);
+  }
+
+  void Store(Vector x, uint8_t* out) const { S::StoreLowBytes(out, S::BitsOfIndex(Code(x))); }
+};
+
+// q8_0, q4_0 and q4_1.
+template <typename S, GgmlFormat kFormat>
+struct GgmlCoder {
+  using Vector = typename S::Vector;
+  Quotients<S, ZeroPoints::kNone, Quotient::kProduct> quotients;
+  Vector offset;
+
+  template <typename LoadLanes>
+  GgmlCoder(const QuantizeParameters& how, LoadLanes load) : quotients(how, load) {
+    if constexpr (kFormat == GgmlFormat::kQ4_1) offset = load(how.offsets);
+  }
+
+  static Vector RoundEven(Vector x) {
+    return S::Sub(S::Add(x, S::Set1(kRounder)), S::Set1(kRounder));
+  }
+  // Halves away from 0.
+  static Vector Round(Vector x) {
+    const Vector even = RoundEven(x), half = S::Set1(0.5f);
+    const Vector rest = S::Sub(x, even), minus = S::Sub(S::Zero(), x);
+    const Vector up = S::ZeroBelow(x, S::Zero(), S::Set1(1));
+    const Vector down = S::ZeroBelow(minus, S::Zero(), S::Set1(1));
+    const Vector high = S::Add(even, S::ZeroBelow(rest, half, up));
+    return S::Sub(high, S::ZeroBelow(S::Sub(S::Zero(), rest), half, down));
+  }
+  // x >= 0 truncated, at most 15.
+  static Vector Nibble(Vector x) {
+    const Vector even = RoundEven(x), one = S::Set1(1);
+    const Vector floor = S::Add(S::Sub(even, one), S::ZeroBelow(x, even, one));
+    return S::Min(floor, S::Set1(15));
+  }
+
+  void Store(Vector x, uint8_t* out) const {
+    if constexpr (kFormat == GgmlFormat::kQ4_1) x = S::Sub(x, offset);
+    const Vector product = quotients.Of(x);
+    Vector code;
+    if constexpr (kFormat == GgmlFormat::kQ8_0) code = Round(product);
+    if constexpr (kFormat == GgmlFormat::kQ4_0) {
+      code = S::Sub(Nibble(S::Add(product, S::Set1(8.5f))), S::Set1(8));
+    }
+    if constexpr (kFormat == GgmlFormat::kQ4_1) code = Nibble(S::Add(product, S::Set1(0.5f)));
+    code = S::ZeroNan(product, code);
+    S::StoreLowBytes(out, S::Add(code, S::Set1(kRounder)));
+  }
+};
+
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+
+template <typename S, int kBits, typename F>
+void WithCodebookCoder(const QuantizeParameters& how, F f) {
+  if (how.ggml != GgmlFormat::kNone) {
+    return f(TypeTag<CodebookCoder<S, kBits, Quotient::kProduct>>());
+  }
+  if (how.divide) return f(TypeTag<CodebookCoder<S, kBits, Quotient::kDivision>>());
+  f(TypeTag<CodebookCoder<S, kBits, Quotient::kCorrected>>());
+}
+
+template <typename S, Quotient kQuotient, typename F>
+void WithRoundingCoder(const QuantizeParameters& how, F f) {
+  if (how.codes == kF8E4M3) return f(TypeTag<FloatCoder<S, E4M3, kQuotient>>());
+  if (how.codes == kF8E5M2) return f(TypeTag<FloatCoder<S, E5M2, kQuotient>>());
+  switch (how.zero_points) {
+    case ZeroPoints::kNone:
+      return f(TypeTag<IntegerCoder<S, ZeroPoints::kNone, kQuotient>>());
+    case ZeroPoints::kCodes:
+      return f(TypeTag<IntegerCoder<S, ZeroPoints::kCodes, kQuotient>>());
+    case ZeroPoints::kReal:
+      return f(TypeTag<IntegerCoder<S, ZeroPoints::kReal, kQuotient>>());
+  }
+}
+
+// Calls f(TypeTag<the coder that `how` asks for>()).
+template <typename S, typename F>
+void WithCoder(const QuantizeParameters& how, F f) {
+  if (how.codebook != nullptr) {
+    if (how.codebook->bits == 2) return WithCodebookCoder<S, 2>(how, f);
+    if (how.codebook->bits == 4) return WithCodebookCoder<S, 4>(how, f);
+    return WithCodebookCoder<S, 8>(how, f);
+  }
+  switch (how.ggml) {
+    case GgmlFormat::kQ8_0:
+      return f(TypeTag<GgmlCoder<S, GgmlFormat::kQ8_0>>());
+    case GgmlFormat::kQ4_0:
+      return f(TypeTag<GgmlCoder<S, GgmlFormat::kQ4_0>>());
+    case GgmlFormat::kQ4_1:
+      return f(TypeTag<GgmlCoder<S, GgmlFormat::kQ4_1>>());
+    case GgmlFormat::kIq4Nl:
+    case GgmlFormat::kNone:
+      break;
+  }
+  if (how.divide) return WithRoundingCoder<S, Quotient::kDivision>(how, f);
+  WithRoundingCoder<S, Quotient::kCorrected>(how, f);
+}
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_

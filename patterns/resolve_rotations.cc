@@ -1,0 +1,95 @@
+// Hadamard ops on Q, K, V and the output, as one rotation of Q and one of the output.
+//
+// Sylvester's matrix of 2^n is a product of one factor H_2 for each bit of a channel's number, and
+// that in blocks of 2^m has the factors of the lowest m bits alone. These factors commute, and each
+// is its own inverse. So any rotations of a head are a set of bits, here `rotated`: blocks of b are
+// b - 1, and one after another is the exclusive or of both. Nothing but blocks can be expressed.
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvant/patterns/resolver.h"
+
+namespace kvant {
+namespace {
+
+int64_t BlockOf(const Op& hadamard) { return hadamard.attrs.GetOr<int64_t>(Attr::kBlock, 1); }
+
+bool IsBlock(int64_t rotated) { return (rotated & (rotated + 1)) == 0; }
+
+// "16 and 64": blocks whose rotations, one after another, are this one.
+std::string BlocksInWords(int64_t rotated) {
+  std::vector<int64_t> blocks;
+  for (uint64_t ends = rotated ^ rotated >> 1; ends != 0; ends &= ends - 1) {
+    blocks.push_back(int64_t{2} << std::countr_zero(ends));
+  }
+  return absl::StrJoin(blocks, " and ");
+}
+
+std::string InWords(int64_t rotated) {
+  return rotated == 0 ? "not rotated"
+                      : absl::StrCat("rotated in blocks of ", BlocksInWords(rotated));
+}
+
+// Whether runs of `block` places are runs of `block` coordinates of axis `col`.
+bool RunsAlong(const FoldedView& places, int col, int64_t block) {
+  for (int axis = 0; axis < places.rank(); ++axis) {
+    const auto atoms = places.axis(axis);
+    for (const FoldedView::Atom& atom : atoms) {
+      const bool channels = axis == col && &atom == &atoms.back();
+      if (channels ? atom.stride != 1 || atom.extent % block != 0 : atom.stride % block != 0) {
+        return false;
+      }
+    }
+  }
+  return !places.axis(col).empty();
+}
+
+}  // namespace
+
+FoldedView PlacesAlongLastAxis(absl::Span<const int64_t> dims) {
+  Dims strides(dims.size(), 0);
+  strides.back() = 1;
+  return FoldedView(dims, strides);
+}
+
+// Adds the rotations to `rotated`. `dims` are what the operand is broadcast to, or the output's;
+// `col` is the axis of the channels.
+bool Resolver::AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,
+                            int64_t* rotated) {
+  const bool empty = std::find(dims.begin(), dims.end(), 0) != dims.end();
+  for (Rotation& rotation : rotations) {
+    const int64_t block = BlockOf(op(rotation.op));
+    if (block == 1) continue;
+    if (!empty && (!rotation.places.BroadcastTo(dims) || !RunsAlong(rotation.places, col, block))) {
+      return Fail(absl::StrCat(op(rotation.op).ToString(), ": its blocks of ", block,
+                               " are no runs of the ", dims[col], " channels of a head"));
+    }
+    *rotated ^= block - 1;
+  }
+  return true;
+}
+
+// All segments have to be rotated like the first, as Q is there but once.
+bool Resolver::CheckSegmentRotation(const Chain& chain, bool first, int64_t rotated,
+                                    int64_t* of_first) {
+  if (first) *of_first = rotated;
+  if (rotated == *of_first) return true;
+  return Fail(absl::StrCat("tensor ", chain.source, ": a segment that is ", InWords(rotated),
+                           ", where the first is ", InWords(*of_first)));
+}
+
+bool Resolver::ResolveRotation(const Op& matmul, const char* what, int64_t rotated,
+                               int64_t* block) {
+  if (!IsBlock(rotated)) {
+    return Fail(absl::StrCat(matmul.ToString(), ": rotations of ", what, " in blocks of ",
+                             BlocksInWords(rotated), " are not one rotation in blocks"));
+  }
+  *block = rotated == 0 ? 0 : rotated + 1;
+  return true;
+}
+
+}  // namespace kvant

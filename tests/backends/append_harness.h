@@ -1,0 +1,58 @@
+// One Append over guarded memory, on any backend, judged by the oracle's DynamicQuantize.
+#ifndef KVANT_TESTS_BACKENDS_APPEND_HARNESS_H_
+#define KVANT_TESTS_BACKENDS_APPEND_HARNESS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/tests/backends/quantize_harness.h"
+
+namespace kvant::testing {
+
+struct AppendCase {
+  std::string name;
+  Dims dims;  // of src
+  int64_t capacity = 0;
+  std::vector<int64_t> positions;  // by row, or one for all
+  Dims group = {};                 // of dst; none: a conversion to types.codes
+  QuantizeTypes types = {};
+  bool given = false;  // scales and zero points are inputs
+  int axis = 2;
+  std::optional<Dims> src_strides = std::nullopt, dst_strides = std::nullopt,
+                      parameter_strides = std::nullopt;
+
+  bool converts() const { return group.empty(); }
+  LogicalTensor src() const;
+  LogicalTensor position() const;
+  LogicalTensor dst() const;
+  LogicalTensor scales() const;
+  LogicalTensor zero_points() const;
+  int64_t PositionOf(int64_t row) const { return positions[positions.size() > 1 ? row : 0]; }
+  absl::StatusOr<Partition> MakePartition() const;
+};
+
+// Any bytes; of parameters that are given, ones that make sense.
+QuantizeMemory MemoryBefore(const AppendCase& test, uint32_t seed = 1);
+
+// What memory is like afterwards; or the error, after which it must be as before.
+absl::StatusOr<QuantizeMemory> RunAppend(const AppendCase& test, const Executable& executable,
+                                         Executor& executor, const Bytes& src,
+                                         const QuantizeMemory& before);
+
+// That `after` has codes and parameters of `values` as ExpectAsOracle wants them where they belong,
+// and is `before` everywhere else, bit for bit.
+void ExpectAppended(const AppendCase& test, const std::vector<double>& values,
+                    const QuantizeMemory& before, const QuantizeMemory& after);
+
+// The oracle and the kernels of every instruction set, these on 1, 2 and 7 threads.
+void ExpectAppends(const AppendCase& test, const std::vector<double>& values);
+void ExpectAppends(const AppendCase& test);
+// That all of them refuse to run with this message, and write nothing.
+void ExpectRefuses(const AppendCase& test, const std::string& message);
+
+}  // namespace kvant::testing
+
+#endif  // KVANT_TESTS_BACKENDS_APPEND_HARNESS_H_

@@ -1,0 +1,244 @@
+// Attention over ranges of segments that only an execution knows, against f64 loops. Whatever the
+// ranges leave out is NaN or other codes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kvant/backends/cpu/plan.h"
+#include "kvant/graph/status.h"
+#include "kvant/tests/backends/cpu_attention_harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr double kTolerance = 5e-4;  // of integer products, see cpu_code_test.cc
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+using Ranges = std::vector<std::vector<SegmentRange>>;
+struct Stored {
+  Format format;
+  int64_t tokens;
+};
+
+Format ByHead(DataType type) {
+  return {.type = type, .group = {1, 1, 1, 1, 32}, .scales = kF16, .zero_points = kF16};
+}
+Format ByChannel(DataType type, int64_t run) {
+  return {.type = type, .group = {1, 1, 1, run, 1}, .scales = kF32, .zero_points = kF32};
+}
+Format Plain16() { return {.type = kF16}; }
+
+Case Build(Shape shape, const std::vector<Stored>& k, const std::vector<Stored>& v,
+           const Ranges& ranges, uint32_t seed = 1) {
+  shape.kv_len = 0;
+  for (const Stored& one : k) shape.kv_len += one.tokens;
+  Case c(shape, seed);
+  c.SetQ(kF32);
+  for (const Stored& one : k) c.spec.k.push_back(c.MakeSegment(one.format, one.tokens, shape.d));
+  for (const Stored& one : v) c.spec.v.push_back(c.MakeSegment(one.format, one.tokens, shape.dv));
+  c.SetRanges(ranges);
+  c.AddScale();
+  return c;
+}
+
+void AddCausal(Case& c) {
+  ScoreStep step;
+  step.kind = ScoreStep::Kind::kBand;
+  step.operand.constant = -kInf;
+  step.right = 0;
+  step.alignment = ScoreStep::Alignment::kBottomRight;
+  c.spec.steps.push_back(step);
+}
+
+// [sinks | quantized | residual], of K and V at different boundaries: full, with wraps and missing
+// segments, and without any token.
+const Ranges kThreeBatches = {
+    {{0, 4}, {0, 192}, {0, 17}, {0, 4}, {0, 128}, {5, 81}},
+    {{0, 0}, {0, 64}, {39, 3}, {0, 4}, {7, 0}, {100, 63}},
+    {{0, 0}, {0, 0}, {9, 0}, {3, 0}, {0, 0}, {0, 0}},
+};
+
+TEST(CpuSegmentRanges, SinksQuantizedAndResidual) {
+  for (DataType type : {kU4, kS8, kU2, kF8E4M3, kF16}) {
+    for (bool by_channel : {false, true}) {
+      if (type == kF16 && by_channel) continue;
+      for (int64_t q_len : {1, 3, 20}) {
+        for (int64_t ratio : {1, 3}) {
+          SCOPED_TRACE(testing::Message()
+                       << DataTypeName(type) << by_channel << " " << q_len << " x " << ratio);
+          const Format keys = type == kF16 ? Plain16()
+                              : by_channel ? ByChannel(type, 32)
+                                           : ByHead(type);
+          const Format values = type == kF16 ? Plain16() : ByHead(type);
+          Case c = Build({.b0 = 3, .ratio = ratio, .q_len = q_len, .d = 64, .dv = 32},
+                         {{Plain16(), 4}, {keys, 192}, {Plain16(), 40}},
+                         {{Plain16(), 4}, {values, 128}, {Plain16(), 104}}, kThreeBatches);
+          if (q_len > 1) AddCausal(c);
+          c.AddStats();
+          c.Check(kTolerance);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Of one segment: rings that wrap within a group, a byte and a tile.
+TEST(CpuSegmentRanges, Rings) {
+  for (DataType type : {kU4, kS8, kS2, kF8E5M2, kF16, kF32}) {
+    for (int layout : {0, 1, 2, 3}) {
+      for (int64_t q_len : {1, 18}) {
+        SCOPED_TRACE(testing::Message() << DataTypeName(type) << layout << " " << q_len);
+        Format f = layout % 2 == 0 ? ByHead(type) : ByChannel(type, 24);
+        if (IsComputeFloat(type)) f = {.type = type};
+        if (layout >= 2) f.order = Format::Order::kChannelMajor;
+        Case c = Build({.b0 = 2, .ratio = 2, .q_len = q_len, .d = 32, .dv = 32}, {{f, 168}},
+                       {{f, 168}}, {{{101, 131}, {15, 131}}, {{0, 168}, {167, 168}}});
+        c.Check(kTolerance);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuSegmentRanges, SharedByTheBatchAndBf16Products) {
+  for (int64_t q_len : {1, 40}) {
+    SCOPED_TRACE(q_len);
+    Case c =
+        Build({.b0 = 2, .q_len = q_len, .d = 32, .dv = 32}, {{ByHead(kS8), 100}, {Plain16(), 30}},
+              {{Plain16(), 30}, {ByHead(kS8), 100}}, {{{90, 95}, {29, 30}, {4, 27}, {2, 98}}});
+    c.spec.fpmath = FpMath::kBF16;
+    c.spec.apply_to_int = true;
+    AddCausal(c);
+    c.Check(q_len > 1 ? 2e-2 : kTolerance);
+  }
+}
+
+// Operands are indexed by column, and never read beyond the last.
+TEST(CpuSegmentRanges, BiasByColumn) {
+  Case c = Build({.b0 = 2, .q_len = 2, .d = 32, .dv = 32}, {{ByHead(kU4), 96}, {Plain16(), 64}},
+                 {{ByHead(kU4), 64}, {Plain16(), 96}},
+                 {{{50, 60}, {3, 11}, {0, 0}, {90, 71}}, {{0, 0}, {0, 2}, {63, 2}, {0, 0}}});
+  const Dims5 dims{2, 1, 1, 2, 160};
+  ScoreStep step;
+  step.kind = ScoreStep::Kind::kAdd;
+  step.operand.view = c.AddDense(kF32, dims, [&](const Dims5& p) {
+    return p[4] < (p[0] == 0 ? 71 : 2) ? c.Random(-2, 2) : std::nan("");
+  });
+  c.spec.steps.push_back(step);
+  c.Check(kTolerance);
+}
+
+// Far fewer tokens than there is room for: chunks are of those that exist.
+TEST(CpuSegmentRanges, ShortInALargeCapacity) {
+  for (int64_t tokens : {0, 1, 255, 257, 700, 1100}) {
+    SCOPED_TRACE(tokens);
+    const int64_t recent = std::min<int64_t>(tokens, 128), old = tokens - recent;
+    Case c = Build({.b0 = 1, .b1 = 2, .q_len = 1, .d = 32, .dv = 32},
+                   {{Plain16(), 4}, {ByChannel(kU4, 32), 8192}, {Plain16(), 128}},
+                   {{Plain16(), 4}, {ByHead(kU4), 8192}, {Plain16(), 128}},
+                   {{{0, 0}, {0, old}, {77, recent}, {0, 0}, {0, old}, {13, recent}}});
+    c.AddStats();
+    c.Check(kTolerance);
+  }
+}
+
+TEST(CpuSegmentRanges, Dropout) {
+  Case c = Build({.b0 = 1, .q_len = 2, .d = 32, .dv = 32}, {{ByHead(kU4), 640}, {Plain16(), 64}},
+                 {{ByHead(kU4), 640}, {Plain16(), 64}}, {{{600, 630}, {3, 11}, {0, 578}, {5, 63}}});
+  Dropout dropout;
+  dropout.seed.view = c.AddScalar(kS64, 99);
+  dropout.offset.view = c.AddScalar(kS64, 5);
+  dropout.probability.view = c.AddScalar(kF32, 0.3);
+  const Dims5 dims{1, 2, 3, 2, 704};
+  dropout.mask = c.AddOutput(kU8, dims, Dense(dims));
+  c.spec.dropout = dropout;
+  c.Check(kTolerance);
+}
+
+// Whatever segments, formats and ranges.
+TEST(CpuSegmentRanges, Random) {
+  for (uint32_t seed = 0; seed < 120; ++seed) {
+    SCOPED_TRACE(seed);
+    Case dice({}, seed + 1000);
+    const auto roll = [&](int64_t n) {
+      return static_cast<int64_t>(dice.Random(0, static_cast<double>(n)));
+    };
+    const auto side = [&](int64_t total) {
+      std::vector<Stored> segments;
+      while (total > 0) {
+        const int64_t tokens = std::min(total, 16 * (1 + roll(9)));
+        const DataType types[] = {kU4, kS8, kU2, kF8E4M3, kS4};
+        const DataType type = types[roll(5)];
+        Format f = roll(3) == 0 ? Plain16() : roll(2) == 0 ? ByHead(type) : ByChannel(type, 16);
+        if (roll(4) == 0) f.order = Format::Order::kChannelMajor;
+        segments.push_back({f, tokens});
+        total -= tokens;
+      }
+      return segments;
+    };
+    const int64_t capacity = 16 * (1 + roll(40));
+    const std::vector<Stored> k = side(capacity), v = side(capacity);
+    Ranges ranges(2);
+    for (auto& batch : ranges) {
+      const int64_t total = roll(capacity + 1);
+      for (const auto* segments : {&k, &v}) {
+        int64_t left = total, room = capacity;
+        for (const Stored& one : *segments) {
+          room -= one.tokens;
+          const int64_t least = std::max<int64_t>(0, left - room);
+          const int64_t tokens = least + roll(std::min(one.tokens, left) - least + 1);
+          batch.push_back({roll(one.tokens), tokens});
+          left -= tokens;
+        }
+      }
+    }
+    Case c =
+        Build({.b0 = 2, .b1 = 1, .ratio = 1 + roll(3), .q_len = 1 + roll(7), .d = 32, .dv = 32}, k,
+              v, ranges, seed);
+    AddCausal(c);
+    c.Check(kTolerance);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(CpuSegmentRanges, BadRangesAreRefusedAndNothingIsWritten) {
+  const struct {
+    std::vector<SegmentRange> second;
+    const char* why;
+  } cases[] = {
+      {{{0, 9}, {0, 5}, {0, 4}, {0, 9}}, "batch 1 add up to 14 tokens of K and 13 of V"},
+      {{{0, 33}, {0, 0}, {0, 17}, {0, 16}},
+       "segment 0 of K in batch 1 is 33 tokens from token 0 on; the segment has room for 32"},
+      {{{0, -1}, {0, 3}, {0, 1}, {0, 1}}, "segment 0 of K in batch 1 is -1 tokens"},
+      {{{32, 1}, {0, 3}, {0, 1}, {0, 3}}, "segment 0 of K in batch 1 is 1 tokens from token 32"},
+      {{{0, 1}, {0, 3}, {0, 1}, {-1, 3}}, "segment 1 of V in batch 1 is 3 tokens from token -1"},
+  };
+  const std::vector<SegmentRange> fine = {{0, 9}, {0, 5}, {0, 4}, {0, 10}};
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.why);
+    Case c = Build({.b0 = 2, .d = 32, .dv = 32}, {{ByHead(kU4), 32}, {Plain16(), 16}},
+                   {{Plain16(), 16}, {ByHead(kU4), 32}}, {fine, fine});
+    const View& view = c.spec.segment_ranges;
+    for (int64_t s = 0; s < 4; ++s) {
+      auto* data = static_cast<int32_t*>(c.inputs[view.port].data());
+      data[IndexOf(view, {1, 0, 0, s, 0})] = static_cast<int32_t>(one.second[s].first);
+      data[IndexOf(view, {1, 0, 0, s, 1})] = static_cast<int32_t>(one.second[s].tokens);
+    }
+    const absl::Status status = c.Run(*KernelsAt(0), 1);
+    EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << status;
+    EXPECT_NE(std::string(status.message()).find(one.why), std::string::npos) << status;
+    for (const GuardedBuffer& output : c.outputs) {
+      for (size_t i = 0; i < output.bytes(); ++i) {
+        ASSERT_EQ(static_cast<const uint8_t*>(output.data())[i], 0xA5);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu

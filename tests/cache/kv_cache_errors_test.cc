@@ -1,0 +1,247 @@
+// What a KvCache refuses, with which words, and that it is then as it was.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kvant/cache/kv_attention.h"
+#include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
+#include "kvant/tests/cache/kv_cache_testing.h"
+
+namespace kvant {
+namespace {
+
+using cache_testing::Attend;
+using cache_testing::Bench;
+using cache_testing::Contents;
+using cache_testing::MakeBench;
+using cache_testing::SmallOptions;
+using cache_testing::Stored;
+using cache_testing::Tokens;
+using ::testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+void ExpectRefused(const absl::Status& status, const std::string& words) {
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+}
+
+TEST(KvScheme, ContradictionsAreRefusedInWords) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"u4:g32:rzp+rot48", "blocks of 48 does not fit a head of 64"},
+      {"u4:channel:g32:rzp+rot+bulk32", "mixes the channels"},
+      {"u4:channel:g32:rzp+window128", "one by one"},
+      {"u4:channel:g32:rzp+bulk100", "100 tokens is no multiple of the group's 32"},
+      {"u4:channel:g32:rzp", "one by one"},
+      {"f16+window3", "which is not quantized"},
+      {"bf16+sinks4", "which is not quantized"},
+      {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
+      {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
+  };
+  for (const auto& [text, words] : cases) {
+    const absl::StatusOr<KvScheme> scheme = ParseKvScheme(text);
+    ASSERT_TRUE(scheme.ok()) << text << scheme.status();
+    ExpectRefused(scheme->Check(64), words);
+  }
+  ExpectRefused(ParseKvScheme("u4:g32:rzp+rot")->Check(80), "blocks of 80 does not fit");
+  ExpectRefused(ParseKvScheme("u4:token:rzp")->Check(33), "whole byte");
+  for (const auto& [text, words] :
+       {std::pair("u4:g32:rzp+window", "'window'"),
+        std::pair("u4:g32:rzp+window8+bulk8", "two windows"), std::pair("int5", "'int5'"),
+        std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {
+    ExpectRefused(ParseKvScheme(text).status(), words);
+  }
+}
+
+TEST(KvScheme, TextSurvivesParsing) {
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    const absl::StatusOr<KvCacheScheme> scheme = ParseKvCacheScheme(named.name);
+    ASSERT_TRUE(scheme.ok()) << named.name << scheme.status();
+    EXPECT_EQ(scheme->k.ToString(), named.k);
+    EXPECT_EQ(scheme->v.ToString(), named.v);
+    EXPECT_TRUE(scheme->k.Check(128).ok()) << scheme->k.Check(128);
+  }
+  EXPECT_EQ(ParseKvCacheScheme("s8:token/u4:g32:zp")->v.ToString(), "u4:g32:zp");
+}
+
+TEST(KvScheme, BitsPerElement) {
+  const std::pair<const char*, double> cases[] = {
+      {"f16", 16},          {"int8_th", 8.25}, {"q8_0", 8.5},    {"int4_g32", 5},
+      {"int4_g64", 4.5},    {"q4_0", 4.5},     {"q4_1", 5},      {"kivi2", 3},
+      {"int4zp_g32", 4.75}, {"iq4_nl", 4.5},   {"nf4_g32", 4.5}, {"int8_token", 8.125}};
+  for (const auto& [name, bits] : cases) {
+    EXPECT_DOUBLE_EQ(ParseKvCacheScheme(name)->k.BitsPerElement(2, 64), bits) << name;
+  }
+}
+
+TEST(KvCacheErrors, OptionsThatContradictThemselves) {
+  const Engine engine = Engine::Create({.threads = 1}).value();
+  const auto refused = [&](const std::string& words, auto change) {
+    KvCacheOptions options = SmallOptions("int4_g32", 16);
+    change(options);
+    ExpectRefused(KvCache::Create(engine, options).status(), words);
+    ExpectRefused(KvCache::BytesFor(options).status(), words);
+  };
+  refused("capacity of 0", [](KvCacheOptions& o) { o.capacity = 0; });
+  refused("heads of -1", [](KvCacheOptions& o) { o.heads = -1; });
+  refused("3 schemes for 2 layers", [](KvCacheOptions& o) { o.schemes.resize(3); });
+  refused("rollback of -1", [](KvCacheOptions& o) { o.rollback = -1; });
+  refused("takes 1 static scales, but there are 0",
+          [](KvCacheOptions& o) { o.schemes = {*ParseKvCacheScheme("int8_tensor")}; });
+  refused("which no layer's scheme takes", [](KvCacheOptions& o) { o.k_scales = {{1.f}, {1.f}}; });
+  refused("a static scale is 0", [](KvCacheOptions& o) {
+    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.k_scales = {{1.f}, {0.f}};
+    o.v_scales = {{1.f}, {1.f}};
+  });
+}
+
+class KvCacheRefusals : public testing::Test {
+ protected:
+  KvCacheRefusals() : bench_(MakeBench(SmallOptions("int4_g64_R128_s4", 150), 160)) {
+    EXPECT_TRUE(bench_.Append(0, 140).ok());
+    for (int64_t row = 0; row < 2; ++row) before_.push_back(Contents(*bench_.cache, 0, row));
+  }
+  // Nothing has changed.
+  ~KvCacheRefusals() override {
+    for (int64_t row = 0; row < 2; ++row) {
+      EXPECT_EQ(bench_.cache->length(0, row), 140);
+      EXPECT_EQ(Contents(*bench_.cache, 0, row), before_[row]);
+    }
+  }
+
+  Bench bench_;
+  std::vector<std::string> before_;
+};
+
+TEST_F(KvCacheRefusals, MoreThanTheCapacity) {
+  ExpectRefused(bench_.cache->Append(0, bench_.k.Slice(140, 11), bench_.v.Slice(140, 11)),
+                "batch row 0 has 140 tokens, and 11 more exceed the capacity of 150");
+  const int64_t counts[] = {0, 11};
+  ExpectRefused(bench_.cache->Append(0, bench_.k.Slice(140, 11), bench_.v.Slice(140, 11), counts),
+                "batch row 1 has 140 tokens, and 11 more");
+}
+
+TEST_F(KvCacheRefusals, CountsThatAreNotThere) {
+  const KvInput k = bench_.k.Slice(140, 3), v = bench_.v.Slice(140, 3);
+  const int64_t three[] = {1, 1, 1}, four[] = {4, 0}, negative[] = {0, -1};
+  ExpectRefused(bench_.cache->Append(0, k, v, three), "3 counts of tokens for a batch of 2");
+  ExpectRefused(bench_.cache->Append(0, k, v, four), "takes 4 of 3 tokens");
+  ExpectRefused(bench_.cache->Append(0, k, v, negative), "takes -1 of 3 tokens");
+  ExpectRefused(bench_.cache->Append(2, k, v), "layer 2 of 2");
+  ExpectRefused(bench_.cache->Append(-1, k, v), "layer -1 of 2");
+}
+
+TEST_F(KvCacheRefusals, ShapesAndTypesThatAreNotTheCaches) {
+  const KvInput k = bench_.k.Slice(140, 3), v = bench_.v.Slice(140, 3);
+  KvInput other = k;
+  (*other.desc.dims)[1] = 3;
+  ExpectRefused(bench_.cache->Append(0, other, v), "is not [2,2,3,64]");
+  other = v;
+  (*other.desc.dims)[2] = 2;
+  ExpectRefused(bench_.cache->Append(0, k, other), "V for layer 0");
+  other = k;
+  other.desc.type = kS8;
+  ExpectRefused(bench_.cache->Append(0, other, v), "is not of f32, bf16 or f16");
+  other = k;
+  other.data.bytes -= 1;
+  ExpectRefused(bench_.cache->Append(0, other, v), "bytes, not");
+  other.data.data = nullptr;
+  ExpectRefused(bench_.cache->Append(0, other, v), "is null");
+  ExpectRefused(bench_.cache->Append(0, KvInput{}, v), "K for layer 0");
+}
+
+TEST_F(KvCacheRefusals, NumbersThatAreNotFinite) {
+  for (const float bad : {kNan, kInf, -kInf}) {
+    Tokens k = bench_.k, v = bench_.v;
+    k.at(1, 1, 142)[63] = bad;
+    ExpectRefused(bench_.cache->Append(0, k.Slice(140, 3), v.Slice(140, 3)), "not finite");
+    v.at(0, 0, 140)[0] = bad;
+    ExpectRefused(bench_.cache->Append(0, bench_.k.Slice(140, 3), v.Slice(140, 3)), "not finite");
+  }
+  std::vector<uint16_t> half(2 * 2 * 64, 0x3c00);
+  half[200] = 0x7c00;
+  const Dims dims{2, 2, 1, 64};
+  ExpectRefused(
+      bench_.cache->Append(0, MakeKvInput(kF16, half.data(), dims), bench_.v.Slice(140, 1)),
+      "not finite");
+}
+
+TEST_F(KvCacheRefusals, CropsThatCannotBe) {
+  ExpectRefused(bench_.cache->Crop(141), "has 140 tokens and cannot be cropped to 141");
+  ExpectRefused(bench_.cache->Crop(-1), "cropped to -1");
+  ExpectRefused(bench_.cache->Crop(139), "in full precision");
+  const int64_t three[] = {1, 2, 3};
+  ExpectRefused(bench_.cache->Crop(three), "3 lengths for a batch of 2");
+}
+
+TEST_F(KvCacheRefusals, RowsThatAreNotThere) {
+  const int64_t beyond[] = {0, 2}, negative[] = {-1, 0}, three[] = {0, 1, 0};
+  ExpectRefused(bench_.cache->Reorder(beyond), "batch row 2 of 2");
+  ExpectRefused(bench_.cache->Reorder(negative), "batch row -1 of 2");
+  ExpectRefused(bench_.cache->Reorder(three), "3 rows for a batch of 2");
+}
+
+TEST_F(KvCacheRefusals, QueriesThatDoNotFit) {
+  ExpectRefused(bench_.cache->Attention({.query_heads = 3}).status(), "3 query heads over 2");
+  ExpectRefused(bench_.cache->Attention({.query_heads = 0}).status(), "0 query heads");
+  ExpectRefused(bench_.cache->Attention({.query_heads = 2, .query_tokens = 0}).status(),
+                "0 query tokens");
+  ExpectRefused(bench_.cache->Attention({.query_heads = 2, .type = kS8}).status(), "type s8");
+  const auto attention = bench_.cache->Attention({.query_heads = 2, .query_tokens = 141});
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  std::vector<float> q(2 * 2 * 141 * 64), out(q.size(), 3.f);
+  const size_t bytes = q.size() * sizeof(float);
+  const Stream stream(bench_.cache->engine());
+  ExpectRefused((*attention)->Execute(stream, 0, {q.data(), bytes}, {out.data(), bytes}),
+                "141 query tokens over the 140 tokens of batch row 0");
+  ExpectRefused((*attention)->Execute(stream, 2, {q.data(), bytes}, {out.data(), bytes}),
+                "layer 2 of 2");
+  ExpectRefused((*attention)->Execute(stream, 0, {q.data(), bytes - 1}, {out.data(), bytes}),
+                "bytes, not");
+  for (const float x : out) EXPECT_EQ(x, 3.f);
+}
+
+// Stored if that is asked for: then only values of its own group turn to NaN.
+TEST(KvCacheNonFinite, StaysWithinItsGroup) {
+  for (const char* scheme : {"int4_g32", "int8_th", "kivi4", "nf4_g32", "int4zp_g32", "q8_0"}) {
+    KvCacheOptions options = SmallOptions(scheme, 256);
+    options.allow_non_finite = true;
+    Bench bench = MakeBench(options, 256);
+    bench.k.at(1, 0, 37)[3] = kNan;
+    ASSERT_TRUE(bench.Append(0, 256).ok());
+    const Dims group = bench.cache->tensor(0, false).GroupShape();
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 2; ++h) {
+        const std::vector<double> stored = Stored(*bench.cache, 0, false, b, h);
+        for (int64_t i = 0; i < 256 * 64; ++i) {
+          const int64_t t = i / 64, d = i % 64;
+          const bool mate =
+              b == 1 && h == 0 && t / group[2] == 37 / group[2] && d / group[3] == 3 / group[3];
+          EXPECT_EQ(std::isnan(stored[i]), mate) << scheme << " token " << t << " channel " << d;
+        }
+      }
+    }
+  }
+}
+
+TEST(KvCacheZeros, GroupsWithoutARangeReadBackAsTheyWere) {
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    Bench bench = MakeBench(SmallOptions(std::string(named.name), 140), 140);
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t t = 0; t < 140; ++t) std::fill_n(bench.k.at(b, 1, t), 64, 0.f);
+    }
+    ASSERT_TRUE(bench.Append(0, 140).ok()) << named.name;
+    for (const double x : Stored(*bench.cache, 0, false, 1, 1)) ASSERT_EQ(x, 0) << named.name;
+  }
+}
+
+}  // namespace
+}  // namespace kvant

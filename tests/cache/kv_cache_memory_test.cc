@@ -1,0 +1,190 @@
+// How long sequences get within a given memory, by construction and by filling it; and that a step
+// allocates nothing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "kvant/cache/kv_attention.h"
+#include "kvant/cache/kv_cache.h"
+#include "kvant/tests/cache/kv_cache_testing.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+
+namespace {
+std::atomic<int64_t> allocations{0};
+
+void* Counted(size_t bytes, size_t alignment) {
+  ++allocations;
+  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(size_t bytes) { return Counted(bytes, 16); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return Counted(bytes, std::max<size_t>(16, static_cast<size_t>(alignment)));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#endif
+
+namespace kvant {
+namespace {
+
+using cache_testing::Bench;
+using cache_testing::MakeBench;
+using cache_testing::Queries;
+using cache_testing::SmallOptions;
+
+constexpr int64_t kBudget = int64_t{1} << 30;
+
+// Llama-2-7B's.
+KvCacheOptions Llama(const std::string& scheme, int64_t capacity) {
+  KvCacheOptions options;
+  options.layers = 32;
+  options.heads = 32;
+  options.head_size = 128;
+  options.capacity = capacity;
+  options.schemes = {ParseKvCacheScheme(scheme).value()};
+  return options;
+}
+
+int64_t BytesAt(const std::string& scheme, int64_t capacity) {
+  return KvCache::BytesFor(Llama(scheme, capacity)).value().total();
+}
+
+// The longest sequence that the budget has room for.
+int64_t LongestWithin(const std::string& scheme, int64_t budget) {
+  int64_t fits = 1, too_long = int64_t{1} << 20;
+  while (too_long - fits > 1) {
+    const int64_t middle = (fits + too_long) / 2;
+    (BytesAt(scheme, middle) <= budget ? fits : too_long) = middle;
+  }
+  return fits;
+}
+
+// A field of /proc/self/status in bytes; -1 where there is none.
+int64_t StatusBytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  }
+  return -1;
+}
+
+TEST(KvCacheMemory, Int4WithAWindowIsThreePointFourTimesSmaller) {
+  const double f16 = static_cast<double>(BytesAt("f16", 32768));
+  EXPECT_GE(f16 / static_cast<double>(BytesAt("int4_g64_R128", 32768)), 3.4);
+  // The formula: 16 bits against 4.5, but 16 for the window.
+  EXPECT_NEAR(f16, 32768. * 32 * 32 * 128 * 2 * 2, 0.001 * f16);
+  const double int4 = (32768. - 128) * 4.5 / 8 + 128. * 2;
+  EXPECT_NEAR(static_cast<double>(BytesAt("int4_g64_R128", 32768)), int4 * 32 * 32 * 128 * 2,
+              0.001 * f16);
+}
+
+TEST(KvCacheMemory, SchemesReachAsFarAsTheirBitsSay) {
+  const int64_t f16 = LongestWithin("f16", kBudget);
+  EXPECT_GE(f16, 2030);
+  EXPECT_LE(f16, 2048);
+  for (const auto& [scheme, least] :
+       {std::pair("int8_th", 1.9), std::pair("int4_g32", 3.1), std::pair("int4_g64_R128", 3.2),
+        std::pair("kivi2", 4.5), std::pair("q4_0", 3.5), std::pair("int2_g32_R128", 4.5)}) {
+    const int64_t longest = LongestWithin(scheme, kBudget);
+    std::printf("%-14s %6d tokens in 1 GiB, %.2f of f16\n", scheme, static_cast<int>(longest),
+                static_cast<double>(longest) / static_cast<double>(f16));
+    EXPECT_GE(static_cast<double>(longest), least * static_cast<double>(f16)) << scheme;
+  }
+}
+
+TEST(KvCacheMemory, FillingTheBudgetTakesWhatIsAccounted) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers keep memory of their own";
+  for (const char* scheme : {"int4_g64_R128", "f16"}) {
+    const int64_t capacity = LongestWithin(scheme, kBudget);
+    const Engine engine = Engine::Create({.threads = 2}).value();
+    constexpr int64_t kPiece = 128;
+    const cache_testing::Tokens tokens(3, 1, 32, kPiece, 128);
+    // Forgets the peak so far.
+    std::ofstream("/proc/self/clear_refs") << "5";
+    const int64_t before = StatusBytes("VmRSS");
+    const auto cache = KvCache::Create(engine, Llama(scheme, capacity));
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    for (int64_t t = 0; t < capacity; t += kPiece) {
+      const int64_t count = std::min(kPiece, capacity - t);
+      for (int64_t layer = 0; layer < 32; ++layer) {
+        const absl::Status status =
+            (*cache)->Append(layer, tokens.Slice(0, count), tokens.Slice(0, count));
+        ASSERT_TRUE(status.ok()) << status;
+      }
+    }
+    EXPECT_EQ((*cache)->length(31), capacity);
+    EXPECT_FALSE((*cache)->Append(0, tokens.Slice(0, 1), tokens.Slice(0, 1)).ok());
+    const int64_t accounted = (*cache)->bytes().total();
+    EXPECT_LE(accounted, kBudget);
+    EXPECT_GE((*cache)->used_bytes(), accounted * 97 / 100);
+    const int64_t peak = StatusBytes("VmHWM");
+    if (before < 0 || peak < 0) GTEST_SKIP() << "no /proc/self/status";
+    EXPECT_NEAR(static_cast<double>(peak - before), static_cast<double>(accounted),
+                0.03 * static_cast<double>(accounted))
+        << scheme;
+  }
+}
+
+TEST(KvCacheMemory, BytesAreThoseOfItsParts) {
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    const KvCacheOptions options = SmallOptions(std::string(named.name), 200);
+    const Bench bench = MakeBench(options, 200);
+    const KvCacheBytes bytes = bench.cache->bytes();
+    EXPECT_EQ(bytes.total(), KvCache::BytesFor(options)->total());
+    ASSERT_TRUE(bench.Append(0, 200).ok());
+    int64_t parts = 0;
+    for (const bool values : {false, true}) {
+      for (int i = 0; i < kKvParts; ++i) {
+        parts +=
+            static_cast<int64_t>(2 * bench.cache->part(0, values, static_cast<KvPart>(i)).bytes);
+      }
+    }
+    EXPECT_EQ(parts, bytes.codes + bytes.parameters + bytes.window) << named.name;
+    EXPECT_LE(bench.cache->used_bytes(), parts);
+  }
+}
+
+TEST(KvCacheMemory, AStepAllocatesNothing) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "allocations are the sanitizer's";
+#else
+  for (const char* scheme : {"f16", "int4_g32", "kivi2", "rotKV4_g64_R128_s4", "q4_0"}) {
+    const Bench bench = MakeBench(SmallOptions(scheme, 300), 300);
+    ASSERT_TRUE(bench.Append(0, 100).ok());
+    const KvAttention* attention = bench.cache->Attention({.query_heads = 4}).value();
+    const std::vector<float> q = Queries(5, 2 * 4 * 64);
+    std::vector<float> out(q.size());
+    const size_t bytes = q.size() * sizeof(float);
+    const Stream stream(bench.cache->engine());
+    const auto step = [&](int64_t t) {
+      for (int64_t layer = 0; layer < 2; ++layer) {
+        EXPECT_TRUE(bench.cache->Append(layer, bench.k.Slice(t, 1), bench.v.Slice(t, 1)).ok());
+        EXPECT_TRUE(attention->Execute(stream, layer, {q.data(), bytes}, {out.data(), bytes}).ok());
+      }
+    };
+    for (int64_t t = 100; t < 130; ++t) step(t);
+    const int64_t before = allocations;
+    for (int64_t t = 130; t < 300; ++t) step(t);
+    EXPECT_EQ(allocations - before, 0) << scheme;
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace kvant
