@@ -31,10 +31,19 @@ OUTPUT_BOUND, ERROR_BOUND = 1e-4, 2e-3
 # fixture's other numbers are f16 to begin with.
 ROTATED_TAIL_ERROR_BOUND = .1
 
-# The first tokens of window 0 in full precision, and KL by the definitions.
+# The first tokens of window 0: the loss in full precision, and KL by the definitions, a mean of runs
+# with and without rounding's noise in attention's inputs, which moves each by up to 5 %.
 TOKENS = 512
-NLL = None
-KLD = {}
+NLL = 1.3071247
+KLD = {
+    "q8_0": .00157,
+    "fp8_th": .0149,
+    "int4_g32": .2116,
+    "rotKV4_g32": .1024,
+    "k4ch32_v4g32": .0270,
+    "kivi4": .00725,
+    "kivi2": .257,
+}
 
 
 def relative(difference, to):
@@ -127,7 +136,7 @@ def check_predictions(engine, folder):
     klds, wrong = {}, []
     for scheme, want in KLD.items():
         klds[scheme] = runs.scheme(scheme)[0].kld.mean()
-        if abs(klds[scheme] / want - 1) > KLD_TOLERANCE:
+        if abs(klds[scheme] / want - 1) > expected.ONE_WINDOW_KLD_TOLERANCE:
             wrong.append(f"{scheme}: KL {klds[scheme]:.5f}, expected {want}")
     for better, worse, holds, windows in expected.orderings({s: [x] for s, x in klds.items()}):
         if holds < windows:

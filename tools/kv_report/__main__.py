@@ -1,7 +1,8 @@
 """What quantizing the KV cache costs SmolLM2-135M, and what it saves.
 
     scripts/kv_report                                     all of docs/kv_report (an hour)
-    scripts/kv_report --engine definitions --windows 1    without kvant, a quick look
+    scripts/kv_report --windows 1 --schemes q8_0,kivi4 --no-speed --out /tmp/look
+    scripts/kv_report --engine definitions                without kvant, to compare it with
 
 Runs the model on the King James Bible with each scheme's cache and writes a page,
 charts and report.json. Results are kept per scheme and window under build/, so a
@@ -12,7 +13,7 @@ import argparse
 import json
 import pathlib
 
-from . import expected, packages, quality, speed
+from . import expected, kvant_kv, packages, quality, speed
 from .definitions import SCHEMES
 from .report import Report
 
@@ -56,6 +57,8 @@ def main():
         parser.error(f"--windows {arguments.windows}: there are 1 to {most}")
     if missing := packages.missing():
         parser.error(f"missing: {'; '.join(missing)}. scripts/setup --dev installs it")
+    if arguments.engine == "kvant" and not kvant_kv.library_path().exists():
+        parser.error(f"{kvant_kv.library_path()} is not built; or give --engine definitions")
     # What all else is compared with comes first, whether asked for or not.
     schemes = [s for s in SCHEMES if s in asked or s == "f32"]
 

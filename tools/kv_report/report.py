@@ -266,6 +266,7 @@ Bytes of K and V of all layers with that many tokens in the cache, by formula: c
 TIME = """## Time
 
 Of one decoded token through all layers' caches (append and attention, nothing else of the model), in turns with f16 in
-the same process. Ratios are medians of paired rounds and hold where the milliseconds drift.
+the same process. Ratios are medians of paired rounds and hold where the milliseconds drift. The rare step
+that quantizes a whole block at once (KIVI, K per channel) is slower than these.
 
 """
