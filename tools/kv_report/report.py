@@ -78,8 +78,8 @@ class Report:
 
     def _against_bits(self, values, title, y_title):
         values = {s: v for s, v in values.items() if v > 0}  # the rest is noise around none
-        decades = range(int(np.floor(np.log10(min(values.values())))),
-                        int(np.ceil(np.log10(max(values.values())))) + 1)
+        exponents = np.log10([*values.values(), 1])
+        decades = range(int(np.floor(exponents.min())), max(1, int(np.ceil(exponents.max()))) + 1)
         chart = plots.Chart(title, "bits per element, scales and zero points included", y_title,
                             (2.2, 11), (10.0 ** decades[0], 10.0 ** decades[-1]))
         chart.grid(GRID_BITS, {10.0**d: f"{10.0**d:g}" for d in decades})
