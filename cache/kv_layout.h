@@ -33,8 +33,7 @@ class KvLayout {
     slots_[Index(KvSegmentKind::kMain)] =
         std::max({MainOf(behind), scheme.group_tokens(), int64_t{1}});
     if (residual_ == 0) return;
-    // While a bulk is on its way, as many tokens are in both.
-    slots_[Index(KvSegmentKind::kWindow)] = residual_ + rollback;
+    slots_[Index(KvSegmentKind::kWindow)] = window() + rollback;
   }
 
   int64_t slots(KvSegmentKind kind) const { return slots_[Index(kind)]; }
@@ -47,10 +46,15 @@ class KvLayout {
   int64_t residual() const { return residual_; }
   bool bulk() const { return bulk_; }
   int64_t sinks() const { return slots(KvSegmentKind::kSinks); }
+  // Tokens that the window has at most. One that slides has `residual` beside the newest token, which
+  // is quantized no sooner than the next one comes; likewise one that is flushed in bulk is full
+  // until then.
+  int64_t window() const { return bulk_ || residual_ == 0 ? residual_ : residual_ + 1; }
   // Of so many tokens behind the sinks, those in the main segment.
   int64_t MainOf(int64_t behind) const {
-    if (residual_ == 0) return behind;
-    return bulk_ ? behind / residual_ * residual_ : std::max<int64_t>(0, behind - residual_);
+    if (residual_ == 0 || behind == 0) return behind;
+    const int64_t older = behind - 1;
+    return bulk_ ? older / residual_ * residual_ : std::max<int64_t>(0, older - residual_);
   }
   int64_t Behind(int64_t tokens) const { return std::max<int64_t>(0, tokens - sinks()); }
 

@@ -22,8 +22,8 @@ namespace kvant {
 struct KvScheme {
   // When tokens leave the window.
   enum class Flush : uint8_t {
-    kSliding,  // one for each that comes: the window has the last `residual` tokens
-    kBulk,     // all `residual` at once, when there are so many: it has 0 to residual - 1
+    kSliding,  // one for each that comes: the newest and the `residual` before it stay
+    kBulk,     // all `residual` at once, when there are so many and one more comes
   };
 
   // Of the quantized tokens, or of all where it is f32, bf16 or f16. Scales are f16 unless it

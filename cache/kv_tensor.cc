@@ -201,7 +201,7 @@ class KvTensor::Writer {
     const int64_t window = layout_.slots(KvSegmentKind::kWindow);
     const int64_t ring = window - behind % window;
     if (layout_.bulk()) return std::min(ring, residual - behind % residual);
-    return behind < residual ? std::min(ring, residual - behind) : ring;
+    return behind < layout_.window() ? std::min(ring, layout_.window() - behind) : ring;
   }
 
   absl::Status StorePiece(int64_t done, int64_t tokens) {
@@ -225,9 +225,10 @@ class KvTensor::Writer {
       any_leaving = true;
     }
     Load(done, tokens);
-    // What leaves a sliding window leaves before its slots are taken.
-    const bool sliding = !layout_.bulk();
-    if (any_leaving && sliding) KVANT_RETURN_IF_ERROR(Leave(t_.main_.Of(tokens)));
+    // Before their slots are taken.
+    if (any_leaving) {
+      KVANT_RETURN_IF_ERROR(Leave(layout_.bulk() ? t_.bulk_ : t_.main_.Of(tokens)));
+    }
     if (any_sinks) {
       KVANT_RETURN_IF_ERROR(
           Execute(t_.sinks_.Of(tokens), KvPart::kSinks, kF32, arriving_, sinks_at_));
@@ -239,7 +240,6 @@ class KvTensor::Writer {
       KVANT_RETURN_IF_ERROR(
           Execute(t_.main_.Of(tokens), KvPart::kCodes, kF32, arriving_, rest_at_));
     }
-    if (any_leaving && !sliding) KVANT_RETURN_IF_ERROR(Leave(t_.bulk_));
     return absl::OkStatus();
   }
 

@@ -178,12 +178,15 @@ TEST_P(KvCacheSchemeTest, WindowsStayWithinTheirBoundAndDrain) {
       // Every token is somewhere, once.
       ASSERT_EQ(ranges[0].tokens + ranges[1].tokens + ranges[2].tokens, t + 1);
       ASSERT_LE(ranges[0].tokens, layout.sinks());
-      ASSERT_LE(ranges[2].tokens, layout.residual());
-      if (layout.bulk()) {
-        ASSERT_EQ(ranges[1].tokens % layout.residual(), 0);
-        ASSERT_LT(ranges[2].tokens, layout.residual());
-      } else if (t + 1 > layout.sinks() + layout.residual()) {
-        ASSERT_EQ(ranges[2].tokens, layout.residual());
+      const int64_t residual = layout.residual();
+      if (residual == 0) {
+        ASSERT_EQ(ranges[2].tokens, 0);
+      } else if (layout.bulk()) {
+        // Of t tokens before this one, all whole windows are quantized.
+        ASSERT_EQ(ranges[1].tokens, t / residual * residual);
+      } else {
+        ASSERT_EQ(ranges[1].tokens, std::max<int64_t>(0, t - layout.sinks() - residual));
+        ASSERT_LE(ranges[2].tokens, residual + 1);
       }
     }
   }

@@ -16,7 +16,7 @@ import numpy as np
 from . import definitions, kvant_kv, model as models
 
 HERE = pathlib.Path(__file__).parent
-ERROR_LAYERS = (0, 1, 10, 20, 29)
+ERROR_LAYERS, ERROR_TOKENS = (0, 1, 10, 20, 29), 512  # where attention's own error is taken
 BATCH = 4  # windows at a time; a layer's arrays are 50 MB then
 
 
@@ -127,8 +127,8 @@ class Runs:
         return [Window(**np.load(path(w))) for w in self.windows]
 
     def attention_inputs(self):
-        """{layer: (q, k, v)} of the first window in full precision."""
-        path = self.exact_folder / f"attention-{self.windows[0]}-{self.shape}.npz"
+        """{layer: (q, k, v)} of the start of the first window, in full precision."""
+        path = self.exact_folder / f"attention-{self.windows[0]}.npz"
         if not path.exists():
             kept, attend = {}, Definitions().attention("f32")
 
@@ -137,25 +137,28 @@ class Runs:
                     kept.update({f"{layer}{name}": x for name, x in zip("qkv", (q, k, v))})
                 return attend(layer, q, k, v)
 
-            self._forward("full precision, keeping q, k and v", [0], keep)
+            self.model.forward(self.tokens[:1, :ERROR_TOKENS], keep)
             np.savez(path, **kept)
         kept = np.load(path)
         return {layer: tuple(kept[f"{layer}{name}"] for name in "qkv") for layer in ERROR_LAYERS}
 
     def attention_errors(self, name):
         """Relative RMS error of attention's output per layer of ERROR_LAYERS, inputs exact."""
-        errors = []
-        for layer, inputs in self.attention_inputs().items():
-            exact = Definitions().attention("f32")(layer, *inputs)
-            got = self.engine.attention(name)(layer, *inputs)
-            errors.append(float(np.linalg.norm(got - exact) / np.linalg.norm(exact)))
-        return errors
+        return [attention_error(self.engine, name, layer, *inputs)
+                for layer, inputs in self.attention_inputs().items()]
 
     def _forward(self, what, rows, attend):
         start = time.monotonic()
         hidden = self.model.forward(self.tokens[rows], attend)
         log(f"{what}: windows {[self.windows[r] for r in rows]}: {time.monotonic() - start:.0f} s")
         return hidden
+
+
+def attention_error(engine, scheme, layer, q, k, v):
+    """Relative RMS error of attention's output over all heads and tokens."""
+    exact = Definitions().attention("f32")(layer, q, k, v)
+    got = engine.attention(scheme)(layer, q, k, v)
+    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
 
 
 def summary(windows, exact):
