@@ -7,6 +7,8 @@
 #include "kvant/backends/executor.h"            // IWYU pragma: export
 #include "kvant/backends/tensor.h"              // IWYU pragma: export
 #include "kvant/cache/formats.h"                // IWYU pragma: export
+#include "kvant/cache/kv_attention.h"           // IWYU pragma: export
+#include "kvant/cache/kv_cache.h"               // IWYU pragma: export
 #include "kvant/graph/builder.h"                // IWYU pragma: export
 #include "kvant/graph/graph.h"                  // IWYU pragma: export
 #include "kvant/graph/json.h"                   // IWYU pragma: export

@@ -1,7 +1,7 @@
 // A decoding step through KvCache: attention of one token, and appending one, by scheme, heads and
 // length. As many layers as it takes for the cache to come from memory, as it does in a model.
 //
-//   build/kvant_bench --benchmark_filter='Kv(Attention|Append)' \
+//   build/kvant_bench --benchmark_filter='Kv(Attention|Append)'
 //       --benchmark_enable_random_interleaving --benchmark_repetitions=9
 #include <algorithm>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include "benchmark/benchmark.h"
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {

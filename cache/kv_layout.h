@@ -46,9 +46,9 @@ class KvLayout {
   int64_t residual() const { return residual_; }
   bool bulk() const { return bulk_; }
   int64_t sinks() const { return slots(KvSegmentKind::kSinks); }
-  // Tokens that the window has at most. One that slides has `residual` beside the newest token, which
-  // is quantized no sooner than the next one comes; likewise one that is flushed in bulk is full
-  // until then.
+  // Tokens that the window has at most. One that slides has `residual` beside the newest token,
+  // which is quantized no sooner than the next one comes; likewise one that is flushed in bulk is
+  // full until then.
   int64_t window() const { return bulk_ || residual_ == 0 ? residual_ : residual_ + 1; }
   // Of so many tokens behind the sinks, those in the main segment.
   int64_t MainOf(int64_t behind) const {

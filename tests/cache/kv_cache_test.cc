@@ -109,7 +109,10 @@ TEST_P(KvCacheSchemeTest, StoresAsTheOracleDoes) {
       }
     }
   }
-  EXPECT_LE(differing, all / 5000) << "of " << all;
+  // Rotated numbers differ in their last bits, and so may the last bit of a scale, of a whole
+  // group.
+  const bool rotates = cpu.cache->tensor(0, false).rotation() != 0;
+  EXPECT_LE(differing, all / (rotates ? 500 : 5000)) << "of " << all;
 }
 
 TEST_P(KvCacheSchemeTest, ChunksOfThePromptDoNotMatter) {
@@ -245,7 +248,10 @@ TEST(KvCache, QueriesOfAPromptSeeNothingBehindThem) {
     KvCacheOptions options = SmallOptions(scheme, 200);
     const Bench bench = MakeBench(options, 200);
     const int64_t counts[] = {190, 160};
-    ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, 190), bench.v.Slice(0, 190), counts).ok());
+    for (const int64_t layer : {0, 1}) {
+      ASSERT_TRUE(
+          bench.cache->Append(layer, bench.k.Slice(0, 190), bench.v.Slice(0, 190), counts).ok());
+    }
     const auto attention = bench.cache->Attention({.query_heads = kQueryHeads, .query_tokens = 3});
     ASSERT_TRUE(attention.ok()) << attention.status();
     const std::vector<float> q = Queries(5, 2 * kQueryHeads * 3 * 64);
@@ -263,9 +269,9 @@ TEST(KvCache, QueriesOfAPromptSeeNothingBehindThem) {
     }
     EXPECT_LE(Difference(last_out, AttendByDefinition(*bench.cache, 0, last_q, kQueryHeads)), 5e-4)
         << scheme;
-    // The first sees all but the last two.
-    ASSERT_TRUE(bench.cache->scheme(0).k.residual > 0 || bench.cache->Crop(158).ok());
-    if (bench.cache->length(0, 1) != 158) continue;
+    // The first of row 1 sees all but the last two.
+    if (bench.cache->scheme(0).k.residual > 0) continue;
+    ASSERT_TRUE(bench.cache->Crop(158).ok());
     for (int64_t row = kQueryHeads; row < 2 * kQueryHeads; ++row) {
       std::copy_n(&q[row * 3 * 64], 64, &last_q[row * 64]);
       std::copy_n(&out[row * 3 * 64], 64, &last_out[row * 64]);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kvant/graph/status.h"
 #include "kvant/tests/conformance/data.h"
 
 namespace kvant::cache_testing {
@@ -95,7 +96,9 @@ KvCacheOptions SmallOptions(const std::string& scheme, int64_t capacity) {
     for (int64_t layer = 0; layer < options.layers; ++layer) {
       std::vector<float>& of = all.emplace_back(by_channel ? options.heads * options.head_size : 1);
       for (size_t i = 0; i < of.size(); ++i) {
-        of[i] = static_cast<float>((by_channel ? 2 + 0.3 * (i % 64) : 20) / highest);
+        const bool outlier = i % 64 % 13 == 5 + i / 64 % 3;
+        const double largest = by_channel ? (outlier ? 22 : 2.2) + 0.005 * (i % 64) : 22;
+        of[i] = static_cast<float>(largest / highest);
       }
     }
     return all;

@@ -1,5 +1,5 @@
-// A KvCache for other languages: what tools/kv_report calls. Functions that give an int give 0, or 1
-// with the sentence in kvant_kv_error(); those that give a pointer, null.
+// A KvCache for other languages: what tools/kv_report calls. Functions that give an int give 0, or
+// 1 with the sentence in kvant_kv_error(); those that give a pointer, null.
 #ifndef KVANT_TOOLS_KV_REPORT_KV_API_H_
 #define KVANT_TOOLS_KV_REPORT_KV_API_H_
 
