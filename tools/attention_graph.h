@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kvant/graph/graph.h"
 #include "kvant/cache/kv_format.h"
+#include "kvant/graph/graph.h"
 
 namespace kvant {
 

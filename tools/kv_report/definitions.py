@@ -33,6 +33,7 @@ class Format:
     head), or, `per_channel`, of one channel along the tokens. `bits` counts a code,
     `metadata` the bits per group beside the codes. `rotated` values are multiplied
     by Hadamard's matrix before they are quantized and after they are read.
+    `from_window`: what is quantized has been in a window first, as f16.
     """
 
     quantize: object  # groups [..., n] -> (codes, scale, zero, values)
@@ -41,6 +42,7 @@ class Format:
     group: int = 0
     per_channel: bool = False
     rotated: bool = False
+    from_window: bool = False
 
     def bits_per_element(self, head_size):
         return self.bits + self.metadata / (self.group or head_size)
@@ -50,6 +52,8 @@ class Format:
         x = np.asarray(x, np.float64)
         matrix = hadamard(x.shape[-1]) if self.rotated else None
         rows = x @ matrix if self.rotated else x
+        if self.from_window:
+            rows = rows.astype(np.float16).astype(np.float64)
         if self.per_channel:
             rows = np.swapaxes(rows, -1, -2)
         size = self.group or rows.shape[-1]
@@ -245,6 +249,10 @@ class Storage:
     tail: str = NO_TAIL
     residual: int = 0
     sinks: int = 0
+
+    def __post_init__(self):
+        through = dataclasses.replace(self.format, from_window=self.tail != NO_TAIL)
+        object.__setattr__(self, "format", through)  # frozen for all others
 
     def quantized_end(self, query):
         """Query t (its own token is t, and in the cache) reads tokens below this as quantized."""
