@@ -84,10 +84,6 @@ size_t MemoryOf(const KvTensor& tensor, KvPart part) {
   return static_cast<size_t>(tensor.part(part).memory_bytes());
 }
 
-int Segments(const KvTensor& tensor) {
-  return 1 + tensor.has(KvPart::kSinks) + tensor.has(KvPart::kWindow);
-}
-
 absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
                                      const KvAttentionOptions& options) {
   const KvShape& shape = k.shape();
@@ -130,7 +126,7 @@ absl::StatusOr<std::unique_ptr<KvAttention>> KvAttention::Compile(
     LogicalTensor ranges;
     ranges.id = kRangesId;
     ranges.type = kS32;
-    ranges.dims = Dims{group.k.shape().batch, Segments(group.k) + Segments(group.v), 2};
+    ranges.dims = Dims{group.k.shape().batch, group.k.segments() + group.v.segments(), 2};
     ranges.name = kSourceNames[kRanges];
     KVANT_ASSIGN_OR_RETURN(
         CompiledPartition compiled,
@@ -177,7 +173,7 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
   sources[kTokens] = {at.totals, batch * sizeof(int32_t)};
   sources[kQueryTokens] = {&query_tokens, sizeof(query_tokens)};
   sources[kFill] = {&fill, sizeof(fill)};
-  const int segments = Segments(group.k) + Segments(group.v);
+  const int segments = group.k.segments() + group.v.segments();
   sources[kRanges] = {at.ranges, batch * segments * 2 * sizeof(int32_t)};
   for (int i = 0; i < kKvParts; ++i) {
     const KvPart part = static_cast<KvPart>(i);

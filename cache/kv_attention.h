@@ -22,7 +22,10 @@ class KvAttention {
 
   // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (of the output,
   // v_head_size) of options().type. Allocates nothing once as many threads have executed it as do
-  // at the same time. kInvalidArguments if a sequence has fewer tokens than there are queries.
+  // at the same time. kInvalidArguments if a sequence has fewer tokens than there are queries, of
+  // which there are several; one over no token gives 0. Several queries after tokens that came
+  // together all read the cache as it is now: tokens that have left the window are quantized for
+  // the first of them too.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out) const;
 
  private:

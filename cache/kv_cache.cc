@@ -13,53 +13,11 @@
 namespace kvant {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-
 absl::Status Invalid(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 
-int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-int SegmentsOf(const KvTensor& tensor) {
-  return 1 + tensor.has(KvPart::kSinks) + tensor.has(KvPart::kWindow);
-}
-
-bool AllFinite(const KvInput& input, const Dims& dims) {
-  const Dims strides = input.desc.StridesOrDense();
-  const auto row_is_finite = [&](int64_t index) {
-    bool finite = true;
-    if (input.desc.type == kF32) {
-      const float* row = static_cast<const float*>(input.data.data) + index;
-      for (int64_t d = 0; d < dims[3]; ++d) finite &= std::isfinite(row[d * strides[3]]);
-    } else {
-      const uint16_t exponent = input.desc.type == kF16 ? 0x7c00 : 0x7f80;
-      const uint16_t* row = static_cast<const uint16_t*>(input.data.data) + index;
-      for (int64_t d = 0; d < dims[3]; ++d) {
-        finite &= (row[d * strides[3]] & exponent) != exponent;
-      }
-    }
-    return finite;
-  };
-  for (int64_t b = 0; b < dims[0]; ++b) {
-    for (int64_t h = 0; h < dims[1]; ++h) {
-      for (int64_t t = 0; t < dims[2]; ++t) {
-        if (!row_is_finite(b * strides[0] + h * strides[1] + t * strides[2])) return false;
-      }
-    }
-  }
-  return true;
-}
-
 }  // namespace
-
-KvInput MakeKvInput(DataType type, const void* data, const Dims& dims) {
-  KvInput input;
-  input.desc.type = type;
-  input.desc.dims = dims;
-  input.data = {data, static_cast<size_t>(input.desc.memory_bytes())};
-  return input;
-}
 
 // Places arrays one after another, and counts what is for what. Without memory it only counts.
 class KvCache::Arena {
@@ -68,9 +26,9 @@ class KvCache::Arena {
 
   std::byte* Take(int64_t bytes, int64_t KvCacheBytes::*what) {
     const int64_t at = used_;
-    used_ += RoundUp(bytes);
+    used_ += KvAligned(bytes);
     bytes_.*what += bytes;
-    bytes_.bookkeeping += RoundUp(bytes) - bytes;
+    bytes_.bookkeeping += KvAligned(bytes) - bytes;
     return memory_ == nullptr ? nullptr : memory_ + at;
   }
   template <typename T>
@@ -164,7 +122,7 @@ void KvCache::Place(Arena& arena) {
     const Group& group = groups_[layer.group];
     layer.k = arena.TakeParts(group.k);
     layer.v = arena.TakeParts(group.v);
-    const int segments = SegmentsOf(group.k) + SegmentsOf(group.v);
+    const int segments = group.k.segments() + group.v.segments();
     layer.ranges = arena.TakeOf<int32_t>(batch * segments * 2);
     layer.totals = arena.TakeOf<int32_t>(batch);
     layer.lengths = arena.TakeOf<int64_t>(batch);
@@ -172,6 +130,7 @@ void KvCache::Place(Arena& arena) {
     layer.v_exact = arena.TakeOf<int64_t>(batch);
   }
   counts_ = arena.TakeOf<int64_t>(batch);
+  waiting_ = arena.TakeOf<int64_t>(batch);
   working_ = arena.TakeOf<std::byte>(static_cast<int64_t>(working));
 }
 
@@ -211,33 +170,6 @@ void KvCache::Publish(int64_t index) {
   }
 }
 
-absl::Status KvCache::CheckInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
-                                 int64_t tokens) const {
-  const auto error = [&](const std::string& what) {
-    return Invalid(
-        absl::StrCat(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ", what));
-  };
-  const KvShape& shape = tensor.shape();
-  const LogicalTensor& desc = input.desc;
-  if (!IsComputeFloat(desc.type)) return error("is not of f32, bf16 or f16");
-  const Dims want{shape.batch, shape.heads, tokens, shape.head_size};
-  if (!desc.dims || *desc.dims != want) {
-    return error(
-        absl::StrCat("is not [", DimsToString(want), "]: batch, heads, tokens, head size"));
-  }
-  KVANT_RETURN_IF_ERROR(ValidateTensor(desc));
-  if (tokens == 0) return absl::OkStatus();
-  const int64_t bytes = desc.memory_bytes();
-  if (input.data.data == nullptr) return error("is null");
-  if (static_cast<int64_t>(input.data.bytes) < bytes) {
-    return error(absl::StrCat("needs ", bytes, " bytes, not ", input.data.bytes));
-  }
-  if (!options_.allow_non_finite && !AllFinite(input, want)) {
-    return error("has a number that is not finite; KvCacheOptions::allow_non_finite stores it");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
                              absl::Span<const int64_t> counts) {
   if (index < 0 || index >= options_.layers) {
@@ -246,8 +178,6 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   const int64_t tokens = k.desc.rank() == 4 ? (*k.desc.dims)[2] : 0;
-  KVANT_RETURN_IF_ERROR(CheckInput(index, group.k, k, tokens));
-  KVANT_RETURN_IF_ERROR(CheckInput(index, group.v, v, tokens));
   if (!counts.empty() && static_cast<int64_t>(counts.size()) != options_.batch) {
     return Invalid(absl::StrCat("layer ", index, ": ", counts.size(),
                                 " counts of tokens for a batch of ", options_.batch));
@@ -266,6 +196,9 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
   }
   const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
   const absl::Span<const int64_t> taken(counts_, options_.batch);
+  const bool any_number = options_.allow_non_finite;
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k, tokens, taken, any_number));
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens, taken, any_number));
   KVANT_RETURN_IF_ERROR(
       group.k.Store(stream_, {k.data.data, &k.desc}, lengths, taken, layer.k, working_));
   KVANT_RETURN_IF_ERROR(
@@ -310,8 +243,9 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
 }
 
 absl::Status KvCache::Crop(int64_t tokens) {
-  const std::vector<int64_t> all(options_.batch, tokens);
-  return Crop(all);
+  const absl::MutexLock lock(&mutex_);
+  std::fill_n(counts_, options_.batch, tokens);
+  return CropTo({counts_, static_cast<size_t>(options_.batch)});
 }
 
 absl::Status KvCache::Crop(absl::Span<const int64_t> tokens) {
@@ -319,6 +253,10 @@ absl::Status KvCache::Crop(absl::Span<const int64_t> tokens) {
     return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
   }
   const absl::MutexLock lock(&mutex_);
+  return CropTo(tokens);
+}
+
+absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens) {
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     for (int64_t b = 0; b < options_.batch; ++b) {
       KVANT_RETURN_IF_ERROR(CheckCrop(layer, b, tokens[b]));
@@ -345,8 +283,8 @@ void KvCache::Reset() {
 void KvCache::MoveRow(int64_t from, int64_t to) {
   for (const Layer& layer : layers_) {
     const Group& group = groups_[layer.group];
-    group.k.CopyRow(layer.k, from, layer.k, to, layer.lengths[from]);
-    group.v.CopyRow(layer.v, from, layer.v, to, layer.lengths[from]);
+    group.k.CopyRow(layer.k, from, to, layer.lengths[from]);
+    group.v.CopyRow(layer.v, from, to, layer.lengths[from]);
     for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) array[to] = array[from];
   }
 }
@@ -375,8 +313,9 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows) {
   }
   const absl::MutexLock lock(&mutex_);
   // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
-  std::vector<int64_t> from(rows.begin(), rows.end());
-  std::vector<int64_t> wanted(batch, 0);  // by how many other rows
+  const absl::Span<int64_t> from(counts_, batch), wanted(waiting_, batch);
+  std::copy(rows.begin(), rows.end(), from.begin());
+  std::fill(wanted.begin(), wanted.end(), 0);  // by how many other rows
   for (int64_t i = 0; i < batch; ++i) {
     if (from[i] == i) from[i] = -1;
     if (from[i] >= 0) ++wanted[from[i]];
@@ -416,9 +355,11 @@ absl::StatusOr<const KvAttention*> KvCache::Attention(const KvAttentionOptions& 
     return Invalid(
         absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
   }
-  if (options.query_tokens < 1 || !IsComputeFloat(options.type)) {
+  if (options.query_tokens < 1 || options.query_tokens > options_.capacity ||
+      !IsComputeFloat(options.type) || !std::isfinite(options.scale)) {
     return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens of type ",
-                                std::string(DataTypeName(options.type))));
+                                std::string(DataTypeName(options.type)), ", times ", options.scale,
+                                ", over up to ", options_.capacity, " tokens"));
   }
   const absl::MutexLock lock(&mutex_);
   for (const auto& attention : attentions_) {

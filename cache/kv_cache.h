@@ -25,11 +25,13 @@
 #include "absl/types/span.h"
 #include "kvant/backends/engine.h"
 #include "kvant/cache/kv_cache_options.h"
+#include "kvant/cache/kv_input.h"
 #include "kvant/cache/kv_tensor.h"
 
 namespace kvant {
 
-// Of the cache's memory, which is allocated when it is made, and all of it.
+// Of the cache's memory, all of which is allocated when it is made. What attention computes in,
+// some hundred KiB for each thread that executes it, is its own.
 struct KvCacheBytes {
   int64_t codes = 0;        // of quantized tokens, or all where a scheme does not quantize
   int64_t parameters = 0;   // scales and zero points
@@ -46,13 +48,6 @@ struct KvAttentionOptions {
 };
 
 class KvAttention;
-
-// [batch, heads, tokens, head size] of f32, f16 or bf16, dense or with strides.
-struct KvInput {
-  ConstTensor data;
-  LogicalTensor desc;
-};
-KvInput MakeKvInput(DataType type, const void* data, const Dims& dims);
 
 class KvCache {
  public:
@@ -75,7 +70,8 @@ class KvCache {
 
   // Tokens behind those that layer has, k and v of as many, for all batch rows alike; or `counts`
   // [batch], how many of them each row takes. kInvalidArguments, and the cache is as it was: shapes
-  // or types that are not the cache's, more tokens than its capacity, a number that is not finite.
+  // or types that are not the cache's, more tokens than its capacity, a number that its types do
+  // not hold.
   absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {});
 
@@ -126,8 +122,7 @@ class KvCache {
   void Place(Arena& arena);
   void FillStaticScales();
   void Publish(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
-                          int64_t tokens) const;
+  absl::Status CropTo(absl::Span<const int64_t> tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Advance(int64_t layer, absl::Span<const int64_t> counts)
@@ -143,7 +138,7 @@ class KvCache {
   std::vector<Layer> layers_;
   std::byte* memory_ = nullptr;
   std::byte* working_ = nullptr;
-  int64_t* counts_ = nullptr;  // [batch], of Append
+  int64_t *counts_ = nullptr, *waiting_ = nullptr;  // [batch], of one call
   mutable absl::Mutex mutex_;
   std::vector<std::unique_ptr<KvAttention>> attentions_ ABSL_GUARDED_BY(mutex_);
 };

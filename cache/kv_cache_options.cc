@@ -1,7 +1,9 @@
 #include "kvant/cache/kv_cache_options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -40,9 +42,15 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
                                   "' takes ", each, " static scales, but there are ", given));
     }
     for (const float scale : scales[layer]) {
-      if (std::isfinite(scale) && scale > 0) continue;
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": a static scale is ", scale));
+      const double stored = RoundTo(scheme.scale_type(), scale);
+      if (std::isfinite(stored) && stored > 0) continue;
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": a static scale is ", scale, ", as ",
+                                  std::string(DataTypeName(scheme.scale_type())), " ", stored));
     }
+  }
+  if (wanted && static_cast<int64_t>(scales.size()) > options.layers) {
+    return Invalid(absl::StrCat("static scales of ", name, " for ", scales.size(), " layers of ",
+                                options.layers));
   }
   if (wanted || scales.empty()) return absl::OkStatus();
   return Invalid(absl::StrCat("static scales of ", name, ", which no layer's scheme takes"));
@@ -59,6 +67,13 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
   if (o.capacity > std::numeric_limits<int32_t>::max() / 2) {
     return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens"));
+  }
+  // With room for bits and for windows that are longer than the capacity.
+  const Dims extents{o.layers, o.batch, o.heads, std::max(o.head_size, o.value_size()), o.capacity};
+  const std::optional<int64_t> elements = CheckedProduct(extents);
+  if (!elements || *elements > int64_t{1} << 52) {
+    return Invalid(absl::StrCat("a cache of [", DimsToString(extents),
+                                "]: layers, batch, heads, head size and capacity"));
   }
   if (o.schemes.size() != 1 && static_cast<int64_t>(o.schemes.size()) != o.layers) {
     return Invalid(

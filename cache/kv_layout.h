@@ -33,7 +33,9 @@ class KvLayout {
     slots_[Index(KvSegmentKind::kMain)] =
         std::max({MainOf(behind), scheme.group_tokens(), int64_t{1}});
     if (residual_ == 0) return;
-    slots_[Index(KvSegmentKind::kWindow)] = window() + rollback;
+    // Short sequences need no more than themselves.
+    slots_[Index(KvSegmentKind::kWindow)] =
+        std::clamp<int64_t>(behind, 1, window() + std::min(rollback, capacity));
   }
 
   int64_t slots(KvSegmentKind kind) const { return slots_[Index(kind)]; }

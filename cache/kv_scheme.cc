@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -74,19 +75,32 @@ absl::Status KvScheme::Check(int64_t head_size) const {
                absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens beside ",
                             std::string(DataTypeName(format.type)), ", which is not quantized"));
   }
+  const bool slices = format.groups == KvFormat::Groups::kHeadSlice;
+  if (format.group_size < (slices ? 1 : 0)) {
+    return Bad(text, absl::StrCat("groups of ", format.group_size));
+  }
+  const bool is_unsigned = IsInteger(format.type) && LowestOf(format.type) == 0;
+  if (is_unsigned && !format.zero_points && format.codebook == nullptr) {
+    return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(format.type)),
+                                  " without zero points hold nothing below 0"));
+  }
+  if (static_scales() && IsFloat(format.type)) {
+    return Bad(text, "static scales for codes of floating-point type, which do not saturate");
+  }
   if (!IsComputeFloat(window_type)) {
     return Bad(text,
                absl::StrCat("sinks and window of type ", std::string(DataTypeName(window_type)),
                             ", not f32, bf16 or f16"));
   }
-  if (sinks < 0 || residual < 0) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (sinks < 0 || residual < 0 || sinks > kMost || residual > kMost) {
     return Bad(text, absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens"));
   }
   if (head_size * BitsOf(format.type) % 8 != 0) {
     return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
                                   " bits does not end at a whole byte"));
   }
-  if (format.groups == KvFormat::Groups::kHeadSlice && head_size % format.group_size != 0) {
+  if (slices && head_size % format.group_size != 0) {
     return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
                                   head_size));
   }
@@ -128,22 +142,24 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
   const std::vector<std::string> parts = absl::StrSplit(std::string(text), '+');
   KvScheme scheme;
   KVANT_ASSIGN_OR_RETURN(scheme.format, ParseKvFormat(parts[0]));
-  bool has_window = false;
+  bool has_rotation = false, has_sinks = false, has_window = false, has_type = false;
+  const auto twice = [](bool& seen) { return std::exchange(seen, true); };
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string& part = parts[i];
     const bool bulk = NumberAfter(part, "bulk").has_value();
-    if (part == "rot") {
-      scheme.rotation = KvScheme::kWholeHead;
-    } else if (const auto block = NumberAfter(part, "rot")) {
-      scheme.rotation = *block;
+    const auto block = NumberAfter(part, "rot");
+    if (part == "rot" || block) {
+      if (twice(has_rotation)) return Bad(text, "two rotations");
+      scheme.rotation = block.value_or(KvScheme::kWholeHead);
     } else if (const auto sinks = NumberAfter(part, "sinks")) {
+      if (twice(has_sinks)) return Bad(text, "sinks twice");
       scheme.sinks = *sinks;
     } else if (const auto window = NumberAfter(part, bulk ? "bulk" : "window")) {
-      if (has_window) return Bad(text, "two windows");
-      has_window = true;
+      if (twice(has_window)) return Bad(text, "two windows");
       scheme.residual = *window;
       scheme.flush = bulk ? KvScheme::Flush::kBulk : KvScheme::Flush::kSliding;
     } else if (part == "f32" || part == "bf16" || part == "f16") {
+      if (twice(has_type)) return Bad(text, "two types of sinks and window");
       scheme.window_type = *DataTypeFromName(part);
     } else {
       return Bad(text, absl::StrCat("'", part,

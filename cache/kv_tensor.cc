@@ -1,7 +1,9 @@
 #include "kvant/cache/kv_tensor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +16,6 @@ namespace {
 
 // Tokens that are stored at once, where there are as many.
 constexpr int64_t kManyTokens = 64;
-constexpr int64_t kAlignment = 64;
-
-size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // The one partition of a graph, fused.
 absl::StatusOr<CompiledPartition> CompileOnly(const Engine& engine, GraphBuilder&& builder) {
@@ -34,6 +33,15 @@ int64_t BytesOf(const LogicalTensor& desc) { return desc.dims ? desc.memory_byte
 
 int64_t KvTensor::rotation() const {
   return scheme_.rotation == KvScheme::kWholeHead ? shape_.head_size : scheme_.rotation;
+}
+
+double KvTensor::largest() const {
+  double most = std::numeric_limits<float>::max();
+  for (const LogicalTensor& part : parts_) {
+    if (part.dims && part.type == kF16) most = 65504;
+  }
+  // A rotated channel is a sum over its block / sqrt(block).
+  return rotation() == 0 ? most : most / std::sqrt(static_cast<double>(rotation()));
 }
 
 Dims KvTensor::GroupShape() const {
@@ -129,19 +137,24 @@ absl::Status KvTensor::Compile(const Engine& engine) {
   if (has(KvPart::kSinks)) KVANT_RETURN_IF_ERROR(append(KvPart::kSinks, kF32, &sinks_));
   if (has(KvPart::kWindow)) KVANT_RETURN_IF_ERROR(append(KvPart::kWindow, kF32, &window_));
   if (!layout_.bulk()) return append(KvPart::kCodes, main_source, &main_);
-  // Short sequences never fill the window.
-  if (layout_.slots(KvSegmentKind::kMain) < layout_.residual()) return absl::OkStatus();
+  if (MostLeaving() == 0) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(bulk_,
                          CompileAppend(engine, KvPart::kCodes, main_source, layout_.residual()));
   return absl::OkStatus();
 }
 
+int64_t KvTensor::MostLeaving() const {
+  if (!layout_.bulk()) return Pieces();
+  // Short sequences never fill the window.
+  const int64_t most = layout_.residual();
+  return layout_.slots(KvSegmentKind::kMain) < most ? 0 : most;
+}
+
 size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
-  const int64_t leaving = layout_.bulk() ? layout_.residual() : Pieces();
-  return RoundUp(BytesFor(kF32, row * Pieces())) +
-         RoundUp(BytesFor(scheme_.window_type, row * leaving)) +
-         RoundUp(BytesFor(kS32, 3 * shape_.batch));
+  return KvAligned(BytesFor(kF32, row * Pieces())) +
+         KvAligned(BytesFor(scheme_.window_type, row * MostLeaving())) +
+         KvAligned(BytesFor(kS32, 3 * shape_.batch));
 }
 
 // One call of Store.
@@ -158,12 +171,11 @@ class KvTensor::Writer {
         counts_(counts),
         layer_(layer) {
     const int64_t row = t_.shape_.batch * t_.shape_.heads * t_.shape_.head_size;
-    const size_t piece = RoundUp(BytesFor(kF32, row * t_.Pieces()));
+    const size_t piece = KvAligned(BytesFor(kF32, row * t_.Pieces()));
     arriving_ = working;
     leaving_ = working + piece;
-    const int64_t leaving = layout_.bulk() ? layout_.residual() : t_.Pieces();
     auto* positions = reinterpret_cast<int32_t*>(
-        leaving_ + RoundUp(BytesFor(t_.scheme_.window_type, row * leaving)));
+        leaving_ + KvAligned(BytesFor(t_.scheme_.window_type, row * t_.MostLeaving())));
     sinks_at_ = positions;
     rest_at_ = positions + t_.shape_.batch;
     leaving_at_ = positions + 2 * t_.shape_.batch;
@@ -357,13 +369,12 @@ int64_t KvTensor::UsedBytes(int64_t tokens) const {
   return bytes + shape_.heads * BytesFor(scheme_.window_type, window * shape_.head_size);
 }
 
-void KvTensor::CopyRow(const KvPointers& from_layer, int64_t from, const KvPointers& to_layer,
-                       int64_t to, int64_t tokens) const {
+void KvTensor::CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_t tokens) const {
   for (int i = 0; i < kKvParts; ++i) {
     const Extent extent = ExtentOf(static_cast<KvPart>(i), tokens);
     for (int64_t h = 0; h < extent.heads; ++h) {
-      std::memcpy(to_layer[i] + (to * extent.heads + h) * extent.stride,
-                  from_layer[i] + (from * extent.heads + h) * extent.stride, extent.used);
+      std::memcpy(layer[i] + (to * extent.heads + h) * extent.stride,
+                  layer[i] + (from * extent.heads + h) * extent.stride, extent.used);
     }
   }
 }

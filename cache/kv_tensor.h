@@ -25,6 +25,8 @@ inline constexpr int kKvParts = 5;
 // Where they lie, each aligned to 64 bytes.
 using KvPointers = std::array<std::byte*, kKvParts>;
 
+inline int64_t KvAligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 struct KvShape {
   int64_t batch = 0, heads = 0, head_size = 0;
 };
@@ -47,6 +49,10 @@ class KvTensor {
   // of no rank if the scheme has none. Static scales are the same for all of the batch.
   const LogicalTensor& part(KvPart part) const { return parts_[static_cast<int>(part)]; }
   bool has(KvPart part) const { return this->part(part).dims.has_value(); }
+  // Of a sequence: 1 to 3.
+  int segments() const { return 1 + has(KvPart::kSinks) + has(KvPart::kWindow); }
+  // The largest magnitude that all of its types hold.
+  double largest() const;
   // Elements of a group along the dims of the codes.
   Dims GroupShape() const;
 
@@ -69,8 +75,7 @@ class KvTensor {
 
   // Copies to batch row `to` what a sequence of `tokens` has in row `from`; or exchanges them, for
   // sequences up to that.
-  void CopyRow(const KvPointers& from_layer, int64_t from, const KvPointers& to_layer, int64_t to,
-               int64_t tokens) const;
+  void CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_t tokens) const;
   void SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const;
 
  private:
@@ -85,7 +90,9 @@ class KvTensor {
   };
   class Writer;
 
+  // Tokens that are stored at once, and that leave the window at once, at most.
   int64_t Pieces() const;
+  int64_t MostLeaving() const;
   // Appends f32 or window_type tokens to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;

@@ -158,6 +158,7 @@ class Unit {
     how.scales += i;
     how.values += i;
     if (how.reciprocals != nullptr) how.reciprocals += i;
+    if (how.offsets != nullptr) how.offsets += i;
     return how;
   }
 

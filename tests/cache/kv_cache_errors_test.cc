@@ -44,6 +44,9 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
       {"bf16+sinks4", "which is not quantized"},
       {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
       {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
+      {"u4:g32", "hold nothing below 0"},
+      {"f8_e4m3:head", "do not saturate"},
+      {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
   };
   for (const auto& [text, words] : cases) {
     const absl::StatusOr<KvScheme> scheme = ParseKvScheme(text);
@@ -54,10 +57,22 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
   ExpectRefused(ParseKvScheme("u4:token:rzp")->Check(33), "whole byte");
   for (const auto& [text, words] :
        {std::pair("u4:g32:rzp+window", "'window'"),
-        std::pair("u4:g32:rzp+window8+bulk8", "two windows"), std::pair("int5", "'int5'"),
+        std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
+        std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
+        std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
         std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {
     ExpectRefused(ParseKvScheme(text).status(), words);
   }
+}
+
+TEST(KvScheme, GroupsWithoutASizeAreRefused) {
+  KvScheme scheme;
+  scheme.format = {.type = kS4, .groups = KvFormat::Groups::kHeadSlice};
+  ExpectRefused(scheme.Check(64), "groups of 0");
+  scheme.format.group_size = -3;
+  ExpectRefused(scheme.Check(64), "groups of -3");
+  scheme.format.groups = KvFormat::Groups::kChannel;
+  ExpectRefused(scheme.Check(64), "groups of -3");
 }
 
 TEST(KvScheme, TextSurvivesParsing) {
@@ -92,6 +107,19 @@ TEST(KvCacheErrors, OptionsThatContradictThemselves) {
   refused("capacity of 0", [](KvCacheOptions& o) { o.capacity = 0; });
   refused("heads of -1", [](KvCacheOptions& o) { o.heads = -1; });
   refused("3 schemes for 2 layers", [](KvCacheOptions& o) { o.schemes.resize(3); });
+  refused("layers, batch, heads, head size and capacity", [](KvCacheOptions& o) {
+    o.batch = int64_t{1} << 30;
+    o.heads = int64_t{1} << 20;
+  });
+  refused("a static scale is 1e-09, as f16 0", [](KvCacheOptions& o) {
+    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.k_scales = {{1.f}, {1e-9f}};
+    o.v_scales = {{1.f}, {1.f}};
+  });
+  refused("for 3 layers of 2", [](KvCacheOptions& o) {
+    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.k_scales = o.v_scales = {{1.f}, {1.f}, {1.f}};
+  });
   refused("rollback of -1", [](KvCacheOptions& o) { o.rollback = -1; });
   refused("takes 1 static scales, but there are 0",
           [](KvCacheOptions& o) { o.schemes = {*ParseKvCacheScheme("int8_tensor")}; });
@@ -172,6 +200,46 @@ TEST_F(KvCacheRefusals, NumbersThatAreNotFinite) {
   ExpectRefused(
       bench_.cache->Append(0, MakeKvInput(kF16, half.data(), dims), bench_.v.Slice(140, 1)),
       "not finite");
+}
+
+TEST_F(KvCacheRefusals, NumbersBeyondWhatItsTypesHold) {
+  Tokens k = bench_.k;
+  k.at(1, 1, 142)[63] = -65505.f;
+  ExpectRefused(bench_.cache->Append(0, k.Slice(140, 3), bench_.v.Slice(140, 3)),
+                "has -65505 in batch row 1, head 1, token 2, channel 63, beyond the 65504");
+  std::vector<uint16_t> bf16(2 * 2 * 64, 0x3f80);
+  bf16[7] = F32ToBF16(70000.f);
+  ExpectRefused(bench_.cache->Append(0, MakeKvInput(kBF16, bf16.data(), {2, 2, 1, 64}),
+                                     bench_.v.Slice(140, 1)),
+                "batch row 0, head 0, token 0, channel 7, beyond");
+}
+
+// A rotation adds up the channels of a block.
+TEST(KvCacheInputs, RotatedNumbersHaveLessRoom) {
+  Bench bench = MakeBench(SmallOptions("rotKV4_g64_R128_s4", 10), 10);
+  bench.k.at(0, 0, 3)[5] = 65504.f / 8 + 8;
+  ExpectRefused(bench.Append(0, 10), "beyond the 8188");
+  bench.k.at(0, 0, 3)[5] = 65504.f / 8 - 8;
+  EXPECT_TRUE(bench.Append(0, 10).ok());
+}
+
+// Neither tokens that a row does not take nor what is between the rows of a view is looked at.
+TEST(KvCacheInputs, OnlyWhatIsTakenIsLookedAt) {
+  const Bench bench = MakeBench(SmallOptions("int4_g32", 16), 1);
+  std::vector<float> memory(((2 * 2 - 1) * 9 + 3) * 64, kNan);  // tokens 6 to 8 of 9, to the end
+  for (int64_t row = 0; row < 4; ++row) {
+    for (int64_t i = 0; i < 2 * 64; ++i) memory[row * 9 * 64 + i] = 0.5f;
+  }
+  KvInput input;
+  input.desc.type = kF32;
+  input.desc.dims = Dims{2, 2, 3, 64};
+  input.desc.strides = Dims{2 * 9 * 64, 9 * 64, 64, 1};
+  input.data = {memory.data(), memory.size() * sizeof(float)};
+  const int64_t counts[] = {2, 1};
+  const absl::Status status = bench.cache->Append(0, input, input, counts);
+  EXPECT_TRUE(status.ok()) << status;
+  for (const double x : Stored(*bench.cache, 0, false, 1, 1)) EXPECT_NEAR(x, 0.5, 1e-3);
+  ExpectRefused(bench.cache->Append(0, input, input), "batch row 0, head 0, token 2, channel 0");
 }
 
 TEST_F(KvCacheRefusals, CropsThatCannotBe) {

@@ -143,6 +143,14 @@ TEST(KvCacheMemory, FillingTheBudgetTakesWhatIsAccounted) {
   }
 }
 
+// A window that no sequence fills has only the slots that sequences have.
+TEST(KvCacheMemory, ShortCachesHaveShortWindows) {
+  KvCacheOptions options = SmallOptions("int4_g64_R128_s4", 100);
+  options.rollback = int64_t{1} << 60;
+  const KvCacheBytes bytes = KvCache::BytesFor(options).value();
+  EXPECT_EQ(bytes.window, 2 * 2 * 2 * 2 * 100 * 64 * 2);
+}
+
 TEST(KvCacheMemory, BytesAreThoseOfItsParts) {
   for (const NamedKvScheme& named : NamedKvSchemes()) {
     const KvCacheOptions options = SmallOptions(std::string(named.name), 200);

@@ -326,6 +326,27 @@ TEST(KvCache, HeadsOfManySizes) {
   }
 }
 
+// One group in each head, of several heads that are quantized together.
+TEST(KvCache, AHeadThatIsOneGroup) {
+  const Engine oracle = Engine::Create({.backends = {"oracle"}, .threads = 1}).value();
+  for (const char* scheme :
+       {"q8_0", "q4_0", "q4_1", "iq4_nl", "int4_g32", "int4zp_g32", "nf4_g32"}) {
+    KvCacheOptions options = SmallOptions(scheme, 20);
+    options.heads = 5;
+    options.head_size = 32;
+    const Bench cpu = MakeBench(options, 20), judge = MakeBench(options, 20, &oracle);
+    ASSERT_TRUE(cpu.Append(0, 20, 3).ok());
+    ASSERT_TRUE(judge.Append(0, 20, 3).ok());
+    for (int64_t h = 0; h < 5; ++h) {
+      const std::vector<double> got = Stored(*cpu.cache, 0, false, 1, h);
+      const std::vector<double> want = Stored(*judge.cache, 0, false, 1, h);
+      for (size_t i = 0; i < want.size(); ++i) {
+        ASSERT_NEAR(got[i], want[i], 1e-6) << scheme << " head " << h << " element " << i;
+      }
+    }
+  }
+}
+
 TEST(KvCache, WindowsOfAnyLength) {
   for (const char* scheme :
        {"u4:g32:rzp+window1", "u4:g32:rzp+window3", "u4:g32:rzp+sinks1+window6", "u4:g32:rzp+bulk7",

@@ -60,7 +60,7 @@ KvInput Tokens::Slice(int64_t from, int64_t count) const {
   input.desc.type = kF32;
   input.desc.dims = Dims{batch_, heads_, count, size_};
   input.desc.strides = Dims{heads_ * tokens_ * size_, tokens_ * size_, size_, 1};
-  input.data = {at(0, 0, from), static_cast<size_t>(input.desc.memory_bytes())};
+  input.data = {at(0, 0, from), static_cast<size_t>(KvInputBytes(input.desc))};
   return input;
 }
 

@@ -78,7 +78,7 @@ absl::Status TeacherForce(kvant_kv* kv, int64_t layer, const float* q, const flo
   kvant::KvInput value = key;
   for (int64_t t = 0; t < tokens; ++t) {
     const auto at = [&](const float* all) {
-      return kvant::ConstTensor(all + t * size, key.desc.memory_bytes());
+      return kvant::ConstTensor(all + t * size, kvant::KvInputBytes(key.desc));
     };
     key.data = at(k);
     value.data = at(v);
