@@ -45,15 +45,12 @@ double KvTensor::largest() const {
 }
 
 Dims KvTensor::GroupShape() const {
-  using Groups = KvFormat::Groups;
-  const Groups groups = scheme_.format.groups;
-  const int64_t tokens = scheme_.group_tokens();
-  const bool all_heads = groups == Groups::kAllHeads || groups == Groups::kTensor;
-  int64_t channels = shape_.head_size;
-  if (groups == Groups::kHeadSlice) channels = scheme_.format.group_size;
-  if (groups == Groups::kChannel) channels = 1;
-  return {scheme_.static_scales() ? shape_.batch : 1, all_heads ? shape_.heads : 1,
-          tokens == 0 ? layout_.slots(KvSegmentKind::kMain) : tokens, channels};
+  // KvScheme::Check has found that groups divide these.
+  const int64_t slots = layout_.slots(KvSegmentKind::kMain);
+  Dims group =
+      scheme_.format.GroupShape({shape_.batch, shape_.heads, slots, shape_.head_size}).value();
+  if (scheme_.static_scales()) group[0] = shape_.batch;
+  return group;
 }
 
 KvTensor::KvTensor(std::string name, const KvScheme& scheme, const KvShape& shape,

@@ -24,6 +24,9 @@ INDEPENDENT_ERRORS = {
 }
 LAYERS = (0, 10, 20, 29)
 
+# Of all codes, those whose quotient is so near a tie that f32 and f64 may fall on different sides.
+TIES = 1 / 2000
+
 # kvant against the definitions, relative to attention's output and to the scheme's own error of
 # it. Rounding moves few codes; a scale that is not rounded to f16 is 10 times this.
 OUTPUT_BOUND, ERROR_BOUND = 1e-4, 2e-3
@@ -106,6 +109,51 @@ def check_kvant_attention(layers):
     assert not wrong, "\n".join(wrong)
 
 
+def check_kvant_codes(layers):
+    """What kvant stores of the fixture is what the definition gives, but for ties."""
+    library = kvant_kv.Library()
+    for scheme, rule in definitions.SCHEMES.items():
+        if scheme in ("f32", "f16"):
+            continue
+        for layer, (_, *tensors) in layers.items():
+            _, heads, tokens, size = tensors[0].shape
+            with library.cache(scheme, 1, heads, size, tokens) as cache:
+                cache.append(0, *tensors)
+                for values, (x, storage) in enumerate(zip(tensors, (rule.k, rule.v))):
+                    check_stored(cache, values, x[0], storage, (scheme, layer, "KV"[values]))
+
+
+def check_stored(cache, values, x, storage, what):
+    format, end = storage.format, storage.quantized_end(x.shape[1] - 1)
+    x = x[:, storage.sinks : end]
+    want = format(x)
+    codes, scales = want.codes.reshape(len(x), -1), want.scale[..., 0]
+    if format.per_channel:  # [heads, channels, tokens]
+        codes, scales = (np.swapaxes(y.reshape(len(x), x.shape[2], -1), 1, 2)
+                         for y in (codes, scales))
+    codes = codes.reshape(x.shape)
+    got = cache.part(0, values, kvant_kv.CODES)[0][:, : x.shape[1]]
+    if format.quantize is definitions.e4m3:
+        sign, exponent, mantissa = got >> 7, got >> 3 & 15, got & 7
+        magnitude = np.where(exponent == 0, mantissa / 8 * 2.**-6,
+                             (1 + mantissa / 8) * np.exp2(exponent - 7.))
+        got = np.where(sign == 1, -magnitude, magnitude)
+    elif format.quantize is definitions.ggml_q4_0:
+        codes = codes - 8
+    stored = cache.part(0, values, kvant_kv.SCALES)[0][:, : scales.shape[1]].astype(np.float64)
+    # Sums in f32 (of rotated numbers, and iq4_nl's) depend on their order in the last bits, and so
+    # may a scale in its last, once in a while.
+    sums = format.rotated or format.quantize is definitions.ggml_iq4_nl
+    differing = TIES * (4 if sums else 1)
+    off = stored != scales
+    assert off.mean() <= (differing if sums else 0), (what, "scales", off.sum())
+    assert np.allclose(stored, scales, rtol=2**-10, atol=0), (what, "scales")
+    moved = got != codes
+    assert moved.mean() <= differing, (what, "codes", moved.sum(), "of", moved.size)
+    if format.quantize is not definitions.e4m3:
+        assert np.abs(got - codes).max() <= 1, (what, "codes are further than a tie")
+
+
 def check_kvant_bytes():
     """What kvant counts is what the formats take."""
     library, heads, size, tokens = kvant_kv.Library(), 3, 64, 300
@@ -148,6 +196,7 @@ def main():
     layers = fixture()
     check_definitions_of_ggml(layers)
     check_definitions_of_attention(layers)
+    check_kvant_codes(layers)
     check_kvant_attention(layers)
     check_kvant_bytes()
     with tempfile.TemporaryDirectory() as folder:

@@ -148,11 +148,6 @@ double kvant_kv_bits_per_element(const kvant_kv* kv) {
          2;
 }
 
-int64_t kvant_kv_sequence_bytes(const kvant_kv* kv, int64_t tokens) {
-  return kv->cache->tensor(0, false).UsedBytes(tokens) +
-         kv->cache->tensor(0, true).UsedBytes(tokens);
-}
-
 const char* kvant_kv_kernel(kvant_kv* kv) {
   kv->kernel = kv->last == nullptr ? "" : kv->last->compiled(0).kernel();
   return kv->kernel.c_str();

@@ -33,8 +33,6 @@ int kvant_kv_teacher_force(kvant_kv* kv, int64_t layer, const float* q, const fl
 int64_t kvant_kv_bytes(const kvant_kv* kv);
 int64_t kvant_kv_used_bytes(const kvant_kv* kv);
 double kvant_kv_bits_per_element(const kvant_kv* kv);
-// What a sequence of so many tokens takes in a cache like this one, by its scheme alone.
-int64_t kvant_kv_sequence_bytes(const kvant_kv* kv, int64_t tokens);
 // The attention kernel that ran last; empty before.
 const char* kvant_kv_kernel(kvant_kv* kv);
 

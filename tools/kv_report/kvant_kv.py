@@ -22,6 +22,9 @@ _SIGNATURES = {  # name: (result, arguments)
     "used_bytes": (_I64, (ctypes.c_void_p,)),
     "bits_per_element": (ctypes.c_double, (ctypes.c_void_p,)),
     "kernel": (ctypes.c_char_p, (ctypes.c_void_p,)),
+    "part": (ctypes.c_void_p, (ctypes.c_void_p, _I64, ctypes.c_int, ctypes.c_int,
+                               ctypes.POINTER(_I64), ctypes.POINTER(_I64))),
+    "part_type": (ctypes.c_char_p, (ctypes.c_void_p, _I64, ctypes.c_int, ctypes.c_int)),
 }
 
 
@@ -52,6 +55,9 @@ class Library:
             yield cache
         finally:
             self.destroy(cache.handle)
+
+
+CODES, SCALES = 1, 2  # parts of kvant_kv_part
 
 
 class Cache:
@@ -105,6 +111,19 @@ class Cache:
     def kernel(self):
         """What runs attention, in kvant's words."""
         return self.library.kernel(self.handle).decode()
+
+    def part(self, layer, values, part):
+        """What is stored of K (of V, if `values`): numbers [batch, heads, slots, n]; f8 as its bits."""
+        kind = self.library.part_type(self.handle, layer, values, part).decode()
+        size, dims = _I64(), (_I64 * 4)()
+        data = self.library.part(self.handle, layer, values, part, ctypes.byref(size), dims)
+        raw = np.frombuffer(ctypes.string_at(data, size.value), np.uint8)
+        if kind in ("f16", "f32"):
+            return raw.view({"f16": np.float16, "f32": np.float32}[kind]).reshape(dims)
+        bits = int(kind.partition("_")[0][1:])
+        codes = raw[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (2**bits - 1)
+        codes = codes.reshape(dims).astype(np.int64)
+        return np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes) if kind[0] == "s" else codes
 
     def _check(self, function, *arguments):
         self.library.check(function(self.handle, *arguments))
