@@ -62,6 +62,7 @@ bool KvFormat::quantized() const { return !IsComputeFloat(type); }
 DataType KvFormat::ZeroPointType(DataType scales) const {
   if (!zero_points) return kUndef;
   if (IsFloat(type) || real_zero_points) return scales;
+  if (packed_zero_points) return type;
   return LowestOf(type) < 0 ? kS8 : kU8;
 }
 
@@ -140,7 +141,9 @@ std::string KvFormat::ToString() const {
       absl::StrAppend(&text, ":tensor");
       break;
   }
-  if (zero_points) absl::StrAppend(&text, real_zero_points ? ":rzp" : ":zp");
+  if (zero_points) {
+    absl::StrAppend(&text, real_zero_points ? ":rzp" : packed_zero_points ? ":pzp" : ":zp");
+  }
   if (codebook != nullptr) absl::StrAppend(&text, ":", std::string(codebook->name));
   if (ggml_formula) absl::StrAppend(&text, ":ggml");
   if (scale_type != kUndef) absl::StrAppend(&text, ":s", std::string(DataTypeName(scale_type)));
@@ -172,11 +175,14 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
     } else if (const int64_t size = GroupSizeFrom(part); size > 0) {
       if (format.group_size > 0) return Bad(text, "two group sizes");
       format.group_size = size;
-    } else if (part == "zp" || part == "rzp") {
+    } else if (part == "zp" || part == "rzp" || part == "pzp") {
       if (format.zero_points) return Bad(text, "zero points twice");
-      if (part == "rzp" && IsFloat(format.type)) return Bad(text, "'rzp' is for integers");
+      if (part != "zp" && IsFloat(format.type)) {
+        return Bad(text, absl::StrCat("'", part, "' is for integers"));
+      }
       format.zero_points = true;
       format.real_zero_points = part == "rzp";
+      format.packed_zero_points = part == "pzp";
     } else if (const CodebookRow* codebook = FindCodebook(part)) {
       if (format.codebook != nullptr) return Bad(text, "two codebooks");
       format.codebook = codebook;
@@ -188,7 +194,7 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
     } else {
       return Bad(text, absl::StrCat("'", part,
                                     "' is none of gN, token, all_heads, channel, head, tensor, zp, "
-                                    "rzp, a codebook, ggml, sf16, sbf16, sf32"));
+                                    "pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
     }
   }
   if (format.group_size > 0) {
@@ -211,7 +217,7 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
 
 std::string_view KvFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
-         ":gN|:token|:all_heads|:head|:tensor|:channel[:gN], :zp|:rzp, :sf16|:sbf16|:sf32";
+         ":gN|:token|:all_heads|:head|:tensor|:channel[:gN], :zp|:pzp|:rzp, :sf16|:sbf16|:sf32";
 }
 
 }  // namespace kvant

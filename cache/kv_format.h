@@ -1,6 +1,6 @@
 // How K or V is stored, as one word of text: "u4:g32:zp", "s8:channel:g64:sf16".
 //
-//   TYPE[:GROUPS][:zp|:rzp][:CODEBOOK][:ggml][:SCALES]
+//   TYPE[:GROUPS][:zp|:pzp|:rzp][:CODEBOOK][:ggml][:SCALES]
 //   TYPE    f32 bf16 f16 (not quantized) f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2
 //   GROUPS  which elements share a scale:
 //           gN           N along the head
@@ -10,8 +10,9 @@
 //           channel:gN   one channel, N tokens
 //           head         one head
 //           tensor       everything
-//   zp      zero points: of the code type's sign for integers, in real units (and
-//           of the scales' type) for f8
+//   zp      zero points: a byte of the code type's sign for integers, in real units
+//           (and of the scales' type) for f8
+//   pzp     integer zero points of the codes' own type: of u4 two in a byte
 //   rzp     zero points in real units for integers too: code * scale - zero point
 //   CODEBOOK  a name of graph/codebooks.h: codes are positions in it
 //   ggml    scales and codes as ggml's block formats compute them
@@ -40,6 +41,7 @@ struct KvFormat {
   int64_t group_size = 0;
   bool zero_points = false;
   bool real_zero_points = false;          // of integers
+  bool packed_zero_points = false;        // of integers, not real
   const CodebookRow* codebook = nullptr;  // a row of the table, or none
   bool ggml_formula = false;
   // Undefined: that of the queries.

@@ -88,9 +88,9 @@ TEST(KvScheme, TextSurvivesParsing) {
 
 TEST(KvScheme, BitsPerElement) {
   const std::pair<const char*, double> cases[] = {
-      {"f16", 16},          {"int8_th", 8.25}, {"q8_0", 8.5},    {"int4_g32", 5},
-      {"int4_g64", 4.5},    {"q4_0", 4.5},     {"q4_1", 5},      {"kivi2", 3},
-      {"int4zp_g32", 4.75}, {"iq4_nl", 4.5},   {"nf4_g32", 4.5}, {"int8_token", 8.125}};
+      {"f16", 16},           {"int8_th", 8.25}, {"q8_0", 8.5},    {"int4_g32", 5},
+      {"int4_g64", 4.5},     {"q4_0", 4.5},     {"q4_1", 5},      {"kivi2", 3},
+      {"int4zp_g32", 4.625}, {"iq4_nl", 4.5},   {"nf4_g32", 4.5}, {"int8_token", 8.125}};
   for (const auto& [name, bits] : cases) {
     EXPECT_DOUBLE_EQ(ParseKvCacheScheme(name)->k.BitsPerElement(2, 64), bits) << name;
   }

@@ -47,9 +47,10 @@ TEST(KvFormatTest, GroupsFollowTheWord) {
 }
 
 TEST(KvFormatTest, TextSurvivesParsing) {
-  for (const char* text : {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "s4:token:sf32",
-                           "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel",
-                           "u4:g32:nf4", "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
+  for (const char* text :
+       {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "u4:g32:pzp", "s4:token:sf32",
+        "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel", "u4:g32:nf4",
+        "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
     const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
@@ -59,6 +60,8 @@ TEST(KvFormatTest, TextSurvivesParsing) {
 TEST(KvFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
   EXPECT_EQ(ParseKvFormat("s4:zp")->ZeroPointType(kF16), kS8);
   EXPECT_EQ(ParseKvFormat("u2:zp")->ZeroPointType(kF16), kU8);
+  EXPECT_EQ(ParseKvFormat("u4:pzp")->ZeroPointType(kF16), kU4);
+  EXPECT_EQ(ParseKvFormat("s8:pzp")->ZeroPointType(kF16), kS8);
   EXPECT_EQ(ParseKvFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u4:rzp")->ZeroPointType(kF16), kF16);
   EXPECT_EQ(ParseKvFormat("u2")->ZeroPointType(kF16), kUndef);
@@ -68,6 +71,7 @@ TEST(KvFormatTest, CountsScalesInBits) {
   const Dims dims = {1, 1, 128, 64};
   EXPECT_DOUBLE_EQ(ParseKvFormat("f16")->BitsPerElement(dims, kF32), 16);
   EXPECT_DOUBLE_EQ(ParseKvFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32), 4 + 24. / 32);
+  EXPECT_DOUBLE_EQ(ParseKvFormat("u4:g32:pzp:sf16")->BitsPerElement(dims, kF32), 4 + 20. / 32);
   EXPECT_DOUBLE_EQ(ParseKvFormat("u2:channel")->BitsPerElement(dims, kF32), 2 + 32. / 128);
 }
 
@@ -88,6 +92,8 @@ TEST(KvFormatTest, RefusesWithTheWrongPart) {
       {"s8:token:g32", "no other group but channel"},
       {"s8:zp:zp", "twice"},
       {"s8:zp:rzp", "twice"},
+      {"s4:pzp:zp", "twice"},
+      {"f8_e4m3:pzp", "'pzp' is for integers"},
       {"f8_e4m3:rzp", "for integers"},
       {"s8:sf16:sf32", "two types"},
       {"s8:sf8", "'sf8'"},
