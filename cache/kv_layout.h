@@ -25,7 +25,7 @@ class KvLayout {
  public:
   // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back.
   KvLayout(const KvScheme& scheme, int64_t capacity, int64_t rollback)
-      : bulk_(scheme.flush == KvScheme::Flush::kBulk), residual_(scheme.residual) {
+      : bulk_(scheme.flush != KvScheme::Flush::kSliding), residual_(scheme.residual) {
     const int64_t sinks = std::min(scheme.sinks, capacity);
     slots_[Index(KvSegmentKind::kSinks)] = sinks;
     const int64_t behind = capacity - sinks;

@@ -35,6 +35,13 @@ std::optional<int64_t> NumberAfter(const std::string& part, const std::string& w
   return number;
 }
 
+// Words for the window, by when tokens leave it.
+constexpr std::pair<KvScheme::Flush, const char*> kFlushWords[] = {
+    {KvScheme::Flush::kSliding, "window"},
+    {KvScheme::Flush::kBulk, "bulk"},
+    {KvScheme::Flush::kRequantize, "requant"},
+};
+
 bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 }  // namespace
@@ -105,7 +112,13 @@ absl::Status KvScheme::Check(int64_t head_size) const {
                                   head_size));
   }
   const int64_t tokens = group_tokens();
-  if (flush == Flush::kBulk && residual == 0) return Bad(text, "a window of 0 tokens in bulk");
+  if (flush != Flush::kSliding && residual == 0) {
+    return Bad(text, "a window of 0 tokens in bulk");
+  }
+  if (flush == Flush::kRequantize && (static_scales() || format.packed_zero_points ||
+                                      format.groups == KvFormat::Groups::kAllHeads)) {
+    return Bad(text, "quantizing again is for groups of a head, with zero points of whole bytes");
+  }
   if (tokens > 1) {
     if (flush == Flush::kSliding) {
       return Bad(text,
@@ -132,7 +145,9 @@ std::string KvScheme::ToString() const {
   if (rotation > 0) absl::StrAppend(&text, "+rot", rotation);
   if (sinks != 0) absl::StrAppend(&text, "+sinks", sinks);
   if (residual != 0) {
-    absl::StrAppend(&text, flush == Flush::kBulk ? "+bulk" : "+window", residual);
+    for (const auto& [flush_of, word] : kFlushWords) {
+      if (flush_of == flush) absl::StrAppend(&text, "+", word, residual);
+    }
   }
   if (window_type != kF16) absl::StrAppend(&text, "+", std::string(DataTypeName(window_type)));
   return text;
@@ -146,7 +161,9 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
   const auto twice = [](bool& seen) { return std::exchange(seen, true); };
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string& part = parts[i];
-    const bool bulk = NumberAfter(part, "bulk").has_value();
+    const auto* const window =
+        std::find_if(std::begin(kFlushWords), std::end(kFlushWords),
+                     [&](const auto& row) { return NumberAfter(part, row.second).has_value(); });
     const auto block = NumberAfter(part, "rot");
     if (part == "rot" || block) {
       if (twice(has_rotation)) return Bad(text, "two rotations");
@@ -154,16 +171,17 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
     } else if (const auto sinks = NumberAfter(part, "sinks")) {
       if (twice(has_sinks)) return Bad(text, "sinks twice");
       scheme.sinks = *sinks;
-    } else if (const auto window = NumberAfter(part, bulk ? "bulk" : "window")) {
+    } else if (window != std::end(kFlushWords)) {
       if (twice(has_window)) return Bad(text, "two windows");
-      scheme.residual = *window;
-      scheme.flush = bulk ? KvScheme::Flush::kBulk : KvScheme::Flush::kSliding;
+      scheme.residual = *NumberAfter(part, window->second);
+      scheme.flush = window->first;
     } else if (part == "f32" || part == "bf16" || part == "f16") {
       if (twice(has_type)) return Bad(text, "two types of sinks and window");
       scheme.window_type = *DataTypeFromName(part);
     } else {
       return Bad(text, absl::StrCat("'", part,
-                                    "' is none of rot, rotN, sinksN, windowN, bulkN, f32, bf16"));
+                                    "' is none of rot, rotN, sinksN, windowN, bulkN, requantN, "
+                                    "f32, bf16"));
     }
   }
   return scheme;

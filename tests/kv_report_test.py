@@ -90,6 +90,18 @@ def check_definitions_of_attention(layers):
             assert errors[0] < errors[1], (per_channel, layer, errors)
 
 
+def check_requantizing(layers):
+    """What is quantized again keeps its groups along the head, and loses what crosses tokens."""
+    along_the_head = lambda x: definitions._int(4, 64)(x).values
+    across_heads = definitions.runs_across_heads(4, 64)
+    for layer, (_, k, _) in layers.items():
+        for quantize, least, most in ((along_the_head, .999, 1.001), (across_heads, 2.4, 2.7)):
+            got = definitions.requantized(quantize, k[0].astype(np.float64), 100, 16)
+            x = k[0, :, : got.shape[1]].astype(np.float64)
+            growth = relative(got - x, quantize(x) - x)
+            assert least <= growth <= most, (layer, growth)
+
+
 def check_kvant_attention(layers):
     """Every scheme of kvant, token by token, does what its definition says."""
     kvant, judge = quality.Kvant(), quality.Definitions()
@@ -196,6 +208,7 @@ def main():
     layers = fixture()
     check_definitions_of_ggml(layers)
     check_definitions_of_attention(layers)
+    check_requantizing(layers)
     check_kvant_codes(layers)
     check_kvant_attention(layers)
     check_kvant_bytes()

@@ -44,6 +44,11 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
       {"bf16+sinks4", "which is not quantized"},
       {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
       {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
+      {"u4:g32:rzp+requant0", "a window of 0 tokens"},
+      {"u4:channel:g32:rzp+requant48", "48 tokens is no multiple of the group's 32"},
+      {"s8:tensor+requant8", "quantizing again"},
+      {"s8:all_heads+requant8", "quantizing again"},
+      {"u4:g32:pzp+requant8", "quantizing again"},
       {"u4:g32", "hold nothing below 0"},
       {"f8_e4m3:head", "do not saturate"},
       {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
@@ -58,6 +63,7 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
   for (const auto& [text, words] :
        {std::pair("u4:g32:rzp+window", "'window'"),
         std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
+        std::pair("u4:g32:rzp+bulk8+requant8", "two windows"),
         std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
         std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
         std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {

@@ -347,6 +347,38 @@ SCHEMES = {
 }
 
 
+# --- Quantizing again --------------------------------------------------------------
+
+
+def requantized(quantize, x, prompt, residual):
+    """x [heads, tokens, head size] as a cache reads it that never freezes a group.
+
+    As transformers' QuantizedCache does it: the prompt is quantized whole, and whenever
+    `residual` more tokens have come, all that is read back, as f16, and they are
+    quantized together. Returns the tokens that have been quantized.
+    """
+    end, stored = prompt, as_f16(quantize(x[:, :prompt]))
+    while end + residual <= x.shape[1]:
+        stored = np.concatenate([stored, x[:, end : end + residual]], axis=1)
+        stored = as_f16(quantize(stored))
+        end += residual
+    return stored
+
+
+def runs_across_heads(bits, group):
+    """quanto's axis -1: runs of a channel's tokens through all heads, whose ends move with the
+    length. What does not fill a run stays as it is."""
+
+    def quantize(x):
+        rows = x.reshape(-1, x.shape[-1]).T.copy()
+        whole = rows.shape[1] // group * group
+        groups = rows[:, :whole].reshape(len(rows), -1, group)
+        rows[:, :whole] = min_max(bits)(groups)[3].reshape(len(rows), -1)
+        return rows.T.reshape(x.shape)
+
+    return quantize
+
+
 # --- Attention -----------------------------------------------------------------
 
 
