@@ -66,34 +66,36 @@ DataType KvFormat::ZeroPointType(DataType scales) const {
   return LowestOf(type) < 0 ? kS8 : kU8;
 }
 
+std::optional<int64_t> KvFormat::group_tokens() const {
+  switch (groups) {
+    case Groups::kHeadSlice:
+    case Groups::kToken:
+    case Groups::kAllHeads:
+      return 1;
+    case Groups::kChannel:
+      if (group_size != 0) return group_size;
+      break;
+    case Groups::kHead:
+    case Groups::kTensor:
+      break;
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<Dims> KvFormat::GroupShape(absl::Span<const int64_t> dims) const {
   const size_t rank = dims.size();
   if (rank < 2) return Bad(ToString(), "needs a tensor of at least two dims");
   const int64_t tokens = dims[rank - 2];
   const int64_t head_size = dims[rank - 1];
   Dims group(rank, 1);
-  switch (groups) {
-    case Groups::kHeadSlice:
-      group[rank - 1] = group_size;
-      break;
-    case Groups::kToken:
-      group[rank - 1] = head_size;
-      break;
-    case Groups::kAllHeads:
-      if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");
-      group[rank - 1] = head_size;
-      group[rank - 3] = dims[rank - 3];
-      break;
-    case Groups::kChannel:
-      group[rank - 2] = group_size > 0 ? group_size : tokens;
-      break;
-    case Groups::kHead:
-      group[rank - 2] = tokens;
-      group[rank - 1] = head_size;
-      break;
-    case Groups::kTensor:
-      group.assign(dims.begin(), dims.end());
-      break;
+  if (groups == Groups::kTensor) group.assign(dims.begin(), dims.end());
+  group[rank - 2] = group_tokens().value_or(tokens);
+  if (groups != Groups::kChannel) {
+    group[rank - 1] = groups == Groups::kHeadSlice ? group_size : head_size;
+  }
+  if (groups == Groups::kAllHeads) {
+    if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");
+    group[rank - 3] = dims[rank - 3];
   }
   if (group[rank - 1] <= 0 || head_size % group[rank - 1] != 0) {
     return Bad(ToString(), absl::StrCat("groups of ", group[rank - 1],

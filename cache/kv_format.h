@@ -49,6 +49,8 @@ struct KvFormat {
 
   // Scales exist: every type but f32, bf16 and f16.
   bool quantized() const;
+  // Tokens of a group; none: all that there are.
+  std::optional<int64_t> group_tokens() const;
   // The type of the zero points for scales of this type; kUndef without any.
   DataType ZeroPointType(DataType scales) const;
   // Elements per group and axis of a [..., tokens, head size] tensor.

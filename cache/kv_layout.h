@@ -31,7 +31,7 @@ class KvLayout {
     const int64_t behind = capacity - sinks;
     // At least one group, also where no token ever gets there.
     slots_[Index(KvSegmentKind::kMain)] =
-        std::max({MainOf(behind), scheme.group_tokens(), int64_t{1}});
+        std::max({MainOf(behind), scheme.format.group_tokens().value_or(1), int64_t{1}});
     if (residual_ == 0) return;
     // Short sequences need no more than themselves.
     slots_[Index(KvSegmentKind::kWindow)] =

@@ -46,22 +46,6 @@ bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 }  // namespace
 
-int64_t KvScheme::group_tokens() const {
-  using Groups = KvFormat::Groups;
-  switch (format.groups) {
-    case Groups::kHeadSlice:
-    case Groups::kToken:
-    case Groups::kAllHeads:
-      return 1;
-    case Groups::kChannel:
-      return format.group_size;
-    case Groups::kHead:
-    case Groups::kTensor:
-      return 0;
-  }
-  return 1;
-}
-
 absl::Status KvScheme::Check(int64_t head_size) const {
   const std::string text = ToString();
   if (rotation != 0) {
@@ -111,7 +95,7 @@ absl::Status KvScheme::Check(int64_t head_size) const {
     return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
                                   head_size));
   }
-  const int64_t tokens = group_tokens();
+  const int64_t tokens = format.group_tokens().value_or(0);
   if (flush != Flush::kSliding && residual == 0) {
     return Bad(text, "a window of 0 tokens in bulk");
   }
@@ -135,7 +119,7 @@ absl::Status KvScheme::Check(int64_t head_size) const {
 
 double KvScheme::BitsPerElement(int64_t heads, int64_t head_size) const {
   if (!format.quantized() || static_scales()) return BitsOf(format.type);
-  const Dims dims{1, heads, group_tokens(), head_size};
+  const Dims dims{1, heads, *format.group_tokens(), head_size};
   return format.BitsPerElement(dims, scale_type());
 }
 

@@ -43,9 +43,8 @@ struct KvScheme {
   DataType window_type = kF16;  // of sinks and window
 
   DataType scale_type() const { return format.scale_type == kUndef ? kF16 : format.scale_type; }
-  // Elements of a group; 0 tokens: the scales are for all tokens and given when the cache is made.
-  int64_t group_tokens() const;
-  bool static_scales() const { return format.quantized() && group_tokens() == 0; }
+  // The scales are for all tokens, and given when the cache is made.
+  bool static_scales() const { return format.quantized() && !format.group_tokens(); }
   // kInvalidArguments, in words and numbers, where it contradicts itself or the head size.
   absl::Status Check(int64_t head_size) const;
   // Bits per element in the long run, the share of scales and zero points included.

@@ -130,7 +130,7 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileReread(const Engine& engine) const
     const LogicalTensor& desc = this->part(part);
     return g.Input("part", desc.type, {1, 1, slots, (*desc.dims)[3]});
   };
-  const int64_t groups = tokens / scheme_.group_tokens();
+  const int64_t groups = tokens / *scheme_.format.group_tokens();
   GraphBuilder::DequantizeOptions options{.group_shape = GroupShape(), .type = scheme_.window_type};
   if (scheme_.format.codebook != nullptr) {
     options.codebook.assign(scheme_.format.codebook->values.begin(),
@@ -337,7 +337,7 @@ class KvTensor::Writer {
       if (!t_.has(part)) continue;
       const LogicalTensor& desc = t_.part(part);
       const int64_t slots = (*desc.dims)[2], columns = (*desc.dims)[3];
-      const int64_t group = part == KvPart::kCodes ? 1 : t_.scheme_.group_tokens();
+      const int64_t group = part == KvPart::kCodes ? 1 : *t_.scheme_.format.group_tokens();
       const int64_t at = BytesFor(desc.type, (row * slots + first / group) * columns);
       inputs.push_back({layer_[static_cast<int>(part)] + at,
                         static_cast<size_t>(BytesFor(desc.type, op.tokens / group * columns))});
@@ -413,7 +413,7 @@ KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
   if (part == KvPart::kSinks) slots = ranges[static_cast<int>(KvSegmentKind::kSinks)].tokens;
   if (part == KvPart::kCodes) slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens;
   if (part == KvPart::kScales || part == KvPart::kZeroPoints) {
-    slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / scheme_.group_tokens();
+    slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / *scheme_.format.group_tokens();
   }
   return {BytesFor(desc.type, slots * dims[3]), BytesFor(desc.type, dims[2] * dims[3]), dims[1]};
 }
