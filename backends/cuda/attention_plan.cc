@@ -121,7 +121,10 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
   if (traits.scales.type == kNone) return;
   // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
-  const bool aligned = t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0;
+  // Nor where a range may begin within one.
+  const bool aligned =
+      traits.group[kRow] == 1 ||
+      (!HasRanges(t) && (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
   const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);
   const int32_t each = CeilDiv(grid.rows * grid.columns, Threads(t));
   if (aligned && each <= kMaxParametersAhead) traits.parameters_ahead = each;

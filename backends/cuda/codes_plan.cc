@@ -18,8 +18,7 @@ int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
 // What divides the address of every row, in bytes: 0 where all are 0, 1 also where they are not
 // whole bytes.
 int64_t AlignmentOf(const Array& array, int bits) {
-  uint64_t all = reinterpret_cast<uintptr_t>(array.data) * 8;
-  all |= static_cast<uint64_t>(array.offset * bits);
+  auto all = static_cast<uint64_t>(array.offset * bits);
   for (int a = 0; a < kCol; ++a) all |= static_cast<uint64_t>(array.strides[a] * bits);
   const uint64_t lowest = all & -all;
   return lowest == 0 ? 0 : static_cast<int64_t>(std::max<uint64_t>(lowest / 8, 1));
@@ -170,9 +169,6 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
                            : FirstThatFits(kByRow, shared_bytes, t);
 }
 
-// Lengths on the device that differ along b0 alone: splits follow them.
-bool SplitsByLength(const AttentionTraits& t) { return t.kv_lengths.varies == 1; }
-
 int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
   return int64_t{p.batch[0]} * p.batch[1] * (t.kv_varies_over_b2 ? p.batch[2] : 1) * p.row_tiles;
 }
@@ -206,8 +202,8 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
 CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {
   const AttentionTraits& t = traits;
   const int64_t sequences = SequencesOf(t, params);
-  const int64_t most = SplitsByLength(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1)
-                                         : int64_t{params.splits};
+  const int64_t most =
+      LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1) : int64_t{params.splits};
   CodesLaunch launch;
   launch.blocks = sequences * params.splits;
   launch.threads = t.token_warps * 32;
@@ -245,7 +241,7 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
       std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
   int64_t splits = slots / std::max<int64_t>(sequences, 1);
   // Where lengths differ, there is something to hand out by length.
-  if (SplitsByLength(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
+  if (LengthsVary(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
   params.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
   CodesLaunch launch = LaunchOf(t, params);
   launch.blocks_per_multiprocessor = shape.blocks;

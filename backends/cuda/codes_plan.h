@@ -10,7 +10,7 @@
 namespace kvant::cuda {
 
 // Why the kernel does not take these; empty if it does. What planning sets does not matter, and
-// addresses that are null count as aligned.
+// ports' memory counts as aligned.
 std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& params);
 
 struct CodesDevice {

@@ -45,6 +45,9 @@ class Describer {
     t.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
     Describe(spec_.sinks, t.sinks, p.sinks);
     Describe(spec_.kv_lengths, t.kv_lengths, p.kv_lengths);
+    // They vary over no heads, also where there is one.
+    Describe(spec_.segment_ranges, {spec_.batch[0], kMaxDim, kMaxDim, 2 * kMaxSegments, 2},
+             t.segment_ranges, p.segment_ranges);
     Describe(spec_.stats, Extents(spec_.q_len, 1), t.stats, p.stats, /*output=*/true);
     Describe(spec_.output, Extents(spec_.q_len, spec_.v_head_size), t.output, p.output,
              /*output=*/true);
@@ -147,7 +150,8 @@ class Describer {
     }
   }
 
-  // Which elements lie side by side, and whether 8 of them do so at a multiple of their size.
+  // Which elements lie side by side, and whether 8 of them from a multiple of 8 on are aligned to
+  // their size.
   static void DescribeRuns(const View& data, SegmentTraits& traits) {
     traits.contiguous = -1;
     for (const int axis : {kRow, kCol}) {
@@ -159,7 +163,6 @@ class Describer {
       if (axis == traits.contiguous || data.dims[axis] == 1) continue;
       aligned &= data.strides[axis] % 8 == 0;
     }
-    // One of several segments may begin anywhere in a tile of tokens.
     traits.vectors = aligned;
   }
 
@@ -399,8 +402,7 @@ std::string WhyNotOutputs(const AttentionSpec& spec) {
 std::string WhyUnsupported(const AttentionSpec& spec) {
   if (spec.Uses(Feature::kHadamard)) return "Hadamard rotations of Q, K, V or the output";
   if (spec.Uses(Feature::kCodebook)) return "codebooks";
-  if (spec.Uses(Feature::kSegmentRanges)) return "ranges of segments";
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kOverQueries) << 1) - 1;
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");

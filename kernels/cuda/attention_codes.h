@@ -20,7 +20,6 @@
 #define KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
 
 #include "kvant/kernels/cuda/codes_values.h"
-#include "kvant/kernels/cuda/codes_work.h"
 #include "kvant/kernels/cuda/finish.h"
 #include "kvant/kernels/cuda/score_steps.h"
 
@@ -171,29 +170,6 @@ class AttentionCodes {
     return common;
   }
 
-  KVANT_DEVICE typename Ring::Bases Bases() const {
-    const BlockRows rows = Work::Load(p_, work_).rows;
-    const Position at{rows.b0, rows.b1, rows.b2, 0};
-    const SegmentParams &k = p_.k[0], &v = p_.v[0];
-    return {Codes(T::k.k[0], k, at),
-            Codes(T::k.v[0], v, at),
-            {Side(T::k.k[0], T::k.k[0].scales, k.scales, at),
-             Side(T::k.v[0], T::k.v[0].scales, v.scales, at),
-             Side(T::k.k[0], T::k.k[0].zero_points, k.zero_points, at),
-             Side(T::k.v[0], T::k.v[0].zero_points, v.zero_points, at)}};
-  }
-  KVANT_DEVICE static const u8* Codes(const SegmentTraits& traits, const SegmentParams& segment,
-                                      const Position& at) {
-    return static_cast<const u8*>(segment.data.data) +
-           IndexOf(traits.data, segment.data, at, 0) * BitsOf(traits.data.type) / 8;
-  }
-  KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
-                                     const Array& array, const Position& at) {
-    if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
-    return static_cast<const u8*>(array.data) +
-           GroupIndex(traits, side, array, at, 0) * (BitsOf(side.type) / 8);
-  }
-
   KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
                           i32 kv_len, float top, State& state, Values& values) const {
     KVANT_UNROLL
@@ -214,7 +190,7 @@ class AttentionCodes {
                                     ? k_row
                                     : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
     const i32 first = tokens.begin + warp * T::k.warp_tile;
-    Ring ring(begin, Bases(), first, tokens.end);
+    Ring ring(p_, work_, begin, first, tokens.end);
     KVANT_NO_UNROLL
     for (i32 token = first; token < tokens.end; token += Ring::Step()) {
       const u32 stage = ring.Next(token);

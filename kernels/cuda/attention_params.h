@@ -144,7 +144,7 @@ struct AttentionTraits {
   i32 step_count;
   StepTraits steps[kMaxSteps];
   i32 inf_as_zero;  // a row without any finite score: zeros, else NaN
-  ArrayTraits sinks, kv_lengths;
+  ArrayTraits sinks, kv_lengths, segment_ranges;
   i32 dropout;
   ArrayTraits seed, dropout_offset, probability, dropout_mask;
   i32 probs_type;  // probabilities are rounded to codes of this type, once they are final; or kNone
@@ -178,7 +178,8 @@ struct BatchArray {
   i64 strides[3];
 };
 
-// Tokens [begin, begin + tokens) of K or V; a row of `data` is a token within the segment.
+// Tokens [begin, begin + tokens) of K or V, but where there are ranges; a row of `data` is a token
+// within the segment.
 struct SegmentParams {
   Array data, scales, zero_points;
   i32 begin, tokens;
@@ -188,7 +189,6 @@ struct StepParams {
   Array operand, condition;
   BatchArray shift_add, shift_sub;
   float constant;
-  i32 unused;
   i64 lower, upper;
 };
 
@@ -207,6 +207,7 @@ struct AttentionParams {
   SegmentParams k[kMaxSegments], v[kMaxSegments];
   StepParams steps[kMaxSteps];
   BatchArray sinks, kv_lengths;
+  Array segment_ranges;  // a row for each segment of K, then of V: {first, tokens}
   Array stats, output, dropout_mask;
   const void *seed, *dropout_offset, *probability;
   RoundingParams probs_rounding, output_rounding;

@@ -12,6 +12,7 @@
 #ifndef KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
 #define KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
 
+#include "kvant/kernels/cuda/columns.h"
 #include "kvant/kernels/cuda/dropout.h"
 #include "kvant/kernels/cuda/finish.h"
 #include "kvant/kernels/cuda/online_softmax.h"
@@ -25,8 +26,8 @@ namespace kvant::cuda {
 // small.
 struct AttentionShared {
   i32 q, k, v;  // where the tiles lie
-  i32 states;   // where states lie: 0
   i32 factors;  // floats of joining, and column ranges
+  i32 tables;   // SegmentTable
   i32 bytes;
 
   KVANT_DEVICE static constexpr AttentionShared Of(const AttentionTraits& t, i32 splits) {
@@ -38,7 +39,8 @@ struct AttentionShared {
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    s.bytes = s.factors + rows * joined * 8;
+    s.tables = s.factors + rows * joined * 8;
+    s.bytes = s.tables + TableBytes(t);
     return s;
   }
 };
@@ -68,7 +70,7 @@ class AttentionTiles {
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
     block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
-    kv_len_ = RealLength(p, T::k.kv_lengths, Position{block_.b0, block_.b1, 0, 0});
+    kv_len_ = RealLength<T>(p, Position{block_.b0, block_.b1, 0, 0});
     const i32 warp = WarpIndex(), lane = LaneIndex();
     row_ = warp / T::k.token_warps * 16;
     token_ = warp % T::k.token_warps * (T::k.tile / T::k.token_warps);
@@ -80,6 +82,7 @@ class AttentionTiles {
     if (T::k.dropout && T::k.dropout_mask.type != kNone && split_ == 0 && channel_ == 0) {
       WriteDropoutMask(dropout);
     }
+    SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
     LoadQueries();
     const ColumnRange tiles = TilesOfSplit();
     RowState state = RowState::Empty();
@@ -250,10 +253,10 @@ class AttentionTiles {
   template <class Use>
   KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
     const Position batch{block_.b0, block_.b1, block_.b2, 0};
-    TileFeed<T, true> keys(p_, shared_ + at_.k, batch, kv_len_, 0);
-    TileFeed<T, false> outputs(p_, shared_ + at_.v, batch, kv_len_, channel_);
+    TileFeed<T, true> keys(p_, shared_ + at_.k, shared_ + at_.tables, batch, kv_len_, 0);
+    TileFeed<T, false> outputs(p_, shared_ + at_.v, shared_ + at_.tables, batch, kv_len_, channel_);
     if (tiles.begin < tiles.end) {
-      BlockSync();  // the last sweep is done with the tiles
+      BlockSync();  // the last sweep is done with the tiles, and tables are written
       keys.Start(tiles.begin);
       if (values) outputs.Start(tiles.begin);
       CopyAsyncCommit();
@@ -294,7 +297,7 @@ class AttentionTiles {
 
   KVANT_DEVICE void End(const RowState& state, const typename Products::Output& output) {
     const i32 rows = Ending::Rows();
-    const SharedAddress states = shared_ + at_.states, factors = shared_ + at_.factors;
+    const SharedAddress states = shared_, factors = shared_ + at_.factors;
     BlockSync();  // tiles are done with
     const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
     const SharedAddress mine = states + WarpIndex() % T::k.token_warps * Ending::StateFloats() * 4;

@@ -18,7 +18,7 @@
 #ifndef KVANT_KERNELS_CUDA_CODES_RING_H_
 #define KVANT_KERNELS_CUDA_CODES_RING_H_
 
-#include "kvant/kernels/cuda/codes_format.h"
+#include "kvant/kernels/cuda/codes_bases.h"
 
 namespace kvant::cuda {
 
@@ -67,6 +67,18 @@ struct CodeTile {
     }
   }
 
+  // The same from column `token` of a ring on, whose rows are `pitch` apart. from: the lane's part
+  // of the first tokens in memory.
+  KVANT_DEVICE void CopyRing(SharedAddress to, const u8* from, i32 pitch,
+                             const SegmentColumns& columns, i32 token, i32 left, i32 lane) const {
+    KVANT_NO_UNROLL
+    for (i32 i = 0; i < Copies(); ++i) {
+      const i32 t = i * TokensPerCopy() + LaneToken(lane);
+      const i64 row = columns.TokenOf(token + MinOf(t, left - 1)) - LaneToken(lane);
+      CopyAsync(16, Join(to, Place(i * TokensPerCopy(), 0)), from + row * pitch, t < left ? 16 : 0);
+    }
+  }
+
   // Words of the chunks of row blocks 2j and 2j + 1. `at`: MatrixRow() into the tile.
   template <i32 kWords>
   KVANT_DEVICE void LoadPair(SharedAddress at, i32 j, bool transposed, u32 (&low)[kWords],
@@ -94,8 +106,6 @@ struct SideTraits {
   i32 offset;       // in a stage
   KVANT_DEVICE constexpr i32 End(i32 tokens) const { return offset + token_bytes * tokens; }
 };
-
-inline constexpr i32 kSides = 4;  // K scales, V scales, K zero points, V zero points
 
 struct CodesLayout {
   CodeTile k, v;
@@ -140,20 +150,16 @@ class CodesRing {
   // Loops over copies have a bound that the compiler needs not find.
   static constexpr i32 kSideCopies = CodesLayout::Of(T::kMax).SideCopies();
 
-  // Rows of K, V and their sides of a block: token 0.
-  struct Bases {
-    const u8 *k, *v;
-    const u8* sides[kSides];
-  };
-
   KVANT_DEVICE static CodesLayout Layout() { return CodesLayout::Of(T::k); }
   KVANT_DEVICE static i32 RingBytes() { return Layout().stage_bytes * T::k.stages; }
 
   // Asks for the first of the tiles that begin at tokens `first`, first + warps * tile, ... before
-  // `end`, where the last one is cut.
-  KVANT_DEVICE CodesRing(SharedAddress ring, const Bases& bases, i32 first, i32 end)
-      : ring_(ring), end_(end), read_(0) {
+  // `end`, where the last one is cut. work: CodesWork, in shared memory.
+  KVANT_DEVICE CodesRing(const AttentionParams& p, SharedAddress work, SharedAddress ring,
+                         i32 first, i32 end)
+      : p_(p), work_(work), ring_(ring), end_(end), read_(0) {
     const CodesLayout l = Layout();
+    const CodesBases<T> bases = CodesBases<T>::Of(p, work);
     const i32 lane = LaneIndex();
     k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + l.k.LaneChunk(lane) * 16;
     v_ = bases.v + static_cast<i64>(l.v.LaneToken(lane)) * T::k.v_pitch + l.v.LaneChunk(lane) * 16;
@@ -169,7 +175,7 @@ class CodesRing {
       side_[r] = base + (l.side_offset + piece * l.copy_bytes - OffsetOf(l, side));
       step_[r] = TileBytesOf(l, side);
     }
-    Advance(first / T::k.warp_tile);
+    if (!HasRanges(T::k)) Advance(first / T::k.warp_tile);
     KVANT_UNROLL
     for (i32 s = 0; s < T::k.stages - 1; ++s) {
       Fill(first + s * Step(), static_cast<u32>(s * l.stage_bytes));
@@ -223,23 +229,74 @@ class CodesRing {
 
   KVANT_DEVICE void Fill(i32 token, u32 stage) {
     const i32 left = end_ - token;
-    if (left >= T::k.warp_tile) {
-      FillWhole(stage);
+    if (HasRanges(T::k)) {
+      if (left > 0) FillFromRings(token, stage, left);
+    } else if (left >= T::k.warp_tile) {
+      FillWhole(stage, 0, 0);
     } else if (left > 0) {
       FillPart(stage, left);
     }
     CopyAsyncCommit();
-    Advance(T::k.token_warps);
+    if (!HasRanges(T::k)) Advance(T::k.token_warps);
   }
 
-  KVANT_DEVICE void FillWhole(u32 stage) {
+  // Of tokens `k` and `v` on from where pointers are.
+  KVANT_DEVICE void FillWhole(u32 stage, i32 k, i32 v) {
     const CodesLayout l = Layout();
-    l.k.Copy(k_to_ + stage, k_, T::k.k_pitch);
-    l.v.Copy(v_to_ + stage, v_, T::k.v_pitch);
+    l.k.Copy(k_to_ + stage, k_ + static_cast<i64>(k) * T::k.k_pitch, T::k.k_pitch);
+    l.v.Copy(v_to_ + stage, v_ + static_cast<i64>(v) * T::k.v_pitch, T::k.v_pitch);
     KVANT_UNROLL
     for (i32 r = 0; r < kSideCopies; ++r) {
       const i32 piece = r * 32 + LaneIndex();
-      if (piece < l.Pieces()) CopyAsync(l.copy_bytes, SideTo(l, stage, r), side_[r]);
+      const i64 token = l.SideOf(piece) % 2 == 0 ? k : v;
+      const u8* from = side_[r] + token * (step_[r] / T::k.warp_tile);
+      if (piece < l.Pieces()) CopyAsync(l.copy_bytes, SideTo(l, stage, r), from);
+    }
+  }
+
+  // The segments are rings, of which column 0 is any token; `token` is a column.
+  KVANT_DEVICE void FillFromRings(i32 token, u32 stage, i32 left) {
+    const CodesLayout l = Layout();
+    const CodesWork<T> work = CodesWork<T>::Load(p_, work_);
+    const SegmentColumns k{0, work.kv_len, work.k_first, p_.k[0].tokens};
+    const SegmentColumns v{0, work.kv_len, work.v_first, p_.v[0].tokens};
+    const i32 k_at = k.TokenOf(token), v_at = v.TokenOf(token);
+    bool whole = left >= T::k.warp_tile && k_at + T::k.warp_tile <= k.capacity &&
+                 v_at + T::k.warp_tile <= v.capacity;
+    KVANT_UNROLL
+    for (i32 s = 0; s < kSides; ++s) {
+      whole &= (s % 2 == 0 ? k_at : v_at) * l.sides[s].token_bytes % l.copy_bytes == 0;
+    }
+    if (whole) return FillWhole(stage, k_at, v_at);
+    const i32 lane = LaneIndex();
+    l.k.CopyRing(k_to_ + stage, k_, T::k.k_pitch, k, token, left, lane);
+    l.v.CopyRing(v_to_ + stage, v_, T::k.v_pitch, v, token, left, lane);
+    const CodesBases<T> bases = CodesBases<T>::Of(p_, work_);
+    const CodeFormat &kf = l.k.format, &vf = l.v.format;
+    LoadSide(bases.sides[0], l.sides[0], kf.ScaleBytes(), k, token, stage, left);
+    LoadSide(bases.sides[1], l.sides[1], vf.ScaleBytes(), v, token, stage, left);
+    LoadSide(bases.sides[2], l.sides[2], kf.ZeroBytes(), k, token, stage, left);
+    LoadSide(bases.sides[3], l.sides[3], vf.ZeroBytes(), v, token, stage, left);
+  }
+
+  // Element by element: tokens begin at any address.
+  KVANT_DEVICE void LoadSide(const u8* base, const SideTraits& side, i32 bytes,
+                             const SegmentColumns& columns, i32 token, u32 stage, i32 left) const {
+    if (side.token_bytes == 0) return;
+    const i32 groups = side.token_bytes / bytes;
+    KVANT_NO_UNROLL
+    for (i32 i = LaneIndex(); i < groups * T::k.warp_tile; i += 32) {
+      const i32 t = i / groups;
+      const i64 index = static_cast<i64>(columns.TokenOf(token + MinOf(t, left - 1))) * groups;
+      const u8* from = base + (index + i % groups) * bytes;
+      const SharedAddress to = ring_ + stage + static_cast<u32>(side.offset + i * bytes);
+      if (bytes == 4) {
+        StoreShared32(to, t < left ? Load(reinterpret_cast<const u32*>(from)) : 0);
+      } else if (bytes == 2) {
+        StoreShared16(to, t < left ? Load(reinterpret_cast<const u16*>(from)) : 0);
+      } else {
+        StoreShared8(to, t < left ? Load(from) : 0);
+      }
     }
   }
 
@@ -264,6 +321,8 @@ class CodesRing {
     return ring_ + stage + static_cast<u32>(l.side_offset + (r * 32 + LaneIndex()) * l.copy_bytes);
   }
 
+  const AttentionParams& p_;
+  const SharedAddress work_;
   SharedAddress ring_, k_to_, v_to_;
   i32 end_;
   u32 read_;  // the next stage, in bytes

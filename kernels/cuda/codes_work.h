@@ -6,6 +6,7 @@
 #ifndef KVANT_KERNELS_CUDA_CODES_WORK_H_
 #define KVANT_KERNELS_CUDA_CODES_WORK_H_
 
+#include "kvant/kernels/cuda/columns.h"
 #include "kvant/kernels/cuda/finish.h"
 
 namespace kvant::cuda {
@@ -20,6 +21,7 @@ struct CodesWork {
   i32 item;           // of all rows of all sequences
   i32 split, splits;  // of the item's tokens
   i32 kv_len;
+  i32 k_first, v_first;  // tokens of column 0, with ranges
 
   KVANT_DEVICE static CodesWork Load(const AttentionParams& p, SharedAddress at) {
     const Words4 a = LoadShared128(at), b = LoadShared128(at + 16);
@@ -34,6 +36,11 @@ struct CodesWork {
     work.split = static_cast<i32>(b.v[1]);
     work.splits = static_cast<i32>(b.v[2]);
     work.kv_len = static_cast<i32>(b.v[3]);
+    if (HasRanges(T::k)) {
+      const Words2 c = LoadShared64(at + 32);
+      work.k_first = static_cast<i32>(c.v[0]);
+      work.v_first = static_cast<i32>(c.v[1]);
+    }
     return work;
   }
 
@@ -44,19 +51,22 @@ struct CodesWork {
     const i32 items = p.batch[1] * b2s * p.row_tiles;  // of an entry of b0
     // Blocks are dealt to entries of b0 first; of each, an item's splits lie side by side.
     Share share{block / (items * p.splits), block % (items * p.splits), p.splits};
-    if (T::k.kv_lengths.varies == 1) share = ByLength(p, block, items);
+    if (LengthsVary(T::k)) share = ByLength(p, block, items);
     i32 rest = share.block / share.splits;
     const i32 split = share.block % share.splits, item = share.b0 * items + rest;
     const i32 row = rest % p.row_tiles * Finish<T>::Rows();
     rest /= p.row_tiles;
     const i32 b2 = rest % b2s, b1 = rest / b2s;
-    const i32 kv_len =
-        share.b0 < p.batch[0] ? RealLength(p, T::k.kv_lengths, Position{share.b0, b1, 0, 0}) : 0;
+    const i32 kv_len = share.b0 < p.batch[0] ? RealLength<T>(p, Position{share.b0, b1, 0, 0}) : 0;
     if (LaneIndex() != 0) return;
     StoreShared128(at, {{static_cast<u32>(share.b0), static_cast<u32>(b1), static_cast<u32>(b2),
                          static_cast<u32>(row)}});
     StoreShared128(at + 16, {{static_cast<u32>(item), static_cast<u32>(split),
                               static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
+    if (!HasRanges(T::k) || share.b0 >= p.batch[0]) return;
+    const SegmentColumns k = ReadRange(T::k, p, share.b0, 0, p.k[0], 0);
+    const SegmentColumns v = ReadRange(T::k, p, share.b0, 1, p.v[0], 0);
+    StoreShared64(at + 32, {{static_cast<u32>(k.first), static_cast<u32>(v.first)}});
   }
 
  private:
@@ -106,7 +116,7 @@ struct CodesWork {
     return share;
   }
   KVANT_DEVICE static float LengthOf(const AttentionParams& p, i32 b0) {
-    return static_cast<float>(RealLength(p, T::k.kv_lengths, Position{b0, 0, 0, 0}));
+    return static_cast<float>(RealLength<T>(p, Position{b0, 0, 0, 0}));
   }
 };
 

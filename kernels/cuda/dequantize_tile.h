@@ -2,7 +2,7 @@
 #ifndef KVANT_KERNELS_CUDA_DEQUANTIZE_TILE_H_
 #define KVANT_KERNELS_CUDA_DEQUANTIZE_TILE_H_
 
-#include "kvant/kernels/cuda/elements.h"
+#include "kvant/kernels/cuda/columns.h"
 
 namespace kvant::cuda {
 
@@ -119,11 +119,12 @@ KVANT_DEVICE Run RunAt(i32 axis, i32 rows, i32 channels, i32 i) {
 }
 
 // Tokens [first, first + tile) of K or V, channels [channel, channel + layout.channels), by all
-// threads. Tokens from `end` on and channels from `channel_end` on are 0.
+// threads. Tokens from `end` on and channels from `channel_end` on are 0. table: SegmentTable's.
 template <class T>
 KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* segments, i32 count,
-                           const TileLayout& layout, SharedAddress tile, const Position& batch,
-                           i32 first, i32 end, i32 channel, i32 channel_end) {
+                           SharedAddress table, const TileLayout& layout, SharedAddress tile,
+                           const Position& batch, i32 first, i32 end, i32 channel,
+                           i32 channel_end) {
   // Runs along the axis that most segments, all but always one, have side by side.
   const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
   const i32 runs = T::k.tile * layout.channels / 8;
@@ -135,25 +136,26 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
     if (channel + run.channel < channel_end) {
       KVANT_UNROLL
       for (i32 s = 0; s < count; ++s) {
-        const i32 begin = segments[s].begin, stop = MinOf(end, begin + segments[s].tokens);
+        const SegmentColumns columns = SegmentTable<T>::Of(segments, table, s);
+        const i32 begin = columns.begin, stop = MinOf(end, columns.end);
         Position at = batch;
-        at.row = token - begin;
+        at.row = HasRanges(T::k) ? columns.TokenOf(token) : token - begin;
         if (axis == kCol) {
           if (begin <= token && token < stop) {
             LoadValues(traits[s], segments[s], at, channel + run.channel, kCol, channel_end,
                        values);
           }
-        } else if (count == 1) {
+        } else if (count == 1 && !HasRanges(T::k)) {
           if (token < stop) {
             LoadValues(traits[s], segments[s], at, channel + run.channel, kRow, stop, values);
           }
         } else {
-          // A run may cross into another segment.
+          // A run may cross into another segment, or from a ring's end to its beginning.
           KVANT_NO_UNROLL
           for (i32 t = MaxOf(0, begin - token); t < MinOf(8, stop - token); ++t) {
             float one[8];
             Position token_at = at;
-            token_at.row = at.row + t;
+            token_at.row = HasRanges(T::k) ? columns.TokenOf(token + t) : at.row + t;
             LoadValues(traits[s], segments[s], token_at, channel + run.channel, kRow,
                        token_at.row + 1, one);
             KVANT_UNROLL

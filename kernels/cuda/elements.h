@@ -255,15 +255,6 @@ KVANT_DEVICE i64 GroupIndex(const SegmentTraits& traits, const ArrayTraits& para
                  channel / traits.group[kCol]);
 }
 
-// Tokens of a batch entry. Clamped to what there is room for: lengths are read on the device, too
-// late for an error.
-KVANT_DEVICE i32 RealLength(const AttentionParams& p, const ArrayTraits& lengths,
-                            const Position& at) {
-  if (lengths.type == kNone) return p.kv_len;
-  const i64 length = LoadInteger(lengths.type, p.kv_lengths.data, IndexOf(p.kv_lengths, at));
-  return static_cast<i32>(length < 0 ? 0 : length > p.kv_len ? p.kv_len : length);
-}
-
 }  // namespace kvant::cuda
 
 #endif  // KVANT_KERNELS_CUDA_ELEMENTS_H_

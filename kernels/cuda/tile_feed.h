@@ -54,9 +54,15 @@ struct GroupGrid {
 template <class T, bool kKeys>
 class TileFeed {
  public:
-  KVANT_DEVICE TileFeed(const AttentionParams& p, SharedAddress shared, const Position& batch,
-                        i32 kv_len, i32 channel)
-      : p_(p), shared_(shared), batch_(batch), kv_len_(kv_len), channel_(channel) {}
+  // tables: SegmentTable.
+  KVANT_DEVICE TileFeed(const AttentionParams& p, SharedAddress shared, SharedAddress tables,
+                        const Position& batch, i32 kv_len, i32 channel)
+      : p_(p),
+        shared_(shared),
+        table_(SegmentTable<T>::OfSide(tables, kKeys)),
+        batch_(batch),
+        kv_len_(kv_len),
+        channel_(channel) {}
 
   // Whether Prepare writes the tile.
   KVANT_DEVICE static constexpr bool Prepares() { return Traits().staging != kInPlace; }
@@ -82,8 +88,8 @@ class TileFeed {
   // Once what was copied for it has arrived for all threads.
   KVANT_DEVICE void Prepare(i32 tile, bool more) {
     if (Traits().staging == kLoaded) {
-      FillTile<T>(AllTraits(), AllParams(), Count(), Layout(), shared_, batch_, tile * T::k.tile,
-                  kv_len_, channel_, ChannelEnd());
+      FillTile<T>(AllTraits(), AllParams(), Count(), table_, Layout(), shared_, batch_,
+                  tile * T::k.tile, kv_len_, channel_, ChannelEnd());
     } else if (Traits().staging == kCopied) {
       DequantizeCopied(tile);
     }
@@ -112,6 +118,12 @@ class TileFeed {
     return ChannelEnd() * BitsOf(Traits().data.type) / 8;
   }
 
+  // In the one segment, of a column.
+  KVANT_DEVICE i32 TokenOf(i32 column) const {
+    if (!HasRanges(T::k)) return column;
+    return SegmentTable<T>::Of(AllParams(), table_, 0).TokenOf(column);
+  }
+
   KVANT_DEVICE void Copy(i32 tile) const {
     if (Traits().staging == kLoaded) return;
     const i32 width = Traits().copy_width, per_row = RowBytes() / width;
@@ -130,7 +142,7 @@ class TileFeed {
         if (copies % (at_once * Threads(T::k)) != 0 && i >= copies) break;
         const i32 row = i / per_row, at = i % per_row * width, token = tile * T::k.tile + row;
         Position position = batch_;
-        position.row = MinOf(token, kv_len_ - 1);
+        position.row = TokenOf(MinOf(token, kv_len_ - 1));
         const i64 index = IndexOf(Traits().data, segment.data, position, 0);
         const u8* from =
             static_cast<const u8*>(segment.data.data) + index * BitsOf(Traits().data.type) / 8 + at;
@@ -165,6 +177,7 @@ class TileFeed {
                LoadEight(Traits().data.type,
                          raw + run.row * At().row + run.channel * BitsOf(Traits().data.type) / 8),
                values);
+        at.row = TokenOf(at.row);
         DequantizeEight(grid, run, at, values);
       }
       StoreValues(T::k.arithmetic, layout, shared_, run.row, run.channel, kCol, values);
@@ -201,6 +214,7 @@ class TileFeed {
       at.row = tile * T::k.tile + i / grid.columns * grid.tokens;
       ahead_[j] = {0.f, 0.f};
       if (i < grid.rows * grid.columns && at.row < kv_len_) {
+        at.row = TokenOf(at.row);
         ahead_[j] = LoadParameters(Traits(), *AllParams(), at, i % grid.columns * grid.channels);
       }
     }
@@ -219,7 +233,7 @@ class TileFeed {
       kKeys ? T::kMax.k[0].parameters_ahead : T::kMax.v[0].parameters_ahead;
 
   const AttentionParams& p_;
-  const SharedAddress shared_;
+  const SharedAddress shared_, table_;
   const Position batch_;
   const i32 kv_len_, channel_;
   GroupParameters ahead_[kMostAhead > 0 ? kMostAhead : 1];
