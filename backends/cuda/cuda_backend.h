@@ -16,6 +16,12 @@ namespace kvant::cuda {
 std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher,
                                      bool asynchronous);
 
+// Fused attention on the launcher's device; `device` is what kernel() calls it. Declines as
+// PlanAttention does.
+absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
+                                                             std::shared_ptr<Launcher> launcher,
+                                                             std::string device);
+
 // The kernels that a partition would be launched with on such a device. Errors as
 // Backend::Compile's.
 absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,

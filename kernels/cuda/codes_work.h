@@ -63,9 +63,10 @@ struct CodesWork {
                          static_cast<u32>(row)}});
     StoreShared128(at + 16, {{static_cast<u32>(item), static_cast<u32>(split),
                               static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
-    if (!HasRanges(T::k) || share.b0 >= p.batch[0]) return;
-    const SegmentColumns k = ReadRange(T::k, p, share.b0, 0, p.k[0], 0);
-    const SegmentColumns v = ReadRange(T::k, p, share.b0, 1, p.v[0], 0);
+    if (!HasRanges(T::k)) return;
+    const i32 b0 = MinOf(share.b0, p.batch[0] - 1);
+    const SegmentColumns k = ReadRange(T::k, p, b0, 0, p.k[0], 0);
+    const SegmentColumns v = ReadRange(T::k, p, b0, 1, p.v[0], 0);
     StoreShared64(at + 32, {{static_cast<u32>(k.first), static_cast<u32>(v.first)}});
   }
 

@@ -1,5 +1,5 @@
-// Builds AttentionSpecs by hand over guarded memory and judges the cpu backend's kernels
-// by plain f64 loops of its own.
+// Builds AttentionSpecs by hand over guarded memory and judges the cpu backend's kernels, and those
+// of the CUDA backend on the executor, by plain f64 loops of its own.
 #ifndef KVANT_TESTS_BACKENDS_CPU_ATTENTION_HARNESS_H_
 #define KVANT_TESTS_BACKENDS_CPU_ATTENTION_HARNESS_H_
 
@@ -10,8 +10,10 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "kvant/backends/backend.h"
 #include "kvant/backends/executor.h"
 #include "kvant/kernels/cpu/kernels.h"
 #include "kvant/patterns/attention_spec.h"
@@ -91,6 +93,15 @@ class Case {
   // then compares with the f64 loops.
   void Check(double tolerance = 2e-5);
   absl::Status Run(const KernelSet& kernels, int threads);
+  // Both backends; the second as CheckOnCudaSimt.
+  void CheckEverywhere(double tolerance = 2e-5);
+  // As cuda_simt has it, to `tolerance` or what its kernel rounds to. Returns that kernel's
+  // description.
+  std::string CheckOnCudaSimt(double tolerance = 2e-5);
+  // Where all memory is aligned for it, and guarded behind its last 16 bytes.
+  absl::Status RunOnCudaSimt(const Executable& executable);
+  // Of a given seed for the order of threads.
+  absl::StatusOr<std::unique_ptr<Executable>> CompileForCudaSimt(uint64_t seed = 0);
 
   Shape shape;
   AttentionSpec spec;

@@ -218,6 +218,31 @@ TEST(AttentionCodesTest, RaggedBatches) {
   }
 }
 
+// Scales of a token may be less than what is copied at once, and begin within it.
+TEST(AttentionCodesTest, Rings) {
+  for (int group : {0, 32}) {
+    for (ElementType zero_points : {kNone, kUint8, kFloat16}) {
+      for (ElementType type : {kUint4, kInt8}) {
+        for (int splits : {1, 3}) {
+          CodesProblem problem;
+          problem.k = Side(type, group, zero_points);
+          problem.v = Side(kInt8, 0, kUint8);
+          problem.batch = 5;
+          problem.kv_heads = 1;
+          problem.capacity = 212;
+          problem.lengths = {212, 0, 17, 131, 200};
+          problem.k_first = {0, 3, 200, 100, 211};
+          problem.v_first = {77, 0, 195, 64, 0};
+          problem.splits = splits;
+          problem.causal = splits == 3;
+          problem.q_len = 2;
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionCodesTest, MoreEntriesThanLanes) {
   CodesProblem problem;
   problem.batch = 70;

@@ -86,8 +86,17 @@ struct SideData {
   CodesSide side;
   int channels, groups, heads, capacity;
   bool heads_inside;
+  std::vector<int> first;  // CodesProblem's
   Elements codes, scales, zero_points;
 
+  // Where token t of batch entry b is kept, and whether what is kept at `at` is one of `length`.
+  int Place(int b, int t) const {
+    return first.empty() ? t : (first[static_cast<size_t>(b)] + t) % capacity;
+  }
+  bool Holds(int b, int at, int length) const {
+    const int t = first.empty() ? at : at - first[static_cast<size_t>(b)];
+    return (t + capacity) % capacity < length;
+  }
   int64_t Row(int b, int h, int t) const {
     return heads_inside ? (int64_t{b} * capacity + t) * heads + h
                         : (int64_t{b} * heads + h) * capacity + t;
@@ -113,8 +122,8 @@ struct SideData {
 class Problem {
  public:
   explicit Problem(const CodesProblem& c) : c_(c), rng_(c.seed + 1) {
-    k_ = Make(c.k, c.head_size, c.head_size <= 64 ? .15f : .1f);
-    v_ = Make(c.v, c.v_head_size, c.v_scale);
+    k_ = Make(c.k, c.head_size, c.head_size <= 64 ? .15f : .1f, c.k_first);
+    v_ = Make(c.v, c.v_head_size, c.v_scale, c.v_first);
     rows_ = c.heads_per_kv * c.q_len;
     const int64_t q_rows = int64_t{c.batch} * c.kv_heads * rows_;
     q_ = Elements(c.q, q_rows * c.head_size);
@@ -124,6 +133,10 @@ class Problem {
     sinks_.resize(static_cast<size_t>(c.heads_per_kv * c.kv_heads));
     for (float& x : sinks_) x = static_cast<float>(Normal()) + 3.f;
     lengths_ = c.lengths;
+    for (int b = 0; b < c.batch && Ranges(); ++b) {
+      const auto at = static_cast<size_t>(b);
+      for (int x : {c.k_first[at], Length(b), c.v_first[at], Length(b)}) ranges_.push_back(x);
+    }
     traits_ = MakeTraits();
     params_ = MakeParams();
   }
@@ -166,10 +179,14 @@ class Problem {
     return c_.lengths.size() == 1 ? c_.lengths[0] : c_.lengths[static_cast<size_t>(b)];
   }
 
-  SideData Make(const CodesSide& side, int channels, float amplitude) {
+  bool Ranges() const { return !c_.k_first.empty(); }
+
+  SideData Make(const CodesSide& side, int channels, float amplitude,
+                const std::vector<int>& first) {
     SideData s{side,        channels,    side.group ? channels / side.group : 1,
                c_.kv_heads, c_.capacity, c_.heads_inside,
-               {},          {},          {}};
+               first,       {},          {},
+               {}};
     const int64_t rows = int64_t{c_.batch} * c_.kv_heads * c_.capacity;
     s.codes = Elements(side.type, rows * channels);
     if (side.scales != kNone) s.scales = Elements(side.scales, rows * s.groups);
@@ -200,7 +217,7 @@ class Problem {
   }
   // NaN beyond the real length.
   void FillGroup(SideData& s, int b, int t, int64_t at, double scale, int lowest, int count) {
-    const bool real = t < Length(b) || t == 0;
+    const bool real = s.Holds(b, t, Length(b)) || (t == 0 && !Ranges());
     s.scales.Set(at, real ? scale : std::nan(""));
     if (s.side.zero_points == kNone) return;
     // From the middle of the codes, so that values have a mean.
@@ -258,7 +275,11 @@ class Problem {
     }
     t.inf_as_zero = 1;
     if (c_.sinks) t.sinks = {kFloat32, 7};
-    if (c_.lengths.size() > 1) t.kv_lengths = {kInt32, 1};
+    if (Ranges()) {
+      t.segment_ranges = {kInt32, 1 | 1 << kRow | 1 << kCol};
+    } else if (c_.lengths.size() > 1) {
+      t.kv_lengths = {kInt32, 1};
+    }
     t.output = {c_.output, 31};
     return t;
   }
@@ -282,7 +303,7 @@ class Problem {
     p.batch[1] = c_.kv_heads;
     p.batch[2] = c_.heads_per_kv;
     p.q_len = c_.q_len;
-    p.kv_len = c_.lengths.size() == 1 ? c_.lengths[0] : c_.capacity;
+    p.kv_len = c_.lengths.size() == 1 && !Ranges() ? c_.lengths[0] : c_.capacity;
     p.rows = rows_;
     const int64_t q = c_.q_len, r = rows_, n = c_.kv_heads, d = c_.head_size, dv = c_.v_head_size;
     SetStrides(p.q.data, q_.data(), {n * r * d, r * d, q * d, d, 1});
@@ -302,6 +323,7 @@ class Problem {
     }
     if (c_.sinks) p.sinks = {sinks_.data(), 0, {0, c_.heads_per_kv, 1}};
     p.kv_lengths = {lengths_.data(), 0, {1, 0, 0}};
+    SetStrides(p.segment_ranges, ranges_.data(), {4, 0, 0, 2, 1});
     return p;
   }
   float Scale() const {
@@ -333,8 +355,8 @@ class Problem {
           const bool inside = c_.heads_inside && e == &s->codes;
           const size_t token = inside ? row / heads % cap : row % cap;
           const int b = static_cast<int>(row / heads / cap);
-          const uint32_t want =
-              token < static_cast<size_t>(Length(b)) ? static_cast<uint32_t>(params_.row_tiles) : 0;
+          const bool holds = s->Holds(b, static_cast<int>(token), Length(b));
+          const uint32_t want = holds ? static_cast<uint32_t>(params_.row_tiles) : 0;
           wrong += reads[i] != want;
         }
       }
@@ -364,7 +386,7 @@ class Problem {
   std::vector<double> Values(const SideData& s, int b, int h) const {
     std::vector<double> values;
     for (int t = 0; t < Length(b); ++t) {
-      for (int d = 0; d < s.channels; ++d) values.push_back(s.Value(b, h, t, d));
+      for (int d = 0; d < s.channels; ++d) values.push_back(s.Value(b, h, s.Place(b, t), d));
     }
     return values;
   }
@@ -402,7 +424,7 @@ class Problem {
   CodesProblem c_;
   std::mt19937_64 rng_;
   int rows_ = 0;
-  std::vector<int> lengths_;
+  std::vector<int> lengths_, ranges_;
   std::vector<float> sinks_;
   SideData k_, v_;
   Elements q_, output_;
@@ -427,6 +449,7 @@ std::string CodesProblem::Name() const {
       << ", B " << batch << " Hkv " << kv_heads << " R " << heads_per_kv << " Sq " << q_len
       << ", lengths";
   for (int length : lengths) out << " " << length;
+  for (int first : k_first) out << " from " << first;
   out << ", tile " << warp_tile << ", stages " << stages << ", row blocks " << row_blocks
       << ", splits " << splits << ", seed " << seed;
   return out.str();

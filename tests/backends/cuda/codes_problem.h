@@ -29,6 +29,8 @@ struct CodesProblem {
   int capacity = 80;
   std::vector<int> lengths = {77};  // one per batch entry, or one for all and not on the device
   ElementType q = kFloat16, output = kFloat16;
+  // Given, for each batch entry: K (V) is a ring in which the tokens begin here; ranges say so.
+  std::vector<int> k_first, v_first;
   bool heads_inside = false;  // [token][head] instead of [head][token], codes only
   float q_spread = 1.f, v_scale = .02f;
   float scale = 0.f;  // of scores; 0: 1 / sqrt(head_size)

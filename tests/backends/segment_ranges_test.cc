@@ -1,5 +1,5 @@
-// Attention over ranges of segments that only an execution knows, against f64 loops. Whatever the
-// ranges leave out is NaN or other codes.
+// Attention over ranges of segments that only an execution knows, of the cpu and the CUDA backend,
+// against f64 loops. Whatever the ranges leave out is NaN or other codes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,11 +89,11 @@ void SetRanges(const Ranges& ranges, Case& c) {
 }
 
 Case Build(Shape shape, const std::vector<Stored>& k, const std::vector<Stored>& v,
-           const Ranges& ranges, uint32_t seed = 1) {
+           const Ranges& ranges, uint32_t seed = 1, DataType q = kF32) {
   shape.kv_len = 0;
   for (const Stored& one : k) shape.kv_len += one.tokens;
   Case c(shape, seed);
-  c.SetQ(kF32);
+  c.SetQ(q);
   for (const Stored& one : k) c.spec.k.push_back(c.MakeSegment(one.format, one.tokens, shape.d));
   for (const Stored& one : v) c.spec.v.push_back(c.MakeSegment(one.format, one.tokens, shape.dv));
   SetRanges(ranges, c);
@@ -118,7 +118,7 @@ const Ranges kThreeBatches = {
     {{0, 0}, {0, 0}, {9, 0}, {3, 0}, {0, 0}, {0, 0}},
 };
 
-TEST(CpuSegmentRanges, SinksQuantizedAndResidual) {
+TEST(SegmentRanges, SinksQuantizedAndResidual) {
   for (DataType type : {kU4, kS8, kU2, kF8E4M3, kF16}) {
     for (bool by_channel : {false, true}) {
       if (type == kF16 && by_channel) continue;
@@ -135,7 +135,7 @@ TEST(CpuSegmentRanges, SinksQuantizedAndResidual) {
                          {{Plain16(), 4}, {values, 128}, {Plain16(), 104}}, kThreeBatches);
           if (q_len > 1) AddCausal(c);
           c.AddStats();
-          c.Check(kTolerance);
+          c.CheckEverywhere(kTolerance);
           if (HasFailure()) return;
         }
       }
@@ -144,7 +144,7 @@ TEST(CpuSegmentRanges, SinksQuantizedAndResidual) {
 }
 
 // Of one segment: rings that wrap within a group, a byte and a tile.
-TEST(CpuSegmentRanges, Rings) {
+TEST(SegmentRanges, Rings) {
   for (DataType type : {kU4, kS8, kS2, kF8E5M2, kF16, kF32}) {
     for (int layout : {0, 1, 2, 3}) {
       for (int64_t q_len : {1, 18}) {
@@ -154,14 +154,14 @@ TEST(CpuSegmentRanges, Rings) {
         if (layout >= 2) f.order = Format::Order::kChannelMajor;
         Case c = Build({.b0 = 2, .ratio = 2, .q_len = q_len, .d = 32, .dv = 32}, {{f, 168}},
                        {{f, 168}}, {{{101, 131}, {15, 131}}, {{0, 168}, {167, 168}}});
-        c.Check(kTolerance);
+        c.CheckEverywhere(kTolerance);
         if (HasFailure()) return;
       }
     }
   }
 }
 
-TEST(CpuSegmentRanges, SharedByTheBatchAndBf16Products) {
+TEST(SegmentRanges, SharedByTheBatchAndBf16Products) {
   for (int64_t q_len : {1, 40}) {
     SCOPED_TRACE(q_len);
     Case c =
@@ -170,12 +170,12 @@ TEST(CpuSegmentRanges, SharedByTheBatchAndBf16Products) {
     c.spec.fpmath = FpMath::kBF16;
     c.spec.apply_to_int = true;
     AddCausal(c);
-    c.Check(q_len > 1 ? 2e-2 : kTolerance);
+    c.CheckEverywhere(q_len > 1 ? 2e-2 : kTolerance);
   }
 }
 
 // Operands are indexed by column, and never read beyond the last.
-TEST(CpuSegmentRanges, BiasByColumn) {
+TEST(SegmentRanges, BiasByColumn) {
   Case c = Build({.b0 = 2, .q_len = 2, .d = 32, .dv = 32}, {{ByHead(kU4), 96}, {Plain16(), 64}},
                  {{ByHead(kU4), 64}, {Plain16(), 96}},
                  {{{50, 60}, {3, 11}, {0, 0}, {90, 71}}, {{0, 0}, {0, 2}, {63, 2}, {0, 0}}});
@@ -186,11 +186,11 @@ TEST(CpuSegmentRanges, BiasByColumn) {
     return p[4] < (p[0] == 0 ? 71 : 2) ? c.Random(-2, 2) : std::nan("");
   });
   c.spec.steps.push_back(step);
-  c.Check(kTolerance);
+  c.CheckEverywhere(kTolerance);
 }
 
 // Far fewer tokens than there is room for: chunks are of those that exist.
-TEST(CpuSegmentRanges, ShortInALargeCapacity) {
+TEST(SegmentRanges, ShortInALargeCapacity) {
   for (int64_t tokens : {0, 1, 255, 257, 700, 1100}) {
     SCOPED_TRACE(tokens);
     const int64_t recent = std::min<int64_t>(tokens, 128), old = tokens - recent;
@@ -199,11 +199,11 @@ TEST(CpuSegmentRanges, ShortInALargeCapacity) {
                    {{Plain16(), 4}, {ByHead(kU4), 8192}, {Plain16(), 128}},
                    {{{0, 0}, {0, old}, {77, recent}, {0, 0}, {0, old}, {13, recent}}});
     c.AddStats();
-    c.Check(kTolerance);
+    c.CheckEverywhere(kTolerance);
   }
 }
 
-TEST(CpuSegmentRanges, Dropout) {
+TEST(SegmentRanges, Dropout) {
   Case c = Build({.b0 = 1, .q_len = 2, .d = 32, .dv = 32}, {{ByHead(kU4), 640}, {Plain16(), 64}},
                  {{ByHead(kU4), 640}, {Plain16(), 64}}, {{{600, 630}, {3, 11}, {0, 578}, {5, 63}}});
   Dropout dropout;
@@ -213,11 +213,11 @@ TEST(CpuSegmentRanges, Dropout) {
   const Dims5 dims{1, 2, 3, 2, 704};
   dropout.mask = c.AddOutput(kU8, dims, Dense(dims));
   c.spec.dropout = dropout;
-  c.Check(kTolerance);
+  c.CheckEverywhere(kTolerance);
 }
 
 // Whatever segments, formats and ranges.
-TEST(CpuSegmentRanges, Random) {
+TEST(SegmentRanges, Random) {
   for (uint32_t seed = 0; seed < 120; ++seed) {
     SCOPED_TRACE(seed);
     Case dice({}, seed + 1000);
@@ -258,11 +258,35 @@ TEST(CpuSegmentRanges, Random) {
               v, ranges, seed);
     AddCausal(c);
     c.Check(kTolerance);
+    // Of more the CUDA backend has no kernel.
+    if (k.size() <= 4 && v.size() <= 4) c.CheckOnCudaSimt(kTolerance);
     if (HasFailure()) return;
   }
 }
 
-TEST(CpuSegmentRanges, BadRangesAreRefusedAndNothingIsWritten) {
+// f16 queries over a ring, which the CUDA backend multiplies as packed codes.
+TEST(SegmentRanges, RingsOfPackedCodes) {
+  for (const DataType type : {kU4, kS8, kF8E4M3, kF16}) {
+    for (const int64_t group : {0, 32}) {
+      for (const int64_t q_len : {1, 3}) {
+        SCOPED_TRACE(testing::Message() << DataTypeName(type) << group << " " << q_len);
+        Format f = ByHead(type);
+        f.group[4] = group;
+        if (type == kF8E4M3) f.zero_points = kUndef;
+        if (type == kF16) f = Plain16();
+        Case c =
+            Build({.b0 = 2, .ratio = 3, .q_len = q_len, .d = 64, .dv = 64}, {{f, 1400}},
+                  {{f, 1400}}, {{{1001, 1333}, {15, 1333}}, {{0, 1400}, {1399, 1400}}}, 1, kF16);
+        c.AddStats();
+        const std::string kernel = c.CheckOnCudaSimt(kTolerance);
+        EXPECT_NE(kernel.find("products of packed codes"), std::string::npos) << kernel;
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(SegmentRanges, BadRangesAreRefusedAndNothingIsWritten) {
   const struct {
     std::vector<SegmentRange> second;
     const char* why;
@@ -293,6 +317,37 @@ TEST(CpuSegmentRanges, BadRangesAreRefusedAndNothingIsWritten) {
         ASSERT_EQ(static_cast<const uint8_t*>(output.data())[i], 0xA5);
       }
     }
+  }
+}
+
+// A device cannot refuse: it takes what there is room for.
+TEST(SegmentRanges, OnADeviceTheyAreClamped) {
+  const int32_t huge = std::numeric_limits<int32_t>::max();
+  for (const bool one_segment : {true, false}) {
+    const auto bytes_with = [&](const std::vector<SegmentRange>& second) {
+      const std::vector<SegmentRange> fine = {{0, 9}, {0, 5}, {0, 4}, {0, 10}};
+      Case c = one_segment
+                   ? Build({.b0 = 2, .d = 64, .dv = 64}, {{ByHead(kU4), 32}}, {{ByHead(kU4), 32}},
+                           {{fine[0], fine[0]}, {fine[0], fine[0]}})
+                   : Build({.b0 = 2, .d = 64, .dv = 64}, {{ByHead(kU4), 32}, {Plain16(), 16}},
+                           {{Plain16(), 16}, {ByHead(kU4), 32}}, {fine, fine});
+      const View& view = c.spec.segment_ranges;
+      for (int64_t s = 0; s < view.dims[3]; ++s) {
+        auto* data = static_cast<int32_t*>(c.inputs[view.port].data());
+        data[IndexOf(view, {1, 0, 0, s, 0})] = static_cast<int32_t>(second[s].first);
+        data[IndexOf(view, {1, 0, 0, s, 1})] = static_cast<int32_t>(second[s].tokens);
+      }
+      const auto executable = c.CompileForCudaSimt();
+      EXPECT_TRUE(executable.ok()) << executable.status();
+      const absl::Status status = c.RunOnCudaSimt(**executable);
+      EXPECT_TRUE(status.ok()) << status;
+      const auto* data = static_cast<const char*>(c.outputs[0].data());
+      // Tokens that do not exist are NaN.
+      return std::string(data, data + c.outputs[0].bytes() / 2);
+    };
+    const std::string first = bytes_with({{0, 9}, {0, 5}, {0, 4}, {0, 10}});
+    EXPECT_EQ(bytes_with({{-1, huge}, {huge, huge}, {-huge, huge}, {huge, -1}}), first);
+    EXPECT_EQ(bytes_with({{huge, -huge}, {0, 0}, {99, 1}, {-5, 77}}), first);
   }
 }
 
