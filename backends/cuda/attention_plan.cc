@@ -227,13 +227,13 @@ bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
 }  // namespace
 
 double AttentionPlan::rounding() const {
+  const SegmentTraits &k = traits.k[0], &v = traits.v[0];
   switch (traits.arithmetic) {
     case kByF16:
-      // Dequantized keys are rounded to f16; where scores are large, each loses some thousandths.
-      return traits.kernel == kTilesKernel &&
-                     (traits.k[0].scales.type != kNone || traits.v[0].scales.type != kNone)
-                 ? 5e-3
-                 : 1e-3;
+      // Dequantized keys, or entries of codebooks, are rounded to f16; where scores are large, each
+      // loses some thousandths.
+      if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
+      return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;
     case kByTF32:
       // 1e-3 moves one in ten of the outputs, which are bf16, by a unit in the last place.
       return 5e-3;

@@ -88,6 +88,12 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
   if (channels != 64 && channels != 128 && channels != 256) {
     return name + " has " + std::to_string(channels) + " channels, not 64, 128 or 256";
   }
+  if (traits.codebook != 0 && traits.codebook != CodebookWords::kEntries) {
+    return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
+  }
+  if (traits.codebook != 0 && t.arithmetic == kByF32) {
+    return name + "'s codebook would be rounded to f16 for f32 queries";
+  }
   const int bits = BitsOf(type);
   if (channels * bits < 256) return name + "'s rows are less than 32 bytes";
   const int64_t alignment = AlignmentOf(segment.data, bits);

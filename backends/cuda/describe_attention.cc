@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cuda/element_type.h"
+#include "kvant/kernels/cuda/codes_format.h"
 
 namespace kvant::cuda {
 namespace {
@@ -141,6 +142,7 @@ class Describer {
       DescribeStatic(quantization->static_scales, quantization->static_axis, kFloat32,
                      traits.scales, params.scales);
     }
+    DescribeCodebook(quantization->codebook, traits, params);
     if (quantization->zero_points.present()) {
       Describe(quantization->zero_points, extents, traits.zero_points, params.zero_points);
       traits.real_zero_points = IsFloat(quantization->zero_points.type);
@@ -148,6 +150,35 @@ class Describer {
       DescribeStatic(quantization->static_zps, quantization->static_axis, kInt64,
                      traits.zero_points, params.zero_points);
     }
+  }
+
+  // Entries in f32; of 16 also in f16, as CodebookWords has them: divided by a power of two, so
+  // that the largest is between 1 and 2, and after them that power.
+  void DescribeCodebook(const std::vector<float>& entries, SegmentTraits& traits,
+                        SegmentParams& params) {
+    traits.codebook = Clamp32(static_cast<int64_t>(entries.size()));
+    if (entries.empty()) return;
+    std::vector<float> constants = entries;
+    if (entries.size() == CodebookWords::kEntries) {
+      float largest = 0;
+      for (const float x : entries) {
+        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+      }
+      const float factor = largest == 0 ? 1 : std::ldexp(1.f, std::ilogb(largest));
+      std::array<uint16_t, CodebookWords::kEntries> halves{};
+      for (size_t i = 0; i < halves.size(); ++i) {
+        StoreElement(kvant::kF16, halves.data(), static_cast<int64_t>(i), entries[i] / factor);
+      }
+      std::array<uint8_t, sizeof(halves)> bytes{};
+      for (size_t i = 0; i < halves.size(); ++i) {
+        bytes[i] = static_cast<uint8_t>(halves[i] & 0xff);
+        bytes[halves.size() + i] = static_cast<uint8_t>(halves[i] >> 8);
+      }
+      constants.resize(CodebookWords::kFactorAt + 1);
+      std::memcpy(&constants[CodebookWords::kEntries], bytes.data(), bytes.size());
+      constants[CodebookWords::kFactorAt] = factor;
+    }
+    BindConstants(params.codebook, constants.data(), constants.size());
   }
 
   // Which elements lie side by side, and whether 8 of them from a multiple of 8 on are aligned to
@@ -401,7 +432,6 @@ std::string WhyNotOutputs(const AttentionSpec& spec) {
 
 std::string WhyUnsupported(const AttentionSpec& spec) {
   if (spec.Uses(Feature::kHadamard)) return "Hadamard rotations of Q, K, V or the output";
-  if (spec.Uses(Feature::kCodebook)) return "codebooks";
   constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),

@@ -75,7 +75,7 @@ class AttentionCodes {
     BlockSync();
     if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
     State state;
-    Values values(Common(T::k.v[0], p_.v[0]).zero_point);
+    Values values(p_, Common(T::k.v[0], p_.v[0]).zero_point);
     MultiplyAll(state, values);
     End(state, values);
   }
@@ -158,9 +158,10 @@ class AttentionCodes {
     const BlockRows rows = Work::Load(p_, work_).rows;
     const Position at{rows.b0, rows.b1, rows.b2, 0};
     CommonParameters common{1.f, 0.f};
+    if (traits.codebook != 0) common.scale = Load(segment.codebook + CodebookWords::kFactorAt);
     if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
-      common.scale = LoadElement(traits.scales.type, segment.scales.data,
-                                 GroupIndex(traits, traits.scales, segment.scales, at, 0));
+      common.scale *= LoadElement(traits.scales.type, segment.scales.data,
+                                  GroupIndex(traits, traits.scales, segment.scales, at, 0));
     }
     if (traits.zero_points.type != kNone && !CodeFormat::Varies(traits.zero_points)) {
       common.zero_point =

@@ -75,6 +75,7 @@ struct ArrayTraits {
 struct SegmentTraits {
   ArrayTraits data, scales, zero_points;
   i32 real_zero_points;
+  i32 codebook;  // entries, of which codes are positions: code becomes that entry; 0: there is none
   i32 group[kAxes];
   i32 contiguous;  // the axis along which elements are side by side: kCol, kRow, or -1
   i32 vectors;     // runs of 8 elements along it are aligned to their size
@@ -182,6 +183,7 @@ struct BatchArray {
 // within the segment.
 struct SegmentParams {
   Array data, scales, zero_points;
+  const float* codebook;  // its entries, and of 16 what CodebookWords is loaded from
   i32 begin, tokens;
 };
 

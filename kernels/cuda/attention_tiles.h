@@ -27,7 +27,7 @@ namespace kvant::cuda {
 struct AttentionShared {
   i32 q, k, v;  // where the tiles lie
   i32 factors;  // floats of joining, and column ranges
-  i32 tables;   // SegmentTable
+  i32 tables;   // SegmentTables
   i32 bytes;
 
   KVANT_DEVICE static constexpr AttentionShared Of(const AttentionTraits& t, i32 splits) {
@@ -40,7 +40,7 @@ struct AttentionShared {
     s.factors = tiles > states ? tiles : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
     s.tables = s.factors + rows * joined * 8;
-    s.bytes = s.tables + TableBytes(t);
+    s.bytes = s.tables + SegmentTables::Of(t).bytes;
     return s;
   }
 };
@@ -83,6 +83,7 @@ class AttentionTiles {
       WriteDropoutMask(dropout);
     }
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
+    if (T::k.q.codebook != 0) BlockSync();
     LoadQueries();
     const ColumnRange tiles = TilesOfSplit();
     RowState state = RowState::Empty();
@@ -203,7 +204,8 @@ class AttentionTiles {
       const i32 r = i / per_row, d = i % per_row * 8;
       float values[8] = {};
       if (r < block_.rows && d < T::k.head_size) {
-        LoadValues(T::k.q, p_.q, block_.At(p_, r), d, kCol, T::k.head_size, values);
+        LoadValues(T::k.q, p_.q, SegmentTable<T>::CodebookOfQueries(shared_ + at_.tables),
+                   block_.At(p_, r), d, kCol, T::k.head_size, values);
       }
       StoreValues(T::k.arithmetic, layout, shared_ + at_.q, r, d, kCol, values);
     }

@@ -16,6 +16,7 @@
 //   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
 //           becomes a number)
 //   f16     as it is                                                             i = 0
+//   codes of 4 bits that are positions in a codebook: its entries n and n + 4    i = 0 .. 3
 //
 //   K:  codes of channels d and d + E / 8 of one token, d = E m + (E / 4) c + i
 //   V:  codes of one channel E m + (E / 8) g + i of tokens 2c, 2c + 1
@@ -40,6 +41,38 @@ enum class Zero : i32 {
   kReal,     // code * scale - zero point
 };
 
+// A codebook of 16 f16 entries, in registers, by bytes: the low ones of entries 0 .. 3, 4 .. 7,
+// 8 .. 11 and 12 .. 15, then the high ones. A permutation looks up four codes in eight of them.
+struct CodebookWords {
+  u32 v[8];
+
+  // Behind the entries in f32 lie the words, and what entries were divided by to fit into f16.
+  static constexpr i32 kEntries = 16, kFactorAt = kEntries + 8;
+  KVANT_DEVICE static CodebookWords Of(const SegmentTraits& traits, const SegmentParams& segment) {
+    CodebookWords words{};
+    if (traits.codebook == 0) return words;
+    const auto* from = reinterpret_cast<const Words4*>(segment.codebook + kEntries);
+    const Words4 low = Load(from), high = Load(from + 1);
+    KVANT_UNROLL
+    for (i32 i = 0; i < 4; ++i) {
+      words.v[i] = low.v[i];
+      words.v[4 + i] = high.v[i];
+    }
+    return words;
+  }
+
+  // Entries of nibbles i and i + 4 of a word.
+  KVANT_DEVICE u32 Pair(u32 w, i32 i) const {
+    // Nibbles 0, 1, 4, 5, and above them 2, 3, 6, 7.
+    const u32 codes = Permute(w, 0, 0x3120) >> (i < 2 ? 0 : 16);
+    const u32 within = codes & 0x7777u;
+    const u32 upper = AndOr(codes >> 1, 0x4444u, 0x3210u);  // of two, the second where bit 3 is set
+    const u32 low = Permute(Permute(v[0], v[1], within), Permute(v[2], v[3], within), upper);
+    const u32 high = Permute(Permute(v[4], v[5], within), Permute(v[6], v[7], within), upper);
+    return Permute(low, high, i % 2 == 0 ? 0x6240 : 0x7351);
+  }
+};
+
 // A scale and a zero point that all tokens of a block have in common.
 struct CommonParameters {
   float scale, zero_point;
@@ -49,7 +82,7 @@ struct CommonParameters {
 // scale_type, zero_type and zero.
 struct CodeFormat {
   i32 type, channels, bits, groups;
-  bool is_signed, subnormal;
+  bool is_signed, subnormal, codebook;
   i32 scale_type, zero_type;
   Zero zero;
   bool common_zero;
@@ -67,7 +100,8 @@ struct CodeFormat {
             BitsOf(type),
             groups,
             type == kInt8 || type == kInt4 || type == kInt2,
-            subnormal && !is_float,
+            subnormal && !is_float && s.codebook == 0,
+            s.codebook != 0,
             common_scale ? kNone : s.scales.type,
             has_zero ? s.zero_points.type : kNone,
             !has_zero            ? Zero::kNone
@@ -93,7 +127,8 @@ struct CodeFormat {
   }
   // What codes of pair q arrive multiplied by, beside Unit().
   KVANT_DEVICE constexpr float Factor(i32 q) const {
-    return bits == 4   ? q % 2 == 1 ? 16.f : 1.f
+    return codebook    ? 1.f
+           : bits == 4 ? q % 2 == 1 ? 16.f : 1.f
            : bits == 2 ? static_cast<float>(1 << q % 4 * 2)
                        : 1.f;
   }
@@ -108,9 +143,10 @@ struct CodeFormat {
 
   // Pair q from the words of a row.
   template <i32 kWords>
-  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q) const {
+  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q, const CodebookWords& entries) const {
     const u32 w = words[q / PairsPerWord()];
     const i32 i = q % PairsPerWord();
+    if (codebook) return entries.Pair(w, i);
     if (bits == 16) return w;
     if (type == kFloat8E5M2) return i == 0 ? Permute(w, 0, 0x2404) : w & 0xff00ff00u;
     if (type == kFloat8E4M3) {

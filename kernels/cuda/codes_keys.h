@@ -43,7 +43,8 @@ class CodesKeys {
 
   // multiplier: of the scores.
   KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
-                         const CommonParameters& common) {
+                         const CommonParameters& common)
+      : entries_(CodebookWords::Of(T::k.k[0], p.k[0])) {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       const float guard = Guard(p, block, rb);
@@ -325,8 +326,8 @@ class CodesKeys {
       }
       KVANT_UNROLL
       for (i32 q = n * f.PairsPerGroup(); q < (n + 1) * f.PairsPerGroup(); q += 2) {
-        const u32 a0 = f.Unpack(low, q), a1 = f.Unpack(high, q);
-        const u32 a2 = f.Unpack(low, q + 1), a3 = f.Unpack(high, q + 1);
+        const u32 a0 = f.Unpack(low, q, entries_), a1 = f.Unpack(high, q, entries_);
+        const u32 a2 = f.Unpack(low, q + 1, entries_), a3 = f.Unpack(high, q + 1, entries_);
         KVANT_UNROLL
         for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
           KVANT_UNROLL
@@ -350,6 +351,7 @@ class CodesKeys {
     }
   }
 
+  const CodebookWords entries_;
   u32 queries_[kRowBlocks][kParts][kPairs];
   u32 less_sum_slots_[kRowBlocks][kMaxGroups];
   u32 less_sums_slots_[kRowBlocks][kMaxGroups / 4];

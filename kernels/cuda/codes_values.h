@@ -34,7 +34,8 @@ class CodesValues {
   KVANT_DEVICE static CodeFormat Format() { return Tile().format; }
 
   // zero_point: what all tokens have in common.
-  KVANT_DEVICE explicit CodesValues(float zero_point) {
+  KVANT_DEVICE CodesValues(const AttentionParams& p, float zero_point)
+      : entries_(CodebookWords::Of(T::k.v[0], p.v[0])) {
     const float both = zero_point + static_cast<float>(Format().Bias());
     common_ = PackF16(both, both);
   }
@@ -207,8 +208,8 @@ class CodesValues {
     const CodeFormat f = Format();
     KVANT_UNROLL
     for (i32 q = group * f.PairsPerGroup(); q < (group + 1) * f.PairsPerGroup(); q += 2) {
-      const u32 a0 = f.Unpack(low, q), a1 = f.Unpack(low, q + 1);
-      const u32 a2 = f.Unpack(high, q), a3 = f.Unpack(high, q + 1);
+      const u32 a0 = f.Unpack(low, q, entries_), a1 = f.Unpack(low, q + 1, entries_);
+      const u32 a2 = f.Unpack(high, q, entries_), a3 = f.Unpack(high, q + 1, entries_);
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
         KVANT_UNROLL
@@ -374,6 +375,7 @@ class CodesValues {
     return less;
   }
 
+  const CodebookWords entries_;
   u32 common_;  // what is to be taken off all codes
   float out_[kRowBlocks][kChannelTiles][4];
   float zero_[kRowBlocks][4], bias_[kRowBlocks][4], real_[kRowBlocks][2];

@@ -62,49 +62,93 @@ KVANT_DEVICE i32 RealLength(const AttentionParams& p, const Position& at) {
                    LoadInteger(T::k.kv_lengths.type, p.kv_lengths.data, IndexOf(p.kv_lengths, at)));
 }
 
-// Where the segments' columns are not known before the launch they lie in shared memory, K's and
-// then V's; `table` is where those of a side begin.
-KVANT_DEVICE constexpr i32 TableBytes(const AttentionTraits& t) {
-  return HasRanges(t) ? (t.k_segments + t.v_segments) * 16 : 0;
-}
+// What a block keeps of segments in shared memory: their columns, where those are not known before
+// the launch, and codebooks; of K and then V each, and a codebook of Q before them.
+struct SegmentTables {
+  i32 codebooks, bytes;
+
+  KVANT_DEVICE static constexpr SegmentTables Of(const AttentionTraits& t) {
+    const i32 columns = HasRanges(t) ? (t.k_segments + t.v_segments) * 16 : 0;
+    return {columns, columns + CodebookBytes(&t.q, 1) + CodebookBytes(t.k, t.k_segments) +
+                         CodebookBytes(t.v, t.v_segments)};
+  }
+  KVANT_DEVICE static constexpr i32 CodebookBytes(const SegmentTraits* segments, i32 count) {
+    i32 entries = 0;
+    for (i32 s = 0; s < count; ++s) entries += segments[s].codebook;
+    return entries * 4;
+  }
+};
+
+// Those of K or of V.
 template <class T>
-struct SegmentTable {
-  KVANT_DEVICE static SharedAddress OfSide(SharedAddress tables, bool keys) {
-    return tables + static_cast<u32>(keys ? 0 : T::k.k_segments * 16);
-  }
+class SegmentTable {
+ public:
+  KVANT_DEVICE SegmentTable(SharedAddress tables, bool keys)
+      : columns_(tables + static_cast<u32>(keys ? 0 : T::k.k_segments * 16)),
+        codebooks_(CodebooksOf(tables, keys)) {}
 
-  // By a thread for K and one for V.
+  // By all threads; done by the block's next barrier.
   KVANT_DEVICE static void Write(const AttentionParams& p, i32 b0, SharedAddress tables) {
-    if (!HasRanges(T::k)) return;
-    if (ThreadIndex() == 0) WriteSide(p, b0, 0, T::k.k_segments, p.k, OfSide(tables, true));
-    if (ThreadIndex() == 32 % Threads(T::k)) {
-      WriteSide(p, b0, T::k.k_segments, T::k.v_segments, p.v, OfSide(tables, false));
+    const SegmentTable k(tables, true), v(tables, false);
+    if (HasRanges(T::k)) {
+      if (ThreadIndex() == 0) k.WriteColumns(p, b0, 0, T::k.k_segments, p.k);
+      if (ThreadIndex() == 1) v.WriteColumns(p, b0, T::k.k_segments, T::k.v_segments, p.v);
     }
+    WriteCodebooks(&T::k.q, &p.q, 1, CodebookOfQueries(tables));
+    WriteCodebooks(T::k.k, p.k, T::k.k_segments, k.codebooks_);
+    WriteCodebooks(T::k.v, p.v, T::k.v_segments, v.codebooks_);
   }
 
-  KVANT_DEVICE static SegmentColumns Of(const SegmentParams* segments, SharedAddress table, i32 s) {
+  KVANT_DEVICE SegmentColumns Columns(const SegmentParams* segments, i32 s) const {
     if (!HasRanges(T::k)) {
       const i32 begin = segments[s].begin, tokens = segments[s].tokens;
       return {begin, begin + tokens, 0, tokens};
     }
-    const Words4 x = LoadShared128(table + static_cast<u32>(s * 16));
+    const Words4 x = LoadShared128(columns_ + static_cast<u32>(s * 16));
     return {static_cast<i32>(x.v[0]), static_cast<i32>(x.v[1]), static_cast<i32>(x.v[2]),
             static_cast<i32>(x.v[3])};
   }
 
+  KVANT_DEVICE SharedAddress Codebook(const SegmentTraits* segments, i32 s) const {
+    return codebooks_ + static_cast<u32>(SegmentTables::CodebookBytes(segments, s));
+  }
+  KVANT_DEVICE static SharedAddress CodebookOfQueries(SharedAddress tables) {
+    return tables + static_cast<u32>(SegmentTables::Of(T::k).codebooks);
+  }
+
  private:
-  KVANT_DEVICE static void WriteSide(const AttentionParams& p, i32 b0, i32 row, i32 count,
-                                     const SegmentParams* segments, SharedAddress table) {
+  KVANT_DEVICE static SharedAddress CodebooksOf(SharedAddress tables, bool keys) {
+    const i32 q = SegmentTables::CodebookBytes(&T::k.q, 1);
+    const i32 k = SegmentTables::CodebookBytes(T::k.k, T::k.k_segments);
+    return CodebookOfQueries(tables) + static_cast<u32>(keys ? q : q + k);
+  }
+
+  KVANT_DEVICE static void WriteCodebooks(const SegmentTraits* traits,
+                                          const SegmentParams* segments, i32 count,
+                                          SharedAddress to) {
+    KVANT_UNROLL
+    for (i32 s = 0; s < count; ++s) {
+      const SharedAddress at = to + static_cast<u32>(SegmentTables::CodebookBytes(traits, s));
+      for (i32 i = ThreadIndex(); i < traits[s].codebook; i += BlockThreads()) {
+        StoreShared32(at + static_cast<u32>(i * 4), AsBits(Load(segments[s].codebook + i)));
+      }
+    }
+  }
+
+  KVANT_DEVICE void WriteColumns(const AttentionParams& p, i32 b0, i32 row, i32 count,
+                                 const SegmentParams* segments) const {
     i32 begin = 0;
     KVANT_UNROLL
     for (i32 s = 0; s < count; ++s) {
       const SegmentColumns c = ReadRange(T::k, p, b0, row + s, segments[s], begin);
-      StoreShared128(table + static_cast<u32>(s * 16),
+      StoreShared128(columns_ + static_cast<u32>(s * 16),
                      {{static_cast<u32>(c.begin), static_cast<u32>(c.end),
                        static_cast<u32>(c.first), static_cast<u32>(c.capacity)}});
       begin = c.end;
     }
   }
+
+  const SharedAddress columns_, codebooks_;
 };
 
 }  // namespace kvant::cuda

@@ -54,21 +54,41 @@ KVANT_DEVICE float Dequantize(const SegmentTraits& traits, const GroupParameters
   return (code - group.zero_point) * group.scale;
 }
 
+// Codes of 2, 4 or 8 bits as they are stored, or entries of the codebook in shared memory.
+KVANT_DEVICE void UnpackValues(const SegmentTraits& traits, const Eight& eight,
+                               SharedAddress codebook, float (&values)[8]) {
+  if (traits.codebook == 0) return Unpack(traits.data.type, eight, values);
+  const i32 bits = BitsOf(traits.data.type);
+  const u32 mask = static_cast<u32>(traits.codebook - 1);
+  KVANT_UNROLL
+  for (i32 i = 0; i < 8; ++i) {
+    const u32 code = eight.v[i * bits / 32] >> i * bits % 32 & mask;
+    values[i] = AsFloat(LoadShared32(codebook + code * 4));
+  }
+}
+KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const void* data, i64 index,
+                             SharedAddress codebook) {
+  const float value = LoadElement(traits.data.type, data, index);
+  if (traits.codebook == 0) return value;
+  return AsFloat(LoadShared32(codebook + static_cast<u32>(value) * 4));
+}
+
 // 8 values of a segment side by side along `axis` (kRow or kCol) from (at, channel) on; those from
-// `limit` on are 0.
-KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p, Position at,
-                             i32 channel, i32 axis, i32 limit, float (&values)[8]) {
+// `limit` on are 0. codebook: where the segment's is in shared memory.
+KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p,
+                             SharedAddress codebook, Position at, i32 channel, i32 axis, i32 limit,
+                             float (&values)[8]) {
   const i32 first = axis == kRow ? at.row : channel;
   const i32 n = limit - first;
   if (traits.vectors && traits.contiguous == axis && n >= 8) {
-    Unpack(traits.data.type,
-           LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel)),
-           values);
+    UnpackValues(
+        traits, LoadEight(traits.data.type, p.data.data, IndexOf(traits.data, p.data, at, channel)),
+        codebook, values);
   } else {
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
       const i64 index = IndexOf(traits.data, p.data, at, channel) + i * p.data.strides[axis];
-      values[i] = i < n ? LoadElement(traits.data.type, p.data.data, index) : 0.f;
+      values[i] = i < n ? LoadValue(traits, p.data.data, index, codebook) : 0.f;
     }
   }
   if (traits.scales.type == kNone) return;
@@ -119,12 +139,12 @@ KVANT_DEVICE Run RunAt(i32 axis, i32 rows, i32 channels, i32 i) {
 }
 
 // Tokens [first, first + tile) of K or V, channels [channel, channel + layout.channels), by all
-// threads. Tokens from `end` on and channels from `channel_end` on are 0. table: SegmentTable's.
+// threads. Tokens from `end` on and channels from `channel_end` on are 0.
 template <class T>
 KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* segments, i32 count,
-                           SharedAddress table, const TileLayout& layout, SharedAddress tile,
-                           const Position& batch, i32 first, i32 end, i32 channel,
-                           i32 channel_end) {
+                           const SegmentTable<T>& table, const TileLayout& layout,
+                           SharedAddress tile, const Position& batch, i32 first, i32 end,
+                           i32 channel, i32 channel_end) {
   // Runs along the axis that most segments, all but always one, have side by side.
   const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
   const i32 runs = T::k.tile * layout.channels / 8;
@@ -136,18 +156,20 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
     if (channel + run.channel < channel_end) {
       KVANT_UNROLL
       for (i32 s = 0; s < count; ++s) {
-        const SegmentColumns columns = SegmentTable<T>::Of(segments, table, s);
+        const SegmentColumns columns = table.Columns(segments, s);
+        const SharedAddress codebook = table.Codebook(traits, s);
         const i32 begin = columns.begin, stop = MinOf(end, columns.end);
         Position at = batch;
         at.row = HasRanges(T::k) ? columns.TokenOf(token) : token - begin;
         if (axis == kCol) {
           if (begin <= token && token < stop) {
-            LoadValues(traits[s], segments[s], at, channel + run.channel, kCol, channel_end,
-                       values);
+            LoadValues(traits[s], segments[s], codebook, at, channel + run.channel, kCol,
+                       channel_end, values);
           }
         } else if (count == 1 && !HasRanges(T::k)) {
           if (token < stop) {
-            LoadValues(traits[s], segments[s], at, channel + run.channel, kRow, stop, values);
+            LoadValues(traits[s], segments[s], codebook, at, channel + run.channel, kRow, stop,
+                       values);
           }
         } else {
           // A run may cross into another segment, or from a ring's end to its beginning.
@@ -156,7 +178,7 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
             float one[8];
             Position token_at = at;
             token_at.row = HasRanges(T::k) ? columns.TokenOf(token + t) : at.row + t;
-            LoadValues(traits[s], segments[s], token_at, channel + run.channel, kRow,
+            LoadValues(traits[s], segments[s], codebook, token_at, channel + run.channel, kRow,
                        token_at.row + 1, one);
             KVANT_UNROLL
             for (i32 u = 0; u < 8; ++u) values[u] = u == t ? one[0] : values[u];

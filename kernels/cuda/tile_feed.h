@@ -54,12 +54,12 @@ struct GroupGrid {
 template <class T, bool kKeys>
 class TileFeed {
  public:
-  // tables: SegmentTable.
+  // tables: SegmentTables.
   KVANT_DEVICE TileFeed(const AttentionParams& p, SharedAddress shared, SharedAddress tables,
                         const Position& batch, i32 kv_len, i32 channel)
       : p_(p),
         shared_(shared),
-        table_(SegmentTable<T>::OfSide(tables, kKeys)),
+        table_(tables, kKeys),
         batch_(batch),
         kv_len_(kv_len),
         channel_(channel) {}
@@ -121,7 +121,7 @@ class TileFeed {
   // In the one segment, of a column.
   KVANT_DEVICE i32 TokenOf(i32 column) const {
     if (!HasRanges(T::k)) return column;
-    return SegmentTable<T>::Of(AllParams(), table_, 0).TokenOf(column);
+    return table_.Columns(AllParams(), 0).TokenOf(column);
   }
 
   KVANT_DEVICE void Copy(i32 tile) const {
@@ -173,10 +173,10 @@ class TileFeed {
       at.row = tile * T::k.tile + run.row;
       float values[8] = {};
       if (run.channel < ChannelEnd() && at.row < kv_len_) {
-        Unpack(Traits().data.type,
-               LoadEight(Traits().data.type,
-                         raw + run.row * At().row + run.channel * BitsOf(Traits().data.type) / 8),
-               values);
+        const Eight eight =
+            LoadEight(Traits().data.type,
+                      raw + run.row * At().row + run.channel * BitsOf(Traits().data.type) / 8);
+        UnpackValues(Traits(), eight, table_.Codebook(AllTraits(), 0), values);
         at.row = TokenOf(at.row);
         DequantizeEight(grid, run, at, values);
       }
@@ -233,7 +233,8 @@ class TileFeed {
       kKeys ? T::kMax.k[0].parameters_ahead : T::kMax.v[0].parameters_ahead;
 
   const AttentionParams& p_;
-  const SharedAddress shared_, table_;
+  const SharedAddress shared_;
+  const SegmentTable<T> table_;
   const Position batch_;
   const i32 kv_len_, channel_;
   GroupParameters ahead_[kMostAhead > 0 ? kMostAhead : 1];

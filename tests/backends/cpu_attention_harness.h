@@ -103,13 +103,15 @@ class Case {
   // Of a given seed for the order of threads.
   absl::StatusOr<std::unique_ptr<Executable>> CompileForCudaSimt(uint64_t seed = 0);
 
+  // What the last run left in `outputs`.
+  void CompareWithOracle(double tolerance);
+
   Shape shape;
   AttentionSpec spec;
   std::deque<GuardedBuffer> inputs;
   std::deque<GuardedBuffer> outputs;
 
  private:
-  void CompareWithOracle(double tolerance);
   std::mt19937 rng_;
 };
 

@@ -40,6 +40,7 @@ Format Plain16() { return {.type = kF16}; }
 // the highest code.
 void Spoil(const View& view, const Dims5& groups,
            const std::function<bool(int64_t, int64_t)>& exists, Case& c) {
+  if (!view.present()) return;
   void* const data = c.inputs[view.port].data();
   const auto any = [&](int64_t b0, int64_t t0) {
     for (int64_t b = b0 * groups[0]; b < (b0 + 1) * groups[0]; ++b) {
