@@ -47,8 +47,11 @@ Arithmetic ChooseArithmetic(const AttentionSpec& spec) {
   };
   if (IsHalf(spec.q.type) && !holds(IsBFloat) && !holds(IsSingle)) return kByF16;
   if (IsBFloat(spec.q.type) && !holds(IsSingle)) {
-    // Codes mean more than the 8 bits of bf16, and maybe more than the range of f16.
-    return holds([](DataType type) { return type != kvant::kBF16; }) ? kByTF32 : kByBF16;
+    // Codes, and rotated queries, mean more than the 8 bits of bf16, and maybe more than the range
+    // of f16.
+    const bool more =
+        spec.q_hadamard > 1 || holds([](DataType type) { return type != kvant::kBF16; });
+    return more ? kByTF32 : kByBF16;
   }
   const bool floats_only = !IsInteger(spec.q.type) && !holds(IsInteger);
   if (!spec.apply_to_int && !floats_only) return kByF32;
@@ -169,7 +172,7 @@ bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& pla
   AttentionTraits& t = plan.traits;
   const int32_t rows = std::max(plan.params.rows, 1);
   // Registers hold 16 rows of the output; f32 products need more beside them.
-  const int32_t most = TakesF32(t.arithmetic) ? 128 : 256;
+  const int32_t most = TakesF32(t.arithmetic) && t.output_hadamard <= 128 ? 128 : 256;
   const int32_t v_block = std::min(most, std::max(CeilDiv(t.v_head_size, 16), 1) * 16);
   for (const Warps warps : {Warps{8, 1}, Warps{4, 1}, Warps{2, 2}, Warps{1, 4}}) {
     if (warps.rows > 1 && rows <= warps.rows * 8) continue;
@@ -178,6 +181,8 @@ bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& pla
     // Rounding probabilities, every warp must have seen all tokens.
     const int32_t tokens = t.probs_type != kNone ? 1 : warps.tokens;
     for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
+      // A block has whole runs of what is rotated.
+      if (t.output_hadamard != 0 && channels % t.output_hadamard != 0) continue;
       if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, copies, plan))
         return true;
     }
@@ -230,8 +235,9 @@ double AttentionPlan::rounding() const {
   const SegmentTraits &k = traits.k[0], &v = traits.v[0];
   switch (traits.arithmetic) {
     case kByF16:
-      // Dequantized keys, or entries of codebooks, are rounded to f16; where scores are large, each
-      // loses some thousandths.
+      // Dequantized keys, entries of codebooks, or rotated queries are rounded to f16; where scores
+      // are large, each loses some thousandths.
+      if (traits.q_hadamard != 0) return 5e-3;
       if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
       return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;
     case kByTF32:

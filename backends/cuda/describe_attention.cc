@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cuda/element_type.h"
@@ -52,6 +53,9 @@ class Describer {
     Describe(spec_.stats, Extents(spec_.q_len, 1), t.stats, p.stats, /*output=*/true);
     Describe(spec_.output, Extents(spec_.q_len, spec_.v_head_size), t.output, p.output,
              /*output=*/true);
+    const auto run = [](int64_t size) { return size > 1 ? Clamp32(size) : 0; };
+    t.q_hadamard = run(spec_.q_hadamard);
+    t.output_hadamard = run(spec_.output_hadamard);
     DescribeDropout();
     DescribeRounding();
     DescribeRows();
@@ -388,6 +392,17 @@ std::string WhyNotSizes(const AttentionSpec& spec) {
   return "";
 }
 
+std::string WhyNotRotations(const AttentionSpec& spec) {
+  for (const auto& [run, size] : {std::pair(spec.q_hadamard, spec.head_size),
+                                  std::pair(spec.output_hadamard, spec.v_head_size)}) {
+    if (run <= 1 || (size % run == 0 && (run & (run - 1)) == 0)) continue;
+    return absl::StrCat("rotations in runs of ", run, " of ", size, " channels");
+  }
+  if (spec.output_hadamard <= kMaxHeadSize) return "";
+  return absl::StrCat("a rotation of ", spec.output_hadamard, " channels of the output, more than ",
+                      kMaxHeadSize);
+}
+
 std::string WhyNotSteps(const AttentionSpec& spec) {
   if (spec.steps.size() > kMaxSteps) {
     return absl::StrCat(spec.steps.size(), " steps on the scores, more than ", kMaxSteps);
@@ -431,7 +446,6 @@ std::string WhyNotOutputs(const AttentionSpec& spec) {
 }  // namespace
 
 std::string WhyUnsupported(const AttentionSpec& spec) {
-  if (spec.Uses(Feature::kHadamard)) return "Hadamard rotations of Q, K, V or the output";
   constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
@@ -441,7 +455,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   for (const std::string& why :
        {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
         WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),
-        WhyNotSteps(spec), WhyNotOutputs(spec)}) {
+        WhyNotSteps(spec), WhyNotOutputs(spec), WhyNotRotations(spec)}) {
     if (!why.empty()) return why;
   }
   return "";

@@ -25,8 +25,8 @@
 
 namespace kvant::cuda {
 
-// Shared memory of a block: what the block computes; rings, and once they are done with, states of
-// warps, and factors.
+// Shared memory of a block: what the block computes; rotated queries, then rings, and once they are
+// done with, states of warps, and factors.
 struct CodesShared {
   i32 factors, bytes;
 
@@ -37,7 +37,8 @@ struct CodesShared {
     const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
     const i32 ends = states + rows * joined * 8;
-    return {kWorkBytes + states, kWorkBytes + MaxOf(rings, ends)};
+    const i32 queries = t.q_hadamard != 0 ? rows * t.head_size * 4 : 0;
+    return {kWorkBytes + states, kWorkBytes + MaxOf(queries, MaxOf(rings, ends))};
   }
 };
 
@@ -74,6 +75,7 @@ class AttentionCodes {
     if (WarpIndex() == 0) Work::Find(p_, work_);
     BlockSync();
     if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
+    if (T::k.q_hadamard != 0) RotateQueries();
     State state;
     Values values(p_, Common(T::k.v[0], p_.v[0]).zero_point);
     MultiplyAll(state, values);
@@ -91,7 +93,8 @@ class AttentionCodes {
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
     const Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
-                    Common(T::k.k[0], p_.k[0]));
+                    Common(T::k.k[0], p_.k[0]), shared_);
+    if (T::k.q_hadamard != 0) BlockSync();  // rings come where they were
     float top = kTop;
     KVANT_NO_UNROLL
     while (true) {
@@ -99,6 +102,32 @@ class AttentionCodes {
       if (top == kLowTop || !Any(!values.Finite())) break;
       top = kLowTop;
     }
+  }
+
+  // To shared memory, in f32.
+  KVANT_DEVICE void RotateQueries() const {
+    constexpr i32 kSlots = CeilDiv(T::kMax.head_size, 32);
+    const BlockRows rows = Work::Load(p_, work_).rows;
+    KVANT_NO_UNROLL
+    for (i32 r = WarpIndex(); r < Ending::Rows(); r += BlockThreads() / 32) {
+      const Position at = rows.At(p_, r);
+      float x[kSlots];
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 d = s * 32 + LaneIndex();
+        x[s] = d < T::k.head_size ? LoadElement(T::k.q.data.type, p_.q.data.data,
+                                                IndexOf(T::k.q.data, p_.q.data, at, d))
+                                  : 0.f;
+      }
+      Rotate(T::k.q_hadamard, 1.f / RootOf(T::k.q_hadamard), x);
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 d = s * 32 + LaneIndex();
+        if (d >= T::k.head_size) continue;
+        StoreSharedFloat(shared_ + static_cast<u32>((r * T::k.head_size + d) * 4), x[s]);
+      }
+    }
+    BlockSync();
   }
 
   // Whether all that is done to scores is a factor, and columns that are hidden.

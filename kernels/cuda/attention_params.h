@@ -151,6 +151,9 @@ struct AttentionTraits {
   i32 probs_type;  // probabilities are rounded to codes of this type, once they are final; or kNone
   i32 rounds_output;  // the output holds codes
   ArrayTraits output, stats;
+  // Runs of so many channels of queries and of the output are multiplied by a Hadamard matrix /
+  // sqrt(run); 0: none.
+  i32 q_hadamard, output_hadamard;
   // Which kernel it is; what follows is for kCodesKernel alone (attention_codes.h).
   i32 kernel;
   i32 row_blocks;        // of 8 rows, that a block has

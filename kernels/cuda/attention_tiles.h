@@ -84,7 +84,11 @@ class AttentionTiles {
     }
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
     if (T::k.q.codebook != 0) BlockSync();
-    LoadQueries();
+    if (T::k.q_hadamard == 0) {
+      LoadQueries();
+    } else {
+      LoadRotatedQueries();
+    }
     const ColumnRange tiles = TilesOfSplit();
     RowState state = RowState::Empty();
     typename Products::Output output;
@@ -211,6 +215,31 @@ class AttentionTiles {
     }
   }
 
+  // Sums over a run less its length, rather than its root: f16 has room for those of all queries.
+  // Scores make up for it.
+  KVANT_DEVICE void LoadRotatedQueries() const {
+    constexpr i32 kSlots = CeilDiv(T::kMax.head_size, 32);
+    const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.head_size);
+    const SharedAddress codebook = SegmentTable<T>::CodebookOfQueries(shared_ + at_.tables);
+    KVANT_NO_UNROLL
+    for (i32 r = WarpIndex(); r < Ending::Rows(); r += Threads(T::k) / 32) {
+      const Position at = block_.At(p_, r);
+      float x[kSlots];
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 d = s * 32 + LaneIndex();
+        const bool exists = r < block_.rows && d < T::k.head_size;
+        x[s] = exists ? LoadValue(T::k.q, p_.q, codebook, at, d) : 0.f;
+      }
+      Rotate(T::k.q_hadamard, 1.f / static_cast<float>(T::k.q_hadamard), x);
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 d = s * 32 + LaneIndex();
+        if (d < layout.channels) StoreValue(T::k.arithmetic, layout, shared_ + at_.q, r, d, x[s]);
+      }
+    }
+  }
+
   // The tiles of tokens that any row may see, and of these the split's share.
   KVANT_DEVICE ColumnRange TilesOfSplit() const {
     ColumnRange live{0, kv_len_};
@@ -279,6 +308,9 @@ class AttentionTiles {
       if (TileFeed<T, true>::Prepares() || TileFeed<T, false>::Prepares()) BlockSync();
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
+      if (T::k.q_hadamard != 0) {
+        ForEach(scores, [&](float& x, i32, i32) { x *= RootOf(T::k.q_hadamard); });
+      }
       const i32 first = tile * T::k.tile + token_;
       if (inside.begin <= first && first + T::k.tile / T::k.token_warps <= inside.end) {
         ForEach(scores, [&](float& x, i32 h, i32 col) {

@@ -41,13 +41,13 @@ class CodesKeys {
   KVANT_DEVICE static CodeTile Tile() { return CodesRing<T>::Layout().k; }
   KVANT_DEVICE static CodeFormat Format() { return Tile().format; }
 
-  // multiplier: of the scores.
+  // multiplier: of the scores. rotated: where rotated queries lie, if there are any.
   KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
-                         const CommonParameters& common)
+                         const CommonParameters& common, SharedAddress rotated)
       : entries_(CodebookWords::Of(T::k.k[0], p.k[0])) {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-      const float guard = Guard(p, block, rb);
+      const float guard = Guard(p, block, rb, rotated);
       float own[2];  // multipliers of queries 2c and 2c + 1, which lanes 8c and 8c + 4 have
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
@@ -55,7 +55,7 @@ class CodesKeys {
         multiplier_[rb][h] = own[h] * common.scale / Format().Unit();
       }
       float sums[kMaxGroups];
-      LoadQueries(p, block, rb, guard, sums);
+      LoadQueries(p, block, rb, rotated, guard, sums);
       KeepSums(rb, sums, own, common.zero_point);
     }
   }
@@ -123,12 +123,13 @@ class CodesKeys {
   // A power of two that brings the largest number of query 8 rb + g to about 64: f16 neither
   // overflows, the sum over a head included, nor is short of bits. Of each row its own, so that
   // queries of one head do not show in another.
-  KVANT_DEVICE static float Guard(const AttentionParams& p, const BlockRows& block, i32 rb) {
+  KVANT_DEVICE static float Guard(const AttentionParams& p, const BlockRows& block, i32 rb,
+                                  SharedAddress rotated) {
     float top = 0.f;
     KVANT_NO_UNROLL
     for (i32 m = 0; m < Format().Chunks(); ++m) {
       float x[16];
-      LoadChunk(p, block, rb, m, x);
+      LoadChunk(p, block, rb, m, rotated, x);
       KVANT_UNROLL
       for (i32 i = 0; i < Format().ChunkCodes() / 4; ++i) top = Max(top, Abs(x[i]));
     }
@@ -140,9 +141,17 @@ class CodesKeys {
 
   // The channels of chunk m that lane 4g + c has, of row 8 rb + g; zeros for rows beyond the last.
   KVANT_DEVICE static void LoadChunk(const AttentionParams& p, const BlockRows& block, i32 rb,
-                                     i32 m, float (&x)[16]) {
+                                     i32 m, SharedAddress rotated, float (&x)[16]) {
     const i32 r = rb * 8 + LaneIndex() / 4, count = Format().ChunkCodes() / 4;
     const i32 d = (m * 4 + LaneIndex() % 4) * count;
+    if (T::k.q_hadamard != 0) {
+      KVANT_UNROLL
+      for (i32 i = 0; i < count; ++i) {
+        const i32 at = (r * T::k.head_size + d + i) * 4;
+        x[i] = r < block.rows ? LoadSharedFloat(rotated + static_cast<u32>(at)) : 0.f;
+      }
+      return;
+    }
     const i64 index = IndexOf(T::k.q.data, p.q.data, block.At(p, r), d);
     if (T::k.q.vectors && T::k.q.contiguous == kCol && count % 4 == 0) {
       KVANT_UNROLL
@@ -164,14 +173,14 @@ class CodesKeys {
 
   // Queries as B operands, and the sums of groups of row 8 rb + g.
   KVANT_DEVICE void LoadQueries(const AttentionParams& p, const BlockRows& block, i32 rb,
-                                float guard, float (&sums)[kMaxGroups]) {
+                                SharedAddress rotated, float guard, float (&sums)[kMaxGroups]) {
     const CodeFormat f = Format();
     KVANT_UNROLL
     for (i32 n = 0; n < f.groups; ++n) sums[n] = 0.f;
     KVANT_UNROLL
     for (i32 m = 0; m < f.Chunks(); ++m) {
       float x[16];
-      LoadChunk(p, block, rb, m, x);
+      LoadChunk(p, block, rb, m, rotated, x);
       KVANT_UNROLL
       for (i32 i = 0; i < f.ChunkCodes() / 4; ++i) {
         x[i] *= guard;

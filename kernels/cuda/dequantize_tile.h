@@ -66,11 +66,19 @@ KVANT_DEVICE void UnpackValues(const SegmentTraits& traits, const Eight& eight,
     values[i] = AsFloat(LoadShared32(codebook + code * 4));
   }
 }
-KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const void* data, i64 index,
-                             SharedAddress codebook) {
+KVANT_DEVICE float LoadCode(const SegmentTraits& traits, const void* data, i64 index,
+                            SharedAddress codebook) {
   const float value = LoadElement(traits.data.type, data, index);
   if (traits.codebook == 0) return value;
   return AsFloat(LoadShared32(codebook + static_cast<u32>(value) * 4));
+}
+
+// The value of (at, channel).
+KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const SegmentParams& p,
+                             SharedAddress codebook, const Position& at, i32 channel) {
+  const float code =
+      LoadCode(traits, p.data.data, IndexOf(traits.data, p.data, at, channel), codebook);
+  return Dequantize(traits, LoadParameters(traits, p, at, channel), code);
 }
 
 // 8 values of a segment side by side along `axis` (kRow or kCol) from (at, channel) on; those from
@@ -88,7 +96,7 @@ KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
       const i64 index = IndexOf(traits.data, p.data, at, channel) + i * p.data.strides[axis];
-      values[i] = i < n ? LoadValue(traits, p.data.data, index, codebook) : 0.f;
+      values[i] = i < n ? LoadCode(traits, p.data.data, index, codebook) : 0.f;
     }
   }
   if (traits.scales.type == kNone) return;
@@ -105,19 +113,22 @@ KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p
   }
 }
 
+KVANT_DEVICE void StoreValue(i32 arithmetic, const TileLayout& layout, SharedAddress tile, i32 row,
+                             i32 channel, float x) {
+  const SharedAddress to = layout.At(tile, row, channel);
+  if (TakesF32(arithmetic)) {
+    StoreShared32(to, AsBits(x));
+  } else {
+    StoreShared16(to, Pack(arithmetic, x, 0.f));
+  }
+}
+
 // Stores 8 values along a row, or down a column, of a tile.
 KVANT_DEVICE void StoreValues(i32 arithmetic, const TileLayout& layout, SharedAddress tile, i32 row,
                               i32 channel, i32 axis, const float (&x)[8]) {
   if (axis == kRow) {
     KVANT_UNROLL
-    for (i32 i = 0; i < 8; ++i) {
-      const SharedAddress to = layout.At(tile, row + i, channel);
-      if (TakesF32(arithmetic)) {
-        StoreShared32(to, AsBits(x[i]));
-      } else {
-        StoreShared16(to, Pack(arithmetic, x[i], 0.f));
-      }
-    }
+    for (i32 i = 0; i < 8; ++i) StoreValue(arithmetic, layout, tile, row + i, channel, x[i]);
   } else if (TakesF32(arithmetic)) {
     const SharedAddress to = layout.At(tile, row, channel);
     StoreShared128(to, {{AsBits(x[0]), AsBits(x[1]), AsBits(x[2]), AsBits(x[3])}});

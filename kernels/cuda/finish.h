@@ -8,6 +8,7 @@
 
 #include "kvant/kernels/cuda/dropout.h"
 #include "kvant/kernels/cuda/online_softmax.h"
+#include "kvant/kernels/cuda/rotation.h"
 
 namespace kvant::cuda {
 
@@ -71,7 +72,8 @@ struct Finish {
                                       SharedAddress first, SharedAddress factors) {
     const i32 floats = StateFloats(), rows = Rows();
     for (i32 at = ThreadIndex(); at < floats; at += BlockThreads()) {
-      Store(partials + static_cast<i64>(split) * floats + at, LoadSharedFloat(first + at * 4));
+      device::Store(partials + static_cast<i64>(split) * floats + at,
+                    LoadSharedFloat(first + at * 4));
     }
     Fence();
     BlockSync();
@@ -111,30 +113,77 @@ struct Finish {
   // Stores rows of the state at `first`. final: probabilities were, and sinks are in the sums.
   KVANT_DEVICE static void StoreRows(const AttentionParams& p, const BlockRows& block, i32 channel,
                                      SharedAddress first, bool final) {
-    const i32 rows = Rows();
-    const float of_empty = T::k.inf_as_zero ? 0.f : QuietNan();
+    if (T::k.output_hadamard != 0) return StoreRotatedRows(p, block, channel, first, final);
     for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += BlockThreads()) {
-      const i32 r = at / T::k.v_block, d = channel + at % T::k.v_block;
-      float max = LoadSharedFloat(first + r * 4);
-      float sum = LoadSharedFloat(first + (rows + r) * 4);
-      const Position position = block.At(p, r);
-      const float factor = final ? 1.f : AddSink(p, position, max, sum);
-      const bool empty = max == -Infinity() && sum == 0.f;
-      if (at % T::k.v_block == 0 && channel == 0 && T::k.stats.type != kNone) {
-        StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, position, 0),
-                     empty ? of_empty : max + Log(sum));
-      }
-      if (d >= T::k.v_head_size) continue;
-      float out = LoadSharedFloat(first + (2 * rows + at) * 4) * factor;
-      if (!final) out = Divide(out, sum);
-      if (empty) out = of_empty;
-      if (T::k.rounds_output) out = RoundedCode(T::k.output.type, p.output_rounding, out);
-      StoreElement(T::k.output.type, p.output.data, IndexOf(T::k.output, p.output, position, d),
-                   out);
+      const i32 r = at / T::k.v_block, i = at % T::k.v_block;
+      const RowEnd row = EndOf(p, block, first, r, final);
+      if (i == 0 && channel == 0) StoreStats(p, row);
+      if (channel + i >= T::k.v_head_size) continue;
+      Store(p, row, channel + i, Output(first, row, r, i, final));
     }
   }
 
  private:
+  static constexpr i32 kSlots = CeilDiv(MaxOf(T::kMax.v_block, T::kMax.v_head_size), 32);
+
+  // Of a row: what its output is multiplied with, and then divided by.
+  struct RowEnd {
+    Position position;
+    float max, sum, factor;
+    bool empty;
+  };
+  KVANT_DEVICE static RowEnd EndOf(const AttentionParams& p, const BlockRows& block,
+                                   SharedAddress first, i32 r, bool final) {
+    RowEnd row;
+    row.max = LoadSharedFloat(first + r * 4);
+    row.sum = LoadSharedFloat(first + (Rows() + r) * 4);
+    row.position = block.At(p, r);
+    row.factor = final ? 1.f : AddSink(p, row.position, row.max, row.sum);
+    row.empty = row.max == -Infinity() && row.sum == 0.f;
+    return row;
+  }
+  KVANT_DEVICE static float OfEmpty() { return T::k.inf_as_zero ? 0.f : QuietNan(); }
+
+  KVANT_DEVICE static void StoreStats(const AttentionParams& p, const RowEnd& row) {
+    if (T::k.stats.type == kNone) return;
+    StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, row.position, 0),
+                 row.empty ? OfEmpty() : row.max + Log(row.sum));
+  }
+  // Channel i of the block's.
+  KVANT_DEVICE static float Output(SharedAddress first, const RowEnd& row, i32 r, i32 i,
+                                   bool final) {
+    const i32 at = 2 * Rows() + r * T::k.v_block + i;
+    float out = LoadSharedFloat(first + at * 4) * row.factor;
+    if (!final) out = Divide(out, row.sum);
+    return row.empty ? OfEmpty() : out;
+  }
+  KVANT_DEVICE static void Store(const AttentionParams& p, const RowEnd& row, i32 d, float out) {
+    if (T::k.rounds_output) out = RoundedCode(T::k.output.type, p.output_rounding, out);
+    StoreElement(T::k.output.type, p.output.data, IndexOf(T::k.output, p.output, row.position, d),
+                 out);
+  }
+
+  KVANT_DEVICE static void StoreRotatedRows(const AttentionParams& p, const BlockRows& block,
+                                            i32 channel, SharedAddress first, bool final) {
+    KVANT_NO_UNROLL
+    for (i32 r = WarpIndex(); r < block.rows; r += BlockThreads() / 32) {
+      const RowEnd row = EndOf(p, block, first, r, final);
+      if (LaneIndex() == 0 && channel == 0) StoreStats(p, row);
+      float x[kSlots];
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 i = s * 32 + LaneIndex();
+        x[s] = i < T::k.v_block ? Output(first, row, r, i, final) : 0.f;
+      }
+      Rotate(T::k.output_hadamard, 1.f / RootOf(T::k.output_hadamard), x);
+      KVANT_UNROLL
+      for (i32 s = 0; s < kSlots; ++s) {
+        const i32 i = s * 32 + LaneIndex();
+        if (i < T::k.v_block && channel + i < T::k.v_head_size) Store(p, row, channel + i, x[s]);
+      }
+    }
+  }
+
   // What each state shrinks by; their maximum and sum to the first state in shared memory. The
   // states' own are read by all threads at once, because they are far.
   template <class Load>

@@ -129,7 +129,6 @@ struct Case {
   int64_t left_window = -1, right_window = -1;
   bool bottom_right = false;
 
-  // What the cuda backends decline, with a sentence.
   bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
   bool has_codebook() const { return !k.codebook.empty() || !v.codebook.empty(); }
   int64_t value_size() const { return v_head_size > 0 ? v_head_size : head_size; }
