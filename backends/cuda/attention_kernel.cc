@@ -60,9 +60,19 @@ constexpr KernelRow kKernels[] = {
     {"attention_codes", "AttentionCodes", &AttentionCodes<RuntimeTraits>::Run},
 };
 
-// Of the warps' tiles: nothing is done in a loop.
+// Of the warps' tiles: nothing is done in a loop but what the ends of rings cut
+// (CodesRing::LoadSide), which a steady round does not meet.
 KernelRound RoundOfCodes(const AttentionTraits& t) {
-  return {int64_t{t.token_warps} * t.warp_tile * (t.head_size + t.v_head_size), {}};
+  KernelRound round;
+  round.elements = int64_t{t.token_warps} * t.warp_tile * (t.head_size + t.v_head_size);
+  if (!HasRanges(t)) return round;
+  const CodesLayout layout = CodesLayout::Of(t);
+  const i32 groups[] = {layout.k.format.groups, layout.v.format.groups};
+  for (i32 s = 0; s < kSides; ++s) {
+    const bool loops = layout.sides[s].token_bytes != 0 && groups[s % 2] * t.warp_tile > 32;
+    if (loops) round.loops.push_back(0);
+  }
+  return round;
 }
 
 // Of a tile: loops of copies, what is dequantized in a loop, of f32 products the loop over channels

@@ -62,7 +62,7 @@ def compile_row(kvant, folder, kernel):
     graph.write_text(text)
     archs = [word for arch in kernels.ARCHS for word in ("--arch", arch)]
     _run(kvant, "precompile", str(graph), *archs, "--cache", str(folder / "cache"),
-         "--cubin", str(folder / "cubins"))
+         "--cubin", str(folder / "cubins"), *kernel.precompile)
     stem = folder / "cubins" / kernels.file_name(kernel)
     return {arch: json.loads(pathlib.Path(f"{stem}.0.{arch}.json").read_text())
             for arch in kernels.ARCHS}

@@ -1,5 +1,5 @@
-// Hadamard on the cpu backend: inside attention against f64 loops, alone and before quantization
-// against the oracle.
+// Hadamard on the cpu backend: inside attention (and there on the CUDA backend) against f64 loops,
+// alone and before quantization against the oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,7 +38,7 @@ TEST(CpuRotation, EveryBlockOfQueriesAndOutput) {
       Case c = Plain({.b0 = 1, .kv_len = 65, .d = size, .dv = size});
       c.spec.q_hadamard = block;
       c.spec.output_hadamard = size / block % 2 == 0 ? 2 * block : block;
-      c.Check();
+      c.CheckEverywhere();
     }
   }
 }
@@ -51,7 +51,39 @@ TEST(CpuRotation, OverCodesTilesAndSplits) {
       c.spec.q_hadamard = 16;
       c.spec.output_hadamard = 64;
       c.AddStats();
-      c.Check(kOnCodes);
+      c.CheckEverywhere(kOnCodes);
+    }
+  }
+}
+
+// f16 queries, of which sums do not fit into f16, and of which some heads are zeros.
+TEST(CpuRotation, OfPackedCodesAndTilesOnTheCudaBackend) {
+  for (const bool packed : {true, false}) {
+    for (const float size : {1e-3f, 1.f, 6e4f}) {
+      for (const int64_t block : {2, 16, 32, 64, 128}) {
+        SCOPED_TRACE(::testing::Message() << packed << " " << size << " " << block);
+        Case c = Plain(
+            {.b0 = 2, .ratio = packed ? 3 : 5, .q_len = 3, .kv_len = 332, .d = 128, .dv = 128},
+            Codes(kU8), Codes(kU8));
+        if (packed) {
+          const Format codes = {.type = kU8, .group = {1, 1, 1, 1, 32}, .scales = kF16};
+          c.spec.k.clear();
+          c.spec.v.clear();
+          c.SetK(codes);
+          c.SetV(codes);
+        }
+        c.spec.q = c.AddDense(kF16, {2, 2, packed ? 3 : 5, 3, 128}, [&](const Dims5& p) {
+          return p[2] == 1 ? 0 : size * c.Random(.9, 1);
+        });
+        ScoreStep scale{.kind = ScoreStep::Kind::kMultiply};
+        scale.operand.constant = 1 / (size * 128);
+        c.spec.steps = {scale};
+        c.spec.q_hadamard = block;
+        c.spec.output_hadamard = 128 / block * 2;
+        const std::string kernel = c.CheckOnCudaSimt(5e-3);
+        EXPECT_EQ(kernel.find("products of packed codes") != std::string::npos, packed) << kernel;
+        if (HasFailure()) return;
+      }
     }
   }
 }
@@ -67,7 +99,7 @@ TEST(CpuRotation, OfQueriesComesBeforeWhatScalesThem) {
   c.spec.output_hadamard = 8;
   c.spec.sinks = c.AddDense(kF32, {1, 2, 3, 1, 1},
                             [](const Dims5& p) { return static_cast<double>(p[1] + p[2]); });
-  c.Check();
+  c.CheckEverywhere();
 }
 
 TEST(CpuRotation, OfTheOutputComesBeforeItsRounding) {
@@ -78,7 +110,7 @@ TEST(CpuRotation, OfTheOutputComesBeforeItsRounding) {
     c.outputs.clear();
     c.spec.output_quantization = FakeQuantize{kU8, 0.02f, 100};
     c.spec.output = c.AddOutput(kU8, {2, 2, 3, 3, 32}, Dense({2, 2, 3, 3, 32}));
-    c.Check(1.0);  // codes may be off by one
+    c.CheckEverywhere(1.0);  // codes may be off by one
   }
   for (DataType type : {kF16, kBF16}) {
     Case c = Plain({.q_len = 3, .kv_len = 65, .d = 64, .dv = 64});
@@ -86,7 +118,7 @@ TEST(CpuRotation, OfTheOutputComesBeforeItsRounding) {
     c.spec.output = c.AddOutput(type, {2, 2, 3, 3, 64}, {1, 2, 4, 12, 36});
     c.spec.q_hadamard = 16;
     c.spec.output_hadamard = 16;
-    c.Check(type == kBF16 ? 1e-2 : 1.2e-3);
+    c.CheckEverywhere(type == kBF16 ? 1e-2 : 1.2e-3);
   }
 }
 
@@ -101,7 +133,7 @@ TEST(CpuRotation, OfRowsThatSeeNothing) {
     c.spec.softmax_mode = mode;
     c.spec.q_hadamard = c.spec.output_hadamard = 32;
     c.AddStats();
-    c.Check();
+    c.CheckEverywhere();
   }
 }
 

@@ -30,6 +30,8 @@ struct Shape {
   uint64_t sectors_too_many = 0;
   // Scales and zero points are of groups that lie within a tile.
   bool parameters_once = true;
+  // Given: K and V are rings, of which ranges say that these tokens exist.
+  int64_t first = 0, tokens = 0;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
 
@@ -53,7 +55,16 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
   options.scale = AttentionGraphOptions::Scale::kNone;
   KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeAttentionGraph(options));
   KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
-  const Partition& partition = partitions.front();
+  Partition partition = partitions.front();
+  const auto first = static_cast<int32_t>(shape.first), tokens = static_cast<int32_t>(shape.tokens);
+  const int32_t range[] = {first, tokens, first, tokens};
+  if (tokens > 0) {
+    LogicalTensor ranges;
+    ranges.id = 1000;
+    ranges.type = kS32;
+    ranges.dims = Dims{1, 2, 2};
+    KVANT_ASSIGN_OR_RETURN(partition, partition.WithSegmentRanges(ranges));
+  }
   DeviceProperties device = PropertiesOf("sm_80").value();
   device.multiprocessors = 4;
   Launched launched;
@@ -63,6 +74,10 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
   std::vector<const void*> inputs;
   simt::Options watching;
   for (const TensorId id : partition.inputs()) {
+    if (partition.segment_ranges_id() == id) {
+      inputs.push_back(range);
+      continue;
+    }
     launched.inputs.push_back(graph.tensor(id).name);
     buffers.emplace_back(static_cast<size_t>(graph.tensor(id).memory_bytes()));
     inputs.push_back(buffers.back().data());
@@ -101,9 +116,17 @@ TEST_P(AttentionTrafficTest, EveryByteIsReadOncePerRowTileAndSharedMemoryHasNoCo
     const bool codes = name == "k" || name == "v";
     if (name == "q" || (!codes && !shape.parameters_once)) continue;
     const std::vector<uint32_t>& reads = report.reads[i];
-    EXPECT_EQ(std::count(reads.begin(), reads.end(), expected), reads.size())
-        << name << ": of some byte " << *std::max_element(reads.begin(), reads.end())
-        << " reads, of another " << *std::min_element(reads.begin(), reads.end());
+    // Of a head, token by token.
+    const int64_t row = static_cast<int64_t>(reads.size()) / shape.kv_len;
+    for (int64_t token = 0; token < shape.kv_len; ++token) {
+      const int64_t at = (token - shape.first + shape.kv_len) % shape.kv_len;
+      const uint32_t times = shape.tokens == 0 || at < shape.tokens ? expected : 0;
+      const auto begin = reads.begin() + token * row;
+      ASSERT_EQ(std::count(begin, begin + row, times), row)
+          << name << ": of some byte of token " << token << " "
+          << *std::max_element(begin, begin + row) << " reads, of another "
+          << *std::min_element(begin, begin + row);
+    }
   }
   const simt::Counters& c = report.counters;
   EXPECT_EQ(c.load_matrix_wavefronts, c.load_matrix_wavefronts_ideal);
@@ -145,6 +168,30 @@ INSTANTIATE_TEST_SUITE_P(
               .v = "u4:g16:nf4",
               .head_size = 80,
               .load_conflicts = 3},
+        // Rings begin within a sector, and all lanes read where.
+        Shape{.name = "RingOfCodes",
+              .k = "u4:g32:rzp",
+              .v = "u4:g32:rzp",
+              .load_conflicts = 94,
+              .sectors_too_many = 24,
+              .first = 301,
+              .tokens = 457},
+        Shape{.name = "RingOfF16Tiles",
+              .k = "f16",
+              .v = "f16",
+              .q_len = 9,
+              .head_size = 80,
+              .copy_conflicts = 600,
+              .first = 301,
+              .tokens = 457},
+        Shape{.name = "RingOfU4Tiles",
+              .k = "u4:g16:zp",
+              .v = "u4:g16:zp",
+              .head_size = 80,
+              .load_conflicts = 2,
+              .sectors_too_many = 166,
+              .first = 530,
+              .tokens = 531},
         Shape{.name = "U4ByToken",
               .k = "u4:token",
               .v = "u4:token",
