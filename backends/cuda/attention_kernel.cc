@@ -67,10 +67,8 @@ KernelRound RoundOfCodes(const AttentionTraits& t) {
   round.elements = int64_t{t.token_warps} * t.warp_tile * (t.head_size + t.v_head_size);
   if (!HasRanges(t)) return round;
   const CodesLayout layout = CodesLayout::Of(t);
-  const i32 groups[] = {layout.k.format.groups, layout.v.format.groups};
-  for (i32 s = 0; s < kSides; ++s) {
-    const bool loops = layout.sides[s].token_bytes != 0 && groups[s % 2] * t.warp_tile > 32;
-    if (loops) round.loops.push_back(0);
+  for (const SideTraits& side : layout.sides) {
+    if (side.token_bytes != 0) round.loops.push_back(0);
   }
   return round;
 }
