@@ -49,21 +49,21 @@ class LauncherMemory : public DeviceMemory {
 class Constants {
  public:
   static absl::StatusOr<std::shared_ptr<const Constants>> Copy(
-      std::shared_ptr<Launcher> launcher, const std::vector<std::byte>& bytes) {
-    KVANT_ASSIGN_OR_RETURN(void* data, launcher->Allocate(bytes.size()));
-    auto constants = std::make_shared<Constants>(launcher, static_cast<std::byte*>(data));
-    KVANT_RETURN_IF_ERROR(launcher->CopyToDevice(data, bytes.data(), bytes.size()));
+      std::shared_ptr<DeviceMemory> memory, const std::vector<std::byte>& bytes) {
+    KVANT_ASSIGN_OR_RETURN(void* data, memory->Allocate(bytes.size()));
+    auto constants = std::make_shared<Constants>(memory, static_cast<std::byte*>(data));
+    KVANT_RETURN_IF_ERROR(memory->CopyFromHost(data, bytes.data(), bytes.size()));
     return constants;
   }
-  Constants(std::shared_ptr<Launcher> launcher, std::byte* data)
-      : launcher_(std::move(launcher)), data_(data) {}
+  Constants(std::shared_ptr<DeviceMemory> memory, std::byte* data)
+      : memory_(std::move(memory)), data_(data) {}
   Constants(const Constants&) = delete;
   Constants& operator=(const Constants&) = delete;
-  ~Constants() { launcher_->Free(data_); }
+  ~Constants() { memory_->Free(data_); }
   const std::byte* data() const { return data_; }
 
  private:
-  const std::shared_ptr<Launcher> launcher_;
+  const std::shared_ptr<DeviceMemory> memory_;
   std::byte* const data_;
 };
 
@@ -131,7 +131,7 @@ class CudaBackend : public Backend {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
     if (IsQuantization(partition)) return CompileQuantization(partition, launcher_, device);
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-    return CompileAttention(*partition.attention(), launcher_, device);
+    return CompileAttention(*partition.attention(), launcher_, memory_, device);
   }
 
  private:
@@ -144,12 +144,13 @@ class CudaBackend : public Backend {
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              std::shared_ptr<Launcher> launcher,
+                                                             std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
   KVANT_ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(spec, launcher->properties()));
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const LoadedKernel> kernel,
                          launcher->Load(MakeAttentionKernel(plan)));
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
-                         Constants::Copy(launcher, plan.binding.constant_bytes));
+                         Constants::Copy(std::move(memory), plan.binding.constant_bytes));
   return std::make_unique<FusedAttention>(std::move(device), std::move(plan), std::move(launcher),
                                           std::move(kernel), std::move(constants));
 }

@@ -1,5 +1,5 @@
-// Hadamard on the cpu backend: inside attention (and there on the CUDA backend) against f64 loops,
-// alone and before quantization against the oracle.
+// Hadamard on the cpu backend: inside attention against f64 loops, alone and before quantization
+// against the oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>

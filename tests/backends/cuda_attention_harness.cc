@@ -6,12 +6,14 @@
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/simt_launcher.h"
+#include "kvant/backends/device_memory.h"
 #include "kvant/tests/backends/cpu_attention_harness.h"
 
 namespace kvant::cpu {
 
 absl::StatusOr<std::unique_ptr<Executable>> Case::CompileForCudaSimt(uint64_t seed) {
-  return cuda::CompileAttention(spec, cuda::MakeSimtLauncher({.seed = seed}), "cuda_simt");
+  return cuda::CompileAttention(spec, cuda::MakeSimtLauncher({.seed = seed}), MakeHostMemory(),
+                                "cuda_simt");
 }
 
 absl::Status Case::RunOnCudaSimt(const Executable& executable) {
