@@ -63,10 +63,11 @@ struct CodebookWords {
 
   // Entries of nibbles i and i + 4 of a word.
   KVANT_DEVICE u32 Pair(u32 w, i32 i) const {
-    // Nibbles 0, 1, 4, 5, and above them 2, 3, 6, 7.
-    const u32 codes = Permute(w, 0, 0x3120) >> (i < 2 ? 0 : 16);
-    const u32 within = codes & 0x7777u;
-    const u32 upper = AndOr(codes >> 1, 0x4444u, 0x3210u);  // of two, the second where bit 3 is set
+    // Nibbles 0, 1, 4, 5, and above them 2, 3, 6, 7. Permutations take the lower half.
+    const u32 codes = Permute(w, 0, 0x3120), shift = i < 2 ? 0 : 16;
+    const u32 within = (codes & 0x77777777u) >> shift;
+    // Of two words' bytes, the second word's where bit 3 is set.
+    const u32 upper = AndOr(codes >> 1, 0x44444444u, 0x32103210u) >> shift;
     const u32 low = Permute(Permute(v[0], v[1], within), Permute(v[2], v[3], within), upper);
     const u32 high = Permute(Permute(v[4], v[5], within), Permute(v[6], v[7], within), upper);
     return Permute(low, high, i % 2 == 0 ? 0x6240 : 0x7351);

@@ -146,6 +146,33 @@ TEST(AttentionPlanTest, KernelsDependNeitherOnLengthsNorOnBatches) {
   EXPECT_NE(decode, source(1, 512, 1024, "sm_90a"));
 }
 
+TEST(AttentionPlanTest, KernelsOfRangesDependNeitherOnLengthsNorOnBatches) {
+  const auto source = [](int64_t batch, int64_t kv_len, const char* format) {
+    const Graph graph = MakeAttentionGraph({.batch = batch,
+                                            .heads = 32,
+                                            .kv_heads = 8,
+                                            .kv_len = kv_len,
+                                            .head_size = 128,
+                                            .dtype = kvant::kF16,
+                                            .k = Format(format),
+                                            .v = Format("u4:g32:nf4"),
+                                            .hadamard = 128})
+                            .value();
+    LogicalTensor ranges;
+    ranges.id = 1000;
+    ranges.type = kS32;
+    ranges.dims = Dims{batch, 2, 2};
+    const Partition partition =
+        PartitionGraph(graph).value().front().WithSegmentRanges(ranges).value();
+    const AttentionPlan plan = PlanAttention(*partition.attention(), Device("sm_90a")).value();
+    return MakeAttentionKernel(plan).source.text;
+  };
+  // As packed codes, and by tiles.
+  for (const char* format : {"u4:g32:rzp", "u4:channel:g32:rzp"}) {
+    EXPECT_EQ(source(1, 1024, format), source(64, 131072, format));
+  }
+}
+
 TEST(AttentionPlanTest, RefusesInWords) {
   const auto why = [](const AttentionGraphOptions& options) {
     return std::string(PlanAttention(SpecOf(options).value(), Device("sm_90a")).status().message());
