@@ -161,11 +161,12 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
         absl::StrCat("layer ", layer, ": ", options_.query_tokens, " query tokens over the ",
                      at.lengths[b], " tokens of batch row ", b));
   }
-  const float scale = options_.scale != 0
-                          ? options_.scale
+  // Backends may ask of any port what their vector loads need.
+  alignas(64) const float scale =
+      options_.scale != 0 ? options_.scale
                           : 1.f / std::sqrt(static_cast<float>(group.k.shape().head_size));
-  const float fill = -std::numeric_limits<float>::infinity();
-  const int32_t query_tokens = static_cast<int32_t>(options_.query_tokens);
+  alignas(64) const float fill = -std::numeric_limits<float>::infinity();
+  alignas(64) const int32_t query_tokens = static_cast<int32_t>(options_.query_tokens);
 
   std::array<ConstTensor, kSources> sources;
   sources[kQ] = q;
