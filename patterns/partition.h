@@ -2,6 +2,7 @@
 #ifndef KVANT_PATTERNS_PARTITION_H_
 #define KVANT_PATTERNS_PARTITION_H_
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,9 @@ class Partition {
   // Ports: ids in order. An input is listed once however often it is used.
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
+  // Where a tensor is among them; kNoPort if it is not.
+  int InputPort(TensorId id) const { return PortOf(inputs_, id); }
+  int OutputPort(TensorId id) const { return PortOf(outputs_, id); }
   // Descriptors of the ports, in that order; shapes as far as known.
   const LogicalTensor& input(int port) const {
     return extra_ && port + 1 == static_cast<int>(inputs_.size()) ? *extra_
@@ -82,6 +86,10 @@ class Partition {
 
  private:
   friend class Partitioner;
+  static int PortOf(const std::vector<TensorId>& ports, TensorId id) {
+    const auto at = std::find(ports.begin(), ports.end(), id);
+    return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
+  }
   // Makes spec_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;

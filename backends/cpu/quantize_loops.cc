@@ -3,28 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kvant/graph/op_shapes.h"
-
 namespace kvant::cpu {
 namespace {
-
-bool Continues(const LoopAxis& outer, const LoopAxis& inner) {
-  const QuantizeStrides &a = outer.strides, &b = inner.strides;
-  return outer.in_group == inner.in_group && a.src == inner.extent * b.src &&
-         a.codes == inner.extent * b.codes && a.scales == inner.extent * b.scales &&
-         a.zero_points == inner.extent * b.zero_points;
-}
-
-void AddAxis(const LoopAxis& axis, LoopAxes& axes) {
-  if (axis.extent == 1) return;
-  if (!axes.empty() && Continues(axes.back(), axis)) {
-    const int64_t extent = axes.back().extent * axis.extent;
-    axes.back() = axis;
-    axes.back().extent = extent;
-  } else {
-    axes.push_back(axis);
-  }
-}
 
 LoopAxis Pop(LoopAxes& axes, LoopAxes::iterator at) {
   const LoopAxis axis = *at;
@@ -63,39 +43,17 @@ QuantizeLoops ColumnLoops(LoopAxes axes) {
 
 }  // namespace
 
-QuantizeTensors QuantizeTensorsOf(const Graph& graph, const Op& op) {
-  const size_t first = op.kind == OpKind::kAppend ? 2 : 1;
-  QuantizeTensors tensors;
-  tensors.src = &graph.tensor(op.inputs[0]);
-  tensors.codes = &graph.tensor(op.outputs[0]);
-  tensors.computes = op.outputs.size() > 1;
-  const auto parameters = tensors.computes ? absl::MakeConstSpan(op.outputs).subspan(1)
-                                           : absl::MakeConstSpan(op.inputs).subspan(first);
-  if (!parameters.empty()) tensors.scales = &graph.tensor(parameters[0]);
-  if (parameters.size() > 1) tensors.zero_points = &graph.tensor(parameters[1]);
-  return tensors;
-}
-
-LoopAxes SplitAxes(const Op& op, const QuantizeTensors& t, int first, int last) {
-  const Dims& dims = *t.src->dims;
-  const Dims group = QuantizationGroup(op, dims);
-  const Dims src = t.src->StridesOrDense(), codes = t.codes->StridesOrDense();
-  const auto group_stride = [&](const LogicalTensor* parameters, int d) {
-    return parameters == nullptr ? 0 : GroupStride(op, *parameters, t.src->rank(), d);
-  };
-  LoopAxes axes;
-  for (int d = first; d < last; ++d) {
-    LoopAxis groups, within;
-    groups.extent = group[d] == 0 ? 1 : dims[d] / group[d];
-    groups.strides = {src[d] * group[d], codes[d] * group[d], group_stride(t.scales, d),
-                      group_stride(t.zero_points, d)};
-    within.extent = group[d];
-    within.strides = {src[d], codes[d], 0, 0};
-    within.in_group = true;
-    AddAxis(groups, axes);
-    AddAxis(within, axes);
+LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& t, int first, int last) {
+  GroupedAxes axes = SplitAxes(op, t, first, last);
+  MergeAxes(axes);
+  LoopAxes loops;
+  for (const GroupedAxis& axis : axes) {
+    LoopAxis& loop = loops.emplace_back();
+    loop.extent = axis.extent;
+    loop.strides = {axis.values, axis.codes, axis.scales, axis.zero_points};
+    loop.in_group = axis.in_group;
   }
-  return axes;
+  return loops;
 }
 
 bool QuantizeLoops::WholeBytes(int bits) const {

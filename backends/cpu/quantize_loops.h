@@ -5,29 +5,18 @@
 #include <string>
 
 #include "absl/container/inlined_vector.h"
-#include "kvant/graph/graph.h"
+#include "kvant/backends/quantize_axes.h"
 #include "kvant/kernels/cpu/quantize.h"
 
 namespace kvant::cpu {
-
-// The tensors of a DynamicQuantize or Append, and their positions among the op's ports.
-struct QuantizeTensors {
-  const LogicalTensor* src = nullptr;
-  const LogicalTensor* codes = nullptr;        // of a conversion: numbers
-  const LogicalTensor* scales = nullptr;       // null: a conversion
-  const LogicalTensor* zero_points = nullptr;  // null: none
-  bool computes = false;                       // scales and zero points are outputs
-};
-QuantizeTensors QuantizeTensorsOf(const Graph& graph, const Op& op);
 
 struct LoopAxis : QuantizeAxis {
   bool in_group = false;
 };
 using LoopAxes = absl::InlinedVector<LoopAxis, 8>;
 
-// Dimensions `first` to `last` - 1, each split into one of groups and one within groups; those of
-// extent 1 are left out, and neighbours are merged where one continues the other.
-LoopAxes SplitAxes(const Op& op, const QuantizeTensors& tensors, int first, int last);
+// Those of dimensions `first` to `last` - 1, merged.
+LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& tensors, int first, int last);
 
 // See QuantizeProblem.
 struct QuantizeLoops {

@@ -23,7 +23,7 @@ class QuantizePlan {
   QuantizePlan(const Op& op, const QuantizeTensors& t) {
     p_.computes = t.computes;
     p_.converts = t.scales == nullptr;
-    p_.src_type = t.src->type;
+    p_.src_type = t.values->type;
     p_.code_type = t.codes->type;
     p_.zero_point_type = t.zero_points ? t.zero_points->type : kUndef;
     if (!p_.converts) {
@@ -42,7 +42,7 @@ class QuantizePlan {
     // Rows of an Append have places of their own, so they are walked one by one.
     const int first = op.kind == OpKind::kAppend ? 1 : 0;
     if (op.kind == OpKind::kAppend) PlaceRows(op, t);
-    Take(ChooseLoops(SplitAxes(op, t, first, t.src->rank()), t));
+    Take(ChooseLoops(LoopAxesOf(op, t, first, t.values->rank()), t));
     ChooseUnits();
     serial_ = SharesBytes();
   }
@@ -79,16 +79,12 @@ class QuantizePlan {
 
  private:
   void PlaceRows(const Op& op, const QuantizeTensors& t) {
-    const AppendedTokens to = AppendedTokensOf(op, *t.src, *t.codes);
-    const auto parameter_stride = [&](const LogicalTensor* parameters) {
-      if (parameters == nullptr || to.one_group) return int64_t{0};
-      return GroupStride(op, *parameters, t.src->rank(), to.axis);
-    };
-    p_.rows = (*t.src->dims)[0];
+    const AppendedTokens to = AppendedTokensOf(op, *t.values, *t.codes);
+    const GroupedAxis unit = PositionAxis(op, t, to);
+    p_.rows = (*t.values->dims)[0];
     p_.position_unit = to.group;
-    p_.per_position = {0, t.codes->StridesOrDense()[to.axis] * to.group, parameter_stride(t.scales),
-                       parameter_stride(t.zero_points)};
-    for (const LoopAxis& axis : SplitAxes(op, t, 0, 1)) p_.outer[p_.outer_axes++] = axis;
+    p_.per_position = {0, unit.codes, unit.scales, unit.zero_points};
+    for (const LoopAxis& axis : LoopAxesOf(op, t, 0, 1)) p_.outer[p_.outer_axes++] = axis;
   }
 
   QuantizeLoops ChooseLoops(const LoopAxes& axes, const QuantizeTensors& t) {
@@ -177,32 +173,26 @@ class QuantizePlan {
   bool serial_ = false;
 };
 
-int PortOf(const std::vector<TensorId>& ports, TensorId id) {
-  return static_cast<int>(std::find(ports.begin(), ports.end(), id) - ports.begin());
-}
-
 class Quantize : public Executable {
  public:
   Quantize(const Partition& partition, const KernelSet& kernels)
       : kernels_(kernels),
         op_(partition.ops().ops()[0]),
         plan_(op_, QuantizeTensorsOf(partition.ops(), op_)) {
-    const bool computes = plan_.problem().computes;
-    src_ = PortOf(partition.inputs(), op_.inputs[0]);
-    codes_ = PortOf(partition.outputs(), op_.outputs[0]);
-    size_t first = 1;
-    if (op_.kind == OpKind::kAppend) {
-      const LogicalTensor& positions = partition.ops().tensor(op_.inputs[1]);
-      positions_ = PortOf(partition.inputs(), op_.inputs[1]);
-      if (positions.elements() > 1) position_step_ = positions.StridesOrDense()[0];
-      tokens_ = AppendedTokensOf(op_, partition.ops().tensor(op_.inputs[0]),
-                                 partition.ops().tensor(op_.outputs[0]));
-      first = computes ? 1 : 2;
-    }
-    const auto ids = computes ? absl::MakeConstSpan(op_.outputs) : absl::MakeConstSpan(op_.inputs);
-    const auto& ports = computes ? partition.outputs() : partition.inputs();
-    if (ids.size() > first) scales_ = PortOf(ports, ids[first]);
-    if (ids.size() > first + 1) zero_points_ = PortOf(ports, ids[first + 1]);
+    const Graph& graph = partition.ops();
+    const QuantizeTensors t = QuantizeTensorsOf(graph, op_);
+    src_ = partition.InputPort(t.values->id);
+    codes_ = partition.OutputPort(t.codes->id);
+    const auto port_of = [&](const LogicalTensor* parameters) {
+      if (parameters == nullptr) return kNoPort;
+      return t.computes ? partition.OutputPort(parameters->id)
+                        : partition.InputPort(parameters->id);
+    };
+    scales_ = port_of(t.scales);
+    zero_points_ = port_of(t.zero_points);
+    if (t.positions == nullptr) return;
+    position_port_ = partition.InputPort(t.positions->id);
+    positions_.emplace(op_, t);
   }
 
   std::string WhyUnsupported() const { return plan_.WhyUnsupported(); }
@@ -228,12 +218,10 @@ class Quantize : public Executable {
     call.scales = parameters(scales_);
     call.zero_points = parameters(zero_points_);
     call.ranges = reinterpret_cast<float*>(scratch);
-    if (positions_ != kNoPort) {
-      call.positions = static_cast<const int32_t*>(inputs[positions_]);
-      call.position_step = position_step_;
-      for (int64_t row = 0; row < call.problem->rows; ++row) {
-        KVANT_RETURN_IF_ERROR(tokens_.Check(op_, row, call.positions[row * position_step_]));
-      }
+    if (positions_) {
+      call.positions = static_cast<const int32_t*>(inputs[position_port_]);
+      call.position_step = positions_->step();
+      KVANT_RETURN_IF_ERROR(positions_->Check(call.positions));
     }
     const int64_t units = QuantizeUnits(plan_.problem());
     if (HasRangePass(plan_.problem())) {
@@ -254,9 +242,8 @@ class Quantize : public Executable {
   const KernelSet& kernels_;
   const Op op_;
   const QuantizePlan plan_;
-  int src_ = 0, codes_ = 0, scales_ = kNoPort, zero_points_ = kNoPort, positions_ = kNoPort;
-  int64_t position_step_ = 0;
-  AppendedTokens tokens_;
+  int src_ = 0, codes_ = 0, scales_ = kNoPort, zero_points_ = kNoPort, position_port_ = kNoPort;
+  std::optional<AppendPositions> positions_;
 };
 
 }  // namespace

@@ -38,11 +38,6 @@ RotateProblem Describe(const LogicalTensor& src, const LogicalTensor& dst, int64
 
 int64_t RoundToLine(int64_t bytes) { return CeilDiv(bytes, 64) * 64; }
 
-int PortOf(const std::vector<TensorId>& ports, TensorId id) {
-  const auto at = std::find(ports.begin(), ports.end(), id);
-  return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
-}
-
 void Rotate(const KernelSet& kernels, const RotateProblem& problem, Executor& executor,
             const void* src, void* dst, float* buffers) {
   const auto unit = [&](int64_t i, int slot) {
@@ -92,9 +87,9 @@ class RotationBefore : public Executable {
       : problem_(problem), kernels_(kernels), rest_(std::move(executable)) {
     rotated_bytes_ =
         RoundToLine(problem.lines * problem.line.extent * static_cast<int64_t>(sizeof(float)));
-    src_ = PortOf(whole.inputs(), whole.ops().ops()[0].inputs[0]);
-    for (const TensorId id : rest.inputs()) inputs_.push_back(PortOf(whole.inputs(), id));
-    for (const TensorId id : rest.outputs()) outputs_.push_back(PortOf(whole.outputs(), id));
+    src_ = whole.InputPort(whole.ops().ops()[0].inputs[0]);
+    for (const TensorId id : rest.inputs()) inputs_.push_back(whole.InputPort(id));
+    for (const TensorId id : rest.outputs()) outputs_.push_back(whole.OutputPort(id));
   }
 
   std::string kernel() const override {

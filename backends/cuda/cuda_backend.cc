@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/cuda/attention_kernel.h"
 #include "kvant/backends/cuda/attention_plan.h"
+#include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/driver_launcher.h"
 #include "kvant/backends/cuda/quantize.h"
 #include "kvant/backends/cuda/quantize_kernel.h"
@@ -43,28 +44,6 @@ class LauncherMemory : public DeviceMemory {
  private:
   const std::shared_ptr<Launcher> launcher_;
   const bool asynchronous_;
-};
-
-// Constants of a partition, on the device.
-class Constants {
- public:
-  static absl::StatusOr<std::shared_ptr<const Constants>> Copy(
-      std::shared_ptr<DeviceMemory> memory, const std::vector<std::byte>& bytes) {
-    KVANT_ASSIGN_OR_RETURN(void* data, memory->Allocate(bytes.size()));
-    auto constants = std::make_shared<Constants>(memory, static_cast<std::byte*>(data));
-    KVANT_RETURN_IF_ERROR(memory->CopyFromHost(data, bytes.data(), bytes.size()));
-    return constants;
-  }
-  Constants(std::shared_ptr<DeviceMemory> memory, std::byte* data)
-      : memory_(std::move(memory)), data_(data) {}
-  Constants(const Constants&) = delete;
-  Constants& operator=(const Constants&) = delete;
-  ~Constants() { memory_->Free(data_); }
-  const std::byte* data() const { return data_; }
-
- private:
-  const std::shared_ptr<DeviceMemory> memory_;
-  std::byte* const data_;
 };
 
 class FusedAttention : public Executable {
@@ -106,8 +85,8 @@ class FusedAttention : public Executable {
 
 absl::Status CheckAttention(const Partition& partition) {
   if (partition.attention() != nullptr) return absl::OkStatus();
-  std::string why = absl::StrCat("neither attention nor DynamicQuantize or DynamicDequantize: ",
-                                 partition.pattern());
+  std::string why =
+      absl::StrCat("neither attention nor an op that quantizes or rotates: ", partition.pattern());
   if (partition.kind() == Partition::Kind::kAttentionBackward) {
     why = "attention backward is not fused";
   } else if (partition.kind() == Partition::Kind::kAttention) {
@@ -129,7 +108,9 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
-    if (IsQuantization(partition)) return CompileQuantization(partition, launcher_, device);
+    if (IsQuantization(partition)) {
+      return CompileQuantization(partition, launcher_, memory_, device);
+    }
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     return CompileAttention(*partition.attention(), launcher_, memory_, device);
   }

@@ -1,11 +1,15 @@
 #include "kvant/backends/cuda/quantize.h"
 
+#include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/quantize_kernel.h"
 #include "kvant/backends/cuda/quantize_plan.h"
+#include "kvant/backends/quantize_axes.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {
@@ -14,11 +18,22 @@ namespace {
 class Quantization : public Executable {
  public:
   Quantization(std::string device, QuantizePlan plan, std::shared_ptr<const Launcher> launcher,
-               std::vector<std::shared_ptr<const LoadedKernel>> kernels)
+               std::vector<std::shared_ptr<const LoadedKernel>> kernels,
+               std::shared_ptr<const Constants> constants)
       : device_(std::move(device)),
         plan_(std::move(plan)),
         launcher_(std::move(launcher)),
-        kernels_(std::move(kernels)) {}
+        kernels_(std::move(kernels)),
+        constants_(std::move(constants)) {}
+
+  // Positions are in memory that the host reads as well, and are refused if they are bad.
+  void CheckPositions(const Partition& partition) {
+    const Op& op = partition.ops().ops().back();
+    if (op.kind != OpKind::kAppend) return;
+    const QuantizeTensors tensors = QuantizeTensorsOf(partition.ops(), op);
+    position_port_ = partition.InputPort(tensors.positions->id);
+    positions_.emplace(op, tensors);
+  }
 
   std::string kernel() const override {
     std::string text = absl::StrCat(device_, " ", plan_.ToString());
@@ -29,10 +44,14 @@ class Quantization : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
+    if (positions_) {
+      const auto* positions = static_cast<const int32_t*>(inputs[position_port_]);
+      KVANT_RETURN_IF_ERROR(positions_->Check(positions));
+    }
     for (size_t i = 0; i < kernels_.size(); ++i) {
       const QuantizeLaunch& launch = plan_.launches[i];
       QuantizeParams params = launch.params;
-      FillPointers(launch.binding, inputs, outputs, nullptr, &params);
+      FillPointers(launch.binding, inputs, outputs, constants_->data(), &params);
       for (const ScratchPointer& pointer : launch.scratch) {
         SetPointer(&params, pointer.offset, scratch + pointer.at);
       }
@@ -47,20 +66,28 @@ class Quantization : public Executable {
   const QuantizePlan plan_;
   const std::shared_ptr<const Launcher> launcher_;
   const std::vector<std::shared_ptr<const LoadedKernel>> kernels_;
+  const std::shared_ptr<const Constants> constants_;
+  std::optional<AppendPositions> positions_;
+  int position_port_ = 0;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Executable>> CompileQuantization(const Partition& partition,
-                                                                std::shared_ptr<Launcher> launcher,
-                                                                std::string device) {
+absl::StatusOr<std::unique_ptr<Executable>> CompileQuantization(
+    const Partition& partition, std::shared_ptr<Launcher> launcher,
+    const std::shared_ptr<DeviceMemory>& memory, std::string device) {
   KVANT_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantization(partition, launcher->properties()));
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
   for (const QuantizeLaunch& launch : plan.launches) {
     KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(), launcher->Load(MakeQuantizeKernel(launch)));
   }
-  return std::make_unique<Quantization>(std::move(device), std::move(plan), std::move(launcher),
-                                        std::move(kernels));
+  KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
+                         Constants::Copy(memory, plan.constant_bytes));
+  auto quantization =
+      std::make_unique<Quantization>(std::move(device), std::move(plan), std::move(launcher),
+                                     std::move(kernels), std::move(constants));
+  if (!memory->asynchronous()) quantization->CheckPositions(partition);
+  return quantization;
 }
 
 }  // namespace kvant::cuda

@@ -4,6 +4,7 @@
 #include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/traits_text.h"
 #include "kvant/kernels/cuda/dequantize.h"
+#include "kvant/kernels/cuda/hadamard.h"
 #include "kvant/kernels/cuda/quantize.h"
 
 namespace kvant::cuda {
@@ -34,6 +35,8 @@ const Kernel& KernelOf(QuantizeKernel kernel) {
       {"quantize_elements", "QuantizeElements", "quantize", QuantizeElements<RuntimeTraits>::Run},
       {"dequantize_elements", "DequantizeElements", "dequantize",
        DequantizeElements<RuntimeTraits>::Run},
+      {"rotate_runs", "RotateRuns", "hadamard", RotateRuns<RuntimeTraits>::Run},
+      {"rotate_blocks", "RotateBlocks", "hadamard", RotateBlocks<RuntimeTraits>::Run},
   };
   return kKernels[static_cast<int>(kernel)];
 }

@@ -2,26 +2,23 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
-#include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "kvant/backends/cuda/element_type.h"
-#include "kvant/graph/op_shapes.h"
+#include "kvant/backends/cuda/quantize_launch.h"
+#include "kvant/backends/cuda/rotate_plan.h"
 #include "kvant/graph/status.h"
+#include "kvant/kernels/cpu/codebook.h"
 #include "kvant/kernels/cuda/group_parameters.h"
 #include "kvant/kernels/cuda/quantize.h"
 
 namespace kvant::cuda {
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-constexpr int64_t kWarp = 32;
-constexpr int64_t kThreads = 256;
+constexpr int64_t kScratchAlignment = 64;
 // Tiles are cut into parts until there are so many blocks per multiprocessor, but not so small
 // that a thread has fewer runs than this, nor into more parts than are quickly joined.
 constexpr int64_t kBlocksPerMultiprocessor = 4;
@@ -30,144 +27,48 @@ constexpr int64_t kMostParts = 128;
 constexpr int64_t kMostColumns = 16;  // runs
 constexpr int64_t kFewestColumns = 4;
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t PowerOfTwoFrom(int64_t x) {
-  int64_t power = 1;
-  while (power < x) power *= 2;
-  return power;
-}
-
-// A tensor of the op, and which port it is.
-struct Operand {
-  const LogicalTensor* tensor = nullptr;  // null: there is none
-  PortPointer port;
-};
-
-Operand OperandOf(const Partition& partition, TensorId id, size_t offset, bool output) {
-  const auto& ports = output ? partition.outputs() : partition.inputs();
-  const auto at = std::find(ports.begin(), ports.end(), id);
-  return {&partition.ops().tensor(id), {offset, static_cast<int>(at - ports.begin()), output}};
-}
-
-struct Operands {
-  Operand values, codes, scales, zero_points;
-
-  static Operands Of(const Partition& partition) {
-    const Op& op = partition.ops().ops()[0];
-    const bool dequantizes = op.kind == OpKind::kDynamicDequantize;
-    const bool computes = !dequantizes && op.inputs.size() == 1;
-    const auto of = [&](TensorId id, size_t offset, bool output) {
-      return OperandOf(partition, id, offset, output);
-    };
-    const TensorId data = op.inputs[0], result = op.outputs[0];
-    const auto parameters =
-        computes ? absl::MakeConstSpan(op.outputs) : absl::MakeConstSpan(op.inputs);
-    Operands operands;
-    operands.values =
-        of(dequantizes ? result : data, offsetof(QuantizeParams, values), dequantizes);
-    operands.codes = of(dequantizes ? data : result, offsetof(QuantizeParams, codes), !dequantizes);
-    operands.scales = of(parameters[1], offsetof(QuantizeParams, scales), computes);
-    if (parameters.size() > 2) {
-      operands.zero_points = of(parameters[2], offsetof(QuantizeParams, zero_points), computes);
-    }
-    return operands;
-  }
-};
-
-struct Axis {
-  int64_t extent = 1;
-  int64_t values = 0, codes = 0, scales = 0, zero_points = 0;  // strides
-  bool in_group = false;
-};
-using Axes = absl::InlinedVector<Axis, 8>;
-
-bool Continues(const Axis& outer, const Axis& inner) {
-  return outer.in_group == inner.in_group && outer.values == inner.extent * inner.values &&
-         outer.codes == inner.extent * inner.codes && outer.scales == inner.extent * inner.scales &&
-         outer.zero_points == inner.extent * inner.zero_points;
-}
-
-// Outer to inner as `order` has them; those of one element are left out, neighbours merged.
-Axes SplitAxes(const Op& op, const Operands& t, int64_t Axis::*order) {
-  const Dims& dims = *t.values.tensor->dims;
-  const int rank = t.values.tensor->rank();
-  const Dims group = QuantizationGroup(op, dims);
-  const Dims values = t.values.tensor->StridesOrDense(), codes = t.codes.tensor->StridesOrDense();
-  const auto stride = [&](const Operand& parameters, int d) {
-    return parameters.tensor == nullptr ? 0 : GroupStride(op, *parameters.tensor, rank, d);
-  };
-  Axes split;
-  for (int d = 0; d < rank; ++d) {
-    split.push_back({group[d] == 0 ? 1 : dims[d] / group[d], values[d] * group[d],
-                     codes[d] * group[d], stride(t.scales, d), stride(t.zero_points, d)});
-    split.push_back({group[d], values[d], codes[d], 0, 0, /*in_group=*/true});
-  }
-  split.erase(
-      std::remove_if(split.begin(), split.end(), [](const Axis& axis) { return axis.extent == 1; }),
-      split.end());
-  std::stable_sort(split.begin(), split.end(),
-                   [order](const Axis& a, const Axis& b) { return a.*order > b.*order; });
-  Axes axes;
-  for (const Axis& axis : split) {
-    if (!axes.empty() && Continues(axes.back(), axis)) {
-      const int64_t extent = axes.back().extent * axis.extent;
-      axes.back() = axis;
-      axes.back().extent = extent;
-    } else {
-      axes.push_back(axis);
-    }
-  }
-  return axes;
-}
-
-int64_t ElementsOf(const Axes& axes) {
-  int64_t elements = 1;
-  for (const Axis& axis : axes) elements *= axis.extent;
-  return elements;
-}
-
-// Whether each index of an outer axis begins behind all that inner ones reach.
-bool IsNested(const Axes& axes, int64_t Axis::*stride) {
-  int64_t reach = 0;
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
-    if ((*axis).*stride <= reach) return false;
-    reach += (axis->extent - 1) * (*axis).*stride;
-  }
-  return true;
-}
-
-absl::Status Refusal(absl::string_view why) {
-  return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", why));
-}
+using Axis = GroupedAxis;
+using Axes = GroupedAxes;
 
 class Planner {
  public:
-  Planner(const Partition& partition, const DeviceProperties& device)
-      : op_(partition.ops().ops()[0]),
+  Planner(const Graph& graph, const Op& op, const OperandFinder& find,
+          const DeviceProperties& device, QuantizePlan& plan)
+      : op_(op),
         device_(device),
-        t_(Operands::Of(partition)),
-        dequantizes_(op_.kind == OpKind::kDynamicDequantize),
-        axes_(SplitAxes(op_, t_, dequantizes_ ? &Axis::values : &Axis::codes)),
-        whole_bytes_(dequantizes_ || HasWholeBytes(axes_, &Axis::codes, t_.codes)) {}
-
-  absl::StatusOr<QuantizePlan> Plan() && {
-    KVANT_RETURN_IF_ERROR(Check());
-    const bool computes = !dequantizes_ && op_.inputs.size() == 1;
-    if (computes) {
-      KVANT_RETURN_IF_ERROR(AddComputing());
-    } else if (ElementsOf(axes_) > 0) {
-      AddElements();
+        find_(find),
+        plan_(plan),
+        t_(QuantizeTensorsOf(graph, op)),
+        dequantizes_(op.kind == OpKind::kDynamicDequantize) {
+    if (t_.positions != nullptr) {
+      tokens_ = AppendedTokensOf(op_, *t_.values, *t_.codes);
+      unit_ = PositionAxis(op_, t_, tokens_);
     }
-    return std::move(plan_);
+    axes_ = SplitAxes(op_, t_, 0, t_.values->rank());
+    const auto order = dequantizes_ ? &Axis::values : &Axis::codes;
+    std::stable_sort(axes_.begin(), axes_.end(),
+                     [order](const Axis& a, const Axis& b) { return a.*order > b.*order; });
+    MergeAxes(axes_);
+    // No run goes through several rows.
+    if (!axes_.empty() && axes_.back().positions != 0) axes_.push_back(OneElement());
+    whole_bytes_ = dequantizes_ || HasWholeBytes(axes_, &Axis::codes, t_.codes);
+  }
+
+  absl::Status Plan() && {
+    KVANT_RETURN_IF_ERROR(Check());
+    if (t_.computes) return AddComputing();
+    if (ElementsOf(axes_) > 0) AddElements();
+    return absl::OkStatus();
   }
 
  private:
-  static int PerByte(const Operand& operand) {
-    return operand.tensor == nullptr ? 1 : std::max(1, 8 / kvant::BitsOf(operand.tensor->type));
+  static int PerByte(const LogicalTensor* tensor) {
+    return tensor == nullptr ? 1 : std::max(1, 8 / kvant::BitsOf(tensor->type));
   }
   // Whether lines begin, and are dense, so that no two share a byte.
-  static bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const Operand& operand) {
-    const int per_byte = PerByte(operand);
+  bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const LogicalTensor* tensor) const {
+    const int per_byte = PerByte(tensor);
+    if (unit_.*stride % per_byte != 0) return false;
     if (per_byte == 1 || axes.empty()) return true;
     return axes.back().*stride == 1 &&
            std::all_of(axes.begin(), axes.end() - 1,
@@ -175,26 +76,12 @@ class Planner {
   }
 
   absl::Status Check() const {
-    if (op_.attrs.Find(Attr::kCodebook) != nullptr) return Refusal("codebooks");
     if (op_.attrs.Find(Attr::kFormula) != nullptr) return Refusal("formula ggml");
-    if (ElementsOf(axes_) > kMost) {
-      return Refusal(
-          absl::StrCat("tensors of ", ElementsOf(axes_), " elements, more than ", kMost));
-    }
-    if (axes_.size() > kMaxQuantizeAxes) {
-      return Refusal(absl::StrCat("tensors of ", axes_.size(), " axes, more than ",
-                                  kMaxQuantizeAxes, ", with neighbours merged"));
-    }
-    if (!whole_bytes_ && !IsNested(axes_, &Axis::codes)) {
+    KVANT_RETURN_IF_ERROR(CheckSize(axes_));
+    if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(t_.codes))) {
       return Refusal("codes of less than a byte whose lines interleave");
     }
     return absl::OkStatus();
-  }
-
-  bool HasVectors(int64_t Axis::*stride) const {
-    if (axes_.empty() || axes_.back().*stride != 1) return false;
-    return std::all_of(axes_.begin(), axes_.end() - 1,
-                       [stride](const Axis& axis) { return axis.*stride % kRun == 0; });
   }
 
   // What all kernels are told.
@@ -202,47 +89,49 @@ class Planner {
     QuantizeLaunch launch;
     launch.kernel = kernel;
     QuantizeTraits& k = launch.traits;
-    const auto bind = [&launch](const Operand& operand) -> i32 {
-      if (operand.tensor == nullptr) return kNone;
-      launch.binding.ports.push_back(operand.port);
-      return ElementTypeOf(operand.tensor->type);
+    const auto bind = [&](const LogicalTensor* tensor, size_t offset) -> i32 {
+      if (tensor == nullptr) return kNone;
+      Bind(find_(tensor->id), offset, launch);
+      return ElementTypeOf(tensor->type);
     };
-    k.values = bind(t_.values);
-    k.codes = bind(t_.codes);
-    k.scales = bind(t_.scales);
-    k.zero_points = bind(t_.zero_points);
-    if (t_.zero_points.tensor != nullptr) {
-      k.zero_point_kind = IsFloat(t_.zero_points.tensor->type) ? kRealZeroPoints : kCodeZeroPoints;
+    k.values = bind(t_.values, offsetof(QuantizeParams, values));
+    k.codes = bind(t_.codes, offsetof(QuantizeParams, codes));
+    k.scales = bind(t_.scales, offsetof(QuantizeParams, scales));
+    SetPositions(launch);
+    SetCodebook(launch);
+    // Last, for MoveZeroPoints.
+    k.zero_points = bind(t_.zero_points, offsetof(QuantizeParams, zero_points));
+    if (t_.zero_points != nullptr) {
+      k.zero_point_kind = IsFloat(t_.zero_points->type) ? kRealZeroPoints : kCodeZeroPoints;
     }
-    k.value_vectors = HasVectors(&Axis::values);
-    k.code_vectors = HasVectors(&Axis::codes);
+    k.value_vectors = HasVectors(axes_, &Axis::values, 0);
+    k.code_vectors = HasVectors(axes_, &Axis::codes, unit_.codes);
     return launch;
   }
 
-  static QuantizeAxis DeviceAxis(const Axis& axis) {
-    return {
-        axis.values, axis.codes, axis.scales, axis.zero_points, static_cast<i32>(axis.extent), 0};
-  }
-  static i32 SetAxes(const Axes& from, QuantizeAxis* axes) {
-    for (size_t i = 0; i < from.size(); ++i) axes[i] = DeviceAxis(from[i]);
-    return static_cast<i32>(from.size());
-  }
-  static void SetRun(const Axis& run, QuantizeLaunch& launch) {
-    launch.params.run = DeviceAxis(run);
-    launch.params.line_runs = static_cast<u32>(DivideUp(run.extent, kRun));
-    launch.traits.whole_runs = run.extent % kRun == 0;
-  }
-  // Takes the last; where there is none, there is one element.
-  static Axis TakeRun(Axes& axes) {
-    if (axes.empty()) return {.extent = 1, .values = 1, .codes = 1};
-    const Axis run = axes.back();
-    axes.pop_back();
-    return run;
+  void SetPositions(QuantizeLaunch& launch) const {
+    if (t_.positions == nullptr) return;
+    launch.traits.appends = true;
+    Bind(find_(t_.positions->id), offsetof(QuantizeParams, positions), launch);
+    launch.params.per_position = DeviceAxis(unit_);
+    // Positions have 32 bits.
+    launch.params.position_unit = static_cast<i32>(std::min(tokens_.group, kMostElements));
+    launch.params.last_position =
+        static_cast<i32>(std::min(tokens_.capacity - tokens_.tokens, kMostElements));
   }
 
-  static void SetThreads(int64_t wanted, QuantizeLaunch& launch) {
-    launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(wanted), kWarp, kThreads));
-    launch.blocks = DivideUp(wanted, launch.threads);
+  void SetCodebook(QuantizeLaunch& launch) const {
+    const auto* values = op_.attrs.Get<std::vector<float>>(Attr::kCodebook);
+    if (values == nullptr) return;
+    const int bits = kvant::BitsOf(t_.codes->type);
+    const cpu::Codebook codebook(values->data(), bits, cpu::CodebookTies::kLowerCode);
+    const auto* table = dequantizes_ ? codebook.values : codebook.nodes;
+    launch.traits.codebook_bits = bits;
+    launch.params.codebook_largest = codebook.largest;
+    launch.shared_bytes = static_cast<size_t>(CodebookBytes(launch.traits, dequantizes_));
+    launch.binding.constants.push_back({offsetof(QuantizeParams, codebook), 0});
+    const auto* bytes = reinterpret_cast<const std::byte*>(table);
+    plan_.constant_bytes.assign(bytes, bytes + launch.shared_bytes);
   }
 
   // Of DynamicDequantize, or of DynamicQuantize when scales and zero points are there.
@@ -274,7 +163,7 @@ class Planner {
     for (const Axis& axis : axes_) (axis.in_group ? lines : groups).push_back(axis);
     if (ElementsOf(groups) == 0) return absl::OkStatus();
     const bool empty = ElementsOf(lines) == 0;
-    if (empty) lines = {{.extent = 0, .in_group = true}};
+    if (empty) lines = {Axis{.extent = 0, .in_group = true}};
 
     QuantizeLaunch launch = Describe(QuantizeKernel::kTiles);
     QuantizeTraits& k = launch.traits;
@@ -290,9 +179,9 @@ class Planner {
     if (in_lanes) ChooseLanes(ElementsOf(lines), k);
     const int per_byte = PerByte(t_.zero_points);
     const bool packs_later =
-        per_byte > 1 && !(in_lanes && kWarp / k.lanes % per_byte == 0 && AreDense(groups));
+        per_byte > 1 && !(in_lanes && kWarp / k.lanes % per_byte == 0 && AreInWholeBytes(groups));
     const Axes packed = PackingAxes(groups);
-    if (packs_later && !IsNested(packed, &Axis::codes)) {
+    if (packs_later && !SharesBytesInOrder(packed, &Axis::codes, per_byte)) {
       return Refusal("zero points of less than a byte whose lines interleave");
     }
     if (packs_later) MoveZeroPoints(groups, launch);
@@ -318,11 +207,15 @@ class Planner {
     k.lane_runs = static_cast<i32>(DivideUp(runs, lanes));
   }
 
-  // Whether zero points lie side by side in the order of groups.
-  static bool AreDense(const Axes& groups) {
+  // Whether zero points that share a byte are those of neighbouring groups.
+  bool AreInWholeBytes(const Axes& groups) const {
+    const int per_byte = PerByte(t_.zero_points);
+    if (unit_.zero_points % per_byte != 0) return false;
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
-      if (axis->zero_points != stride) return false;
+      const bool continues = axis->zero_points == stride && axis->positions == 0;
+      const bool begins = axis->zero_points % per_byte == 0 && stride % per_byte == 0;
+      if (!continues && !begins) return false;
       stride *= axis->extent;
     }
     return true;
@@ -331,9 +224,10 @@ class Planner {
   // To the scratch, as f32 in the order of groups.
   void MoveZeroPoints(Axes& groups, QuantizeLaunch& launch) {
     launch.traits.zero_points = kFloat32;
+    launch.params.per_position.zero_points = 0;
     launch.binding.ports.pop_back();
-    launch.scratch.push_back({offsetof(QuantizeParams, zero_points), 0});
-    plan_.scratch_bytes = static_cast<size_t>(ElementsOf(groups)) * sizeof(float);
+    packed_at_ = plan_.ReserveScratch(ElementsOf(groups) * int64_t{sizeof(float)});
+    launch.scratch.push_back({offsetof(QuantizeParams, zero_points), packed_at_});
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
       axis->zero_points = stride;
@@ -347,7 +241,10 @@ class Planner {
     int64_t stride = ElementsOf(groups);
     for (const Axis& axis : groups) {
       stride /= axis.extent;
-      axes.push_back({.extent = axis.extent, .values = stride, .codes = axis.zero_points});
+      axes.push_back({.extent = axis.extent,
+                      .values = stride,
+                      .codes = axis.zero_points,
+                      .positions = axis.positions});
     }
     std::stable_sort(axes.begin(), axes.end(),
                      [](const Axis& a, const Axis& b) { return a.codes > b.codes; });
@@ -359,12 +256,12 @@ class Planner {
     QuantizeLaunch launch;
     launch.kernel = QuantizeKernel::kElements;
     launch.traits.values = kFloat32;
-    launch.traits.codes = ElementTypeOf(t_.zero_points.tensor->type);
+    launch.traits.codes = ElementTypeOf(t_.zero_points->type);
     launch.traits.shares_bytes = true;
-    PortPointer port = t_.zero_points.port;
-    port.offset = offsetof(QuantizeParams, codes);
-    launch.binding.ports.push_back(port);
-    launch.scratch.push_back({offsetof(QuantizeParams, values), 0});
+    Bind(find_(t_.zero_points->id), offsetof(QuantizeParams, codes), launch);
+    launch.scratch.push_back({offsetof(QuantizeParams, values), packed_at_});
+    SetPositions(launch);
+    launch.params.per_position.codes = unit_.zero_points;
     SetElements(axes, launch);
     plan_.launches.push_back(std::move(launch));
   }
@@ -392,7 +289,7 @@ class Planner {
     int64_t tiles = ElementsOf(groups), work = line_count, at_once = 1;
     if (k.run_in_group) {
       work *= runs;
-      launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(work), kWarp, kThreads));
+      launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(work), kWarp, kMostThreads));
       at_once = launch.threads;
     } else {
       int64_t columns = std::min(PowerOfTwoFrom(runs), kMostColumns);
@@ -400,20 +297,20 @@ class Planner {
       tiles *= DivideUp(runs, columns);
       k.columns = static_cast<i32>(columns);
       const int64_t rows =
-          std::max(std::min(PowerOfTwoFrom(work), kThreads / columns), kWarp / columns);
+          std::max(std::min(PowerOfTwoFrom(work), kMostThreads / columns), kWarp / columns);
       launch.threads = static_cast<int>(columns * rows);
       at_once = rows;
     }
-    launch.shared_bytes = static_cast<size_t>(QuantizeTilesSharedBytes(k, launch.threads));
+    launch.shared_bytes += static_cast<size_t>(QuantizeTilesSharedBytes(k, launch.threads));
     const int64_t parts = std::clamp<int64_t>(
         std::min(DivideUp(wanted, tiles), work / (at_once * kRunsPerThread)), 1, kMostParts);
     p.part_size = static_cast<u32>(std::max<int64_t>(1, DivideUp(work, parts)));
     p.parts = static_cast<u32>(std::max<int64_t>(1, DivideUp(work, p.part_size)));
     launch.blocks = tiles * p.parts;
     if (p.parts > 1) {
-      launch.scratch.push_back({offsetof(QuantizeParams, ranges), plan_.scratch_bytes});
       const int64_t ranges = launch.blocks * (k.run_in_group ? 1 : k.columns * kRun);
-      plan_.scratch_bytes += static_cast<size_t>(ranges) * 2 * sizeof(float);
+      const size_t at = plan_.ReserveScratch(ranges * 2 * int64_t{sizeof(float)});
+      launch.scratch.push_back({offsetof(QuantizeParams, ranges), at});
       k.pass = kPartRanges;
       plan_.launches.push_back(launch);
       k.pass = kJoinParts;
@@ -423,11 +320,15 @@ class Planner {
 
   const Op& op_;
   const DeviceProperties& device_;
-  const Operands t_;
+  const OperandFinder& find_;
+  QuantizePlan& plan_;
+  const QuantizeTensors t_;
   const bool dequantizes_;
-  const Axes axes_;
-  const bool whole_bytes_;
-  QuantizePlan plan_;
+  AppendedTokens tokens_;
+  Axis unit_;  // of positions
+  Axes axes_;
+  bool whole_bytes_ = true;
+  size_t packed_at_ = 0;  // of zero points in the scratch
 };
 
 std::string Describe(const QuantizeLaunch& launch) {
@@ -445,9 +346,13 @@ std::string Describe(const QuantizeLaunch& launch) {
                           " threads");
     }
     case QuantizeKernel::kElements:
+      if (kvant::cuda::BitsOf(k.codes) >= 16) return "convert";
       return k.shares_bytes ? "codes, byte by byte" : "codes with given scales";
     case QuantizeKernel::kDequantize:
       return "dequantize";
+    case QuantizeKernel::kRotateRuns:
+    case QuantizeKernel::kRotateBlocks:
+      return absl::StrCat("Hadamard in blocks of ", k.block);
   }
   return "";
 }
@@ -456,20 +361,62 @@ std::string Describe(const QuantizeLaunch& launch) {
 
 std::string QuantizePlan::ToString() const {
   if (launches.empty()) return "nothing to do";
-  return absl::StrJoin(launches, ", then ", [](std::string* out, const QuantizeLaunch& launch) {
-    out->append(Describe(launch));
-  });
+  const std::string what = launches.back().traits.appends ? "append, " : "";
+  return what + absl::StrJoin(launches, ", then ", [](std::string* out, const QuantizeLaunch& one) {
+           out->append(Describe(one));
+         });
+}
+
+size_t QuantizePlan::ReserveScratch(int64_t bytes) {
+  const size_t at = scratch_bytes;
+  scratch_bytes += static_cast<size_t>(DivideUp(bytes, kScratchAlignment) * kScratchAlignment);
+  return at;
 }
 
 bool IsQuantization(const Partition& partition) {
-  if (partition.ops().ops().size() != 1) return false;
-  const OpKind kind = partition.ops().ops()[0].kind;
-  return kind == OpKind::kDynamicQuantize || kind == OpKind::kDynamicDequantize;
+  if (partition.kind() != Partition::Kind::kOps) return false;
+  switch (partition.ops().ops()[0].kind) {
+    case OpKind::kDynamicQuantize:
+    case OpKind::kDynamicDequantize:
+    case OpKind::kAppend:
+    case OpKind::kHadamard:
+      return true;
+    default:
+      return false;
+  }
 }
 
 absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
                                               const DeviceProperties& device) {
-  return Planner(partition, device).Plan();
+  QuantizePlan plan;
+  const Graph& graph = partition.ops();
+  const OperandFinder port_of = [&partition](TensorId id) -> Operand {
+    if (const int port = partition.OutputPort(id); port != kNoPort) return OperandPort{port, true};
+    return OperandPort{partition.InputPort(id), false};
+  };
+  const Op& op = graph.ops()[0];
+  if (op.kind != OpKind::kHadamard) {
+    KVANT_RETURN_IF_ERROR(Planner(graph, op, port_of, device, plan).Plan());
+    return plan;
+  }
+  const LogicalTensor& src = graph.tensor(op.inputs[0]);
+  LogicalTensor rotated = graph.tensor(op.outputs[0]);
+  if (graph.ops().size() == 1) {
+    KVANT_RETURN_IF_ERROR(AddRotation(op, src, rotated, port_of, plan));
+    return plan;
+  }
+  // What it gives goes to the scratch in f32, where the other op reads it.
+  rotated.type = kF32;
+  rotated.strides.reset();
+  Graph rest = graph.Subgraph({1});
+  rest.SetTensor(rotated);
+  const size_t at = plan.ReserveScratch(rotated.memory_bytes());
+  const OperandFinder find = [&](TensorId id) -> Operand {
+    return id == rotated.id ? Operand(at) : port_of(id);
+  };
+  KVANT_RETURN_IF_ERROR(AddRotation(op, src, rotated, find, plan));
+  KVANT_RETURN_IF_ERROR(Planner(rest, rest.ops()[0], find, device, plan).Plan());
+  return plan;
 }
 
 }  // namespace kvant::cuda

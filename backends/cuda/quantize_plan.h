@@ -1,5 +1,5 @@
-// QuantizePlan: a DynamicQuantize or DynamicDequantize turned into launches of the CUDA kernels.
-// Pure functions of the partition and the device's properties.
+// QuantizePlan: a DynamicQuantize, DynamicDequantize, Append or Hadamard turned into launches of
+// the CUDA kernels. Pure functions of the partition and the device's properties.
 #ifndef KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
 #define KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
 
@@ -16,8 +16,8 @@
 
 namespace kvant::cuda {
 
-// The classes of kernels/cuda/quantize.h and dequantize.h.
-enum class QuantizeKernel { kRows, kTiles, kElements, kDequantize };
+// The classes of kernels/cuda/quantize.h, dequantize.h and hadamard.h.
+enum class QuantizeKernel { kRows, kTiles, kElements, kDequantize, kRotateRuns, kRotateBlocks };
 
 // The pointer at `offset` of the parameters is so far into the scratch.
 struct ScratchPointer {
@@ -41,16 +41,23 @@ struct QuantizePlan {
   // One after another; none where nothing is to be written.
   std::vector<QuantizeLaunch> launches;
   size_t scratch_bytes = 0;
+  // To be on the device, from where the launches' bindings have constants.
+  std::vector<std::byte> constant_bytes;
+
+  // Where so much more of the scratch begins.
+  size_t ReserveScratch(int64_t bytes);
 
   // "quantize: runs of 32 elements by 4 lanes"
   std::string ToString() const;
 };
 
-// Whether the partition is one DynamicQuantize or DynamicDequantize.
+// Whether the partition is one DynamicQuantize, DynamicDequantize, Append or Hadamard, or a
+// Hadamard and the DynamicQuantize or Append that stores what it gives.
 bool IsQuantization(const Partition& partition);
 
-// Of a partition of which that is so, all shapes known, either form of the op, any strides.
-// kUnimplemented, with a sentence: too large, or codes of less than a byte whose rows interleave.
+// Of a partition of which that is so, all shapes known, any form of the op, any strides.
+// kUnimplemented, with a sentence: too large, codes of less than a byte whose rows interleave,
+// Hadamard blocks of more than 32768 elements, formula ggml.
 absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
                                               const DeviceProperties& device);
 

@@ -1,6 +1,5 @@
 #include "kvant/backends/reference/lowering.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,11 +23,6 @@ absl::Status LowerOp(const Op& op, Lowering& lowering) {
 bool KeepsProbabilities(OpKind kind) {
   return kind == OpKind::kTypeCast || kind == OpKind::kDropout || kind == OpKind::kQuantize ||
          kind == OpKind::kDequantize || kind == OpKind::kReorder || kind == OpKind::kStaticReshape;
-}
-
-int PortOf(const std::vector<TensorId>& ports, TensorId id) {
-  const auto found = std::find(ports.begin(), ports.end(), id);
-  return found == ports.end() ? kNoPort : static_cast<int>(found - ports.begin());
 }
 
 }  // namespace
@@ -59,7 +53,7 @@ absl::Status Lowering::LowerPartition() {
 Array Lowering::Value(TensorId id) {
   const auto found = values_.find(id);
   if (found != values_.end()) return found->second;
-  const int port = PortOf(partition_.inputs(), id);
+  const int port = partition_.InputPort(id);
   Array array = LoadPort(plan, port, partition_.input(port));
   values_[id] = array;
   return array;
@@ -90,7 +84,7 @@ std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
 
 void Lowering::CheckAtExecution(const Op& op, TensorId id, std::string_view what, double low,
                                 double high) {
-  const int port = PortOf(partition_.inputs(), id);
+  const int port = partition_.InputPort(id);
   if (port == kNoPort) return;
   port_checks_.push_back({port, partition_.input(port), low, high,
                           absl::StrCat(op.ToString(), ": ", std::string(what))});

@@ -10,6 +10,7 @@ template <class T>
 class DequantizeElements {
  public:
   KVANT_DEVICE static void Run(const QuantizeParams& p) {
+    LoadCodebook<T>(p, true);
     const i64 index = BlockIndex() * BlockThreads() + ThreadIndex();
     if (index >= p.count) return;
     const u32 line = static_cast<u32>(index) / p.line_runs;
@@ -30,6 +31,10 @@ class DequantizeElements {
         element.Move(p.run, 1);
         if (T::k.scales_vary) scale = LoadScale<T>(p, element);
         if (T::k.zero_points_vary) zero_point = ZeroPointOf(p, element);
+      }
+      if (T::k.codebook_bits > 0) {
+        x[e] = AsFloat(LoadShared32(SharedBase() + 4 * static_cast<i32>(x[e]))) * scale;
+        continue;
       }
       x[e] = T::k.zero_point_kind == kRealZeroPoints ? Fma(x[e], scale, -zero_point)
                                                      : (x[e] - zero_point) * scale;

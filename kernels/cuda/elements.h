@@ -163,32 +163,41 @@ KVANT_DEVICE u32 FloatToF8(float x, i32 type) {
   return sign | (code >= beyond ? beyond : code);
 }
 
-KVANT_DEVICE float LowestOf(i32 type) {
+// Codes are within [LowestCode, HighestCode].
+KVANT_DEVICE constexpr i32 HighestCode(i32 type) {
   switch (type) {
+    case kFloat8E4M3:
+      return 448;
+    case kFloat8E5M2:
+      return 57344;
+    case kInt32:
+      return 0x7fffffff;
     case kInt8:
-      return -128.f;
+      return 127;
     case kInt4:
-      return -8.f;
+      return 7;
+    case kUint4:
+      return 15;
     case kInt2:
-      return -2.f;
+      return 1;
+    case kUint2:
+      return 3;
     default:
-      return 0.f;
+      return 255;
   }
 }
-KVANT_DEVICE float HighestOf(i32 type) {
+KVANT_DEVICE constexpr i32 LowestCode(i32 type) {
   switch (type) {
+    case kFloat8E4M3:
+    case kFloat8E5M2:
+      return -HighestCode(type);
+    case kInt32:
     case kInt8:
-      return 127.f;
     case kInt4:
-      return 7.f;
-    case kUint4:
-      return 15.f;
     case kInt2:
-      return 1.f;
-    case kUint2:
-      return 3.f;
+      return -HighestCode(type) - 1;
     default:
-      return 255.f;
+      return 0;
   }
 }
 
@@ -207,7 +216,9 @@ KVANT_DEVICE u32 FloatToCode(i32 type, float value) {
       return value != 0.f ? 1 : 0;
     default: {
       if (value != value) return 0;
-      const float code = Min(Max(RoundEven(value), LowestOf(type)), HighestOf(type));
+      const auto lowest = static_cast<float>(LowestCode(type));
+      const auto highest = static_cast<float>(HighestCode(type));
+      const float code = Min(Max(RoundEven(value), lowest), highest);
       return static_cast<u32>(static_cast<i32>(code));
     }
   }

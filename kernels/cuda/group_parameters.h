@@ -8,44 +8,6 @@
 
 namespace kvant::cuda {
 
-// Codes are within [LowestCode, HighestCode].
-KVANT_DEVICE constexpr i32 HighestCode(i32 type) {
-  switch (type) {
-    case kFloat8E4M3:
-      return 448;
-    case kFloat8E5M2:
-      return 57344;
-    case kInt32:
-      return 0x7fffffff;
-    case kInt8:
-      return 127;
-    case kInt4:
-      return 7;
-    case kUint4:
-      return 15;
-    case kInt2:
-      return 1;
-    case kUint2:
-      return 3;
-    default:
-      return 255;
-  }
-}
-KVANT_DEVICE constexpr i32 LowestCode(i32 type) {
-  switch (type) {
-    case kFloat8E4M3:
-    case kFloat8E5M2:
-      return -HighestCode(type);
-    case kInt32:
-    case kInt8:
-    case kInt4:
-    case kInt2:
-      return -HighestCode(type) - 1;
-    default:
-      return 0;
-  }
-}
-
 KVANT_DEVICE double LargestFinite(i32 type) {
   switch (type) {
     case kFloat16:
@@ -120,12 +82,13 @@ struct ComputedParameters {
 
 // What follows from a range, as docs/ops.md has it: a group of nothing counts as one of zeros.
 template <class T>
-KVANT_DEVICE ComputedParameters ParametersOf(const ValueRange& range, float floor) {
+KVANT_DEVICE ComputedParameters ParametersOf(const ValueRange& range, const QuantizeParams& p) {
   const bool empty = range.min > range.max;
   double min = empty ? 0 : range.min, max = empty ? 0 : range.max;
   if (!((max - min) * 0 == 0)) return {QuietNan(), 0.f};
   const i32 type = T::k.scales;
-  const double lowest = LowestCode(T::k.codes), highest = HighestCode(T::k.codes);
+  const double lowest = LowestCode(T::k.codes);
+  const double highest = T::k.codebook_bits > 0 ? p.codebook_largest : HighestCode(T::k.codes);
   double span = max, steps = highest;
   if (T::k.zero_point_kind != kNoZeroPoints) {
     if (T::k.zero_point_kind == kCodeZeroPoints) {
@@ -135,10 +98,10 @@ KVANT_DEVICE ComputedParameters ParametersOf(const ValueRange& range, float floo
     span = max - min;
     steps = highest - lowest;
   }
-  // span / steps: a product with the reciprocal, which is a constant, corrected by its remainder.
+  // span / steps: a product with the reciprocal, mostly a constant, corrected by its remainder.
   const double reciprocal = 1 / steps, near = span * reciprocal;
   double scale = Fma(Fma(-near, steps, span), reciprocal, near);
-  scale = scale < floor ? static_cast<double>(floor) : scale;
+  scale = scale < p.scale_floor ? static_cast<double>(p.scale_floor) : scale;
   if (T::k.power_of_two) {
     // The least one that is not below.
     scale = AsDouble((AsBits(scale) + 0x000fffffffffffffu) & 0xfff0000000000000u);

@@ -1,7 +1,7 @@
-// DynamicQuantize:
+// DynamicQuantize, and Append:
 //   QuantizeRows      groups that are short runs: a warp, or part of one, has each in registers
 //   QuantizeTiles     groups of any size and shape: a block has a tile of them, and reads it twice
-//   QuantizeElements  codes alone, scales and zero points being given
+//   QuantizeElements  codes alone, scales and zero points being given, or conversions
 //
 // A byte of codes has one owner, so that those of less than a byte can be written side by side.
 #ifndef KVANT_KERNELS_CUDA_QUANTIZE_H_
@@ -28,16 +28,18 @@ class QuantizeRows {
     const i32 lanes = T::k.lanes, lane = LaneIndex() % lanes;
     const i64 first = ThreadOfGrid() / 32 * (32 / lanes);  // the warp's
     const i64 group = first + LaneIndex() / lanes;
-    const bool live = group < p.count;
+    const bool inside = group < p.count;
+    LoadCodebook<T>(p, false);
     QuantizePlace at;
-    at.Move(p.outer, T::k.outer_axes, live ? static_cast<u32>(group) : 0);
+    at.Move(p.outer, T::k.outer_axes, inside ? static_cast<u32>(group) : 0);
 
     float x[T::kMax.lane_runs][kRun];
     if (HasValueVectors(T::k, p)) {
-      LoadRuns(p, at, live, true, x);
+      LoadRuns(p, at, inside, true, x);
     } else {
-      LoadRuns(p, at, live, false, x);
+      LoadRuns(p, at, inside, false, x);
     }
+    const bool live = MoveToPosition<T>(p, at) && inside;
     RangeFinder<T> found;
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
@@ -52,10 +54,11 @@ class QuantizeRows {
     for (i32 mask = lanes / 2; mask > 0; mask /= 2) {
       range.Join({ShuffleXor(range.min, mask), ShuffleXor(range.max, mask)});
     }
-    const ComputedParameters parameters = ParametersOf<T>(range, p.scale_floor);
+    const ComputedParameters parameters = ParametersOf<T>(range, p);
     if (live && lane == 0) StoreParameters<T>(p, at, parameters);
     if (T::k.zero_point_kind == kCodeZeroPoints && BitsOf(T::k.zero_points) < 8) {
-      StoreZeroPoints(p, first, static_cast<u32>(static_cast<i32>(parameters.zero_point)));
+      StoreZeroPoints(p, first, live ? at.zero_points : -1,
+                      static_cast<u32>(static_cast<i32>(parameters.zero_point)));
     }
     if (!live) return;
     Coder<T> coders[kRun];
@@ -93,8 +96,10 @@ class QuantizeRows {
     }
   }
 
-  // Zero points that share bytes are dense, in the order of groups, and a warp has whole bytes.
-  KVANT_DEVICE static void StoreZeroPoints(const QuantizeParams& p, i64 first, u32 mine) {
+  // Those that share a byte are of neighbouring groups, which a warp has all of. `place`: of the
+  // lane's group; negative: it has none.
+  KVANT_DEVICE static void StoreZeroPoints(const QuantizeParams& p, i64 first, i64 place,
+                                           u32 mine) {
     const i32 bits = BitsOf(T::k.zero_points), per_byte = 8 / bits;
     u32 byte = 0;
     KVANT_UNROLL
@@ -102,8 +107,12 @@ class QuantizeRows {
       const u32 code = Shuffle(mine, (LaneIndex() * per_byte + i) * T::k.lanes % 32);
       byte |= (code & ((1u << bits) - 1)) << i * bits;
     }
-    const i64 begin = first + LaneIndex() * per_byte, rest = p.count - begin;
-    if (LaneIndex() * per_byte * T::k.lanes >= 32 || rest <= 0) return;
+    const i32 from = LaneIndex() * per_byte * T::k.lanes % 32;
+    const u32 low = Shuffle(static_cast<u32>(place), from);
+    const u32 high = Shuffle(static_cast<u32>(place >> 32), from);
+    const i64 begin = static_cast<i64>(static_cast<u64>(high) << 32 | low);
+    const i64 rest = p.count - (first + LaneIndex() * per_byte);
+    if (LaneIndex() * per_byte * T::k.lanes >= 32 || begin < 0) return;
     u8* const to = static_cast<u8*>(p.zero_points) + begin / per_byte;
     if (rest >= per_byte) {
       Store(to, static_cast<u8>(byte));
@@ -113,7 +122,8 @@ class QuantizeRows {
   }
 };
 
-// Shared memory of QuantizeTiles: ranges of warps, or of columns by row; then columns' parameters.
+// Shared memory of QuantizeTiles, behind the codebook: ranges of warps, or of columns by row; then
+// columns' parameters.
 KVANT_DEVICE constexpr i32 QuantizeTilesSharedBytes(const QuantizeTraits& t, i32 threads) {
   return t.run_in_group ? threads / 32 * 8 : threads * kRun * 8 + t.columns * kRun * 8;
 }
@@ -127,7 +137,8 @@ class QuantizeTiles {
   KVANT_DEVICE static void Run(const QuantizeParams& p) { QuantizeTiles(p).Run(); }
 
  private:
-  KVANT_DEVICE explicit QuantizeTiles(const QuantizeParams& p) : p_(p), shared_(SharedBase()) {
+  KVANT_DEVICE explicit QuantizeTiles(const QuantizeParams& p)
+      : p_(p), shared_(SharedBase() + CodebookBytes(T::k, false)) {
     part_ = static_cast<u32>(BlockIndex()) % p.parts;
     tile_ = static_cast<u32>(BlockIndex()) / p.parts;
     u32 group = tile_;
@@ -146,6 +157,8 @@ class QuantizeTiles {
   KVANT_DEVICE static i32 Groups() { return T::k.run_in_group ? 1 : kRun; }
 
   KVANT_DEVICE void Run() {
+    if (!MoveToPosition<T>(p_, at_)) return;
+    LoadCodebook<T>(p_, false);
     Coder<T> coders[kRun];
     if (T::k.run_in_group) {
       const ValueRange range = GroupRange();
@@ -153,7 +166,7 @@ class QuantizeTiles {
         if (ThreadIndex() == 0) StoreRange(0, range);
         return;
       }
-      const ComputedParameters parameters = ParametersOf<T>(range, p_.scale_floor);
+      const ComputedParameters parameters = ParametersOf<T>(range, p_);
       if (part_ == 0 && ThreadIndex() == 0) StoreParameters<T>(p_, at_, parameters);
       coders[0] = Coder<T>(parameters);
     } else {
@@ -262,7 +275,7 @@ class QuantizeTiles {
         StoreRange(column, range);
         continue;
       }
-      const ComputedParameters parameters = ParametersOf<T>(range, p_.scale_floor);
+      const ComputedParameters parameters = ParametersOf<T>(range, p_);
       StoreShared64(ParametersAt(column),
                     {{AsBits(parameters.scale), AsBits(parameters.zero_point)}});
       if (part_ != 0 || column_ + column >= p_.run.extent) continue;
@@ -306,12 +319,14 @@ class QuantizeTiles {
   i32 row_ = 0, rows_ = 1;  // the thread's, and the block's
 };
 
-// A thread has a run; or, where elements of different runs share bytes, 8 elements in a row of all
-// axes, less those whose byte begins before them, and with those that share their last byte.
+// Of codes with given parameters, or of numbers that are only converted. A thread has a run; or,
+// where elements of different runs share bytes, 8 elements in a row of all axes, less those whose
+// byte begins before them, and with those that share their last byte.
 template <class T>
 class QuantizeElements {
  public:
   KVANT_DEVICE static void Run(const QuantizeParams& p) {
+    LoadCodebook<T>(p, false);
     const i64 i = ThreadOfGrid();
     if (T::k.shares_bytes) {
       if (i * kRun < p.count) EncodeBytes(p, static_cast<u32>(i) * kRun);
@@ -330,6 +345,10 @@ class QuantizeElements {
     at.Move(p.run, first);
     float x[kRun];
     LoadRun(T::k.values, p.values, at.values, p.run.values, n, HasValueVectors(T::k, p), x);
+    if (!MoveToPosition<T>(p, at)) return;
+    if (BitsOf(T::k.codes) >= 16) {
+      return StoreRun(T::k.codes, p.codes, at.codes, p.run.codes, n, HasCodeVectors(T::k, p), x);
+    }
     const bool varies = T::k.scales_vary || T::k.zero_points_vary;
     Coder<T> coders[kRun];
     QuantizePlace element = at;
@@ -342,25 +361,29 @@ class QuantizeElements {
                Encode<T>(coders, varies, x));
   }
 
-  KVANT_DEVICE static QuantizePlace PlaceOf(const QuantizeParams& p, u32 element) {
-    QuantizePlace at;
+  // False: it is not written.
+  KVANT_DEVICE static bool Find(const QuantizeParams& p, u32 element, QuantizePlace& at) {
     const u32 extent = static_cast<u32>(p.run.extent), line = element / extent;
     at.Move(p.outer, T::k.outer_axes, line);
     at.Move(p.run, element - line * extent);
-    return at;
+    return MoveToPosition<T>(p, at);
   }
 
   KVANT_DEVICE static void EncodeBytes(const QuantizeParams& p, u32 begin) {
     const i32 bits = BitsOf(T::k.codes), per_byte = 8 / bits;
-    i64 last = begin == 0 ? -1 : PlaceOf(p, begin - 1).codes / per_byte;
+    i64 last = -1;
+    if (QuantizePlace before; begin > 0 && Find(p, begin - 1, before)) {
+      last = before.codes / per_byte;
+    }
     bool mine = false;
     KVANT_NO_UNROLL
     for (u32 i = begin; i < p.count; ++i) {
-      const QuantizePlace at = PlaceOf(p, i);
-      const i64 byte = at.codes / per_byte;
-      if (byte != last) {
+      QuantizePlace at;
+      const bool written = Find(p, i, at);
+      const i64 byte = written ? at.codes / per_byte : -1;
+      if (byte != last || !written) {
         if (i >= begin + kRun) return;
-        mine = true;
+        mine = written;
       }
       last = byte;
       if (mine) {

@@ -1,10 +1,15 @@
-// What the CUDA kernels of DynamicQuantize and DynamicDequantize are told: traits, which are known
-// when a kernel is compiled, and parameters, which come with each launch (see attention_params.h).
+// What the CUDA kernels of DynamicQuantize, DynamicDequantize, Append and Hadamard are told:
+// traits, which are known when a kernel is compiled, and parameters, which come with each launch
+// (see attention_params.h).
 //
 // Tensors are walked along axes, outer to inner as codes (of DynamicDequantize: values) lie in
 // memory. Each dimension is an axis of groups and one within groups; axes of one element are left
 // out, and neighbours merged. The innermost is the run axis: threads take runs of 8 elements along
 // it.
+//
+// Append: what a row of batches writes is moved by its position, which is read when the kernel
+// runs, too late for an error: a row that does not fit, or would begin within a group, writes
+// nothing.
 #ifndef KVANT_KERNELS_CUDA_QUANTIZE_PARAMS_H_
 #define KVANT_KERNELS_CUDA_QUANTIZE_PARAMS_H_
 
@@ -40,6 +45,10 @@ struct QuantizeTraits {
   i32 zero_point_codes;  // the type whose range zero points are clamped to
   i32 power_of_two;
 
+  i32 appends;  // there are positions
+  // Codes are positions in a table of 2^codebook_bits numbers; 0: they are not.
+  i32 codebook_bits;
+
   i32 outer_axes, line_axes;
   // Runs are aligned to their size wherever they begin, if the first element is.
   i32 value_vectors, code_vectors;
@@ -47,7 +56,8 @@ struct QuantizeTraits {
   // Elements of a run have scales, or zero points, of their own.
   i32 scales_vary, zero_points_vary;
 
-  // QuantizeRows: lanes that share a group, a power of two, and runs that each holds.
+  // QuantizeRows: lanes that share a group, a power of two, and runs that each holds. RotateRuns:
+  // the same of a Hadamard block, or 1 lane with several blocks in a run.
   i32 lanes, lane_runs;
 
   // QuantizeTiles
@@ -58,11 +68,14 @@ struct QuantizeTraits {
 
   // QuantizeElements: elements of different runs share bytes.
   i32 shares_bytes;
+
+  // RotateRuns, RotateBlocks: elements of a Hadamard block, a power of two.
+  i32 block;
 };
 
 // Elements by which an index on an axis moves.
 struct QuantizeAxis {
-  i64 values, codes, scales, zero_points;
+  i64 values, codes, scales, zero_points, positions;
   i32 extent, unused;
 };
 
@@ -70,10 +83,18 @@ struct QuantizeParams {
   void *values, *codes, *scales, *zero_points;
   // kPartRanges, kJoinParts: [tile][part][column or 1]{min, max}
   float* ranges;
+  const i32* positions;
+  // DynamicDequantize: the numbers that codes stand for. Else Codebook::nodes of
+  // kernels/cpu/codebook.h.
+  const u32* codebook;
 
   QuantizeAxis outer[kMaxQuantizeAxes];  // QuantizeRows, QuantizeTiles: of groups; else all
   QuantizeAxis lines[kMaxQuantizeAxes];  // of lines within a group
   QuantizeAxis run;
+  // By how much what is written lies further along for each position_unit, of which positions are
+  // multiples.
+  QuantizeAxis per_position;
+  i32 position_unit, last_position;
   // Threads' work, all in all: groups (QuantizeRows), runs, or elements if these share bytes.
   u32 count;
   u32 line_count;  // per group
@@ -81,7 +102,14 @@ struct QuantizeParams {
   // QuantizeTiles: runs (if run_in_group) or lines that a part has, and parts of a tile.
   u32 part_size, parts;
   float scale_floor;
+  float codebook_largest;  // magnitude
+  float norm;              // RotateRuns, RotateBlocks: 1 / sqrt(block)
 };
+
+// The table's bytes at the begin of the shared memory.
+KVANT_DEVICE constexpr i32 CodebookBytes(const QuantizeTraits& t, bool dequantizes) {
+  return t.codebook_bits == 0 ? 0 : (dequantizes ? 4 : 8) << t.codebook_bits;
+}
 
 }  // namespace kvant::cuda
 

@@ -1,5 +1,7 @@
 // Runs of up to 8 elements: where they lie, their parameters, numbers to codes, and how both are
 // loaded and stored.
+//
+// Codes in a codebook are looked up in shared memory, whose first bytes are the table.
 #ifndef KVANT_KERNELS_CUDA_QUANTIZE_RUNS_H_
 #define KVANT_KERNELS_CUDA_QUANTIZE_RUNS_H_
 
@@ -9,13 +11,14 @@ namespace kvant::cuda {
 
 // Indices of an element in each array.
 struct QuantizePlace {
-  i64 values = 0, codes = 0, scales = 0, zero_points = 0;
+  i64 values = 0, codes = 0, scales = 0, zero_points = 0, positions = 0;
 
   KVANT_DEVICE void Move(const QuantizeAxis& axis, i64 by) {
     values += axis.values * by;
     codes += axis.codes * by;
     scales += axis.scales * by;
     zero_points += axis.zero_points * by;
+    positions += axis.positions * by;
   }
   // By an index into the product of axes.
   KVANT_DEVICE void Move(const QuantizeAxis* axes, i32 count, u32 index) {
@@ -28,6 +31,20 @@ struct QuantizePlace {
     if (count > 0) Move(axes[0], index);
   }
 };
+
+// To where the tokens of its row go; false: the row writes nothing.
+template <class T>
+KVANT_DEVICE bool MoveToPosition(const QuantizeParams& p, QuantizePlace& at) {
+  if (!T::k.appends) return true;
+  const i32 position = Load(p.positions + at.positions);
+  if (position < 0 || position > p.last_position) return false;
+  const i32 units = position / p.position_unit;
+  if (units * p.position_unit != position) return false;
+  at.codes += p.per_position.codes * units;
+  at.scales += p.per_position.scales * units;
+  at.zero_points += p.per_position.zero_points * units;
+  return true;
+}
 
 // Of the run that begins at element `first` of a line; none beyond its end.
 template <class T>
@@ -151,6 +168,18 @@ KVANT_DEVICE void StoreParameters(const QuantizeParams& p, const QuantizePlace& 
   }
 }
 
+// The table of a codebook, to shared memory; by all threads of the block.
+template <class T>
+KVANT_DEVICE void LoadCodebook(const QuantizeParams& p, bool dequantizes) {
+  const i32 words = CodebookBytes(T::k, dequantizes) / 4;
+  if (words == 0) return;
+  KVANT_NO_UNROLL
+  for (i32 i = ThreadIndex(); i < words; i += BlockThreads()) {
+    StoreShared32(SharedBase() + 4 * i, Load(p.codebook + i));
+  }
+  BlockSync();
+}
+
 // Numbers of a group to codes: round(x / scale) + zero point, or round((x + zero point) / scale).
 template <class T>
 class Coder {
@@ -180,6 +209,7 @@ class Coder {
     if (T::k.zero_point_kind == kRealZeroPoints) x += zero_point_.real;
     if (divides && IsFar()) return FarCode(x);
     const float q = divides ? Divide(x, scale_) : Quotient(x);
+    if (T::k.codebook_bits > 0) return q != q ? 0 : NearestEntry(q);
     if (IsFloatCode()) {
       const bool added = T::k.zero_point_kind == kCodeZeroPoints;
       return FloatToF8(added ? q + static_cast<float>(zero_point_.code) : q, T::k.codes);
@@ -212,6 +242,17 @@ class Coder {
     const float exact = Fma(Fma(-near, scale_, x), reciprocal_, near);
     // Of a given scale the quotient may be infinite, and the remainder NaN.
     return T::k.computes || Abs(near) < kLargestQuotient ? exact : near;
+  }
+
+  // Down the tree of thresholds: a bank each, up to 32 nodes.
+  KVANT_DEVICE static u32 NearestEntry(float q) {
+    const SharedAddress nodes = SharedBase();
+    i32 node = 1;
+    KVANT_UNROLL
+    for (i32 level = 0; level < T::k.codebook_bits; ++level) {
+      node = 2 * node + (q > AsFloat(LoadShared32(nodes + 4 * node)) ? 1 : 0);
+    }
+    return LoadShared32(nodes + 4 * node);
   }
 
   KVANT_DEVICE u32 FarCode(float x) const {

@@ -264,40 +264,51 @@ void ExpectAppended(const AppendCase& test, const std::vector<double>& values,
   EXPECT_TRUE(rest == before) << "something else was written";
 }
 
-namespace {
-
-// Calls visit(name, executable) for the oracle and the kernels of every instruction set.
-template <typename Visit>
-void ForEachExecutable(const AppendCase& test, Visit visit) {
-  const absl::StatusOr<Partition> partition = test.MakePartition();
-  ASSERT_TRUE(partition.ok()) << partition.status();
-  const auto oracle = MakeOracleBackend()->Compile(*partition);
-  ASSERT_TRUE(oracle.ok()) << oracle.status();
-  visit("oracle", **oracle);
-  for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-    visit(kernels->name, **cpu::CompileQuantize(*partition, *kernels));
-  }
+const std::vector<AppendBackend>& AppendBackends() {
+  static const auto* const backends = [] {
+    const auto of = [](std::shared_ptr<const Backend> backend) {
+      return [backend](const Partition& partition) { return backend->Compile(partition); };
+    };
+    auto* all = new std::vector<AppendBackend>{{"oracle", of(MakeOracleBackend())}};
+    for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
+      const auto compile = [kernels](const Partition& partition) {
+        return cpu::CompileQuantize(partition, *kernels);
+      };
+      all->push_back({kernels->name, compile, /*threads=*/true});
+    }
+    all->push_back({"cuda_simt", of(MakeCudaSimtBackend())});
+    return all;
+  }();
+  return *backends;
 }
-
-}  // namespace
 
 void ExpectAppends(const AppendCase& test, const std::vector<double>& values) {
   SCOPED_TRACE(test.name + " " + test.types.ToString() + (test.given ? ", given" : ""));
+  const absl::StatusOr<Partition> partition = test.MakePartition();
+  ASSERT_TRUE(partition.ok()) << partition.status();
   const Bytes src = Pack(test.src(), values);
   const QuantizeMemory before = MemoryBefore(test);
-  ForEachExecutable(test, [&](const char* name, const Executable& executable) {
-    SCOPED_TRACE(std::string(name) + ": " + executable.kernel());
+  std::optional<QuantizeMemory> first;
+  for (const AppendBackend& backend : AppendBackends()) {
+    const auto executable = backend.compile(*partition);
+    ASSERT_TRUE(executable.ok()) << backend.name << ": " << executable.status();
+    SCOPED_TRACE(backend.name + ": " + (*executable)->kernel());
     cpu::ThreadExecutor one(1);
-    const auto after = RunAppend(test, executable, one, src, before);
+    const auto after = RunAppend(test, **executable, one, src, before);
     ASSERT_TRUE(after.ok()) << after.status();
     ExpectAppended(test, values, before, *after);
+    if (backend.name != "oracle") {
+      if (!first) first = *after;
+      EXPECT_TRUE(*after == *first) << "other bits than " << AppendBackends()[1].name << " writes";
+    }
     for (const int threads : {2, 7}) {
+      if (!backend.threads) continue;
       cpu::ThreadExecutor executor(threads);
-      EXPECT_TRUE(*RunAppend(test, executable, executor, src, before) == *after)
+      EXPECT_TRUE(*RunAppend(test, **executable, executor, src, before) == *after)
           << threads << " threads";
     }
-    EXPECT_TRUE(*RunAppend(test, executable, one, src, *after) == *after) << "once more";
-  });
+    EXPECT_TRUE(*RunAppend(test, **executable, one, src, *after) == *after) << "once more";
+  }
 }
 
 void ExpectAppends(const AppendCase& test) { ExpectAppends(test, QuantizeNumbers(test.dims)); }
@@ -306,12 +317,13 @@ void ExpectRefuses(const AppendCase& test, const std::string& message) {
   SCOPED_TRACE(test.name);
   const Bytes src = Pack(test.src(), QuantizeNumbers(test.dims));
   const QuantizeMemory before = MemoryBefore(test);
-  ForEachExecutable(test, [&](const char* name, const Executable& executable) {
-    const auto after = RunAppend(test, executable, *MakeSerialExecutor(), src, before);
-    ASSERT_FALSE(after.ok()) << name;
+  for (const AppendBackend& backend : AppendBackends()) {
+    const auto executable = std::move(*backend.compile(*test.MakePartition()));
+    const auto after = RunAppend(test, *executable, *MakeSerialExecutor(), src, before);
+    ASSERT_FALSE(after.ok()) << backend.name;
     EXPECT_EQ(ErrorKindOf(after.status()), ErrorKind::kInvalidArguments);
-    EXPECT_EQ(after.status().message(), message) << name;
-  });
+    EXPECT_EQ(after.status().message(), message) << backend.name;
+  }
 }
 
 }  // namespace kvant::testing

@@ -1,8 +1,11 @@
 // One Append over guarded memory, on any backend, judged by the oracle's DynamicQuantize.
+// Backends: the oracle, the kernels of every instruction set, and CUDA's on the SIMT executor.
 #ifndef KVANT_TESTS_BACKENDS_APPEND_HARNESS_H_
 #define KVANT_TESTS_BACKENDS_APPEND_HARNESS_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -40,6 +43,13 @@ struct AppendCase {
 // For GoogleTest.
 inline void PrintTo(const AppendCase& test, std::ostream* out) { *out << test.name; }
 
+struct AppendBackend {
+  std::string name;
+  std::function<absl::StatusOr<std::unique_ptr<Executable>>(const Partition&)> compile;
+  bool threads = false;  // what it writes is to be the same on several
+};
+const std::vector<AppendBackend>& AppendBackends();
+
 // Any bytes; of parameters that are given, ones that make sense.
 QuantizeMemory MemoryBefore(const AppendCase& test, uint32_t seed = 1);
 
@@ -53,7 +63,7 @@ absl::StatusOr<QuantizeMemory> RunAppend(const AppendCase& test, const Executabl
 void ExpectAppended(const AppendCase& test, const std::vector<double>& values,
                     const QuantizeMemory& before, const QuantizeMemory& after);
 
-// The oracle and the kernels of every instruction set, these on 1, 2 and 7 threads.
+// On every backend, of which all but the oracle must write the same bits.
 void ExpectAppends(const AppendCase& test, const std::vector<double>& values);
 void ExpectAppends(const AppendCase& test);
 // That all of them refuse to run with this message, and write nothing.

@@ -1,5 +1,4 @@
-// Append into caches that hold something already, on the oracle and on the kernels of every
-// instruction set.
+// Append into caches that hold something already, on every backend that has it.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -213,10 +212,10 @@ TEST(Append, TokenByTokenIsAllAtOnce) {
       AppendCase all{"all", {2, 3, 64, size}, 70, {3, 6}, {1, 1, 1, size}, types};
       const std::vector<double> values = QuantizeNumbers(all.dims);
       const QuantizeMemory before = MemoryBefore(all);
-      for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
+      for (const AppendBackend& backend : AppendBackends()) {
         const auto run = [&](const AppendCase& test, const std::vector<double>& x,
                              const QuantizeMemory& memory) {
-          const auto executable = std::move(*cpu::CompileQuantize(*test.MakePartition(), *kernels));
+          const auto executable = std::move(*backend.compile(*test.MakePartition()));
           return *RunAppend(test, *executable, *MakeSerialExecutor(), Pack(test.src(), x), memory);
         };
         const QuantizeMemory want = run(all, values, before);
@@ -235,7 +234,7 @@ TEST(Append, TokenByTokenIsAllAtOnce) {
             memory = run(part, x, memory);
           }
           EXPECT_TRUE(memory == want)
-              << types.ToString() << " in chunks of " << chunk << ", " << kernels->name;
+              << types.ToString() << " in chunks of " << chunk << ", " << backend.name;
         }
       }
     }
@@ -263,11 +262,11 @@ TEST(Append, AsAPlainLoop) {
       }
     }
   }
-  for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-    const auto executable = std::move(*cpu::CompileQuantize(*test.MakePartition(), *kernels));
+  for (const AppendBackend& backend : AppendBackends()) {
+    const auto executable = std::move(*backend.compile(*test.MakePartition()));
     EXPECT_TRUE(*RunAppend(test, *executable, *MakeSerialExecutor(), Pack(test.src(), x), before) ==
                 want)
-        << kernels->name;
+        << backend.name;
   }
 }
 

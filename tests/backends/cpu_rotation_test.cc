@@ -1,5 +1,5 @@
-// Hadamard on the cpu backend: inside attention against f64 loops, alone and before quantization
-// against the oracle.
+// Hadamard on the cpu backend inside attention, against f64 loops; on it and on CUDA's kernels
+// alone and before what stores, against the oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -149,9 +149,10 @@ TEST(CpuRotation, OfQueriesIsDeclinedWithASoftmaxOverThem) {
 }
 
 // Both backends give the same where the oracle has a number, and NaN or the infinity where it has.
-void ExpectAsOracle(const Graph& graph, const Values& inputs, double tolerance) {
+void ExpectAsOracle(const Graph& graph, const Values& inputs, double tolerance,
+                    const std::string& backend = "cpu") {
   const absl::StatusOr<Values> want = RunGraph(graph, inputs, "oracle");
-  const absl::StatusOr<Values> got = RunGraph(graph, inputs, "cpu");
+  const absl::StatusOr<Values> got = RunGraph(graph, inputs, backend);
   ASSERT_TRUE(want.ok()) << want.status();
   ASSERT_TRUE(got.ok()) << got.status();
   for (const TensorId id : graph.outputs()) {
@@ -210,6 +211,8 @@ TEST(CpuRotation, AloneAsTheOracle) {
       {{3, 80}, 16, {}},
       {{2, 5000}, 8, {}},
       {{3, 8192}, 4096, {}},
+      {{2, 1024}, 512, {}},
+      {{3, 2048}, 2048, {{8, 30}}},
       {{700, 128}, 128, {}},
       {{4, 24}, 8, {}},
       {{5, 7}, 1, {}},
@@ -231,6 +234,7 @@ TEST(CpuRotation, AloneAsTheOracle) {
         // A unit in the last place: ties fall either way.
         const double tolerance = type == kF32 ? 1e-5 : type == kF16 ? 1e-3 : 8e-3;
         ExpectAsOracle(*graph, testing::RandomInputs(*graph), tolerance);
+        ExpectAsOracle(*graph, testing::RandomInputs(*graph), tolerance, "cuda_simt");
       }
     }
   }
@@ -259,6 +263,45 @@ Graph ChainGraph(const Chain& chain, bool rotate) {
   return *std::move(graph);
 }
 
+// What is rotated stays f32: the same as both ops one after the other, with f32 between.
+void ExpectAsOneAfterTheOther(const Chain& chain, const Graph& graph, const Values& inputs,
+                              const std::string& backend) {
+  SCOPED_TRACE(backend);
+  const absl::StatusOr<Values> got = RunGraph(graph, inputs, backend);
+  ASSERT_TRUE(got.ok()) << got.status();
+  GraphBuilder alone;
+  alone.Output("y", alone.Hadamard(alone.Input("x", kF32, chain.dims), chain.block));
+  const Graph rotation = *std::move(alone).Build();
+  const auto rotated =
+      RunGraph(rotation, {{rotation.inputs()[0], inputs.begin()->second}}, backend);
+  ASSERT_TRUE(rotated.ok()) << rotated.status();
+  Chain wide = chain;
+  wide.src = kF32;
+  const Graph second = ChainGraph(wide, false);
+  const auto want =
+      RunGraph(second, {{second.inputs()[0], rotated->at(rotation.outputs()[0])}}, backend);
+  ASSERT_TRUE(want.ok()) << want.status();
+  ASSERT_EQ(graph.outputs().size(), second.outputs().size());
+  for (size_t i = 0; i < graph.outputs().size(); ++i) {
+    EXPECT_EQ(got->at(graph.outputs()[i]), want->at(second.outputs()[i])) << "output " << i;
+  }
+
+  // The oracle's numbers differ in the last places of f32, so a few codes do by one.
+  const absl::StatusOr<Values> oracle = RunGraph(graph, inputs, "oracle");
+  ASSERT_TRUE(oracle.ok()) << oracle.status();
+  const std::vector<double>&codes = got->at(graph.outputs()[0]),
+        &true_codes = oracle->at(graph.outputs()[0]);
+  size_t others = 0;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    ASSERT_LE(std::abs(codes[i] - true_codes[i]), 1) << i;
+    others += codes[i] != true_codes[i];
+  }
+  EXPECT_LE(others, codes.size() / 200);
+  const std::vector<double>&scales = got->at(graph.outputs()[1]),
+        &true_scales = oracle->at(graph.outputs()[1]);
+  for (size_t i = 0; i < scales.size(); ++i) ASSERT_NEAR(scales[i] / true_scales[i], 1, 1e-3);
+}
+
 TEST(CpuRotation, BeforeQuantizationIsOnePartition) {
   for (const Chain& chain :
        {Chain{}, Chain{.src = kF16, .codes = kU4, .zero_points = kF16, .block = 32},
@@ -279,41 +322,9 @@ TEST(CpuRotation, BeforeQuantizationIsOnePartition) {
     EXPECT_EQ(partitions->at(0).pattern(), "chain: Hadamard, DynamicQuantize");
     Values inputs = testing::RandomInputs(graph);
     for (double& x : inputs.begin()->second) x = RoundTo(chain.src, x);
-    const absl::StatusOr<Values> got = RunGraph(graph, inputs, "cpu");
-    ASSERT_TRUE(got.ok()) << got.status();
-
-    // What is rotated stays f32: the same as both ops one after the other, with f32 between.
-    GraphBuilder alone;
-    alone.Output("y", alone.Hadamard(alone.Input("x", kF32, chain.dims), chain.block));
-    const Graph rotation = *std::move(alone).Build();
-    const auto rotated =
-        RunGraph(rotation, {{rotation.inputs()[0], inputs.begin()->second}}, "cpu");
-    ASSERT_TRUE(rotated.ok()) << rotated.status();
-    Chain wide = chain;
-    wide.src = kF32;
-    const Graph second = ChainGraph(wide, false);
-    const auto want =
-        RunGraph(second, {{second.inputs()[0], rotated->at(rotation.outputs()[0])}}, "cpu");
-    ASSERT_TRUE(want.ok()) << want.status();
-    ASSERT_EQ(graph.outputs().size(), second.outputs().size());
-    for (size_t i = 0; i < graph.outputs().size(); ++i) {
-      EXPECT_EQ(got->at(graph.outputs()[i]), want->at(second.outputs()[i])) << "output " << i;
-    }
-
-    // The oracle's numbers differ in the last places of f32, so a few codes do by one.
-    const absl::StatusOr<Values> oracle = RunGraph(graph, inputs, "oracle");
-    ASSERT_TRUE(oracle.ok()) << oracle.status();
-    const std::vector<double>&codes = got->at(graph.outputs()[0]),
-          &true_codes = oracle->at(graph.outputs()[0]);
-    size_t others = 0;
-    for (size_t i = 0; i < codes.size(); ++i) {
-      ASSERT_LE(std::abs(codes[i] - true_codes[i]), 1) << i;
-      others += codes[i] != true_codes[i];
-    }
-    EXPECT_LE(others, codes.size() / 200);
-    const std::vector<double>&scales = got->at(graph.outputs()[1]),
-          &true_scales = oracle->at(graph.outputs()[1]);
-    for (size_t i = 0; i < scales.size(); ++i) ASSERT_NEAR(scales[i] / true_scales[i], 1, 1e-3);
+    ExpectAsOneAfterTheOther(chain, graph, inputs, "cpu");
+    ExpectAsOneAfterTheOther(chain, graph, inputs, "cuda_simt");
+    EXPECT_EQ(*RunGraph(graph, inputs, "cuda_simt"), *RunGraph(graph, inputs, "cpu"));
   }
 }
 

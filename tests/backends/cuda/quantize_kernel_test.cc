@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/jit.h"
-#include "kvant/backends/cuda/quantize.h"
 #include "kvant/backends/cuda/quantize_plan.h"
 #include "kvant/backends/cuda/simt_launcher.h"
 #include "kvant/graph/shape_inference.h"
@@ -27,7 +27,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::unique_ptr<Executable> CompileOn(const std::shared_ptr<cuda::Launcher>& launcher,
                                       const Partition& partition) {
-  auto executable = cuda::CompileQuantization(partition, launcher, "simt");
+  auto executable =
+      cuda::MakeBackend("cuda_simt", launcher, /*asynchronous=*/false)->Compile(partition);
   EXPECT_TRUE(executable.ok()) << executable.status();
   return executable.ok() ? std::move(*executable) : nullptr;
 }

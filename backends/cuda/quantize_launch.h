@@ -1,0 +1,59 @@
+// What planners of QuantizeLaunches share: operands, and axes as kernels are told them.
+#ifndef KVANT_BACKENDS_CUDA_QUANTIZE_LAUNCH_H_
+#define KVANT_BACKENDS_CUDA_QUANTIZE_LAUNCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "kvant/backends/cuda/quantize_plan.h"
+#include "kvant/backends/quantize_axes.h"
+
+namespace kvant::cuda {
+
+// Elements of a tensor, at most.
+inline constexpr int64_t kMostElements = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kWarp = 32;
+inline constexpr int64_t kMostThreads = 256;
+
+inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t PowerOfTwoFrom(int64_t x);
+// kUnimplemented: "does not take " and what.
+absl::Status Refusal(absl::string_view what);
+
+// Where a tensor lies: at a port, or so far into the scratch.
+struct OperandPort {
+  int port = 0;
+  bool output = false;
+};
+using Operand = std::variant<OperandPort, size_t>;
+using OperandFinder = std::function<Operand(TensorId)>;
+// Sets the pointer at `offset` of the launch's parameters.
+void Bind(const Operand& operand, size_t offset, QuantizeLaunch& launch);
+
+int64_t ElementsOf(const GroupedAxes& axes);
+// That kernels can count elements and axes.
+absl::Status CheckSize(const GroupedAxes& axes);
+// Whether a run of 8 elements is aligned to its size wherever one begins, if positions move it by
+// multiples of `unit`.
+bool HasVectors(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int64_t unit);
+// Whether elements of less than a byte that share one are neighbours in the order of the axes:
+// rows, which positions move apart, must come first then, and have a byte or more.
+bool SharesBytesInOrder(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int per_byte);
+
+QuantizeAxis DeviceAxis(const GroupedAxis& axis);
+// How many there are.
+i32 SetAxes(const GroupedAxes& from, QuantizeAxis* axes);
+inline GroupedAxis OneElement() { return {.values = 1, .codes = 1, .in_group = true}; }
+// Takes the last; where there is none, there is one element.
+GroupedAxis TakeRun(GroupedAxes& axes);
+void SetRun(const GroupedAxis& run, QuantizeLaunch& launch);
+// Blocks for so many threads, or more.
+void SetThreads(int64_t wanted, QuantizeLaunch& launch);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_QUANTIZE_LAUNCH_H_

@@ -1,0 +1,71 @@
+#include "kvant/backends/cuda/rotate_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/element_type.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cuda/hadamard.h"
+
+namespace kvant::cuda {
+namespace {
+
+// A block of threads holds one.
+constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
+
+}  // namespace
+
+absl::Status AddRotation(const Op& op, const LogicalTensor& src, const LogicalTensor& dst,
+                         const OperandFinder& find, QuantizePlan& plan) {
+  const int64_t block = op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+  const Dims from = src.StridesOrDense(), to = dst.StridesOrDense();
+  GroupedAxes axes;
+  for (int d = 0; d < src.rank(); ++d) {
+    if (const int64_t extent = (*src.dims)[d]; extent != 1) {
+      axes.push_back({.extent = extent, .values = from[d], .codes = to[d]});
+    }
+  }
+  // A last dimension of one element has blocks of one, which may lie along any.
+  MergeAxes(axes);
+  if (ElementsOf(axes) == 0) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(CheckSize(axes));
+  if (block > kMostRotated) {
+    return Refusal(
+        absl::StrCat("Hadamard blocks of ", block, " elements, more than ", kMostRotated));
+  }
+  QuantizeLaunch launch;
+  QuantizeTraits& k = launch.traits;
+  k.values = ElementTypeOf(src.type);
+  k.codes = ElementTypeOf(dst.type);
+  k.block = static_cast<i32>(block);
+  const int64_t warp_block = std::min<int64_t>(block, kMaxWarpBlock);
+  k.lanes = static_cast<i32>(std::clamp<int64_t>(warp_block / kRun, 1, kWarp));
+  k.lane_runs = static_cast<i32>(std::max<int64_t>(1, warp_block / (kRun * kWarp)));
+  k.value_vectors = HasVectors(axes, &GroupedAxis::values, 0);
+  k.code_vectors = HasVectors(axes, &GroupedAxis::codes, 0);
+  Bind(find(src.id), offsetof(QuantizeParams, values), launch);
+  Bind(find(dst.id), offsetof(QuantizeParams, codes), launch);
+  launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
+  const GroupedAxis run = TakeRun(axes);
+  k.outer_axes = SetAxes(axes, launch.params.outer);
+  SetRun(run, launch);
+  const int64_t part = std::max<int64_t>(block, kRun), parts = DivideUp(run.extent, part);
+  launch.params.line_runs = static_cast<u32>(parts);
+  launch.params.count = static_cast<u32>(ElementsOf(axes) * parts);
+  if (block > kMaxWarpBlock) {
+    launch.kernel = QuantizeKernel::kRotateBlocks;
+    launch.threads = static_cast<int>(block / kMaxWarpBlock * kWarp);
+    launch.shared_bytes = static_cast<size_t>(block) * sizeof(float);
+    launch.blocks = launch.params.count;
+  } else {
+    launch.kernel = QuantizeKernel::kRotateRuns;
+    SetThreads(int64_t{launch.params.count} * k.lanes, launch);
+  }
+  plan.launches.push_back(std::move(launch));
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::cuda
