@@ -63,7 +63,7 @@ absl::StatusOr<QuantizeMemory> RunAppend(const AppendCase& test, const Executabl
 void ExpectAppended(const AppendCase& test, const std::vector<double>& values,
                     const QuantizeMemory& before, const QuantizeMemory& after);
 
-// On every backend, of which all but the oracle must write the same bits.
+// On every backend. CUDA's kernels must write the bits that those of the CPU do.
 void ExpectAppends(const AppendCase& test, const std::vector<double>& values);
 void ExpectAppends(const AppendCase& test);
 // That all of them refuse to run with this message, and write nothing.

@@ -1,5 +1,5 @@
-// Codebooks and the formulas of ggml in DynamicQuantize, on the kernels of every instruction set,
-// judged by the oracle.
+// Codebooks and the formulas of ggml in DynamicQuantize, on the kernels of every instruction set
+// and on CUDA's, judged by the oracle.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -90,6 +90,9 @@ TEST(CpuCodebook, TiesGoToTheLowerCode) {
       EXPECT_TRUE(RunQuantize(test, *executable, *MakeSerialExecutor(), src, &given) == want)
           << table.name << " " << kernels->name;
     }
+    const auto simt = std::move(*MakeCudaSimtBackend()->Compile(test.MakePartition(false)));
+    EXPECT_TRUE(RunQuantize(test, *simt, *MakeSerialExecutor(), src, &given) == want)
+        << table.name << " " << simt->kernel();
   }
 }
 

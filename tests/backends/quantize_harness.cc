@@ -258,6 +258,14 @@ static void ExpectAllKernels(const QuantizeCase& test, const std::vector<double>
       return;
     }
   }
+  // Tests of other codes are those of CUDA's kernels (cuda/quantize_kernel_test.cc).
+  if (test.codebook.empty()) return;
+  const auto executable = MakeCudaSimtBackend()->Compile(partition);
+  if (test.ggml) return;
+  ASSERT_TRUE(executable.ok()) << executable.status();
+  SCOPED_TRACE((*executable)->kernel());
+  const QuantizeMemory got = RunQuantize(test, **executable, *MakeSerialExecutor(), src, given);
+  ExpectAsOracle(test, x, got, want, given == nullptr);
 }
 
 void ExpectQuantizes(const QuantizeCase& test, const std::vector<double>& values) {

