@@ -30,6 +30,13 @@ constexpr int64_t kFewestColumns = 4;
 using Axis = GroupedAxis;
 using Axes = GroupedAxes;
 
+GgmlFormat GgmlFormatOf(const Op& op, const QuantizeTensors& t) {
+  if (op.attrs.Find(Attr::kFormula) == nullptr) return kNoGgml;
+  if (op.attrs.Find(Attr::kCodebook) != nullptr) return kGgmlIq4Nl;
+  if (t.zero_points != nullptr) return kGgmlQ4_1;
+  return t.codes->type == kS8 ? kGgmlQ8_0 : kGgmlQ4_0;
+}
+
 class Planner {
  public:
   Planner(const Graph& graph, const Op& op, const OperandFinder& find,
@@ -39,7 +46,8 @@ class Planner {
         find_(find),
         plan_(plan),
         t_(QuantizeTensorsOf(graph, op)),
-        dequantizes_(op.kind == OpKind::kDynamicDequantize) {
+        dequantizes_(op.kind == OpKind::kDynamicDequantize),
+        ggml_(GgmlFormatOf(op, t_)) {
     if (t_.positions != nullptr) {
       tokens_ = AppendedTokensOf(op_, *t_.values, *t_.codes);
       unit_ = PositionAxis(op_, t_, tokens_);
@@ -76,7 +84,6 @@ class Planner {
   }
 
   absl::Status Check() const {
-    if (op_.attrs.Find(Attr::kFormula) != nullptr) return Refusal("formula ggml");
     KVANT_RETURN_IF_ERROR(CheckSize(axes_));
     if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(t_.codes))) {
       return Refusal("codes of less than a byte whose lines interleave");
@@ -89,6 +96,7 @@ class Planner {
     QuantizeLaunch launch;
     launch.kernel = kernel;
     QuantizeTraits& k = launch.traits;
+    k.ggml = ggml_;
     const auto bind = [&](const LogicalTensor* tensor, size_t offset) -> i32 {
       if (tensor == nullptr) return kNone;
       Bind(find_(tensor->id), offset, launch);
@@ -124,14 +132,22 @@ class Planner {
     const auto* values = op_.attrs.Get<std::vector<float>>(Attr::kCodebook);
     if (values == nullptr) return;
     const int bits = kvant::BitsOf(t_.codes->type);
-    const cpu::Codebook codebook(values->data(), bits, cpu::CodebookTies::kLowerCode);
-    const auto* table = dequantizes_ ? codebook.values : codebook.nodes;
+    const bool ggml = ggml_ != kNoGgml;
+    const cpu::Codebook codebook(
+        values->data(), bits,
+        ggml ? cpu::CodebookTies::kLargerValue : cpu::CodebookTies::kLowerCode);
     launch.traits.codebook_bits = bits;
     launch.params.codebook_largest = codebook.largest;
+    launch.params.codebook_reciprocal = 1 / launch.params.codebook_largest;
     launch.shared_bytes = static_cast<size_t>(CodebookBytes(launch.traits, dequantizes_));
     launch.binding.constants.push_back({offsetof(QuantizeParams, codebook), 0});
-    const auto* bytes = reinterpret_cast<const std::byte*>(table);
-    plan_.constant_bytes.assign(bytes, bytes + launch.shared_bytes);
+    plan_.constant_bytes.clear();
+    const auto add = [&](const float* numbers, int count) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(numbers);
+      plan_.constant_bytes.insert(plan_.constant_bytes.end(), bytes, bytes + 4 * count);
+    };
+    if (!dequantizes_) add(codebook.nodes, 2 << bits);
+    if (dequantizes_ || ggml) add(codebook.values, 1 << bits);
   }
 
   // Of DynamicDequantize, or of DynamicQuantize when scales and zero points are there.
@@ -176,6 +192,11 @@ class Planner {
 
     const bool in_lanes = k.encodes && k.run_in_group && lines.size() <= 1 &&
                           ElementsOf(lines) <= kRun * kMaxLaneRuns * kWarp;
+    if (ggml_ != kNoGgml && !in_lanes) {
+      return Refusal(absl::StrCat("formula ggml where groups are no runs of up to ",
+                                  kRun * kMaxLaneRuns * kWarp,
+                                  " elements side by side in whole bytes"));
+    }
     if (in_lanes) ChooseLanes(ElementsOf(lines), k);
     const int per_byte = PerByte(t_.zero_points);
     const bool packs_later =
@@ -324,6 +345,7 @@ class Planner {
   QuantizePlan& plan_;
   const QuantizeTensors t_;
   const bool dequantizes_;
+  const GgmlFormat ggml_;
   AppendedTokens tokens_;
   Axis unit_;  // of positions
   Axes axes_;
@@ -336,8 +358,8 @@ std::string Describe(const QuantizeLaunch& launch) {
   const QuantizeParams& p = launch.params;
   switch (launch.kernel) {
     case QuantizeKernel::kRows:
-      return absl::StrCat("groups of ", p.run.extent, " elements, each by ", k.lanes,
-                          k.lanes == 1 ? " lane" : " lanes");
+      return absl::StrCat(k.ggml == kNoGgml ? "" : "formula ggml, ", "groups of ", p.run.extent,
+                          " elements, each by ", k.lanes, k.lanes == 1 ? " lane" : " lanes");
     case QuantizeKernel::kTiles: {
       if (k.pass == kPartRanges) return absl::StrCat("ranges in ", p.parts, " parts");
       const std::string what = k.encodes ? "" : "parameters of ";

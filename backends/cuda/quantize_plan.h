@@ -57,7 +57,7 @@ bool IsQuantization(const Partition& partition);
 
 // Of a partition of which that is so, all shapes known, any form of the op, any strides.
 // kUnimplemented, with a sentence: too large, codes of less than a byte whose rows interleave,
-// Hadamard blocks of more than 32768 elements, formula ggml.
+// Hadamard blocks of more than 32768 elements, formula ggml of groups that are no short runs.
 absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
                                               const DeviceProperties& device);
 

@@ -98,8 +98,10 @@ KVANT_DEVICE ComputedParameters ParametersOf(const ValueRange& range, const Quan
     span = max - min;
     steps = highest - lowest;
   }
-  // span / steps: a product with the reciprocal, mostly a constant, corrected by its remainder.
-  const double reciprocal = 1 / steps, near = span * reciprocal;
+  // span / steps: a product with the reciprocal, which is no division here, corrected by its
+  // remainder.
+  const double reciprocal = T::k.codebook_bits > 0 ? p.codebook_reciprocal : 1 / steps;
+  const double near = span * reciprocal;
   double scale = Fma(Fma(-near, steps, span), reciprocal, near);
   scale = scale < p.scale_floor ? static_cast<double>(p.scale_floor) : scale;
   if (T::k.power_of_two) {

@@ -86,22 +86,31 @@ class RotateRuns {
     QuantizePlace at;
     at.Move(p.outer, T::k.outer_axes, line);
     at.Move(p.run, begin);
-    const bool from_vectors = T::k.value_vectors && IsAligned(p.values, RunAlignment(T::k.values));
-    const bool to_vectors = T::k.code_vectors && IsAligned(p.codes, RunAlignment(T::k.codes));
     LaneBlock<T> rows;
-    KVANT_UNROLL
-    for (i32 r = 0; r < T::k.lane_runs; ++r) {
-      const i32 first = r * lanes * kRun;
-      LoadRun(T::k.values, p.values, at.values + first * p.run.values, p.run.values,
-              ElementsOfRun<T>(p, begin + first), from_vectors, rows.x[r]);
+    if (T::k.value_vectors && IsAligned(p.values, RunAlignment(T::k.values))) {
+      LoadRuns(p, at, begin, true, rows);
+    } else {
+      LoadRuns(p, at, begin, false, rows);
     }
     rows.Rotate(p.norm);
     if (index >= p.count) return;
+    const bool vectors = T::k.code_vectors && IsAligned(p.codes, RunAlignment(T::k.codes));
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
       const i32 first = r * lanes * kRun;
       StoreRun(T::k.codes, p.codes, at.codes + first * p.run.codes, p.run.codes,
-               ElementsOfRun<T>(p, begin + first), to_vectors, rows.x[r]);
+               ElementsOfRun<T>(p, begin + first), vectors, rows.x[r]);
+    }
+  }
+
+ private:
+  KVANT_DEVICE static void LoadRuns(const QuantizeParams& p, const QuantizePlace& at, i32 begin,
+                                    bool vectors, LaneBlock<T>& rows) {
+    KVANT_UNROLL
+    for (i32 r = 0; r < T::k.lane_runs; ++r) {
+      const i32 first = r * T::k.lanes * kRun;
+      LoadRun(T::k.values, p.values, at.values + first * p.run.values, p.run.values,
+              ElementsOfRun<T>(p, begin + first), vectors, rows.x[r]);
     }
   }
 };

@@ -7,7 +7,7 @@
 #ifndef KVANT_KERNELS_CUDA_QUANTIZE_H_
 #define KVANT_KERNELS_CUDA_QUANTIZE_H_
 
-#include "kvant/kernels/cuda/quantize_runs.h"
+#include "kvant/kernels/cuda/ggml_groups.h"
 
 namespace kvant::cuda {
 
@@ -41,9 +41,10 @@ class QuantizeRows {
     }
     const bool live = MoveToPosition<T>(p, at) && inside;
     RangeFinder<T> found;
+    i32 counts[T::kMax.lane_runs];
     KVANT_UNROLL
     for (i32 r = 0; r < T::k.lane_runs; ++r) {
-      const i32 n = live ? Elements(p, r) : 0;
+      const i32 n = counts[r] = inside ? Elements(p, r) : 0;
       KVANT_UNROLL
       for (i32 i = 0; i < kRun; ++i) {
         if (i < n) found.Add(x[r][i]);
@@ -54,6 +55,13 @@ class QuantizeRows {
     for (i32 mask = lanes / 2; mask > 0; mask /= 2) {
       range.Join({ShuffleXor(range.min, mask), ShuffleXor(range.max, mask)});
     }
+    if (T::k.ggml != kNoGgml) {
+      const GgmlGroup<T> group_codes(x, counts, range);
+      if (!live) return;
+      if (lane == 0) StoreParameters<T>(p, at, group_codes.parameters());
+      StoreRuns(p, at, x, [&](const float(&run)[kRun]) { return group_codes.Encode(run); });
+      return;
+    }
     const ComputedParameters parameters = ParametersOf<T>(range, p);
     if (live && lane == 0) StoreParameters<T>(p, at, parameters);
     if (T::k.zero_point_kind == kCodeZeroPoints && BitsOf(T::k.zero_points) < 8) {
@@ -63,12 +71,7 @@ class QuantizeRows {
     if (!live) return;
     Coder<T> coders[kRun];
     coders[0] = Coder<T>(parameters);
-    KVANT_UNROLL
-    for (i32 r = 0; r < T::k.lane_runs; ++r) {
-      if (Elements(p, r) == 0) continue;
-      StoreCodes(T::k.codes, p.codes, at.codes + First(r) * p.run.codes, p.run.codes,
-                 Elements(p, r), HasCodeVectors(T::k, p), Encode<T>(coders, false, x[r]));
-    }
+    StoreRuns(p, at, x, [&](const float(&run)[kRun]) { return Encode<T>(coders, false, run); });
   }
 
  private:
@@ -93,6 +96,17 @@ class QuantizeRows {
       }
       LoadRun(T::k.values, p.values, at.values + first * p.run.values, p.run.values, n, vectors,
               x[r]);
+    }
+  }
+
+  template <class EncodeRun>
+  KVANT_DEVICE static void StoreRuns(const QuantizeParams& p, const QuantizePlace& at,
+                                     const float (&x)[T::kMax.lane_runs][kRun], EncodeRun encode) {
+    KVANT_UNROLL
+    for (i32 r = 0; r < T::k.lane_runs; ++r) {
+      if (Elements(p, r) == 0) continue;
+      StoreCodes(T::k.codes, p.codes, at.codes + First(r) * p.run.codes, p.run.codes,
+                 Elements(p, r), HasCodeVectors(T::k, p), encode(x[r]));
     }
   }
 

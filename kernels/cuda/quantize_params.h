@@ -28,6 +28,9 @@ enum ZeroPointKind : i32 {
   kRealZeroPoints,  // value = code * scale - zero point
 };
 
+// Block formats of ggml, whose own formulas give scales, zero points and codes.
+enum GgmlFormat : i32 { kNoGgml, kGgmlQ8_0, kGgmlQ4_0, kGgmlQ4_1, kGgmlIq4Nl };
+
 // QuantizeTiles: what a launch does. Where tiles are few and large, parts of them are searched for
 // their ranges by one launch, and the next joins these.
 enum TilePass : i32 {
@@ -44,6 +47,7 @@ struct QuantizeTraits {
   i32 computes;
   i32 zero_point_codes;  // the type whose range zero points are clamped to
   i32 power_of_two;
+  i32 ggml;  // GgmlFormat; of QuantizeRows
 
   i32 appends;  // there are positions
   // Codes are positions in a table of 2^codebook_bits numbers; 0: they are not.
@@ -85,7 +89,7 @@ struct QuantizeParams {
   float* ranges;
   const i32* positions;
   // DynamicDequantize: the numbers that codes stand for. Else Codebook::nodes of
-  // kernels/cpu/codebook.h.
+  // kernels/cpu/codebook.h, and for ggml's formula the numbers as well.
   const u32* codebook;
 
   QuantizeAxis outer[kMaxQuantizeAxes];  // QuantizeRows, QuantizeTiles: of groups; else all
@@ -102,13 +106,15 @@ struct QuantizeParams {
   // QuantizeTiles: runs (if run_in_group) or lines that a part has, and parts of a tile.
   u32 part_size, parts;
   float scale_floor;
-  float codebook_largest;  // magnitude
-  float norm;              // RotateRuns, RotateBlocks: 1 / sqrt(block)
+  float norm;                                    // RotateRuns, RotateBlocks: 1 / sqrt(block)
+  double codebook_largest, codebook_reciprocal;  // magnitude, and 1 / that
 };
 
 // The table's bytes at the begin of the shared memory.
 KVANT_DEVICE constexpr i32 CodebookBytes(const QuantizeTraits& t, bool dequantizes) {
-  return t.codebook_bits == 0 ? 0 : (dequantizes ? 4 : 8) << t.codebook_bits;
+  if (t.codebook_bits == 0) return 0;
+  const i32 numbers = 4 << t.codebook_bits, nodes = 8 << t.codebook_bits;
+  return dequantizes ? numbers : t.ggml == kNoGgml ? nodes : nodes + numbers;
 }
 
 }  // namespace kvant::cuda

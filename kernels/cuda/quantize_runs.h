@@ -222,6 +222,17 @@ class Coder {
     return may_be_nan && q != q ? 0 : code & Mask();
   }
 
+  // Down the tree of thresholds: a bank each, up to 32 nodes.
+  KVANT_DEVICE static u32 NearestEntry(float q) {
+    const SharedAddress nodes = SharedBase();
+    i32 node = 1;
+    KVANT_UNROLL
+    for (i32 level = 0; level < T::k.codebook_bits; ++level) {
+      node = 2 * node + (q > AsFloat(LoadShared32(nodes + 4 * node)) ? 1 : 0);
+    }
+    return LoadShared32(nodes + 4 * node);
+  }
+
  private:
   static constexpr i32 kLargestZeroPoint = 1 << 15;
   static constexpr float kLargestQuotient = 16777216.f;
@@ -242,17 +253,6 @@ class Coder {
     const float exact = Fma(Fma(-near, scale_, x), reciprocal_, near);
     // Of a given scale the quotient may be infinite, and the remainder NaN.
     return T::k.computes || Abs(near) < kLargestQuotient ? exact : near;
-  }
-
-  // Down the tree of thresholds: a bank each, up to 32 nodes.
-  KVANT_DEVICE static u32 NearestEntry(float q) {
-    const SharedAddress nodes = SharedBase();
-    i32 node = 1;
-    KVANT_UNROLL
-    for (i32 level = 0; level < T::k.codebook_bits; ++level) {
-      node = 2 * node + (q > AsFloat(LoadShared32(nodes + 4 * node)) ? 1 : 0);
-    }
-    return LoadShared32(nodes + 4 * node);
   }
 
   KVANT_DEVICE u32 FarCode(float x) const {

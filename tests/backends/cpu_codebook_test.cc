@@ -302,6 +302,8 @@ TEST(CpuGgmlFormula, BytesOfGgml) {
       const auto executable = std::move(*cpu::CompileQuantize(test.MakePartition(true), *kernels));
       expect(RunQuantize(test, *executable, *MakeSerialExecutor(), src), kernels->name);
     }
+    const auto simt = std::move(*MakeCudaSimtBackend()->Compile(test.MakePartition(true)));
+    expect(RunQuantize(test, *simt, *MakeSerialExecutor(), src), simt->kernel());
   }
 }
 
@@ -313,6 +315,9 @@ TEST(CpuGgmlFormula, OtherGroupsAreDeclined) {
   EXPECT_THAT(
       std::string(compiled.status().message()),
       ::testing::HasSubstr("formula ggml where groups are no runs of elements side by side"));
+  EXPECT_THAT(
+      std::string(MakeCudaSimtBackend()->Compile(test.MakePartition(true)).status().message()),
+      ::testing::HasSubstr("formula ggml where groups are no runs of up to 1024 elements"));
 }
 
 }  // namespace

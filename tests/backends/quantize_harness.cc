@@ -258,10 +258,15 @@ static void ExpectAllKernels(const QuantizeCase& test, const std::vector<double>
       return;
     }
   }
-  // Tests of other codes are those of CUDA's kernels (cuda/quantize_kernel_test.cc).
-  if (test.codebook.empty()) return;
+  // Tests of other codes are in cuda/quantize_kernel_test.cc.
+  if (test.codebook.empty() && !test.ggml) return;
   const auto executable = MakeCudaSimtBackend()->Compile(partition);
-  if (test.ggml) return;
+  if (test.ggml && !executable.ok()) {
+    EXPECT_NE(executable.status().message().find("no runs of up to 1024"), std::string::npos);
+    const int64_t group = test.layout.group.empty() ? 70000 : test.layout.group.back();
+    EXPECT_TRUE(group > 1024 || group * BitsOf(test.types.codes) % 8 != 0) << group;
+    return;
+  }
   ASSERT_TRUE(executable.ok()) << executable.status();
   SCOPED_TRACE((*executable)->kernel());
   const QuantizeMemory got = RunQuantize(test, **executable, *MakeSerialExecutor(), src, given);

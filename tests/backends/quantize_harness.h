@@ -67,7 +67,7 @@ void ExpectAsOracle(const QuantizeCase& test, const std::vector<double>& x,
                     const QuantizeMemory& got, const QuantizeMemory& want, bool computes);
 
 // Runs the kernels of every instruction set on 1, 2 and 7 threads, which must give the same bits,
-// and judges them so; of codebooks CUDA's as well, on the SIMT executor.
+// and judges them so; of codebooks and ggml's formula CUDA's as well, on the SIMT executor.
 void ExpectQuantizes(const QuantizeCase& test, const std::vector<double>& values);
 // Also with the scales and zero points taken that the oracle computes.
 void ExpectQuantizesBothForms(const QuantizeCase& test, const std::vector<double>& values);

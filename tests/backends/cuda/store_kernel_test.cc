@@ -263,6 +263,9 @@ TEST(CudaStore, CompilesWithoutSpills) {
   AppendCase codebook{"nf4", {2, 8, 16, 128}, 64, {0}, {1, 1, 1, 32}, {kF16, kU4, kF16, kUndef}};
   codebook.codebook.assign(nf4.begin(), nf4.end());
   partitions.push_back(*codebook.MakePartition());
+  codebook.codebook.assign(std::begin(kIq4NlCodebook), std::end(kIq4NlCodebook));
+  codebook.ggml = true;
+  partitions.push_back(*codebook.MakePartition());
   for (const int64_t block : {4, 128, 1024, 32768}) {
     const Graph graph = StoreGraph({kF16, {2, 32768}, block}, false);
     partitions.push_back(PartitionGraph(graph)->front());
