@@ -11,6 +11,7 @@ import gate  # noqa: E402
 import kernels  # noqa: E402
 import report  # noqa: E402
 import sass  # noqa: E402
+import stores  # noqa: E402
 
 # A loop around all (.L_x_0), the steady loop (.L_x_1) with a short loop (.L_x_3) and a cold branch
 # in it, and a tail (.L_x_5) with fewer HMMA.
@@ -108,8 +109,19 @@ class GateTest(unittest.TestCase):
                               ({"alu_per_element": 0.95}, "times the committed 0.8")):
             self.assertIn(text, " ".join(self.problems(**planted)), planted)
 
+    def test_stores_are_counted_whole(self):
+        store = stores.STORES[0]
+        facts = {**FACTS, "all_instructions": 100}
+        committed = report.to_json([(store, {"sm_90a": facts})])
+        for count, problems in ((114, 0), (116, 1)):
+            found = [(store, {"sm_90a": {**facts, "all_instructions": count}})]
+            self.assertEqual(len(list(gate.problems(found, committed))), problems)
+        self.assertIn("spill", " ".join(
+            gate.problems([(store, {"sm_90a": {**facts, "spill_load_bytes": 4}})], committed)))
+
     def test_rows_are_those_of_the_report(self):
-        self.assertIn("other rows", " ".join(gate.problems([], {"rows": [{"name": "x", "archs": 0}]})))
+        committed = {"rows": [{"name": "x", "archs": 0}], "stores": []}
+        self.assertIn("other rows", " ".join(gate.problems([], committed)))
 
     def test_budget(self):
         # 132 x 4 x 32 x 1.98 GHz over 3.0 TB/s / (136 / 256) bytes.

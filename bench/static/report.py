@@ -5,6 +5,7 @@ import json
 import kernels
 import sass
 import specialisations
+import stores
 
 RESULTS = "bench/results/static"
 
@@ -28,6 +29,8 @@ ALU_LANES = 16  # of a scheduler: an instruction takes it for two cycles
 KEPT = ("kernel", "threads", "registers", "register_limit", "shared_bytes",
         "blocks_per_multiprocessor", "blocks_that_fit", "elements_per_lane", "instructions",
         "issued", "stall_cycles", "issued_per_element", "alu_per_element")
+KEPT_OF_STORES = ("kernel", "threads", "registers", "register_limit", "shared_bytes",
+                  "blocks_per_multiprocessor", "blocks_that_fit", "all_instructions")
 
 
 def budget(gpu, clock_hz, bytes_per_element, lanes=LANES):
@@ -38,8 +41,12 @@ def budget(gpu, clock_hz, bytes_per_element, lanes=LANES):
 
 def to_json(found):
     """found: of compile_all, without errors."""
-    rows = []
+    rows, store_rows = [], []
     for kernel, archs in found:
+        if isinstance(kernel, stores.Store):
+            kept = {arch: {k: facts[k] for k in KEPT_OF_STORES} for arch, facts in archs.items()}
+            store_rows.append({"name": kernel.name, "archs": kept})
+            continue
         row = {"name": kernel.name, "kind": kernel.kind,
                "bytes_per_element": round(specialisations.bytes_per_element(kernel), 4)}
         if kernel.design:
@@ -48,7 +55,7 @@ def to_json(found):
         row["archs"] = {arch: {k: facts[k] for k in KEPT} for arch, facts in archs.items()}
         rows.append(row)
     nvrtc = sorted({facts["nvrtc"] for _, archs in found for facts in archs.values()})
-    return {"nvrtc": ", ".join(nvrtc), "rows": rows}
+    return {"nvrtc": ", ".join(nvrtc), "rows": rows, "stores": store_rows}
 
 
 def _table(columns, rows):
@@ -112,6 +119,22 @@ def _resource_table(rows):
     return _table(columns, lines)
 
 
+def _store_table(rows):
+    columns = ["kernel", "threads"]
+    for arch in kernels.ARCHS:
+        columns += [f"{arch}: registers", "shared KiB", "blocks that fit", "instructions"]
+    lines = []
+    for row in rows:
+        cells = [f"{row['name']} ({row['archs'][kernels.ARCHS[0]]['kernel']})",
+                 row["archs"][kernels.ARCHS[0]]["threads"]]
+        for arch in kernels.ARCHS:
+            facts = row["archs"][arch]
+            cells += [facts["registers"], f"{facts['shared_bytes'] / 1024:.1f}",
+                      facts["blocks_that_fit"], facts["all_instructions"]]
+        lines.append(cells)
+    return _table(columns, lines)
+
+
 def _budget_table():
     rows = []
     for gpu in GPUS:
@@ -164,12 +187,19 @@ RESOURCES = """
 """
 
 
+STORES = """
+## What stores into caches
+
+Every instruction of a kernel once, those of branches that are rarely taken as well.
+"""
+
+
 def to_markdown(data):
     rows = data["rows"]
     decode = [row for row in rows if row["kind"] == "decode"]
     lines = [HEAD.format(nvrtc=data["nvrtc"]), *_budget_table(), DECODE,
              *_decode_table(decode, "sm_90a"), PIPES, *_pipe_table(rows, "sm_90a"), RESOURCES,
-             *_resource_table(rows)]
+             *_resource_table(rows), STORES, *_store_table(data["stores"])]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Compiles and counts every specialisation of kernels.py, and writes the report.
+"""Compiles and counts every specialisation of kernels.py and stores.py, and writes the report.
 
 run.py KVANT BUILD_DIR [--only TEXT]   TEXT: rows whose names have it; printed, nothing is written
 """
@@ -11,6 +11,7 @@ import gate
 import kernels
 import report
 import specialisations
+import stores
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
@@ -21,7 +22,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    rows = [kernel for kernel in kernels.KERNELS if arguments.only in kernel.name]
+    rows = [kernel for kernel in kernels.KERNELS + stores.STORES if arguments.only in kernel.name]
     try:
         found = specialisations.compile_all(arguments.kvant, specialisations.find_nvdisasm(SOURCE),
                                             arguments.build / "static", rows, jobs=os.cpu_count())

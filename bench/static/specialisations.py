@@ -8,6 +8,7 @@ import subprocess
 
 import kernels
 import sass
+import stores
 
 
 class Unavailable(Exception):
@@ -57,7 +58,8 @@ def bytes_per_element(kernel):
 def compile_row(kvant, folder, kernel):
     """{arch: what `kvant precompile --cubin` says of it}."""
     graph = folder / f"{kernels.file_name(kernel)}.json"
-    text = _run(kvant, "make", *kernel.make)
+    store = isinstance(kernel, stores.Store)
+    text = kernel.graph() if store else _run(kvant, "make", *kernel.make)
     # Its time stamp does not matter, but a reader beside this must not see half of it.
     graph.write_text(text)
     archs = [word for arch in kernels.ARCHS for word in ("--arch", arch)]
@@ -91,17 +93,29 @@ def count_row(nvdisasm, folder, kernel, found, archs):
         facts["alu_per_element"] = round(steady.pipes["ALU"] / per_lane, 3)
 
 
+def count_store(nvdisasm, folder, store, found, archs):
+    """Adds to the facts of `archs` how many instructions there are."""
+    for arch in archs:
+        cubin = folder / "cubins" / f"{kernels.file_name(store)}.0.{arch}.cubin"
+        blocks = sass.parse(sass.disassemble(nvdisasm, cubin), found[arch]["entry"])
+        found[arch]["all_instructions"] = sum(len(block.instructions) for block in blocks)
+
+
 def _row(arguments):
     kvant, nvdisasm, folder, kernel, counted = arguments
     try:
         found = compile_row(kvant, folder, kernel)
+        if isinstance(kernel, stores.Store):
+            count_store(nvdisasm, folder, kernel, found, counted)
+            return found
         count_row(nvdisasm, folder, kernel, found, counted)
         return found
     except (RuntimeError, OSError, KeyError) as error:
         return str(error)
 
 
-def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS, counted=kernels.ARCHS, jobs=2):
+def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS + stores.STORES,
+                counted=kernels.ARCHS, jobs=2):
     """[(kernel, {arch: facts} or the text of an error)]. All of kernels.ARCHS are compiled, those
     of `counted` counted. Kernels that did not change come from folder/cache."""
     folder = pathlib.Path(folder)

@@ -52,6 +52,14 @@ std::vector<AppendCase> PositionCases() {
       {"numbers", {6, 2, 3, 40}, capacity, any, {}, {kF32, kBF16, kUndef, kUndef}},
       {"one_position", {6, 2, 3, 32}, capacity, {22}, {1, 1, 1, 16}, u4},
   };
+  // Runs would go through several rows.
+  const Dims rows_inside{1, 24 * 8 * 6, 8 * 6, 6};
+  cases.push_back(
+      {"rows_inside", {6, 2, 3, 8}, capacity, any, {1, 1, 1, 8}, {kF32, kS8, kF16, kU8}});
+  cases.back().dst_strides = rows_inside;
+  cases.push_back({"numbers_of_rows_inside", {6, 2, 3, 8}, capacity, any, {}, {kF32, kF16}});
+  cases.back().types.scales = kUndef;
+  cases.back().dst_strides = rows_inside;
   return cases;
 }
 
