@@ -50,7 +50,7 @@ struct Traits {
 };
 }  // namespace kvant::cuda
 
-extern "C" __global__ void __launch_bounds__($2)
+extern "C" __global__ void __launch_bounds__($2, 1)
 $3(const __grid_constant__ kvant::cuda::QuantizeParams params) {
   kvant::cuda::$4<kvant::cuda::Traits>::Run(params);
 }

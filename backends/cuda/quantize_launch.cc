@@ -8,6 +8,8 @@
 namespace kvant::cuda {
 namespace {
 
+constexpr int64_t kAppendThreads = 128;
+
 // Whether each index of an outer axis begins behind all that inner ones reach.
 bool IsNested(const GroupedAxes& axes, int64_t GroupedAxis::*stride) {
   int64_t reach = 0;
@@ -80,6 +82,13 @@ i32 SetAxes(const GroupedAxes& from, QuantizeAxis* axes) {
   return static_cast<i32>(from.size());
 }
 
+void SetOuterAxes(GroupedAxes axes, QuantizeLaunch& launch) {
+  constexpr size_t kFewestOfAppend = 3;
+  while (launch.traits.appends && axes.size() < kFewestOfAppend)
+    axes.insert(axes.begin(), GroupedAxis{});
+  launch.traits.outer_axes = SetAxes(axes, launch.params.outer);
+}
+
 GroupedAxis TakeRun(GroupedAxes& axes) {
   if (axes.empty()) return OneElement();
   const GroupedAxis run = axes.back();
@@ -94,7 +103,10 @@ void SetRun(const GroupedAxis& run, QuantizeLaunch& launch) {
 }
 
 void SetThreads(int64_t wanted, QuantizeLaunch& launch) {
-  launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(wanted), kWarp, kMostThreads));
+  // One kernel appends a token and a prompt.
+  const int64_t fewest = launch.traits.appends ? kAppendThreads : kWarp;
+  const int64_t most = launch.traits.appends ? kAppendThreads : kMostThreads;
+  launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(wanted), fewest, most));
   launch.blocks = DivideUp(wanted, launch.threads);
 }
 

@@ -47,6 +47,9 @@ bool SharesBytesInOrder(const GroupedAxes& axes, int64_t GroupedAxis::*stride, i
 QuantizeAxis DeviceAxis(const GroupedAxis& axis);
 // How many there are.
 i32 SetAxes(const GroupedAxes& from, QuantizeAxis* axes);
+// Those of an Append are three or more, whatever has one batch, token or head, so that one kernel
+// appends a token and a prompt.
+void SetOuterAxes(GroupedAxes axes, QuantizeLaunch& launch);
 inline GroupedAxis OneElement() { return {.values = 1, .codes = 1, .in_group = true}; }
 // Takes the last; where there is none, there is one element.
 GroupedAxis TakeRun(GroupedAxes& axes);

@@ -163,8 +163,9 @@ class Planner {
     QuantizeTraits& k = launch.traits;
     QuantizeParams& p = launch.params;
     const Axis run = TakeRun(axes);
-    k.outer_axes = SetAxes(axes, p.outer);
+    SetOuterAxes(axes, launch);
     SetRun(run, launch);
+    if (k.shares_bytes) k.whole_runs = false;
     k.scales_vary = run.scales != 0;
     k.zero_points_vary = run.zero_points != 0;
     const int64_t lines = ElementsOf(axes);
@@ -290,7 +291,7 @@ class Planner {
   void AddRows(const Axes& groups, Axes lines, QuantizeLaunch launch) {
     launch.kernel = QuantizeKernel::kRows;
     QuantizeParams& p = launch.params;
-    launch.traits.outer_axes = SetAxes(groups, p.outer);
+    SetOuterAxes(groups, launch);
     SetRun(TakeRun(lines), launch);
     p.count = static_cast<u32>(ElementsOf(groups));
     SetThreads(int64_t{p.count} * launch.traits.lanes, launch);
@@ -301,7 +302,7 @@ class Planner {
     QuantizeTraits& k = launch.traits;
     QuantizeParams& p = launch.params;
     const Axis run = TakeRun(k.run_in_group ? lines : groups);
-    k.outer_axes = SetAxes(groups, p.outer);
+    SetOuterAxes(groups, launch);
     k.line_axes = SetAxes(lines, p.lines);
     SetRun(run, launch);
     const int64_t runs = p.line_runs, line_count = ElementsOf(lines);

@@ -50,7 +50,7 @@ absl::Status AddRotation(const Op& op, const LogicalTensor& src, const LogicalTe
   Bind(find(dst.id), offsetof(QuantizeParams, codes), launch);
   launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
   const GroupedAxis run = TakeRun(axes);
-  k.outer_axes = SetAxes(axes, launch.params.outer);
+  SetOuterAxes(axes, launch);
   SetRun(run, launch);
   const int64_t part = std::max<int64_t>(block, kRun), parts = DivideUp(run.extent, part);
   launch.params.line_runs = static_cast<u32>(parts);

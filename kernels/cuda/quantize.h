@@ -171,7 +171,8 @@ class QuantizeTiles {
   KVANT_DEVICE static i32 Groups() { return T::k.run_in_group ? 1 : kRun; }
 
   KVANT_DEVICE void Run() {
-    if (!MoveToPosition<T>(p_, at_)) return;
+    // Rather than return: barriers follow.
+    const bool written = MoveToPosition<T>(p_, at_);
     LoadCodebook<T>(p_, false);
     Coder<T> coders[kRun];
     if (T::k.run_in_group) {
@@ -181,10 +182,10 @@ class QuantizeTiles {
         return;
       }
       const ComputedParameters parameters = ParametersOf<T>(range, p_);
-      if (part_ == 0 && ThreadIndex() == 0) StoreParameters<T>(p_, at_, parameters);
+      if (written && part_ == 0 && ThreadIndex() == 0) StoreParameters<T>(p_, at_, parameters);
       coders[0] = Coder<T>(parameters);
     } else {
-      FindColumns();
+      FindColumns(written);
       if (T::k.pass == kPartRanges) return;
       BlockSync();
       KVANT_UNROLL
@@ -193,7 +194,7 @@ class QuantizeTiles {
         coders[i] = Coder<T>(ComputedParameters{AsFloat(words.v[0]), AsFloat(words.v[1])});
       }
     }
-    if (!T::k.encodes) return;
+    if (!T::k.encodes || !written) return;
     const bool vectors = HasValueVectors(T::k, p_), code_vectors = HasCodeVectors(T::k, p_);
     ForEachRun([&](const QuantizePlace& at, i32 n) {
       float x[kRun];
@@ -267,7 +268,7 @@ class QuantizeTiles {
   }
 
   // Leaves columns' parameters in shared and global memory, or the ranges of a part.
-  KVANT_DEVICE void FindColumns() const {
+  KVANT_DEVICE void FindColumns(bool written) const {
     if (T::k.pass != kJoinParts) {
       RangeFinder<T> found[kRun];
       FindRanges(found);
@@ -292,7 +293,7 @@ class QuantizeTiles {
       const ComputedParameters parameters = ParametersOf<T>(range, p_);
       StoreShared64(ParametersAt(column),
                     {{AsBits(parameters.scale), AsBits(parameters.zero_point)}});
-      if (part_ != 0 || column_ + column >= p_.run.extent) continue;
+      if (!written || part_ != 0 || column_ + column >= p_.run.extent) continue;
       QuantizePlace at = at_;
       at.Move(p_.run, column_ + column);
       StoreParameters<T>(p_, at, parameters);

@@ -312,9 +312,14 @@ TEST(CudaStore, KernelsDoNotDependOnLengths) {
     }
     return texts;
   };
-  const QuantizeTypes types{kF16, kU4, kF16, kF16};
-  EXPECT_EQ(sources({"", {2, 8, 2, 128}, 64, {0, 0}, {1, 1, 1, 32}, types}),
-            sources({"", {7, 4, 9, 128}, 8192, {0, 0, 0, 0, 0, 0, 0}, {1, 1, 1, 32}, types}));
+  const QuantizeTypes u4{kF16, kU4, kF16, kU4}, none{kF32, kF16, kUndef, kUndef};
+  for (const Dims& group : {Dims{1, 1, 1, 32}, Dims{1, 1, 1, 128}, Dims{}}) {
+    const QuantizeTypes& types = group.empty() ? none : u4;
+    const auto wanted = sources({"", {2, 8, 2, 128}, 64, {0, 0}, group, types});
+    EXPECT_EQ(sources({"", {3, 4, 9, 128}, 8192, {0, 0, 0}, group, types}), wanted);
+    EXPECT_EQ(sources({"", {1, 8, 1, 128}, 64, {0}, group, types}), wanted);
+    EXPECT_EQ(sources({"", {3, 8, 1, 128}, 64, {0}, group, types}), wanted);
+  }
 }
 
 }  // namespace
