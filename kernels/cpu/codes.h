@@ -19,9 +19,10 @@ namespace kvant::cpu {
 
 // Where queries lie for the products. A dword of codes holds 32 / bits of them, and so
 // many pairs of them side by side in its halves: pair k is the k-th of the low half and
-// the k-th of the high half. Rows go in blocks of 4, 2 and 1 (RowBlock);
-// block -> dword of the token's codes -> pair -> row -> {low, high} as s16.
-inline int64_t RowBlock(int64_t rows_left) { return rows_left >= 4 ? 4 : rows_left >= 2 ? 2 : 1; }
+// the k-th of the high half. Row -> dword of the token's codes -> pair -> {low, high} as s16.
+
+// Rows are multiplied in blocks of up to four.
+inline int64_t RowBlock(int64_t rows_left) { return rows_left < 4 ? rows_left : 4; }
 
 // Dword columns that are multiplied in one go, whatever the instruction set: a row of
 // queries is padded with zeros to a multiple of it.
@@ -32,7 +33,7 @@ constexpr int PartUnit(int bits) { return bits / 2; }
 
 struct CodeQueries {
   int32_t* pairs = nullptr;  // rows * columns * pairs per dword, as above
-  // Block -> part -> row: -offset * sum of the part's queries, and that sum, or see prepare.
+  // [rows][parts]: -offset * sum of the part's queries, and that sum, or see prepare.
   int32_t* starts = nullptr;
   float* sums = nullptr;
   float* scales = nullptr;  // [rows]

@@ -34,6 +34,12 @@ struct Avx2Codes : Avx2 {
   // acc + a.low * b.low + a.high * b.high, of s16 halves.
   static I Dot(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
   static Vector ToFloat(I a) { return _mm256_cvtepi32_ps(a); }
+  static I ToDwords(Vector a) { return _mm256_cvtps_epi32(a); }
+  static int32_t SumOfDwords(I a) {
+    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+  }
 
   static Vector Abs(Vector a) { return _mm256_andnot_ps(Set1(-0.f), a); }
 
@@ -86,6 +92,23 @@ struct Avx2Codes : Avx2 {
     b = Round(Mul(b, factor));
     const I packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
     _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
+
+  // Of each kPerDword numbers, the k-th of the first and of the second half as a dword.
+  template <int kPerDword>
+  static void PairHalves(const int16_t* from, int32_t* to) {
+    I halves = _mm256_loadu_si256(reinterpret_cast<const I*>(from));
+    if constexpr (kPerDword == 16) {
+      // Quarters 0 2 1 3, so that numbers of a pair are in the same half of the vector.
+      halves = _mm256_permute4x64_epi64(halves, 0xd8);
+    }
+    if constexpr (kPerDword == 4) {
+      // Within quarters 0 2 1 3, as pairs are to be.
+      halves = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(halves, 0xd8), 0xd8);
+    } else {
+      halves = _mm256_unpacklo_epi16(halves, _mm256_unpackhi_epi64(halves, halves));
+    }
+    _mm256_storeu_si256(reinterpret_cast<I*>(to), halves);
   }
 
  private:

@@ -35,6 +35,8 @@ struct Avx512Codes : Avx512 {
     return acc;
   }
   static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
+  static I ToDwords(Vector a) { return _mm512_cvtps_epi32(a); }
+  static int32_t SumOfDwords(I a) { return _mm512_reduce_add_epi32(a); }
 
   static Vector Abs(Vector a) { return _mm512_abs_ps(a); }
 
@@ -103,7 +105,26 @@ struct Avx512Codes : Avx512 {
     b = Sub(y, magic);
   }
 
+  // Of each kPerDword numbers, the k-th of the first and of the second half as a dword.
+  template <int kPerDword>
+  static void PairHalves(const int16_t* from, int32_t* to) {
+    alignas(64) static constexpr auto kOrder = [] {
+      HalfOrder order{};
+      for (int i = 0; i < 32; ++i) {
+        const int dword = i / 2, half = i % 2 * kPerDword / 2;
+        order.at[i] = static_cast<uint16_t>(dword / (kPerDword / 2) * kPerDword +
+                                            dword % (kPerDword / 2) + half);
+      }
+      return order;
+    }();
+    _mm512_storeu_si512(
+        to, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder.at), _mm512_loadu_si512(from)));
+  }
+
  private:
+  struct HalfOrder {
+    uint16_t at[32];
+  };
   static int32_t Pair(const int16_t* pair) {
     int32_t value;
     __builtin_memcpy(&value, pair, sizeof(value));

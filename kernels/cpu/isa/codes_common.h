@@ -38,6 +38,26 @@ inline __attribute__((always_inline)) void ForEachOf(F f) {
   }
 }
 
+// Calls f(Constant<rows>(), first row) for blocks of rows.
+template <typename F>
+void ForRowBlocks(int64_t rows, F f) {
+  for (int64_t row = 0; row < rows; row += RowBlock(rows - row)) {
+    switch (RowBlock(rows - row)) {
+      case 4:
+        f(Constant<4>(), row);
+        break;
+      case 3:
+        f(Constant<3>(), row);
+        break;
+      case 2:
+        f(Constant<2>(), row);
+        break;
+      default:
+        f(Constant<1>(), row);
+    }
+  }
+}
+
 // The k-th lowest field of kBits in each 16-bit half.
 template <typename S, int kBits, int k>
 inline __attribute__((always_inline)) typename S::I Field(typename S::I word) {

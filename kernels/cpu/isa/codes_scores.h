@@ -49,78 +49,48 @@ float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
   return S::MaxOf(lost) == 0.f ? __builtin_ldexpf(1.f, exponent) : scale;
 }
 
-// kRows rows from `row` on, which `q` begins with and for which scales are in place.
-template <typename S, int kBits, int kRows>
-void PrepareBlock(const float* q, const CodeFactors& factors, const CodeColumns& columns,
-                  int32_t offset, int64_t row, const CodeQueries& out) {
-  using F = typename S::Vector;
-  constexpr int kPerDword = 32 / kBits, kPairs = kPerDword / 2;
-  constexpr int kChannels = kColumnChunk * kPerDword;
-  int16_t codes[kRows][kChannels];
-  int32_t* to = out.pairs + row * columns.columns * kPairs;
-  int32_t* starts = out.starts + row * columns.parts;
-  float* sums = out.sums + row * columns.parts;
-  int32_t sum[kRows] = {};
-  F zero_sums[kRows];
-  for (F& zero_sum : zero_sums) zero_sum = S::Zero();
-  int64_t part = 0;
-  for (int64_t first = 0; first < columns.columns; first += kColumnChunk) {
-    for (int r = 0; r < kRows; ++r) {
-      const F inverse = S::Set1(1.f / out.scales[row + r]);
-      for (int i = 0; i < kChannels; i += 2 * S::kWidth) {
-        const int64_t d = first * kPerDword + i;
-        F x[2];
-        for (int h = 0; h < 2; ++h) {
-          x[h] =
-              QueriesAt<S>(q + r * columns.channels, factors, columns.channels, d + h * S::kWidth);
-        }
-        S::RoundToHalves(codes[r] + i, x[0], x[1], inverse);
-        for (int h = 0; factors.zero_points != nullptr && h < 2; ++h) {
-          const int64_t at = d + h * S::kWidth;
-          if (at >= columns.channels) break;
-          const F points = LoadPart<S>(factors.zero_points + at, columns.channels - at);
-          zero_sums[r] = S::Fma(x[h], points, zero_sums[r]);
-        }
-      }
-    }
-    for (int c = 0; c < kColumnChunk; ++c) {
-      for (int k = 0; k < kPairs; ++k) {
-        for (int r = 0; r < kRows; ++r) {
-          const int16_t* dword = codes[r] + c * kPerDword;
-          const auto low = static_cast<uint16_t>(dword[k]);
-          const auto high = static_cast<uint16_t>(dword[k + kPairs]);
-          *to++ = static_cast<int32_t>(low | static_cast<uint32_t>(high) << 16);
-        }
-      }
-    }
-    for (int64_t c = first; c < first + kColumnChunk && part < columns.parts;) {
-      const int64_t end = CodesMin(columns.part_ends[part], first + kColumnChunk);
-      for (int r = 0; r < kRows; ++r) {
-        const int16_t* from = codes[r] + (c - first) * kPerDword;
-        for (int64_t i = 0; i < (end - c) * kPerDword; ++i) sum[r] += from[i];
-      }
-      c = end;
-      if (end != columns.part_ends[part]) break;
-      for (int r = 0; r < kRows; ++r) {
-        starts[part * kRows + r] = -offset * sum[r];
-        sums[part * kRows + r] = factors.scales != nullptr ? 0.f : static_cast<float>(sum[r]);
-        sum[r] = 0;
-      }
-      ++part;
-    }
-  }
-  for (int r = 0; factors.scales != nullptr && r < kRows; ++r) sums[r] = S::SumOf(zero_sums[r]);
-}
-
+// A row of queries over its scale.
 template <typename S, int kBits>
-void PrepareRows(const float* q, int64_t rows, const CodeFactors& factors,
-                 const CodeColumns& columns, int32_t offset, const CodeQueries& out) {
-  for (int64_t row = 0; row < rows; row += RowBlock(rows - row)) {
-    const auto run = RowBlock(rows - row) == 4   ? PrepareBlock<S, kBits, 4>
-                     : RowBlock(rows - row) == 2 ? PrepareBlock<S, kBits, 2>
-                                                 : PrepareBlock<S, kBits, 1>;
-    run(q + row * columns.channels, factors, columns, offset, row, out);
+void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& columns,
+                int32_t offset, float scale, int32_t* pairs, int32_t* starts, float* sums) {
+  using F = typename S::Vector;
+  using I = typename S::I;
+  constexpr int kPerDword = 32 / kBits;
+  const F inverse = S::Set1(1.f / scale);
+  // Zero points are in the factors, then.
+  const bool sums_are_zero = factors.scales != nullptr;
+  const bool has_points = factors.zero_points != nullptr;
+  F zero_sum = S::Zero();
+  I sum = S::ZeroDwords();
+  int64_t part = 0;
+  for (int64_t d = 0; d < columns.columns * kPerDword; d += 2 * S::kWidth) {
+    alignas(64) int16_t codes[2 * S::kWidth];
+    F x[2];
+    for (int h = 0; h < 2; ++h) {
+      x[h] = QueriesAt<S>(q, factors, columns.channels, d + h * S::kWidth);
+    }
+    S::RoundToHalves(codes, x[0], x[1], inverse);
+    S::template PairHalves<kPerDword>(codes, pairs);
+    pairs += S::kWidth;
+    for (int h = 0; h < 2; ++h) {
+      const int64_t at = d + h * S::kWidth, left = columns.channels - at;
+      if (has_points && left > 0) {
+        zero_sum = S::Fma(x[h], LoadPart<S>(factors.zero_points + at, left), zero_sum);
+      }
+      if (sums_are_zero && offset == 0) continue;
+      sum = S::AddDwords(sum, S::ToDwords(x[h]));
+      if (part == columns.parts || at + S::kWidth != columns.part_ends[part] * kPerDword) continue;
+      const int32_t all = S::SumOfDwords(sum);
+      starts[part] = -offset * all;
+      sums[part++] = sums_are_zero ? 0.f : static_cast<float>(all);
+      sum = S::ZeroDwords();
+    }
   }
+  for (; part < columns.parts; ++part) {
+    starts[part] = 0;
+    sums[part] = 0.f;
+  }
+  if (has_points) sums[0] = S::SumOf(zero_sum);
 }
 
 template <typename S>
@@ -131,10 +101,14 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
     if (!(scale > 0.f)) return false;
     out.scales[row] = scale;
   }
-  const auto run = columns.bits == 8   ? PrepareRows<S, 8>
-                   : columns.bits == 4 ? PrepareRows<S, 4>
-                                       : PrepareRows<S, 2>;
-  run(q, rows, factors, columns, offset, out);
+  const auto run = columns.bits == 8   ? PrepareRow<S, 8>
+                   : columns.bits == 4 ? PrepareRow<S, 4>
+                                       : PrepareRow<S, 2>;
+  for (int64_t row = 0; row < rows; ++row) {
+    run(q + row * columns.channels, factors, columns, offset, out.scales[row],
+        out.pairs + row * columns.columns * (16 / columns.bits), out.starts + row * columns.parts,
+        out.sums + row * columns.parts);
+  }
   return true;
 }
 
@@ -164,7 +138,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
   // Sums side by side, so that a product need not wait for the last.
   constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
   constexpr int kChains = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
-  const int32_t* pairs = queries.pairs + row * columns.columns * kPairs;
+  const int64_t row_pairs = columns.columns * kPairs;
+  const int32_t* pairs = queries.pairs + row * row_pairs;
   const int32_t* starts = queries.starts + row * columns.parts;
   const float* sums = queries.sums + row * columns.parts;
   // Later rows of queries ask for the same lines again, which by then costs nothing.
@@ -175,7 +150,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
     I acc[kBlocks][kRows][kChains];
     for (auto& block : acc) {
       for (int r = 0; r < kRows; ++r) {
-        block[r][0] = S::Dword(starts[part * kRows + r]);
+        block[r][0] = S::Dword(starts[r * columns.parts + part]);
         for (int i = 1; i < kChains; ++i) block[r][i] = S::ZeroDwords();
       }
     }
@@ -191,14 +166,14 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
         I codes[kBlocks];
         for (int b = 0; b < kBlocks; ++b) codes[b] = Field<S, kBits, k.value>(word[b]);
         for (int r = 0; r < kRows; ++r) {
-          const I q = S::Dword(pairs[k.value * kRows + r]);
+          const I q = S::Dword(pairs[r * row_pairs + k.value]);
           for (int b = 0; b < kBlocks; ++b) {
             I& sum = acc[b][r][k.value % kChains];
             sum = S::Dot(sum, codes[b], q);
           }
         }
       });
-      pairs += kPairs * kRows;
+      pairs += kPairs;
       ++c;
     };
     // Parts are whole units, so that the usual ones are few jumps.
@@ -220,7 +195,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
           score = first.value ? S::Mul(score, scale) : S::Fma(score, scale, S::Load(to));
           if constexpr (biased.value) {
             const F bias = S::Load(parameters.biases + at + block);
-            score = S::Fnma(bias, S::Set1(sums[part * kRows + r]), score);
+            score = S::Fnma(bias, S::Set1(sums[r * columns.parts + part]), score);
           }
           S::Store(to, score);
         }
@@ -275,12 +250,10 @@ float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
     TurnCodes<S>(rows, flip, token, end, turned);
-    for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
-      const auto run = RowBlock(query_rows - row) == 4   ? ScoresRows<S, kBits, 4>
-                       : RowBlock(query_rows - row) == 2 ? ScoresRows<S, kBits, 2>
-                                                         : ScoresRows<S, kBits, 1>;
-      run(rows, turned, columns, queries, row, parameters, token, end, scores, &most);
-    }
+    ForRowBlocks(query_rows, [&](auto block, int64_t row) {
+      ScoresRows<S, kBits, decltype(block)::value>(rows, turned, columns, queries, row, parameters,
+                                                   token, end, scores, &most);
+    });
   }
   return S::MaxOf(most);
 }

@@ -38,7 +38,8 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   }
   // Lanes past the last group are not used, but must not hold what is slow to add, denormals.
   alignas(64) float lanes[S::kWidth][S::kWidth];
-  for (int i = 0; groups % kBatch != 0 && i < S::kWidth; ++i) S::Store(lanes[i], S::Zero());
+  const bool fills = kRows * kBatch == S::kWidth && groups % kBatch == 0;
+  for (int i = 0; !fills && i < S::kWidth; ++i) S::Store(lanes[i], S::Zero());
   alignas(64) float factors[S::kWidth], scales[S::kWidth], biases[S::kWidth];
   for (int64_t first = 0; first < groups; first += kBatch) {
     const int64_t n = CodesMin(kBatch, groups - first);
@@ -96,13 +97,11 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
 template <typename S>
 void Weights(const float* probs, int64_t rows, const CodeParameters& parameters, int64_t groups,
              int16_t* weights, float* weight_scales, float* weight_biases) {
-  for (int64_t row = 0; row < rows; row += RowBlock(rows - row)) {
-    const auto run = RowBlock(rows - row) == 4   ? WeightsOf<S, 4>
-                     : RowBlock(rows - row) == 2 ? WeightsOf<S, 2>
-                                                 : WeightsOf<S, 1>;
-    run(probs + row * kTokenTile, parameters, groups, weights + row * groups * kTokenTile,
+  ForRowBlocks(rows, [&](auto block, int64_t row) {
+    WeightsOf<S, decltype(block)::value>(
+        probs + row * kTokenTile, parameters, groups, weights + row * groups * kTokenTile,
         weight_scales + row * groups, weight_biases + row * groups);
-  }
+  });
 }
 
 template <typename S>
@@ -148,8 +147,12 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
     }
   }
   I acc[kChunks][kRows][kPlanes];
+  // Loops over the sums are unrolled early, or GCC keeps these in memory.
+#pragma GCC unroll 16
   for (auto& chunk : acc) {
+#pragma GCC unroll 16
     for (auto& of_row : chunk) {
+#pragma GCC unroll 16
       for (I& a : of_row) a = S::ZeroDwords();
     }
   }
@@ -162,6 +165,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
     const uint8_t* p1 = t + 1 < rows.tokens ? p0 + rows.stride : p0;
     for (int64_t line = 0; line < kAhead; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
     next += kAhead;
+#pragma GCC unroll 16
     for (int ch = 0; ch < kChunks; ++ch) {
       const int64_t skip = ch * S::kWidth;
       I word =
@@ -171,21 +175,27 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
         plane[0] = word;  // of either sign
       } else {
         // Plane k stays where it is, worth 2^(k * kBits) as much: 64 tokens fit s32 even so.
+#pragma GCC unroll 16
         for (int k = 0; k < kPlanes; ++k) {
           plane[k] = S::XorAnd(word, flips, S::Dword((((1 << kBits) - 1) << k * kBits) * 0x10001));
         }
       }
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const I weight = S::template Weights<kGroups>(weights[ch], r * row_step + t);
+#pragma GCC unroll 16
         for (int k = 0; k < kPlanes; ++k) acc[ch][r][k] = S::Dot(acc[ch][r][k], plane[k], weight);
       }
     }
   }
+#pragma GCC unroll 16
   for (int ch = 0; ch < kChunks; ++ch) {
     const int64_t channel = byte * kPlanes + ch * kChannels;
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       F v[kPlanes];
       v[0] = S::ToFloat(acc[ch][r][0]);
+#pragma GCC unroll 16
       for (int k = 1; k < kPlanes; ++k) {
         v[k] = S::Mul(S::ToFloat(acc[ch][r][k]), S::Set1(1.f / (1 << k * kBits)));
       }
@@ -198,6 +208,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
         S::Zip(even[0], odd[0], &v[0], &v[1]);
         S::Zip(even[1], odd[1], &v[2], &v[3]);
       }
+#pragma GCC unroll 16
       for (int k = 0; k < kPlanes; ++k) {
         AddToOutput<S>(args, row + r, channel + k * S::kWidth, groups[ch][k * kGroups / kPlanes],
                        shrink, v[k], out);
@@ -222,12 +233,9 @@ void ValuesRows(const CodeKernels::Values& args, int64_t row, const float* shrin
 template <typename S, int kBits, bool kSigned, int kGroups>
 void ValuesOf(const CodeKernels::Values& args, int64_t query_rows, const float* shrink,
               float* out) {
-  for (int64_t row = 0; row < query_rows; row += RowBlock(query_rows - row)) {
-    const auto run = RowBlock(query_rows - row) == 4   ? ValuesRows<S, kBits, kSigned, 4, kGroups>
-                     : RowBlock(query_rows - row) == 2 ? ValuesRows<S, kBits, kSigned, 2, kGroups>
-                                                       : ValuesRows<S, kBits, kSigned, 1, kGroups>;
-    run(args, row, shrink, out);
-  }
+  ForRowBlocks(query_rows, [&](auto block, int64_t row) {
+    ValuesRows<S, kBits, kSigned, decltype(block)::value, kGroups>(args, row, shrink, out);
+  });
 }
 
 template <typename S>
