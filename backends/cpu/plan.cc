@@ -274,10 +274,16 @@ void Plan::ChooseProducts() {
 // Where stored rows are multiplied, codes are multiplied as integers if they can be.
 void Plan::DescribeCodes() {
   if (kernels_.codes == nullptr) return;
-  const auto describe = [](absl::InlinedVector<Segment, 1>& segments, bool keys, int64_t channels) {
+  const bool takes_floats = kernels_.codes->floats != nullptr;
+  const auto describe = [&](absl::InlinedVector<Segment, 1>& segments, bool keys,
+                            int64_t channels) {
     std::string first;
     for (Segment& segment : segments) {
       std::string why = cpu::DescribeCodes(channels, keys, segment);
+      if (segment.codes.usable && segment.codes.floats && !takes_floats) {
+        segment.codes.usable = false;
+        why = "codes are positions in a codebook";
+      }
       if (first.empty() && IsInteger(segment.data.type)) first = std::move(why);
     }
     return first;
@@ -293,7 +299,9 @@ void Plan::DescribeCodes() {
 double Plan::rounding() const {
   // Queries, keys, values and probabilities to 8 bits each.
   if (problem_.products == Products::kPairs) return 1e-2;
-  const auto on_codes = [](const Segment& segment) { return segment.codes.usable; };
+  const auto on_codes = [](const Segment& segment) {
+    return segment.codes.usable && !segment.codes.floats;
+  };
   const bool any =
       std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
   // Queries and weights to 15 bits of the largest of a row or tile: 3e-5 on most data, more where
@@ -304,9 +312,10 @@ double Plan::rounding() const {
 std::string Plan::ProductsName() const {
   const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
                          const std::string& reason) -> std::string {
-    if (std::any_of(segments.begin(), segments.end(),
-                    [](const Segment& segment) { return segment.codes.usable; })) {
-      return "integer products";
+    for (const Segment& segment : segments) {
+      if (segment.codes.usable) {
+        return segment.codes.floats ? "f32 products on codes" : "integer products";
+      }
     }
     return reason.empty() ? "f32 products" : absl::StrCat("f32 products (", reason, ")");
   };

@@ -58,9 +58,10 @@ struct Dequantization {
   bool real_zero_points = false;
 };
 
-// How integer dot products take the codes of a segment (code_products.h).
+// How products take the codes of a segment as they are stored (code_products.h).
 struct CodeLayout {
   bool usable = false;
+  bool floats = false;  // codes stand for floats: f32 products, else integer ones
   int bits = 0;
   bool is_signed = false;
   bool channel_major = false;  // keys, of which tokens, not channels, are side by side

@@ -1,6 +1,7 @@
 #include "kvant/kernels/cpu/code_products.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kvant/kernels/cpu/code_parameters.h"
 
@@ -13,9 +14,13 @@ constexpr int64_t kMinRun = 16;
 constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
 // A part of 8-bit codes times s16 queries stays below 2^31 to here.
 constexpr int64_t kMaxPartColumns = 64;
+// Sums of f32 are taken in blocks: their error grows with their length.
+constexpr int64_t kMaxFloatPart = 64;
 
 int BitsOfCodes(DataType type) {
   switch (type) {
+    case kF8E4M3:
+    case kF8E5M2:
     case kS8:
     case kU8:
       return 8;
@@ -62,6 +67,34 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
 }
 
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
+int64_t FloatGroups(const Segment& segment) {
+  return segment.codes.floats ? segment.codes.groups : 0;
+}
+int64_t FloatColumns(const Segment& segment) {
+  return segment.codes.floats ? segment.codes.columns * 32 / segment.codes.bits : 0;
+}
+
+// Why a segment of codes that stand for floats is not multiplied as such; empty: it is.
+std::string WhyNotAsFloats(const Segment& segment, int64_t channels) {
+  const CodeLayout& codes = segment.codes;
+  const float* const book = segment.data.codebook;
+  if (book != nullptr && codes.bits != 4) {
+    return "codes are positions in a codebook of " + std::to_string(1 << codes.bits);
+  }
+  if (codes.channel_major) return "its tokens, not channels, are side by side";
+  if (codes.by_channel) return "scales by channel of codes that stand for floats";
+  if (segment.dequantization.zero_points.present()) {
+    return "zero points of codes that stand for floats";
+  }
+  const int64_t unit = kFloatPartUnit * 32 / codes.bits;
+  if (codes.group < channels && codes.group % unit != 0) {
+    return "groups of " + std::to_string(codes.group) + " channels";
+  }
+  // What pads a row is multiplied by zero.
+  const bool finite =
+      book == nullptr || std::all_of(book, book + 16, [](float x) { return std::isfinite(x); });
+  return finite ? "" : "the codebook holds numbers that are not finite";
+}
 
 }  // namespace
 
@@ -72,8 +105,8 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   codes = {};
   codes.bits = BitsOfCodes(data.type);
   if (codes.bits == 0) return std::string(DataTypeName(data.type)) + " is no integer type";
-  if (!how.scales.present()) return "codes without scales";
-  if (data.codebook != nullptr) return "codes are positions in a codebook";
+  codes.floats = data.codebook != nullptr || !IsInteger(data.type);
+  if (!how.scales.present() && !codes.floats) return "codes without scales";
   codes.is_signed = IsSignedCode(data.type);
   if (data.strides[kCol] != 1 && channels != 1) {
     codes.channel_major = keys && data.strides[kRow] == 1;
@@ -102,18 +135,22 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   } else if (codes.group < channels && codes.group % 16 != 0) {
     return "groups of " + std::to_string(codes.group) + " channels";
   }
+  if (codes.floats) {
+    if (std::string why = WhyNotAsFloats(segment, channels); !why.empty()) return why;
+  }
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
   codes.usable = channels > 0;
   if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
-  const int64_t unit = PartUnit(codes.bits);
+  const int64_t unit = codes.floats ? kFloatPartUnit : PartUnit(codes.bits);
   const int64_t used = CeilDiv(channels, per_column * unit) * unit;
+  const int64_t most = codes.floats ? kMaxFloatPart / per_column : kMaxPartColumns;
   codes.columns = CeilDiv(used, kColumnChunk) * kColumnChunk;
   for (int64_t c = 0, begin = 0; c < used; ++c) {
     const int64_t next = (c + 1) * per_column;
     const bool ends_group = codes.groups > 1 && next % codes.group == 0;
-    if (!ends_group && c + 1 != used && c + 1 - begin < kMaxPartColumns) continue;
+    if (!ends_group && c + 1 != used && c + 1 - begin < most) continue;
     codes.part_ends.push_back(static_cast<int32_t>(c + 1));
     codes.part_groups.push_back(static_cast<int32_t>(begin * per_column / codes.group));
     begin = c + 1;
@@ -134,6 +171,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
   queries_.starts = arena.TakeAs<int32_t>(rows * parts);
   queries_.sums = arena.Take(rows * parts);
   queries_.scales = arena.Take(parts == 0 ? 0 : rows);
+  float_queries_ = arena.Take(rows * most(FloatColumns));
   scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
   biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
   staging_ = arena.Take(groups * kTokenTile);
@@ -166,16 +204,22 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
 bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const Position& p,
                              int64_t n, const float* q, int64_t rows, float* scores) {
   const CodeLayout& codes = segment.codes;
-  if (!Prepare(reader, segment, p, q, rows)) return false;
+  if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
   RequestFirst(stored);
-  CodeParameters parameters;
-  if (codes.by_channel) {
+  CodeParameters parameters{kOnes.at, nullptr};
+  if (!segment.dequantization.scales.present()) {
+    // They are 1.
+  } else if (codes.by_channel) {
     const bool biased = segment.dequantization.zero_points.present();
     parameters = {kOnes.at, biased ? kOnes.at : nullptr};
   } else if (!ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/false, staging_,
                              scales_, biases_, &parameters)) {
     return false;
+  }
+  if (codes.floats) {
+    MultiplyFloats(reader, segment, p, stored, q, rows, parameters.scales, scores);
+    return true;
   }
   const uint8_t flip = !codes.is_signed  ? 0
                        : codes.bits == 8 ? 0x80
@@ -184,6 +228,18 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
   const float most = reader.kernels->codes->scores(stored, flip, ColumnsOf(codes, channels_),
                                                    queries_, rows, parameters, turned_, scores);
   return most <= kMaxScore;
+}
+
+void CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+                                const CodeRows& stored, const float* q, int64_t rows,
+                                const float* scales, float* scores) {
+  const FloatCodeKernels& kernels = *reader.kernels->codes->floats;
+  const FloatCodes codes{segment.data.type, segment.data.codebook};
+  if (prepared_.Change(segment, p)) {
+    kernels.queries(codes, q, rows, channels_, float_queries_, FloatColumns(segment));
+  }
+  kernels.scores(stored, codes, ColumnsOf(segment.codes, channels_), float_queries_, rows, scales,
+                 scores);
 }
 
 bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
@@ -217,6 +273,7 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
   weight_scales_ = arena.Take(rows * groups);
   weight_biases_ = arena.Take(rows * groups);
   weights_ = arena.TakeAs<int16_t>(rows * groups * kTokenTile);
+  float_weights_ = arena.Take(rows * Most(problem.v, problem.v_segments, FloatGroups) * kTokenTile);
 }
 
 bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
@@ -228,15 +285,29 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
   if (codes.by_channel) {
     return MultiplyByRuns(reader, segment, p, n, probs, at, rows, shrink, out);
   }
-  CodeParameters parameters;
+  CodeParameters parameters{kOnes.at, nullptr};
   const float offset = ValueOffset(codes);
-  if (!ReadParameters(reader, segment, p, n, offset, /*in_codes=*/true, staging_, scales_, biases_,
-                      &parameters)) {
+  if (codes.floats && !segment.dequantization.scales.present()) {
+    // They are 1.
+  } else if (!ReadParameters(reader, segment, p, n, offset, /*in_codes=*/true, staging_, scales_,
+                             biases_, &parameters)) {
     return false;
   }
   const CodeKernels& kernels = *reader.kernels->codes;
   const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
   RequestFirst(stored);
+  if (codes.floats) {
+    kernels.floats->weights(Columns(probs, at, n, rows), rows, parameters.scales, codes.groups,
+                            float_weights_);
+    kernels.floats->values({.rows = stored,
+                            .codes = {segment.data.type, segment.data.codebook},
+                            .channels = channels_,
+                            .group = codes.group,
+                            .groups = codes.groups,
+                            .weights = float_weights_},
+                           rows, shrink, out);
+    return true;
+  }
   kernels.weights(Columns(probs, at, n, rows), rows, parameters, codes.groups, weights_,
                   weight_scales_, weight_biases_);
   const CodeKernels::Values values = {

@@ -36,12 +36,16 @@ class CodeScores {
                    const float* q, int64_t rows, float* scores);
   bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
                int64_t rows);
+  void MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+                      const CodeRows& stored, const float* q, int64_t rows, const float* scales,
+                      float* scores);
 
   const int64_t channels_;
   ChannelParameters parameters_;
   PreparedFor prepared_;  // what queries_ holds
   bool finite_ = false;
   CodeQueries queries_;
+  float* float_queries_;  // [rows][channels of all columns]
   float *scales_, *biases_, *staging_, *scores_;
   int32_t* turned_;
 };
@@ -67,6 +71,7 @@ class CodeValues {
   ChannelParameters parameters_;
   float *scales_, *biases_, *staging_, *probs_, *weight_scales_, *weight_biases_;
   int16_t* weights_;
+  float* float_weights_;  // [rows][groups][kTokenTile]
 };
 
 }  // namespace kvant::cpu

@@ -31,6 +31,9 @@ inline constexpr int64_t kColumnChunk = 16;
 // Runs of columns that share parameters are multiples of this, 16 channels.
 constexpr int PartUnit(int bits) { return bits / 2; }
 
+// The same of codes that stand for floats, 16 bytes.
+inline constexpr int kFloatPartUnit = 4;
+
 struct CodeQueries {
   int32_t* pairs = nullptr;  // rows * columns * pairs per dword, as above
   // [rows][parts]: -offset * sum of the part's queries, and that sum, or see prepare.
@@ -88,6 +91,40 @@ inline bool Turns(DataType type, int64_t groups) {
          (groups == 1 || groups == 2 || groups == 4 || groups == 8);
 }
 
+// Codes that stand for floats: f8, or positions of 4 bits in a codebook where that is not null.
+struct FloatCodes {
+  DataType type = kUndef;
+  const float* codebook = nullptr;
+};
+
+// The same products of such codes, in f32.
+struct FloatCodeKernels {
+  // Queries, [rows][channels], as `scores` takes them: out_channels of each, as many as the columns
+  // of CodeColumns hold, with zeros beyond `channels`.
+  void (*queries)(const FloatCodes& codes, const float* q, int64_t rows, int64_t channels,
+                  float* out, int64_t out_channels);
+
+  // scores[r][t] = sum_g scales[g][t] * sum_{d in g} q[r][d] * value[t][d], for t < tokens; other
+  // columns of the 16 that hold t may be written. Parts are multiples of kFloatPartUnit.
+  void (*scores)(const CodeRows& rows, const FloatCodes& codes, const CodeColumns& columns,
+                 const float* q, int64_t query_rows, const float* scales, float* scores);
+
+  // weights[r][g][t] = probs[r][t] * scales[g][t].
+  void (*weights)(const float* probs, int64_t rows, const float* scales, int64_t groups,
+                  float* weights);
+
+  // out[r][d] = out[r][d] * shrink[r] + sum_t weights[r][d / group][t] * value[t][d].
+  struct Values {
+    CodeRows rows;
+    FloatCodes codes;
+    int64_t channels = 0;
+    int64_t group = 0;  // a multiple of 16, or at least `channels`
+    int64_t groups = 0;
+    const float* weights = nullptr;
+  };
+  void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
+};
+
 struct CodeKernels {
   // q: [rows][channels], times the factors' scales if there are any: then the sums are 0 but for
   // the first part's, that of all queries times zero points. False, and nothing prepared, if
@@ -133,6 +170,8 @@ struct CodeKernels {
     const float* channel_biases = nullptr;
   };
   void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
+
+  const FloatCodeKernels* floats = nullptr;  // optional
 };
 
 }  // namespace kvant::cpu

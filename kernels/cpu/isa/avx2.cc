@@ -27,7 +27,7 @@ const KernelSet& avx2_kernels() {
       .tanh = Tanh<Avx2>,
       .hadamard = Hadamard<Avx2>,
       .quantize = &kQuantizeKernels<Avx2>,
-      .codes = &kCodeKernels<Avx2Codes>,
+      .codes = &kCodeKernels<Avx2Codes, nullptr>,
       .qk_stored = QkStored<Avx2>,
       .pv_stored = PvStored<Avx2>,
   };

@@ -1,6 +1,8 @@
 // The inner loops for AVX-512 (F, BW, DQ, VL, VNNI, VBMI).
 #include "kvant/kernels/cpu/isa/codes_avx512.h"
+#include "kvant/kernels/cpu/isa/codes_floats.h"
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
+#include "kvant/kernels/cpu/isa/floats_avx512.h"
 #include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/load.h"
 #include "kvant/kernels/cpu/isa/products.h"
@@ -27,7 +29,7 @@ const KernelSet& avx512_kernels() {
       .tanh = Tanh<Avx512>,
       .hadamard = Hadamard<Avx512>,
       .quantize = &kQuantizeKernels<Avx512>,
-      .codes = &kCodeKernels<Avx512Codes>,
+      .codes = &kCodeKernels<Avx512Codes, &kFloatCodeKernels<Avx512Floats>>,
       .qk_stored = QkStored<Avx512>,
       .pv_stored = PvStored<Avx512>,
   };

@@ -58,6 +58,23 @@ void ForRowBlocks(int64_t rows, F f) {
   }
 }
 
+// Lane j of planes[k] is channel j * kPlanes + k; lane j of out[k] is channel k * kWidth + j.
+template <typename S, int kPlanes>
+inline __attribute__((always_inline)) void ZipPlanes(const typename S::Vector (&planes)[kPlanes],
+                                                     typename S::Vector (&out)[kPlanes]) {
+  if constexpr (kPlanes == 1) {
+    out[0] = planes[0];
+  } else if constexpr (kPlanes == 2) {
+    S::Zip(planes[0], planes[1], &out[0], &out[1]);
+  } else {
+    typename S::Vector even[2], odd[2];
+    S::Zip(planes[0], planes[2], &even[0], &even[1]);
+    S::Zip(planes[1], planes[3], &odd[0], &odd[1]);
+    S::Zip(even[0], odd[0], &out[0], &out[1]);
+    S::Zip(even[1], odd[1], &out[2], &out[3]);
+  }
+}
+
 // The k-th lowest field of kBits in each 16-bit half.
 template <typename S, int kBits, int k>
 inline __attribute__((always_inline)) typename S::I Field(typename S::I word) {

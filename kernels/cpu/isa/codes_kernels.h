@@ -154,9 +154,10 @@ bool Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
   return run(scales_of, points_of, how, scales, biases);
 }
 
-template <typename S>
-constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>,  Biases<S>,
-                                      Turn<S>,    Weights<S>, Values<S>};
+// `floats` may be null.
+template <typename S, const FloatCodeKernels* floats>
+constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Biases<S>, Turn<S>,
+                                      Weights<S>, Values<S>, floats};
 
 }  // namespace
 }  // namespace kvant::cpu

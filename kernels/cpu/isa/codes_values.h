@@ -199,15 +199,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
       for (int k = 1; k < kPlanes; ++k) {
         v[k] = S::Mul(S::ToFloat(acc[ch][r][k]), S::Set1(1.f / (1 << k * kBits)));
       }
-      // Lane j of plane k is channel j * kPlanes + k.
-      if constexpr (kPlanes == 2) S::Zip(v[0], v[1], &v[0], &v[1]);
-      if constexpr (kPlanes == 4) {
-        F even[2], odd[2];
-        S::Zip(v[0], v[2], &even[0], &even[1]);
-        S::Zip(v[1], v[3], &odd[0], &odd[1]);
-        S::Zip(even[0], odd[0], &v[0], &v[1]);
-        S::Zip(even[1], odd[1], &v[2], &v[3]);
-      }
+      ZipPlanes<S>(v, v);
 #pragma GCC unroll 16
       for (int k = 0; k < kPlanes; ++k) {
         AddToOutput<S>(args, row + r, channel + k * S::kWidth, groups[ch][k * kGroups / kPlanes],

@@ -1,0 +1,274 @@
+// FloatCodeKernels of kernels/cpu/codes.h: f32 products on codes that stand for floats, over the
+// primitives of floats_avx512.h.
+#ifndef KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
+#define KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/isa/codes_common.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Calls f with what decodes the codes.
+template <typename S, typename F>
+void WithFloatCodes(const FloatCodes& codes, F f) {
+  if (codes.codebook != nullptr) return f(typename S::Entries(codes));
+  f(typename S::Bytes(codes));
+}
+
+// Bytes of a token that a vector holds, and the channels that they stand for.
+inline constexpr int kPieceBytes = 16;
+inline constexpr int64_t kLineOfNext = 64;
+template <typename Codes>
+constexpr int kPieceChannels = kPieceBytes * 8 / Codes::kBits;
+
+// Queries by blocks of rows: [piece][value][row][4], with Codes::PlaceOf in a piece.
+template <typename S>
+void FloatQueries(const FloatCodes& float_codes, const float* q, int64_t rows, int64_t channels,
+                  float* out, int64_t out_channels) {
+  WithFloatCodes<S>(float_codes, [&](const auto& codes) {
+    using Codes = std::remove_cvref_t<decltype(codes)>;
+    constexpr int kChannels = kPieceChannels<Codes>;
+    ForRowBlocks(rows, [&](auto block, int64_t row) {
+      constexpr int kRows = decltype(block)::value;
+      float* const to = out + row * out_channels;
+      for (int r = 0; r < kRows; ++r) {
+        const float* const from = q + (row + r) * channels;
+        for (int64_t c = 0; c < out_channels; ++c) {
+          const int place = Codes::PlaceOf(static_cast<int>(c % kChannels));
+          const int64_t piece = c / kChannels * kChannels * kRows;
+          to[piece + (place / 4 * kRows + r) * 4 + place % 4] = c < channels ? from[c] : 0.f;
+        }
+      }
+    });
+  });
+}
+
+// kWidth tokens from `token` on, which all exist unless not kWhole, times kRows rows of queries.
+// Quarter q of vector i is of token 4 q + i.
+template <typename S, int kRows, bool kWhole, typename Codes>
+void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColumns& columns,
+                      const float* q, const float* scales, int64_t token, float* scores) {
+  const Codes codes = tables;  // in registers
+  using F = typename S::Vector;
+  constexpr int kValues = kPieceChannels<Codes> / 4;
+  // Vectors that share what is read of the queries.
+  constexpr int kShared = kRows > 2 ? 2 : 1;
+  constexpr int kVectors = S::kWidth / S::kTokensOfVector;
+  const int64_t stride = rows.stride, last = rows.tokens - 1;
+  const uint8_t* first[kVectors];
+  for (int i = 0; i < kVectors; ++i) first[i] = rows.data + (token + i) * stride;
+  const char* next = reinterpret_cast<const char*>(rows.next) + token * rows.row_bytes;
+  const float* const scale = scales + token;
+  F total[kRows];
+#pragma GCC unroll 4
+  for (F& sum : total) sum = S::Zero();
+  int64_t byte = 0;
+  for (int64_t part = 0; part < columns.parts; ++part) {
+    F acc[kRows][kVectors];
+#pragma GCC unroll 4
+    for (auto& row : acc) {
+#pragma GCC unroll 4
+      for (F& sum : row) sum = S::Zero();
+    }
+    for (; byte < columns.part_ends[part] * 4; byte += kPieceBytes) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; i += kShared) {
+        typename Codes::Words words[kShared];
+#pragma GCC unroll 4
+        for (int s = 0; s < kShared; ++s) {
+          // The next tile, line after line.
+          _mm_prefetch(next, _MM_HINT_T1);
+          next += kLineOfNext;
+          if constexpr (kWhole) {
+            words[s] = codes.Open(S::LoadPieces(first[i + s], kVectors * stride));
+            first[i + s] += kPieceBytes;
+          } else {
+            const uint8_t* at[S::kTokensOfVector];
+            for (int l = 0; l < S::kTokensOfVector; ++l) {
+              at[l] = rows.data + byte + CodesMin(token + kVectors * l + i + s, last) * stride;
+            }
+            words[s] =
+                codes.Open(S::LoadSomePieces(at, CodesMin(rows.row_bytes - byte, kPieceBytes)));
+          }
+        }
+        ForEachOf<kValues>([&](auto k) __attribute__((always_inline)) {
+          F value[kShared];
+#pragma GCC unroll 4
+          for (int s = 0; s < kShared; ++s) value[s] = codes.template Value<k.value>(words[s]);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const F query = S::Quarters(q + (k.value * kRows + r) * 4);
+#pragma GCC unroll 4
+            for (int s = 0; s < kShared; ++s) {
+              acc[r][i + s] = S::Fma(value[s], query, acc[r][i + s]);
+            }
+          }
+        });
+        // Queries are read again: there are no registers to keep them in.
+        asm("" : : : "memory");
+      }
+      q += kRows * kPieceChannels<Codes>;
+    }
+    const F of_group = S::Load(scale + columns.part_groups[part] * kTokenTile);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      total[r] = S::Fma(S::SumQuarters(acc[r]), of_group, total[r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) S::Store(scores + r * kTokenTile + token, total[r]);
+}
+
+template <typename S>
+void FloatScores(const CodeRows& rows, const FloatCodes& float_codes, const CodeColumns& columns,
+                 const float* q, int64_t query_rows, const float* scales, float* scores) {
+  WithFloatCodes<S>(float_codes, [&](const auto& codes) {
+    using Codes = std::remove_cvref_t<decltype(codes)>;
+    const int64_t row_size = columns.columns * 32 / columns.bits;
+    const bool whole_pieces = rows.row_bytes % kPieceBytes == 0;
+    ForRowBlocks(query_rows, [&](auto block, int64_t row) {
+      constexpr int kRows = decltype(block)::value;
+      for (int64_t token = 0; token < rows.tokens; token += S::kWidth) {
+        const bool whole = whole_pieces && token + S::kWidth <= rows.tokens;
+        const auto run = whole ? FloatScoresBlock<S, kRows, true, Codes>
+                               : FloatScoresBlock<S, kRows, false, Codes>;
+        run(rows, codes, columns, q + row * row_size, scales, token, scores + row * kTokenTile);
+      }
+    });
+  });
+}
+
+template <typename S>
+void FloatWeights(const float* probs, int64_t rows, const float* scales, int64_t groups,
+                  float* weights) {
+  for (int64_t r = 0; r < rows; ++r, probs += kTokenTile) {
+    for (int64_t g = 0; g < groups; ++g, weights += kTokenTile) {
+      for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+        S::Store(weights + t, S::Mul(S::Load(probs + t), S::Load(scales + g * kTokenTile + t)));
+      }
+    }
+  }
+}
+
+// kChunks runs of channels, from byte `byte` of each token on, times kRows rows of weights; kGroups
+// share a run.
+template <typename S, int kRows, int kGroups, int kChunks, typename Codes>
+void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, int64_t row,
+                      int64_t byte, const float* shrink, float* out) {
+  using F = typename S::Vector;
+  constexpr int kChunkBytes = Codes::kRunBytes;
+  constexpr int kChannels = kChunkBytes * 8 / Codes::kBits;
+  constexpr int kPlanes = kChannels / S::kWidth;
+  const CodeRows& rows = args.rows;
+  const int64_t bytes = kChunks > 1 ? kChunkBytes : rows.row_bytes - byte;
+  const int64_t row_step = args.groups * kTokenTile;
+  const int64_t first_channel = byte * 8 / Codes::kBits;
+  // Lanes past the last channel have no group; what they multiply is not used.
+  const float* weights[kChunks][kGroups];
+  for (int ch = 0; ch < kChunks; ++ch) {
+    for (int i = 0; i < kGroups; ++i) {
+      const int64_t channel = first_channel + ch * kChannels + i * (kChannels / kGroups);
+      const int64_t group = CodesMin(channel / args.group, args.groups - 1);
+      weights[ch][i] = args.weights + (row * args.groups + group) * kTokenTile;
+    }
+  }
+  F acc[kChunks][kRows][kPlanes];
+#pragma GCC unroll 4
+  for (auto& chunk : acc) {
+#pragma GCC unroll 4
+    for (auto& of_row : chunk) {
+#pragma GCC unroll 4
+      for (F& sum : of_row) sum = S::Zero();
+    }
+  }
+  constexpr int64_t kAhead = kChunks * kChunkBytes;
+  const char* next = reinterpret_cast<const char*>(rows.next) + byte * rows.tokens;
+  for (int64_t t = 0; t < rows.tokens; ++t) {
+    for (int64_t line = 0; line < kAhead; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
+    next += kAhead;
+    const uint8_t* p = rows.data + t * rows.stride + byte;
+#pragma GCC unroll 4
+    for (int ch = 0; ch < kChunks; ++ch) {
+      const auto words = codes.Open(Codes::LoadRun(p + ch * kChunkBytes, bytes));
+      F v[kPlanes];
+      ForEachOf<kPlanes>([&](auto k) __attribute__((always_inline)) {
+        v[k.value] = codes.template Value<k.value>(words);
+      });
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const F weight = S::template FloatWeights<kGroups>(weights[ch], r * row_step + t);
+#pragma GCC unroll 4
+        for (int k = 0; k < kPlanes; ++k) acc[ch][r][k] = S::Fma(v[k], weight, acc[ch][r][k]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int ch = 0; ch < kChunks; ++ch) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      F v[kPlanes];
+      Codes::Sort(acc[ch][r], v);
+      const F factor = S::Set1(shrink[row + r]);
+#pragma GCC unroll 4
+      for (int k = 0; k < kPlanes; ++k) {
+        const int64_t channel = first_channel + ch * kChannels + k * S::kWidth;
+        const int64_t n = args.channels - channel;
+        if (n <= 0) break;
+        float* to = out + (row + r) * args.channels + channel;
+        StorePart<S>(to, n, S::Fma(LoadPart<S>(to, n), factor, v[k]));
+      }
+    }
+  }
+}
+
+template <typename S, int kGroups, typename Codes>
+void FloatValuesOf(const FloatCodeKernels::Values& args, const Codes& codes, int64_t query_rows,
+                   const float* shrink, float* out) {
+  // Four accumulators for each row.
+  constexpr int64_t kChunkBytes = Codes::kRunBytes;
+  constexpr int kChunks = 4 * S::kWidth * Codes::kBits / 8 / kChunkBytes;
+  ForRowBlocks(query_rows, [&](auto block, int64_t row) {
+    constexpr int kRows = decltype(block)::value;
+    int64_t byte = 0;
+    for (; byte + kChunks * kChunkBytes <= args.rows.row_bytes; byte += kChunks * kChunkBytes) {
+      FloatValuesBlock<S, kRows, kGroups, kChunks>(args, codes, row, byte, shrink, out);
+    }
+    for (; byte < args.rows.row_bytes; byte += kChunkBytes) {
+      FloatValuesBlock<S, kRows, kGroups, 1>(args, codes, row, byte, shrink, out);
+    }
+  });
+}
+
+template <typename S>
+void FloatValues(const FloatCodeKernels::Values& args, int64_t query_rows, const float* shrink,
+                 float* out) {
+  WithFloatCodes<S>(args.codes, [&](const auto& codes) {
+    using Codes = std::remove_cvref_t<decltype(codes)>;
+    // Groups are whole pieces.
+    constexpr int64_t kChannels = Codes::kRunBytes * 8 / Codes::kBits;
+    if constexpr (Codes::kRunBytes > kPieceBytes) {
+      if (args.groups > 1 && args.group % (kChannels / 2) != 0) {
+        return FloatValuesOf<S, 4>(args, codes, query_rows, shrink, out);
+      }
+      if (args.groups > 1 && args.group % kChannels != 0) {
+        return FloatValuesOf<S, 2>(args, codes, query_rows, shrink, out);
+      }
+    }
+    FloatValuesOf<S, 1>(args, codes, query_rows, shrink, out);
+  });
+}
+
+template <typename S>
+constexpr FloatCodeKernels kFloatCodeKernels = {FloatQueries<S>, FloatScores<S>, FloatWeights<S>,
+                                                FloatValues<S>};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_

@@ -1,0 +1,188 @@
+// Codes that stand for floats, by AVX-512 (BW, VBMI): what codes_floats.h needs of it.
+#ifndef KVANT_KERNELS_CPU_ISA_FLOATS_AVX512_H_
+#define KVANT_KERNELS_CPU_ISA_FLOATS_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/isa/codes_avx512.h"
+#include "kvant/kernels/cpu/isa/codes_common.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Every f8 is a bf16. Those of the 128 codes without a sign: their upper and their lower bytes.
+struct HalvesOfF8 {
+  uint8_t upper[128], lower[128];
+};
+
+// With `exponent_bits` above the mantissa's; `has_infinity`: the highest exponent is no number's,
+// as in IEEE formats, else only the last code is none.
+constexpr HalvesOfF8 MakeHalves(int exponent_bits, bool has_infinity) {
+  const int mantissa_bits = 7 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
+  const int last = (1 << exponent_bits) - 1, mantissas = 1 << mantissa_bits;
+  HalvesOfF8 halves{};
+  for (int code = 0; code < 128; ++code) {
+    int exponent = code >> mantissa_bits, mantissa = code & (mantissas - 1);
+    int bits = 0;
+    if (has_infinity ? exponent == last : code == 127) {
+      bits = has_infinity && mantissa == 0 ? 0x7f80 : 0x7fc0;
+    } else if (code != 0) {
+      if (exponent == 0) {
+        for (exponent = 1; mantissa < mantissas; --exponent) mantissa *= 2;
+      }
+      bits = (exponent - bias + 127) << 7 | (mantissa % mantissas) << (7 - mantissa_bits);
+    }
+    halves.upper[code] = static_cast<uint8_t>(bits >> 8);
+    halves.lower[code] = static_cast<uint8_t>(bits);
+  }
+  return halves;
+}
+
+struct Avx512Floats : Avx512Codes {
+  // Positions in a table of 16.
+  class Entries {
+   public:
+    static constexpr int kBits = 4;
+    // Of a vector of bytes.
+    struct Words {
+      I codes;
+    };
+
+    explicit Entries(const FloatCodes& codes) : table_(_mm512_loadu_ps(codes.codebook)) {}
+
+    Words Open(I bytes) const { return {bytes}; }
+    // The k-th of the 8 codes of each dword.
+    template <int k>
+    Vector Value(const Words& words) const {
+      // A permute takes the low four bits of an index.
+      const I index = k == 0 ? words.codes : _mm512_srli_epi32(words.codes, k * 4);
+      return _mm512_permutexvar_ps(index, table_);
+    }
+    // Where channel c of those of 16 bytes is: number i of value k is at 4 * k + i.
+    static int PlaceOf(int c) { return c % 8 * 4 + c / 8; }
+
+    // A run of channels of one token: 16 bytes, or as many as are left.
+    static constexpr int kRunBytes = 16;
+    static I LoadRun(const uint8_t* p, int64_t bytes) {
+      return _mm512_cvtepu8_epi32(bytes >= 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                                              : _mm_maskz_loadu_epi8((1u << bytes) - 1, p));
+    }
+    // From values 0 and 1 of a run to vectors of channels.
+    static void Sort(const Vector (&values)[2], Vector (&channels)[2]) {
+      Zip(values[0], values[1], &channels[0], &channels[1]);
+    }
+
+   private:
+    Vector table_;
+  };
+
+  // f8, by a table of the bf16 that they are. Permutes of two tables take a port from
+  // multiplications, unpacking does not.
+  class Bytes {
+   public:
+    static constexpr int kBits = 8;
+    struct Words {
+      I low, high;  // bf16 of the lower and the upper 8 bytes of each quarter
+    };
+
+    explicit Bytes(const FloatCodes& codes) {
+      alignas(64) static constexpr HalvesOfF8 kE4M3 = MakeHalves(4, false);
+      alignas(64) static constexpr HalvesOfF8 kE5M2 = MakeHalves(5, true);
+      const HalvesOfF8& halves = codes.type == kF8E4M3 ? kE4M3 : kE5M2;
+      for (int i = 0; i < 2; ++i) {
+        upper_[i] = _mm512_load_si512(halves.upper + 64 * i);
+        lower_[i] = _mm512_load_si512(halves.lower + 64 * i);
+      }
+    }
+
+    Words Open(I bytes) const {
+      // A permute takes the low seven bits of an index, all but the sign.
+      const I lower = _mm512_permutex2var_epi8(lower_[0], bytes, lower_[1]);
+      const I magnitude = _mm512_permutex2var_epi8(upper_[0], bytes, upper_[1]);
+      // magnitude | (bytes & 0x80).
+      const I upper = _mm512_ternarylogic_epi32(magnitude, bytes, Dword(0x80808080), 0xf8);
+      return {_mm512_unpacklo_epi8(lower, upper), _mm512_unpackhi_epi8(lower, upper)};
+    }
+    // Bytes 4 k to 4 k + 3 of each quarter.
+    template <int k>
+    Vector Value(const Words& words) const {
+      const I zero = _mm512_setzero_si512(), from = k < 2 ? words.low : words.high;
+      return _mm512_castsi512_ps(k % 2 == 0 ? _mm512_unpacklo_epi16(zero, from)
+                                            : _mm512_unpackhi_epi16(zero, from));
+    }
+    static int PlaceOf(int c) { return c; }
+
+    static constexpr int kRunBytes = 64;
+    static I LoadRun(const uint8_t* p, int64_t bytes) {
+      return bytes >= 64 ? _mm512_loadu_si512(p)
+                         : _mm512_maskz_loadu_epi8((uint64_t{1} << bytes) - 1, p);
+    }
+    static void Sort(const Vector (&values)[4], Vector (&channels)[4]) {
+      const Vector low0 = _mm512_shuffle_f32x4(values[0], values[1], 0x44);
+      const Vector low1 = _mm512_shuffle_f32x4(values[2], values[3], 0x44);
+      const Vector high0 = _mm512_shuffle_f32x4(values[0], values[1], 0xee);
+      const Vector high1 = _mm512_shuffle_f32x4(values[2], values[3], 0xee);
+      channels[0] = _mm512_shuffle_f32x4(low0, low1, 0x88);
+      channels[1] = _mm512_shuffle_f32x4(low0, low1, 0xdd);
+      channels[2] = _mm512_shuffle_f32x4(high0, high1, 0x88);
+      channels[3] = _mm512_shuffle_f32x4(high0, high1, 0xdd);
+    }
+
+   private:
+    I upper_[2], lower_[2];
+  };
+
+  // Tokens whose bytes share a vector, 16 of each.
+  static constexpr int kTokensOfVector = 4;
+  // The 16 bytes at p and at one, two and three strides from it.
+  static I LoadPieces(const uint8_t* p, int64_t stride) {
+    const auto at = [&](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
+    };
+    I bytes = _mm512_castsi128_si512(at(0));
+    bytes = _mm512_inserti32x4(bytes, at(1), 1);
+    bytes = _mm512_inserti32x4(bytes, at(2), 2);
+    return _mm512_inserti32x4(bytes, at(3), 3);
+  }
+  // The first `bytes`, at most 16, at each of four places; zeros beyond.
+  static I LoadSomePieces(const uint8_t* const (&p)[4], int64_t bytes) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << bytes) - 1);
+    I all = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(mask, p[0]));
+    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[1]), 1);
+    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[2]), 2);
+    return _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[3]), 3);
+  }
+  // Four floats, in each quarter.
+  static Vector Quarters(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  // Element 4 q + i is the sum over quarter q of v[i].
+  static Vector SumQuarters(const Vector (&v)[4]) {
+    const auto halves = [](Vector a, Vector b) {
+      return _mm512_castps_pd(Add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    };
+    const __m512d x = halves(v[0], v[1]), y = halves(v[2], v[3]);
+    return Add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+               _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+
+  // The floats at `at` of each of kGroups, over equal runs of lanes.
+  template <int kGroups>
+  static Vector FloatWeights(const float* const (&groups)[kGroups], int64_t at) {
+    Vector weight = Set1(groups[0][at]);
+    if constexpr (kGroups == 2) {
+      weight = _mm512_mask_mov_ps(weight, 0xff00, Set1(groups[1][at]));
+    } else if constexpr (kGroups == 4) {
+      weight = _mm512_mask_mov_ps(weight, 0x00f0, Set1(groups[1][at]));
+      weight = _mm512_mask_mov_ps(weight, 0x0f00, Set1(groups[2][at]));
+      weight = _mm512_mask_mov_ps(weight, 0xf000, Set1(groups[3][at]));
+    }
+    return weight;
+  }
+};
+
+}  // namespace
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_ISA_FLOATS_AVX512_H_
