@@ -53,8 +53,9 @@ CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p,
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
 // parameters are read or its weights made: in those phases no kernel asks for any.
 void RequestFirst(const CodeRows& rows) {
-  constexpr int kLines = 24;
-  for (int i = 0; i < kLines; ++i) __builtin_prefetch(rows.next + i * 64, 0, 2);
+  constexpr int64_t kMostLines = 24;
+  const int64_t lines = std::min(kMostLines, CeilDiv(rows.tokens * rows.row_bytes, 64));
+  for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(rows.next + i * 64, 0, 2);
 }
 
 CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {

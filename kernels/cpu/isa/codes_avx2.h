@@ -43,7 +43,9 @@ struct Avx2Codes : Avx2 {
 
   static Vector Abs(Vector a) { return _mm256_andnot_ps(Set1(-0.f), a); }
 
-  // Up to 32 bytes of each of 8 rows, row min(i, last), as dword columns of kTokenTile, each dword
+  // Of a row, as columns at a time.
+  static constexpr int64_t kColumnBytes = 32;
+  // Up to so many of each of 8 rows, row min(i, last), as dword columns of kTokenTile, each dword
   // ^ flips.
   static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
                       int32_t* out) {

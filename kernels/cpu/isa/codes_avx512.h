@@ -40,19 +40,49 @@ struct Avx512Codes : Avx512 {
 
   static Vector Abs(Vector a) { return _mm512_abs_ps(a); }
 
-  // Up to 64 bytes of each of 16 rows, row min(i, last), as dword columns of kTokenTile, each dword
+  // Tokens whose bytes share a vector, 16 of each.
+  static constexpr int kTokensOfVector = 4;
+  // The 16 bytes at p and at one, two and three strides from it.
+  static I LoadPieces(const uint8_t* p, int64_t stride) {
+    const auto at = [&](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
+    };
+    I bytes = _mm512_castsi128_si512(at(0));
+    bytes = _mm512_inserti32x4(bytes, at(1), 1);
+    bytes = _mm512_inserti32x4(bytes, at(2), 2);
+    return _mm512_inserti32x4(bytes, at(3), 3);
+  }
+  // The first `bytes`, at most 16, at each of four places; zeros beyond.
+  static I LoadSomePieces(const uint8_t* const (&p)[4], int64_t bytes) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << bytes) - 1);
+    I all = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(mask, p[0]));
+    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[1]), 1);
+    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[2]), 2);
+    return _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[3]), 3);
+  }
+  // Of a row, as columns at a time.
+  static constexpr int64_t kColumnBytes = 16;
+  // Up to so many of each of 16 rows, row min(i, last), as dword columns of kTokenTile, each dword
   // ^ flips.
   static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
                       int32_t* out) {
-    const __mmask64 part = bytes >= 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
-    Vector r[kWidth];
-    for (int i = 0; i < kWidth; ++i) {
-      const uint8_t* row = p + (i < last ? i : last) * stride;
-      r[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(part, row));
+    // Quarter q of vector i is of row 4 q + i.
+    I v[4];
+    for (int i = 0; i < 4; ++i) {
+      if (last == kWidth - 1 && bytes >= kColumnBytes) {
+        v[i] = LoadPieces(p + i * stride, 4 * stride);
+        continue;
+      }
+      const uint8_t* rows[4];
+      for (int q = 0; q < 4; ++q) rows[q] = p + (4 * q + i < last ? 4 * q + i : last) * stride;
+      v[i] = LoadSomePieces(rows, bytes < kColumnBytes ? bytes : kColumnBytes);
     }
-    Transpose(r);
-    for (int i = 0; i < kWidth; ++i) {
-      _mm512_storeu_si512(out + i * kTokenTile, Xor(_mm512_castps_si512(r[i]), flips));
+    const I low0 = _mm512_unpacklo_epi32(v[0], v[1]), low1 = _mm512_unpacklo_epi32(v[2], v[3]);
+    const I high0 = _mm512_unpackhi_epi32(v[0], v[1]), high1 = _mm512_unpackhi_epi32(v[2], v[3]);
+    const I columns[] = {_mm512_unpacklo_epi64(low0, low1), _mm512_unpackhi_epi64(low0, low1),
+                         _mm512_unpacklo_epi64(high0, high1), _mm512_unpackhi_epi64(high0, high1)};
+    for (int c = 0; c < 4; ++c) {
+      _mm512_storeu_si512(out + c * kTokenTile, Xor(columns[c], flips));
     }
   }
 

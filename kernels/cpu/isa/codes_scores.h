@@ -63,7 +63,9 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
   F zero_sum = S::Zero();
   I sum = S::ZeroDwords();
   int64_t part = 0;
-  for (int64_t d = 0; d < columns.columns * kPerDword; d += 2 * S::kWidth) {
+  // Columns behind the last part are not multiplied.
+  const int64_t end = columns.part_ends[columns.parts - 1] * kPerDword;
+  for (int64_t d = 0; d < end; d += 2 * S::kWidth) {
     alignas(64) int16_t codes[2 * S::kWidth];
     F x[2];
     for (int h = 0; h < 2; ++h) {
@@ -118,7 +120,7 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
   const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
   for (int64_t token = begin; token < end; token += S::kWidth) {
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
-    for (int64_t byte = 0; byte < rows.row_bytes; byte += 4 * S::kWidth) {
+    for (int64_t byte = 0; byte < rows.row_bytes; byte += S::kColumnBytes) {
       S::Columns(rows.data + token * rows.stride + byte, rows.stride, last, rows.row_bytes - byte,
                  flips, turned + byte / 4 * kTokenTile + token);
     }

@@ -135,26 +135,6 @@ struct Avx512Floats : Avx512Codes {
     I upper_[2], lower_[2];
   };
 
-  // Tokens whose bytes share a vector, 16 of each.
-  static constexpr int kTokensOfVector = 4;
-  // The 16 bytes at p and at one, two and three strides from it.
-  static I LoadPieces(const uint8_t* p, int64_t stride) {
-    const auto at = [&](int i) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
-    };
-    I bytes = _mm512_castsi128_si512(at(0));
-    bytes = _mm512_inserti32x4(bytes, at(1), 1);
-    bytes = _mm512_inserti32x4(bytes, at(2), 2);
-    return _mm512_inserti32x4(bytes, at(3), 3);
-  }
-  // The first `bytes`, at most 16, at each of four places; zeros beyond.
-  static I LoadSomePieces(const uint8_t* const (&p)[4], int64_t bytes) {
-    const __mmask16 mask = static_cast<__mmask16>((1u << bytes) - 1);
-    I all = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(mask, p[0]));
-    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[1]), 1);
-    all = _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[2]), 2);
-    return _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[3]), 3);
-  }
   // Four floats, in each quarter.
   static Vector Quarters(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
   // Element 4 q + i is the sum over quarter q of v[i].
