@@ -58,7 +58,7 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
   using F = typename S::Vector;
   constexpr int kValues = kPieceChannels<Codes> / 4;
   // Vectors that share what is read of the queries.
-  constexpr int kShared = kRows > 2 ? 2 : 1;
+  constexpr int kShared = kRows > 2 ? 4 : 1;
   constexpr int kVectors = S::kWidth / S::kTokensOfVector;
   const int64_t stride = rows.stride, last = rows.tokens - 1;
   const uint8_t* first[kVectors];
