@@ -66,7 +66,8 @@ TEST(CodebookAttention, KernelSaysWhyItDoesNotMultiplyCodes) {
   Case c = Plain({.q_len = 1, .kv_len = 64, .d = 64, .dv = 64}, WithTable(kU8, {1, 1, 1, 1, 32}),
                  WithTable(kU8, {1, 1, 1, 1, 32}));
   const std::string kernel = (*CompileAttention(c.spec, HighestKernels()))->kernel();
-  EXPECT_NE(kernel.find("f32 products (codes are positions in a codebook of 256)"), std::string::npos)
+  EXPECT_NE(kernel.find("f32 products (codes are positions in a codebook of 256)"),
+            std::string::npos)
       << kernel;
 }
 
