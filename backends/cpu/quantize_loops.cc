@@ -12,7 +12,7 @@ LoopAxis Pop(LoopAxes& axes, LoopAxes::iterator at) {
   return axis;
 }
 
-QuantizeLoops RowLoops(LoopAxes axes) {
+QuantizeLoops RowLoops(LoopAxes axes, bool dense_source) {
   QuantizeLoops loops;
   loops.layout = QuantizeLayout::kRows;
   loops.group = Pop(axes, axes.end() - 1).extent;
@@ -22,6 +22,13 @@ QuantizeLoops RowLoops(LoopAxes axes) {
       loops.next = next.strides;
       loops.groups = Pop(axes, axes.end() - 1).extent;
     }
+  }
+  // Few groups are a part of a batch.
+  const bool few = 2 * loops.groups <= QuantizeBatch(loops.group);
+  const bool together = loops.groups == 1 || loops.next.codes == loops.group;
+  if (!axes.empty() && few && together) {
+    const bool dense = axes.back().strides.src == loops.groups * loops.group;
+    if (dense || !dense_source) loops.runs = Pop(axes, axes.end() - 1);
   }
   loops.outer = std::move(axes);
   return loops;
@@ -56,16 +63,6 @@ LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& t, int first, int last)
   return loops;
 }
 
-bool QuantizeLoops::WholeBytes(int bits) const {
-  const auto whole = [bits](int64_t elements) { return elements * bits % 8 == 0; };
-  // Groups that are stored one by one.
-  const bool apart = groups > 1 && (next.codes != group || group > kQuantizeRowGroup);
-  if (layout == QuantizeLayout::kRows && apart && !whole(next.codes)) return false;
-  if (layout == QuantizeLayout::kColumns && !whole(lines.strides.codes)) return false;
-  return std::all_of(outer.begin(), outer.end(),
-                     [&](const LoopAxis& axis) { return whole(axis.strides.codes); });
-}
-
 std::string WhyElements(const LoopAxes& axes, const QuantizeTensors& t) {
   if (axes.empty()) return "there is one element";
   if (std::any_of(axes.begin(), axes.end(), [](const LoopAxis& axis) { return axis.extent == 0; }))
@@ -82,8 +79,9 @@ std::string WhyElements(const LoopAxes& axes, const QuantizeTensors& t) {
   return "";
 }
 
-QuantizeLoops LineLoops(LoopAxes axes) {
-  return axes.back().in_group ? RowLoops(std::move(axes)) : ColumnLoops(std::move(axes));
+QuantizeLoops LineLoops(LoopAxes axes, bool dense_source) {
+  if (axes.back().in_group) return RowLoops(std::move(axes), dense_source);
+  return ColumnLoops(std::move(axes));
 }
 
 QuantizeLoops ElementLoops(const LoopAxes& axes) {

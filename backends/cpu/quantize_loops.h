@@ -23,19 +23,16 @@ struct QuantizeLoops {
   QuantizeLayout layout = QuantizeLayout::kElements;
   LoopAxes outer, inner;
   int64_t groups = 1, group = 1;
-  QuantizeAxis lines;
+  QuantizeAxis runs, lines;
   QuantizeStrides next;
-
-  // Whether lines of codes of so many bits begin at whole bytes, as rows and columns must, if the
-  // first does.
-  bool WholeBytes(int bits) const;
 };
 
 // Why neither rows nor columns will do; empty if one will.
 std::string WhyElements(const LoopAxes& axes, const QuantizeTensors& tensors);
 
-// Rows or columns, by what the last axis is.
-QuantizeLoops LineLoops(LoopAxes axes);
+// Rows or columns, by what the last axis is. With `dense_source`, numbers of all runs of a batch
+// are side by side.
+QuantizeLoops LineLoops(LoopAxes axes, bool dense_source);
 QuantizeLoops ElementLoops(const LoopAxes& axes);
 // Rows: of side by side numbers where there are any, else of one each.
 QuantizeLoops ConversionLoops(LoopAxes axes);

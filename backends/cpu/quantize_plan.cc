@@ -90,21 +90,17 @@ class QuantizePlan {
   QuantizeLoops ChooseLoops(const LoopAxes& axes, const QuantizeTensors& t) {
     if (p_.converts) return ConversionLoops(axes);
     reason_ = WhyElements(axes, t);
-    if (reason_.empty()) {
-      QuantizeLoops lines = LineLoops(axes);
-      const int bits = BitsOf(p_.code_type);
-      if (lines.WholeBytes(bits) && OuterAt(bits, &QuantizeStrides::codes)) return lines;
-      reason_ = "codes of different lines share bytes";
-    }
-    return ElementLoops(axes);
+    if (!reason_.empty()) return ElementLoops(axes);
+    // ggml's formulas go through the elements of a batch again.
+    return LineLoops(axes, /*dense_source=*/p_.rule.ggml != GgmlFormat::kNone);
   }
 
-  // Whether what belongs to an outer index begins at a whole byte, at any position.
-  bool OuterAt(int bits, int64_t QuantizeStrides::*tensor) const {
-    return p_.per_position.*tensor * bits % 8 == 0 &&
-           std::all_of(p_.outer, p_.outer + p_.outer_axes, [=](const QuantizeAxis& axis) {
-             return axis.strides.*tensor * bits % 8 == 0;
-           });
+  // Whether runs and lines, at any position, begin at whole bytes.
+  bool WholeBytes(int bits, int64_t QuantizeStrides::*tensor) const {
+    const auto whole = [=](const QuantizeStrides& by) { return by.*tensor * bits % 8 == 0; };
+    return whole(p_.per_position) && whole(p_.runs.strides) && whole(p_.lines.strides) &&
+           std::all_of(p_.outer, p_.outer + p_.outer_axes,
+                       [=](const QuantizeAxis& axis) { return whole(axis.strides); });
   }
 
   void Take(const QuantizeLoops& loops) {
@@ -114,6 +110,7 @@ class QuantizePlan {
     for (int a = 0; a < p_.outer_axes; ++a) p_.outer_count *= p_.outer[a].extent;
     p_.groups = loops.groups;
     p_.group = loops.group;
+    p_.runs = loops.runs;
     p_.lines = loops.lines;
     p_.next = loops.next;
   }
@@ -129,8 +126,10 @@ class QuantizePlan {
           p_.chunk = 1;
           return;
         }
-        p_.chunk = std::max<int64_t>(4, kUnitElements / p_.group / 4 * 4);
-        p_.outer_run = std::max<int64_t>(1, kUnitElements / (p_.group * p_.groups));
+        const int64_t run = p_.group * p_.groups;
+        p_.chunk = p_.runs.extent > 1 ? std::max<int64_t>(1, kUnitElements / run) * p_.groups
+                                      : std::max<int64_t>(4, kUnitElements / p_.group / 4 * 4);
+        p_.outer_run = std::max<int64_t>(1, kUnitElements / (run * p_.runs.extent));
         return;
       }
       case QuantizeLayout::kColumns: {
@@ -155,7 +154,11 @@ class QuantizePlan {
 
   // Codes or zero points of less than a byte, of units that do not begin at whole bytes.
   bool SharesBytes() const {
-    if (p_.layout == QuantizeLayout::kElements && BitsOf(p_.code_type) < 8) return true;
+    const int code_bits = BitsOf(p_.code_type);
+    if (code_bits < 8) {
+      if (p_.layout == QuantizeLayout::kElements) return true;
+      if (!WholeBytes(code_bits, &QuantizeStrides::codes)) return true;
+    }
     if (!p_.computes || p_.zero_point_type == kUndef) return false;
     const int bits = BitsOf(p_.zero_point_type);
     if (bits >= 8) return false;
@@ -164,7 +167,7 @@ class QuantizePlan {
     // nothing if runs begin at whole bytes.
     if (p_.groups > 1 && p_.next.zero_points != 1) return true;
     if (p_.parts > 1 && p_.groups > 1) return true;
-    return !OuterAt(bits, &QuantizeStrides::zero_points);
+    return !WholeBytes(bits, &QuantizeStrides::zero_points);
   }
 
   std::optional<Codebook> codebook_;

@@ -10,11 +10,7 @@
 namespace kvant::cpu {
 namespace {
 
-// Groups whose ranges are found before their codes: few enough to be read twice from the
-// first-level cache.
-constexpr int64_t kBatchElements = 2048;
 constexpr int64_t kMaxBatch = kMaxQuantizeChunk;
-constexpr int64_t kBufferBytes = 8192;
 constexpr float kLargestZeroPoint = 32768;  // see QuantizeParameters
 
 // Indices in the four arrays.
@@ -42,17 +38,26 @@ Place PlaceOf(const QuantizeAxis* axes, int count, int64_t index) {
 struct Batch {
   float min[kMaxBatch], max[kMaxBatch];
   float scales[kMaxBatch], reciprocals[kMaxBatch], zero_points[kMaxBatch];
+  uint8_t stored[kMaxBatch * sizeof(float)];
 };
+
+// Groups of a batch: runs of them, and where the first is.
+struct Groups {
+  Place at;
+  int64_t count = 1, run = 1;
+};
+
+int64_t GroupsOf(const QuantizeProblem& problem) { return problem.runs.extent * problem.groups; }
 
 class Unit {
  public:
   Unit(const QuantizeCall& call, int64_t unit)
       : call_(call), p_(*call.problem), kernels_(*call.kernels->quantize) {
-    const int64_t chunks = CeilDiv(p_.groups, p_.chunk);
+    const int64_t chunks = CeilDiv(GroupsOf(p_), p_.chunk);
     part_ = unit % p_.parts;
     const int64_t chunk = unit / p_.parts % chunks, run = unit / p_.parts / chunks;
     first_group_ = chunk * p_.chunk;
-    groups_ = std::min(p_.chunk, p_.groups - first_group_);
+    groups_ = std::min(p_.chunk, GroupsOf(p_) - first_group_);
     first_outer_ = run * p_.outer_run;
     last_outer_ = std::min(p_.outer_count, first_outer_ + p_.outer_run);
   }
@@ -63,8 +68,9 @@ class Unit {
       const Place place = PlaceOf(p_.outer, p_.outer_axes, outer);
       for (int64_t g = first_group_; g < first_group_ + groups_; ++g) {
         float* range = RangeOf(outer, g, part_);
-        kernels_.row_ranges(p_.src_type, call_.src, place.src + g * p_.group + begin, size, 1,
-                            Magnitude(), range, range + 1);
+        kernels_.row_ranges(
+            {p_.src_type, call_.src, place.src + g * p_.group + begin, size, /*groups=*/1},
+            Magnitude(), range, range + 1);
       }
     }
   }
@@ -114,52 +120,46 @@ class Unit {
     }
   }
 
-  void QuantizeRows(int64_t outer, Place line) {
-    const int64_t most = p_.group <= kQuantizeRowGroup
-                             ? std::min<int64_t>(64, kBatchElements / p_.group / 4 * 4)
-                             : 1;
+  void QuantizeRows(int64_t outer, const Place& line) {
+    int64_t most = QuantizeBatch(p_.group);
+    if (p_.runs.extent > 1) most = most / p_.groups * p_.groups;
     for (int64_t g = first_group_; g < first_group_ + groups_; g += most) {
-      const int64_t n = std::min(most, first_group_ + groups_ - g);
-      Place place = line;
-      place.Move(p_.next, g);
-      if (p_.computes) {
-        if (p_.parts > 1) {
-          JoinRanges(outer, g);
-        } else {
-          kernels_.row_ranges(p_.src_type, call_.src, place.src, p_.group, n, Magnitude(),
-                              batch_.min, batch_.max);
-        }
-      }
-      const QuantizeParameters how = Parameters(place, n);
-      const int64_t begin = part_ * p_.part;
-      const int64_t end = p_.parts > 1 ? std::min(p_.group, begin + p_.part) : p_.group;
-      if (!Representable(how, n)) {
-        for (int64_t i = 0; i < n; ++i) {
-          ExactCodes(place.src + i * p_.group + begin, 1, place.codes + i * p_.next.codes + begin,
-                     1, end - begin, batch_.scales[i], batch_.zero_points[i]);
-        }
-      } else if (n > 1 && p_.next.codes != p_.group) {
-        for (int64_t i = 0; i < n; ++i) {
-          RowCodes(place.src + i * p_.group, place.codes + i * p_.next.codes, p_.group, 1,
-                   From(how, i));
-        }
-      } else if (n > 1 || p_.group <= kQuantizeRowGroup) {
-        RowCodes(place.src, place.codes, p_.group, n, how);
-      } else {
-        for (int64_t i = begin; i < end; i += kBatchElements) {
-          RowCodes(place.src + i, place.codes + i, std::min(kBatchElements, end - i), 1, how);
-        }
-      }
+      Groups groups{line, std::min(most, first_group_ + groups_ - g)};
+      groups.at.Move(p_.runs.strides, g / p_.groups);
+      groups.at.Move(p_.next, g % p_.groups);
+      groups.run = std::min(groups.count, p_.groups);
+      QuantizeBatchOfRows(outer, g, groups);
     }
   }
 
-  // Parameters from group i on.
-  static QuantizeParameters From(QuantizeParameters how, int64_t i) {
-    how.scales += i;
-    how.values += i;
-    if (how.reciprocals != nullptr) how.reciprocals += i;
-    if (how.offsets != nullptr) how.offsets += i;
-    return how;
+  void QuantizeBatchOfRows(int64_t outer, int64_t g, const Groups& groups) {
+    const int64_t begin = part_ * p_.part;
+    const int64_t size = p_.parts > 1 ? std::min(p_.group - begin, p_.part) : p_.group;
+    NumberRows rows{p_.src_type,  call_.src,  groups.at.src + begin, size,
+                    groups.count, groups.run, p_.runs.strides.src};
+    if (p_.computes && p_.parts > 1) {
+      JoinRanges(outer, g);
+    } else if (p_.computes) {
+      kernels_.row_ranges(rows, Magnitude(), batch_.min, batch_.max);
+    }
+    const QuantizeParameters how = Parameters(groups);
+    if (!Representable(how, groups.count)) {
+      for (int64_t i = 0; i < groups.count; ++i) {
+        Place place = groups.at;
+        place.Move(p_.runs.strides, i / groups.run);
+        place.Move(p_.next, i % groups.run);
+        ExactCodes(place.src + begin, 1, place.codes + begin, 1, size, batch_.scales[i],
+                   batch_.zero_points[i]);
+      }
+      return;
+    }
+    CodeRuns out{call_.codes, groups.at.codes + begin, p_.runs.strides.codes};
+    if (groups.run > 1 && p_.next.codes != p_.group) {
+      rows.run = 1;
+      rows.step = p_.group;
+      out.step = p_.next.codes;
+    }
+    kernels_.row_codes(rows, how, out);
   }
 
   void JoinRanges(int64_t outer, int64_t group) {
@@ -174,30 +174,24 @@ class Unit {
     batch_.max[0] = max;
   }
 
-  void RowCodes(int64_t src, int64_t codes, int64_t group, int64_t groups,
-                const QuantizeParameters& how) {
-    if (BitsOf(p_.code_type) == 8 && group % kCodeSlack == 0) {
-      return kernels_.row_codes(p_.src_type, call_.src, src, group, groups, how,
-                                static_cast<uint8_t*>(call_.codes) + codes);
-    }
-    kernels_.row_codes(p_.src_type, call_.src, src, group, groups, how, buffer_);
-    StoreCodes(buffer_, group * groups, call_.codes, p_.code_type, codes);
-  }
-
   void QuantizeColumns(int64_t outer, Place line) {
     Place place = line;
     place.Move(p_.next, first_group_);
     const QuantizeStrides& step = p_.lines.strides;
     const int64_t n = groups_;
-    if (p_.computes) {
-      kernels_.column_ranges(p_.src_type, call_.src, place.src, step.src, p_.lines.extent, n,
-                             Magnitude(), batch_.min, batch_.max);
-    }
-    QuantizeParameters how = Parameters(place, n);
-    if (outer + 1 < last_outer_) {
-      how.ahead =
+    NumberColumns columns{p_.src_type, call_.src, place.src, step.src, p_.lines.extent, n};
+    if (outer + 1 < p_.outer_count) {
+      columns.ahead =
           (PlaceOf(p_.outer, p_.outer_axes, outer + 1).src - line.src) * BitsOf(p_.src_type) / 8;
     }
+    if (p_.computes) {
+      kernels_.column_ranges(columns, Magnitude(), batch_.min, batch_.max);
+    }
+    // Lanes beyond the last column have parameters, too.
+    for (float* values : {batch_.scales, batch_.reciprocals, batch_.zero_points}) {
+      std::fill(values + n, values + CeilDiv(n, kColumnBlock) * kColumnBlock, 1.f);
+    }
+    const QuantizeParameters how = Parameters({place, n, n});
     const int64_t begin = p_.parts > 1 ? part_ * p_.part : 0;
     const int64_t end = p_.parts > 1 ? std::min(p_.lines.extent, begin + p_.part) : p_.lines.extent;
     if (!Representable(how, n)) {
@@ -205,41 +199,32 @@ class Unit {
         ExactCodes(place.src + begin * step.src + c, step.src, place.codes + begin * step.codes + c,
                    step.codes, end - begin, batch_.scales[c], batch_.zero_points[c]);
       }
-    } else if (BitsOf(p_.code_type) == 8 && n % kCodeSlack == 0) {
-      kernels_.column_codes(
-          p_.src_type, call_.src, place.src + begin * step.src, step.src, end - begin, n, how,
-          static_cast<uint8_t*>(call_.codes) + place.codes + begin * step.codes, step.codes);
-    } else {
-      const int64_t width = CeilDiv(n, kCodeSlack) * kCodeSlack;
-      const int64_t block = kBufferBytes / width;
-      for (int64_t i = begin; i < end; i += block) {
-        const int64_t lines = std::min(block, end - i);
-        kernels_.column_codes(p_.src_type, call_.src, place.src + i * step.src, step.src, lines, n,
-                              how, buffer_, width);
-        for (int64_t j = 0; j < lines; ++j) {
-          StoreCodes(buffer_ + j * width, n, call_.codes, p_.code_type,
-                     place.codes + (i + j) * step.codes);
-        }
-      }
+      return;
     }
+    columns.index += begin * step.src;
+    columns.lines = end - begin;
+    kernels_.column_codes(columns, how,
+                          {call_.codes, place.codes + begin * step.codes, step.codes});
   }
 
-  // Computes, rounds and stores the parameters of n groups whose ranges are known, or reads them.
-  QuantizeParameters Parameters(const Place& place, int64_t n) {
+  // Computes, rounds and stores the parameters of groups whose ranges are known, or reads them.
+  QuantizeParameters Parameters(const Groups& groups) {
+    const int64_t n = groups.count;
     QuantizeParameters how;
     how.codes = p_.code_type;
+    how.bits = BitsOf(p_.code_type);
+    how.lowest = IsInteger(p_.code_type) ? static_cast<int>(LowestOf(p_.code_type)) : 0;
     how.zero_points = p_.rule.zero_points;
-    how.lowest = static_cast<float>(p_.rule.lowest);
-    how.highest = static_cast<float>(p_.rule.highest);
     how.codebook = p_.rule.codebook;
     how.scales = batch_.scales;
     how.values = batch_.zero_points;
     const bool has_zero_points = how.zero_points != ZeroPoints::kNone;
     if (!p_.computes) {
-      Read(p_.scale_type, call_.scales, place.scales, p_.next.scales, n, batch_.scales);
+      Read(p_.scale_type, call_.scales, groups, &Place::scales, &QuantizeStrides::scales,
+           batch_.scales);
       if (!has_zero_points) return how;
-      Read(p_.zero_point_type, call_.zero_points, place.zero_points, p_.next.zero_points, n,
-           batch_.zero_points);
+      Read(p_.zero_point_type, call_.zero_points, groups, &Place::zero_points,
+           &QuantizeStrides::zero_points, batch_.zero_points);
       return how;
     }
     if (p_.rule.ggml == GgmlFormat::kNone) {
@@ -247,30 +232,46 @@ class Unit {
                                         batch_.reciprocals, batch_.zero_points);
     } else {
       FindGgmlParameters(kernels_, p_.rule,
-                         {p_.src_type, call_.src, place.src, p_.group, n, batch_.min, batch_.max,
-                          batch_.scales, batch_.reciprocals, batch_.zero_points});
+                         {p_.src_type, call_.src, groups.at.src, p_.group, n, batch_.min,
+                          batch_.max, batch_.scales, batch_.reciprocals, batch_.zero_points});
       how.ggml = p_.rule.ggml;
       how.offsets = batch_.min;
     }
     if (part_ == 0) {
-      StoreParameters(p_.scale_type, batch_.scales, n, call_.scales, place.scales, p_.next.scales);
+      StoreParameters(p_.scale_type, batch_.scales, groups, call_.scales, &Place::scales,
+                      &QuantizeStrides::scales);
       if (has_zero_points) {
-        StoreParameters(p_.zero_point_type, batch_.zero_points, n, call_.zero_points,
-                        place.zero_points, p_.next.zero_points);
+        StoreParameters(p_.zero_point_type, batch_.zero_points, groups, call_.zero_points,
+                        &Place::zero_points, &QuantizeStrides::zero_points);
       }
     }
     how.reciprocals = batch_.reciprocals;
     return how;
   }
 
-  void Read(DataType type, const void* data, int64_t index, int64_t step, int64_t n, float* out) {
-    if (step == 1) return call_.kernels->load(type, data, index, n, out);
-    if (step == 0) {
-      call_.kernels->load(type, data, index, 1, out);
-      std::fill(out + 1, out + n, out[0]);
-      return;
+  // Calls f(index of the first parameter of a run in memory, index of its group in the batch).
+  template <typename F>
+  void ForEachRun(const Groups& groups, int64_t Place::*at, int64_t QuantizeStrides::*strides,
+                  F f) const {
+    int64_t index = groups.at.*at;
+    for (int64_t i = 0; i < groups.count; i += groups.run, index += p_.runs.strides.*strides) {
+      f(index, i);
     }
-    for (int64_t i = 0; i < n; ++i) call_.kernels->load(type, data, index + i * step, 1, out + i);
+  }
+
+  void Read(DataType type, const void* data, const Groups& groups, int64_t Place::*at,
+            int64_t QuantizeStrides::*strides, float* out) const {
+    const int64_t step = p_.next.*strides, n = groups.run;
+    ForEachRun(groups, at, strides, [&](int64_t index, int64_t i) {
+      float* const to = out + i;
+      if (step == 1) return call_.kernels->load(type, data, index, n, to);
+      if (step == 0) {
+        call_.kernels->load(type, data, index, 1, to);
+        std::fill(to + 1, to + n, to[0]);
+        return;
+      }
+      for (int64_t j = 0; j < n; ++j) call_.kernels->load(type, data, index + j * step, 1, to + j);
+    });
   }
 
   // Whether the kernels take these zero points.
@@ -280,44 +281,39 @@ class Unit {
                        [](float z) { return std::fabs(z) <= kLargestZeroPoint; });
   }
 
-  // Codes of whole bytes, or from the first bits of a byte on; bits behind the last code stay.
-  void StoreCodes(const uint8_t* codes, int64_t n, void* out, DataType type, int64_t index) const {
-    const int bits = BitsOf(type);
-    uint8_t* to = static_cast<uint8_t*>(out) + index * bits / 8;
-    if (bits == 8) {
-      std::memcpy(to, codes, n);
-      return;
+  // Neighbours of integers of less than a byte stay.
+  void StoreParameters(DataType type, const float* values, const Groups& groups, void* out,
+                       int64_t Place::*at, int64_t QuantizeStrides::*strides) {
+    const int64_t step = p_.next.*strides, n = groups.run;
+    const bool one_run = groups.count == n;
+    if (IsFloat(type) && one_run && step == 1) {
+      return kernels_.convert(kF32, values, 0, n, type, out, groups.at.*at);
     }
-    const int64_t per_byte = 8 / bits, whole = n / per_byte * per_byte;
-    kernels_.pack(bits, codes, whole, to);
-    for (int64_t i = whole; i < n; ++i) {
-      const int shift = static_cast<int>(i - whole) * bits;
-      const int mask = ((1 << bits) - 1) << shift;
-      uint8_t& last = to[whole / per_byte];
-      last = static_cast<uint8_t>((last & ~mask) | (codes[i] << shift & mask));
-    }
+    if (IsFloat(type)) kernels_.convert(kF32, values, 0, groups.count, type, batch_.stored, 0);
+    ForEachRun(groups, at, strides, [&](int64_t index, int64_t i) {
+      if (IsFloat(type) && BitsOf(type) == 16) return Spread<uint16_t>(i, n, out, index, step);
+      if (IsFloat(type)) return Spread<uint32_t>(i, n, out, index, step);
+      if (step != 1) {
+        for (int64_t j = 0; j < n; ++j) StoreElement(type, out, index + j * step, values[i + j]);
+      } else if (type == kS32) {
+        int32_t* const to = static_cast<int32_t*>(out) + index;
+        for (int64_t j = 0; j < n; ++j) to[j] = static_cast<int32_t>(values[i + j]);
+      } else {
+        for (int64_t j = 0; j < n; ++j) {
+          batch_.stored[j] = static_cast<uint8_t>(static_cast<int32_t>(values[i + j]));
+        }
+        kernels_.pack(BitsOf(type), batch_.stored, n, out, index);
+      }
+    });
   }
 
-  void StoreParameters(DataType type, const float* values, int64_t n, void* out, int64_t index,
-                       int64_t step) {
-    const int64_t bytes = BitsOf(type) / 8;
-    if (IsFloat(type)) {
-      if (step == 1) return kernels_.convert(kF32, values, 0, n, type, out, index);
-      kernels_.convert(kF32, values, 0, n, type, buffer_, 0);
-      uint8_t* const first = static_cast<uint8_t*>(out) + index * bytes;
-      for (int64_t i = 0; i < n; ++i) {
-        std::memcpy(first + i * step * bytes, buffer_ + i * bytes, bytes);
-      }
-    } else if (step != 1 || index * BitsOf(type) % 8 != 0) {
-      for (int64_t i = 0; i < n; ++i) StoreElement(type, out, index + i * step, values[i]);
-    } else if (type == kS32) {
-      int32_t* const first = static_cast<int32_t*>(out) + index;
-      for (int64_t i = 0; i < n; ++i) first[i] = static_cast<int32_t>(values[i]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) {
-        buffer_[i] = static_cast<uint8_t>(static_cast<int32_t>(values[i]));
-      }
-      StoreCodes(buffer_, n, out, type, index);
+  // Elements i to i + n - 1 of batch_.stored go `step` apart.
+  template <typename T>
+  void Spread(int64_t i, int64_t n, void* out, int64_t index, int64_t step) const {
+    const uint8_t* const from = batch_.stored + i * sizeof(T);
+    uint8_t* const to = static_cast<uint8_t*>(out) + index * sizeof(T);
+    for (int64_t j = 0; j < n; ++j) {
+      std::memcpy(to + j * step * sizeof(T), from + j * sizeof(T), sizeof(T));
     }
   }
 
@@ -380,15 +376,14 @@ class Unit {
   const QuantizeProblem& p_;
   const QuantizeKernels& kernels_;
   int64_t part_ = 0, first_group_ = 0, groups_ = 0, first_outer_ = 0, last_outer_ = 0;
-  Batch batch_ = {};
-  uint8_t buffer_[kBufferBytes + kCodeSlack];
+  Batch batch_;
 };
 
 }  // namespace
 
 int64_t QuantizeUnits(const QuantizeProblem& problem) {
-  return CeilDiv(problem.outer_count, problem.outer_run) * CeilDiv(problem.groups, problem.chunk) *
-         problem.parts;
+  return CeilDiv(problem.outer_count, problem.outer_run) *
+         CeilDiv(GroupsOf(problem), problem.chunk) * problem.parts;
 }
 
 bool HasRangePass(const QuantizeProblem& problem) { return problem.computes && problem.parts > 1; }

@@ -27,16 +27,22 @@ enum class QuantizeLayout : uint8_t {
 
 // Columns of a chunk, at most; chunks begin at multiples of 4 groups, so at whole bytes.
 inline constexpr int64_t kMaxQuantizeChunk = 256;
-// Groups of rows that are no larger need not end at whole bytes.
-inline constexpr int64_t kQuantizeRowGroup = 512;
+// Groups of so many elements whose ranges are found before their codes, at most: as many as are
+// read twice from the first-level cache; 1, or a multiple of 4.
+constexpr int64_t QuantizeBatch(int64_t group) {
+  constexpr int64_t kElements = 2048, kMost = 64;
+  if (group * 4 > kElements) return 1;
+  return group * kMost <= kElements ? kMost : kElements / group / 4 * 4;
+}
 inline constexpr int kMaxQuantizeAxes = 24;  // two of each dimension: groups, and within them
 
 // Outer axes are walked index by index; each index has, by layout,
-//   kRows     `groups` groups of `group` elements: runs of numbers side by side, and runs of codes
+//   kRows     runs.extent runs of `groups` groups of `group` elements: runs of numbers side by side
+//             in which groups are, too, and runs of codes. With several runs, codes of neighbouring
+//             groups are side by side, and several runs are a batch
 //   kColumns  `lines` lines of `groups` elements, which are dense in a line
 //   kElements one group, over the inner axes
-// In rows and columns, neighbouring groups are `next` apart, and outer strides of codes are whole
-// bytes. A conversion has rows, in which groups are runs.
+// In rows and columns, neighbouring groups are `next` apart. A conversion has one run.
 struct QuantizeProblem {
   QuantizeLayout layout = QuantizeLayout::kElements;
   DataType src_type = kUndef, code_type = kUndef, scale_type = kUndef, zero_point_type = kUndef;
@@ -50,11 +56,13 @@ struct QuantizeProblem {
   int inner_axes = 0;
   int64_t groups = 1;
   int64_t group = 1;   // kRows
+  QuantizeAxis runs;   // kRows
   QuantizeAxis lines;  // kColumns
   QuantizeStrides next;
 
-  // Units of work: runs of outer indices, then chunks of groups, then parts of a group (of lines,
-  // in columns), which need two passes where they share what they compute.
+  // Units of work: several outer indices, then chunks of groups (of all runs; whole runs, if there
+  // are several), then parts of a group (of lines, in columns), which need two passes where they
+  // share what they compute.
   int64_t outer_count = 1, outer_run = 1;
   int64_t chunk = 1;
   int64_t part = 0, parts = 1;

@@ -16,7 +16,8 @@ struct QuantizeParameters {
   // Quotients are products with the reciprocal, corrected by their remainder: as good where all
   // elements are finite and scales within 2^+-100, several times as fast. Else divisions.
   bool divide = true;
-  float lowest = 0, highest = 0;  // codes
+  int bits = 8;    // of a code; so many are its range, from
+  int lowest = 0;  // on, of integers
   const float* scales = nullptr;
   const float* reciprocals = nullptr;  // null if `divide`
   const float* values = nullptr;       // the zero points; |value| <= 2^15 where they are codes
@@ -25,47 +26,65 @@ struct QuantizeParameters {
   // group whose reciprocal is NaN has the codes 0. No scales, no zero points.
   GgmlFormat ggml = GgmlFormat::kNone;
   const float* offsets = nullptr;  // null: 0
-  // Columns: bytes from the numbers to those that come next, which memory delivers meanwhile. For
-  // rows hardware does as much.
+};
+
+// Groups of `group` numbers, `run` of them side by side: the first from `index` on in the array at
+// `src`, runs `step` elements apart. There are whole runs of them.
+struct NumberRows {
+  DataType type = kUndef;
+  const void* src = nullptr;
+  int64_t index = 0;
+  int64_t group = 0, groups = 0;
+  int64_t run = 1, step = 0;
+};
+
+// `lines` lines of n numbers, `stride` elements apart: a group is a column.
+struct NumberColumns {
+  DataType type = kUndef;
+  const void* src = nullptr;
+  int64_t index = 0;
+  int64_t stride = 0, lines = 0, n = 0;
+  // Bytes to the numbers that come next. Memory is asked for half of them while ranges are found,
+  // for the other half while codes are. For rows hardware does better by itself.
   int64_t ahead = 0;
 };
 
+// Where codes go: those of a run (of a line) side by side, runs `step` codes apart.
+struct CodeRuns {
+  void* codes = nullptr;
+  int64_t index = 0, step = 0;
+};
+
 // Numbers are of a floating-point type, from `index` on in the array at `src`; no byte beside
-// them is read. Codes are a byte each, in two's complement.
+// them is read. Codes are as they are stored, and may begin and end within a byte: of a byte that
+// they share, the rest stays.
 struct QuantizeKernels {
-  // The smallest and largest of each of `groups` groups of `group` elements side by side, NaN
-  // counted as beyond infinity. With `magnitude`, both are the largest magnitude.
-  void (*row_ranges)(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
-                     bool magnitude, float* min, float* max);
-  // The same of `n` columns: line i is the n elements from index + i * stride on.
-  void (*column_ranges)(DataType type, const void* src, int64_t index, int64_t stride,
-                        int64_t lines, int64_t n, bool magnitude, float* min, float* max);
+  // The smallest and largest of each group, NaN counted as beyond infinity. With `magnitude`, both
+  // are the largest magnitude.
+  void (*row_ranges)(const NumberRows& rows, bool magnitude, float* min, float* max);
+  void (*column_ranges)(const NumberColumns& columns, bool magnitude, float* min, float* max);
   // ParametersOf for n groups, and 1 / scale; whether QuantizeParameters::divide may be false.
   // Without zero points none are written.
   bool (*parameters)(const ParameterRule& rule, int64_t n, const float* min, const float* max,
                      float* scales, float* reciprocals, float* zero_points);
-  // codes[i] for groups * group elements. Up to kCodeSlack bytes beyond are overwritten, unless
-  // group is a multiple of that.
-  void (*row_codes)(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
-                    const QuantizeParameters& how, uint8_t* codes);
-  // codes[i * codes_stride + c], with parameters by c, which may be read up to the next multiple of
-  // kCodeSlack. Up to kCodeSlack bytes beyond a line are overwritten, lines in order.
-  void (*column_codes)(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
-                       int64_t n, const QuantizeParameters& how, uint8_t* codes,
-                       int64_t codes_stride);
+  // With the parameters of each group; those of three beyond the last may be read.
+  void (*row_codes)(const NumberRows& rows, const QuantizeParameters& how, const CodeRuns& out);
+  // With those of each column, which may be read up to the next multiple of kColumnBlock.
+  void (*column_codes)(const NumberColumns& columns, const QuantizeParameters& how,
+                       const CodeRuns& out);
   // For formats of ggml with a codebook: sum (x * x * q * x) and sum (x * x * q * q) of each group,
   // q being codebook[code] of x, added up one after another.
   void (*row_fits)(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
                    const QuantizeParameters& how, float* sum_qx, float* sum_qq);
-  // n codes of `bits` 2 or 4 to whole bytes; n is a multiple of 8 / bits.
-  void (*pack)(int bits, const uint8_t* codes, int64_t n, uint8_t* out);
+  // n codes, a byte each, become codes of `bits` from out_index on in the array at `out`.
+  void (*pack)(int bits, const uint8_t* codes, int64_t n, void* out, int64_t out_index);
   // n numbers from `index` on become those of another floating-point type, or the same, from
   // `out_index` on, rounded to nearest even. No byte beside them is written.
   void (*convert)(DataType type, const void* src, int64_t index, int64_t n, DataType to, void* out,
                   int64_t out_index);
 };
 
-inline constexpr int64_t kCodeSlack = 16;
+inline constexpr int64_t kColumnBlock = 64;
 
 }  // namespace kvant::cpu
 

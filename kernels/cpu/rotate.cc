@@ -22,6 +22,9 @@ void RotatePiece(const KernelSet& kernels, const RotateProblem& p, const void* s
   }
   if (p.block > 1) kernels.hadamard(values, n, p.block);
   if (in_place) return;
+  if (p.line.dst == 1) {
+    return kernels.quantize->convert(kF32, values, 0, n, p.dst_type, dst, dst_index);
+  }
   for (int64_t i = 0; i < n; ++i) {
     StoreElement(p.dst_type, dst, dst_index + i * p.line.dst, values[i]);
   }

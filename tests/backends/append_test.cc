@@ -44,6 +44,15 @@ std::vector<AppendCase> Layouts() {
       {"columns_within_a_byte", {2, 2, 4, 7}, 12, {4, 8}, {1, 1, 2, 1}},
       {"rows_of_two_and_a_half_bytes", {1, 3, 5, 10}, 13, {7}, {1, 1, 1, 5}},
       {"size_80", {1, 2, 3, 80}, 9, {6}, {1, 1, 1, 16}},
+      {"one_token_of_many_heads", {1, 33, 1, 128}, 9, {8}, {1, 1, 1, 32}},
+      {"heads_of_3_groups", {2, 43, 1, 96}, 5, {4, 0}, {1, 1, 1, 32}},
+      {"heads_of_5_groups", {1, 17, 1, 80}, 6, {3}, {1, 1, 1, 16}},
+      {"tokens_of_5_groups", {1, 2, 33, 80}, 40, {5}, {1, 1, 1, 16}},
+      {"tokens_of_80", {1, 2, 33, 80}, 40, {5}, {1, 1, 1, 80}},
+      {"odd_size", {2, 5, 1, 33}, 8, {1, 3}, {1, 1, 1, 33}},
+      {"odd_size_and_capacity", {2, 3, 5, 33}, 9, {3, 0}, {1, 1, 1, 11}},
+      {"odd_columns", {2, 2, 8, 75}, 12, {4, 0}, {1, 1, 4, 1}},
+      {"columns_beyond_a_block", {1, 2, 8, 160}, 16, {8}, {1, 1, 8, 1}},
       {"heads_inside", {2, 5, 3, 32}, 16, {11, 4}, {1, 1, 1, 32}, {}, false, 1},
       {.name = "padded_cache",
        .dims = {2, 3, 4, 32},
@@ -64,6 +73,12 @@ std::vector<AppendCase> Layouts() {
        .positions = {4, 8},
        .group = {1, 1, 1, 32},
        .src_strides = Dims{384, 32, 96, 1}},
+      {.name = "few_groups_of_a_transposed_source",
+       .dims = {1, 3, 21, 96},
+       .capacity = 30,
+       .positions = {9},
+       .group = {1, 1, 1, 32},
+       .src_strides = Dims{6048, 96, 288, 1}},
       {.name = "channels_apart_in_source",
        .dims = {1, 2, 4, 16},
        .capacity = 8,
@@ -330,8 +345,7 @@ TEST(Append, KernelSaysWhatRuns) {
   EXPECT_EQ(KernelOf({"", {1, 2, 4, 64}, 16, {0}, {}, {kF32, kF16, kUndef, kUndef}}),
             "cpu/portable append, convert: runs of 256 elements");
   EXPECT_EQ(KernelOf({"", {1, 2, 4, 9}, 16, {0}, {1, 1, 1, 9}, {kF32, kU4, kF16, kF16}}),
-            "cpu/portable append, quantize, ranges and codes in one kernel: element by element "
-            "(codes of different lines share bytes)");
+            "cpu/portable append, quantize, ranges and codes in one kernel: runs of 9 elements");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/quantize_plan.h"
@@ -135,6 +136,29 @@ TEST(CpuQuantize, OddGivenParameters) {
   }
 }
 
+// Also where numbers are far from 0 for their spread, and scales at their type's limits.
+TEST(CpuQuantize, SetsAgreeOnEveryBit) {
+  for (const QuantizeTypes& types : kFewTypes) {
+    for (const Dims& group : {Dims{1, 32}, Dims{1, 48}, Dims{1, 11}, Dims{4, 1}}) {
+      const QuantizeCase test{{.name = "sets", .dims = {16, 1056}, .group = group}, types};
+      for (const double mean : {0.0, 1.0, -300.0, 6e4, 1e9, -1e30}) {
+        std::vector<double> values = QuantizeNumbers(test.layout.dims, 3);
+        for (double& value : values) value = mean + value * (1 + std::abs(mean) / 64);
+        const Bytes src = Pack(test.src(), values);
+        std::optional<QuantizeMemory> want;
+        for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
+          const auto executable =
+              std::move(*cpu::CompileQuantize(test.MakePartition(true), *kernels));
+          const QuantizeMemory got =
+              RunQuantize(test, *executable, *MakeSerialExecutor(), src, nullptr);
+          if (!want) want = got;
+          EXPECT_TRUE(got == *want) << kernels->name << " " << types.ToString() << " " << mean;
+        }
+      }
+    }
+  }
+}
+
 // Data on ties: every quotient is an integer and a half.
 TEST(CpuQuantize, TiesGoToEven) {
   for (const DataType src : {kF32, kF16}) {
@@ -188,8 +212,7 @@ TEST(CpuQuantize, KernelSaysWhatRuns) {
             "cpu/portable quantize, ranges and codes in one kernel: runs of 400000 elements, in 7 "
             "parts each");
   EXPECT_EQ(KernelOf({.name = "", .dims = {64, 15}, .group = {32, 1}}, kU4),
-            "cpu/portable quantize, ranges and codes in one kernel: element by element (codes of "
-            "different lines share bytes)");
+            "cpu/portable quantize, ranges and codes in one kernel: columns of 32 elements");
   EXPECT_EQ(KernelOf({.name = "", .dims = {64, 16}, .group = {2, 4}}, kS8),
             "cpu/portable quantize, ranges and codes in one kernel: element by element (a group is "
             "neither one run nor one column)");

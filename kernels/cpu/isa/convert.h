@@ -33,6 +33,15 @@ typename S::Vector LoadSomeNumbers(const uint8_t* p, int64_t n) {
   return Type::kConvert(S::LoadRawSome(p, n * (Type::kBits / 8)));
 }
 
+// Asks for every other line of so many bytes, in the second-level cache.
+template <typename S>
+void Prefetch(const uint8_t* p, int64_t bytes) {
+  if constexpr (S::kWidth > 1) {
+#pragma GCC unroll 4
+    for (int64_t at = 0; at < bytes; at += 128) __builtin_prefetch(p + at, 0, 2);
+  }
+}
+
 // Whole vectors, then what is left through memory of its own.
 template <typename S, typename Type, typename Store>
 void ConvertTo(const uint8_t* p, int64_t n, uint8_t* out, int64_t out_bytes, Store store) {

@@ -1,7 +1,4 @@
 // QuantizeKernels over a vector wrapper such as simd_avx512.h's.
-//
-// Ranges are found on keys, floats as integers in the order of their values: so NaN is kept, beyond
-// infinity, and the order of comparisons does not change the result.
 #ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
 #define KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
 
@@ -9,201 +6,11 @@
 
 #include "kvant/kernels/cpu/isa/convert.h"
 #include "kvant/kernels/cpu/isa/quantize_codes.h"
+#include "kvant/kernels/cpu/isa/quantize_ranges.h"
 #include "kvant/kernels/cpu/quantize_kernels.h"
 
 namespace kvant::cpu {
 namespace {
-
-// Keys of the smallest and largest so far, lane by lane.
-template <typename S, bool kMagnitude>
-struct Range {
-  typename S::Vector low, high;
-
-  static typename S::Vector Key(typename S::Vector x) {
-    return kMagnitude ? S::MagnitudeKey(x) : S::OrderKey(x);
-  }
-  void Start(typename S::Vector x) { low = high = Key(x); }
-  void Add(typename S::Vector x) {
-    const typename S::Vector key = Key(x);
-    if constexpr (!kMagnitude) low = S::MinKey(low, key);
-    high = S::MaxKey(high, key);
-  }
-};
-
-template <typename S, bool kMagnitude>
-void StoreRange(typename S::Vector low, typename S::Vector high, int64_t n, float* min,
-                float* max) {
-  // A magnitude is its own key; the other keys turn back the way they came.
-  const typename S::Vector smallest = kMagnitude ? high : S::OrderKey(low);
-  const typename S::Vector largest = kMagnitude ? high : S::OrderKey(high);
-  if (n >= S::kWidth) {
-    S::Store(min, smallest);
-    S::Store(max, largest);
-  } else {
-    S::StoreSome(min, smallest, n);
-    S::StoreSome(max, largest, n);
-  }
-}
-
-// Of one group; the lanes are not folded yet.
-template <typename S, typename Type, bool kMagnitude>
-Range<S, kMagnitude> GroupRange(const uint8_t* p, int64_t group) {
-  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
-  Range<S, kMagnitude> range;
-  const int64_t rest = group % S::kWidth, whole = group - rest;
-  if (rest != 0) {
-    // What is beyond the group becomes its first element, or 0 would count.
-    float some[S::kWidth];
-    S::Store(some, LoadSomeNumbers<S, Type>(p + whole * Type::kBits / 8, rest));
-    for (int64_t i = rest; i < S::kWidth; ++i) some[i] = some[0];
-    range.Start(S::Load(some));
-  } else {
-    range.Start(LoadNumbers<S, Type>(p));
-  }
-  for (int64_t i = 0; i < whole; i += S::kWidth, p += kBytes) range.Add(LoadNumbers<S, Type>(p));
-  return range;
-}
-
-template <typename S, typename Type, bool kMagnitude>
-void RowRangesOf(const uint8_t* p, int64_t group, int64_t groups, float* min, float* max) {
-  const int64_t bytes = group * Type::kBits / 8;
-  for (int64_t g = 0; g < groups; g += S::kWidth) {
-    typename S::Vector low[S::kWidth], high[S::kWidth];
-    const int64_t some = groups - g < S::kWidth ? groups - g : S::kWidth;
-    for (int64_t i = 0; i < S::kWidth; ++i) {
-      if (i < some) {
-        const auto range = GroupRange<S, Type, kMagnitude>(p + (g + i) * bytes, group);
-        low[i] = range.low;
-        high[i] = range.high;
-      } else {
-        low[i] = high[i] = S::Zero();
-      }
-    }
-    const auto most = S::FoldEach(high, [](auto a, auto b) { return S::MaxKey(a, b); });
-    const auto least =
-        kMagnitude ? most : S::FoldEach(low, [](auto a, auto b) { return S::MinKey(a, b); });
-    StoreRange<S, kMagnitude>(least, most, some, min + g, max + g);
-  }
-}
-
-// The same of numbers of 16 bits in groups of whole vectors of them: two keys to a lane, so that
-// only what is left of a group is converted.
-template <typename S, typename Type, bool kMagnitude>
-void HalfRowRanges(const uint8_t* p, int64_t group, int64_t groups, float* min, float* max) {
-  constexpr int64_t kBytes = S::kWidth * 4;
-  const auto key = [](const uint8_t* from) {
-    const typename S::Vector pairs = S::FromF32(S::template LoadRaw<kBytes>(from));
-    return kMagnitude ? S::MagnitudeKeys(pairs) : S::OrderKeys(pairs);
-  };
-  const auto lower = [](auto a, auto b) { return S::MinKeys(a, b); };
-  const auto higher = [](auto a, auto b) { return S::MaxKeys(a, b); };
-  // The two numbers of lane i, as the elements i of two vectors.
-  const auto split = [](typename S::Vector keys, typename S::Vector* even,
-                        typename S::Vector* odd) {
-    float pairs[S::kWidth];
-    S::Store(pairs, kMagnitude ? keys : S::OrderKeys(keys));
-    const uint8_t* numbers = reinterpret_cast<const uint8_t*>(pairs);
-    S::Unzip(LoadNumbers<S, Type>(numbers), LoadNumbers<S, Type>(numbers + kBytes / 2), even, odd);
-  };
-  for (int64_t g = 0; g < groups; g += S::kWidth) {
-    typename S::Vector low[S::kWidth], high[S::kWidth];
-    const int64_t some = groups - g < S::kWidth ? groups - g : S::kWidth;
-    for (int64_t i = 0; i < S::kWidth; ++i) {
-      low[i] = high[i] = i < some ? key(p) : S::Zero();
-      if (i >= some) continue;
-      for (int64_t at = kBytes; at < group * 2; at += kBytes) {
-        const typename S::Vector keys = key(p + at);
-        if constexpr (!kMagnitude) low[i] = S::MinKeys(low[i], keys);
-        high[i] = S::MaxKeys(high[i], keys);
-      }
-      p += group * 2;
-    }
-    using Keys = Range<S, kMagnitude>;
-    typename S::Vector even, odd;
-    split(S::FoldEach(high, higher), &even, &odd);
-    const auto most = S::MaxKey(Keys::Key(even), Keys::Key(odd));
-    auto least = most;
-    if constexpr (!kMagnitude) {
-      split(S::FoldEach(low, lower), &even, &odd);
-      least = S::MinKey(Keys::Key(even), Keys::Key(odd));
-    }
-    StoreRange<S, kMagnitude>(least, most, some, min + g, max + g);
-  }
-}
-
-template <typename S>
-void RowRanges(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
-               bool magnitude, float* min, float* max) {
-  WithNumbers<S>(type, [=](auto stored) {
-    using Type = decltype(stored);
-    const uint8_t* p = NumberAt<Type>(src, index);
-    if constexpr (S::kWidth > 1 && Type::kBits == 16) {
-      if (group % (2 * S::kWidth) == 0) {
-        return magnitude ? HalfRowRanges<S, Type, true>(p, group, groups, min, max)
-                         : HalfRowRanges<S, Type, false>(p, group, groups, min, max);
-      }
-    }
-    if (magnitude) {
-      RowRangesOf<S, Type, true>(p, group, groups, min, max);
-    } else {
-      RowRangesOf<S, Type, false>(p, group, groups, min, max);
-    }
-  });
-}
-
-// kCount whole vectors of columns, or the first n < kWidth columns of one.
-template <typename S, typename Type, bool kMagnitude, int kCount, bool kWhole>
-void ColumnBlock(const uint8_t* p, int64_t stride, int64_t lines, int64_t n, float* min,
-                 float* max) {
-  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
-  const auto load = [n](const uint8_t* from) {
-    return kWhole ? LoadNumbers<S, Type>(from) : LoadSomeNumbers<S, Type>(from, n);
-  };
-  Range<S, kMagnitude> range[kCount];
-#pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) range[i].Start(load(p + i * kBytes));
-  for (int64_t line = 1; line < lines; ++line) {
-    p += stride;
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) range[i].Add(load(p + i * kBytes));
-  }
-  for (int i = 0; i < kCount; ++i) {
-    StoreRange<S, kMagnitude>(range[i].low, range[i].high, kWhole ? S::kWidth : n,
-                              min + i * S::kWidth, max + i * S::kWidth);
-  }
-}
-
-template <typename S, typename Type, bool kMagnitude>
-void ColumnRangesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n, float* min,
-                    float* max) {
-  constexpr int kCount = 4;
-  const auto at = [p](int64_t c) { return p + c * Type::kBits / 8; };
-  int64_t c = 0;
-  for (; c + kCount * S::kWidth <= n; c += kCount * S::kWidth) {
-    ColumnBlock<S, Type, kMagnitude, kCount, true>(at(c), stride, lines, 0, min + c, max + c);
-  }
-  for (; c + S::kWidth <= n; c += S::kWidth) {
-    ColumnBlock<S, Type, kMagnitude, 1, true>(at(c), stride, lines, 0, min + c, max + c);
-  }
-  if (c < n) {
-    ColumnBlock<S, Type, kMagnitude, 1, false>(at(c), stride, lines, n - c, min + c, max + c);
-  }
-}
-
-template <typename S>
-void ColumnRanges(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
-                  int64_t n, bool magnitude, float* min, float* max) {
-  WithNumbers<S>(type, [=](auto stored) {
-    using Type = decltype(stored);
-    const uint8_t* p = NumberAt<Type>(src, index);
-    const int64_t bytes = stride * Type::kBits / 8;
-    if (magnitude) {
-      ColumnRangesOf<S, Type, true>(p, bytes, lines, n, min, max);
-    } else {
-      ColumnRangesOf<S, Type, false>(p, bytes, lines, n, min, max);
-    }
-  });
-}
 
 template <ZeroPoints kZeroPoints>
 bool ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restrict min,
@@ -216,10 +23,15 @@ bool ParametersOfAll(const ParameterRule rule, int64_t n, const float* __restric
       zero_points[i] = static_cast<float>(parameters.zero_point);
     }
   }
-  // Quotients by reciprocals need both to be ordinary numbers, remainders included.
+  // Quotients by reciprocals need both to be ordinary numbers, remainders included; and are to be
+  // rounded to integers.
   int ordinary = 1;
   for (int64_t i = 0; i < n; ++i) {
-    ordinary &= (scales[i] >= 0x1p-100f ? 1 : 0) & (scales[i] <= 0x1p100f ? 1 : 0);
+    const float low = __builtin_fabsf(min[i]), high = __builtin_fabsf(max[i]);
+    float most = low > high ? low : high;
+    if constexpr (kZeroPoints == ZeroPoints::kReal) most += __builtin_fabsf(zero_points[i]);
+    ordinary &= (scales[i] >= 0x1p-100f ? 1 : 0) & (scales[i] <= 0x1p100f ? 1 : 0) &
+                (most <= kMostQuotient * scales[i] ? 1 : 0);
     reciprocals[i] = 1.f / scales[i];
   }
   return ordinary != 0;
@@ -241,38 +53,232 @@ inline bool Parameters(const ParameterRule& rule, int64_t n, const float* min, c
   return false;
 }
 
-template <typename S, typename Type, typename Coder>
-void RowCodesOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParameters how,
-                uint8_t* codes) {
-  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
-  for (int64_t g = 0; g < groups; ++g) {
-    const Coder coder(how, [g](const float* values) { return S::Set1(values[g]); });
-    int64_t i = 0;
-    for (; i + S::kWidth <= group; i += S::kWidth, p += kBytes) {
-      coder.Store(LoadNumbers<S, Type>(p), codes + i);
+// A byte holds the first of its codes lowest.
+inline void PackBytes(int bits, const uint8_t* __restrict codes, int64_t bytes,
+                      uint8_t* __restrict out) {
+  if (bits == 4) {
+    for (int64_t i = 0; i < bytes; ++i) {
+      uint16_t word;
+      __builtin_memcpy(&word, codes + 2 * i, sizeof(word));
+      out[i] = static_cast<uint8_t>((word & 0xf) | (word >> 4 & 0xf0));
     }
-    if (i < group) {
-      coder.Store(LoadSomeNumbers<S, Type>(p, group - i), codes + i);
-      p += (group - i) * Type::kBits / 8;
-    }
-    codes += group;
+    return;
+  }
+  for (int64_t i = 0; i < bytes; ++i) {
+    uint32_t word;
+    __builtin_memcpy(&word, codes + 4 * i, sizeof(word));
+    out[i] = static_cast<uint8_t>((word & 0x3) | (word >> 6 & 0xc) | (word >> 12 & 0x30) |
+                                  (word >> 18 & 0xc0));
   }
 }
 
-// Lines of a block are read while the parameters of a vector of columns are in registers.
-template <typename S, typename Type, typename Coder>
-void ColumnCodesOf(const uint8_t* p, int64_t stride, int64_t lines, int64_t n,
-                   QuantizeParameters how, uint8_t* codes, int64_t codes_stride) {
-  for (int64_t c = 0; c < n; c += S::kWidth) {
-    const Coder coder(how, [c](const float* values) { return S::Load(values + c); });
-    const uint8_t* from = p + c * Type::kBits / 8;
-    uint8_t* to = codes + c;
-    for (int64_t i = 0; i < lines; ++i, from += stride, to += codes_stride) {
-      if constexpr (S::kWidth > 1) __builtin_prefetch(from + how.ahead, 0, 2);
-      const auto x =
-          n - c < S::kWidth ? LoadSomeNumbers<S, Type>(from, n - c) : LoadNumbers<S, Type>(from);
-      coder.Store(x, to);
+[[gnu::noinline]] inline void Pack(int bits, const uint8_t* codes, int64_t n, void* out,
+                                   int64_t out_index) {
+  const int64_t per_byte = 8 / bits;
+  uint8_t* to = static_cast<uint8_t*>(out) + out_index / per_byte;
+  if (bits == 8) {
+    __builtin_memcpy(to, codes, n);
+    return;
+  }
+  const auto merge = [bits](uint8_t code, int64_t place, uint8_t* byte) {
+    const int64_t shift = place * bits;
+    const int mask = ((1 << bits) - 1) << shift;
+    *byte = static_cast<uint8_t>((*byte & ~mask) | (code << shift & mask));
+  };
+  int64_t i = 0;
+  if (int64_t place = out_index % per_byte; place != 0) {
+    for (; place < per_byte && i < n; ++place) merge(codes[i++], place, to);
+    ++to;
+  }
+  const int64_t whole = (n - i) / per_byte;
+  PackBytes(bits, codes + i, whole, to);
+  i += whole * per_byte;
+  for (int64_t place = 0; i < n; ++place) merge(codes[i++], place, to + whole);
+}
+
+// While codes are found, memory is asked for the lines that are not asked for while ranges are.
+inline constexpr int64_t kLine = 64;
+
+// The first n of four vectors.
+template <typename S, typename Type>
+void LoadBlock(const uint8_t* p, int64_t n, typename S::Vector (&x)[4]) {
+  constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
+#pragma GCC unroll 4
+  for (int64_t j = 0; j < 4; ++j) {
+    const int64_t left = n - j * S::kWidth;
+    if (left >= S::kWidth) {
+      x[j] = LoadNumbers<S, Type>(p + j * kBytes);
+    } else {
+      x[j] = left > 0 ? LoadSomeNumbers<S, Type>(p + j * kBytes, left) : S::Zero();
     }
+  }
+}
+
+// Codes of groups that are whole vectors, or of a part of one group, vector after vector;
+// parameters are those from group g on.
+template <typename S, typename Coder>
+struct RowCoder {
+  using Vector = typename S::Vector;
+  const Coder& coder;
+  const QuantizeParameters how;
+  const int64_t group;
+  int64_t g;
+  int64_t left = group;
+
+  void Codes(const Vector (&x)[4], typename S::Index (&codes)[4]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const auto at = [this](const float* values) { return S::Set1(values[g]); };
+      codes[j] = coder.Code(typename Coder::Group(how, at), x[j]);
+      left -= S::kWidth;
+      g += left == 0 ? 1 : 0;
+      left = left == 0 ? group : left;
+    }
+  }
+};
+
+// Of n numbers side by side, which are whole groups of whole vectors, or a part of one group. With
+// kSlack, up to a block beyond may be overwritten.
+template <typename S, typename Type, bool kSlack, typename Coder>
+void RunCodes(const Coder& coder, const Packer<S>& packer, const QuantizeParameters& how,
+              const uint8_t* p, int64_t n, int64_t group, int64_t g, uint8_t* out) {
+  constexpr int64_t kBlock = Packer<S>::kBlock;
+  RowCoder<S, Coder> row{coder, how, group, g};
+  const int64_t rest = n % kBlock;
+  packer.template WithBits<Coder::kBits>([&](auto bits) {
+    const Packer<S> pack = packer;
+    RowCoder<S, Coder> blocks = row;
+    for (const uint8_t* const end = out + (n - rest) * bits() / 8; out != end;) {
+      typename S::Vector x[4];
+      typename S::Index codes[4];
+      LoadBlock<S, Type>(p, kBlock, x);
+      blocks.Codes(x, codes);
+      pack.template Store<bits()>(codes, out);
+      p += kBlock * Type::kBits / 8;
+      out += kBlock * bits() / 8;
+    }
+    row.g = blocks.g;
+    row.left = blocks.left;
+  });
+  if (rest == 0) return;
+  typename S::Vector x[4];
+  typename S::Index codes[4];
+  LoadBlock<S, Type>(p, rest, x);
+  row.Codes(x, codes);
+  if constexpr (kSlack) {
+    packer.template Store<8>(codes, out);
+  } else {
+    packer.StoreSome(codes, rest, out);
+  }
+}
+
+// Where groups are not whole vectors, or codes begin or end within a byte: a byte for each code
+// first, then packed.
+template <typename S, typename Type, typename Coder>
+void RunCodesApart(const Coder& coder, const QuantizeParameters& how, const uint8_t* p,
+                   int64_t groups, int64_t group, int64_t g, void* out, int64_t index) {
+  constexpr int64_t kBuffer = 1024;
+  const Packer<S> packer(how, 8);
+  uint8_t buffer[kBuffer + Packer<S>::kBlock];
+  int64_t filled = 0;
+  for (const int64_t end = g + groups; g < end; ++g) {
+    for (int64_t i = 0; i < group;) {
+      const int64_t n = group - i < kBuffer - filled ? group - i : kBuffer - filled;
+      RunCodes<S, Type, true>(coder, packer, how, p, n, group, g, buffer + filled);
+      i += n;
+      p += n * Type::kBits / 8;
+      filled += n;
+      if (filled == kBuffer || (i == group && g + 1 == end)) {
+        Pack(how.bits, buffer, filled, out, index);
+        index += filled;
+        filled = 0;
+      }
+    }
+  }
+}
+
+template <typename S, typename Type, typename Coder>
+void RowCodesOf(const NumberRows& rows, const QuantizeParameters& how, const CodeRuns& out) {
+  const Coder coder(how);
+  const Packer<S> packer(how, how.bits);
+  const int64_t n = rows.run * rows.group;
+  const uint8_t* p = NumberAt<Type>(rows.src, rows.index);
+  int64_t index = out.index;
+  for (int64_t g = 0; g < rows.groups; g += rows.run) {
+    const bool whole_bytes = index * how.bits % 8 == 0 && n * how.bits % 8 == 0;
+    if (whole_bytes && (rows.run == 1 || rows.group % S::kWidth == 0)) {
+      RunCodes<S, Type, false>(coder, packer, how, p, n, rows.group, g,
+                               static_cast<uint8_t*>(out.codes) + index * how.bits / 8);
+    } else {
+      RunCodesApart<S, Type>(coder, how, p, rows.run, rows.group, g, out.codes, index);
+    }
+    p += rows.step * Type::kBits / 8;
+    index += out.step;
+  }
+}
+
+// A block of columns, line by line, while their parameters are in registers.
+template <typename S, typename Type, int kBits, typename Coder, typename Group>
+void ColumnBlockCodes(const Coder coder, const Packer<S> packer, const Group (&groups)[4],
+                      int64_t ahead, const uint8_t* p, int64_t stride, int64_t lines, uint8_t* out,
+                      int64_t out_stride) {
+  constexpr int64_t kBlock = Packer<S>::kBlock;
+  for (int64_t i = 0; i < lines; ++i, p += stride, out += out_stride) {
+    typename S::Vector x[4];
+    Prefetch<S>(p + ahead, kBlock * Type::kBits / 8);
+    LoadBlock<S, Type>(p, kBlock, x);
+    typename S::Index codes[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) codes[j] = coder.Code(groups[j], x[j]);
+    packer.template Store<kBits>(codes, out);
+  }
+}
+
+// The same of n columns of codes that may begin and end within a byte.
+template <typename S, typename Type, typename Coder, typename Group>
+void ColumnBlockCodesApart(const Coder& coder, const QuantizeParameters& how,
+                           const Group (&groups)[4], const uint8_t* p, int64_t stride,
+                           int64_t lines, int64_t n, CodeRuns out) {
+  const Packer<S> packer(how, 8);
+  for (int64_t i = 0; i < lines; ++i, p += stride, out.index += out.step) {
+    typename S::Vector x[4];
+    LoadBlock<S, Type>(p, n, x);
+    typename S::Index codes[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) codes[j] = coder.Code(groups[j], x[j]);
+    uint8_t block[Packer<S>::kBlock];
+    packer.template Store<8>(codes, block);
+    Pack(how.bits, block, n, out.codes, out.index);
+  }
+}
+
+template <typename S, typename Type, typename Coder>
+void ColumnCodesOf(const NumberColumns& columns, const QuantizeParameters& how, CodeRuns out) {
+  constexpr int64_t kBlock = Packer<S>::kBlock;
+  const uint8_t* p = NumberAt<Type>(columns.src, columns.index);
+  const int64_t stride = columns.stride * Type::kBits / 8, lines = columns.lines, n = columns.n;
+  using Group = typename Coder::Group;
+  const Coder coder(how);
+  const Packer<S> packer(how, how.bits);
+  const bool whole_bytes = out.index * how.bits % 8 == 0 && out.step * how.bits % 8 == 0;
+  for (int64_t c = 0; c < n; c += kBlock) {
+    const auto at = [c](int64_t j) {
+      return [=](const float* values) { return S::Load(values + c + j * S::kWidth); };
+    };
+    const Group groups[4] = {Group(how, at(0)), Group(how, at(1)), Group(how, at(2)),
+                             Group(how, at(3))};
+    if (whole_bytes && n - c >= kBlock) {
+      uint8_t* const to = static_cast<uint8_t*>(out.codes) + out.index * how.bits / 8;
+      packer.template WithBits<Coder::kBits>([&](auto bits) {
+        ColumnBlockCodes<S, Type, bits()>(coder, packer, groups, columns.ahead + kLine, p, stride,
+                                          lines, to, out.step * bits() / 8);
+      });
+    } else {
+      ColumnBlockCodesApart<S, Type>(coder, how, groups, p, stride, lines,
+                                     n - c < kBlock ? n - c : kBlock, out);
+    }
+    p += kBlock * Type::kBits / 8;
+    out.index += kBlock;
   }
 }
 
@@ -284,37 +290,32 @@ void WithNumbersAndCoder(DataType type, const QuantizeParameters& how, F f) {
 }
 
 template <typename S>
-void RowCodes(DataType type, const void* src, int64_t index, int64_t group, int64_t groups,
-              const QuantizeParameters& how, uint8_t* out) {
-  WithNumbersAndCoder<S>(type, how, [&](auto stored, auto coder) {
-    using Type = decltype(stored);
-    RowCodesOf<S, Type, typename decltype(coder)::type>(NumberAt<Type>(src, index), group, groups,
-                                                        how, out);
+void RowCodes(const NumberRows& rows, const QuantizeParameters& how, const CodeRuns& out) {
+  WithNumbersAndCoder<S>(rows.type, how, [&](auto stored, auto coder) {
+    RowCodesOf<S, decltype(stored), typename decltype(coder)::type>(rows, how, out);
   });
 }
 
 template <typename S>
-void ColumnCodes(DataType type, const void* src, int64_t index, int64_t stride, int64_t lines,
-                 int64_t n, const QuantizeParameters& how, uint8_t* out, int64_t out_stride) {
-  WithNumbersAndCoder<S>(type, how, [&](auto stored, auto coder) {
-    using Type = decltype(stored);
-    ColumnCodesOf<S, Type, typename decltype(coder)::type>(
-        NumberAt<Type>(src, index), stride * Type::kBits / 8, lines, n, how, out, out_stride);
+void ColumnCodes(const NumberColumns& columns, const QuantizeParameters& how, const CodeRuns& out) {
+  WithNumbersAndCoder<S>(columns.type, how, [&](auto stored, auto coder) {
+    ColumnCodesOf<S, decltype(stored), typename decltype(coder)::type>(columns, how, out);
   });
 }
 
 template <typename S, typename Type>
 void RowFitsOf(const uint8_t* p, int64_t group, int64_t groups, QuantizeParameters how,
                float* sum_qx, float* sum_qq) {
+  using Coder = CodebookCoder<S, 4, Quotient::kProduct>;
+  const Coder coder(how);
   const auto values = S::LoadTable(how.codebook->values, 16);
   for (int64_t g = 0; g < groups; ++g) {
-    const CodebookCoder<S, 4, Quotient::kProduct> coder(
-        how, [g](const float* factors) { return S::Set1(factors[g]); });
+    const typename Coder::Group at(how, [g](const float* factors) { return S::Set1(factors[g]); });
     float qx = sum_qx[g], qq = sum_qq[g];
     for (int64_t i = 0; i < group; i += S::kWidth) {
       const int64_t n = group - i < S::kWidth ? group - i : S::kWidth;
       const auto x = n < S::kWidth ? LoadSomeNumbers<S, Type>(p, n) : LoadNumbers<S, Type>(p);
-      const auto q = S::Look(values, coder.Code(x));
+      const auto q = S::Look(values, coder.Code(at, x));
       const auto weighted = S::Mul(S::Mul(x, x), q);
       float by_x[S::kWidth], by_q[S::kWidth];
       S::Store(by_x, S::Mul(weighted, x));
@@ -337,24 +338,6 @@ void RowFits(DataType type, const void* src, int64_t index, int64_t group, int64
     using Type = decltype(stored);
     RowFitsOf<S, Type>(NumberAt<Type>(src, index), group, groups, how, sum_qx, sum_qq);
   });
-}
-
-// A word holds the codes of one byte, the first lowest.
-inline void Pack(int bits, const uint8_t* __restrict codes, int64_t n, uint8_t* __restrict out) {
-  if (bits == 4) {
-    for (int64_t i = 0; i < n / 2; ++i) {
-      uint16_t word;
-      __builtin_memcpy(&word, codes + 2 * i, sizeof(word));
-      out[i] = static_cast<uint8_t>((word & 0xf) | (word >> 4 & 0xf0));
-    }
-    return;
-  }
-  for (int64_t i = 0; i < n / 4; ++i) {
-    uint32_t word;
-    __builtin_memcpy(&word, codes + 4 * i, sizeof(word));
-    out[i] = static_cast<uint8_t>((word & 0x3) | (word >> 6 & 0xc) | (word >> 12 & 0x30) |
-                                  (word >> 18 & 0xc0));
-  }
 }
 
 template <typename S>

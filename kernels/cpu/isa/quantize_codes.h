@@ -1,10 +1,11 @@
 // The codes of numbers, over a vector wrapper such as simd_avx512.h's: a coder per way of computing
-// them, for the loops of quantize.h. A coder holds the parameters of a group in all lanes, or those
-// of a group per lane, and stores a byte for each lane.
+// them, for the loops of quantize.h. A coder's Group has the parameters of a group in all lanes, or
+// those of a group per lane; codes are integers that are not clamped yet, which is the packer's.
 #ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_
 #define KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvant/kernels/cpu/quantize_kernels.h"
 
@@ -14,6 +15,8 @@ namespace {
 // Where the last place is 1, so that adding it rounds to an integer, ties to even, whose low bits
 // are those of the sum.
 inline constexpr float kRounder = 12582912.f;
+// Corrected quotients are no larger in magnitude, so that they have integers (see Parameters).
+inline constexpr float kMostQuotient = 0x1p29f;
 
 enum class Quotient : uint8_t {
   kDivision,
@@ -46,23 +49,27 @@ struct Quotients {
 template <typename S, ZeroPoints kZeroPoints, Quotient kQuotient>
 struct IntegerCoder {
   using Vector = typename S::Vector;
-  Quotients<S, kZeroPoints, kQuotient> quotients;
-  Vector lowest, highest;  // with kRounder added
+  using Index = typename S::Index;
+  using Group = Quotients<S, kZeroPoints, kQuotient>;
 
-  template <typename LoadLanes>
-  IntegerCoder(const QuantizeParameters& how, LoadLanes load)
-      : quotients(how, load),
-        lowest(S::Set1(how.lowest + kRounder)),
-        highest(S::Set1(how.highest + kRounder)) {}
+  static constexpr int kBits = 0;  // any
 
-  void Store(Vector x, uint8_t* out) const {
-    const Vector quotient = quotients.Of(x);
-    // Quotients too large to be rounded so are far beyond any code, also with the zero point.
-    Vector code = S::Add(quotient, S::Set1(kRounder));
-    if constexpr (kZeroPoints == ZeroPoints::kCodes) code = S::Add(code, quotients.zero_point);
-    code = S::Min(S::Max(code, lowest), highest);
-    // Without divisions there is no NaN.
-    S::StoreLowBytes(out, kQuotient == Quotient::kDivision ? S::ZeroNan(quotient, code) : code);
+  explicit IntegerCoder(const QuantizeParameters&) {}
+
+  Index Code(const Group& group, Vector x) const {
+    const Vector quotient = group.Of(x);
+    // Corrected ones are no larger. What is as large is far beyond any code, also with the zero
+    // point.
+    const Vector most = S::Set1(kMostQuotient), least = S::Set1(-kMostQuotient);
+    Index code = S::NearestInteger(
+        kQuotient == Quotient::kDivision ? S::Min(S::Max(quotient, least), most) : quotient);
+    if constexpr (kZeroPoints == ZeroPoints::kCodes) {
+      code = S::AddIndex(code, S::NearestInteger(group.zero_point));
+    }
+    if constexpr (kQuotient == Quotient::kDivision) {
+      code = S::IndexFromBits(S::ZeroNan(quotient, S::BitsOfIndex(code)));
+    }
+    return code;
   }
 };
 
@@ -98,31 +105,33 @@ using E5M2 = Float8<2, 15, 0x7c, 0x7e>;
 
 template <typename S, typename Format, Quotient kQuotient>
 struct FloatCoder {
-  Quotients<S, ZeroPoints::kNone, kQuotient> quotients;
+  using Group = Quotients<S, ZeroPoints::kNone, kQuotient>;
 
-  template <typename LoadLanes>
-  FloatCoder(const QuantizeParameters& how, LoadLanes load) : quotients(how, load) {}
+  static constexpr int kBits = 8;
 
-  void Store(typename S::Vector x, uint8_t* out) const {
+  explicit FloatCoder(const QuantizeParameters&) {}
+
+  typename S::Index Code(const Group& group, typename S::Vector x) const {
     float values[S::kWidth];
-    S::Store(values, quotients.Of(x));
-    for (int i = 0; i < S::kWidth; ++i) out[i] = Format::Encode(values[i]);
+    S::Store(values, group.Of(x));
+    uint8_t codes[S::kWidth];
+    for (int i = 0; i < S::kWidth; ++i) codes[i] = Format::Encode(values[i]);
+    return S::IndexU8(S::template LoadRaw<S::kWidth>(codes));
   }
 };
 
 // A lane descends the codebook's tree: its upper four levels from registers.
-template <typename S, int kBits, Quotient kQuotient>
+template <typename S, int bits, Quotient kQuotient>
 struct CodebookCoder {
   using Vector = typename S::Vector;
   using Index = typename S::Index;
-  Quotients<S, ZeroPoints::kNone, kQuotient> quotients;
+  using Group = Quotients<S, ZeroPoints::kNone, kQuotient>;
+  static constexpr int kBits = bits;
   typename S::Table upper, lower;
   const float* nodes;
 
-  template <typename LoadLanes>
-  CodebookCoder(const QuantizeParameters& how, LoadLanes load)
-      : quotients(how, load),
-        upper(S::LoadTable(how.codebook->nodes, 16)),
+  explicit CodebookCoder(const QuantizeParameters& how)
+      : upper(S::LoadTable(how.codebook->nodes, 16)),
         lower(S::LoadTable(how.codebook->nodes + 16, 16)),
         nodes(how.codebook->nodes) {}
 
@@ -131,8 +140,8 @@ struct CodebookCoder {
     return kBits == 4 ? S::Look(lower, at) : S::Gather(nodes, at);
   }
 
-  Index Code(Vector x) const {
-    const Vector quotient = quotients.Of(x);
+  Index Code(const Group& group, Vector x) const {
+    const Vector quotient = group.Of(x);
     Index at = S::IndexOne();
 #pragma GCC unroll 8
     for (int level = 0; level < kBits; ++level) at = S::Descend(at, quotient, Node(at, level));
@@ -140,21 +149,25 @@ struct CodebookCoder {
     // A product is NaN where the code is to be the leftmost.
     return S::IndexFromBits(kQuotient == Quotient::kDivision ? S::ZeroNan(quotient, code) : code);
   }
-
-  void Store(Vector x, uint8_t* out) const { S::StoreLowBytes(out, S::BitsOfIndex(Code(x))); }
 };
 
 // q8_0, q4_0 and q4_1.
 template <typename S, GgmlFormat kFormat>
 struct GgmlCoder {
   using Vector = typename S::Vector;
-  Quotients<S, ZeroPoints::kNone, Quotient::kProduct> quotients;
-  Vector offset;
+  struct Group {
+    Quotients<S, ZeroPoints::kNone, Quotient::kProduct> quotients;
+    Vector offset;
 
-  template <typename LoadLanes>
-  GgmlCoder(const QuantizeParameters& how, LoadLanes load) : quotients(how, load) {
-    if constexpr (kFormat == GgmlFormat::kQ4_1) offset = load(how.offsets);
-  }
+    template <typename LoadLanes>
+    Group(const QuantizeParameters& how, LoadLanes load) : quotients(how, load) {
+      if constexpr (kFormat == GgmlFormat::kQ4_1) offset = load(how.offsets);
+    }
+  };
+
+  static constexpr int kBits = kFormat == GgmlFormat::kQ8_0 ? 8 : 4;
+
+  explicit GgmlCoder(const QuantizeParameters&) {}
 
   static Vector RoundEven(Vector x) {
     return S::Sub(S::Add(x, S::Set1(kRounder)), S::Set1(kRounder));
@@ -175,17 +188,67 @@ struct GgmlCoder {
     return S::Min(floor, S::Set1(15));
   }
 
-  void Store(Vector x, uint8_t* out) const {
-    if constexpr (kFormat == GgmlFormat::kQ4_1) x = S::Sub(x, offset);
-    const Vector product = quotients.Of(x);
+  typename S::Index Code(const Group& group, Vector x) const {
+    if constexpr (kFormat == GgmlFormat::kQ4_1) x = S::Sub(x, group.offset);
+    const Vector product = group.quotients.Of(x);
     Vector code;
     if constexpr (kFormat == GgmlFormat::kQ8_0) code = Round(product);
     if constexpr (kFormat == GgmlFormat::kQ4_0) {
       code = S::Sub(Nibble(S::Add(product, S::Set1(8.5f))), S::Set1(8));
     }
     if constexpr (kFormat == GgmlFormat::kQ4_1) code = Nibble(S::Add(product, S::Set1(0.5f)));
-    code = S::ZeroNan(product, code);
-    S::StoreLowBytes(out, S::Add(code, S::Set1(kRounder)));
+    return S::NearestInteger(S::ZeroNan(product, code));
+  }
+};
+
+// Codes as they are stored: clamped to the range of their type, 8 / bits to a byte, four vectors of
+// them at a time.
+template <typename S>
+struct Packer {
+  using Raw = typename S::Raw;
+  static constexpr int64_t kBlock = 4 * S::kWidth;
+  int bits;
+  Raw offset, limit, signs;
+
+  // `stored_bits`: how.bits, or 8.
+  Packer(const QuantizeParameters& how, int stored_bits)
+      : bits(stored_bits),
+        offset(S::Words(-how.lowest)),
+        limit(S::Bytes((1 << how.bits) - 1)),
+        signs(S::Bytes(how.lowest == 0 ? 0 : SignsOf(how.bits, stored_bits))) {}
+
+  static int SignsOf(int bits, int stored_bits) {
+    int signs = 0;
+    for (int bit = bits - 1; bit < 8; bit += stored_bits) signs |= 1 << bit;
+    return signs;
+  }
+  // Calls f(a constant with the value of bits), of those that codes of `own` bits (0: any) may
+  // take.
+  template <int own, typename F>
+  void WithBits(F f) const {
+    if constexpr (own == 0 || own == 4) {
+      if (bits == 4) return f(std::integral_constant<int, 4>());
+    }
+    if constexpr (own == 0 || own == 2) {
+      if (bits == 2) return f(std::integral_constant<int, 2>());
+    }
+    f(std::integral_constant<int, 8>());
+  }
+
+  // kBlock codes; or the first n of them.
+  template <int kBits>
+  void Store(const typename S::Index (&codes)[4], uint8_t* out) const {
+    const Raw clamped = S::ClampToBytes(codes, offset, limit);
+    const Raw packed = S::XorRaw(S::template PackBytes<kBits>(clamped), signs);
+    S::template StoreRaw<kBlock * kBits / 8>(out, packed);
+  }
+  void StoreSome(const typename S::Index (&codes)[4], int64_t n, uint8_t* out) const {
+    uint8_t block[kBlock];
+    WithBits<0>([&](auto bits_of) { Store<bits_of()>(codes, block); });
+    const int64_t size = n * bits / 8;
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) __builtin_memcpy(out + i, block + i, 8);
+    for (; i < size; ++i) out[i] = block[i];
   }
 };
 

@@ -52,19 +52,23 @@ struct Avx2 {
   // other's, then quarters, so that it takes two shuffles for each op.
   template <typename Op>
   static Vector FoldEach(const Vector (&v)[kWidth], Op op) {
-    const auto halves = [op](Vector a, Vector b) {
-      return op(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const Vector fours[] = {FoldFour(v[0], v[1], v[2], v[3], op),
+                            FoldFour(v[4], v[5], v[6], v[7], op)};
+    return FoldFours(fours, op);
+  }
+  // The same in two steps, with fewer vectors at a time.
+  template <typename Op>
+  static Vector FoldFour(Vector a, Vector b, Vector c, Vector d, Op op) {
+    const auto halves = [op](Vector x, Vector y) {
+      return op(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
     };
-    Vector quad[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const __m256d x = _mm256_castps_pd(halves(v[4 * i], v[4 * i + 1]));
-      const __m256d y = _mm256_castps_pd(halves(v[4 * i + 2], v[4 * i + 3]));
-      quad[i] = op(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
-                   _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
-    }
-    return op(_mm256_permute2f128_ps(quad[0], quad[1], 0x20),
-              _mm256_permute2f128_ps(quad[0], quad[1], 0x31));
+    const __m256d x = _mm256_castps_pd(halves(a, b)), y = _mm256_castps_pd(halves(c, d));
+    return op(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
+              _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+  }
+  template <typename Op>
+  static Vector FoldFours(const Vector (&v)[kWidth / 4], Op op) {
+    return op(_mm256_permute2f128_ps(v[0], v[1], 0x20), _mm256_permute2f128_ps(v[0], v[1], 0x31));
   }
   // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
   static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
@@ -148,16 +152,6 @@ struct Avx2 {
   static Vector MaxKeys(Vector a, Vector b) {
     return _mm256_castsi256_ps(_mm256_max_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b)));
   }
-  // The low byte of each element.
-  static void StoreLowBytes(uint8_t* p, Vector v) {
-    const __m256i order =
-        _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12,
-                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i low = _mm256_shuffle_epi8(_mm256_castps_si256(v), order);
-    const __m128i bytes =
-        _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
-  }
   // kWidth numbers of 16 bits, rounded to nearest even.
   static void StoreF16(uint8_t* p, Vector v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
@@ -196,6 +190,51 @@ struct Avx2 {
   static Index Descend(Index i, Vector x, Vector bound) {
     const Index right = _mm256_castps_si256(_mm256_cmp_ps(x, bound, _CMP_GT_OQ));
     return _mm256_sub_epi32(_mm256_add_epi32(i, i), right);
+  }
+  // |v| < 2^30 to the nearest integer, ties to even.
+  static Index NearestInteger(Vector v) { return _mm256_cvtps_epi32(v); }
+  static Index AddIndex(Index a, Index b) { return _mm256_add_epi32(a, b); }
+  // Integers within 2^31 - 1, plus `offset`, clamped to 0 .. limit <= 255: a byte each, and those
+  // packed without gaps in kBits each, the first lowest.
+  static Raw Words(int x) { return _mm256_set1_epi16(static_cast<int16_t>(x)); }
+  static Raw Bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  static Raw XorRaw(Raw a, Raw b) { return _mm256_xor_si256(a, b); }
+  // The bytes in some order of their own.
+  static Raw ClampToBytes(const Index (&v)[4], Raw offset_words, Raw limit_bytes) {
+    const Raw low = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[1]), offset_words);
+    const Raw high = _mm256_adds_epi16(_mm256_packs_epi32(v[2], v[3]), offset_words);
+    return _mm256_min_epu8(_mm256_packus_epi16(low, high), limit_bytes);
+  }
+  // In the order of v, and of their elements.
+  template <int kBits>
+  static Raw PackBytes(Raw bytes) {
+    // Dword k of lane L is of elements 4 * L to 4 * L + 3 of v[k].
+    const Raw order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    if constexpr (kBits == 8) return _mm256_permutevar8x32_epi32(bytes, order);
+    if constexpr (kBits == 4) {
+      const Raw words = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+      const Raw ordered = _mm256_permutevar8x32_epi32(words, order);
+      return _mm256_permute4x64_epi64(_mm256_packus_epi16(ordered, ordered), 0x08);
+    }
+    if constexpr (kBits == 2) {
+      const Raw pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x0401));
+      const Raw dwords = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00100001));
+      const Raw ordered = _mm256_permutevar8x32_epi32(dwords, order);
+      const Raw words = _mm256_packus_epi32(ordered, ordered);
+      const Raw packed = _mm256_packus_epi16(words, words);
+      return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
+    }
+  }
+  template <int kBytes>
+  static void StoreRaw(uint8_t* p, Raw raw) {
+    if constexpr (kBytes == 32) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
+    } else if constexpr (kBytes == 16) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(raw));
+    } else {
+      static_assert(kBytes == 8);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(raw));
+    }
   }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {

@@ -44,21 +44,29 @@ struct Avx512 {
   // other's, then quarters, so that it takes two shuffles for each op.
   template <typename Op>
   static Vector FoldEach(const Vector (&v)[kWidth], Op op) {
+    Vector fours[kWidth / 4];
+#pragma GCC unroll 4
+    for (int i = 0; i < kWidth; i += 4) {
+      fours[i / 4] = FoldFour(v[i], v[i + 1], v[i + 2], v[i + 3], op);
+    }
+    return FoldFours(fours, op);
+  }
+  // The same in two steps, with fewer vectors at a time.
+  template <typename Op>
+  static Vector FoldFour(Vector a, Vector b, Vector c, Vector d, Op op) {
+    const auto halves = [op](Vector x, Vector y) {
+      return op(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+    };
+    const __m512d x = _mm512_castps_pd(halves(a, b)), y = _mm512_castps_pd(halves(c, d));
+    return op(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+              _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+  template <typename Op>
+  static Vector FoldFours(const Vector (&v)[kWidth / 4], Op op) {
     const auto lanes = [op](Vector a, Vector b) {
       return op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     };
-    const auto halves = [op](Vector a, Vector b) {
-      return op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    };
-    Vector quad[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512d x = _mm512_castps_pd(halves(v[4 * i], v[4 * i + 1]));
-      const __m512d y = _mm512_castps_pd(halves(v[4 * i + 2], v[4 * i + 3]));
-      quad[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                   _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    }
-    return lanes(lanes(quad[0], quad[1]), lanes(quad[2], quad[3]));
+    return lanes(lanes(v[0], v[1]), lanes(v[2], v[3]));
   }
   // lo, hi: a0 b0 a1 b1 ...; even, odd: the reverse.
   static void Zip(Vector a, Vector b, Vector* lo, Vector* hi) {
@@ -121,9 +129,8 @@ struct Avx512 {
   // The bits as an integer that is in the order of the values; its own inverse.
   static Vector OrderKey(Vector x) {
     const __m512i bits = _mm512_castps_si512(x);
-    const __m512i flip =
-        _mm512_and_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(0x7fffffff));
-    return _mm512_castsi512_ps(_mm512_xor_si512(bits, flip));
+    return _mm512_castsi512_ps(
+        FlipWhere(bits, _mm512_srai_epi32(bits, 31), _mm512_set1_epi32(0x7fffffff)));
   }
   // Of the absolute value: itself.
   static Vector MagnitudeKey(Vector x) { return _mm512_abs_ps(x); }
@@ -136,8 +143,8 @@ struct Avx512 {
   // The same of two numbers of 16 bits in each element.
   static Vector OrderKeys(Vector x) {
     const __m512i bits = _mm512_castps_si512(x);
-    const __m512i flip = _mm512_and_si512(_mm512_srai_epi16(bits, 15), _mm512_set1_epi16(0x7fff));
-    return _mm512_castsi512_ps(_mm512_xor_si512(bits, flip));
+    return _mm512_castsi512_ps(
+        FlipWhere(bits, _mm512_srai_epi16(bits, 15), _mm512_set1_epi16(0x7fff)));
   }
   static Vector MagnitudeKeys(Vector x) {
     return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi16(0x7fff)));
@@ -147,10 +154,6 @@ struct Avx512 {
   }
   static Vector MaxKeys(Vector a, Vector b) {
     return _mm512_castsi512_ps(_mm512_max_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }
-  // The low byte of each element.
-  static void StoreLowBytes(uint8_t* p, Vector v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
   }
   // kWidth numbers of 16 bits, rounded to nearest even.
   static void StoreF16(uint8_t* p, Vector v) {
@@ -181,6 +184,52 @@ struct Avx512 {
     const Index left = _mm512_add_epi32(i, i);
     const __mmask16 right = _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ);
     return _mm512_mask_add_epi32(left, right, left, IndexOne());
+  }
+  // |v| < 2^30 to the nearest integer, ties to even.
+  static Index NearestInteger(Vector v) { return _mm512_cvtps_epi32(v); }
+  static Index AddIndex(Index a, Index b) { return _mm512_add_epi32(a, b); }
+  // Integers within 2^31 - 1, plus `offset`, clamped to 0 .. limit <= 255: a byte each, and those
+  // packed without gaps in kBits each, the first lowest.
+  static Raw Words(int x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
+  static Raw Bytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  static Raw XorRaw(Raw a, Raw b) { return _mm512_xor_si512(a, b); }
+  // The bytes in some order of their own.
+  static Raw ClampToBytes(const Index (&v)[4], Raw offset_words, Raw limit_bytes) {
+    const Raw low = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[1]), offset_words);
+    const Raw high = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[3]), offset_words);
+    return _mm512_min_epu8(_mm512_packus_epi16(low, high), limit_bytes);
+  }
+  // In the order of v, and of their elements.
+  template <int kBits>
+  static Raw PackBytes(Raw bytes) {
+    // Dword k of lane L is of elements 4 * L to 4 * L + 3 of v[k].
+    if constexpr (kBits == 8) {
+      return _mm512_permutexvar_epi32(
+          _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+    } else if constexpr (kBits == 4) {
+      const Raw order = _mm512_castsi256_si512(
+          _mm256_setr_epi8(0, 2, 16, 18, 32, 34, 48, 50, 4, 6, 20, 22, 36, 38, 52, 54, 8, 10, 24,
+                           26, 40, 42, 56, 58, 12, 14, 28, 30, 44, 46, 60, 62));
+      return _mm512_permutexvar_epi8(order, _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x1001)));
+    } else {
+      static_assert(kBits == 2);
+      const Raw order = _mm512_castsi128_si512(
+          _mm_setr_epi8(0, 16, 32, 48, 4, 20, 36, 52, 8, 24, 40, 56, 12, 28, 44, 60));
+      const Raw pairs = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x0401));
+      return _mm512_permutexvar_epi8(order,
+                                     _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00100001)));
+    }
+  }
+  template <int kBytes>
+  static void StoreRaw(uint8_t* p, Raw raw) {
+    if constexpr (kBytes == 64) {
+      _mm512_storeu_si512(p, raw);
+    } else if constexpr (kBytes == 32) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(raw));
+    } else {
+      static_assert(kBytes == 16);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(raw));
+    }
   }
   // 2^k, for k in the low bits of `shifted` (-127 < k < 128).
   static Vector PowerOfTwo(Vector shifted) {
@@ -263,6 +312,10 @@ struct Avx512 {
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
  private:
+  // The bits of `flip` in lanes of -1.
+  static __m512i FlipWhere(__m512i bits, __m512i lanes, __m512i flip) {
+    return _mm512_ternarylogic_epi32(bits, lanes, flip, 0x78);
+  }
   // Dword i holds nibble i of the first 8 bytes, or bit pair i of the first 4, lowest.
   static __m512i Nibbles(Raw raw) {
     const __m512i halves = _mm512_permutexvar_epi32(

@@ -37,10 +37,6 @@ struct OneLane {
   static Vector Fnma(Vector a, Vector b, Vector c) { return std::fma(-a, b, c); }
   static Vector Max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector Min(Vector a, Vector b) { return a < b ? a : b; }
-  template <typename Op>
-  static Vector FoldEach(const Vector (&v)[kWidth], Op) {
-    return v[0];
-  }
   static Vector ZeroNan(Vector x, Vector value) { return x != x ? 0 : value; }
   static Vector ZeroBelow(Vector x, Vector bound, Vector value) { return x < bound ? 0 : value; }
   using Index = uint32_t;
@@ -52,6 +48,36 @@ struct OneLane {
   static Index IndexFromBits(Vector v) { return std::bit_cast<uint32_t>(v); }
   static Vector BitsOfIndex(Index i) { return std::bit_cast<float>(i); }
   static Index Descend(Index i, Vector x, Vector bound) { return 2 * i + (x > bound ? 1 : 0); }
+  static Index IndexU8(Raw raw) { return raw; }
+  // Saturated beyond 2^20.
+  static Index NearestInteger(Vector v) {
+    constexpr float kMost = 0x1p20f, kRound = 12582912.f;  // where the last place is 1
+    const float clamped = Min(Max(v, -kMost), kMost);
+    return std::bit_cast<uint32_t>(clamped + kRound) - std::bit_cast<uint32_t>(kRound);
+  }
+  static Index AddIndex(Index a, Index b) { return a + b; }
+  static Raw Words(int x) { return static_cast<Raw>(x); }
+  static Raw Bytes(int x) { return static_cast<uint8_t>(x) * 0x01010101u; }
+  static Raw XorRaw(Raw a, Raw b) { return a ^ b; }
+  static Raw ClampToBytes(const Index (&v)[4], Raw offset, Raw limit_bytes) {
+    const auto limit = static_cast<int32_t>(limit_bytes & 0xff);
+    Raw bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+      const auto code = static_cast<int32_t>(v[i] + offset);
+      bytes |= static_cast<Raw>(code < 0 ? 0 : code > limit ? limit : code) << (8 * i);
+    }
+    return bytes;
+  }
+  template <int kBits>
+  static Raw PackBytes(Raw bytes) {
+    if constexpr (kBits == 8) return bytes;
+    const Raw pairs = (bytes | bytes >> (8 - kBits)) & (kBits == 4 ? 0x00ff00ff : 0x000f000f);
+    return (pairs | pairs >> (16 - 2 * kBits)) & (kBits == 4 ? 0xffff : 0xff);
+  }
+  template <int kBytes>
+  static void StoreRaw(uint8_t* p, Raw raw) {
+    std::memcpy(p, &raw, kBytes);  // little endian, as codes are
+  }
   static Vector OrderKey(Vector x) {
     const int32_t bits = std::bit_cast<int32_t>(x);
     return std::bit_cast<float>(bits ^ ((bits >> 31) & 0x7fffffff));
@@ -62,9 +88,6 @@ struct OneLane {
   }
   static Vector MaxKey(Vector a, Vector b) {
     return std::bit_cast<int32_t>(a) > std::bit_cast<int32_t>(b) ? a : b;
-  }
-  static void StoreLowBytes(uint8_t* p, Vector v) {
-    *p = static_cast<uint8_t>(std::bit_cast<uint32_t>(v));
   }
   static void StoreF16(uint8_t* p, Vector v) {
     const uint16_t half = F32ToF16(v);
