@@ -416,5 +416,40 @@ TEST(KvCache, ReadersAndAWriterAtTheSameTime) {
             5e-4);
 }
 
+// Append and attention of caches on the CUDA backend's kernels, by the executor. Queries of f16,
+// for which packed codes are multiplied where K and V are one segment each.
+TEST(KvCacheOnCudaSimtTest, AttendsToWhatItStores) {
+  const struct {
+    const char* scheme;
+    const char* kernel;
+  } cases[] = {{"int4_g32", "products of packed codes"},
+               {"rotKV4_g32", "products of packed codes"},
+               {"nf4_g32", "products of packed codes"},
+               {"int4_g64_R128_s4", "K or V is of several segments: 3 and 3"},
+               {"rotKV4_g64_R128_s4", "K or V is of several segments: 3 and 3"},
+               {"kivi2", "K or V is of several segments: 2 and 2"}};
+  const Engine engine = Engine::Create({.device = Device::kCudaSimt}).value();
+  for (const auto& [scheme, kernel] : cases) {
+    SCOPED_TRACE(scheme);
+    KvCacheOptions options = SmallOptions(scheme, 300);
+    options.head_size = 128;
+    const Bench bench = MakeBench(options, 300, &engine);
+    int64_t from = 0;
+    for (const int64_t to : {3, 131, 300}) {
+      ASSERT_TRUE(bench.Append(from, to).ok());
+      from = to;
+      const std::vector<float> q = QueriesFor(*bench.cache, 7 + to);
+      const double error = Difference(Attend(*bench.cache, 1, q, kQueryHeads),
+                                      AttendByDefinition(*bench.cache, 1, q, kQueryHeads));
+      EXPECT_LE(error, 5e-4) << to << " tokens";
+    }
+    const auto attention = bench.cache->Attention({.query_heads = kQueryHeads, .type = kF16});
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    const std::string description((*attention)->compiled(1).kernel());
+    EXPECT_NE(description.find("cuda_simt"), std::string::npos) << description;
+    EXPECT_NE(description.find(kernel), std::string::npos) << description;
+  }
+}
+
 }  // namespace
 }  // namespace kvant
