@@ -67,11 +67,10 @@ class Operand {
   Value Quantized() {
     const Value codes = Input(KvPart::kCodes);
     const Value scales = Input(KvPart::kScales);
-    GraphBuilder::DequantizeOptions options{.group_shape = Shared(tensor_.GroupShape()),
-                                            .type = kF32};
-    if (const CodebookRow* codebook = tensor_.scheme().format.codebook) {
-      options.codebook.assign(codebook->values.begin(), codebook->values.end());
-    }
+    const GraphBuilder::DequantizeOptions options{
+        .group_shape = Shared(tensor_.GroupShape()),
+        .type = kF32,
+        .codebook = tensor_.scheme().format.codebook_values()};
     if (!tensor_.has(KvPart::kZeroPoints)) return g_.DynamicDequantize(codes, scales, options);
     return g_.DynamicDequantize(codes, scales, Input(KvPart::kZeroPoints), options);
   }

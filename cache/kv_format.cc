@@ -66,6 +66,11 @@ DataType KvFormat::ZeroPointType(DataType scales) const {
   return LowestOf(type) < 0 ? kS8 : kU8;
 }
 
+std::vector<float> KvFormat::codebook_values() const {
+  if (codebook == nullptr) return {};
+  return {codebook->values.begin(), codebook->values.end()};
+}
+
 std::optional<int64_t> KvFormat::group_tokens() const {
   switch (groups) {
     case Groups::kHeadSlice:

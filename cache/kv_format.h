@@ -24,6 +24,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvant/graph/codebooks.h"
@@ -49,6 +50,8 @@ struct KvFormat {
 
   // Scales exist: every type but f32, bf16 and f16.
   bool quantized() const;
+  // What codes stand for, times the scale; empty without a codebook.
+  std::vector<float> codebook_values() const;
   // Tokens of a group; none: all that there are.
   std::optional<int64_t> group_tokens() const;
   // The type of the zero points for scales of this type; kUndef without any.

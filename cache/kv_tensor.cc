@@ -104,15 +104,12 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
     g.Output("dst", g.Append(x, positions, capacity, scales, std::nullopt,
                              {.group_shape = GroupShape(), .type = dst.type}));
   } else {
-    GraphBuilder::QuantizeOptions options{.group_shape = GroupShape(),
-                                          .type = dst.type,
-                                          .scale_type = part(KvPart::kScales).type,
-                                          .zero_point_type = part(KvPart::kZeroPoints).type,
-                                          .ggml_formula = scheme_.format.ggml_formula};
-    if (scheme_.format.codebook != nullptr) {
-      options.codebook.assign(scheme_.format.codebook->values.begin(),
-                              scheme_.format.codebook->values.end());
-    }
+    const GraphBuilder::QuantizeOptions options{.group_shape = GroupShape(),
+                                                .type = dst.type,
+                                                .scale_type = part(KvPart::kScales).type,
+                                                .zero_point_type = part(KvPart::kZeroPoints).type,
+                                                .codebook = scheme_.format.codebook_values(),
+                                                .ggml_formula = scheme_.format.ggml_formula};
     const GraphBuilder::Quantized stored = g.Append(x, positions, capacity, options);
     g.Output("dst", stored.codes);
     g.Output("scales", stored.scales);
@@ -131,11 +128,9 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileReread(const Engine& engine) const
     return g.Input("part", desc.type, {1, 1, slots, (*desc.dims)[3]});
   };
   const int64_t groups = tokens / *scheme_.format.group_tokens();
-  GraphBuilder::DequantizeOptions options{.group_shape = GroupShape(), .type = scheme_.window_type};
-  if (scheme_.format.codebook != nullptr) {
-    options.codebook.assign(scheme_.format.codebook->values.begin(),
-                            scheme_.format.codebook->values.end());
-  }
+  const GraphBuilder::DequantizeOptions options{.group_shape = GroupShape(),
+                                                .type = scheme_.window_type,
+                                                .codebook = scheme_.format.codebook_values()};
   const Value codes = slice(KvPart::kCodes, tokens), scales = slice(KvPart::kScales, groups);
   g.Output("values",
            has(KvPart::kZeroPoints)

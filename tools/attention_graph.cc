@@ -125,10 +125,7 @@ class Maker {
       GraphBuilder::DequantizeOptions options;
       options.group_shape.assign(kv.group_shape.begin(), kv.group_shape.end());
       options.type = o_.dtype;
-      if (format.codebook != nullptr) {
-        const absl::Span<const float> values = format.codebook->values;
-        options.codebook.assign(values.begin(), values.end());
-      }
+      options.codebook = format.codebook_values();
       if (!kv.zero_points) return g_.DynamicDequantize(kv.data, *kv.scales, options);
       return g_.DynamicDequantize(kv.data, *kv.scales, *kv.zero_points, options);
     }
