@@ -399,6 +399,11 @@ absl::Status KvTensor::Store(const Stream& stream, const Source& src,
   return Writer(*this, stream, src, lengths, counts, layer, working).Run();
 }
 
+// Else the next head begins within a byte: packed zero points of an odd number of groups.
+bool KvTensor::EndsAtByte(const Extent& extent) {
+  return extent.stride * BitsOf(extent.type) % 8 == 0;
+}
+
 KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
   const LogicalTensor& desc = this->part(part);
   if (!desc.dims || (part == KvPart::kScales && scheme_.static_scales())) return {};
@@ -410,7 +415,7 @@ KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
   if (part == KvPart::kScales || part == KvPart::kZeroPoints) {
     slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / *scheme_.format.group_tokens();
   }
-  return {BytesFor(desc.type, slots * dims[3]), BytesFor(desc.type, dims[2] * dims[3]), dims[1]};
+  return {desc.type, slots * dims[3], dims[2] * dims[3], dims[1]};
 }
 
 int64_t KvTensor::UsedBytes(int64_t tokens) const {
@@ -418,7 +423,7 @@ int64_t KvTensor::UsedBytes(int64_t tokens) const {
   int64_t bytes = 0;
   for (const KvPart part : {KvPart::kSinks, KvPart::kCodes, KvPart::kScales, KvPart::kZeroPoints}) {
     const Extent extent = ExtentOf(part, tokens);
-    bytes += extent.used * extent.heads;
+    bytes += BytesFor(extent.type, extent.used * extent.heads);
   }
   if (!has(KvPart::kWindow)) return bytes;
   const int64_t window = ranges[static_cast<int>(KvSegmentKind::kWindow)].tokens;
@@ -429,8 +434,17 @@ void KvTensor::CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_
   for (int i = 0; i < kKvParts; ++i) {
     const Extent extent = ExtentOf(static_cast<KvPart>(i), tokens);
     for (int64_t h = 0; h < extent.heads; ++h) {
-      std::memcpy(layer[i] + (to * extent.heads + h) * extent.stride,
-                  layer[i] + (from * extent.heads + h) * extent.stride, extent.used);
+      const int64_t source = (from * extent.heads + h) * extent.stride;
+      const int64_t target = (to * extent.heads + h) * extent.stride;
+      if (EndsAtByte(extent)) {
+        std::memcpy(layer[i] + BytesFor(extent.type, target),
+                    layer[i] + BytesFor(extent.type, source), BytesFor(extent.type, extent.used));
+        continue;
+      }
+      for (int64_t e = 0; e < extent.used; ++e) {
+        StoreElement(extent.type, layer[i], target + e,
+                     LoadElement(extent.type, layer[i], source + e));
+      }
     }
   }
 }
@@ -439,9 +453,20 @@ void KvTensor::SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t t
   for (int i = 0; i < kKvParts; ++i) {
     const Extent extent = ExtentOf(static_cast<KvPart>(i), tokens);
     for (int64_t h = 0; h < extent.heads; ++h) {
-      std::byte* first = layer[i] + (a * extent.heads + h) * extent.stride;
-      std::swap_ranges(first, first + extent.used,
-                       layer[i] + (b * extent.heads + h) * extent.stride);
+      const int64_t first = (a * extent.heads + h) * extent.stride;
+      const int64_t second = (b * extent.heads + h) * extent.stride;
+      if (EndsAtByte(extent)) {
+        std::byte* const begin = layer[i] + BytesFor(extent.type, first);
+        std::swap_ranges(begin, begin + BytesFor(extent.type, extent.used),
+                         layer[i] + BytesFor(extent.type, second));
+        continue;
+      }
+      for (int64_t e = 0; e < extent.used; ++e) {
+        const double kept = LoadElement(extent.type, layer[i], first + e);
+        StoreElement(extent.type, layer[i], first + e,
+                     LoadElement(extent.type, layer[i], second + e));
+        StoreElement(extent.type, layer[i], second + e, kept);
+      }
     }
   }
 }

@@ -97,11 +97,13 @@ class KvTensor {
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
   absl::StatusOr<Op> CompileReread(const Engine& engine) const;
-  // Bytes of a row's part, per head, that a sequence uses, and that there are.
+  // Elements of a row's part, per head, that a sequence uses, and that there are.
   struct Extent {
+    DataType type = kUndef;
     int64_t used = 0, stride = 0, heads = 0;
   };
   Extent ExtentOf(KvPart part, int64_t tokens) const;
+  static bool EndsAtByte(const Extent& extent);
 
   std::string name_;
   KvScheme scheme_;

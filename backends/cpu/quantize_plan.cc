@@ -158,6 +158,12 @@ class QuantizePlan {
     if (code_bits < 8) {
       if (p_.layout == QuantizeLayout::kElements) return true;
       if (!WholeBytes(code_bits, &QuantizeStrides::codes)) return true;
+      // Units begin at multiples of 4 groups, so at whole bytes where these are side by side; but
+      // parts of one group, and what lies between groups that are apart, may begin anywhere.
+      if (p_.groups > 1 && p_.next.codes * code_bits % 8 != 0) {
+        const bool rows = p_.layout == QuantizeLayout::kRows;
+        if (p_.next.codes != (rows ? p_.group : 1) || (rows && p_.parts > 1)) return true;
+      }
     }
     if (!p_.computes || p_.zero_point_type == kUndef) return false;
     const int bits = BitsOf(p_.zero_point_type);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kvant/kernels/cpu/code_parameters.h"
 
@@ -65,6 +66,19 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
           static_cast<int64_t>(codes.part_groups.size()),
           codes.part_ends.data(),
           codes.part_groups.data()};
+}
+
+// NaN if there is one.
+float LargestMagnitude(const float* x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::fabs(x[i]) <= most ? most : std::fabs(x[i]);
+  return most;
+}
+
+// Of what codes stand for; of f8 of either type.
+float LargestOf(const FloatCodes& codes) {
+  constexpr float kMostOfE5M2 = 57344;
+  return codes.codebook == nullptr ? kMostOfE5M2 : LargestMagnitude(codes.codebook, 16);
 }
 
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
@@ -219,8 +233,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
     return false;
   }
   if (codes.floats) {
-    MultiplyFloats(reader, segment, p, stored, q, rows, parameters.scales, scores);
-    return true;
+    return MultiplyFloats(reader, segment, p, stored, q, rows, parameters.scales, scores);
   }
   const uint8_t flip = !codes.is_signed  ? 0
                        : codes.bits == 8 ? 0x80
@@ -231,16 +244,20 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
   return most <= kMaxScore;
 }
 
-void CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+bool CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
                                 const CodeRows& stored, const float* q, int64_t rows,
                                 const float* scales, float* scores) {
   const FloatCodeKernels& kernels = *reader.kernels->codes->floats;
   const FloatCodes codes{segment.data.type, segment.data.codebook};
   if (prepared_.Change(segment, p)) {
+    finite_ = LargestMagnitude(q, rows * channels_) <=
+              std::numeric_limits<float>::max() / (kMaxFloatPart * LargestOf(codes));
     kernels.queries(codes, q, rows, channels_, float_queries_, FloatColumns(segment));
   }
+  if (!finite_) return false;
   kernels.scores(stored, codes, ColumnsOf(segment.codes, channels_), float_queries_, rows, scales,
                  scores);
+  return true;
 }
 
 bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,

@@ -36,7 +36,8 @@ class CodeScores {
                    const float* q, int64_t rows, float* scores);
   bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
                int64_t rows);
-  void MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+  // False: sums of a part might exceed f32, whose scales come after them.
+  bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
                       const CodeRows& stored, const float* q, int64_t rows, const float* scales,
                       float* scores);
 

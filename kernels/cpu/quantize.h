@@ -25,7 +25,8 @@ enum class QuantizeLayout : uint8_t {
   kElements,  // any: one element after another
 };
 
-// Columns of a chunk, at most; chunks begin at multiples of 4 groups, so at whole bytes.
+// Columns of a chunk, at most; chunks begin at multiples of 4 groups, so at whole bytes where
+// groups are side by side.
 inline constexpr int64_t kMaxQuantizeChunk = 256;
 // Groups of so many elements whose ranges are found before their codes, at most: as many as are
 // read twice from the first-level cache; 1, or a multiple of 4.

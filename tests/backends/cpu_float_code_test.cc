@@ -217,6 +217,22 @@ TEST(CpuFloatCodes, NumbersBelowTheNormalOnes) {
   }
 }
 
+// Products of codes with such queries exceed f32 before the scales are applied, scores do not.
+TEST(CpuFloatCodes, QueriesThatOnlyScalesMakeSmall) {
+  for (DataType type : kCodeTypes) {
+    Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 3, .q_len = 1, .kv_len = 70, .d = 64, .dv = 64},
+                   ByHead(type, 0, kF32), ByHead(type, 0, kF32));
+    FillWithNumbers(c, c.spec.k[0].data.port, type);
+    auto* q = static_cast<float*>(c.inputs[c.spec.q.port].data());
+    for (int i = 0; i < 3 * 64; ++i) q[i] *= 1e36f;
+    auto* scales = static_cast<float*>(c.inputs[c.spec.k[0].quantization->scales.port].data());
+    for (int t = 0; t < 70; ++t) scales[t] = type == kU4 ? 1e-36f : 1e-38f;
+    SCOPED_TRACE(DataTypeName(type));
+    c.Check();
+    if (HasFailure()) return;
+  }
+}
+
 // What is not finite in one head stays there, and shows there: a query, a code of K or V, a scale.
 TEST(CpuFloatCodes, NotFiniteValuesStayInTheirHead) {
   for (DataType type : {kF8E4M3, kF8E5M2}) {

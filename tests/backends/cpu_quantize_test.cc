@@ -198,6 +198,45 @@ TEST(CpuQuantize, TensorsWithoutElements) {
   }
 }
 
+// Two threads, for those who ask.
+class AskingExecutor : public Executor {
+ public:
+  int max_concurrency() const override { return 2; }
+  void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
+    asked_ = true;
+    for (int64_t i = 0; i < n; ++i) body(i, 0);
+  }
+  bool asked() const { return asked_; }
+
+ private:
+  bool asked_ = false;
+};
+
+// Where a byte has codes of two units, threads would lose each other's.
+TEST(CpuQuantize, UnitsThatShareBytesStayInOneThread) {
+  const struct {
+    QuantizeLayout layout;
+    bool threads;
+  } cases[] = {
+      {{.name = "dense", .dims = {2, 6000, 64}, .group = {1, 1, 64}}, true},
+      {{.name = "apart",
+        .dims = {2, 600, 64},
+        .group = {1, 1, 64},
+        .code_strides = Dims{64, 129, 1}},
+       false},
+      {{.name = "even parts", .dims = {3, 114036}, .group = {1, 114036}}, true},
+      {{.name = "odd parts", .dims = {3, 114035}, .group = {1, 114035}}, false},
+  };
+  for (const auto& [layout, threads] : cases) {
+    const QuantizeCase test{layout, {kF32, kU4, kF32, kF32}};
+    const auto executable =
+        std::move(*cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0)));
+    AskingExecutor executor;
+    RunQuantize(test, *executable, executor, Pack(test.src(), QuantizeNumbers(layout.dims)));
+    EXPECT_EQ(executor.asked(), threads) << layout.name;
+  }
+}
+
 std::string KernelOf(const QuantizeLayout& layout, DataType codes) {
   const QuantizeCase test{layout, {kF32, codes, kF32, kUndef}};
   return (*cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0)))->kernel();

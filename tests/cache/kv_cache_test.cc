@@ -152,6 +152,11 @@ TEST_P(KvCacheSchemeTest, TheRestOfTheBatchDoesNotMatter) {
 TEST_P(KvCacheSchemeTest, CropThenAppendIsNeverHavingGoneFurther) {
   KvCacheOptions options = SmallOptions(GetParam(), 320);
   options.rollback = 5;
+  if (options.schemes[0].k.flush == KvScheme::Flush::kRequantize) {
+    EXPECT_THAT(std::string(KvCache::BytesFor(options).status().message()),
+                testing::HasSubstr("rollback of 5 cannot undo"));
+    return;
+  }
   for (const int64_t turn : {1, 4, 6, 100, 128, 130, 133, 256, 259, 290}) {
     const Bench straight = MakeBench(options, 320);
     const Bench back = MakeBench(options, 320);
@@ -209,7 +214,8 @@ TEST_P(KvCacheSchemeTest, FrozenTokensAreNeverRewritten) {
 }
 
 TEST_P(KvCacheSchemeTest, ReorderAndForkCarryEverything) {
-  KvCacheOptions options = SmallOptions(GetParam(), 300);
+  // Of packed zero points, heads of 301 groups begin within a byte.
+  KvCacheOptions options = SmallOptions(GetParam(), 301);
   options.batch = 5;
   const Bench bench = MakeBench(options, 300);
   const int64_t counts[] = {150, 3, 0, 140, 133};

@@ -247,7 +247,9 @@ struct Packer {
     WithBits<0>([&](auto bits_of) { Store<bits_of()>(codes, block); });
     const int64_t size = n * bits / 8;
     int64_t i = 0;
-    for (; i + 8 <= size; i += 8) __builtin_memcpy(out + i, block + i, 8);
+    if constexpr (kBlock >= 8) {
+      for (; i + 8 <= size; i += 8) __builtin_memcpy(out + i, block + i, 8);
+    }
     for (; i < size; ++i) out[i] = block[i];
   }
 };
