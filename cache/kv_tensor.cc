@@ -423,7 +423,7 @@ int64_t KvTensor::UsedBytes(int64_t tokens) const {
   int64_t bytes = 0;
   for (const KvPart part : {KvPart::kSinks, KvPart::kCodes, KvPart::kScales, KvPart::kZeroPoints}) {
     const Extent extent = ExtentOf(part, tokens);
-    bytes += BytesFor(extent.type, extent.used * extent.heads);
+    if (extent.heads > 0) bytes += BytesFor(extent.type, extent.used * extent.heads);
   }
   if (!has(KvPart::kWindow)) return bytes;
   const int64_t window = ranges[static_cast<int>(KvSegmentKind::kWindow)].tokens;
