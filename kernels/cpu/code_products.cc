@@ -68,10 +68,10 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
           codes.part_groups.data()};
 }
 
-// NaN if there is one.
+// NaN does not count: it shows in its own row whatever multiplies it.
 float LargestMagnitude(const float* x, int64_t n) {
   float most = 0;
-  for (int64_t i = 0; i < n; ++i) most = std::fabs(x[i]) <= most ? most : std::fabs(x[i]);
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
   return most;
 }
 
