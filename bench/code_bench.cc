@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvant/kernels/cpu/code_products.h"
+#include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/code_scores.h"
+#include "kvant/kernels/cpu/code_values.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {

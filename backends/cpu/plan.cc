@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/kernels/cpu/attention.h"
-#include "kvant/kernels/cpu/code_products.h"
+#include "kvant/kernels/cpu/code_layout.h"
 
 namespace kvant::cpu {
 namespace {
@@ -304,8 +304,8 @@ double Plan::rounding() const {
   };
   const bool any =
       std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
-  // Queries and weights to 15 bits of the largest of a row or tile: 3e-5 on most data, more where
-  // values cancel.
+  // Queries and weights to 15 bits of the largest of a row or tile, and further bits where that
+  // would cost more than this: 3e-5 on most data.
   return any ? 5e-4 : 0;
 }
 

@@ -15,7 +15,7 @@ class Arena {
     used_ += (floats + 15) / 16 * 16;
     return part;
   }
-  // `count` elements of 4 bytes or fewer.
+  // `count` elements of any size.
   template <typename T>
   T* TakeAs(int64_t count) {
     return reinterpret_cast<T*>(Take((count * int64_t{sizeof(T)} + 3) / 4));

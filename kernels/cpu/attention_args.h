@@ -58,7 +58,7 @@ struct Dequantization {
   bool real_zero_points = false;
 };
 
-// How products take the codes of a segment as they are stored (code_products.h).
+// How products take the codes of a segment as they are stored (code_layout.h).
 struct CodeLayout {
   bool usable = false;
   bool floats = false;  // codes stand for floats: f32 products, else integer ones

@@ -1,7 +1,6 @@
 #include "kvant/kernels/cpu/channel_major_scores.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "kvant/kernels/cpu/code_parameters.h"
@@ -17,27 +16,41 @@ int64_t Chunks(const Segment& segment, int64_t channels) {
   return codes.groups * CeilDiv(std::min(codes.group, channels), kTokenTile);
 }
 
+int64_t MostChunks(const AttentionProblem& problem) {
+  return Most(problem.k, problem.k_segments,
+              [&](const Segment& s) { return Chunks(s, problem.head_size); });
+}
+
 }  // namespace
 
+// Of `count` rows of a chunk.
+ChannelMajorScores::Weights::Weights(int64_t count, Arena& arena)
+    : weights(arena.TakeAs<int16_t>(count * kTokenTile)),
+      scales(arena.Take(count)),
+      biases(arena.Take(count)) {}
+
 ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, Arena& arena)
+    : ChannelMajorScores(problem, MostChunks(problem), arena) {}
+
+ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t chunks,
+                                       Arena& arena)
     : channels_(problem.head_size),
-      parameters_(problem.k, problem.k_segments, problem.head_size, arena) {
-  const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
-  const int64_t chunks = most([&](const Segment& s) { return Chunks(s, channels_); });
-  const int64_t groups =
-      most([](const Segment& s) { return IsChannelMajor(s) ? s.codes.groups : 0; });
+      parameters_(problem.k, problem.k_segments, problem.head_size, arena),
+      weights_(chunks * problem.row_tile, arena),
+      rest_(chunks * problem.row_tile, arena) {
+  const int64_t groups = Most(problem.k, problem.k_segments, [](const Segment& s) {
+    return IsChannelMajor(s) ? s.codes.groups : 0;
+  });
   const int64_t rows = chunks == 0 ? 0 : problem.row_tile;
   // Parameters are a tile of groups, or one per channel and zeros to the end of the last chunk.
   const int64_t parameters =
       chunks == 0 ? 0 : std::max(groups * kTokenTile, channels_ + kTokenTile);
-  weights_ = arena.TakeAs<int16_t>(chunks * rows * kTokenTile);
-  weight_scales_ = arena.Take(chunks * rows);
-  weight_biases_ = arena.Take(chunks * rows);
   scales_ = arena.Take(parameters);
   biases_ = arena.Take(parameters);
   staging_ = arena.Take(groups * kTokenTile);
   padded_ = arena.Take(rows * kTokenTile);
   scores_ = arena.Take(rows * kTokenTile);
+  unused_ = arena.Take(rows * kTokenTile);
 }
 
 ChannelMajorScores::Chunk ChannelMajorScores::ChunkAt(const CodeLayout& codes,
@@ -47,11 +60,21 @@ ChannelMajorScores::Chunk ChannelMajorScores::ChunkAt(const CodeLayout& codes,
   return {begin, end, group};
 }
 
+CodeParameters ChannelMajorScores::Pad(const CodeLayout& codes, const Chunk& chunk, const float* q,
+                                       int64_t rows) {
+  std::fill_n(padded_, rows * kTokenTile, 0.f);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(q + r * channels_ + chunk.begin, chunk.end - chunk.begin, padded_ + r * kTokenTile);
+  }
+  if (codes.by_channel) return {scales_ + chunk.begin, biases_ + chunk.begin};
+  return {kOnes.at, kOnes.at};
+}
+
 bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
                                  const float* q, int64_t rows) {
   const CodeLayout& codes = segment.codes;
   if (!prepared_.Change(segment, p)) return finite_;
-  finite_ = false;
+  finite_ = rest_is_prepared_ = false;
   const CodeKernels& kernels = *reader.kernels->codes;
   if (codes.by_channel) {
     const Dequantization& how = segment.dequantization;
@@ -63,24 +86,66 @@ bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, c
     }
     std::fill_n(scales_ + channels_, kTokenTile, 0.f);
     std::fill_n(biases_ + channels_, kTokenTile, 0.f);
+    reach_ = std::sqrt(kernels.spread(nullptr, biases_, channels_, 1, ValueRange(codes)));
   }
   int64_t i = 0;
   for (int64_t begin = 0; begin < channels_; i += rows) {
     const Chunk chunk = ChunkAt(codes, begin);
     begin = chunk.end;
-    std::fill_n(padded_, rows * kTokenTile, 0.f);
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(q + r * channels_ + chunk.begin, chunk.end - chunk.begin,
-                  padded_ + r * kTokenTile);
-    }
-    CodeParameters parameters{kOnes.at, kOnes.at};
-    if (codes.by_channel) parameters = {scales_ + chunk.begin, biases_ + chunk.begin};
-    kernels.weights(padded_, rows, parameters, /*groups=*/1, weights_ + i * kTokenTile,
-                    weight_scales_ + i, weight_biases_ + i);
+    const CodeParameters parameters = Pad(codes, chunk, q, rows);
+    kernels.weights(padded_, rows, parameters, /*groups=*/1, weights_.weights + i * kTokenTile,
+                    weights_.scales + i, weights_.biases + i);
   }
   const auto finite = [](float x) { return std::isfinite(x); };
-  return finite_ = std::all_of(weight_scales_, weight_scales_ + i, finite) &&
-                   std::all_of(weight_biases_, weight_biases_ + i, finite);
+  finite_ = std::all_of(weights_.scales, weights_.scales + i, finite) &&
+            std::all_of(weights_.biases, weights_.biases + i, finite);
+  largest_ = *std::max_element(weights_.scales, weights_.scales + i);
+  return finite_;
+}
+
+void ChannelMajorScores::PrepareRest(const CodeKernels& kernels, const CodeLayout& codes,
+                                     const float* q, int64_t rows) {
+  int64_t at = 0;
+  for (int64_t begin = 0; begin < channels_;) {
+    const Chunk chunk = ChunkAt(codes, begin);
+    begin = chunk.end;
+    const CodeParameters parameters = Pad(codes, chunk, q, rows);
+    for (int64_t r = 0; r < rows; ++r, ++at) {
+      WeighLost(kernels, padded_ + r * kTokenTile, parameters, weights_.weights + at * kTokenTile,
+                weights_.scales[at], rest_.weights + at * kTokenTile, rest_.scales + at,
+                rest_.biases + at);
+    }
+  }
+  rest_is_prepared_ = true;
+}
+
+void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
+                             const CodeLayout& codes, const CodeParameters& parameters,
+                             CodeKernels::Values values, int64_t rows, float* scores) const {
+  const uint8_t* const data = values.rows.data;
+  int64_t i = 0;
+  for (int64_t begin = 0; begin < channels_; i += rows) {
+    const Chunk chunk = ChunkAt(codes, begin);
+    begin = chunk.end;
+    values.rows.tokens = chunk.end - chunk.begin;
+    values.rows.data = data + chunk.begin * values.rows.stride;
+    // The next tile's codes lie behind these, a line for each channel; the kernel's own requests
+    // are for lines that are here already.
+    values.rows.next = values.rows.data;
+    for (int64_t c = 0; c < values.rows.tokens; ++c) {
+      __builtin_prefetch(values.rows.data + c * values.rows.stride + 2 * values.rows.row_bytes, 0,
+                         2);
+    }
+    values.weights = weights.weights + i * kTokenTile;
+    values.weight_scales = weights.scales + i;
+    values.weight_biases = weights.biases + i;
+    if (!codes.by_channel) {
+      const int64_t tile = chunk.group * kTokenTile;
+      values.channel_scales = parameters.scales + tile;
+      values.channel_biases = parameters.biases == nullptr ? kZeros.at : parameters.biases + tile;
+    }
+    kernels.values(values, rows, kOnes.at, scores);
+  }
 }
 
 bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Segment& segment,
@@ -88,52 +153,38 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Segment& segmen
                                      float* scores) {
   const CodeLayout& codes = segment.codes;
   if (p.at[kRow] * codes.bits % 8 != 0 || !Prepare(reader, segment, p, q, rows)) return false;
+  const CodeKernels& kernels = *reader.kernels->codes;
   CodeParameters parameters;
-  if (!codes.by_channel &&
-      !ReadParameters(reader, segment, p, n, ValueOffset(codes), /*in_codes=*/false, staging_,
-                      scales_, biases_, &parameters)) {
-    return false;
+  if (!codes.by_channel) {
+    if (!ReadParameters(reader, segment, p, n, ValueOffset(codes), /*in_codes=*/false, staging_,
+                        scales_, biases_, &parameters)) {
+      return false;
+    }
+    reach_ = std::sqrt(kernels.reach(parameters, ValueRange(codes), codes.group, channels_));
   }
-  const int64_t stride = segment.data.strides[kCol] * codes.bits / 8;
-  const auto* data = static_cast<const uint8_t*>(reader.Data(segment.data)) +
-                     segment.data.IndexOf(p) * codes.bits / 8;
-  CodeKernels::Values args = {
-      .rows = {.stride = stride, .row_bytes = CeilDiv(n * codes.bits, 8)},
+  const CodeKernels::Values values = {
+      .rows = {.data = static_cast<const uint8_t*>(reader.Data(segment.data)) +
+                       segment.data.IndexOf(p) * codes.bits / 8,
+               .stride = segment.data.strides[kCol] * codes.bits / 8,
+               .row_bytes = CeilDiv(n * codes.bits, 8)},
       .bits = codes.bits,
       .is_signed = codes.is_signed,
       .channels = n,
       .group = n,
       .groups = 1,
+      .saved = unused_,
+      .units = kZeros.at,
+      .lanes = unused_,
   };
   std::fill_n(scores, rows * n, 0.f);
-  int64_t i = 0;
-  for (int64_t begin = 0; begin < channels_; i += rows) {
-    const Chunk chunk = ChunkAt(codes, begin);
-    begin = chunk.end;
-    args.rows.tokens = chunk.end - chunk.begin;
-    args.rows.data = data + chunk.begin * stride;
-    // The next tile's codes lie behind these, a line for each channel; the kernel's own requests
-    // are for lines that are here already.
-    args.rows.next = args.rows.data;
-    for (int64_t c = 0; c < args.rows.tokens; ++c) {
-      __builtin_prefetch(args.rows.data + c * stride + 2 * args.rows.row_bytes, 0, 2);
-    }
-    args.weights = weights_ + i * kTokenTile;
-    args.weight_scales = weight_scales_ + i;
-    args.weight_biases = weight_biases_ + i;
-    if (!codes.by_channel) {
-      const int64_t tile = chunk.group * kTokenTile;
-      args.channel_scales = parameters.scales + tile;
-      args.channel_biases = parameters.biases == nullptr ? kZeros.at : parameters.biases + tile;
-    }
-    reader.kernels->codes->values(args, rows, kOnes.at, scores);
+  Add(kernels, weights_, codes, parameters, values, rows, scores);
+  // As CodeScores, without a look at the codes.
+  if (!(kRootOfTwelfth * largest_ * std::max(reach_, kLeastNorm) <= kScoreError)) {
+    if (!rest_is_prepared_) PrepareRest(kernels, codes, q, rows);
+    Add(kernels, rest_, codes, parameters, values, rows, scores);
   }
-  // Magnitudes are in the order of their bits, NaN last; compilers vectorize this, and no maximum
-  // of floats.
-  const auto magnitude = [](float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; };
-  int32_t most = 0;
-  for (int64_t s = 0; s < rows * n; ++s) most = std::max(most, magnitude(scores[s]));
-  return most <= magnitude(kMaxScore);
+  const bool biased = segment.dequantization.zero_points.present() || ValueOffset(codes) != 0.f;
+  return SurvivesCancelling(biased, channels_, kMostOfS16 * largest_, reach_);
 }
 
 bool ChannelMajorScores::Multiply(const Reader& reader, const Segment& segment, Position p,

@@ -23,6 +23,7 @@ class ChannelMajorScores {
                 const float* q, int64_t rows, float* scores, int64_t at);
 
  private:
+  ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& arena);
   // Channels [begin, end), of a group.
   struct Chunk {
     int64_t begin, end, group;
@@ -31,6 +32,9 @@ class ChannelMajorScores {
   Chunk ChunkAt(const CodeLayout& codes, int64_t begin) const;
   bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
                int64_t rows);
+  // Makes rest_ of what weights_ lost.
+  void PrepareRest(const CodeKernels& kernels, const CodeLayout& codes, const float* q,
+                   int64_t rows);
   bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
                    const float* q, int64_t rows, float* scores);
 
@@ -39,9 +43,23 @@ class ChannelMajorScores {
   PreparedFor prepared_;  // what the weights are for
   bool finite_ = false;
   // Queries by chunk: [chunk][row][kTokenTile], and [chunk][row].
-  int16_t* weights_;
-  float *weight_scales_, *weight_biases_;
-  float *scales_, *biases_, *staging_, *padded_, *scores_;
+  struct Weights {
+    Weights(int64_t count, Arena& arena);
+    int16_t* weights;
+    float *scales, *biases;
+  };
+  // What weights_ lost by rounding is in rest_, once a tile wants it.
+  Weights weights_, rest_;
+  bool rest_is_prepared_ = false;
+  float largest_ = 0.f;  // scale of weights
+  float reach_ = 0.f;    // with scales by channel: the most that a token's L2 norm may be
+  // Of a run of channels, rows of kTokenTile with zeros at their end, and their parameters.
+  CodeParameters Pad(const CodeLayout& codes, const Chunk& chunk, const float* q, int64_t rows);
+  void Add(const CodeKernels& kernels, const Weights& weights, const CodeLayout& codes,
+           const CodeParameters& parameters, CodeKernels::Values values, int64_t rows,
+           float* scores) const;
+
+  float *scales_, *biases_, *staging_, *padded_, *scores_, *unused_;
 };
 
 }  // namespace kvant::cpu

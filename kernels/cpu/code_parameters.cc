@@ -78,6 +78,36 @@ StoredParameters StoredAt(const Reader& reader, const Array& array, const Positi
 
 }  // namespace
 
+void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
+               const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
+               float* lost_bias) {
+  alignas(64) float lost[kTokenTile];
+  for (int64_t t = 0; t < kTokenTile; ++t) {
+    const float exact = row[t] * parameters.scales[t];
+    lost[t] = static_cast<float>(exact - double{scale} * weights[t]);
+  }
+  kernels.weights(lost, 1, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale, lost_bias);
+}
+
+CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                int64_t channels) {
+  const int bits = segment.codes.bits;
+  CodeRows rows;
+  rows.data =
+      static_cast<const uint8_t*>(reader.Data(segment.data)) + segment.data.IndexOf(p) * bits / 8;
+  rows.stride = segment.data.strides[kRow] * bits / 8;
+  rows.row_bytes = CeilDiv(channels * bits, 8);
+  rows.tokens = n;
+  rows.next = rows.data + n * rows.stride;
+  return rows;
+}
+
+void RequestFirst(const CodeRows& rows) {
+  constexpr int64_t kMostLines = 24;
+  const int64_t lines = std::min(kMostLines, CeilDiv(rows.tokens * rows.row_bytes, 64));
+  for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(rows.next + i * 64, 0, 2);
+}
+
 ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,
                                      Arena& arena)
     : channels_(channels) {

@@ -3,6 +3,7 @@
 #define KVANT_KERNELS_CPU_CODE_PARAMETERS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "kvant/kernels/cpu/arena.h"
@@ -12,9 +13,20 @@
 
 namespace kvant::cpu {
 
-// Rounding queries to s16 costs scores some 2^-16 of the largest among them, and the exponential
-// makes an error of a score one of the probability: larger ones are computed in f32.
-inline constexpr float kMaxScore = 64;
+// Rounding to s16 may move scores by so much, root mean square: the exponential makes an error of a
+// score one of the probability, relative to it ...
+inline constexpr float kScoreError = 4e-4f;
+// ... and what the values of a tile sum to by so much of their L2 norm. Both together stay below
+// what Plan::rounding promises.
+inline constexpr float kValueError = 3e-4f;
+// What rounding is off by, root mean square, of the distance between what numbers are rounded to.
+inline constexpr float kRootOfTwelfth = 0.28867513f;
+// L2 norms of tokens below this may be so small because their squares underflow.
+inline constexpr float kLeastNorm = 1e-15f;
+// Whole numbers under one scale.
+inline constexpr float kMostOfS16 = 32767.f;
+// What f32 rounds to, relative to the number.
+inline constexpr float kEpsilon = 0x1p-24f;
 
 // kTokenTile of the same.
 struct Same {
@@ -28,6 +40,16 @@ inline constexpr Same kOnes(1.f), kZeros(0.f);
 // What flipping the sign bit of signed codes adds to them.
 inline int32_t OffsetOf(const CodeLayout& codes) {
   return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;
+}
+// What they are in CodeScores' products, of which flipping is no part of the zero points ...
+inline CodeRange ScoreRange(const CodeLayout& codes) {
+  const auto half = static_cast<float>(int32_t{1} << (codes.bits - 1));
+  return {codes.is_signed ? 0.f : half, half};
+}
+// ... and where CodeKernels::values reads them.
+inline CodeRange ValueRange(const CodeLayout& codes) {
+  const auto half = static_cast<float>(int32_t{1} << (codes.bits - 1));
+  return {codes.is_signed && codes.bits == 8 ? 0.f : half, half};
 }
 // The same where CodeKernels::values reads them, which takes signed codes of 8 bits as they are.
 inline float ValueOffset(const CodeLayout& codes) {
@@ -94,6 +116,27 @@ bool ForRuns(int64_t token, int64_t n, int64_t run, Use use) {
   }
   return true;
 }
+
+// Weights of what a row of kTokenTile lost when its products with the parameters' scales became
+// `weights` of `scale`.
+void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
+               const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
+               float* lost_bias);
+
+// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are exact enough
+// and finite, although sums over codes are rounded to f32 before what zero points add up to
+// is subtracted, if there are any.
+inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach) {
+  const float most = std::sqrt(static_cast<float>(channels)) * largest * reach;
+  return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
+}
+
+// Tokens [p, p + n) as stored.
+CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                int64_t channels);
+// Asks for the first lines of the next tile, as many as memory delivers while the current one's
+// parameters are read or its weights made: in those phases no kernel asks for any.
+void RequestFirst(const CodeRows& rows);
 
 // The most that any segment needs, of `get(segment)`.
 template <typename Get>

@@ -8,6 +8,9 @@
 // and the probabilities of a tile, times the values' scales, become s16 weights under
 // one scale per row and group. Codes are unsigned in the products: the sign bit of signed
 // ones is flipped, which adds `offset` to their zero point. Sums are s32 and exact.
+//
+// What rounding to s16 costs is estimated for every tile, see docs/kernels.md. A tile that it would
+// cost too much is multiplied once more, by what rounding lost, which becomes s16 likewise.
 #ifndef KVANT_KERNELS_CPU_CODES_H_
 #define KVANT_KERNELS_CPU_CODES_H_
 
@@ -40,6 +43,10 @@ struct CodeQueries {
   int32_t* starts = nullptr;
   float* sums = nullptr;
   float* scales = nullptr;  // [rows]
+  // [rows][channels], queries, times the factors, less what became of them, and [rows], the largest
+  // magnitude among these; null: not wanted.
+  float* lost = nullptr;
+  float* most_lost = nullptr;
 };
 
 // Channels of a token, by dword columns: runs of columns ("parts") that share parameters.
@@ -81,6 +88,14 @@ struct CodeBiases {
   bool in_codes = false;
   float offset = 0.f;
 };
+
+// What codes as they are multiplied are between: middle - half and middle + half, the latter
+// exclusive. Their distance from a zero point is at most |zero point - middle| + half.
+struct CodeRange {
+  float middle = 0.f;
+  float half = 0.f;
+};
+
 // Those of kTokenTile tokens side by side, [kTokenTile][groups]; null where there are none.
 struct StoredParameters {
   DataType type = kF32;
@@ -125,6 +140,9 @@ struct FloatCodeKernels {
   void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
 };
 
+// Lanes of a sum of squares, whatever the instruction set.
+inline constexpr int kSquareLanes = 16;
+
 struct CodeKernels {
   // q: [rows][channels], times the factors' scales if there are any: then the sums are 0 but for
   // the first part's, that of all queries times zero points. False, and nothing prepared, if
@@ -132,11 +150,27 @@ struct CodeKernels {
   bool (*prepare)(const float* q, int64_t rows, const CodeFactors& factors,
                   const CodeColumns& columns, int32_t offset, const CodeQueries& out);
 
-  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. Returns the
-  // largest magnitude among them. `turned`: columns * kTokenTile of scratch.
-  float (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                  int32_t* turned, float* scores);
+  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. `turned`:
+  // columns * kTokenTile dwords, in which the codes are left for `norms`.
+  void (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+                 const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+                 int32_t* turned, float* scores);
+
+  // The largest of what `norms` may give for any codes: with biases times the scales, and `range`
+  // as below,  max_t sqrt(sum_g channels of g * (|bias - middle * scale| + half * |scale|)^2).
+  float (*reach)(const CodeParameters& parameters, const CodeRange& range, int64_t group,
+                 int64_t channels);
+
+  // squares[t] = sum_d (scale * code - bias)^2, the square of a token's L2 norm, for t < tokens;
+  // other columns of the 16 that hold t may be written. `middle`: that of the range, or 0 where
+  // flipping signs is no part of the biases.
+  void (*norms)(const int32_t* turned, const CodeColumns& columns, const CodeParameters& parameters,
+                float middle, int64_t tokens, float* squares);
+
+  // sum_i (|biases[i] - middle * scales[i]| + half * |scales[i]|)^2 for i < n, of the group of
+  // kTokenTile that has the most for each i; scales are 1, biases 0 where null.
+  float (*spread)(const float* scales, const float* biases, int64_t n, int64_t groups,
+                  const CodeRange& range);
 
   // Whether scales and biases are finite. Null biases are not written.
   bool (*biases)(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
@@ -168,8 +202,20 @@ struct CodeKernels {
     const float* weight_biases = nullptr;
     const float* channel_scales = nullptr;
     const float* channel_biases = nullptr;
+    // Is set to what out was.
+    float* saved = nullptr;
+    // lanes[r][i] += (what is added to out[r][d] * units[r])^2, of which only the sum over i
+    // counts.
+    const float* units = nullptr;
+    float* lanes = nullptr;  // [rows][kSquareLanes]
   };
   void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
+
+  // units[r] = 1 / max_g weight_scales[r][g]; 0 if that is 0.
+  void (*units)(const float* weight_scales, int64_t rows, int64_t groups, float* units);
+  // errors[r] = sum_g (weight_scales[r][g] * units[r])^2, squares[r] = sum_i lanes[r][i].
+  void (*costs)(const float* weight_scales, const float* units, const float* lanes, int64_t rows,
+                int64_t groups, float* errors, float* squares);
 
   const FloatCodeKernels* floats = nullptr;  // optional
 };

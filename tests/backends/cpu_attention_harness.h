@@ -105,6 +105,10 @@ class Case {
 
   // What the last run left in `outputs`.
   void CompareWithOracle(double tolerance);
+  // What the f64 loops give, row by row.
+  std::vector<double> Expected() const;
+  // The L2 norm of how far the last run's output is from that, over its own.
+  double RelativeError(const std::vector<double>& expected) const;
 
   Shape shape;
   AttentionSpec spec;

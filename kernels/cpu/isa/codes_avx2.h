@@ -23,6 +23,7 @@ struct Avx2Codes : Avx2 {
   }
   static I ZeroDwords() { return _mm256_setzero_si256(); }
   static I AddDwords(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I SubHalves(I a, I b) { return _mm256_sub_epi16(a, b); }
   static I Xor(I a, I b) { return _mm256_xor_si256(a, b); }
   static I And(I a, I b) { return _mm256_and_si256(a, b); }
   // (a ^ b) & mask.

@@ -20,6 +20,7 @@ struct Avx512Codes : Avx512 {
   static I LoadDwords(const int32_t* p) { return _mm512_loadu_si512(p); }
   static I ZeroDwords() { return _mm512_setzero_si512(); }
   static I AddDwords(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I SubHalves(I a, I b) { return _mm512_sub_epi16(a, b); }
   static I Xor(I a, I b) { return _mm512_xor_si512(a, b); }
   static I And(I a, I b) { return _mm512_and_si512(a, b); }
   // (a ^ b) & mask.

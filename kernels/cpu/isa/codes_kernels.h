@@ -7,6 +7,7 @@
 
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/isa/codes_common.h"
+#include "kvant/kernels/cpu/isa/codes_errors.h"
 #include "kvant/kernels/cpu/isa/codes_scores.h"
 #include "kvant/kernels/cpu/isa/codes_values.h"
 #include "kvant/kernels/cpu/isa/load.h"
@@ -156,8 +157,9 @@ bool Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
 
 // `floats` may be null.
 template <typename S, const FloatCodeKernels* floats>
-constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Biases<S>, Turn<S>,
-                                      Weights<S>, Values<S>, floats};
+constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Reach<S>, Norms<S>,
+                                      Spread<S>,  Biases<S>, Turn<S>,  Weights<S>,
+                                      Values<S>,  Units<S>,  Costs<S>, floats};
 
 }  // namespace
 }  // namespace kvant::cpu

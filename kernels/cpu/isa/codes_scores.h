@@ -52,15 +52,16 @@ float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
 // A row of queries over its scale.
 template <typename S, int kBits>
 void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& columns,
-                int32_t offset, float scale, int32_t* pairs, int32_t* starts, float* sums) {
+                int32_t offset, float scale, int32_t* pairs, int32_t* starts, float* sums,
+                float* lost, float* most_lost_of_row) {
   using F = typename S::Vector;
   using I = typename S::I;
   constexpr int kPerDword = 32 / kBits;
   const F inverse = S::Set1(1.f / scale);
-  // Zero points are in the factors, then.
-  const bool sums_are_zero = factors.scales != nullptr;
+  // Zero points are in the factors, or there are none.
   const bool has_points = factors.zero_points != nullptr;
-  F zero_sum = S::Zero();
+  const bool sums_are_zero = has_points || factors.scales != nullptr;
+  F zero_sum = S::Zero(), most_lost = S::Zero();
   I sum = S::ZeroDwords();
   int64_t part = 0;
   // Columns behind the last part are not multiplied.
@@ -71,11 +72,17 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
     for (int h = 0; h < 2; ++h) {
       x[h] = QueriesAt<S>(q, factors, columns.channels, d + h * S::kWidth);
     }
+    const F exact[] = {x[0], x[1]};
     S::RoundToHalves(codes, x[0], x[1], inverse);
     S::template PairHalves<kPerDword>(codes, pairs);
     pairs += S::kWidth;
     for (int h = 0; h < 2; ++h) {
       const int64_t at = d + h * S::kWidth, left = columns.channels - at;
+      if (lost != nullptr && left > 0) {
+        const F rest = S::Fnma(x[h], S::Set1(scale), exact[h]);
+        most_lost = S::Max(most_lost, S::Abs(rest));
+        StorePart<S>(lost + at, left, rest);
+      }
       if (has_points && left > 0) {
         zero_sum = S::Fma(x[h], LoadPart<S>(factors.zero_points + at, left), zero_sum);
       }
@@ -93,6 +100,7 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
     sums[part] = 0.f;
   }
   if (has_points) sums[0] = S::SumOf(zero_sum);
+  if (lost != nullptr) *most_lost_of_row = S::MaxOf(most_lost);
 }
 
 template <typename S>
@@ -109,7 +117,9 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   for (int64_t row = 0; row < rows; ++row) {
     run(q + row * columns.channels, factors, columns, offset, out.scales[row],
         out.pairs + row * columns.columns * (16 / columns.bits), out.starts + row * columns.parts,
-        out.sums + row * columns.parts);
+        out.sums + row * columns.parts,
+        out.lost == nullptr ? nullptr : out.lost + row * columns.channels,
+        out.lost == nullptr ? nullptr : out.most_lost + row);
   }
   return true;
 }
@@ -133,7 +143,7 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
 template <typename S, int kBits, int kRows, int kBlocks>
 void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
-                 int64_t token, float* scores, typename S::Vector* most) {
+                 int64_t token, float* scores) {
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int kPairs = 16 / kBits;  // of a dword
@@ -215,9 +225,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
     const F scale = S::Set1(queries.scales[row + r]);
     for (int b = 0; b < kBlocks; ++b) {
       float* to = block_scores + r * kTokenTile + b * S::kWidth;
-      const F score = S::Mul(S::Load(to), scale);
-      *most = S::Max(*most, S::Abs(score));
-      S::Store(to, score);
+      S::Store(to, S::Mul(S::Load(to), scale));
     }
   }
 }
@@ -225,7 +233,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
 template <typename S, int kBits, int kRows>
 void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
                 const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
-                int64_t token, int64_t tokens, float* scores, typename S::Vector* most) {
+                int64_t token, int64_t tokens, float* scores) {
   constexpr int kFit = S::kDotAccumulators / kRows;
   constexpr int kBlocks = kFit >= 4 ? 4 : kFit;
   const auto run = [&](auto blocks) {
@@ -234,7 +242,7 @@ void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& 
     const int64_t whole = kCount > 1 ? kCount * S::kWidth : 1;
     for (; token + whole <= tokens; token += kCount * S::kWidth) {
       ScoresBlock<S, kBits, kRows, kCount>(rows, turned, columns, queries, row, parameters, token,
-                                           scores, most);
+                                           scores);
     }
   };
   run(Constant<kBlocks>());
@@ -243,31 +251,29 @@ void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& 
 }
 
 template <typename S, int kBits>
-float ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-               int32_t* turned, float* scores) {
+void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+              const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+              int32_t* turned, float* scores) {
   // Columns of so many tokens are made and used while they are in the first-level cache.
   const int64_t step = kBits == 8 ? kTokenTile / 2 : kTokenTile;
-  typename S::Vector most = S::Zero();
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
     TurnCodes<S>(rows, flip, token, end, turned);
     ForRowBlocks(query_rows, [&](auto block, int64_t row) {
       ScoresRows<S, kBits, decltype(block)::value>(rows, turned, columns, queries, row, parameters,
-                                                   token, end, scores, &most);
+                                                   token, end, scores);
     });
   }
-  return S::MaxOf(most);
 }
 
 template <typename S>
-float Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
-             const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-             int32_t* turned, float* scores) {
+void Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+            const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
+            int32_t* turned, float* scores) {
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
-  return run(rows, flip, columns, queries, query_rows, parameters, turned, scores);
+  run(rows, flip, columns, queries, query_rows, parameters, turned, scores);
 }
 
 }  // namespace

@@ -104,11 +104,12 @@ void Weights(const float* probs, int64_t rows, const CodeParameters& parameters,
   });
 }
 
+// Adds to `square` that of what is added, in the row's unit.
 template <typename S>
 inline __attribute__((always_inline)) void AddToOutput(const CodeKernels::Values& args, int64_t row,
                                                        int64_t channel, int64_t group,
                                                        const float* shrink, typename S::Vector sum,
-                                                       float* out) {
+                                                       float* out, typename S::Vector* square) {
   using F = typename S::Vector;
   const int64_t n = args.channels - channel;
   if (n <= 0) return;
@@ -119,8 +120,19 @@ inline __attribute__((always_inline)) void AddToOutput(const CodeKernels::Values
     x = S::Mul(x, LoadPart<S>(args.channel_scales + channel, n));
     bias = S::Mul(bias, LoadPart<S>(args.channel_biases + channel, n));
   }
-  float* to = out + row * args.channels + channel;
-  StorePart<S>(to, n, S::Fma(LoadPart<S>(to, n), S::Set1(shrink[row]), S::Sub(x, bias)));
+  x = S::Sub(x, bias);
+  const int64_t first = row * args.channels + channel;
+  const F was = LoadPart<S>(out + first, n);
+  StorePart<S>(args.saved + first, n, was);
+  StorePart<S>(out + first, n, S::Fma(was, S::Set1(shrink[row]), x));
+  if (n < S::kWidth) {
+    // Lanes past the last channel hold whatever.
+    alignas(64) float some[S::kWidth];
+    S::Store(some, x);
+    x = S::LoadSome(some, n);
+  }
+  x = S::Mul(x, S::Set1(args.units[row]));
+  *square = S::Fma(x, x, *square);
 }
 
 // kChunks runs of kWidth bytes of each token times kRows rows of weights; kGroups of
@@ -193,6 +205,8 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
     const int64_t channel = byte * kPlanes + ch * kChannels;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
+      float* const lanes = args.lanes + (row + r) * kSquareLanes;
+      F square = S::Load(lanes);
       F v[kPlanes];
       v[0] = S::ToFloat(acc[ch][r][0]);
 #pragma GCC unroll 16
@@ -203,8 +217,9 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
 #pragma GCC unroll 16
       for (int k = 0; k < kPlanes; ++k) {
         AddToOutput<S>(args, row + r, channel + k * S::kWidth, groups[ch][k * kGroups / kPlanes],
-                       shrink, v[k], out);
+                       shrink, v[k], out, &square);
       }
+      S::Store(lanes, square);
     }
   }
 }

@@ -1,0 +1,23 @@
+// Whether a segment's codes are multiplied as they are stored, and how they are cut for it.
+#ifndef KVANT_KERNELS_CPU_CODE_LAYOUT_H_
+#define KVANT_KERNELS_CPU_CODE_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "kvant/kernels/cpu/attention_args.h"
+
+namespace kvant::cpu {
+
+// Runs of tokens that have scales by channel of their own are at least so long.
+inline constexpr int64_t kMinRun = 16;
+// Sums of f32 are taken in blocks of channels: their error grows with their length.
+inline constexpr int64_t kMaxFloatPart = 64;
+
+// Sets segment.codes for tokens of `channels` channels; returns why it stays unusable, in words,
+// or nothing. Only keys may be channel-major.
+std::string DescribeCodes(int64_t channels, bool keys, Segment& segment);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CODE_LAYOUT_H_

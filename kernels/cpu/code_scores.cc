@@ -1,0 +1,204 @@
+#include "kvant/kernels/cpu/code_scores.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/code_parameters.h"
+
+namespace kvant::cpu {
+namespace {
+
+CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
+  return {codes.bits,
+          channels,
+          codes.columns,
+          static_cast<int64_t>(codes.part_groups.size()),
+          codes.part_ends.data(),
+          codes.part_groups.data()};
+}
+
+// NaN does not count: it shows in its own row whatever multiplies it.
+float LargestMagnitude(const float* x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+  return most;
+}
+
+// Of what codes stand for; of f8 of either type.
+float LargestOf(const FloatCodes& codes) {
+  constexpr float kMostOfE5M2 = 57344;
+  return codes.codebook == nullptr ? kMostOfE5M2 : LargestMagnitude(codes.codebook, 16);
+}
+
+int64_t Groups(const Segment& segment) { return segment.codes.groups; }
+int64_t FloatColumns(const Segment& segment) {
+  return segment.codes.floats ? segment.codes.columns * 32 / segment.codes.bits : 0;
+}
+
+CodeQueries TakeQueries(int64_t rows, int64_t dwords, int64_t parts, Arena& arena) {
+  CodeQueries queries;
+  queries.pairs = arena.TakeAs<int32_t>(rows * dwords);
+  queries.starts = arena.TakeAs<int32_t>(rows * parts);
+  queries.sums = arena.Take(rows * parts);
+  queries.scales = arena.Take(parts == 0 ? 0 : rows);
+  return queries;
+}
+
+uint8_t SignBits(const CodeLayout& codes) {
+  if (!codes.is_signed) return 0;
+  return codes.bits == 8 ? 0x80 : codes.bits == 4 ? 0x88 : 0xaa;
+}
+
+}  // namespace
+
+CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
+    : channels_(problem.head_size),
+      parameters_(problem.k, problem.k_segments, problem.head_size, arena) {
+  const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
+  const int64_t rows = problem.row_tile;
+  const int64_t dwords = most([](const Segment& s) { return s.codes.columns * 16 / s.codes.bits; });
+  const int64_t parts =
+      most([](const Segment& s) { return static_cast<int64_t>(s.codes.part_groups.size()); });
+  const int64_t groups = most(Groups);
+  queries_ = TakeQueries(rows, dwords, parts, arena);
+  rest_ = TakeQueries(rows, dwords, parts, arena);
+  queries_.lost = arena.Take(parts == 0 ? 0 : rows * channels_);
+  queries_.most_lost = arena.Take(parts == 0 ? 0 : rows);
+  float_queries_ = arena.Take(rows * most(FloatColumns));
+  scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
+  biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
+  staging_ = arena.Take(groups * kTokenTile);
+  scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
+  rest_scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
+  norms_ = arena.Take(kTokenTile);
+  turned_ =
+      arena.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
+}
+
+bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
+                         const float* q, int64_t rows) {
+  const CodeLayout& codes = segment.codes;
+  if (!prepared_.Change(segment, p)) return finite_;
+  const CodeColumns columns = ColumnsOf(codes, channels_);
+  const CodeKernels& kernels = *reader.kernels->codes;
+  rest_is_prepared_ = false;
+  CodeFactors factors;
+  if (codes.by_channel) {
+    // The channels' scales move to the queries, and with them the zero points to one sum a row.
+    const Dequantization& how = segment.dequantization;
+    float* const points = how.zero_points.present() ? biases_ : nullptr;
+    parameters_.Read(reader, segment, p, scales_, biases_);
+    const CodeBiases make{how.real_zero_points, /*in_codes=*/true, 0.f};
+    finite_ = kernels.biases(scales_, points, make, channels_, points);
+    factors = {scales_, points};
+    CodeRange range = ScoreRange(codes);
+    reach_ = std::sqrt(kernels.spread(nullptr, points, channels_, 1, range));
+    range.half = 0.f;
+    zeros_ = std::sqrt(kernels.spread(nullptr, points, channels_, 1, range));
+    if (!finite_) return false;
+  }
+  finite_ = kernels.prepare(q, rows, factors, columns, OffsetOf(codes), queries_);
+  if (!finite_) return false;
+  largest_ = rounding_ = 0.f;
+  for (int64_t r = 0; r < rows; ++r) {
+    largest_ = std::max(largest_, kMostOfS16 * queries_.scales[r]);
+    // Whole numbers, say, lose nothing.
+    if (queries_.most_lost[r] > 0.f)
+      rounding_ = std::max(rounding_, kRootOfTwelfth * queries_.scales[r]);
+  }
+  return true;
+}
+
+float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
+                          const CodeParameters& parameters, int64_t tokens) {
+  // A token's scores are off by the roundings of a query times its channels, so by their root mean
+  // square times its L2 norm.
+  const CodeRange range = ScoreRange(codes);
+  if (!codes.by_channel) {
+    reach_ = std::sqrt(kernels.reach(parameters, range, codes.group, channels_));
+  }
+  const float most = rounding_ * std::max(reach_, kLeastNorm);
+  if (most <= kScoreError) return most;
+  const CodeParameters own = codes.by_channel ? CodeParameters{kOnes.at, nullptr} : parameters;
+  kernels.norms(turned_, ColumnsOf(codes, channels_), own, codes.by_channel ? 0.f : range.middle,
+                tokens, norms_);
+  const float square = *std::max_element(norms_, norms_ + tokens);
+  const float norm = std::sqrt(square) + (codes.by_channel ? zeros_ : 0.f);
+  return rounding_ * std::max(norm, kLeastNorm);
+}
+
+bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const Position& p,
+                             int64_t n, const float* q, int64_t rows, float* scores) {
+  const CodeLayout& codes = segment.codes;
+  if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
+  const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
+  RequestFirst(stored);
+  CodeParameters parameters{kOnes.at, nullptr};
+  if (!segment.dequantization.scales.present()) {
+    // They are 1.
+  } else if (codes.by_channel) {
+    const bool biased = segment.dequantization.zero_points.present();
+    parameters = {kOnes.at, biased ? kOnes.at : nullptr};
+  } else if (!ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/false, staging_,
+                             scales_, biases_, &parameters)) {
+    return false;
+  }
+  if (codes.floats) {
+    return MultiplyFloats(reader, segment, p, stored, q, rows, parameters.scales, scores);
+  }
+  const CodeKernels& kernels = *reader.kernels->codes;
+  const CodeColumns columns = ColumnsOf(codes, channels_);
+  kernels.scores(stored, SignBits(codes), columns, queries_, rows, parameters, turned_, scores);
+  if (!(ErrorOf(kernels, codes, parameters, n) <= kScoreError)) {
+    if (!rest_is_prepared_) {
+      const CodeFactors points{nullptr, codes.by_channel && parameters.biases ? biases_ : nullptr};
+      kernels.prepare(queries_.lost, rows, points, columns, OffsetOf(codes), rest_);
+      rest_is_prepared_ = true;
+    }
+    kernels.scores(stored, SignBits(codes), columns, rest_, rows, parameters, turned_,
+                   rest_scores_);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t t = 0; t < n; ++t)
+        scores[r * kTokenTile + t] += rest_scores_[r * kTokenTile + t];
+    }
+  }
+  return SurvivesCancelling(parameters.biases != nullptr, channels_, largest_, reach_);
+}
+
+bool CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+                                const CodeRows& stored, const float* q, int64_t rows,
+                                const float* scales, float* scores) {
+  const FloatCodeKernels& kernels = *reader.kernels->codes->floats;
+  const FloatCodes codes{segment.data.type, segment.data.codebook};
+  if (prepared_.Change(segment, p)) {
+    finite_ = LargestMagnitude(q, rows * channels_) <=
+              std::numeric_limits<float>::max() / (kMaxFloatPart * LargestOf(codes));
+    kernels.queries(codes, q, rows, channels_, float_queries_, FloatColumns(segment));
+  }
+  if (!finite_) return false;
+  kernels.scores(stored, codes, ColumnsOf(segment.codes, channels_), float_queries_, rows, scales,
+                 scores);
+  return true;
+}
+
+bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
+                          int64_t n, const float* q, int64_t rows, float* scores, int64_t at) {
+  p.at[kCol] = 0;
+  const int64_t run = segment.codes.by_channel ? segment.codes.run : token + n;
+  return ForRuns(token, n, run, [&](int64_t first, int64_t tokens) {
+    p.at[kRow] = token + first;
+    // The kernel writes whole vectors, which must not end beyond the row.
+    if (CeilDiv(tokens, kColumnChunk) * kColumnChunk + at + first <= kTokenTile) {
+      return MultiplyRun(reader, segment, p, tokens, q, rows, scores + at + first);
+    }
+    if (!MultiplyRun(reader, segment, p, tokens, q, rows, scores_)) return false;
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(scores_ + r * kTokenTile, tokens, scores + r * kTokenTile + at + first);
+    }
+    return true;
+  });
+}
+
+}  // namespace kvant::cpu

@@ -1,0 +1,62 @@
+// The scores of a unit on stored codes: keeps the queries prepared, reads parameters, and calls the
+// kernels of codes.h.
+#ifndef KVANT_KERNELS_CPU_CODE_SCORES_H_
+#define KVANT_KERNELS_CPU_CODE_SCORES_H_
+
+#include <cstdint>
+
+#include "kvant/kernels/cpu/arena.h"
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/code_parameters.h"
+#include "kvant/kernels/cpu/codes.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+class CodeScores {
+ public:
+  // Takes scratch from `arena`.
+  CodeScores(const AttentionProblem& problem, Arena& arena);
+
+  // scores[r][at + t] = q[r] . k[token + t] for tokens [token, token + n) of the segment at batch
+  // position `p`, at + n <= kTokenTile; columns after those may be overwritten. False, with
+  // scores unspecified, if a query or a parameter is not finite, or zero points are so large that
+  // f32 sums on codes lose what is left beside them. `q` and `rows` are the same in every call.
+  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
+                const float* q, int64_t rows, float* scores, int64_t at);
+
+ private:
+  bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
+                   const float* q, int64_t rows, float* scores);
+  bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
+               int64_t rows);
+  // What rounding may move scores by, of tokens whose parameters and codes these are; at first
+  // without a look at the codes.
+  float ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
+                const CodeParameters& parameters, int64_t tokens);
+  // False: sums of a part might exceed f32, whose scales come after them.
+  bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
+                      const CodeRows& stored, const float* q, int64_t rows, const float* scales,
+                      float* scores);
+
+  const int64_t channels_;
+  ChannelParameters parameters_;
+  PreparedFor prepared_;  // what queries_ and what follows hold
+  bool finite_ = false;
+  CodeQueries queries_;
+  // What queries_ lost, itself rounded to s16 once a tile wants it.
+  CodeQueries rest_;
+  bool rest_is_prepared_ = false;
+  float largest_ = 0.f;   // query
+  float rounding_ = 0.f;  // error of a query, root mean square, in the row that has the largest
+  // With scales by channel, which are in the queries: the L2 norm of zero points less the middle of
+  // codes, and the most that a token's norm may be.
+  float zeros_ = 0.f, reach_ = 0.f;
+  float* float_queries_;  // [rows][channels of all columns]
+  float *scales_, *biases_, *staging_, *scores_, *rest_scores_, *norms_;
+  int32_t* turned_;
+};
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_CODE_SCORES_H_

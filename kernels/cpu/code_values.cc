@@ -1,0 +1,221 @@
+#include "kvant/kernels/cpu/code_values.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/code_parameters.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Runs of tokens with parameters of their own that a tile meets at most.
+constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
+
+int64_t Groups(const Segment& segment) { return segment.codes.groups; }
+int64_t FloatGroups(const Segment& segment) {
+  return segment.codes.floats ? segment.codes.groups : 0;
+}
+
+}  // namespace
+
+CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
+    : channels_(problem.v_head_size),
+      parameters_(problem.v, problem.v_segments, problem.v_head_size, arena) {
+  const int64_t groups = Most(problem.v, problem.v_segments, Groups);
+  const int64_t rows = groups == 0 ? 0 : problem.row_tile;
+  const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
+  scales_ = arena.Take(std::max(groups * kTokenTile, runs));
+  biases_ = arena.Take(std::max(groups * kTokenTile, runs));
+  staging_ = arena.Take(groups * kTokenTile);
+  probs_ = arena.Take(rows * kTokenTile);
+  weight_scales_ = arena.Take(rows * groups);
+  weight_biases_ = arena.Take(rows * groups);
+  weights_ = arena.TakeAs<int16_t>(rows * groups * kTokenTile);
+  float_weights_ = arena.Take(rows * Most(problem.v, problem.v_segments, FloatGroups) * kTokenTile);
+  saved_ = arena.Take(rows * channels_);
+  unused_ = arena.Take(rows * channels_);
+  units_ = arena.Take(rows);
+  lanes_ = arena.Take(rows * kSquareLanes);
+  errors_ = arena.Take(rows);
+  squares_ = arena.Take(rows);
+  norms_ = arena.Take(rows);
+}
+
+bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
+                          int64_t n, const float* probs, int64_t at, int64_t rows,
+                          const float* shrink, float* out) {
+  p.at[kRow] = token;
+  p.at[kCol] = 0;
+  const Call call{reader, segment, p, n, probs, at, rows};
+  if (segment.codes.floats) {
+    CodeParameters parameters{kOnes.at, nullptr};
+    if (segment.dequantization.scales.present() &&
+        !ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/true, staging_, scales_,
+                        biases_, &parameters)) {
+      return false;
+    }
+    MultiplyFloats(call, parameters.scales, shrink, out);
+    return true;
+  }
+  return segment.codes.by_channel ? AddRuns(call, shrink, out) : AddTokens(call, shrink, out);
+}
+
+void CodeValues::MultiplyFloats(const Call& call, const float* scales, const float* shrink,
+                                float* out) {
+  const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
+  const Segment& segment = call.segment;
+  const CodeRows stored = RowsAt(call.reader, segment, call.first, call.tokens, channels_);
+  RequestFirst(stored);
+  kernels.weights(Columns(call, call.at, call.tokens), call.rows, scales, segment.codes.groups,
+                  float_weights_);
+  kernels.values({.rows = stored,
+                  .codes = {segment.data.type, segment.data.codebook},
+                  .channels = channels_,
+                  .group = segment.codes.group,
+                  .groups = segment.codes.groups,
+                  .weights = float_weights_},
+                 call.rows, shrink, out);
+}
+
+const float* CodeValues::Columns(const Call& call, int64_t column, int64_t n) {
+  if (column == 0 && n == kTokenTile) return call.probs;
+  std::fill_n(probs_, call.rows * kTokenTile, 0.f);
+  for (int64_t r = 0; r < call.rows; ++r) {
+    std::copy_n(call.probs + r * kTokenTile + column, n, probs_ + r * kTokenTile);
+  }
+  return probs_;
+}
+
+bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
+  const CodeLayout& codes = call.segment.codes;
+  CodeParameters parameters;
+  if (!ReadParameters(call.reader, call.segment, call.first, call.tokens, ValueOffset(codes),
+                      /*in_codes=*/true, staging_, scales_, biases_, &parameters)) {
+    return false;
+  }
+  const CodeKernels::Values values = {
+      .rows = RowsAt(call.reader, call.segment, call.first, call.tokens, channels_),
+      .group = codes.group,
+      .groups = codes.groups,
+      .saved = saved_,
+  };
+  RequestFirst(values.rows);
+  const float spread = call.reader.kernels->codes->spread(nullptr, parameters.biases, call.tokens,
+                                                          codes.groups, ValueRange(codes));
+  if (Add(call, Columns(call, call.at, call.tokens), parameters, spread, values, shrink, out)) {
+    return true;
+  }
+  std::copy_n(saved_, call.rows * channels_, out);
+  return false;
+}
+
+bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
+  const CodeLayout& codes = call.segment.codes;
+  const Dequantization& how = call.segment.dequantization;
+  const CodeKernels& kernels = *call.reader.kernels->codes;
+  const int64_t token = call.first.at[kRow];
+  Position p = call.first;
+  // First all parameters, so that nothing is added unless they are finite.
+  int64_t at = 0;
+  const bool finite = ForRuns(token, call.tokens, codes.run, [&](int64_t first, int64_t) {
+    p.at[kRow] = token + first;
+    float* scales = scales_ + at;
+    float* biases = biases_ + at;
+    at += channels_;
+    parameters_.Read(call.reader, call.segment, p, scales, biases);
+    const bool has_points = how.zero_points.present();
+    return kernels.biases(scales, has_points ? biases : nullptr,
+                          {how.real_zero_points, /*in_codes=*/false, ValueOffset(codes)}, channels_,
+                          biases);
+  });
+  if (!finite) return false;
+  at = 0;
+  const bool close = ForRuns(token, call.tokens, codes.run, [&](int64_t first, int64_t tokens) {
+    p.at[kRow] = token + first;
+    // What was there shrinks once.
+    const CodeKernels::Values values = {
+        .rows = RowsAt(call.reader, call.segment, p, tokens, channels_),
+        .group = channels_,
+        .groups = 1,
+        .channel_scales = scales_ + at,
+        .channel_biases = biases_ + at,
+        .saved = first == 0 ? saved_ : unused_,
+    };
+    const float spread = kernels.spread(values.channel_scales, values.channel_biases, channels_, 1,
+                                        ValueRange(codes));
+    at += channels_;
+    return Add(call, Columns(call, call.at + first, tokens), {kOnes.at, kOnes.at},
+               static_cast<float>(tokens) * spread, values, first == 0 ? shrink : kOnes.at, out);
+  });
+  if (!close) std::copy_n(saved_, call.rows * channels_, out);
+  return close;
+}
+
+bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters& parameters,
+                     float spread, CodeKernels::Values values, const float* shrink, float* out) {
+  const CodeKernels& kernels = *call.reader.kernels->codes;
+  const CodeLayout& codes = call.segment.codes;
+  values.bits = codes.bits;
+  values.is_signed = codes.is_signed;
+  values.channels = channels_;
+  values.weights = weights_;
+  values.weight_scales = weight_scales_;
+  values.weight_biases = weight_biases_;
+  values.units = units_;
+  values.lanes = lanes_;
+  kernels.weights(probs, call.rows, parameters, values.groups, weights_, weight_scales_,
+                  weight_biases_);
+  // Units in which no square over- or underflows that counts.
+  kernels.units(weight_scales_, call.rows, values.groups, units_);
+  std::fill_n(norms_, call.rows, 0.f);
+  const bool biased = parameters.biases != nullptr;
+  for (const bool rest : {false, true}) {
+    std::fill_n(lanes_, call.rows * kSquareLanes, 0.f);
+    if (rest) {
+      WeighRest(kernels, probs, parameters, call.rows, values.groups);
+      values.saved = unused_;
+    }
+    kernels.values(values, call.rows, rest ? kOnes.at : shrink, out);
+    if (IsClose(kernels, values, spread, call.rows, rest && biased)) return true;
+  }
+  return false;
+}
+
+void CodeValues::WeighRest(const CodeKernels& kernels, const float* probs,
+                           const CodeParameters& parameters, int64_t rows, int64_t groups) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = r * groups + g;
+      int16_t* const weights = weights_ + at * kTokenTile;
+      const CodeParameters own{
+          parameters.scales + g * kTokenTile,
+          parameters.biases == nullptr ? nullptr : parameters.biases + g * kTokenTile};
+      WeighLost(kernels, probs + r * kTokenTile, own, weights, weight_scales_[at], weights,
+                weight_scales_ + at, weight_biases_ + at);
+    }
+  }
+}
+
+bool CodeValues::IsClose(const CodeKernels& kernels, const CodeKernels::Values& values,
+                         float spread, int64_t rows, bool cancels) {
+  kernels.costs(weight_scales_, units_, lanes_, rows, values.groups, errors_, squares_);
+  const auto channels = static_cast<float>(channels_);
+  const float width =
+      values.channel_scales != nullptr ? 1.f : std::min(channels, static_cast<float>(values.group));
+  // Where zero points are subtracted from sums that were rounded to f32.
+  const float lost =
+      kEpsilon * kTokenTile * kMostOfS16 * static_cast<float>(int32_t{1} << values.bits);
+  const float cancelled = cancels ? lost * lost * channels : 0.f;
+  bool close = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    // The norm of the sum of what was added and what is, is not below their difference.
+    norms_[r] = std::fabs(norms_[r] - std::sqrt(squares_[r]));
+    const float error = errors_[r] * width * spread / 12 + cancelled;
+    const float allowed = kValueError * norms_[r];
+    close = close && (error <= allowed * allowed || units_[r] == 0.f);
+  }
+  return close;
+}
+
+}  // namespace kvant::cpu
