@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache_options.h"
+#include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -143,7 +144,7 @@ void KvCache::FillStaticScales() {
       const LogicalTensor& desc = tensor.part(KvPart::kScales);
       for (size_t j = 0; j < scales[i].size(); ++j) {
         StoreElement(desc.type, pointers[static_cast<int>(KvPart::kScales)],
-                     static_cast<int64_t>(j), scales[i][j]);
+                     static_cast<int64_t>(j), RoundScale(desc.type, scales[i][j]));
       }
     };
     fill(group.k, layer.k, options_.k_scales);

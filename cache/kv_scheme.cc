@@ -75,9 +75,6 @@ absl::Status KvScheme::Check(int64_t head_size) const {
     return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(format.type)),
                                   " without zero points hold nothing below 0"));
   }
-  if (static_scales() && IsFloat(format.type)) {
-    return Bad(text, "static scales for codes of floating-point type, which do not saturate");
-  }
   if (!IsComputeFloat(window_type)) {
     return Bad(text,
                absl::StrCat("sinks and window of type ", std::string(DataTypeName(window_type)),

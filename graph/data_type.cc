@@ -163,6 +163,23 @@ int64_t HighestOf(DataType type) {
   return (int64_t{1} << BitsOf(type)) - 1;
 }
 
+double LargestOf(DataType type) {
+  switch (type) {
+    case kF16:
+      return 65504;
+    case kBF16:
+      return 0x1.fep127;
+    case kF32:
+      return std::numeric_limits<float>::max();
+    case kF8E4M3:
+      return 448;
+    case kF8E5M2:
+      return 57344;
+    default:
+      return 0;
+  }
+}
+
 int64_t BytesFor(DataType type, int64_t elements) {
   const int bits = BitsOf(type);
   return bits >= 8 ? elements * (bits / 8) : (elements + 8 / bits - 1) / (8 / bits);

@@ -38,13 +38,16 @@ bool IsComputeFloat(DataType type);
 // Smallest and largest value of an integer or boolean type.
 int64_t LowestOf(DataType type);
 int64_t HighestOf(DataType type);
+// Largest finite value of a floating-point type; the lowest is its negative.
+double LargestOf(DataType type);
 
 // Bytes that `elements` consecutive elements occupy; a last half byte counts
 // whole.
 int64_t BytesFor(DataType type, int64_t elements);
 
 // Conversions between storage formats and f32. Rounding is to nearest, ties to
-// even. Overflow gives infinity, but f8_e4m3 has none and gives NaN.
+// even. Overflow gives infinity, but f8_e4m3 has none and gives NaN: where numbers
+// are quantized, they are clamped to LargestOf before.
 float F16ToF32(uint16_t bits);
 uint16_t F32ToF16(float value);
 float BF16ToF32(uint16_t bits);

@@ -14,6 +14,11 @@ namespace {
 
 double F32(double x) { return static_cast<float>(x); }
 
+// x, or the largest number with its sign where the type would make it infinite.
+double Within(double x, DataType type) {
+  return std::isinf(RoundTo(type, x)) ? std::copysign(LargestOf(type), x) : x;
+}
+
 // What a block becomes; scale and zero point are not rounded to their types.
 struct Block {
   double scale = 0, zero_point = 0;
@@ -37,24 +42,25 @@ double Extreme(const std::vector<double>& x) {
 // Truncated and at most 15; 0 for what is not a number, of a range beyond f32's.
 double Nibble(double x) { return std::isnan(x) ? 0 : std::min(15.0, std::trunc(x)); }
 
-Block Q8(const std::vector<double>& x) {
-  Block block{.scale = F32(std::abs(Extreme(x)) / 127), .codes = {}};
+Block Q8(const std::vector<double>& x, DataType scale_type) {
+  Block block{.scale = Within(F32(std::abs(Extreme(x)) / 127), scale_type), .codes = {}};
   const double inverse = Inverse(block.scale);
   for (const double value : x) block.codes.push_back(std::round(F32(value * inverse)));
   return block;
 }
 
-Block Q4(const std::vector<double>& x) {
-  Block block{.scale = F32(Extreme(x) / -8), .codes = {}};
+Block Q4(const std::vector<double>& x, DataType scale_type) {
+  Block block{.scale = Within(F32(Extreme(x) / -8), scale_type), .codes = {}};
   const double inverse = Inverse(block.scale);
   for (const double value : x) block.codes.push_back(Nibble(F32(F32(value * inverse) + 8.5)) - 8);
   return block;
 }
 
-Block Q4WithMinimum(const std::vector<double>& x) {
-  const double min = x.empty() ? 0 : *std::min_element(x.begin(), x.end());
-  const double max = x.empty() ? 0 : *std::max_element(x.begin(), x.end());
-  Block block{.scale = F32(F32(max - min) / 15), .zero_point = -min, .codes = {}};
+Block Q4WithMinimum(const std::vector<double>& x, DataType scale_type, DataType minimum_type) {
+  const double min = x.empty() ? 0 : Within(*std::min_element(x.begin(), x.end()), minimum_type);
+  const double max = x.empty() ? 0 : std::max(min, *std::max_element(x.begin(), x.end()));
+  Block block{
+      .scale = Within(F32(F32(max - min) / 15), scale_type), .zero_point = -min, .codes = {}};
   const double inverse = Inverse(block.scale);
   for (const double value : x) {
     block.codes.push_back(Nibble(F32(F32(F32(value - min) * inverse) + 0.5)));
@@ -71,9 +77,9 @@ size_t BestIndex(const std::vector<float>& table, double x) {
   return best;
 }
 
-Block Iq4(const std::vector<double>& x, const std::vector<float>& table) {
-  const double extreme = Extreme(x);
-  const double inverse = Inverse(F32(extreme / table[0]));
+Block Iq4(const std::vector<double>& x, const std::vector<float>& table, DataType scale_type) {
+  const double extreme = Extreme(x), first = F32(extreme / table[0]);
+  const double inverse = Inverse(first);
   Block block{.codes = std::vector<double>(x.size(), 0)};
   if (F32(std::abs(extreme)) < 1e-15f || inverse == 0) return block;
   double sum_qx = 0, sum_qq = 0;
@@ -84,7 +90,8 @@ Block Iq4(const std::vector<double>& x, const std::vector<float>& table) {
     sum_qx = F32(sum_qx + F32(weighted * x[i]));
     sum_qq = F32(sum_qq + F32(weighted * q));
   }
-  block.scale = sum_qq > 0 ? F32(sum_qx / sum_qq) : 0;
+  const double best = sum_qq > 0 ? F32(sum_qx / sum_qq) : 0;
+  block.scale = Within(std::isfinite(sum_qx) ? best : first, scale_type);
   return block;
 }
 
@@ -92,11 +99,12 @@ Block Quantize(const OpContext& context, const std::vector<double>& x) {
   if (!std::all_of(x.begin(), x.end(), [](double value) { return std::isfinite(value); })) {
     return {std::numeric_limits<double>::quiet_NaN(), 0, std::vector<double>(x.size(), 0)};
   }
+  const DataType scale_type = context.out_desc(1).type;
   if (const auto* table = context.op.attrs.Get<std::vector<float>>(Attr::kCodebook)) {
-    return Iq4(x, *table);
+    return Iq4(x, *table, scale_type);
   }
-  if (context.outputs.size() > 2) return Q4WithMinimum(x);
-  return context.out_desc(0).type == kS8 ? Q8(x) : Q4(x);
+  if (context.outputs.size() > 2) return Q4WithMinimum(x, scale_type, context.out_desc(2).type);
+  return context.out_desc(0).type == kS8 ? Q8(x, scale_type) : Q4(x, scale_type);
 }
 
 }  // namespace

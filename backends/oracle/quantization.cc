@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/oracle/ops.h"
 #include "kvant/graph/op_shapes.h"
+#include "kvant/graph/round_scale.h"
 
 namespace kvant::oracle {
 namespace {
@@ -29,10 +30,13 @@ double NearestEntry(const std::vector<float>& codebook, double x) {
 }
 
 // Rounding half to even comes before an integer zero point is added, so that which way a tie goes
-// does not depend on it.
+// does not depend on it. Codes of finite numbers saturate.
 double Encode(double x, double scale, double zero_point, bool real_units, DataType type) {
   if (real_units) return RoundTo(type, (x + zero_point) / scale);
-  if (IsFloat(type)) return RoundTo(type, x / scale + zero_point);
+  if (IsFloat(type)) {
+    const double code = x / scale + zero_point, most = LargestOf(type);
+    return RoundTo(type, std::isfinite(x) ? std::clamp(code, -most, most) : code);
+  }
   return RoundTo(type, std::nearbyint(x / scale) + zero_point);
 }
 
@@ -110,12 +114,6 @@ absl::StatusOr<Parameters> DynamicParameters(const OpContext& context) {
   return parameters;
 }
 
-double LargestFinite(DataType type) {
-  if (type == kF16) return 65504;
-  if (type == kBF16) return BF16ToF32(0x7f7f);
-  return std::numeric_limits<float>::max();
-}
-
 // The largest magnitude that a code stands for.
 double HighestValue(const OpContext& context) {
   const std::vector<float> codebook = CodebookOf(context);
@@ -124,23 +122,21 @@ double HighestValue(const OpContext& context) {
     return std::max(std::abs(*least), std::abs(*most));
   }
   const DataType type = context.out_desc(0).type;
-  if (type == kF8E4M3) return 448;
-  if (type == kF8E5M2) return 57344;
-  return static_cast<double>(HighestOf(type));
+  return IsFloat(type) ? LargestOf(type) : static_cast<double>(HighestOf(type));
 }
 
 // As stored: rounded, finite and not zero, so that dividing by it is safe.
 double StoredScale(const OpContext& context, double scale) {
   scale = std::max<double>(scale, context.op.attrs.GetOr(Attr::kScaleFloor, 0.f));
   const DataType type = context.out_desc(1).type;
-  double largest = LargestFinite(type);
+  double largest = LargestOf(type);
   int exponent = 0;
   if (context.op.attrs.GetOr(Attr::kPowerOfTwoScales, false)) {
     if (std::frexp(scale, &exponent) > 0.5) scale = std::ldexp(1, exponent);
     std::frexp(largest, &exponent);
     largest = std::ldexp(1, exponent - 1);
   }
-  const double rounded = RoundTo(type, scale);
+  const double rounded = RoundScale(type, scale);
   if (rounded == 0) return 1;
   return std::min(rounded, largest);
 }
@@ -164,7 +160,7 @@ double ScaleOf(const OpContext& context, Extremes range, double* zero_point) {
   const DataType type = context.out_desc(2).type;
   if (IsFloat(type)) {
     const double scale = StoredScale(context, (range.max - range.min) / (highest - lowest));
-    const double largest = LargestFinite(type);
+    const double largest = LargestOf(type);
     *zero_point = std::clamp(RoundTo(type, lowest * scale - range.min), -largest, largest);
     return scale;
   }

@@ -197,11 +197,12 @@ Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quant
 Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
                const std::shared_ptr<const cpu::Codebook>& codebook) {
   cpu::ParameterRule rule;
+  rule.codes = type;
   rule.zero_points = quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
   rule.codebook = codebook.get();
   return ForEachCode(plan, x, quantization,
                      [type, rule, codebook](double value, double scale, double zp) {
-                       return RoundTo(type, cpu::CodeOf(rule, value, scale, zp, IsInteger(type)));
+                       return RoundTo(type, cpu::CodeOf(rule, value, scale, zp));
                      });
 }
 

@@ -1,5 +1,6 @@
 #include "kvant/kernels/cpu/finish.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -30,8 +31,10 @@ void StoreLine(const Array& array, void* data, Position p, int64_t n, const floa
 
 float Code(const Rounding& rounding, float value) {
   const float scaled = value / rounding.scale;
-  const float code = IsFloat(rounding.type) ? scaled : std::nearbyint(scaled);
-  return code + static_cast<float>(rounding.zero_point);
+  const auto zero_point = static_cast<float>(rounding.zero_point);
+  if (!IsFloat(rounding.type)) return std::nearbyint(scaled) + zero_point;
+  const float code = scaled + zero_point, most = static_cast<float>(LargestOf(rounding.type));
+  return std::isfinite(value) ? std::clamp(code, -most, most) : code;
 }
 
 }  // namespace

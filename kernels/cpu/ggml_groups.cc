@@ -10,12 +10,16 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLeast = 1e-15f;  // GROUP_MAX_EPS: less is nothing, for iq4_nl
 
-// With its sign, that of 0 included, and infinite beyond the largest.
+// x, or the largest number with its sign where x would be infinite.
+float Within(float x, const FloatFormat& format) {
+  if (RoundToFormat(std::fabs(x), format) <= format.largest) return x;
+  return std::copysign(static_cast<float>(format.largest), x);
+}
+
+// With its sign, that of 0 included.
 float AsStored(float x, const FloatFormat& format) {
-  const double rounded = RoundToFormat(std::fabs(x), format);
-  const double stored =
-      rounded > format.largest ? std::numeric_limits<double>::infinity() : rounded;
-  return std::copysign(static_cast<float>(stored), x);
+  const double rounded = RoundToFormat(std::fabs(Within(x, format)), format);
+  return std::copysign(static_cast<float>(rounded), x);
 }
 
 float ReciprocalOf(float d) {
@@ -49,7 +53,8 @@ void Fit(const QuantizeKernels& kernels, const ParameterRule& rule, const GgmlGr
   std::fill_n(sum_qq, g.groups, 0.f);
   kernels.row_fits(g.type, g.src, g.index, g.group, g.groups, how, sum_qx, sum_qq);
   for (int64_t i = 0; i < g.groups; ++i) {
-    if (std::isnan(g.reciprocals[i])) continue;
+    // Where the sums are beyond f32, the scale that the codes are of stays.
+    if (std::isnan(g.reciprocals[i]) || !std::isfinite(sum_qx[i])) continue;
     g.scales[i] = AsStored(sum_qq[i] > 0 ? sum_qx[i] / sum_qq[i] : 0.f, rule.scale);
   }
 }
@@ -65,13 +70,14 @@ void FindGgmlParameters(const QuantizeKernels& kernels, const ParameterRule& rul
       case GgmlFormat::kNone:
         break;
       case GgmlFormat::kQ8_0:
-        d = g.max[i] / 127;
+        d = Within(g.max[i] / 127, rule.scale);
         break;
       case GgmlFormat::kQ4_0:
-        d = Extreme(g, i) / -8;
+        d = Within(Extreme(g, i) / -8, rule.scale);
         break;
       case GgmlFormat::kQ4_1:
-        d = (g.max[i] - g.min[i]) / 15;
+        g.min[i] = Within(g.min[i], rule.real_zero_point);
+        d = Within((std::max(g.min[i], g.max[i]) - g.min[i]) / 15, rule.scale);
         break;
       case GgmlFormat::kIq4Nl:
         const float extreme = Extreme(g, i);

@@ -22,7 +22,8 @@ struct GgmlGroups {
   float* zero_points = nullptr;
 };
 
-// Scales are not clamped to what their type holds, and 0 stays 0.
+// Where a scale or minimum would be infinite in its type it is the largest number, from which codes
+// follow. 0 stays 0.
 void FindGgmlParameters(const QuantizeKernels& kernels, const ParameterRule& rule,
                         const GgmlGroups& groups);
 

@@ -1,20 +1,19 @@
 #include "kvant/kernels/cpu/group_parameters.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvant::cpu {
 namespace {
 
 FloatFormat FormatOf(DataType type) {
-  if (type == kF16) return {11, -14, 65504};
-  if (type == kBF16) return {8, -126, 0x1.fep127};
-  return {24, -126, 0x1.fffffep127};
+  if (type == kF16) return {11, -14, LargestOf(type)};
+  if (type == kBF16) return {8, -126, LargestOf(type)};
+  return {24, -126, LargestOf(kF32)};
 }
 
 double HighestCode(DataType type) {
-  if (type == kF8E4M3) return 448;
-  if (type == kF8E5M2) return 57344;
-  return static_cast<double>(HighestOf(type));
+  return IsFloat(type) ? LargestOf(type) : static_cast<double>(HighestOf(type));
 }
 
 GgmlFormat GgmlFormatOf(DataType codes, DataType zero_points, const Codebook* codebook) {
@@ -28,6 +27,7 @@ GgmlFormat GgmlFormatOf(DataType codes, DataType zero_points, const Codebook* co
 ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_points,
                                 const ParameterOptions& options) {
   ParameterRule rule;
+  rule.codes = codes;
   rule.codebook = options.codebook;
   if (options.ggml) rule.ggml = GgmlFormatOf(codes, zero_points, options.codebook);
   rule.highest = options.codebook ? options.codebook->largest : HighestCode(codes);
@@ -46,6 +46,20 @@ ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_p
     rule.highest_zero_point = static_cast<double>(HighestOf(zero_points));
   }
   return rule;
+}
+
+double CodeOf(const ParameterRule& rule, double x, double scale, double zero_point) {
+  if (rule.zero_points == ZeroPoints::kReal) return (x + zero_point) / scale;
+  const double quotient = x / scale;
+  if (rule.codebook != nullptr) {
+    return std::isnan(quotient) ? 0 : rule.codebook->Nearest(quotient);
+  }
+  if (IsFloat(rule.codes)) {
+    const double code = quotient + zero_point, largest = LargestOf(rule.codes);
+    return std::isfinite(x) ? std::clamp(code, -largest, largest) : code;
+  }
+  const bool exact = quotient > -0x1p51 && quotient < 0x1p51;
+  return (exact ? RoundEven(quotient) : quotient) + zero_point;
 }
 
 }  // namespace kvant::cpu

@@ -30,10 +30,11 @@ struct FloatFormat {
 // Block formats of ggml, whose own formulas give scales, zero points and codes (ggml_groups.h).
 enum class GgmlFormat : uint8_t { kNone, kQ8_0, kQ4_0, kQ4_1, kIq4Nl };
 
-// How a group's range becomes its scale and zero point.
+// How a group's range becomes its scale and zero point, and a number its code.
 struct ParameterRule {
+  DataType codes = kUndef;
   ZeroPoints zero_points = ZeroPoints::kNone;
-  double lowest = 0, highest = 0;  // codes
+  double lowest = 0, highest = 0;  // codes; of a codebook, the values they stand for
   FloatFormat scale;
   bool power_of_two = false;  // scales are rounded up to one; scale.largest is one, too
   double floor = 0;           // no scale is less, before rounding to its type
@@ -57,18 +58,32 @@ namespace {
 
 inline double RoundEven(double x) { return (x + 0x1.8p52) - 0x1.8p52; }  // |x| < 2^51
 
+inline double PowerOfTwo(uint64_t biased_exponent) {
+  const uint64_t bits = biased_exponent << 52;
+  double power;
+  __builtin_memcpy(&power, &bits, sizeof(power));
+  return power;
+}
+
 // To the nearest number of that precision, ties to even; may exceed `largest`. Adding a number
 // whose last place is the format's leaves what is above that place.
 inline double RoundToFormat(double x, const FloatFormat& format) {
-  constexpr uint64_t kExponent = 0x7ff0000000000000;
   uint64_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));
-  bits &= kExponent;
-  const uint64_t least = static_cast<uint64_t>(format.min_exponent + 1023) << 52;
-  bits = (bits > least ? bits : least) + (static_cast<uint64_t>(53 - format.precision) << 52);
-  double power;
-  __builtin_memcpy(&power, &bits, sizeof(power));
+  const uint64_t exponent = bits >> 52 & 0x7ff;
+  const uint64_t least = static_cast<uint64_t>(format.min_exponent + 1023);
+  const double power = PowerOfTwo((exponent > least ? exponent : least) +
+                                  static_cast<uint64_t>(53 - format.precision));
   return (x + 1.5 * power) - 1.5 * power;
+}
+
+// A scale x >= 0 as its format holds it. Subnormals round up: to the nearest would lower them by up
+// to a half, and the largest of the group would be far beyond its codes.
+inline double RoundScale(double x, const FloatFormat& format) {
+  const double nearest = RoundToFormat(x, format);
+  const uint64_t least = static_cast<uint64_t>(format.min_exponent + 1023);
+  const double unit = PowerOfTwo(least + 1 - static_cast<uint64_t>(format.precision));
+  return nearest + (nearest < x && x < PowerOfTwo(least) ? unit : 0);
 }
 
 // The least power of two that is not below x >= 0; 0 for 0.
@@ -85,9 +100,9 @@ inline double ClampTo(double x, double low, double high) {
   return x > high ? high : x;
 }
 
-// A group without spread gets scale 1 (or the floor), and so does one whose scale would round to
-// 0; a scale too large for its type is its largest. A range that is not finite gives scale NaN and
-// zero point 0. Without zero points only the larger magnitude of min and max counts.
+// A group without spread gets scale 1 (or the floor); a scale too large for its type is its
+// largest. A range that is not finite gives scale NaN and zero point 0. Without zero points only
+// the larger magnitude of min and max counts.
 template <ZeroPoints kZeroPoints>
 inline GroupParameters ParametersOf(const ParameterRule& rule, float range_min, float range_max) {
   double min = range_min, max = range_max;
@@ -108,7 +123,7 @@ inline GroupParameters ParametersOf(const ParameterRule& rule, float range_min, 
   double scale = span / steps;
   scale = scale < rule.floor ? rule.floor : scale;
   scale = rule.power_of_two ? PowerOfTwoFrom(scale) : scale;
-  scale = RoundToFormat(scale, rule.scale);
+  scale = RoundScale(scale, rule.scale);
   scale = scale == 0 ? 1 : scale;
   scale = scale > rule.scale.largest ? rule.scale.largest : scale;
   double zero_point = 0;
@@ -135,19 +150,6 @@ inline GroupParameters ParametersOf(const ParameterRule& rule, float min, float 
   return {};
 }
 
-// The code of a number, to be rounded to the type of the codes: division comes first, and what it
-// gives is rounded before an integer zero point is added to an integer, so that which way a tie
-// goes does not depend on it.
-inline double CodeOf(const ParameterRule& rule, double x, double scale, double zero_point,
-                     bool integer_codes) {
-  if (rule.zero_points == ZeroPoints::kReal) return (x + zero_point) / scale;
-  const double quotient = x / scale;
-  if (rule.codebook != nullptr) return quotient != quotient ? 0 : rule.codebook->Nearest(quotient);
-  if (!integer_codes) return quotient + zero_point;
-  const bool exact = quotient > -0x1p51 && quotient < 0x1p51;
-  return (exact ? RoundEven(quotient) : quotient) + zero_point;
-}
-
 }  // namespace
 
 struct ParameterOptions {
@@ -160,6 +162,11 @@ struct ParameterOptions {
 // The rule for these types; kUndef: no zero points.
 ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_points,
                                 const ParameterOptions& options);
+
+// The code of x, to be rounded to the type of the codes (StoreElement): division comes first, and
+// what it gives is rounded before an integer zero point is added to an integer, so that which way a
+// tie goes does not depend on it. Of a finite x it is finite, unless it is NaN.
+double CodeOf(const ParameterRule& rule, double x, double scale, double zero_point);
 
 }  // namespace kvant::cpu
 

@@ -323,7 +323,7 @@ class Unit {
     for (int64_t i = 0; i < n; ++i) {
       const double x = LoadElement(p_.src_type, call_.src, src + i * src_step);
       StoreElement(p_.code_type, call_.codes, codes + i * codes_step,
-                   CodeOf(p_.rule, x, scale, zero_point, IsInteger(p_.code_type)));
+                   CodeOf(p_.rule, x, scale, zero_point));
     }
   }
 

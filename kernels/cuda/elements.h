@@ -163,6 +163,8 @@ KVANT_DEVICE u32 FloatToF8(float x, i32 type) {
   return sign | (code >= beyond ? beyond : code);
 }
 
+KVANT_DEVICE constexpr bool IsF8(i32 type) { return type == kFloat8E4M3 || type == kFloat8E5M2; }
+
 // Codes are within [LowestCode, HighestCode].
 KVANT_DEVICE constexpr i32 HighestCode(i32 type) {
   switch (type) {
@@ -199,6 +201,13 @@ KVANT_DEVICE constexpr i32 LowestCode(i32 type) {
     default:
       return 0;
   }
+}
+
+// The f8 code, not rounded yet, of a number, `code` being its quotient by the scale: that of a
+// finite number is finite, unless it is NaN.
+KVANT_DEVICE float SaturateF8(i32 type, float number, float code) {
+  const auto highest = static_cast<float>(HighestCode(type));
+  return Abs(number) < Infinity() && code == code ? Min(Max(code, -highest), highest) : code;
 }
 
 // The bits that store `value` in up to 16 bits: rounded to even; integers saturate and take NaN

@@ -31,8 +31,9 @@ struct BlockRows {
 
 KVANT_DEVICE float RoundedCode(i32 type, const RoundingParams& rounding, float value) {
   const float scaled = Divide(value, rounding.scale);
-  const bool integer = BitsOf(type) <= 8 && type != kFloat8E4M3 && type != kFloat8E5M2;
-  return (integer ? RoundEven(scaled) : scaled) + rounding.zero_point;
+  const bool integer = BitsOf(type) <= 8 && !IsF8(type);
+  const float code = (integer ? RoundEven(scaled) : scaled) + rounding.zero_point;
+  return IsF8(type) ? SaturateF8(type, value, code) : code;
 }
 
 template <class T>

@@ -21,27 +21,28 @@ class GgmlGroup {
   KVANT_DEVICE GgmlGroup(const Numbers& x, const i32 (&counts)[T::kMax.lane_runs],
                          const ValueRange& range) {
     const bool finite = range.max - range.max == 0.f && range.min - range.min == 0.f;
+    const float min = T::k.ggml == kGgmlQ4_1 ? Within(T::k.zero_points, range.min) : range.min;
     float d = 0.f;
     if (T::k.ggml == kGgmlQ8_0) {
-      d = Divide(range.max, 127.f);
+      d = Within(T::k.scales, Divide(range.max, 127.f));
     } else if (T::k.ggml == kGgmlQ4_1) {
-      d = Divide(range.max - range.min, 15.f);
+      d = Within(T::k.scales, Divide(Max(min, range.max) - min, 15.f));
     } else {
       const float extreme = Extreme(x, counts, range.max);
-      if (T::k.ggml == kGgmlQ4_0) d = Divide(extreme, -8.f);
+      if (T::k.ggml == kGgmlQ4_0) d = Within(T::k.scales, Divide(extreme, -8.f));
       if (T::k.ggml == kGgmlIq4Nl && Abs(extreme) >= kLeast) d = Divide(extreme, Value(0));
     }
     const float reciprocal = Divide(1.f, d);
-    offset_ = range.min;
+    offset_ = min;
     factor_ = reciprocal - reciprocal == 0.f ? reciprocal : 0.f;
     // Nothing is left of such a group.
     const bool vanishes = T::k.ggml == kGgmlIq4Nl && factor_ == 0.f;
     has_codes_ = finite && !vanishes;
-    if (T::k.ggml == kGgmlIq4Nl) d = Fit(x, counts);
+    if (T::k.ggml == kGgmlIq4Nl) d = Fit(x, counts, d);
     parameters_.scale = finite ? (vanishes ? 0.f : AsStored(T::k.scales, d)) : QuietNan();
     parameters_.zero_point = 0.f;
     if (T::k.ggml == kGgmlQ4_1 && finite) {
-      parameters_.zero_point = AsStored(T::k.zero_points, -(range.min + 0.f));
+      parameters_.zero_point = AsStored(T::k.zero_points, -(min + 0.f));
     }
   }
 
@@ -60,11 +61,16 @@ class GgmlGroup {
  private:
   static constexpr float kLeast = 1e-15f;  // GROUP_MAX_EPS: less is nothing, for iq4_nl
 
-  // With its sign, that of 0 included, and infinite beyond the largest.
+  KVANT_DEVICE static float WithSignOf(float x, double magnitude) {
+    return AsFloat(AsBits(static_cast<float>(magnitude)) | (AsBits(x) & 0x80000000u));
+  }
+  // x, or the largest number with its sign where x would be infinite.
+  KVANT_DEVICE static float Within(i32 type, float x) {
+    return RoundTo(type, Abs(x)) <= LargestFinite(type) ? x : WithSignOf(x, LargestFinite(type));
+  }
+  // With its sign, that of 0 included.
   KVANT_DEVICE static float AsStored(i32 type, float x) {
-    const double rounded = RoundTo(type, Abs(x));
-    const float stored = rounded > LargestFinite(type) ? Infinity() : static_cast<float>(rounded);
-    return AsFloat(AsBits(stored) | (AsBits(x) & 0x80000000u));
+    return WithSignOf(x, RoundTo(type, Abs(Within(type, x))));
   }
 
   // Of the codebook, whose numbers follow its tree.
@@ -96,7 +102,8 @@ class GgmlGroup {
   }
 
   // The scale with which the codes that the factor gives fit best: sums in the order of elements.
-  KVANT_DEVICE float Fit(const Numbers& x, const i32 (&counts)[T::kMax.lane_runs]) const {
+  // `d` where they are beyond f32.
+  KVANT_DEVICE float Fit(const Numbers& x, const i32 (&counts)[T::kMax.lane_runs], float d) const {
     const i32 lanes = T::k.lanes, lane = LaneIndex() % lanes, first_lane = LaneIndex() - lane;
     float sum_qx = 0.f, sum_qq = 0.f;
     KVANT_UNROLL
@@ -121,25 +128,28 @@ class GgmlGroup {
         sum_qq = Shuffle(sum_qq, first_lane + turn);
       }
     }
+    if (!(Abs(sum_qx) < Infinity())) return d;
     return sum_qq > 0.f ? Divide(sum_qx, sum_qq) : 0.f;
   }
 
   KVANT_DEVICE u32 Code(float x) const {
     if (T::k.ggml == kGgmlQ4_1) x -= offset_;
     const float product = RoundedProduct(x, factor_);
+    // Beyond the codes only where the scale or minimum is the largest of its type.
+    const auto within = [&](float low, float high) { return Min(Max(product, low), high); };
     switch (T::k.ggml) {
       case kGgmlQ8_0: {
         // Halves away from 0.
-        const float even = RoundEven(product), rest = product - even;
+        const float most = within(-128.f, 127.f), even = RoundEven(most), rest = most - even;
         i32 code = static_cast<i32>(even);
-        if (product > 0.f && rest >= 0.5f) ++code;
-        if (product < 0.f && rest <= -0.5f) --code;
+        if (most > 0.f && rest >= 0.5f) ++code;
+        if (most < 0.f && rest <= -0.5f) --code;
         return static_cast<u32>(code);
       }
       case kGgmlQ4_0:
-        return static_cast<u32>(MinOf(15, static_cast<i32>(product + 8.5f)) - 8);
+        return static_cast<u32>(MinOf(15, static_cast<i32>(within(-8.f, 8.f) + 8.5f)) - 8);
       case kGgmlQ4_1:
-        return static_cast<u32>(MinOf(15, static_cast<i32>(product + 0.5f)));
+        return static_cast<u32>(static_cast<i32>(within(0.f, 15.f) + 0.5f));
       default:
         return Coder<T>::NearestEntry(product);
     }

@@ -33,6 +33,14 @@ KVANT_DEVICE double RoundTo(i32 type, double x) {
   return (x + power) - power;
 }
 
+// A scale x >= 0: subnormals round up, as in the header named above.
+KVANT_DEVICE double RoundScale(i32 type, double x) {
+  const double smallest_normal = type == kFloat16 ? 0x1p-14 : 0x1p-126;
+  const double step = type == kFloat16 ? 0x1p-24 : type == kBFloat16 ? 0x1p-133 : 0x1p-149;
+  const double nearest = RoundTo(type, x);
+  return nearest < x && x < smallest_normal ? nearest + step : nearest;
+}
+
 KVANT_DEVICE double RoundToInteger(double x) {
   constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52
   return (x + kShift) - kShift;                  // |x| < 2^51
@@ -108,7 +116,7 @@ KVANT_DEVICE ComputedParameters ParametersOf(const ValueRange& range, const Quan
     // The least one that is not below.
     scale = AsDouble((AsBits(scale) + 0x000fffffffffffffu) & 0xfff0000000000000u);
   }
-  scale = RoundTo(type, scale);
+  scale = RoundScale(type, scale);
   scale = scale == 0 ? 1 : scale;
   const double largest = T::k.power_of_two ? LargestPowerOfTwo(type) : LargestFinite(type);
   scale = scale > largest ? largest : scale;

@@ -190,7 +190,7 @@ class Coder {
     const float magnitude = Abs(scale);
     // Else the remainder of a quotient, or what it is multiplied by, may be out of f32's range.
     divides_ = !(magnitude > 0x1p-100f && magnitude < 0x1p100f);
-    if (!IsFloatCode()) {
+    if (!IsF8(T::k.codes)) {
       const float zero = IsFar() ? 0.f : static_cast<float>(zero_point.code);
       lowest_ = static_cast<float>(LowestCode(T::k.codes)) - zero;
       highest_ = static_cast<float>(HighestCode(T::k.codes)) - zero;
@@ -210,9 +210,10 @@ class Coder {
     if (divides && IsFar()) return FarCode(x);
     const float q = divides ? Divide(x, scale_) : Quotient(x);
     if (T::k.codebook_bits > 0) return q != q ? 0 : NearestEntry(q);
-    if (IsFloatCode()) {
+    if (IsF8(T::k.codes)) {
       const bool added = T::k.zero_point_kind == kCodeZeroPoints;
-      return FloatToF8(added ? q + static_cast<float>(zero_point_.code) : q, T::k.codes);
+      const float code = added ? q + static_cast<float>(zero_point_.code) : q;
+      return FloatToF8(SaturateF8(T::k.codes, x, code), T::k.codes);
     }
     // Adding 1.5 * 2^23 rounds to an integer, which then is in the low bits.
     const float within = Min(Max(q, lowest_), highest_);
@@ -237,13 +238,10 @@ class Coder {
   static constexpr i32 kLargestZeroPoint = 1 << 15;
   static constexpr float kLargestQuotient = 16777216.f;
 
-  KVANT_DEVICE static bool IsFloatCode() {
-    return T::k.codes == kFloat8E4M3 || T::k.codes == kFloat8E5M2;
-  }
   KVANT_DEVICE static u32 Mask() { return (1u << BitsOf(T::k.codes)) - 1; }
   // A given zero point so large that f32 would not hold the sum with a quotient.
   KVANT_DEVICE bool IsFar() const {
-    return !T::k.computes && T::k.zero_points == kInt32 && !IsFloatCode() &&
+    return !T::k.computes && T::k.zero_points == kInt32 && !IsF8(T::k.codes) &&
            (zero_point_.code > kLargestZeroPoint || zero_point_.code < -kLargestZeroPoint);
   }
 

@@ -145,7 +145,7 @@ LogicalTensor QuantizeCase::zero_points() const {
   return Describe(3, types.zero_points, ParameterDims(layout), layout.parameter_strides);
 }
 
-Partition QuantizeCase::MakePartition(bool computes) const {
+Graph QuantizeCase::MakeGraph(bool computes) const {
   std::vector<LogicalTensor> inputs{src()}, outputs{codes()};
   std::vector<LogicalTensor>& parameters = computes ? outputs : inputs;
   parameters.push_back(scales());
@@ -159,7 +159,11 @@ Partition QuantizeCase::MakePartition(bool computes) const {
   if (status.ok()) status = graph.Finalize();
   if (status.ok()) status = InferShapes(graph);
   EXPECT_TRUE(status.ok()) << status;
-  absl::StatusOr<std::vector<Partition>> partitions = PartitionGraph(graph);
+  return graph;
+}
+
+Partition QuantizeCase::MakePartition(bool computes) const {
+  absl::StatusOr<std::vector<Partition>> partitions = PartitionGraph(MakeGraph(computes));
   EXPECT_TRUE(partitions.ok()) << partitions.status();
   return partitions->front();
 }

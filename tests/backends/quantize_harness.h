@@ -43,6 +43,7 @@ struct QuantizeCase {
   LogicalTensor scales() const;
   LogicalTensor zero_points() const;
   // Of the form that computes scales or of the one that takes them.
+  Graph MakeGraph(bool computes) const;
   Partition MakePartition(bool computes) const;
 };
 

@@ -79,7 +79,7 @@ TEST_P(DynamicQuantizeTest, CodesAreOfTheScaleAsStored) {
 
 TEST_P(DynamicQuantizeTest, ScalesThatDoNotFitTheirTypeStayUsable) {
   Expect({kF32, {4}, {1e30, -1e30, 1e-12, 0}},
-         {{kS8, {4}, {127, -128, 0, 0}}, {kF16, {2}, {65504, 1}}}, Groups({2}));
+         {{kS8, {4}, {127, -128, 0, 0}}, {kF16, {2}, {65504, 0x1p-24}}}, Groups({2}));
   Expect({kF32, {2}, {-3e38, 0}}, {{kU8, {2}, {0, 1}}, {kF16, {1}, {65504}}, {kF16, {1}, {65504}}},
          Groups({2}));
 }
@@ -100,6 +100,53 @@ TEST_P(DynamicQuantizeTest, FloatCodes) {
          {{kF8E4M3, {4}, {448, -1, 0.001953125, 0}}, {kF32, {1}, {1}}}, Groups({4}));
   Expect({kF32, {4}, {57344, -1.125, 1e-5, -1}},
          {{kF8E5M2, {4}, {57344, -1, 0x1p-16, -1}}, {kF32, {1}, {1}}}, Groups({4}));
+}
+
+// A scale that is subnormal in its type rounds up, so that the largest of its group has a code.
+TEST_P(DynamicQuantizeTest, SubnormalScalesRoundUp) {
+  const double unit = 0x1p-24;
+  Expect({kF32, {6}, {448 * 2.25 * unit, 0, -7 * unit, 448 * 3 * unit, 1e-9, 0}},
+         {{kF8E4M3, {6}, {320, 0, -2.25, 448, 9 * 0x1p-9, 0}},
+          {kF16, {3}, {3 * unit, 3 * unit, unit}}},
+         Groups({2}));
+  Expect({kF32, {6}, {57344 * 1.25 * unit, 0, -7 * unit, 57344 * 3 * unit, 1e-9, 0}},
+         {{kF8E5M2, {6}, {32768, 0, -2.5, 57344, 0.015625, 0}},
+          {kF16, {3}, {2 * unit, 3 * unit, unit}}},
+         Groups({2}));
+  Expect({kF32, {4}, {127 * 1.25 * unit, -3 * unit, 0.4 * unit, 0}},
+         {{kS8, {4}, {79, -2, 0, 0}}, {kF16, {2}, {2 * unit, unit}}}, Groups({2}));
+  Expect({kF32, {4}, {1.5 * unit, 18 * unit, -3 * unit, 4 * unit}},
+         {{kU4, {4}, {0, 8, 0, 7}},
+          {kF16, {2}, {2 * unit, unit}},
+          {kF32, {2}, {-1.5 * unit, 3 * unit}}},
+         Groups({2}));
+  // Those of the smallest binade that is normal do not.
+  Expect({kF32, {1}, {127 * (0x1p-14 + 0.25 * unit)}}, {{kS8, {1}, {127}}, {kF16, {1}, {0x1p-14}}},
+         Groups({1}));
+}
+
+// Codes of finite numbers are finite; infinity and NaN stay what they are as far as the type has
+// them.
+TEST_P(DynamicQuantizeTest, FloatCodesOfGivenScalesSaturate) {
+  const std::vector<double> x{448, 464, 480, -1e6, 6e4, -7e4, 3e38, kInfinity, -kInfinity, kNan};
+  const std::vector<double> e4m3{448, 448, 448, -448, 448, -448, 448, kNan, kNan, kNan};
+  const std::vector<double> e5m2{448,    448,   512,       -57344,     57344,
+                                 -57344, 57344, kInfinity, -kInfinity, kNan};
+  OpCase test;
+  test.name = "quantize";
+  test.kind = OpKind::kDynamicQuantize;
+  test.inputs = {{kF32, {10}, x}, {kF32, {1}, {1}}};
+  for (const PortValues& codes : {PortValues{kF8E4M3, {10}, e4m3}, {kF8E5M2, {10}, e5m2}}) {
+    test.outputs = {codes};
+    ExpectOpCase(test, GetParam());
+  }
+  // Quotients beyond f32.
+  test.inputs = {{kF32, {3}, {3e38, -1, kInfinity}}, {kF32, {1}, {0x1p-130}}};
+  for (const PortValues& codes :
+       {PortValues{kF8E4M3, {3}, {448, -448, kNan}}, {kF8E5M2, {3}, {57344, -57344, kInfinity}}}) {
+    test.outputs = {codes};
+    ExpectOpCase(test, GetParam());
+  }
 }
 
 // Codes are positions in a table, here one of no order. Ties go to the lower code.

@@ -50,7 +50,6 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
       {"s8:all_heads+requant8", "quantizing again"},
       {"u4:g32:pzp+requant8", "quantizing again"},
       {"u4:g32", "hold nothing below 0"},
-      {"f8_e4m3:head", "do not saturate"},
       {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
   };
   for (const auto& [text, words] : cases) {

@@ -83,8 +83,12 @@ def as_f16(x):
 
 
 def divisor(scale):
-    """Scales as stored; a group that has none (all zeros) divides by 1."""
-    scale = as_f16(scale)
+    """Scales as stored; a group that has none (all zeros) divides by 1.
+
+    Below f16's normal numbers upward, so that no group is beyond its codes.
+    """
+    subnormal = np.ceil(scale * 2.0**24) * 2.0**-24
+    scale = np.where(scale < 2.0**-14, subnormal, as_f16(scale))
     return np.where(scale == 0, 1.0, scale)
 
 

@@ -73,10 +73,13 @@ struct IntegerCoder {
   }
 };
 
-// To an 8-bit format: bias and first exponent of its normal numbers, what overflow gives.
-template <int kMantissa, int kBias, uint32_t kOverflow, uint32_t kNan>
+// To an 8-bit format: bits of its mantissa, bias, and the code of infinity, below which is that of
+// the largest number.
+template <int kMantissa, int kBias, uint32_t kInfinity, uint32_t kNan>
 struct Float8 {
-  static uint8_t Encode(float x) {
+  // What is beyond the largest number becomes that, or infinity.
+  static uint8_t Encode(float x, bool saturates) {
+    const uint32_t beyond = saturates ? kInfinity - 1 : kInfinity;
     uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof(bits));
     const uint32_t sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
@@ -94,12 +97,12 @@ struct Float8 {
     __builtin_memcpy(&subnormal, &small, sizeof(subnormal));
     subnormal -= kUnit;
     uint32_t code = magnitude < (static_cast<uint32_t>(128 - kBias) << 23) ? subnormal : normal;
-    code = code > kOverflow || magnitude >= 0x7f800000 ? kOverflow : code;
+    code = code >= kInfinity || magnitude >= 0x7f800000 ? beyond : code;
     code = magnitude > 0x7f800000 ? kNan : code;
     return static_cast<uint8_t>(sign | code);
   }
 };
-// Without infinity: what is beyond its largest, 0x7e, is NaN.
+// Without infinity, which becomes NaN.
 using E4M3 = Float8<3, 7, 0x7f, 0x7f>;
 using E5M2 = Float8<2, 15, 0x7c, 0x7e>;
 
@@ -112,10 +115,16 @@ struct FloatCoder {
   explicit FloatCoder(const QuantizeParameters&) {}
 
   typename S::Index Code(const Group& group, typename S::Vector x) const {
-    float values[S::kWidth];
-    S::Store(values, group.Of(x));
+    float quotients[S::kWidth], numbers[S::kWidth];
+    S::Store(quotients, group.Of(x));
+    S::Store(numbers, x);
     uint8_t codes[S::kWidth];
-    for (int i = 0; i < S::kWidth; ++i) codes[i] = Format::Encode(values[i]);
+    for (int i = 0; i < S::kWidth; ++i) {
+      // Quotients that are corrected are of finite numbers (see Parameters).
+      const bool finite =
+          kQuotient == Quotient::kCorrected || __builtin_fabsf(numbers[i]) <= __FLT_MAX__;
+      codes[i] = Format::Encode(quotients[i], finite);
+    }
     return S::IndexU8(S::template LoadRaw<S::kWidth>(codes));
   }
 };
@@ -191,12 +200,20 @@ struct GgmlCoder {
   typename S::Index Code(const Group& group, Vector x) const {
     if constexpr (kFormat == GgmlFormat::kQ4_1) x = S::Sub(x, group.offset);
     const Vector product = group.quotients.Of(x);
+    // Beyond the codes only where the scale or minimum is the largest of its type.
+    constexpr float kLow = kFormat == GgmlFormat::kQ8_0   ? -128
+                           : kFormat == GgmlFormat::kQ4_0 ? -8
+                                                          : 0;
+    constexpr float kHigh = kFormat == GgmlFormat::kQ8_0   ? 127
+                            : kFormat == GgmlFormat::kQ4_0 ? 8
+                                                           : 15;
+    const Vector within = S::Min(S::Max(product, S::Set1(kLow)), S::Set1(kHigh));
     Vector code;
-    if constexpr (kFormat == GgmlFormat::kQ8_0) code = Round(product);
+    if constexpr (kFormat == GgmlFormat::kQ8_0) code = Round(within);
     if constexpr (kFormat == GgmlFormat::kQ4_0) {
-      code = S::Sub(Nibble(S::Add(product, S::Set1(8.5f))), S::Set1(8));
+      code = S::Sub(Nibble(S::Add(within, S::Set1(8.5f))), S::Set1(8));
     }
-    if constexpr (kFormat == GgmlFormat::kQ4_1) code = Nibble(S::Add(product, S::Set1(0.5f)));
+    if constexpr (kFormat == GgmlFormat::kQ4_1) code = Nibble(S::Add(within, S::Set1(0.5f)));
     return S::NearestInteger(S::ZeroNan(product, code));
   }
 };
