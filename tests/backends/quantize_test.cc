@@ -149,6 +149,41 @@ TEST_P(DynamicQuantizeTest, FloatCodesOfGivenScalesSaturate) {
   }
 }
 
+// The same of the static op, by itself and within attention: there probabilities and outputs are
+// beyond the codes, and a value of the second channel is infinite.
+TEST(StaticQuantizeTest, FloatCodesSaturate) {
+  for (const auto& [type, largest] : {std::pair(kF8E4M3, 448.0), std::pair(kF8E5M2, 57344.0)}) {
+    SCOPED_TRACE(std::string(DataTypeName(type)));
+    const auto step = static_cast<float>(0.25 / largest);
+    const auto scale = [](float value) {
+      return Attributes{{Attr::kScales, std::vector<float>{value}}};
+    };
+    GraphBuilder g;
+    const Value probs = g.SoftMax(g.MatMul(g.Input("q", kF32, {1, 2, 2}),
+                                           g.Input("k", kF32, {1, 3, 2}), {.transpose_b = true}));
+    const Value codes = g.AddOp(OpKind::kQuantize, "codes", {probs}, {type}, scale(step))[0];
+    const Value rounded = g.AddOp(OpKind::kDequantize, "", {codes}, {kF32}, scale(step))[0];
+    const Value o = g.MatMul(rounded, g.Input("v", kF32, {1, 3, 2}));
+    g.Output("o", g.AddOp(OpKind::kQuantize, "o", {o}, {type}, scale(step))[0]);
+    const absl::StatusOr<Graph> graph = std::move(g).Build();
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    // Nearly all of the probability is the first token's, of which 1/4 is left.
+    const std::vector<double> q{20, 0, 20, 0}, k{1, 0, 0, 0, 0, 0};
+    Values values;
+    values[graph->inputs()[0]] = q;
+    values[graph->inputs()[1]] = k;
+    values[graph->inputs()[2]] = {2, kInfinity, 0, 1, 0, 1};
+    for (const std::string& backend : Backends()) {
+      SCOPED_TRACE(backend);
+      const absl::StatusOr<Values> result = RunGraph(*graph, values, backend);
+      ASSERT_TRUE(result.ok()) << result.status();
+      const std::vector<double>& got = result->at(graph->outputs()[0]);
+      EXPECT_EQ(got[0], largest);
+      EXPECT_FALSE(std::isfinite(got[1])) << got[1];
+    }
+  }
+}
+
 // Codes are positions in a table, here one of no order. Ties go to the lower code.
 TEST_P(DynamicQuantizeTest, CodebooksGiveTheNearestEntry) {
   Attributes attrs = Groups({4});
