@@ -55,14 +55,15 @@ void Fill(double largest, uint64_t seed, Tokens& tokens, int64_t heads, int64_t 
 class KvHostileTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KvHostileTest, EverySchemeIsFinite) {
-  constexpr int64_t kTokens = 140;
-  KvCacheOptions options = SmallOptions(GetParam(), kTokens);
+  const KvCacheScheme scheme = ParseKvCacheScheme(GetParam()).value();
+  const int64_t tokens = std::max(scheme.k.residual, scheme.v.residual) + 20;  // some leave windows
+  KvCacheOptions options = SmallOptions(GetParam(), tokens);
   options.batch = std::size(kAllHostile);
   for (const Engine& engine : Engines()) {
-    Bench bench = MakeBench(options, kTokens, &engine);
+    Bench bench = MakeBench(options, tokens, &engine);
     Fill(bench.cache->tensor(0, false).largest(), 1, bench.k, options.heads, options.head_size);
     Fill(bench.cache->tensor(0, true).largest(), 2, bench.v, options.heads, options.head_size);
-    ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, kTokens), bench.v.Slice(0, kTokens)).ok());
+    ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, tokens), bench.v.Slice(0, tokens)).ok());
     for (const bool values : {false, true}) {
       for (int64_t b = 0; b < options.batch; ++b) {
         EXPECT_EQ(NotFinite(Stored(*bench.cache, 0, values, b, 1)), 0)
