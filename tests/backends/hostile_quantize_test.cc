@@ -333,6 +333,30 @@ TEST_P(HostileQuantizeTest, FormatsOfGgml) {
   }
 }
 
+// ggml's scales and minima would be infinite here, and in the last its sums.
+TEST_P(HostileQuantizeTest, FormatsOfGgmlBeyondTheirTypes) {
+  const std::vector<float> iq4_nl(std::begin(kIq4NlCodebook), std::end(kIq4NlCodebook));
+  for (const double factor : {70.0, 1e4, 1e30}) {
+    std::vector<double> values = HostileValues(kF32);
+    for (double& value : values) value *= factor;
+    for (const QuantizeTypes& types : {QuantizeTypes{kF32, kS8, scales()},
+                                       {kF32, kS4, scales()},
+                                       {kF32, kU4, scales(), scales()},
+                                       {kF32, kU4, scales()}}) {
+      QuantizeCase test{.layout = Layouts()[0], .types = types, .ggml = true};
+      if (types.codes == kU4 && types.zero_points == kUndef) test.codebook = iq4_nl;
+      ExpectQuantizes(test, values);
+      const QuantizeMemory stored = RunOracle(test, Pack(test.src(), values));
+      std::vector<double> parameters = Unpack(test.scales(), stored.scales);
+      if (types.zero_points != kUndef) {
+        const std::vector<double> minima = Unpack(test.zero_points(), stored.zero_points);
+        parameters.insert(parameters.end(), minima.begin(), minima.end());
+      }
+      for (const double x : parameters) ASSERT_TRUE(std::isfinite(x)) << types.ToString();
+    }
+  }
+}
+
 // Append computes what DynamicQuantize does.
 TEST_P(HostileQuantizeTest, Appended) {
   const QuantizeTypes all[] = {{kF32, kF8E4M3, scales()},
