@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
@@ -33,6 +34,11 @@ std::string PortName(const Partition& partition, bool output, size_t port) {
   const std::string name = desc.name.empty() ? "" : absl::StrCat(" '", desc.name, "'");
   return absl::StrCat(output ? "output " : "input ", port, name, " (tensor ", desc.id, ", ",
                       desc.ToString(), ")");
+}
+
+absl::Status NothingToRun() {
+  return InvalidArguments(
+      "the compiled partition has nothing to run: it was made by default or moved from");
 }
 
 absl::Status CheckCount(bool output, size_t given, size_t ports) {
@@ -108,25 +114,39 @@ struct CompiledPartition::ScratchPool {
       if (const auto found = of_stream.find(stream); found != of_stream.end()) {
         return found->second;
       }
+      of_stream.reserve(of_stream.size() + 1);
       KVANT_ASSIGN_OR_RETURN(void* block, memory->Allocate(bytes));
       of_stream.emplace(stream, block);
       return block;
     }
-    if (blocks.empty()) return memory->Allocate(bytes);
+    if (blocks.empty()) {
+      blocks.reserve(lent + 1);  // so that there is room for all that come back
+      KVANT_ASSIGN_OR_RETURN(void* block, memory->Allocate(bytes));
+      ++lent;
+      return block;
+    }
     void* block = blocks.back();
     blocks.pop_back();
+    ++lent;
     return block;
   }
 
-  void Return(void* block) {
+  // A block that an execution left as the next one expects it, or not.
+  void Return(void* block, bool intact) {
     if (memory->asynchronous()) return;
     absl::MutexLock lock(&mutex);
-    blocks.push_back(block);
+    --lent;
+    if (intact) {
+      blocks.push_back(block);
+    } else {
+      memory->Free(block);
+    }
   }
 
   const std::shared_ptr<DeviceMemory> memory;
   absl::Mutex mutex;
   std::vector<void*> blocks ABSL_GUARDED_BY(mutex);
+  size_t lent ABSL_GUARDED_BY(mutex) = 0;
   absl::flat_hash_map<void*, void*> of_stream ABSL_GUARDED_BY(mutex);
 };
 
@@ -187,14 +207,24 @@ absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void*
   }
   if (scratch_bytes_ == 0) return executable_->Run(place, inputs, outputs, nullptr);
   KVANT_ASSIGN_OR_RETURN(void* block, pool_->Take(scratch_bytes_, stream.native()));
+  bool intact = false;
+  const absl::Cleanup give_back = [&] { pool_->Return(block, intact); };
   absl::Status done = executable_->Run(place, inputs, outputs, static_cast<std::byte*>(block));
-  pool_->Return(block);
+  intact = true;
   return done;
 }
 
 absl::Status CompiledPartition::Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                                         absl::Span<const Tensor> outputs,
                                         absl::Span<std::byte> scratch) const {
+  return WithoutExceptions([&] { return CheckedExecute(stream, inputs, outputs, scratch); });
+}
+
+absl::Status CompiledPartition::CheckedExecute(const Stream& stream,
+                                               absl::Span<const ConstTensor> inputs,
+                                               absl::Span<const Tensor> outputs,
+                                               absl::Span<std::byte> scratch) const {
+  if (!runs()) return NothingToRun();
   if (stream.shared_executor() != executor_) {
     return InvalidArguments("the stream is of another engine than the compiled partition");
   }
@@ -215,14 +245,23 @@ absl::Status CompiledPartition::Execute(const Stream& stream, absl::Span<const C
 
 absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,
                                         NamedOutputs outputs) const {
-  absl::InlinedVector<ConstTensor, 8> in;
-  absl::InlinedVector<Tensor, 8> out;
-  KVANT_RETURN_IF_ERROR(Arrange(*partition_, false, inputs, in));
-  KVANT_RETURN_IF_ERROR(Arrange(*partition_, true, outputs, out));
-  return Execute(stream, absl::MakeConstSpan(in), absl::MakeConstSpan(out));
+  return WithoutExceptions([&]() -> absl::Status {
+    if (!runs()) return NothingToRun();
+    absl::InlinedVector<ConstTensor, 8> in;
+    absl::InlinedVector<Tensor, 8> out;
+    KVANT_RETURN_IF_ERROR(Arrange(*partition_, false, inputs, in));
+    KVANT_RETURN_IF_ERROR(Arrange(*partition_, true, outputs, out));
+    return CheckedExecute(stream, absl::MakeConstSpan(in), absl::MakeConstSpan(out), {});
+  });
+}
+
+const Partition& CompiledPartition::partition() const {
+  static const auto* const none = new Partition();
+  return runs() ? *partition_ : *none;
 }
 
 std::string CompiledPartition::ToString() const {
+  if (!runs()) return "nothing to run";
   std::string text = absl::StrCat(fused() ? "fused " : "not fused: ", partition_->pattern(), "; ",
                                   std::string(backend()), ", ", kernel());
   if (!passed_over_.empty()) {

@@ -22,16 +22,17 @@ namespace kvant {
 class Engine;
 class Stream;
 
-// Immutable and cheap to copy; may be executed from several threads at once.
+// Immutable and cheap to copy; may be executed from several threads at once. One that was made by
+// default or moved from has nothing to run: no ports, no names, and Execute fails.
 class CompiledPartition {
  public:
   // The partition with all shapes inferred; its ports are the positions below.
-  const Partition& partition() const { return *partition_; }
-  std::string_view backend() const { return backend_->name(); }
-  bool fused() const { return backend_->fused(); }
-  std::string kernel() const { return executable_->kernel(); }
+  const Partition& partition() const;
+  std::string_view backend() const { return runs() ? backend_->name() : std::string_view(); }
+  bool fused() const { return runs() && backend_->fused(); }
+  std::string kernel() const { return runs() ? executable_->kernel() : std::string(); }
   // Executable::rounding: how far from f32 arithmetic the kernel may be, relative L2.
-  double rounding() const { return executable_->rounding(); }
+  double rounding() const { return runs() ? executable_->rounding() : 0; }
   // Why the backends before the chosen one declined, a sentence each.
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Scratch for one execution on its engine.
@@ -43,8 +44,10 @@ class CompiledPartition {
   // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned, in the engine's memory;
   // without one, it is taken from a pool that this object keeps. No allocation when scratch is
   // given (the reference and the oracle do allocate). kInvalidArguments, naming port and numbers:
-  // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine.
-  // Nothing is written then.
+  // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine,
+  // nothing to run. Nothing is written then. kInternal if the engine's executor, which the caller
+  // may have written, failed, and kResourceExhausted if there is no memory: outputs then hold
+  // anything, and scratch of one's own must be zeroed before it is used again.
   //
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph. Scratch of one's own must be zeroed once before its
@@ -67,8 +70,11 @@ class CompiledPartition {
     size_t bytes = 0;
     size_t alignment = 1;
   };
+  bool runs() const { return executable_ != nullptr; }
   // What Execute needs at hand, once partition_ and executable_ are set.
   void Prepare(const Engine& engine);
+  absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
+                              absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch) const;
   absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
   absl::Status Run(const Stream& stream, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, absl::Span<std::byte> scratch) const;

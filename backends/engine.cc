@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvant/backends/checked_executor.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -182,7 +183,18 @@ std::optional<Device> DeviceOfBackend(std::string_view name) {
   return std::nullopt;
 }
 
+Engine::Engine() {
+  static const auto* const executor = new std::shared_ptr<Executor>(MakeSerialExecutor());
+  static const auto* const memory = new std::shared_ptr<DeviceMemory>(MakeHostMemory());
+  executor_ = *executor;
+  memory_ = *memory;
+}
+
 absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
+  return WithoutExceptions([&] { return Make(options); });
+}
+
+absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
   Engine engine;
   engine.device_ = options.device;
   for (const std::string& name : options.backends) {
@@ -196,13 +208,28 @@ absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
       if (backend != nullptr) engine.backends_.push_back(std::move(backend));
     }
   }
+  if (engine.backends_.empty()) {
+    return InvalidArguments(absl::StrCat("no device is numbered ", static_cast<int>(options.device)));
+  }
   engine.memory_ = engine.backends_.front()->memory();
-  engine.executor_ = options.executor ? options.executor : MakeTbbExecutor(options.threads);
+  if (options.executor == nullptr) {
+    engine.executor_ = MakeTbbExecutor(options.threads);
+  } else {
+    KVANT_ASSIGN_OR_RETURN(engine.executor_, CheckedExecutor::Create(options.executor));
+  }
   return engine;
 }
 
 absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
                                                   const CompileOptions& options) const {
+  return WithoutExceptions([&] { return CompileChecked(partition, options); });
+}
+
+absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partition,
+                                                         const CompileOptions& options) const {
+  if (backends_.empty()) {
+    return InvalidArguments("the engine has no backends: Engine::Create makes one that has");
+  }
   CompiledPartition compiled;
   KVANT_ASSIGN_OR_RETURN(Partition known, Specialize(partition, options));
   compiled.partition_ = std::make_shared<const Partition>(std::move(known));

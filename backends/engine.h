@@ -36,7 +36,7 @@ struct EngineOptions {
   // "reference"; "cuda"; "cuda_simt".
   std::vector<std::string> backends;
   // Where parallel work runs; null: one on oneTBB with `threads` threads
-  // (<= 0: one per hardware thread). Shared by all streams of the engine.
+  // (<= 0: one per hardware thread, which is also the most). Shared by all streams of the engine.
   std::shared_ptr<Executor> executor;
   int threads = 0;
 };
@@ -53,18 +53,28 @@ struct CompileOptions {
   std::optional<LogicalTensor> segment_ranges;
 };
 
+// Cheap to copy; copies are the same engine. Moving copies, so that none is ever without an
+// executor.
 class Engine {
  public:
-  // kInvalidArguments: an unknown backend, or one of another device. kUnimplemented: one not in
-  // this build; for kCuda no driver, none that is new enough, or no such GPU, in words.
+  // Has no backends, and compiles nothing.
+  Engine();
+  Engine(const Engine&) = default;
+  Engine& operator=(const Engine&) = default;
+
+  // kInvalidArguments: an unknown backend, or one of another device; an executor of no
+  // max_concurrency. kUnimplemented: a backend that is not in this build; for kCuda no driver, none
+  // that is new enough, or no such GPU, in words.
   static absl::StatusOr<Engine> Create(const EngineOptions& options = {});
 
   // The first backend that accepts. kUnimplemented with every backend's
-  // sentence if none does; shape errors as Partition::WithPorts.
+  // sentence if none does; kInvalidArguments for a partition without ops; shape errors as
+  // Partition::WithPorts.
   absl::StatusOr<CompiledPartition> Compile(const Partition& partition,
                                             const CompileOptions& options = {}) const;
 
   Device device() const { return device_; }
+  // With the caller's executor it is one that calls it, and keeps what Executor promises.
   Executor& executor() const { return *executor_; }
   // Identity: compiled partitions and streams of one engine share it.
   const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
@@ -73,6 +83,10 @@ class Engine {
   const std::shared_ptr<DeviceMemory>& shared_memory() const { return memory_; }
 
  private:
+  static absl::StatusOr<Engine> Make(const EngineOptions& options);
+  absl::StatusOr<CompiledPartition> CompileChecked(const Partition& partition,
+                                                   const CompileOptions& options) const;
+
   Device device_ = Device::kCpu;
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<DeviceMemory> memory_;
@@ -80,9 +94,11 @@ class Engine {
 };
 
 // Where executions are put. On the CPU they have run when Execute returns; on a GPU they run later,
-// in order.
+// in order. Moving copies.
 class Stream {
  public:
+  Stream(const Stream&) = default;
+  Stream& operator=(const Stream&) = default;
   // native: the CUstream (cudaStream_t) of a kCuda engine, of its device's primary context and not
   // owned; null is the default stream. Not used on the CPU.
   explicit Stream(const Engine& engine, void* native = nullptr)

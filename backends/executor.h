@@ -1,5 +1,12 @@
 // Executor: where a CPU backend's parallel work runs. The caller may supply one;
 // nothing inside kvant spawns threads of its own.
+//
+// An executor of the caller's that does otherwise than is said here does no harm but to the
+// execution that it fails (kInternal, in words; the outputs then hold anything). Where ParallelFor
+// throws, leaves an index out or returns early, calls that have begun are waited for, and later
+// ones do nothing, while the engine, a stream or a compiled partition of it is left. A second call
+// for an index, one for an index or in a slot that there is not, and one in a slot where another
+// runs do nothing.
 #ifndef KVANT_BACKENDS_EXECUTOR_H_
 #define KVANT_BACKENDS_EXECUTOR_H_
 
@@ -14,7 +21,8 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // How many calls of a ParallelFor body may run at the same time, at least 1.
+  // How many calls of a ParallelFor body may run at the same time: from 1 to 65,536. Engine::Create
+  // asks once.
   virtual int max_concurrency() const = 0;
 
   // Calls body(i, slot) once for every i in [0, n), in any order, and returns
@@ -24,7 +32,8 @@ class Executor {
   virtual void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t i, int slot)> body) = 0;
 };
 
-// On oneTBB, in an arena of its own; threads <= 0 takes one per hardware thread.
+// On oneTBB, in an arena of its own. threads <= 0, or more than oneTBB runs in this process (one per
+// hardware thread unless a tbb::global_control says otherwise), takes as many as it runs.
 std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);
 // Runs everything in the calling thread.
 std::unique_ptr<Executor> MakeSerialExecutor();

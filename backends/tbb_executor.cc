@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kvant/backends/executor.h"
+#include "oneapi/tbb/global_control.h"
 #include "oneapi/tbb/parallel_for.h"
 #include "oneapi/tbb/task_arena.h"
 
@@ -50,8 +51,10 @@ class TbbExecutor : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> MakeTbbExecutor(int threads) {
-  if (threads <= 0) threads = tbb::this_task_arena::max_concurrency();
-  return std::make_unique<TbbExecutor>(std::max(threads, 1));
+  // oneTBB would ignore what goes beyond, with a warning on standard error.
+  const auto most = static_cast<int>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+  return std::make_unique<TbbExecutor>(std::max(threads <= 0 ? most : std::min(threads, most), 1));
 }
 
 std::unique_ptr<Executor> MakeSerialExecutor() { return std::make_unique<SerialExecutor>(); }

@@ -77,9 +77,9 @@ target_compile_features(kvant PUBLIC cxx_std_20)
 target_compile_options(kvant PRIVATE ${kvant_warnings})
 target_link_libraries(kvant
   PUBLIC
-    absl::any_invocable absl::cord absl::flat_hash_map absl::flat_hash_set absl::function_ref
-    absl::inlined_vector absl::span absl::status absl::statusor absl::str_format absl::strings
-    absl::synchronization
+    absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set
+    absl::function_ref absl::inlined_vector absl::span absl::status absl::statusor absl::str_format
+    absl::strings absl::synchronization
   PRIVATE
     Threads::Threads TBB::tbb ${CMAKE_DL_LIBS}
     # Header-only and used in .cc files alone, so an installed kvant does not ask for it.

@@ -1,6 +1,7 @@
 #include "kvant/graph/builder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
@@ -44,8 +45,7 @@ LogicalTensor& GraphBuilder::AddTensor(std::string_view name, DataType type) {
 }
 
 const LogicalTensor& GraphBuilder::Describe(Value value) const {
-  static const LogicalTensor* const unknown = new LogicalTensor();
-  return value.id < tensors_.size() ? tensors_[value.id] : *unknown;
+  return value.id < tensors_.size() ? tensors_[value.id] : NoTensor();
 }
 
 Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
@@ -197,7 +197,9 @@ GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOpt
 void GraphBuilder::SetCapacity(Value output, int64_t capacity, int64_t axis) {
   if (!status_.ok() || !tensors_[output.id].dims) return;
   Dims& dims = *tensors_[output.id].dims;
-  dims[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = capacity;
+  const int64_t rank = static_cast<int64_t>(dims.size());
+  const int64_t at = axis < 0 ? axis + rank : axis;
+  if (at >= 0 && at < rank) dims[at] = capacity;  // else scales without that axis
 }
 
 GraphBuilder::Quantized GraphBuilder::Append(Value x, Value positions, int64_t capacity,
@@ -378,7 +380,13 @@ Op GraphBuilder::EndOf(TensorId output) const {
 }
 
 absl::StatusOr<Graph> GraphBuilder::Build() && {
-  if (!status_.ok()) return status_;
+  return WithoutExceptions([this] { return Finish(); });
+}
+
+absl::StatusOr<Graph> GraphBuilder::Finish() {
+  const absl::Status first = std::exchange(
+      status_, MakeError(ErrorKind::kInvalidArguments, "a builder builds one graph, and has"));
+  if (!first.ok()) return first;
   // An output that ops consume as well is marked by an End.
   for (TensorId id = 0; id < tensors_.size(); ++id) {
     if (is_output_[id] && consumed_[id]) ops_.push_back(EndOf(id));

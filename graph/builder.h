@@ -146,10 +146,11 @@ class GraphBuilder {
   // a value that is not this builder's. Valid until the next call.
   const LogicalTensor& Describe(Value value) const;
 
-  // Finalized, shapes inferred.
+  // Finalized, shapes inferred. kInvalidArguments the second time.
   absl::StatusOr<Graph> Build() &&;
 
  private:
+  absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
   LogicalTensor& AddTensor(std::string_view name, DataType type);
   // Adds an op and its results, which have consecutive ids; the first.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <numeric>
 #include <queue>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
@@ -12,6 +14,8 @@ namespace kvant {
 namespace {
 
 constexpr std::string_view kFpMathNames[] = {"strict", "bf16", "f16", "any", "tf32"};
+
+using Tensors = absl::InlinedVector<const LogicalTensor*, 4>;
 
 // Completes what one declaration of a tensor leaves open from another.
 void Merge(const LogicalTensor& from, LogicalTensor& into) {
@@ -24,6 +28,42 @@ void Merge(const LogicalTensor& from, LogicalTensor& into) {
   if (from.strides && !into.strides) into.strides = from.strides;
   if (into.property == Property::kUndef) into.property = from.property;
   if (into.name.empty()) into.name = from.name;
+}
+
+// That ports of one op that are the same tensor agree with each other.
+absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tensors& outputs) {
+  const auto at = [&](size_t port) -> const LogicalTensor& {
+    return port < inputs.size() ? *inputs[port] : *outputs[port - inputs.size()];
+  };
+  absl::InlinedVector<size_t, 8> ports(inputs.size() + outputs.size());
+  std::iota(ports.begin(), ports.end(), size_t{0});
+  // The ports of a tensor side by side: an op may have a great many.
+  std::sort(ports.begin(), ports.end(), [&](size_t a, size_t b) {
+    return at(a).id != at(b).id ? at(a).id < at(b).id : a < b;
+  });
+  std::optional<LogicalTensor> merged;  // of the ports so far of one tensor
+  for (size_t i = 1; i < ports.size(); ++i) {
+    const LogicalTensor& tensor = at(ports[i]);
+    const LogicalTensor& before = at(ports[i - 1]);
+    if (tensor.id != before.id) {
+      merged.reset();
+      continue;
+    }
+    if (ports[i] >= inputs.size()) {
+      const bool is_input = ports[i - 1] < inputs.size();
+      return MakeError(ErrorKind::kInvalidGraph,
+                       absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ",
+                                    is_input ? "both input and output" : "produced twice"));
+    }
+    if (!merged) merged = before;
+    if (!Compatible(*merged, tensor)) {
+      return MakeError(ErrorKind::kInvalidGraph,
+                       absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ",
+                                    merged->ToString(), " and ", tensor.ToString()));
+    }
+    Merge(tensor, *merged);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -74,7 +114,12 @@ absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
     return MakeError(ErrorKind::kInvalidGraph,
                      absl::StrCat(op.ToString(), " is added to a finalized graph"));
   }
-  absl::InlinedVector<const LogicalTensor*, 4> in, out;
+  if (static_cast<size_t>(op.kind) >= AllOpKinds().size()) {
+    return MakeError(ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("op '", op.name, "' (id ", op.id, ") is of kind ",
+                                  static_cast<int>(op.kind), ", which there is not"));
+  }
+  Tensors in, out;
   op.inputs.clear();
   op.outputs.clear();
   for (const LogicalTensor& tensor : inputs) {
@@ -88,22 +133,7 @@ absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
   KVANT_RETURN_IF_ERROR(CheckSchema(op, in, out));
   for (const LogicalTensor* tensor : in) KVANT_RETURN_IF_ERROR(CheckPort(op, *tensor, false));
   for (const LogicalTensor* tensor : out) KVANT_RETURN_IF_ERROR(CheckPort(op, *tensor, true));
-  // Ports of the same op must agree with each other too.
-  for (size_t i = 0; i < in.size() + out.size(); ++i) {
-    const LogicalTensor& a = i < in.size() ? *in[i] : *out[i - in.size()];
-    for (size_t j = std::max(i + 1, in.size()); j < in.size() + out.size(); ++j) {
-      if (out[j - in.size()]->id != a.id) continue;
-      return MakeError(ErrorKind::kInvalidGraph,
-                       absl::StrCat(op.ToString(), ": tensor ", a.id, " is ",
-                                    i < in.size() ? "both input and output" : "produced twice"));
-    }
-    for (size_t j = i + 1; j < in.size(); ++j) {
-      if (in[j]->id != a.id || Compatible(*in[j], a)) continue;
-      return MakeError(ErrorKind::kInvalidGraph,
-                       absl::StrCat(op.ToString(), ": tensor ", a.id, " is ", a.ToString(), " and ",
-                                    in[j]->ToString()));
-    }
-  }
+  KVANT_RETURN_IF_ERROR(CheckRepeatedPorts(op, in, out));
   const auto index = static_cast<OpIndex>(ops_.size());
   if (!op_ids_.try_emplace(op.id, index).second) {
     return MakeError(ErrorKind::kInvalidGraph,
@@ -210,14 +240,35 @@ const Graph::TensorInfo* Graph::FindTensor(std::string_view name_or_id) const {
   return error == std::errc() && parsed == end ? FindTensor(id) : nullptr;
 }
 
-void Graph::SetTensor(const LogicalTensor& desc) { tensors_[index_.at(desc.id)].desc = desc; }
+absl::Status Graph::SetTensor(const LogicalTensor& desc) {
+  const auto found = index_.find(desc.id);
+  if (found == index_.end()) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat("tensor ", desc.id, " is not in the graph"));
+  }
+  tensors_[found->second].desc = desc;
+  return absl::OkStatus();
+}
+
+void Graph::Swap(Graph& other) noexcept {
+  std::swap(options_, other.options_);
+  std::swap(ops_, other.ops_);
+  std::swap(tensors_, other.tensors_);
+  std::swap(index_, other.index_);
+  std::swap(op_ids_, other.op_ids_);
+  std::swap(inputs_, other.inputs_);
+  std::swap(outputs_, other.outputs_);
+  std::swap(finalized_, other.finalized_);
+}
 
 Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
   Graph sub(options_);
   std::vector<OpIndex> order(ops.begin(), ops.end());
   std::sort(order.begin(), order.end());
+  order.erase(std::unique(order.begin(), order.end()), order.end());
   sub.ops_.reserve(order.size());
   for (OpIndex op : order) {
+    if (op < 0 || op >= static_cast<OpIndex>(ops_.size())) continue;
     const auto index = static_cast<OpIndex>(sub.ops_.size());
     sub.ops_.push_back(ops_[op]);
     sub.op_ids_[ops_[op].id] = index;

@@ -48,10 +48,19 @@ class Graph {
 
   Graph() = default;
   explicit Graph(GraphOptions options) : options_(std::move(options)) {}
+  Graph(const Graph&) = default;
+  Graph& operator=(const Graph&) = default;
+  // What a graph was moved from is like Graph().
+  Graph(Graph&& other) noexcept { Swap(other); }
+  Graph& operator=(Graph&& other) noexcept {
+    Graph taken(std::move(other));
+    Swap(taken);
+    return *this;
+  }
 
   // Adds an op whose ports are these tensors (op.inputs and op.outputs are set
   // from them). Checks the schema and fills in attribute defaults.
-  // kInvalidGraphOp: schema violation. kInvalidGraph: a duplicate op id, a
+  // kInvalidGraphOp: schema violation, or no op kind. kInvalidGraph: a duplicate op id, a
   // tensor that already has a producer, or a tensor that is declared otherwise
   // elsewhere. Nothing is added on error.
   absl::Status AddOp(Op op, absl::Span<const LogicalTensor> inputs,
@@ -69,23 +78,28 @@ class Graph {
   const TensorInfo* FindTensor(TensorId id) const;
   // By name, or if there is none, by decimal id. Null if not found or ambiguous.
   const TensorInfo* FindTensor(std::string_view name_or_id) const;
-  const LogicalTensor& tensor(TensorId id) const { return FindTensor(id)->desc; }
+  // NoTensor() for an id that is not in the graph.
+  const LogicalTensor& tensor(TensorId id) const {
+    const TensorInfo* info = FindTensor(id);
+    return info != nullptr ? info->desc : NoTensor();
+  }
   // Tensors without producer, in order of first use, and tensors consumed by
   // nothing or by an End op, in order of production. Need a finalized graph.
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
 
   // Replaces what is known of a tensor (shape inference, user rewriting).
-  // The id must exist.
-  void SetTensor(const LogicalTensor& desc);
+  // kInvalidArguments for an id that is not in the graph.
+  absl::Status SetTensor(const LogicalTensor& desc);
 
-  // A finalized graph of only these ops (indices into ops(), any order), with
-  // the tensors they touch. Needs a finalized graph.
+  // A finalized graph of only these ops (indices into ops(), any order; those of no op are left
+  // out), with the tensors they touch. Needs a finalized graph.
   Graph Subgraph(absl::Span<const OpIndex> ops) const;
 
  private:
   // That the tensor is valid and agrees with what is known of its id.
   absl::Status CheckPort(const Op& op, const LogicalTensor& tensor, bool is_output) const;
+  void Swap(Graph& other) noexcept;
   // The entry of a tensor, made or completed from this description.
   TensorInfo& Touch(const LogicalTensor& tensor);
   absl::Status SortOps();

@@ -13,8 +13,6 @@
 namespace kvant {
 namespace {
 
-constexpr size_t kMaxFileBytes = size_t{1} << 28;
-
 template <size_t n>
 absl::Status ReadName(const JsonValue& value, const std::array<std::string_view, n>& names,
                       size_t& index) {
@@ -174,13 +172,7 @@ absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
   });
 }
 
-}  // namespace
-
-absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes) {
-  if (text.size() > max_bytes) {
-    return MakeError(ErrorKind::kInvalidJson,
-                     absl::StrCat(text.size(), " bytes are above the limit of ", max_bytes));
-  }
+absl::StatusOr<Graph> ReadGraph(std::string_view text) {
   KVANT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text));
   const JsonValue root = document.root();
   GraphOptions options;
@@ -199,7 +191,7 @@ absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes) {
   return graph;
 }
 
-absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path) {
+absl::StatusOr<Graph> ReadGraphFile(const std::string& path) {
   const auto cannot_read = [&path] {
     return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("cannot read '", path, "'"));
   };
@@ -210,16 +202,30 @@ absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path) {
   std::array<char, 1 << 16> piece;
   while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
     text.append(piece.data(), static_cast<size_t>(file.gcount()));
-    if (text.size() > kMaxFileBytes) {
+    if (text.size() > kMaxGraphBytes) {
       return MakeError(ErrorKind::kInvalidJson, absl::StrCat("'", path, "' is above the limit of ",
-                                                             kMaxFileBytes, " bytes"));
+                                                             kMaxGraphBytes, " bytes"));
     }
   }
   if (file.bad() || !file.eof()) return cannot_read();
-  absl::StatusOr<Graph> graph = GraphFromJson(text);
+  absl::StatusOr<Graph> graph = ReadGraph(text);
   if (graph.ok()) return graph;
   return MakeError(ErrorKindOf(graph.status()),
                    absl::StrCat(path, ": ", std::string(graph.status().message())));
+}
+
+}  // namespace
+
+absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes) {
+  return WithoutExceptions([&]() -> absl::StatusOr<Graph> {
+    if (text.size() <= max_bytes) return ReadGraph(text);
+    return MakeError(ErrorKind::kInvalidJson,
+                     absl::StrCat(text.size(), " bytes are above the limit of ", max_bytes));
+  });
+}
+
+absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path) {
+  return WithoutExceptions([&] { return ReadGraphFile(path); });
 }
 
 }  // namespace kvant

@@ -11,12 +11,15 @@
 
 namespace kvant {
 
+inline constexpr size_t kMaxGraphBytes = size_t{1} << 28;
+
 // Reads a graph and finalizes it. Ops may come in any order; unknown keys are
 // ignored; input_ports and output_ports are advisory and not read.
 // kInvalidJson for malformed text or a value of the wrong JSON type (with its
 // path, e.g. "graph[3].inputs[0].shape"), otherwise AddOp's and Finalize's errors.
 // `max_bytes` bounds the text, nesting is bounded at 64.
-absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes = size_t{1} << 28);
+absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes = kMaxGraphBytes);
+// At most kMaxGraphBytes of it.
 absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path);
 
 // Writes what oneDNN writes: same keys, same types.

@@ -9,6 +9,9 @@
 namespace kvant {
 namespace {
 
+// 64 bits per element at most, so that byte and bit counts fit too.
+constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() / 64;
+
 bool CompatibleDims(const std::optional<Dims>& a, const std::optional<Dims>& b) {
   if (!a || !b) return true;
   if (a->size() != b->size()) return false;
@@ -18,14 +21,16 @@ bool CompatibleDims(const std::optional<Dims>& a, const std::optional<Dims>& b) 
   return true;
 }
 
-// Span in elements, nothing on overflow.
+// Span in elements, nothing on overflow and where dims are unknown.
 std::optional<int64_t> CheckedSpan(const LogicalTensor& tensor) {
+  if (!tensor.has_shape()) return std::nullopt;
   if (!tensor.strides) return CheckedProduct(*tensor.dims);
   int64_t span = 1;
   int64_t reach = 1;  // up to the last element
   for (size_t i = 0; i < tensor.dims->size(); ++i) {
     const int64_t dim = (*tensor.dims)[i];
     if (dim == 0) return 0;
+    if (i == tensor.strides->size()) return std::nullopt;
     int64_t extent = 0;
     const int64_t stride = dim == 1 ? 1 : (*tensor.strides)[i];
     if (stride == kUnknownDim) return CheckedProduct(*tensor.dims);
@@ -43,28 +48,30 @@ bool LogicalTensor::has_shape() const {
   return dims && std::find(dims->begin(), dims->end(), kUnknownDim) == dims->end();
 }
 
-int64_t LogicalTensor::elements() const {
-  int64_t product = 1;
-  for (int64_t dim : *dims) product *= dim;
-  return product;
-}
+int64_t LogicalTensor::elements() const { return dims ? CheckedProduct(*dims).value_or(0) : 0; }
 
 Dims LogicalTensor::StridesOrDense() const {
   if (strides && std::find(strides->begin(), strides->end(), kUnknownDim) == strides->end()) {
     return *strides;
   }
-  return DenseStrides(*dims);
+  return dims ? DenseStrides(*dims) : Dims();
 }
 
 int64_t LogicalTensor::span_elements() const { return CheckedSpan(*this).value_or(0); }
 
 int64_t LogicalTensor::memory_bytes() const {
-  return type == kUndef ? 0 : BytesFor(type, span_elements());
+  const int64_t span = span_elements();
+  return type == kUndef || span > kMostElements ? 0 : BytesFor(type, span);
 }
 
 std::string LogicalTensor::ToString() const {
   const std::string type_name(DataTypeName(type));
   return dims ? absl::StrCat(type_name, "[", DimsToString(*dims), "]") : type_name + "[*]";
+}
+
+const LogicalTensor& NoTensor() {
+  static const LogicalTensor* const none = new LogicalTensor();
+  return *none;
 }
 
 bool Compatible(const LogicalTensor& a, const LogicalTensor& b) {
@@ -95,11 +102,9 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
     }
   }
   if (!tensor.has_shape()) return absl::OkStatus();
-  // 64 bits per element at most, so that byte and bit counts fit too.
-  constexpr int64_t kLimit = std::numeric_limits<int64_t>::max() / 64;
   const std::optional<int64_t> span = CheckedSpan(tensor);
   const std::optional<int64_t> elements = CheckedProduct(*tensor.dims);
-  if (!span || !elements || *span > kLimit || *elements > kLimit) {
+  if (!span || !elements || *span > kMostElements || *elements > kMostElements) {
     return error("its size overflows 64 bits");
   }
   return absl::OkStatus();
@@ -108,7 +113,8 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
 Dims DenseStrides(absl::Span<const int64_t> dims) {
   Dims strides(dims.size(), 1);
   for (size_t i = dims.size(); i-- > 1;) {
-    strides[i - 1] = strides[i] * std::max<int64_t>(dims[i], 1);
+    strides[i - 1] = static_cast<int64_t>(static_cast<uint64_t>(strides[i]) *
+                                          static_cast<uint64_t>(std::max<int64_t>(dims[i], 1)));
   }
   return strides;
 }

@@ -45,21 +45,22 @@ struct LogicalTensor {
   int rank() const { return dims ? static_cast<int>(dims->size()) : -1; }
   // Every dim is known.
   bool has_shape() const;
-  // Product of the dims; 1 for a scalar. Needs has_shape() and no overflow
-  // (ValidateTensor checks it).
+  // Product of the dims; 1 for a scalar. 0 where it is not known, or not a number of 64 bits.
   int64_t elements() const;
-  // The strides, or those of a dense row-major tensor. Needs has_shape().
+  // The strides, or those of a dense row-major tensor; none where the rank is not known.
   Dims StridesOrDense() const;
   // Elements that the tensor spans in memory: max over d of dims[d]*strides[d]
   // (a dim of 1 counts stride 1), or up to its last element where views that
-  // overlap themselves reach further; at least 1; 0 if a dim is 0. Needs
-  // has_shape().
+  // overlap themselves reach further; at least 1; 0 if a dim is 0, or as with elements().
   int64_t span_elements() const;
   // BytesFor(type, span_elements()).
   int64_t memory_bytes() const;
   // "f16[1,8,?,128]", "f32[*]" when the rank is unknown.
   std::string ToString() const;
 };
+
+// What stands for a tensor that does not exist: no type, nothing known of its shape.
+const LogicalTensor& NoTensor();
 
 // True when type, and everything both sides know of dims and strides, agree.
 bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
@@ -68,7 +69,7 @@ bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
 // sizes in bits that fit int64. kInvalidShape with a sentence otherwise.
 absl::Status ValidateTensor(const LogicalTensor& tensor);
 
-// Strides of a dense row-major tensor of these dims.
+// Strides of a dense row-major tensor of these dims; they wrap where ValidateTensor would refuse.
 Dims DenseStrides(absl::Span<const int64_t> dims);
 // "1,8,4096,128"; unknown dims print as "?".
 std::string DimsToString(absl::Span<const int64_t> dims);

@@ -340,7 +340,7 @@ const AttrValue* Attributes::Find(Attr attr) const {
 }
 
 std::string Op::ToString() const {
-  return absl::StrCat(std::string(OpKindName(kind)), " '", name, "' (id ", id, ")");
+  return absl::StrCat(std::string(OpKindName(kind)), " '", Printable(name), "' (id ", id, ")");
 }
 
 const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {

@@ -24,8 +24,7 @@ absl::Status StoreDims(Graph& graph, const Op& op, const LogicalTensor& tensor,
       return OpError(ErrorKind::kInvalidShape, op, std::string(valid.message()));
     }
   }
-  graph.SetTensor(updated);
-  return absl::OkStatus();
+  return graph.SetTensor(updated);
 }
 
 // `declared` says whether what the graph holds of an output counts.
@@ -75,8 +74,7 @@ absl::Status PutIn(Graph& graph, const LogicalTensor& given) {
   updated.dims = given.dims;
   updated.strides = given.strides;
   updated.layout = given.layout;
-  graph.SetTensor(updated);
-  return absl::OkStatus();
+  return graph.SetTensor(updated);
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 #include "kvant/graph/status.h"
 
+#include <cstdint>
+#include <exception>
 #include <iterator>
+#include <new>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace kvant {
@@ -14,6 +18,33 @@ constexpr std::string_view kNames[] = {"none",          "invalid_graph",     "in
                                        "invalid_shape", "invalid_data_type", "invalid_arguments",
                                        "unimplemented", "invalid_json"};
 
+// Bytes of the character that `text` begins with; 0 if that is not UTF-8, or a control character.
+size_t PrintableBytes(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
+  if (byte(0) < 0x80) return byte(0) < 0x20 || byte(0) == 0x7f ? 0 : 1;
+  const size_t bytes = byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
+  if (bytes == 0 || byte(0) > 0xf4 || bytes > text.size()) return 0;
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  // Control characters once more, numbers written too long, halves of pairs, beyond the last.
+  const uint8_t second = byte(1);
+  switch (byte(0)) {
+    case 0xc2:
+      return second < 0xa0 ? 0 : bytes;
+    case 0xe0:
+      return second < 0xa0 ? 0 : bytes;
+    case 0xed:
+      return second > 0x9f ? 0 : bytes;
+    case 0xf0:
+      return second < 0x90 ? 0 : bytes;
+    case 0xf4:
+      return second > 0x8f ? 0 : bytes;
+    default:
+      return bytes;
+  }
+}
+
 }  // namespace
 
 std::string_view ErrorKindName(ErrorKind kind) { return kNames[static_cast<size_t>(kind)]; }
@@ -21,7 +52,7 @@ std::string_view ErrorKindName(ErrorKind kind) { return kNames[static_cast<size_
 absl::Status MakeError(ErrorKind kind, std::string_view message) {
   const auto code = kind == ErrorKind::kUnimplemented ? absl::StatusCode::kUnimplemented
                                                       : absl::StatusCode::kInvalidArgument;
-  absl::Status status(code, absl::string_view(message.data(), message.size()));
+  absl::Status status(code, Printable(message));
   const std::string_view name = ErrorKindName(kind);
   status.SetPayload(kPayloadUrl, absl::Cord(absl::string_view(name.data(), name.size())));
   return status;
@@ -36,6 +67,40 @@ ErrorKind ErrorKindOf(const absl::Status& status) {
     }
   }
   return ErrorKind::kNone;
+}
+
+std::string Printable(std::string_view text) {
+  std::string printable;
+  printable.reserve(text.size());
+  while (!text.empty()) {
+    const size_t bytes = PrintableBytes(text);
+    if (bytes > 0) {
+      printable.append(text.substr(0, bytes));
+    } else if (text[0] == '\n') {
+      printable += "\\n";
+    } else {
+      absl::StrAppend(&printable, "\\x",
+                      absl::Hex(static_cast<uint8_t>(text[0]), absl::kZeroPad2));
+    }
+    text.remove_prefix(bytes > 0 ? bytes : 1);
+  }
+  return printable;
+}
+
+absl::Status StatusOfException() {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError("there is not enough memory");
+    } catch (const std::exception& error) {
+      return absl::InternalError(error.what());
+    } catch (...) {
+      return absl::InternalError("an exception that says nothing of itself");
+    }
+  } catch (...) {  // not even for the message; a code alone takes none
+    return absl::Status(absl::StatusCode::kResourceExhausted, "");
+  }
 }
 
 }  // namespace kvant

@@ -3,6 +3,7 @@
 #ifndef KVANT_GRAPH_STATUS_H_
 #define KVANT_GRAPH_STATUS_H_
 
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -24,11 +25,30 @@ enum class ErrorKind {
 std::string_view ErrorKindName(ErrorKind kind);
 
 // A status with that payload. kUnimplemented maps to absl's kUnimplemented,
-// every other kind to kInvalidArgument.
+// every other kind to kInvalidArgument. The message is made printable.
 absl::Status MakeError(ErrorKind kind, std::string_view message);
 
 // The payload of a status made by MakeError; kNone otherwise.
 ErrorKind ErrorKindOf(const absl::Status& status);
+
+// Text that holds names from outside, as one line for people: control characters and what is not
+// UTF-8 are written as \n or \x1b.
+std::string Printable(std::string_view text);
+
+// Of the exception that is being handled: kResourceExhausted for std::bad_alloc, else kInternal
+// with what it says.
+absl::Status StatusOfException();
+
+// f(), an absl::Status or absl::StatusOr, or the status of what it throws. Every call of the API
+// that allocates or runs the caller's code goes through it, so that no exception leaves kvant.
+template <typename F>
+auto WithoutExceptions(const F& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (...) {
+    return StatusOfException();
+  }
+}
 
 }  // namespace kvant
 

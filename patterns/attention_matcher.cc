@@ -232,8 +232,8 @@ void AttentionMatcher::MatchOutput() {
 }
 
 void AttentionMatcher::MarkOps() {
-  in_match_.assign(graph_.ops().size(), 0);
-  VisitOps(*match_, [this](OpIndex index) { in_match_[index] = 1; });
+  in_match_.Clear();
+  VisitOps(*match_, [this](OpIndex index) { in_match_.Insert(index); });
 }
 
 // Nothing inside may be seen from outside. Ops that prepare Q, K or V are left
@@ -247,8 +247,7 @@ bool AttentionMatcher::CheckSharing() {
   }
   MatchAuxiliary();
   MarkOps();
-  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
-    if (!in_match_[index]) continue;
+  for (const OpIndex index : in_match_.Sorted()) {
     const Op& member = op(index);
     const TensorId tensor = member.outputs[0];  // further outputs are ports: statistics, masks
     if (tensor == match_->output) continue;
@@ -279,11 +278,9 @@ bool AttentionMatcher::CheckSources() {
       if (!CheckSource(*chain)) return false;
     }
   }
-  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
+  for (const OpIndex index : in_match_.Sorted()) {
     const OpKind kind = op(index).kind;
-    if (!in_match_[index] || (kind != OpKind::kDropout && kind != OpKind::kDynamicDequantize)) {
-      continue;
-    }
+    if (kind != OpKind::kDropout && kind != OpKind::kDynamicDequantize) continue;
     for (size_t port = 1; port < op(index).inputs.size(); ++port) {
       const auto is_this = [&](const AuxiliaryChain& aux) {
         return aux.op == index && aux.port == static_cast<int32_t>(port);

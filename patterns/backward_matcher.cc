@@ -51,8 +51,8 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
   if (products_ < 3) {
     return Fail(absl::StrCat("it leads to ", products_, " gradients, not to those of Q, K and V"));
   }
-  for (OpIndex index = 0; index < static_cast<OpIndex>(in_match_.size()); ++index) {
-    if (!in_match_[index]) continue;
+  *ops = in_match_.Sorted();
+  for (const OpIndex index : *ops) {
     const TensorId tensor = op(index).outputs[0];
     if (std::find(gradients_.begin(), gradients_.end(), tensor) == gradients_.end()) {
       for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
@@ -61,17 +61,12 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
                                  op(use.op).ToString()));
       }
     }
-    ops->push_back(index);
   }
   return true;
 }
 
 // Adds an op; true if it is new.
-bool AttentionMatcher::Mark(OpIndex index) {
-  if (in_match_[index]) return false;
-  in_match_[index] = 1;
-  return true;
-}
+bool AttentionMatcher::Mark(OpIndex index) { return in_match_.Insert(index); }
 
 // From P or, `of_scores`, dS to the ops that make gradients of them.
 bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth) {

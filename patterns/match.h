@@ -7,8 +7,10 @@
 #ifndef KVANT_PATTERNS_MATCH_H_
 #define KVANT_PATTERNS_MATCH_H_
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "kvant/graph/graph.h"
@@ -104,6 +106,16 @@ void VisitOps(Match& match, Visitor visit) {
     for (auto& op : *list) visit(op);
   }
   for (auto& op : match.score_shape_ops) visit(op);
+}
+
+// The ops of the match, each once.
+inline std::vector<OpIndex> SortedOps(const AttentionMatch& match) {
+  std::vector<OpIndex> ops;
+  ops.reserve(8);
+  VisitOps(match, [&ops](OpIndex op) { ops.push_back(op); });
+  std::sort(ops.begin(), ops.end());
+  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
+  return ops;
 }
 
 }  // namespace kvant

@@ -8,6 +8,7 @@
 
 #include "kvant/graph/graph.h"
 #include "kvant/patterns/match.h"
+#include "kvant/patterns/op_set.h"
 
 namespace kvant {
 
@@ -16,7 +17,7 @@ class AttentionMatcher {
  public:
   // taken[i]: op i is in a partition already. Both must outlive the matcher.
   AttentionMatcher(const Graph& graph, const std::vector<char>& taken)
-      : graph_(graph), taken_(taken) {}
+      : graph_(graph), taken_(taken), in_match_(graph) {}
 
   // Matches as much as means attention. On a miss, `why` is a sentence that
   // names the ops, or empty if this was never going to be attention.
@@ -24,6 +25,8 @@ class AttentionMatcher {
   // Matches the backward pass of attention around the Exp that recomputes the
   // probabilities from the statistics; `ops` are sorted.
   bool MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std::string* why);
+  // How many ops were looked at in all attempts: of each, only what is near its SoftMax.
+  int64_t visited() const { return visited_; }
 
  private:
   using Segments = absl::InlinedVector<Chain, 1>;
@@ -63,7 +66,10 @@ class AttentionMatcher {
   bool CutShared(Segments* segments);
   void MatchAuxiliary();
 
-  const Op& op(OpIndex index) const { return graph_.ops()[index]; }
+  const Op& op(OpIndex index) const {
+    ++visited_;
+    return graph_.ops()[index];
+  }
   // kNoOp for graph inputs and ops that are taken.
   OpIndex Producer(TensorId tensor) const;
   // Consumed once, by an op of the graph.
@@ -74,7 +80,8 @@ class AttentionMatcher {
   AttentionMatch* match_ = nullptr;
   std::string* why_ = nullptr;
   int col_ = -1;                // of the scores at the SoftMax: -1 last axis, -2 the one before
-  std::vector<char> in_match_;  // by op
+  OpSet in_match_;
+  mutable int64_t visited_ = 0;
   absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...
   int products_ = 0;                            // ... and how many of them are MatMuls'
 };

@@ -213,8 +213,7 @@ void OneDnnTrimmer::TrimOutput() {
 void OneDnnTrimmer::CutShared() {
   for (bool again = true; again;) {
     again = false;
-    std::vector<char> inside(graph_.ops().size(), 0);
-    VisitOps(match_, [&inside](OpIndex index) { inside[index] = 1; });
+    const std::vector<OpIndex> inside = SortedOps(match_);
     const std::pair<Chain*, TensorId> operands[] = {
         {&match_.q, op(match_.qk).inputs[match_.q_input]},
         {&match_.k[0], op(match_.qk).inputs[1 - match_.q_input]},
@@ -223,8 +222,10 @@ void OneDnnTrimmer::CutShared() {
       const bool shared =
           std::any_of(chain->ops.begin(), chain->ops.end(), [&](const ChainOp& step) {
             const auto& consumers = graph_.FindTensor(op(step.op).outputs[0])->consumers;
-            return std::any_of(consumers.begin(), consumers.end(),
-                               [&](const Graph::Use& use) { return !inside[use.op]; });
+            return std::any_of(
+                consumers.begin(), consumers.end(), [&](const Graph::Use& use) {
+                  return !std::binary_search(inside.begin(), inside.end(), use.op);
+                });
           });
       if (!shared) continue;
       chain->ops.clear();
@@ -234,27 +235,21 @@ void OneDnnTrimmer::CutShared() {
   }
 }
 
-std::vector<char> Members(const Graph& graph, const AttentionMatch& match) {
-  std::vector<char> members(graph.ops().size(), 0);
-  VisitOps(match, [&members](OpIndex op) { members[op] = 1; });
-  return members;
-}
-
 }  // namespace
 
 bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why) {
   const std::string softmax = graph.ops()[match->softmax].ToString();
-  const std::vector<char> before = Members(graph, *match);
+  const std::vector<OpIndex> before = SortedOps(*match);
   const std::string refusal = OneDnnTrimmer(graph, *match).Trim();
   if (!refusal.empty()) {
     *why = absl::StrCat(softmax, " is not fused: ", refusal);
     return false;
   }
-  const std::vector<char> after = Members(graph, *match);
+  const std::vector<OpIndex> after = SortedOps(*match);
   std::string left_out;
-  for (size_t i = 0; i < before.size(); ++i) {
-    if (before[i] == after[i]) continue;
-    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ", graph.ops()[i].ToString());
+  for (const OpIndex op : before) {
+    if (std::binary_search(after.begin(), after.end(), op)) continue;
+    absl::StrAppend(&left_out, left_out.empty() ? "" : ", ", graph.ops()[op].ToString());
   }
   why->clear();
   if (!left_out.empty()) {

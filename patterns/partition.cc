@@ -26,6 +26,26 @@ bool ShapesKnown(const Graph& graph) {
 
 }  // namespace
 
+const Graph& Partition::ops() const {
+  static const Graph* const none = [] {
+    auto* graph = new Graph();
+    graph->Finalize().IgnoreError();
+    return graph;
+  }();
+  return ops_ ? *ops_ : *none;
+}
+
+const LogicalTensor& Partition::input(int port) const {
+  if (port < 0 || port >= static_cast<int>(inputs_.size())) return NoTensor();
+  const bool is_extra = extra_ && port + 1 == static_cast<int>(inputs_.size());
+  return is_extra ? *extra_ : ops().tensor(inputs_[port]);
+}
+
+const LogicalTensor& Partition::output(int port) const {
+  if (port < 0 || port >= static_cast<int>(outputs_.size())) return NoTensor();
+  return ops().tensor(outputs_[port]);
+}
+
 std::optional<OpId> Partition::softmax_op() const {
   if (match_ == nullptr || match_->softmax == Graph::kNoOp) return std::nullopt;
   return ops_->ops()[match_->softmax].id;
@@ -75,6 +95,10 @@ void Partition::ResolveSpec() {
 }
 
 absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> ports) const {
+  if (ops_ == nullptr) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     "the partition has no ops: it was made by default or moved from");
+  }
   Partition result = WithoutSpec();
   auto graph = std::make_shared<Graph>(*ops_);
   absl::InlinedVector<LogicalTensor, 8> known;

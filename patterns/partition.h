@@ -17,6 +17,7 @@ namespace kvant {
 
 struct AttentionMatch;  // which op plays which part; match.h, internal to patterns
 
+// One that was made by default or moved from has no ops and no ports.
 class Partition {
  public:
   enum class Kind : uint8_t { kAttention, kAttentionBackward, kOps };
@@ -27,22 +28,20 @@ class Partition {
   // additive mask", "single op: Tanh", "chain: Divide, Add".
   const std::string& pattern() const { return pattern_; }
   // The ops it covers, as a finalized graph of their own.
-  const Graph& ops() const { return *ops_; }
+  const Graph& ops() const;
   // Ports: ids in order. An input is listed once however often it is used.
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
   // Where a tensor is among them; kNoPort if it is not.
   int InputPort(TensorId id) const { return PortOf(inputs_, id); }
   int OutputPort(TensorId id) const { return PortOf(outputs_, id); }
-  // Descriptors of the ports, in that order; shapes as far as known.
-  const LogicalTensor& input(int port) const {
-    return extra_ && port + 1 == static_cast<int>(inputs_.size()) ? *extra_
-                                                                  : ops_->tensor(inputs_[port]);
-  }
-  const LogicalTensor& output(int port) const { return ops_->tensor(outputs_[port]); }
+  // Descriptors of the ports, in that order; shapes as far as known. NoTensor() for a port that
+  // it has not.
+  const LogicalTensor& input(int port) const;
+  const LogicalTensor& output(int port) const;
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
-  const AttentionSpec* attention() const { return spec_ ? &*spec_ : nullptr; }
+  const AttentionSpec* attention() const { return ops_ && spec_ ? &*spec_ : nullptr; }
   // The input that WithKvLengths or WithSegmentRanges added, which no op consumes: the last one.
   std::optional<TensorId> kv_lengths_id() const { return ExtraId(Extra::kKvLengths); }
   std::optional<TensorId> segment_ranges_id() const { return ExtraId(Extra::kSegmentRanges); }
@@ -65,7 +64,7 @@ class Partition {
 
   // The same partition for these ports (matched by id; others keep what is known),
   // shapes inferred and the spec rebuilt. Every port must have a known shape
-  // afterwards. kInvalidShape, kInvalidArguments as InferShapes.
+  // afterwards. kInvalidShape, kInvalidArguments as InferShapes; kInvalidArguments if it has no ops.
   absl::StatusOr<Partition> WithPorts(absl::Span<const LogicalTensor> ports) const;
 
   // The same partition with one more input: KV lengths, s32 of shape [N] (or

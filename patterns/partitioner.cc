@@ -12,16 +12,6 @@
 namespace kvant {
 namespace {
 
-// The ops of a match, sorted, each once.
-std::vector<OpIndex> OpsOf(const AttentionMatch& match) {
-  std::vector<OpIndex> ops;
-  ops.reserve(8);
-  VisitOps(match, [&ops](OpIndex op) { ops.push_back(op); });
-  std::sort(ops.begin(), ops.end());
-  ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
-  return ops;
-}
-
 bool AnyShapeUnknown(const Graph& graph) {
   for (const Op& op : graph.ops()) {
     for (const TensorId id : op.outputs) {
@@ -110,7 +100,7 @@ void Partitioner::MatchSoftMax(AttentionMatcher& matcher, OpIndex index) {
     if (matched && !why.empty()) explanations_.push_back(why);
   }
   if (matched) {
-    std::vector<OpIndex> ops = OpsOf(*match);
+    std::vector<OpIndex> ops = SortedOps(*match);
     Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
   } else if (!why.empty()) {
     explanations_.push_back(std::move(why));
@@ -169,7 +159,8 @@ absl::StatusOr<PartitionResult> PartitionGraphExplained(const Graph& graph,
   if (!graph.finalized()) {
     return MakeError(ErrorKind::kInvalidGraph, "only a finalized graph can be partitioned");
   }
-  return Partitioner(graph, options).Run();
+  return WithoutExceptions(
+      [&]() -> absl::StatusOr<PartitionResult> { return Partitioner(graph, options).Run(); });
 }
 
 absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
 #include "kvant/patterns/matcher.h"
 
 namespace kvant {
@@ -101,12 +102,16 @@ bool AttentionMatcher::FromMatMul(TensorId tensor, int* budget) const {
 
 bool AttentionMatcher::MatchScores() {
   TensorId tensor = op(match_->softmax).inputs[0];
-  for (;;) {
+  // Bounded, since any number of SoftMax may share what their scores come from.
+  for (int steps = 0;; ++steps) {
     const OpIndex producer = graph_.FindTensor(tensor)->producer.op;
+    if (steps == kSearchBudget) {
+      return Fail(absl::StrCat("no MatMul is among the ", kSearchBudget, " ops before it"));
+    }
     if (producer == Graph::kNoOp) {
       const std::string& name = graph_.tensor(tensor).name;
       return Fail(absl::StrCat("its scores come from input ",
-                               name.empty() ? absl::StrCat(tensor) : absl::StrCat("'", name, "'"),
+                               name.empty() ? absl::StrCat(tensor) : absl::StrCat("'", Printable(name), "'"),
                                " (tensor ", tensor, "), not from a MatMul"));
     }
     if (taken_[producer]) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvant/graph/status.h"
+#include "kvant/tools/files.h"
 
 namespace kvant {
 namespace {
@@ -21,7 +22,7 @@ std::string Quote(std::string_view text) {
   for (char c : text) {
     if (c == '\n') {
       quoted += "\\n";
-    } else if (static_cast<unsigned char>(c) >= ' ') {
+    } else {
       if (c == '"' || c == '\\') quoted += '\\';
       quoted += c;
     }
@@ -34,7 +35,7 @@ std::string TensorNode(TensorId id) { return absl::StrCat("t", id); }
 
 void DrawOp(const Op& op, std::string_view indent, std::string& out) {
   absl::StrAppend(&out, std::string(indent), OpNode(op),
-                  " [label=", Quote(absl::StrCat(std::string(OpKindName(op.kind)), "\n", op.name)),
+                  " [label=", Quote(absl::StrCat(std::string(OpKindName(op.kind)), "\n", Printable(op.name))),
                   "];\n");
 }
 
@@ -125,14 +126,16 @@ absl::Status DrawSvg(const Graph& graph, absl::Span<const Partition> partitions,
                      "graphviz); --dot prints the drawing as text");
   }
   const std::string dot = DrawDot(graph, partitions);
-  const std::string command = absl::StrCat("dot -Tsvg -o ", ShellQuote(path));
-  std::FILE* const pipe = popen(command.c_str(), "w");
-  if (pipe == nullptr) return absl::InternalError("cannot start 'dot'");
-  const bool written = std::fwrite(dot.data(), 1, dot.size(), pipe) == dot.size();
-  if (pclose(pipe) != 0 || !written) {
-    return absl::InternalError(absl::StrCat("'dot' could not write ", path));
-  }
-  return absl::OkStatus();
+  return ReplaceFile(path, [&](const std::string& file) -> absl::Status {
+    const std::string command = absl::StrCat("dot -Tsvg -o ", ShellQuote(file));
+    std::FILE* const pipe = popen(command.c_str(), "w");
+    if (pipe == nullptr) return absl::InternalError("cannot start 'dot'");
+    const bool written = std::fwrite(dot.data(), 1, dot.size(), pipe) == dot.size();
+    if (pclose(pipe) != 0 || !written) {
+      return absl::InternalError(absl::StrCat("'dot' could not write ", path));
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace kvant

@@ -41,7 +41,7 @@ void GraphArguments::AddTo(CLI::App& command) {
 }
 
 absl::StatusOr<Graph> GraphArguments::Load() const {
-  KVANT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  KVANT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxGraphBytes));
   absl::StatusOr<Graph> graph = GraphFromJson(text);
   if (graph.ok()) graph = ApplyOverrides(*graph, overrides);
   if (!graph.ok()) {

@@ -39,11 +39,10 @@ template <typename Text>
 std::string JoinDistinct(const std::vector<CompiledPartition>& partitions, std::string_view comma,
                          Text text) {
   std::vector<std::string> parts;
+  absl::flat_hash_set<std::string> known;
   for (const CompiledPartition& partition : partitions) {
     std::string part(text(partition));
-    if (std::find(parts.begin(), parts.end(), part) == parts.end()) {
-      parts.push_back(std::move(part));
-    }
+    if (known.insert(part).second) parts.push_back(std::move(part));
   }
   return absl::StrJoin(parts, std::string(comma));
 }
@@ -87,26 +86,25 @@ double GraphRunner::rounding() const {
 }
 
 GraphRunner::Binding::~Binding() {
-  for (const Copy& copy : copies_) memory_->Free(copy.device);
+  for (const auto& [host, copy] : copies_) memory_->Free(copy.device);
 }
 
 absl::StatusOr<void*> GraphRunner::Binding::Place(Buffer& buffer, bool written) {
   if (!memory_->asynchronous()) return static_cast<void*>(buffer.data());
-  for (Copy& copy : copies_) {
-    if (copy.host != &buffer) continue;
-    copy.written = copy.written || written;
-    return copy.device;
+  if (const auto found = copies_.find(&buffer); found != copies_.end()) {
+    found->second.written = found->second.written || written;
+    return found->second.device;
   }
   KVANT_ASSIGN_OR_RETURN(void* device, memory_->Allocate(buffer.bytes()));
-  copies_.push_back({&buffer, device, written});
+  copies_.emplace(&buffer, Copy{device, written});
   KVANT_RETURN_IF_ERROR(memory_->CopyFromHost(device, buffer.data(), buffer.bytes()));
   return device;
 }
 
 absl::Status GraphRunner::Binding::Fetch() const {
-  for (const Copy& copy : copies_) {
+  for (const auto& [host, copy] : copies_) {
     if (!copy.written) continue;
-    KVANT_RETURN_IF_ERROR(memory_->CopyToHost(copy.host->data(), copy.device, copy.host->bytes()));
+    KVANT_RETURN_IF_ERROR(memory_->CopyToHost(host->data(), copy.device, host->bytes()));
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 #ifndef KVANT_TOOLS_GRAPH_RUNNER_H_
 #define KVANT_TOOLS_GRAPH_RUNNER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,14 +52,13 @@ class GraphRunner {
    private:
     friend class GraphRunner;
     struct Copy {
-      Buffer* host = nullptr;
       void* device = nullptr;
       bool written = false;
     };
     absl::StatusOr<void*> Place(Buffer& buffer, bool written);
 
     std::shared_ptr<DeviceMemory> memory_;
-    std::vector<Copy> copies_;
+    std::map<Buffer*, Copy> copies_;
   };
   // Needs a buffer for every graph input; adds one for each tensor that a
   // partition writes and that has none. kInvalidArguments naming a missing tensor.

@@ -261,16 +261,16 @@ absl::StatusOr<Graph> Rebuild(const Graph& graph, const std::vector<Op>& ops,
 }
 
 // Gives a tensor whose shape was inferred anew strides in the order that it had.
-void Restride(const LogicalTensor& before, Graph& graph) {
+absl::Status Restride(const LogicalTensor& before, Graph& graph) {
   LogicalTensor tensor = graph.tensor(before.id);
-  if (!tensor.has_shape() || !before.has_shape()) return;
+  if (!tensor.has_shape() || !before.has_shape()) return absl::OkStatus();
   const bool was_strided = before.strides && before.strides->size() == before.dims->size();
   if (*tensor.dims == *before.dims) {
     tensor.strides = before.strides;
   } else if (was_strided && before.dims->size() == tensor.dims->size()) {
     tensor.strides = StridesInOrder(*tensor.dims, OrderOf(*before.strides));
   }
-  graph.SetTensor(tensor);
+  return graph.SetTensor(tensor);
 }
 
 }  // namespace
@@ -311,7 +311,7 @@ absl::StatusOr<Graph> ApplyOverrides(const Graph& graph, const Overrides& overri
   }
   KVANT_ASSIGN_OR_RETURN(Graph rebuilt, Rebuild(graph, ops, tensors));
   KVANT_RETURN_IF_ERROR(InferShapes(rebuilt));
-  for (TensorId id : inferred) Restride(before.at(id), rebuilt);
+  for (TensorId id : inferred) KVANT_RETURN_IF_ERROR(Restride(before.at(id), rebuilt));
   return rebuilt;
 }
 

@@ -18,6 +18,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeader = 100 << 20;  // the format's own limit
+// Of what has no size, such as a pipe: its header may ask for any number.
+constexpr uint64_t kMaxUnsizedData = uint64_t{4} << 30;
 
 struct TypeName {
   std::string_view name;
@@ -122,31 +124,49 @@ absl::Status CheckOverlap(std::vector<std::pair<Range, std::string>> ranges) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<SafeTensors> ParseSafeTensors(std::string_view bytes) {
+// What the first bytes say of the header's length.
+absl::StatusOr<uint64_t> ParseLength(std::string_view bytes) {
   if (bytes.size() < kLengthBytes) return Bad("shorter than the 8 bytes of its header's length");
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
     length |= uint64_t{static_cast<uint8_t>(bytes[i])} << (8 * i);
   }
-  if (length > kMaxHeader || length > bytes.size() - kLengthBytes) {
-    return Bad(absl::StrCat("a header of ", length, " bytes in a file of ", bytes.size()));
+  if (length <= kMaxHeader) return length;
+  return Bad(absl::StrCat("a header of ", length, " bytes, where ", kMaxHeader, " are the most"));
+}
+
+absl::StatusOr<Json> ParseHeader(std::string_view text, uint64_t length) {
+  if (text.size() < length) {
+    return Bad(absl::StrCat("a header of ", length, " bytes, of which ", text.size(),
+                            " are in the file"));
   }
-  const std::string_view header_text = bytes.substr(kLengthBytes, length);
-  const std::string_view data = bytes.substr(kLengthBytes + length);
   // The real header nests three deep; the library's parser would recurse on as
   // many brackets as there are bytes.
   bool too_deep = false;
-  const Json header = Json::parse(
-      header_text,
+  Json header = Json::parse(
+      text,
       [&](int depth, Json::parse_event_t, Json&) {
         too_deep |= depth > 4;
         return !too_deep;
       },
       /*allow_exceptions=*/false);
   if (too_deep || !header.is_object()) return Bad("the header is not a JSON object");
+  return header;
+}
 
+// How many bytes of data the header speaks of.
+uint64_t DataBytes(const Json& header) {
+  uint64_t most = 0;
+  for (const auto& [name, entry] : header.items()) {
+    if (!entry.is_object() || !entry.contains("data_offsets")) continue;
+    const Json& offsets = entry["data_offsets"];
+    if (!offsets.is_array() || offsets.size() != 2) continue;
+    most = std::max(most, AsUnsigned(offsets[1]).value_or(0));
+  }
+  return most;
+}
+
+absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view data) {
   SafeTensors tensors;
   std::vector<std::pair<Range, std::string>> ranges;
   for (const auto& [name, entry] : header.items()) {
@@ -161,9 +181,39 @@ absl::StatusOr<SafeTensors> ParseSafeTensors(std::string_view bytes) {
   return tensors;
 }
 
+// No more than the header speaks of: what follows may have no end.
+absl::StatusOr<SafeTensors> ReadFrom(InputFile& file) {
+  KVANT_ASSIGN_OR_RETURN(const std::string first, file.Read(kLengthBytes));
+  KVANT_ASSIGN_OR_RETURN(const uint64_t length, ParseLength(first));
+  KVANT_ASSIGN_OR_RETURN(const std::string text, file.Read(length));
+  KVANT_ASSIGN_OR_RETURN(const Json header, ParseHeader(text, length));
+  const uint64_t bytes = DataBytes(header);
+  const uint64_t before = kLengthBytes + length;
+  const uint64_t most =
+      file.size() ? std::max(*file.size(), before) - before : kMaxUnsizedData;
+  if (bytes > most) {
+    return Bad(absl::StrCat("its header speaks of ", bytes, " bytes of data, ",
+                            file.size() ? "of which the file has "
+                                        : "and what is no regular file may have ",
+                            most));
+  }
+  KVANT_ASSIGN_OR_RETURN(const std::string data, file.Read(bytes));
+  return ParseTensors(header, data);
+}
+
+}  // namespace
+
+absl::StatusOr<SafeTensors> ParseSafeTensors(std::string_view bytes) {
+  KVANT_ASSIGN_OR_RETURN(const uint64_t length, ParseLength(bytes));
+  const std::string_view rest = bytes.substr(kLengthBytes);
+  KVANT_ASSIGN_OR_RETURN(const Json header, ParseHeader(rest.substr(0, length), length));
+  return ParseTensors(header, rest.substr(length));
+}
+
 absl::StatusOr<SafeTensors> ReadSafeTensors(const std::string& path) {
-  KVANT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
-  absl::StatusOr<SafeTensors> tensors = ParseSafeTensors(bytes);
+  absl::StatusOr<InputFile> file = InputFile::Open(path);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<SafeTensors> tensors = ReadFrom(*file);
   if (!tensors.ok()) {
     return MakeError(ErrorKind::kInvalidArguments,
                      absl::StrCat(path, ": ", std::string(tensors.status().message())));

@@ -145,7 +145,7 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileRotation(
   Graph rest = graph.Subgraph(others);
   rotated.type = kF32;
   rotated.strides.reset();
-  rest.SetTensor(rotated);
+  KVANT_RETURN_IF_ERROR(rest.SetTensor(rotated));
   KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(rest));
   if (partitions.size() != 1) {
     return MakeError(

@@ -432,7 +432,7 @@ absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
   rotated.type = kF32;
   rotated.strides.reset();
   Graph rest = graph.Subgraph({1});
-  rest.SetTensor(rotated);
+  KVANT_RETURN_IF_ERROR(rest.SetTensor(rotated));
   const size_t at = plan.ReserveScratch(rotated.memory_bytes());
   const OperandFinder find = [&](TensorId id) -> Operand {
     return id == rotated.id ? Operand(at) : port_of(id);

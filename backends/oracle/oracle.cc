@@ -4,7 +4,6 @@
 // all of its own rounding; only ports, and ops that make codes, round.
 #include <array>
 #include <cstddef>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -183,11 +182,7 @@ class OracleExecutable : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte*) const override {
-    try {
-      return Walk(partition_, place.executor).Run(inputs, outputs);
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("the oracle's f64 arrays do not fit in memory");
-    }
+    return Walk(partition_, place.executor).Run(inputs, outputs);
   }
 
  private:

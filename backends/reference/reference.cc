@@ -4,14 +4,13 @@
 // scripts/setup installs), not on the executor; kvant's own loops run on the executor. Results
 // do not depend on the executor's threads, and on oneDNN's only where its matrix product splits
 // the inner dimension over threads.
-#include <exception>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dnnl.hpp"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/plan.h"
@@ -65,9 +64,7 @@ class ReferenceExecutable : public Executable {
     if (empty_) return absl::OkStatus();
     try {
       plan_.Run(place.executor, inputs, outputs, scratch);
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError("oneDNN ran out of memory");
-    } catch (const std::exception& error) {
+    } catch (const dnnl::error& error) {
       return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
     }
     return absl::OkStatus();
@@ -98,7 +95,7 @@ class ReferenceBackend : public Backend {
     try {
       KVANT_RETURN_IF_ERROR(lowering.LowerPartition());
       plan.Finish();
-    } catch (const std::exception& error) {
+    } catch (const dnnl::error& error) {
       return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
     }
     return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),

@@ -110,7 +110,7 @@ class Worker {
 
  private:
   absl::StatusOr<Json> Prepare(const Json& request) {
-    KVANT_ASSIGN_OR_RETURN(const std::string text, ReadFile(request.at("graph")));
+    KVANT_ASSIGN_OR_RETURN(const std::string text, ReadFile(request.at("graph"), kMaxGraphBytes));
     KVANT_ASSIGN_OR_RETURN(Graph graph, GraphFromJson(text));
     KVANT_ASSIGN_OR_RETURN(graph, ApplyOverrides(graph, {}));
     KVANT_ASSIGN_OR_RETURN(Contestant contestant,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "oneapi/tbb/global_control.h"
 
 namespace kvant {
 namespace {
@@ -33,6 +34,8 @@ class ExecutorTest : public ::testing::TestWithParam<int> {
  protected:
   ExecutorTest()
       : executor_(GetParam() == 0 ? MakeSerialExecutor() : MakeTbbExecutor(GetParam())) {}
+  // More threads than this machine may have.
+  tbb::global_control threads_{tbb::global_control::max_allowed_parallelism, 8};
   std::unique_ptr<Executor> executor_;
 };
 
@@ -73,12 +76,25 @@ TEST_P(ExecutorTest, NestsWithoutSharingASlot) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, ::testing::Values(0, 1, 2, 3, 8));
 
+TEST(TbbExecutorTest, TakesNoMoreThreadsThanRunWithoutAWarning) {
+  const auto most = static_cast<int>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+  for (const int threads : {-1, 0, most, most + 1, 4096, 1 << 30}) {
+    ::testing::internal::CaptureStderr();
+    const std::unique_ptr<Executor> executor = MakeTbbExecutor(threads);
+    ExpectExact(*executor, 100);
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << threads;
+    EXPECT_EQ(executor->max_concurrency(), most) << threads;
+  }
+}
+
 TEST(TbbExecutorTest, TakesAllHardwareThreadsByDefault) {
   EXPECT_GE(MakeTbbExecutor()->max_concurrency(), 1);
   ExpectExact(*MakeTbbExecutor(), 100);
 }
 
 TEST(TbbExecutorTest, ExecutorsMayCallEachOther) {
+  const tbb::global_control threads(tbb::global_control::max_allowed_parallelism, 8);
   const std::unique_ptr<Executor> outer = MakeTbbExecutor(3);
   const std::unique_ptr<Executor> inner = MakeTbbExecutor(2);
   outer->ParallelFor(12, [&](int64_t, int) { ExpectExact(*inner, 9); });
