@@ -125,7 +125,7 @@ class RotationBefore : public Executable {
 }  // namespace
 
 bool IsRotation(const Partition& partition) {
-  return partition.kind() == Partition::Kind::kOps &&
+  return partition.kind() == Partition::Kind::kOps && !partition.ops().ops().empty() &&
          partition.ops().ops()[0].kind == OpKind::kHadamard;
 }
 

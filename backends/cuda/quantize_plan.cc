@@ -397,7 +397,7 @@ size_t QuantizePlan::ReserveScratch(int64_t bytes) {
 }
 
 bool IsQuantization(const Partition& partition) {
-  if (partition.kind() != Partition::Kind::kOps) return false;
+  if (partition.kind() != Partition::Kind::kOps || partition.ops().ops().empty()) return false;
   switch (partition.ops().ops()[0].kind) {
     case OpKind::kDynamicQuantize:
     case OpKind::kDynamicDequantize:
