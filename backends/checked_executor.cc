@@ -70,7 +70,7 @@ struct CheckedExecutor::Job {
       try {
         if (!failed) (*body)(i, slot);
       } catch (...) {
-        absl::MutexLock lock(&mutex);
+        const std::lock_guard<std::mutex> lock(mutex);
         if (!thrown) thrown = std::current_exception();
         failed = true;
       }
@@ -80,7 +80,7 @@ struct CheckedExecutor::Job {
   }
 
   void Note(Fault what, int64_t which) noexcept {
-    absl::MutexLock lock(&mutex);
+    const std::lock_guard<std::mutex> lock(mutex);
     if (fault != Fault::kNone) return;
     fault = what;
     number = which;
@@ -116,7 +116,7 @@ struct CheckedExecutor::Job {
   std::atomic<int64_t> inside = 0;
   std::atomic<int64_t> done = 0;
   std::atomic<bool> failed = false;
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::exception_ptr thrown;  // by a body, the first
   Fault fault = Fault::kNone;
   int64_t number = 0;
@@ -126,7 +126,7 @@ struct CheckedExecutor::Job {
 class CheckedExecutor::Lease {
  public:
   explicit Lease(CheckedExecutor& owner) : owner_(owner) {
-    absl::MutexLock lock(&owner_.mutex_);
+    const std::lock_guard<std::mutex> lock(owner_.mutex_);
     if (owner_.idle_.empty()) {
       owner_.idle_.reserve(owner_.jobs_.size() + 1);  // so that it takes this one back
       owner_.jobs_.push_back(std::make_unique<Job>(owner_.max_concurrency_));
@@ -137,7 +137,7 @@ class CheckedExecutor::Lease {
   }
   ~Lease() {
     job_->Close();
-    absl::MutexLock lock(&owner_.mutex_);
+    const std::lock_guard<std::mutex> lock(owner_.mutex_);
     owner_.idle_.push_back(job_);
   }
   Lease(const Lease&) = delete;

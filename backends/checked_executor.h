@@ -3,11 +3,10 @@
 #define KVANT_BACKENDS_CHECKED_EXECUTOR_H_
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "kvant/backends/executor.h"
 
 namespace kvant {
@@ -33,11 +32,11 @@ class CheckedExecutor : public Executor {
 
   const std::shared_ptr<Executor> executor_;
   const int max_concurrency_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;  // of what follows; the thread sanitizer understands it
   // As many as calls ever ran at once. They stay while this does: the caller's executor may call a
   // body after it has returned.
-  std::vector<std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Job*> idle_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<Job*> idle_;
 };
 
 }  // namespace kvant

@@ -74,7 +74,8 @@ class CompiledPartition {
   // What Execute needs at hand, once partition_ and executable_ are set.
   void Prepare(const Engine& engine);
   absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
-                              absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch) const;
+                              absl::Span<const Tensor> outputs,
+                              absl::Span<std::byte> scratch) const;
   absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
   absl::Status Run(const Stream& stream, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, absl::Span<std::byte> scratch) const;

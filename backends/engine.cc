@@ -209,7 +209,8 @@ absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
     }
   }
   if (engine.backends_.empty()) {
-    return InvalidArguments(absl::StrCat("no device is numbered ", static_cast<int>(options.device)));
+    return InvalidArguments(
+        absl::StrCat("no device is numbered ", static_cast<int>(options.device)));
   }
   engine.memory_ = engine.backends_.front()->memory();
   if (options.executor == nullptr) {

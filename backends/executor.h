@@ -32,8 +32,8 @@ class Executor {
   virtual void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t i, int slot)> body) = 0;
 };
 
-// On oneTBB, in an arena of its own. threads <= 0, or more than oneTBB runs in this process (one per
-// hardware thread unless a tbb::global_control says otherwise), takes as many as it runs.
+// On oneTBB, in an arena of its own. threads <= 0, or more than oneTBB runs in this process (one
+// per hardware thread unless a tbb::global_control says otherwise), takes as many as it runs.
 std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);
 // Runs everything in the calling thread.
 std::unique_ptr<Executor> MakeSerialExecutor();

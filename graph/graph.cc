@@ -38,9 +38,8 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
   absl::InlinedVector<size_t, 8> ports(inputs.size() + outputs.size());
   std::iota(ports.begin(), ports.end(), size_t{0});
   // The ports of a tensor side by side: an op may have a great many.
-  std::sort(ports.begin(), ports.end(), [&](size_t a, size_t b) {
-    return at(a).id != at(b).id ? at(a).id < at(b).id : a < b;
-  });
+  std::sort(ports.begin(), ports.end(),
+            [&](size_t a, size_t b) { return at(a).id != at(b).id ? at(a).id < at(b).id : a < b; });
   std::optional<LogicalTensor> merged;  // of the ports so far of one tensor
   for (size_t i = 1; i < ports.size(); ++i) {
     const LogicalTensor& tensor = at(ports[i]);

@@ -79,8 +79,7 @@ std::string Printable(std::string_view text) {
     } else if (text[0] == '\n') {
       printable += "\\n";
     } else {
-      absl::StrAppend(&printable, "\\x",
-                      absl::Hex(static_cast<uint8_t>(text[0]), absl::kZeroPad2));
+      absl::StrAppend(&printable, "\\x", absl::Hex(static_cast<uint8_t>(text[0]), absl::kZeroPad2));
     }
     text.remove_prefix(bytes > 0 ? bytes : 1);
   }

@@ -79,7 +79,7 @@ class AttentionMatcher {
   const std::vector<char>& taken_;
   AttentionMatch* match_ = nullptr;
   std::string* why_ = nullptr;
-  int col_ = -1;                // of the scores at the SoftMax: -1 last axis, -2 the one before
+  int col_ = -1;  // of the scores at the SoftMax: -1 last axis, -2 the one before
   OpSet in_match_;
   mutable int64_t visited_ = 0;
   absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...

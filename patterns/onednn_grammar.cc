@@ -222,10 +222,9 @@ void OneDnnTrimmer::CutShared() {
       const bool shared =
           std::any_of(chain->ops.begin(), chain->ops.end(), [&](const ChainOp& step) {
             const auto& consumers = graph_.FindTensor(op(step.op).outputs[0])->consumers;
-            return std::any_of(
-                consumers.begin(), consumers.end(), [&](const Graph::Use& use) {
-                  return !std::binary_search(inside.begin(), inside.end(), use.op);
-                });
+            return std::any_of(consumers.begin(), consumers.end(), [&](const Graph::Use& use) {
+              return !std::binary_search(inside.begin(), inside.end(), use.op);
+            });
           });
       if (!shared) continue;
       chain->ops.clear();

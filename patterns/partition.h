@@ -64,7 +64,8 @@ class Partition {
 
   // The same partition for these ports (matched by id; others keep what is known),
   // shapes inferred and the spec rebuilt. Every port must have a known shape
-  // afterwards. kInvalidShape, kInvalidArguments as InferShapes; kInvalidArguments if it has no ops.
+  // afterwards. kInvalidShape, kInvalidArguments as InferShapes; kInvalidArguments if it has no
+  // ops.
   absl::StatusOr<Partition> WithPorts(absl::Span<const LogicalTensor> ports) const;
 
   // The same partition with one more input: KV lengths, s32 of shape [N] (or

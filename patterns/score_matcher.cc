@@ -110,9 +110,10 @@ bool AttentionMatcher::MatchScores() {
     }
     if (producer == Graph::kNoOp) {
       const std::string& name = graph_.tensor(tensor).name;
-      return Fail(absl::StrCat("its scores come from input ",
-                               name.empty() ? absl::StrCat(tensor) : absl::StrCat("'", Printable(name), "'"),
-                               " (tensor ", tensor, "), not from a MatMul"));
+      return Fail(absl::StrCat(
+          "its scores come from input ",
+          name.empty() ? absl::StrCat(tensor) : absl::StrCat("'", Printable(name), "'"),
+          " (tensor ", tensor, "), not from a MatMul"));
     }
     if (taken_[producer]) {
       return Fail(absl::StrCat(op(producer).ToString(), " is part of another partition"));

@@ -135,6 +135,40 @@ class CommandTest(unittest.TestCase):
             "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],
             [tensor(1, "f32", [1 << 20, 1 << 20, 1 << 10])])))
 
+    def test_files_without_an_end(self):
+        self.fails("/dev/zero has more than", "show", "/dev/zero")
+        self.fails("/dev/zero: safetensors: the header is not", "run",
+                   self.path("g.json", make()), "--inputs", "/dev/zero", "--outputs",
+                   self.path("o"))
+
+    def test_names_stay_in_their_line(self):
+        graph = one_op("Tanh", {}, [tensor(0, "f32", [2])], [tensor(1, "f32", [2])])
+        graph["graph"][0]["name"] = "a\0b\n\x1b[31mc"
+        shown = kvant("show", "-", stdin=json.dumps(graph))
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("  op      Tanh 'a\\x00b\\n\\x1b[31mc' (id 0)\n", shown.stdout)
+
+    def test_more_threads_than_cores(self):
+        checked = kvant("check", "-", "--threads", "4096", stdin=make("--kv-len", "64"))
+        self.assertEqual((checked.returncode, checked.stderr), (0, ""))
+
+    def test_outputs_in_the_place_of_inputs(self):
+        graph = self.path("g.json", json.dumps(one_op(
+            "Tanh", {}, [tensor(0, "f32", [40000])], [tensor(1, "f32", [40000])])))
+        path = self.path("a.safetensors")
+        write_safetensors(path, {"0": ("F32", [40000], floats([0] * 40000))})
+        before = pathlib.Path(path).read_bytes()
+        arguments = [BINARY, "run", graph, "--inputs", path, "--outputs", path]
+        # No file may grow beyond 64 KiB: writing fails half way.
+        full = subprocess.run(["bash", "-c", 'trap "" XFSZ; ulimit -f 64; exec "$@"', "_", *arguments],
+                              capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
+        self.assertEqual(full.returncode, 2, full.stderr)
+        self.assertIn("cannot write " + path + ": File too large", full.stderr)
+        self.assertEqual(pathlib.Path(path).read_bytes(), before)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["a.safetensors", "g.json"])
+        self.assertEqual(subprocess.run(arguments, timeout=600).returncode, 0)
+        self.assertEqual(set(read_safetensors(path)), {"1"})
+
     def test_show_json(self):
         graph = make("--heads", "4", "--kv-heads", "2", "--k", "u4:g32:zp", "--v", "s8", "--causal")
         shown = json.loads(kvant("show", "-", "--json", stdin=graph).stdout)

@@ -34,8 +34,8 @@ std::string OpNode(const Op& op) { return absl::StrCat("op", op.id); }
 std::string TensorNode(TensorId id) { return absl::StrCat("t", id); }
 
 void DrawOp(const Op& op, std::string_view indent, std::string& out) {
-  absl::StrAppend(&out, std::string(indent), OpNode(op),
-                  " [label=", Quote(absl::StrCat(std::string(OpKindName(op.kind)), "\n", Printable(op.name))),
+  absl::StrAppend(&out, std::string(indent), OpNode(op), " [label=",
+                  Quote(absl::StrCat(std::string(OpKindName(op.kind)), "\n", Printable(op.name))),
                   "];\n");
 }
 

@@ -42,9 +42,9 @@ class InputFile {
 // All of a file. InvalidArgument with its size for one of more than `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes);
 
-// Calls write(file), a new file beside `path`, and puts it in the place of `path`. On an error, that
-// of `write` included, `path` stays as it was. What is no regular file, such as a pipe, is written
-// directly.
+// Calls write(file), a new file beside `path`, and puts it in the place of `path`. On an error,
+// that of `write` included, `path` stays as it was. What is no regular file, such as a pipe, is
+// written directly.
 absl::Status ReplaceFile(const std::string& path,
                          absl::FunctionRef<absl::Status(const std::string& file)> write);
 // ReplaceFile by these bytes.

@@ -137,8 +137,8 @@ absl::StatusOr<uint64_t> ParseLength(std::string_view bytes) {
 
 absl::StatusOr<Json> ParseHeader(std::string_view text, uint64_t length) {
   if (text.size() < length) {
-    return Bad(absl::StrCat("a header of ", length, " bytes, of which ", text.size(),
-                            " are in the file"));
+    return Bad(
+        absl::StrCat("a header of ", length, " bytes, of which ", text.size(), " are in the file"));
   }
   // The real header nests three deep; the library's parser would recurse on as
   // many brackets as there are bytes.
@@ -189,13 +189,11 @@ absl::StatusOr<SafeTensors> ReadFrom(InputFile& file) {
   KVANT_ASSIGN_OR_RETURN(const Json header, ParseHeader(text, length));
   const uint64_t bytes = DataBytes(header);
   const uint64_t before = kLengthBytes + length;
-  const uint64_t most =
-      file.size() ? std::max(*file.size(), before) - before : kMaxUnsizedData;
+  const uint64_t most = file.size() ? std::max(*file.size(), before) - before : kMaxUnsizedData;
   if (bytes > most) {
-    return Bad(absl::StrCat("its header speaks of ", bytes, " bytes of data, ",
-                            file.size() ? "of which the file has "
-                                        : "and what is no regular file may have ",
-                            most));
+    return Bad(absl::StrCat(
+        "its header speaks of ", bytes, " bytes of data, ",
+        file.size() ? "of which the file has " : "and what is no regular file may have ", most));
   }
   KVANT_ASSIGN_OR_RETURN(const std::string data, file.Read(bytes));
   return ParseTensors(header, data);

@@ -80,7 +80,8 @@ std::vector<Misbehaviour> Misbehaviours() {
     for (int64_t i = 0; i < n; ++i) body(i, 0);
   };
   return {
-      {"threw: no threads left", [](int64_t, Body) { throw std::runtime_error("no threads left"); }},
+      {"threw: no threads left",
+       [](int64_t, Body) { throw std::runtime_error("no threads left"); }},
       {"threw: no threads left",
        [=](int64_t n, Body body) {
          most(n, body);
@@ -200,6 +201,28 @@ TEST(CallerExecutorTest, WaitsForCallsUnderWay) {
   EXPECT_TRUE(ended);
 }
 
+// Two calls at a time in one slot would share its scratch.
+TEST(CallerExecutorTest, HasOneCallInASlotAtATime) {
+  std::atomic<int> begun = 0;
+  std::atomic<bool> go = false;
+  const auto bad = std::make_shared<FunctionExecutor>(2, [&](int64_t, Body body) {
+    std::jthread other([&body] { body(0, 1); });
+    while (begun == 0) std::this_thread::yield();
+    body(1, 1);
+    go = true;
+  });
+  const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(bad);
+  const absl::Status status = WithoutExceptions([&]() -> absl::Status {
+    checked->ParallelFor(2, [&](int64_t, int) {
+      ++begun;
+      while (!go) std::this_thread::yield();
+    });
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("in slot 1 while another call was in it"));
+  EXPECT_EQ(begun, 1);
+}
+
 TEST(CallerExecutorTest, SeesNoExceptionOfABody) {
   bool thrown = false;
   const auto executor = std::make_shared<FunctionExecutor>(1, [&](int64_t n, Body body) {
@@ -238,9 +261,8 @@ TEST(CallerExecutorTest, RunsInThreadsAndWithinItself) {
   const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(executor);
   for (const int64_t n : {0, 1, 7, 100, 20}) {
     std::atomic<int64_t> sum = 0;
-    checked->ParallelFor(n, [&](int64_t i, int) {
-      checked->ParallelFor(3, [&](int64_t j, int) { sum += i * j; });
-    });
+    checked->ParallelFor(
+        n, [&](int64_t i, int) { checked->ParallelFor(3, [&](int64_t j, int) { sum += i * j; }); });
     EXPECT_EQ(sum, n * (n - 1) / 2 * 3);
   }
 }

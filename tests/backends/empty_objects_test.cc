@@ -83,8 +83,7 @@ TEST(EmptyObjectsTest, Partitions) {
   EXPECT_NE(taken.attention(), nullptr);
   partition = taken;
   EXPECT_NE(partition.attention(), nullptr);
-  Partition with_lengths =
-      *taken.WithKvLengths({.id = 99, .type = kS32, .dims = Dims{1}});
+  Partition with_lengths = *taken.WithKvLengths({.id = 99, .type = kS32, .dims = Dims{1}});
   const Partition taken_too = std::move(with_lengths);
   ExpectEmpty(with_lengths);
   EXPECT_EQ(taken_too.input(1).id, 99u);
@@ -155,10 +154,10 @@ TEST(EmptyObjectsTest, Engines) {
     Stream stream(engine);
     const Stream other = std::move(stream);
     for (const Stream& on : {stream, other}) {
-      EXPECT_TRUE(compiled
-                      ->Execute(on, {ConstTensor(x.data(), x.size() * 4)},
-                                {Tensor{o.data(), o.size() * 4}})
-                      .ok());
+      EXPECT_TRUE(
+          compiled
+              ->Execute(on, {ConstTensor(x.data(), x.size() * 4)}, {Tensor{o.data(), o.size() * 4}})
+              .ok());
       EXPECT_GE(on.executor().max_concurrency(), 1);
     }
   }
@@ -233,7 +232,7 @@ TEST(EmptyObjectsTest, Builders) {
   GraphBuilder wrong;
   const Value a = wrong.Input("a", kF32, {2, 4, 8});
   const Value at = wrong.Input("at", kS32, {1});
-  (void)wrong.Append(a, at, 16, {.type = kS8}, -2);   // scales of one number, no axis -2
+  (void)wrong.Append(a, at, 16, {.type = kS8}, -2);  // scales of one number, no axis -2
   (void)wrong.Append(a, at, 16, {.type = kS8}, 99);
   (void)wrong.Append({.id = 1u << 30}, at, 16, {.type = kS8}, 1);
   (void)wrong.Concat({}, 0);

@@ -121,7 +121,8 @@ TEST_F(FilesTest, SaysWhatIsInTheWay) {
   EXPECT_THAT(std::string(WriteFile(Path("no/such"), "x").message()), HasSubstr("No such file"));
   EXPECT_THAT(std::string(ReadFile(folder_.string(), 10).status().message()),
               HasSubstr("director"));
-  EXPECT_THAT(std::string(ReadFile(Path("none"), 10).status().message()), HasSubstr("No such file"));
+  EXPECT_THAT(std::string(ReadFile(Path("none"), 10).status().message()),
+              HasSubstr("No such file"));
 }
 
 TEST_F(FilesTest, WritesIntoWhatIsNoFile) {
@@ -150,8 +151,8 @@ TEST_F(FilesTest, ReadsNoMoreThanItMay) {
 }
 
 std::string TensorOf(uint64_t begin, uint64_t end) {
-  return R"({"x":{"dtype":"U8","shape":[)" + std::to_string(end - begin) +
-         R"(],"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}}";
+  return R"({"x":{"dtype":"U8","shape":[)" + std::to_string(end - begin) + R"(],"data_offsets":[)" +
+         std::to_string(begin) + "," + std::to_string(end) + "]}}";
 }
 
 std::string SafeTensorsFile(const std::string& header, const std::string& data) {
