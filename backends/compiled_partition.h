@@ -43,7 +43,8 @@ class CompiledPartition {
   // Positional: one tensor per port, in the order of partition().inputs() and
   // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned, in the engine's memory;
   // without one, it is taken from a pool that this object keeps. No allocation when scratch is
-  // given (the reference and the oracle do allocate). kInvalidArguments, naming port and numbers:
+  // given (the reference and the oracle do allocate, and so does the first execution on an executor
+  // of the caller's). kInvalidArguments, naming port and numbers:
   // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine,
   // nothing to run. Nothing is written then. kInternal if the engine's executor, which the caller
   // may have written, failed, and kResourceExhausted if there is no memory: outputs then hold

@@ -1,5 +1,5 @@
 // Work in threads of the caller's own, and scratch from the caller's own memory:
-// then executing allocates nothing. The result does not depend on either.
+// then executing allocates nothing after the first time. The result does not depend on either.
 #include <atomic>
 #include <cmath>
 #include <iostream>

@@ -92,12 +92,12 @@ TEST(LargeGraphs, BackwardMatchingLooksOnlyAroundTheExp) {
   EXPECT_EQ(visited(3), visited(3000));
 }
 
-TEST(LargeGraphs, TenThousandAttentions) {
-  const Graph graph = SideBySide(10000);
+TEST(LargeGraphs, ThousandsOfAttentions) {
+  const Graph graph = SideBySide(4000);
   for (const Grammar grammar : {Grammar::kNative, Grammar::kOneDnn}) {
     const absl::StatusOr<PartitionResult> result = PartitionGraphExplained(graph, {grammar});
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->partitions.size(), 10001u);
+    EXPECT_EQ(result->partitions.size(), 4001u);
     EXPECT_EQ(result->partitions.back().pattern(), "attention: plain");
   }
   const std::string text = GraphToJson(graph);

@@ -145,9 +145,10 @@ TEST_F(FilesTest, ReadsNoMoreThanItMay) {
   EXPECT_EQ(std::string(ReadFile("/dev/zero", 100000).status().message()),
             "/dev/zero has more than 100000 bytes; at most 100000 are read");
   EXPECT_FALSE(ReadFile("/proc/self/status", 1 << 20)->empty());
-  // 8 TiB that are not there.
-  ASSERT_EQ(truncate(Path("ten").c_str(), int64_t{1} << 43), 0) << "the file system refuses";
-  EXPECT_FALSE(ReadFile(Path("ten"), 1 << 28).ok());
+  // 8 TiB that are not there, where the file system has such files.
+  if (truncate(Path("ten").c_str(), int64_t{1} << 43) != 0) return;
+  EXPECT_THAT(std::string(ReadFile(Path("ten"), 1 << 28).status().message()),
+              HasSubstr("has 8796093022208 bytes"));
 }
 
 std::string TensorOf(uint64_t begin, uint64_t end) {
