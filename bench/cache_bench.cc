@@ -62,7 +62,7 @@ void BM_KvAttention(benchmark::State& state, const std::string& scheme) {
   const Engine engine = Engine::Create().value();
   const auto filled = Fill(engine, scheme, state.range(0), state.range(1));
   if (!filled.ok()) return state.SkipWithError(std::string(filled.status().message()).c_str());
-  const KvAttention* attention = filled->cache->Attention({.query_heads = kQueryHeads}).value();
+  const auto attention = filled->cache->Attention({.query_heads = kQueryHeads}).value();
   std::vector<float> q(kQueryHeads * kSize, 0.1f), out(q.size());
   const size_t bytes = q.size() * sizeof(float);
   const Stream stream(engine);
@@ -73,7 +73,7 @@ void BM_KvAttention(benchmark::State& state, const std::string& scheme) {
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
   }
   state.SetBytesProcessed(filled->cache->used_bytes() / filled->layers * state.iterations());
-  state.SetLabel(attention->compiled(0).kernel());
+  state.SetLabel(attention->compiled(0)->kernel());
 }
 
 void BM_KvAppend(benchmark::State& state, const std::string& scheme) {

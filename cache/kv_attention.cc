@@ -111,9 +111,9 @@ absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<KvAttention>> KvAttention::Compile(
+absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
     const KvCache& cache, const KvAttentionOptions& options) {
-  auto attention = std::unique_ptr<KvAttention>(new KvAttention(cache, options));
+  auto attention = std::shared_ptr<KvAttention>(new KvAttention(cache, options));
   for (const KvCache::Group& group : cache.groups_) {
     KVANT_ASSIGN_OR_RETURN(const Graph graph, AttentionGraph(group.k, group.v, options));
     KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
@@ -139,16 +139,14 @@ absl::StatusOr<std::unique_ptr<KvAttention>> KvAttention::Compile(
   return attention;
 }
 
-const CompiledPartition& KvAttention::compiled(int64_t layer) const {
+absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
+  KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
   return compiled_[cache_.layers_[layer].group].partition;
 }
 
 absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q,
                                   Tensor out) const {
-  if (layer < 0 || layer >= static_cast<int64_t>(cache_.layers_.size())) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("attention over layer ", layer, " of ", cache_.layers_.size()));
-  }
+  KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
   const absl::ReaderMutexLock lock(&cache_.mutex_);
   const KvCache::Layer& at = cache_.layers_[layer];
   const KvCache::Group& group = cache_.groups_[at.group];
@@ -183,7 +181,9 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
   const Compiled& compiled = compiled_[at.group];
   absl::InlinedVector<ConstTensor, kSources> inputs;
   for (const uint8_t source : compiled.sources) inputs.push_back(sources[source]);
-  return compiled.partition.Execute(stream, inputs, {&out, 1});
+  KVANT_ASSIGN_OR_RETURN(const KvScratch::Lease scratch,
+                         cache_.scratch_.Take(compiled.partition.scratch_bytes()));
+  return compiled.partition.Execute(stream, inputs, {&out, 1}, scratch.block());
 }
 
 }  // namespace kvant

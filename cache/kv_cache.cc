@@ -58,7 +58,7 @@ class KvCache::Arena {
 };
 
 KvCache::KvCache(const Engine& engine, KvCacheOptions options)
-    : engine_(engine), stream_(engine), options_(std::move(options)) {}
+    : engine_(engine), stream_(engine), options_(std::move(options)), scratch_(engine) {}
 
 KvCache::~KvCache() { engine_.memory().Free(memory_); }
 
@@ -169,6 +169,11 @@ void KvCache::Publish(int64_t index) {
       }
     }
   }
+}
+
+absl::Status KvCache::CheckLayer(int64_t layer) const {
+  if (layer >= 0 && layer < options_.layers) return absl::OkStatus();
+  return Invalid(absl::StrCat("layer ", layer, " of ", options_.layers));
 }
 
 absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
@@ -351,7 +356,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork() const {
   return fork;
 }
 
-absl::StatusOr<const KvAttention*> KvCache::Attention(const KvAttentionOptions& options) {
+absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
+    const KvAttentionOptions& options) {
   if (options.query_heads < 1 || options.query_heads % options_.heads != 0) {
     return Invalid(
         absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
@@ -362,17 +368,17 @@ absl::StatusOr<const KvAttention*> KvCache::Attention(const KvAttentionOptions& 
                                 std::string(DataTypeName(options.type)), ", times ", options.scale,
                                 ", over up to ", options_.capacity, " tokens"));
   }
-  const absl::MutexLock lock(&mutex_);
-  for (const auto& attention : attentions_) {
-    const KvAttentionOptions& have = attention->options();
-    if (have.query_heads == options.query_heads && have.query_tokens == options.query_tokens &&
-        have.type == options.type && have.scale == options.scale) {
-      return attention.get();
-    }
+  const absl::MutexLock lock(&attentions_mutex_);
+  const auto found =
+      std::find_if(attentions_.begin(), attentions_.end(),
+                   [&](const auto& attention) { return attention->options() == options; });
+  if (found != attentions_.end()) {
+    std::rotate(found, found + 1, attentions_.end());
+    return attentions_.back();
   }
   KVANT_ASSIGN_OR_RETURN(auto attention, KvAttention::Compile(*this, options));
   attentions_.push_back(std::move(attention));
-  return attentions_.back().get();
+  return attentions_.back();
 }
 
 int64_t KvCache::length(int64_t layer, int64_t row) const {
@@ -391,6 +397,7 @@ const KvTensor& KvCache::tensor(int64_t layer, bool values) const {
 
 ConstTensor KvCache::part(int64_t layer, bool values, KvPart part) const {
   const KvTensor& tensor = this->tensor(layer, values);
+  if (attentions_.size() == kKeptAttentions) attentions_.erase(attentions_.begin());
   if (!tensor.has(part)) return {};
   const KvPointers& pointers = values ? layers_[layer].v : layers_[layer].k;
   return {pointers[static_cast<int>(part)], static_cast<size_t>(tensor.part(part).memory_bytes())};

@@ -3,7 +3,7 @@
 //   auto cache = *KvCache::Create(engine, {.layers = 32, .batch = 1, .heads = 8, .head_size = 128,
 //                                          .capacity = 32768, .schemes =
 //                                          {*ParseKvCacheScheme("kivi2")}});
-//   const KvAttention* attention = *cache->Attention({.query_heads = 32});
+//   const auto attention = *cache->Attention({.query_heads = 32});
 //   for each step, for each layer:
 //     cache->Append(layer, k, v);
 //     attention->Execute(stream, layer, q, out);
@@ -29,9 +29,10 @@
 #include "kvant/cache/kv_tensor.h"
 
 namespace kvant {
+#include "kvant/cache/kv_scratch.h"
 
-// Of the cache's memory, all of which is allocated when it is made. What attention computes in,
-// some hundred KiB for each thread that executes it, is its own.
+// Of the memory that tokens are kept in, all of which is allocated when the cache is made. What
+// attention computes in is beside it: KvCache::scratch_bytes().
 struct KvCacheBytes {
   int64_t codes = 0;        // of quantized tokens, or all where a scheme does not quantize
   int64_t parameters = 0;   // scales and zero points
@@ -48,6 +49,7 @@ struct KvAttentionOptions {
 };
 
 class KvAttention;
+  bool operator==(const KvAttentionOptions&) const = default;
 
 class KvCache {
  public:
@@ -75,8 +77,16 @@ class KvCache {
   absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {});
 
-  // Compiled for these options, once: the same options give the same object, which is the cache's.
-  absl::StatusOr<const KvAttention*> Attention(const KvAttentionOptions& options);
+  // Compiled for these options, and kept: the same options give the same object, until
+  // kKeptAttentions others have been asked for since. What is held stays compiled; it must not be
+  // executed when the cache is gone.
+  static constexpr size_t kKeptAttentions = 8;
+  absl::StatusOr<std::shared_ptr<const KvAttention>> Attention(const KvAttentionOptions& options);
+  // What attention computes in, kept from the first execution on: a block for each thread that has
+  // executed one at the same time as others, of the size that the largest of them takes, rounded up
+  // by a quarter at most. KvAttention::compiled says how much one takes: on the CPU up to 8 MiB,
+  // and some hundred KiB for each thread of the engine.
+  int64_t scratch_bytes() const { return scratch_.bytes(); }
 
   // Tokens of batch row `row` in that layer.
   int64_t length(int64_t layer, int64_t row = 0) const;
@@ -123,6 +133,7 @@ class KvCache {
   void FillStaticScales();
   void Publish(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CropTo(absl::Span<const int64_t> tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckLayer(int64_t layer) const;
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Advance(int64_t layer, absl::Span<const int64_t> counts)
@@ -140,7 +151,10 @@ class KvCache {
   std::byte* working_ = nullptr;
   int64_t *counts_ = nullptr, *waiting_ = nullptr;  // [batch], of one call
   mutable absl::Mutex mutex_;
-  std::vector<std::unique_ptr<KvAttention>> attentions_ ABSL_GUARDED_BY(mutex_);
+  mutable KvScratch scratch_;
+  absl::Mutex attentions_mutex_;
+  // In the order in which they were asked for last.
+  std::vector<std::shared_ptr<const KvAttention>> attentions_ ABSL_GUARDED_BY(attentions_mutex_);
 };
 
 }  // namespace kvant

@@ -31,8 +31,9 @@ absl::Status Run() {
   KVANT_ASSIGN_OR_RETURN(const auto f16, kvant::ParseKvCacheScheme("f16"));
   options.schemes = {f16, int4, int4, int4};
   KVANT_ASSIGN_OR_RETURN(const auto cache, kvant::KvCache::Create(engine, options));
-  KVANT_ASSIGN_OR_RETURN(const auto* attention, cache->Attention({.query_heads = kQueryHeads}));
-  std::cout << attention->compiled(1) << "\n";
+  KVANT_ASSIGN_OR_RETURN(const auto attention, cache->Attention({.query_heads = kQueryHeads}));
+  KVANT_ASSIGN_OR_RETURN(const auto compiled, attention->compiled(1));
+  std::cout << compiled << "\n";
 
   const kvant::Stream stream(engine);
   const kvant::Dims token{1, kHeads, 1, kHeadSize};

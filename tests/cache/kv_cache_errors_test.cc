@@ -277,7 +277,7 @@ TEST_F(KvCacheRefusals, QueriesThatDoNotFit) {
                 "141 query tokens over the 140 tokens of batch row 0");
   ExpectRefused((*attention)->Execute(stream, 2, {q.data(), bytes}, {out.data(), bytes}),
                 "layer 2 of 2");
-  const KvAttention* one = bench_.cache->Attention({.query_heads = 2}).value();
+  const auto one = bench_.cache->Attention({.query_heads = 2}).value();
   const size_t of_one = bytes / 141;
   ExpectRefused(one->Execute(stream, 0, {q.data(), of_one - 1}, {out.data(), of_one}),
                 "bytes, not");

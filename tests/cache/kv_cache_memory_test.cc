@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kvant/cache/kv_attention.h"
@@ -177,7 +179,7 @@ TEST(KvCacheMemory, AStepAllocatesNothing) {
   for (const char* scheme : {"f16", "int4_g32", "kivi2", "rotKV4_g64_R128_s4", "q4_0"}) {
     const Bench bench = MakeBench(SmallOptions(scheme, 300), 300);
     ASSERT_TRUE(bench.Append(0, 100).ok());
-    const KvAttention* attention = bench.cache->Attention({.query_heads = 4}).value();
+    const auto attention = bench.cache->Attention({.query_heads = 4}).value();
     const std::vector<float> q = Queries(5, 2 * 4 * 64);
     std::vector<float> out(q.size());
     const size_t bytes = q.size() * sizeof(float);
@@ -198,3 +200,96 @@ TEST(KvCacheMemory, AStepAllocatesNothing) {
 
 }  // namespace
 }  // namespace kvant
+// A server: chunks of any length by two threads, and a step of decoding between any two of them.
+TEST(KvCacheMemory, ChunksOfAnyLengthTakeNoMoreThanTheLargest) {
+  KvCacheOptions options;
+  options.heads = 8;
+  options.head_size = 128;
+  options.capacity = 768;
+  options.schemes = {*ParseKvCacheScheme("f16")};
+  constexpr int64_t kMost = 256, kQueryHeads = 8, kThreads = 2, kStep = 16;
+  const Bench bench = MakeBench(options, options.capacity);
+  ASSERT_TRUE(bench.Append(0, options.capacity).ok());
+  EXPECT_EQ(bench.cache->bytes().codes, 3 << 20);
+  const Stream stream(bench.cache->engine());
+  const std::vector<float> q = Queries(5, kQueryHeads * kMost * options.head_size);
+  std::vector<std::vector<float>> out(kThreads, std::vector<float>(q.size()));
+  const auto bytes_of = [&](int64_t tokens) {
+    return kQueryHeads * tokens * options.head_size * sizeof(float);
+  };
+  const auto step = bench.cache->Attention({.query_heads = kQueryHeads}).value();
+  const auto execute = [&](const KvAttention& attention, std::vector<float>& o) {
+    const size_t bytes = bytes_of(attention.options().query_tokens);
+    EXPECT_TRUE(attention.Execute(stream, 0, {q.data(), bytes}, {o.data(), bytes}).ok());
+  };
+  std::atomic<int64_t> largest{0};
+  const auto serve = [&](int64_t from, std::vector<float>& o) {
+    for (int64_t tokens = from; tokens <= kMost; tokens += kStep) {
+      const auto attention =
+          bench.cache->Attention({.query_heads = kQueryHeads, .query_tokens = tokens});
+      ASSERT_TRUE(attention.ok()) << attention.status();
+      const auto scratch = static_cast<int64_t>((*attention)->compiled(0)->scratch_bytes());
+      for (int64_t most = largest; most < scratch; most = largest) {
+        if (largest.compare_exchange_weak(most, scratch)) break;
+      }
+      execute(**attention, o);
+      execute(*step, o);
+    }
+  };
+  EXPECT_EQ(bench.cache->scratch_bytes(), 0);
+  execute(*step, out[0]);
+  const auto of_step = static_cast<int64_t>(step->compiled(0)->scratch_bytes());
+  EXPECT_GE(bench.cache->scratch_bytes(), of_step);
+  EXPECT_LE(bench.cache->scratch_bytes(), of_step * 5 / 4);
+  const int64_t before = StatusBytes("VmRSS");
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] { serve(1 + i * kStep / 2, out[i]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const int64_t after = StatusBytes("VmRSS");
+  // What the header says, for an engine of two threads.
+  std::printf("scratch of one %.2f MiB, of all %.2f MiB; resident %+.1f MiB\n",
+              static_cast<double>(largest) / (1 << 20),
+              static_cast<double>(bench.cache->scratch_bytes()) / (1 << 20),
+              static_cast<double>(after - before) / (1 << 20));
+  EXPECT_LE(largest, (8 << 20) + 2 * (1 << 20));
+  EXPECT_LE(bench.cache->scratch_bytes(), kThreads * largest * 5 / 4);
+  // Beside it, what the allocator keeps for itself.
+  if (!kSanitized && before >= 0) {
+    EXPECT_LE(after - before, 96 << 20);
+  }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const int64_t counted = allocations;
+  for (int i = 0; i < 10; ++i) execute(*step, out[0]);
+  EXPECT_EQ(allocations - counted, 0);
+#endif
+}
+
+TEST(KvCacheMemory, AttentionsAreKeptForAsLongAsTheyAreAskedFor) {
+  const Bench bench = MakeBench(SmallOptions("int4_g32", 64), 64);
+  ASSERT_TRUE(bench.Append(0, 64).ok());
+  const auto ask = [&](int64_t tokens) {
+    return bench.cache->Attention({.query_heads = 2, .query_tokens = tokens}).value();
+  };
+  const auto held = ask(1);
+  const std::weak_ptr<const KvAttention> second = ask(2), third = ask(3);
+  for (size_t others = 3; others < KvCache::kKeptAttentions; ++others) {
+    ask(static_cast<int64_t>(others) + 1);
+  }
+  EXPECT_EQ(ask(1), held);
+  EXPECT_EQ(ask(2), second.lock());
+  ask(60);  // in place of the one that was asked for longest ago
+  EXPECT_TRUE(third.expired());
+  EXPECT_FALSE(second.expired());
+  for (int64_t tokens = 20; tokens < 40; ++tokens) ask(tokens);
+  EXPECT_TRUE(second.expired());
+  // Gone from the cache, and as good as ever.
+  EXPECT_NE(ask(1), held);
+  const std::vector<float> q = Queries(5, 2 * 2 * 64);
+  std::vector<float> out(q.size());
+  const size_t bytes = q.size() * sizeof(float);
+  EXPECT_TRUE(
+      held->Execute(Stream(bench.cache->engine()), 1, {q.data(), bytes}, {out.data(), bytes}).ok());
+}
+

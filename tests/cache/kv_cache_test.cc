@@ -306,7 +306,7 @@ TEST(KvCache, LayersHaveSchemesOfTheirOwn) {
   }
   const auto attention = bench.cache->Attention({.query_heads = kQueryHeads});
   EXPECT_EQ(*attention, *bench.cache->Attention({.query_heads = kQueryHeads}));
-  EXPECT_EQ((*attention)->compiled(0).backend(), "cpu");
+  EXPECT_EQ((*attention)->compiled(0)->backend(), "cpu");
 }
 
 // Codes that use one step of 16 only: what quantizes them again finds a group without a range.
@@ -451,7 +451,7 @@ TEST(KvCacheOnCudaSimtTest, AttendsToWhatItStores) {
     }
     const auto attention = bench.cache->Attention({.query_heads = kQueryHeads, .type = kF16});
     ASSERT_TRUE(attention.ok()) << attention.status();
-    const std::string description((*attention)->compiled(1).kernel());
+    const std::string description((*attention)->compiled(1)->kernel());
     EXPECT_NE(description.find("cuda_simt"), std::string::npos) << description;
     EXPECT_NE(description.find(kernel), std::string::npos) << description;
   }

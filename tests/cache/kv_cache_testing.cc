@@ -178,8 +178,7 @@ std::string Contents(const KvCache& cache, int64_t layer, int64_t row) {
 std::vector<float> Attend(KvCache& cache, int64_t layer, const std::vector<float>& q,
                           int64_t query_heads) {
   const KvCacheOptions& options = cache.options();
-  const absl::StatusOr<const KvAttention*> attention =
-      cache.Attention({.query_heads = query_heads});
+  const auto attention = cache.Attention({.query_heads = query_heads});
   EXPECT_TRUE(attention.ok()) << attention.status();
   std::vector<float> out(options.batch * query_heads * options.value_size(), -1.f);
   if (!attention.ok()) return out;

@@ -14,7 +14,7 @@
 struct kvant_kv {
   kvant::Engine engine;
   std::unique_ptr<kvant::KvCache> cache;
-  const kvant::KvAttention* last = nullptr;  // what attended last
+  std::shared_ptr<const kvant::KvAttention> last;  // what attended last
   std::string kernel;
   std::vector<float> q, out;  // of one token
 };
@@ -48,8 +48,9 @@ Dims TokensOf(const kvant_kv* kv, int64_t heads, int64_t tokens) {
   return {options.batch, heads, tokens, options.head_size};
 }
 
-absl::StatusOr<const kvant::KvAttention*> AttentionOf(kvant_kv* kv, int64_t query_heads,
-                                                      int64_t tokens) {
+absl::StatusOr<std::shared_ptr<const kvant::KvAttention>> AttentionOf(kvant_kv* kv,
+                                                                      int64_t query_heads,
+                                                                      int64_t tokens) {
   kvant::KvAttentionOptions options;
   options.query_heads = query_heads;
   options.query_tokens = tokens;
@@ -59,7 +60,7 @@ absl::StatusOr<const kvant::KvAttention*> AttentionOf(kvant_kv* kv, int64_t quer
 
 absl::Status Attend(kvant_kv* kv, int64_t layer, const float* q, float* out, int64_t query_heads,
                     int64_t tokens) {
-  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention, AttentionOf(kv, query_heads, tokens));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, AttentionOf(kv, query_heads, tokens));
   const size_t bytes = *kvant::CheckedProduct(TokensOf(kv, query_heads, tokens)) * sizeof(float);
   return attention->Execute(kvant::Stream(kv->engine), layer, {q, bytes}, {out, bytes});
 }
@@ -68,7 +69,7 @@ absl::Status TeacherForce(kvant_kv* kv, int64_t layer, const float* q, const flo
                           const float* v, float* out, int64_t query_heads, int64_t tokens) {
   const KvCacheOptions& options = kv->cache->options();
   const int64_t size = options.head_size, rows = options.batch * query_heads;
-  KVANT_ASSIGN_OR_RETURN(const kvant::KvAttention* attention, AttentionOf(kv, query_heads, 1));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, AttentionOf(kv, query_heads, 1));
   const kvant::Stream stream(kv->engine);
   kv->q.resize(rows * size);
   kv->out.resize(rows * size);
@@ -149,7 +150,7 @@ double kvant_kv_bits_per_element(const kvant_kv* kv) {
 }
 
 const char* kvant_kv_kernel(kvant_kv* kv) {
-  kv->kernel = kv->last == nullptr ? "" : kv->last->compiled(0).kernel();
+  kv->kernel = kv->last == nullptr ? "" : kv->last->compiled(0)->kernel();
   return kv->kernel.c_str();
 }
 
