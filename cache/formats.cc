@@ -264,7 +264,9 @@ absl::Status ConvertKivi(std::string_view what, const KiviShape& shape, KiviPart
 }  // namespace
 
 const BlockFormatInfo& InfoOf(BlockFormat format) {
-  return kBlockFormats[static_cast<size_t>(format)];
+  static constexpr BlockFormatInfo kNone;
+  const auto index = static_cast<size_t>(format);
+  return index < std::size(kBlockFormats) ? kBlockFormats[index] : kNone;
 }
 
 absl::Status ImportBlocks(BlockFormat format, int64_t rows, int64_t row_length, ConstTensor blocks,

@@ -53,7 +53,7 @@ struct BlockFormatInfo {
   bool zero_points = false;          // real units, f16
   absl::Span<const float> codebook;  // what codes stand for, times the scale; empty: themselves
 };
-// `format` must be one of the enumeration.
+// Nameless, of 0 elements, for what is none of the enumeration.
 const BlockFormatInfo& InfoOf(BlockFormat format);
 
 // `blocks`: [rows, row_length / 32] blocks, to codes [rows, row_length] with

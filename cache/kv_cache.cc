@@ -102,7 +102,7 @@ absl::StatusOr<KvCacheBytes> KvCache::BytesFor(const KvCacheOptions& options) {
 void KvCache::MakeGroups() {
   const KvCacheOptions& o = options_;
   for (int64_t i = 0; i < o.layers; ++i) {
-    const KvCacheScheme& scheme = o.scheme(i);
+    const KvCacheScheme& scheme = KvSchemeOf(o, i);
     const auto same = std::find_if(groups_.begin(), groups_.end(),
                                    [&](const Group& group) { return group.scheme == scheme; });
     layers_.emplace_back().group = static_cast<int>(same - groups_.begin());
@@ -178,12 +178,12 @@ absl::Status KvCache::CheckLayer(int64_t layer) const {
 
 absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
                              absl::Span<const int64_t> counts) {
-  if (index < 0 || index >= options_.layers) {
-    return Invalid(absl::StrCat("tokens for layer ", index, " of ", options_.layers));
-  }
+  KVANT_RETURN_IF_ERROR(CheckLayer(index));
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  const int64_t tokens = k.desc.rank() == 4 ? (*k.desc.dims)[2] : 0;
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
+  const int64_t tokens = (*k.desc.dims)[2];
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
   if (!counts.empty() && static_cast<int64_t>(counts.size()) != options_.batch) {
     return Invalid(absl::StrCat("layer ", index, ": ", counts.size(),
                                 " counts of tokens for a batch of ", options_.batch));
@@ -195,22 +195,25 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
       return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
                                   tokens, " tokens"));
     }
-    if (layer.lengths[b] + counts_[b] <= options_.capacity) continue;
+    if (counts_[b] <= options_.capacity - layer.lengths[b]) continue;
     return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
                                 " tokens, and ", counts_[b], " more exceed the capacity of ",
                                 options_.capacity));
   }
   const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
   const absl::Span<const int64_t> taken(counts_, options_.batch);
-  const bool any_number = options_.allow_non_finite;
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k, tokens, taken, any_number));
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens, taken, any_number));
-  KVANT_RETURN_IF_ERROR(
-      group.k.Store(stream_, {k.data.data, &k.desc}, lengths, taken, layer.k, working_));
-  KVANT_RETURN_IF_ERROR(
-      group.v.Store(stream_, {v.data.data, &v.desc}, lengths, taken, layer.v, working_));
-  Advance(index, taken);
-  return absl::OkStatus();
+  if (!options_.allow_non_finite) {
+    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.k, k, taken));
+    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.v, v, taken));
+  }
+  absl::Status stored =
+      group.k.Store(stream_, {k.data.data, &k.desc}, lengths, taken, layer.k, working_);
+  if (stored.ok()) {
+    stored = group.v.Store(stream_, {v.data.data, &v.desc}, lengths, taken, layer.v, working_);
+  }
+  // A window may have lost tokens to those that came.
+  stored.ok() ? Advance(index, taken) : Clear(index);
+  return stored;
 }
 
 void KvCache::Advance(int64_t index, absl::Span<const int64_t> counts) {
@@ -277,13 +280,15 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens) {
 
 void KvCache::Reset() {
   const absl::MutexLock lock(&mutex_);
-  for (int64_t index = 0; index < options_.layers; ++index) {
-    const Layer& layer = layers_[index];
-    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
-      std::fill_n(array, options_.batch, 0);
-    }
-    Publish(index);
+  for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
+}
+
+void KvCache::Clear(int64_t index) {
+  const Layer& layer = layers_[index];
+  for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
+    std::fill_n(array, options_.batch, 0);
   }
+  Publish(index);
 }
 
 void KvCache::MoveRow(int64_t from, int64_t to) {
@@ -377,35 +382,41 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     return attentions_.back();
   }
   KVANT_ASSIGN_OR_RETURN(auto attention, KvAttention::Compile(*this, options));
+  if (attentions_.size() == kKeptAttentions) attentions_.erase(attentions_.begin());
   attentions_.push_back(std::move(attention));
   return attentions_.back();
 }
 
 int64_t KvCache::length(int64_t layer, int64_t row) const {
+  if (!CheckLayer(layer).ok() || row < 0 || row >= options_.batch) return 0;
   const absl::ReaderMutexLock lock(&mutex_);
   return layers_[layer].lengths[row];
 }
 
-const KvCacheScheme& KvCache::scheme(int64_t layer) const {
+absl::StatusOr<KvCacheScheme> KvCache::scheme(int64_t layer) const {
+  KVANT_RETURN_IF_ERROR(CheckLayer(layer));
   return groups_[layers_[layer].group].scheme;
 }
 
-const KvTensor& KvCache::tensor(int64_t layer, bool values) const {
+absl::StatusOr<const KvTensor*> KvCache::tensor(int64_t layer, bool values) const {
+  KVANT_RETURN_IF_ERROR(CheckLayer(layer));
   const Group& group = groups_[layers_[layer].group];
-  return values ? group.v : group.k;
+  return values ? &group.v : &group.k;
 }
 
 ConstTensor KvCache::part(int64_t layer, bool values, KvPart part) const {
-  const KvTensor& tensor = this->tensor(layer, values);
-  if (attentions_.size() == kKeptAttentions) attentions_.erase(attentions_.begin());
-  if (!tensor.has(part)) return {};
+  const auto tensor = this->tensor(layer, values);
+  if (!tensor.ok() || !(*tensor)->has(part)) return {};
   const KvPointers& pointers = values ? layers_[layer].v : layers_[layer].k;
-  return {pointers[static_cast<int>(part)], static_cast<size_t>(tensor.part(part).memory_bytes())};
+  return {pointers[static_cast<int>(part)],
+          static_cast<size_t>((*tensor)->part(part).memory_bytes())};
 }
 
 std::array<KvRange, kKvSegmentKinds> KvCache::Ranges(int64_t layer, bool values,
                                                      int64_t row) const {
-  return tensor(layer, values).layout().Ranges(length(layer, row));
+  const auto tensor = this->tensor(layer, values);
+  if (!tensor.ok() || row < 0 || row >= options_.batch) return {};
+  return (*tensor)->layout().Ranges(length(layer, row));
 }
 
 int64_t KvCache::used_bytes() const {
@@ -413,9 +424,8 @@ int64_t KvCache::used_bytes() const {
   int64_t bytes = 0;
   for (const Layer& layer : layers_) {
     const Group& group = groups_[layer.group];
-    for (int64_t b = 0; b < options_.batch; ++b) {
-      bytes += group.k.UsedBytes(layer.lengths[b]) + group.v.UsedBytes(layer.lengths[b]);
-    }
+    const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
+    bytes += group.k.UsedBytes(lengths) + group.v.UsedBytes(lengths);
   }
   return bytes;
 }

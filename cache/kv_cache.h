@@ -10,6 +10,9 @@
 //
 // All methods may be called from several threads at once: those that change the cache wait for
 // those that read it, and the other way round.
+//
+// A layer or batch row that is not there is never read: what is counted (tokens, ranges, bytes) is
+// none for it, and every other call says so, kInvalidArguments.
 #ifndef KVANT_CACHE_KV_CACHE_H_
 #define KVANT_CACHE_KV_CACHE_H_
 
@@ -26,10 +29,10 @@
 #include "kvant/backends/engine.h"
 #include "kvant/cache/kv_cache_options.h"
 #include "kvant/cache/kv_input.h"
+#include "kvant/cache/kv_scratch.h"
 #include "kvant/cache/kv_tensor.h"
 
 namespace kvant {
-#include "kvant/cache/kv_scratch.h"
 
 // Of the memory that tokens are kept in, all of which is allocated when the cache is made. What
 // attention computes in is beside it: KvCache::scratch_bytes().
@@ -46,10 +49,10 @@ struct KvAttentionOptions {
   int64_t query_tokens = 1;  // the last of each sequence; each sees what is not behind it
   DataType type = kF32;      // of queries and output
   float scale = 0;           // 0: 1 / sqrt(head_size)
+  bool operator==(const KvAttentionOptions&) const = default;
 };
 
 class KvAttention;
-  bool operator==(const KvAttentionOptions&) const = default;
 
 class KvCache {
  public:
@@ -68,12 +71,13 @@ class KvCache {
   int64_t used_bytes() const;
   const KvCacheOptions& options() const { return options_; }
   const Engine& engine() const { return engine_; }
-  const KvCacheScheme& scheme(int64_t layer) const;
+  absl::StatusOr<KvCacheScheme> scheme(int64_t layer) const;
 
   // Tokens behind those that layer has, k and v of as many, for all batch rows alike; or `counts`
   // [batch], how many of them each row takes. kInvalidArguments, and the cache is as it was: shapes
-  // or types that are not the cache's, more tokens than its capacity, a number that its types do
-  // not hold.
+  // or types that are not the cache's, memory that is null, too small or not aligned to its
+  // elements, more tokens than its capacity, a number that its types do not hold. Where something
+  // else failed, the engine's executor or an allocation, the layer has no tokens from then on.
   absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {});
 
@@ -103,8 +107,9 @@ class KvCache {
   // A cache of its own with the same tokens.
   absl::StatusOr<std::unique_ptr<KvCache>> Fork() const;
 
-  // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...].
-  const KvTensor& tensor(int64_t layer, bool values) const;
+  // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...]. The
+  // tensor is the cache's; a part that it has not is null and of 0 bytes.
+  absl::StatusOr<const KvTensor*> tensor(int64_t layer, bool values) const;
   ConstTensor part(int64_t layer, bool values, KvPart part) const;
   // Where the tokens of a row are: in the sinks, the quantized tokens (or all), the window.
   std::array<KvRange, kKvSegmentKinds> Ranges(int64_t layer, bool values, int64_t row) const;
@@ -128,14 +133,15 @@ class KvCache {
   class Arena;
 
   KvCache(const Engine& engine, KvCacheOptions options);
+  absl::Status CheckLayer(int64_t layer) const;
   void MakeGroups();
   void Place(Arena& arena);
   void FillStaticScales();
   void Publish(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CropTo(absl::Span<const int64_t> tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckLayer(int64_t layer) const;
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void Clear(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(int64_t layer, absl::Span<const int64_t> counts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MoveRow(int64_t from, int64_t to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

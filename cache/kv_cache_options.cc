@@ -16,12 +16,23 @@ absl::Status Invalid(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 
+constexpr int64_t kMostLayers = int64_t{1} << 16;
+
+// So that sizes in bits fit 64 bits.
+absl::Status CheckSize(const KvCacheOptions& o, int64_t slots) {
+  const Dims extents{o.layers, o.batch, o.heads, std::max(o.head_size, o.value_size()), slots};
+  const std::optional<int64_t> elements = CheckedProduct(extents);
+  if (elements && *elements <= int64_t{1} << 52) return absl::OkStatus();
+  return Invalid(absl::StrCat("a cache of [", DimsToString(extents),
+                              "]: layers, batch, heads, head size and capacity"));
+}
+
 absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
   const char* name = values ? "V" : "K";
   const auto& scales = values ? options.v_scales : options.k_scales;
   bool wanted = false;
   for (int64_t layer = 0; layer < options.layers; ++layer) {
-    const KvCacheScheme& both = options.scheme(layer);
+    const KvCacheScheme& both = KvSchemeOf(options, layer);
     const KvScheme& scheme = values ? both.v : both.k;
     if (!scheme.static_scales()) continue;
     wanted = true;
@@ -64,17 +75,16 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
         std::pair("head_size", o.head_size), std::pair("capacity", o.capacity)}) {
     if (value < 1) return Invalid(absl::StrCat("a cache with ", name, " of ", value));
   }
+  if (o.v_head_size < 0)
+    return Invalid(absl::StrCat("a cache with v_head_size of ", o.v_head_size));
   if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
   if (o.capacity > std::numeric_limits<int32_t>::max() / 2) {
     return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens"));
   }
-  // With room for bits and for windows that are longer than the capacity.
-  const Dims extents{o.layers, o.batch, o.heads, std::max(o.head_size, o.value_size()), o.capacity};
-  const std::optional<int64_t> elements = CheckedProduct(extents);
-  if (!elements || *elements > int64_t{1} << 52) {
-    return Invalid(absl::StrCat("a cache of [", DimsToString(extents),
-                                "]: layers, batch, heads, head size and capacity"));
+  if (o.layers > kMostLayers) {
+    return Invalid(absl::StrCat("a cache with ", o.layers, " layers, of at most ", kMostLayers));
   }
+  KVANT_RETURN_IF_ERROR(CheckSize(o, o.capacity));
   if (o.schemes.size() != 1 && static_cast<int64_t>(o.schemes.size()) != o.layers) {
     return Invalid(
         absl::StrCat(o.schemes.size(), " schemes for ", o.layers, " layers; give one, or all"));
@@ -88,9 +98,15 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
                                   "' quantizes its tokens again, which ", "a rollback of ",
                                   o.rollback, " cannot undo"));
     }
+    // A group may be longer than the capacity.
+    KVANT_RETURN_IF_ERROR(CheckSize(o, KvLayoutsOf(scheme, o).first.total_slots()));
   }
   KVANT_RETURN_IF_ERROR(CheckStatic(o, false));
   return CheckStatic(o, true);
+}
+
+const KvCacheScheme& KvSchemeOf(const KvCacheOptions& options, int64_t layer) {
+  return options.schemes[options.schemes.size() == 1 ? 0 : layer];
 }
 
 std::pair<KvLayout, KvLayout> KvLayoutsOf(const KvCacheScheme& scheme, const KvCacheOptions& o) {

@@ -28,15 +28,14 @@ struct KvCacheOptions {
   // For schemes whose scales are static: [layers][1] or [layers][heads * head_size].
   std::vector<std::vector<float>> k_scales, v_scales;
 
-  const KvCacheScheme& scheme(int64_t layer) const {
-    return schemes[schemes.size() == 1 ? 0 : layer];
-  }
   int64_t value_size() const { return v_head_size == 0 ? head_size : v_head_size; }
 };
 
 // kInvalidArguments, in words and numbers, where they contradict each other.
 absl::Status CheckKvCacheOptions(const KvCacheOptions& options);
 
+// Of one of the layers. The options are such that CheckKvCacheOptions takes them.
+const KvCacheScheme& KvSchemeOf(const KvCacheOptions& options, int64_t layer);
 // Of K and V, with as many slots each: attention's graph multiplies one by the other.
 std::pair<KvLayout, KvLayout> KvLayoutsOf(const KvCacheScheme& scheme,
                                           const KvCacheOptions& options);

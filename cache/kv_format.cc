@@ -57,6 +57,35 @@ int64_t GroupSizeFrom(std::string_view part) {
 
 }  // namespace
 
+absl::Status KvFormat::Check() const {
+  if (!IsStorageType(type)) {
+    return Bad("", absl::StrCat("type ", static_cast<int>(type), " is none that K and V have"));
+  }
+  if (!quantized()) return absl::OkStatus();
+  const std::string text = ToString();
+  const bool slices = groups == Groups::kHeadSlice;
+  if (group_size < (slices ? 1 : 0)) return Bad(text, absl::StrCat("groups of ", group_size));
+  if (group_size > 0 && !slices && groups != Groups::kChannel) {
+    return Bad(text, absl::StrCat("g", group_size, " goes with no other group but channel"));
+  }
+  if (scale_type != kUndef && !IsComputeFloat(scale_type)) {
+    return Bad(text, "its scales are not of f32, bf16 or f16");
+  }
+  if ((real_zero_points || packed_zero_points) && (!zero_points || IsFloat(type))) {
+    return Bad(text, "zero points in real units or packed ones, where integers have zero points");
+  }
+  if (real_zero_points && packed_zero_points) {
+    return Bad(text, "zero points both in real units and packed");
+  }
+  if (codebook == nullptr) return absl::OkStatus();
+  if (!IsInteger(type) || LowestOf(type) < 0 ||
+      size_t{1} << BitsOf(type) != codebook->values.size()) {
+    return Bad(text, absl::StrCat(std::string(codebook->name), " has ", codebook->values.size(),
+                                  " entries"));
+  }
+  return zero_points ? Bad(text, "a codebook has no zero points") : absl::OkStatus();
+}
+
 bool KvFormat::quantized() const { return !IsComputeFloat(type); }
 
 DataType KvFormat::ZeroPointType(DataType scales) const {
@@ -204,21 +233,8 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
                                     "pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
     }
   }
-  if (format.group_size > 0) {
-    if (!named) format.groups = KvFormat::Groups::kHeadSlice;
-    if (named && format.groups != KvFormat::Groups::kChannel) {
-      return Bad(text,
-                 absl::StrCat("g", format.group_size, " goes with no other group but channel"));
-    }
-  }
-  if (format.codebook != nullptr) {
-    if (size_t{1} << BitsOf(format.type) != format.codebook->values.size() ||
-        !IsInteger(format.type) || LowestOf(format.type) < 0) {
-      return Bad(text, absl::StrCat(std::string(format.codebook->name), " has ",
-                                    format.codebook->values.size(), " entries"));
-    }
-    if (format.zero_points) return Bad(text, "a codebook has no zero points");
-  }
+  if (format.group_size > 0 && !named) format.groups = KvFormat::Groups::kHeadSlice;
+  KVANT_RETURN_IF_ERROR(format.Check());
   return format;
 }
 

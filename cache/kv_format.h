@@ -48,6 +48,8 @@ struct KvFormat {
   // Undefined: that of the queries.
   DataType scale_type = kUndef;
 
+  // kInvalidArguments with a sentence where its fields are none of what text can say.
+  absl::Status Check() const;
   // Scales exist: every type but f32, bf16 and f16.
   bool quantized() const;
   // What codes stand for, times the scale; empty without a codebook.

@@ -46,6 +46,13 @@ class Limit {
   uint16_t f16_, bf16_;
 };
 
+absl::Status Wrong(int64_t layer, const KvTensor& tensor, const KvInput& input,
+                   const std::string& what) {
+  return MakeError(
+      ErrorKind::kInvalidArguments,
+      absl::StrCat(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ", what));
+}
+
 }  // namespace
 
 KvInput MakeKvInput(DataType type, const void* data, const Dims& dims) {
@@ -57,6 +64,7 @@ KvInput MakeKvInput(DataType type, const void* data, const Dims& dims) {
 }
 
 int64_t KvInputBytes(const LogicalTensor& desc) {
+  if (desc.type == kUndef || !desc.has_shape() || !ValidateTensor(desc).ok()) return 0;
   const Dims strides = desc.StridesOrDense();
   int64_t last = 0;
   for (size_t d = 0; d < strides.size(); ++d) {
@@ -67,27 +75,39 @@ int64_t KvInputBytes(const LogicalTensor& desc) {
 }
 
 absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
-                          int64_t tokens, absl::Span<const int64_t> counts, bool any_number) {
-  const auto error = [&](const std::string& what) {
-    return MakeError(
-        ErrorKind::kInvalidArguments,
-        absl::StrCat(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ", what));
-  };
+                          std::optional<int64_t> tokens) {
+  const auto error = [&](const std::string& what) { return Wrong(layer, tensor, input, what); };
   const KvShape& shape = tensor.shape();
   const LogicalTensor& desc = input.desc;
   if (!IsComputeFloat(desc.type)) return error("is not of f32, bf16 or f16");
-  const Dims want{shape.batch, shape.heads, tokens, shape.head_size};
-  if (!desc.dims || *desc.dims != want) {
+  if (!desc.has_shape()) return error("has dims that are not known");
+  Dims want{shape.batch, shape.heads, kUnknownDim, shape.head_size};
+  if (tokens) want[2] = *tokens;
+  if (!tokens && desc.rank() == 4 && (*desc.dims)[2] >= 0) want[2] = (*desc.dims)[2];
+  if (*desc.dims != want) {
     return error(
         absl::StrCat("is not [", DimsToString(want), "]: batch, heads, tokens, head size"));
   }
-  KVANT_RETURN_IF_ERROR(ValidateTensor(desc));
-  if (tokens == 0) return absl::OkStatus();
-  if (input.data.data == nullptr) return error("is null");
-  if (static_cast<int64_t>(input.data.bytes) < KvInputBytes(desc)) {
-    return error(absl::StrCat("needs ", KvInputBytes(desc), " bytes, not ", input.data.bytes));
+  if (const absl::Status valid = ValidateTensor(desc); !valid.ok()) {
+    return error(absl::StrCat("is no tensor in memory: ", valid.message()));
   }
-  if (any_number) return absl::OkStatus();
+  if (want[2] == 0) return absl::OkStatus();
+  if (input.data.data == nullptr) return error("is null");
+  const int64_t bytes = KvInputBytes(desc);
+  if (input.data.bytes < static_cast<size_t>(bytes)) {
+    return error(absl::StrCat("needs ", bytes, " bytes, not ", input.data.bytes));
+  }
+  const int64_t alignment = BytesFor(desc.type, 1);
+  if (reinterpret_cast<uintptr_t>(input.data.data) % alignment != 0) {
+    return error(absl::StrCat("is not aligned to ", alignment, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput& input,
+                            absl::Span<const int64_t> counts) {
+  const KvShape& shape = tensor.shape();
+  const LogicalTensor& desc = input.desc;
   const double largest = tensor.largest();
   const Limit limit(largest);
   const Dims strides = desc.StridesOrDense();
@@ -99,12 +119,14 @@ absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& 
             limit.Beyond(desc.type, input.data.data, index, shape.head_size, strides[3]);
         if (d < 0) continue;
         const double value = LoadElement(desc.type, input.data.data, index + d * strides[3]);
-        return error(absl::StrCat(
-            "has ", value, " in batch row ", b, ", head ", h, ", token ", t, ", channel ", d,
-            std::isfinite(value) ? absl::StrCat(", beyond the ", largest, " that '",
-                                                tensor.scheme().ToString(), "' holds")
-                                 : std::string(", which is not finite"),
-            "; KvCacheOptions::allow_non_finite stores it all the same"));
+        return Wrong(
+            layer, tensor, input,
+            absl::StrCat("has ", value, " in batch row ", b, ", head ", h, ", token ", t,
+                         ", channel ", d,
+                         std::isfinite(value) ? absl::StrCat(", beyond the ", largest, " that '",
+                                                             tensor.scheme().ToString(), "' holds")
+                                              : std::string(", which is not finite"),
+                         "; KvCacheOptions::allow_non_finite stores it all the same"));
       }
     }
   }

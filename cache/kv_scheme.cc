@@ -47,6 +47,8 @@ bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 }  // namespace
 
 absl::Status KvScheme::Check(int64_t head_size) const {
+  if (head_size < 1) return Bad("", absl::StrCat("for heads of ", head_size, " channels"));
+  KVANT_RETURN_IF_ERROR(format.Check());
   const std::string text = ToString();
   if (rotation != 0) {
     const int64_t block = rotation == kWholeHead ? head_size : rotation;
@@ -67,9 +69,6 @@ absl::Status KvScheme::Check(int64_t head_size) const {
                             std::string(DataTypeName(format.type)), ", which is not quantized"));
   }
   const bool slices = format.groups == KvFormat::Groups::kHeadSlice;
-  if (format.group_size < (slices ? 1 : 0)) {
-    return Bad(text, absl::StrCat("groups of ", format.group_size));
-  }
   const bool is_unsigned = IsInteger(format.type) && LowestOf(format.type) == 0;
   if (is_unsigned && !format.zero_points && format.codebook == nullptr) {
     return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(format.type)),
@@ -84,7 +83,7 @@ absl::Status KvScheme::Check(int64_t head_size) const {
   if (sinks < 0 || residual < 0 || sinks > kMost || residual > kMost) {
     return Bad(text, absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens"));
   }
-  if (head_size * BitsOf(format.type) % 8 != 0) {
+  if (head_size % 8 * BitsOf(format.type) % 8 != 0) {
     return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
                                   " bits does not end at a whole byte"));
   }

@@ -44,6 +44,12 @@ double KvTensor::largest() const {
   return rotation() == 0 ? most : most / std::sqrt(static_cast<double>(rotation()));
 }
 
+const LogicalTensor& KvTensor::part(KvPart part) const {
+  static const LogicalTensor kNone;
+  const auto index = static_cast<size_t>(part);
+  return index < parts_.size() ? parts_[index] : kNone;
+}
+
 Dims KvTensor::GroupShape() const {
   // KvScheme::Check has found that groups divide these.
   const int64_t slots = layout_.slots(KvSegmentKind::kMain);
@@ -418,16 +424,23 @@ KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
   return {desc.type, slots * dims[3], dims[2] * dims[3], dims[1]};
 }
 
-int64_t KvTensor::UsedBytes(int64_t tokens) const {
-  const auto ranges = layout_.Ranges(tokens);
+int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
   int64_t bytes = 0;
-  for (const KvPart part : {KvPart::kSinks, KvPart::kCodes, KvPart::kScales, KvPart::kZeroPoints}) {
-    const Extent extent = ExtentOf(part, tokens);
-    if (extent.heads > 0) bytes += BytesFor(extent.type, extent.used * extent.heads);
+  for (int i = 0; i < kKvParts; ++i) {
+    const KvPart part = static_cast<KvPart>(i);
+    if (!has(part)) continue;
+    // Rows may share a byte, so that only their sum is rounded up to whole ones.
+    int64_t elements = 0;
+    for (const int64_t tokens : lengths) {
+      const Extent extent = ExtentOf(part, tokens);
+      const int64_t in_window =
+          layout_.Ranges(tokens)[static_cast<int>(KvSegmentKind::kWindow)].tokens;
+      elements +=
+          extent.heads * (part == KvPart::kWindow ? in_window * shape_.head_size : extent.used);
+    }
+    bytes += BytesFor(this->part(part).type, elements);
   }
-  if (!has(KvPart::kWindow)) return bytes;
-  const int64_t window = ranges[static_cast<int>(KvSegmentKind::kWindow)].tokens;
-  return bytes + shape_.heads * BytesFor(scheme_.window_type, window * shape_.head_size);
+  return bytes;
 }
 
 void KvTensor::CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_t tokens) const {

@@ -47,7 +47,7 @@ class KvTensor {
 
   // Dims and type of a part, [batch, heads, slots, head_size], of parameters divided by GroupShape;
   // of no rank if the scheme has none. Static scales are the same for all of the batch.
-  const LogicalTensor& part(KvPart part) const { return parts_[static_cast<int>(part)]; }
+  const LogicalTensor& part(KvPart part) const;
   bool has(KvPart part) const { return this->part(part).dims.has_value(); }
   // Of a sequence: 1 to 3.
   int segments() const { return 1 + has(KvPart::kSinks) + has(KvPart::kWindow); }
@@ -70,8 +70,8 @@ class KvTensor {
                      absl::Span<const int64_t> counts, const KvPointers& layer,
                      std::byte* working) const;
 
-  // Of one batch row with so many tokens, its window by the tokens that are in it.
-  int64_t UsedBytes(int64_t tokens) const;
+  // Of batch rows of these lengths, their windows by the tokens that are in them.
+  int64_t UsedBytes(absl::Span<const int64_t> lengths) const;
 
   // Copies to batch row `to` what a sequence of `tokens` has in row `from`; or exchanges them, for
   // sequences up to that.

@@ -292,7 +292,7 @@ TEST(KvCacheNonFinite, StaysWithinItsGroup) {
     Bench bench = MakeBench(options, 256);
     bench.k.at(1, 0, 37)[3] = kNan;
     ASSERT_TRUE(bench.Append(0, 256).ok());
-    const Dims group = bench.cache->tensor(0, false).GroupShape();
+    const Dims group = bench.cache->tensor(0, false).value()->GroupShape();
     for (int64_t b = 0; b < 2; ++b) {
       for (int64_t h = 0; h < 2; ++h) {
         const std::vector<double> stored = Stored(*bench.cache, 0, false, b, h);

@@ -172,6 +172,26 @@ TEST(KvCacheMemory, BytesAreThoseOfItsParts) {
   }
 }
 
+// Rows of an odd number of zero points share bytes.
+TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    for (const int64_t capacity : {1, 33, 135}) {
+      KvCacheOptions options = SmallOptions(std::string(named.name), capacity);
+      options.batch = 3;
+      options.heads = 1;
+      for (auto* scales : {&options.k_scales, &options.v_scales}) {
+        for (std::vector<float>& of : *scales) of.resize(of.size() > 1 ? 64 : 1);
+      }
+      const Bench bench = MakeBench(options, capacity);
+      EXPECT_EQ(bench.cache->used_bytes(), 0);
+      ASSERT_TRUE(bench.Append(0, capacity, 32).ok());
+      const KvCacheBytes bytes = bench.cache->bytes();
+      EXPECT_LE(bench.cache->used_bytes(), bytes.codes + bytes.parameters + bytes.window)
+          << named.name << " " << capacity;
+    }
+  }
+}
+
 TEST(KvCacheMemory, AStepAllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "allocations are the sanitizer's";
@@ -198,8 +218,6 @@ TEST(KvCacheMemory, AStepAllocatesNothing) {
 #endif
 }
 
-}  // namespace
-}  // namespace kvant
 // A server: chunks of any length by two threads, and a step of decoding between any two of them.
 TEST(KvCacheMemory, ChunksOfAnyLengthTakeNoMoreThanTheLargest) {
   KvCacheOptions options;
@@ -293,3 +311,5 @@ TEST(KvCacheMemory, AttentionsAreKeptForAsLongAsTheyAreAskedFor) {
       held->Execute(Stream(bench.cache->engine()), 1, {q.data(), bytes}, {out.data(), bytes}).ok());
 }
 
+}  // namespace
+}  // namespace kvant

@@ -17,7 +17,7 @@ int Index(KvSegmentKind kind) { return static_cast<int>(kind); }
 class PartReader {
  public:
   PartReader(const KvCache& cache, int64_t layer, bool values, KvPart part)
-      : tensor_(cache.tensor(layer, values)),
+      : tensor_(**cache.tensor(layer, values)),
         desc_(tensor_.part(part)),
         memory_(cache.part(layer, values, part)) {}
 
@@ -119,7 +119,7 @@ Bench MakeBench(const KvCacheOptions& options, int64_t tokens, const Engine* eng
 
 std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int64_t row,
                            int64_t head) {
-  const KvTensor& tensor = cache.tensor(layer, values);
+  const KvTensor& tensor = **cache.tensor(layer, values);
   const int64_t size = tensor.shape().head_size;
   const auto ranges = cache.Ranges(layer, values, row);
   std::vector<double> out;
@@ -162,6 +162,13 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
           tensor.layout().slots(KvSegmentKind::kWindow));
   }
   return out;
+}
+
+double ErrorBound(const KvScheme& scheme, double largest) {
+  if (!scheme.format.quantized()) return BitsOf(scheme.format.type) == 32 ? 0 : largest / 128;
+  if (IsFloat(scheme.format.type)) return largest / 4;
+  const double levels = std::pow(2.0, BitsOf(scheme.format.type)) - 1;
+  return 2 * largest / levels * (scheme.format.codebook != nullptr ? 2 : 1) + largest / 500;
 }
 
 std::string Contents(const KvCache& cache, int64_t layer, int64_t row) {
@@ -209,8 +216,8 @@ std::vector<double> AttendByDefinition(const KvCache& cache, int64_t layer,
   const KvCacheOptions& options = cache.options();
   const int64_t size = options.head_size, v_size = options.value_size();
   const int64_t shared = query_heads / options.heads;
-  const int64_t k_rotation = cache.tensor(layer, false).rotation();
-  const int64_t v_rotation = cache.tensor(layer, true).rotation();
+  const int64_t k_rotation = cache.tensor(layer, false).value()->rotation();
+  const int64_t v_rotation = cache.tensor(layer, true).value()->rotation();
   std::vector<double> all;
   for (int64_t b = 0; b < options.batch; ++b) {
     for (int64_t head = 0; head < query_heads; ++head) {

@@ -59,6 +59,10 @@ Bench MakeBench(const KvCacheOptions& options, int64_t tokens, const Engine* eng
 std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int64_t row,
                            int64_t head);
 
+// The largest error that a number of a token may have, of up to `largest`: a step of its code in
+// the worst group.
+double ErrorBound(const KvScheme& scheme, double largest);
+
 // Everything that a row holds, as bytes: for comparing caches.
 std::string Contents(const KvCache& cache, int64_t layer, int64_t row);
 

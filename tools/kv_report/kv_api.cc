@@ -159,15 +159,17 @@ const void* kvant_kv_part(const kvant_kv* kv, int64_t layer, int values, int par
   const auto which = static_cast<kvant::KvPart>(part);
   const kvant::ConstTensor memory = kv->cache->part(layer, values != 0, which);
   if (bytes != nullptr) *bytes = static_cast<int64_t>(memory.bytes);
-  const kvant::KvTensor& tensor = kv->cache->tensor(layer, values != 0);
-  if (dims != nullptr && tensor.has(which)) {
-    std::copy(tensor.part(which).dims->begin(), tensor.part(which).dims->end(), dims);
+  const auto tensor = kv->cache->tensor(layer, values != 0);
+  if (dims != nullptr && tensor.ok() && (*tensor)->has(which)) {
+    const Dims& of = *(*tensor)->part(which).dims;
+    std::copy(of.begin(), of.end(), dims);
   }
   return memory.data;
 }
 
 const char* kvant_kv_part_type(const kvant_kv* kv, int64_t layer, int values, int part) {
-  const kvant::KvTensor& tensor = kv->cache->tensor(layer, values != 0);
+  const auto tensor = kv->cache->tensor(layer, values != 0);
   const auto which = static_cast<kvant::KvPart>(part);
-  return tensor.has(which) ? kvant::DataTypeName(tensor.part(which).type).data() : "";
+  if (!tensor.ok() || !(*tensor)->has(which)) return "";
+  return kvant::DataTypeName((*tensor)->part(which).type).data();
 }
