@@ -241,7 +241,15 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
        {std::pair(&group.k, layer.k_exact), std::pair(&group.v, layer.v_exact)}) {
     const KvLayout& layout = tensor->layout();
     const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
-    if (layout.residual() == 0 || main == behind || main >= exact[row]) continue;
+    if (layout.residual() == 0 || behind == 0) continue;
+    if (tensor->scheme().flush == KvScheme::Flush::kRequantize &&
+        main != layout.MainOf(layout.Behind(layer.lengths[row]))) {
+      return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
+                                  " tokens needs tokens of ", tensor->name(),
+                                  " as they were before '", tensor->scheme().ToString(),
+                                  "' quantized them again"));
+    }
+    if (main >= exact[row]) continue;
     return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
                                 " tokens needs token ", main + layout.sinks(), " of ",
                                 tensor->name(), " in full precision, of which only those from ",
@@ -272,7 +280,14 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens) {
     }
   }
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    std::copy(tokens.begin(), tokens.end(), layers_[layer].lengths);
+    const Layer& at = layers_[layer];
+    const Group& group = groups_[at.group];
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      at.lengths[b] = tokens[b];
+      // A window begins anew where no token is left behind the sinks.
+      at.k_exact[b] = std::min(at.k_exact[b], group.k.layout().Behind(tokens[b]));
+      at.v_exact[b] = std::min(at.v_exact[b], group.v.layout().Behind(tokens[b]));
+    }
     Publish(layer);
   }
   return absl::OkStatus();

@@ -255,6 +255,21 @@ TEST_F(KvCacheRefusals, CropsThatCannotBe) {
   ExpectRefused(bench_.cache->Crop(three), "3 lengths for a batch of 2");
 }
 
+// The window of K has room for five more tokens, as K and V have the same number of slots, but what
+// is quantized again when it is full is not as it was.
+TEST(KvCacheCrops, NotBehindTokensThatWereQuantizedAgain) {
+  const Bench bench =
+      MakeBench(SmallOptions("u4:g16:rzp+requant8/u4:g32:rzp+sinks5+bulk8", 60), 60);
+  ASSERT_TRUE(bench.Append(0, 17).ok());
+  ExpectRefused(bench.cache->Crop(16),
+                "cropped to 16 tokens needs tokens of K as they were before "
+                "'u4:g16:rzp+requant8' quantized them again");
+  EXPECT_TRUE(bench.cache->Crop(17).ok());
+  ASSERT_TRUE(bench.Append(17, 20).ok());
+  EXPECT_TRUE(bench.cache->Crop(18).ok());
+  EXPECT_TRUE(bench.cache->Crop(0).ok());
+}
+
 TEST_F(KvCacheRefusals, RowsThatAreNotThere) {
   const int64_t beyond[] = {0, 2}, negative[] = {-1, 0}, three[] = {0, 1, 0};
   ExpectRefused(bench_.cache->Reorder(beyond), "batch row 2 of 2");

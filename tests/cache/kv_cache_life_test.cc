@@ -1,0 +1,348 @@
+// Random lives of a KvCache, of every kind of scheme, beside a plain model: lists of tokens. What
+// the cache holds must be those tokens, as if they had just been appended to a cache of their own,
+// and a crop that is promised must be taken.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
+#include "kvant/tests/cache/kv_cache_testing.h"
+
+namespace kvant {
+namespace {
+
+using cache_testing::Attend;
+using cache_testing::AttendByDefinition;
+using cache_testing::Contents;
+using cache_testing::Difference;
+using cache_testing::ErrorBound;
+using cache_testing::Queries;
+using cache_testing::Rotate;
+using cache_testing::SmallOptions;
+using cache_testing::Stored;
+using cache_testing::Tokens;
+
+constexpr int64_t kPool = 300;  // different tokens
+constexpr int64_t kSize = 64;   // of a head
+constexpr int64_t kQueryHeads = 4;
+
+// A batch row of a layer: which tokens of the pool it has, and of K and V the most that it has had
+// since it last had none behind the sinks.
+struct Row {
+  std::vector<int64_t> tokens;
+  int64_t most[2] = {0, 0};
+};
+
+class Life {
+ public:
+  Life(const KvCacheOptions& options, uint64_t seed)
+      : random_(seed),
+        options_(options),
+        engine_(Engine::Create({.threads = 2}).value()),
+        cache_(KvCache::Create(engine_, options).value()),
+        judge_(KvCache::Create(engine_, JudgeOptions(options)).value()),
+        pool_{Tokens(seed, 1, options.heads, kPool, kSize),
+              Tokens(seed + 1, 1, options.heads, kPool, kSize)},
+        rows_(options.layers, std::vector<Row>(options.batch)) {}
+
+  void Live(int steps) {
+    for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+      SCOPED_TRACE(step);
+      switch (Below(10)) {
+        case 0:
+          Reorder();
+          break;
+        case 1:
+          Fork();
+          break;
+        case 2:
+        case 3:
+        case 4:
+          Crop();
+          break;
+        case 5:
+          if (Below(4) == 0) Reset();
+          break;
+        default:
+          Append();
+      }
+      if (!testing::Test::HasFatalFailure()) Check(Below(options_.layers), Below(options_.batch));
+    }
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      for (int64_t b = 0; b < options_.batch; ++b) Check(layer, b);
+    }
+    CheckAttention();
+  }
+
+ private:
+  static KvCacheOptions JudgeOptions(KvCacheOptions options) {
+    options.batch = 1;
+    options.rollback = 0;
+    return options;
+  }
+  int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+  const KvTensor& Tensor(int64_t layer, int part) const {
+    return **cache_->tensor(layer, part == 1);
+  }
+
+  // [rows][heads][tokens][size] of tokens of the pool.
+  std::vector<float> Gather(int part, const std::vector<std::vector<int64_t>>& rows) const {
+    std::vector<float> all;
+    for (const auto& tokens : rows) {
+      for (int64_t h = 0; h < options_.heads; ++h) {
+        for (const int64_t token : tokens) {
+          const float* values = pool_[part].at(0, h, token);
+          all.insert(all.end(), values, values + kSize);
+        }
+      }
+    }
+    return all;
+  }
+  absl::Status AppendTo(KvCache& cache, int64_t layer,
+                        const std::vector<std::vector<int64_t>>& tokens,
+                        absl::Span<const int64_t> counts) const {
+    const Dims dims{static_cast<int64_t>(tokens.size()), options_.heads,
+                    static_cast<int64_t>(tokens[0].size()), kSize};
+    const std::vector<float> k = Gather(0, tokens), v = Gather(1, tokens);
+    return cache.Append(layer, MakeKvInput(kF32, k.data(), dims), MakeKvInput(kF32, v.data(), dims),
+                        counts);
+  }
+
+  void Append() {
+    const int64_t count = Below(4) == 0 ? Below(50) : Below(12);
+    std::vector<std::vector<int64_t>> tokens(options_.batch, std::vector<int64_t>(count));
+    for (auto& row : tokens) {
+      for (int64_t& token : row) token = Below(kPool);
+    }
+    std::vector<int64_t> counts(options_.batch, count);
+    const bool alike = Below(2) == 0;
+    for (int64_t b = 0; b < options_.batch && !alike; ++b) counts[b] = Below(count + 1);
+    // Layers are mostly of the same length.
+    const int64_t only = Below(6) == 0 ? Below(options_.layers) : -1;
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      if (only >= 0 && only != layer) continue;
+      bool fits = true;
+      for (int64_t b = 0; b < options_.batch; ++b) {
+        fits &= Length(rows_[layer][b]) + counts[b] <= options_.capacity;
+      }
+      const absl::Status status =
+          AppendTo(*cache_, layer, tokens, alike ? absl::Span<const int64_t>() : counts);
+      ASSERT_EQ(status.ok(), fits) << status;
+      for (int64_t b = 0; b < options_.batch && fits; ++b) {
+        Row& row = rows_[layer][b];
+        row.tokens.insert(row.tokens.end(), tokens[b].begin(), tokens[b].begin() + counts[b]);
+        for (int64_t& most : row.most) most = std::max(most, Length(row));
+      }
+    }
+  }
+
+  static int64_t Length(const Row& row) { return static_cast<int64_t>(row.tokens.size()); }
+
+  // Whether a crop is sure to be taken: no token has left the window, or it takes back no more than
+  // the rollback, or so much that none is left behind the sinks.
+  bool Promised(int64_t layer, const Row& row, int64_t to) const {
+    if (to == Length(row)) return true;
+    for (const int part : {0, 1}) {
+      const KvLayout& layout = Tensor(layer, part).layout();
+      const bool left = row.most[part] > layout.sinks() + layout.window();
+      if (layout.residual() == 0 || !left || to <= layout.sinks()) continue;
+      if (row.most[part] - to > options_.rollback) return false;
+    }
+    return true;
+  }
+
+  int64_t Target(int64_t length) {
+    switch (Below(5)) {
+      case 0:
+        return 0;
+      case 1:
+        return std::min<int64_t>(length, Below(6));  // within the sinks, where there are any
+      case 2:
+        return Below(length + 1);
+      default:
+        return std::max<int64_t>(0, length - Below(options_.rollback + 2));
+    }
+  }
+
+  void Crop() {
+    std::vector<int64_t> to(options_.batch);
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      int64_t shortest = options_.capacity;
+      for (const auto& layer : rows_) shortest = std::min(shortest, Length(layer[b]));
+      to[b] = Target(shortest);
+    }
+    const bool alike = Below(2) == 0;
+    if (alike) std::fill(to.begin(), to.end(), *std::min_element(to.begin(), to.end()));
+    bool promised = true;
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      for (int64_t b = 0; b < options_.batch; ++b) {
+        promised &= Promised(layer, rows_[layer][b], to[b]);
+      }
+    }
+    const absl::Status status = alike ? cache_->Crop(to[0]) : cache_->Crop(to);
+    if (!status.ok()) {
+      ASSERT_FALSE(promised) << status;
+      EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << status;
+      return;
+    }
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      for (int64_t b = 0; b < options_.batch; ++b) Shorten(layer, rows_[layer][b], to[b]);
+    }
+  }
+
+  void Shorten(int64_t layer, Row& row, int64_t to) const {
+    row.tokens.resize(to);
+    for (const int part : {0, 1}) {
+      if (to <= Tensor(layer, part).layout().sinks()) row.most[part] = to;
+    }
+  }
+
+  void Reset() {
+    cache_->Reset();
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      for (Row& row : rows_[layer]) Shorten(layer, row, 0);
+    }
+  }
+
+  void Reorder() {
+    std::vector<int64_t> order(options_.batch);
+    for (int64_t& row : order) row = Below(options_.batch);
+    ASSERT_TRUE(cache_->Reorder(order).ok());
+    for (std::vector<Row>& layer : rows_) {
+      const std::vector<Row> before = layer;
+      for (int64_t b = 0; b < options_.batch; ++b) layer[b] = before[order[b]];
+    }
+  }
+
+  // Goes on with the fork, or with what it is a fork of while the other changes.
+  void Fork() {
+    auto fork = cache_->Fork();
+    ASSERT_TRUE(fork.ok()) << fork.status();
+    if (Below(2) == 0) std::swap(*fork, cache_);
+    const std::vector<std::vector<int64_t>> one(options_.batch, {Below(kPool)});
+    (*fork)->Reset();
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      ASSERT_TRUE(AppendTo(**fork, layer, one, {}).ok());
+    }
+  }
+
+  void Check(int64_t layer, int64_t b) {
+    const Row& row = rows_[layer][b];
+    ASSERT_EQ(cache_->length(layer, b), Length(row));
+    judge_->Reset();
+    ASSERT_TRUE(AppendTo(*judge_, layer, {row.tokens}, {}).ok());
+    ASSERT_EQ(Contents(*cache_, layer, b), Contents(*judge_, layer, 0))
+        << "layer " << layer << ", row " << b << " of " << Length(row) << " tokens";
+    for (const int part : {0, 1}) CheckValues(layer, b, part, Below(options_.heads));
+  }
+
+  // Tokens as they are, or rounded: sinks and windows to their type, others to codes.
+  void CheckValues(int64_t layer, int64_t b, int part, int64_t head) const {
+    const Row& row = rows_[layer][b];
+    const KvTensor& tensor = Tensor(layer, part);
+    const auto ranges = cache_->Ranges(layer, part == 1, b);
+    std::vector<double> stored = Stored(*cache_, layer, part == 1, b, head);
+    ASSERT_EQ(static_cast<int64_t>(stored.size()), Length(row) * kSize);
+    if (tensor.rotation() != 0) Rotate(tensor.rotation(), stored);
+    const double bound = ErrorBound(tensor.scheme(), 25);
+    const bool plain = tensor.rotation() == 0;
+    for (int64_t t = 0; t < Length(row); ++t) {
+      const bool quantized = t >= ranges[0].tokens && t < ranges[0].tokens + ranges[1].tokens &&
+                             tensor.scheme().format.quantized();
+      const DataType type = tensor.scheme().format.quantized() ? tensor.scheme().window_type
+                                                               : tensor.scheme().format.type;
+      for (int64_t d = 0; d < kSize; ++d) {
+        const double want = pool_[part].at(0, head, row.tokens[t])[d];
+        const double got = stored[t * kSize + d];
+        if (quantized || !plain) {
+          ASSERT_NEAR(got, want, bound) << "token " << t << ", channel " << d;
+        } else {
+          ASSERT_EQ(got, RoundTo(type, want)) << "token " << t << ", channel " << d;
+        }
+      }
+    }
+  }
+
+  void CheckAttention() const {
+    const std::vector<float> q = Queries(5, options_.batch * kQueryHeads * kSize);
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      EXPECT_LE(Difference(Attend(*cache_, layer, q, kQueryHeads),
+                           AttendByDefinition(*cache_, layer, q, kQueryHeads)),
+                5e-4)
+          << "layer " << layer;
+    }
+  }
+
+  std::mt19937_64 random_;
+  const KvCacheOptions options_;
+  const Engine engine_;
+  std::unique_ptr<KvCache> cache_;
+  const std::unique_ptr<KvCache> judge_;
+  const Tokens pool_[2];
+  std::vector<std::vector<Row>> rows_;  // by layer
+};
+
+class KvCacheLifeTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(KvCacheLifeTest, HoldsWhatItWasGiven) {
+  for (uint64_t seed = 1; seed <= 2; ++seed) {
+    SCOPED_TRACE(seed);
+    KvCacheOptions options = SmallOptions(GetParam(), 61 + static_cast<int64_t>(seed) * 30);
+    options.batch = static_cast<int64_t>(2 * seed - 1);
+    const KvCacheScheme& scheme = options.schemes[0];
+    const bool again = scheme.k.flush == KvScheme::Flush::kRequantize;
+    options.rollback = again ? 0 : static_cast<int64_t>(4 * seed) - 4;
+    Life(options, seed).Live(40);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, KvCacheLifeTest,
+    testing::Values("f32/bf16", "f16", "int8_tensor", "int4_channel", "int8_token", "fp8_th",
+                    "s8:g16:sf32/u8:g32:zp", "int4zp_g64", "u4:g16:pzp+window3+f32", "q8_0", "q4_0",
+                    "iq4_nl", "nf4_g32", "rotKV4_g32", "s8:token+sinks4", "u4:g32:rzp+window7",
+                    "u4:g64:rzp+rot+sinks2+window5+bf16", "u2:g16:rzp+sinks3+bulk10",
+                    "u2:channel:g4:rzp+bulk8/u2:g16:rzp+window9",
+                    "u4:channel:g8:zp+sinks1+bulk16/s8:token+window11", "u4:g16:rzp+requant8",
+                    "u4:g16:rzp+requant8/u4:g32:rzp+sinks5+bulk9", "u4:g32:rzp+window70/f16"),
+    [](const auto& info) { return std::to_string(info.index); });
+
+TEST(KvCacheLife, OfLayersWithSchemesOfTheirOwn) {
+  KvCacheOptions options = SmallOptions("f16", 90);
+  options.layers = 3;
+  options.rollback = 3;
+  options.schemes = {*ParseKvCacheScheme("kivi4"),
+                     *ParseKvCacheScheme("u4:g32:rzp+sinks2+window20"),
+                     *ParseKvCacheScheme("q4_1")};
+  Life(options, 1).Live(80);
+}
+
+// What has left the window is of no account once nothing is left behind the sinks.
+TEST(KvCacheLife, ACropToNothingIsAReset) {
+  for (const char* scheme : {"kivi4", "int4_g64_R128_s4", "u4:g64:rzp+sinks4+bulk64"}) {
+    for (const int64_t deep : {0, 3}) {
+      KvCacheOptions options = SmallOptions(scheme, 600);
+      options.rollback = 5;
+      if (deep > options.schemes[0].k.sinks) continue;
+      const cache_testing::Bench bench = cache_testing::MakeBench(options, 600);
+      ASSERT_TRUE(bench.Append(0, 600).ok());
+      EXPECT_FALSE(bench.cache->Crop(400).ok());
+      ASSERT_TRUE(bench.cache->Crop(deep).ok());
+      ASSERT_TRUE(bench.Append(deep, 200).ok());
+      for (const int64_t to : {199, 197, 195}) {
+        const absl::Status status = bench.cache->Crop(to);
+        EXPECT_TRUE(status.ok()) << scheme << ": " << status;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant
