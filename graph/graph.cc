@@ -280,6 +280,19 @@ Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
   }
   // Already sorted and acyclic: this only finds the ports.
   sub.Finalize().IgnoreError();
+  // It does not see what is consumed outside as well.
+  sub.outputs_.clear();
+  for (const Op& op : sub.ops_) {
+    for (const TensorId id : op.outputs) {
+      const auto& consumers = FindTensor(id)->consumers;
+      const bool kept =
+          consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
+            return ops_[use.op].kind == OpKind::kEnd ||
+                   !std::binary_search(order.begin(), order.end(), use.op);
+          });
+      if (kept) sub.outputs_.push_back(id);
+    }
+  }
   return sub;
 }
 

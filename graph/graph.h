@@ -93,7 +93,8 @@ class Graph {
   absl::Status SetTensor(const LogicalTensor& desc);
 
   // A finalized graph of only these ops (indices into ops(), any order; those of no op are left
-  // out), with the tensors they touch. Needs a finalized graph.
+  // out), with the tensors they touch; what others consume is among its outputs. Needs a finalized
+  // graph.
   Graph Subgraph(absl::Span<const OpIndex> ops) const;
 
  private:

@@ -5,7 +5,7 @@
 //   dS = Multiply(P, Subtract(MatMul(dO, V'), ReduceSum(Multiply(O, dO))))
 //     or SoftMaxBackward(MatMul(dO, V'), P)
 //   dQ = MatMul(dS', K), dK = MatMul(dS', Q)         dS' after scale and casts
-//   dMask = ReduceSum(dS)                            if asked for
+//   dMask = dS, or ReduceSum(dS) over what the mask is broadcast over, if anything wants it
 //
 // Gradients of shared K and V may be summed over the heads that share them.
 #include <algorithm>
@@ -17,6 +17,7 @@ namespace kvant {
 namespace {
 
 constexpr int kMaxDepth = 16;
+constexpr int kSearchBudget = 64;
 
 bool Moves(OpKind kind) {
   return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
@@ -39,17 +40,34 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
   col_ = -1;
   gradients_.clear();
   products_ = 0;
+  outside_ = Graph::kNoOp;
   const OpIndex subtract = Producer(op(exp).inputs[0]);
-  if (subtract == Graph::kNoOp || op(subtract).kind != OpKind::kSubtract) return false;
-  int budget = 64;
-  if (!FromMatMul(op(subtract).inputs[0], &budget)) return false;
-  budget = 64;
-  if (!LeadsToMatMul(op(exp).outputs[0], &budget)) return false;
+  int budget = kSearchBudget;
+  const bool is_probs = EntersSoftMaxBackward(op(exp).outputs[0], &budget);
+  if (subtract == Graph::kNoOp || op(subtract).kind != OpKind::kSubtract) {
+    if (!is_probs) return false;  // an Exp elsewhere in a model
+    return Fail("its input is not the result of a Subtract of statistics from scores");
+  }
+  budget = kSearchBudget;
+  const bool from_matmul = FromMatMul(op(subtract).inputs[0], &budget);
+  budget = kSearchBudget;
+  const bool to_matmul = LeadsToMatMul(op(exp).outputs[0], &budget);
+  if (!from_matmul && !to_matmul && !is_probs) return false;
+  if (!from_matmul) {
+    return Fail(
+        absl::StrCat("input 0 of ", op(subtract).ToString(), " does not come from a MatMul"));
+  }
+  if (!to_matmul) {
+    return Fail("no MatMul follows it, as in a backward pass; a forward pass has a SoftMax");
+  }
   if (!MatchScores()) return false;
   MarkOps();
   if (!FollowGradient(op(exp).outputs[0], /*of_scores=*/false, 0)) return false;
   if (products_ < 3) {
-    return Fail(absl::StrCat("it leads to ", products_, " gradients, not to those of Q, K and V"));
+    return Fail(absl::StrCat("it leads to ", products_, " gradients, not to those of Q, K and V",
+                             outside_ == Graph::kNoOp ? ""
+                                                      : absl::StrCat("; ", op(outside_).ToString(),
+                                                                     " is no step towards one")));
   }
   *ops = in_match_.Sorted();
   for (const OpIndex index : *ops) {
@@ -65,6 +83,37 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std
   return true;
 }
 
+// Why the gradient of the scores that this SoftMaxBackward makes is in no backward pass; empty if
+// another sentence says so.
+std::string AttentionMatcher::WhyNoBackward(OpIndex softmax_backward) const {
+  TensorId probs = op(softmax_backward).inputs[1];
+  OpIndex producer = Producer(probs);
+  int budget = kSearchBudget;
+  while (producer != Graph::kNoOp && Moves(op(producer).kind) && --budget > 0) {
+    probs = op(producer).inputs[0];
+    producer = Producer(probs);
+  }
+  const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
+  if (kind == OpKind::kExp || kind == OpKind::kSoftMax) return "";
+  const std::string& name = graph_.tensor(probs).name;
+  return absl::StrCat(op(softmax_backward).ToString(),
+                      " is not fused: its probabilities come from ",
+                      producer != Graph::kNoOp ? op(producer).ToString()
+                      : name.empty()           ? absl::StrCat("tensor ", probs)
+                                               : absl::StrCat("tensor ", probs, " ('", name, "')"),
+                      ", not from the Exp of scores less their statistics");
+}
+
+bool AttentionMatcher::EntersSoftMaxBackward(TensorId tensor, int* budget) const {
+  for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+    if (--*budget < 0) return false;
+    const OpKind kind = op(use.op).kind;
+    if (kind == OpKind::kSoftMaxBackward && use.port == 1) return true;
+    if (Moves(kind) && EntersSoftMaxBackward(op(use.op).outputs[0], budget)) return true;
+  }
+  return false;
+}
+
 // Adds an op; true if it is new.
 bool AttentionMatcher::Mark(OpIndex index) { return in_match_.Insert(index); }
 
@@ -77,6 +126,11 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
     const bool sums_mask = of_scores && consumer.kind == OpKind::kReduceSum;
     const bool ends = consumer.kind == OpKind::kMatMul || sums_mask;
     if (taken_[use.op] || (!ends && !IsGradientStep(consumer.kind))) {
+      if (of_scores) {  // which is the mask's gradient: whatever wants that stays outside
+        gradients_.push_back(tensor);
+        if (consumer.kind != OpKind::kEnd && outside_ == Graph::kNoOp) outside_ = use.op;
+        continue;
+      }
       return Fail(
           absl::StrCat(graph_.FindTensor(tensor)->producer.op == match_->softmax
                            ? "its output"

@@ -27,6 +27,9 @@ class AttentionMatcher {
   bool MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std::string* why);
   // How many ops were looked at in all attempts: of each, only what is near its SoftMax.
   int64_t visited() const { return visited_; }
+  // Why a SoftMaxBackward that is in no partition is in no backward pass, after every op before it
+  // was tried; empty if another sentence names it.
+  std::string WhyNoBackward(OpIndex softmax_backward) const;
 
  private:
   using Segments = absl::InlinedVector<Chain, 1>;
@@ -54,6 +57,7 @@ class AttentionMatcher {
   Chain MatchOperand(TensorId tensor) const;
 
   // backward_matcher.cc
+  bool EntersSoftMaxBackward(TensorId tensor, int* budget) const;
   bool FollowGradient(TensorId tensor, bool of_scores, int depth);
   void FollowProduct(OpIndex product);
   bool CollectCorrection(TensorId tensor, int depth);
@@ -84,6 +88,7 @@ class AttentionMatcher {
   mutable int64_t visited_ = 0;
   absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...
   int products_ = 0;                            // ... and how many of them are MatMuls'
+  OpIndex outside_ = Graph::kNoOp;              // what first takes the scores' and is no part
 };
 
 // Whether a MatMul's flag transposes this input.

@@ -87,6 +87,9 @@ void Partitioner::MatchAll() {
       } else if (!why.empty()) {
         explanations_.push_back(std::move(why));
       }
+    } else if (kind == OpKind::kSoftMaxBackward) {
+      std::string why = matcher.WhyNoBackward(index);
+      if (!why.empty()) explanations_.push_back(std::move(why));
     }
   }
 }

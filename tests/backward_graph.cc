@@ -21,9 +21,7 @@ class Backward {
     Value dprobs = g_.MatMul(do_, v_, {.transpose_b = true, .type = kF32});
     if (c_.dropout) dprobs = Drop(dprobs);
     const Value dscores = ScoreGradient(probs, dprobs);
-    if (c_.mask_axes) {
-      g_.Output("dmask", Sum(dscores, *c_.mask_axes));
-    }
+    if (c_.mask_gradient) g_.Output("dmask", MaskGradient(dscores));
     const Value scaled = Scaled(dscores);
     g_.Output("dv", Gradient(Cast(kept), do_, true));
     g_.Output("dq", Gradient(Cast(scaled), k_, false));
@@ -38,13 +36,29 @@ class Backward {
     dims.push_back(cols);
     return dims;
   }
+  // With dims of 1 where the gradient is summed.
+  Dims MaskDims() const {
+    Dims dims = With(Heads(c_.ratio), c_.q_len, c_.kv_len);
+    if (c_.mask_gradient) {
+      for (const int64_t axis : c_.mask_gradient->axes) {
+        dims[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = 1;
+      }
+    }
+    return dims;
+  }
   DataType product_type() const { return c_.f32_products ? kF32 : c_.type; }
 
   Value Scaled(Value x) { return c_.divide ? g_.Divide(x, scale_) : g_.Multiply(x, scale_); }
   Value Cast(Value x) { return c_.type == kF32 ? x : g_.TypeCast(x, product_type()); }
-  Value Sum(Value x, std::vector<int64_t> axes) {
+  Value Sum(Value x, std::vector<int64_t> axes, bool keep_dims = true) {
     return g_.AddOp(OpKind::kReduceSum, "", {x}, {g_.Describe(x).type},
-                    {{Attr::kAxes, std::move(axes)}, {Attr::kKeepDims, true}})[0];
+                    {{Attr::kAxes, std::move(axes)}, {Attr::kKeepDims, keep_dims}})[0];
+  }
+  Value MaskGradient(Value dscores) {
+    const auto& [axes, keep_dims, type] = *c_.mask_gradient;
+    Value x = dscores;
+    if (!axes.empty()) x = Sum(x, axes, keep_dims);
+    return type == kF32 ? x : g_.TypeCast(x, type);
   }
   Value Drop(Value x) {
     return g_.AddOp(OpKind::kDropout, "", {x, seed_, offset_, p_}, {g_.Describe(x).type})[0];
@@ -82,7 +96,7 @@ class Backward {
   Value o_ = g_.Input("o", c_.type, With(Heads(c_.ratio), c_.q_len, size_));
   Value do_ = g_.Input("do", c_.type, With(Heads(c_.ratio), c_.q_len, size_));
   Value scale_ = g_.Input("scale", c_.type, {1});
-  Value mask_ = g_.Input("mask", c_.type, With(Heads(c_.ratio), c_.q_len, c_.kv_len));
+  Value mask_ = g_.Input("mask", c_.type, MaskDims());
   Value stats_ = g_.Input("stats", kF32, With(Heads(c_.ratio), c_.q_len, 1));
   Value seed_, offset_, p_;
 };
@@ -90,17 +104,35 @@ class Backward {
 }  // namespace
 
 std::vector<BackwardCase> BackwardCases() {
-  using Axes = std::vector<int64_t>;
+  using MaskGradient = BackwardCase::MaskGradient;
   std::vector<BackwardCase> cases = {
       {.name = "plain"},
       {.name = "divide", .divide = true, .softmax_op = true},
       {.name = "dropout", .dropout = true},
       {.name = "dropout_op", .softmax_op = true, .dropout = true},
-      {.name = "dmask", .softmax_op = true, .mask_axes = Axes{0, 1}},
-      {.name = "dmask_parts", .mask_axes = Axes{1}},
-      {.name = "dmask_whole", .divide = true, .softmax_op = true, .mask_axes = Axes{}},
       {.name = "f32_products", .dropout = true, .f32_products = true},
   };
+  const std::pair<const char*, MaskGradient> mask_gradients[] = {
+      {"dmask", {}},
+      {"dmask_cast", {.type = kBF16}},
+      {"dmask_heads", {.axes = {1}}},
+      {"dmask_batch_heads", {.axes = {0, 1}, .keep_dims = false}},
+      {"dmask_rows", {.axes = {-2}, .type = kBF16}},
+      {"dmask_all_but_columns", {.axes = {0, 1, -2}}},
+      {"dmask_rows_of_one_column", {.axes = {-1}}},
+  };
+  for (const auto& [name, gradient] : mask_gradients) {
+    for (const bool softmax_op : {false, true}) {
+      for (const bool dropout : {false, true}) {
+        cases.push_back({.name = std::string(name) + (softmax_op ? "_op" : "_parts") +
+                                 (dropout ? "_dropout" : ""),
+                         .divide = cases.size() % 3 == 0,
+                         .softmax_op = softmax_op,
+                         .dropout = dropout,
+                         .mask_gradient = gradient});
+      }
+    }
+  }
   std::vector<BackwardCase> all;
   for (DataType type : {kF32, kBF16, kF16}) {
     for (int64_t ratio : {1, 3}) {

@@ -20,8 +20,13 @@ struct BackwardCase {
   bool softmax_op = false;    // SoftMaxBackward instead of its parts
   bool dropout = false;       // on the probabilities and on their gradient
   bool f32_products = false;  // gradients stay f32 up to a last TypeCast
-  // Axes that the gradient of the mask is summed over; it is wanted if present.
-  std::optional<std::vector<int64_t>> mask_axes;
+  // The gradient of the mask, if it is wanted: that of the scores, or its sum over some axes.
+  struct MaskGradient {
+    std::vector<int64_t> axes = {};  // empty: of the scores, marked by an End
+    bool keep_dims = true;
+    DataType type = kF32;  // another: through a TypeCast
+  };
+  std::optional<MaskGradient> mask_gradient;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const BackwardCase& c) { return out << c.name; }

@@ -95,8 +95,8 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
               ErrorKind::kInvalidDataType, "weights (tensor 2) is f16 but src (tensor 4) is bf16");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {f, h}, {T(9, kF16, {4})}),
               ErrorKind::kInvalidDataType, "dst (tensor 9) is f16 but the result of its inputs is");
-  ExpectError(graph.AddOp(MakeOp(0, OpKind::kAdd, "a"), {i, i}, {out}), ErrorKind::kInvalidDataType,
-              "dst (tensor 9) is f32 but the result of its inputs is s32");
+  ExpectError(graph.AddOp(MakeOp(0, OpKind::kAdd, "a"), {i, T(5, kS64, {4})}, {out}),
+              ErrorKind::kInvalidDataType, "b (tensor 5) is s64, not one of f32, bf16, f16, s32");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "t"), {i}, {out}), ErrorKind::kInvalidDataType,
               "src (tensor 3) is s32, not one of f32, bf16, f16");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g"), {f}, {T(9, kS32, {4})}),
@@ -171,6 +171,8 @@ TEST(Graph, SubgraphKeepsItsPorts) {
   const Graph sub = graph.Subgraph({1, 2});
   EXPECT_THAT(sub.inputs(), ElementsAre(2));
   EXPECT_THAT(sub.outputs(), ElementsAre(4));
+  // b is consumed inside and outside.
+  EXPECT_THAT(graph.Subgraph({0, 1}).outputs(), ElementsAre(2, 3));
 }
 
 TEST(LogicalTensor, MemoryOfStridedAndSubByte) {

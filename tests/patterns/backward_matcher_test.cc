@@ -1,4 +1,6 @@
 // Which backward passes are one partition, and why others are not.
+#include <functional>
+
 #include "kvant/tests/backward_graph.h"
 #include "kvant/tests/patterns/patterns_testing.h"
 
@@ -20,7 +22,7 @@ TEST_P(BackwardMatcher, IsOnePartitionInBothGrammars) {
     EXPECT_THAT(result.explanations, ::testing::IsEmpty());
     const Partition& partition = result.partitions[0];
     EXPECT_EQ(partition.kind(), Partition::Kind::kAttentionBackward);
-    EXPECT_EQ(partition.outputs().size(), GetParam().mask_axes ? 4u : 3u);
+    EXPECT_EQ(partition.outputs().size(), GetParam().mask_gradient ? 4u : 3u);
     EXPECT_THAT(partition.notes(), ::testing::IsEmpty());
   }
 }
@@ -67,6 +69,84 @@ TEST(BackwardMatcher, ProbabilitiesSummedElsewhereAreNoGradient) {
   b.AddK();
   b.g.Output("entropy", b.Sum(b.probs, "entropy"));
   ExpectMiss(std::move(b.g), "its output is also consumed by ReduceSum 'entropy' .*");
+}
+
+// What consumes the gradient of the mask is none of the backward pass's.
+TEST(BackwardMatcher, GradientOfTheMaskMayBeConsumed) {
+  Gradients b;
+  b.AddQAndV();
+  b.AddK();
+  const Value mask = b.g.Input("mask", kF32, {2, 3, 5, 7});
+  b.g.Output("mask'", b.g.Subtract(mask, b.d_scores));
+  const PartitionResult result = Partitions(std::move(b.g));
+  EXPECT_THAT(result.explanations, ::testing::IsEmpty());
+  ASSERT_EQ(result.partitions.size(), 2u) << KindsOf(result);
+  EXPECT_EQ(result.partitions[0].kind(), Partition::Kind::kAttentionBackward);
+  EXPECT_EQ(result.partitions[0].outputs().size(), 4u);
+  EXPECT_EQ(result.partitions[1].pattern(), "single op: Subtract");
+}
+
+TEST(BackwardMatcher, NamesTheOpThatIsNoStepTowardsAGradient) {
+  Gradients b;
+  b.g.Output("dv", b.g.MatMul(b.probs, b.d_out, {.transpose_a = true}));
+  const Value noisy = b.g.Add(b.d_scores, b.g.Input("noise", kF32, {2, 3, 5, 7}));
+  b.g.Output("dq", b.g.MatMul(noisy, b.k));
+  b.g.Output("dk", b.g.MatMul(noisy, b.q, {.transpose_a = true}));
+  ExpectMiss(std::move(b.g),
+             "it leads to 1 gradients, not to those of Q, K and V; Add '.*' \\(id [0-9]+\\) is no "
+             "step towards one");
+}
+
+// A backward pass that is nearly one: `make` adds P to the builder.
+void ExpectNearMiss(const std::function<Value(GraphBuilder&)>& make, const std::string& sentence) {
+  GraphBuilder g;
+  const Value probs = make(g);
+  const Value k = g.Input("k", kF32, {2, 3, 7, 6}), d_out = g.Input("do", kF32, {2, 3, 5, 6});
+  const Value d_probs = g.MatMul(d_out, g.Input("v", kF32, {2, 3, 7, 6}), {.transpose_b = true});
+  const Value d_scores = g.AddOp(OpKind::kSoftMaxBackward, "ds", {d_probs, probs}, {kF32},
+                                 {{Attr::kAxis, int64_t{-1}}})[0];
+  g.Output("dv", g.MatMul(probs, d_out, {.transpose_a = true}));
+  g.Output("dq", g.MatMul(d_scores, k));
+  const PartitionResult result = Partitions(std::move(g));
+  EXPECT_GT(result.partitions.size(), 1u);
+  EXPECT_THAT(result.explanations, ::testing::ElementsAre(::testing::MatchesRegex(sentence)));
+}
+
+TEST(BackwardMatcher, SaysWhereProbabilitiesMustComeFrom) {
+  const Dims scores = {2, 3, 5, 7}, rows = {2, 3, 5, 1};
+  const auto exp = [](GraphBuilder& g, Value x) {
+    return g.AddOp(OpKind::kExp, "p", {x}, {kF32})[0];
+  };
+  ExpectNearMiss([&](GraphBuilder& g) { return g.Input("p", kF32, scores); },
+                 "SoftMaxBackward 'ds' \\(id [0-9]+\\) is not fused: its probabilities come from "
+                 "tensor [0-9]+ \\('p'\\), not from the Exp of scores less their statistics");
+  ExpectNearMiss(
+      [&](GraphBuilder& g) {
+        return g.AddOp(OpKind::kSigmoid, "p", {g.Input("x", kF32, scores)}, {kF32})[0];
+      },
+      "SoftMaxBackward 'ds' .* its probabilities come from Sigmoid 'p' \\(id [0-9]+\\), not from "
+      ".*");
+  ExpectNearMiss([&](GraphBuilder& g) { return exp(g, g.Input("x", kF32, scores)); },
+                 "Exp 'p' .* its input is not the result of a Subtract of statistics from scores");
+  ExpectNearMiss(
+      [&](GraphBuilder& g) {
+        return exp(g, g.Subtract(g.Input("x", kF32, scores), g.Input("stats", kF32, rows)));
+      },
+      "Exp 'p' .*: input 0 of Subtract 'Subtract_[0-9]+' .* does not come from a MatMul");
+}
+
+TEST(BackwardMatcher, SaysThatASoftMaxInPartsIsNoBackwardPass) {
+  GraphBuilder g;
+  const Value scores = g.MatMul(g.Input("q", kF32, {5, 6}), g.Input("k", kF32, {6, 7}));
+  const Value e =
+      g.AddOp(OpKind::kExp, "e", {g.Subtract(scores, g.Input("max", kF32, {5, 1}))}, {kF32})[0];
+  const Value sum = g.AddOp(OpKind::kReduceSum, "sum", {e}, {kF32},
+                            {{Attr::kAxes, std::vector<int64_t>{-1}}, {Attr::kKeepDims, true}})[0];
+  g.Output("o", g.MatMul(g.Divide(e, sum), g.Input("v", kF32, {7, 6})));
+  EXPECT_THAT(Partitions(std::move(g)).explanations,
+              ::testing::ElementsAre(::testing::MatchesRegex(
+                  "Exp 'e' .* is not fused: no MatMul follows it, as in a backward pass; a "
+                  "forward pass has a SoftMax")));
 }
 
 TEST(BackwardMatcher, GradientOfTheMaskIsNotThatOfK) {
