@@ -241,8 +241,7 @@ Value GraphBuilder::Hadamard(Value x, int64_t block) {
 
 Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {
   const DataType left = Describe(a).type, right = Describe(b).type;
-  const bool widens = right == kF32 && IsComputeFloat(left);
-  return Emit(kind, "", {a, b}, {widens ? kF32 : left}, {});
+  return Emit(kind, "", {a, b}, {left == right ? left : kF32}, {});
 }
 
 Value GraphBuilder::Add(Value a, Value b) { return Arithmetic(OpKind::kAdd, a, b); }

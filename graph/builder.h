@@ -72,8 +72,8 @@ class GraphBuilder {
     std::optional<Value> zero_points;
   };
 
-  // type kUndef: as the first input's. Arithmetic on f32 and a shorter type gives
-  // f32.
+  // type kUndef: as the first input's. Arithmetic on two types gives f32; AddOp gives any that the
+  // table allows.
   Value MatMul(Value a, Value b, MatMulOptions options);
   Value MatMul(Value a, Value b) { return MatMul(a, b, MatMulOptions()); }
   Value SoftMax(Value x, SoftMaxOptions options);

@@ -296,10 +296,9 @@ absl::Status SelectShape(const Op& op, ShapeContext& context) {
 
 absl::Status ReduceShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const auto* axes = op.attrs.Get<std::vector<int64_t>>(Attr::kAxes);
-  if (!src.dims || axes == nullptr) return absl::OkStatus();
+  if (!src.dims) return absl::OkStatus();
   uint32_t reduced = 0;
-  for (const int64_t axis : *axes) {
+  for (const int64_t axis : op.attrs.GetOr(Attr::kAxes, std::vector<int64_t>())) {
     int normalized;
     KVANT_RETURN_IF_ERROR(NormalizeAxis(op, axis, src, normalized));
     if (reduced >> normalized & 1) {

@@ -50,6 +50,7 @@ absl::Status Output(const OpPorts& p, size_t port, Predicate accepts, const char
 }
 
 constexpr char kFloats[] = "one of f32, bf16, f16";
+constexpr char kFloatsOrS32[] = "one of f32, bf16, f16, s32";
 
 absl::Status Differ(const OpPorts& ports, const std::string& a, DataType a_type,
                     const std::string& b, DataType b_type) {
@@ -136,18 +137,11 @@ absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
   return absl::OkStatus();
 }
 
-// Same type, or f32 beside f16 or bf16, which gives f32. Two halves may give f32 too.
+// Each of its own.
 absl::Status ArithmeticTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, "one of f32, bf16, f16, s32"));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsFloatOrS32, "one of f32, bf16, f16, s32"));
-  const DataType a = ports.inputs[0]->type;
-  const DataType b = ports.inputs[1]->type;
-  const bool mixed = a != b && (a == kF32 || b == kF32) && a != kS32 && b != kS32;
-  if (a != b && !mixed) {
-    return Differ(ports, PortText(ports, false, 0), a, PortText(ports, false, 1), b);
-  }
-  if (ports.outputs[0]->type == kF32 && a != kS32) return absl::OkStatus();
-  return OutputIs(ports, 0, mixed ? kF32 : a, "the result of its inputs");
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, kFloatsOrS32));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsFloatOrS32, kFloatsOrS32));
+  return Output(ports, 0, IsFloatOrS32, kFloatsOrS32);
 }
 
 absl::Status SelectTypes(const OpPorts& ports) {
@@ -161,7 +155,7 @@ absl::Status SelectTypes(const OpPorts& ports) {
 absl::Status GenIndexTypes(const OpPorts& ports) { return OutputIs(ports, 0, kS32, "an index"); }
 
 absl::Status CompareTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, "one of f32, bf16, f16, s32"));
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, kFloatsOrS32));
   if (ports.inputs[0]->type != ports.inputs[1]->type) {
     return Differ(ports, PortText(ports, false, 0), ports.inputs[0]->type,
                   PortText(ports, false, 1), ports.inputs[1]->type);

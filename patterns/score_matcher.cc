@@ -52,7 +52,7 @@ bool HasIndex(const Graph& graph, TensorId tensor, int depth) {
          (HasIndex(graph, op.inputs[0], depth - 1) || HasIndex(graph, op.inputs[1], depth - 1));
 }
 
-// GenIndex, through Add and Subtract of other values.
+// GenIndex, through Add and Subtract of other values, all of them integers.
 bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side) {
   constexpr int kDepth = 4;
   while (HasIndex(graph, tensor, kDepth)) {
@@ -63,6 +63,9 @@ bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side) {
       return true;
     }
     const int on = HasIndex(graph, op.inputs[0], kDepth) ? 0 : 1;
+    if (graph.tensor(op.outputs[0]).type != kS32 || graph.tensor(op.inputs[1 - on]).type != kS32) {
+      return false;
+    }
     (op.kind == OpKind::kAdd ? side->plus : side->minus).push_back(op.inputs[1 - on]);
     side->ops.push_back(producer);
     tensor = op.inputs[on];
@@ -180,6 +183,9 @@ bool AttentionMatcher::MatchBinary(OpIndex index, TensorId* tensor) {
   budget = kSearchBudget;
   if (scores == 1 && !FromMatMul(binary.inputs[1], &budget)) {
     return Fail(absl::StrCat("no input of ", binary.ToString(), " comes from a MatMul"));
+  }
+  if (!IsFloat(graph_.tensor(binary.outputs[0]).type)) {
+    return Fail(absl::StrCat(binary.ToString(), " rounds the scores to integers"));
   }
   StepMatch step;
   step.kind = *BinaryStep(binary.kind);

@@ -29,9 +29,11 @@ absl::Status Binary(OpContext& context, Fn fn) {
   const std::vector<int64_t>& a_columns = a_map.axes.back();
   const std::vector<int64_t>& b_columns = b_map.axes.back();
   Array y = context.NewOutput(dims);
+  const bool rounds = context.out_desc(0).type == kS32;
   ForEachRow<2>(context.executor, dims, {&a_map, &b_map}, [&](int64_t first, const auto& bases) {
     for (size_t j = 0; j < a_columns.size(); ++j) {
-      y.values[first + j] = fn(a[bases[0] + a_columns[j]], b[bases[1] + b_columns[j]]);
+      const double value = fn(a[bases[0] + a_columns[j]], b[bases[1] + b_columns[j]]);
+      y.values[first + j] = rounds ? RoundTo(kS32, value) : value;
     }
   });
   context.outputs[0] = std::move(y);
@@ -53,7 +55,9 @@ absl::Status EvalMultiply(OpContext& context) {
 }
 
 absl::Status EvalDivide(OpContext& context) {
-  if (IsInteger(context.out_desc(0).type)) {
+  const auto is_integer = [](const LogicalTensor& desc) { return desc.type == kS32; };
+  if (is_integer(context.in_desc(0)) && is_integer(context.in_desc(1)) &&
+      is_integer(context.out_desc(0))) {
     return Binary(context, [](double a, double b) { return std::trunc(a / b); });
   }
   return Binary(context, [](double a, double b) { return a / b; });
@@ -108,6 +112,12 @@ absl::Status EvalLog(OpContext& context) {
 }
 
 absl::Status EvalGELU(OpContext& context) {
+  if (context.op.attrs.GetOr(Attr::kMode, std::string()) == "gelu_tanh") {
+    const double root = std::sqrt(2 / std::acos(-1.0));
+    return Unary(context, [root](double x) {
+      return 0.5 * x * (1 + std::tanh(root * (x + 0.044715 * x * x * x)));
+    });
+  }
   return Unary(context, [](double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); });
 }
 

@@ -1,7 +1,8 @@
-// Elementwise ops: floats through oneDNN, integers and Select in plain code.
+// Elementwise ops: floats through oneDNN; Select, and what takes or gives integers, in plain code.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,6 @@ bool Commutes(algorithm op) {
          op == algorithm::binary_max || op == algorithm::binary_min;
 }
 
-// Of integers; quotients are cut towards zero, as C does.
 double Evaluate(algorithm op, double a, double b) {
   switch (op) {
     case algorithm::binary_add:
@@ -30,7 +30,7 @@ double Evaluate(algorithm op, double a, double b) {
     case algorithm::binary_mul:
       return a * b;
     case algorithm::binary_div:
-      return std::trunc(a / b);
+      return a / b;
     case algorithm::binary_max:
       return std::max(a, b);
     case algorithm::binary_min:
@@ -47,26 +47,51 @@ int32_t SaturateToS32(double value) {
                                          double{std::numeric_limits<int32_t>::max()}));
 }
 
-// s32 operands; f64 holds sums and differences of them exactly.
-Array IntegerBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims) {
-  const bool compares = op == algorithm::binary_ge;
-  Array result = plan.NewArray(dims, compares ? Storage::kF32 : Storage::kS32);
+// A quotient of integers is cut towards zero, as in C, where it is one.
+template <typename Result, typename A, typename B>
+Result RoundResult(algorithm op, double value) {
+  if constexpr (std::is_same_v<Result, float>) return static_cast<float>(value);
+  if constexpr (std::is_same_v<A, int32_t> && std::is_same_v<B, int32_t>) {
+    if (op == algorithm::binary_div) value = std::trunc(value);
+  }
+  return SaturateToS32(value);
+}
+
+template <typename Result, typename A, typename B>
+void BinaryRow(const RunContext& context, const Row& row, algorithm op, const Array& result,
+               const Array& a, const Array& b) {
+  Result* to = context.data<Result>(result) + row.offset[0];
+  const A* x = context.data<A>(a) + row.offset[1];
+  const B* y = context.data<B>(b) + row.offset[2];
+  for (int64_t i = 0; i < row.count; ++i) {
+    const double value = Evaluate(op, x[i * row.stride[1]], y[i * row.stride[2]]);
+    to[i * row.stride[0]] = RoundResult<Result, A, B>(op, value);
+  }
+}
+
+// Calls body with a value of the type that a storage holds: f32, or s32.
+template <typename Body>
+void WithElement(Storage storage, Body body) {
+  if (storage == Storage::kS32) return body(int32_t{});
+  body(float{});
+}
+
+// Where an operand or the result is s32. f64 holds sums and differences of them exactly.
+Array MixedBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims,
+                  Storage storage) {
+  Array result = plan.NewArray(dims, storage);
   plan.AddStep({a, b}, {result},
                [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(a.dims, dims),
                                       BroadcastStrides(b.dims, dims)})](const RunContext& context) {
-                 const auto* x = context.data<int32_t>(a);
-                 const auto* y = context.data<int32_t>(b);
                  walk.ForEachRow(context.executor, [&](const Row& row) {
-                   for (int64_t i = 0; i < row.count; ++i) {
-                     const double value = Evaluate(op, x[row.offset[1] + i * row.stride[1]],
-                                                   y[row.offset[2] + i * row.stride[2]]);
-                     const int64_t to = row.offset[0] + i * row.stride[0];
-                     if (compares) {
-                       context.data<float>(result)[to] = static_cast<float>(value);
-                     } else {
-                       context.data<int32_t>(result)[to] = SaturateToS32(value);
-                     }
-                   }
+                   WithElement(result.storage, [&](auto to) {
+                     WithElement(a.storage, [&](auto x) {
+                       WithElement(b.storage, [&](auto y) {
+                         BinaryRow<decltype(to), decltype(x), decltype(y)>(context, row, op, result,
+                                                                           a, b);
+                       });
+                     });
+                   });
                  });
                });
   return result;
@@ -115,7 +140,8 @@ absl::Status LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, floa
 absl::Status LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
   lowering.SetOutput(
       op, 0,
-      Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1)));
+      Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
+             StorageOf(lowering.OutputTensor(op, 0).type)));
   return absl::OkStatus();
 }
 
@@ -133,9 +159,11 @@ Array Eltwise(Plan& plan, algorithm kind, const Array& x, float alpha, float bet
   return result;
 }
 
-Array Binary(Plan& plan, algorithm kind, Array a, Array b) {
+Array Binary(Plan& plan, algorithm kind, Array a, Array b, Storage result) {
   const Dims dims = *Broadcast(a.dims, b.dims);
-  if (a.storage == Storage::kS32) return IntegerBinary(plan, kind, a, b, dims);
+  for (const Storage storage : {a.storage, b.storage, result}) {
+    if (storage == Storage::kS32) return MixedBinary(plan, kind, a, b, dims, result);
+  }
   // oneDNN wants the operand of the result's shape first.
   const int64_t elements = ElementsOf(dims);
   if (a.elements() != elements && b.elements() == elements && Commutes(kind)) std::swap(a, b);
@@ -221,7 +249,8 @@ absl::Status LowerLog(const Op& op, Lowering& l) {
   return LowerEltwise(op, l, algorithm::eltwise_log);
 }
 absl::Status LowerGELU(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_gelu_erf);
+  const bool by_tanh = op.attrs.GetOr(Attr::kMode, std::string()) == "gelu_tanh";
+  return LowerEltwise(op, l, by_tanh ? algorithm::eltwise_gelu_tanh : algorithm::eltwise_gelu_erf);
 }
 
 absl::Status LowerSelect(const Op& op, Lowering& lowering) {

@@ -36,8 +36,11 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
 // elementwise.cc
 Array Eltwise(Plan& plan, dnnl::algorithm algorithm, const Array& x, float alpha = 0,
               float beta = 0);
-// NumPy broadcast. Integers are computed exactly and saturate; a comparison gives f32 0 or 1.
-Array Binary(Plan& plan, dnnl::algorithm algorithm, Array a, Array b);
+// NumPy broadcast, of f32 and s32 in any mixture; `result` is one of them. An s32 result is rounded
+// to nearest even (a quotient of s32 is cut towards zero) and saturates; a comparison gives f32 0
+// or 1.
+Array Binary(Plan& plan, dnnl::algorithm algorithm, Array a, Array b,
+             Storage result = Storage::kF32);
 // `dims`: the result's, which all operands broadcast to.
 Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, const Dims& dims);
 // Repeated to `dims`; itself if it has them.

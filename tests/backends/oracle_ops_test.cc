@@ -197,6 +197,36 @@ std::vector<OpCase> BinaryCases() {
                    {},
                    {F32({2}, {3, 5}), Of(kBF16, {}, {0.5})},
                    {F32({2}, {1.5, 2.5})}});
+  cases.push_back({"rounds_once",  // 1 + 1/128 and 3 are bf16, their quotient by f32 is not
+                   OpKind::kDivide,
+                   {},
+                   {Of(kBF16, {2}, {1.0078125, 3}), F32({}, {0.99})},
+                   {Of(kBF16, {2}, {1.015625, 3.03125})}});
+  cases.push_back({"mixed_halves",
+                   OpKind::kAdd,
+                   {},
+                   {Of(kF16, {2}, {1.0009765625, -2}), Of(kBF16, {2}, {256, 0.5})},
+                   {Of(kF16, {2}, {257, -1.5})}});
+  cases.push_back({"floats_to_integers",  // to even, and saturating
+                   OpKind::kAdd,
+                   {},
+                   {F32({6}, {2, 3, -2.25, 3e9, -kInf, kNan}), F32({}, {0.5})},
+                   {Of(kS32, {6}, {2, 4, -2, 2147483647, -2147483648.0, 0})}});
+  cases.push_back({"integers_and_floats",
+                   OpKind::kSubtract,
+                   {},
+                   {Of(kS32, {2}, {7, -7}), F32({}, {0.25})},
+                   {F32({2}, {6.75, -7.25})}});
+  cases.push_back({"integers_to_floats",
+                   OpKind::kDivide,
+                   {},
+                   {Of(kS32, {2}, {7, -7}), Of(kS32, {}, {2})},
+                   {F32({2}, {3.5, -3.5})}});
+  cases.push_back({"floats_to_integer_quotients",  // rounded, not cut
+                   OpKind::kDivide,
+                   {},
+                   {F32({2}, {7, -7}), Of(kS32, {}, {4})},
+                   {Of(kS32, {2}, {2, -2})}});
   cases.push_back({"select",
                    OpKind::kSelect,
                    {},
@@ -222,6 +252,12 @@ std::vector<OpCase> UnaryCases() {
       Unary(OpKind::kReciprocal, {4, -0.5, 1}, {0.25, -2, 1}),
       Unary(OpKind::kLog, {1, 2, 0}, {0, 0.69314718056, -kInf}),
       Unary(OpKind::kGELU, {0, 1, -1}, {0, 0.841344746069, -0.158655253931}),
+      {"by_tanh",
+       OpKind::kGELU,
+       {{Attr::kMode, std::string("gelu_tanh")}},
+       {F32({3}, {0, 1, -1})},
+       {F32({3}, {0, 0.841191990608, -0.158808009392})},
+       kF32},
       {"typecast",
        OpKind::kTypeCast,
        {},

@@ -41,6 +41,10 @@ std::vector<Case> UnaryCases() {
                        }});
     }
   }
+  cases.push_back({"GELU_by_tanh", [](GraphBuilder& g) {
+                     g.AddOp(OpKind::kGELU, "y", {g.Input("x", kF32, {3, 5, 7})}, {kF32},
+                             {{Attr::kMode, std::string("gelu_tanh")}});
+                   }});
   return cases;
 }
 
@@ -67,11 +71,22 @@ std::vector<Case> BinaryCases() {
       }
     }
   }
-  for (DataType type : {kF16, kBF16}) {
-    cases.push_back({"Multiply_" + std::string(DataTypeName(type)) + "_f32", [=](GraphBuilder& g) {
-                       g.AddOp(OpKind::kMultiply, "y",
-                               {g.Input("a", type, {3, 5}), g.Input("b", type, {3, 5})}, {kF32});
-                     }});
+  // Any mixture of types.
+  for (OpKind kind : {OpKind::kAdd, OpKind::kSubtract, OpKind::kMultiply, OpKind::kDivide,
+                      OpKind::kMaximum, OpKind::kMinimum}) {
+    constexpr DataType kTypes[] = {kF32, kF16, kBF16, kS32};
+    for (DataType a : kTypes) {
+      for (DataType b : kTypes) {
+        for (DataType out : kTypes) {
+          std::string name(OpKindName(kind));
+          for (DataType type : {a, b, out}) name += "_" + std::string(DataTypeName(type));
+          cases.push_back(
+              {name, [=](GraphBuilder& g) {
+                 g.AddOp(kind, "y", {g.Input("a", a, {3, 5}), g.Input("b", b, {5})}, {out});
+               }});
+        }
+      }
+    }
   }
   return cases;
 }

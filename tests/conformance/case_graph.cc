@@ -34,6 +34,10 @@ class CaseBuilder {
   void StaticAttention();
   Value Reshaped(Value x, const Dims& lead);
   Value Scores(Value q, Value k);
+  // The result has the type of the scores.
+  Value OnScores(OpKind kind, Value scores, Value operand) {
+    return g_.AddOp(kind, "", {scores, operand}, {g_.Describe(scores).type})[0];
+  }
   Value Scaled(Value scores);
   Value Capped(Value scores);
   Value Masked(Value scores, const Mask& mask);
@@ -123,9 +127,10 @@ Value CaseBuilder::Scaled(Value scores) {
     case Case::Scale::kNone:
       return scores;
     case Case::Scale::kMultiply:
-      return g_.Multiply(scores, inputs_.Scalar("scale", c_.type, 1 / root));
+      return OnScores(OpKind::kMultiply, scores,
+                      inputs_.Scalar("scale", c_.TypeOfScale(), 1 / root));
     case Case::Scale::kDivide:
-      return g_.Divide(scores, inputs_.Scalar("scale", c_.type, root));
+      return OnScores(OpKind::kDivide, scores, inputs_.Scalar("scale", c_.TypeOfScale(), root));
   }
   return scores;
 }
@@ -138,8 +143,7 @@ Value CaseBuilder::Capped(Value scores) {
 
 Value CaseBuilder::Masked(Value scores, const Mask& mask) {
   if (mask.kind == Mask::Kind::kAdditive) {
-    Value bias = inputs_.MaskOperand(mask);
-    return g_.Add(scores, bias);
+    return OnScores(OpKind::kAdd, scores, inputs_.MaskOperand(mask));
   }
   const double fill = mask.fill < -1e29f ? -std::numeric_limits<double>::infinity() : mask.fill;
   const Value other = inputs_.Scalar("fill", g_.Describe(scores).type, fill);

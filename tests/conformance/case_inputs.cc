@@ -306,7 +306,7 @@ Value CaseInputs::MaskOperand(const Mask& mask) {
       const bool masked = hidden(at) || (columns && !visible(at));
       return masked ? -std::numeric_limits<double>::infinity() : 2 * Noise(seed, at) - 0.5;
     };
-    return Tensor(name, c_.type, dims, value, BufferStrides(c_.buffers, dims));
+    return Tensor(name, c_.TypeOfMasks(), dims, value, BufferStrides(c_.buffers, dims));
   }
   const bool inverted = mask.kind == Mask::Kind::kSelectInverted;
   return Tensor(

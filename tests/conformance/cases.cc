@@ -232,6 +232,7 @@ std::vector<Case> AllCases() {
   AddCodebookCases(cases);
   AddMaskCases(cases);
   AddFormCases(cases);
+  AddMixedTypeCases(cases);
   AddRangeCases(cases);
   AddFirstClassCases(cases);
   AddRotationCases(cases);

@@ -91,6 +91,9 @@ struct Case {
 
   enum class Scale : uint8_t { kNone, kMultiply, kDivide };
   Scale scale = Scale::kMultiply;
+  // Of the scale and of additive masks; kUndef: type. What they make of the scores is of the
+  // scores' type in any case.
+  DataType scale_type = kUndef, mask_type = kUndef;
   bool scale_after_masks = false;  // GPT's order
   bool scalar_of_rank_0 = true;    // else [1]
   bool soft_cap = false;
@@ -130,6 +133,8 @@ struct Case {
   bool bottom_right = false;
 
   bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
+  DataType TypeOfScale() const { return scale_type == kUndef ? type : scale_type; }
+  DataType TypeOfMasks() const { return mask_type == kUndef ? type : mask_type; }
   bool has_codebook() const { return !k.codebook.empty() || !v.codebook.empty(); }
   int64_t value_size() const { return v_head_size > 0 ? v_head_size : head_size; }
 };
@@ -142,6 +147,7 @@ void AddStorageCases(std::vector<Case>& cases);
 void AddCodebookCases(std::vector<Case>& cases);
 void AddMaskCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
+void AddMixedTypeCases(std::vector<Case>& cases);
 void AddRangeCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);
 void AddRotationCases(std::vector<Case>& cases);

@@ -171,6 +171,34 @@ void AddFormCases(std::vector<Case>& cases) {
   }
 }
 
+// Scales and masks of other types than the scores, which stay of theirs.
+void AddMixedTypeCases(std::vector<Case>& cases) {
+  int i = 0;
+  for (const DataType type : {kF32, kF16, kBF16}) {
+    for (const bool narrow : {false, true}) {
+      if (narrow && type == kF32) continue;
+      const DataType scores = narrow ? type : kF32;
+      for (const DataType operand : {kF32, kF16, kBF16, kS32}) {
+        if (operand == type) continue;
+        Case c = Base(i++);
+        c.type = type;
+        c.scores = scores;
+        c.cast_probs = false;
+        if (i % 2 == 0) c.q_len = 1;
+        c.scale = i % 3 == 0 ? Case::Scale::kDivide : Case::Scale::kMultiply;
+        c.scale_after_masks = i % 4 == 1;
+        c.scale_type = operand == kS32 ? kF32 : operand;
+        c.mask_type = operand;
+        c.masks = {{.kind = Kind::kAdditive, .over = i % 3 == 1 ? "hrqs" : "qs"}};
+        if (i % 5 == 0) c.masks.push_back({.kind = Kind::kCausal});
+        const auto name = [](DataType t) { return std::string(DataTypeName(t)); };
+        Push(cases, c,
+             absl::StrCat("Mixed_", name(type), "_scores_", name(scores), "_with_", name(operand)));
+      }
+    }
+  }
+}
+
 void AddRotationCases(std::vector<Case>& cases) {
   const std::pair<int64_t, int64_t> sizes[] = {{64, 64},  {64, 16}, {96, 32}, {128, 128},
                                                {128, 32}, {80, 16}, {24, 8},  {256, 256}};

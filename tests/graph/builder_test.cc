@@ -72,6 +72,10 @@ TEST(GraphBuilder, StridesOfInputsAndOutputs) {
 TEST(GraphBuilder, ArithmeticTakesTheWiderType) {
   GraphBuilder g;
   const Value half = g.Input("h", kF16, {2, 3}), single = g.Input("s", kF32, {2, 3});
+  const Value other_half = g.Input("b", kBF16, {2, 3}), integer = g.Input("i", kS32, {2, 3});
+  EXPECT_EQ(g.Describe(g.Add(half, other_half)).type, kF32);
+  EXPECT_EQ(g.Describe(g.Multiply(integer, half)).type, kF32);
+  EXPECT_EQ(g.Describe(g.Subtract(integer, integer)).type, kS32);
   EXPECT_EQ(g.Describe(g.Add(half, single)).type, kF32);
   EXPECT_EQ(g.Describe(g.Add(single, half)).type, kF32);
   EXPECT_EQ(g.Describe(g.Add(half, half)).type, kF16);

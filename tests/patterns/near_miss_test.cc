@@ -57,6 +57,26 @@ TEST(NearMiss, ScoresAreAnOutput) {
              });
 }
 
+TEST(NearMiss, ScoresThatBecomeIntegers) {
+  ExpectMiss("MatMul Add | Multiply | SoftMax | MatMul",
+             "Add 'rounded' \\(id [0-9]+\\) rounds the scores to integers", [](Plain& p) {
+               const Value s = p.g.AddOp(OpKind::kAdd, "rounded", {p.Scores(), p.mask}, {kS32})[0];
+               p.g.Output("o", p.g.MatMul(p.g.SoftMax(p.g.Multiply(s, p.scale)), p.v));
+             });
+}
+
+// Row + 0.5 >= column is no diagonal with a whole shift: the condition is made outside.
+TEST(NearMiss, DiagonalsShiftedByFractions) {
+  Plain p;
+  const Value s = p.Scores(), shift = p.g.Input("shift", kF32, {1});
+  const Value rows = p.g.Add(p.g.GenIndex(s, 2), shift);
+  const Value columns = p.g.Add(p.g.GenIndex(s, 3), p.g.Input("zero", kF32, {1}));
+  const Value masked = p.g.Select(p.g.GreaterEqual(rows, columns), s, p.scale);
+  p.g.Output("o", p.g.MatMul(p.g.SoftMax(masked), p.v));
+  const PartitionResult result = Partitions(std::move(p.g));
+  EXPECT_THAT(result.explanations, ElementsAre(::testing::HasSubstr("also consumed by GenIndex")));
+}
+
 TEST(NearMiss, DivisionByTheScores) {
   ExpectMiss("MatMul | Divide Add | SoftMax | MatMul", "Divide .* divides by the scores",
              [](Plain& p) {
