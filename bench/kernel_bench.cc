@@ -100,10 +100,29 @@ void BM_Load(benchmark::State& state, const KernelSet* set, DataType type) {
   state.SetItemsProcessed(state.iterations() * kElements);
 }
 
+void BM_Expand(benchmark::State& state, const KernelSet* set) {
+  Tile tile(1);
+  const std::vector<float> parameters(kElements / state.range(0) + 1, 1.f);
+  for (auto _ : state) {
+    set->expand(parameters.data(), state.range(0), 0, kElements, tile.kv.data());
+  }
+  state.SetItemsProcessed(state.iterations() * kElements);
+}
+
+// Of a row of a tile.
+void BM_Philox(benchmark::State& state, const KernelSet* set) {
+  std::vector<uint32_t> words(kTokenTile);
+  for (auto _ : state) {
+    set->philox(1, 2, 3, kTokenTile / 4, words.data());
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * kTokenTile);
+}
+
 void BM_Scale(benchmark::State& state, const KernelSet* set) {
   Tile tile(1);
   const std::vector<float> parameters(kSize, 1.f);
-  const Scaling how{parameters.data(), parameters.data(), 1, state.range(0)};
+  const Scaling how{parameters.data(), parameters.data(), state.range(0)};
   for (auto _ : state) {
     for (int64_t t = 0; t < kTokenTile; ++t) set->scale(how, kSize, tile.kv.data() + t * kSize);
   }
@@ -139,7 +158,9 @@ const bool kRegistered = [] {
     add("Qk", BM_Qk)->Arg(1)->Arg(4)->Arg(64);
     add("Pv", BM_Pv)->Arg(1)->Arg(4)->Arg(64);
     add("Softmax", BM_Softmax)->Arg(64);
-    add("Scale", BM_Scale)->Arg(16)->Arg(32)->Arg(kSize);
+    add("Expand", BM_Expand)->Arg(2)->Arg(3)->Arg(8)->Arg(24);
+    add("Scale", BM_Scale)->Arg(1)->Arg(16)->Arg(32)->Arg(kSize);
+    add("Philox", BM_Philox);
     add("Transpose", BM_Transpose);
     add("Hadamard", BM_Hadamard)->Arg(4)->Arg(32)->Arg(kSize);
     for (DataType type : {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU4, kU2}) {

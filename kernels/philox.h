@@ -4,13 +4,17 @@
 #ifndef KVANT_KERNELS_PHILOX_H_
 #define KVANT_KERNELS_PHILOX_H_
 
+#include <cmath>
 #include <cstdint>
 
 namespace kvant {
 
-// 32 random bits for the element at dense row-major `index`.
-inline uint32_t PhiloxWord(uint64_t seed, uint64_t offset, uint64_t index) {
-  uint32_t counter[4] = {static_cast<uint32_t>(index / 4), static_cast<uint32_t>((index / 4) >> 32),
+// Elements that one counter gives bits for.
+inline constexpr int64_t kPhiloxBlock = 4;
+
+// 32 random bits for each of the elements kPhiloxBlock * block, ..., in dense row-major order.
+inline void PhiloxWords(uint64_t seed, uint64_t offset, uint64_t block, uint32_t* words) {
+  uint32_t counter[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
                          static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)};
   uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (int round = 0; round < 10; ++round) {
@@ -23,12 +27,23 @@ inline uint32_t PhiloxWord(uint64_t seed, uint64_t offset, uint64_t index) {
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
-  return counter[index % 4];
+  for (int i = 0; i < 4; ++i) words[i] = counter[i];
 }
 
-// Whether Dropout with this probability keeps the element.
+// The least word whose element Dropout with this probability keeps; 2^32: there is none, as where
+// the probability is NaN.
+inline uint64_t DropoutThreshold(double probability) {
+  constexpr double kWords = 4294967296.0;
+  const double least = std::ceil(probability * kWords);
+  if (!(least < kWords)) return uint64_t{1} << 32;
+  return least > 0 ? static_cast<uint64_t>(least) : 0;
+}
+
+// Whether Dropout with this probability keeps the element at `index`.
 inline bool DropoutKeeps(uint64_t seed, uint64_t offset, uint64_t index, double probability) {
-  return static_cast<double>(PhiloxWord(seed, offset, index)) >= probability * 4294967296.0;
+  uint32_t words[kPhiloxBlock];
+  PhiloxWords(seed, offset, index / kPhiloxBlock, words);
+  return words[index % kPhiloxBlock] >= DropoutThreshold(probability);
 }
 
 }  // namespace kvant

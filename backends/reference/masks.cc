@@ -99,12 +99,18 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
         const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
         const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
         const double p = *context.data(probability);
-        constexpr int64_t kTask = 4096;
+        const uint64_t threshold = DropoutThreshold(p);
+        constexpr int64_t kTask = 1024 * kPhiloxBlock;
         const int64_t elements = x.elements();
         context.executor.ParallelFor((elements + kTask - 1) / kTask, [&](int64_t task, int) {
           const int64_t end = std::min(elements, (task + 1) * kTask);
+          uint32_t words[kPhiloxBlock];
           for (int64_t i = task * kTask; i < end; ++i) {
-            const bool keep = p == 0 || DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
+            const int64_t in_block = i % kPhiloxBlock;
+            if (in_block == 0) {
+              PhiloxWords(key, start, static_cast<uint64_t>(i / kPhiloxBlock), words);
+            }
+            const bool keep = words[in_block] >= threshold;
             const float value = context.data(x)[i];
             context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
             if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;

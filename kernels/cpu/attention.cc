@@ -133,7 +133,7 @@ class Unit {
   void WriteMaskOf(int64_t split) {
     const int64_t share = CeilDiv(problem_.kv_len, problem_.splits);
     const ColumnRange columns{split * share, std::min((split + 1) * share, problem_.kv_len)};
-    WriteDropoutMask(problem_, dropout_, tile_, columns, call_.outputs);
+    WriteDropoutMask(kernels_, problem_, dropout_, tile_, columns, call_.outputs);
   }
 
   void RunOnline() {
@@ -142,7 +142,7 @@ class Unit {
                        buffers_.shrink);
       if (problem_.pass == SoftmaxPass::kStatistics) return;
       if (problem_.dropout) {
-        ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+        ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
       }
       MultiplyByValues(part);
     });
@@ -181,7 +181,7 @@ class Unit {
       for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
     }
     if (problem_.dropout) {
-      ApplyDropout(problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+      ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
     }
     if (problem_.probs_rounding.type != kUndef) {
       for (int64_t r = 0; r < part.tile.rows; ++r) {

@@ -13,31 +13,34 @@ Position GroupOf(const Dequantization& how, const Position& p) {
   return group;
 }
 
-// The elements of an array over `lines` x `length` positions, read along whichever axis
-// is dense: element [l][i] is at values[l * line_stride + i * stride].
+// The elements of a parameter array over `lines` x `length` positions: element [l][i] is at
+// values[l * length + i]. Either count is 1 where the elements do not vary.
 struct Grid {
   const float* values = nullptr;
-  int64_t line_stride = 0, stride = 0;
+  int64_t lines = 1, length = 1;
 };
 
+// `spare`: as much as `out`.
 Grid ReadGrid(const Reader& reader, const Array& array, Position p, int line_axis, int64_t lines,
-              int axis, int64_t length, float* out) {
-  if (array.strides[line_axis] == 0) lines = 1;
-  if (array.strides[axis] == 0) length = 1;
-  if (array.strides[line_axis] == 1 && (lines > 1 || array.strides[axis] != 1)) {
-    for (int64_t i = 0; i < length; ++i, ++p.at[axis]) {
-      reader.Line(array, p, line_axis, lines, out + i * lines);
-    }
-    return {out, lines > 1 ? 1 : 0, length > 1 ? lines : 0};
-  }
-  if (array.strides[axis] == 1 && array.strides[line_axis] == length) {
+              int axis, int64_t length, float* out, float* spare) {
+  const int64_t line_stride = array.strides[line_axis], stride = array.strides[axis];
+  if (line_stride == 0) lines = 1;
+  if (stride == 0) length = 1;
+  if (length == 1) {
+    reader.Line(array, p, line_axis, lines, out);
+  } else if (stride == 1 && line_stride == length) {
     reader.Line(array, p, axis, lines * length, out);
+  } else if (line_stride == 1 && stride != 1 && lines > 1) {
+    for (int64_t i = 0; i < length; ++i, ++p.at[axis]) {
+      reader.Line(array, p, line_axis, lines, spare + i * lines);
+    }
+    reader.kernels->transpose(spare, lines, length, lines, out, length);
   } else {
     for (int64_t l = 0; l < lines; ++l, ++p.at[line_axis]) {
       reader.Line(array, p, axis, length, out + l * length);
     }
   }
-  return {out, lines > 1 ? length : 0, length > 1 ? 1 : 0};
+  return {out, lines, length};
 }
 
 // Consecutive lines of `length` elements of an array under a Dequantization, as values.
@@ -52,7 +55,7 @@ class LineReader {
         axis_(axis),
         length_(length) {}
 
-  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 2 * lines * length floats.
+  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 3 * lines * length floats.
   void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
     Position at = p;
     if (!how_.scales.present()) {
@@ -74,66 +77,75 @@ class LineReader {
   }
 
  private:
+  // Lines are those of groups.
   struct Parameters {
     Grid scales, zero_points;
+    int64_t group = 1;  // of Scaling
   };
 
   Parameters ReadParameters(const Position& p, int64_t lines, float* scratch) const {
-    const Position group = GroupOf(how_, p);
-    const auto groups = [&](int axis, int64_t n) {
-      return (p.at[axis] % how_.group[axis] + n - 1) / how_.group[axis] + 1;
+    const int64_t line_groups = GroupsOf(p, line_axis_, lines);
+    const int64_t groups = GroupsOf(p, axis_, length_);
+    const auto count = [&](const Array& array) {
+      return array.present() && array.strides[axis_] != 0 ? groups : 1;
     };
-    const int64_t line_groups = groups(line_axis_, lines), in_line = groups(axis_, length_);
-    const auto grid = [&](const Array& array, float* to) {
-      return ReadGrid(reader_, array, group, line_axis_, line_groups, axis_, in_line, to);
+    const int64_t most = std::max(count(how_.scales), count(how_.zero_points));
+    const bool whole = how_.group[axis_] % kGroupUnit == 0 && p.at[axis_] % how_.group[axis_] == 0;
+    const int64_t wanted = most == 1 || whole ? most : length_;
+    float* const spare = scratch + 2 * line_groups * length_;
+    const auto read = [&](const Array& array, float* to) {
+      const bool expanded = count(array) != wanted;
+      const Grid grid = ReadGrid(reader_, array, GroupOf(how_, p), line_axis_, line_groups, axis_,
+                                 groups, expanded ? spare : to, expanded ? to : spare);
+      return expanded ? Expanded(grid, p.at[axis_], wanted, to) : grid;
     };
     Parameters parameters;
-    parameters.scales = grid(how_.scales, scratch);
+    parameters.group = most == 1 ? length_ : whole ? how_.group[axis_] : 1;
+    parameters.scales = read(how_.scales, scratch);
     if (how_.zero_points.present()) {
-      parameters.zero_points = grid(how_.zero_points, scratch + line_groups * in_line);
+      parameters.zero_points = read(how_.zero_points, scratch + line_groups * length_);
     }
     return parameters;
   }
 
-  // The line from `p` on, by the parameters of line group g.
-  void ReadScaled(const Position& p, const Parameters& parameters, int64_t g, float* line) const {
-    const Grid& scales = parameters.scales;
-    const Grid& zero_points = parameters.zero_points;
-    Scaling how;
-    how.scales = scales.values + g * scales.line_stride;
-    if (zero_points.values != nullptr) {
-      how.zero_points = zero_points.values + g * zero_points.line_stride;
-    }
-    how.codebook = data_.codebook;
-    how.real = how_.real_zero_points;
-    how.stride = scales.stride;
-    how.group = how_.group[axis_];
-    how.into_group = p.at[axis_] % how.group;
-    const bool apart = how.zero_points != nullptr && scales.stride != zero_points.stride;
-    if (how.stride == 0 && !apart) {
-      how.group = length_;
-      how.into_group = 0;
-    }
-    if (data_.strides[axis_] == 1 && !apart) {
-      reader_.kernels->load_scaled(data_.type, reader_.Data(data_), data_.IndexOf(p), length_, how,
-                                   line);
-      return;
-    }
-    reader_.Line(data_, p, axis_, length_, line);
-    if (apart) return ScaleByRuns(how, zero_points.stride, line);
-    reader_.kernels->scale(how, length_, line);
+  // Those that n positions from `p` on lie in.
+  int64_t GroupsOf(const Position& p, int axis, int64_t n) const {
+    return (p.at[axis] % how_.group[axis] + n - 1) / how_.group[axis] + 1;
   }
 
-  // Scales and zero points do not change, or lie, alike.
-  void ScaleByRuns(Scaling how, int64_t zero_point_stride, float* line) const {
-    const int64_t stride = how.stride, group = how.group;
-    int64_t run = group - how.into_group;
-    how.into_group = 0;
-    for (int64_t i = 0; i < length_; i += run, run = group) {
-      how.group = run = std::min(run, length_ - i);
-      reader_.kernels->scale(how, run, line + i);
-      how.scales += stride;
-      how.zero_points += zero_point_stride;
+  // In lines of `wanted`: one parameter for all of them, or those of groups, the first of which
+  // position `first` is in.
+  Grid Expanded(const Grid& grid, int64_t first, int64_t wanted, float* to) const {
+    const int64_t group = grid.length == 1 ? wanted : how_.group[axis_];
+    const int64_t into_group = grid.length == 1 ? 0 : first % group;
+    if (into_group == 0 && grid.length * group == wanted) {
+      reader_.kernels->expand(grid.values, group, 0, grid.lines * wanted, to);
+    } else {
+      for (int64_t l = 0; l < grid.lines; ++l) {
+        reader_.kernels->expand(grid.values + l * grid.length, group, into_group, wanted,
+                                to + l * wanted);
+      }
+    }
+    return {to, grid.lines, wanted};
+  }
+
+  // The line from `p` on, by the parameters of line group g.
+  void ReadScaled(const Position& p, const Parameters& parameters, int64_t g, float* line) const {
+    const auto at = [g](const Grid& grid) {
+      return grid.values + (grid.lines == 1 ? 0 : g * grid.length);
+    };
+    Scaling how;
+    how.scales = at(parameters.scales);
+    if (how_.zero_points.present()) how.zero_points = at(parameters.zero_points);
+    how.codebook = data_.codebook;
+    how.real = how_.real_zero_points;
+    how.group = parameters.group;
+    if (data_.strides[axis_] == 1) {
+      reader_.kernels->load_scaled(data_.type, reader_.Data(data_), data_.IndexOf(p), length_, how,
+                                   line);
+    } else {
+      reader_.Line(data_, p, axis_, length_, line);
+      reader_.kernels->scale(how, length_, line);
     }
   }
 
@@ -174,6 +186,52 @@ void DequantizePart(const Reader& reader, const Segment& segment, Position p, in
   }
 }
 
+// Elements `stride` apart, side by side as they are stored.
+template <typename T>
+void Gather(const void* data, int64_t index, int64_t stride, int64_t n, void* out) {
+  const char* from = static_cast<const char*>(data) + index * static_cast<int64_t>(sizeof(T));
+  char* to = static_cast<char*>(out);
+  for (int64_t i = 0; i < n; ++i) {
+    std::memcpy(to + i * sizeof(T), from + i * stride * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  }
+}
+
+// The same of elements of kBits < 8.
+template <int kBits>
+void GatherBits(const void* data, int64_t index, int64_t stride, int64_t n, void* out) {
+  constexpr uint64_t kPerByte = 8 / kBits;
+  const auto* from = static_cast<const uint8_t*>(data);
+  auto* to = static_cast<uint8_t*>(out);
+  uint64_t at = static_cast<uint64_t>(index);  // unsigned: divided by a shift
+  for (int64_t i = 0; i < n;) {
+    unsigned byte = 0;
+    for (unsigned shift = 0; shift < 8 && i < n; shift += kBits, ++i) {
+      const unsigned code = from[at / kPerByte] >> (at % kPerByte * kBits) & ((1u << kBits) - 1);
+      byte |= code << shift;
+      at += static_cast<uint64_t>(stride);
+    }
+    *to++ = static_cast<uint8_t>(byte);
+  }
+}
+
+void GatherElements(DataType type, const void* data, int64_t index, int64_t stride, int64_t n,
+                    void* out) {
+  switch (BitsOf(type)) {
+    case 64:
+      return Gather<uint64_t>(data, index, stride, n, out);
+    case 32:
+      return Gather<uint32_t>(data, index, stride, n, out);
+    case 16:
+      return Gather<uint16_t>(data, index, stride, n, out);
+    case 8:
+      return Gather<uint8_t>(data, index, stride, n, out);
+    case 4:
+      return GatherBits<4>(data, index, stride, n, out);
+    default:
+      return GatherBits<2>(data, index, stride, n, out);
+  }
+}
+
 }  // namespace
 
 void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, float* out) const {
@@ -181,17 +239,23 @@ void Reader::Line(const Array& array, const Position& p, int axis, int64_t n, fl
   const void* data = Data(array);
   const int64_t index = array.IndexOf(p);
   const int64_t stride = array.strides[axis];
-  const auto load = [&](int64_t from, int64_t count, float* to) {
-    if (array.codebook == nullptr) return kernels->load(array.type, data, from, count, to);
-    kernels->load_entries(array.codebook, array.type, data, from, count, to);
+  const auto load = [&](const void* from, int64_t first, int64_t count, float* to) {
+    if (array.codebook == nullptr) return kernels->load(array.type, from, first, count, to);
+    kernels->load_entries(array.codebook, array.type, from, first, count, to);
   };
-  if (stride == 1) {
-    load(index, n, out);
+  if (stride == 1 || n == 1) {
+    load(data, index, n, out);
   } else if (stride == 0) {
-    load(index, 1, out);
+    load(data, index, 1, out);
     std::fill(out + 1, out + n, out[0]);
   } else {
-    for (int64_t i = 0; i < n; ++i) load(index + i * stride, 1, out + i);
+    constexpr int64_t kAtOnce = 64;
+    uint64_t side_by_side[kAtOnce];
+    for (int64_t i = 0; i < n; i += kAtOnce) {
+      const int64_t some = std::min(kAtOnce, n - i);
+      GatherElements(array.type, data, index + i * stride, stride, some, side_by_side);
+      load(side_by_side, 0, some, out + i);
+    }
   }
 }
 

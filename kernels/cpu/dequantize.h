@@ -25,7 +25,7 @@ struct Reader {
   int64_t Integer(const Array& array, const Position& p) const;
 };
 
-// The n values from `p` on along `axis`. `scratch`: 2 * n floats.
+// The n values from `p` on along `axis`. `scratch`: 3 * n floats.
 void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
                     const Position& p, int axis, int64_t n, float* out, float* scratch);
 
@@ -33,7 +33,7 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
 // for them and their parameters.
 inline constexpr int64_t kLineBatch = 16;
 inline int64_t TileScratchFloats(int64_t channels) {
-  return 3 * kLineBatch * (channels > kTokenTile ? channels : kTokenTile);
+  return 4 * kLineBatch * (channels > kTokenTile ? channels : kTokenTile);
 }
 
 // Columns [column, column + n) at batch position `p`, all `channels`,

@@ -19,12 +19,12 @@ uint64_t ProbabilityIndex(const AttentionProblem& problem, const Position& p) {
   return static_cast<uint64_t>((index * problem.q_len + p.at[kRow]) * problem.kv_len);
 }
 
-void StoreLine(const Array& array, void* data, Position p, int64_t n, const float* values) {
+void StoreLine(const KernelSet& kernels, const Array& array, void* data, Position p, int64_t n,
+               const float* values) {
   const int64_t stride = array.strides[kCol];
   const int64_t index = array.IndexOf(p);
-  if (array.type == kF32 && stride == 1 && n > 0) {
-    std::memcpy(static_cast<float*>(data) + index, values, n * sizeof(float));
-    return;
+  if (IsComputeFloat(array.type) && stride == 1) {
+    return kernels.quantize->convert(kF32, values, 0, n, array.type, data, index);
   }
   for (int64_t i = 0; i < n; ++i) StoreElement(array.type, data, index + i * stride, values[i]);
 }
@@ -90,11 +90,11 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
         out[d] = Code(problem.output_rounding, out[d]);
       }
     }
-    StoreLine(problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
+    StoreLine(kernels, problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
     if (problem.stats.present()) {
       float stats = state.max[r] + std::log(state.sum[r]);
       if (empty) stats = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
-      StoreLine(problem.stats, outputs[problem.stats.buffer], p, 1, &stats);
+      StoreLine(kernels, problem.stats, outputs[problem.stats.buffer], p, 1, &stats);
     }
   }
 }
@@ -132,34 +132,78 @@ void SubtractStatistics(const AttentionProblem& problem, const RowTile& tile, in
 
 DropoutState ReadDropout(const AttentionProblem& problem, const Reader& reader) {
   const Position origin;
+  const auto probability = static_cast<double>(reader.Scalar(problem.probability, origin));
   return {static_cast<uint64_t>(reader.Integer(problem.seed, origin)),
           static_cast<uint64_t>(reader.Integer(problem.dropout_offset, origin)),
-          static_cast<double>(reader.Scalar(problem.probability, origin))};
+          DropoutThreshold(probability), static_cast<float>(1.0 / (1.0 - probability))};
 }
 
-void ApplyDropout(const AttentionProblem& problem, const DropoutState& dropout, const RowTile& tile,
-                  int64_t token, int64_t n, float* probs) {
-  const float keep = static_cast<float>(1.0 / (1.0 - dropout.probability));
-  for (int64_t r = 0; r < tile.rows; ++r) {
-    const uint64_t index = ProbabilityIndex(problem, tile.At(r)) + token;
-    float* row = probs + r * kTokenTile;
-    for (int64_t i = 0; i < n; ++i) {
-      const bool kept = DropoutKeeps(dropout.seed, dropout.offset, index + i, dropout.probability);
-      row[i] = kept ? row[i] * keep : 0.f;
+namespace {
+
+// Random words of up to kTokenTile elements from `index` on, and which of them are kept.
+class Draws {
+ public:
+  Draws(const KernelSet& kernels, const DropoutState& dropout, uint64_t index, int64_t n)
+      : words_(blocks_ + index % kPhiloxBlock),
+        none_(dropout.threshold > std::numeric_limits<uint32_t>::max()),
+        least_(static_cast<uint32_t>(dropout.threshold)) {
+    const int64_t blocks = CeilDiv(words_ - blocks_ + n, kPhiloxBlock);
+    kernels.philox(dropout.seed, dropout.offset, index / kPhiloxBlock, blocks, blocks_);
+  }
+
+  // Calls use(i, whether element i is kept) for i < n, in a loop that compilers vectorize.
+  template <typename Use>
+  void ForEach(int64_t n, Use use) const {
+    if (none_) {
+      for (int64_t i = 0; i < n; ++i) use(i, false);
+    } else {
+      for (int64_t i = 0; i < n; ++i) use(i, words_[i] >= least_);
     }
+  }
+
+ private:
+  uint32_t blocks_[kTokenTile + kPhiloxBlock];
+  const uint32_t* const words_;
+  const bool none_;
+  const uint32_t least_;
+};
+
+}  // namespace
+
+void ApplyDropout(const KernelSet& kernels, const AttentionProblem& problem,
+                  const DropoutState& dropout, const RowTile& tile, int64_t token, int64_t n,
+                  float* probs) {
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const Draws draws(kernels, dropout, ProbabilityIndex(problem, tile.At(r)) + token, n);
+    float* const row = probs + r * kTokenTile;
+    draws.ForEach(n, [=, factor = dropout.factor](int64_t i, bool kept) {
+      row[i] = kept ? row[i] * factor : 0.f;
+    });
   }
 }
 
-void WriteDropoutMask(const AttentionProblem& problem, const DropoutState& dropout,
-                      const RowTile& tile, ColumnRange columns, void* const* outputs) {
+void WriteDropoutMask(const KernelSet& kernels, const AttentionProblem& problem,
+                      const DropoutState& dropout, const RowTile& tile, ColumnRange columns,
+                      void* const* outputs) {
   const Array& mask = problem.dropout_mask;
+  void* const data = outputs[mask.buffer];
+  const int64_t stride = mask.strides[kCol];
   for (int64_t r = 0; r < tile.rows; ++r) {
     Position p = tile.At(r);
-    const uint64_t index = ProbabilityIndex(problem, p);
-    for (p.at[kCol] = columns.begin; p.at[kCol] < columns.end; ++p.at[kCol]) {
-      const bool kept =
-          DropoutKeeps(dropout.seed, dropout.offset, index + p.at[kCol], dropout.probability);
-      StoreElement(mask.type, outputs[mask.buffer], mask.IndexOf(p), kept ? 1.0 : 0.0);
+    const uint64_t row = ProbabilityIndex(problem, p);
+    for (int64_t column = columns.begin; column < columns.end; column += kTokenTile) {
+      const int64_t n = std::min(kTokenTile, columns.end - column);
+      p.at[kCol] = column;
+      const int64_t index = mask.IndexOf(p);
+      const Draws draws(kernels, dropout, row + column, n);
+      if (stride == 1 && BitsOf(mask.type) == 8 && !IsFloat(mask.type)) {
+        auto* const bytes = static_cast<uint8_t*>(data) + index;
+        draws.ForEach(n, [=](int64_t i, bool kept) { bytes[i] = kept ? 1 : 0; });
+      } else {
+        draws.ForEach(n, [&](int64_t i, bool kept) {
+          StoreElement(mask.type, data, index + i * stride, kept ? 1.0 : 0.0);
+        });
+      }
     }
   }
 }

@@ -64,14 +64,17 @@ void SubtractStatistics(const AttentionProblem& problem, const RowTile& tile, in
 
 struct DropoutState {
   uint64_t seed = 0, offset = 0;
-  double probability = 0;
+  uint64_t threshold = 0;  // words below it are dropped
+  float factor = 1.f;      // what is kept is multiplied by
 };
 DropoutState ReadDropout(const AttentionProblem& problem, const Reader& reader);
 // Drops and rescales among n columns from `token` on; probs: [rows][kTokenTile].
-void ApplyDropout(const AttentionProblem& problem, const DropoutState& dropout, const RowTile& tile,
-                  int64_t token, int64_t n, float* probs);
-void WriteDropoutMask(const AttentionProblem& problem, const DropoutState& dropout,
-                      const RowTile& tile, ColumnRange columns, void* const* outputs);
+void ApplyDropout(const KernelSet& kernels, const AttentionProblem& problem,
+                  const DropoutState& dropout, const RowTile& tile, int64_t token, int64_t n,
+                  float* probs);
+void WriteDropoutMask(const KernelSet& kernels, const AttentionProblem& problem,
+                      const DropoutState& dropout, const RowTile& tile, ColumnRange columns,
+                      void* const* outputs);
 
 // value -> code -> value.
 void RoundValues(const Rounding& rounding, int64_t n, float* values);

@@ -12,15 +12,16 @@
 
 namespace kvant::cpu {
 
-// Parameters of a run of codes. Those of the first into the run's group, then one set
-// per `group` elements, `stride` floats apart.
+// Groups of so many elements, or of a multiple, are whole vectors on any set.
+inline constexpr int64_t kGroupUnit = 16;
+
+// Parameters of a run of codes, side by side: one set per `group` elements, which is 1, a multiple
+// of kGroupUnit, or the whole run or more.
 struct Scaling {
   const float* scales = nullptr;
   const float* zero_points = nullptr;  // null: 0
-  int64_t stride = 0;
   int64_t group = 1;
-  int64_t into_group = 0;  // elements of the first group that lie before the run
-  bool real = false;       // code * scale - zero point; else (code - zero point) * scale
+  bool real = false;  // code * scale - zero point; else (code - zero point) * scale
   // For load_scaled, not null: what codes of type u2, u4 or u8 stand for, before all else.
   const float* codebook = nullptr;
 };
@@ -54,6 +55,8 @@ struct KernelSet {
   void (*load_entries)(const float* codebook, DataType type, const void* data, int64_t index,
                        int64_t n, float* out);
 
+  // Parameters of any groups as those of elements: out[i] = in[(into_group + i) / group].
+  void (*expand)(const float* in, int64_t group, int64_t into_group, int64_t n, float* out);
   // Codes become values.
   void (*scale)(const Scaling& how, int64_t n, float* values);
   // Both at once.
@@ -86,6 +89,9 @@ struct KernelSet {
   // Each run of `block` values, a power of two that divides n, times Sylvester's Hadamard matrix
   // / sqrt(block). All sets give the same bits.
   void (*hadamard)(float* values, int64_t n, int64_t block);
+
+  // PhiloxWords of blocks [block, block + blocks).
+  void (*philox)(uint64_t seed, uint64_t offset, uint64_t block, int64_t blocks, uint32_t* words);
 
   // DynamicQuantize.
   const QuantizeKernels* quantize;

@@ -1,6 +1,7 @@
 // The inner loops one by one, and the plan.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "kvant/backends/cpu/plan.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/philox.h"
 #include "kvant/tests/backends/cpu_attention_harness.h"
 
 namespace kvant::cpu {
@@ -160,6 +162,60 @@ TEST(CpuKernels, HadamardKeepsNanAndInfinityInTheirBlock) {
       }
     }
   }
+}
+
+// The known answers of Random123's Philox4x32-10: {counter, key, words}.
+TEST(CpuKernels, PhiloxIsThePublishedOne) {
+  struct Answer {
+    uint64_t offset, block, seed;
+    uint32_t words[4];
+  };
+  const Answer answers[] = {
+      {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+      {~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+      {0x0370734413198a2e,
+       0x85a308d3243f6a88,
+       0x299f31d0a4093822,
+       {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (const Answer& answer : answers) {
+      uint32_t words[4];
+      kernels->philox(answer.seed, answer.offset, answer.block, 1, words);
+      EXPECT_TRUE(std::equal(words, words + 4, answer.words)) << kernels->name;
+    }
+  }
+}
+
+TEST(CpuKernels, PhiloxGivesTheSameWordsOnEverySet) {
+  constexpr uint64_t kSeed = 0x0123456789abcdef, kOffset = 0xfedcba9876543210;
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    // Also where a block's number passes 32 and 64 bits.
+    for (uint64_t block : {uint64_t{0}, uint64_t{5}, uint64_t{0xfffffffe}, ~uint64_t{0} - 3}) {
+      for (int64_t blocks = 0; blocks <= 40; ++blocks) {
+        const GuardedBuffer buffer(blocks * kPhiloxBlock * sizeof(uint32_t));
+        auto* const words = static_cast<uint32_t*>(buffer.data());
+        kernels->philox(kSeed, kOffset, block, blocks, words);
+        for (int64_t b = 0; b < blocks; ++b) {
+          uint32_t want[kPhiloxBlock];
+          PhiloxWords(kSeed, kOffset, block + static_cast<uint64_t>(b), want);
+          ASSERT_TRUE(std::equal(want, want + kPhiloxBlock, words + b * kPhiloxBlock))
+              << kernels->name << " block " << b << " of " << blocks << " from " << block;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuKernels, DropoutKeepsWordsFromItsThresholdOn) {
+  constexpr uint64_t kAll = uint64_t{1} << 32;
+  EXPECT_EQ(DropoutThreshold(0), 0u);
+  EXPECT_EQ(DropoutThreshold(-1), 0u);
+  EXPECT_EQ(DropoutThreshold(0.5), kAll / 2);
+  EXPECT_EQ(DropoutThreshold(0x1p-33), 1u);
+  EXPECT_EQ(DropoutThreshold(1 - 0x1p-33), kAll);
+  EXPECT_EQ(DropoutThreshold(1), kAll);
+  EXPECT_EQ(DropoutThreshold(2), kAll);
+  EXPECT_EQ(DropoutThreshold(std::nan("")), kAll);
 }
 
 TEST(CpuKernels, NamesAreThoseOfTheTable) {

@@ -240,29 +240,52 @@ TEST(CpuProducts, PvOfPairs) {
   }
 }
 
+TEST(CpuProducts, ParametersOfEveryGroupSize) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t group = 1; group <= 70; ++group) {
+      for (int64_t into = 0; into < group; ++into) {
+        for (int64_t n : {1, 5, 8, 16, 23, 31, 64, 80, 131}) {
+          const Floats in((into + n - 1) / group + 1, 1), out(n, kUntouched);
+          kernels->expand(in.data(), group, into, n, out.data());
+          for (int64_t e = 0; e < n; ++e) {
+            ASSERT_EQ(out[e], in[(into + e) / group])
+                << kernels->name << " element " << e << " of " << n << " in groups of " << group
+                << " from " << into;
+          }
+        }
+      }
+    }
+    // Groups whose elements f32 does not count.
+    for (int64_t group : {int64_t{1} << 24, (int64_t{1} << 40) + 1}) {
+      for (int64_t into : {int64_t{0}, group / 2, group - 7, group - 16, group - 17}) {
+        const int64_t n = 40;
+        const Floats in((into + n - 1) / group + 1, 1), out(n, kUntouched);
+        kernels->expand(in.data(), group, into, n, out.data());
+        for (int64_t e = 0; e < n; ++e) {
+          ASSERT_EQ(out[e], in[(into + e) / group]) << kernels->name << " " << into << " " << e;
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuProducts, ScaleByGroups) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (int64_t n : {1, 7, 8, 16, 31, 40, 64, 131}) {
-      for (int64_t group : {1, 3, 8, 16, 32, 200}) {
-        for (int64_t into : {int64_t{0}, group / 2, group - 1}) {
-          for (int64_t stride : {0, 1, 3}) {
-            for (int zero_points = 0; zero_points < 3; ++zero_points) {
-              const int64_t count = (into + n - 1) / group * stride + 1;
-              const Floats scales(count, 1), zps(count, 2), before(n, 3), values(n, 3);
-              Scaling how{scales.data(), zero_points == 0 ? nullptr : zps.data(),
-                          stride,        group,
-                          into,          zero_points == 2};
-              kernels->scale(how, n, values.data());
-              for (int64_t e = 0; e < n; ++e) {
-                const int64_t at = (into + e) / group * stride;
-                const double code = before[e], scale = scales[at], zp = zps[at];
-                double want = code * scale;
-                if (zero_points == 1) want = (code - zp) * scale;
-                if (zero_points == 2) want = code * scale - zp;
-                ASSERT_NEAR(values[e], want, 2e-7)
-                    << kernels->name << " " << n << " in groups of " << group;
-              }
-            }
+      for (int64_t group : {1, 16, 32, 48, 131, 200}) {
+        for (int zero_points = 0; zero_points < 3; ++zero_points) {
+          const int64_t count = (n - 1) / group + 1;
+          const Floats scales(count, 1), zps(count, 2), before(n, 3), values(n, 3);
+          const Scaling how{scales.data(), zero_points == 0 ? nullptr : zps.data(), group,
+                            zero_points == 2};
+          kernels->scale(how, n, values.data());
+          for (int64_t e = 0; e < n; ++e) {
+            const double code = before[e], scale = scales[e / group], zp = zps[e / group];
+            double want = code * scale;
+            if (zero_points == 1) want = (code - zp) * scale;
+            if (zero_points == 2) want = code * scale - zp;
+            ASSERT_NEAR(values[e], want, 2e-7)
+                << kernels->name << " " << n << " in groups of " << group;
           }
         }
       }
@@ -274,25 +297,22 @@ TEST(CpuProducts, LoadScaledIsLoadThenScale) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (DataType type :
          {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU8, kS4, kU4, kS2, kU2, kS32}) {
-      for (int64_t n : {1, 7, 16, 31, 48, 64, 131}) {
-        for (int64_t index : {0, 1, 4, 6}) {
+      for (int64_t n : {1, 2, 3, 5, 7, 13, 16, 27, 31, 48, 64, 131}) {
+        for (int64_t index : {0, 1, 2, 3, 4, 6, 7}) {
           const Elements data(type, index + n);
-          for (int64_t group : {1, 8, 16, 32, 131}) {
-            for (int64_t into : {int64_t{0}, group - 1}) {
-              for (int zero_points = 0; zero_points < 3; ++zero_points) {
-                const int64_t count = (into + n - 1) / group + 1;
-                const Floats scales(count, 1), zps(count, 2);
-                const Scaling how{
-                    scales.data(),   zero_points == 0 ? nullptr : zps.data(), 1, group, into,
-                    zero_points == 2};
-                const Floats want(n, 3), got(n, 4);
-                kernels->load(type, data.data(), index, n, want.data());
-                kernels->scale(how, n, want.data());
-                kernels->load_scaled(type, data.data(), index, n, how, got.data());
-                ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0)
-                    << kernels->name << " " << DataTypeName(type) << " " << n << " from " << index
-                    << " in groups of " << group;
-              }
+          for (int64_t group : {1, 16, 32, 131}) {
+            for (int zero_points = 0; zero_points < 3; ++zero_points) {
+              const int64_t count = (n - 1) / group + 1;
+              const Floats scales(count, 1), zps(count, 2);
+              const Scaling how{scales.data(), zero_points == 0 ? nullptr : zps.data(), group,
+                                zero_points == 2};
+              const Floats want(n, 3), got(n, 4);
+              kernels->load(type, data.data(), index, n, want.data());
+              kernels->scale(how, n, want.data());
+              kernels->load_scaled(type, data.data(), index, n, how, got.data());
+              ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0)
+                  << kernels->name << " " << DataTypeName(type) << " " << n << " from " << index
+                  << " in groups of " << group;
             }
           }
         }
@@ -303,8 +323,8 @@ TEST(CpuProducts, LoadScaledIsLoadThenScale) {
 
 TEST(CpuProducts, Transpose) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
-    for (int64_t rows : {1, 5, 8, 16, 17, 32}) {
-      for (int64_t cols : {1, 3, 8, 16, 20, 40, 128}) {
+    for (int64_t rows : {1, 3, 4, 5, 8, 15, 16, 17, 32}) {
+      for (int64_t cols : {1, 3, 4, 7, 8, 15, 16, 20, 40, 128}) {
         const int64_t in_stride = cols + 2, out_stride = rows + 1;
         const Floats in((rows - 1) * in_stride + cols, 1);
         const Floats out((cols - 1) * out_stride + rows, kUntouched);

@@ -3,6 +3,7 @@
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
 #include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/isa/philox.h"
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_avx2.h"
@@ -17,6 +18,7 @@ const KernelSet& avx2_kernels() {
       .name = "avx2",
       .load = Load<Avx2>,
       .load_entries = LoadEntries<Avx2>,
+      .expand = Expand<Avx2>,
       .scale = Scale<Avx2>,
       .load_scaled = LoadScaled<Avx2>,
       .transpose = Transpose<Avx2>,
@@ -26,6 +28,7 @@ const KernelSet& avx2_kernels() {
       .pv = Pv<Avx2>,
       .tanh = Tanh<Avx2>,
       .hadamard = Hadamard<Avx2>,
+      .philox = Philox<Avx2>,
       .quantize = &kQuantizeKernels<Avx2>,
       .codes = &kCodeKernels<Avx2Codes, nullptr>,
       .qk_stored = QkStored<Avx2>,

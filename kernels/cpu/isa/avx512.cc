@@ -5,6 +5,7 @@
 #include "kvant/kernels/cpu/isa/floats_avx512.h"
 #include "kvant/kernels/cpu/isa/hadamard.h"
 #include "kvant/kernels/cpu/isa/load.h"
+#include "kvant/kernels/cpu/isa/philox.h"
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_avx512.h"
@@ -19,6 +20,7 @@ const KernelSet& avx512_kernels() {
       .name = "avx512",
       .load = Load<Avx512>,
       .load_entries = LoadEntries<Avx512>,
+      .expand = Expand<Avx512>,
       .scale = Scale<Avx512>,
       .load_scaled = LoadScaled<Avx512>,
       .transpose = Transpose<Avx512>,
@@ -28,6 +30,7 @@ const KernelSet& avx512_kernels() {
       .pv = Pv<Avx512>,
       .tanh = Tanh<Avx512>,
       .hadamard = Hadamard<Avx512>,
+      .philox = Philox<Avx512>,
       .quantize = &kQuantizeKernels<Avx512>,
       .codes = &kCodeKernels<Avx512Codes, &kFloatCodeKernels<Avx512Floats>>,
       .qk_stored = QkStored<Avx512>,

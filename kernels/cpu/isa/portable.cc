@@ -11,6 +11,7 @@
 #include "kvant/kernels/cpu/isa/quantize.h"
 #include "kvant/kernels/cpu/isa/simd_one_lane.h"
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/philox.h"
 
 namespace kvant::cpu {
 namespace {
@@ -196,6 +197,14 @@ void Tanh(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] = TanhOf(values[i]);
 }
 
+void Expand(const float* in, int64_t group, int64_t into_group, int64_t n, float* out) {
+  int64_t run = group - into_group;
+  for (int64_t i = 0; i < n; i += run, run = group, ++in) {
+    run = run < n - i ? run : n - i;
+    for (int64_t j = 0; j < run; ++j) out[i + j] = *in;
+  }
+}
+
 void ScaleRun(const Scaling& how, int64_t at, int64_t n, float* values) {
   const float scale = how.scales[at];
   const float zp = how.zero_points == nullptr ? 0.f : how.zero_points[at];
@@ -206,11 +215,21 @@ void ScaleRun(const Scaling& how, int64_t at, int64_t n, float* values) {
   }
 }
 
+void ScaleEach(const Scaling& how, int64_t n, float* values) {
+  const float *const scales = how.scales, *const zps = how.zero_points;
+  if (zps == nullptr) {
+    for (int64_t i = 0; i < n; ++i) values[i] *= scales[i];
+  } else if (how.real) {
+    for (int64_t i = 0; i < n; ++i) values[i] = values[i] * scales[i] - zps[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) values[i] = (values[i] - zps[i]) * scales[i];
+  }
+}
+
 void Scale(const Scaling& how, int64_t n, float* values) {
-  int64_t run = how.group - how.into_group;
-  for (int64_t i = 0, at = 0; i < n; i += run, run = how.group, at += how.stride) {
-    run = run < n - i ? run : n - i;
-    ScaleRun(how, at, run, values + i);
+  if (how.group == 1) return ScaleEach(how, n, values);
+  for (int64_t i = 0, at = 0; i < n; i += how.group, ++at) {
+    ScaleRun(how, at, how.group < n - i ? how.group : n - i, values + i);
   }
 }
 
@@ -237,6 +256,12 @@ void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, f
   }
 }
 
+void Philox(uint64_t seed, uint64_t offset, uint64_t block, int64_t blocks, uint32_t* words) {
+  for (int64_t i = 0; i < blocks; ++i) {
+    PhiloxWords(seed, offset, block + static_cast<uint64_t>(i), words + i * kPhiloxBlock);
+  }
+}
+
 }  // namespace
 
 const KernelSet& portable_kernels() {
@@ -244,6 +269,7 @@ const KernelSet& portable_kernels() {
       .name = "portable",
       .load = portable::Load,
       .load_entries = LoadEntries,
+      .expand = Expand,
       .scale = Scale,
       .load_scaled = LoadScaled,
       .transpose = Transpose,
@@ -253,6 +279,7 @@ const KernelSet& portable_kernels() {
       .pv = Pv,
       .tanh = Tanh,
       .hadamard = Hadamard<OneLane>,
+      .philox = Philox,
       .quantize = &kQuantizeKernels<OneLane>,
   };
   return kSet;

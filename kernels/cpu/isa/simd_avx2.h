@@ -168,6 +168,8 @@ struct Avx2 {
         reinterpret_cast<__m128i*>(p),
         _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
   }
+  // Lane i has what lane at[i] < kWidth had.
+  static Vector Permute(Vector v, __m256i at) { return _mm256_permutevar8x32_ps(v, at); }
   // Indices, and tables of up to 16 floats that are looked up by their low four bits.
   using Index = __m256i;
   struct Table {
@@ -199,6 +201,21 @@ struct Avx2 {
   static Raw Words(int x) { return _mm256_set1_epi16(static_cast<int16_t>(x)); }
   static Raw Bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
   static Raw XorRaw(Raw a, Raw b) { return _mm256_xor_si256(a, b); }
+  // Qwords: kWidth / 2 numbers of 64 bits.
+  static Raw Qwords(uint64_t x) { return _mm256_set1_epi64x(static_cast<int64_t>(x)); }
+  static Raw AddQwords(Raw a, Raw b) { return _mm256_add_epi64(a, b); }
+  static Raw HighDwords(Raw a) { return _mm256_srli_epi64(a, 32); }
+  // Of their low dwords.
+  static Raw MulDwords(Raw a, Raw b) { return _mm256_mul_epu32(a, b); }
+  static Raw XorEach(Raw a, Raw b, Raw c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+  // p[4 * i + j] becomes the low dword of the qword of words[j] that has i in QwordOrder.
+  static Raw QwordOrder() { return _mm256_setr_epi64x(0, 2, 1, 3); }
+  static void StoreInFours(uint32_t* p, const Raw (&words)[4]) {
+    const Raw first = PairDwords(words[0], words[1]), second = PairDwords(words[2], words[3]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_unpacklo_epi64(first, second));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + kWidth),
+                        _mm256_unpackhi_epi64(first, second));
+  }
   // The bytes in some order of their own.
   static Raw ClampToBytes(const Index (&v)[4], Raw offset_words, Raw limit_bytes) {
     const Raw low = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[1]), offset_words);
@@ -259,9 +276,9 @@ struct Avx2 {
     }
   }
   static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
-    alignas(32) uint8_t copy[32] = {};
-    for (int64_t i = 0; i < bytes; ++i) copy[i] = p[i];
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(copy));
+    if (bytes < 16) return _mm256_zextsi128_si256(SomeBytes(p, bytes));
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_set_m128i(SomeBytes(p + 16, bytes - 16), low);
   }
 
   static Vector FromF32(Raw raw) { return _mm256_castsi256_ps(raw); }
@@ -310,6 +327,32 @@ struct Avx2 {
   static Index IndexU2(Raw raw) { return _mm256_srli_epi32(TopBits(raw, kBitPairs), 30); }
 
  private:
+  static __m256i PairDwords(__m256i low, __m256i high) {
+    return _mm256_blend_epi32(low, _mm256_slli_epi64(high, 32), 0xaa);
+  }
+  // The first n <= 16 bytes, zeros beyond: the first and the last word, which may overlap.
+  static __m128i SomeBytes(const uint8_t* p, int64_t n) {
+    const auto qword = [p](int64_t at) {
+      uint64_t x;
+      std::memcpy(&x, p + at, sizeof(x));
+      return x;
+    };
+    const auto dword = [p](int64_t at) -> uint64_t {
+      uint32_t x;
+      std::memcpy(&x, p + at, sizeof(x));
+      return x;
+    };
+    uint64_t low = 0, high = 0;
+    if (n >= 8) {
+      low = qword(0);
+      if (n > 8) high = qword(n - 8) >> (8 * (16 - n));
+    } else if (n >= 4) {
+      low = dword(0) | dword(n - 4) << (8 * (n - 4));
+    } else if (n > 0) {
+      low = p[0] | uint64_t{p[n / 2]} << (8 * (n / 2)) | uint64_t{p[n - 1]} << (8 * (n - 1));
+    }
+    return _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
+  }
   static __m256i First(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

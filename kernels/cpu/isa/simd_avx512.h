@@ -170,6 +170,8 @@ struct Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
+  // Lane i has what lane at[i] < kWidth had.
+  static Vector Permute(Vector v, __m512i at) { return _mm512_permutexvar_ps(at, v); }
   // Indices, and tables of up to 16 floats that are looked up by their low four bits.
   using Index = __m512i;
   using Table = __m512;
@@ -193,6 +195,20 @@ struct Avx512 {
   static Raw Words(int x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
   static Raw Bytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
   static Raw XorRaw(Raw a, Raw b) { return _mm512_xor_si512(a, b); }
+  // Qwords: kWidth / 2 numbers of 64 bits.
+  static Raw Qwords(uint64_t x) { return _mm512_set1_epi64(static_cast<int64_t>(x)); }
+  static Raw AddQwords(Raw a, Raw b) { return _mm512_add_epi64(a, b); }
+  static Raw HighDwords(Raw a) { return _mm512_srli_epi64(a, 32); }
+  // Of their low dwords.
+  static Raw MulDwords(Raw a, Raw b) { return _mm512_mul_epu32(a, b); }
+  static Raw XorEach(Raw a, Raw b, Raw c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+  // p[4 * i + j] becomes the low dword of the qword of words[j] that has i in QwordOrder.
+  static Raw QwordOrder() { return _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); }
+  static void StoreInFours(uint32_t* p, const Raw (&words)[4]) {
+    const Raw first = PairDwords(words[0], words[1]), second = PairDwords(words[2], words[3]);
+    _mm512_storeu_si512(p, _mm512_unpacklo_epi64(first, second));
+    _mm512_storeu_si512(p + kWidth, _mm512_unpackhi_epi64(first, second));
+  }
   // The bytes in some order of their own.
   static Raw ClampToBytes(const Index (&v)[4], Raw offset_words, Raw limit_bytes) {
     const Raw low = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[1]), offset_words);
@@ -312,6 +328,9 @@ struct Avx512 {
   static __mmask16 First(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
  private:
+  static __m512i PairDwords(__m512i low, __m512i high) {
+    return _mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(high, 32));
+  }
   // The bits of `flip` in lanes of -1.
   static __m512i FlipWhere(__m512i bits, __m512i lanes, __m512i flip) {
     return _mm512_ternarylogic_epi32(bits, lanes, flip, 0x78);

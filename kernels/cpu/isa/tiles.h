@@ -1,4 +1,5 @@
-// KernelSet's scale, load_scaled and transpose over a vector wrapper such as simd_avx512.h's.
+// KernelSet's expand, scale, load_scaled and transpose over a vector wrapper such as
+// simd_avx512.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_TILES_H_
 #define KVANT_KERNELS_CPU_ISA_TILES_H_
 
@@ -21,6 +22,41 @@ inline typename S::Vector ScaleOne(typename S::Vector x, typename S::Vector scal
   return kZp == ZeroPoint::kReal ? S::Sub(x, zp) : x;
 }
 
+// The elements of a vector lie in at most kWidth groups, whose parameters are permuted.
+template <typename S>
+void Expand(const float* in, int64_t group, int64_t into_group, int64_t n, float* out) {
+  static constexpr float kLanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  // Of groups of more than a vector, at most one ends in it: as if they began a vector before that.
+  const int64_t span = group < S::kWidth ? group : S::kWidth;
+  // floor(x / span) is the integer nearest to (x - (span - 1) / 2) / span.
+  const auto per_group = S::Set1(1.f / static_cast<float>(span));
+  const float middle = 0.5f * static_cast<float>(span - 1);
+  const auto lanes = [&] {
+    const int64_t into_span = into_group - (group - span);
+    const float first = static_cast<float>(into_span > 0 ? into_span : 0) - middle;
+    return S::NearestInteger(S::Mul(S::Add(S::Load(kLanes), S::Set1(first)), per_group));
+  };
+  const int64_t whole = S::kWidth / group, part = S::kWidth % group;
+  int64_t left = (into_group + n - 1) / group + 1;  // groups
+  auto at = lanes();
+  for (int64_t i = 0; i < n; i += S::kWidth) {
+    const auto some = left < S::kWidth ? S::LoadSome(in, left) : S::Load(in);
+    const auto x = S::Permute(some, at);
+    if (n - i < S::kWidth) return S::StoreSome(out + i, x, n - i);
+    S::Store(out + i, x);
+    int64_t passed = whole;
+    // Where groups divide a vector, every vector is like the first.
+    if (part != 0) {
+      into_group += part;
+      passed += into_group < group ? 0 : 1;
+      into_group -= into_group < group ? 0 : group;
+      at = lanes();
+    }
+    in += passed;
+    left -= passed;
+  }
+}
+
 template <typename S, ZeroPoint kZp>
 inline void ScaleRun(float scale, float zp, int64_t n, float* values) {
   const auto scales = S::Set1(scale), zps = S::Set1(zp);
@@ -41,20 +77,20 @@ inline void ScaleEach(const Scaling& how, int64_t n, float* values) {
     const auto zps = kZp == ZeroPoint::kNone ? S::Zero() : S::Load(how.zero_points + i);
     S::Store(values + i, ScaleOne<S, kZp>(S::Load(values + i), S::Load(how.scales + i), zps));
   }
-  for (; i < n; ++i) {
-    ScaleRun<S, kZp>(how.scales[i], kZp == ZeroPoint::kNone ? 0.f : how.zero_points[i], 1,
-                     values + i);
+  if (i < n) {
+    const auto zps = kZp == ZeroPoint::kNone ? S::Zero() : S::LoadSome(how.zero_points + i, n - i);
+    const auto x = S::LoadSome(values + i, n - i);
+    const auto scales = S::LoadSome(how.scales + i, n - i);
+    S::StoreSome(values + i, ScaleOne<S, kZp>(x, scales, zps), n - i);
   }
 }
 
 template <typename S, ZeroPoint kZp>
 void ScaleAs(const Scaling& how, int64_t n, float* values) {
-  if (how.group == 1 && how.stride == 1) return ScaleEach<S, kZp>(how, n, values);
-  int64_t run = how.group - how.into_group;
-  for (int64_t i = 0, at = 0; i < n; i += run, run = how.group, at += how.stride) {
-    if (run > n - i) run = n - i;
-    ScaleRun<S, kZp>(how.scales[at], kZp == ZeroPoint::kNone ? 0.f : how.zero_points[at], run,
-                     values + i);
+  if (how.group == 1) return ScaleEach<S, kZp>(how, n, values);
+  for (int64_t i = 0, at = 0; i < n; i += how.group, ++at) {
+    ScaleRun<S, kZp>(how.scales[at], kZp == ZeroPoint::kNone ? 0.f : how.zero_points[at],
+                     how.group < n - i ? how.group : n - i, values + i);
   }
 }
 
@@ -65,21 +101,29 @@ void Scale(const Scaling& how, int64_t n, float* values) {
   return ScaleAs<S, ZeroPoint::kCode>(how, n, values);
 }
 
-// Groups of whole vectors, from a group's and a byte's first element on.
-template <typename S, ZeroPoint kZp, typename Type>
+// From a byte's first element on. Groups are whole vectors, or with kEach elements.
+template <typename S, ZeroPoint kZp, bool kEach, typename Type>
 void LoadScaledAs(Type type, const void* data, int64_t index, int64_t n, const Scaling& how,
                   float* out) {
   constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
   const uint8_t* p = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
-  for (int64_t i = 0, at = 0; i < n; at += how.stride) {
-    const auto scale = S::Set1(how.scales[at]);
-    const auto zp = kZp == ZeroPoint::kNone ? S::Zero() : S::Set1(how.zero_points[at]);
-    const int64_t end = i + how.group < n ? i + how.group : n;
+  for (int64_t i = 0, at = 0; i < n; ++at) {
+    auto scale = S::Set1(how.scales[at]);
+    auto zp = kZp == ZeroPoint::kNone ? S::Zero() : S::Set1(how.zero_points[at]);
+    const int64_t end = !kEach && how.group < n - i ? i + how.group : n;
     for (; i + S::kWidth <= end; i += S::kWidth, p += kBytes) {
+      if (kEach) {
+        scale = S::Load(how.scales + i);
+        if (kZp != ZeroPoint::kNone) zp = S::Load(how.zero_points + i);
+      }
       const auto x = type.Convert(S::template LoadRaw<kBytes>(p));
       S::Store(out + i, ScaleOne<S, kZp>(x, scale, zp));
     }
     if (i < end) {
+      if (kEach) {
+        scale = S::LoadSome(how.scales + i, end - i);
+        if (kZp != ZeroPoint::kNone) zp = S::LoadSome(how.zero_points + i, end - i);
+      }
       const auto x = type.Convert(S::LoadRawSome(p, ((end - i) * Type::kBits + 7) / 8));
       S::StoreSome(out + i, ScaleOne<S, kZp>(x, scale, zp), end - i);
       i = end;
@@ -87,11 +131,34 @@ void LoadScaledAs(Type type, const void* data, int64_t index, int64_t n, const S
   }
 }
 
+inline int64_t ElementsPerByte(DataType type) {
+  if (type == kS4 || type == kU4) return 2;
+  return type == kS2 || type == kU2 ? 4 : 1;
+}
+
+template <typename S, bool kEach>
+void LoadScaledBy(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
+                  float* out) {
+  if (how.codebook != nullptr) {
+    return WithEntries<S>(how.codebook, type, [&](auto entries) {
+      LoadScaledAs<S, ZeroPoint::kNone, kEach>(entries, data, index, n, how, out);
+    });
+  }
+  WithElements<S>(type, [&](auto stored) {
+    if (how.zero_points == nullptr) {
+      LoadScaledAs<S, ZeroPoint::kNone, kEach>(stored, data, index, n, how, out);
+    } else if (how.real) {
+      LoadScaledAs<S, ZeroPoint::kReal, kEach>(stored, data, index, n, how, out);
+    } else {
+      LoadScaledAs<S, ZeroPoint::kCode, kEach>(stored, data, index, n, how, out);
+    }
+  });
+}
+
 template <typename S>
 void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
                 float* out) {
-  const bool whole = how.group % S::kWidth == 0 || how.group >= n;
-  if (!whole || how.into_group != 0 || type == kS64 || index % 4 != 0) {
+  if (type == kS64 || index % ElementsPerByte(type) != 0) {
     if (how.codebook != nullptr) {
       LoadEntries<S>(how.codebook, type, data, index, n, out);
     } else {
@@ -99,20 +166,8 @@ void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const
     }
     return Scale<S>(how, n, out);
   }
-  if (how.codebook != nullptr) {
-    return WithEntries<S>(how.codebook, type, [&](auto entries) {
-      LoadScaledAs<S, ZeroPoint::kNone>(entries, data, index, n, how, out);
-    });
-  }
-  WithElements<S>(type, [&](auto stored) {
-    if (how.zero_points == nullptr) {
-      LoadScaledAs<S, ZeroPoint::kNone>(stored, data, index, n, how, out);
-    } else if (how.real) {
-      LoadScaledAs<S, ZeroPoint::kReal>(stored, data, index, n, how, out);
-    } else {
-      LoadScaledAs<S, ZeroPoint::kCode>(stored, data, index, n, how, out);
-    }
-  });
+  const bool each = how.group == 1 && n > 1;
+  return (each ? LoadScaledBy<S, true> : LoadScaledBy<S, false>)(type, data, index, n, how, out);
 }
 
 // kWidth dense rows of kCols, a power of two: unzipping rotates the bits of an element's index
@@ -128,6 +183,30 @@ void TransposeNarrow(const float* in, float* out, int64_t out_stride) {
     for (int i = 0; i < kCols; ++i) v[i] = turned[i];
   }
   for (int i = 0; i < kCols; ++i) S::Store(out + i * out_stride, v[i]);
+}
+
+// A block of less than kWidth rows or columns.
+template <typename S>
+void TransposePart(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
+                   int64_t out_stride) {
+  constexpr int64_t kFew = 3;
+  if (rows <= kFew || cols <= kFew) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) out[j * out_stride + i] = in[i * in_stride + j];
+    }
+    return;
+  }
+  typename S::Vector block[S::kWidth];
+  for (int64_t i = 0; i < S::kWidth; ++i) {
+    block[i] = i >= rows          ? S::Zero()
+               : cols < S::kWidth ? S::LoadSome(in + i * in_stride, cols)
+                                  : S::Load(in + i * in_stride);
+  }
+  S::Transpose(block);
+  for (int64_t j = 0; j < cols; ++j) {
+    float* to = out + j * out_stride;
+    rows < S::kWidth ? S::StoreSome(to, block[j], rows) : S::Store(to, block[j]);
+  }
 }
 
 template <typename S>
@@ -148,19 +227,16 @@ void Transpose(const float* in, int64_t in_stride, int64_t rows, int64_t cols, f
       const int64_t some_cols = cols - c < S::kWidth ? cols - c : S::kWidth;
       const float* from = in + r * in_stride + c;
       float* to = out + c * out_stride + r;
-      typename S::Vector block[S::kWidth];
-      if (some_rows == S::kWidth && some_cols == S::kWidth) {
-#pragma GCC unroll 16
-        for (int i = 0; i < S::kWidth; ++i) block[i] = S::Load(from + i * in_stride);
-        S::Transpose(block);
-#pragma GCC unroll 16
-        for (int i = 0; i < S::kWidth; ++i) S::Store(to + i * out_stride, block[i]);
+      if (some_rows < S::kWidth || some_cols < S::kWidth) {
+        TransposePart<S>(from, in_stride, some_rows, some_cols, to, out_stride);
         continue;
       }
-      // Masks of a whole vector are not to be had from LoadSome.
-      for (int64_t i = 0; i < some_rows; ++i) {
-        for (int64_t j = 0; j < some_cols; ++j) to[j * out_stride + i] = from[i * in_stride + j];
-      }
+      typename S::Vector block[S::kWidth];
+#pragma GCC unroll 16
+      for (int i = 0; i < S::kWidth; ++i) block[i] = S::Load(from + i * in_stride);
+      S::Transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < S::kWidth; ++i) S::Store(to + i * out_stride, block[i]);
     }
   }
 }
