@@ -25,6 +25,10 @@ constexpr int64_t kEnoughUnits = 64;
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
+// What rows cost that few queries cannot be multiplied by as they are stored, because they are
+// dequantized or transposed first, or because no axis is dense; as measured, docs/kernels.md.
+constexpr char kPriceOfRows[] = "some 3 to 10 times as long as on rows as they are stored";
+constexpr char kPriceOfElements[] = "some 15 to 30 times as long as on rows as they are stored";
 
 Array MakeArray(const View& view) {
   Array array;
@@ -155,6 +159,21 @@ absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment
   return segments;
 }
 
+// Why rows of floats that are no codes are not multiplied as they are stored; empty: they are.
+std::string WhyNotAsStored(const Segment& segment) {
+  const Array& data = segment.data;
+  if (data.strides[kCol] <= 1) return "";
+  return data.strides[kRow] == 1 ? "its tokens, not channels, are side by side"
+                                 : "the channels of a token are not side by side";
+}
+
+const char* PriceOf(const absl::InlinedVector<Segment, 1>& segments) {
+  const bool apart = std::any_of(segments.begin(), segments.end(), [](const Segment& segment) {
+    return segment.data.strides[kCol] > 1 && segment.data.strides[kRow] > 1;
+  });
+  return apart ? kPriceOfElements : kPriceOfRows;
+}
+
 bool VariesOverB2(const Segment& segment) {
   return segment.data.strides[2] != 0 || segment.dequantization.scales.strides[2] != 0 ||
          segment.dequantization.zero_points.strides[2] != 0;
@@ -282,9 +301,13 @@ void Plan::DescribeCodes() {
       std::string why = cpu::DescribeCodes(channels, keys, segment);
       if (segment.codes.usable && segment.codes.floats && !takes_floats) {
         segment.codes.usable = false;
-        why = "codes are positions in a codebook";
+        why = absl::StrCat(segment.data.codebook == nullptr ? "f8 codes with scales"
+                                                            : "codes are positions in a codebook",
+                           ", on which ", kernels_.name, " has no products");
       }
-      if (first.empty() && IsInteger(segment.data.type)) first = std::move(why);
+      const bool is_coded = segment.dequantization.scales.present();
+      if (!is_coded && !IsInteger(segment.data.type)) why = WhyNotAsStored(segment);
+      if (first.empty()) first = std::move(why);
     }
     return first;
   };
@@ -317,7 +340,8 @@ std::string Plan::ProductsName() const {
         return segment.codes.floats ? "f32 products on codes" : "integer products";
       }
     }
-    return reason.empty() ? "f32 products" : absl::StrCat("f32 products (", reason, ")");
+    if (reason.empty()) return "f32 products";
+    return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
   };
   switch (problem_.products) {
     case Products::kTiles:
@@ -331,7 +355,7 @@ std::string Plan::ProductsName() const {
               ? absl::StrCat(
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
-                    ")")
+                    "), ", PriceOf(k_))
               : stored(k_, k_reason_),
           ", V by ", stored(v_, v_reason_));
   }
