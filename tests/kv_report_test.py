@@ -34,18 +34,21 @@ OUTPUT_BOUND, ERROR_BOUND = 1e-4, 2e-3
 # f16 to begin with.
 ROTATED_TAIL_BOUND = OUTPUT_BOUND + 2**-11
 
-# The first tokens of window 0: the loss in full precision, and KL by the definitions, a mean of runs
-# with and without rounding's noise in attention's inputs, which moves each by up to 5 %.
-TOKENS = 512
-NLL = 1.3071247
+# The first tokens of window 0: the loss in full precision, and KL by the definitions where every
+# layer quantizes the keys and values of full precision. Then no code hangs on what earlier layers
+# rounded, and KL moves by less than 0.2 % between numpy's kernels of all CPUs. With keys and values
+# of the run itself it is chaotic, and moves by 15 %.
+TOKENS = 320
+NLL, NLL_TOLERANCE = 1.401598, 1e-5
+KLD_TOLERANCE = .02
 KLD = {
-    "q8_0": .00157,
-    "fp8_th": .0149,
-    "int4_g32": .2116,
-    "rotKV4_g32": .1024,
-    "k4ch32_v4g32": .0270,
-    "kivi4": .00725,
-    "kivi2": .257,
+    "q8_0": .0008055,
+    "fp8_th": .007083,
+    "int4_g32": .12218,
+    "rotKV4_g32": .05482,
+    "k4ch32_v4g32": .01411,
+    "kivi4": .003111,
+    "kivi2": .09463,
 }
 
 
@@ -105,13 +108,14 @@ def check_requantizing(layers):
 def check_kvant_attention(layers):
     """Every scheme of kvant, token by token, does what its definition says."""
     kvant, judge = quality.Kvant(), quality.Definitions()
+    plain = {layer: judge.attention("f32")(layer, *inputs) for layer, inputs in layers.items()}
     wrong = []
     for scheme, rule in definitions.SCHEMES.items():
         bound = OUTPUT_BOUND
         if rule.k.format.rotated and rule.k.tail != definitions.NO_TAIL:
             bound = ROTATED_TAIL_BOUND
         for layer, inputs in layers.items():
-            exact = judge.attention("f32")(layer, *inputs)
+            exact = plain[layer]
             want = judge.attention(scheme)(layer, *inputs)
             got = kvant.attention(scheme)(layer, *inputs)
             off = relative(got - want, exact)
@@ -187,17 +191,27 @@ def check_kvant_bytes():
                 assert "1" in str(refusal), refusal
 
 
-def check_predictions(engine, folder):
+def check_predictions(engine):
     """The model's own loss, and how far each scheme moves its predictions."""
-    runs = quality.Runs(engine, [0], folder, TOKENS)
-    exact = runs.scheme("f32")[0]
-    assert abs(exact.nll.mean() / NLL - 1) <= expected.NLL_TOLERANCE, exact.nll.mean()
-    assert exact.kld.mean() < 1e-8 and exact.same.all(), exact.kld.mean()
+    model, tokens = models.load([0], TOKENS)
+    plain, kept = quality.Definitions().attention("f32"), {}
+
+    def keep(layer, q, k, v):
+        kept[layer] = k, v
+        return plain(layer, q, k, v)
+
+    exact = model.forward(tokens, keep)[0]
+    window = lambda attend: quality.compare(model, tokens[0], exact, model.forward(tokens, attend)[0])
+
+    full = window(engine.attention("f32"))
+    assert abs(full.nll.mean() / NLL - 1) <= NLL_TOLERANCE, full.nll.mean()
+    assert abs(full.kld.mean()) < 1e-8, full.kld.mean()
     klds, wrong = {}, []
     for scheme, want in KLD.items():
-        klds[scheme] = runs.scheme(scheme)[0].kld.mean()
-        if abs(klds[scheme] / want - 1) > expected.ONE_WINDOW_KLD_TOLERANCE:
-            wrong.append(f"{scheme}: KL {klds[scheme]:.5f}, expected {want}")
+        attend = engine.attention(scheme)
+        klds[scheme] = window(lambda layer, q, k, v: attend(layer, q, *kept[layer])).kld.mean()
+        if not abs(klds[scheme] / want - 1) <= KLD_TOLERANCE:
+            wrong.append(f"{scheme}: KL {klds[scheme]:.6f}, expected {want}")
     for better, worse, holds, windows in expected.orderings({s: [x] for s, x in klds.items()}):
         if holds < windows:
             wrong.append(f"KL of {better}, {klds[better]:.5f}, is not below that of {worse}, {klds[worse]:.5f}")
@@ -212,16 +226,14 @@ def main():
     check_kvant_codes(layers)
     check_kvant_attention(layers)
     check_kvant_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        check_predictions(quality.Kvant(), pathlib.Path(folder))
+    check_predictions(quality.Kvant())
 
 
 if __name__ == "__main__":
     if packages.missing():
         print("missing:", "; ".join(packages.missing()), "(scripts/setup --dev brings it)")
         sys.exit(1 if os.environ.get("KVANT_REQUIRE_SHARED") == "1" else SKIPPED)
-    import tempfile
-
     import numpy as np
     from kv_report import definitions, expected, kvant_kv, quality
+    from kv_report import model as models
     main()

@@ -22,9 +22,7 @@ INDEPENDENT = {
 }
 # Quantized runs are chaotic: rounding elsewhere flips codes. Two right runs differ by this.
 KLD_TOLERANCE = .08  # relative, over eight windows
-ONE_WINDOW_KLD_TOLERANCE = .12
 TOP1_TOLERANCE = .008
-NLL_TOLERANCE = 1e-5  # of full precision, relative
 
 
 def orderings(klds):
