@@ -37,10 +37,27 @@ if(KVANT_SANITIZE)
   add_link_options(-fsanitize=${KVANT_SANITIZE})
 endif()
 
-if(KVANT_BUILD_FUZZERS)
-  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'fuzz'")
-  endif()
-  # Coverage for the whole library; only the fuzzers themselves link libFuzzer's main.
-  add_compile_options(-fsanitize=fuzzer-no-link)
+if(KVANT_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'asan-ubsan'")
 endif()
+
+# Headers of other projects, parsed once for all sources of a target. The library and the command
+# have that only under sanitizers: a release build still compiles each unit by its own includes.
+function(kvant_precompile target)
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+  else()
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
+  # ccache's manual asks for these where headers are precompiled.
+  if(KVANT_CCACHE)
+    set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER
+      "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${KVANT_CCACHE}")
+  endif()
+endfunction()
+set(kvant_std_headers <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <limits> <memory>
+    <optional> <string> <string_view> <utility> <vector>)
+set(kvant_absl_headers <absl/container/flat_hash_map.h> <absl/container/inlined_vector.h>
+    <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/strings/str_join.h>
+    <absl/types/span.h>)

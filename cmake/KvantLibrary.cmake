@@ -69,6 +69,20 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     COMPILE_OPTIONS -fno-ipa-icf)
 endif()
 
+# What the fuzzers learn from: where JSON becomes graphs, partitions and what the oracle computes.
+# Comparisons are traced where input is read; in the oracle's loops that would only be slow.
+if(KVANT_BUILD_FUZZERS)
+  foreach(folder graph patterns backends/oracle)
+    file(GLOB kvant_fuzzed_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cc")
+    set(coverage inline-8bit-counters,pc-table)
+    if(NOT folder STREQUAL "backends/oracle")
+      string(APPEND coverage ",indirect-calls,trace-cmp")
+    endif()
+    set_property(SOURCE ${kvant_fuzzed_sources} APPEND PROPERTY COMPILE_OPTIONS
+      -fsanitize-coverage=${coverage})
+  endforeach()
+endif()
+
 add_library(kvant ${kvant_sources})
 add_library(kvant::kvant ALIAS kvant)
 set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX
@@ -84,6 +98,13 @@ target_link_libraries(kvant
     Threads::Threads TBB::tbb ${CMAKE_DL_LIBS}
     # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
     $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
+if(KVANT_SANITIZE)
+  kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
+  # Of other options or definitions than the headers.
+  set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
+    "${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" "${kvant_embedded_sources}"
+    PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+endif()
 if(KVANT_WITH_ONEDNN)
   target_compile_definitions(kvant PUBLIC KVANT_WITH_ONEDNN=1)
   target_link_libraries(kvant PRIVATE DNNL::dnnl)

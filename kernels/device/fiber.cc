@@ -7,20 +7,7 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KVANT_ADDRESS_SANITIZER
-#endif
-#if __has_feature(thread_sanitizer)
-#define KVANT_THREAD_SANITIZER
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define KVANT_ADDRESS_SANITIZER
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define KVANT_THREAD_SANITIZER
-#endif
+#include "kvant/kernels/device/sanitizer.h"
 
 #ifdef KVANT_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <limits>
 #include <map>
@@ -61,8 +62,9 @@ class Judge {
     }
     for (int64_t c = 0; c < length; ++c) probs[c] = Finish(p, c, probs[c]);
     row.out.assign(spec_.v_head_size, 0.0);
-    for (int64_t d = 0; d < spec_.v_head_size; ++d) {
-      for (int64_t c = 0; c < length; ++c) row.out[d] += probs[c] * Token(spec_.v, p, c, d);
+    for (int64_t c = 0; c < length; ++c) {
+      const std::vector<double>& v = Token(spec_.v, p, c);
+      for (int64_t d = 0; d < spec_.v_head_size; ++d) row.out[d] += probs[c] * v[d];
     }
     Rotate(spec_.output_hadamard, row.out);
     return row;
@@ -116,24 +118,29 @@ class Judge {
     const double zp = Read(q->zero_points, g);
     return IsFloat(q->zero_points.type) ? code * scale - zp : (code - zp) * scale;
   }
-  double Token(const absl::InlinedVector<KvSegment, 1>& segments, Dims5 p, int64_t token,
-               int64_t channel) const {
+  // All channels of one.
+  const std::vector<double>& Token(const absl::InlinedVector<KvSegment, 1>& segments, Dims5 p,
+                                   int64_t token) {
     int64_t row = &segments == &spec_.k ? 0 : static_cast<int64_t>(spec_.k.size());
     for (const KvSegment& segment : segments) {
       const int64_t capacity = segment.data.dims[3];
       const bool ranges = spec_.segment_ranges.present();
-      const auto [first, tokens] = ranges ? Range(p, row++) : std::array<int64_t, 2>{0, capacity};
+      const auto [first, tokens] = ranges ? Range(p, row) : std::array<int64_t, 2>{0, capacity};
       if (token < tokens) {
         p[3] = (first + token) % capacity;
-        p[4] = channel;
         // Coordinates along axes that the data is broadcast over do not exist for it.
         for (int a = 0; a < 3; ++a) p[a] = segment.data.dims[a] == 1 ? 0 : p[a];
-        return Dequantized(segment.data, segment.quantization, p);
+        std::vector<double>& x = tokens_[{row, p[0], p[1], p[2], p[3]}];
+        for (p[4] = std::ssize(x); p[4] < segment.data.dims[4]; ++p[4]) {
+          x.push_back(Dequantized(segment.data, segment.quantization, p));
+        }
+        return x;
       }
       token -= tokens;
+      ++row;
     }
     ADD_FAILURE() << "no such token";
-    return 0;
+    std::abort();
   }
   // Element (i, j) of the matrix is -1 where i and j have an odd number of ones in common.
   static void Rotate(int64_t block, std::vector<double>& x) {
@@ -159,8 +166,9 @@ class Judge {
   }
   double Score(Dims5 p, int64_t c, int64_t length) {
     const std::vector<double>& q = Query(p);
+    const std::vector<double>& k = Token(spec_.k, p, c);
     double s = 0;
-    for (int64_t d = 0; d < spec_.head_size; ++d) s += q[d] * Token(spec_.k, p, c, d);
+    for (int64_t d = 0; d < spec_.head_size; ++d) s += q[d] * k[d];
     p[4] = c;
     for (const ScoreStep& step : spec_.steps) s = Step(step, p, s, length);
     return s;
@@ -235,6 +243,7 @@ class Judge {
   const AttentionSpec& spec_;
   const std::deque<GuardedBuffer>& inputs_;
   std::map<std::array<int64_t, 4>, std::vector<double>> queries_;
+  std::map<std::array<int64_t, 5>, std::vector<double>> tokens_;
   std::map<std::array<int64_t, 4>, std::vector<double>> columns_;  // with over_queries
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/device/sanitizer.h"
 #include "kvant/kvant.h"
 
 namespace kvant {
@@ -24,7 +25,7 @@ int64_t StatusBytes(const std::string& field) {
 }
 
 TEST(CpuMemory, PrefillOf32kBy32kStaysWithinItsScratch) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
   GTEST_SKIP() << "sanitizers keep memory of their own";
 #endif
   if (std::string(cpu::ChosenKernels()->name) == "portable") GTEST_SKIP() << "takes minutes here";

@@ -14,9 +14,10 @@
 
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
+#include "kvant/kernels/device/sanitizer.h"
 #include "kvant/tests/cache/kv_cache_testing.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
@@ -193,7 +194,7 @@ TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
 }
 
 TEST(KvCacheMemory, AStepAllocatesNothing) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
   GTEST_SKIP() << "allocations are the sanitizer's";
 #else
   for (const char* scheme : {"f16", "int4_g32", "kivi2", "rotKV4_g64_R128_s4", "q4_0"}) {

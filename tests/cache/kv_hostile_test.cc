@@ -61,8 +61,8 @@ TEST_P(KvHostileTest, EverySchemeIsFinite) {
   options.batch = std::size(kAllHostile);
   for (const Engine& engine : Engines()) {
     Bench bench = MakeBench(options, tokens, &engine);
-    Fill(bench.cache->tensor(0, false).largest(), 1, bench.k, options.heads, options.head_size);
-    Fill(bench.cache->tensor(0, true).largest(), 2, bench.v, options.heads, options.head_size);
+    Fill((*bench.cache->tensor(0, false))->largest(), 1, bench.k, options.heads, options.head_size);
+    Fill((*bench.cache->tensor(0, true))->largest(), 2, bench.v, options.heads, options.head_size);
     ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, tokens), bench.v.Slice(0, tokens)).ok());
     for (const bool values : {false, true}) {
       for (int64_t b = 0; b < options.batch; ++b) {

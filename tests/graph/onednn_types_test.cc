@@ -86,7 +86,7 @@ struct Table {
 // "Dropout 4 -> 2", then rows as "  f32 s64 s64 f32 -> f32 u8".
 Table ReadTable() {
   Table table;
-  std::ifstream file(std::string(KVANT_TEST_DATA_DIR) + "/onednn_types.txt");
+  std::ifstream file(absl::StrCat(KVANT_TEST_DATA_DIR, "/onednn_types.txt"));
   for (std::string line; std::getline(file, line);) {
     const std::vector<absl::string_view> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
     if (words.empty() || words[0] == "#") continue;

@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvant/kernels/device/sanitizer.h"
 
 namespace kvant::simt {
 namespace {
@@ -125,7 +126,7 @@ TEST(SimtLaunchTest, TheLargestBlock) {
   EXPECT_EQ(report.counters.block_barriers, 1u);
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(KVANT_ADDRESS_SANITIZER)
 // The sanitizer stands in for Options::buffers where a test gives none.
 TEST(SimtLaunchDeathTest, SanitizerSeesKernels) {
   std::vector<u32> data(32);

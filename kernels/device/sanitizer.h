@@ -1,0 +1,18 @@
+// Which sanitizer this unit is compiled with: GCC and clang say it differently.
+#ifndef KVANT_KERNELS_DEVICE_SANITIZER_H_
+#define KVANT_KERNELS_DEVICE_SANITIZER_H_
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVANT_ADDRESS_SANITIZER
+#endif
+#if __has_feature(thread_sanitizer)
+#define KVANT_THREAD_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define KVANT_ADDRESS_SANITIZER
+#elif defined(__SANITIZE_THREAD__)
+#define KVANT_THREAD_SANITIZER
+#endif
+
+#endif  // KVANT_KERNELS_DEVICE_SANITIZER_H_
