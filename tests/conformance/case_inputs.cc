@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/tests/conformance/hostile_inputs.h"
 
 namespace kvant::conformance {
 namespace {
@@ -208,9 +209,8 @@ Value CaseInputs::Query() {
   const double unscaled = 1 / std::sqrt(static_cast<double>(c_.head_size));
   const bool scaled = c_.form == Form::kFirstClass || c_.scale != Case::Scale::kNone;
   const double factor = scaled ? 4.0 : 4.0 * unscaled;
-  return Tensor(
-      "q", c_.type, dims, [factor](auto at) { return factor * Signal(SeedOf("q"), at); },
-      BufferStrides(c_.buffers, dims));
+  const Fill fill = [factor](auto at) { return factor * Signal(SeedOf("q"), at); };
+  return Tensor("q", c_.type, dims, HostileQuery(c_, fill), BufferStrides(c_.buffers, dims));
 }
 
 Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_t size,
@@ -231,7 +231,14 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
     }
     SwapLastTwo(group);
   }
+  const bool hostile = c_.magnitudes != Case::Magnitudes::kOrdinary;
+  const KvAxes axes{name[0] == 'k', dims.size() - (transposed ? 1 : 2),
+                    dims.size() - (transposed ? 2 : 1)};
+  // Zeros are then the same code in every group.
+  const double zero =
+      hostile && storage.zero_points != kUndef ? std::nearbyint(RangeOf(type).middle()) : 0;
   Fill fill = DataFill(name, type, quantized);
+  if (hostile) fill = HostileData(c_, axes, quantized, zero, std::move(fill));
   if (c_.real_lengths) {
     fill = BeyondLength(c_, fill, first, dims.size() - (transposed ? 1 : 2), type);
   } else if (c_.real_ranges) {
@@ -247,13 +254,20 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
   }
   const std::optional<Dims> scale_strides =
       c_.buffers == Case::Buffers::kPadded ? BufferStrides(c_.buffers, scale_dims) : std::nullopt;
-  stored.scales = Tensor(name + "_scales", storage.scales, scale_dims,
-                         ScaleFill(name + "_scales", type, storage.codebook), scale_strides);
+  Fill scales = ScaleFill(name + "_scales", type, storage.codebook);
+  if (hostile) {
+    const bool by_token =
+        storage.groups == Storage::Groups::kToken || storage.groups == Storage::Groups::kAlongHead;
+    scales = HostileScales(c_, axes, by_token, std::move(scales));
+  }
+  stored.scales =
+      Tensor(name + "_scales", storage.scales, scale_dims, std::move(scales), scale_strides);
   stored.codebook = storage.codebook;
   if (storage.zero_points == kUndef) return stored;
+  Fill points = ZeroPointFill(name + "_zps", type, storage.zero_points);
+  if (hostile) points = [zero](auto) { return zero; };
   stored.zero_points =
-      Tensor(name + "_zps", storage.zero_points, scale_dims,
-             ZeroPointFill(name + "_zps", type, storage.zero_points), scale_strides);
+      Tensor(name + "_zps", storage.zero_points, scale_dims, std::move(points), scale_strides);
   return stored;
 }
 

@@ -234,6 +234,7 @@ std::vector<Case> AllCases() {
   AddFormCases(cases);
   AddMixedTypeCases(cases);
   AddRangeCases(cases);
+  AddHostileCases(cases);
   AddFirstClassCases(cases);
   AddRotationCases(cases);
   return cases;

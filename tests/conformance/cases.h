@@ -126,6 +126,16 @@ struct Case {
   // Blocks of Hadamard ops on Q, K, V and the output, 0: none. K is kTokenRows.
   int64_t q_hadamard = 0, k_hadamard = 0, v_hadamard = 0, output_hadamard = 0;
 
+  // What rounding relative to the largest of a row, tile or group would lose.
+  enum class Magnitudes : uint8_t {
+    kOrdinary,
+    kZeroTokens,      // of K and V, with a scale of 1 among those of 1e-5
+    kOutlierChannel,  // of Q, 1e4, where K is 0
+    kSmall,           // V of 1e-6, K of 1e-3 and Q of 1e3
+    kWide,            // tokens of V between 1e-6 and 1e4
+  };
+  Magnitudes magnitudes = Magnitudes::kOrdinary;
+
   // kFirstClass only.
   bool sinks = false;
   bool alibi = false;
@@ -151,6 +161,7 @@ void AddMixedTypeCases(std::vector<Case>& cases);
 void AddRangeCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);
 void AddRotationCases(std::vector<Case>& cases);
+void AddHostileCases(std::vector<Case>& cases);
 
 // The i-th of a rotation through small shapes, storages, masks and layouts: what a
 // sweep starts from.

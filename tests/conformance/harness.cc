@@ -27,12 +27,12 @@ double RelativeBound(DataType type) {
 }
 
 std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
-                        const TestBuffer& got, double rounding) {
+                        const TestBuffer& got, double rounding, bool by_point) {
   if (got.bytes() != expected.bytes()) return "different sizes";
   const Comparison comparison = Compare(port, expected.data(), got.data(), rounding);
   const double bound = std::max(RelativeBound(port.type), rounding);
   std::string why;
-  if (!comparison.passed || !(comparison.rel_l2 <= bound)) {
+  if ((by_point && !comparison.passed) || !(comparison.rel_l2 <= bound)) {
     absl::StrAppend(&why, comparison.failing, " of ", comparison.total, " points differ, max abs ",
                     comparison.max_abs, ", rel l2 ", comparison.rel_l2, " (bound ", bound, ")");
   }
@@ -147,11 +147,12 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
 }
 
 std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
-                  const std::vector<TestBuffer>& got, double rounding) {
+                  const std::vector<TestBuffer>& got, double rounding, bool by_point) {
   if (expected.size() != got.size()) return "different numbers of outputs";
   std::string why;
   for (size_t i = 0; i < got.size(); ++i) {
-    why += JudgeOutput(partition.output(static_cast<int>(i)), expected[i], got[i], rounding);
+    why +=
+        JudgeOutput(partition.output(static_cast<int>(i)), expected[i], got[i], rounding, by_point);
   }
   return why;
 }
