@@ -2,6 +2,7 @@
 #include <malloc.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -194,7 +195,7 @@ TEST(CallerExecutorTest, WaitsForCallsUnderWay) {
   EXPECT_THROW(checked->ParallelFor(2,
                                     [&](int64_t, int) {
                                       ++begun;
-                                      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+                                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
                                       ended = true;
                                     }),
                std::runtime_error);
