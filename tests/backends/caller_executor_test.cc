@@ -19,6 +19,7 @@
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
+#include "kvant/kernels/device/sanitizer.h"
 #include "kvant/patterns/partitioner.h"
 
 namespace kvant {
@@ -311,7 +312,7 @@ TEST(ExceptionsTest, AreStatuses) {
 
 // 2^48 bytes, which no address space has: the oracle stores what is read by strides of 0.
 TEST(ExceptionsTest, MemoryThatCannotBeHadIsAStatus) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
   GTEST_SKIP() << "the sanitizer ends the program";
 #endif
   constexpr int64_t kMany = int64_t{1} << 45;

@@ -278,7 +278,7 @@ TEST(KvCacheMemory, ChunksOfAnyLengthTakeNoMoreThanTheLargest) {
   if (!kSanitized && before >= 0) {
     EXPECT_LE(after - before, 96 << 20);
   }
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(KVANT_ADDRESS_SANITIZER) && !defined(KVANT_THREAD_SANITIZER)
   const int64_t counted = allocations;
   for (int i = 0; i < 10; ++i) execute(*step, out[0]);
   EXPECT_EQ(allocations - counted, 0);
