@@ -1,6 +1,7 @@
 // Attention over packed codes, for few rows of queries: K and V are read once, and go from a warp's
 // ring in shared memory (codes_ring.h) straight into tensor cores (codes_keys.h, codes_values.h).
-// Nothing is dequantized: scales and zero points are applied to scores and probabilities.
+// Nothing is dequantized: scales and zero points are applied to scores and probabilities. A warp
+// that finds in the end that its tokens lost too much by that does them once more (codes_exact.h).
 //
 //   block = (b0, b1[, b2]) x 8 row_blocks rows x split of the tokens
 //   warp  = every token_warps-th tile of the split, all rows
@@ -14,21 +15,21 @@
 //   p = 2^(score log2 e - reference + top)
 //
 // reference: the maximum when it was last set. It is set again where a score is beyond it by more
-// than kSlack. top: as large as f16 has room for, so that products with small scales keep their
-// bits.
+// than kSlack. top: as large as f16 has room for beside scales, so that small ones keep their bits.
 #ifndef KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
 #define KVANT_KERNELS_CUDA_ATTENTION_CODES_H_
 
+#include "kvant/kernels/cuda/codes_exact.h"
 #include "kvant/kernels/cuda/codes_values.h"
 #include "kvant/kernels/cuda/finish.h"
 #include "kvant/kernels/cuda/score_steps.h"
 
 namespace kvant::cuda {
 
-// Shared memory of a block: what the block computes; rotated queries, then rings, and once they are
-// done with, states of warps, and factors.
+// Shared memory of a block: what the block computes, rotated queries; then rings, and once they are
+// done with, states of warps, what warps need that do their tokens once more, and factors.
 struct CodesShared {
-  i32 factors, bytes;
+  i32 rings, exact, factors, bytes;
 
   // splits: the most that a sequence may have.
   KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
@@ -36,9 +37,11 @@ struct CodesShared {
     const i32 rings = t.token_warps * t.stages * CodesLayout::Of(t).stage_bytes;
     const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    const i32 ends = states + rows * joined * 8;
-    const i32 queries = t.q_hadamard != 0 ? rows * t.head_size * 4 : 0;
-    return {kWorkBytes + states, kWorkBytes + MaxOf(queries, MaxOf(rings, ends))};
+    const i32 exact = CeilDiv(states, 16) * 16;
+    const i32 factors = exact + t.token_warps * ExactShared::kBytes;
+    const i32 first = kWorkBytes + (t.q_hadamard != 0 ? rows * t.head_size * 4 : 0);
+    return {first, first + exact, first + factors,
+            first + MaxOf(rings, factors + rows * joined * 8)};
   }
 };
 
@@ -57,9 +60,11 @@ class AttentionCodes {
   using Scores = typename Keys::Scores;
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr float kSlack = 4.f;
-  // V's scales may be up to 2^16 / 2^(kTop + kSlack); where they are more, it is all done once more
-  // with kLowTop, which leaves room for any of them.
-  static constexpr float kTop = 7.f, kLowTop = -5.f;
+  // V's scales, normalised, may be up to 2^16 / 2^(Top() + kSlack).
+  KVANT_DEVICE static float Top() { return Values::Format().scale_type == kNone ? 11.f : 5.f; }
+  // What scores, and the output, may lose.
+  KVANT_DEVICE static float ScoreLimit() { return T::k.arithmetic == kByF32 ? 4e-5f : 1e-3f; }
+  KVANT_DEVICE static float OutputLimit() { return T::k.arithmetic == kByF32 ? 1e-5f : 5e-4f; }
 
   // Of rows 2c and 2c + 1 of each row block.
   struct State {
@@ -69,7 +74,9 @@ class AttentionCodes {
   };
 
   KVANT_DEVICE explicit AttentionCodes(const AttentionParams& p)
-      : p_(p), work_(SharedBase()), shared_(SharedBase() + static_cast<u32>(kWorkBytes)) {}
+      : p_(p),
+        work_(SharedBase()),
+        shared_(SharedBase() + static_cast<u32>(CodesShared::Of(T::k, 1).rings)) {}
 
   KVANT_DEVICE void Run() {
     if (WarpIndex() == 0) Work::Find(p_, work_);
@@ -78,11 +85,17 @@ class AttentionCodes {
     if (T::k.q_hadamard != 0) RotateQueries();
     State state;
     Values values(p_, Common(T::k.v[0], p_.v[0]).zero_point);
-    MultiplyAll(state, values);
-    End(state, values);
+    const WarpTokens tokens = MultiplyAll(state, values);
+    End(state, values, tokens);
   }
 
-  KVANT_DEVICE void MultiplyAll(State& state, Values& values) const {
+  // A warp's, tiles apart; and whether too much of them was lost.
+  struct WarpTokens {
+    i32 first, end;
+    bool lost;
+  };
+
+  KVANT_DEVICE WarpTokens MultiplyAll(State& state, Values& values) const {
     const Work work = Work::Load(p_, work_);
     const i32 kv_len = work.kv_len;
     const LiveColumns live = FindLive(work.rows, kv_len);
@@ -92,17 +105,23 @@ class AttentionCodes {
     const i32 begin = first + MinOf(count, work.split * share);
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
-    const Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
-                    Common(T::k.k[0], p_.k[0]), shared_);
-    if (T::k.q_hadamard != 0) BlockSync();  // rings come where they were
-    float top = kTop;
-    KVANT_NO_UNROLL
-    while (true) {
-      Sweep(keys, tokens, live.all, kv_len, top, state, values);
-      if (top == kLowTop || !Any(!values.Finite())) break;
-      top = kLowTop;
+    Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
+              Common(T::k.k[0], p_.k[0]), Rotated());
+    Sweep(keys, tokens, live.all, kv_len, state, values);
+    bool any[kRowBlocks][2];
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) any[rb][h] = state.limit[rb][h] > -Infinity();
     }
+    bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), ScoreLimit());
+    lost |= values.Complete(Common(T::k.v[0], p_.v[0]).scale,
+                            CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any,
+                            OutputLimit());
+    return {tokens.begin + WarpIndex() * T::k.warp_tile, tokens.end, Any(lost)};
   }
+
+  KVANT_DEVICE SharedAddress Rotated() const { return work_ + static_cast<u32>(kWorkBytes); }
 
   // To shared memory, in f32.
   KVANT_DEVICE void RotateQueries() const {
@@ -124,7 +143,7 @@ class AttentionCodes {
       for (i32 s = 0; s < kSlots; ++s) {
         const i32 d = s * 32 + LaneIndex();
         if (d >= T::k.head_size) continue;
-        StoreSharedFloat(shared_ + static_cast<u32>((r * T::k.head_size + d) * 4), x[s]);
+        StoreSharedFloat(Rotated() + static_cast<u32>((r * T::k.head_size + d) * 4), x[s]);
       }
     }
     BlockSync();
@@ -200,8 +219,8 @@ class AttentionCodes {
     return common;
   }
 
-  KVANT_DEVICE void Sweep(const Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
-                          i32 kv_len, float top, State& state, Values& values) const {
+  KVANT_DEVICE void Sweep(Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
+                          i32 kv_len, State& state, Values& values) const {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -210,7 +229,6 @@ class AttentionCodes {
         state.limit[rb][h] = -Infinity();
       }
     }
-    values.Clear();
     const CodesLayout l = Ring::Layout();
     const i32 warp = WarpIndex(), lane = LaneIndex();
     const SharedAddress begin = shared_ + static_cast<u32>(warp * Ring::RingBytes());
@@ -221,6 +239,8 @@ class AttentionCodes {
                                     : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
     const i32 first = tokens.begin + warp * T::k.warp_tile;
     Ring ring(p_, work_, begin, first, tokens.end);
+    ring.Wait();
+    values.Clear(Values::NormalExponent(begin, tokens.end - first));
     KVANT_NO_UNROLL
     for (i32 token = first; token < tokens.end; token += Ring::Step()) {
       const u32 stage = ring.Next(token);
@@ -233,7 +253,7 @@ class AttentionCodes {
         keys.Multiply(k_row + stage, begin + stage, none, scores);
         ApplySteps(token, kv_len, state, scores);
       }
-      MoveReference(top, state, values, scores);
+      MoveReference(state, values, scores);
       ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
         x = Exp2(x);
         state.sum[rb][h] += x;
@@ -303,7 +323,8 @@ class AttentionCodes {
   }
 
   // Where a score is too far above the reference.
-  KVANT_DEVICE void MoveReference(float top, State& state, Values& values, Scores& scores) const {
+  KVANT_DEVICE void MoveReference(State& state, Values& values, Scores& scores) const {
+    const float top = Top();
     float highest[kRowBlocks][2];
     bool beyond = false;
     KVANT_UNROLL
@@ -345,11 +366,32 @@ class AttentionCodes {
     }
   }
 
-  KVANT_DEVICE void End(State& state, Values& values) {
-    const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
+  KVANT_DEVICE void End(const State& state, const Values& values, const WarpTokens& tokens) const {
     const SharedAddress factors = work_ + static_cast<u32>(CodesShared::Of(T::k, 1).factors);
     const SharedAddress mine = shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
     BlockSync();  // rings are done with
+    if (tokens.lost) {
+      const i32 scratch = CodesShared::Of(T::k, 1).exact;
+      const CodesExact<T> exact(
+          p_, work_, Rotated(),
+          work_ + static_cast<u32>(scratch + WarpIndex() * ExactShared::kBytes));
+      exact.Run(tokens.first, Ring::Step(), tokens.end, mine);
+    } else {
+      StoreState(state, values, mine);
+    }
+    BlockSync();
+    Ending::JoinWarps(T::k.token_warps, shared_, factors);
+    const Work work = Work::Load(p_, work_);
+    float* partials = p_.partials + (BlockIndex() - work.split) * Ending::StateFloats();
+    if (work.splits > 1 && !Ending::JoinSplits(partials, work.split, work.splits,
+                                               p_.done + work.item, shared_, factors)) {
+      return;
+    }
+    Ending::StoreRows(p_, work.rows, 0, shared_, false);
+  }
+
+  KVANT_DEVICE void StoreState(const State& state, const Values& values, SharedAddress mine) const {
+    const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -364,16 +406,7 @@ class AttentionCodes {
         StoreSharedFloat(mine + (rows + r) * 4, sum);
       }
     }
-    values.Store(mine + 2 * rows * 4, Common(T::k.v[0], p_.v[0]).scale);
-    BlockSync();
-    Ending::JoinWarps(T::k.token_warps, shared_, factors);
-    const Work work = Work::Load(p_, work_);
-    float* partials = p_.partials + (BlockIndex() - work.split) * Ending::StateFloats();
-    if (work.splits > 1 && !Ending::JoinSplits(partials, work.split, work.splits,
-                                               p_.done + work.item, shared_, factors)) {
-      return;
-    }
-    Ending::StoreRows(p_, work.rows, 0, shared_, false);
+    values.Store(mine + 2 * rows * 4);
   }
 
   static constexpr float kLn2 = 0.69314718055994531f;

@@ -14,7 +14,7 @@
 //   2 bits  w & 00030003, w & 000c000c, ..., w >> 8 & 00030003, ...              i = 0 .. 7
 //   e5m2    an f16 but for its lower 8 bits, which are zeros                     i = 0, 1
 //   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
-//           becomes a number)
+//           becomes a number, which MarkNan finds)
 //   f16     as it is                                                             i = 0
 //   codes of 4 bits that are positions in a codebook: its entries n and n + 4    i = 0 .. 3
 //
@@ -141,6 +141,31 @@ struct CodeFormat {
   KVANT_DEVICE constexpr i32 ZeroBias() const {
     return zero == Zero::kInteger && zero_type == kInt8 ? 128 : 0;
   }
+
+  // What a code, less its zero point, is at most; of floats that have no scale, and of entries of
+  // codebooks, what is usual.
+  KVANT_DEVICE constexpr float LargestCode() const {
+    const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
+    return codebook                          ? 128.f
+           : is_float && scale_type == kNone ? 16.f
+           : type == kFloat8E4M3             ? 448.f
+           : type == kFloat8E5M2             ? 57344.f
+           : is_float                        ? 16.f
+                                             : static_cast<float>(1 << bits);
+  }
+  // Whether what codes have too much is taken off sums of products, rather than codes.
+  KVANT_DEVICE constexpr bool TakesOffSums() const {
+    return Bias() != 0 || zero == Zero::kInteger || common_zero;
+  }
+
+  // Sets bit 7 of a byte of `marks` where a word of a row has the code of a NaN.
+  template <i32 kWords>
+  KVANT_DEVICE void MarkNan(const u32 (&words)[kWords], u32& marks) const {
+    if (type != kFloat8E4M3) return;
+    KVANT_UNROLL
+    for (i32 i = 0; i < Chunks(); ++i) marks |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
+  }
+  KVANT_DEVICE static bool HasNan(u32 marks) { return (marks & 0x80808080u) != 0; }
 
   // Pair q from the words of a row.
   template <i32 kWords>

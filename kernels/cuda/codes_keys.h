@@ -44,7 +44,8 @@ class CodesKeys {
   // multiplier: of the scores. rotated: where rotated queries lie, if there are any.
   KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
                          const CommonParameters& common, SharedAddress rotated)
-      : entries_(CodebookWords::Of(T::k.k[0], p.k[0])) {
+      : entries_(CodebookWords::Of(T::k.k[0], p.k[0])),
+        largest_scale_(Format().scale_type == kNone ? 1.f : 0.f) {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       const float guard = Guard(p, block, rb, rotated);
@@ -63,7 +64,7 @@ class CodesKeys {
   // scores = multiplier * Q K + add. at: the lane's matrix row in the stage's K; stage: where the
   // stage begins.
   KVANT_DEVICE void Multiply(SharedAddress at, SharedAddress stage,
-                             const float (&add)[kRowBlocks][2], Scores& scores) const {
+                             const float (&add)[kRowBlocks][2], Scores& scores) {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
@@ -72,6 +73,7 @@ class CodesKeys {
     if (by_row && f.scale_type != kNone) {
       LoadSharedWords(stage + l.sides[0].offset + g * n * f.ScaleBytes(), n * f.ScaleBytes() / 4,
                       scales);
+      SeeScales(scales, n);
     }
     if (by_row && f.zero == Zero::kReal) {
       LoadSharedWords(stage + l.sides[2].offset + g * n * f.ZeroBytes(), n * f.ZeroBytes() / 4,
@@ -100,6 +102,24 @@ class CodesKeys {
     }
   }
 
+  // Whether scores of the lane's tokens may be off by more than `limit`; by: what scores are
+  // multiplied with once more. Sums are of magnitudes up to 2^15 times the codes' and lose 2^-24 of
+  // themselves, where what codes have too much is taken off them; else f16 loses 2^-25 of a query.
+  KVANT_DEVICE bool Loses(float by, float limit) const {
+    const CodeFormat f = Format();
+    const bool takes_off = f.TakesOffSums() || f.zero != Zero::kNone;
+    const float of_sums = takes_off ? f.LargestCode() * 0x1p-9f : 0.f;
+    const float of_queries = f.LargestCode() * f.Factor(f.PairsPerWord() - 1) * 0x1p-21f;
+    const float of_scale = (of_sums + of_queries) * f.Unit() * largest_scale_ * Abs(by);
+    bool loses = CodeFormat::HasNan(nan_marks_);
+    KVANT_UNROLL
+    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) loses |= of_scale * Abs(multiplier_[rb][h]) > limit;
+    }
+    return loses;
+  }
+
  private:
   static constexpr i32 kPairs = T::kMax.head_size / 8;
   static constexpr i32 kWords = T::kMax.head_size / 8;  // of a row, at 16 bits
@@ -120,23 +140,23 @@ class CodesKeys {
     return BiasByScales() ? 0 : f.ZeroBias() - f.Bias();
   }
 
-  // A power of two that brings the largest number of query 8 rb + g to about 64: f16 neither
-  // overflows, the sum over a head included, nor is short of bits. Of each row its own, so that
-  // queries of one head do not show in another.
+  // A power of two that brings the sum of magnitudes of query 8 rb + g to 2^14 .. 2^15: f16 neither
+  // overflows, sums over a head included, nor is short of bits beside an outlier. Of each row its
+  // own, so that queries of one head do not show in another.
   KVANT_DEVICE static float Guard(const AttentionParams& p, const BlockRows& block, i32 rb,
                                   SharedAddress rotated) {
-    float top = 0.f;
+    float sum = 0.f;
     KVANT_NO_UNROLL
     for (i32 m = 0; m < Format().Chunks(); ++m) {
       float x[16];
       LoadChunk(p, block, rb, m, rotated, x);
       KVANT_UNROLL
-      for (i32 i = 0; i < Format().ChunkCodes() / 4; ++i) top = Max(top, Abs(x[i]));
+      for (i32 i = 0; i < Format().ChunkCodes() / 4; ++i) sum += Abs(x[i]);
     }
-    top = Max(top, ShuffleXor(top, 1));
-    top = Max(top, ShuffleXor(top, 2));
-    const i32 exponent = MaxOf(static_cast<i32>(AsBits(top) >> 23), 16);
-    return AsFloat(static_cast<u32>(127 + 6 + 127 - exponent) << 23);
+    sum += ShuffleXor(sum, 1);
+    sum += ShuffleXor(sum, 2);
+    const i32 exponent = MaxOf(static_cast<i32>(AsBits(sum) >> 23), 16);
+    return AsFloat(static_cast<u32>(127 + 14 + 127 - exponent) << 23);
   }
 
   // The channels of chunk m that lane 4g + c has, of row 8 rb + g; zeros for rows beyond the last.
@@ -171,7 +191,7 @@ class CodesKeys {
     for (i32 i = 0; i < count; ++i) x[i] = r < block.rows ? x[i] : 0.f;
   }
 
-  // Queries as B operands, and the sums of groups of row 8 rb + g.
+  // Queries as B operands, and the sums of groups of row 8 rb + g, of what operands hold.
   KVANT_DEVICE void LoadQueries(const AttentionParams& p, const BlockRows& block, i32 rb,
                                 SharedAddress rotated, float guard, float (&sums)[kMaxGroups]) {
     const CodeFormat f = Format();
@@ -182,18 +202,18 @@ class CodesKeys {
       float x[16];
       LoadChunk(p, block, rb, m, rotated, x);
       KVANT_UNROLL
-      for (i32 i = 0; i < f.ChunkCodes() / 4; ++i) {
-        x[i] *= guard;
-        sums[m * f.PairsPerWord() / f.PairsPerGroup()] += x[i];
-      }
-      KVANT_UNROLL
       for (i32 i = 0; i < f.PairsPerWord(); ++i) {
         const i32 q = m * f.PairsPerWord() + i;
-        const float by = 1.f / f.Factor(q);
+        const float by = guard / f.Factor(q);
         u32 words[kParts];
         PackParts(PartsOf(T::k), x[i] * by, x[i + f.ChunkCodes() / 8] * by, words);
+        float held = 0.f;
         KVANT_UNROLL
-        for (i32 part = 0; part < PartsOf(T::k); ++part) queries_[rb][part][q] = words[part];
+        for (i32 part = 0; part < PartsOf(T::k); ++part) {
+          queries_[rb][part][q] = words[part];
+          held += F16Low(words[part]) + F16High(words[part]);
+        }
+        sums[q / f.PairsPerGroup()] += held * f.Factor(q);
       }
     }
     KVANT_UNROLL
@@ -301,9 +321,17 @@ class CodesKeys {
     }
   }
 
+  template <i32 kWords>
+  KVANT_DEVICE void SeeScales(const u32 (&scales)[kWords], i32 count) {
+    KVANT_UNROLL
+    for (i32 i = 0; i < count; ++i) {
+      largest_scale_ = Max(largest_scale_, Abs(FloatAt(Format().scale_type, scales, i)));
+    }
+  }
+
   // Row blocks 2j and 2j + 1: sums in units of codes, times scales where there are groups.
   KVANT_DEVICE void MultiplyPair(SharedAddress at, SharedAddress stage, i32 j,
-                                 const u32 (&bytes)[4], float (&sum)[kRowBlocks][4]) const {
+                                 const u32 (&bytes)[4], float (&sum)[kRowBlocks][4]) {
     const CodeFormat f = Format();
     u32 low[kWords], high[kWords], scales[16], zeros[2];
     if (f.groups > 1) {
@@ -311,8 +339,11 @@ class CodesKeys {
       const i32 pair = LaneIndex() / 4 * (T::k.warp_tile / 16) + j;
       LoadSharedWords(stage + CodesRing<T>::Layout().sides[0].offset + pair * bytes_of_two,
                       bytes_of_two / 4, scales);
+      SeeScales(scales, 2 * f.groups);
     }
     Tile().LoadPair(at, j, false, low, high);
+    f.MarkNan(low, nan_marks_);
+    f.MarkNan(high, nan_marks_);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -367,6 +398,8 @@ class CodesKeys {
   float first_[kRowBlocks][kMaxGroups][2];  // what accumulators begin with
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
   float multiplier_[kRowBlocks][2];         // of queries 2c, 2c + 1
+  float largest_scale_;                     // of the lane's tokens; 1 where they have none
+  u32 nan_marks_ = 0;
 };
 
 }  // namespace kvant::cuda

@@ -185,9 +185,8 @@ class CodesRing {
   // From a warp's tile to its next, in tokens.
   KVANT_DEVICE static i32 Step() { return T::k.token_warps * T::k.warp_tile; }
 
-  // Waits for the next tile, that of `token`, and asks for one more. Where its stage begins, from
-  // the ring on.
-  KVANT_DEVICE u32 Next(i32 token) {
+  // Waits for the next tile.
+  KVANT_DEVICE void Wait() const {
     if (T::k.stages == 2) {
       CopyAsyncWait<0>();
     } else if (T::k.stages == 3) {
@@ -196,6 +195,12 @@ class CodesRing {
       CopyAsyncWait<2>();
     }
     WarpSync();
+  }
+
+  // Waits for the next tile, that of `token`, and asks for one more. Where its stage begins, from
+  // the ring on.
+  KVANT_DEVICE u32 Next(i32 token) {
+    Wait();
     const u32 stage = read_, bytes = static_cast<u32>(Layout().stage_bytes);
     const u32 last = static_cast<u32>(RingBytes()) - bytes;
     Fill(token + (T::k.stages - 1) * Step(), stage == 0 ? last : stage - bytes);

@@ -124,10 +124,17 @@ class Problem {
   explicit Problem(const CodesProblem& c) : c_(c), rng_(c.seed + 1) {
     k_ = Make(c.k, c.head_size, c.head_size <= 64 ? .15f : .1f, c.k_first);
     v_ = Make(c.v, c.v_head_size, c.v_scale, c.v_first);
+    Harden(k_, c.hard.k_size, c.hard.k_outlier, c.hard.k_zeros);
+    Harden(v_, c.hard.v_size, c.hard.v_outlier, c.hard.v_zeros);
+    if (c.hard.q_outlier != 0) ZeroChannels(k_);
     rows_ = c.heads_per_kv * c.q_len;
     const int64_t q_rows = int64_t{c.batch} * c.kv_heads * rows_;
     q_ = Elements(c.q, q_rows * c.head_size);
-    for (int64_t i = 0; i < q_rows * c.head_size; ++i) q_.Set(i, (Normal() + .2) * c.q_spread);
+    for (int64_t i = 0; i < q_rows * c.head_size; ++i) {
+      const bool outlier = c.hard.q_outlier != 0 && IsOutlier(i % c.head_size);
+      q_.Set(i, outlier ? c.hard.q_outlier : (Normal() + .2) * c.q_spread * c.hard.q_size);
+    }
+    if (c.hard.sink) MakeSink();
     output_ = Elements(c.output, q_rows * c.v_head_size);
     for (int64_t i = 0; i < q_rows * c.v_head_size; ++i) output_.Set(i, std::nan(""));
     sinks_.resize(static_cast<size_t>(c.heads_per_kv * c.kv_heads));
@@ -167,7 +174,7 @@ class Problem {
                      options, [&] { AttentionCodes<Traits>::Run(params_); });
     for (u32 count : done) result.wrong_reads += count != 0;
     if (watch) result.wrong_reads += WrongReads(result.report);
-    result.error = Error();
+    Judge(result);
     result.traits = traits_;
     return result;
   }
@@ -226,6 +233,70 @@ class Problem {
       s.zero_points.Set(at, real ? zero * scale : std::nan(""));
     } else {
       s.zero_points.Set(at, std::clamp(std::floor(zero), -128., 255.));
+    }
+  }
+
+  // Groups of zeros, and sizes of scales.
+  void Harden(SideData& s, double size, double outlier, bool zeros) {
+    if (s.side.scales == kNone) return;
+    for (int b = 0; b < c_.batch; ++b) {
+      for (int h = 0; h < c_.kv_heads; ++h) {
+        for (int t = 0; t < Length(b); ++t) {
+          for (int g = 0; g < s.groups; ++g) {
+            const bool zero = zeros && (t + g) % 3 == 1;
+            HardenGroup(s, b, h, s.Place(b, t), g, t % 8 == 5 ? size * outlier : size, zero);
+          }
+        }
+      }
+    }
+  }
+  void HardenGroup(SideData& s, int b, int h, int at, int g, double size, bool zero) {
+    const int length = s.channels / s.groups, first = g * length;
+    const int64_t scale = s.ScaleAt(b, h, at, first);
+    s.scales.Set(scale, zero ? 1. : s.scales.Get(scale) * size);
+    if (s.side.zero_points != kNone) {
+      const int64_t index = s.ZeroAt(b, h, at, first);
+      if (s.side.real_zero_points) s.zero_points.Set(index, s.zero_points.Get(index) * size);
+      if (zero) s.zero_points.Set(index, 0);
+    }
+    for (int d = first; d < first + length && zero; ++d) {
+      s.codes.Set(s.Row(b, h, at) * s.channels + d, 0);
+    }
+  }
+
+  static bool IsOutlier(int64_t channel) { return channel == 5 || channel == 40; }
+  void ZeroChannels(SideData& s) {
+    for (int b = 0; b < c_.batch; ++b) {
+      for (int h = 0; h < c_.kv_heads; ++h) {
+        for (int t = 0; t < c_.capacity; ++t) {
+          for (int d = 0; d < s.channels; ++d) {
+            if (!IsOutlier(d)) continue;
+            const bool plain = s.side.zero_points == kNone;
+            const double zero = plain ? 0 : s.zero_points.Get(s.ZeroAt(b, h, t, d));
+            s.codes.Set(s.Row(b, h, t) * s.channels + d, zero);
+          }
+        }
+      }
+    }
+  }
+
+  // The first token's keys are those of the first query of each head, many times over.
+  void MakeSink() {
+    for (int b = 0; b < c_.batch; ++b) {
+      for (int h = 0; h < c_.kv_heads; ++h) {
+        const int64_t query = (int64_t{b} * c_.kv_heads + h) * rows_ * c_.head_size;
+        const int at = k_.Place(b, 0);
+        for (int d = 0; d < c_.head_size; ++d) {
+          for (int r = 0; r < rows_; ++r) q_.Set(query + r * c_.head_size + d, q_.Get(query + d));
+          k_.codes.Set(k_.Row(b, h, at) * c_.head_size + d, q_.Get(query + d) > 0 ? 1 : 0);
+        }
+        for (int g = 0; g < k_.groups; ++g) {
+          const int d = g * (c_.head_size / k_.groups);
+          k_.scales.Set(k_.ScaleAt(b, h, at, d), 5);
+          if (k_.side.zero_points != kNone) k_.zero_points.Set(k_.ZeroAt(b, h, at, d), 0);
+        }
+        for (int g = 0; g < v_.groups; ++g) HardenGroup(v_, b, h, v_.Place(b, 0), g, 1, true);
+      }
     }
   }
 
@@ -327,7 +398,9 @@ class Problem {
     return p;
   }
   float Scale() const {
-    return c_.scale != 0.f ? c_.scale : 1.f / std::sqrt(static_cast<float>(c_.head_size));
+    const float scale =
+        c_.scale != 0.f ? c_.scale : 1.f / std::sqrt(static_cast<float>(c_.head_size));
+    return scale / (c_.hard.k_size * c_.hard.q_size);
   }
 
   std::vector<simt::Range> Watches() {
@@ -364,24 +437,27 @@ class Problem {
     return wrong;
   }
 
-  double Error() const {
-    double error = 0, norm = 0;
+  void Judge(CodesResult& result) const {
+    double error = 0, norm = 0, own = 0;
     for (int b = 0; b < c_.batch; ++b) {
       for (int h = 0; h < c_.kv_heads; ++h) {
         const std::vector<double> k = Values(k_, b, h), v = Values(v_, b, h);
         for (int r = 0; r < rows_; ++r) {
           const int64_t row = (int64_t{b} * c_.kv_heads + h) * rows_ + r;
-          const std::vector<double> want = Answer(row, r, h, Length(b), k, v);
+          std::vector<double> lost;
+          const std::vector<double> want = Answer(row, r, h, Length(b), k, v, lost);
           for (int d = 0; d < c_.v_head_size; ++d) {
             const double got = output_.Get(row * c_.v_head_size + d);
             const double off = got - want[static_cast<size_t>(d)];
             error += off * off;
             norm += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
+            own += lost[static_cast<size_t>(d)] * lost[static_cast<size_t>(d)];
           }
         }
       }
     }
-    return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+    result.error = norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+    result.own_error = norm == 0 ? 0 : std::sqrt(own / norm);
   }
   std::vector<double> Values(const SideData& s, int b, int h) const {
     std::vector<double> values;
@@ -390,17 +466,22 @@ class Problem {
     }
     return values;
   }
+  // lost: the error of the answer where f32 loses 2^-23 of each score's and product's magnitude.
   std::vector<double> Answer(int64_t row, int r, int head, int length, const std::vector<double>& k,
-                             const std::vector<double>& v) const {
-    std::vector<double> scores;
+                             const std::vector<double>& v, std::vector<double>& lost) const {
+    std::vector<double> scores, sizes;
     const int seen = c_.causal ? r % c_.q_len + length - c_.q_len + 1 : length;
     double top = -std::numeric_limits<double>::infinity(), sum = 0;
     for (int t = 0; t < seen; ++t) {
-      double score = 0;
+      double score = 0, size = 0;
       for (int d = 0; d < c_.head_size; ++d) {
-        score += q_.Get(row * c_.head_size + d) * k[static_cast<size_t>(t * c_.head_size + d)];
+        const double x =
+            q_.Get(row * c_.head_size + d) * k[static_cast<size_t>(t * c_.head_size + d)];
+        score += x;
+        size += std::abs(x);
       }
       score *= Scale();
+      sizes.push_back(size * Scale());
       if (c_.soft_cap) score = std::tanh(score / kCap) * kCap;
       scores.push_back(score);
       top = std::max(top, score);
@@ -408,6 +489,7 @@ class Problem {
     const double sink = sinks_[static_cast<size_t>(head * c_.heads_per_kv + r / c_.q_len)];
     if (c_.sinks) top = std::max(top, sink);
     std::vector<double> out(static_cast<size_t>(c_.v_head_size));
+    lost.assign(out.size(), 0);
     if (scores.empty()) return out;
     if (c_.sinks) sum = std::exp(sink - top);
     for (size_t t = 0; t < scores.size(); ++t) {
@@ -416,6 +498,14 @@ class Problem {
       for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[t * out.size() + d];
     }
     for (double& x : out) x /= sum;
+    for (size_t t = 0; t < scores.size(); ++t) {
+      const double p = std::exp(scores[t] - top) / sum;
+      for (size_t d = 0; d < out.size(); ++d) {
+        const double x = v[t * out.size() + d];
+        const double off = 0x1p-23 * p * (sizes[t] * std::abs(x - out[d]) + std::abs(x));
+        lost[d] = std::hypot(lost[d], off);
+      }
+    }
     return out;
   }
 
@@ -445,6 +535,7 @@ std::string SideName(const CodesSide& side) {
 
 std::string CodesProblem::Name() const {
   std::ostringstream out;
+  if (!hard.name.empty()) out << hard.name << ": ";
   out << "K " << SideName(k) << ", V " << SideName(v) << ", D " << head_size << "/" << v_head_size
       << ", B " << batch << " Hkv " << kv_heads << " R " << heads_per_kv << " Sq " << q_len
       << ", lengths";

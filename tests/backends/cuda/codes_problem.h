@@ -22,8 +22,21 @@ struct CodesSide {
   bool common_scale = false, common_zero_point = false;  // to all tokens of a head
 };
 
+// What products of packed codes find hard, as real data have it.
+struct CodesHardships {
+  float k_size = 1.f, v_size = 1.f;        // of all scales; those of scores make up for K's
+  float k_outlier = 1.f, v_outlier = 1.f;  // of scales of one token in eight
+  // One group in three is zeros, with a scale of 1, as DynamicQuantize gives.
+  bool k_zeros = false, v_zeros = false;
+  float q_outlier = 0.f;  // of two channels of queries, in which K is 0
+  float q_size = 1.f;     // of the others
+  bool sink = false;      // the first token has nearly all of the weight, and V is 0 there
+  std::string name;
+};
+
 struct CodesProblem {
   CodesSide k, v;
+  CodesHardships hard;
   int head_size = 128, v_head_size = 128;
   int batch = 1, kv_heads = 2, heads_per_kv = 4, q_len = 1;
   int capacity = 80;
@@ -46,6 +59,7 @@ struct CodesProblem {
 struct CodesResult {
   std::string refused;      // by WhyNotCodes
   double error = 0;         // relative, L2, over all of the output
+  double own_error = 0;     // what f32 may lose by scores and sums of such magnitudes
   int64_t wrong_reads = 0;  // bytes of K, V and their parameters that were not read once
   simt::Report report;
   AttentionTraits traits;
