@@ -66,6 +66,18 @@ Arithmetic ChooseArithmetic(const AttentionSpec& spec) {
   }
 }
 
+// Whether all that tiles hold is f16, or codes times f16, which f16 holds.
+bool FitsF16(const AttentionTraits& t) {
+  const auto fits = [](const SegmentTraits& s) {
+    const bool is_f16 = s.data.type == kFloat16 && s.scales.type == kNone;
+    const bool by_f16 =
+        s.scales.type == kFloat16 && (!s.real_zero_points || s.zero_points.type == kFloat16);
+    return is_f16 || (BitsOf(s.data.type) <= 8 && (s.scales.type == kNone || by_f16));
+  };
+  return fits(t.q) && std::all_of(t.k, t.k + t.k_segments, fits) &&
+         std::all_of(t.v, t.v + t.v_segments, fits);
+}
+
 int64_t TilesOf(const AttentionPlan& plan) {
   const AttentionParams& p = plan.params;
   const int64_t groups =
@@ -196,6 +208,8 @@ bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& pla
 
 bool PlanForTiles(const DeviceProperties& device, AttentionPlan& plan) {
   plan.traits.kernel = kTilesKernel;
+  // The bits of f16, and the range of f32: 1e4 times a code, or 1e-6, is nothing that f16 holds.
+  if (plan.traits.arithmetic == kByF16 && !FitsF16(plan.traits)) plan.traits.arithmetic = kByTF32;
   if (!ChooseTiles(device, true, plan) && !ChooseTiles(device, false, plan)) return false;
   const int64_t tiles = TilesOf(plan);
   plan.blocks = tiles * plan.params.splits;
@@ -231,12 +245,14 @@ bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
 
 }  // namespace
 
+// Whatever magnitudes are: the kernel on packed codes does once more by f32 what would lose more.
 double AttentionPlan::rounding() const {
   const SegmentTraits &k = traits.k[0], &v = traits.v[0];
   switch (traits.arithmetic) {
     case kByF16:
-      // Dequantized keys, entries of codebooks, or rotated queries are rounded to f16; where scores
-      // are large, each loses some thousandths.
+      // Dequantized keys, entries of codebooks, rotated queries, or f32 ones where the mode permits
+      // it, are rounded to f16. That is an error of 2^-12 of a score, and so of e^score: these hold
+      // for scores up to some ten.
       if (traits.q_hadamard != 0) return 5e-3;
       if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
       return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;

@@ -105,8 +105,8 @@ class AttentionCodes {
     const i32 begin = first + MinOf(count, work.split * share);
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
-    Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
-              Common(T::k.k[0], p_.k[0]), Rotated());
+    Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f, Common(T::k.k[0], p_.k[0]),
+              Rotated());
     Sweep(keys, tokens, live.all, kv_len, state, values);
     bool any[kRowBlocks][2];
     KVANT_UNROLL
@@ -115,9 +115,9 @@ class AttentionCodes {
       for (i32 h = 0; h < 2; ++h) any[rb][h] = state.limit[rb][h] > -Infinity();
     }
     bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), ScoreLimit());
-    lost |= values.Complete(Common(T::k.v[0], p_.v[0]).scale,
-                            CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any,
-                            OutputLimit());
+    lost |=
+        values.Complete(Common(T::k.v[0], p_.v[0]).scale,
+                        CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any, OutputLimit());
     return {tokens.begin + WarpIndex() * T::k.warp_tile, tokens.end, Any(lost)};
   }
 

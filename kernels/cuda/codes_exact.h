@@ -6,7 +6,8 @@
 //   lanes are a row's      steps, online softmax, row by row, in shared memory
 //   lanes are channels     output of 8 rows += p V, token by token
 //
-// It is for few tiles of few inputs, and made to be small and to take few registers, not to be fast.
+// It is for few tiles of few inputs, and made to be small and to take few registers, not to be
+// fast.
 #ifndef KVANT_KERNELS_CUDA_CODES_EXACT_H_
 #define KVANT_KERNELS_CUDA_CODES_EXACT_H_
 
@@ -140,8 +141,7 @@ class CodesExact {
     const SharedAddress at = ScoreAt(r, LaneIndex());
     float x = -Infinity();
     if (exists) {
-      x = Steps::Bounded(
-          steps.template Apply<false>(p_, token + LaneIndex(), LoadSharedFloat(at)));
+      x = Steps::Bounded(steps.template Apply<false>(p_, token + LaneIndex(), LoadSharedFloat(at)));
     }
     const float before = LoadSharedFloat(RowAt(kMaximum, r));
     float top = Max(before, x);

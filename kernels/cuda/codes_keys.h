@@ -110,7 +110,9 @@ class CodesKeys {
     const bool takes_off = f.TakesOffSums() || f.zero != Zero::kNone;
     const float of_sums = takes_off ? f.LargestCode() * 0x1p-9f : 0.f;
     const float of_queries = f.LargestCode() * f.Factor(f.PairsPerWord() - 1) * 0x1p-21f;
-    const float of_scale = (of_sums + of_queries) * f.Unit() * largest_scale_ * Abs(by);
+    const float of_f16 = Max(F16Low(largest_f16_), F16High(largest_f16_));
+    const float largest = Max(largest_scale_, of_f16);
+    const float of_scale = (of_sums + of_queries) * f.Unit() * largest * Abs(by);
     bool loses = CodeFormat::HasNan(nan_marks_);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -323,6 +325,11 @@ class CodesKeys {
 
   template <i32 kWords>
   KVANT_DEVICE void SeeScales(const u32 (&scales)[kWords], i32 count) {
+    if (Format().scale_type == kFloat16) {
+      KVANT_UNROLL
+      for (i32 i = 0; i < count / 2; ++i) largest_f16_ = MaxAbsF16x2(largest_f16_, scales[i]);
+      return;
+    }
     KVANT_UNROLL
     for (i32 i = 0; i < count; ++i) {
       largest_scale_ = Max(largest_scale_, Abs(FloatAt(Format().scale_type, scales, i)));
@@ -399,6 +406,7 @@ class CodesKeys {
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
   float multiplier_[kRowBlocks][2];         // of queries 2c, 2c + 1
   float largest_scale_;                     // of the lane's tokens; 1 where they have none
+  u32 largest_f16_ = 0;                     // where they are f16
   u32 nan_marks_ = 0;
 };
 

@@ -56,7 +56,8 @@ class CodesValues {
     const i32 bytes = f.ScaleBytes(), index = LaneIndex() * count / 32;
     const SharedAddress at =
         first + static_cast<u32>(CodesRing<T>::Layout().sides[1].offset + index * bytes);
-    const float scale = bytes == 4 ? LoadSharedFloat(at) : CodeToFloat(f.scale_type, LoadShared16(at));
+    const float scale =
+        bytes == 4 ? LoadSharedFloat(at) : CodeToFloat(f.scale_type, LoadShared16(at));
     i32 exponent = static_cast<i32>(AsBits(scale) >> 23 & 255) - 127;
     exponent = MaxOf(-kFarExponent, MinOf(kFarExponent, exponent));
     KVANT_UNROLL
@@ -168,9 +169,9 @@ class CodesValues {
   }
 
   // Makes the output of sums: what codes have too much is taken off, and a scale that all tokens
-  // have in common multiplied to it. Whether it may have lost more than `limit` of itself (of a row,
-  // L2), as it does where f16 overflows: of weights of up to `tokens` tokens 2^-25 each, and 2^-24
-  // of sums that cancel. any: rows that have seen a token.
+  // have in common multiplied to it. Whether it may have lost more than `limit` of itself (of a
+  // row, L2), as it does where f16 overflows: of weights of up to `tokens` tokens 2^-25 each, and
+  // 2^-24 of sums that cancel. any: rows that have seen a token.
   KVANT_DEVICE bool Complete(float scale, i32 tokens, const bool (&any)[kRowBlocks][2],
                              float limit) {
     const CodeFormat f = Format();

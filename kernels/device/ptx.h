@@ -140,6 +140,14 @@ KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
+// Of magnitudes; NaN is passed over.
+KVANT_DEVICE u32 MaxAbsF16x2(u32 a, u32 b) {
+  u32 r;
+  asm("{.reg .b32 x, y; abs.f16x2 x, %1; abs.f16x2 y, %2; max.f16x2 %0, x, y;}"
+      : "=r"(r)
+      : "r"(a), "r"(b));
+  return r;
+}
 // a times the low, or the high, half of s.
 KVANT_DEVICE u32 MultiplyByLowF16(u32 a, u32 s) {
   u32 r;

@@ -132,6 +132,9 @@ KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
          static_cast<u32>(FmaF16(F16High(a), F16High(b), F16High(c))) << 16;
 }
 KVANT_DEVICE u32 AddF16x2(u32 a, u32 b) { return FmaF16x2(a, 0x3c003c00u, b); }
+KVANT_DEVICE u32 MaxAbsF16x2(u32 a, u32 b) {
+  return PackF16(Max(Abs(F16Low(a)), Abs(F16Low(b))), Max(Abs(F16High(a)), Abs(F16High(b))));
+}
 // Products of f16 are exact in f32.
 KVANT_DEVICE u32 MultiplyF16x2(u32 a, u32 b) {
   return PackF16(F16Low(a) * F16Low(b), F16High(a) * F16High(b));

@@ -2,6 +2,7 @@
 // parameters once per tile of rows, and shared memory without bank conflicts.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -80,6 +81,8 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
     }
     launched.inputs.push_back(graph.tensor(id).name);
     buffers.emplace_back(static_cast<size_t>(graph.tensor(id).memory_bytes()));
+    // No zeros, of which a kernel cannot tell whether they are all that f16 has left.
+    std::memset(buffers.back().data(), 0x2c, buffers.back().bytes());
     inputs.push_back(buffers.back().data());
     watching.watches.push_back({buffers.back().data(), buffers.back().bytes()});
   }
@@ -162,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
               .head_size = 64,
               .dtype = kF32,
               .load_conflicts = 3},
-        Shape{.name = "Nf4", .k = "u4:g32:nf4", .v = "u4:g32:nf4", .load_conflicts = 2},
+        Shape{.name = "Nf4", .k = "u4:g32:nf4", .v = "u4:g32:nf4", .load_conflicts = 8},
         Shape{.name = "Nf4Head80",
               .k = "u4:g16:nf4",
               .v = "u4:g16:nf4",
@@ -172,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{.name = "RingOfCodes",
               .k = "u4:g32:rzp",
               .v = "u4:g32:rzp",
-              .load_conflicts = 94,
+              .load_conflicts = 96,
               .sectors_too_many = 24,
               .first = 301,
               .tokens = 457},
@@ -206,13 +209,13 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{.name = "U4Groups",
               .k = "u4:g32:zp",
               .v = "u4:g32:zp",
-              .load_conflicts = 43,
+              .load_conflicts = 7,
               .sectors_too_many = 1},
         Shape{.name = "U4GroupsHead64",
               .k = "u4:g32:zp",
               .v = "u4:g32:zp",
               .head_size = 64,
-              .load_conflicts = 99,
+              .load_conflicts = 8,
               .sectors_too_many = 2},
         Shape{.name = "S8",
               .k = "s8:token",

@@ -1,5 +1,6 @@
 // The kernel on packed codes, on the executor, where magnitudes are hard on it: its error is what
 // AttentionPlan::rounding says, and what f32 has by itself.
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,12 @@ namespace {
 
 using testing::IsEmpty;
 
+std::string Text(float x) {
+  std::ostringstream out;
+  out << x;
+  return out.str();
+}
+
 std::vector<CodesHardships> AllHardships() {
   std::vector<CodesHardships> all;
   const auto add = [&all](const std::string& name, auto set) {
@@ -21,7 +28,7 @@ std::vector<CodesHardships> AllHardships() {
     all.push_back(hard);
   };
   for (float size : {1e-8f, 1e-6f, 1e-5f, 1e-3f, 1.f, 100.f, 1e4f}) {
-    const std::string by = " times " + std::to_string(size);
+    const std::string by = " times " + Text(size);
     add("V's scales" + by, [&](auto& x) { x.v_size = size; });
     add("V's scales, some zero groups" + by, [&](auto& x) {
       x.v_size = size;
@@ -35,7 +42,7 @@ std::vector<CodesHardships> AllHardships() {
     add("queries" + by, [&](auto& x) { x.q_size = size; });
   }
   for (float outlier : {300.f, 1e4f}) {
-    const std::string of = ", outliers of " + std::to_string(outlier);
+    const std::string of = ", outliers of " + Text(outlier);
     add("queries" + of, [&](auto& x) { x.q_outlier = outlier; });
     add("queries of 1e-3" + of, [&](auto& x) {
       x.q_outlier = outlier;
@@ -82,7 +89,26 @@ void ExpectKept(CodesProblem problem) {
     ASSERT_EQ(result.refused, "") << problem.Name();
     EXPECT_LE(result.error, (problem.q == kFloat32 ? 2e-5 : 1e-3) + result.own_error)
         << problem.Name() << "; f32's own: " << result.own_error;
+    EXPECT_EQ(result.wrong_nan, 0) << problem.Name();
     EXPECT_THAT(result.report.errors, IsEmpty()) << problem.Name();
+  }
+}
+
+// A NaN is stored as any code is, and goes where its products do.
+TEST(CodesNanTest, OfFloatCodes) {
+  for (ElementType type : {kFloat8E4M3, kFloat8E5M2}) {
+    for (int group : {0, 32}) {
+      for (bool in_k : {false, true}) {
+        CodesProblem problem;
+        problem.k = problem.v = {type, group, kFloat16, kNone};
+        problem.hard.k_nan = in_k;
+        problem.hard.v_nan = !in_k;
+        const CodesResult result = Solve(problem);
+        ASSERT_EQ(result.refused, "");
+        EXPECT_EQ(result.wrong_nan, 0) << problem.Name();
+        EXPECT_LE(result.error, 1e-3) << problem.Name();
+      }
+    }
   }
 }
 

@@ -127,6 +127,8 @@ class Problem {
     Harden(k_, c.hard.k_size, c.hard.k_outlier, c.hard.k_zeros);
     Harden(v_, c.hard.v_size, c.hard.v_outlier, c.hard.v_zeros);
     if (c.hard.q_outlier != 0) ZeroChannels(k_);
+    if (c.hard.k_nan) k_.codes.Set(k_.Row(0, 0, k_.Place(0, 3)) * k_.channels + 7, std::nan(""));
+    if (c.hard.v_nan) v_.codes.Set(v_.Row(0, 0, v_.Place(0, 3)) * v_.channels + 7, std::nan(""));
     rows_ = c.heads_per_kv * c.q_len;
     const int64_t q_rows = int64_t{c.batch} * c.kv_heads * rows_;
     q_ = Elements(c.q, q_rows * c.head_size);
@@ -449,6 +451,9 @@ class Problem {
           for (int d = 0; d < c_.v_head_size; ++d) {
             const double got = output_.Get(row * c_.v_head_size + d);
             const double off = got - want[static_cast<size_t>(d)];
+            const bool is_nan = std::isnan(want[static_cast<size_t>(d)]);
+            result.wrong_nan += std::isnan(got) != is_nan;
+            if (is_nan) continue;
             error += off * off;
             norm += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
             own += lost[static_cast<size_t>(d)] * lost[static_cast<size_t>(d)];

@@ -31,6 +31,7 @@ struct CodesHardships {
   float q_outlier = 0.f;  // of two channels of queries, in which K is 0
   float q_size = 1.f;     // of the others
   bool sink = false;      // the first token has nearly all of the weight, and V is 0 there
+  bool k_nan = false, v_nan = false;  // one code of the first head's fourth token, of float codes
   std::string name;
 };
 
@@ -58,7 +59,8 @@ struct CodesProblem {
 
 struct CodesResult {
   std::string refused;      // by WhyNotCodes
-  double error = 0;         // relative, L2, over all of the output
+  double error = 0;         // relative, L2, over all of the output that is to be a number
+  int64_t wrong_nan = 0;    // elements that are NaN, or are not, where the answer is the other
   double own_error = 0;     // what f32 may lose by scores and sums of such magnitudes
   int64_t wrong_reads = 0;  // bytes of K, V and their parameters that were not read once
   simt::Report report;

@@ -85,6 +85,7 @@ TEST(DeviceOpsTest, PairsOfF16) {
   EXPECT_EQ(MultiplyF16x2(Pair(3, 0.5), Pair(5, 0x1p-24)), Pair(15, 0));
   EXPECT_EQ(AddF16x2(Pair(2048, 1), Pair(1, -1)), Pair(2048, 0));
   EXPECT_EQ(AddF16x2(Pair(0x1p-24, 65504), Pair(0x1p-24, 65504)), Pair(0x1p-23, 1e9));
+  EXPECT_EQ(MaxAbsF16x2(Pair(-3, std::nan("")), Pair(2, -0x1p-24)), Pair(3, 0x1p-24));
   EXPECT_EQ(MultiplyByLowF16(Pair(3, 4), Pair(2, 100)), Pair(6, 8));
   EXPECT_EQ(MultiplyByHighF16(Pair(3, 4), Pair(100, 2)), Pair(6, 8));
   EXPECT_EQ(FmaF16x2(Pair(0x1p-24, 3), Pair(0x1p-24, 3), Pair(1, 1)), Pair(1, 10));
