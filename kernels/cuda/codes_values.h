@@ -351,7 +351,7 @@ class CodesValues {
         continue;
       }
       const u32 x = Permute(bytes[0][i / 4], bytes[1][i / 4], 0x0400 + 0x0101 * (i % 4));
-      a[h] = ZeroPair(x);
+      a[h] = ZeroPair(x & 0x00ff00ffu);
     }
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -361,8 +361,8 @@ class CodesValues {
       }
     }
   }
+  // x: a byte in each half.
   KVANT_DEVICE static u32 ZeroPair(u32 x) {
-    x &= 0x00ff00ffu;
     if (!ZeroAsBits()) return ZeroNumber(x);
     return Format().zero_type == kInt8 ? x ^ 0x00800080u : x;
   }
