@@ -228,7 +228,8 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.row_warps = 1;
   t.token_warps = 4;
   t.v_block = t.v_head_size;
-  // By f32, signed codes are made what they are: sums of biased ones would lose what the bias takes.
+  // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
+  // takes.
   t.subnormal_codes = t.arithmetic != kByF32;
   // Rows of one block share what it reads; with wide heads there are no registers for more.
   const bool narrow = std::max(t.head_size, t.v_head_size) <= 128 && t.arithmetic != kByF32;
