@@ -17,7 +17,9 @@ namespace kvant {
 namespace {
 
 using cache_testing::Attend;
+using cache_testing::AttendByDefinition;
 using cache_testing::Bench;
+using cache_testing::Difference;
 using cache_testing::MakeBench;
 using cache_testing::Queries;
 using cache_testing::SmallOptions;
@@ -77,6 +79,30 @@ TEST_P(KvHostileTest, EverySchemeIsFinite) {
       EXPECT_EQ(NotFinite(std::vector<float>(row, row + 4 * options.head_size)), 0)
           << NameOf(kAllHostile[b]);
     }
+  }
+}
+
+// Padding, say: its scale, 1 in some schemes, takes no bits from the tokens beside it.
+TEST_P(KvHostileTest, AZeroTokenCostsTheOthersNothing) {
+  const KvCacheScheme scheme = ParseKvCacheScheme(GetParam()).value();
+  const int64_t tokens = std::max(scheme.k.residual, scheme.v.residual) + 70;
+  for (const double size : {1e-3, 1e-4}) {
+    Bench bench = MakeBench(SmallOptions(GetParam(), tokens), tokens);
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 2; ++h) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          for (int64_t d = 0; d < 64; ++d) {
+            float& v = bench.v.at(b, h, t)[d];
+            v = t == 33 ? 0.f : v * static_cast<float>(size);
+          }
+        }
+      }
+    }
+    ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, tokens), bench.v.Slice(0, tokens)).ok());
+    const std::vector<float> q = Queries(3, 2 * 4 * 64);
+    EXPECT_LE(Difference(Attend(*bench.cache, 0, q, 4), AttendByDefinition(*bench.cache, 0, q, 4)),
+              5e-4)
+        << size;
   }
 }
 
