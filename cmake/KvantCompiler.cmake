@@ -38,7 +38,7 @@ if(KVANT_SANITIZE)
 endif()
 
 if(KVANT_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'asan-ubsan'")
+  message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'fuzz'")
 endif()
 
 # Headers of other projects, parsed once for all sources of a target. The library and the command

@@ -57,6 +57,17 @@ foreach(isa avx2 avx512 avx512_bf16)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
                  APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}} -ffp-contract=off)
+    # Of a sanitized unit a compiler makes so many branches that it takes minutes. The same loops in
+    # plain C++, portable.cc, have all checks; these have those of addresses.
+    if(KVANT_SANITIZE MATCHES "undefined")
+      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
+                   APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)
+    endif()
+    # Fuzzers end at the oracle.
+    if(KVANT_BUILD_FUZZERS)
+      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
+                   APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O0)
+    endif()
   else()
     list(FILTER kvant_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
   endif()
