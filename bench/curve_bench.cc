@@ -1,14 +1,11 @@
 // Fused attention on the CPU, one thread, along what a user may choose freely: the size of groups,
 // and dropout. Neighbours should cost about the same, or the kernel's description say why.
-#include <random>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvant/backends/engine.h"
+#include "kvant/bench/run_graph.h"
 #include "kvant/graph/builder.h"
-#include "kvant/patterns/partitioner.h"
 
 namespace kvant {
 namespace {
@@ -48,49 +45,13 @@ absl::StatusOr<Graph> CurveGraph(const Storage& storage, int64_t queries, bool d
   return std::move(g).Build();
 }
 
-// Random numbers between 0 and 1, or random codes.
-std::vector<uint64_t> MakeMemory(const LogicalTensor& tensor) {
-  std::vector<uint64_t> memory(static_cast<size_t>(tensor.memory_bytes()) / 8 + 1);
-  std::mt19937_64 random;
-  if (IsInteger(tensor.type)) {
-    for (uint64_t& word : memory) word = random();
-    return memory;
-  }
-  std::uniform_real_distribution<double> value(0, 1);
-  for (int64_t i = 0; i < tensor.memory_bytes() * 8 / BitsOf(tensor.type); ++i) {
-    StoreElement(tensor.type, memory.data(), i, value(random));
-  }
-  return memory;
-}
-
-void Run(benchmark::State& state, const Storage& storage, int64_t queries, bool dropout) {
-  const absl::StatusOr<Graph> graph = CurveGraph(storage, queries, dropout);
-  if (!graph.ok()) return state.SkipWithError(std::string(graph.status().message()).c_str());
-  const absl::StatusOr<Engine> engine = Engine::Create({.backends = {"cpu"}, .threads = 1});
-  const auto compiled = engine->Compile(PartitionGraph(*graph)->at(0));
-  if (!compiled.ok()) return state.SkipWithError(std::string(compiled.status().message()).c_str());
-  const Partition& partition = compiled->partition();
-  std::vector<std::vector<uint64_t>> memory;
-  std::vector<ConstTensor> inputs;
-  for (size_t i = 0; i < partition.inputs().size(); ++i) {
-    memory.push_back(MakeMemory(partition.input(static_cast<int>(i))));
-    inputs.emplace_back(memory.back().data(), memory.back().size() * 8);
-  }
-  std::vector<uint64_t> out(static_cast<size_t>(partition.output(0).memory_bytes()) / 8 + 1);
-  const Tensor outputs[] = {{out.data(), out.size() * 8}};
-  const Stream stream(*engine);
-  for (auto _ : state) {
-    const absl::Status status = compiled->Execute(stream, inputs, outputs);
-    if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
-  }
-  state.SetLabel(compiled->kernel());
-}
-
 void BM_Groups(benchmark::State& state, DataType type, DataType zero_points, int64_t queries) {
-  Run(state, {type, state.range(0), zero_points}, queries, /*dropout=*/false);
+  RunGraph(state, CurveGraph({type, state.range(0), zero_points}, queries, /*dropout=*/false), 0);
 }
 
-void BM_Dropout(benchmark::State& state, bool dropout) { Run(state, {}, state.range(0), dropout); }
+void BM_Dropout(benchmark::State& state, bool dropout) {
+  RunGraph(state, CurveGraph({}, state.range(0), dropout), 0);
+}
 
 void EveryDivisor(benchmark::internal::Benchmark* benchmark) {
   for (int64_t group = 1; group <= kSize; ++group) {
