@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/status.h"
 
@@ -109,7 +108,7 @@ struct CompiledPartition::ScratchPool {
   }
 
   absl::StatusOr<void*> Take(size_t bytes, void* stream) {
-    absl::MutexLock lock(&mutex);
+    const std::lock_guard<std::mutex> lock(mutex);
     if (memory->asynchronous()) {
       if (const auto found = of_stream.find(stream); found != of_stream.end()) {
         return found->second;
@@ -134,7 +133,7 @@ struct CompiledPartition::ScratchPool {
   // A block that an execution left as the next one expects it, or not.
   void Return(void* block, bool intact) {
     if (memory->asynchronous()) return;
-    absl::MutexLock lock(&mutex);
+    const std::lock_guard<std::mutex> lock(mutex);
     --lent;
     if (intact) {
       blocks.push_back(block);
@@ -144,10 +143,10 @@ struct CompiledPartition::ScratchPool {
   }
 
   const std::shared_ptr<DeviceMemory> memory;
-  absl::Mutex mutex;
-  std::vector<void*> blocks ABSL_GUARDED_BY(mutex);
-  size_t lent ABSL_GUARDED_BY(mutex) = 0;
-  absl::flat_hash_map<void*, void*> of_stream ABSL_GUARDED_BY(mutex);
+  std::mutex mutex;  // of what follows
+  std::vector<void*> blocks;
+  size_t lent = 0;
+  absl::flat_hash_map<void*, void*> of_stream;
 };
 
 void CompiledPartition::Prepare(const Engine& engine) {

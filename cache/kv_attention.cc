@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <shared_mutex>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -147,7 +148,7 @@ absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
 absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q,
                                   Tensor out) const {
   KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
-  const absl::ReaderMutexLock lock(&cache_.mutex_);
+  const std::shared_lock<KvLock> lock(cache_.lock_);
   const KvCache::Layer& at = cache_.layers_[layer];
   const KvCache::Group& group = cache_.groups_[at.group];
   const int64_t batch = group.k.shape().batch;

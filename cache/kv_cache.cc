@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -84,7 +86,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
   Arena arena(cache->memory_);
   cache->Place(arena);
   cache->FillStaticScales();
-  const absl::MutexLock lock(&cache->mutex_);
+  const std::unique_lock<KvLock> lock(cache->lock_);
   for (int64_t layer = 0; layer < cache->options_.layers; ++layer) cache->Publish(layer);
   return cache;
 }
@@ -188,7 +190,7 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
     return Invalid(absl::StrCat("layer ", index, ": ", counts.size(),
                                 " counts of tokens for a batch of ", options_.batch));
   }
-  const absl::MutexLock lock(&mutex_);
+  const std::unique_lock<KvLock> lock(lock_);
   for (int64_t b = 0; b < options_.batch; ++b) {
     counts_[b] = counts.empty() ? tokens : counts[b];
     if (counts_[b] < 0 || counts_[b] > tokens) {
@@ -260,7 +262,7 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
 }
 
 absl::Status KvCache::Crop(int64_t tokens) {
-  const absl::MutexLock lock(&mutex_);
+  const std::unique_lock<KvLock> lock(lock_);
   std::fill_n(counts_, options_.batch, tokens);
   return CropTo({counts_, static_cast<size_t>(options_.batch)});
 }
@@ -269,7 +271,7 @@ absl::Status KvCache::Crop(absl::Span<const int64_t> tokens) {
   if (static_cast<int64_t>(tokens.size()) != options_.batch) {
     return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
   }
-  const absl::MutexLock lock(&mutex_);
+  const std::unique_lock<KvLock> lock(lock_);
   return CropTo(tokens);
 }
 
@@ -294,7 +296,7 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens) {
 }
 
 void KvCache::Reset() {
-  const absl::MutexLock lock(&mutex_);
+  const std::unique_lock<KvLock> lock(lock_);
   for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
 }
 
@@ -337,7 +339,7 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows) {
       return Invalid(absl::StrCat("batch row ", row, " of ", batch));
     }
   }
-  const absl::MutexLock lock(&mutex_);
+  const std::unique_lock<KvLock> lock(lock_);
   // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
   const absl::Span<int64_t> from(counts_, batch), wanted(waiting_, batch);
   std::copy(rows.begin(), rows.end(), from.begin());
@@ -371,7 +373,7 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows) {
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork() const {
   KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, options_));
-  const absl::ReaderMutexLock lock(&mutex_);
+  const std::shared_lock<KvLock> lock(lock_);
   std::memcpy(fork->memory_, memory_, bytes_.total());
   return fork;
 }
@@ -388,7 +390,7 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
                                 std::string(DataTypeName(options.type)), ", times ", options.scale,
                                 ", over up to ", options_.capacity, " tokens"));
   }
-  const absl::MutexLock lock(&attentions_mutex_);
+  const std::lock_guard<std::mutex> lock(attentions_mutex_);
   const auto found =
       std::find_if(attentions_.begin(), attentions_.end(),
                    [&](const auto& attention) { return attention->options() == options; });
@@ -404,7 +406,7 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
 
 int64_t KvCache::length(int64_t layer, int64_t row) const {
   if (!CheckLayer(layer).ok() || row < 0 || row >= options_.batch) return 0;
-  const absl::ReaderMutexLock lock(&mutex_);
+  const std::shared_lock<KvLock> lock(lock_);
   return layers_[layer].lengths[row];
 }
 
@@ -435,7 +437,7 @@ std::array<KvRange, kKvSegmentKinds> KvCache::Ranges(int64_t layer, bool values,
 }
 
 int64_t KvCache::used_bytes() const {
-  const absl::ReaderMutexLock lock(&mutex_);
+  const std::shared_lock<KvLock> lock(lock_);
   int64_t bytes = 0;
   for (const Layer& layer : layers_) {
     const Group& group = groups_[layer.group];

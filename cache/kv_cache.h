@@ -19,16 +19,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kvant/backends/engine.h"
 #include "kvant/cache/kv_cache_options.h"
 #include "kvant/cache/kv_input.h"
+#include "kvant/cache/kv_lock.h"
 #include "kvant/cache/kv_scratch.h"
 #include "kvant/cache/kv_tensor.h"
 
@@ -137,15 +137,14 @@ class KvCache {
   void MakeGroups();
   void Place(Arena& arena);
   void FillStaticScales();
-  void Publish(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CropTo(absl::Span<const int64_t> tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const
-      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  void Clear(int64_t layer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Advance(int64_t layer, absl::Span<const int64_t> counts)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MoveRow(int64_t from, int64_t to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ExchangeRows(int64_t a, int64_t b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For callers that hold lock_: shared is enough for CheckCrop.
+  void Publish(int64_t layer);
+  absl::Status CropTo(absl::Span<const int64_t> tokens);
+  absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const;
+  void Clear(int64_t layer);
+  void Advance(int64_t layer, absl::Span<const int64_t> counts);
+  void MoveRow(int64_t from, int64_t to);
+  void ExchangeRows(int64_t a, int64_t b);
 
   const Engine engine_;
   const Stream stream_;
@@ -156,11 +155,11 @@ class KvCache {
   std::byte* memory_ = nullptr;
   std::byte* working_ = nullptr;
   int64_t *counts_ = nullptr, *waiting_ = nullptr;  // [batch], of one call
-  mutable absl::Mutex mutex_;
+  mutable KvLock lock_;
   mutable KvScratch scratch_;
-  absl::Mutex attentions_mutex_;
+  std::mutex attentions_mutex_;  // of what follows
   // In the order in which they were asked for last.
-  std::vector<std::shared_ptr<const KvAttention>> attentions_ ABSL_GUARDED_BY(attentions_mutex_);
+  std::vector<std::shared_ptr<const KvAttention>> attentions_;
 };
 
 }  // namespace kvant

@@ -23,13 +23,13 @@ KvScratch::KvScratch(const Engine& engine)
     : memory_(engine.shared_memory()), zeroes_(engine.device() != Device::kCpu) {}
 
 KvScratch::~KvScratch() {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (const absl::Span<std::byte> block : free_) memory_->Free(block.data());
 }
 
 absl::StatusOr<KvScratch::Lease> KvScratch::Take(size_t bytes) {
   if (bytes == 0) return Lease(*this, {});
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   // By size: the smallest that will do, so that others are left for who needs more.
   const auto found = std::lower_bound(free_.begin(), free_.end(), bytes,
                                       [](auto block, size_t size) { return block.size() < size; });
@@ -53,14 +53,14 @@ absl::StatusOr<KvScratch::Lease> KvScratch::Take(size_t bytes) {
 
 void KvScratch::Return(absl::Span<std::byte> block) {
   if (block.empty()) return;
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   free_.insert(std::upper_bound(free_.begin(), free_.end(), block,
                                 [](auto a, auto b) { return a.size() < b.size(); }),
                block);
 }
 
 int64_t KvScratch::bytes() const {
-  const absl::MutexLock lock(&mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   return bytes_;
 }
 

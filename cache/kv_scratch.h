@@ -5,12 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kvant/backends/engine.h"
 
@@ -51,9 +50,9 @@ class KvScratch {
 
   const std::shared_ptr<DeviceMemory> memory_;
   const bool zeroes_;
-  mutable absl::Mutex mutex_;
-  std::vector<absl::Span<std::byte>> free_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable std::mutex mutex_;  // of what follows
+  std::vector<absl::Span<std::byte>> free_;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace kvant
