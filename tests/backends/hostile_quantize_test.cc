@@ -14,6 +14,7 @@
 #include "kvant/tests/backends/cpu_attention_harness.h"
 #include "kvant/tests/backends/quantize_harness.h"
 #include "kvant/tests/hostile_data.h"
+#include "kvant_test_config.h"
 
 namespace kvant::testing {
 namespace {
@@ -208,7 +209,8 @@ void Judge(const QuantizeCase& test, const std::vector<double>& x, const Quantiz
   }
 }
 
-QuantizeMemory RunReference(const QuantizeCase& test, const std::vector<double>& x) {
+[[maybe_unused]] QuantizeMemory RunReference(const QuantizeCase& test,
+                                             const std::vector<double>& x) {
   const absl::StatusOr<Values> values =
       RunGraph(test.MakeGraph(/*computes=*/true), {{0, x}}, "reference");
   EXPECT_TRUE(values.ok()) << values.status();
