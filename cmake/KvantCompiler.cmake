@@ -10,9 +10,14 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+# Paths below the source tree are relative for ccache, so that what a build folder compiles is there
+# for the next one: the tests of a sanitized build are those of the release build. ccache's manual
+# asks for the sloppiness where headers are precompiled.
 find_program(KVANT_CCACHE ccache)
 if(KVANT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${KVANT_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros "${KVANT_CCACHE}")
 endif()
 
 # Designated initializers that leave the rest at its default are how options are passed here.
@@ -22,18 +27,22 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND kvant_warnings -Wno-restrict)
   # GCC 12 takes an empty absl::InlinedVector, in an optional say, for read before it is written.
   list(APPEND kvant_warnings -Wno-uninitialized -Wno-maybe-uninitialized)
-  if(KVANT_SANITIZE)
-    # Instrumented code hides values' origins from GCC, which then warns of things that cannot be.
-    list(APPEND kvant_warnings -Wno-array-bounds -Wno-stringop-overflow)
-  endif()
 endif()
 if(KVANT_WERROR)
   list(APPEND kvant_warnings -Werror)
 endif()
 
+# The library, the tools and the command are sanitized, not the tests: these are compiled as without,
+# and call what is.
+function(kvant_sanitize target)
+  if(KVANT_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1 -fsanitize=${KVANT_SANITIZE}
+      -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
+      # Instrumented code hides values' origins from GCC, which then warns of what cannot be.
+      $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
+  endif()
+endfunction()
 if(KVANT_SANITIZE)
-  add_compile_options(-fsanitize=${KVANT_SANITIZE} -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${KVANT_SANITIZE})
 endif()
 
@@ -41,19 +50,17 @@ if(KVANT_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'fuzz'")
 endif()
 
-# Headers of other projects, parsed once for all sources of a target. The library and the command
-# have that only under sanitizers: a release build still compiles each unit by its own includes.
+# Headers of other projects, parsed once for all sources of a target. Not for the fuzzers: their
+# build is the one that shows an include that a source lacks.
 function(kvant_precompile target)
+  if(KVANT_BUILD_FUZZERS)
+    return()
+  endif()
   target_precompile_headers(${target} PRIVATE ${ARGN})
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
   else()
     target_compile_options(${target} PRIVATE -fpch-preprocess)
-  endif()
-  # ccache's manual asks for these where headers are precompiled.
-  if(KVANT_CCACHE)
-    set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER
-      "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${KVANT_CCACHE}")
   endif()
 endfunction()
 set(kvant_std_headers <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <limits> <memory>

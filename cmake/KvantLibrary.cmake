@@ -54,24 +54,42 @@ set(kvant_isa_avx512 ${kvant_isa_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512v
     -mavx512vbmi)
 set(kvant_isa_avx512_bf16 ${kvant_isa_avx512} -mavx512bf16)
 foreach(isa avx2 avx512 avx512_bf16)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  if(KVANT_ISA_KERNELS AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
                  APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}} -ffp-contract=off)
-    # Of a sanitized unit a compiler makes so many branches that it takes minutes. The same loops in
-    # plain C++, portable.cc, have all checks; these have those of addresses.
-    if(KVANT_SANITIZE MATCHES "undefined")
-      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
-                   APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)
+    # Checks of addresses in line are so many branches here that GCC takes minutes over them.
+    if(KVANT_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc" APPEND PROPERTY
+                   COMPILE_OPTIONS --param=asan-instrumentation-with-call-threshold=0)
     endif()
-    # Fuzzers end at the oracle.
-    if(KVANT_BUILD_FUZZERS)
-      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
-                   APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O0)
+    # At -O1, GCC leaves the upper halves of registers in use, which slows all that others compute.
+    if(KVANT_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc" APPEND PROPERTY
+                   COMPILE_OPTIONS -fexpensive-optimizations)
     endif()
   else()
     list(FILTER kvant_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
   endif()
 endforeach()
+
+# What the executor of CUDA kernels counts and multiplies, in arrays of its own: slow where it is
+# sanitized. What it runs and which memory that touches is sanitized.
+if(KVANT_SANITIZE)
+  foreach(unit counters matrix shared traffic)
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/kernels/device/simt_${unit}.cc" PROPERTIES
+      COMPILE_OPTIONS "-fno-sanitize=all;-O3" SKIP_PRECOMPILE_HEADERS ON)
+  endforeach()
+endif()
+if(NOT KVANT_ISA_KERNELS)
+  set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/kernels.cc" APPEND PROPERTY
+    COMPILE_DEFINITIONS KVANT_PORTABLE_ONLY)
+endif()
+
+if(KVANT_SANITIZE MATCHES "thread")
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/tbb_executor.cc" PROPERTIES
+    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS KVANT_THREAD_SANITIZER
+    SKIP_PRECOMPILE_HEADERS ON)
+endif()
 
 # CUDA kernels for the executor: g++ makes one of functions that are alike but for the size of an
 # array, and then warns of what lies beyond the smaller one.
@@ -104,20 +122,19 @@ target_link_libraries(kvant
   PUBLIC
     absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set
     absl::function_ref absl::inlined_vector absl::span absl::status absl::statusor absl::str_format
-    absl::strings absl::synchronization
+    absl::strings
   PRIVATE
     Threads::Threads TBB::tbb ${CMAKE_DL_LIBS}
     # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
     $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
-if(KVANT_SANITIZE)
-  kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
-  # Of other options or definitions than the headers.
-  set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
-    "${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" "${kvant_embedded_sources}"
-    PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-endif()
+kvant_sanitize(kvant)
+kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
+# Of other options or definitions than the headers.
+set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
+  "${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" "${kvant_embedded_sources}"
+  PROPERTY SKIP_PRECOMPILE_HEADERS ON)
 if(KVANT_WITH_ONEDNN)
-  target_compile_definitions(kvant PUBLIC KVANT_WITH_ONEDNN=1)
+  target_compile_definitions(kvant PRIVATE KVANT_WITH_ONEDNN)
   target_link_libraries(kvant PRIVATE DNNL::dnnl)
 endif()
 

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "gtest/gtest.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 

@@ -26,7 +26,7 @@ std::string ThreadsToString(const std::vector<int>& threads) {
     while (last + 1 < threads.size() && threads[last + 1] == threads[last] + 1) ++last;
     if (i > 0) text += ", ";
     text += std::to_string(threads[i]);
-    if (last > i) text += "-" + std::to_string(threads[last]);
+    if (last > i) text.append("-").append(std::to_string(threads[last]));
     i = last + 1;
   }
   return text;

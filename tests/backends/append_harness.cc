@@ -14,6 +14,7 @@
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/cpu_attention_harness.h"
+#include "kvant/tests/simt_turn.h"
 
 namespace kvant::testing {
 namespace {
@@ -296,6 +297,7 @@ void ExpectAppends(const AppendCase& test, const std::vector<double>& values) {
     const auto executable = backend.compile(*partition);
     ASSERT_TRUE(executable.ok()) << backend.name << ": " << executable.status();
     SCOPED_TRACE(backend.name + ": " + (*executable)->kernel());
+    if (backend.name == "cuda_simt" && !HasSimtTurn()) continue;
     cpu::ThreadExecutor one(1);
     const auto after = RunAppend(test, **executable, one, src, before);
     ASSERT_TRUE(after.ok()) << after.status();

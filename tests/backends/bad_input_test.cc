@@ -15,6 +15,7 @@
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
+#include "kvant_test_config.h"
 #include "nlohmann/json.hpp"
 
 namespace kvant {

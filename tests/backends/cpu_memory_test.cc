@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kvant/kernels/cpu/kernels.h"
-#include "kvant/kernels/device/sanitizer.h"
 #include "kvant/kvant.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 namespace {
@@ -25,7 +25,7 @@ int64_t StatusBytes(const std::string& field) {
 }
 
 TEST(CpuMemory, PrefillOf32kBy32kStaysWithinItsScratch) {
-#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
+#ifdef KVANT_SANITIZED
   GTEST_SKIP() << "sanitizers keep memory of their own";
 #endif
   if (std::string(cpu::ChosenKernels()->name) == "portable") GTEST_SKIP() << "takes minutes here";

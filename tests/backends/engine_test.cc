@@ -10,6 +10,7 @@
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/op_testing.h"
+#include "kvant_test_config.h"
 
 namespace kvant::testing {
 namespace {

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kvant/graph/builder.h"
 #include "kvant/tests/backends/op_testing.h"
+#include "kvant_test_config.h"
 
 namespace kvant::testing {
 namespace {

@@ -31,6 +31,7 @@ using testing::ValuesOf;
 constexpr BlockFormat kBlockFormats[] = {
 #define KVANT_BLOCK_FORMAT(name, ...) BlockFormat::name,
 #include "kvant/cache/formats.inc"
+#include "kvant_test_config.h"
 #undef KVANT_BLOCK_FORMAT
 };
 

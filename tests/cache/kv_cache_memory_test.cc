@@ -14,10 +14,10 @@
 
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
-#include "kvant/kernels/device/sanitizer.h"
 #include "kvant/tests/cache/kv_cache_testing.h"
+#include "kvant_test_config.h"
 
-#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
+#ifdef KVANT_SANITIZED
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
@@ -194,7 +194,7 @@ TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
 }
 
 TEST(KvCacheMemory, AStepAllocatesNothing) {
-#if defined(KVANT_ADDRESS_SANITIZER) || defined(KVANT_THREAD_SANITIZER)
+#ifdef KVANT_SANITIZED
   GTEST_SKIP() << "allocations are the sanitizer's";
 #else
   for (const char* scheme : {"f16", "int4_g32", "kivi2", "rotKV4_g64_R128_s4", "q4_0"}) {
@@ -278,7 +278,7 @@ TEST(KvCacheMemory, ChunksOfAnyLengthTakeNoMoreThanTheLargest) {
   if (!kSanitized && before >= 0) {
     EXPECT_LE(after - before, 96 << 20);
   }
-#if !defined(KVANT_ADDRESS_SANITIZER) && !defined(KVANT_THREAD_SANITIZER)
+#ifndef KVANT_SANITIZED
   const int64_t counted = allocations;
   for (int i = 0; i < 10; ++i) execute(*step, out[0]);
   EXPECT_EQ(allocations - counted, 0);

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kvant/tests/conformance/cases.h"
 #include "kvant/tests/conformance/harness.h"
+#include "kvant_test_config.h"
 
 namespace kvant::conformance {
 namespace {

@@ -16,6 +16,7 @@
 #include "kvant/graph/builder.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 namespace {

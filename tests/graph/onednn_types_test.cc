@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/graph/op.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 namespace {

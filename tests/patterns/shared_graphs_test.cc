@@ -7,6 +7,7 @@
 
 #include "kvant/graph/json.h"
 #include "kvant/tests/patterns/patterns_testing.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 namespace {

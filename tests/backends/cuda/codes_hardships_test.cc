@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/tests/backends/cuda/codes_problem.h"
+#include "kvant/tests/simt_turn.h"
 
 namespace kvant::cuda {
 namespace {
@@ -84,6 +85,7 @@ void ExpectKept(CodesProblem problem) {
     if (problem.q == kFloat16 && (hard.q_size < 1e-5f || hard.q_size > 1e4f)) continue;
     // Of real zero points, no code is 0.
     if (problem.k.real_zero_points && (hard.q_outlier != 0 || hard.sink)) continue;
+    if (!HasSimtTurn()) continue;
     problem.hard = hard;
     const CodesResult result = Solve(problem);
     ASSERT_EQ(result.refused, "") << problem.Name();

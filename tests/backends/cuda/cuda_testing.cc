@@ -1,4 +1,5 @@
 #include "kvant/tests/backends/cuda/cuda_testing.h"
+#include "kvant_test_config.h"
 
 #include <dlfcn.h>
 #include <sys/wait.h>

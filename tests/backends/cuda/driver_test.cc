@@ -9,6 +9,7 @@
 #include "kvant/backends/cuda/shared_library.h"
 #include "kvant/graph/status.h"
 #include "kvant/tests/backends/cuda/cuda_testing.h"
+#include "kvant_test_config.h"
 
 namespace kvant::cuda {
 namespace {

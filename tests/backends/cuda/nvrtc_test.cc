@@ -10,6 +10,7 @@
 #include "kvant/graph/status.h"
 #include "kvant/tests/backends/cuda/cuda_testing.h"
 #include "kvant/tests/backends/cuda/vocabulary_kernel.h"
+#include "kvant_test_config.h"
 
 namespace kvant::cuda {
 namespace {

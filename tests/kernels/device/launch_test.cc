@@ -1,5 +1,6 @@
 // How the SIMT executor runs blocks and threads.
 #include "kvant/tests/kernels/device/launch.h"
+#include "kvant/kernels/device/sanitizer.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +11,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/kernels/device/sanitizer.h"
 
 namespace kvant::simt {
 namespace {
