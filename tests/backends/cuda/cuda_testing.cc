@@ -1,5 +1,4 @@
 #include "kvant/tests/backends/cuda/cuda_testing.h"
-#include "kvant_test_config.h"
 
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -9,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include "kvant_test_config.h"
 
 namespace kvant::cuda {
 

@@ -1,6 +1,5 @@
 // How the SIMT executor runs blocks and threads.
 #include "kvant/tests/kernels/device/launch.h"
-#include "kvant/kernels/device/sanitizer.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvant/kernels/device/sanitizer.h"
 
 namespace kvant::simt {
 namespace {
