@@ -5,18 +5,22 @@
 #include "oneapi/tbb/parallel_for.h"
 #include "oneapi/tbb/task_arena.h"
 
-// The thread sanitizer does not see how oneTBB orders threads, and is told. KVANT_THREAD_SANITIZER
-// comes from the build: this unit itself is compiled without, since it has oneTBB's templates in
-// it.
-#ifdef KVANT_THREAD_SANITIZER
+#ifdef KVANT_ANNOTATE_THREADS
 #include <sanitizer/tsan_interface.h>
-#else
-inline void __tsan_acquire(void*) {}
-inline void __tsan_release(void*) {}
 #endif
 
 namespace kvant {
 namespace {
+
+// The thread sanitizer does not see how oneTBB orders threads: it is told here, by an address. This
+// unit itself, with oneTBB's templates in it, is not sanitized.
+#ifdef KVANT_ANNOTATE_THREADS
+void Release(char* order) { __tsan_release(order); }
+void Acquire(char* order) { __tsan_acquire(order); }
+#else
+void Release(char*) {}
+void Acquire(char*) {}
+#endif
 
 using Body = absl::FunctionRef<void(int64_t, int)>;
 
@@ -43,19 +47,19 @@ class TbbExecutor : public Executor {
     // Slots need to differ only within one call, so a caller that runs alone may use slot 0.
     if (n <= 1 || threads_ == 1) return RunHere(n, body);
     char start = 0, end = 0;  // only addresses
-    __tsan_release(&start);
+    Release(&start);
     arena_.execute([&] {
       // Isolated: while a body waits for a ParallelFor inside it, its thread must not start
       // another body of the outer one, which would share its slot.
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(int64_t{0}, n, [&](int64_t i) {
-          __tsan_acquire(&start);
+          Acquire(&start);
           body(i, tbb::this_task_arena::current_thread_index());
-          __tsan_release(&end);
+          Release(&end);
         });
       });
     });
-    __tsan_acquire(&end);
+    Acquire(&end);
   }
 
  private:

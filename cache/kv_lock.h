@@ -6,9 +6,10 @@
 
 namespace kvant {
 
-// A std::shared_mutex in which readers that come do not overtake a writer that waits: glibc lets
-// them, and who attends all the time would keep Append out for ever. Of std's locks and not
-// Abseil's, which the thread sanitizer does not see. For std::unique_lock and std::shared_lock.
+// A shared mutex whose readers do not overtake a writer that waits. Those of std::shared_mutex do
+// in glibc: threads that attend without pause would keep Append out. It is built of std's locks
+// because the thread sanitizer does not see Abseil's. Lock it by std::unique_lock and
+// std::shared_lock.
 class KvLock {
  public:
   void lock() {

@@ -10,13 +10,13 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
-# Paths below the source tree are relative for ccache, so that what a build folder compiles is there
-# for the next one: the tests of a sanitized build are those of the release build. ccache's manual
-# asks for the sloppiness where headers are precompiled.
+# ccache takes paths below the source tree as relative, so build folders share what they compile
+# alike: the tests of a sanitized build are those of the release build. Its manual asks for the
+# sloppiness where headers are precompiled.
 find_program(KVANT_CCACHE ccache)
 if(KVANT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
-    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
     CCACHE_SLOPPINESS=pch_defines,time_macros "${KVANT_CCACHE}")
 endif()
 
@@ -32,19 +32,19 @@ if(KVANT_WERROR)
   list(APPEND kvant_warnings -Werror)
 endif()
 
-# The library, the tools and the command are sanitized, not the tests: these are compiled as without,
-# and call what is.
-function(kvant_sanitize target)
-  if(KVANT_SANITIZE)
-    target_compile_options(${target} PRIVATE -O1 -fsanitize=${KVANT_SANITIZE}
-      -fno-sanitize-recover=all -fno-omit-frame-pointer -g1
-      # Instrumented code hides values' origins from GCC, which then warns of what cannot be.
-      $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
-  endif()
-endfunction()
+# The library, the tools and the command are sanitized. Tests are not: they call what is.
 if(KVANT_SANITIZE)
+  set(kvant_sanitizer_options $<$<NOT:$<CONFIG:Debug>>:-O1> -fsanitize=${KVANT_SANITIZE}
+      -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Instrumented code hides values' origins from GCC, which then warns of what cannot be.
+    list(APPEND kvant_sanitizer_options -Wno-array-bounds -Wno-stringop-overflow)
+  endif()
   add_link_options(-fsanitize=${KVANT_SANITIZE})
 endif()
+function(kvant_sanitize target)
+  target_compile_options(${target} PRIVATE ${kvant_sanitizer_options})
+endfunction()
 
 if(KVANT_BUILD_FUZZERS AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "KVANT_BUILD_FUZZERS needs clang; use the preset 'fuzz'")

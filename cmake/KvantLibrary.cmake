@@ -72,12 +72,12 @@ foreach(isa avx2 avx512 avx512_bf16)
   endif()
 endforeach()
 
-# What the executor of CUDA kernels counts and multiplies, in arrays of its own: slow where it is
-# sanitized. What it runs and which memory that touches is sanitized.
+# The executor of CUDA kernels is slow when sanitized. What counts and multiplies in arrays of its
+# own is left out; kernels and their accesses to memory are not.
 if(KVANT_SANITIZE)
   foreach(unit counters matrix shared traffic)
     set_source_files_properties("${PROJECT_SOURCE_DIR}/kernels/device/simt_${unit}.cc" PROPERTIES
-      COMPILE_OPTIONS "-fno-sanitize=all;-O3" SKIP_PRECOMPILE_HEADERS ON)
+      COMPILE_OPTIONS "-fno-sanitize=all;$<$<NOT:$<CONFIG:Debug>>:-O3>" SKIP_PRECOMPILE_HEADERS ON)
   endforeach()
 endif()
 if(NOT KVANT_ISA_KERNELS)
@@ -87,7 +87,7 @@ endif()
 
 if(KVANT_SANITIZE MATCHES "thread")
   set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/tbb_executor.cc" PROPERTIES
-    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS KVANT_THREAD_SANITIZER
+    COMPILE_OPTIONS -fno-sanitize=thread COMPILE_DEFINITIONS KVANT_ANNOTATE_THREADS
     SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
@@ -129,8 +129,10 @@ target_link_libraries(kvant
     $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
 kvant_sanitize(kvant)
 kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
-# Of other options or definitions than the headers.
-set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
+# Of other options or definitions than the headers; and oneDNN's, which no build without precompiled
+# headers has.
+file(GLOB kvant_reference_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/backends/reference/*.cc")
+set_property(SOURCE ${kvant_kernel_sources} ${kvant_reference_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
   "${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" "${kvant_embedded_sources}"
   PROPERTY SKIP_PRECOMPILE_HEADERS ON)
 if(KVANT_WITH_ONEDNN)

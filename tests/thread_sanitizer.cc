@@ -1,5 +1,5 @@
-// What the thread sanitizer is not to report: oneTBB comes without it, so it does not see how that
-// orders its own memory. Of the bodies that oneTBB runs, it is told (backends/tbb_executor.cc).
+// oneTBB is not built for the thread sanitizer, which would report oneTBB's own memory. How oneTBB
+// orders the bodies that it runs, backends/tbb_executor.cc tells.
 #include "kvant_test_config.h"
 
 #ifdef KVANT_SANITIZED

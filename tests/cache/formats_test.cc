@@ -13,6 +13,7 @@
 #include "kvant/graph/status.h"
 #include "kvant/tests/cache/format_testing.h"
 #include "kvant/tools/safetensors.h"
+#include "kvant_test_config.h"
 
 namespace kvant {
 namespace {
@@ -31,7 +32,6 @@ using testing::ValuesOf;
 constexpr BlockFormat kBlockFormats[] = {
 #define KVANT_BLOCK_FORMAT(name, ...) BlockFormat::name,
 #include "kvant/cache/formats.inc"
-#include "kvant_test_config.h"
 #undef KVANT_BLOCK_FORMAT
 };
 
