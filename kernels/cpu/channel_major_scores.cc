@@ -81,9 +81,8 @@ bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, c
     const bool has_points = how.zero_points.present();
     parameters_.Read(reader, segment, p, scales_, biases_);
     const CodeBiases make{how.real_zero_points, /*in_codes=*/true, ValueOffset(codes)};
-    if (!kernels.biases(scales_, has_points ? biases_ : nullptr, make, channels_, biases_)) {
-      return false;
-    }
+    const float* const points = has_points ? biases_ : nullptr;
+    if (!kernels.biases(scales_, points, make, channels_, biases_).finite) return false;
     std::fill_n(scales_ + channels_, kTokenTile, 0.f);
     std::fill_n(biases_ + channels_, kTokenTile, 0.f);
     reach_ = std::sqrt(kernels.spread(nullptr, biases_, channels_, 1, ValueRange(codes)));
@@ -94,7 +93,7 @@ bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, c
     begin = chunk.end;
     const CodeParameters parameters = Pad(codes, chunk, q, rows);
     kernels.weights(padded_, rows, parameters, /*groups=*/1, weights_.weights + i * kTokenTile,
-                    weights_.scales + i, weights_.biases + i);
+                    weights_.scales + i, weights_.biases + i, /*units=*/nullptr);
   }
   const auto finite = [](float x) { return std::isfinite(x); };
   finite_ = std::all_of(weights_.scales, weights_.scales + i, finite) &&
@@ -154,13 +153,13 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Segment& segmen
   const CodeLayout& codes = segment.codes;
   if (p.at[kRow] * codes.bits % 8 != 0 || !Prepare(reader, segment, p, q, rows)) return false;
   const CodeKernels& kernels = *reader.kernels->codes;
-  CodeParameters parameters;
+  TileParameters parameters;
   if (!codes.by_channel) {
-    if (!ReadParameters(reader, segment, p, n, ValueOffset(codes), /*in_codes=*/false, staging_,
-                        scales_, biases_, &parameters)) {
+    const WantedBiases wanted{ValueOffset(codes), /*in_codes=*/false, ValueRange(codes)};
+    if (!ReadParameters(reader, segment, p, n, wanted, staging_, scales_, biases_, &parameters)) {
       return false;
     }
-    reach_ = std::sqrt(kernels.reach(parameters, ValueRange(codes), codes.group, channels_));
+    reach_ = std::sqrt(kernels.reach(parameters, wanted.range, codes.group, channels_));
   }
   const CodeKernels::Values values = {
       .rows = {.data = static_cast<const uint8_t*>(reader.Data(segment.data)) +

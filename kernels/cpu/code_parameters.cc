@@ -65,6 +65,17 @@ void ReadTile(const Reader& reader, const Dequantization& how, const Array& arra
   }
 }
 
+// See TileParameters.
+float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& range) {
+  const auto from = [&](float middle) {
+    return std::max(std::fabs(limits.low - middle), std::fabs(limits.high - middle));
+  };
+  if (how.in_codes) return range.half + from(range.middle);
+  const float middle = range.middle - how.offset;
+  if (how.real) return limits.scale * (range.half + std::fabs(middle)) + from(0.f);
+  return limits.scale * (range.half + from(middle));
+}
+
 // Where a tile of parameters begins, and asks for the next, which lies behind it.
 StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
                           int64_t groups) {
@@ -86,7 +97,8 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
     const float exact = row[t] * parameters.scales[t];
     lost[t] = static_cast<float>(exact - double{scale} * weights[t]);
   }
-  kernels.weights(lost, 1, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale, lost_bias);
+  kernels.weights(lost, 1, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale, lost_bias,
+                  /*units=*/nullptr);
 }
 
 CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
@@ -148,15 +160,18 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
 }
 
 bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                    float offset, bool in_codes, float* staging, float* scales, float* biases,
-                    CodeParameters* out) {
+                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
+                    TileParameters* out) {
   const Dequantization& how = segment.dequantization;
   const CodeKernels& kernels = *reader.kernels->codes;
   const int64_t groups = segment.codes.groups;
   const bool has_points = how.zero_points.present();
-  if (!has_points && offset == 0.f) biases = nullptr;
-  *out = {scales, biases};
-  const CodeBiases make{how.real_zero_points, in_codes, offset};
+  if (!has_points && wanted.offset == 0.f) biases = nullptr;
+  const CodeBiases make{how.real_zero_points, wanted.in_codes, wanted.offset};
+  const auto take = [&](const CodeLimits& limits) {
+    *out = {{scales, biases}, MostOf(limits, make, wanted.range)};
+    return limits.finite;
+  };
   const auto turns = [&](const Array& array) {
     return !array.present() || (Turns(array.type, groups) && array.strides[kRow] == groups &&
                                 (groups == 1 || array.strides[kCol] == 1));
@@ -164,13 +179,14 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
   if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
     Position at = p;
     for (int axis = 0; axis < kAxes; ++axis) at.at[axis] /= how.group[axis];
-    return kernels.turn(StoredAt(reader, how.scales, at, groups),
-                        StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
-                        biases);
+    return take(kernels.turn(StoredAt(reader, how.scales, at, groups),
+                             StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
+                             biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
-  return kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases);
+  return take(
+      kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases));
 }
 
 }  // namespace kvant::cpu

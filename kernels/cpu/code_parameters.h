@@ -99,12 +99,22 @@ class ChannelParameters {
   float* lines_;  // [channels][kRuns]
 };
 
-// Parameter tiles of tokens [p, p + n), scales and biases as CodeBiases says; null biases if there
-// is neither zero point nor offset. False if one is not finite. `staging`, `scales`, `biases`:
-// groups * kTokenTile floats.
+// Parameter tiles, and the most that a code of the range may be from its zero point, times the
+// scale unless biases are in codes. `most` may be above that of any one code.
+struct TileParameters : CodeParameters {
+  float most = 0.f;
+};
+struct WantedBiases {
+  float offset = 0.f;
+  bool in_codes = false;
+  CodeRange range;
+};
+// Those of tokens [p, p + n), biases as CodeBiases says; null biases if there is neither zero point
+// nor offset. False if one is not finite. `staging`, `scales`, `biases`: groups * kTokenTile
+// floats.
 bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                    float offset, bool in_codes, float* staging, float* scales, float* biases,
-                    CodeParameters* out);
+                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
+                    TileParameters* out);
 
 // Calls use(first, tokens) for what of tokens [token, token + n) lies in each run.
 template <typename Use>

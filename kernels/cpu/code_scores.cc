@@ -91,7 +91,7 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
     float* const points = how.zero_points.present() ? biases_ : nullptr;
     parameters_.Read(reader, segment, p, scales_, biases_);
     const CodeBiases make{how.real_zero_points, /*in_codes=*/true, 0.f};
-    finite_ = kernels.biases(scales_, points, make, channels_, points);
+    finite_ = kernels.biases(scales_, points, make, channels_, points).finite;
     factors = {scales_, points};
     CodeRange range = ScoreRange(codes);
     reach_ = std::sqrt(kernels.spread(nullptr, points, channels_, 1, range));
@@ -111,17 +111,26 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
   return true;
 }
 
+bool CodeScores::IsExact(bool biased) const {
+  return rounding_ * std::max(reach_, kLeastNorm) <= kScoreError &&
+         SurvivesCancelling(biased, channels_, largest_, reach_);
+}
+
 float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                          const CodeParameters& parameters, int64_t tokens) {
+                          const TileParameters& parameters, int64_t tokens) {
   // A token's scores are off by the roundings of a query times its channels, so by their root mean
   // square times its L2 norm.
   const CodeRange range = ScoreRange(codes);
   if (!codes.by_channel) {
-    reach_ = std::sqrt(kernels.reach(parameters, range, codes.group, channels_));
+    reach_ = std::sqrt(static_cast<float>(channels_)) * parameters.most;
+    if (!IsExact(parameters.biases != nullptr)) {
+      reach_ = std::sqrt(kernels.reach(parameters, range, codes.group, channels_));
+    }
   }
   const float most = rounding_ * std::max(reach_, kLeastNorm);
   if (most <= kScoreError) return most;
-  const CodeParameters own = codes.by_channel ? CodeParameters{kOnes.at, nullptr} : parameters;
+  CodeParameters own = parameters;
+  if (codes.by_channel) own = {kOnes.at, nullptr};
   kernels.norms(turned_, ColumnsOf(codes, channels_), own, codes.by_channel ? 0.f : range.middle,
                 tokens, norms_);
   const float square = *std::max_element(norms_, norms_ + tokens);
@@ -135,13 +144,13 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
   RequestFirst(stored);
-  CodeParameters parameters{kOnes.at, nullptr};
-  if (!segment.dequantization.scales.present()) {
-    // They are 1.
-  } else if (codes.by_channel) {
-    const bool biased = segment.dequantization.zero_points.present();
-    parameters = {kOnes.at, biased ? kOnes.at : nullptr};
-  } else if (!ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/false, staging_,
+  const CodeRange range = ScoreRange(codes);
+  // Scales are 1 where there are none.
+  TileParameters parameters{{kOnes.at, nullptr}, range.half + range.middle};
+  if (codes.by_channel) {
+    if (segment.dequantization.zero_points.present()) parameters.biases = kOnes.at;
+  } else if (segment.dequantization.scales.present() &&
+             !ReadParameters(reader, segment, p, n, {0.f, /*in_codes=*/false, range}, staging_,
                              scales_, biases_, &parameters)) {
     return false;
   }

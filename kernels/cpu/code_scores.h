@@ -30,10 +30,12 @@ class CodeScores {
                    const float* q, int64_t rows, float* scores);
   bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
                int64_t rows);
-  // What rounding may move scores by, of tokens whose parameters and codes these are; at first
-  // without a look at the codes.
+  // Whether scores are exact enough if no token's L2 norm is above reach_.
+  bool IsExact(bool biased) const;
+  // What rounding may move scores by, of tokens whose parameters and codes these are: by what the
+  // tile's limits allow; if that is too much by all of its parameters, then by its codes.
   float ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                const CodeParameters& parameters, int64_t tokens);
+                const TileParameters& parameters, int64_t tokens);
   // False: sums of a part might exceed f32, whose scales come after them.
   bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
                       const CodeRows& stored, const float* q, int64_t rows, const float* scales,

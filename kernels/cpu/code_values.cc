@@ -49,10 +49,9 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
   p.at[kCol] = 0;
   const Call call{reader, segment, p, n, probs, at, rows};
   if (segment.codes.floats) {
-    CodeParameters parameters{kOnes.at, nullptr};
+    TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        !ReadParameters(reader, segment, p, n, /*offset=*/0.f, /*in_codes=*/true, staging_, scales_,
-                        biases_, &parameters)) {
+        !ReadParameters(reader, segment, p, n, {}, staging_, scales_, biases_, &parameters)) {
       return false;
     }
     MultiplyFloats(call, parameters.scales, shrink, out);
@@ -89,9 +88,10 @@ const float* CodeValues::Columns(const Call& call, int64_t column, int64_t n) {
 
 bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
   const CodeLayout& codes = call.segment.codes;
-  CodeParameters parameters;
-  if (!ReadParameters(call.reader, call.segment, call.first, call.tokens, ValueOffset(codes),
-                      /*in_codes=*/true, staging_, scales_, biases_, &parameters)) {
+  TileParameters parameters;
+  if (!ReadParameters(call.reader, call.segment, call.first, call.tokens,
+                      {ValueOffset(codes), /*in_codes=*/true, ValueRange(codes)}, staging_, scales_,
+                      biases_, &parameters)) {
     return false;
   }
   const CodeKernels::Values values = {
@@ -101,8 +101,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
       .saved = saved_,
   };
   RequestFirst(values.rows);
-  const float spread = call.reader.kernels->codes->spread(nullptr, parameters.biases, call.tokens,
-                                                          codes.groups, ValueRange(codes));
+  const float spread = static_cast<float>(call.tokens) * parameters.most * parameters.most;
   if (Add(call, Columns(call, call.at, call.tokens), parameters, spread, values, shrink, out)) {
     return true;
   }
@@ -125,9 +124,8 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     at += channels_;
     parameters_.Read(call.reader, call.segment, p, scales, biases);
     const bool has_points = how.zero_points.present();
-    return kernels.biases(scales, has_points ? biases : nullptr,
-                          {how.real_zero_points, /*in_codes=*/false, ValueOffset(codes)}, channels_,
-                          biases);
+    const CodeBiases make{how.real_zero_points, /*in_codes=*/false, ValueOffset(codes)};
+    return kernels.biases(scales, has_points ? biases : nullptr, make, channels_, biases).finite;
   });
   if (!finite) return false;
   at = 0;
@@ -165,10 +163,7 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
   values.units = units_;
   values.lanes = lanes_;
   kernels.weights(probs, call.rows, parameters, values.groups, weights_, weight_scales_,
-                  weight_biases_);
-  // Units in which no square over- or underflows that counts.
-  kernels.units(weight_scales_, call.rows, values.groups, units_);
-  std::fill_n(norms_, call.rows, 0.f);
+                  weight_biases_, units_);  // in which no square over- or underflows that counts
   const bool biased = parameters.biases != nullptr;
   for (const bool rest : {false, true}) {
     std::fill_n(lanes_, call.rows * kSquareLanes, 0.f);
@@ -177,7 +172,16 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
       values.saved = unused_;
     }
     kernels.values(values, call.rows, rest ? kOnes.at : shrink, out);
-    if (IsClose(kernels, values, spread, call.rows, rest && biased)) return true;
+    kernels.costs(weight_scales_, units_, lanes_, call.rows, values.groups, errors_, squares_);
+    // The norm of the sum of what was added and what is, is not below their difference.
+    for (int64_t r = 0; r < call.rows; ++r) {
+      norms_[r] = rest ? std::fabs(norms_[r] - std::sqrt(squares_[r])) : std::sqrt(squares_[r]);
+    }
+    if (IsClose(values, spread, call.rows, rest && biased)) return true;
+    if (rest || values.channel_scales != nullptr) continue;
+    spread =
+        kernels.spread(nullptr, parameters.biases, call.tokens, values.groups, ValueRange(codes));
+    if (IsClose(values, spread, call.rows, /*cancels=*/false)) return true;
   }
   return false;
 }
@@ -197,9 +201,8 @@ void CodeValues::WeighRest(const CodeKernels& kernels, const float* probs,
   }
 }
 
-bool CodeValues::IsClose(const CodeKernels& kernels, const CodeKernels::Values& values,
-                         float spread, int64_t rows, bool cancels) {
-  kernels.costs(weight_scales_, units_, lanes_, rows, values.groups, errors_, squares_);
+bool CodeValues::IsClose(const CodeKernels::Values& values, float spread, int64_t rows,
+                         bool cancels) const {
   const auto channels = static_cast<float>(channels_);
   const float width =
       values.channel_scales != nullptr ? 1.f : std::min(channels, static_cast<float>(values.group));
@@ -209,8 +212,6 @@ bool CodeValues::IsClose(const CodeKernels& kernels, const CodeKernels::Values& 
   const float cancelled = cancels ? lost * lost * channels : 0.f;
   bool close = true;
   for (int64_t r = 0; r < rows; ++r) {
-    // The norm of the sum of what was added and what is, is not below their difference.
-    norms_[r] = std::fabs(norms_[r] - std::sqrt(squares_[r]));
     const float error = errors_[r] * width * spread / 12 + cancelled;
     const float allowed = kValueError * norms_[r];
     close = close && (error <= allowed * allowed || units_[r] == 0.f);

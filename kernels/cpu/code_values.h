@@ -40,7 +40,7 @@ class CodeValues {
   bool AddTokens(const Call& call, const float* shrink, float* out);
   bool AddRuns(const Call& call, const float* shrink, float* out);
   // Of tokens with a set of parameters per group, adds the sums with s16 weights, and where these
-  // lost too much also those with what they lost. False: that was not enough. `spread` is
+  // lost too much also those with what they lost. False: that was not enough. `spread`: not below
   // CodeKernels::spread of the tokens' distances from their zero points; of runs, of all
   // channels together.
   bool Add(const Call& call, const float* probs, const CodeParameters& parameters, float spread,
@@ -49,8 +49,7 @@ class CodeValues {
   void WeighRest(const CodeKernels& kernels, const float* probs, const CodeParameters& parameters,
                  int64_t rows, int64_t groups);
   // Whether rounding the weights costs no row more than kValueError of what is added to it.
-  bool IsClose(const CodeKernels& kernels, const CodeKernels::Values& values, float spread,
-               int64_t rows, bool cancels);
+  bool IsClose(const CodeKernels::Values& values, float spread, int64_t rows, bool cancels) const;
   // The call's columns of probs, with zeros around them; `n` from `column` on.
   const float* Columns(const Call& call, int64_t column, int64_t n);
 

@@ -89,6 +89,14 @@ struct CodeBiases {
   float offset = 0.f;
 };
 
+// Of a tile of parameters: whether all are finite, the largest magnitude of a scale, and what zero
+// points are between; where biases are in codes, these. 0 where there are none.
+struct CodeLimits {
+  bool finite = true;
+  float scale = 0.f;
+  float low = 0.f, high = 0.f;
+};
+
 // What codes as they are multiplied are between: middle - half and middle + half, the latter
 // exclusive. Their distance from a zero point is at most |zero point - middle| + half.
 struct CodeRange {
@@ -172,19 +180,21 @@ struct CodeKernels {
   float (*spread)(const float* scales, const float* biases, int64_t n, int64_t groups,
                   const CodeRange& range);
 
-  // Whether scales and biases are finite. Null biases are not written.
-  bool (*biases)(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
-                 float* biases);
+  // Null biases are not written.
+  CodeLimits (*biases)(const float* scales, const float* zero_points, const CodeBiases& how,
+                       int64_t n, float* biases);
 
   // The same for stored parameters, and parameter tiles of scales and of biases; see Turns.
-  bool (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-               const CodeBiases& how, int64_t groups, float* scales, float* biases);
+  CodeLimits (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
+                     const CodeBiases& how, int64_t groups, float* scales, float* biases);
 
   // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
   // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with
-  // biases in codes.
+  // biases in codes, and units[r] = 1 / max_g weight_scales[r][g], 0 if that is 0; null: not
+  // wanted.
   void (*weights)(const float* probs, int64_t rows, const CodeParameters& parameters,
-                  int64_t groups, int16_t* weights, float* weight_scales, float* weight_biases);
+                  int64_t groups, int16_t* weights, float* weight_scales, float* weight_biases,
+                  float* units);
 
   // out[r][d] = out[r][d] * shrink[r]
   //           + sum_t weights[r][g][t] * code[t][d] * weight_scales[r][g] - weight_biases[r][g]
@@ -211,8 +221,6 @@ struct CodeKernels {
   };
   void (*values)(const Values& args, int64_t query_rows, const float* shrink, float* out);
 
-  // units[r] = 1 / max_g weight_scales[r][g]; 0 if that is 0.
-  void (*units)(const float* weight_scales, int64_t rows, int64_t groups, float* units);
   // errors[r] = sum_g (weight_scales[r][g] * units[r])^2, squares[r] = sum_i lanes[r][i].
   void (*costs)(const float* weight_scales, const float* units, const float* lanes, int64_t rows,
                 int64_t groups, float* errors, float* squares);

@@ -123,18 +123,6 @@ float Spread(const float* scales, const float* biases, int64_t n, int64_t groups
 }
 
 template <typename S>
-void Units(const float* weight_scales, int64_t rows, int64_t groups, float* units) {
-  for (int64_t r = 0; r < rows; ++r, weight_scales += groups) {
-    typename S::Vector most = S::Zero();
-    for (int64_t g = 0; g < groups; g += S::kWidth) {
-      most = S::Max(most, LoadPart<S>(weight_scales + g, groups - g));
-    }
-    const float top = S::MaxOf(most);
-    units[r] = top > 0.f ? 1.f / top : 0.f;
-  }
-}
-
-template <typename S>
 void Costs(const float* weight_scales, const float* units, const float* lanes, int64_t rows,
            int64_t groups, float* errors, float* squares) {
   using F = typename S::Vector;

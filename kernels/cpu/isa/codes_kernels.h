@@ -23,7 +23,10 @@ class BiasMaker {
   BiasMaker(const CodeBiases& how, bool has_points)
       : how_(how), has_points_(has_points), shift_(S::Set1(how.offset)) {}
 
-  void AddScale(F scale) { scale_nans_ = S::Fma(scale, S::Zero(), scale_nans_); }
+  void AddScale(F scale) {
+    scale_nans_ = S::Fma(scale, S::Zero(), scale_nans_);
+    most_scale_ = S::Max(most_scale_, S::Abs(scale));
+  }
   F Bias(F scale, F point) {
     const F unit = how_.in_codes ? S::Set1(1.f) : scale;
     F bias = S::Mul(shift_, unit);
@@ -35,21 +38,31 @@ class BiasMaker {
       bias = S::Add(in_unit, bias);
     }
     bias_nans_ = S::Fma(bias, S::Zero(), bias_nans_);
+    const F x = how_.in_codes ? bias : point;
+    low_ = S::Min(low_, x);
+    high_ = S::Max(high_, x);
     return bias;
   }
-  bool finite() const { return S::SumOf(S::Add(scale_nans_, bias_nans_)) == 0.f; }
+  CodeLimits limits() const {
+    CodeLimits limits = {.finite = S::SumOf(S::Add(scale_nans_, bias_nans_)) == 0.f,
+                         .scale = S::MaxOf(most_scale_)};
+    const float low = -S::MaxOf(S::Sub(S::Zero(), low_)), high = S::MaxOf(high_);
+    if (low <= high) limits.low = low, limits.high = high;
+    return limits;
+  }
 
  private:
   const CodeBiases how_;
   const bool has_points_;
   const F shift_;
   // Chains of their own, so that one element does not wait for the last.
-  F scale_nans_ = S::Zero(), bias_nans_ = S::Zero();
+  F scale_nans_ = S::Zero(), bias_nans_ = S::Zero(), most_scale_ = S::Zero();
+  F low_ = S::Set1(__builtin_inff()), high_ = S::Set1(-__builtin_inff());
 };
 
 template <typename S>
-bool Biases(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
-            float* biases) {
+CodeLimits Biases(const float* scales, const float* zero_points, const CodeBiases& how, int64_t n,
+                  float* biases) {
   BiasMaker<S> maker(how, zero_points != nullptr);
   for (int64_t i = 0; i < n; i += S::kWidth) {
     const auto scale = LoadPart<S>(scales + i, n - i);
@@ -58,7 +71,7 @@ bool Biases(const float* scales, const float* zero_points, const CodeBiases& how
     const auto point = zero_points == nullptr ? S::Zero() : LoadPart<S>(zero_points + i, n - i);
     StorePart<S>(biases + i, n - i, maker.Bias(scale, point));
   }
-  return maker.finite();
+  return maker.limits();
 }
 
 // Calls f(Stored<...>()) for a type that Turns takes.
@@ -127,8 +140,8 @@ void TurnPoints(const void* stored, BiasMaker<S>& maker, const float* scales, fl
 }
 
 template <typename S, int kGroups>
-bool TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-                const CodeBiases& how, float* scales, float* biases) {
+CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
+                      const CodeBiases& how, float* scales, float* biases) {
   BiasMaker<S> maker(how, stored_points.data != nullptr);
   WithParameters<S>(stored_scales.type, [&](auto type) {
     TurnScales<S, decltype(type), kGroups>(stored_scales.data, maker, scales);
@@ -142,12 +155,12 @@ bool TurnGroups(const StoredParameters& stored_scales, const StoredParameters& s
       S::Store(biases + i, maker.Bias(S::Load(scales + i), S::Zero()));
     }
   }
-  return maker.finite();
+  return maker.limits();
 }
 
 template <typename S>
-bool Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
-          const CodeBiases& how, int64_t groups, float* scales, float* biases) {
+CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
+                const CodeBiases& how, int64_t groups, float* scales, float* biases) {
   const auto run = groups == 1   ? TurnGroups<S, 1>
                    : groups == 2 ? TurnGroups<S, 2>
                    : groups == 4 ? TurnGroups<S, 4>
@@ -159,7 +172,7 @@ bool Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
 template <typename S, const FloatCodeKernels* floats>
 constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Reach<S>, Norms<S>,
                                       Spread<S>,  Biases<S>, Turn<S>,  Weights<S>,
-                                      Values<S>,  Units<S>,  Costs<S>, floats};
+                                      Values<S>,  Costs<S>,  floats};
 
 }  // namespace
 }  // namespace kvant::cpu

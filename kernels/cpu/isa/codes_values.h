@@ -12,20 +12,27 @@
 namespace kvant::cpu {
 namespace {
 
-// The sum, or the highest, of each of kWidth vectors, as one vector.
+// The sum, or the highest, of each of up to kWidth vectors, as one vector; `rows` holds a multiple
+// of four, the others count as zeros.
 template <typename S, bool kHighest>
-typename S::Vector ReduceEach(const float (&rows)[S::kWidth][S::kWidth]) {
+inline __attribute__((always_inline)) typename S::Vector ReduceEach(
+    const float (&rows)[S::kWidth][S::kWidth], int64_t used) {
   using F = typename S::Vector;
-  F v[S::kWidth];
-  for (int i = 0; i < S::kWidth; ++i) v[i] = S::Load(rows[i]);
-  return S::FoldEach(v, [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); });
+  const auto fold = [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); };
+  F fours[S::kWidth / 4];
+  for (int i = 0; i < S::kWidth; i += 4) {
+    fours[i / 4] = i < used ? S::FoldFour(S::Load(rows[i]), S::Load(rows[i + 1]),
+                                          S::Load(rows[i + 2]), S::Load(rows[i + 3]), fold)
+                            : S::Zero();
+  }
+  return S::FoldFours(fours, fold);
 }
 
 // Those of kRows rows, a batch of groups at a time: what goes across lanes is done for kWidth
 // (row, group) at once.
 template <typename S, int kRows>
 void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t groups,
-               int16_t* weights, float* weight_scales, float* weight_biases) {
+               int16_t* weights, float* weight_scales, float* weight_biases, float* units) {
   using F = typename S::Vector;
   constexpr int kVectors = kTokenTile / S::kWidth;
   constexpr int kBatch = S::kWidth / kRows;
@@ -36,13 +43,15 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVectors; ++i) p[r][i] = S::Load(probs + r * kTokenTile + i * S::kWidth);
   }
-  // Lanes past the last group are not used, but must not hold what is slow to add, denormals.
   alignas(64) float lanes[S::kWidth][S::kWidth];
-  const bool fills = kRows * kBatch == S::kWidth && groups % kBatch == 0;
-  for (int i = 0; !fills && i < S::kWidth; ++i) S::Store(lanes[i], S::Zero());
   alignas(64) float factors[S::kWidth], scales[S::kWidth], biases[S::kWidth];
+  F most_of_all = S::Zero();
   for (int64_t first = 0; first < groups; first += kBatch) {
     const int64_t n = CodesMin(kBatch, groups - first);
+    const int64_t used = (kRows - 1) * kBatch + n;
+    // Lanes in between and past the last are no one's.
+    const bool fills = kRows * n == used && used % 4 == 0;
+    for (int64_t i = 0; !fills && i < (used + 3) / 4 * 4; ++i) S::Store(lanes[i], S::Zero());
     for (int64_t g = 0; g < n; ++g) {
       const float* const at = parameters.scales + (first + g) * kTokenTile;
       F most[kRows];
@@ -55,8 +64,9 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
       }
       for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], most[r]);
     }
-    const F most = ReduceEach<S, true>(lanes);
+    const F most = ReduceEach<S, true>(lanes, used);
     const F scale_of_each = S::Mul(most, S::Set1(1.f / kTop));
+    most_of_all = S::Max(most_of_all, scale_of_each);
     S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
     for (int64_t g = 0; g < n; ++g) {
       const int64_t at = (first + g) * kTokenTile;
@@ -77,7 +87,7 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
       }
       for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], bias[r]);
     }
-    const F bias_of_each = S::Mul(ReduceEach<S, false>(lanes), scale_of_each);
+    const F bias_of_each = S::Mul(ReduceEach<S, false>(lanes, used), scale_of_each);
     if constexpr (kRows == 1) {
       StorePart<S>(weight_scales + first, n, scale_of_each);
       StorePart<S>(weight_biases + first, n, bias_of_each);
@@ -92,15 +102,26 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
       }
     }
   }
+  if (units == nullptr) return;
+  S::Store(scales, most_of_all);
+  for (int r = 0; r < kRows; ++r) {
+    float top = kRows == 1 ? S::MaxOf(most_of_all) : 0.f;
+    for (int g = 0; kRows > 1 && g < kBatch; ++g) {
+      const float x = scales[r * kBatch + g];
+      top = x > top ? x : top;
+    }
+    units[r] = top > 0.f ? 1.f / top : 0.f;
+  }
 }
 
 template <typename S>
 void Weights(const float* probs, int64_t rows, const CodeParameters& parameters, int64_t groups,
-             int16_t* weights, float* weight_scales, float* weight_biases) {
+             int16_t* weights, float* weight_scales, float* weight_biases, float* units) {
   ForRowBlocks(rows, [&](auto block, int64_t row) {
-    WeightsOf<S, decltype(block)::value>(
-        probs + row * kTokenTile, parameters, groups, weights + row * groups * kTokenTile,
-        weight_scales + row * groups, weight_biases + row * groups);
+    WeightsOf<S, decltype(block)::value>(probs + row * kTokenTile, parameters, groups,
+                                         weights + row * groups * kTokenTile,
+                                         weight_scales + row * groups, weight_biases + row * groups,
+                                         units == nullptr ? nullptr : units + row);
   });
 }
 
