@@ -157,8 +157,10 @@ void CompiledPartition::Prepare(const Engine& engine) {
   const auto requirement = [this](const LogicalTensor& port) {
     const int bits = BitsOf(port.type);
     const size_t of_element = bits > 8 ? bits / 8 : 1;
+    const bool on_host = port.property == Property::kHostScalar;
     return Requirement{static_cast<size_t>(port.memory_bytes()),
-                       std::max(of_element, executable_->alignment())};
+                       on_host ? of_element : std::max(of_element, executable_->alignment()),
+                       on_host};
   };
   for (size_t i = 0; i < partition_->inputs().size(); ++i) {
     input_requirements_.push_back(requirement(partition_->input(static_cast<int>(i))));
@@ -183,7 +185,7 @@ absl::Status CompiledPartition::CheckTensor(bool output, size_t port, const void
     return InvalidArguments(absl::StrCat(PortName(*partition_, output, port), " is not aligned to ",
                                          need.alignment, " bytes"));
   }
-  if (!memory_->asynchronous()) return absl::OkStatus();
+  if (need.on_host || !memory_->asynchronous()) return absl::OkStatus();
   if (const std::string why = memory_->WhyUnreachable(data); !why.empty()) {
     return InvalidArguments(absl::StrCat(PortName(*partition_, output, port), " ", why));
   }

@@ -70,6 +70,7 @@ class CompiledPartition {
   struct Requirement {
     size_t bytes = 0;
     size_t alignment = 1;
+    bool on_host = false;  // a host scalar, on any engine
   };
   bool runs() const { return executable_ != nullptr; }
   // What Execute needs at hand, once partition_ and executable_ are set.

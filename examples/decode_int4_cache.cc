@@ -25,8 +25,8 @@ absl::StatusOr<kvant::Graph> DecodeGraph() {
     return g.DynamicDequantize(codes, scales, zeros, {.group_shape = {1, 1, 1, 1, kGroup}});
   };
   const auto q = g.Input("q", kvant::kF32, {kBatch, kHeads, kRatio, 1, kHeadSize});
-  const auto scale = g.Input("scale", kvant::kF32, {});
-  const auto scores = g.Multiply(g.MatMul(q, cache("k"), {.transpose_b = true}), scale);
+  const auto products = g.MatMul(q, cache("k"), {.transpose_b = true});
+  const auto scores = g.Multiply(products, g.Scalar(0.125));
   g.Output("o", g.MatMul(g.SoftMax(scores), cache("v")));
   return std::move(g).Build();
 }
@@ -51,7 +51,7 @@ absl::Status Run() {
     if (token % kCapacity < length[token / (kHeads * kCapacity)]) continue;
     for (int i = 0; i < kTokenBytes; ++i) v[token * kTokenBytes + i] = 0xff;
   }
-  const std::vector<float> scales(2 * kCodeBytes / kGroup, 0.5f), scale{0.125f};
+  const std::vector<float> scales(2 * kCodeBytes / kGroup, 0.5f);
   const std::vector<uint8_t> zeros(kCodeBytes / kGroup, 0x88);
   KVANT_RETURN_IF_ERROR(attention.Execute(kvant::Stream(engine),
                                           {{"q", In(q)},
@@ -61,7 +61,6 @@ absl::Status Run() {
                                            {"v", In(v)},
                                            {"v_scales", In(scales)},
                                            {"v_zeros", In(zeros)},
-                                           {"scale", In(scale)},
                                            {"lengths", In(length)}},
                                           {{"o", {o.data(), o.size() * sizeof(float)}}}));
   for (const float x : o) {

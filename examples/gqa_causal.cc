@@ -19,10 +19,10 @@ absl::Status Run() {
   const auto q = g.Input("q", kvant::kF32, {1, kHeads, kRatio, kTokens, kHeadSize});
   const auto k = g.Input("k", kvant::kF32, {1, kHeads, 1, kTokens, kHeadSize});
   const auto v = g.Input("v", kvant::kF32, {1, kHeads, 1, kTokens, kHeadSize});
-  const auto divisor = g.Input("divisor", kvant::kF32, {});
-  const auto masked = g.Input("masked", kvant::kF32, {});
-  const auto scores = g.Divide(g.MatMul(q, k, {.transpose_b = true}), divisor);
-  g.Output("o", g.MatMul(g.SoftMax(g.CausalMask(scores, masked)), v));
+  const auto root = g.Scalar(std::sqrt(float{kHeadSize}));
+  const auto hidden = g.Scalar(-std::numeric_limits<float>::infinity());
+  const auto scores = g.Divide(g.MatMul(q, k, {.transpose_b = true}), root);
+  g.Output("o", g.MatMul(g.SoftMax(g.CausalMask(scores, hidden)), v));
   KVANT_ASSIGN_OR_RETURN(const kvant::Graph graph, std::move(g).Build());
 
   KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
@@ -36,14 +36,8 @@ absl::Status Run() {
   for (size_t i = 0; i < q_data.size(); ++i) q_data[i] = std::sin(0.7f * i);
   for (size_t i = 0; i < k_data.size(); ++i) k_data[i] = std::cos(1.3f * i);
   for (size_t i = 0; i < v_data.size(); ++i) v_data[i] = std::sin(0.1f * i) + 0.5f;
-  const std::vector<float> root{std::sqrt(float{kHeadSize})};
-  const std::vector<float> infinity{-std::numeric_limits<float>::infinity()};
   KVANT_RETURN_IF_ERROR(attention.Execute(kvant::Stream(engine),
-                                          {{"q", In(q_data)},
-                                           {"k", In(k_data)},
-                                           {"v", In(v_data)},
-                                           {"divisor", In(root)},
-                                           {"masked", In(infinity)}},
+                                          {{"q", In(q_data)}, {"k", In(k_data)}, {"v", In(v_data)}},
                                           {{"o", {o.data(), o.size() * sizeof(float)}}}));
 
   // Token 0 sees only itself, so its output is its value, for every query head.

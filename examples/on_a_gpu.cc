@@ -46,8 +46,8 @@ absl::StatusOr<kvant::Graph> Attention() {
     return g.DynamicDequantize(codes, scales, {.group_shape = {1, 1, 1, 1, kHeadSize}});
   };
   const auto q = g.Input("q", kvant::kF32, {1, kHeads, kRatio, 1, kHeadSize});
-  const auto scale = g.Input("scale", kvant::kF32, {});
-  const auto scores = g.Multiply(g.MatMul(q, cache("k"), {.transpose_b = true}), scale);
+  const auto products = g.MatMul(q, cache("k"), {.transpose_b = true});
+  const auto scores = g.Multiply(products, g.Scalar(0.125));
   g.Output("o", g.MatMul(g.SoftMax(scores), cache("v")));
   return std::move(g).Build();
 }
@@ -74,20 +74,16 @@ absl::Status Run() {
   const OnDevice queries(engine, q), keys(engine, k),
       values(engine, std::vector<int8_t>(k.size(), 6)),
       scales(engine, std::vector<float>(kHeads * kTokens, 0.25f)),
-      scale(engine, std::vector<float>{0.125f}), output(engine, std::vector<float>(q.size()));
-  for (const OnDevice* one : {&queries, &keys, &values, &scales, &scale, &output}) {
+      output(engine, std::vector<float>(q.size()));
+  for (const OnDevice* one : {&queries, &keys, &values, &scales, &output}) {
     KVANT_RETURN_IF_ERROR(one->status());
   }
   // A stream of one's own (a cudaStream_t) would be the second argument of Stream.
   const kvant::Stream stream(engine);
-  KVANT_RETURN_IF_ERROR(attention.Execute(stream,
-                                          {{"q", queries},
-                                           {"k", keys},
-                                           {"k_scales", scales},
-                                           {"v", values},
-                                           {"v_scales", scales},
-                                           {"scale", scale}},
-                                          {{"o", output}}));
+  KVANT_RETURN_IF_ERROR(attention.Execute(
+      stream,
+      {{"q", queries}, {"k", keys}, {"k_scales", scales}, {"v", values}, {"v_scales", scales}},
+      {{"o", output}}));
   KVANT_RETURN_IF_ERROR(engine.memory().Synchronize(stream.native()));
   std::vector<float> o(q.size());
   const kvant::Tensor result = output;

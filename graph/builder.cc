@@ -68,6 +68,12 @@ Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
   return Input(name, type, Dims(), std::nullopt, Property::kHostScalar);
 }
 
+Value GraphBuilder::AddConstant(const Constant& value) {
+  const Value result = Input("", value.type(), Dims(), std::nullopt, Property::kConstant);
+  tensors_[result.id].value = value;
+  return result;
+}
+
 absl::Status GraphBuilder::Check(Op& op) {
   const TensorId first = op.outputs.empty() ? tensors_.size() : op.outputs[0];
   ShapeContext context;

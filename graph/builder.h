@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,8 +38,21 @@ class GraphBuilder {
   // A graph input, dense row-major unless strides (in elements) are given.
   Value Input(std::string_view name, DataType type, Dims dims,
               std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
-  // A host scalar input; its value is given at execution.
+  // A scalar whose value is read on the host at every execution, on any engine: s32, s64 or f32.
   Value HostScalar(std::string_view name, DataType type);
+  // A constant of the graph: f32, s32, s64 or boolean by the argument's type; double becomes f32.
+  // Or one of any type, to which the value is rounded.
+  Value Scalar(DataType type, double value) { return AddConstant(Constant(type, value)); }
+  template <typename T>
+  Value Scalar(T value) {
+    static_assert(std::is_same_v<T, bool> || std::is_floating_point_v<T> ||
+                  (std::is_integral_v<T> && std::is_signed_v<T>));
+    if constexpr (std::is_same_v<T, bool>) return AddConstant(Constant(value));
+    if constexpr (std::is_floating_point_v<T>)
+      return AddConstant(Constant(static_cast<float>(value)));
+    if constexpr (sizeof(T) == 8) return AddConstant(Constant(static_cast<int64_t>(value)));
+    return AddConstant(Constant(static_cast<int32_t>(value)));
+  }
 
   struct MatMulOptions {
     bool transpose_a = false, transpose_b = false;
@@ -153,6 +167,7 @@ class GraphBuilder {
   absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
   LogicalTensor& AddTensor(std::string_view name, DataType type);
+  Value AddConstant(const Constant& value);
   // Adds an op and its results, which have consecutive ids; the first.
   Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
              absl::Span<const DataType> output_types, Attributes attrs);

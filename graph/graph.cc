@@ -27,6 +27,7 @@ void Merge(const LogicalTensor& from, LogicalTensor& into) {
   }
   if (from.strides && !into.strides) into.strides = from.strides;
   if (into.property == Property::kUndef) into.property = from.property;
+  if (!into.value) into.value = from.value;
   if (into.name.empty()) into.name = from.name;
 }
 
@@ -82,6 +83,12 @@ absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is
                      absl::StrCat(op.ToString(), ": ", std::string(valid.message())));
   }
   const TensorInfo* known = FindTensor(tensor.id);
+  const bool has_value = tensor.value || (known && known->desc.value);
+  if (has_value && (is_output || (known && known->producer.op != kNoOp))) {
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat(op.ToString(), ": tensor ", tensor.id,
+                                  " has a value and is the result of an op"));
+  }
   if (!known) return absl::OkStatus();
   if (!Compatible(known->desc, tensor)) {
     return MakeError(
@@ -202,7 +209,7 @@ absl::Status Graph::Finalize() {
       const TensorInfo& info = *FindTensor(op.inputs[port]);
       // Consumers are in order: an input is listed where it is first used.
       const Use& first = info.consumers.front();
-      if (info.producer.op == kNoOp && first.op == index &&
+      if (info.producer.op == kNoOp && !info.desc.value && first.op == index &&
           first.port == static_cast<int32_t>(port)) {
         inputs_.push_back(info.desc.id);
       }
@@ -237,6 +244,11 @@ const Graph::TensorInfo* Graph::FindTensor(std::string_view name_or_id) const {
   const char* end = name_or_id.data() + name_or_id.size();
   const auto [parsed, error] = std::from_chars(name_or_id.data(), end, id);
   return error == std::errc() && parsed == end ? FindTensor(id) : nullptr;
+}
+
+bool Graph::has_constants() const {
+  return std::any_of(tensors_.begin(), tensors_.end(),
+                     [](const TensorInfo& info) { return info.desc.value.has_value(); });
 }
 
 absl::Status Graph::SetTensor(const LogicalTensor& desc) {

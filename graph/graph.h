@@ -83,10 +83,13 @@ class Graph {
     const TensorInfo* info = FindTensor(id);
     return info != nullptr ? info->desc : NoTensor();
   }
-  // Tensors without producer, in order of first use, and tensors consumed by
+  // Tensors with neither producer nor value, in order of first use, and tensors consumed by
   // nothing or by an End op, in order of production. Need a finalized graph.
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
+
+  // Whether any op reads a constant.
+  bool has_constants() const;
 
   // Replaces what is known of a tensor (shape inference, user rewriting).
   // kInvalidArguments for an id that is not in the graph.

@@ -4,7 +4,9 @@
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <limits>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/json_document.h"
 #include "kvant/graph/json_names.h"
@@ -44,7 +46,57 @@ absl::Status ReadDims(const JsonValue& value, std::optional<Dims>& result) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTensor(const JsonValue& value, LogicalTensor& tensor) {
+// By tensor; where they are written.
+using Constants = absl::flat_hash_map<TensorId, JsonValue>;
+
+absl::StatusOr<Constants> ReadConstants(const JsonValue& root) {
+  Constants constants;
+  KVANT_RETURN_IF_ERROR(IfPresent(root, "kvant_constants", [&](const JsonValue& list) {
+    return list.ForEach([&](JsonValue entry) {
+      TensorId id = 0;
+      KVANT_RETURN_IF_ERROR(entry.ReadMember("id", id));
+      KVANT_ASSIGN_OR_RETURN(const JsonValue value, entry.Member("value"));
+      if (constants.try_emplace(id, value).second) return absl::OkStatus();
+      return entry.Error(absl::StrCat("tensor ", id, " has two values"));
+    });
+  }));
+  return constants;
+}
+
+// A number, true or false, or "inf", "-inf" or "nan".
+absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
+  if (type == kBoolean) {
+    bool boolean = false;
+    KVANT_RETURN_IF_ERROR(value.Read(boolean));
+    return Constant(boolean);
+  }
+  if (IsInteger(type)) {
+    int64_t integer = 0;
+    KVANT_RETURN_IF_ERROR(value.Read(integer));
+    if (type == kS64) return Constant(integer);
+    if (integer >= LowestOf(type) && integer <= HighestOf(type)) {
+      return Constant(type, static_cast<double>(integer));
+    }
+    return value.Error(absl::StrCat(integer, " is no ", std::string(DataTypeName(type))));
+  }
+  if (!IsFloat(type)) {
+    return value.Error(absl::StrCat("a value of type ", std::string(DataTypeName(type))));
+  }
+  float real = 0;
+  if (value.IsString()) {
+    static constexpr std::array<std::string_view, 3> kNames = {"inf", "-inf", "nan"};
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr float kValues[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+    size_t index = 0;
+    KVANT_RETURN_IF_ERROR(ReadName(value, kNames, index));
+    real = kValues[index];
+  } else {
+    KVANT_RETURN_IF_ERROR(value.Read(real));
+  }
+  return Constant(type, real);
+}
+
+absl::Status ReadTensor(const JsonValue& value, const Constants& constants, LogicalTensor& tensor) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", tensor.id));
   KVANT_ASSIGN_OR_RETURN(const JsonValue dtype, value.Member("dtype"));
   std::string_view type_name;
@@ -73,18 +125,21 @@ absl::Status ReadTensor(const JsonValue& value, LogicalTensor& tensor) {
     return ReadName(name, kPropertyNames, property);
   }));
   tensor.property = static_cast<Property>(property);
+  if (const auto constant = constants.find(tensor.id); constant != constants.end()) {
+    KVANT_ASSIGN_OR_RETURN(tensor.value, ReadConstant(constant->second, tensor.type));
+  }
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
     return value.Error(absl::StrCat("tensor ", tensor.id, ": ", std::string(valid.message())));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const JsonValue& op, std::string_view key,
+absl::Status ReadTensors(const JsonValue& op, std::string_view key, const Constants& constants,
                          std::vector<LogicalTensor>& tensors) {
   tensors.clear();
   KVANT_ASSIGN_OR_RETURN(const JsonValue list, op.Member(key));
   return list.ForEach(
-      [&tensors](JsonValue value) { return ReadTensor(value, tensors.emplace_back()); });
+      [&](JsonValue value) { return ReadTensor(value, constants, tensors.emplace_back()); });
 }
 
 template <typename T>
@@ -178,15 +233,21 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
   GraphOptions options;
   KVANT_RETURN_IF_ERROR(ReadOptions(root, options));
   Graph graph(std::move(options));
+  KVANT_ASSIGN_OR_RETURN(const Constants constants, ReadConstants(root));
   KVANT_ASSIGN_OR_RETURN(const JsonValue ops, root.Member("graph"));
   std::vector<LogicalTensor> inputs, outputs;
   KVANT_RETURN_IF_ERROR(ops.ForEach([&](JsonValue value) {
     Op op;
     KVANT_RETURN_IF_ERROR(ReadOp(value, op));
-    KVANT_RETURN_IF_ERROR(ReadTensors(value, "inputs", inputs));
-    KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", outputs));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "inputs", constants, inputs));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", constants, outputs));
     return graph.AddOp(std::move(op), inputs, outputs);
   }));
+  for (const auto& [id, value] : constants) {
+    if (graph.FindTensor(id) == nullptr) {
+      return value.Error(absl::StrCat("tensor ", id, " is not in the graph"));
+    }
+  }
   KVANT_RETURN_IF_ERROR(graph.Finalize());
   return graph;
 }

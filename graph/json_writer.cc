@@ -1,6 +1,8 @@
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/json.h"
 #include "kvant/graph/json_names.h"
@@ -122,6 +124,31 @@ void AppendOp(std::string& out, const Graph& graph, const Op& op) {
   Append(out, "\n    }");
 }
 
+// Last, where oneDNN's reader, which stops at the first key that it does not know, has all it
+// needs.
+void AppendConstants(std::string& out, const Graph& graph) {
+  bool first = true;
+  absl::flat_hash_set<TensorId> written;
+  for (const Op& op : graph.ops()) {
+    for (const TensorId id : op.inputs) {
+      const std::optional<Constant>& value = graph.tensor(id).value;
+      if (!value || !written.insert(id).second) continue;
+      Append(out, first ? ",\n  \"kvant_constants\": [" : ",");
+      first = false;
+      Append(out, "\n    {\"id\": ");
+      AppendNumber(out, id);
+      Append(out, ", \"value\": ");
+      if (std::isfinite(value->value())) {
+        Append(out, value->ToString());
+      } else {
+        AppendString(out, value->ToString());
+      }
+      out += '}';
+    }
+  }
+  if (!first) Append(out, "\n  ]");
+}
+
 }  // namespace
 
 std::string GraphToJson(const Graph& graph) {
@@ -144,7 +171,9 @@ std::string GraphToJson(const Graph& graph) {
     first = false;
     AppendOp(out, graph, op);
   }
-  Append(out, first ? "]\n}\n" : "\n  ]\n}\n");
+  Append(out, first ? "]" : "\n  ]");
+  AppendConstants(out, graph);
+  Append(out, "\n}\n");
   return out;
 }
 

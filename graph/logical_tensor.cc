@@ -66,6 +66,7 @@ int64_t LogicalTensor::memory_bytes() const {
 
 std::string LogicalTensor::ToString() const {
   const std::string type_name(DataTypeName(type));
+  if (value) return absl::StrCat(type_name, " ", value->ToString());
   return dims ? absl::StrCat(type_name, "[", DimsToString(*dims), "]") : type_name + "[*]";
 }
 
@@ -75,7 +76,8 @@ const LogicalTensor& NoTensor() {
 }
 
 bool Compatible(const LogicalTensor& a, const LogicalTensor& b) {
-  return a.type == b.type && CompatibleDims(a.dims, b.dims) && CompatibleDims(a.strides, b.strides);
+  return a.type == b.type && CompatibleDims(a.dims, b.dims) &&
+         CompatibleDims(a.strides, b.strides) && (!a.value || !b.value || a.value == b.value);
 }
 
 absl::Status ValidateTensor(const LogicalTensor& tensor) {
@@ -84,6 +86,10 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
     return MakeError(ErrorKind::kInvalidShape,
                      absl::StrCat("tensor ", tensor.id, name, " ", tensor.ToString(), ": ", what));
   };
+  if (tensor.value && (tensor.property != Property::kConstant || tensor.rank() != 0 ||
+                       tensor.value->type() != tensor.type)) {
+    return error("a value is that of a constant without dims, of its type");
+  }
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.rank() > kMaxRank) {
     return error(absl::StrCat("rank ", tensor.rank(), " exceeds ", kMaxRank));

@@ -10,6 +10,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvant/graph/constant.h"
 #include "kvant/graph/data_type.h"
 
 namespace kvant {
@@ -38,6 +39,9 @@ struct LogicalTensor {
   std::optional<Dims> strides;
   Layout layout = Layout::kStrided;
   Property property = Property::kUndef;
+  // Of a kConstant without dims: its value, which is part of the graph; it is no input then.
+  // Without one, a kConstant is an input that does not change between executions.
+  std::optional<Constant> value;
   // For people and for look-up by name; not part of a tensor's identity.
   std::string name;
 
@@ -55,18 +59,19 @@ struct LogicalTensor {
   int64_t span_elements() const;
   // BytesFor(type, span_elements()).
   int64_t memory_bytes() const;
-  // "f16[1,8,?,128]", "f32[*]" when the rank is unknown.
+  // "f16[1,8,?,128]", "f32[*]" when the rank is unknown, "f32 0.125" of a value.
   std::string ToString() const;
 };
 
 // What stands for a tensor that does not exist: no type, nothing known of its shape.
 const LogicalTensor& NoTensor();
 
-// True when type, and everything both sides know of dims and strides, agree.
+// True when type, and everything both sides know of dims, strides and value, agree.
 bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
 
-// Rank <= kMaxRank, dims >= 0 or unknown, strides >= 0, one stride per dim, and
-// sizes in bits that fit int64. kInvalidShape with a sentence otherwise.
+// Rank <= kMaxRank, dims >= 0 or unknown, strides >= 0, one stride per dim, sizes in bits that fit
+// int64, and a value only of a constant without dims, of its type. kInvalidShape with a sentence
+// otherwise.
 absl::Status ValidateTensor(const LogicalTensor& tensor);
 
 // Strides of a dense row-major tensor of these dims; they wrap where ValidateTensor would refuse.

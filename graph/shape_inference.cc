@@ -74,6 +74,7 @@ absl::Status PutIn(Graph& graph, const LogicalTensor& given) {
   updated.dims = given.dims;
   updated.strides = given.strides;
   updated.layout = given.layout;
+  KVANT_RETURN_IF_ERROR(ValidateTensor(updated));
   return graph.SetTensor(updated);
 }
 

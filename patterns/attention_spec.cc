@@ -57,8 +57,11 @@ std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
 }
 
 std::string OperandInWords(const Operand& operand) {
-  if (operand.constant) return absl::StrCat(*operand.constant);
-  if (operand.view.scalar()) return absl::StrCat("a ", TypeName(operand.view.type), " scalar");
+  if (operand.constant) return absl::StrCat(static_cast<float>(operand.constant->value()));
+  if (operand.view.scalar()) {
+    return absl::StrCat("a ", TypeName(operand.view.type),
+                        operand.view.on_host ? " host scalar" : " scalar");
+  }
   const auto& dims = operand.view.dims;
   return absl::StrCat(TypeName(operand.view.type), " [", absl::StrJoin(dims, ","), "]");
 }

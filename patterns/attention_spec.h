@@ -38,6 +38,7 @@ struct View {
   std::array<int64_t, kViewRank> dims{};     // broadcast axes have dim 1 ...
   std::array<int64_t, kViewRank> strides{};  // ... and stride 0; in elements
   int64_t offset = 0;                        // elements before [0,0,0,0,0]
+  bool on_host = false;                      // a host scalar's port: there on every engine
 
   bool present() const { return port != kNoPort; }
   // One element, wherever it is broadcast to.
@@ -46,7 +47,7 @@ struct View {
 
 // A value that is either a constant of the graph or read from a port.
 struct Operand {
-  std::optional<float> constant;
+  std::optional<Constant> constant;
   View view;
 };
 

@@ -30,7 +30,7 @@ size_t FindOptionalInput(const Op& op, std::string_view name) {
 ScoreStep ConstantStep(Step kind, float constant) {
   ScoreStep step;
   step.kind = kind;
-  if (kind != Step::kTanh) step.operand.constant = constant;
+  if (kind != Step::kTanh) step.operand.constant = Constant(constant);
   return step;
 }
 
@@ -83,6 +83,7 @@ View FirstClassResolver::Port(TensorId id, bool output) const {
   for (size_t i = 0; i < ports.size(); ++i) {
     if (ports[i] == id) view.port = static_cast<int>(i);
   }
+  view.on_host = tensor(id).property == Property::kHostScalar;
   return view;
 }
 
@@ -222,6 +223,9 @@ bool FirstClassResolver::Masks() {
 }
 
 bool FirstClassResolver::Resolve() {
+  for (const TensorId id : op_.inputs) {
+    if (tensor(id).value) return Fail(absl::StrCat("tensor ", id, " is a constant"));
+  }
   for (int i = 0; i < 3; ++i) {
     if (tensor(op_.inputs[i]).rank() != 4) {
       return Fail(absl::StrCat("tensor ", op_.inputs[i], " is not of rank 4"));

@@ -258,6 +258,7 @@ bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   const Op& dequantize = op(index);
   folded->quantized = true;
   folded->quantization.codebook = dequantize.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+  if (FoldConstantScales(dequantize, folded)) return true;
   Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
   if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
   folded->scales.emplace();
@@ -268,6 +269,24 @@ bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   folded->zero_points.emplace();
   return FoldScales(index, 2, folded, dims, &*folded->zero_points,
                     &folded->quantization.zero_points);
+}
+
+// Of a whole tensor, a scale and, if there is one, an integer zero point that are constants.
+bool Resolver::FoldConstantScales(const Op& dequantize, Folded* folded) {
+  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
+  for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
+    const std::optional<Constant>& value = tensor(dequantize.inputs[port]).value;
+    if (!value || (port == 2 && !IsInteger(value->type()))) return false;
+  }
+  if (qtype == nullptr || *qtype != "per_tensor") return false;
+  Quantization& quantization = folded->quantization;
+  const Constant& scale = *tensor(dequantize.inputs[1]).value;
+  quantization.static_scales = {static_cast<float>(scale.value())};
+  if (dequantize.inputs.size() > 2) {
+    quantization.static_zps = {tensor(dequantize.inputs[2]).value->integer()};
+  }
+  folded_.insert(folded_.end(), dequantize.inputs.begin() + 1, dequantize.inputs.end());
+  return true;
 }
 
 // The scales (port 1) or zero points (port 2) spread over the data's axes.

@@ -15,12 +15,18 @@ bool Resolver::ResolveStep(const StepMatch& match) {
   ScoreStep step;
   step.kind = match.kind;
   step.inverted = match.inverted;
-  step.operand.constant = match.constant;
-  if (match.operand.present && !PlaceOperand(match.operand, match, &step.operand.view)) {
-    return false;
-  }
-  if (match.condition.present && !PlaceOperand(match.condition, match, &step.condition)) {
-    return false;
+  if (match.constant) step.operand.constant = Constant(*match.constant);
+  if (match.operand.present && !PlaceOperand(match.operand, match, &step.operand)) return false;
+  if (match.condition.present) {
+    Operand condition;
+    if (!PlaceOperand(match.condition, match, &condition)) return false;
+    if (condition.constant) {
+      // One that keeps all scores is no step.
+      if ((condition.constant->value() != 0) != match.inverted) return true;
+      return Fail(absl::StrCat(op(match.op).ToString(), ": its condition is the constant ",
+                               condition.constant->ToString(), ", which keeps no score"));
+    }
+    step.condition = condition.view;
   }
   if (match.kind == ScoreStep::Kind::kBand && !ResolveBand(match, &step)) return false;
   spec_->steps.push_back(step);
@@ -46,10 +52,10 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   for (const auto& [chain, operand] : {std::pair(&match.shift_add, &step->shift_add),
                                        std::pair(&match.shift_sub, &step->shift_sub)}) {
     if (!chain->present) {
-      if (shifted) operand->constant = 0.f;
-    } else if (!PlaceOperand(*chain, match, &operand->view)) {
+      if (shifted) operand->constant = Constant(int32_t{0});
+    } else if (!PlaceOperand(*chain, match, operand)) {
       return false;
-    } else if (operand->view.dims[3] != 1 || operand->view.dims[4] != 1) {
+    } else if (!operand->constant && (operand->view.dims[3] != 1 || operand->view.dims[4] != 1)) {
       return Fail(absl::StrCat("tensor ", chain->source, " [",
                                DimsToString(*tensor(chain->source).dims),
                                "] shifts a diagonal by row or column"));
@@ -60,8 +66,8 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 
 // An operand of the scores, broadcast to them where it enters, then taken back
 // through the moves before that to the axes of the first MatMul's result.
-bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, View* view) {
-  if (tensor(chain.source).elements() == 1) return ScalarOperand(chain, view);
+bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand) {
+  if (tensor(chain.source).elements() == 1) return ScalarOperand(chain, operand);
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
   const LogicalTensor& result = tensor(op(step.op).outputs[0]);
@@ -75,22 +81,27 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, View* vie
       ok = order != nullptr && folded.data.InverseTranspose(*order);
     }
   }
-  *view = folded.view;
-  if (!ok || !Place(folded.data, true, row_, col_, true, view)) {
+  operand->view = folded.view;
+  if (!ok || !Place(folded.data, true, row_, col_, true, &operand->view)) {
     return Fail(absl::StrCat(op(step.op).ToString(), ": tensor ", chain.source,
                              " is not evenly strided along the scores' axes"));
   }
   return true;
 }
 
-bool Resolver::ScalarOperand(const Chain& chain, View* view) {
+bool Resolver::ScalarOperand(const Chain& chain, Operand* operand) {
   const LogicalTensor& scalar = tensor(chain.source);
   if (scalar.elements() != 1) {
     return Fail(absl::StrCat("tensor ", chain.source, ": a scalar is expected, not [",
                              DimsToString(*scalar.dims), "]"));
   }
-  *view = Input(chain.source);
-  view->dims.fill(1);
+  if (scalar.value) {
+    operand->constant = scalar.value;
+    folded_.push_back(chain.source);
+    return true;
+  }
+  operand->view = Input(chain.source);
+  operand->view.dims.fill(1);
   return true;
 }
 

@@ -57,6 +57,7 @@ View Resolver::Input(TensorId id) const {
   View view;
   view.port = IndexOf(inputs_, id);
   view.type = tensor(id).type;
+  view.on_host = tensor(id).property == Property::kHostScalar;
   return view;
 }
 
@@ -77,7 +78,23 @@ bool Resolver::Resolve(AttentionSpec* spec) {
                             ? ResolveFirstClass()
                             : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
                                   ResolveProbs() && ResolveOutput() && ResolveStats();
-  return resolved && ResolveKvLengths() && ResolveSegmentRanges();
+  return resolved && ResolveKvLengths() && ResolveSegmentRanges() && CheckConstants();
+}
+
+// A constant is no port: where it has not become part of the spec, the spec lacks it.
+bool Resolver::CheckConstants() {
+  for (const Op& op : graph_.ops()) {
+    for (const TensorId id : op.inputs) {
+      if (!tensor(id).value || std::find(folded_.begin(), folded_.end(), id) != folded_.end()) {
+        continue;
+      }
+      return Fail(absl::StrCat(op.ToString(), ": tensor ", id, ", the constant ",
+                               tensor(id).value->ToString(),
+                               ", is fused only into steps on scores, "
+                               "dropout and scales that come with constant zero points"));
+    }
+  }
+  return true;
 }
 
 // Ranks, batch axes and lengths.
@@ -241,7 +258,7 @@ bool Resolver::ResolveProbs() {
                                  ": its random bits follow another order than the scores"));
       }
       Dropout dropout;
-      View* scalars[] = {&dropout.seed.view, &dropout.offset.view, &dropout.probability.view};
+      Operand* scalars[] = {&dropout.seed, &dropout.offset, &dropout.probability};
       for (int i = 0; i < 3; ++i) {
         Chain chain;
         chain.source = probs_op.inputs[i + 1];

@@ -67,6 +67,7 @@ class Resolver {
   bool ResolveStats();
   bool ResolveKvLengths();
   bool ResolveSegmentRanges();
+  bool CheckConstants();
   bool PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view);
   bool Fail(std::string reason);
 
@@ -81,6 +82,7 @@ class Resolver {
   bool FoldConcat(const Op& op, int port, Folded* folded);
   bool FoldDequantize(const Op& op, Folded* folded);
   bool FoldDynamicDequantize(OpIndex index, Folded* folded);
+  bool FoldConstantScales(const Op& dequantize, Folded* folded);
   bool FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
                   FoldedView* scales, View* view);
   bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries, int row,
@@ -96,8 +98,8 @@ class Resolver {
   bool ResolveSteps();
   bool ResolveStep(const StepMatch& step);
   bool ResolveBand(const StepMatch& match, ScoreStep* step);
-  bool PlaceOperand(const Chain& chain, const StepMatch& step, View* view);
-  bool ScalarOperand(const Chain& chain, View* view);
+  bool PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand);
+  bool ScalarOperand(const Chain& chain, Operand* operand);
 
   // first_class.cc
   bool ResolveFirstClass();
@@ -117,7 +119,8 @@ class Resolver {
   bool swapped_ = false;  // match_'s Q and K
   AttentionSpec* spec_ = nullptr;
   std::string why_;
-  int64_t output_rotated_ = 0;  // by V's rotations; see resolve_rotations.cc
+  int64_t output_rotated_ = 0;               // by V's rotations; see resolve_rotations.cc
+  absl::InlinedVector<TensorId, 4> folded_;  // constants that the spec has
 
   // The frame: axes of the scores as they leave the first MatMul.
   int rank_ = 0;

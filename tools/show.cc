@@ -49,6 +49,19 @@ Choice Choose(const Engine& engine, const Partition& partition) {
   return choice;
 }
 
+// Each once, in order of first use.
+std::vector<const LogicalTensor*> ConstantsOf(const Graph& graph) {
+  std::vector<const LogicalTensor*> constants;
+  for (const Op& op : graph.ops()) {
+    for (const TensorId id : op.inputs) {
+      const LogicalTensor* tensor = &graph.tensor(id);
+      if (!tensor->value || std::count(constants.begin(), constants.end(), tensor) > 0) continue;
+      constants.push_back(tensor);
+    }
+  }
+  return constants;
+}
+
 Json ToJson(const Partition& partition, const Choice& choice) {
   std::vector<OpId> ops;
   for (const Op& op : partition.ops().ops()) ops.push_back(op.id);
@@ -58,9 +71,15 @@ Json ToJson(const Partition& partition, const Choice& choice) {
                {"ops", ops},
                {"inputs", partition.inputs()},
                {"outputs", partition.outputs()},
+               {"constants", Json::array()},
                {"backend", nullptr},
                {"kernel", nullptr},
                {"notes", choice.notes}};
+  for (const LogicalTensor* constant : ConstantsOf(partition.ops())) {
+    json["constants"].push_back({{"id", constant->id},
+                                 {"type", std::string(DataTypeName(constant->type))},
+                                 {"value", constant->value->ToString()}});
+  }
   if (!choice.backend.empty()) {
     json["backend"] = choice.backend;
     json["kernel"] = choice.kernel;
@@ -75,6 +94,10 @@ void Print(const Partition& partition, const Choice& choice) {
   for (size_t i = 0; i < partition.inputs().size(); ++i) {
     const LogicalTensor& port = partition.input(static_cast<int>(i));
     std::printf("  input   %s: %s\n", absl::StrCat(port.id).c_str(), port.ToString().c_str());
+  }
+  for (const LogicalTensor* constant : ConstantsOf(partition.ops())) {
+    std::printf("  constant %s: %s\n", absl::StrCat(constant->id).c_str(),
+                constant->ToString().c_str());
   }
   for (size_t i = 0; i < partition.outputs().size(); ++i) {
     const LogicalTensor& port = partition.output(static_cast<int>(i));

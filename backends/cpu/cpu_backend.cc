@@ -63,6 +63,9 @@ class CpuBackend : public Backend {
       return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
                                       std::string(KernelNames())));
     }
+    if (partition.attention() == nullptr && partition.ops().has_constants()) {
+      return unsupported("takes constants only in attention");
+    }
     if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
     if (IsRotation(partition)) {
       return CompileRotation(partition, *kernels,

@@ -49,7 +49,8 @@ Array MakeConstant(DataType type, const void* data) {
 }
 
 Array MakeArray(const Operand& operand) {
-  return operand.constant ? MakeConstant(kF32, &*operand.constant) : MakeArray(operand.view);
+  return operand.constant ? MakeConstant(operand.constant->type(), operand.constant->data())
+                          : MakeArray(operand.view);
 }
 
 Array MakeStatic(DataType type, const void* data, size_t count, int axis) {

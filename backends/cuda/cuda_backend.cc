@@ -1,7 +1,10 @@
 #include "kvant/backends/cuda/cuda_backend.h"
 
+#include <algorithm>
+#include <limits>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -46,41 +49,93 @@ class LauncherMemory : public DeviceMemory {
   const bool asynchronous_;
 };
 
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+// The ports of host scalars that bands write. Where all are -inf, as masks have it, kernels skip
+// what is hidden, which is not known when they are made.
+std::vector<View> HostFills(const AttentionSpec& spec) {
+  std::vector<View> fills;
+  for (const ScoreStep& step : spec.steps) {
+    if (step.kind == ScoreStep::Kind::kBand && step.operand.view.on_host) {
+      fills.push_back(step.operand.view);
+    }
+  }
+  return fills;
+}
+
+AttentionSpec WithNegInfFills(AttentionSpec spec) {
+  for (ScoreStep& step : spec.steps) {
+    if (step.kind != ScoreStep::Kind::kBand || !step.operand.view.on_host) continue;
+    step.operand = {Constant(kNegInf), View()};
+  }
+  return spec;
+}
+
+// One kernel, or where there are host fills, first one for -inf and then one for the rest.
+absl::StatusOr<std::vector<AttentionPlan>> PlansOf(const AttentionSpec& spec,
+                                                   const DeviceProperties& device) {
+  std::vector<AttentionPlan> plans;
+  if (!HostFills(spec).empty()) {
+    KVANT_ASSIGN_OR_RETURN(plans.emplace_back(), PlanAttention(WithNegInfFills(spec), device));
+  }
+  KVANT_ASSIGN_OR_RETURN(plans.emplace_back(), PlanAttention(spec, device));
+  return plans;
+}
+
+struct PlannedKernel {
+  AttentionPlan plan;
+  std::shared_ptr<const LoadedKernel> kernel;
+  std::shared_ptr<const Constants> constants;
+};
+
 class FusedAttention : public Executable {
  public:
-  FusedAttention(std::string device, AttentionPlan plan, std::shared_ptr<const Launcher> launcher,
-                 std::shared_ptr<const LoadedKernel> kernel,
-                 std::shared_ptr<const Constants> constants)
+  // As PlansOf.
+  FusedAttention(std::string device, std::vector<View> fills, std::vector<PlannedKernel> kernels,
+                 std::shared_ptr<const Launcher> launcher)
       : device_(std::move(device)),
-        plan_(std::move(plan)),
-        launcher_(std::move(launcher)),
-        kernel_(std::move(kernel)),
-        constants_(std::move(constants)) {}
+        fills_(std::move(fills)),
+        kernels_(std::move(kernels)),
+        launcher_(std::move(launcher)) {
+    for (const PlannedKernel& one : kernels_) {
+      partial_bytes_ = std::max(partial_bytes_, one.plan.partial_bytes);
+      count_bytes_ = std::max(count_bytes_, one.plan.scratch_bytes - one.plan.partial_bytes);
+    }
+  }
 
   std::string kernel() const override {
-    return absl::StrCat(device_, " online softmax, ", plan_.ToString(), ", ",
-                        kernel_->description());
+    const PlannedKernel& first = kernels_.front();
+    return absl::StrCat(device_, " online softmax, ", first.plan.ToString(), ", ",
+                        first.kernel->description(),
+                        fills_.empty() ? "" : ", and another kernel where masks do not write -inf");
   }
-  double rounding() const override { return plan_.rounding(); }
-  size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
+  double rounding() const override {
+    return std::max(kernels_.front().plan.rounding(), kernels_.back().plan.rounding());
+  }
+  size_t scratch_bytes(int) const override { return partial_bytes_ + count_bytes_; }
   size_t alignment() const override { return kPointerAlignment; }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    if (plan_.blocks == 0) return absl::OkStatus();
-    AttentionParams params = plan_.params;
-    FillPointers(plan_.binding, inputs, outputs, constants_->data(), &params);
+    const bool hides = std::all_of(fills_.begin(), fills_.end(), [&](const View& fill) {
+      return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
+    });
+    const auto& [plan, kernel, constants] = hides ? kernels_.front() : kernels_.back();
+    if (plan.blocks == 0) return absl::OkStatus();
+    AttentionParams params = plan.params;
+    FillParams(plan.binding, inputs, outputs, constants->data(), &params);
     params.partials = reinterpret_cast<float*>(scratch);
-    params.done = reinterpret_cast<u32*>(scratch + plan_.partial_bytes);
-    return launcher_->Launch(*kernel_, plan_.blocks, &params, sizeof(params), place.stream);
+    // Where every kernel leaves its counts at 0.
+    params.done = reinterpret_cast<u32*>(scratch + partial_bytes_);
+    return launcher_->Launch(*kernel, plan.blocks, &params, sizeof(params), place.stream);
   }
 
  private:
   const std::string device_;
-  const AttentionPlan plan_;
+  const std::vector<View> fills_;
+  const std::vector<PlannedKernel> kernels_;
   const std::shared_ptr<const Launcher> launcher_;
-  const std::shared_ptr<const LoadedKernel> kernel_;
-  const std::shared_ptr<const Constants> constants_;
+  size_t partial_bytes_ = 0, count_bytes_ = 0;
 };
 
 absl::Status CheckAttention(const Partition& partition) {
@@ -127,13 +182,16 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
                                                              std::shared_ptr<Launcher> launcher,
                                                              std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
-  KVANT_ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(spec, launcher->properties()));
-  KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const LoadedKernel> kernel,
-                         launcher->Load(MakeAttentionKernel(plan)));
-  KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
-                         Constants::Copy(std::move(memory), plan.binding.constant_bytes));
-  return std::make_unique<FusedAttention>(std::move(device), std::move(plan), std::move(launcher),
-                                          std::move(kernel), std::move(constants));
+  KVANT_ASSIGN_OR_RETURN(std::vector<AttentionPlan> plans, PlansOf(spec, launcher->properties()));
+  std::vector<PlannedKernel> kernels;
+  for (AttentionPlan& plan : plans) {
+    PlannedKernel& one = kernels.emplace_back();
+    KVANT_ASSIGN_OR_RETURN(one.kernel, launcher->Load(MakeAttentionKernel(plan)));
+    KVANT_ASSIGN_OR_RETURN(one.constants, Constants::Copy(memory, plan.binding.constant_bytes));
+    one.plan = std::move(plan);
+  }
+  return std::make_unique<FusedAttention>(std::move(device), HostFills(spec), std::move(kernels),
+                                          std::move(launcher));
 }
 
 std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher,
@@ -152,8 +210,9 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
     return kernels;
   }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-  KVANT_ASSIGN_OR_RETURN(const AttentionPlan plan, PlanAttention(*partition.attention(), device));
-  kernels.push_back(MakeAttentionKernel(plan));
+  KVANT_ASSIGN_OR_RETURN(const std::vector<AttentionPlan> plans,
+                         PlansOf(*partition.attention(), device));
+  for (const AttentionPlan& plan : plans) kernels.push_back(MakeAttentionKernel(plan));
   return kernels;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -70,6 +71,10 @@ class Describer {
   template <typename Pointer>
   void BindPort(const Pointer& field, int port, bool output) {
     plan_.binding.ports.push_back({OffsetOf(field), port, output});
+  }
+  template <typename Field>
+  void BindValue(const Field& field, const View& view, HostValue::As as) {
+    plan_.binding.values.push_back({OffsetOf(field), view.port, view.type, as});
   }
   template <typename Pointer, typename T>
   void BindConstants(const Pointer& field, const T* values, size_t count) {
@@ -214,17 +219,22 @@ class Describer {
 
   void Describe(const Operand& operand, ArrayTraits& traits, Array& array, float& constant) {
     if (operand.constant) {
-      constant = *operand.constant;
+      constant = static_cast<float>(operand.constant->value());
+    } else if (operand.view.on_host) {
+      BindValue(constant, operand.view, HostValue::As::kFloat);
     } else {
       Describe(operand.view, Extents(spec_.q_len, spec_.kv_len), traits, array);
     }
   }
   // Of a shift: over the batch axes only, an integer or a whole number.
-  void Describe(const Operand& operand, ArrayTraits& traits, BatchArray& array) {
+  void DescribeShift(const Operand& operand, bool added, ArrayTraits& traits, BatchArray& array,
+                     i64& shift) {
     if (operand.constant) {
-      traits.type = kInt64;
-      const auto shift = static_cast<int64_t>(*operand.constant);
-      BindConstants(array.data, &shift, 1);
+      const int64_t by = ClampShift(operand.constant->integer());
+      shift += added ? by : -by;
+    } else if (operand.view.on_host) {
+      BindValue(shift, operand.view,
+                added ? HostValue::As::kAddedShift : HostValue::As::kSubtractedShift);
     } else {
       Describe(operand.view, traits, array);
     }
@@ -240,8 +250,8 @@ class Describer {
     Describe(from.condition, Extents(spec_.q_len, spec_.kv_len), traits.condition,
              params.condition);
     if (from.alignment == ScoreStep::Alignment::kRuntime) {
-      Describe(from.shift_add, traits.shift_add, params.shift_add);
-      Describe(from.shift_sub, traits.shift_sub, params.shift_sub);
+      DescribeShift(from.shift_add, true, traits.shift_add, params.shift_add, params.shift);
+      DescribeShift(from.shift_sub, false, traits.shift_sub, params.shift_sub, params.shift);
     }
     params.lower = -std::clamp(from.left.value_or(kUnbounded), -kUnbounded, kUnbounded);
     params.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
@@ -290,8 +300,9 @@ class Describer {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     for (size_t i = spec_.steps.size(); i-- > 0;) {
       const ScoreStep& step = spec_.steps[i];
-      const std::optional<float>& constant = step.operand.constant;
-      const bool writes_neg_inf = constant == -kInfinity;
+      const std::optional<Constant>& constant = step.operand.constant;
+      const double value = constant ? constant->value() : 0;
+      const bool writes_neg_inf = value == -kInfinity;
       using Kind = ScoreStep::Kind;
       if (step.kind == Kind::kBand && !step.inverted && writes_neg_inf) {
         plan_.traits.steps[i].hides = 1;
@@ -300,8 +311,8 @@ class Describer {
       const bool selects = step.kind == Kind::kSelect || step.kind == Kind::kBand;
       const bool adds =
           step.kind == Kind::kAdd || step.kind == Kind::kSubtract || step.kind == Kind::kAlibi;
-      const bool keeps = adds || (selects && writes_neg_inf) ||
-                         (scales && constant && *constant > 0.f && *constant < kInfinity);
+      const bool keeps =
+          adds || (selects && writes_neg_inf) || (scales && value > 0 && value < kInfinity);
       if (!keeps) return;
     }
   }
@@ -311,18 +322,25 @@ class Describer {
     AttentionParams& p = plan_.params;
     t.dropout = spec_.dropout.has_value();
     if (!spec_.dropout) return;
-    const auto scalar = [this](const Operand& from, ArrayTraits& traits, const void*& field) {
+    const auto scalar = [this](const Operand& from, ArrayTraits& traits, const void*& field,
+                               auto& value) {
+      constexpr bool kIsInteger = std::is_integral_v<std::remove_reference_t<decltype(value)>>;
       if (from.constant) {
-        traits.type = kFloat32;
-        BindConstants(field, &*from.constant, 1);
+        if constexpr (kIsInteger) {
+          value = from.constant->integer();
+        } else {
+          value = from.constant->value();
+        }
+      } else if (from.view.on_host) {
+        BindValue(value, from.view, kIsInteger ? HostValue::As::kInteger : HostValue::As::kDouble);
       } else {
         traits.type = ElementTypeOf(from.view.type);
         BindPort(field, from.view.port, /*output=*/false);
       }
     };
-    scalar(spec_.dropout->seed, t.seed, p.seed);
-    scalar(spec_.dropout->offset, t.dropout_offset, p.dropout_offset);
-    scalar(spec_.dropout->probability, t.probability, p.probability);
+    scalar(spec_.dropout->seed, t.seed, p.seed, p.seed_value);
+    scalar(spec_.dropout->offset, t.dropout_offset, p.dropout_offset, p.dropout_offset_value);
+    scalar(spec_.dropout->probability, t.probability, p.probability, p.probability_value);
     Describe(spec_.dropout->mask, Extents(spec_.q_len, spec_.kv_len), t.dropout_mask,
              p.dropout_mask, /*output=*/true);
   }
@@ -418,6 +436,19 @@ std::string WhyNotSteps(const AttentionSpec& spec) {
   return "";
 }
 
+// Kernels read arrays where they lie, on the device.
+std::string WhyNotHostScalars(const AttentionSpec& spec) {
+  bool any = spec.kv_lengths.on_host || spec.sinks.on_host;
+  const auto add = [&any](const std::optional<Quantization>& q) {
+    any |= q && (q->scales.on_host || q->zero_points.on_host);
+  };
+  add(spec.q_quantization);
+  for (const KvSegment& segment : spec.k) add(segment.quantization);
+  for (const KvSegment& segment : spec.v) add(segment.quantization);
+  for (const ScoreStep& step : spec.steps) any |= step.condition.on_host;
+  return any ? "host scalars but as operands of scores, shifts of diagonals and in dropout" : "";
+}
+
 std::string WhyNotOutputs(const AttentionSpec& spec) {
   if (BitsOf(spec.output.type) < 8) {
     return absl::StrCat("an output of type ", std::string(DataTypeName(spec.output.type)));
@@ -455,7 +486,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   for (const std::string& why :
        {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
         WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),
-        WhyNotSteps(spec), WhyNotOutputs(spec), WhyNotRotations(spec)}) {
+        WhyNotSteps(spec), WhyNotHostScalars(spec), WhyNotOutputs(spec), WhyNotRotations(spec)}) {
     if (!why.empty()) return why;
   }
   return "";

@@ -51,7 +51,7 @@ class Quantization : public Executable {
     for (size_t i = 0; i < kernels_.size(); ++i) {
       const QuantizeLaunch& launch = plan_.launches[i];
       QuantizeParams params = launch.params;
-      FillPointers(launch.binding, inputs, outputs, constants_->data(), &params);
+      FillParams(launch.binding, inputs, outputs, constants_->data(), &params);
       for (const ScratchPointer& pointer : launch.scratch) {
         SetPointer(&params, pointer.offset, scratch + pointer.at);
       }

@@ -413,6 +413,12 @@ absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
                                               const DeviceProperties& device) {
   QuantizePlan plan;
   const Graph& graph = partition.ops();
+  bool on_host = graph.has_constants();
+  for (const TensorId id : partition.inputs()) {
+    on_host |= graph.tensor(id).property == Property::kHostScalar;
+  }
+  if (on_host)
+    return MakeError(ErrorKind::kUnimplemented, "does not take constants or host scalars");
   const OperandFinder port_of = [&partition](TensorId id) -> Operand {
     if (const int port = partition.OutputPort(id); port != kNoPort) return OperandPort{port, true};
     return OperandPort{partition.InputPort(id), false};

@@ -85,6 +85,12 @@ class Walk {
       const LogicalTensor& desc = partition_.input(static_cast<int>(i));
       values_[partition_.inputs()[i]] = Load(executor_, desc, inputs[i]);
     }
+    for (const Op& op : graph_.ops()) {
+      for (const TensorId id : op.inputs) {
+        const LogicalTensor& tensor = graph_.tensor(id);
+        if (tensor.value) values_[id] = Load(executor_, tensor, tensor.value->data());
+      }
+    }
     if (const std::optional<TensorId> id = partition_.segment_ranges_id()) {
       KVANT_RETURN_IF_ERROR(CheckColumns(*partition_.attention(), inputs));
       ranges_.emplace(*partition_.attention(), values_[*id]);

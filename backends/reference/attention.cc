@@ -145,7 +145,7 @@ Array Attention::MaskedScores(Array scores) {
     scores = Binary(plan_, dnnl::algorithm::binary_add, scores, *bias);
   }
   if (const auto select = Optional("select")) {
-    scores = Select(plan_, *select, scores, Constant(plan_, {-kInf}, {1}), scores.dims);
+    scores = Select(plan_, *select, scores, ConstantArray(plan_, {-kInf}, {1}), scores.dims);
   }
   const int64_t left = op_.attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
   const int64_t right = op_.attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
@@ -184,8 +184,8 @@ absl::Status Attention::Lower() {
       op_.attrs.GetOr<std::string>(Attr::kMaskAlignment, "top_left") == "bottom_right";
   if (const auto lengths = Find("kv_lengths")) {
     shape_.lengths = lowering_.Input(op_, *lengths);
-    lowering_.CheckAtExecution(op_, op_.inputs[*lengths], "KV length", 0,
-                               static_cast<double>(shape_.columns));
+    KVANT_RETURN_IF_ERROR(lowering_.CheckValues(op_, op_.inputs[*lengths], "KV length", 0,
+                                                static_cast<double>(shape_.columns)));
   } else {
     shape_.lengths = lowering_.KvLengthsFor(op_, shape_.columns);
   }

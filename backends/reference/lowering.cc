@@ -54,7 +54,9 @@ Array Lowering::Value(TensorId id) {
   const auto found = values_.find(id);
   if (found != values_.end()) return found->second;
   const int port = partition_.InputPort(id);
-  Array array = LoadPort(plan, port, partition_.input(port));
+  const LogicalTensor& tensor = graph().tensor(id);
+  Array array = tensor.value ? LoadConstant(plan, *tensor.value)
+                             : LoadPort(plan, port, partition_.input(port));
   values_[id] = array;
   return array;
 }
@@ -74,7 +76,7 @@ void Lowering::SetOutput(const Op& op, int index, Array array) {
 std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
   const std::optional<TensorId> id = partition_.kv_lengths_id();
   if (!id || partition_.softmax_op() != op.id) return std::nullopt;
-  CheckAtExecution(op, *id, "KV length", 0, static_cast<double>(capacity));
+  CheckValues(op, *id, "KV length", 0, static_cast<double>(capacity)).IgnoreError();  // of a port
   if (op.kind == OpKind::kSoftMax) {
     cut_lengths_ = Value(*id);
     probabilities_.insert(op.outputs[0]);
@@ -82,12 +84,19 @@ std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
   return Value(*id);
 }
 
-void Lowering::CheckAtExecution(const Op& op, TensorId id, std::string_view what, double low,
-                                double high) {
+absl::Status Lowering::CheckValues(const Op& op, TensorId id, std::string_view what, double low,
+                                   double high) {
+  if (const std::optional<Constant>& value = graph().tensor(id).value) {
+    if (value->value() >= low && value->value() <= high) return absl::OkStatus();
+    return MakeError(ErrorKind::kInvalidArguments,
+                     absl::StrCat(op.ToString(), ": ", std::string(what), " ", value->ToString(),
+                                  " is not in [", low, ", ", high, "]"));
+  }
   const int port = partition_.InputPort(id);
-  if (port == kNoPort) return;
+  if (port == kNoPort) return absl::OkStatus();
   port_checks_.push_back({port, partition_.input(port), low, high,
                           absl::StrCat(op.ToString(), ": ", std::string(what))});
+  return absl::OkStatus();
 }
 
 void Lowering::FollowProbabilities(const Op& op) {

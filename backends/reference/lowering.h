@@ -59,8 +59,10 @@ class Lowering {
 
   // KV lengths that come with the partition and belong to this op, checked at execution.
   std::optional<Array> KvLengthsFor(const Op& op, int64_t capacity);
-  // Has the elements of a tensor that comes through a port checked at execution.
-  void CheckAtExecution(const Op& op, TensorId id, std::string_view what, double low, double high);
+  // Checks a constant, and has the elements of a tensor that comes through a port checked at
+  // execution.
+  absl::Status CheckValues(const Op& op, TensorId id, std::string_view what, double low,
+                           double high);
   // `operand`, input `index` of a MatMul; without what KV lengths hide along `axis` if the other
   // input is the probabilities: a probability of 0 must meet no NaN in memory that holds no data.
   Array HideTokens(const Op& op, int index, const Array& operand, int64_t axis);

@@ -85,7 +85,7 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
     return MakeError(ErrorKind::kInvalidShape,
                      absl::StrCat(op.ToString(), ": seed, offset and probability are scalars"));
   }
-  lowering.CheckAtExecution(op, op.inputs[3], "probability", 0, 1);
+  KVANT_RETURN_IF_ERROR(lowering.CheckValues(op, op.inputs[3], "probability", 0, 1));
   const Array y = lowering.plan.NewArray(x.dims);
   std::optional<Array> mask;
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);

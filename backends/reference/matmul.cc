@@ -150,7 +150,7 @@ absl::Status LowerHadamard(const Op& op, Lowering& lowering) {
   for (int64_t inner = 1; left > 1 && x.elements() > 0;) {
     const int64_t factor = std::min(left, kFactor);
     const int64_t outer = x.elements() / (factor * inner);
-    const Array matrix = Constant(plan, HadamardMatrix(factor), {factor, factor});
+    const Array matrix = ConstantArray(plan, HadamardMatrix(factor), {factor, factor});
     x = inner == 1 ? MatMul(plan, Reshaped(x, {outer, factor}), matrix, false, false)
                    : MatMul(plan, matrix, Reshaped(x, {outer, factor, inner}), false, false);
     inner *= factor;

@@ -15,6 +15,7 @@ namespace kvant::reference {
 
 // ports.cc: between the memory of a port, of any type and layout, and dense arrays.
 Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor);
+Array LoadConstant(Plan& plan, const Constant& value);
 void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array);
 
 // matmul.cc. NumPy's rules, vectors included; the result has no dims of a vector operand.
@@ -67,7 +68,7 @@ Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quant
 Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
                const std::shared_ptr<const cpu::Codebook>& codebook);
 // An array with these values.
-Array Constant(Plan& plan, std::vector<float> values, Dims dims);
+Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims);
 
 // masks.cc
 // 0, 1, ... as s32.

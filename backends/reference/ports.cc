@@ -149,6 +149,24 @@ Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor) {
   return array;
 }
 
+Array LoadConstant(Plan& plan, const Constant& value) {
+  Array array = plan.NewArray({}, StorageOf(value.type()));
+  plan.AddStep({}, {array}, [=](const RunContext& context) {
+    switch (array.storage) {
+      case Storage::kF32:
+        *context.data<float>(array) = static_cast<float>(value.value());
+        break;
+      case Storage::kS32:
+        *context.data<int32_t>(array) = static_cast<int32_t>(value.integer());
+        break;
+      case Storage::kS64:
+        *context.data<int64_t>(array) = value.integer();
+        break;
+    }
+  });
+  return array;
+}
+
 void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array) {
   plan.AddStep({array}, {},
                [=, type = tensor.type, walk = PortWalk(tensor),

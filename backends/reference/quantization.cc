@@ -167,7 +167,7 @@ QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
   const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
   const auto constant = [&](std::vector<float> values) {
     const auto count = static_cast<int64_t>(values.size());
-    return AlongAxis(Constant(lowering.plan, std::move(values), {count}), rank, axis);
+    return AlongAxis(ConstantArray(lowering.plan, std::move(values), {count}), rank, axis);
   };
   QuantizationArrays result;
   result.scales = constant(op.attrs.GetOr(Attr::kScales, std::vector<float>()));
@@ -206,7 +206,7 @@ Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantizatio
                      });
 }
 
-Array Constant(Plan& plan, std::vector<float> values, Dims dims) {
+Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
   Array result = plan.NewArray(std::move(dims));
   plan.AddStep({}, {result}, [=, values = std::move(values)](const RunContext& context) {
     std::copy(values.begin(), values.end(), context.data(result));

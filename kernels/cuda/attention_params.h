@@ -109,8 +109,8 @@ enum Alignment : i32 { kTopLeft, kBottomRight, kRuntime };
 
 struct StepTraits {
   i32 kind, inverted, alignment;
-  ArrayTraits operand;  // kNone: StepParams::constant
-  ArrayTraits condition, shift_add, shift_sub;
+  ArrayTraits operand;                          // kNone: StepParams::constant
+  ArrayTraits condition, shift_add, shift_sub;  // kNone of a shift: in StepParams::shift
   // Of a band: columns out of it end up at -inf whatever follows, so that they need not be visited.
   i32 hides;
 };
@@ -194,6 +194,7 @@ struct StepParams {
   Array operand, condition;
   BatchArray shift_add, shift_sub;
   float constant;
+  i64 shift;  // what of the shift comes by value
   i64 lower, upper;
 };
 
@@ -215,6 +216,9 @@ struct AttentionParams {
   Array segment_ranges;  // a row for each segment of K, then of V: {first, tokens}
   Array stats, output, dropout_mask;
   const void *seed, *dropout_offset, *probability;
+  // Where those are of type kNone.
+  i64 seed_value, dropout_offset_value;
+  double probability_value;
   RoundingParams probs_rounding, output_rounding;
   // With splits > 1: [row tile of the grid][split] states (see finish.h), and a count of the splits
   // that are done, 0 between launches.

@@ -39,9 +39,14 @@ struct Dropout {
   KVANT_DEVICE static Dropout Of(const AttentionParams& p) {
     Dropout dropout;
     if (!T::k.dropout) return dropout;
-    dropout.seed = static_cast<u64>(LoadInteger(T::k.seed.type, p.seed, 0));
-    dropout.offset = static_cast<u64>(LoadInteger(T::k.dropout_offset.type, p.dropout_offset, 0));
-    const double probability = LoadElement(T::k.probability.type, p.probability, 0);
+    const auto integer = [](const ArrayTraits& traits, const void* data, i64 value) {
+      return static_cast<u64>(traits.type == kNone ? value : LoadInteger(traits.type, data, 0));
+    };
+    dropout.seed = integer(T::k.seed, p.seed, p.seed_value);
+    dropout.offset = integer(T::k.dropout_offset, p.dropout_offset, p.dropout_offset_value);
+    const double probability = T::k.probability.type == kNone
+                                   ? p.probability_value
+                                   : LoadElement(T::k.probability.type, p.probability, 0);
     dropout.threshold = probability * 4294967296.0;
     dropout.factor = static_cast<float>(1.0 / (1.0 - probability));
     return dropout;

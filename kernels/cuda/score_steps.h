@@ -124,7 +124,7 @@ class RowSteps {
                             const StepParams& step, const Position& at) const {
     if (traits.alignment == kTopLeft) return at.row;
     if (traits.alignment == kBottomRight) return at.row + kv_len_ - p.q_len;
-    return at.row + ShiftOperand(traits.shift_add, step.shift_add, at) -
+    return at.row + step.shift + ShiftOperand(traits.shift_add, step.shift_add, at) -
            ShiftOperand(traits.shift_sub, step.shift_sub, at);
   }
 

@@ -99,7 +99,7 @@ class Judge {
     return LoadElement(view.type, inputs_[view.port].data(), IndexOf(view, p));
   }
   double Value(const Operand& operand, const Dims5& p) const {
-    if (operand.constant) return *operand.constant;
+    if (operand.constant) return operand.constant->value();
     return operand.view.present() ? Read(operand.view, p) : 0.0;
   }
   double Dequantized(const View& data, const std::optional<Quantization>& q, const Dims5& p) const {

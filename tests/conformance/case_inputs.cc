@@ -193,11 +193,14 @@ Value CaseInputs::Tensor(const std::string& name, DataType type, Dims dims, Fill
 }
 
 Value CaseInputs::Scalar(const std::string& name, DataType type, double value) {
+  if (c_.scalars == Case::Scalars::kConstants) return g_.Scalar(type, value);
+  if (c_.scalars == Case::Scalars::kOnHost && type == kF32) return HostScalar(name, type, value);
   return Tensor(name, type, c_.scalar_of_rank_0 ? Dims{} : Dims{1},
                 [value](auto) { return value; });
 }
 
 Value CaseInputs::HostScalar(const std::string& name, DataType type, double value) {
+  if (c_.scalars == Case::Scalars::kConstants) return g_.Scalar(type, value);
   const Value scalar = g_.HostScalar(name, type);
   Remember(scalar.id, name, [value](auto) { return value; });
   return scalar;

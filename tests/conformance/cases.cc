@@ -231,6 +231,7 @@ std::vector<Case> AllCases() {
   AddStorageCases(cases);
   AddCodebookCases(cases);
   AddMaskCases(cases);
+  AddScalarCases(cases);
   AddFormCases(cases);
   AddMixedTypeCases(cases);
   AddRangeCases(cases);

@@ -96,6 +96,10 @@ struct Case {
   DataType scale_type = kUndef, mask_type = kUndef;
   bool scale_after_masks = false;  // GPT's order
   bool scalar_of_rank_0 = true;    // else [1]
+  // Scalars are given at execution, those of f32 scores' steps on the host too, or are constants of
+  // the graph, as are seeds and shifts.
+  enum class Scalars : uint8_t { kInputs, kOnHost, kConstants };
+  Scalars scalars = Scalars::kInputs;
   bool soft_cap = false;
   std::vector<Mask> masks;
   bool masked_row = false;  // the masks hide all of some rows
@@ -156,6 +160,7 @@ void AddShapeCases(std::vector<Case>& cases);
 void AddStorageCases(std::vector<Case>& cases);
 void AddCodebookCases(std::vector<Case>& cases);
 void AddMaskCases(std::vector<Case>& cases);
+void AddScalarCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
 void AddMixedTypeCases(std::vector<Case>& cases);
 void AddRangeCases(std::vector<Case>& cases);

@@ -93,6 +93,49 @@ void AddMaskCases(std::vector<Case>& cases) {
   }
 }
 
+// Each scalar of the steps, and of dropout, as a constant and on the host; fills that hide columns
+// and fills that do not, under which kernels must not skip any.
+void AddScalarCases(std::vector<Case>& cases) {
+  int i = 0;
+  for (const Case::Scalars scalars : {Case::Scalars::kOnHost, Case::Scalars::kConstants}) {
+    const bool on_host = scalars == Case::Scalars::kOnHost;
+    const std::string prefix = on_host ? "HostScalars_" : "Constants_";
+    const auto base = [&] {
+      Case c = Base(i++);
+      c.scalars = scalars;
+      if (on_host) c.scores = c.scale_type = kF32;
+      c.scale = i % 2 == 0 ? Case::Scale::kDivide : Case::Scale::kMultiply;
+      return c;
+    };
+    for (const Kind kind :
+         {Kind::kSelect, Kind::kSelectInverted, Kind::kCausal, Kind::kBottomRight}) {
+      for (const float fill : {kInfinity, -2.f}) {
+        for (const int64_t q_len : {int64_t{1}, int64_t{34}}) {
+          Case c = base();
+          c.q_len = q_len;
+          c.kv_len = 65 + 2 * i;
+          c.masks = {{.kind = kind, .fill = fill}};
+          c.soft_cap = i % 3 == 0;
+          Push(
+              cases, c,
+              absl::StrCat(prefix, KindName(kind), "_", q_len, fill == kInfinity ? "" : "_finite"));
+        }
+      }
+    }
+    for (const bool after : {false, true}) {
+      Case c = base();
+      c.masks = {{.kind = Kind::kCausal, .fill = kInfinity}, {.kind = Kind::kAdditive}};
+      c.q_len = c.kv_len = 50;
+      c.scale_after_masks = after;
+      Push(cases, c, absl::StrCat(prefix, after ? "masks_then_scale" : "scale_then_masks"));
+      c = base();
+      c.dropout = true;
+      c.masks = {{.kind = Kind::kBottomRight, .fill = kInfinity}};
+      Push(cases, c, absl::StrCat(prefix, "dropout_", after ? 1 : 0));
+    }
+  }
+}
+
 void AddFormCases(std::vector<Case>& cases) {
   int i = 0;
   constexpr const char* kForms[] = {"5D", "4D", "3D", "2D", "Reshape"};

@@ -118,7 +118,7 @@ Watched RunWatched(const Partition& partition) {
   Watched watched;
   for (const cuda::QuantizeLaunch& launch : plan->launches) {
     cuda::QuantizeParams params = launch.params;
-    cuda::FillPointers(launch.binding, inputs, outputs, plan->constant_bytes.data(), &params);
+    cuda::FillParams(launch.binding, inputs, outputs, plan->constant_bytes.data(), &params);
     for (const cuda::ScratchPointer& pointer : launch.scratch) {
       cuda::SetPointer(&params, pointer.offset, scratch + pointer.at);
     }

@@ -1,0 +1,199 @@
+// Constants: numbers that are part of a graph.
+#include "kvant/graph/constant.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "kvant/graph/builder.h"
+#include "kvant/graph/json.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+TEST(ConstantTest, HoldsItsTypesNumbersExactly) {
+  EXPECT_EQ(Constant(-kInf).type(), kF32);
+  EXPECT_EQ(Constant(-kInf).value(), -kInf);
+  EXPECT_EQ(Constant(-kInf).ToString(), "-inf");
+  EXPECT_EQ(Constant(0.1f).value(), double{0.1f});
+  EXPECT_EQ(Constant(0.1f).ToString(), "0.1");
+  constexpr int64_t kLow = std::numeric_limits<int64_t>::min();
+  EXPECT_EQ(Constant(kLow + 1).integer(), kLow + 1);
+  EXPECT_EQ(Constant(kLow + 1).ToString(), "-9223372036854775807");
+  EXPECT_EQ(Constant(std::numeric_limits<int32_t>::min()).integer(), -2147483648);
+  EXPECT_EQ(Constant(true).type(), kBoolean);
+  EXPECT_EQ(Constant(true).ToString(), "true");
+  EXPECT_EQ(Constant(kBF16, 0.3).value(), RoundTo(kBF16, 0.3));
+  EXPECT_EQ(Constant(kU4, 99).integer(), 15);
+  const int8_t code = -7;
+  EXPECT_EQ(Constant(kS8, &code), Constant(kS8, -7.0));
+  EXPECT_EQ(Constant(1e30f).integer(), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(Constant(-1e30f).integer(), kLow);
+  EXPECT_EQ(Constant(std::nanf("")).integer(), 0);
+  // By type and bits.
+  EXPECT_NE(Constant(0.f), Constant(0));
+  EXPECT_NE(Constant(0.f), Constant(-0.f));
+  EXPECT_EQ(Constant(std::nanf("")), Constant(std::nanf("")));
+}
+
+// x / 8 + x, whose ports are x and y; and the id of the constant.
+Graph WithScalar(const Constant& scalar, TensorId* id) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {2, 3});
+  const Value c = g.Scalar(scalar.type(), scalar.value());
+  *id = c.id;
+  g.Output("y", g.Add(g.Divide(x, c), x));
+  return std::move(g).Build().value();
+}
+
+TEST(ConstantTest, IsPartOfTheGraphAndNoInput) {
+  TensorId id = 0;
+  const Graph graph = WithScalar(8.f, &id);
+  EXPECT_THAT(graph.inputs(), ElementsAre(graph.FindTensor("x")->desc.id));
+  const LogicalTensor& tensor = graph.tensor(id);
+  EXPECT_EQ(tensor.value, Constant(8.f));
+  EXPECT_EQ(tensor.property, Property::kConstant);
+  EXPECT_EQ(tensor.ToString(), "f32 8");
+  EXPECT_TRUE(graph.has_constants());
+  EXPECT_EQ(graph.Subgraph({0}).tensor(id).value, Constant(8.f));
+}
+
+TEST(ConstantTest, TypesFollowTheArgument) {
+  GraphBuilder g;
+  EXPECT_EQ(g.Describe(g.Scalar(0.5)).value, Constant(0.5f));
+  EXPECT_EQ(g.Describe(g.Scalar(0.5f)).type, kF32);
+  EXPECT_EQ(g.Describe(g.Scalar(7)).type, kS32);
+  EXPECT_EQ(g.Describe(g.Scalar(7L)).type, kS64);
+  EXPECT_EQ(g.Describe(g.Scalar(7LL)).type, kS64);
+  EXPECT_EQ(g.Describe(g.Scalar(false)).value, Constant(false));
+  EXPECT_EQ(g.Describe(g.Scalar(kF16, 0.1)).value, Constant(kF16, 0.1));
+}
+
+TEST(ConstantTest, JsonHoldsEveryNumber) {
+  std::vector<Constant> constants = {0.125f, -0.f, 1e-45f, 3.4028235e38f, -kInf, kInf, 0, -123};
+  constants.emplace_back(kF16, 0.1);
+  constants.emplace_back(kBF16, -kInf);
+  for (const Constant& constant : constants) {
+    GraphBuilder g;
+    const DataType type = constant.type();
+    const Value x = g.Input("x", type, {2, 3});
+    const Value c = g.Scalar(type, constant.value());
+    g.Output("y", g.Select(g.GreaterEqual(x, x), x, c));
+    const absl::StatusOr<Graph> graph = std::move(g).Build();
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    const absl::StatusOr<Graph> again = GraphFromJson(GraphToJson(*graph));
+    ASSERT_TRUE(again.ok()) << again.status() << GraphToJson(*graph);
+    EXPECT_EQ(again->tensor(c.id).value, constant) << constant.ToString();
+    EXPECT_EQ(again->inputs(), graph->inputs());
+    EXPECT_EQ(GraphToJson(*again), GraphToJson(*graph));
+  }
+}
+
+TEST(ConstantTest, JsonHoldsLongIntegersBooleansAndNan) {
+  TensorId id = 0;
+  const std::string file = GraphToJson(WithScalar(8.f, &id));
+  EXPECT_TRUE(GraphFromJson(file).ok());
+  const std::string tensor = absl::StrCat("{\"id\": ", id, ", \"dtype\": \"f32\"");
+  const auto read = [&](std::string_view type, std::string_view value) {
+    const std::string text = absl::StrReplaceAll(
+        file, {{tensor, absl::StrCat("{\"id\": ", id, ", \"dtype\": \"", std::string(type), "\"")},
+               {"\"value\": 8", absl::StrCat("\"value\": ", std::string(value))}});
+    return GraphFromJson(text).status();
+  };
+  EXPECT_TRUE(read("f32", "\"nan\"").ok());
+  EXPECT_TRUE(read("f32", "-8.5e0").ok());
+  const auto error = [&](std::string_view type, std::string_view value) {
+    return std::string(read(type, value).message());
+  };
+  EXPECT_THAT(error("f32", "\"eight\""), HasSubstr("unknown value 'eight'"));
+  EXPECT_THAT(error("f32", "1e99"), HasSubstr("kvant_constants[0].value"));
+  EXPECT_THAT(error("s32", "4294967296"), HasSubstr("4294967296 is no s32"));
+  EXPECT_THAT(error("s32", "0.5"), HasSubstr("kvant_constants[0].value"));
+  EXPECT_THAT(error("undef", "1"), HasSubstr("a value of type undef"));
+}
+
+// oneDNN's reader stops at the first key that it does not know, so all it needs comes before.
+TEST(ConstantTest, JsonHasThemLast) {
+  TensorId id = 0;
+  const Graph graph = WithScalar(-kInf, &id);
+  const auto json = nlohmann::ordered_json::parse(GraphToJson(graph));
+  EXPECT_EQ(std::prev(json.end()).key(), "kvant_constants");
+  EXPECT_EQ(json["kvant_constants"],
+            (nlohmann::ordered_json::array({{{"id", id}, {"value", "-inf"}}})));
+  EXPECT_EQ(json["graph"][0]["inputs"][1]["property_type"], "constant");
+}
+
+TEST(ConstantTest, JsonRefusesValuesThatAreNoConstants) {
+  TensorId id = 0;
+  const Graph graph = WithScalar(8.f, &id);
+  const std::string file = GraphToJson(graph);
+  const auto error = [&](const std::string& from, const std::string& to) {
+    return std::string(GraphFromJson(absl::StrReplaceAll(file, {{from, to}})).status().message());
+  };
+  const std::string entry = absl::StrCat("{\"id\": ", id, ", \"value\": 8}");
+  EXPECT_THAT(error(entry, "{\"id\": 99, \"value\": 8}"),
+              HasSubstr("tensor 99 is not in the graph"));
+  EXPECT_THAT(error(entry, absl::StrCat(entry, ",", entry)), HasSubstr("has two values"));
+  // x has dims, and is a variable.
+  EXPECT_THAT(error(entry, absl::StrCat("{\"id\": ", graph.inputs()[0], ", \"value\": 8}")),
+              HasSubstr("a value is that of a constant without dims, of its type"));
+}
+
+TEST(ConstantTest, ResultsOfOpsHaveNone) {
+  LogicalTensor x, y;
+  x.id = 1;
+  y.id = 2;
+  x.type = y.type = kF32;
+  x.dims = y.dims = Dims();
+  y.property = Property::kConstant;
+  y.value = 1.f;
+  Op tanh;
+  tanh.kind = OpKind::kTanh;
+  Graph graph;
+  const absl::Status status = graph.AddOp(tanh, {x}, {y});
+  EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidGraph);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has a value and is the result of an op"));
+  // Nor once they are results.
+  y.value.reset();
+  ASSERT_TRUE(graph.AddOp(tanh, {x}, {y}).ok());
+  y.value = 1.f;
+  Op next = tanh;
+  next.id = 1;
+  LogicalTensor z = x;
+  z.id = 3;
+  EXPECT_EQ(ErrorKindOf(graph.AddOp(next, {y}, {z})), ErrorKind::kInvalidGraph);
+}
+
+TEST(ConstantTest, TwoValuesOfOneTensorAreRefused) {
+  LogicalTensor c, y;
+  c.id = 1;
+  c.type = y.type = kF32;
+  c.dims = y.dims = Dims();
+  c.property = Property::kConstant;
+  c.value = 1.f;
+  Graph graph;
+  Op tanh;
+  tanh.kind = OpKind::kTanh;
+  y.id = 2;
+  ASSERT_TRUE(graph.AddOp(tanh, {c}, {y}).ok());
+  c.value = 2.f;
+  y.id = 3;
+  tanh.id = 1;
+  EXPECT_EQ(ErrorKindOf(graph.AddOp(tanh, {c}, {y})), ErrorKind::kInvalidGraph);
+}
+
+}  // namespace
+}  // namespace kvant
