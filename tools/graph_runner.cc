@@ -131,7 +131,11 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
                          absl::StrCat("no data for graph input ", id, " of partition ",
                                       partition.id(), " (", partition.pattern(), ")"));
       }
-      KVANT_ASSIGN_OR_RETURN(void* data, binding.Place(it->second, /*written=*/false));
+      const bool on_host = partition.ops().tensor(id).property == Property::kHostScalar;
+      void* data = it->second.data();
+      if (!on_host) {
+        KVANT_ASSIGN_OR_RETURN(data, binding.Place(it->second, /*written=*/false));
+      }
       step.inputs.emplace_back(data, it->second.bytes());
     }
     for (size_t port = 0; port < partition.outputs().size(); ++port) {

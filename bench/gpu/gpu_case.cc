@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -132,6 +133,11 @@ absl::StatusOr<GpuCase::Copy> GpuCase::MakeCopy(const DeviceData& data, uint32_t
   for (size_t i = 0; i < partition.inputs().size(); ++i) {
     const LogicalTensor& port = partition.input(static_cast<int>(i));
     const auto bytes = static_cast<size_t>(port.memory_bytes());
+    if (port.property == Property::kHostScalar) {
+      // The shift of a bottom-right mask, of which the mask's graph has no other.
+      copy.inputs.emplace_back(port.name == "kv_len" ? &kv_len_ : &q_len_, sizeof(int32_t));
+      continue;
+    }
     KVANT_ASSIGN_OR_RETURN(void* to, allocate(port));
     copy.inputs.emplace_back(to, bytes);
     if (port.name == "kv_lengths") {
@@ -207,9 +213,15 @@ absl::StatusOr<std::optional<double>> GpuCase::Error() const {
   const Copy& last = copies_[static_cast<size_t>(calls_ - 1) % copies_.size()];
   BufferMap buffers;
   for (size_t i = 0; i < small.inputs().size(); ++i) {
-    const auto slice = static_cast<size_t>(small.input(static_cast<int>(i)).memory_bytes());
-    KVANT_ASSIGN_OR_RETURN(Buffer buffer,
-                           FetchSlice(last.inputs[i].data, last.inputs[i].bytes, slice, sequence));
+    const LogicalTensor& port = small.input(static_cast<int>(i));
+    const auto slice = static_cast<size_t>(port.memory_bytes());
+    Buffer buffer(slice);
+    if (port.property == Property::kHostScalar) {
+      std::memcpy(buffer.data(), last.inputs[i].data, slice);
+    } else {
+      KVANT_ASSIGN_OR_RETURN(
+          buffer, FetchSlice(last.inputs[i].data, last.inputs[i].bytes, slice, sequence));
+    }
     buffers.emplace(small.inputs()[i], std::move(buffer));
   }
   KVANT_RETURN_IF_ERROR(oracle.Run(buffers));

@@ -57,13 +57,18 @@ class GpuCase {
     std::vector<Tensor> outputs;
   };
   GpuCase(GpuCaseOptions options, GraphRunner runner, const CudaStream& stream)
-      : options_(std::move(options)), runner_(std::move(runner)), stream_(stream) {}
+      : options_(std::move(options)),
+        kv_len_(static_cast<int32_t>(options_.graph.kv_len)),
+        q_len_(static_cast<int32_t>(options_.graph.q_len)),
+        runner_(std::move(runner)),
+        stream_(stream) {}
   absl::StatusOr<Copy> MakeCopy(const DeviceData& data, uint32_t seed);
   absl::Status Execute(size_t copy) const;
   absl::StatusOr<Buffer> FetchSlice(const void* from, size_t bytes, size_t slice_bytes,
                                     int64_t sequence) const;
 
   const GpuCaseOptions options_;
+  const int32_t kv_len_, q_len_;  // host scalars
   const GraphRunner runner_;
   const CudaStream& stream_;
   std::vector<void*> memory_;

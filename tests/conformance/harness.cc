@@ -130,7 +130,11 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
   for (const TensorId id : partition.inputs()) {
     const auto found = inputs.find(id);
     if (found == inputs.end()) return absl::InternalError(absl::StrCat("no data for tensor ", id));
-    KVANT_ASSIGN_OR_RETURN(const void* data, copies.Place(found->second));
+    const bool on_host = partition.ops().tensor(id).property == Property::kHostScalar;
+    const void* data = found->second.data();
+    if (!on_host) {
+      KVANT_ASSIGN_OR_RETURN(data, copies.Place(found->second));
+    }
     in.emplace_back(data, found->second.bytes());
   }
   std::vector<Tensor> out;
