@@ -2,6 +2,7 @@
 #ifndef KVANT_KVANT_H_
 #define KVANT_KVANT_H_
 
+#include "kvant/backends/compiled_graph.h"      // IWYU pragma: export
 #include "kvant/backends/compiled_partition.h"  // IWYU pragma: export
 #include "kvant/backends/engine.h"              // IWYU pragma: export
 #include "kvant/backends/executor.h"            // IWYU pragma: export

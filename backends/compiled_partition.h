@@ -19,7 +19,9 @@
 
 namespace kvant {
 
+class CompiledGraph;
 class Engine;
+class Signature;
 class Stream;
 
 // Immutable and cheap to copy; may be executed from several threads at once. One that was made by
@@ -36,7 +38,7 @@ class CompiledPartition {
   // Why the backends before the chosen one declined, a sentence each.
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Scratch for one execution on its engine.
-  size_t scratch_bytes() const { return scratch_bytes_; }
+  size_t scratch_bytes() const;
   // What will run and why the better candidates were passed over.
   std::string ToString() const;
 
@@ -64,33 +66,23 @@ class CompiledPartition {
   absl::Status Execute(const Stream& stream, NamedInputs inputs, NamedOutputs outputs) const;
 
  private:
+  friend class CompiledGraph;
   friend class Engine;
-  struct ScratchPool;
-  // Of a port, so that executing looks nothing up.
-  struct Requirement {
-    size_t bytes = 0;
-    size_t alignment = 1;
-    bool on_host = false;  // a host scalar, on any engine
-  };
   bool runs() const { return executable_ != nullptr; }
   // What Execute needs at hand, once partition_ and executable_ are set.
   void Prepare(const Engine& engine);
   absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                               absl::Span<const Tensor> outputs,
                               absl::Span<std::byte> scratch) const;
-  absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
+  // Checks nothing.
   absl::Status Run(const Stream& stream, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, absl::Span<std::byte> scratch) const;
+                   absl::Span<void* const> outputs, std::byte* scratch) const;
+
   std::shared_ptr<const Partition> partition_;
   std::shared_ptr<const Backend> backend_;
   std::shared_ptr<const Executable> executable_;
-  std::shared_ptr<Executor> executor_;
-  std::shared_ptr<DeviceMemory> memory_;
-  std::shared_ptr<ScratchPool> pool_;
+  std::shared_ptr<const Signature> signature_;
   std::vector<std::string> passed_over_;
-  std::vector<Requirement> input_requirements_;
-  std::vector<Requirement> output_requirements_;
-  size_t scratch_bytes_ = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const CompiledPartition& compiled);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/checked_executor.h"
+#include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -162,6 +164,28 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
   return known;
 }
 
+// Every input must have a size, and every output someone who computes it.
+absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
+  absl::flat_hash_set<TensorId> computed;
+  for (const Partition& partition : partitions) {
+    computed.insert(partition.outputs().begin(), partition.outputs().end());
+  }
+  for (const TensorId id : graph.inputs()) {
+    if (graph.tensor(id).has_shape()) continue;
+    return MakeError(ErrorKind::kInvalidShape,
+                     absl::StrCat("graph input ", id, " (", graph.tensor(id).ToString(),
+                                  ") has no known shape"));
+  }
+  for (const TensorId id : graph.outputs()) {
+    if (computed.contains(id)) continue;
+    const Graph::OpIndex op = graph.FindTensor(id)->producer.op;
+    return MakeError(ErrorKind::kInvalidGraph,
+                     absl::StrCat("nothing computes output ", id, ": ", graph.ops()[op].ToString(),
+                                  " is never run"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view DeviceName(Device device) {
@@ -186,6 +210,8 @@ std::optional<Device> DeviceOfBackend(std::string_view name) {
 Engine::Engine() {
   static const auto* const executor = new std::shared_ptr<Executor>(MakeSerialExecutor());
   static const auto* const memory = new std::shared_ptr<DeviceMemory>(MakeHostMemory());
+  static const auto* const identity = new auto(std::make_shared<const Identity>());
+  identity_ = *identity;
   executor_ = *executor;
   memory_ = *memory;
 }
@@ -196,6 +222,7 @@ absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
 
 absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
   Engine engine;
+  engine.identity_ = std::make_shared<const Identity>();
   engine.device_ = options.device;
   for (const std::string& name : options.backends) {
     KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name, options));
@@ -219,6 +246,39 @@ absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
     KVANT_ASSIGN_OR_RETURN(engine.executor_, CheckedExecutor::Create(options.executor));
   }
   return engine;
+}
+
+absl::StatusOr<CompiledGraph> Engine::Compile(const Graph& graph,
+                                              const CompileGraphOptions& options) const {
+  return WithoutExceptions([&] { return CompileGraph(graph, options); });
+}
+
+absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
+                                                   const CompileGraphOptions& options) const {
+  if (!graph.finalized() || graph.ops().empty()) {
+    return MakeError(ErrorKind::kInvalidGraph,
+                     graph.finalized() ? "the graph has no ops" : "the graph is not finalized");
+  }
+  Graph known = graph;
+  KVANT_RETURN_IF_ERROR(InferShapes(known, options.tensors));
+  KVANT_ASSIGN_OR_RETURN(PartitionResult found,
+                         PartitionGraphExplained(known, options.partitioning));
+  KVANT_RETURN_IF_ERROR(CheckRunnable(known, found.partitions));
+  std::vector<CompiledPartition> compiled;
+  for (const Partition& partition : found.partitions) {
+    absl::StatusOr<CompiledPartition> one =
+        CompileChecked(partition, {.require_fused = options.require_fused});
+    if (one.ok()) {
+      compiled.push_back(*std::move(one));
+      continue;
+    }
+    if (found.explanations.empty()) return one.status();
+    return MakeError(ErrorKindOf(one.status()),
+                     absl::StrCat(std::string(one.status().message()), ". ",
+                                  absl::StrJoin(found.explanations, ". ")));
+  }
+  return CompiledGraph::Make(*this, std::move(known), std::move(compiled),
+                             std::move(found.explanations));
 }
 
 absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,

@@ -12,10 +12,13 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvant/backends/backend.h"
+#include "kvant/backends/compiled_graph.h"
 #include "kvant/backends/compiled_partition.h"
 #include "kvant/backends/device_memory.h"
 #include "kvant/backends/executor.h"
+#include "kvant/graph/graph.h"
 #include "kvant/patterns/partition.h"
+#include "kvant/patterns/partitioner.h"
 
 namespace kvant {
 
@@ -53,6 +56,14 @@ struct CompileOptions {
   std::optional<LogicalTensor> segment_ranges;
 };
 
+struct CompileGraphOptions {
+  // Fail if any partition would run op by op: kUnimplemented with the reasons.
+  bool require_fused = false;
+  // Shapes (and strides) of the graph's tensors, by id; others keep the graph's.
+  std::vector<LogicalTensor> tensors;
+  PartitionOptions partitioning;
+};
+
 // Cheap to copy; copies are the same engine. Moving copies, so that none is ever without an
 // executor.
 class Engine {
@@ -67,6 +78,12 @@ class Engine {
   // that is new enough, or no such GPU, in words.
   static absl::StatusOr<Engine> Create(const EngineOptions& options = {});
 
+  // The graph in partitions, each compiled as below. kInvalidGraph for a graph that is not
+  // finalized, has no ops or an output that nothing computes, or whose Append writes into no output
+  // of it; shape errors as InferShapes.
+  absl::StatusOr<CompiledGraph> Compile(const Graph& graph,
+                                        const CompileGraphOptions& options = {}) const;
+
   // The first backend that accepts. kUnimplemented with every backend's
   // sentence if none does; kInvalidArguments for a partition without ops; shape errors as
   // Partition::WithPorts.
@@ -76,18 +93,23 @@ class Engine {
   Device device() const { return device_; }
   // With the caller's executor it is one that calls it, and keeps what Executor promises.
   Executor& executor() const { return *executor_; }
-  // Identity: compiled partitions and streams of one engine share it.
   const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
   // Where ports and scratch lie.
   DeviceMemory& memory() const { return *memory_; }
   const std::shared_ptr<DeviceMemory>& shared_memory() const { return memory_; }
+  // Compiled partitions and streams of one engine share it, and no other engine has it.
+  struct Identity {};
+  const std::shared_ptr<const Identity>& identity() const { return identity_; }
 
  private:
   static absl::StatusOr<Engine> Make(const EngineOptions& options);
+  absl::StatusOr<CompiledGraph> CompileGraph(const Graph& graph,
+                                             const CompileGraphOptions& options) const;
   absl::StatusOr<CompiledPartition> CompileChecked(const Partition& partition,
                                                    const CompileOptions& options) const;
 
   Device device_ = Device::kCpu;
+  std::shared_ptr<const Identity> identity_;
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<DeviceMemory> memory_;
   std::vector<std::shared_ptr<const Backend>> backends_;
@@ -102,12 +124,14 @@ class Stream {
   // native: the CUstream (cudaStream_t) of a kCuda engine, of its device's primary context and not
   // owned; null is the default stream. Not used on the CPU.
   explicit Stream(const Engine& engine, void* native = nullptr)
-      : executor_(engine.shared_executor()), native_(native) {}
+      : engine_(engine.identity()), executor_(engine.shared_executor()), native_(native) {}
   void* native() const { return native_; }
   Executor& executor() const { return *executor_; }
-  const std::shared_ptr<Executor>& shared_executor() const { return executor_; }
+  // Engine::identity of its engine.
+  const std::shared_ptr<const Engine::Identity>& engine() const { return engine_; }
 
  private:
+  std::shared_ptr<const Engine::Identity> engine_;
   std::shared_ptr<Executor> executor_;
   void* native_ = nullptr;
 };

@@ -129,18 +129,20 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileReread(const Engine& engine) const
   const int64_t tokens = layout_.residual();
   GraphBuilder g;
   // Of one head's part, what belongs to so many tokens.
-  const auto slice = [&](KvPart part, int64_t slots) {
+  const auto slice = [&](std::string_view name, KvPart part, int64_t slots) {
     const LogicalTensor& desc = this->part(part);
-    return g.Input("part", desc.type, {1, 1, slots, (*desc.dims)[3]});
+    return g.Input(name, desc.type, {1, 1, slots, (*desc.dims)[3]});
   };
   const int64_t groups = tokens / *scheme_.format.group_tokens();
   const GraphBuilder::DequantizeOptions options{.group_shape = GroupShape(),
                                                 .type = scheme_.window_type,
                                                 .codebook = scheme_.format.codebook_values()};
-  const Value codes = slice(KvPart::kCodes, tokens), scales = slice(KvPart::kScales, groups);
+  const Value codes = slice("codes", KvPart::kCodes, tokens),
+              scales = slice("scales", KvPart::kScales, groups);
   g.Output("values",
            has(KvPart::kZeroPoints)
-               ? g.DynamicDequantize(codes, scales, slice(KvPart::kZeroPoints, groups), options)
+               ? g.DynamicDequantize(codes, scales,
+                                     slice("zero_points", KvPart::kZeroPoints, groups), options)
                : g.DynamicDequantize(codes, scales, options));
   KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, CompileOnly(engine, std::move(g)));
   return Op{tokens, std::move(compiled)};

@@ -1,6 +1,7 @@
 #include "kvant/graph/builder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,9 +26,21 @@ Attributes QuantizationAttributes(const GraphBuilder::DequantizeOptions& options
   return attrs;
 }
 
+uint64_t NewStamp() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+// Why a value is not one that the builder of this stamp takes.
+std::string_view WhyForeign(Value value, uint64_t stamp) {
+  if (value.builder == 0) return "is a Value that no builder made";
+  return value.builder == stamp ? "is not of this builder" : "is a Value of another builder";
+}
+
 }  // namespace
 
-GraphBuilder::GraphBuilder(GraphOptions options) : options_(std::move(options)) {}
+GraphBuilder::GraphBuilder(GraphOptions options)
+    : options_(std::move(options)), stamp_(NewStamp()) {}
 
 void GraphBuilder::Fail(absl::Status status) {
   if (status_.ok()) status_ = std::move(status);
@@ -45,7 +58,7 @@ LogicalTensor& GraphBuilder::AddTensor(std::string_view name, DataType type) {
 }
 
 const LogicalTensor& GraphBuilder::Describe(Value value) const {
-  return value.id < tensors_.size() ? tensors_[value.id] : NoTensor();
+  return Has(value) ? tensors_[value.id] : NoTensor();
 }
 
 Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
@@ -61,7 +74,16 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
   } else if (known && !tensor.strides) {
     tensor.strides = DenseStrides(*tensor.dims);
   }
-  return {tensor.id};
+  Claim(/*output=*/false, name);
+  return ValueOf(tensor.id);
+}
+
+bool GraphBuilder::Claim(bool output, std::string_view name) {
+  if (name.empty() || (output ? output_names_ : input_names_).emplace(name).second) return true;
+  Fail(MakeError(
+      ErrorKind::kInvalidArguments,
+      absl::StrCat(output ? "two outputs" : "two inputs", " are named '", std::string(name), "'")));
+  return false;
 }
 
 Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
@@ -75,14 +97,9 @@ Value GraphBuilder::AddConstant(const Constant& value) {
 }
 
 absl::Status GraphBuilder::Check(Op& op) {
-  const TensorId first = op.outputs.empty() ? tensors_.size() : op.outputs[0];
   ShapeContext context;
   absl::InlinedVector<const LogicalTensor*, 2> outputs;
   for (const TensorId id : op.inputs) {
-    if (id >= first) {
-      return OpError(ErrorKind::kInvalidArguments, op,
-                     absl::StrCat("value ", id, " is not of this builder"));
-    }
     context.inputs.push_back(&tensors_[id]);
   }
   for (const TensorId id : op.outputs) outputs.push_back(&tensors_[id]);
@@ -102,7 +119,14 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   op.id = ops_.size();
   op.kind = kind;
   op.attrs = std::move(attrs);
-  for (const Value input : inputs) op.inputs.push_back(input.id);
+  absl::Status foreign;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    op.inputs.push_back(inputs[i].id);
+    if (Has(inputs[i]) || !foreign.ok()) continue;
+    foreign = MakeError(ErrorKind::kInvalidArguments,
+                        absl::StrCat(std::string(OpKindName(kind)), " (op ", op.id, "): input ", i,
+                                     " ", std::string(WhyForeign(inputs[i], stamp_))));
+  }
   for (const DataType type : output_types) {
     LogicalTensor& tensor = AddTensor(name, type);
     if (name.empty()) {
@@ -115,9 +139,13 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
     op.outputs.push_back(tensor.id);
   }
   op.name = op.outputs.empty() ? std::string(name) : tensors_[op.outputs[0]].name;
-  const Value first{op.outputs.empty() ? 0 : op.outputs[0]};
+  const Value first = ValueOf(op.outputs.empty() ? 0 : op.outputs[0]);
   // After an error, further ones would follow from it.
   if (!status_.ok()) return first;
+  if (!foreign.ok()) {
+    Fail(std::move(foreign));
+    return first;
+  }
   if (absl::Status status = Check(op); !status.ok()) {
     Fail(std::move(status));
     return first;
@@ -133,7 +161,7 @@ std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
                                        Attributes attrs) {
   const Value first = Emit(kind, name, inputs, output_types, std::move(attrs));
   std::vector<Value> results;
-  for (size_t i = 0; i < output_types.size(); ++i) results.push_back({first.id + i});
+  for (size_t i = 0; i < output_types.size(); ++i) results.push_back(ValueOf(first.id + i));
   return results;
 }
 
@@ -155,7 +183,7 @@ std::pair<Value, Value> GraphBuilder::SoftMaxWithStats(Value x, SoftMaxOptions o
   const DataType type = options.type == kUndef ? Describe(x).type : options.type;
   const Value first = Emit(OpKind::kSoftMax, "", {x}, {type, kF32},
                            {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
-  return {first, {first.id + 1}};
+  return {first, ValueOf(first.id + 1)};
 }
 
 Value GraphBuilder::DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options) {
@@ -188,8 +216,8 @@ GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
   if (options.ggml_formula) attrs.Set(Attr::kFormula, std::string("ggml"));
   const Value codes = Emit(kind, "", inputs, types, std::move(attrs));
-  Quantized result{codes, {codes.id + 1}, std::nullopt};
-  if (options.zero_point_type != kUndef) result.zero_points = Value{codes.id + 2};
+  Quantized result{codes, ValueOf(codes.id + 1), std::nullopt};
+  if (options.zero_point_type != kUndef) result.zero_points = ValueOf(codes.id + 2);
   return result;
 }
 
@@ -350,21 +378,24 @@ std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
   const Value first = Emit(OpKind::kScaledDotProductAttention, "", inputs,
                            absl::MakeSpan(types).first(options.stats ? 2 : 1), std::move(attrs));
   if (!options.stats) return {first, std::nullopt};
-  return {first, Value{first.id + 1}};
+  return {first, ValueOf(first.id + 1)};
 }
 
 void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims> strides) {
   if (!status_.ok()) return;
-  if (value.id >= tensors_.size() || !produced_[value.id]) {
-    return Fail(MakeError(ErrorKind::kInvalidArguments,
-                          absl::StrCat("output '", std::string(name), "': value ", value.id,
-                                       " is not the result of an op")));
+  if (!Has(value) || !produced_[value.id]) {
+    const std::string_view why =
+        Has(value) ? "is not the result of an op" : WhyForeign(value, stamp_);
+    return Fail(MakeError(
+        ErrorKind::kInvalidArguments,
+        absl::StrCat("output '", std::string(name), "': value ", value.id, " ", std::string(why))));
   }
   if (is_output_[value.id]) {
     return Fail(MakeError(ErrorKind::kInvalidArguments,
                           absl::StrCat("output '", std::string(name), "': tensor ", value.id,
                                        " is already output '", tensors_[value.id].name, "'")));
   }
+  if (!Claim(/*output=*/true, name)) return;
   LogicalTensor& tensor = tensors_[value.id];
   tensor.name = name;
   tensor.layout = Layout::kStrided;

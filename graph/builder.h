@@ -20,22 +20,26 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
 
 namespace kvant {
 
-// A tensor of the graph under construction.
+// A tensor of the graph that a builder constructs. One that was made by default is of no builder;
+// only the builder that made it, or a copy of that builder, takes it.
 struct Value {
   TensorId id = 0;
+  uint64_t builder = 0;
 };
 
 class GraphBuilder {
  public:
   explicit GraphBuilder(GraphOptions options = {});
 
-  // A graph input, dense row-major unless strides (in elements) are given.
+  // A graph input, dense row-major unless strides (in elements) are given. Names of inputs and
+  // outputs are different from each other; an input may have none.
   Value Input(std::string_view name, DataType type, Dims dims,
               std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
   // A scalar whose value is read on the host at every execution, on any engine: s32, s64 or f32.
@@ -166,6 +170,10 @@ class GraphBuilder {
  private:
   absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
+  Value ValueOf(TensorId id) const { return {id, stamp_}; }
+  bool Has(Value value) const { return value.builder == stamp_ && value.id < tensors_.size(); }
+  // Remembers the name of an input or output; false, and an error, if it is another's.
+  bool Claim(bool output, std::string_view name);
   LogicalTensor& AddTensor(std::string_view name, DataType type);
   Value AddConstant(const Constant& value);
   // Adds an op and its results, which have consecutive ids; the first.
@@ -181,7 +189,9 @@ class GraphBuilder {
   Op EndOf(TensorId output) const;
 
   GraphOptions options_;
+  uint64_t stamp_;                      // of its values
   std::vector<LogicalTensor> tensors_;  // by id
+  absl::flat_hash_set<std::string> input_names_, output_names_;
   std::vector<Op> ops_;
   std::vector<bool> produced_;  // by tensor id: by an op
   std::vector<bool> consumed_;

@@ -11,30 +11,6 @@
 namespace kvant {
 namespace {
 
-// There must be something to run, every tensor must have a size, and every output someone who
-// computes it.
-absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
-  if (graph.ops().empty()) return MakeError(ErrorKind::kInvalidGraph, "the graph has no ops");
-  absl::flat_hash_set<TensorId> computed;
-  for (const Partition& partition : partitions) {
-    computed.insert(partition.outputs().begin(), partition.outputs().end());
-  }
-  for (TensorId id : graph.inputs()) {
-    if (graph.tensor(id).has_shape()) continue;
-    return MakeError(ErrorKind::kInvalidShape,
-                     absl::StrCat("graph input ", id, " (", graph.tensor(id).ToString(),
-                                  ") has no known shape; give one with --in-shapes"));
-  }
-  for (TensorId id : graph.outputs()) {
-    const Graph::TensorInfo* info = graph.FindTensor(id);
-    if (info->producer.op == Graph::kNoOp || computed.contains(id)) continue;
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("nothing computes output ", id, ": ",
-                                  graph.ops()[info->producer.op].ToString(), " is never run"));
-  }
-  return absl::OkStatus();
-}
-
 template <typename Text>
 std::string JoinDistinct(const std::vector<CompiledPartition>& partitions, std::string_view comma,
                          Text text) {
@@ -62,27 +38,17 @@ EngineOptions EngineOptionsFor(const std::string& backend, int threads) {
 absl::StatusOr<GraphRunner> GraphRunner::Create(const Graph& graph, Engine engine,
                                                 const PartitionOptions& options) {
   GraphRunner runner(std::move(engine));
-  KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph, options));
-  KVANT_RETURN_IF_ERROR(CheckRunnable(graph, partitions));
-  for (const Partition& partition : partitions) {
-    KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, runner.engine_.Compile(partition));
-    runner.partitions_.push_back(std::move(compiled));
-  }
+  KVANT_ASSIGN_OR_RETURN(runner.compiled_,
+                         runner.engine_.Compile(graph, {.partitioning = options}));
   return runner;
 }
 
 std::string GraphRunner::backends() const {
-  return JoinDistinct(partitions_, ", ", [](const CompiledPartition& p) { return p.backend(); });
+  return JoinDistinct(partitions(), ", ", [](const CompiledPartition& p) { return p.backend(); });
 }
 
 std::string GraphRunner::kernels() const {
-  return JoinDistinct(partitions_, "; ", [](const CompiledPartition& p) { return p.kernel(); });
-}
-
-double GraphRunner::rounding() const {
-  double most = 0;
-  for (const CompiledPartition& compiled : partitions_) most = std::max(most, compiled.rounding());
-  return most;
+  return JoinDistinct(partitions(), "; ", [](const CompiledPartition& p) { return p.kernel(); });
 }
 
 GraphRunner::Binding::~Binding() {
@@ -110,50 +76,35 @@ absl::Status GraphRunner::Binding::Fetch() const {
 }
 
 absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const {
+  const Graph& graph = compiled_.graph();
   // Before any is bound: adding to the map moves those that are there.
-  for (const CompiledPartition& compiled : partitions_) {
-    const Partition& partition = compiled.partition();
-    for (size_t port = 0; port < partition.outputs().size(); ++port) {
-      const LogicalTensor& desc = partition.output(static_cast<int>(port));
-      if (buffers.contains(desc.id)) continue;
-      Buffer buffer(static_cast<size_t>(desc.memory_bytes()));
-      buffers.emplace(desc.id, std::move(buffer));
-    }
+  for (const TensorId id : graph.outputs()) {
+    if (buffers.contains(id)) continue;
+    Buffer buffer(static_cast<size_t>(graph.tensor(id).memory_bytes()));
+    buffers.emplace(id, std::move(buffer));
   }
   Binding binding(engine_.shared_memory());
-  for (const CompiledPartition& compiled : partitions_) {
-    const Partition& partition = compiled.partition();
-    Binding::Step& step = binding.steps.emplace_back();
-    for (TensorId id : partition.inputs()) {
-      const auto it = buffers.find(id);
-      if (it == buffers.end()) {
-        return MakeError(ErrorKind::kInvalidArguments,
-                         absl::StrCat("no data for graph input ", id, " of partition ",
-                                      partition.id(), " (", partition.pattern(), ")"));
-      }
-      const bool on_host = partition.ops().tensor(id).property == Property::kHostScalar;
-      void* data = it->second.data();
-      if (!on_host) {
-        KVANT_ASSIGN_OR_RETURN(data, binding.Place(it->second, /*written=*/false));
-      }
-      step.inputs.emplace_back(data, it->second.bytes());
+  for (const TensorId id : graph.inputs()) {
+    const auto found = buffers.find(id);
+    if (found == buffers.end()) {
+      return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("no data for graph input ", id));
     }
-    for (size_t port = 0; port < partition.outputs().size(); ++port) {
-      const LogicalTensor& desc = partition.output(static_cast<int>(port));
-      Buffer& buffer = buffers.at(desc.id);
-      KVANT_ASSIGN_OR_RETURN(void* data, binding.Place(buffer, /*written=*/true));
-      step.outputs.push_back({data, buffer.bytes()});
+    void* data = found->second.data();
+    if (graph.tensor(id).property != Property::kHostScalar) {
+      KVANT_ASSIGN_OR_RETURN(data, binding.Place(found->second, /*written=*/false));
     }
+    binding.inputs.emplace_back(data, found->second.bytes());
+  }
+  for (const TensorId id : graph.outputs()) {
+    Buffer& buffer = buffers.at(id);
+    KVANT_ASSIGN_OR_RETURN(void* data, binding.Place(buffer, /*written=*/true));
+    binding.outputs.push_back({data, buffer.bytes()});
   }
   return binding;
 }
 
 absl::Status GraphRunner::Run(const Binding& binding, const Stream& stream) const {
-  for (size_t i = 0; i < partitions_.size(); ++i) {
-    KVANT_RETURN_IF_ERROR(
-        partitions_[i].Execute(stream, binding.steps[i].inputs, binding.steps[i].outputs));
-  }
-  return absl::OkStatus();
+  return compiled_.Execute(stream, binding.inputs, binding.outputs);
 }
 
 absl::Status GraphRunner::Run(BufferMap& buffers) const {

@@ -1,4 +1,4 @@
-// GraphRunner: a whole graph, compiled partition by partition and run in order.
+// GraphRunner: a compiled graph, run on buffers on the host wherever its engine is.
 #ifndef KVANT_TOOLS_GRAPH_RUNNER_H_
 #define KVANT_TOOLS_GRAPH_RUNNER_H_
 
@@ -19,27 +19,22 @@ EngineOptions EngineOptionsFor(const std::string& backend, int threads);
 
 class GraphRunner {
  public:
-  // The graph's shapes must be inferred and all known. Every partition has to
-  // compile on the engine; the error names the partition that does not.
+  // As Engine::Compile.
   static absl::StatusOr<GraphRunner> Create(const Graph& graph, Engine engine,
                                             const PartitionOptions& options = {});
 
-  const std::vector<CompiledPartition>& partitions() const { return partitions_; }
+  const CompiledGraph& compiled() const { return compiled_; }
+  const std::vector<CompiledPartition>& partitions() const { return compiled_.partitions(); }
   const Engine& engine() const { return engine_; }
   // Names without repetition: "cpu", or "cpu, reference".
   std::string backends() const;
   std::string kernels() const;
-  // The largest CompiledPartition::rounding.
-  double rounding() const;
+  double rounding() const { return compiled_.rounding(); }
 
   // Pointers for one execution, looked up once: of the buffers, which must stay where they are, or
   // of copies in the engine's memory.
   class Binding {
    public:
-    struct Step {
-      std::vector<ConstTensor> inputs;
-      std::vector<Tensor> outputs;
-    };
     explicit Binding(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
     Binding(Binding&&) = default;
     Binding& operator=(Binding&&) = delete;
@@ -47,7 +42,9 @@ class GraphRunner {
     // Brings what was written back to the buffers.
     absl::Status Fetch() const;
 
-    std::vector<Step> steps;
+    // In the graph's order.
+    std::vector<ConstTensor> inputs;
+    std::vector<Tensor> outputs;
 
    private:
     friend class GraphRunner;
@@ -60,8 +57,8 @@ class GraphRunner {
     std::shared_ptr<DeviceMemory> memory_;
     std::map<Buffer*, Copy> copies_;
   };
-  // Needs a buffer for every graph input; adds one for each tensor that a
-  // partition writes and that has none. kInvalidArguments naming a missing tensor.
+  // Needs a buffer for every graph input; adds one for each output that has none.
+  // kInvalidArguments naming a missing tensor.
   absl::StatusOr<Binding> Bind(BufferMap& buffers) const;
   absl::Status Run(const Binding& binding) const { return Run(binding, stream_); }
   absl::Status Run(const Binding& binding, const Stream& stream) const;
@@ -74,7 +71,7 @@ class GraphRunner {
   explicit GraphRunner(Engine engine) : engine_(std::move(engine)), stream_(engine_) {}
   Engine engine_;
   Stream stream_;
-  std::vector<CompiledPartition> partitions_;
+  CompiledGraph compiled_;
 };
 
 }  // namespace kvant

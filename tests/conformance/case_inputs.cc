@@ -181,6 +181,12 @@ std::optional<Dims> BufferStrides(Case::Buffers buffers, const Dims& dims) {
   return strides;
 }
 
+// Of masks there may be several.
+std::string CaseInputs::Unique(const std::string& name) const {
+  const auto is_taken = [&](const auto& input) { return input.name == name; };
+  return std::none_of(inputs_.begin(), inputs_.end(), is_taken) ? name : Unique(name + "_");
+}
+
 void CaseInputs::Remember(TensorId id, const std::string& name, Fill fill) {
   inputs_.push_back({id, name, std::move(fill)});
 }
@@ -195,14 +201,15 @@ Value CaseInputs::Tensor(const std::string& name, DataType type, Dims dims, Fill
 Value CaseInputs::Scalar(const std::string& name, DataType type, double value) {
   if (c_.scalars == Case::Scalars::kConstants) return g_.Scalar(type, value);
   if (c_.scalars == Case::Scalars::kOnHost && type == kF32) return HostScalar(name, type, value);
-  return Tensor(name, type, c_.scalar_of_rank_0 ? Dims{} : Dims{1},
+  return Tensor(Unique(name), type, c_.scalar_of_rank_0 ? Dims{} : Dims{1},
                 [value](auto) { return value; });
 }
 
 Value CaseInputs::HostScalar(const std::string& name, DataType type, double value) {
   if (c_.scalars == Case::Scalars::kConstants) return g_.Scalar(type, value);
-  const Value scalar = g_.HostScalar(name, type);
-  Remember(scalar.id, name, [value](auto) { return value; });
+  const std::string own = Unique(name);
+  const Value scalar = g_.HostScalar(own, type);
+  Remember(scalar.id, own, [value](auto) { return value; });
   return scalar;
 }
 

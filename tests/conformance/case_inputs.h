@@ -48,6 +48,7 @@ class CaseInputs {
                std::optional<Dims> strides = std::nullopt);
   Value KvLengths();
   void Remember(TensorId id, const std::string& name, Fill fill);
+  std::string Unique(const std::string& name) const;
 
   std::vector<CaseInput> Take() { return std::move(inputs_); }
 

@@ -51,18 +51,16 @@ TEST_P(GraphCaptureTest, ReplaysWithOtherLengths) {
   ASSERT_TRUE(buffers.ok()) << buffers.status();
   const absl::StatusOr<GraphRunner::Binding> binding = runner->Bind(*buffers);
   ASSERT_TRUE(binding.ok()) << binding.status();
-  const CompiledPartition& compiled = runner->partitions().at(0);
-  const GraphRunner::Binding::Step& step = binding->steps.at(0);
   const Stream on_stream(runner->engine(), stream->native());
-  const auto execute = [&] { return compiled.Execute(on_stream, step.inputs, step.outputs); };
+  const auto execute = [&] { return runner->Run(*binding, on_stream); };
   // The first one on a stream takes its scratch, which capturing would not permit.
   ASSERT_TRUE(execute().ok());
   const absl::StatusOr<CudaGraph> captured = stream->Capture(execute);
   ASSERT_TRUE(captured.ok()) << captured.status();
 
-  const std::vector<TensorId>& inputs = compiled.partition().inputs();
+  const std::vector<TensorId>& inputs = runner->compiled().graph().inputs();
   size_t lengths_port = 0;
-  while (compiled.partition().input(static_cast<int>(lengths_port)).name != "kv_lengths") {
+  while (graph.tensor(inputs.at(lengths_port)).name != "kv_lengths") {
     ASSERT_LT(++lengths_port, inputs.size());
   }
   const TensorId output = graph.outputs().at(0);
@@ -70,7 +68,8 @@ TEST_P(GraphCaptureTest, ReplaysWithOtherLengths) {
       {1500, 1500, 1500, 1500}, {1, 64, 65, 700}, {0, 1499, 128, 3}, {1000, 1001, 1002, 1003}};
   for (const auto& now : lengths) {
     ASSERT_TRUE(
-        stream->CopyFromHost(const_cast<void*>(step.inputs[lengths_port].data), now, sizeof(now))
+        stream
+            ->CopyFromHost(const_cast<void*>(binding->inputs[lengths_port].data), now, sizeof(now))
             .ok());
     ASSERT_TRUE(stream->Launch(*captured).ok());
     ASSERT_TRUE(stream->Synchronize().ok());

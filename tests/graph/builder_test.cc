@@ -195,10 +195,11 @@ TEST(GraphBuilder, BadUses) {
   ExpectFailure(ErrorKind::kInvalidShape, "input 'x'", [](GraphBuilder& g) {
     g.Input("x", kF32, {2, -3});
   });
-  ExpectFailure(ErrorKind::kInvalidArguments, "value 99", [](GraphBuilder& g) {
-    EXPECT_EQ(g.Describe({99}).type, kUndef);
-    g.Tanh({99});
-  });
+  ExpectFailure(ErrorKind::kInvalidArguments, "is a Value that no builder made",
+                [](GraphBuilder& g) {
+                  EXPECT_EQ(g.Describe({99}).type, kUndef);
+                  g.Tanh({99});
+                });
   ExpectFailure(ErrorKind::kInvalidArguments, "output 'y'",
                 [](GraphBuilder& g) { g.Output("y", g.Input("x", kF32, {2})); });
   ExpectFailure(ErrorKind::kInvalidArguments, "already output 'y'", [](GraphBuilder& g) {
@@ -212,6 +213,54 @@ TEST(GraphBuilder, BadUses) {
   ExpectFailure(ErrorKind::kInvalidGraphOp, "Concat", [](GraphBuilder& g) { g.Concat({}, 0); });
   ExpectFailure(ErrorKind::kInvalidGraphOp, "SoftMax",
                 [](GraphBuilder& g) { g.SoftMax(g.Input("x", kF32, {2}), {.mode = "sometimes"}); });
+}
+
+TEST(GraphBuilder, TakesOnlyItsOwnValues) {
+  const auto error = [](auto build) {
+    GraphBuilder g;
+    const Value x = g.Input("x", kF32, {4});
+    build(g, x);
+    return std::string(std::move(g).Build().status().message());
+  };
+  GraphBuilder other;
+  const Value foreign = other.Input("y", kF32, {4});
+  EXPECT_THAT(error([](GraphBuilder& g, Value x) { g.Add(x, Value()); }),
+              HasSubstr("Add (op 0): input 1 is a Value that no builder made"));
+  EXPECT_THAT(error([&](GraphBuilder& g, Value x) { g.Multiply(foreign, x); }),
+              HasSubstr("Multiply (op 0): input 0 is a Value of another builder"));
+  EXPECT_THAT(error([&](GraphBuilder& g, Value) { g.Output("o", foreign); }),
+              HasSubstr("output 'o': value 0 is a Value of another builder"));
+  EXPECT_THAT(error([](GraphBuilder& g, Value) { g.Output("o", Value()); }),
+              HasSubstr("is a Value that no builder made"));
+  EXPECT_EQ(other.Describe(Value()).type, kUndef);
+  // A copy of a builder goes on with the values of both.
+  GraphBuilder copy = other;
+  copy.Output("o", copy.Tanh(foreign));
+  EXPECT_TRUE(std::move(copy).Build().ok());
+}
+
+TEST(GraphBuilder, NamesOfPortsDiffer) {
+  const auto error = [](auto build) {
+    GraphBuilder g;
+    build(g);
+    return std::string(std::move(g).Build().status().message());
+  };
+  EXPECT_THAT(error([](GraphBuilder& g) {
+                g.Output("o", g.Add(g.Input("x", kF32, {4}), g.Input("x", kF32, {4})));
+              }),
+              HasSubstr("two inputs are named 'x'"));
+  EXPECT_THAT(error([](GraphBuilder& g) {
+                const Value x = g.Input("x", kF32, {4});
+                g.Output("o", g.Tanh(x));
+                g.Output("o", g.Hadamard(x, 4));
+              }),
+              HasSubstr("two outputs are named 'o'"));
+  // In and out, as of a cache that is written in place, and without a name.
+  EXPECT_EQ(error([](GraphBuilder& g) {
+              g.Output("x", g.Add(g.Input("x", kF32, {4}),
+                                  g.Add(g.Input("", kF32, {4}), g.Input("", kF32, {4}))));
+            }),
+            "");
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST(LargeGraphs, MatchingLooksOnlyAroundTheSoftMax) {
 TEST(LargeGraphs, BackwardMatchingLooksOnlyAroundTheExp) {
   const auto visited = [](int others) {
     GraphBuilder g = testing::BackwardGraph(testing::BackwardCases().front());
-    for (int i = 0; i < others; ++i) (void)g.Tanh(g.Input("other", kF32, {4}));
+    for (int i = 0; i < others; ++i) (void)g.Tanh(g.Input("", kF32, {4}));
     const Graph graph = *std::move(g).Build();
     std::vector<char> taken(graph.ops().size(), 0);
     AttentionMatcher matcher(graph, taken);

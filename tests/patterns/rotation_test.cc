@@ -106,7 +106,7 @@ TEST(Rotation, OfDequantizedSegmentsOneByOneOrTogether) {
     Grouped p;
     const auto old = [&](const char* name) {
       return p.g.DynamicDequantize(p.g.Input(name, kS4, {2, 4, 1, 7, 16}),
-                                   p.g.Input("scales", kF32, {2, 4, 1, 7, 2}),
+                                   p.g.Input(std::string(name) + "_scales", kF32, {2, 4, 1, 7, 2}),
                                    {.group_shape = {1, 1, 1, 1, 8}});
     };
     const auto whole = [&](const char* name, Value recent) {

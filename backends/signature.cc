@@ -1,0 +1,161 @@
+#include "kvant/backends/signature.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+constexpr size_t kScratchAlignment = 64;
+
+absl::Status InvalidArguments(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+bool Misaligned(const void* data, size_t alignment) {
+  return reinterpret_cast<uintptr_t>(data) % alignment != 0;
+}
+
+Signature::Port MakePort(const LogicalTensor& tensor, size_t alignment) {
+  const int bits = BitsOf(tensor.type);
+  const size_t of_element = bits > 8 ? bits / 8 : 1;
+  const bool on_host = tensor.property == Property::kHostScalar;
+  return {&tensor, static_cast<size_t>(tensor.memory_bytes()),
+          on_host ? of_element : std::max(of_element, alignment), on_host};
+}
+
+}  // namespace
+
+Signature::Signature(std::string_view what, const Engine& engine, size_t scratch_bytes)
+    : what_(what),
+      engine_(engine.identity()),
+      executor_(engine.shared_executor()),
+      memory_(engine.shared_memory()),
+      scratch_bytes_(scratch_bytes),
+      pool_(engine.shared_memory()) {}
+
+void Signature::AddInput(const LogicalTensor& tensor, size_t alignment) {
+  inputs_.push_back(MakePort(tensor, alignment));
+}
+
+void Signature::AddOutput(const LogicalTensor& tensor, size_t alignment) {
+  outputs_.push_back(MakePort(tensor, alignment));
+}
+
+std::string Signature::NameOf(bool output, size_t port) const {
+  const LogicalTensor& tensor = *(output ? outputs_ : inputs_)[port].tensor;
+  const std::string name = tensor.name.empty() ? "" : absl::StrCat(" '", tensor.name, "'");
+  return absl::StrCat(output ? "output " : "input ", port, name, " (tensor ", tensor.id, ", ",
+                      tensor.ToString(), ")");
+}
+
+absl::Status Signature::CheckTensor(bool output, size_t port, const void* data,
+                                    size_t bytes) const {
+  const Port& need = (output ? outputs_ : inputs_)[port];
+  if (need.bytes == 0) return absl::OkStatus();
+  if (data == nullptr) return InvalidArguments(NameOf(output, port) + " is null");
+  if (bytes < need.bytes) {
+    return InvalidArguments(
+        absl::StrCat(NameOf(output, port), " needs ", need.bytes, " bytes, not ", bytes));
+  }
+  if (Misaligned(data, need.alignment)) {
+    return InvalidArguments(
+        absl::StrCat(NameOf(output, port), " is not aligned to ", need.alignment, " bytes"));
+  }
+  if (need.on_host || !memory_->asynchronous()) return absl::OkStatus();
+  if (const std::string why = memory_->WhyUnreachable(data); !why.empty()) {
+    return InvalidArguments(absl::StrCat(NameOf(output, port), " ", why));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor> inputs,
+                              absl::Span<const Tensor> outputs,
+                              absl::Span<std::byte> scratch) const {
+  if (stream.engine() != engine_) {
+    return InvalidArguments(
+        absl::StrCat("the stream is of another engine than the compiled ", std::string(what_)));
+  }
+  const auto count = [this](const char* ports, size_t given, size_t needed) {
+    if (given == needed) return absl::OkStatus();
+    return InvalidArguments(
+        absl::StrCat("the ", std::string(what_), " has ", needed, " ", ports, ", not ", given));
+  };
+  KVANT_RETURN_IF_ERROR(count("inputs", inputs.size(), inputs_.size()));
+  KVANT_RETURN_IF_ERROR(count("outputs", outputs.size(), outputs_.size()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckTensor(false, i, inputs[i].data, inputs[i].bytes));
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckTensor(true, i, outputs[i].data, outputs[i].bytes));
+  }
+  if (scratch.data() == nullptr) return absl::OkStatus();
+  if (scratch.size() < scratch_bytes_) {
+    return InvalidArguments(
+        absl::StrCat("scratch needs ", scratch_bytes_, " bytes, not ", scratch.size()));
+  }
+  if (!Misaligned(scratch.data(), kScratchAlignment)) return absl::OkStatus();
+  return InvalidArguments("scratch is not aligned to 64 bytes");
+}
+
+absl::StatusOr<size_t> Signature::FindPort(bool output, std::string_view name) const {
+  const std::vector<Port>& ports = output ? outputs_ : inputs_;
+  const auto missing = [&](std::string_view why) {
+    return InvalidArguments(absl::StrCat(output ? "output '" : "input '", std::string(name),
+                                         "' is ", std::string(why), " of the ",
+                                         std::string(what_)));
+  };
+  size_t found = ports.size();
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (ports[i].tensor->name != name || name.empty()) continue;
+    if (found != ports.size()) return missing("the name of more than one port");
+    found = i;
+  }
+  if (found != ports.size()) return found;
+  TensorId id = 0;
+  if (absl::SimpleAtoi(absl::string_view(name.data(), name.size()), &id)) {
+    for (size_t i = 0; i < ports.size(); ++i) {
+      if (ports[i].tensor->id == id) return i;
+    }
+  }
+  return missing("no port");
+}
+
+template <typename T>
+absl::Status Signature::ArrangeAll(bool output,
+                                   std::initializer_list<std::pair<std::string_view, T>> named,
+                                   absl::InlinedVector<T, 8>& tensors) const {
+  const size_t ports = (output ? outputs_ : inputs_).size();
+  tensors.resize(ports);
+  absl::InlinedVector<bool, 8> given(ports, false);
+  for (const auto& [name, tensor] : named) {
+    KVANT_ASSIGN_OR_RETURN(const size_t port, FindPort(output, name));
+    if (given[port]) return InvalidArguments(NameOf(output, port) + " is given twice");
+    given[port] = true;
+    tensors[port] = tensor;
+  }
+  for (size_t port = 0; port < ports; ++port) {
+    if (!given[port]) return InvalidArguments(NameOf(output, port) + " is missing");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Signature::Arrange(NamedInputs named,
+                                absl::InlinedVector<ConstTensor, 8>& inputs) const {
+  return ArrangeAll(false, named, inputs);
+}
+
+absl::Status Signature::Arrange(NamedOutputs named, absl::InlinedVector<Tensor, 8>& outputs) const {
+  return ArrangeAll(true, named, outputs);
+}
+
+absl::Status Signature::WithScratch(const Stream& stream, absl::Span<std::byte> scratch,
+                                    absl::FunctionRef<absl::Status(std::byte*)> body) const {
+  if (scratch.data() != nullptr || scratch_bytes_ == 0) return body(scratch.data());
+  return pool_.Use(scratch_bytes_, stream.native(), body);
+}
+
+}  // namespace kvant

@@ -1,0 +1,78 @@
+// Signature: what a compiled partition or graph takes, and the checks of what it is given. Internal
+// to backends.
+#ifndef KVANT_BACKENDS_SIGNATURE_H_
+#define KVANT_BACKENDS_SIGNATURE_H_
+
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvant/backends/engine.h"
+#include "kvant/backends/scratch_pool.h"
+#include "kvant/backends/tensor.h"
+#include "kvant/graph/logical_tensor.h"
+
+namespace kvant {
+
+class Signature {
+ public:
+  struct Port {
+    const LogicalTensor* tensor = nullptr;  // outlives the signature
+    size_t bytes = 0;
+    size_t alignment = 1;
+    bool on_host = false;  // a host scalar, on any engine
+  };
+
+  // `what` is "partition" or "graph".
+  Signature(std::string_view what, const Engine& engine, size_t scratch_bytes);
+
+  // `alignment`: of its pointer, beside the size of its elements; host scalars need none.
+  void AddInput(const LogicalTensor& tensor, size_t alignment);
+  void AddOutput(const LogicalTensor& tensor, size_t alignment);
+
+  size_t scratch_bytes() const { return scratch_bytes_; }
+  Executor& executor() const { return *executor_; }
+
+  // Right counts, no null, too small, misaligned or unreachable tensor, a stream of the engine, and
+  // scratch, where it is given, that is large enough.
+  absl::Status Check(const Stream& stream, absl::Span<const ConstTensor> inputs,
+                     absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch) const;
+
+  // By name or decimal id, in any order, into port order.
+  using NamedInputs = std::initializer_list<std::pair<std::string_view, ConstTensor>>;
+  using NamedOutputs = std::initializer_list<std::pair<std::string_view, Tensor>>;
+  absl::Status Arrange(NamedInputs named, absl::InlinedVector<ConstTensor, 8>& inputs) const;
+  absl::Status Arrange(NamedOutputs named, absl::InlinedVector<Tensor, 8>& outputs) const;
+
+  // Runs `body` with the scratch given, or if there is none, with some from a pool.
+  absl::Status WithScratch(const Stream& stream, absl::Span<std::byte> scratch,
+                           absl::FunctionRef<absl::Status(std::byte*)> body) const;
+
+ private:
+  std::string NameOf(bool output, size_t port) const;
+  absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
+  absl::StatusOr<size_t> FindPort(bool output, std::string_view name) const;
+  template <typename T>
+  absl::Status ArrangeAll(bool output, std::initializer_list<std::pair<std::string_view, T>> named,
+                          absl::InlinedVector<T, 8>& tensors) const;
+
+  const std::string_view what_;
+  const std::shared_ptr<const Engine::Identity> engine_;
+  const std::shared_ptr<Executor> executor_;
+  const std::shared_ptr<DeviceMemory> memory_;
+  const size_t scratch_bytes_;
+  mutable ScratchPool pool_;
+  std::vector<Port> inputs_, outputs_;
+};
+
+}  // namespace kvant
+
+#endif  // KVANT_BACKENDS_SIGNATURE_H_
