@@ -37,9 +37,8 @@ absl::StatusOr<kvant::Graph> WindowedAttention() {
 }
 
 absl::StatusOr<std::vector<float>> RunOn(const std::string& backend, const kvant::Graph& graph) {
-  KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const auto engine, kvant::Engine::Create({.backends = {backend}}));
-  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(partitions.front()));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(graph));
   std::cout << attention << "\n";
 
   std::vector<float> q(kHeads * kQueries * kHeadSize), o(q.size());

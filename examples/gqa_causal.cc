@@ -25,10 +25,8 @@ absl::Status Run() {
   g.Output("o", g.MatMul(g.SoftMax(g.CausalMask(scores, hidden)), v));
   KVANT_ASSIGN_OR_RETURN(const kvant::Graph graph, std::move(g).Build());
 
-  KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const auto engine, kvant::Engine::Create());
-  KVANT_ASSIGN_OR_RETURN(const auto attention,
-                         engine.Compile(partitions.front(), {.require_fused = true}));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(graph, {.require_fused = true}));
   std::cout << attention << "\n";
 
   std::vector<float> q_data(kHeads * kRatio * kTokens * kHeadSize), o(q_data.size());

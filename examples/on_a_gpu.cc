@@ -61,9 +61,8 @@ absl::StatusOr<kvant::Engine> GpuOrItsStandIn() {
 
 absl::Status Run() {
   KVANT_ASSIGN_OR_RETURN(const auto graph, Attention());
-  KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const auto engine, GpuOrItsStandIn());
-  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(partitions.front()));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(graph));
   std::cout << attention << "\n";
 
   std::vector<float> q(kHeads * kRatio * kHeadSize);

@@ -37,11 +37,9 @@ absl::StatusOr<std::vector<float>> Attend(std::shared_ptr<kvant::Executor> execu
   const auto [o, stats] = g.ScaledDotProductAttention(x, x, x, {.scale = 0.2f, .right_window = 0});
   g.Output("o", o);
   KVANT_ASSIGN_OR_RETURN(const kvant::Graph graph, std::move(g).Build());
-  KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const auto engine,
                          kvant::Engine::Create({.executor = std::move(executor)}));
-  KVANT_ASSIGN_OR_RETURN(const auto attention,
-                         engine.Compile(partitions.front(), {.require_fused = true}));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(graph, {.require_fused = true}));
 
   struct alignas(64) Line {
     std::byte bytes[64];
