@@ -9,6 +9,7 @@
 #include "kvant/backends/engine.h"
 #include "kvant/backends/signature.h"
 #include "kvant/graph/status.h"
+#include "kvant/graph/verbose.h"
 
 namespace kvant {
 namespace {
@@ -58,7 +59,14 @@ absl::Status CompiledPartition::CheckedExecute(const Stream& stream,
 
 absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void* const> inputs,
                                     absl::Span<void* const> outputs, std::byte* scratch) const {
-  return executable_->Run({signature_->executor(), stream.native()}, inputs, outputs, scratch);
+  const VerboseEvent event("execute");
+  absl::Status done =
+      executable_->Run({signature_->executor(), stream.native()}, inputs, outputs, scratch);
+  event.Done([&] {
+    return absl::StrCat(std::string(backend()), ",", partition_->pattern(), done.ok() ? "" : ": ",
+                        std::string(done.message()));
+  });
+  return done;
 }
 
 absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,

@@ -9,6 +9,7 @@
 #include "kvant/backends/checked_executor.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
+#include "kvant/graph/verbose.h"
 
 namespace kvant {
 
@@ -267,7 +268,7 @@ absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
   std::vector<CompiledPartition> compiled;
   for (const Partition& partition : found.partitions) {
     absl::StatusOr<CompiledPartition> one =
-        CompileChecked(partition, {.require_fused = options.require_fused});
+        CompileVerbosely(partition, {.require_fused = options.require_fused});
     if (one.ok()) {
       compiled.push_back(*std::move(one));
       continue;
@@ -283,7 +284,17 @@ absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
 
 absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
                                                   const CompileOptions& options) const {
-  return WithoutExceptions([&] { return CompileChecked(partition, options); });
+  return WithoutExceptions([&] { return CompileVerbosely(partition, options); });
+}
+
+absl::StatusOr<CompiledPartition> Engine::CompileVerbosely(const Partition& partition,
+                                                           const CompileOptions& options) const {
+  const VerboseEvent event("compile");
+  absl::StatusOr<CompiledPartition> compiled = CompileChecked(partition, options);
+  event.Done([&] {
+    return compiled.ok() ? compiled->ToString() : std::string(compiled.status().message());
+  });
+  return compiled;
 }
 
 absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partition,

@@ -105,6 +105,8 @@ class Engine {
   static absl::StatusOr<Engine> Make(const EngineOptions& options);
   absl::StatusOr<CompiledGraph> CompileGraph(const Graph& graph,
                                              const CompileGraphOptions& options) const;
+  absl::StatusOr<CompiledPartition> CompileVerbosely(const Partition& partition,
+                                                     const CompileOptions& options) const;
   absl::StatusOr<CompiledPartition> CompileChecked(const Partition& partition,
                                                    const CompileOptions& options) const;
 

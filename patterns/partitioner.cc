@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
+#include "kvant/graph/verbose.h"
 #include "kvant/patterns/match.h"
 #include "kvant/patterns/matcher.h"
 #include "kvant/patterns/op_groups.h"
@@ -162,8 +164,17 @@ absl::StatusOr<PartitionResult> PartitionGraphExplained(const Graph& graph,
   if (!graph.finalized()) {
     return MakeError(ErrorKind::kInvalidGraph, "only a finalized graph can be partitioned");
   }
-  return WithoutExceptions(
-      [&]() -> absl::StatusOr<PartitionResult> { return Partitioner(graph, options).Run(); });
+  return WithoutExceptions([&]() -> absl::StatusOr<PartitionResult> {
+    const VerboseEvent event("partition");
+    PartitionResult result = Partitioner(graph, options).Run();
+    event.Done([&] {
+      const size_t count = result.partitions.size();
+      return absl::StrCat(
+          graph.ops().size(), " ops in ", count, count == 1 ? " partition" : " partitions",
+          result.explanations.empty() ? "" : "; ", absl::StrJoin(result.explanations, "; "));
+    });
+    return result;
+  });
 }
 
 absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,

@@ -32,9 +32,9 @@ ENVIRONMENT["ASAN_OPTIONS"] = ":".join(
     filter(None, [os.environ.get("ASAN_OPTIONS"), "allocator_may_return_null=1"]))
 
 
-def kvant(*args, stdin=None):
+def kvant(*args, stdin=None, **environment):
     return subprocess.run([BINARY, *args], input=stdin, capture_output=True, text=True, timeout=600,
-                          env=ENVIRONMENT)
+                          env={**ENVIRONMENT, **environment})
 
 
 def make(*args):
@@ -368,6 +368,54 @@ class CommandTest(unittest.TestCase):
         for key in keys:
             self.assertGreater(measured[key], 0, key)
         self.assertLessEqual(measured["ms_best"], measured["ms_median"])
+
+    # A line for each thing that was done, in order, with a time; nothing unless it is asked for.
+    def test_verbose(self):
+        graph = self.path("g.json", make("--kv-len", "48", "--head-size", "16", "--k", "s8:token"))
+        for off in ["", "0"]:
+            self.assertEqual(kvant("check", graph, KVANT_VERBOSE=off).stderr, "")
+        result = kvant("check", graph, KVANT_VERBOSE="1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stderr.splitlines()
+        for line in lines:
+            self.assertRegex(line, r"^kvant,(partition|compile|execute),.*,[0-9.]+ us$")
+        text = "\n".join(lines)
+        self.assertRegex(text, r"kvant,partition,[0-9]+ ops in 1 partition,")
+        self.assertRegex(text, r"kvant,compile,fused attention: compressed K.*; cpu, ")
+        self.assertRegex(text, r"kvant,execute,cpu,attention: compressed K")
+        self.assertRegex(text, r"kvant,execute,oracle,attention: compressed K")
+        # Into a file, after what is there.
+        log = self.path("log.txt", "before\n")
+        again = kvant("check", graph, KVANT_VERBOSE=log)
+        self.assertEqual((again.returncode, again.stderr), (0, ""))
+        written = pathlib.Path(log).read_text().splitlines()
+        self.assertEqual(written[0], "before")
+        self.assertEqual(len(written), len(lines) + 1)
+        nowhere = kvant("check", graph, KVANT_VERBOSE=self.path("no/such/folder"))
+        self.assertEqual(nowhere.returncode, 0)
+        self.assertIn("KVANT_VERBOSE: cannot write", nowhere.stderr)
+        # Near misses, and what does not compile.
+        near = kvant("check", graph, "--backend", "cuda_simt", KVANT_VERBOSE="1")
+        self.assertIn("kvant,execute,cuda_simt,", near.stderr)
+
+    # Constants are shown, and are no inputs.
+    def test_constants(self):
+        tensors = [{"id": i, "dtype": "f32", "shape": shape, "stride": stride,
+                    "layout_type": "strided", "property_type": kind}
+                   for i, shape, stride, kind in [(0, [4], [1], "variable"), (1, [], [], "constant"),
+                                                  (2, [4], [1], "variable")]]
+        graph = {"version": "3.13.0", "engine_kind": "cpu", "fpmath_mode": "strict",
+                 "input_ports": [0], "output_ports": [2],
+                 "graph": [{"id": 0, "name": "m", "kind": "Multiply", "attrs": {},
+                            "inputs": tensors[:2], "outputs": tensors[2:]}],
+                 "kvant_constants": [{"id": 1, "value": 2.5}]}
+        path = self.path("c.json", json.dumps(graph))
+        shown = kvant("show", path)
+        self.assertIn("constant 1: f32 2.5", shown.stdout, shown.stderr)
+        part = json.loads(kvant("show", path, "--json").stdout)["partitions"][0]
+        self.assertEqual(part["constants"], [{"id": 1, "type": "f32", "value": "2.5"}])
+        self.assertEqual(part["inputs"], [0])
+        self.assertEqual(kvant("check", path, "--backend", "oracle").returncode, 0)
 
     def test_shared_graphs(self):
         graphs = sorted((SHARED / "graphs").glob("*.json"))
