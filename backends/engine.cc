@@ -267,16 +267,9 @@ absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
   KVANT_RETURN_IF_ERROR(CheckRunnable(known, found.partitions));
   std::vector<CompiledPartition> compiled;
   for (const Partition& partition : found.partitions) {
-    absl::StatusOr<CompiledPartition> one =
-        CompileVerbosely(partition, {.require_fused = options.require_fused});
-    if (one.ok()) {
-      compiled.push_back(*std::move(one));
-      continue;
-    }
-    if (found.explanations.empty()) return one.status();
-    return MakeError(ErrorKindOf(one.status()),
-                     absl::StrCat(std::string(one.status().message()), ". ",
-                                  absl::StrJoin(found.explanations, ". ")));
+    KVANT_ASSIGN_OR_RETURN(CompiledPartition one,
+                           CompileVerbosely(partition, {.require_fused = options.require_fused}));
+    compiled.push_back(std::move(one));
   }
   return CompiledGraph::Make(*this, std::move(known), std::move(compiled),
                              std::move(found.explanations));
@@ -329,7 +322,9 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
   }
   return MakeError(ErrorKind::kUnimplemented,
                    absl::StrCat(Describe(*compiled.partition_), ": no backend runs it. ",
-                                absl::StrJoin(compiled.passed_over_, "; ")));
+                                absl::StrJoin(compiled.passed_over_, "; "),
+                                compiled.partition_->misses().empty() ? "" : ". ",
+                                absl::StrJoin(compiled.partition_->misses(), ". ")));
 }
 
 }  // namespace kvant

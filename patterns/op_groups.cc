@@ -135,8 +135,7 @@ std::vector<int> TopologicalOrder(const Graph& graph, const std::vector<OpGroup>
 
 }  // namespace
 
-void SortGroups(const Graph& graph, std::vector<OpGroup>* groups,
-                std::vector<std::string>* explanations) {
+void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Miss>* misses) {
   if (groups->size() < 2) return;
   for (;;) {
     const std::vector<int> order = TopologicalOrder(graph, *groups);
@@ -159,9 +158,11 @@ void SortGroups(const Graph& graph, std::vector<OpGroup>* groups,
         sorted.push_back(std::move(stuck));
         continue;
       }
-      explanations->push_back(
-          absl::StrCat(graph.ops()[stuck.ops.back()].ToString(),
-                       " is not fused: other ops depend on the group and it depends on them"));
+      const OpIndex last = stuck.ops.back();
+      misses->push_back(
+          {last,
+           absl::StrCat(graph.ops()[last].ToString(),
+                        " is not fused: other ops depend on the group and it depends on them")});
       for (OpIndex op : stuck.ops) {
         OpGroup single;
         single.ops.push_back(op);

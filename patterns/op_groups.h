@@ -17,7 +17,13 @@ struct OpGroup {
   Partition::Kind kind = Partition::Kind::kOps;
   std::vector<OpIndex> ops;               // sorted
   std::shared_ptr<AttentionMatch> match;  // for attention; indices into the whole graph
-  std::vector<std::string> notes;
+};
+
+// Why the op, of which attention might have been made, is not fused, or not wholly: a sentence that
+// names ops.
+struct Miss {
+  OpIndex op = Graph::kNoOp;
+  std::string why;
 };
 
 // Puts every op that is not taken (but End and Wildcard) into a group of its own,
@@ -26,9 +32,8 @@ struct OpGroup {
 void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups);
 
 // Sorts groups topologically. Groups on a cycle with others (one feeds another
-// that feeds it) are taken apart into single ops, with an explanation each.
-void SortGroups(const Graph& graph, std::vector<OpGroup>* groups,
-                std::vector<std::string>* explanations);
+// that feeds it) are taken apart into single ops, with a miss each.
+void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Miss>* misses);
 
 // Cuts a match down to what oneDNN fuses. False if oneDNN would not fuse it.
 bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why);

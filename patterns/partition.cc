@@ -79,6 +79,7 @@ Partition Partition::WithoutSpec() const {
   result.match_ = match_;
   result.extra_kind_ = extra_kind_;
   result.extra_ = extra_;
+  result.misses_ = misses_;
   result.notes_.assign(notes_.begin(), notes_.end() - (noted_ ? 1 : 0));
   return result;
 }

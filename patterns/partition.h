@@ -61,6 +61,8 @@ class Partition {
   std::optional<OpId> softmax_op() const;
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
+  // Near misses: why ops of it, or beside it, that might be attention are not fused, or not wholly.
+  const std::vector<std::string>& misses() const { return misses_; }
 
   // The same partition for these ports (matched by id; others keep what is known),
   // shapes inferred and the spec rebuilt. Every port must have a known shape
@@ -110,7 +112,7 @@ class Partition {
   Extra extra_kind_ = Extra::kNone;
   std::optional<LogicalTensor> extra_;
   std::optional<AttentionSpec> spec_;
-  std::vector<std::string> notes_;
+  std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec
 };
 

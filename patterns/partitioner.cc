@@ -48,25 +48,51 @@ class Partitioner {
   void MatchSoftMax(AttentionMatcher& matcher, OpIndex index);
   void Take(Partition::Kind kind, std::vector<OpIndex> ops, std::shared_ptr<AttentionMatch> match);
   Partition Build(OpGroup& group, int id) const;
+  void AttachMisses(PartitionResult& result) const;
 
   const Graph& graph_;
   const PartitionOptions& options_;
   std::vector<char> taken_;
   std::vector<OpGroup> groups_;
-  std::vector<std::string> explanations_;
+  std::vector<Miss> misses_;
 };
 
 PartitionResult Partitioner::Run() {
   MatchAll();
   GroupRemainingOps(graph_, taken_, &groups_);
-  SortGroups(graph_, &groups_, &explanations_);
+  SortGroups(graph_, &groups_, &misses_);
   PartitionResult result;
   result.partitions.reserve(groups_.size());
   for (OpGroup& group : groups_) {
     result.partitions.push_back(Build(group, static_cast<int>(result.partitions.size())));
   }
-  result.explanations = std::move(explanations_);
+  if (!misses_.empty()) AttachMisses(result);
   return result;
+}
+
+// To the partition of the op that was missed, and to those beside it, which would be part of the
+// attention: whoever compiles one of these alone is told why it is not.
+void Partitioner::AttachMisses(PartitionResult& result) const {
+  std::vector<int> partition_of(graph_.ops().size(), -1);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (const OpIndex op : groups_[i].ops) partition_of[op] = static_cast<int>(i);
+  }
+  for (const Miss& miss : misses_) {
+    result.explanations.push_back(miss.why);
+    absl::InlinedVector<OpIndex, 8> around{miss.op};
+    const Op& op = graph_.ops()[miss.op];
+    for (const TensorId id : op.inputs) around.push_back(graph_.FindTensor(id)->producer.op);
+    for (const TensorId id : op.outputs) {
+      for (const Graph::Use& use : graph_.FindTensor(id)->consumers) around.push_back(use.op);
+    }
+    absl::InlinedVector<int, 8> partitions;
+    for (const OpIndex one : around) {
+      if (one != Graph::kNoOp && partition_of[one] >= 0) partitions.push_back(partition_of[one]);
+    }
+    std::sort(partitions.begin(), partitions.end());
+    partitions.erase(std::unique(partitions.begin(), partitions.end()), partitions.end());
+    for (const int i : partitions) result.partitions[i].misses_.push_back(miss.why);
+  }
 }
 
 void Partitioner::MatchAll() {
@@ -87,11 +113,11 @@ void Partitioner::MatchAll() {
       if (matcher.MatchBackward(index, &ops, &why)) {
         Take(Partition::Kind::kAttentionBackward, std::move(ops), nullptr);
       } else if (!why.empty()) {
-        explanations_.push_back(std::move(why));
+        misses_.push_back({index, std::move(why)});
       }
     } else if (kind == OpKind::kSoftMaxBackward) {
       std::string why = matcher.WhyNoBackward(index);
-      if (!why.empty()) explanations_.push_back(std::move(why));
+      if (!why.empty()) misses_.push_back({index, std::move(why)});
     }
   }
 }
@@ -102,13 +128,13 @@ void Partitioner::MatchSoftMax(AttentionMatcher& matcher, OpIndex index) {
   bool matched = matcher.Match(index, match.get(), &why);
   if (matched && options_.grammar == PartitionOptions::Grammar::kOneDnn) {
     matched = TrimToOneDnn(graph_, match.get(), &why);
-    if (matched && !why.empty()) explanations_.push_back(why);
+    if (matched && !why.empty()) misses_.push_back({index, why});
   }
   if (matched) {
     std::vector<OpIndex> ops = SortedOps(*match);
     Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
   } else if (!why.empty()) {
-    explanations_.push_back(std::move(why));
+    misses_.push_back({index, std::move(why)});
   }
 }
 

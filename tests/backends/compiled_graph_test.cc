@@ -174,6 +174,26 @@ TEST(CompiledGraphTest, SaysWhatRunsAndWhy) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("GELU 'gelu'"));
 }
 
+// Without a look at the rest of the graph: from the partition that is compiled.
+TEST(NearMissTest, PartitionsAroundItCarryIt) {
+  GraphBuilder g;
+  const Value q = g.Input("q", kF32, {1, 1, 2, 16}), k = g.Input("k", kF32, {1, 1, 8, 16});
+  const Value gelu =
+      g.AddOp(OpKind::kGELU, "gelu", {g.MatMul(q, k, {.transpose_b = true})}, {kF32})[0];
+  g.Output("o", g.MatMul(g.SoftMax(gelu), k));
+  g.Output("apart", g.Tanh(q));
+  const std::vector<Partition> partitions = PartitionGraph(std::move(g).Build().value()).value();
+  const Engine engine = EngineOf(kSplit);
+  for (const Partition& partition : partitions) {
+    SCOPED_TRACE(partition.pattern());
+    const bool apart = partition.ops().ops()[0].kind == OpKind::kTanh;
+    EXPECT_EQ(partition.misses().size(), apart ? 0u : 1u);
+    const absl::Status status = engine.Compile(partition, {.require_fused = true}).status();
+    EXPECT_EQ(std::string(status.message()).find("GELU 'gelu'") == std::string::npos, apart)
+        << status;
+  }
+}
+
 TEST(CompiledGraphTest, TakesShapesThatTheGraphLeavesOpen) {
   GraphBuilder g;
   const Value x = g.Input("x", kF32, {2, kUnknownDim});

@@ -118,7 +118,8 @@ TEST(OneDnnGrammar, CompressedGroupedHeadsByReshapeAreSevenPartitions) {
   const Value q = g.Reshape(g.Input("q", kF32, {2, 4, 3, 8}), {2, 2, 2, 3, 8});
   const auto kv = [&g](std::string_view name) {
     const Value codes = g.Input(name, kU4, {2, 2, 5, 8});
-    return g.Reshape(g.DynamicDequantize(codes, g.Input(std::string(name) + "_s", kF32, {1}), {}), {2, 2, 1, 5, 8});
+    return g.Reshape(g.DynamicDequantize(codes, g.Input(std::string(name) + "_s", kF32, {1}), {}),
+                     {2, 2, 1, 5, 8});
   };
   const Value s = g.Divide(g.MatMul(q, kv("k"), {.transpose_b = true}), g.Input("d", kF32, {1}));
   g.Output("o", g.Reshape(g.MatMul(g.SoftMax(s), kv("v")), {2, 4, 3, 8}));
