@@ -17,10 +17,10 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
@@ -191,7 +191,9 @@ class GraphBuilder {
   GraphOptions options_;
   uint64_t stamp_;                      // of its values
   std::vector<LogicalTensor> tensors_;  // by id
-  absl::flat_hash_set<std::string> input_names_, output_names_;
+  // Not of absl's: its tables poison memory where the address sanitizer is on, which a program and
+  // this library may disagree about.
+  std::unordered_set<std::string> input_names_, output_names_;
   std::vector<Op> ops_;
   std::vector<bool> produced_;  // by tensor id: by an op
   std::vector<bool> consumed_;
