@@ -1,6 +1,7 @@
 #include "kvant/backends/compiled_graph.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
@@ -17,39 +18,30 @@ constexpr size_t kAlignment = 64;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// What one partition hands on to others: alive from the step that writes it to the last that reads.
-struct Handed {
-  TensorId id = 0;
-  size_t bytes = 0;
-  size_t first = 0, last = 0;
-  size_t at = 0;
-};
-
-// Gives each the lowest place that is free while it is alive, the largest first; how far they
-// reach.
-size_t PlaceAll(std::vector<Handed>& all) {
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Handed& a, const Handed& b) { return a.bytes > b.bytes; });
-  size_t reach = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    Handed& one = all[i];
-    bool moved = true;
-    while (moved) {
-      moved = false;
-      for (size_t j = 0; j < i; ++j) {
-        const Handed& other = all[j];
-        const bool together = one.first <= other.last && other.first <= one.last;
-        if (!together || one.at >= other.at + other.bytes || other.at >= one.at + one.bytes) {
-          continue;
-        }
-        one.at = other.at + other.bytes;
-        moved = true;
-      }
+// Memory for what partitions hand on to each other: what is given back is taken again, the smallest
+// block that is large enough.
+class Blocks {
+ public:
+  struct Block {
+    size_t at = 0, bytes = 0;
+  };
+  Block Take(size_t bytes) {
+    if (const auto found = free_.lower_bound(bytes); found != free_.end()) {
+      const Block block{found->second, found->first};
+      free_.erase(found);
+      return block;
     }
-    reach = std::max(reach, one.at + one.bytes);
+    const Block block{reach_, bytes};
+    reach_ += bytes;
+    return block;
   }
-  return reach;
-}
+  void GiveBack(const Block& block) { free_.emplace(block.bytes, block.at); }
+  size_t reach() const { return reach_; }
+
+ private:
+  std::multimap<size_t, size_t> free_;  // bytes -> at
+  size_t reach_ = 0;
+};
 
 absl::Status NothingToRun() {
   return MakeError(ErrorKind::kInvalidArguments,
@@ -82,16 +74,18 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
   for (size_t i = 0; i < known.outputs().size(); ++i) {
     places[known.outputs()[i]] = {Place::In::kOutputs, i};
   }
-  // What is left lies in the scratch.
-  absl::flat_hash_map<TensorId, Handed> handed;
+  absl::flat_hash_map<TensorId, size_t> last_step;  // that reads it
+  for (size_t step = 0; step < state->partitions.size(); ++step) {
+    for (const TensorId id : state->partitions[step].partition().inputs()) last_step[id] = step;
+  }
+  // What is left lies in the scratch, from the step that writes it to the last that reads it.
+  Blocks blocks;
+  std::vector<std::vector<Blocks::Block>> dead_after(state->partitions.size());
   size_t alignment = 1;
   for (size_t step = 0; step < state->partitions.size(); ++step) {
     const CompiledPartition& compiled = state->partitions[step];
     const Partition& partition = compiled.partition();
     alignment = std::max(alignment, compiled.executable_->alignment());
-    for (const TensorId id : partition.inputs()) {
-      if (const auto found = handed.find(id); found != handed.end()) found->second.last = step;
-    }
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       const LogicalTensor& tensor = partition.output(static_cast<int>(port));
       if (places.contains(tensor.id)) continue;
@@ -100,17 +94,14 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
                          absl::StrCat(last.ToString(), ": tensor ", tensor.id,
                                       ", which it writes a part of, is no output of the graph"));
       }
-      const auto bytes = Aligned(static_cast<size_t>(tensor.memory_bytes()));
-      handed[tensor.id] = {tensor.id, bytes, step, step, 0};
+      const Blocks::Block block = blocks.Take(Aligned(static_cast<size_t>(tensor.memory_bytes())));
+      places[tensor.id] = {Place::In::kScratch, block.at};
+      const auto last = last_step.find(tensor.id);
+      dead_after[last == last_step.end() ? step : last->second].push_back(block);
     }
+    for (const Blocks::Block& block : dead_after[step]) blocks.GiveBack(block);
   }
-  std::vector<Handed> all;
-  for (const auto& [id, one] : handed) all.push_back(one);
-  std::sort(all.begin(), all.end(), [](const Handed& a, const Handed& b) {
-    return a.first != b.first ? a.first < b.first : a.id < b.id;
-  });
-  size_t scratch = PlaceAll(all);
-  for (const Handed& one : all) places[one.id] = {Place::In::kScratch, one.at};
+  size_t scratch = blocks.reach();
 
   for (const CompiledPartition& compiled : state->partitions) {
     Step& step = state->steps.emplace_back();

@@ -38,8 +38,8 @@ class GraphBuilder {
  public:
   explicit GraphBuilder(GraphOptions options = {});
 
-  // A graph input, dense row-major unless strides (in elements) are given. Names of inputs and
-  // outputs are different from each other; an input may have none.
+  // A graph input, dense row-major unless strides (in elements) are given. No two inputs have
+  // the same name, and no two outputs; several may have none.
   Value Input(std::string_view name, DataType type, Dims dims,
               std::optional<Dims> strides = std::nullopt, Property property = Property::kVariable);
   // A scalar whose value is read on the host at every execution, on any engine: s32, s64 or f32.
@@ -51,11 +51,10 @@ class GraphBuilder {
   Value Scalar(T value) {
     static_assert(std::is_same_v<T, bool> || std::is_floating_point_v<T> ||
                   (std::is_integral_v<T> && std::is_signed_v<T>));
-    if constexpr (std::is_same_v<T, bool>) return AddConstant(Constant(value));
-    if constexpr (std::is_floating_point_v<T>)
-      return AddConstant(Constant(static_cast<float>(value)));
-    if constexpr (sizeof(T) == 8) return AddConstant(Constant(static_cast<int64_t>(value)));
-    return AddConstant(Constant(static_cast<int32_t>(value)));
+    using Integer = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+    using Number = std::conditional_t<std::is_floating_point_v<T>, float, Integer>;
+    using Stored = std::conditional_t<std::is_same_v<T, bool>, bool, Number>;
+    return AddConstant(Constant(static_cast<Stored>(value)));
   }
 
   struct MatMulOptions {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -152,47 +153,40 @@ TEST(ConstantTest, JsonRefusesValuesThatAreNoConstants) {
               HasSubstr("a value is that of a constant without dims, of its type"));
 }
 
+// An f32 without dims.
+LogicalTensor ScalarTensor(TensorId id, std::optional<Constant> value = std::nullopt) {
+  LogicalTensor tensor;
+  tensor.id = id;
+  tensor.type = kF32;
+  tensor.dims = Dims();
+  if (value) tensor.property = Property::kConstant;
+  tensor.value = value;
+  return tensor;
+}
+
+Op TanhOp(OpId id) {
+  Op op;
+  op.id = id;
+  op.kind = OpKind::kTanh;
+  return op;
+}
+
 TEST(ConstantTest, ResultsOfOpsHaveNone) {
-  LogicalTensor x, y;
-  x.id = 1;
-  y.id = 2;
-  x.type = y.type = kF32;
-  x.dims = y.dims = Dims();
-  y.property = Property::kConstant;
-  y.value = 1.f;
-  Op tanh;
-  tanh.kind = OpKind::kTanh;
   Graph graph;
-  const absl::Status status = graph.AddOp(tanh, {x}, {y});
+  const absl::Status status = graph.AddOp(TanhOp(0), {ScalarTensor(1)}, {ScalarTensor(2, 1.f)});
   EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidGraph);
   EXPECT_THAT(std::string(status.message()), HasSubstr("has a value and is the result of an op"));
   // Nor once they are results.
-  y.value.reset();
-  ASSERT_TRUE(graph.AddOp(tanh, {x}, {y}).ok());
-  y.value = 1.f;
-  Op next = tanh;
-  next.id = 1;
-  LogicalTensor z = x;
-  z.id = 3;
-  EXPECT_EQ(ErrorKindOf(graph.AddOp(next, {y}, {z})), ErrorKind::kInvalidGraph);
+  ASSERT_TRUE(graph.AddOp(TanhOp(0), {ScalarTensor(1)}, {ScalarTensor(2)}).ok());
+  const absl::Status later = graph.AddOp(TanhOp(1), {ScalarTensor(2, 1.f)}, {ScalarTensor(3)});
+  EXPECT_EQ(ErrorKindOf(later), ErrorKind::kInvalidGraph);
 }
 
 TEST(ConstantTest, TwoValuesOfOneTensorAreRefused) {
-  LogicalTensor c, y;
-  c.id = 1;
-  c.type = y.type = kF32;
-  c.dims = y.dims = Dims();
-  c.property = Property::kConstant;
-  c.value = 1.f;
   Graph graph;
-  Op tanh;
-  tanh.kind = OpKind::kTanh;
-  y.id = 2;
-  ASSERT_TRUE(graph.AddOp(tanh, {c}, {y}).ok());
-  c.value = 2.f;
-  y.id = 3;
-  tanh.id = 1;
-  EXPECT_EQ(ErrorKindOf(graph.AddOp(tanh, {c}, {y})), ErrorKind::kInvalidGraph);
+  ASSERT_TRUE(graph.AddOp(TanhOp(0), {ScalarTensor(1, 1.f)}, {ScalarTensor(2)}).ok());
+  EXPECT_EQ(ErrorKindOf(graph.AddOp(TanhOp(1), {ScalarTensor(1, 2.f)}, {ScalarTensor(3)})),
+            ErrorKind::kInvalidGraph);
 }
 
 }  // namespace
