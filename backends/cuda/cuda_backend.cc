@@ -51,22 +51,24 @@ class LauncherMemory : public DeviceMemory {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-// The ports of host scalars that bands write. Where all are -inf, as masks have it, kernels skip
-// what is hidden, which is not known when they are made.
+// A band that hides columns if the host scalar that it writes is -inf, as masks have it.
+bool MayHide(const ScoreStep& step) {
+  return step.kind == ScoreStep::Kind::kBand && !step.inverted && step.operand.view.on_host;
+}
+
+// The ports of those host scalars. Where all are -inf, kernels skip what is hidden, which is not
+// known when they are made.
 std::vector<View> HostFills(const AttentionSpec& spec) {
   std::vector<View> fills;
   for (const ScoreStep& step : spec.steps) {
-    if (step.kind == ScoreStep::Kind::kBand && step.operand.view.on_host) {
-      fills.push_back(step.operand.view);
-    }
+    if (MayHide(step)) fills.push_back(step.operand.view);
   }
   return fills;
 }
 
 AttentionSpec WithNegInfFills(AttentionSpec spec) {
   for (ScoreStep& step : spec.steps) {
-    if (step.kind != ScoreStep::Kind::kBand || !step.operand.view.on_host) continue;
-    step.operand = {Constant(kNegInf), View()};
+    if (MayHide(step)) step.operand = {Constant(kNegInf), View()};
   }
   return spec;
 }
