@@ -189,6 +189,13 @@ absl::Status CompiledGraph::CheckedExecute(const Stream& stream,
                                            absl::Span<std::byte> scratch) const {
   if (!state_) return NothingToRun();
   KVANT_RETURN_IF_ERROR(state_->signature->Check(stream, inputs, outputs, scratch));
+  for (size_t step = 0; step < state_->steps.size(); ++step) {
+    absl::InlinedVector<const void*, 16> given;
+    for (const Place& place : state_->steps[step].inputs) {
+      given.push_back(place.in == Place::In::kInputs ? inputs[place.at].data : nullptr);
+    }
+    KVANT_RETURN_IF_ERROR(state_->partitions[step].CheckIndices(given));
+  }
   return state_->signature->WithScratch(stream, scratch, [&](std::byte* block) {
     for (size_t step = 0; step < state_->steps.size(); ++step) {
       KVANT_RETURN_IF_ERROR(RunStep(step, stream, inputs, outputs, block));
@@ -212,6 +219,7 @@ absl::Status CompiledGraph::RunStep(size_t step, const Stream& stream,
     out.push_back(place.in == Place::In::kOutputs ? outputs[place.at].data : scratch + place.at);
   }
   const CompiledPartition& compiled = state_->partitions[step];
+  KVANT_RETURN_IF_ERROR(compiled.CheckIndices(in));
   std::byte* const own = compiled.scratch_bytes() == 0 ? nullptr : scratch + ports.scratch_at;
   return compiled.Run(stream, in, absl::MakeSpan(out), own);
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/engine.h"
+#include "kvant/backends/index_checks.h"
 #include "kvant/backends/signature.h"
 #include "kvant/graph/status.h"
 #include "kvant/graph/verbose.h"
@@ -32,6 +33,12 @@ void CompiledPartition::Prepare(const Engine& engine) {
     signature->AddOutput(partition_->output(static_cast<int>(i)), executable_->alignment());
   }
   signature_ = std::move(signature);
+  auto checks = std::make_shared<IndexChecks>(*partition_, fused());
+  if (engine.device() != Device::kCuda && !checks->empty()) index_checks_ = std::move(checks);
+}
+
+absl::Status CompiledPartition::CheckIndices(absl::Span<const void* const> inputs) const {
+  return index_checks_ == nullptr ? absl::OkStatus() : index_checks_->Check(inputs);
 }
 
 size_t CompiledPartition::scratch_bytes() const { return runs() ? signature_->scratch_bytes() : 0; }
@@ -52,6 +59,7 @@ absl::Status CompiledPartition::CheckedExecute(const Stream& stream,
   for (size_t i = 0; i < inputs.size(); ++i) in[i] = inputs[i].data;
   absl::InlinedVector<void*, 4> out(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) out[i] = outputs[i].data;
+  KVANT_RETURN_IF_ERROR(CheckIndices(in));
   return signature_->WithScratch(stream, scratch, [&](std::byte* block) {
     return Run(stream, in, absl::MakeSpan(out), block);
   });

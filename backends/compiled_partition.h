@@ -21,6 +21,7 @@ namespace kvant {
 
 class CompiledGraph;
 class Engine;
+class IndexChecks;
 class Signature;
 class Stream;
 
@@ -48,9 +49,10 @@ class CompiledPartition {
   // given (the reference and the oracle do allocate, and so does the first execution on an executor
   // of the caller's). kInvalidArguments, naming port and numbers:
   // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine,
-  // nothing to run. Nothing is written then. kInternal if the engine's executor, which the caller
-  // may have written, failed, and kResourceExhausted if there is no memory: outputs then hold
-  // anything, and scratch of one's own must be zeroed before it is used again.
+  // nothing to run; but for kCuda, which clamps them, lengths, ranges, page tables and offsets that
+  // do not fit what they are of. Nothing is written then. kInternal if the engine's executor, which
+  // the caller may have written, failed, and kResourceExhausted if there is no memory: outputs then
+  // hold anything, and scratch of one's own must be zeroed before it is used again.
   //
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph, with host scalars as they are then. Scratch of one's
@@ -74,6 +76,8 @@ class CompiledPartition {
   absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                               absl::Span<const Tensor> outputs,
                               absl::Span<std::byte> scratch) const;
+  // Of lengths, ranges and the like, where the host sees them; null inputs are not looked at.
+  absl::Status CheckIndices(absl::Span<const void* const> inputs) const;
   // Checks nothing.
   absl::Status Run(const Stream& stream, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const;
@@ -82,6 +86,7 @@ class CompiledPartition {
   std::shared_ptr<const Backend> backend_;
   std::shared_ptr<const Executable> executable_;
   std::shared_ptr<const Signature> signature_;
+  std::shared_ptr<const IndexChecks> index_checks_;  // null: none
   std::vector<std::string> passed_over_;
 };
 

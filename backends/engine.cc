@@ -155,12 +155,6 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
         absl::StrCat(Describe(partition), ": tensor ", port.id, " is not one of its ports"));
   }
   KVANT_ASSIGN_OR_RETURN(Partition known, partition.WithPorts(options.ports));
-  if (options.kv_lengths) {
-    KVANT_ASSIGN_OR_RETURN(known, known.WithKvLengths(*options.kv_lengths));
-  }
-  if (options.segment_ranges) {
-    KVANT_ASSIGN_OR_RETURN(known, known.WithSegmentRanges(*options.segment_ranges));
-  }
   KVANT_RETURN_IF_ERROR(CheckPorts(known));
   return known;
 }

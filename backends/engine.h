@@ -49,11 +49,6 @@ struct CompileOptions {
   bool require_fused = false;
   // Shapes (and strides) of ports, by id; others keep the partition's.
   std::vector<LogicalTensor> ports;
-  // An extra input with the real KV lengths, s32 [N]; see Partition::WithKvLengths.
-  std::optional<LogicalTensor> kv_lengths;
-  // Instead, one with the tokens of each segment of K and V, s32 [N, segments, 2]; see
-  // Partition::WithSegmentRanges.
-  std::optional<LogicalTensor> segment_ranges;
 };
 
 struct CompileGraphOptions {

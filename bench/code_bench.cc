@@ -41,6 +41,13 @@ struct Codes {
     scratch.resize(size.used());
   }
 
+  Part Tile(int64_t token) const {
+    Position first, next;
+    first.at[kRow] = token;
+    next.at[kRow] = token + kTokenTile;
+    return {segment, first, kTokenTile, 0, next};
+  }
+
   std::vector<float> q, tile, out, shrink, scratch;
   std::vector<uint8_t> data = std::vector<uint8_t>(kTokens * kSize, 0x35);
   std::vector<uint16_t> scales = std::vector<uint16_t>(kTokens * kSize / kGroup, 0x2c00);
@@ -69,8 +76,7 @@ void BM_CodeScores(benchmark::State& state, const KernelSet* set, DataType type)
   Arena arena(codes.scratch.data());
   CodeScores product(codes.problem, arena);
   RunTiles(state, *set, codes, [&](const Reader& reader, int64_t token) {
-    return product.Multiply(reader, codes.segment, {}, token, kTokenTile, codes.q.data(), rows,
-                            codes.tile.data(), 0);
+    return product.Multiply(reader, codes.Tile(token), codes.q.data(), rows, codes.tile.data());
   });
 }
 
@@ -80,8 +86,8 @@ void BM_CodeValues(benchmark::State& state, const KernelSet* set, DataType type)
   Arena arena(codes.scratch.data());
   CodeValues product(codes.problem, arena);
   RunTiles(state, *set, codes, [&](const Reader& reader, int64_t token) {
-    return product.Multiply(reader, codes.segment, {}, token, kTokenTile, codes.tile.data(), 0,
-                            rows, codes.shrink.data(), codes.out.data());
+    return product.Multiply(reader, codes.Tile(token), codes.tile.data(), rows, codes.shrink.data(),
+                            codes.out.data());
   });
 }
 

@@ -25,6 +25,8 @@ struct Format {
   // than there are (capacity; 0: no), ranges at execution say which tokens exist.
   int64_t sinks = 0, residual = 0;
   int64_t capacity = 0;
+  int64_t page = 0;        // tokens of a page; 0: contiguous
+  int64_t heads = kHeads;  // of queries
 
   bool has_ranges() const { return sinks + residual + capacity > 0; }
   std::vector<int64_t> Segments(int64_t kv_len) const {
@@ -33,53 +35,79 @@ struct Format {
   }
 };
 
-Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int64_t kv_len) {
+// K or V. indices: ranges, or lengths and a page table.
+Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int64_t kv_len,
+            const std::vector<Value>& indices, std::optional<Value>* lengths) {
   const std::vector<int64_t> segments = format.Segments(kv_len);
+  const int64_t pages = format.page == 0 ? 1 : kv_len / format.page;
   std::vector<Value> parts;
   for (size_t s = 0; s < segments.size(); ++s) {
     const bool plain = segments.size() == 3 && s != 1;
-    const int64_t tokens = segments[s];
+    const int64_t tokens = segments[s] / pages;
     const std::string part = name + std::to_string(s);
-    const Value data = g.Input(part, plain ? kF16 : format.type, {1, kKvHeads, 1, tokens, kSize});
+    const Value data =
+        g.Input(part, plain ? kF16 : format.type, {pages, kKvHeads, 1, tokens, kSize});
     if (plain) {
       parts.push_back(g.TypeCast(data, kF32));
     } else if (format.group == 0) {
       parts.push_back(data);
     } else {
       const Value scales =
-          g.Input(part + "_scales", kF32, {1, kKvHeads, 1, tokens, kSize / format.group});
+          g.Input(part + "_scales", kF32, {pages, kKvHeads, 1, tokens, kSize / format.group});
       parts.push_back(
           g.DynamicDequantize(data, scales, {.group_shape = {1, 1, 1, 1, format.group}}));
     }
   }
-  return parts.size() == 1 ? parts[0] : g.Concat(parts, -2);
+  if (format.page > 0) return g.LoadPages(parts[0], indices[0], indices[1]);
+  if (!format.has_ranges()) return parts[0];
+  if (*lengths) return g.LoadRanges(parts, indices[0]);
+  const auto [tokens, count] = g.LoadRangesWithLengths(parts, indices[0]);
+  *lengths = count;
+  return tokens;
 }
 
 absl::StatusOr<Graph> DecodeGraph(const Format& format, int64_t kv_len) {
   GraphBuilder g({.apply_to_int = true});
   const DataType type = format.group > 0 ? kF32 : format.type;
-  const Value q = g.Input("q", type, {1, kKvHeads, kHeads / kKvHeads, 1, kSize});
-  const Value k = Cache(g, "k", format, kv_len);
+  const Value q = g.Input("q", type, {1, kKvHeads, format.heads / kKvHeads, 1, kSize});
+  std::vector<Value> indices;
+  std::optional<Value> lengths;
+  if (format.page > 0) {
+    indices = {g.Input("pages", kS32, {1, kv_len / format.page}), g.Input("lengths", kS32, {1})};
+    lengths = indices[1];
+  } else if (format.has_ranges()) {
+    const auto segments = static_cast<int64_t>(format.Segments(kv_len).size());
+    indices = {g.Input("ranges", kS32, {1, segments, 2})};
+  }
+  const Value k = Cache(g, "k", format, kv_len, indices, &lengths);
   const Value scores = g.MatMul(q, k, {.transpose_b = true, .type = kF32});
   const Value scaled = g.Divide(scores, g.Input("scale", kF32, {}));
-  g.Output("o", g.MatMul(g.SoftMax(scaled, {.type = type}), Cache(g, "v", format, kv_len)));
+  const Value probs = g.SoftMax(scaled, {.type = type, .lengths = lengths});
+  g.Output("o", g.MatMul(probs, Cache(g, "v", format, kv_len, indices, &lengths)));
   return std::move(g).Build();
 }
 
-// The last input, where there are ranges: kv_len tokens, of a ring that has room for more from
-// token `first` on.
-std::vector<int32_t> RangesOf(const Format& format, int64_t kv_len, int64_t first) {
-  std::vector<int32_t> ranges;
-  for (int side = 0; side < 2; ++side) {
-    const std::vector<int64_t> segments = format.Segments(kv_len);
-    for (size_t s = 0; s < segments.size(); ++s) {
-      const bool ring = segments.size() == 1 || s == 1;
-      const int64_t tokens = ring ? kv_len - format.sinks - format.residual : segments[s];
-      ranges.push_back(static_cast<int32_t>(ring ? first % segments[s] : 0));
-      ranges.push_back(static_cast<int32_t>(tokens));
+// What says where tokens are: kv_len of them, of a ring that has room for more from token `first`
+// on; or in pages in no order.
+std::vector<int32_t> IndicesOf(const Format& format, const std::string& name, int64_t kv_len,
+                               int64_t first) {
+  std::vector<int32_t> indices;
+  if (name == "lengths") indices.push_back(static_cast<int32_t>(kv_len));
+  if (name == "pages") {
+    const int64_t pages = kv_len / format.page;
+    for (int64_t i = 0; i < pages; ++i) {
+      indices.push_back(static_cast<int32_t>((i * 61 + first) % pages));  // 61 divides no count
     }
   }
-  return ranges;
+  if (name != "ranges") return indices;
+  const std::vector<int64_t> segments = format.Segments(kv_len);
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const bool ring = segments.size() == 1 || s == 1;
+    const int64_t tokens = ring ? kv_len - format.sinks - format.residual : segments[s];
+    indices.push_back(static_cast<int32_t>(ring ? first % segments[s] : 0));
+    indices.push_back(static_cast<int32_t>(tokens));
+  }
+  return indices;
 }
 
 // All bytes 0x2c: a small positive number in every type.
@@ -93,16 +121,10 @@ void BM_Decode(benchmark::State& state, const Format& format) {
   const absl::StatusOr<Graph> graph = DecodeGraph(format, kv_len);
   if (!graph.ok()) return state.SkipWithError(std::string(graph.status().message()).c_str());
   const absl::StatusOr<Engine> engine = Engine::Create({.backends = {"cpu"}});
-  CompileOptions options;
-  if (format.has_ranges()) {
-    const auto segments = static_cast<int64_t>(format.Segments(kv_len).size());
-    options.segment_ranges =
-        LogicalTensor{.id = 1000000, .type = kS32, .dims = Dims{1, 2 * segments, 2}};
-  }
-  const auto compiled = engine->Compile(PartitionGraph(*graph)->at(0), options);
+  const auto compiled = engine->Compile(PartitionGraph(*graph)->at(0), {.require_fused = true});
   if (!compiled.ok()) return state.SkipWithError(std::string(compiled.status().message()).c_str());
   const Partition& partition = compiled->partition();
-  const size_t ports = partition.inputs().size() - (format.has_ranges() ? 1 : 0);
+  const size_t ports = partition.inputs().size();
   size_t bytes = 0;
   for (size_t i = 0; i < ports; ++i) {
     bytes += static_cast<size_t>(partition.input(static_cast<int>(i)).memory_bytes());
@@ -116,16 +138,19 @@ void BM_Decode(benchmark::State& state, const Format& format) {
   }
   // A large capacity is read in several places.
   constexpr size_t kPlaces = 64;
-  std::vector<std::vector<int32_t>> ranges(kPlaces);
+  std::vector<std::vector<std::vector<int32_t>>> indices(kPlaces);
   std::vector<std::vector<ConstTensor>> inputs(kPlaces);
   for (size_t place = 0; place < kPlaces; ++place) {
-    for (const auto& port : memory[place % copies]) {
-      inputs[place].emplace_back(port.data(), port.size() * 8);
+    const int64_t first = static_cast<int64_t>(place / copies) * kv_len;
+    for (size_t i = 0; i < ports; ++i) {
+      const std::string& name = partition.input(static_cast<int>(i)).name;
+      indices[place].push_back(
+          IndicesOf(format, name, kv_len, format.capacity == 0 && format.page == 0 ? 0 : first));
+      const std::vector<int32_t>& own = indices[place].back();
+      const std::vector<uint64_t>& port = memory[place % copies][i];
+      inputs[place].push_back(own.empty() ? ConstTensor{port.data(), port.size() * 8}
+                                          : ConstTensor{own.data(), own.size() * 4});
     }
-    if (!format.has_ranges()) continue;
-    const int64_t first = format.capacity == 0 ? 0 : static_cast<int64_t>(place / copies) * kv_len;
-    ranges[place] = RangesOf(format, kv_len, first);
-    inputs[place].emplace_back(ranges[place].data(), ranges[place].size() * 4);
   }
   std::vector<uint64_t> out = MakeMemory(partition.output(0));
   const Tensor outputs[] = {{out.data(), out.size() * 8}};
@@ -155,6 +180,24 @@ KVANT_DECODE(u4_g32_sinks_residual, kU4, 32, 4, 128);
 KVANT_DECODE(u4_g32_room_for_32k, kU4, 32, 0, 0, 32768);
 KVANT_DECODE(s2_g32, kS2, 32);
 #undef KVANT_DECODE
+
+// Pages beside a contiguous cache, of which they should take at most 1.1 times as long.
+#define KVANT_PAGED(name, ...)                            \
+  BENCHMARK_CAPTURE(BM_Decode, name, Format{__VA_ARGS__}) \
+      ->ArgName("kv_len")                                 \
+      ->Arg(32768)                                        \
+      ->UseRealTime()                                     \
+      ->Unit(benchmark::kMicrosecond)
+#define KVANT_PAGES(name, type, heads)                         \
+  KVANT_PAGED(name##_contiguous, type, 32, 0, 0, 0, 0, heads); \
+  KVANT_PAGED(name##_pages_16, type, 32, 0, 0, 0, 16, heads);  \
+  KVANT_PAGED(name##_pages_64, type, 32, 0, 0, 0, 64, heads)
+KVANT_PAGES(s8_g32_r4, kS8, 32);
+KVANT_PAGES(s8_g32_r1, kS8, 8);
+KVANT_PAGES(u4_g32_r4, kU4, 32);
+KVANT_PAGES(u4_g32_r1, kU4, 8);
+#undef KVANT_PAGES
+#undef KVANT_PAGED
 
 }  // namespace
 }  // namespace kvant

@@ -16,13 +16,14 @@ absl::StatusOr<Graph> PrefillGraph(DataType type, FpMath fpmath) {
   GraphBuilder g({.fpmath = fpmath, .apply_to_int = true});
   const Dims cache = {1, kKvHeads, kTokens, kSize};
   const Value q = g.Input("q", kF32, {1, kHeads, kQueries, kSize});
-  const Value k = g.Input("k", type, cache), v = g.Input("v", type, cache);
-  GraphBuilder::AttentionOptions options{.scale = 0.088f, .bottom_right = true, .right_window = 0};
+  Value k = g.Input("k", type, cache), v = g.Input("v", type, cache);
+  const GraphBuilder::AttentionOptions options{
+      .scale = 0.088f, .bottom_right = true, .right_window = 0};
   if (IsInteger(type)) {
     const Dims groups = {1, kKvHeads, kTokens, kSize / kGroup};
-    options.k_scales = g.Input("k_scales", kF16, groups);
-    options.v_scales = g.Input("v_scales", kF16, groups);
-    options.k_group_shape = options.v_group_shape = {1, 1, 1, kGroup};
+    const GraphBuilder::DequantizeOptions by_group{.group_shape = {1, 1, 1, kGroup}, .type = kF32};
+    k = g.DynamicDequantize(k, g.Input("k_scales", kF16, groups), by_group);
+    v = g.DynamicDequantize(v, g.Input("v_scales", kF16, groups), by_group);
   }
   g.Output("o", g.ScaledDotProductAttention(q, k, v, options).first);
   return std::move(g).Build();

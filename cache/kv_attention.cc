@@ -17,13 +17,10 @@
 namespace kvant {
 namespace {
 
-constexpr TensorId kRangesId = 1 << 20;
-
 // What may be an input of the graph, and its name; a part of K or V follows as K0, K1, ...
-enum Source : uint8_t { kQ, kScale, kTokens, kQueryTokens, kFill, kRanges, kK, kV = kK + kKvParts };
+enum Source : uint8_t { kQ, kTokens, kRangesOfK, kRangesOfV, kK, kV = kK + kKvParts };
 constexpr int kSources = kV + kKvParts;
-constexpr std::string_view kSourceNames[] = {"q",    "scale", "tokens", "query_tokens",
-                                             "fill", "ranges"};
+constexpr std::string_view kSourceNames[] = {"q", "tokens", "K ranges", "V ranges"};
 
 std::string PartName(const KvTensor& tensor, KvPart part) {
   return absl::StrCat(tensor.name(), static_cast<int>(part));
@@ -40,17 +37,17 @@ uint8_t SourceOf(std::string_view name) {
 // [batch, heads, slots, channels] with an axis for the query heads that share them.
 Dims Shared(const Dims& dims) { return {dims[0], dims[1], 1, dims[2], dims[3]}; }
 
-// K or V of the graph: its segments one after another.
+// K or V of the graph: the segments of a cache.
 class Operand {
  public:
   Operand(GraphBuilder& g, const KvTensor& tensor) : g_(g), tensor_(tensor) {}
 
-  Value Make() {
+  absl::InlinedVector<Value, 3> Segments() {
     absl::InlinedVector<Value, 3> segments;
     if (tensor_.has(KvPart::kSinks)) segments.push_back(Plain(KvPart::kSinks));
     segments.push_back(tensor_.has(KvPart::kScales) ? Quantized() : Plain(KvPart::kCodes));
     if (tensor_.has(KvPart::kWindow)) segments.push_back(Plain(KvPart::kWindow));
-    return segments.size() == 1 ? segments[0] : g_.Concat(segments, 3);
+    return segments;
   }
 
  private:
@@ -93,17 +90,23 @@ absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
                     {shape.batch, shape.heads, shared, options.query_tokens, shape.head_size});
   if (options.type != kF32) q = g.TypeCast(q, kF32);
   if (k.rotation() != 0) q = g.Hadamard(q, k.rotation());
-  const Value keys = Operand(g, k).Make();
-  const Value scale = g.Input("scale", kF32, {});
-  Value scores = g.Multiply(g.MatMul(q, keys, {.transpose_b = true}), scale);
+  const auto ranges = [&](Source source, int64_t segments) {
+    return g.Input(kSourceNames[source], kS32, {shape.batch, segments, 2});
+  };
+  const auto [keys, lengths] =
+      g.LoadRangesWithLengths(Operand(g, k).Segments(), ranges(kRangesOfK, k.segments()), 3);
+  const float scale =
+      options.scale != 0 ? options.scale : 1.f / std::sqrt(static_cast<float>(shape.head_size));
+  Value scores = g.Multiply(g.MatMul(q, keys, {.transpose_b = true}), g.Scalar(scale));
   if (options.query_tokens > 1) {
-    const Value tokens = g.Input("tokens", kS32, {shape.batch, 1, 1, 1, 1});
-    const Value query_tokens = g.Input("query_tokens", kS32, {});
-    const Value fill = g.Input("fill", kF32, {});
+    const Value tokens = g.Input(kSourceNames[kTokens], kS32, {shape.batch, 1, 1, 1, 1});
+    const Value query_tokens = g.Scalar(static_cast<int32_t>(options.query_tokens));
+    const Value fill = g.Scalar(-std::numeric_limits<float>::infinity());
     scores = g.CausalMask(scores, fill, tokens, query_tokens);
   }
-  const Value probabilities = g.SoftMax(scores);
-  Value out = g.MatMul(probabilities, Operand(g, v).Make());
+  const Value probabilities = g.SoftMax(scores, {.lengths = lengths});
+  const Value values = g.LoadRanges(Operand(g, v).Segments(), ranges(kRangesOfV, v.segments()), 3);
+  Value out = g.MatMul(probabilities, values);
   if (v.rotation() != 0) out = g.Hadamard(out, v.rotation());
   if (options.type != kF32) out = g.TypeCast(out, options.type);
   g.Output("out", out);
@@ -123,14 +126,8 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
                                               group.scheme.v.ToString(), " is ", partitions.size(),
                                               " partitions"));
     }
-    LogicalTensor ranges;
-    ranges.id = kRangesId;
-    ranges.type = kS32;
-    ranges.dims = Dims{group.k.shape().batch, group.k.segments() + group.v.segments(), 2};
-    ranges.name = kSourceNames[kRanges];
-    KVANT_ASSIGN_OR_RETURN(
-        CompiledPartition compiled,
-        cache.engine_.Compile(partitions[0], {.require_fused = true, .segment_ranges = ranges}));
+    KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled,
+                           cache.engine_.Compile(partitions[0], {.require_fused = true}));
     Compiled& made = attention->compiled_.emplace_back(Compiled{std::move(compiled), {}});
     const Partition& partition = made.partition.partition();
     for (size_t i = 0; i < partition.inputs().size(); ++i) {
@@ -159,21 +156,12 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
         absl::StrCat("layer ", layer, ": ", options_.query_tokens, " query tokens over the ",
                      at.lengths[b], " tokens of batch row ", b));
   }
-  // Backends may ask of any port what their vector loads need.
-  alignas(64) const float scale =
-      options_.scale != 0 ? options_.scale
-                          : 1.f / std::sqrt(static_cast<float>(group.k.shape().head_size));
-  alignas(64) const float fill = -std::numeric_limits<float>::infinity();
-  alignas(64) const int32_t query_tokens = static_cast<int32_t>(options_.query_tokens);
-
   std::array<ConstTensor, kSources> sources;
   sources[kQ] = q;
-  sources[kScale] = {&scale, sizeof(scale)};
   sources[kTokens] = {at.totals, batch * sizeof(int32_t)};
-  sources[kQueryTokens] = {&query_tokens, sizeof(query_tokens)};
-  sources[kFill] = {&fill, sizeof(fill)};
-  const int segments = group.k.segments() + group.v.segments();
-  sources[kRanges] = {at.ranges, batch * segments * 2 * sizeof(int32_t)};
+  const int64_t of_k = batch * group.k.segments() * 2, of_v = batch * group.v.segments() * 2;
+  sources[kRangesOfK] = {at.k_ranges, of_k * sizeof(int32_t)};
+  sources[kRangesOfV] = {at.v_ranges, of_v * sizeof(int32_t)};
   for (int i = 0; i < kKvParts; ++i) {
     const KvPart part = static_cast<KvPart>(i);
     if (group.k.has(part)) sources[kK + i] = {at.k[i], MemoryOf(group.k, part)};

@@ -125,8 +125,8 @@ void KvCache::Place(Arena& arena) {
     const Group& group = groups_[layer.group];
     layer.k = arena.TakeParts(group.k);
     layer.v = arena.TakeParts(group.v);
-    const int segments = group.k.segments() + group.v.segments();
-    layer.ranges = arena.TakeOf<int32_t>(batch * segments * 2);
+    layer.k_ranges = arena.TakeOf<int32_t>(batch * group.k.segments() * 2);
+    layer.v_ranges = arena.TakeOf<int32_t>(batch * group.v.segments() * 2);
     layer.totals = arena.TakeOf<int32_t>(batch);
     layer.lengths = arena.TakeOf<int64_t>(batch);
     layer.k_exact = arena.TakeOf<int64_t>(batch);
@@ -158,10 +158,12 @@ void KvCache::FillStaticScales() {
 void KvCache::Publish(int64_t index) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  int32_t* out = layer.ranges;
   for (int64_t b = 0; b < options_.batch; ++b) {
     layer.totals[b] = static_cast<int32_t>(layer.lengths[b]);
-    for (const KvTensor* tensor : {&group.k, &group.v}) {
+  }
+  for (const KvTensor* tensor : {&group.k, &group.v}) {
+    int32_t* out = tensor == &group.k ? layer.k_ranges : layer.v_ranges;
+    for (int64_t b = 0; b < options_.batch; ++b) {
       const auto ranges = tensor->layout().Ranges(layer.lengths[b]);
       const bool present[] = {tensor->has(KvPart::kSinks), true, tensor->has(KvPart::kWindow)};
       for (int s = 0; s < kKvSegmentKinds; ++s) {

@@ -124,9 +124,10 @@ class KvCache {
   struct Layer {
     int group = 0;
     KvPointers k, v;
-    int32_t* ranges = nullptr;   // what attention reads: [batch][segments of K, then V][2]
-    int32_t* totals = nullptr;   // [batch]
-    int64_t* lengths = nullptr;  // [batch]
+    // What attention reads: [batch][segments][2].
+    int32_t *k_ranges = nullptr, *v_ranges = nullptr;
+    int32_t* totals = nullptr;                       // [batch]
+    int64_t* lengths = nullptr;                      // [batch]
     int64_t *k_exact = nullptr, *v_exact = nullptr;  // [batch]: what of a window is still there
   };
   // Where things lie in the one block of memory.

@@ -1,5 +1,5 @@
 // One decode step over an int4 cache that has room for more tokens than it holds.
-// Compiled once for the capacity; the real lengths, one per sequence, are an input.
+// Compiled once for the capacity; the real lengths, one per sequence, are an input of the graph.
 #include <cmath>
 #include <iostream>
 #include <vector>
@@ -25,21 +25,18 @@ absl::StatusOr<kvant::Graph> DecodeGraph() {
     return g.DynamicDequantize(codes, scales, zeros, {.group_shape = {1, 1, 1, 1, kGroup}});
   };
   const auto q = g.Input("q", kvant::kF32, {kBatch, kHeads, kRatio, 1, kHeadSize});
-  const auto products = g.MatMul(q, cache("k"), {.transpose_b = true});
+  const auto lengths = g.Input("lengths", kvant::kS32, {kBatch});
+  const auto products = g.MatMul(q, g.LoadTokens(cache("k"), lengths), {.transpose_b = true});
   const auto scores = g.Multiply(products, g.Scalar(0.125));
-  g.Output("o", g.MatMul(g.SoftMax(scores), cache("v")));
+  const auto probabilities = g.SoftMax(scores, {.lengths = lengths});
+  g.Output("o", g.MatMul(probabilities, g.LoadTokens(cache("v"), lengths)));
   return std::move(g).Build();
 }
 
 absl::Status Run() {
   KVANT_ASSIGN_OR_RETURN(const auto graph, DecodeGraph());
-  KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
   KVANT_ASSIGN_OR_RETURN(const auto engine, kvant::Engine::Create());
-  const kvant::LogicalTensor lengths{
-      .id = 1000, .type = kvant::kS32, .dims = kvant::Dims{kBatch}, .name = "lengths"};
-  KVANT_ASSIGN_OR_RETURN(
-      const auto attention,
-      engine.Compile(partitions.front(), {.require_fused = true, .kv_lengths = lengths}));
+  KVANT_ASSIGN_OR_RETURN(const auto attention, engine.Compile(graph, {.require_fused = true}));
   std::cout << attention << "\n";
   const std::vector<int32_t> length{100, 37};
   std::vector<float> q(kBatch * kHeads * kRatio * kHeadSize), o(q.size());

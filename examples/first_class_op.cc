@@ -19,18 +19,16 @@ absl::StatusOr<kvant::Graph> WindowedAttention() {
   const auto k = g.Input("k", kvant::kS8, {1, kKvHeads, kTokens, kHeadSize});
   const auto v = g.Input("v", kvant::kS8, {1, kKvHeads, kTokens, kHeadSize});
   const auto scales = g.Input("scales", kvant::kF32, {1, kKvHeads, kTokens, 1});
-  const std::vector<int64_t> per_token{1, 1, 1, kHeadSize};
+  const auto values = [&](kvant::Value codes) {
+    return g.DynamicDequantize(codes, scales, {.group_shape = {1, 1, 1, kHeadSize}});
+  };
   const auto [o, stats] = g.ScaledDotProductAttention(
-      q, k, v,
+      q, values(k), values(v),
       {.scale = 0.1f,
        .soft_cap = 20.0f,
        .bottom_right = true,  // the last query sees up to the last token
        .left_window = 31,
        .right_window = 0,
-       .k_group_shape = per_token,
-       .v_group_shape = per_token,
-       .k_scales = scales,
-       .v_scales = scales,
        .sinks = g.Input("sinks", kvant::kF32, {kHeads})});
   g.Output("o", o);
   return std::move(g).Build();

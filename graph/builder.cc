@@ -173,16 +173,24 @@ Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
   return Emit(OpKind::kMatMul, "", {a, b}, {type}, std::move(attrs));
 }
 
-Value GraphBuilder::SoftMax(Value x, SoftMaxOptions options) {
-  const DataType type = options.type == kUndef ? Describe(x).type : options.type;
-  return Emit(OpKind::kSoftMax, "", {x}, {type},
+Value GraphBuilder::EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats) {
+  absl::InlinedVector<Value, 3> inputs{x};
+  if (options.lengths) inputs.push_back(*options.lengths);
+  if (options.first) inputs.push_back(*options.first);
+  if (options.first && !options.lengths) {
+    Fail(MakeError(ErrorKind::kInvalidArguments, "a SoftMax with first has no lengths"));
+  }
+  const DataType types[] = {options.type == kUndef ? Describe(x).type : options.type, kF32};
+  return Emit(OpKind::kSoftMax, "", inputs, absl::MakeSpan(types).first(stats ? 2 : 1),
               {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
 }
 
+Value GraphBuilder::SoftMax(Value x, SoftMaxOptions options) {
+  return EmitSoftMax(x, options, /*stats=*/false);
+}
+
 std::pair<Value, Value> GraphBuilder::SoftMaxWithStats(Value x, SoftMaxOptions options) {
-  const DataType type = options.type == kUndef ? Describe(x).type : options.type;
-  const Value first = Emit(OpKind::kSoftMax, "", {x}, {type, kF32},
-                           {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
+  const Value first = EmitSoftMax(x, options, /*stats=*/true);
   return {first, ValueOf(first.id + 1)};
 }
 
@@ -240,13 +248,13 @@ GraphBuilder::Quantized GraphBuilder::Append(Value x, Value positions, int64_t c
                                              const QuantizeOptions& options, int64_t axis) {
   if (IsComputeFloat(options.type)) {
     const Value dst =
-        Emit(OpKind::kAppend, "", {x, positions}, {options.type}, {{Attr::kAppendAxis, axis}});
+        Emit(OpKind::kAppend, "", {x, positions}, {options.type}, {{Attr::kTokenAxis, axis}});
     SetCapacity(dst, capacity, axis);
     return {dst, dst, std::nullopt};
   }
   Attributes attrs = QuantizationAttributes(
       {.group_shape = options.group_shape, .axis = options.axis, .codebook = options.codebook});
-  attrs.Set(Attr::kAppendAxis, axis);
+  attrs.Set(Attr::kTokenAxis, axis);
   const Quantized result = EmitQuantize(OpKind::kAppend, {x, positions}, options, std::move(attrs));
   const int64_t rank = static_cast<int64_t>(options.group_shape.size());
   const int64_t at = axis < 0 ? axis + rank : axis;
@@ -263,10 +271,42 @@ Value GraphBuilder::Append(Value x, Value positions, int64_t capacity, Value sca
   absl::InlinedVector<Value, 4> inputs{x, positions, scales};
   if (zero_points) inputs.push_back(*zero_points);
   Attributes attrs = QuantizationAttributes(options);
-  attrs.Set(Attr::kAppendAxis, axis);
+  attrs.Set(Attr::kTokenAxis, axis);
   const Value dst = Emit(OpKind::kAppend, "", inputs, {options.type}, std::move(attrs));
   SetCapacity(dst, capacity, axis);
   return dst;
+}
+
+Value GraphBuilder::LoadTokens(Value x, Value lengths, std::optional<Value> first,
+                               LoadOptions options) {
+  absl::InlinedVector<Value, 3> inputs{x, lengths};
+  if (first) inputs.push_back(*first);
+  return Emit(OpKind::kLoadTokens, "", inputs, {Describe(x).type},
+              {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
+}
+
+Value GraphBuilder::LoadPages(Value pool, Value page_table, Value lengths, LoadOptions options) {
+  return Emit(OpKind::kLoadPages, "", {pool, page_table, lengths}, {Describe(pool).type},
+              {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
+}
+
+Value GraphBuilder::EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis,
+                                   bool lengths) {
+  absl::InlinedVector<Value, 4> inputs{ranges};
+  inputs.insert(inputs.end(), segments.begin(), segments.end());
+  const DataType types[] = {segments.empty() ? kUndef : Describe(segments[0]).type, kS32};
+  return Emit(OpKind::kLoadRanges, "", inputs, absl::MakeSpan(types).first(lengths ? 2 : 1),
+              {{Attr::kTokenAxis, axis}});
+}
+
+Value GraphBuilder::LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis) {
+  return EmitLoadRanges(segments, ranges, axis, /*lengths=*/false);
+}
+
+std::pair<Value, Value> GraphBuilder::LoadRangesWithLengths(absl::Span<const Value> segments,
+                                                            Value ranges, int64_t axis) {
+  const Value first = EmitLoadRanges(segments, ranges, axis, /*lengths=*/true);
+  return {first, ValueOf(first.id + 1)};
 }
 
 Value GraphBuilder::Hadamard(Value x, int64_t block) {
@@ -351,13 +391,11 @@ std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
     absl::StrAppend(&names, names.empty() ? "" : ",", name);
     inputs.push_back(*value);
   };
-  optional_input("k_scales", options.k_scales);
-  optional_input("k_zps", options.k_zero_points);
-  optional_input("v_scales", options.v_scales);
-  optional_input("v_zps", options.v_zero_points);
   optional_input("bias", options.bias);
   optional_input("select", options.select);
   optional_input("kv_lengths", options.kv_lengths);
+  optional_input("kv_first", options.kv_first);
+  optional_input("query_offsets", options.query_offsets);
   optional_input("sinks", options.sinks);
   optional_input("alibi_slopes", options.alibi_slopes);
 
@@ -368,12 +406,6 @@ std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
   if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
   attrs.Set(Attr::kLeftWindow, options.left_window);
   attrs.Set(Attr::kRightWindow, options.right_window);
-  if (!options.k_group_shape.empty()) {
-    attrs.Set(Attr::kKGroupShape, std::move(options.k_group_shape));
-  }
-  if (!options.v_group_shape.empty()) {
-    attrs.Set(Attr::kVGroupShape, std::move(options.v_group_shape));
-  }
   const DataType types[] = {Describe(q).type, kF32};
   const Value first = Emit(OpKind::kScaledDotProductAttention, "", inputs,
                            absl::MakeSpan(types).first(options.stats ? 2 : 1), std::move(attrs));

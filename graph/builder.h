@@ -65,6 +65,8 @@ class GraphBuilder {
     int64_t axis = -1;
     std::string_view mode = "inf_as_zero";
     DataType type = kUndef;
+    // s32 [N] or [1]: which elements along the axis exist. first goes with lengths.
+    std::optional<Value> lengths = std::nullopt, first = std::nullopt;
   };
   struct DequantizeOptions {
     Dims group_shape = {};                       // given: per_group
@@ -113,6 +115,22 @@ class GraphBuilder {
   Value Append(Value x, Value positions, int64_t capacity, Value scales,
                std::optional<Value> zero_points, const DequantizeOptions& options,
                int64_t axis = -2);
+  // What attention reads of a cache (LoadTokens, LoadPages and LoadRanges of ops.inc); the SoftMax
+  // then takes the same lengths.
+  struct LoadOptions {
+    int64_t axis = -2;  // of tokens
+    int64_t group = 1;  // tokens of a row, of scales and zero points
+  };
+  Value LoadTokens(Value x, Value lengths, std::optional<Value> first, LoadOptions options);
+  Value LoadTokens(Value x, Value lengths) { return LoadTokens(x, lengths, {}, LoadOptions()); }
+  Value LoadPages(Value pool, Value page_table, Value lengths, LoadOptions options);
+  Value LoadPages(Value pool, Value page_table, Value lengths) {
+    return LoadPages(pool, page_table, lengths, LoadOptions());
+  }
+  Value LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis = -2);
+  // The tokens, and how many there are of each row.
+  std::pair<Value, Value> LoadRangesWithLengths(absl::Span<const Value> segments, Value ranges,
+                                                int64_t axis = -2);
   Value Hadamard(Value x, int64_t block);
   Value Add(Value a, Value b);
   Value Subtract(Value a, Value b);
@@ -140,11 +158,9 @@ class GraphBuilder {
     std::optional<float> scale = std::nullopt, soft_cap = std::nullopt;
     bool bottom_right = false;
     int64_t left_window = -1, right_window = -1;
-    std::vector<int64_t> k_group_shape = {}, v_group_shape = {};
-    std::optional<Value> k_scales = std::nullopt, k_zero_points = std::nullopt,
-                         v_scales = std::nullopt, v_zero_points = std::nullopt, bias = std::nullopt,
-                         select = std::nullopt, kv_lengths = std::nullopt, sinks = std::nullopt,
-                         alibi_slopes = std::nullopt;
+    std::optional<Value> bias = std::nullopt, select = std::nullopt, kv_lengths = std::nullopt,
+                         kv_first = std::nullopt, query_offsets = std::nullopt,
+                         sinks = std::nullopt, alibi_slopes = std::nullopt;
     bool stats = false;  // then the second value is present
   };
   std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
@@ -179,6 +195,8 @@ class GraphBuilder {
   Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
              absl::Span<const DataType> output_types, Attributes attrs);
   Value Arithmetic(OpKind kind, Value a, Value b);
+  Value EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis, bool lengths);
+  Value EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);
   Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
                          const QuantizeOptions& options, Attributes attrs);
   // Tokens along `axis` of what Append writes to.

@@ -44,11 +44,6 @@ constexpr std::string_view kAttrNames[] = {
 #undef KVANT_ATTR
 };
 
-// The inputs that optional_inputs of ScaledDotProductAttention may name.
-constexpr std::string_view kAttentionInputs[] = {"k_scales",   "k_zps", "v_scales",
-                                                 "v_zps",      "bias",  "select",
-                                                 "kv_lengths", "sinks", "alibi_slopes"};
-
 std::vector<OpSchema::Port> ParsePorts(absl::string_view text, bool* variadic) {
   std::vector<OpSchema::Port> ports;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
@@ -61,6 +56,9 @@ std::vector<OpSchema::Port> ParsePorts(absl::string_view text, bool* variadic) {
       word.remove_suffix(1);
     } else if (absl::EndsWith(word, "?")) {
       port.optional = true;
+      word.remove_suffix(1);
+    } else if (absl::EndsWith(word, "@")) {
+      port.optional = port.named = true;
       word.remove_suffix(1);
     }
     port.name = std::string(word);
@@ -167,15 +165,29 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
   return absl::OkStatus();
 }
 
-// optional_inputs names each input after v, once, from the known list.
-absl::Status CheckAttentionInputs(const Op& op) {
-  std::set<std::string> seen;
+std::vector<std::string> NamesOf(const Op& op) {
   const std::string list = op.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
-  std::vector<std::string> names;
-  if (!list.empty()) names = absl::StrSplit(list, ',');
+  if (list.empty()) return {};
+  return absl::StrSplit(list, ',');
+}
+
+// Inputs that come before those which optional_inputs names.
+size_t UnnamedInputs(const OpSchema& schema) {
+  return static_cast<size_t>(std::count_if(schema.inputs.begin(), schema.inputs.end(),
+                                           [](const auto& port) { return !port.named; }));
+}
+
+// optional_inputs names each input after the others, once, of those that there may be.
+absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
+  const size_t unnamed = UnnamedInputs(schema);
+  if (unnamed == schema.inputs.size()) return absl::OkStatus();
+  std::set<std::string> seen;
+  const std::vector<std::string> names = NamesOf(op);
   for (const std::string& name : names) {
-    if (std::find(std::begin(kAttentionInputs), std::end(kAttentionInputs), name) ==
-        std::end(kAttentionInputs)) {
+    const bool known =
+        std::any_of(schema.inputs.begin(), schema.inputs.end(),
+                    [&](const OpSchema::Port& port) { return port.named && port.name == name; });
+    if (!known) {
       return OpError(op, ErrorKind::kInvalidGraphOp,
                      absl::StrCat("optional_inputs names '", name, "', which is not an input"));
     }
@@ -184,10 +196,11 @@ absl::Status CheckAttentionInputs(const Op& op) {
                      absl::StrCat("optional_inputs names '", name, "' twice"));
     }
   }
-  if (names.size() + 3 == op.inputs.size()) return absl::OkStatus();
-  return OpError(op, ErrorKind::kInvalidGraphOp,
-                 absl::StrCat("optional_inputs names ", names.size(), " inputs, but ",
-                              op.inputs.size() - 3, " follow v"));
+  if (names.size() + unnamed == op.inputs.size()) return absl::OkStatus();
+  return OpError(
+      op, ErrorKind::kInvalidGraphOp,
+      absl::StrCat("optional_inputs names ", names.size(), " inputs, but ",
+                   op.inputs.size() - unnamed, " follow ", schema.inputs[unnamed - 1].name));
 }
 
 // Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
@@ -371,16 +384,23 @@ const std::vector<OpKind>& AllOpKinds() {
 
 std::string_view InputName(const Op& op, size_t port) {
   const OpSchema& schema = SchemaOf(op.kind);
-  if (op.kind == OpKind::kScaledDotProductAttention && port >= 3) {
-    const std::string* names = op.attrs.Get<std::string>(Attr::kOptionalInputs);
-    std::string_view rest = names ? std::string_view(*names) : std::string_view();
-    for (size_t i = 3; i < port; ++i) {
-      const size_t comma = rest.find(',');
-      rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-    }
-    return rest.substr(0, rest.find(','));
+  const size_t unnamed = UnnamedInputs(schema);
+  if (port < unnamed || unnamed == schema.inputs.size()) {
+    return schema.inputs[std::min(port, schema.inputs.size() - 1)].name;
   }
-  return schema.inputs[std::min(port, schema.inputs.size() - 1)].name;
+  const std::string* names = op.attrs.Get<std::string>(Attr::kOptionalInputs);
+  std::string_view rest = names ? std::string_view(*names) : std::string_view();
+  for (size_t i = unnamed; i < port; ++i) {
+    rest.remove_prefix(std::min(rest.size(), rest.substr(0, rest.find(',')).size() + 1));
+  }
+  return rest.substr(0, rest.find(','));
+}
+
+std::optional<size_t> FindInput(const Op& op, std::string_view name) {
+  for (size_t port = 0; port < op.inputs.size(); ++port) {
+    if (InputName(op, port) == name) return port;
+  }
+  return std::nullopt;
 }
 
 absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
@@ -391,9 +411,7 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
   KVANT_RETURN_IF_ERROR(
       CheckCount(op, schema.outputs, schema.variadic_outputs, outputs.size(), "outputs"));
   KVANT_RETURN_IF_ERROR(CheckAttrs(op, schema));
-  if (op.kind == OpKind::kScaledDotProductAttention) {
-    KVANT_RETURN_IF_ERROR(CheckAttentionInputs(op));
-  }
+  KVANT_RETURN_IF_ERROR(CheckNamedInputs(op, schema));
   if (op.kind == OpKind::kDynamicQuantize) {
     KVANT_RETURN_IF_ERROR(CheckQuantize(op, inputs, outputs, 1));
   }

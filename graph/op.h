@@ -92,6 +92,7 @@ struct OpSchema {
   struct Port {
     std::string name;
     bool optional = false;
+    bool named = false;  // it is there if the attribute optional_inputs names it
   };
   struct AttrRule {
     Attr attr{};
@@ -110,6 +111,10 @@ struct OpSchema {
 };
 
 const OpSchema& SchemaOf(OpKind kind);
+// Name of an input port, "scales"; that of the port which repeats for all of these.
+std::string_view InputName(const Op& op, size_t port);
+// The first input port of that name, if the op has it.
+std::optional<size_t> FindInput(const Op& op, std::string_view name);
 // All kinds in table order.
 const std::vector<OpKind>& AllOpKinds();
 

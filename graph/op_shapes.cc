@@ -254,6 +254,10 @@ absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
     context.outputs[1] = src.dims;
     (*context.outputs[1])[axis] = 1;
   }
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(
+        CheckOnePerRow(op, *context.inputs[i], InputName(op, i), axis == 0 ? 1 : (*src.dims)[0]));
+  }
   return absl::OkStatus();
 }
 
@@ -366,6 +370,33 @@ absl::Status TransposeShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTensor& next, int axis,
+                      Dims& dims) {
+  if (!next.dims) {
+    dims[axis] = kUnknownDim;
+    return absl::OkStatus();
+  }
+  bool fits = next.dims->size() == dims.size();
+  for (int d = 0; fits && d < first.rank(); ++d) {
+    fits = d == axis || MayEqual(dims[d], (*next.dims)[d]);
+    if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
+  }
+  if (!fits) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat(DescribeDims(next), " does not continue ", DescribeDims(first),
+                                " along dim ", axis));
+  }
+  const int64_t more = (*next.dims)[axis];
+  int64_t& sum = dims[axis];
+  if (more == kUnknownDim || sum == kUnknownDim) {
+    sum = kUnknownDim;
+  } else if (__builtin_add_overflow(sum, more, &sum)) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("the concatenated dim ", axis, " overflows 64 bits"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& first = *context.inputs[0];
   if (!first.dims) return absl::OkStatus();
@@ -373,29 +404,7 @@ absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 0), first, axis));
   Dims dims = *first.dims;
   for (size_t i = 1; i < context.inputs.size(); ++i) {
-    const LogicalTensor& next = *context.inputs[i];
-    if (!next.dims) {
-      dims[axis] = kUnknownDim;
-      continue;
-    }
-    bool fits = next.dims->size() == dims.size();
-    for (int d = 0; fits && d < first.rank(); ++d) {
-      fits = d == axis || MayEqual(dims[d], (*next.dims)[d]);
-      if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
-    }
-    if (!fits) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat(DescribeDims(next), " does not continue ", DescribeDims(first),
-                                  " along dim ", axis));
-    }
-    const int64_t more = (*next.dims)[axis];
-    int64_t& sum = dims[axis];
-    if (more == kUnknownDim || sum == kUnknownDim) {
-      sum = kUnknownDim;
-    } else if (__builtin_add_overflow(sum, more, &sum)) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat("the concatenated dim ", axis, " overflows 64 bits"));
-    }
+    KVANT_RETURN_IF_ERROR(Continue(op, first, *context.inputs[i], axis, dims));
   }
   context.outputs[0] = std::move(dims);
   return absl::OkStatus();

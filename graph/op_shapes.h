@@ -56,6 +56,13 @@ int BroadcastInto(Dims& dims, absl::Span<const int64_t> other);
 // kInvalidShape unless `tensor` broadcasts onto `target` without enlarging it.
 absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                                  absl::Span<const int64_t> target);
+// Adds `next` to the dims of what is concatenated along `axis` and begins with `first`, of known
+// rank; kInvalidShape where it differs in another.
+absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTensor& next, int axis,
+                      Dims& dims);
+// kInvalidShape unless `tensor`, input `role`, is [rows] or one for all of them.
+absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
+                            int64_t rows);
 
 // Of a dynamic quantization op that passed its shape rule. Elements per group along each dimension
 // of what it quantizes or dequantizes, which has these dims; a dim of 0 may have groups of 0. For

@@ -121,58 +121,6 @@ int64_t TokensOfGroup(const Op& op, int axis) {
   return QTypeOf(op) == QType::kPerGroup && group_shape != nullptr ? (*group_shape)[axis] : 1;
 }
 
-// The inputs of a ScaledDotProductAttention by their names; null if absent.
-struct AttentionInputs {
-  static constexpr std::string_view kNames[] = {"k_scales",   "k_zps", "v_scales",
-                                                "v_zps",      "bias",  "select",
-                                                "kv_lengths", "sinks", "alibi_slopes"};
-  enum Name { kKScales, kKZps, kVScales, kVZps, kBias, kSelect, kKvLengths, kSinks, kSlopes };
-  const LogicalTensor* named[std::size(kNames)] = {};
-};
-
-absl::Status NameInputs(const Op& op, const ShapeContext& context, AttentionInputs& result) {
-  const std::string* list = op.attrs.Get<std::string>(Attr::kOptionalInputs);
-  std::string_view rest = list ? std::string_view(*list) : std::string_view();
-  size_t port = 3;
-  while (!rest.empty()) {
-    const std::string_view name = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
-    const auto* found =
-        std::find(std::begin(AttentionInputs::kNames), std::end(AttentionInputs::kNames), name);
-    if (found == std::end(AttentionInputs::kNames)) {
-      return OpError(ErrorKind::kInvalidGraphOp, op,
-                     absl::StrCat("optional_inputs names '", std::string(name),
-                                  "', which is no input of this op"));
-    }
-    const LogicalTensor*& slot = result.named[found - std::begin(AttentionInputs::kNames)];
-    if (slot != nullptr || port >= context.inputs.size()) {
-      return OpError(ErrorKind::kInvalidGraphOp, op,
-                     absl::StrCat("optional_inputs '", *list, "' does not fit the ",
-                                  context.inputs.size() - 3, " inputs after v"));
-    }
-    slot = context.inputs[port++];
-  }
-  if (port == context.inputs.size()) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidGraphOp, op,
-                 absl::StrCat("optional_inputs names ", port - 3, " inputs after v, but there are ",
-                              context.inputs.size() - 3));
-}
-
-// Scales and zero points of K or V: per group with a group_shape, else per tensor.
-absl::Status CheckCompressed(const Op& op, const LogicalTensor& x, Attr group_attr,
-                             const LogicalTensor* scales, const LogicalTensor* zps) {
-  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(group_attr);
-  for (const auto& [tensor, role] : {std::pair(scales, "scales"), std::pair(zps, "zero points")}) {
-    if (tensor == nullptr) continue;
-    if (group_shape == nullptr) {
-      KVANT_RETURN_IF_ERROR(CheckScalar(op, *tensor, role));
-    } else {
-      KVANT_RETURN_IF_ERROR(CheckPerGroup(op, x, *group_shape, *tensor, role));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
                         const LogicalTensor& b, int dim_b) {
   return OpError(
@@ -181,30 +129,36 @@ absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, 
                    (*b.dims)[dim_b], " (tensor ", b.id, ", dim ", dim_b, ")"));
 }
 
-// How q, k and v (all of rank 4) must agree.
+// How q, k and v must agree; q is of rank 3 if queries are ragged.
 absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor& k,
                       const LogicalTensor& v) {
   const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;
-  if (!MayEqual(qd[0], kd[0])) return DimsDiffer(op, "batch sizes of q and k", q, 0, k, 0);
+  const int last = q.rank() - 1;
+  if (last == 3 && !MayEqual(qd[0], kd[0])) {
+    return DimsDiffer(op, "batch sizes of q and k", q, 0, k, 0);
+  }
   if (!MayEqual(kd[0], vd[0])) return DimsDiffer(op, "batch sizes of k and v", k, 0, v, 0);
-  if (!MayEqual(qd[3], kd[3])) return DimsDiffer(op, "head sizes of q and k", q, 3, k, 3);
+  if (!MayEqual(qd[last], kd[3])) return DimsDiffer(op, "head sizes of q and k", q, last, k, 3);
   if (!MayEqual(kd[2], vd[2])) return DimsDiffer(op, "lengths of k and v", k, 2, v, 2);
   if (!MayEqual(kd[1], vd[1])) return DimsDiffer(op, "numbers of heads of k and v", k, 1, v, 1);
-  if (qd[1] == kUnknownDim || kd[1] == kUnknownDim || qd[1] == kd[1]) return absl::OkStatus();
-  if (kd[1] != 0 && qd[1] % kd[1] == 0) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidShape, op,
-                 absl::StrCat(qd[1], " query heads (tensor ", q.id, ", dim 1) are no multiple of ",
-                              kd[1], " key heads (tensor ", k.id, ", dim 1)"));
+  const int64_t q_heads = qd[1];
+  if (q_heads == kUnknownDim || kd[1] == kUnknownDim || q_heads == kd[1]) return absl::OkStatus();
+  if (kd[1] != 0 && q_heads % kd[1] == 0) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat(q_heads, " query heads (tensor ", q.id, ", dim 1) are no multiple of ", kd[1],
+                   " key heads (tensor ", k.id, ", dim 1)"));
 }
 
-// An input with one value per element of a dim of q.
-absl::Status CheckVector(const Op& op, const LogicalTensor* tensor, const char* role,
+// An input with one value per element of a dim.
+absl::Status CheckVector(const Op& op, const LogicalTensor& tensor, std::string_view role,
                          int64_t count) {
-  if (tensor == nullptr || !tensor->dims) return absl::OkStatus();
-  if (tensor->rank() == 1 && MayEqual((*tensor->dims)[0], count)) return absl::OkStatus();
-  if (count == 1 && MayBeScalar(*tensor->dims)) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidShape, op,
-                 absl::StrCat(role, " must be [", count, "], but are ", DescribeDims(*tensor)));
+  if (!tensor.dims) return absl::OkStatus();
+  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], count)) return absl::OkStatus();
+  if (count == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  return OpError(
+      ErrorKind::kInvalidShape, op,
+      absl::StrCat(std::string(role), " must be [", count, "], but are ", DescribeDims(tensor)));
 }
 
 absl::Status CheckWindows(const Op& op) {
@@ -278,8 +232,8 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   if (!src.dims) return absl::OkStatus();
   int axis;
   KVANT_RETURN_IF_ERROR(
-      NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAppendAxis, -2), src, axis));
-  if (axis == 0) return QuantError(op, "append_axis is 0, which positions count along");
+      NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2), src, axis));
+  if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
   const LogicalTensor& positions = *context.inputs[1];
   if (positions.dims && !MayBeScalar(*positions.dims) &&
       (positions.rank() != 1 || !MayEqual((*positions.dims)[0], (*src.dims)[0]))) {
@@ -333,7 +287,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
 
 AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
   AppendedTokens to;
-  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAppendAxis, -2);
+  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
   to.axis = static_cast<int>(axis < 0 ? axis + src.rank() : axis);
   to.tokens = (*src.dims)[to.axis];
   to.capacity = (*dst.dims)[to.axis];
@@ -408,34 +362,46 @@ int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int
 }
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {
-  AttentionInputs inputs;
-  KVANT_RETURN_IF_ERROR(NameInputs(op, context, inputs));
   KVANT_RETURN_IF_ERROR(CheckWindows(op));
+  const bool ragged = FindInput(op, "query_offsets").has_value();
+  if (FindInput(op, "kv_first") && !FindInput(op, "kv_lengths")) {
+    return OpError(ErrorKind::kInvalidGraphOp, op, "has kv_first, but no kv_lengths");
+  }
   for (size_t i = 0; i < 3; ++i) {
     const LogicalTensor& tensor = *context.inputs[i];
+    const int rank = i == 0 && ragged ? 3 : 4;
     if (!tensor.dims) return absl::OkStatus();
-    if (tensor.rank() == 4) continue;
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("q, k and v have rank 4, but one is ", DescribeDims(tensor)));
+    if (tensor.rank() == rank) continue;
+    return OpError(
+        ErrorKind::kInvalidShape, op,
+        absl::StrCat(std::string(InputName(op, i)), " has rank ", rank,
+                     ragged ? " beside query_offsets" : "", ", but is ", DescribeDims(tensor)));
   }
   const LogicalTensor &q = *context.inputs[0], &k = *context.inputs[1], &v = *context.inputs[2];
-  KVANT_RETURN_IF_ERROR(CheckQkv(op, q, k, v));
-  using In = AttentionInputs;
-  const auto* const* named = inputs.named;
-  KVANT_RETURN_IF_ERROR(
-      CheckCompressed(op, k, Attr::kKGroupShape, named[In::kKScales], named[In::kKZps]));
-  KVANT_RETURN_IF_ERROR(
-      CheckCompressed(op, v, Attr::kVGroupShape, named[In::kVScales], named[In::kVZps]));
   const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;
-  const int64_t scores[] = {qd[0], qd[1], qd[2], kd[2]};
-  for (const In::Name mask : {In::kBias, In::kSelect}) {
-    if (named[mask]) KVANT_RETURN_IF_ERROR(CheckBroadcastsOnto(op, *named[mask], scores));
+  KVANT_RETURN_IF_ERROR(CheckQkv(op, q, k, v));
+  const int64_t rows = ragged ? qd[0] : qd[2];
+  // A packed row is one sequence's.
+  const int64_t scores[] = {ragged ? 1 : qd[0], qd[1], rows, kd[2]};
+  for (size_t i = 3; i < context.inputs.size(); ++i) {
+    const LogicalTensor& tensor = *context.inputs[i];
+    const std::string_view name = InputName(op, i);
+    if (name == "bias" || name == "select") {
+      KVANT_RETURN_IF_ERROR(CheckBroadcastsOnto(op, tensor, scores));
+    } else if (name == "query_offsets") {
+      const int64_t offsets = kd[0] == kUnknownDim ? kUnknownDim : kd[0] + 1;
+      KVANT_RETURN_IF_ERROR(CheckVector(op, tensor, name, offsets));
+    } else if (name == "kv_lengths" || name == "kv_first") {
+      KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, tensor, name, kd[0]));
+    } else {
+      KVANT_RETURN_IF_ERROR(CheckVector(op, tensor, name, qd[1]));
+    }
   }
-  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kKvLengths], "kv_lengths", qd[0]));
-  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kSinks], "sinks", qd[1]));
-  KVANT_RETURN_IF_ERROR(CheckVector(op, named[In::kSlopes], "alibi_slopes", qd[1]));
-  context.outputs[0] = Dims{qd[0], qd[1], qd[2], vd[3]};
-  if (context.outputs.size() > 1) context.outputs[1] = Dims{qd[0], qd[1], qd[2], 1};
+  Dims dims = qd;
+  dims.back() = vd[3];
+  context.outputs[0] = dims;
+  dims.back() = 1;
+  if (context.outputs.size() > 1) context.outputs[1] = std::move(dims);
   return absl::OkStatus();
 }
 

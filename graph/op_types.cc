@@ -10,6 +10,7 @@ using Predicate = bool (*)(DataType);
 
 bool IsFloatOrS32(DataType type) { return IsComputeFloat(type) || type == kS32; }
 bool IsBoolean(DataType type) { return type == kBoolean; }
+bool IsS32(DataType type) { return type == kS32; }
 bool IsStaticCode(DataType type) {
   return type == kU8 || type == kS8 || type == kF8E4M3 || type == kF8E5M2;
 }
@@ -70,6 +71,14 @@ bool HalvesMix(DataType a, DataType b) {
   return (a == kBF16 && b == kF16) || (a == kF16 && b == kBF16);
 }
 
+// Those from `first` on.
+absl::Status InputsAreS32(const OpPorts& ports, size_t first) {
+  for (size_t port = first; port < ports.inputs.size(); ++port) {
+    KVANT_RETURN_IF_ERROR(Input(ports, port, IsS32, "s32"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AnyTypes(const OpPorts&) { return absl::OkStatus(); }
 
 absl::Status SameTypes(const OpPorts& ports) {
@@ -113,9 +122,24 @@ absl::Status SoftMaxTypes(const OpPorts& ports) {
     return Differ(ports, PortText(ports, true, 0), ports.outputs[0]->type,
                   PortText(ports, false, 0), ports.inputs[0]->type);
   }
+  KVANT_RETURN_IF_ERROR(InputsAreS32(ports, 1));
   if (ports.outputs.size() < 2) return absl::OkStatus();
   return Output(
       ports, 1, [](DataType t) { return t == kF32; }, "f32");
+}
+
+// dst holds what src does, of any type.
+absl::Status LoadTokensTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(InputsAreS32(ports, 1));
+  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+}
+
+absl::Status LoadPagesTypes(const OpPorts& ports) { return LoadTokensTypes(ports); }
+
+absl::Status LoadRangesTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsS32, "s32"));
+  if (ports.outputs.size() > 1) KVANT_RETURN_IF_ERROR(Output(ports, 1, IsS32, "s32"));
+  return SameTypes({ports.op, ports.inputs.subspan(1), ports.outputs});
 }
 
 absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
@@ -225,8 +249,7 @@ absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
 // A plain conversion, or DynamicQuantize with positions between src and scales.
 absl::Status AppendTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Input(
-      ports, 1, [](DataType t) { return t == kS32; }, "s32"));
+  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsS32, "s32"));
   if (IsComputeFloat(ports.outputs[0]->type)) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
   if (ports.inputs.size() > 2) {
@@ -247,19 +270,12 @@ absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
 }
 
 absl::Status AttentionTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  const auto is_kv = [](DataType t) { return IsComputeFloat(t) || IsDynamicCode(t); };
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, is_kv, "a floating-point or code type"));
-  KVANT_RETURN_IF_ERROR(Input(ports, 2, is_kv, "a floating-point or code type"));
-  for (size_t i = 3; i < ports.inputs.size(); ++i) {
+  for (size_t i = 0; i < ports.inputs.size(); ++i) {
     const std::string_view name = InputName(ports.op, i);
     if (name == "select") {
       KVANT_RETURN_IF_ERROR(Input(ports, i, IsBoolean, "boolean"));
-    } else if (name == "kv_lengths") {
-      KVANT_RETURN_IF_ERROR(Input(
-          ports, i, [](DataType t) { return t == kS32; }, "s32"));
-    } else if (name == "k_zps" || name == "v_zps") {
-      KVANT_RETURN_IF_ERROR(Input(ports, i, IsZeroPoint, kZeroPoints));
+    } else if (name == "kv_lengths" || name == "kv_first" || name == "query_offsets") {
+      KVANT_RETURN_IF_ERROR(Input(ports, i, IsS32, "s32"));
     } else {
       KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
     }

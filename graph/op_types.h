@@ -19,9 +19,6 @@ struct OpPorts {
 // kInvalidDataType, naming op and tensor, when the kind does not take these types.
 absl::Status CheckTypes(const OpPorts& ports);
 
-// Name of an input port for messages: "scales".
-std::string_view InputName(const Op& op, size_t port);
-
 }  // namespace kvant
 
 #endif  // KVANT_GRAPH_OP_TYPES_H_

@@ -57,7 +57,9 @@ bool AttentionMatcher::SingleUse(TensorId tensor) const {
 }
 
 bool AttentionMatcher::Fail(const std::string& reason) {
-  *why_ = absl::StrCat(op(match_->softmax).ToString(), " is not fused: ", reason);
+  const bool direct = match_->first_class != Graph::kNoOp;
+  *why_ = absl::StrCat(op(direct ? match_->first_class : match_->softmax).ToString(),
+                       " is not fused: ", reason);
   return false;
 }
 
@@ -81,6 +83,19 @@ bool AttentionMatcher::Match(OpIndex softmax, AttentionMatch* match, std::string
   if (!MatchColumns() || !MatchScores() || !MatchProbs() || !CheckContraction()) return false;
   MatchOutput();
   MatchInputs();
+  LeaveOutShared();
+  return CheckSharing() && CheckSources();
+}
+
+bool AttentionMatcher::MatchFirstClass(OpIndex attention, AttentionMatch* match, std::string* why) {
+  *match = AttentionMatch();
+  match->first_class = attention;
+  match->output = op(attention).outputs[0];
+  match_ = match;
+  why_ = why;
+  why->clear();
+  MatchInputs();
+  LeaveOutShared();
   return CheckSharing() && CheckSources();
 }
 
@@ -236,9 +251,8 @@ void AttentionMatcher::MarkOps() {
   VisitOps(*match_, [this](OpIndex index) { in_match_.Insert(index); });
 }
 
-// Nothing inside may be seen from outside. Ops that prepare Q, K or V are left
-// out when they are; for anything else it is a miss.
-bool AttentionMatcher::CheckSharing() {
+// Ops that prepare Q, K or V and are seen from outside.
+void AttentionMatcher::LeaveOutShared() {
   Segments q = {match_->q};
   for (bool again = true; again;) {
     MarkOps();
@@ -247,16 +261,37 @@ bool AttentionMatcher::CheckSharing() {
   }
   MatchAuxiliary();
   MarkOps();
+}
+
+bool AttentionMatcher::IsSeenInside(const Op& member, TensorId tensor, std::string_view what) {
+  const Graph::TensorInfo& info = *graph_.FindTensor(tensor);
+  for (const Graph::Use& use : info.consumers) {
+    if (in_match_[use.op]) continue;
+    return Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
+                             op(use.op).ToString()));
+  }
+  return true;
+}
+
+// Nothing else inside may be seen from outside.
+bool AttentionMatcher::CheckSharing() {
   for (const OpIndex index : in_match_.Sorted()) {
     const Op& member = op(index);
     const TensorId tensor = member.outputs[0];  // further outputs are ports: statistics, masks
     if (tensor == match_->output) continue;
-    for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
-      if (in_match_[use.op]) continue;
-      return Fail(absl::StrCat(index == match_->softmax
-                                   ? "its output"
-                                   : absl::StrCat("the output of ", member.ToString()),
-                               " is also consumed by ", op(use.op).ToString()));
+    if (index == match_->softmax) {
+      for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+        if (in_match_[use.op]) continue;
+        return Fail(absl::StrCat("its output is also consumed by ", op(use.op).ToString()));
+      }
+    } else if (!IsSeenInside(member, tensor, "the output of ")) {
+      return false;
+    }
+    if (member.kind != OpKind::kLoadRanges || member.outputs.size() < 2) continue;
+    const TensorId lengths = member.outputs[1];
+    if (!IsSeenInside(member, lengths, "the lengths of ")) return false;
+    if (graph_.FindTensor(lengths)->consumers.empty()) {
+      return Fail(absl::StrCat("the lengths of ", member.ToString(), " are an output"));
     }
   }
   return true;

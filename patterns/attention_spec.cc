@@ -39,7 +39,7 @@ std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
   std::vector<std::string> parts;
   for (const KvSegment& segment : segments) {
     std::string text = TypeName(segment.data.type);
-    if (segments.size() > 1) absl::StrAppend(&text, " x ", segment.data.dims[3]);
+    if (segments.size() > 1) absl::StrAppend(&text, " x ", segment.tokens());
     if (segment.quantization) {
       absl::StrAppend(&text, " ", GroupsInWords(segment));
       if (const size_t entries = segment.quantization->codebook.size(); entries > 0) {
@@ -51,6 +51,10 @@ std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
                         "zero points");
       }
     }
+    if (segment.page_table.present()) {
+      absl::StrAppend(&text, " in pages of ", segment.data.dims[3]);
+    }
+    if (segment.range.present()) absl::StrAppend(&text, " in a ring");
     parts.push_back(std::move(text));
   }
   return absl::StrJoin(parts, " | ");
@@ -139,6 +143,8 @@ uint32_t AttentionSpec::Features() const {
       set(Feature::kStaticQuantization,
           segment.quantization && !segment.quantization->static_scales.empty());
       set(Feature::kCodebook, segment.quantization && !segment.quantization->codebook.empty());
+      set(Feature::kRanges, segment.range.present());
+      set(Feature::kPages, segment.page_table.present());
     }
   };
   segments(k, Feature::kQuantizedK);
@@ -160,15 +166,17 @@ uint32_t AttentionSpec::Features() const {
   set(Feature::kDropout, dropout.has_value());
   set(Feature::kOverQueries, over_queries);
   set(Feature::kHadamard, q_hadamard != 0 || output_hadamard != 0);
-  set(Feature::kSegmentRanges, segment_ranges.present());
+  set(Feature::kKvFirst, kv_first.present());
+  set(Feature::kRaggedQueries, query_offsets.present());
   return features;
 }
 
 std::string AttentionSpec::ToString() const {
   const int64_t shared = batch[2];
   std::string text = batch[0] > 1 ? absl::StrCat("batch ", batch[0], ", ") : "";
-  absl::StrAppend(&text, batch[1] * shared, " query heads over ", batch[1], " KV heads, ", q_len,
-                  " x ", kv_len, ", head size ", head_size);
+  absl::StrAppend(&text, batch[1] * shared, " query heads over ", batch[1], " KV heads, ",
+                  query_offsets.present() ? "ragged " : "", q_len, " x ", kv_len, ", head size ",
+                  head_size);
   if (v_head_size != head_size) absl::StrAppend(&text, " and ", v_head_size, " for V");
   absl::StrAppend(&text, "; Q ", TypeName(q.type));
   if (q_quantization) absl::StrAppend(&text, " quantized");
@@ -184,8 +192,10 @@ std::string AttentionSpec::ToString() const {
     absl::StrAppend(&text, "; softmax with NaN rows");
   }
   if (sinks.present()) absl::StrAppend(&text, "; sinks");
-  if (kv_lengths.present()) absl::StrAppend(&text, "; KV lengths at execution");
-  if (segment_ranges.present()) absl::StrAppend(&text, "; ranges of segments at execution");
+  if (kv_lengths.present()) {
+    absl::StrAppend(&text, "; KV lengths", kv_first.present() ? " and first tokens" : "",
+                    " at execution");
+  }
   if (dropout) absl::StrAppend(&text, "; dropout");
   if (probs_quantization) {
     absl::StrAppend(&text, "; probabilities through ", TypeName(probs_quantization->type));

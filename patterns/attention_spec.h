@@ -68,10 +68,20 @@ struct Quantization {
 };
 
 // A run of tokens of K or V: [b0, b1, b2, tokens, head size], broadcast
-// over b2 when query heads share it.
+// over b2 when query heads share it. Or some of them, by a range or a page table: s32 over b0 and
+// col.
 struct KvSegment {
   View data;
   std::optional<Quantization> quantization;
+  // {first, tokens}: of batch row b0, tokens first, first + 1, ..., beginning again with token 0
+  // after the last. All segments have one, or none.
+  View range;
+  // The pages of batch row b0, in order. Axis b0 of data, scales and zero points is then pages, and
+  // axis row tokens of a page.
+  View page_table;
+
+  // Columns that it may have.
+  int64_t tokens() const { return data.dims[3] * (page_table.present() ? page_table.dims[4] : 1); }
 };
 
 // One step on the scores, in graph order. Order matters: Add after Select is not
@@ -96,7 +106,7 @@ struct ScoreStep {
   // kBand: in band when -left <= col - (row + shift) <= right; nothing: unbounded.
   std::optional<int64_t> left, right;
   // kBand, kAlibi: shift is 0 (top-left), the KV length minus the query length
-  // (bottom-right; with kv_lengths or segment_ranges the real one), or shift_add - shift_sub read
+  // (bottom-right; the real ones of the batch row), or shift_add - shift_sub read
   // from ports at execution.
   enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
   Alignment alignment = Alignment::kTopLeft;
@@ -137,7 +147,10 @@ enum class Feature : uint32_t {
   kOverQueries = 1u << 14,
   kHadamard = 1u << 15,
   kCodebook = 1u << 16,
-  kSegmentRanges = 1u << 17,
+  kRanges = 1u << 17,
+  kPages = 1u << 18,
+  kKvFirst = 1u << 19,
+  kRaggedQueries = 1u << 20,
 };
 
 struct AttentionSpec {
@@ -163,12 +176,15 @@ struct AttentionSpec {
   // Each key's scores are normalised over the q_len queries of [b0, b1, b2]: the weights that a
   // query gives do not add up to 1, those that a key gets do. In oneDNN's JAX-MQA graph.
   bool over_queries = false;
-  View sinks;       // [.., b1, b2] logits that join the denominator only
-  View kv_lengths;  // s32 over b0: columns at or beyond it do not exist
-  // s32 [b0 or 1, K's segments then V's, {first, tokens}]: axes b0, row, col. In batch row b0 the
-  // columns of K are, segment by segment, tokens first, first + 1, ... of the segment, beginning
-  // again with token 0 after its last; likewise V. Both add up to as many columns.
-  View segment_ranges;
+  View sinks;  // [.., b1, b2] logits that join the denominator only
+  // Which columns exist in a batch row: [kv_first, kv_lengths), s32 over b0; the columns of
+  // segments come one after another. Where segments have ranges, all columns of these, as many of K
+  // as of V.
+  View kv_lengths, kv_first;
+  // s32 over b0, one more than there are batch rows. Row b0 has queries [query_offsets[b0],
+  // query_offsets[b0 + 1]) of q_len: these are the rows of q, the output, statistics and whatever
+  // lies over the scores, for all b0 (of extent 1), and a diagonal's rows count from the first.
+  View query_offsets;
   View stats;  // optional output [.., q_len, 1]: max + ln(sum exp(x - max))
 
   std::optional<Dropout> dropout;  // on normalized probabilities

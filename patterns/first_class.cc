@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/patterns/resolver.h"
@@ -14,19 +15,6 @@ namespace {
 
 using Step = ScoreStep::Kind;
 
-// Position among the op's inputs; 0 if absent.
-size_t FindOptionalInput(const Op& op, std::string_view name) {
-  const auto* names = op.attrs.Get<std::string>(Attr::kOptionalInputs);
-  if (names == nullptr) return 0;
-  std::string_view rest = *names;
-  for (size_t input = 3; !rest.empty() && input < op.inputs.size(); ++input) {
-    const size_t comma = rest.find(',');
-    if (rest.substr(0, comma) == name) return input;
-    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-  }
-  return 0;
-}
-
 ScoreStep ConstantStep(Step kind, float constant) {
   ScoreStep step;
   step.kind = kind;
@@ -35,10 +23,6 @@ ScoreStep ConstantStep(Step kind, float constant) {
 }
 
 }  // namespace
-
-bool HasOptionalInput(const Op& op, std::string_view name) {
-  return FindOptionalInput(op, name) != 0;
-}
 
 // Maps rank-4 tensors with Hq heads to [N, Hkv, R, rows, cols].
 class FirstClassResolver {
@@ -59,12 +43,15 @@ class FirstClassResolver {
   // Views `folded`, [n, h, rows, cols] broadcast to these dims.
   bool Place(FoldedView folded, int64_t n, int64_t heads, int64_t rows, int64_t cols, bool matrix,
              View* view, std::array<int64_t, kViewRank>* group);
-  bool PlaceTensor(TensorId id, bool output, int64_t rows, int64_t cols, bool matrix, View* view);
+  bool PlaceTensor(FoldedView folded, TensorId id, bool output, int64_t rows, int64_t cols,
+                   bool matrix, View* view);
+  // Queries, the output or statistics.
+  bool PlaceRows(TensorId id, bool output, int64_t cols, View* view);
+  bool PlaceMask(TensorId id, View* view) {
+    return PlaceTensor(FoldedView::Of(tensor(id)), id, false, spec_->q_len, spec_->kv_len, true,
+                       view);
+  }
   bool PlacePerHead(std::string_view name, View* view);
-  bool PlaceSegment(int input, Attr group_shape, std::string_view scales, std::string_view zps,
-                    KvSegment* segment);
-  bool PlaceScales(TensorId id, const Op& op, Attr group_shape, const LogicalTensor& data,
-                   View* view, std::array<int64_t, kViewRank>* group);
   bool Masks();
   View Port(TensorId id, bool output) const;
 
@@ -74,6 +61,7 @@ class FirstClassResolver {
   AttentionSpec* spec_;
   std::string why_;
   int64_t heads_ = 1, kv_heads_ = 1;
+  bool ragged_ = false;
 };
 
 View FirstClassResolver::Port(TensorId id, bool output) const {
@@ -101,10 +89,10 @@ bool FirstClassResolver::Place(FoldedView folded, int64_t n, int64_t heads, int6
          ToView(folded, batch, 3, 4, matrix, view, group);
 }
 
-bool FirstClassResolver::PlaceTensor(TensorId id, bool output, int64_t rows, int64_t cols,
-                                     bool matrix, View* view) {
+bool FirstClassResolver::PlaceTensor(FoldedView folded, TensorId id, bool output, int64_t rows,
+                                     int64_t cols, bool matrix, View* view) {
   *view = Port(id, output);
-  if (Place(FoldedView::Of(tensor(id)), spec_->batch[0], heads_, rows, cols, matrix, view,
+  if (Place(std::move(folded), ragged_ ? 1 : spec_->batch[0], heads_, rows, cols, matrix, view,
             nullptr)) {
     return true;
   }
@@ -112,8 +100,15 @@ bool FirstClassResolver::PlaceTensor(TensorId id, bool output, int64_t rows, int
                            "] does not fit its heads"));
 }
 
+bool FirstClassResolver::PlaceRows(TensorId id, bool output, int64_t cols, View* view) {
+  FoldedView folded = FoldedView::Of(tensor(id));
+  constexpr int64_t kHeadsFirst[] = {1, 0, 2};
+  return (!ragged_ || folded.Transpose(kHeadsFirst)) &&
+         PlaceTensor(std::move(folded), id, output, spec_->q_len, cols, false, view);
+}
+
 bool FirstClassResolver::PlacePerHead(std::string_view name, View* view) {
-  const TensorId id = op_.inputs[FindOptionalInput(op_, name)];
+  const TensorId id = op_.inputs[*FindInput(op_, name)];
   FoldedView folded = FoldedView::Of(tensor(id));
   const int64_t dims[] = {1, tensor(id).elements(), 1, 1};
   *view = Port(id, false);
@@ -122,82 +117,23 @@ bool FirstClassResolver::PlacePerHead(std::string_view name, View* view) {
                            heads_, " heads"));
 }
 
-bool FirstClassResolver::PlaceScales(TensorId id, const Op& op, Attr group_shape,
-                                     const LogicalTensor& data, View* view,
-                                     std::array<int64_t, kViewRank>* group) {
-  *view = Port(id, false);
-  const LogicalTensor& scales = tensor(id);
-  FoldedView folded;
-  const Dims& dims = *data.dims;
-  const auto* groups = op.attrs.Get<std::vector<int64_t>>(group_shape);
-  if (scales.elements() == 1) {
-    const Dims none(dims.size(), 0);
-    folded = FoldedView(dims, none);
-  } else if (scales.rank() == 4) {
-    Dims counts(4);
-    for (int i = 0; i < 4; ++i) {
-      const int64_t extent = (*scales.dims)[i];
-      counts[i] = groups != nullptr && groups->size() == 4 ? (*groups)[i]
-                                                           : (extent == 0 ? 1 : dims[i] / extent);
-      if (extent * counts[i] != dims[i]) return false;
-    }
-    folded = FoldedView::Of(scales).Repeat(counts);
-  } else {
-    return false;
-  }
-  return Place(folded, dims[0], dims[1], dims[2], dims[3], true, view, group);
-}
-
-bool FirstClassResolver::PlaceSegment(int input, Attr group_shape, std::string_view scales,
-                                      std::string_view zps, KvSegment* segment) {
-  const TensorId id = op_.inputs[input];
-  const LogicalTensor& data = tensor(id);
-  const Dims& dims = *data.dims;
-  segment->data = Port(id, false);
-  if (!Place(FoldedView::Of(data), spec_->batch[0], kv_heads_, dims[2], dims[3], false,
-             &segment->data, nullptr)) {
-    return Fail(absl::StrCat("tensor ", id, " is not evenly strided"));
-  }
-  const size_t scales_input = FindOptionalInput(op_, scales);
-  if (scales_input == 0) return true;
-  segment->quantization.emplace();
-  Quantization& quantization = *segment->quantization;
-  std::array<int64_t, kViewRank> groups;
-  bool ok = PlaceScales(op_.inputs[scales_input], op_, group_shape, data, &quantization.scales,
-                        &quantization.group);
-  if (const size_t zp = FindOptionalInput(op_, zps); ok && zp != 0) {
-    ok = PlaceScales(op_.inputs[zp], op_, group_shape, data, &quantization.zero_points, &groups);
-    for (int i = 0; ok && i < kViewRank; ++i) {
-      const int64_t finer = std::min(groups[i], quantization.group[i]);
-      ok = groups[i] == quantization.group[i] || quantization.scales.dims[i] == 1 ||
-           quantization.zero_points.dims[i] == 1;
-      quantization.group[i] = finer;
-    }
-  }
-  if (!ok)
-    return Fail(
-        absl::StrCat(std::string(scales), " or ", std::string(zps), " do not fit tensor ", id));
-  return true;
-}
-
 bool FirstClassResolver::Masks() {
   const float inf = std::numeric_limits<float>::infinity();
   const auto* alignment = op_.attrs.Get<std::string>(Attr::kMaskAlignment);
   const auto aligned = alignment != nullptr && *alignment == "bottom_right"
                            ? ScoreStep::Alignment::kBottomRight
                            : ScoreStep::Alignment::kTopLeft;
-  if (HasOptionalInput(op_, "alibi_slopes")) {
+  if (FindInput(op_, "alibi_slopes")) {
     ScoreStep step;
     step.kind = Step::kAlibi;
     step.alignment = aligned;
     if (!PlacePerHead("alibi_slopes", &step.operand.view)) return false;
     spec_->steps.push_back(step);
   }
-  if (const size_t bias = FindOptionalInput(op_, "bias"); bias != 0) {
+  if (const auto bias = FindInput(op_, "bias")) {
     ScoreStep step;
     step.kind = Step::kAdd;
-    if (!PlaceTensor(op_.inputs[bias], false, spec_->q_len, spec_->kv_len, true,
-                     &step.operand.view)) {
+    if (!PlaceMask(op_.inputs[*bias], &step.operand.view)) {
       return false;
     }
     spec_->steps.push_back(step);
@@ -211,10 +147,9 @@ bool FirstClassResolver::Masks() {
     if (right >= 0) step.right = right;
     spec_->steps.push_back(step);
   }
-  if (const size_t select = FindOptionalInput(op_, "select"); select != 0) {
+  if (const auto select = FindInput(op_, "select")) {
     ScoreStep step = ConstantStep(Step::kSelect, -inf);
-    if (!PlaceTensor(op_.inputs[select], false, spec_->q_len, spec_->kv_len, true,
-                     &step.condition)) {
+    if (!PlaceMask(op_.inputs[*select], &step.condition)) {
       return false;
     }
     spec_->steps.push_back(step);
@@ -223,73 +158,55 @@ bool FirstClassResolver::Masks() {
 }
 
 bool FirstClassResolver::Resolve() {
-  for (const TensorId id : op_.inputs) {
-    if (tensor(id).value) return Fail(absl::StrCat("tensor ", id, " is a constant"));
-  }
-  for (int i = 0; i < 3; ++i) {
-    if (tensor(op_.inputs[i]).rank() != 4) {
-      return Fail(absl::StrCat("tensor ", op_.inputs[i], " is not of rank 4"));
-    }
-  }
   const Dims& q = *tensor(op_.inputs[0]).dims;
   const Dims& k = *tensor(op_.inputs[1]).dims;
   const Dims& v = *tensor(op_.inputs[2]).dims;
+  ragged_ = FindInput(op_, "query_offsets").has_value();
   heads_ = q[1];
   kv_heads_ = k[1];
   if (kv_heads_ == 0 || heads_ % kv_heads_ != 0) {
     return Fail(absl::StrCat(heads_, " query heads over ", kv_heads_, " key heads"));
   }
-  spec_->batch = {q[0], kv_heads_, heads_ / kv_heads_};
-  spec_->q_len = q[2];
-  spec_->head_size = q[3];
+  spec_->batch = {k[0], kv_heads_, heads_ / kv_heads_};
+  spec_->q_len = ragged_ ? q[0] : q[2];
+  spec_->head_size = k[3];
   spec_->kv_len = k[2];
   spec_->v_head_size = v[3];
   const auto* mode = op_.attrs.Get<std::string>(Attr::kMode);
   if (mode != nullptr && *mode == "none") spec_->softmax_mode = SoftmaxMode::kNone;
 
   const float scale =
-      op_.attrs.GetOr<float>(Attr::kScale, 1.f / std::sqrt(static_cast<float>(q[3])));
+      op_.attrs.GetOr<float>(Attr::kScale, 1.f / std::sqrt(static_cast<float>(k[3])));
   spec_->steps.push_back(ConstantStep(Step::kMultiply, scale));
   if (const float* cap = op_.attrs.Get<float>(Attr::kSoftCap)) {
     spec_->steps.push_back(ConstantStep(Step::kDivide, *cap));
     spec_->steps.push_back(ConstantStep(Step::kTanh, 0.f));
     spec_->steps.push_back(ConstantStep(Step::kMultiply, *cap));
   }
-  spec_->k.emplace_back();
-  spec_->v.emplace_back();
-  if (!PlaceTensor(op_.inputs[0], false, q[2], q[3], false, &spec_->q) ||
-      !PlaceSegment(1, Attr::kKGroupShape, "k_scales", "k_zps", &spec_->k[0]) ||
-      !PlaceSegment(2, Attr::kVGroupShape, "v_scales", "v_zps", &spec_->v[0]) || !Masks() ||
-      !PlaceTensor(op_.outputs[0], true, q[2], v[3], false, &spec_->output)) {
+  if (!PlaceRows(op_.inputs[0], false, k[3], &spec_->q) || !Masks() ||
+      !PlaceRows(op_.outputs[0], true, v[3], &spec_->output) ||
+      (op_.outputs.size() > 1 && !PlaceRows(op_.outputs[1], true, 1, &spec_->stats))) {
     return false;
   }
-  if (op_.outputs.size() > 1 && !PlaceTensor(op_.outputs[1], true, q[2], 1, false, &spec_->stats)) {
-    return false;
-  }
-  if (HasOptionalInput(op_, "sinks") && !PlacePerHead("sinks", &spec_->sinks)) return false;
-  if (const size_t lengths = FindOptionalInput(op_, "kv_lengths"); lengths != 0) {
-    const LogicalTensor& tensor = this->tensor(op_.inputs[lengths]);
-    spec_->kv_lengths = Port(tensor.id, false);
-    spec_->kv_lengths.dims.fill(1);
-    if (tensor.elements() > 1) {
-      if (tensor.rank() != 1 || tensor.elements() != q[0]) {
-        return Fail(absl::StrCat(tensor.elements(), " KV lengths for a batch of ", q[0]));
-      }
-      spec_->kv_lengths.dims[0] = q[0];
-      spec_->kv_lengths.strides[0] = tensor.StridesOrDense()[0];
-    }
-  }
-  return true;
+  return !FindInput(op_, "sinks") || PlacePerHead("sinks", &spec_->sinks);
 }
 
 bool Resolver::ResolveFirstClass() {
-  FirstClassResolver resolver(graph_, op(match_.first_class), inputs_, outputs_, spec_);
-  if (resolver.Resolve()) {
-    rank_ = 4;
-    batch_.end[0] = 1;
-    return true;
+  const Op& attention = op(match_.first_class);
+  FirstClassResolver resolver(graph_, attention, inputs_, outputs_, spec_);
+  if (!resolver.Resolve()) return Fail(resolver.why());
+  // K and V lie over the heads of theirs.
+  rank_ = 4;
+  for (int axis = 0; axis < 2; ++axis) {
+    batch_.begin[axis] = axis;
+    batch_.end[axis] = axis + 1;
   }
-  return Fail(resolver.why());
+  frame_ = {spec_->batch[0], spec_->batch[1], spec_->kv_len, spec_->head_size};
+  int64_t scores_rotated = 0;
+  return ResolveSegments(match_.k, 2, 3, attention, &spec_->k, &scores_rotated) &&
+         ResolveRotation(attention, "K", scores_rotated, &spec_->q_hadamard) &&
+         ResolveSegments(match_.v, 2, 3, attention, &spec_->v, &output_rotated_) &&
+         ResolveRotation(attention, "V", output_rotated_, &spec_->output_hadamard);
 }
 
 }  // namespace kvant

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -57,7 +56,7 @@ struct StepMatch {
 };
 
 struct AttentionMatch {
-  // A ScaledDotProductAttention op; nothing below is set then.
+  // A ScaledDotProductAttention op; of what is below, only k and v are set then.
   OpIndex first_class = Graph::kNoOp;
 
   OpIndex qk = Graph::kNoOp;  // MatMul
@@ -75,9 +74,6 @@ struct AttentionMatch {
   absl::InlinedVector<OpIndex, 4> helpers;          // conversions on scores, ops of band masks
   TensorId output = 0;
 };
-
-// Whether a ScaledDotProductAttention has that optional input.
-bool HasOptionalInput(const Op& op, std::string_view name);
 
 // Calls visit(OpIndex&) for every op of the match, some more than once.
 template <typename Match, typename Visitor>

@@ -22,6 +22,8 @@ class AttentionMatcher {
   // Matches as much as means attention. On a miss, `why` is a sentence that
   // names the ops, or empty if this was never going to be attention.
   bool Match(OpIndex softmax, AttentionMatch* match, std::string* why);
+  // The same of a ScaledDotProductAttention with what its keys and values come from.
+  bool MatchFirstClass(OpIndex attention, AttentionMatch* match, std::string* why);
   // Matches the backward pass of attention around the Exp that recomputes the
   // probabilities from the statistics; `ops` are sorted.
   bool MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std::string* why);
@@ -40,7 +42,9 @@ class AttentionMatcher {
   bool MatchProbsOp(OpIndex op, TensorId* tensor);
   bool CheckContraction();
   void MatchOutput();
+  void LeaveOutShared();
   bool CheckSharing();
+  bool IsSeenInside(const Op& member, TensorId tensor, std::string_view what);
   bool CheckSources();
   bool CheckSource(const Chain& chain);
   void MarkOps();
@@ -54,7 +58,6 @@ class AttentionMatcher {
   bool MatchSelect(OpIndex op, TensorId* tensor);
   bool MatchBand(TensorId condition, StepMatch* step);
   bool FromMatMul(TensorId tensor, int* budget) const;
-  Chain MatchOperand(TensorId tensor) const;
 
   // backward_matcher.cc
   bool EntersSoftMaxBackward(TensorId tensor, int* budget) const;
@@ -66,7 +69,8 @@ class AttentionMatcher {
   // operand_matcher.cc
   void MatchInputs();
   Segments MatchSegments(TensorId tensor) const;
-  bool CollectSegments(TensorId tensor, Chain suffix, bool concat, Segments* segments) const;
+  bool CollectSegments(TensorId tensor, Chain suffix, bool cached, Segments* segments) const;
+  Chain MatchOperand(TensorId tensor, bool cached = false) const;
   bool CutShared(Segments* segments);
   void MatchAuxiliary();
 

@@ -80,6 +80,7 @@ char OneDnnTrimmer::StepLetter(const StepMatch& step) const {
 }
 
 std::string OneDnnTrimmer::CheckScores() const {
+  if (op(match_.softmax).inputs.size() > 1) return "oneDNN has no lengths of a SoftMax";
   const auto conversion =
       std::find_if(match_.helpers.begin(), match_.helpers.end(), [this](OpIndex index) {
         return KindOf(index) == OpKind::kTypeCast || KindOf(index) == OpKind::kReorder;
@@ -259,7 +260,7 @@ bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why) {
 }
 
 std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
-  if (match.first_class != Graph::kNoOp) return "attention: ScaledDotProductAttention";
+  const bool direct = match.first_class != Graph::kNoOp;
   const auto has = [&graph](absl::Span<const Chain> chains, OpKind kind) {
     for (const Chain& chain : chains) {
       for (const ChainOp& step : chain.ops) {
@@ -272,6 +273,7 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
   const auto add = [&text](std::string_view part) {
     absl::StrAppend(&text, text.empty() ? "attention: " : ", ", std::string(part));
   };
+  if (direct) add("ScaledDotProductAttention");
   const bool k = has(match.k, OpKind::kDynamicDequantize);
   const bool v = has(match.v, OpKind::kDynamicDequantize);
   if (k || v) add(k && v ? "compressed K and V" : (k ? "compressed K" : "compressed V"));
@@ -279,6 +281,8 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
     add("static quantization");
   }
   if (match.k.size() > 1 || match.v.size() > 1) add("segments");
+  if (has(match.k, OpKind::kLoadPages) || has(match.v, OpKind::kLoadPages)) add("pages");
+  if (has(match.k, OpKind::kLoadRanges) || has(match.v, OpKind::kLoadRanges)) add("rings");
   if (has({match.q}, OpKind::kHadamard) || has(match.k, OpKind::kHadamard) ||
       has(match.v, OpKind::kHadamard) ||
       std::any_of(match.output_ops.begin(), match.output_ops.end(), [&graph](OpIndex index) {
@@ -286,6 +290,7 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
       })) {
     add("rotated");
   }
+  if (direct) return text;
   bool capped = false;
   for (const StepMatch& step : match.steps) {
     switch (step.kind) {
@@ -314,6 +319,7 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
     if (graph.ops()[index].kind == OpKind::kDropout) add("dropout");
     if (graph.ops()[index].kind == OpKind::kQuantize) add("quantized probabilities");
   }
+  if (graph.ops()[match.softmax].inputs.size() > 1) add("KV lengths");
   if (graph.ops()[match.softmax].outputs.size() > 1) add("statistics");
   if (!match.output_ops.empty()) add("output chain");
   if (text.empty()) return "attention: plain";

@@ -1,5 +1,6 @@
 // Q, K and V: from the MatMuls back to the ports.
 #include <algorithm>
+#include <optional>
 
 #include "kvant/patterns/matcher.h"
 
@@ -18,9 +19,24 @@ bool Moves(OpKind kind) {
          kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
 }
 
+// What gives some tokens of its one operand, input 0.
+bool Loads(OpKind kind) { return kind == OpKind::kLoadTokens || kind == OpKind::kLoadPages; }
+
+// The first of the operands that an op puts one after another; nothing if it does not.
+std::optional<size_t> FirstSegment(OpKind kind) {
+  if (kind == OpKind::kConcat) return 0;
+  if (kind == OpKind::kLoadRanges) return 1;
+  return std::nullopt;
+}
+
 }  // namespace
 
 void AttentionMatcher::MatchInputs() {
+  if (match_->first_class != Graph::kNoOp) {
+    match_->k = MatchSegments(op(match_->first_class).inputs[1]);
+    match_->v = MatchSegments(op(match_->first_class).inputs[2]);
+    return;
+  }
   const Op& qk = op(match_->qk);
   Segments q;
   CollectSegments(qk.inputs[match_->q_input], Chain(), false, &q);
@@ -39,8 +55,9 @@ AttentionMatcher::Segments AttentionMatcher::MatchSegments(TensorId tensor) cons
 }
 
 // Appends the chains that end in `tensor` and go on through `suffix` (which is in
-// reverse: from the MatMul outwards). False if there are too many segments.
-bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool concat,
+// reverse: from the MatMul outwards). False if there are too many segments. cached: of K or V,
+// which may be of several segments, or loaded.
+bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cached,
                                        Segments* segments) const {
   bool dequantized = std::any_of(suffix.ops.begin(), suffix.ops.end(), [&](const ChainOp& step) {
     return IsDequantize(op(step.op).kind);
@@ -49,14 +66,16 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool conca
     const OpIndex producer = Producer(tensor);
     const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
     const bool dequantize = IsDequantize(kind) && !dequantized;
-    if (suffix.ops.size() < kMaxChain && (Moves(kind) || dequantize)) {
+    const bool loads = cached && Loads(kind);
+    if (suffix.ops.size() < kMaxChain && (Moves(kind) || dequantize || loads)) {
       dequantized |= dequantize;
       suffix.ops.push_back({producer, 0});
       tensor = op(producer).inputs[0];
       continue;
     }
-    if (suffix.ops.size() < kMaxChain && kind == OpKind::kConcat && concat) {
-      for (size_t i = 0; i < op(producer).inputs.size(); ++i) {
+    const std::optional<size_t> first = FirstSegment(kind);
+    if (suffix.ops.size() < kMaxChain && first && cached) {
+      for (size_t i = *first; i < op(producer).inputs.size(); ++i) {
         Chain next = suffix;
         next.ops.push_back({producer, static_cast<int32_t>(i)});
         if (!CollectSegments(op(producer).inputs[i], std::move(next), true, segments)) return false;
@@ -86,9 +105,9 @@ bool AttentionMatcher::CutShared(Segments* segments) {
     for (size_t i = chain.ops.size(); i-- > 0;) {
       if (!shared(chain.ops[i].op)) continue;
       const OpIndex cut = chain.ops[i].op;
-      const bool concat =
-          std::any_of(chain.ops.begin(), chain.ops.begin() + i + 1,
-                      [this](const ChainOp& step) { return op(step.op).kind == OpKind::kConcat; });
+      const bool concat = std::any_of(
+          chain.ops.begin(), chain.ops.begin() + i + 1,
+          [this](const ChainOp& step) { return FirstSegment(op(step.op).kind).has_value(); });
       chain.source = op(cut).outputs[0];
       chain.ops.erase(chain.ops.begin(), chain.ops.begin() + i + 1);
       if (concat) {  // every segment that went through it is inside this one now
@@ -105,7 +124,27 @@ bool AttentionMatcher::CutShared(Segments* segments) {
   return false;
 }
 
-// Scales and zero points that are reshaped on the way, by ops used for nothing else.
+// A mask, scale or scalar, through ops that move or convert it and are used for
+// nothing else; cached: of scales, also ops that load it.
+Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
+  constexpr size_t kMaxOperandChain = 8;
+  Chain chain;
+  chain.present = true;
+  chain.source = tensor;
+  while (SingleUse(chain.source) && chain.ops.size() < kMaxOperandChain) {
+    const OpIndex producer = Producer(chain.source);
+    if (producer == Graph::kNoOp) break;
+    const OpKind kind = op(producer).kind;
+    const bool moves = Moves(kind) && kind != OpKind::kHadamard;
+    if (!moves && !(cached && Loads(kind))) break;
+    chain.ops.push_back({producer, 0});
+    chain.source = op(producer).inputs[0];
+  }
+  std::reverse(chain.ops.begin(), chain.ops.end());
+  return chain;
+}
+
+// Scales and zero points that are reshaped or loaded on the way, by ops used for nothing else.
 void AttentionMatcher::MatchAuxiliary() {
   const auto add = [this](const Chain& chain) {
     for (const ChainOp& step : chain.ops) {
@@ -116,7 +155,7 @@ void AttentionMatcher::MatchAuxiliary() {
           return aux.op == step.op && aux.port == static_cast<int32_t>(port);
         };
         if (std::any_of(match_->auxiliary.begin(), match_->auxiliary.end(), same)) continue;
-        Chain scales = MatchOperand(dequantize.inputs[port]);
+        Chain scales = MatchOperand(dequantize.inputs[port], /*cached=*/true);
         if (scales.ops.empty()) continue;
         match_->auxiliary.push_back({step.op, static_cast<int32_t>(port), std::move(scales)});
       }

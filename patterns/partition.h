@@ -42,23 +42,6 @@ class Partition {
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
   const AttentionSpec* attention() const { return ops_ && spec_ ? &*spec_ : nullptr; }
-  // The input that WithKvLengths or WithSegmentRanges added, which no op consumes: the last one.
-  std::optional<TensorId> kv_lengths_id() const { return ExtraId(Extra::kKvLengths); }
-  std::optional<TensorId> segment_ranges_id() const { return ExtraId(Extra::kSegmentRanges); }
-  // Where K and V enter matched attention: an op's input, and the axis of its tokens, from the end.
-  // Of ScaledDotProductAttention, both enter the same op.
-  struct Operand {
-    OpId op = 0;
-    int input = 0;
-    int tokens_from_end = 2;
-  };
-  // Nothing for other partitions.
-  std::optional<Operand> keys() const;
-  std::optional<Operand> values() const;
-  // The SoftMax op of matched attention: what runs it op by op masks its input
-  // from the KV length on (by the coordinate along axis 0, when there is more than
-  // one). Nothing for other partitions and for ScaledDotProductAttention.
-  std::optional<OpId> softmax_op() const;
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
   // Near misses: why ops of it, or beside it, that might be attention are not fused, or not wholly.
@@ -70,22 +53,6 @@ class Partition {
   // ops.
   absl::StatusOr<Partition> WithPorts(absl::Span<const LogicalTensor> ports) const;
 
-  // The same partition with one more input: KV lengths, s32 of shape [N] (or
-  // [1]), read at execution; the K and V tensors' token dim is then a capacity.
-  // kInvalidArguments if it is not attention or has KV lengths already.
-  absl::StatusOr<Partition> WithKvLengths(const LogicalTensor& lengths) const;
-
-  // The same partition with one more input: which tokens of the segments exist, s32 of shape
-  // [N, segments of K and of V, 2] (or [1, ...], for every batch), read at execution. For K's
-  // segments in the order of the Concat (one, if there is none), then V's, it holds (first,
-  // tokens): the columns of the scores are, segment by segment, the tokens first, first + 1, ...,
-  // beginning again with token 0 after the segment's last. Where K and V are concatenated, they may
-  // be so from different parts; for each batch both have to add up to as many columns. What does
-  // not exist is never read. Bottom-right masks are aligned to that number of columns, other masks
-  // are indexed by column. kInvalidArguments if it is not attention, has KV lengths or ranges
-  // already, or has other segments.
-  absl::StatusOr<Partition> WithSegmentRanges(const LogicalTensor& ranges) const;
-
  private:
   friend class Partitioner;
   static int PortOf(const std::vector<TensorId>& ports, TensorId id) {
@@ -95,12 +62,6 @@ class Partition {
   // Makes spec_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;
-  enum class Extra : uint8_t { kNone, kKvLengths, kSegmentRanges };
-  std::optional<TensorId> ExtraId(Extra kind) const {
-    return extra_kind_ == kind ? std::optional<TensorId>(extra_->id) : std::nullopt;
-  }
-  absl::Status CheckExtra(Extra kind, const LogicalTensor& tensor) const;
-  absl::StatusOr<Partition> WithExtra(Extra kind, const LogicalTensor& tensor) const;
 
   int id_ = 0;
   Kind kind_ = Kind::kOps;
@@ -109,8 +70,6 @@ class Partition {
   std::vector<TensorId> inputs_;
   std::vector<TensorId> outputs_;
   std::shared_ptr<const AttentionMatch> match_;  // null unless attention
-  Extra extra_kind_ = Extra::kNone;
-  std::optional<LogicalTensor> extra_;
   std::optional<AttentionSpec> spec_;
   std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec

@@ -105,8 +105,13 @@ void Partitioner::MatchAll() {
       MatchSoftMax(matcher, index);
     } else if (kind == OpKind::kScaledDotProductAttention) {
       auto match = std::make_shared<AttentionMatch>();
-      match->first_class = index;
-      Take(Partition::Kind::kAttention, {index}, std::move(match));
+      std::string why;
+      if (!matcher.MatchFirstClass(index, match.get(), &why)) {
+        misses_.push_back({index, std::move(why)});
+        *match = AttentionMatch{.first_class = index};  // with all of its inputs as ports
+      }
+      std::vector<OpIndex> ops = SortedOps(*match);
+      Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
     } else if (kind == OpKind::kExp) {
       std::vector<OpIndex> ops;
       std::string why;

@@ -65,7 +65,7 @@ bool Resolver::ResolveSegments(absl::Span<const Chain> chains, int row, int col,
         !CheckSegmentRotation(chain, segments->empty(), of_this, &of_first)) {
       return false;
     }
-    tokens += segment.data.dims[3];
+    tokens += segment.tokens();
     segments->push_back(std::move(segment));
   }
   *rotated ^= of_first;
@@ -100,9 +100,11 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
     return Fail(absl::StrCat("tensor ", chain.source, ": its axes are not evenly strided"));
   }
   if (!AddRotations(folded.rotations, dims, col, rotated)) return false;
-  if (!folded.quantized) return true;
-  segment->quantization = std::move(folded.quantization);
-  return PlaceQuantization(folded, dims, queries, row, col, &*segment->quantization);
+  if (folded.quantized) {
+    segment->quantization = std::move(folded.quantization);
+    if (!PlaceQuantization(folded, dims, queries, row, col, &*segment->quantization)) return false;
+  }
+  return PlaceLoad(folded, segment);
 }
 
 // Scales and zero points as views over groups.
@@ -179,6 +181,11 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
       case OpKind::kConcat:
         if (!FoldConcat(mover, step.port, folded)) return false;
         break;
+      case OpKind::kLoadTokens:
+      case OpKind::kLoadPages:
+      case OpKind::kLoadRanges:
+        if (!FoldLoad(step, folded)) return false;
+        break;
       case OpKind::kDequantize:
         if (!FoldDequantize(mover, folded)) return false;
         break;
@@ -227,6 +234,11 @@ bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
   const int axis = NormalizeAxis(concat.attrs.GetOr<int64_t>(Attr::kAxis, 0), folded->data.rank());
   if (axis < 0 || (folded->concat_axis >= 0 && folded->concat_axis != axis)) {
     return Fail(absl::StrCat(concat.ToString(), ": a second concatenation along another axis"));
+  }
+  if (folded->load.op != Graph::kNoOp) {
+    return Fail(absl::StrCat(concat.ToString(), ": concatenates what ",
+                             op(folded->load.op).ToString(),
+                             " loads, in whose place zeros may be"));
   }
   int64_t begin = 0;
   for (int i = 0; i < port; ++i) begin += (*tensor(concat.inputs[i]).dims)[axis];
@@ -299,7 +311,9 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
     if (aux.op == index && aux.port == port) chain = aux.chain;
   }
   Folded source;
-  if (!FoldChain(chain, &source)) return false;
+  if (!FoldChain(chain, &source) || !CheckScalesLoad(dequantize, *folded, source)) return false;
+  (port == 1 ? folded->load.scales_stride : folded->load.zero_points_stride) =
+      source.load.data_stride;
   *view = source.view;
   const int rank = static_cast<int>(dims.size());
   const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);

@@ -78,7 +78,7 @@ bool Resolver::Resolve(AttentionSpec* spec) {
                             ? ResolveFirstClass()
                             : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
                                   ResolveProbs() && ResolveOutput() && ResolveStats();
-  return resolved && ResolveKvLengths() && ResolveSegmentRanges() && CheckConstants();
+  return resolved && ResolveLengths() && CheckConstants();
 }
 
 // A constant is no port: where it has not become part of the spec, the spec lacks it.
@@ -133,7 +133,7 @@ bool Resolver::ResolveFrame() {
                       DimFromEnd(output, 3) > 1 &&
                       DimFromEnd(tensor(qk.inputs[1 - match_.q_input]), 3) == 1 &&
                       DimFromEnd(tensor(pv.inputs[1 - match_.probs_input]), 3) == 1 &&
-                      (rank_ == 4 || (kv_lengths_ == nullptr && segment_ranges_ == nullptr));
+                      (rank_ == 4 || softmax.inputs.size() == 1);
   // Leading axes that make up b0; heads that are in the rows need b2 for themselves.
   const int merged = std::max(rank_ - (spec_->over_queries ? 3 : 4), 1);
   for (int axis = 0; axis < rank_ - 2; ++axis) {
@@ -326,43 +326,6 @@ bool Resolver::ResolveStats() {
   spec_->stats = Output(softmax.outputs[1]);
   if (!view.BroadcastTo(dims) || !ToView(view, batch_, row_, col_, false, &spec_->stats)) {
     return Fail(absl::StrCat(softmax.ToString(), ": its statistics are not evenly strided"));
-  }
-  return true;
-}
-
-// The last input, one element or slice along axis 0 for every batch or for all of them.
-bool Resolver::PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view) {
-  view->port = static_cast<int>(inputs_.size()) - 1;
-  view->type = tensor.type;
-  view->dims.fill(1);
-  const int64_t count = tensor.rank() == 0 ? 1 : (*tensor.dims)[0];
-  if (count == 1) return true;
-  if (count != spec_->batch[0] || rank_ < 3 || batch_.end[0] != 1) {
-    return Fail(absl::StrCat("the ", count, " ", std::string(what), " are not one per batch of ",
-                             spec_->batch[0]));
-  }
-  view->dims[0] = count;
-  view->strides[0] = tensor.StridesOrDense()[0];
-  return true;
-}
-
-bool Resolver::ResolveKvLengths() {
-  return kv_lengths_ == nullptr || PlacePerBatch(*kv_lengths_, "KV lengths", &spec_->kv_lengths);
-}
-
-bool Resolver::ResolveSegmentRanges() {
-  if (segment_ranges_ == nullptr) return true;
-  View& view = spec_->segment_ranges;
-  if (!PlacePerBatch(*segment_ranges_, "ranges of segments", &view)) return false;
-  const Dims strides = segment_ranges_->StridesOrDense();
-  for (const int axis : {1, 2}) {
-    view.dims[axis + 2] = (*segment_ranges_->dims)[axis];
-    view.strides[axis + 2] = strides[axis];
-  }
-  if (spec_->over_queries || swapped_) {
-    return Fail(
-        "ranges of segments go neither with a SoftMax over queries nor with scores that are "
-        "transposed on the way to it");
   }
   return true;
 }

@@ -16,18 +16,11 @@ namespace kvant {
 
 class Resolver {
  public:
-  // `graph` holds the match's ops, all shapes known. Ports number the views;
-  // kv_lengths or segment_ranges, of which one may be given, is the last input. All must outlive
+  // `graph` holds the match's ops, all shapes known. Ports number the views. All must outlive
   // the resolver.
   Resolver(const Graph& graph, const AttentionMatch& match, absl::Span<const TensorId> inputs,
-           absl::Span<const TensorId> outputs, const LogicalTensor* kv_lengths,
-           const LogicalTensor* segment_ranges)
-      : graph_(graph),
-        match_(match),
-        inputs_(inputs),
-        outputs_(outputs),
-        kv_lengths_(kv_lengths),
-        segment_ranges_(segment_ranges) {}
+           absl::Span<const TensorId> outputs)
+      : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs) {}
 
   // Once. False, with a sentence in why(), when the shapes cannot be expressed as views.
   bool Resolve(AttentionSpec* spec);
@@ -42,6 +35,15 @@ class Resolver {
   };
   using Rotations = absl::InlinedVector<Rotation, 1>;
 
+  // Which tokens of an operand are loaded, by an op of that index.
+  struct Load {
+    OpIndex op = Graph::kNoOp;
+    int segment = 0;  // of a LoadRanges
+    // Of LoadPages: pages, tokens of one, and what is from page to page.
+    int64_t pages = 0, page_size = 0;
+    int64_t data_stride = 0, scales_stride = 0, zero_points_stride = 0;
+  };
+
   // An operand on its way from the port to the MatMul.
   struct Folded {
     FoldedView data;
@@ -51,9 +53,10 @@ class Resolver {
     std::optional<FoldedView> scales, zero_points;
     std::optional<FoldedView> static_axis;  // stride 1 where Dequantize's axis went
     Rotations rotations;
-    // After Concat: where the segment lies along which axis of the whole.
+    // After Concat, or what loads: where the segment lies along which axis of the whole.
     int concat_axis = -1;
     int64_t begin = 0, whole = 0;
+    Load load;
   };
 
   // resolver.cc
@@ -65,10 +68,7 @@ class Resolver {
   bool ResolveProbs();
   bool ResolveOutput();
   bool ResolveStats();
-  bool ResolveKvLengths();
-  bool ResolveSegmentRanges();
   bool CheckConstants();
-  bool PlacePerBatch(const LogicalTensor& tensor, std::string_view what, View* view);
   bool Fail(std::string reason);
 
   // resolve_operand.cc
@@ -87,6 +87,16 @@ class Resolver {
                   FoldedView* scales, View* view);
   bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries, int row,
                          int col, Quantization* quantization);
+
+  // resolve_loads.cc
+  bool FoldLoad(const ChainOp& step, Folded* folded);
+  bool FoldPages(const Op& load, int axis, Folded* folded);
+  bool CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales);
+  bool PlaceLoad(const Folded& folded, KvSegment* segment);
+  bool ResolveLengths();
+  bool CheckLoads(absl::Span<const Chain> chains, std::string_view what);
+  bool PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view);
+  const Op& Normaliser() const;
 
   // resolve_rotations.cc
   bool AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,
@@ -114,8 +124,6 @@ class Resolver {
   AttentionMatch match_;  // of its own: shapes may tell that Q and K are the other way round
   absl::Span<const TensorId> inputs_;
   absl::Span<const TensorId> outputs_;
-  const LogicalTensor* kv_lengths_;
-  const LogicalTensor* segment_ranges_;
   bool swapped_ = false;  // match_'s Q and K
   AttentionSpec* spec_ = nullptr;
   std::string why_;

@@ -283,21 +283,4 @@ bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   return true;
 }
 
-// A mask, scale or scalar, through ops that move or convert it and are used for
-// nothing else.
-Chain AttentionMatcher::MatchOperand(TensorId tensor) const {
-  constexpr size_t kMaxChain = 8;
-  Chain chain;
-  chain.present = true;
-  chain.source = tensor;
-  while (SingleUse(chain.source) && chain.ops.size() < kMaxChain) {
-    const OpIndex producer = Producer(chain.source);
-    if (producer == Graph::kNoOp || !Moves(op(producer).kind)) break;
-    chain.ops.push_back({producer, 0});
-    chain.source = op(producer).inputs[0];
-  }
-  std::reverse(chain.ops.begin(), chain.ops.end());
-  return chain;
-}
-
 }  // namespace kvant

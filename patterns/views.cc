@@ -1,5 +1,7 @@
 #include "kvant/patterns/views.h"
 
+#include <utility>
+
 namespace kvant {
 namespace {
 
@@ -162,6 +164,31 @@ bool FoldedView::Slice(int axis, int64_t begin, int64_t length) {
       result.offset_ += begin / group * run.stride;
       result.Push({length / group, run.stride}, first);
       result.Push({group, 0}, first);
+    }
+    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
+  }
+  *this = std::move(result);
+  return true;
+}
+
+bool FoldedView::SpreadPages(int axis, int64_t count, int64_t most, int64_t* page_stride) {
+  const absl::Span<const Atom> pages = this->axis(0);
+  if (pages.size() > 1) return false;
+  *page_stride = pages.empty() ? 0 : pages[0].stride;
+  FoldedView result;
+  result.offset_ = offset_;
+  for (int i = 0; i < rank(); ++i) {
+    absl::InlinedVector<Atom, 4> atoms(this->axis(i).begin(), this->axis(i).end());
+    if (i == 0) {
+      atoms = {{count, *page_stride}};
+    } else if (i == axis && !atoms.empty() && atoms[0].stride != 0) {
+      atoms[0].extent *= most;
+    } else if (i == axis) {
+      // One row serves a page; a stride of 0 would make it serve all pages.
+      atoms.insert(atoms.begin(), {most, *page_stride});
+    }
+    for (const Atom& atom : atoms) {
+      if (atom.extent != 1) result.atoms_.push_back(atom);
     }
     result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
   }

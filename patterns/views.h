@@ -54,6 +54,11 @@ class FoldedView {
   // Coordinates [begin, begin + length) of an axis. False if it would cut a group.
   bool Slice(int axis, int64_t begin, int64_t length);
 
+  // Axis 0 is pages and `axis` rows of a page: makes them `count` rows of a batch and the rows of
+  // `most` pages, as if these continued each other. page_stride: from page to page. False if that
+  // is not even.
+  bool SpreadPages(int axis, int64_t count, int64_t most, int64_t* page_stride);
+
   // The axes [first, last) merged into one run: false unless it is
   // {count, stride} of groups of `group` (1 unless stride-0 atoms are inside).
   // A run that never moves is one group: count 1, stride 0.

@@ -30,8 +30,14 @@ absl::Status CheckOptions(const Options& o) {
   if (o.heads % o.kv_heads != 0) {
     return Bad(absl::StrCat(o.heads, " heads are no multiple of ", o.kv_heads, " kv-heads"));
   }
-  if (!o.single_op && (o.left_window >= 0 || o.kv_lengths || o.sinks || o.alibi)) {
-    return Bad("left-window, kv-lengths, sinks and alibi need the single op (--op)");
+  if (!o.single_op && (o.left_window >= 0 || o.ragged || o.sinks || o.alibi)) {
+    return Bad("left-window, ragged, sinks and alibi need the single op (--op)");
+  }
+  if (o.ring && (o.kv_lengths || o.page_size > 0)) {
+    return Bad("ring does not go with kv-lengths and page-size");
+  }
+  if (o.page_size < 0 || (o.page_size > 0 && o.kv_len % o.page_size != 0)) {
+    return Bad(absl::StrCat("pages of ", o.page_size, " tokens do not divide kv-len, ", o.kv_len));
   }
   if (o.single_op && (o.dropout || o.transpose_output || o.k_layout != Options::KLayout::kTokens)) {
     return Bad("dropout, transpose-output and k-layout do not go with the single op (--op)");
@@ -51,6 +57,7 @@ class Maker {
         five_d_(!options.single_op && options.heads != options.kv_heads) {}
 
   absl::StatusOr<Graph> Make() && {
+    MakeIndices();
     if (o_.single_op) {
       MakeSingleOp();
     } else {
@@ -85,7 +92,11 @@ class Maker {
 
   KvInputs MakeKv(const std::string& name, const KvFormat& format, int64_t head_size,
                   Options::KLayout layout) {
-    const Dims dims = Shape(o_.kv_heads, o_.kv_len, head_size);
+    Dims dims = Shape(o_.kv_heads, o_.kv_len, head_size);
+    if (o_.page_size > 0) {
+      dims[0] *= o_.kv_len / o_.page_size;
+      dims[dims.size() - 2] = o_.page_size;
+    }
     const bool swapped = layout != Options::KLayout::kTokens;
     std::optional<Dims> strides;
     if (layout == Options::KLayout::kTransposed) strides = SwapLast(DenseStrides(dims));
@@ -106,7 +117,7 @@ class Maker {
       group_shape = SwapLast(group_shape);
     }
     // DynamicDequantize says "one scale" as per_tensor.
-    if (format.groups == KvFormat::Groups::kTensor && !o_.single_op) {
+    if (format.groups == KvFormat::Groups::kTensor) {
       scale_dims = {1};
       group_shape.clear();
     }
@@ -135,10 +146,31 @@ class Maker {
     return g_.TypeCast(via_f32 ? g_.TypeCast(kv.data, kF32) : kv.data, o_.dtype);
   }
 
+  // The tokens of each sequence, of K if they are the first to be loaded: then lengths are known.
+  Value Loaded(Value kv, bool swapped) {
+    const GraphBuilder::LoadOptions options{.axis = swapped ? -1 : -2};
+    if (o_.ring) {
+      const Value ranges = g_.Input(lengths_ ? "v_ranges" : "k_ranges", kS32, {o_.batch, 1, 2});
+      if (lengths_) return g_.LoadRanges({kv}, ranges, options.axis);
+      const auto [tokens, lengths] = g_.LoadRangesWithLengths({kv}, ranges, options.axis);
+      lengths_ = lengths;
+      return tokens;
+    }
+    if (o_.page_size > 0) return g_.LoadPages(kv, *page_table_, *lengths_, options);
+    return lengths_ ? g_.LoadTokens(kv, *lengths_, std::nullopt, options) : kv;
+  }
+
+  void MakeIndices() {
+    if (o_.kv_lengths || o_.page_size > 0) lengths_ = g_.Input("kv_lengths", kS32, {o_.batch});
+    if (o_.page_size == 0) return;
+    page_table_ = g_.Input("page_table", kS32, {o_.batch, o_.kv_len / o_.page_size});
+  }
+
   // "1x1xQxS" over [N, H, Q, S] as the dims of an input.
   Dims MaskShape(const std::string& option, const std::string& text) {
     const std::vector<std::string> parts = absl::StrSplit(text, 'x');
-    const int64_t full[] = {o_.batch, o_.heads, o_.q_len, o_.kv_len};
+    const int64_t full[] = {o_.ragged ? 1 : o_.batch, o_.heads,
+                            o_.ragged ? o_.batch * o_.q_len : o_.q_len, o_.kv_len};
     Dims dims;
     for (size_t i = 0; i < parts.size() && i < 4; ++i) {
       int64_t dim = 0;
@@ -205,7 +237,7 @@ class Maker {
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
     // Scores stay in f32, as in oneDNN's newer graphs.
     Value scores =
-        g_.MatMul(q, Decompress(k, k_format),
+        g_.MatMul(q, Loaded(Decompress(k, k_format), o_.k_layout != Options::KLayout::kTokens),
                   {.transpose_b = o_.k_layout == Options::KLayout::kTokens, .type = kF32});
     if (o_.scale == Options::Scale::kDivide) scores = g_.Divide(scores, Scalar("scale", o_.dtype));
     if (o_.scale == Options::Scale::kMultiply) {
@@ -216,7 +248,8 @@ class Maker {
       scores = g_.Multiply(scores, Scalar("cap", kF32));
     }
     scores = ApplyMasks(scores);
-    const GraphBuilder::SoftMaxOptions softmax{.axis = -1, .mode = "inf_as_zero", .type = o_.dtype};
+    const GraphBuilder::SoftMaxOptions softmax{
+        .axis = -1, .mode = "inf_as_zero", .type = o_.dtype, .lengths = lengths_};
     Value probs;
     if (o_.stats) {
       const auto [p, stats] = g_.SoftMaxWithStats(scores, softmax);
@@ -227,7 +260,8 @@ class Maker {
     }
     if (o_.dropout) probs = ApplyDropout(probs);
     const KvInputs v = MakeKv("v", v_format, o_.v_head_size, Options::KLayout::kTokens);
-    Value out = Rotated(g_.MatMul(probs, Decompress(v, v_format), {.type = o_.dtype}));
+    Value out =
+        Rotated(g_.MatMul(probs, Loaded(Decompress(v, v_format), false), {.type = o_.dtype}));
     if (o_.transpose_output) {
       out = g_.Transpose(
           out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});
@@ -237,7 +271,9 @@ class Maker {
   }
 
   void MakeSingleOp() {
-    const Value q = g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size));
+    const Dims queries = o_.ragged ? Dims{o_.batch * o_.q_len, o_.heads, o_.head_size}
+                                   : Shape(o_.heads, o_.q_len, o_.head_size);
+    const Value q = g_.Input("q", o_.dtype, queries);
     const KvInputs k = MakeKv("k", *o_.k, o_.head_size, Options::KLayout::kTokens);
     const KvInputs v = MakeKv("v", *o_.v, o_.v_head_size, Options::KLayout::kTokens);
     GraphBuilder::AttentionOptions a;
@@ -246,21 +282,18 @@ class Maker {
     a.bottom_right = o_.causal == Options::Causal::kBottomRight;
     if (o_.causal != Options::Causal::kNone) a.right_window = 0;
     a.left_window = o_.left_window;
-    a.k_group_shape = k.group_shape;
-    a.v_group_shape = v.group_shape;
-    a.k_scales = k.scales;
-    a.k_zero_points = k.zero_points;
-    a.v_scales = v.scales;
-    a.v_zero_points = v.zero_points;
     if (!o_.mask.empty()) a.bias = g_.Input("mask", o_.dtype, MaskShape("mask", o_.mask));
     if (!o_.select.empty()) {
       a.select = g_.Input("select", kBoolean, MaskShape("select", o_.select));
     }
-    if (o_.kv_lengths) a.kv_lengths = g_.Input("kv_lengths", kS32, {o_.batch});
+    if (o_.ragged) a.query_offsets = g_.Input("query_offsets", kS32, {o_.batch + 1});
     if (o_.sinks) a.sinks = g_.Input("sinks", kF32, {o_.heads});
     if (o_.alibi) a.alibi_slopes = g_.Input("alibi_slopes", kF32, {o_.heads});
     a.stats = o_.stats;
-    const auto [out, stats] = g_.ScaledDotProductAttention(q, k.data, v.data, a);
+    const Value keys = Loaded(Decompress(k, *o_.k), false);
+    const Value values = Loaded(Decompress(v, *o_.v), false);
+    a.kv_lengths = lengths_;
+    const auto [out, stats] = g_.ScaledDotProductAttention(q, keys, values, a);
     g_.Output("o", out);
     if (stats) g_.Output("stats", *stats);
   }
@@ -268,6 +301,7 @@ class Maker {
   const Options& o_;
   GraphBuilder g_;
   const bool five_d_;
+  std::optional<Value> lengths_, page_table_;
   absl::Status error_;
 };
 
@@ -281,14 +315,6 @@ absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
   if (!o.v) o.v = KvFormat{.type = o.dtype};
   KVANT_RETURN_IF_ERROR(CheckOptions(o));
   if (!IsComputeFloat(o.dtype)) return Bad("dtype is none of f32, bf16, f16");
-  const bool mixed =
-      (!o.k->quantized() && o.k->type != o.dtype) || (!o.v->quantized() && o.v->type != o.dtype);
-  if (o.single_op && mixed) {
-    return Bad("the single op (--op) takes K and V that are quantized or of the queries' type");
-  }
-  if (o.single_op && (o.k->codebook != nullptr || o.v->codebook != nullptr)) {
-    return Bad("the single op (--op) takes no codebooks");
-  }
   GraphOptions graph_options;
   // oneDNN multiplies codes in floating point only with this permission.
   graph_options.apply_to_int = o.k->quantized() || o.v->quantized();

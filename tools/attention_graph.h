@@ -44,14 +44,20 @@ struct AttentionGraphOptions {
     kChannels,    // [.., D, S] with the tokens innermost
   };
   KLayout k_layout = KLayout::kTokens;
+  // An input says how many tokens each sequence has.
+  bool kv_lengths = false;
+  // K and V in pools of pages of so many tokens, with kv_lengths; 0: not.
+  int64_t page_size = 0;
+  // K and V in rings, of which inputs say what is in them. Not with kv_lengths or pages.
+  bool ring = false;
 
   // One ScaledDotProductAttention instead of MatMuls and SoftMax. The rest only
   // with it.
   bool single_op = false;
   int64_t left_window = -1;
-  bool kv_lengths = false;
   bool sinks = false;
   bool alibi = false;
+  bool ragged = false;  // queries of all sequences packed, batch x q_len in all
 };
 
 // Finalized, shapes inferred; 5-D when heads and kv_heads differ (but 4-D for

@@ -75,12 +75,17 @@ struct MakeArguments {
                        "are stored rotated");
     command.add_flag("--transpose-output", graph.transpose_output,
                      "Output as [batch, queries, heads, head size]");
+    command.add_flag("--kv-lengths", graph.kv_lengths, "KV lengths per sequence as an input");
+    command.add_flag("--ring", graph.ring,
+                     "K and V in rings, with inputs that say what is in them");
+    command.add_option("--page-size", graph.page_size,
+                       "K and V in pages of so many tokens, with KV lengths and a page table");
     command.add_flag("--op", graph.single_op,
                      "One ScaledDotProductAttention (kvant's own) instead of oneDNN's ops");
     command.add_option("--left-window", graph.left_window,
                        "With --op: how many keys back a query sees");
-    command.add_flag("--kv-lengths", graph.kv_lengths,
-                     "With --op: KV lengths per sequence as an input");
+    command.add_flag("--ragged", graph.ragged,
+                     "With --op: the queries of all sequences packed, and offsets as an input");
     command.add_flag("--sinks", graph.sinks, "With --op: a sink logit per head as an input");
     command.add_flag("--alibi", graph.alibi, "With --op: an ALiBi slope per head as an input");
   }

@@ -1,7 +1,6 @@
 // kvant precompile: fills the cache of compiled CUDA kernels. Needs no GPU.
 #include <cstdio>
 #include <filesystem>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,7 +20,6 @@ struct PrecompileArguments {
   std::vector<std::string> archs;
   std::string cache;
   std::string cubins;
-  bool segment_ranges = false;
 
   void AddTo(CLI::App& command) {
     graph_arguments.AddGraphTo(command);
@@ -38,8 +36,6 @@ struct PrecompileArguments {
         "--cubin", cubins,
         "Another folder, for plain cubins that tools can read, NAME.NUMBER.ARCH.cubin "
         "and what is known of each as .json; NAME is the graph file's");
-    command.add_flag("--segment-ranges", segment_ranges,
-                     "Attention that takes ranges of its segments at execution, of each sequence");
   }
 
   absl::StatusOr<int> Run() const {
@@ -51,8 +47,7 @@ struct PrecompileArguments {
     for (const std::string& arch : archs) {
       KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties device, cuda::PropertiesOf(arch));
       int number = 0;  // of the kernel in the graph
-      for (const Partition& one : partitions) {
-        KVANT_ASSIGN_OR_RETURN(const Partition partition, WithRanges(one));
+      for (const Partition& partition : partitions) {
         const absl::StatusOr<std::vector<cuda::KernelSpec>> specs =
             cuda::KernelsOf(partition, device);
         if (!specs.ok()) {
@@ -83,17 +78,6 @@ struct PrecompileArguments {
     }
     std::printf("%d kernels in %s\n", kernels, jit.cache_dir().c_str());
     return 0;
-  }
-
-  absl::StatusOr<Partition> WithRanges(const Partition& partition) const {
-    const AttentionSpec* spec = partition.attention();
-    if (!segment_ranges || spec == nullptr) return partition;
-    LogicalTensor ranges;
-    ranges.id = std::numeric_limits<TensorId>::max();
-    ranges.type = kS32;
-    ranges.dims = Dims{spec->batch[0], static_cast<int64_t>(spec->k.size() + spec->v.size()), 2};
-    ranges.name = "segment_ranges";
-    return partition.WithSegmentRanges(ranges);
   }
 
   static void Print(int partition, const cuda::KernelSpec& spec, const std::string& arch,

@@ -236,6 +236,34 @@ double General(const Context& c, int64_t index, const Dims& at, int64_t bound) {
   return c.real() ? RealValue(c, index, at) : c.random.Integer(index, -bound, bound);
 }
 
+// The tokens or columns of which a kKvLengths or kFirstTokens says which exist.
+int64_t ColumnsOf(const Context& c) {
+  const Op& op = *c.role.op;
+  const bool direct = op.kind == OpKind::kScaledDotProductAttention;
+  const LogicalTensor& of = c.graph.tensor(direct ? op.inputs[1] : op.outputs[0]);
+  const Attr attr = op.kind == OpKind::kSoftMax ? Attr::kAxis : Attr::kTokenAxis;
+  const int64_t axis = op.attrs.GetOr<int64_t>(attr, -2);
+  const int64_t group = op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1);
+  return of.dims->at(axis < 0 ? axis + of.rank() : axis) * group;
+}
+
+// As many tokens of all segments, however these are cut: K and V agree.
+double RangeOf(const Context& c, const Dims& at) {
+  const Op& op = *c.role.op;
+  const auto capacity = [&](int64_t segment) {
+    const LogicalTensor& src = c.graph.tensor(op.inputs[segment + 1]);
+    const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
+    return src.dims->at(axis < 0 ? axis + src.rank() : axis);
+  };
+  int64_t all = 0;
+  for (size_t s = 1; s < op.inputs.size(); ++s) all += capacity(static_cast<int64_t>(s) - 1);
+  int64_t left = std::max<int64_t>(0, all - all / 4 - at[0] % 3);
+  for (int64_t s = 0; s < at[1]; ++s) left -= std::min(left, capacity(s));
+  const int64_t own = capacity(at[1]);
+  if (at[2] == 1) return static_cast<double>(std::min(left, own));
+  return static_cast<double>(own == 0 ? 0 : (at[0] * 7 + 5) % own);
+}
+
 double ValueOf(const Context& c, int64_t index, const Dims& at) {
   const Random& random = c.random;
   switch (c.role.kind) {
@@ -267,9 +295,20 @@ double ValueOf(const Context& c, int64_t index, const Dims& at) {
     case Kind::kQueryLength:
       return ScoresDim(c, 2);
     case Kind::kKvLengths: {
-      const LogicalTensor& k = c.graph.tensor(c.role.op->inputs[1]);
-      const int64_t capacity = k.rank() >= 2 ? (*k.dims)[k.rank() - 2] : 1;
+      const int64_t capacity = ColumnsOf(c);
       return random.Integer(index, capacity - capacity / 4, capacity);
+    }
+    case Kind::kFirstTokens:
+      return random.Integer(index, 0, ColumnsOf(c) / 4);
+    case Kind::kPageTable: {
+      const int64_t pages = c.graph.tensor(c.role.op->inputs[0]).dims->at(0);
+      return random.Integer(index, 0, std::max<int64_t>(pages, 1) - 1);
+    }
+    case Kind::kRanges:
+      return RangeOf(c, at);
+    case Kind::kQueryOffsets: {
+      const int64_t queries = c.graph.tensor(c.role.op->inputs[0]).dims->at(0);
+      return static_cast<double>(index * queries / std::max<int64_t>(1, c.tensor.elements() - 1));
     }
     case Kind::kPositions:
       return AppendPosition(c, index);

@@ -1,20 +1,25 @@
 #include "kvant/tools/tensor_role.h"
 
 #include <algorithm>
-#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_split.h"
 
 namespace kvant {
 namespace {
 
 using Kind = TensorRole::Kind;
 
-// Ops that hand their data on; the role is that of their result.
-bool PassesThrough(OpKind kind) {
+// Whether an op hands the data of that input on; its role is that of the result.
+bool PassesThrough(OpKind kind, int port) {
   switch (kind) {
+    case OpKind::kLoadTokens:
+    case OpKind::kLoadPages:
+      return port == 0;
+    case OpKind::kLoadRanges:
+      return port > 0;
     case OpKind::kStaticReshape:
     case OpKind::kStaticTranspose:
     case OpKind::kReorder:
@@ -38,7 +43,7 @@ bool IsScoreOp(OpKind kind) {
     case OpKind::kTanh:
       return true;
     default:
-      return PassesThrough(kind);
+      return PassesThrough(kind, 0);
   }
 }
 
@@ -64,25 +69,21 @@ Kind MultiplierRole(const Graph& graph, const Op& op, int port, const LogicalTen
   return Kind::kMultiplier;
 }
 
-Kind AttentionPortRole(const Op& op, int port) {
-  if (port == 0) return Kind::kQuery;
-  const auto quantized = [&](std::string_view scales) {
-    const std::string names = op.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
-    return names.find(scales) != std::string::npos;
+// By the name of an input.
+Kind NamedRole(const Op& op, int port) {
+  constexpr std::pair<std::string_view, Kind> kRoles[] = {
+      {"q", Kind::kQuery},           {"k", Kind::kKeyValue},
+      {"v", Kind::kKeyValue},        {"bias", Kind::kMask},
+      {"select", Kind::kCondition},  {"kv_lengths", Kind::kKvLengths},
+      {"lengths", Kind::kKvLengths}, {"kv_first", Kind::kFirstTokens},
+      {"first", Kind::kFirstTokens}, {"query_offsets", Kind::kQueryOffsets},
+      {"sinks", Kind::kSinks},       {"alibi_slopes", Kind::kSlopes},
+      {"ranges", Kind::kRanges},     {"page_table", Kind::kPageTable},
   };
-  if (port == 1) return quantized("k_scales") ? Kind::kCodes : Kind::kKeyValue;
-  if (port == 2) return quantized("v_scales") ? Kind::kCodes : Kind::kKeyValue;
-  const std::string list = op.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
-  const std::vector<std::string> names = absl::StrSplit(list, ',', absl::SkipWhitespace());
-  const size_t index = static_cast<size_t>(port) - 3;
-  const std::string name = index < names.size() ? names[index] : "";
-  if (name == "k_scales" || name == "v_scales") return Kind::kScales;
-  if (name == "k_zps" || name == "v_zps") return Kind::kZeroPoints;
-  if (name == "bias") return Kind::kMask;
-  if (name == "select") return Kind::kCondition;
-  if (name == "kv_lengths") return Kind::kKvLengths;
-  if (name == "sinks") return Kind::kSinks;
-  if (name == "alibi_slopes") return Kind::kSlopes;
+  const std::string_view name = InputName(op, static_cast<size_t>(port));
+  for (const auto& [input, kind] : kRoles) {
+    if (input == name) return kind;
+  }
   return Kind::kGeneral;
 }
 
@@ -121,7 +122,11 @@ Kind PortRole(const Graph& graph, const Op& op, int port, const LogicalTensor& t
       if (port == 0) return Kind::kGeneral;
       return port == 3 ? Kind::kProbability : Kind::kSeed;
     case OpKind::kScaledDotProductAttention:
-      return AttentionPortRole(op, port);
+    case OpKind::kSoftMax:
+    case OpKind::kLoadTokens:
+    case OpKind::kLoadPages:
+    case OpKind::kLoadRanges:
+      return NamedRole(op, port);
     default:
       return Kind::kGeneral;
   }
@@ -156,7 +161,7 @@ TensorRole RoleOf(const Graph& graph, TensorId id) {
     todo.pop_back();
     for (const Graph::Use& use : graph.FindTensor(tensor)->consumers) {
       const Op& op = graph.ops()[use.op];
-      if (PassesThrough(op.kind)) {
+      if (PassesThrough(op.kind, use.port)) {
         if (seen.insert(op.outputs[0]).second) todo.push_back(op.outputs[0]);
         continue;
       }

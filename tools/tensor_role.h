@@ -24,6 +24,10 @@ struct TensorRole {
     kKvLength,  // s32 scalars of a bottom-right causal mask
     kQueryLength,
     kKvLengths,  // s32, one per batch
+    kFirstTokens,
+    kPageTable,
+    kRanges,
+    kQueryOffsets,
     kPositions,  // s32, one per batch: where an Append writes
     kStats,      // log-sum-exp that backward subtracts before Exp
     kSinks,

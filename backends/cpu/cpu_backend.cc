@@ -12,9 +12,7 @@
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/backends/cpu/rotate_plan.h"
-#include "kvant/backends/real_columns.h"
 #include "kvant/graph/status.h"
-#include "kvant/kernels/cpu/attention.h"
 
 namespace kvant {
 namespace cpu {
@@ -37,9 +35,7 @@ class FusedAttention : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    const AttentionProblem& problem = plan_.problem();
-    if (Units(problem) == 0 || problem.v_head_size == 0) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(CheckColumns(plan_.spec(), inputs));
+    if (plan_.problem().v_head_size == 0) return absl::OkStatus();
     plan_.Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
     return absl::OkStatus();
   }

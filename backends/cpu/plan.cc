@@ -19,10 +19,6 @@ constexpr int64_t kMinRowTile = 4;
 constexpr int64_t kRowTileFloats = 64 * 1024;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
 constexpr int64_t kMaxStoredRows = 16;
-// Tokens are split until there are so many units, whatever the number of threads.
-constexpr int64_t kEnoughUnits = 64;
-// Partial results of all chunks take no more than this.
-constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
@@ -156,6 +152,8 @@ absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment
     segment.data = MakeData(one.data, one.quantization);
     segment.dequantization = MakeDequantization(one.quantization);
     segment.tokens = one.data.dims[kRow];
+    segment.range = MakeArray(one.range);
+    segment.page_table = MakeArray(one.page_table);
   }
   return segments;
 }
@@ -189,27 +187,38 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multipl
 
 }  // namespace
 
-Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass)
+Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass,
+           std::optional<int64_t> most_rows)
     : spec_(spec), kernels_(kernels) {
   problem_.pass = pass;
   Describe();
-  ChooseTiles();
+  ChooseTiles(most_rows);
   ChooseProducts();
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
+  schedule_floats_ =
+      RoundUp(static_cast<int64_t>(Schedule::Bytes(spec_.batch[0]) / sizeof(float)), 16);
+  if (most_rows || spec_.query_offsets.port == kNoPort || problem_.row_tile <= kMaxStoredRows) {
+    return;
+  }
+  few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
+  unit_floats_ = std::max(unit_floats_, few_->unit_floats_);
 }
 
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
                absl::Span<void* const> outputs, float* statistics, float* scratch) const {
-  const AttentionCall call{&problem_, inputs.data(), outputs.data(),
-                           scratch + executor.max_concurrency() * unit_floats_, statistics};
-  const auto slot_scratch = [&](int slot) { return scratch + slot * unit_floats_; };
-  const int64_t units = Units(problem_);
-  ForEach(executor, units,
-          [&](int64_t unit, int slot) { RunUnit(kernels_, call, unit, slot_scratch(slot)); });
-  if (problem_.splits == 1) return;
-  ForEach(executor, units / problem_.splits,
-          [&](int64_t tile, int slot) { RunMerge(kernels_, call, tile, slot_scratch(slot)); });
+  float* const units = scratch + schedule_floats_;
+  const AttentionCall call{
+      &problem_,      few_ == nullptr ? nullptr : &few_->problem_,       inputs.data(),
+      outputs.data(), units + executor.max_concurrency() * unit_floats_, statistics};
+  const Schedule schedule(call, Reader{&kernels_, inputs.data()}, scratch);
+  const auto slot_scratch = [&](int slot) { return units + slot * unit_floats_; };
+  ForEach(executor, schedule.units(), [&](int64_t unit, int slot) {
+    RunUnit(kernels_, call, schedule, unit, slot_scratch(slot));
+  });
+  ForEach(executor, schedule.merges(), [&](int64_t merge, int slot) {
+    RunMerge(kernels_, call, schedule, merge, slot_scratch(slot));
+  });
 }
 
 void Plan::Describe() {
@@ -235,7 +244,10 @@ void Plan::Describe() {
   p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
   p.sinks = MakeArray(spec_.sinks);
   p.kv_lengths = MakeArray(spec_.kv_lengths);
-  p.segment_ranges = MakeArray(spec_.segment_ranges);
+  p.kv_first = MakeArray(spec_.kv_first);
+  p.query_offsets = MakeArray(spec_.query_offsets);
+  // One extent of its own, whatever that of b0.
+  if (p.query_offsets.present()) p.query_offsets.strides[0] = spec_.query_offsets.strides[0];
   p.dropout = spec_.dropout.has_value();
   if (spec_.dropout) {
     p.seed = MakeArray(spec_.dropout->seed);
@@ -249,22 +261,17 @@ void Plan::Describe() {
   p.stats = MakeArray(spec_.stats);
 }
 
-void Plan::ChooseTiles() {
+void Plan::ChooseTiles(std::optional<int64_t> most_rows) {
   AttentionProblem& p = problem_;
   p.kv_varies_over_b2 = p.batch[2] > 1 && (std::any_of(k_.begin(), k_.end(), VariesOverB2) ||
                                            std::any_of(v_.begin(), v_.end(), VariesOverB2));
-  const int64_t group_rows = p.q_len * (p.kv_varies_over_b2 ? 1 : p.batch[2]);
+  const int64_t group_rows = RowsPerGroup(p, p.q_len);
   const int64_t cached_rows = kRowTileFloats / std::max<int64_t>(1, p.head_size + p.v_head_size) /
                               kMinRowTile * kMinRowTile;
-  p.row_tile =
-      std::min(std::clamp(cached_rows, kMinRowTile, kMaxRowTile), std::max<int64_t>(1, group_rows));
-  p.splits = 1;
-  const int64_t units = RowTiles(p);
+  p.row_tile = std::min(std::clamp(cached_rows, kMinRowTile, most_rows.value_or(kMaxRowTile)),
+                        std::max<int64_t>(1, group_rows));
   // Rounding probabilities needs the statistics over all tokens first.
-  if (units == 0 || p.kv_len == 0 || p.probs_rounding.type != kUndef) return;
-  const int64_t affordable =
-      std::max<int64_t>(1, kMaxPartialFloats / (units * p.row_tile * (p.v_head_size + 2)));
-  p.splits = std::min({CeilDiv(kEnoughUnits, units), CeilDiv(p.kv_len, kMinChunk), affordable});
+  p.may_split = p.kv_len > kMinChunk && p.probs_rounding.type == kUndef;
 }
 
 void Plan::ChooseProducts() {
@@ -321,6 +328,11 @@ void Plan::DescribeCodes() {
 }
 
 double Plan::rounding() const {
+  const double of_few = few_ == nullptr ? 0 : few_->rounding();
+  return std::max(of_few, OwnRounding());
+}
+
+double Plan::OwnRounding() const {
   // Queries, keys, values and probabilities to 8 bits each.
   if (problem_.products == Products::kPairs) return 1e-2;
   const auto on_codes = [](const Segment& segment) {
@@ -364,9 +376,15 @@ std::string Plan::ProductsName() const {
 }
 
 std::string Plan::ToString() const {
-  std::string text =
-      absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile, "-token tiles, ",
-                   problem_.splits, problem_.splits == 1 ? " split, " : " splits, ");
+  std::string text = absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile,
+                                  "-token tiles, ");
+  if (few_ != nullptr) {
+    absl::StrAppend(&text, "of sequences with at most ", few_->problem_.row_tile, " rows ",
+                    few_->ProductsName(), ", ");
+  }
+  const std::optional<int64_t> splits = Schedule::StaticSplits(problem_);
+  absl::StrAppend(&text, splits ? absl::StrCat(*splits, *splits == 1 ? " split, " : " splits, ")
+                                : std::string("splits by length, "));
   if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
   const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
   return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");
@@ -377,7 +395,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
+  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kRaggedQueries) << 1) - 1;
   if (spec.Features() & ~kKnown) {
     return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
                         ")");
@@ -398,7 +416,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     const char* what = side == &spec.k ? "keys" : "values";
     int64_t tokens = 0;
     for (const KvSegment& segment : *side) {
-      tokens += segment.data.dims[kRow];
+      tokens += segment.tokens();
       if (!loads(segment.data.type))
         return absl::StrCat(what, " of type ", name(segment.data.type));
       if (!segment.quantization) continue;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/container/inlined_vector.h"
@@ -23,9 +24,9 @@ std::string WhyUnsupported(const AttentionSpec& spec);
 // it is.
 class Plan {
  public:
-  // `spec` must be supported.
-  Plan(const AttentionSpec& spec, const KernelSet& kernels,
-       SoftmaxPass pass = SoftmaxPass::kOnline);
+  // `spec` must be supported. most_rows: of a tile, where the plan is for so few.
+  Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass = SoftmaxPass::kOnline,
+       std::optional<int64_t> most_rows = std::nullopt);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
@@ -33,7 +34,7 @@ class Plan {
   const AttentionProblem& problem() const { return problem_; }
   // In floats.
   int64_t scratch(int max_concurrency) const {
-    return max_concurrency * unit_floats_ + partial_floats_;
+    return schedule_floats_ + max_concurrency * unit_floats_ + partial_floats_;
   }
   // `statistics`: see AttentionCall; null for kOnline.
   void Run(Executor& executor, absl::Span<const void* const> inputs,
@@ -45,9 +46,10 @@ class Plan {
 
  private:
   void Describe();
-  void ChooseTiles();
+  void ChooseTiles(std::optional<int64_t> most_rows);
   void ChooseProducts();
   void DescribeCodes();
+  double OwnRounding() const;
   std::string ProductsName() const;
 
   const AttentionSpec spec_;
@@ -58,8 +60,10 @@ class Plan {
   AttentionProblem problem_;
   // Why codes of K or V are not multiplied as such; empty if they are or there are none.
   std::string k_reason_, v_reason_;
-  int64_t unit_floats_ = 0;     // of one concurrent unit
-  int64_t partial_floats_ = 0;  // of all partial results
+  std::unique_ptr<const Plan> few_;  // of ragged queries, for sequences of few rows
+  int64_t unit_floats_ = 0;          // of one concurrent unit
+  int64_t partial_floats_ = 0;       // of all partial results
+  int64_t schedule_floats_ = 0;
 };
 
 // The cpu backend, from a spec alone. kUnimplemented with WhyUnsupported's sentence.

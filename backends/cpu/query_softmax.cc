@@ -46,13 +46,10 @@ int64_t StatisticsFloats(const AttentionSpec& spec) {
 
 std::string WhyNotTwoPasses(const AttentionSpec& spec) {
   constexpr std::pair<Feature, const char*> kNotTransposed[] = {
-      {Feature::kBand, "a band"},
-      {Feature::kAlibi, "ALiBi"},
-      {Feature::kSinks, "sinks"},
-      {Feature::kKvLengths, "KV lengths"},
-      {Feature::kDropout, "dropout"},
-      {Feature::kStats, "statistics"},
-      {Feature::kSegmentRanges, "ranges of segments"},
+      {Feature::kBand, "a band"},     {Feature::kAlibi, "ALiBi"},
+      {Feature::kSinks, "sinks"},     {Feature::kKvLengths, "KV lengths"},
+      {Feature::kDropout, "dropout"}, {Feature::kStats, "statistics"},
+      {Feature::kRanges, "ranges"},   {Feature::kPages, "pages"},
   };
   for (const auto& [feature, name] : kNotTransposed) {
     if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");

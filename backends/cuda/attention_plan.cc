@@ -137,9 +137,9 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   if (traits.scales.type == kNone) return;
   // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
   // Nor where a range may begin within one.
-  const bool aligned =
-      traits.group[kRow] == 1 ||
-      (!HasRanges(t) && (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
+  const bool aligned = traits.group[kRow] == 1 ||
+                       (traits.load != kByRange &&
+                        (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
   const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);
   const int32_t each = CeilDiv(grid.rows * grid.columns, Threads(t));
   if (aligned && each <= kMaxParametersAhead) traits.parameters_ahead = each;
@@ -149,7 +149,9 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
 // the specialisations of bench/static/kernels.py take beside them.
 int RegistersNeeded(const AttentionTraits& t) {
   const int output = t.v_block / 2, scores = t.tile / t.token_warps / 2;
-  return std::min(255, output + scores + 80);
+  // Groups of tokens that a ring cuts are looked up for every run of channels.
+  const bool looks_up = t.k[0].load == kByRange && t.k[0].group[kRow] > 1;
+  return std::min(255, output + scores + 80 + (looks_up ? 24 : 0));
 }
 
 // Fits the tiles into shared memory. Whether they do.

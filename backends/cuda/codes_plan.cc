@@ -186,6 +186,9 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
     return "K or V is of several segments: " + std::to_string(traits.k_segments) + " and " +
            std::to_string(traits.v_segments);
   }
+  if (HasPages(traits)) return "K or V is in pages";
+  if (traits.has_first) return "columns do not begin with the first";
+  if (traits.ragged) return "queries are ragged";
   if (traits.dropout) return "there is dropout";
   if (traits.probs_type != kNone) return "probabilities are rounded";
   if (!IsFloatType(traits.q.data.type) || traits.q.scales.type != kNone) {

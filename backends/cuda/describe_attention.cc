@@ -15,9 +15,6 @@
 namespace kvant::cuda {
 namespace {
 
-// Dims, and what is made of them, are 32-bit numbers in a kernel.
-constexpr int64_t kMaxDim = int64_t{1} << 29;
-constexpr int64_t kMaxHeadSize = 256;
 constexpr int64_t kUnbounded = int64_t{1} << 40;
 
 i32 Clamp32(int64_t value) {
@@ -37,7 +34,7 @@ class Describer {
     for (int axis = 0; axis < 3; ++axis) p.batch[axis] = Clamp32(spec_.batch[axis]);
     p.q_len = Clamp32(spec_.q_len);
     p.kv_len = Clamp32(spec_.kv_len);
-    Describe(spec_.q, spec_.q_quantization, t.q, p.q);
+    Describe(spec_.q, spec_.q_quantization, /*pages=*/false, t.q, p.q);
     t.k_segments = DescribeSegments(spec_.k, t.k, p.k);
     t.v_segments = DescribeSegments(spec_.v, t.v, p.v);
     t.step_count = static_cast<i32>(spec_.steps.size());
@@ -47,10 +44,10 @@ class Describer {
     MarkHidingBands();
     t.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
     Describe(spec_.sinks, t.sinks, p.sinks);
-    Describe(spec_.kv_lengths, t.kv_lengths, p.kv_lengths);
-    // They vary over no heads, also where there is one.
-    Describe(spec_.segment_ranges, {spec_.batch[0], kMaxDim, kMaxDim, 2 * kMaxSegments, 2},
-             t.segment_ranges, p.segment_ranges);
+    t.has_lengths = Describe(spec_.kv_lengths, p.kv_lengths);
+    t.lengths_vary = t.has_lengths && (spec_.kv_lengths.dims[0] > 1 || spec_.batch[0] == 1);
+    t.has_first = Describe(spec_.kv_first, p.kv_first);
+    t.ragged = Describe(spec_.query_offsets, p.query_offsets);
     Describe(spec_.stats, Extents(spec_.q_len, 1), t.stats, p.stats, /*output=*/true);
     Describe(spec_.output, Extents(spec_.q_len, spec_.v_head_size), t.output, p.output,
              /*output=*/true);
@@ -118,6 +115,16 @@ class Describer {
     BindPort(array.data, view.port, /*output=*/false);
   }
 
+  // Whether it is there.
+  bool Describe(const View& view, IndexArray& array) {
+    if (!view.present()) return false;
+    array.offset = view.offset;
+    array.stride = view.dims[0] == 1 ? 0 : Clamp32(view.strides[0]);
+    array.step = Clamp32(&view == &spec_.query_offsets ? view.strides[0] : view.strides[kCol]);
+    BindPort(array.data, view.port, /*output=*/false);
+    return true;
+  }
+
   // One value, or one per element of `axis`.
   template <typename T>
   void DescribeStatic(const std::vector<T>& values, int axis, ElementType type, ArrayTraits& traits,
@@ -131,13 +138,14 @@ class Describer {
     BindConstants(array.data, values.data(), values.size());
   }
 
-  void Describe(const View& data, const std::optional<Quantization>& quantization,
-                SegmentTraits& traits, SegmentParams& params) {
-    const Dims5 extents = Extents(data.dims[kRow], data.dims[kCol]);
+  // pages: axis b0 is these.
+  void Describe(const View& data, const std::optional<Quantization>& quantization, bool pages,
+                SegmentTraits& traits, StoredParams& params) {
+    Dims5 extents = Extents(data.dims[kRow], data.dims[kCol]);
+    if (pages) extents[0] = data.dims[0];
     Describe(data, extents, traits.data, params.data);
     std::fill(std::begin(traits.group), std::end(traits.group), 1);
     DescribeRuns(data, traits);
-    params.tokens = Clamp32(data.dims[kRow]);
     if (!quantization) {
       traits.group[kCol] = std::max<i32>(1, Clamp32(data.dims[kCol]));
       return;
@@ -164,7 +172,7 @@ class Describer {
   // Entries in f32; of 16 also in f16, as CodebookWords has them: divided by a power of two, so
   // that the largest is between 1 and 2, and after them that power.
   void DescribeCodebook(const std::vector<float>& entries, SegmentTraits& traits,
-                        SegmentParams& params) {
+                        StoredParams& params) {
     traits.codebook = Clamp32(static_cast<int64_t>(entries.size()));
     if (entries.empty()) return;
     std::vector<float> constants = entries;
@@ -210,9 +218,21 @@ class Describer {
                        SegmentParams* params) {
     int64_t begin = 0;
     for (size_t i = 0; i < from.size(); ++i) {
-      Describe(from[i].data, from[i].quantization, traits[i], params[i]);
+      const KvSegment& segment = from[i];
+      const bool pages = segment.page_table.present();
+      Describe(segment.data, segment.quantization, pages, traits[i], params[i]);
+      const View& load = pages ? segment.page_table : segment.range;
+      if (Describe(load, params[i].load)) {
+        traits[i].load = pages ? kByPages : kByRange;
+        // Of one entry they count as different, so that kernels do not depend on how many there
+        // are.
+        traits[i].load_varies = load.dims[0] > 1 || spec_.batch[0] == 1;
+      }
+      params[i].tokens = Clamp32(segment.data.dims[kRow]);
+      params[i].pages = Clamp32(segment.data.dims[0]);
       params[i].begin = Clamp32(begin);
-      begin += from[i].data.dims[kRow];
+      params[i].columns = Clamp32(segment.tokens());
+      begin += segment.tokens();
     }
     return static_cast<i32>(from.size());
   }
@@ -373,124 +393,7 @@ class Describer {
   AttentionPlan& plan_;
 };
 
-std::string WhyNotView(const View& view, std::string_view what) {
-  if (!view.present() || BitsOf(view.type) < 8) return "";
-  return IsComputeFloat(view.type) || BitsOf(view.type) == 8
-             ? ""
-             : absl::StrCat(std::string(what), " of type ", std::string(DataTypeName(view.type)));
-}
-
-std::string WhyNotSegments(const absl::InlinedVector<KvSegment, 1>& segments, int64_t kv_len,
-                           const std::string& what) {
-  if (segments.size() > kMaxSegments) {
-    return absl::StrCat(what, " in ", segments.size(), " segments, more than ", kMaxSegments);
-  }
-  int64_t tokens = 0;
-  for (const KvSegment& segment : segments) {
-    tokens += segment.data.dims[kRow];
-    if (std::string why = WhyNotView(segment.data, what); !why.empty()) return why;
-    if (segment.data.type == kvant::kBoolean) return absl::StrCat(what, " of type boolean");
-    if (!segment.quantization) continue;
-    for (const int64_t group : segment.quantization->group) {
-      if (group < 1) return absl::StrCat(what, " in groups of ", group);
-    }
-  }
-  if (tokens == kv_len) return "";
-  return absl::StrCat(what, " of ", tokens, " tokens in all where ", kv_len, " are needed");
-}
-
-std::string WhyNotSizes(const AttentionSpec& spec) {
-  if (spec.head_size > kMaxHeadSize) {
-    return absl::StrCat("a head size of ", spec.head_size, ", more than ", kMaxHeadSize);
-  }
-  for (const int64_t size : {spec.batch[0], spec.batch[1], spec.batch[2] * spec.q_len,
-                             spec.batch[2], spec.q_len, spec.kv_len, spec.v_head_size}) {
-    if (size > kMaxDim) return absl::StrCat("a size of ", size, ", more than ", kMaxDim);
-  }
-  return "";
-}
-
-std::string WhyNotRotations(const AttentionSpec& spec) {
-  for (const auto& [run, size] : {std::pair(spec.q_hadamard, spec.head_size),
-                                  std::pair(spec.output_hadamard, spec.v_head_size)}) {
-    if (run <= 1 || (size % run == 0 && (run & (run - 1)) == 0)) continue;
-    return absl::StrCat("rotations in runs of ", run, " of ", size, " channels");
-  }
-  if (spec.output_hadamard <= kMaxHeadSize) return "";
-  return absl::StrCat("a rotation of ", spec.output_hadamard, " channels of the output, more than ",
-                      kMaxHeadSize);
-}
-
-std::string WhyNotSteps(const AttentionSpec& spec) {
-  if (spec.steps.size() > kMaxSteps) {
-    return absl::StrCat(spec.steps.size(), " steps on the scores, more than ", kMaxSteps);
-  }
-  for (const ScoreStep& step : spec.steps) {
-    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
-      if (!shift->constant && shift->view.present() &&
-          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
-        return "a diagonal whose shift varies over rows or columns";
-      }
-    }
-  }
-  return "";
-}
-
-// Kernels read arrays where they lie, on the device.
-std::string WhyNotHostScalars(const AttentionSpec& spec) {
-  bool any = spec.kv_lengths.on_host || spec.sinks.on_host;
-  const auto add = [&any](const std::optional<Quantization>& q) {
-    any |= q && (q->scales.on_host || q->zero_points.on_host);
-  };
-  add(spec.q_quantization);
-  for (const KvSegment& segment : spec.k) add(segment.quantization);
-  for (const KvSegment& segment : spec.v) add(segment.quantization);
-  for (const ScoreStep& step : spec.steps) any |= step.condition.on_host;
-  return any ? "host scalars but as operands of scores, shifts of diagonals and in dropout" : "";
-}
-
-std::string WhyNotOutputs(const AttentionSpec& spec) {
-  if (BitsOf(spec.output.type) < 8) {
-    return absl::StrCat("an output of type ", std::string(DataTypeName(spec.output.type)));
-  }
-  if (std::string why = WhyNotView(spec.output, "an output"); !why.empty()) return why;
-  if (spec.dropout && BitsOf(spec.dropout->mask.type) > 0) {
-    const View& mask = spec.dropout->mask;
-    if (BitsOf(mask.type) < 8) {
-      return absl::StrCat("a dropout mask of type ", std::string(DataTypeName(mask.type)));
-    }
-    if (std::string why = WhyNotView(mask, "a dropout mask"); !why.empty()) return why;
-  }
-  if (!spec.probs_quantization) return "";
-  const FakeQuantize& rounding = *spec.probs_quantization;
-  if (BitsOf(rounding.type) > 16 && rounding.type != kvant::kF32) {
-    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)));
-  }
-  if (IsInteger(rounding.type) && (rounding.zero_point < LowestOf(rounding.type) ||
-                                   rounding.zero_point > HighestOf(rounding.type))) {
-    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)),
-                        " with a zero point of ", rounding.zero_point, ", outside the type");
-  }
-  return "";
-}
-
 }  // namespace
-
-std::string WhyUnsupported(const AttentionSpec& spec) {
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kSegmentRanges) << 1) - 1;
-  if (spec.Features() & ~kKnown) {
-    return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
-                        ")");
-  }
-  if (spec.over_queries) return "a softmax over the queries";
-  for (const std::string& why :
-       {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
-        WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),
-        WhyNotSteps(spec), WhyNotHostScalars(spec), WhyNotOutputs(spec), WhyNotRotations(spec)}) {
-    if (!why.empty()) return why;
-  }
-  return "";
-}
 
 void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan) {
   Describer(spec, plan).Describe();

@@ -45,31 +45,16 @@ void MultiplyRows(const Problem& p, const double* a, const double* b, double* c,
   }
 }
 
-// The same for one row where a factor of 0 hides the other one, NaN included.
-void MultiplyRowHiding(const Problem& p, const double* a, const double* b, double* c, int64_t j0,
-                       int64_t j1) {
-  for (int64_t k = 0; k < p.k; ++k) {
-    if (a[k] == 0) continue;
-    const double* row = b + k * p.n;
-    for (int64_t j = j0; j < j1; ++j) {
-      if (row[j] != 0) c[j] += a[k] * row[j];
-    }
-  }
-}
-
 void MultiplyBlock(const Problem& p, int64_t a_batch, int64_t b_batch, int64_t c_batch, int64_t i0,
-                   int64_t j0, bool zero_hides) {
+                   int64_t j0) {
   const int64_t i1 = std::min(p.m, i0 + kTaskRows);
   const int64_t j1 = std::min(p.n, j0 + kTaskColumns);
   const double* a = p.a + a_batch * p.m * p.k;
   const double* b = p.b + b_batch * p.k * p.n;
   double* c = p.c + c_batch * p.m * p.n;
   int64_t i = i0;
-  if (!zero_hides) {
-    for (; i + 4 <= i1; i += 4) MultiplyRows<4>(p, a + i * p.k, b, c + i * p.n, j0, j1);
-    for (; i < i1; ++i) MultiplyRows<1>(p, a + i * p.k, b, c + i * p.n, j0, j1);
-  }
-  for (; i < i1; ++i) MultiplyRowHiding(p, a + i * p.k, b, c + i * p.n, j0, j1);
+  for (; i + 4 <= i1; i += 4) MultiplyRows<4>(p, a + i * p.k, b, c + i * p.n, j0, j1);
+  for (; i < i1; ++i) MultiplyRows<1>(p, a + i * p.k, b, c + i * p.n, j0, j1);
 }
 
 // The last two axes swapped.
@@ -149,13 +134,12 @@ absl::Status EvalMatMul(OpContext& context) {
   const Problem problem{a.data, b.data, y.data(), a.rows, a.columns, b.columns};
   const int64_t row_tasks = (a.rows + kTaskRows - 1) / kTaskRows;
   const int64_t column_tasks = (b.columns + kTaskColumns - 1) / kTaskColumns;
-  context.executor.ParallelFor(
-      ElementsOf(batch) * row_tasks * column_tasks, [&](int64_t task, int) {
-        const int64_t at = task / column_tasks / row_tasks;
-        MultiplyBlock(problem, a_batch[at], b_batch[at], at,
-                      task / column_tasks % row_tasks * kTaskRows,
-                      task % column_tasks * kTaskColumns, context.zero_hides);
-      });
+  context.executor.ParallelFor(ElementsOf(batch) * row_tasks * column_tasks, [&](int64_t task,
+                                                                                 int) {
+    const int64_t at = task / column_tasks / row_tasks;
+    MultiplyBlock(problem, a_batch[at], b_batch[at], at,
+                  task / column_tasks % row_tasks * kTaskRows, task % column_tasks * kTaskColumns);
+  });
   if (context.has_input(2)) AddBias(context, y);
   context.outputs[0] = std::move(y);
   return absl::OkStatus();

@@ -2,7 +2,9 @@
 #ifndef KVANT_BACKENDS_ORACLE_OPS_H_
 #define KVANT_BACKENDS_ORACLE_OPS_H_
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -10,26 +12,8 @@
 #include "kvant/backends/oracle/array.h"
 #include "kvant/graph/graph.h"
 #include "kvant/graph/status.h"
-#include "kvant/patterns/attention_spec.h"
 
 namespace kvant::oracle {
-
-// Which tokens of K's and V's segments exist, in each batch.
-class SegmentRanges {
- public:
-  // `ranges`: [N or 1, segments of K and V, 2], checked.
-  SegmentRanges(const AttentionSpec& spec, const Array& ranges);
-  // How many columns there are: [N or 1].
-  const Array& columns() const { return columns_; }
-  // K or V of all segments with its tokens, which count along that axis from the end, in the order
-  // of the columns, and then zeros. With ranges for each batch it is given that axis, of `rank`.
-  Array Order(Executor& executor, bool keys, const Array& whole, size_t rank,
-              int tokens_from_end) const;
-
- private:
-  std::vector<std::vector<int64_t>> tokens_[2];  // of K and V: [N or 1][column]
-  Array columns_;
-};
 
 // One op being evaluated: its inputs, and where its outputs go.
 class OpContext {
@@ -48,16 +32,13 @@ class OpContext {
   Executor& executor;
   absl::InlinedVector<Input, 4> inputs;
   absl::InlinedVector<Array, 2> outputs;
-  // Real KV lengths that the execution brings (first-class attention without an input for them),
-  // or null.
-  const Array* kv_lengths = nullptr;
-  // The same for ranges of segments. Other ops find their inputs in the order of the columns.
-  const SegmentRanges* ranges = nullptr;
-  // Columns beyond the KV length hold no data, so a probability of 0 must hide whatever is in V,
-  // NaN included.
-  bool zero_hides = false;
 
   const Array& in(int port) const { return *inputs[port].array; }
+  // Null if the op has no input of that name.
+  const Array* Find(std::string_view name) const {
+    const std::optional<size_t> port = FindInput(op, name);
+    return port ? inputs[*port].array : nullptr;
+  }
   bool has_input(int port) const { return port < static_cast<int>(inputs.size()); }
   const LogicalTensor& in_desc(int port) const { return graph.tensor(op.inputs[port]); }
   const LogicalTensor& out_desc(int port) const { return graph.tensor(op.outputs[port]); }
@@ -97,9 +78,12 @@ void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const 
 // `groups` says which group an element is in.
 void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);
 
-// Sets what lies at or beyond its batch's KV length along `axis` to -inf. Batches count along
-// axis 0. kInvalidArguments if a length is negative or more than there is.
-absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis);
+// Of row n of axis 0, which elements along an axis exist: [first, end) of `capacity`, by the inputs
+// `lengths` and `first` of an op, which may be null. Of one element, an input is for all rows.
+struct Existing {
+  int64_t first = 0, end = 0;
+};
+Existing ExistingOf(const Array* lengths, const Array* first, int64_t capacity, int64_t n);
 
 }  // namespace kvant::oracle
 

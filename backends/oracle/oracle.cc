@@ -2,17 +2,13 @@
 //
 // Values between ops are f64 whatever their declared type, so that what is compared with it shows
 // all of its own rounding; only ports, and ops that make codes, round.
-#include <array>
 #include <cstddef>
-#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/oracle/ops.h"
-#include "kvant/backends/real_columns.h"
 
 namespace kvant {
 namespace oracle {
@@ -76,8 +72,6 @@ class Walk {
       for (TensorId id : op.inputs) ++uses_[id];
     }
     for (TensorId id : partition.outputs()) ++uses_[id];
-    // A use that never ends: lengths are looked up by whoever needs them.
-    if (partition.kv_lengths_id()) ++uses_[*partition.kv_lengths_id()];
   }
 
   absl::Status Run(absl::Span<const void* const> inputs, absl::Span<void* const> outputs) {
@@ -90,10 +84,6 @@ class Walk {
         const LogicalTensor& tensor = graph_.tensor(id);
         if (tensor.value) values_[id] = Load(executor_, tensor, tensor.value->data());
       }
-    }
-    if (const std::optional<TensorId> id = partition_.segment_ranges_id()) {
-      KVANT_RETURN_IF_ERROR(CheckColumns(*partition_.attention(), inputs));
-      ranges_.emplace(*partition_.attention(), values_[*id]);
     }
     for (const Op& op : graph_.ops()) KVANT_RETURN_IF_ERROR(Evaluate(op));
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -115,15 +105,11 @@ class Walk {
   absl::Status Evaluate(const Op& op) {
     OpContext context(graph_, op, executor_);
     context.outputs.resize(op.outputs.size());
-    context.zero_hides = lengths() != nullptr;
-    KVANT_RETURN_IF_ERROR(ApplyLengths(op, context));
     for (TensorId id : op.inputs) {
       Array& array = TakesRepeated(op.kind) ? values_[id] : Full(id);
       // With one use left, this op has the tensor at one input only.
       context.inputs.push_back({&array, uses_[id] == 1});
     }
-    std::array<Array, 2> ordered;
-    if (ranges_ && op.kind != OpKind::kScaledDotProductAttention) OrderInputs(context, ordered);
     KVANT_RETURN_IF_ERROR(kEval[static_cast<size_t>(op.kind)](context));
     for (TensorId id : op.inputs) {
       if (--uses_[id] == 0) values_.erase(id);
@@ -134,49 +120,12 @@ class Walk {
     return absl::OkStatus();
   }
 
-  // By ranges of segments: K and V where they enter the MatMuls of the match.
-  void OrderInputs(OpContext& context, std::array<Array, 2>& ordered) {
-    for (const bool keys : {true, false}) {
-      const Partition::Operand at = keys ? *partition_.keys() : *partition_.values();
-      if (at.op != context.op.id) continue;
-      OpContext::Input& input = context.inputs[at.input];
-      Array& array = ordered[keys ? 0 : 1];
-      array = ranges_->Order(executor_, keys, *input.array, context.out_dims(0).size(),
-                             at.tokens_from_end);
-      input = {&array, true};
-    }
-  }
-
-  const Array* lengths() {
-    if (ranges_) return &ranges_->columns();
-    const std::optional<TensorId> id = partition_.kv_lengths_id();
-    return id ? &values_.find(*id)->second : nullptr;
-  }
-
-  // Cuts the scores that go into the softmax of the match to the real lengths. Attention stated
-  // directly does that itself, and orders its K and V.
-  absl::Status ApplyLengths(const Op& op, OpContext& context) {
-    const Array* lengths = this->lengths();
-    if (lengths == nullptr) return absl::OkStatus();
-    if (op.kind == OpKind::kScaledDotProductAttention) {
-      context.kv_lengths = lengths;
-      context.ranges = ranges_ ? &*ranges_ : nullptr;
-    }
-    if (partition_.softmax_op() != op.id) return absl::OkStatus();
-    // The scores have this one use, or the match would not be one.
-    Array& scores = Full(op.inputs[0]);
-    const int64_t rank = static_cast<int64_t>(scores.dims.size());
-    const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
-    return CutToLengths(op, scores, *lengths, axis);
-  }
-
   const Partition& partition_;
   const Graph& graph_;
   Executor& executor_;
   absl::flat_hash_map<TensorId, int> uses_;
   // References into it hold until a value is added, which Evaluate does last.
   absl::flat_hash_map<TensorId, Array> values_;
-  std::optional<SegmentRanges> ranges_;
 };
 
 class OracleExecutable : public Executable {
@@ -202,11 +151,6 @@ class OracleBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const Graph& graph = partition.ops();
-    if (partition.segment_ranges_id() && partition.attention() == nullptr) {
-      return MakeError(ErrorKind::kUnimplemented,
-                       absl::StrCat("which tokens its ranges of segments are is not known: ",
-                                    absl::StrJoin(partition.notes(), "; ")));
-    }
     for (const Op& op : graph.ops()) {
       if (op.kind == OpKind::kWildcard) {
         return MakeError(ErrorKind::kUnimplemented,

@@ -9,11 +9,12 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// One line of `length` elements, `step` apart. Returns its statistics.
-double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step, bool inf_as_zero) {
+// One line of `length` elements, `step` apart, of which some exist. Returns its statistics.
+double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step,
+                   const Existing& existing, bool inf_as_zero) {
   double max = -kInf;
   bool masked = true;  // every element is -inf
-  for (int64_t i = 0; i < length; ++i) {
+  for (int64_t i = existing.first; i < existing.end; ++i) {
     const double value = x[i * step];
     if (value > max) max = value;
     if (value != -kInf) masked = false;
@@ -24,7 +25,8 @@ double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step, boo
   }
   double sum = 0;
   for (int64_t i = 0; i < length; ++i) {
-    y[i * step] = std::exp(x[i * step] - max);
+    const bool exists = existing.first <= i && i < existing.end;
+    y[i * step] = std::exp((exists ? x[i * step] : -kInf) - max);
     sum += y[i * step];
   }
   for (int64_t i = 0; i < length; ++i) y[i * step] /= sum;
@@ -54,7 +56,10 @@ absl::Status EvalSoftMax(OpContext& context) {
   context.executor.ParallelFor((lines + kTask - 1) / kTask, [&](int64_t task, int) {
     for (int64_t i = task * kTask; i < std::min(lines, (task + 1) * kTask); ++i) {
       const int64_t first = i / inner * length * inner + i % inner;
-      const double stat = SoftMaxLine(x + first, y.data() + first, length, inner, inf_as_zero);
+      const Existing existing =
+          ExistingOf(context.Find("lengths"), context.Find("first"), length, i * dims[0] / lines);
+      const double stat =
+          SoftMaxLine(x + first, y.data() + first, length, inner, existing, inf_as_zero);
       if (with_stats) stats.values[i] = stat;
     }
   });
@@ -86,34 +91,6 @@ absl::Status EvalSoftMaxBackward(OpContext& context) {
     }
   }
   context.outputs[0] = std::move(result);
-  return absl::OkStatus();
-}
-
-absl::Status CutToLengths(const Op& op, Array& scores, const Array& lengths, int64_t axis) {
-  const int64_t capacity = scores.dims[axis];
-  const int64_t batches = scores.dims.front();
-  for (int64_t n = 0; n < lengths.size(); ++n) {
-    if (lengths.values[n] < 0 || lengths.values[n] > static_cast<double>(capacity)) {
-      return MakeError(
-          ErrorKind::kInvalidArguments,
-          absl::StrCat(op.ToString(), ": KV length ", static_cast<int64_t>(lengths.values[n]),
-                       " of batch ", n, " is not in [0, ", capacity, "]"));
-    }
-  }
-  if (lengths.size() == 0 || (batches > 0 && batches % lengths.size() != 0)) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat(op.ToString(), ": ", lengths.size(),
-                                  " KV lengths do not go with a batch of ", batches));
-  }
-  const int64_t inner = ElementsOf(absl::MakeSpan(scores.dims).subspan(axis + 1));
-  const int64_t line = capacity * inner;
-  if (scores.size() == 0) return absl::OkStatus();
-  // Where heads are folded into the batch, consecutive ones share a length.
-  const int64_t lines_per_length = scores.size() / line / lengths.size();
-  for (int64_t i = 0; i < scores.size() / line; ++i) {
-    const auto length = static_cast<int64_t>(lengths.values[i / lines_per_length]);
-    std::fill(scores.data() + i * line + length * inner, scores.data() + (i + 1) * line, -kInf);
-  }
   return absl::OkStatus();
 }
 

@@ -14,26 +14,30 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// [N, Hq, Sq, S], and the lengths that the shift of the diagonal depends on.
+// [N, Hq, Sq, S], and what the shift of the diagonal depends on. Ragged queries are padded to Sq
+// rows.
 struct Scores {
   int64_t batch, heads, rows, columns;
   bool bottom_right = false;
-  std::optional<Array> lengths;
+  std::optional<Array> lengths, offsets;
 };
 
 class Attention {
  public:
   Attention(const Op& op, Lowering& lowering)
-      : op_(op), lowering_(lowering), plan_(lowering.plan), q_(lowering.Input(op, 0)) {}
+      : op_(op), lowering_(lowering), plan_(lowering.plan) {}
 
   absl::Status Lower();
 
  private:
-  // Input number of an optional input, or nothing.
-  std::optional<int> Find(std::string_view name) const;
   std::optional<Array> Optional(std::string_view name);
-  // K or V as values, with an axis for the query heads that share it: [N, Hkv, 1, S, D].
-  Array Values(int input, std::string_view prefix);
+  // A mask [.., Sq or 1, ..] over packed rows, over those of each sequence.
+  Array OverRows(const Array& mask);
+  // Queries, and back: the output or statistics.
+  Array Queries();
+  void SetRows(int output, const Array& rows);
+  // K or V with an axis for the query heads that share it: [N, Hkv, 1, S, D].
+  Array Shared(const Array& values);
   Array ScaledScores();
   Array MaskedScores(Array scores);
   // scores changed by fn(score, head, columns ahead of the diagonal).
@@ -50,43 +54,41 @@ class Attention {
   Scores shape_{};
 };
 
-std::optional<int> Attention::Find(std::string_view name) const {
-  const std::string names = op_.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
-  std::string_view rest = names;
-  for (int input = 3; lowering_.HasInput(op_, input); ++input) {
-    const size_t comma = rest.find(',');
-    if (rest.substr(0, comma) == name) return input;
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
-  return std::nullopt;
-}
-
 std::optional<Array> Attention::Optional(std::string_view name) {
-  const std::optional<int> input = Find(name);
+  const std::optional<size_t> input = FindInput(op_, name);
   if (!input) return std::nullopt;
-  return lowering_.Input(op_, *input);
+  return lowering_.Input(op_, static_cast<int>(*input));
 }
 
-Array Attention::Values(int input, std::string_view prefix) {
-  Array values = lowering_.Input(op_, input);
-  if (const auto scales = Optional(std::string(prefix) + "_scales")) {
-    const auto of_rank = [](const Array& array) {
-      return array.elements() == 1 ? Reshaped(array, Dims(4, 1)) : array;
-    };
-    QuantizationArrays quantization{of_rank(*scales), std::nullopt, false};
-    if (const auto zps = Find(std::string(prefix) + "_zps")) {
-      quantization.zero_points = of_rank(lowering_.Input(op_, *zps));
-      quantization.real_units = IsFloat(lowering_.InputTensor(op_, *zps).type);
-    }
-    values = Dequantize(plan_, values, quantization);
-  }
-  if (input == 2 && shape_.lengths) {
-    CutOptions cut;
-    cut.axis = 2;
-    values = CutToLengths(plan_, values, *shape_.lengths, cut);
-  }
+Array Attention::Shared(const Array& values) {
   return Reshaped(values, {values.dims[0], values.dims[1], 1, values.dims[2], values.dims[3]});
+}
+
+// [T, Hq, D] to [1, Hq, T, D], then to sequences.
+Array Attention::Queries() {
+  const Array q = lowering_.Input(op_, 0);
+  if (!shape_.offsets) return q;
+  const int64_t tokens = q.dims[0], heads = q.dims[1], size = q.dims[2];
+  return Unpack(plan_, Gather(plan_, q, {1, heads, tokens, size}, {0, size, heads * size, 1}),
+                *shape_.offsets);
+}
+
+void Attention::SetRows(int output, const Array& rows) {
+  if (!shape_.offsets) return lowering_.SetOutput(op_, output, rows);
+  const int64_t heads = shape_.heads, tokens = shape_.rows;
+  const int64_t size = rows.elements() / std::max<int64_t>(1, shape_.batch * heads * tokens);
+  const Array packed =
+      Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), *shape_.offsets);
+  lowering_.SetOutput(op_, output,
+                      Gather(plan_, packed, {tokens, heads, size}, {size, tokens * size, 1}));
+  lowering_.WriteRowsOf(op_, output, *shape_.offsets);
+}
+
+Array Attention::OverRows(const Array& mask) {
+  if (!shape_.offsets || mask.dims.size() < 2 || mask.dims[mask.dims.size() - 2] == 1) return mask;
+  Dims dims(4 - mask.dims.size(), 1);
+  dims.insert(dims.end(), mask.dims.begin(), mask.dims.end());
+  return Unpack(plan_, Reshaped(mask, dims), *shape_.offsets);
 }
 
 Array Attention::GroupedByKvHead(const Array& x) const {
@@ -94,7 +96,7 @@ Array Attention::GroupedByKvHead(const Array& x) const {
 }
 
 Array Attention::ScaledScores() {
-  Array scores = MatMul(plan_, GroupedByKvHead(q_), Values(1, "k"), false, true);
+  Array scores = MatMul(plan_, GroupedByKvHead(q_), Shared(lowering_.Input(op_, 1)), false, true);
   scores = Reshaped(scores, {shape_.batch, shape_.heads, shape_.rows, shape_.columns});
   const float* given = op_.attrs.Get<float>(Attr::kScale);
   const double scale = given ? *given : 1 / std::sqrt(static_cast<double>(q_.dims[3]));
@@ -112,6 +114,7 @@ Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, 
   std::vector<Array> reads{scores};
   if (per_head) reads.push_back(*per_head);
   if (shape_.lengths) reads.push_back(*shape_.lengths);
+  if (shape_.offsets) reads.push_back(*shape_.offsets);
   Plan::StepOptions options;
   options.overwrites = 0;
   plan_.AddStep(
@@ -123,7 +126,12 @@ Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, 
           if (s.lengths) {
             length = context.data<int32_t>(*s.lengths)[s.lengths->elements() == 1 ? 0 : n];
           }
-          const int64_t diagonal = row % s.rows + (s.bottom_right ? length - s.rows : 0);
+          int64_t queries = s.rows;
+          if (s.offsets) {
+            const int32_t* offset = context.data<int32_t>(*s.offsets) + n;
+            queries = offset[1] - offset[0];
+          }
+          const int64_t diagonal = row % s.rows + (s.bottom_right ? length - queries : 0);
           const float slope = per_head ? context.data(*per_head)[head] : 0.f;
           const float* from = context.data(scores) + row * s.columns;
           float* to = context.data(result) + row * s.columns;
@@ -142,10 +150,11 @@ Array Attention::MaskedScores(Array scores) {
     });
   }
   if (const auto bias = Optional("bias")) {
-    scores = Binary(plan_, dnnl::algorithm::binary_add, scores, *bias);
+    scores = Binary(plan_, dnnl::algorithm::binary_add, scores, OverRows(*bias));
   }
   if (const auto select = Optional("select")) {
-    scores = Select(plan_, *select, scores, ConstantArray(plan_, {-kInf}, {1}), scores.dims);
+    scores =
+        Select(plan_, OverRows(*select), scores, ConstantArray(plan_, {-kInf}, {1}), scores.dims);
   }
   const int64_t left = op_.attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
   const int64_t right = op_.attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
@@ -156,10 +165,7 @@ Array Attention::MaskedScores(Array scores) {
     });
   }
   if (!shape_.lengths) return scores;
-  CutOptions cut;
-  cut.axis = 3;
-  cut.value = -kInf;
-  return CutToLengths(plan_, scores, *shape_.lengths, cut);
+  return KeepExisting(plan_, scores, {*shape_.lengths, Optional("kv_first")}, 3, -kInf);
 }
 
 // A sink is one more column, whose probability nobody reads.
@@ -177,22 +183,22 @@ SoftMaxResult Attention::Probabilities(const Array& scores) {
 }
 
 absl::Status Attention::Lower() {
-  kv_heads_ = lowering_.InputTensor(op_, 1).dims->at(1);
-  shape_ = {q_.dims[0], q_.dims[1],  q_.dims[2], lowering_.InputTensor(op_, 1).dims->at(2),
-            false,      std::nullopt};
+  const Dims &q = *lowering_.InputTensor(op_, 0).dims, &k = *lowering_.InputTensor(op_, 1).dims;
+  kv_heads_ = k[1];
+  shape_.offsets = Optional("query_offsets");
+  shape_.batch = k[0], shape_.heads = q[1], shape_.columns = k[2];
+  shape_.rows = shape_.offsets ? q[0] : q[2];
   shape_.bottom_right =
       op_.attrs.GetOr<std::string>(Attr::kMaskAlignment, "top_left") == "bottom_right";
-  if (const auto lengths = Find("kv_lengths")) {
-    shape_.lengths = lowering_.Input(op_, *lengths);
-    KVANT_RETURN_IF_ERROR(lowering_.CheckValues(op_, op_.inputs[*lengths], "KV length", 0,
-                                                static_cast<double>(shape_.columns)));
-  } else {
-    shape_.lengths = lowering_.KvLengthsFor(op_, shape_.columns);
-  }
+  shape_.lengths = Optional("kv_lengths");
+  q_ = Queries();
   const SoftMaxResult probs = Probabilities(MaskedScores(ScaledScores()));
-  if (probs.stats) lowering_.SetOutput(op_, 1, *probs.stats);
-  lowering_.SetOutput(op_, 0,
-                      MatMul(plan_, GroupedByKvHead(probs.probs), Values(2, "v"), false, false));
+  if (probs.stats) SetRows(1, *probs.stats);
+  Array v = lowering_.Input(op_, 2);
+  // A probability of 0 must meet no NaN in memory that holds no data.
+  if (shape_.lengths) v = KeepExisting(plan_, v, {*shape_.lengths, Optional("kv_first")}, 2, 0);
+  const Array output = MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false);
+  SetRows(0, output);
   return absl::OkStatus();
 }
 

@@ -19,12 +19,6 @@ absl::Status LowerOp(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
-// Input 0 element by element, so that a probability of 0 stays 0.
-bool KeepsProbabilities(OpKind kind) {
-  return kind == OpKind::kTypeCast || kind == OpKind::kDropout || kind == OpKind::kQuantize ||
-         kind == OpKind::kDequantize || kind == OpKind::kReorder || kind == OpKind::kStaticReshape;
-}
-
 }  // namespace
 
 absl::Status Lowering::LowerPartition() {
@@ -38,14 +32,18 @@ absl::Status Lowering::LowerPartition() {
       }
     }
     KVANT_RETURN_IF_ERROR(LowerOp(op, *this));
-    FollowProbabilities(op);
   }
   // Last, so that an execution that fails has written nothing, and inputs may share the memory of
   // outputs.
   for (size_t port = 0; port < partition_.outputs().size(); ++port) {
     const LogicalTensor& tensor = partition_.output(static_cast<int>(port));
     const Array array = Expanded(plan, Value(tensor.id), *tensor.dims);
-    StorePort(plan, static_cast<int>(port), tensor, array);
+    const auto rows = written_rows_.find(tensor.id);
+    if (rows == written_rows_.end()) {
+      StorePort(plan, static_cast<int>(port), tensor, array);
+    } else {
+      StoreRows(plan, static_cast<int>(port), tensor, array, rows->second);
+    }
   }
   return absl::OkStatus();
 }
@@ -73,15 +71,8 @@ void Lowering::SetOutput(const Op& op, int index, Array array) {
   values_[op.outputs[index]] = std::move(array);
 }
 
-std::optional<Array> Lowering::KvLengthsFor(const Op& op, int64_t capacity) {
-  const std::optional<TensorId> id = partition_.kv_lengths_id();
-  if (!id || partition_.softmax_op() != op.id) return std::nullopt;
-  CheckValues(op, *id, "KV length", 0, static_cast<double>(capacity)).IgnoreError();  // of a port
-  if (op.kind == OpKind::kSoftMax) {
-    cut_lengths_ = Value(*id);
-    probabilities_.insert(op.outputs[0]);
-  }
-  return Value(*id);
+void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
+  written_rows_[op.outputs[index]] = offsets;
 }
 
 absl::Status Lowering::CheckValues(const Op& op, TensorId id, std::string_view what, double low,
@@ -97,23 +88,6 @@ absl::Status Lowering::CheckValues(const Op& op, TensorId id, std::string_view w
   port_checks_.push_back({port, partition_.input(port), low, high,
                           absl::StrCat(op.ToString(), ": ", std::string(what))});
   return absl::OkStatus();
-}
-
-void Lowering::FollowProbabilities(const Op& op) {
-  if (KeepsProbabilities(op.kind) && probabilities_.contains(op.inputs[0])) {
-    probabilities_.insert(op.outputs[0]);
-  }
-}
-
-Array Lowering::HideTokens(const Op& op, int index, const Array& operand, int64_t axis) {
-  const TensorId other = op.inputs[1 - index];
-  if (!cut_lengths_ || !probabilities_.contains(other)) return operand;
-  const Dims& other_dims = *graph().tensor(other).dims;
-  CutOptions cut;
-  cut.axis = axis;
-  cut.batched =
-      other_dims.size() == operand.dims.size() && other_dims.front() == operand.dims.front();
-  return CutToLengths(plan, operand, *cut_lengths_, cut);
 }
 
 absl::Status LowerEnd(const Op&, Lowering&) { return absl::OkStatus(); }

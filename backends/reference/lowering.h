@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "kvant/backends/reference/plan.h"
 #include "kvant/graph/graph.h"
@@ -22,7 +21,7 @@ struct PortCheck {
   int port = 0;
   LogicalTensor tensor;
   double low = 0, high = 0;
-  std::string what;  // "MatMul 'o' (id 3): KV length"
+  std::string what;  // "Dropout 'o' (id 3): probability"
 };
 
 class Lowering {
@@ -57,27 +56,21 @@ class Lowering {
   // Output `index` of the op is this array (of its elements, or compact as above).
   void SetOutput(const Op& op, int index, Array array);
 
-  // KV lengths that come with the partition and belong to this op, checked at execution.
-  std::optional<Array> KvLengthsFor(const Op& op, int64_t capacity);
+  // Of output `index`, with rows along axis 0, only those before the last of `offsets` are written.
+  void WriteRowsOf(const Op& op, int index, const Array& offsets);
   // Checks a constant, and has the elements of a tensor that comes through a port checked at
   // execution.
   absl::Status CheckValues(const Op& op, TensorId id, std::string_view what, double low,
                            double high);
-  // `operand`, input `index` of a MatMul; without what KV lengths hide along `axis` if the other
-  // input is the probabilities: a probability of 0 must meet no NaN in memory that holds no data.
-  Array HideTokens(const Op& op, int index, const Array& operand, int64_t axis);
 
  private:
   const Graph& graph() const { return partition_.ops(); }
   Array Value(TensorId id);
-  void FollowProbabilities(const Op& op);
 
   const Partition& partition_;
   absl::flat_hash_map<TensorId, Array> values_;
   std::vector<PortCheck> port_checks_;
-  // Where KV lengths have cut scores: the lengths, and what came of those scores.
-  std::optional<Array> cut_lengths_;
-  absl::flat_hash_set<TensorId> probabilities_;
+  absl::flat_hash_map<TensorId, Array> written_rows_;
 };
 
 // An axis attribute counted from the front.

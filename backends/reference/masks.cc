@@ -10,19 +10,6 @@
 namespace kvant::reference {
 namespace {
 
-// x as [batch, outer, tokens, inner].
-struct TokenBlocks {
-  int64_t outer = 1, tokens = 0, inner = 1;
-};
-
-TokenBlocks BlocksOf(const Dims& dims, int64_t axis, int64_t batches) {
-  TokenBlocks blocks;
-  blocks.tokens = dims[axis];
-  blocks.inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-  blocks.outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) / batches;
-  return blocks;
-}
-
 int64_t ScalarOf(const RunContext& context, const Array& array) {
   if (array.storage == Storage::kS64) return *context.data<int64_t>(array);
   return *context.data<int32_t>(array);
@@ -36,34 +23,6 @@ Array GenIndex(Plan& plan, int64_t length) {
     int32_t* index = context.data<int32_t>(result);
     for (int64_t i = 0; i < length; ++i) index[i] = static_cast<int32_t>(i);
   });
-  return result;
-}
-
-Array CutToLengths(Plan& plan, const Array& x, const Array& lengths, const CutOptions& options) {
-  const int64_t axis = FromFront(options.axis, x.dims.size());
-  const int64_t count = lengths.elements();
-  if (count == 0) return x;  // of no batches
-  const bool batched = options.batched && x.dims.front() % count == 0 && (axis > 0 || count == 1);
-  const int64_t batches = batched ? count : 1;
-  const TokenBlocks blocks = BlocksOf(x.dims, axis, batches);
-  Array result = plan.NewArray(x.dims);
-  Plan::StepOptions step_options;
-  step_options.overwrites = 0;
-  plan.AddStep(
-      {x, lengths}, {result},
-      [=, value = options.value](const RunContext& context) {
-        const int32_t* all = context.data<int32_t>(lengths);
-        const int32_t longest = *std::max_element(all, all + count);
-        context.executor.ParallelFor(batches * blocks.outer, [&](int64_t block, int) {
-          const int64_t begin = block * blocks.tokens * blocks.inner;
-          const int64_t length = batched ? all[block / blocks.outer] : longest;
-          const float* from = context.data(x) + begin;
-          float* to = context.data(result) + begin;
-          if (from != to) std::copy_n(from, length * blocks.inner, to);
-          std::fill(to + length * blocks.inner, to + blocks.tokens * blocks.inner, value);
-        });
-      },
-      step_options);
   return result;
 }
 

@@ -126,10 +126,8 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
 absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
   const bool transpose_a = op.attrs.GetOr(Attr::kTransposeA, false);
   const bool transpose_b = op.attrs.GetOr(Attr::kTransposeB, false);
-  Array a = lowering.Input(op, 0), b = lowering.Input(op, 1);
-  if (a.dims.size() > 1) a = lowering.HideTokens(op, 0, a, transpose_a ? -2 : -1);
-  if (b.dims.size() > 1) b = lowering.HideTokens(op, 1, b, transpose_b ? -1 : -2);
-  Array result = MatMul(lowering.plan, a, b, transpose_a, transpose_b);
+  Array result =
+      MatMul(lowering.plan, lowering.Input(op, 0), lowering.Input(op, 1), transpose_a, transpose_b);
   if (lowering.HasInput(op, 2)) {
     // A step of its own: the bias broadcasts to dims that the product above has merged.
     result = Reshaped(result, lowering.OutputDims(op, 0));

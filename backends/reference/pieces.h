@@ -17,6 +17,9 @@ namespace kvant::reference {
 Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor);
 Array LoadConstant(Plan& plan, const Constant& value);
 void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array);
+// The same of rows along axis 0 before the last of `offsets`, s32.
+void StoreRows(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
+               const Array& offsets);
 
 // matmul.cc. NumPy's rules, vectors included; the result has no dims of a vector operand.
 Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b);
@@ -73,15 +76,22 @@ Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims);
 // masks.cc
 // 0, 1, ... as s32.
 Array GenIndex(Plan& plan, int64_t length);
-// x with `value` along `axis` from the KV length of the batch on. Batches count along axis 0; where
-// heads are folded into it, consecutive ones share a length. Unless `batched`, x has no batch axis
-// and is cut where the longest ends. Keeps no garbage: NaN beyond the length is replaced too.
-struct CutOptions {
-  int64_t axis = -1;
-  float value = 0;
-  bool batched = true;
+
+// loads.cc
+// Which elements along an axis exist: of row n of axis 0, [first[n], lengths[n]). s32, one for each
+// row or one for all.
+struct Existing {
+  Array lengths;
+  std::optional<Array> first;
 };
-Array CutToLengths(Plan& plan, const Array& x, const Array& lengths, const CutOptions& options);
+// x with `value` along `axis` where elements do not exist, NaN replaced too. `group`: elements for
+// which one of x stands.
+Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t axis, float value,
+                   int64_t group = 1);
+// Of x [1, H, T, C] with rows of all sequences one after another, [N, H, T, C]: those from
+// offsets[n] to offsets[n + 1], and zeros. And back, zeros beyond the last.
+Array Unpack(Plan& plan, const Array& x, const Array& offsets);
+Array Pack(Plan& plan, const Array& x, const Array& offsets);
 
 }  // namespace kvant::reference
 

@@ -181,4 +181,20 @@ void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& a
                });
 }
 
+void StoreRows(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
+               const Array& offsets) {
+  const Dims strides = tensor.StridesOrDense();
+  plan.AddStep({array, offsets}, {}, [=](const RunContext& context) {
+    const int32_t rows = context.data<int32_t>(offsets)[offsets.elements() - 1];
+    const int64_t of_row = array.elements() / std::max<int64_t>(1, array.dims[0]);
+    for (int64_t i = 0; i < rows * of_row; ++i) {
+      int64_t rest = i, index = 0;
+      for (size_t d = strides.size(); d-- > 0; rest /= array.dims[d]) {
+        index += rest % array.dims[d] * strides[d];
+      }
+      StoreElement(tensor.type, context.outputs[port], index, context.data(array)[i]);
+    }
+  });
+}
+
 }  // namespace kvant::reference

@@ -83,9 +83,6 @@ class ReferenceBackend : public Backend {
   bool fused() const override { return false; }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
-    if (partition.segment_ranges_id()) {
-      return MakeError(ErrorKind::kUnimplemented, "does not take ranges of segments");
-    }
     bool empty = false;
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       empty = empty || partition.output(static_cast<int>(port)).elements() == 0;

@@ -129,12 +129,10 @@ absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
   options.inf_as_zero = op.attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
   options.with_stats = lowering.HasOutput(op, 1);
   Array scores = lowering.Input(op, 0);
-  const int64_t capacity = scores.dims[FromFront(options.axis, scores.dims.size())];
-  if (const auto lengths = lowering.KvLengthsFor(op, capacity)) {
-    CutOptions cut;
-    cut.axis = options.axis;
-    cut.value = -kInf;
-    scores = CutToLengths(lowering.plan, scores, *lengths, cut);
+  if (lowering.HasInput(op, 1)) {
+    Existing existing{lowering.Input(op, 1), std::nullopt};
+    if (lowering.HasInput(op, 2)) existing.first = lowering.Input(op, 2);
+    scores = KeepExisting(lowering.plan, scores, existing, options.axis, -kInf);
   }
   const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
   lowering.SetOutput(op, 0, result.probs);

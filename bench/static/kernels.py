@@ -17,7 +17,6 @@ class Kernel:
     # {elements of a lane in a round: (of the ALU, of all pipes)}, per element of K and V and lane.
     # 256 are warp tiles of 32 tokens, 512 of 64.
     design: dict = dataclasses.field(default_factory=dict)
-    precompile: tuple = ()  # more arguments of kvant precompile
 
     def design_of(self, elements_per_lane):
         """That of such a round, else of the nearest; None without any."""
@@ -25,23 +24,19 @@ class Kernel:
         return self.design.get(nearest)
 
 
-def _decode(name, k, v=None, heads=8, head_size=128, dtype="f16", kv_len=8192, design=None, more=(),
-            precompile=()):
+def _decode(name, k, v=None, heads=8, head_size=128, dtype="f16", kv_len=8192, design=None, more=()):
     make = ["--batch", "32", "--heads", str(heads), "--kv-heads", "1", "--q-len", "1",
             "--kv-len", str(kv_len), "--head-size", str(head_size), "--dtype", dtype,
             "--k", k, "--v", v or k, *more]
-    return Kernel(f"decode {name}", tuple(make), "decode", design or {}, precompile)
+    return Kernel(f"decode {name}", tuple(make), "decode", design or {})
 
 
-def _prefill(name, k="f16", head_size=128, dtype="f16", q_len=2048, kv_len=2048, more=(),
-             precompile=()):
+def _prefill(name, k="f16", head_size=128, dtype="f16", q_len=2048, kv_len=2048, more=()):
     make = ["--batch", "1", "--heads", "8", "--kv-heads", "2", "--q-len", str(q_len),
             "--kv-len", str(kv_len), "--head-size", str(head_size), "--dtype", dtype,
             "--k", k, "--v", k, *more]
-    return Kernel(f"prefill {name}", tuple(make), "prefill", precompile=precompile)
+    return Kernel(f"prefill {name}", tuple(make), "prefill")
 
-
-_RANGES = ("--segment-ranges",)
 
 KERNELS = (
     # Formats, head size 128, 8 query heads per KV head.
@@ -75,12 +70,11 @@ KERNELS = (
     # What caches have beside: codebooks, rings, rotations.
     _decode("nf4 g32", "u4:g32:nf4"),
     _decode("u4 g16 nf4, head 80", "u4:g16:nf4", head_size=80),
-    _decode("u4 g32 shift, ranges", "u4:g32:rzp", precompile=_RANGES),
-    _decode("s8, ranges", "s8:token", precompile=_RANGES),
+    _decode("u4 g32 shift, ranges", "u4:g32:rzp", more=("--ring",)),
+    _decode("s8, ranges", "s8:token", more=("--ring",)),
     _decode("K u4 by channel, V u4 zp, ranges", "u4:channel:g32:zp", "u4:token:zp",
-            precompile=_RANGES),
-    _decode("u4 g32 shift, rotated, ranges", "u4:g32:rzp", more=("--hadamard", "128"),
-            precompile=_RANGES),
+            more=("--ring",)),
+    _decode("u4 g32 shift, rotated, ranges", "u4:g32:rzp", more=("--hadamard", "128", "--ring")),
     # Head sizes and query heads per KV head.
     _decode("u4 g32 zp, head 64", "u4:g32:zp", head_size=64),
     _decode("u4 g16 zp, head 80", "u4:g16:zp", head_size=80),
@@ -113,7 +107,7 @@ KERNELS = (
     _prefill("f16, dropout", more=("--dropout",)),
     _prefill("nf4 g32 causal", k="u4:g32:nf4", more=("--causal",)),
     _prefill("u4 g32 zp causal, rotated, ranges", k="u4:g32:zp",
-             more=("--causal", "--hadamard", "128"), precompile=_RANGES),
+             more=("--causal", "--hadamard", "128", "--ring")),
 )
 
 

@@ -60,12 +60,11 @@ def compile_row(kvant, folder, kernel):
     graph = folder / f"{kernels.file_name(kernel)}.json"
     store = isinstance(kernel, stores.Store)
     text = kernel.graph() if store else _run(kvant, "make", *kernel.make)
-    options = () if store else kernel.precompile
     # Its time stamp does not matter, but a reader beside this must not see half of it.
     graph.write_text(text)
     archs = [word for arch in kernels.ARCHS for word in ("--arch", arch)]
     _run(kvant, "precompile", str(graph), *archs, "--cache", str(folder / "cache"),
-         "--cubin", str(folder / "cubins"), *options)
+         "--cubin", str(folder / "cubins"))
     stem = folder / "cubins" / kernels.file_name(kernel)
     return {arch: json.loads(pathlib.Path(f"{stem}.0.{arch}.json").read_text())
             for arch in kernels.ARCHS}

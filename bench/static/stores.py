@@ -54,7 +54,7 @@ def _append(name, codes, group=None, zps=None, src="f16", given=False, **attrs):
         if zps:
             parameters.append(_tensor(4, zps, groups))
         attrs.update(qtype="per_group", group_shape=tuple(group))
-    return Store(f"append {name}", (_op(0, "Append", inputs, outputs, append_axis=-2, **attrs),))
+    return Store(f"append {name}", (_op(0, "Append", inputs, outputs, token_axis=-2, **attrs),))
 
 
 def _hadamard(block):

@@ -16,11 +16,6 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-// Rows that share K and V.
-int64_t RowsPerGroup(const AttentionProblem& problem) {
-  return problem.q_len * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);
-}
-
 // The scratch of a unit.
 struct Buffers : TileBuffers {
   float *shrink, *operands;
@@ -43,34 +38,34 @@ struct Buffers : TileBuffers {
   }
 };
 
-// Where the partial result of a unit lies.
-State PartialState(const AttentionCall& call, int64_t unit) {
+// Where a partial result lies. All have room for the rows of a tile of the call's problem.
+State PartialState(const AttentionCall& call, int64_t partial) {
   const AttentionProblem& problem = *call.problem;
-  float* base = call.partials + unit * problem.row_tile * (problem.v_head_size + 2);
+  float* base = call.partials + partial * problem.row_tile * (problem.v_head_size + 2);
   return {base, base + problem.row_tile, base + 2 * problem.row_tile};
 }
 
-RowTile MakeRowTile(const AttentionProblem& problem, int64_t index) {
-  const int64_t group_rows = RowsPerGroup(problem);
-  const int64_t tiles = CeilDiv(group_rows, problem.row_tile);
+RowTile MakeRowTile(const Schedule::Place& place) {
+  const AttentionProblem& problem = *place.row->problem;
+  const int64_t group_rows = RowsPerGroup(problem, place.row->extent.q_len);
+  const int64_t tiles = place.row->tiles_of_group;
   RowTile tile;
-  tile.first = index % tiles * problem.row_tile;
+  tile.extent = place.row->extent;
+  tile.first = place.tile % tiles * problem.row_tile;
   tile.rows = std::min(problem.row_tile, group_rows - tile.first);
-  int64_t group = index / tiles;
+  int64_t group = place.tile / tiles;
   if (problem.kv_varies_over_b2) {
     tile.batch.at[2] = group % problem.batch[2];
     group /= problem.batch[2];
   }
-  tile.batch.at[1] = group % problem.batch[1];
-  tile.batch.at[0] = group / problem.batch[1];
-  tile.q_len = problem.q_len;
+  tile.batch.at[1] = group;
+  tile.batch.at[0] = place.b0;
   return tile;
 }
 
 // Once all columns are in `state`.
-void FinishRows(const KernelSet& kernels, const AttentionCall& call, const RowTile& tile,
-                State& state) {
-  const AttentionProblem& problem = *call.problem;
+void FinishRows(const KernelSet& kernels, const AttentionCall& call,
+                const AttentionProblem& problem, const RowTile& tile, State& state) {
   if (problem.pass == SoftmaxPass::kStatistics) {
     return StoreStatistics(problem, tile, state, call.statistics);
   }
@@ -80,21 +75,21 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call, const RowTi
 
 class Unit {
  public:
-  Unit(const KernelSet& kernels, const AttentionCall& call, int64_t index, float* scratch)
+  Unit(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
+       float* scratch)
       : kernels_(kernels),
-        problem_(*call.problem),
+        problem_(*place.row->problem),
         reader_{&kernels, call.inputs},
         call_(call),
-        tile_(MakeRowTile(problem_, index / problem_.splits)),
-        index_(index),
+        place_(place),
+        tile_(MakeRowTile(place)),
         buffers_(problem_, scratch),
         products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_) {
-    buffers_.columns.Read(problem_, reader_, tile_.batch);
-    kv_len_ = buffers_.columns.count();
+    buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
   }
 
   void Run() {
-    const int64_t split = index_ % problem_.splits;
+    const int64_t split = place_.split;
     if (problem_.dropout) {
       dropout_ = ReadDropout(problem_, reader_);
       if (problem_.dropout_mask.present()) WriteMaskOf(split);
@@ -105,7 +100,8 @@ class Unit {
     FindRanges();
     LoadQueries();
     State& state = buffers_.state;
-    if (problem_.splits > 1) state = PartialState(call_, index_);
+    const bool merged = place_.row->splits > 1;
+    if (merged) state = PartialState(call_, place_.partial + split);
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
@@ -116,7 +112,7 @@ class Unit {
     } else {
       RunOnline();
     }
-    if (problem_.splits == 1) FinishRows(kernels_, call_, tile_, state);
+    if (!merged) FinishRows(kernels_, call_, problem_, tile_, state);
   }
 
  private:
@@ -131,7 +127,7 @@ class Unit {
 
   // The mask has all columns that there is room for.
   void WriteMaskOf(int64_t split) {
-    const int64_t share = CeilDiv(problem_.kv_len, problem_.splits);
+    const int64_t share = CeilDiv(problem_.kv_len, place_.row->splits);
     const ColumnRange columns{split * share, std::min((split + 1) * share, problem_.kv_len)};
     WriteDropoutMask(kernels_, problem_, dropout_, tile_, columns, call_.outputs);
   }
@@ -199,10 +195,10 @@ class Unit {
     unbanded_ = shared_ = chunk_;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const Position p = tile_.At(r);
-      const ColumnRange clear = UnbandedColumns(problem_, reader_, p, kv_len_);
+      const ColumnRange clear = UnbandedColumns(problem_, reader_, p, tile_.extent);
       unbanded_.begin = std::max(unbanded_.begin, clear.begin);
       unbanded_.end = std::min(unbanded_.end, clear.end);
-      const ColumnRange row = LiveColumns(problem_, reader_, p, kv_len_);
+      const ColumnRange row = LiveColumns(problem_, reader_, p, tile_.extent);
       shared_.begin = std::max(shared_.begin, row.begin);
       shared_.end = std::min(shared_.end, row.end);
       if (row.begin >= row.end) continue;
@@ -261,7 +257,7 @@ class Unit {
 
   Part MakePart(int64_t token, int64_t n) const {
     const auto live = [&](int64_t r) {
-      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), kv_len_);
+      const ColumnRange row = LiveColumns(problem_, reader_, tile_.At(r), tile_.extent);
       return row.begin < token + n && token < row.end;
     };
     int64_t from = 0, to = tile_.rows;
@@ -291,7 +287,7 @@ class Unit {
       float* row = part.scores + r * kTokenTile;
       Position p = part.tile.At(r);
       p.at[kCol] = part.token;
-      ApplySteps(problem_, reader_, steps, p, part.tokens, kv_len_, row, buffers_.operands);
+      ApplySteps(problem_, reader_, steps, p, part.tokens, tile_.extent, row, buffers_.operands);
       std::fill(row + part.tokens, row + kTokenTile, kNegInf);
     }
   }
@@ -305,50 +301,45 @@ class Unit {
   const AttentionProblem& problem_;
   const Reader reader_;
   const AttentionCall& call_;
+  const Schedule::Place place_;
   const RowTile tile_;
-  const int64_t index_;
   Buffers buffers_;
   const TileProducts products_;
   DropoutState dropout_;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
-  int64_t kv_len_ = 0;
 };
 
 }  // namespace
 
-int64_t RowTiles(const AttentionProblem& problem) {
-  const int64_t groups =
-      problem.batch[0] * problem.batch[1] * (problem.kv_varies_over_b2 ? problem.batch[2] : 1);
-  return groups * CeilDiv(RowsPerGroup(problem), problem.row_tile);
-}
-
 int64_t UnitFloats(const AttentionProblem& problem) { return Buffers(problem, nullptr).floats; }
 
 int64_t PartialFloats(const AttentionProblem& problem) {
-  if (problem.splits == 1) return 0;
-  return Units(problem) * problem.row_tile * (problem.v_head_size + 2);
+  return Schedule::MostPartials(problem) * problem.row_tile * (problem.v_head_size + 2);
 }
 
-void RunUnit(const KernelSet& kernels, const AttentionCall& call, int64_t unit, float* scratch) {
-  Unit(kernels, call, unit, scratch).Run();
+void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
+             int64_t unit, float* scratch) {
+  Unit(kernels, call, schedule.UnitAt(unit), scratch).Run();
 }
 
-void RunMerge(const KernelSet& kernels, const AttentionCall& call, int64_t row_tile,
-              float* scratch) {
-  const AttentionProblem& problem = *call.problem;
-  const RowTile tile = MakeRowTile(problem, row_tile);
+void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
+              int64_t merge, float* scratch) {
+  const Schedule::Place place = schedule.MergeAt(merge);
+  if (place.row->splits == 1) return;
+  const AttentionProblem& problem = *place.row->problem;
+  const RowTile tile = MakeRowTile(place);
   Buffers buffers(problem, scratch);
-  buffers.columns.Read(problem, Reader{&kernels, call.inputs}, tile.batch);
+  buffers.columns.Read(problem, Reader{&kernels, call.inputs}, place.b0, tile.extent,
+                       place.row->splits);
   State& state = buffers.state;
   std::fill_n(state.max, tile.rows, kNegInf);
   std::fill_n(state.sum, tile.rows, 0.f);
   std::fill_n(state.out, tile.rows * problem.v_head_size, 0.f);
   for (int64_t split = 0; split < buffers.columns.chunks(); ++split) {
-    Merge(PartialState(call, row_tile * problem.splits + split), tile.rows, problem.v_head_size,
-          state);
+    Merge(PartialState(call, place.partial + split), tile.rows, problem.v_head_size, state);
   }
-  FinishRows(kernels, call, tile, state);
+  FinishRows(kernels, call, problem, tile, state);
 }
 
 }  // namespace kvant::cpu

@@ -74,11 +74,13 @@ struct CodeLayout {
   std::vector<int32_t> part_ends, part_groups;
 };
 
-// A run of tokens of K or V.
+// A run of tokens of K or V, or some of them: s32 over b0 and col, already checked.
 struct Segment {
-  Array data;  // row: token within the segment; col: channel
+  Array data;  // row: token within the segment, or within a page; col: channel
   Dequantization dequantization;
-  int64_t tokens = 0;
+  int64_t tokens = 0;  // rows of data
+  Array range;         // {first, tokens}: of a ring
+  Array page_table;    // of a batch row: along axis 0 of the other arrays are pages
   CodeLayout codes;
 };
 
@@ -145,9 +147,9 @@ struct AttentionProblem {
 
   bool inf_as_zero = true;  // a row without any finite score: zeros, else NaN
   Array sinks;              // joins the denominator only
-  // How many tokens there are, s32 over b0; or which, s32 over b0, segments of K and V (row), first
-  // and tokens (col). At most one is present, already checked.
-  Array kv_lengths, segment_ranges;
+  // Columns [kv_first, kv_lengths) exist, or all that ranges of segments say: s32 over b0, already
+  // checked. Of queries, rows [query_offsets[b0], query_offsets[b0 + 1]) are b0's.
+  Array kv_lengths, kv_first, query_offsets;
   bool dropout = false;
   Array seed, dropout_offset, probability;
   Rounding probs_rounding;
@@ -157,10 +159,11 @@ struct AttentionProblem {
   Array output, stats, dropout_mask;
 
   // The plan. A row tile is `row_tile` consecutive rows of b2 x q when K and V do
-  // not vary over b2, of q otherwise; its columns are cut into up to `splits` chunks
-  // (columns.h).
+  // not vary over b2, of q otherwise; its columns are cut into chunks (schedule.h), unless there is
+  // to be one.
   bool kv_varies_over_b2 = false;
-  int64_t row_tile = 1, splits = 1;
+  int64_t row_tile = 1;
+  bool may_split = true;
   SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
   // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is
@@ -168,12 +171,18 @@ struct AttentionProblem {
   bool k_by_channel = false;
 };
 
+// What there is of a batch row: columns [kv_first, kv_len), queries [q_first, q_first + q_len).
+struct Extent {
+  int64_t kv_first = 0, kv_len = 0, q_first = 0, q_len = 0;
+};
+
 // One execution.
 struct AttentionCall {
-  const AttentionProblem* problem = nullptr;
+  // Of many rows, and of ragged queries another for batch rows that have few.
+  const AttentionProblem *problem = nullptr, *few = nullptr;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
-  float* partials = nullptr;    // PartialFloats(problem), when there are splits
+  float* partials = nullptr;    // Schedule::PartialFloats
   float* statistics = nullptr;  // with kStatistics or kProbabilities; see finish.h
 };
 

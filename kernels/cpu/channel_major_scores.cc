@@ -147,9 +147,11 @@ void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
   }
 }
 
-bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Segment& segment,
-                                     const Position& p, int64_t n, const float* q, int64_t rows,
-                                     float* scores) {
+bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, const float* q,
+                                     int64_t rows, float* scores) {
+  const Segment& segment = run.segment;
+  const Position& p = run.first;
+  const int64_t n = run.tokens;
   const CodeLayout& codes = segment.codes;
   if (p.at[kRow] * codes.bits % 8 != 0 || !Prepare(reader, segment, p, q, rows)) return false;
   const CodeKernels& kernels = *reader.kernels->codes;
@@ -186,18 +188,14 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Segment& segmen
   return SurvivesCancelling(biased, channels_, kMostOfS16 * largest_, reach_);
 }
 
-bool ChannelMajorScores::Multiply(const Reader& reader, const Segment& segment, Position p,
-                                  int64_t token, int64_t n, const float* q, int64_t rows,
-                                  float* scores, int64_t at) {
-  p.at[kCol] = 0;
-  const int64_t run = segment.codes.by_channel ? segment.codes.run : token + n;
-  return ForRuns(token, n, run, [&](int64_t first, int64_t tokens) {
-    p.at[kRow] = token + first;
+bool ChannelMajorScores::Multiply(const Reader& reader, const Part& part, const float* q,
+                                  int64_t rows, float* scores) {
+  return ForRuns(part, [&](const Part& run) {
     // Rows of what is returned are as long as there are tokens.
-    if (tokens == kTokenTile) return MultiplyRun(reader, segment, p, tokens, q, rows, scores);
-    if (!MultiplyRun(reader, segment, p, tokens, q, rows, scores_)) return false;
+    if (run.tokens == kTokenTile) return MultiplyRun(reader, run, q, rows, scores);
+    if (!MultiplyRun(reader, run, q, rows, scores_)) return false;
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(scores_ + r * tokens, tokens, scores + r * kTokenTile + at + first);
+      std::copy_n(scores_ + r * run.tokens, run.tokens, scores + r * kTokenTile + run.column);
     }
     return true;
   });

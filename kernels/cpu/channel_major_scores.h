@@ -19,8 +19,8 @@ class ChannelMajorScores {
   ChannelMajorScores(const AttentionProblem& problem, Arena& arena);
 
   // As CodeScores::Multiply; false also where tokens do not begin at a byte.
-  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
-                const float* q, int64_t rows, float* scores, int64_t at);
+  bool Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
+                float* scores);
 
  private:
   ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& arena);
@@ -35,8 +35,8 @@ class ChannelMajorScores {
   // Makes rest_ of what weights_ lost.
   void PrepareRest(const CodeKernels& kernels, const CodeLayout& codes, const float* q,
                    int64_t rows);
-  bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                   const float* q, int64_t rows, float* scores);
+  bool MultiplyRun(const Reader& reader, const Part& run, const float* q, int64_t rows,
+                   float* scores);
 
   const int64_t channels_;
   ChannelParameters parameters_;

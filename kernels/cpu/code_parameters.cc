@@ -101,16 +101,18 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                   /*units=*/nullptr);
 }
 
-CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                int64_t channels) {
-  const int bits = segment.codes.bits;
+CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels) {
+  const Array& data = part.segment.data;
+  const int bits = part.segment.codes.bits;
+  const auto at = [&](const Position& p) {
+    return static_cast<const uint8_t*>(reader.Data(data)) + data.IndexOf(p) * bits / 8;
+  };
   CodeRows rows;
-  rows.data =
-      static_cast<const uint8_t*>(reader.Data(segment.data)) + segment.data.IndexOf(p) * bits / 8;
-  rows.stride = segment.data.strides[kRow] * bits / 8;
+  rows.data = at(part.first);
+  rows.stride = data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
-  rows.tokens = n;
-  rows.next = rows.data + n * rows.stride;
+  rows.tokens = part.tokens;
+  rows.next = at(part.next);
   return rows;
 }
 
@@ -145,9 +147,10 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
   if (array.strides[kRow] != 1) return reader.Line(array, p, kCol, channels_, out);
   const int64_t first = p.at[kRow] / kRuns * kRuns;
   const int64_t in_block = p.at[kRow] - first;
-  if (block.array != &array || block.first != first) {
+  if (block.array != &array || block.first != first || block.page != p.at[0]) {
     block.array = &array;
     block.first = first;
+    block.page = p.at[0];
     const int64_t runs = std::min(kRuns, CeilDiv(segment.tokens, how.group[kRow]) - first);
     p.at[kRow] = first;
     for (int64_t c = 0; c < channels_; ++c) {

@@ -62,16 +62,19 @@ class PreparedFor {
  public:
   // Whether that was another than the segment's at `p`, which it is from now on.
   bool Change(const Segment& segment, const Position& p) {
-    const int64_t run = segment.codes.by_channel ? p.at[kRow] / segment.codes.run : 0;
-    if (segment_ == &segment && run_ == run) return false;
+    const bool by_channel = segment.codes.by_channel;
+    const int64_t run = by_channel ? p.at[kRow] / segment.codes.run : 0;
+    const int64_t page = by_channel ? p.at[0] : 0;
+    if (segment_ == &segment && run_ == run && page_ == page) return false;
     segment_ = &segment;
     run_ = run;
+    page_ = page;
     return true;
   }
 
  private:
   const Segment* segment_ = nullptr;
-  int64_t run_ = 0;
+  int64_t run_ = 0, page_ = 0;
 };
 
 // Parameters of a unit that vary by channel, of one run of tokens after another.
@@ -88,7 +91,8 @@ class ChannelParameters {
   static constexpr int64_t kRuns = 16;
   struct Block {
     const Array* array = nullptr;
-    int64_t first = -1;       // run
+    int64_t first = -1;  // run
+    int64_t page = 0;
     float* values = nullptr;  // [kRuns][channels]
   };
   void ReadOne(const Reader& reader, const Segment& segment, const Array& array, Position p,
@@ -116,12 +120,22 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
                     const WantedBiases& wanted, float* staging, float* scales, float* biases,
                     TileParameters* out);
 
-// Calls use(first, tokens) for what of tokens [token, token + n) lies in each run.
+// Calls use(run) for what of the part lies in each run of tokens that have parameters of their own,
+// as long as it returns true.
 template <typename Use>
-bool ForRuns(int64_t token, int64_t n, int64_t run, Use use) {
-  for (int64_t first = 0; first < n;) {
-    const int64_t tokens = std::min(n - first, run - (token + first) % run);
-    if (!use(first, tokens)) return false;
+bool ForRuns(const Part& part, Use use) {
+  const CodeLayout& codes = part.segment.codes;
+  if (!codes.by_channel) return use(part);
+  for (int64_t first = 0; first < part.tokens;) {
+    Position p = part.first;
+    p.at[kRow] += first;
+    Position next = p;
+    const int64_t tokens = std::min(part.tokens - first, codes.run - p.at[kRow] % codes.run);
+    next.at[kRow] += tokens;
+    const bool last = first + tokens == part.tokens;
+    if (!use(Part{part.segment, p, tokens, part.column + first, last ? part.next : next})) {
+      return false;
+    }
     first += tokens;
   }
   return true;
@@ -141,9 +155,8 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
   return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
 }
 
-// Tokens [p, p + n) as stored.
-CodeRows RowsAt(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                int64_t channels);
+// A part as it is stored.
+CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels);
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
 // parameters are read or its weights made: in those phases no kernel asks for any.
 void RequestFirst(const CodeRows& rows);

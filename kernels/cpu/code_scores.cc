@@ -138,11 +138,14 @@ float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
   return rounding_ * std::max(norm, kLeastNorm);
 }
 
-bool CodeScores::MultiplyRun(const Reader& reader, const Segment& segment, const Position& p,
-                             int64_t n, const float* q, int64_t rows, float* scores) {
+bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float* q, int64_t rows,
+                             float* scores) {
+  const Segment& segment = run.segment;
+  const Position& p = run.first;
+  const int64_t n = run.tokens;
   const CodeLayout& codes = segment.codes;
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
-  const CodeRows stored = RowsAt(reader, segment, p, n, channels_);
+  const CodeRows stored = RowsAt(reader, run, channels_);
   RequestFirst(stored);
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.
@@ -192,19 +195,17 @@ bool CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, co
   return true;
 }
 
-bool CodeScores::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                          int64_t n, const float* q, int64_t rows, float* scores, int64_t at) {
-  p.at[kCol] = 0;
-  const int64_t run = segment.codes.by_channel ? segment.codes.run : token + n;
-  return ForRuns(token, n, run, [&](int64_t first, int64_t tokens) {
-    p.at[kRow] = token + first;
+bool CodeScores::Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
+                          float* scores) {
+  return ForRuns(part, [&](const Part& run) {
+    const int64_t at = run.column;
     // The kernel writes whole vectors, which must not end beyond the row.
-    if (CeilDiv(tokens, kColumnChunk) * kColumnChunk + at + first <= kTokenTile) {
-      return MultiplyRun(reader, segment, p, tokens, q, rows, scores + at + first);
+    if (CeilDiv(run.tokens, kColumnChunk) * kColumnChunk + at <= kTokenTile) {
+      return MultiplyRun(reader, run, q, rows, scores + at);
     }
-    if (!MultiplyRun(reader, segment, p, tokens, q, rows, scores_)) return false;
+    if (!MultiplyRun(reader, run, q, rows, scores_)) return false;
     for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(scores_ + r * kTokenTile, tokens, scores + r * kTokenTile + at + first);
+      std::copy_n(scores_ + r * kTokenTile, run.tokens, scores + r * kTokenTile + at);
     }
     return true;
   });

@@ -18,16 +18,16 @@ class CodeScores {
   // Takes scratch from `arena`.
   CodeScores(const AttentionProblem& problem, Arena& arena);
 
-  // scores[r][at + t] = q[r] . k[token + t] for tokens [token, token + n) of the segment at batch
-  // position `p`, at + n <= kTokenTile; columns after those may be overwritten. False, with
+  // scores[r][column + t] = q[r] . k[t] for the tokens of the part; columns after those may be
+  // overwritten. False, with
   // scores unspecified, if a query or a parameter is not finite, or zero points are so large that
   // f32 sums on codes lose what is left beside them. `q` and `rows` are the same in every call.
-  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
-                const float* q, int64_t rows, float* scores, int64_t at);
+  bool Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
+                float* scores);
 
  private:
-  bool MultiplyRun(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                   const float* q, int64_t rows, float* scores);
+  bool MultiplyRun(const Reader& reader, const Part& run, const float* q, int64_t rows,
+                   float* scores);
   bool Prepare(const Reader& reader, const Segment& segment, const Position& p, const float* q,
                int64_t rows);
   // Whether scores are exact enough if no token's L2 norm is above reach_.

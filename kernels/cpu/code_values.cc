@@ -42,16 +42,15 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
   norms_ = arena.Take(rows);
 }
 
-bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                          int64_t n, const float* probs, int64_t at, int64_t rows,
+bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* probs, int64_t rows,
                           const float* shrink, float* out) {
-  p.at[kRow] = token;
-  p.at[kCol] = 0;
-  const Call call{reader, segment, p, n, probs, at, rows};
+  const Segment& segment = part.segment;
+  const Call call{reader, part, probs, rows};
   if (segment.codes.floats) {
     TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        !ReadParameters(reader, segment, p, n, {}, staging_, scales_, biases_, &parameters)) {
+        !ReadParameters(reader, segment, part.first, part.tokens, {}, staging_, scales_, biases_,
+                        &parameters)) {
       return false;
     }
     MultiplyFloats(call, parameters.scales, shrink, out);
@@ -63,10 +62,10 @@ bool CodeValues::Multiply(const Reader& reader, const Segment& segment, Position
 void CodeValues::MultiplyFloats(const Call& call, const float* scales, const float* shrink,
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
-  const Segment& segment = call.segment;
-  const CodeRows stored = RowsAt(call.reader, segment, call.first, call.tokens, channels_);
+  const Segment& segment = call.part.segment;
+  const CodeRows stored = RowsAt(call.reader, call.part, channels_);
   RequestFirst(stored);
-  kernels.weights(Columns(call, call.at, call.tokens), call.rows, scales, segment.codes.groups,
+  kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
   kernels.values({.rows = stored,
                   .codes = {segment.data.type, segment.data.codebook},
@@ -77,32 +76,32 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                  call.rows, shrink, out);
 }
 
-const float* CodeValues::Columns(const Call& call, int64_t column, int64_t n) {
-  if (column == 0 && n == kTokenTile) return call.probs;
+const float* CodeValues::Columns(const Call& call, const Part& part) {
+  if (part.tokens == kTokenTile) return call.probs;
   std::fill_n(probs_, call.rows * kTokenTile, 0.f);
   for (int64_t r = 0; r < call.rows; ++r) {
-    std::copy_n(call.probs + r * kTokenTile + column, n, probs_ + r * kTokenTile);
+    std::copy_n(call.probs + r * kTokenTile + part.column, part.tokens, probs_ + r * kTokenTile);
   }
   return probs_;
 }
 
 bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
-  const CodeLayout& codes = call.segment.codes;
+  const CodeLayout& codes = call.part.segment.codes;
   TileParameters parameters;
-  if (!ReadParameters(call.reader, call.segment, call.first, call.tokens,
+  if (!ReadParameters(call.reader, call.part.segment, call.part.first, call.part.tokens,
                       {ValueOffset(codes), /*in_codes=*/true, ValueRange(codes)}, staging_, scales_,
                       biases_, &parameters)) {
     return false;
   }
   const CodeKernels::Values values = {
-      .rows = RowsAt(call.reader, call.segment, call.first, call.tokens, channels_),
+      .rows = RowsAt(call.reader, call.part, channels_),
       .group = codes.group,
       .groups = codes.groups,
       .saved = saved_,
   };
   RequestFirst(values.rows);
-  const float spread = static_cast<float>(call.tokens) * parameters.most * parameters.most;
-  if (Add(call, Columns(call, call.at, call.tokens), parameters, spread, values, shrink, out)) {
+  const float spread = static_cast<float>(call.part.tokens) * parameters.most * parameters.most;
+  if (Add(call, Columns(call, call.part), parameters, spread, values, shrink, out)) {
     return true;
   }
   std::copy_n(saved_, call.rows * channels_, out);
@@ -110,41 +109,38 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
 }
 
 bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
-  const CodeLayout& codes = call.segment.codes;
-  const Dequantization& how = call.segment.dequantization;
+  const CodeLayout& codes = call.part.segment.codes;
+  const Dequantization& how = call.part.segment.dequantization;
   const CodeKernels& kernels = *call.reader.kernels->codes;
-  const int64_t token = call.first.at[kRow];
-  Position p = call.first;
   // First all parameters, so that nothing is added unless they are finite.
   int64_t at = 0;
-  const bool finite = ForRuns(token, call.tokens, codes.run, [&](int64_t first, int64_t) {
-    p.at[kRow] = token + first;
+  const bool finite = ForRuns(call.part, [&](const Part& run) {
     float* scales = scales_ + at;
     float* biases = biases_ + at;
     at += channels_;
-    parameters_.Read(call.reader, call.segment, p, scales, biases);
+    parameters_.Read(call.reader, run.segment, run.first, scales, biases);
     const bool has_points = how.zero_points.present();
     const CodeBiases make{how.real_zero_points, /*in_codes=*/false, ValueOffset(codes)};
     return kernels.biases(scales, has_points ? biases : nullptr, make, channels_, biases).finite;
   });
   if (!finite) return false;
   at = 0;
-  const bool close = ForRuns(token, call.tokens, codes.run, [&](int64_t first, int64_t tokens) {
-    p.at[kRow] = token + first;
+  const bool close = ForRuns(call.part, [&](const Part& run) {
     // What was there shrinks once.
+    const bool first = run.column == call.part.column;
     const CodeKernels::Values values = {
-        .rows = RowsAt(call.reader, call.segment, p, tokens, channels_),
+        .rows = RowsAt(call.reader, run, channels_),
         .group = channels_,
         .groups = 1,
         .channel_scales = scales_ + at,
         .channel_biases = biases_ + at,
-        .saved = first == 0 ? saved_ : unused_,
+        .saved = first ? saved_ : unused_,
     };
     const float spread = kernels.spread(values.channel_scales, values.channel_biases, channels_, 1,
                                         ValueRange(codes));
     at += channels_;
-    return Add(call, Columns(call, call.at + first, tokens), {kOnes.at, kOnes.at},
-               static_cast<float>(tokens) * spread, values, first == 0 ? shrink : kOnes.at, out);
+    return Add(call, Columns(call, run), {kOnes.at, kOnes.at},
+               static_cast<float>(run.tokens) * spread, values, first ? shrink : kOnes.at, out);
   });
   if (!close) std::copy_n(saved_, call.rows * channels_, out);
   return close;
@@ -153,7 +149,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
 bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters& parameters,
                      float spread, CodeKernels::Values values, const float* shrink, float* out) {
   const CodeKernels& kernels = *call.reader.kernels->codes;
-  const CodeLayout& codes = call.segment.codes;
+  const CodeLayout& codes = call.part.segment.codes;
   values.bits = codes.bits;
   values.is_signed = codes.is_signed;
   values.channels = channels_;
@@ -179,8 +175,8 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
     }
     if (IsClose(values, spread, call.rows, rest && biased)) return true;
     if (rest || values.channel_scales != nullptr) continue;
-    spread =
-        kernels.spread(nullptr, parameters.biases, call.tokens, values.groups, ValueRange(codes));
+    spread = kernels.spread(nullptr, parameters.biases, call.part.tokens, values.groups,
+                            ValueRange(codes));
     if (IsClose(values, spread, call.rows, /*cancels=*/false)) return true;
   }
   return false;

@@ -18,21 +18,18 @@ class CodeValues {
   // Takes scratch from `arena`.
   CodeValues(const AttentionProblem& problem, Arena& arena);
 
-  // out[r] = out[r] * shrink[r] + sum_{t < n} probs[r][at + t] * v[token + t]; at + n <=
-  // kTokenTile. False, with out as it was, if a parameter is not finite or s16 weights would lose
+  // out[r] = out[r] * shrink[r] + sum of probs[r][column + t] * v[t] over the tokens t of the part.
+  // False, with out as it was, if a parameter is not finite or s16 weights would lose
   // too much of what the tokens sum to.
-  bool Multiply(const Reader& reader, const Segment& segment, Position p, int64_t token, int64_t n,
-                const float* probs, int64_t at, int64_t rows, const float* shrink, float* out);
+  bool Multiply(const Reader& reader, const Part& part, const float* probs, int64_t rows,
+                const float* shrink, float* out);
 
  private:
   // The tokens that are multiplied, and what by.
   struct Call {
     const Reader& reader;
-    const Segment& segment;
-    Position first;
-    int64_t tokens;
-    const float* probs;  // [rows][kTokenTile], of which tokens are at `at`
-    int64_t at;
+    const Part& part;
+    const float* probs;  // [rows][kTokenTile], of which tokens are at part.column
     int64_t rows;
   };
   void MultiplyFloats(const Call& call, const float* scales, const float* shrink, float* out);
@@ -50,8 +47,8 @@ class CodeValues {
                  int64_t rows, int64_t groups);
   // Whether rounding the weights costs no row more than kValueError of what is added to it.
   bool IsClose(const CodeKernels::Values& values, float spread, int64_t rows, bool cancels) const;
-  // The call's columns of probs, with zeros around them; `n` from `column` on.
-  const float* Columns(const Call& call, int64_t column, int64_t n);
+  // The columns of `part`, which is one of the call's runs, of probs, with zeros around them.
+  const float* Columns(const Call& call, const Part& part);
 
   const int64_t channels_;
   ChannelParameters parameters_;

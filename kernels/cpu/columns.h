@@ -1,5 +1,5 @@
 // Which tokens of which segments the columns of a batch row are, and how they are cut into tiles
-// and chunks. All follow from shapes, KV lengths and ranges alone.
+// and chunks.
 #ifndef KVANT_KERNELS_CPU_COLUMNS_H_
 #define KVANT_KERNELS_CPU_COLUMNS_H_
 
@@ -19,16 +19,19 @@ struct ColumnRange {
   int64_t end = 0;
 };
 
+// What there is of batch row b0.
+Extent ExtentOf(const AttentionProblem& problem, const Reader& reader, int64_t b0);
+
 // The columns of one batch row.
 class Columns {
  public:
   // Takes scratch from `arena`.
   Columns(const AttentionProblem& problem, Arena& arena);
 
-  // To be called before all others.
-  void Read(const AttentionProblem& problem, const Reader& reader, const Position& batch);
+  // To be called before all others: columns of `extent`, in up to `splits` chunks.
+  void Read(const AttentionProblem& problem, const Reader& reader, int64_t b0, const Extent& extent,
+            int64_t splits);
 
-  int64_t count() const { return count_; }  // those beyond do not exist
   Pieces k() const { return k_; }
   Pieces v() const { return v_; }
 
@@ -40,15 +43,15 @@ class Columns {
   int64_t TileEnd(int64_t column) const {
     return ((column + lead_) / kTokenTile + 1) * kTokenTile - lead_;
   }
-  // The columns are cut into chunks() of them, of whole tiles; at most problem.splits.
+  // The columns are cut into chunks() of them, of whole tiles; at least one.
   int64_t chunks() const { return chunks_; }
   ColumnRange Chunk(int64_t index) const {
-    const int64_t begin = index * chunk_ - lead_;
-    return {std::max<int64_t>(begin, 0), std::min(begin + chunk_, count_)};
+    const int64_t begin = base_ + index * chunk_ - lead_;
+    return {std::max(begin, first_), std::min(begin + chunk_, end_)};
   }
 
  private:
-  // Of one side; `at` is its first range.
+  // Of one side.
   static Pieces ReadPieces(const AttentionProblem& problem, const Reader& reader, Position at,
                            const Segment* segments, int count, Piece* room);
   // By the longest quantized piece; -1 without any.
@@ -56,8 +59,9 @@ class Columns {
 
   Piece *k_room_, *v_room_;
   Pieces k_, v_;
-  int64_t count_ = 0;
-  int64_t lead_ = 0;  // columns that the first tile lacks
+  int64_t first_ = 0, end_ = 0;  // columns that exist
+  int64_t lead_ = 0;             // columns that the first tile lacks
+  int64_t base_ = 0;             // of the first chunk, with lead_
   int64_t chunks_ = 1, chunk_ = 0;
 };
 

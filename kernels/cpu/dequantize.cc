@@ -156,23 +156,21 @@ class LineReader {
   const int64_t length_;
 };
 
-// One segment's part of a tile: its own tokens [token, token + n) to columns or
-// rows `at` of `out`.
-void DequantizePart(const Reader& reader, const Segment& segment, Position p, int64_t token,
-                    int64_t n, int64_t channels, bool by_channel, int64_t at, float* out,
-                    float* scratch) {
+// A part of a tile, to columns or rows `part.column` of `out`.
+void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bool by_channel,
+                    float* out, float* scratch) {
+  const Segment& segment = part.segment;
   // Lines run along the axis that is dense in memory; where that is not the tile's
   // inner axis, a few lines at a time are transposed.
   const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
   const int line_axis = along_tokens ? kCol : kRow;
-  const int64_t lines = along_tokens ? channels : n;
-  const int64_t length = along_tokens ? n : channels;
+  const int64_t lines = along_tokens ? channels : part.tokens;
+  const int64_t length = along_tokens ? part.tokens : channels;
   const int64_t inner_stride = by_channel ? kTokenTile : channels;
-  float* first = by_channel ? out + at : out + at * channels;
+  float* first = by_channel ? out + part.column : out + part.column * channels;
   float* batch = scratch;
   float* parameters = scratch + kLineBatch * length;
-  p.at[kRow] = token;
-  p.at[kCol] = 0;
+  Position p = part.first;
   const LineReader read(reader, segment.data, segment.dequantization, line_axis,
                         along_tokens ? kRow : kCol, length);
   for (int64_t line = 0; line < lines; line += kLineBatch, p.at[line_axis] += kLineBatch) {
@@ -290,10 +288,9 @@ void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& 
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
-  ForParts(
-      pieces, column, n, [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
-        DequantizePart(reader, segment, p, first, tokens, channels, by_channel, at, out, scratch);
-      });
+  ForParts(pieces, p, column, n, [&](const Part& part) {
+    DequantizePart(reader, part, channels, by_channel, out, scratch);
+  });
 }
 
 }  // namespace kvant::cpu

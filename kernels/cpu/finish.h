@@ -17,12 +17,12 @@ struct RowTile {
   Position batch;
   int64_t first = 0;
   int64_t rows = 0;
-  int64_t q_len = 1;
+  Extent extent;  // of the batch row
 
   Position At(int64_t r) const {
     Position p = batch;
-    p.at[2] += (first + r) / q_len;
-    p.at[kRow] = (first + r) % q_len;
+    p.at[2] += (first + r) / extent.q_len;
+    p.at[kRow] = extent.q_first + (first + r) % extent.q_len;
     return p;
   }
 };

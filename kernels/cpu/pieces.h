@@ -15,6 +15,20 @@ struct Piece {
   int64_t first = 0;
   int64_t tokens = 0;
   int64_t begin = 0;
+  // Not null: the pages of the batch row, `page_stride` apart, of segment->tokens each.
+  const int32_t* pages = nullptr;
+  int64_t page_stride = 0;
+
+  // Where token `token` lies, as that of a batch row which is at `p` otherwise.
+  Position At(Position p, int64_t token) const {
+    p.at[kCol] = 0;
+    p.at[kRow] = token;
+    if (pages != nullptr) {
+      p.at[0] = pages[token / segment->tokens * page_stride];
+      p.at[kRow] = token % segment->tokens;
+    }
+    return p;
+  }
 };
 
 // In the order of columns, without gaps.
@@ -23,15 +37,35 @@ struct Pieces {
   int count = 0;
 };
 
-// Calls use(segment, its first token, tokens, where they are in the tile) for what of each piece
-// lies in columns [column, column + n).
+// Tokens side by side: of a tile, columns [column, column + tokens).
+struct Part {
+  const Segment& segment;
+  Position first;  // of the first token
+  int64_t tokens = 0;
+  int64_t column = 0;
+  Position next;  // of the token after them, to be asked for
+};
+
+// Calls use(part) for what of each piece lies in columns [column, column + n) of the batch row at
+// `p`.
 template <typename Use>
-void ForParts(const Pieces& pieces, int64_t column, int64_t n, Use use) {
+void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n, Use use) {
   for (const Piece* piece = pieces.at; piece != pieces.at + pieces.count; ++piece) {
-    const int64_t begin = std::max(column, piece->begin);
+    int64_t begin = std::max(column, piece->begin);
     const int64_t end = std::min(column + n, piece->begin + piece->tokens);
-    if (begin >= end) continue;
-    use(*piece->segment, piece->first + begin - piece->begin, end - begin, begin - column);
+    while (begin < end) {
+      const int64_t token = piece->first + begin - piece->begin;
+      const Position first = piece->At(p, token);
+      int64_t tokens = end - begin;
+      if (piece->pages != nullptr) {
+        tokens = std::min(tokens, piece->segment->tokens - first.at[kRow]);
+      }
+      // There may be no page for a token after the last.
+      const bool last = piece->pages != nullptr && token + tokens >= piece->first + piece->tokens;
+      use(Part{*piece->segment, first, tokens, begin - column,
+               last ? first : piece->At(p, token + tokens)});
+      begin += tokens;
+    }
   }
 }
 

@@ -11,24 +11,24 @@ constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 // Beyond any column, and far enough from overflow to be added to.
 constexpr int64_t kFar = int64_t{1} << 60;
 
-int64_t Shift(const Step& step, const AttentionProblem& problem, const Reader& reader,
-              const Position& p, int64_t kv_len) {
+// The column on the diagonal for the row at `p`.
+int64_t Diagonal(const Step& step, const Reader& reader, const Position& p, const Extent& extent) {
+  const int64_t row = p.at[kRow] - extent.q_first;
   switch (step.alignment) {
     case Step::Alignment::kTopLeft:
-      return 0;
+      return row;
     case Step::Alignment::kBottomRight:
-      return kv_len - problem.q_len;
+      return row + extent.kv_len - extent.q_len;
     case Step::Alignment::kRuntime:
       break;
   }
   const int64_t add = std::clamp(reader.Integer(step.shift_add, p), -kFar / 4, kFar / 4);
-  return add - std::clamp(reader.Integer(step.shift_sub, p), -kFar / 4, kFar / 4);
+  return row + add - std::clamp(reader.Integer(step.shift_sub, p), -kFar / 4, kFar / 4);
 }
 
 // The columns in band for the row at `p`.
-ColumnRange Band(const Step& step, const AttentionProblem& problem, const Reader& reader,
-                 const Position& p, int64_t kv_len) {
-  const int64_t diagonal = p.at[kRow] + Shift(step, problem, reader, p, kv_len);
+ColumnRange Band(const Step& step, const Reader& reader, const Position& p, const Extent& extent) {
+  const int64_t diagonal = Diagonal(step, reader, p, extent);
   return {diagonal + std::clamp(step.lower, -kFar, kFar),
           diagonal + std::clamp(step.upper, -kFar, kFar) + 1};
 }
@@ -111,8 +111,8 @@ void ApplyAlibi(int64_t first, const float* slope, bool per_column, int64_t n, f
   for (int64_t i = 0; i < n; ++i) scores[i] += (per_column ? slope[i] : *slope) * distance[i];
 }
 
-void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& reader,
-               const Position& p, int64_t n, int64_t kv_len, float* s, float* scratch) {
+void ApplyStep(const Step& step, const Reader& reader, const Position& p, int64_t n,
+               const Extent& extent, float* s, float* scratch) {
   using Kind = Step::Kind;
   if (step.kind == Kind::kTanh) return reader.kernels->tanh(s, n);
   const float* operand = scratch;
@@ -134,10 +134,10 @@ void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& 
     case Kind::kSelect:
       return ApplySelect(step, reader, p, operand, wide, n, s, scratch + kTokenTile);
     case Kind::kBand:
-      return ApplyBand(Band(step, problem, reader, p, kv_len), step.inverted, operand, wide,
-                       p.at[kCol], n, s);
+      return ApplyBand(Band(step, reader, p, extent), step.inverted, operand, wide, p.at[kCol], n,
+                       s);
     case Kind::kAlibi: {
-      const int64_t diagonal = p.at[kRow] + Shift(step, problem, reader, p, kv_len);
+      const int64_t diagonal = Diagonal(step, reader, p, extent);
       return ApplyAlibi(p.at[kCol] - diagonal, operand, wide, n, s);
     }
     case Kind::kTanh:
@@ -148,13 +148,13 @@ void ApplyStep(const Step& step, const AttentionProblem& problem, const Reader& 
 }  // namespace
 
 ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
-                        int64_t kv_len) {
-  ColumnRange live{0, kv_len};
+                        const Extent& extent) {
+  ColumnRange live{extent.kv_first, extent.kv_len};
   // From the last step back: as long as every later step keeps -inf, a band counts.
   for (int i = problem.step_count - 1; i >= 0; --i) {
     const Step& step = problem.steps[i];
     if (step.kind == Step::Kind::kBand && !step.inverted && WritesNegInf(step, reader, p)) {
-      const ColumnRange in = Band(step, problem, reader, p, kv_len);
+      const ColumnRange in = Band(step, reader, p, extent);
       live.begin = std::max(live.begin, in.begin);
       live.end = std::min(live.end, in.end);
     }
@@ -164,13 +164,13 @@ ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, c
 }
 
 ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reader,
-                            const Position& p, int64_t kv_len) {
-  ColumnRange columns{0, kv_len};
+                            const Position& p, const Extent& extent) {
+  ColumnRange columns{extent.kv_first, extent.kv_len};
   for (int i = 0; i < problem.step_count; ++i) {
     const Step& step = problem.steps[i];
     if (step.kind != Step::Kind::kBand) continue;
     if (step.inverted) return {};
-    const ColumnRange in = Band(step, problem, reader, p, kv_len);
+    const ColumnRange in = Band(step, reader, p, extent);
     columns.begin = std::max(columns.begin, in.begin);
     columns.end = std::min(columns.end, in.end);
   }
@@ -206,11 +206,11 @@ StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands) {
 }
 
 void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
-                const Position& p, int64_t n, int64_t kv_len, float* scores, float* scratch) {
+                const Position& p, int64_t n, const Extent& extent, float* scores, float* scratch) {
   for (int i = steps.first; i < problem.step_count; ++i) {
     const Step& step = problem.steps[i];
     if (step.kind == Step::Kind::kBand && steps.skip_bands) continue;
-    ApplyStep(step, problem, reader, p, n, kv_len, scores, scratch);
+    ApplyStep(step, reader, p, n, extent, scores, scratch);
   }
 }
 

@@ -10,15 +10,15 @@
 
 namespace kvant::cpu {
 
-// Columns of the row at `p` whose scores may be other than -inf after all steps, among
-// [0, kv_len): what bands that write -inf leave, where no later step revives it.
+// Columns of the row at `p` whose scores may be other than -inf after all steps, of those of its
+// batch row: what bands that write -inf leave, where no later step revives it.
 // (An additive operand of +inf is not taken for one that does.)
 ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
-                        int64_t kv_len);
+                        const Extent& extent);
 
-// Columns of the row at `p` that no band changes, among [0, kv_len).
+// Columns of the row at `p` that no band changes, of the same.
 ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reader,
-                            const Position& p, int64_t kv_len);
+                            const Position& p, const Extent& extent);
 
 // How many of the first steps multiply or divide a row by one number, which the row's query
 // can be multiplied by instead; and the product of the first `leading` of them for the
@@ -35,10 +35,10 @@ struct StepRange {
 // left if the range begins at step_count.
 StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands);
 
-// Applies steps to scores of n columns from position `p` on; kv_len is the real length.
+// Applies steps to scores of n columns from position `p` on.
 // `scratch`: 2 * kTokenTile floats.
 void ApplySteps(const AttentionProblem& problem, const Reader& reader, const StepRange& steps,
-                const Position& p, int64_t n, int64_t kv_len, float* scores, float* scratch);
+                const Position& p, int64_t n, const Extent& extent, float* scores, float* scratch);
 
 }  // namespace kvant::cpu
 

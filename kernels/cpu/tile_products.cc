@@ -17,18 +17,18 @@ struct StoredRows {
   int64_t index, stride;
 };
 
-// Those of a part of a segment: where they lie, or dequantized into `tile`.
-StoredRows RowsOf(const Reader& reader, const Segment& segment, Position p, int64_t first,
-                  int64_t tokens, int64_t channels, float* tile, float* scratch) {
+// Those of a part: where they lie, or dequantized into `tile`.
+StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, float* tile,
+                  float* scratch) {
+  const Segment& segment = part.segment;
   if (!AsStored(segment)) {
-    const Piece piece{&segment, first, tokens, 0};
-    DequantizeTile(reader, {&piece, 1}, p, 0, tokens, channels, /*by_channel=*/false, tile,
-                   scratch);
+    const Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
+    DequantizeTile(reader, {&piece, 1}, part.first, 0, part.tokens, channels,
+                   /*by_channel=*/false, tile, scratch);
     return {kF32, tile, 0, channels};
   }
-  p.at[kRow] = first;
   const Array& data = segment.data;
-  return {data.type, reader.Data(data), data.IndexOf(p), data.strides[kRow]};
+  return {data.type, reader.Data(data), data.IndexOf(part.first), data.strides[kRow]};
 }
 
 }  // namespace
@@ -88,20 +88,19 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
       KeyTile(column, n);
       return kernels_.qk(q, rows, size, buffers_.k, scores);
   }
-  ForParts(
-      columns_.k(), column, n,
-      [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
-        const auto multiply = [&](auto& product) {
-          return product.Multiply(reader_, segment, batch_, first, tokens, q, rows, scores, at);
-        };
-        const bool done = segment.codes.usable &&
-                          (segment.codes.channel_major ? multiply(buffers_.channel_major_scores)
-                                                       : multiply(buffers_.code_scores));
-        if (done) return;
-        const StoredRows k =
-            RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.k, buffers_.line);
-        kernels_.qk_stored(k.type, k.data, k.index, k.stride, tokens, q, rows, size, scores + at);
-      });
+  ForParts(columns_.k(), batch_, column, n, [&](const Part& part) {
+    const auto multiply = [&](auto& product) {
+      return product.Multiply(reader_, part, q, rows, scores);
+    };
+    const CodeLayout& codes = part.segment.codes;
+    if (codes.usable && (codes.channel_major ? multiply(buffers_.channel_major_scores)
+                                             : multiply(buffers_.code_scores))) {
+      return;
+    }
+    const StoredRows k = RowsOf(reader_, part, size, buffers_.k, buffers_.line);
+    kernels_.qk_stored(k.type, k.data, k.index, k.stride, part.tokens, q, rows, size,
+                       scores + part.column);
+  });
 }
 
 void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int64_t rows,
@@ -123,18 +122,15 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
     case Products::kStoredRows:
       break;
   }
-  ForParts(columns_.v(), column, n,
-           [&](const Segment& segment, int64_t first, int64_t tokens, int64_t at) {
-             if (!segment.codes.usable ||
-                 !buffers_.code_values.Multiply(reader_, segment, batch_, first, tokens, probs, at,
-                                                rows, shrink, out)) {
-               const StoredRows v =
-                   RowsOf(reader_, segment, batch_, first, tokens, size, buffers_.v, buffers_.line);
-               kernels_.pv_stored(v.type, v.data, v.index, v.stride, tokens, probs + at, rows,
-                                  shrink, size, out);
-             }
-             std::fill_n(shrink, rows, 1.f);
-           });
+  ForParts(columns_.v(), batch_, column, n, [&](const Part& part) {
+    if (!part.segment.codes.usable ||
+        !buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)) {
+      const StoredRows v = RowsOf(reader_, part, size, buffers_.v, buffers_.line);
+      kernels_.pv_stored(v.type, v.data, v.index, v.stride, part.tokens, probs + part.column, rows,
+                         shrink, size, out);
+    }
+    std::fill_n(shrink, rows, 1.f);
+  });
 }
 
 }  // namespace kvant::cpu

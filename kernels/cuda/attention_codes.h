@@ -129,7 +129,7 @@ class AttentionCodes {
     const BlockRows rows = Work::Load(p_, work_).rows;
     KVANT_NO_UNROLL
     for (i32 r = WarpIndex(); r < Ending::Rows(); r += BlockThreads() / 32) {
-      const Position at = rows.At(p_, r);
+      const Position at = rows.At(r);
       float x[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
@@ -184,7 +184,7 @@ class AttentionCodes {
   KVANT_DEVICE LiveColumns FindLive(const BlockRows& rows, i32 kv_len) const {
     LiveColumns live{{0, kv_len}, {0, kv_len}};
     if (!Steps::Hides()) return live;
-    live.all = Steps(p_, rows.At(p_, LaneIndex()), kv_len).Live();
+    live.all = Steps(p_, rows.At(LaneIndex()), Extent::Whole(p_, kv_len)).Live();
     const bool any = live.all.begin < live.all.end;
     live.any = {any ? live.all.begin : kv_len, any ? live.all.end : 0};
     KVANT_UNROLL
@@ -291,7 +291,7 @@ class AttentionCodes {
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
-        use(Steps(p_, rows.At(p_, rb * 8 + LaneIndex() % 4 * 2 + h), kv_len), rb, h);
+        use(Steps(p_, rows.At(rb * 8 + LaneIndex() % 4 * 2 + h), Extent::Whole(p_, kv_len)), rb, h);
       }
     }
   }

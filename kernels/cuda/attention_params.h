@@ -85,6 +85,14 @@ struct SegmentTraits {
   // Scales and zero points of a tile are read a tile ahead, so many by each thread; 0: when they
   // are needed.
   i32 parameters_ahead;
+  i32 load, load_varies;  // TokenLoad, and whether it differs between entries of b0
+};
+
+// Which tokens of a segment the columns are.
+enum TokenLoad : i32 {
+  kAllTokens,
+  kByRange,  // first, first + 1, ..., and token 0 after the last
+  kByPages,  // those of the pages of b0; axis b0 of the arrays is pages, a row a token of one
 };
 
 enum Staging : i32 {
@@ -145,7 +153,10 @@ struct AttentionTraits {
   i32 step_count;
   StepTraits steps[kMaxSteps];
   i32 inf_as_zero;  // a row without any finite score: zeros, else NaN
-  ArrayTraits sinks, kv_lengths, segment_ranges;
+  ArrayTraits sinks;
+  i32 has_lengths, lengths_vary;  // kv_lengths, and whether they differ between entries of b0
+  i32 has_first;                  // kv_first
+  i32 ragged;                     // query_offsets
   i32 dropout;
   ArrayTraits seed, dropout_offset, probability, dropout_mask;
   i32 probs_type;  // probabilities are rounded to codes of this type, once they are final; or kNone
@@ -182,12 +193,24 @@ struct BatchArray {
   i64 strides[3];
 };
 
-// Tokens [begin, begin + tokens) of K or V, but where there are ranges; a row of `data` is a token
-// within the segment.
-struct SegmentParams {
+// s32 over b0, and elements side by side `step` apart.
+struct IndexArray {
+  void* data;
+  i64 offset;
+  i32 stride, step;
+};
+
+// Q, or a segment of K or V.
+struct StoredParams {
   Array data, scales, zero_points;
   const float* codebook;  // its entries, and of 16 what CodebookWords is loaded from
-  i32 begin, tokens;
+};
+
+// Columns [begin, begin + columns) of K or V, but where there are ranges; `data` has `tokens` rows,
+// or `pages` pages of them.
+struct SegmentParams : StoredParams {
+  i32 begin, columns, tokens, pages;
+  IndexArray load;  // {first, tokens} of a range, or a row of the page table
 };
 
 struct StepParams {
@@ -209,11 +232,13 @@ struct AttentionParams {
   // Rows that share K and V: q_len, or q_len * batch[2].
   i32 rows;
   i32 row_tiles, v_blocks, splits;
-  SegmentParams q;
+  StoredParams q;
   SegmentParams k[kMaxSegments], v[kMaxSegments];
   StepParams steps[kMaxSteps];
-  BatchArray sinks, kv_lengths;
-  Array segment_ranges;  // a row for each segment of K, then of V: {first, tokens}
+  BatchArray sinks;
+  // Columns [kv_first, kv_lengths) exist; query_offsets: where b0's rows begin, and those of the
+  // next.
+  IndexArray kv_lengths, kv_first, query_offsets;
   Array stats, output, dropout_mask;
   const void *seed, *dropout_offset, *probability;
   // Where those are of type kNone.

@@ -69,15 +69,19 @@ class AttentionTiles {
     if (block_.split_b2) rest /= p.batch[2];
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
-    block_.rows = MinOf(Ending::Rows(), p.rows - block_.row);
-    kv_len_ = RealLength<T>(p, Position{block_.b0, block_.b1, 0, 0});
+    extent_ = Extent::Of<T>(p, Position{block_.b0, block_.b1, 0, 0});
+    const i32 rows = T::k.ragged ? extent_.q_len * (block_.split_b2 ? 1 : p.batch[2]) : p.rows;
+    block_.rows = MinOf(Ending::Rows(), rows - block_.row);
+    block_.q_first = extent_.q_first;
+    block_.q_len = T::k.ragged ? MaxOf(extent_.q_len, 1) : p.q_len;
     const i32 warp = WarpIndex(), lane = LaneIndex();
     row_ = warp / T::k.token_warps * 16;
     token_ = warp % T::k.token_warps * (T::k.tile / T::k.token_warps);
-    for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(p, row_ + lane / 4 + 8 * h);
+    for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(row_ + lane / 4 + 8 * h);
   }
 
   KVANT_DEVICE void Run() {
+    if (T::k.ragged && block_.rows <= 0) return;  // of a sequence that has no such rows
     const Dropout dropout = Dropout::template Of<T>(p_);
     if (T::k.dropout && T::k.dropout_mask.type != kNone && split_ == 0 && channel_ == 0) {
       WriteDropoutMask(dropout);
@@ -191,7 +195,7 @@ class AttentionTiles {
 
   KVANT_DEVICE void WriteDropoutMask(const Dropout& dropout) const {
     for (i32 r = 0; r < block_.rows; ++r) {
-      const Position at = block_.At(p_, r);
+      const Position at = block_.At(r);
       const u64 first = Dropout::RowIndex(p_, at);
       for (i32 col = ThreadIndex(); col < p_.kv_len; col += Threads(T::k)) {
         StoreElement(T::k.dropout_mask.type, p_.dropout_mask.data,
@@ -209,7 +213,7 @@ class AttentionTiles {
       float values[8] = {};
       if (r < block_.rows && d < T::k.head_size) {
         LoadValues(T::k.q, p_.q, SegmentTable<T>::CodebookOfQueries(shared_ + at_.tables),
-                   block_.At(p_, r), d, kCol, T::k.head_size, values);
+                   block_.At(r), d, kCol, T::k.head_size, values);
       }
       StoreValues(T::k.arithmetic, layout, shared_ + at_.q, r, d, kCol, values);
     }
@@ -223,7 +227,7 @@ class AttentionTiles {
     const SharedAddress codebook = SegmentTable<T>::CodebookOfQueries(shared_ + at_.tables);
     KVANT_NO_UNROLL
     for (i32 r = WarpIndex(); r < Ending::Rows(); r += Threads(T::k) / 32) {
-      const Position at = block_.At(p_, r);
+      const Position at = block_.At(r);
       float x[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
@@ -242,17 +246,18 @@ class AttentionTiles {
 
   // The tiles of tokens that any row may see, and of these the split's share.
   KVANT_DEVICE ColumnRange TilesOfSplit() const {
-    ColumnRange live{0, kv_len_};
+    ColumnRange live{extent_.kv_first, extent_.kv_len};
     if (Steps::Hides()) {
       const SharedAddress ranges = shared_ + at_.factors;
       if (ThreadIndex() < Ending::Rows()) {
-        const ColumnRange row = Steps(p_, block_.At(p_, ThreadIndex()), kv_len_).Live();
+        const ColumnRange row = Steps(p_, block_.At(ThreadIndex()), extent_).Live();
         const bool any = row.begin < row.end;
-        StoreShared64(ranges + ThreadIndex() * 8, {{static_cast<u32>(any ? row.begin : kv_len_),
-                                                    static_cast<u32>(any ? row.end : 0)}});
+        StoreShared64(ranges + ThreadIndex() * 8,
+                      {{static_cast<u32>(any ? row.begin : extent_.kv_len),
+                        static_cast<u32>(any ? row.end : 0)}});
       }
       BlockSync();
-      live = {kv_len_, 0};
+      live = {extent_.kv_len, 0};
       for (i32 r = 0; r < block_.rows; ++r) {
         const Words2 row = LoadShared64(ranges + r * 8);
         live.begin = MinOf(live.begin, static_cast<i32>(row.v[0]));
@@ -284,15 +289,16 @@ class AttentionTiles {
   template <class Use>
   KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
     const Position batch{block_.b0, block_.b1, block_.b2, 0};
-    TileFeed<T, true> keys(p_, shared_ + at_.k, shared_ + at_.tables, batch, kv_len_, 0);
-    TileFeed<T, false> outputs(p_, shared_ + at_.v, shared_ + at_.tables, batch, kv_len_, channel_);
+    TileFeed<T, true> keys(p_, shared_ + at_.k, shared_ + at_.tables, batch, extent_.kv_len, 0);
+    TileFeed<T, false> outputs(p_, shared_ + at_.v, shared_ + at_.tables, batch, extent_.kv_len,
+                               channel_);
     if (tiles.begin < tiles.end) {
       BlockSync();  // the last sweep is done with the tiles, and tables are written
       keys.Start(tiles.begin);
       if (values) outputs.Start(tiles.begin);
       CopyAsyncCommit();
     }
-    const Steps steps[2] = {Steps(p_, position_[0], kv_len_), Steps(p_, position_[1], kv_len_)};
+    const Steps steps[2] = {Steps(p_, position_[0], extent_), Steps(p_, position_[1], extent_)};
     const ColumnRange inside = InBandsOfWarp(steps);
     KVANT_NO_UNROLL
     for (i32 tile = tiles.begin; tile < tiles.end; ++tile) {
@@ -320,7 +326,9 @@ class AttentionTiles {
       } else {
         ForEach(scores, [&](float& x, i32 h, i32 col) {
           const i32 token = first + col;
-          x = token < kv_len_ ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
+          const bool exists =
+              token < extent_.kv_len && (!T::k.has_first || extent_.kv_first <= token);
+          x = exists ? steps[h].template Apply<false>(p_, token, x) : -Infinity();
           if (T::k.arithmetic != kByF32) x = Steps::Bounded(x);
         });
       }
@@ -364,8 +372,9 @@ class AttentionTiles {
   const SharedAddress shared_;
   const AttentionShared at_;
   BlockRows block_;
+  Extent extent_;
   i64 tile_;  // of rows and channels of the output, in all groups
-  i32 split_, channel_, kv_len_;
+  i32 split_, channel_;
   i32 row_, token_;       // the warp's first, in the block's rows and in a tile
   Position position_[2];  // of the lane's rows
 };

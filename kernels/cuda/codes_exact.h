@@ -126,7 +126,7 @@ class CodesExact {
   }
   KVANT_DEVICE void LoadQuery(const BlockRows& rows, i32 r, i32 d, float (&q)[8]) const {
     if (T::k.q_hadamard == 0) {
-      return LoadValues(T::k.q, p_.q, 0, rows.At(p_, r), d, kCol, T::k.head_size, q);
+      return LoadValues(T::k.q, p_.q, 0, rows.At(r), d, kCol, T::k.head_size, q);
     }
     KVANT_UNROLL
     for (i32 i = 0; i < 8; ++i) {
@@ -137,7 +137,7 @@ class CodesExact {
   // Scores of a row become probabilities.
   KVANT_DEVICE void Softmax(i32 row, i32 r, i32 token, bool exists) const {
     const Work work = Work::Load(p_, work_);
-    const Steps steps(p_, work.rows.At(p_, row + r), work.kv_len);
+    const Steps steps(p_, work.rows.At(row + r), Extent::Whole(p_, work.kv_len));
     const SharedAddress at = ScoreAt(r, LaneIndex());
     float x = -Infinity();
     if (exists) {

@@ -174,7 +174,7 @@ class CodesKeys {
       }
       return;
     }
-    const i64 index = IndexOf(T::k.q.data, p.q.data, block.At(p, r), d);
+    const i64 index = IndexOf(T::k.q.data, p.q.data, block.At(r), d);
     if (T::k.q.vectors && T::k.q.contiguous == kCol && count % 4 == 0) {
       KVANT_UNROLL
       for (i32 i = 0; i < count; i += 4) {

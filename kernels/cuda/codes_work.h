@@ -31,6 +31,8 @@ struct CodesWork {
     work.rows.b2 = static_cast<i32>(a.v[2]);
     work.rows.row = static_cast<i32>(a.v[3]);
     work.rows.rows = MinOf(Finish<T>::Rows(), p.rows - work.rows.row);
+    work.rows.q_first = 0;
+    work.rows.q_len = p.q_len;
     work.rows.split_b2 = T::k.kv_varies_over_b2 != 0;
     work.item = static_cast<i32>(b.v[0]);
     work.split = static_cast<i32>(b.v[1]);
@@ -65,8 +67,8 @@ struct CodesWork {
                               static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
     if (!HasRanges(T::k)) return;
     const i32 b0 = MinOf(share.b0, p.batch[0] - 1);
-    const SegmentColumns k = ReadRange(T::k, p, b0, 0, p.k[0], 0);
-    const SegmentColumns v = ReadRange(T::k, p, b0, 1, p.v[0], 0);
+    const SegmentColumns k = ReadRange(b0, p.k[0], 0);
+    const SegmentColumns v = ReadRange(b0, p.v[0], 0);
     StoreShared64(at + 32, {{static_cast<u32>(k.first), static_cast<u32>(v.first)}});
   }
 

@@ -12,12 +12,23 @@ KVANT_DEVICE i32 ClampedTo(i32 most, i64 value) {
   return static_cast<i32>(value < 0 ? 0 : value > most ? most : value);
 }
 
+KVANT_DEVICE i64 LoadIndex(const IndexArray& array, i32 b0, i32 i) {
+  return LoadInteger(kInt32, array.data,
+                     array.offset + i64{b0} * array.stride + i64{i} * array.step);
+}
+
 KVANT_DEVICE constexpr bool HasRanges(const AttentionTraits& t) {
-  return t.segment_ranges.type != kNone;
+  return t.k_segments > 0 && t.k[0].load == kByRange;
+}
+KVANT_DEVICE constexpr bool HasPages(const AttentionTraits& t) {
+  bool any = false;
+  for (i32 s = 0; s < t.k_segments; ++s) any |= t.k[s].load == kByPages;
+  for (i32 s = 0; s < t.v_segments; ++s) any |= t.v[s].load == kByPages;
+  return any;
 }
 // Whether lengths differ between batch entries, and only the device knows them.
 KVANT_DEVICE constexpr bool LengthsVary(const AttentionTraits& t) {
-  return HasRanges(t) ? (t.segment_ranges.varies & 1) != 0 : t.kv_lengths.varies == 1;
+  return HasRanges(t) ? t.k[0].load_varies != 0 : t.lengths_vary != 0;
 }
 
 // Columns [begin, end) of the whole are tokens first, first + 1, ... of a segment, and token 0
@@ -33,15 +44,21 @@ struct SegmentColumns {
   }
 };
 
-// Where a range gives them. row: of segment_ranges.
-KVANT_DEVICE SegmentColumns ReadRange(const AttentionTraits& t, const AttentionParams& p, i32 b0,
-                                      i32 row, const SegmentParams& segment, i32 begin) {
-  const auto read = [&](i32 col) {
-    const i64 index = IndexOf(t.segment_ranges, p.segment_ranges, {b0, 0, 0, row}, col);
-    return LoadInteger(t.segment_ranges.type, p.segment_ranges.data, index);
-  };
-  const i32 tokens = ClampedTo(segment.tokens, read(1));
-  return {begin, begin + tokens, ClampedTo(MaxOf(segment.tokens - 1, 0), read(0)), segment.tokens};
+// Moves `at`, of an entry of b0, to a token.
+KVANT_DEVICE void MoveTo(const SegmentTraits& traits, const SegmentParams& segment, i32 token,
+                         Position& at) {
+  at.row = token;
+  if (traits.load != kByPages) return;
+  const i32 page = token / segment.tokens;
+  at.row = token - page * segment.tokens;
+  at.b0 = ClampedTo(segment.pages - 1, LoadIndex(segment.load, at.b0, page));
+}
+
+// Where a range gives them.
+KVANT_DEVICE SegmentColumns ReadRange(i32 b0, const SegmentParams& segment, i32 begin) {
+  const i32 tokens = ClampedTo(segment.tokens, LoadIndex(segment.load, b0, 1));
+  return {begin, begin + tokens,
+          ClampedTo(MaxOf(segment.tokens - 1, 0), LoadIndex(segment.load, b0, 0)), segment.tokens};
 }
 
 // Of b0 (and, of lengths, the heads of `at`).
@@ -50,17 +67,36 @@ KVANT_DEVICE i32 RealLength(const AttentionParams& p, const Position& at) {
   if (HasRanges(T::k)) {
     i32 k = 0, v = 0;
     KVANT_UNROLL
-    for (i32 s = 0; s < T::k.k_segments; ++s) k = ReadRange(T::k, p, at.b0, s, p.k[s], k).end;
+    for (i32 s = 0; s < T::k.k_segments; ++s) k = ReadRange(at.b0, p.k[s], k).end;
     KVANT_UNROLL
-    for (i32 s = 0; s < T::k.v_segments; ++s) {
-      v = ReadRange(T::k, p, at.b0, T::k.k_segments + s, p.v[s], v).end;
-    }
+    for (i32 s = 0; s < T::k.v_segments; ++s) v = ReadRange(at.b0, p.v[s], v).end;
     return MinOf(k, v);
   }
-  if (T::k.kv_lengths.type == kNone) return p.kv_len;
-  return ClampedTo(p.kv_len,
-                   LoadInteger(T::k.kv_lengths.type, p.kv_lengths.data, IndexOf(p.kv_lengths, at)));
+  if (!T::k.has_lengths) return p.kv_len;
+  return ClampedTo(p.kv_len, LoadIndex(p.kv_lengths, at.b0, 0));
 }
+
+// What there is of an entry of b0: columns [kv_first, kv_len), and rows [q_first, q_first + q_len)
+// of all queries.
+struct Extent {
+  i32 kv_first, kv_len, q_first, q_len;
+
+  // All queries, and columns from 0 on.
+  KVANT_DEVICE static Extent Whole(const AttentionParams& p, i32 kv_len) {
+    return {0, kv_len, 0, p.q_len};
+  }
+  template <class T>
+  KVANT_DEVICE static Extent Of(const AttentionParams& p, const Position& at) {
+    Extent extent = Whole(p, RealLength<T>(p, at));
+    if (T::k.has_first) extent.kv_first = ClampedTo(extent.kv_len, LoadIndex(p.kv_first, at.b0, 0));
+    if (T::k.ragged) {
+      extent.q_first = ClampedTo(p.q_len, LoadIndex(p.query_offsets, at.b0, 0));
+      extent.q_len =
+          MaxOf(0, ClampedTo(p.q_len, LoadIndex(p.query_offsets, at.b0, 1)) - extent.q_first);
+    }
+    return extent;
+  }
+};
 
 // What a block keeps of segments in shared memory: their columns, where those are not known before
 // the launch, and codebooks; of K and then V each, and a codebook of Q before them.
@@ -91,8 +127,8 @@ class SegmentTable {
   KVANT_DEVICE static void Write(const AttentionParams& p, i32 b0, SharedAddress tables) {
     const SegmentTable k(tables, true), v(tables, false);
     if (HasRanges(T::k)) {
-      if (ThreadIndex() == 0) k.WriteColumns(p, b0, 0, T::k.k_segments, p.k);
-      if (ThreadIndex() == 1) v.WriteColumns(p, b0, T::k.k_segments, T::k.v_segments, p.v);
+      if (ThreadIndex() == 0) k.WriteColumns(b0, T::k.k_segments, p.k);
+      if (ThreadIndex() == 1) v.WriteColumns(b0, T::k.v_segments, p.v);
     }
     WriteCodebooks(&T::k.q, &p.q, 1, CodebookOfQueries(tables));
     WriteCodebooks(T::k.k, p.k, T::k.k_segments, k.codebooks_);
@@ -101,8 +137,8 @@ class SegmentTable {
 
   KVANT_DEVICE SegmentColumns Columns(const SegmentParams* segments, i32 s) const {
     if (!HasRanges(T::k)) {
-      const i32 begin = segments[s].begin, tokens = segments[s].tokens;
-      return {begin, begin + tokens, 0, tokens};
+      const i32 begin = segments[s].begin, columns = segments[s].columns;
+      return {begin, begin + columns, 0, columns};
     }
     const Words4 x = LoadShared128(columns_ + static_cast<u32>(s * 16));
     return {static_cast<i32>(x.v[0]), static_cast<i32>(x.v[1]), static_cast<i32>(x.v[2]),
@@ -123,9 +159,9 @@ class SegmentTable {
     return CodebookOfQueries(tables) + static_cast<u32>(keys ? q : q + k);
   }
 
-  KVANT_DEVICE static void WriteCodebooks(const SegmentTraits* traits,
-                                          const SegmentParams* segments, i32 count,
-                                          SharedAddress to) {
+  template <class Stored>
+  KVANT_DEVICE static void WriteCodebooks(const SegmentTraits* traits, const Stored* segments,
+                                          i32 count, SharedAddress to) {
     KVANT_UNROLL
     for (i32 s = 0; s < count; ++s) {
       const SharedAddress at = to + static_cast<u32>(SegmentTables::CodebookBytes(traits, s));
@@ -135,12 +171,11 @@ class SegmentTable {
     }
   }
 
-  KVANT_DEVICE void WriteColumns(const AttentionParams& p, i32 b0, i32 row, i32 count,
-                                 const SegmentParams* segments) const {
+  KVANT_DEVICE void WriteColumns(i32 b0, i32 count, const SegmentParams* segments) const {
     i32 begin = 0;
     KVANT_UNROLL
     for (i32 s = 0; s < count; ++s) {
-      const SegmentColumns c = ReadRange(T::k, p, b0, row + s, segments[s], begin);
+      const SegmentColumns c = ReadRange(b0, segments[s], begin);
       StoreShared128(columns_ + static_cast<u32>(s * 16),
                      {{static_cast<u32>(c.begin), static_cast<u32>(c.end),
                        static_cast<u32>(c.first), static_cast<u32>(c.capacity)}});

@@ -32,7 +32,7 @@ struct GroupParameters {
   float scale, zero_point;
 };
 
-KVANT_DEVICE GroupParameters LoadParameters(const SegmentTraits& traits, const SegmentParams& p,
+KVANT_DEVICE GroupParameters LoadParameters(const SegmentTraits& traits, const StoredParams& p,
                                             const Position& at, i32 channel) {
   GroupParameters found{1.f, 0.f};
   if (traits.scales.type != kNone) {
@@ -74,7 +74,7 @@ KVANT_DEVICE float LoadCode(const SegmentTraits& traits, const void* data, i64 i
 }
 
 // The value of (at, channel).
-KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const SegmentParams& p,
+KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const StoredParams& p,
                              SharedAddress codebook, const Position& at, i32 channel) {
   const float code =
       LoadCode(traits, p.data.data, IndexOf(traits.data, p.data, at, channel), codebook);
@@ -83,7 +83,7 @@ KVANT_DEVICE float LoadValue(const SegmentTraits& traits, const SegmentParams& p
 
 // 8 values of a segment side by side along `axis` (kRow or kCol) from (at, channel) on; those from
 // `limit` on are 0. codebook: where the segment's is in shared memory.
-KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const SegmentParams& p,
+KVANT_DEVICE void LoadValues(const SegmentTraits& traits, const StoredParams& p,
                              SharedAddress codebook, Position at, i32 channel, i32 axis, i32 limit,
                              float (&values)[8]) {
   const i32 first = axis == kRow ? at.row : channel;
@@ -171,24 +171,25 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
         const SharedAddress codebook = table.Codebook(traits, s);
         const i32 begin = columns.begin, stop = MinOf(end, columns.end);
         Position at = batch;
-        at.row = HasRanges(T::k) ? columns.TokenOf(token) : token - begin;
         if (axis == kCol) {
           if (begin <= token && token < stop) {
+            MoveTo(traits[s], segments[s], columns.TokenOf(token), at);
             LoadValues(traits[s], segments[s], codebook, at, channel + run.channel, kCol,
                        channel_end, values);
           }
-        } else if (count == 1 && !HasRanges(T::k)) {
+        } else if (count == 1 && traits[s].load == kAllTokens) {
+          at.row = token;
           if (token < stop) {
             LoadValues(traits[s], segments[s], codebook, at, channel + run.channel, kRow, stop,
                        values);
           }
         } else {
-          // A run may cross into another segment, or from a ring's end to its beginning.
+          // A run may cross into another segment or page, or from a ring's end to its beginning.
           KVANT_NO_UNROLL
           for (i32 t = MaxOf(0, begin - token); t < MinOf(8, stop - token); ++t) {
             float one[8];
-            Position token_at = at;
-            token_at.row = HasRanges(T::k) ? columns.TokenOf(token + t) : at.row + t;
+            Position token_at = batch;
+            MoveTo(traits[s], segments[s], columns.TokenOf(token + t), token_at);
             LoadValues(traits[s], segments[s], codebook, token_at, channel + run.channel, kRow,
                        token_at.row + 1, one);
             KVANT_UNROLL

@@ -19,13 +19,14 @@ KVANT_DEVICE void StoreSharedFloat(SharedAddress at, float x) { StoreShared32(at
 struct BlockRows {
   i32 b0, b1, b2;  // b2: of all rows where K and V vary over it, else 0
   i32 row, rows;   // rows: fewer than M in the last tile
+  i32 q_first, q_len;
   bool split_b2;
 
   // Of local row r; of one that exists where r is beyond the last.
-  KVANT_DEVICE Position At(const AttentionParams& p, i32 r) const {
+  KVANT_DEVICE Position At(i32 r) const {
     const i32 index = row + MinOf(r, rows - 1);
-    if (split_b2) return {b0, b1, b2, index};
-    return {b0, b1, index / p.q_len, index % p.q_len};
+    if (split_b2) return {b0, b1, b2, q_first + index};
+    return {b0, b1, index / q_len, q_first + index % q_len};
   }
 };
 
@@ -138,7 +139,7 @@ struct Finish {
     RowEnd row;
     row.max = LoadSharedFloat(first + r * 4);
     row.sum = LoadSharedFloat(first + (Rows() + r) * 4);
-    row.position = block.At(p, r);
+    row.position = block.At(r);
     row.factor = final ? 1.f : AddSink(p, row.position, row.max, row.sum);
     row.empty = row.max == -Infinity() && row.sum == 0.f;
     return row;

@@ -2,7 +2,7 @@
 #ifndef KVANT_KERNELS_CUDA_SCORE_STEPS_H_
 #define KVANT_KERNELS_CUDA_SCORE_STEPS_H_
 
-#include "kvant/kernels/cuda/elements.h"
+#include "kvant/kernels/cuda/columns.h"
 
 namespace kvant::cuda {
 
@@ -21,18 +21,18 @@ class RowSteps {
     return any;
   }
 
-  // kv_len: of the batch entry of `at`, the real one where there is one.
-  KVANT_DEVICE RowSteps(const AttentionParams& p, const Position& at, i32 kv_len)
-      : at_(at), kv_len_(kv_len) {
+  // extent: of the batch entry of `at`.
+  KVANT_DEVICE RowSteps(const AttentionParams& p, const Position& at, const Extent& extent)
+      : at_(at), kv_first_(extent.kv_first), kv_len_(extent.kv_len) {
     KVANT_UNROLL
     for (i32 i = 0; i < T::k.step_count; ++i) {
       const StepTraits& traits = T::k.steps[i];
       if (traits.kind == kBand) {
-        const i64 diagonal = Diagonal(traits, p, p.steps[i], at);
+        const i64 diagonal = Diagonal(traits, p.steps[i], at, extent);
         band_[i] = {Clamp(diagonal + p.steps[i].lower), Clamp(diagonal + p.steps[i].upper + 1)};
       } else if (traits.kind == kAlibi) {
         // Far diagonals are far from exact in f32 anyhow.
-        const i64 diagonal = Diagonal(traits, p, p.steps[i], at);
+        const i64 diagonal = Diagonal(traits, p.steps[i], at, extent);
         band_[i].begin = static_cast<i32>(diagonal < -kFar  ? -kFar
                                           : diagonal > kFar ? kFar
                                                             : diagonal);
@@ -45,7 +45,7 @@ class RowSteps {
 
   // The columns that may end up at anything but -inf.
   KVANT_DEVICE ColumnRange Live() const {
-    ColumnRange live{0, kv_len_};
+    ColumnRange live{kv_first_, kv_len_};
     KVANT_UNROLL
     for (i32 i = 0; i < T::k.step_count; ++i) {
       if (!T::k.steps[i].hides) continue;
@@ -57,7 +57,7 @@ class RowSteps {
 
   // The columns that no band changes.
   KVANT_DEVICE ColumnRange InBands() const {
-    ColumnRange inside{0, kv_len_};
+    ColumnRange inside{kv_first_, kv_len_};
     KVANT_UNROLL
     for (i32 i = 0; i < T::k.step_count; ++i) {
       if (T::k.steps[i].kind != kBand) continue;
@@ -108,9 +108,7 @@ class RowSteps {
     return traits.operand.type == kNone || (traits.operand.varies >> kCol & 1) == 0;
   }
 
-  KVANT_DEVICE i32 Clamp(i64 column) const {
-    return static_cast<i32>(column < 0 ? 0 : column > kv_len_ ? kv_len_ : column);
-  }
+  KVANT_DEVICE i32 Clamp(i64 column) const { return ClampedTo(kv_len_, column); }
 
   KVANT_DEVICE static i64 ShiftOperand(const ArrayTraits& traits, const BatchArray& array,
                                        const Position& at) {
@@ -120,11 +118,12 @@ class RowSteps {
   }
 
   // The column on the diagonal of the row.
-  KVANT_DEVICE i64 Diagonal(const StepTraits& traits, const AttentionParams& p,
-                            const StepParams& step, const Position& at) const {
-    if (traits.alignment == kTopLeft) return at.row;
-    if (traits.alignment == kBottomRight) return at.row + kv_len_ - p.q_len;
-    return at.row + step.shift + ShiftOperand(traits.shift_add, step.shift_add, at) -
+  KVANT_DEVICE static i64 Diagonal(const StepTraits& traits, const StepParams& step,
+                                   const Position& at, const Extent& extent) {
+    const i32 row = at.row - extent.q_first;
+    if (traits.alignment == kTopLeft) return row;
+    if (traits.alignment == kBottomRight) return row + extent.kv_len - extent.q_len;
+    return row + step.shift + ShiftOperand(traits.shift_add, step.shift_add, at) -
            ShiftOperand(traits.shift_sub, step.shift_sub, at);
   }
 
@@ -174,7 +173,7 @@ class RowSteps {
   static constexpr i32 kSteps = T::kMax.step_count > 0 ? T::kMax.step_count : 1;
 
   const Position at_;
-  const i32 kv_len_;
+  const i32 kv_first_, kv_len_;
   float uniform_[kSteps];     // operands that do not vary over columns; of kDivide, the reciprocal
   ColumnRange band_[kSteps];  // the columns in band; of kAlibi, the diagonal
 };

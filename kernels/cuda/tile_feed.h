@@ -118,10 +118,10 @@ class TileFeed {
     return ChannelEnd() * BitsOf(Traits().data.type) / 8;
   }
 
-  // In the one segment, of a column.
-  KVANT_DEVICE i32 TokenOf(i32 column) const {
-    if (!HasRanges(T::k)) return column;
-    return table_.Columns(AllParams(), 0).TokenOf(column);
+  // Moves to where a column of the one segment lies.
+  KVANT_DEVICE void MoveToColumn(i32 column, Position& at) const {
+    const i32 token = HasRanges(T::k) ? table_.Columns(AllParams(), 0).TokenOf(column) : column;
+    MoveTo(Traits(), *AllParams(), token, at);
   }
 
   KVANT_DEVICE void Copy(i32 tile) const {
@@ -142,7 +142,7 @@ class TileFeed {
         if (copies % (at_once * Threads(T::k)) != 0 && i >= copies) break;
         const i32 row = i / per_row, at = i % per_row * width, token = tile * T::k.tile + row;
         Position position = batch_;
-        position.row = TokenOf(MinOf(token, kv_len_ - 1));
+        MoveToColumn(MinOf(token, kv_len_ - 1), position);
         const i64 index = IndexOf(Traits().data, segment.data, position, 0);
         const u8* from =
             static_cast<const u8*>(segment.data.data) + index * BitsOf(Traits().data.type) / 8 + at;
@@ -170,14 +170,14 @@ class TileFeed {
     for (i32 i = ThreadIndex(); i < T::k.tile * layout.channels / 8; i += Threads(T::k)) {
       const Run run = RunAt(kCol, T::k.tile, layout.channels, i);
       Position at = batch_;
-      at.row = tile * T::k.tile + run.row;
+      const i32 column = tile * T::k.tile + run.row;
       float values[8] = {};
-      if (run.channel < ChannelEnd() && at.row < kv_len_) {
+      if (run.channel < ChannelEnd() && column < kv_len_) {
         const Eight eight =
             LoadEight(Traits().data.type,
                       raw + run.row * At().row + run.channel * BitsOf(Traits().data.type) / 8);
         UnpackValues(Traits(), eight, table_.Codebook(AllTraits(), 0), values);
-        at.row = TokenOf(at.row);
+        if (Traits().parameters_ahead == 0) MoveToColumn(column, at);
         DequantizeEight(grid, run, at, values);
       }
       StoreValues(T::k.arithmetic, layout, shared_, run.row, run.channel, kCol, values);
@@ -211,10 +211,10 @@ class TileFeed {
     for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
       Position at = batch_;
-      at.row = tile * T::k.tile + i / grid.columns * grid.tokens;
+      const i32 column = tile * T::k.tile + i / grid.columns * grid.tokens;
       ahead_[j] = {0.f, 0.f};
-      if (i < grid.rows * grid.columns && at.row < kv_len_) {
-        at.row = TokenOf(at.row);
+      if (i < grid.rows * grid.columns && column < kv_len_) {
+        MoveToColumn(column, at);
         ahead_[j] = LoadParameters(Traits(), *AllParams(), at, i % grid.columns * grid.channels);
       }
     }

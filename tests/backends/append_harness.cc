@@ -135,7 +135,7 @@ absl::StatusOr<Partition> AppendCase::MakePartition() const {
   Op op;
   op.kind = OpKind::kAppend;
   op.name = "append";
-  op.attrs.Set(Attr::kAppendAxis, static_cast<int64_t>(axis));
+  op.attrs.Set(Attr::kTokenAxis, static_cast<int64_t>(axis));
   if (!converts()) {
     op.attrs.Set(Attr::kQType, std::string("per_group"));
     op.attrs.Set(Attr::kGroupShape, std::vector<int64_t>(group.begin(), group.end()));

@@ -84,16 +84,16 @@ class Judge {
  private:
   int64_t Length(const Dims5& p) const {
     if (spec_.kv_lengths.present()) return static_cast<int64_t>(Read(spec_.kv_lengths, p));
-    if (!spec_.segment_ranges.present()) return spec_.kv_len;
+    if (!spec_.k[0].range.present()) return spec_.kv_len;
     int64_t length = 0;
-    for (size_t s = 0; s < spec_.k.size(); ++s) length += Range(p, static_cast<int64_t>(s))[1];
+    for (const KvSegment& segment : spec_.k) length += Range(segment, p)[1];
     return length;
   }
-  // First token and tokens of K's segments, then V's.
-  std::array<int64_t, 2> Range(const Dims5& p, int64_t segment) const {
-    const View& view = spec_.segment_ranges;
-    return {static_cast<int64_t>(Read(view, {p[0], 0, 0, segment, 0})),
-            static_cast<int64_t>(Read(view, {p[0], 0, 0, segment, 1}))};
+  // First token and tokens of a segment.
+  std::array<int64_t, 2> Range(const KvSegment& segment, const Dims5& p) const {
+    if (!segment.range.present()) return {0, segment.tokens()};
+    return {static_cast<int64_t>(Read(segment.range, {p[0], 0, 0, 0, 0})),
+            static_cast<int64_t>(Read(segment.range, {p[0], 0, 0, 0, 1}))};
   }
   double Read(const View& view, const Dims5& p) const {
     return LoadElement(view.type, inputs_[view.port].data(), IndexOf(view, p));
@@ -124,8 +124,7 @@ class Judge {
     int64_t row = &segments == &spec_.k ? 0 : static_cast<int64_t>(spec_.k.size());
     for (const KvSegment& segment : segments) {
       const int64_t capacity = segment.data.dims[3];
-      const bool ranges = spec_.segment_ranges.present();
-      const auto [first, tokens] = ranges ? Range(p, row) : std::array<int64_t, 2>{0, capacity};
+      const auto [first, tokens] = Range(segment, p);
       if (token < tokens) {
         p[3] = (first + token) % capacity;
         // Coordinates along axes that the data is broadcast over do not exist for it.

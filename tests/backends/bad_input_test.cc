@@ -401,24 +401,6 @@ TEST_P(BadExecutionTest, ScratchTooSmallOrMisaligned) {
   EXPECT_TRUE(Execute(stream, absl::MakeSpan(aligned, need)).ok());
 }
 
-TEST_P(BadExecutionTest, LengthsBeyondTheCapacity) {
-  const LogicalTensor lengths{.id = 99, .type = kS32, .dims = Dims{1}};
-  absl::StatusOr<CompiledPartition> compiled =
-      engine_->Compile(partition_, {.kv_lengths = lengths});
-  ASSERT_TRUE(compiled.ok()) << compiled.status();
-  compiled_ = *std::move(compiled);
-  for (const int32_t length : {static_cast<int32_t>(kTokens + 1), -1, 100000}) {
-    std::vector<ConstTensor> given;
-    size_t next = 0;
-    for (const TensorId id : compiled_->partition().inputs()) {
-      given.push_back(id == 99 ? ConstTensor(&length, 4) : inputs_[next++]);
-    }
-    std::swap(given, inputs_);
-    ExpectRefused(std::to_string(length));
-    std::swap(given, inputs_);
-  }
-}
-
 TEST_P(BadExecutionTest, PortsThatDoNotFit) {
   const auto compile = [&](LogicalTensor port) {
     return engine_->Compile(partition_, {.ports = {std::move(port)}}).status();

@@ -89,9 +89,9 @@ TEST(ConstantFillTest, HidesTheSameColumnsOnTheCpuAsTheFirstClassOp) {
     for (int64_t row = 0; row < kQueries; ++row) {
       cpu::Position at{};
       at.at[cpu::kRow] = row;
-      const cpu::ColumnRange a =
-          cpu::LiveColumns(first.problem(), {&kernels, nullptr}, at, kTokens);
-      const cpu::ColumnRange b = cpu::LiveColumns(plan.problem(), reader, at, kTokens);
+      const cpu::Extent extent{0, kTokens, 0, kQueries};
+      const cpu::ColumnRange a = cpu::LiveColumns(first.problem(), {&kernels, nullptr}, at, extent);
+      const cpu::ColumnRange b = cpu::LiveColumns(plan.problem(), reader, at, extent);
       EXPECT_EQ(a.begin, b.begin) << row;
       EXPECT_EQ(a.end, b.end) << row;
       EXPECT_EQ(a.end, row + 1);
@@ -228,7 +228,7 @@ TEST(ConstantsInGraphsTest, WhatDoesNotFoldIsNotFused) {
     const Partition partition = Only(*graph);
     EXPECT_EQ(partition.attention(), nullptr);
     ASSERT_FALSE(partition.notes().empty());
-    EXPECT_THAT(partition.notes()[0], HasSubstr("is a constant"));
+    EXPECT_THAT(partition.notes()[0], HasSubstr("the constant 7, is fused only"));
   } else {
     EXPECT_THAT(std::string(graph.status().message()), HasSubstr("kv_lengths"));
   }

@@ -57,19 +57,13 @@ void ExpectEmpty(const Partition& partition) {
   ExpectNoTensor(partition.input(0));
   ExpectNoTensor(partition.output(0));
   EXPECT_EQ(partition.attention(), nullptr);
-  EXPECT_FALSE(partition.keys());
-  EXPECT_FALSE(partition.values());
-  EXPECT_FALSE(partition.softmax_op());
   ExpectInvalid(partition.WithPorts({}).status(), "no ops");
-  LogicalTensor lengths{.id = 9, .type = kS32, .dims = Dims{1}};
-  ExpectInvalid(partition.WithKvLengths(lengths).status(), "is not attention");
-  ExpectInvalid(partition.WithSegmentRanges(lengths).status(), "is not attention");
+  const LogicalTensor other{.id = 9, .type = kS32, .dims = Dims{1}};
   for (const std::vector<std::string>& backends :
        std::vector<std::vector<std::string>>{{"cpu"}, {"oracle"}, {}}) {
     const Engine engine = *Engine::Create({.backends = backends});
     ExpectInvalid(engine.Compile(partition).status(), "no ops");
-    ExpectInvalid(engine.Compile(partition, {.ports = {lengths}}).status(), "not one of its ports");
-    ExpectInvalid(engine.Compile(partition, {.kv_lengths = lengths}).status(), "no ops");
+    ExpectInvalid(engine.Compile(partition, {.ports = {other}}).status(), "not one of its ports");
   }
   ExpectInvalid(Engine::Create({.device = Device::kCudaSimt})->Compile(partition).status(),
                 "no ops");
@@ -83,10 +77,6 @@ TEST(EmptyObjectsTest, Partitions) {
   EXPECT_NE(taken.attention(), nullptr);
   partition = taken;
   EXPECT_NE(partition.attention(), nullptr);
-  Partition with_lengths = *taken.WithKvLengths({.id = 99, .type = kS32, .dims = Dims{1}});
-  const Partition taken_too = std::move(with_lengths);
-  ExpectEmpty(with_lengths);
-  EXPECT_EQ(taken_too.input(1).id, 99u);
 }
 
 TEST(EmptyObjectsTest, PortsThatAreNone) {

@@ -287,12 +287,5 @@ TEST(EngineTest, DoesNothingForEmptyOutputs) {
       compiled->Execute(Stream(engine), {ConstTensor(), ConstTensor(b, 12)}, {Tensor()}).ok());
 }
 
-TEST(EngineTest, RefusesKvLengthsForWhatIsNotAttention) {
-  LogicalTensor lengths = Port(50, {2});
-  lengths.type = kS32;
-  const absl::Status status = Oracle()->Compile(AddPartition(), {.kv_lengths = lengths}).status();
-  EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments);
-}
-
 }  // namespace
 }  // namespace kvant::testing

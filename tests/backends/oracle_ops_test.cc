@@ -419,7 +419,7 @@ std::vector<OpCase> AppendCases() {
        {Of(kS8, {2, 4, 1}, {-91, -91, 3, 4, 12, 16, -91, -91})}},
       {"one_position_for_all_rows",
        OpKind::kAppend,
-       {{Attr::kAppendAxis, int64_t{1}}},
+       {{Attr::kTokenAxis, int64_t{1}}},
        {F32({2, 1}, {1, 2}), Of(kS32, {1}, {1})},
        {Of(kBF16, {2, 2}, {BF16ToF32(0xa5a5), 1, BF16ToF32(0xa5a5), 2})}},
   };
@@ -466,9 +466,15 @@ INSTANTIATE_TEST_SUITE_P(All, OracleOpTest, ::testing::ValuesIn(AllCases()),
                            return std::string(OpKindName(info.param.kind)) + "_" + info.param.name;
                          });
 
-// ScaledDotProductAttention has a test of its own; End computes nothing, and nothing runs Wildcard.
+// ScaledDotProductAttention and what loads have tests of their own; End computes nothing, and
+// nothing runs Wildcard.
 TEST(OracleOpsTest, EveryOpHasACase) {
-  std::set<OpKind> covered = {OpKind::kScaledDotProductAttention, OpKind::kEnd, OpKind::kWildcard};
+  std::set<OpKind> covered = {OpKind::kScaledDotProductAttention,
+                              OpKind::kLoadTokens,
+                              OpKind::kLoadPages,
+                              OpKind::kLoadRanges,
+                              OpKind::kEnd,
+                              OpKind::kWildcard};
   for (const OpCase& test : AllCases()) covered.insert(test.kind);
   for (const OpKind kind : AllOpKinds()) {
     EXPECT_EQ(covered.count(kind), 1u) << OpKindName(kind);

@@ -11,7 +11,6 @@
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
-#include "kvant/patterns/partitioner.h"
 
 namespace kvant {
 namespace {
@@ -44,11 +43,6 @@ class OracleRangesTest : public ::testing::TestWithParam<Form> {
       k_ = {{4, 6}, {{{1, 3}, {4, 5}}, {{0, 0}, {2, 1}}}};
       v_ = {{3, 7}, {{{2, 2}, {6, 6}}, {{1, 1}, {0, 0}}}};
     }
-    ranges_.name = "ranges";
-    ranges_.id = 1000;
-    ranges_.type = kS32;
-    ranges_.dims =
-        Dims{kBatch, static_cast<int64_t>(k_.capacities.size() + v_.capacities.size()), 2};
   }
 
   // The value of a channel of a token of the whole cache.
@@ -71,9 +65,9 @@ class OracleRangesTest : public ::testing::TestWithParam<Form> {
     return columns;
   }
 
-  // A port for each segment, concatenated.
-  Value Add(GraphBuilder& g, const std::string& name, const Side& side, double phase, int64_t size,
-            bool channel_rows) {
+  // A port for each segment, loaded one after another, and how many tokens there are.
+  std::pair<Value, Value> Add(GraphBuilder& g, const std::string& name, const Side& side,
+                              double phase, int64_t size, bool channel_rows) {
     const int64_t batches = GetParam() == Form::kSharedByBatch ? 1 : kBatch;
     std::vector<Value> parts;
     int64_t begin = 0;
@@ -99,7 +93,19 @@ class OracleRangesTest : public ::testing::TestWithParam<Form> {
       data_.emplace_back(port, std::move(data));
       begin += capacity;
     }
-    return parts.size() == 1 ? parts[0] : g.Concat(parts, channel_rows ? -1 : -2);
+    std::vector<int32_t> ranges;
+    for (int64_t n = 0; n < kBatch; ++n) {
+      for (const Range& range : side.ranges[n]) {
+        ranges.push_back(static_cast<int32_t>(range.first));
+        ranges.push_back(static_cast<int32_t>(range.tokens));
+      }
+    }
+    ranges_.emplace_back(name + "_ranges", std::move(ranges));
+    const auto segments = static_cast<int64_t>(parts.size());
+    const Value of = g.Input(name + "_ranges", kS32, {kBatch, segments, 2});
+    // Lengths that nothing takes would be an output.
+    if (name == "v") return {g.LoadRanges(parts, of), of};
+    return g.LoadRangesWithLengths(parts, of, channel_rows ? -1 : -2);
   }
 
   absl::Status Run() {
@@ -110,38 +116,32 @@ class OracleRangesTest : public ::testing::TestWithParam<Form> {
       q_data.push_back(static_cast<float>(std::cos(0.9 * static_cast<double>(i))));
     }
     data_.assign(1, {"q", q_data});
+    ranges_.clear();
     const bool channel_rows = GetParam() == Form::kChannelRows;
-    const Value k = Add(g, "k", k_, 0, kSize, channel_rows);
-    const Value v = Add(g, "v", v_, 1, kValueSize, false);
+    const auto [k, lengths] = Add(g, "k", k_, 0, kSize, channel_rows);
+    const Value v = Add(g, "v", v_, 1, kValueSize, false).first;
     if (GetParam() == Form::kDirect) {
-      g.Output("o", g.ScaledDotProductAttention(
-                         q, k, v, {.scale = 1.f, .bottom_right = true, .right_window = 0})
-                        .first);
+      g.Output("o",
+               g.ScaledDotProductAttention(
+                    q, k, v,
+                    {.scale = 1.f, .bottom_right = true, .right_window = 0, .kv_lengths = lengths})
+                   .first);
     } else {
-      const Value probs = g.SoftMax(g.MatMul(q, k, {.transpose_b = !channel_rows}));
+      const Value scores = g.MatMul(q, k, {.transpose_b = !channel_rows});
+      const Value probs = g.SoftMax(scores, {.lengths = lengths});
       g.Output("o", GetParam() == Form::kProbsSecond
                         ? g.MatMul(v, probs, {.transpose_a = true, .transpose_b = true})
                         : g.MatMul(probs, v));
     }
     KVANT_ASSIGN_OR_RETURN(const Graph graph, std::move(g).Build());
-    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
-    if (partitions.size() != 1) return absl::InternalError("not one partition");
     KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create({.backends = {"oracle"}}));
-    KVANT_ASSIGN_OR_RETURN(const CompiledPartition compiled,
-                           engine.Compile(partitions.front(), {.segment_ranges = ranges_}));
-    std::vector<int32_t> ranges;
-    for (int64_t n = 0; n < kBatch; ++n) {
-      for (const Side* side : {&k_, &v_}) {
-        for (const Range& range : side->ranges[n]) {
-          ranges.push_back(static_cast<int32_t>(range.first));
-          ranges.push_back(static_cast<int32_t>(range.tokens));
-        }
-      }
-    }
+    KVANT_ASSIGN_OR_RETURN(const CompiledGraph compiled, engine.Compile(graph));
     std::vector<ConstTensor> inputs;
-    for (size_t port = 0; port < compiled.partition().inputs().size(); ++port) {
-      const std::string& name = compiled.partition().input(static_cast<int>(port)).name;
-      if (name == "ranges") inputs.emplace_back(ranges.data(), ranges.size() * 4);
+    for (const TensorId id : graph.inputs()) {
+      const std::string& name = graph.tensor(id).name;
+      for (const auto& [of, ranges] : ranges_) {
+        if (of == name) inputs.emplace_back(ranges.data(), ranges.size() * 4);
+      }
       for (const auto& [of, data] : data_) {
         if (of == name) inputs.emplace_back(data.data(), data.size() * 4);
       }
@@ -167,7 +167,7 @@ class OracleRangesTest : public ::testing::TestWithParam<Form> {
   }
 
   Side k_, v_;
-  LogicalTensor ranges_;
+  std::vector<std::pair<std::string, std::vector<int32_t>>> ranges_;
   std::vector<std::pair<std::string, std::vector<float>>> data_;
   std::vector<float> output_ = std::vector<float>(kBatch * kHeads * kQueries * kValueSize, 42.f);
 };
@@ -188,8 +188,8 @@ TEST_P(OracleRangesTest, RefusesRangesThatDoNotFit) {
   Range& last = v_.ranges[1].back();
   const Range fine = last;
   for (const auto& [bad, why] : std::vector<std::pair<Range, std::string>>{
-           {{fine.first, fine.tokens + 1}, "of batch 1 add up to"},
-           {{v_.capacities.back(), fine.tokens}, "of V in batch 1 is"},
+           {{v_.capacities.back(), fine.tokens}, "in row 1 is"},
+           {{0, v_.capacities.back() + 1}, "there is room for"},
            {{0, -1}, "is -1 tokens from token 0 on"}}) {
     last = bad;
     const absl::Status status = Run();

@@ -130,15 +130,13 @@ TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
   const Value lengths = g.Input("lengths", kS32, {t.kBatch});
   const Value sinks = g.Input("sinks", kF32, {t.kQHeads});
   const Value slopes = g.Input("slopes", kF32, {t.kQHeads});
-  const auto [o, stats] = g.ScaledDotProductAttention(q, k, v,
+  const Value keys = g.DynamicDequantize(k, k_scales, k_zps, {.group_shape = {1, 1, 1, 2}});
+  const auto [o, stats] = g.ScaledDotProductAttention(q, keys, v,
                                                       {.scale = 0.25f,
                                                        .soft_cap = 3.f,
                                                        .bottom_right = true,
                                                        .left_window = 2,
                                                        .right_window = 0,
-                                                       .k_group_shape = {1, 1, 1, 2},
-                                                       .k_scales = k_scales,
-                                                       .k_zero_points = k_zps,
                                                        .bias = bias,
                                                        .select = select,
                                                        .kv_lengths = lengths,
@@ -307,22 +305,23 @@ class KvLengthsTest : public ::testing::TestWithParam<bool> {
   KvLengthsTest() {
     GraphBuilder g;
     const Value q = g.Input("q", kF32, {2, 2, 1, 4}), k = g.Input("k", kF32, {2, 2, 6, 4});
-    const Value v = g.Input("v", kF32, {2, 2, 6, 3});
-    g.Output("o", GetParam() ? g.ScaledDotProductAttention(q, k, v, {.scale = 1.f}).first
-                             : g.MatMul(g.SoftMax(g.MatMul(q, k, {.transpose_b = true})), v));
+    const Value v = g.Input("v", kF32, {2, 2, 6, 3}), lengths = g.Input("lengths", kS32, {2});
+    const Value values = g.LoadTokens(v, lengths);
+    if (GetParam()) {
+      g.Output("o", g.ScaledDotProductAttention(q, g.LoadTokens(k, lengths), values,
+                                                {.scale = 1.f, .kv_lengths = lengths})
+                        .first);
+    } else {
+      const Value scores = g.MatMul(q, k, {.transpose_b = true});
+      g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths}), values));
+    }
     graph_ = std::move(g).Build();
-    lengths_desc_.id = 1000;
-    lengths_desc_.name = "lengths";
-    lengths_desc_.type = kS32;
-    lengths_desc_.dims = Dims{2};
   }
 
   absl::Status Run(const std::vector<double>& k, const std::vector<double>& v,
                    std::vector<int32_t> lengths) {
-    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(*graph_));
     KVANT_ASSIGN_OR_RETURN(const Engine engine, Engine::Create({.backends = {"oracle"}}));
-    KVANT_ASSIGN_OR_RETURN(const CompiledPartition compiled,
-                           engine.Compile(partitions.front(), {.kv_lengths = lengths_desc_}));
+    KVANT_ASSIGN_OR_RETURN(const CompiledGraph compiled, engine.Compile(*graph_));
     const std::vector<float> qf(q_.begin(), q_.end()), kf(k.begin(), k.end()),
         vf(v.begin(), v.end());
     return compiled.Execute(Stream(engine),
@@ -334,7 +333,6 @@ class KvLengthsTest : public ::testing::TestWithParam<bool> {
   }
 
   absl::StatusOr<Graph> graph_;
-  LogicalTensor lengths_desc_;
   std::vector<double> q_ = Wave(16, 0.2, 0);
   std::vector<float> output_ = std::vector<float>(12, 42.f);
 };
@@ -365,8 +363,8 @@ TEST_P(KvLengthsTest, RefusesLengthsOutsideOfTheCapacity) {
     const absl::Status status = Run(Wave(96, 0, 0), Wave(72, 0, 0), {3, length});
     EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments);
     EXPECT_THAT(std::string(status.message()),
-                ::testing::HasSubstr("KV length " + std::to_string(length) +
-                                     " of batch 1 is not in [0, 6]"));
+                ::testing::HasSubstr("the length of row 1 is " + std::to_string(length) +
+                                     "; it must be between 0 and the capacity of 6"));
     EXPECT_EQ(output_, std::vector<float>(12, 42.f));
   }
 }

@@ -154,15 +154,15 @@ TEST(ReferenceTest, FirstClassAttention) {
     options.stats = true;
     const Value q = g.Input("q", kF32, {2, 6, 5, 8}), k = g.Input("k", kS4, {2, 3, 9, 8});
     const Value v = g.Input("v", kF32, {2, 3, 9, 12});
-    options.k_scales = g.Input("k_scales", kF32, {2, 3, 9, 2});
-    options.k_group_shape = {1, 1, 1, 4};
+    const Value keys = g.DynamicDequantize(k, g.Input("k_scales", kF32, {2, 3, 9, 2}),
+                                           {.group_shape = {1, 1, 1, 4}});
     if (o.bits & 1) options.bias = g.Input("bias", kF32, {2, 1, 5, 9});
     if (o.bits & 2) options.select = g.Input("select", kBoolean, {6, 1, 9});
     if (o.bits & 4) options.sinks = g.Input("sinks", kF32, {6});
     if (o.bits & 8) options.alibi_slopes = g.Input("slopes", kF32, {6});
     options.bottom_right = o.bits & 16;
     if (o.bits & 32) options.kv_lengths = g.Input("lengths", kS32, {2});
-    g.ScaledDotProductAttention(q, k, v, options);
+    g.ScaledDotProductAttention(q, keys, v, options);
     ExpectAgrees(std::move(g), [&](Values& values) {
       if (options.kv_lengths) values[options.kv_lengths->id] = {0, 7};
     });
@@ -174,18 +174,17 @@ TEST(ReferenceTest, KvLengths) {
   GraphBuilder g;
   const Value q = g.Input("q", kF32, {3, 2, 4, 8}), k = g.Input("k", kF32, {3, 2, 11, 8});
   const Value v = g.Input("v", kF32, {3, 2, 11, 8});
-  g.Output("o", g.MatMul(g.SoftMax(g.MatMul(q, k, {.transpose_b = true})), v));
+  const Value lengths = g.Input("lengths", kS32, {3});
+  const Value scores = g.MatMul(q, g.LoadTokens(k, lengths), {.transpose_b = true});
+  const Value probs = g.SoftMax(scores, {.lengths = lengths});
+  g.Output("o", g.MatMul(probs, g.LoadTokens(v, lengths)));
   const Graph graph = std::move(g).Build().value();
-  LogicalTensor lengths;
-  lengths.id = 1000;
-  lengths.type = kS32;
-  lengths.dims = Dims{3};
   const std::vector<Partition> partitions = PartitionGraph(graph).value();
   ASSERT_EQ(partitions.size(), 1u);
   std::vector<std::vector<double>> results;
   for (const std::string backend : {"oracle", "reference"}) {
     const Engine engine = Engine::Create({.backends = {backend}}).value();
-    const auto compiled = engine.Compile(partitions[0], {.kv_lengths = lengths});
+    const auto compiled = engine.Compile(partitions[0]);
     ASSERT_TRUE(compiled.ok()) << compiled.status();
     const auto run = [&](std::vector<double> real) {
       Values values = RandomInputs(graph);
@@ -216,7 +215,7 @@ TEST(ReferenceTest, KvLengths) {
     for (const auto& bad : {std::vector<double>{1, 12, 3}, std::vector<double>{1, -1, 3}}) {
       const absl::Status error = run(bad);
       EXPECT_EQ(error.code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_TRUE(absl::StrContains(error.message(), "KV length")) << error;
+      EXPECT_TRUE(absl::StrContains(error.message(), "the length of row 1")) << error;
     }
   }
   ASSERT_EQ(results.size(), 2u);

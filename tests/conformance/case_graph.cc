@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "kvant/graph/builder.h"
@@ -44,13 +45,23 @@ class CaseBuilder {
   Value Probabilities(Value scores);
   Value Arranged(Value o);
   void FirstClass();
-  LogicalTensor Ranges();
+  // The input that `make` adds, the first time.
+  Value Once(std::optional<Value>& value, Value (CaseInputs::*make)()) {
+    if (!value) value = (inputs_.*make)();
+    return *value;
+  }
+  Value Lengths() { return Once(lengths_, &CaseInputs::KvLengths); }
+  std::optional<Value> First() {
+    if (!c_.first_tokens) return std::nullopt;
+    return Once(first_, &CaseInputs::FirstTokens);
+  }
   void MarkOutput(const std::string& name, Value value);
   bool keys_transposed() const { return c_.k_layout != Case::KLayout::kTokenRows; }
 
   const Case& c_;
   GraphBuilder g_;
   CaseInputs inputs_;
+  std::optional<Value> lengths_, first_, page_table_;
 };
 
 Value CaseBuilder::Dequantized(const Stored& stored) {
@@ -62,13 +73,26 @@ Value CaseBuilder::Dequantized(const Stored& stored) {
 }
 
 Value CaseBuilder::Assembled(bool keys) {
+  const int64_t axis = keys && keys_transposed() ? -1 : -2;
   std::vector<Value> parts;
   for (const Segment& one : SegmentsOf(c_, keys, 0)) {
     parts.push_back(Dequantized(keys ? inputs_.Keys(one.begin, one.tokens, one.plain)
                                      : inputs_.Values(one.begin, one.tokens, one.plain)));
   }
-  if (parts.size() == 1) return parts[0];
-  return g_.Concat(parts, keys && keys_transposed() ? -1 : -2);
+  if (c_.real_ranges) {
+    const Value ranges = inputs_.Ranges(keys);
+    if (!keys) return g_.LoadRanges(parts, ranges, axis);
+    const auto [tokens, lengths] = g_.LoadRangesWithLengths(parts, ranges, axis);
+    lengths_ = lengths;
+    return tokens;
+  }
+  const Value all = parts.size() == 1 ? parts[0] : g_.Concat(parts, axis);
+  if (c_.page_size > 0) {
+    return g_.LoadPages(all, Once(page_table_, &CaseInputs::PageTable), Lengths(), {.axis = axis});
+  }
+  // A matrix has no axis of batch entries.
+  if (!c_.real_lengths || g_.Describe(all).rank() < 3) return all;
+  return g_.LoadTokens(all, Lengths(), First(), {.axis = axis});
 }
 
 Value CaseBuilder::FromCodes(Value codes, bool per_channel) {
@@ -168,9 +192,13 @@ Value CaseBuilder::Scores(Value q, Value k) {
 
 Value CaseBuilder::Probabilities(Value scores) {
   const DataType wide = g_.Describe(scores).type;
-  const GraphBuilder::SoftMaxOptions options{.axis = -1,
-                                             .mode = c_.inf_as_zero ? "inf_as_zero" : "none",
-                                             .type = c_.cast_probs ? wide : c_.type};
+  GraphBuilder::SoftMaxOptions options{.axis = -1,
+                                       .mode = c_.inf_as_zero ? "inf_as_zero" : "none",
+                                       .type = c_.cast_probs ? wide : c_.type};
+  if (c_.real_lengths || c_.real_ranges) {
+    options.lengths = Lengths();
+    options.first = First();
+  }
   Value probs;
   if (c_.stats) {
     const auto [result, stats] = g_.SoftMaxWithStats(scores, options);
@@ -211,50 +239,31 @@ void CaseBuilder::MarkOutput(const std::string& name, Value value) {
 
 void CaseBuilder::FirstClass() {
   const Value q = inputs_.Query();
-  const Stored k = inputs_.Keys(0, c_.kv_len, false);
-  const Stored v = inputs_.Values(0, c_.kv_len, false);
+  const Value k = Assembled(true), v = Assembled(false);
   const int64_t heads = c_.kv_heads * c_.ratio;
   GraphBuilder::AttentionOptions options{.bottom_right = c_.bottom_right,
                                          .left_window = c_.left_window,
                                          .right_window = c_.right_window,
-                                         .k_scales = k.scales,
-                                         .k_zero_points = k.zero_points,
-                                         .v_scales = v.scales,
-                                         .v_zero_points = v.zero_points,
                                          .stats = c_.stats};
-  options.k_group_shape.assign(k.group_shape.begin(), k.group_shape.end());
-  options.v_group_shape.assign(v.group_shape.begin(), v.group_shape.end());
   if (c_.scale == Case::Scale::kMultiply) options.scale = 0.8f / static_cast<float>(c_.head_size);
   if (c_.soft_cap) options.soft_cap = 2.5f;
   for (const Mask& mask : c_.masks) {
     const bool additive = mask.kind == Mask::Kind::kAdditive;
     (additive ? options.bias : options.select) = inputs_.MaskOperand(mask);
   }
-  if (c_.real_lengths) options.kv_lengths = inputs_.KvLengths();
+  if (c_.real_lengths || c_.real_ranges) {
+    options.kv_lengths = Lengths();
+    options.kv_first = First();
+  }
+  if (c_.ragged) options.query_offsets = inputs_.QueryOffsets();
   const auto per_head = [](double base) {
     return [base](absl::Span<const int64_t> at) { return base / static_cast<double>(1 + at[0]); };
   };
   if (c_.sinks) options.sinks = inputs_.Tensor("sinks", kF32, {heads}, per_head(1.5));
   if (c_.alibi) options.alibi_slopes = inputs_.Tensor("slopes", kF32, {heads}, per_head(0.5));
-  const auto [o, stats] = g_.ScaledDotProductAttention(q, k.data, v.data, std::move(options));
+  const auto [o, stats] = g_.ScaledDotProductAttention(q, k, v, std::move(options));
   if (stats) MarkOutput("stats", *stats);
   MarkOutput("o", o);
-}
-
-LogicalTensor CaseBuilder::Ranges() {
-  std::vector<std::vector<Segment>> segments(c_.batch);
-  for (int64_t n = 0; n < c_.batch; ++n) {
-    segments[n] = SegmentsOf(c_, true, n);
-    for (const Segment& one : SegmentsOf(c_, false, n)) segments[n].push_back(one);
-  }
-  const auto count = static_cast<int64_t>(segments[0].size());
-  LogicalTensor ranges{.id = 1000001, .type = kS32, .dims = Dims{c_.batch, count, 2}};
-  ranges.name = "segment_ranges";
-  inputs_.Remember(ranges.id, ranges.name, [segments](absl::Span<const int64_t> at) {
-    const Segment& one = segments[at[0]][at[1]];
-    return static_cast<double>(at[2] == 0 ? one.first : one.real);
-  });
-  return ranges;
 }
 
 absl::StatusOr<CaseGraph> CaseBuilder::Build() {
@@ -277,16 +286,7 @@ absl::StatusOr<CaseGraph> CaseBuilder::Build() {
                         ? g_.MatMul(v, probs, {.transpose_a = true, .transpose_b = true})
                         : g_.MatMul(probs, v);
     MarkOutput("o", Arranged(Rotated(o, c_.output_hadamard)));
-    if (c_.real_lengths) {
-      LogicalTensor lengths{.id = 1000000, .type = kS32, .dims = Dims{c_.batch}};
-      lengths.name = "kv_lengths";
-      inputs_.Remember(lengths.id, lengths.name, [c = c_](absl::Span<const int64_t> at) {
-        return static_cast<double>(RealLength(c, at[0]));
-      });
-      result.kv_lengths = std::move(lengths);
-    }
   }
-  if (c_.real_ranges) result.segment_ranges = Ranges();
   result.inputs = inputs_.Take();
   KVANT_ASSIGN_OR_RETURN(result.graph, std::move(g_).Build());
   return result;
@@ -299,6 +299,30 @@ absl::StatusOr<CaseGraph> BuildCase(const Case& c) { return CaseBuilder(c).Build
 int64_t RealLength(const Case& c, int64_t n) {
   const int64_t lengths[] = {c.kv_len - 1, c.kv_len / 3, 0, c.kv_len};
   return std::max<int64_t>(lengths[n % 4], 0);
+}
+
+int64_t FirstToken(const Case& c, int64_t n) { return RealLength(c, n) * (n % 3) / 4; }
+
+int64_t PagesPerEntry(const Case& c) { return c.kv_len / c.page_size; }
+
+int64_t PoolPages(const Case& c) {
+  const int64_t pages = c.batch * PagesPerEntry(c) + 3;
+  return pages % 7 == 0 ? pages + 1 : pages;
+}
+
+int64_t PageOf(const Case& c, int64_t n, int64_t i) {
+  return ((n * PagesPerEntry(c) + i) * 7 + 3) % PoolPages(c);
+}
+
+int64_t QueriesOf(const Case& c, int64_t n) {
+  const int64_t queries[] = {c.q_len, 1, 0, c.q_len + 2};
+  return queries[n % 4];
+}
+
+int64_t QueryRoom(const Case& c) {
+  int64_t room = 2;
+  for (int64_t n = 0; n < c.batch; ++n) room += QueriesOf(c, n);
+  return room;
 }
 
 std::vector<Segment> SegmentsOf(const Case& c, bool keys, int64_t n) {

@@ -3,7 +3,6 @@
 #define KVANT_TESTS_CONFORMANCE_CASE_GRAPH_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,17 +22,24 @@ struct CaseInput {
 struct CaseGraph {
   Graph graph;
   std::vector<CaseInput> inputs;
-  // With Case::real_lengths in a graph that does not mention them: the tensor for
-  // CompileOptions::kv_lengths. It is among `inputs` too.
-  std::optional<LogicalTensor> kv_lengths;
-  // The same with Case::real_ranges, for CompileOptions::segment_ranges.
-  std::optional<LogicalTensor> segment_ranges;
 };
 
 absl::StatusOr<CaseGraph> BuildCase(const Case& c);
 
 // How many of kv_len tokens batch entry n has, with Case::real_lengths.
 int64_t RealLength(const Case& c, int64_t n);
+// The first of them, with Case::first_tokens.
+int64_t FirstToken(const Case& c, int64_t n);
+
+// With Case::page_size: pages that a batch entry may have, those of the pool, and which of them is
+// the i-th of entry n.
+int64_t PagesPerEntry(const Case& c);
+int64_t PoolPages(const Case& c);
+int64_t PageOf(const Case& c, int64_t n, int64_t i);
+
+// With Case::ragged: queries of batch entry n, and room for those of all.
+int64_t QueriesOf(const Case& c, int64_t n);
+int64_t QueryRoom(const Case& c);
 
 // A run of the tokens that there is room for.
 struct Segment {

@@ -66,7 +66,23 @@ Fill BeyondLength(const Case& c, const Fill& fill, int64_t first, size_t token_a
                   DataType type) {
   const double junk = IsFloat(type) ? 200.0 : static_cast<double>(HighestOf(type));
   return [=](absl::Span<const int64_t> at) {
-    return first + at[token_axis] < RealLength(c, at[0]) ? fill(at) : junk;
+    const int64_t token = first + at[token_axis];
+    const bool before = c.first_tokens && token < FirstToken(c, at[0]);
+    return token < RealLength(c, at[0]) && !before ? fill(at) : junk;
+  };
+}
+
+// Likewise tokens of pages that are no batch entry's, or beyond its length.
+Fill BeyondPages(const Case& c, const Fill& fill, size_t token_axis, DataType type) {
+  const double junk = IsFloat(type) ? std::nan("") : static_cast<double>(HighestOf(type));
+  std::vector<int64_t> tokens(PoolPages(c), 0);  // that exist
+  for (int64_t n = 0; n < c.batch; ++n) {
+    for (int64_t i = 0; i < PagesPerEntry(c); ++i) {
+      tokens[PageOf(c, n, i)] = RealLength(c, n) - i * c.page_size;
+    }
+  }
+  return [=](absl::Span<const int64_t> at) {
+    return at[token_axis] < tokens[at[0]] ? fill(at) : junk;
   };
 }
 
@@ -214,7 +230,8 @@ Value CaseInputs::HostScalar(const std::string& name, DataType type, double valu
 }
 
 Value CaseInputs::Query() {
-  const Dims dims = Extended(QueryLead(c_), c_.q_len, c_.head_size);
+  Dims dims = Extended(QueryLead(c_), c_.q_len, c_.head_size);
+  if (c_.ragged) dims = {QueryRoom(c_), c_.kv_heads * c_.ratio, c_.head_size};
   // Scores spread over a few units, whether or not the graph scales them.
   const double unscaled = 1 / std::sqrt(static_cast<double>(c_.head_size));
   const bool scaled = c_.form == Form::kFirstClass || c_.scale != Case::Scale::kNone;
@@ -228,6 +245,10 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
   const bool quantized = storage.quantized() && !plain;
   const DataType type = quantized ? storage.type : c_.type;
   Dims dims = Extended(KvLead(c_), tokens, size);
+  if (c_.page_size > 0) {
+    dims[0] = PoolPages(c_);
+    dims[dims.size() - 2] = c_.page_size;
+  }
   std::optional<Dims> strides = BufferStrides(c_.buffers, dims);
   Dims group = GroupShape(storage, dims);
   if (transposed) {
@@ -249,7 +270,9 @@ Stored CaseInputs::KvRun(const std::string& name, const Storage& storage, int64_
       hostile && storage.zero_points != kUndef ? std::nearbyint(RangeOf(type).middle()) : 0;
   Fill fill = DataFill(name, type, quantized);
   if (hostile) fill = HostileData(c_, axes, quantized, zero, std::move(fill));
-  if (c_.real_lengths) {
+  if (c_.page_size > 0) {
+    fill = BeyondPages(c_, fill, dims.size() - (transposed ? 1 : 2), type);
+  } else if (c_.real_lengths) {
     fill = BeyondLength(c_, fill, first, dims.size() - (transposed ? 1 : 2), type);
   } else if (c_.real_ranges) {
     fill = BeyondRange(c_, fill, name[0] == 'k', first, dims.size() - (transposed ? 1 : 2), type);
@@ -305,7 +328,8 @@ Value CaseInputs::MaskOperand(const Mask& mask) {
   if (lead.size() == 2) letters = {"n", "hr"};
   if (lead.size() == 1) letters = {"h"};
   letters.insert(letters.end(), {"q", "s"});
-  const Dims full = Extended(lead, c_.q_len, c_.kv_len);
+  Dims full = Extended(lead, c_.ragged ? QueryRoom(c_) : c_.q_len, c_.kv_len);
+  if (c_.ragged) full[0] = 1;
   Dims dims;
   for (size_t d = 0; d < full.size(); ++d) {
     const bool present = std::any_of(letters[d].begin(), letters[d].end(), varies);
@@ -342,6 +366,40 @@ Value CaseInputs::KvLengths() {
   return Tensor("kv_lengths", kS32, {c_.batch}, [c = c_](absl::Span<const int64_t> at) {
     return static_cast<double>(RealLength(c, at[0]));
   });
+}
+
+Value CaseInputs::FirstTokens() {
+  return Tensor("first", kS32, {c_.batch}, [c = c_](absl::Span<const int64_t> at) {
+    return static_cast<double>(FirstToken(c, at[0]));
+  });
+}
+
+// Beyond the length there is no page, which must not be noticed.
+Value CaseInputs::PageTable() {
+  return Tensor("pages", kS32, {c_.batch, PagesPerEntry(c_)},
+                [c = c_](absl::Span<const int64_t> at) {
+                  const bool exists = at[1] * c.page_size < RealLength(c, at[0]);
+                  return exists ? static_cast<double>(PageOf(c, at[0], at[1])) : -1e9;
+                });
+}
+
+Value CaseInputs::QueryOffsets() {
+  return Tensor("offsets", kS32, {c_.batch + 1}, [c = c_](absl::Span<const int64_t> at) {
+    int64_t offset = 0;
+    for (int64_t n = 0; n < at[0]; ++n) offset += QueriesOf(c, n);
+    return static_cast<double>(offset);
+  });
+}
+
+Value CaseInputs::Ranges(bool keys) {
+  std::vector<std::vector<Segment>> segments;
+  for (int64_t n = 0; n < c_.batch; ++n) segments.push_back(SegmentsOf(c_, keys, n));
+  const auto count = static_cast<int64_t>(segments[0].size());
+  return Tensor(keys ? "k_ranges" : "v_ranges", kS32, {c_.batch, count, 2},
+                [segments](absl::Span<const int64_t> at) {
+                  const Segment& one = segments[at[0]][at[1]];
+                  return static_cast<double>(at[2] == 0 ? one.first : one.real);
+                });
 }
 
 }  // namespace kvant::conformance

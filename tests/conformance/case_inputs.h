@@ -47,6 +47,10 @@ class CaseInputs {
   Value Tensor(const std::string& name, DataType type, Dims dims, Fill fill,
                std::optional<Dims> strides = std::nullopt);
   Value KvLengths();
+  Value FirstTokens();
+  Value PageTable();
+  Value QueryOffsets();
+  Value Ranges(bool keys);
   void Remember(TensorId id, const std::string& name, Fill fill);
   std::string Unique(const std::string& name) const;
 

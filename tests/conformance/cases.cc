@@ -235,6 +235,7 @@ std::vector<Case> AllCases() {
   AddFormCases(cases);
   AddMixedTypeCases(cases);
   AddRangeCases(cases);
+  AddLoadCases(cases);
   AddHostileCases(cases);
   AddFirstClassCases(cases);
   AddRotationCases(cases);
@@ -258,6 +259,9 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
     out << ", rotated by " << c.q_hadamard << " " << c.k_hadamard << " " << c.v_hadamard << " "
         << c.output_hadamard;
   }
+  if (c.page_size > 0) out << ", pages of " << c.page_size;
+  if (c.first_tokens) out << ", first tokens";
+  if (c.ragged) out << ", ragged queries";
   if (c.real_ranges) out << ", ranges of " << c.plain_head << " + " << c.segments << " segments";
   out << ", masks";
   for (const Mask& mask : c.masks) {

@@ -126,6 +126,10 @@ struct Case {
   // can.
   bool real_ranges = false;
   int64_t plain_head = 0;  // one more segment in front, of so many tokens that are not quantized
+  // With real_lengths. K and V are pools of pages of so many tokens, in no order, with NaN or other
+  // codes where no page of a batch is. 0: not.
+  int64_t page_size = 0;
+  bool first_tokens = false;  // tokens before a first one, which the batch gives, do not exist
 
   // Blocks of Hadamard ops on Q, K, V and the output, 0: none. K is kTokenRows.
   int64_t q_hadamard = 0, k_hadamard = 0, v_hadamard = 0, output_hadamard = 0;
@@ -145,6 +149,7 @@ struct Case {
   bool alibi = false;
   int64_t left_window = -1, right_window = -1;
   bool bottom_right = false;
+  bool ragged = false;  // batch entries have q_len, 1, 0, ... queries, and there is room for more
 
   bool rotated() const { return q_hadamard + k_hadamard + v_hadamard + output_hadamard > 0; }
   DataType TypeOfScale() const { return scale_type == kUndef ? type : scale_type; }
@@ -164,6 +169,7 @@ void AddScalarCases(std::vector<Case>& cases);
 void AddFormCases(std::vector<Case>& cases);
 void AddMixedTypeCases(std::vector<Case>& cases);
 void AddRangeCases(std::vector<Case>& cases);
+void AddLoadCases(std::vector<Case>& cases);
 void AddFirstClassCases(std::vector<Case>& cases);
 void AddRotationCases(std::vector<Case>& cases);
 void AddHostileCases(std::vector<Case>& cases);

@@ -107,10 +107,7 @@ absl::StatusOr<Prepared> Prepare(const Case& c) {
   }
   prepared.partition = std::move(found.partitions[0]);
   for (const CaseInput& input : prepared.graph.inputs) {
-    const Graph::TensorInfo* info = prepared.graph.graph.FindTensor(input.id);
-    const LogicalTensor& tensor = info                        ? info->desc
-                                  : prepared.graph.kv_lengths ? *prepared.graph.kv_lengths
-                                                              : *prepared.graph.segment_ranges;
+    const LogicalTensor& tensor = prepared.graph.graph.tensor(input.id);
     prepared.inputs.emplace(input.id, FilledBuffer(tensor, input.fill));
   }
   return prepared;
@@ -120,10 +117,7 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
                               const Buffers& inputs, int threads) {
   KVANT_ASSIGN_OR_RETURN(const Engine engine, EngineFor(backend, threads));
   Outcome outcome;
-  KVANT_ASSIGN_OR_RETURN(
-      outcome.compiled,
-      engine.Compile(prepared.partition, {.kv_lengths = prepared.graph.kv_lengths,
-                                          .segment_ranges = prepared.graph.segment_ranges}));
+  KVANT_ASSIGN_OR_RETURN(outcome.compiled, engine.Compile(prepared.partition));
   const Partition& partition = outcome.compiled.partition();
   DeviceCopies copies(engine.shared_memory());
   std::vector<ConstTensor> in;

@@ -27,8 +27,8 @@ Graph DecodeGraph(const std::string& format) {
                                 .dtype = kF16,
                                 .k = ParseKvFormat(format).value(),
                                 .v = ParseKvFormat(format).value(),
-                                .single_op = true,
-                                .kv_lengths = true};
+                                .kv_lengths = true,
+                                .single_op = true};
   return MakeAttentionGraph(options).value();
 }
 

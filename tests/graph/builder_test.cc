@@ -111,15 +111,12 @@ TEST(GraphBuilder, CausalMasks) {
 TEST(GraphBuilder, AttentionStatedDirectly) {
   GraphBuilder g;
   const Value q = g.Input("q", kF32, {2, 6, 5, 16});
-  const Value k = g.Input("k", kS4, {2, 3, 9, 16}), v = g.Input("v", kU2, {2, 3, 9, 8});
+  const Value k = g.Input("k", kF32, {2, 3, 9, 16}), v = g.Input("v", kF32, {2, 3, 9, 8});
   GraphBuilder::AttentionOptions options;
   options.scale = 0.25f;
   options.bottom_right = true;
   options.right_window = 0;
-  options.k_group_shape = {1, 1, 1, 4};
-  options.v_group_shape = {1, 1, 3, 1};
-  options.v_scales = g.Input("v_scales", kF16, {2, 3, 3, 8});
-  options.k_scales = g.Input("k_scales", kF32, {2, 3, 9, 4});
+  options.sinks = g.Input("sinks", kF32, {6});
   options.kv_lengths = g.Input("lengths", kS32, {2});
   options.stats = true;
   const auto [o, stats] = g.ScaledDotProductAttention(q, k, v, options);
@@ -129,7 +126,7 @@ TEST(GraphBuilder, AttentionStatedDirectly) {
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   ASSERT_TRUE(graph.ok()) << graph.status();
   const Op& op = graph->ops()[0];
-  EXPECT_EQ(*op.attrs.Get<std::string>(Attr::kOptionalInputs), "k_scales,v_scales,kv_lengths");
+  EXPECT_EQ(*op.attrs.Get<std::string>(Attr::kOptionalInputs), "kv_lengths,sinks");
   EXPECT_EQ(op.attrs.GetOr(Attr::kScale, 0.f), 0.25f);
   EXPECT_EQ(graph->FindTensor("o")->desc.dims, (Dims{2, 6, 5, 8}));
   EXPECT_EQ(graph->FindTensor("stats")->desc.dims, (Dims{2, 6, 5, 1}));

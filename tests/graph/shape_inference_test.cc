@@ -40,7 +40,10 @@ struct Case {
     op.name = "x";
     op.attrs = attrs;
     std::vector<LogicalTensor> tensors;
-    for (size_t i = 0; i < inputs.size(); ++i) tensors.push_back(Tensor(i, inputs[i]));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      op.inputs.push_back(i);
+      tensors.push_back(Tensor(i, inputs[i]));
+    }
     ShapeContext context;
     for (const LogicalTensor& tensor : tensors) context.inputs.push_back(&tensor);
     context.outputs.resize(outputs);
@@ -315,11 +318,10 @@ TEST(ShapeRules, Attention) {
               {q, k, v, Dims{2, 6, 1, 9}, Dims{5, 9}, Dims{2}, Dims{6}, Dims{6}},
               named("bias,select,kv_lengths,sinks,alibi_slopes")},
              Dims{2, 6, 5, 8});
-  Attributes grouped = named("v_scales,k_scales,k_zps");
-  grouped.Set(Attr::kKGroupShape, Ints{1, 1, 1, 4});
-  grouped.Set(Attr::kVGroupShape, Ints{1, 1, 3, 1});
-  ExpectDims({kind, {q, k, v, Dims{2, 3, 3, 8}, Dims{2, 3, 9, 4}, Dims{2, 3, 9, 4}}, grouped},
-             Dims{2, 6, 5, 8});
+  // Ragged: q is [T, Hq, D], and masks have rows of T.
+  ExpectDims(
+      {kind, {Dims{7, 6, 16}, k, v, Dims{3}, Dims{1, 6, 7, 9}}, named("query_offsets,bias"), 2},
+      {Dims{7, 6, 8}, Dims{7, 6, 1}});
   ExpectDims({kind, {q, k, kNoRank}}, kNoRank);
 
   ExpectError({kind, {q, Dims{2, 3, 9, 8}, v}}, kShapeError,
@@ -331,17 +333,48 @@ TEST(ShapeRules, Attention) {
   ExpectError({kind, {q, Dims{2, 4, 9, 16}, Dims{2, 4, 9, 8}}}, kShapeError,
               "6 query heads (tensor 0, dim 1) are no multiple of 4 key heads");
   ExpectError({kind, {q, Dims{2, 0, 9, 16}, Dims{2, 0, 9, 8}}}, kShapeError, "no multiple");
-  ExpectError({kind, {Dims{6, 5, 16}, k, v}}, kShapeError, "have rank 4");
+  ExpectError({kind, {Dims{6, 5, 16}, k, v}}, kShapeError, "q has rank 4, but is");
+  ExpectError({kind, {q, k, v, Dims{3}}, named("query_offsets")}, kShapeError,
+              "q has rank 3 beside query_offsets, but is");
+  ExpectError({kind, {Dims{7, 6, 16}, k, v, Dims{2}}, named("query_offsets")}, kShapeError,
+              "query_offsets must be [3]");
+  ExpectError({kind, {q, k, v, Dims{2}}, named("kv_first")}, ErrorKind::kInvalidGraphOp,
+              "has kv_first, but no kv_lengths");
   ExpectError({kind, {q, k, v, Dims{5, 8}}, named("bias")}, kShapeError, "onto [2,6,5,9]");
   ExpectError({kind, {q, k, v, Dims{3}}, named("sinks")}, kShapeError, "sinks must be [6]");
-  ExpectError({kind, {q, k, v, Dims{2, 3, 9, 4}}, named("k_scales")}, kArgumentError,
-              "per_tensor takes one of scales");
-  const ErrorKind op_error = ErrorKind::kInvalidGraphOp;
-  ExpectError({kind, {q, k, v, kScalar}, named("mask")}, op_error, "names 'mask'");
-  ExpectError({kind, {q, k, v, kScalar}, named("")}, op_error, "names 0 inputs");
-  ExpectError({kind, {q, k, v, kScalar}, named("bias,select")}, op_error, "does not fit the 1");
-  ExpectError({kind, {q, k, v, kScalar, kScalar}, named("bias,bias")}, op_error, "does not fit");
-  ExpectError({kind, {q, k, v}, {{Attr::kLeftWindow, int64_t{-2}}}}, op_error, "left_window");
+  ExpectError({kind, {q, k, v}, {{Attr::kLeftWindow, int64_t{-2}}}}, ErrorKind::kInvalidGraphOp,
+              "left_window");
+}
+
+TEST(ShapeRules, Loads) {
+  const Dims x = {2, 3, 9, 16};
+  ExpectDims({OpKind::kLoadTokens, {x, Dims{2}, Dims{1}}, {}}, x);
+  ExpectError({OpKind::kLoadTokens, {x, Dims{3}}, {}}, kShapeError,
+              "lengths must be [2] or [1], but are tensor 1 [3]");
+  ExpectError({OpKind::kLoadTokens, {x, Dims{2}}, {{Attr::kTokenAxis, int64_t{0}}}}, kShapeError,
+              "is that of rows");
+  ExpectError({OpKind::kLoadTokens, {x, Dims{2}}, {{Attr::kTokenGroup, int64_t{0}}}}, kShapeError,
+              "a row for 0 tokens");
+  ExpectDims({OpKind::kLoadPages, {Dims{50, 3, 8, 16}, Dims{2, 7}, Dims{2}}, {}},
+             Dims{2, 3, 56, 16});
+  ExpectDims({OpKind::kLoadPages,
+              {Dims{50, 8, 3, 16}, Dims{2, kAny}, Dims{1}},
+              {{Attr::kTokenAxis, int64_t{1}}}},
+             Dims{2, kAny, 3, 16});
+  ExpectError({OpKind::kLoadPages, {x, Dims{14}, Dims{2}}, {}}, kShapeError,
+              "page_table must be [rows, pages of a row]");
+  ExpectError({OpKind::kLoadPages, {x, Dims{2, int64_t{1} << 61}, Dims{2}}, {}}, kShapeError,
+              "overflow 64 bits");
+  ExpectDims({OpKind::kLoadRanges, {Dims{2, 2, 2}, x, Dims{2, 3, 4, 16}}, {}, 2},
+             {Dims{2, 3, 13, 16}, Dims{2}});
+  ExpectDims({OpKind::kLoadRanges, {Dims{5, 1, 2}, Dims{1, 3, 9, 16}}, {}, 2},
+             {Dims{5, 3, 9, 16}, Dims{5}});
+  ExpectError({OpKind::kLoadRanges, {Dims{2, 1, 2}, x, x}, {}}, kShapeError,
+              "ranges of 2 src must be [rows, 2, 2], but are tensor 0 [2,1,2]");
+  ExpectError({OpKind::kLoadRanges, {Dims{3, 1, 2}, x}, {}}, kShapeError,
+              "ranges of 3 rows do not go with tensor 1 [2,3,9,16]");
+  ExpectError({OpKind::kSoftMax, {x, Dims{3}}, {{Attr::kAxis, int64_t{-1}}}}, kShapeError,
+              "lengths must be [2] or [1]");
 }
 
 TEST(MergeOutput, CompletesAndContradicts) {

@@ -465,19 +465,19 @@ TEST(AttentionMatcher, FirstClassOpGivesTheSameViews) {
   options.bottom_right = true;
   options.right_window = 0;
   options.left_window = 7;
-  options.k_group_shape = {1, 1, 1, 4};
-  options.k_scales = g.Input("ks", kF16, {2, 2, 4, 2});
+  const Value keys = g.DynamicDequantize(k, g.Input("ks", kF16, {2, 2, 4, 2}),
+                                         {.group_shape = {1, 1, 1, 4}, .type = kF32});
   options.bias = g.Input("bias", kF32, {1, 6, 3, 4});
   options.kv_lengths = g.Input("lengths", kS32, {2});
   options.sinks = g.Input("sinks", kF32, {6});
   options.alibi_slopes = g.Input("slopes", kF32, {6});
-  g.Output("o", g.ScaledDotProductAttention(q, k, v, options).first);
+  g.Output("o", g.ScaledDotProductAttention(q, keys, v, options).first);
   const AttentionSpec spec = OnlySpec(Partitions(std::move(g)));
   EXPECT_EQ(spec.batch, (std::array<int64_t, 3>{2, 2, 3}));
-  EXPECT_EQ(Text(spec.q), "0:f32[2,2,3,3,8]s[144,72,24,8,1]");
+  EXPECT_EQ(Text(spec.q), "2:f32[2,2,3,3,8]s[144,72,24,8,1]");
   EXPECT_EQ(Text(spec.k[0]),
-            "1:u4[2,2,1,4,8]s[64,32,0,8,1] /[1,1,1,1,4] * 3:f16[2,2,1,4,2]s[16,8,0,2,1]");
-  EXPECT_EQ(Text(spec.v[0]), "2:f32[2,2,1,4,6]s[48,24,0,6,1]");
+            "0:u4[2,2,1,4,8]s[64,32,0,8,1] /[1,1,1,1,4] * 1:f16[2,2,1,4,2]s[16,8,0,2,1]");
+  EXPECT_EQ(Text(spec.v[0]), "3:f32[2,2,1,4,6]s[48,24,0,6,1]");
   EXPECT_EQ(KindsOf(spec),
             (std::vector<Kind>{Kind::kMultiply, Kind::kDivide, Kind::kTanh, Kind::kMultiply,
                                Kind::kAlibi, Kind::kAdd, Kind::kBand}));

@@ -135,8 +135,8 @@ TEST(AttentionPlanTest, KernelsDependNeitherOnLengthsNorOnBatches) {
                                        .dtype = kvant::kF16,
                                        .k = Format("u4:g32:zp"),
                                        .v = Format("s8:token"),
-                                       .single_op = true,
-                                       .kv_lengths = true})
+                                       .kv_lengths = true,
+                                       .single_op = true})
                                    .value();
     return MakeAttentionKernel(PlanAttention(spec, Device(arch)).value()).source.text;
   };
@@ -156,14 +156,10 @@ TEST(AttentionPlanTest, KernelsOfRangesDependNeitherOnLengthsNorOnBatches) {
                                             .dtype = kvant::kF16,
                                             .k = Format(format),
                                             .v = Format("u4:g32:nf4"),
-                                            .hadamard = 128})
+                                            .hadamard = 128,
+                                            .ring = true})
                             .value();
-    LogicalTensor ranges;
-    ranges.id = 1000;
-    ranges.type = kS32;
-    ranges.dims = Dims{batch, 2, 2};
-    const Partition partition =
-        PartitionGraph(graph).value().front().WithSegmentRanges(ranges).value();
+    const Partition partition = PartitionGraph(graph).value().front();
     const AttentionPlan plan = PlanAttention(*partition.attention(), Device("sm_90a")).value();
     return MakeAttentionKernel(plan).source.text;
   };

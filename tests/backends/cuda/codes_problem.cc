@@ -264,9 +264,12 @@ class Problem {
     t.inf_as_zero = 1;
     if (c_.sinks) t.sinks = {kFloat32, 7};
     if (Ranges()) {
-      t.segment_ranges = {kInt32, 1 | 1 << kRow | 1 << kCol};
+      for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
+        side->load = kByRange;
+        side->load_varies = 1;
+      }
     } else if (c_.lengths.size() > 1) {
-      t.kv_lengths = {kInt32, 1};
+      t.has_lengths = t.lengths_vary = 1;
     }
     t.output = {c_.output, 31};
     return t;
@@ -283,7 +286,7 @@ class Problem {
     SetStrides(p.zero_points, s.zero_points.data(), {n * cap * g, cap * g, 0, g, g > 1});
     if (s.side.common_scale) p.scales.strides[kRow] = 0;
     if (s.side.common_zero_point) p.zero_points.strides[kRow] = 0;
-    p.tokens = c_.capacity;
+    p.tokens = p.columns = c_.capacity;
   }
   AttentionParams MakeParams() {
     AttentionParams p{};
@@ -310,8 +313,9 @@ class Problem {
       p.steps[step].lower = -(int64_t{1} << 40);
     }
     if (c_.sinks) p.sinks = {sinks_.data(), 0, {0, c_.heads_per_kv, 1}};
-    p.kv_lengths = {lengths_.data(), 0, {1, 0, 0}};
-    SetStrides(p.segment_ranges, ranges_.data(), {4, 0, 0, 2, 1});
+    p.kv_lengths = {lengths_.data(), 0, 1, 0};
+    p.k[0].load = {ranges_.data(), 0, 4, 1};
+    p.v[0].load = {ranges_.data(), 2, 4, 1};
     return p;
   }
   float Scale() const {

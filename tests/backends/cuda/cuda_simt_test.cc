@@ -116,25 +116,6 @@ TEST_F(CudaSimtTest, RunsInSeveralThreadsAtOnce) {
   }
 }
 
-TEST_F(CudaSimtTest, LengthsBeyondTheCapacityAreClamped) {
-  Case c = SplitCase();
-  c.real_lengths = true;
-  Prepared prepared = Prepare(c).value();
-  const auto with_lengths = [&](int32_t first, int32_t second) {
-    const int32_t lengths[] = {first, second};
-    TestBuffer& buffer = prepared.inputs.at(prepared.graph.kv_lengths->id);
-    EXPECT_EQ(buffer.bytes(), sizeof(lengths));
-    std::memcpy(buffer.data(), lengths, sizeof(lengths));
-    const absl::StatusOr<Outcome> outcome = RunOn("cuda_simt", prepared, prepared.inputs);
-    EXPECT_TRUE(outcome.ok()) << outcome.status();
-    return BytesOf(outcome->outputs[0]);
-  };
-  const auto capacity = static_cast<int32_t>(c.kv_len);
-  EXPECT_EQ(with_lengths(capacity + 1, 1 << 30), with_lengths(capacity, capacity));
-  EXPECT_EQ(with_lengths(-1, INT32_MIN), with_lengths(0, 0));
-  EXPECT_NE(with_lengths(capacity, 7), with_lengths(capacity, 8));
-}
-
 TEST_F(CudaSimtTest, PointersThatVectorsCannotBeLoadedFromAreRefused) {
   const Prepared prepared = Prepare(SplitCase()).value();
   const CompiledPartition compiled = engine_.Compile(prepared.partition).value();

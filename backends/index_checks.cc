@@ -1,0 +1,246 @@
+#include "kvant/backends/index_checks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+absl::Status Wrong(const Op& op, const std::string& what) {
+  return MakeError(ErrorKind::kInvalidArguments, absl::StrCat(op.ToString(), ": ", what));
+}
+
+// s32 of up to three axes where it lies; one row serves all.
+class Indices {
+ public:
+  Indices(const LogicalTensor& tensor, const void* data)
+      : data_(static_cast<const int32_t*>(data)), strides_(tensor.StridesOrDense()) {
+    rows_ = tensor.rank() == 0 ? 1 : (*tensor.dims)[0];
+  }
+  int64_t rows() const { return rows_; }
+  int64_t at(int64_t row, int64_t i = 0, int64_t j = 0) const {
+    const int64_t place[] = {rows_ == 1 ? 0 : row, i, j};
+    int64_t index = 0;
+    for (size_t axis = 0; axis < strides_.size(); ++axis) index += place[axis] * strides_[axis];
+    return data_[index];
+  }
+
+ private:
+  const int32_t* data_;
+  Dims strides_;
+  int64_t rows_ = 1;
+};
+
+int64_t TokenDim(const Op& op, const LogicalTensor& tensor) {
+  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
+  return (*tensor.dims)[axis < 0 ? axis + tensor.rank() : axis];
+}
+
+}  // namespace
+
+IndexChecks::IndexChecks(const Partition& partition, bool fused) : partition_(&partition) {
+  for (const Op& op : partition.ops().ops()) Add(op);
+  if (fused && partition.attention() != nullptr) AddColumns(*partition.attention());
+}
+
+int IndexChecks::PortOf(const Op& op, std::string_view name) const {
+  const std::optional<size_t> input = FindInput(op, name);
+  return input ? partition_->InputPort(op.inputs[*input]) : kNoPort;
+}
+
+void IndexChecks::Add(const Op& op) {
+  const auto tensor = [&](size_t input) -> const LogicalTensor& {
+    return partition_->ops().tensor(op.inputs[input]);
+  };
+  const int64_t group = op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1);
+  OneCheck check;
+  check.op = &op;
+  switch (op.kind) {
+    case OpKind::kLoadTokens:
+      check.port = PortOf(op, "lengths");
+      check.other = PortOf(op, "first");
+      check.most = TokenDim(op, tensor(0)) * group;
+      break;
+    case OpKind::kSoftMax: {
+      const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+      check.port = PortOf(op, "lengths");
+      check.other = PortOf(op, "first");
+      check.most = (*tensor(0).dims)[axis < 0 ? axis + tensor(0).rank() : axis];
+      break;
+    }
+    case OpKind::kLoadPages:
+      check.kind = Kind::kPages;
+      check.port = PortOf(op, "page_table");
+      check.other = PortOf(op, "lengths");
+      check.most = (*tensor(0).dims)[0];
+      check.page_tokens = TokenDim(op, tensor(0)) * group;
+      break;
+    case OpKind::kLoadRanges:
+      check.kind = Kind::kRanges;
+      check.port = PortOf(op, "ranges");
+      for (size_t i = 1; i < op.inputs.size(); ++i) {
+        check.capacities.push_back(TokenDim(op, tensor(i)));
+      }
+      break;
+    case OpKind::kScaledDotProductAttention:
+      check.port = PortOf(op, "kv_lengths");
+      check.other = PortOf(op, "kv_first");
+      check.most = (*tensor(1).dims)[2];
+      if (const int offsets = PortOf(op, "query_offsets"); offsets != kNoPort) {
+        OneCheck of_queries;
+        of_queries.kind = Kind::kOffsets;
+        of_queries.op = &op;
+        of_queries.port = offsets;
+        of_queries.most = (*tensor(0).dims)[0];
+        checks_.push_back(std::move(of_queries));
+      }
+      break;
+    default:
+      return;
+  }
+  // What an op of the partition computes, a LoadRanges the lengths, is right by itself.
+  if (check.port != kNoPort || check.other != kNoPort) checks_.push_back(std::move(check));
+}
+
+void IndexChecks::AddColumns(const AttentionSpec& spec) {
+  if (spec.k.empty() || !spec.k[0].range.present()) return;
+  OneCheck check;
+  check.kind = Kind::kColumns;
+  check.op = &partition_->ops().ops().back();
+  check.port = spec.k[0].range.port;
+  check.other = spec.v[0].range.port;
+  checks_.push_back(std::move(check));
+}
+
+absl::Status IndexChecks::Check(absl::Span<const void* const> inputs) const {
+  for (const OneCheck& check : checks_) {
+    const auto missing = [&](int port) { return port != kNoPort && inputs[port] == nullptr; };
+    if (missing(check.port) || missing(check.other)) continue;
+    switch (check.kind) {
+      case Kind::kLengths:
+        KVANT_RETURN_IF_ERROR(CheckLengths(check, inputs));
+        break;
+      case Kind::kPages:
+        KVANT_RETURN_IF_ERROR(CheckPages(check, inputs));
+        break;
+      case Kind::kRanges:
+        KVANT_RETURN_IF_ERROR(CheckRanges(check, inputs));
+        break;
+      case Kind::kOffsets:
+        KVANT_RETURN_IF_ERROR(CheckOffsets(check, inputs));
+        break;
+      case Kind::kColumns:
+        KVANT_RETURN_IF_ERROR(CheckColumns(check, inputs));
+        break;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IndexChecks::CheckLengths(const OneCheck& check,
+                                       absl::Span<const void* const> inputs) const {
+  const auto in_range = [&](int port, std::string_view what) {
+    if (port == kNoPort) return absl::OkStatus();
+    const Indices all(partition_->input(port), inputs[port]);
+    for (int64_t n = 0; n < all.rows(); ++n) {
+      if (all.at(n) >= 0 && all.at(n) <= check.most) continue;
+      return Wrong(*check.op,
+                   absl::StrCat(std::string(what), " of row ", n, " is ", all.at(n),
+                                "; it must be between 0 and the capacity of ", check.most));
+    }
+    return absl::OkStatus();
+  };
+  KVANT_RETURN_IF_ERROR(in_range(check.port, "the length"));
+  return in_range(check.other, "the first token");
+}
+
+absl::Status IndexChecks::CheckPages(const OneCheck& check,
+                                     absl::Span<const void* const> inputs) const {
+  // Lengths that the partition computes are in range, of capacities that are those of the table.
+  if (check.port == kNoPort || check.other == kNoPort) return absl::OkStatus();
+  const LogicalTensor& table = partition_->input(check.port);
+  const Indices pages(table, inputs[check.port]);
+  const Indices lengths(partition_->input(check.other), inputs[check.other]);
+  const int64_t most = (*table.dims)[1];
+  for (int64_t n = 0; n < pages.rows(); ++n) {
+    const int64_t length = lengths.at(n);
+    if (length < 0 || length > most * check.page_tokens) {
+      return Wrong(*check.op, absl::StrCat("the length of row ", n, " is ", length, "; its ", most,
+                                           " pages of ", check.page_tokens,
+                                           " tokens have room for ", most * check.page_tokens));
+    }
+    for (int64_t i = 0; i * check.page_tokens < length; ++i) {
+      const int64_t page = pages.at(n, i);
+      if (page >= 0 && page < check.most) continue;
+      return Wrong(*check.op,
+                   absl::StrCat("page ", i, " of row ", n, ", which has ", length, " tokens, is ",
+                                page, "; the pool has ", check.most, " pages"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IndexChecks::CheckRanges(const OneCheck& check,
+                                      absl::Span<const void* const> inputs) const {
+  const Indices ranges(partition_->input(check.port), inputs[check.port]);
+  for (int64_t n = 0; n < ranges.rows(); ++n) {
+    for (size_t s = 0; s < check.capacities.size(); ++s) {
+      const int64_t capacity = check.capacities[s];
+      const auto row = static_cast<int64_t>(s);
+      const int64_t first = ranges.at(n, row, 0), tokens = ranges.at(n, row, 1);
+      if (0 <= tokens && tokens <= capacity && 0 <= first &&
+          first < std::max<int64_t>(1, capacity)) {
+        continue;
+      }
+      return Wrong(*check.op, absl::StrCat("the range of src ", s, " in row ", n, " is ", tokens,
+                                           " tokens from token ", first, " on; there is room for ",
+                                           capacity, " tokens"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IndexChecks::CheckOffsets(const OneCheck& check,
+                                       absl::Span<const void* const> inputs) const {
+  const Indices offsets(partition_->input(check.port), inputs[check.port]);
+  for (int64_t n = 0; n < offsets.rows(); ++n) {
+    const int64_t begin = n == 0 ? 0 : offsets.at(n - 1);
+    if (n == 0 && offsets.at(0) != 0) {
+      return Wrong(*check.op, absl::StrCat("query_offsets begin with ", offsets.at(0), ", not 0"));
+    }
+    if (offsets.at(n) < begin) {
+      return Wrong(*check.op, absl::StrCat("query_offsets do not grow: ", begin, " and then ",
+                                           offsets.at(n), " for row ", n - 1));
+    }
+    if (offsets.at(n) > check.most) {
+      return Wrong(*check.op, absl::StrCat("query_offsets of row ", n - 1, " end at ",
+                                           offsets.at(n), "; there are ", check.most, " queries"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IndexChecks::CheckColumns(const OneCheck& check,
+                                       absl::Span<const void* const> inputs) const {
+  const auto sum = [&](int port, int64_t n) {
+    const LogicalTensor& tensor = partition_->input(port);
+    const Indices ranges(tensor, inputs[port]);
+    int64_t tokens = 0;
+    for (int64_t s = 0; s < (*tensor.dims)[1]; ++s) tokens += ranges.at(n, s, 1);
+    return tokens;
+  };
+  const int64_t rows =
+      std::max((*partition_->input(check.port).dims)[0], (*partition_->input(check.other).dims)[0]);
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t k = sum(check.port, n), v = sum(check.other, n);
+    if (k == v) continue;
+    return Wrong(*check.op, absl::StrCat("the ranges of row ", n, " add up to ", k,
+                                         " tokens of K and ", v, " of V"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvant

@@ -1,0 +1,177 @@
+// What reads a cache, and ragged rows, in plain code: oneDNN has none of it.
+#include <algorithm>
+#include <vector>
+
+#include "kvant/backends/reference/lowering.h"
+#include "kvant/backends/reference/pieces.h"
+
+namespace kvant::reference {
+namespace {
+
+// An array as [outer][tokens][inner], and the bytes of an element.
+struct Lines {
+  int64_t outer = 1, tokens = 1, inner = 1;
+  size_t bytes = 4;
+
+  static Lines Of(const Array& array, int64_t axis) {
+    axis = FromFront(axis, array.dims.size());
+    return {ElementsOf(absl::MakeSpan(array.dims).subspan(0, axis)), array.dims[axis],
+            ElementsOf(absl::MakeSpan(array.dims).subspan(axis + 1)), BytesOf(array.storage)};
+  }
+  size_t At(int64_t line, int64_t token) const {
+    return static_cast<size_t>((line * tokens + token) * inner) * bytes;
+  }
+  size_t token_bytes() const { return static_cast<size_t>(inner) * bytes; }
+};
+
+int64_t ElementOf(const RunContext& context, const Array& array, int64_t n) {
+  return context.data<int32_t>(array)[array.elements() == 1 ? 0 : n];
+}
+
+int64_t TokenAxis(const Op& op) { return op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2); }
+int64_t TokenGroup(const Op& op) { return op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1); }
+
+// Steps that fill `result`, line by line, with what `copy` copies and zeros.
+template <typename CopyLine>
+void AddCopies(Plan& plan, std::vector<Array> reads, const Array& result, int64_t axis,
+               CopyLine copy) {
+  const Lines to = Lines::Of(result, axis);
+  plan.AddStep(reads, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(to.outer, [&](int64_t line, int) {
+      std::byte* const out = context.data<std::byte>(result) + to.At(line, 0);
+      std::fill_n(out, to.At(1, 0), std::byte{0});
+      copy(context, line, out);
+    });
+  });
+}
+
+}  // namespace
+
+Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t axis, float value,
+                   int64_t group) {
+  const Lines lines = Lines::Of(x, axis);
+  const int64_t rows = x.dims[0];
+  const Array result = plan.NewArray(x.dims, x.storage);
+  std::vector<Array> reads{x, existing.lengths};
+  if (existing.first) reads.push_back(*existing.first);
+  plan.AddStep(reads, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(lines.outer, [&](int64_t line, int) {
+      const int64_t n = line * rows / lines.outer;
+      const int64_t end = ElementOf(context, existing.lengths, n);
+      const int64_t first = existing.first ? ElementOf(context, *existing.first, n) : 0;
+      for (int64_t t = 0; t < lines.tokens; ++t) {
+        const std::byte* from = context.data<std::byte>(x) + lines.At(line, t);
+        std::byte* to = context.data<std::byte>(result) + lines.At(line, t);
+        if (first < (t + 1) * group && t * group < end) {
+          std::copy_n(from, lines.token_bytes(), to);
+        } else if (x.storage == Storage::kF32) {
+          std::fill_n(reinterpret_cast<float*>(to), lines.inner, value);
+        } else {
+          std::fill_n(to, lines.token_bytes(), std::byte{0});
+        }
+      }
+    });
+  });
+  return result;
+}
+
+Array Unpack(Plan& plan, const Array& x, const Array& offsets) {
+  const int64_t heads = x.dims[1], count = offsets.elements() - 1;
+  const Lines from = Lines::Of(x, 2);
+  Array result = plan.NewArray({count, heads, x.dims[2], x.dims[3]}, x.storage);
+  AddCopies(plan, {x, offsets}, result, 2,
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int32_t* at = context.data<int32_t>(offsets) + line / heads;
+              std::copy(context.data<std::byte>(x) + from.At(line % heads, at[0]),
+                        context.data<std::byte>(x) + from.At(line % heads, at[1]), out);
+            });
+  return result;
+}
+
+Array Pack(Plan& plan, const Array& x, const Array& offsets) {
+  const int64_t heads = x.dims[1], count = x.dims[0];
+  const Lines from = Lines::Of(x, 2);
+  Array result = plan.NewArray({1, heads, x.dims[2], x.dims[3]}, x.storage);
+  AddCopies(plan, {x, offsets}, result, 2,
+            [=](const RunContext& context, int64_t head, std::byte* out) {
+              for (int64_t n = 0; n < count; ++n) {
+                const int32_t* at = context.data<int32_t>(offsets) + n;
+                const int64_t line = n * heads + head;
+                std::copy(context.data<std::byte>(x) + from.At(line, 0),
+                          context.data<std::byte>(x) + from.At(line, at[1] - at[0]),
+                          out + from.At(0, at[0]));
+              }
+            });
+  return result;
+}
+
+absl::Status LowerLoadTokens(const Op& op, Lowering& lowering) {
+  Existing existing{lowering.Input(op, 1), std::nullopt};
+  if (lowering.HasInput(op, 2)) existing.first = lowering.Input(op, 2);
+  lowering.SetOutput(op, 0,
+                     KeepExisting(lowering.plan, lowering.Input(op, 0), existing, TokenAxis(op), 0,
+                                  TokenGroup(op)));
+  return absl::OkStatus();
+}
+
+absl::Status LowerLoadPages(const Op& op, Lowering& lowering) {
+  const Array pool = lowering.Input(op, 0), table = lowering.Input(op, 1);
+  const Array lengths = lowering.Input(op, 2);
+  const Lines from = Lines::Of(pool, TokenAxis(op));
+  const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), pool.storage);
+  const int64_t pages = pool.dims[0], group = TokenGroup(op);
+  const int64_t per_row = pages == 0 ? 1 : from.outer / pages;  // lines
+  AddCopies(lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int64_t n = line / per_row, most = table.dims[1];
+              const int64_t end = (ElementOf(context, lengths, n) + group - 1) / group;
+              const int32_t* page = context.data<int32_t>(table) + n * most;
+              for (int64_t t = 0; t < end; t += from.tokens, ++page) {
+                const int64_t tokens = std::min(from.tokens, end - t);
+                std::copy_n(
+                    context.data<std::byte>(pool) + from.At(*page * per_row + line % per_row, 0),
+                    from.token_bytes() * tokens, out + from.At(0, t));
+              }
+            });
+  lowering.SetOutput(op, 0, result);
+  return absl::OkStatus();
+}
+
+absl::Status LowerLoadRanges(const Op& op, Lowering& lowering) {
+  const Array ranges = lowering.Input(op, 0);
+  std::vector<Array> reads{ranges};
+  for (int i = 1; lowering.HasInput(op, i); ++i) reads.push_back(lowering.Input(op, i));
+  const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), reads[1].storage);
+  const int64_t axis = TokenAxis(op), segments = ranges.dims[1], rows = result.dims[0];
+  const int64_t outer = Lines::Of(result, axis).outer;
+  AddCopies(lowering.plan, reads, result, axis,
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int64_t n = ranges.dims[0] == 1 ? 0 : line * rows / outer;
+              const int32_t* range = context.data<int32_t>(ranges) + n * segments * 2;
+              for (int64_t s = 0; s < segments; ++s, range += 2) {
+                const Array& src = reads[s + 1];
+                const Lines from = Lines::Of(src, axis);
+                for (int64_t i = 0; i < range[1]; ++i) {
+                  const int64_t token = (range[0] + i) % from.tokens;
+                  std::copy_n(context.data<std::byte>(src) + from.At(line % from.outer, token),
+                              from.token_bytes(), out);
+                  out += from.token_bytes();
+                }
+              }
+            });
+  lowering.SetOutput(op, 0, result);
+  if (!lowering.HasOutput(op, 1)) return absl::OkStatus();
+  const Array lengths = lowering.plan.NewArray({ranges.dims[0]}, Storage::kS32);
+  lowering.plan.AddStep({ranges}, {lengths}, [=](const RunContext& context) {
+    const int32_t* range = context.data<int32_t>(ranges);
+    for (int64_t n = 0; n < ranges.dims[0]; ++n) {
+      int32_t& sum = context.data<int32_t>(lengths)[n];
+      sum = 0;
+      for (int64_t s = 0; s < segments; ++s, range += 2) sum += range[1];
+    }
+  });
+  lowering.SetOutput(op, 1, lengths);
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::reference

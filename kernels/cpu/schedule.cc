@@ -1,0 +1,108 @@
+#include "kvant/kernels/cpu/schedule.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "kvant/kernels/cpu/columns.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr int64_t kEnoughUnits = 64;
+// Partial results of all chunks take no more floats than this.
+constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
+
+int64_t FloatsOfPartial(const AttentionProblem& problem) {
+  return problem.row_tile * (problem.v_head_size + 2);
+}
+
+// Units that tokens are cut into, in all, of lengths that are not known.
+int64_t WantedUnits(const AttentionProblem& problem) {
+  return std::clamp<int64_t>(kMaxPartialFloats / (2 * FloatsOfPartial(problem)), 1, kEnoughUnits);
+}
+
+int64_t TilesOf(const AttentionProblem& problem) {
+  return problem.batch[0] * Groups(problem) *
+         CeilDiv(RowsPerGroup(problem, problem.q_len), problem.row_tile);
+}
+
+// The last row whose `first` is not above `index`; rows without any are passed over.
+template <typename First>
+const Schedule::Row* Find(const Schedule::Row* rows, int64_t count, int64_t index, First first) {
+  return std::upper_bound(rows, rows + count, index,
+                          [&](int64_t i, const Schedule::Row& row) { return i < first(row); }) -
+         1;
+}
+
+}  // namespace
+
+std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
+  const bool ranges = problem.k_segments > 0 && problem.k[0].range.present();
+  if (ranges || problem.kv_lengths.present() || problem.query_offsets.present()) {
+    return std::nullopt;
+  }
+  const int64_t tiles = TilesOf(problem);
+  if (!problem.may_split || tiles == 0) return 1;
+  const int64_t affordable =
+      std::max<int64_t>(1, kMaxPartialFloats / (tiles * FloatsOfPartial(problem)));
+  return std::min({CeilDiv(kEnoughUnits, tiles), CeilDiv(problem.kv_len, kMinChunk), affordable});
+}
+
+// Of lengths that are not known, a tile with several splits has more than one share of the wanted
+// units, and so less than twice as many splits as shares.
+int64_t Schedule::MostPartials(const AttentionProblem& problem) {
+  if (!problem.may_split) return 0;
+  const std::optional<int64_t> splits = StaticSplits(problem);
+  if (!splits) return 2 * WantedUnits(problem);
+  return *splits == 1 ? 0 : TilesOf(problem) * *splits;
+}
+
+Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
+    : problem_(*call.problem), rows_(static_cast<Row*>(room)) {
+  const int64_t batch = problem_.batch[0];
+  int64_t tokens = 0;  // of all tiles
+  for (int64_t b0 = 0; b0 < batch; ++b0) {
+    Row& row = *std::construct_at(rows_ + b0);
+    row.extent = ExtentOf(problem_, reader, b0);
+    const bool few =
+        call.few != nullptr && RowsPerGroup(*call.few, row.extent.q_len) <= call.few->row_tile;
+    row.problem = few ? call.few : call.problem;
+    row.tiles_of_group = CeilDiv(RowsPerGroup(problem_, row.extent.q_len), row.problem->row_tile);
+    tokens += Groups(problem_) * row.tiles_of_group * (row.extent.kv_len - row.extent.kv_first);
+  }
+  int64_t partials = 0;
+  const int64_t wanted = WantedUnits(problem_);
+  const std::optional<int64_t> splits = StaticSplits(problem_);
+  for (int64_t b0 = 0; b0 < batch; ++b0) {
+    Row& row = rows_[b0];
+    const int64_t columns = row.extent.kv_len - row.extent.kv_first;
+    const int64_t tiles = Groups(problem_) * row.tiles_of_group;
+    if (splits) {
+      row.splits = *splits;
+    } else if (problem_.may_split && columns > 0 && tiles > 0) {
+      row.splits =
+          std::clamp<int64_t>(CeilDiv(columns * wanted, tokens), 1, CeilDiv(columns, kMinChunk));
+    }
+    row.unit = units_;
+    row.tile = tiles_;
+    row.partial = partials;
+    units_ += tiles * row.splits;
+    tiles_ += tiles;
+    if (row.splits > 1) partials += tiles * row.splits;
+    any_splits_ |= row.splits > 1;
+  }
+}
+
+Schedule::Place Schedule::UnitAt(int64_t unit) const {
+  const Row* row = Find(rows_, problem_.batch[0], unit, [](const Row& r) { return r.unit; });
+  const int64_t index = unit - row->unit, tile = index / row->splits;
+  return {row, row - rows_, tile, index % row->splits, row->partial + tile * row->splits};
+}
+
+Schedule::Place Schedule::MergeAt(int64_t merge) const {
+  const Row* row = Find(rows_, problem_.batch[0], merge, [](const Row& r) { return r.tile; });
+  const int64_t tile = merge - row->tile;
+  return {row, row - rows_, tile, 0, row->partial + tile * row->splits};
+}
+
+}  // namespace kvant::cpu

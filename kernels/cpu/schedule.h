@@ -1,0 +1,70 @@
+// Schedule: the units of one execution.
+//
+// A unit is (batch row, heads that share K and V, tile of query rows, chunk of tokens); where there
+// are several chunks, a merge per tile follows. The tokens of all tiles together are cut into
+// kEnoughUnits, whatever the number of threads, so a long batch row has more chunks than a short
+// one. All follows from shapes, lengths and offsets, never from the threads.
+#ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
+#define KVANT_KERNELS_CPU_SCHEDULE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/dequantize.h"
+
+namespace kvant::cpu {
+
+class Schedule {
+ public:
+  // Of a batch row.
+  struct Row {
+    Extent extent;
+    const AttentionProblem* problem = nullptr;
+    int64_t tiles_of_group = 0, splits = 1;
+    int64_t unit = 0, tile = 0, partial = 0;  // the first
+  };
+  // Where a unit, or a merge, is.
+  struct Place {
+    const Row* row = nullptr;
+    int64_t b0 = 0;
+    int64_t tile = 0;  // of the batch row's
+    int64_t split = 0;
+    int64_t partial = 0;  // of the tile's first split
+  };
+
+  // Bytes that `room` must have, for so many batch rows.
+  static size_t Bytes(int64_t batch) { return static_cast<size_t>(batch) * sizeof(Row); }
+  // Splits of every tile, where shapes alone say how many tokens and queries there are.
+  static std::optional<int64_t> StaticSplits(const AttentionProblem& problem);
+  // Partial results that there may be.
+  static int64_t MostPartials(const AttentionProblem& problem);
+
+  Schedule(const AttentionCall& call, const Reader& reader, void* room);
+
+  int64_t units() const { return units_; }
+  int64_t merges() const { return any_splits_ ? tiles_ : 0; }
+  Place UnitAt(int64_t unit) const;
+  // Of a tile of one split there is nothing to merge.
+  Place MergeAt(int64_t merge) const;
+
+ private:
+  const AttentionProblem& problem_;
+  Row* const rows_;
+  int64_t units_ = 0, tiles_ = 0;
+  bool any_splits_ = false;
+};
+
+// Rows that share K and V, of so many queries.
+inline int64_t RowsPerGroup(const AttentionProblem& problem, int64_t queries) {
+  return queries * (problem.kv_varies_over_b2 ? 1 : problem.batch[2]);
+}
+// Heads, or groups of them, that have K and V of their own in a batch row.
+inline int64_t Groups(const AttentionProblem& problem) {
+  return problem.batch[1] * (problem.kv_varies_over_b2 ? problem.batch[2] : 1);
+}
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_KERNELS_CPU_SCHEDULE_H_

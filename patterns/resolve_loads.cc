@@ -1,0 +1,204 @@
+// Which tokens there are: from LoadTokens, LoadPages and LoadRanges on K, V and their scales, and
+// the lengths of the softmax, to ranges, page tables and lengths of the spec.
+//
+// A load leaves zeros where there is no token, and what normalises the scores hides them. So both
+// have to take the same lengths.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/patterns/resolver.h"
+
+namespace kvant {
+
+// Axis 0 of the pool becomes that of rows, as far as moves are concerned; PlaceLoad puts it right.
+bool Resolver::FoldPages(const Op& load, int axis, Folded* folded) {
+  const LogicalTensor& pool = tensor(load.inputs[0]);
+  const LogicalTensor& table = tensor(load.inputs[1]);
+  const int64_t count = (*table.dims)[0], most = (*table.dims)[1];
+  Load& to = folded->load;
+  to.pages = (*pool.dims)[0];
+  to.page_size = (*pool.dims)[axis];
+  int64_t unused = 0;
+  const auto spread = [&](std::optional<FoldedView>& view, int64_t* stride) {
+    return !view || view->SpreadPages(axis, count, most, stride);
+  };
+  bool ok = folded->data.SpreadPages(axis, count, most, &to.data_stride) &&
+            spread(folded->scales, &to.scales_stride) &&
+            spread(folded->zero_points, &to.zero_points_stride) &&
+            spread(folded->static_axis, &unused);
+  for (Rotation& rotation : folded->rotations) {
+    ok = ok && rotation.places.SpreadPages(axis, count, most, &unused);
+  }
+  return ok || Fail(absl::StrCat(load.ToString(), ": its pages are not evenly strided"));
+}
+
+bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
+  const Op& load = op(step.op);
+  if (folded->load.op != Graph::kNoOp) {
+    return Fail(absl::StrCat(load.ToString(), ": loads what ", op(folded->load.op).ToString(),
+                             " has loaded"));
+  }
+  const int axis =
+      NormalizeAxis(load.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2), folded->data.rank());
+  const bool concatenated = folded->concat_axis >= 0;
+  if (axis < 0 ||
+      (concatenated && (folded->concat_axis != axis || load.kind != OpKind::kLoadTokens))) {
+    return Fail(absl::StrCat(load.ToString(), ": loads what is concatenated"));
+  }
+  folded->load.op = step.op;
+  if (load.kind == OpKind::kLoadPages && !FoldPages(load, axis, folded)) return false;
+  if (load.kind == OpKind::kLoadRanges) {
+    folded->load.segment = step.port - 1;
+    for (int i = 1; i < step.port; ++i) {
+      folded->begin += (*tensor(load.inputs[i]).dims)[axis];
+    }
+  }
+  if (!concatenated) folded->whole = (*tensor(load.outputs[0]).dims)[axis];
+  folded->concat_axis = axis;
+  return true;
+}
+
+// Scales are loaded as what they belong to is, or come before the load.
+bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales) {
+  if (scales.load.op == Graph::kNoOp && data.load.op == Graph::kNoOp) return true;
+  const auto* group_shape = dequantize.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  if (scales.load.op != Graph::kNoOp && data.load.op != Graph::kNoOp) {
+    const Op &a = op(data.load.op), &b = op(scales.load.op);
+    const int64_t group = group_shape == nullptr ? 1 : (*group_shape)[data.concat_axis];
+    const bool same =
+        a.kind == b.kind && a.kind != OpKind::kLoadRanges &&
+        data.concat_axis == scales.concat_axis &&
+        std::equal(a.inputs.begin() + 1, a.inputs.end(), b.inputs.begin() + 1, b.inputs.end()) &&
+        b.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1) == group;
+    const bool pages_fit =
+        a.kind != OpKind::kLoadPages || (data.load.page_size == scales.load.page_size * group &&
+                                         data.load.pages == scales.load.pages);
+    if (same && pages_fit) return true;
+  }
+  return Fail(absl::StrCat(dequantize.ToString(),
+                           ": its codes and its scales or zero points are not loaded alike"));
+}
+
+// With its view, scales and zero points placed.
+bool Resolver::PlaceLoad(const Folded& folded, KvSegment* segment) {
+  if (folded.load.op == Graph::kNoOp) return true;
+  const Op& load = op(folded.load.op);
+  if (load.kind == OpKind::kLoadRanges) {
+    if (!PlacePerRow(load.inputs[0], "ranges", 0, &segment->range)) return false;
+    const Dims strides = tensor(load.inputs[0]).StridesOrDense();
+    segment->range.offset = folded.load.segment * strides[1];
+    segment->range.dims[4] = 2;
+    segment->range.strides[4] = strides[2];
+    return true;
+  }
+  if (load.kind != OpKind::kLoadPages) return true;
+  const LogicalTensor& table = tensor(load.inputs[1]);
+  if (!PlacePerRow(table.id, "rows of the page table", 0, &segment->page_table)) return false;
+  segment->page_table.dims[4] = (*table.dims)[1];
+  segment->page_table.strides[4] = table.StridesOrDense()[1];
+  const auto by_page = [&](View& view, int64_t stride) {
+    if (!view.present()) return;
+    view.dims[0] = stride == 0 ? 1 : folded.load.pages;
+    view.strides[0] = stride;
+  };
+  by_page(segment->data, folded.load.data_stride);
+  segment->data.dims[0] = folded.load.pages;
+  segment->data.dims[3] = folded.load.page_size;
+  if (!segment->quantization) return true;
+  Quantization& quantization = *segment->quantization;
+  by_page(quantization.scales, folded.load.scales_stride);
+  by_page(quantization.zero_points, folded.load.zero_points_stride);
+  for (View* view : {&quantization.scales, &quantization.zero_points}) {
+    if (view->present() && view->dims[3] > 1) {
+      view->dims[3] = std::max<int64_t>(1, folded.load.page_size / quantization.group[3]);
+    }
+  }
+  quantization.group[0] = 1;
+  return true;
+}
+
+// What hides columns: a SoftMax or the attention itself.
+const Op& Resolver::Normaliser() const {
+  return op(match_.first_class != Graph::kNoOp ? match_.first_class : match_.softmax);
+}
+
+// One element or slice along axis 0 for each row of b0, and `more`; or without these, one for all.
+bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view) {
+  const LogicalTensor& from = tensor(id);
+  *view = Input(id);
+  view->dims.fill(1);
+  const int64_t count = from.rank() == 0 ? 1 : (*from.dims)[0];
+  if (count == 1 && more == 0) return true;
+  if (count != spec_->batch[0] + more || rank_ < 3 || batch_.end[0] != 1) {
+    return Fail(absl::StrCat("tensor ", id, ": ", count, " ", std::string(what), " for a batch of ",
+                             spec_->batch[0]));
+  }
+  view->dims[0] = count;
+  view->strides[0] = from.StridesOrDense()[0];
+  return true;
+}
+
+// Whether the softmax hides what the loads of K, or of V, leave out.
+bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what) {
+  const Op& normaliser = Normaliser();
+  const auto of = [&](std::initializer_list<std::string_view> names) -> std::optional<TensorId> {
+    for (const std::string_view name : names) {
+      if (const auto port = FindInput(normaliser, name)) return normaliser.inputs[*port];
+    }
+    return std::nullopt;
+  };
+  const std::optional<TensorId> lengths = of({"lengths", "kv_lengths"});
+  const std::optional<TensorId> first = of({"first", "kv_first"});
+  for (const Chain& chain : chains) {
+    for (const ChainOp& step : chain.ops) {
+      const Op& load = op(step.op);
+      const bool ranges = load.kind == OpKind::kLoadRanges;
+      if (load.kind != OpKind::kLoadTokens && load.kind != OpKind::kLoadPages && !ranges) continue;
+      const auto wrong = [&](std::string_view role) {
+        return Fail(absl::StrCat(normaliser.ToString(), " takes other ", std::string(role),
+                                 ", or none, than ", load.ToString(), ", which loads ",
+                                 std::string(what)));
+      };
+      // The columns of V by ranges are counted when they are known.
+      const bool counted = ranges && what == "V" && !spec_->kv_lengths.present();
+      const TensorId own = ranges ? (load.outputs.size() > 1 ? load.outputs[1] : load.outputs[0])
+                                  : load.inputs[FindInput(load, "lengths").value()];
+      if (!counted && lengths != own) return wrong("lengths");
+      const std::optional<size_t> own_first = ranges ? std::nullopt : FindInput(load, "first");
+      if (own_first && first != load.inputs[*own_first]) return wrong("first tokens");
+    }
+  }
+  return true;
+}
+
+bool Resolver::ResolveLengths() {
+  const Op& normaliser = Normaliser();
+  const auto place = [&](std::string_view name, std::string_view what, int64_t more, View* view) {
+    const std::optional<size_t> port = FindInput(normaliser, name);
+    // Those of a LoadRanges are no port.
+    return !port || Input(normaliser.inputs[*port]).port == kNoPort ||
+           PlacePerRow(normaliser.inputs[*port], what, more, view);
+  };
+  const bool direct = match_.first_class != Graph::kNoOp;
+  if (!place(direct ? "kv_lengths" : "lengths", "KV lengths", 0, &spec_->kv_lengths) ||
+      !place(direct ? "kv_first" : "first", "first tokens", 0, &spec_->kv_first) ||
+      !place("query_offsets", "offsets of queries", 1, &spec_->query_offsets)) {
+    return false;
+  }
+  if (!CheckLoads(match_.k, "K") || !CheckLoads(match_.v, "V")) return false;
+  const auto in_rings = [](const KvSegment& segment) { return segment.range.present(); };
+  const auto rings = std::count_if(spec_->k.begin(), spec_->k.end(), in_rings) +
+                     std::count_if(spec_->v.begin(), spec_->v.end(), in_rings);
+  if (rings != 0 && rings != static_cast<int64_t>(spec_->k.size() + spec_->v.size())) {
+    return Fail(absl::StrCat(normaliser.ToString(), ": of K and V one is loaded by ranges"));
+  }
+  const bool some = normaliser.inputs.size() > 1 && !direct;
+  if ((some || rings != 0) && (spec_->over_queries || swapped_)) {
+    return Fail(absl::StrCat(normaliser.ToString(),
+                             ": lengths go neither with a SoftMax over queries nor with scores "
+                             "that are transposed on the way to it"));
+  }
+  return true;
+}
+
+}  // namespace kvant

@@ -1,0 +1,176 @@
+// Lengths, first tokens, ranges, page tables and offsets that do not fit are refused before
+// anything is read or written, whoever would run.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvant/backends/engine.h"
+#include "kvant/graph/builder.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kBatch = 3, kTokens = 64, kPageSize = 16, kSize = 16, kPages = 14;
+
+// q x K, softmax, x V over what the indices say, which are inputs of these names.
+Graph LengthsGraph(bool direct) {
+  GraphBuilder g;
+  const Value lengths = g.Input("lengths", kS32, {kBatch}), first = g.Input("first", kS32, {1});
+  const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize});
+  const Value k = g.LoadTokens(g.Input("k", kF32, {kBatch, 2, kTokens, kSize}), lengths, first, {});
+  const Value v = g.LoadTokens(g.Input("v", kF32, {kBatch, 2, kTokens, kSize}), lengths, first, {});
+  if (direct) {
+    g.Output(
+        "o",
+        g.ScaledDotProductAttention(q, k, v, {.kv_lengths = lengths, .kv_first = first}).first);
+  } else {
+    const Value scores = g.MatMul(q, k, {.transpose_b = true});
+    g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths, .first = first}), v));
+  }
+  return std::move(g).Build().value();
+}
+
+Graph PagesGraph() {
+  GraphBuilder g;
+  const Value lengths = g.Input("lengths", kS32, {kBatch});
+  const Value table = g.Input("table", kS32, {kBatch, kTokens / kPageSize});
+  const Value offsets = g.Input("offsets", kS32, {kBatch + 1});
+  const auto cache = [&](const char* name) {
+    return g.LoadPages(g.Input(name, kF32, {kPages, 2, kPageSize, kSize}), table, lengths);
+  };
+  g.Output("o",
+           g.ScaledDotProductAttention(g.Input("q", kF32, {8, 4, kSize}), cache("k"), cache("v"),
+                                       {.kv_lengths = lengths, .query_offsets = offsets})
+               .first);
+  return std::move(g).Build().value();
+}
+
+Graph RingsGraph() {
+  GraphBuilder g;
+  const auto cache = [&](const std::string& name) {
+    return std::vector<Value>{g.Input(name + "0", kF32, {kBatch, 2, 4, kSize}),
+                              g.Input(name + "1", kF32, {kBatch, 2, 60, kSize})};
+  };
+  const auto [k, lengths] =
+      g.LoadRangesWithLengths(cache("k"), g.Input("k_ranges", kS32, {kBatch, 2, 2}));
+  const Value v = g.LoadRanges(cache("v"), g.Input("v_ranges", kS32, {kBatch, 2, 2}));
+  const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize});
+  const Value scores = g.MatMul(q, k, {.transpose_b = true});
+  g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths}), v));
+  return std::move(g).Build().value();
+}
+
+using Indices = std::map<std::string, std::vector<int32_t>>;
+
+class IndexChecksTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Runs the graph with zeros but for the indices. Nothing is written if that fails.
+  absl::Status Run(const Graph& graph, const Indices& indices) {
+    EngineOptions options{.device = *DeviceOfBackend(GetParam()), .backends = {GetParam()}};
+    const Engine engine = Engine::Create(options).value();
+    const absl::StatusOr<CompiledGraph> compiled = engine.Compile(graph);
+    EXPECT_TRUE(compiled.ok()) << compiled.status();
+    if (!compiled.ok()) return absl::OkStatus();
+    std::vector<std::vector<uint64_t>> memory;
+    std::vector<ConstTensor> inputs;
+    for (const TensorId id : graph.inputs()) {
+      const LogicalTensor& tensor = graph.tensor(id);
+      memory.emplace_back(static_cast<size_t>(tensor.memory_bytes()) / 8 + 1);
+      const auto found = indices.find(tensor.name);
+      if (found != indices.end()) {
+        inputs.emplace_back(found->second.data(), found->second.size() * 4);
+      } else {
+        inputs.emplace_back(memory.back().data(), memory.back().size() * 8);
+      }
+    }
+    const auto bytes = static_cast<size_t>(graph.tensor(graph.outputs()[0]).memory_bytes());
+    std::vector<uint8_t> out(bytes, 0xa5);
+    const Tensor output{out.data(), out.size()};
+    absl::Status done = compiled->Execute(Stream(engine), inputs, absl::MakeConstSpan(&output, 1));
+    if (!done.ok()) {
+      EXPECT_EQ(out, std::vector<uint8_t>(bytes, 0xa5));
+    }
+    return done;
+  }
+
+  void ExpectRefused(const Graph& graph, Indices indices, const std::string& name,
+                     std::vector<int32_t> bad, const std::string& why) {
+    SCOPED_TRACE(why);
+    indices[name] = std::move(bad);
+    const absl::Status status = Run(graph, indices);
+    EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  }
+};
+
+TEST_P(IndexChecksTest, Lengths) {
+  for (const bool direct : {false, true}) {
+    const Graph graph = LengthsGraph(direct);
+    const Indices fine{{"lengths", {64, 0, 7}}, {"first", {3}}};
+    EXPECT_TRUE(Run(graph, fine).ok());
+    ExpectRefused(graph, fine, "lengths", {64, 0, 65}, "the length of row 2 is 65; it must be");
+    ExpectRefused(graph, fine, "lengths", {64, -1, 5}, "the length of row 1 is -1; it must be");
+    ExpectRefused(graph, fine, "first", {-2}, "the first token of row 0 is -2");
+    ExpectRefused(graph, fine, "first", {65}, "between 0 and the capacity of 64");
+  }
+}
+
+TEST_P(IndexChecksTest, PagesAndOffsets) {
+  const Graph graph = PagesGraph();
+  const int32_t none = -7;  // of no page, where no token is
+  const Indices fine{{"lengths", {33, 0, 64}},
+                     {"table", {13, 0, 5, none, none, none, none, none, 1, 2, 3, 4}},
+                     {"offsets", {0, 3, 3, 8}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "table", {13, 0, 14, 0, 0, 0, 0, 0, 1, 2, 3, 4},
+                "page 2 of row 0, which has 33 tokens, is 14; the pool has 14 pages");
+  ExpectRefused(graph, fine, "table", {13, 0, 5, 0, 0, 0, 0, 0, 1, 2, 3, -1},
+                "page 3 of row 2, which has 64 tokens, is -1");
+  ExpectRefused(graph, fine, "lengths", {33, 0, 65},
+                "the length of row 2 is 65; its 4 pages of 16 tokens have room for 64");
+  ExpectRefused(graph, fine, "lengths", {33, -4, 64}, "the length of row 1 is -4");
+  ExpectRefused(graph, fine, "offsets", {1, 3, 3, 8}, "query_offsets begin with 1, not 0");
+  ExpectRefused(graph, fine, "offsets", {0, 3, 2, 8}, "do not grow: 3 and then 2 for row 1");
+  ExpectRefused(graph, fine, "offsets", {0, 3, 3, 9}, "of row 2 end at 9; there are 8 queries");
+}
+
+TEST_P(IndexChecksTest, Ranges) {
+  const Graph graph = RingsGraph();
+  const Indices fine{{"k_ranges", {0, 4, 0, 60, 3, 2, 59, 3, 0, 0, 0, 0}},
+                     {"v_ranges", {1, 4, 9, 60, 0, 0, 5, 5, 0, 0, 0, 0}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "k_ranges", {0, 5, 0, 59, 3, 2, 59, 3, 0, 0, 0, 0},
+                "the range of src 0 in row 0 is 5 tokens from token 0 on; there is room for 4");
+  ExpectRefused(graph, fine, "v_ranges", {1, 4, 9, 60, 0, 0, 60, 5, 0, 0, 0, 0},
+                "the range of src 1 in row 1 is 5 tokens from token 60 on");
+  ExpectRefused(graph, fine, "v_ranges", {1, 4, 9, 60, 0, -1, 5, 5, 0, 0, 0, 0},
+                "the range of src 0 in row 1 is -1 tokens");
+  const std::vector<int32_t> fewer{1, 4, 9, 60, 0, 0, 5, 4, 0, 0, 0, 0};
+  if (std::string(GetParam()) == "oracle" || std::string(GetParam()) == "reference") {
+    // The last of K's columns meets zeros.
+    Indices other = fine;
+    other["v_ranges"] = fewer;
+    EXPECT_TRUE(Run(graph, other).ok());
+  } else {
+    ExpectRefused(graph, fine, "v_ranges", fewer,
+                  "the ranges of row 1 add up to 5 tokens of K and 4 of V");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, IndexChecksTest,
+                         ::testing::Values("cpu", "cuda_simt", "oracle"
+#ifdef KVANT_WITH_ONEDNN
+                                           ,
+                                           "reference"
+#endif
+                                           ),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace kvant
