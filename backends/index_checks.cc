@@ -159,14 +159,15 @@ absl::Status IndexChecks::CheckLengths(const OneCheck& check,
 
 absl::Status IndexChecks::CheckPages(const OneCheck& check,
                                      absl::Span<const void* const> inputs) const {
-  // Lengths that the partition computes are in range, of capacities that are those of the table.
-  if (check.port == kNoPort || check.other == kNoPort) return absl::OkStatus();
+  if (check.port == kNoPort) return absl::OkStatus();
   const LogicalTensor& table = partition_->input(check.port);
   const Indices pages(table, inputs[check.port]);
-  const Indices lengths(partition_->input(check.other), inputs[check.other]);
   const int64_t most = (*table.dims)[1];
   for (int64_t n = 0; n < pages.rows(); ++n) {
-    const int64_t length = lengths.at(n);
+    // Of lengths that the partition computes, any may be.
+    const int64_t length = check.other == kNoPort
+                               ? most * check.page_tokens
+                               : Indices(partition_->input(check.other), inputs[check.other]).at(n);
     if (length < 0 || length > most * check.page_tokens) {
       return Wrong(*check.op, absl::StrCat("the length of row ", n, " is ", length, "; its ", most,
                                            " pages of ", check.page_tokens,

@@ -32,8 +32,10 @@ void Copy(const Array& from, const Axis& from_axis, int64_t from_line, int64_t f
 }  // namespace
 
 Existing ExistingOf(const Array* lengths, const Array* first, int64_t capacity, int64_t n) {
-  const auto at = [n](const Array& array) {
-    return static_cast<int64_t>(array.values[array.size() == 1 ? 0 : n]);
+  // What the graph computes may be beyond what there is room for.
+  const auto at = [&](const Array& array) {
+    const double index = array.values[array.size() == 1 ? 0 : n];
+    return static_cast<int64_t>(std::clamp<double>(index, 0, static_cast<double>(capacity)));
   };
   return {first == nullptr ? 0 : at(*first), lengths == nullptr ? capacity : at(*lengths)};
 }
@@ -62,7 +64,7 @@ absl::Status EvalLoadPages(OpContext& context) {
   const int64_t per_row = rows == 0 ? 0 : to.outer / rows;  // lines
   for (int64_t line = 0; line < to.outer; ++line) {
     const int64_t n = line / per_row;
-    const Existing tokens = ExistingOf(&context.in(2), nullptr, 0, n);
+    const Existing tokens = ExistingOf(&context.in(2), nullptr, to.tokens * group, n);
     for (int64_t t = 0; t * group < tokens.end; ++t) {
       const auto page = static_cast<int64_t>(table.values[n * table.dims[1] + t / from.tokens]);
       Copy(pool, from, page * per_row + line % per_row, t % from.tokens, dst, to, line, t);

@@ -121,18 +121,21 @@ absl::Status LowerLoadPages(const Op& op, Lowering& lowering) {
   const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), pool.storage);
   const int64_t pages = pool.dims[0], group = TokenGroup(op);
   const int64_t per_row = pages == 0 ? 1 : from.outer / pages;  // lines
-  AddCopies(lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
-            [=](const RunContext& context, int64_t line, std::byte* out) {
-              const int64_t n = line / per_row, most = table.dims[1];
-              const int64_t end = (ElementOf(context, lengths, n) + group - 1) / group;
-              const int32_t* page = context.data<int32_t>(table) + n * most;
-              for (int64_t t = 0; t < end; t += from.tokens, ++page) {
-                const int64_t tokens = std::min(from.tokens, end - t);
-                std::copy_n(
-                    context.data<std::byte>(pool) + from.At(*page * per_row + line % per_row, 0),
-                    from.token_bytes() * tokens, out + from.At(0, t));
-              }
-            });
+  AddCopies(
+      lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
+      [=](const RunContext& context, int64_t line, std::byte* out) {
+        const int64_t n = line / per_row, most = table.dims[1];
+        // What the graph computes may be beyond what there is room for.
+        const int64_t length =
+            std::clamp<int64_t>(ElementOf(context, lengths, n), 0, most * from.tokens * group);
+        const int64_t end = (length + group - 1) / group;
+        const int32_t* page = context.data<int32_t>(table) + n * most;
+        for (int64_t t = 0; t < end; t += from.tokens, ++page) {
+          const int64_t tokens = std::min(from.tokens, end - t);
+          std::copy_n(context.data<std::byte>(pool) + from.At(*page * per_row + line % per_row, 0),
+                      from.token_bytes() * tokens, out + from.At(0, t));
+        }
+      });
   lowering.SetOutput(op, 0, result);
   return absl::OkStatus();
 }

@@ -163,6 +163,31 @@ TEST_P(IndexChecksTest, Ranges) {
   }
 }
 
+// Lengths that the partition computes itself: those of V's rings, 64 at most, where K's pages have
+// room for 32.
+TEST_P(IndexChecksTest, LengthsThatAreComputed) {
+  // The others do not take what is not fused.
+  if (std::string(GetParam()) != "oracle" && std::string(GetParam()) != "reference") return;
+  GraphBuilder g;
+  const Value ranges = g.Input("ranges", kS32, {kBatch, 1, 2});
+  const auto [v, lengths] =
+      g.LoadRangesWithLengths({g.Input("v", kF32, {kBatch, 2, kTokens, kSize})}, ranges);
+  const Value table = g.Input("table", kS32, {kBatch, 2});
+  const Value k = g.LoadPages(g.Input("k", kF32, {kPages, 2, kPageSize, kSize}), table, lengths);
+  const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize});
+  const Value probs =
+      g.SoftMax(g.MatMul(q, k, {.transpose_b = true}), {.axis = -1, .lengths = lengths});
+  // Probabilities of 32 columns with 64 tokens of V.
+  g.Output("o", g.MatMul(g.Concat({probs, probs}, -1), v));
+  const Graph graph = std::move(g).Build().value();
+  const Indices fine{{"ranges", {0, 64, 5, 3, 0, 0}}, {"table", {0, 1, 2, 3, 4, 5}}};
+  EXPECT_FALSE(Run(graph, fine).ok());  // 64 tokens in two pages
+  Indices fewer = fine;
+  fewer["ranges"] = {0, 32, 5, 3, 0, 0};
+  EXPECT_TRUE(Run(graph, fewer).ok());
+  ExpectRefused(graph, fewer, "table", {0, 1, 99, 3, 4, 5}, "is 99; the pool has 14 pages");
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, IndexChecksTest,
                          ::testing::Values("cpu", "cuda_simt", "oracle"
 #ifdef KVANT_WITH_ONEDNN
