@@ -158,7 +158,7 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
   TileParameters parameters;
   if (!codes.by_channel) {
     const WantedBiases wanted{ValueOffset(codes), /*in_codes=*/false, ValueRange(codes)};
-    if (!ReadParameters(reader, segment, p, n, wanted, staging_, scales_, biases_, &parameters)) {
+    if (!ReadParameters(reader, run, wanted, staging_, scales_, biases_, &parameters)) {
       return false;
     }
     reach_ = std::sqrt(kernels.reach(parameters, wanted.range, codes.group, channels_));

@@ -76,15 +76,18 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// Where a tile of parameters begins, and asks for the next, which lies behind it.
+// Where a tile of parameters begins, and asks for the next.
 StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
-                          int64_t groups) {
+                          const Position& next, int64_t groups) {
   if (!array.present()) return {};
   const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
-  const char* data =
-      static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + bytes + at);
-  return {array.type, data};
+  const auto find = [&](const Position& position) {
+    return static_cast<const char*>(reader.Data(array)) +
+           array.IndexOf(position) * BitsOf(array.type) / 8;
+  };
+  const char* const ahead = find(next);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
+  return {array.type, find(p)};
 }
 
 }  // namespace
@@ -162,9 +165,11 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
   std::copy_n(block.values + in_block * channels_, channels_, out);
 }
 
-bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
-                    TileParameters* out) {
+bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& wanted,
+                    float* staging, float* scales, float* biases, TileParameters* out) {
+  const Segment& segment = part.segment;
+  const Position& p = part.first;
+  const int64_t n = part.tokens;
   const Dequantization& how = segment.dequantization;
   const CodeKernels& kernels = *reader.kernels->codes;
   const int64_t groups = segment.codes.groups;
@@ -180,11 +185,14 @@ bool ReadParameters(const Reader& reader, const Segment& segment, const Position
                                 (groups == 1 || array.strides[kCol] == 1));
   };
   if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
-    Position at = p;
-    for (int axis = 0; axis < kAxes; ++axis) at.at[axis] /= how.group[axis];
-    return take(kernels.turn(StoredAt(reader, how.scales, at, groups),
-                             StoredAt(reader, how.zero_points, at, groups), make, groups, scales,
-                             biases));
+    Position at = p, next = part.next;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      at.at[axis] /= how.group[axis];
+      next.at[axis] /= how.group[axis];
+    }
+    return take(kernels.turn(StoredAt(reader, how.scales, at, next, groups),
+                             StoredAt(reader, how.zero_points, at, next, groups), make, groups,
+                             scales, biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);

@@ -113,12 +113,11 @@ struct WantedBiases {
   bool in_codes = false;
   CodeRange range;
 };
-// Those of tokens [p, p + n), biases as CodeBiases says; null biases if there is neither zero point
+// Those of a part, biases as CodeBiases says; null biases if there is neither zero point
 // nor offset. False if one is not finite. `staging`, `scales`, `biases`: groups * kTokenTile
 // floats.
-bool ReadParameters(const Reader& reader, const Segment& segment, const Position& p, int64_t n,
-                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
-                    TileParameters* out);
+bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& wanted,
+                    float* staging, float* scales, float* biases, TileParameters* out);
 
 // Calls use(run) for what of the part lies in each run of tokens that have parameters of their own,
 // as long as it returns true.

@@ -153,8 +153,8 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   if (codes.by_channel) {
     if (segment.dequantization.zero_points.present()) parameters.biases = kOnes.at;
   } else if (segment.dequantization.scales.present() &&
-             !ReadParameters(reader, segment, p, n, {0.f, /*in_codes=*/false, range}, staging_,
-                             scales_, biases_, &parameters)) {
+             !ReadParameters(reader, run, {0.f, /*in_codes=*/false, range}, staging_, scales_,
+                             biases_, &parameters)) {
     return false;
   }
   if (codes.floats) {

@@ -49,8 +49,7 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
   if (segment.codes.floats) {
     TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        !ReadParameters(reader, segment, part.first, part.tokens, {}, staging_, scales_, biases_,
-                        &parameters)) {
+        !ReadParameters(reader, part, {}, staging_, scales_, biases_, &parameters)) {
       return false;
     }
     MultiplyFloats(call, parameters.scales, shrink, out);
@@ -88,7 +87,7 @@ const float* CodeValues::Columns(const Call& call, const Part& part) {
 bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
   const CodeLayout& codes = call.part.segment.codes;
   TileParameters parameters;
-  if (!ReadParameters(call.reader, call.part.segment, call.part.first, call.part.tokens,
+  if (!ReadParameters(call.reader, call.part,
                       {ValueOffset(codes), /*in_codes=*/true, ValueRange(codes)}, staging_, scales_,
                       biases_, &parameters)) {
     return false;
