@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kHeads = 32, kKvHeads = 8, kSize = 128;
 constexpr size_t kRotatedBytes = size_t{256} << 20;
 
+constexpr int64_t kOtherTokens = 100;
+
 struct Format {
   DataType type;
   int64_t group;  // along the head; 0: not quantized
@@ -27,8 +29,11 @@ struct Format {
   int64_t capacity = 0;
   int64_t page = 0;        // tokens of a page; 0: contiguous
   int64_t heads = kHeads;  // of queries
+  int64_t others = 0;      // sequences beside, of kOtherTokens in pages
 
   bool has_ranges() const { return sinks + residual + capacity > 0; }
+  int64_t pages_of(int64_t tokens) const { return (tokens + page - 1) / page; }
+  int64_t pool(int64_t kv_len) const { return pages_of(kv_len) + others * pages_of(kOtherTokens); }
   std::vector<int64_t> Segments(int64_t kv_len) const {
     if (sinks + residual == 0) return {std::max(kv_len, capacity)};
     return {sinks, std::max(kv_len, capacity) - sinks - residual, residual};
@@ -39,11 +44,11 @@ struct Format {
 Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int64_t kv_len,
             const std::vector<Value>& indices, std::optional<Value>* lengths) {
   const std::vector<int64_t> segments = format.Segments(kv_len);
-  const int64_t pages = format.page == 0 ? 1 : kv_len / format.page;
+  const int64_t pages = format.page == 0 ? 1 : format.pool(kv_len);
   std::vector<Value> parts;
   for (size_t s = 0; s < segments.size(); ++s) {
     const bool plain = segments.size() == 3 && s != 1;
-    const int64_t tokens = segments[s] / pages;
+    const int64_t tokens = format.page == 0 ? segments[s] : format.page;
     const std::string part = name + std::to_string(s);
     const Value data =
         g.Input(part, plain ? kF16 : format.type, {pages, kKvHeads, 1, tokens, kSize});
@@ -69,11 +74,13 @@ Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int6
 absl::StatusOr<Graph> DecodeGraph(const Format& format, int64_t kv_len) {
   GraphBuilder g({.apply_to_int = true});
   const DataType type = format.group > 0 ? kF32 : format.type;
-  const Value q = g.Input("q", type, {1, kKvHeads, format.heads / kKvHeads, 1, kSize});
+  const Value q = g.Input("q", type, {1 + format.others, kKvHeads, format.heads / kKvHeads, 1, kSize});
   std::vector<Value> indices;
   std::optional<Value> lengths;
   if (format.page > 0) {
-    indices = {g.Input("pages", kS32, {1, kv_len / format.page}), g.Input("lengths", kS32, {1})};
+    const int64_t rows = 1 + format.others;
+    indices = {g.Input("pages", kS32, {rows, format.pages_of(kv_len)}),
+               g.Input("lengths", kS32, {rows})};
     lengths = indices[1];
   } else if (format.has_ranges()) {
     const auto segments = static_cast<int64_t>(format.Segments(kv_len).size());
@@ -92,11 +99,18 @@ absl::StatusOr<Graph> DecodeGraph(const Format& format, int64_t kv_len) {
 std::vector<int32_t> IndicesOf(const Format& format, const std::string& name, int64_t kv_len,
                                int64_t first) {
   std::vector<int32_t> indices;
-  if (name == "lengths") indices.push_back(static_cast<int32_t>(kv_len));
+  if (name == "lengths") {
+    indices.assign(static_cast<size_t>(1 + format.others), kOtherTokens);
+    indices[0] = static_cast<int32_t>(kv_len);
+  }
   if (name == "pages") {
-    const int64_t pages = kv_len / format.page;
-    for (int64_t i = 0; i < pages; ++i) {
-      indices.push_back(static_cast<int32_t>((i * 61 + first) % pages));  // 61 divides no count
+    const int64_t pages = format.pool(kv_len);
+    for (int64_t row = 0, next = 0; row <= format.others; ++row) {
+      const int64_t own = format.pages_of(row == 0 ? kv_len : kOtherTokens);
+      for (int64_t i = 0; i < format.pages_of(kv_len); ++i) {
+        const int64_t page = i < own ? next++ : 0;
+        indices.push_back(static_cast<int32_t>((page * 61 + first) % pages));  // divides no count
+      }
     }
   }
   if (name != "ranges") return indices;
@@ -197,6 +211,9 @@ KVANT_PAGES(s8_g32_r1, kS8, 8);
 KVANT_PAGES(u4_g32_r4, kU4, 32);
 KVANT_PAGES(u4_g32_r1, kU4, 8);
 #undef KVANT_PAGES
+// One long sequence beside many short ones keeps all cores busy: with 10 % more tokens than it
+// has alone, it takes that much longer.
+KVANT_PAGED(u4_g32_r4_pages_64_beside_31, kU4, 32, 0, 0, 0, 64, 32, 31);
 #undef KVANT_PAGED
 
 }  // namespace

@@ -20,6 +20,9 @@ inline constexpr int kCol = 4;
 // Tokens that are dequantized, multiplied and normalized together. Also the
 // granularity of splits, so that tile boundaries depend on the shape only.
 inline constexpr int64_t kTokenTile = 64;
+// Products on codes take a tile from several pages where these are multiples of so many tokens.
+inline constexpr int64_t kPageUnit = 16;
+inline constexpr int kTileBlocks = kTokenTile / kPageUnit;
 
 // Columns are not cut into chunks shorter than this.
 inline constexpr int64_t kMinChunk = 256;
@@ -69,6 +72,7 @@ struct CodeLayout {
   bool by_channel = false;
   int64_t run = 0;
   int64_t group = 0, groups = 0;  // channels in a group, and how many there are
+  bool joins_pages = false;       // a tile is multiplied at once although it is in several pages
   // CodeColumns, for the keys.
   int64_t columns = 0;
   std::vector<int32_t> part_ends, part_groups;

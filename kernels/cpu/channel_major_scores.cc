@@ -47,7 +47,7 @@ ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t 
       chunks == 0 ? 0 : std::max(groups * kTokenTile, channels_ + kTokenTile);
   scales_ = arena.Take(parameters);
   biases_ = arena.Take(parameters);
-  staging_ = arena.Take(groups * kTokenTile);
+  staging_ = arena.Take(2 * groups * kTokenTile);
   padded_ = arena.Take(rows * kTokenTile);
   scores_ = arena.Take(rows * kTokenTile);
   unused_ = arena.Take(rows * kTokenTile);
@@ -121,19 +121,18 @@ void ChannelMajorScores::PrepareRest(const CodeKernels& kernels, const CodeLayou
 void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
                              const CodeLayout& codes, const CodeParameters& parameters,
                              CodeKernels::Values values, int64_t rows, float* scores) const {
-  const uint8_t* const data = values.rows.data;
+  const uint8_t* const first = values.rows.blocks[0];
   int64_t i = 0;
   for (int64_t begin = 0; begin < channels_; i += rows) {
     const Chunk chunk = ChunkAt(codes, begin);
     begin = chunk.end;
     values.rows.tokens = chunk.end - chunk.begin;
-    values.rows.data = data + chunk.begin * values.rows.stride;
     // The next tile's codes lie behind these, a line for each channel; the kernel's own requests
     // are for lines that are here already.
-    values.rows.next = values.rows.data;
+    const uint8_t* const data = first + chunk.begin * values.rows.stride;
+    values.rows.Follow(data, data);
     for (int64_t c = 0; c < values.rows.tokens; ++c) {
-      __builtin_prefetch(values.rows.data + c * values.rows.stride + 2 * values.rows.row_bytes, 0,
-                         2);
+      __builtin_prefetch(data + c * values.rows.stride + 2 * values.rows.row_bytes, 0, 2);
     }
     values.weights = weights.weights + i * kTokenTile;
     values.weight_scales = weights.scales + i;
@@ -164,8 +163,8 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
     reach_ = std::sqrt(kernels.reach(parameters, wanted.range, codes.group, channels_));
   }
   const CodeKernels::Values values = {
-      .rows = {.data = static_cast<const uint8_t*>(reader.Data(segment.data)) +
-                       segment.data.IndexOf(p) * codes.bits / 8,
+      .rows = {.blocks = {static_cast<const uint8_t*>(reader.Data(segment.data)) +
+                          segment.data.IndexOf(p) * codes.bits / 8},
                .stride = segment.data.strides[kCol] * codes.bits / 8,
                .row_bytes = CeilDiv(n * codes.bits, 8)},
       .bits = codes.bits,

@@ -53,7 +53,19 @@ std::string WhyNotAsFloats(const Segment& segment, int64_t channels) {
   return finite ? "" : "the codebook holds numbers that are not finite";
 }
 
+bool TurnsArray(const Dequantization& how, const Array& array, int64_t groups) {
+  return !array.present() ||
+         (how.group[kRow] == 1 && Turns(array.type, groups) && array.strides[kRow] == groups &&
+          (groups == 1 || array.strides[kCol] == 1));
+}
+
 }  // namespace
+
+bool TurnsParameters(const Segment& segment) {
+  const Dequantization& how = segment.dequantization;
+  const int64_t groups = segment.codes.groups;
+  return TurnsArray(how, how.scales, groups) && TurnsArray(how, how.zero_points, groups);
+}
 
 std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   CodeLayout& codes = segment.codes;
@@ -98,6 +110,8 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
   codes.usable = channels > 0;
   if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
+  codes.joins_pages =
+      !codes.by_channel && segment.tokens % kPageUnit == 0 && TurnsParameters(segment);
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
   const int64_t unit = codes.floats ? kFloatPartUnit : PartUnit(codes.bits);

@@ -1,5 +1,10 @@
 #include "kvant/kernels/cpu/code_parameters.h"
 
+#include <cstring>
+
+#include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/pieces.h"
+
 namespace kvant::cpu {
 namespace {
 
@@ -76,21 +81,49 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// Where a tile of parameters begins, and asks for the next.
-StoredParameters StoredAt(const Reader& reader, const Array& array, const Position& p,
-                          const Position& next, int64_t groups) {
+// Where the blocks of a joined tile and of the next begin.
+struct TileBlocks {
+  Position at[kTileBlocks], next[kTileBlocks];
+
+  explicit TileBlocks(const Part& part) {
+    const Piece& piece = *part.joined;
+    for (int i = 0; i < kTileBlocks; ++i) {
+      const int64_t token = part.token + i * kPageUnit;
+      at[i] = piece.At(part.first, token);
+      next[i] = token + kTokenTile < piece.end() ? piece.At(part.first, token + kTokenTile) : at[i];
+    }
+  }
+};
+
+// A tile of parameters as it is stored, and asks for the next. In several pages: side by side in
+// `room`, of groups * kTokenTile floats.
+StoredParameters StoredAt(const Reader& reader, const Dequantization& how, const Array& array,
+                          const Part& part, int64_t groups, float* room) {
   if (!array.present()) return {};
-  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
-  const auto find = [&](const Position& position) {
-    return static_cast<const char*>(reader.Data(array)) +
-           array.IndexOf(position) * BitsOf(array.type) / 8;
+  const auto find = [&](Position p) {
+    for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
+    return static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
   };
-  const char* const ahead = find(next);
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
-  return {array.type, find(p)};
+  const auto ask = [](const char* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+  };
+  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
+  if (part.joined == nullptr) {
+    ask(find(part.next), bytes);
+    return {array.type, find(part.first)};
+  }
+  const TileBlocks blocks(part);
+  const int64_t of_block = bytes / kTileBlocks;
+  for (int i = 0; i < kTileBlocks; ++i) {
+    ask(find(blocks.next[i]), of_block);
+    std::memcpy(reinterpret_cast<char*>(room) + i * of_block, find(blocks.at[i]),
+                static_cast<size_t>(of_block));
+  }
+  return {array.type, room};
 }
 
 }  // namespace
+
 
 void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
                const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
@@ -111,18 +144,31 @@ CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels) {
     return static_cast<const uint8_t*>(reader.Data(data)) + data.IndexOf(p) * bits / 8;
   };
   CodeRows rows;
-  rows.data = at(part.first);
   rows.stride = data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
-  rows.next = at(part.next);
+  if (part.joined == nullptr) {
+    rows.Follow(at(part.first), at(part.next));
+  } else {
+    const TileBlocks blocks(part);
+    for (int i = 0; i < kTileBlocks; ++i) {
+      rows.blocks[i] = at(blocks.at[i]);
+      rows.next[i] = at(blocks.next[i]);
+    }
+  }
   return rows;
 }
 
 void RequestFirst(const CodeRows& rows) {
   constexpr int64_t kMostLines = 24;
-  const int64_t lines = std::min(kMostLines, CeilDiv(rows.tokens * rows.row_bytes, 64));
-  for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(rows.next + i * 64, 0, 2);
+  const int64_t of_block = CeilDiv(kPageUnit * rows.row_bytes, 64);
+  int64_t left = kMostLines;
+  for (int64_t token = 0; token < rows.tokens && left > 0; token += kPageUnit) {
+    const uint8_t* const block = rows.next[token / kPageUnit];
+    const int64_t lines = std::min(left, of_block);
+    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(block + i * 64, 0, 2);
+    left -= lines;
+  }
 }
 
 ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,
@@ -180,19 +226,11 @@ bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& 
     *out = {{scales, biases}, MostOf(limits, make, wanted.range)};
     return limits.finite;
   };
-  const auto turns = [&](const Array& array) {
-    return !array.present() || (Turns(array.type, groups) && array.strides[kRow] == groups &&
-                                (groups == 1 || array.strides[kCol] == 1));
-  };
-  if (n == kTokenTile && how.group[kRow] == 1 && turns(how.scales) && turns(how.zero_points)) {
-    Position at = p, next = part.next;
-    for (int axis = 0; axis < kAxes; ++axis) {
-      at.at[axis] /= how.group[axis];
-      next.at[axis] /= how.group[axis];
-    }
-    return take(kernels.turn(StoredAt(reader, how.scales, at, next, groups),
-                             StoredAt(reader, how.zero_points, at, next, groups), make, groups,
-                             scales, biases));
+  if (n == kTokenTile && TurnsParameters(segment)) {
+    float* const points = staging + groups * kTokenTile;
+    return take(kernels.turn(StoredAt(reader, how, how.scales, part, groups, staging),
+                             StoredAt(reader, how, how.zero_points, part, groups, points), make,
+                             groups, scales, biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);

@@ -72,13 +72,28 @@ struct CodeFactors {
   const float* zero_points = nullptr;  // in codes
 };
 
-// Stored tokens of one head, and where those that come next begin, as dense as rows are.
+// Tokens of one head, in blocks that may lie in different pages, and the blocks of those that come
+// next, as dense as rows are.
 struct CodeRows {
-  const uint8_t* data = nullptr;
-  int64_t stride = 0;             // bytes from token to token
-  int64_t row_bytes = 0;          // that hold channels
-  int64_t tokens = 0;             // at most kTokenTile
-  const uint8_t* next = nullptr;  // prefetched; need not be readable
+  const uint8_t* blocks[kTileBlocks] = {};
+  int64_t stride = 0;     // bytes from token to token of a block
+  int64_t row_bytes = 0;  // that hold channels
+  int64_t tokens = 0;     // at most kTokenTile
+  const uint8_t* next[kTileBlocks] = {};  // prefetched; need not be readable
+
+  const uint8_t* At(int64_t token) const {
+    return blocks[token / kPageUnit] + token % kPageUnit * stride;
+  }
+  const uint8_t* Next(int64_t token) const {
+    return next[token / kPageUnit] + token % kPageUnit * row_bytes;
+  }
+  // All blocks follow that at `data`, as the next do that at `ahead`.
+  void Follow(const uint8_t* data, const uint8_t* ahead) {
+    for (int i = 0; i < kTileBlocks; ++i) {
+      blocks[i] = data + i * kPageUnit * stride;
+      next[i] = ahead + i * kPageUnit * row_bytes;
+    }
+  }
 };
 
 // Biases are zero points, 0 where null, plus an offset, in codes or times the scales; where `real`,

@@ -288,7 +288,7 @@ void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& 
       std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
     }
   }
-  ForParts(pieces, p, column, n, [&](const Part& part) {
+  ForParts(pieces, p, column, n, /*join=*/false, [&](const Part& part) {
     DequantizePart(reader, part, channels, by_channel, out, scratch);
   });
 }

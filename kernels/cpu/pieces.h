@@ -19,6 +19,7 @@ struct Piece {
   const int32_t* pages = nullptr;
   int64_t page_stride = 0;
 
+  int64_t end() const { return first + tokens; }
   // Where token `token` lies, as that of a batch row which is at `p` otherwise.
   Position At(Position p, int64_t token) const {
     p.at[kCol] = 0;
@@ -37,19 +38,23 @@ struct Pieces {
   int count = 0;
 };
 
-// Tokens side by side: of a tile, columns [column, column + tokens).
+// Of a tile, columns [column, column + tokens): tokens side by side, or of several pages.
 struct Part {
   const Segment& segment;
   Position first;  // of the first token
   int64_t tokens = 0;
   int64_t column = 0;
   Position next;  // of the token after them, to be asked for
+  // Not null: of this piece, from its token `token` on, in several pages.
+  const Piece* joined = nullptr;
+  int64_t token = 0;
 };
 
 // Calls use(part) for what of each piece lies in columns [column, column + n) of the batch row at
-// `p`.
+// `p`. `join`: a part may be a tile in several pages, where the segment's codes are so multiplied.
 template <typename Use>
-void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n, Use use) {
+void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n, bool join,
+              Use use) {
   for (const Piece* piece = pieces.at; piece != pieces.at + pieces.count; ++piece) {
     int64_t begin = std::max(column, piece->begin);
     const int64_t end = std::min(column + n, piece->begin + piece->tokens);
@@ -57,13 +62,19 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
       const int64_t token = piece->first + begin - piece->begin;
       const Position first = piece->At(p, token);
       int64_t tokens = end - begin;
-      if (piece->pages != nullptr) {
-        tokens = std::min(tokens, piece->segment->tokens - first.at[kRow]);
+      const Piece* joined = nullptr;
+      if (piece->pages != nullptr && first.at[kRow] + tokens > piece->segment->tokens) {
+        if (join && piece->segment->codes.joins_pages && tokens == kTokenTile &&
+            token % kPageUnit == 0) {
+          joined = piece;
+        } else {
+          tokens = piece->segment->tokens - first.at[kRow];
+        }
       }
       // There may be no page for a token after the last.
-      const bool last = piece->pages != nullptr && token + tokens >= piece->first + piece->tokens;
+      const bool last = piece->pages != nullptr && token + tokens >= piece->end();
       use(Part{*piece->segment, first, tokens, begin - column,
-               last ? first : piece->At(p, token + tokens)});
+               last ? first : piece->At(p, token + tokens), joined, token});
       begin += tokens;
     }
   }

@@ -22,7 +22,12 @@ StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, floa
                   float* scratch) {
   const Segment& segment = part.segment;
   if (!AsStored(segment)) {
-    const Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
+    Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
+    if (part.joined != nullptr) {
+      piece = *part.joined;
+      piece.first = part.token;
+      piece.begin = 0;
+    }
     DequantizeTile(reader, {&piece, 1}, part.first, 0, part.tokens, channels,
                    /*by_channel=*/false, tile, scratch);
     return {kF32, tile, 0, channels};
@@ -88,7 +93,7 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
       KeyTile(column, n);
       return kernels_.qk(q, rows, size, buffers_.k, scores);
   }
-  ForParts(columns_.k(), batch_, column, n, [&](const Part& part) {
+  ForParts(columns_.k(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const auto multiply = [&](auto& product) {
       return product.Multiply(reader_, part, q, rows, scores);
     };
@@ -122,7 +127,7 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
     case Products::kStoredRows:
       break;
   }
-  ForParts(columns_.v(), batch_, column, n, [&](const Part& part) {
+  ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     if (!part.segment.codes.usable ||
         !buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)) {
       const StoredRows v = RowsOf(reader_, part, size, buffers_.v, buffers_.line);

@@ -1,4 +1,5 @@
 // Every format with magnitudes that are hard on products.
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,21 +36,27 @@ void AddHostileCases(std::vector<Case>& cases) {
   };
   for (const Storage& storage : storages) {
     for (const auto& [kind, name] : kinds) {
-      // One that is multiplied by stored rows, one by tiles.
-      for (const int64_t q_len : {1, 20}) {
+      // Multiplied by stored rows, by those of several pages, and by tiles.
+      for (const char* const way : {"", "_pages", "_tiles"}) {
+        const bool tiles = way == std::string_view("_tiles");
         Case c;
         c.batch = 1;
         c.kv_heads = 2;
-        c.ratio = q_len == 1 ? 3 : 1;
-        c.q_len = q_len;
+        c.ratio = tiles ? 1 : 3;
+        c.q_len = tiles ? 20 : 1;
         c.kv_len = 72;
+        if (way == std::string_view("_pages")) {
+          c.kv_len = 144;
+          c.page_size = 48;
+          c.real_lengths = true;
+        }
         c.head_size = 32;
         c.type = storage.quantized() ? kF32 : storage.type;
         c.k = c.v = storage;
         c.magnitudes = kind;
         const int index = static_cast<int>(&storage - storages);
-        c.name = absl::StrCat("Hostile_", name, "_", DataTypeName(storage.type).data(), "_", index,
-                              q_len == 1 ? "" : "_tiles");
+        c.name =
+            absl::StrCat("Hostile_", name, "_", DataTypeName(storage.type).data(), "_", index, way);
         cases.push_back(std::move(c));
       }
     }

@@ -62,8 +62,8 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
   constexpr int kVectors = S::kWidth / S::kTokensOfVector;
   const int64_t stride = rows.stride, last = rows.tokens - 1;
   const uint8_t* first[kVectors];
-  for (int i = 0; i < kVectors; ++i) first[i] = rows.data + (token + i) * stride;
-  const char* next = reinterpret_cast<const char*>(rows.next) + token * rows.row_bytes;
+  for (int i = 0; i < kVectors; ++i) first[i] = rows.At(token) + i * stride;
+  const uint8_t* next = rows.Next(token);
   const float* const scale = scales + token;
   F total[kRows];
 #pragma GCC unroll 4
@@ -91,7 +91,7 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
           } else {
             const uint8_t* at[S::kTokensOfVector];
             for (int l = 0; l < S::kTokensOfVector; ++l) {
-              at[l] = rows.data + byte + CodesMin(token + kVectors * l + i + s, last) * stride;
+              at[l] = rows.At(CodesMin(token + kVectors * l + i + s, last)) + byte;
             }
             words[s] =
                 codes.Open(S::LoadSomePieces(at, CodesMin(rows.row_bytes - byte, kPieceBytes)));
@@ -188,11 +188,13 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
     }
   }
   constexpr int64_t kAhead = kChunks * kChunkBytes;
-  const char* next = reinterpret_cast<const char*>(rows.next) + byte * rows.tokens;
-  for (int64_t t = 0; t < rows.tokens; ++t) {
+  const uint8_t *p = nullptr, *next = nullptr;
+  for (int64_t t = 0; t < rows.tokens; ++t, p += rows.stride, next += kAhead) {
+    if (t % kPageUnit == 0) {
+      p = rows.blocks[t / kPageUnit] + byte;
+      next = rows.next[t / kPageUnit] + byte * kPageUnit;
+    }
     for (int64_t line = 0; line < kAhead; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
-    next += kAhead;
-    const uint8_t* p = rows.data + t * rows.stride + byte;
 #pragma GCC unroll 4
     for (int ch = 0; ch < kChunks; ++ch) {
       const auto words = codes.Open(Codes::LoadRun(p + ch * kChunkBytes, bytes));

@@ -131,7 +131,7 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
   for (int64_t token = begin; token < end; token += S::kWidth) {
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
     for (int64_t byte = 0; byte < rows.row_bytes; byte += S::kColumnBytes) {
-      S::Columns(rows.data + token * rows.stride + byte, rows.stride, last, rows.row_bytes - byte,
+      S::Columns(rows.At(token) + byte, rows.stride, last, rows.row_bytes - byte,
                  flips, turned + byte / 4 * kTokenTile + token);
     }
   }
@@ -155,7 +155,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
   const int32_t* starts = queries.starts + row * columns.parts;
   const float* sums = queries.sums + row * columns.parts;
   // Later rows of queries ask for the same lines again, which by then costs nothing.
-  const char* next = reinterpret_cast<const char*>(rows.next) + token * rows.row_bytes;
+  const uint8_t* next[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) next[b] = rows.Next(token + b * S::kWidth);
   float* const block_scores = scores + row * kTokenTile + token;
   int64_t c = 0;
   for (int64_t part = 0; part < columns.parts; ++part) {
@@ -170,9 +171,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
       I word[kBlocks];
       for (int b = 0; b < kBlocks; ++b) {
         word[b] = S::LoadDwords(turned + c * kTokenTile + token + b * S::kWidth);
-        // The next tile, line after line as memory is fastest, and a line per column: a burst
-        // would not overlap with computing.
-        _mm_prefetch(next + (c * kBlocks + b) * 4 * S::kWidth, _MM_HINT_T1);
+        // The next tile, a line per column: a burst would not overlap with computing.
+        _mm_prefetch(next[b] + c * 4 * S::kWidth, _MM_HINT_T1);
       }
       ForEachOf<kPairs>([&](auto k) {
         I codes[kBlocks];

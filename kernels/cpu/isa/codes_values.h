@@ -192,12 +192,14 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   // What of the next tile is asked for with every pair of tokens, so that all passes over the
   // tokens ask for all of it, line after line.
   constexpr int64_t kAhead = 2 * kChunks * S::kWidth;
-  const char* next = reinterpret_cast<const char*>(rows.next) + byte * rows.tokens;
-  for (int64_t t = 0; t < rows.tokens; t += 2) {
-    const uint8_t* p0 = rows.data + t * rows.stride + byte;
+  const uint8_t *p0 = nullptr, *next = nullptr;
+  for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride, next += kAhead) {
+    if (t % kPageUnit == 0) {
+      p0 = rows.blocks[t / kPageUnit] + byte;
+      next = rows.next[t / kPageUnit] + byte * kPageUnit;
+    }
     const uint8_t* p1 = t + 1 < rows.tokens ? p0 + rows.stride : p0;
     for (int64_t line = 0; line < kAhead; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
-    next += kAhead;
 #pragma GCC unroll 16
     for (int ch = 0; ch < kChunks; ++ch) {
       const int64_t skip = ch * S::kWidth;
