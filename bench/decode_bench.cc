@@ -74,7 +74,8 @@ Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int6
 absl::StatusOr<Graph> DecodeGraph(const Format& format, int64_t kv_len) {
   GraphBuilder g({.apply_to_int = true});
   const DataType type = format.group > 0 ? kF32 : format.type;
-  const Value q = g.Input("q", type, {1 + format.others, kKvHeads, format.heads / kKvHeads, 1, kSize});
+  const Value q =
+      g.Input("q", type, {1 + format.others, kKvHeads, format.heads / kKvHeads, 1, kSize});
   std::vector<Value> indices;
   std::optional<Value> lengths;
   if (format.page > 0) {

@@ -1,5 +1,5 @@
-// Reads memory in chunks, in order and in no order: what a paged cache can be read at, whose page holds
-// a chunk of each head, beside decode_bench.
+// Reads memory in chunks, in order and in no order: what a paged cache can be read at, whose page
+// holds a chunk of each head, beside decode_bench.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

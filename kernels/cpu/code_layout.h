@@ -18,7 +18,8 @@ inline constexpr int64_t kMaxFloatPart = 64;
 // or nothing. Only keys may be channel-major.
 std::string DescribeCodes(int64_t channels, bool keys, Segment& segment);
 
-// Whether a tile of the described segment's parameters, a set for each token, is read by turning it.
+// Whether a tile of the described segment's parameters, a set for each token, is read by turning
+// it.
 bool TurnsParameters(const Segment& segment);
 
 }  // namespace kvant::cpu

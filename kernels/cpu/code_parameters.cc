@@ -124,7 +124,6 @@ StoredParameters StoredAt(const Reader& reader, const Dequantization& how, const
 
 }  // namespace
 
-
 void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
                const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
                float* lost_bias) {

@@ -76,9 +76,9 @@ struct CodeFactors {
 // next, as dense as rows are.
 struct CodeRows {
   const uint8_t* blocks[kTileBlocks] = {};
-  int64_t stride = 0;     // bytes from token to token of a block
-  int64_t row_bytes = 0;  // that hold channels
-  int64_t tokens = 0;     // at most kTokenTile
+  int64_t stride = 0;                     // bytes from token to token of a block
+  int64_t row_bytes = 0;                  // that hold channels
+  int64_t tokens = 0;                     // at most kTokenTile
   const uint8_t* next[kTileBlocks] = {};  // prefetched; need not be readable
 
   const uint8_t* At(int64_t token) const {

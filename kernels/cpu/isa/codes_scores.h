@@ -131,8 +131,8 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
   for (int64_t token = begin; token < end; token += S::kWidth) {
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
     for (int64_t byte = 0; byte < rows.row_bytes; byte += S::kColumnBytes) {
-      S::Columns(rows.At(token) + byte, rows.stride, last, rows.row_bytes - byte,
-                 flips, turned + byte / 4 * kTokenTile + token);
+      S::Columns(rows.At(token) + byte, rows.stride, last, rows.row_bytes - byte, flips,
+                 turned + byte / 4 * kTokenTile + token);
     }
   }
 }
