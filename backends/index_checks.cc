@@ -46,9 +46,12 @@ IndexChecks::IndexChecks(const Partition& partition, bool fused) : partition_(&p
   if (fused && partition.attention() != nullptr) AddColumns(*partition.attention());
 }
 
-int IndexChecks::PortOf(const Op& op, std::string_view name) const {
+IndexChecks::Source IndexChecks::Find(const Op& op, std::string_view name) const {
   const std::optional<size_t> input = FindInput(op, name);
-  return input ? partition_->InputPort(op.inputs[*input]) : kNoPort;
+  if (!input) return {};
+  const LogicalTensor& tensor = partition_->ops().tensor(op.inputs[*input]);
+  const int port = partition_->InputPort(tensor.id);
+  return port == kNoPort && !tensor.value ? Source() : Source{&tensor, port};
 }
 
 void IndexChecks::Add(const Op& op) {
@@ -60,40 +63,46 @@ void IndexChecks::Add(const Op& op) {
   check.op = &op;
   switch (op.kind) {
     case OpKind::kLoadTokens:
-      check.port = PortOf(op, "lengths");
-      check.other = PortOf(op, "first");
+      check.source = Find(op, "lengths");
+      check.other = Find(op, "first");
       check.most = TokenDim(op, tensor(0)) * group;
       break;
     case OpKind::kSoftMax: {
       const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
-      check.port = PortOf(op, "lengths");
-      check.other = PortOf(op, "first");
+      check.source = Find(op, "lengths");
+      check.other = Find(op, "first");
       check.most = (*tensor(0).dims)[axis < 0 ? axis + tensor(0).rank() : axis];
       break;
     }
     case OpKind::kLoadPages:
       check.kind = Kind::kPages;
-      check.port = PortOf(op, "page_table");
-      check.other = PortOf(op, "lengths");
+      check.source = Find(op, "page_table");
+      check.other = Find(op, "lengths");
       check.most = (*tensor(0).dims)[0];
       check.page_tokens = TokenDim(op, tensor(0)) * group;
       break;
     case OpKind::kLoadRanges:
       check.kind = Kind::kRanges;
-      check.port = PortOf(op, "ranges");
+      check.source = Find(op, "ranges");
       for (size_t i = 1; i < op.inputs.size(); ++i) {
         check.capacities.push_back(TokenDim(op, tensor(i)));
       }
       break;
+    case OpKind::kAppend:
+      check.kind = Kind::kPositions;
+      check.source = Find(op, "positions");
+      check.to = AppendedTokensOf(op, tensor(0), partition_->ops().tensor(op.outputs[0]));
+      check.most = (*tensor(0).dims)[0];
+      break;
     case OpKind::kScaledDotProductAttention:
-      check.port = PortOf(op, "kv_lengths");
-      check.other = PortOf(op, "kv_first");
+      check.source = Find(op, "kv_lengths");
+      check.other = Find(op, "kv_first");
       check.most = (*tensor(1).dims)[2];
-      if (const int offsets = PortOf(op, "query_offsets"); offsets != kNoPort) {
+      if (const Source offsets = Find(op, "query_offsets"); offsets.present()) {
         OneCheck of_queries;
         of_queries.kind = Kind::kOffsets;
         of_queries.op = &op;
-        of_queries.port = offsets;
+        of_queries.source = offsets;
         of_queries.most = (*tensor(0).dims)[0];
         checks_.push_back(std::move(of_queries));
       }
@@ -102,7 +111,7 @@ void IndexChecks::Add(const Op& op) {
       return;
   }
   // What an op of the partition computes, a LoadRanges the lengths, is right by itself.
-  if (check.port != kNoPort || check.other != kNoPort) checks_.push_back(std::move(check));
+  if (check.source.present() || check.other.present()) checks_.push_back(std::move(check));
 }
 
 void IndexChecks::AddColumns(const AttentionSpec& spec) {
@@ -110,15 +119,18 @@ void IndexChecks::AddColumns(const AttentionSpec& spec) {
   OneCheck check;
   check.kind = Kind::kColumns;
   check.op = &partition_->ops().ops().back();
-  check.port = spec.k[0].range.port;
-  check.other = spec.v[0].range.port;
+  const auto source = [&](int port) { return Source{&partition_->input(port), port}; };
+  check.source = source(spec.k[0].range.port);
+  check.other = source(spec.v[0].range.port);
   checks_.push_back(std::move(check));
 }
 
 absl::Status IndexChecks::Check(absl::Span<const void* const> inputs) const {
   for (const OneCheck& check : checks_) {
-    const auto missing = [&](int port) { return port != kNoPort && inputs[port] == nullptr; };
-    if (missing(check.port) || missing(check.other)) continue;
+    const auto missing = [&](const Source& source) {
+      return source.present() && source.Find(inputs) == nullptr;
+    };
+    if (missing(check.source) || missing(check.other)) continue;
     switch (check.kind) {
       case Kind::kLengths:
         KVANT_RETURN_IF_ERROR(CheckLengths(check, inputs));
@@ -132,6 +144,9 @@ absl::Status IndexChecks::Check(absl::Span<const void* const> inputs) const {
       case Kind::kOffsets:
         KVANT_RETURN_IF_ERROR(CheckOffsets(check, inputs));
         break;
+      case Kind::kPositions:
+        KVANT_RETURN_IF_ERROR(CheckPositions(check, inputs));
+        break;
       case Kind::kColumns:
         KVANT_RETURN_IF_ERROR(CheckColumns(check, inputs));
         break;
@@ -142,9 +157,9 @@ absl::Status IndexChecks::Check(absl::Span<const void* const> inputs) const {
 
 absl::Status IndexChecks::CheckLengths(const OneCheck& check,
                                        absl::Span<const void* const> inputs) const {
-  const auto in_range = [&](int port, std::string_view what) {
-    if (port == kNoPort) return absl::OkStatus();
-    const Indices all(partition_->input(port), inputs[port]);
+  const auto in_range = [&](const Source& source, std::string_view what) {
+    if (!source.present()) return absl::OkStatus();
+    const Indices all(*source.tensor, source.Find(inputs));
     for (int64_t n = 0; n < all.rows(); ++n) {
       if (all.at(n) >= 0 && all.at(n) <= check.most) continue;
       return Wrong(*check.op,
@@ -153,21 +168,21 @@ absl::Status IndexChecks::CheckLengths(const OneCheck& check,
     }
     return absl::OkStatus();
   };
-  KVANT_RETURN_IF_ERROR(in_range(check.port, "the length"));
+  KVANT_RETURN_IF_ERROR(in_range(check.source, "the length"));
   return in_range(check.other, "the first token");
 }
 
 absl::Status IndexChecks::CheckPages(const OneCheck& check,
                                      absl::Span<const void* const> inputs) const {
-  if (check.port == kNoPort) return absl::OkStatus();
-  const LogicalTensor& table = partition_->input(check.port);
-  const Indices pages(table, inputs[check.port]);
+  if (!check.source.present()) return absl::OkStatus();
+  const LogicalTensor& table = *check.source.tensor;
+  const Indices pages(table, check.source.Find(inputs));
   const int64_t most = (*table.dims)[1];
   for (int64_t n = 0; n < pages.rows(); ++n) {
     // Of lengths that the partition computes, any may be.
-    const int64_t length = check.other == kNoPort
-                               ? most * check.page_tokens
-                               : Indices(partition_->input(check.other), inputs[check.other]).at(n);
+    const int64_t length = check.other.present()
+                               ? Indices(*check.other.tensor, check.other.Find(inputs)).at(n)
+                               : most * check.page_tokens;
     if (length < 0 || length > most * check.page_tokens) {
       return Wrong(*check.op, absl::StrCat("the length of row ", n, " is ", length, "; its ", most,
                                            " pages of ", check.page_tokens,
@@ -186,7 +201,7 @@ absl::Status IndexChecks::CheckPages(const OneCheck& check,
 
 absl::Status IndexChecks::CheckRanges(const OneCheck& check,
                                       absl::Span<const void* const> inputs) const {
-  const Indices ranges(partition_->input(check.port), inputs[check.port]);
+  const Indices ranges(*check.source.tensor, check.source.Find(inputs));
   for (int64_t n = 0; n < ranges.rows(); ++n) {
     for (size_t s = 0; s < check.capacities.size(); ++s) {
       const int64_t capacity = check.capacities[s];
@@ -206,7 +221,7 @@ absl::Status IndexChecks::CheckRanges(const OneCheck& check,
 
 absl::Status IndexChecks::CheckOffsets(const OneCheck& check,
                                        absl::Span<const void* const> inputs) const {
-  const Indices offsets(partition_->input(check.port), inputs[check.port]);
+  const Indices offsets(*check.source.tensor, check.source.Find(inputs));
   for (int64_t n = 0; n < offsets.rows(); ++n) {
     const int64_t begin = n == 0 ? 0 : offsets.at(n - 1);
     if (n == 0 && offsets.at(0) != 0) {
@@ -224,19 +239,26 @@ absl::Status IndexChecks::CheckOffsets(const OneCheck& check,
   return absl::OkStatus();
 }
 
+absl::Status IndexChecks::CheckPositions(const OneCheck& check,
+                                         absl::Span<const void* const> inputs) const {
+  const Indices positions(*check.source.tensor, check.source.Find(inputs));
+  for (int64_t n = 0; n < check.most; ++n) {
+    KVANT_RETURN_IF_ERROR(check.to.Check(*check.op, n, positions.at(n)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status IndexChecks::CheckColumns(const OneCheck& check,
                                        absl::Span<const void* const> inputs) const {
-  const auto sum = [&](int port, int64_t n) {
-    const LogicalTensor& tensor = partition_->input(port);
-    const Indices ranges(tensor, inputs[port]);
+  const auto sum = [&](const Source& source, int64_t n) {
+    const Indices ranges(*source.tensor, source.Find(inputs));
     int64_t tokens = 0;
-    for (int64_t s = 0; s < (*tensor.dims)[1]; ++s) tokens += ranges.at(n, s, 1);
+    for (int64_t s = 0; s < (*source.tensor->dims)[1]; ++s) tokens += ranges.at(n, s, 1);
     return tokens;
   };
-  const int64_t rows =
-      std::max((*partition_->input(check.port).dims)[0], (*partition_->input(check.other).dims)[0]);
+  const int64_t rows = std::max((*check.source.tensor->dims)[0], (*check.other.tensor->dims)[0]);
   for (int64_t n = 0; n < rows; ++n) {
-    const int64_t k = sum(check.port, n), v = sum(check.other, n);
+    const int64_t k = sum(check.source, n), v = sum(check.other, n);
     if (k == v) continue;
     return Wrong(*check.op, absl::StrCat("the ranges of row ", n, " add up to ", k,
                                          " tokens of K and ", v, " of V"));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/patterns/partitioner.h"
@@ -49,7 +49,7 @@ void BM_Quantize(benchmark::State& state, const cpu::KernelSet* set, const Schem
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   const std::vector<Partition> partitions = *PartitionGraph(*graph);
   const std::unique_ptr<Executable> quantize =
-      std::move(*cpu::CompileQuantize(partitions[0], *set));
+      std::move(*cpu::CompileStore(*partitions[0].store(), *set));
   const Partition& partition = partitions[0];
 
   std::vector<std::byte> src(partition.input(0).memory_bytes());

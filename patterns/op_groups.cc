@@ -53,9 +53,11 @@ bool NothingRuns(OpKind kind) { return kind == OpKind::kEnd || kind == OpKind::k
 // Whether an op stores its input 0 in a cache.
 bool Stores(OpKind kind) { return kind == OpKind::kDynamicQuantize || kind == OpKind::kAppend; }
 
-// A rotation and the op that stores what it gives and nothing else: keys and values are rotated
-// when they are written.
-void AddStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
+// A rotation takes in the op that stores what it gives and nothing else: keys and values are
+// rotated when they are written.
+void GrowStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
+  group->kind = Partition::Kind::kStore;
+  if (graph.ops()[group->ops.back()].kind != OpKind::kHadamard) return;
   const Op& rotation = graph.ops()[group->ops.back()];
   const auto& consumers = graph.FindTensor(rotation.outputs[0])->consumers;
   if (consumers.size() != 1 || consumers[0].port != 0 || taken[consumers[0].op]) return;
@@ -68,7 +70,10 @@ void AddStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
 void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   constexpr size_t kMaxOps = 5;
   const Op* last = &graph.ops()[group->ops.back()];
-  if (last->kind == OpKind::kHadamard) return AddStore(graph, taken, group);
+  if (Stores(last->kind) || last->kind == OpKind::kHadamard ||
+      last->kind == OpKind::kDynamicDequantize) {
+    return GrowStore(graph, taken, group);
+  }
   if (last->kind != OpKind::kMatMul && !IsBinary(last->kind) && !IsElementwise(last->kind)) return;
   while (group->ops.size() < kMaxOps) {
     const Graph::TensorInfo& result = *graph.FindTensor(last->outputs[0]);

@@ -60,7 +60,12 @@ Partition Partition::WithoutSpec() const {
 }
 
 void Partition::ResolveSpec() {
-  if (match_ == nullptr || !ShapesKnown(*ops_)) return;
+  const bool stores = kind_ == Kind::kStore;
+  if ((match_ == nullptr && !stores) || !ShapesKnown(*ops_)) return;
+  if (stores) {
+    store_ = ResolveStore(*ops_, inputs_, outputs_);
+    return;
+  }
   Resolver resolver(*ops_, *match_, inputs_, outputs_);
   if (resolver.Resolve(&spec_.emplace())) return;
   spec_.reset();

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
 #include "kvant/patterns/attention_spec.h"
+#include "kvant/patterns/store_spec.h"
 
 namespace kvant {
 
@@ -20,7 +21,9 @@ struct AttentionMatch;  // which op plays which part; match.h, internal to patte
 // One that was made by default or moved from has no ops and no ports.
 class Partition {
  public:
-  enum class Kind : uint8_t { kAttention, kAttentionBackward, kOps };
+  // kStore: what is written into a cache, or read back: DynamicQuantize, Append, Hadamard, a
+  // Hadamard before one of these, DynamicDequantize.
+  enum class Kind : uint8_t { kAttention, kAttentionBackward, kStore, kOps };
 
   int id() const { return id_; }
   Kind kind() const { return kind_; }
@@ -42,6 +45,8 @@ class Partition {
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
   const AttentionSpec* attention() const { return ops_ && spec_ ? &*spec_ : nullptr; }
+  // For a store whose shapes are all known; null otherwise.
+  const StoreSpec* store() const { return ops_ && store_ ? &*store_ : nullptr; }
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
   // Near misses: why ops of it, or beside it, that might be attention are not fused, or not wholly.
@@ -59,7 +64,7 @@ class Partition {
     const auto at = std::find(ports.begin(), ports.end(), id);
     return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
   }
-  // Makes spec_, or a note if the shapes are known but no spec expresses them.
+  // Makes spec_ or store_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;
 
@@ -71,6 +76,7 @@ class Partition {
   std::vector<TensorId> outputs_;
   std::shared_ptr<const AttentionMatch> match_;  // null unless attention
   std::optional<AttentionSpec> spec_;
+  std::optional<StoreSpec> store_;
   std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec
 };

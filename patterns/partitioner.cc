@@ -180,6 +180,7 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
     case Partition::Kind::kAttentionBackward:
       partition.pattern_ = "attention, backward";
       break;
+    case Partition::Kind::kStore:
     case Partition::Kind::kOps:
       partition.pattern_ = DescribeOps(*ops);
       break;

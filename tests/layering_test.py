@@ -35,6 +35,12 @@ EXTERNAL = [
     (re.compile(r"omp\.h"), re.compile(r"$^")),
 ]
 
+# Folders that lower specs: they see no graph. What they may include of patterns, and what says that
+# they look at ops all the same.
+LOWERING = re.compile(r"(kernels|backends/cpu|backends/cuda)/")
+SPECS = re.compile(r"kvant/patterns/[a-z]+_spec\.h$")
+READS_OPS = re.compile(r"\battrs\b|\bAttr::|\bOpKind\b|\bSubgraph\b|\bPartitionGraph")
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 SUFFIXES = {".cc", ".h", ".inc", ".cu", ".cuh", ".py", ".cmake"}
 
@@ -57,6 +63,9 @@ def include_error(path, quote, include):
     if include.startswith("kvant/"):
         if layer in TOP:
             return None
+        lowers = LOWERING.match(path) and include.startswith("kvant/patterns/")
+        if lowers and not SPECS.match(include):
+            return "of patterns, only the specs may be included here"
         target = include[len("kvant/"):]
         target_layer = target.split("/")[0] if "/" in target else "kvant.h"
         if path == "graph/data_type.h" and target != "graph/data_type.inc":
@@ -85,6 +94,8 @@ def check_file(path, text):
             if match := INCLUDE.match(line):
                 if reason := include_error(path, *match.groups()):
                     yield f"{path}:{number}: includes {match.group(2)}: {reason}"
+            if LOWERING.match(path) and READS_OPS.search(line.split("//")[0]):
+                yield f"{path}:{number}: reads ops: what lowers specs sees no graph"
 
 
 def self_test():
@@ -102,6 +113,9 @@ def self_test():
         ("backends/engine.h", '#include "kvant/cache/formats.h"'),
         ("cache/formats.cc", '#include "kvant/kernels/cpu/kernels.h"'),
         ("graph/op.cc", '#include "op.h"'),
+        ("backends/cpu/plan.cc", '#include "kvant/patterns/partition.h"'),
+        ("backends/cuda/plan.cc", "if (op.attrs.Has(kBlock)) return;"),
+        ("backends/cpu/store.cc", "auto rest = PartitionGraph(graph);"),
         ("tests/long.cc", "\n" * (MAX_LINES + 1)),
     ]
     good = [
@@ -110,6 +124,8 @@ def self_test():
         ("backends/cpu/plan.cc", '#include "kvant/kernels/cpu/attention_args.h"'),
         ("backends/reference/matmul.cc", '#include "oneapi/dnnl/dnnl.hpp"'),
         ("graph/json.cc", '#include "nlohmann/json.hpp"'),
+        ("backends/cpu/store.h", '#include "kvant/patterns/store_spec.h"\n// no attrs here'),
+        ("backends/oracle/ops.cc", "op.attrs.Has(kBlock)"),
         ("tests/x_test.cc", '#include "kvant/tools/make.h"\n#include "gtest/gtest.h"'),
         ("kvant.h", '#include "kvant/backends/engine.h"'),
         ("cache/formats.h", '#include "kvant/backends/tensor.h"\n#include "absl/types/span.h"'),

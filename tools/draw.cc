@@ -45,6 +45,8 @@ std::string_view BoxColor(Partition::Kind kind) {
       return "#d5e8d4";
     case Partition::Kind::kAttentionBackward:
       return "#dae8fc";
+    case Partition::Kind::kStore:
+      return "#fff2cc";
     case Partition::Kind::kOps:
       return "#f5f5f5";
   }

@@ -21,6 +21,8 @@ std::string_view KindName(Partition::Kind kind) {
       return "attention";
     case Partition::Kind::kAttentionBackward:
       return "attention_backward";
+    case Partition::Kind::kStore:
+      return "store";
     case Partition::Kind::kOps:
       return "ops";
   }

@@ -9,9 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/plan.h"
-#include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
-#include "kvant/backends/cpu/rotate_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -59,14 +58,7 @@ class CpuBackend : public Backend {
       return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
                                       std::string(KernelNames())));
     }
-    if (partition.attention() == nullptr && partition.ops().has_constants()) {
-      return unsupported("takes constants only in attention");
-    }
-    if (IsQuantize(partition)) return CompileQuantize(partition, *kernels);
-    if (IsRotation(partition)) {
-      return CompileRotation(partition, *kernels,
-                             [this](const Partition& rest) { return Compile(rest); });
-    }
+    if (partition.store() != nullptr) return CompileStore(*partition.store(), *kernels);
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -75,8 +67,7 @@ class CpuBackend : public Backend {
           absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(absl::StrCat("neither attention nor DynamicQuantize, Append or Hadamard: ",
-                                      partition.pattern()));
+      return unsupported(absl::StrCat("neither attention nor a store: ", partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }

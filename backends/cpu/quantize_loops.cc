@@ -50,11 +50,11 @@ QuantizeLoops ColumnLoops(LoopAxes axes) {
 
 }  // namespace
 
-LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& t, int first, int last) {
-  GroupedAxes axes = SplitAxes(op, t, first, last);
+LoopAxes LoopAxesOf(const StoreSpec& spec, int first, int last) {
+  StoreAxes axes = SplitAxes(spec, first, last);
   MergeAxes(axes);
   LoopAxes loops;
-  for (const GroupedAxis& axis : axes) {
+  for (const StoreAxis& axis : axes) {
     LoopAxis& loop = loops.emplace_back();
     loop.extent = axis.extent;
     loop.strides = {axis.values, axis.codes, axis.scales, axis.zero_points};
@@ -63,19 +63,19 @@ LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& t, int first, int last)
   return loops;
 }
 
-std::string WhyElements(const LoopAxes& axes, const QuantizeTensors& t) {
+std::string WhyElements(const LoopAxes& axes, const StoreSpec& spec) {
   if (axes.empty()) return "there is one element";
   if (std::any_of(axes.begin(), axes.end(), [](const LoopAxis& axis) { return axis.extent == 0; }))
     return "there are none";
   const LoopAxis& last = axes.back();
   if (last.strides.src != 1) return "elements of the source are not side by side";
   if (last.strides.codes != 1) return "codes are not side by side";
-  if (IsFloat(t.codes->type) && t.zero_points != nullptr) {
+  if (IsFloat(spec.codes.type) && spec.zero_points.present()) {
     return "codes of floating-point type have zero points";
   }
   const auto within =
       std::count_if(axes.begin(), axes.end(), [](const LoopAxis& axis) { return axis.in_group; });
-  if (t.computes && within > 1) return "a group is neither one run nor one column";
+  if (spec.rule.computes && within > 1) return "a group is neither one run nor one column";
   return "";
 }
 

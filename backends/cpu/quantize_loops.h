@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/container/inlined_vector.h"
-#include "kvant/backends/quantize_axes.h"
 #include "kvant/kernels/cpu/quantize.h"
+#include "kvant/patterns/store_spec.h"
 
 namespace kvant::cpu {
 
@@ -16,7 +16,7 @@ struct LoopAxis : QuantizeAxis {
 using LoopAxes = absl::InlinedVector<LoopAxis, 8>;
 
 // Those of dimensions `first` to `last` - 1, merged.
-LoopAxes LoopAxesOf(const Op& op, const QuantizeTensors& tensors, int first, int last);
+LoopAxes LoopAxesOf(const StoreSpec& spec, int first, int last);
 
 // See QuantizeProblem.
 struct QuantizeLoops {
@@ -28,7 +28,7 @@ struct QuantizeLoops {
 };
 
 // Why neither rows nor columns will do; empty if one will.
-std::string WhyElements(const LoopAxes& axes, const QuantizeTensors& tensors);
+std::string WhyElements(const LoopAxes& axes, const StoreSpec& spec);
 
 // Rows or columns, by what the last axis is. With `dense_source`, numbers of all runs of a batch
 // are side by side.

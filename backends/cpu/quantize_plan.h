@@ -1,25 +1,46 @@
-// DynamicQuantize and Append on the CPU.
+// How a StoreSpec's quantization, or conversion, is walked on the CPU.
 #ifndef KVANT_BACKENDS_CPU_QUANTIZE_PLAN_H_
 #define KVANT_BACKENDS_CPU_QUANTIZE_PLAN_H_
 
-#include <cstddef>
-#include <memory>
+#include <optional>
 #include <string>
 
-#include "absl/status/statusor.h"
-#include "kvant/backends/backend.h"
+#include "kvant/backends/cpu/quantize_loops.h"
+#include "kvant/kernels/cpu/codebook.h"
 #include "kvant/kernels/cpu/quantize.h"
+#include "kvant/patterns/store_spec.h"
 
 namespace kvant::cpu {
 
-// Whether the partition is one DynamicQuantize or Append.
-bool IsQuantize(const Partition& partition);
+// Any form, any strides.
+class QuantizePlan {
+ public:
+  explicit QuantizePlan(const StoreSpec& spec);
 
-// A partition of which that is so, with all shapes known, any form of the op, any strides. The
-// executable refuses bad positions with kInvalidArguments and writes nothing then. kUnimplemented:
-// formula ggml of groups that are no runs along the last axis.
-absl::StatusOr<std::unique_ptr<Executable>> CompileQuantize(const Partition& partition,
-                                                            const KernelSet& kernels);
+  QuantizePlan(const QuantizePlan&) = delete;  // the problem points to the codebook
+
+  const QuantizeProblem& problem() const { return p_; }
+  // Why the kernels do not take it; empty if they do.
+  std::string WhyUnsupported() const;
+  // Units must run one after another: some write to the same bytes.
+  bool serial() const { return serial_; }
+  // "quantize with given scales: runs of 32 elements"
+  std::string ToString() const;
+
+ private:
+  void PlaceRows(const StoreSpec& spec);
+  QuantizeLoops ChooseLoops(const LoopAxes& axes, const StoreSpec& spec);
+  bool WholeBytes(int bits, int64_t QuantizeStrides::*array) const;
+  void Take(const QuantizeLoops& loops);
+  void ChooseUnits();
+  void Split(int64_t elements, int64_t part);
+  bool SharesBytes() const;
+
+  std::optional<Codebook> codebook_;
+  QuantizeProblem p_;
+  std::string reason_;
+  bool serial_ = false;
+};
 
 }  // namespace kvant::cpu
 

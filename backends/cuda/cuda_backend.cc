@@ -12,10 +12,10 @@
 #include "kvant/backends/cuda/attention_plan.h"
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/driver_launcher.h"
-#include "kvant/backends/cuda/quantize.h"
 #include "kvant/backends/cuda/quantize_kernel.h"
 #include "kvant/backends/cuda/quantize_plan.h"
 #include "kvant/backends/cuda/simt_launcher.h"
+#include "kvant/backends/cuda/store.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -142,8 +142,7 @@ class FusedAttention : public Executable {
 
 absl::Status CheckAttention(const Partition& partition) {
   if (partition.attention() != nullptr) return absl::OkStatus();
-  std::string why =
-      absl::StrCat("neither attention nor an op that quantizes or rotates: ", partition.pattern());
+  std::string why = absl::StrCat("neither attention nor a store: ", partition.pattern());
   if (partition.kind() == Partition::Kind::kAttentionBackward) {
     why = "attention backward is not fused";
   } else if (partition.kind() == Partition::Kind::kAttention) {
@@ -165,8 +164,8 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
-    if (IsQuantization(partition)) {
-      return CompileQuantization(partition, launcher_, memory_, device);
+    if (partition.store() != nullptr) {
+      return CompileStore(*partition.store(), launcher_, memory_, device);
     }
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     return CompileAttention(*partition.attention(), launcher_, memory_, device);
@@ -204,8 +203,8 @@ std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher>
 absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
                                                   const DeviceProperties& device) {
   std::vector<KernelSpec> kernels;
-  if (IsQuantization(partition)) {
-    KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanQuantization(partition, device));
+  if (partition.store() != nullptr) {
+    KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanStore(*partition.store(), device));
     for (const QuantizeLaunch& launch : plan.launches) {
       kernels.push_back(MakeQuantizeKernel(launch));
     }

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kAppendThreads = 128;
 
 // Whether each index of an outer axis begins behind all that inner ones reach.
-bool IsNested(const GroupedAxes& axes, int64_t GroupedAxis::*stride) {
+bool IsNested(const StoreAxes& axes, int64_t StoreAxis::*stride) {
   int64_t reach = 0;
   for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
     if ((*axis).*stride <= reach) return false;
@@ -32,21 +32,26 @@ absl::Status Refusal(absl::string_view what) {
   return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
 }
 
-void Bind(const Operand& operand, size_t offset, QuantizeLaunch& launch) {
-  if (const auto* at = std::get_if<OperandPort>(&operand)) {
-    launch.binding.ports.push_back({offset, at->port, at->output});
-  } else {
-    launch.scratch.push_back({offset, std::get<size_t>(operand)});
+void Bind(const StoreSpec::Array& array, size_t offset, QuantizePlan& plan,
+          QuantizeLaunch& launch) {
+  if (!array.constant) {
+    launch.binding.ports.push_back({offset, array.port, array.output});
+    return;
   }
+  launch.binding.constants.push_back({offset, plan.AddConstants(array.constant->data(), 8)});
 }
 
-int64_t ElementsOf(const GroupedAxes& axes) {
+void Bind(InScratch place, size_t offset, QuantizeLaunch& launch) {
+  launch.scratch.push_back({offset, place.at});
+}
+
+int64_t ElementsOf(const StoreAxes& axes) {
   int64_t elements = 1;
-  for (const GroupedAxis& axis : axes) elements *= axis.extent;
+  for (const StoreAxis& axis : axes) elements *= axis.extent;
   return elements;
 }
 
-absl::Status CheckSize(const GroupedAxes& axes) {
+absl::Status CheckSize(const StoreAxes& axes) {
   if (ElementsOf(axes) > kMostElements) {
     return Refusal(
         absl::StrCat("tensors of ", ElementsOf(axes), " elements, more than ", kMostElements));
@@ -58,45 +63,45 @@ absl::Status CheckSize(const GroupedAxes& axes) {
   return absl::OkStatus();
 }
 
-bool HasVectors(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int64_t unit) {
+bool HasVectors(const StoreAxes& axes, int64_t StoreAxis::*stride, int64_t unit) {
   if (axes.empty() || axes.back().*stride != 1 || unit % kRun != 0) return false;
   return std::all_of(axes.begin(), axes.end() - 1,
-                     [stride](const GroupedAxis& axis) { return axis.*stride % kRun == 0; });
+                     [stride](const StoreAxis& axis) { return axis.*stride % kRun == 0; });
 }
 
-bool SharesBytesInOrder(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int per_byte) {
-  const auto is_row = [](const GroupedAxis& axis) { return axis.positions != 0; };
+bool SharesBytesInOrder(const StoreAxes& axes, int64_t StoreAxis::*stride, int per_byte) {
+  const auto is_row = [](const StoreAxis& axis) { return axis.positions != 0; };
   const auto rows_end = std::find_if_not(axes.begin(), axes.end(), is_row);
   if (std::any_of(rows_end, axes.end(), is_row)) return false;
   if (rows_end != axes.begin() && (*(rows_end - 1)).*stride < per_byte) return false;
   return IsNested(axes, stride);
 }
 
-QuantizeAxis DeviceAxis(const GroupedAxis& axis) {
+QuantizeAxis DeviceAxis(const StoreAxis& axis) {
   const auto extent = static_cast<i32>(axis.extent);
   return {axis.values, axis.codes, axis.scales, axis.zero_points, axis.positions, extent, 0};
 }
 
-i32 SetAxes(const GroupedAxes& from, QuantizeAxis* axes) {
+i32 SetAxes(const StoreAxes& from, QuantizeAxis* axes) {
   for (size_t i = 0; i < from.size(); ++i) axes[i] = DeviceAxis(from[i]);
   return static_cast<i32>(from.size());
 }
 
-void SetOuterAxes(GroupedAxes axes, QuantizeLaunch& launch) {
+void SetOuterAxes(StoreAxes axes, QuantizeLaunch& launch) {
   constexpr size_t kFewestOfAppend = 3;
   while (launch.traits.appends && axes.size() < kFewestOfAppend)
-    axes.insert(axes.begin(), GroupedAxis{});
+    axes.insert(axes.begin(), StoreAxis{});
   launch.traits.outer_axes = SetAxes(axes, launch.params.outer);
 }
 
-GroupedAxis TakeRun(GroupedAxes& axes) {
+StoreAxis TakeRun(StoreAxes& axes) {
   if (axes.empty()) return OneElement();
-  const GroupedAxis run = axes.back();
+  const StoreAxis run = axes.back();
   axes.pop_back();
   return run;
 }
 
-void SetRun(const GroupedAxis& run, QuantizeLaunch& launch) {
+void SetRun(const StoreAxis& run, QuantizeLaunch& launch) {
   launch.params.run = DeviceAxis(run);
   launch.params.line_runs = static_cast<u32>(DivideUp(run.extent, kRun));
   launch.traits.whole_runs = run.extent % kRun == 0;

@@ -4,13 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <variant>
 
 #include "absl/status/status.h"
 #include "kvant/backends/cuda/quantize_plan.h"
-#include "kvant/backends/quantize_axes.h"
+#include "kvant/patterns/store_spec.h"
 
 namespace kvant::cuda {
 
@@ -24,36 +22,34 @@ int64_t PowerOfTwoFrom(int64_t x);
 // kUnimplemented: "does not take " and what.
 absl::Status Refusal(absl::string_view what);
 
-// Where a tensor lies: at a port, or so far into the scratch.
-struct OperandPort {
-  int port = 0;
-  bool output = false;
+// Where an array lies that no port has: so far into the scratch.
+struct InScratch {
+  size_t at = 0;
 };
-using Operand = std::variant<OperandPort, size_t>;
-using OperandFinder = std::function<Operand(TensorId)>;
 // Sets the pointer at `offset` of the launch's parameters.
-void Bind(const Operand& operand, size_t offset, QuantizeLaunch& launch);
+void Bind(const StoreSpec::Array& array, size_t offset, QuantizePlan& plan, QuantizeLaunch& launch);
+void Bind(InScratch place, size_t offset, QuantizeLaunch& launch);
 
-int64_t ElementsOf(const GroupedAxes& axes);
+int64_t ElementsOf(const StoreAxes& axes);
 // That kernels can count elements and axes.
-absl::Status CheckSize(const GroupedAxes& axes);
+absl::Status CheckSize(const StoreAxes& axes);
 // Whether a run of 8 elements is aligned to its size wherever one begins, if positions move it by
 // multiples of `unit`.
-bool HasVectors(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int64_t unit);
+bool HasVectors(const StoreAxes& axes, int64_t StoreAxis::*stride, int64_t unit);
 // Whether elements of less than a byte that share one are neighbours in the order of the axes:
 // rows, which positions move apart, must come first then, and have a byte or more.
-bool SharesBytesInOrder(const GroupedAxes& axes, int64_t GroupedAxis::*stride, int per_byte);
+bool SharesBytesInOrder(const StoreAxes& axes, int64_t StoreAxis::*stride, int per_byte);
 
-QuantizeAxis DeviceAxis(const GroupedAxis& axis);
+QuantizeAxis DeviceAxis(const StoreAxis& axis);
 // How many there are.
-i32 SetAxes(const GroupedAxes& from, QuantizeAxis* axes);
+i32 SetAxes(const StoreAxes& from, QuantizeAxis* axes);
 // Those of an Append are three or more, whatever has one batch, token or head, so that one kernel
 // appends a token and a prompt.
-void SetOuterAxes(GroupedAxes axes, QuantizeLaunch& launch);
-inline GroupedAxis OneElement() { return {.values = 1, .codes = 1, .in_group = true}; }
+void SetOuterAxes(StoreAxes axes, QuantizeLaunch& launch);
+inline StoreAxis OneElement() { return {.values = 1, .codes = 1, .in_group = true}; }
 // Takes the last; where there is none, there is one element.
-GroupedAxis TakeRun(GroupedAxes& axes);
-void SetRun(const GroupedAxis& run, QuantizeLaunch& launch);
+StoreAxis TakeRun(StoreAxes& axes);
+void SetRun(const StoreAxis& run, QuantizeLaunch& launch);
 // Blocks for so many threads, or more.
 void SetThreads(int64_t wanted, QuantizeLaunch& launch);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -27,55 +29,52 @@ constexpr int64_t kMostParts = 128;
 constexpr int64_t kMostColumns = 16;  // runs
 constexpr int64_t kFewestColumns = 4;
 
-using Axis = GroupedAxis;
-using Axes = GroupedAxes;
+using Axis = StoreAxis;
+using Axes = StoreAxes;
 
-GgmlFormat GgmlFormatOf(const Op& op, const QuantizeTensors& t) {
-  if (op.attrs.Find(Attr::kFormula) == nullptr) return kNoGgml;
-  if (op.attrs.Find(Attr::kCodebook) != nullptr) return kGgmlIq4Nl;
-  if (t.zero_points != nullptr) return kGgmlQ4_1;
-  return t.codes->type == kS8 ? kGgmlQ8_0 : kGgmlQ4_0;
+GgmlFormat GgmlFormatOf(const StoreSpec& spec) {
+  if (!spec.rule.ggml) return kNoGgml;
+  if (!spec.rule.codebook.empty()) return kGgmlIq4Nl;
+  if (spec.zero_points.present()) return kGgmlQ4_1;
+  return spec.codes.type == kS8 ? kGgmlQ8_0 : kGgmlQ4_0;
 }
 
 class Planner {
  public:
-  Planner(const Graph& graph, const Op& op, const OperandFinder& find,
-          const DeviceProperties& device, QuantizePlan& plan)
-      : op_(op),
+  // `rotated`: where the values are, if they are rotated before.
+  Planner(const StoreSpec& spec, std::optional<InScratch> rotated, const DeviceProperties& device,
+          QuantizePlan& plan)
+      : spec_(spec),
+        rotated_(rotated),
         device_(device),
-        find_(find),
         plan_(plan),
-        t_(QuantizeTensorsOf(graph, op)),
-        dequantizes_(op.kind == OpKind::kDynamicDequantize),
-        ggml_(GgmlFormatOf(op, t_)) {
-    if (t_.positions != nullptr) {
-      tokens_ = AppendedTokensOf(op_, *t_.values, *t_.codes);
-      unit_ = PositionAxis(op_, t_, tokens_);
-    }
-    axes_ = SplitAxes(op_, t_, 0, t_.values->rank());
+        dequantizes_(spec.dequantizes),
+        ggml_(GgmlFormatOf(spec)) {
+    if (spec.appends()) unit_ = PositionAxis(spec);
+    axes_ = SplitAxes(spec, 0, static_cast<int>(spec.dims.size()));
     const auto order = dequantizes_ ? &Axis::values : &Axis::codes;
     std::stable_sort(axes_.begin(), axes_.end(),
                      [order](const Axis& a, const Axis& b) { return a.*order > b.*order; });
     MergeAxes(axes_);
     // No run goes through several rows.
     if (!axes_.empty() && axes_.back().positions != 0) axes_.push_back(OneElement());
-    whole_bytes_ = dequantizes_ || HasWholeBytes(axes_, &Axis::codes, t_.codes);
+    whole_bytes_ = dequantizes_ || HasWholeBytes(axes_, &Axis::codes, spec_.codes);
   }
 
   absl::Status Plan() && {
     KVANT_RETURN_IF_ERROR(Check());
-    if (t_.computes) return AddComputing();
+    if (spec_.rule.computes) return AddComputing();
     if (ElementsOf(axes_) > 0) AddElements();
     return absl::OkStatus();
   }
 
  private:
-  static int PerByte(const LogicalTensor* tensor) {
-    return tensor == nullptr ? 1 : std::max(1, 8 / kvant::BitsOf(tensor->type));
+  static int PerByte(const StoreSpec::Array& array) {
+    return array.present() ? std::max(1, 8 / kvant::BitsOf(array.type)) : 1;
   }
   // Whether lines begin, and are dense, so that no two share a byte.
-  bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const LogicalTensor* tensor) const {
-    const int per_byte = PerByte(tensor);
+  bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const StoreSpec::Array& array) const {
+    const int per_byte = PerByte(array);
     if (unit_.*stride % per_byte != 0) return false;
     if (per_byte == 1 || axes.empty()) return true;
     return axes.back().*stride == 1 &&
@@ -85,7 +84,7 @@ class Planner {
 
   absl::Status Check() const {
     KVANT_RETURN_IF_ERROR(CheckSize(axes_));
-    if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(t_.codes))) {
+    if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(spec_.codes))) {
       return Refusal("codes of less than a byte whose lines interleave");
     }
     return absl::OkStatus();
@@ -97,20 +96,25 @@ class Planner {
     launch.kernel = kernel;
     QuantizeTraits& k = launch.traits;
     k.ggml = ggml_;
-    const auto bind = [&](const LogicalTensor* tensor, size_t offset) -> i32 {
-      if (tensor == nullptr) return kNone;
-      Bind(find_(tensor->id), offset, launch);
-      return ElementTypeOf(tensor->type);
+    const auto bind = [&](const StoreSpec::Array& array, size_t offset) -> i32 {
+      if (!array.present()) return kNone;
+      Bind(array, offset, plan_, launch);
+      return ElementTypeOf(array.type);
     };
-    k.values = bind(t_.values, offsetof(QuantizeParams, values));
-    k.codes = bind(t_.codes, offsetof(QuantizeParams, codes));
-    k.scales = bind(t_.scales, offsetof(QuantizeParams, scales));
+    if (rotated_) {
+      Bind(*rotated_, offsetof(QuantizeParams, values), launch);
+      k.values = kFloat32;
+    } else {
+      k.values = bind(spec_.values, offsetof(QuantizeParams, values));
+    }
+    k.codes = bind(spec_.codes, offsetof(QuantizeParams, codes));
+    k.scales = bind(spec_.scales, offsetof(QuantizeParams, scales));
     SetPositions(launch);
     SetCodebook(launch);
     // Last, for MoveZeroPoints.
-    k.zero_points = bind(t_.zero_points, offsetof(QuantizeParams, zero_points));
-    if (t_.zero_points != nullptr) {
-      k.zero_point_kind = IsFloat(t_.zero_points->type) ? kRealZeroPoints : kCodeZeroPoints;
+    k.zero_points = bind(spec_.zero_points, offsetof(QuantizeParams, zero_points));
+    if (spec_.zero_points.present()) {
+      k.zero_point_kind = IsFloat(spec_.zero_points.type) ? kRealZeroPoints : kCodeZeroPoints;
     }
     k.value_vectors = HasVectors(axes_, &Axis::values, 0);
     k.code_vectors = HasVectors(axes_, &Axis::codes, unit_.codes);
@@ -118,36 +122,35 @@ class Planner {
   }
 
   void SetPositions(QuantizeLaunch& launch) const {
-    if (t_.positions == nullptr) return;
+    if (!spec_.appends()) return;
+    const StoreSpec::Position& to = spec_.position;
     launch.traits.appends = true;
-    Bind(find_(t_.positions->id), offsetof(QuantizeParams, positions), launch);
+    Bind(to.array, offsetof(QuantizeParams, positions), plan_, launch);
     launch.params.per_position = DeviceAxis(unit_);
     // Positions have 32 bits.
-    launch.params.position_unit = static_cast<i32>(std::min(tokens_.group, kMostElements));
+    launch.params.position_unit = static_cast<i32>(std::min(to.group, kMostElements));
     launch.params.last_position =
-        static_cast<i32>(std::min(tokens_.capacity - tokens_.tokens, kMostElements));
+        static_cast<i32>(std::min(to.capacity - to.tokens, kMostElements));
   }
 
   void SetCodebook(QuantizeLaunch& launch) const {
-    const auto* values = op_.attrs.Get<std::vector<float>>(Attr::kCodebook);
-    if (values == nullptr) return;
-    const int bits = kvant::BitsOf(t_.codes->type);
+    if (spec_.rule.codebook.empty()) return;
+    const int bits = kvant::BitsOf(spec_.codes.type);
     const bool ggml = ggml_ != kNoGgml;
     const cpu::Codebook codebook(
-        values->data(), bits,
+        spec_.rule.codebook.data(), bits,
         ggml ? cpu::CodebookTies::kLargerValue : cpu::CodebookTies::kLowerCode);
     launch.traits.codebook_bits = bits;
     launch.params.codebook_largest = codebook.largest;
     launch.params.codebook_reciprocal = 1 / launch.params.codebook_largest;
     launch.shared_bytes = static_cast<size_t>(CodebookBytes(launch.traits, dequantizes_));
-    launch.binding.constants.push_back({offsetof(QuantizeParams, codebook), 0});
-    plan_.constant_bytes.clear();
-    const auto add = [&](const float* numbers, int count) {
-      const auto* bytes = reinterpret_cast<const std::byte*>(numbers);
-      plan_.constant_bytes.insert(plan_.constant_bytes.end(), bytes, bytes + 4 * count);
-    };
-    if (!dequantizes_) add(codebook.nodes, 2 << bits);
-    if (dequantizes_ || ggml) add(codebook.values, 1 << bits);
+    std::vector<float> table;
+    if (!dequantizes_) table.assign(codebook.nodes, codebook.nodes + (2 << bits));
+    if (dequantizes_ || ggml) {
+      table.insert(table.end(), codebook.values, codebook.values + (1 << bits));
+    }
+    const size_t at = plan_.AddConstants(table.data(), table.size() * sizeof(float));
+    launch.binding.constants.push_back({offsetof(QuantizeParams, codebook), at});
   }
 
   // Of DynamicDequantize, or of DynamicQuantize when scales and zero points are there.
@@ -185,11 +188,11 @@ class Planner {
     QuantizeLaunch launch = Describe(QuantizeKernel::kTiles);
     QuantizeTraits& k = launch.traits;
     k.computes = true;
-    k.power_of_two = op_.attrs.GetOr(Attr::kPowerOfTwoScales, false);
+    k.power_of_two = spec_.rule.power_of_two_scales;
     k.zero_point_codes = k.zero_points;
     k.encodes = whole_bytes_ && !empty;
     k.run_in_group = empty || axes_.empty() || axes_.back().in_group;
-    launch.params.scale_floor = op_.attrs.GetOr(Attr::kScaleFloor, 0.f);
+    launch.params.scale_floor = spec_.rule.scale_floor;
 
     const bool in_lanes = k.encodes && k.run_in_group && lines.size() <= 1 &&
                           ElementsOf(lines) <= kRun * kMaxLaneRuns * kWarp;
@@ -199,7 +202,7 @@ class Planner {
                                   " elements side by side in whole bytes"));
     }
     if (in_lanes) ChooseLanes(ElementsOf(lines), k);
-    const int per_byte = PerByte(t_.zero_points);
+    const int per_byte = PerByte(spec_.zero_points);
     const bool packs_later =
         per_byte > 1 && !(in_lanes && kWarp / k.lanes % per_byte == 0 && AreInWholeBytes(groups));
     const Axes packed = PackingAxes(groups);
@@ -223,7 +226,7 @@ class Planner {
   void ChooseLanes(int64_t group, QuantizeTraits& k) const {
     const int64_t runs = DivideUp(group, kRun);
     int64_t lanes = std::min(PowerOfTwoFrom(DivideUp(runs, 2)), kWarp);
-    const int64_t whole = kWarp / PerByte(t_.zero_points);
+    const int64_t whole = kWarp / PerByte(spec_.zero_points);
     if (lanes > whole && DivideUp(runs, whole) <= kMaxLaneRuns) lanes = whole;
     k.lanes = static_cast<i32>(lanes);
     k.lane_runs = static_cast<i32>(DivideUp(runs, lanes));
@@ -231,7 +234,7 @@ class Planner {
 
   // Whether zero points that share a byte are those of neighbouring groups.
   bool AreInWholeBytes(const Axes& groups) const {
-    const int per_byte = PerByte(t_.zero_points);
+    const int per_byte = PerByte(spec_.zero_points);
     if (unit_.zero_points % per_byte != 0) return false;
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
@@ -278,9 +281,9 @@ class Planner {
     QuantizeLaunch launch;
     launch.kernel = QuantizeKernel::kElements;
     launch.traits.values = kFloat32;
-    launch.traits.codes = ElementTypeOf(t_.zero_points->type);
+    launch.traits.codes = ElementTypeOf(spec_.zero_points.type);
     launch.traits.shares_bytes = true;
-    Bind(find_(t_.zero_points->id), offsetof(QuantizeParams, codes), launch);
+    Bind(spec_.zero_points, offsetof(QuantizeParams, codes), plan_, launch);
     launch.scratch.push_back({offsetof(QuantizeParams, values), packed_at_});
     SetPositions(launch);
     launch.params.per_position.codes = unit_.zero_points;
@@ -340,14 +343,12 @@ class Planner {
     plan_.launches.push_back(std::move(launch));
   }
 
-  const Op& op_;
+  const StoreSpec& spec_;
+  const std::optional<InScratch> rotated_;
   const DeviceProperties& device_;
-  const OperandFinder& find_;
   QuantizePlan& plan_;
-  const QuantizeTensors t_;
   const bool dequantizes_;
   const GgmlFormat ggml_;
-  AppendedTokens tokens_;
   Axis unit_;  // of positions
   Axes axes_;
   bool whole_bytes_ = true;
@@ -396,55 +397,32 @@ size_t QuantizePlan::ReserveScratch(int64_t bytes) {
   return at;
 }
 
-bool IsQuantization(const Partition& partition) {
-  if (partition.kind() != Partition::Kind::kOps || partition.ops().ops().empty()) return false;
-  switch (partition.ops().ops()[0].kind) {
-    case OpKind::kDynamicQuantize:
-    case OpKind::kDynamicDequantize:
-    case OpKind::kAppend:
-    case OpKind::kHadamard:
-      return true;
-    default:
-      return false;
-  }
+size_t QuantizePlan::AddConstants(const void* from, size_t bytes) {
+  constexpr size_t kAlignment = 16;
+  const size_t at = DivideUp(constant_bytes.size(), kAlignment) * kAlignment;
+  constant_bytes.resize(at + bytes);
+  std::memcpy(constant_bytes.data() + at, from, bytes);
+  return at;
 }
 
-absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
-                                              const DeviceProperties& device) {
+absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProperties& device) {
+  const auto on_host = [](const StoreSpec::Array& array) { return array.on_host; };
+  if (on_host(spec.scales) || on_host(spec.zero_points) || on_host(spec.values)) {
+    return MakeError(ErrorKind::kUnimplemented, "does not take host scalars where it stores");
+  }
   QuantizePlan plan;
-  const Graph& graph = partition.ops();
-  bool on_host = graph.has_constants();
-  for (const TensorId id : partition.inputs()) {
-    on_host |= graph.tensor(id).property == Property::kHostScalar;
-  }
-  if (on_host)
-    return MakeError(ErrorKind::kUnimplemented, "does not take constants or host scalars");
-  const OperandFinder port_of = [&partition](TensorId id) -> Operand {
-    if (const int port = partition.OutputPort(id); port != kNoPort) return OperandPort{port, true};
-    return OperandPort{partition.InputPort(id), false};
-  };
-  const Op& op = graph.ops()[0];
-  if (op.kind != OpKind::kHadamard) {
-    KVANT_RETURN_IF_ERROR(Planner(graph, op, port_of, device, plan).Plan());
+  if (spec.only_rotates()) {
+    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.codes, std::nullopt, plan));
     return plan;
   }
-  const LogicalTensor& src = graph.tensor(op.inputs[0]);
-  LogicalTensor rotated = graph.tensor(op.outputs[0]);
-  if (graph.ops().size() == 1) {
-    KVANT_RETURN_IF_ERROR(AddRotation(op, src, rotated, port_of, plan));
-    return plan;
+  std::optional<InScratch> rotated;
+  if (spec.hadamard > 0) {
+    int64_t elements = 1;
+    for (const int64_t dim : spec.dims) elements *= dim;
+    rotated = InScratch{plan.ReserveScratch(elements * int64_t{sizeof(float)})};
+    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.Source(), rotated, plan));
   }
-  // What it gives goes to the scratch in f32, where the other op reads it.
-  rotated.type = kF32;
-  rotated.strides.reset();
-  Graph rest = graph.Subgraph({1});
-  KVANT_RETURN_IF_ERROR(rest.SetTensor(rotated));
-  const size_t at = plan.ReserveScratch(rotated.memory_bytes());
-  const OperandFinder find = [&](TensorId id) -> Operand {
-    return id == rotated.id ? Operand(at) : port_of(id);
-  };
-  KVANT_RETURN_IF_ERROR(AddRotation(op, src, rotated, find, plan));
-  KVANT_RETURN_IF_ERROR(Planner(rest, rest.ops()[0], find, device, plan).Plan());
+  KVANT_RETURN_IF_ERROR(Planner(spec, rotated, device, plan).Plan());
   return plan;
 }
 

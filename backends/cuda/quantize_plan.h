@@ -1,5 +1,5 @@
-// QuantizePlan: a DynamicQuantize, DynamicDequantize, Append or Hadamard turned into launches of
-// the CUDA kernels. Pure functions of the partition and the device's properties.
+// QuantizePlan: a StoreSpec turned into launches of the CUDA kernels. Pure functions of the spec
+// and the device's properties.
 #ifndef KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
 #define KVANT_BACKENDS_CUDA_QUANTIZE_PLAN_H_
 
@@ -12,7 +12,7 @@
 #include "kvant/backends/cuda/device_properties.h"
 #include "kvant/backends/cuda/kernel_binding.h"
 #include "kvant/kernels/cuda/quantize_params.h"
-#include "kvant/patterns/partition.h"
+#include "kvant/patterns/store_spec.h"
 
 namespace kvant::cuda {
 
@@ -46,20 +46,17 @@ struct QuantizePlan {
 
   // Where so much more of the scratch begins.
   size_t ReserveScratch(int64_t bytes);
+  // Where among the constants these bytes are then.
+  size_t AddConstants(const void* from, size_t bytes);
 
   // "quantize: runs of 32 elements by 4 lanes"
   std::string ToString() const;
 };
 
-// Whether the partition is one DynamicQuantize, DynamicDequantize, Append or Hadamard, or a
-// Hadamard and the DynamicQuantize or Append that stores what it gives.
-bool IsQuantization(const Partition& partition);
-
-// Of a partition of which that is so, all shapes known, any form of the op, any strides.
-// kUnimplemented, with a sentence: too large, codes of less than a byte whose rows interleave,
-// Hadamard blocks of more than 32768 elements, formula ggml of groups that are no short runs.
-absl::StatusOr<QuantizePlan> PlanQuantization(const Partition& partition,
-                                              const DeviceProperties& device);
+// kUnimplemented, with a sentence: host scalars, too large, codes of less than a byte whose rows
+// interleave, Hadamard blocks of more than 32768 elements, formula ggml of groups that are no short
+// runs.
+absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

@@ -18,14 +18,13 @@ constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
 
 }  // namespace
 
-absl::Status AddRotation(const Op& op, const LogicalTensor& src, const LogicalTensor& dst,
-                         const OperandFinder& find, QuantizePlan& plan) {
-  const int64_t block = op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
-  const Dims from = src.StridesOrDense(), to = dst.StridesOrDense();
-  GroupedAxes axes;
-  for (int d = 0; d < src.rank(); ++d) {
-    if (const int64_t extent = (*src.dims)[d]; extent != 1) {
-      axes.push_back({.extent = extent, .values = from[d], .codes = to[d]});
+absl::Status AddRotation(const StoreSpec& spec, const StoreSpec::Array& to,
+                         std::optional<InScratch> place, QuantizePlan& plan) {
+  const int64_t block = spec.hadamard;
+  StoreAxes axes;
+  for (size_t d = 0; d < spec.dims.size(); ++d) {
+    if (const int64_t extent = spec.dims[d]; extent != 1) {
+      axes.push_back({.extent = extent, .values = spec.values.strides[d], .codes = to.strides[d]});
     }
   }
   // A last dimension of one element has blocks of one, which may lie along any.
@@ -38,18 +37,22 @@ absl::Status AddRotation(const Op& op, const LogicalTensor& src, const LogicalTe
   }
   QuantizeLaunch launch;
   QuantizeTraits& k = launch.traits;
-  k.values = ElementTypeOf(src.type);
-  k.codes = ElementTypeOf(dst.type);
+  k.values = ElementTypeOf(spec.values.type);
+  k.codes = ElementTypeOf(to.type);
   k.block = static_cast<i32>(block);
   const int64_t warp_block = std::min<int64_t>(block, kMaxWarpBlock);
   k.lanes = static_cast<i32>(std::clamp<int64_t>(warp_block / kRun, 1, kWarp));
   k.lane_runs = static_cast<i32>(std::max<int64_t>(1, warp_block / (kRun * kWarp)));
-  k.value_vectors = HasVectors(axes, &GroupedAxis::values, 0);
-  k.code_vectors = HasVectors(axes, &GroupedAxis::codes, 0);
-  Bind(find(src.id), offsetof(QuantizeParams, values), launch);
-  Bind(find(dst.id), offsetof(QuantizeParams, codes), launch);
+  k.value_vectors = HasVectors(axes, &StoreAxis::values, 0);
+  k.code_vectors = HasVectors(axes, &StoreAxis::codes, 0);
+  Bind(spec.values, offsetof(QuantizeParams, values), plan, launch);
+  if (place) {
+    Bind(*place, offsetof(QuantizeParams, codes), launch);
+  } else {
+    Bind(to, offsetof(QuantizeParams, codes), plan, launch);
+  }
   launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
-  const GroupedAxis run = TakeRun(axes);
+  const StoreAxis run = TakeRun(axes);
   SetOuterAxes(axes, launch);
   SetRun(run, launch);
   const int64_t part = std::max<int64_t>(block, kRun), parts = DivideUp(run.extent, part);

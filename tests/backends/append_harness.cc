@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
@@ -273,7 +273,7 @@ const std::vector<AppendBackend>& AppendBackends() {
     auto* all = new std::vector<AppendBackend>{{"oracle", of(MakeOracleBackend())}};
     for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
       const auto compile = [kernels](const Partition& partition) {
-        return cpu::CompileQuantize(partition, *kernels);
+        return cpu::CompileStore(*partition.store(), *kernels);
       };
       all->push_back({kernels->name, compile, /*threads=*/true});
     }
@@ -317,18 +317,5 @@ void ExpectAppends(const AppendCase& test, const std::vector<double>& values) {
 }
 
 void ExpectAppends(const AppendCase& test) { ExpectAppends(test, QuantizeNumbers(test.dims)); }
-
-void ExpectRefuses(const AppendCase& test, const std::string& message) {
-  SCOPED_TRACE(test.name);
-  const Bytes src = Pack(test.src(), QuantizeNumbers(test.dims));
-  const QuantizeMemory before = MemoryBefore(test);
-  for (const AppendBackend& backend : AppendBackends()) {
-    const auto executable = std::move(*backend.compile(*test.MakePartition()));
-    const auto after = RunAppend(test, *executable, *MakeSerialExecutor(), src, before);
-    ASSERT_FALSE(after.ok()) << backend.name;
-    EXPECT_EQ(ErrorKindOf(after.status()), ErrorKind::kInvalidArguments);
-    EXPECT_EQ(after.status().message(), message) << backend.name;
-  }
-}
 
 }  // namespace kvant::testing

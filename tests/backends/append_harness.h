@@ -66,8 +66,6 @@ void ExpectAppended(const AppendCase& test, const std::vector<double>& values,
 // On every backend. CUDA's kernels must write the bits that those of the CPU do.
 void ExpectAppends(const AppendCase& test, const std::vector<double>& values);
 void ExpectAppends(const AppendCase& test);
-// That all of them refuse to run with this message, and write nothing.
-void ExpectRefuses(const AppendCase& test, const std::string& message);
 
 }  // namespace kvant::testing
 

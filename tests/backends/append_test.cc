@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/builder.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/append_harness.h"
@@ -291,19 +291,6 @@ TEST(Append, AsAPlainLoop) {
   }
 }
 
-TEST(Append, RefusesBadPositions) {
-  ExpectRefuses({"end", {2, 2, 3, 32}, 8, {0, 6}, {1, 1, 1, 32}},
-                "Append 'append' (id 0): position 6 of row 1 and 3 tokens are beyond the capacity "
-                "of 8");
-  ExpectRefuses({"far", {1, 2, 1, 32}, 8, {2147483647}, {}, {kF32, kF16, kUndef, kUndef}},
-                "Append 'append' (id 0): position 2147483647 of row 0 and 1 tokens are beyond the "
-                "capacity of 8");
-  ExpectRefuses({"within", {3, 2, 4, 32}, 16, {0, -1, 6}, {1, 1, 4, 1}},
-                "Append 'append' (id 0): position 6 of row 2 is within a group of 4 tokens");
-  ExpectRefuses({"given", {1, 2, 4, 32}, 16, {2}, {1, 1, 4, 1}, {}, /*given=*/true},
-                "Append 'append' (id 0): position 2 of row 0 is within a group of 4 tokens");
-}
-
 TEST(Append, ShapesThatCannotGoTogether) {
   const auto why = [](const AppendCase& test) {
     return std::string(test.MakePartition().status().message());
@@ -336,7 +323,7 @@ TEST(Append, ShapesThatCannotGoTogether) {
 }
 
 std::string KernelOf(const AppendCase& test) {
-  return (*cpu::CompileQuantize(*test.MakePartition(), *cpu::KernelsAt(0)))->kernel();
+  return (*cpu::CompileStore(*test.MakePartition()->store(), *cpu::KernelsAt(0)))->kernel();
 }
 
 TEST(Append, KernelSaysWhatRuns) {

@@ -234,6 +234,26 @@ TEST(ConstantsInGraphsTest, WhatDoesNotFoldIsNotFused) {
   }
 }
 
+// Scales of what is stored, on every engine.
+TEST(ConstantsInGraphsTest, StoresTakeThem) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {4});
+  g.Output("codes", g.DynamicQuantize(x, g.Scalar(0.25f), g.Scalar(kU8, 3), {.type = kU8}));
+  const Graph graph = std::move(g).Build().value();
+  for (const char* const backend : {"cpu", "cuda_simt", "oracle"}) {
+    const EngineOptions options{.device = *DeviceOfBackend(backend), .backends = {backend}};
+    const Engine engine = Engine::Create(options).value();
+    const auto compiled = engine.Compile(Only(graph));
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    const std::vector<float> input{-1.f, 0.f, 0.25f, 3.f};
+    std::vector<uint8_t> codes(4);
+    const ConstTensor in[] = {In(input)};
+    const Tensor out[] = {{codes.data(), 4}};
+    ASSERT_TRUE(compiled->Execute(Stream(engine), in, out).ok());
+    EXPECT_EQ(codes, (std::vector<uint8_t>{0, 3, 4, 15})) << backend;
+  }
+}
+
 TEST(ConstantsInGraphsTest, OpsByThemselvesTakeThem) {
   GraphBuilder g;
   const Value x = g.Input("x", kF32, {4});
@@ -246,7 +266,7 @@ TEST(ConstantsInGraphsTest, OpsByThemselvesTakeThem) {
   backends.emplace_back("reference");
 #endif
   for (const std::string& backend : backends) {
-    const Engine engine = Engine::Create({.backends = {"cpu", backend}}).value();
+    const Engine engine = Engine::Create({.backends = {backend}}).value();
     const std::vector<float> input{-1.f, 0.f, 0.25f, 3.f};
     std::vector<float> result(4);
     std::vector<int8_t> codes(4);

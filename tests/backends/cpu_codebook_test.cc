@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/append_harness.h"
 #include "kvant/tests/backends/quantize_harness.h"
@@ -86,7 +86,8 @@ TEST(CpuCodebook, TiesGoToTheLowerCode) {
     QuantizeMemory given{{}, Pack(test.scales(), {1}), {}};
     const QuantizeMemory want = RunOracle(test, src, &given);
     for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-      const auto executable = std::move(*cpu::CompileQuantize(test.MakePartition(false), *kernels));
+      const auto executable =
+          std::move(*cpu::CompileStore(*test.MakePartition(false).store(), *kernels));
       EXPECT_TRUE(RunQuantize(test, *executable, *MakeSerialExecutor(), src, &given) == want)
           << table.name << " " << kernels->name;
     }
@@ -299,7 +300,8 @@ TEST(CpuGgmlFormula, BytesOfGgml) {
     };
     expect(RunOracle(test, src), "oracle");
     for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
-      const auto executable = std::move(*cpu::CompileQuantize(test.MakePartition(true), *kernels));
+      const auto executable =
+          std::move(*cpu::CompileStore(*test.MakePartition(true).store(), *kernels));
       expect(RunQuantize(test, *executable, *MakeSerialExecutor(), src), kernels->name);
     }
     const auto simt = std::move(*MakeCudaSimtBackend()->Compile(test.MakePartition(true)));
@@ -310,7 +312,7 @@ TEST(CpuGgmlFormula, BytesOfGgml) {
 TEST(CpuGgmlFormula, OtherGroupsAreDeclined) {
   const QuantizeCase test =
       GgmlCase(GgmlFormats()[0], {.name = "columns", .dims = {64, 16}, .group = {32, 1}});
-  const auto compiled = cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0));
+  const auto compiled = cpu::CompileStore(*test.MakePartition(true).store(), *cpu::KernelsAt(0));
   ASSERT_FALSE(compiled.ok());
   EXPECT_THAT(
       std::string(compiled.status().message()),

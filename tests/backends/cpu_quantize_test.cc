@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/tests/backends/quantize_harness.h"
 
 namespace kvant::testing {
@@ -148,7 +148,7 @@ TEST(CpuQuantize, SetsAgreeOnEveryBit) {
         std::optional<QuantizeMemory> want;
         for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
           const auto executable =
-              std::move(*cpu::CompileQuantize(test.MakePartition(true), *kernels));
+              std::move(*cpu::CompileStore(*test.MakePartition(true).store(), *kernels));
           const QuantizeMemory got =
               RunQuantize(test, *executable, *MakeSerialExecutor(), src, nullptr);
           if (!want) want = got;
@@ -176,7 +176,7 @@ TEST(CpuQuantize, TiesGoToEven) {
       const QuantizeMemory want = RunOracle(test, Pack(test.src(), values), &given);
       for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
         const auto executable =
-            std::move(*cpu::CompileQuantize(test.MakePartition(false), *kernels));
+            std::move(*cpu::CompileStore(*test.MakePartition(false).store(), *kernels));
         EXPECT_TRUE(RunQuantize(test, *executable, *MakeSerialExecutor(), Pack(test.src(), values),
                                 &given) == want)
             << kernels->name;
@@ -230,7 +230,7 @@ TEST(CpuQuantize, UnitsThatShareBytesStayInOneThread) {
   for (const auto& [layout, threads] : cases) {
     const QuantizeCase test{layout, {kF32, kU4, kF32, kF32}};
     const auto executable =
-        std::move(*cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0)));
+        std::move(*cpu::CompileStore(*test.MakePartition(true).store(), *cpu::KernelsAt(0)));
     AskingExecutor executor;
     RunQuantize(test, *executable, executor, Pack(test.src(), QuantizeNumbers(layout.dims)));
     EXPECT_EQ(executor.asked(), threads) << layout.name;
@@ -239,7 +239,7 @@ TEST(CpuQuantize, UnitsThatShareBytesStayInOneThread) {
 
 std::string KernelOf(const QuantizeLayout& layout, DataType codes) {
   const QuantizeCase test{layout, {kF32, codes, kF32, kUndef}};
-  return (*cpu::CompileQuantize(test.MakePartition(true), *cpu::KernelsAt(0)))->kernel();
+  return (*cpu::CompileStore(*test.MakePartition(true).store(), *cpu::KernelsAt(0)))->kernel();
 }
 
 TEST(CpuQuantize, KernelSaysWhatRuns) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/append_harness.h"
 #include "kvant/tests/backends/cpu_attention_harness.h"
@@ -233,7 +233,7 @@ void ExpectHolds(const QuantizeCase& test) {
   QuantizeMemory first;
   for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
     SCOPED_TRACE(kernels->name);
-    const auto executable = std::move(*cpu::CompileQuantize(partition, *kernels));
+    const auto executable = std::move(*cpu::CompileStore(*partition.store(), *kernels));
     const QuantizeMemory got = RunQuantize(test, *executable, *MakeSerialExecutor(), src);
     ExpectAsOracle(test, x, got, want, /*computes=*/true);
     if (i == 0) {

@@ -163,6 +163,42 @@ TEST_P(IndexChecksTest, Ranges) {
   }
 }
 
+// Where an Append writes.
+TEST_P(IndexChecksTest, Positions) {
+  GraphBuilder g;
+  const Value positions = g.Input("positions", kS32, {kBatch});
+  const Value x = g.Input("x", kF32, {kBatch, 2, 4, kSize});
+  g.Output("plain", g.Append(x, positions, 16, {.type = kF16}).codes);
+  const Graph plain = std::move(g).Build().value();
+  const Indices fine{{"positions", {0, -1, 12}}};
+  EXPECT_TRUE(Run(plain, fine).ok());
+  ExpectRefused(plain, fine, "positions", {0, 13, 0},
+                "position 13 of row 1 and 4 tokens are beyond the capacity of 16");
+  ExpectRefused(plain, fine, "positions", {2147483647, 0, 0}, "position 2147483647 of row 0");
+
+  GraphBuilder of_groups;
+  const Value scales = of_groups.Input("scales", kF32, {1, 1, 4, 1});
+  const Value codes =
+      of_groups.Append(of_groups.Input("x", kF32, {kBatch, 2, 4, kSize}),
+                       of_groups.Input("positions", kS32, {kBatch}), 16, scales, std::nullopt,
+                       {.group_shape = {kBatch, 2, 4, kSize}, .type = kS8});
+  of_groups.Output("groups", codes);
+  const Graph groups = std::move(of_groups).Build().value();
+  EXPECT_TRUE(Run(groups, fine).ok());
+  ExpectRefused(groups, fine, "positions", {0, 4, 2},
+                "position 2 of row 2 is within a group of 4 tokens");
+}
+
+// Indices that are part of the graph are checked as well.
+TEST_P(IndexChecksTest, Constants) {
+  for (const int32_t position : {12, 13}) {
+    GraphBuilder g;
+    const Value x = g.Input("x", kF32, {kBatch, 2, 4, kSize});
+    g.Output("o", g.Append(x, g.Scalar(position), 16, {.type = kF16}).codes);
+    EXPECT_EQ(Run(std::move(g).Build().value(), {}).ok(), position == 12);
+  }
+}
+
 // Lengths that the partition computes itself: those of V's rings, 64 at most, where K's pages have
 // room for 32.
 TEST_P(IndexChecksTest, LengthsThatAreComputed) {

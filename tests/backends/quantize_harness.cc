@@ -8,7 +8,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/cpu_attention_harness.h"
@@ -248,7 +248,7 @@ static void ExpectAllKernels(const QuantizeCase& test, const std::vector<double>
   const Partition partition = test.MakePartition(given == nullptr);
   for (int i = 0; const cpu::KernelSet* kernels = cpu::KernelsAt(i); ++i) {
     SCOPED_TRACE(kernels->name);
-    const auto executable = std::move(*cpu::CompileQuantize(partition, *kernels));
+    const auto executable = std::move(*cpu::CompileStore(*partition.store(), *kernels));
     cpu::ThreadExecutor one(1);
     const QuantizeMemory got = RunQuantize(test, *executable, one, src, given);
     ExpectAsOracle(test, x, got, want, given == nullptr);

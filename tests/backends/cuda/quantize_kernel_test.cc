@@ -281,8 +281,8 @@ TEST(CudaQuantize, CodebooksAreReadBack) {
 absl::StatusOr<cuda::QuantizePlan> PlanOf(const QuantizeLayout& layout, const QuantizeTypes& types,
                                           bool computes = true) {
   const QuantizeCase test{layout, types};
-  return cuda::PlanQuantization(test.MakePartition(computes),
-                                cuda::MakeSimtLauncher()->properties());
+  return cuda::PlanStore(*test.MakePartition(computes).store(),
+                         cuda::MakeSimtLauncher()->properties());
 }
 
 TEST(CudaQuantize, PlanSaysWhatRuns) {

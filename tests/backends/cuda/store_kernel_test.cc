@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/quantize_plan.h"
+#include "kvant/backends/cpu/store.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/jit.h"
 #include "kvant/backends/cuda/quantize_kernel.h"
@@ -32,7 +32,7 @@ std::unique_ptr<Executable> CompileUnchecked(const Partition& partition, uint64_
 }
 
 std::unique_ptr<Executable> CompileOnCpu(const Partition& partition) {
-  return std::move(*cpu::CompileQuantize(partition, *cpu::KernelsAt(0)));
+  return std::move(*cpu::CompileStore(*partition.store(), *cpu::KernelsAt(0)));
 }
 
 // A kernel for each way that a launch may take, with rows that fit and rows that do not.
@@ -95,7 +95,7 @@ struct Watched {
 };
 
 Watched RunWatched(const Partition& partition) {
-  const auto plan = cuda::PlanQuantization(partition, cuda::MakeSimtLauncher()->properties());
+  const auto plan = cuda::PlanStore(*partition.store(), cuda::MakeSimtLauncher()->properties());
   EXPECT_TRUE(plan.ok()) << plan.status();
   std::vector<std::unique_ptr<cpu::GuardedBuffer>> buffers;
   const auto allocate = [&buffers](size_t bytes) {
@@ -158,7 +158,7 @@ TEST(CudaAppend, ReadsItsSourceOnce) {
 
 TEST(CudaAppend, PlanSaysWhatRuns) {
   const auto text = [](const AppendCase& test) {
-    return cuda::PlanQuantization(*test.MakePartition(), cuda::MakeSimtLauncher()->properties())
+    return cuda::PlanStore(*test.MakePartition()->store(), cuda::MakeSimtLauncher()->properties())
         ->ToString();
   };
   EXPECT_EQ(text({"", {2, 2, 4, 64}, 16, {0}, {1, 1, 1, 32}, {kF32, kU4, kF16, kU4}}),
@@ -173,7 +173,7 @@ TEST(CudaAppend, PlanSaysWhatRuns) {
 // Bytes that rows share where rows are not what lies outermost.
 TEST(CudaAppend, RefusesRowsThatInterleave) {
   const auto plan = [](const AppendCase& test) {
-    return cuda::PlanQuantization(*test.MakePartition(), cuda::MakeSimtLauncher()->properties());
+    return cuda::PlanStore(*test.MakePartition()->store(), cuda::MakeSimtLauncher()->properties());
   };
   const QuantizeTypes types{kF32, kU4, kF32, kUndef};
   AppendCase test{"tokens_first", {2, 1, 3, 7}, 8, {0, 4}, {1, 1, 1, 7}, types};
@@ -257,8 +257,8 @@ TEST(CudaHadamard, ReadsAndWritesEachSectorOnce) {
 
 TEST(CudaHadamard, RefusesBlocksThatNoBlockOfThreadsHolds) {
   const Graph graph = StoreGraph({kF32, {1, 65536}, 65536}, false);
-  const auto plan = cuda::PlanQuantization(PartitionGraph(graph)->front(),
-                                           cuda::MakeSimtLauncher()->properties());
+  const auto plan = cuda::PlanStore(*PartitionGraph(graph)->front().store(),
+                                    cuda::MakeSimtLauncher()->properties());
   EXPECT_EQ(plan.status().message(),
             "does not take Hadamard blocks of 65536 elements, more than 32768");
 }
@@ -281,7 +281,7 @@ TEST(CudaStore, CompilesWithoutSpills) {
   cuda::Jit jit({.disk_cache = false});
   for (const char* arch : {"sm_80", "sm_90a", "sm_100a"}) {
     for (const Partition& partition : partitions) {
-      const auto plan = cuda::PlanQuantization(partition, cuda::MakeSimtLauncher()->properties());
+      const auto plan = cuda::PlanStore(*partition.store(), cuda::MakeSimtLauncher()->properties());
       ASSERT_TRUE(plan.ok()) << plan.status();
       for (const cuda::QuantizeLaunch& launch : plan->launches) {
         const cuda::KernelSpec spec = cuda::MakeQuantizeKernel(launch);
@@ -306,7 +306,7 @@ TEST(CudaStore, KernelsDoNotDependOnLengths) {
   const auto sources = [](const AppendCase& test) {
     std::vector<std::string> texts;
     const auto plan =
-        cuda::PlanQuantization(*test.MakePartition(), cuda::MakeSimtLauncher()->properties());
+        cuda::PlanStore(*test.MakePartition()->store(), cuda::MakeSimtLauncher()->properties());
     for (const cuda::QuantizeLaunch& launch : plan->launches) {
       texts.push_back(cuda::MakeQuantizeKernel(launch).source.text);
     }

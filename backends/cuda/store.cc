@@ -1,7 +1,6 @@
-#include "kvant/backends/cuda/quantize.h"
+#include "kvant/backends/cuda/store.h"
 
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -9,31 +8,21 @@
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/quantize_kernel.h"
 #include "kvant/backends/cuda/quantize_plan.h"
-#include "kvant/backends/quantize_axes.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {
 namespace {
 
-class Quantization : public Executable {
+class Store : public Executable {
  public:
-  Quantization(std::string device, QuantizePlan plan, std::shared_ptr<const Launcher> launcher,
-               std::vector<std::shared_ptr<const LoadedKernel>> kernels,
-               std::shared_ptr<const Constants> constants)
+  Store(std::string device, QuantizePlan plan, std::shared_ptr<const Launcher> launcher,
+        std::vector<std::shared_ptr<const LoadedKernel>> kernels,
+        std::shared_ptr<const Constants> constants)
       : device_(std::move(device)),
         plan_(std::move(plan)),
         launcher_(std::move(launcher)),
         kernels_(std::move(kernels)),
         constants_(std::move(constants)) {}
-
-  // Positions are in memory that the host reads as well, and are refused if they are bad.
-  void CheckPositions(const Partition& partition) {
-    const Op& op = partition.ops().ops().back();
-    if (op.kind != OpKind::kAppend) return;
-    const QuantizeTensors tensors = QuantizeTensorsOf(partition.ops(), op);
-    position_port_ = partition.InputPort(tensors.positions->id);
-    positions_.emplace(op, tensors);
-  }
 
   std::string kernel() const override {
     std::string text = absl::StrCat(device_, " ", plan_.ToString());
@@ -44,10 +33,6 @@ class Quantization : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    if (positions_) {
-      const auto* positions = static_cast<const int32_t*>(inputs[position_port_]);
-      KVANT_RETURN_IF_ERROR(positions_->Check(positions));
-    }
     for (size_t i = 0; i < kernels_.size(); ++i) {
       const QuantizeLaunch& launch = plan_.launches[i];
       QuantizeParams params = launch.params;
@@ -67,27 +52,22 @@ class Quantization : public Executable {
   const std::shared_ptr<const Launcher> launcher_;
   const std::vector<std::shared_ptr<const LoadedKernel>> kernels_;
   const std::shared_ptr<const Constants> constants_;
-  std::optional<AppendPositions> positions_;
-  int position_port_ = 0;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Executable>> CompileQuantization(
-    const Partition& partition, std::shared_ptr<Launcher> launcher,
+absl::StatusOr<std::unique_ptr<Executable>> CompileStore(
+    const StoreSpec& spec, std::shared_ptr<Launcher> launcher,
     const std::shared_ptr<DeviceMemory>& memory, std::string device) {
-  KVANT_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantization(partition, launcher->properties()));
+  KVANT_ASSIGN_OR_RETURN(QuantizePlan plan, PlanStore(spec, launcher->properties()));
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
   for (const QuantizeLaunch& launch : plan.launches) {
     KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(), launcher->Load(MakeQuantizeKernel(launch)));
   }
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
                          Constants::Copy(memory, plan.constant_bytes));
-  auto quantization =
-      std::make_unique<Quantization>(std::move(device), std::move(plan), std::move(launcher),
-                                     std::move(kernels), std::move(constants));
-  if (!memory->asynchronous()) quantization->CheckPositions(partition);
-  return quantization;
+  return std::make_unique<Store>(std::move(device), std::move(plan), std::move(launcher),
+                                 std::move(kernels), std::move(constants));
 }
 
 }  // namespace kvant::cuda

@@ -1,0 +1,163 @@
+#include "kvant/patterns/store_spec.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kvant/graph/op_shapes.h"
+
+namespace kvant {
+namespace {
+
+bool Continues(const StoreAxis& outer, const StoreAxis& inner) {
+  const auto along = [&](int64_t StoreAxis::*array) {
+    return outer.*array == inner.extent * inner.*array;
+  };
+  return outer.in_group == inner.in_group && along(&StoreAxis::values) &&
+         along(&StoreAxis::codes) && along(&StoreAxis::scales) && along(&StoreAxis::zero_points) &&
+         along(&StoreAxis::positions);
+}
+
+class StoreResolver {
+ public:
+  StoreResolver(const Graph& graph, absl::Span<const TensorId> inputs,
+                absl::Span<const TensorId> outputs)
+      : graph_(graph), inputs_(inputs), outputs_(outputs) {}
+
+  StoreSpec Resolve() {
+    const Op& first = graph_.ops().front();
+    const Op& op = graph_.ops().back();
+    if (first.kind == OpKind::kHadamard) {
+      spec_.hadamard = first.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+    }
+    spec_.dequantizes = op.kind == OpKind::kDynamicDequantize;
+    const TensorId from = first.inputs[0], to = op.outputs[0];
+    spec_.dims = *graph_.tensor(from).dims;
+    spec_.values = Find(spec_.dequantizes ? to : from);
+    spec_.codes = Find(spec_.dequantizes ? from : to);
+    spec_.group = op.kind == OpKind::kHadamard ? spec_.dims : QuantizationGroup(op, spec_.dims);
+    if (op.kind == OpKind::kHadamard) return std::move(spec_);
+    const bool appends = op.kind == OpKind::kAppend;
+    if (appends) SetPosition(op);
+    spec_.rule.computes = op.outputs.size() > 1;
+    const auto parameters = spec_.rule.computes
+                                ? absl::MakeConstSpan(op.outputs).subspan(1)
+                                : absl::MakeConstSpan(op.inputs).subspan(appends ? 2 : 1);
+    if (!parameters.empty()) spec_.scales = FindParameters(op, parameters[0]);
+    if (parameters.size() > 1) spec_.zero_points = FindParameters(op, parameters[1]);
+    spec_.rule.power_of_two_scales = op.attrs.GetOr(Attr::kPowerOfTwoScales, false);
+    spec_.rule.scale_floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f);
+    spec_.rule.ggml = op.attrs.Find(Attr::kFormula) != nullptr;
+    spec_.rule.codebook = op.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+    return std::move(spec_);
+  }
+
+ private:
+  StoreSpec::Array Find(TensorId id) const {
+    const LogicalTensor& tensor = graph_.tensor(id);
+    StoreSpec::Array array;
+    array.type = tensor.type;
+    array.strides = tensor.StridesOrDense();
+    array.constant = tensor.value;
+    array.on_host = tensor.property == Property::kHostScalar;
+    const auto port_in = [id](absl::Span<const TensorId> ports) {
+      const auto* at = std::find(ports.begin(), ports.end(), id);
+      return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
+    };
+    array.port = port_in(outputs_);
+    array.output = array.port != kNoPort;
+    if (!array.output) array.port = port_in(inputs_);
+    return array;
+  }
+
+  StoreSpec::Array FindParameters(const Op& op, TensorId id) const {
+    StoreSpec::Array array = Find(id);
+    const auto rank = static_cast<int>(spec_.dims.size());
+    array.strides.resize(spec_.dims.size());
+    for (int d = 0; d < rank; ++d) {
+      array.strides[d] = GroupStride(op, graph_.tensor(id), rank, d);
+    }
+    return array;
+  }
+
+  void SetPosition(const Op& op) {
+    const AppendedTokens to =
+        AppendedTokensOf(op, graph_.tensor(op.inputs[0]), graph_.tensor(op.outputs[0]));
+    spec_.position = {Find(op.inputs[1]), to.axis, to.tokens, to.capacity, to.group, to.one_group};
+    Dims& strides = spec_.position.array.strides;
+    // One position may be all rows'.
+    const bool by_row = graph_.tensor(op.inputs[1]).elements() > 1;
+    strides = Dims{by_row ? strides[0] : 0};
+  }
+
+  const Graph& graph_;
+  const absl::Span<const TensorId> inputs_, outputs_;
+  StoreSpec spec_;
+};
+
+}  // namespace
+
+StoreSpec::Array StoreSpec::Source() const {
+  if (hadamard == 0 || only_rotates()) return values;
+  Array rotated;
+  rotated.type = kF32;
+  rotated.strides = DenseStrides(dims);
+  return rotated;
+}
+
+StoreAxes SplitAxes(const StoreSpec& spec, int first, int last) {
+  const Dims values = spec.Source().strides;
+  const auto group_stride = [](const StoreSpec::Array& parameters, int d) {
+    return parameters.present() ? parameters.strides[d] : 0;
+  };
+  StoreAxes axes;
+  const auto add = [&axes](const StoreAxis& axis) {
+    if (axis.extent != 1) axes.push_back(axis);
+  };
+  for (int d = first; d < last; ++d) {
+    const int64_t group = spec.group[d];
+    const int64_t positions = d == 0 && spec.appends() ? spec.position.array.strides[0] : 0;
+    add({.extent = group == 0 ? 1 : spec.dims[d] / group,
+         .values = values[d] * group,
+         .codes = spec.codes.strides[d] * group,
+         .scales = group_stride(spec.scales, d),
+         .zero_points = group_stride(spec.zero_points, d),
+         .positions = positions * group});
+    add({.extent = group,
+         .values = values[d],
+         .codes = spec.codes.strides[d],
+         .positions = positions,
+         .in_group = true});
+  }
+  return axes;
+}
+
+void MergeAxes(StoreAxes& axes) {
+  StoreAxes merged;
+  for (const StoreAxis& axis : axes) {
+    if (merged.empty() || !Continues(merged.back(), axis)) {
+      merged.push_back(axis);
+      continue;
+    }
+    const int64_t extent = merged.back().extent * axis.extent;
+    merged.back() = axis;
+    merged.back().extent = extent;
+  }
+  axes = std::move(merged);
+}
+
+StoreAxis PositionAxis(const StoreSpec& spec) {
+  const StoreSpec::Position& to = spec.position;
+  const auto stride = [&](const StoreSpec::Array& parameters) {
+    return !parameters.present() || to.one_group ? 0 : parameters.strides[to.axis];
+  };
+  return {.codes = spec.codes.strides[to.axis] * to.group,
+          .scales = stride(spec.scales),
+          .zero_points = stride(spec.zero_points)};
+}
+
+StoreSpec ResolveStore(const Graph& graph, absl::Span<const TensorId> inputs,
+                       absl::Span<const TensorId> outputs) {
+  return StoreResolver(graph, inputs, outputs).Resolve();
+}
+
+}  // namespace kvant
