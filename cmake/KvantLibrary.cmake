@@ -16,6 +16,7 @@ endif()
 file(GLOB kvant_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
      "${PROJECT_SOURCE_DIR}/kernels/cuda/*.h"
      "${PROJECT_SOURCE_DIR}/kernels/cuda/*.inc"
+     "${PROJECT_SOURCE_DIR}/graph/score_steps.inc"
      "${PROJECT_SOURCE_DIR}/kernels/device/device.h"
      "${PROJECT_SOURCE_DIR}/kernels/device/fragment.h"
      "${PROJECT_SOURCE_DIR}/kernels/device/ptx.h")
@@ -141,7 +142,7 @@ endif()
 file(GLOB kvant_public_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
      "${PROJECT_SOURCE_DIR}/kvant.h"
      "${PROJECT_SOURCE_DIR}/graph/*.h" "${PROJECT_SOURCE_DIR}/graph/*.inc"
-     "${PROJECT_SOURCE_DIR}/patterns/*.h"
+     "${PROJECT_SOURCE_DIR}/patterns/*.h" "${PROJECT_SOURCE_DIR}/patterns/*.inc"
      "${PROJECT_SOURCE_DIR}/backends/*.h"
      "${PROJECT_SOURCE_DIR}/cache/*.h" "${PROJECT_SOURCE_DIR}/cache/*.inc")
 # The insides of JSON, the op rules, the matcher and the backends.

@@ -1,6 +1,7 @@
 #include "kvant/patterns/attention_spec.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -98,32 +99,36 @@ std::string BandInWords(const ScoreStep& step) {
                       OperandInWords(step.operand));
 }
 
+enum class StepOperands : uint8_t { kNone, kOne, kOther };
+struct StepRow {
+  StepOperands operands;
+  const char* words;
+};
+constexpr StepRow kSteps[] = {
+#define KVANT_SCORE_STEP(name, operands, words) {StepOperands::k##operands, words},
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
+};
+
 std::string StepInWords(const ScoreStep& step) {
-  switch (step.kind) {
-    case Kind::kMultiply:
-      return absl::StrCat("times ", OperandInWords(step.operand));
-    case Kind::kDivide:
-      return absl::StrCat("over ", OperandInWords(step.operand));
-    case Kind::kAdd:
-      return absl::StrCat("plus ", OperandInWords(step.operand));
-    case Kind::kSubtract:
-      return absl::StrCat("minus ", OperandInWords(step.operand));
-    case Kind::kMaximum:
-      return absl::StrCat("at least ", OperandInWords(step.operand));
-    case Kind::kMinimum:
-      return absl::StrCat("at most ", OperandInWords(step.operand));
-    case Kind::kTanh:
-      return "tanh";
-    case Kind::kSelect:
-      return absl::StrCat(step.inverted ? "unless " : "where ", ViewInWords(step.condition),
-                          ", else ", OperandInWords(step.operand));
-    case Kind::kBand:
-      return BandInWords(step);
-    case Kind::kAlibi:
-      return absl::StrCat("ALiBi ", AlignmentInWords(step));
+  const StepRow& row = kSteps[static_cast<size_t>(step.kind)];
+  if (row.operands == StepOperands::kOne) {
+    return absl::StrCat(row.words, " ", OperandInWords(step.operand));
   }
-  return "";
+  if (step.kind == Kind::kSelect) {
+    return absl::StrCat(step.inverted ? "unless " : "where ", ViewInWords(step.condition),
+                        ", else ", OperandInWords(step.operand));
+  }
+  if (step.kind == Kind::kBand) return BandInWords(step);
+  if (step.kind == Kind::kAlibi) return absl::StrCat(row.words, " ", AlignmentInWords(step));
+  return row.words;
 }
+
+constexpr const char* kFeatureWords[] = {
+#define KVANT_FEATURE(name, words) words,
+#include "kvant/patterns/features.inc"
+#undef KVANT_FEATURE
+};
 
 }  // namespace
 
@@ -131,10 +136,10 @@ bool View::scalar() const {
   return present() && std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 1; });
 }
 
-uint32_t AttentionSpec::Features() const {
-  uint32_t features = 0;
+FeatureSet AttentionSpec::Features() const {
+  FeatureSet features;
   const auto set = [&features](Feature feature, bool on) {
-    if (on) features |= static_cast<uint32_t>(feature);
+    if (on) features.Add(feature);
   };
   const auto segments = [&](absl::Span<const KvSegment> list, Feature quantized) {
     set(Feature::kSegments, list.size() > 1);
@@ -152,12 +157,9 @@ uint32_t AttentionSpec::Features() const {
   set(Feature::kStaticQuantization,
       q_quantization.has_value() || probs_quantization || output_quantization);
   set(Feature::kCodebook, q_quantization && !q_quantization->codebook.empty());
-  set(Feature::kScoreSteps, !steps.empty());
   for (const ScoreStep& step : steps) {
-    set(Feature::kBand, step.kind == Kind::kBand);
-    set(Feature::kSelect, step.kind == Kind::kSelect);
-    set(Feature::kSoftCap, step.kind == Kind::kTanh);
-    set(Feature::kAlibi, step.kind == Kind::kAlibi);
+    features.Add(static_cast<Feature>(static_cast<int>(Feature::kMultiplyStep) +
+                                      static_cast<int>(step.kind)));
     set(Feature::kRuntimeShift, step.alignment == ScoreStep::Alignment::kRuntime);
   }
   set(Feature::kSinks, sinks.present());
@@ -169,6 +171,15 @@ uint32_t AttentionSpec::Features() const {
   set(Feature::kKvFirst, kv_first.present());
   set(Feature::kRaggedQueries, query_offsets.present());
   return features;
+}
+
+std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes) {
+  const FeatureSet uses = spec.Features();
+  for (size_t i = 0; i < std::size(kFeatureWords); ++i) {
+    const auto feature = static_cast<Feature>(i);
+    if (uses.Has(feature) && !takes.Has(feature)) return kFeatureWords[i];
+  }
+  return "";
 }
 
 std::string AttentionSpec::ToString() const {

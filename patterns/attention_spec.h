@@ -16,6 +16,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -88,16 +89,9 @@ struct KvSegment {
 // Select after Add.
 struct ScoreStep {
   enum class Kind : uint8_t {
-    kMultiply,  // s * operand
-    kDivide,    // s / operand
-    kAdd,       // s + operand                          (bias, additive mask, ALiBi as tensor)
-    kSubtract,  // s - operand
-    kMaximum,   // max(s, operand)
-    kMinimum,   // min(s, operand)
-    kTanh,      // tanh(s)
-    kSelect,    // condition ? s : operand, or condition ? operand : s if `inverted`
-    kBand,      // in band ? s : operand
-    kAlibi,     // s + slope[head] * (col - (row + shift)), operand is the slope
+#define KVANT_SCORE_STEP(name, operands, words) k##name,
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
   };
   Kind kind{};
   Operand operand;
@@ -127,30 +121,26 @@ struct Dropout {
 
 enum class SoftmaxMode : uint8_t { kNone, kInfAsZero };
 
-// Which parts a spec uses, as a bit each: a backend rejects by default what it
-// does not know.
-enum class Feature : uint32_t {
-  kQuantizedK = 1u << 0,
-  kQuantizedV = 1u << 1,
-  kStaticQuantization = 1u << 2,  // Dequantize on Q, K or V, Quantize on probs or output
-  kSegments = 1u << 3,            // more than one segment of K or V
-  kScoreSteps = 1u << 4,          // any
-  kBand = 1u << 5,
-  kSelect = 1u << 6,
-  kSoftCap = 1u << 7,  // a tanh step
-  kAlibi = 1u << 8,
-  kSinks = 1u << 9,
-  kKvLengths = 1u << 10,
-  kStats = 1u << 11,
-  kDropout = 1u << 12,
-  kRuntimeShift = 1u << 13,
-  kOverQueries = 1u << 14,
-  kHadamard = 1u << 15,
-  kCodebook = 1u << 16,
-  kRanges = 1u << 17,
-  kPages = 1u << 18,
-  kKvFirst = 1u << 19,
-  kRaggedQueries = 1u << 20,
+// What a spec uses.
+enum class Feature : uint8_t {
+#define KVANT_FEATURE(name, words) name,
+#include "kvant/patterns/features.inc"
+#undef KVANT_FEATURE
+};
+
+class FeatureSet {
+ public:
+  constexpr FeatureSet() = default;
+  constexpr FeatureSet(std::initializer_list<Feature> features) {
+    for (const Feature feature : features) Add(feature);
+  }
+  constexpr void Add(Feature feature) { bits_ |= uint64_t{1} << static_cast<int>(feature); }
+  constexpr bool Has(Feature feature) const {
+    return (bits_ >> static_cast<int>(feature) & 1) != 0;
+  }
+
+ private:
+  uint64_t bits_ = 0;
 };
 
 struct AttentionSpec {
@@ -197,13 +187,15 @@ struct AttentionSpec {
   FpMath fpmath = FpMath::kStrict;
   bool apply_to_int = false;
 
-  // Bits of Feature.
-  uint32_t Features() const;
-  bool Uses(Feature feature) const { return Features() & static_cast<uint32_t>(feature); }
+  FeatureSet Features() const;
+  bool Uses(Feature feature) const { return Features().Has(feature); }
   // In words, one line: "32 query heads over 8 KV heads, 1 x 4096, head size
   // 128; K u4 groups of 32 along the head with zero points; ...".
   std::string ToString() const;
 };
+
+// What the spec uses that is not among what a backend takes, in words; empty if all is.
+std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes);
 
 }  // namespace kvant
 

@@ -54,7 +54,7 @@ class AttentionMatcher {
   // score_matcher.cc
   bool MatchScores();
   bool MatchScoreOp(OpIndex op, TensorId* tensor);
-  bool MatchBinary(OpIndex op, TensorId* tensor);
+  bool MatchBinary(OpIndex index, ScoreStep::Kind kind, TensorId* tensor);
   bool MatchSelect(OpIndex op, TensorId* tensor);
   bool MatchBand(TensorId condition, StepMatch* step);
   bool FromMatMul(TensorId tensor, int* budget) const;

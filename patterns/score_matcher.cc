@@ -15,21 +15,28 @@ bool Moves(OpKind kind) {
          kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
 }
 
-// The step of a binary op with the scores at input 0; nothing for other ops.
-std::optional<ScoreStep::Kind> BinaryStep(OpKind kind) {
+// A step that is one op.
+struct SimpleStep {
+  ScoreStep::Kind kind{};
+  bool has_operand = false;
+};
+
+// Nothing for other ops.
+std::optional<SimpleStep> StepOf(OpKind kind) {
   switch (kind) {
-    case OpKind::kAdd:
-      return ScoreStep::Kind::kAdd;
-    case OpKind::kSubtract:
-      return ScoreStep::Kind::kSubtract;
-    case OpKind::kMultiply:
-      return ScoreStep::Kind::kMultiply;
-    case OpKind::kDivide:
-      return ScoreStep::Kind::kDivide;
-    case OpKind::kMaximum:
-      return ScoreStep::Kind::kMaximum;
-    case OpKind::kMinimum:
-      return ScoreStep::Kind::kMinimum;
+#define KVANT_STEP_None(name) \
+  case OpKind::k##name:       \
+    return SimpleStep{ScoreStep::Kind::k##name, false};
+#define KVANT_STEP_One(name) \
+  case OpKind::k##name:      \
+    return SimpleStep{ScoreStep::Kind::k##name, true};
+#define KVANT_STEP_Other(name)
+#define KVANT_SCORE_STEP(name, operands, words) KVANT_STEP_##operands(name)
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
+#undef KVANT_STEP_None
+#undef KVANT_STEP_One
+#undef KVANT_STEP_Other
     default:
       return std::nullopt;
   }
@@ -89,9 +96,10 @@ bool AttentionMatcher::FromMatMul(TensorId tensor, int* budget) const {
     if (producer == Graph::kNoOp || --*budget < 0) return false;
     const Op& from = op(producer);
     if (from.kind == OpKind::kMatMul) return true;
-    if (Moves(from.kind) || from.kind == OpKind::kTanh) {
+    const std::optional<SimpleStep> step = StepOf(from.kind);
+    if (Moves(from.kind) || (step && !step->has_operand)) {
       tensor = from.inputs[0];
-    } else if (BinaryStep(from.kind)) {
+    } else if (step) {
       if (FromMatMul(from.inputs[0], budget)) return true;
       tensor = from.inputs[1];
     } else if (from.kind == OpKind::kSelect) {
@@ -157,26 +165,27 @@ bool AttentionMatcher::MatchScoreOp(OpIndex index, TensorId* tensor) {
     case OpKind::kStaticTranspose:
       match_->score_shape_ops.push_back(index);
       break;
-    case OpKind::kTanh: {
+    case OpKind::kSelect:
+      return MatchSelect(index, tensor);
+    default: {
+      const std::optional<SimpleStep> simple = StepOf(step_op.kind);
+      if (simple && simple->has_operand) return MatchBinary(index, simple->kind, tensor);
+      if (!simple) {
+        return Fail(absl::StrCat(step_op.ToString(),
+                                 " is not a step that scores can take before the SoftMax"));
+      }
       StepMatch step;
-      step.kind = ScoreStep::Kind::kTanh;
+      step.kind = simple->kind;
       step.op = index;
       step.shape_ops_before = static_cast<int>(match_->score_shape_ops.size());
       match_->steps.push_back(std::move(step));
-      break;
     }
-    case OpKind::kSelect:
-      return MatchSelect(index, tensor);
-    default:
-      if (BinaryStep(step_op.kind)) return MatchBinary(index, tensor);
-      return Fail(absl::StrCat(step_op.ToString(),
-                               " is not a step that scores can take before the SoftMax"));
   }
   *tensor = step_op.inputs[0];
   return true;
 }
 
-bool AttentionMatcher::MatchBinary(OpIndex index, TensorId* tensor) {
+bool AttentionMatcher::MatchBinary(OpIndex index, ScoreStep::Kind kind, TensorId* tensor) {
   const Op& binary = op(index);
   int budget = kSearchBudget;
   int scores = FromMatMul(binary.inputs[0], &budget) ? 0 : 1;
@@ -188,7 +197,7 @@ bool AttentionMatcher::MatchBinary(OpIndex index, TensorId* tensor) {
     return Fail(absl::StrCat(binary.ToString(), " rounds the scores to integers"));
   }
   StepMatch step;
-  step.kind = *BinaryStep(binary.kind);
+  step.kind = kind;
   step.op = index;
   step.operand = MatchOperand(binary.inputs[1 - scores]);
   step.operand_input = 1 - scores;

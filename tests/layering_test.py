@@ -22,7 +22,7 @@ LAYERS = {
 # kvant.h at the root is for users: it includes the public layers.
 LAYERS[""] = {"graph", "patterns", "backends", "cache"}
 # Single files that a layer may use beside its folders.
-FILES = {"kernels": {"graph/data_type.h"}}
+FILES = {"kernels": {"graph/data_type.h", "graph/score_steps.inc"}}
 
 # Third-party headers, and the only files that may include them (below the top layers).
 EXTERNAL = [

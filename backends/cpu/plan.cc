@@ -85,40 +85,8 @@ Array MakeData(const View& view, const std::optional<Quantization>& quantization
 }
 
 Step MakeStep(const ScoreStep& from) {
-  using Kind = ScoreStep::Kind;
   Step step;
-  switch (from.kind) {
-    case Kind::kMultiply:
-      step.kind = Step::Kind::kMultiply;
-      break;
-    case Kind::kDivide:
-      step.kind = Step::Kind::kDivide;
-      break;
-    case Kind::kAdd:
-      step.kind = Step::Kind::kAdd;
-      break;
-    case Kind::kSubtract:
-      step.kind = Step::Kind::kSubtract;
-      break;
-    case Kind::kMaximum:
-      step.kind = Step::Kind::kMaximum;
-      break;
-    case Kind::kMinimum:
-      step.kind = Step::Kind::kMinimum;
-      break;
-    case Kind::kTanh:
-      step.kind = Step::Kind::kTanh;
-      break;
-    case Kind::kSelect:
-      step.kind = Step::Kind::kSelect;
-      break;
-    case Kind::kBand:
-      step.kind = Step::Kind::kBand;
-      break;
-    case Kind::kAlibi:
-      step.kind = Step::Kind::kAlibi;
-      break;
-  }
+  step.kind = static_cast<Step::Kind>(from.kind);  // of the same table
   switch (from.alignment) {
     case ScoreStep::Alignment::kTopLeft:
       step.alignment = Step::Alignment::kTopLeft;
@@ -391,15 +359,22 @@ std::string Plan::ToString() const {
 }
 
 std::string WhyUnsupported(const AttentionSpec& spec) {
+  constexpr FeatureSet kTaken = {
+      Feature::kQuantizedK,  Feature::kQuantizedV,    Feature::kStaticQuantization,
+      Feature::kSegments,    Feature::kRuntimeShift,  Feature::kSinks,
+      Feature::kKvLengths,   Feature::kKvFirst,       Feature::kRanges,
+      Feature::kPages,       Feature::kRaggedQueries, Feature::kStats,
+      Feature::kDropout,     Feature::kOverQueries,   Feature::kHadamard,
+      Feature::kCodebook,    Feature::kMultiplyStep,  Feature::kDivideStep,
+      Feature::kAddStep,     Feature::kSubtractStep,  Feature::kMaximumStep,
+      Feature::kMinimumStep, Feature::kTanhStep,      Feature::kSelectStep,
+      Feature::kBandStep,    Feature::kAlibiStep,
+  };
   const auto loads = [](DataType type) {
     return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
   };
   const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kRaggedQueries) << 1) - 1;
-  if (spec.Features() & ~kKnown) {
-    return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
-                        ")");
-  }
+  if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
   if (!loads(spec.q.type)) return "queries of type " + name(spec.q.type);
   // Of broadcast views, say: tiles of so many channels would overflow the sizes of scratch.
   constexpr int64_t kMaxHeadSize = int64_t{1} << 24;

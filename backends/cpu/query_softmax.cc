@@ -45,14 +45,15 @@ int64_t StatisticsFloats(const AttentionSpec& spec) {
 }  // namespace
 
 std::string WhyNotTwoPasses(const AttentionSpec& spec) {
-  constexpr std::pair<Feature, const char*> kNotTransposed[] = {
-      {Feature::kBand, "a band"},     {Feature::kAlibi, "ALiBi"},
-      {Feature::kSinks, "sinks"},     {Feature::kKvLengths, "KV lengths"},
-      {Feature::kDropout, "dropout"}, {Feature::kStats, "statistics"},
-      {Feature::kRanges, "ranges"},   {Feature::kPages, "pages"},
+  constexpr FeatureSet kTransposed = {
+      Feature::kQuantizedK,  Feature::kQuantizedV,   Feature::kStaticQuantization,
+      Feature::kSegments,    Feature::kOverQueries,  Feature::kHadamard,
+      Feature::kCodebook,    Feature::kMultiplyStep, Feature::kDivideStep,
+      Feature::kAddStep,     Feature::kSubtractStep, Feature::kMaximumStep,
+      Feature::kMinimumStep, Feature::kTanhStep,     Feature::kSelectStep,
   };
-  for (const auto& [feature, name] : kNotTransposed) {
-    if (spec.Uses(feature)) return absl::StrCat(name, " with a softmax over queries");
+  if (const std::string why = WhyNotTaken(spec, kTransposed); !why.empty()) {
+    return why + " with a softmax over queries";
   }
   // Rotated keys would not have the very scores that rotated queries have.
   if (spec.q_hadamard != 0) return "rotated queries or keys with a softmax over queries";

@@ -261,10 +261,10 @@ class Describer {
   }
 
   void Describe(const ScoreStep& from, StepTraits& traits, StepParams& params) {
-    traits.kind = KindOf(from.kind);
+    traits.kind = static_cast<StepKind>(from.kind);  // of the same table
     traits.inverted = from.inverted;
     traits.alignment = AlignmentOf(from.alignment);
-    if (from.kind != ScoreStep::Kind::kTanh) {
+    if (from.operand.constant || from.operand.view.present()) {
       Describe(from.operand, traits.operand, params.operand, params.constant);
     }
     Describe(from.condition, Extents(spec_.q_len, spec_.kv_len), traits.condition,
@@ -277,32 +277,6 @@ class Describer {
     params.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
   }
 
-  static StepKind KindOf(ScoreStep::Kind kind) {
-    using Kind = ScoreStep::Kind;
-    switch (kind) {
-      case Kind::kMultiply:
-        return kMultiply;
-      case Kind::kDivide:
-        return kDivide;
-      case Kind::kAdd:
-        return kAdd;
-      case Kind::kSubtract:
-        return kSubtract;
-      case Kind::kMaximum:
-        return kMaximum;
-      case Kind::kMinimum:
-        return kMinimum;
-      case Kind::kTanh:
-        return kTanh;
-      case Kind::kSelect:
-        return kSelect;
-      case Kind::kBand:
-        return kBand;
-      case Kind::kAlibi:
-        return kAlibi;
-    }
-    return kMultiply;
-  }
   static Alignment AlignmentOf(ScoreStep::Alignment alignment) {
     switch (alignment) {
       case ScoreStep::Alignment::kTopLeft:

@@ -138,12 +138,18 @@ std::string WhyNotOutputs(const AttentionSpec& spec) {
 }  // namespace
 
 std::string WhyUnsupported(const AttentionSpec& spec) {
-  constexpr uint32_t kKnown = (static_cast<uint32_t>(Feature::kRaggedQueries) << 1) - 1;
-  if (spec.Features() & ~kKnown) {
-    return absl::StrCat("features it does not know (mask 0x", absl::Hex(spec.Features() & ~kKnown),
-                        ")");
-  }
-  if (spec.over_queries) return "a softmax over the queries";
+  constexpr FeatureSet kTaken = {
+      Feature::kQuantizedK,   Feature::kQuantizedV,    Feature::kStaticQuantization,
+      Feature::kSegments,     Feature::kRuntimeShift,  Feature::kSinks,
+      Feature::kKvLengths,    Feature::kKvFirst,       Feature::kRanges,
+      Feature::kPages,        Feature::kRaggedQueries, Feature::kStats,
+      Feature::kDropout,      Feature::kHadamard,      Feature::kCodebook,
+      Feature::kMultiplyStep, Feature::kDivideStep,    Feature::kAddStep,
+      Feature::kSubtractStep, Feature::kMaximumStep,   Feature::kMinimumStep,
+      Feature::kTanhStep,     Feature::kSelectStep,    Feature::kBandStep,
+      Feature::kAlibiStep,
+  };
+  if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
   for (const std::string& why :
        {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
         WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),

@@ -89,17 +89,11 @@ struct Segment {
 };
 
 struct Step {
+  // Conditions are `condition != inverted`; a band is lower <= col - (row + shift) <= upper.
   enum class Kind : uint8_t {
-    kMultiply,
-    kDivide,
-    kAdd,
-    kSubtract,
-    kMaximum,
-    kMinimum,
-    kTanh,
-    kSelect,  // condition != inverted ? s : operand
-    kBand,    // (lower <= col - (row + shift) <= upper) != inverted ? s : operand
-    kAlibi,   // s + operand * (col - (row + shift))
+#define KVANT_SCORE_STEP(name, operands, words) k##name,
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
   };
   enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
   Kind kind{};

@@ -102,16 +102,9 @@ enum Staging : i32 {
 };
 
 enum StepKind : i32 {
-  kMultiply,
-  kDivide,
-  kAdd,
-  kSubtract,
-  kMaximum,
-  kMinimum,
-  kTanh,
-  kSelect,  // condition != inverted ? s : operand
-  kBand,    // (lower <= col - (row + shift) <= upper) != inverted ? s : operand
-  kAlibi,   // s + operand * (col - (row + shift))
+#define KVANT_SCORE_STEP(name, operands, words) k##name,
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
 };
 enum Alignment : i32 { kTopLeft, kBottomRight, kRuntime };
 

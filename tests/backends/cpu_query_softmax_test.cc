@@ -201,9 +201,9 @@ TEST(CpuQuerySoftmax, SaysWhatItDoesNotTake) {
     return std::string(CompileAttention(c.spec, *KernelsAt(0)).status().message());
   };
   EXPECT_THAT(sentence([](Case& c) { c.spec.steps.push_back({.kind = Kind::kBand}); }),
-              HasSubstr("does not take a band with a softmax over queries"));
+              HasSubstr("does not take Band on scores with a softmax over queries"));
   EXPECT_THAT(sentence([](Case& c) { c.spec.steps.push_back({.kind = Kind::kAlibi}); }),
-              HasSubstr("ALiBi with"));
+              HasSubstr("Alibi on scores with"));
   EXPECT_THAT(sentence([](Case& c) { c.spec.sinks = c.AddScalar(kF32, 1); }),
               HasSubstr("sinks with"));
   EXPECT_THAT(sentence([](Case& c) { c.spec.kv_lengths = c.AddScalar(kS32, 1); }),

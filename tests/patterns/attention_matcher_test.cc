@@ -34,7 +34,8 @@ TEST(AttentionMatcher, PlainWithScaleAndMask) {
   EXPECT_EQ(KindsOf(spec), (std::vector<Kind>{Kind::kDivide, Kind::kAdd}));
   EXPECT_TRUE(spec.steps[0].operand.view.scalar());
   EXPECT_EQ(Text(spec.steps[1].operand.view), "3:f32[2,1,1,3,5]s[15,0,0,5,1]");
-  EXPECT_EQ(spec.Features(), static_cast<uint32_t>(Feature::kScoreSteps));
+  EXPECT_EQ(WhyNotTaken(spec, {Feature::kDivideStep, Feature::kAddStep}), "");
+  EXPECT_EQ(WhyNotTaken(spec, {Feature::kDivideStep}), "Add on scores");
   EXPECT_EQ(spec.ToString(),
             "batch 2, 4 query heads over 4 KV heads, 3 x 5, head size 8 and 6 for V; Q f32; K f32; "
             "V f32; scores over a f32 scalar, plus f32 [2,1,1,3,5]; output f32");
@@ -57,8 +58,8 @@ TEST(AttentionMatcher, StepsKeepTheOrderOfTheGraph) {
   EXPECT_TRUE(spec.steps[5].inverted);
   EXPECT_EQ(spec.steps[5].condition.dims, (std::array<int64_t, 5>{1, 1, 1, 3, 5}));
   EXPECT_EQ(spec.steps[6].operand.constant, -1.f);
-  EXPECT_TRUE(spec.Uses(Feature::kSoftCap));
-  EXPECT_TRUE(spec.Uses(Feature::kSelect));
+  EXPECT_TRUE(spec.Uses(Feature::kTanhStep));
+  EXPECT_TRUE(spec.Uses(Feature::kSelectStep));
 }
 
 TEST(AttentionMatcher, CausalTopLeftAndRuntime) {
@@ -164,7 +165,7 @@ TEST(AttentionMatcher, CompressedKeysInEveryLayout) {
     const AttentionSpec spec = OnlySpec(Partitions(std::move(g)));
     ASSERT_EQ(spec.k.size(), 1u);
     EXPECT_EQ(Text(spec.k[0]), c.expected);
-    EXPECT_EQ(spec.Features(), static_cast<uint32_t>(Feature::kQuantizedK));
+    EXPECT_EQ(WhyNotTaken(spec, {Feature::kQuantizedK}), "");
   }
 }
 
