@@ -35,7 +35,7 @@ class Indices {
 };
 
 int64_t TokenDim(const Op& op, const LogicalTensor& tensor) {
-  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
+  const int64_t axis = op.Get<Attr::kTokenAxis>();
   return (*tensor.dims)[axis < 0 ? axis + tensor.rank() : axis];
 }
 
@@ -58,7 +58,7 @@ void IndexChecks::Add(const Op& op) {
   const auto tensor = [&](size_t input) -> const LogicalTensor& {
     return partition_->ops().tensor(op.inputs[input]);
   };
-  const int64_t group = op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1);
+  const int64_t group = op.Get<Attr::kTokenGroup>();
   OneCheck check;
   check.op = &op;
   switch (op.kind) {
@@ -68,7 +68,7 @@ void IndexChecks::Add(const Op& op) {
       check.most = TokenDim(op, tensor(0)) * group;
       break;
     case OpKind::kSoftMax: {
-      const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+      const int64_t axis = op.Get<Attr::kAxis>();
       check.source = Find(op, "lengths");
       check.other = Find(op, "first");
       check.most = (*tensor(0).dims)[axis < 0 ? axis + tensor(0).rank() : axis];

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <set>
 
@@ -166,7 +165,7 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
 }
 
 std::vector<std::string> NamesOf(const Op& op) {
-  const std::string list = op.attrs.GetOr<std::string>(Attr::kOptionalInputs, "");
+  const std::string list = op.Get<Attr::kOptionalInputs>();
   if (list.empty()) return {};
   return absl::StrSplit(list, ',');
 }
@@ -203,117 +202,16 @@ absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
                    op.inputs.size() - unnamed, " follow ", schema.inputs[unnamed - 1].name));
 }
 
-// Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
-// for scales.
-absl::Status CheckQuantizeForm(const Op& op, size_t first) {
-  const auto error = [&op](const std::string& what) {
-    return OpError(op, ErrorKind::kInvalidGraphOp, what);
-  };
-  const size_t inputs = op.inputs.size(), outputs = op.outputs.size();
-  if (inputs == first) {
-    if (outputs == 1) return error("has neither an input nor an output for its scales");
-    const float floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f);
-    if (floor >= 0) return absl::OkStatus();
-    return error(absl::StrCat("attribute 'scale_floor' is ", floor, ", less than 0"));
-  }
-  if (outputs > 1) {
-    return error(absl::StrCat("has scales as input (tensor ", op.inputs[first],
-                              ") and as output (tensor ", op.outputs[1], ")"));
-  }
-  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
-    if (op.attrs.Find(attr) == nullptr) continue;
-    return error(absl::StrCat("attribute '", std::string(AttrName(attr)),
-                              "' is for scales that it computes, but they are an input (tensor ",
-                              op.inputs[first], ")"));
-  }
-  return absl::OkStatus();
-}
-
-// Codes are positions in the codebook.
-absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_zero_points) {
-  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
-  if (codebook == nullptr) return absl::OkStatus();
-  const auto error = [&op](const std::string& what) {
-    return OpError(op, ErrorKind::kInvalidGraphOp, what);
-  };
-  const bool is_unsigned = codes.type == kU2 || codes.type == kU4 || codes.type == kU8;
-  if (!is_unsigned || codebook->size() != size_t{1} << BitsOf(codes.type)) {
-    return error(absl::StrCat("a codebook of ", codebook->size(), " for codes of type ",
-                              std::string(DataTypeName(codes.type)),
-                              "; it goes with u2 (4), u4 (16) or u8 (256)"));
-  }
-  if (has_zero_points) return error("has a codebook and zero points");
-  if (std::all_of(codebook->begin(), codebook->end(), [](float value) { return value == 0; })) {
-    return error("its codebook has no value but 0");
-  }
-  return absl::OkStatus();
-}
-
-// The ggml formulas are those of its block formats, and take no options.
-absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps,
-                          bool computes) {
-  const std::string* formula = op.attrs.Get<std::string>(Attr::kFormula);
-  if (formula == nullptr) return absl::OkStatus();
-  const auto error = [&op](const std::string& what) {
-    return OpError(op, ErrorKind::kInvalidGraphOp, what);
-  };
-  if (*formula != "ggml") {
-    return error(absl::StrCat("attribute 'formula' is '", *formula, "', not 'ggml'"));
-  }
-  if (!computes) {
-    return error("formula ggml is for scales that it computes, but they are an input");
-  }
-  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
-  const bool has_codebook = codebook != nullptr;
-  const bool q8_0 = codes.type == kS8 && zps == nullptr;
-  const bool q4_0 = codes.type == kS4 && zps == nullptr;
-  const bool q4_1 = codes.type == kU4 && zps != nullptr && IsFloat(zps->type);
-  const bool iq4_nl = codes.type == kU4 && has_codebook;
-  if (!q8_0 && !q4_0 && !q4_1 && !iq4_nl) {
-    return error(absl::StrCat(
-        "formula ggml is for s8 and s4 without zero points, u4 with ones in "
-        "real units and u4 with a codebook, not for ",
-        std::string(DataTypeName(codes.type)), zps == nullptr ? "" : " with zero points"));
-  }
-  if (has_codebook && (std::adjacent_find(codebook->begin(), codebook->end(),
-                                          std::greater_equal<>()) != codebook->end() ||
-                       codebook->front() == 0)) {
-    return error("formula ggml takes a codebook that ascends and does not begin with 0");
-  }
-  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
-    if (op.attrs.Find(attr) == nullptr) continue;
-    return error(absl::StrCat("attribute '", std::string(AttrName(attr)),
-                              "' does not go with formula ggml"));
-  }
-  return absl::OkStatus();
-}
-
-// What the type rules do not see of DynamicQuantize and Append: first is the input for scales.
-absl::Status CheckQuantize(const Op& op, absl::Span<const LogicalTensor* const> inputs,
-                           absl::Span<const LogicalTensor* const> outputs, size_t first) {
-  KVANT_RETURN_IF_ERROR(CheckQuantizeForm(op, first));
-  const LogicalTensor* zps = inputs.size() > first + 1 ? inputs[first + 1]
-                             : outputs.size() > 2      ? outputs[2]
-                                                       : nullptr;
-  KVANT_RETURN_IF_ERROR(CheckCodebook(op, *outputs[0], zps != nullptr));
-  return CheckFormula(op, *outputs[0], zps, inputs.size() <= first);
-}
-
-// A conversion takes nothing that belongs to codes.
-absl::Status CheckAppend(const Op& op, absl::Span<const LogicalTensor* const> inputs,
-                         absl::Span<const LogicalTensor* const> outputs) {
-  if (!IsComputeFloat(outputs[0]->type)) return CheckQuantize(op, inputs, outputs, 2);
-  if (inputs.size() > 2 || outputs.size() > 1 || op.attrs.Find(Attr::kGroupShape) != nullptr ||
-      op.attrs.Find(Attr::kCodebook) != nullptr) {
-    return OpError(op, ErrorKind::kInvalidGraphOp,
-                   absl::StrCat("dst (tensor ", outputs[0]->id, ") is ",
-                                std::string(DataTypeName(outputs[0]->type)),
-                                ", which has no scales, groups or codebook"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
+
+OpClass ClassOf(OpKind kind) {
+  constexpr OpClass kClasses[] = {
+#define KVANT_OP(kind, op_class, ...) OpClass::k##op_class,
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+  };
+  return kClasses[static_cast<size_t>(kind)];
+}
 
 std::string_view OpKindName(OpKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
 
@@ -334,6 +232,11 @@ std::optional<Attr> AttrFromName(std::string_view name) {
 }
 
 const AttrValue& ZeroOf(Attr attr) { return RowOf(attr).zero; }
+
+const AttrValue& DefaultOf(OpKind kind, Attr attr) {
+  const OpSchema::AttrRule* rule = SchemaOf(kind).FindAttr(attr);
+  return rule != nullptr && rule->fallback ? *rule->fallback : ZeroOf(attr);
+}
 
 void Attributes::Set(Attr attr, AttrValue value) {
   const auto at = std::lower_bound(values_.begin(), values_.end(), attr,
@@ -365,7 +268,7 @@ const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {
 
 const OpSchema& SchemaOf(OpKind kind) {
   static const auto* const schemas = new std::vector<OpSchema>{
-#define KVANT_OP(kind, inputs, outputs, attrs, types, shape) \
+#define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
   ParseSchema(OpKind::k##kind, inputs, outputs, attrs),
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
@@ -388,7 +291,7 @@ std::string_view InputName(const Op& op, size_t port) {
   if (port < unnamed || unnamed == schema.inputs.size()) {
     return schema.inputs[std::min(port, schema.inputs.size() - 1)].name;
   }
-  const std::string* names = op.attrs.Get<std::string>(Attr::kOptionalInputs);
+  const std::string* names = op.Find<Attr::kOptionalInputs>();
   std::string_view rest = names ? std::string_view(*names) : std::string_view();
   for (size_t i = unnamed; i < port; ++i) {
     rest.remove_prefix(std::min(rest.size(), rest.substr(0, rest.find(',')).size() + 1));
@@ -412,13 +315,6 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
       CheckCount(op, schema.outputs, schema.variadic_outputs, outputs.size(), "outputs"));
   KVANT_RETURN_IF_ERROR(CheckAttrs(op, schema));
   KVANT_RETURN_IF_ERROR(CheckNamedInputs(op, schema));
-  if (op.kind == OpKind::kDynamicQuantize) {
-    KVANT_RETURN_IF_ERROR(CheckQuantize(op, inputs, outputs, 1));
-  }
-  if (op.kind == OpKind::kDynamicDequantize) {
-    KVANT_RETURN_IF_ERROR(CheckCodebook(op, *inputs[0], inputs.size() > 2));
-  }
-  if (op.kind == OpKind::kAppend) KVANT_RETURN_IF_ERROR(CheckAppend(op, inputs, outputs));
   return CheckTypes({op, inputs, outputs});
 }
 

@@ -23,6 +23,19 @@ enum class OpKind : uint8_t {
 #undef KVANT_OP
 };
 
+enum class OpClass : uint8_t {
+  kElementwise,  // each element of the result from one of the input
+  kBinary,       // ... from one of each of two inputs, which broadcast
+  kMove,         // the elements, elsewhere or in another type
+  kLoad,         // the tokens of a cache that exist
+  kJoin,         // inputs, or what exists of them, one after another
+  kStore,        // into a cache
+  kDequantize,
+  kNothing,  // nothing runs
+  kOther,
+};
+OpClass ClassOf(OpKind kind);
+
 // CamelCase, oneDNN's spelling, e.g. "DynamicDequantize".
 std::string_view OpKindName(OpKind kind);
 std::optional<OpKind> OpKindFromName(std::string_view name);
@@ -39,8 +52,23 @@ std::optional<Attr> AttrFromName(std::string_view name);
 using AttrValue =
     std::variant<int64_t, float, bool, std::string, std::vector<int64_t>, std::vector<float>>;
 
+// The C++ type of an attribute.
+template <Attr attr>
+struct AttrTypeOf;
+#define KVANT_ATTR(name, json, type) \
+  template <>                        \
+  struct AttrTypeOf<Attr::name> {    \
+    using Type = type;               \
+  };
+#include "kvant/graph/attributes.inc"
+#undef KVANT_ATTR
+template <Attr attr>
+using AttrType = typename AttrTypeOf<attr>::Type;
+
 // A zero or empty value of the attribute's type.
 const AttrValue& ZeroOf(Attr attr);
+// What ops.inc says that it is where it is absent; else ZeroOf.
+const AttrValue& DefaultOf(OpKind kind, Attr attr);
 
 // A small ordered list of attributes, at most one value each.
 class Attributes {
@@ -58,11 +86,6 @@ class Attributes {
   const T* Get(Attr attr) const {
     const AttrValue* value = Find(attr);
     return value ? std::get_if<T>(value) : nullptr;
-  }
-  template <typename T>
-  T GetOr(Attr attr, T fallback) const {
-    const T* value = Get<T>(attr);
-    return value ? *value : fallback;
   }
 
   auto begin() const { return values_.begin(); }
@@ -82,6 +105,18 @@ struct Op {
   absl::InlinedVector<TensorId, 4> inputs;
   absl::InlinedVector<TensorId, 2> outputs;
   Attributes attrs;
+
+  // Null if absent.
+  template <Attr attr>
+  const AttrType<attr>* Find() const {
+    return attrs.Get<AttrType<attr>>(attr);
+  }
+  // Where it is absent, DefaultOf.
+  template <Attr attr>
+  const AttrType<attr>& Get() const {
+    const AttrType<attr>* value = Find<attr>();
+    return value ? *value : std::get<AttrType<attr>>(DefaultOf(kind, attr));
+  }
 
   // "SoftMax 'p' (id 5)": how every message names an op.
   std::string ToString() const;

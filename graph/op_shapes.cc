@@ -8,13 +8,13 @@ namespace kvant {
 namespace {
 
 constexpr ShapeRule kRules[] = {
-#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) (shape_rule),
+#define KVANT_OP(kind, op_class, inputs, outputs, attributes, type_rule, shape_rule) (shape_rule),
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
 };
 
 bool Broadcasts(const Op& op) {
-  const std::string* mode = op.attrs.Get<std::string>(Attr::kAutoBroadcast);
+  const std::string* mode = op.Find<Attr::kAutoBroadcast>();
   return mode == nullptr || *mode != "none";
 }
 
@@ -70,7 +70,7 @@ absl::Status MatMulBatch(const Op& op, const LogicalTensor& src, const LogicalTe
 // StaticReshape's target with copied dims put in; `open` is the index of -1.
 absl::Status ReshapeTarget(const Op& op, const LogicalTensor& src,
                            const std::vector<int64_t>& shape, Dims& dims, int& open) {
-  const bool copies = op.attrs.GetOr(Attr::kSpecialZero, false);
+  const bool copies = op.Get<Attr::kSpecialZero>();
   open = -1;
   dims.assign(shape.begin(), shape.end());
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -207,7 +207,7 @@ absl::Status SameShape(const Op& op, ShapeContext& context) {
     }
   }
   if (!src.dims) return absl::OkStatus();
-  if (const int64_t* axis = op.attrs.Get<int64_t>(Attr::kAxis)) {
+  if (const int64_t* axis = op.Find<Attr::kAxis>()) {
     int normalized;
     KVANT_RETURN_IF_ERROR(NormalizeAxis(op, *axis, src, normalized));
   }
@@ -224,8 +224,8 @@ absl::Status MatMulShape(const Op& op, ShapeContext& context) {
                    absl::StrCat("a scalar cannot be multiplied as a matrix: ", DescribeDims(src),
                                 " and ", DescribeDims(weights)));
   }
-  const MatrixDims a = MatrixDimsOf(src, op.attrs.GetOr(Attr::kTransposeA, false), false);
-  const MatrixDims b = MatrixDimsOf(weights, op.attrs.GetOr(Attr::kTransposeB, false), true);
+  const MatrixDims a = MatrixDimsOf(src, op.Get<Attr::kTransposeA>(), false);
+  const MatrixDims b = MatrixDimsOf(weights, op.Get<Attr::kTransposeB>(), true);
   const int64_t left = (*src.dims)[a.cols], right = (*weights.dims)[b.rows];
   if (!MayEqual(left, right)) {
     return OpError(
@@ -248,7 +248,7 @@ absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
   int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), src, axis));
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), src, axis));
   context.outputs[0] = src.dims;
   if (context.outputs.size() > 1) {
     context.outputs[1] = src.dims;
@@ -267,7 +267,7 @@ absl::Status SoftMaxBackwardShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& probs = *context.inputs[1];
   if (!diff.dims || !probs.dims) return absl::OkStatus();
   int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), diff, axis));
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), diff, axis));
   bool equal = diff.rank() == probs.rank();
   for (int i = 0; equal && i < diff.rank(); ++i) {
     equal = MayEqual((*diff.dims)[i], (*probs.dims)[i]);
@@ -302,7 +302,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
   uint32_t reduced = 0;
-  for (const int64_t axis : op.attrs.GetOr(Attr::kAxes, std::vector<int64_t>())) {
+  for (const int64_t axis : op.Get<Attr::kAxes>()) {
     int normalized;
     KVANT_RETURN_IF_ERROR(NormalizeAxis(op, axis, src, normalized));
     if (reduced >> normalized & 1) {
@@ -311,7 +311,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
     }
     reduced |= 1u << normalized;
   }
-  const bool keep = op.attrs.GetOr(Attr::kKeepDims, false);
+  const bool keep = op.Get<Attr::kKeepDims>();
   Dims dims;
   for (int i = 0; i < src.rank(); ++i) {
     if (!(reduced >> i & 1)) {
@@ -326,7 +326,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
 
 absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const auto* shape = op.attrs.Get<std::vector<int64_t>>(Attr::kShape);
+  const auto* shape = op.Find<Attr::kShape>();
   if (shape == nullptr) return absl::OkStatus();
   Dims dims;
   int open;
@@ -349,7 +349,7 @@ absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
 
 absl::Status TransposeShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const auto* order = op.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+  const auto* order = op.Find<Attr::kOrder>();
   if (!src.dims || order == nullptr) return absl::OkStatus();
   bool permutes = order->size() == src.dims->size();
   uint32_t seen = 0;
@@ -401,7 +401,7 @@ absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& first = *context.inputs[0];
   if (!first.dims) return absl::OkStatus();
   int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 0), first, axis));
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), first, axis));
   Dims dims = *first.dims;
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(Continue(op, first, *context.inputs[i], axis, dims));

@@ -86,7 +86,7 @@ struct AppendedTokens {
 };
 AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst);
 
-#define KVANT_OP(kind, inputs, outputs, attributes, type_rule, shape_rule) \
+#define KVANT_OP(kind, op_class, inputs, outputs, attributes, type_rule, shape_rule) \
   absl::Status shape_rule(const Op& op, ShapeContext& context);
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP

@@ -11,7 +11,7 @@ namespace {
 enum class QType { kPerTensor, kPerChannel, kPerGroup };
 
 QType QTypeOf(const Op& op) {
-  const std::string* name = op.attrs.Get<std::string>(Attr::kQType);
+  const std::string* name = op.Find<Attr::kQType>();
   if (name != nullptr && *name == "per_channel") return QType::kPerChannel;
   if (name != nullptr && *name == "per_group") return QType::kPerGroup;
   return QType::kPerTensor;
@@ -89,10 +89,10 @@ absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTenso
   if (!x.dims) return absl::OkStatus();
   if (qtype == QType::kPerChannel) {
     int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
     return CheckPerChannel(op, x, axis, tensor, role);
   }
-  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  const auto* group_shape = op.Find<Attr::kGroupShape>();
   if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
   return CheckPerGroup(op, x, *group_shape, tensor, role);
 }
@@ -117,7 +117,7 @@ int64_t HeldDim(const ShapeContext& context, size_t output, int rank, int axis) 
 
 // Tokens that appended ones must be a multiple of: those of a group.
 int64_t TokensOfGroup(const Op& op, int axis) {
-  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  const auto* group_shape = op.Find<Attr::kGroupShape>();
   return QTypeOf(op) == QType::kPerGroup && group_shape != nullptr ? (*group_shape)[axis] : 1;
 }
 
@@ -162,8 +162,8 @@ absl::Status CheckVector(const Op& op, const LogicalTensor& tensor, std::string_
 }
 
 absl::Status CheckWindows(const Op& op) {
-  for (const Attr attr : {Attr::kLeftWindow, Attr::kRightWindow}) {
-    const int64_t window = op.attrs.GetOr<int64_t>(attr, -1);
+  for (const auto& [attr, window] : {std::pair(Attr::kLeftWindow, op.Get<Attr::kLeftWindow>()),
+                                     std::pair(Attr::kRightWindow, op.Get<Attr::kRightWindow>())}) {
     if (window >= -1) continue;
     return OpError(
         ErrorKind::kInvalidGraphOp, op,
@@ -176,8 +176,8 @@ absl::Status CheckWindows(const Op& op) {
 
 absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& x = *context.inputs[0];
-  const auto* scales = op.attrs.Get<std::vector<float>>(Attr::kScales);
-  const auto* zps = op.attrs.Get<std::vector<int64_t>>(Attr::kZps);
+  const auto* scales = op.Find<Attr::kScales>();
+  const auto* zps = op.Find<Attr::kZps>();
   const size_t count = scales ? scales->size() : 0;
   if (QTypeOf(op) == QType::kPerTensor) {
     if (count != 1) {
@@ -185,7 +185,7 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
     }
   } else if (x.dims) {
     int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
     if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
       return QuantError(op, absl::StrCat("dim ", axis, " of ", DescribeDims(x), " needs ",
                                          (*x.dims)[axis], " scales, but there are ", count));
@@ -216,10 +216,10 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
     groups = Dims{1};
   } else if (qtype == QType::kPerChannel && x.dims) {
     int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kAxis, 1), x, axis));
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
     groups = Dims{(*x.dims)[axis]};
   } else if (qtype == QType::kPerGroup) {
-    const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+    const auto* group_shape = op.Find<Attr::kGroupShape>();
     if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
     if (x.dims) KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, *group_shape, groups.emplace()));
   }
@@ -231,8 +231,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
   int axis;
-  KVANT_RETURN_IF_ERROR(
-      NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2), src, axis));
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src, axis));
   if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
   const LogicalTensor& positions = *context.inputs[1];
   if (positions.dims && !MayBeScalar(*positions.dims) &&
@@ -260,7 +259,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
                                        DescribeDims(src)));
   }
   if (context.outputs.size() < 2) return absl::OkStatus();
-  const auto* group_shape = op.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  const auto* group_shape = op.Find<Attr::kGroupShape>();
   if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) {
     return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
   }
@@ -287,12 +286,12 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
 
 AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
   AppendedTokens to;
-  const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
+  const int64_t axis = op.Get<Attr::kTokenAxis>();
   to.axis = static_cast<int>(axis < 0 ? axis + src.rank() : axis);
   to.tokens = (*src.dims)[to.axis];
   to.capacity = (*dst.dims)[to.axis];
   const int64_t group = TokensOfGroup(op, to.axis);
-  const int64_t channel = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  const int64_t channel = op.Get<Attr::kAxis>();
   switch (QTypeOf(op)) {
     case QType::kPerTensor:
       break;
@@ -320,7 +319,7 @@ absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) 
 
 absl::Status HadamardShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const int64_t block = op.attrs.GetOr<int64_t>(Attr::kBlock, 0);
+  const int64_t block = op.Get<Attr::kBlock>();
   if (block < 1 || (block & (block - 1)) != 0) {
     return QuantError(op, absl::StrCat("a block of ", block, " is no power of two"));
   }
@@ -340,12 +339,12 @@ Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
     case QType::kPerTensor:
       break;
     case QType::kPerChannel: {
-      const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+      const int64_t axis = op.Get<Attr::kAxis>();
       group[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = 1;
       break;
     }
     case QType::kPerGroup: {
-      const auto shape = op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
+      const auto shape = op.Get<Attr::kGroupShape>();
       for (size_t d = 0; d < shape.size(); ++d) {
         group[d] = group[d] == 0 ? shape[d] : std::min(shape[d], group[d]);
       }

@@ -11,11 +11,10 @@ absl::Status ShapeError(const Op& op, const std::string& what) {
 
 // The axis of tokens of `src`, of known rank: any but the first.
 absl::Status FindTokenAxis(const Op& op, const LogicalTensor& src, int& axis) {
-  if (const int64_t group = op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1); group < 1) {
-    return ShapeError(op, absl::StrCat("a row for ", group, " tokens"));
+  if (const int64_t* group = op.Find<Attr::kTokenGroup>(); group != nullptr && *group < 1) {
+    return ShapeError(op, absl::StrCat("a row for ", *group, " tokens"));
   }
-  KVANT_RETURN_IF_ERROR(
-      NormalizeAxis(op, op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2), src, axis));
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src, axis));
   if (axis > 0) return absl::OkStatus();
   return ShapeError(op, absl::StrCat("the token axis of ", DescribeDims(src), " is that of rows"));
 }

@@ -236,6 +236,7 @@ absl::Status ComputedParameterTypes(const OpPorts& ports) {
 }
 
 absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(CheckQuantizeForm(ports, 1));
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
   KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
   if (ports.inputs.size() > 1) {
@@ -248,9 +249,11 @@ absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
 
 // A plain conversion, or DynamicQuantize with positions between src and scales.
 absl::Status AppendTypes(const OpPorts& ports) {
+  const bool converts = IsComputeFloat(ports.outputs[0]->type);
+  KVANT_RETURN_IF_ERROR(converts ? CheckConversionForm(ports) : CheckQuantizeForm(ports, 2));
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
   KVANT_RETURN_IF_ERROR(Input(ports, 1, IsS32, "s32"));
-  if (IsComputeFloat(ports.outputs[0]->type)) return absl::OkStatus();
+  if (converts) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
   if (ports.inputs.size() > 2) {
     KVANT_RETURN_IF_ERROR(Input(ports, 2, IsComputeFloat, kFloats));
@@ -261,6 +264,7 @@ absl::Status AppendTypes(const OpPorts& ports) {
 }
 
 absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(CheckDequantizeForm(ports));
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsDynamicCode, kCodes));
   KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
   if (ports.inputs.size() > 2) {
@@ -290,8 +294,8 @@ absl::Status AttentionTypes(const OpPorts& ports) {
 
 absl::Status CheckTypes(const OpPorts& ports) {
   switch (ports.op.kind) {
-#define KVANT_OP(kind, inputs, outputs, attrs, types, shape) \
-  case OpKind::k##kind:                                      \
+#define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
+  case OpKind::k##kind:                                                \
     return types(ports);
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP

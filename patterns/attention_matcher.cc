@@ -11,30 +11,20 @@ namespace {
 constexpr int kSearchBudget = 64;
 
 bool IsProbsOp(OpKind kind) {
-  switch (kind) {
-    case OpKind::kTypeCast:
-    case OpKind::kReorder:
-    case OpKind::kStaticTranspose:
-    case OpKind::kStaticReshape:
-    case OpKind::kDropout:
-    case OpKind::kQuantize:
-    case OpKind::kDequantize:
-      return true;
-    default:
-      return false;
-  }
+  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kDropout || kind == OpKind::kQuantize ||
+         kind == OpKind::kDequantize;
 }
 
 bool IsPerTensor(const Op& op) {
-  const std::string* qtype = op.attrs.Get<std::string>(Attr::kQType);
+  const std::string* qtype = op.Find<Attr::kQType>();
   return qtype == nullptr || *qtype == "per_tensor";
 }
 
 bool SameQuantization(const Op& quantize, const Op& dequantize) {
-  const auto* scales = quantize.attrs.Get<std::vector<float>>(Attr::kScales);
-  const auto* other = dequantize.attrs.Get<std::vector<float>>(Attr::kScales);
-  const auto zps = quantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
-  const auto other_zps = dequantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  const auto* scales = quantize.Find<Attr::kScales>();
+  const auto* other = dequantize.Find<Attr::kScales>();
+  const auto zps = quantize.Get<Attr::kZps>();
+  const auto other_zps = dequantize.Get<Attr::kZps>();
   const int64_t zp = zps.empty() ? 0 : zps[0];
   const int64_t other_zp = other_zps.empty() ? 0 : other_zps[0];
   return IsPerTensor(quantize) && IsPerTensor(dequantize) && scales != nullptr &&
@@ -44,7 +34,7 @@ bool SameQuantization(const Op& quantize, const Op& dequantize) {
 }  // namespace
 
 bool Transposes(const Op& matmul, int input) {
-  return matmul.attrs.GetOr(input == 0 ? Attr::kTransposeA : Attr::kTransposeB, false);
+  return input == 0 ? matmul.Get<Attr::kTransposeA>() : matmul.Get<Attr::kTransposeB>();
 }
 
 OpIndex AttentionMatcher::Producer(TensorId tensor) const {
@@ -103,7 +93,7 @@ bool AttentionMatcher::MatchFirstClass(OpIndex attention, AttentionMatch* match,
 // non-negative axis is taken for the last; Resolve looks again.
 bool AttentionMatcher::MatchColumns() {
   const Op& softmax = op(match_->softmax);
-  const int64_t axis = softmax.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  const int64_t axis = softmax.Get<Attr::kAxis>();
   const int rank = graph_.tensor(softmax.inputs[0]).rank();
   col_ = -1;
   if (axis >= 0 && rank < 0) return true;
@@ -209,7 +199,7 @@ bool AttentionMatcher::CheckContraction() {
   for (OpIndex index : match_->probs_ops) {
     if (op(index).kind == OpKind::kStaticReshape) return true;
     if (op(index).kind != OpKind::kStaticTranspose) continue;
-    const auto order = op(index).attrs.GetOr(Attr::kOrder, std::vector<int64_t>());
+    const auto order = op(index).Get<Attr::kOrder>();
     const int rank = static_cast<int>(order.size());
     for (int i = 0; i < rank; ++i) {
       if ((order[i] < 0 ? order[i] : order[i] - rank) == col) {

@@ -19,13 +19,8 @@ namespace {
 constexpr int kMaxDepth = 16;
 constexpr int kSearchBudget = 64;
 
-bool Moves(OpKind kind) {
-  return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
-         kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
-}
-
 bool IsGradientStep(OpKind kind) {
-  return Moves(kind) || kind == OpKind::kDropout || kind == OpKind::kMultiply ||
+  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kDropout || kind == OpKind::kMultiply ||
          kind == OpKind::kDivide || kind == OpKind::kSelect || kind == OpKind::kSoftMaxBackward;
 }
 
@@ -89,7 +84,7 @@ std::string AttentionMatcher::WhyNoBackward(OpIndex softmax_backward) const {
   TensorId probs = op(softmax_backward).inputs[1];
   OpIndex producer = Producer(probs);
   int budget = kSearchBudget;
-  while (producer != Graph::kNoOp && Moves(op(producer).kind) && --budget > 0) {
+  while (producer != Graph::kNoOp && ClassOf(op(producer).kind) == OpClass::kMove && --budget > 0) {
     probs = op(producer).inputs[0];
     producer = Producer(probs);
   }
@@ -109,7 +104,8 @@ bool AttentionMatcher::EntersSoftMaxBackward(TensorId tensor, int* budget) const
     if (--*budget < 0) return false;
     const OpKind kind = op(use.op).kind;
     if (kind == OpKind::kSoftMaxBackward && use.port == 1) return true;
-    if (Moves(kind) && EntersSoftMaxBackward(op(use.op).outputs[0], budget)) return true;
+    if (ClassOf(kind) == OpClass::kMove && EntersSoftMaxBackward(op(use.op).outputs[0], budget))
+      return true;
   }
   return false;
 }
@@ -164,7 +160,8 @@ void AttentionMatcher::FollowProduct(OpIndex product) {
     const auto& consumers = graph_.FindTensor(tensor)->consumers;
     if (consumers.size() != 1 || taken_[consumers[0].op]) break;
     const OpKind kind = op(consumers[0].op).kind;
-    if ((!Moves(kind) && kind != OpKind::kReduceSum) || !Mark(consumers[0].op)) break;
+    if (ClassOf(kind) != OpClass::kMove && kind != OpKind::kReduceSum) break;
+    if (!Mark(consumers[0].op)) break;
     tensor = op(consumers[0].op).outputs[0];
   }
   gradients_.push_back(tensor);

@@ -119,7 +119,7 @@ bool FirstClassResolver::PlacePerHead(std::string_view name, View* view) {
 
 bool FirstClassResolver::Masks() {
   const float inf = std::numeric_limits<float>::infinity();
-  const auto* alignment = op_.attrs.Get<std::string>(Attr::kMaskAlignment);
+  const auto* alignment = op_.Find<Attr::kMaskAlignment>();
   const auto aligned = alignment != nullptr && *alignment == "bottom_right"
                            ? ScoreStep::Alignment::kBottomRight
                            : ScoreStep::Alignment::kTopLeft;
@@ -138,8 +138,8 @@ bool FirstClassResolver::Masks() {
     }
     spec_->steps.push_back(step);
   }
-  const int64_t left = op_.attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
-  const int64_t right = op_.attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
+  const int64_t left = op_.Get<Attr::kLeftWindow>();
+  const int64_t right = op_.Get<Attr::kRightWindow>();
   if (left >= 0 || right >= 0) {
     ScoreStep step = ConstantStep(Step::kBand, -inf);
     step.alignment = aligned;
@@ -172,13 +172,13 @@ bool FirstClassResolver::Resolve() {
   spec_->head_size = k[3];
   spec_->kv_len = k[2];
   spec_->v_head_size = v[3];
-  const auto* mode = op_.attrs.Get<std::string>(Attr::kMode);
+  const auto* mode = op_.Find<Attr::kMode>();
   if (mode != nullptr && *mode == "none") spec_->softmax_mode = SoftmaxMode::kNone;
 
-  const float scale =
-      op_.attrs.GetOr<float>(Attr::kScale, 1.f / std::sqrt(static_cast<float>(k[3])));
-  spec_->steps.push_back(ConstantStep(Step::kMultiply, scale));
-  if (const float* cap = op_.attrs.Get<float>(Attr::kSoftCap)) {
+  const float* scale = op_.Find<Attr::kScale>();
+  spec_->steps.push_back(ConstantStep(
+      Step::kMultiply, scale != nullptr ? *scale : 1.f / std::sqrt(static_cast<float>(k[3]))));
+  if (const float* cap = op_.Find<Attr::kSoftCap>()) {
     spec_->steps.push_back(ConstantStep(Step::kDivide, *cap));
     spec_->steps.push_back(ConstantStep(Step::kTanh, 0.f));
     spec_->steps.push_back(ConstantStep(Step::kMultiply, *cap));

@@ -9,49 +9,12 @@
 namespace kvant {
 namespace {
 
-bool IsBinary(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAdd:
-    case OpKind::kSubtract:
-    case OpKind::kMultiply:
-    case OpKind::kDivide:
-    case OpKind::kMaximum:
-    case OpKind::kMinimum:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool IsElementwise(OpKind kind) {
-  switch (kind) {
-    case OpKind::kExp:
-    case OpKind::kTanh:
-    case OpKind::kReLU:
-    case OpKind::kSigmoid:
-    case OpKind::kSqrt:
-    case OpKind::kSquare:
-    case OpKind::kAbs:
-    case OpKind::kReciprocal:
-    case OpKind::kLog:
-    case OpKind::kGELU:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Whether the chain's result may be input `port` of this op.
 bool Continues(OpKind kind, int port) {
-  if (IsElementwise(kind)) return true;
-  if (!IsBinary(kind)) return false;
+  if (ClassOf(kind) == OpClass::kElementwise) return true;
+  if (ClassOf(kind) != OpClass::kBinary) return false;
   return port == 0 || (kind != OpKind::kSubtract && kind != OpKind::kDivide);
 }
-
-bool NothingRuns(OpKind kind) { return kind == OpKind::kEnd || kind == OpKind::kWildcard; }
-
-// Whether an op stores its input 0 in a cache.
-bool Stores(OpKind kind) { return kind == OpKind::kDynamicQuantize || kind == OpKind::kAppend; }
 
 // A rotation takes in the op that stores what it gives and nothing else: keys and values are
 // rotated when they are written.
@@ -61,7 +24,7 @@ void GrowStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   const Op& rotation = graph.ops()[group->ops.back()];
   const auto& consumers = graph.FindTensor(rotation.outputs[0])->consumers;
   if (consumers.size() != 1 || consumers[0].port != 0 || taken[consumers[0].op]) return;
-  if (!Stores(graph.ops()[consumers[0].op].kind)) return;
+  if (ClassOf(graph.ops()[consumers[0].op].kind) != OpClass::kStore) return;
   taken[consumers[0].op] = 1;
   group->ops.push_back(consumers[0].op);
 }
@@ -70,11 +33,15 @@ void GrowStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
 void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   constexpr size_t kMaxOps = 5;
   const Op* last = &graph.ops()[group->ops.back()];
-  if (Stores(last->kind) || last->kind == OpKind::kHadamard ||
+  const OpClass of_class = ClassOf(last->kind);
+  if (of_class == OpClass::kStore || last->kind == OpKind::kHadamard ||
       last->kind == OpKind::kDynamicDequantize) {
     return GrowStore(graph, taken, group);
   }
-  if (last->kind != OpKind::kMatMul && !IsBinary(last->kind) && !IsElementwise(last->kind)) return;
+  if (last->kind != OpKind::kMatMul && of_class != OpClass::kBinary &&
+      of_class != OpClass::kElementwise) {
+    return;
+  }
   while (group->ops.size() < kMaxOps) {
     const Graph::TensorInfo& result = *graph.FindTensor(last->outputs[0]);
     if (result.consumers.size() != 1 || !IsFloat(result.desc.type)) return;
@@ -91,7 +58,7 @@ void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
 void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups) {
   const auto count = static_cast<OpIndex>(graph.ops().size());
   for (OpIndex index = 0; index < count; ++index) {
-    if (taken[index] || NothingRuns(graph.ops()[index].kind)) continue;
+    if (taken[index] || ClassOf(graph.ops()[index].kind) == OpClass::kNothing) continue;
     taken[index] = 1;
     OpGroup group;
     group.ops.push_back(index);

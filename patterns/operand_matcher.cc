@@ -10,17 +10,7 @@ namespace {
 constexpr size_t kMaxSegments = 8;
 constexpr size_t kMaxChain = 16;
 
-bool IsDequantize(OpKind kind) {
-  return kind == OpKind::kDequantize || kind == OpKind::kDynamicDequantize;
-}
-
-bool Moves(OpKind kind) {
-  return kind == OpKind::kTypeCast || kind == OpKind::kHadamard || kind == OpKind::kStaticReshape ||
-         kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
-}
-
-// What gives some tokens of its one operand, input 0.
-bool Loads(OpKind kind) { return kind == OpKind::kLoadTokens || kind == OpKind::kLoadPages; }
+bool Moves(OpKind kind) { return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard; }
 
 // The first of the operands that an op puts one after another; nothing if it does not.
 std::optional<size_t> FirstSegment(OpKind kind) {
@@ -60,13 +50,13 @@ AttentionMatcher::Segments AttentionMatcher::MatchSegments(TensorId tensor) cons
 bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cached,
                                        Segments* segments) const {
   bool dequantized = std::any_of(suffix.ops.begin(), suffix.ops.end(), [&](const ChainOp& step) {
-    return IsDequantize(op(step.op).kind);
+    return ClassOf(op(step.op).kind) == OpClass::kDequantize;
   });
   for (;;) {
     const OpIndex producer = Producer(tensor);
     const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
-    const bool dequantize = IsDequantize(kind) && !dequantized;
-    const bool loads = cached && Loads(kind);
+    const bool dequantize = ClassOf(kind) == OpClass::kDequantize && !dequantized;
+    const bool loads = cached && ClassOf(kind) == OpClass::kLoad;
     if (suffix.ops.size() < kMaxChain && (Moves(kind) || dequantize || loads)) {
       dequantized |= dequantize;
       suffix.ops.push_back({producer, 0});
@@ -136,7 +126,7 @@ Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
     if (producer == Graph::kNoOp) break;
     const OpKind kind = op(producer).kind;
     const bool moves = Moves(kind) && kind != OpKind::kHadamard;
-    if (!moves && !(cached && Loads(kind))) break;
+    if (!moves && !(cached && ClassOf(kind) == OpClass::kLoad)) break;
     chain.ops.push_back({producer, 0});
     chain.source = op(producer).inputs[0];
   }

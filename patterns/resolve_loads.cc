@@ -38,8 +38,7 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
     return Fail(absl::StrCat(load.ToString(), ": loads what ", op(folded->load.op).ToString(),
                              " has loaded"));
   }
-  const int axis =
-      NormalizeAxis(load.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2), folded->data.rank());
+  const int axis = NormalizeAxis(load.Get<Attr::kTokenAxis>(), folded->data.rank());
   const bool concatenated = folded->concat_axis >= 0;
   if (axis < 0 ||
       (concatenated && (folded->concat_axis != axis || load.kind != OpKind::kLoadTokens))) {
@@ -61,7 +60,7 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
 // Scales are loaded as what they belong to is, or come before the load.
 bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales) {
   if (scales.load.op == Graph::kNoOp && data.load.op == Graph::kNoOp) return true;
-  const auto* group_shape = dequantize.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  const auto* group_shape = dequantize.Find<Attr::kGroupShape>();
   if (scales.load.op != Graph::kNoOp && data.load.op != Graph::kNoOp) {
     const Op &a = op(data.load.op), &b = op(scales.load.op);
     const int64_t group = group_shape == nullptr ? 1 : (*group_shape)[data.concat_axis];
@@ -69,7 +68,7 @@ bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const F
         a.kind == b.kind && a.kind != OpKind::kLoadRanges &&
         data.concat_axis == scales.concat_axis &&
         std::equal(a.inputs.begin() + 1, a.inputs.end(), b.inputs.begin() + 1, b.inputs.end()) &&
-        b.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1) == group;
+        b.Get<Attr::kTokenGroup>() == group;
     const bool pages_fit =
         a.kind != OpKind::kLoadPages || (data.load.page_size == scales.load.page_size * group &&
                                          data.load.pages == scales.load.pages);

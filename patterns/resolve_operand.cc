@@ -160,7 +160,7 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
     const Op& mover = op(step.op);
     switch (mover.kind) {
       case OpKind::kStaticTranspose: {
-        const auto* order = mover.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+        const auto* order = mover.Find<Attr::kOrder>();
         const auto transpose = [&](FoldedView& view) {
           return order != nullptr && view.Transpose(*order);
         };
@@ -231,7 +231,7 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
 
 bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
   const LogicalTensor& result = tensor(concat.outputs[0]);
-  const int axis = NormalizeAxis(concat.attrs.GetOr<int64_t>(Attr::kAxis, 0), folded->data.rank());
+  const int axis = NormalizeAxis(concat.Get<Attr::kAxis>(), folded->data.rank());
   if (axis < 0 || (folded->concat_axis >= 0 && folded->concat_axis != axis)) {
     return Fail(absl::StrCat(concat.ToString(), ": a second concatenation along another axis"));
   }
@@ -251,12 +251,12 @@ bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
 bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   folded->quantized = true;
   Quantization& quantization = folded->quantization;
-  quantization.static_scales = dequantize.attrs.GetOr(Attr::kScales, std::vector<float>());
-  quantization.static_zps = dequantize.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
-  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
+  quantization.static_scales = dequantize.Get<Attr::kScales>();
+  quantization.static_zps = dequantize.Get<Attr::kZps>();
+  const auto* qtype = dequantize.Find<Attr::kQType>();
   if (qtype == nullptr || *qtype != "per_channel") return true;
   const int rank = folded->data.rank();
-  const int axis = NormalizeAxis(dequantize.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis == folded->concat_axis) {
     return Fail(absl::StrCat(dequantize.ToString(), ": its axis is split in segments"));
   }
@@ -269,7 +269,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
 bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   const Op& dequantize = op(index);
   folded->quantized = true;
-  folded->quantization.codebook = dequantize.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+  folded->quantization.codebook = dequantize.Get<Attr::kCodebook>();
   if (FoldConstantScales(dequantize, folded)) return true;
   Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
   if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
@@ -285,7 +285,7 @@ bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
 
 // Of a whole tensor, a scale and, if there is one, an integer zero point that are constants.
 bool Resolver::FoldConstantScales(const Op& dequantize, Folded* folded) {
-  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
+  const auto* qtype = dequantize.Find<Attr::kQType>();
   for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
     const std::optional<Constant>& value = tensor(dequantize.inputs[port]).value;
     if (!value || (port == 2 && !IsInteger(value->type()))) return false;
@@ -316,8 +316,8 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
       source.load.data_stride;
   *view = source.view;
   const int rank = static_cast<int>(dims.size());
-  const auto* qtype = dequantize.attrs.Get<std::string>(Attr::kQType);
-  const auto* group_shape = dequantize.attrs.Get<std::vector<int64_t>>(Attr::kGroupShape);
+  const auto* qtype = dequantize.Find<Attr::kQType>();
+  const auto* group_shape = dequantize.Find<Attr::kGroupShape>();
   FoldedView& from = source.data;
   if (qtype != nullptr && *qtype == "per_group" && group_shape != nullptr) {
     if (static_cast<int>(group_shape->size()) != rank || from.rank() != rank) {
@@ -326,7 +326,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
     }
     *scales = from.Repeat(*group_shape);
   } else if (qtype != nullptr && *qtype == "per_channel" && tensor(chain.source).elements() > 1) {
-    const int axis = NormalizeAxis(dequantize.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+    const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
     Dims channel(rank, 1);
     if (axis >= 0) channel[axis] = dims[axis];
     if (axis < 0 || !from.Reshape(channel) || !from.BroadcastTo(dims)) {

@@ -16,7 +16,7 @@
 namespace kvant {
 namespace {
 
-int64_t BlockOf(const Op& hadamard) { return hadamard.attrs.GetOr<int64_t>(Attr::kBlock, 1); }
+int64_t BlockOf(const Op& hadamard) { return hadamard.Get<Attr::kBlock>(); }
 
 bool IsBlock(int64_t rotated) { return (rotated & (rotated + 1)) == 0; }
 

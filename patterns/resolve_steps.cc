@@ -39,7 +39,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   for (OpIndex index : {match.row_index, match.col_index}) {
     const LogicalTensor& source = tensor(op(index).inputs[0]);
     const int rank = source.rank();
-    const int axis = NormalizeAxis(op(index).attrs.GetOr<int64_t>(Attr::kAxis, 0), rank);
+    const int axis = NormalizeAxis(op(index).Get<Attr::kAxis>(), rank);
     const int expected = (index == match.row_index ? row_ : col_) - rank_ + rank;
     if (!match_.score_shape_ops.empty() || axis < 0 || axis != expected ||
         (*source.dims)[axis] != frame_[axis - rank + rank_]) {
@@ -77,7 +77,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
     if (mover.kind == OpKind::kStaticReshape) {
       ok = folded.data.Reshape(*tensor(mover.inputs[0]).dims);
     } else {
-      const auto* order = mover.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+      const auto* order = mover.Find<Attr::kOrder>();
       ok = order != nullptr && folded.data.InverseTranspose(*order);
     }
   }

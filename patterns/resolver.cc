@@ -17,8 +17,8 @@ int IndexOf(absl::Span<const T> list, T value) {
 FakeQuantize FakeQuantizeOf(const Op& quantize, DataType type) {
   FakeQuantize result;
   result.type = type;
-  const auto* scales = quantize.attrs.Get<std::vector<float>>(Attr::kScales);
-  const auto* zps = quantize.attrs.Get<std::vector<int64_t>>(Attr::kZps);
+  const auto* scales = quantize.Find<Attr::kScales>();
+  const auto* zps = quantize.Find<Attr::kZps>();
   if (scales != nullptr && !scales->empty()) result.scale = (*scales)[0];
   if (zps != nullptr && !zps->empty()) result.zero_point = (*zps)[0];
   return result;
@@ -37,7 +37,7 @@ bool IsTail(absl::Span<const FoldedView::Atom> axis, absl::Span<const FoldedView
 }
 
 absl::Span<const int64_t> OrderOf(const Op& transpose) {
-  const auto* order = transpose.attrs.Get<std::vector<int64_t>>(Attr::kOrder);
+  const auto* order = transpose.Find<Attr::kOrder>();
   return order == nullptr ? absl::Span<const int64_t>() : absl::MakeConstSpan(*order);
 }
 
@@ -183,7 +183,7 @@ bool Resolver::CheckMoves() {
   const Op& softmax = op(match_.softmax);
   const Op& pv = op(match_.pv);
   const LogicalTensor& scores = tensor(op(match_.qk).outputs[0]);
-  const int64_t axis_attr = softmax.attrs.GetOr<int64_t>(Attr::kAxis, 1);
+  const int64_t axis_attr = softmax.Get<Attr::kAxis>();
   const LogicalTensor& exponents = tensor(softmax.inputs[0]);
   const int softmax_axis = NormalizeAxis(axis_attr, exponents.rank());
   bool moved = !match_.score_shape_ops.empty();
@@ -241,7 +241,7 @@ bool Resolver::CheckMoves() {
 }
 
 bool Resolver::ResolveProbs() {
-  const auto* mode = op(match_.softmax).attrs.Get<std::string>(Attr::kMode);
+  const auto* mode = op(match_.softmax).Find<Attr::kMode>();
   spec_->softmax_mode =
       mode != nullptr && *mode == "inf_as_zero" ? SoftmaxMode::kInfAsZero : SoftmaxMode::kNone;
   bool moved = !match_.score_shape_ops.empty() || match_.q_input != 0;

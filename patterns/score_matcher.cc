@@ -10,11 +10,6 @@ namespace {
 
 constexpr int kSearchBudget = 64;
 
-bool Moves(OpKind kind) {
-  return kind == OpKind::kTypeCast || kind == OpKind::kStaticReshape ||
-         kind == OpKind::kStaticTranspose || kind == OpKind::kReorder;
-}
-
 // A step that is one op.
 struct SimpleStep {
   ScoreStep::Kind kind{};
@@ -82,7 +77,7 @@ bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side) {
 
 // The axis of a GenIndex counted from the end: -1 is the last. 0: unknown.
 int AxisFromEnd(const Graph& graph, const Op& index) {
-  const int64_t axis = index.attrs.GetOr<int64_t>(Attr::kAxis, 0);
+  const int64_t axis = index.Get<Attr::kAxis>();
   const int rank = graph.tensor(index.inputs[0]).rank();
   if (axis < 0) return static_cast<int>(std::max<int64_t>(axis, -kMaxRank));
   return rank < 0 ? 0 : static_cast<int>(axis - rank);
@@ -97,7 +92,7 @@ bool AttentionMatcher::FromMatMul(TensorId tensor, int* budget) const {
     const Op& from = op(producer);
     if (from.kind == OpKind::kMatMul) return true;
     const std::optional<SimpleStep> step = StepOf(from.kind);
-    if (Moves(from.kind) || (step && !step->has_operand)) {
+    if (ClassOf(from.kind) == OpClass::kMove || (step && !step->has_operand)) {
       tensor = from.inputs[0];
     } else if (step) {
       if (FromMatMul(from.inputs[0], budget)) return true;
@@ -261,8 +256,8 @@ bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   }
   int axes[2] = {AxisFromEnd(graph_, op(sides[0].index)), AxisFromEnd(graph_, op(sides[1].index))};
   if (axes[0] == 0 && axes[1] == 0) {  // unknown rank: neighbours are the last two
-    const int64_t difference = op(sides[0].index).attrs.GetOr<int64_t>(Attr::kAxis, 0) -
-                               op(sides[1].index).attrs.GetOr<int64_t>(Attr::kAxis, 0);
+    const int64_t difference =
+        op(sides[0].index).Get<Attr::kAxis>() - op(sides[1].index).Get<Attr::kAxis>();
     axes[0] = difference == -1 ? -2 : -1;
     axes[1] = difference == -1 ? -1 : (difference == 1 ? -2 : -1);
   }

@@ -27,7 +27,7 @@ class StoreResolver {
     const Op& first = graph_.ops().front();
     const Op& op = graph_.ops().back();
     if (first.kind == OpKind::kHadamard) {
-      spec_.hadamard = first.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+      spec_.hadamard = first.Get<Attr::kBlock>();
     }
     spec_.dequantizes = op.kind == OpKind::kDynamicDequantize;
     const TensorId from = first.inputs[0], to = op.outputs[0];
@@ -44,10 +44,10 @@ class StoreResolver {
                                 : absl::MakeConstSpan(op.inputs).subspan(appends ? 2 : 1);
     if (!parameters.empty()) spec_.scales = FindParameters(op, parameters[0]);
     if (parameters.size() > 1) spec_.zero_points = FindParameters(op, parameters[1]);
-    spec_.rule.power_of_two_scales = op.attrs.GetOr(Attr::kPowerOfTwoScales, false);
-    spec_.rule.scale_floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f);
+    spec_.rule.power_of_two_scales = op.Get<Attr::kPowerOfTwoScales>();
+    spec_.rule.scale_floor = op.Get<Attr::kScaleFloor>();
     spec_.rule.ggml = op.attrs.Find(Attr::kFormula) != nullptr;
-    spec_.rule.codebook = op.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+    spec_.rule.codebook = op.Get<Attr::kCodebook>();
     return std::move(spec_);
   }
 

@@ -91,7 +91,7 @@ double Code(const Context& c, int64_t index, const Dims& at) {
   int64_t low = LowestOf(type);
   int64_t high = HighestOf(type);
   if (c.role.op != nullptr && c.role.op->kind == OpKind::kDequantize) {
-    const auto zps = c.role.op->attrs.GetOr<std::vector<int64_t>>(Attr::kZps, {});
+    const auto zps = c.role.op->Get<Attr::kZps>();
     const int64_t center = zps.empty() ? 0 : zps[0];
     const int64_t spread = c.real() ? 30 : 4;
     return c.random.Integer(index, std::clamp(center - spread, low, high),
@@ -223,7 +223,7 @@ double HeadSizeOf(const Context& c) {
   if (matmul == nullptr) return 64;
   const LogicalTensor& a = c.graph.tensor(matmul->inputs[0]);
   if (a.rank() < 2 || !a.has_shape()) return 64;
-  const bool transposed = matmul->attrs.GetOr<bool>(Attr::kTransposeA, false);
+  const bool transposed = matmul->Get<Attr::kTransposeA>();
   return static_cast<double>((*a.dims)[a.rank() - (transposed ? 2 : 1)]);
 }
 
@@ -241,9 +241,11 @@ int64_t ColumnsOf(const Context& c) {
   const Op& op = *c.role.op;
   const bool direct = op.kind == OpKind::kScaledDotProductAttention;
   const LogicalTensor& of = c.graph.tensor(direct ? op.inputs[1] : op.outputs[0]);
-  const Attr attr = op.kind == OpKind::kSoftMax ? Attr::kAxis : Attr::kTokenAxis;
-  const int64_t axis = op.attrs.GetOr<int64_t>(attr, -2);
-  const int64_t group = op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1);
+  const bool loads = ClassOf(op.kind) == OpClass::kLoad;
+  const int64_t axis = loads                         ? op.Get<Attr::kTokenAxis>()
+                       : op.kind == OpKind::kSoftMax ? op.Get<Attr::kAxis>()
+                                                     : -2;
+  const int64_t group = loads ? op.Get<Attr::kTokenGroup>() : 1;
   return of.dims->at(axis < 0 ? axis + of.rank() : axis) * group;
 }
 
@@ -252,7 +254,7 @@ double RangeOf(const Context& c, const Dims& at) {
   const Op& op = *c.role.op;
   const auto capacity = [&](int64_t segment) {
     const LogicalTensor& src = c.graph.tensor(op.inputs[segment + 1]);
-    const int64_t axis = op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2);
+    const int64_t axis = op.Get<Attr::kTokenAxis>();
     return src.dims->at(axis < 0 ? axis + src.rank() : axis);
   };
   int64_t all = 0;
@@ -350,12 +352,11 @@ void Fill(const Context& c, std::byte* data, Executor& executor) {
 
 bool MayMaskRows(const Graph& graph, TensorId id, const TensorRole& role) {
   if (role.op != nullptr && role.op->kind == OpKind::kScaledDotProductAttention) {
-    return role.op->attrs.GetOr<std::string>(Attr::kMode, "inf_as_zero") == "inf_as_zero";
+    return role.op->Get<Attr::kMode>() == "inf_as_zero";
   }
   const Op* softmax = nullptr;
   if (!FeedsSoftMax(graph, id, &softmax)) return false;
-  return softmax->kind == OpKind::kExp ||
-         softmax->attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+  return softmax->kind == OpKind::kExp || softmax->Get<Attr::kMode>() == "inf_as_zero";
 }
 
 }  // namespace

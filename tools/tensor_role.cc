@@ -14,37 +14,19 @@ using Kind = TensorRole::Kind;
 
 // Whether an op hands the data of that input on; its role is that of the result.
 bool PassesThrough(OpKind kind, int port) {
-  switch (kind) {
-    case OpKind::kLoadTokens:
-    case OpKind::kLoadPages:
+  switch (ClassOf(kind)) {
+    case OpClass::kLoad:
       return port == 0;
-    case OpKind::kLoadRanges:
-      return port > 0;
-    case OpKind::kStaticReshape:
-    case OpKind::kStaticTranspose:
-    case OpKind::kReorder:
-    case OpKind::kTypeCast:
-    case OpKind::kConcat:
-      return true;
+    case OpClass::kJoin:
+      return kind == OpKind::kConcat || port > 0;
     default:
-      return false;
+      return ClassOf(kind) == OpClass::kMove;
   }
 }
 
 bool IsScoreOp(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAdd:
-    case OpKind::kSubtract:
-    case OpKind::kMultiply:
-    case OpKind::kDivide:
-    case OpKind::kMaximum:
-    case OpKind::kMinimum:
-    case OpKind::kSelect:
-    case OpKind::kTanh:
-      return true;
-    default:
-      return PassesThrough(kind, 0);
-  }
+  return ClassOf(kind) == OpClass::kBinary || kind == OpKind::kSelect || kind == OpKind::kTanh ||
+         PassesThrough(kind, 0);
 }
 
 bool ConsumedBy(const Graph& graph, TensorId id, OpKind kind) {

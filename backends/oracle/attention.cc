@@ -95,7 +95,7 @@ double AttendRow(const Attention& at, int64_t n, int64_t h, int64_t i, double* s
 }
 
 Attention Read(OpContext& context) {
-  const Attributes& attrs = context.op.attrs;
+  const Op& op = context.op;
   Attention at;
   at.q = &context.in(0), at.k = &context.in(1), at.v = &context.in(2);
   at.offsets = context.Find("query_offsets");
@@ -114,13 +114,13 @@ Attention Read(OpContext& context) {
   at.slopes = context.Find("alibi_slopes");
   at.lengths = context.Find("kv_lengths");
   at.first = context.Find("kv_first");
-  const float* scale = attrs.Get<float>(Attr::kScale);
+  const float* scale = op.Find<Attr::kScale>();
   at.scale = scale ? *scale : 1 / std::sqrt(static_cast<double>(at.head_size));
-  at.soft_cap = attrs.GetOr<float>(Attr::kSoftCap, 0.f);
-  at.left = attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
-  at.right = attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
-  at.bottom_right = attrs.GetOr<std::string>(Attr::kMaskAlignment, "top_left") == "bottom_right";
-  at.inf_as_zero = attrs.GetOr<std::string>(Attr::kMode, "inf_as_zero") == "inf_as_zero";
+  at.soft_cap = op.Get<Attr::kSoftCap>();
+  at.left = op.Get<Attr::kLeftWindow>();
+  at.right = op.Get<Attr::kRightWindow>();
+  at.bottom_right = op.Get<Attr::kMaskAlignment>() == "bottom_right";
+  at.inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero";
   return at;
 }
 

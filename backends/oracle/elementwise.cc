@@ -40,85 +40,85 @@ absl::Status Binary(OpContext& context, Fn fn) {
   return absl::OkStatus();
 }
 
+// What an element becomes; an op without a formula does not compile.
+template <OpKind kind>
+double Formula(double x) = delete;
+template <OpKind kind>
+double Formula(double a, double b) = delete;
+
+#define KVANT_FORMULA(kind, formula)          \
+  template <>                                 \
+  double Formula<OpKind::k##kind>(double x) { \
+    return formula;                           \
+  }
+KVANT_FORMULA(Exp, std::exp(x))
+KVANT_FORMULA(Tanh, std::tanh(x))
+KVANT_FORMULA(ReLU, x < 0 ? 0.0 : x)
+KVANT_FORMULA(Sigmoid, 1 / (1 + std::exp(-x)))
+KVANT_FORMULA(Sqrt, std::sqrt(x))
+KVANT_FORMULA(Square, x* x)
+KVANT_FORMULA(Abs, std::abs(x))
+KVANT_FORMULA(Reciprocal, 1 / x)
+KVANT_FORMULA(Log, std::log(x))
+KVANT_FORMULA(GELU, 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))))
+#undef KVANT_FORMULA
+
+double GeluByTanh(double x) {
+  static const double root = std::sqrt(2 / std::acos(-1.0));
+  return 0.5 * x * (1 + std::tanh(root * (x + 0.044715 * x * x * x)));
+}
+
+#define KVANT_FORMULA(kind, formula)                    \
+  template <>                                           \
+  double Formula<OpKind::k##kind>(double a, double b) { \
+    return formula;                                     \
+  }
+KVANT_FORMULA(Add, a + b)
+KVANT_FORMULA(Subtract, a - b)
+KVANT_FORMULA(Multiply, a* b)
+KVANT_FORMULA(Divide, a / b)
+KVANT_FORMULA(Maximum, a < b ? b : a)
+KVANT_FORMULA(Minimum, b < a ? b : a)
+#undef KVANT_FORMULA
+
 }  // namespace
 
-absl::Status EvalAdd(OpContext& context) {
-  return Binary(context, [](double a, double b) { return a + b; });
+absl::Status EvalElementwise(OpContext& context) {
+  if (context.op.Get<Attr::kMode>() == "gelu_tanh") return Unary(context, GeluByTanh);
+  switch (context.op.kind) {
+#define KVANT_OP(...)
+#define KVANT_BINARY(kind)
+#define KVANT_ELEMENTWISE(kind, attributes) \
+  case OpKind::k##kind:                     \
+    return Unary(context, [](double x) { return Formula<OpKind::k##kind>(x); });
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+    default:
+      return absl::OkStatus();
+  }
 }
 
-absl::Status EvalSubtract(OpContext& context) {
-  return Binary(context, [](double a, double b) { return a - b; });
-}
-
-absl::Status EvalMultiply(OpContext& context) {
-  return Binary(context, [](double a, double b) { return a * b; });
-}
-
-absl::Status EvalDivide(OpContext& context) {
+absl::Status EvalBinary(OpContext& context) {
   const auto is_integer = [](const LogicalTensor& desc) { return desc.type == kS32; };
-  if (is_integer(context.in_desc(0)) && is_integer(context.in_desc(1)) &&
-      is_integer(context.out_desc(0))) {
+  if (context.op.kind == OpKind::kDivide && is_integer(context.in_desc(0)) &&
+      is_integer(context.in_desc(1)) && is_integer(context.out_desc(0))) {
     return Binary(context, [](double a, double b) { return std::trunc(a / b); });
   }
-  return Binary(context, [](double a, double b) { return a / b; });
-}
-
-absl::Status EvalMaximum(OpContext& context) {
-  return Binary(context, [](double a, double b) { return a < b ? b : a; });
-}
-
-absl::Status EvalMinimum(OpContext& context) {
-  return Binary(context, [](double a, double b) { return b < a ? b : a; });
+  switch (context.op.kind) {
+#define KVANT_OP(...)
+#define KVANT_ELEMENTWISE(kind, attributes)
+#define KVANT_BINARY(kind) \
+  case OpKind::k##kind:    \
+    return Binary(context, [](double a, double b) { return Formula<OpKind::k##kind>(a, b); });
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+    default:
+      return absl::OkStatus();
+  }
 }
 
 absl::Status EvalGreaterEqual(OpContext& context) {
   return Binary(context, [](double a, double b) { return a >= b ? 1.0 : 0.0; });
-}
-
-absl::Status EvalExp(OpContext& context) {
-  return Unary(context, [](double x) { return std::exp(x); });
-}
-
-absl::Status EvalTanh(OpContext& context) {
-  return Unary(context, [](double x) { return std::tanh(x); });
-}
-
-absl::Status EvalReLU(OpContext& context) {
-  return Unary(context, [](double x) { return x < 0 ? 0.0 : x; });
-}
-
-absl::Status EvalSigmoid(OpContext& context) {
-  return Unary(context, [](double x) { return 1 / (1 + std::exp(-x)); });
-}
-
-absl::Status EvalSqrt(OpContext& context) {
-  return Unary(context, [](double x) { return std::sqrt(x); });
-}
-
-absl::Status EvalSquare(OpContext& context) {
-  return Unary(context, [](double x) { return x * x; });
-}
-
-absl::Status EvalAbs(OpContext& context) {
-  return Unary(context, [](double x) { return std::abs(x); });
-}
-
-absl::Status EvalReciprocal(OpContext& context) {
-  return Unary(context, [](double x) { return 1 / x; });
-}
-
-absl::Status EvalLog(OpContext& context) {
-  return Unary(context, [](double x) { return std::log(x); });
-}
-
-absl::Status EvalGELU(OpContext& context) {
-  if (context.op.attrs.GetOr(Attr::kMode, std::string()) == "gelu_tanh") {
-    const double root = std::sqrt(2 / std::acos(-1.0));
-    return Unary(context, [root](double x) {
-      return 0.5 * x * (1 + std::tanh(root * (x + 0.044715 * x * x * x)));
-    });
-  }
-  return Unary(context, [](double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); });
 }
 
 // Values are kept in f64; they are rounded where they are stored.
@@ -152,7 +152,7 @@ absl::Status EvalSelect(OpContext& context) {
 
 absl::Status EvalGenIndex(OpContext& context) {
   const int64_t rank = static_cast<int64_t>(context.out_dims(0).size());
-  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 0), rank);
+  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis >= rank) {
     return context.Error(ErrorKind::kInvalidShape, "axis is outside of the rank");
   }

@@ -100,7 +100,7 @@ Block Quantize(const OpContext& context, const std::vector<double>& x) {
     return {std::numeric_limits<double>::quiet_NaN(), 0, std::vector<double>(x.size(), 0)};
   }
   const DataType scale_type = context.out_desc(1).type;
-  if (const auto* table = context.op.attrs.Get<std::vector<float>>(Attr::kCodebook)) {
+  if (const auto* table = context.op.Find<Attr::kCodebook>()) {
     return Iq4(x, *table, scale_type);
   }
   if (context.outputs.size() > 2) return Q4WithMinimum(x, scale_type, context.out_desc(2).type);

@@ -12,15 +12,13 @@ struct Axis {
 };
 
 Axis AxisOf(const OpContext& context, const Dims& dims) {
-  const int64_t at = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2),
-                               static_cast<int64_t>(dims.size()));
+  const int64_t at =
+      FromFront(context.op.Get<Attr::kTokenAxis>(), static_cast<int64_t>(dims.size()));
   return {ElementsOf(absl::MakeSpan(dims).subspan(0, at)), dims[at],
           ElementsOf(absl::MakeSpan(dims).subspan(at + 1))};
 }
 
-int64_t GroupOf(const OpContext& context) {
-  return context.op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1);
-}
+int64_t GroupOf(const OpContext& context) { return context.op.Get<Attr::kTokenGroup>(); }
 
 // Copies token `token` of line `line` of `from` to that of `to`.
 void Copy(const Array& from, const Axis& from_axis, int64_t from_line, int64_t from_token,

@@ -82,13 +82,12 @@ struct Matrix {
   int64_t rows, columns;
 };
 
-Matrix MatrixOf(OpContext& context, int port, Attr transpose, Array& storage) {
+Matrix MatrixOf(OpContext& context, int port, bool transposed, Array& storage) {
   const Array& x = context.in(port);
   if (x.dims.size() < 2) {
     const int64_t length = x.size();
     return port == 0 ? Matrix{x.data(), {}, 1, length} : Matrix{x.data(), {}, length, 1};
   }
-  const bool transposed = context.op.attrs.GetOr(transpose, false);
   if (transposed) storage = Transposed(context.executor, x);
   const Array& y = transposed ? storage : x;
   const size_t rank = y.dims.size();
@@ -122,8 +121,8 @@ std::vector<int64_t> BatchIndices(const Dims& operand, const Dims& batch) {
 
 absl::Status EvalMatMul(OpContext& context) {
   Array a_storage, b_storage;
-  const Matrix a = MatrixOf(context, 0, Attr::kTransposeA, a_storage);
-  const Matrix b = MatrixOf(context, 1, Attr::kTransposeB, b_storage);
+  const Matrix a = MatrixOf(context, 0, context.op.Get<Attr::kTransposeA>(), a_storage);
+  const Matrix b = MatrixOf(context, 1, context.op.Get<Attr::kTransposeB>(), b_storage);
   if (a.columns != b.rows) {
     return context.Error(ErrorKind::kInvalidShape, "inner dimensions differ");
   }
@@ -149,7 +148,7 @@ absl::Status EvalMatMul(OpContext& context) {
 // and j have an odd number of ones in common.
 absl::Status EvalHadamard(OpContext& context) {
   const Array x = context.Take(0);
-  const int64_t n = context.op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+  const int64_t n = context.op.Get<Attr::kBlock>();
   Array result(context.out_dims(0));
   const double norm = std::sqrt(static_cast<double>(n));
   for (int64_t first = 0; first < x.size(); first += n) {

@@ -60,8 +60,13 @@ inline int64_t FromFront(int64_t axis, int64_t rank) { return axis < 0 ? axis + 
 // give less, with dims of 1 where elements would repeat, and elementwise ops take that: the index
 // arithmetic of a causal mask would otherwise be several arrays of the size of the scores.
 #define KVANT_OP(kind, ...) absl::Status Eval##kind(OpContext& context);
+#define KVANT_ELEMENTWISE(kind, attributes)
+#define KVANT_BINARY(kind)
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
+
+absl::Status EvalElementwise(OpContext& context);
+absl::Status EvalBinary(OpContext& context);
 
 // Which zero points and scales go with which element: DynamicQuantize and DynamicDequantize.
 struct QuantizationMaps {

@@ -40,27 +40,16 @@ using EvalFn = absl::Status (*)(OpContext&);
 
 constexpr EvalFn kEval[] = {
 #define KVANT_OP(kind, ...) Eval##kind,
+#define KVANT_ELEMENTWISE(kind, attributes) EvalElementwise,
+#define KVANT_BINARY(kind) EvalBinary,
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
 };
 
 // Takes arrays that have dims of 1 where their elements repeat; see ops.h.
 bool TakesRepeated(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAdd:
-    case OpKind::kSubtract:
-    case OpKind::kMultiply:
-    case OpKind::kDivide:
-    case OpKind::kMaximum:
-    case OpKind::kMinimum:
-    case OpKind::kGreaterEqual:
-    case OpKind::kSelect:
-    case OpKind::kTypeCast:
-    case OpKind::kGenIndex:
-      return true;
-    default:
-      return false;
-  }
+  return ClassOf(kind) == OpClass::kBinary || kind == OpKind::kGreaterEqual ||
+         kind == OpKind::kSelect || kind == OpKind::kTypeCast || kind == OpKind::kGenIndex;
 }
 
 // One execution: the values that are alive, and how often each is still needed.

@@ -15,7 +15,7 @@ namespace kvant::oracle {
 namespace {
 
 std::vector<float> CodebookOf(const OpContext& context) {
-  return context.op.attrs.GetOr(Attr::kCodebook, std::vector<float>());
+  return context.op.Get<Attr::kCodebook>();
 }
 
 // The entry nearest to x, the first of those that are as near; 0 for NaN.
@@ -63,7 +63,7 @@ absl::StatusOr<IndexMap> ChannelMap(const OpContext& context, const Dims& dims, 
                                     bool per_channel) {
   if (count == 1) return ConstantMap(dims);
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   if (!per_channel || axis < 0 || axis >= rank || dims[axis] != count) {
     return context.Error(ErrorKind::kInvalidArguments,
                          absl::StrCat(count, " scales or zero points do not fit its input"));
@@ -76,12 +76,12 @@ absl::StatusOr<IndexMap> ChannelMap(const OpContext& context, const Dims& dims, 
 // Of scales or zero points of dims `parameters`, for numbers or codes of dims `dims`.
 absl::StatusOr<IndexMap> ParameterMap(const OpContext& context, const Dims& dims,
                                       const Dims& parameters) {
-  const std::string qtype = context.op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
+  const std::string qtype = context.op.Get<Attr::kQType>();
   const int64_t count = ElementsOf(parameters);
   if (qtype != "per_group" || count == 1) {
     return ChannelMap(context, dims, count, qtype == "per_channel");
   }
-  const auto group = context.op.attrs.GetOr(Attr::kGroupShape, std::vector<int64_t>());
+  const auto group = context.op.Get<Attr::kGroupShape>();
   bool fits = group.size() == dims.size() && parameters.size() == dims.size();
   for (size_t d = 0; fits && d < dims.size(); ++d) {
     fits = group[d] > 0 && parameters[d] * group[d] == dims[d];
@@ -127,11 +127,11 @@ double HighestValue(const OpContext& context) {
 
 // As stored: rounded, finite and not zero, so that dividing by it is safe.
 double StoredScale(const OpContext& context, double scale) {
-  scale = std::max<double>(scale, context.op.attrs.GetOr(Attr::kScaleFloor, 0.f));
+  scale = std::max<double>(scale, context.op.Get<Attr::kScaleFloor>());
   const DataType type = context.out_desc(1).type;
   double largest = LargestOf(type);
   int exponent = 0;
-  if (context.op.attrs.GetOr(Attr::kPowerOfTwoScales, false)) {
+  if (context.op.Get<Attr::kPowerOfTwoScales>()) {
     if (std::frexp(scale, &exponent) > 0.5) scale = std::ldexp(1, exponent);
     std::frexp(largest, &exponent);
     largest = std::ldexp(1, exponent - 1);
@@ -269,11 +269,11 @@ struct StaticParameters {
 };
 
 absl::StatusOr<StaticParameters> StaticParametersOf(const OpContext& context) {
-  const Attributes& attrs = context.op.attrs;
-  const auto scales = attrs.GetOr(Attr::kScales, std::vector<float>());
-  auto zps = attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  const Op& op = context.op;
+  const std::vector<float>& scales = op.Get<Attr::kScales>();
+  std::vector<int64_t> zps = op.Get<Attr::kZps>();
   if (zps.empty()) zps.push_back(0);
-  const bool per_channel = attrs.GetOr<std::string>(Attr::kQType, "per_tensor") == "per_channel";
+  const bool per_channel = op.Get<Attr::kQType>() == "per_channel";
   StaticParameters parameters;
   parameters.scales = Array({static_cast<int64_t>(scales.size())});
   std::copy(scales.begin(), scales.end(), parameters.scales.values.begin());

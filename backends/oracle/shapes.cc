@@ -14,7 +14,7 @@ absl::Status Reduce(OpContext& context, double init, Fn combine, bool mean = fal
   const Array& x = context.in(0);
   const int64_t rank = static_cast<int64_t>(x.dims.size());
   std::vector<bool> reduced(rank, false);
-  for (int64_t axis : context.op.attrs.GetOr(Attr::kAxes, std::vector<int64_t>())) {
+  for (int64_t axis : context.op.Get<Attr::kAxes>()) {
     const int64_t d = FromFront(axis, rank);
     if (d < 0 || d >= rank) {
       return context.Error(ErrorKind::kInvalidShape, "an axis is outside of the rank");
@@ -76,7 +76,7 @@ absl::Status EvalReorder(OpContext& context) { return Relabel(context); }
 
 absl::Status EvalStaticTranspose(OpContext& context) {
   const Array& x = context.in(0);
-  const auto order = context.op.attrs.GetOr(Attr::kOrder, std::vector<int64_t>());
+  const auto order = context.op.Get<Attr::kOrder>();
   const int64_t rank = static_cast<int64_t>(x.dims.size());
   const Dims dense = DenseStrides(x.dims);
   Dims strides;
@@ -95,7 +95,7 @@ absl::Status EvalStaticTranspose(OpContext& context) {
 absl::Status EvalConcat(OpContext& context) {
   Array y(context.out_dims(0));
   const int64_t rank = static_cast<int64_t>(y.dims.size());
-  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 0), rank);
+  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis >= rank) {
     return context.Error(ErrorKind::kInvalidShape, "axis is outside of the rank");
   }

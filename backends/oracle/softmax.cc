@@ -39,13 +39,12 @@ absl::Status EvalSoftMax(OpContext& context) {
   const double* x = context.in(0).data();
   const Dims dims = context.in(0).dims;
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis >= rank) {
     return context.Error(ErrorKind::kInvalidShape,
                          absl::StrCat("axis ", axis, " is outside of rank ", rank));
   }
-  const bool inf_as_zero =
-      context.op.attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+  const bool inf_as_zero = context.op.Get<Attr::kMode>() == "inf_as_zero";
   const int64_t length = dims[axis];
   const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
   const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;
@@ -74,7 +73,7 @@ absl::Status EvalSoftMaxBackward(OpContext& context) {
   const double* probs = context.in(1).data();
   const Dims dims = context.in(0).dims;
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t axis = FromFront(context.op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   const int64_t length = dims[axis];
   const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
   const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;

@@ -98,10 +98,10 @@ Array Attention::GroupedByKvHead(const Array& x) const {
 Array Attention::ScaledScores() {
   Array scores = MatMul(plan_, GroupedByKvHead(q_), Shared(lowering_.Input(op_, 1)), false, true);
   scores = Reshaped(scores, {shape_.batch, shape_.heads, shape_.rows, shape_.columns});
-  const float* given = op_.attrs.Get<float>(Attr::kScale);
+  const float* given = op_.Find<Attr::kScale>();
   const double scale = given ? *given : 1 / std::sqrt(static_cast<double>(q_.dims[3]));
   scores = Eltwise(plan_, dnnl::algorithm::eltwise_linear, scores, static_cast<float>(scale));
-  const float cap = op_.attrs.GetOr<float>(Attr::kSoftCap, 0.f);
+  const float cap = op_.Get<Attr::kSoftCap>();
   if (cap == 0) return scores;
   scores = Eltwise(plan_, dnnl::algorithm::eltwise_linear, scores, 1 / cap);
   scores = Eltwise(plan_, dnnl::algorithm::eltwise_tanh, scores);
@@ -156,8 +156,8 @@ Array Attention::MaskedScores(Array scores) {
     scores =
         Select(plan_, OverRows(*select), scores, ConstantArray(plan_, {-kInf}, {1}), scores.dims);
   }
-  const int64_t left = op_.attrs.GetOr<int64_t>(Attr::kLeftWindow, -1);
-  const int64_t right = op_.attrs.GetOr<int64_t>(Attr::kRightWindow, -1);
+  const int64_t left = op_.Get<Attr::kLeftWindow>();
+  const int64_t right = op_.Get<Attr::kRightWindow>();
   if (left >= 0 || right >= 0) {
     scores = ByPosition(scores, std::nullopt, [=](float score, float, int64_t ahead) {
       const bool hidden = (left >= 0 && ahead < -left) || (right >= 0 && ahead > right);
@@ -171,7 +171,7 @@ Array Attention::MaskedScores(Array scores) {
 // A sink is one more column, whose probability nobody reads.
 SoftMaxResult Attention::Probabilities(const Array& scores) {
   SoftMaxOptions options;
-  options.inf_as_zero = op_.attrs.GetOr<std::string>(Attr::kMode, "inf_as_zero") == "inf_as_zero";
+  options.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero";
   options.with_stats = lowering_.HasOutput(op_, 1);
   const std::optional<Array> sinks = Optional("sinks");
   if (!sinks) return SoftMax(plan_, scores, options);
@@ -188,8 +188,7 @@ absl::Status Attention::Lower() {
   shape_.offsets = Optional("query_offsets");
   shape_.batch = k[0], shape_.heads = q[1], shape_.columns = k[2];
   shape_.rows = shape_.offsets ? q[0] : q[2];
-  shape_.bottom_right =
-      op_.attrs.GetOr<std::string>(Attr::kMaskAlignment, "top_left") == "bottom_right";
+  shape_.bottom_right = op_.Get<Attr::kMaskAlignment>() == "bottom_right";
   shape_.lengths = Optional("kv_lengths");
   q_ = Queries();
   const SoftMaxResult probs = Probabilities(MaskedScores(ScaledScores()));

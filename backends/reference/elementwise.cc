@@ -199,58 +199,84 @@ Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims) {
   return Gather(plan, x, Dims(dims.begin(), dims.end()), BroadcastStrides(x.dims, dims));
 }
 
-absl::Status LowerAdd(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_add);
-}
-absl::Status LowerSubtract(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_sub);
-}
-absl::Status LowerMultiply(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_mul);
-}
-absl::Status LowerDivide(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_div);
-}
-absl::Status LowerMaximum(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_max);
-}
-absl::Status LowerMinimum(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_min);
-}
-absl::Status LowerGreaterEqual(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_ge);
+namespace {
+
+struct OneDnnEltwise {
+  algorithm how{};
+  float alpha = 0.f, beta = 0.f;
+};
+// oneDNN's; an op without one does not compile.
+template <OpKind kind>
+OneDnnEltwise EltwiseOf() = delete;
+template <OpKind kind>
+algorithm BinaryOf() = delete;
+
+#define KVANT_ELTWISE(kind, ...)               \
+  template <>                                  \
+  OneDnnEltwise EltwiseOf<OpKind::k##kind>() { \
+    return {__VA_ARGS__};                      \
+  }
+KVANT_ELTWISE(Exp, algorithm::eltwise_exp)
+KVANT_ELTWISE(Tanh, algorithm::eltwise_tanh)
+KVANT_ELTWISE(ReLU, algorithm::eltwise_relu)
+KVANT_ELTWISE(Sigmoid, algorithm::eltwise_logistic)
+KVANT_ELTWISE(Sqrt, algorithm::eltwise_sqrt)
+KVANT_ELTWISE(Square, algorithm::eltwise_square)
+KVANT_ELTWISE(Abs, algorithm::eltwise_abs)
+KVANT_ELTWISE(Reciprocal, algorithm::eltwise_pow, 1.f, -1.f)
+KVANT_ELTWISE(Log, algorithm::eltwise_log)
+KVANT_ELTWISE(GELU, algorithm::eltwise_gelu_erf)
+#undef KVANT_ELTWISE
+
+#define KVANT_TWO(kind, how)              \
+  template <>                             \
+  algorithm BinaryOf<OpKind::k##kind>() { \
+    return algorithm::binary_##how;       \
+  }
+KVANT_TWO(Add, add)
+KVANT_TWO(Subtract, sub)
+KVANT_TWO(Multiply, mul)
+KVANT_TWO(Divide, div)
+KVANT_TWO(Maximum, max)
+KVANT_TWO(Minimum, min)
+#undef KVANT_TWO
+
+}  // namespace
+
+absl::Status LowerElementwise(const Op& op, Lowering& l) {
+  OneDnnEltwise eltwise;
+  switch (op.kind) {
+#define KVANT_OP(...)
+#define KVANT_BINARY(kind)
+#define KVANT_ELEMENTWISE(kind, attributes) \
+  case OpKind::k##kind:                     \
+    eltwise = EltwiseOf<OpKind::k##kind>(); \
+    break;
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+    default:
+      break;
+  }
+  if (op.Get<Attr::kMode>() == "gelu_tanh") eltwise.how = algorithm::eltwise_gelu_tanh;
+  return LowerEltwise(op, l, eltwise.how, eltwise.alpha, eltwise.beta);
 }
 
-absl::Status LowerExp(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_exp);
+absl::Status LowerBinary(const Op& op, Lowering& l) {
+  switch (op.kind) {
+#define KVANT_OP(...)
+#define KVANT_ELEMENTWISE(kind, attributes)
+#define KVANT_BINARY(kind) \
+  case OpKind::k##kind:    \
+    return LowerBinary(op, l, BinaryOf<OpKind::k##kind>());
+#include "kvant/graph/ops.inc"
+#undef KVANT_OP
+    default:
+      return absl::OkStatus();
+  }
 }
-absl::Status LowerTanh(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_tanh);
-}
-absl::Status LowerReLU(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_relu);
-}
-absl::Status LowerSigmoid(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_logistic);
-}
-absl::Status LowerSqrt(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_sqrt);
-}
-absl::Status LowerSquare(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_square);
-}
-absl::Status LowerAbs(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_abs);
-}
-absl::Status LowerReciprocal(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_pow, 1.f, -1.f);
-}
-absl::Status LowerLog(const Op& op, Lowering& l) {
-  return LowerEltwise(op, l, algorithm::eltwise_log);
-}
-absl::Status LowerGELU(const Op& op, Lowering& l) {
-  const bool by_tanh = op.attrs.GetOr(Attr::kMode, std::string()) == "gelu_tanh";
-  return LowerEltwise(op, l, by_tanh ? algorithm::eltwise_gelu_tanh : algorithm::eltwise_gelu_erf);
+
+absl::Status LowerGreaterEqual(const Op& op, Lowering& l) {
+  return LowerBinary(op, l, algorithm::binary_ge);
 }
 
 absl::Status LowerSelect(const Op& op, Lowering& lowering) {

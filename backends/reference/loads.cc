@@ -28,8 +28,8 @@ int64_t ElementOf(const RunContext& context, const Array& array, int64_t n) {
   return context.data<int32_t>(array)[array.elements() == 1 ? 0 : n];
 }
 
-int64_t TokenAxis(const Op& op) { return op.attrs.GetOr<int64_t>(Attr::kTokenAxis, -2); }
-int64_t TokenGroup(const Op& op) { return op.attrs.GetOr<int64_t>(Attr::kTokenGroup, 1); }
+int64_t TokenAxis(const Op& op) { return op.Get<Attr::kTokenAxis>(); }
+int64_t TokenGroup(const Op& op) { return op.Get<Attr::kTokenGroup>(); }
 
 // Steps that fill `result`, line by line, with what `copy` copies and zeros.
 template <typename CopyLine>

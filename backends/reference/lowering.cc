@@ -13,6 +13,12 @@ absl::Status LowerOp(const Op& op, Lowering& lowering) {
 #define KVANT_OP(kind, ...) \
   case OpKind::k##kind:     \
     return Lower##kind(op, lowering);
+#define KVANT_ELEMENTWISE(kind, attributes) \
+  case OpKind::k##kind:                     \
+    return LowerElementwise(op, lowering);
+#define KVANT_BINARY(kind) \
+  case OpKind::k##kind:    \
+    return LowerBinary(op, lowering);
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
   }

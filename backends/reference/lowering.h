@@ -80,8 +80,12 @@ inline int64_t FromFront(int64_t axis, size_t rank) {
 
 // One per row of the op table; a new op does not link until it has one.
 #define KVANT_OP(kind, ...) absl::Status Lower##kind(const Op& op, Lowering& lowering);
+#define KVANT_ELEMENTWISE(kind, attributes)
+#define KVANT_BINARY(kind)
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
+absl::Status LowerElementwise(const Op& op, Lowering& lowering);
+absl::Status LowerBinary(const Op& op, Lowering& lowering);
 
 }  // namespace kvant::reference
 

@@ -28,7 +28,7 @@ Array GenIndex(Plan& plan, int64_t length) {
 
 absl::Status LowerGenIndex(const Op& op, Lowering& lowering) {
   const Dims& dims = lowering.OutputDims(op, 0);
-  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 0), dims.size());
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), dims.size());
   Dims compact(dims.size(), 1);
   compact[axis] = dims[axis];
   lowering.SetOutput(op, 0, Reshaped(GenIndex(lowering.plan, dims[axis]), compact));

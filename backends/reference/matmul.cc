@@ -124,8 +124,8 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
 }
 
 absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
-  const bool transpose_a = op.attrs.GetOr(Attr::kTransposeA, false);
-  const bool transpose_b = op.attrs.GetOr(Attr::kTransposeB, false);
+  const bool transpose_a = op.Get<Attr::kTransposeA>();
+  const bool transpose_b = op.Get<Attr::kTransposeB>();
   Array result =
       MatMul(lowering.plan, lowering.Input(op, 0), lowering.Input(op, 1), transpose_a, transpose_b);
   if (lowering.HasInput(op, 2)) {
@@ -144,7 +144,7 @@ absl::Status LowerHadamard(const Op& op, Lowering& lowering) {
   Plan& plan = lowering.plan;
   Array x = lowering.Input(op, 0);
   const Dims dims = x.dims;
-  int64_t left = op.attrs.GetOr<int64_t>(Attr::kBlock, 1);
+  int64_t left = op.Get<Attr::kBlock>();
   for (int64_t inner = 1; left > 1 && x.elements() > 0;) {
     const int64_t factor = std::min(left, kFactor);
     const int64_t outer = x.elements() / (factor * inner);

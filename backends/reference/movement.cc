@@ -85,7 +85,7 @@ absl::Status LowerTypeCast(const Op& op, Lowering& lowering) { return SameArray(
 
 absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
-  const auto order = op.attrs.GetOr(Attr::kOrder, std::vector<int64_t>());
+  const auto order = op.Get<Attr::kOrder>();
   const Dims dense = DenseStrides(x.dims);
   Dims dims, strides;
   for (int64_t axis : order) {
@@ -100,8 +100,7 @@ absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
 absl::Status LowerConcat(const Op& op, Lowering& lowering) {
   std::vector<Array> arrays;
   for (int i = 0; lowering.HasInput(op, i); ++i) arrays.push_back(lowering.Input(op, i));
-  const int64_t axis =
-      FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 0), arrays.front().dims.size());
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), arrays.front().dims.size());
   lowering.SetOutput(op, 0, Concat(lowering.plan, arrays, axis));
   return absl::OkStatus();
 }

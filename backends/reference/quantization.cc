@@ -77,9 +77,9 @@ Array AlongAxis(Array values, size_t rank, int64_t axis) {
 }
 
 Array DynamicParameter(const Op& op, const Array& values, size_t rank) {
-  const std::string qtype = op.attrs.GetOr<std::string>(Attr::kQType, "per_tensor");
+  const std::string qtype = op.Get<Attr::kQType>();
   if (qtype == "per_group" && values.dims.size() == rank) return values;
-  return AlongAxis(values, rank, FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank));
+  return AlongAxis(values, rank, FromFront(op.Get<Attr::kAxis>(), rank));
 }
 
 QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
@@ -112,7 +112,7 @@ std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims
 
 // Null without a codebook.
 std::shared_ptr<const cpu::Codebook> CodebookOf(const Op& op, const Lowering& lowering) {
-  const auto* values = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  const auto* values = op.Find<Attr::kCodebook>();
   if (values == nullptr) return nullptr;
   return std::make_shared<cpu::Codebook>(values->data(), BitsOf(lowering.OutputTensor(op, 0).type),
                                          cpu::CodebookTies::kLowerCode);
@@ -131,8 +131,8 @@ QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lo
   const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(op, lowering);
   const cpu::ParameterRule rule = cpu::MakeParameterRule(
       lowering.OutputTensor(op, 0).type, lowering.OutputTensor(op, 1).type, zero_point_type,
-      {.power_of_two = op.attrs.GetOr(Attr::kPowerOfTwoScales, false),
-       .floor = op.attrs.GetOr(Attr::kScaleFloor, 0.f),
+      {.power_of_two = op.Get<Attr::kPowerOfTwoScales>(),
+       .floor = op.Get<Attr::kScaleFloor>(),
        .codebook = codebook.get()});
   QuantizationArrays result;
   result.scales = lowering.plan.NewArray(groups);
@@ -164,14 +164,14 @@ QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lo
 
 QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
   const size_t rank = lowering.InputTensor(op, 0).dims->size();
-  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), rank);
   const auto constant = [&](std::vector<float> values) {
     const auto count = static_cast<int64_t>(values.size());
     return AlongAxis(ConstantArray(lowering.plan, std::move(values), {count}), rank, axis);
   };
   QuantizationArrays result;
-  result.scales = constant(op.attrs.GetOr(Attr::kScales, std::vector<float>()));
-  const auto zps = op.attrs.GetOr(Attr::kZps, std::vector<int64_t>());
+  result.scales = constant(op.Get<Attr::kScales>());
+  const auto zps = op.Get<Attr::kZps>();
   if (!zps.empty()) result.zero_points = constant(std::vector<float>(zps.begin(), zps.end()));
   return result;
 }
@@ -258,7 +258,7 @@ absl::Status LowerAppend(const Op& op, Lowering&) {
 absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = DynamicParameters(op, lowering);
   const Array codes = lowering.Input(op, 0);
-  const auto* codebook = op.attrs.Get<std::vector<float>>(Attr::kCodebook);
+  const auto* codebook = op.Find<Attr::kCodebook>();
   lowering.SetOutput(op, 0,
                      codebook == nullptr
                          ? Dequantize(lowering.plan, codes, parameters)

@@ -61,7 +61,7 @@ Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
 
 absl::Status LowerReduce(const Op& op, Lowering& lowering, algorithm kind) {
   const Array x = lowering.Input(op, 0);
-  std::vector<int64_t> axes = op.attrs.GetOr(Attr::kAxes, std::vector<int64_t>());
+  std::vector<int64_t> axes = op.Get<Attr::kAxes>();
   for (int64_t& axis : axes) axis = FromFront(axis, x.dims.size());
   lowering.SetOutput(op, 0, Reduce(lowering.plan, kind, x, axes));
   return absl::OkStatus();

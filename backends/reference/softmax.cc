@@ -125,8 +125,8 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
 
 absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
   SoftMaxOptions options;
-  options.axis = op.attrs.GetOr<int64_t>(Attr::kAxis, 1);
-  options.inf_as_zero = op.attrs.GetOr<std::string>(Attr::kMode, "none") == "inf_as_zero";
+  options.axis = op.Get<Attr::kAxis>();
+  options.inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero";
   options.with_stats = lowering.HasOutput(op, 1);
   Array scores = lowering.Input(op, 0);
   if (lowering.HasInput(op, 1)) {
@@ -144,7 +144,7 @@ absl::Status LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
   const Array diff = lowering.Input(op, 0);
   const Array probs = lowering.Input(op, 1);
   const size_t rank = diff.dims.size();
-  const int64_t axis = FromFront(op.attrs.GetOr<int64_t>(Attr::kAxis, 1), rank);
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), rank);
   Plan& plan = lowering.plan;
   // dst * (diff_dst - sum(dst * diff_dst)): the primitive of oneDNN has no scratch of the caller's
   // and no types beyond these pieces.

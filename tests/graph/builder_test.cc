@@ -49,7 +49,7 @@ TEST(GraphBuilder, CompressedAttention) {
   EXPECT_EQ(o.dims, (Dims{1, 8, 4, 1, 64}));
   EXPECT_EQ(o.strides, (Dims{2048, 256, 64, 64, 1}));
   EXPECT_EQ(graph->ops().back().name, "o");
-  EXPECT_EQ(*graph->ops()[3].attrs.Get<std::string>(Attr::kMode), "inf_as_zero");
+  EXPECT_EQ(*graph->ops()[3].Find<Attr::kMode>(), "inf_as_zero");
 }
 
 TEST(GraphBuilder, StridesOfInputsAndOutputs) {
@@ -102,8 +102,8 @@ TEST(GraphBuilder, CausalMasks) {
               ElementsAre(OpKind::kGenIndex, OpKind::kGenIndex, OpKind::kGreaterEqual,
                           OpKind::kSelect, OpKind::kGenIndex, OpKind::kAdd, OpKind::kSubtract,
                           OpKind::kGenIndex, OpKind::kGreaterEqual, OpKind::kSelect));
-  EXPECT_EQ(graph->ops()[0].attrs.GetOr<int64_t>(Attr::kAxis, -9), 1) << "rows first";
-  EXPECT_EQ(graph->ops()[1].attrs.GetOr<int64_t>(Attr::kAxis, -9), 2);
+  EXPECT_EQ(graph->ops()[0].Get<Attr::kAxis>(), 1) << "rows first";
+  EXPECT_EQ(graph->ops()[1].Get<Attr::kAxis>(), 2);
   EXPECT_EQ(graph->FindTensor("bottom_right")->desc.dims, (Dims{2, 4, 6}));
   EXPECT_EQ(graph->FindTensor("kv_len")->desc.property, Property::kHostScalar);
 }
@@ -126,8 +126,8 @@ TEST(GraphBuilder, AttentionStatedDirectly) {
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   ASSERT_TRUE(graph.ok()) << graph.status();
   const Op& op = graph->ops()[0];
-  EXPECT_EQ(*op.attrs.Get<std::string>(Attr::kOptionalInputs), "kv_lengths,sinks");
-  EXPECT_EQ(op.attrs.GetOr(Attr::kScale, 0.f), 0.25f);
+  EXPECT_EQ(*op.Find<Attr::kOptionalInputs>(), "kv_lengths,sinks");
+  EXPECT_EQ(op.Get<Attr::kScale>(), 0.25f);
   EXPECT_EQ(graph->FindTensor("o")->desc.dims, (Dims{2, 6, 5, 8}));
   EXPECT_EQ(graph->FindTensor("stats")->desc.dims, (Dims{2, 6, 5, 1}));
 }

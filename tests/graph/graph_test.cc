@@ -128,9 +128,14 @@ TEST(Graph, DefaultsAreFilledIn) {
   Graph graph;
   const LogicalTensor a = T(1, kF32, {4, 4}), b = T(2, kF32, {4, 4}), c = T(3, kF32, {4, 4});
   ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kMatMul, "m"), {a, b}, {c}).ok());
-  const Attributes& attrs = graph.ops()[0].attrs;
-  EXPECT_EQ(attrs.GetOr<bool>(Attr::kTransposeA, true), false);
-  EXPECT_EQ(attrs.GetOr<std::string>(Attr::kAccumulationMode, ""), "strict");
+  const Op& op = graph.ops()[0];
+  ASSERT_NE(op.Find<Attr::kTransposeA>(), nullptr);
+  ASSERT_NE(op.Find<Attr::kAccumulationMode>(), nullptr);
+  EXPECT_EQ(*op.Find<Attr::kTransposeA>(), false);
+  EXPECT_EQ(*op.Find<Attr::kAccumulationMode>(), "strict");
+  // By an op that no graph has checked, too.
+  EXPECT_EQ(MakeOp(1, OpKind::kSoftMax, "s").Get<Attr::kAxis>(), 1);
+  EXPECT_EQ(MakeOp(1, OpKind::kSoftMax, "s").Find<Attr::kAxis>(), nullptr);
 }
 
 TEST(Graph, InvalidTensors) {

@@ -73,7 +73,7 @@ TEST(HadamardOp, RoundTripsThroughJson) {
   const absl::StatusOr<Graph> again = GraphFromJson(GraphToJson(*graph));
   ASSERT_TRUE(again.ok()) << again.status();
   ASSERT_EQ(again->ops().size(), 1u);
-  EXPECT_EQ(again->ops()[0].attrs.GetOr<int64_t>(Attr::kBlock, 0), 32);
+  EXPECT_EQ(again->ops()[0].Get<Attr::kBlock>(), 32);
   EXPECT_EQ(again->ops()[0].kind, OpKind::kHadamard);
 }
 

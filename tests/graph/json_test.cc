@@ -333,10 +333,10 @@ TEST(GraphFromJson, BoolsAreNumbersOrWords) {
   op["attrs"]["axes"] = Attribute("s64[]", {-1});
   for (const json& value : {json(1), json(true)}) {
     op["attrs"]["keep_dims"] = Attribute("bool", value);
-    EXPECT_TRUE(Load(file.dump()).ops()[0].attrs.GetOr(Attr::kKeepDims, false));
+    EXPECT_TRUE(Load(file.dump()).ops()[0].Get<Attr::kKeepDims>());
   }
   op["attrs"]["keep_dims"] = Attribute("bool", 0);
-  EXPECT_FALSE(Load(file.dump()).ops()[0].attrs.GetOr(Attr::kKeepDims, true));
+  EXPECT_FALSE(Load(file.dump()).ops()[0].Get<Attr::kKeepDims>());
   for (const json& value : {json(2), json(-1), json("true"), json(1.0)}) {
     op["attrs"]["keep_dims"] = Attribute("bool", value);
     ExpectBadJson(file.dump(), "graph[0].attrs.keep_dims.value: expected true, false, 1 or 0");
@@ -476,7 +476,7 @@ TEST(GraphToJson, FloatsRoundTrip) {
   ASSERT_TRUE(graph.ok()) << graph.status();
   const Graph again = Load(GraphToJson(*graph));
   ASSERT_EQ(again.ops().size(), 1u);
-  const auto* read = again.ops()[0].attrs.Get<std::vector<float>>(Attr::kScales);
+  const auto* read = again.ops()[0].Find<Attr::kScales>();
   ASSERT_NE(read, nullptr);
   EXPECT_EQ(*read, values);
 }

@@ -222,9 +222,9 @@ TEST(DynamicQuantizeBuilder, QuantizedValuesGoStraightIntoDequantization) {
   g.DynamicDequantize(v.codes, v.scales, {.axis = 2});
   const absl::StatusOr<Graph> graph = std::move(g).Build();
   ASSERT_TRUE(graph.ok()) << graph.status();
-  EXPECT_EQ(graph->ops()[0].attrs.GetOr(Attr::kScaleFloor, 0.f), 0.125f);
+  EXPECT_EQ(graph->ops()[0].Get<Attr::kScaleFloor>(), 0.125f);
   EXPECT_EQ(graph->ops()[0].attrs.Find(Attr::kPowerOfTwoScales), nullptr);
-  EXPECT_TRUE(graph->ops()[1].attrs.GetOr(Attr::kPowerOfTwoScales, false));
+  EXPECT_TRUE(graph->ops()[1].Get<Attr::kPowerOfTwoScales>());
 }
 
 TEST(DynamicQuantizeJson, RoundTrips) {

@@ -107,13 +107,13 @@ TEST(OverridesTest, AttributesByOp) {
       ApplyOverrides(graph, {.in_shapes = Id(graph, "k") + "1x2x8x16",
                              .op_attrs = matmul + ":transpose_b:false*accumulation_mode:f32"});
   ASSERT_TRUE(g.ok()) << g.status();
-  EXPECT_FALSE(g->ops()[0].attrs.GetOr<bool>(Attr::kTransposeB, true));
-  EXPECT_EQ(g->ops()[0].attrs.GetOr<std::string>(Attr::kAccumulationMode, ""), "f32");
+  EXPECT_FALSE(g->ops()[0].Get<Attr::kTransposeB>());
+  EXPECT_EQ(g->ops()[0].Get<Attr::kAccumulationMode>(), "f32");
   // Removed, an attribute takes its default again.
   const absl::StatusOr<Graph> removed = ApplyOverrides(
       graph, {.in_shapes = Id(graph, "k") + "1x2x8x16", .op_attrs = matmul + ":transpose_b:undef"});
   ASSERT_TRUE(removed.ok()) << removed.status();
-  EXPECT_FALSE(removed->ops()[0].attrs.GetOr<bool>(Attr::kTransposeB, true));
+  EXPECT_FALSE(removed->ops()[0].Get<Attr::kTransposeB>());
 }
 
 TEST(OverridesTest, RefusesWithTheWrongPart) {
