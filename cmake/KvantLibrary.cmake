@@ -33,7 +33,7 @@ list(APPEND kvant_sources "${kvant_embedded_sources}")
 
 # A development checkout may have an NVRTC of its own (scripts/setup): the last place to look.
 if(EXISTS "${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
-  set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc" APPEND PROPERTY
+  set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/cuda/runtime/nvrtc.cc" APPEND PROPERTY
     COMPILE_DEFINITIONS KVANT_NVRTC_DIR="${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
 endif()
 
@@ -92,7 +92,7 @@ endif()
 # CUDA kernels for the executor: g++ makes one of functions that are alike but for the size of an
 # array, and then warns of what lies beyond the smaller one.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" PROPERTIES
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/cuda/attention/attention_kernel.cc" PROPERTIES
     COMPILE_OPTIONS -fno-ipa-icf)
 endif()
 
@@ -130,8 +130,8 @@ kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
 # The first have other options or definitions than the headers. The oneDNN backend is not in the
 # fuzzers' build, so it has to show here that no source lacks an include.
 file(GLOB kvant_reference_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/backends/reference/*.cc")
-set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/nvrtc.cc"
-  "${PROJECT_SOURCE_DIR}/backends/cuda/attention_kernel.cc" "${kvant_embedded_sources}"
+set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/runtime/nvrtc.cc"
+  "${PROJECT_SOURCE_DIR}/backends/cuda/attention/attention_kernel.cc" "${kvant_embedded_sources}"
   ${kvant_reference_sources} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
 if(KVANT_WITH_ONEDNN)
   target_compile_definitions(kvant PRIVATE KVANT_WITH_ONEDNN)

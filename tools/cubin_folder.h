@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kvant/backends/cuda/device_properties.h"
-#include "kvant/backends/cuda/launcher.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 
 namespace kvant {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cuda/driver.h"
-#include "kvant/backends/cuda/shared_library.h"
+#include "kvant/backends/cuda/runtime/driver.h"
+#include "kvant/backends/cuda/runtime/shared_library.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cuda/cuda_backend.h"
-#include "kvant/backends/cuda/device_properties.h"
-#include "kvant/backends/cuda/jit.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
+#include "kvant/backends/cuda/runtime/jit.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
 #include "kvant/tools/cubin_folder.h"

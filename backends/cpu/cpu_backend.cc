@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
-#include "kvant/backends/cpu/plan.h"
+#include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/backends/cpu/store.h"
 #include "kvant/graph/status.h"

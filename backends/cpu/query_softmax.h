@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kvant/backends/backend.h"
-#include "kvant/backends/cpu/plan.h"
+#include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/kernels/cpu/kernels.h"
 #include "kvant/patterns/attention_spec.h"
 

@@ -8,14 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kvant/backends/cuda/attention_kernel.h"
-#include "kvant/backends/cuda/attention_plan.h"
+#include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/constants.h"
-#include "kvant/backends/cuda/driver_launcher.h"
-#include "kvant/backends/cuda/quantize_kernel.h"
-#include "kvant/backends/cuda/quantize_plan.h"
-#include "kvant/backends/cuda/simt_launcher.h"
-#include "kvant/backends/cuda/store.h"
+#include "kvant/backends/cuda/runtime/driver_launcher.h"
+#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/store/quantize_kernel.h"
+#include "kvant/backends/cuda/store/quantize_plan.h"
+#include "kvant/backends/cuda/store/store.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvant/backends/backend.h"
-#include "kvant/backends/cuda/launcher.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 
 namespace kvant::cuda {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvant/backends/cuda/launcher.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 
 namespace kvant {
 

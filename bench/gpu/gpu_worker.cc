@@ -24,8 +24,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cuda/driver.h"
-#include "kvant/backends/cuda/driver_launcher.h"
+#include "kvant/backends/cuda/runtime/driver.h"
+#include "kvant/backends/cuda/runtime/driver_launcher.h"
 #include "kvant/bench/gpu/device_data.h"
 #include "kvant/bench/gpu/gpu_case.h"
 #include "kvant/graph/status.h"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "kvant/backends/cpu/plan.h"
-#include "kvant/backends/cuda/attention_kernel.h"
-#include "kvant/backends/cuda/attention_plan.h"
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"

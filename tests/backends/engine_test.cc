@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
-#include "kvant/tests/backends/op_testing.h"
+#include "kvant/tests/backends/ops/op_testing.h"
 #include "kvant_test_config.h"
 
 namespace kvant::testing {

@@ -11,7 +11,7 @@
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
 #include "kvant/tests/cache/kv_cache_testing.h"
-#include "kvant/tests/hostile_data.h"
+#include "kvant/tests/common/hostile_data.h"
 
 namespace kvant {
 namespace {

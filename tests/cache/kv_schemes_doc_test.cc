@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
 #include "kvant/cache/kv_scheme.h"
-#include "kvant/tests/doc_table.h"
+#include "kvant/tests/common/doc_table.h"
 
 namespace kvant {
 namespace {

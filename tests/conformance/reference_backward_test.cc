@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "kvant/tests/backward_graph.h"
+#include "kvant/tests/common/backward_graph.h"
 #include "kvant/tools/acceptance.h"
 #include "kvant/tools/graph_runner.h"
 #include "kvant/tools/random_data.h"

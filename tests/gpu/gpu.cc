@@ -1,6 +1,6 @@
 #include "kvant/tests/gpu/gpu.h"
 
-#include "kvant/backends/cuda/driver_launcher.h"
+#include "kvant/backends/cuda/runtime/driver_launcher.h"
 
 namespace kvant::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cuda/launcher.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 
 namespace kvant::cuda {
 

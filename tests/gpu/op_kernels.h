@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvant/backends/cuda/launcher.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 #include "kvant/kernels/device/simt.h"
 
 namespace kvant::cuda {

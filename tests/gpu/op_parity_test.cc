@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cuda/embedded_sources.h"
-#include "kvant/backends/cuda/nvrtc.h"
+#include "kvant/backends/cuda/runtime/embedded_sources.h"
+#include "kvant/backends/cuda/runtime/nvrtc.h"
 #include "kvant/tests/gpu/gpu.h"
 #include "kvant/tests/gpu/op_kernels.h"
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "kvant/graph/op.h"
-#include "kvant/tests/doc_table.h"
+#include "kvant/tests/common/doc_table.h"
 
 namespace kvant {
 namespace {

@@ -1,7 +1,7 @@
 // Which backward passes are one partition, and why others are not.
 #include <functional>
 
-#include "kvant/tests/backward_graph.h"
+#include "kvant/tests/common/backward_graph.h"
 #include "kvant/tests/patterns/patterns_testing.h"
 
 namespace kvant {

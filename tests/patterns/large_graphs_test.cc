@@ -8,7 +8,7 @@
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/matcher.h"
-#include "kvant/tests/backward_graph.h"
+#include "kvant/tests/common/backward_graph.h"
 #include "kvant/tests/patterns/patterns_testing.h"
 
 namespace kvant {

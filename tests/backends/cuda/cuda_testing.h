@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "kvant/tests/backends/cuda/fake_libcuda.h"
+#include "kvant/tests/backends/cuda/runtime/fake_libcuda.h"
 
 namespace kvant::cuda {
 

@@ -1,0 +1,437 @@
+#include "kvant/backends/cpu/attention_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/query_softmax.h"
+#include "kvant/kernels/cpu/attention.h"
+#include "kvant/kernels/cpu/code_layout.h"
+
+namespace kvant::cpu {
+namespace {
+
+// Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
+// enough that queries and outputs stay in the second-level cache with them.
+constexpr int64_t kMaxRowTile = 256;
+constexpr int64_t kMinRowTile = 4;
+constexpr int64_t kRowTileFloats = 64 * 1024;
+// Up to so many rows, multiplying rows as they are stored beats sharing a tile.
+constexpr int64_t kMaxStoredRows = 16;
+constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
+constexpr int64_t kUnbounded = int64_t{1} << 60;
+// What rows cost that few queries cannot be multiplied by as they are stored, because they are
+// dequantized or transposed first, or because no axis is dense; as measured, docs/kernels.md.
+constexpr char kPriceOfRows[] = "some 3 to 10 times as long as on rows as they are stored";
+constexpr char kPriceOfElements[] = "some 15 to 30 times as long as on rows as they are stored";
+
+Array MakeArray(const View& view) {
+  Array array;
+  array.buffer = view.port;
+  array.type = view.type;
+  array.offset = view.offset;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
+  }
+  return array;
+}
+
+Array MakeConstant(DataType type, const void* data) {
+  Array array;
+  array.type = type;
+  array.data = data;
+  return array;
+}
+
+Array MakeArray(const Operand& operand) {
+  return operand.constant ? MakeConstant(operand.constant->type(), operand.constant->data())
+                          : MakeArray(operand.view);
+}
+
+Array MakeStatic(DataType type, const void* data, size_t count, int axis) {
+  Array array = count == 0 ? Array{} : MakeConstant(type, data);
+  if (axis >= 0 && count > 1) array.strides[axis] = 1;
+  return array;
+}
+
+Dequantization MakeDequantization(const std::optional<Quantization>& from) {
+  Dequantization how;
+  if (!from) return how;
+  const bool is_static = !from->scales.present();
+  if (is_static) {
+    how.scales =
+        MakeStatic(kF32, from->static_scales.data(), from->static_scales.size(), from->static_axis);
+  } else {
+    how.scales = MakeArray(from->scales);
+    std::copy(from->group.begin(), from->group.end(), how.group);
+  }
+  if (from->zero_points.present()) {
+    how.zero_points = MakeArray(from->zero_points);
+    how.real_zero_points = IsFloat(from->zero_points.type);
+  } else {
+    how.zero_points =
+        MakeStatic(kS64, from->static_zps.data(), from->static_zps.size(), from->static_axis);
+  }
+  return how;
+}
+
+Array MakeData(const View& view, const std::optional<Quantization>& quantization) {
+  Array array = MakeArray(view);
+  if (quantization && !quantization->codebook.empty()) {
+    array.codebook = quantization->codebook.data();
+  }
+  return array;
+}
+
+Step MakeStep(const ScoreStep& from) {
+  Step step;
+  step.kind = static_cast<Step::Kind>(from.kind);  // of the same table
+  switch (from.alignment) {
+    case ScoreStep::Alignment::kTopLeft:
+      step.alignment = Step::Alignment::kTopLeft;
+      break;
+    case ScoreStep::Alignment::kBottomRight:
+      step.alignment = Step::Alignment::kBottomRight;
+      break;
+    case ScoreStep::Alignment::kRuntime:
+      step.alignment = Step::Alignment::kRuntime;
+      break;
+  }
+  step.operand = MakeArray(from.operand);
+  step.condition = MakeArray(from.condition);
+  step.inverted = from.inverted;
+  step.lower = -std::clamp(from.left.value_or(kUnbounded), -kUnbounded, kUnbounded);
+  step.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
+  step.shift_add = MakeArray(from.shift_add);
+  step.shift_sub = MakeArray(from.shift_sub);
+  return step;
+}
+
+Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
+  if (!from) return {};
+  return {from->type, from->scale, from->zero_point};
+}
+
+absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment, 1>& from) {
+  absl::InlinedVector<Segment, 1> segments;
+  for (const KvSegment& one : from) {
+    Segment& segment = segments.emplace_back();
+    segment.data = MakeData(one.data, one.quantization);
+    segment.dequantization = MakeDequantization(one.quantization);
+    segment.tokens = one.data.dims[kRow];
+    segment.range = MakeArray(one.range);
+    segment.page_table = MakeArray(one.page_table);
+  }
+  return segments;
+}
+
+// Why rows of floats that are no codes are not multiplied as they are stored; empty: they are.
+std::string WhyNotAsStored(const Segment& segment) {
+  const Array& data = segment.data;
+  if (data.strides[kCol] <= 1) return "";
+  return data.strides[kRow] == 1 ? "its tokens, not channels, are side by side"
+                                 : "the channels of a token are not side by side";
+}
+
+const char* PriceOf(const absl::InlinedVector<Segment, 1>& segments) {
+  const bool apart = std::any_of(segments.begin(), segments.end(), [](const Segment& segment) {
+    return segment.data.strides[kCol] > 1 && segment.data.strides[kRow] > 1;
+  });
+  return apart ? kPriceOfElements : kPriceOfRows;
+}
+
+bool VariesOverB2(const Segment& segment) {
+  return segment.data.strides[2] != 0 || segment.dequantization.scales.strides[2] != 0 ||
+         segment.dequantization.zero_points.strides[2] != 0;
+}
+
+void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
+  if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
+  for (int64_t i = 0; i < n; ++i) body(i, 0);
+}
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
+
+}  // namespace
+
+Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass,
+           std::optional<int64_t> most_rows)
+    : spec_(spec), kernels_(kernels) {
+  problem_.pass = pass;
+  Describe();
+  ChooseTiles(most_rows);
+  ChooseProducts();
+  unit_floats_ = UnitFloats(problem_);
+  partial_floats_ = RoundUp(PartialFloats(problem_), 16);
+  schedule_floats_ =
+      RoundUp(static_cast<int64_t>(Schedule::Bytes(spec_.batch[0]) / sizeof(float)), 16);
+  if (most_rows || spec_.query_offsets.port == kNoPort || problem_.row_tile <= kMaxStoredRows) {
+    return;
+  }
+  few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
+  unit_floats_ = std::max(unit_floats_, few_->unit_floats_);
+}
+
+void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
+               absl::Span<void* const> outputs, float* statistics, float* scratch) const {
+  float* const units = scratch + schedule_floats_;
+  const AttentionCall call{
+      &problem_,      few_ == nullptr ? nullptr : &few_->problem_,       inputs.data(),
+      outputs.data(), units + executor.max_concurrency() * unit_floats_, statistics};
+  const Schedule schedule(call, Reader{&kernels_, inputs.data()}, scratch);
+  const auto slot_scratch = [&](int slot) { return units + slot * unit_floats_; };
+  ForEach(executor, schedule.units(), [&](int64_t unit, int slot) {
+    RunUnit(kernels_, call, schedule, unit, slot_scratch(slot));
+  });
+  ForEach(executor, schedule.merges(), [&](int64_t merge, int slot) {
+    RunMerge(kernels_, call, schedule, merge, slot_scratch(slot));
+  });
+}
+
+void Plan::Describe() {
+  k_ = MakeSegments(spec_.k);
+  v_ = MakeSegments(spec_.v);
+  for (const ScoreStep& step : spec_.steps) steps_.push_back(MakeStep(step));
+  AttentionProblem& p = problem_;
+  std::copy(spec_.batch.begin(), spec_.batch.end(), p.batch);
+  p.q_len = spec_.q_len;
+  p.kv_len = spec_.kv_len;
+  p.head_size = spec_.head_size;
+  p.v_head_size = spec_.v_head_size;
+  p.q = MakeData(spec_.q, spec_.q_quantization);
+  p.q_dequantization = MakeDequantization(spec_.q_quantization);
+  p.q_hadamard = std::max<int64_t>(spec_.q_hadamard, 1);
+  p.output_hadamard = std::max<int64_t>(spec_.output_hadamard, 1);
+  p.k = k_.data();
+  p.v = v_.data();
+  p.k_segments = static_cast<int>(k_.size());
+  p.v_segments = static_cast<int>(v_.size());
+  p.steps = steps_.data();
+  p.step_count = static_cast<int>(steps_.size());
+  p.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
+  p.sinks = MakeArray(spec_.sinks);
+  p.kv_lengths = MakeArray(spec_.kv_lengths);
+  p.kv_first = MakeArray(spec_.kv_first);
+  p.query_offsets = MakeArray(spec_.query_offsets);
+  // One extent of its own, whatever that of b0.
+  if (p.query_offsets.present()) p.query_offsets.strides[0] = spec_.query_offsets.strides[0];
+  p.dropout = spec_.dropout.has_value();
+  if (spec_.dropout) {
+    p.seed = MakeArray(spec_.dropout->seed);
+    p.dropout_offset = MakeArray(spec_.dropout->offset);
+    p.probability = MakeArray(spec_.dropout->probability);
+    p.dropout_mask = MakeArray(spec_.dropout->mask);
+  }
+  p.probs_rounding = MakeRounding(spec_.probs_quantization);
+  p.output_rounding = MakeRounding(spec_.output_quantization);
+  p.output = MakeArray(spec_.output);
+  p.stats = MakeArray(spec_.stats);
+}
+
+void Plan::ChooseTiles(std::optional<int64_t> most_rows) {
+  AttentionProblem& p = problem_;
+  p.kv_varies_over_b2 = p.batch[2] > 1 && (std::any_of(k_.begin(), k_.end(), VariesOverB2) ||
+                                           std::any_of(v_.begin(), v_.end(), VariesOverB2));
+  const int64_t group_rows = RowsPerGroup(p, p.q_len);
+  const int64_t cached_rows = kRowTileFloats / std::max<int64_t>(1, p.head_size + p.v_head_size) /
+                              kMinRowTile * kMinRowTile;
+  p.row_tile = std::min(std::clamp(cached_rows, kMinRowTile, most_rows.value_or(kMaxRowTile)),
+                        std::max<int64_t>(1, group_rows));
+  // Rounding probabilities needs the statistics over all tokens first.
+  p.may_split = p.kv_len > kMinChunk && p.probs_rounding.type == kUndef;
+}
+
+void Plan::ChooseProducts() {
+  AttentionProblem& p = problem_;
+  const auto by_channel = [](const Segment& segment) {
+    return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1 &&
+           !segment.codes.usable;
+  };
+  const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
+  const auto any = [&](auto is) {
+    return std::any_of(k_.begin(), k_.end(), is) || std::any_of(v_.begin(), v_.end(), is);
+  };
+  const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
+                            (spec_.apply_to_int || !any(integer));
+  if (p.row_tile <= kMaxStoredRows && p.pass == SoftmaxPass::kOnline) {
+    if (kernels_.qk_stored == nullptr) return;
+    p.products = Products::kStoredRows;
+    DescribeCodes();
+    p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
+    // One tile holds all segments.
+    for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
+  } else if (kernels_.pairs != nullptr && bf16_will_do) {
+    p.products = Products::kPairs;
+  }
+}
+
+// Where stored rows are multiplied, codes are multiplied as integers if they can be.
+void Plan::DescribeCodes() {
+  if (kernels_.codes == nullptr) return;
+  const bool takes_floats = kernels_.codes->floats != nullptr;
+  const auto describe = [&](absl::InlinedVector<Segment, 1>& segments, bool keys,
+                            int64_t channels) {
+    std::string first;
+    for (Segment& segment : segments) {
+      std::string why = cpu::DescribeCodes(channels, keys, segment);
+      if (segment.codes.usable && segment.codes.floats && !takes_floats) {
+        segment.codes.usable = false;
+        why = absl::StrCat(segment.data.codebook == nullptr ? "f8 codes with scales"
+                                                            : "codes are positions in a codebook",
+                           ", on which ", kernels_.name, " has no products");
+      }
+      const bool is_coded = segment.dequantization.scales.present();
+      if (!is_coded && !IsInteger(segment.data.type)) why = WhyNotAsStored(segment);
+      if (first.empty()) first = std::move(why);
+    }
+    return first;
+  };
+  k_reason_ = describe(k_, /*keys=*/true, problem_.head_size);
+  if (problem_.probs_rounding.type != kUndef) {
+    v_reason_ = "probabilities are rounded to other integers";
+  } else {
+    v_reason_ = describe(v_, /*keys=*/false, problem_.v_head_size);
+  }
+}
+
+double Plan::rounding() const {
+  const double of_few = few_ == nullptr ? 0 : few_->rounding();
+  return std::max(of_few, OwnRounding());
+}
+
+double Plan::OwnRounding() const {
+  // Queries, keys, values and probabilities to 8 bits each.
+  if (problem_.products == Products::kPairs) return 1e-2;
+  const auto on_codes = [](const Segment& segment) {
+    return segment.codes.usable && !segment.codes.floats;
+  };
+  const bool any =
+      std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
+  // Queries and weights to 15 bits of the largest of a row or tile, and further bits where that
+  // would cost more than this: 3e-5 on most data.
+  return any ? 5e-4 : 0;
+}
+
+std::string Plan::ProductsName() const {
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
+                         const std::string& reason) -> std::string {
+    for (const Segment& segment : segments) {
+      if (segment.codes.usable) {
+        return segment.codes.floats ? "f32 products on codes" : "integer products";
+      }
+    }
+    if (reason.empty()) return "f32 products";
+    return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
+  };
+  switch (problem_.products) {
+    case Products::kTiles:
+      return "f32 products of tiles";
+    case Products::kPairs:
+      return "bf16 products of tiles";
+    case Products::kStoredRows:
+      return absl::StrCat(
+          "K by ",
+          problem_.k_by_channel
+              ? absl::StrCat(
+                    "f32 products of tiles (",
+                    k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
+                    "), ", PriceOf(k_))
+              : stored(k_, k_reason_),
+          ", V by ", stored(v_, v_reason_));
+  }
+  return "";
+}
+
+std::string Plan::ToString() const {
+  std::string text = absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile,
+                                  "-token tiles, ");
+  if (few_ != nullptr) {
+    absl::StrAppend(&text, "of sequences with at most ", few_->problem_.row_tile, " rows ",
+                    few_->ProductsName(), ", ");
+  }
+  const std::optional<int64_t> splits = Schedule::StaticSplits(problem_);
+  absl::StrAppend(&text, splits ? absl::StrCat(*splits, *splits == 1 ? " split, " : " splits, ")
+                                : std::string("splits by length, "));
+  if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
+  const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
+  return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");
+}
+
+std::string WhyUnsupported(const AttentionSpec& spec) {
+  constexpr FeatureSet kTaken = {
+      Feature::kQuantizedK,  Feature::kQuantizedV,    Feature::kStaticQuantization,
+      Feature::kSegments,    Feature::kRuntimeShift,  Feature::kSinks,
+      Feature::kKvLengths,   Feature::kKvFirst,       Feature::kRanges,
+      Feature::kPages,       Feature::kRaggedQueries, Feature::kStats,
+      Feature::kDropout,     Feature::kOverQueries,   Feature::kHadamard,
+      Feature::kCodebook,    Feature::kMultiplyStep,  Feature::kDivideStep,
+      Feature::kAddStep,     Feature::kSubtractStep,  Feature::kMaximumStep,
+      Feature::kMinimumStep, Feature::kTanhStep,      Feature::kSelectStep,
+      Feature::kBandStep,    Feature::kAlibiStep,
+  };
+  const auto loads = [](DataType type) {
+    return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
+  };
+  const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
+  if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
+  if (!loads(spec.q.type)) return "queries of type " + name(spec.q.type);
+  // Of broadcast views, say: tiles of so many channels would overflow the sizes of scratch.
+  constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
+  for (const int64_t size : {spec.head_size, spec.v_head_size}) {
+    if (size > kMaxHeadSize) return absl::StrCat("a head size of ", size);
+  }
+  for (const auto& [block, size] : {std::pair(spec.q_hadamard, spec.head_size),
+                                    std::pair(spec.output_hadamard, spec.v_head_size)}) {
+    if (block != 0 && (block < 1 || (block & (block - 1)) != 0 || size % block != 0)) {
+      return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
+    }
+  }
+  for (const auto* side : {&spec.k, &spec.v}) {
+    const char* what = side == &spec.k ? "keys" : "values";
+    int64_t tokens = 0;
+    for (const KvSegment& segment : *side) {
+      tokens += segment.tokens();
+      if (!loads(segment.data.type))
+        return absl::StrCat(what, " of type ", name(segment.data.type));
+      if (!segment.quantization) continue;
+      for (int64_t group : segment.quantization->group) {
+        if (group < 1) return absl::StrCat(what, " in groups of ", group);
+      }
+    }
+    if (tokens != spec.kv_len) {
+      return absl::StrCat(what, " of ", tokens, " tokens in all where ", spec.kv_len,
+                          " are needed");
+    }
+  }
+  for (const ScoreStep& step : spec.steps) {
+    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
+      if (!shift->constant && shift->view.present() &&
+          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
+        return "a diagonal whose shift varies over rows or columns";
+      }
+    }
+  }
+  if (!loads(spec.output.type) || BitsOf(spec.output.type) < 8) {
+    return "an output of type " + name(spec.output.type);
+  }
+  if (spec.dropout && spec.dropout->mask.present() && BitsOf(spec.dropout->mask.type) < 8) {
+    return "a dropout mask of type " + name(spec.dropout->mask.type);
+  }
+  if (spec.probs_quantization && IsInteger(spec.probs_quantization->type) &&
+      (spec.probs_quantization->zero_point < LowestOf(spec.probs_quantization->type) ||
+       spec.probs_quantization->zero_point > HighestOf(spec.probs_quantization->type))) {
+    return absl::StrCat("probabilities rounded to ", name(spec.probs_quantization->type),
+                        " with a zero point of ", spec.probs_quantization->zero_point,
+                        ", outside the type");
+  }
+  // A unit holds a tile of K and V and at least kMinRowTile rows of Q and O in f32.
+  if ((spec.head_size + spec.v_head_size) * 2 * kTokenTile * int64_t{sizeof(float)} >
+      kMaxUnitBytes) {
+    return absl::StrCat("head sizes of ", spec.head_size, " and ", spec.v_head_size,
+                        ", whose tiles exceed ", kMaxUnitBytes >> 20, " MiB");
+  }
+  return spec.over_queries ? WhyNotTwoPasses(spec) : "";
+}
+
+}  // namespace kvant::cpu

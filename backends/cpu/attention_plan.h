@@ -1,0 +1,75 @@
+// Plan: an AttentionSpec turned into what the CPU kernels take, with tiles and splits.
+#ifndef KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
+#define KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvant/backends/backend.h"
+#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/kernels.h"
+#include "kvant/patterns/attention_spec.h"
+
+namespace kvant::cpu {
+
+// Why the CPU kernels do not take `spec`, in a sentence; empty if they do.
+std::string WhyUnsupported(const AttentionSpec& spec);
+
+// A plan and how it runs. Immutable. The problem points into the plan, which therefore stays where
+// it is.
+class Plan {
+ public:
+  // `spec` must be supported. most_rows: of a tile, where the plan is for so few.
+  Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass = SoftmaxPass::kOnline,
+       std::optional<int64_t> most_rows = std::nullopt);
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  const AttentionSpec& spec() const { return spec_; }
+  const AttentionProblem& problem() const { return problem_; }
+  // In floats.
+  int64_t scratch(int max_concurrency) const {
+    return schedule_floats_ + max_concurrency * unit_floats_ + partial_floats_;
+  }
+  // `statistics`: see AttentionCall; null for kOnline.
+  void Run(Executor& executor, absl::Span<const void* const> inputs,
+           absl::Span<void* const> outputs, float* statistics, float* scratch) const;
+  // Executable::rounding.
+  double rounding() const;
+  // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
+  std::string ToString() const;
+
+ private:
+  void Describe();
+  void ChooseTiles(std::optional<int64_t> most_rows);
+  void ChooseProducts();
+  void DescribeCodes();
+  double OwnRounding() const;
+  std::string ProductsName() const;
+
+  const AttentionSpec spec_;
+  const KernelSet& kernels_;
+  absl::InlinedVector<Segment, 1> k_;
+  absl::InlinedVector<Segment, 1> v_;
+  absl::InlinedVector<Step, 3> steps_;
+  AttentionProblem problem_;
+  // Why codes of K or V are not multiplied as such; empty if they are or there are none.
+  std::string k_reason_, v_reason_;
+  std::unique_ptr<const Plan> few_;  // of ragged queries, for sequences of few rows
+  int64_t unit_floats_ = 0;          // of one concurrent unit
+  int64_t partial_floats_ = 0;       // of all partial results
+  int64_t schedule_floats_ = 0;
+};
+
+// The cpu backend, from a spec alone. kUnimplemented with WhyUnsupported's sentence.
+absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
+                                                             const KernelSet& kernels);
+
+}  // namespace kvant::cpu
+
+#endif  // KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_

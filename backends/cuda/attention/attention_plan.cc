@@ -1,0 +1,319 @@
+#include "kvant/backends/cuda/attention/attention_plan.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/attention/codes_plan.h"
+#include "kvant/backends/cuda/attention/describe_attention.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cuda/attention_tiles.h"
+
+namespace kvant::cuda {
+namespace {
+
+constexpr int32_t kTokenTile = 64;
+constexpr int32_t kShortTokenTile = 32;
+// Tokens are split until there are so many blocks per multiprocessor, into runs that are not
+// shorter than this, and not into more than there is room to join.
+constexpr int64_t kBlocksPerMultiprocessor = 4;
+constexpr int64_t kMinSplitTokens = 2 * kTokenTile;
+constexpr int64_t kMaxSplits = 64;
+constexpr int64_t kMaxPartialBytes = int64_t{256} << 20;
+// With more rows, dequantizing a tile once for all of them is cheaper than reading K and V again
+// for every 16.
+constexpr int32_t kMostRowsOfCodes = 32;
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+
+// Warps of a block: 16 rows each, or 16 rows and a share of the tokens.
+struct Warps {
+  int32_t rows, tokens;
+};
+
+bool Holds(const absl::InlinedVector<KvSegment, 1>& segments, bool (*is)(DataType)) {
+  return std::any_of(segments.begin(), segments.end(),
+                     [is](const KvSegment& segment) { return is(segment.data.type); });
+}
+
+bool IsHalf(DataType type) { return type == kvant::kF16; }
+bool IsBFloat(DataType type) { return type == kvant::kBF16; }
+bool IsSingle(DataType type) { return type == kvant::kF32; }
+
+// 16-bit products where queries, and keys and values that are stored as floats, lose nothing by
+// them, or the mode permits.
+Arithmetic ChooseArithmetic(const AttentionSpec& spec) {
+  const auto holds = [&spec](bool (*is)(DataType)) {
+    return Holds(spec.k, is) || Holds(spec.v, is);
+  };
+  if (IsHalf(spec.q.type) && !holds(IsBFloat) && !holds(IsSingle)) return kByF16;
+  if (IsBFloat(spec.q.type) && !holds(IsSingle)) {
+    // Codes, and rotated queries, mean more than the 8 bits of bf16, and maybe more than the range
+    // of f16.
+    const bool more =
+        spec.q_hadamard > 1 || holds([](DataType type) { return type != kvant::kBF16; });
+    return more ? kByTF32 : kByBF16;
+  }
+  const bool floats_only = !IsInteger(spec.q.type) && !holds(IsInteger);
+  if (!spec.apply_to_int && !floats_only) return kByF32;
+  switch (spec.fpmath) {
+    case FpMath::kF16:
+      return kByF16;
+    case FpMath::kBF16:
+    case FpMath::kAny:
+      return kByBF16;
+    default:
+      return kByF32;
+  }
+}
+
+// Whether all that tiles hold is f16, or codes times f16, which f16 holds.
+bool FitsF16(const AttentionTraits& t) {
+  const auto fits = [](const SegmentTraits& s) {
+    const bool is_f16 = s.data.type == kFloat16 && s.scales.type == kNone;
+    const bool by_f16 =
+        s.scales.type == kFloat16 && (!s.real_zero_points || s.zero_points.type == kFloat16);
+    return is_f16 || (BitsOf(s.data.type) <= 8 && (s.scales.type == kNone || by_f16));
+  };
+  return fits(t.q) && std::all_of(t.k, t.k + t.k_segments, fits) &&
+         std::all_of(t.v, t.v + t.v_segments, fits);
+}
+
+int64_t TilesOf(const AttentionPlan& plan) {
+  const AttentionParams& p = plan.params;
+  const int64_t groups =
+      int64_t{p.batch[0]} * p.batch[1] * (plan.traits.kv_varies_over_b2 ? p.batch[2] : 1);
+  return groups * p.row_tiles * p.v_blocks;
+}
+
+int64_t StateBytes(const AttentionTraits& traits) {
+  return int64_t{traits.row_warps} * 16 * (traits.v_block + 2) *
+         static_cast<int64_t>(sizeof(float));
+}
+
+void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
+  AttentionParams& p = plan.params;
+  p.splits = 1;
+  const int64_t tiles = TilesOf(plan);
+  // Rounding probabilities needs the sums over all tokens first.
+  if (tiles == 0 || plan.traits.probs_type != kNone) return;
+  const int64_t wanted = CeilDiv(static_cast<i32>(std::min<int64_t>(
+                                     kBlocksPerMultiprocessor * device.multiprocessors, 1 << 20)),
+                                 static_cast<i32>(std::min<int64_t>(tiles, 1 << 20)));
+  const int64_t sensible = p.kv_len / kMinSplitTokens;
+  const int64_t affordable = kMaxPartialBytes / (tiles * StateBytes(plan.traits));
+  p.splits =
+      static_cast<i32>(std::max<int64_t>(1, std::min({wanted, sensible, affordable, kMaxSplits})));
+}
+
+// The most bytes, 16, 8 or 4, that cp.async can copy at a time from each token's row of `bytes`.
+// 0: none.
+int32_t CopyWidth(const SegmentTraits& traits, const SegmentParams& params, int64_t bytes) {
+  const int32_t bits = BitsOf(traits.data.type);
+  for (const int32_t width : {16, 8, 4}) {
+    bool fits = bytes % width == 0 && params.data.offset * bits % (width * 8) == 0;
+    for (int axis = 0; axis < kCol; ++axis) {
+      fits &= params.data.strides[axis] * bits % (width * 8) == 0;
+    }
+    if (fits) return width;
+  }
+  return 0;
+}
+
+// How K or V comes to shared memory. channels: that a tile has room for.
+void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size, int32_t channels,
+                   const SegmentParams& params, SegmentTraits& traits) {
+  traits.staging = kLoaded;
+  traits.copy_width = 0;
+  traits.parameters_ahead = 0;
+  const bool whole_rows = traits.contiguous == kCol && traits.vectors && head_size % 8 == 0;
+  if (segments != 1 || !whole_rows || channels < head_size) return;
+  const int32_t bits = BitsOf(traits.data.type);
+  const int32_t width = CopyWidth(traits, params, head_size * bits / 8);
+  if (width == 0 || channels * bits / 8 % width != 0) return;
+  traits.copy_width = width;
+  static constexpr ElementType kOperands[] = {kFloat16, kBFloat16, kFloat32, kFloat32};
+  const bool as_computed = traits.data.type == kOperands[t.arithmetic];
+  traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
+  if (traits.scales.type == kNone) return;
+  // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
+  // Nor where a range may begin within one.
+  const bool aligned = traits.group[kRow] == 1 ||
+                       (traits.load != kByRange &&
+                        (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
+  const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);
+  const int32_t each = CeilDiv(grid.rows * grid.columns, Threads(t));
+  if (aligned && each <= kMaxParametersAhead) traits.parameters_ahead = each;
+}
+
+// What a thread of the tiles kernel needs so that nothing is spilled: the output, scores, and what
+// the specialisations of bench/static/kernels.py take beside them.
+int RegistersNeeded(const AttentionTraits& t) {
+  const int output = t.v_block / 2, scores = t.tile / t.token_warps / 2;
+  // Groups of tokens that a ring cuts are looked up for every run of channels.
+  const bool looks_up = t.k[0].load == kByRange && t.k[0].group[kRow] > 1;
+  return std::min(255, output + scores + 80 + (looks_up ? 24 : 0));
+}
+
+// Fits the tiles into shared memory. Whether they do.
+bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int32_t v_block,
+                 bool copies, AttentionPlan& plan) {
+  AttentionTraits& t = plan.traits;
+  AttentionParams& p = plan.params;
+  t.tile = tile;
+  t.row_warps = warps.rows;
+  t.token_warps = warps.tokens;
+  t.v_block = v_block;
+  p.row_tiles = CeilDiv(p.rows, warps.rows * 16);
+  p.v_blocks = std::max(1, CeilDiv(t.v_head_size, v_block));
+  ChooseStaging(t, t.k_segments, t.head_size, t.head_size, p.k[0], t.k[0]);
+  ChooseStaging(t, t.v_segments, t.v_head_size, v_block, p.v[0], t.v[0]);
+  if (!copies) {
+    for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
+      side->staging = kLoaded;
+      side->copy_width = side->parameters_ahead = 0;
+    }
+  }
+  ChooseSplits(device, plan);
+  plan.threads = Threads(t);
+  plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, p.splits).bytes);
+  plan.blocks_per_multiprocessor =
+      BlocksPerMultiprocessor(device, plan.threads, RegistersNeeded(t), plan.shared_bytes);
+  return plan.shared_bytes <= device.shared_bytes_per_block;
+}
+
+// copies: tiles may be copied ahead, which takes more shared memory.
+bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& plan) {
+  AttentionTraits& t = plan.traits;
+  const int32_t rows = std::max(plan.params.rows, 1);
+  // Registers hold 16 rows of the output; f32 products need more beside them.
+  const int32_t most = TakesF32(t.arithmetic) && t.output_hadamard <= 128 ? 128 : 256;
+  const int32_t v_block = std::min(most, std::max(CeilDiv(t.v_head_size, 16), 1) * 16);
+  for (const Warps warps : {Warps{8, 1}, Warps{4, 1}, Warps{2, 2}, Warps{1, 4}}) {
+    if (warps.rows > 1 && rows <= warps.rows * 8) continue;
+    // Twice the threads have half the registers each, too few for long heads.
+    if (warps.rows == 8 && (v_block > 128 || TakesF32(t.arithmetic))) continue;
+    // Rounding probabilities, every warp must have seen all tokens.
+    const int32_t tokens = t.probs_type != kNone ? 1 : warps.tokens;
+    for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
+      // A block has whole runs of what is rotated.
+      if (t.output_hadamard != 0 && channels % t.output_hadamard != 0) continue;
+      if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, copies, plan))
+        return true;
+    }
+    // 16-bit products take tokens of a warp by 16.
+    if (tokens > 2 && !TakesF32(t.arithmetic)) continue;
+    if (ChooseTiles(device, {warps.rows, tokens}, kShortTokenTile, v_block, copies, plan))
+      return true;
+  }
+  return false;
+}
+
+bool PlanForTiles(const DeviceProperties& device, AttentionPlan& plan) {
+  plan.traits.kernel = kTilesKernel;
+  // The bits of f16, and the range of f32: 1e4 times a code, or 1e-6, is nothing that f16 holds.
+  if (plan.traits.arithmetic == kByF16 && !FitsF16(plan.traits)) plan.traits.arithmetic = kByTF32;
+  if (!ChooseTiles(device, true, plan) && !ChooseTiles(device, false, plan)) return false;
+  const int64_t tiles = TilesOf(plan);
+  plan.blocks = tiles * plan.params.splits;
+  if (plan.params.splits > 1) {
+    plan.partial_bytes = static_cast<size_t>(plan.blocks * StateBytes(plan.traits));
+    plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(tiles) * sizeof(u32);
+  }
+  return true;
+}
+
+bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
+  const AttentionTraits traits = plan.traits;
+  const AttentionParams params = plan.params;
+  const CodesLaunch launch =
+      PlanCodes({device.multiprocessors, static_cast<int>(device.shared_bytes_per_multiprocessor)},
+                plan.traits, plan.params);
+  if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
+    plan.why_not_codes =
+        absl::StrCat("tiles of ", launch.shared_bytes, " bytes exceed the ",
+                     device.shared_bytes_per_block, " bytes of shared memory of a block");
+    plan.traits = traits;
+    plan.params = params;
+    return false;
+  }
+  plan.blocks = launch.blocks;
+  plan.threads = launch.threads;
+  plan.shared_bytes = static_cast<size_t>(launch.shared_bytes);
+  plan.blocks_per_multiprocessor = launch.blocks_per_multiprocessor;
+  plan.partial_bytes = static_cast<size_t>(launch.partials) * sizeof(float);
+  plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(launch.counters) * sizeof(u32);
+  return true;
+}
+
+}  // namespace
+
+// Whatever magnitudes are: the kernel on packed codes does once more by f32 what would lose more.
+double AttentionPlan::rounding() const {
+  const SegmentTraits &k = traits.k[0], &v = traits.v[0];
+  switch (traits.arithmetic) {
+    case kByF16:
+      // Dequantized keys, entries of codebooks, rotated queries, or f32 ones where the mode permits
+      // it, are rounded to f16. That is an error of 2^-12 of a score, and so of e^score: these hold
+      // for scores up to some ten.
+      if (traits.q_hadamard != 0) return 5e-3;
+      if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
+      return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;
+    case kByTF32:
+      // 1e-3 moves one in ten of the outputs, which are bf16, by a unit in the last place.
+      return 5e-3;
+    case kByBF16:
+      return 1e-2;
+    default:
+      // Two f16 have 22 bits.
+      return traits.kernel == kCodesKernel ? 2e-5 : 0;
+  }
+}
+
+std::string AttentionPlan::ToString() const {
+  static constexpr const char* kNames[] = {"f16", "bf16", "tf32", "f32 (3 x tf32)"};
+  static constexpr const char* kCodesNames[] = {"f16", "f16", "f16", "f32 (2 x f16)"};
+  static constexpr const char* kStagings[] = {"loaded", "copied", "copied in place"};
+  const std::string how =
+      traits.kernel == kCodesKernel
+          ? absl::StrCat(kCodesNames[traits.arithmetic], " products of packed codes, ",
+                         traits.row_blocks * 8, " rows, ", traits.token_warps, " warps x ",
+                         traits.warp_tile, "-token tiles")
+          : absl::StrCat(kNames[traits.arithmetic],
+                         " products of tiles (not of packed codes: ", why_not_codes, "), K ",
+                         kStagings[traits.k[0].staging], ", V ", kStagings[traits.v[0].staging],
+                         ", ", traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
+                         traits.row_warps, " x ", traits.token_warps, " warps");
+  return absl::StrCat(how, ", ", params.splits, params.splits == 1 ? " split, " : " splits, ",
+                      traits.probs_type != kNone ? "two passes, " : "",
+                      (shared_bytes + 1023) / 1024, " KiB of shared memory, ",
+                      blocks_per_multiprocessor, " blocks per multiprocessor, ",
+                      (scratch_bytes + 1023) / 1024, " KiB scratch");
+}
+
+absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
+                                            const DeviceProperties& device) {
+  if (const std::string why = WhyUnsupported(spec); !why.empty()) {
+    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
+  }
+  AttentionPlan plan;
+  DescribeAttention(spec, plan);
+  plan.traits.arithmetic = ChooseArithmetic(spec);
+  plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
+                           ? absl::StrCat(plan.params.rows, " rows share K and V")
+                           : WhyNotCodes(plan.traits, plan.params);
+  if (!plan.why_not_codes.empty() || !PlanForCodes(device, plan)) {
+    if (!PlanForTiles(device, plan)) {
+      return MakeError(
+          ErrorKind::kUnimplemented,
+          absl::StrCat("does not take head sizes of ", spec.head_size, " and ", spec.v_head_size,
+                       ": tiles of ", plan.shared_bytes, " bytes exceed the ",
+                       device.shared_bytes_per_block, " bytes of shared memory of a block"));
+    }
+  }
+  if (plan.blocks <= kMaxBlocks) return plan;
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat("does not take so many tiles of the output: ", plan.blocks,
+                                " blocks, more than ", kMaxBlocks));
+}
+
+}  // namespace kvant::cuda

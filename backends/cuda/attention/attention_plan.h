@@ -1,0 +1,47 @@
+// AttentionPlan: an AttentionSpec turned into what the CUDA kernels take. Pure functions of the
+// spec and the device's properties.
+#ifndef KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PLAN_H_
+#define KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvant/backends/cuda/kernel_binding.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
+#include "kvant/backends/cuda/runtime/kernel_source.h"
+#include "kvant/kernels/cuda/attention_params.h"
+#include "kvant/patterns/attention_spec.h"
+
+namespace kvant::cuda {
+
+struct AttentionPlan {
+  AttentionTraits traits{};
+  AttentionParams params{};  // but for the pointers
+  KernelBinding binding;
+
+  int64_t blocks = 0;
+  int threads = 0;
+  size_t shared_bytes = 0;
+  // Of a multiprocessor, at once: what shared memory has room for, and registers are to.
+  int blocks_per_multiprocessor = 1;
+  // Of the scratch: partial states from 0 on, then a count per tile of the output.
+  size_t partial_bytes = 0, scratch_bytes = 0;
+  // Why K and V are not multiplied as they are stored, where they are not.
+  std::string why_not_codes;
+
+  // Executable::rounding.
+  double rounding() const;
+  // "f16 products of packed codes, 8 rows, 64-token tiles of 4 warps, 8 splits, ...".
+  std::string ToString() const;
+};
+
+// kUnimplemented, with a sentence: what of the spec the kernels do not take, or that its tiles
+// exceed the device's shared memory.
+absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
+                                            const DeviceProperties& device);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PLAN_H_

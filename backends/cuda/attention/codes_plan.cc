@@ -1,0 +1,262 @@
+#include "kvant/backends/cuda/attention/codes_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "kvant/kernels/cuda/attention_codes.h"
+
+namespace kvant::cuda {
+namespace {
+
+constexpr int kDriverBytes = 1024;  // of a block's shared memory
+
+int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
+  return std::max<int64_t>(1, channels / traits.group[kCol]);
+}
+
+// What divides the address of every row, in bytes: 0 where all are 0, 1 also where they are not
+// whole bytes.
+int64_t AlignmentOf(const Array& array, int bits) {
+  auto all = static_cast<uint64_t>(array.offset * bits);
+  for (int a = 0; a < kCol; ++a) all |= static_cast<uint64_t>(array.strides[a] * bits);
+  const uint64_t lowest = all & -all;
+  return lowest == 0 ? 0 : static_cast<int64_t>(std::max<uint64_t>(lowest / 8, 1));
+}
+
+// Alignment of scales or zero points; tokens follow each other without gaps.
+int64_t SideAlignmentOf(const ArrayTraits& traits, Array array) {
+  if (traits.type == kNone || !CodeFormat::Varies(traits)) return 16;
+  array.strides[kRow] = 0;
+  const int64_t alignment = AlignmentOf(array, BitsOf(traits.type));
+  return alignment == 0 ? 16 : std::min<int64_t>(16, alignment);
+}
+
+int64_t SideAlignmentOf(const AttentionTraits& t, const AttentionParams& p) {
+  return std::min({SideAlignmentOf(t.k[0].scales, p.k[0].scales),
+                   SideAlignmentOf(t.v[0].scales, p.v[0].scales),
+                   SideAlignmentOf(t.k[0].zero_points, p.k[0].zero_points),
+                   SideAlignmentOf(t.v[0].zero_points, p.v[0].zero_points)});
+}
+
+bool IsFloatType(i32 type) { return type == kFloat16 || type == kBFloat16 || type == kFloat32; }
+
+std::string WhyNotSide(const std::string& name, const ArrayTraits& traits, const Array& array,
+                       int64_t groups) {
+  if (!CodeFormat::Varies(traits)) {
+    return groups == 1 ? "" : name + " in groups of channels do not differ from token to token";
+  }
+  if (array.strides[kRow] != groups || (groups > 1 && array.strides[kCol] != 1)) {
+    return name + " are not dense over tokens and groups: " + std::to_string(groups) +
+           " groups, strides " + std::to_string(array.strides[kRow]) + " and " +
+           std::to_string(array.strides[kCol]);
+  }
+  if (SideAlignmentOf(traits, array) < 4) return name + " are not aligned to 4 bytes";
+  return "";
+}
+
+std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
+                             const SegmentTraits& traits, const SegmentParams& segment,
+                             int64_t groups, bool values) {
+  const i32 type = traits.zero_points.type;
+  if (type == kNone) return "";
+  if (traits.real_zero_points) {
+    if (!CodeFormat::Varies(traits.zero_points)) return name + "'s real zero point is one for all";
+    if (!IsFloatType(type)) return name + "'s zero points are not f16, bf16 or f32";
+    if (groups > 1 && type != kFloat16) return name + "'s zero points in groups are not f16";
+    if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
+  } else {
+    if (type != kInt8 && type != kUint8) return name + "'s zero points are not s8 or u8";
+    if (values && groups > 1) {
+      if (traits.scales.type != kFloat16) return name + "'s zero points in groups need f16 scales";
+      if (t.arithmetic == kByF32) return name + "'s zero points in groups need 16-bit arithmetic";
+    }
+  }
+  return WhyNotSide(name + "'s zero points", traits.zero_points, segment.zero_points, groups);
+}
+
+std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
+                          const SegmentTraits& traits, const SegmentParams& segment,
+                          int64_t channels, bool values) {
+  const i32 type = traits.data.type;
+  const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
+  if (!is_float && type != kInt8 && type != kUint8 && type != kInt4 && type != kUint4 &&
+      type != kInt2 && type != kUint2) {
+    return name + " is neither codes of 2, 4 or 8 bits nor f16, e4m3 or e5m2";
+  }
+  if (is_float && traits.zero_points.type != kNone) return name + " is floats with zero points";
+  if (channels != 64 && channels != 128 && channels != 256) {
+    return name + " has " + std::to_string(channels) + " channels, not 64, 128 or 256";
+  }
+  if (traits.codebook != 0 && traits.codebook != CodebookWords::kEntries) {
+    return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
+  }
+  if (traits.codebook != 0 && t.arithmetic == kByF32) {
+    return name + "'s codebook would be rounded to f16 for f32 queries";
+  }
+  const int bits = BitsOf(type);
+  if (channels * bits < 256) return name + "'s rows are less than 32 bytes";
+  const int64_t alignment = AlignmentOf(segment.data, bits);
+  if (traits.contiguous != kCol || (alignment != 0 && alignment < 16)) {
+    return name + "'s rows are not 16-byte aligned codes side by side";
+  }
+  // An element of 16 bytes more than this is beyond what an instruction's offset can say.
+  if (segment.data.strides[kRow] * bits / 8 > 1 << 16) {
+    return name + "'s tokens are " + std::to_string(segment.data.strides[kRow] * bits / 8) +
+           " bytes apart, more than 65536";
+  }
+  const int64_t groups = GroupsOf(traits, channels), group = channels / groups;
+  if (traits.group[kRow] != 1 && CodeFormat::Varies(traits.scales)) {
+    return name + " has groups of " + std::to_string(traits.group[kRow]) + " tokens";
+  }
+  if (groups > kMaxGroups || (groups & (groups - 1)) != 0 || group * groups != channels ||
+      group % (128 / bits) != 0 || group < 16) {
+    return name + " has groups of " + std::to_string(traits.group[kCol]) + " channels";
+  }
+  if (traits.scales.type == kNone) {
+    if (traits.zero_points.type != kNone) return name + " has zero points without scales";
+    return "";
+  }
+  if (!IsFloatType(traits.scales.type)) return name + "'s scales are not f16, bf16 or f32";
+  if (std::string why = WhyNotSide(name + "'s scales", traits.scales, segment.scales, groups);
+      !why.empty()) {
+    return why;
+  }
+  return WhyNotZeroPoints(name, t, traits, segment, groups, values);
+}
+
+// Tokens of a warp's tile, its stages, and blocks of a multiprocessor. Of 65536 registers a thread
+// may have 128 with 4 blocks, 168 with 3, 255 with 2.
+struct Shape {
+  int warp_tile, stages, blocks;
+};
+constexpr Shape kSmallHeads[] = {{64, 2, 4}, {64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {16, 2, 2}};
+constexpr Shape kByRow[] = {{64, 2, 3}, {32, 2, 4}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kByRowSignedWithZeros[] = {{64, 2, 3}, {32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
+constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
+constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
+
+template <size_t kCount>
+Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTraits t) {
+  for (const Shape& shape : shapes) {
+    t.warp_tile = shape.warp_tile;
+    t.stages = shape.stages;
+    const int bytes = CodesShared::Of(t, kMaxSplits).bytes + kDriverBytes;
+    if (bytes * shape.blocks <= shared_bytes) return shape;
+  }
+  return shapes[kCount - 1];
+}
+
+bool SignedWithZeros(const SegmentTraits& s) {
+  const i32 type = s.data.type;
+  return s.zero_points.type != kNone && (type == kInt2 || type == kInt4 || type == kInt8);
+}
+
+Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
+  const int largest = std::max(t.head_size, t.v_head_size);
+  const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
+  const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
+  const bool more_rows = t.row_blocks > 1, two_parts = t.arithmetic == kByF32;
+  if (largest <= 64) {
+    return more_rows || two_parts ? FirstThatFits(kInGroups, shared_bytes, t)
+                                  : FirstThatFits(kSmallHeads, shared_bytes, t);
+  }
+  const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
+  if (groups && more_rows && bits >= 8) return FirstThatFits(kWidest, shared_bytes, t);
+  const bool zeros = t.k[0].zero_points.type != kNone || t.v[0].zero_points.type != kNone;
+  const bool bytes_with_zeros = bits >= 8 && zeros;
+  if (more_rows || two_parts || largest > 128 || bits == 16 ||
+      (groups && (signed_with_zeros || bytes_with_zeros))) {
+    return FirstThatFits(kWide, shared_bytes, t);
+  }
+  if (groups) return FirstThatFits(kInGroups, shared_bytes, t);
+  return signed_with_zeros ? FirstThatFits(kByRowSignedWithZeros, shared_bytes, t)
+                           : FirstThatFits(kByRow, shared_bytes, t);
+}
+
+int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
+  return int64_t{p.batch[0]} * p.batch[1] * (t.kv_varies_over_b2 ? p.batch[2] : 1) * p.row_tiles;
+}
+
+}  // namespace
+
+std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& params) {
+  if (traits.k_segments != 1 || traits.v_segments != 1) {
+    return "K or V is of several segments: " + std::to_string(traits.k_segments) + " and " +
+           std::to_string(traits.v_segments);
+  }
+  if (HasPages(traits)) return "K or V is in pages";
+  if (traits.has_first) return "columns do not begin with the first";
+  if (traits.ragged) return "queries are ragged";
+  if (traits.dropout) return "there is dropout";
+  if (traits.probs_type != kNone) return "probabilities are rounded";
+  if (!IsFloatType(traits.q.data.type) || traits.q.scales.type != kNone) {
+    return "queries are not f16, bf16 or f32";
+  }
+  const int largest = std::max(traits.head_size, traits.v_head_size);
+  if (traits.arithmetic == kByF32 && largest > 128 &&
+      (GroupsOf(traits.k[0], traits.head_size) > 1 ||
+       GroupsOf(traits.v[0], traits.v_head_size) > 1)) {
+    return "f32 queries of " + std::to_string(largest) + " channels in groups need more registers";
+  }
+  if (std::string why =
+          WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size, false);
+      !why.empty()) {
+    return why;
+  }
+  return WhyNotSegment("V", traits, traits.v[0], params.v[0], traits.v_head_size, true);
+}
+
+CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {
+  const AttentionTraits& t = traits;
+  const int64_t sequences = SequencesOf(t, params);
+  const int64_t most =
+      LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1) : int64_t{params.splits};
+  CodesLaunch launch;
+  launch.blocks = sequences * params.splits;
+  launch.threads = t.token_warps * 32;
+  launch.shared_bytes =
+      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes;
+  if (params.splits > 1) {
+    launch.partials = launch.blocks * t.row_blocks * 8 * (t.v_head_size + 2);
+    launch.counters = sequences;
+  }
+  return launch;
+}
+
+CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, AttentionParams& params) {
+  AttentionTraits& t = traits;
+  t.kernel = kCodesKernel;
+  t.row_warps = 1;
+  t.token_warps = 4;
+  t.v_block = t.v_head_size;
+  // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
+  // takes.
+  t.subnormal_codes = t.arithmetic != kByF32;
+  // Rows of one block share what it reads; with wide heads there are no registers for more.
+  const bool narrow = std::max(t.head_size, t.v_head_size) <= 128 && t.arithmetic != kByF32;
+  t.row_blocks = params.rows > 8 && narrow ? 2 : 1;
+  t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
+  t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
+  t.side_copy = static_cast<i32>(SideAlignmentOf(t, params));
+  const Shape shape = ShapeOf(t, device.shared_bytes);
+  t.warp_tile = shape.warp_tile;
+  t.stages = shape.stages;
+  params.row_tiles = CeilDiv(params.rows, t.row_blocks * 8);
+  params.v_blocks = 1;
+  const int64_t sequences = SequencesOf(t, params);
+  const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
+  // A split is worth its merging where every warp has two tiles at least.
+  const int64_t most =
+      std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
+  int64_t splits = slots / std::max<int64_t>(sequences, 1);
+  // Where lengths differ, there is something to hand out by length.
+  if (LengthsVary(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
+  params.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
+  CodesLaunch launch = LaunchOf(t, params);
+  launch.blocks_per_multiprocessor = shape.blocks;
+  return launch;
+}
+
+}  // namespace kvant::cuda

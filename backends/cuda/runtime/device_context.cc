@@ -1,0 +1,167 @@
+#include "kvant/backends/cuda/runtime/device_context.h"
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+
+namespace kvant::cuda {
+namespace {
+
+// `status` with more of what was asked for: the call alone does not tell.
+absl::Status Detail(const absl::Status& status, const std::string& detail) {
+  return absl::Status(status.code(), absl::StrCat(detail, ": ", status.message()));
+}
+
+}  // namespace
+
+template <class Body>
+absl::Status DeviceContext::Within(Body body) const {
+  const DriverApi& api = driver_->api();
+  KVANT_RETURN_IF_ERROR(driver_->Check(api.CtxPushCurrent(context_), "cuCtxPushCurrent"));
+  absl::Status status = body();
+  // What was just pushed can be popped.
+  CUcontext popped;
+  api.CtxPopCurrent(&popped);
+  return status;
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceContext>> DeviceContext::Retain(
+    std::shared_ptr<const Driver> driver, int device_index) {
+  KVANT_ASSIGN_OR_RETURN(const CUdevice device, driver->Device(device_index));
+  CUcontext context = nullptr;
+  if (absl::Status status = driver->Check(driver->api().DevicePrimaryCtxRetain(&context, device),
+                                          "cuDevicePrimaryCtxRetain");
+      !status.ok()) {
+    return Detail(status, absl::StrCat("device ", device_index));
+  }
+  return std::shared_ptr<const DeviceContext>(
+      new DeviceContext(std::move(driver), device_index, device, context));
+}
+
+DeviceContext::~DeviceContext() {
+  // Fails where the process is ending and the driver was first to go: all is released then.
+  driver_->api().DevicePrimaryCtxRelease(device_);
+}
+
+absl::StatusOr<CUmodule> DeviceContext::LoadModule(const std::string& image) const {
+  CUmodule module = nullptr;
+  KVANT_RETURN_IF_ERROR(Within([&] {
+    return driver_->Check(driver_->api().ModuleLoadData(&module, image.data()), "cuModuleLoadData");
+  }));
+  return module;
+}
+
+void DeviceContext::UnloadModule(CUmodule module) const {
+  // As in the destructor, there is nothing to be done about an error.
+  Within([&] {
+    driver_->api().ModuleUnload(module);
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+absl::StatusOr<CUfunction> DeviceContext::FindFunction(CUmodule module,
+                                                       const std::string& name) const {
+  CUfunction function = nullptr;
+  const absl::Status status = Within([&] {
+    return driver_->Check(driver_->api().ModuleGetFunction(&function, module, name.c_str()),
+                          "cuModuleGetFunction");
+  });
+  if (!status.ok()) return Detail(status, absl::StrCat("kernel '", name, "'"));
+  return function;
+}
+
+absl::Status DeviceContext::AllowSharedBytes(CUfunction function, size_t bytes) const {
+  return Within([&] {
+    const auto set = [&](int attribute, int value) {
+      return driver_->Check(driver_->api().FuncSetAttribute(function, attribute, value),
+                            "cuFuncSetAttribute");
+    };
+    KVANT_RETURN_IF_ERROR(
+        set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes)));
+    // Kernels that stage tiles in shared memory read them once: L1 has nothing to give them, and
+    // as many blocks as fit are to be resident.
+    return set(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+               CU_SHAREDMEM_CARVEOUT_MAX_SHARED);
+  });
+}
+
+absl::Status DeviceContext::Launch(CUfunction function, const LaunchShape& shape,
+                                   const void* params, size_t param_bytes, CUstream stream) const {
+  // A buffer instead of a pointer per parameter: the driver learns its size, and reads no further.
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<void*>(params),
+                   CU_LAUNCH_PARAM_BUFFER_SIZE, &param_bytes, CU_LAUNCH_PARAM_END};
+  return Within([&] {
+    return driver_->Check(
+        driver_->api().LaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1,
+                                    shape.shared_bytes, stream, nullptr, extra),
+        "cuLaunchKernel");
+  });
+}
+
+absl::StatusOr<CUdeviceptr> DeviceContext::Allocate(size_t bytes) const {
+  CUdeviceptr memory = 0;
+  const absl::Status status =
+      Within([&] { return driver_->Check(driver_->api().MemAlloc(&memory, bytes), "cuMemAlloc"); });
+  if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on device ", device_index_));
+  return memory;
+}
+
+void DeviceContext::Free(CUdeviceptr memory) const {
+  Within([&] {
+    driver_->api().MemFree(memory);
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+absl::Status DeviceContext::FillAsync(CUdeviceptr to, uint8_t value, size_t bytes,
+                                      CUstream stream) const {
+  return Within([&] {
+    return driver_->Check(driver_->api().MemsetD8Async(to, value, bytes, stream),
+                          "cuMemsetD8Async");
+  });
+}
+
+absl::Status DeviceContext::CopyToDeviceAsync(CUdeviceptr to, const void* from, size_t bytes,
+                                              CUstream stream) const {
+  return Within([&] {
+    return driver_->Check(driver_->api().MemcpyHtoDAsync(to, from, bytes, stream),
+                          "cuMemcpyHtoDAsync");
+  });
+}
+
+absl::Status DeviceContext::CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes,
+                                            CUstream stream) const {
+  return Within([&] {
+    return driver_->Check(driver_->api().MemcpyDtoHAsync(to, from, bytes, stream),
+                          "cuMemcpyDtoHAsync");
+  });
+}
+
+absl::Status DeviceContext::Synchronize(CUstream stream) const {
+  return Within([&] {
+    return driver_->Check(driver_->api().StreamSynchronize(stream), "cuStreamSynchronize");
+  });
+}
+
+std::string DeviceContext::WhyNotDevicePointer(const void* pointer) const {
+  if (pointer == nullptr) return "";
+  // Defaults as the driver gives them for a pointer that it does not know.
+  unsigned type = 0, managed = 0;
+  int device = -1;
+  int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* data[] = {&type, &managed, &device};
+  const absl::Status status = Within([&] {
+    return driver_->Check(driver_->api().PointerGetAttributes(
+                              3, attributes, data, reinterpret_cast<CUdeviceptr>(pointer)),
+                          "cuPointerGetAttributes");
+  });
+  if (!status.ok()) return absl::StrCat("cannot be looked up: ", status.message());
+  if (managed != 0) return "";
+  if (type != CU_MEMORYTYPE_DEVICE) return "points to host memory";
+  if (device != device_) {
+    return absl::StrCat("points to memory of device ", device, ", not of device ", device_index_);
+  }
+  return "";
+}
+
+}  // namespace kvant::cuda

@@ -1,0 +1,81 @@
+// DeviceContext: a device's primary context, and what is done in it.
+#ifndef KVANT_BACKENDS_CUDA_RUNTIME_DEVICE_CONTEXT_H_
+#define KVANT_BACKENDS_CUDA_RUNTIME_DEVICE_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvant/backends/cuda/runtime/driver.h"
+
+namespace kvant::cuda {
+
+// The primary context is the one that frameworks use too, so their pointers and streams are good
+// here. Every call makes it current for its own duration and leaves the thread's context as it was:
+// several devices and several threads may be mixed freely. Streams: null is the default stream.
+class DeviceContext {
+ public:
+  static absl::StatusOr<std::shared_ptr<const DeviceContext>> Retain(
+      std::shared_ptr<const Driver> driver, int device_index);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+  const Driver& driver() const { return *driver_; }
+  int device_index() const { return device_index_; }
+
+  // `image`: a cubin.
+  absl::StatusOr<CUmodule> LoadModule(const std::string& image) const;
+  void UnloadModule(CUmodule module) const;
+  absl::StatusOr<CUfunction> FindFunction(CUmodule module, const std::string& name) const;
+  // Lets launches of `function` ask for that much dynamic shared memory.
+  absl::Status AllowSharedBytes(CUfunction function, size_t bytes) const;
+
+  struct LaunchShape {
+    unsigned blocks = 0;
+    unsigned threads = 0;
+    unsigned shared_bytes = 0;
+  };
+  // One launch, its only parameter the `param_bytes` bytes at `params`.
+  absl::Status Launch(CUfunction function, const LaunchShape& shape, const void* params,
+                      size_t param_bytes, CUstream stream) const;
+
+  // Not zeroed. kResourceExhausted with the bytes asked for.
+  absl::StatusOr<CUdeviceptr> Allocate(size_t bytes) const;
+  void Free(CUdeviceptr memory) const;
+
+  // Put onto the stream; host memory must stay as it is until the stream has come so far.
+  absl::Status FillAsync(CUdeviceptr to, uint8_t value, size_t bytes, CUstream stream) const;
+  absl::Status CopyToDeviceAsync(CUdeviceptr to, const void* from, size_t bytes,
+                                 CUstream stream) const;
+  absl::Status CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) const;
+  absl::Status Synchronize(CUstream stream) const;
+
+  // Launcher::WhyNotDevicePointer.
+  std::string WhyNotDevicePointer(const void* pointer) const;
+
+ private:
+  DeviceContext(std::shared_ptr<const Driver> driver, int device_index, CUdevice device,
+                CUcontext context)
+      : driver_(std::move(driver)),
+        device_index_(device_index),
+        device_(device),
+        context_(context) {}
+
+  // body() with the context current.
+  template <class Body>
+  absl::Status Within(Body body) const;
+
+  std::shared_ptr<const Driver> driver_;
+  int device_index_;
+  CUdevice device_;
+  CUcontext context_;
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_RUNTIME_DEVICE_CONTEXT_H_

@@ -1,0 +1,70 @@
+// DiskCache: compiled kernels in a folder, shared by processes that come and go.
+#ifndef KVANT_BACKENDS_CUDA_RUNTIME_DISK_CACHE_H_
+#define KVANT_BACKENDS_CUDA_RUNTIME_DISK_CACHE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/cuda/runtime/kernel_source.h"
+#include "kvant/backends/cuda/runtime/sha256.h"
+
+namespace kvant::cuda {
+
+// What a compiled kernel is found by, its compiler's version aside.
+struct CacheKey {
+  std::string name, arch;  // for people, in the file's name; the digest covers them too
+  Sha256Digest digest;     // of all that the compiler is given
+};
+
+// A library file as it was when it compiled: the same path, size and time are the same compiler.
+struct CompilerFile {
+  std::string path;
+  int64_t bytes = 0;
+  int64_t modified_ns = 0;
+
+  // Of the file at `path` now; with an empty path where there is none.
+  static CompilerFile At(const std::string& path);
+  friend bool operator==(const CompilerFile&, const CompilerFile&) = default;
+};
+
+struct StoredKernel {
+  Cubin cubin;
+  CompilerFile compiler;
+};
+
+// A file per kernel and compiler version:
+//   <name>.<arch>.<half of the digest>.nvrtc-<major>.<minor>.cubin
+//   "KVANTJIT", u32 format version, digest, u64 payload bytes, SHA-256 of the payload, payload
+// Every byte is compared or covered by the checksum, so a file that is truncated, damaged or not
+// ours is a miss. Files appear by renaming a finished one: readers never see half of one, and of
+// two writers the last wins.
+class DiskCache {
+ public:
+  // The folder is made when something is first stored.
+  explicit DiskCache(std::string folder) : folder_(std::move(folder)) {}
+  const std::string& folder() const { return folder_; }
+
+  // The compiler versions, major and minor, of which there is a file; newest first.
+  std::vector<std::pair<int, int>> Versions(const CacheKey& key) const;
+  std::optional<StoredKernel> Load(const CacheKey& key, std::pair<int, int> version) const;
+  // Empty, or why not, in a sentence.
+  std::string Store(const CacheKey& key, const StoredKernel& kernel) const;
+
+ private:
+  // Up to the compiler's version.
+  static std::string FilePrefix(const CacheKey& key);
+  std::string FilePath(const CacheKey& key, std::pair<int, int> version) const;
+
+  std::string folder_;
+};
+
+// The environment's KVANT_CACHE_DIR, else $XDG_CACHE_HOME/kvant, else $HOME/.cache/kvant; empty
+// where none is set.
+std::string DefaultCacheFolder();
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_RUNTIME_DISK_CACHE_H_

@@ -1,0 +1,83 @@
+// Launcher: one device that kernels are loaded onto and launched on. The driver's is a GPU; the
+// SIMT executor's runs the same kernels as host functions, for tests.
+#ifndef KVANT_BACKENDS_CUDA_RUNTIME_LAUNCHER_H_
+#define KVANT_BACKENDS_CUDA_RUNTIME_LAUNCHER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
+#include "kvant/backends/cuda/runtime/kernel_source.h"
+
+namespace kvant::cuda {
+
+// One round of a kernel's steady loop over tokens, for tools that count its instructions.
+struct KernelRound {
+  int64_t elements = 0;  // of K and V that a block takes in; 0: there is no such loop
+  // How often each loop within the round is gone through, in the order of the source.
+  std::vector<int> loops;
+};
+
+// One specialisation of a kernel family: as source for NVRTC, and as a function for the executor.
+struct KernelSpec {
+  KernelSource source;
+  // Of every launch. Shared memory is the dynamic part.
+  int threads = 0;
+  size_t shared_bytes = 0;
+  // Blocks of a multiprocessor that the source has the compiler leave registers for.
+  int blocks_per_multiprocessor = 1;
+  KernelRound round;
+  // What one thread of a block does, under the SIMT executor; `params` as given to Launch.
+  std::function<void(const void* params)> simt_body;
+};
+
+// A kernel on a device. May outlive its launcher.
+class LoadedKernel {
+ public:
+  virtual ~LoadedKernel() = default;
+  // For people: registers, shared memory, where the code came from.
+  virtual std::string description() const = 0;
+};
+
+// All methods may be called from several threads at once.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  virtual const DeviceProperties& properties() const = 0;
+
+  // Compiles, or takes from a cache, and puts it onto the device: at compile time of a partition,
+  // not while a stream is captured. kInvalidArguments: more threads or shared memory than a block
+  // may have.
+  virtual absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(const KernelSpec& spec) = 0;
+
+  // Puts one launch onto `stream` (a CUstream of this device's primary context, or null for the
+  // default stream), with the struct `params` by value. Neither allocates nor synchronises, so a
+  // stream may be captured; an error of the kernel itself shows in a later call. `kernel` is one
+  // that this launcher loaded.
+  virtual absl::Status Launch(const LoadedKernel& kernel, int64_t blocks, const void* params,
+                              size_t param_bytes, void* stream) const = 0;
+
+  // Device memory, zeroed, aligned to 256 bytes; null for 0 bytes. kResourceExhausted with the
+  // bytes asked for when there is not enough. Free takes null.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  virtual void Free(void* memory) = 0;
+
+  // Synchronous; for constants and tools.
+  virtual absl::Status CopyToDevice(void* to, const void* from, size_t bytes) = 0;
+  virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
+  virtual absl::Status Synchronize(void* stream) = 0;
+
+  // Why kernels on this device cannot read `pointer`, to follow a tensor's name: "points to host
+  // memory". Empty if they can, and for null.
+  virtual std::string WhyNotDevicePointer(const void* pointer) const = 0;
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_RUNTIME_LAUNCHER_H_

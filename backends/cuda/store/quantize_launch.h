@@ -1,0 +1,58 @@
+// What planners of QuantizeLaunches share: operands, and axes as kernels are told them.
+#ifndef KVANT_BACKENDS_CUDA_STORE_QUANTIZE_LAUNCH_H_
+#define KVANT_BACKENDS_CUDA_STORE_QUANTIZE_LAUNCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "kvant/backends/cuda/store/quantize_plan.h"
+#include "kvant/patterns/store_spec.h"
+
+namespace kvant::cuda {
+
+// Elements of a tensor, at most.
+inline constexpr int64_t kMostElements = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kWarp = 32;
+inline constexpr int64_t kMostThreads = 256;
+
+inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t PowerOfTwoFrom(int64_t x);
+// kUnimplemented: "does not take " and what.
+absl::Status Refusal(absl::string_view what);
+
+// Where an array lies that no port has: so far into the scratch.
+struct InScratch {
+  size_t at = 0;
+};
+// Sets the pointer at `offset` of the launch's parameters.
+void Bind(const StoreSpec::Array& array, size_t offset, QuantizePlan& plan, QuantizeLaunch& launch);
+void Bind(InScratch place, size_t offset, QuantizeLaunch& launch);
+
+int64_t ElementsOf(const StoreAxes& axes);
+// That kernels can count elements and axes.
+absl::Status CheckSize(const StoreAxes& axes);
+// Whether a run of 8 elements is aligned to its size wherever one begins, if positions move it by
+// multiples of `unit`.
+bool HasVectors(const StoreAxes& axes, int64_t StoreAxis::*stride, int64_t unit);
+// Whether elements of less than a byte that share one are neighbours in the order of the axes:
+// rows, which positions move apart, must come first then, and have a byte or more.
+bool SharesBytesInOrder(const StoreAxes& axes, int64_t StoreAxis::*stride, int per_byte);
+
+QuantizeAxis DeviceAxis(const StoreAxis& axis);
+// How many there are.
+i32 SetAxes(const StoreAxes& from, QuantizeAxis* axes);
+// Those of an Append are three or more, whatever has one batch, token or head, so that one kernel
+// appends a token and a prompt.
+void SetOuterAxes(StoreAxes axes, QuantizeLaunch& launch);
+inline StoreAxis OneElement() { return {.values = 1, .codes = 1, .in_group = true}; }
+// Takes the last; where there is none, there is one element.
+StoreAxis TakeRun(StoreAxes& axes);
+void SetRun(const StoreAxis& run, QuantizeLaunch& launch);
+// Blocks for so many threads, or more.
+void SetThreads(int64_t wanted, QuantizeLaunch& launch);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_STORE_QUANTIZE_LAUNCH_H_

@@ -1,0 +1,74 @@
+#include "kvant/backends/cuda/store/rotate_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/element_type.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cuda/hadamard.h"
+
+namespace kvant::cuda {
+namespace {
+
+// A block of threads holds one.
+constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
+
+}  // namespace
+
+absl::Status AddRotation(const StoreSpec& spec, const StoreSpec::Array& to,
+                         std::optional<InScratch> place, QuantizePlan& plan) {
+  const int64_t block = spec.hadamard;
+  StoreAxes axes;
+  for (size_t d = 0; d < spec.dims.size(); ++d) {
+    if (const int64_t extent = spec.dims[d]; extent != 1) {
+      axes.push_back({.extent = extent, .values = spec.values.strides[d], .codes = to.strides[d]});
+    }
+  }
+  // A last dimension of one element has blocks of one, which may lie along any.
+  MergeAxes(axes);
+  if (ElementsOf(axes) == 0) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(CheckSize(axes));
+  if (block > kMostRotated) {
+    return Refusal(
+        absl::StrCat("Hadamard blocks of ", block, " elements, more than ", kMostRotated));
+  }
+  QuantizeLaunch launch;
+  QuantizeTraits& k = launch.traits;
+  k.values = ElementTypeOf(spec.values.type);
+  k.codes = ElementTypeOf(to.type);
+  k.block = static_cast<i32>(block);
+  const int64_t warp_block = std::min<int64_t>(block, kMaxWarpBlock);
+  k.lanes = static_cast<i32>(std::clamp<int64_t>(warp_block / kRun, 1, kWarp));
+  k.lane_runs = static_cast<i32>(std::max<int64_t>(1, warp_block / (kRun * kWarp)));
+  k.value_vectors = HasVectors(axes, &StoreAxis::values, 0);
+  k.code_vectors = HasVectors(axes, &StoreAxis::codes, 0);
+  Bind(spec.values, offsetof(QuantizeParams, values), plan, launch);
+  if (place) {
+    Bind(*place, offsetof(QuantizeParams, codes), launch);
+  } else {
+    Bind(to, offsetof(QuantizeParams, codes), plan, launch);
+  }
+  launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
+  const StoreAxis run = TakeRun(axes);
+  SetOuterAxes(axes, launch);
+  SetRun(run, launch);
+  const int64_t part = std::max<int64_t>(block, kRun), parts = DivideUp(run.extent, part);
+  launch.params.line_runs = static_cast<u32>(parts);
+  launch.params.count = static_cast<u32>(ElementsOf(axes) * parts);
+  if (block > kMaxWarpBlock) {
+    launch.kernel = QuantizeKernel::kRotateBlocks;
+    launch.threads = static_cast<int>(block / kMaxWarpBlock * kWarp);
+    launch.shared_bytes = static_cast<size_t>(block) * sizeof(float);
+    launch.blocks = launch.params.count;
+  } else {
+    launch.kernel = QuantizeKernel::kRotateRuns;
+    SetThreads(int64_t{launch.params.count} * k.lanes, launch);
+  }
+  plan.launches.push_back(std::move(launch));
+  return absl::OkStatus();
+}
+
+}  // namespace kvant::cuda

@@ -1,0 +1,212 @@
+// Integer products keep what Plan::rounding promises whatever the magnitudes: outlier channels,
+// tokens and groups take no bits from the others.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+struct Spoiler {
+  const char* name;
+  std::function<void(Case&)> spoil;
+};
+
+const View& Codes(const Case& c, bool keys) { return (keys ? c.spec.k : c.spec.v)[0].data; }
+const Quantization& Parameters(const Case& c, bool keys) {
+  return *(keys ? c.spec.k : c.spec.v)[0].quantization;
+}
+
+double Read(const Case& c, const View& view, const Dims5& p) {
+  return LoadElement(view.type, c.inputs[view.port].data(), IndexOf(view, p));
+}
+void Write(Case& c, const View& view, const Dims5& p, double value) {
+  StoreElement(view.type, c.inputs[view.port].data(), IndexOf(view, p), value);
+}
+
+// Sets each element to value(position, what it was).
+void Change(Case& c, const View& view, const std::function<double(const Dims5&, double)>& value) {
+  Dims5 p;
+  for (p[0] = 0; p[0] < view.dims[0]; ++p[0]) {
+    for (p[1] = 0; p[1] < view.dims[1]; ++p[1]) {
+      for (p[2] = 0; p[2] < view.dims[2]; ++p[2]) {
+        for (p[3] = 0; p[3] < view.dims[3]; ++p[3]) {
+          for (p[4] = 0; p[4] < view.dims[4]; ++p[4]) {
+            Write(c, view, p, value(p, Read(c, view, p)));
+          }
+        }
+      }
+    }
+  }
+}
+
+void ScaleAll(Case& c, const View& view, double factor) {
+  Change(c, view, [&](const Dims5&, double x) { return x * factor; });
+}
+
+// Where real, the offset that belongs to code 0 instead.
+double ZeroCode(const Case& c, bool keys, Dims5 p) {
+  const Quantization& q = Parameters(c, keys);
+  if (!q.zero_points.present() || IsFloat(q.zero_points.type)) return 0;
+  for (int a = 0; a < kViewRank; ++a) p[a] = q.zero_points.dims[a] == 1 ? 0 : p[a] / q.group[a];
+  return Read(c, q.zero_points, p);
+}
+
+// What a token of zeros becomes: codes at their zero points, and a scale that means nothing.
+void ZeroToken(Case& c, bool keys, int64_t token, double scale) {
+  const Quantization& q = Parameters(c, keys);
+  Change(c, Codes(c, keys),
+         [&](const Dims5& p, double x) { return p[3] == token ? ZeroCode(c, keys, p) : x; });
+  const int64_t group = token / q.group[3];
+  Change(c, q.scales, [&](const Dims5& p, double x) { return p[3] == group ? scale : x; });
+  if (!q.zero_points.present() || !IsFloat(q.zero_points.type)) return;
+  Change(c, q.zero_points, [&](const Dims5& p, double x) { return p[3] == group ? 0 : x; });
+}
+
+// Real zero points follow the scales.
+void ScaleTensor(Case& c, bool keys, double factor) {
+  const Quantization& q = Parameters(c, keys);
+  ScaleAll(c, q.scales, factor);
+  if (q.zero_points.present() && IsFloat(q.zero_points.type)) ScaleAll(c, q.zero_points, factor);
+}
+
+// Between 10^low and 10^high, evenly in the exponent.
+double PowerOfTen(Case& c, double low, double high) { return std::pow(10, c.Random(low, high)); }
+
+void OutlierChannel(Case& c, double size, bool keys_are_zero) {
+  const int64_t channel = c.shape.d / 3;
+  Change(c, c.spec.q, [&](const Dims5& p, double x) { return p[4] == channel ? size : x; });
+  if (!keys_are_zero) return;
+  Change(c, Codes(c, true),
+         [&](const Dims5& p, double x) { return p[4] == channel ? ZeroCode(c, true, p) : x; });
+}
+
+std::vector<Spoiler> Spoilers() {
+  std::vector<Spoiler> all;
+  all.push_back({"as it is", [](Case&) {}});
+  for (const double scale : {1e-1, 1e-3, 1e-5, 1e-8}) {
+    all.push_back({"a zero token of V of scale 1", [=](Case& c) {
+                     ScaleTensor(c, false, scale);
+                     ZeroToken(c, false, c.shape.kv_len / 2, 1);
+                   }});
+    all.push_back({"zero tokens of K of scale 1", [=](Case& c) {
+                     ScaleTensor(c, true, scale);
+                     ScaleAll(c, c.spec.q, 1 / scale);
+                     ZeroToken(c, true, 3, 1);
+                   }});
+  }
+  for (const double size : {30., 300., 1e4}) {
+    all.push_back({"an outlier channel of Q", [=](Case& c) { OutlierChannel(c, size, true); }});
+  }
+  // Of which K has something, so that one token takes all.
+  all.push_back({"an outlier channel of Q and K", [](Case& c) { OutlierChannel(c, 20, false); }});
+  all.push_back({"scales of V over ten decades", [](Case& c) {
+                   Change(c, Parameters(c, false).scales,
+                          [&](const Dims5&, double) { return PowerOfTen(c, -6, 4); });
+                 }});
+  all.push_back({"scales of K over four decades", [](Case& c) {
+                   Change(c, Parameters(c, true).scales,
+                          [&](const Dims5&, double x) { return x * PowerOfTen(c, -4, 0); });
+                 }});
+  all.push_back({"codes of V that are small where probabilities are large", [](Case& c) {
+                   const int64_t token = c.shape.kv_len - 1;
+                   Change(c, Codes(c, false), [&](const Dims5& p, double x) {
+                     return p[3] == token ? ZeroCode(c, false, p) + (p[4] % 5 == 0) : x;
+                   });
+                   // That token's keys are the query.
+                   Change(c, Codes(c, true), [&](const Dims5& p, double x) {
+                     if (p[3] != token) return x;
+                     return p[4] % 2 == 0 ? static_cast<double>(HighestOf(Codes(c, true).type)) : x;
+                   });
+                 }});
+  for (const double size : {1e-6, 1e-3, 1e4}) {
+    all.push_back({"small or large V", [=](Case& c) { ScaleTensor(c, false, size); }});
+    all.push_back({"small or large Q", [=](Case& c) {
+                     ScaleAll(c, c.spec.q, size);
+                     ScaleTensor(c, true, 1 / size);
+                   }});
+  }
+  all.push_back(
+      {"a zero V", [](Case& c) {
+         for (int64_t t = 0; t < c.shape.kv_len; ++t) ZeroToken(c, false, t, 1);
+         // But for one element, without which there is no relative error.
+         Write(c, Codes(c, false), {0, 0, 0, 5, 0}, 1 + ZeroCode(c, false, {0, 0, 0, 5, 0}));
+       }});
+  return all;
+}
+
+// Beside what the same sums in f32 are off by.
+void ExpectPromised(const std::string& what, const std::function<Case()>& make) {
+  for (const Spoiler& spoiler : Spoilers()) {
+    Case c = make();
+    spoiler.spoil(c);
+    ASSERT_TRUE(c.Run(*KernelsAt(0), 1).ok());
+    const std::vector<double> expected = c.Expected();
+    const double of_f32 = c.RelativeError(expected);
+    for (int i = 1; const KernelSet* set = KernelsAt(i); ++i) {
+      const double promised = (*CompileAttention(c.spec, *set))->rounding();
+      ASSERT_TRUE(c.Run(*set, 1).ok());
+      EXPECT_LE(c.RelativeError(expected), promised + 2 * of_f32 + 1e-6)
+          << what << ", " << set->name << ": " << spoiler.name << "; f32 has " << of_f32;
+    }
+  }
+}
+
+TEST(CpuCodeRounding, HoldsForEveryMagnitude) {
+  for (DataType type : {kS8, kU8, kS4, kU4, kS2, kU2}) {
+    for (DataType zero_points : {kUndef, kU8, kF32}) {
+      for (int64_t group : {32, 0}) {
+        const Format by_head{
+            .type = type, .group = {1, 1, 1, 1, group}, .scales = kF32, .zero_points = zero_points};
+        const std::string what = std::string(DataTypeName(type)) + ", zero points " +
+                                 std::string(DataTypeName(zero_points)) + ", groups of " +
+                                 std::to_string(group);
+        ExpectPromised(what, [&] {
+          return Plain({.b0 = 1, .b1 = 1, .ratio = 3, .q_len = 1, .kv_len = 150, .d = 64, .dv = 64},
+                       by_head, by_head);
+        });
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuCodeRounding, HoldsWithScalesByChannel) {
+  for (DataType type : {kS8, kU4, kS2}) {
+    for (DataType zero_points : {kUndef, kU8, kF32}) {
+      const Format by_channel{
+          .type = type, .group = {1, 1, 1, 16, 1}, .scales = kF32, .zero_points = zero_points};
+      ExpectPromised(std::string("by channel ") + std::string(DataTypeName(type)), [&] {
+        return Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 144, .d = 48, .dv = 80},
+                     by_channel, by_channel);
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(CpuCodeRounding, HoldsForChannelMajorKeys) {
+  for (DataType type : {kS8, kU8, kU4, kS2}) {
+    for (const Dims5& group : {Dims5{1, 1, 1, 1, 32}, Dims5{1, 1, 1, 16, 1}}) {
+      for (DataType zero_points : {kUndef, kU8}) {
+        Format k{.type = type, .group = group, .scales = kF32, .zero_points = zero_points};
+        const Format v = k;
+        k.order = Format::Order::kChannelMajor;
+        ExpectPromised(std::string("channel-major ") + std::string(DataTypeName(type)), [&] {
+          return Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 1, .kv_len = 144, .d = 96, .dv = 64},
+                       k, v);
+        });
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu

@@ -1,0 +1,186 @@
+// Attention over float caches, and in bf16 where the graph allows it, against f64 loops.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr DataType kFloatTypes[] = {kF32, kF16, kBF16, kF8E4M3, kF8E5M2};
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+// Probabilities and V rounded to bf16, for values of about 1.
+constexpr double kBF16Tolerance = 1.5e-2;
+
+void AddCausal(Case& c) {
+  ScoreStep band{
+      .kind = ScoreStep::Kind::kBand, .right = 0, .alignment = ScoreStep::Alignment::kBottomRight};
+  band.operand.constant = kNegInf;
+  c.spec.steps.push_back(band);
+}
+
+TEST(CpuFloatAttention, FewRowsOfEveryTypeAndHeadSize) {
+  for (DataType type : kFloatTypes) {
+    for (int64_t d : {1, 15, 16, 24, 80, 128}) {
+      for (int64_t ratio : {1, 2, 3, 4, 5, 8, 16, 17}) {
+        SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << d << " " << ratio);
+        Plain({.b0 = 1, .ratio = ratio, .q_len = 1, .kv_len = 83, .d = d, .dv = d + 1},
+              {.type = type}, {.type = type})
+            .Check();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuFloatAttention, FewRowsOfEveryLayout) {
+  using Order = Format::Order;
+  for (Order k : {Order::kTokenMajor, Order::kChannelMajor, Order::kPadded, Order::kInterleaved}) {
+    for (Order v :
+         {Order::kTokenMajor, Order::kChannelMajor, Order::kPadded, Order::kInterleaved}) {
+      for (DataType type : {kF32, kF16, kF8E4M3}) {
+        SCOPED_TRACE(testing::Message() << static_cast<int>(k) << " " << static_cast<int>(v));
+        Plain({.ratio = 2, .q_len = 2, .kv_len = 131}, {.type = type, .order = k},
+              {.type = type, .order = v})
+            .Check();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Some tiles hold rows as stored beside dequantized ones, cut at any token.
+TEST(CpuFloatAttention, FewRowsOverSegments) {
+  for (int64_t cut : {1, 7, 63, 64, 65, 129}) {
+    for (DataType recent : kFloatTypes) {
+      Case c = Plain({.b0 = 1, .kv_len = 200}, {}, {});
+      c.SetK({.type = kU4, .group = {1, 1, 1, 1, 8}, .scales = kF16}, {cut, 200 - cut});
+      c.spec.k[1] = c.MakeSegment({.type = recent}, 200 - cut, 40);
+      c.SetV({.type = recent}, {200 - cut, cut});
+      c.spec.v[1] =
+          c.MakeSegment({.type = kS8, .group = {1, 1, 1, 1, 20}, .scales = kF32}, cut, 40);
+      AddCausal(c);
+      SCOPED_TRACE(testing::Message() << cut << " " << DataTypeName(recent));
+      c.Check();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(CpuFloatAttention, ManyRowsInBF16) {
+  const Format formats[] = {{.type = kF32},
+                            {.type = kF16, .order = Format::Order::kChannelMajor},
+                            {.type = kBF16, .order = Format::Order::kPadded},
+                            {.type = kU4, .group = {1, 1, 1, 1, 1}, .scales = kF16},
+                            {.type = kS8, .group = {1, 1, 1, 0, 1}, .scales = kF32}};
+  for (const Format& format : formats) {
+    for (FpMath fpmath : {FpMath::kBF16, FpMath::kAny}) {
+      for (int64_t d : {1, 64, 65}) {
+        Case c =
+            Plain({.b0 = 1, .b1 = 1, .ratio = 2, .q_len = 23, .kv_len = 133, .d = d, .dv = d + 2},
+                  format, format);
+        c.spec.fpmath = fpmath;
+        c.spec.apply_to_int = true;
+        AddCausal(c);
+        SCOPED_TRACE(testing::Message() << DataTypeName(format.type) << " " << d);
+        c.Check(kBF16Tolerance);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
+  const bool has_pairs = HighestKernels().pairs != nullptr;
+  const auto products = [](const Case& c) {
+    return Plan(c.spec, HighestKernels()).problem().products;
+  };
+  for (DataType type : {kF16, kBF16, kU4}) {
+    Case c = Plain({.q_len = 64, .d = 64, .dv = 64}, {.type = type}, {.type = type});
+    for (FpMath fpmath : {FpMath::kStrict, FpMath::kF16, FpMath::kTF32}) {
+      c.spec.fpmath = fpmath;
+      c.spec.apply_to_int = true;
+      EXPECT_EQ(products(c), Products::kTiles) << DataTypeName(type);
+    }
+    c.spec.fpmath = FpMath::kBF16;
+    EXPECT_EQ(products(c), has_pairs ? Products::kPairs : Products::kTiles);
+    c.spec.apply_to_int = false;
+    EXPECT_EQ(products(c), has_pairs && type != kU4 ? Products::kPairs : Products::kTiles);
+  }
+}
+
+TEST(CpuFloatAttention, PlanNamesTheProducts) {
+  const auto kernel = [](const Case& c) {
+    return (*CompileAttention(c.spec, HighestKernels()))->kernel();
+  };
+  Case decode = Plain({.q_len = 1}, {.type = kF16}, {.type = kF16});
+  EXPECT_NE(kernel(decode).find(HighestKernels().qk_stored ? "K by f32 products"
+                                                           : "f32 products of tiles"),
+            std::string::npos);
+  Case prefill = Plain({.q_len = 64}, {.type = kF16}, {.type = kF16});
+  prefill.spec.fpmath = FpMath::kBF16;
+  EXPECT_NE(kernel(prefill).find(HighestKernels().pairs ? "bf16 products" : "f32 products"),
+            std::string::npos);
+}
+
+// A NaN or an infinity in K, V or Q of one head must not be seen in another's output.
+TEST(CpuFloatAttention, NotANumberStaysInItsHead) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (FpMath fpmath : {FpMath::kStrict, FpMath::kBF16}) {
+      for (int64_t q_len : {1, 40}) {
+        for (DataType type : {kF32, kF16, kBF16, kF8E5M2}) {
+          for (double bad : {std::nan(""), HUGE_VAL}) {
+            Case c = Plain({.b0 = 1, .b1 = 3, .ratio = 1, .q_len = q_len, .kv_len = 150},
+                           {.type = type}, {.type = type});
+            c.spec.fpmath = fpmath;
+            const auto spoil = [&](const View& view, int64_t head) {
+              const int64_t at = IndexOf(view, {0, head, 0, view.dims[3] - 1, 39});
+              StoreElement(view.type, c.inputs[view.port].data(), at, bad);
+            };
+            spoil(c.spec.k[0].data, 0);
+            spoil(c.spec.v[0].data, 2);
+            ASSERT_TRUE(c.Run(*kernels, 2).ok());
+            const float* out = static_cast<const float*>(c.outputs[0].data());
+            const auto finite = [&](int64_t head, int64_t channel) {
+              return std::isfinite(out[head * q_len * 40 + channel]);
+            };
+            SCOPED_TRACE(testing::Message() << kernels->name << " " << DataTypeName(type));
+            EXPECT_FALSE(finite(0, 0) && std::isnan(bad));
+            for (int64_t e = 0; e < q_len * 40; ++e) EXPECT_TRUE(finite(1, e)) << e;
+            EXPECT_TRUE(finite(2, 0));
+            EXPECT_FALSE(finite(2, 39));
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Factors before anything else move into the queries; where that could show, they do not.
+TEST(CpuFloatAttention, FactorsOfEveryKind) {
+  using Kind = ScoreStep::Kind;
+  for (double factor : {0.3, -2.0, 0.0, 1e-20, 1e20}) {
+    for (const Dims5& dims : {Dims5{1, 1, 1, 1, 1}, Dims5{1, 2, 3, 1, 1}, Dims5{1, 1, 1, 5, 1},
+                              Dims5{1, 1, 1, 1, 67}}) {
+      Case c = Plain({.b0 = 1, .q_len = 5, .kv_len = 67}, {}, {});
+      ScoreStep step{.kind = factor > 1 ? Kind::kDivide : Kind::kMultiply};
+      step.operand.view = c.AddDense(kF32, dims, [&](const Dims5& p) {
+        return factor * (1 + static_cast<double>(p[1] + p[2] + p[3] + p[4]) / 128);
+      });
+      c.spec.steps.push_back(step);
+      c.AddScale();
+      SCOPED_TRACE(testing::Message() << factor << testing::PrintToString(dims));
+      c.AddStats();
+      c.Check();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu

@@ -1,0 +1,346 @@
+// The products of every kernel set against f64 loops, over shapes that leave tails
+// everywhere, in memory that ends at an unreadable page.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/kernels/cpu/kernels.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr DataType kStoredTypes[] = {kF32, kF16, kBF16, kF8E4M3, kF8E5M2};
+constexpr int64_t kHeadSizes[] = {1, 2, 7, 8, 15, 16, 17, 33, 40, 64, 72, 100, 128, 131};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17};
+constexpr float kUntouched = 1234.5f;
+
+// Floats that end where an unreadable page begins, all different.
+class Floats {
+ public:
+  Floats(int64_t n, int seed) : buffer_(n * sizeof(float)) {
+    std::mt19937 random(seed);
+    for (int64_t i = 0; i < n; ++i) {
+      data()[i] = static_cast<float>(random()) / 2147483648.f - 0.875f;
+    }
+  }
+  Floats(int64_t n, float value) : buffer_(n * sizeof(float)) {
+    for (int64_t i = 0; i < n; ++i) data()[i] = value;
+  }
+  float* data() const { return static_cast<float*>(buffer_.data()); }
+  float operator[](int64_t i) const { return data()[i]; }
+
+ private:
+  GuardedBuffer buffer_;
+};
+
+// Elements of a type, likewise.
+class Elements : public GuardedBuffer {
+ public:
+  Elements(DataType type, int64_t n) : GuardedBuffer(BytesFor(type, n)) {
+    std::mt19937 random(7);
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(random());
+      double x = static_cast<double>(bits) / 2147483648.0 - 0.9;
+      if (IsInteger(type)) {
+        const int64_t codes = std::min<int64_t>(HighestOf(type) - LowestOf(type) + 1, 1 << 20);
+        x = static_cast<double>(LowestOf(type) + bits % codes);
+      }
+      StoreElement(type, data(), i, x);
+    }
+  }
+};
+
+// Sums of products of values below 1.2, in f32.
+double Tolerance(int64_t n) { return 1e-6 * std::sqrt(static_cast<double>(n)) + 1e-7; }
+
+TEST(CpuProducts, QkOfTiles) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t d : kHeadSizes) {
+      for (int64_t rows : kRowCounts) {
+        const Floats q(rows * d, 1), k(d * kTokenTile, 2);
+        const Floats scores(rows * kTokenTile, kUntouched);
+        kernels->qk(q.data(), rows, d, k.data(), scores.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t t = 0; t < kTokenTile; ++t) {
+            double want = 0;
+            for (int64_t c = 0; c < d; ++c) want += double{q[r * d + c]} * k[c * kTokenTile + t];
+            ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
+                << kernels->name << " " << d << " channels, row " << r << " of " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, PvOfTiles) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t d : kHeadSizes) {
+      for (int64_t rows : kRowCounts) {
+        for (int64_t tokens : {1, 2, 31, 64}) {
+          const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
+          const Floats before(rows * d, 4), out(rows * d, 4);
+          kernels->pv(probs.data(), rows, tokens, v.data(), d, shrink.data(), out.data());
+          for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t c = 0; c < d; ++c) {
+              double want = double{before[r * d + c]} * shrink[r];
+              for (int64_t t = 0; t < tokens; ++t) {
+                want += double{probs[r * kTokenTile + t]} * v[t * d + c];
+              }
+              ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens))
+                  << kernels->name << " " << d << " channels, row " << r << " of " << rows;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, QkOfStoredRows) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->qk_stored == nullptr) continue;
+    for (DataType type : kStoredTypes) {
+      for (int64_t d : kHeadSizes) {
+        for (int64_t rows : kRowCounts) {
+          for (int64_t tokens : {1, 3, 15, 16, 33, 64}) {
+            const int64_t stride = d + 3, index = 5;
+            const Elements k(type, index + (tokens - 1) * stride + d);
+            const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
+            kernels->qk_stored(type, k.data(), index, stride, tokens, q.data(), rows, d,
+                               scores.data());
+            for (int64_t r = 0; r < rows; ++r) {
+              for (int64_t t = 0; t < kTokenTile; ++t) {
+                if (t >= tokens) {
+                  ASSERT_EQ(scores[r * kTokenTile + t], kUntouched);
+                  continue;
+                }
+                double want = 0;
+                for (int64_t c = 0; c < d; ++c) {
+                  want += q[r * d + c] * LoadElement(type, k.data(), index + t * stride + c);
+                }
+                ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
+                    << kernels->name << " " << DataTypeName(type) << " " << d << " channels, row "
+                    << r << " of " << rows << ", token " << t << " of " << tokens;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, PvOfStoredRows) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->pv_stored == nullptr) continue;
+    for (DataType type : kStoredTypes) {
+      for (int64_t d : kHeadSizes) {
+        for (int64_t rows : kRowCounts) {
+          const int64_t tokens = 1 + (d * 7 + rows * 5) % kTokenTile;
+          const int64_t stride = d + 3, index = 5;
+          const Elements v(type, index + (tokens - 1) * stride + d);
+          const Floats probs(rows * kTokenTile, 1), shrink(rows, 3);
+          const Floats before(rows * d, 4), out(rows * d, 4);
+          kernels->pv_stored(type, v.data(), index, stride, tokens, probs.data(), rows,
+                             shrink.data(), d, out.data());
+          for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t c = 0; c < d; ++c) {
+              double want = double{before[r * d + c]} * shrink[r];
+              for (int64_t t = 0; t < tokens; ++t) {
+                want +=
+                    probs[r * kTokenTile + t] * LoadElement(type, v.data(), index + t * stride + c);
+              }
+              ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens))
+                  << kernels->name << " " << DataTypeName(type) << " " << d << " channels, row "
+                  << r << " of " << rows << ", " << tokens << " tokens";
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Products of two bf16 are exact in f32.
+double Rounded(float x) { return RoundTo(kBF16, x); }
+
+TEST(CpuProducts, QkOfPairs) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->pairs == nullptr) continue;
+    for (int64_t d : kHeadSizes) {
+      for (int64_t rows : kRowCounts) {
+        const int64_t pairs = (d + 1) / 2;
+        const Floats q(rows * d, 1), k(d * kTokenTile, 2);
+        const GuardedBuffer q_pairs(rows * pairs * 4), k_pairs(pairs * kTokenTile * 4);
+        uint32_t* const qp = static_cast<uint32_t*>(q_pairs.data());
+        uint32_t* const kp = static_cast<uint32_t*>(k_pairs.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          kernels->pairs->pair_line(q.data() + r * d, d, qp + r * pairs);
+        }
+        for (int64_t p = 0; p < pairs; ++p) {
+          const float* line = k.data() + 2 * p * kTokenTile;
+          kernels->pairs->pair_lines(line, 2 * p + 1 < d ? line + kTokenTile : nullptr, kTokenTile,
+                                     kp + p * kTokenTile);
+        }
+        const Floats scores(rows * kTokenTile, kUntouched);
+        kernels->pairs->qk(qp, rows, pairs, kp, scores.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t t = 0; t < kTokenTile; ++t) {
+            double want = 0;
+            for (int64_t c = 0; c < d; ++c) {
+              want += Rounded(q[r * d + c]) * Rounded(k[c * kTokenTile + t]);
+            }
+            ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
+                << d << " channels, row " << r << " of " << rows << ", token " << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, PvOfPairs) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->pairs == nullptr) continue;
+    for (int64_t d : kHeadSizes) {
+      for (int64_t rows : kRowCounts) {
+        const int64_t tokens = 1 + (d * 7 + rows * 5) % kTokenTile, pairs = (tokens + 1) / 2;
+        const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t t = tokens; t < kTokenTile; ++t) probs.data()[r * kTokenTile + t] = 0.f;
+        }
+        const GuardedBuffer v_pairs(pairs * d * 4);
+        uint32_t* const vp = static_cast<uint32_t*>(v_pairs.data());
+        for (int64_t p = 0; p < pairs; ++p) {
+          const float* row = v.data() + 2 * p * d;
+          kernels->pairs->pair_lines(row, 2 * p + 1 < tokens ? row + d : nullptr, d, vp + p * d);
+        }
+        const Floats before(rows * d, 4), out(rows * d, 4);
+        kernels->pairs->pv(probs.data(), rows, tokens, vp, d, shrink.data(), out.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < d; ++c) {
+            double want = double{before[r * d + c]} * shrink[r];
+            for (int64_t t = 0; t < tokens; ++t) {
+              want += Rounded(probs[r * kTokenTile + t]) * Rounded(v[t * d + c]);
+            }
+            ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens))
+                << d << " channels, row " << r << " of " << rows << ", " << tokens << " tokens";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, ParametersOfEveryGroupSize) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t group = 1; group <= 70; ++group) {
+      for (int64_t into = 0; into < group; ++into) {
+        for (int64_t n : {1, 5, 8, 16, 23, 31, 64, 80, 131}) {
+          const Floats in((into + n - 1) / group + 1, 1), out(n, kUntouched);
+          kernels->expand(in.data(), group, into, n, out.data());
+          for (int64_t e = 0; e < n; ++e) {
+            ASSERT_EQ(out[e], in[(into + e) / group])
+                << kernels->name << " element " << e << " of " << n << " in groups of " << group
+                << " from " << into;
+          }
+        }
+      }
+    }
+    // Groups whose elements f32 does not count.
+    for (int64_t group : {int64_t{1} << 24, (int64_t{1} << 40) + 1}) {
+      for (int64_t into : {int64_t{0}, group / 2, group - 7, group - 16, group - 17}) {
+        const int64_t n = 40;
+        const Floats in((into + n - 1) / group + 1, 1), out(n, kUntouched);
+        kernels->expand(in.data(), group, into, n, out.data());
+        for (int64_t e = 0; e < n; ++e) {
+          ASSERT_EQ(out[e], in[(into + e) / group]) << kernels->name << " " << into << " " << e;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, ScaleByGroups) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t n : {1, 7, 8, 16, 31, 40, 64, 131}) {
+      for (int64_t group : {1, 16, 32, 48, 131, 200}) {
+        for (int zero_points = 0; zero_points < 3; ++zero_points) {
+          const int64_t count = (n - 1) / group + 1;
+          const Floats scales(count, 1), zps(count, 2), before(n, 3), values(n, 3);
+          const Scaling how{scales.data(), zero_points == 0 ? nullptr : zps.data(), group,
+                            zero_points == 2};
+          kernels->scale(how, n, values.data());
+          for (int64_t e = 0; e < n; ++e) {
+            const double code = before[e], scale = scales[e / group], zp = zps[e / group];
+            double want = code * scale;
+            if (zero_points == 1) want = (code - zp) * scale;
+            if (zero_points == 2) want = code * scale - zp;
+            ASSERT_NEAR(values[e], want, 2e-7)
+                << kernels->name << " " << n << " in groups of " << group;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, LoadScaledIsLoadThenScale) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (DataType type :
+         {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU8, kS4, kU4, kS2, kU2, kS32}) {
+      for (int64_t n : {1, 2, 3, 5, 7, 13, 16, 27, 31, 48, 64, 131}) {
+        for (int64_t index : {0, 1, 2, 3, 4, 6, 7}) {
+          const Elements data(type, index + n);
+          for (int64_t group : {1, 16, 32, 131}) {
+            for (int zero_points = 0; zero_points < 3; ++zero_points) {
+              const int64_t count = (n - 1) / group + 1;
+              const Floats scales(count, 1), zps(count, 2);
+              const Scaling how{scales.data(), zero_points == 0 ? nullptr : zps.data(), group,
+                                zero_points == 2};
+              const Floats want(n, 3), got(n, 4);
+              kernels->load(type, data.data(), index, n, want.data());
+              kernels->scale(how, n, want.data());
+              kernels->load_scaled(type, data.data(), index, n, how, got.data());
+              ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0)
+                  << kernels->name << " " << DataTypeName(type) << " " << n << " from " << index
+                  << " in groups of " << group;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProducts, Transpose) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (int64_t rows : {1, 3, 4, 5, 8, 15, 16, 17, 32}) {
+      for (int64_t cols : {1, 3, 4, 7, 8, 15, 16, 20, 40, 128}) {
+        const int64_t in_stride = cols + 2, out_stride = rows + 1;
+        const Floats in((rows - 1) * in_stride + cols, 1);
+        const Floats out((cols - 1) * out_stride + rows, kUntouched);
+        kernels->transpose(in.data(), in_stride, rows, cols, out.data(), out_stride);
+        for (int64_t c = 0; c < cols; ++c) {
+          for (int64_t r = 0; r < rows; ++r) {
+            ASSERT_EQ(out[c * out_stride + r], in[r * in_stride + c]) << kernels->name;
+          }
+          if (c + 1 < cols) {
+            ASSERT_EQ(out[c * out_stride + rows], kUntouched);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu

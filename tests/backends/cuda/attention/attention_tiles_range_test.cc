@@ -1,0 +1,45 @@
+// Products that a mode permits to be f16 have f16's bits, and not its range.
+#include <cstddef>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+void Scale(const GuardedBuffer& buffer, float by) {
+  auto* values = reinterpret_cast<float*>(buffer.data());
+  for (size_t i = 0; i < buffer.bytes() / sizeof(float); ++i) values[i] *= by;
+}
+
+// The output of queries, K and V times powers of two.
+std::vector<float> Output(float q, float k, float v) {
+  Case c = Plain({.q_len = 20, .kv_len = 70, .d = 64, .dv = 64}, {.type = kF32}, {.type = kF32});
+  c.spec.fpmath = FpMath::kF16;
+  // In the order in which Plain adds them.
+  Scale(c.inputs[0], q);
+  Scale(c.inputs[1], k);
+  Scale(c.inputs[2], v);
+  const auto executable = c.CompileForCudaSimt();
+  EXPECT_TRUE(executable.ok()) << executable.status();
+  EXPECT_TRUE(c.RunOnCudaSimt(**executable).ok());
+  const auto* values = reinterpret_cast<const float*>(c.outputs[0].data());
+  return {values, values + c.outputs[0].bytes() / sizeof(float)};
+}
+
+TEST(AttentionTilesRangeTest, OfPermittedF16) {
+  const std::vector<float> plain = Output(1, 1, 1);
+  for (float q : {0x1p-27f, 1.f, 0x1p20f}) {
+    for (float v : {0x1p-27f, 0x1p20f}) {
+      const std::vector<float> scaled = Output(q, 1 / q, v);
+      ASSERT_EQ(scaled.size(), plain.size());
+      for (size_t i = 0; i < plain.size(); ++i) {
+        ASSERT_EQ(scaled[i], plain[i] * v) << "queries times " << q << ", V times " << v;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu
