@@ -69,8 +69,9 @@ std::unique_ptr<Backend> MakeCpuBackend();
 // Fused attention and the dynamic quantization ops on the GPU of that index. kUnimplemented, in
 // words: no driver, none that is new enough, no such GPU, or one too old.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index);
-// The same kernels on the SIMT executor.
-std::unique_ptr<Backend> MakeCudaSimtBackend();
+// What engines make their backend "cuda_simt" with; null, as at first, where the library
+// kvant::simt is not there (cuda_simt.h).
+void SetCudaSimtBackend(std::unique_ptr<Backend> (*make)());
 
 }  // namespace kvant
 

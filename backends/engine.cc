@@ -1,6 +1,7 @@
 #include "kvant/backends/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -21,6 +22,8 @@ namespace {
 
 using MadeBackend = absl::StatusOr<std::unique_ptr<Backend>>;
 
+std::atomic<std::unique_ptr<Backend> (*)()> cuda_simt_backend = nullptr;
+
 // The backends, in the order in which an engine asks them unless told otherwise.
 struct BackendRow {
   std::string_view name;
@@ -39,7 +42,14 @@ constexpr BackendRow kBackends[] = {
     {"cuda", Device::kCuda,
      [](const EngineOptions& options) { return MakeCudaBackend(options.device_index); }, true},
     {"cuda_simt", Device::kCudaSimt,
-     [](const EngineOptions&) -> MadeBackend { return MakeCudaSimtBackend(); }, true},
+     [](const EngineOptions&) -> MadeBackend {
+       const auto make = cuda_simt_backend.load();
+       if (make != nullptr) return make();
+       return MakeError(ErrorKind::kUnimplemented,
+                        "backend 'cuda_simt' is in the library kvant::simt, and EnableCudaSimt() "
+                        "was not called");
+     },
+     true},
 };
 
 absl::Status InvalidArguments(const std::string& message) {
@@ -182,6 +192,8 @@ absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& par
 }
 
 }  // namespace
+
+void SetCudaSimtBackend(std::unique_ptr<Backend> (*make)()) { cuda_simt_backend = make; }
 
 std::string_view DeviceName(Device device) {
   switch (device) {

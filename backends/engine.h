@@ -25,7 +25,7 @@ namespace kvant {
 enum class Device : uint8_t {
   kCpu,
   kCuda,      // a GPU; ports are device memory, executions are put onto the stream
-  kCudaSimt,  // the same kernels, each thread a fiber on the host: for tests, and slow
+  kCudaSimt,  // the same kernels on the host, for tests (cuda_simt.h)
 };
 // "cpu", "cuda", "cuda_simt".
 std::string_view DeviceName(Device device);

@@ -19,14 +19,15 @@ target_compile_options(kvant_standalone PRIVATE ${kvant_warnings})
 # A program of the objects of `objects`, and of archives that it takes whatever else it needs from.
 function(add_gpu_program name output objects)
   add_executable(${name} $<TARGET_OBJECTS:${objects}> $<TARGET_OBJECTS:kvant_standalone>)
-  add_dependencies(${name} kvant kvant_tools)
+  add_dependencies(${name} kvant kvant_simt kvant_tools)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${output}
     RUNTIME_OUTPUT_DIRECTORY "${kvant_gpu_folder}")
   target_link_options(${name} PRIVATE -static-libgcc -static-libstdc++ -s)
-  target_link_libraries(${name} PRIVATE ${ARGN} $<TARGET_FILE:kvant_tools> $<TARGET_FILE:kvant>
+  target_link_libraries(${name} PRIVATE ${ARGN} $<TARGET_FILE:kvant_tools> $<TARGET_FILE:kvant_simt>
+    $<TARGET_FILE:kvant>
     -Wl,--start-group ${kvant_absl_archives} -Wl,--end-group Threads::Threads ${CMAKE_DL_LIBS})
   set_property(TARGET ${name} PROPERTY LINK_DEPENDS
-    "$<TARGET_FILE:kvant>" "$<TARGET_FILE:kvant_tools>")
+    "$<TARGET_FILE:kvant>" "$<TARGET_FILE:kvant_simt>" "$<TARGET_FILE:kvant_tools>")
 endfunction()
 
 find_library(kvant_static_gtest NAMES libgtest.a)

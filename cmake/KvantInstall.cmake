@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 set(kvant_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/kvant")
 
-install(TARGETS kvant EXPORT kvantTargets FILE_SET HEADERS)
+install(TARGETS kvant kvant_simt EXPORT kvantTargets FILE_SET HEADERS)
 if(TARGET kvant_cli)
   install(TARGETS kvant_cli)
 endif()

@@ -1,15 +1,4 @@
-# The library: every layer below tools in one target. Which layer may include which is checked by
-# tests/layering_test.py, not by the linker.
-file(GLOB_RECURSE kvant_sources CONFIGURE_DEPENDS
-     "${PROJECT_SOURCE_DIR}/graph/*.cc"
-     "${PROJECT_SOURCE_DIR}/patterns/*.cc"
-     "${PROJECT_SOURCE_DIR}/kernels/cpu/*.cc"
-     "${PROJECT_SOURCE_DIR}/kernels/device/*.cc"
-     "${PROJECT_SOURCE_DIR}/backends/*.cc"
-     "${PROJECT_SOURCE_DIR}/cache/*.cc")
-if(NOT KVANT_WITH_ONEDNN)
-  list(FILTER kvant_sources EXCLUDE REGEX "/backends/reference/")
-endif()
+# The library, and beside it the one for tests.
 
 # The device headers as text: NVRTC compiles kernels from them at run time. The SIMT executor's
 # half of the vocabulary is not for NVRTC.
@@ -29,7 +18,6 @@ add_custom_command(OUTPUT "${kvant_embedded_sources}"
   DEPENDS ${kvant_device_headers} "${PROJECT_SOURCE_DIR}/cmake/EmbedSources.cmake"
   WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
   COMMENT "Embedding device headers" VERBATIM)
-list(APPEND kvant_sources "${kvant_embedded_sources}")
 
 # A development checkout may have an NVRTC of its own (scripts/setup): the last place to look.
 if(EXISTS "${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
@@ -37,10 +25,13 @@ if(EXISTS "${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
     COMPILE_DEFINITIONS KVANT_NVRTC_DIR="${PROJECT_SOURCE_DIR}/.deps/cuda/lib")
 endif()
 
+# With precompiled headers, GCC warns of what it inlines into these.
+set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/cuda/runtime/nvrtc.cc"
+  "${kvant_embedded_sources}" PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+
 # Kernels are the hot loops: optimised fully, free to drop errno from the math functions, and to
 # evaluate both sides of a choice, which may raise flags that nobody reads.
-set(kvant_kernel_sources ${kvant_sources})
-list(FILTER kvant_kernel_sources INCLUDE REGEX "/kernels/cpu/")
+file(GLOB_RECURSE kvant_kernel_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/cpu/*.cc")
 set(kvant_kernel_options -fno-math-errno -fno-trapping-math)
 if(NOT KVANT_SANITIZE)
   list(APPEND kvant_kernel_options $<$<NOT:$<CONFIG:Debug>>:-O3>)
@@ -66,7 +57,7 @@ foreach(isa avx2 avx512 avx512_bf16)
                    -fexpensive-optimizations)
     endif()
   else()
-    list(FILTER kvant_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
+    list(FILTER kvant_kernel_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
   endif()
 endforeach()
 if(NOT KVANT_ISA_KERNELS)
@@ -92,7 +83,7 @@ endif()
 # CUDA kernels for the executor: g++ makes one of functions that are alike but for the size of an
 # array, and then warns of what lies beyond the smaller one.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/cuda/attention/attention_kernel.cc" PROPERTIES
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/backends/cuda/simt/attention_body.cc" PROPERTIES
     COMPILE_OPTIONS -fno-ipa-icf)
 endif()
 
@@ -110,33 +101,103 @@ if(KVANT_BUILD_FUZZERS)
   endforeach()
 endif()
 
-add_library(kvant ${kvant_sources})
+# Each layer is a target, and kvant is all of them in one library. A layer's include folder holds
+# links to its own files: an include of a layer that is not linked finds no file. What may include
+# what within a layer is checked by tests/layering_test.py.
+add_library(kvant)
 add_library(kvant::kvant ALIAS kvant)
+
+#   kvant_layer(NAME HEADERS path.. [SOURCES file..] [LINKS layer..] [USES layer..] [PRECOMPILE])
+#
+# HEADERS: files and folders. Who links this layer sees those of LINKS too, and not those of USES.
+# PRECOMPILE: other projects' headers are, once for the layer.
+function(kvant_layer name)
+  cmake_parse_arguments(layer "PRECOMPILE" "" "HEADERS;SOURCES;LINKS;USES" ${ARGN})
+  set(include_dir "${PROJECT_BINARY_DIR}/layers/${name}")
+  file(REMOVE_RECURSE "${include_dir}")
+  foreach(path IN LISTS layer_HEADERS)
+    cmake_path(GET path PARENT_PATH folder)
+    file(MAKE_DIRECTORY "${include_dir}/kvant/${folder}")
+    file(CREATE_LINK "${PROJECT_SOURCE_DIR}/${path}" "${include_dir}/kvant/${path}" SYMBOLIC)
+  endforeach()
+  list(TRANSFORM layer_LINKS PREPEND kvant_headers_)
+  list(TRANSFORM layer_USES PREPEND kvant_headers_)
+  add_library(kvant_headers_${name} INTERFACE)
+  target_include_directories(kvant_headers_${name} INTERFACE "${include_dir}")
+  target_link_libraries(kvant_headers_${name} INTERFACE ${layer_LINKS})
+  if(NOT layer_SOURCES)
+    return()
+  endif()
+  add_library(kvant_${name} OBJECT ${layer_SOURCES})
+  target_link_libraries(kvant_${name} PRIVATE kvant_headers_${name} ${layer_USES} absl::span)
+  target_compile_options(kvant_${name} PRIVATE ${kvant_warnings})
+  kvant_sanitize(kvant_${name})
+  if(layer_PRECOMPILE)
+    kvant_precompile(kvant_${name} ${kvant_std_headers} ${kvant_absl_headers})
+  endif()
+  target_sources(kvant PRIVATE $<TARGET_OBJECTS:kvant_${name}>)
+endfunction()
+
+# Paths below the source tree that match.
+function(kvant_glob result)
+  list(TRANSFORM ARGN PREPEND "${PROJECT_SOURCE_DIR}/" OUTPUT_VARIABLE patterns)
+  file(GLOB found CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}" ${patterns})
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+# A layer of one folder and its .cc.
+function(kvant_folder name folder)
+  kvant_glob(sources "${folder}/*.cc" "${folder}/*/*.cc")
+  list(FILTER sources EXCLUDE REGEX "/simt/")
+  kvant_layer(${name} HEADERS "${folder}" SOURCES ${sources} ${ARGN})
+endfunction()
+
+kvant_layer(values HEADERS graph/data_type.h graph/data_type.inc graph/score_steps.inc)
+kvant_folder(graph graph PRECOMPILE)
+kvant_folder(patterns patterns LINKS graph PRECOMPILE)
+list(TRANSFORM kvant_kernel_sources REPLACE "^${PROJECT_SOURCE_DIR}/" "")
+kvant_layer(kernels HEADERS kernels SOURCES ${kvant_kernel_sources} LINKS values)
+kvant_glob(backends "backends/*.h")
+kvant_glob(backend_sources "backends/*.cc")
+kvant_layer(backends HEADERS ${backends} SOURCES ${backend_sources} LINKS patterns graph PRECOMPILE)
+kvant_folder(oracle backends/oracle LINKS backends USES kernels PRECOMPILE)
+kvant_folder(cpu backends/cpu LINKS backends USES kernels PRECOMPILE)
+kvant_folder(cuda backends/cuda LINKS backends USES kernels PRECOMPILE)
+target_sources(kvant_cuda PRIVATE "${kvant_embedded_sources}")
+if(KVANT_WITH_ONEDNN)
+  # Not precompiled: it is not in the fuzzers' build, so it has to show here that no source lacks an
+  # include.
+  kvant_folder(reference backends/reference LINKS backends USES kernels)
+  target_link_libraries(kvant_reference PRIVATE DNNL::dnnl)
+  target_link_libraries(kvant PRIVATE DNNL::dnnl)
+  set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/engine.cc" APPEND PROPERTY
+    COMPILE_DEFINITIONS KVANT_WITH_ONEDNN)
+endif()
+kvant_folder(cache cache LINKS backends PRECOMPILE)
+
 set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 target_compile_features(kvant PUBLIC cxx_std_20)
-target_compile_options(kvant PRIVATE ${kvant_warnings})
 target_link_libraries(kvant
   PUBLIC
     absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set
     absl::function_ref absl::inlined_vector absl::span absl::status absl::statusor absl::str_format
     absl::strings
-  PRIVATE
-    Threads::Threads TBB::tbb ${CMAKE_DL_LIBS}
-    # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
-    $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
-kvant_sanitize(kvant)
-kvant_precompile(kvant ${kvant_std_headers} ${kvant_absl_headers})
-# The first have other options or definitions than the headers. The oneDNN backend is not in the
-# fuzzers' build, so it has to show here that no source lacks an include.
-file(GLOB kvant_reference_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/backends/reference/*.cc")
-set_property(SOURCE ${kvant_kernel_sources} "${PROJECT_SOURCE_DIR}/backends/cuda/runtime/nvrtc.cc"
-  "${PROJECT_SOURCE_DIR}/backends/cuda/attention/attention_kernel.cc" "${kvant_embedded_sources}"
-  ${kvant_reference_sources} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
-if(KVANT_WITH_ONEDNN)
-  target_compile_definitions(kvant PRIVATE KVANT_WITH_ONEDNN)
-  target_link_libraries(kvant PRIVATE DNNL::dnnl)
-endif()
+  PRIVATE Threads::Threads TBB::tbb ${CMAKE_DL_LIBS})
+# Header-only and used in .cc files alone, so an installed kvant does not ask for it.
+target_link_libraries(kvant_graph PRIVATE nlohmann_json::nlohmann_json)
+target_link_libraries(kvant_backends PRIVATE TBB::tbb)
+
+# The SIMT executor, with the CUDA kernels as host functions: for tests.
+file(GLOB kvant_simt_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/device/*.cc"
+     "${PROJECT_SOURCE_DIR}/backends/cuda/simt/*.cc")
+add_library(kvant_simt ${kvant_simt_sources})
+add_library(kvant::simt ALIAS kvant_simt)
+set_target_properties(kvant_simt PROPERTIES EXPORT_NAME simt
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+target_link_libraries(kvant_simt PUBLIC kvant)
+target_compile_options(kvant_simt PRIVATE ${kvant_warnings})
+kvant_sanitize(kvant_simt)
 
 # Public headers: what kvant.h and users include. Kernels and the backends' insides stay private.
 file(GLOB kvant_public_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/kvant.h"
 
 namespace {
@@ -56,6 +57,7 @@ absl::StatusOr<kvant::Engine> GpuOrItsStandIn() {
   absl::StatusOr<kvant::Engine> gpu = kvant::Engine::Create({.device = kvant::Device::kCuda});
   if (gpu.ok()) return gpu;
   std::cout << "no GPU here: " << gpu.status().message() << "\n";
+  kvant::EnableCudaSimt();
   return kvant::Engine::Create({.device = kvant::Device::kCudaSimt});
 }
 

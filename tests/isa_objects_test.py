@@ -24,7 +24,7 @@ def shared_symbols(object_file):
 
 def main():
     build = pathlib.Path(sys.argv[2])
-    objects = sorted((build / "CMakeFiles/kvant.dir/kernels/cpu/isa").glob("*avx*.o"))
+    objects = sorted((build / "CMakeFiles/kvant_kernels.dir/kernels/cpu/isa").glob("*avx*.o"))
     if not objects or shutil.which("nm") is None:
         print("no such units in this build")
         return SKIPPED

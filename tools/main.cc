@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/tools/command.h"
 
 namespace {
@@ -34,6 +35,7 @@ int Run(int argc, char** argv) {
       "and times it.",
       "kvant");
   app.require_subcommand(1);
+  kvant::EnableCudaSimt();
   kvant::Action action;
   kvant::AddMakeCommand(app, action);
   kvant::AddShowCommand(app, action);

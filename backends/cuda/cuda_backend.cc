@@ -12,7 +12,6 @@
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
-#include "kvant/backends/cuda/simt/simt_launcher.h"
 #include "kvant/backends/cuda/store/quantize_kernel.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
 #include "kvant/backends/cuda/store/store.h"
@@ -223,10 +222,6 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index) {
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<cuda::Launcher> launcher,
                          cuda::MakeDriverLauncher(device_index, {}));
   return cuda::MakeBackend("cuda", std::move(launcher), /*asynchronous=*/true);
-}
-
-std::unique_ptr<Backend> MakeCudaSimtBackend() {
-  return cuda::MakeBackend("cuda_simt", cuda::MakeSimtLauncher(), /*asynchronous=*/false);
 }
 
 }  // namespace kvant

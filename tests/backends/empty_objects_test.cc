@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/backend.h"
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/json.h"

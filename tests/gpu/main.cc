@@ -3,10 +3,12 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/tests/gpu/gpu.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  kvant::EnableCudaSimt();
   if (testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
   if (const auto& gpu = kvant::cuda::Gpu(); !gpu.ok()) {
     std::fprintf(stderr, "kvant_gpu_tests: no GPU: %s\n",

@@ -187,9 +187,6 @@ KernelSpec SpecOf(const OpKernel& op) {
   spec.source = {.name = "op_" + op.name, .text = OpSource({&op, 1}), .entry = "Test" + op.name};
   spec.threads = kOpThreads;
   spec.shared_bytes = kOpSharedBytes;
-  spec.simt_body = [body = op.body](const void* params) {
-    body(*static_cast<const OpParams*>(params));
-  };
   return spec;
 }
 

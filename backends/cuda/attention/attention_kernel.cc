@@ -2,36 +2,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
-#include "kvant/backends/cuda/traits_text.h"
+#include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/kernels/cuda/attention_codes.h"
-#include "kvant/kernels/cuda/attention_tiles.h"
+#include "kvant/kernels/cuda/tile_feed.h"
 
 namespace kvant::cuda {
 namespace {
-
-// Traits for the executor: variables, and the largest that register arrays are sized by.
-struct RuntimeTraits {
-  static thread_local AttentionTraits k;
-  static constexpr AttentionTraits kMax = [] {
-    AttentionTraits most{};
-    most.tile = 64;
-    most.token_warps = 1;
-    most.v_block = 256;
-    most.step_count = kMaxSteps;
-    most.arithmetic = kByF32;
-    most.head_size = most.v_head_size = 256;
-    most.warp_tile = 64;
-    most.row_blocks = 2;
-    most.side_copy = 4;
-    for (SegmentTraits* side : {&most.k[0], &most.v[0]}) {
-      side->parameters_ahead = kMaxParametersAhead;
-      side->scales.type = side->zero_points.type = kFloat32;
-      side->group[kCol] = 32;
-    }
-    return most;
-  }();
-};
-thread_local AttentionTraits RuntimeTraits::k{};
 
 constexpr char kText[] = R"(#include "kvant/kernels/cuda/$3.h"
 
@@ -48,16 +24,13 @@ $3(const __grid_constant__ kvant::cuda::AttentionParams params) {
 }
 )";
 
-// By KernelKind: the header, which is also the entry's name, the class, and the same for the
-// executor.
 struct KernelRow {
-  const char* header;
-  const char* name;
-  void (*run)(const AttentionParams& params);
+  const char* entry;  // and its header
+  const char* name;   // of its class
 };
 constexpr KernelRow kKernels[] = {
-    {"attention_tiles", "AttentionTiles", &AttentionTiles<RuntimeTraits>::Run},
-    {"attention_codes", "AttentionCodes", &AttentionCodes<RuntimeTraits>::Run},
+#define KVANT_ATTENTION_KERNEL(entry, Class) {#entry, #Class},
+#include "kvant/backends/cuda/kernels.inc"
 };
 
 // Of the warps' tiles: nothing is done in a loop but what the ends of rings cut
@@ -102,19 +75,15 @@ KernelRound RoundOf(const AttentionTraits& t) {
 KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
   const KernelRow& kernel = kKernels[plan.traits.kernel];
   KernelSpec spec;
-  spec.source.name = absl::StrCat(kernel.header, "_d", plan.traits.head_size);
-  spec.source.text = absl::Substitute(kText, TraitsText(plan.traits), plan.threads,
-                                      plan.blocks_per_multiprocessor, kernel.header, kernel.name);
-  spec.source.entry = kernel.header;
+  spec.traits = WordsOf(plan.traits);
+  spec.source.name = absl::StrCat(kernel.entry, "_d", plan.traits.head_size);
+  spec.source.text = absl::Substitute(kText, InitializerOf(spec.traits), plan.threads,
+                                      plan.blocks_per_multiprocessor, kernel.entry, kernel.name);
+  spec.source.entry = kernel.entry;
   spec.threads = plan.threads;
   spec.shared_bytes = plan.shared_bytes;
   spec.blocks_per_multiprocessor = plan.blocks_per_multiprocessor;
   spec.round = RoundOf(plan.traits);
-  spec.simt_body = [traits = plan.traits, run = kernel.run](const void* params) {
-    // By every thread: whichever is first must find it, and all write the same.
-    RuntimeTraits::k = traits;
-    run(*static_cast<const AttentionParams*>(params));
-  };
   return spec;
 }
 

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,17 +23,17 @@ struct KernelRound {
   std::vector<int> loops;
 };
 
-// One specialisation of a kernel family: as source for NVRTC, and as a function for the executor.
+// One specialisation of a kernel.
 struct KernelSpec {
   KernelSource source;
+  // What is constant in the source, kernel_traits.h: by it the SIMT executor finds its own.
+  std::vector<int32_t> traits;
   // Of every launch. Shared memory is the dynamic part.
   int threads = 0;
   size_t shared_bytes = 0;
   // Blocks of a multiprocessor that the source has the compiler leave registers for.
   int blocks_per_multiprocessor = 1;
   KernelRound round;
-  // What one thread of a block does, under the SIMT executor; `params` as given to Launch.
-  std::function<void(const void* params)> simt_body;
 };
 
 // A kernel on a device. May outlive its launcher.

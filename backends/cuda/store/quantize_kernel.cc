@@ -1,45 +1,20 @@
 #include "kvant/backends/cuda/store/quantize_kernel.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
-#include "kvant/backends/cuda/traits_text.h"
-#include "kvant/kernels/cuda/dequantize.h"
-#include "kvant/kernels/cuda/hadamard.h"
-#include "kvant/kernels/cuda/quantize.h"
+#include "kvant/backends/cuda/kernel_traits.h"
 
 namespace kvant::cuda {
 namespace {
 
-// Traits for the executor: variables, and the largest that register arrays are sized by.
-struct RuntimeTraits {
-  static thread_local QuantizeTraits k;
-  static constexpr QuantizeTraits kMax = [] {
-    QuantizeTraits most{};
-    most.lane_runs = kMaxLaneRuns;
-    return most;
-  }();
-};
-thread_local QuantizeTraits RuntimeTraits::k{};
-
-struct Kernel {
-  const char* name;  // of the entry
-  const char* class_name;
+struct KernelRow {
+  const char* entry;
+  const char* name;  // of its class
   const char* header;
-  void (*run)(const QuantizeParams&);
 };
-
-const Kernel& KernelOf(QuantizeKernel kernel) {
-  static constexpr Kernel kKernels[] = {
-      {"quantize_rows", "QuantizeRows", "quantize", QuantizeRows<RuntimeTraits>::Run},
-      {"quantize_tiles", "QuantizeTiles", "quantize", QuantizeTiles<RuntimeTraits>::Run},
-      {"quantize_elements", "QuantizeElements", "quantize", QuantizeElements<RuntimeTraits>::Run},
-      {"dequantize_elements", "DequantizeElements", "dequantize",
-       DequantizeElements<RuntimeTraits>::Run},
-      {"rotate_runs", "RotateRuns", "hadamard", RotateRuns<RuntimeTraits>::Run},
-      {"rotate_blocks", "RotateBlocks", "hadamard", RotateBlocks<RuntimeTraits>::Run},
-  };
-  return kKernels[static_cast<int>(kernel)];
-}
+constexpr KernelRow kKernels[] = {
+#define KVANT_STORE_KERNEL(kind, entry, Class, header) {#entry, #Class, #header},
+#include "kvant/backends/cuda/kernels.inc"
+};
 
 constexpr char kText[] = R"(#include "kvant/kernels/cuda/$0.h"
 
@@ -59,19 +34,14 @@ $3(const __grid_constant__ kvant::cuda::QuantizeParams params) {
 }  // namespace
 
 KernelSpec MakeQuantizeKernel(const QuantizeLaunch& launch) {
-  const Kernel& kernel = KernelOf(launch.kernel);
+  const KernelRow& kernel = kKernels[static_cast<int>(launch.kernel)];
   KernelSpec spec;
-  spec.source.name = kernel.name;
-  spec.source.text = absl::Substitute(kText, kernel.header, TraitsText(launch.traits),
-                                      launch.threads, kernel.name, kernel.class_name);
-  spec.source.entry = kernel.name;
+  spec.traits = WordsOf(launch.traits);
+  spec.source.name = spec.source.entry = kernel.entry;
+  spec.source.text = absl::Substitute(kText, kernel.header, InitializerOf(spec.traits),
+                                      launch.threads, kernel.entry, kernel.name);
   spec.threads = launch.threads;
   spec.shared_bytes = launch.shared_bytes;
-  spec.simt_body = [traits = launch.traits, run = kernel.run](const void* params) {
-    // By every thread: whichever is first must find it, and all write the same.
-    RuntimeTraits::k = traits;
-    run(*static_cast<const QuantizeParams*>(params));
-  };
   return spec;
 }
 

@@ -17,7 +17,10 @@
 namespace kvant::cuda {
 
 // The classes of kernels/cuda/quantize.h, dequantize.h and hadamard.h.
-enum class QuantizeKernel { kRows, kTiles, kElements, kDequantize, kRotateRuns, kRotateBlocks };
+enum class QuantizeKernel {
+#define KVANT_STORE_KERNEL(kind, ...) k##kind,
+#include "kvant/backends/cuda/kernels.inc"
+};
 
 // The pointer at `offset` of the parameters is so far into the scratch.
 struct ScratchPointer {

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/cuda_backend.h"
-#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/simt/launcher.h"
 #include "kvant/backends/device_memory.h"
 #include "kvant/tests/backends/attention/harness.h"
 #include "kvant/tests/common/simt_turn.h"

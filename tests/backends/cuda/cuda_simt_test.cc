@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/cuda_backend.h"
-#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/simt/launcher.h"
 #include "kvant/backends/engine.h"
 #include "kvant/tests/conformance/harness.h"
 #include "kvant/tools/graph_runner.h"

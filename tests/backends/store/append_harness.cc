@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"

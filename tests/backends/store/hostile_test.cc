@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/attention/harness.h"
 #include "kvant/tests/backends/store/append_harness.h"

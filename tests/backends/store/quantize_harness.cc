@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/attention/harness.h"

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/device/simt.h"
 #include "kvant/patterns/partitioner.h"
@@ -90,8 +91,9 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
   params.partials = reinterpret_cast<float*>(scratch.data());
   params.done = reinterpret_cast<u32*>(scratch.data() + launched.plan.partial_bytes);
   const KernelSpec kernel = MakeAttentionKernel(launched.plan);
+  const SimtBody body = BodyOf(kernel);
   launched.report = simt::Launch({launched.plan.blocks, kernel.threads, kernel.shared_bytes},
-                                 watching, [&] { kernel.simt_body(&params); });
+                                 watching, [&] { body(&params); });
   return launched;
 }
 

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/runtime/jit.h"
-#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/simt/launcher.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/patterns/partitioner.h"

@@ -12,7 +12,8 @@
 #include "kvant/backends/cpu/store.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/runtime/jit.h"
-#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/simt/bodies.h"
+#include "kvant/backends/cuda/simt/launcher.h"
 #include "kvant/backends/cuda/store/quantize_kernel.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/codebooks.h"
@@ -123,8 +124,9 @@ Watched RunWatched(const Partition& partition) {
       cuda::SetPointer(&params, pointer.offset, scratch + pointer.at);
     }
     const cuda::KernelSpec kernel = cuda::MakeQuantizeKernel(launch);
+    const cuda::SimtBody body = cuda::BodyOf(kernel);
     watched.reports.push_back(simt::Launch({launch.blocks, kernel.threads, kernel.shared_bytes},
-                                           watching, [&] { kernel.simt_body(&params); }));
+                                           watching, [&] { body(&params); }));
     EXPECT_THAT(watched.reports.back().errors, ::testing::IsEmpty());
   }
   return watched;

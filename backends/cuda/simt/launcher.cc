@@ -1,9 +1,10 @@
-#include "kvant/backends/cuda/simt/simt_launcher.h"
+#include "kvant/backends/cuda/simt/launcher.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/backends/device_memory.h"
 #include "kvant/graph/status.h"
 
@@ -12,12 +13,14 @@ namespace {
 
 class SimtKernel : public LoadedKernel {
  public:
-  explicit SimtKernel(const KernelSpec& spec) : spec_(spec) {}
+  SimtKernel(const KernelSpec& spec, SimtBody body) : spec_(spec), body_(std::move(body)) {}
   std::string description() const override { return "on the SIMT executor"; }
   const KernelSpec& spec() const { return spec_; }
+  const SimtBody& body() const { return body_; }
 
  private:
   const KernelSpec spec_;
+  const SimtBody body_;
 };
 
 // Of no particular GPU: few multiprocessors, so that small problems are split too, and the shared
@@ -48,14 +51,20 @@ class SimtLauncher : public Launcher {
                                     " bytes of shared memory; a block has ",
                                     properties_.shared_bytes_per_block));
     }
-    return std::make_shared<SimtKernel>(spec);
+    SimtBody body = BodyOf(spec);
+    if (body == nullptr) {
+      return absl::InternalError(
+          absl::StrCat("no kernel of the SIMT executor has the name '", spec.source.entry, "'"));
+    }
+    return std::make_shared<SimtKernel>(spec, std::move(body));
   }
 
   absl::Status Launch(const LoadedKernel& kernel, int64_t blocks, const void* params, size_t,
                       void*) const override {
-    const KernelSpec& spec = static_cast<const SimtKernel&>(kernel).spec();
+    const auto& simt_kernel = static_cast<const SimtKernel&>(kernel);
+    const KernelSpec& spec = simt_kernel.spec();
     const simt::Report report = simt::Launch({blocks, spec.threads, spec.shared_bytes}, options_,
-                                             [&] { spec.simt_body(params); });
+                                             [&] { simt_kernel.body()(params); });
     if (report.errors.empty()) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(
         "kernel '", spec.source.name,

@@ -1,6 +1,6 @@
 // A launcher on the SIMT executor: the kernels as host functions, checked while they run.
-#ifndef KVANT_BACKENDS_CUDA_SIMT_SIMT_LAUNCHER_H_
-#define KVANT_BACKENDS_CUDA_SIMT_SIMT_LAUNCHER_H_
+#ifndef KVANT_BACKENDS_CUDA_SIMT_LAUNCHER_H_
+#define KVANT_BACKENDS_CUDA_SIMT_LAUNCHER_H_
 
 #include <memory>
 
@@ -15,4 +15,4 @@ std::shared_ptr<Launcher> MakeSimtLauncher(const simt::Options& options = {});
 
 }  // namespace kvant::cuda
 
-#endif  // KVANT_BACKENDS_CUDA_SIMT_SIMT_LAUNCHER_H_
+#endif  // KVANT_BACKENDS_CUDA_SIMT_LAUNCHER_H_

@@ -1,0 +1,25 @@
+// The CUDA kernels as host functions. One instance of each serves all specialisations: what NVRTC
+// is told as constants are variables here.
+#ifndef KVANT_BACKENDS_CUDA_SIMT_BODIES_H_
+#define KVANT_BACKENDS_CUDA_SIMT_BODIES_H_
+
+#include <functional>
+
+#include "kvant/backends/cuda/runtime/launcher.h"
+
+namespace kvant::cuda {
+
+// What one thread of a block does; `params` as given to Launch.
+using SimtBody = std::function<void(const void* params)>;
+
+// With the spec's traits; null if kernels.inc has no such entry among attention's, or stores'.
+SimtBody AttentionBody(const KernelSpec& spec);
+SimtBody StoreBody(const KernelSpec& spec);
+inline SimtBody BodyOf(const KernelSpec& spec) {
+  SimtBody body = AttentionBody(spec);
+  return body != nullptr ? body : StoreBody(spec);
+}
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_SIMT_BODIES_H_
