@@ -106,6 +106,16 @@ enum StepKind : i32 {
 #include "kvant/graph/score_steps.inc"
 #undef KVANT_SCORE_STEP
 };
+// By the table's second column.
+enum StepOperands : i32 { kStepNone, kStepOne, kStepOther };
+KVANT_DEVICE constexpr bool HasOperand(i32 kind) {
+  constexpr StepOperands kOperands[] = {
+#define KVANT_SCORE_STEP(name, operands, words) kStep##operands,
+#include "kvant/graph/score_steps.inc"
+#undef KVANT_SCORE_STEP
+  };
+  return kOperands[kind] != kStepNone;
+}
 enum Alignment : i32 { kTopLeft, kBottomRight, kRuntime };
 
 struct StepTraits {

@@ -37,7 +37,7 @@ class RowSteps {
                                           : diagonal > kFar ? kFar
                                                             : diagonal);
       }
-      if (traits.kind == kTanh || !Uniform(traits)) continue;
+      if (!HasOperand(traits.kind) || !Uniform(traits)) continue;
       const float operand = Operand(traits, p.steps[i], 0);
       uniform_[i] = traits.kind == kDivide ? Divide(1.f, operand) : operand;
     }
@@ -146,28 +146,34 @@ class RowSteps {
 
   KVANT_DEVICE float Step(i32 i, const AttentionParams& p, i32 col, float score) const {
     const StepTraits& traits = T::k.steps[i];
-    if (traits.kind == kTanh) return Tanh(score);
-    if ((traits.kind == kSelect || traits.kind == kBand) && Keeps(i, p, col)) return score;
     const bool uniform = Uniform(traits);
-    const float operand = uniform ? uniform_[i] : Operand(traits, p.steps[i], col);
-    switch (traits.kind) {
+    const auto operand = [&] { return uniform ? uniform_[i] : Operand(traits, p.steps[i], col); };
+    switch (static_cast<StepKind>(traits.kind)) {
       case kMultiply:
-        return score * operand;
+        return score * operand();
       case kDivide:
-        return uniform ? score * operand : Divide(score, operand);
+        return uniform ? score * operand() : Divide(score, operand());
       case kAdd:
-        return score + operand;
+        return score + operand();
       case kSubtract:
-        return score - operand;
-      case kMaximum:
-        return score < operand ? operand : score;
-      case kMinimum:
-        return operand < score ? operand : score;
+        return score - operand();
+      case kMaximum: {
+        const float least = operand();
+        return score < least ? least : score;
+      }
+      case kMinimum: {
+        const float most = operand();
+        return most < score ? most : score;
+      }
+      case kTanh:
+        return Tanh(score);
+      case kSelect:
+      case kBand:
+        return Keeps(i, p, col) ? score : operand();
       case kAlibi:
-        return score + operand * static_cast<float>(col - band_[i].begin);
-      default:
-        return operand;
+        return score + operand() * static_cast<float>(col - band_[i].begin);
     }
+    return score;
   }
 
   static constexpr i32 kSteps = T::kMax.step_count > 0 ? T::kMax.step_count : 1;
