@@ -3,6 +3,10 @@
 find_package(Threads REQUIRED)
 find_package(absl CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
+# Debian's xxHash has no CMake package. Its header alone is used, so an installed kvant does not ask
+# for it.
+find_path(KVANT_XXHASH_DIR xxhash.h REQUIRED)
+mark_as_advanced(KVANT_XXHASH_DIR)
 find_package(TBB CONFIG REQUIRED COMPONENTS tbb)
 
 # Installed binaries look beside themselves first, then where oneDNN was at build time.

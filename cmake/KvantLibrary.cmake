@@ -187,6 +187,7 @@ target_link_libraries(kvant
 # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
 target_link_libraries(kvant_graph PRIVATE nlohmann_json::nlohmann_json)
 target_link_libraries(kvant_backends PRIVATE TBB::tbb)
+target_include_directories(kvant_cuda SYSTEM PRIVATE "${KVANT_XXHASH_DIR}")
 
 # The SIMT executor, with the CUDA kernels as host functions: for tests.
 file(GLOB kvant_simt_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/kernels/device/*.cc"

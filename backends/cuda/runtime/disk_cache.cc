@@ -13,6 +13,11 @@
 #include <string_view>
 #include <system_error>
 
+// Compiled in: nothing else has to be linked, neither here nor where kvant is installed.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
@@ -20,7 +25,8 @@ namespace kvant::cuda {
 namespace {
 
 constexpr std::string_view kMagic = "KVANTJIT";
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
+constexpr size_t kDigestBytes = 2 * sizeof(XXH128_canonical_t);
 constexpr std::string_view kVersionMark = ".nvrtc-";
 constexpr std::string_view kSuffix = ".cubin";
 // More than any kernel; keeps a file that is not ours from being read whole.
@@ -78,10 +84,6 @@ class Reader {
   bool ok_ = true;
 };
 
-std::string_view AsBytes(const Sha256Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
-
 std::string Payload(const StoredKernel& kernel) {
   const Cubin& cubin = kernel.cubin;
   const KernelStats stats = cubin.stats.value_or(KernelStats());
@@ -130,9 +132,9 @@ std::string FileContents(const CacheKey& key, const StoredKernel& kernel) {
   Writer out;
   out.Raw(kMagic);
   out.Integer(kFormatVersion);
-  out.Raw(AsBytes(key.digest));
+  out.Raw(key.digest);
   out.Integer<uint64_t>(payload.size());
-  out.Raw(AsBytes(Sha256Of(payload)));
+  out.Raw(DigestOf(payload));
   out.Raw(payload);
   return out.bytes();
 }
@@ -140,13 +142,13 @@ std::string FileContents(const CacheKey& key, const StoredKernel& kernel) {
 std::optional<StoredKernel> ParseFile(const CacheKey& key, std::string_view contents) {
   Reader in(contents);
   if (in.Raw(kMagic.size()) != kMagic || in.Integer<uint32_t>() != kFormatVersion ||
-      in.Raw(key.digest.size()) != AsBytes(key.digest)) {
+      in.Raw(kDigestBytes) != key.digest) {
     return std::nullopt;
   }
   const auto payload_bytes = in.Integer<uint64_t>();
-  const std::string_view checksum = in.Raw(sizeof(Sha256Digest));
+  const std::string_view checksum = in.Raw(kDigestBytes);
   if (!in.ok() || in.left().size() != payload_bytes) return std::nullopt;
-  if (AsBytes(Sha256Of(in.left())) != checksum) return std::nullopt;
+  if (DigestOf(in.left()) != checksum) return std::nullopt;
   return ParsePayload(in.left());
 }
 
@@ -218,6 +220,13 @@ std::optional<std::pair<int, int>> ParseVersion(std::string_view text) {
 
 }  // namespace
 
+std::string DigestOf(std::string_view bytes) {
+  XXH128_canonical_t digest;
+  XXH128_canonicalFromHash(&digest, XXH3_128bits(bytes.data(), bytes.size()));
+  return absl::BytesToHexString(
+      {reinterpret_cast<const char*>(digest.digest), sizeof(digest.digest)});
+}
+
 CompilerFile CompilerFile::At(const std::string& path) {
   struct stat info;
   if (path.empty() || stat(path.c_str(), &info) != 0) return {};
@@ -226,7 +235,7 @@ CompilerFile CompilerFile::At(const std::string& path) {
 
 std::string DiskCache::FilePrefix(const CacheKey& key) {
   return absl::StrCat(WithoutOddCharacters(key.name, 96), ".", WithoutOddCharacters(key.arch, 16),
-                      ".", ToHex(key.digest).substr(0, 32), std::string(kVersionMark));
+                      ".", key.digest, std::string(kVersionMark));
 }
 
 std::string DiskCache::FilePath(const CacheKey& key, std::pair<int, int> version) const {

@@ -5,19 +5,23 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kvant/backends/cuda/runtime/kernel_source.h"
-#include "kvant/backends/cuda/runtime/sha256.h"
 
 namespace kvant::cuda {
 
 // What a compiled kernel is found by, its compiler's version aside.
 struct CacheKey {
   std::string name, arch;  // for people, in the file's name; the digest covers them too
-  Sha256Digest digest;     // of all that the compiler is given
+  std::string digest;      // DigestOf all that the compiler is given
 };
+
+// XXH3 of 128 bits, as 32 hexadecimal digits. It tells apart what differs by chance. Nobody is kept
+// from making two texts of one digest: whoever may write into the folder may write any kernel.
+std::string DigestOf(std::string_view bytes);
 
 // A library file as it was when it compiled: the same path, size and time are the same compiler.
 struct CompilerFile {
@@ -36,8 +40,8 @@ struct StoredKernel {
 };
 
 // A file per kernel and compiler version:
-//   <name>.<arch>.<half of the digest>.nvrtc-<major>.<minor>.cubin
-//   "KVANTJIT", u32 format version, digest, u64 payload bytes, SHA-256 of the payload, payload
+//   <name>.<arch>.<digest>.nvrtc-<major>.<minor>.cubin
+//   "KVANTJIT", u32 format version, digest, u64 payload bytes, digest of the payload, payload
 // Every byte is compared or covered by the checksum, so a file that is truncated, damaged or not
 // ours is a miss. Files appear by renaming a finished one: readers never see half of one, and of
 // two writers the last wins.

@@ -18,36 +18,33 @@ namespace {
 using Kernel = std::shared_ptr<const Cubin>;
 
 // Each part with its length, so that no two lists of parts are the same bytes.
-void Add(Sha256& hash, std::string_view part) {
-  hash.Update(std::to_string(part.size()));
-  hash.Update(":");
-  hash.Update(part);
+void Add(std::string& all, std::string_view part) {
+  all.append(std::to_string(part.size())).append(":").append(part);
 }
 
 // Of what all kernels have in common.
-const Sha256Digest& CommonDigest() {
-  static const Sha256Digest kDigest = [] {
-    Sha256 hash;
-    for (const char* option : NvrtcOptions()) Add(hash, option);
-    Add(hash, "headers");
+const std::string& CommonDigest() {
+  static const std::string kDigest = [] {
+    std::string all;
+    for (const char* option : NvrtcOptions()) Add(all, option);
+    Add(all, "headers");
     for (const EmbeddedSource& header : EmbeddedSources()) {
-      Add(hash, header.name);
-      Add(hash, header.text);
+      Add(all, header.name);
+      Add(all, header.text);
     }
-    return hash.Finish();
+    return DigestOf(all);
   }();
   return kDigest;
 }
 
 CacheKey KeyOf(const KernelSource& source, std::string_view arch) {
-  const Sha256Digest& common = CommonDigest();
-  Sha256 hash;
-  Add(hash, {reinterpret_cast<const char*>(common.data()), common.size()});
-  Add(hash, source.name);
-  Add(hash, source.text);
-  Add(hash, source.entry);
-  Add(hash, arch);
-  return {source.name, std::string(arch), hash.Finish()};
+  std::string all;
+  Add(all, CommonDigest());
+  Add(all, source.name);
+  Add(all, source.text);
+  Add(all, source.entry);
+  Add(all, arch);
+  return {source.name, std::string(arch), DigestOf(all)};
 }
 
 // A kernel that is there, or being made.
@@ -142,9 +139,8 @@ Jit::~Jit() = default;
 
 absl::StatusOr<Kernel> Jit::Get(const KernelSource& source, std::string_view arch) {
   const CacheKey key = KeyOf(source, arch);
-  const std::string id = ToHex(key.digest);
   std::unique_lock<std::mutex> lock(state_->mutex);
-  std::shared_ptr<Slot>& found = state_->slots[id];
+  std::shared_ptr<Slot>& found = state_->slots[key.digest];
   if (found != nullptr) {
     const std::shared_ptr<Slot> slot = found;
     state_->slot_done.wait(lock, [&] { return slot->done; });
@@ -159,7 +155,7 @@ absl::StatusOr<Kernel> Jit::Get(const KernelSource& source, std::string_view arc
   slot->kernel = kernel;
   slot->done = true;
   // Whoever waits gets the error, whoever comes later tries again.
-  if (!kernel.ok()) state_->slots.erase(id);
+  if (!kernel.ok()) state_->slots.erase(key.digest);
   state_->slot_done.notify_all();
   return kernel;
 }
