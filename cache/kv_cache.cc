@@ -246,13 +246,6 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     const KvLayout& layout = tensor->layout();
     const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
     if (layout.residual() == 0 || behind == 0) continue;
-    if (tensor->scheme().flush == KvScheme::Flush::kRequantize &&
-        main != layout.MainOf(layout.Behind(layer.lengths[row]))) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
-                                  " tokens needs tokens of ", tensor->name(),
-                                  " as they were before '", tensor->scheme().ToString(),
-                                  "' quantized them again"));
-    }
     if (main >= exact[row]) continue;
     return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
                                 " tokens needs token ", main + layout.sinks(), " of ",

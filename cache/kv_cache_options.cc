@@ -92,12 +92,6 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   for (const KvCacheScheme& scheme : o.schemes) {
     KVANT_RETURN_IF_ERROR(scheme.k.Check(o.head_size));
     KVANT_RETURN_IF_ERROR(scheme.v.Check(o.value_size()));
-    for (const KvScheme& one : {scheme.k, scheme.v}) {
-      if (o.rollback == 0 || one.flush != KvScheme::Flush::kRequantize) continue;
-      return Invalid(absl::StrCat("scheme '", one.ToString(),
-                                  "' quantizes its tokens again, which ", "a rollback of ",
-                                  o.rollback, " cannot undo"));
-    }
     // A group may be longer than the capacity.
     KVANT_RETURN_IF_ERROR(CheckSize(o, KvLayoutsOf(scheme, o).first.total_slots()));
   }

@@ -39,7 +39,6 @@ std::optional<int64_t> NumberAfter(const std::string& part, const std::string& w
 constexpr std::pair<KvScheme::Flush, const char*> kFlushWords[] = {
     {KvScheme::Flush::kSliding, "window"},
     {KvScheme::Flush::kBulk, "bulk"},
-    {KvScheme::Flush::kRequantize, "requant"},
 };
 
 bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
@@ -94,10 +93,6 @@ absl::Status KvScheme::Check(int64_t head_size) const {
   const int64_t tokens = format.group_tokens().value_or(0);
   if (flush != Flush::kSliding && residual == 0) {
     return Bad(text, "a window of 0 tokens in bulk");
-  }
-  if (flush == Flush::kRequantize && (static_scales() || format.packed_zero_points ||
-                                      format.groups == KvFormat::Groups::kAllHeads)) {
-    return Bad(text, "quantizing again is for groups of a head, with zero points of whole bytes");
   }
   if (tokens > 1) {
     if (flush == Flush::kSliding) {
@@ -160,8 +155,7 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
       scheme.window_type = *DataTypeFromName(part);
     } else {
       return Bad(text, absl::StrCat("'", part,
-                                    "' is none of rot, rotN, sinksN, windowN, bulkN, requantN, "
-                                    "f32, bf16"));
+                                    "' is none of rot, rotN, sinksN, windowN, bulkN, f32, bf16"));
     }
   }
   return scheme;

@@ -3,7 +3,7 @@
 //   [ sinks | quantized | window ]
 //
 // The first `sinks` tokens and the most recent ones stay in a floating-point type; what is between
-// them is quantized once and then frozen, unless the scheme says otherwise for comparison.
+// them is quantized once and then frozen.
 #ifndef KVANT_CACHE_KV_SCHEME_H_
 #define KVANT_CACHE_KV_SCHEME_H_
 
@@ -24,10 +24,6 @@ struct KvScheme {
   enum class Flush : uint8_t {
     kSliding,  // one for each that comes: the newest and the `residual` before it stay
     kBulk,     // all `residual` at once, when there are so many and one more comes
-    // As kBulk, and all that is quantized is read back, rounded to window_type, and quantized again
-    // each time: what transformers' QuantizedCache does, for comparison. Linear work in the length
-    // at each flush.
-    kRequantize,
   };
 
   // Of the quantized tokens, or of all where it is f32, bf16 or f16. Scales are f16 unless it
@@ -53,7 +49,7 @@ struct KvScheme {
   std::string ToString() const;
 };
 
-// FORMAT[+rotN][+sinksN][+windowN|+bulkN|+requantN][+f32|+bf16], with FORMAT as in kv_format.h, N
+// FORMAT[+rotN][+sinksN][+windowN|+bulkN][+f32|+bf16], with FORMAT as in kv_format.h, N
 // tokens or channels, and the type of sinks and window if it is not f16. kInvalidArguments with a
 // sentence.
 absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text);

@@ -125,29 +125,6 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
   return Op{tokens, std::move(compiled)};
 }
 
-absl::StatusOr<KvTensor::Op> KvTensor::CompileReread(const Engine& engine) const {
-  const int64_t tokens = layout_.residual();
-  GraphBuilder g;
-  // Of one head's part, what belongs to so many tokens.
-  const auto slice = [&](std::string_view name, KvPart part, int64_t slots) {
-    const LogicalTensor& desc = this->part(part);
-    return g.Input(name, desc.type, {1, 1, slots, (*desc.dims)[3]});
-  };
-  const int64_t groups = tokens / *scheme_.format.group_tokens();
-  const GraphBuilder::DequantizeOptions options{.group_shape = GroupShape(),
-                                                .type = scheme_.window_type,
-                                                .codebook = scheme_.format.codebook_values()};
-  const Value codes = slice("codes", KvPart::kCodes, tokens),
-              scales = slice("scales", KvPart::kScales, groups);
-  g.Output("values",
-           has(KvPart::kZeroPoints)
-               ? g.DynamicDequantize(codes, scales,
-                                     slice("zero_points", KvPart::kZeroPoints, groups), options)
-               : g.DynamicDequantize(codes, scales, options));
-  KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled, CompileOnly(engine, std::move(g)));
-  return Op{tokens, std::move(compiled)};
-}
-
 absl::Status KvTensor::Compile(const Engine& engine) {
   const DataType main_source = layout_.residual() > 0 ? scheme_.window_type : kF32;
   const auto append = [&](KvPart part, DataType src, Ops* ops) {
@@ -163,8 +140,6 @@ absl::Status KvTensor::Compile(const Engine& engine) {
   if (MostLeaving() == 0) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(bulk_,
                          CompileAppend(engine, KvPart::kCodes, main_source, layout_.residual()));
-  if (scheme_.flush != KvScheme::Flush::kRequantize) return absl::OkStatus();
-  KVANT_ASSIGN_OR_RETURN(reread_, CompileReread(engine));
   return absl::OkStatus();
 }
 
@@ -179,7 +154,7 @@ size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
   return KvAligned(BytesFor(kF32, row * Pieces())) +
          KvAligned(BytesFor(scheme_.window_type, row * MostLeaving())) +
-         KvAligned(BytesFor(kS32, 4 * shape_.batch));
+         KvAligned(BytesFor(kS32, 3 * shape_.batch));
 }
 
 // One call of Store.
@@ -204,7 +179,6 @@ class KvTensor::Writer {
     sinks_at_ = positions;
     rest_at_ = positions + t_.shape_.batch;
     leaving_at_ = positions + 2 * t_.shape_.batch;
-    again_at_ = positions + 3 * t_.shape_.batch;
   }
 
   absl::Status Run() {
@@ -265,7 +239,6 @@ class KvTensor::Writer {
     Load(done, tokens);
     // Before their slots are taken.
     if (any_leaving) {
-      if (t_.scheme_.flush == KvScheme::Flush::kRequantize) KVANT_RETURN_IF_ERROR(Requantize());
       KVANT_RETURN_IF_ERROR(Leave(layout_.bulk() ? t_.bulk_ : t_.main_.Of(tokens)));
     }
     if (any_sinks) {
@@ -311,43 +284,6 @@ class KvTensor::Writer {
       const auto convert = type == kF16 ? F16ToF32 : BF16ToF32;
       for (int64_t d = 0; d < channels; ++d) out[d] = convert(in[d * stride]);
     }
-  }
-
-  // Of rows that tokens leave the window of: what their main segments have, up to leaving_at_.
-  absl::Status Requantize() {
-    const int64_t tokens = t_.reread_.tokens;
-    for (int64_t first = 0;; first += tokens) {
-      bool any = false;
-      for (int64_t b = 0; b < batch(); ++b) {
-        const bool has = first < leaving_at_[b];
-        again_at_[b] = has ? static_cast<int32_t>(first) : -1;
-        any |= has;
-      }
-      if (!any) return absl::OkStatus();
-      for (int64_t row = 0; row < batch() * t_.shape_.heads; ++row) {
-        if (again_at_[row / t_.shape_.heads] >= 0) KVANT_RETURN_IF_ERROR(Reread(row, first));
-      }
-      KVANT_RETURN_IF_ERROR(
-          Execute(t_.bulk_, KvPart::kCodes, t_.scheme_.window_type, leaving_, again_at_));
-    }
-  }
-
-  // leaving_[row] = tokens [first, first + residual) of a batch row's head.
-  absl::Status Reread(int64_t row, int64_t first) {
-    const Op& op = t_.reread_;
-    absl::InlinedVector<ConstTensor, 3> inputs;
-    for (const KvPart part : {KvPart::kCodes, KvPart::kScales, KvPart::kZeroPoints}) {
-      if (!t_.has(part)) continue;
-      const LogicalTensor& desc = t_.part(part);
-      const int64_t slots = (*desc.dims)[2], columns = (*desc.dims)[3];
-      const int64_t group = part == KvPart::kCodes ? 1 : *t_.scheme_.format.group_tokens();
-      const int64_t at = BytesFor(desc.type, (row * slots + first / group) * columns);
-      inputs.push_back({layer_[static_cast<int>(part)] + at,
-                        static_cast<size_t>(BytesFor(desc.type, op.tokens / group * columns))});
-    }
-    const int64_t bytes = BytesFor(t_.scheme_.window_type, op.tokens * t_.shape_.head_size);
-    return op.compiled.Execute(stream_, inputs,
-                               {{leaving_ + row * bytes, static_cast<size_t>(bytes)}});
   }
 
   // Moves op.tokens tokens, from leaving_at_ on, from the window to the main segment.
@@ -398,7 +334,7 @@ class KvTensor::Writer {
   const absl::Span<const int64_t> lengths_, counts_;
   const KvPointers& layer_;
   std::byte *arriving_, *leaving_;
-  int32_t *sinks_at_, *rest_at_, *leaving_at_, *again_at_;
+  int32_t *sinks_at_, *rest_at_, *leaving_at_;
 };
 
 absl::Status KvTensor::Store(const Stream& stream, const Source& src,

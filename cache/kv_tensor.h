@@ -96,7 +96,6 @@ class KvTensor {
   // Appends f32 or window_type tokens to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
-  absl::StatusOr<Op> CompileReread(const Engine& engine) const;
   // Elements of a row's part, per head, that a sequence uses, and that there are.
   struct Extent {
     DataType type = kUndef;
@@ -111,8 +110,7 @@ class KvTensor {
   KvLayout layout_;
   std::array<LogicalTensor, kKvParts> parts_;
   Ops sinks_, main_, window_;
-  Op bulk_;    // from the window to the main segment
-  Op reread_;  // as many tokens of the main segment, as values of window_type
+  Op bulk_;  // from the window to the main segment
 };
 
 }  // namespace kvant

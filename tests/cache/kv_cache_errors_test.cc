@@ -44,11 +44,6 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
       {"bf16+sinks4", "which is not quantized"},
       {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
       {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
-      {"u4:g32:rzp+requant0", "a window of 0 tokens"},
-      {"u4:channel:g32:rzp+requant48", "48 tokens is no multiple of the group's 32"},
-      {"s8:tensor+requant8", "quantizing again"},
-      {"s8:all_heads+requant8", "quantizing again"},
-      {"u4:g32:pzp+requant8", "quantizing again"},
       {"u4:g32", "hold nothing below 0"},
       {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
   };
@@ -62,7 +57,6 @@ TEST(KvScheme, ContradictionsAreRefusedInWords) {
   for (const auto& [text, words] :
        {std::pair("u4:g32:rzp+window", "'window'"),
         std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
-        std::pair("u4:g32:rzp+bulk8+requant8", "two windows"),
         std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
         std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
         std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {
@@ -253,21 +247,6 @@ TEST_F(KvCacheRefusals, CropsThatCannotBe) {
   ExpectRefused(bench_.cache->Crop(139), "in full precision");
   const int64_t three[] = {1, 2, 3};
   ExpectRefused(bench_.cache->Crop(three), "3 lengths for a batch of 2");
-}
-
-// The window of K has room for five more tokens, as K and V have the same number of slots, but what
-// is quantized again when it is full is not as it was.
-TEST(KvCacheCrops, NotBehindTokensThatWereQuantizedAgain) {
-  const Bench bench =
-      MakeBench(SmallOptions("u4:g16:rzp+requant8/u4:g32:rzp+sinks5+bulk8", 60), 60);
-  ASSERT_TRUE(bench.Append(0, 17).ok());
-  ExpectRefused(bench.cache->Crop(16),
-                "cropped to 16 tokens needs tokens of K as they were before "
-                "'u4:g16:rzp+requant8' quantized them again");
-  EXPECT_TRUE(bench.cache->Crop(17).ok());
-  ASSERT_TRUE(bench.Append(17, 20).ok());
-  EXPECT_TRUE(bench.cache->Crop(18).ok());
-  EXPECT_TRUE(bench.cache->Crop(0).ok());
 }
 
 TEST_F(KvCacheRefusals, RowsThatAreNotThere) {

@@ -295,9 +295,7 @@ TEST_P(KvCacheLifeTest, HoldsWhatItWasGiven) {
     SCOPED_TRACE(seed);
     KvCacheOptions options = SmallOptions(GetParam(), 61 + static_cast<int64_t>(seed) * 30);
     options.batch = static_cast<int64_t>(2 * seed - 1);
-    const KvCacheScheme& scheme = options.schemes[0];
-    const bool again = scheme.k.flush == KvScheme::Flush::kRequantize;
-    options.rollback = again ? 0 : static_cast<int64_t>(4 * seed) - 4;
+    options.rollback = static_cast<int64_t>(4 * seed) - 4;
     Life(options, seed).Live(40);
     if (HasFatalFailure()) return;
   }
@@ -310,8 +308,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "iq4_nl", "nf4_g32", "rotKV4_g32", "s8:token+sinks4", "u4:g32:rzp+window7",
                     "u4:g64:rzp+rot+sinks2+window5+bf16", "u2:g16:rzp+sinks3+bulk10",
                     "u2:channel:g4:rzp+bulk8/u2:g16:rzp+window9",
-                    "u4:channel:g8:zp+sinks1+bulk16/s8:token+window11", "u4:g16:rzp+requant8",
-                    "u4:g16:rzp+requant8/u4:g32:rzp+sinks5+bulk9", "u4:g32:rzp+window70/f16"),
+                    "u4:channel:g8:zp+sinks1+bulk16/s8:token+window11",
+                    "u4:g16:rzp+bulk8/u4:g32:rzp+sinks5+bulk9", "u4:g32:rzp+window70/f16"),
     [](const auto& info) { return std::to_string(info.index); });
 
 TEST(KvCacheLife, OfLayersWithSchemesOfTheirOwn) {

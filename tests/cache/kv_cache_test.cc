@@ -145,11 +145,6 @@ TEST_P(KvCacheSchemeTest, TheRestOfTheBatchDoesNotMatter) {
 TEST_P(KvCacheSchemeTest, CropThenAppendIsNeverHavingGoneFurther) {
   KvCacheOptions options = SmallOptions(GetParam(), 320);
   options.rollback = 5;
-  if (options.schemes[0].k.flush == KvScheme::Flush::kRequantize) {
-    EXPECT_THAT(std::string(KvCache::BytesFor(options).status().message()),
-                testing::HasSubstr("rollback of 5 cannot undo"));
-    return;
-  }
   for (const int64_t turn : {1, 4, 6, 100, 128, 130, 133, 256, 259, 290}) {
     const Bench straight = MakeBench(options, 320);
     const Bench back = MakeBench(options, 320);
@@ -300,31 +295,6 @@ TEST(KvCache, LayersHaveSchemesOfTheirOwn) {
   const auto attention = bench.cache->Attention({.query_heads = kQueryHeads});
   EXPECT_EQ(*attention, *bench.cache->Attention({.query_heads = kQueryHeads}));
   EXPECT_EQ((*attention)->compiled(0)->backend(), "cpu");
-}
-
-// Codes that use one step of 16 only: what quantizes them again finds a group without a range.
-TEST(KvCache, RequantizingReadsTheHistoryAndQuantizesItAgain) {
-  for (const auto& [scheme, again] :
-       {std::pair("u4:g16:rzp+bulk32", false), std::pair("u4:g16:rzp+requant32", true)}) {
-    const Bench bench = MakeBench(SmallOptions(scheme, 200), 200);
-    ASSERT_TRUE(bench.Append(0, 70).ok());
-    const ConstTensor codes = bench.cache->part(1, true, KvPart::kCodes);
-    const int64_t slots = (*bench.cache->tensor(1, true).value()->part(KvPart::kCodes).dims)[2];
-    // Token 35 of row 1, head 1: channels 16 to 31.
-    auto* group =
-        static_cast<uint8_t*>(const_cast<void*>(codes.data)) + ((3 * slots + 35) * 64 + 16) / 2;
-    std::fill_n(group, 8, uint8_t{0x55});
-    const std::vector<double> before = Stored(*bench.cache, 1, true, 1, 1);
-    ASSERT_TRUE(bench.Append(70, 96).ok());
-    EXPECT_EQ(std::vector<uint8_t>(group, group + 8), std::vector<uint8_t>(8, 0x55));
-    ASSERT_TRUE(bench.Append(96, 97).ok());  // the third window leaves
-    EXPECT_EQ(std::vector<uint8_t>(group, group + 8), std::vector<uint8_t>(8, again ? 0x00 : 0x55));
-    const std::vector<double> after = Stored(*bench.cache, 1, true, 1, 1);
-    for (int64_t i = 0; i < 64 * 64;
-         ++i) {  // two windows: the values remain, but for f16's rounding
-      ASSERT_NEAR(after[i], before[i], 1e-3 * (1 + std::abs(before[i]))) << i;
-    }
-  }
 }
 
 TEST(KvCache, HeadsOfManySizes) {
