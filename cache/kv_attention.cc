@@ -122,9 +122,8 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
     KVANT_ASSIGN_OR_RETURN(const Graph graph, AttentionGraph(group.k, group.v, options));
     KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
     if (partitions.size() != 1) {
-      return absl::InternalError(absl::StrCat("attention over ", group.scheme.k.ToString(), " / ",
-                                              group.scheme.v.ToString(), " is ", partitions.size(),
-                                              " partitions"));
+      return absl::InternalError(absl::StrCat("attention over ", group.scheme.ToString(), " is ",
+                                              partitions.size(), " partitions"));
     }
     KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled,
                            cache.engine_.Compile(partitions[0], {.require_fused = true}));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvant/graph/status.h"
 
@@ -13,7 +14,7 @@ namespace kvant {
 namespace {
 
 constexpr NamedKvScheme kNamed[] = {
-#define KVANT_KV_SCHEME(name, k, v, what) {name, k, v, what},
+#define KVANT_KV_SCHEME(name, alias, k, v, what) {name, alias, k, v, what},
 #include "kvant/cache/kv_schemes.inc"
 #undef KVANT_KV_SCHEME
 };
@@ -40,6 +41,14 @@ constexpr std::pair<KvScheme::Flush, const char*> kFlushWords[] = {
     {KvScheme::Flush::kSliding, "window"},
     {KvScheme::Flush::kBulk, "bulk"},
 };
+
+// "f32, bf16, .., quanto4 (or hqq4), .."
+std::string KnownNames() {
+  return absl::StrJoin(kNamed, ", ", [](std::string* out, const NamedKvScheme& named) {
+    out->append(named.name);
+    if (!named.alias.empty()) out->append(" (or ").append(named.alias).append(")");
+  });
+}
 
 bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -163,6 +172,14 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text) {
 
 absl::Span<const NamedKvScheme> NamedKvSchemes() { return kNamed; }
 
+std::string KvCacheScheme::ToString() const {
+  std::string of_k = k.ToString(), of_v = v.ToString();
+  for (const NamedKvScheme& named : kNamed) {
+    if (named.k == of_k && named.v == of_v) return std::string(named.name);
+  }
+  return of_k == of_v ? of_k : absl::StrCat(of_k, "/", of_v);
+}
+
 absl::StatusOr<KvCacheScheme> ParseKvCacheScheme(std::string_view text) {
   std::string_view k = text, v = text;
   if (const size_t slash = text.find('/'); slash != std::string_view::npos) {
@@ -170,9 +187,13 @@ absl::StatusOr<KvCacheScheme> ParseKvCacheScheme(std::string_view text) {
     v = text.substr(slash + 1);
   }
   for (const NamedKvScheme& named : kNamed) {
-    if (named.name != text) continue;
+    if (text.empty() || (named.name != text && named.alias != text)) continue;
     k = named.k;
     v = named.v;
+  }
+  // A lone word that begins no format either was meant as a name.
+  if (k == text && text.find_first_of(":+/") == text.npos && !DataTypeFromName(text)) {
+    return Bad(text, absl::StrCat("neither a format nor one of ", KnownNames()));
   }
   KvCacheScheme scheme;
   KVANT_ASSIGN_OR_RETURN(scheme.k, ParseKvScheme(k));

@@ -57,18 +57,21 @@ absl::StatusOr<KvScheme> ParseKvScheme(std::string_view text);
 // Of one layer.
 struct KvCacheScheme {
   KvScheme k, v;
-  bool operator==(const KvCacheScheme& other) const {
-    return k.ToString() == other.k.ToString() && v.ToString() == other.v.ToString();
-  }
+  // The name that the table has for it, else K's text, and V's behind a slash if it is another.
+  std::string ToString() const;
+  bool operator==(const KvCacheScheme& other) const { return ToString() == other.ToString(); }
 };
 
 // A row of the table of named schemes (kv_schemes.inc).
 struct NamedKvScheme {
-  std::string_view name, k, v, what;
+  std::string_view name;
+  std::string_view alias;  // also parsed; empty: none
+  std::string_view k, v, what;
 };
 absl::Span<const NamedKvScheme> NamedKvSchemes();
 
-// A name of the table, one scheme's text for both, or "K/V" with two texts. kInvalidArguments.
+// A name or an alias of the table, one scheme's text for both, or "K/V" with two texts.
+// kInvalidArguments.
 absl::StatusOr<KvCacheScheme> ParseKvCacheScheme(std::string_view text);
 
 }  // namespace kvant

@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvant/cache/kv_attention.h"
@@ -72,6 +74,33 @@ TEST(KvScheme, GroupsWithoutASizeAreRefused) {
   ExpectRefused(scheme.Check(64), "groups of -3");
   scheme.format.groups = KvFormat::Groups::kChannel;
   ExpectRefused(scheme.Check(64), "groups of -3");
+}
+
+TEST(KvScheme, HasOneNameWhateverItIsCalled) {
+  std::set<std::string_view> names;
+  for (const NamedKvScheme& named : NamedKvSchemes()) {
+    EXPECT_TRUE(names.insert(named.name).second) << named.name;
+    EXPECT_EQ(ParseKvCacheScheme(named.name)->ToString(), named.name);
+    EXPECT_EQ(ParseKvCacheScheme(std::string(named.k) + "/" + std::string(named.v))->ToString(),
+              named.name);
+    if (named.alias.empty()) continue;
+    EXPECT_TRUE(names.insert(named.alias).second) << named.alias;
+    EXPECT_EQ(ParseKvCacheScheme(named.alias)->ToString(), named.name);
+  }
+  EXPECT_EQ(ParseKvCacheScheme("hqq4")->ToString(), "quanto4");
+  for (const char* nameless : {"u4:g16:rzp", "s8:token/u4:g32:zp", "u4:g32:rzp+window128"}) {
+    EXPECT_EQ(ParseKvCacheScheme(nameless)->ToString(), nameless);
+  }
+}
+
+TEST(KvScheme, NamesThatAreNoneAreToldThoseThatAre) {
+  for (const char* text : {"int5", ""}) {
+    ExpectRefused(ParseKvCacheScheme(text).status(), std::string("scheme '") + text + "': neither");
+    ExpectRefused(ParseKvCacheScheme(text).status(), "kivi4, quanto4 (or hqq4), quanto2");
+  }
+  ExpectRefused(ParseKvCacheScheme("u4:g").status(), "format 'u4:g'");
+  ExpectRefused(ParseKvCacheScheme("s32").status(), "format 's32'");
+  ExpectRefused(ParseKvCacheScheme("int4_g32/q8_0").status(), "format 'int4_g32'");
 }
 
 TEST(KvScheme, TextSurvivesParsing) {

@@ -17,7 +17,9 @@ TEST(KvSchemesDoc, HoldsTheTable) {
     const KvCacheScheme scheme = ParseKvCacheScheme(named.name).value();
     const std::string k(named.k), v(named.v);
     const double bits = (scheme.k.BitsPerElement(8, 128) + scheme.v.BitsPerElement(8, 128)) / 2;
-    absl::StrAppend(&table, "| ", std::string(named.name), " | `", k, "` | ",
+    const std::string alias =
+        named.alias.empty() ? "" : absl::StrCat(", also ", std::string(named.alias));
+    absl::StrAppend(&table, "| ", std::string(named.name), alias, " | `", k, "` | ",
                     k == v ? "the same" : absl::StrCat("`", v, "`"), " | ",
                     absl::StrFormat("%.4g", bits), " | ", std::string(named.what), " |\n");
   }
