@@ -60,11 +60,11 @@ struct CompiledGraph::State {
 
 absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph graph,
                                                   std::vector<CompiledPartition> partitions,
-                                                  std::vector<std::string> explanations) {
+                                                  std::vector<std::string> misses) {
   auto state = std::make_shared<State>();
   state->graph = std::move(graph);
   state->partitions = std::move(partitions);
-  state->misses = std::move(explanations);
+  state->misses = std::move(misses);
   const Graph& known = state->graph;
 
   absl::flat_hash_map<TensorId, Place> places;

@@ -64,7 +64,7 @@ class CompiledGraph {
   struct State;
   static absl::StatusOr<CompiledGraph> Make(const Engine& engine, Graph graph,
                                             std::vector<CompiledPartition> partitions,
-                                            std::vector<std::string> explanations);
+                                            std::vector<std::string> misses);
   absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                               absl::Span<const Tensor> outputs,
                               absl::Span<std::byte> scratch) const;

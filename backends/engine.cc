@@ -268,17 +268,16 @@ absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
   }
   Graph known = graph;
   KVANT_RETURN_IF_ERROR(InferShapes(known, options.tensors));
-  KVANT_ASSIGN_OR_RETURN(PartitionResult found,
-                         PartitionGraphExplained(known, options.partitioning));
-  KVANT_RETURN_IF_ERROR(CheckRunnable(known, found.partitions));
+  KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions,
+                         PartitionGraph(known, options.partitioning));
+  KVANT_RETURN_IF_ERROR(CheckRunnable(known, partitions));
   std::vector<CompiledPartition> compiled;
-  for (const Partition& partition : found.partitions) {
+  for (const Partition& partition : partitions) {
     KVANT_ASSIGN_OR_RETURN(CompiledPartition one,
                            CompileVerbosely(partition, {.require_fused = options.require_fused}));
     compiled.push_back(std::move(one));
   }
-  return CompiledGraph::Make(*this, std::move(known), std::move(compiled),
-                             std::move(found.explanations));
+  return CompiledGraph::Make(*this, std::move(known), std::move(compiled), MissesOf(partitions));
 }
 
 absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
@@ -94,6 +95,17 @@ absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> p
   result.ops_ = std::move(graph);
   result.ResolveSpec();
   return result;
+}
+
+std::vector<std::string> MissesOf(absl::Span<const Partition> partitions) {
+  std::vector<std::string> all;
+  absl::flat_hash_set<std::string_view> seen;
+  for (const Partition& partition : partitions) {
+    for (const std::string& miss : partition.misses()) {
+      if (seen.insert(miss).second) all.push_back(miss);
+    }
+  }
+  return all;
 }
 
 }  // namespace kvant

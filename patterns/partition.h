@@ -49,7 +49,8 @@ class Partition {
   const StoreSpec* store() const { return ops_ && store_ ? &*store_ : nullptr; }
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Near misses: why ops of it, or beside it, that might be attention are not fused, or not wholly.
+  // Why ops of it, or beside it, that might be attention are not fused, or not wholly: a sentence
+  // each, which names them.
   const std::vector<std::string>& misses() const { return misses_; }
 
   // The same partition for these ports (matched by id; others keep what is known),
@@ -80,6 +81,9 @@ class Partition {
   std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec
 };
+
+// The misses of all of them, each once.
+std::vector<std::string> MissesOf(absl::Span<const Partition> partitions);
 
 }  // namespace kvant
 

@@ -41,14 +41,14 @@ class Partitioner {
   Partitioner(const Graph& graph, const PartitionOptions& options)
       : graph_(graph), options_(options), taken_(graph.ops().size(), 0) {}
 
-  PartitionResult Run();
+  std::vector<Partition> Run();
 
  private:
   void MatchAll();
   void MatchSoftMax(AttentionMatcher& matcher, OpIndex index);
   void Take(Partition::Kind kind, std::vector<OpIndex> ops, std::shared_ptr<AttentionMatch> match);
   Partition Build(OpGroup& group, int id) const;
-  void AttachMisses(PartitionResult& result) const;
+  void AttachMisses(std::vector<Partition>& partitions) const;
 
   const Graph& graph_;
   const PartitionOptions& options_;
@@ -57,41 +57,40 @@ class Partitioner {
   std::vector<Miss> misses_;
 };
 
-PartitionResult Partitioner::Run() {
+std::vector<Partition> Partitioner::Run() {
   MatchAll();
   GroupRemainingOps(graph_, taken_, &groups_);
   SortGroups(graph_, &groups_, &misses_);
-  PartitionResult result;
-  result.partitions.reserve(groups_.size());
+  std::vector<Partition> partitions;
+  partitions.reserve(groups_.size());
   for (OpGroup& group : groups_) {
-    result.partitions.push_back(Build(group, static_cast<int>(result.partitions.size())));
+    partitions.push_back(Build(group, static_cast<int>(partitions.size())));
   }
-  if (!misses_.empty()) AttachMisses(result);
-  return result;
+  if (!misses_.empty()) AttachMisses(partitions);
+  return partitions;
 }
 
 // To the partition of the op that was missed, and to those beside it, which would be part of the
 // attention: whoever compiles one of these alone is told why it is not.
-void Partitioner::AttachMisses(PartitionResult& result) const {
+void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
   std::vector<int> partition_of(graph_.ops().size(), -1);
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (const OpIndex op : groups_[i].ops) partition_of[op] = static_cast<int>(i);
   }
   for (const Miss& miss : misses_) {
-    result.explanations.push_back(miss.why);
     absl::InlinedVector<OpIndex, 8> around{miss.op};
     const Op& op = graph_.ops()[miss.op];
     for (const TensorId id : op.inputs) around.push_back(graph_.FindTensor(id)->producer.op);
     for (const TensorId id : op.outputs) {
       for (const Graph::Use& use : graph_.FindTensor(id)->consumers) around.push_back(use.op);
     }
-    absl::InlinedVector<int, 8> partitions;
+    absl::InlinedVector<int, 8> told;
     for (const OpIndex one : around) {
-      if (one != Graph::kNoOp && partition_of[one] >= 0) partitions.push_back(partition_of[one]);
+      if (one != Graph::kNoOp && partition_of[one] >= 0) told.push_back(partition_of[one]);
     }
-    std::sort(partitions.begin(), partitions.end());
-    partitions.erase(std::unique(partitions.begin(), partitions.end()), partitions.end());
-    for (const int i : partitions) result.partitions[i].misses_.push_back(miss.why);
+    std::sort(told.begin(), told.end());
+    told.erase(std::unique(told.begin(), told.end()), told.end());
+    for (const int i : told) partitions[i].misses_.push_back(miss.why);
   }
 }
 
@@ -191,29 +190,23 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
   return partition;
 }
 
-absl::StatusOr<PartitionResult> PartitionGraphExplained(const Graph& graph,
-                                                        const PartitionOptions& options) {
+absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,
+                                                      const PartitionOptions& options) {
   if (!graph.finalized()) {
     return MakeError(ErrorKind::kInvalidGraph, "only a finalized graph can be partitioned");
   }
-  return WithoutExceptions([&]() -> absl::StatusOr<PartitionResult> {
+  return WithoutExceptions([&]() -> absl::StatusOr<std::vector<Partition>> {
     const VerboseEvent event("partition");
-    PartitionResult result = Partitioner(graph, options).Run();
+    std::vector<Partition> partitions = Partitioner(graph, options).Run();
     event.Done([&] {
-      const size_t count = result.partitions.size();
-      return absl::StrCat(
-          graph.ops().size(), " ops in ", count, count == 1 ? " partition" : " partitions",
-          result.explanations.empty() ? "" : "; ", absl::StrJoin(result.explanations, "; "));
+      const size_t count = partitions.size();
+      const std::vector<std::string> misses = MissesOf(partitions);
+      return absl::StrCat(graph.ops().size(), " ops in ", count,
+                          count == 1 ? " partition" : " partitions", misses.empty() ? "" : "; ",
+                          absl::StrJoin(misses, "; "));
     });
-    return result;
+    return partitions;
   });
-}
-
-absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,
-                                                      const PartitionOptions& options) {
-  absl::StatusOr<PartitionResult> result = PartitionGraphExplained(graph, options);
-  if (!result.ok()) return result.status();
-  return std::move(result->partitions);
 }
 
 }  // namespace kvant

@@ -2,7 +2,6 @@
 #ifndef KVANT_PATTERNS_PARTITIONER_H_
 #define KVANT_PATTERNS_PARTITIONER_H_
 
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,19 +18,10 @@ struct PartitionOptions {
   Grammar grammar = Grammar::kNative;
 };
 
-struct PartitionResult {
-  // In topological order; every op but End (and Wildcard, which nothing runs)
-  // is in exactly one.
-  std::vector<Partition> partitions;
-  // Near misses: why a SoftMax that might have been attention is not fused, or
-  // not wholly, a sentence each, naming ops.
-  std::vector<std::string> explanations;
-};
-
-// Splits a finalized graph. Shapes may be unknown; then Partition::attention()
-// is null until WithPorts. kInvalidGraph if the graph is not finalized.
-absl::StatusOr<PartitionResult> PartitionGraphExplained(const Graph& graph,
-                                                        const PartitionOptions& options = {});
+// Splits a finalized graph, in topological order. Every op but End (and Wildcard, which nothing
+// runs) is in exactly one partition. Shapes may be unknown; then Partition::attention() is null
+// until WithPorts. What was nearly attention is among the misses of the partitions around it.
+// kInvalidGraph if the graph is not finalized.
 absl::StatusOr<std::vector<Partition>> PartitionGraph(const Graph& graph,
                                                       const PartitionOptions& options = {});
 

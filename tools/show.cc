@@ -76,7 +76,8 @@ Json ToJson(const Partition& partition, const Choice& choice) {
                {"constants", Json::array()},
                {"backend", nullptr},
                {"kernel", nullptr},
-               {"notes", choice.notes}};
+               {"notes", choice.notes},
+               {"misses", partition.misses()}};
   for (const LogicalTensor* constant : ConstantsOf(partition.ops())) {
     json["constants"].push_back({{"id", constant->id},
                                  {"type", std::string(DataTypeName(constant->type))},
@@ -129,16 +130,16 @@ struct ShowArguments {
 
   absl::StatusOr<int> Run() const {
     KVANT_ASSIGN_OR_RETURN(const Graph graph, graph_arguments.Load());
-    KVANT_ASSIGN_OR_RETURN(const PartitionResult result,
-                           PartitionGraphExplained(graph, graph_arguments.partition_options()));
-    if (!svg.empty()) KVANT_RETURN_IF_ERROR(DrawSvg(graph, result.partitions, svg));
+    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions,
+                           PartitionGraph(graph, graph_arguments.partition_options()));
+    if (!svg.empty()) KVANT_RETURN_IF_ERROR(DrawSvg(graph, partitions, svg));
     if (dot) {
-      std::fputs(DrawDot(graph, result.partitions).c_str(), stdout);
+      std::fputs(DrawDot(graph, partitions).c_str(), stdout);
       return 0;
     }
     KVANT_ASSIGN_OR_RETURN(const Engine engine, graph_arguments.MakeEngine());
-    Json out = {{"partitions", Json::array()}, {"explanations", result.explanations}};
-    for (const Partition& partition : result.partitions) {
+    Json out = {{"partitions", Json::array()}};
+    for (const Partition& partition : partitions) {
       const Choice choice = Choose(engine, partition);
       if (json) {
         out["partitions"].push_back(ToJson(partition, choice));
@@ -151,7 +152,7 @@ struct ShowArguments {
       std::puts(out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
       return 0;
     }
-    for (const std::string& line : result.explanations) std::printf("%s\n", line.c_str());
+    for (const std::string& miss : MissesOf(partitions)) std::printf("%s\n", miss.c_str());
     return 0;
   }
 };

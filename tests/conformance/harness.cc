@@ -97,15 +97,15 @@ class DeviceCopies {
 absl::StatusOr<Prepared> Prepare(const Case& c) {
   Prepared prepared;
   KVANT_ASSIGN_OR_RETURN(prepared.graph, BuildCase(c));
-  KVANT_ASSIGN_OR_RETURN(PartitionResult found, PartitionGraphExplained(prepared.graph.graph));
-  if (found.partitions.size() != 1 || found.partitions[0].kind() != Partition::Kind::kAttention) {
+  KVANT_ASSIGN_OR_RETURN(std::vector<Partition> found, PartitionGraph(prepared.graph.graph));
+  if (found.size() != 1 || found[0].kind() != Partition::Kind::kAttention) {
     return absl::InternalError(absl::StrCat(
-        found.partitions.size(), " partitions, not one of attention: ",
-        absl::StrJoin(found.partitions, "; ",
+        found.size(), " partitions, not one of attention: ",
+        absl::StrJoin(found, "; ",
                       [](std::string* out, const Partition& p) { out->append(p.pattern()); }),
-        ". ", absl::StrJoin(found.explanations, " ")));
+        ". ", absl::StrJoin(MissesOf(found), " ")));
   }
-  prepared.partition = std::move(found.partitions[0]);
+  prepared.partition = std::move(found[0]);
   for (const CaseInput& input : prepared.graph.inputs) {
     const LogicalTensor& tensor = prepared.graph.graph.tensor(input.id);
     prepared.inputs.emplace(input.id, FilledBuffer(tensor, input.fill));

@@ -303,7 +303,7 @@ struct JaxMqa {
   Value vt = g.Input("v", kF32, {2, 6, 5});
 
   Value Scores() { return g.Transpose(g.Reshape(g.MatMul(k, q), {2, 5, 4, 3}), {0, 2, 1, 3}); }
-  PartitionResult Found(Value probs) {
+  std::vector<Partition> Found(Value probs) {
     const Value p = g.Reshape(g.Transpose(probs, {0, 2, 1, 3}), {2, 5, 12});
     g.Output("o", g.MatMul(vt, p));
     return Partitions(std::move(g));
@@ -367,10 +367,10 @@ TEST(AttentionMatcher, SoftMaxOverHeadsIsNotResolved) {
                             {2, 5, 3, 4});
   const Value probs = g.Reshape(g.SoftMax(s, {.axis = -2}), {2, 5, 12});
   g.Output("o", g.MatMul(g.Input("v", kF32, {2, 6, 5}), probs));
-  const PartitionResult result = Partitions(std::move(g));
-  ASSERT_EQ(result.partitions.size(), 1u) << testing::KindsOf(result);
-  EXPECT_EQ(result.partitions[0].attention(), nullptr);
-  EXPECT_THAT(result.partitions[0].notes(),
+  const std::vector<Partition> result = Partitions(std::move(g));
+  ASSERT_EQ(result.size(), 1u) << testing::KindsOf(result);
+  EXPECT_EQ(result[0].attention(), nullptr);
+  EXPECT_THAT(result[0].notes(),
               ::testing::ElementsAre(::testing::HasSubstr(
                   "axis -2 is not that of the keys, nor of the queries of a head")));
 }
@@ -381,9 +381,9 @@ TEST(AttentionMatcher, SoftMaxOverAnAxisThatAMaskBroadcastIsNotResolved) {
   const Value masked = g.Add(g.Transpose(s, {1, 0, 2}), g.Input("mask", kF32, {5, 4, 3}));
   const Value probs = g.Transpose(g.SoftMax(masked, {.axis = 1}), {1, 0, 2});
   g.Output("o", g.MatMul(g.Input("v", kF32, {1, 6, 5}), probs));
-  const PartitionResult result = Partitions(std::move(g));
-  ASSERT_EQ(result.partitions.size(), 1u) << testing::KindsOf(result);
-  EXPECT_EQ(result.partitions[0].attention(), nullptr);
+  const std::vector<Partition> result = Partitions(std::move(g));
+  ASSERT_EQ(result.size(), 1u) << testing::KindsOf(result);
+  EXPECT_EQ(result[0].attention(), nullptr);
 }
 
 TEST(AttentionMatcher, SegmentsOfKeysAndValues) {
@@ -421,10 +421,10 @@ TEST(AttentionMatcher, SharedDequantizedKeysStayOutside) {
   g.Output("o", g.MatMul(g.SoftMax(g.MatMul(q, k, {.transpose_b = true})),
                          g.Input("v", kF16, {2, 4, 5, 8})));
   g.Output("t", g.Tanh(k));
-  const PartitionResult result = Partitions(std::move(g));
+  const std::vector<Partition> result = Partitions(std::move(g));
   EXPECT_EQ(testing::KindsOf(result), "DynamicDequantize | MatMul SoftMax MatMul | Tanh");
-  ASSERT_NE(result.partitions[1].attention(), nullptr);
-  EXPECT_EQ(Text(result.partitions[1].attention()->k[0]), "1:f16[2,4,1,5,8]s[160,40,0,8,1]");
+  ASSERT_NE(result[1].attention(), nullptr);
+  EXPECT_EQ(Text(result[1].attention()->k[0]), "1:f16[2,4,1,5,8]s[160,40,0,8,1]");
 }
 
 TEST(AttentionMatcher, OneDequantizeForKeysAndValues) {

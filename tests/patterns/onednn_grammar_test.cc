@@ -26,8 +26,8 @@ void Expect(const std::string& onednn, void (*build)(Case&)) {
   build(a);
   build(b);
   EXPECT_EQ(KindsOf(Partitions(std::move(a.g), Grammar::kOneDnn)), onednn);
-  const PartitionResult native = Partitions(std::move(b.g));
-  EXPECT_EQ(native.partitions.size(), 1u) << KindsOf(native);
+  const std::vector<Partition> native = Partitions(std::move(b.g));
+  EXPECT_EQ(native.size(), 1u) << KindsOf(native);
 }
 
 TEST(OneDnnGrammar, MaskBeforeScale) {
@@ -123,8 +123,8 @@ TEST(OneDnnGrammar, CompressedGroupedHeadsByReshapeAreSevenPartitions) {
   };
   const Value s = g.Divide(g.MatMul(q, kv("k"), {.transpose_b = true}), g.Input("d", kF32, {1}));
   g.Output("o", g.Reshape(g.MatMul(g.SoftMax(s), kv("v")), {2, 4, 3, 8}));
-  const PartitionResult result = Partitions(std::move(g), Grammar::kOneDnn);
-  EXPECT_EQ(result.partitions.size(), 7u) << KindsOf(result);
+  const std::vector<Partition> result = Partitions(std::move(g), Grammar::kOneDnn);
+  EXPECT_EQ(result.size(), 7u) << KindsOf(result);
 }
 
 TEST(OneDnnGrammar, TrailingTypeCastAndResidualAdd) {
@@ -135,7 +135,7 @@ TEST(OneDnnGrammar, TrailingTypeCastAndResidualAdd) {
   Plain p;
   const Value o = p.g.MatMul(p.g.SoftMax(p.Scores()), p.v);
   p.g.Output("o", p.g.Add(o, p.g.Input("residual", kF32, {2, 4, 3, 6})));
-  const PartitionResult result = Partitions(std::move(p.g), Grammar::kOneDnn);
+  const std::vector<Partition> result = Partitions(std::move(p.g), Grammar::kOneDnn);
   EXPECT_EQ(KindsOf(result), "MatMul SoftMax MatMul | Add");
 }
 
@@ -143,9 +143,9 @@ TEST(OneDnnGrammar, SaysWhatItLeavesOut) {
   Plain p;
   const Value o = p.g.MatMul(p.g.SoftMax(p.Scores()), p.v);
   p.g.Output("o", p.g.TypeCast(o, kBF16));
-  const PartitionResult result = Partitions(std::move(p.g), Grammar::kOneDnn);
-  ASSERT_EQ(result.explanations.size(), 1u);
-  EXPECT_THAT(result.explanations[0],
+  const std::vector<Partition> result = Partitions(std::move(p.g), Grammar::kOneDnn);
+  ASSERT_EQ(MissesOf(result).size(), 1u);
+  EXPECT_THAT(MissesOf(result)[0],
               ::testing::MatchesRegex("SoftMax .* is fused without TypeCast '.*' \\(id [0-9]+\\), "
                                       "which oneDNN does not fuse with it"));
 }

@@ -24,9 +24,9 @@ Partition PlainPartition() {
   Plain p;
   const Value s = p.g.Add(p.g.Divide(p.Scores(), p.scale), p.mask);
   p.g.Output("o", p.g.MatMul(p.g.SoftMax(s), p.v));
-  PartitionResult result = Partitions(std::move(p.g));
-  EXPECT_EQ(result.partitions.size(), 1u);
-  return std::move(result.partitions[0]);
+  std::vector<Partition> result = Partitions(std::move(p.g));
+  EXPECT_EQ(result.size(), 1u);
+  return std::move(result[0]);
 }
 
 TEST(Partition, PortsInOrderOfUse) {
@@ -62,9 +62,9 @@ TEST(Partition, UnknownShapesAreMatchedAndResolvedLater) {
   const Value q = g.Input("q", kF32, unknown), k = g.Input("k", kF32, unknown);
   const Value s = g.CausalMask(g.MatMul(q, k, {.transpose_b = true}), g.Input("f", kF32, {1}));
   g.Output("o", g.MatMul(g.SoftMax(s), k));
-  const PartitionResult result = Partitions(std::move(g));
-  ASSERT_EQ(result.partitions.size(), 1u);
-  const Partition& partition = result.partitions[0];
+  const std::vector<Partition> result = Partitions(std::move(g));
+  ASSERT_EQ(result.size(), 1u);
+  const Partition& partition = result[0];
   EXPECT_EQ(partition.kind(), Partition::Kind::kAttention);
   EXPECT_EQ(partition.attention(), nullptr);
   EXPECT_TRUE(partition.notes().empty());

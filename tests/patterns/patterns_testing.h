@@ -18,19 +18,19 @@ namespace kvant::testing {
 
 using Grammar = PartitionOptions::Grammar;
 
-inline PartitionResult Partitions(GraphBuilder g, Grammar grammar = Grammar::kNative) {
+inline std::vector<Partition> Partitions(GraphBuilder g, Grammar grammar = Grammar::kNative) {
   absl::StatusOr<Graph> graph = std::move(g).Build();
   EXPECT_TRUE(graph.ok()) << graph.status();
   if (!graph.ok()) return {};
-  absl::StatusOr<PartitionResult> result = PartitionGraphExplained(*graph, {grammar});
+  absl::StatusOr<std::vector<Partition>> result = PartitionGraph(*graph, {grammar});
   EXPECT_TRUE(result.ok()) << result.status();
   return *std::move(result);
 }
 
 // The kinds of each partition's ops: "MatMul Add | SoftMax | MatMul".
-inline std::string KindsOf(const PartitionResult& result) {
+inline std::string KindsOf(const std::vector<Partition>& result) {
   std::vector<std::string> partitions;
-  for (const Partition& partition : result.partitions) {
+  for (const Partition& partition : result) {
     std::vector<std::string> ops;
     for (const Op& op : partition.ops().ops()) ops.emplace_back(OpKindName(op.kind));
     partitions.push_back(absl::StrJoin(ops, " "));
@@ -39,11 +39,11 @@ inline std::string KindsOf(const PartitionResult& result) {
 }
 
 // The spec of the only partition; fails the test when there is none.
-inline AttentionSpec OnlySpec(const PartitionResult& result) {
-  EXPECT_EQ(result.partitions.size(), 1u) << KindsOf(result);
-  for (const std::string& why : result.explanations) ADD_FAILURE() << why;
-  if (result.partitions.empty()) return {};
-  const Partition& partition = result.partitions[0];
+inline AttentionSpec OnlySpec(const std::vector<Partition>& result) {
+  EXPECT_EQ(result.size(), 1u) << KindsOf(result);
+  for (const std::string& why : MissesOf(result)) ADD_FAILURE() << why;
+  if (result.empty()) return {};
+  const Partition& partition = result[0];
   for (const std::string& note : partition.notes()) ADD_FAILURE() << note;
   EXPECT_NE(partition.attention(), nullptr);
   return partition.attention() ? *partition.attention() : AttentionSpec();

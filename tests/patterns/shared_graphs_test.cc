@@ -27,11 +27,11 @@ TEST(SharedGraphs, AreOnePartitionEach) {
     ASSERT_TRUE(graph.ok()) << graph.status();
     const bool backward = entry.path().filename().string().find("backward") != std::string::npos;
     for (const auto grammar : {testing::Grammar::kNative, testing::Grammar::kOneDnn}) {
-      const auto result = PartitionGraphExplained(*graph, {grammar});
+      const auto result = PartitionGraph(*graph, {grammar});
       ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_THAT(result->explanations, ::testing::IsEmpty());
-      ASSERT_EQ(result->partitions.size(), 1u) << testing::KindsOf(*result);
-      const Partition& partition = result->partitions[0];
+      EXPECT_THAT(MissesOf(*result), ::testing::IsEmpty());
+      ASSERT_EQ(result->size(), 1u) << testing::KindsOf(*result);
+      const Partition& partition = result->front();
       EXPECT_THAT(partition.notes(), ::testing::IsEmpty());
       EXPECT_EQ(partition.kind(),
                 backward ? Partition::Kind::kAttentionBackward : Partition::Kind::kAttention);
