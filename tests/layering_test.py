@@ -34,7 +34,7 @@ EXTERNAL = [
     (re.compile(r"nlohmann/"), re.compile(r"graph/.*\.cc$")),
     (re.compile(r"(oneapi/)?tbb/"), re.compile(r"backends/[^/]*\.cc$")),
     (re.compile(r"(oneapi/dnnl/)?dnnl"), re.compile(r"backends/reference/")),
-    (re.compile(r"xxh"), re.compile(r"backends/cuda/disk_cache\.cc$")),
+    (re.compile(r"xxh"), re.compile(r"backends/cuda/runtime/disk_cache\.cc$")),
     (re.compile(r"cuda|nvrtc"), re.compile(r"backends/cuda/|kernels/cuda/|kernels/device/")),
     (re.compile(r"absl/"), re.compile(r"(?!kernels/)")),
     (re.compile(r"CLI/"), re.compile(r"$^")),
