@@ -7,7 +7,7 @@
 #include "kvant/backends/engine.h"              // IWYU pragma: export
 #include "kvant/backends/executor.h"            // IWYU pragma: export
 #include "kvant/backends/tensor.h"              // IWYU pragma: export
-#include "kvant/cache/formats.h"                // IWYU pragma: export
+#include "kvant/cache/import_export.h"          // IWYU pragma: export
 #include "kvant/cache/kv_attention.h"           // IWYU pragma: export
 #include "kvant/cache/kv_cache.h"               // IWYU pragma: export
 #include "kvant/graph/builder.h"                // IWYU pragma: export

@@ -38,7 +38,7 @@ absl::StatusOr<Filled> Fill(const Engine& engine, const std::string& scheme, int
   options.heads = heads;
   options.head_size = kSize;
   options.capacity = tokens + 4096;
-  KVANT_ASSIGN_OR_RETURN(options.schemes[0], ParseKvCacheScheme(scheme));
+  KVANT_ASSIGN_OR_RETURN(options.schemes[0], ParseCacheScheme(scheme));
   KVANT_ASSIGN_OR_RETURN(const KvCacheBytes one, KvCache::BytesFor(options));
   const int64_t used = one.total() / options.capacity * tokens;
   options.layers = std::clamp<int64_t>(kColdBytes / std::max<int64_t>(1, used), 1, 48);

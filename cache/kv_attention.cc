@@ -68,7 +68,7 @@ class Operand {
     const GraphBuilder::DequantizeOptions options{
         .group_shape = Shared(tensor_.GroupShape()),
         .type = kF32,
-        .codebook = tensor_.scheme().format.codebook_values()};
+        .codebook = tensor_.storage().format.codebook_values()};
     if (!tensor_.has(KvPart::kZeroPoints)) return g_.DynamicDequantize(codes, scales, options);
     return g_.DynamicDequantize(codes, scales, Input(KvPart::kZeroPoints), options);
   }

@@ -104,7 +104,7 @@ absl::StatusOr<KvCacheBytes> KvCache::BytesFor(const KvCacheOptions& options) {
 void KvCache::MakeGroups() {
   const KvCacheOptions& o = options_;
   for (int64_t i = 0; i < o.layers; ++i) {
-    const KvCacheScheme& scheme = KvSchemeOf(o, i);
+    const CacheScheme& scheme = CacheSchemeOf(o, i);
     const auto same = std::find_if(groups_.begin(), groups_.end(),
                                    [&](const Group& group) { return group.scheme == scheme; });
     layers_.emplace_back().group = static_cast<int>(same - groups_.begin());
@@ -142,7 +142,7 @@ void KvCache::FillStaticScales() {
     const Layer& layer = layers_[i];
     const Group& group = groups_[layer.group];
     const auto fill = [i](const KvTensor& tensor, const KvPointers& pointers, const auto& scales) {
-      if (!tensor.scheme().static_scales()) return;
+      if (!tensor.storage().static_scales()) return;
       const LogicalTensor& desc = tensor.part(KvPart::kScales);
       for (size_t j = 0; j < scales[i].size(); ++j) {
         StoreElement(desc.type, pointers[static_cast<int>(KvPart::kScales)],
@@ -405,7 +405,7 @@ int64_t KvCache::length(int64_t layer, int64_t row) const {
   return layers_[layer].lengths[row];
 }
 
-absl::StatusOr<KvCacheScheme> KvCache::scheme(int64_t layer) const {
+absl::StatusOr<CacheScheme> KvCache::scheme(int64_t layer) const {
   KVANT_RETURN_IF_ERROR(CheckLayer(layer));
   return groups_[layers_[layer].group].scheme;
 }

@@ -2,7 +2,7 @@
 //
 //   auto cache = *KvCache::Create(engine, {.layers = 32, .batch = 1, .heads = 8, .head_size = 128,
 //                                          .capacity = 32768, .schemes =
-//                                          {*ParseKvCacheScheme("kivi2")}});
+//                                          {*ParseCacheScheme("kivi2")}});
 //   const auto attention = *cache->Attention({.query_heads = 32});
 //   for each step, for each layer:
 //     cache->Append(layer, k, v);
@@ -71,7 +71,7 @@ class KvCache {
   int64_t used_bytes() const;
   const KvCacheOptions& options() const { return options_; }
   const Engine& engine() const { return engine_; }
-  absl::StatusOr<KvCacheScheme> scheme(int64_t layer) const;
+  absl::StatusOr<CacheScheme> scheme(int64_t layer) const;
 
   // Tokens behind those that layer has, k and v of as many, for all batch rows alike; or `counts`
   // [batch], how many of them each row takes. kInvalidArguments, and the cache is as it was: shapes
@@ -118,7 +118,7 @@ class KvCache {
   friend class KvAttention;
   // Layers of one scheme share what is compiled.
   struct Group {
-    KvCacheScheme scheme;
+    CacheScheme scheme;
     KvTensor k, v;
   };
   struct Layer {

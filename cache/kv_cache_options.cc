@@ -32,31 +32,31 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
   const auto& scales = values ? options.v_scales : options.k_scales;
   bool wanted = false;
   for (int64_t layer = 0; layer < options.layers; ++layer) {
-    const KvCacheScheme& both = KvSchemeOf(options, layer);
-    const KvScheme& scheme = values ? both.v : both.k;
-    if (!scheme.static_scales()) continue;
+    const CacheScheme& scheme = CacheSchemeOf(options, layer);
+    const KvStorage& storage = values ? scheme.v : scheme.k;
+    if (!storage.static_scales()) continue;
     wanted = true;
-    if (scheme.format.zero_points) {
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": scheme '", scheme.ToString(),
+    if (storage.format.zero_points) {
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": storage '", storage.ToString(),
                                   "' has static scales, which go without zero points"));
     }
     const int64_t channels = values ? options.value_size() : options.head_size;
-    const int64_t each = scheme.format.groups == KvFormat::Groups::kTensor ? 1
-                         : scheme.format.groups == KvFormat::Groups::kHead
+    const int64_t each = storage.format.groups == NumberFormat::Groups::kTensor ? 1
+                         : storage.format.groups == NumberFormat::Groups::kHead
                              ? options.heads
                              : options.heads * channels;
     const int64_t given = layer < static_cast<int64_t>(scales.size())
                               ? static_cast<int64_t>(scales[layer].size())
                               : 0;
     if (given != each) {
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": scheme '", scheme.ToString(),
+      return Invalid(absl::StrCat(name, " of layer ", layer, ": storage '", storage.ToString(),
                                   "' takes ", each, " static scales, but there are ", given));
     }
     for (const float scale : scales[layer]) {
-      const double stored = RoundTo(scheme.scale_type(), scale);
+      const double stored = RoundTo(storage.scale_type(), scale);
       if (std::isfinite(stored) && stored > 0) continue;
       return Invalid(absl::StrCat(name, " of layer ", layer, ": a static scale is ", scale, ", as ",
-                                  std::string(DataTypeName(scheme.scale_type())), " ", stored));
+                                  std::string(DataTypeName(storage.scale_type())), " ", stored));
     }
   }
   if (wanted && static_cast<int64_t>(scales.size()) > options.layers) {
@@ -89,7 +89,7 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
     return Invalid(
         absl::StrCat(o.schemes.size(), " schemes for ", o.layers, " layers; give one, or all"));
   }
-  for (const KvCacheScheme& scheme : o.schemes) {
+  for (const CacheScheme& scheme : o.schemes) {
     KVANT_RETURN_IF_ERROR(scheme.k.Check(o.head_size));
     KVANT_RETURN_IF_ERROR(scheme.v.Check(o.value_size()));
     // A group may be longer than the capacity.
@@ -99,11 +99,11 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   return CheckStatic(o, true);
 }
 
-const KvCacheScheme& KvSchemeOf(const KvCacheOptions& options, int64_t layer) {
+const CacheScheme& CacheSchemeOf(const KvCacheOptions& options, int64_t layer) {
   return options.schemes[options.schemes.size() == 1 ? 0 : layer];
 }
 
-std::pair<KvLayout, KvLayout> KvLayoutsOf(const KvCacheScheme& scheme, const KvCacheOptions& o) {
+std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& o) {
   KvLayout k(scheme.k, o.capacity, o.rollback), v(scheme.v, o.capacity, o.rollback);
   const int64_t more = k.total_slots() - v.total_slots();
   more > 0 ? v.AddSlots(more) : k.AddSlots(-more);

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kvant/cache/cache_scheme.h"
 #include "kvant/cache/kv_layout.h"
-#include "kvant/cache/kv_scheme.h"
 
 namespace kvant {
 
@@ -18,7 +18,7 @@ struct KvCacheOptions {
   int64_t v_head_size = 0;  // 0: as head_size
   int64_t capacity = 0;     // tokens of a sequence
   // One for all layers, or one for each.
-  std::vector<KvCacheScheme> schemes = {KvCacheScheme{}};
+  std::vector<CacheScheme> schemes = {CacheScheme{}};
   // How many of the last tokens Crop can take back where tokens leave a window: so many more stay
   // there in full precision.
   int64_t rollback = 0;
@@ -35,10 +35,9 @@ struct KvCacheOptions {
 absl::Status CheckKvCacheOptions(const KvCacheOptions& options);
 
 // Of one of the layers. The options are such that CheckKvCacheOptions takes them.
-const KvCacheScheme& KvSchemeOf(const KvCacheOptions& options, int64_t layer);
+const CacheScheme& CacheSchemeOf(const KvCacheOptions& options, int64_t layer);
 // Of K and V, with as many slots each: attention's graph multiplies one by the other.
-std::pair<KvLayout, KvLayout> KvLayoutsOf(const KvCacheScheme& scheme,
-                                          const KvCacheOptions& options);
+std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& options);
 
 }  // namespace kvant
 

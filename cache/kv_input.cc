@@ -124,7 +124,7 @@ absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput
             absl::StrCat("has ", value, " in batch row ", b, ", head ", h, ", token ", t,
                          ", channel ", d,
                          std::isfinite(value) ? absl::StrCat(", beyond the ", largest, " that '",
-                                                             tensor.scheme().ToString(), "' holds")
+                                                             tensor.storage().ToString(), "' holds")
                                               : std::string(", which is not finite"),
                          "; KvCacheOptions::allow_non_finite stores it all the same"));
       }

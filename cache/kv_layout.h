@@ -9,7 +9,7 @@
 #include <array>
 #include <cstdint>
 
-#include "kvant/cache/kv_scheme.h"
+#include "kvant/cache/kv_storage.h"
 
 namespace kvant {
 
@@ -24,14 +24,14 @@ struct KvRange {
 class KvLayout {
  public:
   // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back.
-  KvLayout(const KvScheme& scheme, int64_t capacity, int64_t rollback)
-      : bulk_(scheme.flush != KvScheme::Flush::kSliding), residual_(scheme.residual) {
-    const int64_t sinks = std::min(scheme.sinks, capacity);
+  KvLayout(const KvStorage& storage, int64_t capacity, int64_t rollback)
+      : bulk_(storage.bulk), residual_(storage.residual) {
+    const int64_t sinks = std::min(storage.sinks, capacity);
     slots_[Index(KvSegmentKind::kSinks)] = sinks;
     const int64_t behind = capacity - sinks;
     // At least one group, also where no token ever gets there.
     slots_[Index(KvSegmentKind::kMain)] =
-        std::max({MainOf(behind), scheme.format.group_tokens().value_or(1), int64_t{1}});
+        std::max({MainOf(behind), storage.format.group_tokens().value_or(1), int64_t{1}});
     if (residual_ == 0) return;
     // Short sequences need no more than themselves.
     slots_[Index(KvSegmentKind::kWindow)] =

@@ -32,7 +32,7 @@ int64_t BytesOf(const LogicalTensor& desc) { return desc.dims ? desc.memory_byte
 }  // namespace
 
 int64_t KvTensor::rotation() const {
-  return scheme_.rotation == KvScheme::kWholeHead ? shape_.head_size : scheme_.rotation;
+  return storage_.rotation == KvStorage::kWholeHead ? shape_.head_size : storage_.rotation;
 }
 
 double KvTensor::largest() const {
@@ -51,17 +51,17 @@ const LogicalTensor& KvTensor::part(KvPart part) const {
 }
 
 Dims KvTensor::GroupShape() const {
-  // KvScheme::Check has found that groups divide these.
+  // KvStorage::Check has found that groups divide these.
   const int64_t slots = layout_.slots(KvSegmentKind::kMain);
   Dims group =
-      scheme_.format.GroupShape({shape_.batch, shape_.heads, slots, shape_.head_size}).value();
-  if (scheme_.static_scales()) group[0] = shape_.batch;
+      storage_.format.GroupShape({shape_.batch, shape_.heads, slots, shape_.head_size}).value();
+  if (storage_.static_scales()) group[0] = shape_.batch;
   return group;
 }
 
-KvTensor::KvTensor(std::string name, const KvScheme& scheme, const KvShape& shape,
+KvTensor::KvTensor(std::string name, const KvStorage& storage, const KvShape& shape,
                    const KvLayout& layout)
-    : name_(std::move(name)), scheme_(scheme), shape_(shape), layout_(layout) {
+    : name_(std::move(name)), storage_(storage), shape_(shape), layout_(layout) {
   const auto describe = [this](KvPart part, DataType type, Dims dims) {
     LogicalTensor& desc = parts_[static_cast<int>(part)];
     desc.type = type;
@@ -72,18 +72,18 @@ KvTensor::KvTensor(std::string name, const KvScheme& scheme, const KvShape& shap
     return Dims{shape_.batch, shape_.heads, slots, shape_.head_size};
   };
   const int64_t main = layout_.slots(KvSegmentKind::kMain);
-  describe(KvPart::kCodes, scheme_.format.type, tokens(main));
-  if (!scheme_.format.quantized()) return;
+  describe(KvPart::kCodes, storage_.format.type, tokens(main));
+  if (!storage_.format.quantized()) return;
   Dims groups = tokens(main);
   const Dims group = GroupShape();
   for (size_t d = 0; d < groups.size(); ++d) groups[d] /= group[d];
-  describe(KvPart::kScales, scheme_.scale_type(), groups);
-  if (const DataType type = scheme_.format.ZeroPointType(scheme_.scale_type()); type != kUndef) {
+  describe(KvPart::kScales, storage_.scale_type(), groups);
+  if (const DataType type = storage_.format.ZeroPointType(storage_.scale_type()); type != kUndef) {
     describe(KvPart::kZeroPoints, type, groups);
   }
-  if (layout_.sinks() > 0) describe(KvPart::kSinks, scheme_.window_type, tokens(layout_.sinks()));
+  if (layout_.sinks() > 0) describe(KvPart::kSinks, storage_.window_type, tokens(layout_.sinks()));
   if (layout_.residual() > 0) {
-    describe(KvPart::kWindow, scheme_.window_type, tokens(layout_.slots(KvSegmentKind::kWindow)));
+    describe(KvPart::kWindow, storage_.window_type, tokens(layout_.slots(KvSegmentKind::kWindow)));
   }
 }
 
@@ -103,9 +103,9 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
   const Value positions = g.Input("positions", kS32, {shape_.batch});
   const LogicalTensor& dst = part(to);
   const int64_t capacity = (*dst.dims)[2];
-  if (to != KvPart::kCodes || !scheme_.format.quantized()) {
+  if (to != KvPart::kCodes || !storage_.format.quantized()) {
     g.Output("dst", g.Append(x, positions, capacity, {.type = dst.type}).codes);
-  } else if (scheme_.static_scales()) {
+  } else if (storage_.static_scales()) {
     const Value scales = g.Input("scales", part(KvPart::kScales).type, *part(KvPart::kScales).dims);
     g.Output("dst", g.Append(x, positions, capacity, scales, std::nullopt,
                              {.group_shape = GroupShape(), .type = dst.type}));
@@ -114,8 +114,8 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
                                                 .type = dst.type,
                                                 .scale_type = part(KvPart::kScales).type,
                                                 .zero_point_type = part(KvPart::kZeroPoints).type,
-                                                .codebook = scheme_.format.codebook_values(),
-                                                .ggml_formula = scheme_.format.ggml_formula};
+                                                .codebook = storage_.format.codebook_values(),
+                                                .ggml_formula = storage_.format.ggml_formula};
     const GraphBuilder::Quantized stored = g.Append(x, positions, capacity, options);
     g.Output("dst", stored.codes);
     g.Output("scales", stored.scales);
@@ -126,7 +126,7 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
 }
 
 absl::Status KvTensor::Compile(const Engine& engine) {
-  const DataType main_source = layout_.residual() > 0 ? scheme_.window_type : kF32;
+  const DataType main_source = layout_.residual() > 0 ? storage_.window_type : kF32;
   const auto append = [&](KvPart part, DataType src, Ops* ops) {
     KVANT_ASSIGN_OR_RETURN(ops->one, CompileAppend(engine, part, src, 1));
     ops->many = ops->one;
@@ -153,7 +153,7 @@ int64_t KvTensor::MostLeaving() const {
 size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
   return KvAligned(BytesFor(kF32, row * Pieces())) +
-         KvAligned(BytesFor(scheme_.window_type, row * MostLeaving())) +
+         KvAligned(BytesFor(storage_.window_type, row * MostLeaving())) +
          KvAligned(BytesFor(kS32, 3 * shape_.batch));
 }
 
@@ -175,7 +175,7 @@ class KvTensor::Writer {
     arriving_ = working;
     leaving_ = working + piece;
     auto* positions = reinterpret_cast<int32_t*>(
-        leaving_ + KvAligned(BytesFor(t_.scheme_.window_type, row * t_.MostLeaving())));
+        leaving_ + KvAligned(BytesFor(t_.storage_.window_type, row * t_.MostLeaving())));
     sinks_at_ = positions;
     rest_at_ = positions + t_.shape_.batch;
     leaving_at_ = positions + 2 * t_.shape_.batch;
@@ -289,7 +289,7 @@ class KvTensor::Writer {
   // Moves op.tokens tokens, from leaving_at_ on, from the window to the main segment.
   absl::Status Leave(const Op& op) {
     const int64_t window = layout_.slots(KvSegmentKind::kWindow);
-    const int64_t token_bytes = BytesFor(t_.scheme_.window_type, t_.shape_.head_size);
+    const int64_t token_bytes = BytesFor(t_.storage_.window_type, t_.shape_.head_size);
     const int64_t heads = t_.shape_.heads;
     const std::byte* ring = layer_[static_cast<int>(KvPart::kWindow)];
     for (int64_t b = 0; b < batch(); ++b) {
@@ -303,7 +303,7 @@ class KvTensor::Writer {
         std::memcpy(to + head * token_bytes, from, (op.tokens - head) * token_bytes);
       }
     }
-    return Execute(op, KvPart::kCodes, t_.scheme_.window_type, leaving_, leaving_at_);
+    return Execute(op, KvPart::kCodes, t_.storage_.window_type, leaving_, leaving_at_);
   }
 
   absl::Status Execute(const Op& op, KvPart to, DataType type, const std::byte* values,
@@ -317,7 +317,7 @@ class KvTensor::Writer {
         {positions, batch() * sizeof(int32_t)}};
     absl::InlinedVector<Tensor, 3> outputs{memory(to)};
     if (to == KvPart::kCodes && t_.has(KvPart::kScales)) {
-      if (t_.scheme_.static_scales()) {
+      if (t_.storage_.static_scales()) {
         inputs.push_back(memory(KvPart::kScales));
       } else {
         outputs.push_back(memory(KvPart::kScales));
@@ -350,14 +350,14 @@ bool KvTensor::EndsAtByte(const Extent& extent) {
 
 KvTensor::Extent KvTensor::ExtentOf(KvPart part, int64_t tokens) const {
   const LogicalTensor& desc = this->part(part);
-  if (!desc.dims || (part == KvPart::kScales && scheme_.static_scales())) return {};
+  if (!desc.dims || (part == KvPart::kScales && storage_.static_scales())) return {};
   const Dims& dims = *desc.dims;
   const auto ranges = layout_.Ranges(tokens);
   int64_t slots = dims[2];  // of the ring, any may be in use
   if (part == KvPart::kSinks) slots = ranges[static_cast<int>(KvSegmentKind::kSinks)].tokens;
   if (part == KvPart::kCodes) slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens;
   if (part == KvPart::kScales || part == KvPart::kZeroPoints) {
-    slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / *scheme_.format.group_tokens();
+    slots = ranges[static_cast<int>(KvSegmentKind::kMain)].tokens / *storage_.format.group_tokens();
   }
   return {desc.type, slots * dims[3], dims[2] * dims[3], dims[1]};
 }

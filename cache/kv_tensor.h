@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "kvant/backends/engine.h"
 #include "kvant/cache/kv_layout.h"
-#include "kvant/cache/kv_scheme.h"
+#include "kvant/cache/kv_storage.h"
 
 namespace kvant {
 
@@ -34,12 +34,13 @@ struct KvShape {
 class KvTensor {
  public:
   // `layout` as it is for good. `name` is "K" or "V".
-  KvTensor(std::string name, const KvScheme& scheme, const KvShape& shape, const KvLayout& layout);
+  KvTensor(std::string name, const KvStorage& storage, const KvShape& shape,
+           const KvLayout& layout);
   // What Store runs.
   absl::Status Compile(const Engine& engine);
 
   const std::string& name() const { return name_; }
-  const KvScheme& scheme() const { return scheme_; }
+  const KvStorage& storage() const { return storage_; }
   const KvLayout& layout() const { return layout_; }
   const KvShape& shape() const { return shape_; }
   // 0: none.
@@ -105,7 +106,7 @@ class KvTensor {
   static bool EndsAtByte(const Extent& extent);
 
   std::string name_;
-  KvScheme scheme_;
+  KvStorage storage_;
   KvShape shape_;
   KvLayout layout_;
   std::array<LogicalTensor, kKvParts> parts_;

@@ -27,8 +27,8 @@ absl::Status Run() {
   options.head_size = kHeadSize;
   options.capacity = kCapacity;
   // The first 4 and the last 64 tokens stay as they are, and so does all of the first layer.
-  KVANT_ASSIGN_OR_RETURN(const auto int4, kvant::ParseKvCacheScheme("u4:g32:rzp+sinks4+window64"));
-  KVANT_ASSIGN_OR_RETURN(const auto f16, kvant::ParseKvCacheScheme("f16"));
+  KVANT_ASSIGN_OR_RETURN(const auto int4, kvant::ParseCacheScheme("u4:g32:rzp+sinks4+window64"));
+  KVANT_ASSIGN_OR_RETURN(const auto f16, kvant::ParseCacheScheme("f16"));
   options.schemes = {f16, int4, int4, int4};
   KVANT_ASSIGN_OR_RETURN(const auto cache, kvant::KvCache::Create(engine, options));
   KVANT_ASSIGN_OR_RETURN(const auto attention, cache->Attention({.query_heads = kQueryHeads}));

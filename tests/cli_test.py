@@ -132,7 +132,7 @@ class CommandTest(unittest.TestCase):
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
         self.fails("", "make", "--heads", "many")
-        self.fails("K/V format 's9'", "make", "--k", "s9")
+        self.fails("number format 's9'", "make", "--k", "s9")
         self.fails("no multiple", "make", "--heads", "8", "--kv-heads", "3")
         self.fails("--causal", "make", "--causal=sideways")
 

@@ -122,7 +122,7 @@ def self_test():
         ("backends/oracle/ops.cc", "op.attrs.Has(kBlock)"),
         ("tests/x_test.cc", '#include "kvant/tools/make.h"\n#include "gtest/gtest.h"'),
         ("kvant.h", '#include "kvant/backends/engine.h"'),
-        ("cache/formats.h", '#include "kvant/backends/tensor.h"\n#include "absl/types/span.h"'),
+        ("cache/import_export.h", '#include "kvant/backends/tensor.h"\n#include "absl/types/span.h"'),
     ]
     for path, text in bad:
         assert list(check_file(path, text)), f"accepted in {path}: {text}"

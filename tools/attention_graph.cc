@@ -90,7 +90,7 @@ class Maker {
     return dims;
   }
 
-  KvInputs MakeKv(const std::string& name, const KvFormat& format, int64_t head_size,
+  KvInputs MakeKv(const std::string& name, const NumberFormat& format, int64_t head_size,
                   Options::KLayout layout) {
     Dims dims = Shape(o_.kv_heads, o_.kv_len, head_size);
     if (o_.page_size > 0) {
@@ -117,7 +117,7 @@ class Maker {
       group_shape = SwapLast(group_shape);
     }
     // DynamicDequantize says "one scale" as per_tensor.
-    if (format.groups == KvFormat::Groups::kTensor) {
+    if (format.groups == NumberFormat::Groups::kTensor) {
       scale_dims = {1};
       group_shape.clear();
     }
@@ -131,7 +131,7 @@ class Maker {
   }
 
   // K or V in the queries' type.
-  Value Decompress(const KvInputs& kv, const KvFormat& format) {
+  Value Decompress(const KvInputs& kv, const NumberFormat& format) {
     if (kv.scales) {
       GraphBuilder::DequantizeOptions options;
       options.group_shape.assign(kv.group_shape.begin(), kv.group_shape.end());
@@ -231,8 +231,8 @@ class Maker {
   Value Rotated(Value x) { return o_.hadamard == 0 ? x : g_.Hadamard(x, o_.hadamard); }
 
   void MakeOps() {
-    const KvFormat k_format = *o_.k;
-    const KvFormat v_format = *o_.v;
+    const NumberFormat k_format = *o_.k;
+    const NumberFormat v_format = *o_.v;
     const Value q = Rotated(g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size)));
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
     // Scores stay in f32, as in oneDNN's newer graphs.
@@ -311,8 +311,8 @@ absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
   Options o = options;
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.v_head_size == 0) o.v_head_size = o.head_size;
-  if (!o.k) o.k = KvFormat{.type = o.dtype};
-  if (!o.v) o.v = KvFormat{.type = o.dtype};
+  if (!o.k) o.k = NumberFormat{.type = o.dtype};
+  if (!o.v) o.v = NumberFormat{.type = o.dtype};
   KVANT_RETURN_IF_ERROR(CheckOptions(o));
   if (!IsComputeFloat(o.dtype)) return Bad("dtype is none of f32, bf16, f16");
   GraphOptions graph_options;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kvant/cache/kv_format.h"
+#include "kvant/cache/number_format.h"
 #include "kvant/graph/graph.h"
 
 namespace kvant {
@@ -19,9 +19,9 @@ struct AttentionGraphOptions {
   int64_t q_len = 1;
   int64_t kv_len = 256;
   int64_t head_size = 64;
-  int64_t v_head_size = 0;       // 0: head_size
-  DataType dtype = kF32;         // of queries, masks and output
-  std::optional<KvFormat> k, v;  // absent: dtype
+  int64_t v_head_size = 0;           // 0: head_size
+  DataType dtype = kF32;             // of queries, masks and output
+  std::optional<NumberFormat> k, v;  // absent: dtype
 
   enum class Scale : uint8_t { kDivide, kMultiply, kNone };
   Scale scale = Scale::kDivide;

@@ -48,7 +48,7 @@ struct MakeArguments {
     command.add_option("--dtype", dtype, "Of queries, mask and output")
         ->check(CLI::IsMember({"f32", "f16", "bf16"}))
         ->capture_default_str();
-    const std::string formats(KvFormatHelp());
+    const std::string formats(NumberFormatHelp());
     command.add_option("--k", k, "How K is stored: " + formats + "; as --dtype by default");
     command.add_option("--v", v, "How V is stored, likewise");
     command
@@ -93,8 +93,8 @@ struct MakeArguments {
   absl::StatusOr<AttentionGraphOptions> Options() const {
     AttentionGraphOptions o = graph;
     o.dtype = *DataTypeFromName(dtype);
-    KVANT_ASSIGN_OR_RETURN(o.k, ParseKvFormat(k.empty() ? dtype : k));
-    KVANT_ASSIGN_OR_RETURN(o.v, ParseKvFormat(v.empty() ? dtype : v));
+    KVANT_ASSIGN_OR_RETURN(o.k, ParseNumberFormat(k.empty() ? dtype : k));
+    KVANT_ASSIGN_OR_RETURN(o.v, ParseNumberFormat(v.empty() ? dtype : v));
     if (scale == "mul") o.scale = AttentionGraphOptions::Scale::kMultiply;
     if (scale == "none") o.scale = AttentionGraphOptions::Scale::kNone;
     if (k_layout == "transposed") o.k_layout = AttentionGraphOptions::KLayout::kTransposed;

@@ -1,7 +1,7 @@
 """What is timed: shapes, and who takes part in each with which storage of K and V."""
 import dataclasses
 
-# kvant's K and V (cache/kv_format.h). Row-wise: an f16 scale and an f16 shift per token and head.
+# kvant's K and V (cache/number_format.h). Row-wise: an f16 scale and an f16 shift per token and head.
 INT4_ROW = "u4:token:rzp:sf16"
 INT4_GROUPS = "u4:g32:zp:sf16"
 INT8 = "s8:token:sf16"

@@ -39,7 +39,7 @@ Random KindOf(DataType type) {
 }
 
 // So that dequantized keys and values are some +-1, as normalised queries and keys are.
-DeviceData::Range RangeFor(const LogicalTensor& input, const std::optional<KvFormat>& format) {
+DeviceData::Range RangeFor(const LogicalTensor& input, const std::optional<NumberFormat>& format) {
   const bool scales = absl::EndsWith(input.name, "_scales");
   const bool zero_points = absl::EndsWith(input.name, "_zps");
   if (!scales && !zero_points) {

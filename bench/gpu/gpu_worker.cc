@@ -51,8 +51,8 @@ absl::StatusOr<GpuCaseOptions> OptionsFrom(const Json& json) {
   graph.kv_len = json.at("kv_len");
   graph.head_size = json.at("head_size");
   graph.dtype = DataTypeFromName(json.at("dtype").get<std::string>()).value_or(kF16);
-  KVANT_ASSIGN_OR_RETURN(graph.k, ParseKvFormat(json.at("k").get<std::string>()));
-  KVANT_ASSIGN_OR_RETURN(graph.v, ParseKvFormat(json.at("v").get<std::string>()));
+  KVANT_ASSIGN_OR_RETURN(graph.k, ParseNumberFormat(json.at("k").get<std::string>()));
+  KVANT_ASSIGN_OR_RETURN(graph.v, ParseNumberFormat(json.at("v").get<std::string>()));
   graph.single_op = true;
   if (json.at("causal")) graph.causal = AttentionGraphOptions::Causal::kBottomRight;
   options.lengths = json.at("lengths").get<std::vector<int32_t>>();

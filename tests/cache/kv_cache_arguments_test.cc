@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvant/cache/formats.h"
+#include "kvant/cache/import_export.h"
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
 #include "kvant/graph/status.h"
@@ -83,8 +83,8 @@ TEST_F(KvCacheArguments, PartsThatAreNotThere) {
     EXPECT_EQ(tensor.part(static_cast<KvPart>(part)).rank(), -1);
     EXPECT_EQ(cache().part(0, false, static_cast<KvPart>(part)).data, nullptr);
   }
-  EXPECT_EQ(InfoOf(static_cast<BlockFormat>(99)).elements, 0);
-  EXPECT_TRUE(InfoOf(static_cast<BlockFormat>(99)).name.empty());
+  EXPECT_EQ(InfoOf(static_cast<GgmlBlock>(99)).elements, 0);
+  EXPECT_TRUE(InfoOf(static_cast<GgmlBlock>(99)).name.empty());
 }
 
 TEST_F(KvCacheArguments, DimsThatNoMemoryHas) {
@@ -183,7 +183,7 @@ TEST(KvCacheOptionsArguments, SizesBeyondAllBounds) {
     o.layers = o.batch = o.capacity = 1;
     o.heads = int64_t{1} << 22;
     o.head_size = int64_t{1} << 20;
-    o.schemes = {*ParseKvCacheScheme("u4:channel:g1073741824:rzp+bulk1073741824")};
+    o.schemes = {*ParseCacheScheme("u4:channel:g1073741824:rzp+bulk1073741824")};
   });
   refused("0 schemes", [](KvCacheOptions& o) { o.schemes.clear(); });
 }
@@ -196,23 +196,24 @@ TEST(KvCacheOptionsArguments, SchemesThatContradictThemselves) {
     ExpectRefused(KvCache::BytesFor(options).status(), words);
     ExpectRefused(options.schemes[0].v.Check(64), words);
   };
-  refused("is none that K and V have", [](KvScheme& s) { s.format.type = kS32; });
-  refused("is none that K and V have", [](KvScheme& s) { s.format.type = kUndef; });
-  refused("its scales are not", [](KvScheme& s) { s.format.scale_type = kS8; });
+  refused("is none that K and V have", [](KvStorage& s) { s.format.type = kS32; });
+  refused("is none that K and V have", [](KvStorage& s) { s.format.type = kUndef; });
+  refused("its scales are not", [](KvStorage& s) { s.format.scale_type = kS8; });
   refused("no other group but channel",
-          [](KvScheme& s) { s.format.groups = KvFormat::Groups::kHead; });
-  refused("both in real units and packed", [](KvScheme& s) { s.format.packed_zero_points = true; });
-  refused("where integers have", [](KvScheme& s) { s.format.type = kF8E4M3; });
-  refused("where integers have", [](KvScheme& s) { s.format.zero_points = false; });
+          [](KvStorage& s) { s.format.groups = NumberFormat::Groups::kHead; });
+  refused("both in real units and packed",
+          [](KvStorage& s) { s.format.packed_zero_points = true; });
+  refused("where integers have", [](KvStorage& s) { s.format.type = kF8E4M3; });
+  refused("where integers have", [](KvStorage& s) { s.format.zero_points = false; });
   refused("nf4 has 16 entries",
-          [](KvScheme& s) { s.format = {.type = kU8, .codebook = FindCodebook("nf4")}; });
-  refused("no zero points", [](KvScheme& s) { s.format.codebook = FindCodebook("nf4"); });
-  refused("type f8_e5m2", [](KvScheme& s) { s.window_type = kF8E5M2; });
-  const KvScheme scheme = *ParseKvScheme("u4:g32:rzp");
+          [](KvStorage& s) { s.format = {.type = kU8, .codebook = FindCodebook("nf4")}; });
+  refused("no zero points", [](KvStorage& s) { s.format.codebook = FindCodebook("nf4"); });
+  refused("type f8_e5m2", [](KvStorage& s) { s.window_type = kF8E5M2; });
+  const KvStorage storage = *ParseKvStorage("u4:g32:rzp");
   for (const int64_t size : {int64_t{0}, int64_t{-64}, kLeast}) {
-    ExpectRefused(scheme.Check(size), "for heads of");
+    ExpectRefused(storage.Check(size), "for heads of");
   }
-  EXPECT_TRUE(scheme.Check(int64_t{1} << 62).ok());
+  EXPECT_TRUE(storage.Check(int64_t{1} << 62).ok());
 }
 
 }  // namespace

@@ -4,9 +4,7 @@
 
 #include <cmath>
 #include <limits>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kvant/cache/kv_attention.h"
@@ -35,95 +33,6 @@ void ExpectRefused(const absl::Status& status, const std::string& words) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(words));
 }
 
-TEST(KvScheme, ContradictionsAreRefusedInWords) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"u4:g32:rzp+rot48", "blocks of 48 does not fit a head of 64"},
-      {"u4:channel:g32:rzp+rot+bulk32", "mixes the channels"},
-      {"u4:channel:g32:rzp+window128", "one by one"},
-      {"u4:channel:g32:rzp+bulk100", "100 tokens is no multiple of the group's 32"},
-      {"u4:channel:g32:rzp", "one by one"},
-      {"f16+window3", "which is not quantized"},
-      {"bf16+sinks4", "which is not quantized"},
-      {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
-      {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
-      {"u4:g32", "hold nothing below 0"},
-      {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
-  };
-  for (const auto& [text, words] : cases) {
-    const absl::StatusOr<KvScheme> scheme = ParseKvScheme(text);
-    ASSERT_TRUE(scheme.ok()) << text << scheme.status();
-    ExpectRefused(scheme->Check(64), words);
-  }
-  ExpectRefused(ParseKvScheme("u4:g32:rzp+rot")->Check(80), "blocks of 80 does not fit");
-  ExpectRefused(ParseKvScheme("u4:token:rzp")->Check(33), "whole byte");
-  for (const auto& [text, words] :
-       {std::pair("u4:g32:rzp+window", "'window'"),
-        std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
-        std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
-        std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
-        std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {
-    ExpectRefused(ParseKvScheme(text).status(), words);
-  }
-}
-
-TEST(KvScheme, GroupsWithoutASizeAreRefused) {
-  KvScheme scheme;
-  scheme.format = {.type = kS4, .groups = KvFormat::Groups::kHeadSlice};
-  ExpectRefused(scheme.Check(64), "groups of 0");
-  scheme.format.group_size = -3;
-  ExpectRefused(scheme.Check(64), "groups of -3");
-  scheme.format.groups = KvFormat::Groups::kChannel;
-  ExpectRefused(scheme.Check(64), "groups of -3");
-}
-
-TEST(KvScheme, HasOneNameWhateverItIsCalled) {
-  std::set<std::string_view> names;
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
-    EXPECT_TRUE(names.insert(named.name).second) << named.name;
-    EXPECT_EQ(ParseKvCacheScheme(named.name)->ToString(), named.name);
-    EXPECT_EQ(ParseKvCacheScheme(std::string(named.k) + "/" + std::string(named.v))->ToString(),
-              named.name);
-    if (named.alias.empty()) continue;
-    EXPECT_TRUE(names.insert(named.alias).second) << named.alias;
-    EXPECT_EQ(ParseKvCacheScheme(named.alias)->ToString(), named.name);
-  }
-  EXPECT_EQ(ParseKvCacheScheme("hqq4")->ToString(), "quanto4");
-  for (const char* nameless : {"u4:g16:rzp", "s8:token/u4:g32:zp", "u4:g32:rzp+window128"}) {
-    EXPECT_EQ(ParseKvCacheScheme(nameless)->ToString(), nameless);
-  }
-}
-
-TEST(KvScheme, NamesThatAreNoneAreToldThoseThatAre) {
-  for (const char* text : {"int5", ""}) {
-    ExpectRefused(ParseKvCacheScheme(text).status(), std::string("scheme '") + text + "': neither");
-    ExpectRefused(ParseKvCacheScheme(text).status(), "kivi4, quanto4 (or hqq4), quanto2");
-  }
-  ExpectRefused(ParseKvCacheScheme("u4:g").status(), "format 'u4:g'");
-  ExpectRefused(ParseKvCacheScheme("s32").status(), "format 's32'");
-  ExpectRefused(ParseKvCacheScheme("int4_g32/q8_0").status(), "format 'int4_g32'");
-}
-
-TEST(KvScheme, TextSurvivesParsing) {
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
-    const absl::StatusOr<KvCacheScheme> scheme = ParseKvCacheScheme(named.name);
-    ASSERT_TRUE(scheme.ok()) << named.name << scheme.status();
-    EXPECT_EQ(scheme->k.ToString(), named.k);
-    EXPECT_EQ(scheme->v.ToString(), named.v);
-    EXPECT_TRUE(scheme->k.Check(128).ok()) << scheme->k.Check(128);
-  }
-  EXPECT_EQ(ParseKvCacheScheme("s8:token/u4:g32:zp")->v.ToString(), "u4:g32:zp");
-}
-
-TEST(KvScheme, BitsPerElement) {
-  const std::pair<const char*, double> cases[] = {
-      {"f16", 16},           {"int8_th", 8.25}, {"q8_0", 8.5},    {"int4_g32", 5},
-      {"int4_g64", 4.5},     {"q4_0", 4.5},     {"q4_1", 5},      {"kivi2", 3},
-      {"int4zp_g32", 4.625}, {"iq4_nl", 4.5},   {"nf4_g32", 4.5}, {"int8_token", 8.125}};
-  for (const auto& [name, bits] : cases) {
-    EXPECT_DOUBLE_EQ(ParseKvCacheScheme(name)->k.BitsPerElement(2, 64), bits) << name;
-  }
-}
-
 TEST(KvCacheErrors, OptionsThatContradictThemselves) {
   const Engine engine = Engine::Create({.threads = 1}).value();
   const auto refused = [&](const std::string& words, auto change) {
@@ -140,20 +49,20 @@ TEST(KvCacheErrors, OptionsThatContradictThemselves) {
     o.heads = int64_t{1} << 20;
   });
   refused("a static scale is 1e-09, as f16 0", [](KvCacheOptions& o) {
-    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.schemes = {*ParseCacheScheme("int8_tensor")};
     o.k_scales = {{1.f}, {1e-9f}};
     o.v_scales = {{1.f}, {1.f}};
   });
   refused("for 3 layers of 2", [](KvCacheOptions& o) {
-    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.schemes = {*ParseCacheScheme("int8_tensor")};
     o.k_scales = o.v_scales = {{1.f}, {1.f}, {1.f}};
   });
   refused("rollback of -1", [](KvCacheOptions& o) { o.rollback = -1; });
   refused("takes 1 static scales, but there are 0",
-          [](KvCacheOptions& o) { o.schemes = {*ParseKvCacheScheme("int8_tensor")}; });
+          [](KvCacheOptions& o) { o.schemes = {*ParseCacheScheme("int8_tensor")}; });
   refused("which no layer's scheme takes", [](KvCacheOptions& o) { o.k_scales = {{1.f}, {1.f}}; });
   refused("a static scale is 0", [](KvCacheOptions& o) {
-    o.schemes = {*ParseKvCacheScheme("int8_tensor")};
+    o.schemes = {*ParseCacheScheme("int8_tensor")};
     o.k_scales = {{1.f}, {0.f}};
     o.v_scales = {{1.f}, {1.f}};
   });
@@ -331,7 +240,7 @@ TEST(KvCacheNonFinite, StaysWithinItsGroup) {
 }
 
 TEST(KvCacheZeros, GroupsWithoutARangeReadBackAsTheyWere) {
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) {
     Bench bench = MakeBench(SmallOptions(std::string(named.name), 140), 140);
     for (int64_t b = 0; b < 2; ++b) {
       for (int64_t t = 0; t < 140; ++t) std::fill_n(bench.k.at(b, 1, t), 64, 0.f);

@@ -250,13 +250,13 @@ class Life {
     std::vector<double> stored = Stored(*cache_, layer, part == 1, b, head);
     ASSERT_EQ(static_cast<int64_t>(stored.size()), Length(row) * kSize);
     if (tensor.rotation() != 0) Rotate(tensor.rotation(), stored);
-    const double bound = ErrorBound(tensor.scheme(), 25);
+    const double bound = ErrorBound(tensor.storage(), 25);
     const bool plain = tensor.rotation() == 0;
     for (int64_t t = 0; t < Length(row); ++t) {
       const bool quantized = t >= ranges[0].tokens && t < ranges[0].tokens + ranges[1].tokens &&
-                             tensor.scheme().format.quantized();
-      const DataType type = tensor.scheme().format.quantized() ? tensor.scheme().window_type
-                                                               : tensor.scheme().format.type;
+                             tensor.storage().format.quantized();
+      const DataType type = tensor.storage().format.quantized() ? tensor.storage().window_type
+                                                                : tensor.storage().format.type;
       for (int64_t d = 0; d < kSize; ++d) {
         const double want = pool_[part].at(0, head, row.tokens[t])[d];
         const double got = stored[t * kSize + d];
@@ -316,9 +316,8 @@ TEST(KvCacheLife, OfLayersWithSchemesOfTheirOwn) {
   KvCacheOptions options = SmallOptions("f16", 90);
   options.layers = 3;
   options.rollback = 3;
-  options.schemes = {*ParseKvCacheScheme("kivi4"),
-                     *ParseKvCacheScheme("u4:g32:rzp+sinks2+window20"),
-                     *ParseKvCacheScheme("q4_1")};
+  options.schemes = {*ParseCacheScheme("kivi4"), *ParseCacheScheme("u4:g32:rzp+sinks2+window20"),
+                     *ParseCacheScheme("q4_1")};
   Life(options, 1).Live(80);
 }
 

@@ -62,7 +62,7 @@ KvCacheOptions Llama(const std::string& scheme, int64_t capacity) {
   options.heads = 32;
   options.head_size = 128;
   options.capacity = capacity;
-  options.schemes = {ParseKvCacheScheme(scheme).value()};
+  options.schemes = {ParseCacheScheme(scheme).value()};
   return options;
 }
 
@@ -155,7 +155,7 @@ TEST(KvCacheMemory, ShortCachesHaveShortWindows) {
 }
 
 TEST(KvCacheMemory, BytesAreThoseOfItsParts) {
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) {
     const KvCacheOptions options = SmallOptions(std::string(named.name), 200);
     const Bench bench = MakeBench(options, 200);
     const KvCacheBytes bytes = bench.cache->bytes();
@@ -175,7 +175,7 @@ TEST(KvCacheMemory, BytesAreThoseOfItsParts) {
 
 // Rows of an odd number of zero points share bytes.
 TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) {
     for (const int64_t capacity : {1, 33, 135}) {
       KvCacheOptions options = SmallOptions(std::string(named.name), capacity);
       options.batch = 3;
@@ -225,7 +225,7 @@ TEST(KvCacheMemory, ChunksOfAnyLengthTakeNoMoreThanTheLargest) {
   options.heads = 8;
   options.head_size = 128;
   options.capacity = 768;
-  options.schemes = {*ParseKvCacheScheme("f16")};
+  options.schemes = {*ParseCacheScheme("f16")};
   constexpr int64_t kMost = 256, kQueryHeads = 8, kThreads = 2, kStep = 16;
   const Bench bench = MakeBench(options, options.capacity);
   ASSERT_TRUE(bench.Append(0, options.capacity).ok());

@@ -33,7 +33,7 @@ constexpr int64_t kQueryHeads = 4;
 
 std::vector<std::string> SchemeNames() {
   std::vector<std::string> names;
-  for (const NamedKvScheme& named : NamedKvSchemes()) names.emplace_back(named.name);
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) names.emplace_back(named.name);
   return names;
 }
 
@@ -49,7 +49,7 @@ TEST_P(KvCacheSchemeTest, StoresWhatWasAppendedInOrder) {
   for (const bool values : {false, true}) {
     const Tokens& tokens = values ? bench.v : bench.k;
     const KvTensor& tensor = **bench.cache->tensor(1, values);
-    const double bound = ErrorBound(tensor.scheme(), 25);
+    const double bound = ErrorBound(tensor.storage(), 25);
     for (int64_t b = 0; b < 2; ++b) {
       for (int64_t h = 0; h < 2; ++h) {
         std::vector<double> stored = Stored(*bench.cache, 1, values, b, h);
@@ -282,8 +282,8 @@ TEST(KvCache, QueriesOfAPromptSeeNothingBehindThem) {
 TEST(KvCache, LayersHaveSchemesOfTheirOwn) {
   KvCacheOptions options = SmallOptions("kivi2", 200);
   options.layers = 3;
-  options.schemes = {*ParseKvCacheScheme("f16"), *ParseKvCacheScheme("kivi2"),
-                     *ParseKvCacheScheme("s8:token/u4:g32:zp")};
+  options.schemes = {*ParseCacheScheme("f16"), *ParseCacheScheme("kivi2"),
+                     *ParseCacheScheme("s8:token/u4:g32:zp")};
   const Bench bench = MakeBench(options, 200);
   ASSERT_TRUE(bench.Append(0, 200, 50).ok());
   for (int64_t layer = 0; layer < 3; ++layer) {

@@ -98,11 +98,11 @@ KvCacheOptions SmallOptions(const std::string& scheme, int64_t capacity) {
   options.heads = 2;
   options.head_size = 64;
   options.capacity = capacity;
-  options.schemes = {ParseKvCacheScheme(scheme).value()};
-  const auto scales = [&](const KvScheme& one) {
+  options.schemes = {ParseCacheScheme(scheme).value()};
+  const auto scales = [&](const KvStorage& one) {
     std::vector<std::vector<float>> all;
     if (!one.static_scales()) return all;
-    const bool by_channel = one.format.groups == KvFormat::Groups::kChannel;
+    const bool by_channel = one.format.groups == NumberFormat::Groups::kChannel;
     const double highest = static_cast<double>(HighestOf(one.format.type));
     for (int64_t layer = 0; layer < options.layers; ++layer) {
       std::vector<float>& of = all.emplace_back(by_channel ? options.heads * options.head_size : 1);
@@ -156,7 +156,7 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
   const PartReader zero_points(cache, layer, values, KvPart::kZeroPoints);
   const bool has_zero_points = tensor.has(KvPart::kZeroPoints);
   const bool real = has_zero_points && IsFloat(tensor.part(KvPart::kZeroPoints).type);
-  const CodebookRow* codebook = tensor.scheme().format.codebook;
+  const CodebookRow* codebook = tensor.storage().format.codebook;
   const Dims group = tensor.GroupShape();
   for (int64_t t = 0; t < main.tokens; ++t) {
     for (int64_t d = 0; d < size; ++d) {
@@ -175,11 +175,11 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
   return out;
 }
 
-double ErrorBound(const KvScheme& scheme, double largest) {
-  if (!scheme.format.quantized()) return BitsOf(scheme.format.type) == 32 ? 0 : largest / 128;
-  if (IsFloat(scheme.format.type)) return largest / 4;
-  const double levels = std::pow(2.0, BitsOf(scheme.format.type)) - 1;
-  return 2 * largest / levels * (scheme.format.codebook != nullptr ? 2 : 1) + largest / 500;
+double ErrorBound(const KvStorage& storage, double largest) {
+  if (!storage.format.quantized()) return BitsOf(storage.format.type) == 32 ? 0 : largest / 128;
+  if (IsFloat(storage.format.type)) return largest / 4;
+  const double levels = std::pow(2.0, BitsOf(storage.format.type)) - 1;
+  return 2 * largest / levels * (storage.format.codebook != nullptr ? 2 : 1) + largest / 500;
 }
 
 std::string Contents(const KvCache& cache, int64_t layer, int64_t row) {

@@ -61,7 +61,7 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
 
 // The largest error that a number of a token may have, of up to `largest`: a step of its code in
 // the worst group.
-double ErrorBound(const KvScheme& scheme, double largest);
+double ErrorBound(const KvStorage& storage, double largest);
 
 // Everything that a row holds, as bytes: for comparing caches.
 std::string Contents(const KvCache& cache, int64_t layer, int64_t row);

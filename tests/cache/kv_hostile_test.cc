@@ -57,7 +57,7 @@ void Fill(double largest, uint64_t seed, Tokens& tokens, int64_t heads, int64_t 
 class KvHostileTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(KvHostileTest, EverySchemeIsFinite) {
-  const KvCacheScheme scheme = ParseKvCacheScheme(GetParam()).value();
+  const CacheScheme scheme = ParseCacheScheme(GetParam()).value();
   const int64_t tokens = std::max(scheme.k.residual, scheme.v.residual) + 20;  // some leave windows
   KvCacheOptions options = SmallOptions(GetParam(), tokens);
   options.batch = std::size(kAllHostile);
@@ -84,7 +84,7 @@ TEST_P(KvHostileTest, EverySchemeIsFinite) {
 
 // Padding, say: its scale, 1 in some schemes, takes no bits from the tokens beside it.
 TEST_P(KvHostileTest, AZeroTokenCostsTheOthersNothing) {
-  const KvCacheScheme scheme = ParseKvCacheScheme(GetParam()).value();
+  const CacheScheme scheme = ParseCacheScheme(GetParam()).value();
   const int64_t tokens = std::max(scheme.k.residual, scheme.v.residual) + 70;
   for (const double size : {1e-3, 1e-4}) {
     Bench bench = MakeBench(SmallOptions(GetParam(), tokens), tokens);
@@ -108,7 +108,7 @@ TEST_P(KvHostileTest, AZeroTokenCostsTheOthersNothing) {
 
 std::vector<std::string> SchemeNames() {
   std::vector<std::string> names;
-  for (const NamedKvScheme& named : NamedKvSchemes()) names.emplace_back(named.name);
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) names.emplace_back(named.name);
   return names;
 }
 

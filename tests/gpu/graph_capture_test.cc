@@ -25,8 +25,8 @@ Graph DecodeGraph(const std::string& format) {
                                 .kv_len = kCapacity,
                                 .head_size = 128,
                                 .dtype = kF16,
-                                .k = ParseKvFormat(format).value(),
-                                .v = ParseKvFormat(format).value(),
+                                .k = ParseNumberFormat(format).value(),
+                                .v = ParseNumberFormat(format).value(),
                                 .kv_lengths = true,
                                 .single_op = true};
   return MakeAttentionGraph(options).value();

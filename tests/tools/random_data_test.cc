@@ -21,8 +21,8 @@ using Kind = TensorRole::Kind;
 
 Graph Everything() {
   AttentionGraphOptions options{.batch = 2, .heads = 4, .kv_heads = 2, .q_len = 6, .kv_len = 32};
-  options.k = *ParseKvFormat("u4:g16:zp");
-  options.v = *ParseKvFormat("s8:tensor");
+  options.k = *ParseNumberFormat("u4:g16:zp");
+  options.v = *ParseNumberFormat("s8:tensor");
   options.soft_cap = 30.f;
   options.causal = AttentionGraphOptions::Causal::kBottomRight;
   options.mask = "NxHxQxS";

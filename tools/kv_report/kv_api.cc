@@ -34,7 +34,7 @@ int Report(const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<kvant_kv>> Create(const char* scheme, KvCacheOptions options,
                                                  int threads) {
-  KVANT_ASSIGN_OR_RETURN(options.schemes[0], kvant::ParseKvCacheScheme(scheme));
+  KVANT_ASSIGN_OR_RETURN(options.schemes[0], kvant::ParseCacheScheme(scheme));
   kvant::EngineOptions engine_options;
   engine_options.threads = threads;
   KVANT_ASSIGN_OR_RETURN(kvant::Engine engine, kvant::Engine::Create(engine_options));
@@ -143,7 +143,7 @@ int64_t kvant_kv_used_bytes(const kvant_kv* kv) { return kv->cache->used_bytes()
 
 double kvant_kv_bits_per_element(const kvant_kv* kv) {
   const KvCacheOptions& options = kv->cache->options();
-  const kvant::KvCacheScheme& scheme = options.schemes[0];
+  const kvant::CacheScheme& scheme = options.schemes[0];
   return (scheme.k.BitsPerElement(options.heads, options.head_size) +
           scheme.v.BitsPerElement(options.heads, options.head_size)) /
          2;

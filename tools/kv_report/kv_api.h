@@ -14,7 +14,7 @@ typedef struct kvant_kv kvant_kv;
 // Of the last call that failed in this thread.
 const char* kvant_kv_error(void);
 
-// `scheme` as ParseKvCacheScheme takes it. threads <= 0: one per hardware thread.
+// `scheme` as ParseCacheScheme takes it. threads <= 0: one per hardware thread.
 kvant_kv* kvant_kv_create(const char* scheme, int64_t layers, int64_t batch, int64_t heads,
                           int64_t head_size, int64_t capacity, int threads);
 void kvant_kv_destroy(kvant_kv* kv);

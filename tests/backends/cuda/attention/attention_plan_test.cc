@@ -28,7 +28,7 @@ absl::StatusOr<AttentionSpec> SpecOf(const AttentionGraphOptions& options) {
   return *partitions->front().attention();
 }
 
-KvFormat Format(const std::string& text) { return ParseKvFormat(text).value(); }
+NumberFormat Format(const std::string& text) { return ParseNumberFormat(text).value(); }
 
 DeviceProperties Device(const std::string& arch, int multiprocessors = 0) {
   DeviceProperties device = PropertiesOf(arch).value();

@@ -52,8 +52,8 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
   options.kv_len = shape.kv_len;
   options.head_size = shape.head_size;
   options.dtype = shape.dtype;
-  options.k = ParseKvFormat(shape.k).value();
-  options.v = ParseKvFormat(shape.v).value();
+  options.k = ParseNumberFormat(shape.k).value();
+  options.v = ParseNumberFormat(shape.v).value();
   options.scale = AttentionGraphOptions::Scale::kNone;
   options.ring = shape.tokens > 0;
   KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeAttentionGraph(options));

@@ -1,4 +1,4 @@
-#include "kvant/cache/formats.h"
+#include "kvant/cache/import_export.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/graph/status.h"
-#include "kvant/tests/cache/format_testing.h"
+#include "kvant/tests/cache/import_export_testing.h"
 #include "kvant/tools/safetensors.h"
 #include "kvant_test_config.h"
 
@@ -29,18 +29,18 @@ using testing::RawBytes;
 using testing::SetHalf;
 using testing::ValuesOf;
 
-constexpr BlockFormat kBlockFormats[] = {
-#define KVANT_BLOCK_FORMAT(name, ...) BlockFormat::name,
-#include "kvant/cache/formats.inc"
-#undef KVANT_BLOCK_FORMAT
+constexpr GgmlBlock kGgmlBlocks[] = {
+#define KVANT_GGML_BLOCK(name, ...) GgmlBlock::name,
+#include "kvant/cache/ggml_blocks.inc"
+#undef KVANT_GGML_BLOCK
 };
 
 struct BlockTensors {
-  BlockTensors(BlockFormat format, int64_t blocks)
-      : codes(blocks * 32 * BitsOf(InfoOf(format).codes) / 8),
+  BlockTensors(GgmlBlock kind, int64_t blocks)
+      : codes(blocks * 32 * BitsOf(InfoOf(kind).codes) / 8),
         scales(blocks * 2),
-        zero_points(InfoOf(format).zero_points ? blocks * 2 : 0),
-        has_zero_points(InfoOf(format).zero_points) {}
+        zero_points(InfoOf(kind).zero_points ? blocks * 2 : 0),
+        has_zero_points(InfoOf(kind).zero_points) {}
 
   QuantizedTensors tensors() {
     return {codes, scales, has_zero_points ? Tensor(zero_points) : Tensor{}};
@@ -54,27 +54,27 @@ struct BlockTensors {
 };
 
 // What ggml's headers say that a block stands for.
-std::vector<double> BlockValues(BlockFormat format, const RawBytes& blocks) {
+std::vector<double> BlockValues(GgmlBlock kind, const RawBytes& blocks) {
   constexpr int kLevels[] = {-127, -104, -83, -65, -49, -35, -22, -10,
                              1,    13,   25,  38,  53,  69,  89,  113};
-  const int64_t size = InfoOf(format).bytes;
+  const int64_t size = InfoOf(kind).bytes;
   std::vector<double> values;
   for (int64_t start = 0; start < static_cast<int64_t>(blocks.size()); start += size) {
     const uint8_t* block = blocks.data() + start;
     const double d = F16ToF32(static_cast<uint16_t>(block[0] | block[1] << 8));
     const double m = F16ToF32(static_cast<uint16_t>(block[2] | block[3] << 8));
     for (int j = 0; j < 32; ++j) {
-      switch (format) {
-        case BlockFormat::kQ8_0:
+      switch (kind) {
+        case GgmlBlock::kQ8_0:
           values.push_back(d * static_cast<int8_t>(block[2 + j]));
           break;
-        case BlockFormat::kQ4_0:
+        case GgmlBlock::kQ4_0:
           values.push_back(d * (NibbleOf(block[2 + j % 16], j >= 16) - 8));
           break;
-        case BlockFormat::kQ4_1:
+        case GgmlBlock::kQ4_1:
           values.push_back(d * NibbleOf(block[4 + j % 16], j >= 16) + m);
           break;
-        case BlockFormat::kIq4Nl:
+        case GgmlBlock::kIq4Nl:
           values.push_back(d * kLevels[NibbleOf(block[2 + j % 16], j >= 16)]);
           break;
       }
@@ -83,22 +83,22 @@ std::vector<double> BlockValues(BlockFormat format, const RawBytes& blocks) {
   return values;
 }
 
-std::vector<double> ImportedValues(BlockFormat format, int64_t rows, int64_t row_length,
+std::vector<double> ImportedValues(GgmlBlock kind, int64_t rows, int64_t row_length,
                                    const RawBytes& blocks) {
-  const BlockFormatInfo& info = InfoOf(format);
-  BlockTensors kvant(format, rows * row_length / 32);
+  const GgmlBlockInfo& info = InfoOf(kind);
+  BlockTensors kvant(kind, rows * row_length / 32);
   const absl::Status status =
-      ImportBlocks(format, rows, row_length, {blocks.data(), blocks.size()}, kvant.tensors());
+      ImportGgmlBlocks(kind, rows, row_length, {blocks.data(), blocks.size()}, kvant.tensors());
   EXPECT_TRUE(status.ok()) << status;
   return ValuesOf(info.codes, kvant.codes.bytes(), kvant.scales.bytes(), kvant.zero_points.bytes(),
                   info.codebook, rows * row_length, [](int64_t i) { return i / 32; });
 }
 
-class BlockFormatTest : public ::testing::TestWithParam<BlockFormat> {};
+class GgmlBlockTest : public ::testing::TestWithParam<GgmlBlock> {};
 
 // Every f16 as scale and as minimum, every code at every place of a block.
-TEST_P(BlockFormatTest, EveryBlockKeepsItsValuesAndBytes) {
-  const BlockFormatInfo& info = InfoOf(GetParam());
+TEST_P(GgmlBlockTest, EveryBlockKeepsItsValuesAndBytes) {
+  const GgmlBlockInfo& info = InfoOf(GetParam());
   constexpr int64_t kRows = 512, kLength = 4096, kBlocks = kRows * kLength / 32;
   static_assert(kBlocks == 65536);
   RawBytes blocks = RandomBytes(kBlocks * info.bytes, 1);
@@ -111,14 +111,14 @@ TEST_P(BlockFormatTest, EveryBlockKeepsItsValuesAndBytes) {
   BlockTensors kvant(GetParam(), kBlocks);
   Guarded again(static_cast<int64_t>(blocks.size()));
   ASSERT_TRUE(
-      ImportBlocks(GetParam(), kRows, kLength, {blocks.data(), blocks.size()}, kvant.tensors())
+      ImportGgmlBlocks(GetParam(), kRows, kLength, {blocks.data(), blocks.size()}, kvant.tensors())
           .ok());
-  ASSERT_TRUE(ExportBlocks(GetParam(), kRows, kLength, kvant.const_tensors(), again).ok());
+  ASSERT_TRUE(ExportGgmlBlocks(GetParam(), kRows, kLength, kvant.const_tensors(), again).ok());
   EXPECT_EQ(again.bytes(), blocks);
 }
 
-TEST_P(BlockFormatTest, EveryTensorComesBackAsItWas) {
-  const BlockFormatInfo& info = InfoOf(GetParam());
+TEST_P(GgmlBlockTest, EveryTensorComesBackAsItWas) {
+  const GgmlBlockInfo& info = InfoOf(GetParam());
   for (const auto& [rows, length] :
        {std::pair{1, 32}, {3, 32}, {1, 96}, {5, 160}, {7, 64}, {4, 0}}) {
     const int64_t blocks = rows * length / 32;
@@ -128,8 +128,8 @@ TEST_P(BlockFormatTest, EveryTensorComesBackAsItWas) {
       std::copy(bytes.begin(), bytes.end(), part->data());
     }
     Guarded foreign(blocks * info.bytes);
-    ASSERT_TRUE(ExportBlocks(GetParam(), rows, length, kvant.const_tensors(), foreign).ok());
-    ASSERT_TRUE(ImportBlocks(GetParam(), rows, length, foreign, again.tensors()).ok());
+    ASSERT_TRUE(ExportGgmlBlocks(GetParam(), rows, length, kvant.const_tensors(), foreign).ok());
+    ASSERT_TRUE(ImportGgmlBlocks(GetParam(), rows, length, foreign, again.tensors()).ok());
     EXPECT_EQ(again.codes.bytes(), kvant.codes.bytes());
     EXPECT_EQ(again.scales.bytes(), kvant.scales.bytes());
     EXPECT_EQ(again.zero_points.bytes(), kvant.zero_points.bytes());
@@ -139,7 +139,7 @@ TEST_P(BlockFormatTest, EveryTensorComesBackAsItWas) {
 }
 
 // gguf's reader is the second opinion (tests/data/README.md).
-TEST_P(BlockFormatTest, ReadsAsGgufDoes) {
+TEST_P(GgmlBlockTest, ReadsAsGgufDoes) {
   const auto file = ReadSafeTensors(std::string(KVANT_TEST_DATA_DIR) + "/ggml_blocks.safetensors");
   ASSERT_TRUE(file.ok()) << file.status();
   const std::string name(InfoOf(GetParam()).name);
@@ -156,15 +156,15 @@ TEST_P(BlockFormatTest, ReadsAsGgufDoes) {
 }
 
 // Whatever is wrong, nothing is written.
-TEST_P(BlockFormatTest, RefusesWithNumbers) {
-  const BlockFormatInfo& info = InfoOf(GetParam());
+TEST_P(GgmlBlockTest, RefusesWithNumbers) {
+  const GgmlBlockInfo& info = InfoOf(GetParam());
   const std::string name(info.name);
   Guarded blocks(RandomBytes(6 * info.bytes, 3));
   BlockTensors kvant(GetParam(), 6);
   const auto expect = [&](int64_t rows, int64_t length, ConstTensor from,
                           const QuantizedTensors& to, const auto& message) {
     const RawBytes codes = kvant.codes.bytes(), scales = kvant.scales.bytes();
-    const absl::Status status = ImportBlocks(GetParam(), rows, length, from, to);
+    const absl::Status status = ImportGgmlBlocks(GetParam(), rows, length, from, to);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("import from " + name), HasSubstr(message)));
     EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments);
@@ -198,26 +198,26 @@ TEST_P(BlockFormatTest, RefusesWithNumbers) {
 
   const RawBytes before = blocks.bytes();
   const absl::Status status =
-      ExportBlocks(GetParam(), 2, 96, {{kvant.codes.data(), 1}, kvant.scales}, blocks);
+      ExportGgmlBlocks(GetParam(), 2, 96, {{kvant.codes.data(), 1}, kvant.scales}, blocks);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("export to " + name), HasSubstr("codes has 1 bytes, needs")));
   EXPECT_EQ(blocks.bytes(), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, BlockFormatTest, ::testing::ValuesIn(kBlockFormats),
+INSTANTIATE_TEST_SUITE_P(Formats, GgmlBlockTest, ::testing::ValuesIn(kGgmlBlocks),
                          [](const auto& param) { return std::string(InfoOf(param.param).name); });
 
-TEST(BlockFormats, RowsOfTheTableHoldTogether) {
-  for (const BlockFormat format : kBlockFormats) {
-    const BlockFormatInfo& info = InfoOf(format);
+TEST(GgmlBlocks, RowsOfTheTableHoldTogether) {
+  for (const GgmlBlock kind : kGgmlBlocks) {
+    const GgmlBlockInfo& info = InfoOf(kind);
     EXPECT_EQ(info.elements, 32) << info.name;
     EXPECT_EQ(info.bytes, BytesFor(info.codes, 32) + (info.zero_points ? 4 : 2)) << info.name;
   }
-  BlockTensors kvant(BlockFormat::kQ8_0, 1);
+  BlockTensors kvant(GgmlBlock::kQ8_0, 1);
   Guarded blocks(34);
-  const auto none = static_cast<BlockFormat>(std::size(kBlockFormats));
-  EXPECT_THAT(std::string(ImportBlocks(none, 1, 32, blocks, kvant.tensors()).message()),
-              HasSubstr("block format 4 is none of 4"));
+  const auto none = static_cast<GgmlBlock>(std::size(kGgmlBlocks));
+  EXPECT_THAT(std::string(ImportGgmlBlocks(none, 1, 32, blocks, kvant.tensors()).message()),
+              HasSubstr("ggml block 4 is none of 4"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "kvant/cache/kv_format.h"
+#include "kvant/cache/number_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,25 +16,25 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<int64_t> GroupOf(std::string_view text, const Dims& dims) {
-  const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+  const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
   if (!format.ok()) return {};
   const absl::StatusOr<Dims> group = format->GroupShape(dims);
   if (!group.ok()) return {};
   return std::vector<int64_t>(group->begin(), group->end());
 }
 
-TEST(KvFormatTest, ReadsEveryPart) {
-  const absl::StatusOr<KvFormat> format = ParseKvFormat("u4:g32:zp:sbf16");
+TEST(NumberFormatTest, ReadsEveryPart) {
+  const absl::StatusOr<NumberFormat> format = ParseNumberFormat("u4:g32:zp:sbf16");
   ASSERT_TRUE(format.ok()) << format.status();
   EXPECT_EQ(format->type, kU4);
-  EXPECT_EQ(format->groups, KvFormat::Groups::kHeadSlice);
+  EXPECT_EQ(format->groups, NumberFormat::Groups::kHeadSlice);
   EXPECT_EQ(format->group_size, 32);
   EXPECT_TRUE(format->zero_points);
   EXPECT_EQ(format->scale_type, kBF16);
   EXPECT_EQ(format->ZeroPointType(kBF16), kU8);
 }
 
-TEST(KvFormatTest, GroupsFollowTheWord) {
+TEST(NumberFormatTest, GroupsFollowTheWord) {
   const Dims dims = {2, 3, 96, 64};
   EXPECT_THAT(GroupOf("s8:g16", dims), ElementsAre(1, 1, 1, 16));
   EXPECT_THAT(GroupOf("s8", dims), ElementsAre(1, 1, 1, 64));
@@ -46,36 +46,36 @@ TEST(KvFormatTest, GroupsFollowTheWord) {
   EXPECT_THAT(GroupOf("s8:tensor", dims), ElementsAre(2, 3, 96, 64));
 }
 
-TEST(KvFormatTest, TextSurvivesParsing) {
+TEST(NumberFormatTest, TextSurvivesParsing) {
   for (const char* text :
        {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "u4:g32:pzp", "s4:token:sf32",
         "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel", "u4:g32:nf4",
         "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
-    const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+    const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
   }
 }
 
-TEST(KvFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
-  EXPECT_EQ(ParseKvFormat("s4:zp")->ZeroPointType(kF16), kS8);
-  EXPECT_EQ(ParseKvFormat("u2:zp")->ZeroPointType(kF16), kU8);
-  EXPECT_EQ(ParseKvFormat("u4:pzp")->ZeroPointType(kF16), kU4);
-  EXPECT_EQ(ParseKvFormat("s8:pzp")->ZeroPointType(kF16), kS8);
-  EXPECT_EQ(ParseKvFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
-  EXPECT_EQ(ParseKvFormat("u4:rzp")->ZeroPointType(kF16), kF16);
-  EXPECT_EQ(ParseKvFormat("u2")->ZeroPointType(kF16), kUndef);
+TEST(NumberFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
+  EXPECT_EQ(ParseNumberFormat("s4:zp")->ZeroPointType(kF16), kS8);
+  EXPECT_EQ(ParseNumberFormat("u2:zp")->ZeroPointType(kF16), kU8);
+  EXPECT_EQ(ParseNumberFormat("u4:pzp")->ZeroPointType(kF16), kU4);
+  EXPECT_EQ(ParseNumberFormat("s8:pzp")->ZeroPointType(kF16), kS8);
+  EXPECT_EQ(ParseNumberFormat("f8_e5m2:zp")->ZeroPointType(kF16), kF16);
+  EXPECT_EQ(ParseNumberFormat("u4:rzp")->ZeroPointType(kF16), kF16);
+  EXPECT_EQ(ParseNumberFormat("u2")->ZeroPointType(kF16), kUndef);
 }
 
-TEST(KvFormatTest, CountsScalesInBits) {
+TEST(NumberFormatTest, CountsScalesInBits) {
   const Dims dims = {1, 1, 128, 64};
-  EXPECT_DOUBLE_EQ(ParseKvFormat("f16")->BitsPerElement(dims, kF32), 16);
-  EXPECT_DOUBLE_EQ(ParseKvFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32), 4 + 24. / 32);
-  EXPECT_DOUBLE_EQ(ParseKvFormat("u4:g32:pzp:sf16")->BitsPerElement(dims, kF32), 4 + 20. / 32);
-  EXPECT_DOUBLE_EQ(ParseKvFormat("u2:channel")->BitsPerElement(dims, kF32), 2 + 32. / 128);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("f16")->BitsPerElement(dims, kF32), 16);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32), 4 + 24. / 32);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:pzp:sf16")->BitsPerElement(dims, kF32), 4 + 20. / 32);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u2:channel")->BitsPerElement(dims, kF32), 2 + 32. / 128);
 }
 
-TEST(KvFormatTest, RefusesWithTheWrongPart) {
+TEST(NumberFormatTest, RefusesWithTheWrongPart) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "''"},
       {"f64", "'f64'"},
@@ -99,22 +99,22 @@ TEST(KvFormatTest, RefusesWithTheWrongPart) {
       {"s8:sf8", "'sf8'"},
   };
   for (const auto& [text, message] : cases) {
-    const absl::StatusOr<KvFormat> format = ParseKvFormat(text);
+    const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
     ASSERT_FALSE(format.ok()) << text;
     EXPECT_THAT(std::string(format.status().message()), HasSubstr(message)) << text;
   }
 }
 
-TEST(KvFormatTest, RefusesGroupsThatDoNotDivide) {
-  EXPECT_FALSE(ParseKvFormat("s8:g32")->GroupShape(Dims{1, 1, 8, 80}).ok());
-  EXPECT_FALSE(ParseKvFormat("s8:channel:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
-  EXPECT_FALSE(ParseKvFormat("s8:token")->GroupShape(Dims{64}).ok());
+TEST(NumberFormatTest, RefusesGroupsThatDoNotDivide) {
+  EXPECT_FALSE(ParseNumberFormat("s8:g32")->GroupShape(Dims{1, 1, 8, 80}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:channel:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:token")->GroupShape(Dims{64}).ok());
 }
 
 TEST(AttentionGraphTest, IsFiveDimensionalWhenHeadsDiffer) {
   AttentionGraphOptions options{.heads = 8, .kv_heads = 2, .q_len = 3, .kv_len = 64};
-  options.k = *ParseKvFormat("u4:g32:zp");
-  options.v = *ParseKvFormat("s8:channel:g16");
+  options.k = *ParseNumberFormat("u4:g32:zp");
+  options.v = *ParseNumberFormat("s8:channel:g16");
   const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
   ASSERT_TRUE(graph.ok()) << graph.status();
   EXPECT_THAT(*graph->FindTensor("q")->desc.dims, ElementsAre(1, 2, 4, 3, 64));
@@ -132,7 +132,7 @@ TEST(AttentionGraphTest, RefusesWhatDoesNotGoTogether) {
   EXPECT_FALSE(MakeAttentionGraph({.mask = "1x1x2x256"}).ok());
   EXPECT_FALSE(MakeAttentionGraph({.mask = "QxS"}).ok());
   AttentionGraphOptions options{.head_size = 80};
-  options.k = *ParseKvFormat("s8:g32");
+  options.k = *ParseNumberFormat("s8:g32");
   const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);
   ASSERT_FALSE(graph.ok());
   EXPECT_THAT(std::string(graph.status().message()), HasSubstr("head size 80"));
@@ -149,7 +149,7 @@ TEST(AttentionGraphTest, BuildsEveryFormat) {
             AttentionGraphOptions::KLayout::kChannels}) {
         AttentionGraphOptions options{.heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 64};
         options.dtype = *DataTypeFromName(type);
-        options.k = options.v = *ParseKvFormat(format);
+        options.k = options.v = *ParseNumberFormat(format);
         options.k_layout = layout;
         options.causal = AttentionGraphOptions::Causal::kBottomRight;
         options.soft_cap = 30.f;
@@ -165,8 +165,8 @@ TEST(AttentionGraphTest, BuildsEveryFormat) {
 
 TEST(AttentionGraphTest, BuildsTheSingleOp) {
   AttentionGraphOptions options{.heads = 6, .kv_heads = 2, .q_len = 5, .kv_len = 64};
-  options.k = *ParseKvFormat("u4:g32:zp");
-  options.v = *ParseKvFormat("s8:tensor");
+  options.k = *ParseNumberFormat("u4:g32:zp");
+  options.v = *ParseNumberFormat("s8:tensor");
   options.single_op = options.kv_lengths = options.sinks = options.alibi = options.stats = true;
   options.mask = "1x1xQxS";
   const absl::StatusOr<Graph> graph = MakeAttentionGraph(options);

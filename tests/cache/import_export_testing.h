@@ -1,6 +1,6 @@
 // Memory and values for tests of foreign formats.
-#ifndef KVANT_TESTS_CACHE_FORMAT_TESTING_H_
-#define KVANT_TESTS_CACHE_FORMAT_TESTING_H_
+#ifndef KVANT_TESTS_CACHE_IMPORT_EXPORT_TESTING_H_
+#define KVANT_TESTS_CACHE_IMPORT_EXPORT_TESTING_H_
 
 #include <algorithm>
 #include <bit>
@@ -89,4 +89,4 @@ inline void ExpectSame(const std::vector<double>& got, const std::vector<double>
 
 }  // namespace kvant::testing
 
-#endif  // KVANT_TESTS_CACHE_FORMAT_TESTING_H_
+#endif  // KVANT_TESTS_CACHE_IMPORT_EXPORT_TESTING_H_

@@ -1,4 +1,4 @@
-#include "kvant/cache/formats.h"
+#include "kvant/cache/import_export.h"
 
 #include <algorithm>
 #include <array>
@@ -82,21 +82,21 @@ void CopyNegated(const uint8_t* from, uint8_t* to) {
   to[1] = from[1] ^ 0x80;
 }
 
-constexpr BlockFormatInfo kBlockFormats[] = {
-#define KVANT_BLOCK_FORMAT(name, text, elements, bytes, codes, zero_points, codebook) \
+constexpr GgmlBlockInfo kGgmlBlocks[] = {
+#define KVANT_GGML_BLOCK(name, text, elements, bytes, codes, zero_points, codebook) \
   {text, elements, bytes, codes, zero_points, codebook},
-#include "kvant/cache/formats.inc"
-#undef KVANT_BLOCK_FORMAT
+#include "kvant/cache/ggml_blocks.inc"
+#undef KVANT_GGML_BLOCK
 };
 
 // --- Blocks ---------------------------------------------------------------
 
 constexpr int64_t kHalfBlock = 16;  // codes i and i + 16 share a byte
 
-int64_t CodeBytes(const BlockFormatInfo& info) { return BytesFor(info.codes, info.elements); }
+int64_t CodeBytes(const GgmlBlockInfo& info) { return BytesFor(info.codes, info.elements); }
 
 // ggml stores a signed four-bit code plus 8, which is its highest bit.
-uint8_t FlipOf(const BlockFormatInfo& info) { return info.codes == kS4 ? 0x88 : 0; }
+uint8_t FlipOf(const GgmlBlockInfo& info) { return info.codes == kS4 ? 0x88 : 0; }
 
 void UnpackHalves(const uint8_t* from, uint8_t* to, uint8_t flip) {
   for (int64_t i = 0; i < kHalfBlock / 2; ++i) {
@@ -115,14 +115,14 @@ void PackHalves(const uint8_t* from, uint8_t* to, uint8_t flip) {
 }
 
 // The number of blocks, or what is wrong.
-absl::StatusOr<int64_t> CheckBlocks(std::string_view verb, BlockFormat format, int64_t rows,
+absl::StatusOr<int64_t> CheckBlocks(std::string_view verb, GgmlBlock kind, int64_t rows,
                                     int64_t row_length, ConstTensor blocks,
                                     const ConstQuantizedTensors& kvant) {
-  if (static_cast<size_t>(format) >= std::size(kBlockFormats)) {
-    return Error(verb, absl::StrCat("block format ", static_cast<int>(format), " is none of ",
-                                    std::size(kBlockFormats)));
+  if (static_cast<size_t>(kind) >= std::size(kGgmlBlocks)) {
+    return Error(verb, absl::StrCat("ggml block ", static_cast<int>(kind), " is none of ",
+                                    std::size(kGgmlBlocks)));
   }
-  const BlockFormatInfo& info = InfoOf(format);
+  const GgmlBlockInfo& info = InfoOf(kind);
   const std::string what = absl::StrCat(std::string(verb), " ", std::string(info.name));
   KVANT_RETURN_IF_ERROR(CheckExtents(what, {{"rows", rows}, {"row length", row_length}}));
   KVANT_RETURN_IF_ERROR(
@@ -263,17 +263,17 @@ absl::Status ConvertKivi(std::string_view what, const KiviShape& shape, KiviPart
 
 }  // namespace
 
-const BlockFormatInfo& InfoOf(BlockFormat format) {
-  static constexpr BlockFormatInfo kNone;
-  const auto index = static_cast<size_t>(format);
-  return index < std::size(kBlockFormats) ? kBlockFormats[index] : kNone;
+const GgmlBlockInfo& InfoOf(GgmlBlock kind) {
+  static constexpr GgmlBlockInfo kNone;
+  const auto index = static_cast<size_t>(kind);
+  return index < std::size(kGgmlBlocks) ? kGgmlBlocks[index] : kNone;
 }
 
-absl::Status ImportBlocks(BlockFormat format, int64_t rows, int64_t row_length, ConstTensor blocks,
-                          const QuantizedTensors& to) {
+absl::Status ImportGgmlBlocks(GgmlBlock kind, int64_t rows, int64_t row_length, ConstTensor blocks,
+                              const QuantizedTensors& to) {
   KVANT_ASSIGN_OR_RETURN(const int64_t count,
-                         CheckBlocks("import from", format, rows, row_length, blocks, Const(to)));
-  const BlockFormatInfo& info = InfoOf(format);
+                         CheckBlocks("import from", kind, rows, row_length, blocks, Const(to)));
+  const GgmlBlockInfo& info = InfoOf(kind);
   const int64_t code_bytes = CodeBytes(info);
   for (int64_t i = 0; i < count; ++i) {
     const uint8_t* block = BytesOf(blocks) + i * info.bytes;
@@ -292,11 +292,11 @@ absl::Status ImportBlocks(BlockFormat format, int64_t rows, int64_t row_length, 
   return absl::OkStatus();
 }
 
-absl::Status ExportBlocks(BlockFormat format, int64_t rows, int64_t row_length,
-                          const ConstQuantizedTensors& from, Tensor blocks) {
+absl::Status ExportGgmlBlocks(GgmlBlock kind, int64_t rows, int64_t row_length,
+                              const ConstQuantizedTensors& from, Tensor blocks) {
   KVANT_ASSIGN_OR_RETURN(const int64_t count,
-                         CheckBlocks("export to", format, rows, row_length, blocks, from));
-  const BlockFormatInfo& info = InfoOf(format);
+                         CheckBlocks("export to", kind, rows, row_length, blocks, from));
+  const GgmlBlockInfo& info = InfoOf(kind);
   const int64_t code_bytes = CodeBytes(info);
   for (int64_t i = 0; i < count; ++i) {
     uint8_t* block = BytesOf(blocks) + i * info.bytes;

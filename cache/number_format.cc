@@ -1,4 +1,4 @@
-#include "kvant/cache/kv_format.h"
+#include "kvant/cache/number_format.h"
 
 #include <algorithm>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 
 absl::Status Bad(std::string_view text, std::string_view why) {
   return MakeError(ErrorKind::kInvalidArguments,
-                   absl::StrCat("K/V format '", std::string(text), "': ", std::string(why)));
+                   absl::StrCat("number format '", std::string(text), "': ", std::string(why)));
 }
 
 bool IsStorageType(DataType type) {
@@ -35,12 +35,12 @@ bool IsStorageType(DataType type) {
   }
 }
 
-std::optional<KvFormat::Groups> GroupsFromName(std::string_view name) {
-  if (name == "token") return KvFormat::Groups::kToken;
-  if (name == "all_heads") return KvFormat::Groups::kAllHeads;
-  if (name == "channel") return KvFormat::Groups::kChannel;
-  if (name == "head") return KvFormat::Groups::kHead;
-  if (name == "tensor") return KvFormat::Groups::kTensor;
+std::optional<NumberFormat::Groups> GroupsFromName(std::string_view name) {
+  if (name == "token") return NumberFormat::Groups::kToken;
+  if (name == "all_heads") return NumberFormat::Groups::kAllHeads;
+  if (name == "channel") return NumberFormat::Groups::kChannel;
+  if (name == "head") return NumberFormat::Groups::kHead;
+  if (name == "tensor") return NumberFormat::Groups::kTensor;
   return std::nullopt;
 }
 
@@ -57,7 +57,7 @@ int64_t GroupSizeFrom(std::string_view part) {
 
 }  // namespace
 
-absl::Status KvFormat::Check() const {
+absl::Status NumberFormat::Check() const {
   if (!IsStorageType(type)) {
     return Bad("", absl::StrCat("type ", static_cast<int>(type), " is none that K and V have"));
   }
@@ -86,21 +86,21 @@ absl::Status KvFormat::Check() const {
   return zero_points ? Bad(text, "a codebook has no zero points") : absl::OkStatus();
 }
 
-bool KvFormat::quantized() const { return !IsComputeFloat(type); }
+bool NumberFormat::quantized() const { return !IsComputeFloat(type); }
 
-DataType KvFormat::ZeroPointType(DataType scales) const {
+DataType NumberFormat::ZeroPointType(DataType scales) const {
   if (!zero_points) return kUndef;
   if (IsFloat(type) || real_zero_points) return scales;
   if (packed_zero_points) return type;
   return LowestOf(type) < 0 ? kS8 : kU8;
 }
 
-std::vector<float> KvFormat::codebook_values() const {
+std::vector<float> NumberFormat::codebook_values() const {
   if (codebook == nullptr) return {};
   return {codebook->values.begin(), codebook->values.end()};
 }
 
-std::optional<int64_t> KvFormat::group_tokens() const {
+std::optional<int64_t> NumberFormat::group_tokens() const {
   switch (groups) {
     case Groups::kHeadSlice:
     case Groups::kToken:
@@ -116,7 +116,7 @@ std::optional<int64_t> KvFormat::group_tokens() const {
   return std::nullopt;
 }
 
-absl::StatusOr<Dims> KvFormat::GroupShape(absl::Span<const int64_t> dims) const {
+absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) const {
   const size_t rank = dims.size();
   if (rank < 2) return Bad(ToString(), "needs a tensor of at least two dims");
   const int64_t tokens = dims[rank - 2];
@@ -142,7 +142,7 @@ absl::StatusOr<Dims> KvFormat::GroupShape(absl::Span<const int64_t> dims) const 
   return group;
 }
 
-double KvFormat::BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const {
+double NumberFormat::BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const {
   double bits = BitsOf(type);
   if (!quantized()) return bits;
   const absl::StatusOr<Dims> group = GroupShape(dims);
@@ -153,7 +153,7 @@ double KvFormat::BitsPerElement(absl::Span<const int64_t> dims, DataType query_t
   return bits + (BitsOf(scales) + BitsOf(ZeroPointType(scales))) / elements;
 }
 
-std::string KvFormat::ToString() const {
+std::string NumberFormat::ToString() const {
   std::string text(DataTypeName(type));
   if (!quantized()) return text;
   switch (groups) {
@@ -186,10 +186,10 @@ std::string KvFormat::ToString() const {
   return text;
 }
 
-absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
+absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
   const std::string owned(text);
   const std::vector<std::string> parts = absl::StrSplit(owned, ':');
-  KvFormat format;
+  NumberFormat format;
   const std::optional<DataType> type = DataTypeFromName(parts[0]);
   if (!type || !IsStorageType(*type)) {
     return Bad(text, absl::StrCat("'", parts[0],
@@ -204,7 +204,7 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
   bool named = false;
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string& part = parts[i];
-    if (const std::optional<KvFormat::Groups> groups = GroupsFromName(part)) {
+    if (const std::optional<NumberFormat::Groups> groups = GroupsFromName(part)) {
       if (named) return Bad(text, absl::StrCat("'", part, "' is a second kind of group"));
       named = true;
       format.groups = *groups;
@@ -233,12 +233,12 @@ absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text) {
                                     "pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
     }
   }
-  if (format.group_size > 0 && !named) format.groups = KvFormat::Groups::kHeadSlice;
+  if (format.group_size > 0 && !named) format.groups = NumberFormat::Groups::kHeadSlice;
   KVANT_RETURN_IF_ERROR(format.Check());
   return format;
 }
 
-std::string_view KvFormatHelp() {
+std::string_view NumberFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
          ":gN|:token|:all_heads|:head|:tensor|:channel[:gN], :zp|:pzp|:rzp, :sf16|:sbf16|:sf32";
 }

@@ -1,20 +1,20 @@
-// docs/kv_cache.md lists the schemes as they are in kv_schemes.inc; KVANT_UPDATE_DOCS=1 writes
+// docs/kv_cache.md lists the schemes as they are in cache_schemes.inc; KVANT_UPDATE_DOCS=1 writes
 // them.
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
-#include "kvant/cache/kv_scheme.h"
+#include "kvant/cache/cache_scheme.h"
 #include "kvant/tests/common/doc_table.h"
 
 namespace kvant {
 namespace {
 
-TEST(KvSchemesDoc, HoldsTheTable) {
+TEST(CacheSchemesDoc, HoldsTheTable) {
   std::string table = "| name | K | V | bits (heads of 128) | |\n|---|---|---|---|---|\n";
-  for (const NamedKvScheme& named : NamedKvSchemes()) {
-    const KvCacheScheme scheme = ParseKvCacheScheme(named.name).value();
+  for (const NamedCacheScheme& named : NamedCacheSchemes()) {
+    const CacheScheme scheme = ParseCacheScheme(named.name).value();
     const std::string k(named.k), v(named.v);
     const double bits = (scheme.k.BitsPerElement(8, 128) + scheme.v.BitsPerElement(8, 128)) / 2;
     const std::string alias =

@@ -11,12 +11,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/engine.h"
-#include "kvant/cache/formats.h"
+#include "kvant/cache/import_export.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
-#include "kvant/tests/cache/format_testing.h"
+#include "kvant/tests/cache/import_export_testing.h"
 
 namespace kvant {
 namespace {

@@ -1,4 +1,5 @@
-// How K or V is stored, as one word of text: "u4:g32:zp", "s8:channel:g64:sf16".
+// NumberFormat: how the numbers of a tensor are stored. Its text is one word: "u4:g32:zp",
+// "s8:channel:g64:sf16".
 //
 //   TYPE[:GROUPS][:zp|:pzp|:rzp][:CODEBOOK][:ggml][:SCALES]
 //   TYPE    f32 bf16 f16 (not quantized) f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2
@@ -17,8 +18,8 @@
 //   CODEBOOK  a name of graph/codebooks.h: codes are positions in it
 //   ggml    scales and codes as ggml's block formats compute them
 //   SCALES  sf16, sbf16 or sf32: the scales' type; as the queries otherwise
-#ifndef KVANT_CACHE_KV_FORMAT_H_
-#define KVANT_CACHE_KV_FORMAT_H_
+#ifndef KVANT_CACHE_NUMBER_FORMAT_H_
+#define KVANT_CACHE_NUMBER_FORMAT_H_
 
 #include <cstdint>
 #include <optional>
@@ -33,7 +34,7 @@
 
 namespace kvant {
 
-struct KvFormat {
+struct NumberFormat {
   enum class Groups : uint8_t { kHeadSlice, kToken, kAllHeads, kChannel, kHead, kTensor };
 
   DataType type = kF32;
@@ -68,11 +69,11 @@ struct KvFormat {
 };
 
 // kInvalidArguments with a sentence about the part that is wrong.
-absl::StatusOr<KvFormat> ParseKvFormat(std::string_view text);
+absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text);
 
 // One line, for --help.
-std::string_view KvFormatHelp();
+std::string_view NumberFormatHelp();
 
 }  // namespace kvant
 
-#endif  // KVANT_CACHE_KV_FORMAT_H_
+#endif  // KVANT_CACHE_NUMBER_FORMAT_H_
