@@ -36,7 +36,7 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
     const KvStorage& storage = values ? scheme.v : scheme.k;
     if (!storage.static_scales()) continue;
     wanted = true;
-    if (storage.format.zero_points) {
+    if (storage.format.zero_points != NumberFormat::ZeroPoints::kNone) {
       return Invalid(absl::StrCat(name, " of layer ", layer, ": storage '", storage.ToString(),
                                   "' has static scales, which go without zero points"));
     }

@@ -34,9 +34,9 @@ bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 }  // namespace
 
 absl::Status KvStorage::Check(int64_t head_size) const {
-  if (head_size < 1) return Bad("", absl::StrCat("for heads of ", head_size, " channels"));
   KVANT_RETURN_IF_ERROR(format.Check());
   const std::string text = ToString();
+  if (head_size < 1) return Bad(text, absl::StrCat("for heads of ", head_size, " channels"));
   if (rotation != 0) {
     const int64_t block = rotation == kWholeHead ? head_size : rotation;
     if (!IsPowerOfTwo(block) || head_size % block != 0) {
@@ -55,9 +55,9 @@ absl::Status KvStorage::Check(int64_t head_size) const {
                absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens beside ",
                             std::string(DataTypeName(format.type)), ", which is not quantized"));
   }
-  const bool slices = format.groups == NumberFormat::Groups::kHeadSlice;
   const bool is_unsigned = IsInteger(format.type) && LowestOf(format.type) == 0;
-  if (is_unsigned && !format.zero_points && format.codebook == nullptr) {
+  if (is_unsigned && format.zero_points == NumberFormat::ZeroPoints::kNone &&
+      format.codebook == nullptr) {
     return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(format.type)),
                                   " without zero points hold nothing below 0"));
   }
@@ -74,7 +74,7 @@ absl::Status KvStorage::Check(int64_t head_size) const {
     return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
                                   " bits does not end at a whole byte"));
   }
-  if (slices && head_size % format.group_size != 0) {
+  if (format.groups == NumberFormat::Groups::kHeadSlice && head_size % format.group_size != 0) {
     return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
                                   head_size));
   }

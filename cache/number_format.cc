@@ -71,11 +71,9 @@ absl::Status NumberFormat::Check() const {
   if (scale_type != kUndef && !IsComputeFloat(scale_type)) {
     return Bad(text, "its scales are not of f32, bf16 or f16");
   }
-  if ((real_zero_points || packed_zero_points) && (!zero_points || IsFloat(type))) {
-    return Bad(text, "zero points in real units or packed ones, where integers have zero points");
-  }
-  if (real_zero_points && packed_zero_points) {
-    return Bad(text, "zero points both in real units and packed");
+  if (IsFloat(type) && (zero_points == ZeroPoints::kBytes || zero_points == ZeroPoints::kPacked)) {
+    return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(type)),
+                                  " have no integers as zero points"));
   }
   if (codebook == nullptr) return absl::OkStatus();
   if (!IsInteger(type) || LowestOf(type) < 0 ||
@@ -83,16 +81,24 @@ absl::Status NumberFormat::Check() const {
     return Bad(text, absl::StrCat(std::string(codebook->name), " has ", codebook->values.size(),
                                   " entries"));
   }
-  return zero_points ? Bad(text, "a codebook has no zero points") : absl::OkStatus();
+  if (zero_points == ZeroPoints::kNone) return absl::OkStatus();
+  return Bad(text, "a codebook has no zero points");
 }
 
 bool NumberFormat::quantized() const { return !IsComputeFloat(type); }
 
 DataType NumberFormat::ZeroPointType(DataType scales) const {
-  if (!zero_points) return kUndef;
-  if (IsFloat(type) || real_zero_points) return scales;
-  if (packed_zero_points) return type;
-  return LowestOf(type) < 0 ? kS8 : kU8;
+  switch (zero_points) {
+    case ZeroPoints::kNone:
+      return kUndef;
+    case ZeroPoints::kBytes:
+      return LowestOf(type) < 0 ? kS8 : kU8;
+    case ZeroPoints::kPacked:
+      return type;
+    case ZeroPoints::kReal:
+      return scales;
+  }
+  return kUndef;
 }
 
 std::vector<float> NumberFormat::codebook_values() const {
@@ -177,8 +183,12 @@ std::string NumberFormat::ToString() const {
       absl::StrAppend(&text, ":tensor");
       break;
   }
-  if (zero_points) {
-    absl::StrAppend(&text, real_zero_points ? ":rzp" : packed_zero_points ? ":pzp" : ":zp");
+  if (zero_points == ZeroPoints::kPacked) {
+    absl::StrAppend(&text, ":pzp");
+  } else if (zero_points == ZeroPoints::kReal && !IsFloat(type)) {
+    absl::StrAppend(&text, ":rzp");
+  } else if (zero_points != ZeroPoints::kNone) {
+    absl::StrAppend(&text, ":zp");
   }
   if (codebook != nullptr) absl::StrAppend(&text, ":", std::string(codebook->name));
   if (ggml_formula) absl::StrAppend(&text, ":ggml");
@@ -212,13 +222,14 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
       if (format.group_size > 0) return Bad(text, "two group sizes");
       format.group_size = size;
     } else if (part == "zp" || part == "rzp" || part == "pzp") {
-      if (format.zero_points) return Bad(text, "zero points twice");
+      using ZeroPoints = NumberFormat::ZeroPoints;
+      if (format.zero_points != ZeroPoints::kNone) return Bad(text, "zero points twice");
       if (part != "zp" && IsFloat(format.type)) {
         return Bad(text, absl::StrCat("'", part, "' is for integers"));
       }
-      format.zero_points = true;
-      format.real_zero_points = part == "rzp";
-      format.packed_zero_points = part == "pzp";
+      format.zero_points = part == "pzp"                           ? ZeroPoints::kPacked
+                           : part == "rzp" || IsFloat(format.type) ? ZeroPoints::kReal
+                                                                   : ZeroPoints::kBytes;
     } else if (const CodebookRow* codebook = FindCodebook(part)) {
       if (format.codebook != nullptr) return Bad(text, "two codebooks");
       format.codebook = codebook;

@@ -36,26 +36,30 @@ namespace kvant {
 
 struct NumberFormat {
   enum class Groups : uint8_t { kHeadSlice, kToken, kAllHeads, kChannel, kHead, kTensor };
+  enum class ZeroPoints : uint8_t {
+    kNone,
+    kBytes,   // integers of 8 bits, of the codes' sign
+    kPacked,  // integers of the codes' type
+    kReal,    // in real units, of the scales' type; those of f8 always are
+  };
 
   DataType type = kF32;
   Groups groups = Groups::kToken;
   // Elements per group for kHeadSlice and, where positive, for kChannel.
   int64_t group_size = 0;
-  bool zero_points = false;
-  bool real_zero_points = false;          // of integers
-  bool packed_zero_points = false;        // of integers, not real
+  ZeroPoints zero_points = ZeroPoints::kNone;
   const CodebookRow* codebook = nullptr;  // a row of the table, or none
   bool ggml_formula = false;
-  // Undefined: that of the queries.
+  // kUndef: that of the queries.
   DataType scale_type = kUndef;
 
-  // kInvalidArguments with a sentence where its fields are none of what text can say.
+  // kInvalidArguments with a sentence, for fields that no text gives.
   absl::Status Check() const;
-  // Scales exist: every type but f32, bf16 and f16.
+  // Whether there are scales: of every type but f32, bf16 and f16.
   bool quantized() const;
   // What codes stand for, times the scale; empty without a codebook.
   std::vector<float> codebook_values() const;
-  // Tokens of a group; none: all that there are.
+  // Tokens of a group; nothing where it has all that there are.
   std::optional<int64_t> group_tokens() const;
   // The type of the zero points for scales of this type; kUndef without any.
   DataType ZeroPointType(DataType scales) const;

@@ -124,7 +124,7 @@ class Maker {
     kv.group_shape.assign(group_shape.begin(), group_shape.end());
     const DataType scale_type = format.scale_type == kUndef ? o_.dtype : format.scale_type;
     kv.scales = g_.Input(name + "_scales", scale_type, scale_dims);
-    if (format.zero_points) {
+    if (format.zero_points != NumberFormat::ZeroPoints::kNone) {
       kv.zero_points = g_.Input(name + "_zps", format.ZeroPointType(scale_type), scale_dims);
     }
     return kv;

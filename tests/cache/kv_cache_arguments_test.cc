@@ -201,10 +201,13 @@ TEST(KvCacheOptionsArguments, SchemesThatContradictThemselves) {
   refused("its scales are not", [](KvStorage& s) { s.format.scale_type = kS8; });
   refused("no other group but channel",
           [](KvStorage& s) { s.format.groups = NumberFormat::Groups::kHead; });
-  refused("both in real units and packed",
-          [](KvStorage& s) { s.format.packed_zero_points = true; });
-  refused("where integers have", [](KvStorage& s) { s.format.type = kF8E4M3; });
-  refused("where integers have", [](KvStorage& s) { s.format.zero_points = false; });
+  for (const auto integers :
+       {NumberFormat::ZeroPoints::kBytes, NumberFormat::ZeroPoints::kPacked}) {
+    refused("codes of f8_e4m3 have no integers as zero points", [&](KvStorage& s) {
+      s.format.type = kF8E4M3;
+      s.format.zero_points = integers;
+    });
+  }
   refused("nf4 has 16 entries",
           [](KvStorage& s) { s.format = {.type = kU8, .codebook = FindCodebook("nf4")}; });
   refused("no zero points", [](KvStorage& s) { s.format.codebook = FindCodebook("nf4"); });

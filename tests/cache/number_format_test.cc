@@ -29,7 +29,7 @@ TEST(NumberFormatTest, ReadsEveryPart) {
   EXPECT_EQ(format->type, kU4);
   EXPECT_EQ(format->groups, NumberFormat::Groups::kHeadSlice);
   EXPECT_EQ(format->group_size, 32);
-  EXPECT_TRUE(format->zero_points);
+  EXPECT_EQ(format->zero_points, NumberFormat::ZeroPoints::kBytes);
   EXPECT_EQ(format->scale_type, kBF16);
   EXPECT_EQ(format->ZeroPointType(kBF16), kU8);
 }
@@ -49,8 +49,8 @@ TEST(NumberFormatTest, GroupsFollowTheWord) {
 TEST(NumberFormatTest, TextSurvivesParsing) {
   for (const char* text :
        {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "u4:g32:pzp", "s4:token:sf32",
-        "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "u8:channel", "u4:g32:nf4",
-        "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
+        "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "f8_e5m2:token:zp", "u8:channel",
+        "u4:g32:nf4", "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
     const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
