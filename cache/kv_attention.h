@@ -14,24 +14,23 @@
 
 namespace kvant {
 
-// Of one cache, which it must not be executed without. May be executed from several threads at
-// once.
+// It belongs to a cache and must not be executed when that is gone. Several threads may execute it
+// at once.
 class KvAttention {
  public:
   KvAttention(const KvAttention&) = delete;
   KvAttention& operator=(const KvAttention&) = delete;
 
   const KvAttentionOptions& options() const { return options_; }
-  // What runs for that layer; one partition for all layers of a scheme. kInvalidArguments for a
-  // layer that is not there.
+  // What runs for that layer; layers of one scheme share it. kInvalidArguments for a layer that is
+  // not there.
   absl::StatusOr<CompiledPartition> compiled(int64_t layer) const;
 
-  // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (of the output,
-  // v_head_size) of options().type. It computes in KvCache::scratch_bytes() and allocates nothing
-  // once these are as many as are needed. kInvalidArguments if a sequence has fewer tokens than
-  // there are queries, of which there are several; one over no token gives 0. Several queries after
-  // tokens that came together all read the cache as it is now: tokens that have left the window are
-  // quantized for the first of them too.
+  // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (v_head_size of
+  // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
+  // once these are enough. One query over no token gives 0; several over fewer tokens than there
+  // are queries are refused with kInvalidArguments. All queries read the cache as it is now: tokens
+  // that have left the window are quantized for the first of them too.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out) const;
 
  private:

@@ -11,8 +11,8 @@
 // All methods may be called from several threads at once: those that change the cache wait for
 // those that read it, and the other way round.
 //
-// A layer or batch row that is not there is never read: what is counted (tokens, ranges, bytes) is
-// none for it, and every other call says so, kInvalidArguments.
+// A layer or batch row that is not there has no tokens, ranges and bytes. All other methods refuse
+// it with kInvalidArguments.
 #ifndef KVANT_CACHE_KV_CACHE_H_
 #define KVANT_CACHE_KV_CACHE_H_
 
@@ -34,10 +34,10 @@
 
 namespace kvant {
 
-// Of the memory that tokens are kept in, all of which is allocated when the cache is made. What
-// attention computes in is beside it: KvCache::scratch_bytes().
+// The memory that tokens are kept in. All of it is allocated when the cache is made. Attention
+// computes in other memory: KvCache::scratch_bytes().
 struct KvCacheBytes {
-  int64_t codes = 0;        // of quantized tokens, or all where a scheme does not quantize
+  int64_t codes = 0;        // of quantized tokens; of all tokens where none is quantized
   int64_t parameters = 0;   // scales and zero points
   int64_t window = 0;       // sinks and windows
   int64_t bookkeeping = 0;  // lengths, work space of Append, alignment
@@ -67,36 +67,36 @@ class KvCache {
   // What a cache of these options takes, without making it.
   static absl::StatusOr<KvCacheBytes> BytesFor(const KvCacheOptions& options);
   KvCacheBytes bytes() const { return bytes_; }
-  // Of bytes(), what the sequences hold now, by their lengths; without bookkeeping.
+  // What the sequences hold of bytes() at their present lengths, without bookkeeping.
   int64_t used_bytes() const;
   const KvCacheOptions& options() const { return options_; }
   const Engine& engine() const { return engine_; }
   absl::StatusOr<CacheScheme> scheme(int64_t layer) const;
 
-  // Tokens behind those that layer has, k and v of as many, for all batch rows alike; or `counts`
-  // [batch], how many of them each row takes. kInvalidArguments, and the cache is as it was: shapes
-  // or types that are not the cache's, memory that is null, too small or not aligned to its
-  // elements, more tokens than its capacity, a number that its types do not hold. Where something
-  // else failed, the engine's executor or an allocation, the layer has no tokens from then on.
+  // Appends tokens to a layer, as many of k as of v: all of them to every batch row, or the first
+  // counts[b] of them to row b. kInvalidArguments, and the cache is as it was: shapes or types that
+  // are not the cache's, memory that is null, too small or not aligned to its elements, more tokens
+  // than its capacity, a number that its types do not hold. Where something else failed, the
+  // engine's executor or an allocation, the layer has no tokens from then on.
   absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {});
 
-  // Compiled for these options, and kept: the same options give the same object, until
-  // kKeptAttentions others have been asked for since. What is held stays compiled; it must not be
-  // executed when the cache is gone.
+  // Compiles attention and keeps it. The same options give the same object, until kKeptAttentions
+  // others have been asked for since. What a caller holds stays compiled, but must not be executed
+  // when the cache is gone.
   static constexpr size_t kKeptAttentions = 8;
   absl::StatusOr<std::shared_ptr<const KvAttention>> Attention(const KvAttentionOptions& options);
-  // What attention computes in, kept from the first execution on: a block for each thread that has
-  // executed one at the same time as others, of the size that the largest of them takes, rounded up
-  // by a quarter at most. KvAttention::compiled says how much one takes: on the CPU up to 8 MiB,
-  // and some hundred KiB for each thread of the engine.
+  // What attention computes in. It is kept from the first execution on: a block for each thread
+  // that has executed at the same time as others, as large as the largest execution needs, rounded
+  // up by a quarter at most. On the CPU an execution needs up to 8 MiB, and some hundred KiB for
+  // each thread of the engine (KvAttention::compiled says how much).
   int64_t scratch_bytes() const { return scratch_.bytes(); }
 
   // Tokens of batch row `row` in that layer.
   int64_t length(int64_t layer, int64_t row = 0) const;
 
-  // Every sequence becomes as it was with `tokens` tokens, in all layers; or each with its own.
-  // Where tokens have left a window, only the last options.rollback can be taken back:
+  // Takes every sequence back to its first `tokens` tokens, in all layers; or each row to a number
+  // of its own. Where tokens have left a window, only the last options.rollback can be taken back:
   // kInvalidArguments otherwise, and the cache is as it was.
   absl::Status Crop(int64_t tokens);
   absl::Status Crop(absl::Span<const int64_t> tokens);
@@ -108,7 +108,7 @@ class KvCache {
   absl::StatusOr<std::unique_ptr<KvCache>> Fork() const;
 
   // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...]. The
-  // tensor is the cache's; a part that it has not is null and of 0 bytes.
+  // memory is the cache's. A part that is not there is null, of 0 bytes.
   absl::StatusOr<const KvTensor*> tensor(int64_t layer, bool values) const;
   ConstTensor part(int64_t layer, bool values, KvPart part) const;
   // Where the tokens of a row are: in the sinks, the quantized tokens (or all), the window.
@@ -138,7 +138,7 @@ class KvCache {
   void MakeGroups();
   void Place(Arena& arena);
   void FillStaticScales();
-  // For callers that hold lock_: shared is enough for CheckCrop.
+  // Callers of what follows hold lock_, shared for CheckCrop.
   void Publish(int64_t layer);
   absl::Status CropTo(absl::Span<const int64_t> tokens);
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const;

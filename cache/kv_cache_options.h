@@ -19,13 +19,13 @@ struct KvCacheOptions {
   int64_t capacity = 0;     // tokens of a sequence
   // One for all layers, or one for each.
   std::vector<CacheScheme> schemes = {CacheScheme{}};
-  // How many of the last tokens Crop can take back where tokens leave a window: so many more stay
-  // there in full precision.
+  // How many of the last tokens Crop can take back. A window keeps so many more in full precision.
   int64_t rollback = 0;
-  // Appending a NaN or an infinity is an error. If allowed, it is stored, and with it the values of
-  // its group read as NaN, but no others.
+  // If false, appending a NaN or an infinity is an error. If true, it is stored, and the values of
+  // its group read as NaN; no others do.
   bool allow_non_finite = false;
-  // For schemes whose scales are static: [layers][1] or [layers][heads * head_size].
+  // For storage with static scales, by layer: 1 (tensor), heads (head) or heads * head_size
+  // (channel) of them.
   std::vector<std::vector<float>> k_scales, v_scales;
 
   int64_t value_size() const { return v_head_size == 0 ? head_size : v_head_size; }
@@ -34,9 +34,10 @@ struct KvCacheOptions {
 // kInvalidArguments, in words and numbers, where they contradict each other.
 absl::Status CheckKvCacheOptions(const KvCacheOptions& options);
 
-// Of one of the layers. The options are such that CheckKvCacheOptions takes them.
+// That of a layer, for options that CheckKvCacheOptions takes.
 const CacheScheme& CacheSchemeOf(const KvCacheOptions& options, int64_t layer);
-// Of K and V, with as many slots each: attention's graph multiplies one by the other.
+// Those of K and V. They have as many slots, since attention multiplies a score of every slot of K
+// with one of V.
 std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& options);
 
 }  // namespace kvant

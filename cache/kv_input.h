@@ -18,20 +18,21 @@ struct KvInput {
   ConstTensor data;
   LogicalTensor desc;
 };
-// Dense. Of dims that no memory has (unknown, negative, more than 64 bits count) it holds 0 bytes,
-// and Append says what is wrong with them.
+// A dense one. It has 0 bytes for dims that no memory has (unknown, negative, more than 64 bits
+// count); Append says what is wrong with those.
 KvInput MakeKvInput(DataType type, const void* data, const Dims& dims);
-// From the first element of a tensor to its last, which is all that is read of it; 0 where its
-// type, dims or strides are not those of memory.
+// Bytes from the first element of a tensor to its last: no others are read. 0 where its type, dims
+// or strides are not those of memory.
 int64_t KvInputBytes(const LogicalTensor& desc);
 
-// Whether `input` is tokens that `tensor` stores; kInvalidArguments, naming the layer and what is
-// wrong. Without `tokens` it may have any number of them.
+// Checks that `tensor` can store tokens of this type, shape and memory. The error,
+// kInvalidArguments, names the layer and what is wrong. Without `tokens` any number of them will
+// do.
 absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
                           std::optional<int64_t> tokens = std::nullopt);
-// Whether `tensor` can store the numbers of tokens [0, counts[b]) of each batch row b, no more than
-// the input has, which CheckKvInput takes; kInvalidArguments with the place of one that it cannot
-// (not finite, or beyond what the scheme's types hold).
+// Checks that `tensor` can store the numbers of tokens [0, counts[b]) of each batch row b. The
+// error, kInvalidArguments, names the place of one that is not finite or beyond what the types
+// hold. CheckKvInput must have taken the input, with as many tokens.
 absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput& input,
                             absl::Span<const int64_t> counts);
 

@@ -1,7 +1,7 @@
 // KvLayout: where the tokens of a sequence lie, by their number alone.
 //
-// A segment holds consecutive tokens. Token u behind the sinks is in slot u of the quantized
-// segment, and in slot u mod window slots of the window, a ring, while that has it.
+// A segment holds consecutive tokens. Token u behind the sinks goes to slot u of the quantized
+// segment. While the window has it, it is in slot u mod (slots of the window): that is a ring.
 #ifndef KVANT_CACHE_KV_LAYOUT_H_
 #define KVANT_CACHE_KV_LAYOUT_H_
 
@@ -16,7 +16,7 @@ namespace kvant {
 enum class KvSegmentKind : uint8_t { kSinks, kMain, kWindow };
 inline constexpr int kKvSegmentKinds = 3;
 
-// Tokens of a segment that a sequence has there: slots first, first + 1, ... (in a ring).
+// What a sequence has of a segment: slots first, first + 1, ... (in a ring).
 struct KvRange {
   int64_t first = 0, tokens = 0;
 };
@@ -29,7 +29,7 @@ class KvLayout {
     const int64_t sinks = std::min(storage.sinks, capacity);
     slots_[Index(KvSegmentKind::kSinks)] = sinks;
     const int64_t behind = capacity - sinks;
-    // At least one group, also where no token ever gets there.
+    // There is one group at least, even where no token ever gets there.
     slots_[Index(KvSegmentKind::kMain)] =
         std::max({MainOf(behind), storage.format.group_tokens().value_or(1), int64_t{1}});
     if (residual_ == 0) return;
@@ -40,7 +40,7 @@ class KvLayout {
 
   int64_t slots(KvSegmentKind kind) const { return slots_[Index(kind)]; }
   int64_t total_slots() const { return slots_[0] + slots_[1] + slots_[2]; }
-  // So that K's and V's segments add up to the same.
+  // Makes the segments of K and V add up to the same.
   void AddSlots(int64_t more) {
     slots_[Index(residual_ > 0 ? KvSegmentKind::kWindow : KvSegmentKind::kMain)] += more;
   }
@@ -48,11 +48,10 @@ class KvLayout {
   int64_t residual() const { return residual_; }
   bool bulk() const { return bulk_; }
   int64_t sinks() const { return slots(KvSegmentKind::kSinks); }
-  // Tokens that the window has at most. One that slides has `residual` beside the newest token,
-  // which is quantized no sooner than the next one comes; likewise one that is flushed in bulk is
-  // full until then.
+  // The most tokens that the window has. A token leaves when the next one comes. So a window that
+  // slides has the newest token beside its `residual`, and one in bulk stays full until then.
   int64_t window() const { return bulk_ || residual_ == 0 ? residual_ : residual_ + 1; }
-  // Of so many tokens behind the sinks, those in the main segment.
+  // How many of `behind` tokens, which are behind the sinks, are in the main segment.
   int64_t MainOf(int64_t behind) const {
     if (residual_ == 0 || behind == 0) return behind;
     const int64_t older = behind - 1;
@@ -60,7 +59,7 @@ class KvLayout {
   }
   int64_t Behind(int64_t tokens) const { return std::max<int64_t>(0, tokens - sinks()); }
 
-  // Of a sequence of so many tokens.
+  // By segment, for a sequence of so many tokens.
   std::array<KvRange, kKvSegmentKinds> Ranges(int64_t tokens) const {
     const int64_t behind = Behind(tokens), main = MainOf(behind);
     const int64_t window = slots(KvSegmentKind::kWindow);

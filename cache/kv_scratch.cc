@@ -9,8 +9,8 @@
 namespace kvant {
 namespace {
 
-// To one of four sizes between powers of two: blocks that grow little by little would be allocated
-// again and again.
+// Rounds to one of four sizes between powers of two. Otherwise blocks that grow little by little
+// would be allocated again and again.
 size_t RoundedUp(size_t bytes) {
   const size_t step = std::max<size_t>(std::bit_floor(bytes) / 4, 64);
   return (bytes + step - 1) / step * step;
@@ -30,7 +30,7 @@ KvScratch::~KvScratch() {
 absl::StatusOr<KvScratch::Lease> KvScratch::Take(size_t bytes) {
   if (bytes == 0) return Lease(*this, {});
   const std::lock_guard<std::mutex> lock(mutex_);
-  // By size: the smallest that will do, so that others are left for who needs more.
+  // The smallest block that will do: larger ones are left for who needs more.
   const auto found = std::lower_bound(free_.begin(), free_.end(), bytes,
                                       [](auto block, size_t size) { return block.size() < size; });
   if (found != free_.end()) {
@@ -39,7 +39,7 @@ absl::StatusOr<KvScratch::Lease> KvScratch::Take(size_t bytes) {
     if (zeroes_) std::memset(block.data(), 0, block.size());
     return Lease(*this, block);
   }
-  // In place of the largest free one, so that there are never more than run at once.
+  // The new block replaces the largest free one, so that there are never more than run at once.
   if (!free_.empty()) {
     bytes_ -= static_cast<int64_t>(free_.back().size());
     memory_->Free(free_.back().data());

@@ -15,9 +15,9 @@
 
 namespace kvant {
 
-// Blocks that executions take for as long as they run. There come to be as many as run at once, and
-// none is larger, by more than a quarter, than what the largest execution so far asked for. All
-// methods may be called from several threads at once.
+// Executions take a block for as long as they run. There come to be as many blocks as run at once.
+// None is larger by more than a quarter than what the largest execution has asked for. All methods
+// may be called from several threads at once.
 class KvScratch {
  public:
   explicit KvScratch(const Engine& engine);
@@ -38,8 +38,8 @@ class KvScratch {
     KvScratch* from_;
     absl::Span<std::byte> block_;
   };
-  // At least so many bytes, as Execute takes them. Allocates nothing where a free block has as
-  // many; kResourceExhausted.
+  // A block of at least so many bytes. Allocates nothing where a free one has as many.
+  // kResourceExhausted.
   absl::StatusOr<Lease> Take(size_t bytes);
 
   // Of all blocks, taken or not.

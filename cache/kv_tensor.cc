@@ -14,7 +14,7 @@
 namespace kvant {
 namespace {
 
-// Tokens that are stored at once, where there are as many.
+// How many tokens are stored at once, where there are as many.
 constexpr int64_t kManyTokens = 64;
 
 // The one partition of a graph, fused.
@@ -196,7 +196,7 @@ class KvTensor::Writer {
   int64_t batch() const { return t_.shape_.batch; }
   bool Active(int64_t row, int64_t done) const { return done < counts_[row]; }
 
-  // As many as every row that gets any can take before something changes for it, or one.
+  // How many tokens are stored next: many if every row that gets any stores them alike, else one.
   int64_t NextTokens(int64_t done) const {
     const int64_t many = t_.Pieces();
     for (int64_t b = 0; b < batch(); ++b) {
@@ -205,7 +205,7 @@ class KvTensor::Writer {
     return many;
   }
 
-  // Tokens behind `length` that are stored like the next one.
+  // How many tokens behind `length` are stored like the next one.
   int64_t Room(int64_t length) const {
     if (length < layout_.sinks()) return layout_.sinks() - length;
     const int64_t behind = layout_.Behind(length), residual = layout_.residual();
@@ -237,7 +237,7 @@ class KvTensor::Writer {
       any_leaving = true;
     }
     Load(done, tokens);
-    // Before their slots are taken.
+    // They leave first, as new tokens take their slots.
     if (any_leaving) {
       KVANT_RETURN_IF_ERROR(Leave(layout_.bulk() ? t_.bulk_ : t_.main_.Of(tokens)));
     }
@@ -255,7 +255,7 @@ class KvTensor::Writer {
     return absl::OkStatus();
   }
 
-  // arriving_[b, h, t, d] = src[b, h, done + t, d]; what rows that get none would have is left.
+  // arriving_[b, h, t, d] = src[b, h, done + t, d]. Rows that get no token are skipped.
   void Load(int64_t done, int64_t tokens) {
     const Dims strides = src_.desc->StridesOrDense();
     const int64_t channels = t_.shape_.head_size;
@@ -343,7 +343,6 @@ absl::Status KvTensor::Store(const Stream& stream, const Source& src,
   return Writer(*this, stream, src, lengths, counts, layer, working).Run();
 }
 
-// Else the next head begins within a byte: packed zero points of an odd number of groups.
 bool KvTensor::EndsAtByte(const Extent& extent) {
   return extent.stride * BitsOf(extent.type) % 8 == 0;
 }
@@ -367,7 +366,7 @@ int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
   for (int i = 0; i < kKvParts; ++i) {
     const KvPart part = static_cast<KvPart>(i);
     if (!has(part)) continue;
-    // Rows may share a byte, so that only their sum is rounded up to whole ones.
+    // Rows may share a byte, so only their sum is rounded up to whole bytes.
     int64_t elements = 0;
     for (const int64_t tokens : lengths) {
       const Extent extent = ExtentOf(part, tokens);

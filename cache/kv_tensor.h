@@ -18,7 +18,7 @@
 
 namespace kvant {
 
-// The arrays of a layer's K or V, in this order; those that a scheme has not are empty.
+// The arrays of a layer's K or V, in this order. Those that its storage does not have are empty.
 enum class KvPart : uint8_t { kSinks, kCodes, kScales, kZeroPoints, kWindow };
 inline constexpr int kKvParts = 5;
 
@@ -33,10 +33,10 @@ struct KvShape {
 
 class KvTensor {
  public:
-  // `layout` as it is for good. `name` is "K" or "V".
+  // `name` is "K" or "V". `layout` has its final number of slots.
   KvTensor(std::string name, const KvStorage& storage, const KvShape& shape,
            const KvLayout& layout);
-  // What Store runs.
+  // Compiles what Store runs.
   absl::Status Compile(const Engine& engine);
 
   const std::string& name() const { return name_; }
@@ -46,11 +46,11 @@ class KvTensor {
   // 0: none.
   int64_t rotation() const;
 
-  // Dims and type of a part, [batch, heads, slots, head_size], of parameters divided by GroupShape;
-  // of no rank if the scheme has none. Static scales are the same for all of the batch.
+  // Type and dims of a part, [batch, heads, slots, head_size]. Those of scales and zero points are
+  // divided by GroupShape. A part that is not there has no dims. A batch shares its static scales.
   const LogicalTensor& part(KvPart part) const;
   bool has(KvPart part) const { return this->part(part).dims.has_value(); }
-  // Of a sequence: 1 to 3.
+  // How many a sequence has: 1 to 3.
   int segments() const { return 1 + has(KvPart::kSinks) + has(KvPart::kWindow); }
   // The largest magnitude that all of its types hold.
   double largest() const;
@@ -60,9 +60,9 @@ class KvTensor {
   // Bytes that Store needs to work in; 64-byte aligned.
   size_t working_bytes() const;
 
-  // Tokens of every batch row: row b gets tokens [from, from + counts[b]) of `src`, f32, f16 or
-  // bf16 [batch, heads, tokens, channels] with strides, behind the lengths[b] it has. Lengths are
-  // the caller's to advance. Every bound has been checked.
+  // Appends to every batch row: row b gets the first counts[b] tokens of `src` behind the
+  // lengths[b] that it has. `src` is [batch, heads, tokens, channels] of f32, f16 or bf16, with
+  // strides. The caller has checked all bounds, and advances the lengths.
   struct Source {
     const void* data = nullptr;
     const LogicalTensor* desc = nullptr;
@@ -71,16 +71,16 @@ class KvTensor {
                      absl::Span<const int64_t> counts, const KvPointers& layer,
                      std::byte* working) const;
 
-  // Of batch rows of these lengths, their windows by the tokens that are in them.
+  // What batch rows of these lengths hold. A window counts with the tokens that are in it.
   int64_t UsedBytes(absl::Span<const int64_t> lengths) const;
 
-  // Copies to batch row `to` what a sequence of `tokens` has in row `from`; or exchanges them, for
-  // sequences up to that.
+  // CopyRow copies a sequence of `tokens` tokens from one batch row to another. SwapRows exchanges
+  // two sequences, of which the longer has `tokens`.
   void CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_t tokens) const;
   void SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const;
 
  private:
-  // One op over `tokens` tokens that every batch row takes part in or is left out of.
+  // Stores `tokens` tokens of each batch row, or none of a row whose position is -1.
   struct Op {
     int64_t tokens = 0;
     CompiledPartition compiled;
@@ -91,18 +91,19 @@ class KvTensor {
   };
   class Writer;
 
-  // Tokens that are stored at once, and that leave the window at once, at most.
+  // The most tokens that are stored at once, and that leave the window at once.
   int64_t Pieces() const;
   int64_t MostLeaving() const;
-  // Appends f32 or window_type tokens to the part.
+  // What appends tokens of type `src`, f32 or window_type, to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
-  // Elements of a row's part, per head, that a sequence uses, and that there are.
+  // Elements per head of a row's part: those that a sequence uses, and those that there are.
   struct Extent {
     DataType type = kUndef;
     int64_t used = 0, stride = 0, heads = 0;
   };
   Extent ExtentOf(KvPart part, int64_t tokens) const;
+  // False where heads share a byte: packed zero points of an odd number of groups.
   static bool EndsAtByte(const Extent& extent);
 
   std::string name_;
