@@ -1,4 +1,3 @@
-#include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/kernels/cuda/attention_codes.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
@@ -30,20 +29,12 @@ struct RuntimeTraits {
 };
 thread_local AttentionTraits RuntimeTraits::k{};
 
-template <typename Kernel>
-SimtBody Instance(const KernelSpec& spec) {
-  return [traits = TraitsOf<AttentionTraits>(spec.traits)](const void* params) {
-    // By every thread: whichever is first must find it, and all write the same.
-    RuntimeTraits::k = traits;
-    Kernel::Run(*static_cast<const AttentionParams*>(params));
-  };
-}
-
 }  // namespace
 
 SimtBody AttentionBody(const KernelSpec& spec) {
 #define KVANT_ATTENTION_KERNEL(Entry, Class) \
-  if (spec.source.entry == #Entry) return Instance<Class<RuntimeTraits>>(spec);
+  if (spec.source.entry == #Entry)           \
+    return InstanceOf<RuntimeTraits>(spec, &Class<RuntimeTraits>::Run);
 #include "kvant/backends/cuda/kernels.inc"
   return nullptr;
 }

@@ -1,4 +1,3 @@
-#include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/kernels/cuda/dequantize.h"
 #include "kvant/kernels/cuda/hadamard.h"
@@ -18,20 +17,12 @@ struct RuntimeTraits {
 };
 thread_local QuantizeTraits RuntimeTraits::k{};
 
-template <typename Kernel>
-SimtBody Instance(const KernelSpec& spec) {
-  return [traits = TraitsOf<QuantizeTraits>(spec.traits)](const void* params) {
-    // By every thread: whichever is first must find it, and all write the same.
-    RuntimeTraits::k = traits;
-    Kernel::Run(*static_cast<const QuantizeParams*>(params));
-  };
-}
-
 }  // namespace
 
 SimtBody StoreBody(const KernelSpec& spec) {
 #define KVANT_STORE_KERNEL(kind, Entry, Class, header) \
-  if (spec.source.entry == #Entry) return Instance<Class<RuntimeTraits>>(spec);
+  if (spec.source.entry == #Entry)                     \
+    return InstanceOf<RuntimeTraits>(spec, &Class<RuntimeTraits>::Run);
 #include "kvant/backends/cuda/kernels.inc"
   return nullptr;
 }
