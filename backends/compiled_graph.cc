@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/engine.h"
 #include "kvant/backends/signature.h"
+#include "kvant/graph/op_shapes.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -89,7 +90,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
     for (size_t port = 0; port < partition.outputs().size(); ++port) {
       const LogicalTensor& tensor = partition.output(static_cast<int>(port));
       if (places.contains(tensor.id)) continue;
-      if (const Op& last = partition.ops().ops().back(); last.kind == OpKind::kAppend) {
+      if (const Op& last = partition.ops().ops().back(); Appends(last.kind)) {
         return MakeError(ErrorKind::kInvalidGraph,
                          absl::StrCat(last.ToString(), ": tensor ", tensor.id,
                                       ", which it writes a part of, is no output of the graph"));

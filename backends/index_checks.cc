@@ -13,11 +13,11 @@ absl::Status Wrong(const Op& op, const std::string& what) {
   return MakeError(ErrorKind::kInvalidArguments, absl::StrCat(op.ToString(), ": ", what));
 }
 
-// s32 of up to three axes where it lies; one row serves all.
+// s32 or s64 of up to three axes where it lies; one row serves all.
 class Indices {
  public:
   Indices(const LogicalTensor& tensor, const void* data)
-      : data_(static_cast<const int32_t*>(data)), strides_(tensor.StridesOrDense()) {
+      : data_(data), wide_(tensor.type == kS64), strides_(tensor.StridesOrDense()) {
     rows_ = tensor.rank() == 0 ? 1 : (*tensor.dims)[0];
   }
   int64_t rows() const { return rows_; }
@@ -25,11 +25,13 @@ class Indices {
     const int64_t place[] = {rows_ == 1 ? 0 : row, i, j};
     int64_t index = 0;
     for (size_t axis = 0; axis < strides_.size(); ++axis) index += place[axis] * strides_[axis];
-    return data_[index];
+    return wide_ ? static_cast<const int64_t*>(data_)[index]
+                 : static_cast<const int32_t*>(data_)[index];
   }
 
  private:
-  const int32_t* data_;
+  const void* data_;
+  bool wide_;
   Dims strides_;
   int64_t rows_ = 1;
 };
@@ -89,8 +91,9 @@ void IndexChecks::Add(const Op& op) {
       }
       break;
     case OpKind::kAppend:
+    case OpKind::kAppendPages:
       check.kind = Kind::kPositions;
-      check.source = Find(op, "positions");
+      check.source = Find(op, InputName(op, 1));
       check.to = AppendedTokensOf(op, tensor(0), partition_->ops().tensor(op.outputs[0]));
       check.most = (*tensor(0).dims)[0];
       break;

@@ -40,12 +40,12 @@ class IndexChecks {
   struct OneCheck {
     Kind kind{};
     const Op* op = nullptr;
-    Source source;                    // lengths, page table, ranges, offsets or positions
+    Source source;                    // lengths, page table, ranges, offsets, positions
     Source other;                     // first tokens; lengths beside a page table; ranges of V
     int64_t most = 0;                 // tokens or queries that there is room for
     int64_t page_tokens = 0;          // of a page
     std::vector<int64_t> capacities;  // of what ranges are of
-    AppendedTokens to;                // of positions
+    AppendedTokens to;                // of positions, or slots
   };
   void Add(const Op& op);
   void AddColumns(const AttentionSpec& spec);

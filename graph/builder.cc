@@ -236,44 +236,44 @@ GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOpt
                                               .codebook = options.codebook}));
 }
 
-void GraphBuilder::SetCapacity(Value output, int64_t capacity, int64_t axis) {
+void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) {
   if (!status_.ok() || !tensors_[output.id].dims) return;
   Dims& dims = *tensors_[output.id].dims;
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t at = axis < 0 ? axis + rank : axis;
-  if (at >= 0 && at < rank) dims[at] = capacity;  // else scales without that axis
+  const int64_t at = to.axis < 0 ? to.axis + rank : to.axis;
+  if (at < 0 || at >= rank) return;  // scales without that axis
+  dims[at] = to.tokens / group;
+  if (to.kind == OpKind::kAppendPages) dims[0] = to.pages;
 }
 
-GraphBuilder::Quantized GraphBuilder::Append(Value x, Value positions, int64_t capacity,
-                                             const QuantizeOptions& options, int64_t axis) {
+GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places,
+                                                 const QuantizeOptions& options) {
   if (IsComputeFloat(options.type)) {
-    const Value dst =
-        Emit(OpKind::kAppend, "", {x, positions}, {options.type}, {{Attr::kTokenAxis, axis}});
-    SetCapacity(dst, capacity, axis);
+    const Value dst = Emit(to.kind, "", {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
+    SetCapacity(dst, to, 1);
     return {dst, dst, std::nullopt};
   }
   Attributes attrs = QuantizationAttributes(
       {.group_shape = options.group_shape, .axis = options.axis, .codebook = options.codebook});
-  attrs.Set(Attr::kTokenAxis, axis);
-  const Quantized result = EmitQuantize(OpKind::kAppend, {x, positions}, options, std::move(attrs));
+  attrs.Set(Attr::kTokenAxis, to.axis);
+  const Quantized result = EmitQuantize(to.kind, {x, places}, options, std::move(attrs));
   const int64_t rank = static_cast<int64_t>(options.group_shape.size());
-  const int64_t at = axis < 0 ? axis + rank : axis;
+  const int64_t at = to.axis < 0 ? to.axis + rank : to.axis;
   const int64_t group = at >= 0 && at < rank ? std::max<int64_t>(1, options.group_shape[at]) : 1;
-  SetCapacity(result.codes, capacity, axis);
-  SetCapacity(result.scales, capacity / group, axis);
-  if (result.zero_points) SetCapacity(*result.zero_points, capacity / group, axis);
+  SetCapacity(result.codes, to, 1);
+  SetCapacity(result.scales, to, group);
+  if (result.zero_points) SetCapacity(*result.zero_points, to, group);
   return result;
 }
 
-Value GraphBuilder::Append(Value x, Value positions, int64_t capacity, Value scales,
-                           std::optional<Value> zero_points, const DequantizeOptions& options,
-                           int64_t axis) {
-  absl::InlinedVector<Value, 4> inputs{x, positions, scales};
+Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value scales,
+                               std::optional<Value> zero_points, const DequantizeOptions& options) {
+  absl::InlinedVector<Value, 4> inputs{x, places, scales};
   if (zero_points) inputs.push_back(*zero_points);
   Attributes attrs = QuantizationAttributes(options);
-  attrs.Set(Attr::kTokenAxis, axis);
-  const Value dst = Emit(OpKind::kAppend, "", inputs, {options.type}, std::move(attrs));
-  SetCapacity(dst, capacity, axis);
+  attrs.Set(Attr::kTokenAxis, to.axis);
+  const Value dst = Emit(to.kind, "", inputs, {options.type}, std::move(attrs));
+  SetCapacity(dst, to, 1);
   return dst;
 }
 

@@ -110,11 +110,32 @@ class GraphBuilder {
   // DynamicQuantize into tensors that hold `capacity` tokens along `axis`, from positions (s32 [N]
   // or [1]) on; or a conversion, if options.type is a floating-point type that takes no scales.
   Quantized Append(Value x, Value positions, int64_t capacity, const QuantizeOptions& options,
-                   int64_t axis = -2);
+                   int64_t axis = -2) {
+    return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, options);
+  }
   // The same with scales, and zero points, that exist already.
   Value Append(Value x, Value positions, int64_t capacity, Value scales,
                std::optional<Value> zero_points, const DequantizeOptions& options,
-               int64_t axis = -2);
+               int64_t axis = -2) {
+    return EmitAppend({OpKind::kAppend, capacity, axis}, x, positions, scales, zero_points,
+                      options);
+  }
+  // The same of packed tokens into slots (s32 or s64 [tokens]) of a pool, `axis` of which is that
+  // of the tokens of a page. Groups are the pool's.
+  struct PagedPool {
+    int64_t pages = 0, page_tokens = 0;
+  };
+  Quantized AppendPages(Value x, Value slots, PagedPool pool, const QuantizeOptions& options,
+                        int64_t axis = -2) {
+    return EmitAppend({OpKind::kAppendPages, pool.page_tokens, axis, pool.pages}, x, slots,
+                      options);
+  }
+  Value AppendPages(Value x, Value slots, PagedPool pool, Value scales,
+                    std::optional<Value> zero_points, const DequantizeOptions& options,
+                    int64_t axis = -2) {
+    return EmitAppend({OpKind::kAppendPages, pool.page_tokens, axis, pool.pages}, x, slots, scales,
+                      zero_points, options);
+  }
   // What attention reads of a cache (LoadTokens, LoadPages and LoadRanges of ops.inc); the SoftMax
   // then takes the same lengths.
   struct LoadOptions {
@@ -199,8 +220,17 @@ class GraphBuilder {
   Value EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);
   Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
                          const QuantizeOptions& options, Attributes attrs);
-  // Tokens along `axis` of what Append writes to.
-  void SetCapacity(Value output, int64_t capacity, int64_t axis);
+  // What Append, or AppendPages, writes to.
+  struct Capacity {
+    OpKind kind;
+    int64_t tokens, axis;
+    int64_t pages = 0;
+  };
+  Quantized EmitAppend(const Capacity& to, Value x, Value places, const QuantizeOptions& options);
+  Value EmitAppend(const Capacity& to, Value x, Value places, Value scales,
+                   std::optional<Value> zero_points, const DequantizeOptions& options);
+  // `group`: tokens for each of the output's elements along the axis.
+  void SetCapacity(Value output, const Capacity& to, int64_t group);
   // Checks the op, which has its inputs already, and infers its outputs' dims.
   absl::Status Check(Op& op);
   Op EndOf(TensorId output) const;

@@ -22,7 +22,7 @@ namespace kvant {
 
 // One op's ports: inputs are given, output dims are left by the rule (nothing:
 // rank unknown). `held`: the outputs as the graph has them, for what no input says (the capacity of
-// what Append writes to); none where there is no graph yet.
+// what Append writes to, the pages of AppendPages); none where there is no graph yet.
 struct ShapeContext {
   absl::InlinedVector<const LogicalTensor*, 8> inputs;
   absl::InlinedVector<const LogicalTensor*, 2> held;
@@ -69,16 +69,22 @@ absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::stri
 // Append they are src's: what is beyond src of a group of all tokens does not count.
 Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims);
 // Elements by which its scales, or zero points, move from one group to the next along dimension `d`
-// of a tensor of that rank: they have its rank, or one axis, or are one for all.
+// of a tensor of that rank, 0 if there is one group: they have its rank, or one axis, or are one
+// for all.
 int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d);
 
-// Where an Append that passed its shape rule writes.
+// Whether it is Append or AppendPages, which write a part of their outputs.
+bool Appends(OpKind kind);
+// src of an AppendPages as Append takes it: a token is a row, of one token along `axis` of dst.
+LogicalTensor TokensAsRows(const LogicalTensor& src, int axis);
+
+// Where an Append or AppendPages that passed its shape rule writes.
 struct AppendedTokens {
-  int axis = 0;           // of src and dst, from the front
-  int64_t tokens = 0;     // of src
-  int64_t capacity = 0;   // of dst
-  int64_t group = 1;      // positions are multiples of it
-  bool one_group = true;  // no group ends along the axis: any position, and the same parameters
+  int axis = 0;          // of dst, from the front
+  int64_t tokens = 0;    // of a row of src
+  int64_t capacity = 0;  // of dst
+  int64_t group = 1;     // positions are multiples of it
+  int64_t page = 0;      // AppendPages: tokens of one; positions are slots
 
   // kInvalidArguments, in a sentence, unless tokens fit dst from `position` on; a negative one
   // leaves its row out.

@@ -121,6 +121,63 @@ int64_t TokensOfGroup(const Op& op, int axis) {
   return QTypeOf(op) == QType::kPerGroup && group_shape != nullptr ? (*group_shape)[axis] : 1;
 }
 
+// Outputs of an op that puts tokens of src, which has dst's rank, into dst along `axis`.
+absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTensor& dst, int axis,
+                         ShapeContext& context) {
+  context.outputs[0] = dst.dims;
+  if (context.inputs.size() > 2) {
+    KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, dst, context, 2));
+    const int64_t tokens = (*src.dims)[axis], capacity = (*dst.dims)[axis];
+    const int64_t group = TokensOfGroup(op, axis);
+    const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
+    if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
+    return QuantError(op, absl::StrCat("groups of ", group, " do not divide dim ", axis, " of ",
+                                       DescribeDims(src)));
+  }
+  if (context.outputs.size() < 2) return absl::OkStatus();
+  const auto* group_shape = op.Find<Attr::kGroupShape>();
+  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) {
+    return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
+  }
+  Dims groups;
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
+  if ((*group_shape)[0] != 1) {
+    return QuantError(op, absl::StrCat("computes scales of groups of ", (*group_shape)[0],
+                                       " along dim 0, whose rows have positions of their own"));
+  }
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
+  for (size_t i = 1; i < context.outputs.size(); ++i) {
+    const int64_t held = HeldDim(context, i, src.rank(), axis);
+    if (!MayEqual(held, groups[axis])) {
+      return OpError(ErrorKind::kInvalidShape, op,
+                     absl::StrCat(DescribeDims(dst), " holds ", groups[axis], " groups of ",
+                                  (*group_shape)[axis], " tokens along dim ", axis, ", but ",
+                                  DescribeDims(*context.held[i]), " holds ", held,
+                                  i == 1 ? " scales there" : " zero points there"));
+    }
+    context.outputs[i] = groups;
+  }
+  return absl::OkStatus();
+}
+
+// Each token of dst, a pool of pages, is written by itself: no group has a part of a page, or of
+// the pages; with given scales it may have all.
+absl::Status CheckGroupsOfSlots(const Op& op, const LogicalTensor& dst, int axis, bool given) {
+  const auto* group_shape = op.Find<Attr::kGroupShape>();
+  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) return absl::OkStatus();
+  Dims groups;
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
+  for (const int d : {0, axis}) {
+    const int64_t group = (*group_shape)[d];
+    if (group == 1 || (given && MayEqual((*dst.dims)[d], group))) continue;
+    return QuantError(op,
+                      absl::StrCat("groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
+                                   " are of several ", d == 0 ? "pages" : "tokens",
+                                   ", but each token has a slot of its own"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
                         const LogicalTensor& b, int dim_b) {
   return OpError(
@@ -244,71 +301,78 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const int64_t tokens = (*src.dims)[axis], capacity = HeldDim(context, 0, src.rank(), axis);
   (*dst.dims)[axis] = capacity;
   if (!context.held.empty()) dst.id = context.held[0]->id;
-  context.outputs[0] = dst.dims;
   if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
     return OpError(ErrorKind::kInvalidShape, op,
                    absl::StrCat(DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
                                 ", more than ", DescribeDims(dst), " holds"));
   }
-  if (context.inputs.size() > 2) {
-    KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, dst, context, 2));
-    const int64_t group = TokensOfGroup(op, axis);
-    const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
-    if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
-    return QuantError(op, absl::StrCat("groups of ", group, " do not divide dim ", axis, " of ",
-                                       DescribeDims(src)));
+  return SetAppended(op, src, dst, axis, context);
+}
+
+absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor &src = *context.inputs[0], &slots = *context.inputs[1];
+  if (!src.dims) return absl::OkStatus();
+  LogicalTensor dst = src;
+  dst.dims->push_back(kUnknownDim);
+  int axis;
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst, axis));
+  if (axis == 0 || axis == src.rank()) {
+    return QuantError(
+        op, absl::StrCat("token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features"));
   }
-  if (context.outputs.size() < 2) return absl::OkStatus();
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) {
-    return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
+  if (slots.dims && (slots.rank() != 1 || !MayEqual((*slots.dims)[0], (*src.dims)[0]))) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("slots are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
+                                ", but are ", DescribeDims(slots)));
   }
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
-  if ((*group_shape)[0] != 1) {
-    return QuantError(op, absl::StrCat("computes scales of groups of ", (*group_shape)[0],
-                                       " along dim 0, whose rows have positions of their own"));
+  const LogicalTensor rows = TokensAsRows(src, axis);
+  dst.dims = rows.dims;
+  if (!context.held.empty()) dst.id = context.held[0]->id;
+  int64_t& pages = (*dst.dims)[0] = HeldDim(context, 0, rows.rank(), 0);
+  int64_t& page = (*dst.dims)[axis] = HeldDim(context, 0, rows.rank(), axis);
+  int64_t all;
+  if (pages != kUnknownDim && page != kUnknownDim && __builtin_mul_overflow(pages, page, &all)) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("the tokens of ", pages, " pages overflow 64 bits"));
   }
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
-  for (size_t i = 1; i < context.outputs.size(); ++i) {
-    const int64_t held = HeldDim(context, i, src.rank(), axis);
-    if (!MayEqual(held, groups[axis])) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat(DescribeDims(dst), " holds ", groups[axis], " groups of ",
-                                  (*group_shape)[axis], " tokens along dim ", axis, ", but ",
-                                  DescribeDims(*context.held[i]), " holds ", held,
-                                  i == 1 ? " scales there" : " zero points there"));
-    }
-    context.outputs[i] = groups;
-  }
-  return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(CheckGroupsOfSlots(op, dst, axis, context.inputs.size() > 2));
+  return SetAppended(op, rows, dst, axis, context);
+}
+
+bool Appends(OpKind kind) { return kind == OpKind::kAppend || kind == OpKind::kAppendPages; }
+
+LogicalTensor TokensAsRows(const LogicalTensor& src, int axis) {
+  LogicalTensor rows = src;
+  rows.dims->insert(rows.dims->begin() + axis, 1);
+  if (rows.strides) rows.strides->insert(rows.strides->begin() + axis, 1);
+  return rows;
 }
 
 AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
   AppendedTokens to;
   const int64_t axis = op.Get<Attr::kTokenAxis>();
-  to.axis = static_cast<int>(axis < 0 ? axis + src.rank() : axis);
-  to.tokens = (*src.dims)[to.axis];
+  to.axis = static_cast<int>(axis < 0 ? axis + dst.rank() : axis);
   to.capacity = (*dst.dims)[to.axis];
-  const int64_t group = TokensOfGroup(op, to.axis);
-  const int64_t channel = op.Get<Attr::kAxis>();
-  switch (QTypeOf(op)) {
-    case QType::kPerTensor:
-      break;
-    case QType::kPerChannel:
-      to.one_group = (channel < 0 ? channel + src.rank() : channel) != to.axis;
-      break;
-    case QType::kPerGroup:
-      to.one_group = group >= to.capacity;
-      break;
+  if (op.kind == OpKind::kAppendPages) {
+    to.tokens = 1;
+    to.page = to.capacity;
+    to.capacity *= (*dst.dims)[0];
+    return to;
   }
-  if (!to.one_group) to.group = group;
+  to.tokens = (*src.dims)[to.axis];
+  const int64_t group = TokensOfGroup(op, to.axis);
+  // Where no group ends along the axis, any position goes.
+  if (group < to.capacity) to.group = group;
   return to;
 }
 
 absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) const {
   if (position < 0) return absl::OkStatus();
-  if (position + tokens > capacity) {
+  if (op.kind == OpKind::kAppendPages && position >= capacity) {
+    return QuantError(op, absl::StrCat("slot ", position, " of token ", row, " is beyond the ",
+                                       capacity, " of the pool, in pages of ", page));
+  }
+  if (position > capacity - tokens) {
     return QuantError(op, absl::StrCat("position ", position, " of row ", row, " and ", tokens,
                                        " tokens are beyond the capacity of ", capacity));
   }
@@ -357,7 +421,11 @@ Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
 int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d) {
   if (parameters.elements() == 1) return 0;
   const Dims strides = parameters.StridesOrDense();
-  return QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank ? strides[d] : strides.back();
+  if (QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank) {
+    return (*parameters.dims)[d] == 1 ? 0 : strides[d];
+  }
+  const int64_t axis = op.Get<Attr::kAxis>();
+  return (axis < 0 ? axis + rank : axis) == d ? strides.back() : 0;
 }
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {

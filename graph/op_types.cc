@@ -247,12 +247,14 @@ absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
   return ComputedParameterTypes(ports);
 }
 
-// A plain conversion, or DynamicQuantize with positions between src and scales.
+// A plain conversion, or DynamicQuantize with positions, or slots, between src and scales.
 absl::Status AppendTypes(const OpPorts& ports) {
   const bool converts = IsComputeFloat(ports.outputs[0]->type);
   KVANT_RETURN_IF_ERROR(converts ? CheckConversionForm(ports) : CheckQuantizeForm(ports, 2));
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsS32, "s32"));
+  const bool slots = ports.op.kind == OpKind::kAppendPages;
+  KVANT_RETURN_IF_ERROR(slots ? Input(ports, 1, IsIndex, "s32 or s64")
+                              : Input(ports, 1, IsS32, "s32"));
   if (converts) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
   if (ports.inputs.size() > 2) {

@@ -17,6 +17,16 @@ bool Continues(const StoreAxis& outer, const StoreAxis& inner) {
          along(&StoreAxis::positions);
 }
 
+// How far what is written moves by a group of so many elements along dimension `d` of codes.
+StoreAxis MoveAlong(const StoreSpec& spec, int d, int64_t group) {
+  const auto stride = [d](const StoreSpec::Array& parameters) {
+    return parameters.present() ? parameters.strides[d] : 0;
+  };
+  return {.codes = spec.codes.strides[d] * group,
+          .scales = stride(spec.scales),
+          .zero_points = stride(spec.zero_points)};
+}
+
 class StoreResolver {
  public:
   StoreResolver(const Graph& graph, absl::Span<const TensorId> inputs,
@@ -31,12 +41,18 @@ class StoreResolver {
     }
     spec_.dequantizes = op.kind == OpKind::kDynamicDequantize;
     const TensorId from = first.inputs[0], to = op.outputs[0];
-    spec_.dims = *graph_.tensor(from).dims;
+    const LogicalTensor values = op.kind == OpKind::kAppendPages
+                                     ? TokensAsRows(graph_.tensor(from), Tokens(op).axis)
+                                     : graph_.tensor(from);
+    spec_.dims = *values.dims;
     spec_.values = Find(spec_.dequantizes ? to : from);
+    if (!spec_.dequantizes) spec_.values.strides = values.StridesOrDense();
     spec_.codes = Find(spec_.dequantizes ? from : to);
     spec_.group = op.kind == OpKind::kHadamard ? spec_.dims : QuantizationGroup(op, spec_.dims);
     if (op.kind == OpKind::kHadamard) return std::move(spec_);
-    const bool appends = op.kind == OpKind::kAppend;
+    // What tokens of several pages share is not by their order.
+    if (op.kind == OpKind::kAppendPages) spec_.group[0] = 1;
+    const bool appends = Appends(op.kind);
     if (appends) SetPosition(op);
     spec_.rule.computes = op.outputs.size() > 1;
     const auto parameters = spec_.rule.computes
@@ -79,10 +95,13 @@ class StoreResolver {
     return array;
   }
 
+  AppendedTokens Tokens(const Op& op) const {
+    return AppendedTokensOf(op, graph_.tensor(op.inputs[0]), graph_.tensor(op.outputs[0]));
+  }
+
   void SetPosition(const Op& op) {
-    const AppendedTokens to =
-        AppendedTokensOf(op, graph_.tensor(op.inputs[0]), graph_.tensor(op.outputs[0]));
-    spec_.position = {Find(op.inputs[1]), to.axis, to.tokens, to.capacity, to.group, to.one_group};
+    const AppendedTokens to = Tokens(op);
+    spec_.position = {Find(op.inputs[1]), to.axis, to.tokens, to.capacity, to.group, to.page};
     Dims& strides = spec_.position.array.strides;
     // One position may be all rows'.
     const bool by_row = graph_.tensor(op.inputs[1]).elements() > 1;
@@ -106,8 +125,9 @@ StoreSpec::Array StoreSpec::Source() const {
 
 StoreAxes SplitAxes(const StoreSpec& spec, int first, int last) {
   const Dims values = spec.Source().strides;
-  const auto group_stride = [](const StoreSpec::Array& parameters, int d) {
-    return parameters.present() ? parameters.strides[d] : 0;
+  const auto stride = [&spec](const StoreSpec::Array& array, int d) {
+    const bool by_page = d == 0 && spec.position.page > 0;
+    return array.present() && !by_page ? array.strides[d] : 0;
   };
   StoreAxes axes;
   const auto add = [&axes](const StoreAxis& axis) {
@@ -118,13 +138,13 @@ StoreAxes SplitAxes(const StoreSpec& spec, int first, int last) {
     const int64_t positions = d == 0 && spec.appends() ? spec.position.array.strides[0] : 0;
     add({.extent = group == 0 ? 1 : spec.dims[d] / group,
          .values = values[d] * group,
-         .codes = spec.codes.strides[d] * group,
-         .scales = group_stride(spec.scales, d),
-         .zero_points = group_stride(spec.zero_points, d),
+         .codes = stride(spec.codes, d) * group,
+         .scales = stride(spec.scales, d),
+         .zero_points = stride(spec.zero_points, d),
          .positions = positions * group});
     add({.extent = group,
          .values = values[d],
-         .codes = spec.codes.strides[d],
+         .codes = stride(spec.codes, d),
          .positions = positions,
          .in_group = true});
   }
@@ -146,13 +166,11 @@ void MergeAxes(StoreAxes& axes) {
 }
 
 StoreAxis PositionAxis(const StoreSpec& spec) {
-  const StoreSpec::Position& to = spec.position;
-  const auto stride = [&](const StoreSpec::Array& parameters) {
-    return !parameters.present() || to.one_group ? 0 : parameters.strides[to.axis];
-  };
-  return {.codes = spec.codes.strides[to.axis] * to.group,
-          .scales = stride(spec.scales),
-          .zero_points = stride(spec.zero_points)};
+  return MoveAlong(spec, spec.position.axis, spec.position.group);
+}
+
+StoreAxis PageAxis(const StoreSpec& spec) {
+  return spec.position.page > 0 ? MoveAlong(spec, 0, 1) : StoreAxis();
 }
 
 StoreSpec ResolveStore(const Graph& graph, absl::Span<const TensorId> inputs,

@@ -48,15 +48,16 @@ struct StoreSpec {
     std::vector<float> codebook;  // not empty: codes are positions in it
   };
 
-  // Where rows of dimension 0 are written, of codes that are longer along `axis` than values.
+  // Where rows of dimension 0 are written, of codes that are longer along `axis` than values; with
+  // pages, dimension 0 of codes is these.
   struct Position {
-    Array array;             // s32 by row, or one; absent: values are all of codes. Negative: the
-                             // row is left out
-    int axis = 0;            // of tokens
-    int64_t tokens = 0;      // of values
-    int64_t capacity = 0;    // of codes
-    int64_t group = 1;       // positions are multiples of it
-    bool one_group = false;  // parameters are the same at any position
+    Array array;           // s32 or s64 by row, or one; absent: values are all of codes. Negative:
+                           // the row is left out
+    int axis = 0;          // of tokens
+    int64_t tokens = 0;    // of values
+    int64_t capacity = 0;  // of codes
+    int64_t group = 1;     // positions are multiples of it
+    int64_t page = 0;      // tokens of one; 0: there are none
   };
 
   Dims dims;   // of values
@@ -89,8 +90,11 @@ using StoreAxes = absl::InlinedVector<StoreAxis, 8>;
 StoreAxes SplitAxes(const StoreSpec& spec, int first, int last);
 // Makes one of neighbours where the outer continues the inner in every array.
 void MergeAxes(StoreAxes& axes);
-// How far what a row writes is moved by each `position.group` tokens of its position.
+// How far what a row writes is moved by each `position.group` tokens of its position, or of this
+// within a page.
 StoreAxis PositionAxis(const StoreSpec& spec);
+// How far it is moved by each page.
+StoreAxis PageAxis(const StoreSpec& spec);
 
 // Of the ops of a Partition::Kind::kStore, all shapes known, whose ports these are.
 StoreSpec ResolveStore(const Graph& graph, absl::Span<const TensorId> inputs,

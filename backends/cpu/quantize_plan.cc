@@ -67,10 +67,12 @@ std::string QuantizePlan::ToString() const {
 }
 
 void QuantizePlan::PlaceRows(const StoreSpec& spec) {
-  const StoreAxis unit = PositionAxis(spec);
+  const StoreAxis unit = PositionAxis(spec), page = PageAxis(spec);
   p_.rows = spec.dims[0];
   p_.position_unit = spec.position.group;
+  if (spec.position.page > 0) p_.page_units = spec.position.page;
   p_.per_position = {0, unit.codes, unit.scales, unit.zero_points};
+  p_.per_page = {0, page.codes, page.scales, page.zero_points};
   for (const LoopAxis& axis : LoopAxesOf(spec, 0, 1)) p_.outer[p_.outer_axes++] = axis;
 }
 
@@ -85,7 +87,8 @@ QuantizeLoops QuantizePlan::ChooseLoops(const LoopAxes& axes, const StoreSpec& s
 // Whether runs and lines, at any position, begin at whole bytes.
 bool QuantizePlan::WholeBytes(int bits, int64_t QuantizeStrides::*array) const {
   const auto whole = [=](const QuantizeStrides& by) { return by.*array * bits % 8 == 0; };
-  return whole(p_.per_position) && whole(p_.runs.strides) && whole(p_.lines.strides) &&
+  return whole(p_.per_position) && whole(p_.per_page) && whole(p_.runs.strides) &&
+         whole(p_.lines.strides) &&
          std::all_of(p_.outer, p_.outer + p_.outer_axes,
                      [=](const QuantizeAxis& axis) { return whole(axis.strides); });
 }

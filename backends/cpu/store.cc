@@ -126,7 +126,8 @@ class Quantization : public Executable {
     call.zero_points = find(spec_.zero_points);
     call.ranges = floats;
     if (spec_.appends()) {
-      call.positions = static_cast<const int32_t*>(find(spec_.position.array));
+      call.positions = find(spec_.position.array);
+      call.position_type = spec_.position.array.type;
       call.position_step = spec_.position.array.strides[0];
     }
     if (rotation_) {

@@ -210,8 +210,14 @@ struct AppendedRows {
     for (int64_t i = 0; i < ElementsOf(dims); ++i) {
       int64_t rest = i;
       for (size_t d = dims.size(); d-- > 0; rest /= dims[d]) at[d] = rest % dims[d];
-      if (positions[at[0]] < 0) continue;
-      at[to.axis] += positions[at[0]] / unit;
+      const int64_t position = positions[at[0]];
+      if (position < 0) continue;
+      if (to.page > 0) {
+        at[0] = position / to.page;
+        at[to.axis] = position % to.page;
+      } else {
+        at[to.axis] += position / unit;
+      }
       visit(i, at);
     }
   }
@@ -338,6 +344,7 @@ absl::Status EvalAppend(OpContext& context) {
   if (computes) {
     Dims groups = context.out_dims(1);
     const int64_t tokens = QuantizationGroup(context.op, context.in(0).dims)[rows.to.axis];
+    groups[0] = context.in(0).dims[0];
     groups[rows.to.axis] = rows.to.tokens / tokens;
     KVANT_RETURN_IF_ERROR(QuantizeWithOwnParameters(context, groups));
   } else if (takes) {
@@ -368,6 +375,14 @@ absl::Status EvalAppend(OpContext& context) {
     });
   }
   return absl::OkStatus();
+}
+
+absl::Status EvalAppendPages(OpContext& context) {
+  Array rows = context.Take(0);
+  const int axis = AppendedTokensOf(context.op, context.in_desc(0), context.out_desc(0)).axis;
+  rows.dims = *TokensAsRows(context.in_desc(0), axis).dims;
+  context.inputs[0] = {&rows, /*last_use=*/true};
+  return EvalAppend(context);
 }
 
 absl::Status EvalDynamicDequantize(OpContext& context) {

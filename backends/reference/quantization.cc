@@ -255,6 +255,10 @@ absl::Status LowerAppend(const Op& op, Lowering&) {
                                 "execution does not"));
 }
 
+absl::Status LowerAppendPages(const Op& op, Lowering& lowering) {
+  return LowerAppend(op, lowering);
+}
+
 absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = DynamicParameters(op, lowering);
   const Array codes = lowering.Input(op, 0);

@@ -1,9 +1,10 @@
-// DynamicQuantize and Append: codes of numbers, and the scales and zero points of their groups
-// unless those are given; or numbers of another type.
+// DynamicQuantize, Append and AppendPages: codes of numbers, and the scales and zero points of
+// their groups unless those are given; or numbers of another type.
 #ifndef KVANT_KERNELS_CPU_QUANTIZE_H_
 #define KVANT_KERNELS_CPU_QUANTIZE_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "kvant/kernels/cpu/kernels.h"
 
@@ -69,11 +70,13 @@ struct QuantizeProblem {
   int64_t part = 0, parts = 1;
 
   // Append: outer indices are a row of batches first, and what belongs to a row is moved by
-  // position / position_unit times `per_position`, or not written if the position is negative.
-  // DynamicQuantize has no positions: 0 rows.
+  // position / position_unit, so many times page_units and a rest: by that times `per_page` and the
+  // rest times `per_position`; or not written if the position is negative. DynamicQuantize has no
+  // positions: 0 rows.
   int64_t rows = 0;
   int64_t position_unit = 1;
-  QuantizeStrides per_position;
+  int64_t page_units = std::numeric_limits<int64_t>::max();  // without pages
+  QuantizeStrides per_position, per_page;
 };
 
 // Memory of one call, by port; scales and zero points are read or written.
@@ -86,7 +89,8 @@ struct QuantizeCall {
   void* zero_points = nullptr;
   float* ranges = nullptr;  // RangeFloats(problem), where it has parts to compute
   // Of row r: positions[r * position_step], if the problem has rows.
-  const int32_t* positions = nullptr;
+  const void* positions = nullptr;
+  DataType position_type = kS32;  // or s64
   int64_t position_step = 0;
 };
 

@@ -1,11 +1,11 @@
-// What the CUDA kernels of DynamicQuantize, DynamicDequantize, Append and Hadamard are told:
-// traits, which are known when a kernel is compiled, and parameters, which come with each launch
-// (see attention_params.h).
+// What the CUDA kernels of DynamicQuantize, DynamicDequantize, Append, AppendPages and Hadamard are
+// told: traits, which are known when a kernel is compiled, and parameters, which come with each
+// launch (see attention_params.h).
 //
-// Tensors are walked along axes, outer to inner as codes (of DynamicDequantize: values) lie in
-// memory. Each dimension is an axis of groups and one within groups; axes of one element are left
-// out, and neighbours merged. The innermost is the run axis: threads take runs of 8 elements along
-// it.
+// Tensors are walked along axes: rows that have positions, then outer to inner as codes (of
+// DynamicDequantize: values) lie in memory. Each dimension is an axis of groups and one within
+// groups; axes of one element are left out, and neighbours merged. The innermost is the run axis:
+// threads take runs of 8 elements along it.
 //
 // Append: what a row of batches writes is moved by its position, which is read when the kernel
 // runs, too late for an error: a row that does not fit, or would begin within a group, writes
@@ -49,7 +49,8 @@ struct QuantizeTraits {
   i32 power_of_two;
   i32 ggml;  // GgmlFormat; of QuantizeRows
 
-  i32 appends;  // there are positions
+  i32 positions;  // their ElementType; kNone: there are none
+  i32 pages;      // they are slots of pages
   // Codes are positions in a table of 2^codebook_bits numbers; 0: they are not.
   i32 codebook_bits;
 
@@ -87,7 +88,7 @@ struct QuantizeParams {
   void *values, *codes, *scales, *zero_points;
   // kPartRanges, kJoinParts: [tile][part][column or 1]{min, max}
   float* ranges;
-  const i32* positions;
+  const void* positions;
   // DynamicDequantize: the numbers that codes stand for. Else Codebook::nodes of
   // kernels/cpu/codebook.h, and for ggml's formula the numbers as well.
   const u32* codebook;
@@ -96,9 +97,9 @@ struct QuantizeParams {
   QuantizeAxis lines[kMaxQuantizeAxes];  // of lines within a group
   QuantizeAxis run;
   // By how much what is written lies further along for each position_unit, of which positions are
-  // multiples.
-  QuantizeAxis per_position;
-  i32 position_unit, last_position;
+  // multiples; with pages of page_units, for each of these within a page, and for each page.
+  QuantizeAxis per_position, per_page;
+  i32 position_unit, last_position, page_units;
   // Threads' work, all in all: groups (QuantizeRows), runs, or elements if these share bytes.
   u32 count;
   u32 line_count;  // per group

@@ -35,11 +35,19 @@ struct QuantizePlace {
 // To where the tokens of its row go; false: the row writes nothing.
 template <class T>
 KVANT_DEVICE bool MoveToPosition(const QuantizeParams& p, QuantizePlace& at) {
-  if (!T::k.appends) return true;
-  const i32 position = Load(p.positions + at.positions);
-  if (position < 0 || position > p.last_position) return false;
-  const i32 units = position / p.position_unit;
+  if (T::k.positions == kNone) return true;
+  const i64 wide = LoadInteger(T::k.positions, p.positions, at.positions);
+  if (wide < 0 || wide > p.last_position) return false;
+  const i32 position = static_cast<i32>(wide);
+  i32 units = position / p.position_unit;
   if (units * p.position_unit != position) return false;
+  if (T::k.pages) {
+    const i32 page = units / p.page_units;
+    units -= page * p.page_units;
+    at.codes += p.per_page.codes * page;
+    at.scales += p.per_page.scales * page;
+    at.zero_points += p.per_page.zero_points * page;
+  }
   at.codes += p.per_position.codes * units;
   at.scales += p.per_position.scales * units;
   at.zero_points += p.per_position.zero_points * units;

@@ -1,5 +1,5 @@
-// Lengths, first tokens, ranges, page tables and offsets that do not fit are refused before
-// anything is read or written, whoever would run.
+// Lengths, first tokens, ranges, page tables, offsets, positions and slots that do not fit are
+// refused before anything is read or written, whoever would run.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -187,6 +187,27 @@ TEST_P(IndexChecksTest, Positions) {
   EXPECT_TRUE(Run(groups, fine).ok());
   ExpectRefused(groups, fine, "positions", {0, 4, 2},
                 "position 2 of row 2 is within a group of 4 tokens");
+}
+
+// Where an AppendPages writes: nothing at all, if one token has no place.
+TEST_P(IndexChecksTest, Slots) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {4, 2, kSize}), slots = g.Input("slots", kS32, {4});
+  g.Output("pool", g.AppendPages(x, slots, {.pages = 6, .page_tokens = 8}, {.type = kF16}).codes);
+  const Graph graph = std::move(g).Build().value();
+  const Indices fine{{"slots", {47, -2147483647 - 1, 0, 13}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "slots", {0, 1, 48, 2},
+                "slot 48 of token 2 is beyond the 48 of the pool, in pages of 8");
+  ExpectRefused(graph, fine, "slots", {2147483647, 1, 2, 3}, "slot 2147483647 of token 0");
+
+  GraphBuilder of_none;
+  const Value none = of_none.Input("x", kF32, {1, 2, kSize});
+  const Value at = of_none.Input("slots", kS32, {1});
+  of_none.Output("pool", of_none.AppendPages(none, at, {}, {.type = kF16}).codes);
+  const Graph empty = std::move(of_none).Build().value();
+  EXPECT_TRUE(Run(empty, {{"slots", {-1}}}).ok());
+  ExpectRefused(empty, {}, "slots", {0}, "slot 0 of token 0 is beyond the 0 of the pool");
 }
 
 // Indices that are part of the graph are checked as well.

@@ -285,6 +285,13 @@ TEST(Rotation, OfScoresOrProbabilitiesIsAMiss) {
 }
 
 // K or V, rotated when they are written.
+TEST(Rotation, GoesWithAppendPages) {
+  GraphBuilder g;
+  const Value x = g.Hadamard(g.Input("x", kF16, {5, 2, 32}), 32);
+  g.Output("pool", g.AppendPages(x, g.Input("slots", kS64, {5}), {4, 16}, {.type = kBF16}).codes);
+  EXPECT_EQ(KindsOf(Partitions(std::move(g))), "Hadamard AppendPages");
+}
+
 TEST(Rotation, GoesWithTheOpThatStoresItsResult) {
   for (const bool append : {false, true}) {
     GraphBuilder g;

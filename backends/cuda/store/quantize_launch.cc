@@ -89,7 +89,7 @@ i32 SetAxes(const StoreAxes& from, QuantizeAxis* axes) {
 
 void SetOuterAxes(StoreAxes axes, QuantizeLaunch& launch) {
   constexpr size_t kFewestOfAppend = 3;
-  while (launch.traits.appends && axes.size() < kFewestOfAppend)
+  while (launch.traits.positions != kNone && axes.size() < kFewestOfAppend)
     axes.insert(axes.begin(), StoreAxis{});
   launch.traits.outer_axes = SetAxes(axes, launch.params.outer);
 }
@@ -109,8 +109,9 @@ void SetRun(const StoreAxis& run, QuantizeLaunch& launch) {
 
 void SetThreads(int64_t wanted, QuantizeLaunch& launch) {
   // One kernel appends a token and a prompt.
-  const int64_t fewest = launch.traits.appends ? kAppendThreads : kWarp;
-  const int64_t most = launch.traits.appends ? kAppendThreads : kMostThreads;
+  const bool appends = launch.traits.positions != kNone;
+  const int64_t fewest = appends ? kAppendThreads : kWarp;
+  const int64_t most = appends ? kAppendThreads : kMostThreads;
   launch.threads = static_cast<int>(std::clamp(PowerOfTwoFrom(wanted), fewest, most));
   launch.blocks = DivideUp(wanted, launch.threads);
 }

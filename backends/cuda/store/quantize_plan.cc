@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,11 +51,12 @@ class Planner {
         plan_(plan),
         dequantizes_(spec.dequantizes),
         ggml_(GgmlFormatOf(spec)) {
-    if (spec.appends()) unit_ = PositionAxis(spec);
+    if (spec.appends()) {
+      unit_ = PositionAxis(spec);
+      page_ = PageAxis(spec);
+    }
     axes_ = SplitAxes(spec, 0, static_cast<int>(spec.dims.size()));
-    const auto order = dequantizes_ ? &Axis::values : &Axis::codes;
-    std::stable_sort(axes_.begin(), axes_.end(),
-                     [order](const Axis& a, const Axis& b) { return a.*order > b.*order; });
+    Sort(dequantizes_ ? &Axis::values : &Axis::codes, axes_);
     MergeAxes(axes_);
     // No run goes through several rows.
     if (!axes_.empty() && axes_.back().positions != 0) axes_.push_back(OneElement());
@@ -69,13 +71,24 @@ class Planner {
   }
 
  private:
+  // Rows come first, wherever they are put, then what is outer in an array.
+  static void Sort(int64_t Axis::*stride, Axes& axes) {
+    const auto key = [stride](const Axis& axis) {
+      return std::pair(axis.positions != 0, axis.*stride);
+    };
+    std::stable_sort(axes.begin(), axes.end(),
+                     [key](const Axis& a, const Axis& b) { return key(a) > key(b); });
+  }
+  // Positions move what is written by multiples of it.
+  int64_t Step(int64_t Axis::*stride) const { return std::gcd(unit_.*stride, page_.*stride); }
+
   static int PerByte(const StoreSpec::Array& array) {
     return array.present() ? std::max(1, 8 / kvant::BitsOf(array.type)) : 1;
   }
   // Whether lines begin, and are dense, so that no two share a byte.
   bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const StoreSpec::Array& array) const {
     const int per_byte = PerByte(array);
-    if (unit_.*stride % per_byte != 0) return false;
+    if (Step(stride) % per_byte != 0) return false;
     if (per_byte == 1 || axes.empty()) return true;
     return axes.back().*stride == 1 &&
            std::all_of(axes.begin(), axes.end() - 1,
@@ -117,16 +130,19 @@ class Planner {
       k.zero_point_kind = IsFloat(spec_.zero_points.type) ? kRealZeroPoints : kCodeZeroPoints;
     }
     k.value_vectors = HasVectors(axes_, &Axis::values, 0);
-    k.code_vectors = HasVectors(axes_, &Axis::codes, unit_.codes);
+    k.code_vectors = HasVectors(axes_, &Axis::codes, Step(&Axis::codes));
     return launch;
   }
 
   void SetPositions(QuantizeLaunch& launch) const {
     if (!spec_.appends()) return;
     const StoreSpec::Position& to = spec_.position;
-    launch.traits.appends = true;
+    launch.traits.positions = ElementTypeOf(to.array.type);
+    launch.traits.pages = to.page > 0;
     Bind(to.array, offsetof(QuantizeParams, positions), plan_, launch);
     launch.params.per_position = DeviceAxis(unit_);
+    launch.params.per_page = DeviceAxis(page_);
+    launch.params.page_units = static_cast<i32>(std::min(to.page, kMostElements));
     // Positions have 32 bits.
     launch.params.position_unit = static_cast<i32>(std::min(to.group, kMostElements));
     launch.params.last_position =
@@ -235,7 +251,7 @@ class Planner {
   // Whether zero points that share a byte are those of neighbouring groups.
   bool AreInWholeBytes(const Axes& groups) const {
     const int per_byte = PerByte(spec_.zero_points);
-    if (unit_.zero_points % per_byte != 0) return false;
+    if (Step(&Axis::zero_points) % per_byte != 0) return false;
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
       const bool continues = axis->zero_points == stride && axis->positions == 0;
@@ -249,7 +265,7 @@ class Planner {
   // To the scratch, as f32 in the order of groups.
   void MoveZeroPoints(Axes& groups, QuantizeLaunch& launch) {
     launch.traits.zero_points = kFloat32;
-    launch.params.per_position.zero_points = 0;
+    launch.params.per_position.zero_points = launch.params.per_page.zero_points = 0;
     launch.binding.ports.pop_back();
     packed_at_ = plan_.ReserveScratch(ElementsOf(groups) * int64_t{sizeof(float)});
     launch.scratch.push_back({offsetof(QuantizeParams, zero_points), packed_at_});
@@ -271,8 +287,7 @@ class Planner {
                       .codes = axis.zero_points,
                       .positions = axis.positions});
     }
-    std::stable_sort(axes.begin(), axes.end(),
-                     [](const Axis& a, const Axis& b) { return a.codes > b.codes; });
+    Sort(&Axis::codes, axes);
     return axes;
   }
 
@@ -287,6 +302,7 @@ class Planner {
     launch.scratch.push_back({offsetof(QuantizeParams, values), packed_at_});
     SetPositions(launch);
     launch.params.per_position.codes = unit_.zero_points;
+    launch.params.per_page.codes = page_.zero_points;
     SetElements(axes, launch);
     plan_.launches.push_back(std::move(launch));
   }
@@ -349,7 +365,7 @@ class Planner {
   QuantizePlan& plan_;
   const bool dequantizes_;
   const GgmlFormat ggml_;
-  Axis unit_;  // of positions
+  Axis unit_, page_;  // of positions
   Axes axes_;
   bool whole_bytes_ = true;
   size_t packed_at_ = 0;  // of zero points in the scratch
@@ -385,7 +401,7 @@ std::string Describe(const QuantizeLaunch& launch) {
 
 std::string QuantizePlan::ToString() const {
   if (launches.empty()) return "nothing to do";
-  const std::string what = launches.back().traits.appends ? "append, " : "";
+  const std::string what = launches.back().traits.positions != kNone ? "append, " : "";
   return what + absl::StrJoin(launches, ", then ", [](std::string* out, const QuantizeLaunch& one) {
            out->append(Describe(one));
          });

@@ -1,5 +1,6 @@
-// One Append over guarded memory, on any backend, judged by the oracle's DynamicQuantize.
-// Backends: the oracle, the kernels of every instruction set, and CUDA's on the SIMT executor.
+// One Append, or AppendPages, over guarded memory, on any backend, judged by the oracle's
+// DynamicQuantize. Backends: the oracle, the kernels of every instruction set, and CUDA's on the
+// SIMT executor.
 #ifndef KVANT_TESTS_BACKENDS_STORE_APPEND_HARNESS_H_
 #define KVANT_TESTS_BACKENDS_STORE_APPEND_HARNESS_H_
 
@@ -29,6 +30,10 @@ struct AppendCase {
                       parameter_strides = std::nullopt;
   std::vector<float> codebook = {};
   bool ggml = false;
+  // Not 0: AppendPages to so many pages of `capacity` tokens, positions being slots. dims are of
+  // tokens as rows, with 1 along the axis; src and src_strides are without that.
+  int64_t pages = 0;
+  DataType position_type = kS32;
 
   bool converts() const { return group.empty(); }
   LogicalTensor src() const;
@@ -37,6 +42,8 @@ struct AppendCase {
   LogicalTensor scales() const;
   LogicalTensor zero_points() const;
   int64_t PositionOf(int64_t row) const { return positions[positions.size() > 1 ? row : 0]; }
+  // Tokens of dst, counted as positions are.
+  int64_t Room() const { return capacity * (pages > 0 ? pages : 1); }
   absl::StatusOr<Partition> MakePartition() const;
 };
 

@@ -61,6 +61,20 @@ std::vector<AppendCase> PositionCases() {
   cases.push_back({"numbers_of_rows_inside", {6, 2, 3, 8}, capacity, any, {}, {kF32, kF16}});
   cases.back().types.scales = kUndef;
   cases.back().dst_strides = rows_inside;
+  const size_t slots = cases.size();
+  const std::vector<int64_t> any_slots = {95, 22, -1, 96, many, 0};
+  cases.push_back({"slots", {6, 2, 1, 32}, capacity, any_slots, {1, 1, 1, 16}, u4});
+  cases.push_back({"slots_of_groups", {6, 2, 1, 32}, capacity, any_slots, {1, 2, 1, 16}, u2});
+  cases.push_back({"slots_given", {6, 2, 1, 40}, capacity, any_slots, {1, 1, 24, 40}, u2, true});
+  cases.push_back({"slots_of_numbers", {6, 2, 1, 40}, capacity, any_slots, {}, {kF32, kBF16}});
+  cases.back().types.scales = kUndef;
+  for (size_t i = slots; i < cases.size(); ++i) cases[i].pages = 4;
+  for (size_t i = slots; i < slots + 4; ++i) {
+    cases.push_back(cases[i]);
+    cases.back().name += "_of_64_bits";
+    cases.back().position_type = kS64;
+    cases.back().positions[4] = (int64_t{1} << 32) + 1;
+  }
   return cases;
 }
 
@@ -71,7 +85,7 @@ TEST_P(CudaPositionsTest, RowsThatDoNotFitWriteNothing) {
   AppendCase fitting = test;
   for (int64_t& position : fitting.positions) {
     const int64_t unit = test.given || test.converts() ? 1 : test.group[2];
-    if (position + test.dims[2] > test.capacity || position % unit != 0) position = -1;
+    if (position + test.dims[2] > test.Room() || position % unit != 0) position = -1;
   }
   const Bytes src = Pack(test.src(), QuantizeNumbers(test.dims));
   const QuantizeMemory before = MemoryBefore(test);
@@ -187,6 +201,26 @@ TEST(CudaAppend, RefusesRowsThatInterleave) {
   EXPECT_TRUE(plan(test).ok());
   const AppendCase tiny{"rows_in_a_byte", {6, 1, 1, 1}, 1, {0, 0, 0, 0, 0, 0}, {1, 1, 1, 1}, types};
   EXPECT_FALSE(plan(tiny).ok());
+}
+
+// Several tokens, whose slots are in any order, have no owner of a byte that is of two.
+TEST(CudaAppendPages, RefusesTokensThatShareBytes) {
+  const auto why = [](AppendCase test) {
+    test.pages = 4;
+    test.axis = test.dims[1] == 1 ? 1 : 2;
+    return std::string(
+        cuda::PlanStore(*test.MakePartition()->store(), cuda::MakeSimtLauncher()->properties())
+            .status()
+            .message());
+  };
+  const QuantizeTypes u4{kF32, kU4, kF32, kUndef}, u4_zero_points{kF32, kU4, kF32, kU4};
+  EXPECT_EQ(why({"odd", {2, 2, 1, 7}, 8, {1, 0}, {1, 1, 1, 7}, u4}),
+            "does not take codes of less than a byte whose lines interleave");
+  EXPECT_EQ(why({"odd", {2, 2, 1, 16}, 8, {1, 0}, {1, 1, 1, 16}, u4_zero_points}),
+            "does not take zero points of less than a byte whose lines interleave");
+  EXPECT_EQ(why({"one", {1, 2, 1, 7}, 8, {1}, {1, 1, 1, 7}, u4}), "");
+  EXPECT_EQ(why({"even", {2, 2, 1, 16}, 8, {1, 0}, {1, 1, 1, 8}, u4_zero_points}), "");
+  EXPECT_EQ(why({"heads", {2, 1, 2, 16}, 8, {1, 0}, {1, 1, 1, 16}, u4_zero_points}), "");
 }
 
 struct Rotation {
@@ -321,6 +355,15 @@ TEST(CudaStore, KernelsDoNotDependOnLengths) {
     EXPECT_EQ(sources({"", {3, 4, 9, 128}, 8192, {0, 0, 0}, group, types}), wanted);
     EXPECT_EQ(sources({"", {1, 8, 1, 128}, 64, {0}, group, types}), wanted);
     EXPECT_EQ(sources({"", {3, 8, 1, 128}, 64, {0}, group, types}), wanted);
+    AppendCase paged{"", {1, 8, 1, 128}, 16, {0}, group, types};
+    paged.pages = 4;
+    if (!group.empty()) paged.types.zero_points = kF16;
+    const auto wanted_of_pages = sources(paged);
+    paged.dims = {3, 4, 1, 128};
+    paged.capacity = 64;
+    paged.positions = {0, 1, 2};
+    paged.pages = 900;
+    EXPECT_EQ(sources(paged), wanted_of_pages);
   }
 }
 
