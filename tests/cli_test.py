@@ -342,6 +342,35 @@ class CommandTest(unittest.TestCase):
         self.fails("position 2 of row 1 and 2 tokens are beyond the capacity of 3", "run", graph,
                    "--inputs", inputs, "--outputs", outputs)
 
+    def test_append_pages(self):
+        group = {"qtype": {"type": "string", "value": "per_group"},
+                 "group_shape": {"type": "s64[]", "value": [1, 1, 1, 8]},
+                 "token_axis": {"type": "s64", "value": 1}}
+        graph = self.path("g.json", json.dumps(one_op(
+            "AppendPages", group, [tensor(0, "f16", [21, 3, 16]), tensor(1, "s64", [21])],
+            [tensor(2, "u4", [6, 8, 3, 16]), tensor(3, "f16", [6, 8, 3, 2]),
+             tensor(4, "f16", [6, 8, 3, 2])])))
+        for seed in "1", "2":
+            result = kvant("check", graph, "--backend", "cpu", "--seed", seed, "--json")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertTrue(json.loads(result.stdout)["passed"])
+        self.fails("writes into a part of its outputs", "check", graph, "--backend", "reference")
+
+        graph = self.path("g.json", json.dumps(one_op(
+            "AppendPages", {}, [tensor(0, "f32", [3, 1, 2]), tensor(1, "s64", [3])],
+            [tensor(2, "f32", [2, 1, 2, 2])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        for slots in (3, -1, 0), (3, -1, 4):
+            write_safetensors(inputs, {"0": ("F32", [3, 1, 2], floats([1, 2, 3, 4, 5, 6])),
+                                       "1": ("I64", [3], struct.pack("<3q", *slots))})
+            if slots[2] == 4:
+                self.fails("slot 4 of token 2 is beyond the 4 of the pool, in pages of 2", "run",
+                           graph, "--inputs", inputs, "--outputs", outputs)
+                continue
+            result = kvant("run", graph, "--inputs", inputs, "--outputs", outputs)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(read_safetensors(outputs)["2"][2], floats([5, 6, 0, 0, 0, 0, 1, 2]))
+
     def test_run_refuses_bad_tensors(self):
         graph = self.path("g.json", json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [2, 3])], [tensor(1, "f32", [2, 3])])))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -105,9 +106,7 @@ double Code(const Context& c, int64_t index, const Dims& at) {
   return c.random.Integer(index, low, high);
 }
 
-bool Quantizes(const Op& op) {
-  return op.kind == OpKind::kDynamicQuantize || op.kind == OpKind::kAppend;
-}
+bool Quantizes(const Op& op) { return ClassOf(op.kind) == OpClass::kStore; }
 
 // The data that a scale or zero point belongs to.
 const LogicalTensor& QuantizedTensor(const Context& c) {
@@ -183,12 +182,20 @@ double Condition(const Context& c, int64_t index, const Dims& at) {
   return c.random.Uniform(index) < 0.7 ? 1 : 0;
 }
 
-// Where all tokens fit; one row in four, but not the first, is left out.
+// Where all tokens fit; one row in four, but not the first, is left out. No two tokens have the
+// same slot.
 double AppendPosition(const Context& c, int64_t index) {
   const Op& op = *c.role.op;
   const AppendedTokens to =
       AppendedTokensOf(op, c.graph.tensor(op.inputs[0]), c.graph.tensor(op.outputs[0]));
   if (index > 0 && c.random.Bits(index + (uint64_t{1} << 40)) % 4 == 0) return -1;
+  if (op.kind == OpKind::kAppendPages) {
+    if (index >= to.capacity) return -1;
+    int64_t step = to.capacity * 5 / 8 + 1;
+    while (std::gcd(step, to.capacity) != 1) ++step;
+    const int64_t first = c.random.Integer(0, 0, to.capacity - 1);
+    return static_cast<double>((first + index * step) % to.capacity);
+  }
   const int64_t most = (to.capacity - to.tokens) / to.group;
   return c.random.Integer(index, 0, most) * static_cast<double>(to.group);
 }

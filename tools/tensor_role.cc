@@ -80,6 +80,7 @@ Kind PortRole(const Graph& graph, const Op& op, int port, const LogicalTensor& t
       if (port == 0) return op.kind == OpKind::kDynamicQuantize ? Kind::kGeneral : Kind::kCodes;
       return port == 1 ? Kind::kScales : Kind::kZeroPoints;
     case OpKind::kAppend:
+    case OpKind::kAppendPages:
       if (port == 0) return Kind::kGeneral;
       if (port == 1) return Kind::kPositions;
       return port == 2 ? Kind::kScales : Kind::kZeroPoints;

@@ -28,7 +28,7 @@ struct TensorRole {
     kPageTable,
     kRanges,
     kQueryOffsets,
-    kPositions,  // s32, one per batch: where an Append writes
+    kPositions,  // where an Append writes, one per batch, or an AppendPages, one per token
     kStats,      // log-sum-exp that backward subtracts before Exp
     kSinks,
     kSlopes,

@@ -175,6 +175,35 @@ TEST(RandomDataTest, PositionsFitTheCache) {
   }
 }
 
+// Slots are those of the pool, each of one token; some tokens are left out, as are those that it
+// has no room for.
+TEST(RandomDataTest, SlotsDiffer) {
+  for (const int64_t pages : {0, 1, 5, 9}) {
+    GraphBuilder g;
+    const Value x = g.Input("x", kF32, {60, 2, 16}), slots = g.Input("slots", kS64, {60});
+    const GraphBuilder::Quantized pool = g.AppendPages(x, slots, {.pages = pages, .page_tokens = 8},
+                                                       {.group_shape = {1, 1, 1, 8}, .type = kS8});
+    g.Output("pool", pool.codes);
+    g.Output("scales", pool.scales);
+    const Graph graph = std::move(g).Build().value();
+    BufferMap data = Fill(graph, {.kind = DataKind::kReal, .seed = 5});
+    std::set<double> distinct;
+    int64_t written = 0;
+    for (const double slot : Values(graph, data, "slots")) {
+      if (slot < 0) continue;
+      ++written;
+      distinct.insert(slot);
+      EXPECT_LT(slot, pages * 8);
+    }
+    EXPECT_EQ(static_cast<int64_t>(distinct.size()), written);
+    EXPECT_GE(written, std::min<int64_t>(60, pages * 8) / 2);
+    EXPECT_LT(written, 60);
+    const GraphRunner cpu =
+        GraphRunner::Create(graph, Engine::Create(EngineOptionsFor("cpu", 2)).value()).value();
+    EXPECT_TRUE(cpu.Run(data).ok());
+  }
+}
+
 // exp(scores - stats) sums to 1 in every row that is not masked whole.
 TEST(RandomDataTest, BackwardStatsAreThoseOfTheScores) {
   GraphBuilder g;
