@@ -20,12 +20,12 @@
 
 namespace kvant {
 
-// One op's ports: inputs are given, output dims are left by the rule (nothing:
-// rank unknown). `held`: the outputs as the graph has them, for what no input says (the capacity of
-// what Append writes to, the pages of AppendPages); none where there is no graph yet.
+// One op's ports. Inputs are given. The rule leaves the dims of outputs: nothing where it does not
+// know the rank. `declared` are the outputs as the graph has them, for what no input says: the
+// capacity of what Append writes to, the pages of AppendPages. There are none without a graph.
 struct ShapeContext {
   absl::InlinedVector<const LogicalTensor*, 8> inputs;
-  absl::InlinedVector<const LogicalTensor*, 2> held;
+  absl::InlinedVector<const LogicalTensor*, 2> declared;
   absl::InlinedVector<std::optional<Dims>, 2> outputs;
 };
 

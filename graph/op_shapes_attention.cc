@@ -110,9 +110,9 @@ absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const Sh
 }
 
 // Dim `axis` of an output as the graph has it, if it has that rank there.
-int64_t HeldDim(const ShapeContext& context, size_t output, int rank, int axis) {
-  if (context.held.empty() || context.held[output]->rank() != rank) return kUnknownDim;
-  return (*context.held[output]->dims)[axis];
+int64_t DeclaredDim(const ShapeContext& context, size_t output, int rank, int axis) {
+  if (context.declared.empty() || context.declared[output]->rank() != rank) return kUnknownDim;
+  return (*context.declared[output]->dims)[axis];
 }
 
 // Tokens that appended ones must be a multiple of: those of a group.
@@ -147,12 +147,12 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
   }
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
   for (size_t i = 1; i < context.outputs.size(); ++i) {
-    const int64_t held = HeldDim(context, i, src.rank(), axis);
-    if (!MayEqual(held, groups[axis])) {
+    const int64_t declared = DeclaredDim(context, i, src.rank(), axis);
+    if (!MayEqual(declared, groups[axis])) {
       return OpError(ErrorKind::kInvalidShape, op,
                      absl::StrCat(DescribeDims(dst), " holds ", groups[axis], " groups of ",
                                   (*group_shape)[axis], " tokens along dim ", axis, ", but ",
-                                  DescribeDims(*context.held[i]), " holds ", held,
+                                  DescribeDims(*context.declared[i]), " holds ", declared,
                                   i == 1 ? " scales there" : " zero points there"));
     }
     context.outputs[i] = groups;
@@ -298,9 +298,9 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
                                 DescribeDims(src), ", but are ", DescribeDims(positions)));
   }
   LogicalTensor dst = src;
-  const int64_t tokens = (*src.dims)[axis], capacity = HeldDim(context, 0, src.rank(), axis);
+  const int64_t tokens = (*src.dims)[axis], capacity = DeclaredDim(context, 0, src.rank(), axis);
   (*dst.dims)[axis] = capacity;
-  if (!context.held.empty()) dst.id = context.held[0]->id;
+  if (!context.declared.empty()) dst.id = context.declared[0]->id;
   if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
     return OpError(ErrorKind::kInvalidShape, op,
                    absl::StrCat(DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
@@ -327,9 +327,9 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   }
   const LogicalTensor rows = TokensAsRows(src, axis);
   dst.dims = rows.dims;
-  if (!context.held.empty()) dst.id = context.held[0]->id;
-  int64_t& pages = (*dst.dims)[0] = HeldDim(context, 0, rows.rank(), 0);
-  int64_t& page = (*dst.dims)[axis] = HeldDim(context, 0, rows.rank(), axis);
+  if (!context.declared.empty()) dst.id = context.declared[0]->id;
+  int64_t& pages = (*dst.dims)[0] = DeclaredDim(context, 0, rows.rank(), 0);
+  int64_t& page = (*dst.dims)[axis] = DeclaredDim(context, 0, rows.rank(), axis);
   int64_t all;
   if (pages != kUnknownDim && page != kUnknownDim && __builtin_mul_overflow(pages, page, &all)) {
     return OpError(ErrorKind::kInvalidShape, op,

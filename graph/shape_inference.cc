@@ -35,8 +35,8 @@ absl::Status InferAll(Graph& graph, Declared declared) {
     context.inputs.clear();
     for (const TensorId id : op.inputs) context.inputs.push_back(&graph.tensor(id));
     context.outputs.assign(op.outputs.size(), std::nullopt);
-    context.held.clear();
-    for (const TensorId id : op.outputs) context.held.push_back(&graph.tensor(id));
+    context.declared.clear();
+    for (const TensorId id : op.outputs) context.declared.push_back(&graph.tensor(id));
     KVANT_RETURN_IF_ERROR(ShapeRuleOf(op.kind)(op, context));
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       const LogicalTensor& tensor = graph.tensor(op.outputs[i]);

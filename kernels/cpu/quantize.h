@@ -69,10 +69,10 @@ struct QuantizeProblem {
   int64_t chunk = 1;
   int64_t part = 0, parts = 1;
 
-  // Append: outer indices are a row of batches first, and what belongs to a row is moved by
-  // position / position_unit, so many times page_units and a rest: by that times `per_page` and the
-  // rest times `per_position`; or not written if the position is negative. DynamicQuantize has no
-  // positions: 0 rows.
+  // Append: the first outer index is a row of batches. A row whose position is negative is not
+  // written. Positions are multiples of position_unit. Each unit of a position moves what the row
+  // writes by `per_position`. With pages, each page_units of them are a page, which moves it by
+  // `per_page`. DynamicQuantize has no positions: 0 rows.
   int64_t rows = 0;
   int64_t position_unit = 1;
   int64_t page_units = std::numeric_limits<int64_t>::max();  // without pages

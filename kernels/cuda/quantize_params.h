@@ -96,8 +96,8 @@ struct QuantizeParams {
   QuantizeAxis outer[kMaxQuantizeAxes];  // QuantizeRows, QuantizeTiles: of groups; else all
   QuantizeAxis lines[kMaxQuantizeAxes];  // of lines within a group
   QuantizeAxis run;
-  // By how much what is written lies further along for each position_unit, of which positions are
-  // multiples; with pages of page_units, for each of these within a page, and for each page.
+  // Positions are multiples of position_unit. Each unit of a position moves what is written by
+  // per_position. With pages, each page_units of them are a page, which moves it by per_page.
   QuantizeAxis per_position, per_page;
   i32 position_unit, last_position, page_units;
   // Threads' work, all in all: groups (QuantizeRows), runs, or elements if these share bytes.
