@@ -8,13 +8,6 @@
 namespace kvant {
 namespace {
 
-constexpr int kSearchBudget = 64;
-
-bool IsProbsOp(OpKind kind) {
-  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kDropout || kind == OpKind::kQuantize ||
-         kind == OpKind::kDequantize;
-}
-
 bool IsPerTensor(const Op& op) {
   const std::string* qtype = op.Find<Attr::kQType>();
   return qtype == nullptr || *qtype == "per_tensor";
@@ -46,47 +39,24 @@ bool AttentionMatcher::SingleUse(TensorId tensor) const {
   return graph_.FindTensor(tensor)->consumers.size() == 1;
 }
 
-bool AttentionMatcher::Fail(const std::string& reason) {
-  const bool direct = match_->first_class != Graph::kNoOp;
-  *why_ = absl::StrCat(op(direct ? match_->first_class : match_->softmax).ToString(),
-                       " is not fused: ", reason);
-  return false;
-}
-
-bool AttentionMatcher::Match(OpIndex softmax, AttentionMatch* match, std::string* why) {
+void AttentionMatcher::Begin(OpIndex first_class, OpIndex softmax, AttentionMatch* match) {
   *match = AttentionMatch();
+  match->first_class = first_class;
   match->softmax = softmax;
   match_ = match;
-  why_ = why;
-  why->clear();
-  int budget = kSearchBudget;
-  const bool from_matmul = FromMatMul(op(softmax).inputs[0], &budget);
-  budget = kSearchBudget;
-  const bool to_matmul = LeadsToMatMul(op(softmax).outputs[0], &budget);
-  if (!from_matmul && !to_matmul) return false;  // a SoftMax elsewhere in a model
-  if (!to_matmul) {
-    const auto& consumers = graph_.FindTensor(op(softmax).outputs[0])->consumers;
-    if (consumers.empty() || op(consumers[0].op).kind == OpKind::kEnd) return false;
-    return Fail(absl::StrCat("its output is consumed by ", op(consumers[0].op).ToString(),
-                             ", and no MatMul with values follows"));
-  }
-  if (!MatchColumns() || !MatchScores() || !MatchProbs() || !CheckContraction()) return false;
-  MatchOutput();
-  MatchInputs();
-  LeaveOutShared();
-  return CheckSharing() && CheckSources();
 }
 
-bool AttentionMatcher::MatchFirstClass(OpIndex attention, AttentionMatch* match, std::string* why) {
-  *match = AttentionMatch();
-  match->first_class = attention;
+bool AttentionMatcher::Match(OpIndex softmax, AttentionMatch* match) {
+  Begin(Graph::kNoOp, softmax, match);
+  if (!MatchProbs() || !MatchColumns() || !MatchScores() || !CheckContraction()) return false;
+  MatchOutput();
+  return MatchOperands();
+}
+
+bool AttentionMatcher::MatchFirstClass(OpIndex attention, AttentionMatch* match) {
+  Begin(attention, Graph::kNoOp, match);
   match->output = op(attention).outputs[0];
-  match_ = match;
-  why_ = why;
-  why->clear();
-  MatchInputs();
-  LeaveOutShared();
-  return CheckSharing() && CheckSources();
+  return MatchOperands();
 }
 
 // Which axis of the scores the SoftMax normalises over. With an unknown rank, a
@@ -105,52 +75,25 @@ bool AttentionMatcher::MatchColumns() {
   return true;
 }
 
-bool AttentionMatcher::LeadsToMatMul(TensorId tensor, int* budget) const {
-  for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
-    if (--*budget < 0) return false;
-    if (taken_[use.op]) continue;
-    const Op& consumer = op(use.op);
-    if (consumer.kind == OpKind::kMatMul && use.port < 2) return true;
-    if (IsProbsOp(consumer.kind) && use.port == 0 && LeadsToMatMul(consumer.outputs[0], budget)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // From the SoftMax to the MatMul with V.
 bool AttentionMatcher::MatchProbs() {
   TensorId tensor = op(match_->softmax).outputs[0];
-  while (match_->pv == Graph::kNoOp) {
-    const Graph::TensorInfo& info = *graph_.FindTensor(tensor);
-    const Graph::Use* next = nullptr;
-    for (const Graph::Use& use : info.consumers) {
-      const Op& consumer = op(use.op);
-      int budget = kSearchBudget;
-      const bool leads = !taken_[use.op] && ((consumer.kind == OpKind::kMatMul && use.port < 2) ||
-                                             (IsProbsOp(consumer.kind) && use.port == 0 &&
-                                              LeadsToMatMul(consumer.outputs[0], &budget)));
-      if (leads && next == nullptr) next = &use;
+  for (;;) {
+    const auto& consumers = graph_.FindTensor(tensor)->consumers;
+    if (consumers.size() != 1 || taken_[consumers[0].op]) return FailProbs(tensor);
+    const Graph::Use use = consumers[0];
+    const Op& next = op(use.op);
+    if (next.kind == OpKind::kMatMul && use.port < 2) {
+      match_->pv = use.op;
+      match_->probs_input = use.port;
+      return next.inputs.size() == 2 || Fail(absl::StrCat(next.ToString(), " adds a bias"));
     }
-    if (next == nullptr) return Fail("no MatMul with values follows it");
-    for (const Graph::Use& use : info.consumers) {
-      if (&use == next) continue;
-      const std::string extra = op(use.op).ToString();
-      return Fail(info.producer.op == match_->softmax
-                      ? absl::StrCat("its output is also consumed by ", extra)
-                      : absl::StrCat("the output of ", op(info.producer.op).ToString(),
-                                     " is also consumed by ", extra));
+    if (!IsProbsOp(next) || use.port != 0) return FailProbs(tensor);
+    if (match_->probs_ops.size() >= kMostSearched) {
+      return Fail(absl::StrCat("no MatMul is among the ", kMostSearched, " ops after it"));
     }
-    if (op(next->op).kind == OpKind::kMatMul) {
-      match_->pv = next->op;
-      match_->probs_input = next->port;
-    } else if (!MatchProbsOp(next->op, &tensor)) {
-      return false;
-    }
+    if (!MatchProbsOp(use.op, &tensor)) return false;
   }
-  const Op& pv = op(match_->pv);
-  if (pv.inputs.size() > 2) return Fail(absl::StrCat(pv.ToString(), " adds a bias"));
-  return true;
 }
 
 bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
@@ -162,24 +105,25 @@ bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
     quantized |= op(earlier).kind == OpKind::kQuantize;
   }
   match_->probs_ops.push_back(index);
+  const auto fail = [&](const std::string& what) {
+    return FailIfNear(absl::StrCat(probs_op.ToString(), what), index);
+  };
   switch (probs_op.kind) {
     case OpKind::kDropout:
-      if (dropped) return Fail(absl::StrCat(probs_op.ToString(), " is a second dropout"));
-      if (quantized) return Fail(absl::StrCat(probs_op.ToString(), " follows a Quantize"));
-      return true;
+      if (dropped) return fail(" is a second dropout");
+      return !quantized || fail(" follows a Quantize");
     case OpKind::kDequantize:
-      return Fail(absl::StrCat(probs_op.ToString(), " has no Quantize before it"));
+      return fail(" has no Quantize before it");
     case OpKind::kQuantize: {
-      if (quantized) return Fail(absl::StrCat(probs_op.ToString(), " is a second quantization"));
+      if (quantized) return fail(" is a second quantization");
       const auto& consumers = graph_.FindTensor(*tensor)->consumers;
       if (consumers.size() != 1 || taken_[consumers[0].op] ||
           op(consumers[0].op).kind != OpKind::kDequantize) {
-        return Fail(absl::StrCat("the output of ", probs_op.ToString(),
-                                 " is not consumed by a Dequantize alone"));
+        return fail(" is not consumed by a Dequantize alone");
       }
       const Op& dequantize = op(consumers[0].op);
       if (!SameQuantization(probs_op, dequantize)) {
-        return Fail(absl::StrCat(probs_op.ToString(), " and ", dequantize.ToString(),
+        return fail(absl::StrCat(" and ", dequantize.ToString(),
                                  " do not have the same scale and zero point per tensor"));
       }
       match_->probs_ops.push_back(consumers[0].op);
@@ -210,7 +154,7 @@ bool AttentionMatcher::CheckContraction() {
   }
   const Op& pv = op(match_->pv);
   int contracted = match_->probs_input == 0 ? -1 : -2;
-  if (Transposes(pv, match_->probs_input)) contracted = -3 - contracted;
+  if (Transposes(pv, match_->probs_input)) contracted = OtherAxis(contracted);
   if (col != contracted) {
     return Fail(absl::StrCat("it normalises over another axis than ", pv.ToString(), " sums over"));
   }
@@ -241,26 +185,22 @@ void AttentionMatcher::MarkOps() {
   VisitOps(*match_, [this](OpIndex index) { in_match_.Insert(index); });
 }
 
-// Ops that prepare Q, K or V and are seen from outside.
-void AttentionMatcher::LeaveOutShared() {
-  Segments q = {match_->q};
-  for (bool again = true; again;) {
-    MarkOps();
-    again = CutShared(&q) || CutShared(&match_->k) || CutShared(&match_->v);
-    match_->q = q[0];
-  }
-  MatchAuxiliary();
-  MarkOps();
+// Q, K and V, and whether the match as a whole can be one partition.
+bool AttentionMatcher::MatchOperands() {
+  MatchInputs();
+  LeaveOutShared();
+  if (!CheckSharing() || !CheckSources()) return false;
+  ExplainLeftOut(match_->k);
+  ExplainLeftOut(match_->v);
+  return true;
 }
 
 bool AttentionMatcher::IsSeenInside(const Op& member, TensorId tensor, std::string_view what) {
-  const Graph::TensorInfo& info = *graph_.FindTensor(tensor);
-  for (const Graph::Use& use : info.consumers) {
-    if (in_match_[use.op]) continue;
-    return Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
-                             op(use.op).ToString()));
-  }
-  return true;
+  const OpIndex outside = UserOutside(tensor);
+  return outside == Graph::kNoOp ||
+         Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
+                           op(outside).ToString()),
+              outside);
 }
 
 // Nothing else inside may be seen from outside.
@@ -269,14 +209,7 @@ bool AttentionMatcher::CheckSharing() {
     const Op& member = op(index);
     const TensorId tensor = member.outputs[0];  // further outputs are ports: statistics, masks
     if (tensor == match_->output) continue;
-    if (index == match_->softmax) {
-      for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
-        if (in_match_[use.op]) continue;
-        return Fail(absl::StrCat("its output is also consumed by ", op(use.op).ToString()));
-      }
-    } else if (!IsSeenInside(member, tensor, "the output of ")) {
-      return false;
-    }
+    if (!IsSeenInside(member, tensor, "the output of ")) return false;
     if (member.kind != OpKind::kLoadRanges || member.outputs.size() < 2) continue;
     const TensorId lengths = member.outputs[1];
     if (!IsSeenInside(member, lengths, "the lengths of ")) return false;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -74,6 +75,16 @@ struct AttentionMatch {
   absl::InlinedVector<OpIndex, 4> helpers;          // conversions on scores, ops of band masks
   TensorId output = 0;
 };
+
+// Why an op, of which attention might have been made, is not fused, or not wholly.
+struct Miss {
+  // Whoever compiles one of these, or what is beside one, is told.
+  absl::InlinedVector<OpIndex, 4> ops;
+  std::string why;  // a sentence that names ops
+};
+
+// Of the last two axes, the one that is not `axis`. Axes that count from the end have rank 0.
+constexpr int OtherAxis(int axis, int rank = 0) { return 2 * rank - 3 - axis; }
 
 // Calls visit(OpIndex&) for every op of the match, some more than once.
 template <typename Match, typename Visitor>

@@ -1,9 +1,10 @@
-// The structural matcher: finds the attention around a SoftMax. Internal to
-// patterns.
+// The structural matcher: finds the attention around a SoftMax, or says why there is none. Internal
+// to patterns.
 #ifndef KVANT_PATTERNS_MATCHER_H_
 #define KVANT_PATTERNS_MATCHER_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvant/graph/graph.h"
@@ -12,67 +13,91 @@
 
 namespace kvant {
 
-// One attempt per SoftMax of a finalized graph.
+// One attempt per SoftMax, ScaledDotProductAttention or Exp of a finalized graph. An attempt is one
+// walk: each op that it meets either continues the match or ends it with a miss. An op elsewhere in
+// a model, which was never going to be attention, is neither.
 class AttentionMatcher {
  public:
-  // taken[i]: op i is in a partition already. Both must outlive the matcher.
-  AttentionMatcher(const Graph& graph, const std::vector<char>& taken)
-      : graph_(graph), taken_(taken), in_match_(graph) {}
+  // taken[i]: op i is in a partition already. All must outlive the matcher.
+  AttentionMatcher(const Graph& graph, const std::vector<char>& taken, std::vector<Miss>* misses)
+      : graph_(graph), taken_(taken), misses_(misses), in_match_(graph) {}
 
-  // Matches as much as means attention. On a miss, `why` is a sentence that
-  // names the ops, or empty if this was never going to be attention.
-  bool Match(OpIndex softmax, AttentionMatch* match, std::string* why);
+  // Matches as much as means attention. Adds a miss if that is nothing, or not all.
+  bool Match(OpIndex softmax, AttentionMatch* match);
   // The same of a ScaledDotProductAttention with what its keys and values come from.
-  bool MatchFirstClass(OpIndex attention, AttentionMatch* match, std::string* why);
+  bool MatchFirstClass(OpIndex attention, AttentionMatch* match);
   // Matches the backward pass of attention around the Exp that recomputes the
   // probabilities from the statistics; `ops` are sorted.
-  bool MatchBackward(OpIndex exp, std::vector<OpIndex>* ops, std::string* why);
+  bool MatchBackward(OpIndex exp, std::vector<OpIndex>* ops);
+  // Adds a miss for a SoftMaxBackward that is in no partition after every op before it was tried,
+  // unless that of another op says it.
+  void ExplainSoftMaxBackward(OpIndex index);
   // How many ops were looked at in all attempts: of each, only what is near its SoftMax.
   int64_t visited() const { return visited_; }
-  // Why a SoftMaxBackward that is in no partition is in no backward pass, after every op before it
-  // was tried; empty if another sentence names it.
-  std::string WhyNoBackward(OpIndex softmax_backward) const;
 
  private:
   using Segments = absl::InlinedVector<Chain, 1>;
+  using Test = bool (*)(const Op& op);
+  // Where a walk over the scores ended: an input of `user` that is no result of a step.
+  struct DeadEnd {
+    OpIndex user = Graph::kNoOp;
+    TensorId tensor = 0;
+  };
 
   // attention_matcher.cc
+  void Begin(OpIndex first_class, OpIndex softmax, AttentionMatch* match);
   bool MatchColumns();
   bool MatchProbs();
   bool MatchProbsOp(OpIndex op, TensorId* tensor);
   bool CheckContraction();
   void MatchOutput();
-  void LeaveOutShared();
-  bool CheckSharing();
+  bool MatchOperands();
   bool IsSeenInside(const Op& member, TensorId tensor, std::string_view what);
+  bool CheckSharing();
   bool CheckSources();
   bool CheckSource(const Chain& chain);
   void MarkOps();
-  bool LeadsToMatMul(TensorId tensor, int* budget) const;
-  bool Fail(const std::string& reason);
+
+  // misses.cc
+  bool Fail(const std::string& reason, OpIndex culprit = Graph::kNoOp);
+  bool FailIfNear(const std::string& reason, OpIndex culprit);
+  bool FailProbs(TensorId tensor);
+  bool FailScores();
+  void ExplainLeftOut(const Segments& segments);
+  bool ExplainLeftOut(TensorId source, Test found);
+  bool FailGradient(TensorId tensor, OpIndex consumer);
+  bool IsNearBackward(bool subtracts) const;
+  void AddMiss(std::string_view verb, const std::string& reason, OpIndex a, OpIndex b);
+  OpIndex Ahead(TensorId tensor, Test found, Test passes) const;
+  OpIndex Ahead(TensorId tensor, Test found, Test passes, int* budget) const;
+  OpIndex Behind(TensorId tensor, Test found) const;
+  OpIndex Behind(TensorId tensor, Test found, int* budget) const;
+  std::string SourceOf(TensorId tensor) const;
+  std::string OutputOf(TensorId tensor) const;
 
   // score_matcher.cc
   bool MatchScores();
-  bool MatchScoreOp(OpIndex op, TensorId* tensor);
-  bool MatchBinary(OpIndex index, ScoreStep::Kind kind, TensorId* tensor);
-  bool MatchSelect(OpIndex op, TensorId* tensor);
+  bool WalkScores(OpIndex user, TensorId tensor);
+  int WalkEither(OpIndex index, int first);
+  StepMatch& AddStep(ScoreStep::Kind kind, OpIndex index);
+  bool MatchBinary(OpIndex index, ScoreStep::Kind kind);
+  bool MatchSelect(OpIndex index);
   bool MatchBand(TensorId condition, StepMatch* step);
-  bool FromMatMul(TensorId tensor, int* budget) const;
 
   // backward_matcher.cc
-  bool EntersSoftMaxBackward(TensorId tensor, int* budget) const;
   bool FollowGradient(TensorId tensor, bool of_scores, int depth);
   void FollowProduct(OpIndex product);
-  bool CollectCorrection(TensorId tensor, int depth);
-  bool Mark(OpIndex index);
+  void CollectCorrection(TensorId tensor, int depth);
 
   // operand_matcher.cc
   void MatchInputs();
   Segments MatchSegments(TensorId tensor) const;
   bool CollectSegments(TensorId tensor, Chain suffix, bool cached, Segments* segments) const;
   Chain MatchOperand(TensorId tensor, bool cached = false) const;
+  void LeaveOutShared();
   bool CutShared(Segments* segments);
   void MatchAuxiliary();
+  OpIndex UserOutside(TensorId tensor) const;
 
   const Op& op(OpIndex index) const {
     ++visited_;
@@ -85,15 +110,25 @@ class AttentionMatcher {
 
   const Graph& graph_;
   const std::vector<char>& taken_;
+  std::vector<Miss>* const misses_;
   AttentionMatch* match_ = nullptr;
-  std::string* why_ = nullptr;
   int col_ = -1;  // of the scores at the SoftMax: -1 last axis, -2 the one before
   OpSet in_match_;
   mutable int64_t visited_ = 0;
+  int budget_ = 0;                              // ops of scores that may still be looked at
+  absl::InlinedVector<DeadEnd, 2> dead_ends_;   // of them; empty once a miss says it
   absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...
   int products_ = 0;                            // ... and how many of them are MatMuls'
   OpIndex outside_ = Graph::kNoOp;              // what first takes the scores' and is no part
+  OpIndex left_out_ = Graph::kNoOp;             // what first goes into theirs and is no part
 };
+
+constexpr int kMostSearched = 64;  // ops that a search, or a walk over scores, looks at
+
+constexpr size_t kMostSegments = 8;
+
+// Whether it may be on the way from the SoftMax to the MatMul with V.
+bool IsProbsOp(const Op& op);
 
 // Whether a MatMul's flag transposes this input.
 bool Transposes(const Op& matmul, int input);

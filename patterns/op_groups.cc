@@ -132,7 +132,7 @@ void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Mi
       }
       const OpIndex last = stuck.ops.back();
       misses->push_back(
-          {last,
+          {{last},
            absl::StrCat(graph.ops()[last].ToString(),
                         " is not fused: other ops depend on the group and it depends on them")});
       for (OpIndex op : stuck.ops) {

@@ -19,13 +19,6 @@ struct OpGroup {
   std::shared_ptr<AttentionMatch> match;  // for attention; indices into the whole graph
 };
 
-// Why the op, of which attention might have been made, is not fused, or not wholly: a sentence that
-// names ops.
-struct Miss {
-  OpIndex op = Graph::kNoOp;
-  std::string why;
-};
-
 // Puts every op that is not taken (but End and Wildcard) into a group of its own,
 // or into a chain of ops with nothing but elementwise ops after the first, or a Hadamard with the
 // DynamicQuantize or Append that stores its result.

@@ -7,7 +7,6 @@
 namespace kvant {
 namespace {
 
-constexpr size_t kMaxSegments = 8;
 constexpr size_t kMaxChain = 16;
 
 bool Moves(OpKind kind) { return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard; }
@@ -74,7 +73,7 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
     }
     break;
   }
-  if (segments->size() == kMaxSegments) return false;
+  if (segments->size() == kMostSegments) return false;
   suffix.present = true;
   suffix.source = tensor;
   std::reverse(suffix.ops.begin(), suffix.ops.end());
@@ -82,18 +81,32 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
   return true;
 }
 
+// What consumes the tensor and is not in the match.
+OpIndex AttentionMatcher::UserOutside(TensorId tensor) const {
+  for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
+    if (!in_match_[use.op]) return use.op;
+  }
+  return Graph::kNoOp;
+}
+
+// Ops that prepare Q, K or V and are seen from outside.
+void AttentionMatcher::LeaveOutShared() {
+  Segments q = {match_->q};
+  for (bool again = true; again;) {
+    MarkOps();
+    again = CutShared(&q) || CutShared(&match_->k) || CutShared(&match_->v);
+    match_->q = q[0];
+  }
+  MatchAuxiliary();
+  MarkOps();
+}
+
 // Leaves out everything up to an op whose result is consumed outside the match.
 // True if there was one; the marks are stale then.
 bool AttentionMatcher::CutShared(Segments* segments) {
-  const auto shared = [this](OpIndex index) {
-    for (const Graph::Use& use : graph_.FindTensor(op(index).outputs[0])->consumers) {
-      if (!in_match_[use.op]) return true;
-    }
-    return false;
-  };
   for (Chain& chain : *segments) {
     for (size_t i = chain.ops.size(); i-- > 0;) {
-      if (!shared(chain.ops[i].op)) continue;
+      if (UserOutside(op(chain.ops[i].op).outputs[0]) == Graph::kNoOp) continue;
       const OpIndex cut = chain.ops[i].op;
       const bool concat = std::any_of(
           chain.ops.begin(), chain.ops.begin() + i + 1,

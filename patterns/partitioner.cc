@@ -45,7 +45,8 @@ class Partitioner {
 
  private:
   void MatchAll();
-  void MatchSoftMax(AttentionMatcher& matcher, OpIndex index);
+  bool Trim(AttentionMatch* match);
+  void Take(std::shared_ptr<AttentionMatch> match);
   void Take(Partition::Kind kind, std::vector<OpIndex> ops, std::shared_ptr<AttentionMatch> match);
   Partition Build(OpGroup& group, int id) const;
   void AttachMisses(std::vector<Partition>& partitions) const;
@@ -70,7 +71,7 @@ std::vector<Partition> Partitioner::Run() {
   return partitions;
 }
 
-// To the partition of the op that was missed, and to those beside it, which would be part of the
+// To the partitions of the ops of a miss and to those beside them, which would be part of the
 // attention: whoever compiles one of these alone is told why it is not.
 void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
   std::vector<int> partition_of(graph_.ops().size(), -1);
@@ -78,15 +79,17 @@ void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
     for (const OpIndex op : groups_[i].ops) partition_of[op] = static_cast<int>(i);
   }
   for (const Miss& miss : misses_) {
-    absl::InlinedVector<OpIndex, 8> around{miss.op};
-    const Op& op = graph_.ops()[miss.op];
-    for (const TensorId id : op.inputs) around.push_back(graph_.FindTensor(id)->producer.op);
-    for (const TensorId id : op.outputs) {
-      for (const Graph::Use& use : graph_.FindTensor(id)->consumers) around.push_back(use.op);
-    }
     absl::InlinedVector<int, 8> told;
-    for (const OpIndex one : around) {
-      if (one != Graph::kNoOp && partition_of[one] >= 0) told.push_back(partition_of[one]);
+    const auto tell = [&](OpIndex op) {
+      if (op != Graph::kNoOp && partition_of[op] >= 0) told.push_back(partition_of[op]);
+    };
+    for (const OpIndex index : miss.ops) {
+      tell(index);
+      const Op& op = graph_.ops()[index];
+      for (const TensorId id : op.inputs) tell(graph_.FindTensor(id)->producer.op);
+      for (const TensorId id : op.outputs) {
+        for (const Graph::Use& use : graph_.FindTensor(id)->consumers) tell(use.op);
+      }
     }
     std::sort(told.begin(), told.end());
     told.erase(std::unique(told.begin(), told.end()), told.end());
@@ -95,51 +98,46 @@ void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
 }
 
 void Partitioner::MatchAll() {
-  AttentionMatcher matcher(graph_, taken_);
+  AttentionMatcher matcher(graph_, taken_, &misses_);
   const auto count = static_cast<OpIndex>(graph_.ops().size());
   for (OpIndex index = 0; index < count; ++index) {
     if (taken_[index]) continue;
     const OpKind kind = graph_.ops()[index].kind;
     if (kind == OpKind::kSoftMax) {
-      MatchSoftMax(matcher, index);
+      auto match = std::make_shared<AttentionMatch>();
+      if (matcher.Match(index, match.get()) && Trim(match.get())) Take(std::move(match));
     } else if (kind == OpKind::kScaledDotProductAttention) {
       auto match = std::make_shared<AttentionMatch>();
-      std::string why;
-      if (!matcher.MatchFirstClass(index, match.get(), &why)) {
-        misses_.push_back({index, std::move(why)});
+      if (!matcher.MatchFirstClass(index, match.get())) {
         *match = AttentionMatch{.first_class = index};  // with all of its inputs as ports
       }
-      std::vector<OpIndex> ops = SortedOps(*match);
-      Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
+      Take(std::move(match));
     } else if (kind == OpKind::kExp) {
       std::vector<OpIndex> ops;
-      std::string why;
-      if (matcher.MatchBackward(index, &ops, &why)) {
+      if (matcher.MatchBackward(index, &ops)) {
         Take(Partition::Kind::kAttentionBackward, std::move(ops), nullptr);
-      } else if (!why.empty()) {
-        misses_.push_back({index, std::move(why)});
       }
     } else if (kind == OpKind::kSoftMaxBackward) {
-      std::string why = matcher.WhyNoBackward(index);
-      if (!why.empty()) misses_.push_back({index, std::move(why)});
+      matcher.ExplainSoftMaxBackward(index);
     }
   }
 }
 
-void Partitioner::MatchSoftMax(AttentionMatcher& matcher, OpIndex index) {
-  auto match = std::make_shared<AttentionMatch>();
+// To what the grammar asks for; false if that is nothing.
+bool Partitioner::Trim(AttentionMatch* match) {
+  if (options_.grammar == PartitionOptions::Grammar::kNative) return true;
   std::string why;
-  bool matched = matcher.Match(index, match.get(), &why);
-  if (matched && options_.grammar == PartitionOptions::Grammar::kOneDnn) {
-    matched = TrimToOneDnn(graph_, match.get(), &why);
-    if (matched && !why.empty()) misses_.push_back({index, why});
-  }
-  if (matched) {
-    std::vector<OpIndex> ops = SortedOps(*match);
-    Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
-  } else if (!why.empty()) {
-    misses_.push_back({index, std::move(why)});
-  }
+  const OpIndex softmax = match->softmax;
+  const bool fused = TrimToOneDnn(graph_, match, &why);
+  // If it is not fused at all, nothing is left out of it.
+  while (!fused && !misses_.empty() && misses_.back().ops[0] == softmax) misses_.pop_back();
+  if (!why.empty()) misses_.push_back({{softmax}, std::move(why)});
+  return fused;
+}
+
+void Partitioner::Take(std::shared_ptr<AttentionMatch> match) {
+  std::vector<OpIndex> ops = SortedOps(*match);
+  Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
 }
 
 void Partitioner::Take(Partition::Kind kind, std::vector<OpIndex> ops,

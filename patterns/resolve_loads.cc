@@ -74,8 +74,13 @@ bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const F
                                          data.load.pages == scales.load.pages);
     if (same && pages_fit) return true;
   }
-  return Fail(absl::StrCat(dequantize.ToString(),
-                           ": its codes and its scales or zero points are not loaded alike"));
+  const auto by = [this](const Folded& loaded) {
+    return loaded.load.op == Graph::kNoOp ? "no op" : op(loaded.load.op).ToString();
+  };
+  return Fail(
+      absl::StrCat(dequantize.ToString(),
+                   ": its codes and its scales or zero points are not loaded alike, but by ",
+                   by(data), " and by ", by(scales)));
 }
 
 // With its view, scales and zero points placed.

@@ -35,12 +35,12 @@ bool Resolver::ResolveInputs() {
   // one that is summed over.
   const auto outer = [this](const Op& matmul, int input) {
     const int axis = input == 0 ? rank_ - 2 : rank_ - 1;
-    return Transposes(matmul, input) ? 2 * rank_ - 3 - axis : axis;
+    return Transposes(matmul, input) ? OtherAxis(axis, rank_) : axis;
   };
   const int q_row = outer(qk, match_.q_input);
   KvSegment q;
   int64_t scores_rotated = 0;
-  if (!ResolveOperand(match_.q, q_row, 2 * rank_ - 3 - q_row, -1, 0, &q, &scores_rotated)) {
+  if (!ResolveOperand(match_.q, q_row, OtherAxis(q_row, rank_), -1, 0, &q, &scores_rotated)) {
     return false;
   }
   spec_->q = q.data;
@@ -49,9 +49,10 @@ bool Resolver::ResolveInputs() {
 
   const int k_row = outer(qk, 1 - match_.q_input);
   const int v_col = outer(pv, 1 - match_.probs_input);
-  return ResolveSegments(match_.k, k_row, 2 * rank_ - 3 - k_row, qk, &spec_->k, &scores_rotated) &&
+  return ResolveSegments(match_.k, k_row, OtherAxis(k_row, rank_), qk, &spec_->k,
+                         &scores_rotated) &&
          ResolveRotation(qk, "Q and K", scores_rotated, &spec_->q_hadamard) &&
-         ResolveSegments(match_.v, 2 * rank_ - 3 - v_col, v_col, pv, &spec_->v, &output_rotated_);
+         ResolveSegments(match_.v, OtherAxis(v_col, rank_), v_col, pv, &spec_->v, &output_rotated_);
 }
 
 // The segments of K or V, which is an input of `matmul`.

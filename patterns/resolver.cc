@@ -118,7 +118,7 @@ bool Resolver::ResolveFrame() {
   if (!spec_->over_queries) spec_->q_len = rows;
   spec_->kv_len = DimFromEnd(scores, rank_ - col_);
   const int out_row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
-  spec_->v_head_size = (*output.dims)[2 * rank_ - 3 - out_row];
+  spec_->v_head_size = (*output.dims)[OtherAxis(out_row, rank_)];
   if ((*output.dims)[out_row] != rows ||
       (match_.score_shape_ops.empty() && DimFromEnd(exponents, rank_ - col_) != spec_->kv_len)) {
     return Fail(absl::StrCat(softmax.ToString(), ": scores of ", rows, " x ", spec_->kv_len,
@@ -213,16 +213,16 @@ bool Resolver::CheckMoves() {
   const FoldedView normalised = view;
   for (OpIndex index : match_.probs_ops) ok = ok && move(index);
   int contracted = match_.probs_input == 0 ? rank - 1 : rank - 2;
-  if (Transposes(pv, match_.probs_input)) contracted = 2 * rank - 3 - contracted;
+  if (Transposes(pv, match_.probs_input)) contracted = OtherAxis(contracted, rank);
   ok = ok && view.rank() == rank && rank == rank_;
   for (int axis = 0; ok && axis < rank - 2; ++axis) ok = view.axis(axis) == start.axis(axis);
   const auto sums_over = [&](int col) {
     return view.axis(contracted) == start.axis(col) &&
-           view.axis(2 * rank - 3 - contracted) == start.axis(2 * rank - 3 - col);
+           view.axis(OtherAxis(contracted, rank)) == start.axis(OtherAxis(col, rank));
   };
   int col = match_.q_input == 0 ? rank - 1 : rank - 2;
   if (ok && !sums_over(col)) {
-    col = 2 * rank - 3 - col;
+    col = OtherAxis(col, rank);
     ok = sums_over(col);
     if (ok && !SwapOperands()) return false;
   }
@@ -231,7 +231,7 @@ bool Resolver::CheckMoves() {
         absl::StrCat(pv.ToString(), ": the axes of the probabilities are not those of the scores"));
   }
   if (normalised.axis(softmax_axis) == start.axis(col)) return true;
-  if (!IsTail(normalised.axis(softmax_axis), start.axis(2 * rank - 3 - col))) {
+  if (!IsTail(normalised.axis(softmax_axis), start.axis(OtherAxis(col, rank)))) {
     return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr,
                              " is not that of the keys, nor of the queries of a head"));
   }
@@ -303,12 +303,12 @@ bool Resolver::ResolveOutput() {
   }
   spec_->output = Output(match_.output);
   const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
-  if (!Place(view, true, row, 2 * rank_ - 3 - row, false, &spec_->output)) {
+  if (!Place(view, true, row, OtherAxis(row, rank_), false, &spec_->output)) {
     return Fail(
         absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
   }
   const Op& pv = op(match_.pv);
-  return AddRotations(rotations, *tensor(pv.outputs[0]).dims, 2 * rank_ - 3 - row,
+  return AddRotations(rotations, *tensor(pv.outputs[0]).dims, OtherAxis(row, rank_),
                       &output_rotated_) &&
          ResolveRotation(pv, "V and the output", output_rotated_, &spec_->output_hadamard);
 }

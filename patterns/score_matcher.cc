@@ -1,14 +1,15 @@
 // The scores: from the SoftMax back to the MatMul of Q and K, one step at a time.
+//
+// A step has one or two inputs that may be the scores. The walk tries the first, then the second.
+// It adds steps on its way back, when it has found the MatMul: so they come in order of
+// application, and a branch that ends elsewhere leaves nothing behind.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/graph/status.h"
 #include "kvant/patterns/matcher.h"
 
 namespace kvant {
 namespace {
-
-constexpr int kSearchBudget = 64;
 
 // A step that is one op.
 struct SimpleStep {
@@ -85,157 +86,95 @@ int AxisFromEnd(const Graph& graph, const Op& index) {
 
 }  // namespace
 
-bool AttentionMatcher::FromMatMul(TensorId tensor, int* budget) const {
-  for (;;) {
-    const OpIndex producer = Producer(tensor);
-    if (producer == Graph::kNoOp || --*budget < 0) return false;
-    const Op& from = op(producer);
-    if (from.kind == OpKind::kMatMul) return true;
-    const std::optional<SimpleStep> step = StepOf(from.kind);
-    if (ClassOf(from.kind) == OpClass::kMove || (step && !step->has_operand)) {
-      tensor = from.inputs[0];
-    } else if (step) {
-      if (FromMatMul(from.inputs[0], budget)) return true;
-      tensor = from.inputs[1];
-    } else if (from.kind == OpKind::kSelect) {
-      if (FromMatMul(from.inputs[1], budget)) return true;
-      tensor = from.inputs[2];
-    } else {
-      return false;
-    }
-  }
-}
-
 bool AttentionMatcher::MatchScores() {
-  TensorId tensor = op(match_->softmax).inputs[0];
-  // Bounded, since any number of SoftMax may share what their scores come from.
-  for (int steps = 0;; ++steps) {
-    const OpIndex producer = graph_.FindTensor(tensor)->producer.op;
-    if (steps == kSearchBudget) {
-      return Fail(absl::StrCat("no MatMul is among the ", kSearchBudget, " ops before it"));
-    }
-    if (producer == Graph::kNoOp) {
-      const std::string& name = graph_.tensor(tensor).name;
-      return Fail(absl::StrCat(
-          "its scores come from input ",
-          name.empty() ? absl::StrCat(tensor) : absl::StrCat("'", Printable(name), "'"),
-          " (tensor ", tensor, "), not from a MatMul"));
-    }
-    if (taken_[producer]) {
-      return Fail(absl::StrCat(op(producer).ToString(), " is part of another partition"));
-    }
-    if (op(producer).kind == OpKind::kMatMul) {
-      match_->qk = producer;
-      break;
-    }
-    if (!MatchScoreOp(producer, &tensor)) return false;
-  }
-  const Op& qk = op(match_->qk);
-  if (qk.inputs.size() > 2) {
-    StepMatch bias;
-    bias.kind = ScoreStep::Kind::kAdd;
-    bias.op = match_->qk;
-    bias.operand = MatchOperand(qk.inputs[2]);
-    bias.operand_input = 2;
-    bias.shape_ops_before = static_cast<int>(match_->score_shape_ops.size());
-    match_->steps.push_back(std::move(bias));
-  }
+  budget_ = kMostSearched;
+  dead_ends_.clear();
   match_->q_input = col_ == -1 ? 0 : 1;
-  std::reverse(match_->steps.begin(), match_->steps.end());
-  std::reverse(match_->score_shape_ops.begin(), match_->score_shape_ops.end());
-  const int shape_ops = static_cast<int>(match_->score_shape_ops.size());
-  for (StepMatch& step : match_->steps) step.shape_ops_before = shape_ops - step.shape_ops_before;
-  return true;
+  return WalkScores(match_->softmax, op(match_->softmax).inputs[0]) || FailScores();
 }
 
-// One op further back: *tensor becomes the scores that go into it.
-bool AttentionMatcher::MatchScoreOp(OpIndex index, TensorId* tensor) {
-  const Op& step_op = op(index);
-  switch (step_op.kind) {
-    case OpKind::kTypeCast:
-    case OpKind::kReorder:
-      match_->helpers.push_back(index);
-      break;
-    case OpKind::kStaticReshape:
-    case OpKind::kStaticTranspose:
-      match_->score_shape_ops.push_back(index);
-      break;
-    case OpKind::kSelect:
-      return MatchSelect(index, tensor);
-    default: {
-      const std::optional<SimpleStep> simple = StepOf(step_op.kind);
-      if (simple && simple->has_operand) return MatchBinary(index, simple->kind, tensor);
-      if (!simple) {
-        return Fail(absl::StrCat(step_op.ToString(),
-                                 " is not a step that scores can take before the SoftMax"));
-      }
-      StepMatch step;
-      step.kind = simple->kind;
-      step.op = index;
-      step.shape_ops_before = static_cast<int>(match_->score_shape_ops.size());
-      match_->steps.push_back(std::move(step));
+// From the scores that `user` takes. False with dead ends if no MatMul makes them; false without,
+// and with a miss, if one does that is not to be fused with it.
+bool AttentionMatcher::WalkScores(OpIndex user, TensorId tensor) {
+  const OpIndex index = Producer(tensor);
+  if (index != Graph::kNoOp && --budget_ < 0) {
+    // Any number of SoftMax may share what their scores come from.
+    return Fail(absl::StrCat("no MatMul is among the ", kMostSearched, " ops before it"));
+  }
+  const OpKind kind = index == Graph::kNoOp ? OpKind::kEnd : op(index).kind;
+  if (kind == OpKind::kMatMul) {
+    match_->qk = index;
+    if (op(index).inputs.size() > 2) {
+      StepMatch& bias = AddStep(ScoreStep::Kind::kAdd, index);
+      bias.operand = MatchOperand(op(index).inputs[2]);
+      bias.operand_input = 2;
     }
+    return true;
   }
-  *tensor = step_op.inputs[0];
+  if (kind == OpKind::kSelect) return MatchSelect(index);
+  const std::optional<SimpleStep> step = StepOf(kind);
+  if (step && step->has_operand) return MatchBinary(index, step->kind);
+  if (!step && ClassOf(kind) != OpClass::kMove) {
+    dead_ends_.push_back({user, tensor});
+    return false;
+  }
+  if (!WalkScores(index, op(index).inputs[0])) return false;
+  if (step) {
+    AddStep(step->kind, index);
+  } else if (kind == OpKind::kStaticReshape || kind == OpKind::kStaticTranspose) {
+    match_->score_shape_ops.push_back(index);
+  } else {
+    match_->helpers.push_back(index);
+  }
   return true;
 }
 
-bool AttentionMatcher::MatchBinary(OpIndex index, ScoreStep::Kind kind, TensorId* tensor) {
-  const Op& binary = op(index);
-  int budget = kSearchBudget;
-  int scores = FromMatMul(binary.inputs[0], &budget) ? 0 : 1;
-  budget = kSearchBudget;
-  if (scores == 1 && !FromMatMul(binary.inputs[1], &budget)) {
-    return Fail(absl::StrCat("no input of ", binary.ToString(), " comes from a MatMul"));
+// Walks from input `first` or the one after it; which of them led to the MatMul, or -1.
+int AttentionMatcher::WalkEither(OpIndex index, int first) {
+  for (const int input : {first, first + 1}) {
+    if (WalkScores(index, op(index).inputs[input])) return input;
+    if (dead_ends_.empty()) break;
   }
-  if (!IsFloat(graph_.tensor(binary.outputs[0]).type)) {
-    return Fail(absl::StrCat(binary.ToString(), " rounds the scores to integers"));
-  }
-  StepMatch step;
+  return -1;
+}
+
+StepMatch& AttentionMatcher::AddStep(ScoreStep::Kind kind, OpIndex index) {
+  StepMatch& step = match_->steps.emplace_back();
   step.kind = kind;
   step.op = index;
-  step.operand = MatchOperand(binary.inputs[1 - scores]);
-  step.operand_input = 1 - scores;
   step.shape_ops_before = static_cast<int>(match_->score_shape_ops.size());
+  return step;
+}
+
+bool AttentionMatcher::MatchBinary(OpIndex index, ScoreStep::Kind kind) {
+  const int scores = WalkEither(index, 0);
+  if (scores < 0) return false;
+  const Op& binary = op(index);
+  if (!IsFloat(graph_.tensor(binary.outputs[0]).type)) {
+    return Fail(absl::StrCat(binary.ToString(), " rounds the scores to integers"), index);
+  }
   if (scores == 1 && binary.kind == OpKind::kDivide) {
-    return Fail(absl::StrCat(binary.ToString(), " divides by the scores"));
+    return Fail(absl::StrCat(binary.ToString(), " divides by the scores"), index);
   }
   if (scores == 1 && binary.kind == OpKind::kSubtract) {  // operand - s = s * -1 + operand
-    step.kind = ScoreStep::Kind::kAdd;
-    StepMatch negate;
-    negate.kind = ScoreStep::Kind::kMultiply;
-    negate.op = index;
-    negate.constant = -1.f;
-    negate.shape_ops_before = step.shape_ops_before;
-    match_->steps.push_back(std::move(step));
-    match_->steps.push_back(std::move(negate));
-  } else {
-    match_->steps.push_back(std::move(step));
+    AddStep(ScoreStep::Kind::kMultiply, index).constant = -1.f;
+    kind = ScoreStep::Kind::kAdd;
   }
-  *tensor = binary.inputs[scores];
+  StepMatch& step = AddStep(kind, index);
+  step.operand = MatchOperand(binary.inputs[1 - scores]);
+  step.operand_input = 1 - scores;
   return true;
 }
 
-bool AttentionMatcher::MatchSelect(OpIndex index, TensorId* tensor) {
+bool AttentionMatcher::MatchSelect(OpIndex index) {
+  const int scores = WalkEither(index, 1);
+  if (scores < 0) return false;
   const Op& select = op(index);
-  int budget = kSearchBudget;
-  const int scores = FromMatMul(select.inputs[1], &budget) ? 1 : 2;
-  budget = kSearchBudget;
-  if (scores == 2 && !FromMatMul(select.inputs[2], &budget)) {
-    return Fail(absl::StrCat("neither branch of ", select.ToString(), " comes from a MatMul"));
-  }
-  StepMatch step;
-  step.op = index;
+  StepMatch& step = AddStep(ScoreStep::Kind::kSelect, index);
   step.inverted = scores == 2;
-  step.operand = MatchOperand(select.inputs[3 - scores]);
   step.operand_input = 3 - scores;
-  step.shape_ops_before = static_cast<int>(match_->score_shape_ops.size());
-  if (!MatchBand(select.inputs[0], &step)) {
-    step.kind = ScoreStep::Kind::kSelect;
-    step.condition = MatchOperand(select.inputs[0]);
-  }
-  match_->steps.push_back(std::move(step));
-  *tensor = select.inputs[scores];
+  step.operand = MatchOperand(select.inputs[step.operand_input]);
+  if (!MatchBand(select.inputs[0], &step)) step.condition = MatchOperand(select.inputs[0]);
   return true;
 }
 
@@ -261,7 +200,7 @@ bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
     axes[0] = difference == -1 ? -2 : -1;
     axes[1] = difference == -1 ? -1 : (difference == 1 ? -2 : -1);
   }
-  const int row = -3 - col_;
+  const int row = OtherAxis(col_);
   const bool row_first = axes[0] == row && axes[1] == col_;
   if (!row_first && !(axes[0] == col_ && axes[1] == row)) return false;
 

@@ -54,14 +54,14 @@ Graph SideBySide(int count) {
 // The most ops that are looked at to match one SoftMax.
 int64_t MostVisited(const Graph& graph) {
   std::vector<char> taken(graph.ops().size(), 0);
-  AttentionMatcher matcher(graph, taken);
+  std::vector<Miss> misses;
+  AttentionMatcher matcher(graph, taken, &misses);
   int64_t most = 0;
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     if (graph.ops()[i].kind != OpKind::kSoftMax) continue;
     AttentionMatch match;
-    std::string why;
     const int64_t before = matcher.visited();
-    EXPECT_TRUE(matcher.Match(static_cast<OpIndex>(i), &match, &why)) << why;
+    EXPECT_TRUE(matcher.Match(static_cast<OpIndex>(i), &match)) << misses.back().why;
     most = std::max(most, matcher.visited() - before);
   }
   return most;
@@ -80,12 +80,12 @@ TEST(LargeGraphs, BackwardMatchingLooksOnlyAroundTheExp) {
     for (int i = 0; i < others; ++i) (void)g.Tanh(g.Input("", kF32, {4}));
     const Graph graph = *std::move(g).Build();
     std::vector<char> taken(graph.ops().size(), 0);
-    AttentionMatcher matcher(graph, taken);
+    std::vector<Miss> misses;
+    AttentionMatcher matcher(graph, taken, &misses);
     for (size_t i = 0; i < graph.ops().size(); ++i) {
       if (graph.ops()[i].kind != OpKind::kExp) continue;
       std::vector<OpIndex> ops;
-      std::string why;
-      EXPECT_TRUE(matcher.MatchBackward(static_cast<OpIndex>(i), &ops, &why)) << why;
+      EXPECT_TRUE(matcher.MatchBackward(static_cast<OpIndex>(i), &ops)) << misses.back().why;
     }
     return matcher.visited();
   };

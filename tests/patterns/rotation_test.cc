@@ -280,8 +280,7 @@ TEST(Rotation, OfScoresOrProbabilitiesIsAMiss) {
   ASSERT_EQ(MissesOf(result).size(), 1u);
   EXPECT_THAT(
       MissesOf(result)[0],
-      MatchesRegex("SoftMax .* is not fused: Hadamard .* is not a step that scores can take "
-                   "before the SoftMax"));
+      MatchesRegex("SoftMax .* is not fused: Hadamard .* is not a step that scores can take"));
 }
 
 // K or V, rotated when they are written.
