@@ -231,7 +231,7 @@ absl::Status IndexChecks::CheckOffsets(const OneCheck& check,
       return Wrong(*check.op, absl::StrCat("query_offsets begin with ", offsets.at(0), ", not 0"));
     }
     if (offsets.at(n) < begin) {
-      return Wrong(*check.op, absl::StrCat("query_offsets do not grow: ", begin, " and then ",
+      return Wrong(*check.op, absl::StrCat("query_offsets fall: ", begin, " and then ",
                                            offsets.at(n), " for row ", n - 1));
     }
     if (offsets.at(n) > check.most) {

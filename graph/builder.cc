@@ -119,16 +119,17 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   op.id = ops_.size();
   op.kind = kind;
   op.attrs = std::move(attrs);
-  absl::Status foreign;
+  absl::Status wrong;
   for (size_t i = 0; i < inputs.size(); ++i) {
     op.inputs.push_back(inputs[i].id);
-    if (Has(inputs[i]) || !foreign.ok()) continue;
-    foreign = MakeError(ErrorKind::kInvalidArguments,
-                        absl::StrCat(std::string(OpKindName(kind)), " (op ", op.id, "): input ", i,
-                                     " ", std::string(WhyForeign(inputs[i], stamp_))));
+    if (Has(inputs[i]) || !wrong.ok()) continue;
+    wrong = MakeError(ErrorKind::kInvalidArguments,
+                      absl::StrCat(std::string(OpKindName(kind)), " (op ", op.id, "): input ", i,
+                                   " ", std::string(WhyForeign(inputs[i], stamp_))));
   }
   for (const DataType type : output_types) {
     LogicalTensor& tensor = AddTensor(name, type);
+    if (wrong.ok()) wrong = ValidateTensor(tensor);
     if (name.empty()) {
       tensor.name = absl::StrCat(std::string(OpKindName(kind)), "_", tensor.id);
     } else if (!op.outputs.empty()) {
@@ -142,8 +143,8 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   const Value first = ValueOf(op.outputs.empty() ? 0 : op.outputs[0]);
   // After an error, further ones would follow from it.
   if (!status_.ok()) return first;
-  if (!foreign.ok()) {
-    Fail(std::move(foreign));
+  if (!wrong.ok()) {
+    Fail(std::move(wrong));
     return first;
   }
   if (absl::Status status = Check(op); !status.ok()) {

@@ -24,7 +24,12 @@ constexpr TypeRow kRows[] = {
 #undef KVANT_DATA_TYPE
 };
 
-const TypeRow& RowOf(DataType type) { return kRows[static_cast<size_t>(type)]; }
+// A type that there is not has no name, and is otherwise like kUndef.
+const TypeRow& RowOf(DataType type) {
+  static constexpr TypeRow kNone{"", 0, Class::None};
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kRows) ? kRows[index] : kNone;
+}
 
 // A binary floating-point format of at most 16 bits: sign, exponent, mantissa.
 struct Format {

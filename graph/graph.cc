@@ -120,11 +120,6 @@ absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
     return MakeError(ErrorKind::kInvalidGraph,
                      absl::StrCat(op.ToString(), " is added to a finalized graph"));
   }
-  if (static_cast<size_t>(op.kind) >= AllOpKinds().size()) {
-    return MakeError(ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("op '", op.name, "' (id ", op.id, ") is of kind ",
-                                  static_cast<int>(op.kind), ", which there is not"));
-  }
   Tensors in, out;
   op.inputs.clear();
   op.outputs.clear();

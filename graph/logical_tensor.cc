@@ -86,6 +86,11 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
     return MakeError(ErrorKind::kInvalidShape,
                      absl::StrCat("tensor ", tensor.id, name, " ", tensor.ToString(), ": ", what));
   };
+  if (DataTypeName(tensor.type).empty()) {
+    return MakeError(ErrorKind::kInvalidDataType,
+                     absl::StrCat("tensor ", tensor.id, " is of data type ",
+                                  static_cast<int>(tensor.type), ", which there is not"));
+  }
   if (tensor.value && (tensor.property != Property::kConstant || tensor.rank() != 0 ||
                        tensor.value->type() != tensor.type)) {
     return error("a value is that of a constant without dims, of its type");

@@ -213,7 +213,10 @@ OpClass ClassOf(OpKind kind) {
   return kClasses[static_cast<size_t>(kind)];
 }
 
-std::string_view OpKindName(OpKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+std::string_view OpKindName(OpKind kind) {
+  const auto index = static_cast<size_t>(kind);
+  return index < std::size(kKindNames) ? kKindNames[index] : "";
+}
 
 std::optional<OpKind> OpKindFromName(std::string_view name) {
   for (size_t i = 0; i < std::size(kKindNames); ++i) {
@@ -308,6 +311,11 @@ std::optional<size_t> FindInput(const Op& op, std::string_view name) {
 
 absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
                          absl::Span<const LogicalTensor* const> outputs) {
+  if (static_cast<size_t>(op.kind) >= AllOpKinds().size()) {
+    return MakeError(ErrorKind::kInvalidGraphOp,
+                     absl::StrCat("op '", op.name, "' (id ", op.id, ") is of kind ",
+                                  static_cast<int>(op.kind), ", which there is not"));
+  }
   const OpSchema& schema = SchemaOf(op.kind);
   KVANT_RETURN_IF_ERROR(
       CheckCount(op, schema.inputs, schema.variadic_inputs, inputs.size(), "inputs"));

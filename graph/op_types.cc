@@ -81,15 +81,19 @@ absl::Status InputsAreS32(const OpPorts& ports, size_t first) {
 
 absl::Status AnyTypes(const OpPorts&) { return absl::OkStatus(); }
 
-absl::Status SameTypes(const OpPorts& ports) {
-  for (size_t i = 1; i < ports.inputs.size(); ++i) {
-    if (ports.inputs[i]->type != ports.inputs[0]->type) {
+// Of inputs from `first` on, and of the output.
+absl::Status SameTypes(const OpPorts& ports, size_t first) {
+  const DataType type = ports.inputs[first]->type;
+  for (size_t i = first + 1; i < ports.inputs.size(); ++i) {
+    if (ports.inputs[i]->type != type) {
       return Differ(ports, PortText(ports, false, i), ports.inputs[i]->type,
-                    PortText(ports, false, 0), ports.inputs[0]->type);
+                    PortText(ports, false, first), type);
     }
   }
-  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+  return OutputIs(ports, 0, type, PortText(ports, false, first));
 }
+
+absl::Status SameTypes(const OpPorts& ports) { return SameTypes(ports, 0); }
 
 absl::Status SameFloatTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
@@ -139,7 +143,7 @@ absl::Status LoadPagesTypes(const OpPorts& ports) { return LoadTokensTypes(ports
 absl::Status LoadRangesTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Input(ports, 0, IsS32, "s32"));
   if (ports.outputs.size() > 1) KVANT_RETURN_IF_ERROR(Output(ports, 1, IsS32, "s32"));
-  return SameTypes({ports.op, ports.inputs.subspan(1), ports.outputs});
+  return SameTypes(ports, 1);
 }
 
 absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {

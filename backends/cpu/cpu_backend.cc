@@ -63,8 +63,7 @@ class CpuBackend : public Backend {
       return unsupported("attention backward is not fused");
     }
     if (partition.kind() == Partition::Kind::kAttention && partition.attention() == nullptr) {
-      return unsupported(
-          absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; ")));
+      return unsupported(absl::StrJoin(partition.notes(), "; "));
     }
     if (partition.attention() == nullptr) {
       return unsupported(absl::StrCat("neither attention nor a store: ", partition.pattern()));

@@ -145,7 +145,7 @@ absl::Status CheckAttention(const Partition& partition) {
   if (partition.kind() == Partition::Kind::kAttentionBackward) {
     why = "attention backward is not fused";
   } else if (partition.kind() == Partition::Kind::kAttention) {
-    why = absl::StrCat("its layout has no strided form: ", absl::StrJoin(partition.notes(), "; "));
+    why = absl::StrJoin(partition.notes(), "; ");
   }
   return MakeError(ErrorKind::kUnimplemented, why);
 }

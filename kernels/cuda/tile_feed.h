@@ -215,7 +215,10 @@ class TileFeed {
       ahead_[j] = {0.f, 0.f};
       if (i < grid.rows * grid.columns && column < kv_len_) {
         MoveToColumn(column, at);
-        ahead_[j] = LoadParameters(Traits(), *AllParams(), at, i % grid.columns * grid.channels);
+        const i32 channel = i % grid.columns * grid.channels;
+        // There are more columns than groups where there is more room than channels.
+        const bool beyond = Channels() > ChannelEnd() && channel >= ChannelEnd();
+        ahead_[j] = LoadParameters(Traits(), *AllParams(), at, beyond ? ChannelEnd() - 1 : channel);
       }
     }
   }

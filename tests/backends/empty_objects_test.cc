@@ -190,6 +190,27 @@ TEST(EmptyObjectsTest, TensorsAndOpsThatAreNone) {
   EXPECT_EQ(std::string(status.message()), "op 'odd' (id 0) is of kind 250, which there is not");
 }
 
+TEST(EmptyObjectsTest, EnumeratorsThatThereAreNot) {
+  const auto error = [](auto add) {
+    GraphBuilder g;
+    add(g);
+    const auto graph = std::move(g).Build();
+    return std::string(graph.status().message());
+  };
+  const auto type = static_cast<DataType>(99);
+  const char* const kWrongType = "is of data type 99, which there is not";
+  EXPECT_THAT(error([&](GraphBuilder& g) { g.Output("y", g.Tanh(g.Input("x", type, {4}))); }),
+              testing::HasSubstr(kWrongType));
+  EXPECT_THAT(error([&](GraphBuilder& g) {
+                g.AddOp(OpKind::kTanh, "t", {g.Input("x", kF32, {4})}, {type});
+              }),
+              testing::HasSubstr(kWrongType));
+  EXPECT_THAT(error([&](GraphBuilder& g) {
+                g.AddOp(static_cast<OpKind>(250), "odd", {g.Input("x", kF32, {4})}, {kF32});
+              }),
+              testing::HasSubstr("op 'odd' (id 0) is of kind 250, which there is not"));
+}
+
 // Sizes of what nobody has validated wrap nowhere.
 TEST(EmptyObjectsTest, TensorsWithoutASize) {
   const LogicalTensor unknown{.type = kF32, .dims = Dims{2, kUnknownDim}};

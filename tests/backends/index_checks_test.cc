@@ -136,7 +136,7 @@ TEST_P(IndexChecksTest, PagesAndOffsets) {
                 "the length of row 2 is 65; its 4 pages of 16 tokens have room for 64");
   ExpectRefused(graph, fine, "lengths", {33, -4, 64}, "the length of row 1 is -4");
   ExpectRefused(graph, fine, "offsets", {1, 3, 3, 8}, "query_offsets begin with 1, not 0");
-  ExpectRefused(graph, fine, "offsets", {0, 3, 2, 8}, "do not grow: 3 and then 2 for row 1");
+  ExpectRefused(graph, fine, "offsets", {0, 3, 2, 8}, "fall: 3 and then 2 for row 1");
   ExpectRefused(graph, fine, "offsets", {0, 3, 3, 9}, "of row 2 end at 9; there are 8 queries");
 }
 

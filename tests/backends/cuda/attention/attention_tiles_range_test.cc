@@ -1,4 +1,5 @@
-// Products that a mode permits to be f16 have f16's bits, and not its range.
+// Tiles: products that a mode permits to be f16 have f16's bits, and not its range; and nothing
+// beyond the arrays is read.
 #include <cstddef>
 #include <vector>
 
@@ -36,6 +37,27 @@ TEST(AttentionTilesRangeTest, OfPermittedF16) {
       ASSERT_EQ(scaled.size(), plain.size());
       for (size_t i = 0; i < plain.size(); ++i) {
         ASSERT_EQ(scaled[i], plain[i] * v) << "queries times " << q << ", V times " << v;
+      }
+    }
+  }
+}
+
+// Tiles have as many channels as products take, and so more than these heads. What belongs to the
+// rest lies beyond the arrays, which end at unreadable pages.
+TEST(AttentionTilesRangeTest, ParametersOfChannelsThatAreNot) {
+  for (const int64_t d : {8, 24, 40, 72}) {
+    for (const Dims5& group :
+         {Dims5{1, 1, 1, 64, 1}, Dims5{1, 1, 1, 1, 4}, Dims5{1, 1, 1, 64, 8}}) {
+      for (const DataType zero_points : {kUndef, kU8, kF32}) {
+        const Format codes{.type = kU8, .group = group, .scales = kF32, .zero_points = zero_points};
+        Case c = Plain({.b0 = 1, .b1 = 1, .ratio = 1, .q_len = 4, .kv_len = 64, .d = d, .dv = d},
+                       {.type = kF32}, codes);
+        SCOPED_TRACE(testing::Message()
+                     << "heads of " << d << ", groups of " << group[kRow] << " by " << group[kCol]);
+        c.CheckOnCudaSimt();
+        Plain({.b0 = 1, .b1 = 1, .ratio = 1, .q_len = 4, .kv_len = 64, .d = d, .dv = d}, codes,
+              codes)
+            .CheckOnCudaSimt();
       }
     }
   }
