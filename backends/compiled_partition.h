@@ -3,7 +3,6 @@
 #define KVANT_BACKENDS_COMPILED_PARTITION_H_
 
 #include <cstddef>
-#include <initializer_list>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -63,8 +62,8 @@ class CompiledPartition {
                        absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
 
   // By name or decimal id, in any order.
-  using NamedInputs = std::initializer_list<std::pair<std::string_view, ConstTensor>>;
-  using NamedOutputs = std::initializer_list<std::pair<std::string_view, Tensor>>;
+  using NamedInputs = absl::Span<const std::pair<std::string_view, ConstTensor>>;
+  using NamedOutputs = absl::Span<const std::pair<std::string_view, Tensor>>;
   absl::Status Execute(const Stream& stream, NamedInputs inputs, NamedOutputs outputs) const;
 
  private:

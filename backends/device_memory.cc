@@ -1,7 +1,12 @@
 #include "kvant/backends/device_memory.h"
 
+#include <cstdint>
 #include <cstring>
 #include <new>
+
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
 
 #include "absl/strings/str_cat.h"
 
@@ -9,6 +14,18 @@ namespace kvant {
 namespace {
 
 constexpr std::align_val_t kAlignment{256};
+
+// Attention over a cache in memory pages of 2 MiB takes up to 12 % less, see docs/kv_cache.md.
+// Where they cannot be had, nothing is lost.
+void AskForLargePages(void* memory, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t from = (begin + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t to = (begin + bytes) / kLargePage * kLargePage;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
 
 class HostMemory : public DeviceMemory {
  public:
@@ -18,6 +35,7 @@ class HostMemory : public DeviceMemory {
     if (memory == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
     }
+    AskForLargePages(memory, bytes);
     std::memset(memory, 0, bytes);
     return memory;
   }

@@ -126,7 +126,7 @@ absl::StatusOr<size_t> Signature::FindPort(bool output, std::string_view name) c
 
 template <typename T>
 absl::Status Signature::ArrangeAll(bool output,
-                                   std::initializer_list<std::pair<std::string_view, T>> named,
+                                   absl::Span<const std::pair<std::string_view, T>> named,
                                    absl::InlinedVector<T, 8>& tensors) const {
   const size_t ports = (output ? outputs_ : inputs_).size();
   tensors.resize(ports);

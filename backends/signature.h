@@ -4,7 +4,6 @@
 #define KVANT_BACKENDS_SIGNATURE_H_
 
 #include <cstddef>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,8 +46,8 @@ class Signature {
                      absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch) const;
 
   // By name or decimal id, in any order, into port order.
-  using NamedInputs = std::initializer_list<std::pair<std::string_view, ConstTensor>>;
-  using NamedOutputs = std::initializer_list<std::pair<std::string_view, Tensor>>;
+  using NamedInputs = absl::Span<const std::pair<std::string_view, ConstTensor>>;
+  using NamedOutputs = absl::Span<const std::pair<std::string_view, Tensor>>;
   absl::Status Arrange(NamedInputs named, absl::InlinedVector<ConstTensor, 8>& inputs) const;
   absl::Status Arrange(NamedOutputs named, absl::InlinedVector<Tensor, 8>& outputs) const;
 
@@ -61,7 +60,7 @@ class Signature {
   absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
   absl::StatusOr<size_t> FindPort(bool output, std::string_view name) const;
   template <typename T>
-  absl::Status ArrangeAll(bool output, std::initializer_list<std::pair<std::string_view, T>> named,
+  absl::Status ArrangeAll(bool output, absl::Span<const std::pair<std::string_view, T>> named,
                           absl::InlinedVector<T, 8>& tensors) const;
 
   const std::string_view what_;

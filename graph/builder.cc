@@ -90,6 +90,13 @@ Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
   return Input(name, type, Dims(), std::nullopt, Property::kHostScalar);
 }
 
+Value GraphBuilder::Scalar(DataType type, double value) {
+  if (const std::string why = Constant::WhyNot(type, value); !why.empty()) {
+    Fail(MakeError(ErrorKind::kInvalidArguments, "Scalar: " + why));
+  }
+  return AddConstant(Constant(type, value));
+}
+
 Value GraphBuilder::AddConstant(const Constant& value) {
   const Value result = Input("", value.type(), Dims(), std::nullopt, Property::kConstant);
   tensors_[result.id].value = value;

@@ -45,8 +45,8 @@ class GraphBuilder {
   // A scalar whose value is read on the host at every execution, on any engine: s32, s64 or f32.
   Value HostScalar(std::string_view name, DataType type);
   // A constant of the graph: f32, s32, s64 or boolean by the argument's type; double becomes f32.
-  // Or one of any type, to which the value is rounded.
-  Value Scalar(DataType type, double value) { return AddConstant(Constant(type, value)); }
+  // Or one of any type, to which the value is rounded. A number beyond the type is refused.
+  Value Scalar(DataType type, double value);
   template <typename T>
   Value Scalar(T value) {
     static_assert(std::is_same_v<T, bool> || std::is_floating_point_v<T> ||
@@ -54,6 +54,7 @@ class GraphBuilder {
     using Integer = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
     using Number = std::conditional_t<std::is_floating_point_v<T>, float, Integer>;
     using Stored = std::conditional_t<std::is_same_v<T, bool>, bool, Number>;
+    if constexpr (std::is_same_v<Stored, float>) return Scalar(kF32, value);
     return AddConstant(Constant(static_cast<Stored>(value)));
   }
 

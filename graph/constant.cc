@@ -6,6 +6,8 @@
 #include <limits>
 #include <string_view>
 
+#include "absl/strings/str_cat.h"
+
 namespace kvant {
 
 Constant::Constant(float value) : Constant(kF32, &value) {}
@@ -36,6 +38,25 @@ int64_t Constant::integer() const {
   if (real >= 0x1p63) return std::numeric_limits<int64_t>::max();
   if (real < -0x1p63) return std::numeric_limits<int64_t>::min();
   return static_cast<int64_t>(real);
+}
+
+std::string Constant::WhyNot(DataType type, double value) {
+  const auto not_one = [&](std::string_view why) {
+    return absl::StrCat(value, " is no ", std::string(DataTypeName(type)), std::string(why));
+  };
+  if (type == kBoolean) return value == 0 || value == 1 ? "" : not_one(": neither 0 nor 1");
+  if (IsInteger(type)) {
+    const bool fits = value >= static_cast<double>(LowestOf(type)) &&
+                      value <= static_cast<double>(HighestOf(type));
+    return fits ? "" : not_one(absl::StrCat(": ", LowestOf(type), " to ", HighestOf(type)));
+  }
+  if (!IsFloat(type)) return not_one("");
+  if (std::isfinite(value)) {
+    const double largest = LargestOf(type);
+    return std::abs(value) <= largest ? "" : not_one(absl::StrCat(": at most ", largest));
+  }
+  const double stored = Constant(type, value).value();
+  return stored == value || (std::isnan(value) && std::isnan(stored)) ? "" : not_one("");
 }
 
 std::string Constant::ToString() const {

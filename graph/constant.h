@@ -19,7 +19,7 @@ class Constant {
   Constant(int32_t value);  // NOLINT(google-explicit-constructor)
   Constant(int64_t value);  // NOLINT(google-explicit-constructor)
   Constant(bool value);     // NOLINT(google-explicit-constructor)
-  // As StoreElement rounds it.
+  // As StoreElement rounds it; see WhyNot.
   Constant(DataType type, double value);
   // The element of that type at `data`.
   Constant(DataType type, const void* data);
@@ -33,6 +33,10 @@ class Constant {
   int64_t integer() const;
   // Reads back as the same number: "0.125", "-inf", "-9223372036854775808", "true".
   std::string ToString() const;
+
+  // What is wrong with the number as a constant of that type, which no rounding makes good; empty:
+  // nothing.
+  static std::string WhyNot(DataType type, double value);
 
   // The same type and bits.
   friend bool operator==(const Constant& a, const Constant& b) {

@@ -74,10 +74,9 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
     int64_t integer = 0;
     KVANT_RETURN_IF_ERROR(value.Read(integer));
     if (type == kS64) return Constant(integer);
-    if (integer >= LowestOf(type) && integer <= HighestOf(type)) {
-      return Constant(type, static_cast<double>(integer));
-    }
-    return value.Error(absl::StrCat(integer, " is no ", std::string(DataTypeName(type))));
+    const std::string why = Constant::WhyNot(type, static_cast<double>(integer));
+    if (!why.empty()) return value.Error(why);
+    return Constant(type, static_cast<double>(integer));
   }
   if (!IsFloat(type)) {
     return value.Error(absl::StrCat("a value of type ", std::string(DataTypeName(type))));
@@ -93,6 +92,8 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
   } else {
     KVANT_RETURN_IF_ERROR(value.Read(real));
   }
+  const std::string why = Constant::WhyNot(type, real);
+  if (!why.empty()) return value.Error(why);
   return Constant(type, real);
 }
 

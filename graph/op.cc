@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvant/graph/json_names.h"
 #include "kvant/graph/op_types.h"
 #include "kvant/graph/status.h"
 
@@ -25,12 +26,11 @@ constexpr std::string_view kKindNames[] = {
 struct AttrRow {
   std::string_view name;
   AttrValue zero;  // its alternative is the attribute's type
-  std::string_view type_text;
 };
 
 const AttrRow& RowOf(Attr attr) {
   static const auto* const rows = new std::vector<AttrRow>{
-#define KVANT_ATTR(name, json, type) {json, AttrValue(type{}), #type},
+#define KVANT_ATTR(name, json, type) {json, AttrValue(type{})},
 #include "kvant/graph/attributes.inc"
 #undef KVANT_ATTR
   };
@@ -135,10 +135,10 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
     if (!rule) {
       return OpError(op, ErrorKind::kInvalidGraphOp, absl::StrCat("has no attribute '", name, "'"));
     }
-    if (value.index() != RowOf(attr).zero.index()) {
+    if (const size_t type = RowOf(attr).zero.index(); value.index() != type) {
       return OpError(op, ErrorKind::kInvalidGraphOp,
                      absl::StrCat("attribute '", name, "' is not of type ",
-                                  std::string(RowOf(attr).type_text)));
+                                  std::string(kAttrTypeNames[type])));
     }
     if (!IsFinite(value)) {
       return OpError(op, ErrorKind::kInvalidGraphOp,

@@ -229,6 +229,13 @@ absl::Status CheckWindows(const Op& op) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSoftCap(const Op& op) {
+  const float* const cap = op.Find<Attr::kSoftCap>();
+  if (cap == nullptr || *cap > 0) return absl::OkStatus();
+  return OpError(ErrorKind::kInvalidGraphOp, op,
+                 absl::StrCat("soft_cap must be above 0, not ", *cap));
+}
+
 }  // namespace
 
 absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
@@ -430,6 +437,7 @@ int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   KVANT_RETURN_IF_ERROR(CheckWindows(op));
+  KVANT_RETURN_IF_ERROR(CheckSoftCap(op));
   const bool ragged = FindInput(op, "query_offsets").has_value();
   if (FindInput(op, "kv_first") && !FindInput(op, "kv_lengths")) {
     return OpError(ErrorKind::kInvalidGraphOp, op, "has kv_first, but no kv_lengths");

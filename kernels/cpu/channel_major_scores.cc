@@ -47,7 +47,7 @@ ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t 
       chunks == 0 ? 0 : std::max(groups * kTokenTile, channels_ + kTokenTile);
   scales_ = arena.Take(parameters);
   biases_ = arena.Take(parameters);
-  staging_ = arena.Take(2 * groups * kTokenTile);
+  staging_ = arena.Take(groups * kTokenTile);
   padded_ = arena.Take(rows * kTokenTile);
   scores_ = arena.Take(rows * kTokenTile);
   unused_ = arena.Take(rows * kTokenTile);
@@ -130,7 +130,9 @@ void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
     // The next tile's codes lie behind these, a line for each channel; the kernel's own requests
     // are for lines that are here already.
     const uint8_t* const data = first + chunk.begin * values.rows.stride;
-    values.rows.Follow(data, data);
+    for (int b = 0; b < kTileBlocks; ++b) {
+      values.rows.blocks[b] = values.rows.next[b] = data + b * kPageUnit * values.rows.stride;
+    }
     for (int64_t c = 0; c < values.rows.tokens; ++c) {
       __builtin_prefetch(data + c * values.rows.stride + 2 * values.rows.row_bytes, 0, 2);
     }

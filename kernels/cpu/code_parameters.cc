@@ -1,7 +1,5 @@
 #include "kvant/kernels/cpu/code_parameters.h"
 
-#include <cstring>
-
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/pieces.h"
 
@@ -81,45 +79,74 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// Where the blocks of a joined tile and of the next begin.
+// Where the blocks of a tile and of the next begin.
 struct TileBlocks {
-  Position at[kTileBlocks], next[kTileBlocks];
+  struct Block {
+    int64_t page = 0;  // or the batch row
+    int64_t token = 0;
+  };
+  Block at[2 * kTileBlocks];
 
   explicit TileBlocks(const Part& part) {
+    if (part.joined == nullptr) {
+      for (int i = 0; i < kTileBlocks; ++i) {
+        at[i] = {part.first.at[0], part.first.at[kRow] + i * kPageUnit};
+        at[kTileBlocks + i] = {part.next.at[0], part.next.at[kRow] + i * kPageUnit};
+      }
+      return;
+    }
     const Piece& piece = *part.joined;
-    for (int i = 0; i < kTileBlocks; ++i) {
-      const int64_t token = part.token + i * kPageUnit;
-      at[i] = piece.At(part.first, token);
-      next[i] = token + kTokenTile < piece.end() ? piece.At(part.first, token + kTokenTile) : at[i];
+    const int64_t page_tokens = piece.segment->tokens;
+    int64_t page = part.token / page_tokens, token = part.token % page_tokens;
+    for (int i = 0; i < 2 * kTileBlocks; ++i) {
+      // There may be no page for tokens after the last.
+      const bool exists = part.token + i * kPageUnit < piece.end();
+      at[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at[i - kTileBlocks];
+      token += kPageUnit;
+      if (token < page_tokens) continue;
+      token = 0;
+      ++page;
     }
   }
 };
 
-// A tile of parameters as it is stored, and asks for the next. In several pages: side by side in
-// `room`, of groups * kTokenTile floats.
+// Elements of a head, by the blocks that they lie in. `group`: of the array's axes.
+class BlockReader {
+ public:
+  BlockReader(const Reader& reader, const Array& array, int bits, const int64_t* group, Position p)
+      : data_(static_cast<const uint8_t*>(reader.Data(array))),
+        bits_(bits),
+        pages_in_group_(group[0]),
+        page_stride_(array.strides[0]),
+        token_stride_(array.strides[kRow]) {
+    p.at[0] = p.at[kRow] = 0;
+    for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= group[axis];
+    first_ = array.IndexOf(p);
+  }
+  const uint8_t* At(const TileBlocks::Block& block) const {
+    const int64_t page = pages_in_group_ == 1 ? block.page : block.page / pages_in_group_;
+    return data_ + (first_ + page * page_stride_ + block.token * token_stride_) * bits_ / 8;
+  }
+
+ private:
+  const uint8_t* data_;
+  int bits_;
+  int64_t pages_in_group_, page_stride_, token_stride_, first_;
+};
+
+// A tile of parameters as it is stored, and asks for the next.
 StoredParameters StoredAt(const Reader& reader, const Dequantization& how, const Array& array,
-                          const Part& part, int64_t groups, float* room) {
+                          const Part& part, const TileBlocks& tile, int64_t groups) {
   if (!array.present()) return {};
-  const auto find = [&](Position p) {
-    for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
-    return static_cast<const char*>(reader.Data(array)) + array.IndexOf(p) * BitsOf(array.type) / 8;
-  };
-  const auto ask = [](const char* from, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
-  };
-  const int64_t bytes = kTokenTile * groups * BitsOf(array.type) / 8;
-  if (part.joined == nullptr) {
-    ask(find(part.next), bytes);
-    return {array.type, find(part.first)};
-  }
-  const TileBlocks blocks(part);
-  const int64_t of_block = bytes / kTileBlocks;
+  const BlockReader blocks(reader, array, BitsOf(array.type), how.group, part.first);
+  const int64_t bytes = kPageUnit * groups * BitsOf(array.type) / 8;
+  StoredParameters stored{array.type};
   for (int i = 0; i < kTileBlocks; ++i) {
-    ask(find(blocks.next[i]), of_block);
-    std::memcpy(reinterpret_cast<char*>(room) + i * of_block, find(blocks.at[i]),
-                static_cast<size_t>(of_block));
+    stored.blocks[i] = blocks.At(tile.at[i]);
+    const uint8_t* const next = blocks.At(tile.at[kTileBlocks + i]);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
   }
-  return {array.type, room};
+  return stored;
 }
 
 }  // namespace
@@ -137,23 +164,18 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
 }
 
 CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels) {
+  constexpr int64_t kNoGroups[kAxes] = {1, 1, 1, 1, 1};
   const Array& data = part.segment.data;
   const int bits = part.segment.codes.bits;
-  const auto at = [&](const Position& p) {
-    return static_cast<const uint8_t*>(reader.Data(data)) + data.IndexOf(p) * bits / 8;
-  };
   CodeRows rows;
   rows.stride = data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
-  if (part.joined == nullptr) {
-    rows.Follow(at(part.first), at(part.next));
-  } else {
-    const TileBlocks blocks(part);
-    for (int i = 0; i < kTileBlocks; ++i) {
-      rows.blocks[i] = at(blocks.at[i]);
-      rows.next[i] = at(blocks.next[i]);
-    }
+  const TileBlocks tile(part);
+  const BlockReader blocks(reader, data, bits, kNoGroups, part.first);
+  for (int i = 0; i < kTileBlocks; ++i) {
+    rows.blocks[i] = blocks.At(tile.at[i]);
+    rows.next[i] = blocks.At(tile.at[kTileBlocks + i]);
   }
   return rows;
 }
@@ -226,9 +248,9 @@ bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& 
     return limits.finite;
   };
   if (n == kTokenTile && TurnsParameters(segment)) {
-    float* const points = staging + groups * kTokenTile;
-    return take(kernels.turn(StoredAt(reader, how, how.scales, part, groups, staging),
-                             StoredAt(reader, how, how.zero_points, part, groups, points), make,
+    const TileBlocks tile(part);
+    return take(kernels.turn(StoredAt(reader, how, how.scales, part, tile, groups),
+                             StoredAt(reader, how, how.zero_points, part, tile, groups), make,
                              groups, scales, biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);

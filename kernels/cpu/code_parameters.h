@@ -114,8 +114,8 @@ struct WantedBiases {
   CodeRange range;
 };
 // Those of a part, biases as CodeBiases says; null biases if there is neither zero point
-// nor offset. False if one is not finite. `scales`, `biases`: groups * kTokenTile floats;
-// `staging`: twice as many.
+// nor offset. False if one is not finite. `staging`, `scales`, `biases`: groups * kTokenTile
+// floats.
 bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& wanted,
                     float* staging, float* scales, float* biases, TileParameters* out);
 

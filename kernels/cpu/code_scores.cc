@@ -69,7 +69,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
   float_queries_ = arena.Take(rows * most(FloatColumns));
   scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
   biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
-  staging_ = arena.Take(2 * groups * kTokenTile);
+  staging_ = arena.Take(groups * kTokenTile);
   scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
   rest_scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
   norms_ = arena.Take(kTokenTile);

@@ -27,7 +27,7 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
   const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
   scales_ = arena.Take(std::max(groups * kTokenTile, runs));
   biases_ = arena.Take(std::max(groups * kTokenTile, runs));
-  staging_ = arena.Take(2 * groups * kTokenTile);
+  staging_ = arena.Take(groups * kTokenTile);
   probs_ = arena.Take(rows * kTokenTile);
   weight_scales_ = arena.Take(rows * groups);
   weight_biases_ = arena.Take(rows * groups);

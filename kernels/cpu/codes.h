@@ -87,13 +87,6 @@ struct CodeRows {
   const uint8_t* Next(int64_t token) const {
     return next[token / kPageUnit] + token % kPageUnit * row_bytes;
   }
-  // All blocks follow that at `data`, as the next do that at `ahead`.
-  void Follow(const uint8_t* data, const uint8_t* ahead) {
-    for (int i = 0; i < kTileBlocks; ++i) {
-      blocks[i] = data + i * kPageUnit * stride;
-      next[i] = ahead + i * kPageUnit * row_bytes;
-    }
-  }
 };
 
 // Biases are zero points, 0 where null, plus an offset, in codes or times the scales; where `real`,
@@ -119,10 +112,13 @@ struct CodeRange {
   float half = 0.f;
 };
 
-// Those of kTokenTile tokens side by side, [kTokenTile][groups]; null where there are none.
+// Those of kTokenTile tokens, [token][groups] in blocks that may lie in different pages; null where
+// there are none.
 struct StoredParameters {
   DataType type = kF32;
-  const void* data = nullptr;
+  const uint8_t* blocks[kTileBlocks] = {};
+
+  bool present() const { return blocks[0] != nullptr; }
 };
 inline bool Turns(DataType type, int64_t groups) {
   return (type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8) &&

@@ -83,6 +83,21 @@ TEST(ConstantTest, TypesFollowTheArgument) {
   EXPECT_EQ(g.Describe(g.Scalar(kF16, 0.1)).value, Constant(kF16, 0.1));
 }
 
+TEST(ConstantTest, NumbersBeyondTheTypeAreRefused) {
+  const auto error = [](auto... scalar) {
+    GraphBuilder g;
+    g.Output("y", g.Add(g.Input("x", kF32, {4}), g.Scalar(scalar...)));
+    return std::string(std::move(g).Build().status().message());
+  };
+  EXPECT_EQ(error(kF16, 65504.0), "");
+  EXPECT_EQ(error(kF16, -double{kInf}), "");
+  EXPECT_THAT(error(kF16, 1e6), HasSubstr("Scalar: 1e+06 is no f16: at most 65504"));
+  EXPECT_THAT(error(1e300), HasSubstr("1e+300 is no f32: at most 3.40282e+38"));
+  EXPECT_THAT(error(kF8E4M3, double{kInf}), HasSubstr("inf is no f8_e4m3"));
+  EXPECT_THAT(error(kS32, std::nan("")), HasSubstr("nan is no s32: -2147483648 to 2147483647"));
+  EXPECT_THAT(error(kS32, 3e9), HasSubstr("3e+09 is no s32"));
+}
+
 TEST(ConstantTest, JsonHoldsEveryNumber) {
   std::vector<Constant> constants = {0.125f, -0.f, 1e-45f, 3.4028235e38f, -kInf, kInf, 0, -123};
   constants.emplace_back(kF16, 0.1);
@@ -121,7 +136,10 @@ TEST(ConstantTest, JsonHoldsLongIntegersBooleansAndNan) {
   };
   EXPECT_THAT(error("f32", "\"eight\""), HasSubstr("unknown value 'eight'"));
   EXPECT_THAT(error("f32", "1e99"), HasSubstr("kvant_constants[0].value"));
-  EXPECT_THAT(error("s32", "4294967296"), HasSubstr("4294967296 is no s32"));
+  EXPECT_THAT(error("s32", "4294967296"), HasSubstr("is no s32: -2147483648 to 2147483647"));
+  EXPECT_THAT(error("f16", "65505"), HasSubstr("65505 is no f16: at most 65504"));
+  EXPECT_THAT(error("f8_e4m3", "\"inf\""), HasSubstr("inf is no f8_e4m3"));
+  EXPECT_TRUE(read("f16", "\"-inf\"").ok());
   EXPECT_THAT(error("s32", "0.5"), HasSubstr("kvant_constants[0].value"));
   EXPECT_THAT(error("undef", "1"), HasSubstr("a value of type undef"));
 }

@@ -104,7 +104,7 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x", {{Attr::kAxis, int64_t{1}}}), {f}, {out}),
               ErrorKind::kInvalidGraphOp, "has no attribute 'axis'");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kAxis, 1.f}}), {f}, {out}),
-              ErrorKind::kInvalidGraphOp, "attribute 'axis' is not of type int64_t");
+              ErrorKind::kInvalidGraphOp, "attribute 'axis' is not of type s64");
   constexpr float kInf = std::numeric_limits<float>::infinity();
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kDequantize, "d",
                                  {{Attr::kScales, std::vector<float>{1.f, -kInf}}}),

@@ -344,6 +344,10 @@ TEST(ShapeRules, Attention) {
   ExpectError({kind, {q, k, v, Dims{3}}, named("sinks")}, kShapeError, "sinks must be [6]");
   ExpectError({kind, {q, k, v}, {{Attr::kLeftWindow, int64_t{-2}}}}, ErrorKind::kInvalidGraphOp,
               "left_window");
+  for (const float cap : {0.f, -30.f}) {
+    ExpectError({kind, {q, k, v}, {{Attr::kSoftCap, cap}}}, ErrorKind::kInvalidGraphOp,
+                "soft_cap must be above 0, not");
+  }
 }
 
 TEST(ShapeRules, Loads) {

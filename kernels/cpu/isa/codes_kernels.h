@@ -105,10 +105,11 @@ inline __attribute__((always_inline)) void SplitGroups(typename S::Vector (&v)[k
 
 // kGroups elements of each of kWidth tokens as floats, a vector per group.
 template <typename S, typename Type, int kGroups>
-inline __attribute__((always_inline)) void LoadTurned(const void* stored, int64_t token,
+inline __attribute__((always_inline)) void LoadTurned(const StoredParameters& stored, int64_t token,
                                                       typename S::Vector (&v)[kGroups]) {
   constexpr int kBytes = S::kWidth * Type::kBits / 8;
-  const uint8_t* p = static_cast<const uint8_t*>(stored) + token * kGroups * Type::kBits / 8;
+  const uint8_t* p =
+      stored.blocks[token / kPageUnit] + token % kPageUnit * kGroups * Type::kBits / 8;
   for (int i = 0; i < kGroups; ++i) {
     v[i] = Type::kConvert(S::template LoadRaw<kBytes>(p + i * kBytes));
   }
@@ -116,7 +117,7 @@ inline __attribute__((always_inline)) void LoadTurned(const void* stored, int64_
 }
 
 template <typename S, typename Type, int kGroups>
-void TurnScales(const void* stored, BiasMaker<S>& maker, float* scales) {
+void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, float* scales) {
   for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
     typename S::Vector v[kGroups];
     LoadTurned<S, Type>(stored, t, v);
@@ -128,7 +129,8 @@ void TurnScales(const void* stored, BiasMaker<S>& maker, float* scales) {
 }
 
 template <typename S, typename Type, int kGroups>
-void TurnPoints(const void* stored, BiasMaker<S>& maker, const float* scales, float* biases) {
+void TurnPoints(const StoredParameters& stored, BiasMaker<S>& maker, const float* scales,
+                float* biases) {
   for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
     typename S::Vector v[kGroups];
     LoadTurned<S, Type>(stored, t, v);
@@ -142,13 +144,13 @@ void TurnPoints(const void* stored, BiasMaker<S>& maker, const float* scales, fl
 template <typename S, int kGroups>
 CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
                       const CodeBiases& how, float* scales, float* biases) {
-  BiasMaker<S> maker(how, stored_points.data != nullptr);
+  BiasMaker<S> maker(how, stored_points.present());
   WithParameters<S>(stored_scales.type, [&](auto type) {
-    TurnScales<S, decltype(type), kGroups>(stored_scales.data, maker, scales);
+    TurnScales<S, decltype(type), kGroups>(stored_scales, maker, scales);
   });
-  if (stored_points.data != nullptr) {
+  if (stored_points.present()) {
     WithParameters<S>(stored_points.type, [&](auto type) {
-      TurnPoints<S, decltype(type), kGroups>(stored_points.data, maker, scales, biases);
+      TurnPoints<S, decltype(type), kGroups>(stored_points, maker, scales, biases);
     });
   } else if (biases != nullptr) {
     for (int64_t i = 0; i < kGroups * kTokenTile; i += S::kWidth) {
