@@ -121,7 +121,7 @@ absl::Status GraphBuilder::Check(Op& op) {
 }
 
 Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
-                         absl::Span<const DataType> output_types, Attributes attrs) {
+                         absl::Span<const Result> results, Attributes attrs) {
   Op op;
   op.id = ops_.size();
   op.kind = kind;
@@ -134,8 +134,9 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
                       absl::StrCat(std::string(OpKindName(kind)), " (op ", op.id, "): input ", i,
                                    " ", std::string(WhyForeign(inputs[i], stamp_))));
   }
-  for (const DataType type : output_types) {
-    LogicalTensor& tensor = AddTensor(name, type);
+  for (const Result& result : results) {
+    LogicalTensor& tensor = AddTensor(name, result.type);
+    tensor.dims = result.dims;
     if (wrong.ok()) wrong = ValidateTensor(tensor);
     if (name.empty()) {
       tensor.name = absl::StrCat(std::string(OpKindName(kind)), "_", tensor.id);
@@ -165,12 +166,11 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
 
 std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
                                        const std::vector<Value>& inputs,
-                                       const std::vector<DataType>& output_types,
-                                       Attributes attrs) {
-  const Value first = Emit(kind, name, inputs, output_types, std::move(attrs));
-  std::vector<Value> results;
-  for (size_t i = 0; i < output_types.size(); ++i) results.push_back(ValueOf(first.id + i));
-  return results;
+                                       const std::vector<Result>& results, Attributes attrs) {
+  const Value first = Emit(kind, name, inputs, results, std::move(attrs));
+  std::vector<Value> values;
+  for (size_t i = 0; i < results.size(); ++i) values.push_back(ValueOf(first.id + i));
+  return values;
 }
 
 Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
@@ -188,8 +188,8 @@ Value GraphBuilder::EmitSoftMax(Value x, const SoftMaxOptions& options, bool sta
   if (options.first && !options.lengths) {
     Fail(MakeError(ErrorKind::kInvalidArguments, "a SoftMax with first has no lengths"));
   }
-  const DataType types[] = {options.type == kUndef ? Describe(x).type : options.type, kF32};
-  return Emit(OpKind::kSoftMax, "", inputs, absl::MakeSpan(types).first(stats ? 2 : 1),
+  const Result results[] = {options.type == kUndef ? Describe(x).type : options.type, kF32};
+  return Emit(OpKind::kSoftMax, "", inputs, absl::MakeSpan(results).first(stats ? 2 : 1),
               {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
 }
 
@@ -226,7 +226,7 @@ Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> 
 GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
                                                    const QuantizeOptions& options,
                                                    Attributes attrs) {
-  absl::InlinedVector<DataType, 3> types{options.type, options.scale_type};
+  absl::InlinedVector<Result, 3> types{options.type, options.scale_type};
   if (options.zero_point_type != kUndef) types.push_back(options.zero_point_type);
   if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
@@ -302,8 +302,8 @@ Value GraphBuilder::EmitLoadRanges(absl::Span<const Value> segments, Value range
                                    bool lengths) {
   absl::InlinedVector<Value, 4> inputs{ranges};
   inputs.insert(inputs.end(), segments.begin(), segments.end());
-  const DataType types[] = {segments.empty() ? kUndef : Describe(segments[0]).type, kS32};
-  return Emit(OpKind::kLoadRanges, "", inputs, absl::MakeSpan(types).first(lengths ? 2 : 1),
+  const Result results[] = {segments.empty() ? kUndef : Describe(segments[0]).type, kS32};
+  return Emit(OpKind::kLoadRanges, "", inputs, absl::MakeSpan(results).first(lengths ? 2 : 1),
               {{Attr::kTokenAxis, axis}});
 }
 
@@ -414,9 +414,9 @@ std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
   if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
   attrs.Set(Attr::kLeftWindow, options.left_window);
   attrs.Set(Attr::kRightWindow, options.right_window);
-  const DataType types[] = {Describe(q).type, kF32};
+  const Result results[] = {Describe(q).type, kF32};
   const Value first = Emit(OpKind::kScaledDotProductAttention, "", inputs,
-                           absl::MakeSpan(types).first(options.stats ? 2 : 1), std::move(attrs));
+                           absl::MakeSpan(results).first(options.stats ? 2 : 1), std::move(attrs));
   if (!options.stats) return {first, std::nullopt};
   return {first, ValueOf(first.id + 1)};
 }

@@ -188,9 +188,17 @@ class GraphBuilder {
   std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
                                                                    AttentionOptions options);
 
-  // Any op of the table; result types as given, shapes inferred.
+  // Of an op of AddOp: dims only where the op leaves them open (the capacity of Append), or to say
+  // what is to be inferred.
+  struct Result {
+    Result(DataType type, std::optional<Dims> dims = std::nullopt)  // NOLINT
+        : type(type), dims(std::move(dims)) {}
+    DataType type;
+    std::optional<Dims> dims;
+  };
+  // Any op of the table.
   std::vector<Value> AddOp(OpKind kind, std::string_view name, const std::vector<Value>& inputs,
-                           const std::vector<DataType>& output_types, Attributes attrs = {});
+                           const std::vector<Result>& results, Attributes attrs = {});
 
   // Names a result of an op and marks it as an output of the graph: its type and
   // dims as inferred, its strides dense unless given. Results that nothing consumes
@@ -201,6 +209,8 @@ class GraphBuilder {
   // a value that is not this builder's. Valid until the next call.
   const LogicalTensor& Describe(Value value) const;
 
+  // The first error so far, which Build gives.
+  const absl::Status& status() const { return status_; }
   // Finalized, shapes inferred. kInvalidArguments the second time.
   absl::StatusOr<Graph> Build() &&;
 
@@ -215,7 +225,7 @@ class GraphBuilder {
   Value AddConstant(const Constant& value);
   // Adds an op and its results, which have consecutive ids; the first.
   Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
-             absl::Span<const DataType> output_types, Attributes attrs);
+             absl::Span<const Result> results, Attributes attrs);
   Value Arithmetic(OpKind kind, Value a, Value b);
   Value EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis, bool lengths);
   Value EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);

@@ -11,11 +11,7 @@
 
 namespace kvant {
 
-// In Graphviz's language: ops as nodes, tensors as edges that say type and shape,
-// partitions as boxes around their ops.
-std::string DrawDot(const Graph& graph, absl::Span<const Partition> partitions);
-
-// DrawDot as an SVG file, through Graphviz's `dot`. kUnimplemented when that is
+// DrawDot (dot.h) as an SVG file, through Graphviz's `dot`. kUnimplemented when that is
 // not installed.
 absl::Status DrawSvg(const Graph& graph, absl::Span<const Partition> partitions,
                      const std::string& path);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
+#include "kvant/tools/dot.h"
 #include "kvant/tools/draw.h"
 
 namespace kvant {

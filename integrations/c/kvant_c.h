@@ -1,0 +1,385 @@
+// kvant's C ABI, of libkvant.so: graphs, partitions, compiled graphs and KV caches for C11 and for
+// all that calls C.
+//
+//   kvant_graph* graph;
+//   kvant_compiled* compiled;
+//   if (kvant_graph_from_json(text, strlen(text), &graph) != KVANT_OK ||
+//       kvant_compile(engine, graph, NULL, &compiled) != KVANT_OK) puts(kvant_error());
+//   kvant_execute(compiled, NULL, inputs, inputs_count, outputs, outputs_count);
+//
+// Every function that can fail gives a kvant_status. What went wrong is then a sentence in
+// kvant_error(), and what the function would have made is not touched. No exception leaves the
+// library. A null handle or a null pointer where none may be is KVANT_INVALID_ARGUMENTS; a handle
+// that was destroyed is the caller's mistake, as everywhere in C.
+//
+// Handles are made by the functions whose last parameter is a pointer to one, and given back to
+// their kvant_*_destroy, which takes null. What is made of a handle keeps what it needs of it
+// alive: handles may be destroyed in any order. Several threads may use one handle at once, but for
+// a kvant_builder, and none may use it while it is destroyed.
+//
+// Structs with a `size` begin with it: callers set it to sizeof of theirs, so that later versions
+// can add members at the end. What a caller's struct does not have is as if it were zero. Members
+// that are zero stand for what C++ has as their default, unless it says otherwise here.
+//
+// Texts that functions give are UTF-8 and end with 0. Those without a handle's lifetime ("of this
+// thread") are valid until this thread's next call that gives one.
+#ifndef KVANT_INTEGRATIONS_C_KVANT_C_H_
+#define KVANT_INTEGRATIONS_C_KVANT_C_H_
+
+#include <dlpack/dlpack.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// It grows by one where something that was there changes or goes; what is added does not count.
+#define KVANT_ABI_VERSION 1
+int32_t kvant_abi_version(void);
+// Of kvant, "0.1.0".
+const char* kvant_version(void);
+
+typedef enum kvant_status {
+  KVANT_OK = 0,
+  KVANT_INVALID_GRAPH = 1,      // cycles, two producers, tensors that disagree
+  KVANT_INVALID_GRAPH_OP = 2,   // counts, types, attributes of an op
+  KVANT_INVALID_SHAPE = 3,      // shapes that contradict each other
+  KVANT_INVALID_DATA_TYPE = 4,  // a type that the op does not take
+  KVANT_INVALID_ARGUMENTS = 5,  // a bad argument to a call
+  KVANT_UNIMPLEMENTED = 6,      // nothing here can run it
+  KVANT_INVALID_JSON = 7,       // malformed text, or not a graph
+  KVANT_OUT_OF_MEMORY = 8,
+  KVANT_INTERNAL = 9,
+} kvant_status;
+
+// The sentence of this thread's last call that failed; empty before.
+const char* kvant_error(void);
+// "invalid_shape" and the like.
+const char* kvant_status_name(kvant_status status);
+
+// Element types. Those of less than a byte are packed, the first element in the lowest bits.
+typedef enum kvant_type {
+  KVANT_UNDEF = 0,
+  KVANT_F16 = 1,
+  KVANT_BF16 = 2,
+  KVANT_F32 = 3,
+  KVANT_S32 = 4,
+  KVANT_S8 = 5,
+  KVANT_U8 = 6,
+  KVANT_BOOLEAN = 7,
+  KVANT_F8_E5M2 = 8,
+  KVANT_F8_E4M3 = 9,
+  KVANT_S4 = 10,
+  KVANT_U4 = 11,
+  KVANT_S64 = 12,
+  KVANT_S2 = 13,
+  KVANT_U2 = 14,
+} kvant_type;
+// "f8_e4m3"; null for what is no type.
+const char* kvant_type_name(kvant_type type);
+// KVANT_UNDEF if none has that name.
+kvant_type kvant_type_from_name(const char* name);
+// 2 to 64; 0 for KVANT_UNDEF.
+int32_t kvant_type_bits(kvant_type type);
+
+// ---- Tensors ------------------------------------------------------------------------------------
+
+// A dim, or a stride, that is not known.
+#define KVANT_UNKNOWN_DIM INT64_MIN
+
+typedef enum kvant_property {
+  KVANT_VARIABLE = 0,
+  KVANT_CONSTANT = 1,     // an input that does not change between executions
+  KVANT_HOST_SCALAR = 2,  // f32, s32 or s64 without dims, read on the host on every engine
+} kvant_property;
+
+// What is known of a tensor.
+typedef struct kvant_tensor {
+  size_t size;
+  uint64_t id;
+  const char* name;  // "" where it has none; null reads as ""
+  kvant_type type;
+  kvant_property property;
+  int32_t rank;            // -1: not known
+  const int64_t* dims;     // [rank]
+  const int64_t* strides;  // [rank], in elements; null: dense, or not known yet
+  int64_t bytes;           // of memory that it takes; 0 where dims are not known. Only given.
+} kvant_tensor;
+
+// ---- Graphs -------------------------------------------------------------------------------------
+
+typedef struct kvant_graph kvant_graph;
+
+// The format of oneDNN's graph dumps (docs/ops.md).
+kvant_status kvant_graph_from_json(const char* text, size_t bytes, kvant_graph** graph);
+// Of this thread.
+kvant_status kvant_graph_to_json(const kvant_graph* graph, const char** text);
+// In Graphviz's language, with a box around each partition. Of this thread.
+kvant_status kvant_graph_to_dot(const kvant_graph* graph, const char** text);
+void kvant_graph_destroy(kvant_graph* graph);
+// Inputs in order of first use, outputs in that of their making: the order of an execution's
+// tensors too.
+size_t kvant_graph_inputs(const kvant_graph* graph);
+size_t kvant_graph_outputs(const kvant_graph* graph);
+// `tensor->size` must be set. What it points to lives as long as the graph.
+kvant_status kvant_graph_input(const kvant_graph* graph, size_t at, kvant_tensor* tensor);
+kvant_status kvant_graph_output(const kvant_graph* graph, size_t at, kvant_tensor* tensor);
+
+// ---- Building graphs ----------------------------------------------------------------------------
+
+typedef struct kvant_builder kvant_builder;
+// A tensor of the builder's graph.
+typedef uint64_t kvant_value;
+
+typedef struct kvant_builder_options {
+  size_t size;
+  const char* fpmath;  // "strict", "bf16", "f16", "any" or "tf32"; null: "strict"
+  bool apply_to_int;   // integer inputs may be multiplied in floating point
+} kvant_builder_options;
+
+// Null options: all default.
+kvant_status kvant_builder_create(const kvant_builder_options* options, kvant_builder** builder);
+void kvant_builder_destroy(kvant_builder* builder);
+// An input of the graph: name, type, dims, strides and property of `tensor`. No two have one name.
+kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* tensor,
+                                 kvant_value* value);
+// A constant without dims, rounded to the type; a number beyond the type is refused.
+kvant_status kvant_builder_constant(kvant_builder* builder, kvant_type type, double number,
+                                    kvant_value* value);
+
+typedef enum kvant_attr_type {
+  KVANT_ATTR_S64 = 0,
+  KVANT_ATTR_F32 = 1,
+  KVANT_ATTR_BOOL = 2,
+  KVANT_ATTR_STRING = 3,
+  KVANT_ATTR_S64S = 4,
+  KVANT_ATTR_F32S = 5,
+} kvant_attr_type;
+
+typedef struct kvant_attr {
+  const char* name;  // as in docs/ops.md
+  kvant_attr_type type;
+  union {
+    int64_t s64;
+    float f32;
+    bool boolean;
+    const char* string;
+    const int64_t* s64s;
+    const float* f32s;
+  } value;
+  size_t count;  // of a list
+} kvant_attr;
+
+// Adds an op of docs/ops.md, "SoftMax", and checks it at once. results[i] gives the type of a
+// result (KVANT_UNDEF: that of the first input), and may give dims, where `dims` is not null; they
+// are needed only where the op leaves them open (the capacity of Append). `name`: of the first
+// result; null: one is made. values: [results_count]. A builder of which one call failed gives no
+// graph: later calls fail with the first error.
+kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char* name,
+                              const kvant_value* inputs, size_t inputs_count,
+                              const kvant_attr* attrs, size_t attrs_count,
+                              const kvant_tensor* results, size_t results_count,
+                              kvant_value* values);
+// Names a result and makes it an output. strides [rank], null: dense.
+kvant_status kvant_builder_output(kvant_builder* builder, const char* name, kvant_value value,
+                                  const int64_t* strides);
+// What is known of a value. Pointers are valid until the builder's next call.
+kvant_status kvant_builder_describe(const kvant_builder* builder, kvant_value value,
+                                    kvant_tensor* tensor);
+// Once.
+kvant_status kvant_builder_build(kvant_builder* builder, kvant_graph** graph);
+
+// ---- Partitions ---------------------------------------------------------------------------------
+
+typedef struct kvant_partitions kvant_partitions;
+
+typedef enum kvant_partition_kind {
+  KVANT_ATTENTION = 0,
+  KVANT_ATTENTION_BACKWARD = 1,
+  KVANT_STORE = 2,  // what is written into a cache
+  KVANT_OPS = 3,    // runs op by op
+} kvant_partition_kind;
+
+typedef struct kvant_partition {
+  size_t size;
+  kvant_partition_kind kind;
+  const char* pattern;  // what was recognised: "attention: compressed K and V, scale"
+  const char* notes;    // why it is not more than it is, and what was nearly found: a line each
+  const uint64_t* ops;  // ids
+  size_t ops_count;
+} kvant_partition;
+
+kvant_status kvant_graph_partitions(const kvant_graph* graph, kvant_partitions** partitions);
+void kvant_partitions_destroy(kvant_partitions* partitions);
+size_t kvant_partitions_count(const kvant_partitions* partitions);
+// Pointers live as long as the partitions.
+kvant_status kvant_partitions_at(const kvant_partitions* partitions, size_t at,
+                                 kvant_partition* partition);
+// Its ops, as a graph of their own.
+kvant_status kvant_partitions_graph(const kvant_partitions* partitions, size_t at,
+                                    kvant_graph** graph);
+
+// ---- Engines ------------------------------------------------------------------------------------
+
+typedef struct kvant_engine kvant_engine;
+
+typedef struct kvant_engine_options {
+  size_t size;
+  const char* device;    // "cpu" or "cuda"; null: "cpu"
+  int32_t device_index;  // which GPU
+  const char* backends;  // names to ask, in order, separated by commas; null: the device's
+  int32_t threads;       // <= 0: one per hardware thread
+} kvant_engine_options;
+
+// Null options: the CPU.
+kvant_status kvant_engine_create(const kvant_engine_options* options, kvant_engine** engine);
+void kvant_engine_destroy(kvant_engine* engine);
+
+// ---- Compiled graphs ----------------------------------------------------------------------------
+
+typedef struct kvant_compiled kvant_compiled;
+
+typedef struct kvant_compile_options {
+  size_t size;
+  bool require_fused;           // fail where a partition would run op by op, with the reasons
+  const kvant_tensor* tensors;  // by id: dims, and strides, of tensors of the graph
+  size_t tensors_count;
+} kvant_compile_options;
+
+kvant_status kvant_compile(const kvant_engine* engine, const kvant_graph* graph,
+                           const kvant_compile_options* options, kvant_compiled** compiled);
+void kvant_compiled_destroy(kvant_compiled* compiled);
+// With all shapes known; a handle of its own.
+kvant_status kvant_compiled_graph(const kvant_compiled* compiled, kvant_graph** graph);
+// What runs, which backends were passed over and why, and why attention was not found where it
+// nearly was: a line each. Of this thread.
+kvant_status kvant_compiled_explain(const kvant_compiled* compiled, const char** text);
+
+typedef struct kvant_compiled_info {
+  size_t size;
+  bool fused;            // nothing runs op by op
+  double rounding;       // how far from f32 arithmetic results may be, relative L2
+  size_t scratch_bytes;  // of one execution
+} kvant_compiled_info;
+kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compiled_info* info);
+
+// One tensor for each of the graph's inputs and outputs, in their order. Type, dims and strides
+// must be the port's (a null `strides` is dense), and the device the engine's; null data is refused
+// but for tensors without elements. A port of a type that DLPack or its producer lacks takes bytes,
+// u8 or s8: f8 as they are; boolean as they are; 4 and 2 bits packed, with the last dim, which must
+// be dense, divided by the elements of a byte and rounded up.
+// `stream` is a CUstream of device "cuda", null the default stream; "cpu" ignores it, and
+// has run when the call returns. Errors as CompiledGraph::Execute (backends/compiled_graph.h);
+// where arguments are wrong, nothing has been written.
+kvant_status kvant_execute(const kvant_compiled* compiled, void* stream,
+                           const DLTensor* const* inputs, size_t inputs_count,
+                           const DLTensor* const* outputs, size_t outputs_count);
+
+// ---- KV caches ----------------------------------------------------------------------------------
+// cache/kv_cache.h and docs/kv_cache.md say what each does.
+
+typedef struct kvant_cache kvant_cache;
+
+typedef struct kvant_scales {
+  const float* values;
+  size_t count;  // 1, heads, or heads * head_size
+} kvant_scales;
+
+typedef struct kvant_cache_options {
+  size_t size;
+  const char* scheme;  // of all layers: "int4_g64_R128_s4" or as docs/kv_cache.md; null: f16
+  // Or one for each; null: `scheme`.
+  const char* const* layer_schemes;
+  int64_t layers, batch, heads;  // of K and V; 0: 1
+  int64_t head_size, v_head_size;
+  int64_t capacity;  // tokens of a sequence
+  int64_t rollback;  // of the last tokens, that kvant_cache_crop can take back
+  bool allow_non_finite;
+  // Of storage with static scales: [layers]; null: none.
+  const kvant_scales* k_scales;
+  const kvant_scales* v_scales;
+} kvant_cache_options;
+
+typedef struct kvant_cache_bytes {
+  size_t size;
+  int64_t codes, parameters, window, bookkeeping, total;
+} kvant_cache_bytes;
+
+kvant_status kvant_cache_create(const kvant_engine* engine, const kvant_cache_options* options,
+                                kvant_cache** cache);
+void kvant_cache_destroy(kvant_cache* cache);
+// What a cache of these options takes, without making it.
+kvant_status kvant_cache_bytes_for(const kvant_cache_options* options, kvant_cache_bytes* bytes);
+kvant_status kvant_cache_memory(const kvant_cache* cache, kvant_cache_bytes* bytes);
+// What its sequences hold of that now, and what attention computes in.
+int64_t kvant_cache_used_bytes(const kvant_cache* cache);
+int64_t kvant_cache_scratch_bytes(const kvant_cache* cache);
+// The layer's, as text that kvant_cache_options takes. Of this thread.
+kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const char** text);
+
+// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides. counts [batch]: of
+// each row only the first counts[b] tokens; null: all.
+kvant_status kvant_cache_append(kvant_cache* cache, int64_t layer, const DLTensor* k,
+                                const DLTensor* v, const int64_t* counts);
+int64_t kvant_cache_length(const kvant_cache* cache, int64_t layer, int64_t row);
+// tokens [batch], or one for all rows where tokens_count is 1.
+kvant_status kvant_cache_crop(kvant_cache* cache, const int64_t* tokens, size_t tokens_count);
+kvant_status kvant_cache_reset(kvant_cache* cache);
+// Row i becomes what row rows[i] was. rows: [batch].
+kvant_status kvant_cache_reorder(kvant_cache* cache, const int64_t* rows, size_t rows_count);
+// A cache of its own with the same tokens.
+kvant_status kvant_cache_fork(const kvant_cache* cache, kvant_cache** fork);
+
+typedef enum kvant_part {
+  KVANT_PART_SINKS = 0,
+  KVANT_PART_CODES = 1,
+  KVANT_PART_SCALES = 2,
+  KVANT_PART_ZERO_POINTS = 3,
+  KVANT_PART_WINDOW = 4,
+} kvant_part;
+// A part of K (of V, if `values`) as it is stored, type and dims in `tensor`, [batch, heads, slots,
+// channels]; its memory is the cache's. A part that the scheme has not is null and of rank -1.
+kvant_status kvant_cache_part(const kvant_cache* cache, int64_t layer, bool values, kvant_part part,
+                              kvant_tensor* tensor, const void** data);
+
+typedef struct kvant_range {
+  int64_t first, tokens;
+} kvant_range;
+// Which slots of sinks, quantized tokens and window a row has. ranges: [3]. A window is a ring.
+kvant_status kvant_cache_ranges(const kvant_cache* cache, int64_t layer, bool values, int64_t row,
+                                kvant_range* ranges);
+
+typedef struct kvant_attention kvant_attention;
+
+typedef struct kvant_attention_options {
+  size_t size;
+  int64_t query_heads;
+  int64_t query_tokens;  // the last of each sequence; 0: 1
+  kvant_type type;       // of queries and output: f32, f16 or bf16; KVANT_UNDEF: f32
+  float scale;           // 0: 1 / sqrt(head_size)
+} kvant_attention_options;
+
+// Compiles, or finds, attention over the cache, which it keeps alive.
+kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_options* options,
+                                   kvant_attention** attention);
+void kvant_attention_destroy(kvant_attention* attention);
+// q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size.
+kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
+                                     const DLTensor* q, const DLTensor* out);
+// What runs for a layer, and why nothing better does. Of this thread.
+kvant_status kvant_attention_explain(const kvant_attention* attention, int64_t layer,
+                                     const char** text);
+
+// Schemes that have names: their number, and one of them with what it is.
+size_t kvant_schemes(void);
+kvant_status kvant_scheme_at(size_t at, const char** name, const char** what);
+// What an element of K or V takes in the long run, scales included.
+kvant_status kvant_scheme_bits(const char* scheme, int64_t head_size, int64_t heads, double* bits);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // KVANT_INTEGRATIONS_C_KVANT_C_H_
