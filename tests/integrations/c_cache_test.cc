@@ -1,0 +1,188 @@
+// KV caches by the C ABI.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kvant/tests/integrations/c_abi.h"
+
+namespace kvant::c_abi {
+namespace {
+
+using testing::HasSubstr;
+
+// One layer of [2, 3, tokens, 8], in f32, so that attention is exact.
+struct F32Cache {
+  static constexpr int64_t kBatch = 2, kHeads = 3, kSize = 8;
+  Cache cache;
+
+  explicit F32Cache(const kvant_engine* engine) {
+    kvant_cache_options options = {};
+    options.size = sizeof options;
+    options.scheme = "f32";
+    options.batch = kBatch;
+    options.heads = kHeads;
+    options.head_size = kSize;
+    options.capacity = 16;
+    kvant_cache* made = nullptr;
+    EXPECT_OK(kvant_cache_create(engine, &options, &made));
+    cache.reset(made);
+  }
+};
+
+TEST(CAbiCacheTest, CacheAppendsAndAttends) {
+  const F32Cache f32(MakeEngine().get());
+  kvant_cache* const cache = f32.cache.get();
+  Array<float> k({2, 3, 5, 8}, kDLFloat), v({2, 3, 5, 8}, kDLFloat);
+  k.Fill([](double i) { return std::sin(i); });
+  v.Fill([](double i) { return std::cos(i * 1.3); });
+  const int64_t counts[] = {5, 3};
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &v.dl, counts));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 0), 5);
+  EXPECT_EQ(kvant_cache_length(cache, 0, 1), 3);
+  EXPECT_GT(kvant_cache_used_bytes(cache), 0);
+
+  kvant_attention_options options = {};
+  options.size = sizeof options;
+  options.query_heads = 6;
+  kvant_attention* made = nullptr;
+  ASSERT_OK(kvant_cache_attention(cache, &options, &made));
+  const Attention attention(made);
+  Array<float> q({2, 6, 1, 8}, kDLFloat), o({2, 6, 1, 8}, kDLFloat);
+  q.Fill([](double i) { return std::sin(i * 0.37); });
+  ASSERT_OK(kvant_attention_execute(attention.get(), nullptr, 0, &q.dl, &o.dl));
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 6; ++h) {
+      std::vector<double> out(8);
+      double sum = 0;
+      for (int64_t t = 0; t < counts[b]; ++t) {
+        const int64_t row = ((b * 3 + h / 2) * 5 + t) * 8;
+        double score = 0;
+        for (int64_t d = 0; d < 8; ++d) {
+          score += double{q.data[(b * 6 + h) * 8 + d]} * k.data[row + d];
+        }
+        const double weight = std::exp(score / std::sqrt(8.0));
+        sum += weight;
+        for (int64_t d = 0; d < 8; ++d) out[d] += weight * v.data[row + d];
+      }
+      for (int64_t d = 0; d < 8; ++d) {
+        EXPECT_NEAR(o.data[(b * 6 + h) * 8 + d], out[d] / sum, 1e-5);
+      }
+    }
+  }
+  const char* text = nullptr;
+  ASSERT_OK(kvant_attention_explain(attention.get(), 0, &text));
+  EXPECT_THAT(text, HasSubstr("fused"));
+  Array<float> wrong({2, 6, 8, 1}, kDLFloat);
+  EXPECT_EQ(kvant_attention_execute(attention.get(), nullptr, 0, &wrong.dl, &o.dl),
+            KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "q is f32[2,6,8,1], but must be f32[2,6,1,8]");
+}
+
+TEST(CAbiCacheTest, CacheLivesAsKvCacheDoes) {
+  const F32Cache f32(MakeEngine().get());
+  kvant_cache* const cache = f32.cache.get();
+  Array<float> k({2, 3, 5, 8}, kDLFloat);
+  k.Fill([](double i) { return i; });
+  // [tokens, batch, heads, channels] seen as [batch, heads, tokens, channels].
+  Array<float> turned({2, 3, 5, 8}, kDLFloat);
+  int64_t strides[] = {24, 8, 48, 1};
+  turned.dl.strides = strides;
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t t = 0; t < 5; ++t) {
+        for (int64_t d = 0; d < 8; ++d) {
+          turned.data[b * 24 + h * 8 + t * 48 + d] = k.data[((b * 3 + h) * 5 + t) * 8 + d];
+        }
+      }
+    }
+  }
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &turned.dl, nullptr));
+  const auto stored = [&](const kvant_cache* of, bool values, int64_t b, int64_t h, int64_t t) {
+    kvant_tensor tensor = {};
+    tensor.size = sizeof tensor;
+    const void* data = nullptr;
+    EXPECT_OK(kvant_cache_part(of, 0, values, KVANT_PART_CODES, &tensor, &data));
+    EXPECT_EQ(tensor.type, KVANT_F32);
+    return static_cast<const float*>(data)[((b * 3 + h) * tensor.dims[2] + t) * 8];
+  };
+  EXPECT_EQ(stored(cache, false, 1, 2, 4), k.data[((1 * 3 + 2) * 5 + 4) * 8]);
+  EXPECT_EQ(stored(cache, true, 1, 2, 4), k.data[((1 * 3 + 2) * 5 + 4) * 8]);
+  kvant_cache* forked = nullptr;
+  ASSERT_OK(kvant_cache_fork(cache, &forked));
+  const Cache fork(forked);
+  const int64_t rows[] = {1, 1}, three = 3, lengths[] = {2, 1};
+  ASSERT_OK(kvant_cache_reorder(cache, rows, 2));
+  EXPECT_EQ(stored(cache, false, 0, 2, 4), stored(cache, false, 1, 2, 4));
+  EXPECT_NE(stored(fork.get(), false, 0, 2, 4), stored(fork.get(), false, 1, 2, 4));
+  ASSERT_OK(kvant_cache_crop(cache, &three, 1));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 1), 3);
+  ASSERT_OK(kvant_cache_crop(cache, lengths, 2));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 1), 1);
+  kvant_range ranges[3];
+  ASSERT_OK(kvant_cache_ranges(cache, 0, false, 0, ranges));
+  EXPECT_EQ(ranges[1].tokens, 2);
+  EXPECT_EQ(kvant_cache_ranges(cache, 0, false, 7, ranges), KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "there is no batch row 7: the cache has 2");
+  ASSERT_OK(kvant_cache_reset(cache));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 0), 0);
+  EXPECT_EQ(kvant_cache_length(fork.get(), 0, 0), 5);
+  // A cache outlives neither what it was made from nor what was made of it.
+  kvant_attention_options options = {};
+  options.size = sizeof options;
+  options.query_heads = 3;
+  kvant_attention* attention = nullptr;
+  ASSERT_OK(kvant_cache_attention(forked, &options, &attention));
+  const Attention kept(attention);
+}
+
+TEST(CAbiCacheTest, CacheRefusesInWords) {
+  const F32Cache f32(MakeEngine().get());
+  kvant_cache* const cache = f32.cache.get();
+  Array<float> k({2, 3, 17, 8}, kDLFloat);
+  const auto error = [&](const DLTensor& key, const DLTensor& value) {
+    EXPECT_EQ(kvant_cache_append(cache, 0, &key, &value, nullptr), KVANT_INVALID_ARGUMENTS);
+    return std::string(kvant_error());
+  };
+  EXPECT_THAT(error(k.dl, k.dl), HasSubstr("16"));
+  DLTensor wrong = k.dl;
+  wrong.ndim = 3;
+  EXPECT_EQ(error(wrong, k.dl), "k is f32[2,3,17], but must be [batch, heads, tokens, head size]");
+  wrong = k.dl;
+  wrong.dtype = {kDLInt, 32, 1};
+  EXPECT_EQ(error(k.dl, wrong), "v is s32[2,3,17,8], but must be f32, f16 or bf16");
+  wrong.device = {kDLCUDA, 0};
+  EXPECT_THAT(error(wrong, k.dl), HasSubstr("the cache is the host's"));
+  k.dims[2] = 2;
+  wrong = k.dl;
+  wrong.data = nullptr;
+  EXPECT_THAT(error(wrong, k.dl), HasSubstr("K"));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 0), 0);
+  kvant_cache_options options = {};
+  options.size = sizeof options;
+  options.scheme = "int5";
+  kvant_cache* made = nullptr;
+  EXPECT_EQ(kvant_cache_create(MakeEngine().get(), &options, &made), KVANT_INVALID_ARGUMENTS);
+  EXPECT_THAT(kvant_error(), HasSubstr("int5"));
+}
+
+TEST(CAbiCacheTest, SchemesAreListed) {
+  ASSERT_GT(kvant_schemes(), 10);
+  for (size_t i = 0; i < kvant_schemes(); ++i) {
+    const char *name = nullptr, *what = nullptr;
+    ASSERT_OK(kvant_scheme_at(i, &name, &what));
+    double bits = 0;
+    ASSERT_OK(kvant_scheme_bits(name, 128, 8, &bits)) << name;
+    EXPECT_GT(bits, 1) << name;
+    EXPECT_GT(std::strlen(what), 3) << name;
+  }
+  double bits = 0;
+  ASSERT_OK(kvant_scheme_bits("f16", 128, 8, &bits));
+  EXPECT_EQ(bits, 16);
+}
+
+}  // namespace
+}  // namespace kvant::c_abi
