@@ -12,7 +12,7 @@ PROMPT = "In the beginning God created the heaven and the"
 
 
 def run(source, build, *arguments):
-    environment = dict(os.environ, KVANT_KV_LIBRARY=str(build / "libkvant_kv.so"))
+    environment = dict(os.environ, KVANT_LIBRARY=str(build / "libkvant.so"))
     return subprocess.run([sys.executable, source / "tools/kv_report/demo.py", *arguments],
                           env=environment, capture_output=True, text=True)
 
@@ -46,8 +46,8 @@ def main():
     from kv_report.packages import missing
 
     absent = missing()
-    if not (build / "libkvant_kv.so").exists():
-        absent.append("libkvant_kv.so")
+    if not (build / "libkvant.so").exists():
+        absent.append("libkvant.so")
     if absent:
         print("missing: " + "; ".join(absent))
         return 1 if os.environ.get("KVANT_REQUIRE_SHARED") == "1" else SKIPPED

@@ -10,7 +10,7 @@ import sys
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
 SKIPPED = 77
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # ctest has use for the other cores
-os.environ["KVANT_KV_LIBRARY"] = str(BUILD / "libkvant_kv.so")
+os.environ["KVANT_LIBRARY"] = str(BUILD / "libkvant.so")
 sys.path.insert(0, str(SOURCE / "tools"))
 from kv_report import packages
 

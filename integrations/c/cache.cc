@@ -257,6 +257,16 @@ kvant_status kvant_attention_execute(const kvant_attention* attention, void* str
   });
 }
 
+kvant_status kvant_attention_kernel(const kvant_attention* attention, int64_t layer,
+                                    const char** text) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"attention", attention}, {"text", text}}));
+    KVANT_ASSIGN_OR_RETURN(const CompiledPartition compiled, attention->attention->compiled(layer));
+    *text = Keep(compiled.kernel());
+    return absl::OkStatus();
+  });
+}
+
 kvant_status kvant_attention_explain(const kvant_attention* attention, int64_t layer,
                                      const char** text) {
   return Call([&]() -> absl::Status {

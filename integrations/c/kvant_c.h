@@ -368,7 +368,10 @@ void kvant_attention_destroy(kvant_attention* attention);
 // q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size.
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
                                      const DLTensor* q, const DLTensor* out);
-// What runs for a layer, and why nothing better does. Of this thread.
+// The kernel that runs for a layer; and in a sentence, with why nothing better does. Of this
+// thread.
+kvant_status kvant_attention_kernel(const kvant_attention* attention, int64_t layer,
+                                    const char** text);
 kvant_status kvant_attention_explain(const kvant_attention* attention, int64_t layer,
                                      const char** text);
 

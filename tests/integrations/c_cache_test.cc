@@ -76,6 +76,8 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   const char* text = nullptr;
   ASSERT_OK(kvant_attention_explain(attention.get(), 0, &text));
   EXPECT_THAT(text, HasSubstr("fused"));
+  ASSERT_OK(kvant_attention_kernel(attention.get(), 0, &text));
+  EXPECT_THAT(text, testing::StartsWith("cpu/"));
   Array<float> wrong({2, 6, 8, 1}, kDLFloat);
   EXPECT_EQ(kvant_attention_execute(attention.get(), nullptr, 0, &wrong.dl, &o.dl),
             KVANT_INVALID_ARGUMENTS);
