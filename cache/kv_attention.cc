@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
-#include <limits>
 #include <shared_mutex>
 #include <utility>
 
@@ -18,9 +16,9 @@ namespace kvant {
 namespace {
 
 // What may be an input of the graph, and its name; a part of K or V follows as K0, K1, ...
-enum Source : uint8_t { kQ, kTokens, kRangesOfK, kRangesOfV, kK, kV = kK + kKvParts };
+enum Source : uint8_t { kQ, kLogits, kRangesOfK, kRangesOfV, kK, kV = kK + kKvParts };
 constexpr int kSources = kV + kKvParts;
-constexpr std::string_view kSourceNames[] = {"q", "tokens", "K ranges", "V ranges"};
+constexpr std::string_view kSourceNames[] = {"q", "sinks", "K ranges", "V ranges"};
 
 std::string PartName(const KvTensor& tensor, KvPart part) {
   return absl::StrCat(tensor.name(), static_cast<int>(part));
@@ -33,9 +31,6 @@ uint8_t SourceOf(std::string_view name) {
   }
   return static_cast<uint8_t>((name[0] == 'K' ? kK : kV) + (name[1] - '0'));
 }
-
-// [batch, heads, slots, channels] with an axis for the query heads that share them.
-Dims Shared(const Dims& dims) { return {dims[0], dims[1], 1, dims[2], dims[3]}; }
 
 // K or V of the graph: the segments of a cache.
 class Operand {
@@ -53,7 +48,7 @@ class Operand {
  private:
   Value Input(KvPart part) {
     const LogicalTensor& desc = tensor_.part(part);
-    return g_.Input(PartName(tensor_, part), desc.type, Shared(*desc.dims));
+    return g_.Input(PartName(tensor_, part), desc.type, *desc.dims);
   }
 
   // In f32: what the graph declares between ops is not rounded to.
@@ -66,7 +61,7 @@ class Operand {
     const Value codes = Input(KvPart::kCodes);
     const Value scales = Input(KvPart::kScales);
     const GraphBuilder::DequantizeOptions options{
-        .group_shape = Shared(tensor_.GroupShape()),
+        .group_shape = tensor_.GroupShape(),
         .type = kF32,
         .codebook = tensor_.storage().format.codebook_values()};
     if (!tensor_.has(KvPart::kZeroPoints)) return g_.DynamicDequantize(codes, scales, options);
@@ -84,29 +79,27 @@ size_t MemoryOf(const KvTensor& tensor, KvPart part) {
 absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
                                      const KvAttentionOptions& options) {
   const KvShape& shape = k.shape();
-  const int64_t shared = options.query_heads / shape.heads;
   GraphBuilder g;
   Value q = g.Input("q", options.type,
-                    {shape.batch, shape.heads, shared, options.query_tokens, shape.head_size});
+                    {shape.batch, options.query_heads, options.query_tokens, shape.head_size});
   if (options.type != kF32) q = g.TypeCast(q, kF32);
   if (k.rotation() != 0) q = g.Hadamard(q, k.rotation());
   const auto ranges = [&](Source source, int64_t segments) {
     return g.Input(kSourceNames[source], kS32, {shape.batch, segments, 2});
   };
   const auto [keys, lengths] =
-      g.LoadRangesWithLengths(Operand(g, k).Segments(), ranges(kRangesOfK, k.segments()), 3);
-  const float scale =
-      options.scale != 0 ? options.scale : 1.f / std::sqrt(static_cast<float>(shape.head_size));
-  Value scores = g.Multiply(g.MatMul(q, keys, {.transpose_b = true}), g.Scalar(scale));
-  if (options.query_tokens > 1) {
-    const Value tokens = g.Input(kSourceNames[kTokens], kS32, {shape.batch, 1, 1, 1, 1});
-    const Value query_tokens = g.Scalar(static_cast<int32_t>(options.query_tokens));
-    const Value fill = g.Scalar(-std::numeric_limits<float>::infinity());
-    scores = g.CausalMask(scores, fill, tokens, query_tokens);
-  }
-  const Value probabilities = g.SoftMax(scores, {.lengths = lengths});
-  const Value values = g.LoadRanges(Operand(g, v).Segments(), ranges(kRangesOfV, v.segments()), 3);
-  Value out = g.MatMul(probabilities, values);
+      g.LoadRangesWithLengths(Operand(g, k).Segments(), ranges(kRangesOfK, k.segments()));
+  const Value values = g.LoadRanges(Operand(g, v).Segments(), ranges(kRangesOfV, v.segments()));
+  GraphBuilder::AttentionOptions attention;
+  if (options.scale != 0) attention.scale = options.scale;
+  if (options.soft_cap != 0) attention.soft_cap = options.soft_cap;
+  attention.kv_lengths = lengths;
+  // The last query is the last token's, which sees itself.
+  attention.bottom_right = true;
+  if (options.query_tokens > 1) attention.right_window = 0;
+  if (options.window != 0) attention.left_window = options.window - 1;
+  if (options.sinks) attention.sinks = g.Input(kSourceNames[kLogits], kF32, {options.query_heads});
+  Value out = g.ScaledDotProductAttention(q, keys, values, attention).first;
   if (v.rotation() != 0) out = g.Hadamard(out, v.rotation());
   if (options.type != kF32) out = g.TypeCast(out, options.type);
   g.Output("out", out);
@@ -141,9 +134,14 @@ absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
   return compiled_[cache_.layers_[layer].group].partition;
 }
 
-absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q,
-                                  Tensor out) const {
+absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
+                                  ConstTensor sinks) const {
   KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
+  if ((sinks.data != nullptr) != options_.sinks) {
+    return MakeError(ErrorKind::kInvalidArguments,
+                     options_.sinks ? "attention with sinks is executed without them"
+                                    : "attention without sinks is executed with them");
+  }
   const std::shared_lock<KvLock> lock(cache_.lock_);
   const KvCache::Layer& at = cache_.layers_[layer];
   const KvCache::Group& group = cache_.groups_[at.group];
@@ -157,7 +155,7 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
   }
   std::array<ConstTensor, kSources> sources;
   sources[kQ] = q;
-  sources[kTokens] = {at.totals, batch * sizeof(int32_t)};
+  sources[kLogits] = sinks;
   const int64_t of_k = batch * group.k.segments() * 2, of_v = batch * group.v.segments() * 2;
   sources[kRangesOfK] = {at.k_ranges, of_k * sizeof(int32_t)};
   sources[kRangesOfV] = {at.v_ranges, of_v * sizeof(int32_t)};

@@ -30,8 +30,10 @@ class KvAttention {
   // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
   // once these are enough. One query over no token gives 0; several over fewer tokens than there
   // are queries are refused with kInvalidArguments. All queries read the cache as it is now: tokens
-  // that have left the window are quantized for the first of them too.
-  absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out) const;
+  // that have left the window are quantized for the first of them too. `sinks`, where the options
+  // say so, and only there: f32 [query_heads], a logit that joins each softmax's denominator.
+  absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
+                       ConstTensor sinks = {}) const;
 
  private:
   friend class KvCache;

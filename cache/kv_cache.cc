@@ -127,7 +127,6 @@ void KvCache::Place(Arena& arena) {
     layer.v = arena.TakeParts(group.v);
     layer.k_ranges = arena.TakeOf<int32_t>(batch * group.k.segments() * 2);
     layer.v_ranges = arena.TakeOf<int32_t>(batch * group.v.segments() * 2);
-    layer.totals = arena.TakeOf<int32_t>(batch);
     layer.lengths = arena.TakeOf<int64_t>(batch);
     layer.k_exact = arena.TakeOf<int64_t>(batch);
     layer.v_exact = arena.TakeOf<int64_t>(batch);
@@ -158,9 +157,6 @@ void KvCache::FillStaticScales() {
 void KvCache::Publish(int64_t index) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  for (int64_t b = 0; b < options_.batch; ++b) {
-    layer.totals[b] = static_cast<int32_t>(layer.lengths[b]);
-  }
   for (const KvTensor* tensor : {&group.k, &group.v}) {
     int32_t* out = tensor == &group.k ? layer.k_ranges : layer.v_ranges;
     for (int64_t b = 0; b < options_.batch; ++b) {
@@ -384,6 +380,10 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens of type ",
                                 std::string(DataTypeName(options.type)), ", times ", options.scale,
                                 ", over up to ", options_.capacity, " tokens"));
+  }
+  if (!(options.soft_cap >= 0) || !std::isfinite(options.soft_cap) || options.window < 0) {
+    return Invalid(absl::StrCat("attention with a soft cap of ", options.soft_cap,
+                                " and a window of ", options.window, " tokens"));
   }
   const std::lock_guard<std::mutex> lock(attentions_mutex_);
   const auto found =

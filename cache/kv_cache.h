@@ -49,6 +49,10 @@ struct KvAttentionOptions {
   int64_t query_tokens = 1;  // the last of each sequence; each sees what is not behind it
   DataType type = kF32;      // of queries and output
   float scale = 0;           // 0: 1 / sqrt(head_size)
+  float soft_cap = 0;        // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+  // The last tokens up to its own that a query sees; 0: all. What is older stays in the cache.
+  int64_t window = 0;
+  bool sinks = false;  // Execute takes a logit for each query head
   bool operator==(const KvAttentionOptions&) const = default;
 };
 
@@ -126,7 +130,6 @@ class KvCache {
     KvPointers k, v;
     // What attention reads: [batch][segments][2].
     int32_t *k_ranges = nullptr, *v_ranges = nullptr;
-    int32_t* totals = nullptr;                       // [batch]
     int64_t* lengths = nullptr;                      // [batch]
     int64_t *k_exact = nullptr, *v_exact = nullptr;  // [batch]: what of a window is still there
   };

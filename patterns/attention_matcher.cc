@@ -55,7 +55,7 @@ bool AttentionMatcher::Match(OpIndex softmax, AttentionMatch* match) {
 
 bool AttentionMatcher::MatchFirstClass(OpIndex attention, AttentionMatch* match) {
   Begin(attention, Graph::kNoOp, match);
-  match->output = op(attention).outputs[0];
+  MatchOutput();
   return MatchOperands();
 }
 
@@ -161,13 +161,16 @@ bool AttentionMatcher::CheckContraction() {
   return true;
 }
 
-// What follows the MatMul and only moves, converts, rotates or quantizes the output.
+// What follows the MatMul and only moves, converts, rotates or quantizes the output; what follows
+// the first-class op and converts or rotates it.
 void AttentionMatcher::MatchOutput() {
-  match_->output = op(match_->pv).outputs[0];
+  const bool direct = match_->first_class != Graph::kNoOp;
+  match_->output = op(direct ? match_->first_class : match_->pv).outputs[0];
   for (;;) {
     const auto& consumers = graph_.FindTensor(match_->output)->consumers;
     if (consumers.size() != 1 || taken_[consumers[0].op]) return;
     const Op& next = op(consumers[0].op);
+    if (direct && !ConvertsOrRotates(next.kind)) return;
     const bool quantize = next.kind == OpKind::kQuantize && IsPerTensor(next);
     if (!quantize && next.kind != OpKind::kStaticTranspose && next.kind != OpKind::kStaticReshape &&
         next.kind != OpKind::kReorder && next.kind != OpKind::kTypeCast &&

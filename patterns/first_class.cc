@@ -27,9 +27,17 @@ ScoreStep ConstantStep(Step kind, float constant) {
 // Maps rank-4 tensors with Hq heads to [N, Hkv, R, rows, cols].
 class FirstClassResolver {
  public:
-  FirstClassResolver(const Graph& graph, const Op& op, absl::Span<const TensorId> inputs,
-                     absl::Span<const TensorId> outputs, AttentionSpec* spec)
-      : graph_(graph), op_(op), inputs_(inputs), outputs_(outputs), spec_(spec) {}
+  // q, output: the ports, which may be of another type than the op's.
+  FirstClassResolver(const Graph& graph, const Op& op, TensorId q, TensorId output,
+                     absl::Span<const TensorId> inputs, absl::Span<const TensorId> outputs,
+                     AttentionSpec* spec)
+      : graph_(graph),
+        op_(op),
+        q_(q),
+        output_(output),
+        inputs_(inputs),
+        outputs_(outputs),
+        spec_(spec) {}
 
   bool Resolve();
   const std::string& why() const { return why_; }
@@ -57,6 +65,7 @@ class FirstClassResolver {
 
   const Graph& graph_;
   const Op& op_;
+  const TensorId q_, output_;
   absl::Span<const TensorId> inputs_, outputs_;
   AttentionSpec* spec_;
   std::string why_;
@@ -183,8 +192,8 @@ bool FirstClassResolver::Resolve() {
     spec_->steps.push_back(ConstantStep(Step::kTanh, 0.f));
     spec_->steps.push_back(ConstantStep(Step::kMultiply, *cap));
   }
-  if (!PlaceRows(op_.inputs[0], false, k[3], &spec_->q) || !Masks() ||
-      !PlaceRows(op_.outputs[0], true, v[3], &spec_->output) ||
+  if (!PlaceRows(q_, false, k[3], &spec_->q) || !Masks() ||
+      !PlaceRows(output_, true, v[3], &spec_->output) ||
       (op_.outputs.size() > 1 && !PlaceRows(op_.outputs[1], true, 1, &spec_->stats))) {
     return false;
   }
@@ -193,7 +202,8 @@ bool FirstClassResolver::Resolve() {
 
 bool Resolver::ResolveFirstClass() {
   const Op& attention = op(match_.first_class);
-  FirstClassResolver resolver(graph_, attention, inputs_, outputs_, spec_);
+  FirstClassResolver resolver(graph_, attention, match_.q.source, match_.output, inputs_, outputs_,
+                              spec_);
   if (!resolver.Resolve()) return Fail(resolver.why());
   // K and V lie over the heads of theirs.
   rank_ = 4;
@@ -203,10 +213,25 @@ bool Resolver::ResolveFirstClass() {
   }
   frame_ = {spec_->batch[0], spec_->batch[1], spec_->kv_len, spec_->head_size};
   int64_t scores_rotated = 0;
+  // Of an operand of the op, or of its output.
+  const auto add = [&](absl::Span<const OpIndex> ops, TensorId id, int64_t* rotated) {
+    Rotations rotations;
+    const Dims& dims = *tensor(id).dims;
+    for (const OpIndex index : ops) {
+      if (op(index).kind == OpKind::kHadamard) {
+        rotations.push_back({index, PlacesAlongLastAxis(dims)});
+      }
+    }
+    return AddRotations(rotations, dims, static_cast<int>(dims.size()) - 1, rotated);
+  };
+  std::vector<OpIndex> before;
+  for (const ChainOp& step : match_.q.ops) before.push_back(step.op);
   return ResolveSegments(match_.k, 2, 3, attention, &spec_->k, &scores_rotated) &&
-         ResolveRotation(attention, "K", scores_rotated, &spec_->q_hadamard) &&
+         add(before, attention.inputs[0], &scores_rotated) &&
+         ResolveRotation(attention, "Q and K", scores_rotated, &spec_->q_hadamard) &&
          ResolveSegments(match_.v, 2, 3, attention, &spec_->v, &output_rotated_) &&
-         ResolveRotation(attention, "V", output_rotated_, &spec_->output_hadamard);
+         add(match_.output_ops, attention.outputs[0], &output_rotated_) &&
+         ResolveRotation(attention, "V and the output", output_rotated_, &spec_->output_hadamard);
 }
 
 }  // namespace kvant

@@ -57,7 +57,7 @@ struct StepMatch {
 };
 
 struct AttentionMatch {
-  // A ScaledDotProductAttention op; of what is below, only k and v are set then.
+  // A ScaledDotProductAttention op; of what is below, only q, k, v, output_ops and output are set.
   OpIndex first_class = Graph::kNoOp;
 
   OpIndex qk = Graph::kNoOp;  // MatMul

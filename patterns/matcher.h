@@ -13,6 +13,11 @@
 
 namespace kvant {
 
+// What is matched before and behind the first-class op.
+inline bool ConvertsOrRotates(OpKind kind) {
+  return kind == OpKind::kTypeCast || kind == OpKind::kHadamard;
+}
+
 // One attempt per SoftMax, ScaledDotProductAttention or Exp of a finalized graph. An attempt is one
 // walk: each op that it meets either continues the match or ends it with a miss. An op elsewhere in
 // a model, which was never going to be attention, is neither.

@@ -22,6 +22,16 @@ std::optional<size_t> FirstSegment(OpKind kind) {
 
 void AttentionMatcher::MatchInputs() {
   if (match_->first_class != Graph::kNoOp) {
+    Chain& q = match_->q;
+    q.present = true;
+    q.source = op(match_->first_class).inputs[0];
+    for (OpIndex producer = Producer(q.source);
+         producer != Graph::kNoOp && ConvertsOrRotates(op(producer).kind);
+         producer = Producer(q.source)) {
+      q.ops.push_back({producer, 0});
+      q.source = op(producer).inputs[0];
+    }
+    std::reverse(q.ops.begin(), q.ops.end());
     match_->k = MatchSegments(op(match_->first_class).inputs[1]);
     match_->v = MatchSegments(op(match_->first_class).inputs[2]);
     return;

@@ -109,7 +109,10 @@ void Partitioner::MatchAll() {
     } else if (kind == OpKind::kScaledDotProductAttention) {
       auto match = std::make_shared<AttentionMatch>();
       if (!matcher.MatchFirstClass(index, match.get())) {
-        *match = AttentionMatch{.first_class = index};  // with all of its inputs as ports
+        // With all of its inputs as ports.
+        const Op& op = graph_.ops()[index];
+        *match = AttentionMatch{.first_class = index, .output = op.outputs[0]};
+        match->q.source = op.inputs[0];
       }
       Take(std::move(match));
     } else if (kind == OpKind::kExp) {

@@ -31,8 +31,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// In C any int may be in an enum, and so may it in C++ with this.
 #ifdef __cplusplus
+#define KVANT_ENUM(name) enum name : int
 extern "C" {
+#else
+#define KVANT_ENUM(name) enum name
 #endif
 
 // It grows by one where something that was there changes or goes; what is added does not count.
@@ -41,17 +45,17 @@ int32_t kvant_abi_version(void);
 // Of kvant, "0.1.0".
 const char* kvant_version(void);
 
-typedef enum kvant_status {
-  KVANT_OK = 0,
-  KVANT_INVALID_GRAPH = 1,      // cycles, two producers, tensors that disagree
-  KVANT_INVALID_GRAPH_OP = 2,   // counts, types, attributes of an op
-  KVANT_INVALID_SHAPE = 3,      // shapes that contradict each other
-  KVANT_INVALID_DATA_TYPE = 4,  // a type that the op does not take
-  KVANT_INVALID_ARGUMENTS = 5,  // a bad argument to a call
-  KVANT_UNIMPLEMENTED = 6,      // nothing here can run it
-  KVANT_INVALID_JSON = 7,       // malformed text, or not a graph
-  KVANT_OUT_OF_MEMORY = 8,
-  KVANT_INTERNAL = 9,
+typedef KVANT_ENUM(kvant_status){
+    KVANT_OK = 0,
+    KVANT_INVALID_GRAPH = 1,      // cycles, two producers, tensors that disagree
+    KVANT_INVALID_GRAPH_OP = 2,   // counts, types, attributes of an op
+    KVANT_INVALID_SHAPE = 3,      // shapes that contradict each other
+    KVANT_INVALID_DATA_TYPE = 4,  // a type that the op does not take
+    KVANT_INVALID_ARGUMENTS = 5,  // a bad argument to a call
+    KVANT_UNIMPLEMENTED = 6,      // nothing here can run it
+    KVANT_INVALID_JSON = 7,       // malformed text, or not a graph
+    KVANT_OUT_OF_MEMORY = 8,
+    KVANT_INTERNAL = 9,
 } kvant_status;
 
 // The sentence of this thread's last call that failed; empty before.
@@ -60,22 +64,10 @@ const char* kvant_error(void);
 const char* kvant_status_name(kvant_status status);
 
 // Element types. Those of less than a byte are packed, the first element in the lowest bits.
-typedef enum kvant_type {
-  KVANT_UNDEF = 0,
-  KVANT_F16 = 1,
-  KVANT_BF16 = 2,
-  KVANT_F32 = 3,
-  KVANT_S32 = 4,
-  KVANT_S8 = 5,
-  KVANT_U8 = 6,
-  KVANT_BOOLEAN = 7,
-  KVANT_F8_E5M2 = 8,
-  KVANT_F8_E4M3 = 9,
-  KVANT_S4 = 10,
-  KVANT_U4 = 11,
-  KVANT_S64 = 12,
-  KVANT_S2 = 13,
-  KVANT_U2 = 14,
+typedef KVANT_ENUM(kvant_type){
+    KVANT_UNDEF = 0, KVANT_F16 = 1, KVANT_BF16 = 2,    KVANT_F32 = 3,     KVANT_S32 = 4,
+    KVANT_S8 = 5,    KVANT_U8 = 6,  KVANT_BOOLEAN = 7, KVANT_F8_E5M2 = 8, KVANT_F8_E4M3 = 9,
+    KVANT_S4 = 10,   KVANT_U4 = 11, KVANT_S64 = 12,    KVANT_S2 = 13,     KVANT_U2 = 14,
 } kvant_type;
 // "f8_e4m3"; null for what is no type.
 const char* kvant_type_name(kvant_type type);
@@ -89,10 +81,10 @@ int32_t kvant_type_bits(kvant_type type);
 // A dim, or a stride, that is not known.
 #define KVANT_UNKNOWN_DIM INT64_MIN
 
-typedef enum kvant_property {
-  KVANT_VARIABLE = 0,
-  KVANT_CONSTANT = 1,     // an input that does not change between executions
-  KVANT_HOST_SCALAR = 2,  // f32, s32 or s64 without dims, read on the host on every engine
+typedef KVANT_ENUM(kvant_property){
+    KVANT_VARIABLE = 0,
+    KVANT_CONSTANT = 1,     // an input that does not change between executions
+    KVANT_HOST_SCALAR = 2,  // f32, s32 or s64 without dims, read on the host on every engine
 } kvant_property;
 
 // What is known of a tensor.
@@ -149,13 +141,9 @@ kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* ten
 kvant_status kvant_builder_constant(kvant_builder* builder, kvant_type type, double number,
                                     kvant_value* value);
 
-typedef enum kvant_attr_type {
-  KVANT_ATTR_S64 = 0,
-  KVANT_ATTR_F32 = 1,
-  KVANT_ATTR_BOOL = 2,
-  KVANT_ATTR_STRING = 3,
-  KVANT_ATTR_S64S = 4,
-  KVANT_ATTR_F32S = 5,
+typedef KVANT_ENUM(kvant_attr_type){
+    KVANT_ATTR_S64 = 0,    KVANT_ATTR_F32 = 1,  KVANT_ATTR_BOOL = 2,
+    KVANT_ATTR_STRING = 3, KVANT_ATTR_S64S = 4, KVANT_ATTR_F32S = 5,
 } kvant_attr_type;
 
 typedef struct kvant_attr {
@@ -195,11 +183,10 @@ kvant_status kvant_builder_build(kvant_builder* builder, kvant_graph** graph);
 
 typedef struct kvant_partitions kvant_partitions;
 
-typedef enum kvant_partition_kind {
-  KVANT_ATTENTION = 0,
-  KVANT_ATTENTION_BACKWARD = 1,
-  KVANT_STORE = 2,  // what is written into a cache
-  KVANT_OPS = 3,    // runs op by op
+typedef KVANT_ENUM(kvant_partition_kind){
+    KVANT_ATTENTION = 0, KVANT_ATTENTION_BACKWARD = 1,
+    KVANT_STORE = 2,  // what is written into a cache
+    KVANT_OPS = 3,    // runs op by op
 } kvant_partition_kind;
 
 typedef struct kvant_partition {
@@ -332,12 +319,9 @@ kvant_status kvant_cache_reorder(kvant_cache* cache, const int64_t* rows, size_t
 // A cache of its own with the same tokens.
 kvant_status kvant_cache_fork(const kvant_cache* cache, kvant_cache** fork);
 
-typedef enum kvant_part {
-  KVANT_PART_SINKS = 0,
-  KVANT_PART_CODES = 1,
-  KVANT_PART_SCALES = 2,
-  KVANT_PART_ZERO_POINTS = 3,
-  KVANT_PART_WINDOW = 4,
+typedef KVANT_ENUM(kvant_part){
+    KVANT_PART_SINKS = 0,       KVANT_PART_CODES = 1,  KVANT_PART_SCALES = 2,
+    KVANT_PART_ZERO_POINTS = 3, KVANT_PART_WINDOW = 4,
 } kvant_part;
 // A part of K (of V, if `values`) as it is stored, type and dims in `tensor`, [batch, heads, slots,
 // channels]; its memory is the cache's. A part that the scheme has not is null and of rank -1.

@@ -491,5 +491,20 @@ TEST(AttentionMatcher, FirstClassOpGivesTheSameViews) {
   EXPECT_EQ(spec.kv_lengths.strides[0], 1);
 }
 
+TEST(AttentionMatcher, FirstClassOpTakesWhatConvertsAndRotatesBesideIt) {
+  GraphBuilder g;
+  const auto rotated = [&](const char* name, int64_t block) {
+    return g.Hadamard(g.TypeCast(g.Input(name, kF16, {2, 4, 8, 32}), kF32), block);
+  };
+  const Value q = rotated("q", 16), k = rotated("k", 16), v = rotated("v", 1);
+  const Value out = g.ScaledDotProductAttention(q, k, v, {}).first;
+  g.Output("o", g.TypeCast(g.Hadamard(out, 32), kBF16));
+  const AttentionSpec spec = OnlySpec(Partitions(std::move(g)));
+  EXPECT_EQ(spec.q.type, kF16);
+  EXPECT_EQ(spec.output.type, kBF16);
+  EXPECT_EQ(spec.q_hadamard, 0) << "Q and K are rotated alike";
+  EXPECT_EQ(spec.output_hadamard, 32);
+}
+
 }  // namespace
 }  // namespace kvant
