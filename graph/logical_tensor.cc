@@ -95,6 +95,10 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
                        tensor.value->type() != tensor.type)) {
     return error("a value is that of a constant without dims, of its type");
   }
+  if (tensor.property == Property::kHostScalar &&
+      (tensor.rank() > 0 || (tensor.type != kF32 && tensor.type != kS32 && tensor.type != kS64))) {
+    return error("a host scalar is f32, s32 or s64, without dims");
+  }
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.rank() > kMaxRank) {
     return error(absl::StrCat("rank ", tensor.rank(), " exceeds ", kMaxRank));

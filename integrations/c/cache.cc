@@ -90,6 +90,13 @@ Port AttentionPort(const char* name, const kvant_cache& cache, const KvAttention
   return Port(name, tensor, cache.device);
 }
 
+Port SinksPort(const kvant_cache& cache, const KvAttentionOptions& options) {
+  LogicalTensor tensor;
+  tensor.type = kF32;
+  tensor.dims = Dims{options.query_heads};
+  return Port("sinks", tensor, cache.device);
+}
+
 static_assert(static_cast<int>(KvPart::kSinks) == KVANT_PART_SINKS);
 static_assert(static_cast<int>(KvPart::kCodes) == KVANT_PART_CODES);
 static_assert(static_cast<int>(KvPart::kScales) == KVANT_PART_SCALES);
@@ -232,14 +239,17 @@ kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_opt
     wanted.query_heads = given.query_heads;
     if (given.query_tokens != 0) wanted.query_tokens = given.query_tokens;
     wanted.scale = given.scale;
+    wanted.soft_cap = given.soft_cap;
+    wanted.window = given.window;
+    wanted.sinks = given.sinks;
     if (given.type != KVANT_UNDEF) {
       KVANT_ASSIGN_OR_RETURN(wanted.type, TypeOf(given.type));
     }
     KVANT_ASSIGN_OR_RETURN(auto made, cache->cache->Attention(wanted));
     const KvCacheOptions& sizes = cache->cache->options();
-    *attention = new kvant_attention{cache->cache, std::move(made),
-                                     AttentionPort("q", *cache, wanted, sizes.head_size),
-                                     AttentionPort("out", *cache, wanted, sizes.value_size())};
+    *attention = new kvant_attention{
+        cache->cache, std::move(made), AttentionPort("q", *cache, wanted, sizes.head_size),
+        AttentionPort("out", *cache, wanted, sizes.value_size()), SinksPort(*cache, wanted)};
     return absl::OkStatus();
   });
 }
@@ -247,13 +257,18 @@ kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_opt
 void kvant_attention_destroy(kvant_attention* attention) { delete attention; }
 
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
-                                     const DLTensor* q, const DLTensor* out) {
+                                     const DLTensor* q, const DLTensor* out,
+                                     const DLTensor* sinks) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"attention", attention}}));
     KVANT_ASSIGN_OR_RETURN(const Tensor queries, attention->q.Take(q));
     KVANT_ASSIGN_OR_RETURN(const Tensor result, attention->out.Take(out));
+    Tensor logits;
+    if (sinks != nullptr) {
+      KVANT_ASSIGN_OR_RETURN(logits, attention->sinks.Take(sinks));
+    }
     return attention->attention->Execute(Stream(attention->cache->engine(), stream), layer, queries,
-                                         result);
+                                         result, logits);
   });
 }
 

@@ -343,15 +343,19 @@ typedef struct kvant_attention_options {
   int64_t query_tokens;  // the last of each sequence; 0: 1
   kvant_type type;       // of queries and output: f32, f16 or bf16; KVANT_UNDEF: f32
   float scale;           // 0: 1 / sqrt(head_size)
+  float soft_cap;        // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+  int64_t window;        // the last tokens up to its own that a query sees; 0: all
+  bool sinks;            // executions take a logit for each query head
 } kvant_attention_options;
 
 // Compiles, or finds, attention over the cache, which it keeps alive.
 kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_options* options,
                                    kvant_attention** attention);
 void kvant_attention_destroy(kvant_attention* attention);
-// q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size.
+// q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size. sinks: f32
+// [query heads], where the options say so; null otherwise.
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
-                                     const DLTensor* q, const DLTensor* out);
+                                     const DLTensor* q, const DLTensor* out, const DLTensor* sinks);
 // The kernel that runs for a layer; and in a sentence, with why nothing better does. Of this
 // thread.
 kvant_status kvant_attention_kernel(const kvant_attention* attention, int64_t layer,

@@ -151,12 +151,16 @@ std::string Describe(const DLTensor& tensor) {
   const std::optional<DataType> type = TypeOf(tensor.dtype);
   const std::string dims =
       tensor.ndim > 0 ? DimsToString(absl::MakeConstSpan(tensor.shape, tensor.ndim)) : "";
+  static constexpr std::string_view kCodes[] = {"s", "u", "f"};
+  const bool plain = tensor.dtype.code <= kDLFloat && tensor.dtype.lanes == 1;
   const std::string name =
       type ? std::string(DataTypeName(*type))
-           : absl::StrCat(
-                 "DLPack type ", tensor.dtype.code, " of ", tensor.dtype.bits, " bits",
-                 tensor.dtype.lanes == 1 ? "" : absl::StrCat(" and ", tensor.dtype.lanes, " lanes"),
-                 " ");
+      : plain
+          ? absl::StrCat(std::string(kCodes[tensor.dtype.code]), tensor.dtype.bits)
+          : absl::StrCat(
+                "DLPack type ", tensor.dtype.code, " of ", tensor.dtype.bits, " bits",
+                tensor.dtype.lanes == 1 ? "" : absl::StrCat(" and ", tensor.dtype.lanes, " lanes"),
+                " ");
   return absl::StrCat(name, "[", dims, "]");
 }
 

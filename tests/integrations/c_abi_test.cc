@@ -220,8 +220,7 @@ TEST(CAbiTest, TensorsThatDoNotFitAreNamed) {
   };
   DLTensor wrong = data.q.dl;
   wrong.dtype = {kDLFloat, 64, 1};
-  EXPECT_EQ(error(wrong),
-            "input 'q' is DLPack type 2 of 64 bits [1,3,1,16], but must be f32[1,3,1,16]");
+  EXPECT_EQ(error(wrong), "input 'q' is f64[1,3,1,16], but must be f32[1,3,1,16]");
   wrong.dtype = {kDLFloat, 16, 1};
   EXPECT_EQ(error(wrong), "input 'q' is f16[1,3,1,16], but must be f32[1,3,1,16]");
   wrong = data.q.dl;
@@ -355,7 +354,7 @@ TEST(CAbiTest, NullPointersAreRefused) {
   EXPECT_STREQ(kvant_error(), "engine is null");
   EXPECT_EQ(kvant_execute(nullptr, nullptr, nullptr, 0, nullptr, 0), KVANT_INVALID_ARGUMENTS);
   EXPECT_EQ(kvant_cache_append(nullptr, 0, nullptr, nullptr, nullptr), KVANT_INVALID_ARGUMENTS);
-  EXPECT_EQ(kvant_attention_execute(nullptr, nullptr, 0, nullptr, nullptr),
+  EXPECT_EQ(kvant_attention_execute(nullptr, nullptr, 0, nullptr, nullptr, nullptr),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_EQ(kvant_cache_length(nullptr, 0, 0), 0);
   EXPECT_EQ(kvant_graph_inputs(nullptr), 0);

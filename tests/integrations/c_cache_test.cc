@@ -53,7 +53,7 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   const Attention attention(made);
   Array<float> q({2, 6, 1, 8}, kDLFloat), o({2, 6, 1, 8}, kDLFloat);
   q.Fill([](double i) { return std::sin(i * 0.37); });
-  ASSERT_OK(kvant_attention_execute(attention.get(), nullptr, 0, &q.dl, &o.dl));
+  ASSERT_OK(kvant_attention_execute(attention.get(), nullptr, 0, &q.dl, &o.dl, nullptr));
   for (int64_t b = 0; b < 2; ++b) {
     for (int64_t h = 0; h < 6; ++h) {
       std::vector<double> out(8);
@@ -79,9 +79,39 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   ASSERT_OK(kvant_attention_kernel(attention.get(), 0, &text));
   EXPECT_THAT(text, testing::StartsWith("cpu/"));
   Array<float> wrong({2, 6, 8, 1}, kDLFloat);
-  EXPECT_EQ(kvant_attention_execute(attention.get(), nullptr, 0, &wrong.dl, &o.dl),
+  EXPECT_EQ(kvant_attention_execute(attention.get(), nullptr, 0, &wrong.dl, &o.dl, nullptr),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "q is f32[2,6,8,1], but must be f32[2,6,1,8]");
+}
+
+TEST(CAbiCacheTest, SinksAreTakenWhereTheyAreWanted) {
+  const F32Cache f32(MakeEngine().get());
+  kvant_cache* const cache = f32.cache.get();
+  Array<float> k({2, 3, 5, 8}, kDLFloat), q({2, 3, 1, 8}, kDLFloat), o({2, 3, 1, 8}, kDLFloat);
+  k.Fill([](double) { return 1; });
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &k.dl, nullptr));
+  kvant_attention_options options = {};
+  options.size = sizeof options;
+  options.query_heads = 3;
+  options.window = 3;
+  options.sinks = true;
+  kvant_attention* made = nullptr;
+  ASSERT_OK(kvant_cache_attention(cache, &options, &made));
+  const Attention attention(made);
+  // Scores are 0: of e^0 three times and e^sink, the former count.
+  Array<float> sinks({3}, kDLFloat);
+  sinks.data = {0, std::log(3.f), -1000};
+  ASSERT_OK(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &sinks.dl));
+  for (int64_t b = 0; b < 2; ++b) {
+    EXPECT_NEAR(o.data[(b * 3 + 0) * 8], 0.75, 1e-6);
+    EXPECT_NEAR(o.data[(b * 3 + 1) * 8], 0.5, 1e-6);
+    EXPECT_NEAR(o.data[(b * 3 + 2) * 8], 1, 1e-6);
+  }
+  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, nullptr),
+            KVANT_INVALID_ARGUMENTS);
+  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &q.dl),
+            KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "sinks is f32[2,3,1,8], but must be f32[3]");
 }
 
 TEST(CAbiCacheTest, CacheLivesAsKvCacheDoes) {

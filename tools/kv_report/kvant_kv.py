@@ -52,7 +52,8 @@ _CacheOptions = _struct(
 _CacheBytes = _struct("_CacheBytes", ("codes", _I64), ("parameters", _I64), ("window", _I64),
                       ("bookkeeping", _I64), ("total", _I64))
 _AttentionOptions = _struct("_AttentionOptions", ("query_heads", _I64), ("query_tokens", _I64),
-                            ("type", ctypes.c_int), ("scale", ctypes.c_float))
+                            ("type", ctypes.c_int), ("scale", ctypes.c_float), ("soft_cap", ctypes.c_float),
+                            ("window", _I64), ("sinks", ctypes.c_bool))
 _Described = _struct("_Described", ("id", ctypes.c_uint64), ("name", _TEXT), ("type", ctypes.c_int),
                      ("property", ctypes.c_int), ("rank", ctypes.c_int32), ("dims", ctypes.POINTER(_I64)),
                      ("strides", ctypes.POINTER(_I64)), ("bytes", _I64))
@@ -117,7 +118,7 @@ class Cache:
         """Causal over what is held; the last query is the last token's."""
         output = np.empty_like(q)
         self.library.call("attention_execute", self._attention(q.shape[1], q.shape[2]), None, _I64(layer),
-                          ctypes.byref(_Tensor(q)), ctypes.byref(_Tensor(output)))
+                          ctypes.byref(_Tensor(q)), ctypes.byref(_Tensor(output)), None)
         return output
 
     def teacher_force(self, layer, q, k, v):
@@ -134,7 +135,8 @@ class Cache:
             for tensor, array, axis in (*zip(whole, (k, v), (2, 2)), *zip(turned, (queries, outputs), (0, 0))):
                 tensor.byte_offset = token * array.strides[axis]
             call("cache_append", self.handle, layer, ctypes.byref(whole[0]), ctypes.byref(whole[1]), None)
-            call("attention_execute", attention, None, layer, ctypes.byref(turned[0]), ctypes.byref(turned[1]))
+            call("attention_execute", attention, None, layer, ctypes.byref(turned[0]), ctypes.byref(turned[1]),
+                 None)
         return np.ascontiguousarray(outputs.transpose(1, 2, 0, 3))
 
     def reset(self):

@@ -1,0 +1,356 @@
+// KV caches and attention over them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "call.h"
+#include "describe.h"
+#include "module.h"
+#include "tensor_view.h"
+
+namespace kvant_python {
+namespace {
+
+struct Cache {
+  CacheHandle handle;
+  int64_t layers, batch;
+};
+
+struct Attention {
+  AttentionHandle handle;
+};
+
+using Scales = std::vector<std::vector<float>>;
+
+std::vector<kvant_scales> ScalesOf(const Scales& layers) {
+  std::vector<kvant_scales> result;
+  for (const auto& values : layers) result.push_back({values.data(), values.size()});
+  return result;
+}
+
+struct Options {
+  std::vector<std::string> schemes;  // one, or one for each layer
+  int64_t layers, batch, heads, head_size, v_head_size, capacity, rollback;
+  bool allow_non_finite;
+  Scales k_scales, v_scales;
+
+  // Calls it with what the C ABI takes.
+  template <typename F>
+  void Use(const F& call) const {
+    std::vector<const char*> names;
+    for (const auto& scheme : schemes) names.push_back(scheme.c_str());
+    CheckCount("schemes", schemes.size() == 1 ? layers : schemes.size());
+    if (!k_scales.empty()) CheckCount("k_scales", k_scales.size());
+    if (!v_scales.empty()) CheckCount("v_scales", v_scales.size());
+    const auto k = ScalesOf(k_scales), v = ScalesOf(v_scales);
+    auto options = Sized<kvant_cache_options>();
+    if (names.size() == 1) {
+      options.scheme = names[0];
+    } else {
+      options.layer_schemes = names.data();
+    }
+    options.layers = layers;
+    options.batch = batch;
+    options.heads = heads;
+    options.head_size = head_size;
+    options.v_head_size = v_head_size;
+    options.capacity = capacity;
+    options.rollback = rollback;
+    options.allow_non_finite = allow_non_finite;
+    if (!k.empty()) options.k_scales = k.data();
+    if (!v.empty()) options.v_scales = v.data();
+    call(options);
+  }
+
+ private:
+  void CheckCount(const char* what, int64_t count) const {
+    // Zero stands for the default in the C ABI, which a caller of Python does not mean.
+    if (layers < 1 || batch < 1 || heads < 1) {
+      Invalid("a cache of " + std::to_string(layers) + " layers, " + std::to_string(batch) +
+              " sequences and " + std::to_string(heads) + " heads: each must be at least 1");
+    }
+    if (count != layers) {
+      Invalid(std::to_string(layers) + " layers need as many " + what + ", not " +
+              std::to_string(count));
+    }
+  }
+};
+
+nb::tuple TupleOf(const kvant_cache_bytes& bytes) {
+  return nb::make_tuple(bytes.codes, bytes.parameters, bytes.window, bytes.bookkeeping,
+                        bytes.total);
+}
+
+// Counts for rows, or nothing.
+using Counts = std::optional<std::vector<int64_t>>;
+
+void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const Counts& counts) {
+  CheckNotForked();
+  if (counts && counts->size() != static_cast<size_t>(self.batch)) {
+    Invalid("append needs counts for " + std::to_string(self.batch) + " rows, not " +
+            std::to_string(counts->size()));
+  }
+  static const Use kKeys{"k"}, kValues{"v"};
+  TensorView keys, values;
+  keys.Read(k, kKeys);
+  values.Read(v, kValues);
+  Run([&] {
+    return kvant_cache_append(self.handle.get(), layer, &keys.tensor(), &values.tensor(),
+                              counts ? counts->data() : nullptr);
+  });
+}
+
+kvant_type TypeOf(const DLTensor& tensor) {
+  const DLDataType& type = tensor.dtype;
+  if (type.code == kDLFloat && type.bits == 16) return KVANT_F16;
+  if (type.code == kDLBfloat) return KVANT_BF16;
+  if (type.code == kDLFloat && type.bits == 32) return KVANT_F32;
+  Invalid("q must be f32, f16 or bf16");
+}
+
+// What is asked of attention beside its shape.
+struct Terms {
+  float scale, soft_cap;
+  int64_t window;
+  bool sinks;
+};
+
+AttentionHandle AttentionOf(const Cache& self, int64_t query_heads, int64_t query_tokens,
+                            kvant_type type, const Terms& terms) {
+  auto options = Sized<kvant_attention_options>();
+  options.query_heads = query_heads;
+  options.query_tokens = query_tokens;
+  options.type = type;
+  options.scale = terms.scale;
+  options.soft_cap = terms.soft_cap;
+  options.window = terms.window;
+  options.sinks = terms.sinks;
+  kvant_attention* attention;
+  Run([&] { return kvant_cache_attention(self.handle.get(), &options, &attention); });
+  return AttentionHandle(attention);
+}
+
+void ExecuteAttention(const kvant_attention* attention, int64_t layer, const TensorView& q,
+                      nb::handle out, nb::handle sinks) {
+  static const Use kOut{"out", true}, kSinks{"sinks"};
+  TensorView output, logits;
+  output.Read(out, kOut);
+  if (!sinks.is_none()) logits.Read(sinks, kSinks);
+  Run([&] {
+    return kvant_attention_execute(attention, nullptr, layer, &q.tensor(), &output.tensor(),
+                                   sinks.is_none() ? nullptr : &logits.tensor());
+  });
+}
+
+const Use kQueries{"q"};
+
+// kvant keeps what it compiled for the shapes and types that were asked for last.
+void Attend(const Cache& self, int64_t layer, nb::handle q, nb::handle out, float scale,
+            float soft_cap, int64_t window, nb::handle sinks) {
+  CheckNotForked();
+  TensorView queries;
+  queries.Read(q, kQueries);
+  const DLTensor& tensor = queries.tensor();
+  if (tensor.ndim != 4) {
+    Invalid("q must be [batch, query heads, query tokens, head size], but has " +
+            std::to_string(tensor.ndim) + " dims");
+  }
+  if (tensor.shape[1] < 1 || tensor.shape[2] < 1) Invalid("q has no heads or no tokens");
+  const AttentionHandle attention =
+      AttentionOf(self, tensor.shape[1], tensor.shape[2], TypeOf(tensor),
+                  {scale, soft_cap, window, !sinks.is_none()});
+  ExecuteAttention(attention.get(), layer, queries, out, sinks);
+}
+
+// A read-only array over the cache's memory, which keeps the cache; None for a part that is not
+// there.
+nb::object Part(nb::handle_t<Cache> self, int64_t layer, bool values, int part) {
+  CheckNotForked();
+  auto tensor = Sized<kvant_tensor>();
+  const void* data = nullptr;
+  Check(kvant_cache_part(nb::cast<const Cache&>(self).handle.get(), layer, values,
+                         static_cast<kvant_part>(part), &tensor, &data));
+  if (tensor.rank < 0 || data == nullptr) return nb::none();
+  const int bits = kvant_type_bits(tensor.type);
+  std::vector<size_t> dims(tensor.dims, tensor.dims + tensor.rank);
+  nb::dlpack::dtype type{static_cast<uint8_t>(nb::dlpack::dtype_code::UInt),
+                         static_cast<uint8_t>(std::max(bits, 8)), 1};
+  if (tensor.type == KVANT_F32 || tensor.type == KVANT_F16) {
+    type.code = static_cast<uint8_t>(nb::dlpack::dtype_code::Float);
+  } else if (tensor.type == KVANT_S8 || tensor.type == KVANT_S32 || tensor.type == KVANT_S64) {
+    type.code = static_cast<uint8_t>(nb::dlpack::dtype_code::Int);
+  }
+  const size_t in_byte = bits < 8 ? 8 / bits : 1;
+  std::vector<int64_t> strides;
+  for (int32_t d = 0; tensor.strides != nullptr && d < tensor.rank; ++d) {
+    strides.push_back(d + 1 == tensor.rank ? 1 : tensor.strides[d] / static_cast<int64_t>(in_byte));
+  }
+  if (!dims.empty()) dims.back() = (dims.back() + in_byte - 1) / in_byte;
+  nb::ndarray<nb::numpy, nb::ro> array(data, dims.size(), dims.data(), self,
+                                       strides.empty() ? nullptr : strides.data(), type);
+  return nb::cast(array, nb::rv_policy::reference);
+}
+
+nb::list Ranges(const Cache& self, int64_t layer, bool values, int64_t row) {
+  CheckNotForked();
+  kvant_range ranges[3];
+  Check(kvant_cache_ranges(self.handle.get(), layer, values, row, ranges));
+  nb::list result;
+  for (const kvant_range& range : ranges) result.append(nb::make_tuple(range.first, range.tokens));
+  return result;
+}
+
+template <auto call>
+void ForRows(const Cache& self, const std::vector<int64_t>& rows) {
+  CheckNotForked();
+  Run([&] { return call(self.handle.get(), rows.data(), rows.size()); });
+}
+
+void BindCache(nb::module_& m) {
+  nb::class_<Cache>(m, "Cache")
+      .def(
+          "__init__",
+          [](Cache* self, const Engine& engine, const Options& options) {
+            CheckNotForked();
+            kvant_cache* cache;
+            options.Use([&](const kvant_cache_options& c) {
+              Run([&] { return kvant_cache_create(engine.handle.get(), &c, &cache); });
+            });
+            new (self) Cache{CacheHandle(cache), options.layers, options.batch};
+          },
+          nb::arg("engine"), nb::arg("options"))
+      .def("append", &Append, nb::arg("layer"), nb::arg("k").none(), nb::arg("v").none(),
+           nb::arg("counts").none() = nb::none())
+      .def("attend", &Attend, nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(),
+           nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none())
+      .def(
+          "attention",
+          [](const Cache& self, int64_t query_heads, int64_t query_tokens, const char* type,
+             float scale, float soft_cap, int64_t window, bool sinks) {
+            CheckNotForked();
+            return Attention{AttentionOf(self, query_heads, query_tokens,
+                                         kvant_python::TypeOf(type),
+                                         {scale, soft_cap, window, sinks})};
+          },
+          nb::arg("query_heads"), nb::arg("query_tokens"), nb::arg("type"), nb::arg("scale"),
+          nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks"))
+      .def(
+          "length",
+          [](const Cache& self, int64_t layer, int64_t row) {
+            return kvant_cache_length(self.handle.get(), layer, row);
+          },
+          nb::arg("layer"), nb::arg("row"))
+      .def("crop", &ForRows<kvant_cache_crop>, nb::arg("tokens"))
+      .def("reorder", &ForRows<kvant_cache_reorder>, nb::arg("rows"))
+      .def("reset",
+           [](const Cache& self) {
+             CheckNotForked();
+             Run([&] { return kvant_cache_reset(self.handle.get()); });
+           })
+      .def("fork",
+           [](const Cache& self) {
+             CheckNotForked();
+             kvant_cache* fork;
+             Run([&] { return kvant_cache_fork(self.handle.get(), &fork); });
+             return Cache{CacheHandle(fork), self.layers, self.batch};
+           })
+      .def("bytes",
+           [](const Cache& self) {
+             auto bytes = Sized<kvant_cache_bytes>();
+             Check(kvant_cache_memory(self.handle.get(), &bytes));
+             return TupleOf(bytes);
+           })
+      .def("used_bytes",
+           [](const Cache& self) { return kvant_cache_used_bytes(self.handle.get()); })
+      .def("scratch_bytes",
+           [](const Cache& self) { return kvant_cache_scratch_bytes(self.handle.get()); })
+      .def(
+          "scheme",
+          [](const Cache& self, int64_t layer) {
+            const char* text;
+            Check(kvant_cache_scheme(self.handle.get(), layer, &text));
+            return text;
+          },
+          nb::arg("layer"))
+      .def("part", &Part, nb::arg("layer"), nb::arg("values"), nb::arg("part"))
+      .def("ranges", &Ranges, nb::arg("layer"), nb::arg("values"), nb::arg("row"));
+}
+
+nb::list Schemes() {
+  nb::list result;
+  for (size_t i = 0; i < kvant_schemes(); ++i) {
+    const char *name, *what;
+    Check(kvant_scheme_at(i, &name, &what));
+    result.append(nb::make_tuple(name, what));
+  }
+  return result;
+}
+
+}  // namespace
+
+void BindCaches(nb::module_& m) {
+  nb::class_<Options>(m, "CacheOptions")
+      .def(
+          "__init__",
+          [](Options* self, std::vector<std::string> schemes, int64_t layers, int64_t batch,
+             int64_t heads, int64_t head_size, int64_t v_head_size, int64_t capacity,
+             int64_t rollback, bool allow_non_finite, Scales k_scales, Scales v_scales) {
+            new (self) Options{std::move(schemes),
+                               layers,
+                               batch,
+                               heads,
+                               head_size,
+                               v_head_size,
+                               capacity,
+                               rollback,
+                               allow_non_finite,
+                               std::move(k_scales),
+                               std::move(v_scales)};
+          },
+          nb::arg("schemes"), nb::arg("layers"), nb::arg("batch"), nb::arg("heads"),
+          nb::arg("head_size"), nb::arg("v_head_size"), nb::arg("capacity"), nb::arg("rollback"),
+          nb::arg("allow_non_finite"), nb::arg("k_scales"), nb::arg("v_scales"))
+      .def("bytes", [](const Options& self) {
+        auto bytes = Sized<kvant_cache_bytes>();
+        self.Use([&](const kvant_cache_options& c) { Check(kvant_cache_bytes_for(&c, &bytes)); });
+        return TupleOf(bytes);
+      });
+
+  BindCache(m);
+
+  nb::class_<Attention>(m, "Attention")
+      .def(
+          "execute",
+          [](const Attention& self, int64_t layer, nb::handle q, nb::handle out, nb::handle sinks) {
+            CheckNotForked();
+            TensorView queries;
+            queries.Read(q, kQueries);
+            ExecuteAttention(self.handle.get(), layer, queries, out, sinks);
+          },
+          nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(), nb::arg("sinks").none())
+      .def(
+          "explain",
+          [](const Attention& self, int64_t layer) {
+            const char* text;
+            Check(kvant_attention_explain(self.handle.get(), layer, &text));
+            return text;
+          },
+          nb::arg("layer"));
+
+  m.def("schemes", &Schemes);
+  m.def(
+      "scheme_bits",
+      [](const char* scheme, int64_t head_size, int64_t heads) {
+        double bits;
+        Check(kvant_scheme_bits(scheme, head_size, heads, &bits));
+        return bits;
+      },
+      nb::arg("scheme"), nb::arg("head_size"), nb::arg("heads"));
+}
+
+}  // namespace kvant_python

@@ -1,0 +1,365 @@
+"""KV caches, and attention over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from . import _core
+from .checks import boolean, integer, integers, number, numbers, strings
+from .compiled import engine_for
+from .errors import invalid
+from .tensors import allocate, torch_like
+from .dtypes import type_name
+
+PARTS = ("sinks", "codes", "scales", "zero_points", "window")
+
+
+class CacheBytes(NamedTuple):
+    """Memory of a cache, in bytes.
+
+    ``codes`` is that of quantized tokens (of all where none is quantized), ``parameters`` that of
+    scales and zero points, ``window`` that of sinks and windows.
+    """
+
+    codes: int
+    parameters: int
+    window: int
+    bookkeeping: int
+    total: int
+
+
+class Range(NamedTuple):
+    """Slots of a ring: ``tokens`` of them, from ``first`` on, and from 0 on after the last."""
+
+    first: int
+    tokens: int
+
+
+class Ranges(NamedTuple):
+    """Which slots of a cache's three segments a row has."""
+
+    sinks: Range
+    quantized: Range
+    window: Range
+
+
+class KvCache:
+    """Keys and values of a model's layers, compressed as they come, and attention over them.
+
+        cache = kvant.KvCache("int4_g64_R128_s4", layers=32, heads=8, head_size=128, capacity=32768)
+        for each token, for each layer:
+            cache.append(layer, k, v)
+            o = cache.attend(layer, q)
+
+    Methods may be called from several threads at once.
+
+    Args:
+      scheme: how K and V are stored (``kvant.schemes()``, docs/kv_cache.md); a list gives each
+        layer its own.
+      layers, batch: of the model, and sequences.
+      heads: of K and V.
+      head_size: channels of a head of K; ``v_head_size`` of V, 0: as many.
+      capacity: tokens of a sequence; the memory is taken at once.
+      rollback: how many of the last tokens ``crop`` can take back where there is a window.
+      allow_non_finite: store NaN and infinity instead of refusing them.
+      k_scales, v_scales: static scales of each layer: 1, heads, or heads * head_size of them.
+      device, threads: as of ``kvant.compile``; the memory is the host's.
+    """
+
+    def __init__(
+        self,
+        scheme: str | Sequence[str] = "f16",
+        *,
+        head_size: int,
+        capacity: int,
+        layers: int = 1,
+        batch: int = 1,
+        heads: int = 1,
+        v_head_size: int = 0,
+        rollback: int = 0,
+        allow_non_finite: bool = False,
+        k_scales: Sequence[Sequence[float]] | None = None,
+        v_scales: Sequence[Sequence[float]] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        options = _options(
+            scheme,
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            head_size=head_size,
+            v_head_size=v_head_size,
+            capacity=capacity,
+            rollback=rollback,
+            allow_non_finite=allow_non_finite,
+            k_scales=k_scales,
+            v_scales=v_scales,
+        )
+        self._core = _core.Cache(engine_for(device, threads, None), options)
+        self.layers, self.batch, self.heads = layers, batch, heads
+        self.head_size, self.v_head_size = head_size, v_head_size or head_size
+        self.capacity, self.rollback = capacity, rollback
+
+    @staticmethod
+    def bytes_for(
+        scheme: str | Sequence[str] = "f16",
+        *,
+        head_size: int,
+        capacity: int,
+        layers: int = 1,
+        batch: int = 1,
+        heads: int = 1,
+        **options: Any,
+    ) -> CacheBytes:
+        """What a cache of these options takes, without making it."""
+        made = _options(
+            scheme,
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            head_size=head_size,
+            capacity=capacity,
+            **options,
+        )
+        return CacheBytes(*made.bytes())
+
+    def append(self, layer: int, k: Any, v: Any, counts: Sequence[int] | None = None) -> None:
+        """Appends tokens to a layer: k and v [batch, heads, tokens, head size], with any strides.
+
+        They are f32, f16 or bf16. counts [batch]: of row b only the first counts[b] tokens.
+        """
+        rows = None if counts is None else integers("counts", counts)
+        self._core.append(integer("layer", layer), k, v, rows)
+
+    def attend(
+        self,
+        layer: int,
+        q: Any,
+        out: Any = None,
+        scale: float | None = None,
+        *,
+        soft_cap: float | None = None,
+        window: int | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        """Attention of the last tokens' queries over a layer; returns the output.
+
+        Args:
+          q: [batch, query heads, query tokens, head size], dense; f32, f16 or bf16. Each query
+            sees what is not behind it.
+          out: of q's type, [batch, query heads, query tokens, v head size], dense; None: like q.
+          scale: of scores; None: 1 / sqrt(head size).
+          soft_cap: scores become cap * tanh(score / cap).
+          window: the last tokens up to its own that a query sees; None: all.
+          sinks: f32 [query heads], a logit that joins each softmax's denominator.
+        """
+        if out is None:
+            out = self._output(q)
+        layer = integer("layer", layer)
+        self._core.attend(layer, q, out, *_terms(scale, soft_cap, window), sinks)
+        return out
+
+    def attention(
+        self,
+        query_heads: int,
+        query_tokens: int = 1,
+        type: Any = "f32",
+        scale: float | None = None,
+        *,
+        soft_cap: float | None = None,
+        window: int | None = None,
+        sinks: bool = False,
+    ) -> Attention:
+        """Attention for one shape and type of queries, compiled; it says what runs.
+
+        ``sinks``: each call takes them. The rest is as of ``attend``.
+        """
+        core = self._core.attention(
+            integer("query_heads", query_heads),
+            integer("query_tokens", query_tokens),
+            type_name(type),
+            *_terms(scale, soft_cap, window),
+            boolean("sinks", sinks),
+        )
+        return Attention(self, core)
+
+    def length(self, layer: int = 0, row: int = 0) -> int:
+        """Tokens of a sequence in a layer."""
+        return self._core.length(integer("layer", layer), integer("row", row))
+
+    def crop(self, tokens: int | Sequence[int]) -> None:
+        """Takes sequences back to their first tokens, in all layers; a list gives each row's."""
+        if not isinstance(tokens, Iterable):
+            tokens = [integer("tokens", tokens)] * self.batch
+        rows = integers("tokens", tokens)
+        if len(rows) != self.batch:
+            raise invalid(f"crop needs tokens for {self.batch} rows, not {len(rows)}")
+        self._core.crop(rows)
+
+    def reset(self) -> None:
+        """Takes all tokens out."""
+        self._core.reset()
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was: beam search."""
+        self._core.reorder(integers("rows", rows))
+
+    def fork(self) -> KvCache:
+        """A cache of its own with the same tokens."""
+        core = self._core.fork()
+        copy = object.__new__(KvCache)
+        copy.__dict__.update(self.__dict__, _core=core)
+        return copy
+
+    @property
+    def bytes(self) -> CacheBytes:
+        """The memory of the cache."""
+        return CacheBytes(*self._core.bytes())
+
+    @property
+    def used_bytes(self) -> int:
+        """What its sequences hold of that now, in bytes."""
+        return self._core.used_bytes()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What attention computes in, in bytes; kept from the first execution on."""
+        return self._core.scratch_bytes()
+
+    def scheme(self, layer: int = 0) -> str:
+        """How a layer is stored, as text that the constructor takes."""
+        return self._core.scheme(integer("layer", layer))
+
+    def part(self, layer: int, values: bool, part: str) -> Any:
+        """A part of K (of V, if ``values``) as it is stored: [batch, heads, slots, channels].
+
+        A read-only numpy array over the cache's memory, which stays while the array does; None
+        where the scheme has no such part. Later calls change what it shows. bf16 is uint16, f8
+        and what is smaller than a byte uint8, packed along the last dim.
+
+        Args:
+          part: "sinks", "codes", "scales", "zero_points" or "window".
+        """
+        if part not in PARTS:
+            raise invalid(f"{part!r} is no part; parts are {', '.join(PARTS)}")
+        of_values = boolean("values", values)
+        return self._core.part(integer("layer", layer), of_values, PARTS.index(part))
+
+    def ranges(self, layer: int, values: bool, row: int = 0) -> Ranges:
+        """Which slots of sinks, quantized tokens and window a row of K (of V) has."""
+        of_values = boolean("values", values)
+        found = self._core.ranges(integer("layer", layer), of_values, integer("row", row))
+        return Ranges(*(Range(*each) for each in found))
+
+    def explain(self) -> str:
+        """The schemes of its layers, and its memory."""
+        schemes = [self.scheme(layer) for layer in range(self.layers)]
+        lines = [f"layers {layers}: {scheme}" for layers, scheme in _runs(schemes)]
+        used, total = self.used_bytes, self.bytes.total
+        return "\n".join([*lines, f"{used} of {total} bytes are used"])
+
+    def _output(self, q: Any) -> Any:
+        shape = getattr(q, "shape", None)
+        if shape is None or len(shape) != 4:
+            is_a = f"a {q.__class__.__name__}" if shape is None else list(shape)
+            raise invalid(f"q must be [batch, query heads, query tokens, head size], not {is_a}")
+        type = str(q.dtype).removeprefix("torch.")
+        if type not in ("float32", "float16", "bfloat16"):
+            raise invalid(f"q must be f32, f16 or bf16, not {type}")
+        dims = [*shape[:3], self.v_head_size]
+        return allocate("out", type_name(type), dims, None, torch_like([q]))
+
+    def __repr__(self) -> str:
+        return (
+            f"<kvant.KvCache {self.scheme(0)}: {self.layers} layers, {self.batch} sequences, "
+            f"{self.heads} heads of {self.head_size}, capacity {self.capacity}>"
+        )
+
+
+class Attention:
+    """Attention over a cache, for one shape and type of queries; ``KvCache.attention`` makes it."""
+
+    def __init__(self, cache: KvCache, core: _core.Attention) -> None:
+        self._cache, self._core = cache, core
+
+    def __call__(self, layer: int, q: Any, out: Any = None, sinks: Any = None) -> Any:
+        """As ``KvCache.attend``."""
+        if out is None:
+            out = self._cache._output(q)
+        self._core.execute(integer("layer", layer), q, out, sinks)
+        return out
+
+    def explain(self, layer: int | None = None) -> str:
+        """What runs for a layer, or for all, and why nothing better does."""
+        if layer is not None:
+            return self._core.explain(integer("layer", layer))
+        texts = [self._core.explain(layer) for layer in range(self._cache.layers)]
+        return "\n".join(f"layers {layers}:\n{text}" for layers, text in _runs(texts))
+
+
+def schemes() -> dict[str, str]:
+    """Schemes that have names, and what each is."""
+    return dict(_core.schemes())
+
+
+def scheme_bits(scheme: str, head_size: int = 128, heads: int = 1) -> float:
+    """What an element of K or V takes in the long run, in bits, scales included."""
+    name = strings("scheme", scheme)[0]
+    return _core.scheme_bits(name, integer("head_size", head_size), integer("heads", heads))
+
+
+def _options(
+    scheme: str | Sequence[str],
+    *,
+    layers: int,
+    batch: int,
+    heads: int,
+    head_size: int,
+    capacity: int,
+    v_head_size: int = 0,
+    rollback: int = 0,
+    allow_non_finite: bool = False,
+    k_scales: Sequence[Sequence[float]] | None = None,
+    v_scales: Sequence[Sequence[float]] | None = None,
+) -> _core.CacheOptions:
+    return _core.CacheOptions(
+        strings("scheme", scheme),
+        integer("layers", layers),
+        integer("batch", batch),
+        integer("heads", heads),
+        integer("head_size", head_size),
+        integer("v_head_size", v_head_size),
+        integer("capacity", capacity),
+        integer("rollback", rollback),
+        boolean("allow_non_finite", allow_non_finite),
+        [numbers("k_scales", layer) for layer in k_scales or ()],
+        [numbers("v_scales", layer) for layer in v_scales or ()],
+    )
+
+
+def _terms(
+    scale: float | None, soft_cap: float | None, window: int | None
+) -> tuple[float, float, int]:
+    """As the extension takes them: what is not given is 0."""
+    given = {
+        "scale": None if scale is None else number("scale", scale),
+        "soft_cap": None if soft_cap is None else number("soft_cap", soft_cap),
+        "window": None if window is None else integer("window", window),
+    }
+    for name, value in given.items():
+        if value == 0:
+            raise invalid(f"{name} must not be 0")
+    return given["scale"] or 0.0, given["soft_cap"] or 0.0, int(given["window"] or 0)
+
+
+def _runs(texts: list[str]) -> list[tuple[str, str]]:
+    """Texts that follow each other and are the same, as ("0-3", text)."""
+    runs: list[tuple[str, str]] = []
+    start = 0
+    for at in range(1, len(texts) + 1):
+        if at == len(texts) or texts[at] != texts[start]:
+            runs.append((str(start) if at == start + 1 else f"{start}-{at - 1}", texts[start]))
+            start = at
+    return runs

@@ -1,0 +1,77 @@
+"""Arguments as the extension takes them, or kvant.Error in words."""
+
+from __future__ import annotations
+
+import numbers as abstract
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .errors import Error, invalid
+
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+
+
+def _wrong(what: str, wanted: str, value: Any) -> Error:
+    return invalid(f"{what} must be {wanted}, not {value!r}")
+
+
+def integer(what: str, value: Any) -> int:
+    """An integer of 64 bits."""
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise _wrong(what, "an integer", value) from None
+    if not _LOWEST <= result <= _HIGHEST:
+        raise _wrong(what, "an integer of 64 bits", value)
+    return result
+
+
+def number(what: str, value: Any) -> float:
+    """A real number."""
+    if not isinstance(value, abstract.Real):
+        raise _wrong(what, "a number", value)
+    return float(value)
+
+
+def boolean(what: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise _wrong(what, "True or False", value)
+    return value
+
+
+def string(what: str, value: Any) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise _wrong(what, "a string", value)
+    return value
+
+
+def _items(what: str, wanted: str, value: Any) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise _wrong(what, wanted, value)
+    return list(value)
+
+
+def integers(what: str, value: Any) -> list[int]:
+    """A list of integers."""
+    return [integer(what, each) for each in _items(what, "a list of integers", value)]
+
+
+def numbers(what: str, value: Any) -> list[float]:
+    """A list of real numbers."""
+    return [number(what, each) for each in _items(what, "a list of numbers", value)]
+
+
+def dims(what: str, value: Any) -> list[int | None]:
+    """Dims, or strides; None for one that is not known."""
+    wanted = "a list of integers and None"
+    return [None if d is None else integer(what, d) for d in _items(what, wanted, value)]
+
+
+def strings(what: str, value: str | Sequence[str]) -> list[str]:
+    """One text, or a list of them."""
+    if isinstance(value, str):
+        return [value]
+    return [string(what, each) for each in _items(what, "a string or a list of strings", value)]

@@ -1,0 +1,347 @@
+"""torch.compile(model, backend="kvant"): attention by kvant, the rest by inductor.
+
+In Dynamo's graph scaled_dot_product_attention becomes one op, so that nothing takes it apart. In the
+graph of ATen ops, before any other decomposition, that op and what is spelt as two products around a
+softmax are looked at, with what dequantizes K and V: what kvant takes becomes kvant::attention, and
+what it does not is decomposed as ever. Every attention that was seen has a Report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from .. import errors
+from . import flex, ops, rules
+
+_library = torch.library.Library("kvant", "FRAGMENT")
+_library.define("sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? slopes, float? scale, "
+                "float? soft_cap, int left_window, int right_window, bool gqa) -> Tensor")
+
+
+@torch.library.impl(_library, "sdpa", "CompositeExplicitAutograd")
+def _sdpa(q: Any, k: Any, v: Any, mask: Any, slopes: Any, scale: Any, soft_cap: Any, left: int,
+          right: int, gqa: bool) -> Any:
+    """What attention is decomposed into that kvant does not take."""
+    result = _attend(q, k, v, mask, slopes, scale, soft_cap, left, right, gqa)
+    return result.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _attend(q: Any, k: Any, v: Any, mask: Any, slopes: Any, scale: Any, soft_cap: Any, left: int,
+            right: int, gqa: bool) -> Any:
+    if soft_cap is None and slopes is None and left < 0 and right <= 0:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale,
+                                              is_causal=right == 0, enable_gqa=gqa)
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    distance = (torch.arange(k.shape[2], device=q.device)
+                - torch.arange(q.shape[2], device=q.device)[:, None])
+    if slopes is not None:
+        scores = scores + slopes[:, None, None] * distance
+    hidden = distance < -left if left >= 0 else torch.zeros_like(distance, dtype=torch.bool)
+    if right >= 0:
+        hidden = hidden | (distance > right)
+    return torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).nan_to_num(0.0) @ v
+
+
+@torch.library.register_fake("kvant::sdpa", lib=_library)
+def _fake_sdpa(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    batch, heads, queries, _ = q.shape
+    return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What became of one attention."""
+
+    where: str
+    """The line that it is on."""
+    form: str
+    """How it is written: "scaled_dot_product_attention", "softmax of a product", "FlexAttention"."""
+    fused: bool
+    text: str
+    """What runs, or why kvant does not run it."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.form}: {self.text}"
+
+
+# By the module that was compiled, or the code of a function.
+_reports: weakref.WeakKeyDictionary[Any, list[list[Report]]] = weakref.WeakKeyDictionary()
+_reports_lock = threading.Lock()
+
+
+def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """The backend. Options: ``compressed_math`` ("f16" or "strict") as of kvant.torch.attention."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    options = dict(options.get("options") or options)
+    compressed_math = options.pop("compressed_math", "f16")
+    if options or compressed_math not in ("f16", "strict"):
+        raise errors.invalid('backend "kvant" has one option, compressed_math, "f16" or "strict", not '
+                             f"{options or compressed_math!r}")
+    reports: list[Report] = []
+    owner = _owner()
+    if owner is not None:
+        with _reports_lock:
+            _reports.setdefault(owner, []).append(reports)
+    why = ""
+    if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs):
+        why = "gradients are asked for, so it is left to PyTorch"
+    elif not _keep_flex(gm, reports):
+        why = "it is beside a FlexAttention that is inductor's, whose graph cannot be divided"
+    if why:
+        reports.extend(_report(node, False, why) for node in _calls(gm, F.scaled_dot_product_attention))
+        return compile_fx(gm, example_inputs)
+    _keep_sdpa(gm, reports)
+
+    def lower(aten_gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _fuse(aten_gm, compressed_math, reports)
+        fakes = [node.meta["val"] for node in aten_gm.graph.nodes if node.op == "placeholder"]
+        return compile_fx_inner(_decomposed(aten_gm, fakes), fakes)
+
+    return aot_autograd(fw_compiler=lower, inference_compiler=lower)(gm, example_inputs)
+
+
+def explain(compiled: Any) -> str:
+    """For each attention of a compiled model or function what became of it, and why: a line each.
+
+    Empty before its first call.
+    """
+    return "\n".join(str(report) for report in reports_of(compiled))
+
+
+def reports_of(compiled: Any) -> list[Report]:
+    """The reports of a model or function that torch.compile gave, in the order of its attentions.
+
+    Functions of one code, as closures are that a loop makes, share theirs.
+    """
+    original = getattr(compiled, "_orig_mod", None) or getattr(
+        compiled, "_torchdynamo_orig_callable", compiled)
+    # Where a graph breaks, modules within are compiled by themselves.
+    modules = list(original.modules()) if isinstance(original, torch.nn.Module) else []
+    code = getattr(getattr(original, "__func__", original), "__code__", None)
+    with _reports_lock:
+        found = [reports for owner, several in _reports.items()
+                 if any(owner is module for module in modules) or _is_part(owner, code)
+                 for reports in several]
+    # A graph that was compiled again, for other shapes, says the same again.
+    return list(dict.fromkeys(report for reports in found for report in reports))
+
+
+def _owner() -> Any:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        frame = InstructionTranslator.current_tx()
+    except AttributeError:
+        return None
+    names = [*frame.f_code.co_varnames[:1], "fn"]  # self, or what Dynamo's own wrapper calls
+    own = [frame.f_locals[name] for name in names if name in frame.f_locals]
+    return next((x for x in own if isinstance(x, torch.nn.Module)), frame.f_code)
+
+
+def _is_part(owner: Any, code: Any) -> bool:
+    """Dynamo compiles what is behind a graph break as a function of its own."""
+    if code is None or not isinstance(owner, types.CodeType):
+        return False
+    resumed = f"torch_dynamo_resume_in_{code.co_name}_"
+    return owner is code or (
+        owner.co_filename == code.co_filename and owner.co_name.startswith(resumed))
+
+
+def _calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is target]
+
+
+_FRAME = re.compile(r'File "(.*)", line (\d+)')
+
+
+def _report(node: fx.Node, fused: bool, text: str) -> Report:
+    """The line is the caller's, not torch's own."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    form = "softmax of a product"
+    if any(file.endswith("/flex_attention.py") for file, _ in frames):
+        form = "FlexAttention"
+    elif node.target is not rules.aten._softmax.default:
+        form = "scaled_dot_product_attention"
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames or [("?", "?")]
+    return Report(f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}", form, fused, text)
+
+
+def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
+    for node in _calls(gm, F.scaled_dot_product_attention):
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, node.args)), **node.kwargs}
+        q, v = (given[name].meta.get("example_value") for name in ("query", "value"))
+        why = ""
+        if given.get("dropout_p"):
+            why = "it has dropout"
+        elif q is None or q.dim() != 4 or v.dim() != 4:
+            why = "Q, K and V are not [batch, heads, tokens, channels]"
+        if why:
+            reports.append(_report(node, False, why))
+            continue
+        with gm.graph.inserting_before(node):
+            kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
+                given["query"], given["key"], given["value"], given.get("attn_mask"), None,
+                given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
+                bool(given.get("enable_gqa", False))))
+        kept.meta = dict(node.meta)
+        node.replace_all_uses_with(kept)
+        gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _keep_flex(gm: fx.GraphModule, reports: list[Report]) -> bool:
+    """Whether all can be kept; if one cannot, none is."""
+    nodes = _calls(gm, torch.ops.higher_order.flex_attention)
+    whys = [_read_flex(gm, node, replace=False) for node in nodes]
+    for node, why in zip(nodes, whys):
+        if any(whys):
+            reports.append(_report(node, False, why or "it is beside another that kvant does not take"))
+        else:
+            _read_flex(gm, node, replace=True)
+    if nodes and not any(whys):
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return not any(whys)
+
+
+def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
+    """Why it cannot be kept."""
+    q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = node.args
+    rest = [user for user in node.users
+            if user.target is not operator.getitem or user.args[1] != 0]
+    if any(user.users for user in rest):
+        return "its log-sum-exp is read"
+    try:
+        windows = flex.windows_of(getattr(gm, block_mask[-1].target))
+        scores = flex.scores_of(getattr(gm, score_mod.target))
+    except flex.Declined as why:
+        return str(why)
+    if not replace:
+        return ""
+    slopes = None
+    with gm.graph.inserting_before(node):
+        if scores.slopes is not None:
+            placeholders = [x for x in scores.slopes.graph.nodes if x.op == "placeholder"]
+            slopes = score_buffers[placeholders.index(scores.slopes) - 5]
+            if scores.sign < 0:
+                slopes = gm.graph.call_function(torch.neg, (slopes,))
+        kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
+            q, k, v, None, slopes, scale, scores.soft_cap, windows.left, windows.right, True))
+    kept.meta = dict(node.meta)
+    for user in list(node.users):
+        if user not in rest:
+            user.replace_all_uses_with(kept)
+    return ""
+
+
+def _fuse(gm: fx.GraphModule, compressed_math: str, reports: list[Report]) -> None:
+    for node in list(gm.graph.nodes):
+        if rules.is_call(node, torch.ops.kvant.sdpa.default):
+            *arguments, _ = node.args
+            found: Any = rules.Attention(node, *arguments)
+        elif rules.is_call(node, rules.aten._softmax.default):
+            found = rules.eager_attention(node)
+        else:
+            continue
+        if isinstance(found, str):
+            reports.append(_report(node, False, found))
+        elif found is not None:
+            reports.append(_report(node, *_lower(found, compressed_math)))
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+
+
+def _lower(found: rules.Attention, compressed_math: str) -> tuple[bool, str]:
+    """Puts kvant::attention in its place, if kvant takes it; what runs, or why not."""
+    before, notes = found.output, []
+    k, v = rules.unrepeated(found.k), rules.unrepeated(found.v)
+    if rules.shape(k)[1] != rules.shape(v)[1]:
+        k, v = found.k, found.v
+    sources: list[rules.Codes | None] = []
+    for name, node in (("K", k), ("V", v)):
+        try:
+            sources.append(rules.codes_of(node, before))
+        except rules.Declined as why:
+            notes.append(f"{name} is not read as codes: {why}")
+            sources.append(None)
+        else:
+            if sources[-1] is None and rules.is_computed_from_codes(node):
+                notes.append(f"{name} is computed from bytes, but by no chain that is read as codes")
+    forms = [sources, [None, None]] if any(sources) else [sources]
+    for form in forms:
+        arguments = _arguments(found, (k, v), form, compressed_math)
+        try:
+            described = [_describe(x) if isinstance(x, fx.Node) else x for x in arguments]
+            text = ops.explain(*described)
+        except errors.Error as why:
+            notes.append(str(why))
+            continue
+        call = rules.add(before, torch.ops.kvant.attention.default, *arguments)
+        call.meta = {**before.meta, "val": call.meta["val"]}
+        before.replace_all_uses_with(call)
+        read = [f"{name} is {codes}" for name, codes in zip("KV", form) if codes is not None]
+        return True, "; ".join([*read, text, *notes])
+    return False, "; ".join(notes)
+
+
+def _arguments(found: rules.Attention, plain: tuple[fx.Node, fx.Node],
+               form: Sequence[rules.Codes | None], compressed_math: str) -> tuple[Any, ...]:
+    data = [node if codes is None else codes.codes for node, codes in zip(plain, form)]
+    parameters = [x for codes in form
+                  for x in ((None, None) if codes is None else (codes.scales, codes.zero_points))]
+    types = ["" if codes is None else codes.type for codes in form]
+    return (found.q, *data, *parameters, found.mask, found.slopes, *types, found.scale,
+            found.soft_cap, found.left_window, found.right_window, _is_tokens_first(found.output),
+            compressed_math)
+
+
+def _is_tokens_first(output: fx.Node) -> bool:
+    """Whether those who read it were traced with [batch, tokens, heads, channels] in memory."""
+    return output.target is torch.ops.kvant.sdpa.default
+
+
+class _Described:
+    """What ops asks of a tensor, with numbers for what is symbolic."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        number = torch.fx.experimental.symbolic_shapes.optimization_hint
+        self.dtype, self.device = x.dtype, x.device
+        self.shape = tuple(d if isinstance(d, int) else number(d, 64) for d in x.shape)
+        self._stride = tuple(d if isinstance(d, int) else number(d, 64) for d in x.stride())
+
+    def stride(self) -> tuple[int, ...]:
+        return self._stride
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+def _describe(node: fx.Node) -> _Described:
+    return _Described(rules.value(node))
+
+
+def _decomposed(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
+    """As inductor wants it. Attention that kvant did not take is decomposed with the rest."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = {**select_decomp_table(), torch.ops.kvant.sdpa.default: _sdpa}
+    return make_fx(gm, decomposition_table=table)(*fakes)

@@ -1,0 +1,322 @@
+"""What attention and dequantization look like as ATen nodes.
+
+Nothing here changes a graph but by adding nodes that nobody uses yet. Where a rule says that a chain
+of views keeps the order of elements, it is row-major order, whatever memory looks like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dim,
+         aten.unsqueeze.default)
+COPIES = (aten.clone.default, aten.alias.default, aten.contiguous.default, aten.detach.default)
+CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.to.dtype)
+SHIFTS = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
+ANDS = (aten.bitwise_and.Scalar, aten.__and__.Scalar)
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def value(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node."""
+    return node.meta["val"]
+
+
+def shape(node: fx.Node) -> list[Any]:
+    return list(value(node).shape)
+
+
+def is_float(node: fx.Node) -> bool:
+    return value(node).dtype.is_floating_point
+
+
+def add(before: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new node, with its fake tensor."""
+    graph = before.graph
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, value))
+    return node
+
+
+def skip(node: Any, *targets: Any) -> Any:
+    while is_call(node, *targets):
+        node = node.args[0]
+    return node
+
+
+def skip_same(node: fx.Node) -> fx.Node:
+    """Behind what changes neither shape nor type."""
+    while is_call(node, *COPIES, *VIEWS, *CASTS, aten.expand.default):
+        source = node.args[0]
+        if shape(source) != shape(node) or value(source).dtype != value(node).dtype:
+            break
+        node = source
+    return node
+
+
+def unrepeated(node: fx.Node) -> fx.Node:
+    """[B,H,S,D] of which the node is [B,H * n,S,D], each head n times in a row; or the node."""
+    source = skip_same(node)
+    if not is_call(source, *VIEWS) or len(shape(source)) != 4:
+        return node
+    expanded = skip(source.args[0], *COPIES)
+    if not is_call(expanded, aten.expand.default) or len(shape(expanded)) != 5:
+        return node
+    single = expanded.args[0]
+    if not is_call(single, aten.unsqueeze.default) or single.args[1] != 2:
+        return node
+    batch, heads, _, tokens, channels = shape(expanded)
+    kept = shape(single.args[0]) == [batch, heads, tokens, channels]
+    return single.args[0] if kept and shape(source)[2:] == [tokens, channels] else node
+
+
+@dataclasses.dataclass
+class Codes:
+    """What a tensor is dequantized from, as kvant::attention takes it."""
+
+    codes: fx.Node
+    type: str
+    scales: fx.Node
+    zero_points: fx.Node | None
+
+    def __str__(self) -> str:
+        kind = self.type or {torch.int8: "s8", torch.uint8: "u8"}[value(self.codes).dtype]
+        points = "" if self.zero_points is None else ", zero points"
+        return f"{kind} with scales {list(value(self.scales).shape)}{points}"
+
+
+class Declined(Exception):
+    """Why a chain that looks like dequantization is not one that kvant has."""
+
+
+def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
+    """What [B,H,S,D] is dequantized from. None if it is no arithmetic on integers at all."""
+    source, order = skip_same(node), None
+    if is_call(source, aten.transpose.int, aten.permute.default):
+        order = _order(source)
+        if order[-1] != len(order) - 1:
+            return None
+        source = skip_same(source.args[0])
+    if len(shape(source)) != 4:
+        return None
+    found = _affine(skip(source, *VIEWS, *COPIES, *CASTS))
+    if found is None:
+        return None
+    integers, scale, point, real = found
+    packed, kind = _unpacked(integers)
+    target = shape(source)
+    in_byte = 2 if kind else 1
+    codes = _viewed(packed, [*target[:3], target[3] // in_byte], before)
+    scales = _per_group(scale, integers, target, before)
+    points = None
+    if isinstance(point, fx.Node):
+        points = _per_group(point, integers, target, before)
+        if is_float(points) and not real:
+            points = add(before, aten.mul.Tensor, points, scales)
+    elif point:
+        points = add(before, aten.mul.Tensor, scales, point)
+    result = Codes(codes, kind, scales, points)
+    if order is not None:
+        result.codes, result.scales = (add(before, aten.permute.default, x, order)
+                                       for x in (result.codes, result.scales))
+        if points is not None:
+            result.zero_points = add(before, aten.permute.default, points, order)
+    return result
+
+
+def is_computed_from_codes(node: fx.Node) -> bool:
+    """Whether bytes are among what it is computed from, in few steps."""
+    open_nodes, seen = [node], set[fx.Node]()
+    while open_nodes and len(seen) < 64:
+        source = open_nodes.pop(0)
+        if source in seen or not isinstance(source.meta.get("val"), torch.Tensor):
+            continue
+        seen.add(source)
+        if value(source).dtype in (torch.uint8, torch.int8):
+            return True
+        open_nodes.extend(source.all_input_nodes)
+    return False
+
+
+def _order(node: fx.Node) -> list[int]:
+    rank = len(shape(node))
+    if node.target is aten.permute.default:
+        return [axis % rank for axis in node.args[1]]
+    order = list(range(rank))
+    a, b = (axis % rank for axis in node.args[1:3])
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def _affine(node: Any) -> tuple[fx.Node, fx.Node, Any, bool] | None:
+    """(integers, scale, point, real): (i - point) * scale, or i * scale - point where real."""
+    if is_call(node, aten.sub.Tensor, aten.add.Tensor):
+        product, shift = node.args[:2]
+        if node.kwargs.get("alpha", 1) != 1 or not is_call(product, aten.mul.Tensor):
+            return None
+        inner = _affine(product)
+        if inner is None or inner[2] is not None or not isinstance(shift, fx.Node):
+            return None
+        if node.target is aten.add.Tensor:
+            raise Declined("a shift is added: kvant subtracts real zero points, so subtract it")
+        return inner[0], inner[1], shift, True
+    if not is_call(node, aten.mul.Tensor):
+        return None
+    for factor, scale in (node.args[:2], node.args[1::-1]):
+        if not isinstance(factor, fx.Node) or not isinstance(scale, fx.Node):
+            continue
+        factor, point = skip(factor, *VIEWS, *CASTS), None
+        if is_call(factor, aten.sub.Tensor) and factor.kwargs.get("alpha", 1) == 1:
+            factor, point = factor.args[:2]
+        integers = skip(factor, *VIEWS, *CASTS, *COPIES)
+        if not isinstance(integers, fx.Node) or value(integers).dtype not in (torch.int8, torch.uint8):
+            continue
+        if point is not None and not is_float(factor) and value(factor).dtype == torch.uint8:
+            raise Declined("codes less their zero point wrap around in uint8")
+        return integers, scale, point, False
+    return None
+
+
+def _unpacked(integers: fx.Node) -> tuple[fx.Node, str]:
+    """The bytes of two codes each, low half first, and "u4"; or the codes themselves."""
+    pair = skip(integers, *VIEWS, *CASTS, *COPIES)
+    if not is_call(pair, aten.stack.default):
+        return integers, ""
+    halves, axis = pair.args[0], pair.args[1] if len(pair.args) > 1 else 0
+    if len(halves) != 2 or axis not in (-1, len(shape(pair)) - 1):
+        raise Declined("codes are stacked, but not two of a byte side by side")
+    low, high = (skip(half, *CASTS) for half in halves)
+    if is_call(high, *ANDS) and high.args[1] == 15:
+        high = high.args[0]
+    if not (is_call(low, *ANDS) and low.args[1] == 15 and is_call(high, *SHIFTS) and high.args[1] == 4
+            and low.args[0] is high.args[0] and value(low.args[0]).dtype == torch.uint8):
+        raise Declined("codes are stacked, but are not a byte & 15 and the same byte >> 4")
+    return low.args[0], "u4"
+
+
+def _viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
+    if shape(node) == target:
+        return node
+    unknown = [d for d in target if not isinstance(d, int)]
+    if len(unknown) > 1:
+        raise Declined(f"{len(unknown)} sizes are symbolic where a view of codes or scales is needed")
+    sizes = [d if isinstance(d, int) else -1 for d in target]
+    return add(before, aten.reshape.default, node, sizes)
+
+
+def _per_group(
+    parameters: fx.Node, integers: fx.Node, target: list[Any], before: fx.Node
+) -> fx.Node:
+    """Scales or zero points as [B,H,S,D] divided by a group's dims."""
+    # The arithmetic that reads it says what it broadcasts to.
+    user = next(user for user in parameters.users if is_call(user, aten.mul.Tensor, aten.sub.Tensor))
+    full = shape(user)
+    own = shape(parameters)
+    own = [1] * (len(full) - len(own)) + own
+    # What has a size of its own for each group is left of what a group spans.
+    spans = len(full)
+    while spans > 0 and own[spans - 1] == 1:
+        spans -= 1
+    base = skip(parameters, *CASTS) if not is_float(skip(parameters, *CASTS)) else parameters
+    if own[:spans] == full[:spans]:
+        group = math.prod(full[spans:])
+        if isinstance(group, int) and isinstance(target[3], int) and target[3] % group == 0:
+            return _viewed(base, [*target[:3], target[3] // group], before)
+    if full == target:
+        return _viewed(base, own, before)
+    raise Declined(f"scales or zero points {own} of {full} are no groups of [batch, heads, tokens, channels]")
+
+
+@dataclasses.dataclass
+class Attention:
+    """One that was found: `output` is what to replace."""
+
+    output: fx.Node
+    q: fx.Node
+    k: fx.Node
+    v: fx.Node
+    mask: fx.Node | None = None
+    slopes: fx.Node | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    left_window: int = -1
+    right_window: int = -1
+
+
+def eager_attention(softmax: fx.Node) -> Attention | str | None:
+    """Around a softmax along the last axis; why not, or None if it is not about attention."""
+    if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
+        return None
+    scores, mask, scale = _unscaled(skip(softmax.args[0], *CASTS, *COPIES))
+    scores = _product(scores)
+    if scores is None:
+        return None
+    probabilities = softmax
+    while not is_call(probabilities, aten.bmm.default):
+        users = list(probabilities.users)
+        if len(users) != 1:
+            return f"its probabilities have {len(users)} users" if users else None
+        probabilities = users[0]
+        if not is_call(probabilities, *VIEWS, *COPIES, *CASTS, aten.expand.default, aten.bmm.default):
+            return f"its probabilities go into {probabilities.target}"
+    weighted = probabilities
+    outputs = list(weighted.users)
+    if len(outputs) != 1 or not is_call(outputs[0], *VIEWS) or len(shape(outputs[0])) != 4:
+        return "the product with V is not seen as [batch, heads, queries, channels]"
+    if isinstance(mask, str):
+        return mask
+    q, keys, values = _four(scores.args[0]), _four(scores.args[1]), _four(weighted.args[1])
+    if q is None or keys is None or values is None:
+        return "Q, K or V is not [batch, heads, tokens, channels]"
+    if is_call(keys, aten.transpose.int) and {a % 4 for a in keys.args[1:3]} == {2, 3}:
+        k = keys.args[0]
+    else:
+        k = add(outputs[0], aten.transpose.int, keys, -2, -1)
+    return Attention(outputs[0], q, k, values, mask, scale=scale)
+
+
+def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
+    """Scores before a mask and a scale; the mask may be why it cannot be taken."""
+    mask: fx.Node | str | None = None
+    scale = 1.0
+    scores = skip(scores, *CASTS, *COPIES)
+    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node):
+        scores, mask = scores.args[:2]
+    elif is_call(scores, aten.masked_fill.Scalar):
+        scores, hidden, fill = scores.args[:3]
+        mask = f"its mask fills with {fill}, not -inf" if fill != -math.inf else None
+        if mask is None:
+            mask = add(hidden.next, aten.logical_not.default, hidden)
+    scores = skip(scores, *CASTS, *COPIES)
+    if is_call(scores, aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], (int, float)):
+        divides = scores.target is aten.div.Tensor
+        scale = 1 / scores.args[1] if divides else float(scores.args[1])
+        scores = scores.args[0]
+    return scores, mask, scale
+
+
+def _product(scores: Any) -> fx.Node | None:
+    product = skip(scores, *VIEWS, *COPIES, *CASTS)
+    return product if is_call(product, aten.bmm.default) else None
+
+
+def _four(operand: fx.Node) -> fx.Node | None:
+    """[B,H,S,D] of which a bmm's operand [B * H,S,D] is a view."""
+    node = operand
+    while is_call(node, *VIEWS, *COPIES, aten.expand.default) and (
+            len(shape(node)) != 4 or shape(node) == shape(node.args[0])):
+        node = node.args[0]
+    if len(shape(node)) != 4 or shape(node)[2:] != shape(operand)[1:]:
+        return None
+    return node

@@ -1,0 +1,328 @@
+"""KvCache against numpy."""
+
+import gc
+
+import numpy as np
+import pytest
+from reference import attention, dequantize, distance, numbers, unpack
+
+import kvant
+
+
+def filled(scheme, tokens, batch=1, heads=2, size=64, layers=1, **options):
+    """A cache, and what was appended to layer 0: K and V."""
+    options.setdefault("capacity", 96)
+    cache = kvant.KvCache(
+        scheme, layers=layers, batch=batch, heads=heads, head_size=size, **options
+    )
+    k, v = (numbers(batch, heads, tokens, size, seed=s) for s in (1, 2))
+    cache.append(0, k, v)
+    return cache, k, v
+
+
+def test_f32_is_exact():
+    cache, k, v = filled("f32", 40, batch=2)
+    q = numbers(2, 6, 1, 64)
+    o = cache.attend(0, q)
+    assert o.dtype == np.float32 and distance(o, attention(q, k, v)) < 1e-5
+    assert distance(cache.attend(0, q, scale=0.5), attention(q, k, v, 0.5)) < 1e-5
+
+
+def test_several_queries_see_what_is_not_behind_them():
+    cache, k, v = filled("f32", 10)
+    q = numbers(1, 2, 4, 64)
+    mask = np.tri(4, 10, 6, dtype=bool)
+    assert distance(cache.attend(0, q), attention(q, k, v, mask=mask)) < 1e-5
+
+
+def test_soft_cap_window_and_sinks():
+    cache, k, v = filled("f32", 12, batch=2)
+    q = numbers(2, 6, 3, 64)
+    seen = np.tri(3, 12, 9, dtype=bool) & ~np.tri(3, 12, 5, dtype=bool)
+    sinks = np.array([3, -1, 0.5, 6, 2, -40], np.float32)
+    want = attention(q, k, v, mask=seen, sinks=sinks)
+    assert distance(cache.attend(0, q, window=4, sinks=sinks), want) < 1e-5
+    compiled = cache.attention(6, 3, window=4, sinks=True)
+    assert distance(compiled(0, q, sinks=sinks), want) < 1e-5
+    scores = np.tanh(q[:, :, 2:] @ np.repeat(k, 3, 1).swapaxes(2, 3) / 8 / 0.7) * 0.7
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert distance(cache.attend(0, q[:, :, 2:].copy(), soft_cap=0.7), weights @ np.repeat(v, 3, 1)) < 1e-5
+    for wrong, message in (
+        (dict(window=0), "window must not be 0"),
+        (dict(soft_cap=-1.0), "soft cap of -1"),
+        (dict(sinks=sinks[:4]), r"sinks is f32\[4\], but must be f32\[6\]"),
+    ):
+        with pytest.raises(kvant.Error, match=message):
+            cache.attend(0, q, **wrong)
+    with pytest.raises(kvant.Error, match="with sinks is executed without"):
+        compiled(0, q)
+
+
+# What each may differ, as relative L2 distance of the output: its step over the range of a group.
+@pytest.mark.parametrize(
+    "scheme,bound",
+    [
+        ("f16", 1e-3),
+        ("bf16", 8e-3),
+        ("int8_th", 0.02),
+        ("q8_0", 0.02),
+        ("fp8_th", 0.08),
+        ("int4_g32", 0.25),
+        ("q4_0", 0.3),
+        ("nf4_g32", 0.3),
+        ("kivi4", 0.25),
+        ("int4_g64_R128_s4", 0.25),
+        ("rotKV4_g64_R128_s4", 0.25),
+    ],
+)
+def test_quantized_schemes_stay_within_their_error(scheme, bound):
+    cache, k, v = filled(scheme, 90)
+    q = numbers(1, 6, 1, 64)
+    got = cache.attend(0, q)
+    assert distance(got, attention(q, k, v)) < bound
+    o = np.empty_like(q)
+    assert cache.attention(6)(0, q, o) is o
+    np.testing.assert_array_equal(o, got)
+
+
+def test_token_by_token_is_as_at_once():
+    cache, k, v = filled("int8_th", 12)
+    other = kvant.KvCache("int8_th", heads=2, head_size=64, capacity=96)
+    for t in range(12):
+        other.append(0, k[:, :, t : t + 1], v[:, :, t : t + 1])
+    q = numbers(1, 2, 1, 64)
+    np.testing.assert_array_equal(cache.attend(0, q), other.attend(0, q))
+
+
+def test_layers_have_schemes_of_their_own():
+    schemes = ["f32", "int4_g32", "int4_g32"]
+    cache = kvant.KvCache(schemes, layers=3, heads=1, head_size=32, capacity=8)
+    assert [cache.scheme(i) for i in range(3)] == schemes
+    assert "layers 1-2: int4_g32" in kvant.explain(cache)
+    text = kvant.explain(cache.attention(2, type="f16"))
+    assert "layers 0:" in text and "layers 1-2:" in text and "cpu" in text
+    assert "cpu" in cache.attention(2).explain(1)
+
+
+def test_counts_and_lengths():
+    cache = kvant.KvCache("f32", batch=2, heads=1, head_size=8, capacity=8)
+    k, v = numbers(2, 1, 3, 8), numbers(2, 1, 3, 8, seed=1)
+    cache.append(0, k, v, counts=[3, 1])
+    assert [cache.length(0, row) for row in range(2)] == [3, 1]
+    q = numbers(2, 1, 1, 8, seed=2)
+    mask = np.array([[1, 1, 1], [1, 0, 0]], bool)[:, None, None]
+    assert distance(cache.attend(0, q), attention(q, k, v, mask=mask)) < 1e-5
+    assert cache.length(9, 9) == 0
+
+
+def test_values_of_another_size():
+    cache = kvant.KvCache("f32", heads=2, head_size=16, v_head_size=24, capacity=8)
+    k, v, q = numbers(1, 2, 5, 16), numbers(1, 2, 5, 24), numbers(1, 4, 1, 16)
+    cache.append(0, k, v)
+    o = cache.attend(0, q)
+    assert o.shape == (1, 4, 1, 24) and distance(o, attention(q, k, v)) < 1e-5
+
+
+def test_crop_reset_and_reorder():
+    cache, k, v = filled("f32", 10, batch=2)
+    q = numbers(2, 2, 1, 64)
+    cache.reorder([1, 0])
+    assert distance(cache.attend(0, q), attention(q, k[::-1], v[::-1])) < 1e-5
+    cache.crop(7)
+    assert distance(cache.attend(0, q), attention(q, k[::-1, :, :7], v[::-1, :, :7])) < 1e-5
+    cache.crop(np.array([7, 3]))
+    assert [cache.length(row=row) for row in range(2)] == [7, 3]
+    cache.reset()
+    assert cache.length() == 0 and cache.used_bytes == 0
+    assert not cache.attend(0, q).any()
+
+
+def test_a_fork_goes_its_own_way():
+    cache, k, v = filled("int8_th", 5)
+    fork = cache.fork()
+    before = cache.attend(0, q := numbers(1, 2, 1, 64)).copy()
+    fork.append(0, k, v)
+    assert (cache.length(), fork.length()) == (5, 10)
+    np.testing.assert_array_equal(cache.attend(0, q), before)
+    assert fork.capacity == cache.capacity and fork.scheme() == cache.scheme()
+    del cache
+    gc.collect()
+    assert fork.attend(0, q).shape == q.shape
+
+
+def test_bytes():
+    cache, *_ = filled("int4_g64_R128_s4", 90)
+    assert cache.bytes.total == sum(cache.bytes[:4]) >= cache.used_bytes > 0
+    again = kvant.KvCache.bytes_for("int4_g64_R128_s4", heads=2, head_size=64, capacity=96)
+    assert again == cache.bytes
+    cache.attend(0, numbers(1, 2, 1, 64))
+    assert cache.scratch_bytes > 0
+
+
+def test_parts_are_what_is_stored():
+    cache, k, v = filled("int8_th", 5)
+    for values, x in ((False, k), (True, v)):
+        codes = cache.part(0, values, "codes")[:, :, :5]
+        scales = cache.part(0, values, "scales")[:, :, :5]
+        assert codes.dtype == np.int8 and scales.dtype == np.float16
+        assert (np.abs(dequantize(codes, scales) - x) <= 0.51 * scales.astype(float)).all()
+        assert cache.part(0, values, "window") is None
+    with pytest.raises(ValueError):
+        codes[0] = 0
+
+
+def test_parts_of_sub_byte_codes_with_a_window():
+    cache, k, _ = filled("u4:g32:rzp+sinks2+window8", 30)
+    ranges = cache.ranges(0, False)
+    assert ranges.sinks == (0, 2) and ranges.quantized.tokens + ranges.window.tokens == 28
+    n = ranges.quantized.tokens
+    codes = unpack(cache.part(0, False, "codes")[:, :, :n], 4, signed=False)
+    scales, zeros = (cache.part(0, False, p)[:, :, :n] for p in ("scales", "zero_points"))
+    y = dequantize(codes, scales, zeros, real_zeros=True)
+    assert np.abs(y - k[:, :, 2 : 2 + n]).max() < np.abs(scales).max()
+    sinks = cache.part(0, False, "sinks")
+    np.testing.assert_array_equal(sinks, k[:, :, :2].astype(np.float16))
+
+
+def test_a_part_keeps_its_cache():
+    cache, k, _ = filled("f32", 5)
+    codes = cache.part(0, False, "codes")
+    del cache
+    gc.collect()
+    np.testing.assert_array_equal(codes[:, :, :5], k)
+
+
+def test_static_scales():
+    k, v = numbers(1, 2, 6, 16), numbers(1, 2, 6, 16, seed=1)
+    scales = [[float(np.abs(x[:, h, :, d]).max() / 127) for h in range(2) for d in range(16)]
+              for x in (k, v)]
+    cache = kvant.KvCache(
+        "int8_channel", heads=2, head_size=16, capacity=8, k_scales=scales[:1], v_scales=scales[1:]
+    )
+    cache.append(0, k, v)
+    q = numbers(1, 2, 1, 16)
+    assert distance(cache.attend(0, q), attention(q, k, v)) < 0.02
+
+
+def test_strided_input():
+    cache = kvant.KvCache("f32", heads=2, head_size=8, capacity=8)
+    k, v = (numbers(1, 5, 2, 8, seed=s).transpose(0, 2, 1, 3) for s in (1, 2))
+    cache.append(0, k, v)
+    q = numbers(1, 2, 1, 8)
+    assert distance(cache.attend(0, q), attention(q, k, v)) < 1e-5
+
+
+def test_schemes():
+    schemes = kvant.schemes()
+    assert len(schemes) > 30 and "int8_th" in schemes and all(schemes.values())
+    assert kvant.scheme_bits("kivi4") == 5 and kvant.scheme_bits("int8_th", 64) == 8.25
+    for name in schemes:
+        assert kvant.scheme_bits(name) > 0
+
+
+
+def test_wrong_arguments_are_said():
+    cache, k, v = filled("f16", 5, batch=2, rollback=4)
+    q = numbers(2, 2, 1, 64)
+    for call, words in [
+        (lambda: cache.append(0, k[:1], v[:1]), ["2", "1"]),
+        (lambda: cache.append(0, k[:, :, :, :32], v), ["64"]),
+        (lambda: cache.append(0, k, v[:, :, :3]), ["3", "5"]),
+        (lambda: cache.append(0, k.astype(np.float64), v), ["k"]),
+        (lambda: cache.append(0, k[0], v[0]), ["k"]),
+        (lambda: cache.append(0, None, v), ["k", "NoneType"]),
+        (lambda: cache.append(1, k, v), ["1"]),
+        (lambda: cache.append(-1, k, v), ["-1"]),
+        (lambda: cache.append("0", k, v), ["layer"]),
+        (lambda: cache.append(0, k, v, counts=[1]), ["2", "1"]),
+        (lambda: cache.append(0, k, v, counts=[1, 6]), ["6"]),
+        (lambda: cache.append(0, k, v, counts=[1, -1]), ["-1"]),
+        (lambda: cache.append(0, k * np.nan, v), ["nan|NaN|finite"]),
+        (lambda: cache.append(0, k * 1e6, v), ["65504"]),
+        (lambda: cache.attend(0, q[:1]), ["q"]),
+        (lambda: cache.attend(0, q[..., :32]), ["64"]),
+        (lambda: cache.attend(0, q[0]), ["q"]),
+        (lambda: cache.attend(0, q.astype(np.int32)), ["q"]),
+        (lambda: cache.attend(0, q.astype(np.float64)), ["q", "float64"]),
+        (lambda: cache.attend(0, [1.0]), ["q", "list"]),
+        (lambda: cache.attend(5, q), ["5"]),
+        (lambda: cache.attend(0, numbers(2, 3, 1, 64)), ["3"]),
+        (lambda: cache.attend(0, numbers(2, 2, 6, 64)), ["6"]),
+        (lambda: cache.attend(0, q, out=q[:1]), ["out"]),
+        (lambda: cache.attend(0, q, out=q.astype(np.float16)), ["out"]),
+        (lambda: cache.attend(0, q, scale="1"), ["scale"]),
+        (lambda: cache.attend(0, q, scale=0), ["scale"]),
+        (lambda: cache.attend(0, numbers(2, 2, 64, 2).swapaxes(2, 3)), ["q"]),
+        (lambda: cache.attention(3), ["3"]),
+        (lambda: cache.attention(2, type="s8"), ["s8"]),
+        (lambda: cache.attention(2, type="f12"), ["f12"]),
+        (lambda: cache.crop(6), ["5", "6"]),
+        (lambda: cache.crop(-1), ["-1"]),
+        (lambda: cache.crop([1]), ["2", "1"]),
+        (lambda: cache.crop([1, 2, 3]), ["2", "3"]),
+        (lambda: cache.crop("all"), ["tokens"]),
+        (lambda: cache.reorder([0]), ["2|1"]),
+        (lambda: cache.reorder([0, 2]), ["2"]),
+        (lambda: cache.scheme(1), ["1"]),
+        (lambda: cache.part(0, False, "code"), ["code", "window"]),
+        (lambda: cache.part(0, 1, "codes"), ["values"]),
+        (lambda: cache.part(3, False, "codes"), ["3"]),
+        (lambda: kvant.KvCache("int5", head_size=8, capacity=8), ["int5"]),
+        (lambda: kvant.KvCache(5, head_size=8, capacity=8), ["scheme", "5"]),
+        (lambda: kvant.KvCache(["f16"] * 2, layers=3, head_size=8, capacity=8), ["3", "2"]),
+        (lambda: kvant.KvCache([], head_size=8, capacity=8), ["1", "0"]),
+        (lambda: kvant.KvCache("f16", head_size=0, capacity=8), ["0"]),
+        (lambda: kvant.KvCache("f16", head_size=8, capacity=0), ["0"]),
+        (lambda: kvant.KvCache("f16", layers=0, head_size=8, capacity=8), ["0 layers"]),
+        (lambda: kvant.KvCache("f16", batch=-1, head_size=8, capacity=8), ["-1 seq"]),
+        (lambda: kvant.KvCache("f16", head_size=8.5, capacity=8), ["head_size", "8.5"]),
+        (lambda: kvant.KvCache("int4_g32", head_size=40, capacity=8), ["40"]),
+        (lambda: kvant.KvCache("int8_channel", head_size=8, capacity=8), ["scale"]),
+        (
+            lambda: kvant.KvCache("int8_channel", head_size=8, capacity=8, k_scales=[[1] * 7],
+                                  v_scales=[[1] * 8]),
+            ["7"],
+        ),
+        (lambda: kvant.KvCache("f16", head_size=8, capacity=8, k_scales=[1.0]), ["k_scales"]),
+        (lambda: kvant.KvCache("f16", head_size=8, capacity=8, device="cuda"), ["cuda"]),
+        (lambda: kvant.scheme_bits("int5"), ["int5"]),
+    ]:
+        with pytest.raises(kvant.Error, match="(?s)" + ".*".join(words)):
+            call()
+    assert cache.length() == 5
+
+
+def test_read_only_output():
+    cache, *_ = filled("f32", 5)
+    q = numbers(1, 2, 1, 64)
+    o = np.empty_like(q)
+    o.flags.writeable = False
+    with pytest.raises(kvant.Error, match="out is read-only"):
+        cache.attend(0, q, o)
+
+
+def test_a_full_cache():
+    cache, k, v = filled("int8_th", 90)
+    with pytest.raises(kvant.Error, match="96"):
+        cache.append(0, k, v)
+    assert cache.length() == 90
+    cache.append(0, k[:, :, :6], v[:, :, :6])
+    with pytest.raises(kvant.Error, match="96"):
+        cache.append(0, k[:, :, :1], v[:, :, :1])
+
+
+def test_crop_beyond_the_window():
+    cache, *_ = filled("int8_th", 1)
+    cache = kvant.KvCache("s8:token+window8", heads=1, head_size=16, capacity=64, rollback=2)
+    k = numbers(1, 1, 40, 16)
+    cache.append(0, k, k)
+    cache.crop(38)
+    with pytest.raises(kvant.Error, match="20"):
+        cache.crop(20)
+    assert cache.length() == 38
+
+
+def test_more_memory_than_there_is():
+    with pytest.raises(MemoryError) as error:
+        kvant.KvCache("f16", layers=1000, heads=1000, head_size=256, capacity=2**20)
+    assert isinstance(error.value, kvant.Error) and error.value.kind == "out_of_memory"

@@ -1,0 +1,187 @@
+"""Wrong graphs and wrong arguments: kvant.Error, in words."""
+
+import numpy as np
+import pytest
+from reference import numbers
+
+import kvant
+
+
+def builder():
+    g = kvant.GraphBuilder()
+    return g, *(g.input(name, "f32", [1, 2, 4, 8]) for name in "qkv")
+
+
+def test_classes():
+    assert issubclass(kvant.Error, RuntimeError)
+    assert issubclass(kvant.InvalidError, ValueError)
+    assert issubclass(kvant.InvalidError, kvant.Error)
+    assert issubclass(kvant.UnimplementedError, NotImplementedError)
+    assert issubclass(kvant.OutOfMemoryError, MemoryError)
+    with pytest.raises(ValueError) as error:
+        kvant.Graph.from_json("{")
+    assert error.value.kind == "invalid_json" and str(error.value)
+
+
+def test_what_nothing_can_run():
+    g = kvant.GraphBuilder()
+    x = g.input("x", "f32", [4])
+    g.output("y", x + x)
+    with pytest.raises(NotImplementedError) as error:
+        kvant.compile(g.build(), backends="cpu")
+    assert isinstance(error.value, kvant.Error) and error.value.kind == "unimplemented"
+
+
+def test_require_fused_says_why():
+    g = kvant.GraphBuilder()
+    x = g.input("x", "f32", [4])
+    g.output("y", x + x)
+    with pytest.raises(kvant.Error, match="Add"):
+        kvant.compile(g.build(), backends="oracle", require_fused=True)
+
+
+GRAPHS = [
+    (lambda g, q, k, v: q @ g.input("w", "f32", [1, 2, 4, 8]), "4"),
+    (lambda g, q, k, v: g.softmax(q, axis=7), "7"),
+    (lambda g, q, k, v: g.softmax(q, axis="last"), "axis.*'last'"),
+    (lambda g, q, k, v: g.softmax(q, axis=2**70), "axis.*64 bits"),
+    (lambda g, q, k, v: g.softmax(q, mode="some"), "some"),
+    (lambda g, q, k, v: g.softmax(q, first=k), "lengths"),
+    (lambda g, q, k, v: g.softmax(q, lengths=k), "lengths|s32"),
+    (lambda g, q, k, v: g.op("SoftMin", q), "SoftMin"),
+    (lambda g, q, k, v: g.op("SoftMax", q, axes=[1]), "axes"),
+    (lambda g, q, k, v: g.op("SoftMax", q, axles=1), "'axles' is no attribute.*axis"),
+    (lambda g, q, k, v: g.op("SoftMax"), "SoftMax"),
+    (lambda g, q, k, v: g.op("MatMul", q, k, v, v), "MatMul"),
+    (lambda g, q, k, v: g.op("MatMul", q, "k"), "MatMul.*'k'"),
+    (lambda g, q, k, v: g.op("Tanh", q, type=["f32", "f32"]), "Tanh"),
+    (lambda g, q, k, v: g.op("Tanh", q, type=["f32"], dims=[[1], [2]]), "1 types and 2 dims"),
+    (lambda g, q, k, v: g.op("Tanh", q, dims=[1, 2, 4, 9]), "9"),
+    (lambda g, q, k, v: g.op("Tanh", q, type="f33"), "f33"),
+    (lambda g, q, k, v: g.op(5, q), "kind.*5"),
+    (lambda g, q, k, v: g.tanh(kvant.GraphBuilder().input("x", "f32", [2])), "another builder"),
+    (lambda g, q, k, v: q + kvant.GraphBuilder().input("x", "f32", [2]), "another builder"),
+    (lambda g, q, k, v: g.tanh("q"), "'q'"),
+    (lambda g, q, k, v: g.tanh(None), "None"),
+    (lambda g, q, k, v: g.reshape(q, [3, 5]), "15|3"),
+    (lambda g, q, k, v: g.reshape(q, "64"), "shape.*'64'"),
+    (lambda g, q, k, v: g.reshape(q, [1.5]), "shape.*1.5"),
+    (lambda g, q, k, v: g.transpose(q, [0, 0, 1, 2]), "order|0"),
+    (lambda g, q, k, v: g.hadamard(q, 3), "3"),
+    (lambda g, q, k, v: g.concat([], 0), "Concat"),
+    (lambda g, q, k, v: g.load_ranges([], q), "segments"),
+    (lambda g, q, k, v: g.causal_mask(q, kv_length=k), "go together"),
+    (lambda g, q, k, v: g.select(q, k, v), "boolean"),
+    (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, scale="1"), "scale.*'1'"),
+    (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, bias=3), "bias|number|f32"),
+    (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, left_window=1.5), "left_window"),
+    (lambda g, q, k, v: g.dynamic_dequantize(q, k), "f32"),
+    (lambda g, q, k, v: g.dynamic_dequantize(q, k, group_shape=[1], axis=0), "exclude"),
+    (lambda g, q, k, v: g.dynamic_quantize(q, "s4", group_shape=[1, 1, 1, 3]), "3"),
+    (lambda g, q, k, v: g.dynamic_quantize(q, "s4", zero_points=k), "scales"),
+    (lambda g, q, k, v: g.dynamic_quantize(q, "f64"), "f64"),
+    (lambda g, q, k, v: g.append(q, k, "8", "f16"), "capacity.*'8'"),
+    (lambda g, q, k, v: g.append(q, k, 8, "f16"), "positions|s32"),
+    (lambda g, q, k, v: g.append_pages(q, k, 1.5, 2, "f16"), "pages.*1.5"),
+    (lambda g, q, k, v: g.scalar("1"), "'1'"),
+    (lambda g, q, k, v: g.scalar(300, "s8"), "300"),
+    (lambda g, q, k, v: g.scalar(2**70), "scalar|beyond|s64"),
+    (lambda g, q, k, v: g.input("q", "f32", [1]), "'q'"),
+    (lambda g, q, k, v: g.input("x", "f32", [1.5]), "'x'.*dims.*1.5"),
+    (lambda g, q, k, v: g.input("x", "f32", 4), "'x'.*dims.*4"),
+    (lambda g, q, k, v: g.input("x", "f32", [-2]), "-2"),
+    (lambda g, q, k, v: g.input("x", "f32", [2**62, 8]), "x"),
+    (lambda g, q, k, v: g.input("x", "f32", [1] * 99), "99"),
+    (lambda g, q, k, v: g.input("x", "f32", [2, 2], strides=[2]), "1 strides for 2 dims"),
+    (lambda g, q, k, v: g.input("x", "s3", [2]), "s3"),
+    (lambda g, q, k, v: g.input(5, "f32", [2]), "name.*5"),
+    (lambda g, q, k, v: g.input("x", "f32", [2], constant=1), "constant"),
+    (lambda g, q, k, v: g.host_scalar("x", "f16"), "f16|host"),
+    (lambda g, q, k, v: g.output("o", q), "'o'"),
+    (lambda g, q, k, v: g.output("o", 3), "'o'.*3"),
+    (lambda g, q, k, v: g.output("o", q + k, strides=[1]), "1 strides for 4 dims"),
+    (lambda g, q, k, v: [g.output("o", q + k), g.output("o", q - k)], "'o'"),
+    (lambda g, q, k, v: kvant.GraphBuilder(fpmath="f8"), "f8"),
+    (lambda g, q, k, v: kvant.GraphBuilder(apply_to_int=1), "apply_to_int"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(GRAPHS)))
+def test_graphs_are_checked(at):
+    make, words = GRAPHS[at]
+    with pytest.raises(kvant.InvalidError, match=words):
+        make(*builder())
+
+
+def test_a_builder_that_failed_gives_no_graph():
+    g, q, k, v = builder()
+    with pytest.raises(kvant.Error) as first:
+        g.hadamard(q, 3)
+    with pytest.raises(kvant.Error) as second:
+        g.build()
+    assert str(second.value) == str(first.value)
+
+
+def test_a_builder_builds_once():
+    g, q, k, v = builder()
+    g.output("o", q + k)
+    g.build()
+    with pytest.raises(kvant.Error):
+        g.build()
+
+
+def test_other_operands_are_not_taken():
+    g, q, k, v = builder()
+    for wrong in (lambda: q + "1", lambda: [1] * q, lambda: q @ 2, lambda: q / None):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_compile_is_checked():
+    g, q, k, v = builder()
+    g.output("o", g.scaled_dot_product_attention(q, k, v))
+    graph = g.build()
+    for arguments, words in [
+        ({"device": "tpu"}, "tpu"),
+        ({"device": 5}, "device.*5"),
+        ({"device": "cuda:x"}, "cuda:x"),
+        ({"device": "cuda"}, "."),
+        ({"threads": 0}, "threads.*0"),
+        ({"threads": 1.5}, "threads.*1.5"),
+        ({"backends": "fast"}, "fast"),
+        ({"backends": 5}, "backends.*5"),
+        ({"require_fused": 1}, "require_fused"),
+        ({"shapes": {"w": [1]}}, "'w'.*'q', 'k', 'v', 'o'"),
+        ({"shapes": {"q": 4}}, "'q'.*4"),
+        ({"shapes": {"q": [1, 2, 4, 9]}}, "9"),
+        ({"shapes": {"q": ([1, 2, 4, 8], [1])}}, "strides"),
+    ]:
+        with pytest.raises(kvant.Error, match=words):
+            kvant.compile(graph, **arguments)
+    with pytest.raises(kvant.Error, match="takes a kvant.Graph"):
+        kvant.compile(graph.to_json())
+    with pytest.raises(kvant.Error, match="explain takes"):
+        kvant.explain("graph")
+
+
+def test_json_is_checked():
+    for text in ("", "{}", "[]", "null", '{"version": 1}', "x" * 1000):
+        with pytest.raises(kvant.Error):
+            kvant.Graph.from_json(text)
+    with pytest.raises(kvant.Error, match="text.*b'"):
+        kvant.Graph.from_json(b"{}")
+    with pytest.raises(FileNotFoundError):
+        kvant.Graph.from_json_file("/no/such/file")
+
+
+def test_an_error_leaves_the_output():
+    g, q, k, v = builder()
+    lengths = g.input("lengths", "s32", [1])
+    g.output("o", g.scaled_dot_product_attention(q, k, v, kv_lengths=lengths))
+    compiled = kvant.compile(g.build())
+    o = np.full([1, 2, 4, 8], 7, np.float32)
+    x = numbers(1, 2, 4, 8)
+    for bad in (5, -1):
+        with pytest.raises(kvant.Error, match=str(bad)):
+            compiled(q=x, k=x, v=x, lengths=np.array([bad], np.int32), out=o)
+    assert (o == 7).all()

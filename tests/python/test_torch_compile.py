@@ -1,0 +1,280 @@
+"""torch.compile(backend="kvant"): what it finds, what it leaves, and what it says."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
+
+import kvant  # noqa: E402
+import kvant.torch  # noqa: E402
+
+BATCH, HEADS, GROUPED, TOKENS, SIZE = 2, 3, 2, 40, 64
+GROUP = 32
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+
+
+def run(function, *arguments, bound=2e-5, options=None, **compiling):
+    """The one report of a function whose numbers are right."""
+    compiled = torch.compile(function, backend="kvant", fullgraph=True, options=options, **compiling)
+    want, got = function(*arguments), compiled(*arguments)
+    assert got.shape == want.shape and got.dtype == want.dtype
+    off = (got.double() - want.double()).norm() / want.double().norm()
+    assert off < bound, off
+    report = kvant.torch.reports_of(compiled)[-1]  # that of the newest closure of this code
+    assert kvant.explain(compiled).endswith(str(report))
+    return report
+
+
+def queries(tokens=5):
+    return torch.randn(BATCH, HEADS * GROUPED, tokens, SIZE)
+
+
+def cache():
+    return torch.randn(BATCH, HEADS, TOKENS, SIZE)
+
+
+def repeat_kv(x):
+    batch, heads, tokens, size = x.shape
+    wide = x[:, :, None].expand(batch, heads, GROUPED, tokens, size)
+    return wide.reshape(batch, heads * GROUPED, tokens, size)
+
+
+def sdpa(q, k, v, **options):
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+
+
+def test_sdpa():
+    report = run(sdpa, queries(), cache(), cache())
+    assert report.fused and report.form == "scaled_dot_product_attention"
+    assert report.where.startswith("test_torch_compile.py:")
+    assert run(lambda q, k, v: sdpa(q, repeat_kv(k), repeat_kv(v), is_causal=True), queries(), cache(), cache()).fused
+
+
+@pytest.mark.parametrize("mask", [torch.randn(BATCH, 1, 5, TOKENS), torch.rand(5, TOKENS) > 0.3])
+def test_sdpa_with_a_mask(mask):
+    assert run(lambda q, k, v, m: sdpa(q, k, v, attn_mask=m, scale=0.2), queries(), cache(), cache(), mask).fused
+
+
+def eager(q, k, v, mask=None, scale=0.125):
+    """As models of transformers write it."""
+    weights = torch.matmul(q, repeat_kv(k).transpose(2, 3)) * scale
+    if mask is not None:
+        weights = weights + mask
+    weights = F.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, repeat_kv(v)).transpose(1, 2).contiguous()
+
+
+def test_eager():
+    assert run(eager, queries(), cache(), cache()).form == "softmax of a product"
+    assert run(eager, queries(), cache(), cache(), torch.randn(BATCH, 1, 5, TOKENS)).fused
+
+
+def test_eager_in_bf16():
+    bf16 = [x.bfloat16() for x in (queries(), cache(), cache())]
+    assert run(eager, *bf16, bound=2e-2).fused
+
+
+def test_eager_with_masked_fill_and_division():
+    def function(q, k, v, hidden):
+        weights = q @ repeat_kv(k).transpose(-1, -2) / 8.0
+        return torch.softmax(weights.masked_fill(hidden, float("-inf")), -1) @ repeat_kv(v)
+
+    assert run(function, queries(), cache(), cache(), torch.rand(BATCH, 1, 5, TOKENS) > 0.7).fused
+    report = run(lambda q, k, v, h: torch.softmax((q @ k.mT).masked_fill(h, -1e9), -1) @ v, cache(), cache(), cache(),
+                 torch.rand(TOKENS, TOKENS) > 0.7)
+    assert not report.fused and "fills with -1000000000.0, not -inf" in report.text
+
+
+def test_probabilities_that_others_read():
+    def function(q, k, v):
+        probabilities = torch.softmax(q @ k.mT, -1)
+        return probabilities @ v + probabilities.sum(-1, keepdim=True)
+
+    report = run(function, cache(), cache(), cache())
+    assert not report.fused and "its probabilities have 2 users" in report.text
+
+
+def packed():
+    return (torch.randint(0, 256, (BATCH, HEADS, TOKENS, SIZE // 2), dtype=torch.uint8),
+            torch.rand(BATCH, HEADS, TOKENS, SIZE // GROUP) * 0.03 + 0.01,
+            torch.randint(0, 16, (BATCH, HEADS, TOKENS, SIZE // GROUP), dtype=torch.uint8))
+
+
+def int4(codes, scales, zeros):
+    pairs = torch.stack([codes & 15, codes >> 4], -1).view(BATCH, HEADS, TOKENS, SIZE // GROUP, GROUP)
+    return ((pairs.float() - zeros[..., None].float()) * scales[..., None]).view(BATCH, HEADS, TOKENS, SIZE)
+
+
+def test_int4_chains():
+    def function(q, *kv):
+        return sdpa(q, repeat_kv(int4(*kv[:3])), repeat_kv(int4(*kv[3:])))
+
+    for math, bound in (("f16", 2e-3), ("strict", 2e-5)):
+        report = run(function, queries(), *packed(), *packed(), bound=bound, options={"compressed_math": math})
+        assert report.fused and "K is u4" in report.text and "V is u4" in report.text
+        assert "compressed K and V" in report.text
+        torch._dynamo.reset()
+
+
+def test_int4_with_zero_points_of_numbers():
+    codes, scales, zeros = packed()
+    report = run(lambda q, c, s, z, v: sdpa(q, int4(c, s, z), v), queries(), codes, scales, zeros + 0.37, cache(),
+                 bound=2e-3)
+    assert "K is u4" in report.text and "zero points" in report.text
+    report = run(lambda q, c, s, v: sdpa(q, int4(c, s, torch.full_like(s, 8)), v), queries(), codes, scales, cache(),
+                 bound=2e-3)
+    assert "K is u4" in report.text
+
+
+def eight_bits():
+    return torch.randint(-127, 128, (BATCH, HEADS, TOKENS, SIZE), dtype=torch.int8)
+
+
+@pytest.mark.parametrize("dims", [(BATCH, HEADS, TOKENS, 1), (1, HEADS, 1, SIZE), (1, 1, 1, 1)])
+def test_int8_by_token_channel_and_tensor(dims):
+    report = run(lambda q, k, s, v: sdpa(q, k.float() * s, v), queries(), eight_bits(), torch.rand(dims) * 0.02, cache(),
+                 bound=2e-3)
+    assert "K is s8 with scales" in report.text
+
+
+def test_int8_as_torchao_and_quanto_write_it():
+    groups = (BATCH, HEADS, TOKENS, SIZE // GROUP)
+    scales, zeros = torch.rand(groups) * 0.02, torch.randint(-5, 5, groups, dtype=torch.int8)
+
+    def torchao(q, k, s, z, v):
+        wide = k.view(*groups, GROUP).to(torch.float32) - z.view(*groups, 1).to(torch.float32)
+        return sdpa(q, (wide * s.view(*groups, 1)).view(k.shape), v)
+
+    def quanto(q, k, s, z, v):
+        return sdpa(q, (s[..., None] * k.view(*groups, GROUP) - z[..., None]).view(k.shape), v)
+
+    assert "K is s8" in run(torchao, queries(), eight_bits(), scales, zeros, cache(), bound=2e-3).text
+    assert "K is s8" in run(quanto, queries(), eight_bits(), scales, zeros.float(), cache(), bound=2e-3).text
+
+
+def test_int8_with_tokens_before_heads():
+    codes = torch.randint(-127, 128, (BATCH, TOKENS, HEADS, SIZE), dtype=torch.int8)
+    report = run(lambda q, k, s, v: sdpa(q, (k.float() * s).transpose(1, 2), v), queries(), codes,
+                 torch.rand(BATCH, TOKENS, HEADS, 1) * 0.02, cache(), bound=2e-3)
+    assert "K is s8" in report.text
+
+
+def test_codes_that_are_not_read_are_said():
+    codes, scales, zeros = packed()
+
+    def high_first(q, c, s, z, v):
+        pairs = torch.stack([c >> 4, c & 15], -1).view(BATCH, HEADS, TOKENS, SIZE // GROUP, GROUP)
+        k = ((pairs.float() - z[..., None]) * s[..., None]).view(BATCH, HEADS, TOKENS, SIZE)
+        return sdpa(q, k, v)
+
+    report = run(high_first, queries(), codes, scales, zeros, cache())
+    assert report.fused and "not a byte & 15 and the same byte >> 4" in report.text
+
+    def planar(q, c, s, v):  # as HQQ packs: the first half of the rows is in the high halves
+        k = torch.cat([(c >> 4).float(), (c & 15).float()], -1) * s
+        return sdpa(q, k, v)
+
+    report = run(planar, queries(), codes, scales[..., :1], cache())
+    assert "K is computed from bytes, but by no chain that is read as codes" in report.text
+    # A rotary embedding is arithmetic, but not of bytes.
+    report = run(lambda q, k, cos, sin, v: sdpa(q, k * cos + k.roll(1, -1) * sin, v), queries(), cache(), cache(), cache(),
+                 cache())
+    assert "bytes" not in report.text
+
+
+def test_uint8_that_wraps_around_is_not_codes():
+    codes = torch.randint(0, 256, (BATCH, HEADS, TOKENS, SIZE), dtype=torch.uint8)
+    report = run(lambda q, k, s, v: sdpa(q, (k - 128).float() * s, v), queries(), codes, torch.rand(BATCH, HEADS, TOKENS, 1),
+                 cache())
+    assert "wrap around" in report.text
+
+
+def test_flex():
+    slopes = torch.rand(HEADS * GROUPED) * 0.1
+
+    def window(batch, head, query, key):
+        return (query >= key) & (query - key < 10)
+
+    def capped(score, batch, head, query, key):
+        return 20 * torch.tanh(score / 20) - slopes[head] * (query - key)
+
+    mask = create_block_mask(window, None, None, TOKENS, TOKENS, device="cpu")
+    q, k, v = queries(TOKENS), cache(), cache()
+    report = run(lambda q, k, v: flex_attention(q, k, v, capped, mask, enable_gqa=True), q, k, v)
+    assert report.fused and report.form == "FlexAttention"
+    report = run(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: s + 0.1 * (j % 3), mask, enable_gqa=True),
+                 q, k, v)
+    assert not report.fused and "slopes[head] * (key - query)" in report.text
+
+    def even(batch, head, query, key):
+        return (query >= key) & (key % 2 == 0)
+
+    odd = create_block_mask(even, None, None, TOKENS, TOKENS, device="cpu")
+    report = run(lambda q, k, v: flex_attention(q, k, v, None, odd, enable_gqa=True), q, k, v)
+    assert not report.fused and "its mask has eq" in report.text
+
+
+def test_growing_cache_is_compiled_twice():
+    def step(q, k, v, new_k, new_v):
+        k, v = torch.cat([k, new_k], 2), torch.cat([v, new_v], 2)
+        return sdpa(q, k, v), k, v
+
+    counters.clear()
+    compiled = torch.compile(step, backend="kvant", fullgraph=True)
+    k, v = cache(), cache()
+    for _ in range(8):
+        arguments = queries(1), k, v, cache()[:, :, :1], cache()[:, :, :1]
+        want, k, v = step(*arguments)
+        torch.testing.assert_close(compiled(*arguments)[0], want, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_model_says_all_of_its_attentions():
+    class Layer(torch.nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.first, self.project = first, torch.nn.Linear(SIZE, SIZE)
+
+        def forward(self, x):
+            y = self.project(x)
+            return sdpa(y, y, y) if self.first else eager(y, y[:, :HEADS], y[:, :HEADS]).transpose(1, 2)
+
+    model = torch.nn.Sequential(Layer(True), Layer(False))
+    compiled = torch.compile(model, backend="kvant", fullgraph=True)
+    assert kvant.explain(compiled) == ""
+    x = queries()
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    reports = kvant.torch.reports_of(compiled)
+    assert [report.form for report in reports] == ["scaled_dot_product_attention", "softmax of a product"]
+    assert all(report.fused for report in reports)
+
+
+def test_what_kvant_lacks_is_left():
+    report = run(lambda q, k, v: sdpa(q.double(), k.double(), v.double()), queries(), cache(), cache())
+    assert not report.fused and "float64, which kvant lacks" in report.text
+
+
+def test_training_is_left_to_torch():
+    with torch.enable_grad():
+        q, k, v = (x.requires_grad_() for x in (queries(), cache(), cache()))
+        compiled = torch.compile(lambda q, k, v: sdpa(q, k, v), backend="kvant", fullgraph=True)
+        compiled(q, k, v).sum().backward()
+    assert q.grad is not None
+    (report,) = kvant.torch.reports_of(compiled)
+    assert not report.fused and "gradients" in report.text
+
+
+def test_options_are_checked():
+    compiled = torch.compile(sdpa, backend="kvant", options={"compressed_maths": "f16"})
+    with pytest.raises(Exception, match="one option, compressed_math"):
+        compiled(queries(), cache(), cache())
