@@ -144,6 +144,13 @@ def test_the_first_block_of_the_docs_runs(source):
         exec(block, names)
 
 
+def test_the_readme_runs(source):
+    (block,) = re.findall(r"```python\n(.*?)```", (source / "README.md").read_text(), re.S)
+    names = {}
+    exec(block, names)
+    np.testing.assert_allclose(names["o"], 9 * 0.25, rtol=1e-5)
+
+
 def test_readme_example_of_the_package():
     (example,) = re.findall(r"\n\n((?:    .*\n)+)\n", kvant.__doc__ + "\n")
     arrays = {f"{n}_array": np.ones((1, 8, 64, 128), np.float32) for n in "qkv"}
