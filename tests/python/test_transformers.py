@@ -1,0 +1,187 @@
+"""KvantCache in transformers: with scheme f32 it gives DynamicCache's tokens, in every mode."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import kvant  # noqa: E402
+from kvant.transformers import KvantCache  # noqa: E402
+
+SIZES = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=96,
+             num_hidden_layers=3, vocab_size=199, max_position_embeddings=512, bos_token_id=1, eos_token_id=None,
+             pad_token_id=0)
+MODELS = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 9},
+    "Qwen3": {},
+    "Gemma2": {"sliding_window": 9, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 32},
+    "GptOss": {"sliding_window": 9, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+MODES = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 20},
+    "beams": {"num_beams": 3, "do_sample": False},
+}
+
+
+def model_of(name="Llama", seed=0, **changes):
+    torch.manual_seed(seed)
+    config = getattr(transformers, name + "Config")(**{**SIZES, **MODELS.get(name, {}), **changes})
+    model = getattr(transformers, name + "ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(3)  # so that tokens depend on what is attended to
+    return model
+
+
+def prompts(batch=2, tokens=17, padding=0):
+    torch.manual_seed(7)
+    ids = torch.randint(2, 199, (batch, tokens))
+    mask = torch.ones_like(ids)
+    ids[-1, :padding] = 0
+    mask[-1, :padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(model, cache, inputs, tokens=20, **mode):
+    return generate_with_logits(model, cache, inputs, tokens, **mode)[0]
+
+
+def generate_with_logits(model, cache, inputs, tokens=20, **mode):
+    torch.manual_seed(5)
+    model.set_attn_implementation("eager" if isinstance(cache, transformers.DynamicCache) else "kvant")
+    made = model.generate(**inputs, past_key_values=cache, max_new_tokens=tokens, return_dict_in_generate=True,
+                          output_logits=True, **mode)
+    return made.sequences, torch.stack(made.logits)
+
+
+def dynamic(model):
+    return transformers.DynamicCache(config=model.config)
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_a_dynamic_cache(name, mode, padding):
+    model, inputs = model_of(name), prompts(padding=padding)
+    want, exact = generate_with_logits(model, dynamic(model), inputs, **MODES[mode])
+    got, logits = generate_with_logits(model, KvantCache(model.config, "f32", capacity=64), inputs, **MODES[mode])
+    assert torch.equal(got, want)
+    assert (logits - exact).norm() < 1e-4 * exact.norm()
+
+
+def test_windows_caps_and_sinks_matter():
+    """Else the test above would not notice one that is missing."""
+
+    def logits(model):
+        return generate_with_logits(model, KvantCache(model.config, "f32", capacity=64), prompts(), tokens=1)[1]
+
+    for name, change in {"Mistral": {"sliding_window": 400}, "Gemma2": {"attn_logit_softcapping": 0.5.0}}.items():
+        of_model, of_other = logits(model_of(name)), logits(model_of(name, **change))
+        assert (of_model - of_other).norm() > 0.01 * of_model.norm()
+    model = model_of("GptOss")
+    before = logits(model)
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.fill_(9)
+    assert (logits(model) - before).norm() > 0.01 * before.norm()
+
+
+@pytest.mark.parametrize("mode", [{"prompt_lookup_num_tokens": 3}, {"assistant": 1}])
+def test_assisted_generation(mode):
+    model, inputs = model_of(), prompts(batch=1)
+    if "assistant" in mode:
+        mode = {"assistant_model": model_of(seed=3, num_hidden_layers=1)}
+    want = generate(model, dynamic(model), inputs, do_sample=False)
+    cache = KvantCache(model.config, "f32", capacity=64)
+    if "assistant_model" in mode:
+        mode["assistant_model"].set_attn_implementation("eager")
+    assert torch.equal(generate(model, cache, inputs, do_sample=False, **mode), want)
+
+
+@torch.no_grad()
+def test_a_conversation_and_a_prompt_in_chunks():
+    model = model_of()
+    cache, other = KvantCache(model.config, "f32", capacity=96), dynamic(model)
+    inputs = prompts(padding=4)
+    for turn in range(3):
+        want, got = (generate(model, x, inputs, tokens=6, do_sample=False) for x in (other, cache))
+        assert torch.equal(got, want)
+        told = torch.cat([want, prompts(tokens=5 + turn)["input_ids"]], 1)
+        inputs = {"input_ids": told, "attention_mask": torch.ones_like(told)}
+        inputs["attention_mask"][-1, :4] = 0
+    assert cache.get_seq_length() == other.get_seq_length()
+    ids = prompts(batch=1, tokens=40)["input_ids"]
+    model.set_attn_implementation("kvant")
+    cache = KvantCache(model.config, "f32", capacity=40)
+    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split(11, 1)]
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(torch.cat(pieces, 1), model(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme, bound", [("f16", 1e-2), ("int8_th", 0.05), ("int4_g32", 0.5), ("int4_g32_R128", 1e-2)])
+def test_compressed_schemes_stay_near(scheme, bound):
+    model, inputs = model_of(), prompts(tokens=60, padding=9)
+    model.set_attn_implementation("eager")
+    want = model(**inputs).logits[:, -1]
+    model.set_attn_implementation("kvant")
+    if scheme == "int4_g32_R128":
+        scheme = "s4:g32+window128"
+    cache = KvantCache(model.config, scheme, capacity=60)
+    got = model(**inputs, past_key_values=cache).logits[:, -1]
+    assert (got - want).norm() / want.norm() < bound
+    assert cache.cache.length(2, 0) == 60 and cache.cache.length(2, 1) == 51
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    model(**prompts(batch=3), past_key_values=cache)
+    assert cache.cache.batch == 3
+
+
+@torch.no_grad()
+def test_bf16():
+    model = model_of().bfloat16()
+    inputs = prompts()
+    model.set_attn_implementation("kvant")
+    got = model(**inputs, past_key_values=KvantCache(model.config, "bf16", capacity=32)).logits
+    model.set_attn_implementation("eager")
+    want = model(**inputs).logits
+    assert (got - want).float().norm() / want.float().norm() < 0.05
+
+
+@torch.no_grad()
+def test_refusals():
+    model, inputs = model_of(), prompts()
+    cache = KvantCache(model.config, "f32", capacity=20)
+
+    def refused(message, call, model=model):
+        model.set_attn_implementation("kvant")
+        with pytest.raises(kvant.Error, match=message):
+            call()
+
+    refused("KvantCache has no tokens yet", lambda: cache.cache)
+    refused("reads a KvantCache", lambda: model(**inputs))
+    refused("reads a KvantCache", lambda: model(**inputs, past_key_values=dynamic(model)))
+    right = prompts()
+    right["attention_mask"][0, -3:] = 0
+    refused("padding that is not on the left", lambda: model(**right, past_key_values=cache))
+    right["attention_mask"][0] = 0
+    refused("row 0 of attention_mask has no token", lambda: model(**right, past_key_values=cache))
+    model(**inputs, past_key_values=cache)
+    refused("a batch of 1 for a cache of 2 rows", lambda: model(inputs["input_ids"][:1, :2], past_key_values=cache))
+    middle = torch.ones(2, 19, dtype=torch.long)
+    middle[1, 17] = 0
+    refused("padding among tokens 17 to 18", lambda: model(inputs["input_ids"][:, :2], attention_mask=middle,
+                                                            past_key_values=cache))
+    refused("capacity", lambda: model(inputs["input_ids"], past_key_values=cache))
+    refused("drop rows of the batch", lambda: cache.batch_select_indices(torch.tensor([0])))
+    refused("below 0, not 3", lambda: cache.crop(3))
+    model.train()
+    with torch.enable_grad():
+        refused("gradients are asked for", lambda: model(inputs["input_ids"], past_key_values=KvantCache(model.config)))
+    model.eval()
+    # sdpa over this cache's keys would see the new tokens alone.
+    model.set_attn_implementation("sdpa")
+    before = cache.get_seq_length()
+    model(inputs["input_ids"][:, :1], past_key_values=cache)
+    assert cache.get_seq_length() == before
