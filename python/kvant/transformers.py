@@ -130,9 +130,33 @@ class KvantCache(Cache):
                           "those that the cache has; it may be on the left of the first ones only")
 
 
+class _Keys(torch.Tensor):
+    """New keys, that attention "kvant" alone may read: any other would not see those in the cache."""
+
+    layer: _Layer
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, layer: _Layer) -> _Keys:
+        result = keys.as_subclass(cls)
+        result.layer = layer
+        return result
+
+    def plain(self) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Its shape and the like may be asked for.
+        if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_contiguous", "__repr__"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise invalid(f"{getattr(func, '__name__', func)} of the keys of a KvantCache: call "
+                      f'model.set_attn_implementation("{NAME}"), no other attention reads it')
+
+
 class _Layer(CacheLayerMixin):
     """What transformers asks of a layer. Tokens are appended when they are attended to, which knows the
-    mask; until then the new keys and values carry their cache."""
+    mask; until then the new keys carry their cache."""
 
     is_sliding = False
     is_compileable = False
@@ -152,9 +176,7 @@ class _Layer(CacheLayerMixin):
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if torch.compiler.is_compiling():
             raise make_error("unimplemented", "KvantCache is not compiled: run the model without torch.compile")
-        key_states = key_states.view_as(key_states)  # an object of its own
-        key_states._kvant = self  # type: ignore[attr-defined]
-        return key_states, value_states
+        return _Keys.of(key_states, self), value_states
 
     def get_seq_length(self) -> int:
         return self.tokens
@@ -180,10 +202,10 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention "kvant" of transformers: [batch, tokens, heads, channels]."""
-    layer: _Layer | None = getattr(key, "_kvant", None)
-    if layer is None:
+    if not isinstance(key, _Keys):
         raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), '
                       'or set another implementation ("sdpa") where there is no cache')
+    layer, key = key.layer, key.plain()
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
@@ -193,8 +215,9 @@ def _attention(
             raise _lacks(f"take a {name}")
     layer.owner._append(layer.index, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    out = layer.owner.cache.attend(
-        layer.index, query.detach().contiguous(), scale=scaling, soft_cap=softcap or None,
+    out = query.new_empty(*query.shape[:3], value.shape[3])
+    layer.owner.cache.attend(
+        layer.index, query.detach().contiguous(), out, scaling, soft_cap=softcap or None,
         window=sliding_window or None, sinks=sinks)
     return out.transpose(1, 2), None
 

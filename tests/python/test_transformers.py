@@ -77,7 +77,7 @@ def test_windows_caps_and_sinks_matter():
     def logits(model):
         return generate_with_logits(model, KvantCache(model.config, "f32", capacity=64), prompts(), tokens=1)[1]
 
-    for name, change in {"Mistral": {"sliding_window": 400}, "Gemma2": {"attn_logit_softcapping": 0.5.0}}.items():
+    for name, change in {"Mistral": {"sliding_window": 400}, "Gemma2": {"attn_logit_softcapping": 500.0}}.items():
         of_model, of_other = logits(model_of(name)), logits(model_of(name, **change))
         assert (of_model - of_other).norm() > 0.01 * of_model.norm()
     model = model_of("GptOss")
@@ -180,8 +180,8 @@ def test_refusals():
     with torch.enable_grad():
         refused("gradients are asked for", lambda: model(inputs["input_ids"], past_key_values=KvantCache(model.config)))
     model.eval()
-    # sdpa over this cache's keys would see the new tokens alone.
-    model.set_attn_implementation("sdpa")
-    before = cache.get_seq_length()
-    model(inputs["input_ids"][:, :1], past_key_values=cache)
-    assert cache.get_seq_length() == before
+    for other in ("sdpa", "eager"):
+        model.set_attn_implementation(other)
+        with pytest.raises(kvant.Error, match="no other attention reads it"):
+            model(inputs["input_ids"][:, :1], past_key_values=cache)
+    assert cache.get_seq_length() == 17
