@@ -57,12 +57,16 @@ absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor) {
   const auto error = [&](auto... words) {
     return Invalid(absl::StrCat(what, " is ", Describe(tensor), words...));
   };
+  if (tensor.ndim != 4 || tensor.shape == nullptr) {
+    return Invalid(absl::StrCat(what, " has ", tensor.ndim, " dims",
+                                tensor.shape == nullptr ? " and no shape" : "",
+                                ", but must be [batch, heads, tokens, head size]"));
+  }
   if (tensor.device.device_type != kDLCPU && tensor.device.device_type != kDLCUDAHost) {
     return error(" in the memory of a device; the cache is the host's");
   }
   const std::optional<DataType> type = TypeOf(tensor.dtype);
   if (!type || !IsComputeFloat(*type)) return error(", but must be f32, f16 or bf16");
-  if (tensor.ndim != 4) return error(", but must be [batch, heads, tokens, head size]");
   KvInput input = MakeKvInput(*type, nullptr, Dims(tensor.shape, tensor.shape + 4));
   if (tensor.strides != nullptr) input.desc.strides = Dims(tensor.strides, tensor.strides + 4);
   if (tensor.data == nullptr) return input;

@@ -240,6 +240,9 @@ absl::Status Port::Mismatch(const DLTensor& tensor) const {
 absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {
   if (given == nullptr) return Invalid(absl::StrCat(name_, " is null"));
   const DLTensor& tensor = *given;
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+    return Invalid(absl::StrCat(name_, " has ", tensor.ndim, " dims and no shape"));
+  }
   const bool bytes = !(tensor.dtype == dl_type_) && IsBytes(tensor);
   const bool packed = bytes && BitsOf(type_) < 8;
   const bool fits = packed

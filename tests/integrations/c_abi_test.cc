@@ -240,6 +240,9 @@ TEST(CAbiTest, TensorsThatDoNotFitAreNamed) {
   wrong = data.q.dl;
   wrong.data = nullptr;
   EXPECT_EQ(error(wrong), "input 'q' has no memory");
+  wrong = data.q.dl;
+  wrong.shape = nullptr;
+  EXPECT_EQ(error(wrong), "input 'q' has 4 dims and no shape");
   // Strides of dims of one element say nothing.
   int64_t any[] = {7, 16, 12345, 1};
   wrong = data.q.dl;

@@ -182,7 +182,7 @@ TEST(CAbiCacheTest, CacheRefusesInWords) {
   EXPECT_THAT(error(k.dl, k.dl), HasSubstr("16"));
   DLTensor wrong = k.dl;
   wrong.ndim = 3;
-  EXPECT_EQ(error(wrong, k.dl), "k is f32[2,3,17], but must be [batch, heads, tokens, head size]");
+  EXPECT_EQ(error(wrong, k.dl), "k has 3 dims, but must be [batch, heads, tokens, head size]");
   wrong = k.dl;
   wrong.dtype = {kDLInt, 32, 1};
   EXPECT_EQ(error(k.dl, wrong), "v is s32[2,3,17,8], but must be f32, f16 or bf16");

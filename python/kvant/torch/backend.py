@@ -26,14 +26,16 @@ from . import flex, ops, rules
 
 _library = torch.library.Library("kvant", "FRAGMENT")
 _library.define("sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? slopes, float? scale, "
-                "float? soft_cap, int left_window, int right_window, bool gqa) -> Tensor")
+                "float? soft_cap, int left_window, int right_window, bool tokens_first, bool gqa) -> Tensor")
 
 
 @torch.library.impl(_library, "sdpa", "CompositeExplicitAutograd")
 def _sdpa(q: Any, k: Any, v: Any, mask: Any, slopes: Any, scale: Any, soft_cap: Any, left: int,
-          right: int, gqa: bool) -> Any:
+          right: int, tokens_first: bool, gqa: bool) -> Any:
     """What attention is decomposed into that kvant does not take."""
     result = _attend(q, k, v, mask, slopes, scale, soft_cap, left, right, gqa)
+    if not tokens_first:
+        return result.contiguous()
     return result.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -58,9 +60,17 @@ def _attend(q: Any, k: Any, v: Any, mask: Any, slopes: Any, scale: Any, soft_cap
 
 
 @torch.library.register_fake("kvant::sdpa", lib=_library)
-def _fake_sdpa(q: Any, k: Any, v: Any, *_: Any) -> Any:
+def _fake_sdpa(q: Any, k: Any, v: Any, *words: Any) -> Any:
     batch, heads, queries, _ = q.shape
+    if not words[-2]:
+        return q.new_empty(batch, heads, queries, v.shape[-1])
     return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+
+
+def _is_tokens_first(node: fx.Node) -> bool:
+    """Whether those who read it were traced with [batch, tokens, heads, channels] in memory."""
+    out = node.meta["example_value"]
+    return not out.is_contiguous() and out.transpose(1, 2).is_contiguous()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +95,12 @@ _reports_lock = threading.Lock()
 
 
 def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The backend. Options: ``compressed_math`` ("f16" or "strict") as of kvant.torch.attention."""
+    """The backend of torch.compile. It has no options."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    options = dict(options.get("options") or options)
-    compressed_math = options.pop("compressed_math", "f16")
-    if options or compressed_math not in ("f16", "strict"):
-        raise errors.invalid('backend "kvant" has one option, compressed_math, "f16" or "strict", not '
-                             f"{options or compressed_math!r}")
+    if options.get("options") or options.get("mode"):
+        raise errors.invalid(f'backend "kvant" has no options, but was given {options}')
     reports: list[Report] = []
     owner = _owner()
     if owner is not None:
@@ -110,7 +117,7 @@ def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> 
     _keep_sdpa(gm, reports)
 
     def lower(aten_gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        _fuse(aten_gm, compressed_math, reports)
+        _fuse(aten_gm, reports)
         fakes = [node.meta["val"] for node in aten_gm.graph.nodes if node.op == "placeholder"]
         return compile_fx_inner(_decomposed(aten_gm, fakes), fakes)
 
@@ -200,7 +207,7 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
             kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
                 given["query"], given["key"], given["value"], given.get("attn_mask"), None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
-                bool(given.get("enable_gqa", False))))
+                _is_tokens_first(node), bool(given.get("enable_gqa", False))))
         kept.meta = dict(node.meta)
         node.replace_all_uses_with(kept)
         gm.graph.erase_node(node)
@@ -216,18 +223,15 @@ def _keep_flex(gm: fx.GraphModule, reports: list[Report]) -> bool:
             reports.append(_report(node, False, why or "it is beside another that kvant does not take"))
         else:
             _read_flex(gm, node, replace=True)
-    if nodes and not any(whys):
-        gm.graph.eliminate_dead_code()
-        gm.recompile()
+    gm.recompile()
     return not any(whys)
 
 
 def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
     """Why it cannot be kept."""
     q, k, v, score_mod, block_mask, scale, _, score_buffers, mask_buffers = node.args
-    rest = [user for user in node.users
-            if user.target is not operator.getitem or user.args[1] != 0]
-    if any(user.users for user in rest):
+    outputs = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+    if not outputs or any(user.users for user in node.users if user not in outputs):
         return "its log-sum-exp is read"
     try:
         windows = flex.windows_of(getattr(gm, block_mask[-1].target))
@@ -244,15 +248,19 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
             if scores.sign < 0:
                 slopes = gm.graph.call_function(torch.neg, (slopes,))
         kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
-            q, k, v, None, slopes, scale, scores.soft_cap, windows.left, windows.right, True))
-    kept.meta = dict(node.meta)
+            q, k, v, None, slopes, scale, scores.soft_cap, windows.left, windows.right,
+            _is_tokens_first(outputs[0]), True))
+    kept.meta = dict(outputs[0].meta)
     for user in list(node.users):
-        if user not in rest:
+        if user in outputs:
             user.replace_all_uses_with(kept)
+        gm.graph.erase_node(user)
+    # Of what makes the block mask nothing is erased: parts of it look dead that are not (vmap's levels).
+    gm.graph.erase_node(node)
     return ""
 
 
-def _fuse(gm: fx.GraphModule, compressed_math: str, reports: list[Report]) -> None:
+def _fuse(gm: fx.GraphModule, reports: list[Report]) -> None:
     for node in list(gm.graph.nodes):
         if rules.is_call(node, torch.ops.kvant.sdpa.default):
             *arguments, _ = node.args
@@ -264,12 +272,12 @@ def _fuse(gm: fx.GraphModule, compressed_math: str, reports: list[Report]) -> No
         if isinstance(found, str):
             reports.append(_report(node, False, found))
         elif found is not None:
-            reports.append(_report(node, *_lower(found, compressed_math)))
+            reports.append(_report(node, *_lower(found)))
     gm.graph.eliminate_dead_code()
     gm.recompile()
 
 
-def _lower(found: rules.Attention, compressed_math: str) -> tuple[bool, str]:
+def _lower(found: rules.Attention) -> tuple[bool, str]:
     """Puts kvant::attention in its place, if kvant takes it; what runs, or why not."""
     before, notes = found.output, []
     k, v = rules.unrepeated(found.k), rules.unrepeated(found.v)
@@ -287,7 +295,7 @@ def _lower(found: rules.Attention, compressed_math: str) -> tuple[bool, str]:
                 notes.append(f"{name} is computed from bytes, but by no chain that is read as codes")
     forms = [sources, [None, None]] if any(sources) else [sources]
     for form in forms:
-        arguments = _arguments(found, (k, v), form, compressed_math)
+        arguments = _arguments(found, (k, v), form)
         try:
             described = [_describe(x) if isinstance(x, fx.Node) else x for x in arguments]
             text = ops.explain(*described)
@@ -303,19 +311,13 @@ def _lower(found: rules.Attention, compressed_math: str) -> tuple[bool, str]:
 
 
 def _arguments(found: rules.Attention, plain: tuple[fx.Node, fx.Node],
-               form: Sequence[rules.Codes | None], compressed_math: str) -> tuple[Any, ...]:
+               form: Sequence[rules.Codes | None]) -> tuple[Any, ...]:
     data = [node if codes is None else codes.codes for node, codes in zip(plain, form)]
     parameters = [x for codes in form
                   for x in ((None, None) if codes is None else (codes.scales, codes.zero_points))]
     types = ["" if codes is None else codes.type for codes in form]
     return (found.q, *data, *parameters, found.mask, found.slopes, *types, found.scale,
-            found.soft_cap, found.left_window, found.right_window, _is_tokens_first(found.output),
-            compressed_math)
-
-
-def _is_tokens_first(output: fx.Node) -> bool:
-    """Whether those who read it were traced with [batch, tokens, heads, channels] in memory."""
-    return output.target is torch.ops.kvant.sdpa.default
+            found.soft_cap, found.left_window, found.right_window, found.tokens_first, found.nan_rows)
 
 
 class _Described:
@@ -341,7 +343,13 @@ def _describe(node: fx.Node) -> _Described:
 def _decomposed(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
     """As inductor wants it. Attention that kvant did not take is decomposed with the rest."""
     from torch._inductor.decomposition import select_decomp_table
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table = {**select_decomp_table(), torch.ops.kvant.sdpa.default: _sdpa}
-    return make_fx(gm, decomposition_table=table)(*fakes)
+    decomposed = make_fx(gm, decomposition_table=table)(*fakes)
+    # What inductor does to a graph before compile_fx_inner: it lowers no random numbers without.
+    with V.set_fake_mode(detect_fake_mode(list(fakes))):
+        return joint_graph_passes(decomposed)

@@ -20,11 +20,11 @@ from ..value import Value
 # the first in the lowest bits, and k_type ("u4") says so. k_scales and k_zero_points have the dims
 # of K divided by those of a group; zero points of integers are in codes, of floats in real units:
 # value = code * scale - zero point. mask: boolean (false hides) or numbers that are added, of any
-# shape that broadcasts. Without a scale it is 1 / sqrt(channels). `compressed_math`: what codes are
-# multiplied in. tokens_first: the result is [batch, tokens, heads, channels] in memory.
+# shape that broadcasts. Without a scale it is 1 / sqrt(channels). tokens_first: the result is
+# [batch, tokens, heads, channels] in memory. nan_rows: a query that sees nothing gives NaN, not 0.
 SCHEMA = """attention(Tensor q, Tensor k, Tensor v, Tensor? k_scales, Tensor? k_zero_points,
 Tensor? v_scales, Tensor? v_zero_points, Tensor? mask, Tensor? alibi_slopes, str k_type, str v_type,
-float? scale, float? soft_cap, int left_window, int right_window, bool tokens_first, str compressed_math) -> Tensor"""
+float? scale, float? soft_cap, int left_window, int right_window, bool tokens_first, bool nan_rows) -> Tensor"""
 
 TYPES = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int8: "s8",
@@ -62,7 +62,6 @@ def attention(
     soft_cap: float | None = None,
     left_window: int = -1,
     right_window: int = -1,
-    compressed_math: str = "f16",
 ) -> torch.Tensor:
     """softmax(q k^T scale + mask) v, fused, over K and V as they are stored.
 
@@ -79,14 +78,13 @@ def attention(
       alibi_slopes: [heads] of f32; slope * (token - query) is added.
       left_window, right_window: query i sees tokens from i - left_window to i + right_window; -1:
         all. Causal is right_window = 0.
-      compressed_math: "strict" multiplies codes in f32; "f16" may round products to 11 bits.
 
     Returns:
       [batch, heads, queries, channels of v], in memory [batch, queries, heads, channels].
     """
     return torch.ops.kvant.attention(
         q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes, k_type,
-        v_type, scale, soft_cap, left_window, right_window, True, compressed_math)
+        v_type, scale, soft_cap, left_window, right_window, True, False)
 
 
 @torch.library.impl(_library, "attention", "CPU")
@@ -142,11 +140,11 @@ def explain(*arguments: Any) -> str:
 def _compile(
     tensors: tuple[torch.Tensor | None, ...], k_type: str, v_type: str, scale: float | None,
     soft_cap: float | None, left_window: int, right_window: int, tokens_first: bool,
-    compressed_math: str,
+    nan_rows: bool,
 ) -> Compiled:
     q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes = tensors
     compressed = k_scales is not None or v_scales is not None
-    g = GraphBuilder(compressed_math if compressed else "strict", apply_to_int=compressed)
+    g = GraphBuilder("f16" if compressed else "strict", apply_to_int=compressed)
 
     def tensor(name: str, x: torch.Tensor, type: str = "") -> Value:
         dims, strides = list(x.shape), list(x.stride())
@@ -187,7 +185,7 @@ def _compile(
         masks["alibi_slopes"] = tensor("alibi_slopes", alibi_slopes)
     out = g.scaled_dot_product_attention(
         q_value, k_value, v_value, scale=scale, soft_cap=soft_cap, left_window=left_window,
-        right_window=right_window, **masks)
+        right_window=right_window, mode="none" if nan_rows else "inf_as_zero", **masks)
     batch, heads, queries, channels = q.shape[0], q.shape[1], q.shape[2], v_value.dims[3]
     inner = [channels, heads * channels] if tokens_first else [queries * channels, channels]
     g.output("o", out, strides=[queries * heads * channels, *inner, 1])

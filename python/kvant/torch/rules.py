@@ -55,6 +55,35 @@ def skip(node: Any, *targets: Any) -> Any:
     return node
 
 
+# Of codes as they lie in memory.
+_RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
+# What integer types hold, and whole numbers that floats hold.
+_HOLDS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-2**15, 2**15 - 1),
+          torch.int32: (-2**31, 2**31 - 1), torch.int64: (-2**63, 2**63 - 1), torch.float16: (-2**11, 2**11),
+          torch.bfloat16: (-2**8, 2**8), torch.float32: (-2**24, 2**24), torch.float64: (-2**53, 2**53)}
+
+
+def _fits(dtype: torch.dtype, low: float, high: float) -> bool:
+    least, most = _HOLDS.get(dtype, (1, 0))
+    return least <= low and high <= most
+
+
+def whole_numbers(node: Any) -> tuple[fx.Node, tuple[int, int]] | None:
+    """Whole numbers of 8 bits or halves of a byte, behind views and casts that change none of them, and
+    what they are between; None for what is not such."""
+    casts = []
+    while is_call(node, *VIEWS, *COPIES, *CASTS):
+        if is_call(node, *CASTS):
+            casts.append(value(node).dtype)
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return None
+    low, high = (0, 15) if is_call(node, aten.stack.default) else _RANGES.get(value(node).dtype, (1, 0))
+    if low > high or not all(_fits(dtype, low, high) for dtype in casts):
+        return None
+    return node, (low, high)
+
+
 def skip_same(node: fx.Node) -> fx.Node:
     """Behind what changes neither shape nor type."""
     while is_call(node, *COPIES, *VIEWS, *CASTS, aten.expand.default):
@@ -174,29 +203,43 @@ def _affine(node: Any) -> tuple[fx.Node, fx.Node, Any, bool] | None:
     if not is_call(node, aten.mul.Tensor):
         return None
     for factor, scale in (node.args[:2], node.args[1::-1]):
-        if not isinstance(factor, fx.Node) or not isinstance(scale, fx.Node):
+        if not isinstance(factor, fx.Node) or not isinstance(scale, fx.Node) or not is_float(scale):
             continue
-        factor, point = skip(factor, *VIEWS, *CASTS), None
-        if is_call(factor, aten.sub.Tensor) and factor.kwargs.get("alpha", 1) == 1:
-            factor, point = factor.args[:2]
-        integers = skip(factor, *VIEWS, *CASTS, *COPIES)
-        if not isinstance(integers, fx.Node) or value(integers).dtype not in (torch.int8, torch.uint8):
+        difference, point, casts = factor, None, []
+        while is_call(difference, *VIEWS, *CASTS):
+            casts.append(value(difference).dtype)
+            difference = difference.args[0]
+        if is_call(difference, aten.sub.Tensor) and difference.kwargs.get("alpha", 1) == 1:
+            factor, point = difference.args[:2]
+        found = whole_numbers(factor)
+        if found is None:
             continue
-        if point is not None and not is_float(factor) and value(factor).dtype == torch.uint8:
-            raise Declined("codes less their zero point wrap around in uint8")
+        integers, (low, high) = found
+        if point is not None and not is_float(difference):
+            least, most = _range_of(point)
+            if not all(_fits(d, low - most, high - least) for d in (value(difference).dtype, *casts)):
+                raise Declined(f"codes less their zero point may wrap around in {value(difference).dtype}")
         return integers, scale, point, False
     return None
 
 
+def _range_of(point: Any) -> tuple[float, float]:
+    """Of a zero point among integers."""
+    if not isinstance(point, fx.Node):
+        return point, point
+    found = whole_numbers(point)
+    return _HOLDS.get(value(point).dtype, (-math.inf, math.inf)) if found is None else found[1]
+
+
 def _unpacked(integers: fx.Node) -> tuple[fx.Node, str]:
     """The bytes of two codes each, low half first, and "u4"; or the codes themselves."""
-    pair = skip(integers, *VIEWS, *CASTS, *COPIES)
+    pair = integers
     if not is_call(pair, aten.stack.default):
         return integers, ""
     halves, axis = pair.args[0], pair.args[1] if len(pair.args) > 1 else 0
     if len(halves) != 2 or axis not in (-1, len(shape(pair)) - 1):
         raise Declined("codes are stacked, but not two of a byte side by side")
-    low, high = (skip(half, *CASTS) for half in halves)
+    low, high = halves
     if is_call(high, *ANDS) and high.args[1] == 15:
         high = high.args[0]
     if not (is_call(low, *ANDS) and low.args[1] == 15 and is_call(high, *SHIFTS) and high.args[1] == 4
@@ -228,7 +271,8 @@ def _per_group(
     spans = len(full)
     while spans > 0 and own[spans - 1] == 1:
         spans -= 1
-    base = skip(parameters, *CASTS) if not is_float(skip(parameters, *CASTS)) else parameters
+    found = whole_numbers(parameters)
+    base = parameters if found is None else skip(parameters, *CASTS)
     if own[:spans] == full[:spans]:
         group = math.prod(full[spans:])
         if isinstance(group, int) and isinstance(target[3], int) and target[3] % group == 0:
@@ -252,6 +296,8 @@ class Attention:
     soft_cap: float | None = None
     left_window: int = -1
     right_window: int = -1
+    tokens_first: bool = False
+    nan_rows: bool = False
 
 
 def eager_attention(softmax: fx.Node) -> Attention | str | None:
@@ -259,9 +305,11 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
         return None
     scores, mask, scale = _unscaled(skip(softmax.args[0], *CASTS, *COPIES))
-    scores = _product(scores)
-    if scores is None:
-        return None
+    product = _product(scores)
+    if product is None:
+        made_by = _made_by(scores)
+        return f"its scores are computed by {made_by}, which is no scale or mask of a product" if made_by else None
+    scores = product
     probabilities = softmax
     while not is_call(probabilities, aten.bmm.default):
         users = list(probabilities.users)
@@ -283,7 +331,7 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         k = keys.args[0]
     else:
         k = add(outputs[0], aten.transpose.int, keys, -2, -1)
-    return Attention(outputs[0], q, k, values, mask, scale=scale)
+    return Attention(outputs[0], q, k, values, mask, scale=scale, nan_rows=True)
 
 
 def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
@@ -309,6 +357,20 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
 def _product(scores: Any) -> fx.Node | None:
     product = skip(scores, *VIEWS, *COPIES, *CASTS)
     return product if is_call(product, aten.bmm.default) else None
+
+
+def _made_by(scores: Any) -> Any:
+    """What a product becomes scores by, that is not known; None if there is no product."""
+    open_nodes, seen = [scores], set[fx.Node]()
+    while open_nodes and len(seen) < 24:
+        node = open_nodes.pop(0)
+        if not isinstance(node, fx.Node) or node in seen or node.op != "call_function":
+            continue
+        seen.add(node)
+        if is_call(node, aten.bmm.default, aten.baddbmm.default, aten.mm.default):
+            return skip(scores, *VIEWS, *COPIES, *CASTS).target
+        open_nodes.extend(node.all_input_nodes)
+    return None
 
 
 def _four(operand: fx.Node) -> fx.Node | None:
