@@ -307,12 +307,18 @@ def test_a_model_says_all_of_its_attentions():
 
     model = torch.nn.Sequential(Layer(True), Layer(False))
     compiled = torch.compile(model, backend="kvant", fullgraph=True)
-    assert kvant.explain(compiled) == ""
+    assert "call it first" in kvant.explain(compiled)
     x = queries()
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     reports = kvant.torch.reports_of(compiled)
     assert [report.form for report in reports] == ["scaled_dot_product_attention", "softmax of a product"]
     assert all(report.fused for report in reports)
+
+
+def test_no_attention_is_said():
+    compiled = torch.compile(torch.nn.Linear(SIZE, 3), backend="kvant")
+    compiled(queries())
+    assert "there is no attention" in kvant.explain(compiled)
 
 
 def test_what_kvant_lacks_is_left():

@@ -125,11 +125,11 @@ def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> 
 
 
 def explain(compiled: Any) -> str:
-    """For each attention of a compiled model or function what became of it, and why: a line each.
-
-    Empty before its first call.
-    """
-    return "\n".join(str(report) for report in reports_of(compiled))
+    """For each attention of a compiled model or function what became of it, and why: a line each."""
+    graphs = _graphs_of(compiled)
+    if not graphs:
+        return 'no graph of it was compiled by the backend "kvant": call it first'
+    return "\n".join(map(str, reports_of(compiled))) or f"there is no attention in its graphs, of which there are {len(graphs)}"
 
 
 def reports_of(compiled: Any) -> list[Report]:
@@ -137,17 +137,21 @@ def reports_of(compiled: Any) -> list[Report]:
 
     Functions of one code, as closures are that a loop makes, share theirs.
     """
+    # A graph that was compiled again, for other shapes, says the same again.
+    return list(dict.fromkeys(report for reports in _graphs_of(compiled) for report in reports))
+
+
+def _graphs_of(compiled: Any) -> list[list[Report]]:
+    """The reports of each graph."""
     original = getattr(compiled, "_orig_mod", None) or getattr(
         compiled, "_torchdynamo_orig_callable", compiled)
     # Where a graph breaks, modules within are compiled by themselves.
     modules = list(original.modules()) if isinstance(original, torch.nn.Module) else []
     code = getattr(getattr(original, "__func__", original), "__code__", None)
     with _reports_lock:
-        found = [reports for owner, several in _reports.items()
-                 if any(owner is module for module in modules) or _is_part(owner, code)
-                 for reports in several]
-    # A graph that was compiled again, for other shapes, says the same again.
-    return list(dict.fromkeys(report for reports in found for report in reports))
+        return [reports for owner, several in _reports.items()
+                if any(owner is module for module in modules) or _is_part(owner, code)
+                for reports in several]
 
 
 def _owner() -> Any:
