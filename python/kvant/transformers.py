@@ -114,7 +114,7 @@ class KvantCache(Cache):
             places = (torch.arange(tokens) + start[:, None]).clamp(max=tokens - 1)
             k, v = (x.gather(2, places[:, None, :, None].expand(-1, heads, -1, x.shape[3])) for x in (k, v))
             counts = [tokens - pad for pad in self._padding]
-        self._cache.append(layer, k.detach(), v.detach(), counts)
+        self._cache._core.append(layer, k, v, counts)
         self.layers[layer].tokens += tokens
 
     def _check_padding(self, padding: torch.Tensor, seen: int, tokens: int) -> None:
@@ -133,17 +133,14 @@ class KvantCache(Cache):
 class _Keys(torch.Tensor):
     """New keys, that attention "kvant" alone may read: any other would not see those in the cache."""
 
+    plain: torch.Tensor
     layer: _Layer
 
     @classmethod
     def of(cls, keys: torch.Tensor, layer: _Layer) -> _Keys:
         result = keys.as_subclass(cls)
-        result.layer = layer
+        result.plain, result.layer = keys, layer
         return result
-
-    def plain(self) -> torch.Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.as_subclass(torch.Tensor)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -205,7 +202,7 @@ def _attention(
     if not isinstance(key, _Keys):
         raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), '
                       'or set another implementation ("sdpa") where there is no cache')
-    layer, key = key.layer, key.plain()
+    layer, key = key.layer, key.plain
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
@@ -213,12 +210,15 @@ def _attention(
     for name in ("position_bias", "head_mask"):
         if kwargs.get(name) is not None:
             raise _lacks(f"take a {name}")
-    layer.owner._append(layer.index, key, value, attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
+    owner, index = layer.owner, layer.index
     out = query.new_empty(*query.shape[:3], value.shape[3])
-    layer.owner.cache.attend(
-        layer.index, query.detach().contiguous(), out, scaling, soft_cap=softcap or None,
-        window=sliding_window or None, sinks=sinks)
+    # Without gradients, and past KvCache's checks: at a few thousand tokens a layer takes a few hundred
+    # microseconds, of which each call of Python's takes several.
+    with torch.no_grad():
+        owner._append(index, key, value, attention_mask)
+        owner._cache._core.attend(index, query.contiguous(), out, scaling or 0.0, softcap or 0.0, sliding_window or 0,
+                                  sinks)
     return out.transpose(1, 2), None
 
 
