@@ -246,8 +246,7 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
                                 " tokens needs token ", main + layout.sinks(), " of ",
                                 tensor->name(), " in full precision, of which only those from ",
-                                exact[row] + layout.sinks(),
-                                " on are left; KvCacheOptions::rollback keeps more"));
+                                exact[row] + layout.sinks(), " on are left; rollback keeps more"));
   }
   return absl::OkStatus();
 }
@@ -375,15 +374,23 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     return Invalid(
         absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
   }
-  if (options.query_tokens < 1 || options.query_tokens > options_.capacity ||
-      !IsComputeFloat(options.type) || !std::isfinite(options.scale)) {
-    return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens of type ",
-                                std::string(DataTypeName(options.type)), ", times ", options.scale,
-                                ", over up to ", options_.capacity, " tokens"));
+  if (options.query_tokens < 1 || options.query_tokens > options_.capacity) {
+    return Invalid(absl::StrCat("attention of ", options.query_tokens,
+                                " query tokens, where the capacity is ", options_.capacity));
   }
-  if (!(options.soft_cap >= 0) || !std::isfinite(options.soft_cap) || options.window < 0) {
-    return Invalid(absl::StrCat("attention with a soft cap of ", options.soft_cap,
-                                " and a window of ", options.window, " tokens"));
+  if (!IsComputeFloat(options.type)) {
+    return Invalid(absl::StrCat("attention of queries of type ",
+                                std::string(DataTypeName(options.type)),
+                                ", which must be f32, f16 or bf16"));
+  }
+  if (!std::isfinite(options.scale)) {
+    return Invalid(absl::StrCat("attention with a scale of ", options.scale));
+  }
+  if (!(options.soft_cap >= 0) || !std::isfinite(options.soft_cap)) {
+    return Invalid(absl::StrCat("attention with a soft cap of ", options.soft_cap));
+  }
+  if (options.window < 0) {
+    return Invalid(absl::StrCat("attention with a window of ", options.window, " tokens"));
   }
   const std::lock_guard<std::mutex> lock(attentions_mutex_);
   const auto found =

@@ -126,7 +126,7 @@ absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput
                          std::isfinite(value) ? absl::StrCat(", beyond the ", largest, " that '",
                                                              tensor.storage().ToString(), "' holds")
                                               : std::string(", which is not finite"),
-                         "; KvCacheOptions::allow_non_finite stores it all the same"));
+                         "; allow_non_finite stores it all the same"));
       }
     }
   }
