@@ -4,18 +4,13 @@
 namespace kvant {
 namespace {
 
+using testing::KindsOf;
 using testing::OnlySpec;
 using testing::Partitions;
 using testing::Plain;
 using testing::Text;
 using Kind = ScoreStep::Kind;
 using Alignment = ScoreStep::Alignment;
-
-std::vector<Kind> KindsOf(const AttentionSpec& spec) {
-  std::vector<Kind> kinds;
-  for (const ScoreStep& step : spec.steps) kinds.push_back(step.kind);
-  return kinds;
-}
 
 TEST(AttentionMatcher, PlainWithScaleAndMask) {
   Plain p;

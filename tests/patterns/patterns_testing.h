@@ -39,6 +39,12 @@ inline std::string KindsOf(const std::vector<Partition>& result) {
 }
 
 // The spec of the only partition; fails the test when there is none.
+inline std::vector<ScoreStep::Kind> KindsOf(const AttentionSpec& spec) {
+  std::vector<ScoreStep::Kind> kinds;
+  for (const ScoreStep& step : spec.steps) kinds.push_back(step.kind);
+  return kinds;
+}
+
 inline AttentionSpec OnlySpec(const std::vector<Partition>& result) {
   EXPECT_EQ(result.size(), 1u) << KindsOf(result);
   for (const std::string& why : MissesOf(result)) ADD_FAILURE() << why;

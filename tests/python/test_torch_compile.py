@@ -104,6 +104,39 @@ def test_probabilities_that_others_read():
     assert not report.fused and "its probabilities have 2 users" in report.text
 
 
+@pytest.mark.parametrize("function", [
+    lambda q, k, v: v.mT @ torch.softmax(q @ k.mT, -1),
+    lambda q, k, v: torch.softmax((q @ k.mT).int().float(), -1) @ v,
+    lambda q, k, v: torch.softmax((q @ k.mT).flatten(2) * 3, -1).view(BATCH, HEADS, TOKENS, TOKENS) @ v,
+    lambda q, k, v: torch.softmax((q @ k.mT).flatten(0, 1).masked_fill(
+        k.flatten(0, 1)[:, None, :, 0] > 1, -torch.inf), -1).view(BATCH, HEADS, TOKENS, TOKENS) @ v,
+    lambda q, k, v: (torch.softmax(q @ k.mT, -1) * 5).int().float() @ v,
+    lambda q, k, v: torch.softmax(torch.add(q @ k.mT, q.sum(-1, keepdim=True) * k.sum(-1)[:, :, None], alpha=2), -1) @ v,
+    lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v.view(HEADS, BATCH, TOKENS, SIZE).view(v.shape),
+    lambda q, k, v: (torch.softmax(q.view(-1, TOKENS, SIZE) @ k.reshape(HEADS, BATCH, TOKENS, SIZE).view(-1, TOKENS, SIZE).mT, -1)
+                     @ v.view(-1, TOKENS, SIZE)).view(v.shape),
+    lambda q, k, v: torch.softmax((q.flatten(0, 1) @ k.flatten(0, 1).mT) + v.sum((2, 3)).flatten()[:, None, None] *
+                                  torch.arange(TOKENS), -1).view(BATCH, HEADS, TOKENS, TOKENS) @ v,
+])
+def test_numbers_of_what_is_nearly_attention(function):
+    """Taken or not, numbers are PyTorch's."""
+    compiled = torch.compile(lambda *x: function(*x), backend="kvant", fullgraph=True)
+    q, k, v = cache(), cache(), cache()
+    want = function(q, k, v)
+    assert (compiled(q, k, v) - want).norm() < 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("dequantize", [
+    lambda k, s: (k.float() * s).to(torch.int8).float(),
+    lambda k, s: (k.float() - s).to(torch.int8).float() * s,
+    lambda k, s: (k.float() - s).int() * s,
+])
+def test_numbers_that_are_cut_are_not_codes(dequantize):
+    report = run(lambda q, k, s, v: sdpa(q, dequantize(k, s), v), queries(), eight_bits(),
+                 torch.rand(BATCH, HEADS, TOKENS, 1) * 0.1, cache())
+    assert "K is s8" not in report.text
+
+
 def packed():
     return (torch.randint(0, 256, (BATCH, HEADS, TOKENS, SIZE // 2), dtype=torch.uint8),
             torch.rand(BATCH, HEADS, TOKENS, SIZE // GROUP) * 0.03 + 0.01,
@@ -158,6 +191,17 @@ def test_int8_as_torchao_and_quanto_write_it():
 
     assert "K is s8" in run(torchao, queries(), eight_bits(), scales, zeros, cache(), bound=2e-3).text
     assert "K is s8" in run(quanto, queries(), eight_bits(), scales, zeros.float(), cache(), bound=2e-3).text
+
+
+def test_one_scale_of_two_shapes():
+    groups = (BATCH, HEADS, TOKENS, SIZE // GROUP)
+
+    def function(q, k, s, v):
+        wide = s[..., None] * torch.ones(GROUP // 2)  # read before, in another shape
+        values = v + wide.mean()
+        return sdpa(q, (k.view(*groups, GROUP).float() * s[..., None]).view(k.shape), values)
+
+    assert "K is s8" in run(function, queries(), eight_bits(), torch.rand(groups) * 0.02, cache(), bound=2e-3).text
 
 
 def test_int8_with_tokens_before_heads():

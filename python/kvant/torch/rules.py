@@ -50,7 +50,10 @@ def add(before: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def skip(node: Any, *targets: Any) -> Any:
+    """Behind views and the like; of casts, behind those that cut nothing off: from float to float."""
     while is_call(node, *targets):
+        if node.target in CASTS and not (is_float(node) and is_float(node.args[0])):
+            break
         node = node.args[0]
     return node
 
@@ -142,15 +145,15 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     found = _affine(skip(source, *VIEWS, *COPIES, *CASTS))
     if found is None:
         return None
-    integers, scale, point, real = found
+    integers, scale, point, real = found.integers, found.scale, found.point, found.real
     packed, kind = _unpacked(integers)
     target = shape(source)
     in_byte = 2 if kind else 1
     codes = _viewed(packed, [*target[:3], target[3] // in_byte], before)
-    scales = _per_group(scale, integers, target, before)
+    scales = _per_group(scale, shape(found.product), target, before)
     points = None
     if isinstance(point, fx.Node):
-        points = _per_group(point, integers, target, before)
+        points = _per_group(point, shape(found.difference), target, before)
         if is_float(points) and not real:
             points = add(before, aten.mul.Tensor, points, scales)
     elif point:
@@ -188,18 +191,30 @@ def _order(node: fx.Node) -> list[int]:
     return order
 
 
-def _affine(node: Any) -> tuple[fx.Node, fx.Node, Any, bool] | None:
-    """(integers, scale, point, real): (i - point) * scale, or i * scale - point where real."""
+@dataclasses.dataclass
+class Affine:
+    """(integers - point) * scale; or integers * scale - point, where real. product and difference are the
+    nodes that multiply and subtract."""
+
+    integers: fx.Node
+    scale: fx.Node
+    product: fx.Node
+    point: Any = None
+    difference: fx.Node | None = None
+    real: bool = False
+
+
+def _affine(node: Any) -> Affine | None:
     if is_call(node, aten.sub.Tensor, aten.add.Tensor):
         product, shift = node.args[:2]
         if node.kwargs.get("alpha", 1) != 1 or not is_call(product, aten.mul.Tensor):
             return None
         inner = _affine(product)
-        if inner is None or inner[2] is not None or not isinstance(shift, fx.Node):
+        if inner is None or inner.point is not None or not isinstance(shift, fx.Node):
             return None
         if node.target is aten.add.Tensor:
             raise Declined("a shift is added: kvant subtracts real zero points, so subtract it")
-        return inner[0], inner[1], shift, True
+        return dataclasses.replace(inner, point=shift, difference=node, real=True)
     if not is_call(node, aten.mul.Tensor):
         return None
     for factor, scale in (node.args[:2], node.args[1::-1]):
@@ -215,11 +230,13 @@ def _affine(node: Any) -> tuple[fx.Node, fx.Node, Any, bool] | None:
         if found is None:
             continue
         integers, (low, high) = found
+        if point is not None and is_float(difference) and not all(d.is_floating_point for d in casts):
+            raise Declined("codes less their zero point are cut off to integers")
         if point is not None and not is_float(difference):
             least, most = _range_of(point)
             if not all(_fits(d, low - most, high - least) for d in (value(difference).dtype, *casts)):
                 raise Declined(f"codes less their zero point may wrap around in {value(difference).dtype}")
-        return integers, scale, point, False
+        return Affine(integers, scale, node, point, difference)
     return None
 
 
@@ -233,11 +250,10 @@ def _range_of(point: Any) -> tuple[float, float]:
 
 def _unpacked(integers: fx.Node) -> tuple[fx.Node, str]:
     """The bytes of two codes each, low half first, and "u4"; or the codes themselves."""
-    pair = integers
-    if not is_call(pair, aten.stack.default):
+    if not is_call(integers, aten.stack.default):
         return integers, ""
-    halves, axis = pair.args[0], pair.args[1] if len(pair.args) > 1 else 0
-    if len(halves) != 2 or axis not in (-1, len(shape(pair)) - 1):
+    halves, axis = integers.args[0], integers.args[1] if len(integers.args) > 1 else 0
+    if len(halves) != 2 or axis not in (-1, len(shape(integers)) - 1):
         raise Declined("codes are stacked, but not two of a byte side by side")
     low, high = halves
     if is_call(high, *ANDS) and high.args[1] == 15:
@@ -259,20 +275,19 @@ def _viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
 
 
 def _per_group(
-    parameters: fx.Node, integers: fx.Node, target: list[Any], before: fx.Node
+    parameters: fx.Node, full: list[Any], target: list[Any], before: fx.Node
 ) -> fx.Node:
-    """Scales or zero points as [B,H,S,D] divided by a group's dims."""
-    # The arithmetic that reads it says what it broadcasts to.
-    user = next(user for user in parameters.users if is_call(user, aten.mul.Tensor, aten.sub.Tensor))
-    full = shape(user)
+    """Scales or zero points, which broadcast to `full`, as [B,H,S,D] divided by a group's dims."""
     own = shape(parameters)
     own = [1] * (len(full) - len(own)) + own
     # What has a size of its own for each group is left of what a group spans.
     spans = len(full)
     while spans > 0 and own[spans - 1] == 1:
         spans -= 1
-    found = whole_numbers(parameters)
-    base = parameters if found is None else skip(parameters, *CASTS)
+    base = parameters
+    if whole_numbers(parameters) is not None:
+        while is_call(base, *CASTS):
+            base = base.args[0]
     if own[:spans] == full[:spans]:
         group = math.prod(full[spans:])
         if isinstance(group, int) and isinstance(target[3], int) and target[3] % group == 0:
@@ -310,15 +325,17 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         made_by = _made_by(scores)
         return f"its scores are computed by {made_by}, which is no scale or mask of a product" if made_by else None
     scores = product
-    probabilities = softmax
-    while not is_call(probabilities, aten.bmm.default):
-        users = list(probabilities.users)
+    probabilities, weighted = softmax, softmax
+    while not is_call(weighted, aten.bmm.default):
+        users = list(weighted.users)
         if len(users) != 1:
             return f"its probabilities have {len(users)} users" if users else None
-        probabilities = users[0]
-        if not is_call(probabilities, *VIEWS, *COPIES, *CASTS, aten.expand.default, aten.bmm.default):
-            return f"its probabilities go into {probabilities.target}"
-    weighted = probabilities
+        probabilities, weighted = weighted, users[0]
+        cut = is_call(weighted, *CASTS) and not is_float(weighted)
+        if cut or not is_call(weighted, *VIEWS, *COPIES, *CASTS, aten.expand.default, aten.bmm.default):
+            return f"its probabilities go into {weighted.target}"
+    if weighted.args[0] is not probabilities or weighted.args[1] is probabilities:
+        return "its probabilities are not the left side of a product"
     outputs = list(weighted.users)
     if len(outputs) != 1 or not is_call(outputs[0], *VIEWS) or len(shape(outputs[0])) != 4:
         return "the product with V is not seen as [batch, heads, queries, channels]"
@@ -327,6 +344,12 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     q, keys, values = _four(scores.args[0]), _four(scores.args[1]), _four(weighted.args[1])
     if q is None or keys is None or values is None:
         return "Q, K or V is not [batch, heads, tokens, channels]"
+    if shape(softmax)[-1] != shape(keys)[3]:
+        return f"its softmax is over {shape(softmax)[-1]} numbers, not the {shape(keys)[3]} tokens"
+    batch = shape(q)[:2]
+    if shape(keys)[:2] != batch or shape(values)[:2] != batch or shape(outputs[0])[:3] != shape(q)[:3]:
+        return (f"Q {shape(q)}, K transposed {shape(keys)}, V {shape(values)} and the output {shape(outputs[0])} "
+                "are not of the same batch and heads")
     if is_call(keys, aten.transpose.int) and {a % 4 for a in keys.args[1:3]} == {2, 3}:
         k = keys.args[0]
     else:
@@ -339,12 +362,19 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
     mask: fx.Node | str | None = None
     scale = 1.0
     scores = skip(scores, *CASTS, *COPIES)
-    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node):
+    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and not scores.kwargs.get("alpha"):
+        rank = len(shape(scores))
         scores, mask = scores.args[:2]
+        if rank != 4 and len(shape(mask)) > 2:
+            mask = f"its mask {shape(mask)} is that of scores of {rank} dims"
     elif is_call(scores, aten.masked_fill.Scalar):
+        rank = len(shape(scores))
         scores, hidden, fill = scores.args[:3]
-        mask = f"its mask fills with {fill}, not -inf" if fill != -math.inf else None
-        if mask is None:
+        if fill != -math.inf:
+            mask = f"its mask fills with {fill}, not -inf"
+        elif rank != 4 and len(shape(hidden)) > 2:
+            mask = f"its mask {shape(hidden)} is that of scores of {rank} dims"
+        else:
             mask = add(hidden.next, aten.logical_not.default, hidden)
     scores = skip(scores, *CASTS, *COPIES)
     if is_call(scores, aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], (int, float)):
