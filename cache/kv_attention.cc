@@ -8,17 +8,32 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/cache/compile_one.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
-#include "kvant/patterns/partitioner.h"
 
 namespace kvant {
 namespace {
 
 // What may be an input of the graph, and its name; a part of K or V follows as K0, K1, ...
-enum Source : uint8_t { kQ, kLogits, kRangesOfK, kRangesOfV, kK, kV = kK + kKvParts };
+enum Source : uint8_t {
+  kQ,
+  kLogits,
+  kBias,
+  kNewK,
+  kNewV,
+  kRangesOfK,
+  kRangesOfV,
+  kK,
+  kV = kK + kKvParts
+};
 constexpr int kSources = kV + kKvParts;
-constexpr std::string_view kSourceNames[] = {"q", "sinks", "K ranges", "V ranges"};
+constexpr std::string_view kSourceNames[] = {"q",     "sinks",    "bias",    "new K",
+                                             "new V", "K ranges", "V ranges"};
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
 
 std::string PartName(const KvTensor& tensor, KvPart part) {
   return absl::StrCat(tensor.name(), static_cast<int>(part));
@@ -32,16 +47,30 @@ uint8_t SourceOf(std::string_view name) {
   return static_cast<uint8_t>((name[0] == 'K' ? kK : kV) + (name[1] - '0'));
 }
 
-// K or V of the graph: the segments of a cache.
+// K or V of the query tokens. Where the cache's are rotated they come rotated, in f32.
+LogicalTensor NewTokens(const KvTensor& tensor, const KvAttentionOptions& options) {
+  const KvShape& shape = tensor.shape();
+  LogicalTensor desc;
+  desc.type = tensor.rotation() != 0 ? kF32 : options.type;
+  desc.dims = Dims{shape.batch, shape.heads, options.query_tokens, shape.head_size};
+  return desc;
+}
+
+// K or V of the graph: the segments of a cache, and the new tokens.
 class Operand {
  public:
-  Operand(GraphBuilder& g, const KvTensor& tensor) : g_(g), tensor_(tensor) {}
+  Operand(GraphBuilder& g, const KvTensor& tensor, const KvAttentionOptions& options)
+      : g_(g), tensor_(tensor), options_(options) {}
 
-  absl::InlinedVector<Value, 3> Segments() {
-    absl::InlinedVector<Value, 3> segments;
+  absl::InlinedVector<Value, 4> Segments(Source new_tokens) {
+    absl::InlinedVector<Value, 4> segments;
     if (tensor_.has(KvPart::kSinks)) segments.push_back(Plain(KvPart::kSinks));
     segments.push_back(tensor_.has(KvPart::kScales) ? Quantized() : Plain(KvPart::kCodes));
     if (tensor_.has(KvPart::kWindow)) segments.push_back(Plain(KvPart::kWindow));
+    if (options_.new_tokens) {
+      const LogicalTensor desc = NewTokens(tensor_, options_);
+      segments.push_back(InF32(g_.Input(kSourceNames[new_tokens], desc.type, *desc.dims)));
+    }
     return segments;
   }
 
@@ -51,11 +80,12 @@ class Operand {
     return g_.Input(PartName(tensor_, part), desc.type, *desc.dims);
   }
 
-  // In f32: what the graph declares between ops is not rounded to.
-  Value Plain(KvPart part) {
-    const Value value = Input(part);
-    return tensor_.part(part).type == kF32 ? value : g_.TypeCast(value, kF32);
+  // What the graph declares between ops is not rounded to.
+  Value InF32(Value value) {
+    return g_.Describe(value).type == kF32 ? value : g_.TypeCast(value, kF32);
   }
+
+  Value Plain(KvPart part) { return InF32(Input(part)); }
 
   Value Quantized() {
     const Value codes = Input(KvPart::kCodes);
@@ -70,14 +100,11 @@ class Operand {
 
   GraphBuilder& g_;
   const KvTensor& tensor_;
+  const KvAttentionOptions& options_;
 };
 
-size_t MemoryOf(const KvTensor& tensor, KvPart part) {
-  return static_cast<size_t>(tensor.part(part).memory_bytes());
-}
-
-absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
-                                     const KvAttentionOptions& options) {
+GraphBuilder AttentionGraph(const KvTensor& k, const KvTensor& v,
+                            const KvAttentionOptions& options) {
   const KvShape& shape = k.shape();
   GraphBuilder g;
   Value q = g.Input("q", options.type,
@@ -85,11 +112,13 @@ absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
   if (options.type != kF32) q = g.TypeCast(q, kF32);
   if (k.rotation() != 0) q = g.Hadamard(q, k.rotation());
   const auto ranges = [&](Source source, int64_t segments) {
-    return g.Input(kSourceNames[source], kS32, {shape.batch, segments, 2});
+    return g.Input(kSourceNames[source], kS32,
+                   {shape.batch, segments + (options.new_tokens ? 1 : 0), 2});
   };
-  const auto [keys, lengths] =
-      g.LoadRangesWithLengths(Operand(g, k).Segments(), ranges(kRangesOfK, k.segments()));
-  const Value values = g.LoadRanges(Operand(g, v).Segments(), ranges(kRangesOfV, v.segments()));
+  const auto [keys, lengths] = g.LoadRangesWithLengths(Operand(g, k, options).Segments(kNewK),
+                                                       ranges(kRangesOfK, k.segments()));
+  const Value values =
+      g.LoadRanges(Operand(g, v, options).Segments(kNewV), ranges(kRangesOfV, v.segments()));
   GraphBuilder::AttentionOptions attention;
   if (options.scale != 0) attention.scale = options.scale;
   if (options.soft_cap != 0) attention.soft_cap = options.soft_cap;
@@ -98,12 +127,32 @@ absl::StatusOr<Graph> AttentionGraph(const KvTensor& k, const KvTensor& v,
   attention.bottom_right = true;
   if (options.query_tokens > 1) attention.right_window = 0;
   if (options.window != 0) attention.left_window = options.window - 1;
+  if (!options.bias.empty()) {
+    // More columns than this layer has are left out.
+    Dims dims = options.bias;
+    dims[3] = k.layout().total_slots() + (options.new_tokens ? options.query_tokens : 0);
+    attention.bias = g.Input(kSourceNames[kBias], kF32, dims, DenseStrides(options.bias));
+  }
   if (options.sinks) attention.sinks = g.Input(kSourceNames[kLogits], kF32, {options.query_heads});
   Value out = g.ScaledDotProductAttention(q, keys, values, attention).first;
   if (v.rotation() != 0) out = g.Hadamard(out, v.rotation());
   if (options.type != kF32) out = g.TypeCast(out, options.type);
   g.Output("out", out);
-  return std::move(g).Build();
+  return g;
+}
+
+// What rotates new tokens: a store of all of them, from position 0 on.
+absl::StatusOr<std::optional<CompiledPartition>> CompileRotation(
+    const Engine& engine, const KvTensor& tensor, const KvAttentionOptions& options) {
+  if (!options.new_tokens || tensor.rotation() == 0) return std::nullopt;
+  const LogicalTensor desc = NewTokens(tensor, options);
+  GraphBuilder g;
+  const Value x = g.Input("x", options.type, *desc.dims);
+  const Value positions = g.Input("positions", kS32, {tensor.shape().batch});
+  g.Output("rotated", g.Append(g.Hadamard(x, tensor.rotation()), positions, options.query_tokens,
+                               {.type = kF32})
+                          .codes);
+  return CompileOne(engine, std::move(g), absl::StrCat("rotating ", tensor.name()));
 }
 
 }  // namespace
@@ -112,15 +161,13 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
     const KvCache& cache, const KvAttentionOptions& options) {
   auto attention = std::shared_ptr<KvAttention>(new KvAttention(cache, options));
   for (const KvCache::Group& group : cache.groups_) {
-    KVANT_ASSIGN_OR_RETURN(const Graph graph, AttentionGraph(group.k, group.v, options));
-    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions, PartitionGraph(graph));
-    if (partitions.size() != 1) {
-      return absl::InternalError(absl::StrCat("attention over ", group.scheme.ToString(), " is ",
-                                              partitions.size(), " partitions"));
-    }
     KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled,
-                           cache.engine_.Compile(partitions[0], {.require_fused = true}));
-    Compiled& made = attention->compiled_.emplace_back(Compiled{std::move(compiled), {}});
+                           CompileOne(cache.engine_, AttentionGraph(group.k, group.v, options),
+                                      absl::StrCat("attention over ", group.scheme.ToString()),
+                                      {.require_fused = true}));
+    Compiled& made = attention->compiled_.emplace_back(Compiled{std::move(compiled), {}, {}, {}});
+    KVANT_ASSIGN_OR_RETURN(made.rotate_k, CompileRotation(cache.engine_, group.k, options));
+    KVANT_ASSIGN_OR_RETURN(made.rotate_v, CompileRotation(cache.engine_, group.v, options));
     const Partition& partition = made.partition.partition();
     for (size_t i = 0; i < partition.inputs().size(); ++i) {
       made.sources.push_back(SourceOf(partition.input(static_cast<int>(i)).name));
@@ -134,35 +181,158 @@ absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
   return compiled_[cache_.layers_[layer].group].partition;
 }
 
-absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
-                                  ConstTensor sinks) const {
-  KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
-  if ((sinks.data != nullptr) != options_.sinks) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     options_.sinks ? "attention with sinks is executed without them"
-                                    : "attention without sinks is executed with them");
+absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs) const {
+  const auto check = [](const char* name, ConstTensor given, bool wanted) {
+    if ((given.data != nullptr) == wanted) return absl::OkStatus();
+    return Invalid(wanted ? absl::StrCat("attention with ", name, " is executed without them")
+                          : absl::StrCat("attention without ", name, " is executed with them"));
+  };
+  KVANT_RETURN_IF_ERROR(check("sinks", inputs.sinks, options_.sinks));
+  KVANT_RETURN_IF_ERROR(check("biases", inputs.bias, !options_.bias.empty()));
+  KVANT_RETURN_IF_ERROR(check("keys of new tokens", inputs.k, options_.new_tokens));
+  KVANT_RETURN_IF_ERROR(check("values of new tokens", inputs.v, options_.new_tokens));
+  if (inputs.starts.empty()) return absl::OkStatus();
+  if (!options_.new_tokens) {
+    return Invalid("attention without new tokens is executed with starts of them");
   }
-  const std::shared_lock<KvLock> lock(cache_.lock_);
+  const int64_t batch = cache_.options_.batch;
+  if (static_cast<int64_t>(inputs.starts.size()) != batch) {
+    return Invalid(absl::StrCat(inputs.starts.size(), " starts of tokens for a batch of ", batch));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    if (inputs.starts[b] >= 0 && inputs.starts[b] <= options_.query_tokens) continue;
+    return Invalid(absl::StrCat("batch row ", b, " begins at token ", inputs.starts[b], " of ",
+                                options_.query_tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvAttention::CheckKept(int64_t layer) const {
   const KvCache::Layer& at = cache_.layers_[layer];
-  const KvCache::Group& group = cache_.groups_[at.group];
-  const int64_t batch = group.k.shape().batch;
-  std::array<ConstTensor, kSources> sources;
-  sources[kQ] = q;
-  sources[kLogits] = sinks;
-  const int64_t of_k = batch * group.k.segments() * 2, of_v = batch * group.v.segments() * 2;
-  sources[kRangesOfK] = {at.k_ranges, of_k * sizeof(int32_t)};
-  sources[kRangesOfV] = {at.v_ranges, of_v * sizeof(int32_t)};
-  for (int i = 0; i < kKvParts; ++i) {
-    const KvPart part = static_cast<KvPart>(i);
-    if (group.k.has(part)) sources[kK + i] = {at.k[i], MemoryOf(group.k, part)};
-    if (group.v.has(part)) sources[kV + i] = {at.v[i], MemoryOf(group.v, part)};
+  const int64_t keep = cache_.groups_[at.group].k.layout().keep();
+  // Of the cache's tokens, what the first query sees.
+  const int64_t seen = options_.window - (options_.new_tokens ? 1 : 0) +
+                       (options_.new_tokens ? 0 : options_.query_tokens - 1);
+  if (keep == 0 || (options_.window > 0 && seen <= keep)) return absl::OkStatus();
+  for (int64_t b = 0; b < cache_.options_.batch; ++b) {
+    if (at.lengths[b] <= keep) continue;
+    return Invalid(absl::StrCat(
+        "layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b, " the last ", keep,
+        " are kept, and attention of ", options_.query_tokens, " query tokens sees ",
+        options_.window == 0 ? std::string("all") : absl::StrCat(seen)));
   }
-  const Compiled& compiled = compiled_[at.group];
-  absl::InlinedVector<ConstTensor, kSources> inputs;
-  for (const uint8_t source : compiled.sources) inputs.push_back(sources[source]);
+  return absl::OkStatus();
+}
+
+// With the memory that it takes of a block: arrays for new tokens, behind what the kernels use.
+class KvAttention::Arguments {
+ public:
+  Arguments(const KvAttention& attention, int64_t layer, ConstTensor q,
+            const KvAttentionInputs& inputs)
+      : options_(attention.options_),
+        at_(attention.cache_.layers_[layer]),
+        group_(attention.cache_.groups_[at_.group]),
+        compiled_(attention.compiled_[at_.group]),
+        inputs_(inputs),
+        kernels_(KvAligned(static_cast<int64_t>(compiled_.partition.scratch_bytes()))) {
+    sources_[kQ] = q;
+    sources_[kLogits] = inputs.sinks;
+    sources_[kBias] = inputs.bias;
+    for (int i = 0; i < kKvParts; ++i) {
+      sources_[kK + i] = PartOf(group_.k, at_.k, i);
+      sources_[kV + i] = PartOf(group_.v, at_.v, i);
+    }
+  }
+
+  size_t scratch_bytes() const {
+    if (!options_.new_tokens) return compiled_.partition.scratch_bytes();
+    int64_t bytes = kernels_ + RangesBytes(group_.k) + RangesBytes(group_.v);
+    for (const auto* rotated : {Rotated(group_.k), Rotated(group_.v)}) {
+      if (rotated == nullptr) continue;
+      bytes += KvAligned(NewTokens(*rotated, options_).memory_bytes()) + PositionsBytes();
+    }
+    return static_cast<size_t>(bytes);
+  }
+
+  absl::Status Execute(const Stream& stream, Tensor out, absl::Span<std::byte> block) {
+    free_ = block.data() + kernels_;
+    sources_[kRangesOfK] = Ranges(group_.k, at_.k_ranges);
+    sources_[kRangesOfV] = Ranges(group_.v, at_.v_ranges);
+    if (options_.new_tokens) {
+      KVANT_ASSIGN_OR_RETURN(sources_[kNewK], New(stream, group_.k, inputs_.k, compiled_.rotate_k));
+      KVANT_ASSIGN_OR_RETURN(sources_[kNewV], New(stream, group_.v, inputs_.v, compiled_.rotate_v));
+      block = block.first(static_cast<size_t>(kernels_));
+    }
+    absl::InlinedVector<ConstTensor, kSources> given;
+    for (const uint8_t source : compiled_.sources) given.push_back(sources_[source]);
+    return compiled_.partition.Execute(stream, given, {&out, 1}, block);
+  }
+
+ private:
+  static ConstTensor PartOf(const KvTensor& tensor, const KvPointers& pointers, int i) {
+    const auto part = static_cast<KvPart>(i);
+    if (!tensor.has(part)) return {};
+    return {pointers[i], static_cast<size_t>(tensor.part(part).memory_bytes())};
+  }
+  static const KvTensor* Rotated(const KvTensor& tensor) {
+    return tensor.rotation() == 0 ? nullptr : &tensor;
+  }
+  int64_t batch() const { return group_.k.shape().batch; }
+  int64_t PositionsBytes() const { return KvAligned(BytesFor(kS32, batch())); }
+  int64_t RangesBytes(const KvTensor& tensor) const {
+    return KvAligned(BytesFor(kS32, batch() * (tensor.segments() + 1) * 2));
+  }
+  std::byte* Take(int64_t bytes) { return std::exchange(free_, free_ + bytes); }
+
+  // Those of the cache, and behind those of each row that of its new tokens.
+  ConstTensor Ranges(const KvTensor& tensor, const int32_t* kept) {
+    const int64_t each = tensor.segments() * 2;
+    if (!options_.new_tokens) {
+      return {kept, static_cast<size_t>(BytesFor(kS32, batch() * each))};
+    }
+    auto* const ranges = reinterpret_cast<int32_t*>(Take(RangesBytes(tensor)));
+    for (int64_t b = 0; b < batch(); ++b) {
+      int32_t* const row = std::copy_n(kept + b * each, each, ranges + b * (each + 2));
+      const int64_t start = inputs_.starts.empty() ? 0 : inputs_.starts[b];
+      row[1] = static_cast<int32_t>(options_.query_tokens - start);
+      row[0] = row[1] == 0 ? 0 : static_cast<int32_t>(start);
+    }
+    return {ranges, static_cast<size_t>(BytesFor(kS32, batch() * (each + 2)))};
+  }
+
+  // Keys or values of new tokens, rotated where the cache's are.
+  absl::StatusOr<ConstTensor> New(const Stream& stream, const KvTensor& tensor, ConstTensor given,
+                                  const std::optional<CompiledPartition>& rotate) {
+    if (!rotate) return given;
+    const int64_t bytes = NewTokens(tensor, options_).memory_bytes();
+    const Tensor rotated{Take(KvAligned(bytes)), static_cast<size_t>(bytes)};
+    auto* const positions = reinterpret_cast<int32_t*>(Take(PositionsBytes()));
+    std::fill_n(positions, batch(), 0);
+    const ConstTensor inputs[] = {given, {positions, static_cast<size_t>(BytesFor(kS32, batch()))}};
+    KVANT_RETURN_IF_ERROR(rotate->Execute(stream, inputs, {&rotated, 1}));
+    return rotated;
+  }
+
+  const KvAttentionOptions& options_;
+  const KvCache::Layer& at_;
+  const KvCache::Group& group_;
+  const Compiled& compiled_;
+  const KvAttentionInputs& inputs_;
+  const int64_t kernels_;
+  std::array<ConstTensor, kSources> sources_;
+  std::byte* free_ = nullptr;
+};
+
+absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
+                                  const KvAttentionInputs& inputs) const {
+  KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
+  KVANT_RETURN_IF_ERROR(CheckInputs(inputs));
+  const std::shared_lock<KvLock> lock(cache_.lock_);
+  KVANT_RETURN_IF_ERROR(CheckKept(layer));
+  Arguments arguments(*this, layer, q, inputs);
   KVANT_ASSIGN_OR_RETURN(const KvScratch::Lease scratch,
-                         cache_.scratch_.Take(compiled.partition.scratch_bytes()));
-  return compiled.partition.Execute(stream, inputs, {&out, 1}, scratch.block());
+                         cache_.scratch_.Take(arguments.scratch_bytes()));
+  return arguments.Execute(stream, out, scratch.block());
 }
 
 }  // namespace kvant

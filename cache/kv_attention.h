@@ -4,15 +4,27 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvant/backends/compiled_partition.h"
 #include "kvant/backends/engine.h"
 #include "kvant/cache/kv_cache.h"
 #include "kvant/graph/graph.h"
 
 namespace kvant {
+
+// What attention takes beside queries, as its options say.
+struct KvAttentionInputs {
+  ConstTensor sinks;  // f32 [query_heads]: a logit that joins each softmax's denominator
+  ConstTensor bias;   // f32, of KvAttentionOptions::bias
+  // Of the query tokens, dense [batch, heads, query_tokens, head size] (v_head_size of v) of
+  // KvAttentionOptions::type. Row b has those from its starts[b] on, or all where there are none.
+  ConstTensor k, v;
+  absl::Span<const int64_t> starts;
+};
 
 // It belongs to a cache and must not be executed when that is gone. Several threads may execute it
 // at once.
@@ -30,11 +42,10 @@ class KvAttention {
   // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
   // once these are enough. Queries are those of a row's last tokens: of a row with fewer tokens
   // than queries the first ones see nothing, and give 0. All queries read the cache as it is now:
-  // tokens that have left the window are quantized for the first of them too. `sinks`, where the
-  // options say so, and only there: f32 [query_heads], a logit that joins each softmax's
-  // denominator.
+  // tokens that have left the window are quantized for the first of them too. kInvalidArguments
+  // where queries see tokens that their layer has not kept.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
-                       ConstTensor sinks = {}) const;
+                       const KvAttentionInputs& inputs = {}) const;
 
  private:
   friend class KvCache;
@@ -48,7 +59,15 @@ class KvAttention {
   struct Compiled {
     CompiledPartition partition;
     std::vector<uint8_t> sources;  // what each input is
+    // What rotates new keys and values where the cache's are rotated.
+    std::optional<CompiledPartition> rotate_k, rotate_v;
   };
+  // The arguments of an execution, by source.
+  class Arguments;
+  absl::Status CheckInputs(const KvAttentionInputs& inputs) const;
+  // Whether the layer has all tokens that queries see.
+  absl::Status CheckKept(int64_t layer) const;
+
   std::vector<Compiled> compiled_;  // by group of layers
 };
 

@@ -105,12 +105,14 @@ void KvCache::MakeGroups() {
   const KvCacheOptions& o = options_;
   for (int64_t i = 0; i < o.layers; ++i) {
     const CacheScheme& scheme = CacheSchemeOf(o, i);
-    const auto same = std::find_if(groups_.begin(), groups_.end(),
-                                   [&](const Group& group) { return group.scheme == scheme; });
+    const int64_t keep = KeepOf(o, i);
+    const auto same = std::find_if(groups_.begin(), groups_.end(), [&](const Group& group) {
+      return group.scheme == scheme && group.keep == keep;
+    });
     layers_.emplace_back().group = static_cast<int>(same - groups_.begin());
     if (same != groups_.end()) continue;
-    const auto [k, v] = KvLayoutsOf(scheme, o);
-    groups_.push_back({scheme, KvTensor("K", scheme.k, {o.batch, o.heads, o.head_size}, k),
+    const auto [k, v] = KvLayoutsOf(scheme, o, keep);
+    groups_.push_back({scheme, keep, KvTensor("K", scheme.k, {o.batch, o.heads, o.head_size}, k),
                        KvTensor("V", scheme.v, {o.batch, o.heads, o.value_size()}, v)});
   }
 }
@@ -128,11 +130,11 @@ void KvCache::Place(Arena& arena) {
     layer.k_ranges = arena.TakeOf<int32_t>(batch * group.k.segments() * 2);
     layer.v_ranges = arena.TakeOf<int32_t>(batch * group.v.segments() * 2);
     layer.lengths = arena.TakeOf<int64_t>(batch);
-    layer.k_exact = arena.TakeOf<int64_t>(batch);
-    layer.v_exact = arena.TakeOf<int64_t>(batch);
+    layer.k_most = arena.TakeOf<int64_t>(batch);
+    layer.v_most = arena.TakeOf<int64_t>(batch);
   }
   counts_ = arena.TakeOf<int64_t>(batch);
-  waiting_ = arena.TakeOf<int64_t>(batch);
+  starts_ = arena.TakeOf<int64_t>(batch);
   working_ = arena.TakeOf<std::byte>(static_cast<int64_t>(working));
 }
 
@@ -176,32 +178,47 @@ absl::Status KvCache::CheckLayer(int64_t layer) const {
   return Invalid(absl::StrCat("layer ", layer, " of ", options_.layers));
 }
 
-absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
-                             absl::Span<const int64_t> counts) {
-  KVANT_RETURN_IF_ERROR(CheckLayer(index));
-  const Layer& layer = layers_[index];
-  const Group& group = groups_[layer.group];
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
-  const int64_t tokens = (*k.desc.dims)[2];
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
-  if (!counts.empty() && static_cast<int64_t>(counts.size()) != options_.batch) {
-    return Invalid(absl::StrCat("layer ", index, ": ", counts.size(),
-                                " counts of tokens for a batch of ", options_.batch));
+absl::Status KvCache::Take(int64_t index, int64_t tokens, absl::Span<const int64_t> counts,
+                           absl::Span<const int64_t> starts) {
+  for (const auto& [name, given] :
+       {std::pair("counts of", counts), std::pair("starts of", starts)}) {
+    if (given.empty() || static_cast<int64_t>(given.size()) == options_.batch) continue;
+    return Invalid(absl::StrCat("layer ", index, ": ", given.size(), " ", name,
+                                " tokens for a batch of ", options_.batch));
   }
-  const std::unique_lock<KvLock> lock(lock_);
+  const Layer& layer = layers_[index];
   for (int64_t b = 0; b < options_.batch; ++b) {
-    counts_[b] = counts.empty() ? tokens : counts[b];
-    if (counts_[b] < 0 || counts_[b] > tokens) {
+    starts_[b] = starts.empty() ? 0 : starts[b];
+    if (starts_[b] < 0 || starts_[b] > tokens) {
+      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " begins at token ",
+                                  starts_[b], " of ", tokens));
+    }
+    counts_[b] = counts.empty() ? tokens - starts_[b] : counts[b];
+    if (counts_[b] < 0 || counts_[b] > tokens - starts_[b]) {
       return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
-                                  tokens, " tokens"));
+                                  tokens - starts_[b], " tokens"));
     }
     if (counts_[b] <= options_.capacity - layer.lengths[b]) continue;
     return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
                                 " tokens, and ", counts_[b], " more exceed the capacity of ",
                                 options_.capacity));
   }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
+                             absl::Span<const int64_t> counts, absl::Span<const int64_t> starts) {
+  KVANT_RETURN_IF_ERROR(CheckLayer(index));
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
+  const int64_t tokens = (*k.desc.dims)[2];
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
+  const std::unique_lock<KvLock> lock(lock_);
+  KVANT_RETURN_IF_ERROR(Take(index, tokens, counts, starts));
   const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
-  const absl::Span<const int64_t> taken(counts_, options_.batch);
+  const auto batch = static_cast<size_t>(options_.batch);
+  const KvTaken taken{{counts_, batch}, {starts_, batch}};
   if (!options_.allow_non_finite) {
     KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.k, k, taken));
     KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.v, v, taken));
@@ -212,160 +229,18 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
     stored = group.v.Store(stream_, {v.data.data, &v.desc}, lengths, taken, layer.v, working_);
   }
   // A window may have lost tokens to those that came.
-  stored.ok() ? Advance(index, taken) : Clear(index);
+  stored.ok() ? Advance(index, taken.counts) : Clear(index);
   return stored;
 }
 
 void KvCache::Advance(int64_t index, absl::Span<const int64_t> counts) {
-  Layer& layer = layers_[index];
-  const Group& group = groups_[layer.group];
+  const Layer& layer = layers_[index];
   for (int64_t b = 0; b < options_.batch; ++b) {
     layer.lengths[b] += counts[b];
-    for (const auto& [tensor, exact] :
-         {std::pair(&group.k, layer.k_exact), std::pair(&group.v, layer.v_exact)}) {
-      const int64_t behind = tensor->layout().Behind(layer.lengths[b]);
-      exact[b] = std::max(exact[b], behind - tensor->layout().slots(KvSegmentKind::kWindow));
-    }
+    layer.k_most[b] = std::max(layer.k_most[b], layer.lengths[b]);
+    layer.v_most[b] = std::max(layer.v_most[b], layer.lengths[b]);
   }
   Publish(index);
-}
-
-absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) const {
-  const Layer& layer = layers_[index];
-  const Group& group = groups_[layer.group];
-  if (tokens < 0 || tokens > layer.lengths[row]) {
-    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " has ", layer.lengths[row],
-                                " tokens and cannot be cropped to ", tokens));
-  }
-  for (const auto& [tensor, exact] :
-       {std::pair(&group.k, layer.k_exact), std::pair(&group.v, layer.v_exact)}) {
-    const KvLayout& layout = tensor->layout();
-    const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
-    if (layout.residual() == 0 || behind == 0) continue;
-    if (main >= exact[row]) continue;
-    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, " cropped to ", tokens,
-                                " tokens needs token ", main + layout.sinks(), " of ",
-                                tensor->name(), " in full precision, of which only those from ",
-                                exact[row] + layout.sinks(), " on are left; rollback keeps more"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status KvCache::Crop(int64_t tokens) {
-  const std::unique_lock<KvLock> lock(lock_);
-  std::fill_n(counts_, options_.batch, tokens);
-  return CropTo({counts_, static_cast<size_t>(options_.batch)});
-}
-
-absl::Status KvCache::Crop(absl::Span<const int64_t> tokens) {
-  if (static_cast<int64_t>(tokens.size()) != options_.batch) {
-    return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
-  }
-  const std::unique_lock<KvLock> lock(lock_);
-  return CropTo(tokens);
-}
-
-absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens) {
-  for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    for (int64_t b = 0; b < options_.batch; ++b) {
-      KVANT_RETURN_IF_ERROR(CheckCrop(layer, b, tokens[b]));
-    }
-  }
-  for (int64_t layer = 0; layer < options_.layers; ++layer) {
-    const Layer& at = layers_[layer];
-    const Group& group = groups_[at.group];
-    for (int64_t b = 0; b < options_.batch; ++b) {
-      at.lengths[b] = tokens[b];
-      // A window begins anew where no token is left behind the sinks.
-      at.k_exact[b] = std::min(at.k_exact[b], group.k.layout().Behind(tokens[b]));
-      at.v_exact[b] = std::min(at.v_exact[b], group.v.layout().Behind(tokens[b]));
-    }
-    Publish(layer);
-  }
-  return absl::OkStatus();
-}
-
-void KvCache::Reset() {
-  const std::unique_lock<KvLock> lock(lock_);
-  for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
-}
-
-void KvCache::Clear(int64_t index) {
-  const Layer& layer = layers_[index];
-  for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
-    std::fill_n(array, options_.batch, 0);
-  }
-  Publish(index);
-}
-
-void KvCache::MoveRow(int64_t from, int64_t to) {
-  for (const Layer& layer : layers_) {
-    const Group& group = groups_[layer.group];
-    group.k.CopyRow(layer.k, from, to, layer.lengths[from]);
-    group.v.CopyRow(layer.v, from, to, layer.lengths[from]);
-    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) array[to] = array[from];
-  }
-}
-
-void KvCache::ExchangeRows(int64_t a, int64_t b) {
-  for (const Layer& layer : layers_) {
-    const Group& group = groups_[layer.group];
-    const int64_t tokens = std::max(layer.lengths[a], layer.lengths[b]);
-    group.k.SwapRows(layer.k, a, b, tokens);
-    group.v.SwapRows(layer.v, a, b, tokens);
-    for (int64_t* array : {layer.lengths, layer.k_exact, layer.v_exact}) {
-      std::swap(array[a], array[b]);
-    }
-  }
-}
-
-absl::Status KvCache::Reorder(absl::Span<const int64_t> rows) {
-  const int64_t batch = options_.batch;
-  if (static_cast<int64_t>(rows.size()) != batch) {
-    return Invalid(absl::StrCat(rows.size(), " rows for a batch of ", batch));
-  }
-  for (const int64_t row : rows) {
-    if (row < 0 || row >= batch) {
-      return Invalid(absl::StrCat("batch row ", row, " of ", batch));
-    }
-  }
-  const std::unique_lock<KvLock> lock(lock_);
-  // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
-  const absl::Span<int64_t> from(counts_, batch), wanted(waiting_, batch);
-  std::copy(rows.begin(), rows.end(), from.begin());
-  std::fill(wanted.begin(), wanted.end(), 0);  // by how many other rows
-  for (int64_t i = 0; i < batch; ++i) {
-    if (from[i] == i) from[i] = -1;
-    if (from[i] >= 0) ++wanted[from[i]];
-  }
-  // Rows that no other is waiting for can be overwritten; then only cycles are left.
-  for (int64_t done = 1; done > 0;) {
-    done = 0;
-    for (int64_t i = 0; i < batch; ++i) {
-      if (from[i] < 0 || wanted[i] > 0) continue;
-      MoveRow(from[i], i);
-      --wanted[from[i]];
-      from[i] = -1;
-      ++done;
-    }
-  }
-  for (int64_t i = 0; i < batch; ++i) {
-    if (from[i] < 0) continue;
-    const int64_t other = std::exchange(from[i], -1);
-    ExchangeRows(i, other);
-    // Who waits for what was in i finds it in `other` now.
-    const auto waiting = std::find(from.begin(), from.end(), i);
-    if (waiting != from.end()) *waiting = waiting - from.begin() == other ? -1 : other;
-  }
-  for (int64_t layer = 0; layer < options_.layers; ++layer) Publish(layer);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork() const {
-  KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, options_));
-  const std::shared_lock<KvLock> lock(lock_);
-  std::memcpy(fork->memory_, memory_, bytes_.total());
-  return fork;
 }
 
 absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
@@ -392,6 +267,19 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
   if (options.window < 0) {
     return Invalid(absl::StrCat("attention with a window of ", options.window, " tokens"));
   }
+  if (!options.bias.empty()) {
+    const int64_t least = columns() + (options.new_tokens ? options.query_tokens : 0);
+    const Dims& bias = options.bias;
+    const auto one_or = [](int64_t dim, int64_t whole) { return dim == 1 || dim == whole; };
+    if (bias.size() != 4 || !one_or(bias[0], options_.batch) ||
+        !one_or(bias[1], options.query_heads) || bias[2] != options.query_tokens ||
+        bias[3] < least) {
+      return Invalid(absl::StrCat("attention with a bias of [", DimsToString(bias),
+                                  "], which must be [1 or ", options_.batch, ", 1 or ",
+                                  options.query_heads, ", ", options.query_tokens, ", at least ",
+                                  least, "]: batch, heads, query tokens, columns"));
+    }
+  }
   const std::lock_guard<std::mutex> lock(attentions_mutex_);
   const auto found =
       std::find_if(attentions_.begin(), attentions_.end(),
@@ -404,6 +292,12 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
   if (attentions_.size() == kKeptAttentions) attentions_.erase(attentions_.begin());
   attentions_.push_back(std::move(attention));
   return attentions_.back();
+}
+
+int64_t KvCache::columns() const {
+  int64_t most = 0;
+  for (const Group& group : groups_) most = std::max(most, group.k.layout().total_slots());
+  return most;
 }
 
 int64_t KvCache::length(int64_t layer, int64_t row) const {

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,9 +51,16 @@ struct KvAttentionOptions {
   DataType type = kF32;      // of queries and output
   float scale = 0;           // 0: 1 / sqrt(head_size)
   float soft_cap = 0;        // scores become soft_cap * tanh(score / soft_cap); 0: they stay
-  // The last tokens up to its own that a query sees; 0: all. What is older stays in the cache.
-  int64_t window = 0;
+  int64_t window = 0;        // the last tokens up to its own that a query sees; 0: all
+  // The queries are of tokens that the cache does not have yet: Execute takes their keys and values
+  // and reads these as they are. Append comes after it.
+  bool new_tokens = false;
   bool sinks = false;  // Execute takes a logit for each query head
+  // Of what Execute adds to the scaled scores: [batch or 1, query_heads or 1, query_tokens,
+  // columns]. Column j is of the j-th token that a row keeps, new ones behind those of the cache.
+  // There are at least KvCache::columns() of them, and query_tokens more with new tokens. Empty:
+  // nothing is added.
+  Dims bias;
   bool operator==(const KvAttentionOptions&) const = default;
 };
 
@@ -77,13 +85,15 @@ class KvCache {
   const Engine& engine() const { return engine_; }
   absl::StatusOr<CacheScheme> scheme(int64_t layer) const;
 
-  // Appends tokens to a layer, as many of k as of v: all of them to every batch row, or the first
-  // counts[b] of them to row b. kInvalidArguments, and the cache is as it was: shapes or types that
-  // are not the cache's, memory that is null, too small or not aligned to its elements, more tokens
-  // than its capacity, a number that its types do not hold. Where something else failed, the
-  // engine's executor or an allocation, the layer has no tokens from then on.
+  // Appends tokens to a layer, as many of k as of v: all of them to every batch row, or counts[b]
+  // of them to row b, from its starts[b] on: prompts that are padded on the left begin there.
+  // Without starts they are the first ones, without counts all from there on. kInvalidArguments,
+  // and the cache is as it was: shapes or types that are not the cache's, memory that is null, too
+  // small or not aligned to its elements, more tokens than its capacity, a number that its types do
+  // not hold. Where something else failed, the engine's executor or an allocation, the layer has no
+  // tokens from then on.
   absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
-                      absl::Span<const int64_t> counts = {});
+                      absl::Span<const int64_t> counts = {}, absl::Span<const int64_t> starts = {});
 
   // Compiles attention and keeps it. The same options give the same object, until kKeptAttentions
   // others have been asked for since. What a caller holds stays compiled, but must not be executed
@@ -96,20 +106,29 @@ class KvCache {
   // each thread of the engine (KvAttention::compiled says how much).
   int64_t scratch_bytes() const { return scratch_.bytes(); }
 
-  // Tokens of batch row `row` in that layer.
+  // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the
+  // capacity, rounded up to whole groups.
+  int64_t columns() const;
+
+  // Tokens of batch row `row` in that layer, with those that it has not kept.
   int64_t length(int64_t layer, int64_t row = 0) const;
 
   // Takes every sequence back to its first `tokens` tokens, in all layers; or each row to a number
-  // of its own. Where tokens have left a window, only the last options.rollback can be taken back:
-  // kInvalidArguments otherwise, and the cache is as it was.
+  // of its own, in all layers or in one. Where tokens have left a window, or are older than what a
+  // layer keeps, only the last options.rollback can be taken back: kInvalidArguments otherwise, and
+  // the cache is as it was.
   absl::Status Crop(int64_t tokens);
-  absl::Status Crop(absl::Span<const int64_t> tokens);
+  absl::Status Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer = std::nullopt);
   // Crop to 0, which is always possible.
   void Reset();
-  // Row i becomes what row rows[i] was: beam search. kInvalidArguments for rows that are not there.
-  absl::Status Reorder(absl::Span<const int64_t> rows);
-  // A cache of its own with the same tokens.
-  absl::StatusOr<std::unique_ptr<KvCache>> Fork() const;
+  // Row i becomes what row rows[i] was, in all layers or in one: beam search. kInvalidArguments for
+  // rows that are not there.
+  absl::Status Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> layer = std::nullopt);
+  // A cache of its own with the same tokens: of row rows[i] in its row i, or of all rows, as they
+  // are; with the same capacity or another. So batches change and sequences grow beyond the
+  // capacity. kInvalidArguments for rows that are not there and tokens that do not fit.
+  absl::StatusOr<std::unique_ptr<KvCache>> Fork(
+      std::optional<absl::Span<const int64_t>> rows = std::nullopt, int64_t capacity = 0) const;
 
   // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...]. The
   // memory is the cache's. A part that is not there is null, of 0 bytes.
@@ -120,9 +139,10 @@ class KvCache {
 
  private:
   friend class KvAttention;
-  // Layers of one scheme share what is compiled.
+  // Layers of one scheme that keep as many tokens share what is compiled.
   struct Group {
     CacheScheme scheme;
+    int64_t keep;  // as KvCacheOptions has it
     KvTensor k, v;
   };
   struct Layer {
@@ -130,25 +150,32 @@ class KvCache {
     KvPointers k, v;
     // What attention reads: [batch][segments][2].
     int32_t *k_ranges = nullptr, *v_ranges = nullptr;
-    int64_t* lengths = nullptr;                      // [batch]
-    int64_t *k_exact = nullptr, *v_exact = nullptr;  // [batch]: what of a window is still there
+    int64_t* lengths = nullptr;  // [batch]
+    // [batch]: the most tokens since there were none behind the sinks.
+    int64_t *k_most = nullptr, *v_most = nullptr;
   };
   // Where things lie in the one block of memory.
   class Arena;
 
   KvCache(const Engine& engine, KvCacheOptions options);
   absl::Status CheckLayer(int64_t layer) const;
+  absl::Status CheckRows(absl::Span<const int64_t> rows) const;
+  // Which tokens each row takes of `tokens` that come: counts_ and starts_.
+  absl::Status Take(int64_t layer, int64_t tokens, absl::Span<const int64_t> counts,
+                    absl::Span<const int64_t> starts);
   void MakeGroups();
   void Place(Arena& arena);
   void FillStaticScales();
   // Callers of what follows hold lock_, shared for CheckCrop.
   void Publish(int64_t layer);
-  absl::Status CropTo(absl::Span<const int64_t> tokens);
+  absl::Status CropTo(absl::Span<const int64_t> tokens, std::optional<int64_t> layer);
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const;
   void Clear(int64_t layer);
   void Advance(int64_t layer, absl::Span<const int64_t> counts);
-  void MoveRow(int64_t from, int64_t to);
-  void ExchangeRows(int64_t a, int64_t b);
+  // Copies a sequence of a layer to a row of that layer of `target`, this or a fork.
+  void CopyRow(int64_t layer, int64_t from, KvCache& target, int64_t to) const;
+  void ExchangeRows(int64_t layer, int64_t a, int64_t b);
+  void ReorderLayer(int64_t layer, absl::Span<const int64_t> rows);
 
   const Engine engine_;
   const Stream stream_;
@@ -158,7 +185,7 @@ class KvCache {
   std::vector<Layer> layers_;
   std::byte* memory_ = nullptr;
   std::byte* working_ = nullptr;
-  int64_t *counts_ = nullptr, *waiting_ = nullptr;  // [batch], of one call
+  int64_t *counts_ = nullptr, *starts_ = nullptr;  // [batch], of one call
   mutable KvLock lock_;
   mutable KvScratch scratch_;
   std::mutex attentions_mutex_;  // of what follows

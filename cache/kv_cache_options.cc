@@ -85,6 +85,13 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
     return Invalid(absl::StrCat("a cache with ", o.layers, " layers, of at most ", kMostLayers));
   }
   KVANT_RETURN_IF_ERROR(CheckSize(o, o.capacity));
+  if (o.keep.size() > 1 && static_cast<int64_t>(o.keep.size()) != o.layers) {
+    return Invalid(absl::StrCat(o.keep.size(), " numbers of tokens to keep for ", o.layers,
+                                " layers; give one, or all"));
+  }
+  for (const int64_t keep : o.keep) {
+    if (keep < 0) return Invalid(absl::StrCat("a cache that keeps ", keep, " tokens"));
+  }
   if (o.schemes.size() != 1 && static_cast<int64_t>(o.schemes.size()) != o.layers) {
     return Invalid(
         absl::StrCat(o.schemes.size(), " schemes for ", o.layers, " layers; give one, or all"));
@@ -93,7 +100,7 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
     KVANT_RETURN_IF_ERROR(scheme.k.Check(o.head_size));
     KVANT_RETURN_IF_ERROR(scheme.v.Check(o.value_size()));
     // A group may be longer than the capacity.
-    KVANT_RETURN_IF_ERROR(CheckSize(o, KvLayoutsOf(scheme, o).first.total_slots()));
+    KVANT_RETURN_IF_ERROR(CheckSize(o, KvLayoutsOf(scheme, o, 0).first.total_slots()));
   }
   KVANT_RETURN_IF_ERROR(CheckStatic(o, false));
   return CheckStatic(o, true);
@@ -103,8 +110,14 @@ const CacheScheme& CacheSchemeOf(const KvCacheOptions& options, int64_t layer) {
   return options.schemes[options.schemes.size() == 1 ? 0 : layer];
 }
 
-std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& o) {
-  KvLayout k(scheme.k, o.capacity, o.rollback), v(scheme.v, o.capacity, o.rollback);
+int64_t KeepOf(const KvCacheOptions& options, int64_t layer) {
+  if (options.keep.empty()) return 0;
+  return options.keep[options.keep.size() == 1 ? 0 : layer];
+}
+
+std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& o,
+                                          int64_t keep) {
+  KvLayout k(scheme.k, o.capacity, o.rollback, keep), v(scheme.v, o.capacity, o.rollback, keep);
   const int64_t more = k.total_slots() - v.total_slots();
   more > 0 ? v.AddSlots(more) : k.AddSlots(-more);
   return {k, v};

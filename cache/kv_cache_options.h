@@ -19,6 +19,9 @@ struct KvCacheOptions {
   int64_t capacity = 0;     // tokens of a sequence
   // One for all layers, or one for each.
   std::vector<CacheScheme> schemes = {CacheScheme{}};
+  // Of a sequence only the last so many tokens are kept, what a layer of sliding-window attention
+  // sees: one number for all layers, or one for each; 0, or none given: all are.
+  std::vector<int64_t> keep;
   // How many of the last tokens Crop can take back. A window keeps so many more in full precision.
   int64_t rollback = 0;
   // If false, appending a NaN or an infinity is an error. If true, it is stored, and the values of
@@ -36,9 +39,11 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& options);
 
 // That of a layer, for options that CheckKvCacheOptions takes.
 const CacheScheme& CacheSchemeOf(const KvCacheOptions& options, int64_t layer);
-// Those of K and V. They have as many slots, since attention multiplies a score of every slot of K
-// with one of V.
-std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& options);
+int64_t KeepOf(const KvCacheOptions& options, int64_t layer);
+// Those of K and V, for a layer that keeps so many tokens. They have as many slots, since attention
+// multiplies a score of every slot of K with one of V.
+std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCacheOptions& options,
+                                          int64_t keep);
 
 }  // namespace kvant
 

@@ -105,7 +105,7 @@ absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& 
 }
 
 absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput& input,
-                            absl::Span<const int64_t> counts) {
+                            const KvTaken& taken) {
   const KvShape& shape = tensor.shape();
   const LogicalTensor& desc = input.desc;
   const double largest = tensor.largest();
@@ -113,7 +113,7 @@ absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput
   const Dims strides = desc.StridesOrDense();
   for (int64_t b = 0; b < shape.batch; ++b) {
     for (int64_t h = 0; h < shape.heads; ++h) {
-      for (int64_t t = 0; t < counts[b]; ++t) {
+      for (int64_t t = taken.starts[b]; t < taken.starts[b] + taken.counts[b]; ++t) {
         const int64_t index = b * strides[0] + h * strides[1] + t * strides[2];
         const int64_t d =
             limit.Beyond(desc.type, input.data.data, index, shape.head_size, strides[3]);

@@ -30,11 +30,11 @@ int64_t KvInputBytes(const LogicalTensor& desc);
 // do.
 absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& input,
                           std::optional<int64_t> tokens = std::nullopt);
-// Checks that `tensor` can store the numbers of tokens [0, counts[b]) of each batch row b. The
+// Checks that `tensor` can store the numbers of what each batch row takes of the input. The
 // error, kInvalidArguments, names the place of one that is not finite or beyond what the types
 // hold. CheckKvInput must have taken the input, with as many tokens.
 absl::Status CheckKvNumbers(int64_t layer, const KvTensor& tensor, const KvInput& input,
-                            absl::Span<const int64_t> counts);
+                            const KvTaken& taken);
 
 }  // namespace kvant
 

@@ -1,7 +1,8 @@
 // KvLayout: where the tokens of a sequence lie, by their number alone.
 //
-// A segment holds consecutive tokens. Token u behind the sinks goes to slot u of the quantized
-// segment. While the window has it, it is in slot u mod (slots of the window): that is a ring.
+// A segment holds consecutive tokens. Token u behind the sinks goes to slot u mod (slots) of the
+// quantized segment, which has a slot for each, or is a ring where a layer keeps only the last
+// tokens. While the window has it, it is in slot u mod (slots of the window): that is a ring too.
 #ifndef KVANT_CACHE_KV_LAYOUT_H_
 #define KVANT_CACHE_KV_LAYOUT_H_
 
@@ -23,15 +24,22 @@ struct KvRange {
 
 class KvLayout {
  public:
-  // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back.
-  KvLayout(const KvStorage& storage, int64_t capacity, int64_t rollback)
-      : bulk_(storage.bulk), residual_(storage.residual) {
+  // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back. Only
+  // the last `keep` tokens of a sequence are of account; 0: all.
+  KvLayout(const KvStorage& storage, int64_t capacity, int64_t rollback, int64_t keep)
+      : bulk_(storage.bulk), residual_(storage.residual), keep_(keep < capacity ? keep : 0) {
     const int64_t sinks = std::min(storage.sinks, capacity);
     slots_[Index(KvSegmentKind::kSinks)] = sinks;
     const int64_t behind = capacity - sinks;
+    const int64_t group = storage.format.group_tokens().value_or(1);
     // There is one group at least, even where no token ever gets there.
-    slots_[Index(KvSegmentKind::kMain)] =
-        std::max({MainOf(behind), storage.format.group_tokens().value_or(1), int64_t{1}});
+    int64_t main = std::max({MainOf(behind), group, int64_t{1}});
+    if (keep_ > 0) {
+      // Whole groups, and whole windows where these leave in bulk, take the place of older ones.
+      const int64_t unit = bulk_ ? residual_ : group;
+      main = std::min(main, (keep_ + std::min(rollback, capacity) + unit - 1) / unit * unit);
+    }
+    slots_[Index(KvSegmentKind::kMain)] = main;
     if (residual_ == 0) return;
     // Short sequences need no more than themselves.
     slots_[Index(KvSegmentKind::kWindow)] =
@@ -45,6 +53,7 @@ class KvLayout {
     slots_[Index(residual_ > 0 ? KvSegmentKind::kWindow : KvSegmentKind::kMain)] += more;
   }
 
+  int64_t keep() const { return keep_; }
   int64_t residual() const { return residual_; }
   bool bulk() const { return bulk_; }
   int64_t sinks() const { return slots(KvSegmentKind::kSinks); }
@@ -59,12 +68,29 @@ class KvLayout {
   }
   int64_t Behind(int64_t tokens) const { return std::max<int64_t>(0, tokens - sinks()); }
 
-  // By segment, for a sequence of so many tokens.
+  // The first token of account.
+  int64_t First(int64_t tokens) const {
+    return keep_ == 0 ? 0 : std::max<int64_t>(0, tokens - keep_);
+  }
+  // By segment, for a sequence of so many tokens: those of account.
   std::array<KvRange, kKvSegmentKinds> Ranges(int64_t tokens) const {
-    const int64_t behind = Behind(tokens), main = MainOf(behind);
-    const int64_t window = slots(KvSegmentKind::kWindow);
-    return {KvRange{0, tokens - behind}, KvRange{0, main},
-            KvRange{window == 0 ? 0 : main % window, behind - main}};
+    const int64_t behind = Behind(tokens), main = MainOf(behind), first = First(tokens);
+    const auto range = [this](KvSegmentKind kind, int64_t from, int64_t to) {
+      return from >= to ? KvRange{} : KvRange{from % slots(kind), to - from};
+    };
+    const int64_t from = Behind(first);
+    return {range(KvSegmentKind::kSinks, first, tokens - behind),
+            range(KvSegmentKind::kMain, from, main),
+            range(KvSegmentKind::kWindow, std::max(from, main), behind)};
+  }
+
+  // The first tokens behind the sinks that are still in the quantized segment and in the window,
+  // of a sequence that has had `most` tokens: later ones have taken the slots of those before.
+  int64_t MainFrom(int64_t most) const {
+    return std::max<int64_t>(0, MainOf(Behind(most)) - slots(KvSegmentKind::kMain));
+  }
+  int64_t WindowFrom(int64_t most) const {
+    return std::max<int64_t>(0, Behind(most) - slots(KvSegmentKind::kWindow));
   }
 
  private:
@@ -72,6 +98,7 @@ class KvLayout {
 
   bool bulk_;
   int64_t residual_;
+  int64_t keep_;
   std::array<int64_t, kKvSegmentKinds> slots_{};
 };
 

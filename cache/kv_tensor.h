@@ -31,6 +31,11 @@ struct KvShape {
   int64_t batch = 0, heads = 0, head_size = 0;
 };
 
+// Which of the tokens that are given each batch row takes: counts[b] of them, from starts[b] on.
+struct KvTaken {
+  absl::Span<const int64_t> counts, starts;
+};
+
 class KvTensor {
  public:
   // `name` is "K" or "V". `layout` has its final number of slots.
@@ -60,23 +65,24 @@ class KvTensor {
   // Bytes that Store needs to work in; 64-byte aligned.
   size_t working_bytes() const;
 
-  // Appends to every batch row: row b gets the first counts[b] tokens of `src` behind the
-  // lengths[b] that it has. `src` is [batch, heads, tokens, channels] of f32, f16 or bf16, with
+  // Appends to every batch row: row b gets what it takes of `src` behind the lengths[b] tokens that
+  // it has. `src` is [batch, heads, tokens, channels] of f32, f16 or bf16, with
   // strides. The caller has checked all bounds, and advances the lengths.
   struct Source {
     const void* data = nullptr;
     const LogicalTensor* desc = nullptr;
   };
   absl::Status Store(const Stream& stream, const Source& src, absl::Span<const int64_t> lengths,
-                     absl::Span<const int64_t> counts, const KvPointers& layer,
-                     std::byte* working) const;
+                     const KvTaken& taken, const KvPointers& layer, std::byte* working) const;
 
   // What batch rows of these lengths hold. A window counts with the tokens that are in it.
   int64_t UsedBytes(absl::Span<const int64_t> lengths) const;
 
-  // CopyRow copies a sequence of `tokens` tokens from one batch row to another. SwapRows exchanges
-  // two sequences, of which the longer has `tokens`.
-  void CopyRow(const KvPointers& layer, int64_t from, int64_t to, int64_t tokens) const;
+  // Copies a sequence of `tokens` tokens, that has had `most`, to a batch row of `target`, which
+  // is this or one of the same storage and heads with other numbers of rows and slots.
+  void CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
+               const KvPointers& to, int64_t to_row, int64_t most, int64_t tokens) const;
+  // Exchanges two sequences, of which the longer has `tokens`.
   void SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const;
 
  private:
@@ -97,14 +103,12 @@ class KvTensor {
   // What appends tokens of type `src`, f32 or window_type, to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
-  // Elements per head of a row's part: those that a sequence uses, and those that there are.
-  struct Extent {
-    DataType type = kUndef;
-    int64_t used = 0, stride = 0, heads = 0;
+  // What a part has of a sequence of `tokens` tokens that has had `most`: slots from, from + 1, ...
+  // to - 1 of a ring of so many. 0 slots: nothing that is a sequence's own.
+  struct Run {
+    int64_t slots = 0, from = 0, to = 0;
   };
-  Extent ExtentOf(KvPart part, int64_t tokens) const;
-  // False where heads share a byte: packed zero points of an odd number of groups.
-  static bool EndsAtByte(const Extent& extent);
+  Run RunOf(KvPart part, int64_t most, int64_t tokens) const;
 
   std::string name_;
   KvStorage storage_;

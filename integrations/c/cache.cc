@@ -1,5 +1,9 @@
 // KV caches.
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/integrations/c/call.h"
@@ -32,6 +36,7 @@ absl::StatusOr<KvCacheOptions> OptionsOf(const kvant_cache_options* options) {
   } else if (given.scheme != nullptr) {
     KVANT_ASSIGN_OR_RETURN(result.schemes[0], ParseCacheScheme(given.scheme));
   }
+  if (given.keep != nullptr) result.keep.assign(given.keep, given.keep + result.layers);
   for (const auto& [from, to] :
        {std::pair(given.k_scales, &result.k_scales), std::pair(given.v_scales, &result.v_scales)}) {
     for (int64_t i = 0; from != nullptr && i < result.layers; ++i) {
@@ -85,20 +90,16 @@ absl::Status CheckRow(const kvant_cache& cache, int64_t layer, int64_t row) {
   return absl::OkStatus();
 }
 
-Port AttentionPort(const char* name, const kvant_cache& cache, const KvAttentionOptions& options,
-                   int64_t head_size) {
-  LogicalTensor tensor;
-  tensor.type = options.type;
-  tensor.dims =
-      Dims{cache.cache->options().batch, options.query_heads, options.query_tokens, head_size};
-  return Port(name, tensor, cache.device);
+// KVANT_ALL_LAYERS: none of its own.
+std::optional<int64_t> OneLayer(int64_t layer) {
+  return layer == KVANT_ALL_LAYERS ? std::nullopt : std::optional(layer);
 }
 
-Port SinksPort(const kvant_cache& cache, const KvAttentionOptions& options) {
+Port PortOf(const char* name, const kvant_cache& cache, DataType type, Dims dims) {
   LogicalTensor tensor;
-  tensor.type = kF32;
-  tensor.dims = Dims{options.query_heads};
-  return Port("sinks", tensor, cache.device);
+  tensor.type = type;
+  tensor.dims = std::move(dims);
+  return Port(name, tensor, cache.device);
 }
 
 static_assert(static_cast<int>(KvPart::kSinks) == KVANT_PART_SINKS);
@@ -158,13 +159,16 @@ kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const c
 }
 
 kvant_status kvant_cache_append(kvant_cache* cache, int64_t layer, const DLTensor* k,
-                                const DLTensor* v, const int64_t* counts) {
+                                const DLTensor* v, const int64_t* counts, const int64_t* starts) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"k", k}, {"v", v}}));
     KVANT_ASSIGN_OR_RETURN(const KvInput key, InputOf("k", *k));
     KVANT_ASSIGN_OR_RETURN(const KvInput value, InputOf("v", *v));
-    const auto rows = static_cast<size_t>(counts == nullptr ? 0 : cache->cache->options().batch);
-    return cache->cache->Append(layer, key, value, absl::MakeConstSpan(counts, rows));
+    const auto by_row = [&](const int64_t* numbers) {
+      const int64_t rows = numbers == nullptr ? 0 : cache->cache->options().batch;
+      return absl::MakeConstSpan(numbers, static_cast<size_t>(rows));
+    };
+    return cache->cache->Append(layer, key, value, by_row(counts), by_row(starts));
   });
 }
 
@@ -173,11 +177,15 @@ int64_t kvant_cache_length(const kvant_cache* cache, int64_t layer, int64_t row)
                           [&] { return cache == nullptr ? 0 : cache->cache->length(layer, row); });
 }
 
-kvant_status kvant_cache_crop(kvant_cache* cache, const int64_t* tokens, size_t tokens_count) {
+kvant_status kvant_cache_crop(kvant_cache* cache, int64_t layer, const int64_t* tokens,
+                              size_t tokens_count) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"tokens", tokens}}));
-    if (tokens_count == 1) return cache->cache->Crop(tokens[0]);
-    return cache->cache->Crop(absl::MakeConstSpan(tokens, tokens_count));
+    if (tokens_count != 1) {
+      return cache->cache->Crop(absl::MakeConstSpan(tokens, tokens_count), OneLayer(layer));
+    }
+    const std::vector<int64_t> all(cache->cache->options().batch, tokens[0]);
+    return cache->cache->Crop(all, OneLayer(layer));
   });
 }
 
@@ -189,20 +197,28 @@ kvant_status kvant_cache_reset(kvant_cache* cache) {
   });
 }
 
-kvant_status kvant_cache_reorder(kvant_cache* cache, const int64_t* rows, size_t rows_count) {
+kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_t* rows,
+                                 size_t rows_count) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"rows", rows}}));
-    return cache->cache->Reorder(absl::MakeConstSpan(rows, rows_count));
+    return cache->cache->Reorder(absl::MakeConstSpan(rows, rows_count), OneLayer(layer));
   });
 }
 
-kvant_status kvant_cache_fork(const kvant_cache* cache, kvant_cache** fork) {
+kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
+                              int64_t capacity, kvant_cache** fork) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"fork", fork}}));
-    KVANT_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> made, cache->cache->Fork());
+    std::optional<absl::Span<const int64_t>> taken;
+    if (rows != nullptr) taken = absl::MakeConstSpan(rows, rows_count);
+    KVANT_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> made, cache->cache->Fork(taken, capacity));
     *fork = new kvant_cache{std::move(made), cache->device};
     return absl::OkStatus();
   });
+}
+
+int64_t kvant_cache_columns(const kvant_cache* cache) {
+  return CallFor<int64_t>(0, [&] { return cache == nullptr ? 0 : cache->cache->columns(); });
 }
 
 kvant_status kvant_cache_part(const kvant_cache* cache, int64_t layer, bool values, kvant_part part,
@@ -246,14 +262,26 @@ kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_opt
     wanted.soft_cap = given.soft_cap;
     wanted.window = given.window;
     wanted.sinks = given.sinks;
+    wanted.new_tokens = given.new_tokens;
+    if (std::any_of(std::begin(given.bias), std::end(given.bias), [](auto d) { return d != 0; })) {
+      wanted.bias.assign(std::begin(given.bias), std::end(given.bias));
+    }
     if (given.type != KVANT_UNDEF) {
       KVANT_ASSIGN_OR_RETURN(wanted.type, TypeOf(given.type));
     }
     KVANT_ASSIGN_OR_RETURN(auto made, cache->cache->Attention(wanted));
     const KvCacheOptions& sizes = cache->cache->options();
-    *attention = new kvant_attention{
-        cache->cache, std::move(made), AttentionPort("q", *cache, wanted, sizes.head_size),
-        AttentionPort("out", *cache, wanted, sizes.value_size()), SinksPort(*cache, wanted)};
+    const auto port = [&](const char* name, int64_t heads, int64_t channels) {
+      return PortOf(name, *cache, wanted.type, {sizes.batch, heads, wanted.query_tokens, channels});
+    };
+    *attention = new kvant_attention{cache->cache,
+                                     std::move(made),
+                                     port("q", wanted.query_heads, sizes.head_size),
+                                     port("out", wanted.query_heads, sizes.value_size()),
+                                     PortOf("sinks", *cache, kF32, {wanted.query_heads}),
+                                     PortOf("bias", *cache, kF32, wanted.bias),
+                                     port("k", sizes.heads, sizes.head_size),
+                                     port("v", sizes.heads, sizes.value_size())};
     return absl::OkStatus();
   });
 }
@@ -262,17 +290,30 @@ void kvant_attention_destroy(kvant_attention* attention) { delete attention; }
 
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
                                      const DLTensor* q, const DLTensor* out,
-                                     const DLTensor* sinks) {
+                                     const kvant_attention_inputs* inputs) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"attention", attention}}));
     KVANT_ASSIGN_OR_RETURN(const Tensor queries, attention->q.Take(q));
     KVANT_ASSIGN_OR_RETURN(const Tensor result, attention->out.Take(out));
-    Tensor logits;
-    if (sinks != nullptr) {
-      KVANT_ASSIGN_OR_RETURN(logits, attention->sinks.Take(sinks));
+    kvant_attention_inputs given;
+    KVANT_RETURN_IF_ERROR(Read("kvant_attention_inputs", inputs, given));
+    const auto take = [](const Port& port, const DLTensor* tensor,
+                         ConstTensor& to) -> absl::Status {
+      if (tensor == nullptr) return absl::OkStatus();
+      KVANT_ASSIGN_OR_RETURN(to, port.Take(tensor));
+      return absl::OkStatus();
+    };
+    KvAttentionInputs taken;
+    KVANT_RETURN_IF_ERROR(take(attention->sinks, given.sinks, taken.sinks));
+    KVANT_RETURN_IF_ERROR(take(attention->bias, given.bias, taken.bias));
+    KVANT_RETURN_IF_ERROR(take(attention->k, given.k, taken.k));
+    KVANT_RETURN_IF_ERROR(take(attention->v, given.v, taken.v));
+    if (given.starts != nullptr) {
+      const int64_t batch = attention->cache->options().batch;
+      taken.starts = absl::MakeConstSpan(given.starts, static_cast<size_t>(batch));
     }
     return attention->attention->Execute(Stream(attention->cache->engine(), stream), layer, queries,
-                                         result, logits);
+                                         result, taken);
   });
 }
 

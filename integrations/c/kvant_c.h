@@ -287,6 +287,9 @@ typedef struct kvant_cache_options {
   // Of storage with static scales: [layers]; null: none.
   const kvant_scales* k_scales;
   const kvant_scales* v_scales;
+  // [layers]: how many of a sequence's last tokens a layer keeps, for attention with windows; 0, or
+  // null: all.
+  const int64_t* keep;
 } kvant_cache_options;
 
 typedef struct kvant_cache_bytes {
@@ -306,18 +309,26 @@ int64_t kvant_cache_scratch_bytes(const kvant_cache* cache);
 // The layer's, as text that kvant_cache_options takes. Of this thread.
 kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const char** text);
 
-// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides. counts [batch]: of
-// each row only the first counts[b] tokens; null: all.
+// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides. Row b takes
+// counts[b] tokens from its starts[b] on: null: all, from the first on.
 kvant_status kvant_cache_append(kvant_cache* cache, int64_t layer, const DLTensor* k,
-                                const DLTensor* v, const int64_t* counts);
+                                const DLTensor* v, const int64_t* counts, const int64_t* starts);
 int64_t kvant_cache_length(const kvant_cache* cache, int64_t layer, int64_t row);
+// Of one layer, or of all.
+#define KVANT_ALL_LAYERS (-1)
 // tokens [batch], or one for all rows where tokens_count is 1.
-kvant_status kvant_cache_crop(kvant_cache* cache, const int64_t* tokens, size_t tokens_count);
+kvant_status kvant_cache_crop(kvant_cache* cache, int64_t layer, const int64_t* tokens,
+                              size_t tokens_count);
 kvant_status kvant_cache_reset(kvant_cache* cache);
 // Row i becomes what row rows[i] was. rows: [batch].
-kvant_status kvant_cache_reorder(kvant_cache* cache, const int64_t* rows, size_t rows_count);
-// A cache of its own with the same tokens.
-kvant_status kvant_cache_fork(const kvant_cache* cache, kvant_cache** fork);
+kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_t* rows,
+                                 size_t rows_count);
+// A cache of its own with the same tokens: of row rows[i] in its row i, null: of all rows; with
+// another capacity, or 0: the same.
+kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
+                              int64_t capacity, kvant_cache** fork);
+// Tokens that a sequence has room for in a layer's memory: a bias has as many columns or more.
+int64_t kvant_cache_columns(const kvant_cache* cache);
 
 typedef KVANT_ENUM(kvant_part){
     KVANT_PART_SINKS = 0,       KVANT_PART_CODES = 1,  KVANT_PART_SCALES = 2,
@@ -346,16 +357,32 @@ typedef struct kvant_attention_options {
   float soft_cap;        // scores become soft_cap * tanh(score / soft_cap); 0: they stay
   int64_t window;        // the last tokens up to its own that a query sees; 0: all
   bool sinks;            // executions take a logit for each query head
+  // The query tokens are not in the cache yet: executions take their keys and values.
+  bool new_tokens;
+  // Of what executions add to the scaled scores: [batch or 1, query heads or 1, query tokens,
+  // kvant_cache_columns or more, and the new tokens]; zeros: nothing.
+  int64_t bias[4];
 } kvant_attention_options;
+
+// What an execution takes beside queries; what its options do not say is null.
+typedef struct kvant_attention_inputs {
+  size_t size;
+  const DLTensor* sinks;  // f32 [query heads]
+  const DLTensor* bias;   // f32, as in the options; column j is of a row's j-th token that is kept
+  // Of new tokens, dense: [batch, heads, query tokens, head size], of the queries' type.
+  const DLTensor *k, *v;
+  const int64_t* starts;  // [batch]: row b has those from its starts[b] on; null: all
+} kvant_attention_inputs;
 
 // Compiles, or finds, attention over the cache, which it keeps alive.
 kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_options* options,
                                    kvant_attention** attention);
 void kvant_attention_destroy(kvant_attention* attention);
-// q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size. sinks: f32
-// [query heads], where the options say so; null otherwise.
+// q: [batch, query heads, query tokens, head size], dense; out likewise, of v_head_size. inputs:
+// null: none.
 kvant_status kvant_attention_execute(const kvant_attention* attention, void* stream, int64_t layer,
-                                     const DLTensor* q, const DLTensor* out, const DLTensor* sinks);
+                                     const DLTensor* q, const DLTensor* out,
+                                     const kvant_attention_inputs* inputs);
 // The kernel that runs for a layer; and in a sentence, with why nothing better does. Of this
 // thread.
 kvant_status kvant_attention_kernel(const kvant_attention* attention, int64_t layer,

@@ -23,6 +23,7 @@ struct Cache {
 
 struct Attention {
   AttentionHandle handle;
+  int64_t batch;
 };
 
 using Scales = std::vector<std::vector<float>>;
@@ -38,6 +39,7 @@ struct Options {
   int64_t layers, batch, heads, head_size, v_head_size, capacity, rollback;
   bool allow_non_finite;
   Scales k_scales, v_scales;
+  std::vector<int64_t> keep;  // of no layer, or of each
 
   // Calls it with what the C ABI takes.
   template <typename F>
@@ -47,6 +49,7 @@ struct Options {
     CheckCount("schemes", schemes.size() == 1 ? layers : schemes.size());
     if (!k_scales.empty()) CheckCount("k_scales", k_scales.size());
     if (!v_scales.empty()) CheckCount("v_scales", v_scales.size());
+    if (!keep.empty()) CheckCount("numbers of tokens to keep", keep.size());
     const auto k = ScalesOf(k_scales), v = ScalesOf(v_scales);
     auto options = Sized<kvant_cache_options>();
     if (names.size() == 1) {
@@ -64,6 +67,7 @@ struct Options {
     options.allow_non_finite = allow_non_finite;
     if (!k.empty()) options.k_scales = k.data();
     if (!v.empty()) options.v_scales = v.data();
+    if (!keep.empty()) options.keep = keep.data();
     call(options);
   }
 
@@ -86,22 +90,30 @@ nb::tuple TupleOf(const kvant_cache_bytes& bytes) {
                         bytes.total);
 }
 
-// Counts for rows, or nothing.
-using Counts = std::optional<std::vector<int64_t>>;
+// A number for each row, or nothing.
+using ByRow = std::optional<std::vector<int64_t>>;
 
-void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const Counts& counts) {
-  CheckNotForked();
-  if (counts && counts->size() != static_cast<size_t>(self.batch)) {
-    Invalid("append needs counts for " + std::to_string(self.batch) + " rows, not " +
-            std::to_string(counts->size()));
+const int64_t* DataOf(const char* what, const ByRow& rows, int64_t batch) {
+  if (!rows) return nullptr;
+  if (rows->size() != static_cast<size_t>(batch)) {
+    Invalid(std::string(what) + " must be of " + std::to_string(batch) + " rows, not " +
+            std::to_string(rows->size()));
   }
+  return rows->data();
+}
+
+void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const ByRow& counts,
+            const ByRow& starts) {
+  CheckNotForked();
+  const int64_t* const taken = DataOf("counts", counts, self.batch);
+  const int64_t* const first = DataOf("starts", starts, self.batch);
   static const Use kKeys{"k"}, kValues{"v"};
   TensorView keys, values;
   keys.Read(k, kKeys);
   values.Read(v, kValues);
   Run([&] {
-    return kvant_cache_append(self.handle.get(), layer, &keys.tensor(), &values.tensor(),
-                              counts ? counts->data() : nullptr);
+    return kvant_cache_append(self.handle.get(), layer, &keys.tensor(), &values.tensor(), taken,
+                              first);
   });
 }
 
@@ -117,7 +129,8 @@ kvant_type TypeOf(const DLTensor& tensor) {
 struct Terms {
   float scale, soft_cap;
   int64_t window;
-  bool sinks;
+  bool sinks, new_tokens;
+  std::vector<int64_t> bias;  // its dims, or none
 };
 
 AttentionHandle AttentionOf(const Cache& self, int64_t query_heads, int64_t query_tokens,
@@ -130,20 +143,59 @@ AttentionHandle AttentionOf(const Cache& self, int64_t query_heads, int64_t quer
   options.soft_cap = terms.soft_cap;
   options.window = terms.window;
   options.sinks = terms.sinks;
+  options.new_tokens = terms.new_tokens;
+  if (!terms.bias.empty()) {
+    if (terms.bias.size() != 4) {
+      Invalid("bias must be [batch or 1, query heads or 1, query tokens, columns], but has " +
+              std::to_string(terms.bias.size()) + " dims");
+    }
+    std::copy(terms.bias.begin(), terms.bias.end(), options.bias);
+  }
   kvant_attention* attention;
   Run([&] { return kvant_cache_attention(self.handle.get(), &options, &attention); });
   return AttentionHandle(attention);
 }
 
+// What an execution takes beside queries, None where nothing is given.
+class Inputs {
+ public:
+  Inputs(nb::handle sinks, nb::handle bias, nb::handle k, nb::handle v, const ByRow& starts,
+         int64_t batch) {
+    static const Use kSinks{"sinks"}, kBias{"bias"}, kKeys{"k"}, kValues{"v"};
+    inputs_.sinks = Read(sinks, kSinks, sinks_);
+    inputs_.bias = Read(bias, kBias, bias_);
+    inputs_.k = Read(k, kKeys, k_);
+    inputs_.v = Read(v, kValues, v_);
+    inputs_.starts = DataOf("starts", starts, batch);
+  }
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+
+  const kvant_attention_inputs& get() const { return inputs_; }
+  std::vector<int64_t> bias_dims() const {
+    if (inputs_.bias == nullptr) return {};
+    return {inputs_.bias->shape, inputs_.bias->shape + inputs_.bias->ndim};
+  }
+
+ private:
+  static const DLTensor* Read(nb::handle given, const Use& use, TensorView& view) {
+    if (given.is_none()) return nullptr;
+    view.Read(given, use);
+    return &view.tensor();
+  }
+
+  TensorView sinks_, bias_, k_, v_;
+  kvant_attention_inputs inputs_ = Sized<kvant_attention_inputs>();
+};
+
 void ExecuteAttention(const kvant_attention* attention, int64_t layer, const TensorView& q,
-                      nb::handle out, nb::handle sinks) {
-  static const Use kOut{"out", true}, kSinks{"sinks"};
-  TensorView output, logits;
+                      nb::handle out, const Inputs& inputs) {
+  static const Use kOut{"out", true};
+  TensorView output;
   output.Read(out, kOut);
-  if (!sinks.is_none()) logits.Read(sinks, kSinks);
   Run([&] {
     return kvant_attention_execute(attention, nullptr, layer, &q.tensor(), &output.tensor(),
-                                   sinks.is_none() ? nullptr : &logits.tensor());
+                                   &inputs.get());
   });
 }
 
@@ -151,7 +203,8 @@ const Use kQueries{"q"};
 
 // kvant keeps what it compiled for the shapes and types that were asked for last.
 void Attend(const Cache& self, int64_t layer, nb::handle q, nb::handle out, float scale,
-            float soft_cap, int64_t window, nb::handle sinks) {
+            float soft_cap, int64_t window, nb::handle sinks, nb::handle bias, nb::handle k,
+            nb::handle v, const ByRow& starts) {
   CheckNotForked();
   TensorView queries;
   queries.Read(q, kQueries);
@@ -161,10 +214,12 @@ void Attend(const Cache& self, int64_t layer, nb::handle q, nb::handle out, floa
             std::to_string(tensor.ndim) + " dims");
   }
   if (tensor.shape[1] < 1 || tensor.shape[2] < 1) Invalid("q has no heads or no tokens");
+  const Inputs inputs(sinks, bias, k, v, starts, self.batch);
   const AttentionHandle attention =
       AttentionOf(self, tensor.shape[1], tensor.shape[2], TypeOf(tensor),
-                  {scale, soft_cap, window, !sinks.is_none()});
-  ExecuteAttention(attention.get(), layer, queries, out, sinks);
+                  {scale, soft_cap, window, !sinks.is_none(), !k.is_none() || !v.is_none(),
+                   inputs.bias_dims()});
+  ExecuteAttention(attention.get(), layer, queries, out, inputs);
 }
 
 // A read-only array over the cache's memory, which keeps the cache; None for a part that is not
@@ -206,9 +261,15 @@ nb::list Ranges(const Cache& self, int64_t layer, bool values, int64_t row) {
 }
 
 template <auto call>
-void ForRows(const Cache& self, const std::vector<int64_t>& rows) {
+void ForRows(const Cache& self, const std::vector<int64_t>& rows, std::optional<int64_t> layer) {
   CheckNotForked();
-  Run([&] { return call(self.handle.get(), rows.data(), rows.size()); });
+  if (layer && (*layer < 0 || *layer >= self.layers)) {
+    Invalid("there is no layer " + std::to_string(*layer) + ": the cache has " +
+            std::to_string(self.layers));
+  }
+  Run([&] {
+    return call(self.handle.get(), layer.value_or(KVANT_ALL_LAYERS), rows.data(), rows.size());
+  });
 }
 
 void BindCache(nb::module_& m) {
@@ -225,40 +286,55 @@ void BindCache(nb::module_& m) {
           },
           nb::arg("engine"), nb::arg("options"))
       .def("append", &Append, nb::arg("layer"), nb::arg("k").none(), nb::arg("v").none(),
-           nb::arg("counts").none() = nb::none())
+           nb::arg("counts").none() = nb::none(), nb::arg("starts").none() = nb::none())
       .def("attend", &Attend, nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(),
-           nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none())
+           nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none(),
+           nb::arg("bias").none() = nb::none(), nb::arg("k").none() = nb::none(),
+           nb::arg("v").none() = nb::none(), nb::arg("starts").none() = nb::none())
       .def(
           "attention",
           [](const Cache& self, int64_t query_heads, int64_t query_tokens, const char* type,
-             float scale, float soft_cap, int64_t window, bool sinks) {
+             float scale, float soft_cap, int64_t window, bool sinks, bool new_tokens,
+             std::vector<int64_t> bias) {
             CheckNotForked();
-            return Attention{AttentionOf(self, query_heads, query_tokens,
-                                         kvant_python::TypeOf(type),
-                                         {scale, soft_cap, window, sinks})};
+            const Terms terms{scale, soft_cap, window, sinks, new_tokens, std::move(bias)};
+            return Attention{
+                AttentionOf(self, query_heads, query_tokens, kvant_python::TypeOf(type), terms),
+                self.batch};
           },
           nb::arg("query_heads"), nb::arg("query_tokens"), nb::arg("type"), nb::arg("scale"),
-          nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks"))
+          nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks"), nb::arg("new_tokens"),
+          nb::arg("bias"))
       .def(
           "length",
           [](const Cache& self, int64_t layer, int64_t row) {
             return kvant_cache_length(self.handle.get(), layer, row);
           },
           nb::arg("layer"), nb::arg("row"))
-      .def("crop", &ForRows<kvant_cache_crop>, nb::arg("tokens"))
-      .def("reorder", &ForRows<kvant_cache_reorder>, nb::arg("rows"))
+      .def("crop", &ForRows<kvant_cache_crop>, nb::arg("tokens"),
+           nb::arg("layer").none() = nb::none())
+      .def("reorder", &ForRows<kvant_cache_reorder>, nb::arg("rows"),
+           nb::arg("layer").none() = nb::none())
       .def("reset",
            [](const Cache& self) {
              CheckNotForked();
              Run([&] { return kvant_cache_reset(self.handle.get()); });
            })
-      .def("fork",
-           [](const Cache& self) {
-             CheckNotForked();
-             kvant_cache* fork;
-             Run([&] { return kvant_cache_fork(self.handle.get(), &fork); });
-             return Cache{CacheHandle(fork), self.layers, self.batch};
-           })
+      .def(
+          "fork",
+          [](const Cache& self, const ByRow& rows, int64_t capacity) {
+            CheckNotForked();
+            if (rows && rows->empty()) Invalid("a fork of no rows");
+            kvant_cache* fork;
+            Run([&] {
+              return kvant_cache_fork(self.handle.get(), rows ? rows->data() : nullptr,
+                                      rows ? rows->size() : 0, capacity, &fork);
+            });
+            return Cache{CacheHandle(fork), self.layers,
+                         rows ? static_cast<int64_t>(rows->size()) : self.batch};
+          },
+          nb::arg("rows").none() = nb::none(), nb::arg("capacity") = 0)
+      .def("columns", [](const Cache& self) { return kvant_cache_columns(self.handle.get()); })
       .def("bytes",
            [](const Cache& self) {
              auto bytes = Sized<kvant_cache_bytes>();
@@ -299,7 +375,8 @@ void BindCaches(nb::module_& m) {
           "__init__",
           [](Options* self, std::vector<std::string> schemes, int64_t layers, int64_t batch,
              int64_t heads, int64_t head_size, int64_t v_head_size, int64_t capacity,
-             int64_t rollback, bool allow_non_finite, Scales k_scales, Scales v_scales) {
+             int64_t rollback, bool allow_non_finite, Scales k_scales, Scales v_scales,
+             std::vector<int64_t> keep) {
             new (self) Options{std::move(schemes),
                                layers,
                                batch,
@@ -310,11 +387,12 @@ void BindCaches(nb::module_& m) {
                                rollback,
                                allow_non_finite,
                                std::move(k_scales),
-                               std::move(v_scales)};
+                               std::move(v_scales),
+                               std::move(keep)};
           },
           nb::arg("schemes"), nb::arg("layers"), nb::arg("batch"), nb::arg("heads"),
           nb::arg("head_size"), nb::arg("v_head_size"), nb::arg("capacity"), nb::arg("rollback"),
-          nb::arg("allow_non_finite"), nb::arg("k_scales"), nb::arg("v_scales"))
+          nb::arg("allow_non_finite"), nb::arg("k_scales"), nb::arg("v_scales"), nb::arg("keep"))
       .def("bytes", [](const Options& self) {
         auto bytes = Sized<kvant_cache_bytes>();
         self.Use([&](const kvant_cache_options& c) { Check(kvant_cache_bytes_for(&c, &bytes)); });
@@ -326,13 +404,17 @@ void BindCaches(nb::module_& m) {
   nb::class_<Attention>(m, "Attention")
       .def(
           "execute",
-          [](const Attention& self, int64_t layer, nb::handle q, nb::handle out, nb::handle sinks) {
+          [](const Attention& self, int64_t layer, nb::handle q, nb::handle out, nb::handle sinks,
+             nb::handle bias, nb::handle k, nb::handle v, const ByRow& starts) {
             CheckNotForked();
             TensorView queries;
             queries.Read(q, kQueries);
-            ExecuteAttention(self.handle.get(), layer, queries, out, sinks);
+            const Inputs inputs(sinks, bias, k, v, starts, self.batch);
+            ExecuteAttention(self.handle.get(), layer, queries, out, inputs);
           },
-          nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(), nb::arg("sinks").none())
+          nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(), nb::arg("sinks").none(),
+          nb::arg("bias").none(), nb::arg("k").none(), nb::arg("v").none(),
+          nb::arg("starts").none())
       .def(
           "explain",
           [](const Attention& self, int64_t layer) {

@@ -92,13 +92,19 @@ class CacheOptions:
         allow_non_finite: bool,
         k_scales: Sequence[Sequence[float]],
         v_scales: Sequence[Sequence[float]],
+        keep: Sequence[int],
     ) -> None: ...
     def bytes(self) -> tuple[int, int, int, int, int]: ...
 
 class Cache:
     def __init__(self, engine: Engine, options: CacheOptions) -> None: ...
     def append(
-        self, layer: int, k: Any, v: Any, counts: Sequence[int] | None = None
+        self,
+        layer: int,
+        k: Any,
+        v: Any,
+        counts: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None: ...
     def attend(
         self,
@@ -109,6 +115,10 @@ class Cache:
         soft_cap: float,
         window: int,
         sinks: Any,
+        bias: Any = None,
+        k: Any = None,
+        v: Any = None,
+        starts: Sequence[int] | None = None,
     ) -> None: ...
     def attention(
         self,
@@ -119,12 +129,15 @@ class Cache:
         soft_cap: float,
         window: int,
         sinks: bool,
+        new_tokens: bool,
+        bias: Sequence[int],
     ) -> Attention: ...
     def length(self, layer: int, row: int) -> int: ...
-    def crop(self, tokens: Sequence[int]) -> None: ...
-    def reorder(self, rows: Sequence[int]) -> None: ...
+    def columns(self) -> int: ...
+    def crop(self, tokens: Sequence[int], layer: int | None = None) -> None: ...
+    def reorder(self, rows: Sequence[int], layer: int | None = None) -> None: ...
     def reset(self) -> None: ...
-    def fork(self) -> Cache: ...
+    def fork(self, rows: Sequence[int] | None = None, capacity: int = 0) -> Cache: ...
     def bytes(self) -> tuple[int, int, int, int, int]:
         """Codes, parameters, window, bookkeeping and total."""
 
@@ -137,7 +150,17 @@ class Cache:
     def ranges(self, layer: int, values: bool, row: int) -> list[tuple[int, int]]: ...
 
 class Attention:
-    def execute(self, layer: int, q: Any, out: Any, sinks: Any) -> None: ...
+    def execute(
+        self,
+        layer: int,
+        q: Any,
+        out: Any,
+        sinks: Any,
+        bias: Any,
+        k: Any,
+        v: Any,
+        starts: Sequence[int] | None,
+    ) -> None: ...
     def explain(self, layer: int) -> str: ...
 
 def schemes() -> list[tuple[str, str]]:

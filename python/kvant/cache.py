@@ -64,6 +64,8 @@ class KvCache:
       rollback: how many of the last tokens ``crop`` can take back where there is a window.
       allow_non_finite: store NaN and infinity instead of refusing them.
       k_scales, v_scales: static scales of each layer: 1, heads, or heads * head_size of them.
+      keep: how many of a sequence's last tokens a layer keeps, for attention with windows; a list
+        gives each layer's own; None or 0: all.
       device, threads: as of ``kvant.compile``; the memory is the host's.
     """
 
@@ -81,6 +83,7 @@ class KvCache:
         allow_non_finite: bool = False,
         k_scales: Sequence[Sequence[float]] | None = None,
         v_scales: Sequence[Sequence[float]] | None = None,
+        keep: int | Sequence[int] | None = None,
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
@@ -96,6 +99,7 @@ class KvCache:
             allow_non_finite=allow_non_finite,
             k_scales=k_scales,
             v_scales=v_scales,
+            keep=keep,
         )
         self._core = _core.Cache(engine_for(device, threads, None), options)
         self.layers, self.batch, self.heads = layers, batch, heads
@@ -125,13 +129,21 @@ class KvCache:
         )
         return CacheBytes(*made.bytes())
 
-    def append(self, layer: int, k: Any, v: Any, counts: Sequence[int] | None = None) -> None:
+    def append(
+        self,
+        layer: int,
+        k: Any,
+        v: Any,
+        counts: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> None:
         """Appends tokens to a layer: k and v [batch, heads, tokens, head size], with any strides.
 
-        They are f32, f16 or bf16. counts [batch]: of row b only the first counts[b] tokens.
+        They are f32, f16 or bf16. counts [batch]: of row b only so many tokens; starts [batch]:
+        from that one on, where rows are padded on the left. None: all, from the first on.
         """
-        rows = None if counts is None else integers("counts", counts)
-        self._core.append(integer("layer", layer), k, v, rows)
+        layer = integer("layer", layer)
+        self._core.append(layer, k, v, _by_row("counts", counts), _by_row("starts", starts))
 
     def attend(
         self,
@@ -143,6 +155,10 @@ class KvCache:
         soft_cap: float | None = None,
         window: int | None = None,
         sinks: Any = None,
+        bias: Any = None,
+        k: Any = None,
+        v: Any = None,
+        starts: Sequence[int] | None = None,
     ) -> Any:
         """Attention of the last tokens' queries over a layer; returns the output.
 
@@ -154,11 +170,18 @@ class KvCache:
           soft_cap: scores become cap * tanh(score / cap).
           window: the last tokens up to its own that a query sees; None: all.
           sinks: f32 [query heads], a logit that joins each softmax's denominator.
+          bias: f32 [batch or 1, query heads or 1, query tokens, columns], added to the scaled
+            scores. Column j is of the j-th token that a row keeps; there are at least ``columns``
+            of them, and with k and v query tokens more.
+          k, v: of the query tokens, where the cache does not have them yet: they are read as they
+            are, of q's type, dense, and appended afterwards by who calls.
+          starts: [batch], the first of k and v that a row has; None: all.
         """
         if out is None:
             out = self._output(q)
         layer = integer("layer", layer)
-        self._core.attend(layer, q, out, *_terms(scale, soft_cap, window), sinks)
+        terms = _terms(scale, soft_cap, window)
+        self._core.attend(layer, q, out, *terms, sinks, bias, k, v, _by_row("starts", starts))
         return out
 
     def attention(
@@ -171,10 +194,13 @@ class KvCache:
         soft_cap: float | None = None,
         window: int | None = None,
         sinks: bool = False,
+        new_tokens: bool = False,
+        bias: Sequence[int] = (),
     ) -> Attention:
         """Attention for one shape and type of queries, compiled; it says what runs.
 
-        ``sinks``: each call takes them. The rest is as of ``attend``.
+        Each call takes ``sinks``, k and v of ``new_tokens``, and a bias of these dims, where they
+        are given. The rest is as of ``attend``.
         """
         core = self._core.attention(
             integer("query_heads", query_heads),
@@ -182,6 +208,8 @@ class KvCache:
             type_name(type),
             *_terms(scale, soft_cap, window),
             boolean("sinks", sinks),
+            boolean("new_tokens", new_tokens),
+            integers("bias", bias),
         )
         return Attention(self, core)
 
@@ -189,28 +217,43 @@ class KvCache:
         """Tokens of a sequence in a layer."""
         return self._core.length(integer("layer", layer), integer("row", row))
 
-    def crop(self, tokens: int | Sequence[int]) -> None:
-        """Takes sequences back to their first tokens, in all layers; a list gives each row's."""
+    @property
+    def columns(self) -> int:
+        """Tokens that a sequence has room for in a layer's memory: the capacity or a little more."""
+        return self._core.columns()
+
+    def crop(self, tokens: int | Sequence[int], layer: int | None = None) -> None:
+        """Takes sequences back to their first tokens, in one layer or all; a list is by row."""
         if not isinstance(tokens, Iterable):
             tokens = [integer("tokens", tokens)] * self.batch
         rows = integers("tokens", tokens)
         if len(rows) != self.batch:
             raise invalid(f"crop needs tokens for {self.batch} rows, not {len(rows)}")
-        self._core.crop(rows)
+        self._core.crop(rows, _layer(layer))
 
     def reset(self) -> None:
         """Takes all tokens out."""
         self._core.reset()
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row rows[i] was: beam search."""
-        self._core.reorder(integers("rows", rows))
+    def reorder(self, rows: Sequence[int], layer: int | None = None) -> None:
+        """Row i becomes what row rows[i] was, in one layer or all: beam search."""
+        self._core.reorder(integers("rows", rows), _layer(layer))
 
-    def fork(self) -> KvCache:
-        """A cache of its own with the same tokens."""
-        core = self._core.fork()
+    def fork(self, rows: Sequence[int] | None = None, capacity: int | None = None) -> KvCache:
+        """A cache of its own with the same tokens.
+
+        Its row i is row rows[i], so batches change; None: all rows. With another capacity
+        sequences go on where this one is full.
+        """
+        taken = _by_row("rows", rows)
+        wanted = self.capacity if capacity is None else integer("capacity", capacity)
+        if wanted < 1:
+            raise invalid(f"a fork with a capacity of {wanted}")
+        core = self._core.fork(taken, wanted)
         copy = object.__new__(KvCache)
-        copy.__dict__.update(self.__dict__, _core=core)
+        copy.__dict__.update(self.__dict__, _core=core, capacity=wanted)
+        if taken is not None:
+            copy.batch = len(taken)
         return copy
 
     @property
@@ -284,11 +327,23 @@ class Attention:
     def __init__(self, cache: KvCache, core: _core.Attention) -> None:
         self._cache, self._core = cache, core
 
-    def __call__(self, layer: int, q: Any, out: Any = None, sinks: Any = None) -> Any:
+    def __call__(
+        self,
+        layer: int,
+        q: Any,
+        out: Any = None,
+        sinks: Any = None,
+        *,
+        bias: Any = None,
+        k: Any = None,
+        v: Any = None,
+        starts: Sequence[int] | None = None,
+    ) -> Any:
         """As ``KvCache.attend``."""
         if out is None:
             out = self._cache._output(q)
-        self._core.execute(integer("layer", layer), q, out, sinks)
+        rows = _by_row("starts", starts)
+        self._core.execute(integer("layer", layer), q, out, sinks, bias, k, v, rows)
         return out
 
     def explain(self, layer: int | None = None) -> str:
@@ -323,10 +378,14 @@ def _options(
     allow_non_finite: bool = False,
     k_scales: Sequence[Sequence[float]] | None = None,
     v_scales: Sequence[Sequence[float]] | None = None,
+    keep: int | Sequence[int] | None = None,
 ) -> _core.CacheOptions:
+    layers = integer("layers", layers)
+    if not isinstance(keep, Iterable):
+        keep = [integer("keep", keep)] * layers if keep is not None else []
     return _core.CacheOptions(
         strings("scheme", scheme),
-        integer("layers", layers),
+        layers,
         integer("batch", batch),
         integer("heads", heads),
         integer("head_size", head_size),
@@ -336,7 +395,16 @@ def _options(
         boolean("allow_non_finite", allow_non_finite),
         [numbers("k_scales", layer) for layer in k_scales or ()],
         [numbers("v_scales", layer) for layer in v_scales or ()],
+        integers("keep", keep),
     )
+
+
+def _by_row(name: str, rows: Sequence[int] | None) -> list[int] | None:
+    return None if rows is None else integers(name, rows)
+
+
+def _layer(layer: int | None) -> int | None:
+    return None if layer is None else integer("layer", layer)
 
 
 def _terms(

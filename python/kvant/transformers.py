@@ -10,11 +10,14 @@ and sinks. Prompts may be padded on the left. What the cache cannot do is refuse
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import os
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 from transformers.masking_utils import causal_mask_function
 
 from .cache import KvCache
@@ -26,14 +29,17 @@ NAME = "kvant"
 class KvantCache(Cache):
     """Keys and values of a model, compressed as they come.
 
-    The memory is taken at the first tokens, for ``capacity`` of them in each row of the batch.
+    The memory is taken at the first tokens, for ``capacity`` of them in each row of the batch. A
+    sequence that gets longer moves to memory for twice as many. A layer with a sliding window keeps
+    only that.
 
     Args:
       config: the model's.
       scheme: how they are stored (``kvant.schemes()``); a list gives each layer its own.
-      capacity: tokens of a sequence, padding not counted.
-      rollback: how many of the last tokens assisted generation may take back where the scheme has a
-        window; where it has none all can be.
+      capacity: tokens of a sequence, padding not counted, that there is memory for.
+      max_capacity: tokens beyond which a sequence is refused; None: none are.
+      rollback: how many of the last tokens assisted generation may take back where a scheme or a
+        layer has a window; where there is none all can be.
       threads: None: as many as torch uses.
     """
 
@@ -43,81 +49,153 @@ class KvantCache(Cache):
         scheme: str | list[str] = "f16",
         *,
         capacity: int = 8192,
-        rollback: int = 0,
+        max_capacity: int | None = None,
+        rollback: int = 64,
         threads: int | None = None,
     ) -> None:
-        text = config.get_text_config(decoder=True)
-        kinds = set(getattr(text, "layer_types", None) or ())
-        others = kinds - {"full_attention", "sliding_attention"}
+        kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        others = set(kinds) - {"full_attention", "sliding_attention"}
         if others:
             raise invalid(f"KvantCache is of attention layers; this model has {sorted(others)}")
-        self.scheme, self.capacity = scheme, capacity
-        self._rollback, self._threads = rollback, threads
-        self._cache: KvCache | None = None
-        self._padding: list[int] = []  # on the left of each row
-        super().__init__(layers=[_Layer(self, i) for i in range(text.num_hidden_layers)])
+        if max_capacity is not None and capacity > max_capacity:
+            raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
+        self._store = _Store(scheme, capacity, max_capacity, rollback, threads,
+                             [layer.get("sliding_window") or 0 for layer in options])
+        super().__init__(layers=[_Layer(self._store, i) for i in range(len(kinds))])
 
     @property
     def cache(self) -> KvCache:
-        """The kvant.KvCache that it stands for, from the first tokens on."""
-        if self._cache is None:
+        """The kvant.KvCache that it stands for now: another once the batch changes or it has grown."""
+        if self._store.cache is None:
             raise invalid("KvantCache has no tokens yet")
-        return self._cache
+        return self._store.cache
 
     def reset(self) -> None:
-        """Forgets all tokens; the next may be of another batch."""
-        self._cache, self._padding = None, []
+        """Forgets all tokens; the next may be of another batch, or another model."""
+        self._store.clear()
         for layer in self.layers:
-            layer.tokens = 0
+            layer.position.zero_()
+            layer.module = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back the last ``-tokens_to_remove`` tokens of each row, as transformers counts."""
         if tokens_to_remove > 0:
             raise invalid(f"crop takes how many tokens to remove, as a number below 0, not {tokens_to_remove}")
-        if self._cache is None or tokens_to_remove == 0:
+        cache = self._store.cache
+        if cache is None or tokens_to_remove == 0:
             return
-        rows = range(self._cache.batch)
-        self._cache.crop([self._cache.length(0, row) + tokens_to_remove for row in rows])
+        cache.crop([cache.length(0, row) + tokens_to_remove for row in range(cache.batch)])
         for layer in self.layers:
-            layer.tokens += tokens_to_remove
+            layer.position += tokens_to_remove
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
         rows = [int(row) for row in beam_idx]
         self.cache.reorder(rows)
-        self._padding = [self._padding[row] for row in rows]
+        self._store.reorder_padding(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        raise _lacks("give each row more than once (expand the inputs before the first forward)")
+        """Each row becomes so many."""
+        self._take([row for row in range(self.cache.batch) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise _lacks("drop rows of the batch")
+        """Only those rows stay, in that order; a mask says which."""
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero().flatten()
+        self._take([int(row) for row in indices])
 
-    def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor, padding: torch.Tensor | None) -> None:
-        """The new tokens of a layer. padding: [batch, tokens so far], true where there is a token."""
-        batch, heads, tokens, size = k.shape
-        if self._cache is None:
-            self._cache = KvCache(
-                self.scheme, layers=len(self.layers), batch=batch, heads=heads, head_size=size,
-                v_head_size=v.shape[3], capacity=self.capacity, rollback=self._rollback,
-                threads=self._threads)
+    def _take(self, rows: list[int]) -> None:
+        self._store.cache = self.cache.fork(rows)
+        self._store.reorder_padding(rows)
+
+
+class _Store:
+    """The tokens, and what is known of them. Its own object, so that a KvantCache and its layers are no
+    cycle: memory goes back when the last of them does."""
+
+    def __init__(self, scheme: str | list[str], capacity: int, max_capacity: int | None, rollback: int,
+                 threads: int | None, keep: list[int]) -> None:
+        self.max_capacity = max_capacity
+        self.cache: KvCache | None = None
+        self._made_of = dict(scheme=scheme, layers=len(keep), capacity=capacity, rollback=rollback,
+                             threads=threads, keep=keep)
+        self._padding: list[int] = []  # on the left of each row
+        self._step = 0  # tokens before the forward that runs, or ran last
+        # A graph of torch.compile takes it as an input, and so serves every cache.
+        self.number = torch.tensor(next(_numbers))
+        _stores[int(self.number)] = self
+
+    def clear(self) -> None:
+        self.cache, self._padding, self._step = None, [], 0
+
+    def reorder_padding(self, rows: list[int]) -> None:
+        self._padding = [self._padding[row] for row in rows]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        before: int,
+        mask: torch.Tensor | None,
+        *terms: Any,
+    ) -> torch.Tensor:
+        """Appends the new tokens of a layer, behind `before`, and attends to all: [batch, heads, tokens, channels].
+
+        mask: [batch, tokens so far], true where there is a token. terms: as the extension takes them.
+        """
+        batch, _, tokens, _ = q.shape
+        if layer == 0:
+            self._step = before
+        elif before != self._step:
+            raise invalid(f"layer {layer} has {before} tokens and layer 0 had {self._step}: a forward was "
+                          "interrupted; reset() the cache")
+        if self.cache is None:
+            self.cache = KvCache(batch=batch, heads=k.shape[1], head_size=k.shape[3], v_head_size=v.shape[3],
+                                 **self._made_of)
             self._padding = [0] * batch
-        if batch != self._cache.batch:
-            raise invalid(f"a batch of {batch} for a cache of {self._cache.batch} rows; reset() it, or make another")
-        seen = self.layers[layer].tokens
-        counts = None
-        if padding is not None:
-            self._check_padding(padding, seen, tokens)
-        if seen == 0 and any(self._padding):
-            # Rows lose their padding: their tokens move to the front.
-            start = torch.tensor(self._padding)
-            places = (torch.arange(tokens) + start[:, None]).clamp(max=tokens - 1)
-            k, v = (x.gather(2, places[:, None, :, None].expand(-1, heads, -1, x.shape[3])) for x in (k, v))
-            counts = [tokens - pad for pad in self._padding]
-        self._cache._core.append(layer, k, v, counts)
-        self.layers[layer].tokens += tokens
+        if batch != self.cache.batch:
+            raise invalid(f"a batch of {batch} for a cache of {self.cache.batch} rows; reset() it, or make another")
+        if mask is not None:
+            self._check_padding(mask, before, tokens)
+        starts = self._padding if before == 0 and any(self._padding) else None
+        self._make_room(before + tokens - min(self._padding))
+        self._take_back(layer, before)
+        core = self.cache._core
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        q = q.contiguous()
+        if tokens == 1 and starts is None:
+            core.append(layer, k, v)
+            core.attend(layer, q, out, *terms)
+        else:
+            # A prompt reads its own tokens as they are.
+            new = (x.to(q.dtype).contiguous() for x in (k, v))
+            core.attend(layer, q, out, *terms, None, *new, starts)
+            core.append(layer, k, v, None, starts)
+        return out
+
+    def _make_room(self, tokens: int) -> None:
+        assert self.cache is not None
+        if tokens <= self.cache.capacity:
+            return
+        if self.max_capacity is not None and tokens > self.max_capacity:
+            raise invalid(f"a sequence of {tokens} tokens for a KvantCache of at most {self.max_capacity}")
+        capacity = max(tokens, 2 * self.cache.capacity)
+        self.cache = self.cache.fork(None, min(capacity, self.max_capacity or capacity))
+
+    def _take_back(self, layer: int, before: int) -> None:
+        """Where the same step is run again the layer has its tokens already."""
+        assert self.cache is not None
+        rows = [max(0, before - padding) for padding in self._padding]
+        if self.cache._core.length(layer, 0) != rows[0]:
+            self.cache.crop(rows, layer)
 
     def _check_padding(self, padding: torch.Tensor, seen: int, tokens: int) -> None:
+        if padding.dim() != 2:
+            raise _lacks(f"take an attention_mask of {padding.dim()} dims, but [batch, tokens]")
+        if padding.shape[1] < seen + tokens:
+            raise invalid(f"attention_mask is of {padding.shape[1]} tokens, where there are {seen + tokens}")
         if seen == 0:
             left = (~padding[:, :tokens]).sum(1)
             if not padding[:, :tokens].eq(torch.arange(tokens) >= left[:, None]).all():
@@ -128,6 +206,11 @@ class KvantCache(Cache):
         elif not padding[:, seen:seen + tokens].all():
             raise invalid(f"attention_mask has padding among tokens {seen} to {seen + tokens - 1}, behind "
                           "those that the cache has; it may be on the left of the first ones only")
+
+
+_stores: weakref.WeakValueDictionary[int, _Store] = weakref.WeakValueDictionary()
+# Not the numbers of another process, whose compiled graphs may be loaded here.
+_numbers = itertools.count(int.from_bytes(os.urandom(7), "big"))
 
 
 class _Keys(torch.Tensor):
@@ -151,44 +234,56 @@ class _Keys(torch.Tensor):
                       f'model.set_attn_implementation("{NAME}"), no other attention reads it')
 
 
+class _CompiledKeys(NamedTuple):
+    """The same in a graph of torch.compile, which does without subclasses of tensors."""
+
+    plain: torch.Tensor
+    layer: _Layer
+
+
 class _Layer(CacheLayerMixin):
     """What transformers asks of a layer. Tokens are appended when they are attended to, which knows the
     mask; until then the new keys carry their cache."""
 
     is_sliding = False
+    # That would ask for masks of four dims; the layers compile all the same.
     is_compileable = False
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, owner: KvantCache, index: int) -> None:
+    def __init__(self, store: _Store, index: int) -> None:
         super().__init__()
-        self.owner, self.index = owner, index
-        self.tokens = 0  # padding counted
+        self.store, self.index = store, index
+        # Tokens so far, padding counted: a tensor, so that a graph counts them itself.
+        self.position = torch.tensor(0)
+        self.module: Any = None  # whose keys and values they are
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
-               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+               **kwargs: Any) -> tuple[Any, torch.Tensor]:
         if torch.compiler.is_compiling():
-            raise make_error("unimplemented", "KvantCache is not compiled: run the model without torch.compile")
+            return _CompiledKeys(key_states, self), value_states
         return _Keys.of(key_states, self), value_states
 
-    def get_seq_length(self) -> int:
-        return self.tokens
+    def get_seq_length(self) -> Any:
+        return self.position.clone() if torch.compiler.is_compiling() else int(self.position)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.tokens + query_length, 0
+        if torch.compiler.is_compiling():
+            return query_length, 0  # of no account: the mask is not cut
+        return int(self.position) + query_length, 0
 
     def get_max_length(self) -> int:
-        return -1
+        return -1 if self.store.max_capacity is None else self.store.max_capacity
 
 
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
+    key: Any,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
@@ -199,7 +294,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention "kvant" of transformers: [batch, tokens, heads, channels]."""
-    if not isinstance(key, _Keys):
+    if not isinstance(key, (_Keys, _CompiledKeys)):
         raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), '
                       'or set another implementation ("sdpa") where there is no cache')
     layer, key = key.layer, key.plain
@@ -211,15 +306,56 @@ def _attention(
         if kwargs.get(name) is not None:
             raise _lacks(f"take a {name}")
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    owner, index = layer.owner, layer.index
-    out = query.new_empty(*query.shape[:3], value.shape[3])
-    # Without gradients, and past KvCache's checks: at a few thousand tokens a layer takes a few hundred
-    # microseconds, of which each call of Python's takes several.
-    with torch.no_grad():
-        owner._append(index, key, value, attention_mask)
-        owner._cache._core.attend(index, query.contiguous(), out, scaling or 0.0, softcap or 0.0, sliding_window or 0,
-                                  sinks)
+    terms = (scaling or 0.0, softcap or 0.0, sliding_window or 0, sinks)
+    if torch.compiler.is_compiling():
+        out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
+                                               attention_mask, layer.index, *terms)
+    else:
+        if layer.module is None:
+            layer.module = module
+        elif layer.module is not module:
+            raise invalid("a KvantCache has the tokens of one model and is given to another; make one for each")
+        # Without gradients, and past KvCache's checks: at a few thousand tokens a layer takes a few hundred
+        # microseconds, of which each call of Python's takes several.
+        with torch.no_grad():
+            out = layer.store.attend(layer.index, query, key, value, int(layer.position), attention_mask, *terms)
+    layer.position += query.shape[2]
     return out.transpose(1, 2), None
+
+
+# What stands for a layer in a graph of torch.compile. It says where its tokens begin, so that running
+# it again does the same: an op with a state of its own could not be in such a graph.
+_library = torch.library.Library("kvant", "FRAGMENT")
+_library.define(
+    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor cache, Tensor position, Tensor? mask, int layer, "
+    "float scale, float soft_cap, SymInt window, Tensor? sinks) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _cached_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    position: torch.Tensor,
+    mask: torch.Tensor | None,
+    layer: int,
+    *terms: Any,
+) -> torch.Tensor:
+    store = _stores.get(int(cache))
+    if store is None:
+        raise invalid("a compiled model is called with a KvantCache that is gone, or of another process")
+    if mask is not None and mask.dtype == torch.bool and bool(mask.all()):
+        mask = None
+    return store.attend(layer, q, k, v, int(position), mask, *terms)
+
+
+_library.impl("cached_attention", _cached_attention, "CPU")
+
+
+@torch.library.register_fake("kvant::cached_attention", lib=_library)
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def _mask(
@@ -233,11 +369,13 @@ def _mask(
     """The mask of attention "kvant": [batch, tokens so far], true where there is a token, or None."""
     if not _is_causal(mask_function):
         raise _lacks("take a mask that is neither causal nor a causal window")
-    if attention_mask is None or bool(attention_mask.all()):
+    if attention_mask is None:
         return None
     if attention_mask.dim() != 2:
         raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
-    return attention_mask[:, :kv_length].bool()
+    if torch.compiler.is_compiling():
+        return attention_mask.bool()
+    return None if bool(attention_mask.all()) else attention_mask[:, :kv_length].bool()
 
 
 def _is_causal(mask_function: Any) -> bool:

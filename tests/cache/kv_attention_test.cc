@@ -102,7 +102,7 @@ TEST_P(KvAttentionTest, IsByItsDefinition) {
   ASSERT_TRUE((*attention)
                   ->Execute(Stream(filled.engine), 0, {q.data(), q.size() * sizeof(float)},
                             {out.data(), out.size() * sizeof(float)},
-                            {sinks.data(), sinks.size() * sizeof(float)})
+                            {.sinks = {sinks.data(), sinks.size() * sizeof(float)}})
                   .ok());
   for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
     const int64_t row = i / kSize, head = row / query_tokens;
@@ -167,7 +167,8 @@ TEST(KvAttentionOptionsTest, AreChecked) {
     const auto attention =
         filled.cache->Attention({.query_heads = kQueryHeads, .sinks = with}).value();
     Tensor out{q.data(), q.size() * sizeof(float)};
-    return std::string(attention->Execute(Stream(filled.engine), 0, out, out, given).message());
+    return std::string(
+        attention->Execute(Stream(filled.engine), 0, out, out, {.sinks = given}).message());
   };
   EXPECT_THAT(run(true, {}), HasSubstr("with sinks is executed without them"));
   EXPECT_THAT(run(false, {sinks.data(), sinks.size() * 4}), HasSubstr("without sinks is executed"));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,7 +20,6 @@ namespace {
 
 using cache_testing::Attend;
 using cache_testing::AttendByDefinition;
-using cache_testing::Contents;
 using cache_testing::Difference;
 using cache_testing::ErrorBound;
 using cache_testing::Queries;
@@ -31,6 +31,7 @@ using cache_testing::Tokens;
 constexpr int64_t kPool = 300;  // different tokens
 constexpr int64_t kSize = 64;   // of a head
 constexpr int64_t kQueryHeads = 4;
+constexpr int64_t kMostCapacity = 250;
 
 // A batch row of a layer: which tokens of the pool it has, and of K and V the most that it has had
 // since it last had none behind the sinks.
@@ -77,13 +78,16 @@ class Life {
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
       for (int64_t b = 0; b < options_.batch; ++b) Check(layer, b);
     }
-    CheckAttention();
+    if (!testing::Test::HasFatalFailure()) CheckAttention();
   }
 
  private:
+  // It keeps all tokens of the longest sequence that there can be.
   static KvCacheOptions JudgeOptions(KvCacheOptions options) {
     options.batch = 1;
     options.rollback = 0;
+    options.capacity = kMostCapacity;
+    options.keep = {};
     return options;
   }
   int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
@@ -106,12 +110,13 @@ class Life {
   }
   absl::Status AppendTo(KvCache& cache, int64_t layer,
                         const std::vector<std::vector<int64_t>>& tokens,
-                        absl::Span<const int64_t> counts) const {
+                        absl::Span<const int64_t> counts = {},
+                        absl::Span<const int64_t> starts = {}) const {
     const Dims dims{static_cast<int64_t>(tokens.size()), options_.heads,
                     static_cast<int64_t>(tokens[0].size()), kSize};
     const std::vector<float> k = Gather(0, tokens), v = Gather(1, tokens);
     return cache.Append(layer, MakeKvInput(kF32, k.data(), dims), MakeKvInput(kF32, v.data(), dims),
-                        counts);
+                        counts, starts);
   }
 
   void Append() {
@@ -120,9 +125,13 @@ class Life {
     for (auto& row : tokens) {
       for (int64_t& token : row) token = Below(kPool);
     }
-    std::vector<int64_t> counts(options_.batch, count);
-    const bool alike = Below(2) == 0;
-    for (int64_t b = 0; b < options_.batch && !alike; ++b) counts[b] = Below(count + 1);
+    std::vector<int64_t> starts(options_.batch, 0), counts(options_.batch, count);
+    const bool with_starts = Below(2) == 0, with_counts = Below(2) == 0;
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      if (with_starts) starts[b] = Below(count + 1);
+      counts[b] = count - starts[b];
+      if (with_counts) counts[b] = Below(counts[b] + 1);
+    }
     // Layers are mostly of the same length.
     const int64_t only = Below(6) == 0 ? Below(options_.layers) : -1;
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
@@ -132,11 +141,13 @@ class Life {
         fits &= Length(rows_[layer][b]) + counts[b] <= options_.capacity;
       }
       const absl::Status status =
-          AppendTo(*cache_, layer, tokens, alike ? absl::Span<const int64_t>() : counts);
+          AppendTo(*cache_, layer, tokens, with_counts ? counts : absl::Span<const int64_t>(),
+                   with_starts ? starts : absl::Span<const int64_t>());
       ASSERT_EQ(status.ok(), fits) << status;
       for (int64_t b = 0; b < options_.batch && fits; ++b) {
         Row& row = rows_[layer][b];
-        row.tokens.insert(row.tokens.end(), tokens[b].begin(), tokens[b].begin() + counts[b]);
+        const auto first = tokens[b].begin() + starts[b];
+        row.tokens.insert(row.tokens.end(), first, first + counts[b]);
         for (int64_t& most : row.most) most = std::max(most, Length(row));
       }
     }
@@ -144,14 +155,15 @@ class Life {
 
   static int64_t Length(const Row& row) { return static_cast<int64_t>(row.tokens.size()); }
 
-  // Whether a crop is sure to be taken: no token has left the window, or it takes back no more than
-  // the rollback, or so much that none is left behind the sinks.
+  // Whether a crop is sure to be taken: no token has left the window or what is kept, or it takes
+  // back no more than the rollback, or so much that none is left behind the sinks.
   bool Promised(int64_t layer, const Row& row, int64_t to) const {
     if (to == Length(row)) return true;
     for (const int part : {0, 1}) {
       const KvLayout& layout = Tensor(layer, part).layout();
-      const bool left = row.most[part] > layout.sinks() + layout.window();
-      if (layout.residual() == 0 || !left || to <= layout.sinks()) continue;
+      bool left = layout.keep() > 0 && row.most[part] > layout.keep();
+      left |= layout.residual() > 0 && row.most[part] > layout.sinks() + layout.window();
+      if (!left || to <= layout.sinks()) continue;
       if (row.most[part] - to > options_.rollback) return false;
     }
     return true;
@@ -170,28 +182,37 @@ class Life {
     }
   }
 
+  // All layers, or one.
+  std::optional<int64_t> Some() {
+    return Below(3) == 0 ? std::optional(Below(options_.layers)) : std::nullopt;
+  }
+
   void Crop() {
+    const std::optional<int64_t> only = Some();
+    const int64_t first = only.value_or(0), last = only ? *only + 1 : options_.layers;
     std::vector<int64_t> to(options_.batch);
     for (int64_t b = 0; b < options_.batch; ++b) {
       int64_t shortest = options_.capacity;
-      for (const auto& layer : rows_) shortest = std::min(shortest, Length(layer[b]));
+      for (int64_t layer = first; layer < last; ++layer) {
+        shortest = std::min(shortest, Length(rows_[layer][b]));
+      }
       to[b] = Target(shortest);
     }
-    const bool alike = Below(2) == 0;
+    const bool alike = !only && Below(2) == 0;
     if (alike) std::fill(to.begin(), to.end(), *std::min_element(to.begin(), to.end()));
     bool promised = true;
-    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (int64_t layer = first; layer < last; ++layer) {
       for (int64_t b = 0; b < options_.batch; ++b) {
         promised &= Promised(layer, rows_[layer][b], to[b]);
       }
     }
-    const absl::Status status = alike ? cache_->Crop(to[0]) : cache_->Crop(to);
+    const absl::Status status = alike ? cache_->Crop(to[0]) : cache_->Crop(to, only);
     if (!status.ok()) {
       ASSERT_FALSE(promised) << status;
       EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << status;
       return;
     }
-    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (int64_t layer = first; layer < last; ++layer) {
       for (int64_t b = 0; b < options_.batch; ++b) Shorten(layer, rows_[layer][b], to[b]);
     }
   }
@@ -210,25 +231,49 @@ class Life {
     }
   }
 
+  std::vector<int64_t> RandomRows(int64_t count) {
+    std::vector<int64_t> rows(count);
+    for (int64_t& row : rows) row = Below(options_.batch);
+    return rows;
+  }
+  static std::vector<Row> Taken(const std::vector<Row>& rows, const std::vector<int64_t>& order) {
+    std::vector<Row> taken;
+    for (const int64_t row : order) taken.push_back(rows[row]);
+    return taken;
+  }
+
   void Reorder() {
-    std::vector<int64_t> order(options_.batch);
-    for (int64_t& row : order) row = Below(options_.batch);
-    ASSERT_TRUE(cache_->Reorder(order).ok());
-    for (std::vector<Row>& layer : rows_) {
-      const std::vector<Row> before = layer;
-      for (int64_t b = 0; b < options_.batch; ++b) layer[b] = before[order[b]];
+    const std::optional<int64_t> only = Some();
+    const std::vector<int64_t> order = RandomRows(options_.batch);
+    ASSERT_TRUE(cache_->Reorder(order, only).ok());
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      if (!only || layer == *only) rows_[layer] = Taken(rows_[layer], order);
     }
   }
 
   // Goes on with the fork, or with what it is a fork of while the other changes.
   void Fork() {
-    auto fork = cache_->Fork();
-    ASSERT_TRUE(fork.ok()) << fork.status();
-    if (Below(2) == 0) std::swap(*fork, cache_);
-    const std::vector<std::vector<int64_t>> one(options_.batch, {Below(kPool)});
+    const std::vector<int64_t> order = RandomRows(1 + Below(4));
+    const int64_t capacity = 1 + Below(kMostCapacity);
+    int64_t longest = 0;
+    for (const std::vector<Row>& layer : rows_) {
+      for (const Row& row : Taken(layer, order)) longest = std::max(longest, Length(row));
+    }
+    const bool same = Below(3) == 0;
+    auto fork = same ? cache_->Fork() : cache_->Fork(order, capacity);
+    ASSERT_EQ(fork.ok(), same || longest <= capacity) << fork.status();
+    if (!fork.ok()) return;
+    if (Below(2) == 0) {
+      std::swap(*fork, cache_);
+      if (!same) {
+        options_ = cache_->options();
+        for (std::vector<Row>& layer : rows_) layer = Taken(layer, order);
+      }
+    }
+    const std::vector<std::vector<int64_t>> one((*fork)->options().batch, {Below(kPool)});
     (*fork)->Reset();
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
-      ASSERT_TRUE(AppendTo(**fork, layer, one, {}).ok());
+      ASSERT_TRUE(AppendTo(**fork, layer, one).ok());
     }
   }
 
@@ -236,9 +281,18 @@ class Life {
     const Row& row = rows_[layer][b];
     ASSERT_EQ(cache_->length(layer, b), Length(row));
     judge_->Reset();
-    ASSERT_TRUE(AppendTo(*judge_, layer, {row.tokens}, {}).ok());
-    ASSERT_EQ(Contents(*cache_, layer, b), Contents(*judge_, layer, 0))
-        << "layer " << layer << ", row " << b << " of " << Length(row) << " tokens";
+    ASSERT_TRUE(AppendTo(*judge_, layer, {row.tokens}).ok());
+    const int64_t keep = KeepOf(options_, layer);
+    const int64_t kept = keep == 0 ? Length(row) : std::min(keep, Length(row));
+    for (const bool values : {false, true}) {
+      for (int64_t head = 0; head < options_.heads; ++head) {
+        std::vector<double> all = Stored(*judge_, layer, values, 0, head);
+        all.erase(all.begin(), all.end() - kept * kSize);
+        ASSERT_EQ(Stored(*cache_, layer, values, b, head), all)
+            << "layer " << layer << ", row " << b << " of " << Length(row) << " tokens, head "
+            << head << (values ? " of V" : " of K");
+      }
+    }
     for (const int part : {0, 1}) CheckValues(layer, b, part, Below(options_.heads));
   }
 
@@ -248,17 +302,17 @@ class Life {
     const KvTensor& tensor = Tensor(layer, part);
     const auto ranges = cache_->Ranges(layer, part == 1, b);
     std::vector<double> stored = Stored(*cache_, layer, part == 1, b, head);
-    ASSERT_EQ(static_cast<int64_t>(stored.size()), Length(row) * kSize);
+    const int64_t kept = static_cast<int64_t>(stored.size()) / kSize;
     if (tensor.rotation() != 0) Rotate(tensor.rotation(), stored);
     const double bound = ErrorBound(tensor.storage(), 25);
     const bool plain = tensor.rotation() == 0;
-    for (int64_t t = 0; t < Length(row); ++t) {
+    for (int64_t t = 0; t < kept; ++t) {
       const bool quantized = t >= ranges[0].tokens && t < ranges[0].tokens + ranges[1].tokens &&
                              tensor.storage().format.quantized();
       const DataType type = tensor.storage().format.quantized() ? tensor.storage().window_type
                                                                 : tensor.storage().format.type;
       for (int64_t d = 0; d < kSize; ++d) {
-        const double want = pool_[part].at(0, head, row.tokens[t])[d];
+        const double want = pool_[part].at(0, head, row.tokens[Length(row) - kept + t])[d];
         const double got = stored[t * kSize + d];
         if (quantized || !plain) {
           ASSERT_NEAR(got, want, bound) << "token " << t << ", channel " << d;
@@ -280,7 +334,7 @@ class Life {
   }
 
   std::mt19937_64 random_;
-  const KvCacheOptions options_;
+  KvCacheOptions options_;  // of cache_
   const Engine engine_;
   std::unique_ptr<KvCache> cache_;
   const std::unique_ptr<KvCache> judge_;
@@ -311,6 +365,19 @@ INSTANTIATE_TEST_SUITE_P(
                     "u4:channel:g8:zp+sinks1+bulk16/s8:token+window11",
                     "u4:g16:rzp+bulk8/u4:g32:rzp+sinks5+bulk9", "u4:g32:rzp+window70/f16"),
     [](const auto& info) { return std::to_string(info.index); });
+
+// Layers that keep only the last tokens, of every way to lie in memory.
+TEST_P(KvCacheLifeTest, KeepsTheLast) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    SCOPED_TRACE(seed);
+    KvCacheOptions options = SmallOptions(GetParam(), 150);
+    options.batch = static_cast<int64_t>(seed);
+    options.rollback = static_cast<int64_t>(3 * seed) - 3;
+    options.keep = {seed == 1 ? 1 : static_cast<int64_t>(13 * seed), seed == 3 ? 0 : 40};
+    Life(options, seed + 10).Live(40);
+    if (HasFatalFailure()) return;
+  }
+}
 
 TEST(KvCacheLife, OfLayersWithSchemesOfTheirOwn) {
   KvCacheOptions options = SmallOptions("f16", 90);

@@ -158,7 +158,8 @@ std::vector<double> Stored(const KvCache& cache, int64_t layer, bool values, int
   const bool real = has_zero_points && IsFloat(tensor.part(KvPart::kZeroPoints).type);
   const CodebookRow* codebook = tensor.storage().format.codebook;
   const Dims group = tensor.GroupShape();
-  for (int64_t t = 0; t < main.tokens; ++t) {
+  for (int64_t i = 0; i < main.tokens; ++i) {
+    const int64_t t = (main.first + i) % main_slots;
     for (int64_t d = 0; d < size; ++d) {
       double code = codes.At(row, head, t, d);
       if (codebook != nullptr) code = codebook->values[static_cast<size_t>(code)];
@@ -196,7 +197,8 @@ std::string Contents(const KvCache& cache, int64_t layer, int64_t row) {
 std::vector<float> Attend(KvCache& cache, int64_t layer, const std::vector<float>& q,
                           int64_t query_heads) {
   const KvCacheOptions& options = cache.options();
-  const auto attention = cache.Attention({.query_heads = query_heads});
+  const auto attention =
+      cache.Attention({.query_heads = query_heads, .window = KeepOf(options, layer)});
   EXPECT_TRUE(attention.ok()) << attention.status();
   std::vector<float> out(options.batch * query_heads * options.value_size(), -1.f);
   if (!attention.ok()) return out;

@@ -40,7 +40,7 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   k.Fill([](double i) { return std::sin(i); });
   v.Fill([](double i) { return std::cos(i * 1.3); });
   const int64_t counts[] = {5, 3};
-  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &v.dl, counts));
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &v.dl, counts, nullptr));
   EXPECT_EQ(kvant_cache_length(cache, 0, 0), 5);
   EXPECT_EQ(kvant_cache_length(cache, 0, 1), 3);
   EXPECT_GT(kvant_cache_used_bytes(cache), 0);
@@ -84,12 +84,57 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   EXPECT_STREQ(kvant_error(), "q is f32[2,6,8,1], but must be f32[2,6,1,8]");
 }
 
+TEST(CAbiCacheTest, NewTokensAndForks) {
+  const F32Cache f32(MakeEngine().get());
+  kvant_cache* const cache = f32.cache.get();
+  Array<float> k({2, 3, 4, 8}, kDLFloat), v({2, 3, 4, 8}, kDLFloat), q({2, 3, 4, 8}, kDLFloat);
+  Array<float> o({2, 3, 4, 8}, kDLFloat);
+  v.Fill([](double i) { return std::floor(i / 8); });  // the token's number
+  kvant_attention_options options = {};
+  options.size = sizeof options;
+  options.query_heads = 3;
+  options.query_tokens = 4;
+  options.new_tokens = true;
+  const int64_t columns = kvant_cache_columns(cache) + 4;
+  Array<float> bias({1, 1, 4, columns}, kDLFloat);
+  std::copy_n(bias.dims.begin(), 4, options.bias);
+  kvant_attention* made = nullptr;
+  ASSERT_OK(kvant_cache_attention(cache, &options, &made));
+  const Attention attention(made);
+  const int64_t starts[] = {0, 2};
+  kvant_attention_inputs inputs = {};
+  inputs.size = sizeof inputs;
+  inputs.k = &k.dl;
+  inputs.v = &v.dl;
+  inputs.bias = &bias.dl;
+  inputs.starts = starts;
+  bias.data[3 * columns] = std::log(2.f);  // of the last query for the first token
+  ASSERT_OK(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs));
+  // Scores are 0: means of the tokens that a query sees, the first of them twice.
+  EXPECT_NEAR(o.data[3 * 8], (0. + 0 + 1 + 2 + 3) / 5, 1e-6);
+  EXPECT_NEAR(o.data[(12 + 3) * 8], (14. + 14 + 15) / 3, 1e-5);
+  EXPECT_NEAR(o.data[(12 + 2) * 8], 14, 1e-5);
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &v.dl, nullptr, starts));
+  EXPECT_EQ(kvant_cache_length(cache, 0, 1), 2);
+  const int64_t rows[] = {1, 1, 0};
+  kvant_cache* forked = nullptr;
+  ASSERT_OK(kvant_cache_fork(cache, rows, 3, 50, &forked));
+  const Cache fork(forked);
+  EXPECT_EQ(kvant_cache_length(forked, 0, 1), 2);
+  EXPECT_EQ(kvant_cache_length(forked, 0, 2), 4);
+  EXPECT_EQ(kvant_cache_columns(forked), 50);
+  const int64_t one = 1;
+  EXPECT_EQ(kvant_cache_crop(forked, 9, &one, 1), KVANT_INVALID_ARGUMENTS);
+  ASSERT_OK(kvant_cache_crop(forked, 0, &one, 1));
+  EXPECT_EQ(kvant_cache_length(forked, 0, 2), 1);
+}
+
 TEST(CAbiCacheTest, SinksAreTakenWhereTheyAreWanted) {
   const F32Cache f32(MakeEngine().get());
   kvant_cache* const cache = f32.cache.get();
   Array<float> k({2, 3, 5, 8}, kDLFloat), q({2, 3, 1, 8}, kDLFloat), o({2, 3, 1, 8}, kDLFloat);
   k.Fill([](double) { return 1; });
-  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &k.dl, nullptr));
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &k.dl, nullptr, nullptr));
   kvant_attention_options options = {};
   options.size = sizeof options;
   options.query_heads = 3;
@@ -101,7 +146,10 @@ TEST(CAbiCacheTest, SinksAreTakenWhereTheyAreWanted) {
   // Scores are 0: of e^0 three times and e^sink, the former count.
   Array<float> sinks({3}, kDLFloat);
   sinks.data = {0, std::log(3.f), -1000};
-  ASSERT_OK(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &sinks.dl));
+  kvant_attention_inputs inputs = {};
+  inputs.size = sizeof inputs;
+  inputs.sinks = &sinks.dl;
+  ASSERT_OK(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs));
   for (int64_t b = 0; b < 2; ++b) {
     EXPECT_NEAR(o.data[(b * 3 + 0) * 8], 0.75, 1e-6);
     EXPECT_NEAR(o.data[(b * 3 + 1) * 8], 0.5, 1e-6);
@@ -109,7 +157,8 @@ TEST(CAbiCacheTest, SinksAreTakenWhereTheyAreWanted) {
   }
   EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, nullptr),
             KVANT_INVALID_ARGUMENTS);
-  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &q.dl),
+  inputs.sinks = &q.dl;
+  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "sinks is f32[2,3,1,8], but must be f32[3]");
 }
@@ -132,7 +181,7 @@ TEST(CAbiCacheTest, CacheLivesAsKvCacheDoes) {
       }
     }
   }
-  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &turned.dl, nullptr));
+  ASSERT_OK(kvant_cache_append(cache, 0, &k.dl, &turned.dl, nullptr, nullptr));
   const auto stored = [&](const kvant_cache* of, bool values, int64_t b, int64_t h, int64_t t) {
     kvant_tensor tensor = {};
     tensor.size = sizeof tensor;
@@ -144,15 +193,15 @@ TEST(CAbiCacheTest, CacheLivesAsKvCacheDoes) {
   EXPECT_EQ(stored(cache, false, 1, 2, 4), k.data[((1 * 3 + 2) * 5 + 4) * 8]);
   EXPECT_EQ(stored(cache, true, 1, 2, 4), k.data[((1 * 3 + 2) * 5 + 4) * 8]);
   kvant_cache* forked = nullptr;
-  ASSERT_OK(kvant_cache_fork(cache, &forked));
+  ASSERT_OK(kvant_cache_fork(cache, nullptr, 0, 0, &forked));
   const Cache fork(forked);
   const int64_t rows[] = {1, 1}, three = 3, lengths[] = {2, 1};
-  ASSERT_OK(kvant_cache_reorder(cache, rows, 2));
+  ASSERT_OK(kvant_cache_reorder(cache, KVANT_ALL_LAYERS, rows, 2));
   EXPECT_EQ(stored(cache, false, 0, 2, 4), stored(cache, false, 1, 2, 4));
   EXPECT_NE(stored(fork.get(), false, 0, 2, 4), stored(fork.get(), false, 1, 2, 4));
-  ASSERT_OK(kvant_cache_crop(cache, &three, 1));
+  ASSERT_OK(kvant_cache_crop(cache, KVANT_ALL_LAYERS, &three, 1));
   EXPECT_EQ(kvant_cache_length(cache, 0, 1), 3);
-  ASSERT_OK(kvant_cache_crop(cache, lengths, 2));
+  ASSERT_OK(kvant_cache_crop(cache, KVANT_ALL_LAYERS, lengths, 2));
   EXPECT_EQ(kvant_cache_length(cache, 0, 1), 1);
   kvant_range ranges[3];
   ASSERT_OK(kvant_cache_ranges(cache, 0, false, 0, ranges));
@@ -176,7 +225,8 @@ TEST(CAbiCacheTest, CacheRefusesInWords) {
   kvant_cache* const cache = f32.cache.get();
   Array<float> k({2, 3, 17, 8}, kDLFloat);
   const auto error = [&](const DLTensor& key, const DLTensor& value) {
-    EXPECT_EQ(kvant_cache_append(cache, 0, &key, &value, nullptr), KVANT_INVALID_ARGUMENTS);
+    EXPECT_EQ(kvant_cache_append(cache, 0, &key, &value, nullptr, nullptr),
+              KVANT_INVALID_ARGUMENTS);
     return std::string(kvant_error());
   };
   EXPECT_THAT(error(k.dl, k.dl), HasSubstr("16"));

@@ -334,3 +334,82 @@ def test_more_memory_than_there_is():
     with pytest.raises(MemoryError) as error:
         kvant.KvCache("f16", layers=1000, heads=1000, head_size=256, capacity=2**20)
     assert isinstance(error.value, kvant.Error) and error.value.kind == "out_of_memory"
+
+
+def attention_in_f64(q, k, v, bias=0.0):
+    """q [heads, tokens, size], k and v of one KV head; a query sees what is not behind its token."""
+    scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(q.shape[-1]) + bias
+    behind = np.arange(len(k)) > len(k) - q.shape[1] + np.arange(q.shape[1])[:, None]
+    scores[:, behind] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v.astype(np.float64)
+
+
+def test_prompts_that_are_padded_on_the_left_and_read_their_own_tokens():
+    random = np.random.default_rng(1)
+    cache = kvant.KvCache("int2_g32", head_size=32, capacity=40, batch=2)
+    starts = [0, 5]
+    q, k, v = (random.standard_normal((2, heads, 12, 32), dtype=np.float32) for heads in (3, 1, 1))
+    bias = random.standard_normal((2, 3, 12, cache.columns + 12), dtype=np.float32)
+    out = cache.attend(0, q, k=k, v=v, starts=starts, bias=bias)
+    for row, start in enumerate(starts):
+        want = attention_in_f64(q[row, :, start:], k[row, 0, start:], v[row, 0, start:],
+                                bias[row, :, start:, :12 - start])
+        np.testing.assert_allclose(out[row, :, start:], want, atol=1e-5)
+    ready = cache.attention(3, 12, new_tokens=True, bias=bias.shape)
+    np.testing.assert_array_equal(ready(0, q, bias=bias, k=k, v=v, starts=starts), out)
+    cache.append(0, k, v, starts=starts)
+    assert [cache.length(0, row) for row in (0, 1)] == [12, 7]
+    cache.append(0, k, v, counts=[2, 1], starts=[1, 11])
+    assert [cache.length(0, row) for row in (0, 1)] == [14, 8]
+    with pytest.raises(kvant.Error, match="batch row 1 begins at token 13 of 12"):
+        cache.append(0, k, v, starts=[0, 13])
+    with pytest.raises(kvant.Error, match="starts must be of 2 rows, not 1"):
+        cache.append(0, k, v, starts=[0])
+    with pytest.raises(kvant.Error, match="keys of new tokens is executed without them"):
+        cache.attend(0, q, v=v)
+    with pytest.raises(kvant.Error, match="a bias of"):
+        cache.attend(0, q, bias=bias[..., :20])
+    with pytest.raises(kvant.Error, match="has 3 dims"):
+        cache.attend(0, q, bias=bias[0])
+
+
+def test_forks_of_other_rows_and_capacities():
+    cache = kvant.KvCache("f32", head_size=32, capacity=6, batch=2, layers=2)
+    k = np.arange(2 * 4 * 32, dtype=np.float32).reshape(2, 1, 4, 32)
+    for layer in (0, 1):
+        cache.append(layer, k, k)
+    fork = cache.fork([1, 0, 1], capacity=9)
+    assert (fork.batch, fork.capacity, fork.columns) == (3, 9, 9)
+    np.testing.assert_array_equal(fork.part(1, True, "codes")[:, :, :4], k[[1, 0, 1]])
+    fork.crop([1, 2, 3], layer=1)
+    assert [fork.length(layer, 2) for layer in (0, 1)] == [4, 3]
+    fork.reorder([2, 2, 2], layer=0)
+    np.testing.assert_array_equal(fork.part(0, False, "codes")[1, :, :4], k[1])
+    for call, message in (
+        (lambda: cache.fork([2]), "batch row 2 of 2"),
+        (lambda: cache.fork([]), "a fork of no rows"),
+        (lambda: cache.fork(capacity=3), "has 4 tokens, more than a capacity of 3"),
+        (lambda: cache.fork(capacity=0), "a fork with a capacity of 0"),
+        (lambda: cache.crop(1, layer=2), "there is no layer 2"),
+        (lambda: cache.reorder([0, 1], layer=-1), "there is no layer -1"),
+    ):
+        with pytest.raises(kvant.Error, match=message):
+            call()
+
+
+def test_layers_keep_the_last_tokens():
+    random = np.random.default_rng(2)
+    options = dict(head_size=32, capacity=1000, layers=2)
+    cache = kvant.KvCache("f32", keep=[20, 0], **options)
+    assert cache.bytes.codes == 2 * 4 * 32 * 1020
+    assert kvant.KvCache.bytes_for("f32", keep=20, **options).codes == 2 * 4 * 32 * 40
+    k, v = random.standard_normal((2, 1, 1, 300, 32), dtype=np.float32)
+    cache.append(0, k, v)
+    q = random.standard_normal((1, 2, 1, 32), dtype=np.float32)
+    out = cache.attend(0, q, window=20)
+    np.testing.assert_allclose(out[0], attention_in_f64(q[0], k[0, 0, -20:], v[0, 0, -20:]), atol=1e-5)
+    with pytest.raises(kvant.Error, match="of the 300 tokens of batch row 0 the last 20 are kept"):
+        cache.attend(0, q)
+    with pytest.raises(kvant.Error, match="2 layers need as many numbers of tokens to keep, not 3"):
+        kvant.KvCache("f32", keep=[1, 2, 3], **options)

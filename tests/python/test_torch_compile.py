@@ -10,37 +10,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention 
 
 import kvant  # noqa: E402
 import kvant.torch  # noqa: E402
-
-BATCH, HEADS, GROUPED, TOKENS, SIZE = 2, 3, 2, 40, 64
-GROUP = 32
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-
-
-def run(function, *arguments, bound=2e-5, **compiling):
-    """The one report of a function whose numbers are right."""
-    compiled = torch.compile(function, backend="kvant", fullgraph=True, **compiling)
-    want, got = function(*arguments), compiled(*arguments)
-    assert got.shape == want.shape and got.dtype == want.dtype and got.stride() == want.stride()
-    off = (got.double() - want.double()).norm() / want.double().norm()
-    assert off < bound, off
-    report = kvant.torch.reports_of(compiled)[-1]  # that of the newest closure of this code
-    assert kvant.explain(compiled).endswith(str(report))
-    return report
-
-
-def queries(tokens=5):
-    return torch.randn(BATCH, HEADS * GROUPED, tokens, SIZE)
-
-
-def cache():
-    return torch.randn(BATCH, HEADS, TOKENS, SIZE)
+from compiled_torch import (  # noqa: E402, F401
+    BATCH, GROUP, GROUPED, HEADS, SIZE, TOKENS, cache, eight_bits, fresh, queries, run, sdpa)
 
 
 def repeat_kv(x):
@@ -49,14 +20,10 @@ def repeat_kv(x):
     return wide.reshape(batch, heads * GROUPED, tokens, size)
 
 
-def sdpa(q, k, v, **options):
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
-
-
 def test_sdpa():
     report = run(sdpa, queries(), cache(), cache())
     assert report.fused and report.form == "scaled_dot_product_attention"
-    assert report.where.startswith("test_torch_compile.py:")
+    assert report.where.startswith("compiled_torch.py:")
     assert run(lambda q, k, v: sdpa(q, repeat_kv(k), repeat_kv(v), is_causal=True), queries(), cache(), cache()).fused
 
 
@@ -130,6 +97,8 @@ def test_numbers_of_what_is_nearly_attention(function):
     lambda k, s: (k.float() * s).to(torch.int8).float(),
     lambda k, s: (k.float() - s).to(torch.int8).float() * s,
     lambda k, s: (k.float() - s).int() * s,
+    lambda k, s: ((k.float() - s) * s).to(torch.float8_e4m3fn).float(),
+    lambda k, s: (k.float() - s).to(torch.float8_e5m2).float() * s,
 ])
 def test_numbers_that_are_cut_are_not_codes(dequantize):
     report = run(lambda q, k, s, v: sdpa(q, dequantize(k, s), v), queries(), eight_bits(),
@@ -165,10 +134,6 @@ def test_int4_with_zero_points_of_numbers():
     report = run(lambda q, c, s, v: sdpa(q, int4(c, s, torch.full_like(s, 8)), v), queries(), codes, scales, cache(),
                  bound=2e-3)
     assert "K is u4" in report.text
-
-
-def eight_bits():
-    return torch.randint(-127, 128, (BATCH, HEADS, TOKENS, SIZE), dtype=torch.int8)
 
 
 @pytest.mark.parametrize("dims", [(BATCH, HEADS, TOKENS, 1), (1, HEADS, 1, SIZE), (1, 1, 1, 1)])
@@ -222,11 +187,10 @@ def test_codes_that_are_not_read_are_said():
     report = run(high_first, queries(), codes, scales, zeros, cache())
     assert report.fused and "not a byte & 15 and the same byte >> 4" in report.text
 
-    def planar(q, c, s, v):  # as HQQ packs: the first half of the rows is in the high halves
-        k = torch.cat([(c >> 4).float(), (c & 15).float()], -1) * s
-        return sdpa(q, k, v)
+    def divided(q, c, s, v):
+        return sdpa(q, c.float() / s, v)
 
-    report = run(planar, queries(), codes, scales[..., :1], cache())
+    report = run(divided, queries(), U8, scales[..., :1], cache())
     assert "K is computed from bytes, but by no chain that is read as codes" in report.text
     # A rotary embedding is arithmetic, but not of bytes.
     report = run(lambda q, k, cos, sin, v: sdpa(q, k * cos + k.roll(1, -1) * sin, v), queries(), cache(), cache(), cache(),
@@ -266,6 +230,49 @@ def test_what_holds_all_codes_is(integers):
     report = run(lambda q, u8, s8, s, v: sdpa(q, integers(u8, s8) * s, v), queries(), U8, eight_bits(),
                  torch.rand(BATCH, HEADS, TOKENS, 1) * 0.02, cache(), bound=2e-3)
     assert "K is s8" in report.text or "K is u8" in report.text
+
+
+def test_zero_points_that_are_stacked_may_wrap_around():
+    codes, scales, _ = packed()
+    zeros = torch.randint(-128, 128, (2, BATCH, HEADS, TOKENS), dtype=torch.int8)
+
+    def dequantized(q, c, s, z, v):
+        pairs = torch.stack([c & 15, c >> 4], -1).view(BATCH, HEADS, TOKENS, SIZE // GROUP, GROUP).to(torch.int8)
+        k = (pairs - torch.stack([z[0], z[1]], -1)[..., None]).float() * s[..., None]
+        return sdpa(q, k.view(BATCH, HEADS, TOKENS, SIZE), v)
+
+    report = run(dequantized, queries(), codes, scales, zeros, cache())
+    assert "may wrap around in torch.int8" in report.text
+
+
+@pytest.mark.parametrize("scales, zeros", [((BATCH, HEADS, TOKENS, 1), (HEADS, TOKENS, 1)), ((1,), (BATCH, 1, 1, 1))])
+def test_codes_that_all_sequences_share_are_said(scales, zeros):
+    report = run(lambda q, k, s, z, v: sdpa(q, (k.float() - z) * s, v), queries(), eight_bits()[:1],
+                 torch.rand(scales) * 0.02, torch.rand(zeros), cache())
+    assert "codes [1, 3, 40, 64] are broadcast to [2, 3, 40, 64] by their scales or zero points" in report.text
+
+
+def test_channels_that_are_no_whole_bytes_are_said():
+    def function(q, c, s, v):
+        return sdpa(q, torch.stack([c & 15, c >> 4], -1).view(1, 2, 4, 9) * s, v)
+
+    report = run(function, torch.randn(1, 2, 3, 9), torch.randint(0, 256, (1, 2, 2, 9), dtype=torch.uint8), torch.rand(4, 1),
+                 torch.randn(1, 2, 4, 9))
+    assert "9 channels of 4 bits are not known to be whole bytes" in report.text
+
+
+def test_groups_of_whole_tokens_and_one_for_all():
+    def function(groups):
+        return lambda q, k, s, v: sdpa(q, (k.view(-1, groups) * s).view(k.shape), v)
+
+    for tokens in (2, TOKENS):
+        rows = BATCH * HEADS * TOKENS // tokens
+        report = run(function(tokens * SIZE), queries(), eight_bits(), torch.rand(rows, 1) * 0.02, cache(), bound=2e-3)
+        assert f"K is s8 with scales [2, 3, {TOKENS // tokens}, 1]" in report.text
+    report = run(function(SIZE), queries(), eight_bits(), torch.tensor(0.02), cache(), bound=2e-3)
+    assert "K is s8 with scales [1, 1, 1, 1]" in report.text
+    report = run(function(3 * SIZE), queries(), eight_bits(), torch.rand(80, 1) * 0.02, cache())
+    assert "are no groups of [batch, heads, tokens, channels]" in report.text
 
 
 def test_a_view_of_the_output():

@@ -119,6 +119,74 @@ def test_a_conversation_and_a_prompt_in_chunks():
     torch.testing.assert_close(torch.cat(pieces, 1), model(ids).logits, rtol=1e-3, atol=1e-3)
 
 
+def test_sequences_outgrow_the_capacity():
+    model, inputs = model_of("Mistral"), prompts(padding=3)
+    want = generate(model, dynamic(model), inputs, do_sample=False)
+    cache = KvantCache(model.config, "f32", capacity=4)
+    assert torch.equal(generate(model, cache, inputs, do_sample=False), want)
+    assert cache.cache.capacity == 68 and cache.cache.length() == 36  # 17 tokens, twice as many, again
+
+
+@torch.no_grad()
+def test_batches_change():
+    model, inputs = model_of(), prompts(batch=3, padding=5)
+    model.set_attn_implementation("kvant")
+    cache = KvantCache(model.config, "f32", capacity=32)
+    model(**inputs, past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([5, 0, 3]))
+    token, rows = torch.tensor([[11], [12], [13]]), [2, 0, 1]
+    mask = torch.cat([inputs["attention_mask"][rows], torch.ones(3, 1, dtype=torch.long)], 1)
+    got = model(token, attention_mask=mask, past_key_values=cache).logits[:, -1]
+    model.set_attn_implementation("eager")
+    told = {"input_ids": torch.cat([inputs["input_ids"][rows], token], 1), "attention_mask": mask}
+    torch.testing.assert_close(got, model(**told).logits[:, -1], rtol=1e-3, atol=1e-3)
+    cache.batch_select_indices(torch.tensor([True, False, True]))
+    assert cache.cache.batch == 2 and cache.cache.length(0, 0) == 13
+
+
+@torch.no_grad()
+def test_layers_with_a_window_keep_no_more():
+    model = model_of("Gemma2")
+    cache = KvantCache(model.config, "f16", capacity=4000, rollback=0)
+    model.set_attn_implementation("kvant")
+    model(**prompts(tokens=40), past_key_values=cache)
+    kinds = model.config.layer_types
+    slots = [cache.cache.part(layer, False, "codes").shape[2] for layer in range(3)]
+    assert slots == [9 if kind == "sliding_attention" else 4000 for kind in kinds]
+    assert 9 in slots and 4000 in slots
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("scheme", ["int2_g32", "rotKV4_g32"])
+def test_a_prompt_reads_its_own_tokens_as_they_are(scheme, padding):
+    model, inputs = model_of(), prompts(tokens=30, padding=padding)
+    model.set_attn_implementation("eager")
+    want = model(**inputs).logits
+    model.set_attn_implementation("kvant")
+    cache = KvantCache(model.config, scheme, capacity=32)
+    got = model(**inputs, past_key_values=cache).logits
+    shown = inputs["attention_mask"].bool()
+    assert (got - want)[shown].norm() < 1e-4 * want[shown].norm()
+
+
+@torch.no_grad()
+def test_an_interrupted_forward_is_noticed():
+    model, inputs = model_of(), prompts()
+    model.set_attn_implementation("kvant")
+    cache = KvantCache(model.config, "f32", capacity=64)
+    model(**inputs, past_key_values=cache)
+    last = model.model.layers[-1].self_attn.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(inputs["input_ids"][:, :1], past_key_values=cache)
+    last.remove()
+    with pytest.raises(kvant.Error, match="layer 2 has 17 tokens and layer 0 had 18: a forward was interrupted"):
+        model(inputs["input_ids"][:, :1], past_key_values=cache)
+    cache.reset()
+    model(**inputs, past_key_values=cache)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("scheme, bound", [("f16", 1e-2), ("int8_th", 0.05), ("int4_g32", 0.5), ("int4_g32_R128", 1e-2)])
 def test_compressed_schemes_stay_near(scheme, bound):
@@ -152,7 +220,9 @@ def test_bf16():
 @torch.no_grad()
 def test_refusals():
     model, inputs = model_of(), prompts()
-    cache = KvantCache(model.config, "f32", capacity=20)
+    cache = KvantCache(model.config, "f32", capacity=20, max_capacity=30)
+    other = model_of(seed=4)
+    other.set_attn_implementation("kvant")
 
     def refused(message, call, model=model):
         model.set_attn_implementation("kvant")
@@ -173,8 +243,12 @@ def test_refusals():
     middle[1, 17] = 0
     refused("padding among tokens 17 to 18", lambda: model(inputs["input_ids"][:, :2], attention_mask=middle,
                                                             past_key_values=cache))
-    refused("capacity", lambda: model(inputs["input_ids"], past_key_values=cache))
-    refused("drop rows of the batch", lambda: cache.batch_select_indices(torch.tensor([0])))
+    refused("a sequence of 34 tokens for a KvantCache of at most 30", lambda: model(inputs["input_ids"],
+                                                                                   past_key_values=cache))
+    refused("tokens of one model and is given to another", lambda: other(inputs["input_ids"][:, :1],
+                                                                         past_key_values=cache))
+    refused("a capacity of 40, of at most 30", lambda: KvantCache(model.config, capacity=40, max_capacity=30))
+    refused("batch row 2 of 2", lambda: cache.batch_select_indices(torch.tensor([2])))
     refused("below 0, not 3", lambda: cache.crop(3))
     model.train()
     with torch.enable_grad():

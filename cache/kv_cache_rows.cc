@@ -1,0 +1,205 @@
+// Sequences of a KvCache taken back, put in another order, and taken into another cache.
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <shared_mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+// Layers [first, last): all, or one.
+std::pair<int64_t, int64_t> Span(std::optional<int64_t> layer, int64_t layers) {
+  return layer ? std::pair(*layer, *layer + 1) : std::pair(int64_t{0}, layers);
+}
+
+}  // namespace
+
+absl::Status KvCache::CheckRows(absl::Span<const int64_t> rows) const {
+  for (const int64_t row : rows) {
+    if (row >= 0 && row < options_.batch) continue;
+    return Invalid(absl::StrCat("batch row ", row, " of ", options_.batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) const {
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  const auto error = [&](auto... words) {
+    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, words...));
+  };
+  if (tokens < 0 || tokens > layer.lengths[row]) {
+    return error(" has ", layer.lengths[row], " tokens and cannot be cropped to ", tokens);
+  }
+  for (const auto& [tensor, all_most] :
+       {std::pair(&group.k, layer.k_most), std::pair(&group.v, layer.v_most)}) {
+    const KvLayout& layout = tensor->layout();
+    const int64_t most = all_most[row], sinks = layout.sinks();
+    const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
+    const int64_t first = layout.Behind(layout.First(tokens));
+    if (first < main && first < layout.MainFrom(most)) {
+      return error(" cropped to ", tokens, " tokens needs token ", first + sinks, " of ",
+                   tensor->name(), ", of which only those from ", layout.MainFrom(most) + sinks,
+                   " on are left, as the layer keeps ", layout.keep(), "; rollback keeps more");
+    }
+    if (layout.residual() == 0 || behind == 0) continue;
+    const int64_t exact = std::max(first, main), left = layout.WindowFrom(most);
+    if (exact >= left) continue;
+    return error(" cropped to ", tokens, " tokens needs token ", exact + sinks, " of ",
+                 tensor->name(), " in full precision, of which only those from ", left + sinks,
+                 " on are left; rollback keeps more");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Crop(int64_t tokens) {
+  const std::unique_lock<KvLock> lock(lock_);
+  std::fill_n(counts_, options_.batch, tokens);
+  return CropTo({counts_, static_cast<size_t>(options_.batch)}, std::nullopt);
+}
+
+absl::Status KvCache::Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer) {
+  if (layer) KVANT_RETURN_IF_ERROR(CheckLayer(*layer));
+  if (static_cast<int64_t>(tokens.size()) != options_.batch) {
+    return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
+  }
+  const std::unique_lock<KvLock> lock(lock_);
+  return CropTo(tokens, layer);
+}
+
+absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens, std::optional<int64_t> only) {
+  const auto [first, last] = Span(only, options_.layers);
+  for (int64_t layer = first; layer < last; ++layer) {
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      KVANT_RETURN_IF_ERROR(CheckCrop(layer, b, tokens[b]));
+    }
+  }
+  for (int64_t layer = first; layer < last; ++layer) {
+    const Layer& at = layers_[layer];
+    const Group& group = groups_[at.group];
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      at.lengths[b] = tokens[b];
+      // A window begins anew where no token is left behind the sinks.
+      if (group.k.layout().Behind(tokens[b]) == 0) at.k_most[b] = tokens[b];
+      if (group.v.layout().Behind(tokens[b]) == 0) at.v_most[b] = tokens[b];
+    }
+    Publish(layer);
+  }
+  return absl::OkStatus();
+}
+
+void KvCache::Reset() {
+  const std::unique_lock<KvLock> lock(lock_);
+  for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
+}
+
+void KvCache::Clear(int64_t index) {
+  const Layer& layer = layers_[index];
+  for (int64_t* array : {layer.lengths, layer.k_most, layer.v_most}) {
+    std::fill_n(array, options_.batch, 0);
+  }
+  Publish(index);
+}
+
+void KvCache::CopyRow(int64_t index, int64_t from, KvCache& target, int64_t to) const {
+  const Layer &layer = layers_[index], &there = target.layers_[index];
+  const Group &group = groups_[layer.group], &other = target.groups_[there.group];
+  const int64_t tokens = layer.lengths[from];
+  group.k.CopyRow(layer.k, from, other.k, there.k, to, layer.k_most[from], tokens);
+  group.v.CopyRow(layer.v, from, other.v, there.v, to, layer.v_most[from], tokens);
+  there.lengths[to] = tokens;
+  there.k_most[to] = layer.k_most[from];
+  there.v_most[to] = layer.v_most[from];
+}
+
+void KvCache::ExchangeRows(int64_t index, int64_t a, int64_t b) {
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  group.k.SwapRows(layer.k, a, b, std::max(layer.k_most[a], layer.k_most[b]));
+  group.v.SwapRows(layer.v, a, b, std::max(layer.v_most[a], layer.v_most[b]));
+  for (int64_t* array : {layer.lengths, layer.k_most, layer.v_most}) std::swap(array[a], array[b]);
+}
+
+absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> only) {
+  if (only) KVANT_RETURN_IF_ERROR(CheckLayer(*only));
+  const int64_t batch = options_.batch;
+  if (static_cast<int64_t>(rows.size()) != batch) {
+    return Invalid(absl::StrCat(rows.size(), " rows for a batch of ", batch));
+  }
+  KVANT_RETURN_IF_ERROR(CheckRows(rows));
+  const std::unique_lock<KvLock> lock(lock_);
+  const auto [first, last] = Span(only, options_.layers);
+  for (int64_t layer = first; layer < last; ++layer) ReorderLayer(layer, rows);
+  return absl::OkStatus();
+}
+
+void KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
+  const int64_t batch = options_.batch;
+  // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
+  const absl::Span<int64_t> from(counts_, batch), wanted(starts_, batch);
+  std::copy(rows.begin(), rows.end(), from.begin());
+  std::fill(wanted.begin(), wanted.end(), 0);  // by how many other rows
+  for (int64_t i = 0; i < batch; ++i) {
+    if (from[i] == i) from[i] = -1;
+    if (from[i] >= 0) ++wanted[from[i]];
+  }
+  // Rows that no other is waiting for can be overwritten; then only cycles are left.
+  for (int64_t done = 1; done > 0;) {
+    done = 0;
+    for (int64_t i = 0; i < batch; ++i) {
+      if (from[i] < 0 || wanted[i] > 0) continue;
+      CopyRow(layer, from[i], *this, i);
+      --wanted[from[i]];
+      from[i] = -1;
+      ++done;
+    }
+  }
+  for (int64_t i = 0; i < batch; ++i) {
+    if (from[i] < 0) continue;
+    const int64_t other = std::exchange(from[i], -1);
+    ExchangeRows(layer, i, other);
+    // Who waits for what was in i finds it in `other` now.
+    const auto waiting = std::find(from.begin(), from.end(), i);
+    if (waiting != from.end()) *waiting = waiting - from.begin() == other ? -1 : other;
+  }
+  Publish(layer);
+}
+
+absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
+    std::optional<absl::Span<const int64_t>> rows, int64_t capacity) const {
+  std::vector<int64_t> all(options_.batch);
+  std::iota(all.begin(), all.end(), 0);
+  const absl::Span<const int64_t> taken = rows.value_or(all);
+  KVANT_RETURN_IF_ERROR(CheckRows(taken));
+  KvCacheOptions options = options_;
+  options.batch = static_cast<int64_t>(taken.size());
+  if (capacity != 0) options.capacity = capacity;
+  KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, std::move(options)));
+  const std::shared_lock<KvLock> lock(lock_);
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (const int64_t row : taken) {
+      const int64_t tokens = layers_[layer].lengths[row];
+      if (tokens <= fork->options_.capacity) continue;
+      return Invalid(absl::StrCat("layer ", layer, ": batch row ", row, " has ", tokens,
+                                  " tokens, more than a capacity of ", capacity));
+    }
+  }
+  for (int64_t layer = 0; layer < options_.layers; ++layer) {
+    for (size_t i = 0; i < taken.size(); ++i) {
+      CopyRow(layer, taken[i], *fork, static_cast<int64_t>(i));
+    }
+    fork->Publish(layer);
+  }
+  return fork;
+}
+
+}  // namespace kvant

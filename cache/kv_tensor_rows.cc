@@ -1,0 +1,123 @@
+// Whole sequences: copied, exchanged, counted.
+#include <algorithm>
+#include <cstring>
+
+#include "kvant/cache/kv_tensor.h"
+
+namespace kvant {
+namespace {
+
+// Of a part's elements, in memory.
+struct Elements {
+  DataType type;
+  std::byte* data;
+  int64_t first;
+};
+
+bool BeginAtByte(const Elements& a, const Elements& b, int64_t count) {
+  const int64_t bits = BitsOf(a.type);
+  return a.first * bits % 8 == 0 && b.first * bits % 8 == 0 && count * bits % 8 == 0;
+}
+
+void Copy(const Elements& from, const Elements& to, int64_t count) {
+  if (BeginAtByte(from, to, count)) {
+    std::memcpy(to.data + BytesFor(to.type, to.first), from.data + BytesFor(from.type, from.first),
+                BytesFor(to.type, count));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    StoreElement(to.type, to.data, to.first + i, LoadElement(from.type, from.data, from.first + i));
+  }
+}
+
+void Exchange(const Elements& a, const Elements& b, int64_t count) {
+  if (BeginAtByte(a, b, count)) {
+    std::byte* const begin = a.data + BytesFor(a.type, a.first);
+    std::swap_ranges(begin, begin + BytesFor(a.type, count), b.data + BytesFor(b.type, b.first));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const double kept = LoadElement(a.type, a.data, a.first + i);
+    StoreElement(a.type, a.data, a.first + i, LoadElement(b.type, b.data, b.first + i));
+    StoreElement(b.type, b.data, b.first + i, kept);
+  }
+}
+
+}  // namespace
+
+KvTensor::Run KvTensor::RunOf(KvPart part, int64_t most, int64_t tokens) const {
+  const LogicalTensor& desc = this->part(part);
+  if (!desc.dims || (part == KvPart::kScales && storage_.static_scales())) return {};
+  const int64_t slots = (*desc.dims)[2], behind = layout_.Behind(tokens);
+  const int64_t main = layout_.MainOf(behind);
+  switch (part) {
+    case KvPart::kSinks:
+      return {slots, 0, tokens - behind};
+    case KvPart::kWindow:
+      return {slots, layout_.WindowFrom(most), behind};
+    case KvPart::kCodes:
+      return {slots, layout_.MainFrom(most), main};
+    case KvPart::kScales:
+    case KvPart::kZeroPoints: {
+      const int64_t group = *storage_.format.group_tokens();
+      return {slots, layout_.MainFrom(most) / group, main / group};
+    }
+  }
+  return {};
+}
+
+int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
+  int64_t bytes = 0;
+  for (int i = 0; i < kKvParts; ++i) {
+    const KvPart part = static_cast<KvPart>(i);
+    if (!has(part)) continue;
+    const Dims& dims = *this->part(part).dims;
+    // Rows may share a byte, so only their sum is rounded up to whole bytes.
+    int64_t elements = 0;
+    for (const int64_t tokens : lengths) {
+      const Run run = RunOf(part, tokens, tokens);
+      const int64_t in_window =
+          layout_.Ranges(tokens)[static_cast<int>(KvSegmentKind::kWindow)].tokens;
+      elements += dims[1] * dims[3] * (part == KvPart::kWindow ? in_window : run.to - run.from);
+    }
+    bytes += BytesFor(this->part(part).type, elements);
+  }
+  return bytes;
+}
+
+void KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
+                       const KvPointers& to, int64_t to_row, int64_t most, int64_t tokens) const {
+  for (int i = 0; i < kKvParts; ++i) {
+    const auto part = static_cast<KvPart>(i);
+    const Run have = RunOf(part, most, tokens), want = target.RunOf(part, most, tokens);
+    if (have.slots == 0) continue;
+    const LogicalTensor& desc = parts_[i];
+    const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t u = std::max(have.from, want.from); u < have.to;) {
+        // Until one of the rings ends.
+        const int64_t source = u % have.slots, place = u % want.slots;
+        const int64_t run = std::min({have.to - u, have.slots - source, want.slots - place});
+        Copy({desc.type, from[i], ((from_row * heads + h) * have.slots + source) * each},
+             {desc.type, to[i], ((to_row * heads + h) * want.slots + place) * each}, run * each);
+        u += run;
+      }
+    }
+  }
+}
+
+void KvTensor::SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const {
+  for (int i = 0; i < kKvParts; ++i) {
+    const Run run = RunOf(static_cast<KvPart>(i), tokens, tokens);
+    if (run.slots == 0) continue;
+    const LogicalTensor& desc = parts_[i];
+    const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];
+    for (int64_t h = 0; h < heads; ++h) {
+      Exchange({desc.type, layer[i], (a * heads + h) * run.slots * each},
+               {desc.type, layer[i], (b * heads + h) * run.slots * each},
+               std::min(run.to, run.slots) * each);
+    }
+  }
+}
+
+}  // namespace kvant
