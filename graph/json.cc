@@ -46,21 +46,33 @@ absl::Status ReadDims(const JsonValue& value, std::optional<Dims>& result) {
   return absl::OkStatus();
 }
 
-// By tensor; where they are written.
-using Constants = absl::flat_hash_map<TensorId, JsonValue>;
+// kvant's own lists, by tensor: where its constant, or its name, is written.
+using ByTensor = absl::flat_hash_map<TensorId, JsonValue>;
+struct OwnKeys {
+  ByTensor constants, names;
+};
 
-absl::StatusOr<Constants> ReadConstants(const JsonValue& root) {
-  Constants constants;
-  KVANT_RETURN_IF_ERROR(IfPresent(root, "kvant_constants", [&](const JsonValue& list) {
+// [{"id": 3, "<member>": ...}, ...]
+absl::StatusOr<ByTensor> ReadByTensor(const JsonValue& root, std::string_view key,
+                                      std::string_view member) {
+  ByTensor values;
+  KVANT_RETURN_IF_ERROR(IfPresent(root, key, [&](const JsonValue& list) {
     return list.ForEach([&](JsonValue entry) {
       TensorId id = 0;
       KVANT_RETURN_IF_ERROR(entry.ReadMember("id", id));
-      KVANT_ASSIGN_OR_RETURN(const JsonValue value, entry.Member("value"));
-      if (constants.try_emplace(id, value).second) return absl::OkStatus();
-      return entry.Error(absl::StrCat("tensor ", id, " has two values"));
+      KVANT_ASSIGN_OR_RETURN(const JsonValue value, entry.Member(member));
+      if (values.try_emplace(id, value).second) return absl::OkStatus();
+      return entry.Error(absl::StrCat("tensor ", id, " has two ", std::string(member), "s"));
     });
   }));
-  return constants;
+  return values;
+}
+
+absl::StatusOr<OwnKeys> ReadOwnKeys(const JsonValue& root) {
+  OwnKeys keys;
+  KVANT_ASSIGN_OR_RETURN(keys.constants, ReadByTensor(root, "kvant_constants", "value"));
+  KVANT_ASSIGN_OR_RETURN(keys.names, ReadByTensor(root, "kvant_names", "name"));
+  return keys;
 }
 
 // A number, true or false, or "inf", "-inf" or "nan".
@@ -97,7 +109,7 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
   return Constant(type, real);
 }
 
-absl::Status ReadTensor(const JsonValue& value, const Constants& constants, LogicalTensor& tensor) {
+absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTensor& tensor) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", tensor.id));
   KVANT_ASSIGN_OR_RETURN(const JsonValue dtype, value.Member("dtype"));
   std::string_view type_name;
@@ -126,8 +138,13 @@ absl::Status ReadTensor(const JsonValue& value, const Constants& constants, Logi
     return ReadName(name, kPropertyNames, property);
   }));
   tensor.property = static_cast<Property>(property);
-  if (const auto constant = constants.find(tensor.id); constant != constants.end()) {
+  if (const auto constant = own.constants.find(tensor.id); constant != own.constants.end()) {
     KVANT_ASSIGN_OR_RETURN(tensor.value, ReadConstant(constant->second, tensor.type));
+  }
+  if (const auto name = own.names.find(tensor.id); name != own.names.end()) {
+    std::string_view text;
+    KVANT_RETURN_IF_ERROR(name->second.Read(text));
+    tensor.name = text;
   }
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
     return value.Error(absl::StrCat("tensor ", tensor.id, ": ", std::string(valid.message())));
@@ -135,12 +152,12 @@ absl::Status ReadTensor(const JsonValue& value, const Constants& constants, Logi
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const JsonValue& op, std::string_view key, const Constants& constants,
+absl::Status ReadTensors(const JsonValue& op, std::string_view key, const OwnKeys& own,
                          std::vector<LogicalTensor>& tensors) {
   tensors.clear();
   KVANT_ASSIGN_OR_RETURN(const JsonValue list, op.Member(key));
   return list.ForEach(
-      [&](JsonValue value) { return ReadTensor(value, constants, tensors.emplace_back()); });
+      [&](JsonValue value) { return ReadTensor(value, own, tensors.emplace_back()); });
 }
 
 template <typename T>
@@ -234,18 +251,19 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
   GraphOptions options;
   KVANT_RETURN_IF_ERROR(ReadOptions(root, options));
   Graph graph(std::move(options));
-  KVANT_ASSIGN_OR_RETURN(const Constants constants, ReadConstants(root));
+  KVANT_ASSIGN_OR_RETURN(const OwnKeys own, ReadOwnKeys(root));
   KVANT_ASSIGN_OR_RETURN(const JsonValue ops, root.Member("graph"));
   std::vector<LogicalTensor> inputs, outputs;
   KVANT_RETURN_IF_ERROR(ops.ForEach([&](JsonValue value) {
     Op op;
     KVANT_RETURN_IF_ERROR(ReadOp(value, op));
-    KVANT_RETURN_IF_ERROR(ReadTensors(value, "inputs", constants, inputs));
-    KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", constants, outputs));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "inputs", own, inputs));
+    KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", own, outputs));
     return graph.AddOp(std::move(op), inputs, outputs);
   }));
-  for (const auto& [id, value] : constants) {
-    if (graph.FindTensor(id) == nullptr) {
+  for (const ByTensor* values : {&own.constants, &own.names}) {
+    for (const auto& [id, value] : *values) {
+      if (graph.FindTensor(id) != nullptr) continue;
       return value.Error(absl::StrCat("tensor ", id, " is not in the graph"));
     }
   }

@@ -124,29 +124,57 @@ void AppendOp(std::string& out, const Graph& graph, const Op& op) {
   Append(out, "\n    }");
 }
 
-// Last, where oneDNN's reader, which stops at the first key that it does not know, has all it
-// needs.
+// kvant's own lists of what tensors have beside oneDNN's keys. They are last: oneDNN's reader stops
+// at the first key that it does not know, and then has all it needs.
+class OwnList {
+ public:
+  OwnList(std::string& out, std::string_view key, std::string_view member)
+      : out_(out), key_(key), member_(member) {}
+  ~OwnList() {
+    if (!written_.empty()) Append(out_, "\n  ]");
+  }
+  // Whether the tensor has no entry yet: then its value follows, and End.
+  bool Begin(TensorId id) {
+    if (!written_.insert(id).second) return false;
+    if (written_.size() == 1) absl::StrAppend(&out_, ",\n  \"", std::string(key_), "\": [");
+    absl::StrAppend(&out_, written_.size() == 1 ? "" : ",", "\n    {\"id\": ", id, ", \"",
+                    std::string(member_), "\": ");
+    return true;
+  }
+  void End() { out_ += '}'; }
+
+ private:
+  std::string& out_;
+  const std::string_view key_, member_;
+  absl::flat_hash_set<TensorId> written_;
+};
+
 void AppendConstants(std::string& out, const Graph& graph) {
-  bool first = true;
-  absl::flat_hash_set<TensorId> written;
+  OwnList list(out, "kvant_constants", "value");
   for (const Op& op : graph.ops()) {
     for (const TensorId id : op.inputs) {
       const std::optional<Constant>& value = graph.tensor(id).value;
-      if (!value || !written.insert(id).second) continue;
-      Append(out, first ? ",\n  \"kvant_constants\": [" : ",");
-      first = false;
-      Append(out, "\n    {\"id\": ");
-      AppendNumber(out, id);
-      Append(out, ", \"value\": ");
+      if (!value || !list.Begin(id)) continue;
       if (std::isfinite(value->value())) {
         Append(out, value->ToString());
       } else {
         AppendString(out, value->ToString());
       }
-      out += '}';
+      list.End();
     }
   }
-  if (!first) Append(out, "\n  ]");
+}
+
+void AppendNames(std::string& out, const Graph& graph) {
+  OwnList list(out, "kvant_names", "name");
+  for (const auto& ids : {graph.inputs(), graph.outputs()}) {
+    for (const TensorId id : ids) {
+      const std::string& name = graph.tensor(id).name;
+      if (name.empty() || !list.Begin(id)) continue;
+      AppendString(out, name);
+      list.End();
+    }
+  }
 }
 
 }  // namespace
@@ -173,6 +201,7 @@ std::string GraphToJson(const Graph& graph) {
   }
   Append(out, first ? "]" : "\n  ]");
   AppendConstants(out, graph);
+  AppendNames(out, graph);
   Append(out, "\n}\n");
   return out;
 }

@@ -149,7 +149,8 @@ TEST(ConstantTest, JsonHasThemLast) {
   TensorId id = 0;
   const Graph graph = WithScalar(-kInf, &id);
   const auto json = nlohmann::ordered_json::parse(GraphToJson(graph));
-  EXPECT_EQ(std::prev(json.end()).key(), "kvant_constants");
+  EXPECT_EQ(std::prev(json.end(), 2).key(), "kvant_constants");
+  EXPECT_EQ(std::prev(json.end()).key(), "kvant_names");
   EXPECT_EQ(json["kvant_constants"],
             (nlohmann::ordered_json::array({{{"id", id}, {"value", "-inf"}}})));
   EXPECT_EQ(json["graph"][0]["inputs"][1]["property_type"], "constant");
@@ -205,6 +206,31 @@ TEST(ConstantTest, TwoValuesOfOneTensorAreRefused) {
   ASSERT_TRUE(graph.AddOp(TanhOp(0), {ScalarTensor(1, 1.f)}, {ScalarTensor(2)}).ok());
   EXPECT_EQ(ErrorKindOf(graph.AddOp(TanhOp(1), {ScalarTensor(1, 2.f)}, {ScalarTensor(3)})),
             ErrorKind::kInvalidGraph);
+}
+
+// Names of inputs and outputs, of which oneDNN's format has none.
+TEST(ConstantTest, JsonKeepsNamesBesideThem) {
+  GraphBuilder g;
+  const Value q = g.Input("q \"1\"", kF32, {2, 3}), k = g.Input("k", kF32, {3, 2});
+  g.Output("scores", g.MatMul(q, k));
+  const Graph graph = std::move(g).Build().value();
+  const std::string text = GraphToJson(graph);
+  const Graph read = GraphFromJson(text).value();
+  for (const char* name : {"q \"1\"", "k", "scores"}) {
+    ASSERT_NE(read.FindTensor(name), nullptr) << name;
+    EXPECT_EQ(read.FindTensor(name)->desc.id, graph.FindTensor(name)->desc.id);
+  }
+  EXPECT_EQ(GraphToJson(read), text);
+  const auto error = [&](const std::string& from, const std::string& to) {
+    return std::string(GraphFromJson(absl::StrReplaceAll(text, {{from, to}})).status().message());
+  };
+  const std::string entry =
+      absl::StrCat("{\"id\": ", graph.FindTensor("k")->desc.id, ", \"name\": \"k\"}");
+  EXPECT_THAT(error(entry, "{\"id\": 99, \"name\": \"k\"}"),
+              HasSubstr("kvant_names[1].name: tensor 99 is not in the graph"));
+  EXPECT_THAT(error(entry, absl::StrCat(entry, ", ", entry)), HasSubstr("has two names"));
+  EXPECT_THAT(error("\"name\": \"k\"", "\"name\": 3"), HasSubstr("expected a string, found 3"));
+  EXPECT_THAT(error(entry, "{\"id\": 1}"), HasSubstr("'name' is missing"));
 }
 
 }  // namespace
