@@ -256,6 +256,9 @@ class KvCache:
             copy.batch = len(taken)
         return copy
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> KvCache:
+        return self.fork()
+
     @property
     def bytes(self) -> CacheBytes:
         """The memory of the cache."""

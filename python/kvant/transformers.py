@@ -59,8 +59,8 @@ class KvantCache(Cache):
             raise invalid(f"KvantCache is of attention layers; this model has {sorted(others)}")
         if max_capacity is not None and capacity > max_capacity:
             raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
-        self._store = _Store(scheme, capacity, max_capacity, rollback, threads,
-                             [layer.get("sliding_window") or 0 for layer in options])
+        keep = [layer.get("sliding_window") or 0 for layer in options]
+        self._store = _Store(keep, max_capacity, scheme=scheme, capacity=capacity, rollback=rollback, threads=threads)
         super().__init__(layers=[_Layer(self._store, i) for i in range(len(kinds))])
 
     @property
@@ -113,17 +113,20 @@ class _Store:
     """The tokens, and what is known of them. Its own object, so that a KvantCache and its layers are no
     cycle: memory goes back when the last of them does."""
 
-    def __init__(self, scheme: str | list[str], capacity: int, max_capacity: int | None, rollback: int,
-                 threads: int | None, keep: list[int]) -> None:
-        self.max_capacity = max_capacity
+    def __init__(self, keep: list[int], max_capacity: int | None, **options: Any) -> None:
+        self.keep, self.max_capacity, self._options = keep, max_capacity, options
         self.cache: KvCache | None = None
-        self._made_of = dict(scheme=scheme, layers=len(keep), capacity=capacity, rollback=rollback,
-                             threads=threads, keep=keep)
         self._padding: list[int] = []  # on the left of each row
         self._step = 0  # tokens before the forward that runs, or ran last
         # A graph of torch.compile takes it as an input, and so serves every cache.
         self.number = torch.tensor(next(_numbers))
         _stores[int(self.number)] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Store:
+        copy = _Store(self.keep, self.max_capacity, **self._options)
+        copy.cache = None if self.cache is None else self.cache.fork()
+        copy._padding, copy._step = list(self._padding), self._step
+        return copy
 
     def clear(self) -> None:
         self.cache, self._padding, self._step = None, [], 0
@@ -152,8 +155,8 @@ class _Store:
             raise invalid(f"layer {layer} has {before} tokens and layer 0 had {self._step}: a forward was "
                           "interrupted; reset() the cache")
         if self.cache is None:
-            self.cache = KvCache(batch=batch, heads=k.shape[1], head_size=k.shape[3], v_head_size=v.shape[3],
-                                 **self._made_of)
+            self.cache = KvCache(layers=len(self.keep), batch=batch, heads=k.shape[1], head_size=k.shape[3],
+                                 v_head_size=v.shape[3], keep=self.keep, **self._options)
             self._padding = [0] * batch
         if batch != self.cache.batch:
             raise invalid(f"a batch of {batch} for a cache of {self.cache.batch} rows; reset() it, or make another")
@@ -255,8 +258,9 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self.store, self.index = store, index
         # Tokens so far, padding counted: a tensor, so that a graph counts them itself.
-        self.position = torch.tensor(0)
-        self.module: Any = None  # whose keys and values they are
+        with torch.inference_mode(False):
+            self.position = torch.tensor(0)
+        self.module: weakref.ref[torch.nn.Module] | None = None  # whose keys and values they are
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -312,8 +316,8 @@ def _attention(
                                                attention_mask, layer.index, *terms)
     else:
         if layer.module is None:
-            layer.module = module
-        elif layer.module is not module:
+            layer.module = weakref.ref(module)
+        elif layer.module() is not module:
             raise invalid("a KvantCache has the tokens of one model and is given to another; make one for each")
         # Without gradients, and past KvCache's checks: at a few thousand tokens a layer takes a few hundred
         # microseconds, of which each call of Python's takes several.

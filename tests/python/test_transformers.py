@@ -1,5 +1,7 @@
 """KvantCache in transformers: with scheme f32 it gives DynamicCache's tokens, in every mode."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -169,6 +171,26 @@ def test_a_prompt_reads_its_own_tokens_as_they_are(scheme, padding):
     got = model(**inputs, past_key_values=cache).logits
     shown = inputs["attention_mask"].bool()
     assert (got - want)[shown].norm() < 1e-4 * want[shown].norm()
+
+
+@torch.no_grad()
+def test_copies_go_on_from_one_prompt():
+    model, inputs = model_of(), prompts(padding=4)
+    model.set_attn_implementation("kvant")
+    with torch.inference_mode():
+        prompt = KvantCache(model.config, "f32", capacity=40)
+        model(**inputs, past_key_values=prompt)
+    copies = [copy.deepcopy(prompt) for _ in range(2)]
+    assert all(x.layers[0].module() is model.model.layers[0].self_attn for x in copies)
+    for cache in copies:
+        assert torch.equal(generate(model, cache, inputs_with(inputs, 11), do_sample=False),
+                           generate(model, dynamic(model), inputs_with(inputs, 11), do_sample=False))
+    assert prompt.get_seq_length() == 17 and prompt.cache.length() == 17
+
+
+def inputs_with(inputs, token):
+    ids = torch.cat([inputs["input_ids"], torch.full((2, 1), token)], 1)
+    return {"input_ids": ids, "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(2, 1).long()], 1)}
 
 
 @torch.no_grad()
