@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from .. import errors
-from . import flex, ops, rules
+from . import flex, nodes, ops, rules
 
 _library = torch.library.Library("kvant", "FRAGMENT")
 _library.define("sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? slopes, float? scale, "
@@ -188,7 +188,7 @@ def _report(node: fx.Node, fused: bool, text: str) -> Report:
     form = "softmax of a product"
     if any(file.endswith("/flex_attention.py") for file, _ in frames):
         form = "FlexAttention"
-    elif node.target is not rules.aten._softmax.default:
+    elif node.target is not nodes.aten._softmax.default:
         form = "scaled_dot_product_attention"
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames or [("?", "?")]
     return Report(f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}", form, fused, text)
@@ -266,10 +266,10 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
 
 def _fuse(gm: fx.GraphModule, reports: list[Report]) -> None:
     for node in list(gm.graph.nodes):
-        if rules.is_call(node, torch.ops.kvant.sdpa.default):
+        if nodes.is_call(node, torch.ops.kvant.sdpa.default):
             *arguments, _ = node.args
             found: Any = rules.Attention(node, *arguments)
-        elif rules.is_call(node, rules.aten._softmax.default):
+        elif nodes.is_call(node, nodes.aten._softmax.default):
             found = rules.eager_attention(node)
         else:
             continue
@@ -285,18 +285,18 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
     """Puts kvant::attention in its place, if kvant takes it; what runs, or why not."""
     before, notes = found.output, []
     k, v = rules.unrepeated(found.k), rules.unrepeated(found.v)
-    if rules.shape(k)[1] != rules.shape(v)[1]:
+    if nodes.shape(k)[1] != nodes.shape(v)[1]:
         k, v = found.k, found.v
     sources: list[rules.Codes | None] = []
     for name, node in (("K", k), ("V", v)):
         try:
             sources.append(rules.codes_of(node, before))
-        except rules.Declined as why:
+        except nodes.Declined as why:
             notes.append(f"{name} is not read as codes: {why}")
             sources.append(None)
         else:
-            if sources[-1] is None and rules.is_computed_from_codes(node):
-                notes.append(f"{name} is computed from bytes, but by no chain that is read as codes")
+            if sources[-1] is None and (what := rules.why_no_codes(node)):
+                notes.append(f"{name} {what}")
     forms = [sources, [None, None]] if any(sources) else [sources]
     for form in forms:
         arguments = _arguments(found, (k, v), form)
@@ -306,7 +306,7 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
         except errors.Error as why:
             notes.append(str(why))
             continue
-        call = rules.add(before, torch.ops.kvant.attention.default, *arguments)
+        call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
         call.meta = {**before.meta, "val": call.meta["val"]}
         before.replace_all_uses_with(call)
         read = [f"{name} is {codes}" for name, codes in zip("KV", form) if codes is not None]
@@ -341,7 +341,7 @@ class _Described:
 
 
 def _describe(node: fx.Node) -> _Described:
-    return _Described(rules.value(node))
+    return _Described(nodes.value(node))
 
 
 def _decomposed(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:

@@ -13,78 +13,38 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-
-VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dim,
-         aten.unsqueeze.default)
-COPIES = (aten.clone.default, aten.alias.default, aten.contiguous.default, aten.detach.default)
-CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.to.dtype)
-SHIFTS = (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
-ANDS = (aten.bitwise_and.Scalar, aten.__and__.Scalar)
-
-
-def is_call(node: Any, *targets: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
-
-
-def value(node: fx.Node) -> torch.Tensor:
-    """The fake tensor of a node."""
-    return node.meta["val"]
-
-
-def shape(node: fx.Node) -> list[Any]:
-    return list(value(node).shape)
-
-
-def is_float(node: fx.Node) -> bool:
-    return value(node).dtype.is_floating_point
-
-
-def add(before: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node, with its fake tensor."""
-    graph = before.graph
-    with graph.inserting_before(before):
-        node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, value))
-    return node
-
-
-def skip(node: Any, *targets: Any) -> Any:
-    """Behind views and the like; of casts, behind those that cut nothing off: from float to float."""
-    while is_call(node, *targets):
-        if node.target in CASTS and not (is_float(node) and is_float(node.args[0])):
-            break
-        node = node.args[0]
-    return node
-
+from . import packing
+from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, is_call, is_float, is_tensor, is_wide, shape,
+                    skip, value)
 
 # Of codes as they lie in memory.
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
-# What integer types hold, and whole numbers that floats hold.
-_HOLDS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-2**15, 2**15 - 1),
-          torch.int32: (-2**31, 2**31 - 1), torch.int64: (-2**63, 2**63 - 1), torch.float16: (-2**11, 2**11),
-          torch.bfloat16: (-2**8, 2**8), torch.float32: (-2**24, 2**24), torch.float64: (-2**53, 2**53)}
 
 
-def _fits(dtype: torch.dtype, low: float, high: float) -> bool:
-    least, most = _HOLDS.get(dtype, (1, 0))
-    return least <= low and high <= most
+@dataclasses.dataclass
+class Whole:
+    """Whole numbers between two: of 8 bits as they lie in memory, or codes of less that are in bytes."""
+
+    node: fx.Node
+    low: int
+    high: int
+    packed: packing.Packed | None
 
 
-def whole_numbers(node: Any) -> tuple[fx.Node, tuple[int, int]] | None:
-    """Whole numbers of 8 bits or halves of a byte, behind views and casts that change none of them, and
-    what they are between; None for what is not such."""
+def whole_numbers(node: Any) -> Whole | None:
+    """Those behind views and casts that change none of them; None for what is not such."""
     casts = []
     while is_call(node, *VIEWS, *COPIES, *CASTS):
         if is_call(node, *CASTS):
             casts.append(value(node).dtype)
         node = node.args[0]
-    if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+    if not is_tensor(node):
         return None
-    low, high = (0, 15) if is_call(node, aten.stack.default) else _RANGES.get(value(node).dtype, (1, 0))
-    if low > high or not all(_fits(dtype, low, high) for dtype in casts):
+    packed = packing.find(node)
+    low, high = _RANGES.get(value(node).dtype, (1, 0)) if packed is None else (0, (1 << packed.bits) - 1)
+    if low > high or not all(holds(dtype, low, high) for dtype in casts):
         return None
-    return node, (low, high)
+    return Whole(node, low, high, packed)
 
 
 def skip_same(node: fx.Node) -> fx.Node:
@@ -121,15 +81,13 @@ class Codes:
     type: str
     scales: fx.Node
     zero_points: fx.Node | None
+    repacked: bool
 
     def __str__(self) -> str:
         kind = self.type or {torch.int8: "s8", torch.uint8: "u8"}[value(self.codes).dtype]
         points = "" if self.zero_points is None else ", zero points"
-        return f"{kind} with scales {list(value(self.scales).shape)}{points}"
-
-
-class Declined(Exception):
-    """Why a chain that looks like dequantization is not one that kvant has."""
+        planes = ", its planar codes repacked at each call" if self.repacked else ""
+        return f"{kind} with scales {shape(self.scales)}{points}{planes}"
 
 
 def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
@@ -145,20 +103,25 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     found = _affine(skip(source, *VIEWS, *COPIES, *CASTS))
     if found is None:
         return None
-    integers, scale, point, real = found.integers, found.scale, found.point, found.real
-    packed, kind = _unpacked(integers)
-    target = shape(source)
-    in_byte = 2 if kind else 1
-    codes = _viewed(packed, [*target[:3], target[3] // in_byte], before)
-    scales = _per_group(scale, shape(found.product), target, before)
+    target, packed, in_byte = shape(source), found.integers.packed, 1
+    codes, kind, repacked = found.integers.node, "", False
+    if packed is not None:
+        in_byte, kind, repacked = 8 // packed.bits, f"u{packed.bits}", bool(packed.planes)
+        if not isinstance(target[3], int) or target[3] % in_byte:
+            raise Declined(f"{target[3]} channels of {packed.bits} bits are not known to be whole bytes")
+        codes = packing.repacked(packed, before)
+    elif why := packing.near_miss(codes):
+        raise Declined(why)
+    codes = _viewed(codes, [*target[:3], target[3] // in_byte], before)
+    scales = _per_group(found.scale, shape(found.product), target, before)
     points = None
-    if isinstance(point, fx.Node):
-        points = _per_group(point, shape(found.difference), target, before)
-        if is_float(points) and not real:
-            points = add(before, aten.mul.Tensor, points, scales)
-    elif point:
-        points = add(before, aten.mul.Tensor, scales, point)
-    result = Codes(codes, kind, scales, points)
+    if isinstance(found.point, fx.Node):
+        points = _per_group(found.point, shape(found.difference), target, before)
+        if is_float(points) and not found.real:
+            points = add(before, aten.mul.Tensor, *(_in_f32(x, before) for x in (points, scales)))
+    elif found.point:
+        points = add(before, aten.mul.Tensor, _in_f32(scales, before), found.point)
+    result = Codes(codes, kind, scales, points, repacked)
     if order is not None:
         result.codes, result.scales = (add(before, aten.permute.default, x, order)
                                        for x in (result.codes, result.scales))
@@ -167,18 +130,30 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     return result
 
 
-def is_computed_from_codes(node: fx.Node) -> bool:
-    """Whether bytes are among what it is computed from, in few steps."""
+def _in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
+    """A zero point in real units is off by the same for a whole group, so that it is not rounded."""
+    if value(node).dtype.itemsize >= 4:
+        return node
+    return add(before, torch.ops.prims.convert_element_type.default, node, torch.float32)
+
+
+def why_no_codes(node: fx.Node) -> str:
+    """Of what is computed from bytes or bits, in few steps, that it is not read as codes; empty for all else."""
     open_nodes, seen = [node], set[fx.Node]()
+    bytes_are = False
     while open_nodes and len(seen) < 64:
         source = open_nodes.pop(0)
-        if source in seen or not isinstance(source.meta.get("val"), torch.Tensor):
+        if source in seen or not is_tensor(source):
             continue
         seen.add(source)
-        if value(source).dtype in (torch.uint8, torch.int8):
-            return True
+        if packing.find(source) is not None:
+            bytes_are = True
+            continue
+        if why := packing.near_miss(source):
+            return f"is not read as codes: {why}"
+        bytes_are = bytes_are or value(source).dtype in (torch.uint8, torch.int8)
         open_nodes.extend(source.all_input_nodes)
-    return False
+    return "is computed from bytes, but by no chain that is read as codes" if bytes_are else ""
 
 
 def _order(node: fx.Node) -> list[int]:
@@ -196,7 +171,7 @@ class Affine:
     """(integers - point) * scale; or integers * scale - point, where real. product and difference are the
     nodes that multiply and subtract."""
 
-    integers: fx.Node
+    integers: Whole
     scale: fx.Node
     product: fx.Node
     point: Any = None
@@ -212,6 +187,7 @@ def _affine(node: Any) -> Affine | None:
         inner = _affine(product)
         if inner is None or inner.point is not None or not isinstance(shift, fx.Node):
             return None
+        _keeps_shape(node, product)
         if node.target is aten.add.Tensor:
             raise Declined("a shift is added: kvant subtracts real zero points, so subtract it")
         return dataclasses.replace(inner, point=shift, difference=node, real=True)
@@ -220,24 +196,32 @@ def _affine(node: Any) -> Affine | None:
     for factor, scale in (node.args[:2], node.args[1::-1]):
         if not isinstance(factor, fx.Node) or not isinstance(scale, fx.Node) or not is_float(scale):
             continue
-        difference, point, casts = factor, None, []
+        outer, difference, point, casts = factor, factor, None, []
         while is_call(difference, *VIEWS, *CASTS):
             casts.append(value(difference).dtype)
             difference = difference.args[0]
         if is_call(difference, aten.sub.Tensor) and difference.kwargs.get("alpha", 1) == 1:
             factor, point = difference.args[:2]
-        found = whole_numbers(factor)
-        if found is None:
+        integers = whole_numbers(factor)
+        if integers is None:
             continue
-        integers, (low, high) = found
-        if point is not None and is_float(difference) and not all(d.is_floating_point for d in casts):
-            raise Declined("codes less their zero point are cut off to integers")
-        if point is not None and not is_float(difference):
-            least, most = _range_of(point)
-            if not all(_fits(d, low - most, high - least) for d in (value(difference).dtype, *casts)):
-                raise Declined(f"codes less their zero point may wrap around in {value(difference).dtype}")
+        _keeps_shape(node, outer)
+        if point is not None:
+            _keeps_shape(difference, factor)
+            if not is_float(difference):
+                least, most = _range_of(point)
+                if not all(holds(d, integers.low - most, integers.high - least)
+                           for d in (value(difference).dtype, *casts)):
+                    raise Declined(f"codes less their zero point may wrap around in {value(difference).dtype}")
+            elif not all(map(is_wide, casts)):
+                raise Declined("codes less their zero point are cut off to integers or 8 bits")
         return Affine(integers, scale, node, point, difference)
     return None
+
+
+def _keeps_shape(result: fx.Node, codes: fx.Node) -> None:
+    if shape(result) != shape(codes):
+        raise Declined(f"codes {shape(codes)} are broadcast to {shape(result)} by their scales or zero points")
 
 
 def _range_of(point: Any) -> tuple[float, float]:
@@ -245,23 +229,7 @@ def _range_of(point: Any) -> tuple[float, float]:
     if not isinstance(point, fx.Node):
         return point, point
     found = whole_numbers(point)
-    return _HOLDS.get(value(point).dtype, (-math.inf, math.inf)) if found is None else found[1]
-
-
-def _unpacked(integers: fx.Node) -> tuple[fx.Node, str]:
-    """The bytes of two codes each, low half first, and "u4"; or the codes themselves."""
-    if not is_call(integers, aten.stack.default):
-        return integers, ""
-    halves, axis = integers.args[0], integers.args[1] if len(integers.args) > 1 else 0
-    if len(halves) != 2 or axis not in (-1, len(shape(integers)) - 1):
-        raise Declined("codes are stacked, but not two of a byte side by side")
-    low, high = halves
-    if is_call(high, *ANDS) and high.args[1] == 15:
-        high = high.args[0]
-    if not (is_call(low, *ANDS) and low.args[1] == 15 and is_call(high, *SHIFTS) and high.args[1] == 4
-            and low.args[0] is high.args[0] and value(low.args[0]).dtype == torch.uint8):
-        raise Declined("codes are stacked, but are not a byte & 15 and the same byte >> 4")
-    return low.args[0], "u4"
+    return HOLDS.get(value(point).dtype, (-math.inf, math.inf)) if found is None else (found.low, found.high)
 
 
 def _viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
@@ -288,10 +256,16 @@ def _per_group(
     if whole_numbers(parameters) is not None:
         while is_call(base, *CASTS):
             base = base.args[0]
+    if spans == 0:
+        return _viewed(base, [1, 1, 1, 1], before)
     if own[:spans] == full[:spans]:
-        group = math.prod(full[spans:])
-        if isinstance(group, int) and isinstance(target[3], int) and target[3] % group == 0:
-            return _viewed(base, [*target[:3], target[3] // group], before)
+        group, tokens, channels = math.prod(full[spans:]), *target[2:]
+        static = isinstance(group, int) and isinstance(channels, int)
+        if static and channels % group == 0:
+            return _viewed(base, [*target[:3], channels // group], before)
+        # Groups of whole tokens, none of which is of two heads.
+        if static and group % channels == 0 and isinstance(tokens, int) and tokens % (group // channels) == 0:
+            return _viewed(base, [*target[:2], tokens * channels // group, 1], before)
     if full == target:
         return _viewed(base, own, before)
     raise Declined(f"scales or zero points {own} of {full} are no groups of [batch, heads, tokens, channels]")

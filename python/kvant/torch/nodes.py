@@ -1,0 +1,74 @@
+"""What is asked of the nodes of a graph of ATen ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dim,
+         aten.unsqueeze.default)
+COPIES = (aten.clone.default, aten.alias.default, aten.contiguous.default, aten.detach.default)
+CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.to.dtype)
+
+# What integer types hold, and whole numbers that floats hold.
+HOLDS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-2**15, 2**15 - 1),
+          torch.int32: (-2**31, 2**31 - 1), torch.int64: (-2**63, 2**63 - 1), torch.float16: (-2**11, 2**11),
+          torch.bfloat16: (-2**8, 2**8), torch.float32: (-2**24, 2**24), torch.float64: (-2**53, 2**53)}
+
+
+class Declined(Exception):
+    """Why a chain that looks like dequantization is not one that kvant has."""
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def value(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node."""
+    return node.meta["val"]
+
+
+def shape(node: fx.Node) -> list[Any]:
+    return list(value(node).shape)
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_float(node: fx.Node) -> bool:
+    return value(node).dtype.is_floating_point
+
+
+def is_wide(dtype: torch.dtype) -> bool:
+    """Whether it is a float whose rounding is no quantization: of more than 8 bits."""
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def holds(dtype: torch.dtype, low: float, high: float) -> bool:
+    """Whether it has every whole number between."""
+    least, most = HOLDS.get(dtype, (1, 0))
+    return least <= low and high <= most
+
+
+def add(before: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new node, with its fake tensor."""
+    graph = before.graph
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, value))
+    return node
+
+
+def skip(node: Any, *targets: Any) -> Any:
+    """Behind views and the like; of casts, behind those from float to float that only round."""
+    while is_call(node, *targets):
+        if node.target in CASTS and not (is_wide(value(node).dtype) and is_wide(value(node.args[0]).dtype)):
+            break
+        node = node.args[0]
+    return node
