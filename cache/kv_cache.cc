@@ -130,8 +130,8 @@ void KvCache::Place(Arena& arena) {
     layer.k_ranges = arena.TakeOf<int32_t>(batch * group.k.segments() * 2);
     layer.v_ranges = arena.TakeOf<int32_t>(batch * group.v.segments() * 2);
     layer.lengths = arena.TakeOf<int64_t>(batch);
-    layer.k_most = arena.TakeOf<int64_t>(batch);
-    layer.v_most = arena.TakeOf<int64_t>(batch);
+    layer.k_kept = arena.TakeOf<KvKept>(batch);
+    layer.v_kept = arena.TakeOf<KvKept>(batch);
   }
   counts_ = arena.TakeOf<int64_t>(batch);
   starts_ = arena.TakeOf<int64_t>(batch);
@@ -235,10 +235,11 @@ absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
 
 void KvCache::Advance(int64_t index, absl::Span<const int64_t> counts) {
   const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
   for (int64_t b = 0; b < options_.batch; ++b) {
     layer.lengths[b] += counts[b];
-    layer.k_most[b] = std::max(layer.k_most[b], layer.lengths[b]);
-    layer.v_most[b] = std::max(layer.v_most[b], layer.lengths[b]);
+    group.k.layout().Lose(layer.lengths[b], layer.k_kept[b]);
+    group.v.layout().Lose(layer.lengths[b], layer.v_kept[b]);
   }
   Publish(index);
 }
@@ -249,9 +250,11 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     return Invalid(
         absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
   }
-  if (options.query_tokens < 1 || options.query_tokens > options_.capacity) {
-    return Invalid(absl::StrCat("attention of ", options.query_tokens,
-                                " query tokens, where the capacity is ", options_.capacity));
+  // Of new tokens some may be padding.
+  const int64_t most = options.new_tokens ? kMostTokens : options_.capacity;
+  if (options.query_tokens < 1 || options.query_tokens > most) {
+    return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens, where ",
+                                options.new_tokens ? "the most" : "the capacity", " is ", most));
   }
   if (!IsComputeFloat(options.type)) {
     return Invalid(absl::StrCat("attention of queries of type ",

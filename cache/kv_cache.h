@@ -107,7 +107,7 @@ class KvCache {
   int64_t scratch_bytes() const { return scratch_.bytes(); }
 
   // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the
-  // capacity, rounded up to whole groups.
+  // capacity or what is kept, rounded up to whole groups.
   int64_t columns() const;
 
   // Tokens of batch row `row` in that layer, with those that it has not kept.
@@ -150,9 +150,8 @@ class KvCache {
     KvPointers k, v;
     // What attention reads: [batch][segments][2].
     int32_t *k_ranges = nullptr, *v_ranges = nullptr;
-    int64_t* lengths = nullptr;  // [batch]
-    // [batch]: the most tokens since there were none behind the sinks.
-    int64_t *k_most = nullptr, *v_most = nullptr;
+    int64_t* lengths = nullptr;                   // [batch]
+    KvKept *k_kept = nullptr, *v_kept = nullptr;  // [batch]
   };
   // Where things lie in the one block of memory.
   class Arena;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <string>
 
@@ -78,8 +77,9 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   if (o.v_head_size < 0)
     return Invalid(absl::StrCat("a cache with v_head_size of ", o.v_head_size));
   if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
-  if (o.capacity > std::numeric_limits<int32_t>::max() / 2) {
-    return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens"));
+  if (o.capacity > kMostTokens) {
+    return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens, of at most ",
+                                kMostTokens));
   }
   if (o.layers > kMostLayers) {
     return Invalid(absl::StrCat("a cache with ", o.layers, " layers, of at most ", kMostLayers));

@@ -3,6 +3,7 @@
 #define KVANT_CACHE_KV_CACHE_OPTIONS_H_
 
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include "kvant/cache/kv_layout.h"
 
 namespace kvant {
+
+// Of a sequence, and of queries at once.
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max() / 2;
 
 struct KvCacheOptions {
   int64_t layers = 1, batch = 1, heads = 1;

@@ -40,23 +40,24 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
   if (tokens < 0 || tokens > layer.lengths[row]) {
     return error(" has ", layer.lengths[row], " tokens and cannot be cropped to ", tokens);
   }
-  for (const auto& [tensor, all_most] :
-       {std::pair(&group.k, layer.k_most), std::pair(&group.v, layer.v_most)}) {
+  for (const auto& [tensor, rows] :
+       {std::pair(&group.k, layer.k_kept), std::pair(&group.v, layer.v_kept)}) {
     const KvLayout& layout = tensor->layout();
-    const int64_t most = all_most[row], sinks = layout.sinks();
+    const KvKept& kept = rows[row];
+    const int64_t sinks = layout.sinks();
     const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
     const int64_t first = layout.Behind(layout.First(tokens));
-    if (first < main && first < layout.MainFrom(most)) {
+    if (first < main && first < kept.main) {
       return error(" cropped to ", tokens, " tokens needs token ", first + sinks, " of ",
-                   tensor->name(), ", of which only those from ", layout.MainFrom(most) + sinks,
+                   tensor->name(), ", of which only those from ", kept.main + sinks,
                    " on are left, as the layer keeps ", layout.keep(), "; rollback keeps more");
     }
     if (layout.residual() == 0 || behind == 0) continue;
-    const int64_t exact = std::max(first, main), left = layout.WindowFrom(most);
-    if (exact >= left) continue;
+    const int64_t exact = std::max(first, main);
+    if (exact >= kept.window) continue;
     return error(" cropped to ", tokens, " tokens needs token ", exact + sinks, " of ",
-                 tensor->name(), " in full precision, of which only those from ", left + sinks,
-                 " on are left; rollback keeps more");
+                 tensor->name(), " in full precision, of which only those from ",
+                 kept.window + sinks, " on are left; rollback keeps more");
   }
   return absl::OkStatus();
 }
@@ -89,8 +90,8 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens, std::optional<int
     for (int64_t b = 0; b < options_.batch; ++b) {
       at.lengths[b] = tokens[b];
       // A window begins anew where no token is left behind the sinks.
-      if (group.k.layout().Behind(tokens[b]) == 0) at.k_most[b] = tokens[b];
-      if (group.v.layout().Behind(tokens[b]) == 0) at.v_most[b] = tokens[b];
+      if (group.k.layout().Behind(tokens[b]) == 0) at.k_kept[b] = {};
+      if (group.v.layout().Behind(tokens[b]) == 0) at.v_kept[b] = {};
     }
     Publish(layer);
   }
@@ -104,9 +105,8 @@ void KvCache::Reset() {
 
 void KvCache::Clear(int64_t index) {
   const Layer& layer = layers_[index];
-  for (int64_t* array : {layer.lengths, layer.k_most, layer.v_most}) {
-    std::fill_n(array, options_.batch, 0);
-  }
+  std::fill_n(layer.lengths, options_.batch, 0);
+  for (KvKept* kept : {layer.k_kept, layer.v_kept}) std::fill_n(kept, options_.batch, KvKept{});
   Publish(index);
 }
 
@@ -114,19 +114,23 @@ void KvCache::CopyRow(int64_t index, int64_t from, KvCache& target, int64_t to) 
   const Layer &layer = layers_[index], &there = target.layers_[index];
   const Group &group = groups_[layer.group], &other = target.groups_[there.group];
   const int64_t tokens = layer.lengths[from];
-  group.k.CopyRow(layer.k, from, other.k, there.k, to, layer.k_most[from], tokens);
-  group.v.CopyRow(layer.v, from, other.v, there.v, to, layer.v_most[from], tokens);
+  const auto copy = [&](const KvTensor& from_tensor, const KvPointers& source, const KvKept* kept,
+                        const KvTensor& to_tensor, const KvPointers& place, KvKept* kept_there) {
+    kept_there[to] = from_tensor.CopyRow(source, from, to_tensor, place, to, tokens, kept[from]);
+  };
+  copy(group.k, layer.k, layer.k_kept, other.k, there.k, there.k_kept);
+  copy(group.v, layer.v, layer.v_kept, other.v, there.v, there.v_kept);
   there.lengths[to] = tokens;
-  there.k_most[to] = layer.k_most[from];
-  there.v_most[to] = layer.v_most[from];
 }
 
 void KvCache::ExchangeRows(int64_t index, int64_t a, int64_t b) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  group.k.SwapRows(layer.k, a, b, std::max(layer.k_most[a], layer.k_most[b]));
-  group.v.SwapRows(layer.v, a, b, std::max(layer.v_most[a], layer.v_most[b]));
-  for (int64_t* array : {layer.lengths, layer.k_most, layer.v_most}) std::swap(array[a], array[b]);
+  const int64_t tokens = std::max(layer.lengths[a], layer.lengths[b]);
+  group.k.SwapRows(layer.k, a, b, tokens);
+  group.v.SwapRows(layer.v, a, b, tokens);
+  std::swap(layer.lengths[a], layer.lengths[b]);
+  for (KvKept* kept : {layer.k_kept, layer.v_kept}) std::swap(kept[a], kept[b]);
 }
 
 absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> only) {

@@ -22,6 +22,11 @@ struct KvRange {
   int64_t first = 0, tokens = 0;
 };
 
+// The first tokens behind the sinks that are still in the quantized segment and in the window.
+struct KvKept {
+  int64_t main = 0, window = 0;
+};
+
 class KvLayout {
  public:
   // For sequences of up to `capacity` tokens, of which the last `rollback` can be taken back. Only
@@ -84,13 +89,11 @@ class KvLayout {
             range(KvSegmentKind::kWindow, std::max(from, main), behind)};
   }
 
-  // The first tokens behind the sinks that are still in the quantized segment and in the window,
-  // of a sequence that has had `most` tokens: later ones have taken the slots of those before.
-  int64_t MainFrom(int64_t most) const {
-    return std::max<int64_t>(0, MainOf(Behind(most)) - slots(KvSegmentKind::kMain));
-  }
-  int64_t WindowFrom(int64_t most) const {
-    return std::max<int64_t>(0, Behind(most) - slots(KvSegmentKind::kWindow));
+  // What a sequence that grows to so many tokens loses: later ones take the slots of those before.
+  void Lose(int64_t tokens, KvKept& kept) const {
+    const int64_t behind = Behind(tokens);
+    kept.main = std::max(kept.main, MainOf(behind) - slots(KvSegmentKind::kMain));
+    kept.window = std::max(kept.window, behind - slots(KvSegmentKind::kWindow));
   }
 
  private:

@@ -78,10 +78,11 @@ class KvTensor {
   // What batch rows of these lengths hold. A window counts with the tokens that are in it.
   int64_t UsedBytes(absl::Span<const int64_t> lengths) const;
 
-  // Copies a sequence of `tokens` tokens, that has had `most`, to a batch row of `target`, which
-  // is this or one of the same storage and heads with other numbers of rows and slots.
-  void CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
-               const KvPointers& to, int64_t to_row, int64_t most, int64_t tokens) const;
+  // Copies what is kept of a sequence of `tokens` tokens to a batch row of `target`, which is this
+  // or one of the same storage and heads with other numbers of rows and slots. Returns what that
+  // keeps.
+  KvKept CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
+                 const KvPointers& to, int64_t to_row, int64_t tokens, KvKept kept) const;
   // Exchanges two sequences, of which the longer has `tokens`.
   void SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const;
 
@@ -103,12 +104,12 @@ class KvTensor {
   // What appends tokens of type `src`, f32 or window_type, to the part.
   absl::StatusOr<Op> CompileAppend(const Engine& engine, KvPart part, DataType src,
                                    int64_t tokens) const;
-  // What a part has of a sequence of `tokens` tokens that has had `most`: slots from, from + 1, ...
-  // to - 1 of a ring of so many. 0 slots: nothing that is a sequence's own.
+  // What a part has of a sequence: slots from, from + 1, ... to - 1 of a ring of so many. 0 slots:
+  // nothing that is a sequence's own.
   struct Run {
     int64_t slots = 0, from = 0, to = 0;
   };
-  Run RunOf(KvPart part, int64_t most, int64_t tokens) const;
+  Run RunOf(KvPart part, int64_t tokens, const KvKept& kept) const;
 
   std::string name_;
   KvStorage storage_;

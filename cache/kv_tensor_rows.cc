@@ -45,7 +45,7 @@ void Exchange(const Elements& a, const Elements& b, int64_t count) {
 
 }  // namespace
 
-KvTensor::Run KvTensor::RunOf(KvPart part, int64_t most, int64_t tokens) const {
+KvTensor::Run KvTensor::RunOf(KvPart part, int64_t tokens, const KvKept& kept) const {
   const LogicalTensor& desc = this->part(part);
   if (!desc.dims || (part == KvPart::kScales && storage_.static_scales())) return {};
   const int64_t slots = (*desc.dims)[2], behind = layout_.Behind(tokens);
@@ -54,13 +54,13 @@ KvTensor::Run KvTensor::RunOf(KvPart part, int64_t most, int64_t tokens) const {
     case KvPart::kSinks:
       return {slots, 0, tokens - behind};
     case KvPart::kWindow:
-      return {slots, layout_.WindowFrom(most), behind};
+      return {slots, kept.window, behind};
     case KvPart::kCodes:
-      return {slots, layout_.MainFrom(most), main};
+      return {slots, kept.main, main};
     case KvPart::kScales:
     case KvPart::kZeroPoints: {
       const int64_t group = *storage_.format.group_tokens();
-      return {slots, layout_.MainFrom(most) / group, main / group};
+      return {slots, kept.main / group, main / group};
     }
   }
   return {};
@@ -75,7 +75,9 @@ int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
     // Rows may share a byte, so only their sum is rounded up to whole bytes.
     int64_t elements = 0;
     for (const int64_t tokens : lengths) {
-      const Run run = RunOf(part, tokens, tokens);
+      KvKept kept;
+      layout_.Lose(tokens, kept);
+      const Run run = RunOf(part, tokens, kept);
       const int64_t in_window =
           layout_.Ranges(tokens)[static_cast<int>(KvSegmentKind::kWindow)].tokens;
       elements += dims[1] * dims[3] * (part == KvPart::kWindow ? in_window : run.to - run.from);
@@ -85,16 +87,17 @@ int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
   return bytes;
 }
 
-void KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
-                       const KvPointers& to, int64_t to_row, int64_t most, int64_t tokens) const {
+KvKept KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
+                         const KvPointers& to, int64_t to_row, int64_t tokens, KvKept kept) const {
+  target.layout_.Lose(tokens, kept);
   for (int i = 0; i < kKvParts; ++i) {
     const auto part = static_cast<KvPart>(i);
-    const Run have = RunOf(part, most, tokens), want = target.RunOf(part, most, tokens);
+    const Run have = RunOf(part, tokens, kept), want = target.RunOf(part, tokens, kept);
     if (have.slots == 0) continue;
     const LogicalTensor& desc = parts_[i];
     const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];
     for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t u = std::max(have.from, want.from); u < have.to;) {
+      for (int64_t u = have.from; u < have.to;) {
         // Until one of the rings ends.
         const int64_t source = u % have.slots, place = u % want.slots;
         const int64_t run = std::min({have.to - u, have.slots - source, want.slots - place});
@@ -104,11 +107,12 @@ void KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTensor&
       }
     }
   }
+  return kept;
 }
 
 void KvTensor::SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const {
   for (int i = 0; i < kKvParts; ++i) {
-    const Run run = RunOf(static_cast<KvPart>(i), tokens, tokens);
+    const Run run = RunOf(static_cast<KvPart>(i), tokens, {});
     if (run.slots == 0) continue;
     const LogicalTensor& desc = parts_[i];
     const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];

@@ -242,10 +242,18 @@ nb::object Part(nb::handle_t<Cache> self, int64_t layer, bool values, int part) 
   }
   const size_t in_byte = bits < 8 ? 8 / bits : 1;
   std::vector<int64_t> strides;
-  for (int32_t d = 0; tensor.strides != nullptr && d < tensor.rank; ++d) {
-    strides.push_back(d + 1 == tensor.rank ? 1 : tensor.strides[d] / static_cast<int64_t>(in_byte));
+  if (!dims.empty() && dims.back() % in_byte != 0) {
+    // Rows share bytes.
+    size_t elements = 1;
+    for (const size_t dim : dims) elements *= dim;
+    dims = {(elements + in_byte - 1) / in_byte};
+  } else {
+    for (int32_t d = 0; tensor.strides != nullptr && d < tensor.rank; ++d) {
+      const bool last = d + 1 == tensor.rank;
+      strides.push_back(last ? 1 : tensor.strides[d] / static_cast<int64_t>(in_byte));
+    }
+    if (!dims.empty()) dims.back() /= in_byte;
   }
-  if (!dims.empty()) dims.back() = (dims.back() + in_byte - 1) / in_byte;
   nb::ndarray<nb::numpy, nb::ro> array(data, dims.size(), dims.data(), self,
                                        strides.empty() ? nullptr : strides.data(), type);
   return nb::cast(array, nb::rv_policy::reference);

@@ -202,9 +202,12 @@ class KvCache:
         Each call takes ``sinks``, k and v of ``new_tokens``, and a bias of these dims, where they
         are given. The rest is as of ``attend``.
         """
+        tokens = integer("query_tokens", query_tokens)
+        if tokens < 1:
+            raise invalid(f"attention of {tokens} query tokens")
         core = self._core.attention(
             integer("query_heads", query_heads),
-            integer("query_tokens", query_tokens),
+            tokens,
             type_name(type),
             *_terms(scale, soft_cap, window),
             boolean("sinks", sinks),
@@ -219,7 +222,7 @@ class KvCache:
 
     @property
     def columns(self) -> int:
-        """Tokens that a sequence has room for in a layer's memory: the capacity or a little more."""
+        """Tokens that a sequence has room for in a layer's memory, of all layers the most."""
         return self._core.columns()
 
     def crop(self, tokens: int | Sequence[int], layer: int | None = None) -> None:
@@ -283,7 +286,8 @@ class KvCache:
 
         A read-only numpy array over the cache's memory, which stays while the array does; None
         where the scheme has no such part. Later calls change what it shows. bf16 is uint16, f8
-        and what is smaller than a byte uint8, packed along the last dim.
+        and what is smaller than a byte uint8, packed along the last dim; where that does not
+        fill bytes (zero points of few groups), all bytes in one dim, elements one after another.
 
         Args:
           part: "sinks", "codes", "scales", "zero_points" or "window".

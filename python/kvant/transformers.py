@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 from transformers.masking_utils import causal_mask_function
 
@@ -41,6 +41,7 @@ class KvantCache(Cache):
       rollback: how many of the last tokens assisted generation may take back where a scheme or a
         layer has a window; where there is none all can be.
       threads: None: as many as torch uses.
+      allow_non_finite: store NaN and infinity instead of refusing them.
     """
 
     def __init__(
@@ -52,7 +53,10 @@ class KvantCache(Cache):
         max_capacity: int | None = None,
         rollback: int = 64,
         threads: int | None = None,
+        allow_non_finite: bool = False,
     ) -> None:
+        if not isinstance(config, PretrainedConfig):
+            raise invalid(f"KvantCache takes a model's config, not a {type(config).__name__}")
         kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
         others = set(kinds) - {"full_attention", "sliding_attention"}
         if others:
@@ -60,7 +64,8 @@ class KvantCache(Cache):
         if max_capacity is not None and capacity > max_capacity:
             raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
         keep = [layer.get("sliding_window") or 0 for layer in options]
-        self._store = _Store(keep, max_capacity, scheme=scheme, capacity=capacity, rollback=rollback, threads=threads)
+        self._store = _Store(keep, max_capacity, scheme=scheme, capacity=capacity, rollback=rollback, threads=threads,
+                             allow_non_finite=allow_non_finite)
         super().__init__(layers=[_Layer(self._store, i) for i in range(len(kinds))])
 
     @property
@@ -69,6 +74,15 @@ class KvantCache(Cache):
         if self._store.cache is None:
             raise invalid("KvantCache has no tokens yet")
         return self._store.cache
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; -1 before there are tokens."""
+        return -1 if self._store.cache is None else self._store.cache.batch
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._store.cache is not None
 
     def reset(self) -> None:
         """Forgets all tokens; the next may be of another batch, or another model."""
@@ -81,10 +95,12 @@ class KvantCache(Cache):
         """Takes back the last ``-tokens_to_remove`` tokens of each row, as transformers counts."""
         if tokens_to_remove > 0:
             raise invalid(f"crop takes how many tokens to remove, as a number below 0, not {tokens_to_remove}")
-        cache = self._store.cache
-        if cache is None or tokens_to_remove == 0:
+        if self._store.cache is None or tokens_to_remove == 0:
             return
-        cache.crop([cache.length(0, row) + tokens_to_remove for row in range(cache.batch)])
+        left = self.get_seq_length() + tokens_to_remove
+        if left < 0:
+            raise invalid(f"crop({tokens_to_remove}) of {left - tokens_to_remove} tokens")
+        self._store.cache.crop(self._store.lengths(left))
         for layer in self.layers:
             layer.position += tokens_to_remove
 
@@ -100,9 +116,14 @@ class KvantCache(Cache):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Only those rows stay, in that order; a mask says which."""
+        indices = torch.as_tensor(indices)
         if indices.dtype == torch.bool:
+            if len(indices) != self.cache.batch:
+                raise invalid(f"a mask of {len(indices)} rows for a cache of {self.cache.batch}")
             indices = indices.nonzero().flatten()
-        self._take([int(row) for row in indices])
+        elif indices.dtype.is_floating_point:
+            raise invalid(f"rows are integers or a mask, not {indices.dtype}")
+        self._take(indices.tolist())
 
     def _take(self, rows: list[int]) -> None:
         self._store.cache = self.cache.fork(rows)
@@ -149,20 +170,18 @@ class _Store:
         mask: [batch, tokens so far], true where there is a token. terms: as the extension takes them.
         """
         batch, _, tokens, _ = q.shape
-        if layer == 0:
-            self._step = before
-        elif before != self._step:
-            raise invalid(f"layer {layer} has {before} tokens and layer 0 had {self._step}: a forward was "
-                          "interrupted; reset() the cache")
-        if self.cache is None:
+        # Of a forward that was refused there may be one without tokens.
+        if self.cache is None or (layer == 0 and before == 0 and batch != self.cache.batch):
             self.cache = KvCache(layers=len(self.keep), batch=batch, heads=k.shape[1], head_size=k.shape[3],
                                  v_head_size=v.shape[3], keep=self.keep, **self._options)
             self._padding = [0] * batch
         if batch != self.cache.batch:
             raise invalid(f"a batch of {batch} for a cache of {self.cache.batch} rows; reset() it, or make another")
-        if mask is not None:
-            self._check_padding(mask, before, tokens)
-        starts = self._padding if before == 0 and any(self._padding) else None
+        if layer == 0:
+            self._begin(before, tokens, mask)
+        elif before != self._step:
+            raise invalid(f"layer {layer} has {before} tokens where layer 0 had {self._step}: {_INTERRUPTED}")
+        starts = [max(0, padding - before) for padding in self._padding] if before < max(self._padding) else None
         self._make_room(before + tokens - min(self._padding))
         self._take_back(layer, before)
         core = self.cache._core
@@ -190,27 +209,43 @@ class _Store:
     def _take_back(self, layer: int, before: int) -> None:
         """Where the same step is run again the layer has its tokens already."""
         assert self.cache is not None
-        rows = [max(0, before - padding) for padding in self._padding]
+        rows = self.lengths(before)
         if self.cache._core.length(layer, 0) != rows[0]:
             self.cache.crop(rows, layer)
 
-    def _check_padding(self, padding: torch.Tensor, seen: int, tokens: int) -> None:
-        if padding.dim() != 2:
-            raise _lacks(f"take an attention_mask of {padding.dim()} dims, but [batch, tokens]")
-        if padding.shape[1] < seen + tokens:
-            raise invalid(f"attention_mask is of {padding.shape[1]} tokens, where there are {seen + tokens}")
-        if seen == 0:
-            left = (~padding[:, :tokens]).sum(1)
-            if not padding[:, :tokens].eq(torch.arange(tokens) >= left[:, None]).all():
-                raise invalid("attention_mask has padding that is not on the left of a row")
-            if (left == tokens).any():
-                raise invalid(f"row {int(left.argmax())} of attention_mask has no token")
-            self._padding = left.tolist()
-        elif not padding[:, seen:seen + tokens].all():
-            raise invalid(f"attention_mask has padding among tokens {seen} to {seen + tokens - 1}, behind "
-                          "those that the cache has; it may be on the left of the first ones only")
+    def lengths(self, before: int) -> list[int]:
+        """Of each row, without its padding."""
+        return [max(0, before - padding) for padding in self._padding]
+
+    def _begin(self, before: int, tokens: int, mask: torch.Tensor | None) -> None:
+        """The first layer of a forward: what is wrong is found before anything is written."""
+        assert self.cache is not None
+        last = len(self.keep) - 1
+        if self.cache._core.length(last, 0) < self.lengths(before)[0]:
+            raise invalid(f"layer {last} has fewer tokens than layer 0: {_INTERRUPTED}")
+        if mask is not None:
+            self._read(mask, before, tokens)
+        self._step = before
+
+    def _read(self, mask: torch.Tensor, before: int, tokens: int) -> None:
+        """How many tokens of padding each row has; a mask that says anything else is refused."""
+        batch, end = len(self._padding), before + tokens
+        if mask.dim() != 2:
+            raise _lacks(f"take an attention_mask of {mask.dim()} dims, but [batch, tokens]")
+        if mask.shape[0] != batch or mask.shape[1] < end:
+            raise invalid(f"attention_mask is {list(mask.shape)}, where there are {batch} rows of {end} tokens")
+        mask = mask[:, :end]
+        left = end - mask.sum(1)
+        if not torch.equal(mask, torch.arange(end) >= left[:, None]):
+            raise invalid("attention_mask has padding that is not on the left of a row")
+        for row, (padding, was) in enumerate(zip(left.tolist(), self._padding)):
+            # Of a row that has no token yet more may be padding.
+            if before > 0 and padding != was and (was < before or padding < min(was, end)):
+                raise invalid(f"attention_mask has {padding} tokens of padding in row {row}, which had {was}")
+        self._padding = left.tolist()
 
 
+_INTERRUPTED = "a forward was interrupted; reset() the cache"
 _stores: weakref.WeakValueDictionary[int, _Store] = weakref.WeakValueDictionary()
 # Not the numbers of another process, whose compiled graphs may be loaded here.
 _numbers = itertools.count(int.from_bytes(os.urandom(7), "big"))
@@ -221,6 +256,7 @@ class _Keys(torch.Tensor):
 
     plain: torch.Tensor
     layer: _Layer
+    read = False
 
     @classmethod
     def of(cls, keys: torch.Tensor, layer: _Layer) -> _Keys:
@@ -233,15 +269,16 @@ class _Keys(torch.Tensor):
         # Its shape and the like may be asked for.
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_contiguous", "__repr__"):
             return super().__torch_function__(func, types, args, kwargs or {})
-        raise invalid(f"{getattr(func, '__name__', func)} of the keys of a KvantCache: call "
-                      f'model.set_attn_implementation("{NAME}"), no other attention reads it')
+        raise invalid(f"{getattr(func, '__name__', func)} of the keys of a KvantCache, which attention "
+                      f'"{NAME}" alone reads: call model.set_attn_implementation("{NAME}"); a model that computes '
+                      "with its cached keys outside of attention cannot use it")
 
 
-class _CompiledKeys(NamedTuple):
+class _CompiledKeys:
     """The same in a graph of torch.compile, which does without subclasses of tensors."""
 
-    plain: torch.Tensor
-    layer: _Layer
+    def __init__(self, plain: torch.Tensor, layer: _Layer) -> None:
+        self.plain, self.layer, self.read = plain, layer, False
 
 
 class _Layer(CacheLayerMixin):
@@ -280,6 +317,12 @@ class _Layer(CacheLayerMixin):
             return query_length, 0  # of no account: the mask is not cut
         return int(self.position) + query_length, 0
 
+    def offload(self) -> None:
+        raise _lacks("be offloaded: its memory is the host's")
+
+    def prefetch(self) -> None:
+        raise _lacks("be prefetched: its memory is the host's")
+
     def get_max_length(self) -> int:
         return -1 if self.store.max_capacity is None else self.store.max_capacity
 
@@ -301,6 +344,9 @@ def _attention(
     if not isinstance(key, (_Keys, _CompiledKeys)):
         raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), '
                       'or set another implementation ("sdpa") where there is no cache')
+    if key.read:
+        raise _lacks("serve a model that attends to the same keys twice")
+    key.read = True
     layer, key = key.layer, key.plain
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
@@ -324,7 +370,7 @@ def _attention(
         with torch.no_grad():
             out = layer.store.attend(layer.index, query, key, value, int(layer.position), attention_mask, *terms)
     layer.position += query.shape[2]
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 # What stands for a layer in a graph of torch.compile. It says where its tokens begin, so that running
@@ -349,8 +395,6 @@ def _cached_attention(
     store = _stores.get(int(cache))
     if store is None:
         raise invalid("a compiled model is called with a KvantCache that is gone, or of another process")
-    if mask is not None and mask.dtype == torch.bool and bool(mask.all()):
-        mask = None
     return store.attend(layer, q, k, v, int(position), mask, *terms)
 
 
@@ -377,9 +421,7 @@ def _mask(
         return None
     if attention_mask.dim() != 2:
         raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
-    if torch.compiler.is_compiling():
-        return attention_mask.bool()
-    return None if bool(attention_mask.all()) else attention_mask[:, :kv_length].bool()
+    return attention_mask.bool()
 
 
 def _is_causal(mask_function: Any) -> bool:

@@ -254,11 +254,13 @@ class Life {
   // Goes on with the fork, or with what it is a fork of while the other changes.
   void Fork() {
     const std::vector<int64_t> order = RandomRows(1 + Below(4));
-    const int64_t capacity = 1 + Below(kMostCapacity);
     int64_t longest = 0;
     for (const std::vector<Row>& layer : rows_) {
       for (const Row& row : Taken(layer, order)) longest = std::max(longest, Length(row));
     }
+    // Often no more than there must be, which may be less than there was.
+    const int64_t capacity =
+        Below(2) == 0 ? 1 + Below(kMostCapacity) : std::max<int64_t>(1, longest - 1 + Below(4));
     const bool same = Below(3) == 0;
     auto fork = same ? cache_->Fork() : cache_->Fork(order, capacity);
     ASSERT_EQ(fork.ok(), same || longest <= capacity) << fork.status();
@@ -350,7 +352,7 @@ TEST_P(KvCacheLifeTest, HoldsWhatItWasGiven) {
     KvCacheOptions options = SmallOptions(GetParam(), 61 + static_cast<int64_t>(seed) * 30);
     options.batch = static_cast<int64_t>(2 * seed - 1);
     options.rollback = static_cast<int64_t>(4 * seed) - 4;
-    Life(options, seed).Live(40);
+    Life(options, seed).Live(120);
     if (HasFatalFailure()) return;
   }
 }
@@ -374,7 +376,7 @@ TEST_P(KvCacheLifeTest, KeepsTheLast) {
     options.batch = static_cast<int64_t>(seed);
     options.rollback = static_cast<int64_t>(3 * seed) - 3;
     options.keep = {seed == 1 ? 1 : static_cast<int64_t>(13 * seed), seed == 3 ? 0 : 40};
-    Life(options, seed + 10).Live(40);
+    Life(options, seed + 10).Live(120);
     if (HasFatalFailure()) return;
   }
 }
@@ -403,6 +405,26 @@ TEST(KvCacheLife, ACropToNothingIsAReset) {
       for (const int64_t to : {199, 197, 195}) {
         const absl::Status status = bench.cache->Crop(to);
         EXPECT_TRUE(status.ok()) << scheme << ": " << status;
+      }
+    }
+  }
+}
+
+// Also where the row once had more tokens than the fork has room for.
+TEST(KvCacheLife, AForkHasWhatACropLeft) {
+  for (const char* scheme : {"f32", "int4_g32", "k4ch32_v4g32", "kivi2", "s8:token+sinks4"}) {
+    KvCacheOptions options = SmallOptions(scheme, 300);
+    options.rollback = 100;
+    const cache_testing::Bench bench = cache_testing::MakeBench(options, 150);
+    ASSERT_TRUE(bench.Append(0, 150).ok());
+    ASSERT_TRUE(bench.cache->Crop(100).ok());
+    for (const int64_t capacity : {100, 120, 149, 200}) {
+      const auto fork = bench.cache->Fork(std::nullopt, capacity);
+      ASSERT_TRUE(fork.ok()) << fork.status();
+      for (const int64_t layer : {0, 1}) {
+        EXPECT_EQ(cache_testing::Contents(**fork, layer, 1),
+                  cache_testing::Contents(*bench.cache, layer, 1))
+            << scheme << ", capacity " << capacity;
       }
     }
   }

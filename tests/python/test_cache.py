@@ -413,3 +413,22 @@ def test_layers_keep_the_last_tokens():
         cache.attend(0, q)
     with pytest.raises(kvant.Error, match="2 layers need as many numbers of tokens to keep, not 3"):
         kvant.KvCache("f32", keep=[1, 2, 3], **options)
+
+
+def test_zero_points_that_share_bytes_are_flat():
+    random = np.random.default_rng(3)
+    cache = kvant.KvCache("int4zp_g64", heads=2, batch=2, head_size=64, capacity=7)
+    k, v = random.standard_normal((2, 2, 2, 5, 64), dtype=np.float32)
+    cache.append(0, k, v)
+    flat = cache.part(0, False, "zero_points")
+    assert flat.shape == (14,)
+    points = np.stack([flat & 15, flat >> 4], -1).reshape(2, 2, 7)[..., :5]
+    codes = cache.part(0, False, "codes")[:, :, :5]
+    codes = np.stack([codes & 15, codes >> 4], -1).reshape(2, 2, 5, 64).astype(np.float64)
+    scales = cache.part(0, False, "scales")[:, :, :5].astype(np.float64)
+    np.testing.assert_allclose((codes - points[..., None]) * scales, k, atol=scales.max())
+
+
+def test_attention_of_no_tokens_is_refused():
+    with pytest.raises(kvant.Error, match="attention of 0 query tokens"):
+        kvant.KvCache("f16", head_size=16, capacity=5).attention(1, 0)
