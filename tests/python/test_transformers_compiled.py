@@ -22,7 +22,7 @@ def compiled(model, backend="eager"):
 
 @pytest.mark.parametrize("padding", [0, 6])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_graph_serves_all_steps_and_stores(name, padding):
+def test_one_graph_serves_all_steps_and_caches(name, padding):
     model, inputs = model_of(name), prompts(padding=padding)
     want, exact = generate_with_logits(model, dynamic(model), inputs, do_sample=False)
     counter = compiled(model)
@@ -55,8 +55,7 @@ def test_compressed_tokens_are_those_without_compilation():
 
 
 def test_the_op_behaves_as_pytorch_asks():
-    model = model_of()
-    cache = KvantCache(model.config, "f32")
+    cache = KvantCache(model_of(num_hidden_layers=1).config, "f32")
     q, k, v = torch.randn(2, 4, 3, 32), torch.randn(2, 2, 3, 32), torch.randn(2, 2, 3, 32)
     mask = torch.tensor([[True, True, True], [False, True, True]])
     arguments = (q, k, v, cache._store.number, torch.tensor(0), mask, 0, 0.0, 0.0, 0, None)
