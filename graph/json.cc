@@ -261,13 +261,13 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
     KVANT_RETURN_IF_ERROR(ReadTensors(value, "outputs", own, outputs));
     return graph.AddOp(std::move(op), inputs, outputs);
   }));
+  KVANT_RETURN_IF_ERROR(graph.Finalize());
   for (const ByTensor* values : {&own.constants, &own.names}) {
     for (const auto& [id, value] : *values) {
       if (graph.FindTensor(id) != nullptr) continue;
       return value.Error(absl::StrCat("tensor ", id, " is not in the graph"));
     }
   }
-  KVANT_RETURN_IF_ERROR(graph.Finalize());
   return graph;
 }
 
