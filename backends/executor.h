@@ -35,6 +35,10 @@ class Executor {
 // On oneTBB, in an arena of its own. threads <= 0, or more than oneTBB runs in this process (one
 // per hardware thread unless a tbb::global_control says otherwise), takes as many as it runs.
 std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);
+// On the OpenMP threads of a program that has loaded GCC's libgomp.so.1, PyTorch for one; null
+// where there is none. Threads that wait for OpenMP's next region spin, and would take the
+// processors from threads of anyone else's.
+std::unique_ptr<Executor> MakeOpenMpExecutor(int threads);
 // Runs everything in the calling thread.
 std::unique_ptr<Executor> MakeSerialExecutor();
 

@@ -1,4 +1,5 @@
 // Engines, and graphs compiled for them.
+#include <thread>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -72,6 +73,10 @@ kvant_status kvant_engine_create(const kvant_engine_options* options, kvant_engi
     KVANT_ASSIGN_OR_RETURN(wanted.device, DeviceOf(given.device));
     wanted.device_index = given.device_index;
     wanted.threads = given.threads;
+    if (given.openmp) {
+      const auto most = static_cast<int32_t>(std::thread::hardware_concurrency());
+      wanted.executor = MakeOpenMpExecutor(given.threads > 0 ? given.threads : most);
+    }
     if (given.backends != nullptr) {
       wanted.backends = absl::StrSplit(given.backends, ',', absl::SkipEmpty());
     }

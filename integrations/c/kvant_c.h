@@ -218,6 +218,8 @@ typedef struct kvant_engine_options {
   int32_t device_index;  // which GPU
   const char* backends;  // names to ask, in order, separated by commas; null: the device's
   int32_t threads;       // <= 0: one per hardware thread
+  // On the threads of GCC's OpenMP, if the process has loaded it, as PyTorch does; else on kvant's.
+  bool openmp;
 } kvant_engine_options;
 
 // Null options: the CPU.

@@ -42,13 +42,14 @@ std::vector<Use> Uses(const kvant_graph* graph, bool outputs) {
 }
 
 Engine MakeEngine(const char* device, int32_t index, const std::optional<std::string>& backends,
-                  int32_t threads) {
+                  int32_t threads, bool openmp) {
   CheckNotForked();
   auto options = Sized<kvant_engine_options>();
   options.device = device;
   options.device_index = index;
   if (backends) options.backends = backends->c_str();
   options.threads = threads;
+  options.openmp = openmp;
   kvant_engine* engine;
   Check(kvant_engine_create(&options, &engine));
   EngineMade();
@@ -133,9 +134,11 @@ void BindCompiled(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, const char* device, int32_t index,
-             const std::optional<std::string>& backends,
-             int32_t threads) { new (self) Engine(MakeEngine(device, index, backends, threads)); },
-          nb::arg("device"), nb::arg("index"), nb::arg("backends").none(), nb::arg("threads"));
+             const std::optional<std::string>& backends, int32_t threads, bool openmp) {
+            new (self) Engine(MakeEngine(device, index, backends, threads, openmp));
+          },
+          nb::arg("device"), nb::arg("index"), nb::arg("backends").none(), nb::arg("threads"),
+          nb::arg("openmp"));
 
   nb::class_<Compiled>(m, "Compiled")
       .def("execute", &Execute, nb::arg("inputs").none(), nb::arg("outputs").none())

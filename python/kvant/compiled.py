@@ -13,7 +13,7 @@ from .errors import invalid
 from .graph import Graph, TensorInfo, find_port, names_of
 from .tensors import allocate, torch_like
 
-_engines: dict[tuple[str, int, str | None], _core.Engine] = {}
+_engines: dict[tuple[str, int, str | None, bool], _core.Engine] = {}
 _engines_lock = threading.Lock()
 
 
@@ -22,11 +22,12 @@ def engine_for(
 ) -> _core.Engine:
     """The engine of these options; there is one for each.
 
-    ``threads`` of None is what torch uses, if it is imported, else one per hardware thread.
+    ``threads`` of None is what torch uses, if it is imported, else one per hardware thread. Where it
+    is imported they are its own: those of two libraries would wait for each other's processors.
     """
     _core.check_not_forked()
+    torch = sys.modules.get("torch")
     if threads is None:
-        torch = sys.modules.get("torch")
         threads = torch.get_num_threads() if torch else 0
     elif integer("threads", threads) < 1:
         raise invalid(f"threads must be at least 1, not {threads}")
@@ -34,10 +35,10 @@ def engine_for(
     if index and not index.isdecimal():
         raise invalid(f"device '{device}' must be \"cpu\", \"cuda\" or \"cuda:1\"")
     names = None if backends is None else ",".join(strings("backends", backends))
-    key = (device, threads, names)
+    key = (device, threads, names, torch is not None)
     with _engines_lock:
         if key not in _engines:
-            _engines[key] = _core.Engine(kind, int(index or 0), names, threads)
+            _engines[key] = _core.Engine(kind, int(index or 0), names, threads, torch is not None)
         return _engines[key]
 
 

@@ -1,6 +1,9 @@
 #include "kvant/backends/executor.h"
 
+#include <dlfcn.h>
+
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -30,17 +33,27 @@ void ExpectExact(Executor& executor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) ASSERT_EQ(calls[i], 1) << "index " << i << " of " << n;
 }
 
+// Threads of oneTBB; below 0, of OpenMP; 0: the caller's own.
 class ExecutorTest : public ::testing::TestWithParam<int> {
  protected:
-  ExecutorTest()
-      : executor_(GetParam() == 0 ? MakeSerialExecutor() : MakeTbbExecutor(GetParam())) {}
+  void SetUp() override {
+    executor_ = GetParam() == 0 ? MakeSerialExecutor() : MakeTbbExecutor(GetParam());
+    if (GetParam() >= 0) return;
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "the thread sanitizer does not know how libgomp orders threads";
+#endif
+    // It stays loaded, as where PyTorch is.
+    if (dlopen("libgomp.so.1", RTLD_NOW) == nullptr) GTEST_SKIP() << dlerror();
+    executor_ = MakeOpenMpExecutor(-GetParam());
+    ASSERT_NE(executor_, nullptr);
+  }
   // More threads than this machine may have.
   tbb::global_control threads_{tbb::global_control::max_allowed_parallelism, 8};
   std::unique_ptr<Executor> executor_;
 };
 
 TEST_P(ExecutorTest, HasTheConcurrencyAskedFor) {
-  EXPECT_EQ(executor_->max_concurrency(), std::max(1, GetParam()));
+  EXPECT_EQ(executor_->max_concurrency(), std::max(1, std::abs(GetParam())));
 }
 
 TEST_P(ExecutorTest, CallsEachIndexOnce) {
@@ -74,7 +87,7 @@ TEST_P(ExecutorTest, NestsWithoutSharingASlot) {
   EXPECT_EQ(inner, 40 * 30);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, ::testing::Values(0, 1, 2, 3, 8));
+INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, ::testing::Values(0, 1, 2, 3, 8, -1, -2, -5));
 
 TEST(TbbExecutorTest, TakesNoMoreThreadsThanRunWithoutAWarning) {
   const auto most = static_cast<int>(
