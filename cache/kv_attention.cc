@@ -211,8 +211,7 @@ absl::Status KvAttention::CheckKept(int64_t layer) const {
   const KvCache::Layer& at = cache_.layers_[layer];
   const int64_t keep = cache_.groups_[at.group].k.layout().keep();
   // Of the cache's tokens, what the first query sees.
-  const int64_t seen = options_.window - (options_.new_tokens ? 1 : 0) +
-                       (options_.new_tokens ? 0 : options_.query_tokens - 1);
+  const int64_t seen = options_.window + (options_.new_tokens ? -1 : options_.query_tokens - 1);
   if (keep == 0 || (options_.window > 0 && seen <= keep)) return absl::OkStatus();
   for (int64_t b = 0; b < cache_.options_.batch; ++b) {
     if (at.lengths[b] <= keep) continue;
@@ -246,10 +245,11 @@ class KvAttention::Arguments {
 
   size_t scratch_bytes() const {
     if (!options_.new_tokens) return compiled_.partition.scratch_bytes();
-    int64_t bytes = kernels_ + RangesBytes(group_.k) + RangesBytes(group_.v);
-    for (const auto* rotated : {Rotated(group_.k), Rotated(group_.v)}) {
-      if (rotated == nullptr) continue;
-      bytes += KvAligned(NewTokens(*rotated, options_).memory_bytes()) + PositionsBytes();
+    int64_t bytes = kernels_;
+    for (const KvTensor* tensor : {&group_.k, &group_.v}) {
+      bytes += RangesBytes(*tensor);
+      if (tensor->rotation() == 0) continue;
+      bytes += KvAligned(NewTokens(*tensor, options_).memory_bytes()) + PositionsBytes();
     }
     return static_cast<size_t>(bytes);
   }
@@ -273,9 +273,6 @@ class KvAttention::Arguments {
     const auto part = static_cast<KvPart>(i);
     if (!tensor.has(part)) return {};
     return {pointers[i], static_cast<size_t>(tensor.part(part).memory_bytes())};
-  }
-  static const KvTensor* Rotated(const KvTensor& tensor) {
-    return tensor.rotation() == 0 ? nullptr : &tensor;
   }
   int64_t batch() const { return group_.k.shape().batch; }
   int64_t PositionsBytes() const { return KvAligned(BytesFor(kS32, batch())); }

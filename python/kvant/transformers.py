@@ -70,7 +70,7 @@ class KvantCache(Cache):
 
     @property
     def cache(self) -> KvCache:
-        """The kvant.KvCache that it stands for now: another once the batch changes or it has grown."""
+        """The kvant.KvCache with its tokens. A change of the batch, or growth, puts another in its place."""
         if self._store.cache is None:
             raise invalid("KvantCache has no tokens yet")
         return self._store.cache
