@@ -5,8 +5,9 @@ import re
 import sys
 import zipfile
 
-# The package's own folder, nvidia/cu13, aside. Headers and the alternative builds are not needed.
-WANTED = re.compile(r"nvidia/cu\d+/((?:bin|lib)/[^/]+)$")
+# The package's own folder, nvidia/cu13 or nvidia/cuda_nvrtc, aside. Headers and the alternative builds are not
+# needed.
+WANTED = re.compile(r"nvidia/(?:cu\d+|cuda_nvrtc)/((?:bin|lib)/(?!__init__)[^/]+)$")
 LICENCE = re.compile(r"([^/]+)-[^/-]+\.dist-info/(?:licenses/)?License\.txt$")
 
 

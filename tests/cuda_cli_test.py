@@ -15,7 +15,10 @@ ARGS = sys.argv[1:] if len(sys.argv) > 2 else None
 SOURCE = pathlib.Path(ARGS[0] if ARGS else pathlib.Path(__file__).resolve().parents[1])
 BINARY = os.environ.get("KVANT_BINARY") or (str(pathlib.Path(ARGS[1]) / "kvant") if ARGS else "")
 SHARED = pathlib.Path(os.environ.get("KVANT_SHARED_DIR") or SOURCE / ".." / "shared")
+sys.path.insert(0, str(SOURCE / "bench/static"))
 EXAMPLE = str(SOURCE / "examples" / "data" / "sdpa_int4_cache.json")
+
+import stores  # noqa: E402
 
 # Shapes small enough for the executor, with tails; what does not fit them any more is reshaped.
 GRAPHS = {
@@ -116,6 +119,25 @@ class CudaCommandTest(unittest.TestCase):
             # Again: from disk.
             self.assertEqual(kvant(*arguments).returncode, 0)
             self.assertEqual(files, {path: path.stat().st_mtime_ns for path in cache.iterdir()})
+
+    def test_precompile_with_the_oldest_nvrtc(self):
+        nvrtc = SOURCE / ".deps/cuda12.0/lib/libnvrtc.so.12"
+        if not nvrtc.exists():
+            if os.environ.get("KVANT_REQUIRE_SHARED"):
+                self.fail(f"{nvrtc} is not there: scripts/setup --dev")
+            self.skipTest(f"{nvrtc} is not there")
+        # Both kernels, by all arithmetics of theirs, and those that store.
+        graphs = {f"{dtype} {k}": kvant("make", "--head-size", "128", "--q-len", "1", "--dtype", dtype,
+                                        "--k", k, "--v", k).stdout
+                  for dtype, k in (("f16", "u4:g32:zp:sf16"), ("bf16", "s8:token"), ("f32", "u8"),
+                                   ("f16", "u4:channel:g32:zp"), ("bf16", "bf16"), ("f32", "f32"))}
+        graphs |= {store.name: store.graph() for store in stores.STORES[::8]}
+        for name, graph in graphs.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                result = kvant("precompile", "-", "--arch", "sm_80", "--arch", "sm_90a", "--cache",
+                               folder, stdin=graph, KVANT_LIBNVRTC=str(nvrtc))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(result.stdout.count(" 0 bytes spilled"), 2, result.stdout)
 
 
 if __name__ == "__main__":

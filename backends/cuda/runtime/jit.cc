@@ -26,7 +26,7 @@ void Add(std::string& all, std::string_view part) {
 const std::string& CommonDigest() {
   static const std::string kDigest = [] {
     std::string all;
-    for (const char* option : NvrtcOptions()) Add(all, option);
+    for (const NvrtcOption& option : NvrtcOptions()) Add(all, option.text);
     Add(all, "headers");
     for (const EmbeddedSource& header : EmbeddedSources()) {
       Add(all, header.name);

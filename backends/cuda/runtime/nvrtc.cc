@@ -112,9 +112,12 @@ class Program {
                               static_cast<int>(names.size()), texts.data(), names.data());
   }
 
-  nvrtcResult Compile(const std::string& arch_option) {
-    std::vector<const char*> options(NvrtcOptions().begin(), NvrtcOptions().end());
-    options.push_back(arch_option.c_str());
+  nvrtcResult Compile(int major, int minor, const std::string& arch_option) {
+    std::vector<const char*> options = {arch_option.c_str()};
+    for (const NvrtcOption& option : NvrtcOptions()) {
+      if (std::pair(major, minor) < std::pair(option.major, option.minor)) continue;
+      options.push_back(option.text);
+    }
     return api_.CompileProgram(program_, static_cast<int>(options.size()), options.data());
   }
 
@@ -155,9 +158,13 @@ int ArchNumber(std::string_view arch) {
 
 }  // namespace
 
-absl::Span<const char* const> NvrtcOptions() {
-  // --minimal leaves out declarations of textures and the like: a quarter of the time.
-  static constexpr const char* kOptions[] = {"--std=c++20", "--minimal", "--ptxas-options=-v"};
+absl::Span<const NvrtcOption> NvrtcOptions() {
+  static constexpr NvrtcOption kOptions[] = {
+      {"--std=c++20"},
+      // Without declarations of textures and the like: a quarter of the time.
+      {"--minimal", 12, 4},
+      {"--ptxas-options=-v"},
+  };
   return kOptions;
 }
 
@@ -248,7 +255,7 @@ absl::StatusOr<Cubin> Nvrtc::Compile(const KernelSource& source, std::string_vie
     return failure(result, "");
   }
   const nvrtcResult result =
-      program.Compile(absl::StrCat("--gpu-architecture=", std::string(arch)));
+      program.Compile(major_, minor_, absl::StrCat("--gpu-architecture=", std::string(arch)));
   const std::string log = program.Log();
   if (result != NVRTC_SUCCESS) return failure(result, log);
   std::optional<std::string> image = program.Image();

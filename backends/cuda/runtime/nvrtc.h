@@ -42,8 +42,12 @@ class Nvrtc {
   std::string path_;
 };
 
-// What every kernel is compiled with, beside the architecture.
-absl::Span<const char* const> NvrtcOptions();
+// What every kernel is compiled with, beside the architecture: by versions from major.minor on.
+struct NvrtcOption {
+  const char* text;
+  int major = 0, minor = 0;
+};
+absl::Span<const NvrtcOption> NvrtcOptions();
 
 // From the log of --ptxas-options=-v; nullopt where it does not tell of `entry`.
 std::optional<KernelStats> ParsePtxasLog(std::string_view log, std::string_view entry);
