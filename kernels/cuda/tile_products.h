@@ -18,7 +18,9 @@ struct Split {
   }
 };
 
-// d += a x b but for what both low parts give, or with kByTF32 any.
+// d += a x b but for what both low parts give, or with kByTF32 any. Tensor cores cut sums off
+// instead of rounding them (arXiv 2512.07004), and long ones lose more: d is a short one, which is
+// added to others outside.
 KVANT_DEVICE void MmaSplit(i32 arithmetic, float (&d)[4], const Split (&a)[4], const Split& b0,
                            const Split& b1) {
   if (arithmetic == kByF32) {
@@ -109,7 +111,6 @@ struct TileProducts {
       }
       KVANT_UNROLL
       for (i32 j = 0; j < TokenTiles(); ++j) {
-        // Long sums of large numbers lose less when short ones are added up.
         float sum[4] = {};
         const SharedAddress at = k_at + j * 8 * layout.pitch + d * 4;
         MmaSplit(T::k.arithmetic, sum, a[0], LoadSplit(at), LoadSplit(at + 16));
@@ -126,15 +127,22 @@ struct TileProducts {
                                        SharedAddress v, i32 token, Output& output) {
     const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
     const SharedAddress v_at = layout.At(v, token + 2 * c, g);
+    Split a[kTokenTiles][4];
     KVANT_UNROLL
     for (i32 j = 0; j < TokenTiles(); ++j) {
-      const Split a[4] = {Split::Of(probs[j][0]), Split::Of(probs[j][2]), Split::Of(probs[j][1]),
-                          Split::Of(probs[j][3])};
       KVANT_UNROLL
-      for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+      for (i32 e = 0; e < 4; ++e) a[j][e] = Split::Of(probs[j][e % 2 * 2 + e / 2]);
+    }
+    KVANT_UNROLL
+    for (i32 n = 0; n < T::k.v_block / 8; ++n) {
+      float sum[4] = {};
+      KVANT_UNROLL
+      for (i32 j = 0; j < TokenTiles(); ++j) {
         const SharedAddress at = v_at + j * 8 * layout.pitch + n * 32;
-        MmaSplit(T::k.arithmetic, output[n], a, LoadSplit(at), LoadSplit(at + layout.pitch));
+        MmaSplit(T::k.arithmetic, sum, a[j], LoadSplit(at), LoadSplit(at + layout.pitch));
       }
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) output[n][e] += sum[e];
     }
   }
 };
