@@ -26,7 +26,7 @@ namespace kvant::cuda {
 // small.
 struct AttentionShared {
   i32 q, k, v;  // where the tiles lie
-  i32 factors;  // floats of joining, and column ranges
+  i32 factors;  // column ranges, and, when tiles are done with, floats of joining
   i32 tables;   // SegmentTables
   i32 bytes;
 
@@ -37,9 +37,10 @@ struct AttentionShared {
     s.v = s.k + FeedShared::Of(t, t.k[0], t.head_size).bytes;
     const i32 tiles = s.v + FeedShared::Of(t, t.v[0], t.v_block).bytes;
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
-    s.factors = tiles > states ? tiles : states;
+    s.factors = s.k > states ? s.k : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
-    s.tables = s.factors + rows * joined * 8;
+    const i32 end = s.factors + rows * joined * 8;
+    s.tables = tiles > end ? tiles : end;
     s.bytes = s.tables + SegmentTables::Of(t).bytes;
     return s;
   }

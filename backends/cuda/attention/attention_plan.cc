@@ -14,9 +14,8 @@ namespace {
 
 constexpr int32_t kTokenTile = 64;
 constexpr int32_t kShortTokenTile = 32;
-// Tokens are split until there are so many blocks per multiprocessor, into runs that are not
-// shorter than this, and not into more than there is room to join.
-constexpr int64_t kBlocksPerMultiprocessor = 4;
+// Tokens are split into runs that are not shorter than this, and not into more than there is room
+// to join.
 constexpr int64_t kMinSplitTokens = 2 * kTokenTile;
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kMaxPartialBytes = int64_t{256} << 20;
@@ -90,19 +89,15 @@ int64_t StateBytes(const AttentionTraits& traits) {
          static_cast<int64_t>(sizeof(float));
 }
 
-void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
-  AttentionParams& p = plan.params;
-  p.splits = 1;
+// As many as make a block for each of the slots, in one wave.
+i32 SplitsFor(int64_t slots, const AttentionPlan& plan) {
   const int64_t tiles = TilesOf(plan);
   // Rounding probabilities needs the sums over all tokens first.
-  if (tiles == 0 || plan.traits.probs_type != kNone) return;
-  const int64_t wanted = CeilDiv(static_cast<i32>(std::min<int64_t>(
-                                     kBlocksPerMultiprocessor * device.multiprocessors, 1 << 20)),
-                                 static_cast<i32>(std::min<int64_t>(tiles, 1 << 20)));
-  const int64_t sensible = p.kv_len / kMinSplitTokens;
+  if (tiles == 0 || plan.traits.probs_type != kNone) return 1;
+  const int64_t sensible = plan.params.kv_len / kMinSplitTokens;
   const int64_t affordable = kMaxPartialBytes / (tiles * StateBytes(plan.traits));
-  p.splits =
-      static_cast<i32>(std::max<int64_t>(1, std::min({wanted, sensible, affordable, kMaxSplits})));
+  return static_cast<i32>(
+      std::max<int64_t>(1, std::min({slots / tiles, sensible, affordable, kMaxSplits})));
 }
 
 // The most bytes, 16, 8 or 4, that cp.async can copy at a time from each token's row of `bytes`.
@@ -148,10 +143,28 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
 // What a thread of the tiles kernel needs so that nothing is spilled: the output, scores, and what
 // the specialisations of bench/static/kernels.py take beside them.
 int RegistersNeeded(const AttentionTraits& t) {
-  const int output = t.v_block / 2, scores = t.tile / t.token_warps / 2;
+  const int output = t.v_block / 2;
+  // By f32, in two parts each.
+  const int scores = t.tile / t.token_warps / (t.arithmetic == kByF32 ? 1 : 2);
   // Groups of tokens that a ring cuts are looked up for every run of channels.
   const bool looks_up = t.k[0].load == kByRange && t.k[0].group[kRow] > 1;
   return std::min(255, output + scores + 80 + (looks_up ? 24 : 0));
+}
+
+// Splits, and what blocks take.
+void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
+  const AttentionTraits& t = plan.traits;
+  const auto resident = [&](i32 splits) {
+    plan.params.splits = splits;
+    plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, splits).bytes);
+    return BlocksPerMultiprocessor(device, plan.threads, RegistersNeeded(t), plan.shared_bytes);
+  };
+  plan.threads = Threads(t);
+  // The source has this number, and is to be the same for all lengths. So joining splits may not
+  // take the room of a block.
+  const int blocks = plan.blocks_per_multiprocessor = resident(1);
+  i32 splits = SplitsFor(int64_t{blocks} * device.multiprocessors, plan);
+  while (resident(splits) < blocks) --splits;
 }
 
 // Fits the tiles into shared memory. Whether they do.
@@ -174,10 +187,6 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
     }
   }
   ChooseSplits(device, plan);
-  plan.threads = Threads(t);
-  plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, p.splits).bytes);
-  plan.blocks_per_multiprocessor =
-      BlocksPerMultiprocessor(device, plan.threads, RegistersNeeded(t), plan.shared_bytes);
   return plan.shared_bytes <= device.shared_bytes_per_block;
 }
 

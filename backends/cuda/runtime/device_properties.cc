@@ -14,21 +14,19 @@ constexpr size_t kKiB = 1024;
 
 constexpr int kRegisters = 64 * 1024;
 constexpr int kRegistersPerThread = 255;
-constexpr int kRegisterUnit = 8;  // of a thread: 256 of a warp
-// What compute capability 8.6, 8.9 and 12.0 have; others have 64.
-constexpr int kWarps = 48;
+constexpr int kRegisterUnit = 8;             // of a thread: 256 of a warp
 constexpr size_t kSystemSharedBytes = kKiB;  // of each block
 
 struct ArchRow {
   std::string_view arch;
-  int major, minor, multiprocessors;
+  int major, minor, multiprocessors, warps;
   size_t shared_kib_per_block, shared_kib_per_multiprocessor;
 };
 constexpr ArchRow kArchs[] = {
-    {"sm_80", 8, 0, 108, 163, 164},  {"sm_86", 8, 6, 84, 99, 100},
-    {"sm_87", 8, 7, 16, 163, 164},   {"sm_89", 8, 9, 142, 99, 100},
-    {"sm_90a", 9, 0, 132, 227, 228}, {"sm_100a", 10, 0, 148, 227, 228},
-    {"sm_120", 12, 0, 188, 99, 100},
+    {"sm_80", 8, 0, 108, 64, 163, 164},  {"sm_86", 8, 6, 84, 48, 99, 100},
+    {"sm_87", 8, 7, 16, 48, 163, 164},   {"sm_89", 8, 9, 142, 48, 99, 100},
+    {"sm_90a", 9, 0, 132, 64, 227, 228}, {"sm_100a", 10, 0, 148, 64, 227, 228},
+    {"sm_120", 12, 0, 188, 48, 99, 100},
 };
 
 }  // namespace
@@ -56,6 +54,7 @@ absl::StatusOr<DeviceProperties> PropertiesOf(std::string_view arch) {
   properties.multiprocessors = row->multiprocessors;
   properties.shared_bytes_per_block = row->shared_kib_per_block * kKiB;
   properties.shared_bytes_per_multiprocessor = row->shared_kib_per_multiprocessor * kKiB;
+  properties.threads_per_multiprocessor = row->warps * 32;
   return properties;
 }
 
@@ -70,7 +69,7 @@ int BlocksPerMultiprocessor(const DeviceProperties& device, int threads, int reg
   const int by_registers = kRegisters / (per_thread * threads);
   const auto by_shared = static_cast<int>(device.shared_bytes_per_multiprocessor /
                                           (shared_bytes + kSystemSharedBytes));
-  return std::min({by_registers, by_shared, kWarps * 32 / threads});
+  return std::min({by_registers, by_shared, device.threads_per_multiprocessor / threads});
 }
 
 }  // namespace kvant::cuda

@@ -16,6 +16,7 @@ struct DeviceProperties {
   int multiprocessors = 0;
   size_t shared_bytes_per_block = 0;  // the most that a kernel can ask for
   size_t shared_bytes_per_multiprocessor = 0;
+  int threads_per_multiprocessor = 0;
   size_t l2_bytes = 0;
   size_t memory_bytes = 0;
 

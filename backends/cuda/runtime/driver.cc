@@ -115,6 +115,7 @@ absl::StatusOr<DeviceProperties> Driver::Properties(int index) const {
       {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &properties.multiprocessors},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &shared_bytes_per_block},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &shared_bytes_per_multiprocessor},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, &properties.threads_per_multiprocessor},
       {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2_bytes},
   };
   for (const auto& [attribute, value] : attributes) {

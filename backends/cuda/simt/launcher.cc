@@ -33,6 +33,7 @@ DeviceProperties PropertiesOfExecutor() {
   properties.multiprocessors = 4;
   properties.shared_bytes_per_block = 163 << 10;
   properties.shared_bytes_per_multiprocessor = 164 << 10;
+  properties.threads_per_multiprocessor = 2048;
   properties.l2_bytes = 40 << 20;
   properties.memory_bytes = size_t{40} << 30;
   return properties;

@@ -62,6 +62,10 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
   EXPECT_LE(plan.blocks_per_multiprocessor * (plan.shared_bytes + 1024),
             device.shared_bytes_per_multiprocessor);
   EXPECT_GE(p.splits, 1);
+  const int64_t slots = int64_t{plan.blocks_per_multiprocessor} * device.multiprocessors;
+  if (p.splits > 1 && !codes) {
+    EXPECT_LE(plan.blocks, slots);  // one wave
+  }
   if (p.splits == 1) {
     EXPECT_EQ(plan.scratch_bytes, 0);
   } else {
@@ -169,6 +173,24 @@ TEST(AttentionPlanTest, KernelsOfRangesDependNeitherOnLengthsNorOnBatches) {
   }
 }
 
+// As many as fill the device, and no partial results that are more than K and V.
+TEST(AttentionPlanTest, SplitsOfTilesFillTheDeviceOnce) {
+  const auto plan = [](const AttentionGraphOptions& options) {
+    return PlanAttention(SpecOf(options).value(), Device("sm_90a")).value();
+  };
+  const AttentionPlan long_queries = plan({.heads = 32,
+                                           .kv_heads = 8,
+                                           .q_len = 64,
+                                           .kv_len = 4096,
+                                           .head_size = 128,
+                                           .dtype = kvant::kF16});
+  EXPECT_GT(long_queries.blocks, 132 / 2);
+  EXPECT_LT(long_queries.partial_bytes, size_t{2} * 8 * 4096 * 128 * 2);
+  const AttentionPlan one_query = plan(
+      {.heads = 8, .kv_heads = 8, .q_len = 1, .kv_len = 65536, .head_size = 128, .dtype = kBF16});
+  EXPECT_GT(one_query.blocks, 132 * one_query.blocks_per_multiprocessor / 2);
+}
+
 TEST(AttentionPlanTest, RefusesInWords) {
   const auto why = [](const AttentionGraphOptions& options) {
     return std::string(PlanAttention(SpecOf(options).value(), Device("sm_90a")).status().message());
@@ -199,6 +221,7 @@ TEST(OccupancyTest, TheScarcestDecides) {
   EXPECT_EQ(blocks("sm_90a", 128, 32, 75), 3);  // 76 KiB each of 228
   EXPECT_EQ(blocks("sm_80", 128, 32, 75), 2);   // of 164
   EXPECT_EQ(blocks("sm_86", 256, 16, 0), 6);    // 48 warps
+  EXPECT_EQ(blocks("sm_90a", 256, 16, 0), 8);   // 64
 }
 
 }  // namespace

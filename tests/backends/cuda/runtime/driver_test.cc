@@ -92,7 +92,7 @@ TEST(DriverTest, EveryFailureToStartNamesCallAndError) {
 TEST(DriverTest, Properties) {
   FakeEnvironment fake;
   fake.cuda().devices.resize(2);
-  fake.cuda().devices[1] = {"Fake A10", 8, 6, 72, 101376, 102400, 6 << 20, size_t{24} << 30};
+  fake.cuda().devices[1] = {"Fake A10", 8, 6, 72, 101376, 102400, 1536, 6 << 20, size_t{24} << 30};
   const auto driver = Driver::Open();
   ASSERT_TRUE(driver.ok()) << driver.status();
   EXPECT_EQ((*driver)->version(), 13000);
@@ -105,6 +105,7 @@ TEST(DriverTest, Properties) {
   EXPECT_EQ(properties->multiprocessors, 72);
   EXPECT_EQ(properties->shared_bytes_per_block, 101376u);
   EXPECT_EQ(properties->shared_bytes_per_multiprocessor, 102400u);
+  EXPECT_EQ(properties->threads_per_multiprocessor, 1536);
   EXPECT_EQ(properties->l2_bytes, size_t{6} << 20);
   EXPECT_EQ(properties->memory_bytes, size_t{24} << 30);
   EXPECT_EQ(properties->arch(), "sm_86");

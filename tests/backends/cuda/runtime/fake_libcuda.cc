@@ -147,6 +147,7 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice index) {
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device.shared_bytes_per_block},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
        device.shared_bytes_per_multiprocessor},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device.threads_per_multiprocessor},
       {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device.l2_bytes}};
   const auto found = values.find(attribute);
   if (found == values.end()) return kInvalidValue;

@@ -16,6 +16,7 @@ struct FakeDevice {
   int major = 9, minor = 0;
   int multiprocessors = 132;
   int shared_bytes_per_block = 232448, shared_bytes_per_multiprocessor = 233472;
+  int threads_per_multiprocessor = 2048;
   int l2_bytes = 50 << 20;
   size_t memory_bytes = size_t{141} << 30;
   int retained = 0;  // how often its primary context is
