@@ -148,7 +148,8 @@ int RegistersNeeded(const AttentionTraits& t) {
   const int scores = t.tile / t.token_warps / (t.arithmetic == kByF32 ? 1 : 2);
   // Groups of tokens that a ring cuts are looked up for every run of channels.
   const bool looks_up = t.k[0].load == kByRange && t.k[0].group[kRow] > 1;
-  return std::min(255, output + scores + 80 + (looks_up ? 24 : 0));
+  const bool codebook = t.k[0].codebook != 0 || t.v[0].codebook != 0;
+  return std::min(255, output + scores + 80 + (looks_up ? 24 : 0) + (codebook ? 16 : 0));
 }
 
 // Splits, and what blocks take.
