@@ -50,7 +50,11 @@ class HostMemory : public DeviceMemory {
   }
   absl::Status Synchronize(void*) override { return absl::OkStatus(); }
   bool asynchronous() const override { return false; }
-  std::string WhyUnreachable(const void*) const override { return ""; }
+  std::optional<Unreachable> FindUnreachable(absl::Span<const void* const>) const override {
+    return std::nullopt;
+  }
+  absl::StatusOr<StreamOrder> OrderOf(void*) override { return StreamOrder(); }
+  absl::Status SynchronizeAll() override { return absl::OkStatus(); }
 };
 
 }  // namespace

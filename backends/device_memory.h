@@ -3,11 +3,14 @@
 #define KVANT_BACKENDS_DEVICE_MEMORY_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace kvant {
 
@@ -29,8 +32,23 @@ class DeviceMemory {
 
   // Whether executions are only put onto a stream by Execute, and run later, in its order.
   virtual bool asynchronous() const = 0;
-  // Why kernels cannot reach `pointer`, to follow a tensor's name; empty if they can.
-  virtual std::string WhyUnreachable(const void* pointer) const = 0;
+  // The first of the pointers that kernels cannot reach, and why, to follow a tensor's name.
+  struct Unreachable {
+    size_t index;
+    std::string why;
+  };
+  virtual std::optional<Unreachable> FindUnreachable(
+      absl::Span<const void* const> pointers) const = 0;
+  // A stream by a number that no other ever has, while a handle may stand for another stream in
+  // each thread, or for a new one after the old is gone. While it is captured, what is put onto it
+  // runs whenever the graph does. kInvalidArguments: it is captured, and not known from before.
+  struct StreamOrder {
+    uint64_t id = 0;
+    bool captured = false;
+  };
+  virtual absl::StatusOr<StreamOrder> OrderOf(void* stream) = 0;
+  // Waits for what was put onto any stream.
+  virtual absl::Status SynchronizeAll() = 0;
 };
 
 // The host's own.

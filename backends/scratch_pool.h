@@ -3,6 +3,7 @@
 #define KVANT_BACKENDS_SCRATCH_POOL_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -27,7 +28,7 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
   ~ScratchPool() {
     for (void* block : blocks_) memory_->Free(block);
-    for (const auto& [stream, block] : of_stream_) memory_->Free(block);
+    for (const auto& [id, block] : of_stream_) memory_->Free(block.data);
   }
 
   // Calls `body` with `bytes` of scratch, always the same number, zeroed before their first use.
@@ -42,17 +43,16 @@ class ScratchPool {
   }
 
  private:
+  struct OfOneStream {
+    void* data;
+    uint64_t used = 0;  // when
+    bool captured = false;
+  };
+  static constexpr size_t kMostStreams = 64;
+
   absl::StatusOr<void*> Take(size_t bytes, void* stream) {
+    if (memory_->asynchronous()) return OfStream(bytes, stream);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (memory_->asynchronous()) {
-      if (const auto found = of_stream_.find(stream); found != of_stream_.end()) {
-        return found->second;
-      }
-      of_stream_.reserve(of_stream_.size() + 1);
-      KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
-      of_stream_.emplace(stream, block);
-      return block;
-    }
     if (blocks_.empty()) {
       blocks_.reserve(lent_ + 1);  // so that there is room for all that come back
       KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
@@ -63,6 +63,38 @@ class ScratchPool {
     blocks_.pop_back();
     ++lent_;
     return block;
+  }
+
+  absl::StatusOr<void*> OfStream(size_t bytes, void* stream) {
+    KVANT_ASSIGN_OR_RETURN(const DeviceMemory::StreamOrder order, memory_->OrderOf(stream));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto found = of_stream_.find(order.id);
+    if (found == of_stream_.end()) {
+      KVANT_RETURN_IF_ERROR(MakeRoom());
+      of_stream_.reserve(of_stream_.size() + 1);
+      KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
+      found = of_stream_.emplace(order.id, OfOneStream{block}).first;
+    }
+    found->second.used = ++uses_;
+    found->second.captured |= order.captured;
+    return found->second.data;
+  }
+
+  // Streams come and go, and nobody tells: the block that was not used for longest makes room. What
+  // a graph was captured with is kept as long as the graph may run.
+  absl::Status MakeRoom() {
+    auto oldest = of_stream_.end();
+    size_t streams = 0;
+    for (auto it = of_stream_.begin(); it != of_stream_.end(); ++it) {
+      if (it->second.captured) continue;
+      ++streams;
+      if (oldest == of_stream_.end() || it->second.used < oldest->second.used) oldest = it;
+    }
+    if (streams < kMostStreams) return absl::OkStatus();
+    KVANT_RETURN_IF_ERROR(memory_->SynchronizeAll());
+    memory_->Free(oldest->second.data);
+    of_stream_.erase(oldest);
+    return absl::OkStatus();
   }
 
   // A block that an execution left as the next one expects it, or not.
@@ -81,7 +113,8 @@ class ScratchPool {
   std::mutex mutex_;  // of what follows
   std::vector<void*> blocks_;
   size_t lent_ = 0;
-  absl::flat_hash_map<void*, void*> of_stream_;
+  absl::flat_hash_map<uint64_t, OfOneStream> of_stream_;  // by its id
+  uint64_t uses_ = 0;
 };
 
 }  // namespace kvant

@@ -65,11 +65,25 @@ absl::Status Signature::CheckTensor(bool output, size_t port, const void* data,
     return InvalidArguments(
         absl::StrCat(NameOf(output, port), " is not aligned to ", need.alignment, " bytes"));
   }
-  if (need.on_host || !memory_->asynchronous()) return absl::OkStatus();
-  if (const std::string why = memory_->WhyUnreachable(data); !why.empty()) {
-    return InvalidArguments(absl::StrCat(NameOf(output, port), " ", why));
-  }
   return absl::OkStatus();
+}
+
+absl::Status Signature::CheckReachable(absl::Span<const ConstTensor> inputs,
+                                       absl::Span<const Tensor> outputs) const {
+  absl::InlinedVector<const void*, 16> pointers;
+  absl::InlinedVector<std::pair<bool, size_t>, 16> ports;
+  const auto add = [&](bool output, size_t port, const void* data) {
+    const Port& need = (output ? outputs_ : inputs_)[port];
+    if (need.bytes == 0 || need.on_host) return;
+    pointers.push_back(data);
+    ports.emplace_back(output, port);
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) add(false, i, inputs[i].data);
+  for (size_t i = 0; i < outputs.size(); ++i) add(true, i, outputs[i].data);
+  const std::optional<DeviceMemory::Unreachable> found = memory_->FindUnreachable(pointers);
+  if (!found) return absl::OkStatus();
+  const auto [output, port] = ports[found->index];
+  return InvalidArguments(absl::StrCat(NameOf(output, port), " ", found->why));
 }
 
 absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor> inputs,
@@ -92,6 +106,7 @@ absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor
   for (size_t i = 0; i < outputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(CheckTensor(true, i, outputs[i].data, outputs[i].bytes));
   }
+  if (memory_->asynchronous()) KVANT_RETURN_IF_ERROR(CheckReachable(inputs, outputs));
   if (scratch.data() == nullptr) return absl::OkStatus();
   if (scratch.size() < scratch_bytes_) {
     return InvalidArguments(

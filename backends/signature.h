@@ -58,6 +58,8 @@ class Signature {
  private:
   std::string NameOf(bool output, size_t port) const;
   absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
+  absl::Status CheckReachable(absl::Span<const ConstTensor> inputs,
+                              absl::Span<const Tensor> outputs) const;
   absl::StatusOr<size_t> FindPort(bool output, std::string_view name) const;
   template <typename T>
   absl::Status ArrangeAll(bool output, absl::Span<const std::pair<std::string_view, T>> named,

@@ -39,9 +39,12 @@ class LauncherMemory : public DeviceMemory {
   }
   absl::Status Synchronize(void* stream) override { return launcher_->Synchronize(stream); }
   bool asynchronous() const override { return asynchronous_; }
-  std::string WhyUnreachable(const void* pointer) const override {
-    return launcher_->WhyNotDevicePointer(pointer);
+  std::optional<Unreachable> FindUnreachable(
+      absl::Span<const void* const> pointers) const override {
+    return launcher_->FindUnreachable(pointers);
   }
+  absl::StatusOr<StreamOrder> OrderOf(void* stream) override { return launcher_->OrderOf(stream); }
+  absl::Status SynchronizeAll() override { return launcher_->SynchronizeAll(); }
 
  private:
   const std::shared_ptr<Launcher> launcher_;

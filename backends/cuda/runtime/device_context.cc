@@ -142,7 +142,20 @@ absl::Status DeviceContext::Synchronize(CUstream stream) const {
   });
 }
 
-std::string DeviceContext::WhyNotDevicePointer(const void* pointer) const {
+std::optional<DeviceMemory::Unreachable> DeviceContext::FindUnreachable(
+    absl::Span<const void* const> pointers) const {
+  std::optional<DeviceMemory::Unreachable> found;
+  const absl::Status status = Within([&] {
+    for (size_t i = 0; i < pointers.size() && !found; ++i) {
+      if (std::string why = WhyUnreachable(pointers[i]); !why.empty()) found = {i, std::move(why)};
+    }
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return {{0, absl::StrCat("cannot be looked up: ", status.message())}};
+  return found;
+}
+
+std::string DeviceContext::WhyUnreachable(const void* pointer) const {
   if (pointer == nullptr) return "";
   // Defaults as the driver gives them for a pointer that it does not know.
   unsigned type = 0, managed = 0;
@@ -150,11 +163,10 @@ std::string DeviceContext::WhyNotDevicePointer(const void* pointer) const {
   int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
                       CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void* data[] = {&type, &managed, &device};
-  const absl::Status status = Within([&] {
-    return driver_->Check(driver_->api().PointerGetAttributes(
-                              3, attributes, data, reinterpret_cast<CUdeviceptr>(pointer)),
-                          "cuPointerGetAttributes");
-  });
+  const absl::Status status =
+      driver_->Check(driver_->api().PointerGetAttributes(3, attributes, data,
+                                                         reinterpret_cast<CUdeviceptr>(pointer)),
+                     "cuPointerGetAttributes");
   if (!status.ok()) return absl::StrCat("cannot be looked up: ", status.message());
   if (managed != 0) return "";
   if (type != CU_MEMORYTYPE_DEVICE) return "points to host memory";
@@ -162,6 +174,37 @@ std::string DeviceContext::WhyNotDevicePointer(const void* pointer) const {
     return absl::StrCat("points to memory of device ", device, ", not of device ", device_index_);
   }
   return "";
+}
+
+// A captured stream is not asked for its id, which drivers may refuse: it is what it was before.
+absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream) const {
+  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  unsigned long long id = 0;
+  KVANT_RETURN_IF_ERROR(Within([&] {
+    const DriverApi& api = driver_->api();
+    KVANT_RETURN_IF_ERROR(
+        driver_->Check(api.StreamIsCapturing(stream, &capture), "cuStreamIsCapturing"));
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return absl::OkStatus();
+    return driver_->Check(api.StreamGetId(stream, &id), "cuStreamGetId");
+  }));
+  // That of CU_STREAM_PER_THREAD, by context.
+  thread_local absl::flat_hash_map<CUcontext, std::optional<uint64_t>> ids_of_thread;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<uint64_t>& last =
+      stream == CU_STREAM_PER_THREAD ? ids_of_thread[context_] : last_ids_[stream];
+  if (capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+    last = id;
+    return DeviceMemory::StreamOrder{id, false};
+  }
+  if (last) return DeviceMemory::StreamOrder{*last, true};
+  return MakeError(ErrorKind::kInvalidArguments,
+                   "the stream is being captured, and nothing was executed on it before: execute "
+                   "once before the capture, or bring scratch");
+}
+
+absl::Status DeviceContext::SynchronizeAll() const {
+  return Within(
+      [&] { return driver_->Check(driver_->api().CtxSynchronize(), "cuCtxSynchronize"); });
 }
 
 }  // namespace kvant::cuda

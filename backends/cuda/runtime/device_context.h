@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvant/backends/cuda/runtime/driver.h"
+#include "kvant/backends/device_memory.h"
 
 namespace kvant::cuda {
 
@@ -55,8 +60,11 @@ class DeviceContext {
   absl::Status CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) const;
   absl::Status Synchronize(CUstream stream) const;
 
-  // Launcher::WhyNotDevicePointer.
-  std::string WhyNotDevicePointer(const void* pointer) const;
+  // As DeviceMemory's.
+  std::optional<DeviceMemory::Unreachable> FindUnreachable(
+      absl::Span<const void* const> pointers) const;
+  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(CUstream stream) const;
+  absl::Status SynchronizeAll() const;
 
  private:
   DeviceContext(std::shared_ptr<const Driver> driver, int device_index, CUdevice device,
@@ -66,6 +74,8 @@ class DeviceContext {
         device_(device),
         context_(context) {}
 
+  std::string WhyUnreachable(const void* pointer) const;
+
   // body() with the context current.
   template <class Body>
   absl::Status Within(Body body) const;
@@ -74,6 +84,8 @@ class DeviceContext {
   int device_index_;
   CUdevice device_;
   CUcontext context_;
+  mutable std::mutex mutex_;
+  mutable absl::flat_hash_map<CUstream, std::optional<uint64_t>> last_ids_;  // that handles had
 };
 
 }  // namespace kvant::cuda

@@ -18,6 +18,10 @@ using CUstream = struct CUstream_st*;
 inline constexpr CUresult CUDA_SUCCESS = 0;
 inline constexpr CUresult CUDA_ERROR_OUT_OF_MEMORY = 2;
 
+// CUstreamCaptureStatus, and the handle of a stream that each thread has for itself
+inline constexpr int CU_STREAM_CAPTURE_STATUS_NONE = 0;
+inline const CUstream CU_STREAM_PER_THREAD = reinterpret_cast<CUstream>(2);
+
 // CUdevice_attribute
 inline constexpr int CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16;
 inline constexpr int CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38;
@@ -75,7 +79,10 @@ inline void* const CU_LAUNCH_PARAM_BUFFER_SIZE = reinterpret_cast<void*>(2);
         (CUdeviceptr to, const void* from, size_t bytes, CUstream stream))                         \
   ENTRY(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2,                                                     \
         (void* to, CUdeviceptr from, size_t bytes, CUstream stream))                               \
+  ENTRY(CtxSynchronize, cuCtxSynchronize, (void))                                                  \
   ENTRY(StreamSynchronize, cuStreamSynchronize, (CUstream stream))                                 \
+  ENTRY(StreamIsCapturing, cuStreamIsCapturing, (CUstream stream, int* status))                    \
+  ENTRY(StreamGetId, cuStreamGetId, (CUstream stream, unsigned long long* id))                     \
   ENTRY(PointerGetAttributes, cuPointerGetAttributes,                                              \
         (unsigned count, int* attributes, void** data, CUdeviceptr pointer))
 

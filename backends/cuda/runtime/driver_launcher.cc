@@ -138,9 +138,16 @@ class DriverLauncher : public Launcher {
     return context_->Synchronize(static_cast<CUstream>(stream));
   }
 
-  std::string WhyNotDevicePointer(const void* pointer) const override {
-    return context_->WhyNotDevicePointer(pointer);
+  std::optional<DeviceMemory::Unreachable> FindUnreachable(
+      absl::Span<const void* const> pointers) const override {
+    return context_->FindUnreachable(pointers);
   }
+
+  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) override {
+    return context_->OrderOf(static_cast<CUstream>(stream));
+  }
+
+  absl::Status SynchronizeAll() override { return context_->SynchronizeAll(); }
 
  private:
   absl::StatusOr<CUmodule> LoadModule(const Cubin& cubin, const std::string& name) const {

@@ -6,13 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kvant/backends/cuda/runtime/device_properties.h"
 #include "kvant/backends/cuda/runtime/kernel_source.h"
+#include "kvant/backends/device_memory.h"
 
 namespace kvant::cuda {
 
@@ -72,9 +75,11 @@ class Launcher {
   virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
   virtual absl::Status Synchronize(void* stream) = 0;
 
-  // Why kernels on this device cannot read `pointer`, to follow a tensor's name: "points to host
-  // memory". Empty if they can, and for null.
-  virtual std::string WhyNotDevicePointer(const void* pointer) const = 0;
+  // As DeviceMemory's: "points to host memory". Null is passed over.
+  virtual std::optional<DeviceMemory::Unreachable> FindUnreachable(
+      absl::Span<const void* const> pointers) const = 0;
+  virtual absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) = 0;
+  virtual absl::Status SynchronizeAll() = 0;
 };
 
 }  // namespace kvant::cuda

@@ -83,7 +83,14 @@ class SimtLauncher : public Launcher {
     return memory_->CopyToHost(to, from, bytes);
   }
   absl::Status Synchronize(void*) override { return absl::OkStatus(); }
-  std::string WhyNotDevicePointer(const void*) const override { return ""; }
+  std::optional<DeviceMemory::Unreachable> FindUnreachable(
+      absl::Span<const void* const>) const override {
+    return std::nullopt;
+  }
+  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void*) override {
+    return DeviceMemory::StreamOrder();
+  }
+  absl::Status SynchronizeAll() override { return absl::OkStatus(); }
 
  private:
   const simt::Options options_;

@@ -166,8 +166,8 @@ TEST_F(DriverLauncherTest, MemoryIsZeroedAndCopied) {
   std::fill(back.begin(), back.end(), 'x');
   ASSERT_TRUE(launcher->CopyToHost(back.data(), *memory, back.size()).ok());
   EXPECT_EQ(back, sent);
-  EXPECT_EQ(launcher->WhyNotDevicePointer(*memory), "");
-  EXPECT_NE(launcher->WhyNotDevicePointer(back.data()), "");
+  EXPECT_FALSE(launcher->FindUnreachable({*memory}));
+  EXPECT_TRUE(launcher->FindUnreachable({back.data()}));
   EXPECT_TRUE(launcher->Synchronize(nullptr).ok());
   launcher->Free(*memory);
   launcher->Free(nullptr);

@@ -215,6 +215,9 @@ TEST(DeviceContextTest, EveryFailedCallIsNamed) {
       {"cuMemcpyHtoDAsync", [&] { return context->CopyToDeviceAsync(0, &byte, 1, nullptr); }},
       {"cuMemcpyDtoHAsync", [&] { return context->CopyToHostAsync(&byte, 0, 1, nullptr); }},
       {"cuStreamSynchronize", [&] { return context->Synchronize(nullptr); }},
+      {"cuCtxSynchronize", [&] { return context->SynchronizeAll(); }},
+      {"cuStreamIsCapturing", [&] { return context->OrderOf(nullptr).status(); }},
+      {"cuStreamGetId", [&] { return context->OrderOf(nullptr).status(); }},
   };
   for (const auto& [call, make] : calls) {
     fake.cuda().failures = {{call, 719}, {call + "_v2", 719}};
@@ -226,6 +229,46 @@ TEST(DeviceContextTest, EveryFailedCallIsNamed) {
   }
 }
 
+std::string WhyUnreachable(const DeviceContext& context, const void* pointer) {
+  const auto found = context.FindUnreachable({pointer});
+  return found ? found->why : "";
+}
+
+// Handles come back, or stand for a stream in each thread; numbers do not.
+TEST(DeviceContextTest, StreamsHaveNumbersOfTheirOwn) {
+  FakeEnvironment fake;
+  const auto context = MakeContext(0);
+  int handle = 0;
+  auto* const stream = reinterpret_cast<CUstream>(&handle);
+  const uint64_t first = context->OrderOf(stream)->id;
+  EXPECT_EQ(context->OrderOf(stream)->id, first);
+  EXPECT_NE(context->OrderOf(nullptr)->id, first);
+  fake.cuda().streams.erase(&handle);  // and a new one has its handle
+  EXPECT_NE(context->OrderOf(stream)->id, first);
+  const uint64_t here = context->OrderOf(CU_STREAM_PER_THREAD)->id;
+  EXPECT_EQ(context->OrderOf(CU_STREAM_PER_THREAD)->id, here);
+  std::thread([&] { EXPECT_NE(context->OrderOf(CU_STREAM_PER_THREAD)->id, here); }).join();
+}
+
+TEST(DeviceContextTest, ACapturedStreamHasTheNumberThatItHad) {
+  FakeEnvironment fake;
+  const auto context = MakeContext(0);
+  int handle = 0;
+  auto* const stream = reinterpret_cast<CUstream>(&handle);
+  fake.cuda().streams[&handle].captured = true;
+  EXPECT_THAT(std::string(context->OrderOf(stream).status().message()),
+              HasSubstr("execute once before the capture"));
+  fake.cuda().streams[&handle].captured = false;
+  const auto before = context->OrderOf(stream);
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_FALSE(before->captured);
+  fake.cuda().streams[&handle].captured = true;
+  const auto captured = context->OrderOf(stream);
+  ASSERT_TRUE(captured.ok()) << captured.status();
+  EXPECT_EQ(captured->id, before->id);
+  EXPECT_TRUE(captured->captured);
+}
+
 TEST(DeviceContextTest, TellsDevicePointersFromOthers) {
   FakeEnvironment fake;
   fake.cuda().devices.resize(2);
@@ -235,19 +278,25 @@ TEST(DeviceContextTest, TellsDevicePointersFromOthers) {
   };
   const CUdeviceptr own = here->Allocate(64).value(), foreign = there->Allocate(64).value();
   const int host = 0;
-  EXPECT_EQ(here->WhyNotDevicePointer(nullptr), "");
-  EXPECT_EQ(here->WhyNotDevicePointer(pointer(own)), "");
-  EXPECT_EQ(here->WhyNotDevicePointer(pointer(own, 63)), "");
-  EXPECT_EQ(here->WhyNotDevicePointer(&host), "points to host memory");
-  EXPECT_EQ(here->WhyNotDevicePointer(pointer(foreign)),
+  EXPECT_EQ(WhyUnreachable(*here, nullptr), "");
+  EXPECT_EQ(WhyUnreachable(*here, pointer(own)), "");
+  EXPECT_EQ(WhyUnreachable(*here, pointer(own, 63)), "");
+  EXPECT_EQ(WhyUnreachable(*here, &host), "points to host memory");
+  EXPECT_EQ(WhyUnreachable(*here, pointer(foreign)),
             "points to memory of device 1, not of device 0");
   FakeBlock& block = fake.cuda().memory[reinterpret_cast<char*>(foreign)];
   block.kind = FakeMemory::kManaged;
-  EXPECT_EQ(here->WhyNotDevicePointer(pointer(foreign)), "");
+  EXPECT_EQ(WhyUnreachable(*here, pointer(foreign)), "");
   block.kind = FakeMemory::kPinnedHost;
-  EXPECT_EQ(here->WhyNotDevicePointer(pointer(foreign)), "points to host memory");
+  EXPECT_EQ(WhyUnreachable(*here, pointer(foreign)), "points to host memory");
+  // Of several, the first, in one context.
+  const int pushes = fake.cuda().calls["cuCtxPushCurrent_v2"];
+  const auto found = here->FindUnreachable({pointer(own), &host, pointer(foreign)});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->index, 1);
+  EXPECT_EQ(fake.cuda().calls["cuCtxPushCurrent_v2"], pushes + 1);
   fake.cuda().failures["cuPointerGetAttributes"] = 719;
-  EXPECT_THAT(here->WhyNotDevicePointer(pointer(own)), HasSubstr("cuPointerGetAttributes"));
+  EXPECT_THAT(WhyUnreachable(*here, pointer(own)), HasSubstr("cuPointerGetAttributes"));
   here->Free(own);
   there->Free(foreign);
 }
@@ -266,8 +315,8 @@ TEST(DeviceContextTest, SeveralDevicesFromSeveralThreads) {
         const int device = (t + i) % 3;
         const auto memory = contexts[device]->Allocate(16);
         ASSERT_TRUE(memory.ok());
-        EXPECT_EQ(contexts[device]->WhyNotDevicePointer(reinterpret_cast<void*>(*memory)), "");
-        EXPECT_NE(contexts[(device + 1) % 3]->WhyNotDevicePointer(reinterpret_cast<void*>(*memory)),
+        EXPECT_EQ(WhyUnreachable(*contexts[device], reinterpret_cast<void*>(*memory)), "");
+        EXPECT_NE(WhyUnreachable(*contexts[(device + 1) % 3], reinterpret_cast<void*>(*memory)),
                   "");
         contexts[device]->Free(*memory);
       }

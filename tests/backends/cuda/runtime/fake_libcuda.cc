@@ -9,7 +9,7 @@ namespace kvant::cuda {
 namespace {
 
 constexpr CUresult kInvalidValue = 1, kInvalidDevice = 101, kInvalidImage = 200,
-                   kInvalidContext = 201, kNotFound = 500;
+                   kInvalidContext = 201, kNotFound = 500, kCaptureUnsupported = 900;
 
 struct FakeModule {
   std::string image;
@@ -254,6 +254,10 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream
   std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
   return CUDA_SUCCESS;
 }
+CUresult cuCtxSynchronize() {
+  FAKE_CALL_IN_CONTEXT("cuCtxSynchronize");
+  return CUDA_SUCCESS;
+}
 CUresult cuStreamSynchronize(CUstream) {
   FAKE_CALL_IN_CONTEXT("cuStreamSynchronize");
   return CUDA_SUCCESS;
@@ -289,19 +293,48 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     FAKE_CALL_IN_CONTEXT(#symbol);                           \
     return handle != nullptr ? CUDA_SUCCESS : kInvalidValue; \
   }
-FAKE_HANDLE(cuStreamCreate, unsigned)
 FAKE_HANDLE(cuEventCreate, unsigned)
 FAKE_HANDLE(cuGraphInstantiateWithFlags, void*, unsigned long long)
-FAKE_DELETE(cuStreamDestroy_v2)
 FAKE_DELETE(cuEventDestroy_v2)
 FAKE_DELETE(cuGraphDestroy)
 FAKE_DELETE(cuGraphExecDestroy)
-FAKE_NOTHING(cuStreamBeginCapture_v2, int)
 FAKE_NOTHING(cuGraphLaunch, void*)
 FAKE_NOTHING(cuEventRecord, void*)
 FAKE_NOTHING(cuEventSynchronize)
-CUresult cuStreamEndCapture(void*, void** graph) {
+CUresult cuStreamCreate(void** stream, unsigned) {
+  FAKE_CALL_IN_CONTEXT("cuStreamCreate");
+  *stream = new int;
+  State().streams[*stream].id = ++State().last_id;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy_v2(void* stream) {
+  FAKE_CALL_IN_CONTEXT("cuStreamDestroy_v2");
+  State().streams.erase(stream);
+  delete static_cast<int*>(stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  FAKE_CALL_IN_CONTEXT("cuStreamGetId");
+  static thread_local FakeStream own;
+  FakeStream& one = stream == CU_STREAM_PER_THREAD ? own : State().streams[stream];
+  if (one.captured) return kCaptureUnsupported;
+  if (one.id == 0) one.id = ++State().last_id;
+  *id = one.id;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream stream, int* status) {
+  FAKE_CALL_IN_CONTEXT("cuStreamIsCapturing");
+  *status = State().streams[stream].captured ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamBeginCapture_v2(void* stream, int) {
+  FAKE_CALL_IN_CONTEXT("cuStreamBeginCapture_v2");
+  State().streams[stream].captured = true;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamEndCapture(void* stream, void** graph) {
   FAKE_CALL_IN_CONTEXT("cuStreamEndCapture");
+  State().streams[stream].captured = false;
   *graph = new int;
   return CUDA_SUCCESS;
 }

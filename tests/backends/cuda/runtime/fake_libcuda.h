@@ -38,6 +38,11 @@ struct FakeBlock {
   FakeMemory kind = FakeMemory::kDevice;
 };
 
+struct FakeStream {
+  unsigned long long id = 0;
+  bool captured = false;
+};
+
 // What the library does, and what has been done with it. Memory is the host's.
 struct FakeCuda {
   std::mutex mutex;  // of all below, while another thread may call
@@ -49,7 +54,9 @@ struct FakeCuda {
   std::map<std::string, int> calls;  // exported symbol -> how often
   std::vector<FakeLaunch> launches;
   std::map<char*, FakeBlock> memory;
-  int modules = 0;                                              // loaded and not unloaded
+  std::map<void*, FakeStream> streams;  // that were created, and the default one
+  unsigned long long last_id = 0;       // of a stream
+  int modules = 0;                      // loaded and not unloaded
   std::map<std::string, std::map<int, int>> kernel_attributes;  // kernel -> attribute -> value
 };
 

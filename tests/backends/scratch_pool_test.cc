@@ -1,0 +1,94 @@
+// Scratch where executions run later, in the order of their streams.
+#include "kvant/backends/scratch_pool.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "gtest/gtest.h"
+
+namespace kvant {
+namespace {
+
+// A stream's handle is its order.
+class LaterMemory : public DeviceMemory {
+ public:
+  absl::StatusOr<void*> Allocate(size_t bytes) override {
+    return *blocks.insert(::operator new(bytes)).first;
+  }
+  void Free(void* memory) override {
+    EXPECT_EQ(blocks.erase(memory), 1);
+    if (running) {
+      EXPECT_GT(synchronized, freed);
+    }
+    ++freed;
+    ::operator delete(memory);
+  }
+  absl::Status CopyFromHost(void*, const void*, size_t) override { return absl::OkStatus(); }
+  absl::Status CopyToHost(void*, const void*, size_t) override { return absl::OkStatus(); }
+  absl::Status Synchronize(void*) override { return absl::OkStatus(); }
+  bool asynchronous() const override { return true; }
+  std::optional<Unreachable> FindUnreachable(absl::Span<const void* const>) const override {
+    return std::nullopt;
+  }
+  absl::StatusOr<StreamOrder> OrderOf(void* stream) override {
+    return StreamOrder{reinterpret_cast<uint64_t>(stream), captured};
+  }
+  absl::Status SynchronizeAll() override {
+    ++synchronized;
+    return absl::OkStatus();
+  }
+
+  bool captured = false, running = true;
+  int synchronized = 0, freed = 0;
+  std::set<void*> blocks;
+};
+
+class ScratchPoolTest : public testing::Test {
+ protected:
+  ~ScratchPoolTest() override {
+    memory_->running = false;
+    pool_.reset();
+    EXPECT_TRUE(memory_->blocks.empty());
+  }
+  std::byte* Of(uint64_t stream) {
+    std::byte* block = nullptr;
+    const absl::Status done = pool_->Use(16, reinterpret_cast<void*>(stream), [&](std::byte* one) {
+      block = one;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(done.ok()) << done;
+    return block;
+  }
+  const std::shared_ptr<LaterMemory> memory_ = std::make_shared<LaterMemory>();
+  std::optional<ScratchPool> pool_{memory_};
+};
+
+TEST_F(ScratchPoolTest, AStreamHasABlockOfItsOwn) {
+  std::byte* const one = Of(1);
+  EXPECT_NE(Of(2), one);
+  EXPECT_EQ(Of(1), one);
+}
+
+TEST_F(ScratchPoolTest, StreamsThatAreGoneMakeRoomOnceAllHasRun) {
+  std::byte* const kept = Of(1);
+  for (uint64_t stream = 2; stream < 1000; ++stream) {
+    Of(stream);
+    EXPECT_EQ(Of(1), kept) << "it is in use, stream " << stream;
+    ASSERT_LE(memory_->blocks.size(), 64);
+  }
+  EXPECT_EQ(memory_->freed, 999 - 64);
+}
+
+TEST_F(ScratchPoolTest, WhatAGraphWasCapturedWithStays) {
+  memory_->captured = true;
+  std::byte* const captured = Of(1);
+  memory_->captured = false;
+  for (uint64_t stream = 2; stream < 200; ++stream) Of(stream);
+  EXPECT_EQ(memory_->blocks.count(captured), 1);
+  EXPECT_EQ(Of(1), captured);
+}
+
+}  // namespace
+}  // namespace kvant
