@@ -56,8 +56,10 @@ class CompiledPartition {
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph, with host scalars as they are then. Scratch of one's
   // own must be zeroed once before its first use and serve one stream at a time; the pool has a
-  // block per stream, allocated by the first Execute on it. Give scratch of its own to what is
-  // captured into a graph: the graph may run on another stream, beside executions on this one.
+  // block per stream, allocated by the first Execute on it, which is not to be captured. Beyond 64
+  // streams that which was not used for longest gives its block up, but what was captured keeps it.
+  // Give scratch of its own to what is captured into a graph: the graph may run on another stream,
+  // beside executions on this one.
   absl::Status Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                        absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
 
