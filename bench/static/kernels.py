@@ -65,8 +65,15 @@ KERNELS = (
     _decode("K u4 with tokens innermost", "u4:g32:zp", more=("--k-layout", "channels")),
     _decode("f16", "f16"),
     _decode("bf16", "bf16", dtype="bf16"),
+    # bf16 queries have bf16 scales, and f32 queries f32 ones.
     _decode("u4 g32 zp, bf16 queries", "u4:g32:zp", dtype="bf16"),
+    _decode("u4 g32 shift, bf16 queries", "u4:g32:rzp", dtype="bf16"),
+    _decode("s4 g64 zp, bf16 queries", "s4:g64:zp", dtype="bf16"),
+    _decode("u8 g64 zp, bf16 queries", "u8:g64:zp", dtype="bf16"),
+    _decode("s8 g128, bf16 queries", "s8:token", dtype="bf16"),
+    _decode("s8 g32, bf16 queries", "s8:g32", dtype="bf16"),
     _decode("u4 g32 zp, f32 queries", "u4:g32:zp", dtype="f32"),
+    _decode("s8, f32 queries", "s8:token", dtype="f32"),
     # What caches have beside: codebooks, rings, rotations.
     _decode("nf4 g32", "u4:g32:nf4"),
     _decode("u4 g16 nf4, head 80", "u4:g16:nf4", head_size=80),

@@ -135,6 +135,8 @@ class CodesKeys {
   KVANT_DEVICE static bool RealByMma() {
     return Format().groups > 1 && Format().zero == Zero::kReal;
   }
+  // They are no f16. Sums of queries go in three parts then, and lose as little.
+  KVANT_DEVICE static bool ZerosInBF16() { return RealByMma() && Format().zero_type == kBFloat16; }
   KVANT_DEVICE static bool ZeroMma() { return Format().zero == Zero::kInteger; }
   // What is left to add to codes, times the sum of queries.
   KVANT_DEVICE static i32 Rest() {
@@ -247,16 +249,26 @@ class CodesKeys {
       // One operand for all groups of four: no lane has two.
       KVANT_UNROLL
       for (i32 n = 0; n < f.groups; n += 4) {
-        u32 word = 0;
+        float own = 0.f;
         KVANT_UNROLL
-        for (i32 i = n; i < MinOf(n + 4, f.groups); ++i) word = c == i % 4 ? InTwo(-sums[i]) : word;
-        less_sums_slots_[rb][n / 4] = word;
+        for (i32 i = n; i < MinOf(n + 4, f.groups); ++i) own = c == i % 4 ? -sums[i] : own;
+        u32(&slots)[2] = less_sums_slots_[rb][n / 4];
+        if (ZerosInBF16()) {
+          InThree(own, slots);
+        } else {
+          slots[0] = InTwo(own);
+        }
       }
     }
   }
   KVANT_DEVICE static u32 InTwo(float x) {
     const float high = F16Low(PackF16(x, 0.f));
     return PackF16(high, x - high);
+  }
+
+  KVANT_DEVICE static void InThree(float x, u32 (&words)[2]) {
+    words[0] = PackBF16(x, x - BF16Low(PackBF16(x, 0.f)));
+    words[1] = PackBF16(x - BF16Low(words[0]) - BF16High(words[0]), 0.f);
   }
 
   // Row-wise zero points of a lane's tokens.
@@ -297,7 +309,7 @@ class CodesKeys {
     }
   }
 
-  // sum += by * (less the queries' sums of groups x a side's f16 of groups).
+  // sum += by * (less the queries' sums of groups x a side's 16-bit floats of groups).
   KVANT_DEVICE void AddSide(SharedAddress side, i32 j, float by,
                             float (&sum)[kRowBlocks][4]) const {
     const CodeFormat f = Format();
@@ -313,7 +325,12 @@ class CodesKeys {
       }
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-        MmaF16K8(all[rb], a[0], a[1], less_sums_slots_[rb][n4]);
+        const u32(&slots)[2] = less_sums_slots_[rb][n4];
+        if (ZerosInBF16()) {
+          MmaBF16K16(all[rb], a[0], a[1], a[0], a[1], slots[0], slots[1]);
+        } else {
+          MmaF16K8(all[rb], a[0], a[1], slots[0]);
+        }
       }
     }
     KVANT_UNROLL
@@ -401,7 +418,7 @@ class CodesKeys {
   const CodebookWords entries_;
   u32 queries_[kRowBlocks][kParts][kPairs];
   u32 less_sum_slots_[kRowBlocks][kMaxGroups];
-  u32 less_sums_slots_[kRowBlocks][kMaxGroups / 4];
+  u32 less_sums_slots_[kRowBlocks][kMaxGroups / 4][2];
   float first_[kRowBlocks][kMaxGroups][2];  // what accumulators begin with
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
   float multiplier_[kRowBlocks][2];         // of queries 2c, 2c + 1

@@ -188,7 +188,8 @@ class CodesValues {
         float squares = 0.f, taken = 0.f;
         KVANT_UNROLL
         for (i32 group = 0; group < f.groups; ++group) {
-          const float off = OffSums(rb, group, h, scale), less = off + RealZero(rb, group, h);
+          const float off = OffSums(rb, group, h, scale);
+          const float less = Fma(RealZero(rb, group, h), RealNormalised() ? scale : 1.f, off);
           taken = Max(taken, Abs(off));
           KVANT_UNROLL
           for (i32 s = group * f.PairsPerGroup() / 2; s < (group + 1) * f.PairsPerGroup() / 2;
@@ -367,9 +368,14 @@ class CodesValues {
     return Format().zero_type == kInt8 ? x ^ 0x00800080u : x;
   }
 
+  // Whether real zero points go into f16 by the power of two of scales.
+  KVANT_DEVICE static bool RealNormalised() {
+    return RealByMma() && Format().zero_type == kBFloat16;
+  }
+
   // The real zero point of element g of the `unit`-th 16 bytes of scales of the tokens of g' = 2c
   // and 2c + 1.
-  KVANT_DEVICE static u32 RealUnit(SharedAddress stage, i32 unit) {
+  KVANT_DEVICE u32 RealUnit(SharedAddress stage, i32 unit) const {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, c = LaneIndex() % 4, of_token = n * f.groups;
@@ -377,7 +383,9 @@ class CodesValues {
     const i32 g = LaneIndex() / 4 % MinOf(8, of_token);
     const i32 index = 2 * c * of_token + unit * 8 + g;
     const SharedAddress zeros = stage + l.sides[3].offset + index * f.ZeroBytes();
-    return Permute(LoadShared16(zeros), LoadShared16(zeros + of_token * 2), 0x5410);
+    const u32 pair = Permute(LoadShared16(zeros), LoadShared16(zeros + of_token * 2), 0x5410);
+    if (!RealNormalised()) return pair;
+    return PackF16(BF16Low(pair) * AsFloat(normal_), BF16High(pair) * AsFloat(normal_));
   }
 
   KVANT_DEVICE void AddRealGroups(SharedAddress stage, i32 j,

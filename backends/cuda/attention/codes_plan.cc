@@ -57,27 +57,27 @@ std::string WhyNotSide(const std::string& name, const ArrayTraits& traits, const
 
 std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
                              const SegmentTraits& traits, const SegmentParams& segment,
-                             int64_t groups, bool values) {
+                             int64_t groups) {
   const i32 type = traits.zero_points.type;
   if (type == kNone) return "";
   if (traits.real_zero_points) {
     if (!CodeFormat::Varies(traits.zero_points)) return name + "'s real zero point is one for all";
     if (!IsFloatType(type)) return name + "'s zero points are not f16, bf16 or f32";
-    if (groups > 1 && type != kFloat16) return name + "'s zero points in groups are not f16";
-    if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
-  } else {
-    if (type != kInt8 && type != kUint8) return name + "'s zero points are not s8 or u8";
-    if (values && groups > 1) {
-      if (traits.scales.type != kFloat16) return name + "'s zero points in groups need f16 scales";
-      if (t.arithmetic == kByF32) return name + "'s zero points in groups need 16-bit arithmetic";
+    // Those of bf16 are normalised as scales are, which f16 scales are in f16.
+    const bool as_scales = type == kBFloat16 && traits.scales.type != kFloat16;
+    if (groups > 1 && type != kFloat16 && !as_scales) {
+      return name + "'s zero points in groups are neither f16 nor bf16 as scales are";
     }
+    if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
+  } else if (type != kInt8 && type != kUint8) {
+    return name + "'s zero points are not s8 or u8";
   }
   return WhyNotSide(name + "'s zero points", traits.zero_points, segment.zero_points, groups);
 }
 
 std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
                           const SegmentTraits& traits, const SegmentParams& segment,
-                          int64_t channels, bool values) {
+                          int64_t channels) {
   const i32 type = traits.data.type;
   const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
   if (!is_float && type != kInt8 && type != kUint8 && type != kInt4 && type != kUint4 &&
@@ -122,7 +122,7 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
       !why.empty()) {
     return why;
   }
-  return WhyNotZeroPoints(name, t, traits, segment, groups, values);
+  return WhyNotZeroPoints(name, t, traits, segment, groups);
 }
 
 // Tokens of a warp's tile, its stages, and blocks of a multiprocessor. Of 65536 registers a thread
@@ -148,9 +148,17 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
   return shapes[kCount - 1];
 }
 
+bool IsSigned(i32 type) { return type == kInt2 || type == kInt4 || type == kInt8; }
+
 bool SignedWithZeros(const SegmentTraits& s) {
-  const i32 type = s.data.type;
-  return s.zero_points.type != kNone && (type == kInt2 || type == kInt4 || type == kInt8);
+  return s.zero_points.type != kNone && IsSigned(s.data.type);
+}
+
+// Scales that are not f16 take registers on their way there: in groups, with codes that need some
+// of their own.
+bool ConvertsMany(const SegmentTraits& s) {
+  return s.scales.type != kNone && s.scales.type != kFloat16 &&
+         (BitsOf(s.data.type) >= 8 || IsSigned(s.data.type));
 }
 
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
@@ -158,15 +166,18 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
   const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
   const bool more_rows = t.row_blocks > 1, two_parts = t.arithmetic == kByF32;
+  const bool converts_many = groups && (ConvertsMany(t.k[0]) || ConvertsMany(t.v[0]));
   if (largest <= 64) {
-    return more_rows || two_parts ? FirstThatFits(kInGroups, shared_bytes, t)
-                                  : FirstThatFits(kSmallHeads, shared_bytes, t);
+    return more_rows || two_parts || converts_many ? FirstThatFits(kInGroups, shared_bytes, t)
+                                                   : FirstThatFits(kSmallHeads, shared_bytes, t);
   }
   const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
-  if (groups && more_rows && bits >= 8) return FirstThatFits(kWidest, shared_bytes, t);
+  if ((groups && more_rows && bits >= 8) || (converts_many && (more_rows || largest > 128))) {
+    return FirstThatFits(kWidest, shared_bytes, t);
+  }
   const bool zeros = t.k[0].zero_points.type != kNone || t.v[0].zero_points.type != kNone;
   const bool bytes_with_zeros = bits >= 8 && zeros;
-  if (more_rows || two_parts || largest > 128 || bits == 16 ||
+  if (more_rows || two_parts || largest > 128 || bits == 16 || converts_many ||
       (groups && (signed_with_zeros || bytes_with_zeros))) {
     return FirstThatFits(kWide, shared_bytes, t);
   }
@@ -200,12 +211,11 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
        GroupsOf(traits.v[0], traits.v_head_size) > 1)) {
     return "f32 queries of " + std::to_string(largest) + " channels in groups need more registers";
   }
-  if (std::string why =
-          WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size, false);
+  if (std::string why = WhyNotSegment("K", traits, traits.k[0], params.k[0], traits.head_size);
       !why.empty()) {
     return why;
   }
-  return WhyNotSegment("V", traits, traits.v[0], params.v[0], traits.v_head_size, true);
+  return WhyNotSegment("V", traits, traits.v[0], params.v[0], traits.v_head_size);
 }
 
 CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {

@@ -107,6 +107,24 @@ TEST(AttentionCodesTest, TypesOfParameters) {
   }
 }
 
+TEST(AttentionCodesTest, TypesOfParametersInGroups) {
+  for (ElementType type : {kUint4, kInt4, kUint8, kInt8}) {
+    for (int group : {32, 64}) {
+      for (ElementType scales : {kBFloat16, kFloat32}) {
+        for (ElementType zero_points : {kUint8, kInt8, kFloat16, kBFloat16}) {
+          CodesProblem problem;
+          problem.q = kBFloat16;
+          problem.k = problem.v = {type, group, scales, zero_points,
+                                   zero_points == kFloat16 || zero_points == kBFloat16};
+          problem.kv_heads = 1;
+          problem.seed = static_cast<uint64_t>(type + group + scales + zero_points);
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionCodesTest, ParametersInCommon) {
   for (ElementType type : {kUint4, kInt4, kInt8}) {
     for (ElementType zero_points : {kNone, kUint8, kInt8}) {
@@ -295,9 +313,9 @@ TEST(AttentionCodesTest, RefusesWithASentence) {
   problem.head_size = 128;
   problem.v.group = 16;
   EXPECT_THAT(Solve(problem).refused, HasSubstr("V has groups of 16 channels"));
-  problem.v = Side(kUint8, 32, kUint8);
-  problem.v.scales = kBFloat16;
-  EXPECT_THAT(Solve(problem).refused, HasSubstr("V's zero points in groups need f16 scales"));
+  problem.v = {kUint8, 32, kFloat16, kBFloat16, true};
+  EXPECT_THAT(Solve(problem).refused,
+              HasSubstr("V's zero points in groups are neither f16 nor bf16 as scales are"));
   problem.v = {};
   problem.capacity = 77;
   EXPECT_THAT(Solve(problem).refused, HasSubstr("scales are not aligned to 4 bytes"));
