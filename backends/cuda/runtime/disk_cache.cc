@@ -18,6 +18,7 @@
 #include <xxhash.h>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
@@ -267,7 +268,40 @@ std::optional<StoredKernel> DiskCache::Load(const CacheKey& key,
   if (!kernel || std::pair(kernel->cubin.nvrtc_major, kernel->cubin.nvrtc_minor) != version) {
     return std::nullopt;
   }
+  // The time of its last use; where it may not be set, it is as old as it is.
+  utimensat(AT_FDCWD, FilePath(key, version).c_str(), nullptr, 0);
   return kernel;
+}
+
+void DiskCache::MakeRoom() const {
+  namespace fs = std::filesystem;
+  struct Used {
+    fs::file_time_type when;
+    int64_t bytes;
+    fs::path path;
+  };
+  std::vector<Used> files;
+  int64_t total = 0;
+  std::error_code error;
+  fs::directory_iterator file(folder_, error);
+  for (; !error && file != fs::directory_iterator(); file.increment(error)) {
+    const std::string name = file->path().filename().string();
+    if (name.find(kVersionMark) == std::string::npos || !name.ends_with(kSuffix)) continue;
+    std::error_code gone;  // by another process
+    const Used used{file->last_write_time(gone), static_cast<int64_t>(file->file_size(gone)),
+                    file->path()};
+    if (gone) continue;
+    total += used.bytes;
+    files.push_back(used);
+  }
+  if (total <= most_bytes_) return;
+  std::sort(files.begin(), files.end(),
+            [](const Used& a, const Used& b) { return a.when < b.when; });
+  for (const Used& used : files) {
+    if (total <= most_bytes_) return;
+    fs::remove(used.path, error);
+    total -= used.bytes;
+  }
 }
 
 std::string DiskCache::Store(const CacheKey& key, const StoredKernel& kernel) const {
@@ -286,10 +320,20 @@ std::string DiskCache::Store(const CacheKey& key, const StoredKernel& kernel) co
   const bool written = fchmod(file.get(), 0644) == 0 &&
                        WriteAll(file.get(), FileContents(key, kernel)) && file.Close();
   const std::string path = FilePath(key, {kernel.cubin.nvrtc_major, kernel.cubin.nvrtc_minor});
-  if (written && rename(temporary.c_str(), path.c_str()) == 0) return "";
+  if (written && rename(temporary.c_str(), path.c_str()) == 0) {
+    MakeRoom();
+    return "";
+  }
   const int failed = errno;
   unlink(temporary.c_str());
   return reason(written ? "rename a file" : "write a file", failed);
+}
+
+int64_t DefaultCacheBytes() {
+  int64_t mib = 0;
+  const char* const text = std::getenv("KVANT_CACHE_MIB");
+  const bool given = text != nullptr && absl::SimpleAtoi(text, &mib) && mib > 0 && mib < 1 << 30;
+  return (given ? mib : 1024) << 20;
 }
 
 std::string DefaultCacheFolder() {

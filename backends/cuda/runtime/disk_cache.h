@@ -45,10 +45,14 @@ struct StoredKernel {
 // Every byte is compared or covered by the checksum, so a file that is truncated, damaged or not
 // ours is a miss. Files appear by renaming a finished one: readers never see half of one, and of
 // two writers the last wins.
+//
+// Beyond `most_bytes` what was not used for longest goes when something is stored: a file's time is
+// that of its last use. A process that has read a kernel keeps it.
 class DiskCache {
  public:
   // The folder is made when something is first stored.
-  explicit DiskCache(std::string folder) : folder_(std::move(folder)) {}
+  DiskCache(std::string folder, int64_t most_bytes)
+      : folder_(std::move(folder)), most_bytes_(most_bytes) {}
   const std::string& folder() const { return folder_; }
 
   // The compiler versions, major and minor, of which there is a file; newest first.
@@ -62,12 +66,17 @@ class DiskCache {
   static std::string FilePrefix(const CacheKey& key);
   std::string FilePath(const CacheKey& key, std::pair<int, int> version) const;
 
+  void MakeRoom() const;
+
   std::string folder_;
+  int64_t most_bytes_;
 };
 
 // The environment's KVANT_CACHE_DIR, else $XDG_CACHE_HOME/kvant, else $HOME/.cache/kvant; empty
 // where none is set.
 std::string DefaultCacheFolder();
+// The environment's KVANT_CACHE_MIB, else 1 GiB: some ten thousand kernels.
+int64_t DefaultCacheBytes();
 
 }  // namespace kvant::cuda
 

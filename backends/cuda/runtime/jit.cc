@@ -128,7 +128,7 @@ Jit::Jit(const JitOptions& options) : state_(std::make_unique<State>()) {
   if (!options.disk_cache) return;
   const std::string folder = options.cache_dir.empty() ? DefaultCacheFolder() : options.cache_dir;
   if (!folder.empty()) {
-    state_->cache.emplace(folder);
+    state_->cache.emplace(folder, DefaultCacheBytes());
     return;
   }
   state_->note =

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <thread>
 #include <vector>
@@ -76,7 +77,7 @@ class DiskCacheTest : public ::testing::Test {
   }
 
   const TemporaryFolder folder_;
-  const DiskCache cache_{folder_.path() + "/made/later"};
+  const DiskCache cache_{folder_.path() + "/made/later", int64_t{1} << 30};
   const CacheKey key_{"decode/u4 d128", "sm_90a", DigestOf("key")};
 };
 
@@ -232,6 +233,46 @@ TEST_F(DiskCacheTest, FullDisk) {
   });
   EXPECT_EQ(status, 0);
   EXPECT_THAT(Files(), IsEmpty());  // half a file is not left behind
+}
+
+// What was stored or read last stays; files that are no kernels are nobody's to remove.
+TEST_F(DiskCacheTest, WhatWasNotUsedForLongestMakesRoom) {
+  const auto key = [](int i) { return CacheKey{"kernel", "sm_90a", DigestOf(std::to_string(i))}; };
+  ASSERT_EQ(cache_.Store(key(0), SomeKernel()), "");
+  const auto bytes = static_cast<int64_t>(fs::file_size(OnlyFile()));
+  const DiskCache small(cache_.folder(), 3 * bytes);
+  WriteWholeFile(cache_.folder() + "/foreign", std::string(10 * bytes, 'x'));
+  const auto age = [&](int i, int minutes) {
+    for (const std::string& name : Files()) {
+      if (name.find(key(i).digest) == std::string::npos) continue;
+      fs::last_write_time(cache_.folder() + "/" + name,
+                          fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+    }
+  };
+  for (const int i : {1, 2}) EXPECT_EQ(small.Store(key(i), SomeKernel()), "");
+  for (const int i : {0, 1, 2}) {
+    EXPECT_TRUE(small.Load(key(i), kVersion)) << i;
+    age(i, 30 - i);
+  }
+  EXPECT_TRUE(small.Load(key(0), kVersion));  // it is the youngest now
+  EXPECT_EQ(small.Store(key(3), SomeKernel()), "");
+  EXPECT_FALSE(small.Load(key(1), kVersion));
+  for (const int i : {0, 2, 3}) EXPECT_TRUE(small.Load(key(i), kVersion)) << i;
+  EXPECT_TRUE(fs::exists(cache_.folder() + "/foreign"));
+  // A kernel beyond the limit is not kept.
+  EXPECT_EQ(DiskCache(cache_.folder(), 1).Store(key(4), SomeKernel()), "");
+  EXPECT_THAT(Files(), ElementsAre("foreign"));
+}
+
+TEST(DefaultCacheBytesTest, FollowsTheEnvironment) {
+  const ScopedVariable none("KVANT_CACHE_MIB", std::nullopt);
+  EXPECT_EQ(DefaultCacheBytes(), int64_t{1} << 30);
+  for (const char* odd : {"", "many", "-1", "0", "99999999999999999999"}) {
+    const ScopedVariable given("KVANT_CACHE_MIB", odd);
+    EXPECT_EQ(DefaultCacheBytes(), int64_t{1} << 30) << odd;
+  }
+  const ScopedVariable given("KVANT_CACHE_MIB", "5");
+  EXPECT_EQ(DefaultCacheBytes(), 5 << 20);
 }
 
 TEST(DefaultCacheFolderTest, FollowsTheEnvironment) {
