@@ -67,6 +67,7 @@ KERNELS = (
     _decode("bf16", "bf16", dtype="bf16"),
     # bf16 queries have bf16 scales, and f32 queries f32 ones.
     _decode("u4 g32 zp, bf16 queries", "u4:g32:zp", dtype="bf16"),
+    _decode("u4 g32 packed zp, bf16 queries", "u4:g32:pzp", dtype="bf16"),
     _decode("u4 g32 shift, bf16 queries", "u4:g32:rzp", dtype="bf16"),
     _decode("s4 g64 zp, bf16 queries", "s4:g64:zp", dtype="bf16"),
     _decode("u8 g64 zp, bf16 queries", "u8:g64:zp", dtype="bf16"),

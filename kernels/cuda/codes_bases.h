@@ -36,7 +36,7 @@ struct CodesBases {
                                      const Array& array, const Position& at) {
     if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
     return static_cast<const u8*>(array.data) +
-           GroupIndex(traits, side, array, at, 0) * (BitsOf(side.type) / 8);
+           GroupIndex(traits, side, array, at, 0) * BitsOf(side.type) / 8;
   }
 };
 

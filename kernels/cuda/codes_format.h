@@ -120,7 +120,7 @@ struct CodeFormat {
   KVANT_DEVICE constexpr i32 PairsPerWord() const { return 16 / bits; }
   KVANT_DEVICE constexpr i32 PairsPerGroup() const { return channels / 8 / groups; }
   KVANT_DEVICE constexpr i32 ScaleBytes() const { return BitsOf(scale_type) / 8; }
-  KVANT_DEVICE constexpr i32 ZeroBytes() const { return BitsOf(zero_type) / 8; }
+  KVANT_DEVICE constexpr i32 ZeroBits() const { return BitsOf(zero_type); }
 
   // Of V: the channel of a lane in pair q.
   KVANT_DEVICE constexpr i32 ValueChannel(i32 q, i32 g) const {
@@ -139,7 +139,7 @@ struct CodeFormat {
   // What is added to codes, and to integer zero points, when they are made unsigned.
   KVANT_DEVICE constexpr i32 Bias() const { return is_signed && subnormal ? 1 << (bits - 1) : 0; }
   KVANT_DEVICE constexpr i32 ZeroBias() const {
-    return zero == Zero::kInteger && zero_type == kInt8 ? 128 : 0;
+    return zero != Zero::kInteger ? 0 : zero_type == kInt8 ? 128 : zero_type == kInt4 ? 8 : 0;
   }
 
   // What a code, less its zero point, is at most; of floats that have no scale, and of entries of

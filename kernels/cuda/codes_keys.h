@@ -76,7 +76,7 @@ class CodesKeys {
       SeeScales(scales, n);
     }
     if (by_row && f.zero == Zero::kReal) {
-      LoadSharedWords(stage + l.sides[2].offset + g * n * f.ZeroBytes(), n * f.ZeroBytes() / 4,
+      LoadSharedWords(stage + l.sides[2].offset + g * n * f.ZeroBits() / 8, n * f.ZeroBits() / 32,
                       zeros);
     }
     if (by_row && f.zero == Zero::kInteger) LoadZeroBytes(stage + l.sides[2].offset, bytes);
@@ -281,11 +281,12 @@ class CodesKeys {
     }
   }
 
-  // A word's byte in both halves, as the number it is for an mma.
-  KVANT_DEVICE static u32 ZeroOf(u32 word, u32 byte) {
+  // A word's byte, or its nibble, in both halves, as the number it is for an mma.
+  KVANT_DEVICE static u32 ZeroOf(u32 word, u32 index) {
     const CodeFormat f = Format();
-    u32 x = Permute(word, 0, 0x4040 + 0x0101 * byte);
-    if (f.zero_type == kInt8) x ^= 0x00800080u;
+    u32 x = f.ZeroBits() == 8 ? Permute(word, 0, 0x4040 + 0x0101 * index)
+                              : (word >> 4 * index & 15u) * 0x10001u;
+    x ^= static_cast<u32>(f.ZeroBias()) * 0x10001u;
     return f.subnormal ? x : AddF16x2(x | 0x64006400u, 0xe400e400u);
   }
 
@@ -295,17 +296,24 @@ class CodesKeys {
     const CodeFormat f = Format();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
     const u32 c = static_cast<u32>(LaneIndex() % 4);
+    // Of both tokens' groups, and how many are in a word.
+    const i32 bytes_of_two = f.groups * f.ZeroBits() / 4, of_word = 32 / MaxOf(f.ZeroBits(), 1);
     u32 words[4];
     if (f.groups > 1) {
-      LoadSharedWords(stage + CodesRing<T>::Layout().sides[2].offset + (g * n + 2 * j) * f.groups,
-                      f.groups / 2, words);
+      const SharedAddress at =
+          stage + CodesRing<T>::Layout().sides[2].offset + (g * n + 2 * j) * bytes_of_two / 2;
+      if (bytes_of_two == 2) {
+        words[0] = LoadShared16(at);
+      } else {
+        LoadSharedWords(at, bytes_of_two / 4, words);
+      }
     }
     KVANT_UNROLL
     for (i32 b = 0; b < 2; ++b) {
-      const i32 i = 2 * j + b;
-      a[b] = f.groups == 1   ? ZeroOf(bytes[i / 4], static_cast<u32>(i % 4))
-             : f.groups == 2 ? ZeroOf(words[0], c % 2 + 2 * b)
-                             : ZeroOf(words[b * f.groups / 4 + n4], c);
+      const i32 i = 2 * j + b, first = b * f.groups + n4 * 4;
+      a[b] = f.groups == 1 ? ZeroOf(bytes[i / 4], static_cast<u32>(i % 4))
+                           : ZeroOf(words[first / of_word],
+                                    static_cast<u32>(first % of_word) + c % MinOf(f.groups, 4));
     }
   }
 

@@ -127,8 +127,8 @@ struct CodesLayout {
     const i32 first = l.side_offset;
     l.sides[0] = {k.groups * k.ScaleBytes(), first};
     l.sides[1] = {v.groups * v.ScaleBytes(), l.sides[0].End(t.warp_tile)};
-    l.sides[2] = {k.groups * k.ZeroBytes(), l.sides[1].End(t.warp_tile)};
-    l.sides[3] = {v.groups * v.ZeroBytes(), l.sides[2].End(t.warp_tile)};
+    l.sides[2] = {k.groups * k.ZeroBits() / 8, l.sides[1].End(t.warp_tile)};
+    l.sides[3] = {v.groups * v.ZeroBits() / 8, l.sides[2].End(t.warp_tile)};
     l.side_bytes = l.sides[3].End(t.warp_tile) - first;
     l.copy_bytes = t.side_copy;
     l.stage_bytes = CeilDiv(l.side_offset + l.side_bytes, 128) * 128;
@@ -280,11 +280,11 @@ class CodesRing {
     const CodeFormat &kf = l.k.format, &vf = l.v.format;
     LoadSide(bases.sides[0], l.sides[0], kf.ScaleBytes(), k, token, stage, left);
     LoadSide(bases.sides[1], l.sides[1], vf.ScaleBytes(), v, token, stage, left);
-    LoadSide(bases.sides[2], l.sides[2], kf.ZeroBytes(), k, token, stage, left);
-    LoadSide(bases.sides[3], l.sides[3], vf.ZeroBytes(), v, token, stage, left);
+    LoadSide(bases.sides[2], l.sides[2], CeilDiv(kf.ZeroBits(), 8), k, token, stage, left);
+    LoadSide(bases.sides[3], l.sides[3], CeilDiv(vf.ZeroBits(), 8), v, token, stage, left);
   }
 
-  // Element by element: tokens begin at any address.
+  // Element by element, or byte by byte where these are smaller: tokens begin at any address.
   KVANT_DEVICE void LoadSide(const u8* base, const SideTraits& side, i32 bytes,
                              const SegmentColumns& columns, i32 token, u32 stage, i32 left) const {
     if (side.token_bytes == 0) return;

@@ -296,8 +296,8 @@ class CodesValues {
     const CodeFormat f = Format();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
     u32 zeros[8];
-    LoadSharedWords(stage + CodesRing<T>::Layout().sides[3].offset + g * n * f.ZeroBytes(),
-                    n * f.ZeroBytes() / 4, zeros);
+    LoadSharedWords(stage + CodesRing<T>::Layout().sides[3].offset + g * n * f.ZeroBits() / 8,
+                    n * f.ZeroBits() / 32, zeros);
     KVANT_UNROLL
     for (i32 i = 0; i < n; ++i) {
       const float zero = FloatAt(f.zero_type, zeros, i);
@@ -330,10 +330,10 @@ class CodesValues {
     const CodeFormat f = Format();
     return f.subnormal && !f.common_zero && (f.zero != Zero::kInteger || f.ZeroBias() == f.Bias());
   }
-  // Zero points, a byte in each half, as what is to be taken off codes.
+  // Zero points, one in each half, as what is to be taken off codes.
   KVANT_DEVICE static u32 ZeroNumber(u32 x) {
     const CodeFormat f = Format();
-    const u32 flip = f.zero_type == kInt8 ? 0x64806480u : 0x64006400u;
+    const u32 flip = 0x64006400u + static_cast<u32>(f.ZeroBias()) * 0x10001u;
     const u32 base = static_cast<u32>(1024 + f.ZeroBias() - f.Bias());
     // As an f16 1024 .. 2047 is its bits from 0x6400 on; below it they are twice as dense.
     const u32 half = base >= 1024 ? 0xe400u + (base - 1024) : 0xe000u + (base - 512) * 2;
@@ -362,10 +362,10 @@ class CodesValues {
       }
     }
   }
-  // x: a byte in each half.
+  // x: a zero point in each half.
   KVANT_DEVICE static u32 ZeroPair(u32 x) {
     if (!ZeroAsBits()) return ZeroNumber(x);
-    return Format().zero_type == kInt8 ? x ^ 0x00800080u : x;
+    return x ^ static_cast<u32>(Format().ZeroBias()) * 0x10001u;
   }
 
   // Whether real zero points go into f16 by the power of two of scales.
@@ -382,7 +382,7 @@ class CodesValues {
     // The lanes' g are more than elements where a tile is small.
     const i32 g = LaneIndex() / 4 % MinOf(8, of_token);
     const i32 index = 2 * c * of_token + unit * 8 + g;
-    const SharedAddress zeros = stage + l.sides[3].offset + index * f.ZeroBytes();
+    const SharedAddress zeros = stage + l.sides[3].offset + index * f.ZeroBits() / 8;
     const u32 pair = Permute(LoadShared16(zeros), LoadShared16(zeros + of_token * 2), 0x5410);
     if (!RealNormalised()) return pair;
     return PackF16(BF16Low(pair) * AsFloat(normal_), BF16High(pair) * AsFloat(normal_));
@@ -409,9 +409,11 @@ class CodesValues {
     const CodeFormat f = Format();
     if (f.zero != Zero::kInteger) return static_cast<u32>(f.Bias()) * 0x10001u;
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4 % f.groups, c = LaneIndex() % 4;
-    const SharedAddress zeros =
-        stage + CodesRing<T>::Layout().sides[3].offset + (2 * c * n + i) * f.groups + g;
-    return ZeroPair(Permute(LoadShared8(zeros), LoadShared8(zeros + n * f.groups), 0x5410));
+    const i32 bits = f.ZeroBits(), of_token = n * f.groups * bits / 8;
+    const SharedAddress zeros = stage + CodesRing<T>::Layout().sides[3].offset + 2 * c * of_token +
+                                (i * f.groups + g) * bits / 8;
+    const u32 pair = Permute(LoadShared8(zeros), LoadShared8(zeros + of_token), 0x5410);
+    return ZeroPair(bits == 8 ? pair : pair >> (g % 2 * 4) & 0x000f000fu);
   }
 
   KVANT_DEVICE void AddGroupZeros(i32 group, const u32 (&zeros)[2],

@@ -69,8 +69,10 @@ std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
       return name + "'s zero points in groups are neither f16 nor bf16 as scales are";
     }
     if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
+  } else if (type == kInt4 || type == kUint4) {
+    if (groups == 1) return name + "'s zero points of 4 bits are one of a row";
   } else if (type != kInt8 && type != kUint8) {
-    return name + "'s zero points are not s8 or u8";
+    return name + "'s zero points are not of 8 or 4 bits";
   }
   return WhyNotSide(name + "'s zero points", traits.zero_points, segment.zero_points, groups);
 }

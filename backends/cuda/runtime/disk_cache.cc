@@ -268,38 +268,37 @@ std::optional<StoredKernel> DiskCache::Load(const CacheKey& key,
   if (!kernel || std::pair(kernel->cubin.nvrtc_major, kernel->cubin.nvrtc_minor) != version) {
     return std::nullopt;
   }
-  // The time of its last use; where it may not be set, it is as old as it is.
-  utimensat(AT_FDCWD, FilePath(key, version).c_str(), nullptr, 0);
+  // Mounts that keep no time of access by themselves keep this one.
+  const timespec now_and_as_it_was[2] = {{0, UTIME_NOW}, {0, UTIME_OMIT}};
+  utimensat(AT_FDCWD, FilePath(key, version).c_str(), now_and_as_it_was, 0);
   return kernel;
 }
 
 void DiskCache::MakeRoom() const {
-  namespace fs = std::filesystem;
   struct Used {
-    fs::file_time_type when;
+    std::pair<int64_t, int64_t> when;  // seconds and nanoseconds
     int64_t bytes;
-    fs::path path;
+    std::string path;
   };
   std::vector<Used> files;
   int64_t total = 0;
   std::error_code error;
-  fs::directory_iterator file(folder_, error);
-  for (; !error && file != fs::directory_iterator(); file.increment(error)) {
+  std::filesystem::directory_iterator file(folder_, error);
+  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
     const std::string name = file->path().filename().string();
     if (name.find(kVersionMark) == std::string::npos || !name.ends_with(kSuffix)) continue;
-    std::error_code gone;  // by another process
-    const Used used{file->last_write_time(gone), static_cast<int64_t>(file->file_size(gone)),
-                    file->path()};
-    if (gone) continue;
-    total += used.bytes;
-    files.push_back(used);
+    struct stat info;
+    if (stat(file->path().c_str(), &info) != 0) continue;  // another process took it away
+    total += info.st_size;
+    files.push_back(
+        {{info.st_atim.tv_sec, info.st_atim.tv_nsec}, info.st_size, file->path().string()});
   }
   if (total <= most_bytes_) return;
   std::sort(files.begin(), files.end(),
             [](const Used& a, const Used& b) { return a.when < b.when; });
   for (const Used& used : files) {
     if (total <= most_bytes_) return;
-    fs::remove(used.path, error);
+    unlink(used.path.c_str());
     total -= used.bytes;
   }
 }

@@ -46,8 +46,8 @@ struct StoredKernel {
 // ours is a miss. Files appear by renaming a finished one: readers never see half of one, and of
 // two writers the last wins.
 //
-// Beyond `most_bytes` what was not used for longest goes when something is stored: a file's time is
-// that of its last use. A process that has read a kernel keeps it.
+// Beyond `most_bytes` what was not used for longest goes when something is stored: a file's time
+// of access is that of its last use. A process that has read a kernel keeps it.
 class DiskCache {
  public:
   // The folder is made when something is first stored.

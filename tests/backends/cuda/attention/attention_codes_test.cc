@@ -125,6 +125,27 @@ TEST(AttentionCodesTest, TypesOfParametersInGroups) {
   }
 }
 
+TEST(AttentionCodesTest, ZeroPointsOfFourBits) {
+  for (ElementType type : {kUint4, kInt4}) {
+    for (int head_size : {64, 128, 256}) {
+      for (int group : {32, 64}) {
+        for (ElementType scales : {kFloat16, kBFloat16}) {
+          for (bool normal : {false, true}) {
+            if (group == head_size) continue;
+            CodesProblem problem;
+            problem.head_size = problem.v_head_size = head_size;
+            problem.k = problem.v = {type, group, scales, type};
+            problem.normal_codes = normal;
+            problem.kv_heads = 1;
+            problem.seed = static_cast<uint64_t>(type + head_size + group + scales);
+            ExpectSolved(problem);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionCodesTest, ParametersInCommon) {
   for (ElementType type : {kUint4, kInt4, kInt8}) {
     for (ElementType zero_points : {kNone, kUint8, kInt8}) {
@@ -261,6 +282,19 @@ TEST(AttentionCodesTest, Rings) {
   }
 }
 
+TEST(AttentionCodesTest, RingsOfZeroPointsOfFourBits) {
+  for (int group : {32, 64}) {
+    CodesProblem problem;
+    problem.k = problem.v = {kUint4, group, kFloat16, kUint4};
+    problem.batch = 3;
+    problem.capacity = 212;
+    problem.lengths = {212, 131, 200};
+    problem.k_first = {3, 200, 101};
+    problem.v_first = {77, 195, 64};
+    ExpectSolved(problem);
+  }
+}
+
 TEST(AttentionCodesTest, MoreEntriesThanLanes) {
   CodesProblem problem;
   problem.batch = 70;
@@ -316,6 +350,8 @@ TEST(AttentionCodesTest, RefusesWithASentence) {
   problem.v = {kUint8, 32, kFloat16, kBFloat16, true};
   EXPECT_THAT(Solve(problem).refused,
               HasSubstr("V's zero points in groups are neither f16 nor bf16 as scales are"));
+  problem.v = {kUint4, 0, kFloat16, kUint4};
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V's zero points of 4 bits are one of a row"));
   problem.v = {};
   problem.capacity = 77;
   EXPECT_THAT(Solve(problem).refused, HasSubstr("scales are not aligned to 4 bytes"));

@@ -158,6 +158,7 @@ constexpr HardFormat kFormats[] = {
     {"u4_shift", By(kUint4, 0, kFloat16), By(kUint4, 0, kFloat16)},
     {"s8_g32", By(kInt8, 32), By(kInt8, 32)},
     {"u4_g32_zp", By(kUint4, 32, kUint8), By(kUint4, 32, kUint8)},
+    {"u4_g32_pzp", By(kUint4, 32, kUint4), By(kUint4, 32, kUint4)},
     {"s4_g64_zp", By(kInt4, 64, kInt8), By(kInt4, 64, kInt8)},
     {"u4_g32_shift", By(kUint4, 32, kFloat16), By(kUint4, 32, kFloat16)},
     {"u2", By(kUint2, 0, kUint8), By(kUint2, 0, kUint8)},
