@@ -13,6 +13,8 @@ import kvant.torch
 BATCH, HEADS, GROUPED, TOKENS, SIZE = 2, 3, 2, 40, 64
 GROUP = 32
 
+torch.manual_seed(0)  # for what tests' modules and parameters draw as they are imported
+
 
 @pytest.fixture(autouse=True)
 def fresh():

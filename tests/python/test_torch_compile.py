@@ -190,7 +190,7 @@ def test_codes_that_are_not_read_are_said():
     def divided(q, c, s, v):
         return sdpa(q, c.float() / s, v)
 
-    report = run(divided, queries(), U8, scales[..., :1], cache())
+    report = run(divided, queries(), U8, 100 * (1 + scales[..., :1]), cache())
     assert "K is computed from bytes, but by no chain that is read as codes" in report.text
     # A rotary embedding is arithmetic, but not of bytes.
     report = run(lambda q, k, cos, sin, v: sdpa(q, k * cos + k.roll(1, -1) * sin, v), queries(), cache(), cache(), cache(),
