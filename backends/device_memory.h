@@ -41,7 +41,9 @@ class DeviceMemory {
       absl::Span<const void* const> pointers) const = 0;
   // A stream by a number that no other ever has, while a handle may stand for another stream in
   // each thread, or for a new one after the old is gone. While it is captured, what is put onto it
-  // runs whenever the graph does. kInvalidArguments: it is captured, and not known from before.
+  // runs whenever the graph does; its number is then the last that its handle had, and
+  // kInvalidArguments says that there is none. (So of two streams with one handle, the second may
+  // not be captured before anything was executed on it.)
   struct StreamOrder {
     uint64_t id = 0;
     bool captured = false;

@@ -4,13 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kvant/backends/device_memory.h"
@@ -32,9 +32,11 @@ class ScratchPool {
   }
 
   // Calls `body` with `bytes` of scratch, always the same number, zeroed before their first use.
-  // What throws leaves its block to no one.
+  // What throws leaves its block to no one. kInvalidArguments: the stream is being captured, and
+  // has no block yet.
   absl::Status Use(size_t bytes, void* stream, absl::FunctionRef<absl::Status(std::byte*)> body) {
-    KVANT_ASSIGN_OR_RETURN(void* block, Take(bytes, stream));
+    if (memory_->asynchronous()) return UseOfStream(bytes, stream, body);
+    KVANT_ASSIGN_OR_RETURN(void* block, Take(bytes));
     bool intact = false;
     const absl::Cleanup give_back = [&] { Return(block, intact); };
     absl::Status done = body(static_cast<std::byte*>(block));
@@ -44,14 +46,14 @@ class ScratchPool {
 
  private:
   struct OfOneStream {
-    void* data;
+    void* data = nullptr;
     uint64_t used = 0;  // when
+    int lent = 0;       // to executions that have not put all of theirs onto the stream
     bool captured = false;
   };
   static constexpr size_t kMostStreams = 64;
 
-  absl::StatusOr<void*> Take(size_t bytes, void* stream) {
-    if (memory_->asynchronous()) return OfStream(bytes, stream);
+  absl::StatusOr<void*> Take(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (blocks_.empty()) {
       blocks_.reserve(lent_ + 1);  // so that there is room for all that come back
@@ -65,41 +67,8 @@ class ScratchPool {
     return block;
   }
 
-  absl::StatusOr<void*> OfStream(size_t bytes, void* stream) {
-    KVANT_ASSIGN_OR_RETURN(const DeviceMemory::StreamOrder order, memory_->OrderOf(stream));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    auto found = of_stream_.find(order.id);
-    if (found == of_stream_.end()) {
-      KVANT_RETURN_IF_ERROR(MakeRoom());
-      of_stream_.reserve(of_stream_.size() + 1);
-      KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
-      found = of_stream_.emplace(order.id, OfOneStream{block}).first;
-    }
-    found->second.used = ++uses_;
-    found->second.captured |= order.captured;
-    return found->second.data;
-  }
-
-  // Streams come and go, and nobody tells: the block that was not used for longest makes room. What
-  // a graph was captured with is kept as long as the graph may run.
-  absl::Status MakeRoom() {
-    auto oldest = of_stream_.end();
-    size_t streams = 0;
-    for (auto it = of_stream_.begin(); it != of_stream_.end(); ++it) {
-      if (it->second.captured) continue;
-      ++streams;
-      if (oldest == of_stream_.end() || it->second.used < oldest->second.used) oldest = it;
-    }
-    if (streams < kMostStreams) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(memory_->SynchronizeAll());
-    memory_->Free(oldest->second.data);
-    of_stream_.erase(oldest);
-    return absl::OkStatus();
-  }
-
   // A block that an execution left as the next one expects it, or not.
   void Return(void* block, bool intact) {
-    if (memory_->asynchronous()) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     --lent_;
     if (intact) {
@@ -109,11 +78,80 @@ class ScratchPool {
     }
   }
 
+  absl::Status UseOfStream(size_t bytes, void* stream,
+                           absl::FunctionRef<absl::Status(std::byte*)> body) {
+    KVANT_ASSIGN_OR_RETURN(const DeviceMemory::StreamOrder order, memory_->OrderOf(stream));
+    OfOneStream* own = Lend(order);
+    if (own == nullptr) {
+      if (order.captured) {
+        return MakeError(ErrorKind::kInvalidArguments,
+                         "the stream is being captured, and this was not executed on it before: "
+                         "execute once before the capture, or bring scratch");
+      }
+      MakeRoom();
+      KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
+      own = Add(order, block);
+    }
+    const absl::Cleanup give_back = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      --own->lent;
+    };
+    return body(static_cast<std::byte*>(own->data));
+  }
+
+  // The stream's block, if it has one.
+  OfOneStream* Lend(const DeviceMemory::StreamOrder& order) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = of_stream_.find(order.id);
+    if (found == of_stream_.end()) return nullptr;
+    return Lent(found->second, order);
+  }
+  OfOneStream* Add(const DeviceMemory::StreamOrder& order, void* block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto [own, added] = of_stream_.try_emplace(order.id);
+    if (added) {
+      own->second.data = block;
+    } else {  // another thread was first
+      blocks_.push_back(block);
+    }
+    return Lent(own->second, order);
+  }
+  OfOneStream* Lent(OfOneStream& own, const DeviceMemory::StreamOrder& order) {
+    own.used = ++uses_;
+    own.captured |= order.captured;
+    ++own.lent;
+    return &own;
+  }
+
+  // Streams come and go, and nobody tells: the block that was not used for longest makes room. What
+  // is lent stays, and what a graph was captured with, which may run at any time.
+  void MakeRoom() {
+    void* block = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      auto oldest = of_stream_.end();
+      size_t streams = 0;
+      for (auto it = of_stream_.begin(); it != of_stream_.end(); ++it) {
+        if (it->second.captured) continue;
+        ++streams;
+        if (it->second.lent > 0) continue;
+        if (oldest == of_stream_.end() || it->second.used < oldest->second.used) oldest = it;
+      }
+      if (streams < kMostStreams || oldest == of_stream_.end()) return;
+      block = oldest->second.data;
+      of_stream_.erase(oldest);
+    }
+    // Without the lock: what is waited for may need another execution.
+    if (memory_->SynchronizeAll().ok()) return memory_->Free(block);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_.push_back(block);  // until the end
+  }
+
   const std::shared_ptr<DeviceMemory> memory_;
   std::mutex mutex_;  // of what follows
   std::vector<void*> blocks_;
   size_t lent_ = 0;
-  absl::flat_hash_map<uint64_t, OfOneStream> of_stream_;  // by its id
+  std::map<uint64_t, OfOneStream> of_stream_;  // by its id; entries stay where they are
   uint64_t uses_ = 0;
 };
 

@@ -80,6 +80,7 @@ absl::Status Signature::CheckReachable(absl::Span<const ConstTensor> inputs,
   };
   for (size_t i = 0; i < inputs.size(); ++i) add(false, i, inputs[i].data);
   for (size_t i = 0; i < outputs.size(); ++i) add(true, i, outputs[i].data);
+  if (pointers.empty()) return absl::OkStatus();
   const std::optional<DeviceMemory::Unreachable> found = memory_->FindUnreachable(pointers);
   if (!found) return absl::OkStatus();
   const auto [output, port] = ports[found->index];

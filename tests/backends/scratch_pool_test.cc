@@ -37,10 +37,11 @@ class LaterMemory : public DeviceMemory {
   }
   absl::Status SynchronizeAll() override {
     ++synchronized;
-    return absl::OkStatus();
+    return waits;
   }
 
   bool captured = false, running = true;
+  absl::Status waits;
   int synchronized = 0, freed = 0;
   std::set<void*> blocks;
 };
@@ -81,7 +82,34 @@ TEST_F(ScratchPoolTest, StreamsThatAreGoneMakeRoomOnceAllHasRun) {
   EXPECT_EQ(memory_->freed, 999 - 64);
 }
 
+// An execution has its block before anything of it is on the stream.
+TEST_F(ScratchPoolTest, WhatIsLentStays) {
+  const absl::Status done = pool_->Use(16, reinterpret_cast<void*>(1), [&](std::byte* block) {
+    for (uint64_t stream = 2; stream < 200; ++stream) Of(stream);
+    EXPECT_EQ(memory_->blocks.count(block), 1);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(done.ok()) << done;
+}
+
+TEST_F(ScratchPoolTest, WhereNothingCanBeWaitedForThePoolGrows) {
+  memory_->waits = absl::InternalError("a stream is being captured");
+  for (uint64_t stream = 1; stream < 200; ++stream) Of(stream);
+  EXPECT_EQ(memory_->freed, 0);
+}
+
+TEST_F(ScratchPoolTest, ACaptureNeedsABlockFromBefore) {
+  memory_->captured = true;
+  const absl::Status done = pool_->Use(16, reinterpret_cast<void*>(1), [](std::byte*) {
+    ADD_FAILURE() << "it has nothing to run with";
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(done.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(memory_->blocks.empty());
+}
+
 TEST_F(ScratchPoolTest, WhatAGraphWasCapturedWithStays) {
+  Of(1);
   memory_->captured = true;
   std::byte* const captured = Of(1);
   memory_->captured = false;

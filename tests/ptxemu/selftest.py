@@ -66,6 +66,20 @@ KERNEL(waits)(int* p) {
   WaitAll();
   p[threadIdx.x] = s[threadIdx.x] + 1;
 }
+KERNEL(barrier_before_wait)(int* p) {
+  Copy(threadIdx.x, p + threadIdx.x);
+  Commit();
+  __syncwarp();
+  WaitAll();
+  p[threadIdx.x] = s[threadIdx.x ^ 1];
+}
+KERNEL(barrier_after_wait)(int* p) {
+  Copy(threadIdx.x, p + threadIdx.x);
+  Commit();
+  WaitAll();
+  __syncwarp();
+  p[threadIdx.x] = s[threadIdx.x ^ 1];
+}
 KERNEL(copies_twice)(int* p) {
   Copy(threadIdx.x, p + threadIdx.x);
   Copy(threadIdx.x, p + threadIdx.x);
@@ -225,6 +239,8 @@ planted("race_within_a_warp", "warp_race", 719, "race in shared memory")
 planted("no_race", "no_race", 0)
 planted("copy_not_waited_for", "no_wait", 719, "not been waited for")
 planted("copy_waited_for", "waits", 0)
+planted("barrier_before_waiting_for_a_copy", "barrier_before_wait", 719, "race in shared memory")
+planted("barrier_after_waiting_for_a_copy", "barrier_after_wait", 0)
 planted("copies_to_one_place", "copies_twice", 719, "two cp.async")
 planted("lanes_that_do_not_come", "lanes_missing", 719, "lanes that have left")
 planted("different_barriers", "barriers_differ", 719, "different barriers")

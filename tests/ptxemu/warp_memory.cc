@@ -215,6 +215,8 @@ void Warp::Land(int lane, size_t most_pending) {
       const uint32_t at = copy.to - kSharedBase;
       std::memcpy(block->shared.data() + at, copy.data, copy.width);
       std::fill_n(block->state.begin() + at, copy.width, uint8_t{kKnown});
+      // For other lanes it is stored now: a barrier before this orders nothing.
+      if (launch->options->races) TouchShared(lane, at, copy.width, true, false);
     }
     own.groups.pop_front();
   }

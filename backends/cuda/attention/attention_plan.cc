@@ -269,9 +269,9 @@ double AttentionPlan::rounding() const {
       if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
       return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;
     case kByTF32:
-      // 1e-3 of its own, which moves outputs by a unit of bf16, 2^-7 at most, where they are near
-      // the middle of two: all of them, where V has few values and so they are alike.
-      return 9e-3;
+      // Of outputs of bf16, 1e-3 moves those that are near the middle of two by a unit, 2^-7 at
+      // most: all of them, where V has few values and so they are alike.
+      return traits.output.type == kBFloat16 ? 9e-3 : 5e-3;
     case kByBF16:
       return 1e-2;
     default:

@@ -68,7 +68,8 @@ std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
     if (groups > 1 && type != kFloat16 && !as_scales) {
       return name + "'s zero points in groups are neither f16 nor bf16 as scales are";
     }
-    if (groups > 1 && t.arithmetic == kByF32) return name + "'s zero points are for f16 queries";
+    if (groups > 1 && t.arithmetic == kByF32)
+      return name + "'s real zero points are for 16-bit arithmetic";
   } else if (type == kInt4 || type == kUint4) {
     if (groups == 1) return name + "'s zero points of 4 bits are one of a row";
   } else if (type != kInt8 && type != kUint8) {

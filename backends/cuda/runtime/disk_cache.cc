@@ -298,8 +298,7 @@ void DiskCache::MakeRoom() const {
             [](const Used& a, const Used& b) { return a.when < b.when; });
   for (const Used& used : files) {
     if (total <= most_bytes_) return;
-    unlink(used.path.c_str());
-    total -= used.bytes;
+    if (unlink(used.path.c_str()) == 0) total -= used.bytes;
   }
 }
 

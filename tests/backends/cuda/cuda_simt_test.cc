@@ -163,6 +163,36 @@ TEST_F(CudaSimtTest, QueriesOfOneHeadDoNotShowInAnother) {
   }
 }
 
+// The GPU's own NaN is 0x7fffffff, the CPU's 0x7fc00000.
+TEST_F(CudaSimtTest, ANanIsOneWhateverItsBits) {
+  Case c;
+  c.name = "Nan";
+  c.batch = c.kv_heads = c.ratio = 1;
+  c.q_len = 16;
+  c.kv_len = 64;
+  c.head_size = 16;
+  c.type = c.scores = kF32;
+  c.k = c.v = {.type = kF32};
+  const Prepared prepared = Prepare(c).value();
+  int spoilt = 0;
+  for (const uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7fc00000u}) {
+    for (const auto& [id, original] : prepared.inputs) {
+      if (original.bytes() < 1024) continue;  // a scalar
+      Prepared other = Prepare(c).value();
+      std::memcpy(other.inputs.at(id).data() + 20, &bits, sizeof(bits));
+      const Outcome expected = RunOn("oracle", other, other.inputs).value();
+      const Outcome got = RunOn("cuda_simt", other, other.inputs).value();
+      const auto* want = reinterpret_cast<const float*>(expected.outputs[0].data());
+      const auto* have = reinterpret_cast<const float*>(got.outputs[0].data());
+      for (size_t i = 0; i < expected.outputs[0].bytes() / sizeof(float); ++i) {
+        ASSERT_EQ(std::isnan(have[i]), std::isnan(want[i])) << std::hex << bits << ", output " << i;
+        spoilt += std::isnan(want[i]) ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(spoilt, 4 * (256 + 16 + 16) - 1);
+}
+
 // Padding that frameworks hide by the lowest number: where it is all there is, all weigh the same.
 TEST_F(CudaSimtTest, RowsMaskedByTheLowestNumberAreMeans) {
   for (const bool codes : {true, false}) {
