@@ -11,12 +11,12 @@ namespace kvant::cuda {
 struct Split {
   u32 high, low;
   KVANT_DEVICE static Split Of(float x) {
-    // The last numbers would become infinity, and a NaN of all ones, which is the GPU's own, -0.
-    const bool rounds = Abs(x) < 0x1.ffep127f;
-    const u32 high = rounds   ? (AsBits(x) + 0x1000u) & 0xffffe000u
-                     : x != x ? 0x7fffe000u
-                              : AsBits(x);
-    return {high, rounds ? AsBits(x - AsFloat(high)) + 0x1000u : 0u};
+    const u32 high = (AsBits(x) + 0x1000u) & 0xffffe000u;
+    const float low = x - AsFloat(high);
+    // What is no number, or would become infinity, stays as it is: a NaN of all ones, which is the
+    // GPU's own, would become -0.
+    const bool rounds = Abs(low) < AsFloat(0x7f800000u);
+    return {rounds ? high : AsBits(x), rounds ? AsBits(low) + 0x1000u : 0u};
   }
 };
 
