@@ -13,10 +13,10 @@ struct Split {
   KVANT_DEVICE static Split Of(float x) {
     const u32 high = (AsBits(x) + 0x1000u) & 0xffffe000u;
     const float low = x - AsFloat(high);
-    // What is no number, or would become infinity, stays as it is: a NaN of all ones, which is the
-    // GPU's own, would become -0.
+    // Where it became infinity, or a NaN of all ones -0, as it is but for a last bit: the product
+    // sets a bit of NaN that is not cut off.
     const bool rounds = Abs(low) < AsFloat(0x7f800000u);
-    return {rounds ? high : AsBits(x), rounds ? AsBits(low) + 0x1000u : 0u};
+    return {rounds ? high : AsBits(x * 0x1.fffffep-1f), rounds ? AsBits(low) + 0x1000u : 0u};
   }
 };
 
