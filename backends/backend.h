@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvant/backends/cache_kernels.h"
 #include "kvant/backends/device_memory.h"
 #include "kvant/backends/executor.h"
 #include "kvant/patterns/partition.h"
@@ -54,6 +55,10 @@ class Backend {
   virtual bool fused() const = 0;
   // Where ports and scratch must lie.
   virtual std::shared_ptr<DeviceMemory> memory() const { return MakeHostMemory(); }
+  // For caches in that memory.
+  virtual absl::StatusOr<std::unique_ptr<CacheKernels>> MakeCacheKernels() const {
+    return MakeHostCacheKernels();
+  }
   // All port shapes of `partition` are known, every strided tensor is valid.
   // kUnimplemented with a sentence that says what it does not take.
   virtual absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const = 0;

@@ -40,6 +40,8 @@ class HostMemory : public DeviceMemory {
     return memory;
   }
   void Free(void* memory) override { ::operator delete(memory, kAlignment); }
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override { return Allocate(bytes); }
+  void FreeOnHost(void* memory) override { Free(memory); }
 
   absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
     return CopyToHost(to, from, bytes);
@@ -54,6 +56,7 @@ class HostMemory : public DeviceMemory {
     return std::nullopt;
   }
   absl::StatusOr<StreamOrder> OrderOf(void*) override { return StreamOrder(); }
+  absl::StatusOr<bool> IsCaptured(void*) override { return false; }
   absl::Status SynchronizeAll() override { return absl::OkStatus(); }
 };
 

@@ -23,6 +23,11 @@ class DeviceMemory {
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
   virtual void Free(void* memory) = 0;
 
+  // The host's memory, zeroed, that kernels of this device write too, each element of 64 bits at
+  // once: what the host may look at without waiting. kResourceExhausted.
+  virtual absl::StatusOr<void*> AllocateOnHost(size_t bytes) = 0;
+  virtual void FreeOnHost(void* memory) = 0;
+
   // Between this memory and the host's; done when they return, after all that was put onto any
   // stream before.
   virtual absl::Status CopyFromHost(void* to, const void* from, size_t bytes) = 0;
@@ -49,6 +54,8 @@ class DeviceMemory {
     bool captured = false;
   };
   virtual absl::StatusOr<StreamOrder> OrderOf(void* stream) = 0;
+  // Whether what is put onto it only becomes part of a graph.
+  virtual absl::StatusOr<bool> IsCaptured(void* stream) = 0;
   // Waits for what was put onto any stream.
   virtual absl::Status SynchronizeAll() = 0;
 };

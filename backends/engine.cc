@@ -255,6 +255,11 @@ absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
   return engine;
 }
 
+absl::StatusOr<std::unique_ptr<CacheKernels>> Engine::MakeCacheKernels() const {
+  if (backends_.empty()) return MakeHostCacheKernels();
+  return WithoutExceptions([&] { return backends_.front()->MakeCacheKernels(); });
+}
+
 absl::StatusOr<CompiledGraph> Engine::Compile(const Graph& graph,
                                               const CompileGraphOptions& options) const {
   return WithoutExceptions([&] { return CompileGraph(graph, options); });

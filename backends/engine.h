@@ -85,6 +85,9 @@ class Engine {
   absl::StatusOr<CompiledPartition> Compile(const Partition& partition,
                                             const CompileOptions& options = {}) const;
 
+  // For caches in its memory. Errors as of kernels that cannot be loaded.
+  absl::StatusOr<std::unique_ptr<CacheKernels>> MakeCacheKernels() const;
+
   Device device() const { return device_; }
   // With the caller's executor it is one that calls it, and keeps what Executor promises.
   Executor& executor() const { return *executor_; }

@@ -85,7 +85,7 @@ void BM_KvAppend(benchmark::State& state, const std::string& scheme) {
   for (auto _ : state) {
     if (filled->cache->length(layer % filled->layers) == filled->cache->options().capacity) {
       state.PauseTiming();
-      filled->cache->Reset();
+      filled->cache->Reset().IgnoreError();
       state.ResumeTiming();
     }
     const absl::Status status = filled->cache->Append(layer++ % filled->layers, token, token);

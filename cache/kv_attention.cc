@@ -155,6 +155,38 @@ absl::StatusOr<std::optional<CompiledPartition>> CompileRotation(
   return CompileOne(engine, std::move(g), absl::StrCat("rotating ", tensor.name()));
 }
 
+// The memory that an execution takes: for the kernels, and behind it arrays for new tokens.
+class Room {
+ public:
+  Room(const KvTensor& k, const KvTensor& v, const KvAttentionOptions& options,
+       const CompiledPartition& partition)
+      : kernels_(KvAligned(static_cast<int64_t>(partition.scratch_bytes()))),
+        bytes_(static_cast<int64_t>(partition.scratch_bytes())) {
+    if (!options.new_tokens) return;
+    bytes_ = kernels_ + OfRows(k);
+    for (const KvTensor* tensor : {&k, &v}) {
+      bytes_ += OfRanges(*tensor);
+      if (tensor->rotation() != 0) bytes_ += OfTokens(*tensor, options);
+    }
+  }
+  size_t bytes() const { return static_cast<size_t>(bytes_); }
+  int64_t kernels() const { return kernels_; }
+
+  static int64_t OfRows(const KvTensor& tensor) {
+    return KvAligned(BytesFor(kS32, tensor.shape().batch));
+  }
+  static int64_t OfRanges(const KvTensor& tensor) {
+    return KvAligned(BytesFor(kS32, tensor.shape().batch * (tensor.segments() + 1) * 2));
+  }
+  static int64_t OfTokens(const KvTensor& tensor, const KvAttentionOptions& options) {
+    return KvAligned(NewTokens(tensor, options).memory_bytes());
+  }
+
+ private:
+  const int64_t kernels_;
+  int64_t bytes_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
@@ -165,15 +197,28 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
                            CompileOne(cache.engine_, AttentionGraph(group.k, group.v, options),
                                       absl::StrCat("attention over ", group.scheme.ToString()),
                                       {.require_fused = true}));
-    Compiled& made = attention->compiled_.emplace_back(Compiled{std::move(compiled), {}, {}, {}});
+    Compiled& made =
+        attention->compiled_.emplace_back(Compiled{std::move(compiled), {}, {}, {}, {}});
     KVANT_ASSIGN_OR_RETURN(made.rotate_k, CompileRotation(cache.engine_, group.k, options));
     KVANT_ASSIGN_OR_RETURN(made.rotate_v, CompileRotation(cache.engine_, group.v, options));
     const Partition& partition = made.partition.partition();
     for (size_t i = 0; i < partition.inputs().size(); ++i) {
       made.sources.push_back(SourceOf(partition.input(static_cast<int>(i)).name));
     }
+    if (cache.on_host()) continue;
+    const Room room(group.k, group.v, options, made.partition);
+    KVANT_ASSIGN_OR_RETURN(made.block,
+                           KvBlock::Allocate(cache.engine_.shared_memory(), room.bytes()));
   }
   return attention;
+}
+
+int64_t KvAttention::scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const Compiled& compiled : compiled_) {
+    bytes += static_cast<int64_t>(compiled.block.bytes().size());
+  }
+  return bytes;
 }
 
 absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
@@ -207,33 +252,36 @@ absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs) const {
   return absl::OkStatus();
 }
 
+bool KvAttention::MayLack(int64_t layer) const {
+  const int64_t keep = cache_.groups_[cache_.layers_[layer].group].k.layout().keep();
+  return keep > 0 && (options_.window == 0 || Seen() > keep);
+}
+
 absl::Status KvAttention::CheckKept(int64_t layer) const {
+  if (!MayLack(layer)) return absl::OkStatus();
   const KvCache::Layer& at = cache_.layers_[layer];
   const int64_t keep = cache_.groups_[at.group].k.layout().keep();
-  // Of the cache's tokens, what the first query sees.
-  const int64_t seen = options_.window + (options_.new_tokens ? -1 : options_.query_tokens - 1);
-  if (keep == 0 || (options_.window > 0 && seen <= keep)) return absl::OkStatus();
   for (int64_t b = 0; b < cache_.options_.batch; ++b) {
     if (at.lengths[b] <= keep) continue;
     return Invalid(absl::StrCat(
         "layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b, " the last ", keep,
         " are kept, and attention of ", options_.query_tokens, " query tokens sees ",
-        options_.window == 0 ? std::string("all") : absl::StrCat(seen)));
+        options_.window == 0 ? std::string("all") : absl::StrCat(Seen())));
   }
   return absl::OkStatus();
 }
 
-// With the memory that it takes of a block: arrays for new tokens, behind what the kernels use.
 class KvAttention::Arguments {
  public:
   Arguments(const KvAttention& attention, int64_t layer, ConstTensor q,
             const KvAttentionInputs& inputs)
-      : options_(attention.options_),
-        at_(attention.cache_.layers_[layer]),
-        group_(attention.cache_.groups_[at_.group]),
+      : cache_(attention.cache_),
+        options_(attention.options_),
+        at_(cache_.layers_[layer]),
+        group_(cache_.groups_[at_.group]),
         compiled_(attention.compiled_[at_.group]),
         inputs_(inputs),
-        kernels_(KvAligned(static_cast<int64_t>(compiled_.partition.scratch_bytes()))) {
+        room_(group_.k, group_.v, options_, compiled_.partition) {
     sources_[kQ] = q;
     sources_[kLogits] = inputs.sinks;
     sources_[kBias] = inputs.bias;
@@ -243,26 +291,19 @@ class KvAttention::Arguments {
     }
   }
 
-  size_t scratch_bytes() const {
-    if (!options_.new_tokens) return compiled_.partition.scratch_bytes();
-    int64_t bytes = kernels_;
-    for (const KvTensor* tensor : {&group_.k, &group_.v}) {
-      bytes += RangesBytes(*tensor);
-      if (tensor->rotation() == 0) continue;
-      bytes += KvAligned(NewTokens(*tensor, options_).memory_bytes()) + PositionsBytes();
-    }
-    return static_cast<size_t>(bytes);
-  }
+  size_t scratch_bytes() const { return room_.bytes(); }
+  absl::Span<std::byte> own_block() const { return compiled_.block.bytes(); }
 
   absl::Status Execute(const Stream& stream, Tensor out, absl::Span<std::byte> block) {
-    free_ = block.data() + kernels_;
-    sources_[kRangesOfK] = Ranges(group_.k, at_.k_ranges);
-    sources_[kRangesOfV] = Ranges(group_.v, at_.v_ranges);
+    free_ = block.data() + room_.kernels();
     if (options_.new_tokens) {
+      KVANT_RETURN_IF_ERROR(TakeStarts());
       KVANT_ASSIGN_OR_RETURN(sources_[kNewK], New(stream, group_.k, inputs_.k, compiled_.rotate_k));
       KVANT_ASSIGN_OR_RETURN(sources_[kNewV], New(stream, group_.v, inputs_.v, compiled_.rotate_v));
-      block = block.first(static_cast<size_t>(kernels_));
+      block = block.first(static_cast<size_t>(room_.kernels()));
     }
+    KVANT_ASSIGN_OR_RETURN(sources_[kRangesOfK], Ranges(stream, group_.k, at_.k_ranges));
+    KVANT_ASSIGN_OR_RETURN(sources_[kRangesOfV], Ranges(stream, group_.v, at_.v_ranges));
     absl::InlinedVector<ConstTensor, kSources> given;
     for (const uint8_t source : compiled_.sources) given.push_back(sources_[source]);
     return compiled_.partition.Execute(stream, given, {&out, 1}, block);
@@ -275,26 +316,33 @@ class KvAttention::Arguments {
     return {pointers[i], static_cast<size_t>(tensor.part(part).memory_bytes())};
   }
   int64_t batch() const { return group_.k.shape().batch; }
-  int64_t PositionsBytes() const { return KvAligned(BytesFor(kS32, batch())); }
-  int64_t RangesBytes(const KvTensor& tensor) const {
-    return KvAligned(BytesFor(kS32, batch() * (tensor.segments() + 1) * 2));
-  }
   std::byte* Take(int64_t bytes) { return std::exchange(free_, free_ + bytes); }
 
+  absl::Status TakeStarts() {
+    auto* const starts = reinterpret_cast<int32_t*>(Take(Room::OfRows(group_.k)));
+    if (inputs_.starts.empty()) return absl::OkStatus();
+    const std::vector<int32_t> given(inputs_.starts.begin(), inputs_.starts.end());
+    starts_ = starts;
+    return cache_.memory().CopyFromHost(starts, given.data(), BytesFor(kS32, batch()));
+  }
+
   // Those of the cache, and behind those of each row that of its new tokens.
-  ConstTensor Ranges(const KvTensor& tensor, const int32_t* kept) {
+  absl::StatusOr<ConstTensor> Ranges(const Stream& stream, const KvTensor& tensor,
+                                     const int32_t* kept) {
     const int64_t each = tensor.segments() * 2;
     if (!options_.new_tokens) {
-      return {kept, static_cast<size_t>(BytesFor(kS32, batch() * each))};
+      return ConstTensor{cache_.InEngine(kept),
+                         static_cast<size_t>(BytesFor(kS32, batch() * each))};
     }
-    auto* const ranges = reinterpret_cast<int32_t*>(Take(RangesBytes(tensor)));
-    for (int64_t b = 0; b < batch(); ++b) {
-      int32_t* const row = std::copy_n(kept + b * each, each, ranges + b * (each + 2));
-      const int64_t start = inputs_.starts.empty() ? 0 : inputs_.starts[b];
-      row[1] = static_cast<int32_t>(options_.query_tokens - start);
-      row[0] = row[1] == 0 ? 0 : static_cast<int32_t>(start);
-    }
-    return {ranges, static_cast<size_t>(BytesFor(kS32, batch() * (each + 2)))};
+    CacheRanges ranges;
+    ranges.kept = cache_.InEngine(kept);
+    ranges.starts = starts_;
+    ranges.batch = static_cast<int>(batch());
+    ranges.segments = tensor.segments();
+    ranges.new_tokens = static_cast<int>(options_.query_tokens);
+    ranges.to = reinterpret_cast<int32_t*>(Take(Room::OfRanges(tensor)));
+    KVANT_RETURN_IF_ERROR(cache_.kernels_->Run(ranges, stream.native()));
+    return ConstTensor{ranges.to, static_cast<size_t>(BytesFor(kS32, batch() * (each + 2)))};
   }
 
   // Keys or values of new tokens, rotated where the cache's are.
@@ -303,33 +351,55 @@ class KvAttention::Arguments {
     if (!rotate) return given;
     const int64_t bytes = NewTokens(tensor, options_).memory_bytes();
     const Tensor rotated{Take(KvAligned(bytes)), static_cast<size_t>(bytes)};
-    auto* const positions = reinterpret_cast<int32_t*>(Take(PositionsBytes()));
-    std::fill_n(positions, batch(), 0);
-    const ConstTensor inputs[] = {given, {positions, static_cast<size_t>(BytesFor(kS32, batch()))}};
+    const ConstTensor inputs[] = {given,
+                                  {cache_.zeros_, static_cast<size_t>(BytesFor(kS32, batch()))}};
     KVANT_RETURN_IF_ERROR(rotate->Execute(stream, inputs, {&rotated, 1}));
     return rotated;
   }
 
+  const KvCache& cache_;
   const KvAttentionOptions& options_;
   const KvCache::Layer& at_;
   const KvCache::Group& group_;
   const Compiled& compiled_;
   const KvAttentionInputs& inputs_;
-  const int64_t kernels_;
+  const Room room_;
   std::array<ConstTensor, kSources> sources_;
   std::byte* free_ = nullptr;
+  const int32_t* starts_ = nullptr;
 };
 
 absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
                                   const KvAttentionInputs& inputs) const {
   KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
   KVANT_RETURN_IF_ERROR(CheckInputs(inputs));
+  if (!cache_.on_host()) return ExecuteLater(stream, layer, q, out, inputs);
   const std::shared_lock<KvLock> lock(cache_.lock_);
   KVANT_RETURN_IF_ERROR(CheckKept(layer));
   Arguments arguments(*this, layer, q, inputs);
   KVANT_ASSIGN_OR_RETURN(const KvScratch::Lease scratch,
                          cache_.scratch_.Take(arguments.scratch_bytes()));
   return arguments.Execute(stream, out, scratch.block());
+}
+
+absl::Status KvAttention::ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q,
+                                       Tensor out, const KvAttentionInputs& inputs) const {
+  // Executions share a block, and are put onto streams in one order.
+  const std::unique_lock<KvLock> lock(cache_.lock_);
+  KVANT_RETURN_IF_ERROR(cache_.TakeNews());
+  if (MayLack(layer) || !inputs.starts.empty()) {
+    KVANT_ASSIGN_OR_RETURN(const bool captured, cache_.memory().IsCaptured(stream.native()));
+    if (captured) {
+      return Invalid(absl::StrCat("layer ", layer, ": attention ",
+                                  inputs.starts.empty() ? "that sees more than the layer keeps"
+                                                        : "with starts of new tokens",
+                                  " on a stream that is captured"));
+    }
+    KVANT_RETURN_IF_ERROR(cache_.Settle());
+  }
+  KVANT_RETURN_IF_ERROR(CheckKept(layer));
+  Arguments arguments(*this, layer, q, inputs);
+  return arguments.Execute(stream, out, arguments.own_block());
 }
 
 }  // namespace kvant

@@ -40,10 +40,12 @@ class KvAttention {
 
   // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (v_head_size of
   // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
-  // once these are enough. Queries are those of a row's last tokens: of a row with fewer tokens
-  // than queries the first ones see nothing, and give 0. All queries read the cache as it is now:
-  // tokens that have left the window are quantized for the first of them too. kInvalidArguments
-  // where queries see tokens that their layer has not kept.
+  // once these are enough; on a GPU all is allocated before. Queries are those of a row's last
+  // tokens: of a row with fewer tokens than queries the first ones see nothing, and give 0. All
+  // queries read the cache as it is now: tokens that have left the window are quantized for the
+  // first of them too. kInvalidArguments where queries see tokens that their layer has not kept; on
+  // a GPU, where these may be, or starts are given, it waits for it, and the stream must not be
+  // captured.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
                        const KvAttentionInputs& inputs = {}) const;
 
@@ -53,6 +55,8 @@ class KvAttention {
       : cache_(cache), options_(options) {}
   static absl::StatusOr<std::shared_ptr<const KvAttention>> Compile(
       const KvCache& cache, const KvAttentionOptions& options);
+  // Of its own.
+  int64_t scratch_bytes() const;
 
   const KvCache& cache_;
   const KvAttentionOptions options_;
@@ -61,12 +65,22 @@ class KvAttention {
     std::vector<uint8_t> sources;  // what each input is
     // What rotates new keys and values where the cache's are rotated.
     std::optional<CompiledPartition> rotate_k, rotate_v;
+    // What it computes in, where executions run later, one after another.
+    KvBlock block;
   };
   // The arguments of an execution, by source.
   class Arguments;
   absl::Status CheckInputs(const KvAttentionInputs& inputs) const;
-  // Whether the layer has all tokens that queries see.
+  // Whether the layer may not have all tokens that queries see, and whether it has.
+  bool MayLack(int64_t layer) const;
   absl::Status CheckKept(int64_t layer) const;
+  // Of the cache's tokens, how many the first query sees.
+  int64_t Seen() const {
+    return options_.window + (options_.new_tokens ? -1 : options_.query_tokens - 1);
+  }
+  // Execute, on a GPU.
+  absl::Status ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
+                            const KvAttentionInputs& inputs) const;
 
   std::vector<Compiled> compiled_;  // by group of layers
 };

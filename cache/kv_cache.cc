@@ -60,20 +60,24 @@ class KvCache::Arena {
 };
 
 KvCache::KvCache(const Engine& engine, KvCacheOptions options)
-    : engine_(engine), stream_(engine), options_(std::move(options)), scratch_(engine) {}
+    : engine_(engine),
+      stream_(engine),
+      options_(std::move(options)),
+      stride_(static_cast<int>(KvAligned(kvant::BytesFor(kS32, options_.batch)) / sizeof(int32_t))),
+      counts_(options_.batch),
+      starts_(options_.batch),
+      lengths_(options_.batch),
+      given_(2 * static_cast<size_t>(stride_)),
+      scratch_(engine) {}
 
-KvCache::~KvCache() { engine_.memory().Free(memory_); }
+KvCache::~KvCache() { memory().FreeOnHost(news_); }
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
                                                          KvCacheOptions options) {
   KVANT_RETURN_IF_ERROR(CheckKvCacheOptions(options));
-  if (engine.device() == Device::kCuda) {
-    return MakeError(ErrorKind::kUnimplemented,
-                     "a KvCache lies in the host's memory, which an engine of device cuda does not "
-                     "read");
-  }
   auto cache = std::unique_ptr<KvCache>(new KvCache(engine, std::move(options)));
   cache->MakeGroups();
+  KVANT_ASSIGN_OR_RETURN(cache->kernels_, engine.MakeCacheKernels());
   for (Group& group : cache->groups_) {
     KVANT_RETURN_IF_ERROR(group.k.Compile(engine));
     KVANT_RETURN_IF_ERROR(group.v.Compile(engine));
@@ -81,13 +85,13 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
   Arena sizes(nullptr);
   cache->Place(sizes);
   cache->bytes_ = sizes.bytes();
-  KVANT_ASSIGN_OR_RETURN(void* memory, engine.memory().Allocate(cache->bytes_.total()));
-  cache->memory_ = static_cast<std::byte*>(memory);
-  Arena arena(cache->memory_);
+  KVANT_ASSIGN_OR_RETURN(cache->memory_,
+                         KvBlock::Allocate(engine.shared_memory(), cache->bytes_.total()));
+  KVANT_ASSIGN_OR_RETURN(void* news, cache->memory().AllocateOnHost(sizeof(*cache->news_)));
+  cache->news_ = static_cast<long long*>(news);
+  Arena arena(cache->memory_.bytes().data());
   cache->Place(arena);
-  cache->FillStaticScales();
-  const std::unique_lock<KvLock> lock(cache->lock_);
-  for (int64_t layer = 0; layer < cache->options_.layers; ++layer) cache->Publish(layer);
+  KVANT_RETURN_IF_ERROR(cache->FillStaticScales());
   return cache;
 }
 
@@ -118,44 +122,62 @@ void KvCache::MakeGroups() {
 }
 
 void KvCache::Place(Arena& arena) {
-  const int64_t batch = options_.batch;
+  const int64_t stride = stride_;
   size_t working = 0;
   for (const Group& group : groups_) {
     working = std::max({working, group.k.working_bytes(), group.v.working_bytes()});
   }
+  int64_t state = 0;
   for (Layer& layer : layers_) {
     const Group& group = groups_[layer.group];
     layer.k = arena.TakeParts(group.k);
     layer.v = arena.TakeParts(group.v);
-    layer.k_ranges = arena.TakeOf<int32_t>(batch * group.k.segments() * 2);
-    layer.v_ranges = arena.TakeOf<int32_t>(batch * group.v.segments() * 2);
-    layer.lengths = arena.TakeOf<int64_t>(batch);
-    layer.k_kept = arena.TakeOf<KvKept>(batch);
-    layer.v_kept = arena.TakeOf<KvKept>(batch);
+    state += stride * (1 + 2 * group.k.segments() + 2 * group.v.segments());
   }
-  counts_ = arena.TakeOf<int64_t>(batch);
-  starts_ = arena.TakeOf<int64_t>(batch);
+  state_size_ = state + stride;
+  engine_state_ = arena.TakeOf<int32_t>(state_size_);
+  places_ = arena.TakeOf<int32_t>(2 * kCachePlaces * stride);
+  taken_ = arena.TakeOf<int32_t>(2 * stride);
+  zeros_ = arena.TakeOf<int32_t>(stride);
   working_ = arena.TakeOf<std::byte>(static_cast<int64_t>(working));
+  if (engine_state_ == nullptr) return;  // only sizes were asked for
+  if (!on_host()) host_state_.resize(state_size_);
+  int32_t* next = state_ = on_host() ? engine_state_ : host_state_.data();
+  const auto take = [&](int64_t each) { return std::exchange(next, next + stride * each); };
+  for (Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    layer.lengths = take(1);
+    layer.k_ranges = take(2 * group.k.segments());
+    layer.v_ranges = take(2 * group.v.segments());
+    layer.k_kept.resize(options_.batch);
+    layer.v_kept.resize(options_.batch);
+  }
+  stopped_ = next;
 }
 
-void KvCache::FillStaticScales() {
+absl::Status KvCache::FillStaticScales() {
   for (int64_t i = 0; i < options_.layers; ++i) {
     const Layer& layer = layers_[i];
     const Group& group = groups_[layer.group];
-    const auto fill = [i](const KvTensor& tensor, const KvPointers& pointers, const auto& scales) {
-      if (!tensor.storage().static_scales()) return;
+    const auto fill = [&](const KvTensor& tensor, const KvPointers& pointers,
+                          const auto& scales) -> absl::Status {
+      if (!tensor.storage().static_scales()) return absl::OkStatus();
       const LogicalTensor& desc = tensor.part(KvPart::kScales);
+      std::vector<std::byte> stored(
+          kvant::BytesFor(desc.type, static_cast<int64_t>(scales[i].size())));
       for (size_t j = 0; j < scales[i].size(); ++j) {
-        StoreElement(desc.type, pointers[static_cast<int>(KvPart::kScales)],
-                     static_cast<int64_t>(j), RoundScale(desc.type, scales[i][j]));
+        StoreElement(desc.type, stored.data(), static_cast<int64_t>(j),
+                     RoundScale(desc.type, scales[i][j]));
       }
+      return memory().CopyFromHost(pointers[static_cast<int>(KvPart::kScales)], stored.data(),
+                                   stored.size());
     };
-    fill(group.k, layer.k, options_.k_scales);
-    fill(group.v, layer.v, options_.v_scales);
+    KVANT_RETURN_IF_ERROR(fill(group.k, layer.k, options_.k_scales));
+    KVANT_RETURN_IF_ERROR(fill(group.v, layer.v, options_.v_scales));
   }
+  return absl::OkStatus();
 }
 
-// Writes what attention reads from the lengths.
 void KvCache::Publish(int64_t index) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
@@ -176,72 +198,6 @@ void KvCache::Publish(int64_t index) {
 absl::Status KvCache::CheckLayer(int64_t layer) const {
   if (layer >= 0 && layer < options_.layers) return absl::OkStatus();
   return Invalid(absl::StrCat("layer ", layer, " of ", options_.layers));
-}
-
-absl::Status KvCache::Take(int64_t index, int64_t tokens, absl::Span<const int64_t> counts,
-                           absl::Span<const int64_t> starts) {
-  for (const auto& [name, given] :
-       {std::pair("counts of", counts), std::pair("starts of", starts)}) {
-    if (given.empty() || static_cast<int64_t>(given.size()) == options_.batch) continue;
-    return Invalid(absl::StrCat("layer ", index, ": ", given.size(), " ", name,
-                                " tokens for a batch of ", options_.batch));
-  }
-  const Layer& layer = layers_[index];
-  for (int64_t b = 0; b < options_.batch; ++b) {
-    starts_[b] = starts.empty() ? 0 : starts[b];
-    if (starts_[b] < 0 || starts_[b] > tokens) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " begins at token ",
-                                  starts_[b], " of ", tokens));
-    }
-    counts_[b] = counts.empty() ? tokens - starts_[b] : counts[b];
-    if (counts_[b] < 0 || counts_[b] > tokens - starts_[b]) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
-                                  tokens - starts_[b], " tokens"));
-    }
-    if (counts_[b] <= options_.capacity - layer.lengths[b]) continue;
-    return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
-                                " tokens, and ", counts_[b], " more exceed the capacity of ",
-                                options_.capacity));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status KvCache::Append(int64_t index, const KvInput& k, const KvInput& v,
-                             absl::Span<const int64_t> counts, absl::Span<const int64_t> starts) {
-  KVANT_RETURN_IF_ERROR(CheckLayer(index));
-  const Layer& layer = layers_[index];
-  const Group& group = groups_[layer.group];
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
-  const int64_t tokens = (*k.desc.dims)[2];
-  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
-  const std::unique_lock<KvLock> lock(lock_);
-  KVANT_RETURN_IF_ERROR(Take(index, tokens, counts, starts));
-  const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
-  const auto batch = static_cast<size_t>(options_.batch);
-  const KvTaken taken{{counts_, batch}, {starts_, batch}};
-  if (!options_.allow_non_finite) {
-    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.k, k, taken));
-    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.v, v, taken));
-  }
-  absl::Status stored =
-      group.k.Store(stream_, {k.data.data, &k.desc}, lengths, taken, layer.k, working_);
-  if (stored.ok()) {
-    stored = group.v.Store(stream_, {v.data.data, &v.desc}, lengths, taken, layer.v, working_);
-  }
-  // A window may have lost tokens to those that came.
-  stored.ok() ? Advance(index, taken.counts) : Clear(index);
-  return stored;
-}
-
-void KvCache::Advance(int64_t index, absl::Span<const int64_t> counts) {
-  const Layer& layer = layers_[index];
-  const Group& group = groups_[layer.group];
-  for (int64_t b = 0; b < options_.batch; ++b) {
-    layer.lengths[b] += counts[b];
-    group.k.layout().Lose(layer.lengths[b], layer.k_kept[b]);
-    group.v.layout().Lose(layer.lengths[b], layer.v_kept[b]);
-  }
-  Publish(index);
 }
 
 absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
@@ -305,6 +261,7 @@ int64_t KvCache::columns() const {
 
 int64_t KvCache::length(int64_t layer, int64_t row) const {
   if (!CheckLayer(layer).ok() || row < 0 || row >= options_.batch) return 0;
+  Refresh().IgnoreError();
   const std::shared_lock<KvLock> lock(lock_);
   return layers_[layer].lengths[row];
 }
@@ -335,12 +292,20 @@ std::array<KvRange, kKvSegmentKinds> KvCache::Ranges(int64_t layer, bool values,
   return (*tensor)->layout().Ranges(length(layer, row));
 }
 
+int64_t KvCache::scratch_bytes() const {
+  int64_t bytes = scratch_.bytes();
+  const std::lock_guard<std::mutex> lock(attentions_mutex_);
+  for (const auto& attention : attentions_) bytes += attention->scratch_bytes();
+  return bytes;
+}
+
 int64_t KvCache::used_bytes() const {
+  Refresh().IgnoreError();
   const std::shared_lock<KvLock> lock(lock_);
   int64_t bytes = 0;
   for (const Layer& layer : layers_) {
     const Group& group = groups_[layer.group];
-    const absl::Span<const int64_t> lengths(layer.lengths, options_.batch);
+    const absl::Span<const int32_t> lengths(layer.lengths, options_.batch);
     bytes += group.k.UsedBytes(lengths) + group.v.UsedBytes(lengths);
   }
   return bytes;

@@ -11,11 +11,21 @@
 // All methods may be called from several threads at once: those that change the cache wait for
 // those that read it, and the other way round.
 //
+// On a GPU everything lies in its memory. Append and Execute put kernels onto a stream, which read
+// the sequences' lengths there: a decode step of all layers can be captured into a CUDA graph, and
+// replayed while sequences grow. All that is put onto streams must run one after another: it is the
+// caller who makes a stream wait for another. What a kernel finds, a sequence beyond its capacity
+// or a number that is not finite, is the error of a later call; from then on until that call
+// nothing was appended. Other methods wait for the GPU, but for length() as long as nothing was
+// captured.
+//
 // A layer or batch row that is not there has no tokens, ranges and bytes. All other methods refuse
 // it with kInvalidArguments.
 #ifndef KVANT_CACHE_KV_CACHE_H_
 #define KVANT_CACHE_KV_CACHE_H_
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,9 +37,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvant/backends/engine.h"
+#include "kvant/cache/kv_block.h"
 #include "kvant/cache/kv_cache_options.h"
 #include "kvant/cache/kv_input.h"
 #include "kvant/cache/kv_lock.h"
+#include "kvant/cache/kv_mover.h"
 #include "kvant/cache/kv_scratch.h"
 #include "kvant/cache/kv_tensor.h"
 
@@ -68,8 +80,7 @@ class KvAttention;
 
 class KvCache {
  public:
-  // Allocates everything; kInvalidArguments in words and numbers, kResourceExhausted. The engine's
-  // device must be kCpu or kCudaSimt.
+  // Allocates everything; kInvalidArguments in words and numbers, kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(const Engine& engine,
                                                          KvCacheOptions options);
   ~KvCache();
@@ -92,8 +103,17 @@ class KvCache {
   // small or not aligned to its elements, more tokens than its capacity, a number that its types do
   // not hold. Where something else failed, the engine's executor or an allocation, the layer has no
   // tokens from then on.
-  absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
+  //
+  // A stream that is captured takes one token for each row, without counts or starts; others wait
+  // for the GPU where these are given.
+  absl::Status Append(const Stream& stream, int64_t layer, const KvInput& k, const KvInput& v,
                       absl::Span<const int64_t> counts = {}, absl::Span<const int64_t> starts = {});
+  // On the engine's default stream.
+  absl::Status Append(int64_t layer, const KvInput& k, const KvInput& v,
+                      absl::Span<const int64_t> counts = {},
+                      absl::Span<const int64_t> starts = {}) {
+    return Append(stream_, layer, k, v, counts, starts);
+  }
 
   // Compiles attention and keeps it. The same options give the same object, until kKeptAttentions
   // others have been asked for since. What a caller holds stays compiled, but must not be executed
@@ -104,7 +124,7 @@ class KvCache {
   // that has executed at the same time as others, as large as the largest execution needs, rounded
   // up by a quarter at most. On the CPU an execution needs up to 8 MiB, and some hundred KiB for
   // each thread of the engine (KvAttention::compiled says how much).
-  int64_t scratch_bytes() const { return scratch_.bytes(); }
+  int64_t scratch_bytes() const;
 
   // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the
   // capacity or what is kept, rounded up to whole groups.
@@ -119,8 +139,8 @@ class KvCache {
   // the cache is as it was.
   absl::Status Crop(int64_t tokens);
   absl::Status Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer = std::nullopt);
-  // Crop to 0, which is always possible.
-  void Reset();
+  // Crop to 0, which is possible whatever was found: an error that no call has told is forgotten.
+  absl::Status Reset();
   // Row i becomes what row rows[i] was, in all layers or in one: beam search. kInvalidArguments for
   // rows that are not there.
   absl::Status Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> layer = std::nullopt);
@@ -131,7 +151,7 @@ class KvCache {
       std::optional<absl::Span<const int64_t>> rows = std::nullopt, int64_t capacity = 0) const;
 
   // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...]. The
-  // memory is the cache's. A part that is not there is null, of 0 bytes.
+  // memory is the cache's, of its engine. A part that is not there is null, of 0 bytes.
   absl::StatusOr<const KvTensor*> tensor(int64_t layer, bool values) const;
   ConstTensor part(int64_t layer, bool values, KvPart part) const;
   // Where the tokens of a row are: in the sinks, the quantized tokens (or all), the window.
@@ -148,10 +168,10 @@ class KvCache {
   struct Layer {
     int group = 0;
     KvPointers k, v;
-    // What attention reads: [batch][segments][2].
+    // In the host's state. What attention reads: [batch][segments][2].
     int32_t *k_ranges = nullptr, *v_ranges = nullptr;
-    int64_t* lengths = nullptr;                   // [batch]
-    KvKept *k_kept = nullptr, *v_kept = nullptr;  // [batch]
+    int32_t* lengths = nullptr;          // [batch]
+    std::vector<KvKept> k_kept, v_kept;  // [batch]
   };
   // Where things lie in the one block of memory.
   class Arena;
@@ -159,35 +179,79 @@ class KvCache {
   KvCache(const Engine& engine, KvCacheOptions options);
   absl::Status CheckLayer(int64_t layer) const;
   absl::Status CheckRows(absl::Span<const int64_t> rows) const;
-  // Which tokens each row takes of `tokens` that come: counts_ and starts_.
+  // Whether the engine's kernels can read them.
+  absl::Status CheckReach(int64_t layer, const KvInput& k, const KvInput& v) const;
+  // Which tokens each row takes of `tokens` that come: counts_ and starts_. Compared with the
+  // capacity if lengths are known.
   absl::Status Take(int64_t layer, int64_t tokens, absl::Span<const int64_t> counts,
-                    absl::Span<const int64_t> starts);
+                    absl::Span<const int64_t> starts, bool known);
   void MakeGroups();
   void Place(Arena& arena);
-  void FillStaticScales();
+  absl::Status FillStaticScales();
+  DeviceMemory& memory() const { return engine_.memory(); }
+  // Whether the host's state is the engine's.
+  bool on_host() const { return !memory().asynchronous(); }
+  // Where that part of the host's state is in the engine's memory.
+  int32_t* InEngine(const int32_t* state) const { return engine_state_ + (state - state_); }
+  CacheTrouble trouble() const { return {reinterpret_cast<unsigned*>(InEngine(stopped_)), news_}; }
+  KvMover mover() const { return {*kernels_, memory(), stream_}; }
+
+  // Has the host know the lengths, if it does not.
+  absl::Status Refresh() const;
   // Callers of what follows hold lock_, shared for CheckCrop.
+  //
+  // The error that a kernel has found, once; appending goes on then.
+  absl::Status TakeNews() const;
+  // The lengths that the engine's memory has.
+  absl::Status FetchLengths() const;
+  // Before the host reads lengths, or changes what is on the engine: all that is under way is done.
+  absl::Status Settle() const;
+  // Has the engine's state be the host's, of layers [first, last).
+  absl::Status Push(int64_t first, int64_t last);
+  // Stores what Append has checked. Without `known` the host has no lengths.
+  absl::Status Store(const Stream& stream, int64_t layer, const KvInput& k, const KvInput& v,
+                     bool by_row, bool known);
+  // Writes what attention reads from the lengths into the host's state.
   void Publish(int64_t layer);
   absl::Status CropTo(absl::Span<const int64_t> tokens, std::optional<int64_t> layer);
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const;
   void Clear(int64_t layer);
-  void Advance(int64_t layer, absl::Span<const int64_t> counts);
+  void Advance(int64_t layer);
   // Copies a sequence of a layer to a row of that layer of `target`, this or a fork.
-  void CopyRow(int64_t layer, int64_t from, KvCache& target, int64_t to) const;
-  void ExchangeRows(int64_t layer, int64_t a, int64_t b);
-  void ReorderLayer(int64_t layer, absl::Span<const int64_t> rows);
+  absl::Status CopyRow(int64_t layer, int64_t from, KvCache& target, int64_t to) const;
+  absl::Status ExchangeRows(int64_t layer, int64_t a, int64_t b);
+  absl::Status ReorderLayer(int64_t layer, absl::Span<const int64_t> rows);
 
   const Engine engine_;
   const Stream stream_;
   const KvCacheOptions options_;
   KvCacheBytes bytes_;
   std::vector<Group> groups_;
-  std::vector<Layer> layers_;
-  std::byte* memory_ = nullptr;
+  mutable std::vector<Layer> layers_;
+  std::unique_ptr<const CacheKernels> kernels_;
+  // Between arrays of numbers by row, which begin at 64 bytes.
+  const int stride_;
+  KvBlock memory_;
   std::byte* working_ = nullptr;
-  int64_t *counts_ = nullptr, *starts_ = nullptr;  // [batch], of one call
+  int32_t* places_ = nullptr;  // of K and of V, [2][kCachePlaces][stride of rows]
+  int32_t* taken_ = nullptr;   // counts and starts, [2][stride of rows]
+  int32_t* zeros_ = nullptr;   // [batch]
+  // Of all layers, and whether there is trouble: in the engine's memory, and as the host has it,
+  // which is the same where that is the host's.
+  int32_t* engine_state_ = nullptr;
+  int32_t* state_ = nullptr;
+  int32_t* stopped_ = nullptr;
+  int64_t state_size_ = 0;
+  std::vector<int32_t> host_state_;
+  long long* news_ = nullptr;
+  // Whether an Append was captured: how often it runs, only the engine knows.
+  mutable std::atomic<bool> replayed_ = false;
+  // [batch], of one call: what rows take, and the lengths before it. given_ is as taken_.
+  std::vector<int64_t> counts_, starts_;
+  std::vector<int32_t> lengths_, given_;
   mutable KvLock lock_;
   mutable KvScratch scratch_;
-  std::mutex attentions_mutex_;  // of what follows
+  mutable std::mutex attentions_mutex_;  // of what follows
   // In the order in which they were asked for last.
   std::vector<std::shared_ptr<const KvAttention>> attentions_;
 };

@@ -64,8 +64,8 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
 
 absl::Status KvCache::Crop(int64_t tokens) {
   const std::unique_lock<KvLock> lock(lock_);
-  std::fill_n(counts_, options_.batch, tokens);
-  return CropTo({counts_, static_cast<size_t>(options_.batch)}, std::nullopt);
+  std::fill(counts_.begin(), counts_.end(), tokens);
+  return CropTo(counts_, std::nullopt);
 }
 
 absl::Status KvCache::Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer) {
@@ -78,6 +78,7 @@ absl::Status KvCache::Crop(absl::Span<const int64_t> tokens, std::optional<int64
 }
 
 absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens, std::optional<int64_t> only) {
+  KVANT_RETURN_IF_ERROR(Settle());
   const auto [first, last] = Span(only, options_.layers);
   for (int64_t layer = first; layer < last; ++layer) {
     for (int64_t b = 0; b < options_.batch; ++b) {
@@ -85,52 +86,57 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens, std::optional<int
     }
   }
   for (int64_t layer = first; layer < last; ++layer) {
-    const Layer& at = layers_[layer];
+    Layer& at = layers_[layer];
     const Group& group = groups_[at.group];
     for (int64_t b = 0; b < options_.batch; ++b) {
-      at.lengths[b] = tokens[b];
+      at.lengths[b] = static_cast<int32_t>(tokens[b]);
       // A window begins anew where no token is left behind the sinks.
       if (group.k.layout().Behind(tokens[b]) == 0) at.k_kept[b] = {};
       if (group.v.layout().Behind(tokens[b]) == 0) at.v_kept[b] = {};
     }
     Publish(layer);
   }
-  return absl::OkStatus();
+  return Push(first, last);
 }
 
-void KvCache::Reset() {
+absl::Status KvCache::Reset() {
   const std::unique_lock<KvLock> lock(lock_);
+  KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
+  TakeNews().IgnoreError();
   for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
+  return Push(0, options_.layers);
 }
 
 void KvCache::Clear(int64_t index) {
-  const Layer& layer = layers_[index];
+  Layer& layer = layers_[index];
   std::fill_n(layer.lengths, options_.batch, 0);
-  for (KvKept* kept : {layer.k_kept, layer.v_kept}) std::fill_n(kept, options_.batch, KvKept{});
+  for (auto* kept : {&layer.k_kept, &layer.v_kept}) kept->assign(options_.batch, KvKept{});
   Publish(index);
 }
 
-void KvCache::CopyRow(int64_t index, int64_t from, KvCache& target, int64_t to) const {
-  const Layer &layer = layers_[index], &there = target.layers_[index];
+absl::Status KvCache::CopyRow(int64_t index, int64_t from, KvCache& target, int64_t to) const {
+  const Layer& layer = layers_[index];
+  Layer& there = target.layers_[index];
   const Group &group = groups_[layer.group], &other = target.groups_[there.group];
-  const int64_t tokens = layer.lengths[from];
-  const auto copy = [&](const KvTensor& from_tensor, const KvPointers& source, const KvKept* kept,
-                        const KvTensor& to_tensor, const KvPointers& place, KvKept* kept_there) {
-    kept_there[to] = from_tensor.CopyRow(source, from, to_tensor, place, to, tokens, kept[from]);
-  };
-  copy(group.k, layer.k, layer.k_kept, other.k, there.k, there.k_kept);
-  copy(group.v, layer.v, layer.v_kept, other.v, there.v, there.v_kept);
+  const int32_t tokens = layer.lengths[from];
+  KvKept k = layer.k_kept[from], v = layer.v_kept[from];
+  KVANT_RETURN_IF_ERROR(group.k.CopyRow(mover(), layer.k, from, other.k, there.k, to, tokens, k));
+  KVANT_RETURN_IF_ERROR(group.v.CopyRow(mover(), layer.v, from, other.v, there.v, to, tokens, v));
+  there.k_kept[to] = k;
+  there.v_kept[to] = v;
   there.lengths[to] = tokens;
+  return absl::OkStatus();
 }
 
-void KvCache::ExchangeRows(int64_t index, int64_t a, int64_t b) {
-  const Layer& layer = layers_[index];
+absl::Status KvCache::ExchangeRows(int64_t index, int64_t a, int64_t b) {
+  Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   const int64_t tokens = std::max(layer.lengths[a], layer.lengths[b]);
-  group.k.SwapRows(layer.k, a, b, tokens);
-  group.v.SwapRows(layer.v, a, b, tokens);
+  KVANT_RETURN_IF_ERROR(group.k.SwapRows(mover(), layer.k, a, b, tokens));
+  KVANT_RETURN_IF_ERROR(group.v.SwapRows(mover(), layer.v, a, b, tokens));
   std::swap(layer.lengths[a], layer.lengths[b]);
-  for (KvKept* kept : {layer.k_kept, layer.v_kept}) std::swap(kept[a], kept[b]);
+  for (auto* kept : {&layer.k_kept, &layer.v_kept}) std::swap((*kept)[a], (*kept)[b]);
+  return absl::OkStatus();
 }
 
 absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int64_t> only) {
@@ -141,15 +147,20 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int6
   }
   KVANT_RETURN_IF_ERROR(CheckRows(rows));
   const std::unique_lock<KvLock> lock(lock_);
+  KVANT_RETURN_IF_ERROR(Settle());
   const auto [first, last] = Span(only, options_.layers);
-  for (int64_t layer = first; layer < last; ++layer) ReorderLayer(layer, rows);
-  return absl::OkStatus();
+  for (int64_t layer = first; layer < last; ++layer) {
+    KVANT_RETURN_IF_ERROR(ReorderLayer(layer, rows));
+  }
+  // What comes next may be on another stream.
+  KVANT_RETURN_IF_ERROR(memory().Synchronize(stream_.native()));
+  return Push(first, last);
 }
 
-void KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
+absl::Status KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
   const int64_t batch = options_.batch;
   // from[i]: which of the rows as they lie now i is to be; -1: it is that already.
-  const absl::Span<int64_t> from(counts_, batch), wanted(starts_, batch);
+  std::vector<int64_t>&from = counts_, &wanted = starts_;
   std::copy(rows.begin(), rows.end(), from.begin());
   std::fill(wanted.begin(), wanted.end(), 0);  // by how many other rows
   for (int64_t i = 0; i < batch; ++i) {
@@ -161,7 +172,7 @@ void KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
     done = 0;
     for (int64_t i = 0; i < batch; ++i) {
       if (from[i] < 0 || wanted[i] > 0) continue;
-      CopyRow(layer, from[i], *this, i);
+      KVANT_RETURN_IF_ERROR(CopyRow(layer, from[i], *this, i));
       --wanted[from[i]];
       from[i] = -1;
       ++done;
@@ -170,12 +181,13 @@ void KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
   for (int64_t i = 0; i < batch; ++i) {
     if (from[i] < 0) continue;
     const int64_t other = std::exchange(from[i], -1);
-    ExchangeRows(layer, i, other);
+    KVANT_RETURN_IF_ERROR(ExchangeRows(layer, i, other));
     // Who waits for what was in i finds it in `other` now.
     const auto waiting = std::find(from.begin(), from.end(), i);
     if (waiting != from.end()) *waiting = waiting - from.begin() == other ? -1 : other;
   }
   Publish(layer);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
@@ -188,6 +200,10 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
   options.batch = static_cast<int64_t>(taken.size());
   if (capacity != 0) options.capacity = capacity;
   KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, std::move(options)));
+  if (!on_host()) {
+    const std::unique_lock<KvLock> lock(lock_);
+    KVANT_RETURN_IF_ERROR(Settle());
+  }
   const std::shared_lock<KvLock> lock(lock_);
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     for (const int64_t row : taken) {
@@ -199,10 +215,12 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
   }
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     for (size_t i = 0; i < taken.size(); ++i) {
-      CopyRow(layer, taken[i], *fork, static_cast<int64_t>(i));
+      KVANT_RETURN_IF_ERROR(CopyRow(layer, taken[i], *fork, static_cast<int64_t>(i)));
     }
     fork->Publish(layer);
   }
+  KVANT_RETURN_IF_ERROR(memory().Synchronize(stream_.native()));
+  KVANT_RETURN_IF_ERROR(fork->Push(0, options_.layers));
   return fork;
 }
 

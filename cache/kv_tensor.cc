@@ -108,10 +108,16 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
     g.Output("scales", stored.scales);
     if (stored.zero_points) g.Output("zero_points", *stored.zero_points);
   }
+  Op op;
+  op.tokens = tokens;
   KVANT_ASSIGN_OR_RETURN(
-      CompiledPartition compiled,
-      CompileOne(engine, std::move(g), absl::StrCat("storing tokens of ", name_)));
-  return Op{tokens, std::move(compiled)};
+      op.compiled, CompileOne(engine, std::move(g), absl::StrCat("storing tokens of ", name_)));
+  if (engine.memory().asynchronous() && op.compiled.scratch_bytes() > 0) {
+    KVANT_ASSIGN_OR_RETURN(KvBlock block,
+                           KvBlock::Allocate(engine.shared_memory(), op.compiled.scratch_bytes()));
+    op.scratch = std::make_shared<const KvBlock>(std::move(block));
+  }
+  return op;
 }
 
 absl::Status KvTensor::Compile(const Engine& engine) {
@@ -142,8 +148,7 @@ int64_t KvTensor::MostLeaving() const {
 size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
   return KvAligned(BytesFor(kF32, row * Pieces())) +
-         KvAligned(BytesFor(storage_.window_type, row * MostLeaving())) +
-         KvAligned(BytesFor(kS32, 3 * shape_.batch));
+         KvAligned(BytesFor(storage_.window_type, row * MostLeaving()));
 }
 
 }  // namespace kvant

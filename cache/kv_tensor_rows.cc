@@ -1,50 +1,10 @@
 // Whole sequences: copied, exchanged, counted.
 #include <algorithm>
-#include <cstring>
 
 #include "kvant/cache/kv_tensor.h"
+#include "kvant/graph/status.h"
 
 namespace kvant {
-namespace {
-
-// Of a part's elements, in memory.
-struct Elements {
-  DataType type;
-  std::byte* data;
-  int64_t first;
-};
-
-bool BeginAtByte(const Elements& a, const Elements& b, int64_t count) {
-  const int64_t bits = BitsOf(a.type);
-  return a.first * bits % 8 == 0 && b.first * bits % 8 == 0 && count * bits % 8 == 0;
-}
-
-void Copy(const Elements& from, const Elements& to, int64_t count) {
-  if (BeginAtByte(from, to, count)) {
-    std::memcpy(to.data + BytesFor(to.type, to.first), from.data + BytesFor(from.type, from.first),
-                BytesFor(to.type, count));
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    StoreElement(to.type, to.data, to.first + i, LoadElement(from.type, from.data, from.first + i));
-  }
-}
-
-void Exchange(const Elements& a, const Elements& b, int64_t count) {
-  if (BeginAtByte(a, b, count)) {
-    std::byte* const begin = a.data + BytesFor(a.type, a.first);
-    std::swap_ranges(begin, begin + BytesFor(a.type, count), b.data + BytesFor(b.type, b.first));
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    const double kept = LoadElement(a.type, a.data, a.first + i);
-    StoreElement(a.type, a.data, a.first + i, LoadElement(b.type, b.data, b.first + i));
-    StoreElement(b.type, b.data, b.first + i, kept);
-  }
-}
-
-}  // namespace
-
 KvTensor::Run KvTensor::RunOf(KvPart part, int64_t tokens, const KvKept& kept) const {
   const LogicalTensor& desc = this->part(part);
   if (!desc.dims || (part == KvPart::kScales && storage_.static_scales())) return {};
@@ -66,7 +26,7 @@ KvTensor::Run KvTensor::RunOf(KvPart part, int64_t tokens, const KvKept& kept) c
   return {};
 }
 
-int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
+int64_t KvTensor::UsedBytes(absl::Span<const int32_t> lengths) const {
   int64_t bytes = 0;
   for (int i = 0; i < kKvParts; ++i) {
     const KvPart part = static_cast<KvPart>(i);
@@ -74,7 +34,7 @@ int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
     const Dims& dims = *this->part(part).dims;
     // Rows may share a byte, so only their sum is rounded up to whole bytes.
     int64_t elements = 0;
-    for (const int64_t tokens : lengths) {
+    for (const int32_t tokens : lengths) {
       KvKept kept;
       layout_.Lose(tokens, kept);
       const Run run = RunOf(part, tokens, kept);
@@ -87,8 +47,9 @@ int64_t KvTensor::UsedBytes(absl::Span<const int64_t> lengths) const {
   return bytes;
 }
 
-KvKept KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTensor& target,
-                         const KvPointers& to, int64_t to_row, int64_t tokens, KvKept kept) const {
+absl::Status KvTensor::CopyRow(const KvMover& mover, const KvPointers& from, int64_t from_row,
+                               const KvTensor& target, const KvPointers& to, int64_t to_row,
+                               int64_t tokens, KvKept& kept) const {
   target.layout_.Lose(tokens, kept);
   for (int i = 0; i < kKvParts; ++i) {
     const auto part = static_cast<KvPart>(i);
@@ -96,32 +57,33 @@ KvKept KvTensor::CopyRow(const KvPointers& from, int64_t from_row, const KvTenso
     if (have.slots == 0) continue;
     const LogicalTensor& desc = parts_[i];
     const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t u = have.from; u < have.to;) {
-        // Until one of the rings ends.
-        const int64_t source = u % have.slots, place = u % want.slots;
-        const int64_t run = std::min({have.to - u, have.slots - source, want.slots - place});
-        Copy({desc.type, from[i], ((from_row * heads + h) * have.slots + source) * each},
-             {desc.type, to[i], ((to_row * heads + h) * want.slots + place) * each}, run * each);
-        u += run;
-      }
+    const int64_t from_pitch = have.slots * each, to_pitch = want.slots * each;
+    for (int64_t u = have.from; u < have.to;) {
+      // Until one of the rings ends.
+      const int64_t source = u % have.slots, place = u % want.slots;
+      const int64_t run = std::min({have.to - u, have.slots - source, want.slots - place});
+      KVANT_RETURN_IF_ERROR(mover.Copy(
+          {desc.type, from[i], from_row * heads * from_pitch + source * each, from_pitch},
+          {desc.type, to[i], to_row * heads * to_pitch + place * each, to_pitch}, heads,
+          run * each));
+      u += run;
     }
   }
-  return kept;
+  return absl::OkStatus();
 }
 
-void KvTensor::SwapRows(const KvPointers& layer, int64_t a, int64_t b, int64_t tokens) const {
+absl::Status KvTensor::SwapRows(const KvMover& mover, const KvPointers& layer, int64_t a, int64_t b,
+                                int64_t tokens) const {
   for (int i = 0; i < kKvParts; ++i) {
     const Run run = RunOf(static_cast<KvPart>(i), tokens, {});
     if (run.slots == 0) continue;
     const LogicalTensor& desc = parts_[i];
-    const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3];
-    for (int64_t h = 0; h < heads; ++h) {
-      Exchange({desc.type, layer[i], (a * heads + h) * run.slots * each},
-               {desc.type, layer[i], (b * heads + h) * run.slots * each},
-               std::min(run.to, run.slots) * each);
-    }
+    const int64_t heads = (*desc.dims)[1], each = (*desc.dims)[3], pitch = run.slots * each;
+    KVANT_RETURN_IF_ERROR(mover.Exchange({desc.type, layer[i], a * heads * pitch, pitch},
+                                         {desc.type, layer[i], b * heads * pitch, pitch}, heads,
+                                         std::min(run.to, run.slots) * each));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace kvant

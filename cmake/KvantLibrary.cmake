@@ -5,6 +5,8 @@
 file(GLOB kvant_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}"
      "${PROJECT_SOURCE_DIR}/kernels/cuda/*.h"
      "${PROJECT_SOURCE_DIR}/kernels/cuda/*.inc"
+     "${PROJECT_SOURCE_DIR}/graph/cache_layout.h"
+     "${PROJECT_SOURCE_DIR}/graph/cache_tasks.h"
      "${PROJECT_SOURCE_DIR}/graph/score_steps.inc"
      "${PROJECT_SOURCE_DIR}/kernels/device/device.h"
      "${PROJECT_SOURCE_DIR}/kernels/device/fragment.h"
@@ -152,7 +154,8 @@ function(kvant_folder name folder)
   kvant_layer(${name} HEADERS "${folder}" SOURCES ${sources} ${ARGN})
 endfunction()
 
-kvant_layer(values HEADERS graph/data_type.h graph/data_type.inc graph/score_steps.inc)
+kvant_layer(values HEADERS graph/cache_layout.h graph/cache_tasks.h graph/data_type.h
+            graph/data_type.inc graph/score_steps.inc)
 kvant_folder(graph graph PRECOMPILE)
 kvant_folder(patterns patterns LINKS graph PRECOMPILE)
 list(TRANSFORM kvant_kernel_sources REPLACE "^${PROJECT_SOURCE_DIR}/" "")

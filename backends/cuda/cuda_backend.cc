@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
+#include "kvant/backends/cuda/cache/cache_kernels.h"
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 #include "kvant/backends/cuda/store/quantize_kernel.h"
@@ -31,6 +32,10 @@ class LauncherMemory : public DeviceMemory {
 
   absl::StatusOr<void*> Allocate(size_t bytes) override { return launcher_->Allocate(bytes); }
   void Free(void* memory) override { launcher_->Free(memory); }
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
+    return launcher_->AllocateOnHost(bytes);
+  }
+  void FreeOnHost(void* memory) override { launcher_->FreeOnHost(memory); }
   absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
     return launcher_->CopyToDevice(to, from, bytes);
   }
@@ -44,6 +49,7 @@ class LauncherMemory : public DeviceMemory {
     return launcher_->FindUnreachable(pointers);
   }
   absl::StatusOr<StreamOrder> OrderOf(void* stream) override { return launcher_->OrderOf(stream); }
+  absl::StatusOr<bool> IsCaptured(void* stream) override { return launcher_->IsCaptured(stream); }
   absl::Status SynchronizeAll() override { return launcher_->SynchronizeAll(); }
 
  private:
@@ -163,6 +169,10 @@ class CudaBackend : public Backend {
   std::string_view name() const override { return name_; }
   bool fused() const override { return true; }
   std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
+
+  absl::StatusOr<std::unique_ptr<CacheKernels>> MakeCacheKernels() const override {
+    return LoadCacheKernels(launcher_);
+  }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());

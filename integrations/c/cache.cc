@@ -192,8 +192,7 @@ kvant_status kvant_cache_crop(kvant_cache* cache, int64_t layer, const int64_t* 
 kvant_status kvant_cache_reset(kvant_cache* cache) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}}));
-    cache->cache->Reset();
-    return absl::OkStatus();
+    return cache->cache->Reset();
   });
 }
 

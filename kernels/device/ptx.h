@@ -185,6 +185,8 @@ KVANT_DEVICE Words4 Load(const Words4* p) {
 // What other blocks wrote, before a Fence and an atomic that this block has seen, or what this
 // thread did.
 KVANT_DEVICE u8 LoadCoherent(const u8* p) { return __ldcg(p); }
+KVANT_DEVICE u32 LoadCoherent(const u32* p) { return __ldcg(p); }
+KVANT_DEVICE i32 LoadCoherent(const i32* p) { return __ldcg(p); }
 KVANT_DEVICE float LoadCoherent(const float* p) { return __ldcg(p); }
 KVANT_DEVICE Words4 LoadCoherent(const Words4* p) {
   const uint4 x = __ldcg(reinterpret_cast<const uint4*>(p));

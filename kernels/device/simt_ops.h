@@ -167,6 +167,12 @@ KVANT_DEVICE T Load(const T* p, KVANT_SITE) {
 KVANT_DEVICE u8 LoadCoherent(const u8* p, KVANT_SITE) {
   return LoadGlobal(p, /*coherent=*/true, file, line);
 }
+KVANT_DEVICE u32 LoadCoherent(const u32* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
+}
+KVANT_DEVICE i32 LoadCoherent(const i32* p, KVANT_SITE) {
+  return LoadGlobal(p, /*coherent=*/true, file, line);
+}
 KVANT_DEVICE float LoadCoherent(const float* p, KVANT_SITE) {
   return LoadGlobal(p, /*coherent=*/true, file, line);
 }

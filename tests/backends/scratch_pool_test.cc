@@ -25,6 +25,8 @@ class LaterMemory : public DeviceMemory {
     ++freed;
     ::operator delete(memory);
   }
+  absl::StatusOr<void*> AllocateOnHost(size_t) override { return nullptr; }
+  void FreeOnHost(void*) override {}
   absl::Status CopyFromHost(void*, const void*, size_t) override { return absl::OkStatus(); }
   absl::Status CopyToHost(void*, const void*, size_t) override { return absl::OkStatus(); }
   absl::Status Synchronize(void*) override { return absl::OkStatus(); }
@@ -35,6 +37,7 @@ class LaterMemory : public DeviceMemory {
   absl::StatusOr<StreamOrder> OrderOf(void* stream) override {
     return StreamOrder{reinterpret_cast<uint64_t>(stream), captured};
   }
+  absl::StatusOr<bool> IsCaptured(void*) override { return captured; }
   absl::Status SynchronizeAll() override {
     ++synchronized;
     return waits;

@@ -225,7 +225,7 @@ class Life {
   }
 
   void Reset() {
-    cache_->Reset();
+    ASSERT_TRUE(cache_->Reset().ok());
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
       for (Row& row : rows_[layer]) Shorten(layer, row, 0);
     }
@@ -273,7 +273,7 @@ class Life {
       }
     }
     const std::vector<std::vector<int64_t>> one((*fork)->options().batch, {Below(kPool)});
-    (*fork)->Reset();
+    ASSERT_TRUE((*fork)->Reset().ok());
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
       ASSERT_TRUE(AppendTo(**fork, layer, one).ok());
     }
@@ -282,7 +282,7 @@ class Life {
   void Check(int64_t layer, int64_t b) {
     const Row& row = rows_[layer][b];
     ASSERT_EQ(cache_->length(layer, b), Length(row));
-    judge_->Reset();
+    ASSERT_TRUE(judge_->Reset().ok());
     ASSERT_TRUE(AppendTo(*judge_, layer, {row.tokens}).ok());
     const int64_t keep = KeepOf(options_, layer);
     const int64_t kept = keep == 0 ? Length(row) : std::min(keep, Length(row));

@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "kvant/tests/ptxemu/text.h"
 
@@ -42,11 +44,30 @@ uint64_t DeviceMemory::Allocate(size_t bytes) {
   return base;
 }
 
+uint64_t DeviceMemory::AllocateOnHost(size_t bytes) {
+  auto made = std::make_unique<Allocation>();
+  made->bytes = bytes;
+  made->data.assign(bytes, 0xcd);
+  made->base = reinterpret_cast<uint64_t>(made->data.data());
+  made->known = ZeroedArray<uint8_t>(bytes);
+  std::fill_n(made->known.data(), bytes, uint8_t{1});  // what the host stores is not seen
+  made->written = ZeroedArray<uint32_t>(bytes);
+  made->on_host = true;
+  const uint64_t base = made->base;
+  allocations_[base] = std::move(made);
+  return base;
+}
+
 std::string DeviceMemory::Free(uint64_t base) {
   const auto found = allocations_.find(base);
   if (found == allocations_.end()) return "was never allocated";
   Allocation& a = *found->second;
   if (a.freed) return "was freed before";
+  if (a.on_host) {  // whose addresses are given out again
+    last_ = nullptr;
+    allocations_.erase(found);
+    return "";
+  }
   a.freed = true;
   a.data = {};
   a.known = {};
@@ -56,11 +77,13 @@ std::string DeviceMemory::Free(uint64_t base) {
 
 Allocation* DeviceMemory::Find(uint64_t address) {
   if (last_ != nullptr && address - last_->base < last_->bytes) return last_;
-  if (address < begin_ || address >= end_) return nullptr;
   auto found = allocations_.upper_bound(address);
   if (found == allocations_.begin()) return nullptr;
-  --found;
-  return last_ = found->second.get();
+  Allocation* const a = std::prev(found)->second.get();
+  // Behind the host's there may be anything; of the device's range it is the nearest.
+  const bool on_device = address >= begin_ && address < end_;
+  if (a->on_host != !on_device || (!on_device && address - a->base >= a->bytes)) return nullptr;
+  return last_ = a;
 }
 
 Allocation* DeviceMemory::Covering(uint64_t address, size_t bytes) {

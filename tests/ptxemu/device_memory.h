@@ -40,6 +40,7 @@ struct Allocation {
   ZeroedArray<uint8_t> known;     // by byte: something was stored there
   ZeroedArray<uint32_t> written;  // by byte: the last launch that stored there
   bool freed = false;
+  bool on_host = false;
 };
 
 class DeviceMemory {
@@ -47,6 +48,8 @@ class DeviceMemory {
   DeviceMemory();
   // 0: there are no addresses left.
   uint64_t Allocate(size_t bytes);
+  // Of the host, at the same address there.
+  uint64_t AllocateOnHost(size_t bytes);
   // Why it cannot be freed; empty if it was.
   std::string Free(uint64_t base);
   // The allocation that begins at or below a device address; null for any other address.

@@ -87,6 +87,26 @@ CUresult cuMemFree_v2(CUdeviceptr memory) {
   });
 }
 
+CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  return OutsideCapture("cuMemHostAlloc", [&] {
+    constexpr unsigned kDeviceMap = 2;
+    if (bytes == 0) return Misuse(kInvalidValue, "cuMemHostAlloc of nothing");
+    if ((flags & kDeviceMap) == 0) {
+      return Misuse(kInvalidValue, "cuMemHostAlloc of memory that is not mapped");
+    }
+    *memory = reinterpret_cast<void*>(TheState().memory.AllocateOnHost(bytes));
+    return kSuccess;
+  });
+}
+
+CUresult cuMemFreeHost(void* memory) {
+  return OutsideCapture("cuMemFreeHost", [&] {
+    RunPending(nullptr);
+    const std::string why_not = TheState().memory.Free(reinterpret_cast<uint64_t>(memory));
+    return why_not.empty() ? kSuccess : Misuse(kInvalidValue, "cuMemFreeHost of what " + why_not);
+  });
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void* stream) {
   const Range to{at, bytes};
   return EnqueueOn("cuMemsetD8Async", stream, {to}, nullptr,

@@ -112,6 +112,24 @@ void DeviceContext::Free(CUdeviceptr memory) const {
   }).IgnoreError();
 }
 
+absl::StatusOr<void*> DeviceContext::AllocateOnHost(size_t bytes) const {
+  void* memory = nullptr;
+  const absl::Status status = Within([&] {
+    return driver_->Check(driver_->api().MemHostAlloc(
+                              &memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                          "cuMemHostAlloc");
+  });
+  if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on the host"));
+  return memory;
+}
+
+void DeviceContext::FreeOnHost(void* memory) const {
+  Within([&] {
+    driver_->api().MemFreeHost(memory);
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
 absl::Status DeviceContext::FillAsync(CUdeviceptr to, uint8_t value, size_t bytes,
                                       CUstream stream) const {
   return Within([&] {
@@ -200,6 +218,15 @@ absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream
   return MakeError(ErrorKind::kInvalidArguments,
                    "the stream is being captured, and nothing was executed on it before: execute "
                    "once before the capture, or bring scratch");
+}
+
+absl::StatusOr<bool> DeviceContext::IsCaptured(CUstream stream) const {
+  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  KVANT_RETURN_IF_ERROR(Within([&] {
+    return driver_->Check(driver_->api().StreamIsCapturing(stream, &capture),
+                          "cuStreamIsCapturing");
+  }));
+  return capture != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 absl::Status DeviceContext::SynchronizeAll() const {

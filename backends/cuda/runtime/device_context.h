@@ -52,6 +52,9 @@ class DeviceContext {
   // Not zeroed. kResourceExhausted with the bytes asked for.
   absl::StatusOr<CUdeviceptr> Allocate(size_t bytes) const;
   void Free(CUdeviceptr memory) const;
+  // Pinned, of the same address on the device; for every context. Not zeroed.
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) const;
+  void FreeOnHost(void* memory) const;
 
   // Put onto the stream; host memory must stay as it is until the stream has come so far.
   absl::Status FillAsync(CUdeviceptr to, uint8_t value, size_t bytes, CUstream stream) const;
@@ -64,6 +67,7 @@ class DeviceContext {
   std::optional<DeviceMemory::Unreachable> FindUnreachable(
       absl::Span<const void* const> pointers) const;
   absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(CUstream stream) const;
+  absl::StatusOr<bool> IsCaptured(CUstream stream) const;
   absl::Status SynchronizeAll() const;
 
  private:

@@ -42,6 +42,9 @@ inline constexpr int CU_POINTER_ATTRIBUTE_IS_MANAGED = 8;
 inline constexpr int CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9;
 inline constexpr unsigned CU_MEMORYTYPE_DEVICE = 2;
 
+inline constexpr unsigned CU_MEMHOSTALLOC_PORTABLE = 1;
+inline constexpr unsigned CU_MEMHOSTALLOC_DEVICEMAP = 2;
+
 // cuLaunchKernel's `extra`
 inline void* const CU_LAUNCH_PARAM_END = nullptr;
 inline void* const CU_LAUNCH_PARAM_BUFFER_POINTER = reinterpret_cast<void*>(1);
@@ -73,6 +76,8 @@ inline void* const CU_LAUNCH_PARAM_BUFFER_SIZE = reinterpret_cast<void*>(2);
          void** params, void** extra))                                                             \
   ENTRY(MemAlloc, cuMemAlloc_v2, (CUdeviceptr * memory, size_t bytes))                             \
   ENTRY(MemFree, cuMemFree_v2, (CUdeviceptr memory))                                               \
+  ENTRY(MemHostAlloc, cuMemHostAlloc, (void** memory, size_t bytes, unsigned flags))               \
+  ENTRY(MemFreeHost, cuMemFreeHost, (void* memory))                                                \
   ENTRY(MemsetD8Async, cuMemsetD8Async,                                                            \
         (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))                      \
   ENTRY(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2,                                                     \

@@ -1,5 +1,6 @@
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -120,6 +121,16 @@ class DriverLauncher : public Launcher {
     if (memory != nullptr) context_->Free(reinterpret_cast<CUdeviceptr>(memory));
   }
 
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
+    KVANT_ASSIGN_OR_RETURN(void* memory, context_->AllocateOnHost(bytes));
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
+
+  void FreeOnHost(void* memory) override {
+    if (memory != nullptr) context_->FreeOnHost(memory);
+  }
+
   absl::Status CopyToDevice(void* to, const void* from, size_t bytes) override {
     if (bytes == 0) return absl::OkStatus();
     KVANT_RETURN_IF_ERROR(
@@ -145,6 +156,10 @@ class DriverLauncher : public Launcher {
 
   absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) override {
     return context_->OrderOf(static_cast<CUstream>(stream));
+  }
+
+  absl::StatusOr<bool> IsCaptured(void* stream) override {
+    return context_->IsCaptured(static_cast<CUstream>(stream));
   }
 
   absl::Status SynchronizeAll() override { return context_->SynchronizeAll(); }

@@ -70,6 +70,10 @@ class Launcher {
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
   virtual void Free(void* memory) = 0;
 
+  // As DeviceMemory's.
+  virtual absl::StatusOr<void*> AllocateOnHost(size_t bytes) = 0;
+  virtual void FreeOnHost(void* memory) = 0;
+
   // Synchronous; for constants and tools.
   virtual absl::Status CopyToDevice(void* to, const void* from, size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
@@ -79,6 +83,7 @@ class Launcher {
   virtual std::optional<DeviceMemory::Unreachable> FindUnreachable(
       absl::Span<const void* const> pointers) const = 0;
   virtual absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) = 0;
+  virtual absl::StatusOr<bool> IsCaptured(void* stream) = 0;
   virtual absl::Status SynchronizeAll() = 0;
 };
 

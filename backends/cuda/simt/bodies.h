@@ -23,12 +23,16 @@ SimtBody InstanceOf(const KernelSpec& spec, void (*run)(const Params&)) {
   };
 }
 
-// With the spec's traits; null if kernels.inc has no such entry among attention's, or stores'.
+// With the spec's traits; null if kernels.inc has no such entry among attention's, stores' or
+// caches'.
 SimtBody AttentionBody(const KernelSpec& spec);
 SimtBody StoreBody(const KernelSpec& spec);
+SimtBody CacheBody(const KernelSpec& spec);
 inline SimtBody BodyOf(const KernelSpec& spec) {
-  SimtBody body = AttentionBody(spec);
-  return body != nullptr ? body : StoreBody(spec);
+  for (const auto find : {&AttentionBody, &StoreBody, &CacheBody}) {
+    if (SimtBody body = find(spec)) return body;
+  }
+  return nullptr;
 }
 
 }  // namespace kvant::cuda

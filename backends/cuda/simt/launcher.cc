@@ -76,6 +76,10 @@ class SimtLauncher : public Launcher {
 
   absl::StatusOr<void*> Allocate(size_t bytes) override { return memory_->Allocate(bytes); }
   void Free(void* memory) override { memory_->Free(memory); }
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
+    return memory_->AllocateOnHost(bytes);
+  }
+  void FreeOnHost(void* memory) override { memory_->FreeOnHost(memory); }
   absl::Status CopyToDevice(void* to, const void* from, size_t bytes) override {
     return memory_->CopyFromHost(to, from, bytes);
   }
@@ -90,6 +94,7 @@ class SimtLauncher : public Launcher {
   absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void*) override {
     return DeviceMemory::StreamOrder();
   }
+  absl::StatusOr<bool> IsCaptured(void*) override { return false; }
   absl::Status SynchronizeAll() override { return absl::OkStatus(); }
 
  private:

@@ -236,6 +236,18 @@ CUresult cuMemFree_v2(CUdeviceptr memory) {
   std::free(block);
   return CUDA_SUCCESS;
 }
+CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  FAKE_CALL_IN_CONTEXT("cuMemHostAlloc");
+  if (bytes == 0 || flags != 3) return kInvalidValue;
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 0xcd, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* memory) {
+  FAKE_CALL_IN_CONTEXT("cuMemFreeHost");
+  std::free(memory);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
   FAKE_CALL_IN_CONTEXT("cuMemsetD8Async");
   if (!BlockAt(to, bytes)) return kInvalidValue;

@@ -1,0 +1,249 @@
+// New tokens of a KvCache, and what the host knows of those that it has.
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
+
+namespace kvant {
+namespace {
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+CacheSource SourceOf(const KvInput& input) {
+  CacheSource source;
+  source.data = input.data.data;
+  source.type = input.desc.type == kF32   ? kCacheF32
+                : input.desc.type == kF16 ? kCacheF16
+                                          : kCacheBF16;
+  const Dims strides = input.desc.StridesOrDense();
+  std::copy(strides.begin(), strides.end(), source.strides);
+  source.channels = static_cast<int>((*input.desc.dims)[3]);
+  return source;
+}
+
+// `largest` as a float that is not beyond it.
+float AtMost(double largest) {
+  const auto most = static_cast<float>(largest);
+  return most > largest ? std::nextafter(most, 0.f) : most;
+}
+
+}  // namespace
+
+absl::Status KvCache::TakeNews() const {
+  if (on_host() || *static_cast<volatile long long*>(news_) == 0) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
+  const CacheNews news = CacheNews::Of(*news_);
+  KVANT_RETURN_IF_ERROR(FetchLengths());
+  *stopped_ = 0;
+  *news_ = 0;
+  KVANT_RETURN_IF_ERROR(memory().CopyFromHost(InEngine(stopped_), stopped_, sizeof(*stopped_)));
+  const std::string row = absl::StrCat("batch row ", news.row);
+  if (news.kind == CacheNewsKind::kBeyondCapacity) {
+    return Invalid(absl::StrCat("layer ", news.layer, ": ", row, " had ", news.detail,
+                                " tokens, and those that came exceeded the capacity of ",
+                                options_.capacity, "; nothing was appended from then on"));
+  }
+  const Group& group = groups_[layers_[news.layer].group];
+  const KvTensor& tensor = news.kind == CacheNewsKind::kNumberOfK ? group.k : group.v;
+  return Invalid(absl::StrCat(tensor.name(), " for layer ", news.layer, " had a number in ", row,
+                              ", head ", news.detail, ", that is not finite or beyond the ",
+                              tensor.largest(), " that '", tensor.storage().ToString(),
+                              "' holds; nothing was appended from then on; allow_non_finite "
+                              "stores it all the same"));
+}
+
+absl::Status KvCache::FetchLengths() const {
+  KVANT_RETURN_IF_ERROR(memory().CopyToHost(state_, engine_state_, state_size_ * sizeof(*state_)));
+  for (Layer& layer : layers_) {
+    const Group& group = groups_[layer.group];
+    for (int64_t b = 0; b < options_.batch; ++b) {
+      group.k.layout().Lose(layer.lengths[b], layer.k_kept[b]);
+      group.v.layout().Lose(layer.lengths[b], layer.v_kept[b]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::Settle() const {
+  if (on_host()) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
+  KVANT_RETURN_IF_ERROR(TakeNews());
+  return replayed_ ? FetchLengths() : absl::OkStatus();
+}
+
+absl::Status KvCache::Refresh() const {
+  if (on_host() || (!replayed_ && *static_cast<volatile long long*>(news_) == 0)) {
+    return absl::OkStatus();
+  }
+  const std::unique_lock<KvLock> lock(lock_);
+  KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
+  return FetchLengths();
+}
+
+absl::Status KvCache::Push(int64_t first, int64_t last) {
+  if (on_host() || first == last) return absl::OkStatus();
+  const int32_t* const begin = layers_[first].lengths;
+  const int32_t* const end = last == options_.layers ? stopped_ : layers_[last].lengths;
+  return memory().CopyFromHost(InEngine(begin), begin, (end - begin) * sizeof(*begin));
+}
+
+absl::Status KvCache::Take(int64_t index, int64_t tokens, absl::Span<const int64_t> counts,
+                           absl::Span<const int64_t> starts, bool known) {
+  for (const auto& [name, given] :
+       {std::pair("counts of", counts), std::pair("starts of", starts)}) {
+    if (given.empty() || static_cast<int64_t>(given.size()) == options_.batch) continue;
+    return Invalid(absl::StrCat("layer ", index, ": ", given.size(), " ", name,
+                                " tokens for a batch of ", options_.batch));
+  }
+  const Layer& layer = layers_[index];
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    starts_[b] = starts.empty() ? 0 : starts[b];
+    if (starts_[b] < 0 || starts_[b] > tokens) {
+      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " begins at token ",
+                                  starts_[b], " of ", tokens));
+    }
+    counts_[b] = counts.empty() ? tokens - starts_[b] : counts[b];
+    if (counts_[b] < 0 || counts_[b] > tokens - starts_[b]) {
+      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
+                                  tokens - starts_[b], " tokens"));
+    }
+    if (!known || counts_[b] <= options_.capacity - layer.lengths[b]) continue;
+    return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
+                                " tokens, and ", counts_[b], " more exceed the capacity of ",
+                                options_.capacity));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCache::CheckReach(int64_t index, const KvInput& k, const KvInput& v) const {
+  const void* const data[] = {k.data.data, v.data.data};
+  const auto found = memory().FindUnreachable(data);
+  if (!found) return absl::OkStatus();
+  return Invalid(
+      absl::StrCat(found->index == 0 ? "K" : "V", " for layer ", index, " ", found->why));
+}
+
+absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput& k,
+                             const KvInput& v, absl::Span<const int64_t> counts,
+                             absl::Span<const int64_t> starts) {
+  KVANT_RETURN_IF_ERROR(CheckLayer(index));
+  if (stream.engine() != engine_.identity()) return Invalid("a stream of another engine");
+  const Group& group = groups_[layers_[index].group];
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
+  const int64_t tokens = (*k.desc.dims)[2];
+  KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
+  const bool by_row = !counts.empty() || !starts.empty();
+  const bool one = tokens == 1 && !by_row;
+  const std::unique_lock<KvLock> lock(lock_);
+  KVANT_RETURN_IF_ERROR(TakeNews());
+  KVANT_RETURN_IF_ERROR(CheckReach(index, k, v));
+  KVANT_ASSIGN_OR_RETURN(const bool captured, memory().IsCaptured(stream.native()));
+  if (captured && !one) {
+    return Invalid(absl::StrCat("layer ", index,
+                                ": a stream that is captured takes one token for "
+                                "each row, not ",
+                                tokens, by_row ? " with counts or starts" : ""));
+  }
+  // From now on, for good: the graph may run at any time.
+  if (captured) replayed_ = true;
+  // What a step puts onto the stream does not depend on them.
+  const bool known = !one || !replayed_;
+  if (!one && (by_row || replayed_)) KVANT_RETURN_IF_ERROR(Settle());
+  KVANT_RETURN_IF_ERROR(Take(index, tokens, counts, starts, known));
+  if (tokens == 0) return absl::OkStatus();
+  const KvTaken taken{counts_, starts_};
+  if (!options_.allow_non_finite && on_host()) {
+    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.k, k, taken));
+    KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.v, v, taken));
+  }
+  const absl::Status stored = Store(stream, index, k, v, by_row, known);
+  if (stored.ok()) {
+    if (known) Advance(index);
+    return stored;
+  }
+  // A window may have lost tokens to those that came.
+  Clear(index);
+  Push(index, index + 1).IgnoreError();
+  return stored;
+}
+
+absl::Status KvCache::Store(const Stream& stream, int64_t index, const KvInput& k, const KvInput& v,
+                            bool by_row, bool known) {
+  const Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  const int64_t batch = options_.batch, tokens = (*k.desc.dims)[2];
+  const CacheSource source_k = SourceOf(k), source_v = SourceOf(v);
+  KvArrival arrival{*kernels_, stream, {}, {}, {counts_, starts_}, working_};
+  CacheStep& step = arrival.step;
+  step.lengths = InEngine(layer.lengths);
+  step.batch = static_cast<int>(batch);
+  step.stride = stride_;
+  step.capacity = static_cast<int>(options_.capacity);
+  step.layer = static_cast<int>(index);
+  step.trouble = trouble();
+  step.taken.count = static_cast<int>(tokens);
+  if (by_row) {
+    std::copy(counts_.begin(), counts_.end(), given_.begin());
+    std::copy(starts_.begin(), starts_.end(), given_.begin() + stride_);
+    KVANT_RETURN_IF_ERROR(
+        memory().CopyFromHost(taken_, given_.data(), given_.size() * sizeof(int32_t)));
+    step.taken.counts = taken_;
+    step.taken.starts = taken_ + stride_;
+  }
+  // As they are before the step: where the host's state is the engine's, that changes them.
+  std::copy_n(layer.lengths, batch, lengths_.begin());
+  if (known) arrival.lengths = lengths_;
+  if (!options_.allow_non_finite) {
+    CacheCheck check;
+    check.source[0] = source_k;
+    check.source[1] = source_v;
+    check.largest[0] = AtMost(group.k.largest());
+    check.largest[1] = AtMost(group.v.largest());
+    check.taken = step.taken;
+    check.batch = step.batch;
+    check.heads = static_cast<int>(options_.heads);
+    check.tokens = static_cast<int>(tokens);
+    check.layer = step.layer;
+    check.trouble = step.trouble;
+    KVANT_RETURN_IF_ERROR(kernels_->Run(check, stream.native()));
+  }
+  int32_t* const places_of_v = places_ + kCachePlaces * stride_;
+  CacheStep last = step;
+  last.advance = 1;
+  last.sides = 2;
+  last.side[0] = {group.k.layout().plain(), nullptr, InEngine(layer.k_ranges)};
+  last.side[1] = {group.v.layout().plain(), nullptr, InEngine(layer.v_ranges)};
+  if (tokens == 1) {
+    last.tokens = 1;
+    last.side[0].places = places_;
+    last.side[1].places = places_of_v;
+    KVANT_RETURN_IF_ERROR(kernels_->Run(last, stream.native()));
+    KVANT_RETURN_IF_ERROR(group.k.StorePiece(arrival, source_k, layer.k, places_, 0, 1,
+                                             group.k.NeedsOf(arrival, 0, 1)));
+    return group.v.StorePiece(arrival, source_v, layer.v, places_of_v, 0, 1,
+                              group.v.NeedsOf(arrival, 0, 1));
+  }
+  KVANT_RETURN_IF_ERROR(group.k.Store(arrival, source_k, layer.k, places_));
+  KVANT_RETURN_IF_ERROR(group.v.Store(arrival, source_v, layer.v, places_of_v));
+  return kernels_->Run(last, stream.native());
+}
+
+// The host's part of it: the engine has advanced its own state.
+void KvCache::Advance(int64_t index) {
+  Layer& layer = layers_[index];
+  const Group& group = groups_[layer.group];
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    if (!on_host()) layer.lengths[b] += static_cast<int32_t>(counts_[b]);
+    group.k.layout().Lose(layer.lengths[b], layer.k_kept[b]);
+    group.v.layout().Lose(layer.lengths[b], layer.v_kept[b]);
+  }
+}
+
+}  // namespace kvant
