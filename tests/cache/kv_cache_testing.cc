@@ -22,7 +22,13 @@ class PartReader {
   PartReader(const KvCache& cache, int64_t layer, bool values, KvPart part)
       : tensor_(**cache.tensor(layer, values)),
         desc_(tensor_.part(part)),
-        memory_(cache.part(layer, values, part)) {}
+        memory_(cache.part(layer, values, part)) {
+    DeviceMemory& memory = cache.engine().memory();
+    if (!memory.asynchronous() || memory_.bytes == 0) return;
+    copy_.resize(memory_.bytes);
+    EXPECT_TRUE(memory.CopyToHost(copy_.data(), memory_.data, copy_.size()).ok());
+    memory_.data = copy_.data();
+  }
 
   double At(int64_t b, int64_t h, int64_t slot, int64_t channel) const {
     const Dims& dims = *desc_.dims;
@@ -36,10 +42,30 @@ class PartReader {
  private:
   const KvTensor& tensor_;
   const LogicalTensor& desc_;
-  const ConstTensor memory_;
+  ConstTensor memory_;
+  std::vector<std::byte> copy_;
 };
 
 }  // namespace
+
+OnEngine::OnEngine(const Engine& engine, absl::Span<const float> numbers)
+    : engine_(engine),
+      host_(const_cast<float*>(numbers.data())),
+      bytes_(numbers.size() * sizeof(float)),
+      data_(host_) {
+  if (!engine.memory().asynchronous()) return;
+  block_ = KvBlock::Allocate(engine.shared_memory(), bytes_).value();
+  data_ = reinterpret_cast<float*>(block_.bytes().data());
+  EXPECT_TRUE(engine_.memory().CopyFromHost(data_, host_, bytes_).ok());
+}
+
+// What was put onto streams may read it.
+OnEngine::~OnEngine() { EXPECT_TRUE(engine_.memory().SynchronizeAll().ok()); }
+
+void OnEngine::Fetch() {
+  if (data_ == host_) return;
+  EXPECT_TRUE(engine_.memory().CopyToHost(host_, data_, bytes_).ok());
+}
 
 Tokens::Tokens(uint64_t seed, int64_t batch, int64_t heads, int64_t tokens, int64_t size)
     : Tokens(batch, heads, tokens, size) {
@@ -203,11 +229,12 @@ std::vector<float> Attend(KvCache& cache, int64_t layer, const std::vector<float
   std::vector<float> out(options.batch * query_heads * options.value_size(), -1.f);
   if (!attention.ok()) return out;
   const Engine engine = cache.engine();
-  const absl::Status status =
-      (*attention)
-          ->Execute(Stream(engine), layer, {q.data(), q.size() * sizeof(float)},
-                    {out.data(), out.size() * sizeof(float)});
+  OnEngine out_there(engine, out);
+  const absl::Status status = (*attention)
+                                  ->Execute(Stream(engine), layer, OnEngine(engine, q).tensor(),
+                                            {out_there.data(), out.size() * sizeof(float)});
   EXPECT_TRUE(status.ok()) << status;
+  out_there.Fetch();
   return out;
 }
 

@@ -7,10 +7,31 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kvant/cache/kv_attention.h"
+#include "kvant/cache/kv_block.h"
 #include "kvant/cache/kv_cache.h"
 
 namespace kvant::cache_testing {
+
+// Numbers in an engine's memory: a copy, or themselves where that is the host's.
+class OnEngine {
+ public:
+  OnEngine(const Engine& engine, absl::Span<const float> numbers);
+  ~OnEngine();
+  const float* data() const { return data_; }
+  float* data() { return data_; }
+  ConstTensor tensor() const { return {data_, bytes_}; }
+  // Into those that it was made of.
+  void Fetch();
+
+ private:
+  const Engine engine_;
+  float* const host_;
+  const size_t bytes_;
+  KvBlock block_;
+  float* data_;
+};
 
 // [batch][heads][tokens][size], each number by all of its coordinates; some channels of some heads
 // are ten times as large, and token 0 is unlike others.
