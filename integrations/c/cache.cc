@@ -58,7 +58,7 @@ kvant_cache_bytes Convert(const KvCacheBytes& bytes) {
 }
 
 // `what`: "k" or "v". What the cache says of types and shapes needs no repetition here.
-absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor) {
+absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor, const DLDevice& device) {
   const auto error = [&](auto... words) {
     return Invalid(absl::StrCat(what, " is ", Describe(tensor), words...));
   };
@@ -67,8 +67,8 @@ absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor) {
                                 tensor.shape == nullptr ? " and no shape" : "",
                                 ", but must be [batch, heads, tokens, head size]"));
   }
-  if (tensor.device.device_type != kDLCPU && tensor.device.device_type != kDLCUDAHost) {
-    return error(" in the memory of a device; the cache is the host's");
+  if (!Reaches(device, tensor.device)) {
+    return error(" on ", DeviceText(tensor.device), ", and the cache is on ", DeviceText(device));
   }
   const std::optional<DataType> type = TypeOf(tensor.dtype);
   if (!type || !IsComputeFloat(*type)) return error(", but must be f32, f16 or bf16");
@@ -158,17 +158,18 @@ kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const c
   });
 }
 
-kvant_status kvant_cache_append(kvant_cache* cache, int64_t layer, const DLTensor* k,
+kvant_status kvant_cache_append(kvant_cache* cache, void* stream, int64_t layer, const DLTensor* k,
                                 const DLTensor* v, const int64_t* counts, const int64_t* starts) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"k", k}, {"v", v}}));
-    KVANT_ASSIGN_OR_RETURN(const KvInput key, InputOf("k", *k));
-    KVANT_ASSIGN_OR_RETURN(const KvInput value, InputOf("v", *v));
+    KVANT_ASSIGN_OR_RETURN(const KvInput key, InputOf("k", *k, cache->device));
+    KVANT_ASSIGN_OR_RETURN(const KvInput value, InputOf("v", *v, cache->device));
     const auto by_row = [&](const int64_t* numbers) {
       const int64_t rows = numbers == nullptr ? 0 : cache->cache->options().batch;
       return absl::MakeConstSpan(numbers, static_cast<size_t>(rows));
     };
-    return cache->cache->Append(layer, key, value, by_row(counts), by_row(starts));
+    return cache->cache->Append(Stream(cache->cache->engine(), stream), layer, key, value,
+                                by_row(counts), by_row(starts));
   });
 }
 

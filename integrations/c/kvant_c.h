@@ -312,8 +312,9 @@ int64_t kvant_cache_scratch_bytes(const kvant_cache* cache);
 kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const char** text);
 
 // k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides. Row b takes
-// counts[b] tokens from its starts[b] on: null: all, from the first on.
-kvant_status kvant_cache_append(kvant_cache* cache, int64_t layer, const DLTensor* k,
+// counts[b] tokens from its starts[b] on: null: all, from the first on. `stream`: as
+// kvant_execute's.
+kvant_status kvant_cache_append(kvant_cache* cache, void* stream, int64_t layer, const DLTensor* k,
                                 const DLTensor* v, const int64_t* counts, const int64_t* starts);
 int64_t kvant_cache_length(const kvant_cache* cache, int64_t layer, int64_t row);
 // Of one layer, or of all.
@@ -337,7 +338,8 @@ typedef KVANT_ENUM(kvant_part){
     KVANT_PART_ZERO_POINTS = 3, KVANT_PART_WINDOW = 4,
 } kvant_part;
 // A part of K (of V, if `values`) as it is stored, type and dims in `tensor`, [batch, heads, slots,
-// channels]; its memory is the cache's. A part that the scheme has not is null and of rank -1.
+// channels]; its memory is the cache's, of its engine. A part that the scheme has not is null and
+// of rank -1.
 kvant_status kvant_cache_part(const kvant_cache* cache, int64_t layer, bool values, kvant_part part,
                               kvant_tensor* tensor, const void** data);
 

@@ -65,6 +65,8 @@ bool HasBytesFor(DataType type) {
   return BitsOf(type) < 8 || type == kF8E4M3 || type == kF8E5M2 || type == kBoolean;
 }
 
+}  // namespace
+
 std::string DeviceText(const DLDevice& device) {
   const std::string index = absl::StrCat(":", device.device_id);
   switch (device.device_type) {
@@ -88,8 +90,6 @@ bool Reaches(const DLDevice& engine, const DLDevice& memory) {
   return (memory.device_type == kDLCUDA || memory.device_type == kDLCUDAManaged) &&
          memory.device_id == engine.device_id;
 }
-
-}  // namespace
 
 absl::StatusOr<DataType> TypeOf(kvant_type type) {
   const auto number = static_cast<unsigned>(type);

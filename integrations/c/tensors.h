@@ -22,6 +22,10 @@ kvant_tensor Describe(const LogicalTensor& tensor);
 std::optional<DataType> TypeOf(const DLDataType& type);
 // "f16[2,3]", and what DLPack calls a type that kvant lacks.
 std::string Describe(const DLTensor& tensor);
+// "cuda:0".
+std::string DeviceText(const DLDevice& device);
+// Whether an engine of that device computes on memory of this one.
+bool Reaches(const DLDevice& engine, const DLDevice& memory);
 inline void* DataOf(const DLTensor& tensor) {
   return static_cast<char*>(tensor.data) + tensor.byte_offset;
 }

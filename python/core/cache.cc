@@ -111,9 +111,10 @@ void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const 
   TensorView keys, values;
   keys.Read(k, kKeys);
   values.Read(v, kValues);
+  void* const stream = keys.stream();
   Run([&] {
-    return kvant_cache_append(self.handle.get(), layer, &keys.tensor(), &values.tensor(), taken,
-                              first);
+    return kvant_cache_append(self.handle.get(), stream, layer, &keys.tensor(), &values.tensor(),
+                              taken, first);
   });
 }
 
@@ -193,8 +194,9 @@ void ExecuteAttention(const kvant_attention* attention, int64_t layer, const Ten
   static const Use kOut{"out", true};
   TensorView output;
   output.Read(out, kOut);
+  void* const stream = q.stream();
   Run([&] {
-    return kvant_attention_execute(attention, nullptr, layer, &q.tensor(), &output.tensor(),
+    return kvant_attention_execute(attention, stream, layer, &q.tensor(), &output.tensor(),
                                    &inputs.get());
   });
 }

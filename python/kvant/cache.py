@@ -66,7 +66,8 @@ class KvCache:
       k_scales, v_scales: static scales of each layer: 1, heads, or heads * head_size of them.
       keep: how many of a sequence's last tokens a layer keeps, for attention with windows; a list
         gives each layer's own; None or 0: all.
-      device, threads: as of ``kvant.compile``; the memory is the host's.
+      device, threads: as of ``kvant.compile``. The memory is the device's, and on a GPU the work
+        goes to torch's current stream.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class KvCache:
         self.layers, self.batch, self.heads = layers, batch, heads
         self.head_size, self.v_head_size = head_size, v_head_size or head_size
         self.capacity, self.rollback = capacity, rollback
+        self.device = device
 
     @staticmethod
     def bytes_for(
@@ -292,6 +294,8 @@ class KvCache:
         Args:
           part: "sinks", "codes", "scales", "zero_points" or "window".
         """
+        if self.device != "cpu":
+            raise invalid(f"a part of a cache on {self.device} is not in the host's memory")
         if part not in PARTS:
             raise invalid(f"{part!r} is no part; parts are {', '.join(PARTS)}")
         of_values = boolean("values", values)

@@ -356,7 +356,7 @@ TEST(CAbiTest, NullPointersAreRefused) {
   EXPECT_EQ(kvant_compile(nullptr, nullptr, nullptr, nullptr), KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "engine is null");
   EXPECT_EQ(kvant_execute(nullptr, nullptr, nullptr, 0, nullptr, 0), KVANT_INVALID_ARGUMENTS);
-  EXPECT_EQ(kvant_cache_append(nullptr, 0, nullptr, nullptr, nullptr, nullptr),
+  EXPECT_EQ(kvant_cache_append(nullptr, nullptr, 0, nullptr, nullptr, nullptr, nullptr),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_EQ(kvant_attention_execute(nullptr, nullptr, 0, nullptr, nullptr, nullptr),
             KVANT_INVALID_ARGUMENTS);
