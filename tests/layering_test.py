@@ -16,7 +16,7 @@ MAX_LINES = 500
 TOP = ("tools", "integrations", "python", "tests", "bench", "examples")
 FOLDERS = ("graph", "patterns", "kernels", "backends", "cache")
 # By the longest folder that a file is in, the layers whose headers it sees. backends is what lies in
-# that folder itself; values are data types and the table of score steps.
+# that folder itself; values are data types, the table of score steps and layouts of caches.
 LAYERS = {
     "graph": {"graph"},
     "patterns": {"patterns", "graph"},

@@ -83,6 +83,13 @@ class PtxTest(unittest.TestCase):
         self.expect_passed([(arch, run_tests("*OpParity*:*GraphCapture*", environment(arch)))
                             for arch in (ARCHS if ALL else ARCHS[:1])])
 
+    def test_caches(self):
+        """Races checked, each half on another architecture."""
+        halves = [("KvCacheLivesTest.OnAGpu", 0), ("KvCacheOnGpu*", 1)]
+        self.expect_passed([one for one in on_all_cores(
+            lambda name, arch: (f"{name}, {arch}", run_tests(f"*{name}*", environment(arch, PTXEMU_RACES="1"))),
+            [(name, arch) for name, i in halves for arch in (ARCHS if ALL else ARCHS[i:i + 1])])])
+
     def test_every_kernel(self):
         log = pathlib.Path(_cache.name) / "rows.jsonl"
         made = list(problems.rows(KVANT))

@@ -223,7 +223,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 CUresult cuMemAlloc_v2(CUdeviceptr* memory, size_t bytes) {
   FAKE_CALL_IN_CONTEXT("cuMemAlloc_v2");
   if (bytes == 0) return kInvalidValue;
-  auto* block = static_cast<char*>(std::malloc(bytes));
+  // Aligned as the driver promises.
+  auto* block = static_cast<char*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   std::memset(block, 0xcd, bytes);
   State().memory[block] = {bytes, Call::device(), FakeMemory::kDevice};
   *memory = reinterpret_cast<CUdeviceptr>(block);
