@@ -22,6 +22,9 @@ class CacheKernels {
   virtual absl::Status Run(const CacheRanges& ranges, void* stream) const = 0;
 };
 
+// Of a sequence of that length, what CacheStep stores for attention.
+void StoreRangesOfRow(const CacheLayout& layout, int length, int* to);
+
 // In the host's memory, on the calling thread. Of CacheCheck it does nothing: the host sees the
 // numbers, and can say more of them.
 std::unique_ptr<CacheKernels> MakeHostCacheKernels();

@@ -13,17 +13,9 @@ int CountOf(const CacheTaken& taken, int row) {
 }
 int StartOf(const int* starts, int row) { return starts == nullptr ? 0 : starts[row]; }
 
-int* StoreRange(const CacheRange& range, int* to) {
-  *to++ = static_cast<int>(range.first);
-  *to++ = static_cast<int>(range.tokens);
-  return to;
-}
-
-void StoreRanges(const CacheSide& side, int row, int length) {
-  int* to = side.ranges + static_cast<int64_t>(row) * side.layout.segments() * 2;
-  if (side.layout.sinks > 0) to = StoreRange(side.layout.Sinks(length), to);
-  to = StoreRange(side.layout.Main(length), to);
-  if (side.layout.residual > 0) StoreRange(side.layout.Window(length), to);
+void StoreRange(const CacheRange& range, int* to) {
+  to[0] = static_cast<int>(range.first);
+  to[1] = static_cast<int>(range.tokens);
 }
 
 void LoadChannels(const CacheSource& source, int64_t index, float* to) {
@@ -58,7 +50,10 @@ class HostCacheKernels : public CacheKernels {
           side.places[kLeavingAt * p.stride + row] = places.leaving;
           side.places[kLeavingFrom * p.stride + row] = places.leaving_from;
         }
-        if (p.advance != 0 && side.ranges != nullptr) StoreRanges(side, row, length + count);
+        if (p.advance != 0 && side.ranges != nullptr) {
+          StoreRangesOfRow(side.layout, length + count,
+                           side.ranges + int64_t{row} * side.layout.segments() * 2);
+        }
       }
       if (p.advance != 0) p.lengths[row] += count;
     }
@@ -128,6 +123,10 @@ class HostCacheKernels : public CacheKernels {
 };
 
 }  // namespace
+
+void StoreRangesOfRow(const CacheLayout& layout, int length, int* to) {
+  layout.EachRange(length, [to](int i, const CacheRange& range) { StoreRange(range, to + i * 2); });
+}
 
 std::unique_ptr<CacheKernels> MakeHostCacheKernels() {
   return std::make_unique<HostCacheKernels>();

@@ -158,15 +158,17 @@ absl::StatusOr<std::optional<CompiledPartition>> CompileRotation(
 // The memory that an execution takes: for the kernels, and behind it arrays for new tokens.
 class Room {
  public:
+  // rotations: of new tokens of K and V, null where there is none.
   Room(const KvTensor& k, const KvTensor& v, const KvAttentionOptions& options,
-       const CompiledPartition& partition)
+       const CompiledPartition& partition, const std::array<const CompiledPartition*, 2>& rotations)
       : kernels_(KvAligned(static_cast<int64_t>(partition.scratch_bytes()))),
         bytes_(static_cast<int64_t>(partition.scratch_bytes())) {
     if (!options.new_tokens) return;
     bytes_ = kernels_ + OfRows(k);
     for (const KvTensor* tensor : {&k, &v}) {
       bytes_ += OfRanges(*tensor);
-      if (tensor->rotation() != 0) bytes_ += OfTokens(*tensor, options);
+      const CompiledPartition* const rotation = rotations[tensor == &k ? 0 : 1];
+      if (rotation != nullptr) bytes_ += OfTokens(*tensor, options) + OfRotation(*rotation);
     }
   }
   size_t bytes() const { return static_cast<size_t>(bytes_); }
@@ -177,6 +179,9 @@ class Room {
   }
   static int64_t OfRanges(const KvTensor& tensor) {
     return KvAligned(BytesFor(kS32, tensor.shape().batch * (tensor.segments() + 1) * 2));
+  }
+  static int64_t OfRotation(const CompiledPartition& rotation) {
+    return KvAligned(static_cast<int64_t>(rotation.scratch_bytes()));
   }
   static int64_t OfTokens(const KvTensor& tensor, const KvAttentionOptions& options) {
     return KvAligned(NewTokens(tensor, options).memory_bytes());
@@ -206,7 +211,7 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
       made.sources.push_back(SourceOf(partition.input(static_cast<int>(i)).name));
     }
     if (cache.on_host()) continue;
-    const Room room(group.k, group.v, options, made.partition);
+    const Room room(group.k, group.v, options, made.partition, made.rotations());
     KVANT_ASSIGN_OR_RETURN(made.block,
                            KvBlock::Allocate(cache.engine_.shared_memory(), room.bytes()));
   }
@@ -281,7 +286,7 @@ class KvAttention::Arguments {
         group_(cache_.groups_[at_.group]),
         compiled_(attention.compiled_[at_.group]),
         inputs_(inputs),
-        room_(group_.k, group_.v, options_, compiled_.partition) {
+        room_(group_.k, group_.v, options_, compiled_.partition, compiled_.rotations()) {
     sources_[kQ] = q;
     sources_[kLogits] = inputs.sinks;
     sources_[kBias] = inputs.bias;
@@ -321,8 +326,12 @@ class KvAttention::Arguments {
   absl::Status TakeStarts() {
     auto* const starts = reinterpret_cast<int32_t*>(Take(Room::OfRows(group_.k)));
     if (inputs_.starts.empty()) return absl::OkStatus();
-    const std::vector<int32_t> given(inputs_.starts.begin(), inputs_.starts.end());
     starts_ = starts;
+    if (cache_.on_host()) {
+      std::copy(inputs_.starts.begin(), inputs_.starts.end(), starts);
+      return absl::OkStatus();
+    }
+    const std::vector<int32_t> given(inputs_.starts.begin(), inputs_.starts.end());
     return cache_.memory().CopyFromHost(starts, given.data(), BytesFor(kS32, batch()));
   }
 
@@ -353,7 +362,9 @@ class KvAttention::Arguments {
     const Tensor rotated{Take(KvAligned(bytes)), static_cast<size_t>(bytes)};
     const ConstTensor inputs[] = {given,
                                   {cache_.zeros_, static_cast<size_t>(BytesFor(kS32, batch()))}};
-    KVANT_RETURN_IF_ERROR(rotate->Execute(stream, inputs, {&rotated, 1}));
+    const size_t scratch = rotate->scratch_bytes();
+    KVANT_RETURN_IF_ERROR(
+        rotate->Execute(stream, inputs, {&rotated, 1}, {Take(Room::OfRotation(*rotate)), scratch}));
     return rotated;
   }
 
@@ -386,9 +397,9 @@ absl::Status KvAttention::ExecuteLater(const Stream& stream, int64_t layer, Cons
                                        Tensor out, const KvAttentionInputs& inputs) const {
   // Executions share a block, and are put onto streams in one order.
   const std::unique_lock<KvLock> lock(cache_.lock_);
-  KVANT_RETURN_IF_ERROR(cache_.TakeNews());
+  KVANT_ASSIGN_OR_RETURN(const bool captured, cache_.memory().IsCaptured(stream.native()));
+  KVANT_RETURN_IF_ERROR(cache_.TakeNews(captured));
   if (MayLack(layer) || !inputs.starts.empty()) {
-    KVANT_ASSIGN_OR_RETURN(const bool captured, cache_.memory().IsCaptured(stream.native()));
     if (captured) {
       return Invalid(absl::StrCat("layer ", layer, ": attention ",
                                   inputs.starts.empty() ? "that sees more than the layer keeps"

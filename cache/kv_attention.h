@@ -2,6 +2,7 @@
 #ifndef KVANT_CACHE_KV_ATTENTION_H_
 #define KVANT_CACHE_KV_ATTENTION_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -65,6 +66,9 @@ class KvAttention {
     std::vector<uint8_t> sources;  // what each input is
     // What rotates new keys and values where the cache's are rotated.
     std::optional<CompiledPartition> rotate_k, rotate_v;
+    std::array<const CompiledPartition*, 2> rotations() const {
+      return {rotate_k ? &*rotate_k : nullptr, rotate_v ? &*rotate_v : nullptr};
+    }
     // What it computes in, where executions run later, one after another.
     KvBlock block;
   };

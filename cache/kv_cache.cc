@@ -64,10 +64,6 @@ KvCache::KvCache(const Engine& engine, KvCacheOptions options)
       stream_(engine),
       options_(std::move(options)),
       stride_(static_cast<int>(KvAligned(kvant::BytesFor(kS32, options_.batch)) / sizeof(int32_t))),
-      counts_(options_.batch),
-      starts_(options_.batch),
-      lengths_(options_.batch),
-      given_(2 * static_cast<size_t>(stride_)),
       scratch_(engine) {}
 
 KvCache::~KvCache() { memory().FreeOnHost(news_); }
@@ -75,6 +71,13 @@ KvCache::~KvCache() { memory().FreeOnHost(news_); }
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
                                                          KvCacheOptions options) {
   KVANT_RETURN_IF_ERROR(CheckKvCacheOptions(options));
+  constexpr int64_t kMostLayersOnGpu = 1 << 14, kMostRowsOnGpu = 1 << 16;  // CacheNews
+  if (engine.memory().asynchronous() &&
+      (options.layers > kMostLayersOnGpu || options.batch > kMostRowsOnGpu)) {
+    return Invalid(absl::StrCat("a cache on a GPU with ", options.layers, " layers and a batch of ",
+                                options.batch, ", of at most ", kMostLayersOnGpu, " and ",
+                                kMostRowsOnGpu));
+  }
   auto cache = std::unique_ptr<KvCache>(new KvCache(engine, std::move(options)));
   cache->MakeGroups();
   KVANT_ASSIGN_OR_RETURN(cache->kernels_, engine.MakeCacheKernels());
@@ -91,6 +94,10 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
   cache->news_ = static_cast<long long*>(news);
   Arena arena(cache->memory_.bytes().data());
   cache->Place(arena);
+  KVANT_RETURN_IF_ERROR(WithoutExceptions([&] {
+    cache->MakeHostArrays();
+    return absl::OkStatus();
+  }));
   KVANT_RETURN_IF_ERROR(cache->FillStaticScales());
   return cache;
 }
@@ -140,17 +147,24 @@ void KvCache::Place(Arena& arena) {
   taken_ = arena.TakeOf<int32_t>(2 * stride);
   zeros_ = arena.TakeOf<int32_t>(stride);
   working_ = arena.TakeOf<std::byte>(static_cast<int64_t>(working));
-  if (engine_state_ == nullptr) return;  // only sizes were asked for
+}
+
+void KvCache::MakeHostArrays() {
+  const auto batch = static_cast<size_t>(options_.batch);
+  counts_.resize(batch);
+  starts_.resize(batch);
+  lengths_.resize(batch);
+  given_.resize(2 * static_cast<size_t>(stride_));
   if (!on_host()) host_state_.resize(state_size_);
   int32_t* next = state_ = on_host() ? engine_state_ : host_state_.data();
-  const auto take = [&](int64_t each) { return std::exchange(next, next + stride * each); };
+  const auto take = [&](int64_t each) { return std::exchange(next, next + stride_ * each); };
   for (Layer& layer : layers_) {
     const Group& group = groups_[layer.group];
     layer.lengths = take(1);
     layer.k_ranges = take(2 * group.k.segments());
     layer.v_ranges = take(2 * group.v.segments());
-    layer.k_kept.resize(options_.batch);
-    layer.v_kept.resize(options_.batch);
+    layer.k_kept.resize(batch);
+    layer.v_kept.resize(batch);
   }
   stopped_ = next;
 }
@@ -181,17 +195,10 @@ absl::Status KvCache::FillStaticScales() {
 void KvCache::Publish(int64_t index) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  for (const KvTensor* tensor : {&group.k, &group.v}) {
-    int32_t* out = tensor == &group.k ? layer.k_ranges : layer.v_ranges;
-    for (int64_t b = 0; b < options_.batch; ++b) {
-      const auto ranges = tensor->layout().Ranges(layer.lengths[b]);
-      const bool present[] = {tensor->has(KvPart::kSinks), true, tensor->has(KvPart::kWindow)};
-      for (int s = 0; s < kKvSegmentKinds; ++s) {
-        if (!present[s]) continue;
-        *out++ = static_cast<int32_t>(ranges[s].first);
-        *out++ = static_cast<int32_t>(ranges[s].tokens);
-      }
-    }
+  for (int64_t b = 0; b < options_.batch; ++b) {
+    const CacheLayout &k = group.k.layout().plain(), &v = group.v.layout().plain();
+    StoreRangesOfRow(k, layer.lengths[b], layer.k_ranges + b * k.segments() * 2);
+    StoreRangesOfRow(v, layer.lengths[b], layer.v_ranges + b * v.segments() * 2);
   }
 }
 
@@ -296,6 +303,7 @@ int64_t KvCache::scratch_bytes() const {
   int64_t bytes = scratch_.bytes();
   const std::lock_guard<std::mutex> lock(attentions_mutex_);
   for (const auto& attention : attentions_) bytes += attention->scratch_bytes();
+  for (const Group& group : groups_) bytes += group.k.scratch_bytes() + group.v.scratch_bytes();
   return bytes;
 }
 

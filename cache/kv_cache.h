@@ -118,6 +118,9 @@ class KvCache {
   // Compiles attention and keeps it. The same options give the same object, until kKeptAttentions
   // others have been asked for since. What a caller holds stays compiled, but must not be executed
   // when the cache is gone.
+  //
+  // On a GPU a captured graph computes in memory of the attentions that it was captured with:
+  // whoever replays it holds them.
   static constexpr size_t kKeptAttentions = 8;
   absl::StatusOr<std::shared_ptr<const KvAttention>> Attention(const KvAttentionOptions& options);
   // What attention computes in. It is kept from the first execution on: a block for each thread
@@ -186,6 +189,7 @@ class KvCache {
   absl::Status Take(int64_t layer, int64_t tokens, absl::Span<const int64_t> counts,
                     absl::Span<const int64_t> starts, bool known);
   void MakeGroups();
+  void MakeHostArrays();
   void Place(Arena& arena);
   absl::Status FillStaticScales();
   DeviceMemory& memory() const { return engine_.memory(); }
@@ -200,22 +204,30 @@ class KvCache {
   absl::Status Refresh() const;
   // Callers of what follows hold lock_, shared for CheckCrop.
   //
-  // The error that a kernel has found, once; appending goes on then.
-  absl::Status TakeNews() const;
-  // The lengths that the engine's memory has.
+  // Before anything is put onto a stream: the error that a kernel has found, once, and appending
+  // goes on then. A stream that is captured must not wait: it is told next time too.
+  absl::Status TakeNews(bool captured) const;
+  absl::Status Tell(CacheNews news) const;
+  bool has_news() const { return std::atomic_ref(*news_).load() != 0; }
+  bool stale() const { return stale_first_ < stale_last_; }
+  // The lengths that the engine's memory has, and what was kept of the longest since.
   absl::Status FetchLengths() const;
   // Before the host reads lengths, or changes what is on the engine: all that is under way is done.
   absl::Status Settle() const;
-  // Has the engine's state be the host's, of layers [first, last).
-  absl::Status Push(int64_t first, int64_t last);
+  // Has the engine's state be the host's, of layers [first, last). If that fails, the next call
+  // does it first.
+  absl::Status Push(int64_t first, int64_t last) const;
   // Stores what Append has checked. Without `known` the host has no lengths.
+  // `touched`: whether that has changed the layer.
   absl::Status Store(const Stream& stream, int64_t layer, const KvInput& k, const KvInput& v,
-                     bool by_row, bool known);
+                     bool by_row, bool known, bool& touched);
   // Writes what attention reads from the lengths into the host's state.
   void Publish(int64_t layer);
   absl::Status CropTo(absl::Span<const int64_t> tokens, std::optional<int64_t> layer);
   absl::Status CheckCrop(int64_t layer, int64_t row, int64_t tokens) const;
   void Clear(int64_t layer);
+  // Of layers of which only a part was changed, nothing is left.
+  void ClearAfterFailure(int64_t first, int64_t last);
   void Advance(int64_t layer);
   // Copies a sequence of a layer to a row of that layer of `target`, this or a fork.
   absl::Status CopyRow(int64_t layer, int64_t from, KvCache& target, int64_t to) const;
@@ -246,6 +258,8 @@ class KvCache {
   long long* news_ = nullptr;
   // Whether an Append was captured: how often it runs, only the engine knows.
   mutable std::atomic<bool> replayed_ = false;
+  // Layers whose state is yet to be pushed.
+  mutable int64_t stale_first_ = 0, stale_last_ = 0;
   // [batch], of one call: what rows take, and the lengths before it. given_ is as taken_.
   std::vector<int64_t> counts_, starts_;
   std::vector<int32_t> lengths_, given_;

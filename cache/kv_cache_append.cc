@@ -28,22 +28,31 @@ CacheSource SourceOf(const KvInput& input) {
   return source;
 }
 
-// `largest` as a float that is not beyond it.
-float AtMost(double largest) {
-  const auto most = static_cast<float>(largest);
-  return most > largest ? std::nextafter(most, 0.f) : most;
-}
-
 }  // namespace
 
-absl::Status KvCache::TakeNews() const {
-  if (on_host() || *static_cast<volatile long long*>(news_) == 0) return absl::OkStatus();
+absl::Status KvCache::TakeNews(bool captured) const {
+  if (on_host() || (!has_news() && !stale())) return absl::OkStatus();
+  if (captured && stale()) {
+    return Invalid(
+        "the cache's lengths are not on the GPU since a call failed, which a stream that "
+        "is captured must not wait for");
+  }
+  if (captured) return Tell(CacheNews::Of(std::atomic_ref(*news_).load()));
   KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
-  const CacheNews news = CacheNews::Of(*news_);
+  if (stale()) KVANT_RETURN_IF_ERROR(Push(stale_first_, stale_last_));
+  if (!has_news()) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(FetchLengths());
+  // First this: a graph that runs meanwhile finds something as soon as it is permitted to.
+  const long long packed = std::atomic_ref(*news_).exchange(0);
   *stopped_ = 0;
-  *news_ = 0;
-  KVANT_RETURN_IF_ERROR(memory().CopyFromHost(InEngine(stopped_), stopped_, sizeof(*stopped_)));
+  const absl::Status cleared =
+      memory().CopyFromHost(InEngine(stopped_), stopped_, sizeof(*stopped_));
+  if (cleared.ok()) return Tell(CacheNews::Of(packed));
+  std::atomic_ref(*news_).store(packed);
+  return cleared;
+}
+
+absl::Status KvCache::Tell(CacheNews news) const {
   const std::string row = absl::StrCat("batch row ", news.row);
   if (news.kind == CacheNewsKind::kBeyondCapacity) {
     return Invalid(absl::StrCat("layer ", news.layer, ": ", row, " had ", news.detail,
@@ -55,8 +64,8 @@ absl::Status KvCache::TakeNews() const {
   return Invalid(absl::StrCat(tensor.name(), " for layer ", news.layer, " had a number in ", row,
                               ", head ", news.detail, ", that is not finite or beyond the ",
                               tensor.largest(), " that '", tensor.storage().ToString(),
-                              "' holds; nothing was appended from then on; allow_non_finite "
-                              "stores it all the same"));
+                              "' holds; nothing was appended from then on; allow_non_finite stores "
+                              "it all the same"));
 }
 
 absl::Status KvCache::FetchLengths() const {
@@ -74,24 +83,34 @@ absl::Status KvCache::FetchLengths() const {
 absl::Status KvCache::Settle() const {
   if (on_host()) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
-  KVANT_RETURN_IF_ERROR(TakeNews());
-  return replayed_ ? FetchLengths() : absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(TakeNews(/*captured=*/false));
+  return FetchLengths();
 }
 
 absl::Status KvCache::Refresh() const {
-  if (on_host() || (!replayed_ && *static_cast<volatile long long*>(news_) == 0)) {
-    return absl::OkStatus();
-  }
+  if (on_host() || (!replayed_ && !has_news())) return absl::OkStatus();
   const std::unique_lock<KvLock> lock(lock_);
+  if (stale()) return absl::OkStatus();  // those of the engine are not right
   KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
   return FetchLengths();
 }
 
-absl::Status KvCache::Push(int64_t first, int64_t last) {
-  if (on_host() || first == last) return absl::OkStatus();
+absl::Status KvCache::Push(int64_t first, int64_t last) const {
+  if (on_host()) return absl::OkStatus();
+  stale_first_ = first;
+  stale_last_ = last;
+  KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
   const int32_t* const begin = layers_[first].lengths;
   const int32_t* const end = last == options_.layers ? stopped_ : layers_[last].lengths;
-  return memory().CopyFromHost(InEngine(begin), begin, (end - begin) * sizeof(*begin));
+  KVANT_RETURN_IF_ERROR(
+      memory().CopyFromHost(InEngine(begin), begin, (end - begin) * sizeof(*begin)));
+  stale_last_ = first;
+  return absl::OkStatus();
+}
+
+void KvCache::ClearAfterFailure(int64_t first, int64_t last) {
+  for (int64_t layer = first; layer < last; ++layer) Clear(layer);
+  Push(first, last).IgnoreError();
 }
 
 absl::Status KvCache::Take(int64_t index, int64_t tokens, absl::Span<const int64_t> counts,
@@ -138,13 +157,17 @@ absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput&
   const Group& group = groups_[layers_[index].group];
   KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
   const int64_t tokens = (*k.desc.dims)[2];
+  if (tokens > kMostTokens) {
+    return Invalid(
+        absl::StrCat("layer ", index, ": ", tokens, " tokens at once, of at most ", kMostTokens));
+  }
   KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
   const bool by_row = !counts.empty() || !starts.empty();
   const bool one = tokens == 1 && !by_row;
   const std::unique_lock<KvLock> lock(lock_);
-  KVANT_RETURN_IF_ERROR(TakeNews());
-  KVANT_RETURN_IF_ERROR(CheckReach(index, k, v));
   KVANT_ASSIGN_OR_RETURN(const bool captured, memory().IsCaptured(stream.native()));
+  KVANT_RETURN_IF_ERROR(TakeNews(captured));
+  KVANT_RETURN_IF_ERROR(CheckReach(index, k, v));
   if (captured && !one) {
     return Invalid(absl::StrCat("layer ", index,
                                 ": a stream that is captured takes one token for "
@@ -163,19 +186,19 @@ absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput&
     KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.k, k, taken));
     KVANT_RETURN_IF_ERROR(CheckKvNumbers(index, group.v, v, taken));
   }
-  const absl::Status stored = Store(stream, index, k, v, by_row, known);
+  bool touched = false;
+  absl::Status stored = Store(stream, index, k, v, by_row, known, touched);
   if (stored.ok()) {
     if (known) Advance(index);
-    return stored;
+  } else if (touched && !captured) {
+    // A window may have lost tokens to those that came.
+    ClearAfterFailure(index, index + 1);
   }
-  // A window may have lost tokens to those that came.
-  Clear(index);
-  Push(index, index + 1).IgnoreError();
   return stored;
 }
 
 absl::Status KvCache::Store(const Stream& stream, int64_t index, const KvInput& k, const KvInput& v,
-                            bool by_row, bool known) {
+                            bool by_row, bool known, bool& touched) {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   const int64_t batch = options_.batch, tokens = (*k.desc.dims)[2];
@@ -200,12 +223,12 @@ absl::Status KvCache::Store(const Stream& stream, int64_t index, const KvInput& 
   // As they are before the step: where the host's state is the engine's, that changes them.
   std::copy_n(layer.lengths, batch, lengths_.begin());
   if (known) arrival.lengths = lengths_;
-  if (!options_.allow_non_finite) {
+  if (!options_.allow_non_finite && !on_host()) {
     CacheCheck check;
     check.source[0] = source_k;
     check.source[1] = source_v;
-    check.largest[0] = AtMost(group.k.largest());
-    check.largest[1] = AtMost(group.v.largest());
+    check.largest[0] = static_cast<float>(group.k.largest());
+    check.largest[1] = static_cast<float>(group.v.largest());
     check.taken = step.taken;
     check.batch = step.batch;
     check.heads = static_cast<int>(options_.heads);
@@ -225,22 +248,28 @@ absl::Status KvCache::Store(const Stream& stream, int64_t index, const KvInput& 
     last.side[0].places = places_;
     last.side[1].places = places_of_v;
     KVANT_RETURN_IF_ERROR(kernels_->Run(last, stream.native()));
+    touched = true;
     KVANT_RETURN_IF_ERROR(group.k.StorePiece(arrival, source_k, layer.k, places_, 0, 1,
                                              group.k.NeedsOf(arrival, 0, 1)));
     return group.v.StorePiece(arrival, source_v, layer.v, places_of_v, 0, 1,
                               group.v.NeedsOf(arrival, 0, 1));
   }
+  touched = true;
   KVANT_RETURN_IF_ERROR(group.k.Store(arrival, source_k, layer.k, places_));
   KVANT_RETURN_IF_ERROR(group.v.Store(arrival, source_v, layer.v, places_of_v));
   return kernels_->Run(last, stream.native());
 }
 
-// The host's part of it: the engine has advanced its own state.
+// The host's part of it: the engine has advanced its own state. What a kernel may still refuse is
+// not yet kept, or lost: FetchLengths says when it is.
 void KvCache::Advance(int64_t index) {
   Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   for (int64_t b = 0; b < options_.batch; ++b) {
-    if (!on_host()) layer.lengths[b] += static_cast<int32_t>(counts_[b]);
+    if (!on_host()) {
+      layer.lengths[b] += static_cast<int32_t>(counts_[b]);
+      continue;
+    }
     group.k.layout().Lose(layer.lengths[b], layer.k_kept[b]);
     group.v.layout().Lose(layer.lengths[b], layer.v_kept[b]);
   }

@@ -77,6 +77,9 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   if (o.v_head_size < 0)
     return Invalid(absl::StrCat("a cache with v_head_size of ", o.v_head_size));
   if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
+  if (o.batch > kMostTokens) {
+    return Invalid(absl::StrCat("a cache with a batch of ", o.batch, ", of at most ", kMostTokens));
+  }
   if (o.capacity > kMostTokens) {
     return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens, of at most ",
                                 kMostTokens));

@@ -41,7 +41,7 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     return error(" has ", layer.lengths[row], " tokens and cannot be cropped to ", tokens);
   }
   for (const auto& [tensor, rows] :
-       {std::pair(&group.k, layer.k_kept), std::pair(&group.v, layer.v_kept)}) {
+       {std::pair(&group.k, layer.k_kept.data()), std::pair(&group.v, layer.v_kept.data())}) {
     const KvLayout& layout = tensor->layout();
     const KvKept& kept = rows[row];
     const int64_t sinks = layout.sinks();
@@ -102,9 +102,10 @@ absl::Status KvCache::CropTo(absl::Span<const int64_t> tokens, std::optional<int
 absl::Status KvCache::Reset() {
   const std::unique_lock<KvLock> lock(lock_);
   KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
-  TakeNews().IgnoreError();
   for (int64_t layer = 0; layer < options_.layers; ++layer) Clear(layer);
-  return Push(0, options_.layers);
+  KVANT_RETURN_IF_ERROR(Push(0, options_.layers));
+  const absl::Status told = TakeNews(/*captured=*/false);
+  return has_news() ? told : absl::OkStatus();
 }
 
 void KvCache::Clear(int64_t index) {
@@ -149,12 +150,14 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int6
   const std::unique_lock<KvLock> lock(lock_);
   KVANT_RETURN_IF_ERROR(Settle());
   const auto [first, last] = Span(only, options_.layers);
-  for (int64_t layer = first; layer < last; ++layer) {
-    KVANT_RETURN_IF_ERROR(ReorderLayer(layer, rows));
-  }
+  absl::Status done;
+  int64_t layer = first;
+  while (layer < last && done.ok()) done = ReorderLayer(layer++, rows);
   // What comes next may be on another stream.
-  KVANT_RETURN_IF_ERROR(memory().Synchronize(stream_.native()));
-  return Push(first, last);
+  if (done.ok()) done = memory().Synchronize(stream_.native());
+  if (done.ok()) return Push(first, last);
+  ClearAfterFailure(first, layer);
+  return done;
 }
 
 absl::Status KvCache::ReorderLayer(int64_t layer, absl::Span<const int64_t> rows) {
@@ -200,11 +203,14 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
   options.batch = static_cast<int64_t>(taken.size());
   if (capacity != 0) options.capacity = capacity;
   KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, std::move(options)));
-  if (!on_host()) {
-    const std::unique_lock<KvLock> lock(lock_);
+  std::shared_lock<KvLock> with_readers(lock_, std::defer_lock);
+  std::unique_lock<KvLock> alone(lock_, std::defer_lock);
+  if (on_host()) {
+    with_readers.lock();
+  } else {
+    alone.lock();
     KVANT_RETURN_IF_ERROR(Settle());
   }
-  const std::shared_lock<KvLock> lock(lock_);
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     for (const int64_t row : taken) {
       const int64_t tokens = layers_[layer].lengths[row];

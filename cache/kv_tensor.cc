@@ -145,6 +145,17 @@ int64_t KvTensor::MostLeaving() const {
   return layout_.slots(KvSegmentKind::kMain) < most ? 0 : most;
 }
 
+int64_t KvTensor::scratch_bytes() const {
+  const auto of = [](const Op& op) {
+    return op.scratch == nullptr ? 0 : static_cast<int64_t>(op.scratch->bytes().size());
+  };
+  int64_t bytes = of(bulk_);
+  for (const Ops* ops : {&sinks_, &main_, &window_}) {
+    bytes += of(ops->one) + (ops->many.scratch == ops->one.scratch ? 0 : of(ops->many));
+  }
+  return bytes;
+}
+
 size_t KvTensor::working_bytes() const {
   const int64_t row = shape_.batch * shape_.heads * shape_.head_size;
   return KvAligned(BytesFor(kF32, row * Pieces())) +

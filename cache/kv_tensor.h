@@ -78,7 +78,7 @@ class KvTensor {
   const LogicalTensor& part(KvPart part) const;
   bool has(KvPart part) const { return this->part(part).dims.has_value(); }
   // How many a sequence has: 1 to 3.
-  int segments() const { return 1 + has(KvPart::kSinks) + has(KvPart::kWindow); }
+  int segments() const { return layout_.plain().segments(); }
   // The largest magnitude that all of its types hold.
   double largest() const;
   // Elements of a group along the dims of the codes.
@@ -86,6 +86,8 @@ class KvTensor {
 
   // Bytes that StorePiece needs to work in; 64-byte aligned.
   size_t working_bytes() const;
+  // What it has taken of its own, where executions run later.
+  int64_t scratch_bytes() const;
 
   // Appends to every batch row: row b gets what it takes of `source` behind the tokens that it has.
   // The caller has checked all bounds, and advances the lengths.

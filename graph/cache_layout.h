@@ -62,6 +62,15 @@ struct CacheLayout {
     return RangeOf(window, first > left ? first : left, behind);
   }
 
+  // put(i, range) of each segment that there is, in the order in which attention reads them.
+  template <class Put>
+  KVANT_ANYWHERE void EachRange(long long tokens, Put put) const {
+    int i = 0;
+    if (sinks > 0) put(i++, Sinks(tokens));
+    put(i++, Main(tokens));
+    if (residual > 0) put(i, Window(tokens));
+  }
+
   // Where the next `tokens` tokens of a sequence of `length` go, which lie in one segment without
   // a break. -1: nothing goes there.
   struct Places {

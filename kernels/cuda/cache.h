@@ -24,10 +24,9 @@ KVANT_DEVICE void Tell(const CacheTrouble& trouble, const CacheNews& news) {
   if (AtomicIncrement(trouble.stopped, kMost) == 0) Store(trouble.news, news.Packed());
 }
 
-KVANT_DEVICE i32* StoreRange(const CacheRange& range, i32* to) {
+KVANT_DEVICE void StoreRange(const CacheRange& range, i32* to) {
   Store(to, static_cast<i32>(range.first));
   Store(to + 1, static_cast<i32>(range.tokens));
-  return to + 2;
 }
 
 // One block.
@@ -81,10 +80,9 @@ class CacheStepKernel {
 
   KVANT_DEVICE static void StoreRanges(const CacheSide& side, i32 row, i32 length) {
     if (side.ranges == nullptr) return;
-    i32* to = side.ranges + row * side.layout.segments() * 2;
-    if (side.layout.sinks > 0) to = StoreRange(side.layout.Sinks(length), to);
-    to = StoreRange(side.layout.Main(length), to);
-    if (side.layout.residual > 0) StoreRange(side.layout.Window(length), to);
+    i32* const to = side.ranges + row * side.layout.segments() * 2;
+    side.layout.EachRange(length,
+                          [to](i32 i, const CacheRange& range) { StoreRange(range, to + i * 2); });
   }
 };
 

@@ -294,7 +294,7 @@ class KvCache:
         Args:
           part: "sinks", "codes", "scales", "zero_points" or "window".
         """
-        if self.device != "cpu":
+        if self.device.partition(":")[0] != "cpu":
             raise invalid(f"a part of a cache on {self.device} is not in the host's memory")
         if part not in PARTS:
             raise invalid(f"{part!r} is no part; parts are {', '.join(PARTS)}")
