@@ -77,9 +77,6 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   if (o.v_head_size < 0)
     return Invalid(absl::StrCat("a cache with v_head_size of ", o.v_head_size));
   if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
-  if (o.batch > kMostTokens) {
-    return Invalid(absl::StrCat("a cache with a batch of ", o.batch, ", of at most ", kMostTokens));
-  }
   if (o.capacity > kMostTokens) {
     return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens, of at most ",
                                 kMostTokens));
@@ -88,6 +85,9 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
     return Invalid(absl::StrCat("a cache with ", o.layers, " layers, of at most ", kMostLayers));
   }
   KVANT_RETURN_IF_ERROR(CheckSize(o, o.capacity));
+  if (o.batch > kMostTokens) {
+    return Invalid(absl::StrCat("a cache with a batch of ", o.batch, ", of at most ", kMostTokens));
+  }
   if (o.keep.size() > 1 && static_cast<int64_t>(o.keep.size()) != o.layers) {
     return Invalid(absl::StrCat(o.keep.size(), " numbers of tokens to keep for ", o.layers,
                                 " layers; give one, or all"));

@@ -111,7 +111,7 @@ class Cache:
     def append(self, layer, k, v):
         tokens = k.shape[2]
         assert k.shape == v.shape == (self.batch, self.heads, tokens, self.head_size), (k.shape, v.shape)
-        self.library.call("cache_append", self.handle, _I64(layer), ctypes.byref(_Tensor(k)),
+        self.library.call("cache_append", self.handle, None, _I64(layer), ctypes.byref(_Tensor(k)),
                           ctypes.byref(_Tensor(v)), None, None)
 
     def attend(self, layer, q):
@@ -134,7 +134,7 @@ class Cache:
         for token in range(tokens):
             for tensor, array, axis in (*zip(whole, (k, v), (2, 2)), *zip(turned, (queries, outputs), (0, 0))):
                 tensor.byte_offset = token * array.strides[axis]
-            call("cache_append", self.handle, layer, ctypes.byref(whole[0]), ctypes.byref(whole[1]), None, None)
+            call("cache_append", self.handle, None, layer, ctypes.byref(whole[0]), ctypes.byref(whole[1]), None, None)
             call("attention_execute", attention, None, layer, ctypes.byref(turned[0]), ctypes.byref(turned[1]),
                  None)
         return np.ascontiguousarray(outputs.transpose(1, 2, 0, 3))
