@@ -43,6 +43,11 @@ class KvLayout {
       const int64_t unit = storage.bulk ? storage.residual : group;
       main = std::min(main, (this->keep() + std::min(rollback, capacity) + unit - 1) / unit * unit);
     }
+    // Heads begin at whole words, scales of a row too, as kernels on packed codes want them.
+    constexpr int64_t kSlots = 8;
+    if (storage.residual > 0 && group == 1 && layout_.keep == 0) {
+      main = (main + kSlots - 1) / kSlots * kSlots;
+    }
     layout_.main = main;
     if (storage.residual == 0) return;
     // Short sequences need no more than themselves.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/attention_parts.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/cache/cache_kernels.h"
 #include "kvant/backends/cuda/constants.h"
@@ -21,9 +23,6 @@
 namespace kvant {
 namespace cuda {
 namespace {
-
-// Vectors are loaded as such, and copied asynchronously, 16 bytes at a time.
-constexpr size_t kPointerAlignment = 16;
 
 class LauncherMemory : public DeviceMemory {
  public:
@@ -195,6 +194,9 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
                                                              std::shared_ptr<Launcher> launcher,
                                                              std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
+  if (std::optional<PartsPlan> parts = PlanParts(spec, launcher->properties())) {
+    return CompileParts(*std::move(parts), std::move(launcher), memory, std::move(device));
+  }
   KVANT_ASSIGN_OR_RETURN(std::vector<AttentionPlan> plans, PlansOf(spec, launcher->properties()));
   std::vector<PlannedKernel> kernels;
   for (AttentionPlan& plan : plans) {

@@ -137,7 +137,7 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
   return arithmetic == kByTF32 || arithmetic == kByF32;
 }
 
-enum KernelKind : i32 { kTilesKernel, kCodesKernel };
+enum KernelKind : i32 { kTilesKernel, kCodesKernel, kRangesKernel, kJoinKernel };
 
 struct AttentionTraits {
   i32 arithmetic;
@@ -168,8 +168,12 @@ struct AttentionTraits {
   // Runs of so many channels of queries and of the output are multiplied by a Hadamard matrix /
   // sqrt(run); 0: none.
   i32 q_hadamard, output_hadamard;
-  // Which kernel it is; what follows is for kCodesKernel alone (attention_codes.h).
-  i32 kernel;
+  i32 kernel;  // KernelKind
+  // Statistics are {max, sum of exponentials above it} of a row, f32 side by side: of a part of
+  // attention, which is joined with others.
+  i32 stats_are_states;
+  i32 k_codes, v_codes;  // kRangesKernel: the segments of codes
+  // What follows is for kCodesKernel alone (attention_codes.h).
   i32 row_blocks;        // of 8 rows, that a block has
   i32 warp_tile;         // tokens that a warp takes at once: 16, 32 or 64
   i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4

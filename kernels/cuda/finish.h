@@ -148,8 +148,14 @@ struct Finish {
 
   KVANT_DEVICE static void StoreStats(const AttentionParams& p, const RowEnd& row) {
     if (T::k.stats.type == kNone) return;
-    StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, row.position, 0),
-                 row.empty ? OfEmpty() : row.max + Log(row.sum));
+    const i64 at = IndexOf(T::k.stats, p.stats, row.position, 0);
+    if (T::k.stats_are_states) {
+      float* const state = static_cast<float*>(p.stats.data) + at;
+      device::Store(state, row.max);
+      device::Store(state + 1, row.sum);
+      return;
+    }
+    StoreElement(T::k.stats.type, p.stats.data, at, row.empty ? OfEmpty() : row.max + Log(row.sum));
   }
   // Channel i of the block's.
   KVANT_DEVICE static float Output(SharedAddress first, const RowEnd& row, i32 r, i32 i,

@@ -63,6 +63,35 @@ void AddRangeCases(std::vector<Case>& cases) {
     c.kv_len += variant % 4 == 0 ? 200 : 0;
     Push(cases, c, absl::StrCat("Ranges_", variant));
   }
+  // Codes long enough that a kernel of their own has them, and another the rest.
+  const Storage codes[] = {
+      {.type = kU4, .group_size = 32, .zero_points = kF16, .scales = kF16},
+      {.type = kS8, .groups = Groups::kToken, .scales = kF16},
+      {.type = kU4, .group_size = 64, .zero_points = kU4, .scales = kF16},
+      {.type = kS4, .group_size = 32, .scales = kF32},
+  };
+  const Case::Magnitudes magnitudes[] = {Case::Magnitudes::kOrdinary, Case::Magnitudes::kZeroTokens,
+                                         Case::Magnitudes::kOutlierChannel};
+  for (int variant = 0; variant < 12; ++variant) {
+    Case c;
+    c.batch = 1 + variant % 3;
+    c.ratio = 1 + variant % 5;
+    c.q_len = variant % 4 == 3 ? 2 : 1;
+    c.head_size = c.v_head_size = variant % 3 == 2 ? 128 : 64;
+    c.kv_len = 3 + 1800 + 29 * (variant % 2);
+    c.plain_head = variant % 4 == 1 ? 0 : 3;
+    c.segments = 2;
+    c.plain_tail = true;
+    c.type = variant % 3 == 0 ? kF16 : variant % 3 == 1 ? kF32 : kBF16;
+    c.k = codes[variant % 4];
+    c.v = codes[(variant / 2 + variant) % 4];
+    c.soft_cap = variant % 5 == 2;
+    c.stats = variant % 2 == 0;
+    c.inf_as_zero = variant % 4 != 2;
+    c.q_hadamard = c.k_hadamard = c.v_hadamard = c.output_hadamard = variant % 6 == 5 ? 32 : 0;
+    c.magnitudes = magnitudes[variant % 7 % 3];
+    Push(cases, c, absl::StrCat("Ranges_parts_", variant));
+  }
   // Attention stated directly is of one segment: a ring.
   for (int variant = 0; variant < 8; ++variant) {
     Case c = Rotated(i++);

@@ -51,6 +51,7 @@ KernelRound RoundOfCodes(const AttentionTraits& t) {
 KernelRound RoundOf(const AttentionTraits& t) {
   if (t.kernel == kCodesKernel) return RoundOfCodes(t);
   KernelRound round;
+  if (t.kernel != kTilesKernel) return round;
   round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
   const auto add_fill = [&](const SegmentTraits& traits, i32 channels) {
     const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;

@@ -1,6 +1,7 @@
 #include "kvant/backends/cuda/attention/attention_plan.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -218,18 +219,38 @@ bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& pla
   return false;
 }
 
-bool PlanForTiles(const DeviceProperties& device, AttentionPlan& plan) {
+AttentionPlan Described(const AttentionSpec& spec) {
+  AttentionPlan plan;
+  DescribeAttention(spec, plan);
+  plan.traits.arithmetic = ChooseArithmetic(spec);
+  return plan;
+}
+
+absl::StatusOr<AttentionPlan> Checked(AttentionPlan plan) {
+  if (plan.blocks <= kMaxBlocks) return plan;
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat("does not take so many tiles of the output: ", plan.blocks,
+                                " blocks, more than ", kMaxBlocks));
+}
+
+absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, AttentionPlan plan) {
   plan.traits.kernel = kTilesKernel;
   // The bits of f16, and the range of f32: 1e4 times a code, or 1e-6, is nothing that f16 holds.
   if (plan.traits.arithmetic == kByF16 && !FitsF16(plan.traits)) plan.traits.arithmetic = kByTF32;
-  if (!ChooseTiles(device, true, plan) && !ChooseTiles(device, false, plan)) return false;
+  if (!ChooseTiles(device, true, plan) && !ChooseTiles(device, false, plan)) {
+    return MakeError(ErrorKind::kUnimplemented,
+                     absl::StrCat("does not take head sizes of ", plan.traits.head_size, " and ",
+                                  plan.traits.v_head_size, ": tiles of ", plan.shared_bytes,
+                                  " bytes exceed the ", device.shared_bytes_per_block,
+                                  " bytes of shared memory of a block"));
+  }
   const int64_t tiles = TilesOf(plan);
   plan.blocks = tiles * plan.params.splits;
   if (plan.params.splits > 1) {
     plan.partial_bytes = static_cast<size_t>(plan.blocks * StateBytes(plan.traits));
     plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(tiles) * sizeof(u32);
   }
-  return true;
+  return Checked(std::move(plan));
 }
 
 bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
@@ -260,6 +281,7 @@ bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
 // Whatever magnitudes are: the kernel on packed codes does once more by f32 what would lose more.
 double AttentionPlan::rounding() const {
   const SegmentTraits &k = traits.k[0], &v = traits.v[0];
+  const auto is_scaled = [](const SegmentTraits& s) { return s.scales.type != kNone; };
   switch (traits.arithmetic) {
     case kByF16:
       // Dequantized keys, entries of codebooks, rotated queries, or f32 ones where the mode permits
@@ -267,7 +289,10 @@ double AttentionPlan::rounding() const {
       // for scores up to some ten.
       if (traits.q_hadamard != 0) return 5e-3;
       if (traits.kernel == kCodesKernel) return k.codebook + v.codebook != 0 ? 5e-3 : 1e-3;
-      return k.scales.type != kNone || v.scales.type != kNone ? 5e-3 : 1e-3;
+      return std::any_of(traits.k, traits.k + traits.k_segments, is_scaled) ||
+                     std::any_of(traits.v, traits.v + traits.v_segments, is_scaled)
+                 ? 5e-3
+                 : 1e-3;
     case kByTF32:
       // Of outputs of bf16, 1e-3 moves those that are near the middle of two by a unit, 2^-7 at
       // most: all of them, where V has few values and so they are alike.
@@ -289,11 +314,13 @@ std::string AttentionPlan::ToString() const {
           ? absl::StrCat(kCodesNames[traits.arithmetic], " products of packed codes, ",
                          traits.row_blocks * 8, " rows, ", traits.token_warps, " warps x ",
                          traits.warp_tile, "-token tiles")
-          : absl::StrCat(kNames[traits.arithmetic],
-                         " products of tiles (not of packed codes: ", why_not_codes, "), K ",
-                         kStagings[traits.k[0].staging], ", V ", kStagings[traits.v[0].staging],
-                         ", ", traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
-                         traits.row_warps, " x ", traits.token_warps, " warps");
+          : absl::StrCat(
+                kNames[traits.arithmetic], " products of tiles",
+                why_not_codes.empty() ? ""
+                                      : absl::StrCat(" (not of packed codes: ", why_not_codes, ")"),
+                ", K ", kStagings[traits.k[0].staging], ", V ", kStagings[traits.v[0].staging],
+                ", ", traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
+                traits.row_warps, " x ", traits.token_warps, " warps");
   return absl::StrCat(how, ", ", params.splits, params.splits == 1 ? " split, " : " splits, ",
                       traits.probs_type != kNone ? "two passes, " : "",
                       (shared_bytes + 1023) / 1024, " KiB of shared memory, ",
@@ -306,25 +333,20 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
-  AttentionPlan plan;
-  DescribeAttention(spec, plan);
-  plan.traits.arithmetic = ChooseArithmetic(spec);
+  return PlanPart(spec, device);
+}
+
+absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, const DeviceProperties& device) {
+  AttentionPlan plan = Described(spec);
   plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
                            ? absl::StrCat(plan.params.rows, " rows share K and V")
                            : WhyNotCodes(plan.traits, plan.params);
-  if (!plan.why_not_codes.empty() || !PlanForCodes(device, plan)) {
-    if (!PlanForTiles(device, plan)) {
-      return MakeError(
-          ErrorKind::kUnimplemented,
-          absl::StrCat("does not take head sizes of ", spec.head_size, " and ", spec.v_head_size,
-                       ": tiles of ", plan.shared_bytes, " bytes exceed the ",
-                       device.shared_bytes_per_block, " bytes of shared memory of a block"));
-    }
-  }
-  if (plan.blocks <= kMaxBlocks) return plan;
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("does not take so many tiles of the output: ", plan.blocks,
-                                " blocks, more than ", kMaxBlocks));
+  if (plan.why_not_codes.empty() && PlanForCodes(device, plan)) return Checked(std::move(plan));
+  return PlanForTiles(device, std::move(plan));
+}
+
+absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, const DeviceProperties& device) {
+  return PlanForTiles(device, Described(spec));
 }
 
 }  // namespace kvant::cuda

@@ -37,10 +37,18 @@ struct AttentionPlan {
   std::string ToString() const;
 };
 
+// What every pointer of a port must be a multiple of: vectors are loaded as such, and copied
+// asynchronously, 16 bytes at a time.
+inline constexpr size_t kPointerAlignment = 16;
+
 // kUnimplemented, with a sentence: what of the spec the kernels do not take, or that its tiles
 // exceed the device's shared memory.
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
                                             const DeviceProperties& device);
+// Of a spec that the kernels take, or of some of its segments, with ranges: spec.kv_len is how many
+// tokens splits are planned for. PlanTiles: whatever the formats are.
+absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, const DeviceProperties& device);
+absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

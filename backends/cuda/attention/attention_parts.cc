@@ -1,0 +1,267 @@
+#include "kvant/backends/cuda/attention/attention_parts.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/describe_attention.h"
+#include "kvant/backends/cuda/constants.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cuda/attention_join.h"
+#include "kvant/kernels/cuda/attention_ranges.h"
+
+namespace kvant::cuda {
+namespace {
+
+// Below it, tiles of all tokens take less than the launches that parts add.
+constexpr int64_t kFewestTokens = 512;
+// Tokens that are not codes, for which splits of tiles are planned.
+constexpr int64_t kOtherTokens = 256;
+constexpr int kThreads = 128;
+
+using Segments = absl::InlinedVector<KvSegment, 1>;
+
+int LongestOf(const Segments& segments) {
+  const auto longest = std::max_element(
+      segments.begin(), segments.end(),
+      [](const KvSegment& a, const KvSegment& b) { return a.tokens() < b.tokens(); });
+  return static_cast<int>(longest - segments.begin());
+}
+
+// Whether it is the same for every column: parts count them from 0 each.
+bool IgnoresColumns(const ScoreStep& step) {
+  using Kind = ScoreStep::Kind;
+  if (step.kind == Kind::kSelect || step.kind == Kind::kBand || step.kind == Kind::kAlibi) {
+    return false;
+  }
+  const View& view = step.operand.view;
+  return !view.present() || view.on_host || view.dims[kCol] == 1;
+}
+
+bool IsForParts(const AttentionSpec& spec) {
+  const auto has_ranges = [](const Segments& segments) {
+    return segments.size() < kMaxSegments &&
+           std::all_of(segments.begin(), segments.end(),
+                       [](const KvSegment& segment) { return segment.range.present(); });
+  };
+  return (spec.k.size() > 1 || spec.v.size() > 1) && has_ranges(spec.k) && has_ranges(spec.v) &&
+         !spec.kv_lengths.present() && !spec.kv_first.present() && !spec.query_offsets.present() &&
+         !spec.dropout && !spec.probs_quantization && !spec.over_queries &&
+         std::all_of(spec.steps.begin(), spec.steps.end(), IgnoresColumns) &&
+         std::min(spec.k[LongestOf(spec.k)].tokens(), spec.v[LongestOf(spec.v)].tokens()) >=
+             kFewestTokens;
+}
+
+// Dense [b0, b1, b2, rows, columns] of f32 at an output port of a part.
+View PartView(const AttentionSpec& spec, int port, int64_t columns) {
+  View view;
+  view.port = port;
+  view.type = kvant::kF32;
+  view.dims = {spec.batch[0], spec.batch[1], spec.batch[2], spec.q_len, columns};
+  int64_t stride = 1;
+  for (int axis = kCol; axis >= 0; --axis) {
+    view.strides[axis] = stride;
+    stride *= view.dims[axis];
+  }
+  return view;
+}
+
+// {first, tokens} of segment `index` of `count`, by batch entry.
+View RangeView(const AttentionSpec& spec, int port, int64_t index, int64_t count) {
+  View view;
+  view.port = port;
+  view.type = kvant::kS32;
+  view.dims = {spec.batch[0], 1, 1, 1, 2};
+  view.strides = {count * 2, 0, 0, 0, 1};
+  view.offset = index * 2;
+  return view;
+}
+
+AttentionSpec PartOf(const AttentionSpec& spec) {
+  AttentionSpec part = spec;
+  part.softmax_mode = SoftmaxMode::kInfAsZero;
+  part.sinks = {};
+  part.output_quantization.reset();
+  part.output = PartView(spec, 0, spec.v_head_size);
+  part.stats = PartView(spec, 1, 2);
+  part.stats.dims[kCol] = 1;
+  return part;
+}
+
+AttentionSpec CodesOf(const AttentionSpec& spec, int inputs) {
+  AttentionSpec part = PartOf(spec);
+  const auto only = [&](const Segments& segments, int port) {
+    KvSegment codes = segments[LongestOf(segments)];
+    codes.range = RangeView(spec, port, 0, 1);
+    return Segments{codes};
+  };
+  part.k = only(spec.k, inputs);
+  part.v = only(spec.v, inputs + 1);
+  part.kv_len = part.k[0].tokens();
+  return part;
+}
+
+AttentionSpec OthersOf(const AttentionSpec& spec, int inputs) {
+  AttentionSpec part = PartOf(spec);
+  const auto twice = [&](const Segments& segments, int port) {
+    Segments all = segments;
+    const int codes = LongestOf(segments);
+    all.insert(all.begin() + codes, segments[codes]);
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].range =
+          RangeView(spec, port, static_cast<int64_t>(i), static_cast<int64_t>(all.size()));
+    }
+    return all;
+  };
+  part.k = twice(spec.k, inputs);
+  part.v = twice(spec.v, inputs + 1);
+  // Ranges say how many there are, of which there are few.
+  part.kv_len = kOtherTokens;
+  return part;
+}
+
+// A launch of one of the small kernels.
+AttentionPlan SmallPlan(const AttentionSpec& spec, KernelKind kernel, int64_t threads) {
+  AttentionPlan plan;
+  DescribeAttention(spec, plan);
+  plan.traits.kernel = kernel;
+  plan.traits.k_codes = LongestOf(spec.k);
+  plan.traits.v_codes = LongestOf(spec.v);
+  plan.threads = kThreads;
+  plan.blocks = (threads + kThreads - 1) / kThreads;
+  return plan;
+}
+
+// As many as it reads, or more.
+int InputsOf(const KernelBinding& binding) {
+  int inputs = 0;
+  for (const PortPointer& pointer : binding.ports) {
+    if (!pointer.output) inputs = std::max(inputs, pointer.port + 1);
+  }
+  for (const HostValue& value : binding.values) inputs = std::max(inputs, value.port + 1);
+  return inputs;
+}
+
+size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+class FusedParts : public Executable {
+ public:
+  struct Part {
+    std::shared_ptr<const LoadedKernel> kernel;
+    std::shared_ptr<const Constants> constants;
+  };
+  // parts: in the order of the plan's.
+  FusedParts(std::string device, PartsPlan plan, std::array<Part, 4> parts,
+             std::shared_ptr<const Launcher> launcher)
+      : device_(std::move(device)),
+        plan_(std::move(plan)),
+        parts_(std::move(parts)),
+        launcher_(std::move(launcher)) {}
+
+  std::string kernel() const override {
+    return absl::StrCat(device_, " online softmax, ", plan_.ToString(), ", ",
+                        parts_[1].kernel->description());
+  }
+  double rounding() const override { return plan_.rounding(); }
+  size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
+  size_t alignment() const override { return kPointerAlignment; }
+
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    const AttentionParams& whole = plan_.join.params;
+    const int64_t rows = int64_t{whole.batch[0]} * whole.batch[1] * whole.batch[2] * whole.q_len;
+    const int64_t channels = plan_.join.traits.v_head_size;
+    const PartRanges at =
+        PartRanges::Of(whole.batch[0], plan_.join.traits.k_segments, plan_.join.traits.v_segments);
+    auto* const ranges = reinterpret_cast<i32*>(scratch + plan_.ranges_at);
+    auto* const parts = reinterpret_cast<float*>(scratch + plan_.parts_at);
+    KVANT_RETURN_IF_ERROR(Launch(place, 0, plan_.ranges, inputs, outputs, nullptr, ranges));
+    absl::InlinedVector<const void*, 32> part_inputs(inputs.begin(), inputs.begin() + plan_.inputs);
+    part_inputs.resize(part_inputs.size() + 2);
+    const auto part = [&](size_t index, const AttentionPlan& plan, i32* of_k, i32* of_v,
+                          float* outs, std::byte* own) {
+      part_inputs[part_inputs.size() - 2] = of_k;
+      part_inputs.back() = of_v;
+      void* const part_outputs[] = {outs, outs + rows * channels};
+      return Launch(place, index, plan, part_inputs, part_outputs, own, own + plan.partial_bytes);
+    };
+    KVANT_RETURN_IF_ERROR(part(1, plan_.codes, ranges + at.codes_k, ranges + at.codes_v, parts,
+                               scratch + plan_.codes_at));
+    KVANT_RETURN_IF_ERROR(part(2, plan_.others, ranges + at.others_k, ranges + at.others_v,
+                               parts + rows * (channels + 2), scratch + plan_.others_at));
+    return Launch(place, 3, plan_.join, inputs, outputs, parts, nullptr);
+  }
+
+ private:
+  absl::Status Launch(const ExecutionPlace& place, size_t index, const AttentionPlan& plan,
+                      absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
+                      void* partials, void* done) const {
+    if (plan.blocks == 0) return absl::OkStatus();
+    AttentionParams params = plan.params;
+    FillParams(plan.binding, inputs, outputs, parts_[index].constants->data(), &params);
+    params.partials = static_cast<float*>(partials);
+    params.done = static_cast<u32*>(done);
+    return launcher_->Launch(*parts_[index].kernel, plan.blocks, &params, sizeof(params),
+                             place.stream);
+  }
+
+  const std::string device_;
+  const PartsPlan plan_;
+  const std::array<Part, 4> parts_;
+  const std::shared_ptr<const Launcher> launcher_;
+};
+
+}  // namespace
+
+double PartsPlan::rounding() const { return std::max(codes.rounding(), others.rounding()); }
+
+std::string PartsPlan::ToString() const {
+  return absl::StrCat(codes.ToString(), ", joined with those of other segments by ",
+                      others.ToString());
+}
+
+std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device) {
+  if (!WhyUnsupported(spec).empty() || !IsForParts(spec)) return std::nullopt;
+  PartsPlan plan;
+  const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
+  plan.ranges = SmallPlan(spec, kRangesKernel, spec.batch[0]);
+  plan.join = SmallPlan(spec, kJoinKernel, rows * spec.v_head_size);
+  const int inputs = plan.inputs = InputsOf(plan.join.binding);
+  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec, inputs), device);
+  if (!codes.ok() || codes->traits.kernel != kCodesKernel) return std::nullopt;
+  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec, inputs), device);
+  if (!others.ok()) return std::nullopt;
+  plan.codes = *std::move(codes);
+  plan.others = *std::move(others);
+  plan.codes.traits.stats_are_states = plan.others.traits.stats_are_states = 1;
+  const AttentionTraits& whole = plan.join.traits;
+  const auto take = [&plan](size_t bytes) {
+    return std::exchange(plan.scratch_bytes, plan.scratch_bytes + Aligned(bytes));
+  };
+  plan.codes_at = take(plan.codes.scratch_bytes);
+  plan.others_at = take(plan.others.scratch_bytes);
+  plan.ranges_at = take(
+      sizeof(i32) *
+      PartRanges::Of(static_cast<i32>(spec.batch[0]), whole.k_segments, whole.v_segments).size);
+  plan.parts_at = take(sizeof(float) * kAttentionParts * rows * (spec.v_head_size + 2));
+  return plan;
+}
+
+absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
+    PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
+    std::string device) {
+  std::array<FusedParts::Part, 4> parts;
+  const AttentionPlan* const plans[] = {&plan.ranges, &plan.codes, &plan.others, &plan.join};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    KVANT_ASSIGN_OR_RETURN(parts[i].kernel, launcher->Load(MakeAttentionKernel(*plans[i])));
+    KVANT_ASSIGN_OR_RETURN(parts[i].constants,
+                           Constants::Copy(memory, plans[i]->binding.constant_bytes));
+  }
+  return std::make_unique<FusedParts>(std::move(device), std::move(plan), std::move(parts),
+                                      std::move(launcher));
+}
+
+}  // namespace kvant::cuda

@@ -1,0 +1,41 @@
+// Attention over segments of which one is packed codes, in parts: the kernel on packed codes has
+// the tokens that K and V both have there, tiles the others (sinks, windows), and a third kernel
+// joins what they give. Two small launches more, and the time of codes instead of that of tiles.
+#ifndef KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
+#define KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvant/backends/backend.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
+
+namespace kvant::cuda {
+
+struct PartsPlan {
+  // kernels/cuda/attention_ranges.h and attention_join.h say what goes from one to the other. Of
+  // `codes` and `others`, output port 0 is the part's outputs, 1 its states, and input ports from
+  // `inputs` on are ranges: of K, of V.
+  AttentionPlan ranges, codes, others, join;
+  int inputs = 0;
+  // Into the scratch: of codes, of others, ranges, what is joined.
+  size_t codes_at = 0, others_at = 0, ranges_at = 0, parts_at = 0, scratch_bytes = 0;
+
+  double rounding() const;
+  std::string ToString() const;
+};
+
+// Nothing where the kernels take no such spec, or it is not worth it.
+std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device);
+
+absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
+    PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
+    std::string device);
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
