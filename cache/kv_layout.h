@@ -45,7 +45,7 @@ class KvLayout {
     }
     // Heads begin at whole words, scales of a row too, as kernels on packed codes want them.
     constexpr int64_t kSlots = 8;
-    if (storage.residual > 0 && group == 1 && layout_.keep == 0) {
+    if (storage.format.quantized() && group == 1 && layout_.keep == 0) {
       main = (main + kSlots - 1) / kSlots * kSlots;
     }
     layout_.main = main;

@@ -85,7 +85,7 @@ class PtxTest(unittest.TestCase):
 
     def test_caches(self):
         """Races checked, each half on another architecture."""
-        halves = [("KvCacheLivesTest.OnAGpu", 0), ("KvCacheOnGpu*", 1)]
+        halves = [("KvCacheLivesTest.OnAGpu", 0), ("KvCache*OnGpu*", 1)]
         self.expect_passed([one for one in on_all_cores(
             lambda name, arch: (f"{name}, {arch}", run_tests(f"*{name}*", environment(arch, PTXEMU_RACES="1"))),
             [(name, arch) for name, i in halves for arch in (ARCHS if ALL else ARCHS[i:i + 1])])])

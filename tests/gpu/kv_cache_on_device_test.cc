@@ -242,6 +242,36 @@ TEST_P(KvCacheOnGpuTest, GoesNoFurtherThanItsCapacity) {
 INSTANTIATE_TEST_SUITE_P(Schemes, KvCacheOnGpuTest, testing::ValuesIn(kSchemes),
                          [](const auto& info) { return NameOf(info.param); });
 
+using KvCacheInPartsOnGpuTest = KvCacheOnGpuTest;
+
+// Caches whose codes have a kernel of their own, beside sinks and windows.
+TEST_P(KvCacheInPartsOnGpuTest, SeesAllTokens) {
+  Make(GetParam(), 640);
+  const auto attention = gpu_->Attention({.query_heads = kQueryHeads}).value();
+  EXPECT_NE(attention->compiled(0)->kernel().find("joined with those of other segments"),
+            std::string::npos)
+      << attention->compiled(0)->kernel();
+  int64_t length = 0;
+  for (const int64_t to : {2, 70, 71, 600}) {
+    Append(length, to - length);
+    length = to;
+    ASSERT_TRUE(stream_->Synchronize().ok());
+    const std::vector<float> q = Queries(9, options_.batch * kQueryHeads * kSize);
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      EXPECT_LE(Difference(Attend(*gpu_, layer, q, kQueryHeads),
+                           AttendByDefinition(*cpu_, layer, q, kQueryHeads)),
+                5e-4)
+          << to << " tokens in layer " << layer;
+    }
+  }
+  ExpectTheSame();
+}
+
+INSTANTIATE_TEST_SUITE_P(Schemes, KvCacheInPartsOnGpuTest,
+                         testing::Values("u4:g64:rzp+sinks4+window66", "s8:token+sinks3",
+                                         "u4:g32:zp+rot+sinks2+window5/s8:g32+sinks7+window60"),
+                         [](const auto& info) { return std::to_string(info.index); });
+
 using KvCacheOnGpuErrorsTest = KvCacheOnGpuTest;
 
 TEST_P(KvCacheOnGpuErrorsTest, SaysWhatItDoesNotTake) {
