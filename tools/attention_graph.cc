@@ -33,8 +33,16 @@ absl::Status CheckOptions(const Options& o) {
   if (!o.single_op && (o.left_window >= 0 || o.ragged || o.sinks || o.alibi)) {
     return Bad("left-window, ragged, sinks and alibi need the single op (--op)");
   }
-  if (o.ring && (o.kv_lengths || o.page_size > 0)) {
-    return Bad("ring does not go with kv-lengths and page-size");
+  const bool segments = o.sink_tokens > 0 || o.window_tokens > 0;
+  if ((o.ring || segments) && (o.kv_lengths || o.page_size > 0)) {
+    return Bad("ring, sink-tokens and window-tokens do not go with kv-lengths and page-size");
+  }
+  if (o.sink_tokens < 0 || o.window_tokens < 0) {
+    return Bad(absl::StrCat("sink-tokens and window-tokens are ", o.sink_tokens, " and ",
+                            o.window_tokens, ", and must be at least 0"));
+  }
+  if (segments && o.k_layout != Options::KLayout::kTokens) {
+    return Bad("sink-tokens and window-tokens do not go with k-layout");
   }
   if (o.page_size < 0 || (o.page_size > 0 && o.kv_len % o.page_size != 0)) {
     return Bad(absl::StrCat("pages of ", o.page_size, " tokens do not divide kv-len, ", o.kv_len));
@@ -147,12 +155,20 @@ class Maker {
   }
 
   // The tokens of each sequence, of K if they are the first to be loaded: then lengths are known.
-  Value Loaded(Value kv, bool swapped) {
+  Value Loaded(Value kv, int64_t head_size, bool swapped) {
     const GraphBuilder::LoadOptions options{.axis = swapped ? -1 : -2};
-    if (o_.ring) {
-      const Value ranges = g_.Input(lengths_ ? "v_ranges" : "k_ranges", kS32, {o_.batch, 1, 2});
-      if (lengths_) return g_.LoadRanges({kv}, ranges, options.axis);
-      const auto [tokens, lengths] = g_.LoadRangesWithLengths({kv}, ranges, options.axis);
+    const std::string name = lengths_ ? "v" : "k";
+    std::vector<Value> segments{kv};
+    const auto exact = [&](const char* what, int64_t tokens) {
+      return g_.Input(absl::StrCat(name, what), o_.dtype, Shape(o_.kv_heads, tokens, head_size));
+    };
+    if (o_.sink_tokens > 0) segments.insert(segments.begin(), exact("_sinks", o_.sink_tokens));
+    if (o_.window_tokens > 0) segments.push_back(exact("_window", o_.window_tokens));
+    if (o_.ring || segments.size() > 1) {
+      const Value ranges =
+          g_.Input(name + "_ranges", kS32, {o_.batch, static_cast<int64_t>(segments.size()), 2});
+      if (lengths_) return g_.LoadRanges(segments, ranges, options.axis);
+      const auto [tokens, lengths] = g_.LoadRangesWithLengths(segments, ranges, options.axis);
       lengths_ = lengths;
       return tokens;
     }
@@ -236,9 +252,9 @@ class Maker {
     const Value q = Rotated(g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size)));
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
     // Scores stay in f32, as in oneDNN's newer graphs.
-    Value scores =
-        g_.MatMul(q, Loaded(Decompress(k, k_format), o_.k_layout != Options::KLayout::kTokens),
-                  {.transpose_b = o_.k_layout == Options::KLayout::kTokens, .type = kF32});
+    Value scores = g_.MatMul(
+        q, Loaded(Decompress(k, k_format), o_.head_size, o_.k_layout != Options::KLayout::kTokens),
+        {.transpose_b = o_.k_layout == Options::KLayout::kTokens, .type = kF32});
     if (o_.scale == Options::Scale::kDivide) scores = g_.Divide(scores, Scalar("scale", o_.dtype));
     if (o_.scale == Options::Scale::kMultiply) {
       scores = g_.Multiply(scores, Scalar("scale", o_.dtype));
@@ -260,8 +276,8 @@ class Maker {
     }
     if (o_.dropout) probs = ApplyDropout(probs);
     const KvInputs v = MakeKv("v", v_format, o_.v_head_size, Options::KLayout::kTokens);
-    Value out =
-        Rotated(g_.MatMul(probs, Loaded(Decompress(v, v_format), false), {.type = o_.dtype}));
+    Value out = Rotated(g_.MatMul(probs, Loaded(Decompress(v, v_format), o_.v_head_size, false),
+                                  {.type = o_.dtype}));
     if (o_.transpose_output) {
       out = g_.Transpose(
           out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});
@@ -290,8 +306,8 @@ class Maker {
     if (o_.sinks) a.sinks = g_.Input("sinks", kF32, {o_.heads});
     if (o_.alibi) a.alibi_slopes = g_.Input("alibi_slopes", kF32, {o_.heads});
     a.stats = o_.stats;
-    const Value keys = Loaded(Decompress(k, *o_.k), false);
-    const Value values = Loaded(Decompress(v, *o_.v), false);
+    const Value keys = Loaded(Decompress(k, *o_.k), o_.head_size, false);
+    const Value values = Loaded(Decompress(v, *o_.v), o_.v_head_size, false);
     a.kv_lengths = lengths_;
     const auto [out, stats] = g_.ScaledDotProductAttention(q, keys, values, a);
     g_.Output("o", out);

@@ -50,6 +50,10 @@ struct AttentionGraphOptions {
   int64_t page_size = 0;
   // K and V in rings, of which inputs say what is in them. Not with kv_lengths or pages.
   bool ring = false;
+  // Beside those of k and v: so many tokens before them, and behind them, in the queries' type,
+  // each run in a ring, as in a cache with sinks and a window. Where there are any, it is as with
+  // ring.
+  int64_t sink_tokens = 0, window_tokens = 0;
 
   // One ScaledDotProductAttention instead of MatMuls and SoftMax. The rest only
   // with it.

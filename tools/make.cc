@@ -78,6 +78,9 @@ struct MakeArguments {
     command.add_flag("--kv-lengths", graph.kv_lengths, "KV lengths per sequence as an input");
     command.add_flag("--ring", graph.ring,
                      "K and V in rings, with inputs that say what is in them");
+    command.add_option("--sink-tokens", graph.sink_tokens,
+                       "Tokens in the queries' type before those of --k and --v, all in rings");
+    command.add_option("--window-tokens", graph.window_tokens, "The same behind them");
     command.add_option("--page-size", graph.page_size,
                        "K and V in pages of so many tokens, with KV lengths and a page table");
     command.add_flag("--op", graph.single_op,

@@ -225,6 +225,13 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
     return kernels;
   }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
+  if (const auto parts = PlanParts(*partition.attention(), device)) {
+    for (const AttentionPlan* plan :
+         {&parts->codes, &parts->others, &parts->ranges, &parts->join}) {
+      kernels.push_back(MakeAttentionKernel(*plan));
+    }
+    return kernels;
+  }
   KVANT_ASSIGN_OR_RETURN(const std::vector<AttentionPlan> plans,
                          PlansOf(*partition.attention(), device));
   for (const AttentionPlan& plan : plans) kernels.push_back(MakeAttentionKernel(plan));

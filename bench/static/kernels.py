@@ -58,6 +58,10 @@ KERNELS = (
     _decode("u2 g32 zp", "u2:g32:zp"),
     _decode("s2", "s2:token"),
     _decode("f8 e4m3", "f8_e4m3:token"),
+    # Beside sinks and a window, which tiles have: the kernel on packed codes.
+    _decode("u4 g64 shift beside a window, bf16", "u4:g64:rzp", dtype="bf16",
+            more=("--sink-tokens", "4", "--window-tokens", "128")),
+    _decode("s8 beside a window", "s8:token", more=("--sink-tokens", "4", "--window-tokens", "128")),
     _decode("f8 e5m2 tensor", "f8_e5m2:tensor"),
     _decode("K s8, V u4 g32 zp", "s8:token", "u4:g32:zp"),
     _decode("K u4 by channel, V u4 zp", "u4:channel:g32:zp", "u4:token:zp"),

@@ -31,7 +31,7 @@ AXES = {
                 ("--soft-cap",), ("--stats",), ("--transpose-output",), ("--hadamard", "16"),
                 ("--k-layout", "channels"), ("--k-layout", "transposed"), ("--op", "--kv-lengths"),
                 ("--op", "--kv-lengths", "--sinks", "--alibi"), ("--op", "--left-window", "40"), ("--dropout",),
-                ("--ring",), ("--page-size", "32"), ("--op", "--ragged")),
+                ("--ring",), ("--sink-tokens", "4", "--window-tokens", "66"), ("--page-size", "32"), ("--op", "--ragged")),
 }
 
 
