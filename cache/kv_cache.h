@@ -130,10 +130,11 @@ class KvCache {
   int64_t scratch_bytes() const;
 
   // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the
-  // capacity or what is kept, rounded up to whole groups.
+  // capacity or what is kept, rounded up to whole groups, or to 8.
   int64_t columns() const;
 
-  // Tokens of batch row `row` in that layer, with those that it has not kept.
+  // Tokens of batch row `row` in that layer, with those that it has not kept. On a GPU, not while a
+  // stream is captured.
   int64_t length(int64_t layer, int64_t row = 0) const;
 
   // Takes every sequence back to its first `tokens` tokens, in all layers; or each row to a number

@@ -90,7 +90,7 @@ absl::Status KvCache::Settle() const {
 absl::Status KvCache::Refresh() const {
   if (on_host() || (!replayed_ && !has_news())) return absl::OkStatus();
   const std::unique_lock<KvLock> lock(lock_);
-  if (stale()) return absl::OkStatus();  // those of the engine are not right
+  if (stale()) KVANT_RETURN_IF_ERROR(Push(stale_first_, stale_last_));
   KVANT_RETURN_IF_ERROR(memory().SynchronizeAll());
   return FetchLengths();
 }
@@ -179,7 +179,12 @@ absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput&
   // What a step puts onto the stream does not depend on them.
   const bool known = !one || !replayed_;
   if (!one && (by_row || replayed_)) KVANT_RETURN_IF_ERROR(Settle());
-  KVANT_RETURN_IF_ERROR(Take(index, tokens, counts, starts, known));
+  if (absl::Status taken = Take(index, tokens, counts, starts, known); !taken.ok()) {
+    // A kernel may have refused what the host has counted.
+    if (on_host() || captured) return taken;
+    KVANT_RETURN_IF_ERROR(Settle());
+    KVANT_RETURN_IF_ERROR(Take(index, tokens, counts, starts, known));
+  }
   if (tokens == 0) return absl::OkStatus();
   const KvTaken taken{counts_, starts_};
   if (!options_.allow_non_finite && on_host()) {

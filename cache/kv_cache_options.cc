@@ -122,7 +122,12 @@ std::pair<KvLayout, KvLayout> KvLayoutsOf(const CacheScheme& scheme, const KvCac
                                           int64_t keep) {
   KvLayout k(scheme.k, o.capacity, o.rollback, keep), v(scheme.v, o.capacity, o.rollback, keep);
   const int64_t more = k.total_slots() - v.total_slots();
-  more > 0 ? v.AddSlots(more) : k.AddSlots(-more);
+  KvLayout &fewer = more > 0 ? v : k, &other = more > 0 ? k : v;
+  const int64_t missing = more > 0 ? more : -more;
+  // A window makes up for a few more.
+  const int64_t added = other.residual() > 0 ? fewer.WholeSlots(missing) : missing;
+  fewer.AddSlots(added);
+  other.AddSlots(added - missing);
   return {k, v};
 }
 

@@ -44,11 +44,8 @@ class KvLayout {
       main = std::min(main, (this->keep() + std::min(rollback, capacity) + unit - 1) / unit * unit);
     }
     // Heads begin at whole words, scales of a row too, as kernels on packed codes want them.
-    constexpr int64_t kSlots = 8;
-    if (storage.format.quantized() && group == 1 && layout_.keep == 0) {
-      main = (main + kSlots - 1) / kSlots * kSlots;
-    }
-    layout_.main = main;
+    if (storage.format.quantized() && group == 1 && layout_.keep == 0) unit_ = 8;
+    layout_.main = (main + unit_ - 1) / unit_ * unit_;
     if (storage.residual == 0) return;
     // Short sequences need no more than themselves.
     layout_.window = std::clamp<int64_t>(behind, 1, window() + std::min(rollback, capacity));
@@ -64,6 +61,10 @@ class KvLayout {
   int64_t total_slots() const { return layout_.sinks + layout_.main + layout_.window; }
   // Makes the segments of K and V add up to the same.
   void AddSlots(int64_t more) { (residual() > 0 ? layout_.window : layout_.main) += more; }
+  // As many, or a few more, as leave heads where AddSlots finds them.
+  int64_t WholeSlots(int64_t more) const {
+    return residual() > 0 ? more : (more + unit_ - 1) / unit_ * unit_;
+  }
 
   int64_t keep() const { return layout_.keep; }
   int64_t residual() const { return layout_.residual; }
@@ -92,6 +93,7 @@ class KvLayout {
   static KvRange Convert(const CacheRange& range) { return {range.first, range.tokens}; }
 
   CacheLayout layout_;
+  int64_t unit_ = 1;  // of the quantized segment's slots
 };
 
 }  // namespace kvant

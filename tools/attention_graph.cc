@@ -186,7 +186,8 @@ class Maker {
   Dims MaskShape(const std::string& option, const std::string& text) {
     const std::vector<std::string> parts = absl::StrSplit(text, 'x');
     const int64_t full[] = {o_.ragged ? 1 : o_.batch, o_.heads,
-                            o_.ragged ? o_.batch * o_.q_len : o_.q_len, o_.kv_len};
+                            o_.ragged ? o_.batch * o_.q_len : o_.q_len,
+                            o_.kv_len + o_.sink_tokens + o_.window_tokens};
     Dims dims;
     for (size_t i = 0; i < parts.size() && i < 4; ++i) {
       int64_t dim = 0;

@@ -417,7 +417,7 @@ def test_layers_keep_the_last_tokens():
 
 def test_zero_points_that_share_bytes_are_flat():
     random = np.random.default_rng(3)
-    cache = kvant.KvCache("int4zp_g64", heads=2, batch=2, head_size=64, capacity=7)
+    cache = kvant.KvCache("int4zp_g64", heads=2, batch=2, head_size=64, capacity=20, keep=7)
     k, v = random.standard_normal((2, 2, 2, 5, 64), dtype=np.float32)
     cache.append(0, k, v)
     flat = cache.part(0, False, "zero_points")

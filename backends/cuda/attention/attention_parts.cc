@@ -18,8 +18,9 @@ namespace {
 
 // Below it, tiles of all tokens take less than the launches that parts add.
 constexpr int64_t kFewestTokens = 512;
-// Tokens that are not codes, for which splits of tiles are planned.
+// Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
+constexpr int64_t kMostEntries = int64_t{1} << 20, kMostNumbers = int64_t{1} << 31;
 constexpr int kThreads = 128;
 
 using Segments = absl::InlinedVector<KvSegment, 1>;
@@ -47,6 +48,8 @@ bool IsForParts(const AttentionSpec& spec) {
            std::all_of(segments.begin(), segments.end(),
                        [](const KvSegment& segment) { return segment.range.present(); });
   };
+  const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
+  if (spec.batch[0] > kMostEntries || rows * spec.v_head_size > kMostNumbers) return false;
   return (spec.k.size() > 1 || spec.v.size() > 1) && has_ranges(spec.k) && has_ranges(spec.v) &&
          !spec.kv_lengths.present() && !spec.kv_first.present() && !spec.query_offsets.present() &&
          !spec.dropout && !spec.probs_quantization && !spec.over_queries &&
@@ -118,8 +121,13 @@ AttentionSpec OthersOf(const AttentionSpec& spec, int inputs) {
   };
   part.k = twice(spec.k, inputs);
   part.v = twice(spec.v, inputs + 1);
-  // Ranges say how many there are, of which there are few.
-  part.kv_len = kOtherTokens;
+  const auto others = [](const Segments& segments) {
+    int64_t tokens = 0;
+    for (const KvSegment& segment : segments) tokens += segment.tokens();
+    return tokens - segments[LongestOf(segments)].tokens();
+  };
+  // Of the codes' segment there are few, as ranges will say.
+  part.kv_len = std::max(kOtherTokens, std::min(others(spec.k), others(spec.v)));
   return part;
 }
 
@@ -216,7 +224,10 @@ class FusedParts : public Executable {
 
 }  // namespace
 
-double PartsPlan::rounding() const { return std::max(codes.rounding(), others.rounding()); }
+double PartsPlan::rounding() const {
+  const i32 output = join.traits.output.type;
+  return std::max(codes.rounding(output), others.rounding(output));
+}
 
 std::string PartsPlan::ToString() const {
   return absl::StrCat(codes.ToString(), ", joined with those of other segments by ",

@@ -279,7 +279,7 @@ bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
 }  // namespace
 
 // Whatever magnitudes are: the kernel on packed codes does once more by f32 what would lose more.
-double AttentionPlan::rounding() const {
+double AttentionPlan::rounding(i32 output) const {
   const SegmentTraits &k = traits.k[0], &v = traits.v[0];
   const auto is_scaled = [](const SegmentTraits& s) { return s.scales.type != kNone; };
   switch (traits.arithmetic) {
@@ -296,7 +296,7 @@ double AttentionPlan::rounding() const {
     case kByTF32:
       // Of outputs of bf16, 1e-3 moves those that are near the middle of two by a unit, 2^-7 at
       // most: all of them, where V has few values and so they are alike.
-      return traits.output.type == kBFloat16 ? 9e-3 : 5e-3;
+      return output == kBFloat16 ? 9e-3 : 5e-3;
     case kByBF16:
       return 1e-2;
     default:

@@ -31,8 +31,9 @@ struct AttentionPlan {
   // Why K and V are not multiplied as they are stored, where they are not.
   std::string why_not_codes;
 
-  // Executable::rounding.
-  double rounding() const;
+  // Executable::rounding, of outputs of that type (ElementType).
+  double rounding(i32 output) const;
+  double rounding() const { return rounding(traits.output.type); }
   // "f16 products of packed codes, 8 rows, 64-token tiles of 4 warps, 8 splits, ...".
   std::string ToString() const;
 };

@@ -32,8 +32,8 @@ TEST(AttentionPartsTest, OfEveryLengthAndSplitOfTokens) {
   EnableCudaSimt();
   const Engine engine = Engine::Create({.device = Device::kCudaSimt}).value();
   for (const char* scheme :
-       {"int4_g64_R128_s4", "u4:g32:zp+sinks2+window5/u4:g32:zp+sinks7+window90",
-        "s8:token+sinks4", "f16/s8:g32+window30+bf16", "rotKV4_g64_R128_s4"}) {
+       {"int4_g64_R128_s4", "u4:g32:zp+sinks2+window5/u4:g32:zp+sinks7+window90", "s8:token+sinks4",
+        "f16/s8:g32+window30+bf16", "rotKV4_g64_R128_s4"}) {
     SCOPED_TRACE(scheme);
     KvCacheOptions options = SmallOptions(scheme, kCapacity);
     options.layers = 1;
@@ -62,6 +62,19 @@ TEST(AttentionPartsTest, OfEveryLengthAndSplitOfTokens) {
   }
 }
 
+// Outputs of bf16 that lie between two of its numbers are rounded one way or the other.
+TEST(AttentionPartsTest, PromisesWhatTheirOutputHolds) {
+  EnableCudaSimt();
+  const Engine engine = Engine::Create({.device = Device::kCudaSimt}).value();
+  const Bench bench = MakeBench(SmallOptions("u4:g64:rzp+window16", kCapacity), 1, &engine);
+  const auto promised = [&](DataType type) {
+    const KvAttentionOptions options{.query_heads = kQueryHeads, .type = type};
+    return bench.cache->Attention(options).value()->compiled(0)->rounding();
+  };
+  EXPECT_EQ(promised(kBF16), 9e-3);
+  EXPECT_EQ(promised(kF16), 5e-3);
+}
+
 // Which kernel runs is told; what is not for parts goes by tiles.
 TEST(AttentionPartsTest, NotWhereColumnsCountOrTokensAreFew) {
   EnableCudaSimt();
@@ -77,6 +90,8 @@ TEST(AttentionPartsTest, NotWhereColumnsCountOrTokensAreFew) {
   };
   EXPECT_TRUE(in_parts("int4_g64_R128_s4", kCapacity, {}));
   EXPECT_TRUE(in_parts("int4_g64_R128_s4", kCapacity, {.soft_cap = 20, .sinks = true}));
+  // Slots of K make up for the window of V.
+  EXPECT_TRUE(in_parts("u4:token/u4:token+window16", kCapacity, {}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", 400, {}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", kCapacity, {.window = 300}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", kCapacity, {.query_tokens = 2}));
