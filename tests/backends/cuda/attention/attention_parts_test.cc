@@ -91,7 +91,7 @@ TEST(AttentionPartsTest, NotWhereColumnsCountOrTokensAreFew) {
   EXPECT_TRUE(in_parts("int4_g64_R128_s4", kCapacity, {}));
   EXPECT_TRUE(in_parts("int4_g64_R128_s4", kCapacity, {.soft_cap = 20, .sinks = true}));
   // Slots of K make up for the window of V.
-  EXPECT_TRUE(in_parts("u4:token/u4:token+window16", kCapacity, {}));
+  EXPECT_TRUE(in_parts("s4:token/s4:token+window16", kCapacity, {}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", 400, {}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", kCapacity, {.window = 300}));
   EXPECT_FALSE(in_parts("int4_g64_R128_s4", kCapacity, {.query_tokens = 2}));
