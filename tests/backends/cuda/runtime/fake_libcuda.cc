@@ -184,12 +184,15 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   FAKE_CALL_IN_CONTEXT("cuModuleLoadData");
   if (std::memcmp(image, "\177ELF", 4) != 0) return kInvalidImage;
-  *module = reinterpret_cast<CUmodule>(new FakeModule);
+  auto* const made = new FakeModule;
+  *module = reinterpret_cast<CUmodule>(made);
+  State().held.insert(made);
   ++State().modules;
   return CUDA_SUCCESS;
 }
 CUresult cuModuleUnload(CUmodule module) {
   FAKE_CALL_IN_CONTEXT("cuModuleUnload");
+  State().held.erase(reinterpret_cast<FakeModule*>(module));
   delete reinterpret_cast<FakeModule*>(module);
   --State().modules;
   return CUDA_SUCCESS;
@@ -242,10 +245,12 @@ CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   if (bytes == 0 || flags != 3) return kInvalidValue;
   *memory = std::malloc(bytes);
   std::memset(*memory, 0xcd, bytes);
+  State().held.insert(*memory);
   return CUDA_SUCCESS;
 }
 CUresult cuMemFreeHost(void* memory) {
   FAKE_CALL_IN_CONTEXT("cuMemFreeHost");
+  if (State().held.erase(memory) == 0) return kInvalidValue;
   std::free(memory);
   return CUDA_SUCCESS;
 }

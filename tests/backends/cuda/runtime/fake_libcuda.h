@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ struct FakeCuda {
   std::map<void*, FakeStream> streams;  // that were created, and the default one
   unsigned long long last_id = 0;       // of a stream
   int modules = 0;                      // loaded and not unloaded
+  std::set<void*> held;                 // those, and memory of the host
   std::map<std::string, std::map<int, int>> kernel_attributes;  // kernel -> attribute -> value
 };
 
