@@ -194,12 +194,16 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
                                                              std::shared_ptr<Launcher> launcher,
                                                              std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
-  if (std::optional<PartsPlan> parts = PlanParts(spec, launcher->properties())) {
+  std::string why_not_parts;
+  if (std::optional<PartsPlan> parts = PlanParts(spec, launcher->properties(), why_not_parts)) {
     return CompileParts(*std::move(parts), std::move(launcher), memory, std::move(device));
   }
   KVANT_ASSIGN_OR_RETURN(std::vector<AttentionPlan> plans, PlansOf(spec, launcher->properties()));
   std::vector<PlannedKernel> kernels;
   for (AttentionPlan& plan : plans) {
+    if (!why_not_parts.empty()) {
+      absl::StrAppend(&plan.why_not_codes, "; not in parts: ", why_not_parts);
+    }
     PlannedKernel& one = kernels.emplace_back();
     KVANT_ASSIGN_OR_RETURN(one.kernel, launcher->Load(MakeAttentionKernel(plan)));
     KVANT_ASSIGN_OR_RETURN(one.constants, Constants::Copy(memory, plan.binding.constant_bytes));
@@ -225,7 +229,8 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
     return kernels;
   }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-  if (const auto parts = PlanParts(*partition.attention(), device)) {
+  std::string why_not_parts;
+  if (const auto parts = PlanParts(*partition.attention(), device, why_not_parts)) {
     for (const AttentionPlan* plan :
          {&parts->codes, &parts->others, &parts->ranges, &parts->join}) {
       kernels.push_back(MakeAttentionKernel(*plan));

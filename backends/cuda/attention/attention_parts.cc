@@ -42,20 +42,30 @@ bool IgnoresColumns(const ScoreStep& step) {
   return !view.present() || view.on_host || view.dims[kCol] == 1;
 }
 
-bool IsForParts(const AttentionSpec& spec) {
-  const auto has_ranges = [](const Segments& segments) {
-    return segments.size() < kMaxSegments &&
-           std::all_of(segments.begin(), segments.end(),
-                       [](const KvSegment& segment) { return segment.range.present(); });
-  };
+// Of a spec of several segments: why it does not go in parts, or empty.
+std::string WhyNotParts(const AttentionSpec& spec) {
+  for (const Segments* side : {&spec.k, &spec.v}) {
+    if (side->size() >= kMaxSegments) return absl::StrCat("there are ", side->size(), " segments");
+    const bool has_ranges = std::all_of(side->begin(), side->end(), [](const KvSegment& segment) {
+      return segment.range.present();
+    });
+    if (!has_ranges) return "segments have no ranges";
+  }
+  if (spec.kv_lengths.present() || spec.kv_first.present()) return "there are lengths";
+  if (spec.query_offsets.present()) return "queries are ragged";
+  if (spec.dropout) return "there is dropout";
+  if (spec.probs_quantization) return "probabilities are rounded";
+  if (!std::all_of(spec.steps.begin(), spec.steps.end(), IgnoresColumns)) {
+    return "scores depend on their columns";
+  }
   const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  if (spec.batch[0] > kMostEntries || rows * spec.v_head_size > kMostNumbers) return false;
-  return (spec.k.size() > 1 || spec.v.size() > 1) && has_ranges(spec.k) && has_ranges(spec.v) &&
-         !spec.kv_lengths.present() && !spec.kv_first.present() && !spec.query_offsets.present() &&
-         !spec.dropout && !spec.probs_quantization && !spec.over_queries &&
-         std::all_of(spec.steps.begin(), spec.steps.end(), IgnoresColumns) &&
-         std::min(spec.k[LongestOf(spec.k)].tokens(), spec.v[LongestOf(spec.v)].tokens()) >=
-             kFewestTokens;
+  if (spec.batch[0] > kMostEntries || rows * spec.v_head_size > kMostNumbers) {
+    return absl::StrCat("there are ", rows, " rows");
+  }
+  const int64_t tokens =
+      std::min(spec.k[LongestOf(spec.k)].tokens(), spec.v[LongestOf(spec.v)].tokens());
+  if (tokens >= kFewestTokens) return "";
+  return absl::StrCat("the longest segments have ", tokens, " tokens, less than ", kFewestTokens);
 }
 
 // Dense [b0, b1, b2, rows, columns] of f32 at an output port of a part.
@@ -234,17 +244,28 @@ std::string PartsPlan::ToString() const {
                       others.ToString());
 }
 
-std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device) {
-  if (!WhyUnsupported(spec).empty() || !IsForParts(spec)) return std::nullopt;
+std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device,
+                                   std::string& why_not) {
+  if (!WhyUnsupported(spec).empty() || (spec.k.size() <= 1 && spec.v.size() <= 1)) {
+    return std::nullopt;
+  }
+  why_not = WhyNotParts(spec);
+  if (!why_not.empty()) return std::nullopt;
   PartsPlan plan;
   const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
   plan.ranges = SmallPlan(spec, kRangesKernel, spec.batch[0]);
   plan.join = SmallPlan(spec, kJoinKernel, rows * spec.v_head_size);
   const int inputs = plan.inputs = InputsOf(plan.join.binding);
   absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec, inputs), device);
-  if (!codes.ok() || codes->traits.kernel != kCodesKernel) return std::nullopt;
+  if (!codes.ok() || codes->traits.kernel != kCodesKernel) {
+    why_not = codes.ok() ? codes->why_not_codes : std::string(codes.status().message());
+    return std::nullopt;
+  }
   absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec, inputs), device);
-  if (!others.ok()) return std::nullopt;
+  if (!others.ok()) {
+    why_not = std::string(others.status().message());
+    return std::nullopt;
+  }
   plan.codes = *std::move(codes);
   plan.others = *std::move(others);
   plan.codes.traits.stats_are_states = plan.others.traits.stats_are_states = 1;

@@ -29,8 +29,10 @@ struct PartsPlan {
   std::string ToString() const;
 };
 
-// Nothing where the kernels take no such spec, or it is not worth it.
-std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device);
+// Nothing where the kernels take no such spec, or it is not worth it; of several segments why_not
+// says why.
+std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device,
+                                   std::string& why_not);
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
     PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
