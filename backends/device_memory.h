@@ -28,8 +28,8 @@ class DeviceMemory {
   virtual absl::StatusOr<void*> AllocateOnHost(size_t bytes) = 0;
   virtual void FreeOnHost(void* memory) = 0;
 
-  // Between this memory and the host's; done when they return, after all that was put onto any
-  // stream before.
+  // Between this memory and the host's; done when they return. What is under way on a stream that
+  // does not wait for the default one may come before or after: SynchronizeAll orders it.
   virtual absl::Status CopyFromHost(void* to, const void* from, size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
   // Waits for what was put onto `stream` (Stream::native()).

@@ -126,7 +126,8 @@ class KvCache {
   // What attention computes in. It is kept from the first execution on: a block for each thread
   // that has executed at the same time as others, as large as the largest execution needs, rounded
   // up by a quarter at most. On the CPU an execution needs up to 8 MiB, and some hundred KiB for
-  // each thread of the engine (KvAttention::compiled says how much).
+  // each thread of the engine (KvAttention::compiled says how much). On a GPU it is that of all
+  // attentions that are kept, and what Append computes in.
   int64_t scratch_bytes() const;
 
   // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the

@@ -1,6 +1,5 @@
 // New tokens of a KvCache, and what the host knows of those that it has.
 #include <algorithm>
-#include <cmath>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>

@@ -90,6 +90,23 @@ KVANT_DEVICE i32 ElementTypeOf(CacheFloat type) {
   return type == kCacheF32 ? kFloat32 : type == kCacheF16 ? kFloat16 : kBFloat16;
 }
 
+// Element i of [batch, heads, tokens, channels].
+struct CacheElement {
+  i32 row, head, token, channel;
+
+  KVANT_DEVICE static CacheElement Of(i64 i, i32 heads, i32 tokens, i32 channels) {
+    const i64 vector = i / channels, line = vector / tokens;
+    return {static_cast<i32>(line / heads), static_cast<i32>(line % heads),
+            static_cast<i32>(vector - line * tokens), static_cast<i32>(i - vector * channels)};
+  }
+  // Of the source's token of that number.
+  KVANT_DEVICE float LoadFrom(const CacheSource& source, i64 number) const {
+    return LoadElement(ElementTypeOf(source.type), source.data,
+                       row * source.strides[0] + head * source.strides[1] +
+                           number * source.strides[2] + channel * source.strides[3]);
+  }
+};
+
 // A thread for each channel of K and V.
 class CacheCheckKernel {
  public:
@@ -100,21 +117,15 @@ class CacheCheckKernel {
       const i64 all = static_cast<i64>(p.batch) * p.heads * p.tokens * source.channels;
       KVANT_NO_UNROLL
       for (i64 i = GlobalThread(); i < all; i += AllThreads()) {
-        const i64 vector = i / source.channels, line = vector / p.tokens;
-        const i32 channel = static_cast<i32>(i - vector * source.channels);
-        const i32 token = static_cast<i32>(vector - line * p.tokens);
-        const i32 row = static_cast<i32>(line / p.heads), head = static_cast<i32>(line % p.heads);
-        const i32 start = StartOf(p.taken.starts, row);
-        if (token < start || token >= start + CountOf(p.taken, row)) continue;
-        const float x = LoadElement(ElementTypeOf(source.type), source.data,
-                                    row * source.strides[0] + head * source.strides[1] +
-                                        token * source.strides[2] + channel * source.strides[3]);
-        if (Abs(x) <= p.largest[side]) continue;
+        const CacheElement at = CacheElement::Of(i, p.heads, p.tokens, source.channels);
+        const i32 start = StartOf(p.taken.starts, at.row);
+        if (at.token < start || at.token >= start + CountOf(p.taken, at.row)) continue;
+        if (Abs(at.LoadFrom(source, at.token)) <= p.largest[side]) continue;
         CacheNews news;
         news.kind = side == 0 ? CacheNewsKind::kNumberOfK : CacheNewsKind::kNumberOfV;
         news.layer = p.layer;
-        news.row = row;
-        news.detail = head;
+        news.row = at.row;
+        news.detail = at.head;
         Tell(p.trouble, news);
       }
     }
@@ -129,17 +140,12 @@ class CacheLoadKernel {
     const i64 all = static_cast<i64>(p.batch) * p.heads * p.tokens * source.channels;
     KVANT_NO_UNROLL
     for (i64 i = GlobalThread(); i < all; i += AllThreads()) {
-      const i64 vector = i / source.channels, line = vector / p.tokens;
-      const i32 channel = static_cast<i32>(i - vector * source.channels);
-      const i32 row = static_cast<i32>(line / p.heads), head = static_cast<i32>(line % p.heads);
-      if (Load(p.places + kSinksAt * p.stride + row) < 0 &&
-          Load(p.places + kRestAt * p.stride + row) < 0) {
+      const CacheElement at = CacheElement::Of(i, p.heads, p.tokens, source.channels);
+      if (Load(p.places + kSinksAt * p.stride + at.row) < 0 &&
+          Load(p.places + kRestAt * p.stride + at.row) < 0) {
         continue;
       }
-      const i64 token = StartOf(p.starts, row) + p.done + (vector - line * p.tokens);
-      Store(p.to + i, LoadElement(ElementTypeOf(source.type), source.data,
-                                  row * source.strides[0] + head * source.strides[1] +
-                                      token * source.strides[2] + channel * source.strides[3]));
+      Store(p.to + i, at.LoadFrom(source, i64{StartOf(p.starts, at.row)} + p.done + at.token));
     }
   }
 };

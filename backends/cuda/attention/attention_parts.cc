@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kFewestTokens = 512;
 // Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
+// What the small kernels count in 32 bits.
 constexpr int64_t kMostEntries = int64_t{1} << 20, kMostNumbers = int64_t{1} << 31;
 constexpr int kThreads = 128;
 
@@ -99,6 +100,7 @@ AttentionSpec PartOf(const AttentionSpec& spec) {
   part.sinks = {};
   part.output_quantization.reset();
   part.output = PartView(spec, 0, spec.v_head_size);
+  // Of each row two numbers; a view is of the first.
   part.stats = PartView(spec, 1, 2);
   part.stats.dims[kCol] = 1;
   return part;

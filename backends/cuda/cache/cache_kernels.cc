@@ -11,6 +11,12 @@
 namespace kvant::cuda {
 namespace {
 
+// In the order of kernels.inc.
+enum class CacheKernel {
+#define KVANT_CACHE_KERNEL(Task, entry) k##Task,
+#include "kvant/backends/cuda/kernels.inc"
+};
+
 struct KernelRow {
   const char* entry;
   const char* task;
@@ -74,10 +80,7 @@ class LoadedCacheKernels : public CacheKernels {
   const std::vector<std::shared_ptr<const LoadedKernel>> kernels_;  // by CacheKernel
 };
 
-}  // namespace
-
-KernelSpec MakeCacheKernel(CacheKernel kernel) {
-  const KernelRow& row = kKernels[static_cast<int>(kernel)];
+KernelSpec SpecOf(const KernelRow& row) {
   KernelSpec spec;
   spec.source.name = spec.source.entry = row.entry;
   spec.source.text = absl::Substitute(kText, row.entry, kThreads, row.task);
@@ -85,11 +88,12 @@ KernelSpec MakeCacheKernel(CacheKernel kernel) {
   return spec;
 }
 
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<CacheKernels>> LoadCacheKernels(std::shared_ptr<Launcher> launcher) {
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
-  for (size_t i = 0; i < std::size(kKernels); ++i) {
-    KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(),
-                           launcher->Load(MakeCacheKernel(static_cast<CacheKernel>(i))));
+  for (const KernelRow& row : kKernels) {
+    KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(), launcher->Load(SpecOf(row)));
   }
   return std::make_unique<LoadedCacheKernels>(std::move(launcher), std::move(kernels));
 }

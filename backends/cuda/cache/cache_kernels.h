@@ -10,14 +10,6 @@
 
 namespace kvant::cuda {
 
-// In the order of kernels.inc.
-enum class CacheKernel {
-#define KVANT_CACHE_KERNEL(Task, entry) k##Task,
-#include "kvant/backends/cuda/kernels.inc"
-};
-
-KernelSpec MakeCacheKernel(CacheKernel kernel);
-
 // Errors as Launcher::Load.
 absl::StatusOr<std::unique_ptr<CacheKernels>> LoadCacheKernels(std::shared_ptr<Launcher> launcher);
 

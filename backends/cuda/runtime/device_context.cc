@@ -194,23 +194,29 @@ std::string DeviceContext::WhyUnreachable(const void* pointer) const {
   return "";
 }
 
+absl::Status DeviceContext::AskCaptured(CUstream stream, bool& captured) const {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  KVANT_RETURN_IF_ERROR(
+      driver_->Check(driver_->api().StreamIsCapturing(stream, &status), "cuStreamIsCapturing"));
+  captured = status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return absl::OkStatus();
+}
+
 // A captured stream is not asked for its id, which drivers may refuse: it is what it was before.
 absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream) const {
-  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  bool captured = false;
   unsigned long long id = 0;
   KVANT_RETURN_IF_ERROR(Within([&] {
-    const DriverApi& api = driver_->api();
-    KVANT_RETURN_IF_ERROR(
-        driver_->Check(api.StreamIsCapturing(stream, &capture), "cuStreamIsCapturing"));
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return absl::OkStatus();
-    return driver_->Check(api.StreamGetId(stream, &id), "cuStreamGetId");
+    KVANT_RETURN_IF_ERROR(AskCaptured(stream, captured));
+    if (captured) return absl::OkStatus();
+    return driver_->Check(driver_->api().StreamGetId(stream, &id), "cuStreamGetId");
   }));
   // That of CU_STREAM_PER_THREAD, by context.
   thread_local absl::flat_hash_map<CUcontext, std::optional<uint64_t>> ids_of_thread;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::optional<uint64_t>& last =
       stream == CU_STREAM_PER_THREAD ? ids_of_thread[context_] : last_ids_[stream];
-  if (capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+  if (!captured) {
     last = id;
     return DeviceMemory::StreamOrder{id, false};
   }
@@ -221,12 +227,9 @@ absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream
 }
 
 absl::StatusOr<bool> DeviceContext::IsCaptured(CUstream stream) const {
-  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  KVANT_RETURN_IF_ERROR(Within([&] {
-    return driver_->Check(driver_->api().StreamIsCapturing(stream, &capture),
-                          "cuStreamIsCapturing");
-  }));
-  return capture != CU_STREAM_CAPTURE_STATUS_NONE;
+  bool captured = false;
+  KVANT_RETURN_IF_ERROR(Within([&] { return AskCaptured(stream, captured); }));
+  return captured;
 }
 
 absl::Status DeviceContext::SynchronizeAll() const {

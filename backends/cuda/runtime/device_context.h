@@ -78,6 +78,8 @@ class DeviceContext {
         device_(device),
         context_(context) {}
 
+  // With the context current.
+  absl::Status AskCaptured(CUstream stream, bool& captured) const;
   std::string WhyUnreachable(const void* pointer) const;
 
   // body() with the context current.
