@@ -139,6 +139,12 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
 
 enum KernelKind : i32 { kTilesKernel, kCodesKernel, kRangesKernel, kJoinKernel };
 
+// Pages of K or V, of which axis b0 is pages.
+struct PageTraits {
+  i32 tokens;                      // of a page; 0: there are no pages
+  i32 codes, scales, zero_points;  // bytes from page to page
+};
+
 struct AttentionTraits {
   i32 arithmetic;
   i32 head_size, v_head_size;
@@ -179,6 +185,7 @@ struct AttentionTraits {
   i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4
   i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
+  PageTraits k_pages, v_pages;
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
 

@@ -1,4 +1,5 @@
-// Where what a block of attention over packed codes reads begins: token 0 of its segments.
+// Where what a block of attention over packed codes reads begins: token 0 of its segments, or of
+// page 0.
 #ifndef KVANT_KERNELS_CUDA_CODES_BASES_H_
 #define KVANT_KERNELS_CUDA_CODES_BASES_H_
 
@@ -16,7 +17,7 @@ struct CodesBases {
 
   KVANT_DEVICE static CodesBases Of(const AttentionParams& p, SharedAddress work) {
     const BlockRows rows = CodesWork<T>::Load(p, work).rows;
-    const Position at{rows.b0, rows.b1, rows.b2, 0};
+    const Position at{HasPages(T::k) ? 0 : rows.b0, rows.b1, rows.b2, 0};
     const SegmentParams &k = p.k[0], &v = p.v[0];
     return {Codes(T::k.k[0], k, at),
             Codes(T::k.v[0], v, at),

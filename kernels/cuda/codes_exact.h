@@ -92,19 +92,20 @@ class CodesExact {
     Store(row, out, state);
   }
 
-  KVANT_DEVICE Position At(i32 token, i32 ring_first, const SegmentParams& segment,
-                           const Work& work) const {
-    Position at{work.rows.b0, work.rows.b1, work.rows.b2, token};
+  KVANT_DEVICE Position At(i32 token, i32 ring_first, const SegmentTraits& traits,
+                           const SegmentParams& segment, const Work& work) const {
+    Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
     if (HasRanges(T::k)) {
-      at.row = SegmentColumns{0, work.kv_len, ring_first, segment.tokens}.TokenOf(token);
+      token = SegmentColumns{0, work.kv_len, ring_first, segment.tokens}.TokenOf(token);
     }
+    MoveTo(traits, segment, token, at);
     return at;
   }
 
   // Of the lane's token with rows [row, row + 8).
   KVANT_DEVICE void Scores(i32 row, i32 token) const {
     const Work work = Work::Load(p_, work_);
-    const Position at = At(token, work.k_first, p_.k[0], work);
+    const Position at = At(token, work.k_first, T::k.k[0], p_.k[0], work);
     float sums[kRows] = {};
     KVANT_NO_UNROLL
     for (i32 d = 0; d < T::k.head_size; d += 8) {
@@ -169,7 +170,7 @@ class CodesExact {
     }
     KVANT_NO_UNROLL
     for (i32 t = 0; t < count; ++t) {
-      const Position at = At(token + t, work.v_first, p_.v[0], work);
+      const Position at = At(token + t, work.v_first, T::k.v[0], p_.v[0], work);
       float v[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {

@@ -50,19 +50,21 @@ struct CodeTile {
   KVANT_DEVICE i32 LaneToken(i32 lane) const { return lane * 16 / format.RowBytes(); }
   KVANT_DEVICE i32 LaneChunk(i32 lane) const { return lane * 16 % format.RowBytes() / 16; }
 
-  KVANT_DEVICE void Copy(SharedAddress to, const u8* from, i32 pitch) const {
+  // Tokens [first, first + count) of the tile, `count` whole copies, from where they begin.
+  KVANT_DEVICE void Copy(SharedAddress to, const u8* from, i32 pitch, i32 first, i32 count) const {
     KVANT_UNROLL
-    for (i32 i = 0; i < Copies(); ++i) {
-      CopyAsync(16, Join(to, Place(i * TokensPerCopy(), 0)), from + i * TokensPerCopy() * pitch);
+    for (i32 i = 0; i < count / TokensPerCopy(); ++i) {
+      CopyAsync(16, Join(to, Place(first + i * TokensPerCopy(), 0)),
+                from + i * TokensPerCopy() * pitch);
     }
   }
-  // The first `left` tokens; zeros after them.
-  KVANT_DEVICE void CopyPart(SharedAddress to, const u8* from, i32 pitch, i32 left,
-                             i32 lane) const {
+  // Of these, the tile's first `left` tokens; zeros after them.
+  KVANT_DEVICE void CopyPart(SharedAddress to, const u8* from, i32 pitch, i32 first, i32 count,
+                             i32 left, i32 lane) const {
     KVANT_NO_UNROLL
-    for (i32 i = 0; i < Copies(); ++i) {
-      const bool any = i * TokensPerCopy() + LaneToken(lane) < left;
-      CopyAsync(16, Join(to, Place(i * TokensPerCopy(), 0)),
+    for (i32 i = 0; i < count / TokensPerCopy(); ++i) {
+      const bool any = first + i * TokensPerCopy() + LaneToken(lane) < left;
+      CopyAsync(16, Join(to, Place(first + i * TokensPerCopy(), 0)),
                 any ? from + i * TokensPerCopy() * pitch : from, any ? 16 : 0);
     }
   }
@@ -172,10 +174,23 @@ class CodesRing {
                        : side == 1 ? bases.sides[1]
                        : side == 2 ? bases.sides[2]
                                    : bases.sides[3];
-      side_[r] = base + (l.side_offset + piece * l.copy_bytes - OffsetOf(l, side));
+      const i32 at = l.side_offset + piece * l.copy_bytes - OffsetOf(l, side);
+      side_[r] = base + at;
       step_[r] = TileBytesOf(l, side);
+      if (HasPages(T::k)) {
+        const PageTraits pages = PagesOf(side);
+        const i32 bytes = step_[r] / T::k.warp_tile * RunOf(pages);
+        side_[r] -= at / MaxOf(bytes, 1) * bytes;
+        entry_[r] = side % 2 * kEntries + at / MaxOf(bytes, 1);
+        step_[r] = side < 2 ? pages.scales : pages.zero_points;
+      }
     }
-    if (!HasRanges(T::k)) Advance(first / T::k.warp_tile);
+    if (HasPages(T::k)) {
+      FindTable();
+      LoadPages(first);
+    } else if (!HasRanges(T::k)) {
+      Advance(first / T::k.warp_tile);
+    }
     KVANT_UNROLL
     for (i32 s = 0; s < T::k.stages - 1; ++s) {
       Fill(first + s * Step(), static_cast<u32>(s * l.stage_bytes));
@@ -236,26 +251,93 @@ class CodesRing {
     const i32 left = end_ - token;
     if (HasRanges(T::k)) {
       if (left > 0) FillFromRings(token, stage, left);
+    } else if (HasPages(T::k)) {
+      if (left > 0) FillFromPages(token, stage, left);
     } else if (left >= T::k.warp_tile) {
       FillWhole(stage, 0, 0);
     } else if (left > 0) {
       FillPart(stage, left);
     }
     CopyAsyncCommit();
-    if (!HasRanges(T::k)) Advance(T::k.token_warps);
+    if (!HasRanges(T::k) && !HasPages(T::k)) Advance(T::k.token_warps);
   }
 
   // Of tokens `k` and `v` on from where pointers are.
   KVANT_DEVICE void FillWhole(u32 stage, i32 k, i32 v) {
     const CodesLayout l = Layout();
-    l.k.Copy(k_to_ + stage, k_ + static_cast<i64>(k) * T::k.k_pitch, T::k.k_pitch);
-    l.v.Copy(v_to_ + stage, v_ + static_cast<i64>(v) * T::k.v_pitch, T::k.v_pitch);
+    l.k.Copy(k_to_ + stage, k_ + static_cast<i64>(k) * T::k.k_pitch, T::k.k_pitch, 0,
+             T::k.warp_tile);
+    l.v.Copy(v_to_ + stage, v_ + static_cast<i64>(v) * T::k.v_pitch, T::k.v_pitch, 0,
+             T::k.warp_tile);
+    CopySides(stage, T::k.warp_tile, [&](i32 r, i32 side) {
+      const i64 token = side % 2 == 0 ? k : v;
+      return side_[r] + token * (step_[r] / T::k.warp_tile);
+    });
+  }
+
+  // Where pages are: of page tables lanes [0, kEntries) have K's entries from a tile's first page
+  // on, and the next kEntries lanes V's.
+  static constexpr i32 kEntries = 16;
+  KVANT_DEVICE static PageTraits PagesOf(i32 side) {
+    const PageTraits k = T::k.k_pages, v = T::k.v_pages;
+    const bool keys = side % 2 == 0;
+    return {keys ? k.tokens : v.tokens, keys ? k.codes : v.codes, keys ? k.scales : v.scales,
+            keys ? k.zero_points : v.zero_points};
+  }
+  // Tokens of a tile that are in one page: a page has whole tiles, or a tile whole pages.
+  KVANT_DEVICE static i32 RunOf(const PageTraits& pages) {
+    return MinOf(pages.tokens, T::k.warp_tile);
+  }
+  KVANT_DEVICE static i32 InPage(const PageTraits& pages, i32 token) {
+    return pages.tokens > T::k.warp_tile ? token % pages.tokens : 0;
+  }
+
+  KVANT_DEVICE void FindTable() {
+    const i32 b0 = CodesWork<T>::Load(p_, work_).rows.b0;
+    const IndexArray &k = p_.k[0].load, &v = p_.v[0].load;
+    const u32* const of_k = static_cast<const u32*>(k.data) + k.offset + i64{b0} * k.stride;
+    const u32* const of_v = static_cast<const u32*>(v.data) + v.offset + i64{b0} * v.stride;
+    table_ = LaneIndex() < kEntries ? of_k : of_v;
+  }
+  // Entries for the tile at `token`, a tile ahead of their use. Those of tokens that do not exist
+  // are of the last that does.
+  KVANT_DEVICE void LoadPages(i32 token) {
+    if (token >= end_) return;
+    const bool keys = LaneIndex() < kEntries;
+    const i32 tokens = keys ? T::k.k_pages.tokens : T::k.v_pages.tokens;
+    const i32 entry = token / tokens + LaneIndex() % kEntries;
+    const u32 page = Load(table_ + MinOf(entry, (end_ - 1) / tokens));
+    page_ = ClampedTo((keys ? p_.k[0].pages : p_.v[0].pages) - 1, static_cast<i32>(page));
+  }
+  KVANT_DEVICE i64 Page(i32 entry) const {
+    return static_cast<i32>(Shuffle(static_cast<u32>(page_), entry));
+  }
+
+  KVANT_DEVICE void FillFromPages(i32 token, u32 stage, i32 left) {
+    const CodesLayout l = Layout();
+    CopyPages(l.k, T::k.k_pages, 0, k_to_ + stage, k_, T::k.k_pitch, token, left);
+    CopyPages(l.v, T::k.v_pages, kEntries, v_to_ + stage, v_, T::k.v_pitch, token, left);
+    i64 pages[MaxOf(1, kSideCopies)];  // all lanes take part in finding them
     KVANT_UNROLL
-    for (i32 r = 0; r < kSideCopies; ++r) {
-      const i32 piece = r * 32 + LaneIndex();
-      const i64 token = l.SideOf(piece) % 2 == 0 ? k : v;
-      const u8* from = side_[r] + token * (step_[r] / T::k.warp_tile);
-      if (piece < l.Pieces()) CopyAsync(l.copy_bytes, SideTo(l, stage, r), from);
+    for (i32 r = 0; r < kSideCopies; ++r) pages[r] = Page(entry_[r]);
+    CopySides(stage, left, [&](i32 r, i32 side) {
+      const i32 bytes = TileBytesOf(l, side) / T::k.warp_tile;
+      return side_[r] + pages[r] * step_[r] + InPage(PagesOf(side), token) * bytes;
+    });
+    LoadPages(token + Step());
+  }
+  KVANT_DEVICE void CopyPages(const CodeTile& tile, const PageTraits& pages, i32 entry,
+                              SharedAddress to, const u8* from, i32 pitch, i32 token,
+                              i32 left) const {
+    const i32 run = RunOf(pages);
+    KVANT_UNROLL
+    for (i32 first = 0; first < T::k.warp_tile; first += run) {
+      const u8* at = from + Page(entry + first / run) * pages.codes + InPage(pages, token) * pitch;
+      if (left >= T::k.warp_tile) {
+        tile.Copy(to, at, pitch, first, run);
+      } else {
+        tile.CopyPart(to, at, pitch, first, run, left, LaneIndex());
+      }
     }
   }
 
@@ -308,16 +390,28 @@ class CodesRing {
   KVANT_DEVICE void FillPart(u32 stage, i32 left) {
     const CodesLayout l = Layout();
     const i32 lane = LaneIndex();
-    l.k.CopyPart(k_to_ + stage, k_, T::k.k_pitch, left, lane);
-    l.v.CopyPart(v_to_ + stage, v_, T::k.v_pitch, left, lane);
+    l.k.CopyPart(k_to_ + stage, k_, T::k.k_pitch, 0, T::k.warp_tile, left, lane);
+    l.v.CopyPart(v_to_ + stage, v_, T::k.v_pitch, 0, T::k.warp_tile, left, lane);
+    CopySides(stage, left, [&](i32 r, i32) { return side_[r]; });
+  }
+
+  // Of the tile's first `left` tokens. from(r, side): where the lane's r-th piece is; what is
+  // beyond the tokens is not read, and is zeros. In a page that is memory, too.
+  template <class From>
+  KVANT_DEVICE void CopySides(u32 stage, i32 left, From from) const {
+    const CodesLayout l = Layout();
     KVANT_UNROLL
     for (i32 r = 0; r < kSideCopies; ++r) {
-      const i32 piece = r * 32 + lane;
+      const i32 piece = r * 32 + LaneIndex(), side = l.SideOf(piece);
       if (piece >= l.Pieces()) continue;
-      const i32 side = l.SideOf(piece);
+      const u8* at = from(r, side);
+      if (left >= T::k.warp_tile) {
+        CopyAsync(l.copy_bytes, SideTo(l, stage, r), at);
+        continue;
+      }
       const i32 first = l.side_offset + piece * l.copy_bytes - OffsetOf(l, side);
       const i32 valid = left * (TileBytesOf(l, side) / T::k.warp_tile) - first;
-      CopyAsync(l.copy_bytes, SideTo(l, stage, r), valid > 0 ? side_[r] : side_[r] - first,
+      CopyAsync(l.copy_bytes, SideTo(l, stage, r), valid > 0 || HasPages(T::k) ? at : at - first,
                 MaxOf(0, MinOf(valid, l.copy_bytes)));
     }
   }
@@ -333,7 +427,10 @@ class CodesRing {
   u32 read_;  // the next stage, in bytes
   const u8 *k_, *v_;
   const u8* side_[MaxOf(1, kSideCopies)];
-  i32 step_[MaxOf(1, kSideCopies)];
+  i32 step_[MaxOf(1, kSideCopies)];   // bytes from tile to tile, or from page to page
+  i32 entry_[MaxOf(1, kSideCopies)];  // which lane has the page of the piece
+  const u32* table_;                  // the row of the lane's page table
+  i32 page_ = 0;                      // the lane's entry for the next tile
 };
 
 }  // namespace kvant::cuda

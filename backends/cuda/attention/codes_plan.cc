@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "kvant/kernels/cuda/attention_codes.h"
@@ -10,6 +11,7 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int kDriverBytes = 1024;  // of a block's shared memory
+constexpr int kPageTokens = 16;     // pages are of whole copies, and of whole smallest tiles
 
 int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
   return std::max<int64_t>(1, channels / traits.group[kCol]);
@@ -76,6 +78,44 @@ std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
     return name + "'s zero points are not of 8 or 4 bits";
   }
   return WhyNotSide(name + "'s zero points", traits.zero_points, segment.zero_points, groups);
+}
+
+// Bytes from page to page of codes or parameters; axis b0 is pages.
+int64_t PagePitch(const ArrayTraits& traits, const Array& array) {
+  return array.strides[0] * BitsOf(traits.type) / 8;
+}
+
+PageTraits PagesOf(const SegmentTraits& traits, const SegmentParams& segment) {
+  if (traits.load != kByPages) return {};
+  return {segment.tokens, static_cast<i32>(PagePitch(traits.data, segment.data)),
+          static_cast<i32>(PagePitch(traits.scales, segment.scales)),
+          static_cast<i32>(PagePitch(traits.zero_points, segment.zero_points))};
+}
+
+std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
+                        const SegmentParams& segment) {
+  if (traits.load != kByPages) return name + " is not in pages, as the other is";
+  if (segment.tokens == 0 || segment.tokens % kPageTokens != 0) {
+    return name + "'s pages of " + std::to_string(segment.tokens) +
+           " tokens are not multiples of " + std::to_string(kPageTokens);
+  }
+  if (segment.load.step != 1) {
+    return name + "'s page table has a stride of " + std::to_string(segment.load.step);
+  }
+  for (const ArrayTraits* side : {&traits.scales, &traits.zero_points}) {
+    if (side->type == kNone || (side->varies & 1) == 0) continue;
+    if (!CodeFormat::Varies(*side)) return name + "'s scales or zero points are of a page";
+    if (traits.group[0] != 1) {
+      return name + " has groups of " + std::to_string(traits.group[0]) + " pages";
+    }
+  }
+  const int64_t pitch =
+      std::max({PagePitch(traits.data, segment.data), PagePitch(traits.scales, segment.scales),
+                PagePitch(traits.zero_points, segment.zero_points)});
+  if (pitch > std::numeric_limits<i32>::max()) {
+    return name + "'s pages are " + std::to_string(pitch) + " bytes apart, more than 2^31 - 1";
+  }
+  return "";
 }
 
 std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
@@ -145,8 +185,11 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
   for (const Shape& shape : shapes) {
     t.warp_tile = shape.warp_tile;
     t.stages = shape.stages;
+    const auto whole = [&shape](const PageTraits& pages) {
+      return pages.tokens % shape.warp_tile == 0 || shape.warp_tile % pages.tokens == 0;
+    };
     const int bytes = CodesShared::Of(t, kMaxSplits).bytes + kDriverBytes;
-    if (bytes * shape.blocks <= shared_bytes) return shape;
+    if (bytes * shape.blocks <= shared_bytes && whole(t.k_pages) && whole(t.v_pages)) return shape;
   }
   return shapes[kCount - 1];
 }
@@ -200,7 +243,11 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
     return "K or V is of several segments: " + std::to_string(traits.k_segments) + " and " +
            std::to_string(traits.v_segments);
   }
-  if (HasPages(traits)) return "K or V is in pages";
+  if (HasPages(traits)) {
+    std::string why = WhyNotPages("K", traits.k[0], params.k[0]);
+    if (why.empty()) why = WhyNotPages("V", traits.v[0], params.v[0]);
+    if (!why.empty()) return why;
+  }
   if (traits.has_first) return "columns do not begin with the first";
   if (traits.ragged) return "queries are ragged";
   if (traits.dropout) return "there is dropout";
@@ -252,6 +299,8 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.row_blocks = params.rows > 8 && narrow ? 2 : 1;
   t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
   t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
+  t.k_pages = PagesOf(t.k[0], params.k[0]);
+  t.v_pages = PagesOf(t.v[0], params.v[0]);
   t.side_copy = static_cast<i32>(SideAlignmentOf(t, params));
   const Shape shape = ShapeOf(t, device.shared_bytes);
   t.warp_tile = shape.warp_tile;

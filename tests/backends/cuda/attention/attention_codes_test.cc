@@ -1,5 +1,6 @@
 // The kernel on packed codes, on the executor, against f64 on the dequantized values.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -295,6 +296,49 @@ TEST(AttentionCodesTest, RingsOfZeroPointsOfFourBits) {
   }
 }
 
+// Tiles of several pages, pages of several tiles; tables that differ.
+TEST(AttentionCodesTest, Pages) {
+  for (const auto& [k_page, v_page] : {std::pair{16, 16}, {32, 64}, {128, 16}, {48, 80}}) {
+    for (ElementType type : {kUint4, kInt8, kUint2}) {
+      for (ElementType zero_points : {kNone, kUint8, kFloat16}) {
+        for (int group : {0, 64}) {
+          if (type == kUint2 && group != 0) continue;
+          CodesProblem problem;
+          problem.k = Side(type, group, zero_points);
+          problem.v = Side(kUint4, group, kUint8);
+          problem.batch = 3;
+          problem.capacity = 300;
+          problem.lengths = {300, 0, 131};
+          problem.k_page = k_page;
+          problem.v_page = v_page;
+          problem.splits = group == 0 ? 3 : 1;
+          problem.heads_inside = type == kInt8;
+          problem.seed = static_cast<uint64_t>(k_page + v_page + type + zero_points + group);
+          ExpectSolved(problem);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionCodesTest, PagesForEveryTile) {
+  for (int tile : {16, 32, 64}) {
+    for (int stages : {2, 3, 4}) {
+      if (tile == 64 && stages == 4) continue;
+      CodesProblem problem;
+      problem.k = problem.v = {kUint4, 32, kFloat16, kUint4};
+      problem.head_size = problem.v_head_size = 64;
+      problem.warp_tile = tile;
+      problem.stages = stages;
+      problem.capacity = 640;
+      problem.lengths = {629};
+      problem.k_page = tile == 16 ? 48 : 16;
+      problem.v_page = 64;
+      ExpectSolved(problem);
+    }
+  }
+}
+
 TEST(AttentionCodesTest, MoreEntriesThanLanes) {
   CodesProblem problem;
   problem.batch = 70;
@@ -353,6 +397,16 @@ TEST(AttentionCodesTest, RefusesWithASentence) {
   problem.v = {kUint4, 0, kFloat16, kUint4};
   EXPECT_THAT(Solve(problem).refused, HasSubstr("V's zero points of 4 bits are one of a row"));
   problem.v = {};
+  problem.k_page = problem.v_page = 24;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("K's pages of 24 tokens are not multiples of 16"));
+  problem.v_page = 0;
+  problem.k_page = 16;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V is not in pages, as the other is"));
+  problem.v_page = 32;
+  problem.v.common_scale = true;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V's scales or zero points are of a page"));
+  problem.v = {};
+  problem.k_page = problem.v_page = 0;
   problem.capacity = 77;
   EXPECT_THAT(Solve(problem).refused, HasSubstr("scales are not aligned to 4 bytes"));
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <string>
@@ -37,8 +38,8 @@ struct Traits {
 class Problem {
  public:
   explicit Problem(const CodesProblem& c) : c_(c), rng_(c.seed + 1) {
-    k_ = Make(c.k, c.head_size, c.head_size <= 64 ? .15f : .1f, c.k_first);
-    v_ = Make(c.v, c.v_head_size, c.v_scale, c.v_first);
+    k_ = Make(c.k, c.head_size, c.head_size <= 64 ? .15f : .1f, c.k_first, c.k_page);
+    v_ = Make(c.v, c.v_head_size, c.v_scale, c.v_first, c.v_page);
     Harden(k_, c.hard.k_size, c.hard.k_outlier, c.hard.k_zeros);
     Harden(v_, c.hard.v_size, c.hard.v_outlier, c.hard.v_zeros);
     if (c.hard.q_outlier != 0) ZeroChannels(k_);
@@ -57,6 +58,8 @@ class Problem {
     sinks_.resize(static_cast<size_t>(c.heads_per_kv * c.kv_heads));
     for (float& x : sinks_) x = static_cast<float>(Normal()) + 3.f;
     lengths_ = c.lengths;
+    k_table_ = k_.TableFor(LengthOfEach());
+    v_table_ = v_.TableFor(LengthOfEach());
     for (int b = 0; b < c.batch && Ranges(); ++b) {
       const auto at = static_cast<size_t>(b);
       for (int x : {c.k_first[at], Length(b), c.v_first[at], Length(b)}) ranges_.push_back(x);
@@ -103,18 +106,29 @@ class Problem {
     return c_.lengths.size() == 1 ? c_.lengths[0] : c_.lengths[static_cast<size_t>(b)];
   }
 
+  std::vector<int> LengthOfEach() const {
+    std::vector<int> lengths;
+    for (int b = 0; b < c_.batch; ++b) lengths.push_back(Length(b));
+    return lengths;
+  }
   bool Ranges() const { return !c_.k_first.empty(); }
 
-  SideData Make(const CodesSide& side, int channels, float amplitude,
-                const std::vector<int>& first) {
+  SideData Make(const CodesSide& side, int channels, float amplitude, const std::vector<int>& first,
+                int page) {
     SideData s{side,        channels,    side.group ? channels / side.group : 1,
                c_.kv_heads, c_.capacity, c_.heads_inside,
-               first,       {},          {},
-               {}};
-    const int64_t rows = int64_t{c_.batch} * c_.kv_heads * c_.capacity;
+               first,       page,        {},
+               {},          {},          {}};
+    if (page != 0) s.table.resize(static_cast<size_t>(c_.batch * s.PagesOfEntry() + 2));
+    std::iota(s.table.begin(), s.table.end(), 0);
+    std::shuffle(s.table.begin(), s.table.end(), rng_);
+    const int64_t rows = s.RowsFor(c_.batch);
     s.codes = Elements(side.type, rows * channels);
     if (side.scales != kNone) s.scales = Elements(side.scales, rows * s.groups);
     if (side.zero_points != kNone) s.zero_points = Elements(side.zero_points, rows * s.groups);
+    for (int64_t i = 0; i < rows * s.groups && side.scales != kNone; ++i) {
+      s.scales.Set(i, std::nan(""));
+    }
     const bool is_float = IsFloat(TypeOf(side.type));
     const int lowest = is_float ? -8 : static_cast<int>(LowestOf(TypeOf(side.type)));
     const int highest = is_float ? 7 : static_cast<int>(HighestOf(TypeOf(side.type)));
@@ -236,6 +250,10 @@ class Problem {
     t.group[kCol] = s.channels / s.groups;
     t.contiguous = kCol;
     t.vectors = 1;
+    if (s.page != 0) {
+      t.load = kByPages;
+      t.load_varies = 1;
+    }
     return t;
   }
   AttentionTraits MakeTraits() const {
@@ -276,7 +294,8 @@ class Problem {
   }
 
   void SetSide(SideData& s, SegmentParams& p) {
-    const int64_t n = c_.kv_heads, cap = c_.capacity, d = s.channels, g = s.groups;
+    const int64_t n = c_.kv_heads, d = s.channels, g = s.groups;
+    const int64_t cap = s.page != 0 ? s.page : c_.capacity;
     if (c_.heads_inside) {
       SetStrides(p.data, s.codes.data(), {cap * n * d, d, 0, n * d, 1});
     } else {
@@ -286,7 +305,9 @@ class Problem {
     SetStrides(p.zero_points, s.zero_points.data(), {n * cap * g, cap * g, 0, g, g > 1});
     if (s.side.common_scale) p.scales.strides[kRow] = 0;
     if (s.side.common_zero_point) p.zero_points.strides[kRow] = 0;
-    p.tokens = p.columns = c_.capacity;
+    p.columns = c_.capacity;
+    p.tokens = static_cast<i32>(cap);
+    p.pages = static_cast<i32>(s.table.size());
   }
   AttentionParams MakeParams() {
     AttentionParams p{};
@@ -316,6 +337,8 @@ class Problem {
     p.kv_lengths = {lengths_.data(), 0, 1, 0};
     p.k[0].load = {ranges_.data(), 0, 4, 1};
     p.v[0].load = {ranges_.data(), 2, 4, 1};
+    if (k_.page != 0) p.k[0].load = {k_table_.data(), 0, k_.PagesOfEntry(), 1};
+    if (v_.page != 0) p.v[0].load = {v_table_.data(), 0, v_.PagesOfEntry(), 1};
     return p;
   }
   float Scale() const {
@@ -341,23 +364,16 @@ class Problem {
         const std::vector<uint32_t>& reads = report.reads[range++];
         if (e == &s->scales && s->side.common_scale) continue;
         if (e == &s->zero_points && s->side.common_zero_point) continue;
-        const size_t rows = static_cast<size_t>(c_.batch) * c_.kv_heads * c_.capacity;
+        const std::vector<uint32_t> want =
+            s->RowsRead(LengthOfEach(), c_.heads_inside && e == &s->codes);
         for (size_t i = 0; i < e->bytes(); ++i) {
-          const size_t row = i / (e->bytes() / rows);
-          const size_t heads = static_cast<size_t>(c_.kv_heads),
-                       cap = static_cast<size_t>(c_.capacity);
-          const bool inside = c_.heads_inside && e == &s->codes;
-          const size_t token = inside ? row / heads % cap : row % cap;
-          const int b = static_cast<int>(row / heads / cap);
-          const bool holds = s->Holds(b, static_cast<int>(token), Length(b));
-          const uint32_t want = holds ? static_cast<uint32_t>(params_.row_tiles) : 0;
-          wrong += reads[i] != want;
+          const uint32_t times = want[i / (e->bytes() / want.size())];
+          wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles);
         }
       }
     }
     return wrong;
   }
-
   void Judge(CodesResult& result) const {
     double error = 0, norm = 0, own = 0;
     for (int b = 0; b < c_.batch; ++b) {
@@ -438,7 +454,7 @@ class Problem {
   CodesProblem c_;
   std::mt19937_64 rng_;
   int rows_ = 0;
-  std::vector<int> lengths_, ranges_;
+  std::vector<int> lengths_, ranges_, k_table_, v_table_;
   std::vector<float> sinks_;
   SideData k_, v_;
   Elements q_, output_;
@@ -465,6 +481,7 @@ std::string CodesProblem::Name() const {
       << ", lengths";
   for (int length : lengths) out << " " << length;
   for (int first : k_first) out << " from " << first;
+  if (k_page != 0) out << ", pages of " << k_page << " and " << v_page;
   out << ", tile " << warp_tile << ", stages " << stages << ", row blocks " << row_blocks
       << ", splits " << splits << ", seed " << seed;
   return out.str();

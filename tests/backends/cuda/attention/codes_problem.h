@@ -45,6 +45,8 @@ struct CodesProblem {
   ElementType q = kFloat16, output = kFloat16;
   // Given, for each batch entry: K (V) is a ring in which the tokens begin here; ranges say so.
   std::vector<int> k_first, v_first;
+  // Given: K (V) lies in pages of so many tokens, all over a pool.
+  int k_page = 0, v_page = 0;
   bool heads_inside = false;  // [token][head] instead of [head][token], codes only
   float q_spread = 1.f, v_scale = .02f;
   float scale = 0.f;  // of scores; 0: 1 / sqrt(head_size)

@@ -65,7 +65,16 @@ struct SideData {
   int channels, groups, heads, capacity;
   bool heads_inside;
   std::vector<int> first;  // CodesProblem's
+  int page;                // tokens of a page; 0: there are none
+  std::vector<int> table;  // [b][pages of the capacity]: each a page of its own
   Elements codes, scales, zero_points;
+
+  int PagesOfEntry() const { return page == 0 ? 0 : (capacity + page - 1) / page; }
+  // Of batch * heads * tokens rows, or of pages * heads * page; two pages are nobody's.
+  int64_t RowsFor(int batch) const {
+    return page == 0 ? int64_t{batch} * heads * capacity
+                     : (int64_t{batch} * PagesOfEntry() + 2) * heads * page;
+  }
 
   // Where token t of batch entry b is kept, and whether what is kept at `at` is one of `length`.
   int Place(int b, int t) const {
@@ -75,12 +84,41 @@ struct SideData {
     const int t = first.empty() ? at : at - first[static_cast<size_t>(b)];
     return (t + capacity) % capacity < length;
   }
-  int64_t Row(int b, int h, int t) const {
-    return heads_inside ? (int64_t{b} * capacity + t) * heads + h
-                        : (int64_t{b} * heads + h) * capacity + t;
+  int64_t Row(int b, int h, int t) const { return RowAt(b, h, t, heads_inside); }
+  int64_t RowAt(int b, int h, int t, bool inside) const {
+    int64_t entry = b, tokens = capacity;
+    if (page != 0) {
+      entry = table[static_cast<size_t>(b * PagesOfEntry() + t / page)];
+      tokens = page;
+      t %= page;
+    }
+    return inside ? (entry * tokens + t) * heads + h : (entry * heads + h) * tokens + t;
+  }
+  // What the kernel gets: numbers of no page where no token is.
+  std::vector<int> TableFor(const std::vector<int>& lengths) const {
+    std::vector<int> given = table;
+    for (size_t b = 0; b < lengths.size() && page != 0; ++b) {
+      for (int i = (lengths[b] + page - 1) / page; i < PagesOfEntry(); ++i) {
+        given[b * static_cast<size_t>(PagesOfEntry()) + static_cast<size_t>(i)] =
+            i % 2 == 0 ? -5 : 1 << 30;
+      }
+    }
+    return given;
+  }
+  // Of each row 1 if a token of `lengths` is kept there, else 0.
+  std::vector<uint32_t> RowsRead(const std::vector<int>& lengths, bool inside) const {
+    const int batch = static_cast<int>(lengths.size());
+    std::vector<uint32_t> rows(static_cast<size_t>(RowsFor(batch)));
+    for (int b = 0; b < batch; ++b) {
+      for (int at = 0; at < capacity; ++at) {
+        if (!Holds(b, at, lengths[static_cast<size_t>(b)])) continue;
+        for (int h = 0; h < heads; ++h) rows[static_cast<size_t>(RowAt(b, h, at, inside))] = 1;
+      }
+    }
+    return rows;
   }
   int64_t Group(int b, int h, int t, int d) const {
-    return ((int64_t{b} * heads + h) * capacity + t) * groups + d / (channels / groups);
+    return RowAt(b, h, t, false) * groups + d / (channels / groups);
   }
   int64_t ScaleAt(int b, int h, int t, int d) const {
     return Group(b, h, side.common_scale ? 0 : t, d);
