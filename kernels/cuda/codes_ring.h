@@ -252,7 +252,7 @@ class CodesRing {
     if (HasRanges(T::k)) {
       if (left > 0) FillFromRings(token, stage, left);
     } else if (HasPages(T::k)) {
-      if (left > 0) FillFromPages(token, stage, left);
+      FillFromPages(token, stage, left);
     } else if (left >= T::k.warp_tile) {
       FillWhole(stage, 0, 0);
     } else if (left > 0) {
@@ -313,26 +313,49 @@ class CodesRing {
     return static_cast<i32>(Shuffle(static_cast<u32>(page_), entry));
   }
 
-  KVANT_DEVICE void FillFromPages(i32 token, u32 stage, i32 left) {
-    const CodesLayout l = Layout();
-    CopyPages(l.k, T::k.k_pages, 0, k_to_ + stage, k_, T::k.k_pitch, token, left);
-    CopyPages(l.v, T::k.v_pages, kEntries, v_to_ + stage, v_, T::k.v_pitch, token, left);
-    i64 pages[MaxOf(1, kSideCopies)];  // all lanes take part in finding them
+  // The pages of a tile: of runs of K and of V, 4 of 16 tokens at most, and of the lane's pieces of
+  // parameters.
+  struct Pages {
+    i64 k[4], v[4], sides[MaxOf(1, kSideCopies)];
+  };
+  // All lanes take part, whatever the tile holds: shuffles are of whole warps.
+  KVANT_DEVICE Pages FindPages() const {
+    Pages pages;
     KVANT_UNROLL
-    for (i32 r = 0; r < kSideCopies; ++r) pages[r] = Page(entry_[r]);
-    CopySides(stage, left, [&](i32 r, i32 side) {
-      const i32 bytes = TileBytesOf(l, side) / T::k.warp_tile;
-      return side_[r] + pages[r] * step_[r] + InPage(PagesOf(side), token) * bytes;
-    });
+    for (i32 i = 0; i < T::k.warp_tile / 16; ++i) {
+      if (i * RunOf(T::k.k_pages) < T::k.warp_tile) pages.k[i] = Page(i);
+      if (i * RunOf(T::k.v_pages) < T::k.warp_tile) pages.v[i] = Page(kEntries + i);
+    }
+    KVANT_UNROLL
+    for (i32 r = 0; r < kSideCopies; ++r) pages.sides[r] = Page(entry_[r]);
+    return pages;
+  }
+
+  KVANT_DEVICE void FillFromPages(i32 token, u32 stage, i32 left) {
+    const Pages pages = FindPages();
+    if (left >= T::k.warp_tile) {
+      CopyPages(pages, token, stage, T::k.warp_tile);
+    } else if (left > 0) {
+      CopyPages(pages, token, stage, left);
+    }
     LoadPages(token + Step());
   }
-  KVANT_DEVICE void CopyPages(const CodeTile& tile, const PageTraits& pages, i32 entry,
+  KVANT_DEVICE void CopyPages(const Pages& pages, i32 token, u32 stage, i32 left) const {
+    const CodesLayout l = Layout();
+    CopyCodes(l.k, T::k.k_pages, pages.k, k_to_ + stage, k_, T::k.k_pitch, token, left);
+    CopyCodes(l.v, T::k.v_pages, pages.v, v_to_ + stage, v_, T::k.v_pitch, token, left);
+    CopySides(stage, left, [&](i32 r, i32 side) {
+      const i32 bytes = TileBytesOf(l, side) / T::k.warp_tile;
+      return side_[r] + pages.sides[r] * step_[r] + InPage(PagesOf(side), token) * bytes;
+    });
+  }
+  KVANT_DEVICE void CopyCodes(const CodeTile& tile, const PageTraits& pages, const i64* of_runs,
                               SharedAddress to, const u8* from, i32 pitch, i32 token,
                               i32 left) const {
     const i32 run = RunOf(pages);
     KVANT_UNROLL
     for (i32 first = 0; first < T::k.warp_tile; first += run) {
-      const u8* at = from + Page(entry + first / run) * pages.codes + InPage(pages, token) * pitch;
+      const u8* at = from + of_runs[first / run] * pages.codes + InPage(pages, token) * pitch;
       if (left >= T::k.warp_tile) {
         tile.Copy(to, at, pitch, first, run);
       } else {
