@@ -186,7 +186,7 @@ struct AttentionTraits {
   i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
   PageTraits k_pages, v_pages;
-  i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
+  i32 subnormal_codes;  // codes are multiplied as subnormal f16, else made normal first
 };
 
 // Of a block.

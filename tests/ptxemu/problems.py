@@ -42,11 +42,11 @@ def _make(kvant, arguments):
 
 
 def _small(kernel):
-    """Two sequences of a few tiles, with a tail where no groups of tokens forbid it."""
-    by_channel = any("channel" in word for word in kernel.make)
-    sizes = {"--batch": "2", "--kv-len": "1056" if by_channel else "1044", "--left-window": "500"}
+    """Two sequences of a few tiles, with a tail where neither groups of tokens nor pages forbid it."""
+    whole = any("channel" in word or word == "--page-size" for word in kernel.make)
+    sizes = {"--batch": "2", "--kv-len": "1088" if whole else "1044", "--left-window": "500"}
     if kernel.kind == "prefill":
-        sizes |= {"--batch": "1", "--q-len": "70", "--kv-len": "160" if by_channel else "165"}
+        sizes |= {"--batch": "1", "--q-len": "70", "--kv-len": "160" if whole else "165"}
     words = list(kernel.make)
     for i, word in enumerate(words[:-1]):
         words[i + 1] = sizes.get(word, words[i + 1])
