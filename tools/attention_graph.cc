@@ -337,6 +337,7 @@ absl::StatusOr<Graph> MakeAttentionGraph(const AttentionGraphOptions& options) {
   graph_options.apply_to_int = o.k->quantized() || o.v->quantized();
   if (graph_options.apply_to_int && o.dtype == kF16) graph_options.fpmath = FpMath::kF16;
   if (graph_options.apply_to_int && o.dtype == kBF16) graph_options.fpmath = FpMath::kBF16;
+  if (o.fpmath) graph_options.fpmath = *o.fpmath;
   return Maker(o, graph_options).Make();
 }
 

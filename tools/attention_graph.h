@@ -22,6 +22,8 @@ struct AttentionGraphOptions {
   int64_t v_head_size = 0;           // 0: head_size
   DataType dtype = kF32;             // of queries, masks and output
   std::optional<NumberFormat> k, v;  // absent: dtype
+  // Of the graph, applied to integers where K or V is quantized; absent: dtype, strict for f32.
+  std::optional<FpMath> fpmath;
 
   enum class Scale : uint8_t { kDivide, kMultiply, kNone };
   Scale scale = Scale::kDivide;

@@ -28,7 +28,7 @@ void AddOptionalValue(CLI::App& command, const std::string& name, std::string& v
 
 struct MakeArguments {
   AttentionGraphOptions graph;
-  std::string dtype = "f32";
+  std::string dtype = "f32", fpmath;
   std::string k;
   std::string v;
   std::string scale = "div";
@@ -49,6 +49,9 @@ struct MakeArguments {
         ->check(CLI::IsMember({"f32", "f16", "bf16"}))
         ->capture_default_str();
     const std::string formats(NumberFormatHelp());
+    command.add_option("--fpmath", fpmath,
+                       "What products may be computed in, of codes as well; as --dtype by default")
+        ->check(CLI::IsMember({"strict", "bf16", "f16", "any", "tf32"}));
     command.add_option("--k", k, "How K is stored: " + formats + "; as --dtype by default");
     command.add_option("--v", v, "How V is stored, likewise");
     command
@@ -96,6 +99,7 @@ struct MakeArguments {
   absl::StatusOr<AttentionGraphOptions> Options() const {
     AttentionGraphOptions o = graph;
     o.dtype = *DataTypeFromName(dtype);
+    if (!fpmath.empty()) o.fpmath = FpMathFromName(fpmath);
     KVANT_ASSIGN_OR_RETURN(o.k, ParseNumberFormat(k.empty() ? dtype : k));
     KVANT_ASSIGN_OR_RETURN(o.v, ParseNumberFormat(v.empty() ? dtype : v));
     if (scale == "mul") o.scale = AttentionGraphOptions::Scale::kMultiply;

@@ -36,11 +36,12 @@ def _run(*args):
 def bytes_per_element(kernel):
     """Of K and V, with scales and zero points: what memory must deliver for each."""
     make = dict(zip(kernel.make[::2], kernel.make[1::2]))
-    scale_bits = {"f32": 32, "f16": 16, "bf16": 16}[make["--dtype"]]
+    of_dtype = {"f32": 32, "f16": 16, "bf16": 16}[make["--dtype"]]
     head_size, kv_len = int(make["--head-size"]), int(make["--kv-len"])
 
     def bits(text):
         parts = text.split(":")
+        scale_bits = 16 if "sf16" in parts else of_dtype
         own = int(parts[0].split("_")[0].strip("bfsu"))
         if parts[0] in ("f32", "f16", "bf16"):
             return own
@@ -50,8 +51,8 @@ def bytes_per_element(kernel):
             group = kv_len
         if "head" in parts or "tensor" in parts:
             group = head_size * kv_len
-        zero_bits = scale_bits if "rzp" in parts or own == 8 and "f8" in text else 8
-        return own + (scale_bits + (zero_bits if {"zp", "rzp"} & set(parts) else 0)) / group
+        zero_bits = next((n for word, n in (("zp", 8), ("pzp", 4), ("rzp", scale_bits)) if word in parts), 0)
+        return own + (scale_bits + zero_bits) / group
     return (bits(make["--k"]) + bits(make["--v"])) / 16
 
 

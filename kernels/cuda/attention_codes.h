@@ -99,15 +99,17 @@ class AttentionCodes {
     const Work work = Work::Load(p_, work_);
     const i32 kv_len = work.kv_len;
     const LiveColumns live = FindLive(work.rows, kv_len);
-    const i32 first = live.any.begin / T::k.warp_tile;
-    const i32 count = MaxOf(0, CeilDiv(live.any.end, T::k.warp_tile) - first);
+    const i32 lead = work.Lead();
+    const i32 first = (live.any.begin + lead) / T::k.warp_tile;
+    const i32 last = CeilDiv(live.any.end + lead, T::k.warp_tile);
+    const i32 count = live.any.begin < live.any.end ? last - first : 0;
     const i32 share = CeilDiv(count, work.splits);
     const i32 begin = first + MinOf(count, work.split * share);
     const i32 end = first + MinOf(count, (work.split + 1) * share);
-    const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len)};
+    const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len + lead)};
     Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f, Common(T::k.k[0], p_.k[0]),
               Rotated());
-    Sweep(keys, tokens, live.all, kv_len, state, values);
+    Sweep(keys, tokens, lead, live.all, kv_len, state, values);
     bool any[kRowBlocks][2];
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -115,8 +117,14 @@ class AttentionCodes {
       for (i32 h = 0; h < 2; ++h) any[rb][h] = state.limit[rb][h] > -Infinity();
     }
     bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), ScoreLimit());
+    const Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
+    const auto of_channel = [&](i32 d) {
+      const SegmentParams& v = p_.v[0];
+      return LoadElement(T::k.v[0].scales.type, v.scales.data,
+                         GroupIndex(T::k.v[0], T::k.v[0].scales, v.scales, at, d));
+    };
     lost |=
-        values.Complete(Common(T::k.v[0], p_.v[0]).scale,
+        values.Complete(Common(T::k.v[0], p_.v[0]).scale, of_channel,
                         CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any, OutputLimit());
     return {tokens.begin + WarpIndex() * T::k.warp_tile, tokens.end, Any(lost)};
   }
@@ -207,6 +215,7 @@ class AttentionCodes {
     const Position at{rows.b0, rows.b1, rows.b2, 0};
     CommonParameters common{1.f, 0.f};
     if (traits.codebook != 0) common.scale = Load(segment.codebook + CodebookWords::kFactorAt);
+    if (CodeFormat::IsByChannel(traits)) return common;
     if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
       common.scale *= LoadElement(traits.scales.type, segment.scales.data,
                                   GroupIndex(traits, traits.scales, segment.scales, at, 0));
@@ -219,8 +228,10 @@ class AttentionCodes {
     return common;
   }
 
-  KVANT_DEVICE void Sweep(Keys& keys, const ColumnRange& tokens, const ColumnRange& all_live,
-                          i32 kv_len, State& state, Values& values) const {
+  // tokens: tiles' columns, of which the first is `lead` before column 0 (CodesWork::Lead).
+  KVANT_DEVICE void Sweep(Keys& keys, const ColumnRange& tokens, i32 lead,
+                          const ColumnRange& all_live, i32 kv_len, State& state,
+                          Values& values) const {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -240,21 +251,23 @@ class AttentionCodes {
     const i32 first = tokens.begin + warp * T::k.warp_tile;
     Ring ring(p_, work_, begin, first, tokens.end);
     ring.Wait();
-    values.Clear(Values::NormalExponent(begin, tokens.end - first));
+    keys.Clear(begin, first < tokens.end);
+    values.Clear(Values::NormalExponent(begin, MaxOf(0, lead - first), tokens.end - first));
     KVANT_NO_UNROLL
     for (i32 token = first; token < tokens.end; token += Ring::Step()) {
       const u32 stage = ring.Next(token);
+      const i32 column = token - lead;
       Scores scores;
       if (OnlyScaled()) {
         keys.Multiply(k_row + stage, begin + stage, state.add, scores);
-        if (!WholeTile(token, tokens.end, all_live)) Hide(token, kv_len, scores);
+        if (!WholeTile(column, tokens.end - lead, all_live)) Hide(column, kv_len, scores);
       } else {
         const float none[kRowBlocks][2] = {};
         keys.Multiply(k_row + stage, begin + stage, none, scores);
-        ApplySteps(token, kv_len, state, scores);
+        ApplySteps(column, kv_len, state, scores);
       }
       MoveReference(state, values, scores);
-      ForEach(scores, [&](float& x, i32 rb, i32 h, i32) {
+      ForEach(scores, [&](float& x, i32 rb, i32 h) {
         x = Exp2(x);
         state.sum[rb][h] += x;
       });
@@ -264,23 +277,23 @@ class AttentionCodes {
     WarpSync();
   }
 
-  // use(x, row block, h, token in the tile): of query 8 rb + 2c + h.
+  // use(x, row block, h): of query 8 rb + 2c + h.
   template <class Use>
   KVANT_DEVICE static void ForEach(Scores& scores, Use use) {
-    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
-      for (i32 j = 0; j < n / 2; ++j) {
+      for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
         KVANT_UNROLL
-        for (i32 e = 0; e < 4; ++e) use(scores[rb][j][e], rb, e % 2, g * n + 2 * j + e / 2);
+        for (i32 e = 0; e < 4; ++e) use(scores[rb][j][e], rb, e % 2);
       }
     }
   }
 
-  KVANT_DEVICE static bool WholeTile(i32 token, i32 end, const ColumnRange& all_live) {
-    if (token + T::k.warp_tile > end) return false;
-    return !Steps::Hides() || (token >= all_live.begin && token + T::k.warp_tile <= all_live.end);
+  // Whether all rows see all columns of the tile at `first`.
+  KVANT_DEVICE static bool WholeTile(i32 first, i32 end, const ColumnRange& all_live) {
+    if (first + T::k.warp_tile > end || (Work::HasLead() && first < 0)) return false;
+    return !Steps::Hides() || (first >= all_live.begin && first + T::k.warp_tile <= all_live.end);
   }
 
   // use(steps, rb, h) for each of the lane's rows.
@@ -298,9 +311,11 @@ class AttentionCodes {
   // use(x, token in the tile) for the scores of row 8 rb + 2c + h.
   template <class Use>
   KVANT_DEVICE static void ForEachOfRow(Scores& scores, i32 rb, i32 h, Use use) {
-    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
+    const CodesLayout l = Ring::Layout();
     KVANT_UNROLL
-    for (i32 j = 0; j < n; ++j) use(scores[rb][j / 2][h + j % 2 * 2], g * n + j);
+    for (i32 i = 0; i < T::k.warp_tile / 8; ++i) {
+      use(scores[rb][i / 2][h + i % 2 * 2], l.Token(LaneIndex() / 4, i));
+    }
   }
 
   KVANT_DEVICE void Hide(i32 first, i32 kv_len, Scores& scores) const {
@@ -315,8 +330,9 @@ class AttentionCodes {
   KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, const State& state, Scores& scores) const {
     ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
       ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
-        const i32 token = first + col;
-        x = token < kv_len ? steps.template Apply<false>(p_, token, x) : -Infinity();
+        const i32 column = first + col;
+        const bool exists = column < kv_len && (!Work::HasLead() || column >= 0);
+        x = exists ? steps.template Apply<false>(p_, column, x) : -Infinity();
         x = Fma(Steps::Bounded(x), kLog2E, state.add[rb][h]);
       });
     });

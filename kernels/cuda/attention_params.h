@@ -183,6 +183,7 @@ struct AttentionTraits {
   i32 row_blocks;        // of 8 rows, that a block has
   i32 warp_tile;         // tokens that a warp takes at once: 16, 32 or 64
   i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4
+  i32 k_copy, v_copy;    // bytes by which codes are copied: 8 or 16
   i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
   PageTraits k_pages, v_pages;

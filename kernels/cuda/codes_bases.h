@@ -35,7 +35,8 @@ struct CodesBases {
   }
   KVANT_DEVICE static const u8* Side(const SegmentTraits& traits, const ArrayTraits& side,
                                      const Array& array, const Position& at) {
-    if (side.type == kNone || !CodeFormat::Varies(side)) return nullptr;
+    const bool in_common = !CodeFormat::Varies(side) && !CodeFormat::IsByChannel(traits);
+    if (side.type == kNone || in_common) return nullptr;
     return static_cast<const u8*>(array.data) +
            GroupIndex(traits, side, array, at, 0) * BitsOf(side.type) / 8;
   }

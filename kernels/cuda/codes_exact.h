@@ -37,8 +37,8 @@ class CodesExact {
     StoreCodebook(T::k.v[0], p.v[0], ExactShared::kCodebookBytes);
   }
 
-  // Of the warp's tiles, at tokens first, first + step, ... before `end`: the state in shared
-  // memory (finish.h).
+  // Of the warp's tiles, at tiles' columns first, first + step, ... before `end` (CodesWork::Lead):
+  // the state in shared memory (finish.h).
   KVANT_DEVICE void Run(i32 first, i32 step, i32 end, SharedAddress state) const {
     KVANT_NO_UNROLL
     for (i32 row = 0; row < Finish<T>::Rows(); row += kRows) RunRows(row, first, step, end, state);
@@ -75,10 +75,11 @@ class CodesExact {
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) out[r][s] = 0.f;
     }
+    const i32 lead = Work::Load(p_, work_).Lead();
     KVANT_NO_UNROLL
     for (i32 tile = first; tile < end; tile += step) {
       KVANT_NO_UNROLL
-      for (i32 token = tile; token < MinOf(tile + T::k.warp_tile, end); token += 32) {
+      for (i32 token = MaxOf(tile, lead); token < MinOf(tile + T::k.warp_tile, end); token += 32) {
         const i32 count = MinOf(32, MinOf(tile + T::k.warp_tile, end) - token);
         WarpSync();  // the last tokens' probabilities are done with
         Scores(row, token + MinOf(LaneIndex(), count - 1));
@@ -92,20 +93,18 @@ class CodesExact {
     Store(row, out, state);
   }
 
-  KVANT_DEVICE Position At(i32 token, i32 ring_first, const SegmentTraits& traits,
+  // ring: the columns of a ring.
+  KVANT_DEVICE Position At(i32 token, const SegmentColumns& ring, const SegmentTraits& traits,
                            const SegmentParams& segment, const Work& work) const {
     Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
-    if (HasRanges(T::k)) {
-      token = SegmentColumns{0, work.kv_len, ring_first, segment.tokens}.TokenOf(token);
-    }
-    MoveTo(traits, segment, token, at);
+    MoveTo(traits, segment, HasRanges(T::k) ? ring.TokenOf(token) : token, at);
     return at;
   }
 
   // Of the lane's token with rows [row, row + 8).
   KVANT_DEVICE void Scores(i32 row, i32 token) const {
     const Work work = Work::Load(p_, work_);
-    const Position at = At(token, work.k_first, T::k.k[0], p_.k[0], work);
+    const Position at = At(token, work.KeyColumns(p_), T::k.k[0], p_.k[0], work);
     float sums[kRows] = {};
     KVANT_NO_UNROLL
     for (i32 d = 0; d < T::k.head_size; d += 8) {
@@ -142,7 +141,8 @@ class CodesExact {
     const SharedAddress at = ScoreAt(r, LaneIndex());
     float x = -Infinity();
     if (exists) {
-      x = Steps::Bounded(steps.template Apply<false>(p_, token + LaneIndex(), LoadSharedFloat(at)));
+      const i32 column = token + LaneIndex() - work.Lead();
+      x = Steps::Bounded(steps.template Apply<false>(p_, column, LoadSharedFloat(at)));
     }
     const float before = LoadSharedFloat(RowAt(kMaximum, r));
     float top = Max(before, x);
@@ -170,7 +170,7 @@ class CodesExact {
     }
     KVANT_NO_UNROLL
     for (i32 t = 0; t < count; ++t) {
-      const Position at = At(token + t, work.v_first, T::k.v[0], p_.v[0], work);
+      const Position at = At(token + t, work.ValueColumns(p_), T::k.v[0], p_.v[0], work);
       float v[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {

@@ -82,24 +82,32 @@ struct CommonParameters {
 // K or V; all of it is known when the kernel is compiled. What tokens have in common is not in
 // scale_type, zero_type and zero.
 struct CodeFormat {
-  i32 type, channels, bits, groups;
+  i32 type, channels, bits;
+  i32 groups;        // of a token's channels
+  i32 group_tokens;  // 1, or by channel: scales and zero points of each channel are for so many
+                     // tokens
   bool is_signed, subnormal, codebook;
   i32 scale_type, zero_type;
   Zero zero;
   bool common_zero;
+  bool output_scales;  // V by channel: scales are those of the output's channels
 
   KVANT_DEVICE static constexpr CodeFormat Of(const SegmentTraits& s, i32 channels,
                                               bool subnormal) {
     const i32 type = s.data.type;
     const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
-    const i32 groups = s.group[kCol] >= channels ? 1 : channels / s.group[kCol];
-    const bool common_scale = groups == 1 && !Varies(s.scales);
-    const bool common_zero = s.zero_points.type != kNone && groups == 1 && !Varies(s.zero_points);
+    const bool by_channel = IsByChannel(s);
+    const i32 groups = by_channel || s.group[kCol] >= channels ? 1 : channels / s.group[kCol];
+    const i32 group_tokens = !by_channel ? 1 : Varies(s.scales) ? s.group[kRow] : kAllTokensInOne;
+    const bool in_groups = groups > 1 || by_channel;
+    const bool common_scale = !in_groups && !Varies(s.scales);
+    const bool common_zero = s.zero_points.type != kNone && !in_groups && !Varies(s.zero_points);
     const bool has_zero = s.zero_points.type != kNone && !common_zero;
     return {type,
             channels,
             BitsOf(type),
             groups,
+            group_tokens,
             type == kInt8 || type == kInt4 || type == kInt2,
             subnormal && !is_float && s.codebook == 0,
             s.codebook != 0,
@@ -108,17 +116,48 @@ struct CodeFormat {
             !has_zero            ? Zero::kNone
             : s.real_zero_points ? Zero::kReal
                                  : Zero::kInteger,
-            common_zero};
+            common_zero,
+            false};
+  }
+  // Scales of V's channels that all tokens have in common go on the output.
+  KVANT_DEVICE static constexpr CodeFormat OfValues(const SegmentTraits& s, i32 channels,
+                                                    bool subnormal) {
+    CodeFormat f = Of(s, channels, subnormal);
+    if (!f.ByChannel()) return f;
+    f.scale_type = kNone;
+    f.group_tokens = 1;
+    f.output_scales = true;
+    return f;
   }
   KVANT_DEVICE static constexpr bool Varies(const ArrayTraits& array) {
     return (array.varies >> kRow & 1) != 0;
   }
+  KVANT_DEVICE static constexpr bool IsByChannel(const SegmentTraits& s) {
+    return s.scales.type != kNone && s.group[kCol] == 1;
+  }
+  static constexpr i32 kAllTokensInOne = 1 << 30;
+  KVANT_DEVICE constexpr bool ByChannel() const { return group_tokens > 1; }
+  // Of a row of scales, or of zero points.
+  KVANT_DEVICE constexpr i32 SideElements() const { return ByChannel() ? channels : groups; }
 
   KVANT_DEVICE constexpr i32 RowBytes() const { return channels * bits / 8; }
-  KVANT_DEVICE constexpr i32 Chunks() const { return channels * bits / 128; }
+  // The last one may be half a chunk.
+  KVANT_DEVICE constexpr i32 Chunks() const { return CeilDiv(channels * bits, 128); }
   KVANT_DEVICE constexpr i32 ChunkCodes() const { return 128 / bits; }
   KVANT_DEVICE constexpr i32 PairsPerWord() const { return 16 / bits; }
-  KVANT_DEVICE constexpr i32 PairsPerGroup() const { return channels / 8 / groups; }
+  KVANT_DEVICE constexpr i32 Pairs() const { return Chunks() * PairsPerWord(); }
+
+  // 2: groups are half a chunk, of which the first is that of lanes' lower c (K), or g (V). Both
+  // have the same pairs.
+  KVANT_DEVICE constexpr i32 Halves() const {
+    return channels / groups * 2 == ChunkCodes() ? 2 : 1;
+  }
+  // ~0 in lanes that have the half, else 0.
+  KVANT_DEVICE u32 HalfOfKeys(i32 half) const { return HalfIn(LaneIndex() % 4 / 2, half); }
+  KVANT_DEVICE u32 HalfOfValues(i32 half) const { return HalfIn(LaneIndex() / 16, half); }
+  // Groups [run * Halves(), ...) have pairs [run * PairsPerRun(), ...).
+  KVANT_DEVICE constexpr i32 Runs() const { return CeilDiv(groups, Halves()); }
+  KVANT_DEVICE constexpr i32 PairsPerRun() const { return Pairs() / Runs(); }
   KVANT_DEVICE constexpr i32 ScaleBytes() const { return BitsOf(scale_type) / 8; }
   KVANT_DEVICE constexpr i32 ZeroBits() const { return BitsOf(zero_type); }
 
@@ -153,26 +192,33 @@ struct CodeFormat {
            : is_float                        ? 16.f
                                              : static_cast<float>(1 << bits);
   }
+  // Whether real zero points in groups go by an mma, as f16 or, normalised as scales are, bf16. Else
+  // each is multiplied and added by f32. parts: f16 of a query.
+  KVANT_DEVICE constexpr bool RealByMma(i32 parts) const {
+    const bool as_scales = zero_type == kBFloat16 && scale_type != kFloat16;
+    return groups > 1 && zero == Zero::kReal && parts == 1 && (zero_type == kFloat16 || as_scales);
+  }
   // Whether what codes have too much is taken off sums of products, rather than codes.
   KVANT_DEVICE constexpr bool TakesOffSums() const {
     return Bias() != 0 || zero == Zero::kInteger || common_zero;
   }
 
-  // Sets bit 7 of a byte of `marks` where a word of a row has the code of a NaN.
+  // Sets bit 7 of a byte of `marks` where one of `count` words has the code of a NaN.
   template <i32 kWords>
-  KVANT_DEVICE void MarkNan(const u32 (&words)[kWords], u32& marks) const {
+  KVANT_DEVICE void MarkNan(const u32 (&words)[kWords], i32 count, u32& marks) const {
     if (type != kFloat8E4M3) return;
     KVANT_UNROLL
-    for (i32 i = 0; i < Chunks(); ++i) marks |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
+    for (i32 i = 0; i < count; ++i) marks |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
   }
   KVANT_DEVICE static bool HasNan(u32 marks) { return (marks & 0x80808080u) != 0; }
 
-  // Pair q from the words of a row.
+  // Pair q from the words of a row; zeros where `present` is 0 rather than ~0.
   template <i32 kWords>
-  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q, const CodebookWords& entries) const {
-    const u32 w = words[q / PairsPerWord()];
+  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q, const CodebookWords& entries,
+                          u32 present = ~0u) const {
+    const u32 w = words[q / PairsPerWord()] & present;
     const i32 i = q % PairsPerWord();
-    if (codebook) return entries.Pair(w, i);
+    if (codebook) return entries.Pair(w, i) & present;
     if (bits == 16) return w;
     if (type == kFloat8E5M2) return i == 0 ? Permute(w, 0, 0x2404) : w & 0xff00ff00u;
     if (type == kFloat8E4M3) {
@@ -181,21 +227,25 @@ struct CodeFormat {
     }
     if (bits == 4) {
       const u32 x = i < 2 ? w : w >> 8;
-      return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u) : Number(x, 0x00f000f0u, 0x00800080u);
+      return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u, present)
+                        : Number(x, 0x00f000f0u, 0x00800080u, present);
     }
     if (bits == 2) {
       const u32 x = i < 4 ? w : w >> 8;
-      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2);
+      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2, present);
     }
-    if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u);
-    if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u);
+    if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u, present);
+    if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u, present);
     return Permute(is_signed ? w ^ 0x80808080u : w, 0, 0x4341);
   }
 
  private:
+  KVANT_DEVICE u32 HalfIn(i32 own, i32 half) const {
+    return Halves() == 1 || own == half ? ~0u : 0u;
+  }
   // The bits of a mask; or, where tensor cores should not take subnormals, 1024 + code less 1024.
-  KVANT_DEVICE u32 Number(u32 w, u32 mask, u32 sign) const {
-    if (subnormal) return is_signed ? AndXor(w, mask, sign) : w & mask;
+  KVANT_DEVICE u32 Number(u32 w, u32 mask, u32 sign, u32 present) const {
+    if (subnormal) return is_signed ? AndXor(w, mask, sign & present) : w & mask;
     const u32 flip = 0x64006400u | (is_signed ? sign : 0u);
     return AddF16x2(AndXor(w, mask, flip), 0x80008000u | flip);
   }
@@ -210,22 +260,35 @@ KVANT_DEVICE float FloatAt(i32 type, const u32 (&words)[kWords], i32 index) {
   return index % 2 == 0 ? BF16Low(w) : BF16High(w);
 }
 
-// `count` words of shared memory, in loads as wide as their number allows.
+// `count` words of shared memory, in loads as wide as their number allows. from: a multiple of
+// their size.
 template <i32 kWords>
 KVANT_DEVICE void LoadSharedWords(SharedAddress from, i32 count, u32 (&words)[kWords]) {
-  if (count == 1) {
-    words[0] = LoadShared32(from);
-  } else if (count == 2) {
-    const Words2 x = LoadShared64(from);
-    words[0] = x.v[0];
-    words[1 % kWords] = x.v[1];
-  } else {
-    KVANT_UNROLL
-    for (i32 i = 0; i < count; i += 4) {
+  KVANT_UNROLL
+  for (i32 i = 0; i < count; i += count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : 1) {
+    if (count % 4 == 0) {
       const Words4 x = LoadShared128(from + i * 4);
       KVANT_UNROLL
       for (i32 e = 0; e < 4; ++e) words[(i + e) % kWords] = x.v[e];
+    } else if (count % 2 == 0) {
+      const Words2 x = LoadShared64(from + i * 4);
+      KVANT_UNROLL
+      for (i32 e = 0; e < 2; ++e) words[(i + e) % kWords] = x.v[e];
+    } else {
+      words[i % kWords] = LoadShared32(from + i * 4);
     }
+  }
+}
+
+// The same of `bits`, where that is less than a word as well.
+template <i32 kWords>
+KVANT_DEVICE void LoadSharedBits(SharedAddress from, i32 bits, u32 (&words)[kWords]) {
+  if (bits == 8) {
+    words[0] = LoadShared8(from);
+  } else if (bits == 16) {
+    words[0] = LoadShared16(from);
+  } else {
+    LoadSharedWords(from, bits / 32, words);
   }
 }
 

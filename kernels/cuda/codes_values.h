@@ -8,12 +8,12 @@
 //
 // What codes have too much, zero points and bias, is summed apart and taken off at the end:
 //
-//   real, by row      in f32: every lane its own tokens
+//   real, by row      in f32: every lane its own tokens; in groups too where they are f32
 //   integer, by row   an mma with the zero point in all rows of A, B as for codes
 //   real, in groups   an mma for all groups, channel by group: B is the probabilities alone, A has
-//                     the zero point. Tokens and groups of 16 bytes of scales are the 8 rows of a
-//                     block of A: U = 8 / groups tokens. Row block 2j is in A's rows 0 .. 7, 2j + 1
-//                     in rows 8 .. 15; only their own tokens' rows count.
+//                     the zero point. The groups of U = 8 / groups tokens are rows of a block of A.
+//                     Row block 2j is in A's rows 0 .. 7, 2j + 1 in rows 8 .. 15; only their own
+//                     tokens' rows count.
 //   integer and       an mma for each group with its B, which A takes to row `group`: what a token
 //   bias, in groups   of zeros adds is taken off to the last bit, whatever its scale
 //
@@ -31,7 +31,7 @@ class CodesValues {
  public:
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr i32 kParts = PartsOf(T::kMax);
-  static constexpr i32 kChannelTiles = T::kMax.v_head_size / 16;
+  static constexpr i32 kChannelTiles = CeilDiv(T::kMax.v_head_size, 64) * 4;
   using Scores = typename CodesKeys<T>::Scores;
 
   KVANT_DEVICE static CodeTile Tile() { return CodesRing<T>::Layout().v; }
@@ -48,12 +48,12 @@ class CodesValues {
   }
 
   // The exponent of a power of two that brings scales to about 1: those of the first tile, by their
-  // geometric mean. first: the stage; tokens: that are in it.
-  KVANT_DEVICE static i32 NormalExponent(SharedAddress first, i32 tokens) {
+  // geometric mean. first: the stage, which has tokens [begin, end).
+  KVANT_DEVICE static i32 NormalExponent(SharedAddress first, i32 begin, i32 end) {
     const CodeFormat f = Format();
-    if (f.scale_type == kNone || tokens <= 0) return 0;
-    const i32 count = MinOf(tokens, T::k.warp_tile) * f.groups;
-    const i32 bytes = f.ScaleBytes(), index = LaneIndex() * count / 32;
+    if (f.scale_type == kNone || end <= begin) return 0;
+    const i32 count = (MinOf(end, T::k.warp_tile) - begin) * f.groups;
+    const i32 bytes = f.ScaleBytes(), index = begin * f.groups + LaneIndex() * count / 32;
     const SharedAddress at =
         first + static_cast<u32>(CodesRing<T>::Layout().sides[1].offset + index * bytes);
     const float scale =
@@ -77,10 +77,12 @@ class CodesValues {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
-      for (i32 s = 0; s < T::k.v_head_size / 16; ++s) Zero4(out_[rb][s]);
+      for (i32 s = 0; s < Format().Pairs() / 2 * Format().Halves(); ++s) Zero4(out_[rb][s]);
       Zero4(zero_[rb]);
-      Zero4(bias_[rb]);
-      real_[rb][0] = real_[rb][1] = 0.f;
+      KVANT_UNROLL
+      for (i32 n = 0; n < Biases(); ++n) Zero4(bias_[rb][n]);
+      KVANT_UNROLL
+      for (i32 n = 0; n < Format().groups; ++n) real_[rb][n][0] = real_[rb][n][1] = 0.f;
     }
   }
 
@@ -89,11 +91,13 @@ class CodesValues {
     KVANT_UNROLL
     for (i32 e = h; e < 4; e += 2) {
       KVANT_UNROLL
-      for (i32 s = 0; s < T::k.v_head_size / 16; ++s) out_[rb][s][e] *= factor;
+      for (i32 s = 0; s < Format().Pairs() / 2 * Format().Halves(); ++s) out_[rb][s][e] *= factor;
       zero_[rb][e] *= factor;
-      bias_[rb][e] *= factor;
+      KVANT_UNROLL
+      for (i32 n = 0; n < Biases(); ++n) bias_[rb][n][e] *= factor;
     }
-    real_[rb][h] *= factor;
+    KVANT_UNROLL
+    for (i32 n = 0; n < Format().groups; ++n) real_[rb][n][h] *= factor;
   }
 
   // Takes a tile in. at: the lane's matrix row in the stage's V; stage: where the stage begins.
@@ -101,15 +105,14 @@ class CodesValues {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
-    u32 scales[8], bytes[2][2];
+    u32 scales[8], bytes[2][4];
     u32 plain[kRowBlocks][kTokenTiles];            // probabilities, as they are
     u32 columns[kRowBlocks][kParts][kTokenTiles];  // B operands; in groups, of unscaled ones
     if (f.groups == 1 && f.scale_type != kNone) {
-      LoadSharedWords(stage + l.sides[1].offset + g * n * f.ScaleBytes(), n * f.ScaleBytes() / 4,
-                      scales);
+      l.LoadOfRow(stage + l.sides[1].offset, BitsOf(f.scale_type), g, scales);
       Normalise(n, scales);
     }
-    if (f.groups == 1 && f.zero == Zero::kReal) AddRealRows(stage, probs);
+    if (f.zero == Zero::kReal && !RealByMma()) AddReals(stage, probs);
     if (f.groups == 1 && f.zero == Zero::kInteger) LoadZeroBytes(stage, bytes);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -130,11 +133,11 @@ class CodesValues {
     for (i32 j = 0; j < n / 2; ++j) {
       u32 low[kWords], high[kWords];
       Tile().LoadPair(at, j, true, low, high);
-      f.MarkNan(low, nan_marks_);
-      f.MarkNan(high, nan_marks_);
+      f.MarkNan(low, f.Chunks(), nan_marks_);
+      f.MarkNan(high, f.Chunks(), nan_marks_);
       if (f.groups == 1) {
         if (f.TakesOffSums()) AddZeroRows(bytes, j, columns);
-        MultiplyGroup(0, low, high, columns, 2 * j);
+        MultiplyRun(0, 0, low, high, columns, 2 * j);
       } else {
         if (RealByMma()) AddRealGroups(stage, j, columns);
         u32 zeros[2];
@@ -142,7 +145,7 @@ class CodesValues {
         for (i32 b = 0; b < 2; ++b) zeros[b] = GroupZeros(stage, 2 * j + b);
         const i32 bytes_of_two = 2 * f.groups * f.ScaleBytes();
         u32 pair[16];
-        LoadSharedWords(stage + l.sides[1].offset + (g * (n / 2) + j) * bytes_of_two,
+        LoadSharedWords(stage + l.sides[1].offset + l.Token(g, 2 * j) / 2 * bytes_of_two,
                         bytes_of_two / 4, pair);
         Normalise(2 * f.groups, pair);
         KVANT_UNROLL
@@ -162,18 +165,19 @@ class CodesValues {
             }
           }
           if (f.TakesOffSums()) AddGroupZeros(group, zeros, b);
-          MultiplyGroup(group, low, high, b, 0);
+          MultiplyRun(group / f.Halves(), group % f.Halves(), low, high, b, 0);
         }
       }
     }
   }
 
   // Makes the output of sums: what codes have too much is taken off, and a scale that all tokens
-  // have in common multiplied to it. Whether it may have lost more than `limit` of itself (of a
-  // row, L2), as it does where f16 overflows: of weights of up to `tokens` tokens 2^-25 each, and
-  // 2^-24 of sums that cancel. any: rows that have seen a token.
-  KVANT_DEVICE bool Complete(float scale, i32 tokens, const bool (&any)[kRowBlocks][2],
-                             float limit) {
+  // have in common multiplied to it, and of_channel(d), of channels. Whether it may have lost more
+  // than `limit` of itself (of a row, L2), as it does where f16 overflows: of weights of up to
+  // `tokens` tokens 2^-25 each, and 2^-24 of sums that cancel. any: rows that have seen a token.
+  template <class OfChannel>
+  KVANT_DEVICE bool Complete(float scale, OfChannel of_channel, i32 tokens,
+                             const bool (&any)[kRowBlocks][2], float limit) {
     const CodeFormat f = Format();
     const float power = f.scale_type == kFloat16 ? F16Low(normal_) : AsFloat(normal_);
     scale = Divide(scale, power);
@@ -185,30 +189,35 @@ class CodesValues {
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
-        float squares = 0.f, taken = 0.f;
+        float squares = 0.f, errors = 0.f;
         KVANT_UNROLL
-        for (i32 group = 0; group < f.groups; ++group) {
+        for (i32 run = 0; run < f.Runs(); ++run) {
+          const i32 group = GroupOf(run);
           const float off = OffSums(rb, group, h, scale);
           const float less = Fma(RealZero(rb, group, h), RealNormalised() ? scale : 1.f, off);
-          taken = Max(taken, Abs(off));
+          const float error = Fma(Abs(off), 0x1p-23f, Abs(of_weights));
           KVANT_UNROLL
-          for (i32 s = group * f.PairsPerGroup() / 2; s < (group + 1) * f.PairsPerGroup() / 2;
-               ++s) {
-            KVANT_UNROLL
-            for (i32 b = 0; b < 2; ++b) {
-              float& out = out_[rb][s][h + 2 * b];
-              out = Fma(out, scale / f.Unit() / f.Factor(2 * s + b), -less);
-              squares = Fma(out, out, squares);
+          for (i32 q = run * f.PairsPerRun(); q < (run + 1) * f.PairsPerRun(); ++q) {
+            float& out = out_[rb][q / 2][h + q % 2 * 2];
+            if (f.Halves() == 2 && LaneIndex() / 16 == 1) {
+              out = out_[rb][(q + f.Pairs()) / 2][h + q % 2 * 2];
             }
+            out = Fma(out, scale / f.Unit() / f.Factor(q), -less);
+            if (!Exists(q)) continue;
+            const float by = f.output_scales ? of_channel(f.ValueChannel(q, LaneIndex() / 4)) : 1.f;
+            out *= by;
+            squares = Fma(out, out, squares);
+            errors = Fma(error * by, error * by, errors);
           }
         }
         KVANT_UNROLL
-        for (i32 mask = 4; mask < 32; mask *= 2) squares += ShuffleXor(squares, mask);
-        const float error = Fma(taken, 0x1p-23f, Abs(of_weights));
+        for (i32 mask = 4; mask < 32; mask *= 2) {
+          squares += ShuffleXor(squares, mask);
+          errors += ShuffleXor(errors, mask);
+        }
         // A sum that is not finite loses, too.
-        const float channels = static_cast<float>(T::k.v_head_size);
         const float allowed = limit * limit * squares;
-        const bool keeps = error * error * channels <= allowed && allowed < Infinity();
+        const bool keeps = errors <= allowed && allowed < Infinity();
         loses |= any[rb][h] && !keeps;
       }
     }
@@ -222,11 +231,12 @@ class CodesValues {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
-      for (i32 s = 0; s < T::k.v_head_size / 16; ++s) {
+      for (i32 s = 0; s < Format().Pairs() / 2; ++s) {
         KVANT_UNROLL
         for (i32 h = 0; h < 2; ++h) {
           const u32 low = AsBits(out_[rb][s][h]), high = AsBits(out_[rb][s][h + 2]);
           const SharedAddress row = rows + (8 * rb + 2 * c + h) * T::k.v_head_size * 4;
+          if (!Exists(2 * s)) continue;
           if (f.bits == 16) {
             StoreShared32(row + f.ValueChannel(2 * s, g) * 4, low);
             StoreShared32(row + f.ValueChannel(2 * s + 1, g) * 4, high);
@@ -240,16 +250,30 @@ class CodesValues {
 
  private:
   static constexpr i32 kTokenTiles = T::kMax.warp_tile / 8;
-  static constexpr i32 kWords = T::kMax.v_head_size / 8;
+  static constexpr i32 kWords = CeilDiv(T::kMax.v_head_size, 8);
 
   KVANT_DEVICE static i32 Parts() { return PartsOf(T::k); }
+  // Sums of what is taken off groups: each group's in its own row, of sums of its own where
+  // registers are left, else of one for all.
+  KVANT_DEVICE static i32 Biases() {
+    const i32 groups = Format().groups;
+    return groups * T::k.row_blocks <= 4 && !HasPages(T::k) ? groups : 1;
+  }
+  // Whether the lane's channel of pair q is one of the head; chunks may be longer.
+  KVANT_DEVICE static bool Exists(i32 q) {
+    return Format().ValueChannel(q, LaneIndex() / 4) < T::k.v_head_size;
+  }
+  // The group of the lane's channels of a run of pairs; one that exists.
+  KVANT_DEVICE static i32 GroupOf(i32 run) {
+    const i32 halves = Format().Halves();
+    if (halves == 1) return run;
+    return MinOf(run * halves + LaneIndex() / 16, Format().groups - 1);
+  }
   KVANT_DEVICE static void Zero4(float (&c)[4]) {
     KVANT_UNROLL
     for (i32 e = 0; e < 4; ++e) c[e] = 0.f;
   }
-  KVANT_DEVICE static bool RealByMma() {
-    return Format().groups > 1 && Format().zero == Zero::kReal;
-  }
+  KVANT_DEVICE static bool RealByMma() { return Format().RealByMma(Parts()); }
 
   // Of words of `count` scales.
   template <i32 kScales>
@@ -274,54 +298,59 @@ class CodesValues {
     PackParts(Parts(), x0 * scale, x1 * scale, words);
   }
 
+  // Channels of a run of pairs. half: whose scales `b` has; only its lanes' sums count.
   template <i32 kColumns>
-  KVANT_DEVICE void MultiplyGroup(i32 group, const u32 (&low)[kWords], const u32 (&high)[kWords],
-                                  const u32 (&b)[kRowBlocks][kParts][kColumns], i32 at) {
+  KVANT_DEVICE void MultiplyRun(i32 run, i32 half, const u32 (&low)[kWords],
+                                const u32 (&high)[kWords],
+                                const u32 (&b)[kRowBlocks][kParts][kColumns], i32 at) {
     const CodeFormat f = Format();
     KVANT_UNROLL
-    for (i32 q = group * f.PairsPerGroup(); q < (group + 1) * f.PairsPerGroup(); q += 2) {
+    for (i32 q = run * f.PairsPerRun(); q < (run + 1) * f.PairsPerRun(); q += 2) {
       const u32 a0 = f.Unpack(low, q, entries_), a1 = f.Unpack(low, q + 1, entries_);
       const u32 a2 = f.Unpack(high, q, entries_), a3 = f.Unpack(high, q + 1, entries_);
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
         KVANT_UNROLL
         for (i32 part = 0; part < Parts(); ++part) {
-          MmaF16K16(out_[rb][q / 2], a0, a1, a2, a3, b[rb][part][at], b[rb][part][at + 1]);
+          float(&out)[4] = out_[rb][q / 2 + half * (f.Pairs() / 2)];
+          MmaF16K16(out, a0, a1, a2, a3, b[rb][part][at], b[rb][part][at + 1]);
         }
       }
     }
   }
 
-  KVANT_DEVICE void AddRealRows(SharedAddress stage, const Scores& probs) {
+  // Every lane those of its own tokens.
+  KVANT_DEVICE void AddReals(SharedAddress stage, const Scores& probs) {
     const CodeFormat f = Format();
-    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
-    u32 zeros[8];
-    LoadSharedWords(stage + CodesRing<T>::Layout().sides[3].offset + g * n * f.ZeroBits() / 8,
-                    n * f.ZeroBits() / 32, zeros);
+    const CodesLayout l = CodesRing<T>::Layout();
+    const i32 bits = 2 * f.groups * f.ZeroBits();
     KVANT_UNROLL
-    for (i32 i = 0; i < n; ++i) {
-      const float zero = FloatAt(f.zero_type, zeros, i);
+    for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
+      u32 zeros[16];
+      const i32 token = l.Token(LaneIndex() / 4, 2 * j);
+      LoadSharedBits(stage + l.sides[3].offset + static_cast<u32>(token * bits / 16), bits, zeros);
       KVANT_UNROLL
-      for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      for (i32 i = 0; i < 2 * f.groups; ++i) {
+        const float zero = FloatAt(f.zero_type, zeros, i);
         KVANT_UNROLL
-        for (i32 h = 0; h < 2; ++h) {
-          real_[rb][h] = Fma(probs[rb][i / 2][i % 2 * 2 + h], zero, real_[rb][h]);
+        for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+          KVANT_UNROLL
+          for (i32 h = 0; h < 2; ++h) {
+            float& sum = real_[rb][i % f.groups][h];
+            sum = Fma(probs[rb][j][i / f.groups * 2 + h], zero, sum);
+          }
         }
       }
     }
   }
 
   // Row-wise zero points of the tokens of g' = 2c and 2c + 1.
-  KVANT_DEVICE static void LoadZeroBytes(SharedAddress stage, u32 (&bytes)[2][2]) {
-    const i32 n = T::k.warp_tile / 8, c = LaneIndex() % 4;
-    const SharedAddress side = stage + CodesRing<T>::Layout().sides[3].offset;
+  KVANT_DEVICE static void LoadZeroBytes(SharedAddress stage, u32 (&bytes)[2][4]) {
+    const CodesLayout l = CodesRing<T>::Layout();
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
-      if (n == 2) {
-        bytes[h][0] = LoadShared16(side + (2 * c + h) * n);
-      } else {
-        LoadSharedWords(side + (2 * c + h) * n, n / 4, bytes[h]);
-      }
+      const i32 row = LaneIndex() % 4 * 2 + h;
+      l.LoadOfRow(stage + l.sides[3].offset, Format().ZeroBits(), row, bytes[h]);
     }
   }
 
@@ -340,25 +369,27 @@ class CodesValues {
     return AddF16x2(x ^ flip, half * 0x10001u);
   }
 
-  KVANT_DEVICE void AddZeroRows(const u32 (&bytes)[2][2], i32 j,
+  KVANT_DEVICE void AddZeroRows(const u32 (&bytes)[2][4], i32 j,
                                 const u32 (&b)[kRowBlocks][kParts][kTokenTiles]) {
     const CodeFormat f = Format();
     u32 a[2];
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
-      const u32 i = static_cast<u32>(2 * j + h);
       if (f.zero != Zero::kInteger) {
         a[h] = f.common_zero ? common_ : static_cast<u32>(f.Bias()) * 0x10001u;
         continue;
       }
-      const u32 x = Permute(bytes[0][i / 4], bytes[1][i / 4], 0x0400 + 0x0101 * (i % 4));
-      a[h] = ZeroPair(x & 0x00ff00ffu);
+      // Two zero points of 4 bits share a byte.
+      const i32 i = 2 * j + h, byte = f.ZeroBits() == 8 ? i : i / 2;
+      const u32 x = Permute(bytes[0][byte / 4], bytes[1][byte / 4],
+                            static_cast<u32>(0x0400 + 0x0101 * (byte % 4)));
+      a[h] = ZeroPair(f.ZeroBits() == 8 ? x & 0x00ff00ffu : x >> (i % 2 * 4) & 0x000f000fu);
     }
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 part = 0; part < Parts(); ++part) {
-        MmaF16K16(bias_[rb], a[0], a[0], a[1], a[1], b[rb][part][2 * j], b[rb][part][2 * j + 1]);
+        MmaF16K16(bias_[rb][0], a[0], a[0], a[1], a[1], b[rb][part][2 * j], b[rb][part][2 * j + 1]);
       }
     }
   }
@@ -368,29 +399,31 @@ class CodesValues {
     return x ^ static_cast<u32>(Format().ZeroBias()) * 0x10001u;
   }
 
+  // Tokens whose groups are the 8 rows of a block of A.
+  KVANT_DEVICE static i32 UnitTokens() { return 8 / Format().groups; }
   // Whether real zero points go into f16 by the power of two of scales.
   KVANT_DEVICE static bool RealNormalised() {
     return RealByMma() && Format().zero_type == kBFloat16;
   }
 
-  // The real zero point of element g of the `unit`-th 16 bytes of scales of the tokens of g' = 2c
-  // and 2c + 1.
+  // The real zero point of element g of the `unit`-th UnitTokens() of each of the lanes g' = 2c and
+  // 2c + 1.
   KVANT_DEVICE u32 RealUnit(SharedAddress stage, i32 unit) const {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
-    const i32 n = T::k.warp_tile / 8, c = LaneIndex() % 4, of_token = n * f.groups;
-    // The lanes' g are more than elements where a tile is small.
-    const i32 g = LaneIndex() / 4 % MinOf(8, of_token);
-    const i32 index = 2 * c * of_token + unit * 8 + g;
+    const i32 c = LaneIndex() % 4, of_run = l.v.run * f.groups;
+    // The lanes' g are more than elements where a tile is small, or not all rows are needed.
+    const i32 g = MinOf(LaneIndex() / 4, MinOf(UnitTokens() * f.groups, of_run) - 1);
+    const i32 index = l.Token(2 * c, unit * UnitTokens()) * f.groups + g;
     const SharedAddress zeros = stage + l.sides[3].offset + index * f.ZeroBits() / 8;
-    const u32 pair = Permute(LoadShared16(zeros), LoadShared16(zeros + of_token * 2), 0x5410);
+    const u32 pair = Permute(LoadShared16(zeros), LoadShared16(zeros + of_run * 2), 0x5410);
     if (!RealNormalised()) return pair;
     return PackF16(BF16Low(pair) * AsFloat(normal_), BF16High(pair) * AsFloat(normal_));
   }
 
   KVANT_DEVICE void AddRealGroups(SharedAddress stage, i32 j,
                                   const u32 (&b)[kRowBlocks][kParts][kTokenTiles]) {
-    const i32 tokens = 8 / Format().groups;  // of a unit
+    const i32 tokens = UnitTokens();
     u32 low = RealUnit(stage, 2 * j / tokens), high = low;
     if (tokens == 1) high = RealUnit(stage, 2 * j + 1);
     // Of four tokens two have rows that are other ones' with the next j.
@@ -408,23 +441,25 @@ class CodesValues {
   KVANT_DEVICE static u32 GroupZeros(SharedAddress stage, i32 i) {
     const CodeFormat f = Format();
     if (f.zero != Zero::kInteger) return static_cast<u32>(f.Bias()) * 0x10001u;
-    const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4 % f.groups, c = LaneIndex() % 4;
-    const i32 bits = f.ZeroBits(), of_token = n * f.groups * bits / 8;
-    const SharedAddress zeros = stage + CodesRing<T>::Layout().sides[3].offset + 2 * c * of_token +
-                                (i * f.groups + g) * bits / 8;
-    const u32 pair = Permute(LoadShared8(zeros), LoadShared8(zeros + of_token), 0x5410);
-    return ZeroPair(bits == 8 ? pair : pair >> (g % 2 * 4) & 0x000f000fu);
+    const CodesLayout l = CodesRing<T>::Layout();
+    const i32 bits = f.ZeroBits(), group = MinOf(LaneIndex() / 4, f.groups - 1);
+    const i32 at = l.Token(LaneIndex() % 4 * 2, i) * f.groups + group;
+    const i32 of_lane = l.v.run * f.groups * bits / 8;  // from g' = 2c to 2c + 1
+    const SharedAddress zeros = stage + l.sides[3].offset + at * bits / 8;
+    const u32 pair = Permute(LoadShared8(zeros), LoadShared8(zeros + of_lane), 0x5410);
+    return ZeroPair(bits == 8 ? pair : pair >> (at % 2 * 4) & 0x000f000fu);
   }
 
   KVANT_DEVICE void AddGroupZeros(i32 group, const u32 (&zeros)[2],
                                   const u32 (&b)[kRowBlocks][kParts][2]) {
-    const bool mine = LaneIndex() / 4 == group;
+    const bool shares = Biases() == 1, mine = !shares || LaneIndex() / 4 == group;
     const u32 low = mine ? zeros[0] : 0, high = mine ? zeros[1] : 0;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+      float(&sum)[4] = bias_[rb][shares ? 0 : group];
       KVANT_UNROLL
       for (i32 part = 0; part < Parts(); ++part) {
-        MmaF16K16(bias_[rb], low, 0, high, 0, b[rb][part][0], b[rb][part][1]);
+        MmaF16K16(sum, low, 0, high, 0, b[rb][part][0], b[rb][part][1]);
       }
     }
   }
@@ -433,21 +468,29 @@ class CodesValues {
   KVANT_DEVICE float OffSums(i32 rb, i32 group, i32 h, float scale) const {
     const CodeFormat f = Format();
     if (!f.TakesOffSums()) return 0.f;
-    const float sum =
-        f.groups == 1 ? bias_[rb][h] : Shuffle(bias_[rb][h], group * 4 + LaneIndex() % 4);
+    float sum = bias_[rb][0][h];
+    KVANT_UNROLL
+    for (i32 n = 0; n < Biases() && f.groups > 1; ++n) {
+      const float own = Shuffle(bias_[rb][n][h], group * 4 + LaneIndex() % 4);
+      sum = Biases() == 1 || n == group ? own : sum;
+    }
     return sum * (ZeroAsBits() ? scale / f.Unit() : scale);
   }
   KVANT_DEVICE float RealZero(i32 rb, i32 group, i32 h) const {
     const CodeFormat f = Format();
     if (f.zero != Zero::kReal) return 0.f;
     float less = 0.f;
-    if (f.groups == 1) {
-      less = real_[rb][h];
+    if (!RealByMma()) {
       KVANT_UNROLL
-      for (i32 mask = 4; mask < 32; mask *= 2) less += ShuffleXor(less, mask);
+      for (i32 n = 0; n < f.groups; ++n) {
+        float sum = real_[rb][n][h];
+        KVANT_UNROLL
+        for (i32 mask = 4; mask < 32; mask *= 2) sum += ShuffleXor(sum, mask);
+        less = n == group ? sum : less;
+      }
       return less;
     }
-    const i32 tokens = 8 / f.groups;
+    const i32 tokens = UnitTokens();
     KVANT_UNROLL
     for (i32 token = 0; token < MaxOf(tokens, 2); ++token) {
       const i32 row = token % tokens * f.groups + group;
@@ -460,8 +503,10 @@ class CodesValues {
   u32 common_;  // what is to be taken off all codes
   u32 normal_;  // the power of two on scales: twice as f16 where they are f16, else as f32
   u32 nan_marks_;
-  float out_[kRowBlocks][kChannelTiles][4];
-  float zero_[kRowBlocks][4], bias_[kRowBlocks][4], real_[kRowBlocks][2];
+  // Of groups that are half a chunk, first with the scales of all chunks' lower halves, then with
+  // those of the upper ones.
+  float out_[kRowBlocks][2 * kChannelTiles][4];
+  float zero_[kRowBlocks][4], bias_[kRowBlocks][4][4], real_[kRowBlocks][kMaxGroups][2];
 };
 
 }  // namespace kvant::cuda

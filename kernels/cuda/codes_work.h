@@ -6,6 +6,7 @@
 #ifndef KVANT_KERNELS_CUDA_CODES_WORK_H_
 #define KVANT_KERNELS_CUDA_CODES_WORK_H_
 
+#include "kvant/kernels/cuda/codes_format.h"
 #include "kvant/kernels/cuda/columns.h"
 #include "kvant/kernels/cuda/finish.h"
 
@@ -22,6 +23,21 @@ struct CodesWork {
   i32 split, splits;  // of the item's tokens
   i32 kv_len;
   i32 k_first, v_first;  // tokens of column 0, with ranges
+
+  // By channel, a tile's keys are of one group. So tiles of a ring begin where tokens of K do, and
+  // there are as many columns before the first that exists: tokens are at columns [Lead(), kv_len +
+  // Lead()) of tiles.
+  KVANT_DEVICE static bool HasLead() {
+    return HasRanges(T::k) && CodeFormat::IsByChannel(T::k.k[0]);
+  }
+  KVANT_DEVICE i32 Lead() const { return HasLead() ? k_first % T::k.warp_tile : 0; }
+  // With ranges, of tiles' columns.
+  KVANT_DEVICE SegmentColumns KeyColumns(const AttentionParams& p) const {
+    return {Lead(), Lead() + kv_len, k_first, p.k[0].tokens};
+  }
+  KVANT_DEVICE SegmentColumns ValueColumns(const AttentionParams& p) const {
+    return {Lead(), Lead() + kv_len, v_first, p.v[0].tokens};
+  }
 
   KVANT_DEVICE static CodesWork Load(const AttentionParams& p, SharedAddress at) {
     const Words4 a = LoadShared128(at), b = LoadShared128(at + 16);

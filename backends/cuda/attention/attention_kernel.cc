@@ -41,7 +41,7 @@ KernelRound RoundOfCodes(const AttentionTraits& t) {
   if (!HasRanges(t)) return round;
   const CodesLayout layout = CodesLayout::Of(t);
   for (const SideTraits& side : layout.sides) {
-    if (side.token_bytes != 0) round.loops.push_back(0);
+    if (side.bits != 0) round.loops.push_back(0);
   }
   return round;
 }

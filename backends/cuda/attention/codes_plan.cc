@@ -11,9 +11,11 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int kDriverBytes = 1024;  // of a block's shared memory
-constexpr int kPageTokens = 16;     // pages are of whole copies, and of whole smallest tiles
+constexpr int kSmallestTile = 16;   // tokens; pages, and groups along tokens, have whole ones
 
+// Of a token's channels.
 int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
+  if (CodeFormat::IsByChannel(traits)) return 1;
   return std::max<int64_t>(1, channels / traits.group[kCol]);
 }
 
@@ -26,58 +28,56 @@ int64_t AlignmentOf(const Array& array, int bits) {
   return lowest == 0 ? 0 : static_cast<int64_t>(std::max<uint64_t>(lowest / 8, 1));
 }
 
-// Alignment of scales or zero points; tokens follow each other without gaps.
-int64_t SideAlignmentOf(const ArrayTraits& traits, Array array) {
-  if (traits.type == kNone || !CodeFormat::Varies(traits)) return 16;
-  array.strides[kRow] = 0;
-  const int64_t alignment = AlignmentOf(array, BitsOf(traits.type));
+// Alignment of scales or zero points; rows follow each other without gaps.
+int64_t SideAlignmentOf(const SegmentTraits& traits, const ArrayTraits& side, Array array) {
+  const bool by_channel = CodeFormat::IsByChannel(traits);
+  if (side.type == kNone || (!by_channel && !CodeFormat::Varies(side))) return 16;
+  if (!by_channel) array.strides[kRow] = 0;
+  const int64_t alignment = AlignmentOf(array, BitsOf(side.type));
   return alignment == 0 ? 16 : std::min<int64_t>(16, alignment);
 }
 
 int64_t SideAlignmentOf(const AttentionTraits& t, const AttentionParams& p) {
-  return std::min({SideAlignmentOf(t.k[0].scales, p.k[0].scales),
-                   SideAlignmentOf(t.v[0].scales, p.v[0].scales),
-                   SideAlignmentOf(t.k[0].zero_points, p.k[0].zero_points),
-                   SideAlignmentOf(t.v[0].zero_points, p.v[0].zero_points)});
+  return std::min({SideAlignmentOf(t.k[0], t.k[0].scales, p.k[0].scales),
+                   SideAlignmentOf(t.v[0], t.v[0].scales, p.v[0].scales),
+                   SideAlignmentOf(t.k[0], t.k[0].zero_points, p.k[0].zero_points),
+                   SideAlignmentOf(t.v[0], t.v[0].zero_points, p.v[0].zero_points)});
 }
 
 bool IsFloatType(i32 type) { return type == kFloat16 || type == kBFloat16 || type == kFloat32; }
 
-std::string WhyNotSide(const std::string& name, const ArrayTraits& traits, const Array& array,
-                       int64_t groups) {
-  if (!CodeFormat::Varies(traits)) {
+std::string WhyNotSide(const std::string& name, const SegmentTraits& traits,
+                       const ArrayTraits& side, const Array& array, int64_t channels) {
+  const bool by_channel = CodeFormat::IsByChannel(traits);
+  const int64_t groups = by_channel ? channels : GroupsOf(traits, channels);
+  if (!CodeFormat::Varies(side) && !by_channel) {
     return groups == 1 ? "" : name + " in groups of channels do not differ from token to token";
   }
-  if (array.strides[kRow] != groups || (groups > 1 && array.strides[kCol] != 1)) {
+  const bool rows_dense = array.strides[kRow] == groups || !CodeFormat::Varies(side);
+  if (!rows_dense || (groups > 1 && array.strides[kCol] != 1)) {
     return name + " are not dense over tokens and groups: " + std::to_string(groups) +
            " groups, strides " + std::to_string(array.strides[kRow]) + " and " +
            std::to_string(array.strides[kCol]);
   }
-  if (SideAlignmentOf(traits, array) < 4) return name + " are not aligned to 4 bytes";
+  if (SideAlignmentOf(traits, side, array) < 4) return name + " are not aligned to 4 bytes";
   return "";
 }
 
-std::string WhyNotZeroPoints(const std::string& name, const AttentionTraits& t,
-                             const SegmentTraits& traits, const SegmentParams& segment,
-                             int64_t groups) {
+std::string WhyNotZeroPoints(const std::string& name, const SegmentTraits& traits,
+                             const SegmentParams& segment, int64_t channels) {
   const i32 type = traits.zero_points.type;
   if (type == kNone) return "";
   if (traits.real_zero_points) {
-    if (!CodeFormat::Varies(traits.zero_points)) return name + "'s real zero point is one for all";
-    if (!IsFloatType(type)) return name + "'s zero points are not f16, bf16 or f32";
-    // Those of bf16 are normalised as scales are, which f16 scales are in f16.
-    const bool as_scales = type == kBFloat16 && traits.scales.type != kFloat16;
-    if (groups > 1 && type != kFloat16 && !as_scales) {
-      return name + "'s zero points in groups are neither f16 nor bf16 as scales are";
+    const bool by_channel = CodeFormat::IsByChannel(traits);
+    if (!CodeFormat::Varies(traits.zero_points) && !by_channel) {
+      return name + "'s real zero point is one for all";
     }
-    if (groups > 1 && t.arithmetic == kByF32)
-      return name + "'s real zero points are for 16-bit arithmetic";
-  } else if (type == kInt4 || type == kUint4) {
-    if (groups == 1) return name + "'s zero points of 4 bits are one of a row";
-  } else if (type != kInt8 && type != kUint8) {
+    if (!IsFloatType(type)) return name + "'s zero points are not f16, bf16 or f32";
+  } else if (type != kInt8 && type != kUint8 && type != kInt4 && type != kUint4) {
     return name + "'s zero points are not of 8 or 4 bits";
   }
-  return WhyNotSide(name + "'s zero points", traits.zero_points, segment.zero_points, groups);
+  return WhyNotSide(name + "'s zero points", traits, traits.zero_points, segment.zero_points,
+                    channels);
 }
 
 // Bytes from page to page of codes or parameters; axis b0 is pages.
@@ -95,9 +95,9 @@ PageTraits PagesOf(const SegmentTraits& traits, const SegmentParams& segment) {
 std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
                         const SegmentParams& segment) {
   if (traits.load != kByPages) return name + " is not in pages, as the other is";
-  if (segment.tokens == 0 || segment.tokens % kPageTokens != 0) {
+  if (segment.tokens == 0 || segment.tokens % kSmallestTile != 0) {
     return name + "'s pages of " + std::to_string(segment.tokens) +
-           " tokens are not multiples of " + std::to_string(kPageTokens);
+           " tokens are not multiples of " + std::to_string(kSmallestTile);
   }
   if (segment.load.step != 1) {
     return name + "'s page table has a stride of " + std::to_string(segment.load.step);
@@ -118,6 +118,44 @@ std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
   return "";
 }
 
+// The most bytes, 16 or 8, that can be copied at once from each token's row. 0: neither.
+i32 CopyBytes(const SegmentTraits& traits, const SegmentParams& segment, int64_t channels) {
+  const int bits = BitsOf(traits.data.type);
+  const int64_t rows = AlignmentOf(segment.data, bits);
+  for (const i32 bytes : {16, 8}) {
+    if (channels * bits / 8 % bytes == 0 && rows % bytes == 0) return bytes;
+  }
+  return 0;
+}
+
+std::string WhyNotGroups(const std::string& name, const SegmentTraits& traits, int64_t channels) {
+  const int64_t tokens = traits.group[kRow];
+  if (CodeFormat::IsByChannel(traits)) {
+    if (name != "K") {
+      if (CodeFormat::Varies(traits.scales)) {
+        return name + " has groups of a channel of " + std::to_string(tokens) + " tokens";
+      }
+      return traits.zero_points.type == kNone ? "" : name + " has zero points of channels";
+    }
+    if (CodeFormat::Varies(traits.scales) && (tokens < kSmallestTile || (tokens & (tokens - 1)))) {
+      return name + " has groups of a channel of " + std::to_string(tokens) +
+             " tokens, not a power of two of 16 or more";
+    }
+    return "";
+  }
+  if (tokens != 1 && CodeFormat::Varies(traits.scales)) {
+    return name + " has groups of " + std::to_string(tokens) + " tokens";
+  }
+  const int64_t groups = GroupsOf(traits, channels), group = channels / groups;
+  const int64_t chunk = 128 / BitsOf(traits.data.type);
+  const bool halves = group * 2 == chunk && chunk >= 32;
+  const bool whole = groups == 1 || group % chunk == 0 || halves;
+  if (groups > kMaxGroups || group * groups != channels || !whole) {
+    return name + " has groups of " + std::to_string(traits.group[kCol]) + " channels";
+  }
+  return "";
+}
+
 std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
                           const SegmentTraits& traits, const SegmentParams& segment,
                           int64_t channels) {
@@ -128,8 +166,8 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
     return name + " is neither codes of 2, 4 or 8 bits nor f16, e4m3 or e5m2";
   }
   if (is_float && traits.zero_points.type != kNone) return name + " is floats with zero points";
-  if (channels != 64 && channels != 128 && channels != 256) {
-    return name + " has " + std::to_string(channels) + " channels, not 64, 128 or 256";
+  if (channels % 16 != 0 || channels > 256) {
+    return name + " has " + std::to_string(channels) + " channels, not a multiple of 16 up to 256";
   }
   if (traits.codebook != 0 && traits.codebook != CodebookWords::kEntries) {
     return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
@@ -139,33 +177,26 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
   }
   const int bits = BitsOf(type);
   if (channels * bits < 256) return name + "'s rows are less than 32 bytes";
-  const int64_t alignment = AlignmentOf(segment.data, bits);
-  if (traits.contiguous != kCol || (alignment != 0 && alignment < 16)) {
-    return name + "'s rows are not 16-byte aligned codes side by side";
+  if (traits.contiguous != kCol || CopyBytes(traits, segment, channels) == 0) {
+    return name + "'s rows are not 8-byte aligned codes side by side";
   }
   // An element of 16 bytes more than this is beyond what an instruction's offset can say.
   if (segment.data.strides[kRow] * bits / 8 > 1 << 16) {
     return name + "'s tokens are " + std::to_string(segment.data.strides[kRow] * bits / 8) +
            " bytes apart, more than 65536";
   }
-  const int64_t groups = GroupsOf(traits, channels), group = channels / groups;
-  if (traits.group[kRow] != 1 && CodeFormat::Varies(traits.scales)) {
-    return name + " has groups of " + std::to_string(traits.group[kRow]) + " tokens";
-  }
-  if (groups > kMaxGroups || (groups & (groups - 1)) != 0 || group * groups != channels ||
-      group % (128 / bits) != 0 || group < 16) {
-    return name + " has groups of " + std::to_string(traits.group[kCol]) + " channels";
-  }
+  if (std::string why = WhyNotGroups(name, traits, channels); !why.empty()) return why;
   if (traits.scales.type == kNone) {
     if (traits.zero_points.type != kNone) return name + " has zero points without scales";
     return "";
   }
   if (!IsFloatType(traits.scales.type)) return name + "'s scales are not f16, bf16 or f32";
-  if (std::string why = WhyNotSide(name + "'s scales", traits.scales, segment.scales, groups);
+  if (std::string why =
+          WhyNotSide(name + "'s scales", traits, traits.scales, segment.scales, channels);
       !why.empty()) {
     return why;
   }
-  return WhyNotZeroPoints(name, t, traits, segment, groups);
+  return WhyNotZeroPoints(name, traits, segment, channels);
 }
 
 // Tokens of a warp's tile, its stages, and blocks of a multiprocessor. Of 65536 registers a thread
@@ -179,6 +210,9 @@ constexpr Shape kByRowSignedWithZeros[] = {{64, 2, 3}, {32, 2, 3}, {32, 2, 2}, {
 constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
 constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
+constexpr Shape kInHalves[] = {{64, 2, 2}, {32, 3, 2}, {16, 2, 2}};
+constexpr Shape kInManyHalves[] = {{32, 3, 2}, {16, 4, 2}, {16, 2, 2}};
+constexpr Shape kInManySignedHalves[] = {{16, 4, 2}, {16, 2, 2}};
 
 template <size_t kCount>
 Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTraits t) {
@@ -188,10 +222,22 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
     const auto whole = [&shape](const PageTraits& pages) {
       return pages.tokens % shape.warp_tile == 0 || shape.warp_tile % pages.tokens == 0;
     };
+    const CodesLayout layout = CodesLayout::Of(t);
+    // By channel, a tile is of whole groups of 32 tokens at least, or within one.
+    const i32 group = layout.k.format.group_tokens;
+    const bool fits = !layout.k.format.ByChannel() || group >= MinOf(32, shape.warp_tile);
     const int bytes = CodesShared::Of(t, kMaxSplits).bytes + kDriverBytes;
-    if (bytes * shape.blocks <= shared_bytes && whole(t.k_pages) && whole(t.v_pages)) return shape;
+    if (bytes * shape.blocks <= shared_bytes && fits && whole(t.k_pages) && whole(t.v_pages)) {
+      return shape;
+    }
   }
   return shapes[kCount - 1];
+}
+
+// Whether groups are half a chunk: queries of K, and sums of V, are held for both halves.
+bool HasHalves(const AttentionTraits& t) {
+  const CodesLayout layout = CodesLayout::Of(t);
+  return layout.k.format.Halves() == 2 || layout.v.format.Halves() == 2;
 }
 
 bool IsSigned(i32 type) { return type == kInt2 || type == kInt4 || type == kInt8; }
@@ -210,12 +256,20 @@ bool ConvertsMany(const SegmentTraits& s) {
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   const int largest = std::max(t.head_size, t.v_head_size);
   const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
-  const bool groups = GroupsOf(t.k[0], t.head_size) > 1 || GroupsOf(t.v[0], t.v_head_size) > 1;
+  const bool groups = CodeFormat::IsByChannel(t.k[0]) || GroupsOf(t.k[0], t.head_size) > 1 ||
+                      GroupsOf(t.v[0], t.v_head_size) > 1;
   const bool more_rows = t.row_blocks > 1, two_parts = t.arithmetic == kByF32;
   const bool converts_many = groups && (ConvertsMany(t.k[0]) || ConvertsMany(t.v[0]));
   if (largest <= 64) {
     return more_rows || two_parts || converts_many ? FirstThatFits(kInGroups, shared_bytes, t)
                                                    : FirstThatFits(kSmallHeads, shared_bytes, t);
+  }
+  if (HasHalves(t) || (CodeFormat::IsByChannel(t.k[0]) && bits == 2)) {
+    const bool many = bits > 2 && largest > 80;
+    const bool is_signed = IsSigned(t.k[0].data.type) || IsSigned(t.v[0].data.type);
+    if (many && is_signed) return FirstThatFits(kInManySignedHalves, shared_bytes, t);
+    return many || two_parts ? FirstThatFits(kInManyHalves, shared_bytes, t)
+                             : FirstThatFits(kInHalves, shared_bytes, t);
   }
   const bool signed_with_zeros = SignedWithZeros(t.k[0]) || SignedWithZeros(t.v[0]);
   if ((groups && more_rows && bits >= 8) || (converts_many && (more_rows || largest > 128))) {
@@ -230,6 +284,14 @@ Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   if (groups) return FirstThatFits(kInGroups, shared_bytes, t);
   return signed_with_zeros ? FirstThatFits(kByRowSignedWithZeros, shared_bytes, t)
                            : FirstThatFits(kByRow, shared_bytes, t);
+}
+
+// Bytes by which scales and zero points are copied: whole pieces of each array's part of a tile.
+i32 SideCopy(AttentionTraits t, const AttentionParams& params) {
+  t.warp_tile = kSmallestTile;
+  int64_t all = SideAlignmentOf(t, params);
+  for (const SideTraits& side : CodesLayout::Of(t).sides) all |= side.TileBytes(kSmallestTile);
+  return static_cast<i32>(all & -all);
 }
 
 int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
@@ -296,12 +358,14 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.subnormal_codes = t.arithmetic != kByF32;
   // Rows of one block share what it reads; with wide heads there are no registers for more.
   const bool narrow = std::max(t.head_size, t.v_head_size) <= 128 && t.arithmetic != kByF32;
-  t.row_blocks = params.rows > 8 && narrow ? 2 : 1;
+  t.row_blocks = params.rows > 8 && narrow && !HasHalves(t) ? 2 : 1;
   t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
   t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
   t.k_pages = PagesOf(t.k[0], params.k[0]);
   t.v_pages = PagesOf(t.v[0], params.v[0]);
-  t.side_copy = static_cast<i32>(SideAlignmentOf(t, params));
+  t.k_copy = CopyBytes(t.k[0], params.k[0], t.head_size);
+  t.v_copy = CopyBytes(t.v[0], params.v[0], t.v_head_size);
+  t.side_copy = SideCopy(t, params);
   const Shape shape = ShapeOf(t, device.shared_bytes);
   t.warp_tile = shape.warp_tile;
   t.stages = shape.stages;

@@ -91,8 +91,7 @@ TEST(CodebookAttention, SixteenEntriesAreMultipliedAsPackedCodes) {
           const auto executable = c.CompileForCudaSimt();
           ASSERT_TRUE(executable.ok()) << executable.status();
           const std::string kernel = (*executable)->kernel();
-          const bool packed = kernel.find("products of packed codes") != std::string::npos;
-          EXPECT_EQ(packed, group != 16) << kernel;
+          EXPECT_NE(kernel.find("products of packed codes"), std::string::npos) << kernel;
           if (!HasSimtTurn()) continue;
           const absl::Status status = c.RunOnCudaSimt(**executable);
           ASSERT_TRUE(status.ok()) << status;

@@ -5,24 +5,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/tests/backends/cuda/attention/codes_problem.h"
+#include "kvant/tests/backends/cuda/attention/expect_solved.h"
 
 namespace kvant::cuda {
 namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-void ExpectSolved(const CodesProblem& problem) {
-  SCOPED_TRACE(problem.Name());
-  const CodesResult result = Solve(problem, /*watch=*/true);
-  ASSERT_EQ(result.refused, "");
-  EXPECT_LE(result.error, problem.q == kFloat32 ? 2e-6 : 1e-3);
-  EXPECT_EQ(result.wrong_reads, 0) << "what is stored is to be read once";
-  EXPECT_THAT(result.report.errors, IsEmpty());
-  const simt::Counters& counters = result.report.counters;
-  EXPECT_EQ(counters.load_matrix_wavefronts, counters.load_matrix_wavefronts_ideal);
-}
 
 CodesSide Side(ElementType type, int group, ElementType zero_points) {
   return {type, group, kFloat16, zero_points, zero_points == kFloat16};
@@ -111,12 +100,12 @@ TEST(AttentionCodesTest, TypesOfParameters) {
 TEST(AttentionCodesTest, TypesOfParametersInGroups) {
   for (ElementType type : {kUint4, kInt4, kUint8, kInt8}) {
     for (int group : {32, 64}) {
-      for (ElementType scales : {kBFloat16, kFloat32}) {
-        for (ElementType zero_points : {kUint8, kInt8, kFloat16, kBFloat16}) {
+      for (ElementType scales : {kFloat16, kBFloat16, kFloat32}) {
+        for (ElementType zero_points : {kUint8, kInt8, kFloat16, kBFloat16, kFloat32}) {
           CodesProblem problem;
           problem.q = kBFloat16;
           problem.k = problem.v = {type, group, scales, zero_points,
-                                   zero_points == kFloat16 || zero_points == kBFloat16};
+                                   zero_points != kUint8 && zero_points != kInt8};
           problem.kv_heads = 1;
           problem.seed = static_cast<uint64_t>(type + group + scales + zero_points);
           ExpectSolved(problem);
@@ -129,7 +118,7 @@ TEST(AttentionCodesTest, TypesOfParametersInGroups) {
 TEST(AttentionCodesTest, ZeroPointsOfFourBits) {
   for (ElementType type : {kUint4, kInt4}) {
     for (int head_size : {64, 128, 256}) {
-      for (int group : {32, 64}) {
+      for (int group : {0, 32, 64}) {
         for (ElementType scales : {kFloat16, kBFloat16}) {
           for (bool normal : {false, true}) {
             if (group == head_size) continue;
@@ -284,11 +273,11 @@ TEST(AttentionCodesTest, Rings) {
 }
 
 TEST(AttentionCodesTest, RingsOfZeroPointsOfFourBits) {
-  for (int group : {32, 64}) {
+  for (int group : {0, 32, 64}) {
     CodesProblem problem;
     problem.k = problem.v = {kUint4, group, kFloat16, kUint4};
     problem.batch = 3;
-    problem.capacity = 212;
+    problem.capacity = 216;
     problem.lengths = {212, 131, 200};
     problem.k_first = {3, 200, 101};
     problem.v_first = {77, 195, 64};
@@ -386,16 +375,22 @@ TEST(AttentionCodesTest, RangeOfVScales) {
 
 TEST(AttentionCodesTest, RefusesWithASentence) {
   CodesProblem problem;
-  problem.head_size = 96;
-  EXPECT_THAT(Solve(problem).refused, HasSubstr("K has 96 channels"));
+  problem.head_size = 72;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("K has 72 channels"));
   problem.head_size = 128;
-  problem.v.group = 16;
-  EXPECT_THAT(Solve(problem).refused, HasSubstr("V has groups of 16 channels"));
-  problem.v = {kUint8, 32, kFloat16, kBFloat16, true};
+  problem.v = {kInt8, 8};
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V has groups of 8 channels"));
+  problem.v = {kUint4};
+  problem.v.tokens = 16;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V has groups of a channel of 16 tokens"));
+  problem.v.tokens = CodesSide::kAll;
+  problem.v.zero_points = kUint8;
+  EXPECT_THAT(Solve(problem).refused, HasSubstr("V has zero points of channels"));
+  problem.v = {};
+  problem.k.tokens = 40;
   EXPECT_THAT(Solve(problem).refused,
-              HasSubstr("V's zero points in groups are neither f16 nor bf16 as scales are"));
-  problem.v = {kUint4, 0, kFloat16, kUint4};
-  EXPECT_THAT(Solve(problem).refused, HasSubstr("V's zero points of 4 bits are one of a row"));
+              HasSubstr("K has groups of a channel of 40 tokens, not a power of two"));
+  problem.k = {};
   problem.v = {};
   problem.k_page = problem.v_page = 24;
   EXPECT_THAT(Solve(problem).refused, HasSubstr("K's pages of 24 tokens are not multiples of 16"));

@@ -151,7 +151,19 @@ TEST_P(CodesHardshipsTest, SingleQueries) {
 constexpr CodesSide By(ElementType type, int group = 0, ElementType zero_points = kNone) {
   return {type, group, kFloat16, zero_points, zero_points == kFloat16};
 }
+constexpr CodesSide ByChannel(ElementType type, int tokens, ElementType zero_points = kNone) {
+  CodesSide side = By(type, 0, zero_points);
+  side.tokens = tokens;
+  return side;
+}
 constexpr HardFormat kFormats[] = {
+    {"u4_channel_zp", ByChannel(kUint4, 16, kUint8), By(kUint4, 0, kUint8)},
+    {"s8_channel", ByChannel(kInt8, 16), By(kInt8)},
+    {"s8_static_channels", ByChannel(kInt8, CodesSide::kAll), ByChannel(kInt8, CodesSide::kAll)},
+    {"u2_channel_shift", ByChannel(kUint2, 16, kFloat16), By(kUint2, 32, kFloat16)},
+    {"e5m2_channel", ByChannel(kFloat8E5M2, 16), By(kFloat8E5M2)},
+    {"u2_g32_zp", By(kUint2, 32, kUint8), By(kUint2, 32, kUint8)},
+    {"s4_g16", By(kInt4, 16), By(kInt4, 16)},
     {"s8", By(kInt8), By(kInt8)},
     {"u8_zp", By(kUint8, 0, kUint8), By(kUint8, 0, kUint8)},
     {"s4", By(kInt4), By(kInt4)},

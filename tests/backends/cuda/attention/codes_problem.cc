@@ -11,6 +11,7 @@
 
 #include "kvant/graph/data_type.h"
 #include "kvant/kernels/cuda/attention_codes.h"
+#include "kvant/tests/backends/cuda/attention/codes_answer.h"
 #include "kvant/tests/backends/cuda/attention/codes_side.h"
 
 namespace kvant::cuda {
@@ -94,7 +95,7 @@ class Problem {
                      options, [&] { AttentionCodes<Traits>::Run(params_); });
     for (u32 count : done) result.wrong_reads += count != 0;
     if (watch) result.wrong_reads += WrongReads(result.report);
-    Judge(result);
+    CodesAnswer{c_, k_, v_, q_, sinks_, Scale()}.Judge(output_, result);
     result.traits = traits_;
     return result;
   }
@@ -115,18 +116,18 @@ class Problem {
 
   SideData Make(const CodesSide& side, int channels, float amplitude, const std::vector<int>& first,
                 int page) {
-    SideData s{side,        channels,    side.group ? channels / side.group : 1,
-               c_.kv_heads, c_.capacity, c_.heads_inside,
-               first,       page,        {},
-               {},          {},          {}};
+    const int groups = side.tokens != 0 ? channels : side.group != 0 ? channels / side.group : 1;
+    SideData s{side,  channels, groups, c_.kv_heads, c_.capacity, c_.heads_inside,
+               first, page,     {},     {},          {},          {}};
     if (page != 0) s.table.resize(static_cast<size_t>(c_.batch * s.PagesOfEntry() + 2));
     std::iota(s.table.begin(), s.table.end(), 0);
     std::shuffle(s.table.begin(), s.table.end(), rng_);
     const int64_t rows = s.RowsFor(c_.batch);
     s.codes = Elements(side.type, rows * channels);
-    if (side.scales != kNone) s.scales = Elements(side.scales, rows * s.groups);
-    if (side.zero_points != kNone) s.zero_points = Elements(side.zero_points, rows * s.groups);
-    for (int64_t i = 0; i < rows * s.groups && side.scales != kNone; ++i) {
+    const int64_t parameters = rows / s.GroupTokens() * s.groups;
+    if (side.scales != kNone) s.scales = Elements(side.scales, parameters);
+    if (side.zero_points != kNone) s.zero_points = Elements(side.zero_points, parameters);
+    for (int64_t i = 0; i < parameters && side.scales != kNone; ++i) {
       s.scales.Set(i, std::nan(""));
     }
     const bool is_float = IsFloat(TypeOf(side.type));
@@ -144,9 +145,10 @@ class Problem {
           for (int d = 0; d < channels && t % 17 == 3; ++d) {
             s.codes.Set(s.Row(b, h, t) * channels + d, t % 2 ? lowest : lowest + count - 1);
           }
-          for (int g = 0; g < s.groups && side.scales != kNone; ++g) {
+          const bool begins = t % s.GroupTokens() == 0;
+          for (int g = 0; g < s.groups && side.scales != kNone && begins; ++g) {
             FillGroup(s, b, t, s.Group(b, h, t, g * (channels / s.groups)),
-                      unit * (.3 + Below(1000) / 1000. + .2 * g + .3 * h), lowest, count);
+                      unit * (.3 + Below(1000) / 1000. + .2 * (g % 8) + .3 * h), lowest, count);
           }
         }
       }
@@ -155,7 +157,7 @@ class Problem {
   }
   // NaN beyond the real length.
   void FillGroup(SideData& s, int b, int t, int64_t at, double scale, int lowest, int count) {
-    const bool real = s.Holds(b, t, Length(b)) || (t == 0 && !Ranges());
+    const bool real = s.HoldsInGroup(b, t, Length(b)) || (t == 0 && !Ranges());
     s.scales.Set(at, real ? scale : std::nan(""));
     if (s.side.zero_points == kNone) return;
     // From the middle of the codes, so that values have a mean.
@@ -173,9 +175,12 @@ class Problem {
     for (int b = 0; b < c_.batch; ++b) {
       for (int h = 0; h < c_.kv_heads; ++h) {
         for (int t = 0; t < Length(b); ++t) {
+          const int at = s.Place(b, t), n = s.GroupTokens();
+          if (t > 0 && at % n != 0) continue;
           for (int g = 0; g < s.groups; ++g) {
-            const bool zero = zeros && (t + g) % 3 == 1;
-            HardenGroup(s, b, h, s.Place(b, t), g, t % 8 == 5 ? size * outlier : size, zero);
+            const bool zero = zeros && (t / n + g) % 3 == 1;
+            const bool is_outlier = n == 1 ? t % 8 == 5 : g % 32 == 5;
+            HardenGroup(s, b, h, at, g, is_outlier ? size * outlier : size, zero);
           }
         }
       }
@@ -190,8 +195,11 @@ class Problem {
       if (s.side.real_zero_points) s.zero_points.Set(index, s.zero_points.Get(index) * size);
       if (zero) s.zero_points.Set(index, 0);
     }
-    for (int d = first; d < first + length && zero; ++d) {
-      s.codes.Set(s.Row(b, h, at) * s.channels + d, 0);
+    const int n = s.GroupTokens();
+    for (int t = at / n * n; t < at / n * n + n && zero; ++t) {
+      for (int d = first; d < first + length; ++d) {
+        s.codes.Set(s.Row(b, h, t) * s.channels + d, 0);
+      }
     }
   }
 
@@ -240,13 +248,15 @@ class Problem {
   SegmentTraits TraitsOf(const SideData& s) const {
     SegmentTraits t{};
     t.data = {s.side.type, 31};
-    const i32 by_head = 7;
-    if (s.side.scales != kNone) t.scales = {s.side.scales, s.side.common_scale ? by_head : 31};
+    const i32 by_head = 7, by_channel = 23;
+    const i32 varies = s.side.tokens == CodesSide::kAll ? by_channel : 31;
+    if (s.side.scales != kNone) t.scales = {s.side.scales, s.side.common_scale ? by_head : varies};
     if (s.side.zero_points != kNone) {
-      t.zero_points = {s.side.zero_points, s.side.common_zero_point ? by_head : 31};
+      t.zero_points = {s.side.zero_points, s.side.common_zero_point ? by_head : varies};
     }
     t.real_zero_points = s.side.real_zero_points;
     for (int a = 0; a < kAxes; ++a) t.group[a] = 1;
+    t.group[kRow] = s.GroupTokens();
     t.group[kCol] = s.channels / s.groups;
     t.contiguous = kCol;
     t.vectors = 1;
@@ -301,8 +311,10 @@ class Problem {
     } else {
       SetStrides(p.data, s.codes.data(), {n * cap * d, cap * d, 0, d, 1});
     }
-    SetStrides(p.scales, s.scales.data(), {n * cap * g, cap * g, 0, g, g > 1});
-    SetStrides(p.zero_points, s.zero_points.data(), {n * cap * g, cap * g, 0, g, g > 1});
+    const int64_t rows = cap / s.GroupTokens();
+    SetStrides(p.scales, s.scales.data(), {n * rows * g, rows * g, 0, g, g > 1});
+    SetStrides(p.zero_points, s.zero_points.data(), {n * rows * g, rows * g, 0, g, g > 1});
+    if (s.side.tokens == CodesSide::kAll) p.scales.strides[kRow] = p.zero_points.strides[kRow] = 0;
     if (s.side.common_scale) p.scales.strides[kRow] = 0;
     if (s.side.common_zero_point) p.zero_points.strides[kRow] = 0;
     p.columns = c_.capacity;
@@ -325,9 +337,9 @@ class Problem {
     int step = 0;
     p.steps[step++].constant = Scale();
     if (c_.soft_cap) {
-      p.steps[step++].constant = kCap;
+      p.steps[step++].constant = CodesAnswer::kCap;
       ++step;
-      p.steps[step++].constant = kCap;
+      p.steps[step++].constant = CodesAnswer::kCap;
     }
     if (c_.causal) {
       p.steps[step].constant = -std::numeric_limits<float>::infinity();
@@ -366,91 +378,26 @@ class Problem {
         if (e == &s->zero_points && s->side.common_zero_point) continue;
         const std::vector<uint32_t> want =
             s->RowsRead(LengthOfEach(), c_.heads_inside && e == &s->codes);
-        for (size_t i = 0; i < e->bytes(); ++i) {
-          const uint32_t times = want[i / (e->bytes() / want.size())];
-          wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles);
+        // What groups of tokens have in common is read for each tile; so is, from a ring, a byte of
+        // two zero points of 4 bits in odd rows.
+        const bool by_channel = s->side.tokens != 0 && e != &s->codes;
+        const bool odd = e == &s->zero_points && BitsOf(s->side.zero_points) == 4 && s->groups % 2;
+        const size_t tokens = by_channel ? static_cast<size_t>(s->GroupTokens()) : 1;
+        const size_t bytes = e->bytes(), groups = want.size() / tokens;
+        for (size_t i = 0; i < bytes; ++i) {
+          uint32_t times = 0;
+          const size_t end = (((i + 1) * groups - 1) / bytes + 1) * tokens;
+          for (size_t r = i * groups / bytes * tokens; r < end; ++r) times += want[r];
+          if (by_channel || odd) {
+            wrong += (reads[i] != 0) != (times != 0);
+          } else {
+            wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles);
+          }
         }
       }
     }
     return wrong;
   }
-  void Judge(CodesResult& result) const {
-    double error = 0, norm = 0, own = 0;
-    for (int b = 0; b < c_.batch; ++b) {
-      for (int h = 0; h < c_.kv_heads; ++h) {
-        const std::vector<double> k = Values(k_, b, h), v = Values(v_, b, h);
-        for (int r = 0; r < rows_; ++r) {
-          const int64_t row = (int64_t{b} * c_.kv_heads + h) * rows_ + r;
-          std::vector<double> lost;
-          const std::vector<double> want = Answer(row, r, h, Length(b), k, v, lost);
-          for (int d = 0; d < c_.v_head_size; ++d) {
-            const double got = output_.Get(row * c_.v_head_size + d);
-            const double off = got - want[static_cast<size_t>(d)];
-            const bool is_nan = std::isnan(want[static_cast<size_t>(d)]);
-            result.wrong_nan += std::isnan(got) != is_nan;
-            if (is_nan) continue;
-            error += off * off;
-            norm += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
-            own += lost[static_cast<size_t>(d)] * lost[static_cast<size_t>(d)];
-          }
-        }
-      }
-    }
-    result.error = norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
-    result.own_error = norm == 0 ? 0 : std::sqrt(own / norm);
-  }
-  std::vector<double> Values(const SideData& s, int b, int h) const {
-    std::vector<double> values;
-    for (int t = 0; t < Length(b); ++t) {
-      for (int d = 0; d < s.channels; ++d) values.push_back(s.Value(b, h, s.Place(b, t), d));
-    }
-    return values;
-  }
-  // lost: the error of the answer where f32 loses 2^-23 of each score's and product's magnitude.
-  std::vector<double> Answer(int64_t row, int r, int head, int length, const std::vector<double>& k,
-                             const std::vector<double>& v, std::vector<double>& lost) const {
-    std::vector<double> scores, sizes;
-    const int seen = c_.causal ? r % c_.q_len + length - c_.q_len + 1 : length;
-    double top = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (int t = 0; t < seen; ++t) {
-      double score = 0, size = 0;
-      for (int d = 0; d < c_.head_size; ++d) {
-        const double x =
-            q_.Get(row * c_.head_size + d) * k[static_cast<size_t>(t * c_.head_size + d)];
-        score += x;
-        size += std::abs(x);
-      }
-      score *= Scale();
-      sizes.push_back(size * Scale());
-      if (c_.soft_cap) score = std::tanh(score / kCap) * kCap;
-      scores.push_back(score);
-      top = std::max(top, score);
-    }
-    const double sink = sinks_[static_cast<size_t>(head * c_.heads_per_kv + r / c_.q_len)];
-    if (c_.sinks) top = std::max(top, sink);
-    std::vector<double> out(static_cast<size_t>(c_.v_head_size));
-    lost.assign(out.size(), 0);
-    if (scores.empty()) return out;
-    if (c_.sinks) sum = std::exp(sink - top);
-    for (size_t t = 0; t < scores.size(); ++t) {
-      const double p = std::exp(scores[t] - top);
-      sum += p;
-      for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[t * out.size() + d];
-    }
-    for (double& x : out) x /= sum;
-    for (size_t t = 0; t < scores.size(); ++t) {
-      const double p = std::exp(scores[t] - top) / sum;
-      for (size_t d = 0; d < out.size(); ++d) {
-        const double x = v[t * out.size() + d];
-        const double off = 0x1p-23 * p * (sizes[t] * std::abs(x - out[d]) + std::abs(x));
-        lost[d] = std::hypot(lost[d], off);
-      }
-    }
-    return out;
-  }
-
-  static constexpr float kCap = 5.f;
-
   CodesProblem c_;
   std::mt19937_64 rng_;
   int rows_ = 0;
@@ -466,8 +413,10 @@ std::string SideName(const CodesSide& side) {
   static const char* const kNames[] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "i64", "i32",
                                        "s8",   "u8",  "s4",  "u4",   "s2",   "u2",   "bool"};
   std::ostringstream out;
-  out << kNames[side.type] << " by " << side.group << " scales " << kNames[side.scales]
-      << (side.real_zero_points ? " real" : "") << " zero points " << kNames[side.zero_points];
+  out << kNames[side.type] << " by " << side.group;
+  if (side.tokens != 0) out << " channel, " << side.tokens << " tokens,";
+  out << " scales " << kNames[side.scales] << (side.real_zero_points ? " real" : "")
+      << " zero points " << kNames[side.zero_points];
   return out.str();
 }
 

@@ -20,6 +20,9 @@ struct CodesSide {
   ElementType zero_points = kNone;
   bool real_zero_points = false;
   bool common_scale = false, common_zero_point = false;  // to all tokens of a head
+  // By channel: scales and zero points are each channel's, for so many tokens, or kAll of them.
+  int tokens = 0;
+  static constexpr int kAll = -1;
 };
 
 // What products of packed codes find hard, as real data have it.

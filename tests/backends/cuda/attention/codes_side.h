@@ -105,6 +105,14 @@ struct SideData {
     }
     return given;
   }
+  // Whether a token of the group that is kept at `at` is one of `length`.
+  bool HoldsInGroup(int b, int at, int length) const {
+    const int n = GroupTokens();
+    for (int t = at / n * n; t < at / n * n + n; ++t) {
+      if (Holds(b, t, length)) return true;
+    }
+    return false;
+  }
   // Of each row 1 if a token of `lengths` is kept there, else 0.
   std::vector<uint32_t> RowsRead(const std::vector<int>& lengths, bool inside) const {
     const int batch = static_cast<int>(lengths.size());
@@ -117,8 +125,13 @@ struct SideData {
     }
     return rows;
   }
+  // Tokens of a group: 1, or by channel more.
+  int GroupTokens() const {
+    return side.tokens == 0 ? 1 : side.tokens == CodesSide::kAll ? capacity : side.tokens;
+  }
   int64_t Group(int b, int h, int t, int d) const {
-    return RowAt(b, h, t, false) * groups + d / (channels / groups);
+    // Groups of tokens are whole in an entry, or in a page.
+    return RowAt(b, h, t, false) / GroupTokens() * groups + d / (channels / groups);
   }
   int64_t ScaleAt(int b, int h, int t, int d) const {
     return Group(b, h, side.common_scale ? 0 : t, d);
