@@ -26,10 +26,11 @@
 
 namespace kvant::cuda {
 
-// Shared memory of a block: what the block computes, rotated queries; then rings, and once they are
-// done with, states of warps, what warps need that do their tokens once more, and factors.
+// Shared memory of a block: what the block computes, rotated queries, codebooks; then rings, and
+// once they are done with, states of warps, what warps need that do their tokens once more, and
+// factors.
 struct CodesShared {
-  i32 rings, exact, factors, bytes;
+  i32 k_codebook, v_codebook, rings, exact, factors, bytes;
 
   // splits: the most that a sequence may have.
   KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
@@ -39,9 +40,12 @@ struct CodesShared {
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
     const i32 exact = CeilDiv(states, 16) * 16;
     const i32 factors = exact + t.token_warps * ExactShared::kBytes;
-    const i32 first = kWorkBytes + (t.q_hadamard != 0 ? rows * t.head_size * 4 : 0);
-    return {first, first + exact, first + factors,
-            first + MaxOf(rings, factors + rows * joined * 8)};
+    const i32 k_codebook = kWorkBytes + (t.q_hadamard != 0 ? rows * t.head_size * 4 : 0);
+    const i32 of_k = t.k[0].codebook != 0 ? CodebookTable::kBytes : 0;
+    const i32 v_codebook = k_codebook + (t.one_codebook ? 0 : of_k);
+    const i32 first = v_codebook + (t.v[0].codebook != 0 ? CodebookTable::kBytes : 0);
+    return {k_codebook,    v_codebook,      first,
+            first + exact, first + factors, first + MaxOf(rings, factors + rows * joined * 8)};
   }
 };
 
@@ -80,11 +84,13 @@ class AttentionCodes {
 
   KVANT_DEVICE void Run() {
     if (WarpIndex() == 0) Work::Find(p_, work_);
+    if (T::k.k[0].codebook != 0) CodebookTable::Fill(p_.k[0], KCodebook());
+    if (T::k.v[0].codebook != 0 && !T::k.one_codebook) CodebookTable::Fill(p_.v[0], VCodebook());
     BlockSync();
     if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
     if (T::k.q_hadamard != 0) RotateQueries();
     State state;
-    Values values(p_, Common(T::k.v[0], p_.v[0]).zero_point);
+    Values values(Common(T::k.v[0], p_.v[0]).zero_point, VCodebook());
     const WarpTokens tokens = MultiplyAll(state, values);
     End(state, values, tokens);
   }
@@ -108,7 +114,7 @@ class AttentionCodes {
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len + lead)};
     Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f, Common(T::k.k[0], p_.k[0]),
-              Rotated());
+              Rotated(), KCodebook());
     Sweep(keys, tokens, lead, live.all, kv_len, state, values);
     bool any[kRowBlocks][2];
     KVANT_UNROLL
@@ -129,6 +135,12 @@ class AttentionCodes {
     return {tokens.begin + WarpIndex() * T::k.warp_tile, tokens.end, Any(lost)};
   }
 
+  KVANT_DEVICE SharedAddress KCodebook() const {
+    return work_ + static_cast<u32>(CodesShared::Of(T::k, 1).k_codebook);
+  }
+  KVANT_DEVICE SharedAddress VCodebook() const {
+    return work_ + static_cast<u32>(CodesShared::Of(T::k, 1).v_codebook);
+  }
   KVANT_DEVICE SharedAddress Rotated() const { return work_ + static_cast<u32>(kWorkBytes); }
 
   // To shared memory, in f32.
@@ -214,7 +226,7 @@ class AttentionCodes {
     const BlockRows rows = Work::Load(p_, work_).rows;
     const Position at{rows.b0, rows.b1, rows.b2, 0};
     CommonParameters common{1.f, 0.f};
-    if (traits.codebook != 0) common.scale = Load(segment.codebook + CodebookWords::kFactorAt);
+    if (traits.codebook != 0) common.scale = Load(segment.codebook + CodebookTable::kFactorAt);
     if (CodeFormat::IsByChannel(traits)) return common;
     if (traits.scales.type != kNone && !CodeFormat::Varies(traits.scales)) {
       common.scale *= LoadElement(traits.scales.type, segment.scales.data,

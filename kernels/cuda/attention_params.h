@@ -139,12 +139,6 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
 
 enum KernelKind : i32 { kTilesKernel, kCodesKernel, kRangesKernel, kJoinKernel };
 
-// Pages of K or V, of which axis b0 is pages.
-struct PageTraits {
-  i32 tokens;                      // of a page; 0: there are no pages
-  i32 codes, scales, zero_points;  // bytes from page to page
-};
-
 struct AttentionTraits {
   i32 arithmetic;
   i32 head_size, v_head_size;
@@ -186,8 +180,9 @@ struct AttentionTraits {
   i32 k_copy, v_copy;    // bytes by which codes are copied: 8 or 16
   i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
-  PageTraits k_pages, v_pages;
-  i32 subnormal_codes;  // codes are multiplied as subnormal f16, else made normal first
+  i32 k_page, v_page;    // tokens of a page; 0: there are no pages
+  i32 one_codebook;      // K and V are positions in the same one
+  i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
 
 // Of a block.
@@ -218,7 +213,7 @@ struct IndexArray {
 // Q, or a segment of K or V.
 struct StoredParams {
   Array data, scales, zero_points;
-  const float* codebook;  // its entries, and of 16 what CodebookWords is loaded from
+  const float* codebook;  // its entries, and of 16 what a CodebookTable is made of
 };
 
 // Columns [begin, begin + columns) of K or V, but where there are ranges; `data` has `tokens` rows,

@@ -58,12 +58,12 @@ class CodesChannels {
 
   // sums[rb][j]: of row blocks 2j and 2j + 1 of tokens, in units of codes times normalised scales.
   // at: the lane's matrix row in the stage's K; stage: where the stage begins.
-  KVANT_DEVICE void Multiply(const CodesQueries<T>& queries, const CodebookWords& entries,
+  KVANT_DEVICE void Multiply(const CodesQueries<T>& queries, const CodebookTable& table,
                              SharedAddress at, SharedAddress stage, u32& nan_marks, Sums& sums) {
     See(stage);
     KVANT_UNROLL
     for (i32 first = 0; first < T::k.warp_tile / 16; first += Pairs16()) {
-      MultiplyGroup(queries, entries, at, stage, first, nan_marks, sums);
+      MultiplyGroup(queries, table, at, stage, first, nan_marks, sums);
     }
   }
 
@@ -134,15 +134,18 @@ class CodesChannels {
     KVANT_UNROLL
     for (i32 i = 0; i < Count(); ++i) values[i] = FloatAt(type, words, i);
   }
-  // Normalised floats as operands: pair i has channels i and i + Count() / 2.
+  // Normalised floats as operands, by pairs of K's codes.
   KVANT_DEVICE void LoadPairs(i32 type, SharedAddress side, i32 m, Pairs& pairs) const {
+    const CodeFormat f = Format();
     const i32 half = Count() / 2;
-    if (type == kFloat16 && Format().scale_type == kFloat16) {
+    if (type == kFloat16 && f.scale_type == kFloat16) {
       u32 words[16];
       LoadWords(16, side, m, words);
       KVANT_UNROLL
       for (i32 i = 0; i < half; ++i) {
-        pairs[0][i] = Permute(words[i / 2], words[(i + half) / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+        const u32 apart =
+            Permute(words[i / 2], words[(i + half) / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+        pairs[0][i] = f.codebook ? words[i] : apart;
         if (Parts() == 2) pairs[1 % kParts][i] = 0;
       }
       return;
@@ -152,7 +155,8 @@ class CodesChannels {
     KVANT_UNROLL
     for (i32 i = 0; i < half; ++i) {
       u32 words[kParts];
-      PackParts(Parts(), values[i] * normal_, values[i + half] * normal_, words);
+      PackParts(Parts(), values[f.FirstOfPair(i)] * normal_, values[f.SecondOfPair(i)] * normal_,
+                words);
       KVANT_UNROLL
       for (i32 part = 0; part < Parts(); ++part) pairs[part][i] = words[part];
     }
@@ -195,7 +199,7 @@ class CodesChannels {
   }
 
   // Of one group: row blocks from 2 * first on.
-  KVANT_DEVICE void MultiplyGroup(const CodesQueries<T>& queries, const CodebookWords& entries,
+  KVANT_DEVICE void MultiplyGroup(const CodesQueries<T>& queries, const CodebookTable& table,
                                   SharedAddress at, SharedAddress stage, i32 first, u32& nan_marks,
                                   Sums& sums) const {
     const CodeFormat f = Format();
@@ -217,7 +221,7 @@ class CodesChannels {
         f.MarkNan(low[j], MinOf(4, f.Chunks() - m), nan_marks);
         f.MarkNan(high[j], MinOf(4, f.Chunks() - m), nan_marks);
       }
-      MultiplyChunk(queries, entries, stage, m, first, low, high, sums, zero);
+      MultiplyChunk(queries, table, stage, m, first, low, high, sums, zero);
     }
     if (!TakesOff() && f.zero != Zero::kReal) return;
     KVANT_UNROLL
@@ -232,7 +236,7 @@ class CodesChannels {
     }
   }
 
-  KVANT_DEVICE void MultiplyChunk(const CodesQueries<T>& queries, const CodebookWords& entries,
+  KVANT_DEVICE void MultiplyChunk(const CodesQueries<T>& queries, const CodebookTable& table,
                                   SharedAddress stage, i32 m, i32 first,
                                   const u32 (&low)[kPairTiles][4], const u32 (&high)[kPairTiles][4],
                                   Sums& sums, float (&zero)[kRowBlocks][4]) const {
@@ -272,14 +276,14 @@ class CodesChannels {
       KVANT_UNROLL
       for (i32 j = 0; j < Pairs16(); ++j) {
         const i32 in_four = m % 4 * f.PairsPerWord() + i;
-        const u32 a0 = f.Unpack(low[j], in_four, entries), a1 = f.Unpack(high[j], in_four, entries);
-        const u32 a2 = f.Unpack(low[j], in_four + 1, entries);
-        const u32 a3 = f.Unpack(high[j], in_four + 1, entries);
+        u32 a[2], b[2];  // of row blocks 2j and 2j + 1
+        f.UnpackKeys(low[j], in_four, table, a);
+        f.UnpackKeys(high[j], in_four, table, b);
         KVANT_UNROLL
         for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
           float(&sum)[4] = sums[rb][first + j];
-          MmaF16K16(sum, a0, a1, a2, a3, product[rb][0], product[rb][1]);
-          MmaF16K16(sum, a0, a1, a2, a3, rest[rb][0], rest[rb][1]);
+          MmaF16K16(sum, a[0], b[0], a[1], b[1], product[rb][0], product[rb][1]);
+          MmaF16K16(sum, a[0], b[0], a[1], b[1], rest[rb][0], rest[rb][1]);
         }
       }
     }

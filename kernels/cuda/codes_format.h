@@ -16,9 +16,10 @@
 //   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
 //           becomes a number, which MarkNan finds)
 //   f16     as it is                                                             i = 0
-//   codes of 4 bits that are positions in a codebook: its entries n and n + 4    i = 0 .. 3
+//   codes of 4 bits that are positions in a codebook: two entries                i = 0 .. 3
 //
-//   K:  codes of channels d and d + E / 8 of one token, d = E m + (E / 4) c + i
+//   K:  codes of channels d and d + E / 8 of one token, d = E m + (E / 4) c + i; entries of two
+//       channels side by side, d and d + 1, d = E m + (E / 4) c + 2i
 //   V:  codes of one channel E m + (E / 8) g + i of tokens 2c, 2c + 1
 //
 // so that pairs 2s and 2s + 1 are half of an A operand, K's k-step s or V's rows of the s-th 16
@@ -31,7 +32,7 @@
 #ifndef KVANT_KERNELS_CUDA_CODES_FORMAT_H_
 #define KVANT_KERNELS_CUDA_CODES_FORMAT_H_
 
-#include "kvant/kernels/cuda/elements.h"
+#include "kvant/kernels/cuda/codes_codebook.h"
 
 namespace kvant::cuda {
 
@@ -39,39 +40,6 @@ enum class Zero : i32 {
   kNone,
   kInteger,  // (code - zero point) * scale
   kReal,     // code * scale - zero point
-};
-
-// A codebook of 16 f16 entries, in registers, by bytes: the low ones of entries 0 .. 3, 4 .. 7,
-// 8 .. 11 and 12 .. 15, then the high ones. A permutation looks up four codes in eight of them.
-struct CodebookWords {
-  u32 v[8];
-
-  // Behind the entries in f32 lie the words, and what entries were divided by to fit into f16.
-  static constexpr i32 kEntries = 16, kFactorAt = kEntries + 8;
-  KVANT_DEVICE static CodebookWords Of(const SegmentTraits& traits, const SegmentParams& segment) {
-    CodebookWords words{};
-    if (traits.codebook == 0) return words;
-    const auto* from = reinterpret_cast<const Words4*>(segment.codebook + kEntries);
-    const Words4 low = Load(from), high = Load(from + 1);
-    KVANT_UNROLL
-    for (i32 i = 0; i < 4; ++i) {
-      words.v[i] = low.v[i];
-      words.v[4 + i] = high.v[i];
-    }
-    return words;
-  }
-
-  // Entries of nibbles i and i + 4 of a word.
-  KVANT_DEVICE u32 Pair(u32 w, i32 i) const {
-    // Nibbles 0, 1, 4, 5, and above them 2, 3, 6, 7. Permutations take the lower half.
-    const u32 codes = Permute(w, 0, 0x3120), shift = i < 2 ? 0 : 16;
-    const u32 within = (codes & 0x77777777u) >> shift;
-    // Of two words' bytes, the second word's where bit 3 is set.
-    const u32 upper = AndOr(codes >> 1, 0x44444444u, 0x32103210u) >> shift;
-    const u32 low = Permute(Permute(v[0], v[1], within), Permute(v[2], v[3], within), upper);
-    const u32 high = Permute(Permute(v[4], v[5], within), Permute(v[6], v[7], within), upper);
-    return Permute(low, high, i % 2 == 0 ? 0x6240 : 0x7351);
-  }
 };
 
 // A scale and a zero point that all tokens of a block have in common.
@@ -152,9 +120,10 @@ struct CodeFormat {
   KVANT_DEVICE constexpr i32 Halves() const {
     return channels / groups * 2 == ChunkCodes() ? 2 : 1;
   }
-  // ~0 in lanes that have the half, else 0.
-  KVANT_DEVICE u32 HalfOfKeys(i32 half) const { return HalfIn(LaneIndex() % 4 / 2, half); }
-  KVANT_DEVICE u32 HalfOfValues(i32 half) const { return HalfIn(LaneIndex() / 16, half); }
+  // ~0 in lanes that have the half of K's channels, else 0.
+  KVANT_DEVICE u32 HalfOfKeys(i32 half) const {
+    return Halves() == 1 || LaneIndex() % 4 / 2 == half ? ~0u : 0u;
+  }
   // Groups [run * Halves(), ...) have pairs [run * PairsPerRun(), ...).
   KVANT_DEVICE constexpr i32 Runs() const { return CeilDiv(groups, Halves()); }
   KVANT_DEVICE constexpr i32 PairsPerRun() const { return Pairs() / Runs(); }
@@ -192,8 +161,8 @@ struct CodeFormat {
            : is_float                        ? 16.f
                                              : static_cast<float>(1 << bits);
   }
-  // Whether real zero points in groups go by an mma, as f16 or, normalised as scales are, bf16. Else
-  // each is multiplied and added by f32. parts: f16 of a query.
+  // Whether real zero points in groups go by an mma, as f16 or, normalised as scales are, bf16.
+  // Else each is multiplied and added by f32. parts: f16 of a query.
   KVANT_DEVICE constexpr bool RealByMma(i32 parts) const {
     const bool as_scales = zero_type == kBFloat16 && scale_type != kFloat16;
     return groups > 1 && zero == Zero::kReal && parts == 1 && (zero_type == kFloat16 || as_scales);
@@ -212,13 +181,43 @@ struct CodeFormat {
   }
   KVANT_DEVICE static bool HasNan(u32 marks) { return (marks & 0x80808080u) != 0; }
 
-  // Pair q from the words of a row; zeros where `present` is 0 rather than ~0.
+  // The channels of pair i of a word of K, of those that the lane has in a chunk.
+  KVANT_DEVICE constexpr i32 FirstOfPair(i32 i) const { return codebook ? 2 * i : i; }
+  KVANT_DEVICE constexpr i32 SecondOfPair(i32 i) const {
+    return codebook ? 2 * i + 1 : i + ChunkCodes() / 8;
+  }
+
+  // Pairs q and q + 1 from the words of a row of K; q is even.
   template <i32 kWords>
-  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q, const CodebookWords& entries,
-                          u32 present = ~0u) const {
-    const u32 w = words[q / PairsPerWord()] & present;
+  KVANT_DEVICE void UnpackKeys(const u32 (&words)[kWords], i32 q, const CodebookTable& table,
+                               u32 (&pairs)[2]) const {
+    KVANT_UNROLL
+    for (i32 h = 0; h < 2; ++h) {
+      pairs[h] = codebook ? table.Entries(words[q / PairsPerWord()], (q + h) % PairsPerWord())
+                          : Unpack(words, q + h);
+    }
+  }
+  // The same of V.
+  template <i32 kWords>
+  KVANT_DEVICE void UnpackValues(const u32 (&words)[kWords], i32 q, const CodebookTable& table,
+                                 u32 (&pairs)[2]) const {
+    if (codebook) {
+      const u32 w = words[q / PairsPerWord()];
+      const i32 byte = q % PairsPerWord() / 2;
+      const u32 first = table.Entries(w, byte), second = table.Entries(w, byte + 2);
+      pairs[0] = Permute(first, second, 0x5410);
+      pairs[1] = Permute(first, second, 0x7632);
+      return;
+    }
+    pairs[0] = Unpack(words, q);
+    pairs[1] = Unpack(words, q + 1);
+  }
+
+ private:
+  template <i32 kWords>
+  KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q) const {
+    const u32 w = words[q / PairsPerWord()];
     const i32 i = q % PairsPerWord();
-    if (codebook) return entries.Pair(w, i) & present;
     if (bits == 16) return w;
     if (type == kFloat8E5M2) return i == 0 ? Permute(w, 0, 0x2404) : w & 0xff00ff00u;
     if (type == kFloat8E4M3) {
@@ -227,25 +226,20 @@ struct CodeFormat {
     }
     if (bits == 4) {
       const u32 x = i < 2 ? w : w >> 8;
-      return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u, present)
-                        : Number(x, 0x00f000f0u, 0x00800080u, present);
+      return i % 2 == 0 ? Number(x, 0x000f000fu, 0x00080008u) : Number(x, 0x00f000f0u, 0x00800080u);
     }
     if (bits == 2) {
       const u32 x = i < 4 ? w : w >> 8;
-      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2, present);
+      return Number(x, 0x00030003u << i % 4 * 2, 0x00020002u << i % 4 * 2);
     }
-    if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u, present);
-    if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u, present);
+    if (i == 0) return Number(w, 0x00ff00ffu, 0x00800080u);
+    if (!subnormal) return Number(w >> 8, 0x00ff00ffu, 0x00800080u);
     return Permute(is_signed ? w ^ 0x80808080u : w, 0, 0x4341);
   }
 
- private:
-  KVANT_DEVICE u32 HalfIn(i32 own, i32 half) const {
-    return Halves() == 1 || own == half ? ~0u : 0u;
-  }
   // The bits of a mask; or, where tensor cores should not take subnormals, 1024 + code less 1024.
-  KVANT_DEVICE u32 Number(u32 w, u32 mask, u32 sign, u32 present) const {
-    if (subnormal) return is_signed ? AndXor(w, mask, sign & present) : w & mask;
+  KVANT_DEVICE u32 Number(u32 w, u32 mask, u32 sign) const {
+    if (subnormal) return is_signed ? AndXor(w, mask, sign) : w & mask;
     const u32 flip = 0x64006400u | (is_signed ? sign : 0u);
     return AddF16x2(AndXor(w, mask, flip), 0x80008000u | flip);
   }

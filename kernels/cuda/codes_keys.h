@@ -26,11 +26,12 @@ class CodesKeys {
   KVANT_DEVICE static CodeTile Tile() { return CodesRing<T>::Layout().k; }
   KVANT_DEVICE static CodeFormat Format() { return Tile().format; }
 
-  // multiplier: of the scores. rotated: where rotated queries lie, if there are any.
+  // multiplier: of the scores. rotated: where rotated queries lie, if there are any; codebook:
+  // where a CodebookTable lies.
   KVANT_DEVICE CodesKeys(const AttentionParams& p, const BlockRows& block, float multiplier,
-                         const CommonParameters& common, SharedAddress rotated)
-      : entries_(CodebookWords::Of(T::k.k[0], p.k[0])),
-        largest_scale_(Format().scale_type == kNone ? 1.f : 0.f) {
+                         const CommonParameters& common, SharedAddress rotated,
+                         SharedAddress codebook)
+      : table_(codebook), largest_scale_(Format().scale_type == kNone ? 1.f : 0.f) {
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       float sums[kMaxGroups];
@@ -334,15 +335,16 @@ class CodesKeys {
       }
       KVANT_UNROLL
       for (i32 q = run * f.PairsPerRun(); q < (run + 1) * f.PairsPerRun(); q += 2) {
-        const u32 a0 = f.Unpack(low, q, entries_), a1 = f.Unpack(high, q, entries_);
-        const u32 a2 = f.Unpack(low, q + 1, entries_), a3 = f.Unpack(high, q + 1, entries_);
+        u32 a[2], b[2];  // of row blocks 2j and 2j + 1
+        f.UnpackKeys(low, q, table_, a);
+        f.UnpackKeys(high, q, table_, b);
         KVANT_UNROLL
         for (i32 half = 0; half < end - first; ++half) {
           KVANT_UNROLL
           for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
             KVANT_UNROLL
             for (i32 part = 0; part < PartsOf(T::k); ++part) {
-              MmaF16K16(group[half][rb], a0, a1, a2, a3, queries_.Word(rb, part, q, half),
+              MmaF16K16(group[half][rb], a[0], b[0], a[1], b[1], queries_.Word(rb, part, q, half),
                         queries_.Word(rb, part, q + 1, half));
             }
           }
@@ -370,7 +372,7 @@ class CodesKeys {
 
   KVANT_DEVICE void MultiplyByChannel(SharedAddress at, SharedAddress stage,
                                       const float (&add)[kRowBlocks][2], Scores& scores) {
-    channels_.Multiply(queries_, entries_, at, stage, nan_marks_, scores);
+    channels_.Multiply(queries_, table_, at, stage, nan_marks_, scores);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -383,7 +385,7 @@ class CodesKeys {
     }
   }
 
-  const CodebookWords entries_;
+  const CodebookTable table_;
   CodesQueries<T> queries_;
   CodesChannels<T> channels_;
   u32 less_sum_slots_[kRowBlocks][kMaxGroups];
@@ -391,9 +393,9 @@ class CodesKeys {
   float first_[kRowBlocks][kMaxGroups][2];  // what accumulators begin with
   float less_sum_[kRowBlocks][2];           // of queries 2c, 2c + 1, times the multiplier
   float group_sum_[kRowBlocks][kMaxGroups][2];
-  float multiplier_[kRowBlocks][2];         // of queries 2c, 2c + 1
-  float largest_scale_;                     // of the lane's tokens; 1 where they have none
-  u32 largest_f16_ = 0;                     // where they are f16
+  float multiplier_[kRowBlocks][2];  // of queries 2c, 2c + 1
+  float largest_scale_;              // of the lane's tokens; 1 where they have none
+  u32 largest_f16_ = 0;              // where they are f16
   u32 nan_marks_ = 0;
 };
 

@@ -55,7 +55,7 @@ class CodesQueries {
         const i32 q = m * f.PairsPerWord() + i;
         const float by = power / f.Factor(q);
         u32 words[kParts];
-        PackParts(PartsOf(T::k), x[i] * by, x[i + f.ChunkCodes() / 8] * by, words);
+        PackParts(PartsOf(T::k), x[f.FirstOfPair(i)] * by, x[f.SecondOfPair(i)] * by, words);
         float held = 0.f;
         KVANT_UNROLL
         for (i32 part = 0; part < PartsOf(T::k); ++part) {

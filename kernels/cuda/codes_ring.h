@@ -39,12 +39,21 @@ class CodesRing {
       side_[r] = base + at;
       step_[r] = Advances() ? TileBytes(l, side) : UnitBytes(l, side);
       if (HasPages(T::k)) {
-        const PageTraits pages = PagesOf(side);
         const i32 run = RunBytes(l, side);
         side_[r] -= at / MaxOf(run, 1) * run;
         entry_[r] = side % 2 * kEntries + at / MaxOf(run, 1);
-        step_[r] = side < 2 ? pages.scales : pages.zero_points;
+        const SegmentTraits& traits = side % 2 == 0 ? T::k.k[0] : T::k.v[0];
+        const SegmentParams& segment = side % 2 == 0 ? p.k[0] : p.v[0];
+        step_[r] = static_cast<i32>(side < 2 ? PageBytes(traits.scales, segment.scales)
+                                             : PageBytes(traits.zero_points, segment.zero_points));
       }
+    }
+    if (!Advances()) {
+      // Hidden, so that tokens, or a page, are added in one instruction.
+      k_ = Opaque(k_);
+      v_ = Opaque(v_);
+      KVANT_UNROLL
+      for (i32 r = 0; r < kSideCopies; ++r) side_[r] = Opaque(side_[r]);
     }
     if (HasPages(T::k)) {
       FindTable();
@@ -173,21 +182,14 @@ class CodesRing {
   // Where pages are: of page tables lanes [0, kEntries) have K's entries from a tile's first page
   // on, and the next kEntries lanes V's.
   static constexpr i32 kEntries = 16;
-  KVANT_DEVICE static PageTraits PagesOf(i32 side) {
-    const PageTraits k = T::k.k_pages, v = T::k.v_pages;
-    const bool keys = side % 2 == 0;
-    return {keys ? k.tokens : v.tokens, keys ? k.codes : v.codes, keys ? k.scales : v.scales,
-            keys ? k.zero_points : v.zero_points};
-  }
+  KVANT_DEVICE static i32 PageOf(i32 side) { return side % 2 == 0 ? T::k.k_page : T::k.v_page; }
   // Tokens of a tile that are in one page: a page has whole tiles, or a tile whole pages.
-  KVANT_DEVICE static i32 RunOf(const PageTraits& pages) {
-    return MinOf(pages.tokens, T::k.warp_tile);
-  }
+  KVANT_DEVICE static i32 RunOf(i32 page) { return MinOf(page, T::k.warp_tile); }
   KVANT_DEVICE static i32 RunBytes(const CodesLayout& l, i32 side) {
-    return Chosen(l, side, [&](i32 a) { return l.sides[a].TileBytes(RunOf(PagesOf(a))); });
+    return Chosen(l, side, [&](i32 a) { return l.sides[a].TileBytes(RunOf(PageOf(a))); });
   }
-  KVANT_DEVICE static i32 InPage(const PageTraits& pages, i32 token) {
-    return pages.tokens > T::k.warp_tile ? token % pages.tokens : 0;
+  KVANT_DEVICE static i32 InPage(i32 page, i32 token) {
+    return page > T::k.warp_tile ? token % page : 0;
   }
 
   KVANT_DEVICE void FindTable() {
@@ -202,30 +204,28 @@ class CodesRing {
   KVANT_DEVICE void LoadPages(i32 token) {
     if (token >= end_) return;
     const bool keys = LaneIndex() < kEntries;
-    const i32 tokens = keys ? T::k.k_pages.tokens : T::k.v_pages.tokens;
+    const i32 tokens = keys ? T::k.k_page : T::k.v_page;
     const i32 entry = token / tokens + LaneIndex() % kEntries;
+    const u32 last = static_cast<u32>((keys ? p_.k[0].pages : p_.v[0].pages) - 1);
     const u32 page = Load(table_ + MinOf(entry, (end_ - 1) / tokens));
-    page_ = ClampedTo((keys ? p_.k[0].pages : p_.v[0].pages) - 1, static_cast<i32>(page));
-  }
-  KVANT_DEVICE i64 Page(i32 entry) const {
-    return static_cast<i32>(Shuffle(static_cast<u32>(page_), entry));
+    page_ = page < last ? page : last;
   }
 
   // The pages of a tile: of runs of K and of V, 4 of 16 tokens at most, and of the lane's pieces of
   // parameters.
   struct Pages {
-    i64 k[4], v[4], sides[MaxOf(1, kSideCopies)];
+    u32 k[4], v[4], sides[MaxOf(1, kSideCopies)];
   };
   // All lanes take part, whatever the tile holds: shuffles are of whole warps.
   KVANT_DEVICE Pages FindPages() const {
     Pages pages;
     KVANT_UNROLL
     for (i32 i = 0; i < T::k.warp_tile / 16; ++i) {
-      if (i * RunOf(T::k.k_pages) < T::k.warp_tile) pages.k[i] = Page(i);
-      if (i * RunOf(T::k.v_pages) < T::k.warp_tile) pages.v[i] = Page(kEntries + i);
+      if (i * RunOf(T::k.k_page) < T::k.warp_tile) pages.k[i] = Shuffle(page_, i);
+      if (i * RunOf(T::k.v_page) < T::k.warp_tile) pages.v[i] = Shuffle(page_, kEntries + i);
     }
     KVANT_UNROLL
-    for (i32 r = 0; r < kSideCopies; ++r) pages.sides[r] = Page(entry_[r]);
+    for (i32 r = 0; r < kSideCopies; ++r) pages.sides[r] = Shuffle(page_, entry_[r]);
     return pages;
   }
 
@@ -240,20 +240,32 @@ class CodesRing {
   }
   KVANT_DEVICE void CopyPages(const Pages& pages, i32 token, u32 stage, i32 left) const {
     const CodesLayout l = Layout();
-    CopyCodes(l.k, T::k.k_pages, pages.k, k_to_ + stage, k_, T::k.k_pitch, token, left);
-    CopyCodes(l.v, T::k.v_pages, pages.v, v_to_ + stage, v_, T::k.v_pitch, token, left);
+    CopyCodes(l.k, T::k.k_page, PageBytes(T::k.k[0].data, p_.k[0].data), pages.k, k_to_ + stage, k_,
+              T::k.k_pitch, token, left);
+    CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage, v_,
+              T::k.v_pitch, token, left);
     CopySides(stage, left, [&](i32 r, i32 side) {
-      const i32 unit = UnitOf(l, side, InPage(PagesOf(side), token));
-      return side_[r] + pages.sides[r] * step_[r] + unit * UnitBytes(l, side);
+      const i32 unit = UnitOf(l, side, InPage(PageOf(side), token));
+      return OfPage(side_[r], pages.sides[r], static_cast<u32>(step_[r])) +
+             unit * UnitBytes(l, side);
     });
   }
-  KVANT_DEVICE void CopyCodes(const CodeTile& tile, const PageTraits& pages, const i64* of_runs,
+  // From page to page, of which axis b0 is.
+  KVANT_DEVICE static u32 PageBytes(const ArrayTraits& traits, const Array& array) {
+    return static_cast<u32>(array.strides[0] * BitsOf(traits.type) / 8);
+  }
+  // In one instruction: both factors are of 32 bits.
+  KVANT_DEVICE static const u8* OfPage(const u8* first, u32 page, u32 bytes) {
+    return first + u64{page} * bytes;
+  }
+  KVANT_DEVICE void CopyCodes(const CodeTile& tile, i32 page, u32 page_bytes, const u32* of_runs,
                               SharedAddress to, const u8* from, i32 pitch, i32 token,
                               i32 left) const {
-    const i32 run = RunOf(pages);
+    const i32 run = RunOf(page);
     KVANT_UNROLL
     for (i32 first = 0; first < T::k.warp_tile; first += run) {
-      const u8* at = from + of_runs[first / run] * pages.codes + InPage(pages, token) * pitch;
+      const u8* in_page = OfPage(from, of_runs[first / run], page_bytes);
+      const u8* at = Opaque(in_page + InPage(page, token) * pitch);
       if (left >= T::k.warp_tile) {
         tile.Copy(to, at, pitch, first, run);
       } else {
@@ -366,7 +378,7 @@ class CodesRing {
       1, kSideCopies)];  // bytes from tile to tile, from unit to unit, or from page to page
   i32 entry_[MaxOf(1, kSideCopies)];  // which lane has the page of the piece
   const u32* table_;                  // the row of the lane's page table
-  i32 page_ = 0;                      // the lane's entry for the next tile
+  u32 page_ = 0;                      // the lane's entry for the next tile
 };
 
 }  // namespace kvant::cuda

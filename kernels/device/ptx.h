@@ -82,6 +82,10 @@ KVANT_DEVICE u32 Opaque(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+KVANT_DEVICE const u8* Opaque(const u8* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
 
 // ---- f32 arithmetic. NaN: Max and Min return the other operand.
 KVANT_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }

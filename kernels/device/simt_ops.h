@@ -64,6 +64,7 @@ KVANT_DEVICE u32 Permute(u32 a, u32 b, u32 selector) {
 KVANT_DEVICE u32 AndXor(u32 a, u32 b, u32 c) { return (a & b) ^ c; }
 KVANT_DEVICE u32 AndOr(u32 a, u32 b, u32 c) { return (a & b) | c; }
 KVANT_DEVICE u32 Opaque(u32 value) { return value; }
+KVANT_DEVICE const u8* Opaque(const u8* pointer) { return pointer; }
 
 // ---- Barriers and collectives
 KVANT_DEVICE void BlockSync(KVANT_SITE) { simt::BlockBarrier({file, line}); }

@@ -85,13 +85,6 @@ int64_t PagePitch(const ArrayTraits& traits, const Array& array) {
   return array.strides[0] * BitsOf(traits.type) / 8;
 }
 
-PageTraits PagesOf(const SegmentTraits& traits, const SegmentParams& segment) {
-  if (traits.load != kByPages) return {};
-  return {segment.tokens, static_cast<i32>(PagePitch(traits.data, segment.data)),
-          static_cast<i32>(PagePitch(traits.scales, segment.scales)),
-          static_cast<i32>(PagePitch(traits.zero_points, segment.zero_points))};
-}
-
 std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
                         const SegmentParams& segment) {
   if (traits.load != kByPages) return name + " is not in pages, as the other is";
@@ -169,7 +162,7 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
   if (channels % 16 != 0 || channels > 256) {
     return name + " has " + std::to_string(channels) + " channels, not a multiple of 16 up to 256";
   }
-  if (traits.codebook != 0 && traits.codebook != CodebookWords::kEntries) {
+  if (traits.codebook != 0 && traits.codebook != CodebookTable::kEntries) {
     return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
   }
   if (traits.codebook != 0 && t.arithmetic == kByF32) {
@@ -219,15 +212,15 @@ Shape FirstThatFits(const Shape (&shapes)[kCount], int shared_bytes, AttentionTr
   for (const Shape& shape : shapes) {
     t.warp_tile = shape.warp_tile;
     t.stages = shape.stages;
-    const auto whole = [&shape](const PageTraits& pages) {
-      return pages.tokens % shape.warp_tile == 0 || shape.warp_tile % pages.tokens == 0;
+    const auto whole = [&shape](i32 page) {
+      return page == 0 || page % shape.warp_tile == 0 || shape.warp_tile % page == 0;
     };
     const CodesLayout layout = CodesLayout::Of(t);
     // By channel, a tile is of whole groups of 32 tokens at least, or within one.
     const i32 group = layout.k.format.group_tokens;
     const bool fits = !layout.k.format.ByChannel() || group >= MinOf(32, shape.warp_tile);
     const int bytes = CodesShared::Of(t, kMaxSplits).bytes + kDriverBytes;
-    if (bytes * shape.blocks <= shared_bytes && fits && whole(t.k_pages) && whole(t.v_pages)) {
+    if (bytes * shape.blocks <= shared_bytes && fits && whole(t.k_page) && whole(t.v_page)) {
       return shape;
     }
   }
@@ -361,8 +354,8 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.row_blocks = params.rows > 8 && narrow && !HasHalves(t) ? 2 : 1;
   t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
   t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
-  t.k_pages = PagesOf(t.k[0], params.k[0]);
-  t.v_pages = PagesOf(t.v[0], params.v[0]);
+  t.k_page = t.k[0].load == kByPages ? params.k[0].tokens : 0;
+  t.v_page = t.v[0].load == kByPages ? params.v[0].tokens : 0;
   t.k_copy = CopyBytes(t.k[0], params.k[0], t.head_size);
   t.v_copy = CopyBytes(t.v[0], params.v[0], t.v_head_size);
   t.side_copy = SideCopy(t, params);

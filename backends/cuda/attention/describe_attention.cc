@@ -37,6 +37,8 @@ class Describer {
     Describe(spec_.q, spec_.q_quantization, /*pages=*/false, t.q, p.q);
     t.k_segments = DescribeSegments(spec_.k, t.k, p.k);
     t.v_segments = DescribeSegments(spec_.v, t.v, p.v);
+    t.one_codebook = t.k[0].codebook != 0 && t.v[0].codebook != 0 &&
+                     spec_.k[0].quantization->codebook == spec_.v[0].quantization->codebook;
     t.step_count = static_cast<i32>(spec_.steps.size());
     for (size_t i = 0; i < spec_.steps.size(); ++i) {
       Describe(spec_.steps[i], t.steps[i], p.steps[i]);
@@ -169,31 +171,26 @@ class Describer {
     }
   }
 
-  // Entries in f32; of 16 also in f16, as CodebookWords has them: divided by a power of two, so
+  // Entries in f32; of 16 also in f16, as a CodebookTable is made of: divided by a power of two, so
   // that the largest is between 1 and 2, and after them that power.
   void DescribeCodebook(const std::vector<float>& entries, SegmentTraits& traits,
                         StoredParams& params) {
     traits.codebook = Clamp32(static_cast<int64_t>(entries.size()));
     if (entries.empty()) return;
     std::vector<float> constants = entries;
-    if (entries.size() == CodebookWords::kEntries) {
+    if (entries.size() == CodebookTable::kEntries) {
       float largest = 0;
       for (const float x : entries) {
         if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
       }
       const float factor = largest == 0 ? 1 : std::ldexp(1.f, std::ilogb(largest));
-      std::array<uint16_t, CodebookWords::kEntries> halves{};
+      std::array<uint16_t, CodebookTable::kEntries> halves{};
       for (size_t i = 0; i < halves.size(); ++i) {
         StoreElement(kvant::kF16, halves.data(), static_cast<int64_t>(i), entries[i] / factor);
       }
-      std::array<uint8_t, sizeof(halves)> bytes{};
-      for (size_t i = 0; i < halves.size(); ++i) {
-        bytes[i] = static_cast<uint8_t>(halves[i] & 0xff);
-        bytes[halves.size() + i] = static_cast<uint8_t>(halves[i] >> 8);
-      }
-      constants.resize(CodebookWords::kFactorAt + 1);
-      std::memcpy(&constants[CodebookWords::kEntries], bytes.data(), bytes.size());
-      constants[CodebookWords::kFactorAt] = factor;
+      constants.resize(CodebookTable::kFactorAt + 1);
+      std::memcpy(&constants[CodebookTable::kHalvesAt], halves.data(), sizeof(halves));
+      constants[CodebookTable::kFactorAt] = factor;
     }
     BindConstants(params.codebook, constants.data(), constants.size());
   }

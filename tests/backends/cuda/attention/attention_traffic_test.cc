@@ -155,12 +155,12 @@ INSTANTIATE_TEST_SUITE_P(
               .head_size = 64,
               .dtype = kF32,
               .load_conflicts = 3},
-        Shape{.name = "Nf4", .k = "u4:g32:nf4", .v = "u4:g32:nf4", .load_conflicts = 8},
+        Shape{.name = "Nf4", .k = "u4:g32:nf4", .v = "u4:g32:nf4", .load_conflicts = 3},
         Shape{.name = "Nf4Head80",
               .k = "u4:g16:nf4",
               .v = "u4:g16:nf4",
               .head_size = 80,
-              .load_conflicts = 2},
+              .load_conflicts = 3},
         // Rings begin within a sector, and all lanes read where.
         Shape{.name = "RingOfCodes",
               .k = "u4:g32:rzp",
@@ -215,8 +215,9 @@ INSTANTIATE_TEST_SUITE_P(
               .load_conflicts = 3,
               .sectors_too_many = 1},
         Shape{.name = "U2", .k = "u2:g32", .v = "u2:g32", .load_conflicts = 15},
-        // Lanes have nothing to copy where rows are no power of two of pieces. Of K and V alike, since
-        // the executor takes lanes' accesses in a line of the source in the order of each lane's own.
+        // Lanes have nothing to copy where rows are no power of two of pieces. Of K and V alike,
+        // since the executor takes lanes' accesses in a line of the source in the order of each
+        // lane's own.
         Shape{.name = "U4Head80",
               .k = "u4:token:zp",
               .v = "s8:token",

@@ -1,0 +1,45 @@
+// Codebooks of 16 entries beside packed codes: a table in shared memory of both entries of a byte,
+// as f16. Every lane has a copy in a bank of its own, so that lookups do not meet:
+//
+//   entries of byte b, lane l    at 128 b + 4 l: {that of the low nibble, that of the high one}
+//
+// Entries are divided by a power of two, so that they fit into f16.
+#ifndef KVANT_KERNELS_CUDA_CODES_CODEBOOK_H_
+#define KVANT_KERNELS_CUDA_CODES_CODEBOOK_H_
+
+#include "kvant/kernels/cuda/elements.h"
+
+namespace kvant::cuda {
+
+class CodebookTable {
+ public:
+  // Behind the entries in f32 lie those in f16, and what these were divided by.
+  static constexpr i32 kEntries = 16, kHalvesAt = kEntries, kFactorAt = kHalvesAt + kEntries / 2;
+  static constexpr i32 kBytes = 256 * 128;
+
+  // By all threads; done by the block's next barrier.
+  KVANT_DEVICE static void Fill(const SegmentParams& segment, SharedAddress table) {
+    const auto* halves = reinterpret_cast<const u16*>(segment.codebook + kHalvesAt);
+    KVANT_NO_UNROLL
+    for (i32 byte = ThreadIndex() / 32; byte < 256; byte += BlockThreads() / 32) {
+      const u32 low = Load(halves + byte % 16), high = Load(halves + byte / 16);
+      StoreShared32(table + static_cast<u32>(byte * 128 + LaneIndex() * 4), low | high << 16);
+    }
+  }
+
+  KVANT_DEVICE explicit CodebookTable(SharedAddress table)
+      : lane_(table + static_cast<u32>(LaneIndex() * 4)) {}
+
+  // The entries of byte i of a word.
+  KVANT_DEVICE u32 Entries(u32 w, i32 i) const {
+    const u32 byte = w & 0xffu << 8 * i;
+    return LoadShared32(lane_ + (i == 0 ? byte << 7 : byte >> (8 * i - 7)));
+  }
+
+ private:
+  SharedAddress lane_;
+};
+
+}  // namespace kvant::cuda
+
+#endif  // KVANT_KERNELS_CUDA_CODES_CODEBOOK_H_
