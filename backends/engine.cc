@@ -14,10 +14,6 @@
 
 namespace kvant {
 
-#ifndef KVANT_WITH_ONEDNN
-std::unique_ptr<Backend> MakeReferenceBackend() { return nullptr; }
-#endif
-
 namespace {
 
 using MadeBackend = absl::StatusOr<std::unique_ptr<Backend>>;

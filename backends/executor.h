@@ -37,8 +37,9 @@ class Executor {
 std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);
 // On the OpenMP threads of a program that has loaded GCC's libgomp.so.1, PyTorch for one; null
 // where there is none. Threads that wait for OpenMP's next region spin, and would take the
-// processors from threads of anyone else's.
-std::unique_ptr<Executor> MakeOpenMpExecutor(int threads);
+// processors from threads of anyone else's. user: dlopen's handle of a library whose OpenMP runtime
+// it is instead, GCC's, LLVM's or Intel's.
+std::unique_ptr<Executor> MakeOpenMpExecutor(int threads, void* user = nullptr);
 // Runs everything in the calling thread.
 std::unique_ptr<Executor> MakeSerialExecutor();
 

@@ -13,9 +13,9 @@ using Body = absl::FunctionRef<void(int64_t, int)>;
 // is part of libgomp's binary interface (libgomp.h there).
 using GompParallel = void (*)(void (*run)(void*), void* data, unsigned threads, unsigned flags);
 
-GompParallel FindGompParallel() {
+GompParallel FindGompParallel(void* user) {
   // Only one that is loaded: another copy would have threads of its own.
-  void* const library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_NOLOAD);
+  void* const library = user != nullptr ? user : dlopen("libgomp.so.1", RTLD_NOW | RTLD_NOLOAD);
   return library == nullptr ? nullptr
                             : reinterpret_cast<GompParallel>(dlsym(library, "GOMP_parallel"));
 }
@@ -56,8 +56,8 @@ class OpenMpExecutor : public Executor {
 
 }  // namespace
 
-std::unique_ptr<Executor> MakeOpenMpExecutor(int threads) {
-  const GompParallel parallel = FindGompParallel();
+std::unique_ptr<Executor> MakeOpenMpExecutor(int threads, void* user) {
+  const GompParallel parallel = FindGompParallel(user);
   if (parallel == nullptr || threads < 1) return nullptr;
   return std::make_unique<OpenMpExecutor>(parallel, threads);
 }

@@ -130,6 +130,7 @@ function(kvant_layer name)
   if(NOT layer_SOURCES)
     return()
   endif()
+  set_property(GLOBAL APPEND PROPERTY kvant_layers ${name})
   add_library(kvant_${name} OBJECT ${layer_SOURCES})
   target_link_libraries(kvant_${name} PRIVATE kvant_headers_${name} ${layer_USES} absl::span)
   target_compile_options(kvant_${name} PRIVATE ${kvant_warnings})
@@ -162,6 +163,7 @@ list(TRANSFORM kvant_kernel_sources REPLACE "^${PROJECT_SOURCE_DIR}/" "")
 kvant_layer(kernels HEADERS kernels SOURCES ${kvant_kernel_sources} LINKS values)
 kvant_glob(backends "backends/*.h")
 kvant_glob(backend_sources "backends/*.cc")
+list(REMOVE_ITEM backend_sources backends/no_reference.cc)
 kvant_layer(backends HEADERS ${backends} SOURCES ${backend_sources} LINKS patterns graph PRECOMPILE)
 kvant_folder(oracle backends/oracle LINKS backends USES kernels PRECOMPILE)
 kvant_folder(cpu backends/cpu LINKS backends USES kernels PRECOMPILE)
@@ -173,19 +175,19 @@ if(KVANT_WITH_ONEDNN)
   kvant_folder(reference backends/reference LINKS backends USES kernels)
   target_link_libraries(kvant_reference PRIVATE DNNL::dnnl)
   target_link_libraries(kvant PRIVATE DNNL::dnnl)
-  set_property(SOURCE "${PROJECT_SOURCE_DIR}/backends/engine.cc" APPEND PROPERTY
-    COMPILE_DEFINITIONS KVANT_WITH_ONEDNN)
+else()
+  kvant_layer(no_reference HEADERS ${backends} SOURCES backends/no_reference.cc LINKS backends)
 endif()
 kvant_folder(cache cache LINKS backends PRECOMPILE)
 
 set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 target_compile_features(kvant PUBLIC cxx_std_20)
+set(kvant_absl absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map
+    absl::flat_hash_set absl::function_ref absl::inlined_vector absl::span absl::status
+    absl::statusor absl::str_format absl::strings)
 target_link_libraries(kvant
-  PUBLIC
-    absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set
-    absl::function_ref absl::inlined_vector absl::span absl::status absl::statusor absl::str_format
-    absl::strings
+  PUBLIC ${kvant_absl}
   PRIVATE Threads::Threads TBB::tbb ${CMAKE_DL_LIBS})
 # Header-only and used in .cc files alone, so an installed kvant does not ask for it.
 target_link_libraries(kvant_graph PRIVATE nlohmann_json::nlohmann_json)

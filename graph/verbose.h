@@ -11,12 +11,18 @@
 #define KVANT_GRAPH_VERBOSE_H_
 
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
 #include "absl/functional/function_ref.h"
 
 namespace kvant {
+
+// Where a variable like that has lines go: null for nowhere. Open for as long as the process lives.
+std::FILE* OpenVerboseFile(const char* variable);
+// One line of printable text, in one call, so that lines of threads do not mix.
+void WriteVerboseLine(std::FILE* file, const std::string& text);
 
 // From its construction to Done, one event. Costs next to nothing where nothing is asked for.
 class VerboseEvent {

@@ -1,0 +1,104 @@
+#include "kvant/integrations/onednn/compile.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
+#include "kvant/integrations/onednn/names.h"
+#include "kvant/integrations/onednn/threads.h"
+
+namespace kvant::dnnl_abi {
+namespace {
+
+absl::Status Invalid(std::string_view message) {
+  return MakeError(ErrorKind::kInvalidArguments, message);
+}
+
+// Where each port is among the tensors given, and those tensors as kvant has them.
+absl::Status Place(const char* what, const std::vector<TensorId>& ports,
+                   absl::Span<const TensorDesc* const> given, std::vector<size_t>* places,
+                   std::vector<LogicalTensor>* tensors) {
+  const bool outputs = std::string_view(what) == "output";
+  for (const TensorId id : ports) {
+    const auto found = std::find_if(given.begin(), given.end(),
+                                    [id](const TensorDesc* desc) { return desc->id == id; });
+    const auto error = [&](std::string_view why) {
+      return Invalid(absl::StrCat(what, " tensor ", id, " ", std::string(why)));
+    };
+    if (found == given.end()) return error("is not given");
+    LogicalTensor tensor = TensorOf(**found);
+    if (tensor.type == DataType::kUndef) return error("has no data type");
+    if (tensor.layout == Layout::kUndef) return error("has no layout");
+    if (tensor.layout == Layout::kOpaque) return error("has an opaque layout");
+    if (!outputs && !tensor.has_shape()) {
+      return error(absl::StrCat("has no known shape: ", tensor.ToString()));
+    }
+    places->push_back(static_cast<size_t>(found - given.begin()));
+    tensors->push_back(std::move(tensor));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece,
+                                                        absl::Span<const TensorDesc* const> inputs,
+                                                        absl::Span<const TensorDesc* const> outputs,
+                                                        dnnl_engine* engine) {
+  EngineKind kind = 0;
+  if (next::engine_get_kind(engine, &kind) != kSuccess || kind != piece.engine_kind) {
+    return Invalid("the engine is of another kind than the partition");
+  }
+  // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in floating
+  // point whatever the graph says.
+  if (piece.compressed && piece.next_runs && !piece.apply_to_int) {
+    return MakeError(ErrorKind::kUnimplemented,
+                     "the graph's fpmath mode does not permit floating point for integers "
+                     "(apply_to_int)");
+  }
+  KVANT_ASSIGN_OR_RETURN(const Engine threads, ClientEngine());
+  auto compiled = std::make_shared<Compiled>(threads);
+  std::vector<LogicalTensor> tensors;
+  KVANT_RETURN_IF_ERROR(
+      Place("input", piece.taken->inputs(), inputs, &compiled->input_places, &tensors));
+  KVANT_RETURN_IF_ERROR(
+      Place("output", piece.taken->outputs(), outputs, &compiled->output_places, &tensors));
+  KVANT_ASSIGN_OR_RETURN(compiled->partition,
+                         compiled->engine.Compile(*piece.taken, {.require_fused = true,
+                                                                 .ports = std::move(tensors)}));
+  compiled->of = engine;
+  compiled->scratch_bytes = compiled->partition.scratch_bytes();
+  const Partition& known = compiled->partition.partition();
+  for (size_t i = 0; i < known.inputs().size(); ++i) {
+    const LogicalTensor& port = known.input(static_cast<int>(i));
+    compiled->input_bytes.push_back(static_cast<size_t>(port.memory_bytes()));
+    compiled->tensors.push_back(DescOf(port));
+  }
+  for (size_t i = 0; i < known.outputs().size(); ++i) {
+    const LogicalTensor& port = known.output(static_cast<int>(i));
+    compiled->output_bytes.push_back(static_cast<size_t>(port.memory_bytes()));
+    compiled->tensors.push_back(DescOf(port));
+  }
+  return compiled;
+}
+
+Status StatusOf(const absl::Status& status) {
+  switch (ErrorKindOf(status)) {
+    case ErrorKind::kInvalidGraph:
+      return kInvalidGraph;
+    case ErrorKind::kInvalidGraphOp:
+      return kInvalidGraphOp;
+    case ErrorKind::kInvalidShape:
+      return kInvalidShape;
+    case ErrorKind::kInvalidDataType:
+    case ErrorKind::kUnimplemented:  // as oneDNN has it, for types that it does not compile
+      return kUnimplemented;
+    case ErrorKind::kInvalidArguments:
+      return kInvalidArguments;
+    default:
+      return status.code() == absl::StatusCode::kResourceExhausted ? kOutOfMemory : kRuntimeError;
+  }
+}
+
+}  // namespace kvant::dnnl_abi
