@@ -145,6 +145,7 @@ Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor) {
                  dnnl::memory from(reorder.port, CpuEngine(), const_cast<void*>(data));
                  dnnl::memory to(reorder.array, CpuEngine(), context.data<void>(array));
                  dnnl::reorder(reorder.primitive).execute(context.stream, from, to);
+                 context.stream.wait();
                });
   return array;
 }
@@ -178,6 +179,7 @@ void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& a
                  dnnl::memory from(reorder.array, CpuEngine(), context.data<void>(array));
                  dnnl::memory to(reorder.port, CpuEngine(), data);
                  dnnl::reorder(reorder.primitive).execute(context.stream, from, to);
+                 context.stream.wait();
                });
 }
 

@@ -20,6 +20,15 @@ namespace {
 using Pieces = std::vector<std::unique_ptr<Piece>>;
 using OpSet = absl::flat_hash_set<size_t>;
 
+constexpr char kOwnBits[] =
+    "Dropout draws oneDNN's random bits, which its backward pass draws again, and kvant's differ";
+
+bool Draws(const Partition& partition) {
+  const std::vector<Op>& ops = partition.ops().ops();
+  return std::any_of(ops.begin(), ops.end(),
+                     [](const Op& op) { return op.kind == OpKind::kDropout; });
+}
+
 bool Overlap(const OpSet& set, const std::vector<size_t>& ops) {
   return std::any_of(ops.begin(), ops.end(), [&](size_t op) { return set.contains(op); });
 }
@@ -61,7 +70,8 @@ class Filtering {
   };
 
   absl::Status FindAttention(const Engine& engine);
-  void TakeOver(Pieces& pieces) const;
+  void TakeOver(Pieces& pieces);
+  void Leave(const std::vector<size_t>& ops, const std::string& why);
   void Take(const Partition& partition, Piece* piece) const;
   Status CutOut();
   Status MakePiece(const Candidate& candidate, Piece* piece) const;
@@ -87,8 +97,12 @@ void Filtering::Take(const Partition& partition, Piece* piece) const {
   piece->apply_to_int = graph_.apply_to_int;
 }
 
+void Filtering::Leave(const std::vector<size_t>& ops, const std::string& why) {
+  for (const size_t op : ops) left_[op] = why;
+}
+
 // Pieces that are attention and nothing else, however kvant would cut the graph around them.
-void Filtering::TakeOver(Pieces& pieces) const {
+void Filtering::TakeOver(Pieces& pieces) {
   const std::vector<Op>& ops = mirrored_.graph.ops();
   for (const std::unique_ptr<Piece>& piece : pieces) {
     const OpSet inside(piece->ops.begin(), piece->ops.end());
@@ -102,8 +116,14 @@ void Filtering::TakeOver(Pieces& pieces) const {
     if (!piece->next_runs || !normalizes || indices.size() < 3) continue;
     const absl::StatusOr<std::vector<Partition>> alone =
         PartitionGraph(mirrored_.graph.Subgraph(indices));
-    if (alone.ok() && alone->size() == 1 && alone->front().ops().ops().size() == indices.size() &&
-        alone->front().kind() == Partition::Kind::kAttention) {
+    if (!alone.ok() || alone->size() != 1 ||
+        alone->front().kind() != Partition::Kind::kAttention ||
+        alone->front().ops().ops().size() != indices.size()) {
+      continue;
+    }
+    if (Draws(alone->front())) {
+      Leave(piece->ops, kOwnBits);
+    } else {
       Take(alone->front(), piece.get());
     }
   }
@@ -127,11 +147,15 @@ absl::Status Filtering::FindAttention(const Engine& engine) {
     Candidate candidate{&partition, {}};
     for (const Op& op : partition.ops().ops()) candidate.ops.push_back(op.id);
     if (Overlap(taken, candidate.ops)) continue;
+    if (Draws(partition)) {
+      Leave(candidate.ops, kOwnBits);
+      continue;
+    }
     // oneDNN runs it, if in parts: it stays there if kvant does not, as far as that shows already.
     if (partition.attention() != nullptr || !partition.notes().empty()) {
       const auto compiled = engine.Compile(partition, {.require_fused = true});
       if (!compiled.ok()) {
-        for (const size_t op : candidate.ops) left_[op] = std::string(compiled.status().message());
+        Leave(candidate.ops, std::string(compiled.status().message()));
         continue;
       }
     }
@@ -235,9 +259,7 @@ Status Filtering::CutOut() {
       return kSuccess;
     }
     const auto dropped = candidates_.begin() + static_cast<ptrdiff_t>(stuck - first_cut);
-    for (const size_t op : dropped->ops) {
-      left_[op] = "what oneDNN fuses beside this attention is needed by it and needs it";
-    }
+    Leave(dropped->ops, "what oneDNN fuses beside this attention is needed by it and needs it");
     candidates_.erase(dropped);
   }
   return kSuccess;
