@@ -15,41 +15,58 @@ absl::Status Invalid(std::string_view message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
 
-// Where each port is among the tensors given, and those tensors as kvant has them.
-absl::Status Place(const char* what, const std::vector<TensorId>& ports,
-                   absl::Span<const TensorDesc* const> given, std::vector<size_t>* places,
-                   std::vector<LogicalTensor>* tensors) {
-  const bool outputs = std::string_view(what) == "output";
-  for (const TensorId id : ports) {
-    const auto found = std::find_if(given.begin(), given.end(),
-                                    [id](const TensorDesc* desc) { return desc->id == id; });
+using Descs = absl::Span<const TensorDesc* const>;
+
+Descs::iterator Find(Descs given, size_t id) {
+  return std::find_if(given.begin(), given.end(),
+                      [id](const TensorDesc* desc) { return desc->id == id; });
+}
+
+absl::Status CheckPorts(const std::vector<TensorDesc>& ports, Descs given, bool output) {
+  for (const TensorDesc& port : ports) {
     const auto error = [&](std::string_view why) {
-      return Invalid(absl::StrCat(what, " tensor ", id, " ", std::string(why)));
+      return Invalid(absl::StrCat(output ? "output" : "input", " tensor ", port.id, " ",
+                                  std::string(why)));
     };
+    const auto found = Find(given, port.id);
     if (found == given.end()) return error("is not given");
-    LogicalTensor tensor = TensorOf(**found);
-    if (tensor.type == DataType::kUndef) return error("has no data type");
+    const LogicalTensor tensor = TensorOf(**found);
+    if ((*found)->data_type == 0) return error("has no data type");
     if (tensor.layout == Layout::kUndef) return error("has no layout");
-    if (tensor.layout == Layout::kOpaque) return error("has an opaque layout");
-    if (!outputs && !tensor.has_shape()) {
+    if (!output && !tensor.has_shape()) {
       return error(absl::StrCat("has no known shape: ", tensor.ToString()));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Where each port is among the tensors given, and those tensors as kvant has them.
+absl::Status Place(const std::vector<TensorId>& ports, Descs given, std::vector<size_t>* places,
+                   std::vector<LogicalTensor>* tensors) {
+  for (const TensorId id : ports) {
+    const auto found = Find(given, id);
+    tensors->push_back(TensorOf(**found));
     places->push_back(static_cast<size_t>(found - given.begin()));
-    tensors->push_back(std::move(tensor));
+    if (tensors->back().layout != Layout::kOpaque) continue;
+    return MakeError(ErrorKind::kUnimplemented,
+                     absl::StrCat("tensor ", id, " has an opaque layout"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece,
-                                                        absl::Span<const TensorDesc* const> inputs,
-                                                        absl::Span<const TensorDesc* const> outputs,
-                                                        dnnl_engine* engine) {
+absl::Status CheckGiven(const Piece& piece, Descs inputs, Descs outputs, dnnl_engine* engine) {
   EngineKind kind = 0;
   if (next::engine_get_kind(engine, &kind) != kSuccess || kind != piece.engine_kind) {
     return Invalid("the engine is of another kind than the partition");
   }
+  KVANT_RETURN_IF_ERROR(CheckPorts(piece.inputs, inputs, /*output=*/false));
+  return CheckPorts(piece.outputs, outputs, /*output=*/true);
+}
+
+absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece, Descs inputs,
+                                                        Descs outputs, dnnl_engine* engine) {
   // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in floating
   // point whatever the graph says.
   if (piece.compressed && piece.next_runs && !piece.apply_to_int) {
@@ -61,9 +78,9 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece,
   auto compiled = std::make_shared<Compiled>(threads);
   std::vector<LogicalTensor> tensors;
   KVANT_RETURN_IF_ERROR(
-      Place("input", piece.taken->inputs(), inputs, &compiled->input_places, &tensors));
+      Place(piece.taken->inputs(), inputs, &compiled->input_places, &tensors));
   KVANT_RETURN_IF_ERROR(
-      Place("output", piece.taken->outputs(), outputs, &compiled->output_places, &tensors));
+      Place(piece.taken->outputs(), outputs, &compiled->output_places, &tensors));
   KVANT_ASSIGN_OR_RETURN(compiled->partition,
                          compiled->engine.Compile(*piece.taken, {.require_fused = true,
                                                                  .ports = std::move(tensors)}));

@@ -10,8 +10,14 @@
 
 namespace kvant::dnnl_abi {
 
-// For these tensors, which are matched with ports by id; others are ignored. Errors in words: what is
-// missing or not known of a port, what oneDNN's rules forbid, and those of Engine::Compile.
+// Whether these tensors, matched with ports by id, are what compiling for that engine needs; others are
+// ignored. kInvalidArguments says what is missing or not known of a port; where oneDNN is not asked
+// first, since it may read what is not there.
+absl::Status CheckGiven(const Piece& piece, absl::Span<const TensorDesc* const> inputs,
+                        absl::Span<const TensorDesc* const> outputs, dnnl_engine* engine);
+
+// For tensors that were checked. The errors are those of Engine::Compile, and what oneDNN's rules
+// forbid.
 absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece,
                                                         absl::Span<const TensorDesc* const> inputs,
                                                         absl::Span<const TensorDesc* const> outputs,

@@ -143,17 +143,21 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
   const Status done = Guard([&]() -> Status {
     ours->compiled.reset();
     if (!piece->taken) return kSuccess;
-    absl::StatusOr<std::shared_ptr<const Compiled>> made =
-        Compile(*piece, {inputs, in_num}, {outputs, out_num}, engine);
-    const char* const who = made.ok() ? "kvant" : piece->next_runs ? "oneDNN" : "nobody";
-    Tell([&] {
-      return absl::StrCat("compile,", piece->id, ",", who, ",",
-                          made.ok() ? (*made)->partition.ToString() : made.status().message());
-    });
+    const auto tell = [&](const char* who, absl::string_view what) {
+      Tell([&] { return absl::StrCat("compile,", piece->id, ",", who, ",", what); });
+    };
+    const absl::Span<const TensorDesc* const> in(inputs, in_num), out(outputs, out_num);
+    if (const absl::Status given = CheckGiven(*piece, in, out, engine); !given.ok()) {
+      tell("nobody", given.message());
+      return StatusOf(given);
+    }
+    auto made = Compile(*piece, in, out, engine);
     if (made.ok()) {
       ours->compiled = *std::move(made);
+      tell("kvant", ours->compiled->partition.ToString());
     } else {
       declined = StatusOf(made.status());
+      tell(piece->next_runs ? "oneDNN" : "nobody", made.status().message());
     }
     return kSuccess;
   });

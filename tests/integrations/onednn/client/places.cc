@@ -1,0 +1,216 @@
+// Engines with allocators, several of them, scratchpads, and several threads.
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "client.h"
+#include "oneapi/dnnl/dnnl_graph_sycl.h"
+
+namespace client {
+namespace {
+
+std::atomic<int> allocated, freed;
+
+void* Allocate(size_t size, size_t alignment) {
+  ++allocated;
+  alignment = alignment < 64 ? 64 : alignment;
+  return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+void Free(void* data) {
+  if (data != nullptr) ++freed;
+  std::free(data);
+}
+
+// Of SYCL's runtime, whose CPU device takes memory of the host.
+void* SyclAllocate(size_t size, size_t alignment, const void*, const void*) {
+  return Allocate(size, alignment);
+}
+void SyclFree(void* data, const void*, const void*, void*) { Free(data); }
+
+constexpr unsigned kSycl = 512;  // of dnnl_version_t
+
+dnnl::engine EngineWithAllocator() {
+  dnnl_graph_allocator_t allocator = nullptr;
+  Line("allocator_create",
+       dnnl_version()->cpu_runtime == kSycl
+           ? dnnl_graph_sycl_interop_allocator_create(&allocator, SyclAllocate, SyclFree)
+           : dnnl_graph_allocator_create(&allocator, Allocate, Free));
+  dnnl_engine_t engine = nullptr;
+  Line("make_engine_with_allocator",
+       dnnl_graph_make_engine_with_allocator(&engine, dnnl_cpu, 0, allocator));
+  // The engine has a copy.
+  Line("allocator_destroy", dnnl_graph_allocator_destroy(allocator));
+  return engine == nullptr ? dnnl::engine(dnnl::engine::kind::cpu, 0) : dnnl::engine(engine);
+}
+
+constexpr int64_t kQ = 40, kK = 70, kD = 32;
+const Dims kQueries = {1, 4, kQ, kD}, kKeys = {1, 4, kK, kD};
+
+Desc Of(size_t id, const Dims& dims) { return {id, Type::f32, dims, Layout::strided}; }
+
+dg::partition Attention() {
+  dg::graph graph(dnnl::engine::kind::cpu);
+  const Desc scores = Of(2, {1, 4, kQ, kK}), probs = Of(3, {1, 4, kQ, kK});
+  dg::op qk(0, Kind::MatMul, {Of(0, kQueries), Of(1, kKeys)}, {scores}, "qk");
+  qk.set_attr<bool>(Attr::transpose_b, true);
+  dg::op softmax(1, Kind::SoftMax, {scores}, {probs}, "softmax");
+  softmax.set_attr<int64_t>(Attr::axis, -1);
+  graph.add_op(qk);
+  graph.add_op(softmax);
+  graph.add_op(dg::op(2, Kind::MatMul, {probs, Of(4, kKeys)}, {Of(5, kQueries)}, "pv"));
+  graph.finalize();
+  return graph.get_partitions().at(0);
+}
+
+dg::compiled_partition Compile(const dg::partition& partition, const dnnl::engine& engine) {
+  return partition.compile({Of(0, kQueries), Of(1, kKeys), Of(4, kKeys)}, {Of(5, kQueries)},
+                           engine);
+}
+
+// What an execution is given, and its result.
+struct Data {
+  explicit Data(const dnnl::engine& engine)
+      : q(Fill(Of(0, kQueries), 1, 4)), k(Fill(Of(1, kKeys), 2)), v(Fill(Of(4, kKeys), 3)),
+        out(q.size()) {
+    inputs = {{Of(0, kQueries), engine, q.data()},
+              {Of(1, kKeys), engine, k.data()},
+              {Of(4, kKeys), engine, v.data()}};
+    outputs = {{Of(5, kQueries), engine, out.data()}};
+  }
+  std::string Result() const { return Numbers(Of(5, kQueries), out.data()); }
+  std::vector<uint8_t> q, k, v, out;
+  std::vector<dg::tensor> inputs, outputs;
+};
+
+void Allocators() {
+  Begin("allocators");
+  dnnl::engine engine = EngineWithAllocator();
+  dnnl::stream stream(engine);
+  const int before = allocated;
+  {
+    const dg::tensor tensor(Of(0, kQueries), engine);
+    Line("a tensor is of the allocator", allocated - before);
+  }
+  Line("and goes back to it", allocated == freed);
+  dg::compiled_partition compiled = Compile(Attention(), engine);
+  Data data(engine);
+  compiled.execute(stream, data.inputs, data.outputs);
+  stream.wait();
+  Line("~output", data.Result());
+  Line("all went back", allocated == freed);
+#if CLIENT_NEW
+  const Desc scratchpad = compiled.get_scratchpad_logical_tensor();
+  Line("scratchpad's rank", static_cast<int64_t>(scratchpad.get_dims().size()));
+  Line("scratchpad's type", static_cast<int>(scratchpad.get_data_type()));
+  Line("scratchpad's layout", static_cast<int>(scratchpad.get_layout_type()));
+  Line("scratchpad's id", std::to_string(scratchpad.get_id()));
+  Line("scratchpad's bytes are its size", scratchpad.get_dims()[0] ==
+                                              static_cast<int64_t>(scratchpad.get_mem_size()));
+  // Garbage in it does no harm, and nothing is written beyond.
+  const size_t bytes = scratchpad.get_mem_size();
+  uint8_t* const memory = static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 128) / 64 * 64));
+  for (int round = 0; round < 2; ++round) {
+    std::fill(memory, memory + bytes + 64, 0xff);
+    std::fill(data.out.begin(), data.out.end(), 0);
+    dg::tensor scratch(scratchpad, engine, memory);
+    const int had = allocated;
+    compiled.execute(stream, data.inputs, data.outputs, scratch);
+    stream.wait();
+    Line("~output", data.Result());
+    Line("with a scratchpad nothing is allocated", allocated - had);
+    bool guarded = true;
+    for (size_t i = bytes; i < bytes + 64; ++i) guarded = guarded && memory[i] == 0xff;
+    Line("nothing beyond the scratchpad", guarded);
+  }
+  std::free(memory);
+#endif
+}
+
+void Engines() {
+  Begin("engines");
+  const dg::partition partition = Attention();
+  Place one, two;
+  dg::compiled_partition compiled = Compile(partition, one.engine);
+  Data data(one.engine);
+  compiled.execute(one.stream, data.inputs, data.outputs);
+  one.stream.wait();
+  Line("~output", data.Result());
+  dnnl::stream another(one.engine);
+  Status("execute on another stream",
+         [&] { compiled.execute(another, data.inputs, data.outputs); });
+  another.wait();
+  Data elsewhere(two.engine);
+  dg::compiled_partition second = Compile(partition, two.engine);
+  second.execute(two.stream, elsewhere.inputs, elsewhere.outputs);
+  two.stream.wait();
+  Line("~output", elsewhere.Result());
+  Line("same result", data.out == elsewhere.out);
+  Status("execute without tensors", [&] { compiled.execute(one.stream, {dg::tensor()}, {}); });
+}
+
+void Threads() {
+  Begin("threads");
+  const dg::partition partition = Attention();
+  Place place;
+  const dg::compiled_partition compiled = Compile(partition, place.engine);
+  Data expected(place.engine);
+  compiled.execute(place.stream, expected.inputs, expected.outputs);
+  place.stream.wait();
+  std::atomic<int> different = 0, failed = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 10; ++round) {
+        try {
+          dnnl::stream stream(place.engine);
+          Data data(place.engine);
+          if (t % 2 == 0) {
+            compiled.execute(stream, data.inputs, data.outputs);
+          } else {
+            Compile(Attention(), place.engine).execute(stream, data.inputs, data.outputs);
+          }
+          stream.wait();
+          if (data.out != expected.out) ++different;
+        } catch (const dnnl::error&) {
+          ++failed;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Line("different results", different);
+  Line("failures", failed);
+}
+
+// Destroyed after main: what it stands on must not be gone.
+dg::partition kept_partition;
+dg::compiled_partition kept;
+std::unique_ptr<Place> kept_place;
+struct AtExit {
+  ~AtExit() {
+    if (kept_place == nullptr) return;
+    Data data(kept_place->engine);
+    kept.execute(kept_place->stream, data.inputs, data.outputs);
+    Compile(kept_partition, kept_place->engine)
+        .execute(kept_place->stream, data.inputs, data.outputs);
+    kept_place->stream.wait();
+    Begin("after main");
+    Line("~output", data.Result());
+  }
+} at_exit;
+
+}  // namespace
+
+void RunPlaces() {
+  Allocators();
+  Engines();
+  Threads();
+  // SYCL's own state is gone by then.
+  if (dnnl_version()->cpu_runtime == kSycl) return;
+  kept_place = std::make_unique<Place>();
+  kept_partition = Attention();
+  kept = Compile(kept_partition, kept_place->engine);
+}
+
+}  // namespace client
