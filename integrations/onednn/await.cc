@@ -7,12 +7,6 @@
 namespace kvant::dnnl_abi {
 namespace {
 
-KindNumber NumberOfKind(std::string_view name) {
-  KindNumber kind = 0;
-  while (NameOfKind(kind) != name) ++kind;
-  return kind;
-}
-
 // SYCL's types are in no header here. So oneDNN executes the least that it can, the Abs of one
 // number, behind the events and with an event of its own.
 class Marker {

@@ -53,14 +53,17 @@ void* DataAt(TensorList tensors, size_t place, bool* missing) {
   return tensor == nullptr ? nullptr : tensor->data;
 }
 
-// Scratch that the client brought none of, from the engine's allocator.
+// Scratch that the client brought none of, from the engine's allocator. Null where this oneDNN does
+// not allocate for tensors: kvant has its own then.
 Status AllocateScratch(size_t bytes, dnnl_engine* engine, NextTensor* owner, void** data) {
   const TensorDesc desc = BytesDesc(bytes);
   TensorHandle made = nullptr;
   const Status status = next::tensor_create(&made, &desc, engine, kAllocate);
   owner->reset(made);
   if (status != kSuccess) return status;
-  return next::tensor_get_data_handle(made, data);
+  const Status got = next::tensor_get_data_handle(made, data);
+  if (*data == kAllocate) *data = nullptr;
+  return got;
 }
 
 Status Execute(const Compiled& compiled, dnnl_stream* stream, TensorList inputs, TensorList outputs,
@@ -94,8 +97,9 @@ Status Execute(const Compiled& compiled, dnnl_stream* stream, TensorList inputs,
     if (missing) return kInvalidArguments;
     // What kvant leaves in scratch from one execution to the next is not there.
     if (scratch != nullptr) std::memset(scratch, 0, compiled.scratch_bytes);
+    const size_t bytes = scratch == nullptr ? 0 : compiled.scratch_bytes;
     const absl::Status done = compiled.partition.Execute(
-        compiled.stream, in, out, {static_cast<std::byte*>(scratch), compiled.scratch_bytes});
+        compiled.stream, in, out, {static_cast<std::byte*>(scratch), bytes});
     if (done.ok()) return kSuccess;
     Tell([&] { return "execute," + std::string(done.message()); });
     return StatusOf(done);

@@ -45,9 +45,11 @@ Status ReadPieces(GraphHandle graph, Pieces* pieces) {
   owners.reserve(count);
   for (const PartitionHandle handle : handles) owners.emplace_back(handle);
   for (NextPartition& owner : owners) {
-    pieces->push_back(std::make_unique<Piece>());
-    status = ReadPiece(std::move(owner), pieces->back().get());
+    auto piece = std::make_unique<Piece>();
+    status = ReadPiece(std::move(owner), piece.get());
     if (status != kSuccess) return status;
+    // Not those that only keep outputs.
+    if (piece->ops.size() != 1 || piece->ops[0] < kFirstEnd) pieces->push_back(std::move(piece));
   }
   return kSuccess;
 }

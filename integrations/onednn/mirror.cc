@@ -69,6 +69,28 @@ Status AddToNext(GraphHandle graph, const OpRecord& record) {
   return status == kSuccess ? next::add_op(graph, made) : status;
 }
 
+std::vector<OpRecord> Ends(const OurGraph& graph, const std::function<bool(const OpRecord&)>& in) {
+  absl::flat_hash_map<size_t, const TensorDesc*> made;
+  for (const OpRecord& record : graph.ops) {
+    if (!in(record)) continue;
+    for (const TensorDesc& output : record.outputs) made[output.id] = &output;
+  }
+  std::vector<OpRecord> ends;
+  for (const OpRecord& record : graph.ops) {
+    if (in(record)) continue;
+    for (const TensorDesc& input : record.inputs) {
+      const auto found = made.find(input.id);
+      if (found == made.end()) continue;
+      OpRecord& end = ends.emplace_back();
+      end.id = kFirstEnd + ends.size() - 1;
+      end.kind = NumberOfKind("End");
+      end.inputs = {*found->second};
+      made.erase(found);
+    }
+  }
+  return ends;
+}
+
 }  // namespace
 
 absl::StatusOr<MirroredGraph> Mirror(const OurGraph& graph) {
@@ -104,6 +126,9 @@ Status MakeNextGraph(const OurGraph& graph, const std::function<bool(const OpRec
   if (graph.apply_to_int) status = next::graph_set_fpmath_mode(handle, graph.fpmath, 1);
   for (const OpRecord& record : graph.ops) {
     if (status == kSuccess && in(record)) status = AddToNext(handle, record);
+  }
+  for (const OpRecord& end : Ends(graph, in)) {
+    if (status == kSuccess) status = AddToNext(handle, end);
   }
   if (status == kSuccess) status = next::graph_finalize(handle);
   if (status == kSuccess) status = next::graph_filter(handle, kFusion);

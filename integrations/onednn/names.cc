@@ -50,6 +50,11 @@ std::string_view NameOfKind(KindNumber kind) {
   return known ? kKindNames[kind] : "";
 }
 
+KindNumber NumberOfKind(std::string_view name) {
+  return static_cast<KindNumber>(std::find(std::begin(kKindNames), std::end(kKindNames), name) -
+                                 std::begin(kKindNames));
+}
+
 std::optional<OpKind> KindOf(KindNumber kind) { return OpKindFromName(NameOfKind(kind)); }
 
 std::optional<Attr> AttrOf(AttrNumber attr) { return AttrFromName(NameIn(kAttrs, attr)); }

@@ -14,6 +14,8 @@ namespace kvant::dnnl_abi {
 
 // "MatMul"; "kind 99" has no name: empty.
 std::string_view NameOfKind(KindNumber kind);
+// Of a name that is in the table.
+KindNumber NumberOfKind(std::string_view name);
 // Nothing for what kvant lacks.
 std::optional<OpKind> KindOf(KindNumber kind);
 std::optional<Attr> AttrOf(AttrNumber attr);

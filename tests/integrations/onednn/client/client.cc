@@ -106,15 +106,6 @@ size_t Elements(const Desc& desc) {
   return count;
 }
 
-bool IsHostScalar(const Desc& desc) {
-#if CLIENT_NEW
-  return desc.get_property_type() == Property::host_scalar;
-#else
-  (void)desc;
-  return false;
-#endif
-}
-
 }  // namespace
 
 void Begin(const std::string& name) { case_name = name; }
@@ -277,7 +268,7 @@ void Builder::Run(bool exact) {
         }
       }
 #if CLIENT_NEW
-      if (IsHostScalar(desc)) {
+      if (desc.get_property_type() == Property::host_scalar) {
         in.push_back(dg::tensor::make_scalar_tensor(desc, memory[id].data()));
         continue;
       }
@@ -305,12 +296,20 @@ void Builder::Run(bool exact) {
       Line("nothing beyond the output", guarded);
     }
   }
+  // The same however the graph is cut.
+  for (const auto& [id, desc] : descs) {
+    if (used_.count(id) == 0) Line("~result " + std::to_string(id), Numbers(desc, memory[id].data()));
+  }
 }
 
 }  // namespace client
 
-int main() {
+int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what a crash leaves tells where it was
+  if (argc > 1 && std::string(argv[1]) == "misuse") {
+    client::RunMisuse();
+    return 0;
+  }
   client::RunOps();
   client::RunAttention();
   client::RunCompressed();

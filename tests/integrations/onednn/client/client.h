@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,7 @@ class Builder {
   // The op, to set attributes of; Add puts it in.
   dg::op Make(Kind kind, const std::vector<Desc>& inputs, const std::vector<Desc>& outputs) {
     const size_t id = op_++;
+    for (const Desc& input : inputs) used_.insert(input.get_id());
     return {id, kind, inputs, outputs, "op" + std::to_string(id)};
   }
   dg::op& Keep(dg::op op) {
@@ -106,6 +108,7 @@ class Builder {
   dg::graph graph_;
   std::vector<dg::op> ops_;
   size_t id_ = 0, op_ = 0;
+  std::set<size_t> used_;  // tensors that an op takes
   std::map<size_t, float> scales_;
   std::map<size_t, std::vector<float>> values_;
 };
@@ -121,6 +124,8 @@ void RunMixed();
 void RunStatuses();
 void RunHandles();
 void RunPlaces();
+// What oneDNN itself does not survive: each status is of invalid arguments.
+void RunMisuse();
 
 }  // namespace client
 

@@ -47,7 +47,7 @@ void Tensors() {
   tensor.set_data_handle(nullptr);
   Line("handle is null", tensor.get_data_handle() == nullptr);
   Line("engine is the engine", tensor.get_engine().get() == place.engine.get());
-  dg::tensor allocated(desc, place.engine);
+  dg::tensor allocated(desc, place.engine, DNNL_MEMORY_ALLOCATE);
   Line("allocated", allocated.get_data_handle() != nullptr);
   Line("aligned", static_cast<int64_t>(
                       reinterpret_cast<uintptr_t>(allocated.get_data_handle()) % 64));

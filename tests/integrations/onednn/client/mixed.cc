@@ -68,8 +68,8 @@ class Layer {
   Builder b_;
 };
 
-// Q comes of an Exp that a sum with the attention's output needs too: what oneDNN might fuse around
-// an attention that is cut out would depend on it and be needed by it.
+// Q comes of a MatMul that a sum with the attention's output needs too. Where the attention is cut out,
+// oneDNN must not fuse MatMul and sum, which would be before the attention and behind it.
 void Around() {
   Begin("around");
   Builder b;
