@@ -33,9 +33,11 @@ class Executable {
   // The relative L2 error that rounding inside the kernel may add to that of f32 arithmetic, where
   // a precision below f32 was asked for or is the default; 0: none.
   virtual double rounding() const { return 0; }
-  // Scratch that Run needs with an executor of that concurrency; 64-byte aligned. It is zeroed
-  // before its first use, and then left by one Run to the next.
+  // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
   virtual size_t scratch_bytes(int max_concurrency) const = 0;
+  // Whether it is zeroed before its first use, and then left by one Run to the next. Else it may hold
+  // anything.
+  virtual bool keeps_scratch() const { return true; }
   // What every port's pointer must be a multiple of, beside the size of its elements.
   virtual size_t alignment() const { return 1; }
   // inputs and outputs are checked: one non-null pointer per port of the

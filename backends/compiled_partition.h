@@ -39,6 +39,9 @@ class CompiledPartition {
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Scratch for one execution on its engine.
   size_t scratch_bytes() const;
+  // Whether scratch of one's own must be zeroed once, and is then left by one execution to the next;
+  // else it may hold anything.
+  bool keeps_scratch() const { return runs() && executable_->keeps_scratch(); }
   // What will run and why the better candidates were passed over.
   std::string ToString() const;
 
@@ -51,7 +54,7 @@ class CompiledPartition {
   // nothing to run; but for kCuda, which clamps them, lengths, ranges, page tables and offsets that
   // do not fit what they are of. Nothing is written then. kInternal if the engine's executor, which
   // the caller may have written, failed, and kResourceExhausted if there is no memory: outputs then
-  // hold anything, and scratch of one's own must be zeroed before it is used again.
+  // hold anything, and scratch of one's own that is kept must be zeroed before it is used again.
   //
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph, with host scalars as they are then. Scratch of one's

@@ -186,6 +186,8 @@ absl::Status DnnlReplay::ReadParts() {
 
 absl::Status DnnlReplay::Compile(Part& part) const {
   const DnnlApi& api = engine_.api();
+  if (part.compiled != nullptr) api.compiled_partition_destroy(part.compiled);
+  part.compiled = nullptr;
   KVANT_RETURN_IF_ERROR(Checked(api.compiled_partition_create(&part.compiled, part.partition),
                                 "compiled_partition_create"));
   std::vector<const TensorDesc*> inputs, outputs;
@@ -202,9 +204,15 @@ absl::Status DnnlReplay::Compile(Part& part) const {
                             outputs.size(), outputs.data(), engine_.engine()),
       absl::StrCat("partition_compile of ", part.ops.size(), " ops")));
   if (api.compiled_partition_execute_v2 == nullptr) return absl::OkStatus();
-  return Checked(
-      api.compiled_partition_get_scratchpad_logical_tensor(part.compiled, &part.scratchpad),
-      "get_scratchpad_logical_tensor");
+  TensorDesc desc;
+  KVANT_RETURN_IF_ERROR(
+      Checked(api.compiled_partition_get_scratchpad_logical_tensor(part.compiled, &desc),
+              "get_scratchpad_logical_tensor"));
+  if (part.scratch != nullptr) api.tensor_destroy(part.scratch);
+  part.scratch = nullptr;
+  if (desc.dims[0] == 0) return absl::OkStatus();
+  return Checked(api.tensor_create(&part.scratch, &desc, engine_.engine(), kAllocate),
+                 "tensor_create of a scratchpad");
 }
 
 absl::StatusOr<std::unique_ptr<DnnlReplay>> DnnlReplay::Create(const DnnlEngine& engine,
@@ -212,13 +220,19 @@ absl::StatusOr<std::unique_ptr<DnnlReplay>> DnnlReplay::Create(const DnnlEngine&
   std::unique_ptr<DnnlReplay> made(new DnnlReplay(engine, graph));
   KVANT_RETURN_IF_ERROR(made->AddOps());
   KVANT_RETURN_IF_ERROR(made->ReadParts());
-  for (Part& part : made->parts_) KVANT_RETURN_IF_ERROR(made->Compile(part));
+  KVANT_RETURN_IF_ERROR(made->CompileAgain());
   return made;
+}
+
+absl::Status DnnlReplay::CompileAgain() {
+  for (Part& part : parts_) KVANT_RETURN_IF_ERROR(Compile(part));
+  return absl::OkStatus();
 }
 
 DnnlReplay::~DnnlReplay() {
   const DnnlApi& api = engine_.api();
   for (const Part& part : parts_) {
+    if (part.scratch != nullptr) api.tensor_destroy(part.scratch);
     if (part.compiled != nullptr) api.compiled_partition_destroy(part.compiled);
     api.partition_destroy(part.partition);
   }
@@ -259,13 +273,7 @@ absl::StatusOr<DnnlReplay::Binding> DnnlReplay::Bind(BufferMap& buffers) const {
     };
     for (const TensorDesc& port : part.inputs) KVANT_RETURN_IF_ERROR(add(port, ports.inputs));
     for (const TensorDesc& port : part.outputs) KVANT_RETURN_IF_ERROR(add(port, ports.outputs));
-    if (part.scratchpad.dims[0] == 0) continue;
-    TensorHandle scratchpad = nullptr;
-    KVANT_RETURN_IF_ERROR(Checked(
-        api.tensor_create(&scratchpad, &part.scratchpad, engine_.engine(), kAllocate),
-        "tensor_create of a scratchpad"));
-    binding.tensors_.push_back(scratchpad);
-    ports.scratchpad = scratchpad;
+    ports.scratchpad = part.scratch;
   }
   return binding;
 }

@@ -52,12 +52,15 @@ class DnnlReplay {
     bool supported = false;
     std::vector<size_t> ops;
     std::vector<TensorDesc> inputs, outputs;  // with shapes
-    TensorDesc scratchpad = {};
+    TensorHandle scratch = nullptr;           // where this oneDNN takes it
   };
   const std::vector<Part>& parts() const { return parts_; }
 
-  // Tensors over buffers, which stay where they are, and scratchpads where this oneDNN takes them.
-  // Needs a buffer for every graph input; adds those that are missing.
+  // All partitions, as a client does for another shape.
+  absl::Status CompileAgain();
+
+  // Tensors over buffers, which stay where they are. Needs one for every graph input; adds those that
+  // are missing. One execution at a time: the scratchpads are this object's.
   class Binding {
    public:
     explicit Binding(const DnnlApi& api) : api_(api) {}

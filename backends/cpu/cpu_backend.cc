@@ -31,6 +31,7 @@ class FusedAttention : public Executable {
   size_t scratch_bytes(int max_concurrency) const override {
     return plan_.scratch(max_concurrency) * sizeof(float);
   }
+  bool keeps_scratch() const override { return false; }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {

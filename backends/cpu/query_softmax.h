@@ -28,6 +28,7 @@ class QuerySoftmax : public Executable {
   std::string kernel() const override;
   double rounding() const override { return output_.rounding(); }
   size_t scratch_bytes(int max_concurrency) const override;
+  bool keeps_scratch() const override { return false; }
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override;
 

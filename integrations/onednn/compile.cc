@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
+#include "kvant/integrations/onednn/compile_cache.h"
 #include "kvant/integrations/onednn/names.h"
 #include "kvant/integrations/onednn/threads.h"
 
@@ -65,8 +66,8 @@ absl::Status CheckGiven(const Piece& piece, Descs inputs, Descs outputs, dnnl_en
   return CheckPorts(piece.outputs, outputs, /*output=*/true);
 }
 
-absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece, Descs inputs,
-                                                        Descs outputs, dnnl_engine* engine) {
+absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs outputs,
+                                      dnnl_engine* engine) {
   // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in floating
   // point whatever the graph says.
   if (piece.compressed && piece.next_runs && !piece.apply_to_int) {
@@ -75,6 +76,10 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece, Desc
                      "(apply_to_int)");
   }
   KVANT_ASSIGN_OR_RETURN(const Engine threads, ClientEngine());
+  const std::string key = CompileKey(piece, threads, inputs, outputs, engine);
+  if (std::shared_ptr<const Compiled> known = FindCompiled(key)) {
+    return CompileResult{.compiled = std::move(known), .cached = true};
+  }
   auto compiled = std::make_shared<Compiled>(threads);
   std::vector<LogicalTensor> tensors;
   KVANT_RETURN_IF_ERROR(
@@ -84,6 +89,9 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece, Desc
   KVANT_ASSIGN_OR_RETURN(compiled->partition,
                          compiled->engine.Compile(*piece.taken, {.require_fused = true,
                                                                  .ports = std::move(tensors)}));
+  if (compiled->partition.keeps_scratch() && compiled->partition.scratch_bytes() > 0) {
+    return MakeError(ErrorKind::kUnimplemented, "the kernel needs scratch that is kept");
+  }
   compiled->of = engine;
   compiled->scratch_bytes = compiled->partition.scratch_bytes();
   const Partition& known = compiled->partition.partition();
@@ -97,7 +105,8 @@ absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece, Desc
     compiled->output_bytes.push_back(static_cast<size_t>(port.memory_bytes()));
     compiled->tensors.push_back(DescOf(port));
   }
-  return compiled;
+  KeepCompiled(key, compiled);
+  return CompileResult{.compiled = std::move(compiled)};
 }
 
 Status StatusOf(const absl::Status& status) {

@@ -16,12 +16,17 @@ namespace kvant::dnnl_abi {
 absl::Status CheckGiven(const Piece& piece, absl::Span<const TensorDesc* const> inputs,
                         absl::Span<const TensorDesc* const> outputs, dnnl_engine* engine);
 
+struct CompileResult {
+  std::shared_ptr<const Compiled> compiled;
+  bool cached = false;  // it was compiled before
+};
+
 // For tensors that were checked. The errors are those of Engine::Compile, and what oneDNN's rules
 // forbid.
-absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const Piece& piece,
-                                                        absl::Span<const TensorDesc* const> inputs,
-                                                        absl::Span<const TensorDesc* const> outputs,
-                                                        dnnl_engine* engine);
+absl::StatusOr<CompileResult> Compile(const Piece& piece,
+                                      absl::Span<const TensorDesc* const> inputs,
+                                      absl::Span<const TensorDesc* const> outputs,
+                                      dnnl_engine* engine);
 
 // oneDNN's code for it.
 Status StatusOf(const absl::Status& status);

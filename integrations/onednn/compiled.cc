@@ -1,6 +1,5 @@
 // Compiled partitions: what is known of them, and executing them.
 #include <algorithm>
-#include <cstring>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
@@ -95,8 +94,6 @@ Status Execute(const Compiled& compiled, dnnl_stream* stream, TensorList inputs,
           {DataAt(outputs, compiled.output_places[i], &missing), compiled.output_bytes[i]});
     }
     if (missing) return kInvalidArguments;
-    // What kvant leaves in scratch from one execution to the next is not there.
-    if (scratch != nullptr) std::memset(scratch, 0, compiled.scratch_bytes);
     const size_t bytes = scratch == nullptr ? 0 : compiled.scratch_bytes;
     const absl::Status done = compiled.partition.Execute(
         compiled.stream, in, out, {static_cast<std::byte*>(scratch), bytes});

@@ -153,8 +153,9 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
     }
     auto made = Compile(*piece, in, out, engine);
     if (made.ok()) {
-      ours->compiled = *std::move(made);
-      tell("kvant", ours->compiled->partition.ToString());
+      ours->compiled = std::move(made->compiled);
+      tell(made->cached ? "kvant,cache_hit" : "kvant,cache_miss",
+           ours->compiled->partition.ToString());
     } else {
       declined = StatusOf(made.status());
       tell(piece->next_runs ? "oneDNN" : "nobody", made.status().message());

@@ -14,8 +14,9 @@ bool TurnedOff();
 // KVANT_DNNL_GRAPH_VERBOSE, with KVANT_VERBOSE's values: a line for each partition, and for what is
 // compiled of it. `describe` is only called where one is written.
 //
-//   kvant,dnnl_graph,partition,100000,taken,6 ops 0 1 2 3 4 5,attention: compressed K and V, scale
-//   kvant,dnnl_graph,compile,100000,taken,fused attention: ...
+//   kvant,dnnl_graph,partition,100000,kvant,0:MatMul 1:Divide 2:SoftMax 3:MatMul,attention: scale
+//   kvant,dnnl_graph,partition,100001,oneDNN,4:Exp,no attention
+//   kvant,dnnl_graph,compile,100000,kvant,cache_miss,fused attention: scale; cpu, cpu/avx2 ...
 void Tell(absl::FunctionRef<std::string()> describe);
 
 }  // namespace kvant::dnnl_abi

@@ -88,6 +88,28 @@ void Unknown() {
           {7, Type::f32, Layout::strided});
 }
 
+// From the cache of what was compiled, and without it.
+void Again() {
+  Begin("again");
+  const Dims dims = {1, 2, 4, 8};
+  const std::optional<dg::partition> partition =
+      Plain(Known(0, dims), Known(1, dims), Known(6, dims), Known(7, dims));
+  if (!partition) return;
+  Place place;
+  const auto compile = [&] {
+    Status("compile", [&] {
+      partition->compile({Known(0, dims), Known(1, dims), Known(3, {1}), Known(6, dims)},
+                         {Known(7, dims)}, place.engine);
+    });
+  };
+  compile();
+  compile();
+  const int capacity = dg::get_compiled_partition_cache_capacity();
+  dg::set_compiled_partition_cache_capacity(0);
+  compile();
+  dg::set_compiled_partition_cache_capacity(capacity);
+}
+
 void Layouts() {
   const Dims dims = {1, 2, 3, 8};
   Begin("layouts");
@@ -190,6 +212,7 @@ void RunMisuse() {
 
 void RunShapes() {
   Unknown();
+  Again();
   Layouts();
   Contradictions();
 }
