@@ -39,8 +39,8 @@ class CompiledPartition {
   const std::vector<std::string>& passed_over() const { return passed_over_; }
   // Scratch for one execution on its engine.
   size_t scratch_bytes() const;
-  // Whether scratch of one's own must be zeroed once, and is then left by one execution to the next;
-  // else it may hold anything.
+  // Whether scratch of one's own must be zeroed once, and is then left by one execution to the
+  // next; else it may hold anything.
   bool keeps_scratch() const { return runs() && executable_->keeps_scratch(); }
   // What will run and why the better candidates were passed over.
   std::string ToString() const;

@@ -1,5 +1,5 @@
-// Where there is no reference backend: in builds without oneDNN, and in the library that stands before
-// a client's.
+// Where there is no reference backend: in builds without oneDNN, and in the library that stands
+// before a client's.
 #include "kvant/backends/backend.h"
 
 namespace kvant {

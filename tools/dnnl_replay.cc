@@ -8,64 +8,19 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
+#include "kvant/integrations/onednn/names.h"
 
 namespace kvant::dnnl_abi {
 namespace {
 
-struct Row {
-  std::string_view name;
-  int32_t number;
-};
-constexpr std::string_view kKinds[] = {
-#define KVANT_DNNL_OP(c_name, name) #name,
-#include "kvant/integrations/onednn/op_kinds.inc"
-#undef KVANT_DNNL_OP
-};
-constexpr Row kAttrs[] = {
-#define KVANT_DNNL_ATTR(name, number) {#name, number},
-#include "kvant/integrations/onednn/attributes.inc"
-#undef KVANT_DNNL_ATTR
-};
-constexpr Row kTypes[] = {
-#define KVANT_DNNL_TYPE(name, number) {#name, number},
-#include "kvant/integrations/onednn/data_types.inc"
-#undef KVANT_DNNL_TYPE
-};
-
-template <size_t n>
-absl::StatusOr<int32_t> NumberIn(const Row (&rows)[n], std::string_view name) {
-  for (const Row& row : rows) {
-    if (row.name == name) return row.number;
-  }
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("oneDNN has no '", std::string(name), "'"));
-}
-
-absl::StatusOr<KindNumber> NumberOfKind(OpKind kind) {
-  const auto found = std::find(std::begin(kKinds), std::end(kKinds), OpKindName(kind));
-  if (found != std::end(kKinds)) return static_cast<KindNumber>(found - std::begin(kKinds));
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("oneDNN has no op ", std::string(OpKindName(kind))));
-}
-
-// What a client says of a tensor; with the graph's shapes or as in its description.
-absl::StatusOr<TensorDesc> DescOf(const LogicalTensor& tensor) {
+// What a client says of a tensor.
+absl::StatusOr<TensorDesc> Describe(const LogicalTensor& tensor) {
   if (tensor.value) {
     return MakeError(ErrorKind::kUnimplemented,
                      absl::StrCat("oneDNN has no constants: tensor ", tensor.id));
   }
-  TensorDesc desc = {};
-  desc.id = tensor.id;
-  desc.ndims = tensor.rank();
-  KVANT_ASSIGN_OR_RETURN(desc.data_type, NumberIn(kTypes, DataTypeName(tensor.type)));
-  desc.property = static_cast<PropertyNumber>(tensor.property);
-  desc.layout_type = static_cast<LayoutNumber>(Layout::kStrided);
-  if (!tensor.dims) return desc;
-  std::copy(tensor.dims->begin(), tensor.dims->end(), desc.dims);
-  const Dims strides =
-      tensor.has_shape() ? tensor.StridesOrDense() : Dims(tensor.dims->size(), kUnknownDim);
-  std::copy(strides.begin(), strides.end(), desc.layout.strides);
-  return desc;
+  KVANT_RETURN_IF_ERROR(NumberOf(tensor.type).status());
+  return DescOf(tensor);
 }
 
 absl::Status SetAttr(const DnnlApi& api, OpHandle op, AttrNumber number, const AttrValue& value) {
@@ -93,9 +48,9 @@ absl::Status SetAttr(const DnnlApi& api, OpHandle op, AttrNumber number, const A
 
 absl::Status Checked(Status status, std::string_view call) {
   if (status == kSuccess) return absl::OkStatus();
-  return MakeError(status == kUnimplemented ? ErrorKind::kUnimplemented
-                                            : ErrorKind::kInvalidArguments,
-                   absl::StrCat("dnnl_graph ", std::string(call), ": status ", status));
+  return MakeError(
+      status == kUnimplemented ? ErrorKind::kUnimplemented : ErrorKind::kInvalidArguments,
+      absl::StrCat("dnnl_graph ", std::string(call), ": status ", status));
 }
 
 absl::StatusOr<std::unique_ptr<DnnlEngine>> DnnlEngine::Create(const DnnlApi& api) {
@@ -114,31 +69,30 @@ DnnlEngine::~DnnlEngine() {
 absl::Status DnnlReplay::AddOps() {
   const DnnlApi& api = engine_.api();
   const GraphOptions& options = graph_.options();
-  KVANT_RETURN_IF_ERROR(
-      Checked(api.graph_create_with_fpmath_mode(&handle_, kCpu,
-                                                static_cast<FpMathMode>(options.fpmath)),
-              "graph_create"));
+  KVANT_RETURN_IF_ERROR(Checked(
+      api.graph_create_with_fpmath_mode(&handle_, kCpu, static_cast<FpMathMode>(options.fpmath)),
+      "graph_create"));
   if (options.apply_to_int && api.graph_set_fpmath_mode != nullptr) {
-    KVANT_RETURN_IF_ERROR(Checked(
-        api.graph_set_fpmath_mode(handle_, static_cast<FpMathMode>(options.fpmath), 1),
-        "graph_set_fpmath_mode"));
+    KVANT_RETURN_IF_ERROR(
+        Checked(api.graph_set_fpmath_mode(handle_, static_cast<FpMathMode>(options.fpmath), 1),
+                "graph_set_fpmath_mode"));
   }
   for (const Op& op : graph_.ops()) {
-    KVANT_ASSIGN_OR_RETURN(const KindNumber kind, NumberOfKind(op.kind));
+    KVANT_ASSIGN_OR_RETURN(const KindNumber kind, NumberOf(op.kind));
     OpHandle handle = nullptr;
     KVANT_RETURN_IF_ERROR(
         Checked(api.op_create(&handle, op.id, kind, op.name.c_str()), "op_create"));
     const std::unique_ptr<dnnl_graph_op, Status (*)(OpHandle)> owner(handle, api.op_destroy);
     for (const TensorId id : op.inputs) {
-      KVANT_ASSIGN_OR_RETURN(const TensorDesc desc, DescOf(graph_.tensor(id)));
+      KVANT_ASSIGN_OR_RETURN(const TensorDesc desc, Describe(graph_.tensor(id)));
       KVANT_RETURN_IF_ERROR(Checked(api.op_add_input(handle, &desc), "op_add_input"));
     }
     for (const TensorId id : op.outputs) {
-      KVANT_ASSIGN_OR_RETURN(const TensorDesc desc, DescOf(graph_.tensor(id)));
+      KVANT_ASSIGN_OR_RETURN(const TensorDesc desc, Describe(graph_.tensor(id)));
       KVANT_RETURN_IF_ERROR(Checked(api.op_add_output(handle, &desc), "op_add_output"));
     }
     for (const auto& [attr, value] : op.attrs) {
-      KVANT_ASSIGN_OR_RETURN(const AttrNumber number, NumberIn(kAttrs, AttrName(attr)));
+      KVANT_ASSIGN_OR_RETURN(const AttrNumber number, NumberOf(attr));
       KVANT_RETURN_IF_ERROR(SetAttr(api, handle, number, value));
     }
     KVANT_RETURN_IF_ERROR(Checked(api.add_op(handle_, handle), "add_op of " + op.ToString()));
@@ -154,8 +108,8 @@ absl::Status DnnlReplay::ReadParts() {
       Checked(api.graph_get_partition_num(handle_, &count), "graph_get_partition_num"));
   std::vector<PartitionHandle> handles(count);
   if (count == 0) return absl::OkStatus();
-  KVANT_RETURN_IF_ERROR(Checked(api.graph_get_partitions(handle_, count, handles.data()),
-                                "graph_get_partitions"));
+  KVANT_RETURN_IF_ERROR(
+      Checked(api.graph_get_partitions(handle_, count, handles.data()), "graph_get_partitions"));
   for (const PartitionHandle handle : handles) parts_.emplace_back().partition = handle;
   for (Part& part : parts_) {
     size_t ops = 0, inputs = 0, outputs = 0;
@@ -192,17 +146,17 @@ absl::Status DnnlReplay::Compile(Part& part) const {
                                 "compiled_partition_create"));
   std::vector<const TensorDesc*> inputs, outputs;
   for (TensorDesc& port : part.inputs) {
-    KVANT_ASSIGN_OR_RETURN(port, DescOf(graph_.tensor(port.id)));
+    KVANT_ASSIGN_OR_RETURN(port, Describe(graph_.tensor(port.id)));
     inputs.push_back(&port);
   }
   for (TensorDesc& port : part.outputs) {
-    KVANT_ASSIGN_OR_RETURN(port, DescOf(graph_.tensor(port.id)));
+    KVANT_ASSIGN_OR_RETURN(port, Describe(graph_.tensor(port.id)));
     outputs.push_back(&port);
   }
-  KVANT_RETURN_IF_ERROR(Checked(
-      api.partition_compile(part.partition, part.compiled, inputs.size(), inputs.data(),
-                            outputs.size(), outputs.data(), engine_.engine()),
-      absl::StrCat("partition_compile of ", part.ops.size(), " ops")));
+  KVANT_RETURN_IF_ERROR(
+      Checked(api.partition_compile(part.partition, part.compiled, inputs.size(), inputs.data(),
+                                    outputs.size(), outputs.data(), engine_.engine()),
+              absl::StrCat("partition_compile of ", part.ops.size(), " ops")));
   if (api.compiled_partition_execute_v2 == nullptr) return absl::OkStatus();
   TensorDesc desc;
   KVANT_RETURN_IF_ERROR(

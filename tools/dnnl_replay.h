@@ -59,8 +59,8 @@ class DnnlReplay {
   // All partitions, as a client does for another shape.
   absl::Status CompileAgain();
 
-  // Tensors over buffers, which stay where they are. Needs one for every graph input; adds those that
-  // are missing. One execution at a time: the scratchpads are this object's.
+  // Tensors over buffers, which stay where they are. Needs one for every graph input; adds those
+  // that are missing. One execution at a time: the scratchpads are this object's.
   class Binding {
    public:
     explicit Binding(const DnnlApi& api) : api_(api) {}

@@ -1,5 +1,6 @@
-// Times a graph three ways, in turns, over buffers that no cache holds: by kvant as `kvant bench` does,
-// by kvant through oneDNN Graph's C functions, and by oneDNN itself through the same functions.
+// Times a graph three ways, in turns, over buffers that no cache holds: by kvant as `kvant bench`
+// does, by kvant through oneDNN Graph's C functions, and by oneDNN itself through the same
+// functions.
 //
 //   onednn_graph_bench GRAPH KVANT_LIBRARY ONEDNN_LIBRARY CALLS ONEDNN_CALLS
 //
@@ -55,8 +56,7 @@ struct Client {
 
   absl::Status Open(const std::string& graph_library, const std::string& library,
                     const Graph& graph, const Rotation& rotation) {
-    KVANT_ASSIGN_OR_RETURN(const dnnl_abi::DnnlApi api,
-                           dnnl_abi::LoadDnnl(graph_library, library));
+    KVANT_ASSIGN_OR_RETURN(const dnnl_abi::DnnlApi api, dnnl_abi::LoadDnnl(graph_library, library));
     KVANT_ASSIGN_OR_RETURN(engine, DnnlEngine::Create(api));
     KVANT_ASSIGN_OR_RETURN(replay, DnnlReplay::Create(*engine, graph));
     std::vector<double> again;
@@ -93,8 +93,7 @@ absl::StatusOr<Json> Bench(char** arguments) {
   for (int call = -1; call < calls; ++call) {
     std::vector<double> a, b;
     const size_t at = static_cast<size_t>(call + 1);
-    KVANT_RETURN_IF_ERROR(
-        Time([&] { return runner.Run(rotation.bindings[2 * at % copies]); }, &a));
+    KVANT_RETURN_IF_ERROR(Time([&] { return runner.Run(rotation.bindings[2 * at % copies]); }, &a));
     KVANT_RETURN_IF_ERROR(
         Time([&] { return with.replay->Run(with.bindings[(2 * at + 1) % copies]); }, &b));
     if (call < 0) continue;  // scratch, threads, pages

@@ -40,7 +40,7 @@ class Marker {
 
   bool Compile(dnnl_engine* engine) {
     OpHandle op = nullptr;
-    if (Failed(next::op_create(&op, 0, NumberOfKind("Abs"), "marker"))) return false;
+    if (Failed(next::op_create(&op, 0, *NumberOf(OpKind::kAbs), "marker"))) return false;
     const NextOp op_owner(op);
     if (Failed(next::op_add_input(op, &input_)) || Failed(next::op_add_output(op, &output_))) {
       return false;

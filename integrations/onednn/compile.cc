@@ -26,8 +26,8 @@ Descs::iterator Find(Descs given, size_t id) {
 absl::Status CheckPorts(const std::vector<TensorDesc>& ports, Descs given, bool output) {
   for (const TensorDesc& port : ports) {
     const auto error = [&](std::string_view why) {
-      return Invalid(absl::StrCat(output ? "output" : "input", " tensor ", port.id, " ",
-                                  std::string(why)));
+      return Invalid(
+          absl::StrCat(output ? "output" : "input", " tensor ", port.id, " ", std::string(why)));
     };
     const auto found = Find(given, port.id);
     if (found == given.end()) return error("is not given");
@@ -68,8 +68,8 @@ absl::Status CheckGiven(const Piece& piece, Descs inputs, Descs outputs, dnnl_en
 
 absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs outputs,
                                       dnnl_engine* engine) {
-  // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in floating
-  // point whatever the graph says.
+  // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in
+  // floating point whatever the graph says.
   if (piece.compressed && piece.next_runs && !piece.apply_to_int) {
     return MakeError(ErrorKind::kUnimplemented,
                      "the graph's fpmath mode does not permit floating point for integers "
@@ -82,13 +82,11 @@ absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs ou
   }
   auto compiled = std::make_shared<Compiled>(threads);
   std::vector<LogicalTensor> tensors;
-  KVANT_RETURN_IF_ERROR(
-      Place(piece.taken->inputs(), inputs, &compiled->input_places, &tensors));
-  KVANT_RETURN_IF_ERROR(
-      Place(piece.taken->outputs(), outputs, &compiled->output_places, &tensors));
-  KVANT_ASSIGN_OR_RETURN(compiled->partition,
-                         compiled->engine.Compile(*piece.taken, {.require_fused = true,
-                                                                 .ports = std::move(tensors)}));
+  KVANT_RETURN_IF_ERROR(Place(piece.taken->inputs(), inputs, &compiled->input_places, &tensors));
+  KVANT_RETURN_IF_ERROR(Place(piece.taken->outputs(), outputs, &compiled->output_places, &tensors));
+  KVANT_ASSIGN_OR_RETURN(
+      compiled->partition,
+      compiled->engine.Compile(*piece.taken, {.require_fused = true, .ports = std::move(tensors)}));
   if (compiled->partition.keeps_scratch() && compiled->partition.scratch_bytes() > 0) {
     return MakeError(ErrorKind::kUnimplemented, "the kernel needs scratch that is kept");
   }

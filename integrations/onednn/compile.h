@@ -10,9 +10,9 @@
 
 namespace kvant::dnnl_abi {
 
-// Whether these tensors, matched with ports by id, are what compiling for that engine needs; others are
-// ignored. kInvalidArguments says what is missing or not known of a port; where oneDNN is not asked
-// first, since it may read what is not there.
+// Whether these tensors, matched with ports by id, are what compiling for that engine needs; others
+// are ignored. kInvalidArguments says what is missing or not known of a port; where oneDNN is not
+// asked first, since it may read what is not there.
 absl::Status CheckGiven(const Piece& piece, absl::Span<const TensorDesc* const> inputs,
                         absl::Span<const TensorDesc* const> outputs, dnnl_engine* engine);
 

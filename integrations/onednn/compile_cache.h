@@ -17,8 +17,8 @@ std::string CompileKey(const Piece& piece, const Engine& threads,
 
 // Null if it is not there, or the cache is turned off by a capacity of 0.
 std::shared_ptr<const Compiled> FindCompiled(const std::string& key);
-// As many as the client lets oneDNN keep (dnnl_graph_set_compiled_partition_cache_capacity); then what
-// was not used for longest goes.
+// As many as the client lets oneDNN keep (dnnl_graph_set_compiled_partition_cache_capacity); then
+// what was not used for longest goes.
 void KeepCompiled(const std::string& key, const std::shared_ptr<const Compiled>& compiled);
 
 }  // namespace kvant::dnnl_abi

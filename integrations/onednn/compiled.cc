@@ -46,8 +46,7 @@ NextTensors NextOfAll(TensorList tensors) {
 
 // The memory of a port, or null with `*missing` set.
 void* DataAt(TensorList tensors, size_t place, bool* missing) {
-  const OurTensor* const tensor =
-      place < tensors.size() ? As<OurTensor>(tensors[place]) : nullptr;
+  const OurTensor* const tensor = place < tensors.size() ? As<OurTensor>(tensors[place]) : nullptr;
   *missing |= tensor == nullptr;
   return tensor == nullptr ? nullptr : tensor->data;
 }
@@ -95,8 +94,8 @@ Status Execute(const Compiled& compiled, dnnl_stream* stream, TensorList inputs,
     }
     if (missing) return kInvalidArguments;
     const size_t bytes = scratch == nullptr ? 0 : compiled.scratch_bytes;
-    const absl::Status done = compiled.partition.Execute(
-        compiled.stream, in, out, {static_cast<std::byte*>(scratch), bytes});
+    const absl::Status done = compiled.partition.Execute(compiled.stream, in, out,
+                                                         {static_cast<std::byte*>(scratch), bytes});
     if (done.ok()) return kSuccess;
     Tell([&] { return "execute," + std::string(done.message()); });
     return StatusOf(done);

@@ -93,9 +93,8 @@ class Filtering {
 void Filtering::Take(const Partition& partition, Piece* piece) const {
   const std::vector<Op>& ops = partition.ops().ops();
   piece->taken = partition;
-  piece->compressed = std::any_of(ops.begin(), ops.end(), [](const Op& op) {
-    return op.kind == OpKind::kDynamicDequantize;
-  });
+  piece->compressed = std::any_of(
+      ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::kDynamicDequantize; });
   piece->apply_to_int = graph_.apply_to_int;
 }
 
@@ -118,8 +117,7 @@ void Filtering::TakeOver(Pieces& pieces) {
     if (!piece->next_runs || !normalizes || indices.size() < 3) continue;
     const absl::StatusOr<std::vector<Partition>> alone =
         PartitionGraph(mirrored_.graph.Subgraph(indices));
-    if (!alone.ok() || alone->size() != 1 ||
-        alone->front().kind() != Partition::Kind::kAttention ||
+    if (!alone.ok() || alone->size() != 1 || alone->front().kind() != Partition::Kind::kAttention ||
         alone->front().ops().ops().size() != indices.size()) {
       continue;
     }
@@ -166,8 +164,8 @@ absl::Status Filtering::FindAttention(const Engine& engine) {
   return absl::OkStatus();
 }
 
-// What oneDNN makes of the same ops gives the piece an id that no other has, and runs it where kvant
-// cannot, if it is one.
+// What oneDNN makes of the same ops gives the piece an id that no other has, and runs it where
+// kvant cannot, if it is one.
 Status Filtering::MakePiece(const Candidate& candidate, Piece* piece) const {
   const OpSet inside(candidate.ops.begin(), candidate.ops.end());
   NextGraph alone;
@@ -217,8 +215,8 @@ bool Filtering::Order(size_t first_cut, Pieces* pieces, size_t* stuck) const {
       return found != maker.end() && !placed[found->second];
     };
     while (next < pieces->size() &&
-           (placed[next] || std::any_of((*pieces)[next]->inputs.begin(),
-                                        (*pieces)[next]->inputs.end(), waits))) {
+           (placed[next] ||
+            std::any_of((*pieces)[next]->inputs.begin(), (*pieces)[next]->inputs.end(), waits))) {
       ++next;
     }
     if (next == pieces->size()) {
@@ -301,8 +299,8 @@ std::string Filtering::WhyNot(const Piece& piece) const {
   }
   for (const Partition& partition : partitions_) {
     const std::vector<Op>& ops = partition.ops().ops();
-    const bool within = std::any_of(ops.begin(), ops.end(),
-                                    [&](const Op& op) { return inside.contains(op.id); });
+    const bool within =
+        std::any_of(ops.begin(), ops.end(), [&](const Op& op) { return inside.contains(op.id); });
     if (!within) continue;
     for (const std::string& miss : partition.misses()) add(miss);
     if (partition.kind() == Partition::Kind::kAttentionBackward) add("attention, backward");

@@ -13,9 +13,9 @@ namespace kvant::dnnl_abi {
 Status ReadPiece(NextPartition partition, Piece* piece);
 
 // The pieces of a graph that oneDNN has filtered, in its order, with what kvant takes. An attention
-// that oneDNN fuses is taken over: id, ops, ports and place stay. One that oneDNN would cut where kvant
-// need not, because it is older or this CPU lacks a type, is put among those of a graph of the other
-// ops.
+// that oneDNN fuses is taken over: id, ops, ports and place stay. One that oneDNN would cut where
+// kvant need not, because it is older or this CPU lacks a type, is put among those of a graph of
+// the other ops.
 Status Filter(const OurGraph& graph, Policy policy,
               std::vector<std::shared_ptr<const Piece>>* pieces);
 

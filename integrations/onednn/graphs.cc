@@ -51,8 +51,7 @@ KVANT_DNNL_EXPORT Status dnnl_graph_graph_destroy(GraphHandle graph) {
 
 KVANT_DNNL_EXPORT Status dnnl_graph_graph_set_fpmath_mode(GraphHandle graph, FpMathMode mode,
                                                           int apply_to_int) {
-  const Status status =
-      next::graph_set_fpmath_mode(NextOf<OurGraph>(graph), mode, apply_to_int);
+  const Status status = next::graph_set_fpmath_mode(NextOf<OurGraph>(graph), mode, apply_to_int);
   if (OurGraph* const ours = As<OurGraph>(graph); ours != nullptr && status == kSuccess) {
     ours->fpmath = mode;
     ours->apply_to_int = apply_to_int != 0;

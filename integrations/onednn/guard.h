@@ -1,5 +1,5 @@
-// No exception of ours crosses the ABI. One that a client's allocator throws passes through us as it
-// passes through oneDNN: what may call it is called outside of Guard.
+// No exception of ours crosses the ABI. One that a client's allocator throws passes through us as
+// it passes through oneDNN: what may call it is called outside of Guard.
 #ifndef KVANT_INTEGRATIONS_ONEDNN_GUARD_H_
 #define KVANT_INTEGRATIONS_ONEDNN_GUARD_H_
 

@@ -1,5 +1,5 @@
-// What the ABI's handles stand for. Clients get ours; oneDNN calls itself through this library, with
-// handles of its own, so that each function takes either.
+// What the ABI's handles stand for. Clients get ours; oneDNN calls itself through this library,
+// with handles of its own, so that each function takes either.
 #ifndef KVANT_INTEGRATIONS_ONEDNN_HANDLES_H_
 #define KVANT_INTEGRATIONS_ONEDNN_HANDLES_H_
 
@@ -77,8 +77,8 @@ struct Piece {
   bool supported = false;
   std::vector<size_t> ops;
   std::vector<TensorDesc> inputs, outputs;
-  // oneDNN's, where it makes one of these ops, and whether it runs it. Null where kvant took together
-  // what oneDNN does not.
+  // oneDNN's, where it makes one of these ops, and whether it runs it. Null where kvant took
+  // together what oneDNN does not.
   NextPartition next;
   bool next_runs = false;
   // kvant's, where it took it.

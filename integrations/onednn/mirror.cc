@@ -83,7 +83,7 @@ std::vector<OpRecord> Ends(const OurGraph& graph, const std::function<bool(const
       if (found == made.end()) continue;
       OpRecord& end = ends.emplace_back();
       end.id = kFirstEnd + ends.size() - 1;
-      end.kind = NumberOfKind("End");
+      end.kind = *NumberOf(OpKind::kEnd);
       end.inputs = {*found->second};
       made.erase(found);
     }

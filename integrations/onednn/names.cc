@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kvant/graph/status.h"
 
 namespace kvant::dnnl_abi {
 namespace {
@@ -35,6 +39,19 @@ std::string_view NameIn(const Row (&rows)[n], int32_t number) {
   return "";
 }
 
+absl::Status Lacks(std::string_view name) {
+  return MakeError(ErrorKind::kUnimplemented,
+                   absl::StrCat("oneDNN has no '", std::string(name), "'"));
+}
+
+template <size_t n>
+absl::StatusOr<int32_t> NumberIn(const Row (&rows)[n], std::string_view name) {
+  for (const Row& row : rows) {
+    if (row.name == name) return row.number;
+  }
+  return Lacks(name);
+}
+
 // By which layouts, properties and modes are converted.
 static_assert(static_cast<int>(Layout::kUndef) == 0 && static_cast<int>(Layout::kAny) == 1 &&
               static_cast<int>(Layout::kStrided) == 2 && static_cast<int>(Layout::kOpaque) == 3);
@@ -50,11 +67,6 @@ std::string_view NameOfKind(KindNumber kind) {
   return known ? kKindNames[kind] : "";
 }
 
-KindNumber NumberOfKind(std::string_view name) {
-  return static_cast<KindNumber>(std::find(std::begin(kKindNames), std::end(kKindNames), name) -
-                                 std::begin(kKindNames));
-}
-
 std::optional<OpKind> KindOf(KindNumber kind) { return OpKindFromName(NameOfKind(kind)); }
 
 std::optional<Attr> AttrOf(AttrNumber attr) { return AttrFromName(NameIn(kAttrs, attr)); }
@@ -63,17 +75,19 @@ DataType TypeOf(TypeNumber type) {
   return DataTypeFromName(NameIn(kTypes, type)).value_or(DataType::kUndef);
 }
 
-TypeNumber NumberOf(DataType type) {
-  const std::string_view name = DataTypeName(type);
-  for (const Row& row : kTypes) {
-    if (row.name == name) return row.number;
-  }
-  return 0;
+absl::StatusOr<KindNumber> NumberOf(OpKind kind) {
+  const auto found = std::find(std::begin(kKindNames), std::end(kKindNames), OpKindName(kind));
+  if (found == std::end(kKindNames)) return Lacks(OpKindName(kind));
+  return static_cast<KindNumber>(found - std::begin(kKindNames));
 }
 
+absl::StatusOr<AttrNumber> NumberOf(Attr attr) { return NumberIn(kAttrs, AttrName(attr)); }
+
+absl::StatusOr<TypeNumber> NumberOf(DataType type) { return NumberIn(kTypes, DataTypeName(type)); }
+
 size_t AttrTypeOf(AttrNumber attr) {
-  static const AttrValue of_range[] = {float(),   std::vector<float>(),   int64_t(),
-                                       std::vector<int64_t>(), bool(), std::string()};
+  static const AttrValue of_range[] = {
+      float(), std::vector<float>(), int64_t(), std::vector<int64_t>(), bool(), std::string()};
   constexpr AttrNumber kEnds[] = {0x20, 0x30, 0x40, 0x60, 0x80};
   return of_range[std::upper_bound(std::begin(kEnds), std::end(kEnds), attr) - kEnds].index();
 }
@@ -96,11 +110,13 @@ TensorDesc DescOf(const LogicalTensor& tensor) {
   TensorDesc desc = {};
   desc.id = tensor.id;
   desc.ndims = tensor.rank();
-  desc.data_type = NumberOf(tensor.type);
+  desc.data_type = NumberOf(tensor.type).value_or(0);
   desc.property = static_cast<PropertyNumber>(tensor.property);
   desc.layout_type = static_cast<LayoutNumber>(Layout::kStrided);
-  if (tensor.dims) std::copy(tensor.dims->begin(), tensor.dims->end(), desc.dims);
-  const Dims strides = tensor.StridesOrDense();
+  if (!tensor.dims) return desc;
+  const Dims strides =
+      tensor.has_shape() ? tensor.StridesOrDense() : Dims(tensor.dims->size(), kUnknownDim);
+  std::copy(tensor.dims->begin(), tensor.dims->end(), desc.dims);
   std::copy(strides.begin(), strides.end(), desc.layout.strides);
   return desc;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "kvant/graph/data_type.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/graph/op.h"
@@ -12,22 +13,24 @@
 
 namespace kvant::dnnl_abi {
 
-// "MatMul"; "kind 99" has no name: empty.
+// "MatMul"; empty for a number that is none's.
 std::string_view NameOfKind(KindNumber kind);
-// Of a name that is in the table.
-KindNumber NumberOfKind(std::string_view name);
-// Nothing for what kvant lacks.
+
+// From oneDNN to kvant: nothing, or kUndef, for what kvant lacks.
 std::optional<OpKind> KindOf(KindNumber kind);
 std::optional<Attr> AttrOf(AttrNumber attr);
-// kUndef for what kvant lacks.
 DataType TypeOf(TypeNumber type);
-TypeNumber NumberOf(DataType type);
+
+// From kvant to oneDNN: kUnimplemented, with the name, for what oneDNN lacks.
+absl::StatusOr<KindNumber> NumberOf(OpKind kind);
+absl::StatusOr<AttrNumber> NumberOf(Attr attr);
+absl::StatusOr<TypeNumber> NumberOf(DataType type);
 
 // What attributes of that number are: the index of an alternative of AttrValue.
 size_t AttrTypeOf(AttrNumber attr);
 
 LogicalTensor TensorOf(const TensorDesc& desc);
-// Strided; `tensor` has a shape.
+// Strided, by a type that oneDNN has.
 TensorDesc DescOf(const LogicalTensor& tensor);
 
 }  // namespace kvant::dnnl_abi

@@ -84,22 +84,22 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_get_id(const dnnl_graph_partition*
   return Give(piece->id, id);
 }
 
-KVANT_DNNL_EXPORT Status dnnl_graph_partition_get_input_ports_num(
-    const dnnl_graph_partition* partition, size_t* num) {
+KVANT_DNNL_EXPORT Status
+dnnl_graph_partition_get_input_ports_num(const dnnl_graph_partition* partition, size_t* num) {
   const Piece* const piece = PieceOf(partition);
   if (piece == nullptr) return next::partition_get_input_ports_num(partition, num);
   return Give(piece->inputs.size(), num);
 }
 
-KVANT_DNNL_EXPORT Status dnnl_graph_partition_get_input_ports(
-    const dnnl_graph_partition* partition, size_t num, TensorDesc* ports) {
+KVANT_DNNL_EXPORT Status dnnl_graph_partition_get_input_ports(const dnnl_graph_partition* partition,
+                                                              size_t num, TensorDesc* ports) {
   const Piece* const piece = PieceOf(partition);
   if (piece == nullptr) return next::partition_get_input_ports(partition, num, ports);
   return CopyAll(piece->inputs, num, ports);
 }
 
-KVANT_DNNL_EXPORT Status dnnl_graph_partition_get_output_ports_num(
-    const dnnl_graph_partition* partition, size_t* num) {
+KVANT_DNNL_EXPORT Status
+dnnl_graph_partition_get_output_ports_num(const dnnl_graph_partition* partition, size_t* num) {
   const Piece* const piece = PieceOf(partition);
   if (piece == nullptr) return next::partition_get_output_ports_num(partition, num);
   return Give(piece->outputs.size(), num);
@@ -146,7 +146,7 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
     const auto tell = [&](const char* who, absl::string_view what) {
       Tell([&] { return absl::StrCat("compile,", piece->id, ",", who, ",", what); });
     };
-    const absl::Span<const TensorDesc* const> in(inputs, in_num), out(outputs, out_num);
+    const absl::Span<const TensorDesc*const> in(inputs, in_num), out(outputs, out_num);
     if (const absl::Status given = CheckGiven(*piece, in, out, engine); !given.ok()) {
       tell("nobody", given.message());
       return StatusOf(given);

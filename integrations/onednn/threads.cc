@@ -14,8 +14,7 @@ namespace kvant::dnnl_abi {
 namespace {
 
 int OpenMpThreads() {
-  static const auto most =
-      reinterpret_cast<int (*)()>(dlsym(NextLibrary(), "omp_get_max_threads"));
+  static const auto most = reinterpret_cast<int (*)()>(dlsym(NextLibrary(), "omp_get_max_threads"));
   return most == nullptr ? 1 : std::max(most(), 1);
 }
 
@@ -35,8 +34,7 @@ absl::StatusOr<Engine> MakeEngine(unsigned runtime, int threads) {
     case kOpenMp:
       options.executor = MakeOpenMpExecutor(threads, NextLibrary());
       if (options.executor == nullptr) {
-        return MakeError(ErrorKind::kUnimplemented,
-                         "oneDNN's OpenMP runtime has no GOMP_parallel");
+        return MakeError(ErrorKind::kUnimplemented, "oneDNN's OpenMP runtime has no GOMP_parallel");
       }
       break;
     case kTbb:

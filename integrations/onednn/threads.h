@@ -7,9 +7,9 @@
 
 namespace kvant::dnnl_abi {
 
-// With as many threads as oneDNN would take if it computed now, from where it takes them: the OpenMP
-// runtime or the oneTBB that it is linked with. The same engine for the same number. kUnimplemented
-// where its threads are a pool of the client's.
+// With as many threads as oneDNN would take if it computed now, from where it takes them: the
+// OpenMP runtime or the oneTBB that it is linked with. The same engine for the same number.
+// kUnimplemented where its threads are a pool of the client's.
 absl::StatusOr<Engine> ClientEngine();
 
 }  // namespace kvant::dnnl_abi

@@ -21,7 +21,10 @@ struct Shapes {
 
 // 5-D, three queries' heads to each of keys.
 Shapes Grouped() {
-  return {{2, 2, 3, kQ, kD}, {2, 2, 1, kK, kD}, {2, 2, 1, kK, kD}, {2, 2, 3, kQ, kK},
+  return {{2, 2, 3, kQ, kD},
+          {2, 2, 1, kK, kD},
+          {2, 2, 1, kK, kD},
+          {2, 2, 3, kQ, kK},
           {2, 2, 3, kQ, kD}};
 }
 
@@ -110,43 +113,40 @@ void Forms() {
   Case("plain", Attention(), [](Attention& a) { a.Pv(a.SoftMax(a.Qk())); });
   Case("keys transposed", Attention(), [](Attention& a) { a.Pv(a.SoftMax(a.Qk(false))); });
   Case("divide", Attention(), [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Qk()))); });
-  Case("multiply", Attention(), [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Multiply, a.Qk()))); });
+  Case("multiply", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Multiply, a.Qk()))); });
   Case("multiply, scale first", Attention(), [](Attention& a) {
     const Desc scale = a.b().Input(Type::f32, {1});
     a.Pv(a.SoftMax(a.b().Op(Kind::Multiply, {scale, a.Qk()}, a.Scores())));
   });
-  Case("mask", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk()))));
-  });
+  Case("mask", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())))); });
   Case("mask of one row", Attention(), [](Attention& a) {
     a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk()), {1, 1, 1, kK})));
   });
-  Case("select", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Select(a.Scale(Kind::Divide, a.Qk()), false)));
-  });
-  Case("select, fill first", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Select(a.Scale(Kind::Divide, a.Qk()), true)));
-  });
-  Case("grouped heads", Attention(Grouped()), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk()))));
-  });
-  Case("one head of keys", Attention({{2, 4, kQ, kD}, {2, 1, kK, kD}, {2, 1, kK, kD},
-                                      {2, 4, kQ, kK}, {2, 4, kQ, kD}}),
+  Case("select", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Select(a.Scale(Kind::Divide, a.Qk()), false))); });
+  Case("select, fill first", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Select(a.Scale(Kind::Divide, a.Qk()), true))); });
+  Case("grouped heads", Attention(Grouped()),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())))); });
+  Case("one head of keys",
+       Attention({{2, 4, kQ, kD}, {2, 1, kK, kD}, {2, 1, kK, kD}, {2, 4, kQ, kK}, {2, 4, kQ, kD}}),
        [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Qk()))); });
   Case("rank 3", Attention({{6, kQ, kD}, {6, kK, kD}, {6, kK, kD}, {6, kQ, kK}, {6, kQ, kD}}),
        [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Qk()))); });
   Case("values of another size",
        Attention({{1, 2, kQ, kD}, {1, 2, kK, kD}, {1, 2, kK, 24}, {1, 2, kQ, kK}, {1, 2, kQ, 24}}),
        [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Qk()))); });
-  Case("keys are values", Attention({{1, 2, kQ, kD}, {1, 2, kK, kD}, {1, 2, kK, kD},
-                                     {1, 2, kQ, kK}, {1, 2, kQ, kD}}),
+  Case("keys are values",
+       Attention({{1, 2, kQ, kD}, {1, 2, kK, kD}, {1, 2, kK, kD}, {1, 2, kQ, kK}, {1, 2, kQ, kD}}),
        [](Attention& a) {
          const Desc k = a.b().Input(Type::f32, {1, 2, kK, kD});
          const Desc scores = a.QkOf(a.b().Input(Type::f32, {1, 2, kQ, kD}), k, true);
          a.PvOf(a.SoftMax(scores), k);
        });
-  Case("no tokens", Attention({{1, 2, 0, kD}, {1, 2, kK, kD}, {1, 2, kK, kD}, {1, 2, 0, kK},
-                               {1, 2, 0, kD}}),
+  Case("no tokens",
+       Attention({{1, 2, 0, kD}, {1, 2, kK, kD}, {1, 2, kK, kD}, {1, 2, 0, kK}, {1, 2, 0, kD}}),
        [](Attention& a) { a.Pv(a.SoftMax(a.Qk())); });
   Case("transposed output", Attention(), [](Attention& a) {
     const Desc out = a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Qk())));
@@ -169,9 +169,8 @@ void Forms() {
 
 // What oneDNN cuts, and so does this.
 void Cuts() {
-  Case("mask before scale", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Mask(a.Qk()))));
-  });
+  Case("mask before scale", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Scale(Kind::Divide, a.Mask(a.Qk())))); });
   Case("scores as divisor", Attention(), [](Attention& a) {
     const Desc one = a.b().Input(Type::f32, {1});
     a.Pv(a.SoftMax(a.b().Op(Kind::Divide, {one, a.Qk()}, a.Scores())));
@@ -181,18 +180,18 @@ void Cuts() {
     a.Pv(a.SoftMax(scores));
     a.b().Op(Kind::Exp, {scores}, a.Scores());
   });
-  Case("softmax over queries", Attention(), [](Attention& a) { a.Pv(a.SoftMax(a.Qk(), false, 2)); });
-  Case("GELU on scores", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.b().Op(Kind::GELU, {a.Qk()}, a.Scores())));
-  });
-  Case("no second MatMul", Attention(), [](Attention& a) { a.SoftMax(a.Scale(Kind::Divide, a.Qk())); });
+  Case("softmax over queries", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Qk(), false, 2)); });
+  Case("GELU on scores", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.b().Op(Kind::GELU, {a.Qk()}, a.Scores()))); });
+  Case("no second MatMul", Attention(),
+       [](Attention& a) { a.SoftMax(a.Scale(Kind::Divide, a.Qk())); });
 }
 
 #if CLIENT_NEW
 void NewForms() {
-  Case("statistics", Attention(), [](Attention& a) {
-    a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())), true));
-  });
+  Case("statistics", Attention(),
+       [](Attention& a) { a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())), true)); });
   Case("host scalar", Attention(), [](Attention& a) {
     const Desc scale = a.b().Input(Type::f32, Dims{}, Property::host_scalar);
     a.b().Set(scale, {0.25f});
@@ -205,44 +204,43 @@ void NewForms() {
     a.Pv(a.SoftMax(capped));
   });
   for (const bool bottom_right : {false, true}) {
-    Case(bottom_right ? "causal, bottom right" : "causal, top left", Attention(), [&](Attention& a) {
-      Builder& b = a.b();
-      const Desc scores = a.Scale(Kind::Multiply, a.Qk());
-      const auto index = [&](int64_t axis) {
-        const Desc result = b.Result(Type::s32, {2, kHeads, kQ, kK});
-        dg::op op = b.Make(Kind::GenIndex, {scores}, {result});
-        op.set_attr<int64_t>(Attr::axis, axis);
-        b.Keep(op);
-        return result;
-      };
-      Desc row = index(-2);
-      const Desc column = index(-1);
-      if (bottom_right) {
-        const auto shift = [&](Kind kind, float by) {
-          const Desc amount = b.Input(Type::s32, Dims{}, Property::host_scalar);
-          b.Set(amount, {by});
-          return b.Op(kind, {row, amount}, b.Result(Type::s32, {2, kHeads, kQ, kK}));
-        };
-        row = shift(Kind::Add, kK);
-        row = shift(Kind::Subtract, kQ);
-      }
-      const Desc seen = b.Op(Kind::GreaterEqual, {row, column},
-                             b.Result(Type::boolean, {2, kHeads, kQ, kK}));
-      const Desc fill = b.Input(Type::f32, Dims{}, Property::host_scalar);
-      b.Set(fill, {-INFINITY});
-      a.Pv(a.SoftMax(b.Op(Kind::Select, {seen, scores, fill}, a.Scores())));
-    });
+    Case(
+        bottom_right ? "causal, bottom right" : "causal, top left", Attention(), [&](Attention& a) {
+          Builder& b = a.b();
+          const Desc scores = a.Scale(Kind::Multiply, a.Qk());
+          const auto index = [&](int64_t axis) {
+            const Desc result = b.Result(Type::s32, {2, kHeads, kQ, kK});
+            dg::op op = b.Make(Kind::GenIndex, {scores}, {result});
+            op.set_attr<int64_t>(Attr::axis, axis);
+            b.Keep(op);
+            return result;
+          };
+          Desc row = index(-2);
+          const Desc column = index(-1);
+          if (bottom_right) {
+            const auto shift = [&](Kind kind, float by) {
+              const Desc amount = b.Input(Type::s32, Dims{}, Property::host_scalar);
+              b.Set(amount, {by});
+              return b.Op(kind, {row, amount}, b.Result(Type::s32, {2, kHeads, kQ, kK}));
+            };
+            row = shift(Kind::Add, kK);
+            row = shift(Kind::Subtract, kQ);
+          }
+          const Desc seen =
+              b.Op(Kind::GreaterEqual, {row, column}, b.Result(Type::boolean, {2, kHeads, kQ, kK}));
+          const Desc fill = b.Input(Type::f32, Dims{}, Property::host_scalar);
+          b.Set(fill, {-INFINITY});
+          a.Pv(a.SoftMax(b.Op(Kind::Select, {seen, scores, fill}, a.Scores())));
+        });
   }
   // oneDNN computes with f16 and bf16 only where the CPU does: with kvant these are one partition
   // everywhere, and named so that the comparison knows.
   for (const auto& [name, type] :
        std::vector<std::pair<std::string, Type>>{{"f16", Type::f16}, {"bf16", Type::bf16}}) {
-    Case("half " + name, Attention(Shapes(), type), [](Attention& a) {
-      a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk()))));
-    });
-    Case("half " + name + ", scores too", Attention(Shapes(), type, type), [](Attention& a) {
-      a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk()))));
-    });
+    Case("half " + name, Attention(Shapes(), type),
+         [](Attention& a) { a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())))); });
+    Case("half " + name + ", scores too", Attention(Shapes(), type, type),
+         [](Attention& a) { a.Pv(a.SoftMax(a.Mask(a.Scale(Kind::Divide, a.Qk())))); });
   }
 }
 #endif

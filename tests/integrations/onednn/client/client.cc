@@ -249,8 +249,7 @@ void Builder::Run(bool exact) {
       if (known != descs.end()) input = known->second;
     }
     dg::compiled_partition compiled;
-    int status =
-        StatusOf([&] { compiled = partition.compile(inputs, outputs, place.engine); });
+    int status = StatusOf([&] { compiled = partition.compile(inputs, outputs, place.engine); });
     Line("status of compile", status);
     if (status != 0) return;
     for (Desc& desc : inputs) desc = compiled.query_logical_tensor(desc.get_id());
@@ -261,7 +260,8 @@ void Builder::Run(bool exact) {
       const size_t id = desc.get_id();
       if (memory.count(id) == 0) {
         const auto scale = scales_.find(id);
-        memory[id] = Fill(desc, static_cast<uint32_t>(id), scale == scales_.end() ? 1 : scale->second);
+        memory[id] =
+            Fill(desc, static_cast<uint32_t>(id), scale == scales_.end() ? 1 : scale->second);
         const auto values = values_.find(id);
         for (size_t i = 0; values != values_.end() && i < values->second.size(); ++i) {
           Store(desc.get_data_type(), i, values->second[i], memory[id].data());
@@ -298,7 +298,8 @@ void Builder::Run(bool exact) {
   }
   // The same however the graph is cut.
   for (const auto& [id, desc] : descs) {
-    if (used_.count(id) == 0) Line("~result " + std::to_string(id), Numbers(desc, memory[id].data()));
+    if (used_.count(id) == 0)
+      Line("~result " + std::to_string(id), Numbers(desc, memory[id].data()));
   }
 }
 

@@ -98,8 +98,8 @@ class Builder {
 
   // Adds and finalizes.
   dg::graph& Build();
-  // Writes the partitions, compiles and executes them on data of its own, and writes what comes out:
-  // exactly alike, or as rounding allows.
+  // Writes the partitions, compiles and executes them on data of its own, and writes what comes
+  // out: exactly alike, or as rounding allows.
   void Run(bool exact);
   // Values instead of what Fill gives.
   void Set(const Desc& desc, const std::vector<float>& values);

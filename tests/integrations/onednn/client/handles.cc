@@ -24,8 +24,7 @@ void LogicalTensors() {
   size("braces make a rank", {1, Type::f32, {3}, Layout::strided});
 #if CLIENT_NEW
   size("s4", {1, Type::s4, Dims{3, 5}, Layout::strided});
-  size("s4, transposed",
-       {1, Type::s4, Dims{1, 32, 128, 32}, Dims{131072, 4096, 1, 128}});
+  size("s4, transposed", {1, Type::s4, Dims{1, 32, 128, 32}, Dims{131072, 4096, 1, 128}});
 #endif
   Status("thirteen dims", [] { Desc(1, Type::f32, Dims(13, 1), Layout::strided); });
   const Desc a(1, Type::f32, Dims{2, 3}, Layout::strided), b(1, Type::f32, Dims{2, 3}, Dims{3, 1});
@@ -49,8 +48,8 @@ void Tensors() {
   Line("engine is the engine", tensor.get_engine().get() == place.engine.get());
   dg::tensor allocated(desc, place.engine, DNNL_MEMORY_ALLOCATE);
   Line("allocated", allocated.get_data_handle() != nullptr);
-  Line("aligned", static_cast<int64_t>(
-                      reinterpret_cast<uintptr_t>(allocated.get_data_handle()) % 64));
+  Line("aligned",
+       static_cast<int64_t>(reinterpret_cast<uintptr_t>(allocated.get_data_handle()) % 64));
   dg::tensor none(desc, place.engine, nullptr);
   Line("none is null", none.get_data_handle() == nullptr);
   Status("tensor of no engine", [&] { dg::tensor(desc, dnnl::engine(), data); });
@@ -65,9 +64,8 @@ void Tensors() {
   Status("scalar of no value", [&] { dg::tensor::make_scalar_tensor(scalar, nullptr); });
   Status("scalar of no host scalar", [&] { dg::tensor::make_scalar_tensor(desc, &value); });
   Status("tensor of a host scalar", [&] { dg::tensor(scalar, place.engine, &value); });
-  Status("host scalar with dims", [&] {
-    Desc(2, Type::f32, Dims{1}, Layout::strided, Property::host_scalar);
-  });
+  Status("host scalar with dims",
+         [&] { Desc(2, Type::f32, Dims{1}, Layout::strided, Property::host_scalar); });
 #endif
 }
 
@@ -89,8 +87,7 @@ void Process() {
   Line("set constant cache", dnnl_graph_set_constant_tensor_cache(0));
 #if CLIENT_NEW
   size_t megabytes = 0;
-  Line("set constant cache capacity",
-       dnnl_graph_set_constant_tensor_cache_capacity(dnnl_cpu, 16));
+  Line("set constant cache capacity", dnnl_graph_set_constant_tensor_cache_capacity(dnnl_cpu, 16));
   Line("get it", dnnl_graph_get_constant_tensor_cache_capacity(dnnl_cpu, &megabytes));
   Line("megabytes", std::to_string(megabytes));
   Line("set constant cache capacity", dnnl_graph_set_constant_tensor_cache_capacity(dnnl_cpu, 0));

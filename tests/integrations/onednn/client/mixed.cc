@@ -40,8 +40,9 @@ class Layer {
   }
   Desc Norm(const Desc& x) {
     const Desc result = Wide();
-    dg::op op = b_.Make(Kind::LayerNorm,
-                        {x, b_.Input(Type::f32, {kWidth}), b_.Input(Type::f32, {kWidth})}, {result});
+    dg::op op =
+        b_.Make(Kind::LayerNorm, {x, b_.Input(Type::f32, {kWidth}), b_.Input(Type::f32, {kWidth})},
+                {result});
     op.set_attr<bool>(Attr::keep_stats, false);
     b_.Keep(op);
     return result;
@@ -68,8 +69,8 @@ class Layer {
   Builder b_;
 };
 
-// Q comes of a MatMul that a sum with the attention's output needs too. Where the attention is cut out,
-// oneDNN must not fuse MatMul and sum, which would be before the attention and behind it.
+// Q comes of a MatMul that a sum with the attention's output needs too. Where the attention is cut
+// out, oneDNN must not fuse MatMul and sum, which would be before the attention and behind it.
 void Around() {
   Begin("around");
   Builder b;

@@ -11,7 +11,8 @@ void One(const std::string& name, Kind kind, const std::vector<std::pair<Type, D
   Begin(name);
   Builder b;
   std::vector<Desc> descs;
-  for (const auto& [input_type, input_dims] : inputs) descs.push_back(b.Input(input_type, input_dims));
+  for (const auto& [input_type, input_dims] : inputs)
+    descs.push_back(b.Input(input_type, input_dims));
   dg::op op = b.Make(kind, descs, {b.Result(type, dims)});
   if (set) set(op);
   b.Keep(op);
@@ -23,16 +24,27 @@ void One(const std::string& name, Kind kind, const std::vector<std::pair<Type, D
 void RunOps() {
   const Dims x = {2, 3, 4, 8};
   const Type f32 = Type::f32;
-  for (const auto& [name, kind] : std::vector<std::pair<std::string, Kind>>{
-           {"Exp", Kind::Exp}, {"Tanh", Kind::Tanh}, {"ReLU", Kind::ReLU},
-           {"Sigmoid", Kind::Sigmoid}, {"Sqrt", Kind::Sqrt}, {"Square", Kind::Square},
-           {"Abs", Kind::Abs}, {"Reciprocal", Kind::Reciprocal}, {"Log", Kind::Log},
-           {"GELU", Kind::GELU}, {"Reorder", Kind::Reorder}}) {
+  for (const auto& [name, kind] :
+       std::vector<std::pair<std::string, Kind>>{{"Exp", Kind::Exp},
+                                                 {"Tanh", Kind::Tanh},
+                                                 {"ReLU", Kind::ReLU},
+                                                 {"Sigmoid", Kind::Sigmoid},
+                                                 {"Sqrt", Kind::Sqrt},
+                                                 {"Square", Kind::Square},
+                                                 {"Abs", Kind::Abs},
+                                                 {"Reciprocal", Kind::Reciprocal},
+                                                 {"Log", Kind::Log},
+                                                 {"GELU", Kind::GELU},
+                                                 {"Reorder", Kind::Reorder}}) {
     One(name, kind, {{f32, x}}, f32, x);
   }
-  for (const auto& [name, kind] : std::vector<std::pair<std::string, Kind>>{
-           {"Add", Kind::Add}, {"Subtract", Kind::Subtract}, {"Multiply", Kind::Multiply},
-           {"Divide", Kind::Divide}, {"Maximum", Kind::Maximum}, {"Minimum", Kind::Minimum}}) {
+  for (const auto& [name, kind] :
+       std::vector<std::pair<std::string, Kind>>{{"Add", Kind::Add},
+                                                 {"Subtract", Kind::Subtract},
+                                                 {"Multiply", Kind::Multiply},
+                                                 {"Divide", Kind::Divide},
+                                                 {"Maximum", Kind::Maximum},
+                                                 {"Minimum", Kind::Minimum}}) {
     One(name, kind, {{f32, x}, {f32, x}}, f32, x);
     One(name + " broadcast", kind, {{f32, x}, {f32, {1, 3, 1, 8}}}, f32, x);
   }
@@ -52,9 +64,10 @@ void RunOps() {
         [&](dg::op& op) { op.set_attr<int64_t>(Attr::axis, axis); });
     One("SoftMaxBackward " + std::to_string(axis), Kind::SoftMaxBackward, {{f32, x}, {f32, x}}, f32,
         x, [&](dg::op& op) { op.set_attr<int64_t>(Attr::axis, axis); });
-    for (const auto& [name, kind] : std::vector<std::pair<std::string, Kind>>{
-             {"ReduceSum", Kind::ReduceSum}, {"ReduceMax", Kind::ReduceMax},
-             {"ReduceMean", Kind::ReduceMean}}) {
+    for (const auto& [name, kind] :
+         std::vector<std::pair<std::string, Kind>>{{"ReduceSum", Kind::ReduceSum},
+                                                   {"ReduceMax", Kind::ReduceMax},
+                                                   {"ReduceMean", Kind::ReduceMean}}) {
       One(name + " " + std::to_string(axis), kind, {{f32, x}}, f32,
           axis == 1 ? Dims{2, 1, 4, 8} : Dims{2, 3, 4, 1}, [&](dg::op& op) {
             op.set_attr<std::vector<int64_t>>(Attr::axes, {axis});

@@ -73,7 +73,9 @@ dg::compiled_partition Compile(const dg::partition& partition, const dnnl::engin
 // What an execution is given, and its result.
 struct Data {
   explicit Data(const dnnl::engine& engine)
-      : q(Fill(Of(0, kQueries), 1, 4)), k(Fill(Of(1, kKeys), 2)), v(Fill(Of(4, kKeys), 3)),
+      : q(Fill(Of(0, kQueries), 1, 4)),
+        k(Fill(Of(1, kKeys), 2)),
+        v(Fill(Of(4, kKeys), 3)),
         out(q.size()) {
     inputs = {{Of(0, kQueries), engine, q.data()},
               {Of(1, kKeys), engine, k.data()},
@@ -107,8 +109,8 @@ void Allocators() {
   Line("scratchpad's type", static_cast<int>(scratchpad.get_data_type()));
   Line("scratchpad's layout", static_cast<int>(scratchpad.get_layout_type()));
   Line("scratchpad's id", std::to_string(scratchpad.get_id()));
-  Line("scratchpad's bytes are its size", scratchpad.get_dims()[0] ==
-                                              static_cast<int64_t>(scratchpad.get_mem_size()));
+  Line("scratchpad's bytes are its size",
+       scratchpad.get_dims()[0] == static_cast<int64_t>(scratchpad.get_mem_size()));
   // Garbage in it does no harm, and nothing is written beyond.
   const size_t bytes = scratchpad.get_mem_size();
   uint8_t* const memory = static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 128) / 64 * 64));
@@ -148,6 +150,9 @@ void Engines() {
   two.stream.wait();
   Line("~output", elsewhere.Result());
   Line("same result", data.out == elsewhere.out);
+  Status("execute on a stream of another engine",
+         [&] { compiled.execute(two.stream, data.inputs, data.outputs); });
+  two.stream.wait();
   Status("execute without tensors", [&] { compiled.execute(one.stream, {dg::tensor()}, {}); });
 }
 

@@ -16,7 +16,8 @@ std::optional<dg::partition> Plain(const Desc& q, const Desc& k, const Desc& v, 
   dg::graph graph(dnnl::engine::kind::cpu);
   dg::op qk(0, Kind::MatMul, {q, k}, {scores}, "qk");
   qk.set_attr<bool>(Attr::transpose_b, true);
-  const Desc scaled(4, Type::f32), probs(5, Type::f32), divisor(3, Type::f32, Dims{1}, Layout::strided);
+  const Desc scaled(4, Type::f32), probs(5, Type::f32),
+      divisor(3, Type::f32, Dims{1}, Layout::strided);
   dg::op divide(1, Kind::Divide, {scores, divisor}, {scaled}, "divide");
   dg::op softmax(2, Kind::SoftMax, {scaled}, {probs}, "softmax");
   softmax.set_attr<int64_t>(Attr::axis, -1);
@@ -39,7 +40,8 @@ Desc Dense(const Desc& desc) {
   return {desc.get_id(), desc.get_data_type(), desc.get_dims(), Layout::strided};
 }
 
-void Execute(const std::optional<dg::partition>& partition, const std::vector<Desc>& inputs, const Desc& output) {
+void Execute(const std::optional<dg::partition>& partition, const std::vector<Desc>& inputs,
+             const Desc& output) {
   if (!partition) return;
   Place place;
   dg::compiled_partition compiled;
@@ -150,12 +152,11 @@ void Contradictions() {
   compile("output differs", {q, Known(1, {1, 2, 5, 8}), s, Known(6, {1, 2, 5, 8})},
           Known(7, {1, 2, 3, 9}));
   compile("batches differ", {q, Known(1, {2, 2, 5, 8}), s, Known(6, {3, 2, 5, 8})}, out);
-  compile("a dim is not known",
-          {q, Known(1, {1, 2, kUnknown, 8}), s, Known(6, {1, 2, 5, 8})}, out);
+  compile("a dim is not known", {q, Known(1, {1, 2, kUnknown, 8}), s, Known(6, {1, 2, 5, 8})}, out);
   compile("no data type",
           {q, {1, Type::undef, Dims{1, 2, 5, 8}, Layout::strided}, s, Known(6, {1, 2, 5, 8})}, out);
-  compile("no layout", {q, {1, Type::f32, Dims{1, 2, 5, 8}, Layout::undef}, s,
-                        Known(6, {1, 2, 5, 8})}, out);
+  compile("no layout",
+          {q, {1, Type::f32, Dims{1, 2, 5, 8}, Layout::undef}, s, Known(6, {1, 2, 5, 8})}, out);
   compile("no layout of the output", {q, Known(1, {1, 2, 5, 8}), s, Known(6, {1, 2, 5, 8})},
           {7, Type::f32, Layout::undef});
   compile("an input is missing", {q, Known(1, {1, 2, 5, 8}), Known(6, {1, 2, 5, 8})}, out);
@@ -184,8 +185,7 @@ void RunMisuse() {
     partition.compile({{0, Type::f32, Layout::strided}, inputs[1], inputs[2]}, {Known(7, dims)},
                       place.engine);
   });
-  const dg::compiled_partition compiled =
-      partition.compile(inputs, {Known(7, dims)}, place.engine);
+  const dg::compiled_partition compiled = partition.compile(inputs, {Known(7, dims)}, place.engine);
   std::vector<std::vector<uint8_t>> data;
   std::vector<dg::tensor> in;
   for (const Desc& input : inputs) {
@@ -194,8 +194,9 @@ void RunMisuse() {
   }
   std::vector<uint8_t> result(data[0].size());
   const dg::tensor out(Known(7, dims), place.engine, result.data());
-  Status("execute of too few inputs",
-         [&] { compiled.execute(place.stream, {in[0], in[1]}, {out}); });
+  Status("execute of too few inputs", [&] {
+    compiled.execute(place.stream, {in[0], in[1]}, {out});
+  });
   Status("execute without outputs", [&] { compiled.execute(place.stream, in, {}); });
   in[1].set_data_handle(nullptr);
   Status("execute of a null input", [&] { compiled.execute(place.stream, in, {out}); });

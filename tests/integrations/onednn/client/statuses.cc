@@ -99,12 +99,10 @@ void Partitions() {
   Begin("single ops");
   const dg::partition one(dg::op(7, Kind::Exp, {Of(0)}, {Of(1)}), dnnl::engine::kind::cpu);
   WritePartitions({one});
-  Status("of a bad op", [] {
-    dg::partition(dg::op(7, Kind::MatMul, {Of(0)}, {Of(1)}), dnnl::engine::kind::cpu);
-  });
+  Status("of a bad op",
+         [] { dg::partition(dg::op(7, Kind::MatMul, {Of(0)}, {Of(1)}), dnnl::engine::kind::cpu); });
   Place place;
-  Status("compile for no engine",
-         [&] { one.compile({Of(0)}, {Of(1)}, dnnl::engine()); });
+  Status("compile for no engine", [&] { one.compile({Of(0)}, {Of(1)}, dnnl::engine()); });
   Status("compile of no inputs", [&] { one.compile({}, {Of(1)}, place.engine); });
   Status("compile for another type", [&] {
     one.compile({Of(0, kDims, Type::bf16)}, {Of(1, kDims, Type::bf16)}, place.engine);
