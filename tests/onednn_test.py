@@ -26,6 +26,8 @@ SANITIZED = bool(os.environ.get("KVANT_SANITIZE"))
 MADE_BY_LINKERS = {"_init", "_fini", "__bss_start", "_edata", "_end"}
 # Relative L2 distances that rounding makes, by how the names of cases begin.
 TOLERANCES = {"half": 2e-2, "compressed half": 2e-2, "compressed": 3e-3, "": 1e-5}
+# Under the address sanitizer, for what is not kvant's.
+LEAKS_PASS = {"ASAN_OPTIONS": ":".join(filter(None, [os.environ.get("ASAN_OPTIONS"), "detect_leaks=0"]))}
 
 
 class OneDnn:
@@ -39,8 +41,11 @@ class OneDnn:
             self.environment.pop(variable, None)
         lib = self.prefix / "lib"
         self.environment["LD_LIBRARY_PATH"] = str(lib)
+        leaks = SOURCE / "tests" / "integrations" / "onednn" / "lsan.supp"
+        self.environment["LSAN_OPTIONS"] = f"suppressions={leaks}:print_suppressions=0"
         if (lib / "libintelocl.so").exists():
             self.environment["OCL_ICD_FILENAMES"] = str(lib / "libintelocl.so")
+            self.environment.update(LEAKS_PASS)  # SYCL's runtime leaves much behind
 
     def why_not(self):
         if not (self.prefix / ".complete").exists():
@@ -177,7 +182,7 @@ class Clients(unittest.TestCase):
         needs(onednn)
         with tempfile.TemporaryDirectory() as folder:
             report = f"{folder}/report"
-            plain = onednn.run(onednn.client())
+            plain = onednn.run(onednn.client(), **LEAKS_PASS)
             kvant = onednn.run(onednn.client(True), KVANT_DNNL_GRAPH_VERBOSE=report)
             self.assertEqual((0, ""), (plain.returncode, plain.stderr))
             self.assertEqual((0, ""), (kvant.returncode, kvant.stderr))
@@ -187,6 +192,7 @@ class Clients(unittest.TestCase):
             self.assertGreater(comparison.compared, 1000)
             told = reported(report)
         off = onednn.run(onednn.client(True), KVANT_DNNL_GRAPH="0")
+        self.assertEqual((0, ""), (off.returncode, off.stderr))
         self.assertEqual(plain.stdout, off.stdout, "turned off, it is oneDNN bit for bit")
         if not SANITIZED:
             preloaded = onednn.run(onednn.client(), LD_PRELOAD=str(LIBRARY))

@@ -156,6 +156,36 @@ void Engines() {
   Status("execute without tensors", [&] { compiled.execute(one.stream, {dg::tensor()}, {}); });
 }
 
+#if CLIENT_NEW
+// SYCL's own call. Its types need a compiler that is not here: a list of no events is like any
+// empty vector, and an event is a shared pointer.
+void SyclEvents() {
+  if (dnnl_version()->cpu_runtime != kSycl) return;
+  Begin("events of SYCL");
+  Place place;
+  const dg::compiled_partition compiled = Compile(Attention(), place.engine);
+  Data data(place.engine);
+  std::vector<const_dnnl_graph_tensor_t> inputs, outputs;
+  for (const dg::tensor& tensor : data.inputs) inputs.push_back(tensor.get());
+  for (const dg::tensor& tensor : data.outputs) outputs.push_back(tensor.get());
+  const std::vector<std::shared_ptr<void>> deps;
+  for (const bool asks : {false, true}) {
+    std::shared_ptr<void> event;
+    std::fill(data.out.begin(), data.out.end(), 0);
+    Line("execute", dnnl_graph_sycl_interop_compiled_partition_execute(
+                        compiled.get(), place.stream.get(), inputs.size(), inputs.data(),
+                        outputs.size(), outputs.data(), &deps, asks ? &event : nullptr));
+    Line("an event", event != nullptr);
+    place.stream.wait();
+    Line("~output", data.Result());
+  }
+  Line("execute_v2", dnnl_graph_sycl_interop_compiled_partition_execute_v2(
+                         compiled.get(), place.stream.get(), inputs.size(), inputs.data(),
+                         outputs.size(), outputs.data(), nullptr, nullptr, nullptr));
+  place.stream.wait();
+}
+#endif
+
 void Threads() {
   Begin("threads");
   const dg::partition partition = Attention();
@@ -215,6 +245,9 @@ void RunPlaces() {
   if (Partitions().size() != 1) return;
   Allocators();
   Engines();
+#if CLIENT_NEW
+  SyclEvents();
+#endif
   Threads();
   // SYCL's own state is gone by then.
   if (dnnl_version()->cpu_runtime == kSycl) return;
