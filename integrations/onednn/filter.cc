@@ -45,11 +45,9 @@ Status ReadPieces(GraphHandle graph, Pieces* pieces) {
   owners.reserve(count);
   for (const PartitionHandle handle : handles) owners.emplace_back(handle);
   for (NextPartition& owner : owners) {
-    auto piece = std::make_unique<Piece>();
-    status = ReadPiece(std::move(owner), piece.get());
+    pieces->push_back(std::make_unique<Piece>());
+    status = ReadPiece(std::move(owner), pieces->back().get());
     if (status != kSuccess) return status;
-    // Not those that only keep outputs.
-    if (piece->ops.size() != 1 || piece->ops[0] < kFirstEnd) pieces->push_back(std::move(piece));
   }
   return kSuccess;
 }
@@ -105,15 +103,14 @@ void Filtering::Leave(const std::vector<size_t>& ops, const std::string& why) {
 // Pieces that are attention and nothing else, however kvant would cut the graph around them.
 void Filtering::TakeOver(Pieces& pieces) {
   const std::vector<Op>& ops = mirrored_.graph.ops();
+  absl::flat_hash_map<size_t, Graph::OpIndex> places;
+  for (size_t i = 0; i < ops.size(); ++i) places[ops[i].id] = static_cast<Graph::OpIndex>(i);
   for (const std::unique_ptr<Piece>& piece : pieces) {
-    const OpSet inside(piece->ops.begin(), piece->ops.end());
     std::vector<Graph::OpIndex> indices;
-    bool normalizes = false;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      if (!inside.contains(ops[i].id)) continue;
-      indices.push_back(static_cast<Graph::OpIndex>(i));
-      normalizes |= ops[i].kind == OpKind::kSoftMax;
-    }
+    for (const size_t op : piece->ops) indices.push_back(places.at(op));
+    const bool normalizes = std::any_of(indices.begin(), indices.end(), [&](Graph::OpIndex i) {
+      return ops[i].kind == OpKind::kSoftMax;
+    });
     if (!piece->next_runs || !normalizes || indices.size() < 3) continue;
     const absl::StatusOr<std::vector<Partition>> alone =
         PartitionGraph(mirrored_.graph.Subgraph(indices));
@@ -246,6 +243,8 @@ Status Filtering::CutOut() {
     Pieces pieces;
     if (status == kSuccess) status = ReadPieces(rest.get(), &pieces);
     if (status != kSuccess) return status;
+    // The Ends that keep outputs go.
+    std::erase_if(pieces, [&](const auto& piece) { return !records_.contains(piece->ops[0]); });
     TakeOver(pieces);
     const size_t first_cut = pieces.size();
     for (const Candidate& candidate : candidates_) {

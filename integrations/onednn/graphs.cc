@@ -1,6 +1,4 @@
 // Graphs: oneDNN's, which check what is added to them, with records of their ops.
-#include <algorithm>
-
 #include "kvant/integrations/onednn/filter.h"
 #include "kvant/integrations/onednn/guard.h"
 #include "kvant/integrations/onednn/handles.h"
@@ -71,10 +69,7 @@ KVANT_DNNL_EXPORT Status dnnl_graph_add_op(GraphHandle graph, OpHandle op) {
   if (ours == nullptr || added == nullptr || status != kSuccess) return status;
   return Guard([&] {
     // oneDNN silently leaves out a second op of the same id.
-    const bool known = std::any_of(ours->ops.begin(), ours->ops.end(), [&](const OpRecord& record) {
-      return record.id == added->record.id;
-    });
-    if (!known) ours->ops.push_back(added->record);
+    if (ours->op_ids.insert(added->record.id).second) ours->ops.push_back(added->record);
     return kSuccess;
   });
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "kvant/backends/compiled_partition.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/op.h"
@@ -93,6 +94,7 @@ struct OurGraph : Ours<OurGraph, GraphHandle> {
   FpMathMode fpmath = 0;
   bool apply_to_int = false;
   std::vector<OpRecord> ops;
+  absl::flat_hash_set<size_t> op_ids;
   std::vector<std::shared_ptr<const Piece>> pieces;  // of the last filter
 };
 

@@ -76,13 +76,15 @@ std::vector<OpRecord> Ends(const OurGraph& graph, const std::function<bool(const
     for (const TensorDesc& output : record.outputs) made[output.id] = &output;
   }
   std::vector<OpRecord> ends;
+  size_t id = SIZE_MAX;
   for (const OpRecord& record : graph.ops) {
     if (in(record)) continue;
     for (const TensorDesc& input : record.inputs) {
       const auto found = made.find(input.id);
       if (found == made.end()) continue;
+      while (graph.op_ids.contains(--id)) continue;
       OpRecord& end = ends.emplace_back();
-      end.id = kFirstEnd + ends.size() - 1;
+      end.id = id;
       end.kind = *NumberOf(OpKind::kEnd);
       end.inputs = {*found->second};
       made.erase(found);

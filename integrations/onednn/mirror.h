@@ -22,12 +22,9 @@ struct MirroredGraph {
 // two producers of a tensor say.
 absl::StatusOr<MirroredGraph> Mirror(const OurGraph& graph);
 
-// The ids from here on are of Ends that MakeNextGraph adds.
-inline constexpr OpId kFirstEnd = SIZE_MAX - (size_t{1} << 20);
-
 // oneDNN's graph of those ops for which `in` holds, finalized and filtered by policy fusion. What
-// other ops take of them is taken by an End too, so that it stays an output. A status where oneDNN
-// gives one.
+// other ops take of them is taken by an End too, whose id is no op's of the client's, so that it
+// stays an output. A status where oneDNN gives one.
 Status MakeNextGraph(const OurGraph& graph, const std::function<bool(const OpRecord&)>& in,
                      NextGraph* made);
 
