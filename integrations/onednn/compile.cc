@@ -70,7 +70,7 @@ absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs ou
                                       dnnl_engine* engine) {
   // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in
   // floating point whatever the graph says.
-  if (piece.compressed && piece.next_runs && !piece.apply_to_int) {
+  if (piece.compressed && piece.next_runs() && !piece.apply_to_int) {
     return MakeError(ErrorKind::kUnimplemented,
                      "the graph's fpmath mode does not permit floating point for integers "
                      "(apply_to_int)");

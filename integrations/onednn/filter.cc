@@ -67,6 +67,7 @@ class Filtering {
   struct Candidate {
     const Partition* partition = nullptr;
     std::vector<size_t> ops;
+    size_t softmax = 0;
   };
 
   absl::Status FindAttention(const Engine& engine);
@@ -74,7 +75,7 @@ class Filtering {
   void Leave(const std::vector<size_t>& ops, const std::string& why);
   void Take(const Partition& partition, Piece* piece) const;
   Status CutOut();
-  Status MakePiece(const Candidate& candidate, Piece* piece) const;
+  void MakePiece(const Candidate& candidate, Piece* piece) const;
   bool Order(size_t first_cut, Pieces* pieces, size_t* stuck) const;
   std::string WhyNot(const Piece& piece) const;
 
@@ -111,7 +112,7 @@ void Filtering::TakeOver(Pieces& pieces) {
     const bool normalizes = std::any_of(indices.begin(), indices.end(), [&](Graph::OpIndex i) {
       return ops[i].kind == OpKind::kSoftMax;
     });
-    if (!piece->next_runs || !normalizes || indices.size() < 3) continue;
+    if (!piece->next_runs() || !normalizes || indices.size() < 3) continue;
     const absl::StatusOr<std::vector<Partition>> alone =
         PartitionGraph(mirrored_.graph.Subgraph(indices));
     if (!alone.ok() || alone->size() != 1 || alone->front().kind() != Partition::Kind::kAttention ||
@@ -141,8 +142,11 @@ absl::Status Filtering::FindAttention(const Engine& engine) {
   partitions_ = *std::move(partitions);
   for (const Partition& partition : partitions_) {
     if (partition.kind() != Partition::Kind::kAttention) continue;
-    Candidate candidate{&partition, {}};
-    for (const Op& op : partition.ops().ops()) candidate.ops.push_back(op.id);
+    Candidate candidate{.partition = &partition};
+    for (const Op& op : partition.ops().ops()) {
+      candidate.ops.push_back(op.id);
+      if (op.kind == OpKind::kSoftMax) candidate.softmax = op.id;
+    }
     if (Overlap(taken, candidate.ops)) continue;
     if (Draws(partition)) {
       Leave(candidate.ops, kOwnBits);
@@ -161,22 +165,13 @@ absl::Status Filtering::FindAttention(const Engine& engine) {
   return absl::OkStatus();
 }
 
-// What oneDNN makes of the same ops gives the piece an id that no other has, and runs it where
-// kvant cannot, if it is one.
-Status Filtering::MakePiece(const Candidate& candidate, Piece* piece) const {
-  const OpSet inside(candidate.ops.begin(), candidate.ops.end());
-  NextGraph alone;
-  Status status = MakeNextGraph(
-      graph_, [&](const OpRecord& op) { return inside.contains(op.id); }, &alone);
-  Pieces parts;
-  if (status == kSuccess) status = ReadPieces(alone.get(), &parts);
-  if (status != kSuccess) return status;
-  if (parts.empty()) return kInvalidGraph;
-  piece->id = parts.front()->id;
+// With the id of the one of oneDNN's pieces, which give way to this one, that has the SoftMax.
+void Filtering::MakePiece(const Candidate& candidate, Piece* piece) const {
+  piece->engine_kind = graph_.engine_kind;
   piece->supported = true;
-  if (parts.size() == 1) {
-    piece->next = std::move(parts.front()->next);
-    piece->next_runs = parts.front()->next_runs;
+  for (const std::unique_ptr<Piece>& whole : pieces_) {
+    const OpSet inside(whole->ops.begin(), whole->ops.end());
+    if (inside.contains(candidate.softmax)) piece->id = whole->id;
   }
   const std::vector<Op>& ops = candidate.partition->ops().ops();
   absl::flat_hash_set<size_t> made, used;
@@ -193,7 +188,6 @@ Status Filtering::MakePiece(const Candidate& candidate, Piece* piece) const {
                  [&](const TensorDesc& output) { return !used.contains(output.id); });
   }
   Take(*candidate.partition, piece);
-  return kSuccess;
 }
 
 // Puts pieces behind those that they need, and leaves the order as it is otherwise. False if that
@@ -249,8 +243,7 @@ Status Filtering::CutOut() {
     const size_t first_cut = pieces.size();
     for (const Candidate& candidate : candidates_) {
       pieces.push_back(std::make_unique<Piece>());
-      status = MakePiece(candidate, pieces.back().get());
-      if (status != kSuccess) return status;
+      MakePiece(candidate, pieces.back().get());
     }
     size_t stuck = 0;
     if (Order(first_cut, &pieces, &stuck)) {
@@ -349,7 +342,7 @@ Status ReadPiece(NextPartition partition, Piece* piece) {
   if (status == kSuccess && outputs > 0) {
     status = next::partition_get_output_ports(handle, outputs, piece->outputs.data());
   }
-  piece->supported = piece->next_runs = supported != 0;
+  piece->supported = supported != 0;
   piece->next = std::move(partition);
   return status;
 }

@@ -78,14 +78,15 @@ struct Piece {
   bool supported = false;
   std::vector<size_t> ops;
   std::vector<TensorDesc> inputs, outputs;
-  // oneDNN's, where it makes one of these ops, and whether it runs it. Null where kvant took
-  // together what oneDNN does not.
+  // oneDNN's. Null where kvant took together what oneDNN does not.
   NextPartition next;
-  bool next_runs = false;
   // kvant's, where it took it.
   std::optional<Partition> taken;
   bool compressed = false;  // there is a DynamicDequantize in it
   bool apply_to_int = false;
+
+  // Whether oneDNN runs it as one.
+  bool next_runs() const { return next != nullptr && supported; }
 };
 
 struct OurGraph : Ours<OurGraph, GraphHandle> {

@@ -158,12 +158,12 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
            ours->compiled->partition.ToString());
     } else {
       declined = StatusOf(made.status());
-      tell(piece->next_runs ? "oneDNN" : "nobody", made.status().message());
+      tell(piece->next_runs() ? "oneDNN" : "nobody", made.status().message());
     }
     return kSuccess;
   });
   if (done != kSuccess || ours->compiled != nullptr) return done;
-  if (!piece->next_runs) return declined;
+  if (!piece->next_runs()) return declined;
   return next::partition_compile(piece->next.get(), ours->next.get(), in_num, inputs, out_num,
                                  outputs, engine);
 }
