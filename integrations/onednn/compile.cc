@@ -68,9 +68,9 @@ absl::Status CheckGiven(const Piece& piece, Descs inputs, Descs outputs, dnnl_en
 
 absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs outputs,
                                       dnnl_engine* engine) {
-  // oneDNN's rule, where it fuses this itself: what it would run in parts it dequantizes in
-  // floating point whatever the graph says.
-  if (piece.compressed && piece.next_runs() && !piece.apply_to_int) {
+  // oneDNN's rule. An old one has none, and no way to permit it.
+  static const bool permits = FindNext("dnnl_graph_graph_set_fpmath_mode") != nullptr;
+  if (piece.compressed && permits && !piece.apply_to_int) {
     return MakeError(ErrorKind::kUnimplemented,
                      "the graph's fpmath mode does not permit floating point for integers "
                      "(apply_to_int)");

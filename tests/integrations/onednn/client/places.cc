@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 
 #include "client.h"
@@ -11,8 +12,10 @@ namespace client {
 namespace {
 
 std::atomic<int> allocated, freed;
+bool throws = false;
 
 void* Allocate(size_t size, size_t alignment) {
+  if (throws) throw std::runtime_error("no more");
   ++allocated;
   alignment = alignment < 64 ? 64 : alignment;
   return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
@@ -128,6 +131,26 @@ void Allocators() {
     Line("nothing beyond the scratchpad", guarded);
   }
   std::free(memory);
+  // What a client's allocator throws passes through.
+  const auto what = [](const auto& call) -> std::string {
+    throws = true;
+    std::string text = "nothing";
+    try {
+      call();
+    } catch (const std::runtime_error& error) {
+      text = error.what();
+    }
+    throws = false;
+    return text;
+  };
+  Line("thrown through a tensor",
+       what([&] { dg::tensor(Of(0, kQueries), engine, DNNL_MEMORY_ALLOCATE); }));
+  const std::string thrown = what([&] {
+    compiled.execute(stream, data.inputs, data.outputs);
+    stream.wait();
+  });
+  Line("thrown through execute, or nothing to allocate", bytes == 0 || thrown == "no more");
+  Line("all went back", allocated == freed);
 #endif
 }
 
