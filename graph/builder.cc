@@ -356,6 +356,10 @@ Value GraphBuilder::Reshape(Value x, std::vector<int64_t> shape, bool special_ze
   return Emit(OpKind::kStaticReshape, "", {x}, {Describe(x).type}, std::move(attrs));
 }
 
+Value GraphBuilder::Slice(Value x, int64_t axis, int64_t begin, int64_t size) {
+  return Emit(OpKind::kSlice, "", {x}, {Describe(x).type},
+              {{Attr::kAxis, axis}, {Attr::kBegin, begin}, {Attr::kSize, size}});
+}
 Value GraphBuilder::Transpose(Value x, std::vector<int64_t> order) {
   Attributes attrs;
   attrs.Set(Attr::kOrder, std::move(order));

@@ -165,6 +165,8 @@ class GraphBuilder {
   Value TypeCast(Value x, DataType type);
   Value Reshape(Value x, std::vector<int64_t> shape, bool special_zero = false);
   Value Transpose(Value x, std::vector<int64_t> order);
+  // Elements [begin, begin + size) along an axis.
+  Value Slice(Value x, int64_t axis, int64_t begin, int64_t size);
   // As x with these strides (dense if none).
   Value Reorder(Value x, std::optional<Dims> strides = std::nullopt);
   Value Concat(absl::Span<const Value> values, int64_t axis);

@@ -397,6 +397,24 @@ absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTen
   return absl::OkStatus();
 }
 
+absl::Status SliceShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor& src = *context.inputs[0];
+  if (!src.dims) return absl::OkStatus();
+  int axis;
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), src, axis));
+  Dims dims = *src.dims;
+  const int64_t begin = op.Get<Attr::kBegin>(), size = op.Get<Attr::kSize>();
+  if (begin < 0 || size < 0 ||
+      (dims[axis] >= 0 && (begin > dims[axis] || size > dims[axis] - begin))) {
+    return OpError(ErrorKind::kInvalidShape, op,
+                   absl::StrCat("elements ", begin, " and on, ", size, " of them, of axis ", axis,
+                                " are not in ", DescribeDims(src)));
+  }
+  dims[axis] = size;
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
+}
+
 absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& first = *context.inputs[0];
   if (!first.dims) return absl::OkStatus();

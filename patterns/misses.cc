@@ -28,8 +28,8 @@ bool IsLoadOrDequantize(const Op& op) {
 
 // What Q, K and V may pass on the way to their MatMul.
 bool IsOperandOp(const Op& op) {
-  return IsMove(op) || op.kind == OpKind::kHadamard || ClassOf(op.kind) == OpClass::kJoin ||
-         IsLoadOrDequantize(op);
+  return IsMove(op) || op.kind == OpKind::kHadamard || op.kind == OpKind::kSlice ||
+         ClassOf(op.kind) == OpClass::kJoin || IsLoadOrDequantize(op);
 }
 
 // Whether it computes on elements or moves them.
@@ -38,7 +38,8 @@ bool IsPassable(const Op& op) {
   return IsProbsOp(op) || of_class == OpClass::kElementwise || of_class == OpClass::kBinary ||
          of_class == OpClass::kJoin || of_class == OpClass::kStore ||
          op.kind == OpKind::kDynamicDequantize || op.kind == OpKind::kSelect ||
-         op.kind == OpKind::kHadamard || op.kind == OpKind::kSoftMaxBackward;
+         op.kind == OpKind::kHadamard || op.kind == OpKind::kSlice ||
+         op.kind == OpKind::kSoftMaxBackward;
 }
 
 }  // namespace

@@ -9,7 +9,9 @@ namespace {
 
 constexpr size_t kMaxChain = 16;
 
-bool Moves(OpKind kind) { return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard; }
+bool Moves(OpKind kind) {
+  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard || kind == OpKind::kSlice;
+}
 
 // The first of the operands that an op puts one after another; nothing if it does not.
 std::optional<size_t> FirstSegment(OpKind kind) {

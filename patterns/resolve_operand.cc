@@ -179,6 +179,9 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
       case OpKind::kStaticReshape:
         if (!FoldReshape(mover, folded)) return false;
         break;
+      case OpKind::kSlice:
+        if (!FoldSlice(mover, folded)) return false;
+        break;
       case OpKind::kConcat:
         if (!FoldConcat(mover, step.port, folded)) return false;
         break;
@@ -226,6 +229,25 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
   const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
   if (!MoveAll(*folded, move)) {
     return Fail(absl::StrCat(reshape.ToString(), ": cannot be folded into strides"));
+  }
+  return true;
+}
+
+bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
+  const int axis = NormalizeAxis(slice.Get<Attr::kAxis>(), folded->data.rank());
+  if (axis < 0 || axis == folded->concat_axis || (axis == 0 && folded->load.op != Graph::kNoOp)) {
+    return Fail(absl::StrCat(slice.ToString(), ": takes a part of what is loaded or concatenated"));
+  }
+  if (!folded->rotations.empty()) {
+    return Fail(absl::StrCat(slice.ToString(), ": takes a part of what is rotated"));
+  }
+  const int64_t begin = slice.Get<Attr::kBegin>(), size = slice.Get<Attr::kSize>();
+  const auto part = [&](FoldedView& view) {
+    return view.rank() == folded->data.rank() && view.Slice(axis, begin, size);
+  };
+  // The scales of a Dequantize are by the number of an element.
+  if (!MoveAll(*folded, part) || (folded->static_axis && folded->static_axis->offset() != 0)) {
+    return Fail(absl::StrCat(slice.ToString(), ": cuts a group, or cannot be folded into strides"));
   }
   return true;
 }

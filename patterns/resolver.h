@@ -79,6 +79,7 @@ class Resolver {
                        absl::InlinedVector<KvSegment, 1>* segments, int64_t* rotated);
   bool FoldChain(const Chain& chain, Folded* folded);
   bool FoldReshape(const Op& op, Folded* folded);
+  bool FoldSlice(const Op& slice, Folded* folded);
   bool FoldConcat(const Op& op, int port, Folded* folded);
   bool FoldDequantize(const Op& op, Folded* folded);
   bool FoldDynamicDequantize(OpIndex index, Folded* folded);

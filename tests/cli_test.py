@@ -207,6 +207,14 @@ class CommandTest(unittest.TestCase):
         self.fails("blocks of 64 do not divide", "make", "--head-size", "96", "--hadamard", "64")
         self.fails("--op", "make", "--op", "--hadamard", "64")
 
+    def test_values_in_keys(self):
+        graph = make("--k", "s8", "--head-size", "96", "--v-head-size", "64", "--kv-heads", "1", "--latent")
+        shown = json.loads(kvant("show", "-", "--json", stdin=graph).stdout)
+        self.assertEqual([p["backend"] for p in shown["partitions"]], ["cpu"])
+        self.assertEqual(kvant("check", "-", stdin=graph).returncode, 0)
+        self.fails("first 128 of K's 96 channels", "make", "--latent", "--head-size", "96", "--v-head-size", "128")
+        self.fails("k-layout", "make", "--latent", "--k-layout", "channels")
+
     def test_show_dot_and_text(self):
         graph = make()
         dot = kvant("show", "-", "--dot", stdin=graph).stdout

@@ -50,6 +50,13 @@ absl::Status CheckOptions(const Options& o) {
   if (o.single_op && (o.dropout || o.transpose_output || o.k_layout != Options::KLayout::kTokens)) {
     return Bad("dropout, transpose-output and k-layout do not go with the single op (--op)");
   }
+  if (o.latent && o.v_head_size > o.head_size) {
+    return Bad(absl::StrCat("latent: V is the first ", o.v_head_size, " of K's ", o.head_size,
+                            " channels"));
+  }
+  if (o.latent && o.k_layout != Options::KLayout::kTokens) {
+    return Bad("latent: V is a part of K, and does not go with k-layout");
+  }
   if (o.hadamard != 0 && o.single_op) {
     return Bad("hadamard does not go with the single op (--op)");
   }
@@ -247,15 +254,20 @@ class Maker {
 
   Value Rotated(Value x) { return o_.hadamard == 0 ? x : g_.Hadamard(x, o_.hadamard); }
 
+  Value Values(Value keys) {
+    if (o_.latent) return g_.Slice(keys, -1, 0, o_.v_head_size);
+    const KvInputs v = MakeKv("v", *o_.v, o_.v_head_size, Options::KLayout::kTokens);
+    return Loaded(Decompress(v, *o_.v), o_.v_head_size, false);
+  }
+
   void MakeOps() {
     const NumberFormat k_format = *o_.k;
-    const NumberFormat v_format = *o_.v;
     const Value q = Rotated(g_.Input("q", o_.dtype, Shape(o_.heads, o_.q_len, o_.head_size)));
     const KvInputs k = MakeKv("k", k_format, o_.head_size, o_.k_layout);
+    const bool swapped = o_.k_layout != Options::KLayout::kTokens;
+    const Value keys = Loaded(Decompress(k, k_format), o_.head_size, swapped);
     // Scores stay in f32, as in oneDNN's newer graphs.
-    Value scores = g_.MatMul(
-        q, Loaded(Decompress(k, k_format), o_.head_size, o_.k_layout != Options::KLayout::kTokens),
-        {.transpose_b = o_.k_layout == Options::KLayout::kTokens, .type = kF32});
+    Value scores = g_.MatMul(q, keys, {.transpose_b = !swapped, .type = kF32});
     if (o_.scale == Options::Scale::kDivide) scores = g_.Divide(scores, Scalar("scale", o_.dtype));
     if (o_.scale == Options::Scale::kMultiply) {
       scores = g_.Multiply(scores, Scalar("scale", o_.dtype));
@@ -276,9 +288,7 @@ class Maker {
       probs = g_.SoftMax(scores, softmax);
     }
     if (o_.dropout) probs = ApplyDropout(probs);
-    const KvInputs v = MakeKv("v", v_format, o_.v_head_size, Options::KLayout::kTokens);
-    Value out = Rotated(g_.MatMul(probs, Loaded(Decompress(v, v_format), o_.v_head_size, false),
-                                  {.type = o_.dtype}));
+    Value out = Rotated(g_.MatMul(probs, Values(keys), {.type = o_.dtype}));
     if (o_.transpose_output) {
       out = g_.Transpose(
           out, five_d_ ? std::vector<int64_t>{0, 3, 1, 2, 4} : std::vector<int64_t>{0, 2, 1, 3});
@@ -292,7 +302,6 @@ class Maker {
                                    : Shape(o_.heads, o_.q_len, o_.head_size);
     const Value q = g_.Input("q", o_.dtype, queries);
     const KvInputs k = MakeKv("k", *o_.k, o_.head_size, Options::KLayout::kTokens);
-    const KvInputs v = MakeKv("v", *o_.v, o_.v_head_size, Options::KLayout::kTokens);
     GraphBuilder::AttentionOptions a;
     if (o_.scale == Options::Scale::kNone) a.scale = 1.f;
     a.soft_cap = o_.soft_cap;
@@ -308,7 +317,7 @@ class Maker {
     if (o_.alibi) a.alibi_slopes = g_.Input("alibi_slopes", kF32, {o_.heads});
     a.stats = o_.stats;
     const Value keys = Loaded(Decompress(k, *o_.k), o_.head_size, false);
-    const Value values = Loaded(Decompress(v, *o_.v), o_.v_head_size, false);
+    const Value values = Values(keys);
     a.kv_lengths = lengths_;
     const auto [out, stats] = g_.ScaledDotProductAttention(q, keys, values, a);
     g_.Output("o", out);

@@ -46,6 +46,8 @@ struct AttentionGraphOptions {
     kChannels,    // [.., D, S] with the tokens innermost
   };
   KLayout k_layout = KLayout::kTokens;
+  // V is the first v_head_size channels of K, which lie in memory once.
+  bool latent = false;
   // An input says how many tokens each sequence has.
   bool kv_lengths = false;
   // K and V in pools of pages of so many tokens, with kv_lengths; 0: not.

@@ -79,6 +79,8 @@ struct MakeArguments {
                        "are stored rotated");
     command.add_flag("--transpose-output", graph.transpose_output,
                      "Output as [batch, queries, heads, head size]");
+    command.add_flag("--latent", graph.latent,
+                     "V is the first --v-head-size channels of K, which lie in memory once");
     command.add_flag("--kv-lengths", graph.kv_lengths, "KV lengths per sequence as an input");
     command.add_flag("--ring", graph.ring,
                      "K and V in rings, with inputs that say what is in them");

@@ -20,7 +20,7 @@ bool PassesThrough(OpKind kind, int port) {
     case OpClass::kJoin:
       return kind == OpKind::kConcat || port > 0;
     default:
-      return ClassOf(kind) == OpClass::kMove;
+      return ClassOf(kind) == OpClass::kMove || kind == OpKind::kSlice;
   }
 }
 

@@ -92,6 +92,21 @@ absl::Status EvalStaticTranspose(OpContext& context) {
   return absl::OkStatus();
 }
 
+absl::Status EvalSlice(OpContext& context) {
+  const Array& x = context.in(0);
+  Array y(context.out_dims(0));
+  const int64_t axis =
+      FromFront(context.op.Get<Attr::kAxis>(), static_cast<int64_t>(x.dims.size()));
+  const int64_t outer = ElementsOf(absl::MakeSpan(y.dims).subspan(0, axis));
+  const int64_t inner = ElementsOf(absl::MakeSpan(y.dims).subspan(axis + 1));
+  const int64_t run = y.dims[axis] * inner, begin = context.op.Get<Attr::kBegin>() * inner;
+  for (int64_t i = 0; i < outer; ++i) {
+    std::copy_n(x.data() + i * x.dims[axis] * inner + begin, run, y.data() + i * run);
+  }
+  context.outputs[0] = std::move(y);
+  return absl::OkStatus();
+}
+
 absl::Status EvalConcat(OpContext& context) {
   Array y(context.out_dims(0));
   const int64_t rank = static_cast<int64_t>(y.dims.size());

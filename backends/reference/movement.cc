@@ -97,6 +97,30 @@ absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
   return absl::OkStatus();
 }
 
+absl::Status LowerSlice(const Op& op, Lowering& lowering) {
+  const Array x = lowering.Input(op, 0);
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), x.dims.size());
+  Dims dims = x.dims;
+  dims[axis] = op.Get<Attr::kSize>();
+  const Array result = lowering.plan.NewArray(dims, x.storage);
+  const int64_t outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
+  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
+  const auto bytes = [&](int64_t elements) {
+    return static_cast<size_t>(elements * inner) * BytesOf(x.storage);
+  };
+  const size_t from = bytes(x.dims[axis]), begin = bytes(op.Get<Attr::kBegin>());
+  const size_t run = bytes(dims[axis]);
+  lowering.plan.AddStep({x}, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(run == 0 ? 0 : outer, [&](int64_t i, int) {
+      const auto block = static_cast<size_t>(i);
+      std::memcpy(context.data<std::byte>(result) + block * run,
+                  context.data<std::byte>(x) + block * from + begin, run);
+    });
+  });
+  lowering.SetOutput(op, 0, result);
+  return absl::OkStatus();
+}
+
 absl::Status LowerConcat(const Op& op, Lowering& lowering) {
   std::vector<Array> arrays;
   for (int i = 0; lowering.HasInput(op, i); ++i) arrays.push_back(lowering.Input(op, i));

@@ -120,6 +120,10 @@ class Ops(QuantizeOps):
         """x with its axes in another order, as numpy.transpose."""
         return self.op("StaticTranspose", x, order=order)
 
+    def slice(self, x: Value, axis: int, begin: int, size: int) -> Value:
+        """Elements [begin, begin + size) of x along an axis."""
+        return self.op("Slice", x, axis=axis, begin=begin, size=size)
+
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Values one after another along an axis."""
         return self.op("Concat", *values, axis=axis)

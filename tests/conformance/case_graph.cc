@@ -27,6 +27,9 @@ class CaseBuilder {
   Value Rotated(Value x, int64_t block) { return block == 0 ? x : g_.Hadamard(x, block); }
   // K or V, concatenated from its segments.
   Value Assembled(bool keys);
+  Value ValuesBeside(Value keys) {
+    return c_.latent ? g_.Slice(keys, -1, 0, c_.value_size()) : Assembled(false);
+  }
   // Codes through a Dequantize, with a scale per channel or one.
   Value FromCodes(Value codes, bool per_channel);
   // Through a Quantize of one scale.
@@ -239,7 +242,7 @@ void CaseBuilder::MarkOutput(const std::string& name, Value value) {
 
 void CaseBuilder::FirstClass() {
   const Value q = inputs_.Query();
-  const Value k = Assembled(true), v = Assembled(false);
+  const Value k = Assembled(true), v = ValuesBeside(k);
   const int64_t heads = c_.kv_heads * c_.ratio;
   GraphBuilder::AttentionOptions options{.bottom_right = c_.bottom_right,
                                          .left_window = c_.left_window,
@@ -275,7 +278,7 @@ absl::StatusOr<CaseGraph> CaseBuilder::Build() {
   } else {
     Value q = Rotated(inputs_.Query(), c_.q_hadamard);
     Value k = Rotated(Assembled(true), c_.k_hadamard);
-    Value v = Rotated(Assembled(false), c_.v_hadamard);
+    Value v = Rotated(ValuesBeside(k), c_.v_hadamard);
     if (c_.form == Form::kReshape) {
       q = Reshaped(q, {c_.batch, c_.kv_heads, c_.ratio});
       k = Reshaped(k, {c_.batch, c_.kv_heads, 1});

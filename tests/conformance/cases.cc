@@ -260,6 +260,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
         << c.output_hadamard;
   }
   if (c.page_size > 0) out << ", pages of " << c.page_size;
+  if (c.latent) out << ", V in K";
   if (c.first_tokens) out << ", first tokens";
   if (c.ragged) out << ", ragged queries";
   if (c.real_ranges) out << ", ranges of " << c.plain_head << " + " << c.segments << " segments";

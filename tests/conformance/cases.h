@@ -129,6 +129,7 @@ struct Case {
   // With real_lengths. K and V are pools of pages of so many tokens, in no order, with NaN or other
   // codes where no page of a batch is. 0: not.
   int64_t page_size = 0;
+  bool latent = false;        // V is the first channels of K, v_head_size of them
   bool first_tokens = false;  // tokens before a first one, which the batch gives, do not exist
 
   // Blocks of Hadamard ops on Q, K, V and the output, 0: none. K is kTokenRows.

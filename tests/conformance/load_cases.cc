@@ -87,6 +87,17 @@ void AddLoadCases(std::vector<Case>& cases) {
   }
   for (int i = 0; i < 12; ++i) {
     Case c = i % 2 == 0 ? Base(i) : Direct(i);
+    c.latent = true;
+    c.head_size = i % 3 == 0 ? 96 : 80;
+    c.v_head_size = i % 3 == 0 ? 64 : 48;
+    c.k = c.v = kStorages[i % std::size(kStorages)];
+    if (i % 4 == 1) c.page_size = 64;
+    if (i % 4 == 2) c.segments = 2;
+    if (i % 4 == 3) c.real_lengths = false;
+    Push(cases, c, absl::StrCat("Latent_", i));
+  }
+  for (int i = 0; i < 12; ++i) {
+    Case c = i % 2 == 0 ? Base(i) : Direct(i);
     c.first_tokens = true;
     if (i % 4 == 2) c.masks.push_back({.kind = Mask::Kind::kCausal});
     if (i % 3 == 2) c.segments = c.form == Form::kFirstClass ? 1 : 2;

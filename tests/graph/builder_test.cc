@@ -138,6 +138,7 @@ TEST(GraphBuilder, ReshapeTransposeConcatQuantize) {
   const Value both = g.Concat({x, y}, 1);
   EXPECT_EQ(g.Describe(both).dims, (Dims{2, 7, 4}));
   EXPECT_EQ(g.Describe(g.Transpose(both, {2, 0, 1})).dims, (Dims{4, 2, 7}));
+  EXPECT_EQ(g.Describe(g.Slice(both, 1, 3, 2)).dims, (Dims{2, 2, 4}));
   EXPECT_EQ(g.Describe(g.Reshape(both, {0, -1}, true)).dims, (Dims{2, 28}));
   const Value scales = g.Input("scales", kF32, {7});
   const Value codes = g.DynamicQuantize(both, scales, std::nullopt, {.axis = 1, .type = kS8});

@@ -241,6 +241,21 @@ TEST(ShapeRules, TransposeAndConcat) {
               kShapeError, "overflows");
 }
 
+TEST(ShapeRules, Slice) {
+  const auto part = [](int64_t axis, int64_t begin, int64_t size) {
+    return Attributes{{Attr::kAxis, axis}, {Attr::kBegin, begin}, {Attr::kSize, size}};
+  };
+  ExpectDims({OpKind::kSlice, {Dims{2, 3, 5}}, part(-1, 1, 4)}, Dims{2, 3, 4});
+  ExpectDims({OpKind::kSlice, {Dims{2, 3, 5}}, part(0, 2, 0)}, Dims{0, 3, 5});
+  ExpectDims({OpKind::kSlice, {Dims{2, kUnknownDim, 5}}, part(1, 4, 4)}, Dims{2, 4, 5});
+  ExpectError({OpKind::kSlice, {Dims{2, 3, 5}}, part(-1, 2, 4)}, kShapeError,
+              "elements 2 and on, 4 of them, of axis 2 are not in tensor 0 [2,3,5]");
+  ExpectError({OpKind::kSlice, {Dims{2, 3, 5}}, part(1, -1, 2)}, kShapeError, "elements -1 and on");
+  ExpectError({OpKind::kSlice, {Dims{2, 3, 5}}, part(1, 0, -1)}, kShapeError, "-1 of them");
+  ExpectError({OpKind::kSlice, {Dims{2, 3, 5}}, part(1, 1, kHuge)}, kShapeError, "not in");
+  ExpectError({OpKind::kSlice, {Dims{2, 3, 5}}, part(3, 0, 1)}, kShapeError, "axis 3");
+}
+
 TEST(ShapeRules, OutputsThatOverflowAreRejected) {
   ExpectError({OpKind::kAdd, {Dims{int64_t{1} << 40, 1}, Dims{int64_t{1} << 40}}}, kShapeError,
               "overflows 64 bits");

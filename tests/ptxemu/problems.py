@@ -44,7 +44,7 @@ def _make(kvant, arguments):
 def _small(kernel):
     """Two sequences of a few tiles, with a tail where neither groups of tokens nor pages forbid it."""
     whole = any("channel" in word or word == "--page-size" for word in kernel.make)
-    sizes = {"--batch": "2", "--kv-len": "1088" if whole else "1044", "--left-window": "500"}
+    sizes = {"--batch": "2", "--kv-len": "1152" if whole else "1044", "--left-window": "500"}
     if kernel.kind == "prefill":
         sizes |= {"--batch": "1", "--q-len": "70", "--kv-len": "160" if whole else "165"}
     words = list(kernel.make)

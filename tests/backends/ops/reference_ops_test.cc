@@ -246,6 +246,22 @@ std::vector<Case> MovementCases() {
          g.Reorder(g.Input("x", kF32, {3, 5}), Dims{1, 4});
        }},
       {"TypeCast", [](GraphBuilder& g) { g.TypeCast(g.Input("x", kF32, {33}), kF16); }},
+      {"Slice",
+       [](GraphBuilder& g) {
+         g.Slice(g.Input("x", kF32, {2, 7, 4}), 1, 2, 3);
+       }},
+      {"Slice_s4",
+       [](GraphBuilder& g) {
+         g.Slice(g.Input("x", kS4, {3, 5}), -1, 1, 3);
+       }},
+      {"Slice_s64_first",
+       [](GraphBuilder& g) {
+         g.Slice(g.Input("x", kS64, {3, 5}), 0, 0, 1);
+       }},
+      {"Slice_of_nothing",
+       [](GraphBuilder& g) {
+         g.Slice(g.Input("x", kF16, {3, 5}), 1, 5, 0);
+       }},
       {"Concat",
        [](GraphBuilder& g) {
          g.Concat({g.Input("x", kF32, {2, 3, 4}), g.Input("y", kF32, {2, 0, 4}),
