@@ -50,6 +50,12 @@ KVANT_DEVICE float CodeToFloat(i32 type, u32 code) {
   }
 }
 
+// Bytes before an element, whose index is not negative: a shift does, where a division would ask
+// for the sign.
+KVANT_DEVICE constexpr i64 BytesTo(i32 bits, i64 index) {
+  return bits >= 8 ? index * (bits / 8) : index >> (bits == 4 ? 1 : 2);
+}
+
 KVANT_DEVICE float LoadElement(i32 type, const void* data, i64 index) {
   switch (BitsOf(type)) {
     case 64:
@@ -61,10 +67,11 @@ KVANT_DEVICE float LoadElement(i32 type, const void* data, i64 index) {
       return CodeToFloat(type, Load(static_cast<const u16*>(data) + index));
     case 8:
       return CodeToFloat(type, Load(static_cast<const u8*>(data) + index));
-    case 4:
-      return CodeToFloat(type, Load(static_cast<const u8*>(data) + index / 2) >> index % 2 * 4);
-    default:
-      return CodeToFloat(type, Load(static_cast<const u8*>(data) + index / 4) >> index % 4 * 2);
+    default: {
+      const u32 byte = Load(static_cast<const u8*>(data) + BytesTo(BitsOf(type), index));
+      return CodeToFloat(type,
+                         byte >> static_cast<u32>(index) * static_cast<u32>(BitsOf(type)) % 8);
+    }
   }
 }
 
@@ -83,7 +90,7 @@ struct Eight {
 KVANT_DEVICE Eight LoadEight(i32 type, const void* data, i64 index) {
   Eight eight{};
   const i32 bits = BitsOf(type);
-  const auto* at = static_cast<const u8*>(data) + index * bits / 8;
+  const auto* at = static_cast<const u8*>(data) + BytesTo(bits, index);
   if (bits >= 16) {
     KVANT_UNROLL
     for (i32 i = 0; i < bits / 16; ++i) {

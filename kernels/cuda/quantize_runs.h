@@ -119,7 +119,7 @@ struct PackedRun {
 KVANT_DEVICE void StoreCodes(i32 type, void* data, i64 index, i64 stride, i32 n, bool vectors,
                              const PackedRun& run) {
   const i32 bits = BitsOf(type);
-  u8* const to = static_cast<u8*>(data) + index * bits / 8;
+  u8* const to = static_cast<u8*>(data) + BytesTo(bits, index);
   if (vectors && n == kRun) {
     if (bits == 8) {
       Store(reinterpret_cast<Words2*>(to), Words2{{run.words[0], run.words[1]}});

@@ -11,7 +11,7 @@
 #ifndef KVANT_KERNELS_CUDA_TILE_FEED_H_
 #define KVANT_KERNELS_CUDA_TILE_FEED_H_
 
-#include "kvant/kernels/cuda/dequantize_tile.h"
+#include "kvant/kernels/cuda/dequantize_codes.h"
 
 namespace kvant::cuda {
 
@@ -24,7 +24,7 @@ struct FeedShared {
   i32 tile;        // bytes of a tile, of which kInPlace has two
   i32 row;         // bytes of a token's codes
   i32 raw;         // where codes begin: two stages of tile x row bytes
-  i32 parameters;  // where {scale, zero point} pairs begin, in f32
+  i32 parameters;  // where pairs of two words begin: {scale, zero point}, or as CodesToValues
   i32 bytes;
 
   KVANT_DEVICE static constexpr FeedShared Of(const AttentionTraits& t,
@@ -50,6 +50,17 @@ struct GroupGrid {
     return {CeilDiv(tile, tokens), CeilDiv(channels, along), tokens, along};
   }
 };
+
+// Whether tiles are made of codes 8 at a time: those side by side are of one group, whose
+// parameters are in shared memory. channels: that a tile has room for, of which `used` are the
+// head's.
+KVANT_DEVICE constexpr bool ConvertsCodes(const AttentionTraits& t, const SegmentTraits& segment,
+                                          i32 channels, i32 used) {
+  return segment.staging == kCopied && segment.parameters_ahead > 0 &&
+         GroupGrid::Of(segment, t.tile, channels).channels % 8 == 0 &&
+         TileLayout::Of(t.arithmetic, channels).channels == used &&
+         CodesToValues(t.arithmetic, segment).Takes();
+}
 
 template <class T, bool kKeys>
 class TileFeed {
@@ -90,6 +101,8 @@ class TileFeed {
     if (Traits().staging == kLoaded) {
       FillTile<T>(AllTraits(), AllParams(), Count(), table_, Layout(), shared_, batch_,
                   tile * T::k.tile, kv_len_, channel_, ChannelEnd());
+    } else if (ConvertsCodes()) {
+      ConvertCopied(tile);
     } else if (Traits().staging == kCopied) {
       DequantizeCopied(tile);
     }
@@ -118,6 +131,13 @@ class TileFeed {
     return ChannelEnd() * BitsOf(Traits().data.type) / 8;
   }
 
+  KVANT_DEVICE static constexpr CodesToValues Codes() {
+    return CodesToValues(T::k.arithmetic, Traits());
+  }
+  KVANT_DEVICE static constexpr bool ConvertsCodes() {
+    return kvant::cuda::ConvertsCodes(T::k, Traits(), Channels(), ChannelEnd());
+  }
+
   // Moves to where a column of the one segment lies.
   KVANT_DEVICE void MoveToColumn(i32 column, Position& at) const {
     const i32 token = HasRanges(T::k) ? table_.Columns(AllParams(), 0).TokenOf(column) : column;
@@ -144,8 +164,8 @@ class TileFeed {
         Position position = batch_;
         MoveToColumn(MinOf(token, kv_len_ - 1), position);
         const i64 index = IndexOf(Traits().data, segment.data, position, 0);
-        const u8* from =
-            static_cast<const u8*>(segment.data.data) + index * BitsOf(Traits().data.type) / 8 + at;
+        const u8* from = static_cast<const u8*>(segment.data.data) +
+                         BytesTo(BitsOf(Traits().data.type), index) + at;
         CopyAsync(width, to + row * pitch + at, from, token < kv_len_ ? width : 0);
       }
     }
@@ -159,6 +179,28 @@ class TileFeed {
     for (i32 i = ThreadIndex(); i < 2 * T::k.tile * (padding / 4); i += Threads(T::k)) {
       const i32 row = i / (padding / 4), at = RowBytes() + i % (padding / 4) * 4;
       StoreShared32(shared_ + row * layout.pitch + at, 0);
+    }
+  }
+
+  // Of tokens that do not exist, codes and parameters are 0.
+  KVANT_DEVICE void ConvertCopied(i32 tile) const {
+    const TileLayout layout = Layout();
+    const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
+    const SharedAddress raw = shared_ + At().raw + tile % 2 * T::k.tile * At().row;
+    const i32 bits = BitsOf(Traits().data.type);
+    const i32 per_row = layout.channels / 8, runs = T::k.tile * per_row;
+    // Where threads are whole rows, places differ by a constant.
+    const bool whole = Threads(T::k) % per_row == 0;
+    KVANT_UNROLL
+    for (i32 first = 0; first < runs; first += Threads(T::k)) {
+      const i32 i = first + ThreadIndex();
+      if (runs % Threads(T::k) != 0 && i >= runs) break;
+      const i32 row = whole ? first / per_row + ThreadIndex() / per_row : i / per_row;
+      const i32 channel = (whole ? ThreadIndex() : i) % per_row * 8;
+      const i32 group = row / grid.tokens * grid.columns + channel / grid.channels;
+      const Words2 parameters = LoadShared64(shared_ + At().parameters + group * 8);
+      const Eight codes = LoadEight(Traits().data.type, raw + row * At().row + channel * bits / 8);
+      StoreShared128(layout.At(shared_, row, channel), Codes().Values(codes, parameters));
     }
   }
 
@@ -227,8 +269,10 @@ class TileFeed {
     KVANT_UNROLL
     for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
-      StoreShared64(shared_ + At().parameters + i * 8,
-                    {{AsBits(ahead_[j].scale), AsBits(ahead_[j].zero_point)}});
+      const Words2 words = ConvertsCodes()
+                               ? Codes().Parameters(ahead_[j])
+                               : Words2{{AsBits(ahead_[j].scale), AsBits(ahead_[j].zero_point)}};
+      StoreShared64(shared_ + At().parameters + i * 8, words);
     }
   }
 

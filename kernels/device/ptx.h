@@ -144,6 +144,11 @@ KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
+KVANT_DEVICE u32 FmaBF16x2(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 // Of magnitudes; NaN is passed over.
 KVANT_DEVICE u32 MaxAbsF16x2(u32 a, u32 b) {
   u32 r;

@@ -114,23 +114,27 @@ KVANT_DEVICE float F16Low(u32 pair) { return F16ToF32(static_cast<u16>(pair)); }
 KVANT_DEVICE float F16High(u32 pair) { return F16ToF32(static_cast<u16>(pair >> 16)); }
 KVANT_DEVICE float BF16Low(u32 pair) { return AsFloat(pair << 16); }
 KVANT_DEVICE float BF16High(u32 pair) { return AsFloat(pair & 0xffff0000u); }
-// The f16 nearest to a b + c, rounded once.
-KVANT_DEVICE u16 FmaF16(float a, float b, float c) {
+// The f16 or bf16 nearest to a b + c, rounded once.
+KVANT_DEVICE u16 FmaRounded(DataType type, float a, float b, float c) {
   const double product = static_cast<double>(a) * b;  // exact
   double sum = product + c;
-  // Where the sum of doubles is not exact, an odd last bit keeps it off the ties of f16.
+  // Where the sum of doubles is not exact, an odd last bit keeps it off the ties of 16 bits.
   const double high = sum - product;
   const double lost = (product - (sum - high)) + (c - high);
   if (lost != 0 && (std::bit_cast<u64>(sum) & 1) == 0) {
     sum = std::nextafter(sum, lost > 0 ? HUGE_VAL : -HUGE_VAL);
   }
   u16 bits;
-  StoreElement(kF16, &bits, 0, sum);
+  StoreElement(type, &bits, 0, sum);
   return bits;
 }
 KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
-  return FmaF16(F16Low(a), F16Low(b), F16Low(c)) |
-         static_cast<u32>(FmaF16(F16High(a), F16High(b), F16High(c))) << 16;
+  return FmaRounded(kF16, F16Low(a), F16Low(b), F16Low(c)) |
+         static_cast<u32>(FmaRounded(kF16, F16High(a), F16High(b), F16High(c))) << 16;
+}
+KVANT_DEVICE u32 FmaBF16x2(u32 a, u32 b, u32 c) {
+  return FmaRounded(kBF16, BF16Low(a), BF16Low(b), BF16Low(c)) |
+         static_cast<u32>(FmaRounded(kBF16, BF16High(a), BF16High(b), BF16High(c))) << 16;
 }
 KVANT_DEVICE u32 AddF16x2(u32 a, u32 b) { return FmaF16x2(a, 0x3c003c00u, b); }
 KVANT_DEVICE u32 MaxAbsF16x2(u32 a, u32 b) {

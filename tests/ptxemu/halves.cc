@@ -1,4 +1,4 @@
-// Arithmetic on f16 and f16x2. Subnormal numbers are kept, and NaN results have one form.
+// Arithmetic on f16, f16x2 and bf16x2. Subnormal numbers are kept, and NaN results have one form.
 #include "kvant/tests/ptxemu/numbers.h"
 #include "kvant/tests/ptxemu/operations.h"
 
@@ -17,6 +17,9 @@ struct Times {
 };
 struct Fma {
   uint16_t operator()(uint16_t a, uint16_t b, uint16_t c) const { return FmaF16(a, b, c); }
+};
+struct FmaOfBf16 {
+  uint16_t operator()(uint16_t a, uint16_t b, uint16_t c) const { return FmaBf16(a, b, c); }
 };
 // A NaN gives the other operand; two give the canonical one.
 struct Smaller {
@@ -68,6 +71,7 @@ void AddHalves(Operations& table) {
   AddBinary<Smaller>("min", table);
   AddBinary<Larger>("max", table);
   AddTernary<Fma>("fma", table);
+  table.Add("fma.bf16x2", Lanewise<OfBoth<FmaOfBf16>, uint32_t, uint32_t, uint32_t, uint32_t>());
   AddUnary<Negate>("neg", table);
   AddUnary<Absolute>("abs", table);
 }

@@ -45,16 +45,24 @@ T ToOdd(T rounded, double lost) {
   return std::bit_cast<T>(bits);
 }
 
-// a * b + c in f16 with one rounding. The product is exact as a double.
-inline uint16_t FmaF16(uint16_t a, uint16_t b, uint16_t c) {
-  const double x = static_cast<double>(OfF16(a)) * static_cast<double>(OfF16(b));
-  const auto y = static_cast<double>(OfF16(c));
+// a * b + c of 16-bit floats rounded to odd, as an f32. The product is exact as a double.
+inline float FmaToOdd(float a, float b, float c) {
+  const double x = static_cast<double>(a) * static_cast<double>(b);
+  const auto y = static_cast<double>(c);
   const double sum = x + y;
-  if (!std::isfinite(sum)) return ToF16(static_cast<float>(sum));
   const double y_part = sum - x;
   const double odd = ToOdd<uint64_t>(sum, (x - (sum - y_part)) + (y - y_part));
   const auto single = static_cast<float>(odd);
-  return ToF16(ToOdd<uint32_t>(single, odd - static_cast<double>(single)));
+  // What is no f32 is none of 16 bits either, and what is far below them rounds to 0.
+  if (!std::isfinite(single)) return single;
+  if (std::fabs(odd) < 0x1p-140) return std::copysign(0.0f, single);
+  return ToOdd<uint32_t>(single, odd - static_cast<double>(single));
+}
+inline uint16_t FmaF16(uint16_t a, uint16_t b, uint16_t c) {
+  return ToF16(FmaToOdd(OfF16(a), OfF16(b), OfF16(c)));
+}
+inline uint16_t FmaBf16(uint16_t a, uint16_t b, uint16_t c) {
+  return ToBf16(FmaToOdd(OfBf16(a), OfBf16(b), OfBf16(c)));
 }
 
 // max and min: a NaN gives the other operand, and +0 is above -0.

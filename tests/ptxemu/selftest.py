@@ -122,6 +122,7 @@ KERNEL(halves)(const u32* a, const u32* b, const u32* c, u32* to) {
   PUT("add.rn.f16x2 %0, %1, %2;", "r"(a[3]), "r"(b[3]))
   PUT("mul.rn.f16x2 %0, %1, %2;", "r"(a[4]), "r"(b[4]))
   PUT("fma.rn.f16x2 %0, %1, %2, %3;", "r"(a[5]), "r"(b[5]), "r"(c[5]))
+  PUT("fma.rn.bf16x2 %0, %1, %2, %3;", "r"(a[6]), "r"(b[6]), "r"(c[6]))
 }
 """
 # (a, b, c) by index, each the high half and the low.
@@ -133,12 +134,15 @@ HALVES = [
     (0x04007BFF, 0x38003C01, 0),  # 2^-14 / 2; the largest times 1 + 2^-10
     # 2^-11 - 2^-31 + (1 + 2^-10), just below a tie; infinity - infinity
     (0x28017C00, 0x23FE3C00, 0x3C01FC00),
+    # In bf16 2^-126 * 2^-7, the smallest subnormal; 2^-8 - 2^-16 + (1 + 2^-7), just below a tie
+    (0x00803B80, 0x3C003F7F, 0x00003F81),
 ]
 # What the kernel `halves` stores, or, of a half, NAN: any NaN.
 NAN = None
 EXPECTED_HALVES = [
     (0x7C00, 0x0001), (0x7C00, 0x0001), (NAN, 0x3C00), (0x4000, 0x3C00), (0x4000, 0x3C00),
     (0x7FFF, 0x0000), (0x7FFF, 0x8000), (0x0002, 0x0000), (0x0200, 0x7C00), (0x3C01, 0x7FFF),
+    (0x0001, 0x3F81),
 ]
 U64, I32, F32, SIZE, POINTER = (
     ctypes.c_uint64, ctypes.c_int, ctypes.c_float, ctypes.c_size_t, ctypes.c_void_p)

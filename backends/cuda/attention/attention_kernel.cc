@@ -53,7 +53,8 @@ KernelRound RoundOf(const AttentionTraits& t) {
   KernelRound round;
   if (t.kernel != kTilesKernel) return round;
   round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
-  const auto add_fill = [&](const SegmentTraits& traits, i32 channels) {
+  const auto add_fill = [&](const SegmentTraits& traits, i32 channels, i32 used) {
+    if (ConvertsCodes(t, traits, channels, used)) return;
     const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;
     if (traits.staging != kInPlace) round.loops.push_back(CeilDiv(t.tile * padded / 8, Threads(t)));
   };
@@ -64,8 +65,8 @@ KernelRound RoundOf(const AttentionTraits& t) {
   };
   add_copies(t.k[0], t.head_size);
   add_copies(t.v[0], t.v_head_size);
-  add_fill(t.k[0], t.head_size);
-  add_fill(t.v[0], t.v_block);
+  add_fill(t.k[0], t.head_size, t.head_size);
+  add_fill(t.v[0], t.v_block, t.v_head_size);
   if (TakesF32(t.arithmetic)) round.loops.push_back(CeilDiv(t.head_size, 16));
   if (t.dropout) round.loops.insert(round.loops.end(), t.tile / t.token_warps / 2, kPhiloxRounds);
   return round;

@@ -51,7 +51,9 @@ Arithmetic ChooseArithmetic(const AttentionSpec& spec) {
     // of f16.
     const bool more =
         spec.q_hadamard > 1 || holds([](DataType type) { return type != kvant::kBF16; });
-    return more ? kByTF32 : kByBF16;
+    const bool permitted =
+        spec.apply_to_int && (spec.fpmath == FpMath::kBF16 || spec.fpmath == FpMath::kAny);
+    return more && !permitted ? kByTF32 : kByBF16;
   }
   const bool floats_only = !IsInteger(spec.q.type) && !holds(IsInteger);
   if (!spec.apply_to_int && !floats_only) return kByF32;

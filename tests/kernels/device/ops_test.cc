@@ -94,6 +94,13 @@ TEST(DeviceOpsTest, PairsOfF16) {
   EXPECT_EQ(FmaF16x2(Pair(683, 683), Pair(48, 48), Pair(0x1p-24, -0x1p-24)), Pair(32800, 32768));
 }
 
+TEST(DeviceOpsTest, FmaOfBF16RoundsOnce) {
+  // 2^-126 * 2^-7, the smallest subnormal, and 2^-8 - 2^-16 + (1 + 2^-7), just below a tie.
+  EXPECT_EQ(FmaBF16x2(0x00803b80u, 0x3c003f7fu, 0x00003f81u), 0x00013f81u);
+  // 300 - 3 and 129 * 2^120 * 2^7 beyond the largest.
+  EXPECT_EQ(FmaBF16x2(0x43967f01u, 0x3f804301u, 0xc0400000u), 0x43947f80u);
+}
+
 // The sum of f16 in f64, and of f32 where it is exact, rounded once.
 TEST(DeviceOpsTest, FmaOfRandomF16RoundsOnce) {
   std::mt19937 rng(1);

@@ -1,0 +1,117 @@
+// Codes to 16-bit values, against (code - zero point) * scale in f64 rounded once.
+#include "kvant/kernels/cuda/dequantize_codes.h"
+
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace kvant::cuda {
+namespace {
+
+constexpr i32 kCodeTypes[] = {kInt8, kUint8, kInt4, kUint4, kInt2, kUint2};
+constexpr i32 kZeroTypes[] = {kNone, kUint8, kInt8, kUint4, kInt4};
+
+i32 SignedCode(i32 type, u32 bits) { return static_cast<i32>(CodeToFloat(type, bits)); }
+
+float Rounded(i32 arithmetic, float x) {
+  const u32 pair = Pack(arithmetic, x, 0.f);
+  return arithmetic == kByF16 ? F16Low(pair) : BF16Low(pair);
+}
+
+class CodesToValuesTest : public ::testing::Test {
+ protected:
+  // 8 codes of all values that there are, with a zero point and a scale.
+  void Check(i32 arithmetic, const SegmentTraits& traits, float scale, float zero_point) {
+    const CodesToValues codes(arithmetic, traits);
+    ASSERT_TRUE(codes.Takes());
+    const i32 bits = BitsOf(traits.data.type);
+    Eight eight{};
+    u32 raw[8];
+    for (i32 i = 0; i < 8; ++i) {
+      raw[i] = static_cast<u32>(rng_()) & ((1u << bits) - 1);
+      eight.v[i * bits / 32] |= raw[i] << i * bits % 32;
+    }
+    const Words4 values = codes.Values(eight, codes.Parameters({scale, zero_point}));
+    for (i32 i = 0; i < 8; ++i) {
+      const u32 half = values.v[i / 2] >> i % 2 * 16 & 0xffff;
+      const float got = arithmetic == kByF16 ? F16Low(half) : BF16Low(half);
+      const double code = SignedCode(traits.data.type, raw[i]);
+      const double exact =
+          traits.real_zero_points ? code * scale - zero_point : (code - zero_point) * scale;
+      // f32 keeps the products of numbers of 16 bits and the codes whole.
+      const float expected = Rounded(arithmetic, static_cast<float>(exact));
+      EXPECT_EQ(got, expected) << code << " of type " << traits.data.type << ", zero point "
+                               << zero_point << " of type " << traits.zero_points.type << ", scale "
+                               << scale << " of type " << traits.scales.type;
+    }
+  }
+
+  SegmentTraits Traits(i32 data, i32 scales, i32 zero_points, bool real) {
+    SegmentTraits traits{};
+    traits.data.type = data;
+    traits.scales.type = scales;
+    traits.zero_points.type = zero_points;
+    traits.real_zero_points = real;
+    return traits;
+  }
+
+  std::mt19937 rng_{1};
+};
+
+TEST_F(CodesToValuesTest, WithIntegerZeroPoints) {
+  for (const i32 arithmetic : {kByF16, kByBF16}) {
+    for (const i32 scales : {kFloat16, kBFloat16}) {
+      for (const i32 data : kCodeTypes) {
+        for (const i32 zero : kZeroTypes) {
+          const SegmentTraits traits = Traits(data, scales, zero, false);
+          for (const float magnitude : {1e-6f, 0.37f, 1.f, 200.f}) {
+            for (int round = 0; round < 20; ++round) {
+              const float factor = 1.f + static_cast<float>(rng_() % 1000) / 1000.f;
+              const float scale =
+                  Rounded(scales == kFloat16 ? kByF16 : kByBF16, magnitude * factor);
+              const float zero_point =
+                  zero == kNone ? 0.f : CodeToFloat(zero, static_cast<u32>(rng_()));
+              Check(arithmetic, traits, scale, zero_point);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CodesToValuesTest, WithRealZeroPoints) {
+  for (const i32 arithmetic : {kByF16, kByBF16}) {
+    const i32 own = arithmetic == kByF16 ? kFloat16 : kBFloat16;
+    for (const i32 data : kCodeTypes) {
+      const SegmentTraits traits = Traits(data, own, own, true);
+      for (int round = 0; round < 50; ++round) {
+        // Multiples of 1/16, and sums that f32 holds.
+        const float scale = static_cast<float>(1 + rng_() % 100) / 16.f;
+        const float zero_point = static_cast<float>(static_cast<i32>(rng_() % 200) - 100) / 16.f;
+        Check(arithmetic, traits, scale, zero_point);
+      }
+    }
+  }
+}
+
+TEST_F(CodesToValuesTest, GroupsOfNothingAreZeros) {
+  for (const i32 zero : kZeroTypes) {
+    const CodesToValues codes(kByF16, Traits(kUint4, kFloat16, zero, false));
+    const Words4 values = codes.Values(Eight{}, codes.Parameters({0.f, 0.f}));
+    for (const u32 pair : values.v) EXPECT_EQ(pair & 0x7fff7fffu, 0u);
+  }
+}
+
+TEST_F(CodesToValuesTest, WhatIsNoIntegerGoesAnotherWay) {
+  EXPECT_FALSE(CodesToValues(kByF16, Traits(kFloat8E4M3, kFloat16, kNone, false)).Takes());
+  EXPECT_FALSE(CodesToValues(kByF16, Traits(kInt8, kNone, kNone, false)).Takes());
+  EXPECT_FALSE(CodesToValues(kByTF32, Traits(kInt8, kFloat16, kNone, false)).Takes());
+  EXPECT_FALSE(CodesToValues(kByF16, Traits(kUint4, kFloat16, kInt32, false)).Takes());
+  SegmentTraits codebook = Traits(kUint4, kFloat16, kNone, false);
+  codebook.codebook = 16;
+  EXPECT_FALSE(CodesToValues(kByF16, codebook).Takes());
+}
+
+}  // namespace
+}  // namespace kvant::cuda
