@@ -71,9 +71,9 @@ std::unique_ptr<Backend> MakeOracleBackend();
 // Op by op on the CPU, through oneDNN where it has the op. Null when kvant is
 // built without oneDNN.
 std::unique_ptr<Backend> MakeReferenceBackend();
-// Fused attention, DynamicQuantize, Append and Hadamard on the CPU.
+// Fused attention, DynamicQuantize, Append, Hadamard and MergeAttention on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
-// Fused attention and the dynamic quantization ops on the GPU of that index. kUnimplemented, in
+// The same and DynamicDequantize on the GPU of that index. kUnimplemented, in
 // words: no driver, none that is new enough, no such GPU, or one too old.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index);
 // What engines make their backend "cuda_simt" with; null, as at first, where the library

@@ -394,37 +394,6 @@ Value GraphBuilder::CausalMask(Value scores, Value fill, Value kv_len, Value q_l
   return Select(GreaterEqual(rows, columns), scores, fill);
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
-    Value q, Value k, Value v, AttentionOptions options) {
-  absl::InlinedVector<Value, 12> inputs{q, k, v};
-  std::string names;
-  const auto optional_input = [&](const char* name, const std::optional<Value>& value) {
-    if (!value) return;
-    absl::StrAppend(&names, names.empty() ? "" : ",", name);
-    inputs.push_back(*value);
-  };
-  optional_input("bias", options.bias);
-  optional_input("select", options.select);
-  optional_input("kv_lengths", options.kv_lengths);
-  optional_input("kv_first", options.kv_first);
-  optional_input("query_offsets", options.query_offsets);
-  optional_input("sinks", options.sinks);
-  optional_input("alibi_slopes", options.alibi_slopes);
-
-  Attributes attrs;
-  if (!names.empty()) attrs.Set(Attr::kOptionalInputs, std::move(names));
-  if (options.scale) attrs.Set(Attr::kScale, *options.scale);
-  if (options.soft_cap) attrs.Set(Attr::kSoftCap, *options.soft_cap);
-  if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
-  attrs.Set(Attr::kLeftWindow, options.left_window);
-  attrs.Set(Attr::kRightWindow, options.right_window);
-  const Result results[] = {Describe(q).type, kF32};
-  const Value first = Emit(OpKind::kScaledDotProductAttention, "", inputs,
-                           absl::MakeSpan(results).first(options.stats ? 2 : 1), std::move(attrs));
-  if (!options.stats) return {first, std::nullopt};
-  return {first, ValueOf(first.id + 1)};
-}
-
 void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims> strides) {
   if (!status_.ok()) return;
   if (!Has(value) || !produced_[value.id]) {

@@ -190,6 +190,17 @@ class GraphBuilder {
   std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
                                                                    AttentionOptions options);
 
+  // Attention over all tokens from that over parts of them (MergeAttention in ops.inc).
+  struct AttentionPart {
+    Value output, stats;
+  };
+  struct MergeOptions {
+    DataType type = kUndef;
+    bool stats = false;  // then the second value is present
+  };
+  std::pair<Value, std::optional<Value>> MergeAttention(absl::Span<const AttentionPart> parts,
+                                                        MergeOptions options);
+
   // Of an op of AddOp: dims only where the op leaves them open (the capacity of Append), or to say
   // what is to be inferred.
   struct Result {

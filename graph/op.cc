@@ -43,15 +43,16 @@ constexpr std::string_view kAttrNames[] = {
 #undef KVANT_ATTR
 };
 
-std::vector<OpSchema::Port> ParsePorts(absl::string_view text, bool* variadic) {
+std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating) {
   std::vector<OpSchema::Port> ports;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
     OpSchema::Port port;
     if (absl::EndsWith(word, "**")) {
-      *variadic = port.optional = true;
+      port.optional = true;
+      ++*repeating;
       word.remove_suffix(2);
     } else if (absl::EndsWith(word, "*")) {
-      *variadic = true;
+      ++*repeating;
       word.remove_suffix(1);
     } else if (absl::EndsWith(word, "?")) {
       port.optional = true;
@@ -97,8 +98,8 @@ OpSchema ParseSchema(OpKind kind, absl::string_view inputs, absl::string_view ou
                      absl::string_view attrs) {
   OpSchema schema;
   schema.kind = kind;
-  schema.inputs = ParsePorts(inputs, &schema.variadic_inputs);
-  schema.outputs = ParsePorts(outputs, &schema.variadic_outputs);
+  schema.inputs = ParsePorts(inputs, &schema.repeating_inputs);
+  schema.outputs = ParsePorts(outputs, &schema.repeating_outputs);
   for (absl::string_view word : absl::StrSplit(attrs, ' ', absl::SkipEmpty())) {
     schema.attrs.push_back(ParseAttrRule(word));
   }
@@ -109,15 +110,20 @@ absl::Status OpError(const Op& op, ErrorKind kind, const std::string& what) {
   return MakeError(kind, absl::StrCat(op.ToString(), ": ", what));
 }
 
-absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, bool variadic,
+absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, size_t repeating,
                         size_t count, const char* what) {
   const size_t least = static_cast<size_t>(std::count_if(
       ports.begin(), ports.end(), [](const OpSchema::Port& port) { return !port.optional; }));
-  if (count >= least && (variadic || count <= ports.size())) return absl::OkStatus();
-  const std::string most = variadic ? " or more" : absl::StrCat(" to ", ports.size());
+  if (count >= least && count <= ports.size()) return absl::OkStatus();
+  if (count >= least && repeating > 0 && (count - ports.size()) % repeating == 0) {
+    return absl::OkStatus();
+  }
+  std::string most = absl::StrCat(" to ", ports.size());
+  if (repeating == 1) most = " or more";
+  if (repeating > 1) most = absl::StrCat(" and multiples of ", repeating, " more");
   return OpError(op, ErrorKind::kInvalidGraphOp,
                  absl::StrCat("has ", count, " ", what, ", takes ", least,
-                              least == ports.size() && !variadic ? "" : most));
+                              least == ports.size() && repeating == 0 ? "" : most));
 }
 
 // JSON holds no other floats, and no attribute means anything with them.
@@ -292,7 +298,10 @@ std::string_view InputName(const Op& op, size_t port) {
   const OpSchema& schema = SchemaOf(op.kind);
   const size_t unnamed = UnnamedInputs(schema);
   if (port < unnamed || unnamed == schema.inputs.size()) {
-    return schema.inputs[std::min(port, schema.inputs.size() - 1)].name;
+    if (port < schema.inputs.size()) return schema.inputs[port].name;
+    const size_t repeating = std::max<size_t>(schema.repeating_inputs, 1);
+    const size_t first = schema.inputs.size() - repeating;
+    return schema.inputs[first + (port - first) % repeating].name;
   }
   const std::string* names = op.Find<Attr::kOptionalInputs>();
   std::string_view rest = names ? std::string_view(*names) : std::string_view();
@@ -318,9 +327,9 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
   }
   const OpSchema& schema = SchemaOf(op.kind);
   KVANT_RETURN_IF_ERROR(
-      CheckCount(op, schema.inputs, schema.variadic_inputs, inputs.size(), "inputs"));
+      CheckCount(op, schema.inputs, schema.repeating_inputs, inputs.size(), "inputs"));
   KVANT_RETURN_IF_ERROR(
-      CheckCount(op, schema.outputs, schema.variadic_outputs, outputs.size(), "outputs"));
+      CheckCount(op, schema.outputs, schema.repeating_outputs, outputs.size(), "outputs"));
   KVANT_RETURN_IF_ERROR(CheckAttrs(op, schema));
   KVANT_RETURN_IF_ERROR(CheckNamedInputs(op, schema));
   return CheckTypes({op, inputs, outputs});

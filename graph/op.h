@@ -138,15 +138,16 @@ struct OpSchema {
   OpKind kind{};
   std::vector<Port> inputs;
   std::vector<Port> outputs;
-  bool variadic_inputs = false;  // the last input repeats (Concat)
-  bool variadic_outputs = false;
+  // So many of the last ports repeat, one after the other: 1 of Concat, 2 of MergeAttention.
+  size_t repeating_inputs = 0;
+  size_t repeating_outputs = 0;
   std::vector<AttrRule> attrs;
 
   const AttrRule* FindAttr(Attr attr) const;
 };
 
 const OpSchema& SchemaOf(OpKind kind);
-// Name of an input port, "scales"; that of the port which repeats for all of these.
+// Name of an input port, "scales"; of ports that repeat, each time.
 std::string_view InputName(const Op& op, size_t port);
 // The first input port of that name, if the op has it.
 std::optional<size_t> FindInput(const Op& op, std::string_view name);

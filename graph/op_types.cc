@@ -296,6 +296,23 @@ absl::Status AttentionTypes(const OpPorts& ports) {
       ports, 1, [](DataType t) { return t == kF32; }, "f32");
 }
 
+// Outputs of parts are of one type; the result's is its own.
+absl::Status MergeAttentionTypes(const OpPorts& ports) {
+  const auto is_f32 = [](DataType type) { return type == kF32; };
+  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
+  for (size_t port = 0; port < ports.inputs.size(); ++port) {
+    const DataType type = ports.inputs[port]->type;
+    if (port % 2 == 1) {
+      KVANT_RETURN_IF_ERROR(Input(ports, port, is_f32, "f32"));
+    } else if (type != ports.inputs[0]->type) {
+      return Differ(ports, PortText(ports, false, port), type, PortText(ports, false, 0),
+                    ports.inputs[0]->type);
+    }
+  }
+  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
+  return ports.outputs.size() < 2 ? absl::OkStatus() : Output(ports, 1, is_f32, "f32");
+}
+
 }  // namespace
 
 absl::Status CheckTypes(const OpPorts& ports) {

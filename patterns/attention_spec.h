@@ -176,6 +176,9 @@ struct AttentionSpec {
   // lies over the scores, for all b0 (of extent 1), and a diagonal's rows count from the first.
   View query_offsets;
   View stats;  // optional output [.., q_len, 1]: max + ln(sum exp(x - max))
+  // What statistics are of a row without a score that becomes zeros: 0 after oneDNN's SoftMax, of
+  // ScaledDotProductAttention ln 0, by which MergeAttention knows such rows.
+  float stats_of_empty = 0.f;
 
   std::optional<Dropout> dropout;  // on normalized probabilities
   std::optional<FakeQuantize> probs_quantization;

@@ -183,6 +183,7 @@ bool FirstClassResolver::Resolve() {
   spec_->v_head_size = v[3];
   const auto* mode = op_.Find<Attr::kMode>();
   if (mode != nullptr && *mode == "none") spec_->softmax_mode = SoftmaxMode::kNone;
+  spec_->stats_of_empty = -std::numeric_limits<float>::infinity();
 
   const float* scale = op_.Find<Attr::kScale>();
   spec_->steps.push_back(ConstantStep(

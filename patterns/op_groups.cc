@@ -34,6 +34,10 @@ void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   constexpr size_t kMaxOps = 5;
   const Op* last = &graph.ops()[group->ops.back()];
   const OpClass of_class = ClassOf(last->kind);
+  if (last->kind == OpKind::kMergeAttention) {
+    group->kind = Partition::Kind::kMerge;
+    return;
+  }
   if (of_class == OpClass::kStore || last->kind == OpKind::kHadamard ||
       last->kind == OpKind::kDynamicDequantize) {
     return GrowStore(graph, taken, group);

@@ -61,10 +61,14 @@ Partition Partition::WithoutSpec() const {
 }
 
 void Partition::ResolveSpec() {
-  const bool stores = kind_ == Kind::kStore;
-  if ((match_ == nullptr && !stores) || !ShapesKnown(*ops_)) return;
+  const bool stores = kind_ == Kind::kStore, merges = kind_ == Kind::kMerge;
+  if ((match_ == nullptr && !stores && !merges) || !ShapesKnown(*ops_)) return;
   if (stores) {
     store_ = ResolveStore(*ops_, inputs_, outputs_);
+    return;
+  }
+  if (merges) {
+    merge_ = ResolveMerge(*ops_, inputs_, outputs_);
     return;
   }
   Resolver resolver(*ops_, *match_, inputs_, outputs_);

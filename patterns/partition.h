@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
 #include "kvant/patterns/attention_spec.h"
+#include "kvant/patterns/merge_spec.h"
 #include "kvant/patterns/store_spec.h"
 
 namespace kvant {
@@ -22,8 +23,8 @@ struct AttentionMatch;  // which op plays which part; match.h, internal to patte
 class Partition {
  public:
   // kStore: what is written into a cache, or read back: DynamicQuantize, Append, Hadamard, a
-  // Hadamard before one of these, DynamicDequantize.
-  enum class Kind : uint8_t { kAttention, kAttentionBackward, kStore, kOps };
+  // Hadamard before one of these, DynamicDequantize. kMerge: MergeAttention.
+  enum class Kind : uint8_t { kAttention, kAttentionBackward, kStore, kOps, kMerge };
 
   int id() const { return id_; }
   Kind kind() const { return kind_; }
@@ -47,6 +48,8 @@ class Partition {
   const AttentionSpec* attention() const { return ops_ && spec_ ? &*spec_ : nullptr; }
   // For a store whose shapes are all known; null otherwise.
   const StoreSpec* store() const { return ops_ && store_ ? &*store_ : nullptr; }
+  // Likewise, for a merge.
+  const MergeSpec* merge() const { return ops_ && merge_ ? &*merge_ : nullptr; }
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
   // Why ops of it, or beside it, that might be attention are not fused, or not wholly: a sentence
@@ -65,7 +68,7 @@ class Partition {
     const auto at = std::find(ports.begin(), ports.end(), id);
     return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
   }
-  // Makes spec_ or store_, or a note if the shapes are known but no spec expresses them.
+  // Makes spec_, store_ or merge_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;
 
@@ -78,6 +81,7 @@ class Partition {
   std::shared_ptr<const AttentionMatch> match_;  // null unless attention
   std::optional<AttentionSpec> spec_;
   std::optional<StoreSpec> store_;
+  std::optional<MergeSpec> merge_;
   std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec
 };

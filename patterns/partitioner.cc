@@ -181,6 +181,7 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
       partition.pattern_ = "attention, backward";
       break;
     case Partition::Kind::kStore:
+    case Partition::Kind::kMerge:
     case Partition::Kind::kOps:
       partition.pattern_ = DescribeOps(*ops);
       break;

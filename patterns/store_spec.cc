@@ -19,7 +19,7 @@ bool Continues(const StoreAxis& outer, const StoreAxis& inner) {
 
 // How far what is written moves by a group of so many elements along dimension `d` of codes.
 StoreAxis MoveAlong(const StoreSpec& spec, int d, int64_t group) {
-  const auto stride = [d](const StoreSpec::Array& parameters) {
+  const auto stride = [d](const PortArray& parameters) {
     return parameters.present() ? parameters.strides[d] : 0;
   };
   return {.codes = spec.codes.strides[d] * group,
@@ -68,25 +68,10 @@ class StoreResolver {
   }
 
  private:
-  StoreSpec::Array Find(TensorId id) const {
-    const LogicalTensor& tensor = graph_.tensor(id);
-    StoreSpec::Array array;
-    array.type = tensor.type;
-    array.strides = tensor.StridesOrDense();
-    array.constant = tensor.value;
-    array.on_host = tensor.property == Property::kHostScalar;
-    const auto port_in = [id](absl::Span<const TensorId> ports) {
-      const auto* at = std::find(ports.begin(), ports.end(), id);
-      return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
-    };
-    array.port = port_in(outputs_);
-    array.output = array.port != kNoPort;
-    if (!array.output) array.port = port_in(inputs_);
-    return array;
-  }
+  PortArray Find(TensorId id) const { return FindPortArray(graph_, inputs_, outputs_, id); }
 
-  StoreSpec::Array FindParameters(const Op& op, TensorId id) const {
-    StoreSpec::Array array = Find(id);
+  PortArray FindParameters(const Op& op, TensorId id) const {
+    PortArray array = Find(id);
     const auto rank = static_cast<int>(spec_.dims.size());
     array.strides.resize(spec_.dims.size());
     for (int d = 0; d < rank; ++d) {
@@ -115,9 +100,9 @@ class StoreResolver {
 
 }  // namespace
 
-StoreSpec::Array StoreSpec::Source() const {
+PortArray StoreSpec::Source() const {
   if (hadamard == 0 || only_rotates()) return values;
-  Array rotated;
+  PortArray rotated;
   rotated.type = kF32;
   rotated.strides = DenseStrides(dims);
   return rotated;
@@ -125,7 +110,7 @@ StoreSpec::Array StoreSpec::Source() const {
 
 StoreAxes SplitAxes(const StoreSpec& spec, int first, int last) {
   const Dims values = spec.Source().strides;
-  const auto stride = [&spec](const StoreSpec::Array& array, int d) {
+  const auto stride = [&spec](const PortArray& array, int d) {
     const bool by_page = d == 0 && spec.position.page > 0;
     return array.present() && !by_page ? array.strides[d] : 0;
   };

@@ -10,35 +10,16 @@
 #define KVANT_PATTERNS_STORE_SPEC_H_
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
-#include "kvant/patterns/attention_spec.h"
+#include "kvant/patterns/port_array.h"
 
 namespace kvant {
 
 struct StoreSpec {
-  struct Array {
-    int port = kNoPort;  // of the outputs if `output`, else of the inputs
-    bool output = false;
-    std::optional<Constant> constant;  // instead of a port
-    bool on_host = false;              // a host scalar's port
-    DataType type = kUndef;
-    // Elements from one index to the next along each dimension: of scales and zero points from one
-    // group to the next. 0 broadcasts.
-    Dims strides;
-
-    bool present() const { return type != kUndef; }
-    // Where it lies at execution.
-    const void* Find(absl::Span<const void* const> inputs, absl::Span<void* const> outputs) const {
-      if (constant) return constant->data();
-      return output ? outputs[port] : inputs[port];
-    }
-  };
-
   // How scales and zero points are computed, and codes made: docs/ops.md, DynamicQuantize.
   struct Rule {
     bool computes = false;  // scales and zero points are outputs
@@ -51,7 +32,7 @@ struct StoreSpec {
   // Where rows of dimension 0 are written, of codes that are longer along `axis` than values; with
   // pages, dimension 0 of codes is these.
   struct Position {
-    Array array;           // s32 or s64 by row, or one; absent: values are all of codes. Negative:
+    PortArray array;       // s32 or s64 by row, or one; absent: values are all of codes. Negative:
                            // the row is left out
     int axis = 0;          // of tokens
     int64_t tokens = 0;    // of values
@@ -62,7 +43,8 @@ struct StoreSpec {
 
   Dims dims;   // of values
   Dims group;  // elements per group along each
-  Array values, codes, scales, zero_points;
+  // Strides of scales and zero points are from one group to the next.
+  PortArray values, codes, scales, zero_points;
   int64_t hadamard = 0;  // 0: none
   bool dequantizes = false;
   Rule rule;
@@ -73,7 +55,7 @@ struct StoreSpec {
   // Nothing but a rotation.
   bool only_rotates() const { return hadamard > 0 && converts() && !appends(); }
   // What codes are made of: the values, or where they are rotated before, these in f32, dense.
-  Array Source() const;
+  PortArray Source() const;
 };
 
 // An axis along which stores are walked.

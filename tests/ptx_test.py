@@ -29,8 +29,8 @@ ARCHS = ("sm_90a", "sm_80", "sm_100a", "sm_120")
 MODELS = ({"PTXEMU_APPROX_ULPS": "0"}, {"PTXEMU_APPROX_ULPS": "2", "PTXEMU_SEED": "2"},
           {"PTXEMU_CONTRACT": "1", "PTXEMU_SEED": "3"}, {"PTXEMU_TRUNCATE_MMA": "1", "PTXEMU_SEED": "4"})
 # Entries of the kernels; what the rows launch is compared with it.
-ENTRIES = {"attention_codes", "attention_join", "attention_ranges", "attention_tiles", "quantize_elements",
-           "quantize_rows", "quantize_tiles", "rotate_blocks", "rotate_runs"}
+ENTRIES = {"attention_codes", "attention_join", "attention_ranges", "attention_tiles", "merge_attention",
+           "quantize_elements", "quantize_rows", "quantize_tiles", "rotate_blocks", "rotate_runs"}
 
 _cache = tempfile.TemporaryDirectory()
 # Where kvant looks for NVRTC beside the loader's folders.
@@ -127,7 +127,7 @@ class PtxTest(unittest.TestCase):
                              GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard)))
                 for arch in archs for shard in range(taken)
                 for model in (MODELS if ALL else MODELS[shard:][:1])]
-        self.expect_passed(on_all_cores(lambda name, env: (name, run_tests("*/ConformanceTest.*", env)), runs))
+        self.expect_passed(on_all_cores(lambda name, env: (name, run_tests("*ConformanceTest.*", env)), runs))
         self.assertTrue(all(json.loads(line)["launches"] for line in log.read_text().splitlines()))
 
     def test_bugs_in_kernels_are_found(self):

@@ -38,6 +38,8 @@ std::string_view BoxColor(Partition::Kind kind) {
       return "#dae8fc";
     case Partition::Kind::kStore:
       return "#fff2cc";
+    case Partition::Kind::kMerge:
+      return "#e1d5e7";
     case Partition::Kind::kOps:
       return "#f5f5f5";
   }

@@ -24,6 +24,8 @@ std::string_view KindName(Partition::Kind kind) {
       return "attention_backward";
     case Partition::Kind::kStore:
       return "store";
+    case Partition::Kind::kMerge:
+      return "merge";
     case Partition::Kind::kOps:
       return "ops";
   }

@@ -227,6 +227,7 @@ void Plan::Describe() {
   p.output_rounding = MakeRounding(spec_.output_quantization);
   p.output = MakeArray(spec_.output);
   p.stats = MakeArray(spec_.stats);
+  p.stats_of_empty = spec_.stats_of_empty;
 }
 
 void Plan::ChooseTiles(std::optional<int64_t> most_rows) {

@@ -1,5 +1,5 @@
 // The cpu backend: attention as one fused kernel, quantization and what appends to a cache,
-// rotation.
+// rotation, attention over parts made into one.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/merge.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/backends/cpu/store.h"
 #include "kvant/graph/status.h"
@@ -60,6 +61,7 @@ class CpuBackend : public Backend {
                                       std::string(KernelNames())));
     }
     if (partition.store() != nullptr) return CompileStore(*partition.store(), *kernels);
+    if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), *kernels);
     if (partition.kind() == Partition::Kind::kAttentionBackward) {
       return unsupported("attention backward is not fused");
     }
@@ -67,7 +69,8 @@ class CpuBackend : public Backend {
       return unsupported(absl::StrJoin(partition.notes(), "; "));
     }
     if (partition.attention() == nullptr) {
-      return unsupported(absl::StrCat("neither attention nor a store: ", partition.pattern()));
+      return unsupported(
+          absl::StrCat("neither attention, a merge nor a store: ", partition.pattern()));
     }
     return CompileAttention(*partition.attention(), *kernels);
   }

@@ -23,7 +23,7 @@ constexpr int64_t kFloatBytes = sizeof(float);
 int64_t RoundToLine(int64_t bytes) { return CeilDiv(bytes, 64) * 64; }
 
 // Of the spec's values, to `to`.
-RotateProblem DescribeRotation(const StoreSpec& spec, const StoreSpec::Array& to) {
+RotateProblem DescribeRotation(const StoreSpec& spec, const PortArray& to) {
   RotateProblem p;
   p.src_type = spec.values.type;
   p.dst_type = to.type;
@@ -113,7 +113,7 @@ class Quantization : public Executable {
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     auto* const floats = reinterpret_cast<float*>(scratch + rotated_bytes_);
-    const auto find = [&](const StoreSpec::Array& array) -> void* {
+    const auto find = [&](const PortArray& array) -> void* {
       // Given parameters are only read.
       return array.present() ? const_cast<void*>(array.Find(inputs, outputs)) : nullptr;
     };

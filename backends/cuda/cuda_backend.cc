@@ -14,6 +14,8 @@
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/cache/cache_kernels.h"
 #include "kvant/backends/cuda/constants.h"
+#include "kvant/backends/cuda/merge/merge.h"
+#include "kvant/backends/cuda/merge/merge_plan.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 #include "kvant/backends/cuda/store/quantize_kernel.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
@@ -149,7 +151,7 @@ class FusedAttention : public Executable {
 
 absl::Status CheckAttention(const Partition& partition) {
   if (partition.attention() != nullptr) return absl::OkStatus();
-  std::string why = absl::StrCat("neither attention nor a store: ", partition.pattern());
+  std::string why = absl::StrCat("neither attention, a merge nor a store: ", partition.pattern());
   if (partition.kind() == Partition::Kind::kAttentionBackward) {
     why = "attention backward is not fused";
   } else if (partition.kind() == Partition::Kind::kAttention) {
@@ -178,6 +180,7 @@ class CudaBackend : public Backend {
     if (partition.store() != nullptr) {
       return CompileStore(*partition.store(), launcher_, memory_, device);
     }
+    if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), launcher_, device);
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     return CompileAttention(*partition.attention(), launcher_, memory_, device);
   }
@@ -226,6 +229,11 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
     for (const QuantizeLaunch& launch : plan.launches) {
       kernels.push_back(MakeQuantizeKernel(launch));
     }
+    return kernels;
+  }
+  if (partition.merge() != nullptr) {
+    KVANT_ASSIGN_OR_RETURN(const MergePlan plan, PlanMerge(*partition.merge()));
+    for (const MergeLaunch& launch : plan.launches) kernels.push_back(MakeMergeKernel(launch));
     return kernels;
   }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));

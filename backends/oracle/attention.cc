@@ -75,7 +75,7 @@ double AttendRow(const Attention& at, int64_t n, int64_t h, int64_t i, double* s
     if (scores[j] != -kInf) masked = false;
   }
   std::fill(output, output + at.v_head_size, 0.0);
-  if (masked && at.inf_as_zero) return 0;
+  if (masked && at.inf_as_zero) return -kInf;
   double sum = at.sinks ? std::exp(at.sinks->values[h] - max) : 0.0;
   for (int64_t j = columns.first; j < columns.end; ++j) {
     scores[j] = std::exp(scores[j] - max);

@@ -173,6 +173,7 @@ SoftMaxResult Attention::Probabilities(const Array& scores) {
   SoftMaxOptions options;
   options.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero";
   options.with_stats = lowering_.HasOutput(op_, 1);
+  options.stats_of_empty = -kInf;
   const std::optional<Array> sinks = Optional("sinks");
   if (!sinks) return SoftMax(plan_, scores, options);
   const Dims column{shape_.batch, shape_.heads, shape_.rows, 1};

@@ -29,10 +29,11 @@ struct SoftMaxOptions {
   int64_t axis = -1;
   bool inf_as_zero = false;
   bool with_stats = false;
+  float stats_of_empty = 0;  // of a row of -inf that becomes zeros
 };
 struct SoftMaxResult {
   Array probs;
-  // max + ln(sum exp(x - max)), the axis of dim 1; 0 for a row of -inf that becomes zeros.
+  // max + ln(sum exp(x - max)), the axis of dim 1.
   std::optional<Array> stats;
 };
 SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options);

@@ -54,7 +54,7 @@ float StatOf(const float* x, const Lines& lines, float max) {
 }
 
 // The largest element of each line, and the statistics if asked for.
-Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, bool inf_as_zero,
+Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, const SoftMaxOptions& options,
                   const std::optional<Array>& stats) {
   Array max = plan.NewArray({lines.count});
   std::vector<Array> writes{max};
@@ -65,8 +65,8 @@ Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, bool inf_as_ze
       const float row_max = MaxOf(row, lines);
       context.data(max)[line] = row_max;
       if (!stats) return;
-      const bool masked = row_max == -kInf && inf_as_zero;
-      context.data(*stats)[line] = masked ? 0.f : StatOf(row, lines, row_max);
+      const bool masked = row_max == -kInf && options.inf_as_zero;
+      context.data(*stats)[line] = masked ? options.stats_of_empty : StatOf(row, lines, row_max);
     });
   });
   return max;
@@ -109,7 +109,7 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
     dims[axis] = 1;
     result.stats = plan.NewArray(dims);
   }
-  const Array max = MaxAndStats(plan, x, lines, options.inf_as_zero, result.stats);
+  const Array max = MaxAndStats(plan, x, lines, options, result.stats);
   const Array y = plan.NewArray(x.dims);
   result.probs = y;
   if (y.elements() == 0) return result;

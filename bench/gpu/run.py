@@ -28,7 +28,7 @@ MANY = max(4, min(16, os.cpu_count()))
 # Name, gtest filter, seconds, processes, tool of compute-sanitizer.
 STEPS = [
     ("operations", "*OpParity*:*MmaModel*", 40, 4, ""),
-    ("conformance", "*/ConformanceTest.*", 120, MANY, ""),
+    ("conformance", "*ConformanceTest.*", 120, MANY, ""),
     ("captured graphs", "*GraphCapture*", 30, 2, ""),
     ("memcheck", SANITIZED, 30, 4, "memcheck"),
     ("racecheck", SANITIZED, 30, 4, "racecheck"),

@@ -188,7 +188,7 @@ RESOURCES = """
 
 
 STORES = """
-## What stores into caches
+## What stores into caches, and what merges attention over parts
 
 Every instruction of a kernel once, those of branches that are rarely taken as well.
 """

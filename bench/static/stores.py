@@ -1,5 +1,5 @@
-"""What stores into caches, as graphs of their own: DynamicQuantize, Append, Hadamard. Rows beside those
-of kernels.py, each of one launch.
+"""What stores into caches, as graphs of their own: DynamicQuantize, Append, Hadamard; and
+MergeAttention. Rows beside those of kernels.py, each of one launch.
 
 Such kernels have no steady loop over tokens, and are counted whole: every instruction once, those of
 branches that are rarely taken as well.
@@ -63,6 +63,14 @@ def _hadamard(block):
                                               [_tensor(1, "f16", shape)], block=block),))
 
 
+def _merge(parts, dtype):
+    rows = (BATCH, 4 * HEADS, TOKENS)
+    inputs = [_tensor(number, "f32" if number % 2 else dtype, (*rows, 1 if number % 2 else HEAD_SIZE))
+              for number in range(2 * parts)]
+    outputs = [_tensor(2 * parts, "f16", (*rows, HEAD_SIZE)), _tensor(2 * parts + 1, "f32", (*rows, 1))]
+    return Store(f"merge of {parts} parts, {dtype}", (_op(0, "MergeAttention", inputs, outputs),))
+
+
 G32, TOKEN, CHANNEL = (1, 1, 1, 32), (1, 1, 1, HEAD_SIZE), (1, 1, 16, 1)
 
 STORES = (
@@ -82,4 +90,6 @@ STORES = (
     _hadamard(64),
     _hadamard(128),
     _hadamard(4096),
+    _merge(4, "f32"),
+    _merge(4, "f16"),
 )

@@ -35,6 +35,7 @@ static_assert(static_cast<int>(Partition::Kind::kAttention) == KVANT_ATTENTION);
 static_assert(static_cast<int>(Partition::Kind::kAttentionBackward) == KVANT_ATTENTION_BACKWARD);
 static_assert(static_cast<int>(Partition::Kind::kStore) == KVANT_STORE);
 static_assert(static_cast<int>(Partition::Kind::kOps) == KVANT_OPS);
+static_assert(static_cast<int>(Partition::Kind::kMerge) == KVANT_MERGE);
 
 }  // namespace
 

@@ -187,6 +187,7 @@ typedef KVANT_ENUM(kvant_partition_kind){
     KVANT_ATTENTION = 0, KVANT_ATTENTION_BACKWARD = 1,
     KVANT_STORE = 2,  // what is written into a cache
     KVANT_OPS = 3,    // runs op by op
+    KVANT_MERGE = 4,  // attention over parts of the tokens into one
 } kvant_partition_kind;
 
 typedef struct kvant_partition {

@@ -155,6 +155,7 @@ struct AttentionProblem {
 
   // Written; buffer is an index into AttentionCall::outputs.
   Array output, stats, dropout_mask;
+  float stats_of_empty = 0.f;  // where inf_as_zero made zeros of a row
 
   // The plan. A row tile is `row_tile` consecutive rows of b2 x q when K and V do
   // not vary over b2, of q otherwise; its columns are cut into chunks (schedule.h), unless there is

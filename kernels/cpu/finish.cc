@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kvant/kernels/cpu/lines.h"
 #include "kvant/kernels/philox.h"
 
 namespace kvant::cpu {
@@ -19,14 +20,9 @@ uint64_t ProbabilityIndex(const AttentionProblem& problem, const Position& p) {
   return static_cast<uint64_t>((index * problem.q_len + p.at[kRow]) * problem.kv_len);
 }
 
-void StoreLine(const KernelSet& kernels, const Array& array, void* data, Position p, int64_t n,
-               const float* values) {
-  const int64_t stride = array.strides[kCol];
-  const int64_t index = array.IndexOf(p);
-  if (IsComputeFloat(array.type) && stride == 1) {
-    return kernels.quantize->convert(kF32, values, 0, n, array.type, data, index);
-  }
-  for (int64_t i = 0; i < n; ++i) StoreElement(array.type, data, index + i * stride, values[i]);
+void StoreRow(const KernelSet& kernels, const Array& array, void* data, Position p, int64_t n,
+              const float* values) {
+  StoreLine(kernels, array.type, data, array.IndexOf(p), array.strides[kCol], n, values);
 }
 
 float Code(const Rounding& rounding, float value) {
@@ -90,11 +86,14 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
         out[d] = Code(problem.output_rounding, out[d]);
       }
     }
-    StoreLine(kernels, problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
+    StoreRow(kernels, problem.output, outputs[problem.output.buffer], p, problem.v_head_size, out);
     if (problem.stats.present()) {
       float stats = state.max[r] + std::log(state.sum[r]);
-      if (empty) stats = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
-      StoreLine(kernels, problem.stats, outputs[problem.stats.buffer], p, 1, &stats);
+      if (empty) {
+        stats =
+            problem.inf_as_zero ? problem.stats_of_empty : std::numeric_limits<float>::quiet_NaN();
+      }
+      StoreRow(kernels, problem.stats, outputs[problem.stats.buffer], p, 1, &stats);
     }
   }
 }

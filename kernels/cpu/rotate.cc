@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kvant/kernels/cpu/lines.h"
+
 namespace kvant::cpu {
 namespace {
 
@@ -13,21 +15,9 @@ void RotatePiece(const KernelSet& kernels, const RotateProblem& p, const void* s
                  int64_t src_index, void* dst, int64_t dst_index, int64_t n, float* buffer) {
   const bool in_place = p.dst_type == kF32 && p.line.dst == 1;
   float* const values = in_place ? static_cast<float*>(dst) + dst_index : buffer;
-  if (p.line.src == 1) {
-    kernels.load(p.src_type, src, src_index, n, values);
-  } else {
-    for (int64_t i = 0; i < n; ++i) {
-      kernels.load(p.src_type, src, src_index + i * p.line.src, 1, values + i);
-    }
-  }
+  LoadLine(kernels, p.src_type, src, src_index, p.line.src, n, values);
   if (p.block > 1) kernels.hadamard(values, n, p.block);
-  if (in_place) return;
-  if (p.line.dst == 1) {
-    return kernels.quantize->convert(kF32, values, 0, n, p.dst_type, dst, dst_index);
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    StoreElement(p.dst_type, dst, dst_index + i * p.line.dst, values[i]);
-  }
+  if (!in_place) StoreLine(kernels, p.dst_type, dst, dst_index, p.line.dst, n, values);
 }
 
 }  // namespace

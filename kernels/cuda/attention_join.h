@@ -44,7 +44,7 @@ class AttentionJoin {
     const float of_empty = T::k.inf_as_zero ? 0.f : QuietNan();
     if (d == 0 && T::k.stats.type != kNone) {
       StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, at, 0),
-                   empty ? of_empty : max + Log(sum));
+                   empty ? Finish<T>::StatsOfEmpty() : max + Log(sum));
     }
     float value = empty ? of_empty : Divide(out * factor, sum);
     if (T::k.rounds_output) value = RoundedCode(T::k.output.type, p.output_rounding, value);

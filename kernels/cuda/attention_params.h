@@ -155,7 +155,8 @@ struct AttentionTraits {
   SegmentTraits k[kMaxSegments], v[kMaxSegments];
   i32 step_count;
   StepTraits steps[kMaxSteps];
-  i32 inf_as_zero;  // a row without any finite score: zeros, else NaN
+  i32 inf_as_zero;   // a row without any finite score: zeros, else NaN
+  i32 empty_is_ln0;  // and statistics of such zeros: -inf, else 0
   ArrayTraits sinks;
   i32 has_lengths, lengths_vary;  // kv_lengths, and whether they differ between entries of b0
   i32 has_first;                  // kv_first

@@ -98,6 +98,12 @@ struct Finish {
     return true;
   }
 
+  // Statistics of a row without a score.
+  KVANT_DEVICE static float StatsOfEmpty() {
+    if (!T::k.inf_as_zero) return QuietNan();
+    return T::k.empty_is_ln0 ? -Infinity() : 0.f;
+  }
+
   // A logit that joins the denominator only. max and sum: of a row; returns what its output and sum
   // shrink by.
   KVANT_DEVICE static float AddSink(const AttentionParams& p, const Position& at, float& max,
@@ -155,7 +161,8 @@ struct Finish {
       device::Store(state + 1, row.sum);
       return;
     }
-    StoreElement(T::k.stats.type, p.stats.data, at, row.empty ? OfEmpty() : row.max + Log(row.sum));
+    StoreElement(T::k.stats.type, p.stats.data, at,
+                 row.empty ? StatsOfEmpty() : row.max + Log(row.sum));
   }
   // Channel i of the block's.
   KVANT_DEVICE static float Output(SharedAddress first, const RowEnd& row, i32 r, i32 i,

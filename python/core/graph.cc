@@ -173,6 +173,8 @@ const char* NameOf(kvant_partition_kind kind) {
       return "attention_backward";
     case KVANT_STORE:
       return "store";
+    case KVANT_MERGE:
+      return "merge";
     default:
       return "ops";
   }

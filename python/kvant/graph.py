@@ -37,7 +37,8 @@ class TensorInfo(NamedTuple):
 class Partition:
     """Ops of a graph that run as one kernel, or, of kind "ops", one by one.
 
-    ``kind`` is "attention", "attention_backward", "store" (what is written into a cache) or "ops".
+    ``kind`` is "attention", "attention_backward", "store" (what is written into a cache), "merge"
+    (attention over parts of the tokens into one) or "ops".
     ``pattern`` says what was recognised, ``notes`` why it is not more than it is, and ``ops`` are
     the ids of its ops.
     """

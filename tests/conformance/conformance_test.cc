@@ -1,40 +1,16 @@
 // Every case on every engine, against the oracle.
-#include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/tests/conformance/cases.h"
 #include "kvant/tests/conformance/harness.h"
-#include "kvant_test_config.h"
 
 namespace kvant::conformance {
 namespace {
-
-struct EngineUnderTest {
-  std::string backend;
-  bool fused = false;
-};
-
-std::vector<EngineUnderTest> EnginesUnderTest() {
-  std::vector<EngineUnderTest> engines;
-  const char* const chosen = std::getenv("KVANT_CONFORMANCE_ENGINES");
-  const auto add = [&](const char* backend, bool fused, bool by_default) {
-    const std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
-    const bool named = std::find(names.begin(), names.end(), backend) != names.end();
-    if (chosen == nullptr ? by_default : named) engines.push_back({backend, fused});
-  };
-#define KVANT_CONFORMANCE_ENGINE(backend, fused, by_default) add(backend, fused, by_default);
-#include "kvant/tests/conformance/engines.inc"
-#undef KVANT_CONFORMANCE_ENGINE
-  return engines;
-}
 
 std::string NameOf(const testing::TestParamInfo<Case>& info) { return info.param.name; }
 

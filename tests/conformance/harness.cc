@@ -1,14 +1,17 @@
 #include "kvant/tests/conformance/harness.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tools/acceptance.h"
 #include "kvant/tools/graph_runner.h"
+#include "kvant_test_config.h"
 
 namespace kvant::conformance {
 namespace {
@@ -97,6 +100,20 @@ class DeviceCopies {
 };
 
 }  // namespace
+
+std::vector<EngineUnderTest> EnginesUnderTest() {
+  std::vector<EngineUnderTest> engines;
+  const char* const chosen = std::getenv("KVANT_CONFORMANCE_ENGINES");
+  const auto add = [&](const char* backend, bool fused, bool by_default) {
+    const std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
+    const bool named = std::find(names.begin(), names.end(), backend) != names.end();
+    if (chosen == nullptr ? by_default : named) engines.push_back({backend, fused});
+  };
+#define KVANT_CONFORMANCE_ENGINE(backend, fused, by_default) add(backend, fused, by_default);
+#include "kvant/tests/conformance/engines.inc"
+#undef KVANT_CONFORMANCE_ENGINE
+  return engines;
+}
 
 absl::StatusOr<Prepared> Prepare(const Case& c) {
   Prepared prepared;

@@ -14,6 +14,13 @@
 
 namespace kvant::conformance {
 
+// By engines.inc and KVANT_CONFORMANCE_ENGINES.
+struct EngineUnderTest {
+  std::string backend;
+  bool fused = false;
+};
+std::vector<EngineUnderTest> EnginesUnderTest();
+
 using Buffers = absl::flat_hash_map<TensorId, TestBuffer>;
 
 // A case ready to run: its one partition and its inputs.

@@ -181,10 +181,10 @@ TEST(OneDnnTypes, AreTaken) {
 }
 
 TEST(OneDnnTypes, EveryOpIsCompared) {
-  std::set<OpKind> own = {OpKind::kAppend,     OpKind::kAppendPages,
-                          OpKind::kLoadTokens, OpKind::kLoadPages,
-                          OpKind::kLoadRanges, OpKind::kHadamard,
-                          OpKind::kSlice,      OpKind::kScaledDotProductAttention};
+  std::set<OpKind> own = {
+      OpKind::kAppend,    OpKind::kAppendPages,    OpKind::kLoadTokens,
+      OpKind::kLoadPages, OpKind::kLoadRanges,     OpKind::kHadamard,
+      OpKind::kSlice,     OpKind::kMergeAttention, OpKind::kScaledDotProductAttention};
   for (const Form& form : ReadTable().forms) own.insert(form.op.kind);
   EXPECT_THAT(own, ::testing::ElementsAreArray(AllOpKinds()));
 }

@@ -12,10 +12,10 @@
 namespace kvant {
 namespace {
 
-std::string Ports(const std::vector<OpSchema::Port>& ports, bool variadic) {
+std::string Ports(const std::vector<OpSchema::Port>& ports, size_t repeating) {
   std::vector<std::string> words;
   for (const OpSchema::Port& port : ports) {
-    const bool repeats = variadic && &port == &ports.back();
+    const bool repeats = words.size() + repeating >= ports.size();
     words.push_back(absl::StrCat(port.name, port.optional ? "?" : "", repeats ? "..." : ""));
   }
   return absl::StrJoin(words, ", ");
@@ -43,8 +43,8 @@ std::string Table() {
         schema.attrs, "; ",
         [](std::string* out, const OpSchema::AttrRule& rule) { out->append(AttrText(rule)); });
     absl::StrAppend(&table, "| ", std::string(OpKindName(kind)), " | ",
-                    Ports(schema.inputs, schema.variadic_inputs), " | ",
-                    Ports(schema.outputs, schema.variadic_outputs), " | ", attrs, " |\n");
+                    Ports(schema.inputs, schema.repeating_inputs), " | ",
+                    Ports(schema.outputs, schema.repeating_outputs), " | ", attrs, " |\n");
   }
   return table;
 }

@@ -45,6 +45,7 @@ class Describer {
     }
     MarkHidingBands();
     t.inf_as_zero = spec_.softmax_mode == SoftmaxMode::kInfAsZero;
+    t.empty_is_ln0 = spec_.stats.present() && spec_.stats_of_empty != 0;
     Describe(spec_.sinks, t.sinks, p.sinks);
     t.has_lengths = Describe(spec_.kv_lengths, p.kv_lengths);
     t.lengths_vary = t.has_lengths && (spec_.kv_lengths.dims[0] > 1 || spec_.batch[0] == 1);
@@ -90,8 +91,8 @@ class Describer {
     return {spec_.batch[0], spec_.batch[1], spec_.batch[2], rows, columns};
   }
 
-  // extents: of what the array lies over. Along an axis of which there is one, an array counts as
-  // one that varies, so that kernels do not depend on how many there are.
+  // extents: of what the array lies over. Along an axis of which there is one, or none, an array
+  // counts as one that varies, so that kernels do not depend on how many there are.
   void Describe(const View& view, const Dims5& extents, ArrayTraits& traits, Array& array,
                 bool output = false) {
     if (!view.present()) return;
@@ -99,7 +100,7 @@ class Describer {
     array.offset = view.offset;
     for (int axis = 0; axis < kAxes; ++axis) {
       array.strides[axis] = view.dims[axis] == 1 ? 0 : view.strides[axis];
-      if (array.strides[axis] != 0 || (extents[axis] == 1 && !view.scalar())) {
+      if (array.strides[axis] != 0 || (extents[axis] <= 1 && !view.scalar())) {
         traits.varies |= 1 << axis;
       }
     }

@@ -23,13 +23,14 @@ SimtBody InstanceOf(const KernelSpec& spec, void (*run)(const Params&)) {
   };
 }
 
-// With the spec's traits; null if kernels.inc has no such entry among attention's, stores' or
-// caches'.
+// With the spec's traits; null if kernels.inc has no such entry among attention's, stores',
+// caches' or merges'.
 SimtBody AttentionBody(const KernelSpec& spec);
 SimtBody StoreBody(const KernelSpec& spec);
 SimtBody CacheBody(const KernelSpec& spec);
+SimtBody MergeBody(const KernelSpec& spec);
 inline SimtBody BodyOf(const KernelSpec& spec) {
-  for (const auto find : {&AttentionBody, &StoreBody, &CacheBody}) {
+  for (const auto find : {&AttentionBody, &StoreBody, &CacheBody, &MergeBody}) {
     if (SimtBody body = find(spec)) return body;
   }
   return nullptr;

@@ -32,8 +32,7 @@ absl::Status Refusal(absl::string_view what) {
   return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
 }
 
-void Bind(const StoreSpec::Array& array, size_t offset, QuantizePlan& plan,
-          QuantizeLaunch& launch) {
+void Bind(const PortArray& array, size_t offset, QuantizePlan& plan, QuantizeLaunch& launch) {
   if (!array.constant) {
     launch.binding.ports.push_back({offset, array.port, array.output});
     return;

@@ -82,11 +82,11 @@ class Planner {
   // Positions move what is written by multiples of it.
   int64_t Step(int64_t Axis::*stride) const { return std::gcd(unit_.*stride, page_.*stride); }
 
-  static int PerByte(const StoreSpec::Array& array) {
+  static int PerByte(const PortArray& array) {
     return array.present() ? std::max(1, 8 / kvant::BitsOf(array.type)) : 1;
   }
   // Whether lines begin, and are dense, so that no two share a byte.
-  bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const StoreSpec::Array& array) const {
+  bool HasWholeBytes(const Axes& axes, int64_t Axis::*stride, const PortArray& array) const {
     const int per_byte = PerByte(array);
     if (Step(stride) % per_byte != 0) return false;
     if (per_byte == 1 || axes.empty()) return true;
@@ -109,7 +109,7 @@ class Planner {
     launch.kernel = kernel;
     QuantizeTraits& k = launch.traits;
     k.ggml = ggml_;
-    const auto bind = [&](const StoreSpec::Array& array, size_t offset) -> i32 {
+    const auto bind = [&](const PortArray& array, size_t offset) -> i32 {
       if (!array.present()) return kNone;
       Bind(array, offset, plan_, launch);
       return ElementTypeOf(array.type);
@@ -422,7 +422,7 @@ size_t QuantizePlan::AddConstants(const void* from, size_t bytes) {
 }
 
 absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProperties& device) {
-  const auto on_host = [](const StoreSpec::Array& array) { return array.on_host; };
+  const auto on_host = [](const PortArray& array) { return array.on_host; };
   if (on_host(spec.scales) || on_host(spec.zero_points) || on_host(spec.values)) {
     return MakeError(ErrorKind::kUnimplemented, "does not take host scalars where it stores");
   }

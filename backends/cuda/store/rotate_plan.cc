@@ -18,8 +18,8 @@ constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
 
 }  // namespace
 
-absl::Status AddRotation(const StoreSpec& spec, const StoreSpec::Array& to,
-                         std::optional<InScratch> place, QuantizePlan& plan) {
+absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<InScratch> place,
+                         QuantizePlan& plan) {
   const int64_t block = spec.hadamard;
   StoreAxes axes;
   for (size_t d = 0; d < spec.dims.size(); ++d) {

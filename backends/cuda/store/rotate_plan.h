@@ -11,8 +11,8 @@ namespace kvant::cuda {
 
 // Adds the launch of the spec's rotation, from its values to `to`, which is in the scratch or has a
 // port. kUnimplemented, with a sentence: too large, blocks of more than 32768 elements.
-absl::Status AddRotation(const StoreSpec& spec, const StoreSpec::Array& to,
-                         std::optional<InScratch> place, QuantizePlan& plan);
+absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<InScratch> place,
+                         QuantizePlan& plan);
 
 }  // namespace kvant::cuda
 

@@ -476,11 +476,12 @@ INSTANTIATE_TEST_SUITE_P(All, OracleOpTest, ::testing::ValuesIn(AllCases()),
                            return std::string(OpKindName(info.param.kind)) + "_" + info.param.name;
                          });
 
-// ScaledDotProductAttention, AppendPages and what loads have tests of their own; End computes
-// nothing, and nothing runs Wildcard.
+// ScaledDotProductAttention, AppendPages, MergeAttention and what loads have tests of their own;
+// End computes nothing, and nothing runs Wildcard.
 TEST(OracleOpsTest, EveryOpHasACase) {
   std::set<OpKind> covered = {OpKind::kScaledDotProductAttention,
                               OpKind::kAppendPages,
+                              OpKind::kMergeAttention,
                               OpKind::kLoadTokens,
                               OpKind::kLoadPages,
                               OpKind::kLoadRanges,
