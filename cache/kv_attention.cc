@@ -125,7 +125,8 @@ GraphBuilder AttentionGraph(const KvTensor& k, const KvTensor& v,
   attention.kv_lengths = lengths;
   // The last query is the last token's, which sees itself.
   attention.bottom_right = true;
-  if (options.query_tokens > 1) attention.right_window = 0;
+  if (options.query_tokens > 1 && !options.sees_all) attention.right_window = 0;
+  attention.stats = options.stats;
   if (options.window != 0) attention.left_window = options.window - 1;
   if (!options.bias.empty()) {
     // More columns than this layer has are left out.
@@ -134,10 +135,11 @@ GraphBuilder AttentionGraph(const KvTensor& k, const KvTensor& v,
     attention.bias = g.Input(kSourceNames[kBias], kF32, dims, DenseStrides(options.bias));
   }
   if (options.sinks) attention.sinks = g.Input(kSourceNames[kLogits], kF32, {options.query_heads});
-  Value out = g.ScaledDotProductAttention(q, keys, values, attention).first;
+  auto [out, stats] = g.ScaledDotProductAttention(q, keys, values, attention);
   if (v.rotation() != 0) out = g.Hadamard(out, v.rotation());
   if (options.type != kF32) out = g.TypeCast(out, options.type);
   g.Output("out", out);
+  if (stats) g.Output("stats", *stats);
   return g;
 }
 
@@ -210,6 +212,7 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
     for (size_t i = 0; i < partition.inputs().size(); ++i) {
       made.sources.push_back(SourceOf(partition.input(static_cast<int>(i)).name));
     }
+    made.stats_first = options.stats && partition.output(0).name == "stats";
     if (cache.on_host()) continue;
     const Room room(group.k, group.v, options, made.partition, made.rotations());
     KVANT_ASSIGN_OR_RETURN(made.block,
@@ -231,7 +234,7 @@ absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
   return compiled_[cache_.layers_[layer].group].partition;
 }
 
-absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs) const {
+absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs, const Tensor& stats) const {
   const auto check = [](const char* name, ConstTensor given, bool wanted) {
     if ((given.data != nullptr) == wanted) return absl::OkStatus();
     return Invalid(wanted ? absl::StrCat("attention with ", name, " is executed without them")
@@ -241,6 +244,7 @@ absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs) const {
   KVANT_RETURN_IF_ERROR(check("biases", inputs.bias, !options_.bias.empty()));
   KVANT_RETURN_IF_ERROR(check("keys of new tokens", inputs.k, options_.new_tokens));
   KVANT_RETURN_IF_ERROR(check("values of new tokens", inputs.v, options_.new_tokens));
+  KVANT_RETURN_IF_ERROR(check("statistics", stats, options_.stats));
   if (inputs.starts.empty()) return absl::OkStatus();
   if (!options_.new_tokens) {
     return Invalid("attention without new tokens is executed with starts of them");
@@ -299,7 +303,8 @@ class KvAttention::Arguments {
   size_t scratch_bytes() const { return room_.bytes(); }
   absl::Span<std::byte> own_block() const { return compiled_.block.bytes(); }
 
-  absl::Status Execute(const Stream& stream, Tensor out, absl::Span<std::byte> block) {
+  absl::Status Execute(const Stream& stream, absl::Span<const Tensor> outputs,
+                       absl::Span<std::byte> block) {
     free_ = block.data() + room_.kernels();
     if (options_.new_tokens) {
       KVANT_RETURN_IF_ERROR(TakeStarts());
@@ -311,7 +316,9 @@ class KvAttention::Arguments {
     KVANT_ASSIGN_OR_RETURN(sources_[kRangesOfV], Ranges(stream, group_.v, at_.v_ranges));
     absl::InlinedVector<ConstTensor, kSources> given;
     for (const uint8_t source : compiled_.sources) given.push_back(sources_[source]);
-    return compiled_.partition.Execute(stream, given, {&out, 1}, block);
+    const Tensor other_way[] = {outputs.back(), outputs.front()};
+    return compiled_.partition.Execute(
+        stream, given, compiled_.stats_first ? absl::MakeConstSpan(other_way) : outputs, block);
   }
 
  private:
@@ -381,20 +388,23 @@ class KvAttention::Arguments {
 };
 
 absl::Status KvAttention::Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
-                                  const KvAttentionInputs& inputs) const {
+                                  const KvAttentionInputs& inputs, Tensor stats) const {
   KVANT_RETURN_IF_ERROR(cache_.CheckLayer(layer));
-  KVANT_RETURN_IF_ERROR(CheckInputs(inputs));
-  if (!cache_.on_host()) return ExecuteLater(stream, layer, q, out, inputs);
+  KVANT_RETURN_IF_ERROR(CheckInputs(inputs, stats));
+  const Tensor both[] = {out, stats};
+  const auto outputs = absl::MakeConstSpan(both).first(options_.stats ? 2 : 1);
+  if (!cache_.on_host()) return ExecuteLater(stream, layer, q, outputs, inputs);
   const std::shared_lock<KvLock> lock(cache_.lock_);
   KVANT_RETURN_IF_ERROR(CheckKept(layer));
   Arguments arguments(*this, layer, q, inputs);
   KVANT_ASSIGN_OR_RETURN(const KvScratch::Lease scratch,
                          cache_.scratch_.Take(arguments.scratch_bytes()));
-  return arguments.Execute(stream, out, scratch.block());
+  return arguments.Execute(stream, outputs, scratch.block());
 }
 
 absl::Status KvAttention::ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q,
-                                       Tensor out, const KvAttentionInputs& inputs) const {
+                                       absl::Span<const Tensor> outputs,
+                                       const KvAttentionInputs& inputs) const {
   // Executions share a block, and are put onto streams in one order.
   const std::unique_lock<KvLock> lock(cache_.lock_);
   KVANT_ASSIGN_OR_RETURN(const bool captured, cache_.memory().IsCaptured(stream.native()));
@@ -410,7 +420,7 @@ absl::Status KvAttention::ExecuteLater(const Stream& stream, int64_t layer, Cons
   }
   KVANT_RETURN_IF_ERROR(CheckKept(layer));
   Arguments arguments(*this, layer, q, inputs);
-  return arguments.Execute(stream, out, arguments.own_block());
+  return arguments.Execute(stream, outputs, arguments.own_block());
 }
 
 }  // namespace kvant

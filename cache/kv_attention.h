@@ -40,15 +40,16 @@ class KvAttention {
   absl::StatusOr<CompiledPartition> compiled(int64_t layer) const;
 
   // out = attention(q), both dense [batch, query_heads, query_tokens, head size] (v_head_size of
-  // the output) of options().type. It computes in KvCache::scratch_bytes(), and allocates nothing
-  // once these are enough; on a GPU all is allocated before. Queries are those of a row's last
-  // tokens: of a row with fewer tokens than queries the first ones see nothing, and give 0. All
-  // queries read the cache as it is now: tokens that have left the window are quantized for the
-  // first of them too. kInvalidArguments where queries see tokens that their layer has not kept; on
-  // a GPU, where these may be, or starts are given, it waits for it, and the stream must not be
-  // captured.
+  // the output) of options().type. `stats`, if options().stats, f32 [batch, query_heads,
+  // query_tokens, 1]: max + ln(sum exp(score - max)), -inf where a query sees nothing. It computes
+  // in KvCache::scratch_bytes(), and allocates nothing once these are enough; on a GPU all is
+  // allocated before. Queries are those of a row's last tokens: of a row with fewer tokens than
+  // queries the first ones see nothing, and give 0. All queries read the cache as it is now: tokens
+  // that have left the window are quantized for the first of them too. kInvalidArguments where
+  // queries see tokens that their layer has not kept; on a GPU, where these may be, or starts are
+  // given, it waits for it, and the stream must not be captured.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
-                       const KvAttentionInputs& inputs = {}) const;
+                       const KvAttentionInputs& inputs = {}, Tensor stats = {}) const;
 
  private:
   friend class KvCache;
@@ -64,6 +65,7 @@ class KvAttention {
   struct Compiled {
     CompiledPartition partition;
     std::vector<uint8_t> sources;  // what each input is
+    bool stats_first = false;      // of the outputs
     // What rotates new keys and values where the cache's are rotated.
     std::optional<CompiledPartition> rotate_k, rotate_v;
     std::array<const CompiledPartition*, 2> rotations() const {
@@ -74,7 +76,7 @@ class KvAttention {
   };
   // The arguments of an execution, by source.
   class Arguments;
-  absl::Status CheckInputs(const KvAttentionInputs& inputs) const;
+  absl::Status CheckInputs(const KvAttentionInputs& inputs, const Tensor& stats) const;
   // Whether the layer may not have all tokens that queries see, and whether it has.
   bool MayLack(int64_t layer) const;
   absl::Status CheckKept(int64_t layer) const;
@@ -83,7 +85,8 @@ class KvAttention {
     return options_.window + (options_.new_tokens ? -1 : options_.query_tokens - 1);
   }
   // Execute, on a GPU.
-  absl::Status ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
+  absl::Status ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q,
+                            absl::Span<const Tensor> outputs,
                             const KvAttentionInputs& inputs) const;
 
   std::vector<Compiled> compiled_;  // by group of layers

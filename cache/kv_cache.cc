@@ -213,10 +213,15 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
         absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
   }
   // Of new tokens some may be padding.
-  const int64_t most = options.new_tokens ? kMostTokens : options_.capacity;
+  const bool of_others = options.new_tokens || options.sees_all;
+  const int64_t most = of_others ? kMostTokens : options_.capacity;
   if (options.query_tokens < 1 || options.query_tokens > most) {
     return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens, where ",
-                                options.new_tokens ? "the most" : "the capacity", " is ", most));
+                                of_others ? "the most" : "the capacity", " is ", most));
+  }
+  if (options.sees_all && (options.new_tokens || options.window != 0)) {
+    return Invalid(absl::StrCat("attention that sees all tokens with ",
+                                options.new_tokens ? "new tokens" : "a window"));
   }
   if (!IsComputeFloat(options.type)) {
     return Invalid(absl::StrCat("attention of queries of type ",

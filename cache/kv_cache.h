@@ -67,6 +67,10 @@ struct KvAttentionOptions {
   // The queries are of tokens that the cache does not have yet: Execute takes their keys and values
   // and reads these as they are. Append comes after it.
   bool new_tokens = false;
+  // The queries are of no tokens here, but of such as come after all of these: each sees all.
+  bool sees_all = false;
+  // Execute gives statistics of the softmax too, by which MergeAttention joins parts.
+  bool stats = false;
   bool sinks = false;  // Execute takes a logit for each query head
   // Of what Execute adds to the scaled scores: [batch or 1, query_heads or 1, query_tokens,
   // columns]. Column j is of the j-th token that a row keeps, new ones behind those of the cache.
@@ -155,6 +159,21 @@ class KvCache {
   absl::StatusOr<std::unique_ptr<KvCache>> Fork(
       std::optional<absl::Span<const int64_t>> rows = std::nullopt, int64_t capacity = 0) const;
 
+  // A layer's sequences as bytes, to be sent to another machine or written to a file. They have
+  // what attention reads of each row, as it is stored, and nothing but that: not the scheme, which
+  // must be that of the cache that loads them, as must heads, sizes and what it keeps; nor lengths,
+  // nor static scales. Capacity, batch and layers may be others.
+  //
+  // How many bytes, for rows of these lengths [batch].
+  absl::StatusOr<int64_t> SavedBytes(int64_t layer, absl::Span<const int64_t> lengths) const;
+  // `to`: so many, in the engine's memory; some between arrays are left alone. On a GPU it waits
+  // for what is under way, then copies on the stream, which must not be captured.
+  absl::Status Save(const Stream& stream, int64_t layer, Tensor to) const;
+  // The layer's rows become what was saved, and are then what they were when nothing is cropped: no
+  // token of them comes back into a window. The bytes are trusted as codes are.
+  absl::Status Load(const Stream& stream, int64_t layer, absl::Span<const int64_t> lengths,
+                    ConstTensor from);
+
   // A layer's part as it is stored, for tests and for export: [batch, heads, slots, ...]. The
   // memory is the cache's, of its engine. A part that is not there is null, of 0 bytes.
   absl::StatusOr<const KvTensor*> tensor(int64_t layer, bool values) const;
@@ -235,6 +254,10 @@ class KvCache {
   absl::Status CopyRow(int64_t layer, int64_t from, KvCache& target, int64_t to) const;
   absl::Status ExchangeRows(int64_t layer, int64_t a, int64_t b);
   absl::Status ReorderLayer(int64_t layer, absl::Span<const int64_t> rows);
+  absl::Status CheckSaved(const Stream& stream, int64_t layer, absl::Span<const int64_t> lengths,
+                          ConstTensor bytes) const;
+  absl::Status LoadRows(const Stream& stream, int64_t layer, absl::Span<const int64_t> lengths,
+                        ConstTensor from);
 
   const Engine engine_;
   const Stream stream_;

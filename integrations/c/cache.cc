@@ -102,6 +102,16 @@ Port PortOf(const char* name, const kvant_cache& cache, DataType type, Dims dims
   return Port(name, tensor, cache.device);
 }
 
+// Memory of u8 in one dim.
+absl::StatusOr<Tensor> BytesOf(const char* name, const kvant_cache& cache, const DLTensor& tensor) {
+  const int64_t bytes = tensor.ndim == 1 && tensor.shape != nullptr ? tensor.shape[0] : 0;
+  return PortOf(name, cache, kU8, {bytes}).Take(&tensor);
+}
+
+absl::Span<const int64_t> LengthsOf(const kvant_cache& cache, const int64_t* lengths) {
+  return absl::MakeConstSpan(lengths, static_cast<size_t>(cache.cache->options().batch));
+}
+
 static_assert(static_cast<int>(KvPart::kSinks) == KVANT_PART_SINKS);
 static_assert(static_cast<int>(KvPart::kCodes) == KVANT_PART_CODES);
 static_assert(static_cast<int>(KvPart::kScales) == KVANT_PART_SCALES);
@@ -217,6 +227,34 @@ kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, siz
   });
 }
 
+kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
+                                     const int64_t* lengths, int64_t* bytes) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"lengths", lengths}, {"bytes", bytes}}));
+    KVANT_ASSIGN_OR_RETURN(*bytes, cache->cache->SavedBytes(layer, LengthsOf(*cache, lengths)));
+    return absl::OkStatus();
+  });
+}
+
+kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
+                              const DLTensor* to) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"to", to}}));
+    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("to", *cache, *to));
+    return cache->cache->Save(Stream(cache->cache->engine(), stream), layer, bytes);
+  });
+}
+
+kvant_status kvant_cache_load(kvant_cache* cache, void* stream, int64_t layer,
+                              const int64_t* lengths, const DLTensor* from) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"lengths", lengths}, {"from", from}}));
+    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("from", *cache, *from));
+    return cache->cache->Load(Stream(cache->cache->engine(), stream), layer,
+                              LengthsOf(*cache, lengths), bytes);
+  });
+}
+
 int64_t kvant_cache_columns(const kvant_cache* cache) {
   return CallFor<int64_t>(0, [&] { return cache == nullptr ? 0 : cache->cache->columns(); });
 }
@@ -263,6 +301,8 @@ kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_opt
     wanted.window = given.window;
     wanted.sinks = given.sinks;
     wanted.new_tokens = given.new_tokens;
+    wanted.sees_all = given.sees_all;
+    wanted.stats = given.stats;
     if (std::any_of(std::begin(given.bias), std::end(given.bias), [](auto d) { return d != 0; })) {
       wanted.bias.assign(std::begin(given.bias), std::end(given.bias));
     }
@@ -274,14 +314,16 @@ kvant_status kvant_cache_attention(kvant_cache* cache, const kvant_attention_opt
     const auto port = [&](const char* name, int64_t heads, int64_t channels) {
       return PortOf(name, *cache, wanted.type, {sizes.batch, heads, wanted.query_tokens, channels});
     };
-    *attention = new kvant_attention{cache->cache,
-                                     std::move(made),
-                                     port("q", wanted.query_heads, sizes.head_size),
-                                     port("out", wanted.query_heads, sizes.value_size()),
-                                     PortOf("sinks", *cache, kF32, {wanted.query_heads}),
-                                     PortOf("bias", *cache, kF32, wanted.bias),
-                                     port("k", sizes.heads, sizes.head_size),
-                                     port("v", sizes.heads, sizes.value_size())};
+    *attention = new kvant_attention{
+        cache->cache,
+        std::move(made),
+        port("q", wanted.query_heads, sizes.head_size),
+        port("out", wanted.query_heads, sizes.value_size()),
+        PortOf("sinks", *cache, kF32, {wanted.query_heads}),
+        PortOf("bias", *cache, kF32, wanted.bias),
+        port("k", sizes.heads, sizes.head_size),
+        port("v", sizes.heads, sizes.value_size()),
+        PortOf("stats", *cache, kF32, {sizes.batch, wanted.query_heads, wanted.query_tokens, 1})};
     return absl::OkStatus();
   });
 }
@@ -297,13 +339,14 @@ kvant_status kvant_attention_execute(const kvant_attention* attention, void* str
     KVANT_ASSIGN_OR_RETURN(const Tensor result, attention->out.Take(out));
     kvant_attention_inputs given;
     KVANT_RETURN_IF_ERROR(Read("kvant_attention_inputs", inputs, given));
-    const auto take = [](const Port& port, const DLTensor* tensor,
-                         ConstTensor& to) -> absl::Status {
+    const auto take = [](const Port& port, const DLTensor* tensor, auto& to) -> absl::Status {
       if (tensor == nullptr) return absl::OkStatus();
       KVANT_ASSIGN_OR_RETURN(to, port.Take(tensor));
       return absl::OkStatus();
     };
     KvAttentionInputs taken;
+    Tensor stats;
+    KVANT_RETURN_IF_ERROR(take(attention->stats, given.stats, stats));
     KVANT_RETURN_IF_ERROR(take(attention->sinks, given.sinks, taken.sinks));
     KVANT_RETURN_IF_ERROR(take(attention->bias, given.bias, taken.bias));
     KVANT_RETURN_IF_ERROR(take(attention->k, given.k, taken.k));
@@ -313,7 +356,7 @@ kvant_status kvant_attention_execute(const kvant_attention* attention, void* str
       taken.starts = absl::MakeConstSpan(given.starts, static_cast<size_t>(batch));
     }
     return attention->attention->Execute(Stream(attention->cache->engine(), stream), layer, queries,
-                                         result, taken);
+                                         result, taken, stats);
   });
 }
 

@@ -53,7 +53,7 @@ struct kvant_cache {
 struct kvant_attention {
   std::shared_ptr<const kvant::KvCache> cache;
   std::shared_ptr<const kvant::KvAttention> attention;
-  kvant::c::Port q, out, sinks, bias, k, v;
+  kvant::c::Port q, out, sinks, bias, k, v, stats;
 };
 
 #endif  // KVANT_INTEGRATIONS_C_HANDLES_H_

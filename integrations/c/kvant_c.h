@@ -331,6 +331,14 @@ kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_
 // another capacity, or 0: the same.
 kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
                               int64_t capacity, kvant_cache** fork);
+// A layer's sequences as bytes for another cache of the same scheme, heads and sizes
+// (KvCache::Save). lengths: [batch], of its rows. to, from: u8 [bytes], dense.
+kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
+                                     const int64_t* lengths, int64_t* bytes);
+kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
+                              const DLTensor* to);
+kvant_status kvant_cache_load(kvant_cache* cache, void* stream, int64_t layer,
+                              const int64_t* lengths, const DLTensor* from);
 // Tokens that a sequence has room for in a layer's memory: a bias has as many columns or more.
 int64_t kvant_cache_columns(const kvant_cache* cache);
 
@@ -367,6 +375,9 @@ typedef struct kvant_attention_options {
   // Of what executions add to the scaled scores: [batch or 1, query heads or 1, query tokens,
   // kvant_cache_columns or more, and the new tokens]; zeros: nothing.
   int64_t bias[4];
+  // The queries are of tokens that come after all of these: each sees all.
+  bool sees_all;
+  bool stats;  // executions write statistics too, by which MergeAttention joins parts
 } kvant_attention_options;
 
 // What an execution takes beside queries; what its options do not say is null.
@@ -377,6 +388,9 @@ typedef struct kvant_attention_inputs {
   // Of new tokens, dense: [batch, heads, query tokens, head size], of the queries' type.
   const DLTensor *k, *v;
   const int64_t* starts;  // [batch]: row b has those from its starts[b] on; null: all
+  // Written, with the option: f32 [batch, query heads, query tokens, 1], dense: max + ln(sum
+  // exp(score - max)), -inf where a query sees nothing.
+  const DLTensor* stats;
 } kvant_attention_inputs;
 
 // Compiles, or finds, attention over the cache, which it keeps alive.

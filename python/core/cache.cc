@@ -1,4 +1,6 @@
-// KV caches and attention over them.
+// KV caches.
+#include "cache.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -8,23 +10,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "call.h"
 #include "describe.h"
 #include "module.h"
 #include "tensor_view.h"
 
 namespace kvant_python {
 namespace {
-
-struct Cache {
-  CacheHandle handle;
-  int64_t layers, batch;
-};
-
-struct Attention {
-  AttentionHandle handle;
-  int64_t batch;
-};
 
 using Scales = std::vector<std::vector<float>>;
 
@@ -90,18 +81,6 @@ nb::tuple TupleOf(const kvant_cache_bytes& bytes) {
                         bytes.total);
 }
 
-// A number for each row, or nothing.
-using ByRow = std::optional<std::vector<int64_t>>;
-
-const int64_t* DataOf(const char* what, const ByRow& rows, int64_t batch) {
-  if (!rows) return nullptr;
-  if (rows->size() != static_cast<size_t>(batch)) {
-    Invalid(std::string(what) + " must be of " + std::to_string(batch) + " rows, not " +
-            std::to_string(rows->size()));
-  }
-  return rows->data();
-}
-
 void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const ByRow& counts,
             const ByRow& starts) {
   CheckNotForked();
@@ -116,112 +95,6 @@ void Append(const Cache& self, int64_t layer, nb::handle k, nb::handle v, const 
     return kvant_cache_append(self.handle.get(), stream, layer, &keys.tensor(), &values.tensor(),
                               taken, first);
   });
-}
-
-kvant_type TypeOf(const DLTensor& tensor) {
-  const DLDataType& type = tensor.dtype;
-  if (type.code == kDLFloat && type.bits == 16) return KVANT_F16;
-  if (type.code == kDLBfloat) return KVANT_BF16;
-  if (type.code == kDLFloat && type.bits == 32) return KVANT_F32;
-  Invalid("q must be f32, f16 or bf16");
-}
-
-// What is asked of attention beside its shape.
-struct Terms {
-  float scale, soft_cap;
-  int64_t window;
-  bool sinks, new_tokens;
-  std::vector<int64_t> bias;  // its dims, or none
-};
-
-AttentionHandle AttentionOf(const Cache& self, int64_t query_heads, int64_t query_tokens,
-                            kvant_type type, const Terms& terms) {
-  auto options = Sized<kvant_attention_options>();
-  options.query_heads = query_heads;
-  options.query_tokens = query_tokens;
-  options.type = type;
-  options.scale = terms.scale;
-  options.soft_cap = terms.soft_cap;
-  options.window = terms.window;
-  options.sinks = terms.sinks;
-  options.new_tokens = terms.new_tokens;
-  if (!terms.bias.empty()) {
-    if (terms.bias.size() != 4) {
-      Invalid("bias must be [batch or 1, query heads or 1, query tokens, columns], but has " +
-              std::to_string(terms.bias.size()) + " dims");
-    }
-    std::copy(terms.bias.begin(), terms.bias.end(), options.bias);
-  }
-  kvant_attention* attention;
-  Run([&] { return kvant_cache_attention(self.handle.get(), &options, &attention); });
-  return AttentionHandle(attention);
-}
-
-// What an execution takes beside queries, None where nothing is given.
-class Inputs {
- public:
-  Inputs(nb::handle sinks, nb::handle bias, nb::handle k, nb::handle v, const ByRow& starts,
-         int64_t batch) {
-    static const Use kSinks{"sinks"}, kBias{"bias"}, kKeys{"k"}, kValues{"v"};
-    inputs_.sinks = Read(sinks, kSinks, sinks_);
-    inputs_.bias = Read(bias, kBias, bias_);
-    inputs_.k = Read(k, kKeys, k_);
-    inputs_.v = Read(v, kValues, v_);
-    inputs_.starts = DataOf("starts", starts, batch);
-  }
-  Inputs(const Inputs&) = delete;
-  Inputs& operator=(const Inputs&) = delete;
-
-  const kvant_attention_inputs& get() const { return inputs_; }
-  std::vector<int64_t> bias_dims() const {
-    if (inputs_.bias == nullptr) return {};
-    return {inputs_.bias->shape, inputs_.bias->shape + inputs_.bias->ndim};
-  }
-
- private:
-  static const DLTensor* Read(nb::handle given, const Use& use, TensorView& view) {
-    if (given.is_none()) return nullptr;
-    view.Read(given, use);
-    return &view.tensor();
-  }
-
-  TensorView sinks_, bias_, k_, v_;
-  kvant_attention_inputs inputs_ = Sized<kvant_attention_inputs>();
-};
-
-void ExecuteAttention(const kvant_attention* attention, int64_t layer, const TensorView& q,
-                      nb::handle out, const Inputs& inputs) {
-  static const Use kOut{"out", true};
-  TensorView output;
-  output.Read(out, kOut);
-  void* const stream = q.stream();
-  Run([&] {
-    return kvant_attention_execute(attention, stream, layer, &q.tensor(), &output.tensor(),
-                                   &inputs.get());
-  });
-}
-
-const Use kQueries{"q"};
-
-// kvant keeps what it compiled for the shapes and types that were asked for last.
-void Attend(const Cache& self, int64_t layer, nb::handle q, nb::handle out, float scale,
-            float soft_cap, int64_t window, nb::handle sinks, nb::handle bias, nb::handle k,
-            nb::handle v, const ByRow& starts) {
-  CheckNotForked();
-  TensorView queries;
-  queries.Read(q, kQueries);
-  const DLTensor& tensor = queries.tensor();
-  if (tensor.ndim != 4) {
-    Invalid("q must be [batch, query heads, query tokens, head size], but has " +
-            std::to_string(tensor.ndim) + " dims");
-  }
-  if (tensor.shape[1] < 1 || tensor.shape[2] < 1) Invalid("q has no heads or no tokens");
-  const Inputs inputs(sinks, bias, k, v, starts, self.batch);
-  const AttentionHandle attention =
-      AttentionOf(self, tensor.shape[1], tensor.shape[2], TypeOf(tensor),
-                  {scale, soft_cap, window, !sinks.is_none(), !k.is_none() || !v.is_none(),
-                   inputs.bias_dims()});
-  ExecuteAttention(attention.get(), layer, queries, out, inputs);
 }
 
 // A read-only array over the cache's memory, which keeps the cache; None for a part that is not
@@ -282,8 +155,44 @@ void ForRows(const Cache& self, const std::vector<int64_t>& rows, std::optional<
   });
 }
 
+// How many bytes a layer with rows of these lengths, None: as they are, is saved as.
+int64_t SavedBytes(const Cache& self, int64_t layer, const ByRow& lengths) {
+  CheckNotForked();
+  std::vector<int64_t> present;
+  const int64_t* rows = DataOf("lengths", lengths, self.batch);
+  if (rows == nullptr) {
+    for (int64_t row = 0; row < self.batch; ++row) {
+      present.push_back(kvant_cache_length(self.handle.get(), layer, row));
+    }
+    rows = present.data();
+  }
+  int64_t bytes;
+  Check(kvant_cache_saved_bytes(self.handle.get(), layer, rows, &bytes));
+  return bytes;
+}
+
+void Save(const Cache& self, int64_t layer, nb::handle to) {
+  CheckNotForked();
+  static const Use kTo{"out", true};
+  TensorView bytes;
+  bytes.Read(to, kTo);
+  void* const stream = bytes.stream();
+  Run([&] { return kvant_cache_save(self.handle.get(), stream, layer, &bytes.tensor()); });
+}
+
+void Load(const Cache& self, int64_t layer, const ByRow& lengths, nb::handle from) {
+  CheckNotForked();
+  const int64_t* const rows = DataOf("lengths", lengths, self.batch);
+  static const Use kFrom{"data"};
+  TensorView bytes;
+  bytes.Read(from, kFrom);
+  void* const stream = bytes.stream();
+  Run([&] { return kvant_cache_load(self.handle.get(), stream, layer, rows, &bytes.tensor()); });
+}
+
 void BindCache(nb::module_& m) {
-  nb::class_<Cache>(m, "Cache")
+  nb::class_<Cache> cache(m, "Cache");
+  cache
       .def(
           "__init__",
           [](Cache* self, const Engine& engine, const Options& options) {
@@ -297,24 +206,6 @@ void BindCache(nb::module_& m) {
           nb::arg("engine"), nb::arg("options"))
       .def("append", &Append, nb::arg("layer"), nb::arg("k").none(), nb::arg("v").none(),
            nb::arg("counts").none() = nb::none(), nb::arg("starts").none() = nb::none())
-      .def("attend", &Attend, nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(),
-           nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none(),
-           nb::arg("bias").none() = nb::none(), nb::arg("k").none() = nb::none(),
-           nb::arg("v").none() = nb::none(), nb::arg("starts").none() = nb::none())
-      .def(
-          "attention",
-          [](const Cache& self, int64_t query_heads, int64_t query_tokens, const char* type,
-             float scale, float soft_cap, int64_t window, bool sinks, bool new_tokens,
-             std::vector<int64_t> bias) {
-            CheckNotForked();
-            const Terms terms{scale, soft_cap, window, sinks, new_tokens, std::move(bias)};
-            return Attention{
-                AttentionOf(self, query_heads, query_tokens, kvant_python::TypeOf(type), terms),
-                self.batch};
-          },
-          nb::arg("query_heads"), nb::arg("query_tokens"), nb::arg("type"), nb::arg("scale"),
-          nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks"), nb::arg("new_tokens"),
-          nb::arg("bias"))
       .def(
           "length",
           [](const Cache& self, int64_t layer, int64_t row) {
@@ -364,7 +255,11 @@ void BindCache(nb::module_& m) {
           },
           nb::arg("layer"))
       .def("part", &Part, nb::arg("layer"), nb::arg("values"), nb::arg("part"))
-      .def("ranges", &Ranges, nb::arg("layer"), nb::arg("values"), nb::arg("row"));
+      .def("ranges", &Ranges, nb::arg("layer"), nb::arg("values"), nb::arg("row"))
+      .def("saved_bytes", &SavedBytes, nb::arg("layer"), nb::arg("lengths").none())
+      .def("save", &Save, nb::arg("layer"), nb::arg("to").none())
+      .def("load", &Load, nb::arg("layer"), nb::arg("lengths"), nb::arg("data").none());
+  BindAttention(m, cache);
 }
 
 nb::list Schemes() {
@@ -378,6 +273,15 @@ nb::list Schemes() {
 }
 
 }  // namespace
+
+const int64_t* DataOf(const char* what, const ByRow& rows, int64_t batch) {
+  if (!rows) return nullptr;
+  if (rows->size() != static_cast<size_t>(batch)) {
+    Invalid(std::string(what) + " must be of " + std::to_string(batch) + " rows, not " +
+            std::to_string(rows->size()));
+  }
+  return rows->data();
+}
 
 void BindCaches(nb::module_& m) {
   nb::class_<Options>(m, "CacheOptions")
@@ -410,29 +314,6 @@ void BindCaches(nb::module_& m) {
       });
 
   BindCache(m);
-
-  nb::class_<Attention>(m, "Attention")
-      .def(
-          "execute",
-          [](const Attention& self, int64_t layer, nb::handle q, nb::handle out, nb::handle sinks,
-             nb::handle bias, nb::handle k, nb::handle v, const ByRow& starts) {
-            CheckNotForked();
-            TensorView queries;
-            queries.Read(q, kQueries);
-            const Inputs inputs(sinks, bias, k, v, starts, self.batch);
-            ExecuteAttention(self.handle.get(), layer, queries, out, inputs);
-          },
-          nb::arg("layer"), nb::arg("q").none(), nb::arg("out").none(), nb::arg("sinks").none(),
-          nb::arg("bias").none(), nb::arg("k").none(), nb::arg("v").none(),
-          nb::arg("starts").none())
-      .def(
-          "explain",
-          [](const Attention& self, int64_t layer) {
-            const char* text;
-            Check(kvant_attention_explain(self.handle.get(), layer, &text));
-            return text;
-          },
-          nb::arg("layer"));
 
   m.def("schemes", &Schemes);
   m.def(

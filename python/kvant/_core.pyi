@@ -119,6 +119,8 @@ class Cache:
         k: Any = None,
         v: Any = None,
         starts: Sequence[int] | None = None,
+        sees_all: bool = False,
+        stats: Any = None,
     ) -> None: ...
     def attention(
         self,
@@ -131,6 +133,8 @@ class Cache:
         sinks: bool,
         new_tokens: bool,
         bias: Sequence[int],
+        sees_all: bool,
+        stats: bool,
     ) -> Attention: ...
     def length(self, layer: int, row: int) -> int: ...
     def columns(self) -> int: ...
@@ -148,6 +152,9 @@ class Cache:
         """A read-only numpy array, or None."""
 
     def ranges(self, layer: int, values: bool, row: int) -> list[tuple[int, int]]: ...
+    def saved_bytes(self, layer: int, lengths: Sequence[int] | None) -> int: ...
+    def save(self, layer: int, to: Any) -> None: ...
+    def load(self, layer: int, lengths: Sequence[int], data: Any) -> None: ...
 
 class Attention:
     def execute(
@@ -160,6 +167,7 @@ class Attention:
         k: Any,
         v: Any,
         starts: Sequence[int] | None,
+        stats: Any,
     ) -> None: ...
     def explain(self, layer: int) -> str: ...
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _core
-from .checks import boolean, integer, integers, number, numbers, strings
+from .cache_arguments import by_row, one_layer, options_of, terms_of
+from .checks import boolean, integer, integers, strings
 from .compiled import engine_for
+from .dtypes import type_name
 from .errors import invalid
 from .tensors import allocate, torch_like
-from .dtypes import type_name
 
 PARTS = ("sinks", "codes", "scales", "zero_points", "window")
 
@@ -88,7 +89,7 @@ class KvCache:
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        options = _options(
+        options = options_of(
             scheme,
             layers=layers,
             batch=batch,
@@ -120,7 +121,7 @@ class KvCache:
         **options: Any,
     ) -> CacheBytes:
         """What a cache of these options takes, without making it."""
-        made = _options(
+        made = options_of(
             scheme,
             layers=layers,
             batch=batch,
@@ -145,7 +146,7 @@ class KvCache:
         from that one on, where rows are padded on the left. None: all, from the first on.
         """
         layer = integer("layer", layer)
-        self._core.append(layer, k, v, _by_row("counts", counts), _by_row("starts", starts))
+        self._core.append(layer, k, v, by_row("counts", counts), by_row("starts", starts))
 
     def attend(
         self,
@@ -161,6 +162,8 @@ class KvCache:
         k: Any = None,
         v: Any = None,
         starts: Sequence[int] | None = None,
+        causal: bool = True,
+        stats: Any = None,
     ) -> Any:
         """Attention of the last tokens' queries over a layer; returns the output.
 
@@ -178,13 +181,17 @@ class KvCache:
           k, v: of the query tokens, where the cache does not have them yet: they are read as they
             are, of q's type, dense, and appended afterwards by who calls.
           starts: [batch], the first of k and v that a row has; None: all.
+          causal: False: the queries are of tokens that come after all of these, and see them all.
+          stats: f32 [batch, query heads, query tokens, 1], written: max + ln(sum exp(score - max))
+            of each query, -inf where it sees nothing, by which ``MergeAttention`` joins attention
+            over parts of the tokens; True: made, and returned behind the output.
         """
-        if out is None:
-            out = self._output(q)
+        out, written, result = self._results(q, out, stats)
         layer = integer("layer", layer)
-        terms = _terms(scale, soft_cap, window)
-        self._core.attend(layer, q, out, *terms, sinks, bias, k, v, _by_row("starts", starts))
-        return out
+        terms = terms_of(scale, soft_cap, window)
+        rows, sees_all = by_row("starts", starts), not boolean("causal", causal)
+        self._core.attend(layer, q, out, *terms, sinks, bias, k, v, rows, sees_all, written)
+        return result
 
     def attention(
         self,
@@ -198,11 +205,13 @@ class KvCache:
         sinks: bool = False,
         new_tokens: bool = False,
         bias: Sequence[int] = (),
+        causal: bool = True,
+        stats: bool = False,
     ) -> Attention:
         """Attention for one shape and type of queries, compiled; it says what runs.
 
-        Each call takes ``sinks``, k and v of ``new_tokens``, and a bias of these dims, where they
-        are given. The rest is as of ``attend``.
+        Each call takes ``sinks``, k and v of ``new_tokens``, a bias of these dims and ``stats``,
+        where they are given. The rest is as of ``attend``.
         """
         tokens = integer("query_tokens", query_tokens)
         if tokens < 1:
@@ -211,10 +220,12 @@ class KvCache:
             integer("query_heads", query_heads),
             tokens,
             type_name(type),
-            *_terms(scale, soft_cap, window),
+            *terms_of(scale, soft_cap, window),
             boolean("sinks", sinks),
             boolean("new_tokens", new_tokens),
             integers("bias", bias),
+            not boolean("causal", causal),
+            boolean("stats", stats),
         )
         return Attention(self, core)
 
@@ -234,7 +245,7 @@ class KvCache:
         rows = integers("tokens", tokens)
         if len(rows) != self.batch:
             raise invalid(f"crop needs tokens for {self.batch} rows, not {len(rows)}")
-        self._core.crop(rows, _layer(layer))
+        self._core.crop(rows, one_layer(layer))
 
     def reset(self) -> None:
         """Takes all tokens out."""
@@ -242,7 +253,7 @@ class KvCache:
 
     def reorder(self, rows: Sequence[int], layer: int | None = None) -> None:
         """Row i becomes what row rows[i] was, in one layer or all: beam search."""
-        self._core.reorder(integers("rows", rows), _layer(layer))
+        self._core.reorder(integers("rows", rows), one_layer(layer))
 
     def fork(self, rows: Sequence[int] | None = None, capacity: int | None = None) -> KvCache:
         """A cache of its own with the same tokens.
@@ -250,7 +261,7 @@ class KvCache:
         Its row i is row rows[i], so batches change; None: all rows. With another capacity
         sequences go on where this one is full.
         """
-        taken = _by_row("rows", rows)
+        taken = by_row("rows", rows)
         wanted = self.capacity if capacity is None else integer("capacity", capacity)
         if wanted < 1:
             raise invalid(f"a fork with a capacity of {wanted}")
@@ -260,6 +271,35 @@ class KvCache:
         if taken is not None:
             copy.batch = len(taken)
         return copy
+
+    def saved_bytes(self, layer: int, lengths: Sequence[int] | None = None) -> int:
+        """How many bytes ``save`` gives of rows of these lengths; None: of what they are now."""
+        return self._core.saved_bytes(integer("layer", layer), by_row("lengths", lengths))
+
+    def save(self, layer: int, out: Any = None) -> Any:
+        """A layer's sequences as bytes, to be sent to another machine or written to a file.
+
+        What attention reads of each row, as it is stored, and no more: neither scheme nor lengths.
+
+        Args:
+          out: uint8 [saved_bytes], where the cache's memory is; None: made, of torch on a GPU.
+        """
+        layer = integer("layer", layer)
+        if out is None:
+            out = allocate("out", "u8", [self.saved_bytes(layer)], None, self._torch_on_device())
+        self._core.save(layer, out)
+        return out
+
+    def load(self, layer: int, data: Any, lengths: Sequence[int]) -> None:
+        """A layer's rows become what a cache saved, of rows of these lengths [batch].
+
+        Scheme, heads, sizes and ``keep`` must be those of the cache that saved it; capacity and
+        number of layers need not. What a crop would take back into a window is gone.
+
+        Args:
+          data: uint8 [saved_bytes(layer, lengths)], where the cache's memory is. It is trusted.
+        """
+        self._core.load(integer("layer", layer), integers("lengths", lengths), data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KvCache:
         return self.fork()
@@ -314,6 +354,24 @@ class KvCache:
         used, total = self.used_bytes, self.bytes.total
         return "\n".join([*lines, f"{used} of {total} bytes are used"])
 
+    def _torch_on_device(self) -> Any | None:
+        """A tensor of torch on the cache's GPU; None for a cache in the host's memory."""
+        if self.device.partition(":")[0] == "cpu":
+            return None
+        import torch
+
+        return torch.empty(0, device=self.device)
+
+    def _results(self, q: Any, out: Any, stats: Any) -> tuple[Any, Any, Any]:
+        """Output and statistics of attention, made where they are not given, and what to return."""
+        if out is None:
+            out = self._output(q)
+        if stats is None or stats is False:
+            return out, None, out
+        if stats is True:
+            stats = allocate("stats", "f32", [*q.shape[:3], 1], None, torch_like([q]))
+        return out, stats, (out, stats)
+
     def _output(self, q: Any) -> Any:
         shape = getattr(q, "shape", None)
         if shape is None or len(shape) != 4:
@@ -349,13 +407,13 @@ class Attention:
         k: Any = None,
         v: Any = None,
         starts: Sequence[int] | None = None,
+        stats: Any = None,
     ) -> Any:
         """As ``KvCache.attend``."""
-        if out is None:
-            out = self._cache._output(q)
-        rows = _by_row("starts", starts)
-        self._core.execute(integer("layer", layer), q, out, sinks, bias, k, v, rows)
-        return out
+        out, written, result = self._cache._results(q, out, stats)
+        rows = by_row("starts", starts)
+        self._core.execute(integer("layer", layer), q, out, sinks, bias, k, v, rows, written)
+        return result
 
     def explain(self, layer: int | None = None) -> str:
         """What runs for a layer, or for all, and why nothing better does."""
@@ -374,63 +432,6 @@ def scheme_bits(scheme: str, head_size: int = 128, heads: int = 1) -> float:
     """What an element of K or V takes in the long run, in bits, scales included."""
     name = strings("scheme", scheme)[0]
     return _core.scheme_bits(name, integer("head_size", head_size), integer("heads", heads))
-
-
-def _options(
-    scheme: str | Sequence[str],
-    *,
-    layers: int,
-    batch: int,
-    heads: int,
-    head_size: int,
-    capacity: int,
-    v_head_size: int = 0,
-    rollback: int = 0,
-    allow_non_finite: bool = False,
-    k_scales: Sequence[Sequence[float]] | None = None,
-    v_scales: Sequence[Sequence[float]] | None = None,
-    keep: int | Sequence[int] | None = None,
-) -> _core.CacheOptions:
-    layers = integer("layers", layers)
-    if not isinstance(keep, Iterable):
-        keep = [integer("keep", keep)] * layers if keep is not None else []
-    return _core.CacheOptions(
-        strings("scheme", scheme),
-        layers,
-        integer("batch", batch),
-        integer("heads", heads),
-        integer("head_size", head_size),
-        integer("v_head_size", v_head_size),
-        integer("capacity", capacity),
-        integer("rollback", rollback),
-        boolean("allow_non_finite", allow_non_finite),
-        [numbers("k_scales", layer) for layer in k_scales or ()],
-        [numbers("v_scales", layer) for layer in v_scales or ()],
-        integers("keep", keep),
-    )
-
-
-def _by_row(name: str, rows: Sequence[int] | None) -> list[int] | None:
-    return None if rows is None else integers(name, rows)
-
-
-def _layer(layer: int | None) -> int | None:
-    return None if layer is None else integer("layer", layer)
-
-
-def _terms(
-    scale: float | None, soft_cap: float | None, window: int | None
-) -> tuple[float, float, int]:
-    """As the extension takes them: what is not given is 0."""
-    given = {
-        "scale": None if scale is None else number("scale", scale),
-        "soft_cap": None if soft_cap is None else number("soft_cap", soft_cap),
-        "window": None if window is None else integer("window", window),
-    }
-    for name, value in given.items():
-        if value == 0:
-            raise invalid(f"{name} must not be 0")
-    return given["scale"] or 0.0, given["soft_cap"] or 0.0, int(given["window"] or 0)
 
 
 def _runs(texts: list[str]) -> list[tuple[str, str]]:

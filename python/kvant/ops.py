@@ -221,6 +221,23 @@ class Ops(QuantizeOps):
             mode=mode,
         )
 
+    def merge_attention(
+        self, parts: Sequence[tuple[Value, Value]], *, type: Any = None, stats: bool = False
+    ) -> Any:
+        """Attention over all tokens from that over parts of them.
+
+        Args:
+          parts: (output [..,D], stats [..,1]) of each, stats being the log of the sum of exponentials;
+            -inf: the part has no tokens for that row, and does not count.
+          type: of the result; None: of the parts' outputs.
+          stats: return (attention, stats).
+        """
+        if not parts:
+            raise invalid("merge_attention needs a part")
+        values = [value for part in parts for value in part]
+        type = self._value(values[0], "merge_attention").type if type is None else type
+        return self.op("MergeAttention", *values, type=[type, "f32"] if stats else type)
+
     def _arithmetic(self, kind: str, a: Operand, b: Operand) -> Value:
         left, right = self._pair(kind, a, b)
         type = left.type if left.type == right.type else "f32"

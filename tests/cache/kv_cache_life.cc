@@ -59,6 +59,9 @@ class Life {
         case 5:
           if (Below(4) == 0) Reset();
           break;
+        case 6:
+          SaveAndLoad();
+          break;
         default:
           Append();
       }
@@ -239,6 +242,36 @@ class Life {
     for (int64_t layer = 0; layer < options_.layers; ++layer) {
       if (!only || layer == *only) rows_[layer] = Taken(rows_[layer], order);
     }
+  }
+
+  // Goes on with a cache of another capacity and other rows before, which has loaded all layers.
+  void SaveAndLoad() {
+    KvCacheOptions options = options_;
+    int64_t longest = 1;
+    for (const std::vector<Row>& layer : rows_) {
+      for (const Row& row : layer) longest = std::max(longest, Length(row));
+    }
+    options.capacity = std::min(kMostCapacity, longest + Below(20));
+    auto other = KvCache::Create(cache_->engine(), options).value();
+    const Stream stream(cache_->engine());
+    for (int64_t layer = 0; layer < options_.layers; ++layer) {
+      const std::vector<std::vector<int64_t>> before(
+          options.batch, std::vector<int64_t>(Below(options.capacity), Below(kPool)));
+      ASSERT_TRUE(AppendTo(*other, layer, before).ok());
+      std::vector<int64_t> lengths;
+      for (const Row& row : rows_[layer]) lengths.push_back(Length(row));
+      const int64_t bytes = cache_->SavedBytes(layer, lengths).value();
+      KvBlock block = KvBlock::Allocate(cache_->engine().shared_memory(), bytes).value();
+      ASSERT_TRUE(cache_->Save(stream, layer, {block.bytes().data(), block.bytes().size()}).ok());
+      ASSERT_TRUE(
+          other->Load(stream, layer, lengths, {block.bytes().data(), block.bytes().size()}).ok());
+      // No token comes back that has left a window.
+      for (Row& row : rows_[layer]) {
+        for (int64_t& most : row.most) most = Length(row) + options_.rollback;
+      }
+    }
+    options_ = options;
+    cache_ = std::move(other);
   }
 
   // Goes on with the fork, or with what it is a fork of while the other changes.

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,49 @@ TEST(CAbiCacheTest, CacheAppendsAndAttends) {
   EXPECT_EQ(kvant_attention_execute(attention.get(), nullptr, 0, &wrong.dl, &o.dl, nullptr),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "q is f32[2,6,8,1], but must be f32[2,6,1,8]");
+}
+
+// Two caches of which the second has what the first saved, and attention of later queries over
+// them: its statistics are the logarithm of how many tokens there are where all scores are 0.
+TEST(CAbiCacheTest, SavesLoadsAndGivesStatistics) {
+  const Engine engine = MakeEngine();
+  const F32Cache first(engine.get()), second(engine.get());
+  kvant_cache *const from = first.cache.get(), *const to = second.cache.get();
+  Array<float> k({2, 3, 5, 8}, kDLFloat), v({2, 3, 5, 8}, kDLFloat);
+  v.Fill([](double i) { return std::floor(i / 8); });
+  const int64_t counts[] = {5, 0};
+  ASSERT_OK(kvant_cache_append(from, nullptr, 0, &k.dl, &v.dl, counts, nullptr));
+  int64_t bytes = 0;
+  ASSERT_OK(kvant_cache_saved_bytes(from, 0, counts, &bytes));
+  EXPECT_EQ(bytes, 2 * 512);  // 3 * 5 * 8 of f32, to whole lines
+  Array<uint8_t> saved({bytes}, kDLUInt), few({bytes - 1}, kDLUInt);
+  ASSERT_OK(kvant_cache_save(from, nullptr, 0, &saved.dl));
+  EXPECT_EQ(kvant_cache_save(from, nullptr, 0, &few.dl), KVANT_INVALID_ARGUMENTS);
+  EXPECT_THAT(kvant_error(), HasSubstr("its sequences take 1024 bytes, but 1023 are given"));
+  EXPECT_EQ(kvant_cache_save(from, nullptr, 0, &k.dl), KVANT_INVALID_ARGUMENTS);
+  EXPECT_THAT(kvant_error(), HasSubstr("to is f32[2,3,5,8], but must be u8[0]"));
+  ASSERT_OK(kvant_cache_load(to, nullptr, 0, counts, &saved.dl));
+  EXPECT_EQ(kvant_cache_length(to, 0, 0), 5);
+
+  kvant_attention_options options = {};
+  options.size = sizeof options;
+  options.query_heads = 3;
+  options.query_tokens = 2;
+  options.sees_all = options.stats = true;
+  kvant_attention* made = nullptr;
+  ASSERT_OK(kvant_cache_attention(to, &options, &made));
+  const Attention attention(made);
+  Array<float> q({2, 3, 2, 8}, kDLFloat), o({2, 3, 2, 8}, kDLFloat), stats({2, 3, 2, 1}, kDLFloat);
+  kvant_attention_inputs inputs = {};
+  inputs.size = sizeof inputs;
+  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs),
+            KVANT_INVALID_ARGUMENTS);
+  inputs.stats = &stats.dl;
+  ASSERT_OK(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs));
+  EXPECT_NEAR(o.data[0], 2, 1e-6);
+  EXPECT_NEAR(stats.data[0], std::log(5.0), 1e-6);
+  EXPECT_EQ(o.data[3 * 2 * 8], 0);
+  EXPECT_EQ(stats.data[3 * 2], -std::numeric_limits<float>::infinity());
 }
 
 TEST(CAbiCacheTest, NewTokensAndForks) {

@@ -1,0 +1,66 @@
+"""Arguments of caches as the extension takes them, or kvant.Error in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from . import _core
+from .checks import boolean, integer, integers, number, numbers, strings
+from .errors import invalid
+
+
+def options_of(
+    scheme: str | Sequence[str],
+    *,
+    layers: int,
+    batch: int,
+    heads: int,
+    head_size: int,
+    capacity: int,
+    v_head_size: int = 0,
+    rollback: int = 0,
+    allow_non_finite: bool = False,
+    k_scales: Sequence[Sequence[float]] | None = None,
+    v_scales: Sequence[Sequence[float]] | None = None,
+    keep: int | Sequence[int] | None = None,
+) -> _core.CacheOptions:
+    layers = integer("layers", layers)
+    if not isinstance(keep, Iterable):
+        keep = [integer("keep", keep)] * layers if keep is not None else []
+    return _core.CacheOptions(
+        strings("scheme", scheme),
+        layers,
+        integer("batch", batch),
+        integer("heads", heads),
+        integer("head_size", head_size),
+        integer("v_head_size", v_head_size),
+        integer("capacity", capacity),
+        integer("rollback", rollback),
+        boolean("allow_non_finite", allow_non_finite),
+        [numbers("k_scales", layer) for layer in k_scales or ()],
+        [numbers("v_scales", layer) for layer in v_scales or ()],
+        integers("keep", keep),
+    )
+
+
+def by_row(name: str, rows: Sequence[int] | None) -> list[int] | None:
+    return None if rows is None else integers(name, rows)
+
+
+def one_layer(layer: int | None) -> int | None:
+    return None if layer is None else integer("layer", layer)
+
+
+def terms_of(
+    scale: float | None, soft_cap: float | None, window: int | None
+) -> tuple[float, float, int]:
+    """As the extension takes them: what is not given is 0."""
+    given = {
+        "scale": None if scale is None else number("scale", scale),
+        "soft_cap": None if soft_cap is None else number("soft_cap", soft_cap),
+        "window": None if window is None else integer("window", window),
+    }
+    for name, value in given.items():
+        if value == 0:
+            raise invalid(f"{name} must not be 0")
+    return given["scale"] or 0.0, given["soft_cap"] or 0.0, int(given["window"] or 0)
