@@ -432,3 +432,57 @@ def test_zero_points_that_share_bytes_are_flat():
 def test_attention_of_no_tokens_is_refused():
     with pytest.raises(kvant.Error, match="attention of 0 query tokens"):
         kvant.KvCache("f16", head_size=16, capacity=5).attention(1, 0)
+
+
+@pytest.mark.parametrize("scheme", ["f16", "int4_g32", "u4:g32:rzp+sinks2+window7"])
+def test_saves_and_loads(scheme, tmp_path):
+    cache, k, v = filled(scheme, 30, batch=2, rollback=12)
+    cache.crop([30, 18])
+    assert cache.saved_bytes(0) == cache.saved_bytes(0, [30, 18]) < cache.saved_bytes(0, [30, 30])
+    cache.save(0).tofile(tmp_path / "layer")
+    other = kvant.KvCache(scheme, layers=3, batch=2, heads=2, head_size=64, capacity=50)
+    other.append(2, *numbers(2, 2, 2, 40, 64))
+    other.load(2, np.fromfile(tmp_path / "layer", np.uint8), [30, 18])
+    q = numbers(2, 4, 1, 64)
+    assert [other.length(2, row) for row in range(2)] == [30, 18]
+    np.testing.assert_array_equal(other.attend(2, q), cache.attend(0, q))
+    for each, layer in ((cache, 0), (other, 2)):
+        each.append(layer, k[:, :, :9], v[:, :, :9])
+    np.testing.assert_array_equal(other.attend(2, q), cache.attend(0, q))
+
+
+def test_saving_refuses():
+    cache, _, _ = filled("f16", 30)
+    with pytest.raises(ValueError, match="its sequences take 15360 bytes, but 7 are given"):
+        cache.save(0, out=np.zeros(7, np.uint8))
+    with pytest.raises(ValueError, match="layer 3 of 1"):
+        cache.save(3)
+    with pytest.raises(ValueError, match=r"from is f32\[3840\], but must be u8\[3840\]"):
+        cache.load(0, np.zeros(3840, np.float32), [30])
+    with pytest.raises(ValueError, match="lengths must be of 1 rows, not 2"):
+        cache.load(0, cache.save(0), [30, 30])
+    with pytest.raises(ValueError, match="of 97 tokens, where the capacity is 96"):
+        cache.load(0, cache.save(0), [97])
+
+
+def test_statistics_merge_parts():
+    """Of queries that come after all tokens: the logarithm of the sum of exponentials."""
+    cache, k, v = filled("f32", 20, batch=2)
+    q = numbers(2, 4, 3, 64)
+    out, stats = cache.attend(0, q, causal=False, stats=True)
+    assert stats.shape == (2, 4, 3, 1) and distance(out, attention(q, k, v)) < 1e-5
+    scores = q.astype(np.float64) @ np.repeat(k, 2, 1).swapaxes(2, 3) / 8
+    np.testing.assert_allclose(stats, np.log(np.exp(scores).sum(-1, keepdims=True)), rtol=1e-5)
+    compiled = cache.attention(4, 3, causal=False, stats=True)
+    given = np.empty_like(stats)
+    again, same = compiled(0, q, stats=given)
+    assert same is given and (given == stats).all() and (again == out).all()
+    empty = kvant.KvCache("f32", batch=2, heads=2, head_size=64, capacity=4)
+    out, stats = empty.attend(0, q, causal=False, stats=True)
+    assert (out == 0).all() and (stats == -np.inf).all()
+    for wrong, message in ((dict(window=3), "sees all tokens with a window"),
+                           (dict(k=k[:, :, :3], v=v[:, :, :3]), "sees all tokens with new tokens")):
+        with pytest.raises(kvant.Error, match=message):
+            cache.attend(0, q, causal=False, **wrong)
+    with pytest.raises(kvant.Error, match="with statistics is executed without them"):
+        compiled(0, q)

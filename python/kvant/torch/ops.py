@@ -5,8 +5,6 @@ Graphs are built and compiled at the first call of a shape; the calls after it l
 
 from __future__ import annotations
 
-import collections
-import threading
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ import torch
 from ..builder import GraphBuilder
 from ..compiled import Compiled, compile
 from ..errors import invalid, make_error
+from ..kept import Kept
 from ..value import Value
 
 # Tensors are [batch, heads, tokens, channels]. Codes of less than a byte are packed along channels,
@@ -38,11 +37,8 @@ IN_BYTE = {"u4": 2, "s4": 2, "u2": 4, "s2": 4}
 _library = torch.library.Library("kvant", "DEF")
 _library.define(SCHEMA.replace("\n", " "), tags=(torch.Tag.needs_fixed_stride_order,))
 
-# Compiled by what their graph depends on, the one that was used last at the end. A decoding loop
-# whose cache grows has a new shape for each token.
-_MOST_COMPILED = 256
-_compiled: collections.OrderedDict[tuple[Any, ...], Compiled] = collections.OrderedDict()
-_compiled_lock = threading.Lock()
+# A decoding loop whose cache grows has a new shape for each token.
+_compiled: Kept[Compiled] = Kept(256)
 
 
 def attention(
@@ -99,16 +95,7 @@ def _run(
         return out
     key = (*(x if x is None else (x.dtype, x.shape, x.stride()) for x in tensors), *words, q.device,
            torch.get_num_threads())
-    with _compiled_lock:
-        compiled = _compiled.get(key)
-        if compiled is not None:
-            _compiled.move_to_end(key)
-    if compiled is None:
-        compiled = _compile(tensors, *words)
-        with _compiled_lock:
-            _compiled[key] = compiled
-            while len(_compiled) > _MOST_COMPILED:
-                _compiled.popitem(last=False)
+    compiled = _compiled.get(key, lambda: _compile(tensors, *words))
     # Gradients are above this: what is read here is not recorded.
     given = {name: x.detach() for name, x in zip(NAMES, tensors) if x is not None}
     compiled.execute([given[port.name] for port in compiled.inputs], [out])
