@@ -445,10 +445,11 @@ def test_saves_and_loads(scheme, tmp_path):
     other.load(2, np.fromfile(tmp_path / "layer", np.uint8), [30, 18])
     q = numbers(2, 4, 1, 64)
     assert [other.length(2, row) for row in range(2)] == [30, 18]
-    np.testing.assert_array_equal(other.attend(2, q), cache.attend(0, q))
+    # Up to the order of sums, which is that of slots.
+    assert distance(other.attend(2, q), cache.attend(0, q)) < 1e-6
     for each, layer in ((cache, 0), (other, 2)):
         each.append(layer, k[:, :, :9], v[:, :, :9])
-    np.testing.assert_array_equal(other.attend(2, q), cache.attend(0, q))
+    assert distance(other.attend(2, q), cache.attend(0, q)) < 1e-6
 
 
 def test_saving_refuses():
