@@ -2,11 +2,14 @@
 
 #include <nanobind/stl/string.h>
 
+#include <atomic>
+
 namespace kvant_python {
 namespace {
 
 // Under the GIL.
-bool engine_made = false, forked = false;
+bool engine_made = false;
+std::atomic<bool> forked = false;  // read by threads of others too
 
 }  // namespace
 
@@ -26,10 +29,7 @@ void Forked() { forked = engine_made; }
 bool InForkedChild() { return forked; }
 
 void CheckNotForked() {
-  if (!forked) return;
-  Fail(KVANT_INVALID_ARGUMENTS,
-       "this process was forked from one that had used kvant, whose worker threads it does not "
-       "have: use kvant only in children, or start them with multiprocessing's \"spawn\"");
+  if (forked) Fail(KVANT_INVALID_ARGUMENTS, kForked);
 }
 
 }  // namespace kvant_python

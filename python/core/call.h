@@ -38,6 +38,9 @@ void EngineMade();
 void Forked();
 bool InForkedChild();
 void CheckNotForked();
+inline constexpr char kForked[] =
+    "this process was forked from one that had used kvant, whose worker threads it does not have: "
+    "use kvant only in children, or start them with multiprocessing's \"spawn\"";
 
 template <auto destroy>
 struct Destroy {

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
   BindGraphs(m);
   BindCompiled(m);
   BindCaches(m);
+  BindJax(m);
 }
 
 }  // namespace kvant_python

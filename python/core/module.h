@@ -9,6 +9,7 @@ namespace kvant_python {
 void BindGraphs(nanobind::module_& m);
 void BindCompiled(nanobind::module_& m);
 void BindCaches(nanobind::module_& m);
+void BindJax(nanobind::module_& m);
 
 }  // namespace kvant_python
 

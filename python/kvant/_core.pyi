@@ -23,6 +23,9 @@ def after_fork() -> None:
 def check_not_forked() -> None:
     """Raises in a child of a process that had engines."""
 
+def xla_handler(platform: str) -> Any:
+    """A capsule for jax.ffi.register_ffi_target; platform is "cpu" or "CUDA"."""
+
 class Graph:
     @staticmethod
     def from_json(text: str) -> Graph: ...
