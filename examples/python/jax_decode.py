@@ -79,7 +79,7 @@ def main():
     want = jax.nn.dot_product_attention(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2)
     distance = float(jnp.linalg.norm(o - want) / jnp.linalg.norm(want))
     print(f"{PROMPT + STEPS} tokens in {caches[0]['codes'].dtype}: differs by {distance:.3f} from the exact tokens")
-    assert distance < 0.15
+    assert distance < 0.2
     assert [cache["codes"].unsafe_buffer_pointer() for cache in caches] == where, "copied"
     assert not np.isnan(o).any()
 
