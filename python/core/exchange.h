@@ -41,7 +41,7 @@ struct ExchangeApi {
 inline constexpr uint32_t kMajorVersion = 1;
 
 // Type codes after kDLComplex.
-inline constexpr uint8_t kBool = 6;
+inline constexpr uint8_t kBool = 6, kF8E4M3 = 10, kF8E5M2 = 12;
 
 }  // namespace kvant_python::dlpack
 

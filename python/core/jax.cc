@@ -16,6 +16,7 @@
 
 #include "call.h"
 #include "describe.h"
+#include "exchange.h"
 #include "module.h"
 #include "xla_ffi.h"
 
@@ -137,10 +138,9 @@ Kept& TheKept() {
 }
 
 DLDataType TypeOf(xla::DataType type) {
-  constexpr uint8_t kBool = 6, kF8E4M3 = 10, kF8E5M2 = 12;  // of DLPack 1.1
   switch (type) {
     case xla::DataType::kPred:
-      return {kBool, 8, 1};
+      return {dlpack::kBool, 8, 1};
     case xla::DataType::kS2:
       return {kDLInt, 2, 1};
     case xla::DataType::kS4:
@@ -164,9 +164,9 @@ DLDataType TypeOf(xla::DataType type) {
     case xla::DataType::kBF16:
       return {kDLBfloat, 16, 1};
     case xla::DataType::kF8E4M3:
-      return {kF8E4M3, 8, 1};
+      return {dlpack::kF8E4M3, 8, 1};
     case xla::DataType::kF8E5M2:
-      return {kF8E5M2, 8, 1};
+      return {dlpack::kF8E5M2, 8, 1};
   }
   throw Failure{KVANT_INVALID_DATA_TYPE,
                 "XLA's type " + std::to_string(static_cast<int>(type)) + " is none of kvant's"};

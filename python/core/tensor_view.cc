@@ -125,7 +125,7 @@ void TensorView::Read(nb::handle object, const Use& use) {
   if (use.number != KVANT_UNDEF && (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()))) {
     return ReadNumber(use);
   }
-  if (PyObject_CheckBuffer(object.ptr()) && ReadBuffer(use)) return;
+  if (PyObject_CheckBuffer(object.ptr()) && (ReadBuffer(use) || ReadBytes(use))) return;
   if (nb::hasattr(object, "__dlpack__")) return ReadCapsule(use);
   Invalid(use.name + " is a " + TypeName(object) +
           ", not a tensor: it has neither the buffer protocol nor DLPack");
@@ -195,6 +195,29 @@ bool TensorView::ReadBuffer(const Use& use) {
   tensor_.shape = buffer_->dims.data();
   tensor_.strides = buffer_->strides.data();
   return true;
+}
+
+// Of a numpy array of a type that is not numpy's own but ml_dtypes', which has no buffer. A view of
+// its bytes has. False for anything else.
+bool TensorView::ReadBytes(const Use& use) {
+  struct Type {
+    const char *name, *bytes;
+    uint8_t code;
+  };
+  constexpr Type kTypes[] = {{"bfloat16", "uint16", kDLBfloat},
+                             {"float8_e4m3fn", "uint8", dlpack::kF8E4M3},
+                             {"float8_e5m2", "uint8", dlpack::kF8E5M2}};
+  const std::string module = nb::str(object_.type().attr("__module__")).c_str();
+  if (module != "numpy" || !nb::hasattr(object_, "dtype")) return false;
+  const std::string name = nb::str(object_.attr("dtype").attr("name")).c_str();
+  for (const Type& type : kTypes) {
+    if (name != type.name) continue;
+    object_ = object_.attr("view")(type.bytes);
+    if (!ReadBuffer(use)) return false;
+    tensor_.dtype.code = type.code;
+    return true;
+  }
+  return false;
 }
 
 // A capsule that is not renamed frees its tensor with itself.

@@ -43,6 +43,7 @@ class TensorView {
 
   void ReadNumber(const Use& use);
   bool ReadBuffer(const Use& use);
+  bool ReadBytes(const Use& use);
   void ReadCapsule(const Use& use);
 
   DLTensor tensor_;

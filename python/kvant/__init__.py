@@ -11,7 +11,8 @@ docs/python.md tells more.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .builder import GraphBuilder
@@ -20,6 +21,9 @@ from .compiled import Compiled, compile
 from .errors import Error, InvalidError, OutOfMemoryError, UnimplementedError, invalid
 from .graph import Graph, Partition, TensorInfo
 from .value import Quantized, Value
+
+if TYPE_CHECKING:
+    from .onnx import Model as OnnxModel
 
 __version__: str = _core.version()
 
@@ -42,6 +46,7 @@ __all__ = [
     "Value",
     "compile",
     "explain",
+    "from_onnx",
     "scheme_bits",
     "schemes",
 ]
@@ -63,6 +68,29 @@ def explain(x: Any) -> str:
         "explain takes a Graph, a Compiled, an Attention, a KvCache or what torch.compile gave, "
         f"not {x!r}"
     )
+
+
+def from_onnx(
+    model: Any,
+    *,
+    nodes: str | Sequence[str] | None = None,
+    threads: int | None = None,
+    backends: str | Sequence[str] | None = None,
+    require_fused: bool = False,
+) -> OnnxModel:
+    """Attention of an ONNX model: Attention (opsets 23 to 25) and GroupQueryAttention (com.microsoft).
+
+    Raises where the model has anything else, with the name of the node.
+
+    Args:
+      model: a path, bytes, or an onnx.ModelProto.
+      nodes: names of those that are to run; what they read is inputs then, what they write outputs, and
+        all other nodes are left out. None: all.
+      threads, backends, require_fused: as those of ``compile``.
+    """
+    from .onnx import load
+
+    return load(model, nodes, threads, backends, require_fused)
 
 
 os.register_at_fork(after_in_child=_core.after_fork)

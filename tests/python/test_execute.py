@@ -162,6 +162,27 @@ def test_bf16_is_not_numpy():
         c(q=q, k=q, v=q, out=q)
 
 
+@pytest.mark.parametrize("type, name", [("bf16", "bfloat16"), ("f8_e4m3", "float8_e4m3fn"), ("f8_e5m2", "float8_e5m2")])
+def test_types_of_ml_dtypes(type, name):
+    """numpy's arrays of types that ml_dtypes adds; of another type they are refused."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.array([[0.5, -1, 3], [1.5, 0, -0.25]]).astype(getattr(ml_dtypes, name))
+    g = kvant.GraphBuilder()
+    g.output("y", g.transpose(g.input("x", type, [2, 3]), [1, 0]))
+    c, y = kvant.compile(g.build(), backends="oracle"), np.zeros((3, 2), x.dtype)
+    c(x=x, out=y)
+    np.testing.assert_array_equal(y.astype("f4"), x.T.astype("f4"))
+    x.flags.writeable = False
+    c(x=x, out=y)
+    with pytest.raises(kvant.Error, match="output 'y' is read-only"):
+        c(x=y.reshape(2, 3), out=x.reshape(3, 2))
+    wrong = np.zeros((2, 3), ml_dtypes.float8_e5m2 if type == "f8_e4m3" else ml_dtypes.float8_e4m3fn)
+    with pytest.raises(kvant.Error, match=f"input 'x' is f8_.*{type}"):
+        c(x=wrong, out=y)
+    with pytest.raises(kvant.Error, match="input 'x', a ndarray, cannot be read"):
+        c(x=np.zeros((2, 3), ml_dtypes.float8_e3m4), out=y)
+
+
 def test_what_has_a_buffer():
     g = kvant.GraphBuilder()
     g.output("y", g.exp(g.input("x", "f32", [4])))
