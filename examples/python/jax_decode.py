@@ -1,10 +1,15 @@
 """Decoding in JAX over an int4 cache that is written in place, beside attention over the exact tokens."""
 
 import functools
+import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError:
+    sys.exit("jax_decode.py needs jax")
 
 import kvant
 import kvant.jax

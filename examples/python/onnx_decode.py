@@ -1,11 +1,16 @@
 """The attention of an ONNX model, GroupQueryAttention over int4 caches, decoded in place, beside onnxruntime."""
 
 import pathlib
+import sys
 import tempfile
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+
+try:
+    import onnx
+    from onnx import TensorProto, helper
+except ImportError:
+    sys.exit("onnx_decode.py needs onnx")
 
 import kvant
 
