@@ -1,6 +1,7 @@
 """kvant.jax beside jax.nn.dot_product_attention, and numpy."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,14 @@ def test_equals_jax(type, bound, jit):
         assert isinstance(o, jax.Array) and o.dtype == jnp.dtype(type) and o.shape == q.shape
         assert distance(np.asarray(o, np.float32), np.asarray(jax_attention(q, k, v, **theirs), np.float32)) < bound
     assert "fused" in f.explain()
+
+
+def test_the_block_of_the_docs_runs(source):
+    (block,) = re.findall(r"```python\n(.*?)```", (source / "docs/jax.md").read_text(), re.S)
+    names = {}
+    exec(block, names)
+    want = jax_attention(*[names["x"].astype(jnp.float32)] * 3, is_causal=True)
+    assert distance(np.asarray(names["o"], np.float32), want) < 2e-2
 
 
 def test_traces():

@@ -272,6 +272,25 @@ def test_codes_saturate():
             np.testing.assert_array_equal(group.held(got[name]), group.held(wanted[name]))
 
 
+def test_the_block_of_the_docs_runs(source, tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", (source / "docs/onnx.md").read_text(), re.S)
+    group = Group(8, "PER_CHANNEL", lengths=[9, 16], initializers=("k_scale", "v_scale"),
+                  name="/model/layers.0/attn/GroupQueryAttention")
+    q, k, v, *cache, _, total = [x for name, x in group.feeds.items() if not name.endswith("_scale")]
+    for name in ("k_scale", "v_scale"):  # the model's own
+        del group.inputs[name]
+    wanted = onnxruntime_of(group)
+    group.model.graph.node[0].input[6] = group.model.graph.input[6].name = "total_sequence_length"
+    onnx.save(group.model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    names = dict(q=q, k=k, v=v, cache=cache, lengths=group.lengths, total=total)
+    exec(block, names)
+    assert relative_l2(names["outputs"]["out"], wanted["out"]) < 1e-3
+    for name, buffer in zip(("present_key", "present_value"), cache):
+        assert names["outputs"][name] is buffer
+        np.testing.assert_array_equal(group.held(buffer), group.held(wanted[name]))
+
+
 def two_layers():
     """A model in which other ops are around two nodes of attention."""
     x = numbers(1, 4, 24)
