@@ -275,26 +275,35 @@ def check_all():
     check_errors()
 
 
-def check_a_lost_rank(how):
-    """Rank 1 leaves, or hangs; the others are told within the timeout."""
-    many, _ = caches("f16", 1)
+def check_a_lost_rank(how, method):
+    """Rank 1 leaves, or hangs, when it is its turn; the others are told within the timeout."""
+    many, _ = caches("int4_g32", 1)
     q, k, v = tokens_of(1, 1, 4, torch.float32)
-    many.prefill(0, q, k, v)
-    if many.rank == 1:
+
+    def lost(*_):
         if how == "hangs":
             time.sleep(20)
         os._exit(0)
+
+    if method == "attend":
+        many.prefill(0, q, k, v)
+        call, where = many.attend, "attend in layer 0"
+        if many.rank == 1:
+            lost()
+    else:
+        call, where = many.prefill, "hop 1 of chunks of layer 0"
+        if many.rank == 1:
+            dist.batch_isend_irecv = lost
     began = time.monotonic()
-    raises(f"rank {many.rank} of {many.ranks}: attend in layer 0 failed, as when a rank is gone",
-           lambda: many.attend(0, q, k, v))
+    raises(f"rank {many.rank} of {many.ranks}: {where} failed, as when a rank is gone", lambda: call(0, q, k, v))
     assert time.monotonic() - began < 15
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4 if len(sys.argv) > 1 else 60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3 if len(sys.argv) > 1 else 60))
     if len(sys.argv) > 1:
-        check_a_lost_rank(sys.argv[1])
+        check_a_lost_rank(*sys.argv[1:])
         print("told")
         sys.stdout.flush()
         os._exit(0)  # the group cannot be left in good order

@@ -32,12 +32,13 @@ def test_equals_one_process(ranks):
 
 
 @pytest.mark.parametrize("how", ["leaves", "hangs"])
-def test_a_lost_rank_is_told(how):
+@pytest.mark.parametrize("method", ["prefill", "attend"])
+def test_a_lost_rank_is_told(how, method):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
-    workers = [subprocess.Popen([sys.executable, WORKER, how], env=environment(RANK=str(rank), **rendezvous),
+    workers = [subprocess.Popen([sys.executable, WORKER, how, method], env=environment(RANK=str(rank), **rendezvous),
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(3)]
     try:
         for rank in (0, 2):
