@@ -33,6 +33,8 @@ TYPES = {
     "codebook": "f32s",
     "token_axis": "s64",
     "token_group": "s64",
+    "begin": "s64",
+    "size": "s64",
     "block": "s64",
     "optional_inputs": "string",
     "scale": "f32",

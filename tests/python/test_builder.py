@@ -75,6 +75,7 @@ def test_ops_against_numpy():
     g.output("mask", g.causal_mask(x, -5.0))
     g.output("half", g.type_cast(x, "f16"))
     g.output("moved", g.concat([g.transpose(x, [1, 0]), g.reshape(x, [4, 3])], axis=0))
+    g.output("part", g.slice(x, 1, 1, 2))
     g.output("rotated", g.hadamard(x, 4))
     g.output("relu", g.op("ReLU", x))
     a = numbers(3, 4)
@@ -88,6 +89,7 @@ def test_ops_against_numpy():
         mask=np.where(np.tri(3, 4, dtype=bool), a, -5),
         half=a.astype(np.float16),
         moved=np.concatenate([a.T, a.reshape(4, 3)]),
+        part=a[:, 1:3],
         rotated=a @ h,
         relu=np.maximum(a, 0),
     )
