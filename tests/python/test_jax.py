@@ -201,6 +201,45 @@ def test_decoding_in_a_scan():
         assert distance(o[i], attention(xs[0][i], k, v)) < 0.02
 
 
+@pytest.mark.parametrize("type, bound", [("f32", 1e-6), ("f16", 1e-6), ("s4", 4e-3)])
+def test_a_donated_cache_equals_jax(type, bound):
+    """Under jit, step by step: caches stay where they are, and attention over them is that over what they hold."""
+    capacity, steps = 12, 5
+    g = kvant.GraphBuilder("f16", apply_to_int=True)
+    q = g.input("q", "f32", [2, KV_HEADS * RATIO, 1, SIZE])
+    positions, lengths = g.input("positions", "s32", [2]), g.input("lengths", "s32", [2])
+    shapes, loaded = {}, []
+    for name in "kv":
+        x = g.input(name, "f32", [2, KV_HEADS, 1, SIZE])
+        options = {"group_shape": [1, 1, 1, 16], "scale_type": "f16"} if type == "s4" else {}
+        cache = g.append(x, positions, capacity, type, **options)
+        g.output(f"{name}_codes", cache.codes)
+        shapes[f"{name}_codes"] = (SIZE, {"s4": "int4", "f16": "float16", "f32": "float32"}[type])
+        if type == "s4":
+            g.output(f"{name}_scales", cache.scales)
+            shapes[f"{name}_scales"] = (SIZE // 16, "float16")
+            loaded.append(g.dynamic_dequantize(cache.codes, cache.scales, group_shape=[1, 1, 1, 16], type="f32"))
+        else:
+            loaded.append(g.type_cast(cache.codes, "f32") if type == "f16" else cache.codes)
+    g.output("o", g.scaled_dot_product_attention(q, *loaded, kv_lengths=lengths))
+    f = kvant.jax.compile(g.build(), require_fused=True)
+    step = jax.jit(lambda caches, **more: f(caches, **more), donate_argnums=0)
+    caches = {name: jnp.zeros((2, KV_HEADS, capacity, last), dtype) for name, (last, dtype) in shapes.items()}
+    where = {name: cache.unsafe_buffer_pointer() for name, cache in caches.items()}
+    for at in range(steps):
+        q, k, v = (jnp.asarray(numbers(2, heads, 1, SIZE, seed=3 * at + i))
+                   for i, heads in enumerate((KV_HEADS * RATIO, KV_HEADS, KV_HEADS)))
+        counts = np.array([at + 1, at + 4], np.int32)
+        caches = step(caches, q=q, k=k, v=v, positions=counts - 1, lengths=counts)
+        o = caches.pop("o")
+        assert {name: cache.unsafe_buffer_pointer() for name, cache in caches.items()} == where
+        held = [caches[f"{name}_codes"].astype(jnp.float32) for name in "kv"]
+        if type == "s4":
+            held = [jnp.asarray(dequantize(np.asarray(x), np.asarray(caches[f"{name}_scales"], np.float32)), jnp.float32)
+                    for name, x in zip("kv", held)]
+        assert distance(o, jax_attention(q, *held, key_value_seq_lengths=jnp.asarray(counts))) < bound
+
+
 def test_pages_and_ragged_queries():
     """Rows that are not written are those of the array that is given for the output, or zeros."""
     g = kvant.GraphBuilder()
