@@ -117,6 +117,9 @@ KERNELS = (
     _decode("u4 g32 zp, head 192, bf16 queries", "u4:g32:zp", head_size=192, dtype="bf16"),
     _decode("s8, head 192", "s8:token", head_size=192),
     _decode("u4 g32 zp, head 256", "u4:g32:zp", head_size=256),
+    # Latents: V is 512 of K's 576 channels.
+    _decode("s8, V in K, head 576, bf16 queries", "s8:token", heads=16, head_size=576, dtype="bf16",
+            more=("--v-head-size", "512", "--latent")),
     _decode("f16, head 256", "f16", head_size=256),
     _decode("u4 g32 zp, 1 row", "u4:g32:zp", heads=1),
     _decode("u4 g32 zp, 4 rows", "u4:g32:zp", heads=4),

@@ -53,6 +53,8 @@ def bytes_per_element(kernel):
             group = head_size * kv_len
         zero_bits = next((n for word, n in (("zp", 8), ("pzp", 4), ("rzp", scale_bits)) if word in parts), 0)
         return own + (scale_bits + zero_bits) / group
+    if "--latent" in kernel.make:  # K is all there is
+        return bits(make["--k"]) / 8 * head_size / (head_size + int(make["--v-head-size"]))
     return (bits(make["--k"]) + bits(make["--v"])) / 16
 
 

@@ -94,6 +94,10 @@ void AddLoadCases(std::vector<Case>& cases) {
     if (i % 4 == 1) c.page_size = 64;
     if (i % 4 == 2) c.segments = 2;
     if (i % 4 == 3) c.real_lengths = false;
+    if (i == 4 || i == 6) {  // as models have them
+      c.head_size = 576;
+      c.v_head_size = 512;
+    }
     Push(cases, c, absl::StrCat("Latent_", i));
   }
   for (int i = 0; i < 12; ++i) {

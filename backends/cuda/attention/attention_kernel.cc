@@ -1,5 +1,7 @@
 #include "kvant/backends/cuda/attention/attention_kernel.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/kernel_traits.h"
@@ -52,7 +54,9 @@ KernelRound RoundOf(const AttentionTraits& t) {
   if (t.kernel == kCodesKernel) return RoundOfCodes(t);
   KernelRound round;
   if (t.kernel != kTilesKernel) return round;
-  round.elements = int64_t{t.tile} * (t.head_size + t.v_block);
+  // Scores are computed anew for each block of V's channels.
+  const int64_t blocks = std::max(1, CeilDiv(t.v_head_size, t.v_block));
+  round.elements = int64_t{t.tile} * (t.head_size + t.v_head_size) / blocks;
   const auto add_fill = [&](const SegmentTraits& traits, i32 channels, i32 used) {
     if (ConvertsCodes(t, traits, channels, used)) return;
     const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;

@@ -14,7 +14,8 @@ namespace {
 
 // Dims, and what is made of them, are 32-bit numbers in a kernel.
 constexpr int64_t kMaxDim = int64_t{1} << 29;
-constexpr int64_t kMaxHeadSize = 256;
+constexpr int64_t kMaxHeadSize = 576;  // of latents: 512 channels and 64 that positions rotate
+constexpr int64_t kMaxRotatedOutput = 256;
 
 std::string WhyNotView(const View& view, std::string_view what) {
   if (!view.present() || BitsOf(view.type) < 8) return "";
@@ -77,9 +78,9 @@ std::string WhyNotRotations(const AttentionSpec& spec) {
     if (run <= 1 || (size % run == 0 && (run & (run - 1)) == 0)) continue;
     return absl::StrCat("rotations in runs of ", run, " of ", size, " channels");
   }
-  if (spec.output_hadamard <= kMaxHeadSize) return "";
+  if (spec.output_hadamard <= kMaxRotatedOutput) return "";
   return absl::StrCat("a rotation of ", spec.output_hadamard, " channels of the output, more than ",
-                      kMaxHeadSize);
+                      kMaxRotatedOutput);
 }
 
 std::string WhyNotSteps(const AttentionSpec& spec) {

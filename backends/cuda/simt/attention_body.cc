@@ -17,7 +17,8 @@ struct RuntimeTraits {
     most.v_block = 256;
     most.step_count = kMaxSteps;
     most.arithmetic = kByF32;
-    most.head_size = most.v_head_size = 256;
+    most.head_size = 576;
+    most.v_head_size = 256;
     most.warp_tile = 64;
     most.row_blocks = 2;
     most.side_copy = 4;

@@ -195,7 +195,7 @@ TEST(AttentionPlanTest, RefusesInWords) {
   const auto why = [](const AttentionGraphOptions& options) {
     return std::string(PlanAttention(SpecOf(options).value(), Device("sm_90a")).status().message());
   };
-  EXPECT_THAT(why({.head_size = 320}), HasSubstr("a head size of 320, more than 256"));
+  EXPECT_THAT(why({.head_size = 577}), HasSubstr("a head size of 577, more than 576"));
   DeviceProperties tiny = Device("sm_80");
   tiny.shared_bytes_per_block = 8 << 10;
   const AttentionSpec spec = SpecOf({.head_size = 128}).value();
