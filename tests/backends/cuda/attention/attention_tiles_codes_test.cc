@@ -1,0 +1,99 @@
+// Tiles of prompts over integer codes, which become 16-bit values 8 at a time: every type of codes
+// and of zero points, groups along channels and tokens, tails, and scales of all magnitudes.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+constexpr DataType kCodes[] = {kS8, kU8, kS4, kU4, kS2, kU2};
+
+// 40 rows, more than the kernel on packed codes takes.
+constexpr Shape kPrompt{.b0 = 1, .b1 = 2, .ratio = 1, .q_len = 40, .kv_len = 97, .d = 64, .dv = 96};
+
+Case Prompt(const Shape& shape, DataType queries, const Format& k, const Format& v) {
+  Case c(shape);
+  c.SetQ(queries);
+  c.SetK(k);
+  c.SetV(v);
+  c.AddScale();
+  // What `kvant make` asks for: products of 16 bits, over integers too.
+  c.spec.fpmath = queries == kBF16 ? FpMath::kBF16 : FpMath::kF16;
+  c.spec.apply_to_int = true;
+  c.spec.output =
+      c.AddOutput(queries, Dims5{shape.b0, shape.b1, shape.ratio, shape.q_len, shape.dv},
+                  Dense({shape.b0, shape.b1, shape.ratio, shape.q_len, shape.dv}));
+  return c;
+}
+
+void Check(const Shape& shape, DataType queries, const Format& k, const Format& v) {
+  Case c = Prompt(shape, queries, k, v);
+  const std::string kernel = c.CheckOnCudaSimt();
+  EXPECT_TRUE(absl::StrContains(kernel, "products of tiles")) << kernel;
+}
+
+TEST(AttentionTilesCodesTest, EveryTypeOfZeroPoints) {
+  for (const DataType queries : {kF16, kBF16}) {
+    for (const DataType codes : kCodes) {
+      for (const DataType zeros : {kUndef, kU8, kS8, kU4, kS4, queries}) {
+        SCOPED_TRACE(testing::Message()
+                     << DataTypeName(queries) << " queries, " << DataTypeName(codes)
+                     << ", zero points " << DataTypeName(zeros));
+        const Format format{
+            .type = codes, .group = {1, 1, 1, 1, 32}, .scales = queries, .zero_points = zeros};
+        Check(kPrompt, queries, format, format);
+      }
+    }
+  }
+}
+
+TEST(AttentionTilesCodesTest, EveryGroup) {
+  for (const DataType queries : {kF16, kBF16}) {
+    for (const Dims5& group : std::vector<Dims5>{{1, 1, 1, 1, 8},
+                                                 {1, 1, 1, 1, 16},
+                                                 {1, 1, 1, 1, 12},
+                                                 {1, 1, 1, 1, 0},
+                                                 {1, 1, 1, 0, 0},
+                                                 {1, 1, 1, 32, 1},
+                                                 {1, 1, 1, 32, 8},
+                                                 {1, 1, 1, 48, 16},
+                                                 {1, 1, 1, 64, 32}}) {
+      for (const DataType codes : {kS8, kU4, kU2}) {
+        Shape shape = kPrompt;
+        if (group[kCol] == 12) shape.d = 96;
+        if (group[kRow] > 1) shape.kv_len = group[kRow] == 48 ? 144 : 192;
+        SCOPED_TRACE(testing::Message()
+                     << DataTypeName(queries) << " queries, " << DataTypeName(codes)
+                     << ", groups of " << group[kRow] << " by " << group[kCol]);
+        const Format format{.type = codes, .group = group, .scales = queries, .zero_points = kU8};
+        Check(shape, queries, format, format);
+      }
+    }
+  }
+}
+
+TEST(AttentionTilesCodesTest, EveryHeadAndTypeOfScales) {
+  for (const int64_t d : {16, 32, 80, 112, 128, 192, 256, 320}) {
+    for (const DataType scales : {kF16, kBF16, kF32}) {
+      for (const DataType codes : {kU8, kS4}) {
+        SCOPED_TRACE(testing::Message() << "heads of " << d << ", " << DataTypeName(codes)
+                                        << " with scales of " << DataTypeName(scales));
+        Shape shape = kPrompt;
+        shape.d = shape.dv = d;
+        shape.q_len = d % 32 == 0 ? 40 : 130;
+        const Format format{
+            .type = codes, .group = {1, 1, 1, 1, 0}, .scales = scales, .zero_points = kS8};
+        Check(shape, kF16, format, format);
+        Check(shape, kBF16, format, format);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu
