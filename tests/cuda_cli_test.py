@@ -92,6 +92,16 @@ class CudaCommandTest(unittest.TestCase):
         self.assertEqual(kvant("check", EXAMPLE, "--backend", "cpu",
                                KVANT_LIBCUDA="/nonexistent/libcuda.so.1").returncode, 0)
 
+    def test_latents_are_read_once(self):
+        arguments = ("make", "--heads", "4", "--kv-heads", "1", "--q-len", "1", "--kv-len", "70",
+                     "--head-size", "576", "--v-head-size", "512", "--dtype", "bf16", "--k", "s8:token")
+        latent = kvant(*arguments, "--latent").stdout
+        shown = kvant("show", "-", "--backend", "cuda_simt", stdin=latent).stdout
+        self.assertIn("V in K", shown)
+        self.assertEqual(kvant("check", "-", "--backend", "cuda_simt", "--data", "real", stdin=latent).returncode, 0)
+        two = kvant(*arguments, "--v", "s8:token").stdout
+        self.assertNotIn("V in K", kvant("show", "-", "--backend", "cuda_simt", stdin=two).stdout)
+
     def test_precompile_without_nvrtc(self):
         with tempfile.TemporaryDirectory() as folder:
             self.assert_fails(kvant("precompile", EXAMPLE, "--arch", "sm_90a", "--cache", folder,

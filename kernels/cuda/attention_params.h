@@ -151,6 +151,7 @@ struct AttentionTraits {
   // K or V (or their scales) differ between the heads of b2: rows are those of one head.
   i32 kv_varies_over_b2;
   i32 k_segments, v_segments;
+  i32 v_in_k;  // V is the first channels of K, and tiles of K have all that a block needs of it
   SegmentTraits q;
   SegmentTraits k[kMaxSegments], v[kMaxSegments];
   i32 step_count;

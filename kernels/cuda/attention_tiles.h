@@ -35,7 +35,7 @@ struct AttentionShared {
     AttentionShared s{};
     s.k = s.q + rows * TileLayout::Of(t.arithmetic, t.head_size).pitch;
     s.v = s.k + FeedShared::Of(t, t.k[0], t.head_size).bytes;
-    const i32 tiles = s.v + FeedShared::Of(t, t.v[0], t.v_block).bytes;
+    const i32 tiles = s.v + (t.v_in_k ? 0 : FeedShared::Of(t, t.v[0], t.v_block).bytes);
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = s.k > states ? s.k : states;
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
@@ -293,10 +293,11 @@ class AttentionTiles {
     TileFeed<T, true> keys(p_, shared_ + at_.k, shared_ + at_.tables, batch, extent_.kv_len, 0);
     TileFeed<T, false> outputs(p_, shared_ + at_.v, shared_ + at_.tables, batch, extent_.kv_len,
                                channel_);
+    const bool loads_values = values && !T::k.v_in_k;
     if (tiles.begin < tiles.end) {
       BlockSync();  // the last sweep is done with the tiles, and tables are written
       keys.Start(tiles.begin);
-      if (values) outputs.Start(tiles.begin);
+      if (loads_values) outputs.Start(tiles.begin);
       CopyAsyncCommit();
     }
     const Steps steps[2] = {Steps(p_, position_[0], extent_), Steps(p_, position_[1], extent_)};
@@ -306,13 +307,15 @@ class AttentionTiles {
       const bool more = tile + 1 < tiles.end;
       BlockSync();  // all warps are done with the tiles, and with what was copied for the last
       keys.Advance(tile, more);
-      if (values) outputs.Advance(tile, more);
+      if (loads_values) outputs.Advance(tile, more);
       CopyAsyncCommit();
       CopyAsyncWait<1>();
       BlockSync();
       keys.Prepare(tile, more);
-      if (values) outputs.Prepare(tile, more);
-      if (TileFeed<T, true>::Prepares() || TileFeed<T, false>::Prepares()) BlockSync();
+      if (loads_values) outputs.Prepare(tile, more);
+      if (TileFeed<T, true>::Prepares() || (!T::k.v_in_k && TileFeed<T, false>::Prepares())) {
+        BlockSync();
+      }
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
       if (T::k.q_hadamard != 0) {
@@ -333,7 +336,9 @@ class AttentionTiles {
           if (T::k.arithmetic != kByF32) x = Steps::Bounded(x);
         });
       }
-      use(scores, first, outputs.tile(tile));
+      use(scores, first,
+          T::k.v_in_k ? Products::ValueLayout().At(keys.tile(tile), 0, channel_)
+                      : outputs.tile(tile));
     }
     CopyAsyncWait<0>();
   }

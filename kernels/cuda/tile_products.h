@@ -42,6 +42,10 @@ struct TileProducts {
 
   KVANT_DEVICE static i32 TokenTiles() { return T::k.tile / T::k.token_warps / 8; }
 
+  KVANT_DEVICE static constexpr TileLayout ValueLayout() {
+    return TileLayout::Of(T::k.arithmetic, T::k.v_in_k ? T::k.head_size : T::k.v_block);
+  }
+
   // scores = Q x K^T: rows [row, row + 16) of the Q tile, tokens from `token` on of the K tile.
   KVANT_DEVICE static void Keys(SharedAddress q, i32 row, SharedAddress k, i32 token,
                                 Scores& scores) {
@@ -69,7 +73,7 @@ struct TileProducts {
 
   // output += P x V: tokens from `token` on of the V tile.
   KVANT_DEVICE static void Values(const Scores& probs, SharedAddress v, i32 token, Output& output) {
-    const TileLayout layout = TileLayout::Of(T::k.arithmetic, T::k.v_block);
+    const TileLayout layout = ValueLayout();
     if (TakesF32(T::k.arithmetic)) return ValuesByF32(layout, probs, v, token, output);
     const i32 lane = LaneIndex();
     const SharedAddress v_at = layout.At(v, token + lane % 16, lane / 16 * 8);

@@ -68,9 +68,9 @@ KernelRound RoundOf(const AttentionTraits& t) {
     round.loops.push_back(CeilDiv(CeilDiv(copies, Threads(t)), kCopiesAtOnce));
   };
   add_copies(t.k[0], t.head_size);
-  add_copies(t.v[0], t.v_head_size);
+  if (!t.v_in_k) add_copies(t.v[0], t.v_head_size);
   add_fill(t.k[0], t.head_size, t.head_size);
-  add_fill(t.v[0], t.v_block, t.v_head_size);
+  if (!t.v_in_k) add_fill(t.v[0], t.v_block, t.v_head_size);
   if (TakesF32(t.arithmetic)) round.loops.push_back(CeilDiv(t.head_size, 16));
   if (t.dropout) round.loops.insert(round.loops.end(), t.tile / t.token_warps / 2, kPhiloxRounds);
   return round;

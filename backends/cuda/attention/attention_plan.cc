@@ -171,9 +171,14 @@ void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
   while (resident(splits) < blocks) --splits;
 }
 
+// What tiles may do: be copied ahead, which takes more shared memory, and serve as K and V both.
+struct TileUse {
+  bool copies, v_in_k;
+};
+
 // Fits the tiles into shared memory. Whether they do.
 bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int32_t v_block,
-                 bool copies, AttentionPlan& plan) {
+                 TileUse use, AttentionPlan& plan) {
   AttentionTraits& t = plan.traits;
   AttentionParams& p = plan.params;
   t.tile = tile;
@@ -182,9 +187,11 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
   t.v_block = v_block;
   p.row_tiles = CeilDiv(p.rows, warps.rows * 16);
   p.v_blocks = std::max(1, CeilDiv(t.v_head_size, v_block));
+  t.v_in_k =
+      use.v_in_k && p.v_blocks * v_block <= TileLayout::Of(t.arithmetic, t.head_size).channels;
   ChooseStaging(t, t.k_segments, t.head_size, t.head_size, p.k[0], t.k[0]);
   ChooseStaging(t, t.v_segments, t.v_head_size, v_block, p.v[0], t.v[0]);
-  if (!copies) {
+  if (!use.copies) {
     for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
       side->staging = kLoaded;
       side->copy_width = side->parameters_ahead = 0;
@@ -194,8 +201,7 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
   return plan.shared_bytes <= device.shared_bytes_per_block;
 }
 
-// copies: tiles may be copied ahead, which takes more shared memory.
-bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& plan) {
+bool ChooseTiles(const DeviceProperties& device, TileUse use, AttentionPlan& plan) {
   AttentionTraits& t = plan.traits;
   const int32_t rows = std::max(plan.params.rows, 1);
   // Registers hold 16 rows of the output; f32 products need more beside them.
@@ -210,13 +216,11 @@ bool ChooseTiles(const DeviceProperties& device, bool copies, AttentionPlan& pla
     for (int32_t channels = v_block; channels >= 16; channels = channels / 32 * 16) {
       // A block has whole runs of what is rotated.
       if (t.output_hadamard != 0 && channels % t.output_hadamard != 0) continue;
-      if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, copies, plan))
-        return true;
+      if (ChooseTiles(device, {warps.rows, tokens}, kTokenTile, channels, use, plan)) return true;
     }
     // 16-bit products take tokens of a warp by 16.
     if (tokens > 2 && !TakesF32(t.arithmetic)) continue;
-    if (ChooseTiles(device, {warps.rows, tokens}, kShortTokenTile, v_block, copies, plan))
-      return true;
+    if (ChooseTiles(device, {warps.rows, tokens}, kShortTokenTile, v_block, use, plan)) return true;
   }
   return false;
 }
@@ -239,7 +243,8 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, Atten
   plan.traits.kernel = kTilesKernel;
   // The bits of f16, and the range of f32: 1e4 times a code, or 1e-6, is nothing that f16 holds.
   if (plan.traits.arithmetic == kByF16 && !FitsF16(plan.traits)) plan.traits.arithmetic = kByTF32;
-  if (!ChooseTiles(device, true, plan) && !ChooseTiles(device, false, plan)) {
+  const bool v_in_k = plan.traits.v_in_k != 0;
+  if (!ChooseTiles(device, {true, v_in_k}, plan) && !ChooseTiles(device, {false, v_in_k}, plan)) {
     return MakeError(ErrorKind::kUnimplemented,
                      absl::StrCat("does not take head sizes of ", plan.traits.head_size, " and ",
                                   plan.traits.v_head_size, ": tiles of ", plan.shared_bytes,
@@ -316,13 +321,14 @@ std::string AttentionPlan::ToString() const {
           ? absl::StrCat(kCodesNames[traits.arithmetic], " products of packed codes, ",
                          traits.row_blocks * 8, " rows, ", traits.token_warps, " warps x ",
                          traits.warp_tile, "-token tiles")
-          : absl::StrCat(
-                kNames[traits.arithmetic], " products of tiles",
-                why_not_codes.empty() ? ""
-                                      : absl::StrCat(" (not of packed codes: ", why_not_codes, ")"),
-                ", K ", kStagings[traits.k[0].staging], ", V ", kStagings[traits.v[0].staging],
-                ", ", traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
-                traits.row_warps, " x ", traits.token_warps, " warps");
+          : absl::StrCat(kNames[traits.arithmetic], " products of tiles",
+                         why_not_codes.empty()
+                             ? ""
+                             : absl::StrCat(" (not of packed codes: ", why_not_codes, ")"),
+                         ", K ", kStagings[traits.k[0].staging], ", V ",
+                         traits.v_in_k ? "in K" : kStagings[traits.v[0].staging], ", ",
+                         traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
+                         traits.row_warps, " x ", traits.token_warps, " warps");
   return absl::StrCat(how, ", ", params.splits, params.splits == 1 ? " split, " : " splits, ",
                       traits.probs_type != kNone ? "two passes, " : "",
                       (shared_bytes + 1023) / 1024, " KiB of shared memory, ",

@@ -21,6 +21,40 @@ i32 Clamp32(int64_t value) {
   return static_cast<i32>(std::min<int64_t>(value, std::numeric_limits<i32>::max()));
 }
 
+// Whether coordinates up to b's have the same elements in both, but for what is said of columns.
+bool Same(const View& a, const View& b) {
+  if (!a.present() || !b.present()) return a.present() == b.present();
+  bool same = a.port == b.port && a.type == b.type && a.offset == b.offset;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    same &= (a.dims[axis] == 1 ? 0 : a.strides[axis]) == (b.dims[axis] == 1 ? 0 : b.strides[axis]);
+    same &= axis == kCol || a.dims[axis] == b.dims[axis];
+  }
+  return same;
+}
+
+// Whether V is the first channels of K: the same codes, and the same parameters.
+bool ValuesLieInKeys(const AttentionSpec& spec) {
+  if (spec.k.size() != 1 || spec.v.size() != 1) return false;
+  const KvSegment &k = spec.k[0], &v = spec.v[0];
+  if (spec.v_head_size > spec.head_size || !Same(k.data, v.data) || k.range.present() ||
+      v.range.present() || !Same(k.page_table, v.page_table) ||
+      k.quantization.has_value() != v.quantization.has_value()) {
+    return false;
+  }
+  if (!k.quantization) return true;
+  const Quantization &of_k = *k.quantization, &of_v = *v.quantization;
+  if (!of_k.scales.present() || of_k.codebook != of_v.codebook || !of_k.static_zps.empty() ||
+      !of_v.static_zps.empty()) {
+    return false;
+  }
+  for (int axis = 0; axis < kAxes; ++axis) {
+    const bool whole =
+        of_k.group[axis] >= k.data.dims[axis] && of_v.group[axis] >= v.data.dims[axis];
+    if (of_k.group[axis] != of_v.group[axis] && !whole) return false;
+  }
+  return Same(of_k.scales, of_v.scales) && Same(of_k.zero_points, of_v.zero_points);
+}
+
 // Fills arrays of a plan in, and remembers whose pointers they have.
 class Describer {
  public:
@@ -37,6 +71,7 @@ class Describer {
     Describe(spec_.q, spec_.q_quantization, /*pages=*/false, t.q, p.q);
     t.k_segments = DescribeSegments(spec_.k, t.k, p.k);
     t.v_segments = DescribeSegments(spec_.v, t.v, p.v);
+    t.v_in_k = ValuesLieInKeys(spec_);
     t.one_codebook = t.k[0].codebook != 0 && t.v[0].codebook != 0 &&
                      spec_.k[0].quantization->codebook == spec_.v[0].quantization->codebook;
     t.step_count = static_cast<i32>(spec_.steps.size());
