@@ -46,15 +46,15 @@ class CompiledPartition {
   std::string ToString() const;
 
   // Positional: one tensor per port, in the order of partition().inputs() and
-  // outputs(). `scratch`: at least scratch_bytes(), 64-byte aligned, in the engine's memory;
-  // without one, it is taken from a pool that this object keeps. No allocation when scratch is
-  // given (the reference and the oracle do allocate, and so does the first execution on an executor
-  // of the caller's). kInvalidArguments, naming port and numbers:
-  // wrong counts, a null, too small or misaligned tensor or scratch, a stream of another engine,
-  // nothing to run; but for kCuda, which clamps them, lengths, ranges, page tables and offsets that
-  // do not fit what they are of. Nothing is written then. kInternal if the engine's executor, which
-  // the caller may have written, failed, and kResourceExhausted if there is no memory: outputs then
-  // hold anything, and scratch of one's own that is kept must be zeroed before it is used again.
+  // outputs(). `scratch`: at least scratch_bytes(), aligned to kScratchAlignment, in the engine's
+  // memory; without one, it is taken from a pool that this object keeps. No allocation when scratch
+  // is given (the reference and the oracle do allocate, and so does the first execution on an
+  // executor of the caller's). kInvalidArguments, naming port and numbers: wrong counts, a null,
+  // too small or misaligned tensor or scratch, a stream of another engine, nothing to run; but for
+  // kCuda, which clamps them, lengths, ranges, page tables and offsets that do not fit what they
+  // are of. Nothing is written then. kInternal if the engine's executor, which the caller may have
+  // written, failed, and kResourceExhausted if there is no memory: outputs then hold anything, and
+  // scratch of one's own that is kept must be zeroed before it is used again.
   //
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph, with host scalars as they are then. Scratch of one's

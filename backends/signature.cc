@@ -9,8 +9,6 @@
 namespace kvant {
 namespace {
 
-constexpr size_t kScratchAlignment = 64;
-
 absl::Status InvalidArguments(const std::string& message) {
   return MakeError(ErrorKind::kInvalidArguments, message);
 }
@@ -114,7 +112,7 @@ absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor
         absl::StrCat("scratch needs ", scratch_bytes_, " bytes, not ", scratch.size()));
   }
   if (!Misaligned(scratch.data(), kScratchAlignment)) return absl::OkStatus();
-  return InvalidArguments("scratch is not aligned to 64 bytes");
+  return InvalidArguments(absl::StrCat("scratch is not aligned to ", kScratchAlignment, " bytes"));
 }
 
 absl::StatusOr<size_t> Signature::FindPort(bool output, std::string_view name) const {

@@ -22,6 +22,9 @@ struct ConstTensor {
   ConstTensor(const Tensor& tensor) : data(tensor.data), bytes(tensor.bytes) {}  // NOLINT
 };
 
+// Of the memory that an execution is given as scratch, in bytes.
+inline constexpr size_t kScratchAlignment = 64;
+
 }  // namespace kvant
 
 #endif  // KVANT_BACKENDS_TENSOR_H_

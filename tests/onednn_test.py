@@ -206,7 +206,8 @@ class Clients(unittest.TestCase):
             ("compressed per channel: 20 lines", "compressed per channel: status of compile = 3"))
         self.assertGreater(told.count(("partition", "kvant")), 70)
         self.assertGreater(told.count(("compile", "cache_miss")), 70)
-        self.assertEqual(1, told.count(("compile", "cache_hit")))
+        # Of graphs that are built anew.
+        self.assertEqual(21, told.count(("compile", "cache_hit")))
         self.assertGreater(told.count(("partition", "oneDNN")), 100)
         # Of forms that the old one lacks.
         self.assertEqual(["1"], self.values(comparison.kvant["compressed u4 with zero points"], "partitions"))
@@ -215,7 +216,7 @@ class Clients(unittest.TestCase):
     def test_old(self):
         """Where 3.2 cuts attention, which is nearly always, kvant's is cut out of the graph."""
         comparison, told = self.check(OLD, lambda case: True, ("places: partitions",))
-        self.assertGreater(told.count(("compile", "cache_miss")), 50)
+        self.assertGreater(told.count(("compile", "cache_miss")), 40)
         for case, count in (("plain", "1"), ("select, fill first", "1"), ("grouped heads", "1"), ("residual", "2"),
                             ("around", "3")):
             self.assertEqual([count], self.values(comparison.kvant[case], "partitions"), case)

@@ -91,7 +91,8 @@ absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs ou
     return MakeError(ErrorKind::kUnimplemented, "the kernel needs scratch that is kept");
   }
   compiled->of = engine;
-  compiled->scratch_bytes = compiled->partition.scratch_bytes();
+  const size_t scratch = compiled->partition.scratch_bytes();
+  compiled->scratch_bytes = scratch == 0 ? 0 : scratch + kScratchAlignment - 1;
   const Partition& known = compiled->partition.partition();
   for (size_t i = 0; i < known.inputs().size(); ++i) {
     const LogicalTensor& port = known.input(static_cast<int>(i));

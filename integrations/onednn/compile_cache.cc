@@ -48,6 +48,7 @@ void AppendDescs(std::string* key, absl::Span<const TensorDesc* const> descs) {
     Append(key, desc->id);
     Append(key, desc->data_type);
     Append(key, desc->layout_type);
+    Append(key, desc->property);
     Append(key, desc->ndims);
     // What is beyond is not set.
     for (int d = 0; d < std::clamp(desc->ndims, 0, kMostDims); ++d) {
@@ -62,8 +63,7 @@ void AppendDescs(std::string* key, absl::Span<const TensorDesc* const> descs) {
 std::string CompileKey(const Piece& piece, const Engine& threads,
                        absl::Span<const TensorDesc* const> inputs,
                        absl::Span<const TensorDesc* const> outputs, dnnl_engine* engine) {
-  std::string key;
-  Append(&key, piece.id);
+  std::string key = piece.content;  // not the id: a graph may be built anew
   Append(&key, threads.identity().get());
   Append(&key, engine);
   AppendDescs(&key, inputs);

@@ -10,7 +10,7 @@
 
 namespace kvant::dnnl_abi {
 
-// Partition, threads, engine, and all that compiling sees of the tensors.
+// Ops and attributes, threads, engine, and all that compiling sees of the tensors.
 std::string CompileKey(const Piece& piece, const Engine& threads,
                        absl::Span<const TensorDesc* const> inputs,
                        absl::Span<const TensorDesc* const> outputs, dnnl_engine* engine);

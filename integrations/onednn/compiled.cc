@@ -1,5 +1,6 @@
 // Compiled partitions: what is known of them, and executing them.
 #include <algorithm>
+#include <memory>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
@@ -93,7 +94,9 @@ Status Execute(const Compiled& compiled, dnnl_stream* stream, TensorList inputs,
           {DataAt(outputs, compiled.output_places[i], &missing), compiled.output_bytes[i]});
     }
     if (missing) return kInvalidArguments;
-    const size_t bytes = scratch == nullptr ? 0 : compiled.scratch_bytes;
+    size_t bytes = scratch == nullptr ? 0 : compiled.scratch_bytes;
+    const size_t needed = compiled.partition.scratch_bytes();
+    if (bytes > 0) std::align(kScratchAlignment, needed, scratch, bytes);
     const absl::Status done = compiled.partition.Execute(compiled.stream, in, out,
                                                          {static_cast<std::byte*>(scratch), bytes});
     if (done.ok()) return kSuccess;
@@ -127,8 +130,9 @@ Status ExecuteOrNext(const dnnl_graph_compiled_partition* compiled, dnnl_stream*
                : kInvalidArguments;
   });
   if (status != kSuccess) return status;
+  const OurCompiled* const ours = As<OurCompiled>(compiled);
+  if (ours != nullptr && !ours->next_compiled) return kInvalidArguments;
   const dnnl_graph_compiled_partition* const handle = NextOf<OurCompiled>(compiled);
-  if (handle == nullptr) return kInvalidArguments;  // it was never compiled
   return next(handle, next_in.data(), next_out.data(), NextOf<OurTensor>(scratchpad));
 }
 

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvant/graph/json.h"
 #include "kvant/integrations/onednn/mirror.h"
 #include "kvant/integrations/onednn/names.h"
 #include "kvant/integrations/onednn/settings.h"
@@ -92,6 +93,7 @@ class Filtering {
 void Filtering::Take(const Partition& partition, Piece* piece) const {
   const std::vector<Op>& ops = partition.ops().ops();
   piece->taken = partition;
+  piece->content = GraphToJson(partition.ops());
   piece->compressed = std::any_of(
       ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::kDynamicDequantize; });
   piece->apply_to_int = graph_.apply_to_int;

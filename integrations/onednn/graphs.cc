@@ -1,4 +1,8 @@
 // Graphs: oneDNN's, which check what is added to them, with records of their ops.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "kvant/integrations/onednn/filter.h"
 #include "kvant/integrations/onednn/guard.h"
 #include "kvant/integrations/onednn/handles.h"
@@ -102,14 +106,15 @@ KVANT_DNNL_EXPORT Status dnnl_graph_graph_get_partitions(GraphHandle graph, size
                                                          PartitionHandle* partitions) {
   OurGraph* const ours = As<OurGraph>(graph);
   if (ours == nullptr) return next::graph_get_partitions(graph, num, partitions);
-  if (partitions == nullptr || num == 0 || num > ours->pieces.size()) return kInvalidGraph;
+  if (partitions == nullptr || num == 0 || ours->pieces.empty()) return kInvalidGraph;
   return Guard([&] {
+    const size_t there = std::min(num, ours->pieces.size());
     std::vector<std::unique_ptr<OurPartition>> made;
-    for (size_t i = 0; i < num; ++i) {
+    for (size_t i = 0; i < there; ++i) {
       made.push_back(std::make_unique<OurPartition>());
       made.back()->piece = ours->pieces[i];
     }
-    for (size_t i = 0; i < num; ++i) partitions[i] = made[i].release()->handle();
+    for (size_t i = 0; i < there; ++i) partitions[i] = made[i].release()->handle();
     return kSuccess;
   });
 }

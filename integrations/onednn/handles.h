@@ -82,6 +82,7 @@ struct Piece {
   NextPartition next;
   // kvant's, where it took it.
   std::optional<Partition> taken;
+  std::string content;     // its ops, attributes and tensors, where kvant took it
   bool compressed = false;  // there is a DynamicDequantize in it
   bool apply_to_int = false;
 
@@ -121,12 +122,13 @@ struct Compiled {
   std::vector<size_t> input_places, output_places;
   std::vector<size_t> input_bytes, output_bytes;
   std::vector<TensorDesc> tensors;  // that can be queried
-  size_t scratch_bytes = 0;
+  size_t scratch_bytes = 0;  // with what it takes to align them, wherever they lie
 };
 
 struct OurCompiled : Ours<OurCompiled, CompiledHandle> {
   NextCompiled next;                         // null where the piece has no `next`
-  std::shared_ptr<const Compiled> compiled;  // null: oneDNN's runs
+  std::shared_ptr<const Compiled> compiled;  // null: oneDNN's runs, if next_compiled
+  bool next_compiled = false;
 };
 
 // oneDNN's handle.

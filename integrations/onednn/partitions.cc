@@ -139,9 +139,10 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
   }
   if (engine == nullptr || !piece->supported) return kInvalidArguments;
   if (!AllThere(inputs, in_num) || !AllThere(outputs, out_num)) return kInvalidArguments;
+  // What fails leaves the handle as it was.
+  std::shared_ptr<const Compiled> compiled_here;
   Status declined = kUnimplemented;
   const Status done = Guard([&]() -> Status {
-    ours->compiled.reset();
     if (!piece->taken) return kSuccess;
     const auto tell = [&](const char* who, absl::string_view what) {
       Tell([&] { return absl::StrCat("compile,", piece->id, ",", who, ",", what); });
@@ -153,19 +154,27 @@ KVANT_DNNL_EXPORT Status dnnl_graph_partition_compile(PartitionHandle partition,
     }
     auto made = Compile(*piece, in, out, engine);
     if (made.ok()) {
-      ours->compiled = std::move(made->compiled);
+      compiled_here = std::move(made->compiled);
       tell(made->cached ? "kvant,cache_hit" : "kvant,cache_miss",
-           ours->compiled->partition.ToString());
+           compiled_here->partition.ToString());
     } else {
       declined = StatusOf(made.status());
       tell(piece->next_runs() ? "oneDNN" : "nobody", made.status().message());
     }
     return kSuccess;
   });
-  if (done != kSuccess || ours->compiled != nullptr) return done;
+  if (done != kSuccess) return done;
+  if (compiled_here != nullptr) {
+    ours->compiled = std::move(compiled_here);
+    return kSuccess;
+  }
   if (!piece->next_runs()) return declined;
-  return next::partition_compile(piece->next.get(), ours->next.get(), in_num, inputs, out_num,
-                                 outputs, engine);
+  const Status status = next::partition_compile(piece->next.get(), ours->next.get(), in_num, inputs,
+                                                out_num, outputs, engine);
+  if (status != kSuccess) return status;
+  ours->compiled.reset();
+  ours->next_compiled = true;
+  return kSuccess;
 }
 
 }  // namespace kvant::dnnl_abi

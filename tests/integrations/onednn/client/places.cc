@@ -130,6 +130,15 @@ void Allocators() {
     for (size_t i = bytes; i < bytes + 64; ++i) guarded = guarded && memory[i] == 0xff;
     Line("nothing beyond the scratchpad", guarded);
   }
+  // Wherever it lies: memory of a std::vector, say, is not aligned to cache lines.
+  for (const size_t offset : {1, 16}) {
+    std::fill(data.out.begin(), data.out.end(), 0);
+    dg::tensor scratch(scratchpad, engine, memory + offset);
+    Status("execute with a scratchpad that is not aligned",
+           [&] { compiled.execute(stream, data.inputs, data.outputs, scratch); });
+    stream.wait();
+    Line("~output", data.Result());
+  }
   std::free(memory);
   // What a client's allocator throws passes through.
   const auto what = [](const auto& call) -> std::string {
@@ -152,6 +161,49 @@ void Allocators() {
   Line("thrown through execute, or nothing to allocate", bytes == 0 || thrown == "no more");
   Line("all went back", allocated == freed);
 #endif
+}
+
+// A handle that is compiled again, for what does not compile, keeps what it has.
+void Recompiles() {
+  Begin("compiled again");
+  const dg::partition partition = Attention();
+  Place place;
+  Data data(place.engine);
+  dnnl_graph_compiled_partition_t compiled = nullptr;
+  Line("create", dnnl_graph_compiled_partition_create(&compiled, partition.get()));
+  const auto described = [](size_t id, const Dims& dims) {
+    dnnl_graph_logical_tensor_t tensor;
+    dnnl_graph_logical_tensor_init_with_dims(
+        &tensor, id, dnnl_f32, static_cast<int32_t>(dims.size()), dims.data(),
+        dnnl_graph_layout_type_strided, dnnl_graph_tensor_property_undef);
+    return tensor;
+  };
+  const auto compile = [&](const Dims& keys) {
+    const dnnl_graph_logical_tensor_t q = described(0, kQueries), k = described(1, keys),
+                                      v = described(4, kKeys), o = described(5, kQueries);
+    const dnnl_graph_logical_tensor_t *inputs[] = {&q, &k, &v}, *outputs[] = {&o};
+    return dnnl_graph_partition_compile(partition.get(), compiled, 3, inputs, 1, outputs,
+                                        place.engine.get());
+  };
+  const auto execute = [&] {
+    std::vector<const_dnnl_graph_tensor_t> inputs, outputs;
+    for (const dg::tensor& tensor : data.inputs) inputs.push_back(tensor.get());
+    for (const dg::tensor& tensor : data.outputs) outputs.push_back(tensor.get());
+    std::fill(data.out.begin(), data.out.end(), 0);
+    Line("execute",
+         dnnl_graph_compiled_partition_execute(compiled, place.stream.get(), inputs.size(),
+                                               inputs.data(), outputs.size(), outputs.data()));
+    place.stream.wait();
+    Line("~output", data.Result());
+  };
+  Line("compile", compile(kKeys));
+  execute();
+  Line("compile for other heads", compile({1, 3, kK, kD}));
+  dnnl_graph_logical_tensor_t output;
+  Line("query", dnnl_graph_compiled_partition_query_logical_tensor(compiled, 5, &output));
+  Line("rank of the output", output.ndims);
+  execute();
+  Line("destroy", dnnl_graph_compiled_partition_destroy(compiled));
 }
 
 void Engines() {
@@ -267,6 +319,7 @@ void RunPlaces() {
   Line("partitions", static_cast<int64_t>(Partitions().size()));
   if (Partitions().size() != 1) return;
   Allocators();
+  Recompiles();
   Engines();
 #if CLIENT_NEW
   SyclEvents();

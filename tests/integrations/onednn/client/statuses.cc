@@ -62,6 +62,11 @@ void Lives() {
   Line("finalized", graph.is_finalized());
   Line("add_op after finalize", static_cast<int>(graph.add_op(exp, false)));
   WritePartitions(graph.get_partitions());
+  dnnl_graph_partition_t more[9] = {};
+  Line("more partitions than there are", dnnl_graph_graph_get_partitions(graph.get(), 9, more));
+  for (dnnl_graph_partition_t partition : more) {
+    if (partition != nullptr) dnnl_graph_partition_destroy(partition);
+  }
   WritePartitions(graph.get_partitions(dg::partition::policy::debug));
 #if CLIENT_NEW
   Status("set_fpmath_mode after finalize",
