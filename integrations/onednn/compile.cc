@@ -98,11 +98,13 @@ absl::StatusOr<CompileResult> Compile(const Piece& piece, Descs inputs, Descs ou
     const LogicalTensor& port = known.input(static_cast<int>(i));
     compiled->input_bytes.push_back(static_cast<size_t>(port.memory_bytes()));
     compiled->tensors.push_back(DescOf(port));
+    compiled->tensors.back().property = inputs[compiled->input_places[i]]->property;
   }
   for (size_t i = 0; i < known.outputs().size(); ++i) {
     const LogicalTensor& port = known.output(static_cast<int>(i));
     compiled->output_bytes.push_back(static_cast<size_t>(port.memory_bytes()));
     compiled->tensors.push_back(DescOf(port));
+    compiled->tensors.back().property = outputs[compiled->output_places[i]]->property;
   }
   KeepCompiled(key, compiled);
   return CompileResult{.compiled = std::move(compiled)};

@@ -171,15 +171,18 @@ void Recompiles() {
   Data data(place.engine);
   dnnl_graph_compiled_partition_t compiled = nullptr;
   Line("create", dnnl_graph_compiled_partition_create(&compiled, partition.get()));
-  const auto described = [](size_t id, const Dims& dims) {
+  const auto described = [](size_t id, const Dims& dims,
+                            dnnl_graph_tensor_property_t property =
+                                dnnl_graph_tensor_property_undef) {
     dnnl_graph_logical_tensor_t tensor;
-    dnnl_graph_logical_tensor_init_with_dims(
-        &tensor, id, dnnl_f32, static_cast<int32_t>(dims.size()), dims.data(),
-        dnnl_graph_layout_type_strided, dnnl_graph_tensor_property_undef);
+    dnnl_graph_logical_tensor_init_with_dims(&tensor, id, dnnl_f32,
+                                             static_cast<int32_t>(dims.size()), dims.data(),
+                                             dnnl_graph_layout_type_strided, property);
     return tensor;
   };
   const auto compile = [&](const Dims& keys) {
-    const dnnl_graph_logical_tensor_t q = described(0, kQueries), k = described(1, keys),
+    const dnnl_graph_logical_tensor_t q = described(0, kQueries),
+                                      k = described(1, keys, dnnl_graph_tensor_property_constant),
                                       v = described(4, kKeys), o = described(5, kQueries);
     const dnnl_graph_logical_tensor_t *inputs[] = {&q, &k, &v}, *outputs[] = {&o};
     return dnnl_graph_partition_compile(partition.get(), compiled, 3, inputs, 1, outputs,
@@ -202,6 +205,9 @@ void Recompiles() {
   dnnl_graph_logical_tensor_t output;
   Line("query", dnnl_graph_compiled_partition_query_logical_tensor(compiled, 5, &output));
   Line("rank of the output", output.ndims);
+  dnnl_graph_logical_tensor_t k;
+  Line("query", dnnl_graph_compiled_partition_query_logical_tensor(compiled, 1, &k));
+  Line("property of K", k.property);
   execute();
   Line("destroy", dnnl_graph_compiled_partition_destroy(compiled));
 }
