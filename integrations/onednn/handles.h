@@ -82,7 +82,7 @@ struct Piece {
   NextPartition next;
   // kvant's, where it took it.
   std::optional<Partition> taken;
-  std::string content;     // its ops, attributes and tensors, where kvant took it
+  std::string content;      // its ops, attributes and tensors, where kvant took it
   bool compressed = false;  // there is a DynamicDequantize in it
   bool apply_to_int = false;
 
@@ -122,7 +122,7 @@ struct Compiled {
   std::vector<size_t> input_places, output_places;
   std::vector<size_t> input_bytes, output_bytes;
   std::vector<TensorDesc> tensors;  // that can be queried
-  size_t scratch_bytes = 0;  // with what it takes to align them, wherever they lie
+  size_t scratch_bytes = 0;         // with what it takes to align them, wherever they lie
 };
 
 struct OurCompiled : Ours<OurCompiled, CompiledHandle> {
