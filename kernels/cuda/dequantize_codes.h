@@ -21,6 +21,8 @@ class CodesToValues {
         arithmetic_(arithmetic),
         traits_(traits) {}
 
+  CodesToValues(i32, const SegmentTraits&&) = delete;  // they are kept as a reference
+
   // Whether it is for such a segment.
   KVANT_DEVICE constexpr bool Takes() const {
     const i32 zero = traits_.zero_points.type;

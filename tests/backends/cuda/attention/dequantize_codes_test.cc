@@ -97,20 +97,24 @@ TEST_F(CodesToValuesTest, WithRealZeroPoints) {
 
 TEST_F(CodesToValuesTest, GroupsOfNothingAreZeros) {
   for (const i32 zero : kZeroTypes) {
-    const CodesToValues codes(kByF16, Traits(kUint4, kFloat16, zero, false));
+    const SegmentTraits traits = Traits(kUint4, kFloat16, zero, false);
+    const CodesToValues codes(kByF16, traits);
     const Words4 values = codes.Values(Eight{}, codes.Parameters({0.f, 0.f}));
     for (const u32 pair : values.v) EXPECT_EQ(pair & 0x7fff7fffu, 0u);
   }
 }
 
 TEST_F(CodesToValuesTest, WhatIsNoIntegerGoesAnotherWay) {
-  EXPECT_FALSE(CodesToValues(kByF16, Traits(kFloat8E4M3, kFloat16, kNone, false)).Takes());
-  EXPECT_FALSE(CodesToValues(kByF16, Traits(kInt8, kNone, kNone, false)).Takes());
-  EXPECT_FALSE(CodesToValues(kByTF32, Traits(kInt8, kFloat16, kNone, false)).Takes());
-  EXPECT_FALSE(CodesToValues(kByF16, Traits(kUint4, kFloat16, kInt32, false)).Takes());
+  const auto takes = [](i32 arithmetic, const SegmentTraits& traits) {
+    return CodesToValues(arithmetic, traits).Takes();
+  };
+  EXPECT_FALSE(takes(kByF16, Traits(kFloat8E4M3, kFloat16, kNone, false)));
+  EXPECT_FALSE(takes(kByF16, Traits(kInt8, kNone, kNone, false)));
+  EXPECT_FALSE(takes(kByTF32, Traits(kInt8, kFloat16, kNone, false)));
+  EXPECT_FALSE(takes(kByF16, Traits(kUint4, kFloat16, kInt32, false)));
   SegmentTraits codebook = Traits(kUint4, kFloat16, kNone, false);
   codebook.codebook = 16;
-  EXPECT_FALSE(CodesToValues(kByF16, codebook).Takes());
+  EXPECT_FALSE(takes(kByF16, codebook));
 }
 
 }  // namespace
