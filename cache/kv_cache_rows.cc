@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <mutex>
 #include <numeric>
-#include <shared_mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -203,14 +202,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
   options.batch = static_cast<int64_t>(taken.size());
   if (capacity != 0) options.capacity = capacity;
   KVANT_ASSIGN_OR_RETURN(auto fork, Create(engine_, std::move(options)));
-  std::shared_lock<KvLock> with_readers(lock_, std::defer_lock);
-  std::unique_lock<KvLock> alone(lock_, std::defer_lock);
-  if (on_host()) {
-    with_readers.lock();
-  } else {
-    alone.lock();
-    KVANT_RETURN_IF_ERROR(Settle());
-  }
+  const KvReadLock lock(lock_, /*with_readers=*/on_host());
+  KVANT_RETURN_IF_ERROR(Settle());
   for (int64_t layer = 0; layer < options_.layers; ++layer) {
     for (const int64_t row : taken) {
       const int64_t tokens = layers_[layer].lengths[row];

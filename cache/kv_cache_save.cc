@@ -1,7 +1,6 @@
 // What a KvCache keeps of sequences as bytes, for another cache.
 #include <algorithm>
 #include <mutex>
-#include <shared_mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -97,14 +96,8 @@ absl::Status KvCache::CheckSaved(const Stream& stream, int64_t index,
 
 absl::Status KvCache::Save(const Stream& stream, int64_t index, Tensor to) const {
   KVANT_RETURN_IF_ERROR(CheckLayer(index));
-  std::shared_lock<KvLock> with_readers(lock_, std::defer_lock);
-  std::unique_lock<KvLock> alone(lock_, std::defer_lock);
-  if (on_host()) {
-    with_readers.lock();
-  } else {
-    alone.lock();
-    KVANT_RETURN_IF_ERROR(Settle());
-  }
+  const KvReadLock lock(lock_, /*with_readers=*/on_host());
+  KVANT_RETURN_IF_ERROR(Settle());
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   const std::vector<int64_t> lengths(layer.lengths, layer.lengths + options_.batch);

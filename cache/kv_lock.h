@@ -28,6 +28,24 @@ class KvLock {
   std::shared_mutex held_;
 };
 
+// Held by who reads: with other readers, or alone, as where reading writes down what a device has
+// found.
+class KvReadLock {
+ public:
+  KvReadLock(KvLock& lock, bool with_readers)
+      : with_readers_(lock, std::defer_lock), alone_(lock, std::defer_lock) {
+    if (with_readers) {
+      with_readers_.lock();
+    } else {
+      alone_.lock();
+    }
+  }
+
+ private:
+  std::shared_lock<KvLock> with_readers_;
+  std::unique_lock<KvLock> alone_;
+};
+
 }  // namespace kvant
 
 #endif  // KVANT_CACHE_KV_LOCK_H_

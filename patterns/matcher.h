@@ -17,6 +17,10 @@ namespace kvant {
 inline bool ConvertsOrRotates(OpKind kind) {
   return kind == OpKind::kTypeCast || kind == OpKind::kHadamard;
 }
+// What moves or rotates the elements of Q, K and V on their way to a MatMul.
+inline bool MovesOrRotates(OpKind kind) {
+  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard || kind == OpKind::kSlice;
+}
 
 // One attempt per SoftMax, ScaledDotProductAttention or Exp of a finalized graph. An attempt is one
 // walk: each op that it meets either continues the match or ends it with a miss. An op elsewhere in

@@ -28,18 +28,16 @@ bool IsLoadOrDequantize(const Op& op) {
 
 // What Q, K and V may pass on the way to their MatMul.
 bool IsOperandOp(const Op& op) {
-  return IsMove(op) || op.kind == OpKind::kHadamard || op.kind == OpKind::kSlice ||
-         ClassOf(op.kind) == OpClass::kJoin || IsLoadOrDequantize(op);
+  return MovesOrRotates(op.kind) || ClassOf(op.kind) == OpClass::kJoin || IsLoadOrDequantize(op);
 }
 
 // Whether it computes on elements or moves them.
 bool IsPassable(const Op& op) {
   const OpClass of_class = ClassOf(op.kind);
-  return IsProbsOp(op) || of_class == OpClass::kElementwise || of_class == OpClass::kBinary ||
-         of_class == OpClass::kJoin || of_class == OpClass::kStore ||
-         op.kind == OpKind::kDynamicDequantize || op.kind == OpKind::kSelect ||
-         op.kind == OpKind::kHadamard || op.kind == OpKind::kSlice ||
-         op.kind == OpKind::kSoftMaxBackward;
+  return IsProbsOp(op) || MovesOrRotates(op.kind) || of_class == OpClass::kElementwise ||
+         of_class == OpClass::kBinary || of_class == OpClass::kJoin ||
+         of_class == OpClass::kStore || op.kind == OpKind::kDynamicDequantize ||
+         op.kind == OpKind::kSelect || op.kind == OpKind::kSoftMaxBackward;
 }
 
 }  // namespace

@@ -9,10 +9,6 @@ namespace {
 
 constexpr size_t kMaxChain = 16;
 
-bool Moves(OpKind kind) {
-  return ClassOf(kind) == OpClass::kMove || kind == OpKind::kHadamard || kind == OpKind::kSlice;
-}
-
 // The first of the operands that an op puts one after another; nothing if it does not.
 std::optional<size_t> FirstSegment(OpKind kind) {
   if (kind == OpKind::kConcat) return 0;
@@ -68,7 +64,7 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
     const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
     const bool dequantize = ClassOf(kind) == OpClass::kDequantize && !dequantized;
     const bool loads = cached && ClassOf(kind) == OpClass::kLoad;
-    if (suffix.ops.size() < kMaxChain && (Moves(kind) || dequantize || loads)) {
+    if (suffix.ops.size() < kMaxChain && (MovesOrRotates(kind) || dequantize || loads)) {
       dequantized |= dequantize;
       suffix.ops.push_back({producer, 0});
       tensor = op(producer).inputs[0];
@@ -150,7 +146,7 @@ Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
     const OpIndex producer = Producer(chain.source);
     if (producer == Graph::kNoOp) break;
     const OpKind kind = op(producer).kind;
-    const bool moves = Moves(kind) && kind != OpKind::kHadamard;
+    const bool moves = MovesOrRotates(kind) && kind != OpKind::kHadamard;
     if (!moves && !(cached && ClassOf(kind) == OpClass::kLoad)) break;
     chain.ops.push_back({producer, 0});
     chain.source = op(producer).inputs[0];

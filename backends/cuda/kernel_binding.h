@@ -26,6 +26,12 @@ struct ConstantPointer {
   size_t at = 0;
 };
 
+// The pointer at `offset` of the parameters is so far into the scratch.
+struct ScratchPointer {
+  size_t offset = 0;
+  size_t at = 0;
+};
+
 // The number at `offset` of the parameters is that of a host scalar's port.
 struct HostValue {
   enum class As : uint8_t { kFloat, kDouble, kInteger, kAddedShift, kSubtractedShift };

@@ -1,5 +1,4 @@
 // Every case on every engine, against the oracle.
-#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -7,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/tests/conformance/cases.h"
-#include "kvant/tests/conformance/harness.h"
+#include "kvant/tests/conformance/expect.h"
 
 namespace kvant::conformance {
 namespace {
@@ -19,22 +18,7 @@ class ConformanceTest : public testing::TestWithParam<Case> {};
 TEST_P(ConformanceTest, MatchesTheOracle) {
   const absl::StatusOr<Prepared> prepared = Prepare(GetParam());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  const absl::StatusOr<Outcome> expected = RunOn("oracle", *prepared, prepared->inputs);
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  for (const EngineUnderTest& engine : EnginesUnderTest()) {
-    SCOPED_TRACE(engine.backend);
-    const absl::StatusOr<Outcome> got = RunOn(engine.backend, *prepared, prepared->inputs);
-    if (!got.ok()) {
-      ADD_FAILURE() << got.status();
-      continue;
-    }
-    EXPECT_EQ(std::string(got->compiled.backend()), engine.backend);
-    EXPECT_EQ(got->compiled.fused(), engine.fused);
-    const std::string why =
-        Judge(got->compiled.partition(), expected->outputs, got->outputs, got->compiled.rounding(),
-              GetParam().magnitudes == Case::Magnitudes::kOrdinary);
-    EXPECT_EQ(why, "") << got->compiled.ToString();
-  }
+  ExpectTheOracle(*prepared, GetParam().magnitudes == Case::Magnitudes::kOrdinary);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ConformanceTest, testing::ValuesIn(AllCases()), NameOf);
@@ -44,22 +28,7 @@ class ThreadsTest : public testing::TestWithParam<Case> {};
 TEST_P(ThreadsTest, ResultDoesNotDependOnTheirNumber) {
   const absl::StatusOr<Prepared> prepared = Prepare(GetParam());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  for (const EngineUnderTest& engine : EnginesUnderTest()) {
-    if (!engine.fused) continue;  // oneDNN promises no such thing
-    SCOPED_TRACE(engine.backend);
-    const absl::StatusOr<Outcome> one = RunOn(engine.backend, *prepared, prepared->inputs, 1);
-    ASSERT_TRUE(one.ok()) << one.status();
-    for (const int threads : {2, 5}) {
-      const absl::StatusOr<Outcome> many =
-          RunOn(engine.backend, *prepared, prepared->inputs, threads);
-      ASSERT_TRUE(many.ok()) << many.status();
-      for (size_t i = 0; i < one->outputs.size(); ++i) {
-        const TestBuffer &a = one->outputs[i], &b = many->outputs[i];
-        EXPECT_EQ(std::memcmp(a.data(), b.data(), a.bytes()), 0)
-            << threads << " threads, output " << i << ", " << one->compiled.ToString();
-      }
-    }
-  }
+  ExpectTheSameOnAnyThreads(*prepared);
 }
 
 std::vector<Case> EveryNinth() {

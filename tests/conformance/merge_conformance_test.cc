@@ -1,7 +1,6 @@
 // MergeAttention on every engine, against the oracle.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <ostream>
 #include <string>
@@ -12,7 +11,7 @@
 #include "kvant/graph/builder.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
-#include "kvant/tests/conformance/harness.h"
+#include "kvant/tests/conformance/expect.h"
 
 namespace kvant::conformance {
 namespace {
@@ -182,37 +181,13 @@ class MergeConformanceTest : public testing::TestWithParam<MergeCase> {};
 TEST_P(MergeConformanceTest, MatchesTheOracle) {
   const absl::StatusOr<Prepared> prepared = PrepareMerge(GetParam());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  const absl::StatusOr<Outcome> expected = RunOn("oracle", *prepared, prepared->inputs);
-  ASSERT_TRUE(expected.ok()) << expected.status();
-  for (const EngineUnderTest& engine : EnginesUnderTest()) {
-    SCOPED_TRACE(engine.backend);
-    const absl::StatusOr<Outcome> got = RunOn(engine.backend, *prepared, prepared->inputs);
-    if (!got.ok()) {
-      ADD_FAILURE() << got.status();
-      continue;
-    }
-    EXPECT_EQ(std::string(got->compiled.backend()), engine.backend);
-    EXPECT_EQ(got->compiled.fused(), engine.fused);
-    EXPECT_EQ(Judge(got->compiled.partition(), expected->outputs, got->outputs), "")
-        << got->compiled.ToString();
-  }
+  ExpectTheOracle(*prepared);
 }
 
 TEST_P(MergeConformanceTest, DoesNotDependOnThreads) {
   const absl::StatusOr<Prepared> prepared = PrepareMerge(GetParam());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  for (const EngineUnderTest& engine : EnginesUnderTest()) {
-    if (!engine.fused) continue;
-    SCOPED_TRACE(engine.backend);
-    const absl::StatusOr<Outcome> one = RunOn(engine.backend, *prepared, prepared->inputs, 1);
-    ASSERT_TRUE(one.ok()) << one.status();
-    const absl::StatusOr<Outcome> many = RunOn(engine.backend, *prepared, prepared->inputs, 5);
-    ASSERT_TRUE(many.ok()) << many.status();
-    for (size_t i = 0; i < one->outputs.size(); ++i) {
-      const TestBuffer &a = one->outputs[i], &b = many->outputs[i];
-      EXPECT_EQ(std::memcmp(a.data(), b.data(), a.bytes()), 0) << "output " << i;
-    }
-  }
+  ExpectTheSameOnAnyThreads(*prepared);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MergeConformanceTest, testing::ValuesIn(MergeCases()), NameOf);

@@ -346,6 +346,7 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.row_warps = 1;
   t.token_warps = 4;
   t.v_block = t.v_head_size;
+  t.v_in_k = 0;  // a stage has both
   // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
   // takes.
   t.subnormal_codes = t.arithmetic != kByF32;

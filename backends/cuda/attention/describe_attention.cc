@@ -21,8 +21,9 @@ i32 Clamp32(int64_t value) {
   return static_cast<i32>(std::min<int64_t>(value, std::numeric_limits<i32>::max()));
 }
 
-// Whether coordinates up to b's have the same elements in both, but for what is said of columns.
-bool Same(const View& a, const View& b) {
+// Whether both begin at the same element and go on by the same strides. They may have different
+// numbers of columns.
+bool LiesAs(const View& a, const View& b) {
   if (!a.present() || !b.present()) return a.present() == b.present();
   bool same = a.port == b.port && a.type == b.type && a.offset == b.offset;
   for (int axis = 0; axis < kAxes; ++axis) {
@@ -36,8 +37,8 @@ bool Same(const View& a, const View& b) {
 bool ValuesLieInKeys(const AttentionSpec& spec) {
   if (spec.k.size() != 1 || spec.v.size() != 1) return false;
   const KvSegment &k = spec.k[0], &v = spec.v[0];
-  if (spec.v_head_size > spec.head_size || !Same(k.data, v.data) || k.range.present() ||
-      v.range.present() || !Same(k.page_table, v.page_table) ||
+  if (spec.v_head_size > spec.head_size || !LiesAs(k.data, v.data) || k.range.present() ||
+      v.range.present() || !LiesAs(k.page_table, v.page_table) ||
       k.quantization.has_value() != v.quantization.has_value()) {
     return false;
   }
@@ -52,7 +53,7 @@ bool ValuesLieInKeys(const AttentionSpec& spec) {
         of_k.group[axis] >= k.data.dims[axis] && of_v.group[axis] >= v.data.dims[axis];
     if (of_k.group[axis] != of_v.group[axis] && !whole) return false;
   }
-  return Same(of_k.scales, of_v.scales) && Same(of_k.zero_points, of_v.zero_points);
+  return LiesAs(of_k.scales, of_v.scales) && LiesAs(of_k.zero_points, of_v.zero_points);
 }
 
 // Fills arrays of a plan in, and remembers whose pointers they have.

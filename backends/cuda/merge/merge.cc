@@ -32,7 +32,7 @@ class Merge : public Executable {
       const MergeLaunch& launch = plan_.launches[i];
       MergeParams params = launch.params;
       FillParams(launch.binding, inputs, outputs, nullptr, &params);
-      for (const ConstantPointer& pointer : launch.scratch) {
+      for (const ScratchPointer& pointer : launch.scratch) {
         SetPointer(&params, pointer.offset, scratch + pointer.at);
       }
       KVANT_RETURN_IF_ERROR(

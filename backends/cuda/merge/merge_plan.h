@@ -20,7 +20,7 @@ struct MergeLaunch {
   MergeParams params{};  // but for the pointers
   KernelBinding binding;
   // Pointers into the scratch, where what one launch leaves is a part of the next.
-  std::vector<ConstantPointer> scratch;
+  std::vector<ScratchPointer> scratch;
 };
 
 struct MergePlan {

@@ -22,12 +22,6 @@ enum class QuantizeKernel {
 #include "kvant/backends/cuda/kernels.inc"
 };
 
-// The pointer at `offset` of the parameters is so far into the scratch.
-struct ScratchPointer {
-  size_t offset = 0;
-  size_t at = 0;
-};
-
 struct QuantizeLaunch {
   QuantizeKernel kernel{};
   QuantizeTraits traits{};

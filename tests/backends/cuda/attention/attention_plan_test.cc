@@ -191,6 +191,25 @@ TEST(AttentionPlanTest, SplitsOfTilesFillTheDeviceOnce) {
   EXPECT_GT(one_query.blocks, 132 * one_query.blocks_per_multiprocessor / 2);
 }
 
+TEST(AttentionPlanTest, TakesBF16OverCodesWhereTheModePermits) {
+  const auto arithmetic = [](FpMath mode, bool apply_to_int) {
+    AttentionSpec spec = SpecOf({.q_len = 64,
+                                 .kv_len = 64,
+                                 .head_size = 128,
+                                 .dtype = kBF16,
+                                 .k = Format("s8:token"),
+                                 .v = Format("s8:token")})
+                             .value();
+    spec.fpmath = mode;
+    spec.apply_to_int = apply_to_int;
+    return PlanAttention(spec, Device("sm_90a"))->traits.arithmetic;
+  };
+  EXPECT_EQ(arithmetic(FpMath::kStrict, true), kByTF32);
+  EXPECT_EQ(arithmetic(FpMath::kBF16, false), kByTF32);
+  EXPECT_EQ(arithmetic(FpMath::kBF16, true), kByBF16);
+  EXPECT_EQ(arithmetic(FpMath::kAny, true), kByBF16);
+}
+
 TEST(AttentionPlanTest, RefusesInWords) {
   const auto why = [](const AttentionGraphOptions& options) {
     return std::string(PlanAttention(SpecOf(options).value(), Device("sm_90a")).status().message());
