@@ -120,6 +120,10 @@ KERNELS = (
     # Latents: V is 512 of K's 576 channels.
     _decode("s8, V in K, head 576, bf16 queries", "s8:token", heads=16, head_size=576, dtype="bf16",
             more=("--v-head-size", "512", "--latent")),
+    _decode("f8 e4m3, V in K, head 576, bf16 queries", "f8_e4m3:token", heads=16, head_size=576, dtype="bf16",
+            more=("--v-head-size", "512", "--latent")),
+    _decode("s8, head 512, bf16 queries", "s8:token", head_size=512, dtype="bf16"),
+    _decode("u4 zp, head 512, bf16 queries", "u4:token:zp", head_size=512, dtype="bf16"),
     _decode("f16, head 256", "f16", head_size=256),
     _decode("u4 g32 zp, 1 row", "u4:g32:zp", heads=1),
     _decode("u4 g32 zp, 4 rows", "u4:g32:zp", heads=4),

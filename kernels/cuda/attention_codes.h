@@ -4,7 +4,9 @@
 // that finds in the end that its tokens lost too much by that does them once more (codes_exact.h).
 //
 //   block = (b0, b1[, b2]) x 8 row_blocks rows x split of the tokens
-//   warp  = every token_warps-th tile of the split, all rows
+//   warp  = every token_warps-th tile of the split, all rows; of large heads, a slice of the
+//   channels
+//           of all tiles (codes_slices.h)
 //     queries to registers, as B operands
 //     for every tile: scores, steps, online softmax, output += V^T P
 //   join warps, then splits (the last block to come), normalise, store
@@ -26,26 +28,33 @@
 
 namespace kvant::cuda {
 
-// Shared memory of a block: what the block computes, rotated queries, codebooks; then rings, and
-// once they are done with, states of warps, what warps need that do their tokens once more, and
-// factors.
+// Shared memory of a block: what the block computes, rotated queries, codebooks, scores that warps
+// exchange; then rings, and once they are done with, states of warps, what warps need that do their
+// tokens once more, and factors.
 struct CodesShared {
-  i32 k_codebook, v_codebook, rings, exact, factors, bytes;
+  i32 k_codebook, v_codebook, exchange, rings, exact, factors, bytes;
 
   // splits: the most that a sequence may have.
   KVANT_DEVICE static constexpr CodesShared Of(const AttentionTraits& t, i32 splits) {
     const i32 rows = t.row_blocks * 8;
-    const i32 rings = t.token_warps * t.stages * CodesLayout::Of(t).stage_bytes;
+    const i32 warps = t.token_warps * t.channel_warps;
+    const i32 rings = warps * t.stages * CodesLayout::Of(t).stage_bytes;
     const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
-    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    const i32 joined = MaxOf(splits, warps);
     const i32 exact = CeilDiv(states, 16) * 16;
-    const i32 factors = exact + t.token_warps * ExactShared::kBytes;
+    const i32 factors = exact + warps * ExactShared::kBytes;
     const i32 k_codebook = kWorkBytes + (t.q_hadamard != 0 ? rows * t.head_size * 4 : 0);
     const i32 of_k = t.k[0].codebook != 0 ? CodebookTable::kBytes : 0;
     const i32 v_codebook = k_codebook + (t.one_codebook ? 0 : of_k);
-    const i32 first = v_codebook + (t.v[0].codebook != 0 ? CodebookTable::kBytes : 0);
-    return {k_codebook,    v_codebook,      first,
-            first + exact, first + factors, first + MaxOf(rings, factors + rows * joined * 8)};
+    const i32 exchange = v_codebook + (t.v[0].codebook != 0 ? CodebookTable::kBytes : 0);
+    const i32 first = exchange + ExchangeBytes(t);
+    return {k_codebook,
+            v_codebook,
+            exchange,
+            first,
+            first + exact,
+            first + factors,
+            first + MaxOf(rings, factors + rows * joined * 8)};
   }
 };
 
@@ -61,6 +70,7 @@ class AttentionCodes {
   using Steps = RowSteps<T>;
   using Ending = Finish<T>;
   using Work = CodesWork<T>;
+  using Slice = WarpSlice<T>;
   using Scores = typename Keys::Scores;
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr float kSlack = 4.f;
@@ -122,7 +132,8 @@ class AttentionCodes {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) any[rb][h] = state.limit[rb][h] > -Infinity();
     }
-    bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), ScoreLimit());
+    const float limit = ScoreLimit() / static_cast<float>(T::k.channel_warps);
+    bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), limit);
     const Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
     const auto of_channel = [&](i32 d) {
       const SegmentParams& v = p_.v[0];
@@ -132,7 +143,7 @@ class AttentionCodes {
     lost |=
         values.Complete(Common(T::k.v[0], p_.v[0]).scale, of_channel,
                         CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any, OutputLimit());
-    return {tokens.begin + WarpIndex() * T::k.warp_tile, tokens.end, Any(lost)};
+    return {tokens.begin + Slice::TokenWarp() * T::k.warp_tile, tokens.end, Any(lost)};
   }
 
   KVANT_DEVICE SharedAddress KCodebook() const {
@@ -260,7 +271,8 @@ class AttentionCodes {
     const SharedAddress v_row = l.k.format.RowBytes() == l.v.format.RowBytes()
                                     ? k_row
                                     : Opaque(begin + static_cast<u32>(l.v.MatrixRow(lane)));
-    const i32 first = tokens.begin + warp * T::k.warp_tile;
+    const i32 first = tokens.begin + Slice::TokenWarp() * T::k.warp_tile;
+    ScoreExchange<T> exchange(work_ + static_cast<u32>(CodesShared::Of(T::k, 1).exchange));
     Ring ring(p_, work_, begin, first, tokens.end);
     ring.Wait();
     keys.Clear(begin, first < tokens.end);
@@ -271,11 +283,11 @@ class AttentionCodes {
       const i32 column = token - lead;
       Scores scores;
       if (OnlyScaled()) {
-        keys.Multiply(k_row + stage, begin + stage, state.add, scores);
+        Multiply(keys, k_row + stage, begin + stage, state.add, exchange, scores);
         if (!WholeTile(column, tokens.end - lead, all_live)) Hide(column, kv_len, scores);
       } else {
         const float none[kRowBlocks][2] = {};
-        keys.Multiply(k_row + stage, begin + stage, none, scores);
+        Multiply(keys, k_row + stage, begin + stage, none, exchange, scores);
         ApplySteps(column, kv_len, state, scores);
       }
       MoveReference(state, values, scores);
@@ -287,6 +299,16 @@ class AttentionCodes {
     }
     CopyAsyncWait<0>();
     WarpSync();
+  }
+
+  // scores = multiplier * Q K + add, of all channels.
+  KVANT_DEVICE static void Multiply(Keys& keys, SharedAddress at, SharedAddress stage,
+                                    const float (&add)[kRowBlocks][2], ScoreExchange<T>& exchange,
+                                    Scores& scores) {
+    if (!Slice::Shares()) return keys.Multiply(at, stage, add, scores);
+    const float none[kRowBlocks][2] = {};
+    keys.Multiply(at, stage, none, scores);
+    exchange.Add(add, scores);
   }
 
   // use(x, row block, h): of query 8 rb + 2c + h.
@@ -396,9 +418,10 @@ class AttentionCodes {
 
   KVANT_DEVICE void End(const State& state, const Values& values, const WarpTokens& tokens) const {
     const SharedAddress factors = work_ + static_cast<u32>(CodesShared::Of(T::k, 1).factors);
-    const SharedAddress mine = shared_ + static_cast<u32>(WarpIndex() * Ending::StateFloats() * 4);
+    const SharedAddress mine =
+        shared_ + static_cast<u32>(Slice::TokenWarp() * Ending::StateFloats() * 4);
     BlockSync();  // rings are done with
-    if (tokens.lost) {
+    if (Slice::Shares() ? AnyWarp(tokens.lost, factors) : tokens.lost) {
       const i32 scratch = CodesShared::Of(T::k, 1).exact;
       const CodesExact<T> exact(
           p_, work_, Rotated(),
@@ -418,8 +441,20 @@ class AttentionCodes {
     Ending::StoreRows(p_, work.rows, 0, shared_, false);
   }
 
+  // votes: a word of shared memory for each warp.
+  KVANT_DEVICE static bool AnyWarp(bool mine, SharedAddress votes) {
+    const SharedAddress own = votes + static_cast<u32>(WarpIndex() * 4);
+    if (LaneIndex() == 0) StoreShared32(own, mine ? 1 : 0);
+    BlockSync();
+    u32 any = 0;
+    KVANT_UNROLL
+    for (i32 w = 0; w < kChannelWarps; ++w) any |= LoadShared32(votes + static_cast<u32>(w * 4));
+    return any != 0;
+  }
+
   KVANT_DEVICE void StoreState(const State& state, const Values& values, SharedAddress mine) const {
-    const i32 rows = Ending::Rows(), g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const i32 rows = Ending::Rows(), c = LaneIndex() % 4;
+    const bool states = Slice::Index() == 0 && LaneIndex() / 4 == 0;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -427,7 +462,7 @@ class AttentionCodes {
         float sum = state.sum[rb][h];
         KVANT_UNROLL
         for (i32 mask = 4; mask < 32; mask *= 2) sum += device::ShuffleXor(sum, mask);
-        if (g != 0) continue;
+        if (!states) continue;
         const bool any = state.limit[rb][h] > -Infinity();
         const i32 r = 8 * rb + 2 * c + h;
         StoreSharedFloat(mine + r * 4, any ? state.add[rb][h] * -kLn2 : -Infinity());

@@ -177,6 +177,7 @@ struct AttentionTraits {
   i32 k_codes, v_codes;  // kRangesKernel: the segments of codes
   // What follows is for kCodesKernel alone (attention_codes.h).
   i32 row_blocks;        // of 8 rows, that a block has
+  i32 channel_warps;     // warps that share tiles, each with a slice of channels (codes_slices.h)
   i32 warp_tile;         // tokens that a warp takes at once: 16, 32 or 64
   i32 stages;            // of such tiles in shared memory, per warp: 2, 3 or 4
   i32 k_copy, v_copy;    // bytes by which codes are copied: 8 or 16

@@ -1,6 +1,7 @@
-// What a warp has of the output once more, by f32 alone: where products of packed codes would lose
-// more than they may (CodesKeys::Loses, CodesValues::Loses). Every code is dequantized, so that
-// nothing is but f32's own error, whatever scales, zero points and queries are.
+// What a warp has of the output (of its channels, where warps share tiles) once more, by f32 alone:
+// where products of packed codes would lose more than they may (CodesKeys::Loses,
+// CodesValues::Loses). Every code is dequantized, so that nothing is but f32's own error, whatever
+// scales, zero points and queries are.
 //
 //   lanes are tokens       scores of 8 rows with 32 tokens, each lane its own
 //   lanes are a row's      steps, online softmax, row by row, in shared memory
@@ -11,6 +12,7 @@
 #ifndef KVANT_KERNELS_CUDA_CODES_EXACT_H_
 #define KVANT_KERNELS_CUDA_CODES_EXACT_H_
 
+#include "kvant/kernels/cuda/codes_slices.h"
 #include "kvant/kernels/cuda/codes_work.h"
 #include "kvant/kernels/cuda/dequantize_tile.h"
 #include "kvant/kernels/cuda/finish.h"
@@ -46,7 +48,7 @@ class CodesExact {
 
  private:
   static constexpr i32 kRows = ExactShared::kRows;
-  static constexpr i32 kSlots = CeilDiv(T::kMax.v_head_size, 32);
+  static constexpr i32 kSlots = CeilDiv(ValueSlice(T::kMax), 32);
   using Work = CodesWork<T>;
   using Steps = RowSteps<T>;
 
@@ -162,6 +164,7 @@ class CodesExact {
 
   KVANT_DEVICE void AddValues(i32 token, i32 count, float (&out)[kRows][kSlots]) const {
     const Work work = Work::Load(p_, work_);
+    const i32 slice = WarpSlice<T>::ValueChannel(0);
     KVANT_UNROLL
     for (i32 r = 0; r < kRows; ++r) {
       const float shrink = LoadSharedFloat(RowAt(kShrink, r));
@@ -174,7 +177,7 @@ class CodesExact {
       float v[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
-        const i32 d = MinOf(s * 32 + LaneIndex(), T::k.v_head_size - 1);
+        const i32 d = slice + MinOf(s * 32 + LaneIndex(), ValueSlice(T::k) - 1);
         v[s] = LoadValue(T::k.v[0], p_.v[0], scratch_ + ExactShared::kCodebookBytes, at, d);
       }
       KVANT_UNROLL
@@ -187,8 +190,8 @@ class CodesExact {
   }
 
   KVANT_DEVICE void Store(i32 row, const float (&out)[kRows][kSlots], SharedAddress state) const {
-    const i32 rows = Finish<T>::Rows();
-    if (LaneIndex() < kRows) {
+    const i32 rows = Finish<T>::Rows(), slice = WarpSlice<T>::ValueChannel(0);
+    if (WarpSlice<T>::Index() == 0 && LaneIndex() < kRows) {
       const i32 r = row + LaneIndex();
       StoreSharedFloat(state + static_cast<u32>(r * 4),
                        LoadSharedFloat(RowAt(kMaximum, LaneIndex())));
@@ -200,8 +203,9 @@ class CodesExact {
     for (i32 r = 0; r < kRows; ++r) {
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
-        const i32 d = s * 32 + LaneIndex(), at = 2 * rows + (row + r) * T::k.v_head_size + d;
-        if (d < T::k.v_head_size) StoreSharedFloat(state + static_cast<u32>(at * 4), out[r][s]);
+        const i32 i = s * 32 + LaneIndex();
+        const i32 at = 2 * rows + (row + r) * T::k.v_head_size + slice + i;
+        if (i < ValueSlice(T::k)) StoreSharedFloat(state + static_cast<u32>(at * 4), out[r][s]);
       }
     }
   }

@@ -176,8 +176,10 @@ struct CodeFormat {
   template <i32 kWords>
   KVANT_DEVICE void MarkNan(const u32 (&words)[kWords], i32 count, u32& marks) const {
     if (type != kFloat8E4M3) return;
+    // 7f and ff are the bytes whose bit 7 changes when 1 is added. What ff carries to the next byte
+    // may hide no other.
     KVANT_UNROLL
-    for (i32 i = 0; i < count; ++i) marks |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
+    for (i32 i = 0; i < count; ++i) marks |= (words[i] + 0x01010101u) ^ words[i];
   }
   KVANT_DEVICE static bool HasNan(u32 marks) { return (marks & 0x80808080u) != 0; }
 

@@ -130,7 +130,7 @@ class CodesKeys {
   }
 
  private:
-  static constexpr i32 kWords = CeilDiv(T::kMax.head_size, 8);  // of a row, at 16 bits
+  static constexpr i32 kWords = CeilDiv(KeySlice(T::kMax), 8);  // of a row, at 16 bits
 
   // In groups, what all of a group's codes have too much goes by one mma for all groups: scales
   // times the bias, and real zero points.

@@ -32,7 +32,7 @@ class CodesQueries {
  public:
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr i32 kParts = PartsOf(T::kMax);
-  static constexpr i32 kPairs = CeilDiv(T::kMax.head_size, 64) * 8;
+  static constexpr i32 kPairs = CeilDiv(KeySlice(T::kMax), 64) * 8;
 
   KVANT_DEVICE static CodeFormat Format() { return CodesRing<T>::Layout().k.format; }
   // Sums of magnitudes of rows are less than this.
@@ -143,13 +143,13 @@ class CodesQueries {
   }
 
   // The channels of chunk m that lane 4g + c has, of row 8 rb + g; zeros for rows beyond the last,
-  // and channels beyond the head.
+  // and channels beyond the slice.
   KVANT_DEVICE static void LoadChunk(const AttentionParams& p, const BlockRows& block, i32 rb,
                                      i32 m, SharedAddress rotated, float (&x)[16]) {
     const i32 r = rb * 8 + LaneIndex() / 4, count = Format().ChunkCodes() / 4;
     const i32 lane_d = (m * 4 + LaneIndex() % 4) * count;
-    const bool exists = r < block.rows && lane_d < T::k.head_size;
-    const i32 d = MinOf(lane_d, T::k.head_size - count);
+    const bool exists = r < block.rows && lane_d < KeySlice(T::k);
+    const i32 d = WarpSlice<T>::KeyChannel(MinOf(lane_d, KeySlice(T::k) - count));
     if (T::k.q_hadamard != 0) {
       KVANT_UNROLL
       for (i32 i = 0; i < count; ++i) {

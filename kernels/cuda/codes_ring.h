@@ -25,8 +25,8 @@ class CodesRing {
     const CodesLayout l = Layout();
     const CodesBases<T> bases = CodesBases<T>::Of(p, work);
     const i32 lane = LaneIndex();
-    k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + l.k.LaneByte(lane);
-    v_ = bases.v + static_cast<i64>(l.v.LaneToken(lane)) * T::k.v_pitch + l.v.LaneByte(lane);
+    k_ = bases.k + static_cast<i64>(l.k.LaneToken(lane)) * T::k.k_pitch + KeyByte(lane);
+    v_ = bases.v + static_cast<i64>(l.v.LaneToken(lane)) * T::k.v_pitch + ValueByte(lane);
     k_to_ = ring + l.k.LanePlace(lane);
     v_to_ = ring + l.v_offset + l.v.LanePlace(lane);
     KVANT_UNROLL
@@ -65,7 +65,7 @@ class CodesRing {
     for (i32 s = 0; s < T::k.stages; ++s) {
       const u32 stage = static_cast<u32>(s * l.stage_bytes);
       l.k.ClearEnds(ring_ + stage);
-      l.v.ClearEnds(ring_ + stage + static_cast<u32>(l.v_offset));
+      if (!T::k.v_in_k) l.v.ClearEnds(ring_ + stage + static_cast<u32>(l.v_offset));
       if (s < T::k.stages - 1) Fill(first + s * Step(), stage);
     }
   }
@@ -97,6 +97,17 @@ class CodesRing {
   }
 
  private:
+  // Of a token's codes, where the lane's piece is.
+  KVANT_DEVICE static i32 KeyByte(i32 lane) {
+    const CodeTile& k = Layout().k;
+    if (!WarpSlice<T>::Shares()) return k.LaneByte(lane);
+    return WarpSlice<T>::KeyChannel(k.LaneByte(lane) * 8 / k.format.bits) * k.format.bits / 8;
+  }
+  KVANT_DEVICE static i32 ValueByte(i32 lane) {
+    const CodeTile& v = Layout().v;
+    return WarpSlice<T>::ValueChannel(0) * v.format.bits / 8 + v.LaneByte(lane);
+  }
+
   // Whether pointers go from tile to tile. Else they stay where the first token is.
   KVANT_DEVICE static bool Advances() {
     return !HasRanges(T::k) && !HasPages(T::k) && !Layout().k.format.ByChannel();
@@ -168,10 +179,10 @@ class CodesRing {
     const u8* const v_at = v_ + static_cast<i64>(v) * T::k.v_pitch;
     if (left >= T::k.warp_tile) {
       l.k.Copy(k_to_ + stage, k_at, T::k.k_pitch, 0, T::k.warp_tile);
-      l.v.Copy(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile);
+      if (!T::k.v_in_k) l.v.Copy(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile);
     } else {
       l.k.CopyPart(k_to_ + stage, k_at, T::k.k_pitch, 0, T::k.warp_tile, left);
-      l.v.CopyPart(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile, left);
+      if (!T::k.v_in_k) l.v.CopyPart(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile, left);
     }
     CopySides(stage, left, [&](i32 r, i32 side) {
       if (Advances()) return side_[r];
@@ -242,8 +253,10 @@ class CodesRing {
     const CodesLayout l = Layout();
     CopyCodes(l.k, T::k.k_page, PageBytes(T::k.k[0].data, p_.k[0].data), pages.k, k_to_ + stage, k_,
               T::k.k_pitch, token, left);
-    CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage, v_,
-              T::k.v_pitch, token, left);
+    if (!T::k.v_in_k) {
+      CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage,
+                v_, T::k.v_pitch, token, left);
+    }
     CopySides(stage, left, [&](i32 r, i32 side) {
       const i32 unit = UnitOf(l, side, InPage(PageOf(side), token));
       return OfPage(side_[r], pages.sides[r], static_cast<u32>(step_[r])) +
@@ -290,12 +303,13 @@ class CodesRing {
     }
     if (whole) return FillFrom(k_at, v_at, stage, T::k.warp_tile);
     l.k.CopyRing(k_to_ + stage, k_, T::k.k_pitch, k, token, skip, left);
-    l.v.CopyRing(v_to_ + stage, v_, T::k.v_pitch, v, token, skip, left);
+    if (!T::k.v_in_k) l.v.CopyRing(v_to_ + stage, v_, T::k.v_pitch, v, token, skip, left);
     const CodesBases<T> bases = CodesBases<T>::Of(p_, work_);
     const CodeFormat &kf = l.k.format, &vf = l.v.format;
     LoadSide(bases.sides[0], l.sides[0], BitsOf(kf.scale_type), k, token, skip, stage, left);
-    LoadSide(bases.sides[1], l.sides[1], BitsOf(vf.scale_type), v, token, skip, stage, left);
     LoadSide(bases.sides[2], l.sides[2], kf.ZeroBits(), k, token, skip, stage, left);
+    if (T::k.v_in_k) return;
+    LoadSide(bases.sides[1], l.sides[1], BitsOf(vf.scale_type), v, token, skip, stage, left);
     LoadSide(bases.sides[3], l.sides[3], vf.ZeroBits(), v, token, skip, stage, left);
   }
 

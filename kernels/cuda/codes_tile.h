@@ -2,6 +2,9 @@
 //
 //   stage = K codes | V codes | K scales | V scales | K zero points | V zero points
 //
+// Where V is the first channels of K, what V has is what K has. Of heads that warps share, codes
+// are those of a warp's slice (codes_slices.h).
+//
 // Tokens of a tile are dealt to the lanes' g: token t = N g' + i is in row block i, and there row
 // g'; N = tile / 8. So an ldmatrix of row block i gives lane 4g + c the token whose score it will
 // have, and the lane's scales are side by side. Where keys by channel are in groups of less than a
@@ -24,6 +27,7 @@
 #define KVANT_KERNELS_CUDA_CODES_TILE_H_
 
 #include "kvant/kernels/cuda/codes_bases.h"
+#include "kvant/kernels/cuda/codes_slices.h"
 
 namespace kvant::cuda {
 
@@ -33,15 +37,17 @@ KVANT_DEVICE constexpr bool IsPowerOfTwo(i32 x) { return (x & (x - 1)) == 0; }
 struct CodeTile {
   CodeFormat format;
   i32 tokens;
-  i32 run;    // tokens of a lane that are side by side
-  i32 width;  // bytes that a lane copies at once: 16, or 8
+  i32 run;        // tokens of a lane that are side by side
+  i32 width;      // bytes that a lane copies at once: 16, or 8
+  i32 row_bytes;  // of which the format's are the first
 
   KVANT_DEVICE constexpr bool Swizzles() const {
-    return format.RowBytes() % 16 == 0 && IsPowerOfTwo(format.RowBytes());
+    return row_bytes % 16 == 0 && IsPowerOfTwo(row_bytes);
   }
   // In chunks of 16 bytes, from row to row and from row block to row block.
   KVANT_DEVICE constexpr i32 RowPitch() const {
-    return Swizzles() ? format.Chunks() : format.Chunks() | 1;
+    const i32 chunks = CeilDiv(row_bytes, 16);
+    return Swizzles() ? chunks : chunks | 1;
   }
   KVANT_DEVICE constexpr i32 BlockPitch() const {
     // Rows of 3 chunks: two consecutive tokens are copied at once, so they lie side by side, too.
@@ -52,9 +58,9 @@ struct CodeTile {
   // Of `chunk` of row g' of row block i.
   KVANT_DEVICE constexpr i32 Place(i32 i, i32 g, i32 chunk) const {
     if (!Swizzles()) return (i * BlockPitch() + g * RowPitch() + chunk) * 16;
-    const i32 bytes = format.RowBytes(), r = bytes >= 128 ? 1 : 128 / bytes;
+    const i32 r = row_bytes >= 128 ? 1 : 128 / row_bytes;
     const i32 row = g ^ (i % r);
-    return (i * 8 + row) * bytes + ((chunk ^ (row / r % (8 / r))) << 4);
+    return (i * 8 + row) * row_bytes + ((chunk ^ (row / r % (8 / r))) << 4);
   }
   KVANT_DEVICE constexpr i32 Place(i32 token, i32 chunk) const {
     return Place(token / (8 * run) * run + token % run, token / run % 8, chunk);
@@ -196,20 +202,23 @@ struct CodesLayout {
   i32 stage_bytes;
 
   KVANT_DEVICE static constexpr CodesLayout Of(const AttentionTraits& t) {
-    const CodeFormat k = CodeFormat::Of(t.k[0], t.head_size, t.subnormal_codes != 0);
-    const CodeFormat v = CodeFormat::OfValues(t.v[0], t.v_head_size, t.subnormal_codes != 0);
+    const CodeFormat k = CodeFormat::Of(t.k[0], KeySlice(t), t.subnormal_codes != 0);
+    const CodeFormat v = CodeFormat::OfValues(t.v[0], ValueSlice(t), t.subnormal_codes != 0);
+    const bool in_k = t.v_in_k != 0;
     CodesLayout l{};
     const i32 run = (k.ByChannel() ? MinOf(k.group_tokens, t.warp_tile) : t.warp_tile) / 8;
-    l.k = {k, t.warp_tile, run, t.k_copy};
-    l.v = {v, t.warp_tile, run, t.v_copy};
-    l.v_offset = l.k.Bytes();
+    l.k = {k, t.warp_tile, run, t.k_copy, k.RowBytes()};
+    l.v = {v, t.warp_tile, run, t.v_copy, in_k ? k.RowBytes() : v.RowBytes()};
+    l.v_offset = in_k ? 0 : l.k.Bytes();
     l.side_offset = l.v_offset + l.v.Bytes();
     // No loop over them, so that all of this is known when it is compiled.
     const i32 n = t.warp_tile;
     l.sides[0] = {k.SideElements() * BitsOf(k.scale_type), k.group_tokens, l.side_offset};
-    l.sides[1] = {v.SideElements() * BitsOf(v.scale_type), v.group_tokens, l.sides[0].End(n)};
+    const i32 v_scales = in_k ? l.sides[0].offset : l.sides[0].End(n);
+    l.sides[1] = {v.SideElements() * BitsOf(v.scale_type), v.group_tokens, v_scales};
     l.sides[2] = {k.SideElements() * k.ZeroBits(), k.group_tokens, l.sides[1].End(n)};
-    l.sides[3] = {v.SideElements() * v.ZeroBits(), v.group_tokens, l.sides[2].End(n)};
+    const i32 v_zeros = in_k ? l.sides[2].offset : l.sides[2].End(n);
+    l.sides[3] = {v.SideElements() * v.ZeroBits(), v.group_tokens, v_zeros};
     l.side_bytes = l.sides[3].End(n) - l.side_offset;
     l.copy_bytes = t.side_copy;
     l.stage_bytes = CeilDiv(l.side_offset + l.side_bytes, 128) * 128;

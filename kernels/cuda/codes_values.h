@@ -23,7 +23,7 @@ class CodesValues {
  public:
   static constexpr i32 kRowBlocks = T::kMax.row_blocks;
   static constexpr i32 kParts = PartsOf(T::kMax);
-  static constexpr i32 kChannelTiles = CeilDiv(T::kMax.v_head_size, 64) * 4;
+  static constexpr i32 kChannelTiles = CeilDiv(ValueSlice(T::kMax), 64) * 4;
   using Scores = typename CodesKeys<T>::Scores;
   using Offsets = CodesOffsets<T>;
 
@@ -119,8 +119,10 @@ class CodesValues {
     for (i32 j = 0; j < n / 2; ++j) {
       u32 low[kWords], high[kWords];
       Tile().LoadPair(at, j, true, low, high);
-      f.MarkNan(low, f.Chunks(), nan_marks_);
-      f.MarkNan(high, f.Chunks(), nan_marks_);
+      if (!T::k.v_in_k) {  // of K's codes it is known
+        f.MarkNan(low, f.Chunks(), nan_marks_);
+        f.MarkNan(high, f.Chunks(), nan_marks_);
+      }
       if (f.groups == 1) {
         if (f.TakesOffSums()) offsets_.AddRows(zero_points, j, columns);
         MultiplyRun(0, 0, low, high, columns, 2 * j);
@@ -210,10 +212,10 @@ class CodesValues {
     return loses;
   }
 
-  // Stores the completed output as [8 rb + 2c + h][channel].
+  // Stores the completed output as [8 rb + 2c + h][channel], of the warp's slice of channels.
   KVANT_DEVICE void Store(SharedAddress rows) const {
     const CodeFormat f = Format();
-    const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const i32 g = LaneIndex() / 4, c = LaneIndex() % 4, slice = WarpSlice<T>::ValueChannel(0);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -221,7 +223,7 @@ class CodesValues {
         KVANT_UNROLL
         for (i32 h = 0; h < 2; ++h) {
           const u32 low = AsBits(out_[rb][s][h]), high = AsBits(out_[rb][s][h + 2]);
-          const SharedAddress row = rows + (8 * rb + 2 * c + h) * T::k.v_head_size * 4;
+          const SharedAddress row = rows + ((8 * rb + 2 * c + h) * T::k.v_head_size + slice) * 4;
           if (!Exists(2 * s)) continue;
           if (f.bits == 16) {
             StoreShared32(row + f.ValueChannel(2 * s, g) * 4, low);
@@ -236,12 +238,12 @@ class CodesValues {
 
  private:
   static constexpr i32 kTokenTiles = Offsets::kTokenTiles;
-  static constexpr i32 kWords = CeilDiv(T::kMax.v_head_size, 8);
+  static constexpr i32 kWords = CeilDiv(ValueSlice(T::kMax), 8);
 
   KVANT_DEVICE static i32 Parts() { return PartsOf(T::k); }
   // Whether the lane's channel of pair q is one of the head; chunks may be longer.
   KVANT_DEVICE static bool Exists(i32 q) {
-    return Format().ValueChannel(q, LaneIndex() / 4) < T::k.v_head_size;
+    return Format().ValueChannel(q, LaneIndex() / 4) < ValueSlice(T::k);
   }
   // The group of the lane's channels of a run of pairs; one that exists.
   KVANT_DEVICE static i32 GroupOf(i32 run) {

@@ -9,6 +9,7 @@
 #include "kvant/backends/cuda/attention/describe_attention.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
+#include "kvant/kernels/cuda/codes_slices.h"
 
 namespace kvant::cuda {
 namespace {
@@ -318,9 +319,15 @@ std::string AttentionPlan::ToString() const {
   static constexpr const char* kStagings[] = {"loaded", "copied", "copied in place"};
   const std::string how =
       traits.kernel == kCodesKernel
-          ? absl::StrCat(kCodesNames[traits.arithmetic], " products of packed codes, ",
-                         traits.row_blocks * 8, " rows, ", traits.token_warps, " warps x ",
-                         traits.warp_tile, "-token tiles")
+          ? absl::StrCat(
+                kCodesNames[traits.arithmetic], " products of packed codes, ",
+                traits.row_blocks * 8, " rows, ",
+                traits.channel_warps == 1
+                    ? absl::StrCat(traits.token_warps, " warps x ", traits.warp_tile,
+                                   "-token tiles")
+                    : absl::StrCat(traits.warp_tile, "-token tiles of slices of ", KeySlice(traits),
+                                   " channels for ", traits.channel_warps, " warps",
+                                   traits.v_in_k ? ", V in K" : ""))
           : absl::StrCat(kNames[traits.arithmetic], " products of tiles",
                          why_not_codes.empty()
                              ? ""

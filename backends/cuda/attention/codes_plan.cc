@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "kvant/kernels/cuda/attention_codes.h"
@@ -11,6 +12,7 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int kDriverBytes = 1024;  // of a block's shared memory
+constexpr int kMostOfWarp = 256;    // channels
 constexpr int kSmallestTile = 16;   // tokens; pages, and groups along tokens, have whole ones
 
 // Of a token's channels.
@@ -111,6 +113,17 @@ std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
   return "";
 }
 
+// Warps of a block that share its tiles.
+i32 ChannelWarps(const AttentionTraits& t) {
+  return std::max(t.head_size, t.v_head_size) > kMostOfWarp ? kChannelWarps : 1;
+}
+
+// What of `channels` lies side by side for a warp: whole pieces of them are copied.
+int64_t PieceOf(const AttentionTraits& t, int64_t channels) {
+  if (t.channel_warps == 1) return channels;
+  return t.v_in_k ? std::gcd(KeySlice(t), ValueSlice(t)) : channels / t.channel_warps;
+}
+
 // The most bytes, 16 or 8, that can be copied at once from each token's row. 0: neither.
 i32 CopyBytes(const SegmentTraits& traits, const SegmentParams& segment, int64_t channels) {
   const int bits = BitsOf(traits.data.type);
@@ -159,18 +172,27 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
     return name + " is neither codes of 2, 4 or 8 bits nor f16, e4m3 or e5m2";
   }
   if (is_float && traits.zero_points.type != kNone) return name + " is floats with zero points";
-  if (channels % 16 != 0 || channels > 256) {
-    return name + " has " + std::to_string(channels) + " channels, not a multiple of 16 up to 256";
+  if (channels % (16 * t.channel_warps) != 0) {
+    return name + " has " + std::to_string(channels) + " channels, not a multiple of " +
+           std::to_string(16 * t.channel_warps);
   }
   if (traits.codebook != 0 && traits.codebook != CodebookTable::kEntries) {
     return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
+  }
+  if (t.channel_warps > 1) {
+    if (GroupsOf(traits, channels) != 1 || CodeFormat::IsByChannel(traits)) {
+      return name + " has several groups of " + std::to_string(channels) + " channels";
+    }
+    if (traits.codebook != 0) {
+      return name + "'s codebook is of a head of " + std::to_string(channels) + " channels";
+    }
   }
   if (traits.codebook != 0 && t.arithmetic == kByF32) {
     return name + "'s codebook would be rounded to f16 for f32 queries";
   }
   const int bits = BitsOf(type);
-  if (channels * bits < 256) return name + "'s rows are less than 32 bytes";
-  if (traits.contiguous != kCol || CopyBytes(traits, segment, channels) == 0) {
+  if (channels / t.channel_warps * bits < 256) return name + "'s rows are less than 32 bytes";
+  if (traits.contiguous != kCol || CopyBytes(traits, segment, PieceOf(t, channels)) == 0) {
     return name + "'s rows are not 8-byte aligned codes side by side";
   }
   // An element of 16 bytes more than this is beyond what an instruction's offset can say.
@@ -203,6 +225,8 @@ constexpr Shape kByRowSignedWithZeros[] = {{64, 2, 3}, {32, 2, 3}, {32, 2, 2}, {
 constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
 constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
+constexpr Shape kInSlices[] = {{64, 2, 2}, {32, 3, 2}, {32, 2, 2}, {32, 2, 1}, {16, 2, 1}};
+constexpr Shape kInSlicesConverting[] = {{32, 3, 2}, {32, 2, 2}, {32, 2, 1}, {16, 2, 1}};
 constexpr Shape kInHalves[] = {{64, 2, 2}, {32, 3, 2}, {16, 2, 2}};
 constexpr Shape kInManyHalves[] = {{32, 3, 2}, {16, 4, 2}, {16, 2, 2}};
 constexpr Shape kInManySignedHalves[] = {{16, 4, 2}, {16, 2, 2}};
@@ -247,6 +271,11 @@ bool ConvertsMany(const SegmentTraits& s) {
 }
 
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
+  if (t.channel_warps > 1) {
+    const bool converts = t.k[0].data.type == kFloat8E4M3 || t.v[0].data.type == kFloat8E4M3;
+    return converts && t.row_blocks > 1 ? FirstThatFits(kInSlicesConverting, shared_bytes, t)
+                                        : FirstThatFits(kInSlices, shared_bytes, t);
+  }
   const int largest = std::max(t.head_size, t.v_head_size);
   const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
   const bool groups = CodeFormat::IsByChannel(t.k[0]) || GroupsOf(t.k[0], t.head_size) > 1 ||
@@ -293,7 +322,9 @@ int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
 
 }  // namespace
 
-std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& params) {
+std::string WhyNotCodes(const AttentionTraits& described, const AttentionParams& params) {
+  AttentionTraits traits = described;
+  traits.channel_warps = ChannelWarps(traits);
   if (traits.k_segments != 1 || traits.v_segments != 1) {
     return "K or V is of several segments: " + std::to_string(traits.k_segments) + " and " +
            std::to_string(traits.v_segments);
@@ -311,7 +342,7 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
     return "queries are not f16, bf16 or f32";
   }
   const int largest = std::max(traits.head_size, traits.v_head_size);
-  if (traits.arithmetic == kByF32 && largest > 128 &&
+  if (traits.arithmetic == kByF32 && largest > 128 && traits.channel_warps == 1 &&
       (GroupsOf(traits.k[0], traits.head_size) > 1 ||
        GroupsOf(traits.v[0], traits.v_head_size) > 1)) {
     return "f32 queries of " + std::to_string(largest) + " channels in groups need more registers";
@@ -330,7 +361,7 @@ CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& param
       LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1) : int64_t{params.splits};
   CodesLaunch launch;
   launch.blocks = sequences * params.splits;
-  launch.threads = t.token_warps * 32;
+  launch.threads = t.token_warps * t.channel_warps * 32;
   launch.shared_bytes =
       CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes;
   if (params.splits > 1) {
@@ -344,21 +375,23 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   AttentionTraits& t = traits;
   t.kernel = kCodesKernel;
   t.row_warps = 1;
-  t.token_warps = 4;
+  t.channel_warps = ChannelWarps(t);
+  t.token_warps = 4 / t.channel_warps;
   t.v_block = t.v_head_size;
-  t.v_in_k = 0;  // a stage has both
+  if (t.channel_warps == 1) t.v_in_k = 0;  // a stage has both
   // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
   // takes.
   t.subnormal_codes = t.arithmetic != kByF32;
   // Rows of one block share what it reads; with wide heads there are no registers for more.
-  const bool narrow = std::max(t.head_size, t.v_head_size) <= 128 && t.arithmetic != kByF32;
+  const int of_warp = std::max(KeySlice(t), ValueSlice(t));
+  const bool narrow = of_warp <= (t.channel_warps == 1 ? 128 : 160) && t.arithmetic != kByF32;
   t.row_blocks = params.rows > 8 && narrow && !HasHalves(t) ? 2 : 1;
   t.k_pitch = static_cast<i32>(params.k[0].data.strides[kRow] * BitsOf(t.k[0].data.type) / 8);
   t.v_pitch = static_cast<i32>(params.v[0].data.strides[kRow] * BitsOf(t.v[0].data.type) / 8);
   t.k_page = t.k[0].load == kByPages ? params.k[0].tokens : 0;
   t.v_page = t.v[0].load == kByPages ? params.v[0].tokens : 0;
-  t.k_copy = CopyBytes(t.k[0], params.k[0], t.head_size);
-  t.v_copy = CopyBytes(t.v[0], params.v[0], t.v_head_size);
+  t.k_copy = CopyBytes(t.k[0], params.k[0], PieceOf(t, t.head_size));
+  t.v_copy = CopyBytes(t.v[0], params.v[0], PieceOf(t, t.v_head_size));
   t.side_copy = SideCopy(t, params);
   const Shape shape = ShapeOf(t, device.shared_bytes);
   t.warp_tile = shape.warp_tile;

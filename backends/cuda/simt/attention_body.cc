@@ -18,9 +18,10 @@ struct RuntimeTraits {
     most.step_count = kMaxSteps;
     most.arithmetic = kByF32;
     most.head_size = 576;
-    most.v_head_size = 256;
+    most.v_head_size = 512;
     most.warp_tile = 64;
     most.row_blocks = 2;
+    most.channel_warps = 1;
     most.side_copy = 4;
     for (SegmentTraits* side : {&most.k[0], &most.v[0]}) {
       side->parameters_ahead = kMaxParametersAhead;

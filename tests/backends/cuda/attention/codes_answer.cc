@@ -11,7 +11,8 @@ void CodesAnswer::Judge(const Elements& output, CodesResult& result) const {
   double error = 0, norm = 0, own = 0;
   for (int b = 0; b < problem.batch; ++b) {
     for (int h = 0; h < problem.kv_heads; ++h) {
-      const std::vector<double> keys = Values(k, b, h), values = Values(v, b, h);
+      const std::vector<double> keys = Values(k, b, h, problem.head_size);
+      const std::vector<double> values = Values(v, b, h, problem.v_head_size);
       for (int r = 0; r < Rows(); ++r) {
         const int64_t row = (int64_t{b} * problem.kv_heads + h) * Rows() + r;
         std::vector<double> lost;
@@ -32,10 +33,10 @@ void CodesAnswer::Judge(const Elements& output, CodesResult& result) const {
   result.own_error = norm == 0 ? 0 : std::sqrt(own / norm);
 }
 
-std::vector<double> CodesAnswer::Values(const SideData& s, int b, int h) const {
+std::vector<double> CodesAnswer::Values(const SideData& s, int b, int h, int channels) const {
   std::vector<double> values;
   for (int t = 0; t < Length(b); ++t) {
-    for (int d = 0; d < s.channels; ++d) values.push_back(s.Value(b, h, s.Place(b, t), d));
+    for (int d = 0; d < channels; ++d) values.push_back(s.Value(b, h, s.Place(b, t), d));
   }
   return values;
 }

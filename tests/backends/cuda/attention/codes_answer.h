@@ -29,7 +29,7 @@ struct CodesAnswer {
     return problem.lengths.size() == 1 ? problem.lengths[0]
                                        : problem.lengths[static_cast<size_t>(b)];
   }
-  std::vector<double> Values(const SideData& s, int b, int h) const;
+  std::vector<double> Values(const SideData& s, int b, int h, int channels) const;
   // Of row r of a head. lost: its error where f32 loses 2^-23 of each score's and product's
   // magnitude.
   std::vector<double> Answer(int64_t row, int r, int head, int length,

@@ -23,6 +23,7 @@ constexpr AttentionTraits Largest() {
   t.head_size = t.v_head_size = 256;
   t.warp_tile = 64;
   t.row_blocks = 4;
+  t.channel_warps = 1;
   t.step_count = kMaxSteps;
   t.side_copy = 4;
   for (SegmentTraits* side : {&t.k[0], &t.v[0]}) {
@@ -44,6 +45,7 @@ class Problem {
     Harden(k_, c.hard.k_size, c.hard.k_outlier, c.hard.k_zeros);
     Harden(v_, c.hard.v_size, c.hard.v_outlier, c.hard.v_zeros);
     if (c.hard.q_outlier != 0) ZeroChannels(k_);
+    if (c.latent) v_ = k_;
     if (c.hard.k_nan) k_.codes.Set(k_.Row(0, 0, k_.Place(0, 3)) * k_.channels + 7, std::nan(""));
     if (c.hard.v_nan) v_.codes.Set(v_.Row(0, 0, v_.Place(0, 3)) * v_.channels + 7, std::nan(""));
     rows_ = c.heads_per_kv * c.q_len;
@@ -234,7 +236,8 @@ class Problem {
           k_.scales.Set(k_.ScaleAt(b, h, at, d), 5);
           if (k_.side.zero_points != kNone) k_.zero_points.Set(k_.ZeroAt(b, h, at, d), 0);
         }
-        for (int g = 0; g < v_.groups; ++g) HardenGroup(v_, b, h, v_.Place(b, 0), g, 1, true);
+        for (int g = 0; g < v_.groups && !c_.latent; ++g)
+          HardenGroup(v_, b, h, v_.Place(b, 0), g, 1, true);
       }
     }
   }
@@ -277,6 +280,7 @@ class Problem {
     t.q.vectors = 1;
     t.k[0] = TraitsOf(k_);
     t.v[0] = TraitsOf(v_);
+    t.v_in_k = c_.latent;
     t.steps[t.step_count++].kind = kMultiply;
     if (c_.soft_cap) {
       t.steps[t.step_count++].kind = kDivide;
@@ -351,6 +355,7 @@ class Problem {
     p.v[0].load = {ranges_.data(), 2, 4, 1};
     if (k_.page != 0) p.k[0].load = {k_table_.data(), 0, k_.PagesOfEntry(), 1};
     if (v_.page != 0) p.v[0].load = {v_table_.data(), 0, v_.PagesOfEntry(), 1};
+    if (c_.latent) p.v[0] = p.k[0];
     return p;
   }
   float Scale() const {
@@ -381,6 +386,9 @@ class Problem {
         // What groups of tokens have in common is read for each tile; so is, from a ring, a byte of
         // two zero points of 4 bits in odd rows.
         const bool by_channel = s->side.tokens != 0 && e != &s->codes;
+        if (c_.latent && s == &v_) continue;  // not what the kernel gets
+        // Warps that share a tile read the parameters of its tokens each.
+        const int warps = e == &s->codes ? 1 : traits_.channel_warps;
         const bool odd = e == &s->zero_points && BitsOf(s->side.zero_points) == 4 && s->groups % 2;
         const size_t tokens = by_channel ? static_cast<size_t>(s->GroupTokens()) : 1;
         const size_t bytes = e->bytes(), groups = want.size() / tokens;
@@ -391,7 +399,7 @@ class Problem {
           if (by_channel || odd) {
             wrong += (reads[i] != 0) != (times != 0);
           } else {
-            wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles);
+            wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles * warps);
           }
         }
       }
@@ -425,9 +433,9 @@ std::string SideName(const CodesSide& side) {
 std::string CodesProblem::Name() const {
   std::ostringstream out;
   if (!hard.name.empty()) out << hard.name << ": ";
-  out << "K " << SideName(k) << ", V " << SideName(v) << ", D " << head_size << "/" << v_head_size
-      << ", B " << batch << " Hkv " << kv_heads << " R " << heads_per_kv << " Sq " << q_len
-      << ", lengths";
+  out << "K " << SideName(k) << ", V " << (latent ? "in K" : SideName(v)) << ", D " << head_size
+      << "/" << v_head_size << ", B " << batch << " Hkv " << kv_heads << " R " << heads_per_kv
+      << " Sq " << q_len << ", lengths";
   for (int length : lengths) out << " " << length;
   for (int first : k_first) out << " from " << first;
   if (k_page != 0) out << ", pages of " << k_page << " and " << v_page;

@@ -42,6 +42,7 @@ struct CodesProblem {
   CodesSide k, v;
   CodesHardships hard;
   int head_size = 128, v_head_size = 128;
+  bool latent = false;  // V is the first channels of K, and `v` is not looked at
   int batch = 1, kv_heads = 2, heads_per_kv = 4, q_len = 1;
   int capacity = 80;
   std::vector<int> lengths = {77};  // one per batch entry, or one for all and not on the device
