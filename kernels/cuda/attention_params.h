@@ -185,6 +185,7 @@ struct AttentionTraits {
   i32 k_pitch, v_pitch;  // bytes from token to token
   i32 k_page, v_page;    // tokens of a page; 0: there are no pages
   i32 one_codebook;      // K and V are positions in the same one
+  i32 converts_e4m3;     // e4m3 becomes f16 by an instruction, else bit by bit
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
 

@@ -14,7 +14,8 @@
 //   2 bits  w & 00030003, w & 000c000c, ..., w >> 8 & 00030003, ...              i = 0 .. 7
 //   e5m2    an f16 but for its lower 8 bits, which are zeros                     i = 0, 1
 //   e4m3    the same with one bit more of mantissa; as an f16 it is 256 times too small (and a NaN
-//           becomes a number, which MarkNan finds)
+//           becomes a number, which MarkNan finds). Or by an instruction (`converts`), which takes
+//           bytes side by side
 //   f16     as it is                                                             i = 0
 //   codes of 4 bits that are positions in a codebook: two entries                i = 0 .. 3
 //
@@ -55,13 +56,14 @@ struct CodeFormat {
   i32 group_tokens;  // 1, or by channel: scales and zero points of each channel are for so many
                      // tokens
   bool is_signed, subnormal, codebook;
+  bool converts;  // of e4m3: by an instruction
   i32 scale_type, zero_type;
   Zero zero;
   bool common_zero;
   bool output_scales;  // V by channel: scales are those of the output's channels
 
-  KVANT_DEVICE static constexpr CodeFormat Of(const SegmentTraits& s, i32 channels,
-                                              bool subnormal) {
+  KVANT_DEVICE static constexpr CodeFormat Of(const AttentionTraits& t, const SegmentTraits& s,
+                                              i32 channels) {
     const i32 type = s.data.type;
     const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
     const bool by_channel = IsByChannel(s);
@@ -77,8 +79,9 @@ struct CodeFormat {
             groups,
             group_tokens,
             type == kInt8 || type == kInt4 || type == kInt2,
-            subnormal && !is_float && s.codebook == 0,
+            t.subnormal_codes != 0 && !is_float && s.codebook == 0,
             s.codebook != 0,
+            t.converts_e4m3 != 0 && type == kFloat8E4M3,
             common_scale ? kNone : s.scales.type,
             has_zero ? s.zero_points.type : kNone,
             !has_zero            ? Zero::kNone
@@ -88,9 +91,9 @@ struct CodeFormat {
             false};
   }
   // Scales of V's channels that all tokens have in common go on the output.
-  KVANT_DEVICE static constexpr CodeFormat OfValues(const SegmentTraits& s, i32 channels,
-                                                    bool subnormal) {
-    CodeFormat f = Of(s, channels, subnormal);
+  KVANT_DEVICE static constexpr CodeFormat OfValues(const AttentionTraits& t,
+                                                    const SegmentTraits& s, i32 channels) {
+    CodeFormat f = Of(t, s, channels);
     if (!f.ByChannel()) return f;
     f.scale_type = kNone;
     f.group_tokens = 1;
@@ -142,7 +145,7 @@ struct CodeFormat {
                        : 1.f;
   }
   KVANT_DEVICE constexpr float Unit() const {
-    return subnormal ? 1.f / 16777216.f : type == kFloat8E4M3 ? 1.f / 256.f : 1.f;
+    return subnormal ? 1.f / 16777216.f : type == kFloat8E4M3 && !converts ? 1.f / 256.f : 1.f;
   }
   // What is added to codes, and to integer zero points, when they are made unsigned.
   KVANT_DEVICE constexpr i32 Bias() const { return is_signed && subnormal ? 1 << (bits - 1) : 0; }
@@ -175,7 +178,7 @@ struct CodeFormat {
   // Sets bit 7 of a byte of `marks` where one of `count` words has the code of a NaN.
   template <i32 kWords>
   KVANT_DEVICE void MarkNan(const u32 (&words)[kWords], i32 count, u32& marks) const {
-    if (type != kFloat8E4M3) return;
+    if (type != kFloat8E4M3 || converts) return;
     // 7f and ff are the bytes whose bit 7 changes when 1 is added. What ff carries to the next byte
     // may hide no other.
     KVANT_UNROLL
@@ -184,15 +187,17 @@ struct CodeFormat {
   KVANT_DEVICE static bool HasNan(u32 marks) { return (marks & 0x80808080u) != 0; }
 
   // The channels of pair i of a word of K, of those that the lane has in a chunk.
-  KVANT_DEVICE constexpr i32 FirstOfPair(i32 i) const { return codebook ? 2 * i : i; }
+  KVANT_DEVICE constexpr bool SideBySide() const { return codebook || converts; }
+  KVANT_DEVICE constexpr i32 FirstOfPair(i32 i) const { return SideBySide() ? 2 * i : i; }
   KVANT_DEVICE constexpr i32 SecondOfPair(i32 i) const {
-    return codebook ? 2 * i + 1 : i + ChunkCodes() / 8;
+    return SideBySide() ? 2 * i + 1 : i + ChunkCodes() / 8;
   }
 
   // Pairs q and q + 1 from the words of a row of K; q is even.
   template <i32 kWords>
   KVANT_DEVICE void UnpackKeys(const u32 (&words)[kWords], i32 q, const CodebookTable& table,
                                u32 (&pairs)[2]) const {
+    if (converts) return Convert(words[q / 2], pairs);
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
       pairs[h] = codebook ? table.Entries(words[q / PairsPerWord()], (q + h) % PairsPerWord())
@@ -211,11 +216,17 @@ struct CodeFormat {
       pairs[1] = Permute(first, second, 0x7632);
       return;
     }
+    if (converts) return Convert(Permute(words[q / 2], 0, 0x3120), pairs);
     pairs[0] = Unpack(words, q);
     pairs[1] = Unpack(words, q + 1);
   }
 
  private:
+  KVANT_DEVICE static void Convert(u32 word, u32 (&pairs)[2]) {
+    pairs[0] = F16x2OfE4M3(word);
+    pairs[1] = F16x2OfE4M3(word >> 16);
+  }
+
   template <i32 kWords>
   KVANT_DEVICE u32 Unpack(const u32 (&words)[kWords], i32 q) const {
     const u32 w = words[q / PairsPerWord()];

@@ -202,8 +202,8 @@ struct CodesLayout {
   i32 stage_bytes;
 
   KVANT_DEVICE static constexpr CodesLayout Of(const AttentionTraits& t) {
-    const CodeFormat k = CodeFormat::Of(t.k[0], KeySlice(t), t.subnormal_codes != 0);
-    const CodeFormat v = CodeFormat::OfValues(t.v[0], ValueSlice(t), t.subnormal_codes != 0);
+    const CodeFormat k = CodeFormat::Of(t, t.k[0], KeySlice(t));
+    const CodeFormat v = CodeFormat::OfValues(t, t.v[0], ValueSlice(t));
     const bool in_k = t.v_in_k != 0;
     CodesLayout l{};
     const i32 run = (k.ByChannel() ? MinOf(k.group_tokens, t.warp_tile) : t.warp_tile) / 8;

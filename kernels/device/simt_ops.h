@@ -140,6 +140,17 @@ KVANT_DEVICE u32 AddF16x2(u32 a, u32 b) { return FmaF16x2(a, 0x3c003c00u, b); }
 KVANT_DEVICE u32 MaxAbsF16x2(u32 a, u32 b) {
   return PackF16(Max(Abs(F16Low(a)), Abs(F16Low(b))), Max(Abs(F16High(a)), Abs(F16High(b))));
 }
+KVANT_DEVICE u32 F16x2OfE4M3(u32 bytes) {
+  u32 pair = 0;
+  for (int i = 0; i < 2; ++i) {
+    const u32 byte = bytes >> 8 * i & 0xff, magnitude = byte & 0x7f;
+    // One bit of mantissa fewer in front: an f16 that is 256 times too small.
+    const float value = F16ToF32(static_cast<u16>(magnitude << 7)) * 256.f;
+    const u32 bits = magnitude == 0x7f ? 0x7fffu : F32ToF16(value) | (byte & 0x80) << 8;
+    pair |= bits << 16 * i;
+  }
+  return pair;
+}
 // Products of f16 are exact in f32.
 KVANT_DEVICE u32 MultiplyF16x2(u32 a, u32 b) {
   return PackF16(F16Low(a) * F16Low(b), F16High(a) * F16High(b));

@@ -1,5 +1,7 @@
 // cvt, among integers and floats.
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -79,6 +81,18 @@ struct IntoF16 {
 struct IntoBf16 {
   uint16_t operator()(float a) const { return ToBf16(a); }
 };
+// Of the upper byte to the upper half.
+struct F16x2OfE4M3 {
+  static uint32_t One(uint32_t byte) {
+    const uint32_t magnitude = byte & 0x7f, exponent = magnitude >> 3, mantissa = magnitude & 7;
+    if (magnitude == 0x7f) return 0x7fff;
+    const float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                      : std::ldexp(static_cast<float>(8 + mantissa),
+                                                   static_cast<int>(exponent) - 10);
+    return ToF16(value) | (byte & 0x80) << 8;
+  }
+  uint32_t operator()(uint16_t bytes) const { return One(bytes >> 8) << 16 | One(bytes & 0xff); }
+};
 // a goes to the upper half.
 template <class Into>
 struct Pack {
@@ -143,6 +157,7 @@ void AddConversions(Operations& table) {
   table.Add("cvt.rn.f16.f32", Lanewise<IntoF16, uint16_t, float>());
   table.Add("cvt.rn.bf16.f32", Lanewise<IntoBf16, uint16_t, float>());
   table.Add("cvt.rn.f16x2.f32", Lanewise<Pack<IntoF16>, uint32_t, float, float>());
+  table.Add("cvt.rn.f16x2.e4m3x2", Lanewise<F16x2OfE4M3, uint32_t, uint16_t>());
   table.Add("cvt.rn.bf16x2.f32", Lanewise<Pack<IntoBf16>, uint32_t, float, float>());
 }
 

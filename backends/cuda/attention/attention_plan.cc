@@ -264,9 +264,10 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, Atten
 bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
   const AttentionTraits traits = plan.traits;
   const AttentionParams params = plan.params;
-  const CodesLaunch launch =
-      PlanCodes({device.multiprocessors, static_cast<int>(device.shared_bytes_per_multiprocessor)},
-                plan.traits, plan.params);
+  const CodesDevice of_codes{device.multiprocessors,
+                             static_cast<int>(device.shared_bytes_per_multiprocessor),
+                             /*converts_e4m3=*/device.major >= 9};
+  const CodesLaunch launch = PlanCodes(of_codes, plan.traits, plan.params);
   if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
     plan.why_not_codes =
         absl::StrCat("tiles of ", launch.shared_bytes, " bytes exceed the ",

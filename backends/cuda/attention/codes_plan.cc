@@ -226,7 +226,7 @@ constexpr Shape kInGroups[] = {{32, 2, 3}, {32, 2, 2}, {16, 2, 2}};
 constexpr Shape kWide[] = {{32, 2, 2}, {16, 2, 2}, {16, 2, 1}};
 constexpr Shape kWidest[] = {{16, 2, 2}, {16, 2, 1}};
 constexpr Shape kInSlices[] = {{64, 2, 2}, {32, 3, 2}, {32, 2, 2}, {32, 2, 1}, {16, 2, 1}};
-constexpr Shape kInSlicesConverting[] = {{32, 3, 2}, {32, 2, 2}, {32, 2, 1}, {16, 2, 1}};
+constexpr Shape kInSlicesBitByBit[] = {{32, 3, 2}, {32, 2, 2}, {32, 2, 1}, {16, 2, 1}};
 constexpr Shape kInHalves[] = {{64, 2, 2}, {32, 3, 2}, {16, 2, 2}};
 constexpr Shape kInManyHalves[] = {{32, 3, 2}, {16, 4, 2}, {16, 2, 2}};
 constexpr Shape kInManySignedHalves[] = {{16, 4, 2}, {16, 2, 2}};
@@ -272,9 +272,10 @@ bool ConvertsMany(const SegmentTraits& s) {
 
 Shape ShapeOf(const AttentionTraits& t, int shared_bytes) {
   if (t.channel_warps > 1) {
-    const bool converts = t.k[0].data.type == kFloat8E4M3 || t.v[0].data.type == kFloat8E4M3;
-    return converts && t.row_blocks > 1 ? FirstThatFits(kInSlicesConverting, shared_bytes, t)
-                                        : FirstThatFits(kInSlices, shared_bytes, t);
+    const bool bit_by_bit = t.converts_e4m3 == 0 &&
+                            (t.k[0].data.type == kFloat8E4M3 || t.v[0].data.type == kFloat8E4M3);
+    return bit_by_bit && t.row_blocks > 1 ? FirstThatFits(kInSlicesBitByBit, shared_bytes, t)
+                                          : FirstThatFits(kInSlices, shared_bytes, t);
   }
   const int largest = std::max(t.head_size, t.v_head_size);
   const int bits = std::max(BitsOf(t.k[0].data.type), BitsOf(t.v[0].data.type));
@@ -381,6 +382,7 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   if (t.channel_warps == 1) t.v_in_k = 0;  // a stage has both
   // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
   // takes.
+  t.converts_e4m3 = device.converts_e4m3;
   t.subnormal_codes = t.arithmetic != kByF32;
   // Rows of one block share what it reads; with wide heads there are no registers for more.
   const int of_warp = std::max(KeySlice(t), ValueSlice(t));

@@ -16,6 +16,7 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
 struct CodesDevice {
   int multiprocessors = 0;
   int shared_bytes = 0;  // of a multiprocessor
+  bool converts_e4m3 = false;
 };
 
 struct CodesLaunch {

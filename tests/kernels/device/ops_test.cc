@@ -94,6 +94,22 @@ TEST(DeviceOpsTest, PairsOfF16) {
   EXPECT_EQ(FmaF16x2(Pair(683, 683), Pair(48, 48), Pair(0x1p-24, -0x1p-24)), Pair(32800, 32768));
 }
 
+// All bytes, by the formats of the host.
+TEST(DeviceOpsTest, PairsOfE4M3) {
+  for (u32 byte = 0; byte < 256; ++byte) {
+    const u8 code = static_cast<u8>(byte);
+    const auto value = static_cast<float>(kvant::LoadElement(kF8E4M3, &code, 0));
+    for (const float got : {F16Low(F16x2OfE4M3(byte)), F16High(F16x2OfE4M3(byte << 8))}) {
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(got)) << byte;
+      } else {
+        EXPECT_EQ(got, value) << byte;
+        EXPECT_EQ(std::signbit(got), std::signbit(value)) << byte;
+      }
+    }
+  }
+}
+
 TEST(DeviceOpsTest, FmaOfBF16RoundsOnce) {
   // 2^-126 * 2^-7, the smallest subnormal, and 2^-8 - 2^-16 + (1 + 2^-7), just below a tie.
   EXPECT_EQ(FmaBF16x2(0x00803b80u, 0x3c003f7fu, 0x00003f81u), 0x00013f81u);

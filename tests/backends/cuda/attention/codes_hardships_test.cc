@@ -102,6 +102,7 @@ TEST(CodesNanTest, OfFloatCodes) {
     for (int group : {0, 32}) {
       for (bool in_k : {false, true}) {
         CodesProblem problem;
+        problem.converts_e4m3 = group == 0;
         problem.k = problem.v = {type, group, kFloat16, kNone};
         problem.hard.k_nan = in_k;
         problem.hard.v_nan = !in_k;

@@ -43,6 +43,8 @@ TEST_P(CodesOfHeadTest, OfOtherTypes) {
     problem.k = problem.v = Side(type, 0, kNone);
     problem.q_spread = .5f;
     ExpectSolved(problem);
+    problem.converts_e4m3 = true;
+    if (type == kFloat8E4M3) ExpectSolved(problem);
   }
 }
 

@@ -75,7 +75,7 @@ class Problem {
     CodesResult result;
     result.refused = WhyNotCodes(traits_, params_);
     if (!result.refused.empty()) return result;
-    PlanCodes({8, 227 * 1024}, traits_, params_);
+    PlanCodes({8, 227 * 1024, c_.converts_e4m3}, traits_, params_);
     if (c_.row_blocks) traits_.row_blocks = c_.row_blocks;
     if (c_.warp_tile) traits_.warp_tile = c_.warp_tile;
     if (c_.stages) traits_.stages = c_.stages;
@@ -433,9 +433,9 @@ std::string SideName(const CodesSide& side) {
 std::string CodesProblem::Name() const {
   std::ostringstream out;
   if (!hard.name.empty()) out << hard.name << ": ";
-  out << "K " << SideName(k) << ", V " << (latent ? "in K" : SideName(v)) << ", D " << head_size
-      << "/" << v_head_size << ", B " << batch << " Hkv " << kv_heads << " R " << heads_per_kv
-      << " Sq " << q_len << ", lengths";
+  out << (converts_e4m3 ? "e4m3 by an instruction: " : "") << "K " << SideName(k) << ", V "
+      << (latent ? "in K" : SideName(v)) << ", D " << head_size << "/" << v_head_size << ", B "
+      << batch << " Hkv " << kv_heads << " R " << heads_per_kv << " Sq " << q_len << ", lengths";
   for (int length : lengths) out << " " << length;
   for (int first : k_first) out << " from " << first;
   if (k_page != 0) out << ", pages of " << k_page << " and " << v_page;

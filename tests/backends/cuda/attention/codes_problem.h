@@ -57,7 +57,8 @@ struct CodesProblem {
   bool causal = false, soft_cap = false, sinks = false;
   int splits = 0;  // 0: as planned
   int row_blocks = 0, warp_tile = 0, stages = 0;
-  bool normal_codes = false;  // codes are made normal f16 before they are multiplied
+  bool converts_e4m3 = false;  // as devices from 9.0 on do
+  bool normal_codes = false;   // codes are made normal f16 before they are multiplied
   uint64_t seed = 0;
 
   std::string Name() const;

@@ -30,7 +30,6 @@ class CodesInSlicesTest : public testing::TestWithParam<Head> {
     problem.k = k;
     problem.v = v;
     problem.kv_heads = 1;
-    problem.q_spread = .25f;  // scores of so many channels are as large as those of fewer
     return problem;
   }
 };
@@ -43,6 +42,8 @@ TEST_P(CodesInSlicesTest, TypesAndZeroPoints) {
       CodesProblem problem = Of(Side(type, zero_points), Side(type, zero_points));
       problem.seed = static_cast<uint64_t>(type * 16 + zero_points);
       ExpectSolved(problem);
+      problem.converts_e4m3 = true;
+      if (type == kFloat8E4M3) ExpectSolved(problem);
     }
   }
 }
@@ -120,10 +121,13 @@ TEST_P(CodesInSlicesTest, OneWarpLosesForAll) {
 TEST_P(CodesInSlicesTest, NanOfOneWarp) {
   CodesProblem problem = Of(Side(kFloat8E4M3, kNone), Side(kFloat8E4M3, kNone));
   problem.hard.k_nan = true;
-  const CodesResult result = Solve(problem);
-  ASSERT_EQ(result.refused, "");
-  EXPECT_EQ(result.wrong_nan, 0);
-  EXPECT_LE(result.error, 1e-3);
+  for (bool converts : {false, true}) {
+    problem.converts_e4m3 = converts;
+    const CodesResult result = Solve(problem);
+    ASSERT_EQ(result.refused, "");
+    EXPECT_EQ(result.wrong_nan, 0);
+    EXPECT_LE(result.error, 1e-3);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Heads, CodesInSlicesTest,
