@@ -1,4 +1,4 @@
-"""bench/peers runs kvant alone on small sizes, and its table holds. Usage: bench_peers_test.py
+"""bench/peers runs kvant alone on small sizes, and its table holds; so does the sweep's. Usage: bench_peers_test.py
 SOURCE_DIR BUILD_DIR
 """
 import json
@@ -42,8 +42,29 @@ def check(run):
     assert 2 * 32 * 128 * 4 <= extra <= 2 * 32 * 128 * 4 + 16, extra
 
 
+def check_sweep(source, build):
+    """Every line of the sweep is a graph, and its table finds the one that is four times as slow."""
+    sys.path.insert(0, str(source / "bench/sweep"))
+    import lines
+    import run
+    import tables
+
+    found = {}
+    for line in lines.all_lines():
+        subprocess.run([build / "kvant", "make", *line.make(1)], check=True, capture_output=True)
+        for queries in lines.QUERIES:
+            planted = line.name == "s8:g32" and queries == 4
+            found[line, queries] = {"ns": (4.0 if planted else 1.0) * queries, "kernel": "a kernel"}
+    machine = {"cpu": "a CPU", "cores": 1, "flags": "", "commit": ""}
+    ratios = run.ratios(found)
+    text = tables.markdown(machine, found, ratios, run.best_of_bits(found), {})
+    assert f"## Cliffs: 1 of {len(found)}" in text, text
+    assert "- formats, s8:g32, 4 queries: 4.0 times. a kernel" in text, text
+
+
 def main():
     source, build = (pathlib.Path(p).resolve() for p in sys.argv[1:3])
+    check_sweep(source, build)
     python = python_with_numpy(source)
     if python is None or not (build / "kvant_worker").exists():
         print("no numpy, or kvant_worker is not built")

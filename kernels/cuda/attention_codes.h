@@ -4,9 +4,8 @@
 // that finds in the end that its tokens lost too much by that does them once more (codes_exact.h).
 //
 //   block = (b0, b1[, b2]) x 8 row_blocks rows x split of the tokens
-//   warp  = every token_warps-th tile of the split, all rows; of large heads, a slice of the
-//   channels
-//           of all tiles (codes_slices.h)
+//   warp  = every token_warps-th tile of the split, all rows
+//           (of large heads: all tiles, a slice of their channels; codes_slices.h)
 //     queries to registers, as B operands
 //     for every tile: scores, steps, online softmax, output += V^T P
 //   join warps, then splits (the last block to come), normalise, store

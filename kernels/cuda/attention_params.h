@@ -189,7 +189,7 @@ struct AttentionTraits {
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };
 
-// Of a block.
+// Of a block, but for kCodesKernel.
 KVANT_DEVICE constexpr i32 Threads(const AttentionTraits& t) {
   return t.row_warps * t.token_warps * 32;
 }

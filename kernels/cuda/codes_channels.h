@@ -145,7 +145,7 @@ class CodesChannels {
       for (i32 i = 0; i < half; ++i) {
         const u32 apart =
             Permute(words[i / 2], words[(i + half) / 2], i % 2 == 0 ? 0x5410 : 0x7632);
-        pairs[0][i] = f.codebook ? words[i] : apart;
+        pairs[0][i] = f.SideBySide() ? words[i] : apart;
         if (Parts() == 2) pairs[1 % kParts][i] = 0;
       }
       return;

@@ -1,5 +1,5 @@
 // Tiles of packed codes on their way through shared memory: every warp has a ring of its own, which
-// it fills by cp.async some tiles ahead of what it multiplies. Warps do not wait for each other.
+// it fills by cp.async some tiles ahead of what it multiplies. No ring waits for another's.
 // codes_tile.h says where a tile lies.
 #ifndef KVANT_KERNELS_CUDA_CODES_RING_H_
 #define KVANT_KERNELS_CUDA_CODES_RING_H_

@@ -35,9 +35,10 @@ struct WarpSlice {
 
   // Of the head: the i-th channel of the warp's slice.
   KVANT_DEVICE static i32 KeyChannel(i32 i) {
-    if (!T::k.v_in_k) return Index() * KeySlice(T::k) + i;
+    const i32 warp = Index();  // by all lanes, whatever their i
+    if (!T::k.v_in_k) return warp * KeySlice(T::k) + i;
     const i32 values = ValueSlice(T::k), rest = KeySlice(T::k) - values;
-    return i < values ? Index() * values + i : T::k.v_head_size + Index() * rest + (i - values);
+    return i < values ? warp * values + i : T::k.v_head_size + warp * rest + (i - values);
   }
   KVANT_DEVICE static i32 ValueChannel(i32 i) { return Index() * ValueSlice(T::k) + i; }
 };

@@ -160,8 +160,9 @@ struct CodeTile {
       }
       return;
     }
-    // Of the last, chunks before m make up four.
-    const i32 first = MaxOf(0, MinOf(m, chunks - 4));
+    // Of the last, chunks before m make up four; where they are swizzled, those that follow it in
+    // the row, of which there are four more or none.
+    const i32 first = Swizzles() ? m : MaxOf(0, MinOf(m, chunks - 4));
     const Words4 x = LoadMatrix(Join(at, Place(2 * j, 0, first)), transposed);
     const Words4 y = LoadMatrix(Join(at, Place(2 * j + 1, 0, first)), transposed);
     KVANT_UNROLL
@@ -209,7 +210,7 @@ struct CodesLayout {
     const i32 run = (k.ByChannel() ? MinOf(k.group_tokens, t.warp_tile) : t.warp_tile) / 8;
     l.k = {k, t.warp_tile, run, t.k_copy, k.RowBytes()};
     l.v = {v, t.warp_tile, run, t.v_copy, in_k ? k.RowBytes() : v.RowBytes()};
-    l.v_offset = in_k ? 0 : l.k.Bytes();
+    l.v_offset = in_k ? 0 : CeilDiv(l.k.Bytes(), 128) * 128;  // where a line of banks begins
     l.side_offset = l.v_offset + l.v.Bytes();
     // No loop over them, so that all of this is known when it is compiled.
     const i32 n = t.warp_tile;

@@ -12,8 +12,8 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int kDriverBytes = 1024;  // of a block's shared memory
-constexpr int kMostOfWarp = 256;    // channels
-constexpr int kSmallestTile = 16;   // tokens; pages, and groups along tokens, have whole ones
+constexpr int kMostChannels = 576, kMostOfWarp = 256;
+constexpr int kSmallestTile = 16;  // tokens; pages, and groups along tokens, have whole ones
 
 // Of a token's channels.
 int64_t GroupsOf(const SegmentTraits& traits, int64_t channels) {
@@ -172,6 +172,10 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
     return name + " is neither codes of 2, 4 or 8 bits nor f16, e4m3 or e5m2";
   }
   if (is_float && traits.zero_points.type != kNone) return name + " is floats with zero points";
+  if (channels > kMostChannels) {
+    return name + " has " + std::to_string(channels) + " channels, more than " +
+           std::to_string(kMostChannels);
+  }
   if (channels % (16 * t.channel_warps) != 0) {
     return name + " has " + std::to_string(channels) + " channels, not a multiple of " +
            std::to_string(16 * t.channel_warps);
@@ -180,7 +184,10 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
     return name + "'s codebook has " + std::to_string(traits.codebook) + " entries, not 16";
   }
   if (t.channel_warps > 1) {
-    if (GroupsOf(traits, channels) != 1 || CodeFormat::IsByChannel(traits)) {
+    if (CodeFormat::IsByChannel(traits)) {
+      return name + " is by channel, of " + std::to_string(channels) + " channels";
+    }
+    if (GroupsOf(traits, channels) != 1) {
       return name + " has several groups of " + std::to_string(channels) + " channels";
     }
     if (traits.codebook != 0) {
@@ -191,9 +198,10 @@ std::string WhyNotSegment(const std::string& name, const AttentionTraits& t,
     return name + "'s codebook would be rounded to f16 for f32 queries";
   }
   const int bits = BitsOf(type);
-  if (channels / t.channel_warps * bits < 256) return name + "'s rows are less than 32 bytes";
+  const std::string rows = t.channel_warps == 1 ? "'s rows" : "'s rows, a slice for a warp,";
+  if (channels / t.channel_warps * bits < 256) return name + rows + " are less than 32 bytes";
   if (traits.contiguous != kCol || CopyBytes(traits, segment, PieceOf(t, channels)) == 0) {
-    return name + "'s rows are not 8-byte aligned codes side by side";
+    return name + rows + " are not 8-byte aligned codes side by side";
   }
   // An element of 16 bytes more than this is beyond what an instruction's offset can say.
   if (segment.data.strides[kRow] * bits / 8 > 1 << 16) {

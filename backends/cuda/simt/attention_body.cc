@@ -18,7 +18,7 @@ struct RuntimeTraits {
     most.step_count = kMaxSteps;
     most.arithmetic = kByF32;
     most.head_size = 576;
-    most.v_head_size = 512;
+    most.v_head_size = 576;
     most.warp_tile = 64;
     most.row_blocks = 2;
     most.channel_warps = 1;

@@ -1,0 +1,69 @@
+"""What the sweep times: every format, layout, head size, mask and number of queries that the CPU takes.
+
+A line is timed with each number of queries. Times are compared per element of K and V with the best
+line of the same bits and queries.
+"""
+import dataclasses
+
+QUERIES = (1, 4, 32, 512)
+# 8 query heads share 2 KV heads.
+SHAPE = ("--heads", "8", "--kv-heads", "2", "--kv-len", "4096")
+ELEMENTS_OF_CHANNEL = 2 * 4096 * 2  # heads, tokens, K and V
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "f8_e4m3": 8, "f8_e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "s2": 2,
+        "u2": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    family: str
+    name: str
+    k: str
+    v: str
+    more: tuple = ()
+    head_size: int = 128
+
+    def bits(self):
+        return tuple(BITS[side.split(":")[0]] for side in (self.k, self.v))
+
+    def make(self, queries):
+        return [*SHAPE, "--head-size", str(self.head_size), "--q-len", str(queries), "--k", self.k, "--v", self.v,
+                *self.more]
+
+
+FORMATS = (
+    "f32", "f16", "bf16",
+    "s8:token", "s8:g32", "s8:g128", "u8:g32:zp", "u8:token:zp", "u8:g32:rzp", "s8:tensor", "s8:head", "s8:all_heads",
+    "s8:channel", "s8:channel:g32", "u8:channel:g64:zp", "u8:channel:g64:rzp",
+    "f8_e4m3:tensor", "f8_e4m3:token", "f8_e4m3:g32", "f8_e5m2:token", "f8_e5m2:g32", "f8_e4m3:channel:g32",
+    "u4:g32:zp", "u4:g64:zp", "u4:g32:rzp", "u4:g32:pzp", "u4:g16:zp", "u4:token:zp", "u4:all_heads:zp", "s4:g32",
+    "s4:token", "s4:tensor", "s4:channel", "u4:channel:g32:zp", "u4:channel:g64:rzp", "u4:g32:nf4", "u4:token:nf4",
+    "u2:g32:zp", "u2:g32:rzp", "u2:token:zp", "s2:g32", "u2:channel:g32:zp", "u2:channel:g32:rzp",
+)
+MIXTURES = (("s8:token", "u4:g32:zp"), ("u4:g32:zp", "s8:token"), ("f16", "s8:g32"), ("s8:g32", "f16"),
+            ("u4:channel:g32:rzp", "u4:g32:rzp"), ("u2:channel:g32:rzp", "u4:g32:zp"), ("f8_e4m3:g32", "u4:g32:zp"),
+            ("u2:channel:g32:zp", "u2:g32:zp"), ("bf16", "u4:token:zp"))
+HEAD_SIZES = (64, 72, 80, 88, 96, 104, 112, 120, 136, 160, 192, 224, 256)
+# Of a mask that all queries see alike, or each its own columns. Causal ones align the last query with the last token.
+MASKS = (("causal", ("--causal=bottom-right",)), ("mask", ("--mask",)), ("mask of each head", ("--mask=NxHxQxS",)),
+         ("select", ("--select",)), ("soft cap", ("--soft-cap",)), ("statistics", ("--stats",)),
+         ("sinks", ("--op", "--sinks")), ("ALiBi", ("--op", "--alibi")), ("KV lengths", ("--kv-lengths",)),
+         ("ring", ("--ring",)), ("pages of 16", ("--page-size", "16")), ("pages of 64", ("--page-size", "64")),
+         ("sinks and window apart", ("--sink-tokens", "4", "--window-tokens", "128")),
+         ("rotated", ("--hadamard", "128")), ("dropout", ("--dropout",)))
+LAYOUTS = (("K's tokens innermost", ("--k-layout", "channels")), ("K transposed", ("--k-layout", "transposed")),
+           ("output by query", ("--transpose-output",)))
+DTYPES = (("f16 queries", ("--dtype", "f16")), ("bf16 queries", ("--dtype", "bf16")))
+
+
+def all_lines():
+    for side in FORMATS:
+        yield Line("formats", side, side, side)
+    for k, v in MIXTURES:
+        yield Line("mixtures", f"K {k}, V {v}", k, v)
+    for size in HEAD_SIZES:
+        for side in ("f16", "s8:token", "u4:token:zp"):
+            yield Line("head sizes", f"{size}, {side}", side, side, head_size=size)
+    for family, variants in (("masks and loads", MASKS), ("layouts", LAYOUTS), ("queries", DTYPES)):
+        for name, more in variants:
+            for side in ("s8:g32", "u4:g32:zp"):
+                yield Line(family, f"{name}, {side}", side, side, more)
