@@ -99,12 +99,12 @@ class CodesRing {
  private:
   // Of a token's codes, where the lane's piece is.
   KVANT_DEVICE static i32 KeyByte(i32 lane) {
-    const CodeTile& k = Layout().k;
+    const CodeTile k = Layout().k;
     if (!WarpSlice<T>::Shares()) return k.LaneByte(lane);
     return WarpSlice<T>::KeyChannel(k.LaneByte(lane) * 8 / k.format.bits) * k.format.bits / 8;
   }
   KVANT_DEVICE static i32 ValueByte(i32 lane) {
-    const CodeTile& v = Layout().v;
+    const CodeTile v = Layout().v;
     return WarpSlice<T>::ValueChannel(0) * v.format.bits / 8 + v.LaneByte(lane);
   }
 
