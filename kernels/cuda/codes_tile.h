@@ -210,7 +210,9 @@ struct CodesLayout {
     const i32 run = (k.ByChannel() ? MinOf(k.group_tokens, t.warp_tile) : t.warp_tile) / 8;
     l.k = {k, t.warp_tile, run, t.k_copy, k.RowBytes()};
     l.v = {v, t.warp_tile, run, t.v_copy, in_k ? k.RowBytes() : v.RowBytes()};
-    l.v_offset = in_k ? 0 : CeilDiv(l.k.Bytes(), 128) * 128;  // where a line of banks begins
+    l.v_offset = in_k ? 0 : l.k.Bytes();
+    // Chunks are swizzled by their address, from where a line of banks begins.
+    if (l.v.Swizzles()) l.v_offset = CeilDiv(l.v_offset, 128) * 128;
     l.side_offset = l.v_offset + l.v.Bytes();
     // No loop over them, so that all of this is known when it is compiled.
     const i32 n = t.warp_tile;
