@@ -1,4 +1,4 @@
-"""What the sweep times: every format, layout, head size, mask and number of queries that the CPU takes.
+"""What the sweep times: formats, layouts, head sizes, masks and numbers of queries.
 
 A line is timed with each number of queries. Times are compared per element of K and V with the best
 line of the same bits and queries.
@@ -6,9 +6,7 @@ line of the same bits and queries.
 import dataclasses
 
 QUERIES = (1, 4, 32, 512)
-# 8 query heads share 2 KV heads.
-SHAPE = ("--heads", "8", "--kv-heads", "2", "--kv-len", "4096")
-ELEMENTS_OF_CHANNEL = 2 * 4096 * 2  # heads, tokens, K and V
+HEADS, KV_HEADS, TOKENS = 8, 2, 4096
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "f8_e4m3": 8, "f8_e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "s2": 2,
         "u2": 2}
 
@@ -25,9 +23,13 @@ class Line:
     def bits(self):
         return tuple(BITS[side.split(":")[0]] for side in (self.k, self.v))
 
+    def elements(self):
+        """Of K and V."""
+        return 2 * KV_HEADS * TOKENS * self.head_size
+
     def make(self, queries):
-        return [*SHAPE, "--head-size", str(self.head_size), "--q-len", str(queries), "--k", self.k, "--v", self.v,
-                *self.more]
+        return ["--heads", str(HEADS), "--kv-heads", str(KV_HEADS), "--kv-len", str(TOKENS), "--head-size",
+                str(self.head_size), "--q-len", str(queries), "--k", self.k, "--v", self.v, *self.more]
 
 
 FORMATS = (
@@ -43,7 +45,6 @@ MIXTURES = (("s8:token", "u4:g32:zp"), ("u4:g32:zp", "s8:token"), ("f16", "s8:g3
             ("u4:channel:g32:rzp", "u4:g32:rzp"), ("u2:channel:g32:rzp", "u4:g32:zp"), ("f8_e4m3:g32", "u4:g32:zp"),
             ("u2:channel:g32:zp", "u2:g32:zp"), ("bf16", "u4:token:zp"))
 HEAD_SIZES = (64, 72, 80, 88, 96, 104, 112, 120, 136, 160, 192, 224, 256)
-# Of a mask that all queries see alike, or each its own columns. Causal ones align the last query with the last token.
 MASKS = (("causal", ("--causal=bottom-right",)), ("mask", ("--mask",)), ("mask of each head", ("--mask=NxHxQxS",)),
          ("select", ("--select",)), ("soft cap", ("--soft-cap",)), ("statistics", ("--stats",)),
          ("sinks", ("--op", "--sinks")), ("ALiBi", ("--op", "--alibi")), ("KV lengths", ("--kv-lengths",)),

@@ -14,7 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench/peers"))
 
 import machine  # noqa: E402
-from lines import ELEMENTS_OF_CHANNEL, QUERIES, all_lines  # noqa: E402
+import tables  # noqa: E402
+from lines import QUERIES, all_lines  # noqa: E402
 
 
 def _run(kvant, *words, text=None):
@@ -41,7 +42,7 @@ def time_all(kvant, lines, rounds):
                 refused[line] = why
                 continue
             got = json.loads(timed)
-            ns = got["ms_best"] * 1e6 / (ELEMENTS_OF_CHANNEL * line.head_size)
+            ns = got["ms_best"] * 1e6 / line.elements()
             before = found.get((line, queries))
             if before is None or ns < before["ns"]:
                 found[line, queries] = {"ns": ns, "kernel": got["kernel"]}
@@ -70,22 +71,11 @@ def ratios(found):
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench --sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--families", help="some of them, by comma: formats, mixtures, head sizes, ...")
-    parser.add_argument("--output", type=pathlib.Path, help="folder (bench/results/MACHINE)")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="kvant's build")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each is timed (default: 2)")
     arguments = parser.parse_args()
-    lines = list(all_lines())
-    if arguments.families:
-        wanted = arguments.families.split(",")
-        lines = [line for line in lines if line.family in wanted]
-        if not lines:
-            parser.error(f"{arguments.families}: among {', '.join(sorted({x.family for x in all_lines()}))}")
-    found, refused = time_all(arguments.build / "kvant", lines, arguments.rounds)
+    found, refused = time_all(ROOT / "build/kvant", list(all_lines()), arguments.rounds)
     description = machine.describe(ROOT)
-    import tables
-
-    folder = arguments.output or ROOT / "bench/results" / machine.slug(description)
+    folder = ROOT / "bench/results" / machine.slug(description)
     tables.write(folder, description, found, ratios(found), best_of_bits(found), refused)
     print(folder / "sweep.md")
 

@@ -39,7 +39,7 @@ struct CodesShared {
     const i32 warps = t.token_warps * t.channel_warps;
     const i32 rings = warps * t.stages * CodesLayout::Of(t).stage_bytes;
     const i32 states = t.token_warps * rows * (t.v_head_size + 2) * 4;
-    const i32 joined = MaxOf(splits, warps);
+    const i32 joined = MaxOf(splits, t.token_warps);
     const i32 exact = CeilDiv(states, 16) * 16;
     const i32 factors = exact + warps * ExactShared::kBytes;
     const i32 k_codebook = kWorkBytes + (t.q_hadamard != 0 ? rows * t.head_size * 4 : 0);

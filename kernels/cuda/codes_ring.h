@@ -65,7 +65,7 @@ class CodesRing {
     for (i32 s = 0; s < T::k.stages; ++s) {
       const u32 stage = static_cast<u32>(s * l.stage_bytes);
       l.k.ClearEnds(ring_ + stage);
-      if (!T::k.v_in_k) l.v.ClearEnds(ring_ + stage + static_cast<u32>(l.v_offset));
+      l.v.ClearEnds(ring_ + stage + static_cast<u32>(l.v_offset));
       if (s < T::k.stages - 1) Fill(first + s * Step(), stage);
     }
   }
@@ -179,10 +179,10 @@ class CodesRing {
     const u8* const v_at = v_ + static_cast<i64>(v) * T::k.v_pitch;
     if (left >= T::k.warp_tile) {
       l.k.Copy(k_to_ + stage, k_at, T::k.k_pitch, 0, T::k.warp_tile);
-      if (!T::k.v_in_k) l.v.Copy(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile);
+      l.v.Copy(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile);
     } else {
       l.k.CopyPart(k_to_ + stage, k_at, T::k.k_pitch, 0, T::k.warp_tile, left);
-      if (!T::k.v_in_k) l.v.CopyPart(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile, left);
+      l.v.CopyPart(v_to_ + stage, v_at, T::k.v_pitch, 0, T::k.warp_tile, left);
     }
     CopySides(stage, left, [&](i32 r, i32 side) {
       if (Advances()) return side_[r];
@@ -253,10 +253,8 @@ class CodesRing {
     const CodesLayout l = Layout();
     CopyCodes(l.k, T::k.k_page, PageBytes(T::k.k[0].data, p_.k[0].data), pages.k, k_to_ + stage, k_,
               T::k.k_pitch, token, left);
-    if (!T::k.v_in_k) {
-      CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage,
-                v_, T::k.v_pitch, token, left);
-    }
+    CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage, v_,
+              T::k.v_pitch, token, left);
     CopySides(stage, left, [&](i32 r, i32 side) {
       const i32 unit = UnitOf(l, side, InPage(PageOf(side), token));
       return OfPage(side_[r], pages.sides[r], static_cast<u32>(step_[r])) +
@@ -303,7 +301,7 @@ class CodesRing {
     }
     if (whole) return FillFrom(k_at, v_at, stage, T::k.warp_tile);
     l.k.CopyRing(k_to_ + stage, k_, T::k.k_pitch, k, token, skip, left);
-    if (!T::k.v_in_k) l.v.CopyRing(v_to_ + stage, v_, T::k.v_pitch, v, token, skip, left);
+    l.v.CopyRing(v_to_ + stage, v_, T::k.v_pitch, v, token, skip, left);
     const CodesBases<T> bases = CodesBases<T>::Of(p_, work_);
     const CodeFormat &kf = l.k.format, &vf = l.v.format;
     LoadSide(bases.sides[0], l.sides[0], BitsOf(kf.scale_type), k, token, skip, stage, left);

@@ -40,6 +40,7 @@ struct CodeTile {
   i32 run;        // tokens of a lane that are side by side
   i32 width;      // bytes that a lane copies at once: 16, or 8
   i32 row_bytes;  // of which the format's are the first
+  bool copied;    // else what it has comes with another tile
 
   KVANT_DEVICE constexpr bool Swizzles() const {
     return row_bytes % 16 == 0 && IsPowerOfTwo(row_bytes);
@@ -81,7 +82,7 @@ struct CodeTile {
   KVANT_DEVICE constexpr i32 TokensPerCopy() const { return 32 / Slots(); }
   KVANT_DEVICE i32 LaneToken(i32 lane) const { return lane / Slots(); }
   KVANT_DEVICE i32 LaneByte(i32 lane) const { return lane % Slots() * width; }
-  KVANT_DEVICE bool LaneCopies() const { return LaneIndex() % Slots() < Pieces(); }
+  KVANT_DEVICE bool LaneCopies() const { return copied && LaneIndex() % Slots() < Pieces(); }
   KVANT_DEVICE i32 LanePlace(i32 lane) const {
     return Place(LaneToken(lane), LaneByte(lane) / 16) + LaneByte(lane) % 16;
   }
@@ -124,7 +125,7 @@ struct CodeTile {
 
   // Makes zeros of what no copy writes of the last chunk of each row, where rows end within one.
   KVANT_DEVICE void ClearEnds(SharedAddress tile) const {
-    if (format.RowBytes() % 16 == 0) return;
+    if (!copied || format.RowBytes() % 16 == 0) return;
     KVANT_NO_UNROLL
     for (i32 t = LaneIndex(); t < tokens; t += 32) {
       StoreShared64(tile + static_cast<u32>(Place(t, format.Chunks() - 1) + 8), {{0, 0}});
@@ -160,8 +161,8 @@ struct CodeTile {
       }
       return;
     }
-    // Of the last, chunks before m make up four; where they are swizzled, those that follow it in
-    // the row, of which there are four more or none.
+    // A load is of four chunks. The last one begins earlier, to end with the row; swizzled rows
+    // have whole fours.
     const i32 first = Swizzles() ? m : MaxOf(0, MinOf(m, chunks - 4));
     const Words4 x = LoadMatrix(Join(at, Place(2 * j, 0, first)), transposed);
     const Words4 y = LoadMatrix(Join(at, Place(2 * j + 1, 0, first)), transposed);
@@ -208,8 +209,8 @@ struct CodesLayout {
     const bool in_k = t.v_in_k != 0;
     CodesLayout l{};
     const i32 run = (k.ByChannel() ? MinOf(k.group_tokens, t.warp_tile) : t.warp_tile) / 8;
-    l.k = {k, t.warp_tile, run, t.k_copy, k.RowBytes()};
-    l.v = {v, t.warp_tile, run, t.v_copy, in_k ? k.RowBytes() : v.RowBytes()};
+    l.k = {k, t.warp_tile, run, t.k_copy, k.RowBytes(), true};
+    l.v = {v, t.warp_tile, run, t.v_copy, in_k ? k.RowBytes() : v.RowBytes(), !in_k};
     l.v_offset = in_k ? 0 : l.k.Bytes();
     // Chunks are swizzled by their address, from where a line of banks begins.
     if (l.v.Swizzles()) l.v_offset = CeilDiv(l.v_offset, 128) * 128;

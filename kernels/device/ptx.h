@@ -164,7 +164,7 @@ KVANT_DEVICE u32 F16x2OfE4M3(u32 bytes) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<u16>(bytes)));
   return r;
 #else
-  // With one bit of mantissa fewer in front they are f16 that are 256 times too small.
+  // With a bit more of exponent they are f16 that are 256 times too small.
   const u32 x = Permute(bytes, 0, 0x1404);
   const u32 small = (x >> 1 & 0x3f803f80u) | (x & 0x80008000u);
   u32 r;

@@ -144,7 +144,7 @@ KVANT_DEVICE u32 F16x2OfE4M3(u32 bytes) {
   u32 pair = 0;
   for (int i = 0; i < 2; ++i) {
     const u32 byte = bytes >> 8 * i & 0xff, magnitude = byte & 0x7f;
-    // One bit of mantissa fewer in front: an f16 that is 256 times too small.
+    // With a bit more of exponent it is an f16 that is 256 times too small.
     const float value = F16ToF32(static_cast<u16>(magnitude << 7)) * 256.f;
     const u32 bits = magnitude == 0x7f ? 0x7fffu : F32ToF16(value) | (byte & 0x80) << 8;
     pair |= bits << 16 * i;

@@ -45,9 +45,9 @@ class Problem {
     Harden(k_, c.hard.k_size, c.hard.k_outlier, c.hard.k_zeros);
     Harden(v_, c.hard.v_size, c.hard.v_outlier, c.hard.v_zeros);
     if (c.hard.q_outlier != 0) ZeroChannels(k_);
-    if (c.latent) v_ = k_;
     if (c.hard.k_nan) k_.codes.Set(k_.Row(0, 0, k_.Place(0, 3)) * k_.channels + 7, std::nan(""));
     if (c.hard.v_nan) v_.codes.Set(v_.Row(0, 0, v_.Place(0, 3)) * v_.channels + 7, std::nan(""));
+    if (c.latent) v_ = k_;
     rows_ = c.heads_per_kv * c.q_len;
     const int64_t q_rows = int64_t{c.batch} * c.kv_heads * rows_;
     q_ = Elements(c.q, q_rows * c.head_size);
@@ -236,8 +236,7 @@ class Problem {
           k_.scales.Set(k_.ScaleAt(b, h, at, d), 5);
           if (k_.side.zero_points != kNone) k_.zero_points.Set(k_.ZeroAt(b, h, at, d), 0);
         }
-        for (int g = 0; g < v_.groups && !c_.latent; ++g)
-          HardenGroup(v_, b, h, v_.Place(b, 0), g, 1, true);
+        for (int g = 0; g < v_.groups; ++g) HardenGroup(v_, b, h, v_.Place(b, 0), g, 1, true);
       }
     }
   }
@@ -379,16 +378,16 @@ class Problem {
     for (const SideData* s : {&k_, &v_}) {
       for (const Elements* e : {&s->codes, &s->scales, &s->zero_points}) {
         const std::vector<uint32_t>& reads = report.reads[range++];
+        if (c_.latent && s == &v_) continue;  // not what the kernel gets
         if (e == &s->scales && s->side.common_scale) continue;
         if (e == &s->zero_points && s->side.common_zero_point) continue;
         const std::vector<uint32_t> want =
             s->RowsRead(LengthOfEach(), c_.heads_inside && e == &s->codes);
+        // Warps that share a tile read the parameters of its tokens each.
+        const int warps = e == &s->codes ? 1 : traits_.channel_warps;
         // What groups of tokens have in common is read for each tile; so is, from a ring, a byte of
         // two zero points of 4 bits in odd rows.
         const bool by_channel = s->side.tokens != 0 && e != &s->codes;
-        if (c_.latent && s == &v_) continue;  // not what the kernel gets
-        // Warps that share a tile read the parameters of its tokens each.
-        const int warps = e == &s->codes ? 1 : traits_.channel_warps;
         const bool odd = e == &s->zero_points && BitsOf(s->side.zero_points) == 4 && s->groups % 2;
         const size_t tokens = by_channel ? static_cast<size_t>(s->GroupTokens()) : 1;
         const size_t bytes = e->bytes(), groups = want.size() / tokens;
