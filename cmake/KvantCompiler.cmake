@@ -10,6 +10,10 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+# A product is rounded before something is added to it unless the code says Fma: what quantizes, and
+# the oracle, follow formulas to the last bit on every processor.
+add_compile_options(-ffp-contract=off)
+
 # ccache takes paths below the source tree as relative, so build folders share what they compile
 # alike: the tests of a sanitized build are those of the release build. Its manual asks for the
 # sloppiness where headers are precompiled.

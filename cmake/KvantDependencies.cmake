@@ -7,6 +7,10 @@ find_package(nlohmann_json CONFIG REQUIRED)
 # for it.
 find_path(KVANT_XXHASH_DIR xxhash.h REQUIRED)
 mark_as_advanced(KVANT_XXHASH_DIR)
+if(KVANT_ISA_KERNELS)
+  find_path(KVANT_HIGHWAY_DIR hwy/highway.h REQUIRED)  # and its headers alone
+  mark_as_advanced(KVANT_HIGHWAY_DIR)
+endif()
 find_package(TBB CONFIG REQUIRED COMPONENTS tbb)
 
 # Installed binaries look beside themselves first, then where oneDNN was at build time.

@@ -41,25 +41,34 @@ endif()
 set_source_files_properties(${kvant_kernel_sources} PROPERTIES
   COMPILE_OPTIONS "${kvant_kernel_options}")
 
-# One unit per instruction set, isa/<name>.cc, compiled for that set alone. What is contracted to
-# FMA there is written so.
-set(kvant_isa_avx2 -mavx2 -mfma -mf16c)
+# One unit per instruction set, isa/<name>.cc, compiled for that set alone. (Highway also asks for the
+# flags of what such a CPU has anyway.)
+set(kvant_isa_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul)
 set(kvant_isa_avx512 ${kvant_isa_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
     -mavx512vbmi)
 set(kvant_isa_avx512_bf16 ${kvant_isa_avx512} -mavx512bf16)
-foreach(isa avx2 avx512 avx512_bf16)
-  if(KVANT_ISA_KERNELS AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc"
-                 APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}} -ffp-contract=off)
+set(kvant_isa_neon -march=armv8-a+crypto)
+set(kvant_isa_neon_dotprod -march=armv8.2-a+dotprod+crypto)
+if(NOT KVANT_ISA_KERNELS)
+  set(kvant_isas)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(kvant_isas avx2 avx512 avx512_bf16)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(kvant_isas neon neon_dotprod)
+endif()
+foreach(isa avx2 avx512 avx512_bf16 neon neon_dotprod)
+  set(unit "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc")
+  if(isa IN_LIST kvant_isas)
+    set_property(SOURCE "${unit}" APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}})
     # Addresses are checked by calls: in line, GCC takes minutes over the branches. And at -O1 it
     # leaves out vzeroupper without the second option, which slows all SSE code that runs after.
     if(KVANT_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      set_property(SOURCE "${PROJECT_SOURCE_DIR}/kernels/cpu/isa/${isa}.cc" APPEND PROPERTY
+      set_property(SOURCE "${unit}" APPEND PROPERTY
                    COMPILE_OPTIONS --param=asan-instrumentation-with-call-threshold=0
                    -fexpensive-optimizations)
     endif()
   else()
-    list(FILTER kvant_kernel_sources EXCLUDE REGEX "/kernels/cpu/isa/${isa}\\.cc$")
+    list(REMOVE_ITEM kvant_kernel_sources "${unit}")
   endif()
 endforeach()
 if(NOT KVANT_ISA_KERNELS)
@@ -161,6 +170,9 @@ kvant_folder(graph graph PRECOMPILE)
 kvant_folder(patterns patterns LINKS graph PRECOMPILE)
 list(TRANSFORM kvant_kernel_sources REPLACE "^${PROJECT_SOURCE_DIR}/" "")
 kvant_layer(kernels HEADERS kernels SOURCES ${kvant_kernel_sources} LINKS values)
+if(KVANT_ISA_KERNELS)
+  target_include_directories(kvant_kernels SYSTEM PRIVATE "${KVANT_HIGHWAY_DIR}")
+endif()
 kvant_glob(backends "backends/*.h")
 kvant_glob(backend_sources "backends/*.cc")
 list(REMOVE_ITEM backend_sources backends/no_reference.cc)

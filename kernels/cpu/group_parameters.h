@@ -3,7 +3,7 @@
 //
 // It is f64, without branches and without calls, so that loops over it become vectors, and the
 // same bits come out of every instruction set. Everything here has internal linkage: units of
-// several instruction sets include it (see isa/simd_avx512.h).
+// several instruction sets include it (see isa/simd.h).
 #ifndef KVANT_KERNELS_CPU_GROUP_PARAMETERS_H_
 #define KVANT_KERNELS_CPU_GROUP_PARAMETERS_H_
 

@@ -2,6 +2,10 @@
 
 #include <cstdlib>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace kvant::cpu {
 
 #define KVANT_CPU_KERNEL(name, supported) const KernelSet& name##_kernels();
@@ -9,6 +13,18 @@ namespace kvant::cpu {
 #undef KVANT_CPU_KERNEL
 
 namespace {
+
+#if defined(__aarch64__) && !defined(KVANT_PORTABLE_ONLY)
+// Armv8.2's, of bytes; every Apple CPU with this architecture that runs a Mac has them.
+bool HasDotProducts() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+  return true;
+#endif
+}
+#endif
 
 const KernelSet* Choose(const char* forced) {
   const KernelSet* chosen = nullptr;

@@ -1,6 +1,6 @@
 // What AVX-512 BF16 adds to the AVX-512 set: products of bf16 pairs.
 #include "kvant/kernels/cpu/isa/products.h"
-#include "kvant/kernels/cpu/isa/simd_avx512.h"
+#include "kvant/kernels/cpu/isa/simd.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
@@ -9,7 +9,7 @@ const KernelSet& avx512_kernels();
 
 namespace {
 
-constexpr int kWidth = Avx512::kWidth;
+constexpr int kWidth = Simd::kWidth;
 
 __m512i Bits(__m512bh v) { return reinterpret_cast<__m512i>(v); }
 __m512bh Pairs(const uint32_t* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }

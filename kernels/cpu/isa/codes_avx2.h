@@ -8,12 +8,13 @@
 #include <cstring>
 
 #include "kvant/kernels/cpu/attention_args.h"
-#include "kvant/kernels/cpu/isa/simd_avx2.h"
+#include "kvant/kernels/cpu/isa/codes_common.h"
+#include "kvant/kernels/cpu/isa/simd.h"
 
 namespace kvant::cpu {
 namespace {
 
-struct Avx2Codes : Avx2 {
+struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
   static constexpr int kDotAccumulators = 8;
   using I = __m256i;
 
@@ -34,15 +35,13 @@ struct Avx2Codes : Avx2 {
   }
   // acc + a.low * b.low + a.high * b.high, of s16 halves.
   static I Dot(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
-  static Vector ToFloat(I a) { return _mm256_cvtepi32_ps(a); }
-  static I ToDwords(Vector a) { return _mm256_cvtps_epi32(a); }
+  static Vector ToFloat(I a) { return Vector{_mm256_cvtepi32_ps(a)}; }
+  static I ToDwords(Vector a) { return _mm256_cvtps_epi32(a.raw); }
   static int32_t SumOfDwords(I a) {
     __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
   }
-
-  static Vector Abs(Vector a) { return _mm256_andnot_ps(Set1(-0.f), a); }
 
   // Of a row, as columns at a time.
   static constexpr int64_t kColumnBytes = 32;
@@ -51,15 +50,19 @@ struct Avx2Codes : Avx2 {
   static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
                       int32_t* out) {
     Vector rows[kWidth];
-    for (int i = 0; i < kWidth; ++i) {
-      const uint8_t* row = p + (i < last ? i : last) * stride;
-      rows[i] = _mm256_castsi256_ps(
-          bytes >= 32 ? _mm256_loadu_si256(reinterpret_cast<const I*>(row)) : Tail(row, bytes));
+    const auto load = [&](auto raw) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) rows[i] = FromF32(raw(p + (i < last ? i : last) * stride));
+    };
+    if (bytes >= kColumnBytes) {
+      load([](const uint8_t* row) { return LoadRaw<32>(row); });
+    } else {
+      load([bytes](const uint8_t* row) { return LoadRawSome(row, bytes); });
     }
     Transpose(rows);
     for (int i = 0; i < kWidth; ++i) {
       _mm256_storeu_si256(reinterpret_cast<I*>(out + i * kTokenTile),
-                          Xor(_mm256_castps_si256(rows[i]), flips));
+                          Xor(_mm256_castps_si256(rows[i].raw), flips));
     }
   }
 
@@ -86,14 +89,12 @@ struct Avx2Codes : Avx2 {
   }
 
   // Half to even.
-  static Vector Round(Vector a) {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
+  static Vector Round(Vector a) { return hn::Round(a); }
   // Rounds a * factor and b * factor, within s16, and stores them as such.
   static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
     a = Round(Mul(a, factor));
     b = Round(Mul(b, factor));
-    const I packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    const I packed = _mm256_packs_epi32(ToDwords(a), ToDwords(b));
     _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
   }
 
@@ -115,11 +116,6 @@ struct Avx2Codes : Avx2 {
   }
 
  private:
-  static I Tail(const uint8_t* p, int64_t bytes) {
-    alignas(32) uint8_t copy[32] = {};
-    std::memcpy(copy, p, bytes);
-    return _mm256_load_si256(reinterpret_cast<const I*>(copy));
-  }
   static int32_t Pair(const int16_t* pair) {
     int32_t value;
     __builtin_memcpy(&value, pair, sizeof(value));

@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/attention_args.h"
-#include "kvant/kernels/cpu/isa/simd_avx512.h"
+#include "kvant/kernels/cpu/isa/codes_common.h"
+#include "kvant/kernels/cpu/isa/simd.h"
 
 namespace kvant::cpu {
 namespace {
 
-struct Avx512Codes : Avx512 {
+struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
   static constexpr int kDotAccumulators = 16;
   using I = __m512i;
 
@@ -35,11 +36,9 @@ struct Avx512Codes : Avx512 {
     asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
   }
-  static Vector ToFloat(I a) { return _mm512_cvtepi32_ps(a); }
-  static I ToDwords(Vector a) { return _mm512_cvtps_epi32(a); }
+  static Vector ToFloat(I a) { return Vector{_mm512_cvtepi32_ps(a)}; }
+  static I ToDwords(Vector a) { return _mm512_cvtps_epi32(a.raw); }
   static int32_t SumOfDwords(I a) { return _mm512_reduce_add_epi32(a); }
-
-  static Vector Abs(Vector a) { return _mm512_abs_ps(a); }
 
   // Tokens whose bytes share a vector, 16 of each.
   static constexpr int kTokensOfVector = 4;
@@ -130,8 +129,8 @@ struct Avx512Codes : Avx512 {
         0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
         32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
     _mm512_storeu_si512(
-        to, _mm512_permutex2var_epi16(_mm512_castps_si512(x), _mm512_load_si512(kLowHalves),
-                                      _mm512_castps_si512(y)));
+        to, _mm512_permutex2var_epi16(_mm512_castps_si512(x.raw), _mm512_load_si512(kLowHalves),
+                                      _mm512_castps_si512(y.raw)));
     a = Sub(x, magic);
     b = Sub(y, magic);
   }

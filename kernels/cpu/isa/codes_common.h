@@ -3,8 +3,6 @@
 #ifndef KVANT_KERNELS_CPU_ISA_CODES_COMMON_H_
 #define KVANT_KERNELS_CPU_ISA_CODES_COMMON_H_
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "kvant/kernels/cpu/codes.h"
@@ -75,14 +73,42 @@ inline __attribute__((always_inline)) void ZipPlanes(const typename S::Vector (&
   }
 }
 
-// The k-th lowest field of kBits in each 16-bit half.
-template <typename S, int kBits, int k>
-inline __attribute__((always_inline)) typename S::I Field(typename S::I word) {
-  const typename S::I mask = S::Dword(((1 << kBits) - 1) * 0x10001);
-  if constexpr (k == 0) return S::And(word, mask);
-  const typename S::I shifted = S::template ShiftHalves<k * kBits>(word);
-  return (k + 1) * kBits == 16 ? shifted : S::And(shifted, mask);
-}
+// What products of s16 with s16 have in common: a dword of codes holds a pair in the halves of each
+// of its fields.
+template <typename Own>
+struct PairedHalves {
+  // The largest magnitude of queries and weights.
+  static constexpr float kMost = 32767.f;
+  // Codes are multiplied as they are stored, with signs flipped.
+  static constexpr uint8_t kByteFlip = 0;
+  // Sums of a product that count differently.
+  static constexpr int kPlanes = 1;
+  // Fields of a dword of codes, each of which is one operand.
+  template <int kBits>
+  static constexpr int kFields = 16 / kBits;
+
+  // The operand of the k-th dword of the 16 / kBits that a dword of codes has of queries.
+  template <int kBits, int k, typename I>
+  static inline __attribute__((always_inline)) I Field(I word) {
+    const I mask = Own::Dword(((1 << kBits) - 1) * 0x10001);
+    if constexpr (k == 0) return Own::And(word, mask);
+    const I shifted = Own::template ShiftHalves<k * kBits>(word);
+    return (k + 1) * kBits == 16 ? shifted : Own::And(shifted, mask);
+  }
+  // The same less the middle of all codes of kBits.
+  template <int kBits, int k, typename I>
+  static inline __attribute__((always_inline)) I Centred(I word) {
+    return Own::SubHalves(Field<kBits, k>(word), Own::Dword((1 << (kBits - 1)) * 0x10001));
+  }
+  static auto Ones() { return Own::Dword(0x10001); }
+  // The sum that sums of products by chains are.
+  template <int kChains, typename I>
+  static inline __attribute__((always_inline)) I SumOfChains(const I (&chains)[kChains]) {
+    I sum = chains[0];
+    for (int i = 1; i < kChains; ++i) sum = Own::AddDwords(sum, chains[i]);
+    return sum;
+  }
+};
 
 }  // namespace
 }  // namespace kvant::cpu

@@ -47,8 +47,7 @@ void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParame
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int64_t kPerDword = 32 / kBits;
-  constexpr int kMiddle = 1 << (kBits - 1);
-  const I middles = S::Dword(kMiddle * 0x10001);
+  constexpr int kMiddle = kBits == 8 ? 0x80 ^ S::kByteFlip : 1 << (kBits - 1);
   // Of a last dword that is partly of channels, the rest becomes middles.
   const int64_t whole = columns.channels / kPerDword;
   const int used = static_cast<int>(columns.channels % kPerDword) * kBits;
@@ -67,10 +66,10 @@ void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParame
           word = S::Xor(S::And(word, S::Dword(static_cast<int32_t>(mask))),
                         S::Dword(static_cast<int32_t>(all_middles & ~mask)));
         }
-        ForEachOf<16 / kBits>([&](auto k) __attribute__((always_inline)) {
-          const I x = S::SubHalves(Field<S, kBits, k.value>(word), middles);
+        ForEachOf<S::template kFields<kBits>>([&](auto k) __attribute__((always_inline)) {
+          const I x = S::template Centred<kBits, k.value>(word);
           square = S::Dot(square, x, x);
-          sum = S::Dot(sum, x, S::Dword(0x10001));
+          sum = S::Dot(sum, x, S::Ones());
         });
       }
       const int64_t n = CodesMin(c * kPerDword, columns.channels) - first;

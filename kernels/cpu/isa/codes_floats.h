@@ -3,8 +3,6 @@
 #ifndef KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
 #define KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <type_traits>
 
@@ -83,7 +81,7 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
 #pragma GCC unroll 4
         for (int s = 0; s < kShared; ++s) {
           // The next tile, line after line.
-          _mm_prefetch(next, _MM_HINT_T1);
+          __builtin_prefetch(next, 0, 2);
           next += kLineOfNext;
           if constexpr (kWhole) {
             words[s] = codes.Open(S::LoadPieces(first[i + s], kVectors * stride));
@@ -194,7 +192,7 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
       p = rows.blocks[t / kPageUnit] + byte;
       next = rows.next[t / kPageUnit] + byte * kPageUnit;
     }
-    for (int64_t line = 0; line < kAhead; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
+    for (int64_t line = 0; line < kAhead; line += 64) __builtin_prefetch(next + line, 0, 2);
 #pragma GCC unroll 4
     for (int ch = 0; ch < kChunks; ++ch) {
       const auto words = codes.Open(Codes::LoadRun(p + ch * kChunkBytes, bytes));

@@ -9,7 +9,7 @@
 #include "kvant/kernels/cpu/isa/codes_common.h"
 #include "kvant/kernels/cpu/isa/codes_errors.h"
 #include "kvant/kernels/cpu/isa/codes_scores.h"
-#include "kvant/kernels/cpu/isa/codes_values.h"
+#include "kvant/kernels/cpu/isa/codes_weights.h"
 #include "kvant/kernels/cpu/isa/load.h"
 
 namespace kvant::cpu {
@@ -171,10 +171,10 @@ CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& point
 }
 
 // `floats` may be null.
-template <typename S, const FloatCodeKernels* floats>
+template <typename S, auto values, const FloatCodeKernels* floats>
 constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Reach<S>, Norms<S>,
                                       Spread<S>,  Biases<S>, Turn<S>,  Weights<S>,
-                                      Values<S>,  Costs<S>,  floats};
+                                      values,     Costs<S>,  floats};
 
 }  // namespace
 }  // namespace kvant::cpu

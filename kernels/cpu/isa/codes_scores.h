@@ -2,8 +2,6 @@
 #ifndef KVANT_KERNELS_CPU_ISA_CODES_SCORES_H_
 #define KVANT_KERNELS_CPU_ISA_CODES_SCORES_H_
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "kvant/kernels/cpu/codes.h"
@@ -35,7 +33,7 @@ float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
   }
   const float top = S::MaxOf(most), nan = S::SumOf(nans);
   if (!(nan == 0.f)) return nan;
-  const float scale = top > 1e-30f ? top / 32767.f : 1.f;
+  const float scale = top > 1e-30f ? top / S::kMost : 1.f;
   if (factors.scales != nullptr) return scale;
   int exponent = 0;
   __builtin_frexpf(scale, &exponent);
@@ -64,19 +62,24 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
   F zero_sum = S::Zero(), most_lost = S::Zero();
   I sum = S::ZeroDwords();
   int64_t part = 0;
+  // What a code in the products is less than as an unsigned one.
+  constexpr int32_t kLess = kBits == 8 ? S::kByteFlip : 0;
+  // Whole dwords of the narrowest codes.
+  constexpr int kRun = S::kWidth < 8 ? 16 : 2 * S::kWidth, kVectors = kRun / S::kWidth;
   // Columns behind the last part are not multiplied.
   const int64_t end = columns.part_ends[columns.parts - 1] * kPerDword;
-  for (int64_t d = 0; d < end; d += 2 * S::kWidth) {
-    alignas(64) int16_t codes[2 * S::kWidth];
-    F x[2];
-    for (int h = 0; h < 2; ++h) {
-      x[h] = QueriesAt<S>(q, factors, columns.channels, d + h * S::kWidth);
+  for (int64_t d = 0; d < end; d += kRun) {
+    alignas(64) int16_t codes[kRun];
+    F x[kVectors], exact[kVectors];
+    for (int h = 0; h < kVectors; ++h) {
+      exact[h] = x[h] = QueriesAt<S>(q, factors, columns.channels, d + h * S::kWidth);
     }
-    const F exact[] = {x[0], x[1]};
-    S::RoundToHalves(codes, x[0], x[1], inverse);
+    for (int h = 0; h < kVectors; h += 2) {
+      S::RoundToHalves(codes + h * S::kWidth, x[h], x[h + 1], inverse);
+    }
     S::template PairHalves<kPerDword>(codes, pairs);
-    pairs += S::kWidth;
-    for (int h = 0; h < 2; ++h) {
+    pairs += kRun / 2;
+    for (int h = 0; h < kVectors; ++h) {
       const int64_t at = d + h * S::kWidth, left = columns.channels - at;
       if (lost != nullptr && left > 0) {
         const F rest = S::Fnma(x[h], S::Set1(scale), exact[h]);
@@ -86,11 +89,11 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
       if (has_points && left > 0) {
         zero_sum = S::Fma(x[h], LoadPart<S>(factors.zero_points + at, left), zero_sum);
       }
-      if (sums_are_zero && offset == 0) continue;
+      if (sums_are_zero && offset == kLess) continue;
       sum = S::AddDwords(sum, S::ToDwords(x[h]));
       if (part == columns.parts || at + S::kWidth != columns.part_ends[part] * kPerDword) continue;
       const int32_t all = S::SumOfDwords(sum);
-      starts[part] = -offset * all;
+      starts[part] = (kLess - offset) * all;
       sums[part++] = sums_are_zero ? 0.f : static_cast<float>(all);
       sum = S::ZeroDwords();
     }
@@ -149,7 +152,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
   constexpr int kPairs = 16 / kBits;  // of a dword
   // Sums side by side, so that a product need not wait for the last.
   constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
-  constexpr int kChains = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
+  constexpr int kSums = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
+  constexpr int kChains = kSums < S::kPlanes ? S::kPlanes : kSums;
   const int64_t row_pairs = columns.columns * kPairs;
   const int32_t* pairs = queries.pairs + row * row_pairs;
   const int32_t* starts = queries.starts + row * columns.parts;
@@ -171,12 +175,12 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
       I word[kBlocks];
       for (int b = 0; b < kBlocks; ++b) {
         word[b] = S::LoadDwords(turned + c * kTokenTile + token + b * S::kWidth);
-        // The next tile, a line per column: a burst would not overlap with computing.
-        _mm_prefetch(next[b] + c * 4 * S::kWidth, _MM_HINT_T1);
+        // The next tile, spread over the columns: a burst would not overlap with computing.
+        if (S::kWidth > 4 || c % 4 == 0) __builtin_prefetch(next[b] + c * 4 * S::kWidth, 0, 2);
       }
       ForEachOf<kPairs>([&](auto k) {
         I codes[kBlocks];
-        for (int b = 0; b < kBlocks; ++b) codes[b] = Field<S, kBits, k.value>(word[b]);
+        for (int b = 0; b < kBlocks; ++b) codes[b] = S::template Field<kBits, k.value>(word[b]);
         for (int r = 0; r < kRows; ++r) {
           const I q = S::Dword(pairs[r * row_pairs + k.value]);
           for (int b = 0; b < kBlocks; ++b) {
@@ -200,10 +204,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
         const int64_t block = b.value * S::kWidth;
         const F scale = S::Load(parameters.scales + at + block);
         for (int r = 0; r < kRows; ++r) {
-          I sum = acc[b.value][r][0];
-          for (int i = 1; i < kChains; ++i) sum = S::AddDwords(sum, acc[b.value][r][i]);
           float* to = block_scores + r * kTokenTile + block;
-          F score = S::ToFloat(sum);
+          F score = S::ToFloat(S::SumOfChains(acc[b.value][r]));
           score = first.value ? S::Mul(score, scale) : S::Fma(score, scale, S::Load(to));
           if constexpr (biased.value) {
             const F bias = S::Load(parameters.biases + at + block);
@@ -258,7 +260,7 @@ void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
   const int64_t step = kBits == 8 ? kTokenTile / 2 : kTokenTile;
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
-    TurnCodes<S>(rows, flip, token, end, turned);
+    TurnCodes<S>(rows, kBits == 8 ? flip ^ S::kByteFlip : flip, token, end, turned);
     ForRowBlocks(query_rows, [&](auto block, int64_t row) {
       ScoresRows<S, kBits, decltype(block)::value>(rows, turned, columns, queries, row, parameters,
                                                    token, end, scores);

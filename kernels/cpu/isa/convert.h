@@ -1,5 +1,5 @@
 // Numbers of f32, f16 and bf16 in vectors, and QuantizeKernels::convert, over a vector wrapper such
-// as simd_avx512.h's.
+// as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_CONVERT_H_
 #define KVANT_KERNELS_CPU_ISA_CONVERT_H_
 

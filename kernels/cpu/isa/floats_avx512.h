@@ -51,7 +51,7 @@ struct Avx512Floats : Avx512Codes {
       I codes;
     };
 
-    explicit Entries(const FloatCodes& codes) : table_(_mm512_loadu_ps(codes.codebook)) {}
+    explicit Entries(const FloatCodes& codes) : table_(Load(codes.codebook)) {}
 
     Words Open(I bytes) const { return {bytes}; }
     // The k-th of the 8 codes of each dword.
@@ -59,7 +59,7 @@ struct Avx512Floats : Avx512Codes {
     Vector Value(const Words& words) const {
       // A permute takes the low four bits of an index.
       const I index = k == 0 ? words.codes : _mm512_srli_epi32(words.codes, k * 4);
-      return _mm512_permutexvar_ps(index, table_);
+      return Look(table_, Index{index});
     }
     // Where channel c of those of 16 bytes is: number i of value k is at 4 * k + i.
     static int PlaceOf(int c) { return c % 8 * 4 + c / 8; }
@@ -110,8 +110,8 @@ struct Avx512Floats : Avx512Codes {
     template <int k>
     Vector Value(const Words& words) const {
       const I zero = _mm512_setzero_si512(), from = k < 2 ? words.low : words.high;
-      return _mm512_castsi512_ps(k % 2 == 0 ? _mm512_unpacklo_epi16(zero, from)
-                                            : _mm512_unpackhi_epi16(zero, from));
+      return Vector{_mm512_castsi512_ps(k % 2 == 0 ? _mm512_unpacklo_epi16(zero, from)
+                                                   : _mm512_unpackhi_epi16(zero, from))};
     }
     static int PlaceOf(int c) { return c; }
 
@@ -121,14 +121,14 @@ struct Avx512Floats : Avx512Codes {
                          : _mm512_maskz_loadu_epi8((uint64_t{1} << bytes) - 1, p);
     }
     static void Sort(const Vector (&values)[4], Vector (&channels)[4]) {
-      const Vector low0 = _mm512_shuffle_f32x4(values[0], values[1], 0x44);
-      const Vector low1 = _mm512_shuffle_f32x4(values[2], values[3], 0x44);
-      const Vector high0 = _mm512_shuffle_f32x4(values[0], values[1], 0xee);
-      const Vector high1 = _mm512_shuffle_f32x4(values[2], values[3], 0xee);
-      channels[0] = _mm512_shuffle_f32x4(low0, low1, 0x88);
-      channels[1] = _mm512_shuffle_f32x4(low0, low1, 0xdd);
-      channels[2] = _mm512_shuffle_f32x4(high0, high1, 0x88);
-      channels[3] = _mm512_shuffle_f32x4(high0, high1, 0xdd);
+      const Vector low0 = hn::ConcatLowerLower(kFloats, values[1], values[0]);
+      const Vector low1 = hn::ConcatLowerLower(kFloats, values[3], values[2]);
+      const Vector high0 = hn::ConcatUpperUpper(kFloats, values[1], values[0]);
+      const Vector high1 = hn::ConcatUpperUpper(kFloats, values[3], values[2]);
+      channels[0] = EvenBlocks(low0, low1);
+      channels[1] = OddBlocks(low0, low1);
+      channels[2] = EvenBlocks(high0, high1);
+      channels[3] = OddBlocks(high0, high1);
     }
 
    private:
@@ -136,27 +136,23 @@ struct Avx512Floats : Avx512Codes {
   };
 
   // Four floats, in each quarter.
-  static Vector Quarters(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  static Vector Quarters(const float* p) { return Vector{_mm512_broadcast_f32x4(_mm_loadu_ps(p))}; }
   // Element 4 q + i is the sum over quarter q of v[i].
-  static Vector SumQuarters(const Vector (&v)[4]) {
-    const auto halves = [](Vector a, Vector b) {
-      return _mm512_castps_pd(Add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    };
-    const __m512d x = halves(v[0], v[1]), y = halves(v[2], v[3]);
-    return Add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-               _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-  }
+  static Vector SumQuarters(const Vector (&v)[4]) { return FoldFour(v[0], v[1], v[2], v[3], Add); }
 
   // The floats at `at` of each of kGroups, over equal runs of lanes.
   template <int kGroups>
   static Vector FloatWeights(const float* const (&groups)[kGroups], int64_t at) {
     Vector weight = Set1(groups[0][at]);
+    const auto put = [&](__mmask16 lanes, int group) {
+      weight.raw = _mm512_mask_mov_ps(weight.raw, lanes, Set1(groups[group][at]).raw);
+    };
     if constexpr (kGroups == 2) {
-      weight = _mm512_mask_mov_ps(weight, 0xff00, Set1(groups[1][at]));
+      put(0xff00, 1);
     } else if constexpr (kGroups == 4) {
-      weight = _mm512_mask_mov_ps(weight, 0x00f0, Set1(groups[1][at]));
-      weight = _mm512_mask_mov_ps(weight, 0x0f00, Set1(groups[2][at]));
-      weight = _mm512_mask_mov_ps(weight, 0xf000, Set1(groups[3][at]));
+      put(0x00f0, 1);
+      put(0x0f00, 2);
+      put(0xf000, 3);
     }
     return weight;
   }

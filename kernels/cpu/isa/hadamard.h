@@ -1,4 +1,4 @@
-// KernelSet's hadamard over a vector wrapper such as simd_avx512.h's.
+// KernelSet's hadamard over a vector wrapper such as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_HADAMARD_H_
 #define KVANT_KERNELS_CPU_ISA_HADAMARD_H_
 
@@ -62,7 +62,9 @@ inline void RotateVectors(float* x, int64_t block, float norm) {
     v[i] = S::Mul(S::Load(x + i * kWidth), S::Set1(norm));
     if (block > 1) v[i] = LaneButterflies<S, 1>(v[i]);
     if (block > 2) v[i] = LaneButterflies<S, 2>(v[i]);
-    if (block > 4) v[i] = LaneButterflies<S, 4>(v[i]);
+    if constexpr (kWidth > 4) {
+      if (block > 4) v[i] = LaneButterflies<S, 4>(v[i]);
+    }
     if constexpr (kWidth > 8) {
       if (block > 8) v[i] = LaneButterflies<S, 8>(v[i]);
     }

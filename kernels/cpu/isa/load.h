@@ -1,4 +1,4 @@
-// KernelSet::load over a vector wrapper such as simd_avx512.h's.
+// KernelSet::load over a vector wrapper such as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_LOAD_H_
 #define KVANT_KERNELS_CPU_ISA_LOAD_H_
 

@@ -1,4 +1,4 @@
-// KernelSet::philox over a vector wrapper such as simd_avx512.h's.
+// KernelSet::philox over a vector wrapper such as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_PHILOX_H_
 #define KVANT_KERNELS_CPU_ISA_PHILOX_H_
 

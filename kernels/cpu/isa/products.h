@@ -1,4 +1,4 @@
-// KernelSet's products over a vector wrapper such as simd_avx512.h's: of f32 tiles, and
+// KernelSet's products over a vector wrapper such as simd.h's: of f32 tiles, and
 // of K and V rows as they are stored.
 #ifndef KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
 #define KVANT_KERNELS_CPU_ISA_PRODUCTS_H_
@@ -172,7 +172,7 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens
     }
   }
   float sums[S::kWidth];
-  S::Store(sums, S::FoldEach(sum, S::Add));
+  S::Store(sums, S::FoldEach(sum, [](auto a, auto b) { return S::Add(a, b); }));
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < (tokens < kTokens ? tokens : kTokens); ++t) {
       scores[r * kTokenTile + t] = sums[r * kTokens + t];

@@ -1,4 +1,4 @@
-// QuantizeKernels over a vector wrapper such as simd_avx512.h's.
+// QuantizeKernels over a vector wrapper such as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
 #define KVANT_KERNELS_CPU_ISA_QUANTIZE_H_
 

@@ -1,4 +1,4 @@
-// The codes of numbers, over a vector wrapper such as simd_avx512.h's: a coder per way of computing
+// The codes of numbers, over a vector wrapper such as simd.h's: a coder per way of computing
 // them, for the loops of quantize.h. A coder's Group has the parameters of a group in all lanes, or
 // those of a group per lane; codes are integers that are not clamped yet, which is the packer's.
 #ifndef KVANT_KERNELS_CPU_ISA_QUANTIZE_CODES_H_

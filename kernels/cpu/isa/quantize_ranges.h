@@ -1,4 +1,4 @@
-// The ranges of groups for QuantizeKernels, over a vector wrapper such as simd_avx512.h's.
+// The ranges of groups for QuantizeKernels, over a vector wrapper such as simd.h's.
 //
 // Ranges are found on keys, floats as integers in the order of their values: so NaN is kept, beyond
 // infinity, and the order of comparisons does not change the result.

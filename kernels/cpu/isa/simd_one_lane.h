@@ -1,5 +1,5 @@
 // A vector of one float in plain C++, for templates that portable.cc shares with the sets that
-// have vectors; what simd_avx512.h says of the members holds here.
+// have vectors; what simd.h says of the members holds here.
 #ifndef KVANT_KERNELS_CPU_ISA_SIMD_ONE_LANE_H_
 #define KVANT_KERNELS_CPU_ISA_SIMD_ONE_LANE_H_
 
@@ -28,10 +28,7 @@ struct OneLane {
 
   static Vector Add(Vector a, Vector b) { return a + b; }
   static Vector Sub(Vector a, Vector b) { return a - b; }
-  // Rounded before anything is added to it, also where compilers would contract the two.
-  static Vector Mul(Vector a, Vector b) {
-    return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
-  }
+  static Vector Mul(Vector a, Vector b) { return a * b; }
   static Vector Div(Vector a, Vector b) { return a / b; }
   static Vector Fma(Vector a, Vector b, Vector c) { return std::fma(a, b, c); }
   static Vector Fnma(Vector a, Vector b, Vector c) { return std::fma(-a, b, c); }

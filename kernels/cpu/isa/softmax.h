@@ -1,4 +1,4 @@
-// KernelSet's softmax, exp_row and tanh over a vector wrapper such as simd_avx512.h's.
+// KernelSet's softmax, exp_row and tanh over a vector wrapper such as simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 #define KVANT_KERNELS_CPU_ISA_SOFTMAX_H_
 

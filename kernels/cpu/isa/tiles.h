@@ -1,5 +1,5 @@
 // KernelSet's expand, scale, load_scaled and transpose over a vector wrapper such as
-// simd_avx512.h's.
+// simd.h's.
 #ifndef KVANT_KERNELS_CPU_ISA_TILES_H_
 #define KVANT_KERNELS_CPU_ISA_TILES_H_
 
