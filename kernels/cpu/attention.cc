@@ -38,11 +38,14 @@ struct Buffers : TileBuffers {
   }
 };
 
-// Where a partial result lies. All have room for the rows of a tile of the call's problem.
-State PartialState(const AttentionCall& call, int64_t partial) {
+// Where the partial results of a tile lie. All have room for the rows of a tile of the call's
+// problem: first the outputs of all tiles, then the statistics.
+Partials PartialsOf(const AttentionCall& call, const Schedule::Place& place) {
   const AttentionProblem& problem = *call.problem;
-  float* base = call.partials + partial * problem.row_tile * (problem.v_head_size + 2);
-  return {base, base + problem.row_tile, base + 2 * problem.row_tile};
+  const int64_t first = place.partial * problem.row_tile;
+  float* const stats =
+      call.partials + Schedule::MostPartials(problem) * problem.row_tile * problem.v_head_size;
+  return {stats + 2 * first, call.partials + first * problem.v_head_size, place.row->splits};
 }
 
 RowTile MakeRowTile(const Schedule::Place& place) {
@@ -100,8 +103,6 @@ class Unit {
     FindRanges();
     LoadQueries();
     State& state = buffers_.state;
-    const bool merged = place_.row->splits > 1;
-    if (merged) state = PartialState(call_, place_.partial + split);
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
@@ -112,7 +113,11 @@ class Unit {
     } else {
       RunOnline();
     }
-    if (!merged) FinishRows(kernels_, call_, problem_, tile_, state);
+    if (place_.row->splits > 1) {
+      return StorePartial(state, tile_.rows, problem_.v_head_size, split,
+                          PartialsOf(call_, place_));
+    }
+    FinishRows(kernels_, call_, problem_, tile_, state);
   }
 
  private:
@@ -226,17 +231,16 @@ class Unit {
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
-    const auto is_plain = [&](int64_t r) {
-      const float factor = std::abs(Factor(problem_, reader_, tile_.At(r), leading));
-      return factor > 1e-15f && factor < 1e15f;
-    };
+    if (leading == 0) return;
+    float* const factors = buffers_.shrink;  // nothing has to shrink yet
     for (int64_t r = 0; r < tile_.rows; ++r) {
-      if (!is_plain(r)) return;
+      factors[r] = Factor(problem_, reader_, tile_.At(r), leading);
+      const float magnitude = std::abs(factors[r]);
+      if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
     }
-    for (int64_t r = 0; r < tile_.rows && leading > 0; ++r) {
-      const float factor = Factor(problem_, reader_, tile_.At(r), leading);
+    for (int64_t r = 0; r < tile_.rows; ++r) {
       float* q = buffers_.q + r * problem_.head_size;
-      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
+      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factors[r];
     }
     first_step_ = leading;
   }
@@ -270,12 +274,14 @@ class Unit {
         to = tile_.rows;
       }
     }
-    Part part{token, n, from, tile_, buffers_.scores + from * kTokenTile, buffers_.state};
+    Part part{token,
+              n,
+              from,
+              tile_,
+              buffers_.scores + from * kTokenTile,
+              buffers_.state.From(from, problem_.v_head_size)};
     part.tile.first += from;
     part.tile.rows = to - from;
-    part.state.max += from;
-    part.state.sum += from;
-    part.state.out += from * problem_.v_head_size;
     return part;
   }
 
@@ -326,20 +332,22 @@ void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule
 void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
               int64_t merge, float* scratch) {
   const Schedule::Place place = schedule.MergeAt(merge);
-  if (place.row->splits == 1) return;
   const AttentionProblem& problem = *place.row->problem;
-  const RowTile tile = MakeRowTile(place);
+  RowTile tile = MakeRowTile(place);
+  const int64_t rows = CeilDiv(tile.rows, place.parts), from = place.part * rows;
+  if (from >= tile.rows) return;
+  tile.first += from;
+  tile.rows = std::min(rows, tile.rows - from);
   Buffers buffers(problem, scratch);
   buffers.columns.Read(problem, Reader{&kernels, call.inputs}, place.b0, tile.extent,
                        place.row->splits);
-  State& state = buffers.state;
-  std::fill_n(state.max, tile.rows, kNegInf);
-  std::fill_n(state.sum, tile.rows, 0.f);
-  std::fill_n(state.out, tile.rows * problem.v_head_size, 0.f);
-  for (int64_t split = 0; split < buffers.columns.chunks(); ++split) {
-    Merge(PartialState(call, place.partial + split), tile.rows, problem.v_head_size, state);
+  const Partials partials = PartialsOf(call, place);
+  const int64_t size = problem.v_head_size;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    MergeRow(kernels, partials, from + r, buffers.columns.chunks(), size,
+             buffers.state.From(r, size));
   }
-  FinishRows(kernels, call, problem, tile, state);
+  FinishRows(kernels, call, problem, tile, buffers.state);
 }
 
 }  // namespace kvant::cpu

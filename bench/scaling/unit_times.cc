@@ -1,0 +1,270 @@
+// The times of all units and merges of a decode step, one after another on one thread, and what
+// starting and joining threads costs: what bench/scaling computes a schedule's makespan from.
+//
+// Reads a case as JSON: {"type": "u4", "group": 32, "zero_points": true, "kv_heads": 8, "ratio": 4,
+// "head_size": 128, "lengths": [32768], "rounds": 15}; {} measures the machine alone. Writes JSON,
+// all times in microseconds.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/bench/scaling/decode_case.h"
+#include "kvant/graph/data_type.h"
+#include "kvant/graph/status.h"
+#include "kvant/kernels/cpu/attention.h"
+#include "kvant/tools/graph_runner.h"
+#include "kvant/tools/memory_speed.h"
+#include "kvant/tools/rotation.h"
+
+namespace kvant {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double Us(Clock::duration took) { return std::chrono::duration<double, std::micro>(took).count(); }
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Runs every body in the calling thread and keeps the time of each. Says that two may run at a
+// time: else nothing is handed to it.
+class TimingExecutor : public Executor {
+ public:
+  struct Loop {
+    Clock::time_point begin, end;
+    std::vector<double> us;  // by index
+  };
+
+  int max_concurrency() const override { return 2; }
+  void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
+    Loop& loop = loops.emplace_back();
+    loop.us.resize(static_cast<size_t>(n));
+    loop.begin = Clock::now();
+    Clock::time_point before = loop.begin;
+    for (int64_t first = 0; first < apart; ++first) {
+      for (int64_t i = first; i < n; i += apart) {
+        body(i, 0);
+        const Clock::time_point after = Clock::now();
+        loop.us[static_cast<size_t>(i)] = Us(after - before);
+        before = after;
+      }
+    }
+    loop.end = Clock::now();
+  }
+
+  std::vector<Loop> loops;  // since they were last cleared
+  int64_t apart = 1;        // of bodies that follow each other: 1 is in order
+};
+
+// Of one kind of execution, over rounds.
+struct Recorded {
+  std::vector<std::vector<double>> units, merges;  // [round][index]
+  std::vector<double> before, between, after, all;
+
+  Json ToJson() const {
+    return {{"units", Medians(units)},    {"merges", Medians(merges)}, {"before", Median(before)},
+            {"between", Median(between)}, {"after", Median(after)},    {"whole", Median(all)}};
+  }
+  static std::vector<double> Medians(const std::vector<std::vector<double>>& rounds) {
+    std::vector<double> medians(rounds[0].size()), of_one(rounds.size());
+    for (size_t i = 0; i < medians.size(); ++i) {
+      for (size_t round = 0; round < rounds.size(); ++round) of_one[round] = rounds[round][i];
+      medians[i] = Median(of_one);
+    }
+    return medians;
+  }
+};
+
+absl::Status Record(const GraphRunner& runner, const GraphRunner::Binding& binding,
+                    TimingExecutor& executor, Recorded& to) {
+  executor.loops.clear();
+  const Clock::time_point begin = Clock::now();
+  KVANT_RETURN_IF_ERROR(runner.Run(binding));
+  const Clock::time_point end = Clock::now();
+  const auto& loops = executor.loops;
+  if (loops.empty()) return MakeError(ErrorKind::kInvalidArguments, "a case of one unit");
+  to.units.push_back(loops[0].us);
+  to.merges.push_back(loops.size() > 1 ? loops[1].us : std::vector<double>());
+  to.before.push_back(Us(loops[0].begin - begin));
+  to.between.push_back(loops.size() > 1 ? Us(loops[1].begin - loops[0].end) : 0);
+  to.after.push_back(Us(end - loops.back().end));
+  to.all.push_back(Us(end - begin));
+  return absl::OkStatus();
+}
+
+// The same attention where no row tile's tokens are cut, by the kernels themselves.
+class Unsplit {
+ public:
+  explicit Unsplit(const Partition& partition)
+      : plan_(*partition.attention(), *cpu::ChosenKernels()),
+        problem_(plan_.problem()),
+        scratch_(static_cast<size_t>(cpu::UnitFloats(problem_)) * sizeof(float)) {
+    problem_.may_split = false;
+    room_.resize(cpu::Schedule::Bytes(problem_.batch[0]));
+  }
+
+  void Record(const std::vector<const void*>& inputs, const std::vector<void*>& outputs,
+              Recorded& to) {
+    const Clock::time_point begin = Clock::now();
+    const cpu::AttentionCall call{
+        .problem = &problem_, .inputs = inputs.data(), .outputs = outputs.data()};
+    const cpu::KernelSet& kernels = *cpu::ChosenKernels();
+    const cpu::Schedule schedule(call, cpu::Reader{&kernels, inputs.data()}, room_.data());
+    std::vector<double>& us = to.units.emplace_back();
+    Clock::time_point before = Clock::now();
+    for (int64_t unit = 0; unit < schedule.units(); ++unit) {
+      cpu::RunUnit(kernels, call, schedule, unit, reinterpret_cast<float*>(scratch_.data()));
+      const Clock::time_point after = Clock::now();
+      us.push_back(Us(after - before));
+      before = after;
+    }
+    to.merges.emplace_back();
+    to.before.push_back(0);
+    to.between.push_back(0);
+    to.after.push_back(0);
+    to.all.push_back(Us(before - begin));
+  }
+
+ private:
+  const cpu::Plan plan_;
+  cpu::AttentionProblem problem_;
+  std::vector<std::byte> room_;
+  Buffer scratch_;
+};
+
+absl::StatusOr<Json> TimeCase(const DecodeCase& of, int rounds) {
+  KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeDecodeGraph(of));
+  const auto executor = std::make_shared<TimingExecutor>();
+  KVANT_ASSIGN_OR_RETURN(const Engine engine,
+                         Engine::Create({.backends = {"cpu"}, .executor = executor}));
+  KVANT_ASSIGN_OR_RETURN(const GraphRunner runner, GraphRunner::Create(graph, engine));
+  const int64_t bytes = PortBytes(graph);
+  KVANT_ASSIGN_OR_RETURN(const Rotation rotation,
+                         MakeRotation(runner, MakeDecodeInputs(of, graph), bytes));
+  const Partition& partition = runner.partitions().at(0).partition();
+  Unsplit unsplit(partition);
+  Recorded in_order, apart, least;
+  size_t turn = 0;
+  const auto next = [&] { return turn++ % rotation.bindings.size(); };
+  KVANT_RETURN_IF_ERROR(runner.Run(rotation.bindings[next()]));
+  for (int round = 0; round < rounds; ++round) {
+    executor->apart = 1;
+    KVANT_RETURN_IF_ERROR(Record(runner, rotation.bindings[next()], *executor, in_order));
+    executor->apart = 7;  // divides no count of units
+    KVANT_RETURN_IF_ERROR(Record(runner, rotation.bindings[next()], *executor, apart));
+    BufferMap& buffers = *rotation.buffers[next()];
+    std::vector<const void*> inputs;
+    std::vector<void*> outputs;
+    for (TensorId id : partition.inputs()) inputs.push_back(buffers.at(id).data());
+    for (TensorId id : partition.outputs()) outputs.push_back(buffers.at(id).data());
+    unsplit.Record(inputs, outputs, least);
+  }
+  return Json{{"kernel", runner.kernels()},
+              {"bytes", bytes},
+              {"in_order", in_order.ToJson()},
+              {"apart", apart.ToJson()},
+              {"least", least.ToJson()}};
+}
+
+// Two bodies that wait for each other: how long after the call the second thread has begun, and
+// how long after both were done it returned. pause: of the caller before each call.
+Json TimeHandOver(Executor& executor, Clock::duration pause) {
+  constexpr int kRounds = 201;
+  std::vector<double> wake, join;
+  for (int round = 0; round < kRounds; ++round) {
+    if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    std::atomic<int> begun{0};
+    std::atomic<Clock::rep> last_begin{0}, last_end{0};
+    const auto latest = [](std::atomic<Clock::rep>& to) {
+      const Clock::rep now = Clock::now().time_since_epoch().count();
+      Clock::rep seen = to.load();
+      while (seen < now && !to.compare_exchange_weak(seen, now)) {
+      }
+    };
+    const Clock::time_point call = Clock::now();
+    executor.ParallelFor(2, [&](int64_t, int) {
+      latest(last_begin);
+      ++begun;
+      // Whoever takes both bodies, because no other thread came, gives up waiting.
+      while (begun < 2 && Clock::now() - call < std::chrono::milliseconds(2)) {
+      }
+      latest(last_end);
+    });
+    const Clock::time_point returned = Clock::now();
+    const auto at = [](const std::atomic<Clock::rep>& t) {
+      return Clock::time_point(Clock::duration(t.load()));
+    };
+    wake.push_back(Us(at(last_begin) - call));
+    join.push_back(Us(returned - at(last_end)));
+  }
+  return {{"wake", Median(wake)}, {"join", Median(join)}};
+}
+
+Json TimeMachine() {
+  Json hand_over;
+  const auto time = [&](const char* name, Executor* executor) {
+    if (executor == nullptr || executor->max_concurrency() < 2) return;
+    TimeHandOver(*executor, {});  // threads start
+    hand_over[name] = {{"awake", TimeHandOver(*executor, {})},
+                       {"asleep", TimeHandOver(*executor, std::chrono::milliseconds(5))}};
+  };
+  const std::unique_ptr<Executor> tbb = MakeTbbExecutor();
+  time("oneTBB", tbb.get());
+  void* const openmp = dlopen("libgomp.so.1", RTLD_NOW);
+  if (openmp != nullptr) {
+    time("OpenMP", MakeOpenMpExecutor(tbb->max_concurrency(), openmp).get());
+  }
+  return {{"cores", tbb->max_concurrency()},
+          {"read_gb_per_s_of_one", MeasureReadGbPerSecond(*MakeSerialExecutor())},
+          {"read_gb_per_s_of_all", MeasureReadGbPerSecond(*tbb)},
+          {"hand_over", std::move(hand_over)}};
+}
+
+absl::StatusOr<Json> Answer(const Json& request) {
+  if (request.empty()) return TimeMachine();
+  DecodeCase of;
+  const std::string type = request.at("type");
+  of.type = type == "s8" ? kS8 : kU4;
+  of.group = request.at("group");
+  of.zero_points = request.at("zero_points");
+  of.kv_heads = request.at("kv_heads");
+  of.ratio = request.at("ratio");
+  of.head_size = request.at("head_size");
+  of.lengths = request.at("lengths").get<std::vector<int64_t>>();
+  return TimeCase(of, request.at("rounds"));
+}
+
+int Main() {
+  const Json request = Json::parse(std::cin, nullptr, /*allow_exceptions=*/false);
+  if (request.is_discarded()) {
+    std::fputs("kvant_unit_times: no JSON on standard input\n", stderr);
+    return 2;
+  }
+  const absl::StatusOr<Json> answer = Answer(request);
+  if (!answer.ok()) {
+    std::fprintf(stderr, "kvant_unit_times: %s\n", std::string(answer.status().message()).c_str());
+    return 1;
+  }
+  std::puts(answer->dump().c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvant
+
+int main() { return kvant::Main(); }
