@@ -126,9 +126,10 @@ class Unsplit {
     const cpu::KernelSet& kernels = *cpu::ChosenKernels();
     const cpu::Schedule schedule(call, cpu::Reader{&kernels, inputs.data()}, room_.data());
     std::vector<double>& us = to.units.emplace_back();
+    int64_t tile = cpu::kNoTile;
     Clock::time_point before = Clock::now();
     for (int64_t unit = 0; unit < schedule.units(); ++unit) {
-      cpu::RunUnit(kernels, call, schedule, unit, reinterpret_cast<float*>(scratch_.data()));
+      cpu::RunUnit(kernels, call, schedule, unit, tile, reinterpret_cast<float*>(scratch_.data()));
       const Clock::time_point after = Clock::now();
       us.push_back(Us(after - before));
       before = after;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
+#include <type_traits>
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/dequantize.h"
@@ -76,10 +78,11 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
   Finish(kernels, problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
 }
 
-class Unit {
+// A tile of rows, and what is ready for all of its units: queries as the products take them.
+class TileRunner {
  public:
-  Unit(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
-       float* scratch)
+  TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
+             float* scratch)
       : kernels_(kernels),
         problem_(*place.row->problem),
         reader_{&kernels, call.inputs},
@@ -89,19 +92,19 @@ class Unit {
         buffers_(problem_, scratch),
         products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_) {
     buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
+    if (problem_.dropout) dropout_ = ReadDropout(problem_, reader_);
+    LoadQueries();
   }
+  TileRunner(const TileRunner&) = delete;
+  TileRunner& operator=(const TileRunner&) = delete;
 
-  void Run() {
-    const int64_t split = place_.split;
-    if (problem_.dropout) {
-      dropout_ = ReadDropout(problem_, reader_);
-      if (problem_.dropout_mask.present()) WriteMaskOf(split);
-    }
+  // A chunk of the tile's columns; others may have been before it.
+  void Run(int64_t split) {
+    if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
-    LoadQueries();
     State& state = buffers_.state;
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
@@ -318,15 +321,32 @@ class Unit {
 
 }  // namespace
 
-int64_t UnitFloats(const AttentionProblem& problem) { return Buffers(problem, nullptr).floats; }
+namespace {
+
+// A unit's scratch begins with the runner of its tile, for which nothing has to be done in the end.
+constexpr int64_t kRunnerFloats = CeilDiv(sizeof(TileRunner), 64) * 16;
+static_assert(std::is_trivially_destructible_v<TileRunner>);
+
+}  // namespace
+
+int64_t UnitFloats(const AttentionProblem& problem) {
+  return kRunnerFloats + Buffers(problem, nullptr).floats;
+}
 
 int64_t PartialFloats(const AttentionProblem& problem) {
   return Schedule::MostPartials(problem) * problem.row_tile * (problem.v_head_size + 2);
 }
 
 void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             int64_t unit, float* scratch) {
-  Unit(kernels, call, schedule.UnitAt(unit), scratch).Run();
+             int64_t unit, int64_t& tile, float* scratch) {
+  const Schedule::Place place = schedule.UnitAt(unit);
+  auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
+  // By its first unit.
+  if (const int64_t wanted = unit - place.split; tile != wanted) {
+    runner = new (scratch) TileRunner(kernels, call, place, scratch + kRunnerFloats);
+    tile = wanted;
+  }
+  runner->Run(place.split);
 }
 
 void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,

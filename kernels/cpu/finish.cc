@@ -41,8 +41,7 @@ void StorePartial(const State& state, int64_t rows, int64_t v_head_size, int64_t
     float* const stats = to.StatsOf(r, split);
     stats[0] = state.max[r];
     stats[1] = state.sum[r];
-    std::copy_n(state.out + r * v_head_size, v_head_size,
-                to.out + (r * to.splits + split) * v_head_size);
+    std::copy_n(state.out + r * v_head_size, v_head_size, to.OutOf(r, split, v_head_size));
   }
 }
 
@@ -53,7 +52,7 @@ void MergeRow(const KernelSet& kernels, const Partials& partials, int64_t row, i
   float max = kNegInf;
   for (int64_t split = 0; split < count; ++split) max = std::max(max, stats[2 * split]);
   const float base = max == kNegInf ? 0.f : max;
-  const float* out = partials.out + row * partials.splits * v_head_size;
+  const float* const out = partials.OutOf(row, 0, v_head_size);
   float sum = 0.f;
   std::fill_n(state.out, v_head_size, 0.f);
   for (int64_t first = 0; first < count; first += kTokenTile) {

@@ -48,6 +48,9 @@ struct Partials {
   int64_t splits = 0;
 
   float* StatsOf(int64_t row, int64_t split) const { return stats + 2 * (row * splits + split); }
+  float* OutOf(int64_t row, int64_t split, int64_t v_head_size) const {
+    return out + (row * splits + split) * v_head_size;
+  }
 };
 void StorePartial(const State& state, int64_t rows, int64_t v_head_size, int64_t split,
                   const Partials& to);
