@@ -105,6 +105,12 @@ class TileRunner {
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
+    // The chunk before ends with asking for this one.
+    if (live_.begin < live_.end && split != asked_for_) {
+      const int64_t end = std::min(buffers_.columns.TileEnd(live_.begin), live_.end);
+      products_.RequestFirst(live_.begin, end - live_.begin);
+    }
+    asked_for_ = split + 1;
     State& state = buffers_.state;
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
@@ -317,6 +323,7 @@ class TileRunner {
   DropoutState dropout_;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
+  int64_t asked_for_ = -1;  // the chunk whose first tile is
 };
 
 }  // namespace
