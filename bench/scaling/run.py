@@ -40,7 +40,7 @@ def least_disturbed(measured):
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench --scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="how often each case is recorded (default: 15)")
+    parser.add_argument("--rounds", type=int, default=31, help="how often each case is recorded (default: 31)")
     parser.add_argument("--remote", type=float, default=1.5,
                         help="how many times as long a unit takes whose memory is another domain's (default: 1.5)")
     parser.add_argument("--domain-gb-per-s", type=float,
