@@ -9,8 +9,8 @@ namespace kvant::cpu {
 namespace {
 
 // Tokens are cut into chunks of kFullChunk, shorter ones where those are fewer than kEnoughUnits,
-// longer ones where they are more than kMostUnits: a unit costs as much as some 25 tokens beside
-// its own, and a worker that takes it elsewhere than where it ended as much as 100
+// longer ones where they are more than kMostUnits: a unit costs as much as some 20 tokens beside
+// its own, and 50 more for a worker that takes it elsewhere than where it ended
 // (docs/kernels.md).
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
