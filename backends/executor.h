@@ -28,7 +28,9 @@ class Executor {
   // Calls body(i, slot) once for every i in [0, n), in any order, and returns
   // when all have returned. Calls that run at the same time within one
   // ParallelFor have different slots in [0, max_concurrency()).
-  // May be called from several threads at once.
+  // May be called from several threads at once. Bodies whose indices follow one another read memory
+  // that does: a thread does best with a run of them, the same in every call (docs/benchmarks.md,
+  // "Memory domains and huge pages").
   virtual void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t i, int slot)> body) = 0;
 };
 

@@ -1,6 +1,8 @@
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 
 #include "kvant/backends/executor.h"
 
@@ -13,18 +15,67 @@ using Body = absl::FunctionRef<void(int64_t, int)>;
 // is part of libgomp's binary interface (libgomp.h there).
 using GompParallel = void (*)(void (*run)(void*), void* data, unsigned threads, unsigned flags);
 
-GompParallel FindGompParallel(void* user) {
+struct OpenMp {
+  GompParallel parallel = nullptr;
+  int (*thread_number)() = nullptr;  // in the region, from 0 on
+};
+
+OpenMp FindOpenMp(void* user) {
   // Only one that is loaded: another copy would have threads of its own.
   void* const library = user != nullptr ? user : dlopen("libgomp.so.1", RTLD_NOW | RTLD_NOLOAD);
-  return library == nullptr ? nullptr
-                            : reinterpret_cast<GompParallel>(dlsym(library, "GOMP_parallel"));
+  if (library == nullptr) return {};
+  return {reinterpret_cast<GompParallel>(dlsym(library, "GOMP_parallel")),
+          reinterpret_cast<int (*)()>(dlsym(library, "omp_get_thread_num"))};
 }
 
-// A slot is the order in which the threads of a region have come. Inside a parallel region of the
-// caller's there is one.
+// The indices of a loop as runs, one for each thread, which takes them from its front: what follows
+// one another in memory is read by one thread, and by the same from loop to loop. A thread without
+// any left takes the back half of another's, its neighbours' first, since threads that OpenMP binds
+// close to each other share a memory.
+class Runs {
+ public:
+  Runs(int64_t n, int threads) : threads_(threads), runs_(new std::atomic<uint64_t>[threads]) {
+    for (int t = 0; t < threads; ++t) {
+      runs_[t].store(Pack(n * t / threads, n * (t + 1) / threads), std::memory_order_relaxed);
+    }
+  }
+  static constexpr int64_t kMost = int64_t{1} << 31;  // indices
+
+  // The next index of `thread`, -1 if there is none left.
+  int64_t Next(int thread) {
+    std::atomic<uint64_t>& own = runs_[thread];
+    uint64_t run = own;
+    while (Begin(run) < End(run)) {
+      if (own.compare_exchange_weak(run, Pack(Begin(run) + 1, End(run)))) return Begin(run);
+    }
+    for (int distance = 1; distance < threads_; ++distance) {
+      std::atomic<uint64_t>& other = runs_[(thread + distance) % threads_];
+      run = other;
+      while (Begin(run) < End(run)) {
+        const int64_t middle = (Begin(run) + End(run)) / 2;
+        if (!other.compare_exchange_weak(run, Pack(Begin(run), middle))) continue;
+        own = Pack(middle + 1, End(run));  // empty, which nobody else writes to
+        return middle;
+      }
+    }
+    return -1;
+  }
+
+ private:
+  static uint64_t Pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+  static int64_t Begin(uint64_t run) { return static_cast<int64_t>(run >> 32); }
+  static int64_t End(uint64_t run) { return static_cast<int64_t>(run & 0xffffffff); }
+
+  const int threads_;
+  const std::unique_ptr<std::atomic<uint64_t>[]> runs_;
+};
+
+// A slot is a thread's number in the region. Inside a parallel region of the caller's there is one.
 class OpenMpExecutor : public Executor {
  public:
-  OpenMpExecutor(GompParallel parallel, int threads) : parallel_(parallel), threads_(threads) {}
+  OpenMpExecutor(OpenMp openmp, int threads) : openmp_(openmp), threads_(threads) {}
 
   int max_concurrency() const override { return threads_; }
 
@@ -33,33 +84,36 @@ class OpenMpExecutor : public Executor {
       for (int64_t i = 0; i < n; ++i) body(i, 0);
       return;
     }
-    Work work{n, body};
-    parallel_(&Run, &work, static_cast<unsigned>(threads_), 0);
+    for (int64_t first = 0; first < n; first += Runs::kMost) {
+      Work work{openmp_.thread_number, body, first,
+                Runs(std::min(n - first, Runs::kMost), threads_)};
+      openmp_.parallel(&Run, &work, static_cast<unsigned>(threads_), 0);
+    }
   }
 
  private:
   struct Work {
-    int64_t n;
+    int (*thread_number)();
     Body body;
-    std::atomic<int64_t> next{0};
-    std::atomic<int> slot{0};
+    int64_t first;
+    Runs runs;
   };
   static void Run(void* data) {
     Work& work = *static_cast<Work*>(data);
-    const int slot = work.slot++;
-    for (int64_t i; (i = work.next++) < work.n;) work.body(i, slot);
+    const int slot = work.thread_number();
+    for (int64_t i; (i = work.runs.Next(slot)) >= 0;) work.body(work.first + i, slot);
   }
 
-  const GompParallel parallel_;
+  const OpenMp openmp_;
   const int threads_;
 };
 
 }  // namespace
 
 std::unique_ptr<Executor> MakeOpenMpExecutor(int threads, void* user) {
-  const GompParallel parallel = FindGompParallel(user);
-  if (parallel == nullptr || threads < 1) return nullptr;
-  return std::make_unique<OpenMpExecutor>(parallel, threads);
+  const OpenMp openmp = FindOpenMp(user);
+  if (openmp.parallel == nullptr || openmp.thread_number == nullptr || threads < 1) return nullptr;
+  return std::make_unique<OpenMpExecutor>(openmp, threads);
 }
 
 }  // namespace kvant

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/kernels/cpu/attention.h"
@@ -181,8 +182,9 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
       outputs.data(), units + executor.max_concurrency() * unit_floats_, statistics};
   const Schedule schedule(call, Reader{&kernels_, inputs.data()}, scratch);
   const auto slot_scratch = [&](int slot) { return units + slot * unit_floats_; };
+  absl::FixedArray<int64_t, 64> tiles(executor.max_concurrency(), kNoTile);
   ForEach(executor, schedule.units(), [&](int64_t unit, int slot) {
-    RunUnit(kernels_, call, schedule, unit, slot_scratch(slot));
+    RunUnit(kernels_, call, schedule, unit, tiles[slot], slot_scratch(slot));
   });
   ForEach(executor, schedule.merges(), [&](int64_t merge, int slot) {
     RunMerge(kernels_, call, schedule, merge, slot_scratch(slot));

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
+#include <type_traits>
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/dequantize.h"
@@ -38,11 +40,14 @@ struct Buffers : TileBuffers {
   }
 };
 
-// Where a partial result lies. All have room for the rows of a tile of the call's problem.
-State PartialState(const AttentionCall& call, int64_t partial) {
+// Where the partial results of a tile lie. All have room for the rows of a tile of the call's
+// problem: first the outputs of all tiles, then the statistics.
+Partials PartialsOf(const AttentionCall& call, const Schedule::Place& place) {
   const AttentionProblem& problem = *call.problem;
-  float* base = call.partials + partial * problem.row_tile * (problem.v_head_size + 2);
-  return {base, base + problem.row_tile, base + 2 * problem.row_tile};
+  const int64_t first = place.partial * problem.row_tile;
+  float* const stats =
+      call.partials + Schedule::MostPartials(problem) * problem.row_tile * problem.v_head_size;
+  return {stats + 2 * first, call.partials + first * problem.v_head_size, place.row->splits};
 }
 
 RowTile MakeRowTile(const Schedule::Place& place) {
@@ -73,10 +78,11 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
   Finish(kernels, problem, tile, state, problem.pass == SoftmaxPass::kOnline, call.outputs);
 }
 
-class Unit {
+// A tile of rows, and what is ready for all of its units: queries as the products take them.
+class TileRunner {
  public:
-  Unit(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
-       float* scratch)
+  TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
+             float* scratch)
       : kernels_(kernels),
         problem_(*place.row->problem),
         reader_{&kernels, call.inputs},
@@ -86,22 +92,26 @@ class Unit {
         buffers_(problem_, scratch),
         products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_) {
     buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
+    if (problem_.dropout) dropout_ = ReadDropout(problem_, reader_);
+    LoadQueries();
   }
+  TileRunner(const TileRunner&) = delete;
+  TileRunner& operator=(const TileRunner&) = delete;
 
-  void Run() {
-    const int64_t split = place_.split;
-    if (problem_.dropout) {
-      dropout_ = ReadDropout(problem_, reader_);
-      if (problem_.dropout_mask.present()) WriteMaskOf(split);
-    }
+  // A chunk of the tile's columns; others may have been before it.
+  void Run(int64_t split) {
+    if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
-    LoadQueries();
+    // The chunk before ends with asking for this one.
+    if (live_.begin < live_.end && split != asked_for_) {
+      const int64_t end = std::min(buffers_.columns.TileEnd(live_.begin), live_.end);
+      products_.RequestFirst(live_.begin, end - live_.begin);
+    }
+    asked_for_ = split + 1;
     State& state = buffers_.state;
-    const bool merged = place_.row->splits > 1;
-    if (merged) state = PartialState(call_, place_.partial + split);
     std::fill_n(state.max, tile_.rows, kNegInf);
     std::fill_n(state.sum, tile_.rows, 0.f);
     std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
@@ -112,7 +122,11 @@ class Unit {
     } else {
       RunOnline();
     }
-    if (!merged) FinishRows(kernels_, call_, problem_, tile_, state);
+    if (place_.row->splits > 1) {
+      return StorePartial(state, tile_.rows, problem_.v_head_size, split,
+                          PartialsOf(call_, place_));
+    }
+    FinishRows(kernels_, call_, problem_, tile_, state);
   }
 
  private:
@@ -226,17 +240,16 @@ class Unit {
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
-    const auto is_plain = [&](int64_t r) {
-      const float factor = std::abs(Factor(problem_, reader_, tile_.At(r), leading));
-      return factor > 1e-15f && factor < 1e15f;
-    };
+    if (leading == 0) return;
+    float* const factors = buffers_.shrink;  // nothing has to shrink yet
     for (int64_t r = 0; r < tile_.rows; ++r) {
-      if (!is_plain(r)) return;
+      factors[r] = Factor(problem_, reader_, tile_.At(r), leading);
+      const float magnitude = std::abs(factors[r]);
+      if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
     }
-    for (int64_t r = 0; r < tile_.rows && leading > 0; ++r) {
-      const float factor = Factor(problem_, reader_, tile_.At(r), leading);
+    for (int64_t r = 0; r < tile_.rows; ++r) {
       float* q = buffers_.q + r * problem_.head_size;
-      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
+      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factors[r];
     }
     first_step_ = leading;
   }
@@ -270,12 +283,14 @@ class Unit {
         to = tile_.rows;
       }
     }
-    Part part{token, n, from, tile_, buffers_.scores + from * kTokenTile, buffers_.state};
+    Part part{token,
+              n,
+              from,
+              tile_,
+              buffers_.scores + from * kTokenTile,
+              buffers_.state.From(from, problem_.v_head_size)};
     part.tile.first += from;
     part.tile.rows = to - from;
-    part.state.max += from;
-    part.state.sum += from;
-    part.state.out += from * problem_.v_head_size;
     return part;
   }
 
@@ -308,38 +323,58 @@ class Unit {
   DropoutState dropout_;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
+  int64_t asked_for_ = -1;  // the chunk whose first tile is
 };
 
 }  // namespace
 
-int64_t UnitFloats(const AttentionProblem& problem) { return Buffers(problem, nullptr).floats; }
+namespace {
+
+// A unit's scratch begins with the runner of its tile, for which nothing has to be done in the end.
+constexpr int64_t kRunnerFloats = CeilDiv(sizeof(TileRunner), 64) * 16;
+static_assert(std::is_trivially_destructible_v<TileRunner>);
+
+}  // namespace
+
+int64_t UnitFloats(const AttentionProblem& problem) {
+  return kRunnerFloats + Buffers(problem, nullptr).floats;
+}
 
 int64_t PartialFloats(const AttentionProblem& problem) {
   return Schedule::MostPartials(problem) * problem.row_tile * (problem.v_head_size + 2);
 }
 
 void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             int64_t unit, float* scratch) {
-  Unit(kernels, call, schedule.UnitAt(unit), scratch).Run();
+             int64_t unit, int64_t& tile, float* scratch) {
+  const Schedule::Place place = schedule.UnitAt(unit);
+  auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
+  // By its first unit.
+  if (const int64_t wanted = unit - place.split; tile != wanted) {
+    runner = new (scratch) TileRunner(kernels, call, place, scratch + kRunnerFloats);
+    tile = wanted;
+  }
+  runner->Run(place.split);
 }
 
 void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
               int64_t merge, float* scratch) {
   const Schedule::Place place = schedule.MergeAt(merge);
-  if (place.row->splits == 1) return;
   const AttentionProblem& problem = *place.row->problem;
-  const RowTile tile = MakeRowTile(place);
+  RowTile tile = MakeRowTile(place);
+  const int64_t rows = CeilDiv(tile.rows, place.parts), from = place.part * rows;
+  if (from >= tile.rows) return;
+  tile.first += from;
+  tile.rows = std::min(rows, tile.rows - from);
   Buffers buffers(problem, scratch);
   buffers.columns.Read(problem, Reader{&kernels, call.inputs}, place.b0, tile.extent,
                        place.row->splits);
-  State& state = buffers.state;
-  std::fill_n(state.max, tile.rows, kNegInf);
-  std::fill_n(state.sum, tile.rows, 0.f);
-  std::fill_n(state.out, tile.rows * problem.v_head_size, 0.f);
-  for (int64_t split = 0; split < buffers.columns.chunks(); ++split) {
-    Merge(PartialState(call, place.partial + split), tile.rows, problem.v_head_size, state);
+  const Partials partials = PartialsOf(call, place);
+  const int64_t size = problem.v_head_size;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    MergeRow(kernels, partials, from + r, buffers.columns.chunks(), size,
+             buffers.state.From(r, size));
   }
-  FinishRows(kernels, call, problem, tile, state);
+  FinishRows(kernels, call, problem, tile, buffers.state);
 }
 
 }  // namespace kvant::cpu

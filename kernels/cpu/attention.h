@@ -19,8 +19,11 @@ int64_t UnitFloats(const AttentionProblem& problem);
 // Of AttentionCall::partials.
 int64_t PartialFloats(const AttentionProblem& problem);
 
+// `scratch`, of UnitFloats, is left to the units of the same schedule that run in it next, and
+// `tile` says which row tile is ready there: kNoTile before the first.
+inline constexpr int64_t kNoTile = -1;
 void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             int64_t unit, float* scratch);
+             int64_t unit, int64_t& tile, float* scratch);
 // Once all units have run: joins those of a row tile, in order. `scratch`: UnitFloats.
 void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
               int64_t merge, float* scratch);

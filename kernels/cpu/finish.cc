@@ -35,19 +35,38 @@ float Code(const Rounding& rounding, float value) {
 
 }  // namespace
 
-void Merge(const State& part, int64_t rows, int64_t v_head_size, State& state) {
+void StorePartial(const State& state, int64_t rows, int64_t v_head_size, int64_t split,
+                  const Partials& to) {
   for (int64_t r = 0; r < rows; ++r) {
-    // Written so that a NaN on either side is kept, in max or in sum.
-    const float max = part.max[r] > state.max[r] ? part.max[r] : state.max[r];
-    const float base = max == kNegInf ? 0.f : max;
-    const float old_factor = std::exp(state.max[r] - base);
-    const float new_factor = std::exp(part.max[r] - base);
-    state.max[r] = max;
-    state.sum[r] = state.sum[r] * old_factor + part.sum[r] * new_factor;
-    float* out = state.out + r * v_head_size;
-    const float* add = part.out + r * v_head_size;
-    for (int64_t d = 0; d < v_head_size; ++d) out[d] = out[d] * old_factor + add[d] * new_factor;
+    float* const stats = to.StatsOf(r, split);
+    stats[0] = state.max[r];
+    stats[1] = state.sum[r];
+    std::copy_n(state.out + r * v_head_size, v_head_size, to.OutOf(r, split, v_head_size));
   }
+}
+
+void MergeRow(const KernelSet& kernels, const Partials& partials, int64_t row, int64_t count,
+              int64_t v_head_size, const State& state) {
+  const float* const stats = partials.StatsOf(row, 0);
+  // A NaN is passed over here, and then in the factor of its split, whatever the maximum.
+  float max = kNegInf;
+  for (int64_t split = 0; split < count; ++split) max = std::max(max, stats[2 * split]);
+  const float base = max == kNegInf ? 0.f : max;
+  const float* const out = partials.OutOf(row, 0, v_head_size);
+  float sum = 0.f;
+  std::fill_n(state.out, v_head_size, 0.f);
+  for (int64_t first = 0; first < count; first += kTokenTile) {
+    const int64_t n = std::min(kTokenTile, count - first);
+    float factors[kTokenTile];
+    for (int64_t i = 0; i < n; ++i) factors[i] = stats[2 * (first + i)];
+    std::fill(factors + n, factors + kTokenTile, kNegInf);
+    kernels.exp_row(factors, base);
+    for (int64_t i = 0; i < n; ++i) sum += factors[i] * stats[2 * (first + i) + 1];
+    const float keep = 1.f;
+    kernels.pv(factors, 1, n, out + first * v_head_size, v_head_size, &keep, state.out);
+  }
+  state.max[0] = max;
+  state.sum[0] = sum;
 }
 
 void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,
@@ -71,12 +90,12 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
     const Position p = tile.At(r);
     const bool empty = state.max[r] == kNegInf && state.sum[r] == 0.f;
     float* out = state.out + r * problem.v_head_size;
-    for (int64_t d = 0; d < problem.v_head_size; ++d) {
-      if (empty) {
-        out[d] = problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
-      } else if (normalize) {
-        out[d] /= state.sum[r];
-      }
+    if (empty) {
+      std::fill_n(out, problem.v_head_size,
+                  problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN());
+    } else if (normalize) {
+      const float sum = state.sum[r];
+      for (int64_t d = 0; d < problem.v_head_size; ++d) out[d] /= sum;
     }
     if (problem.output_hadamard > 1) {
       kernels.hadamard(out, problem.v_head_size, problem.output_hadamard);

@@ -8,7 +8,12 @@
 namespace kvant::cpu {
 namespace {
 
-constexpr int64_t kEnoughUnits = 64;
+// Tokens are cut into chunks of kFullChunk, shorter ones where those are fewer than kEnoughUnits,
+// longer ones where they are more than kMostUnits: a unit costs as much as some 20 tokens beside
+// its own, and 50 more for a worker that takes it elsewhere than where it ended
+// (docs/kernels.md).
+constexpr int64_t kFullChunk = 1024;
+constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 
@@ -16,9 +21,15 @@ int64_t FloatsOfPartial(const AttentionProblem& problem) {
   return problem.row_tile * (problem.v_head_size + 2);
 }
 
-// Units that tokens are cut into, in all, of lengths that are not known.
-int64_t WantedUnits(const AttentionProblem& problem) {
-  return std::clamp<int64_t>(kMaxPartialFloats / (2 * FloatsOfPartial(problem)), 1, kEnoughUnits);
+// Units that the tokens of all tiles are cut into.
+int64_t WantedUnits(int64_t tokens) {
+  return std::clamp(tokens / kFullChunk, kEnoughUnits, kMostUnits);
+}
+
+// The same of lengths that are not known, where a tile may have twice its share.
+int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
+  const int64_t affordable = kMaxPartialFloats / (2 * FloatsOfPartial(problem));
+  return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
 }
 
 int64_t TilesOf(const AttentionProblem& problem) {
@@ -45,7 +56,8 @@ std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
   if (!problem.may_split || tiles == 0) return 1;
   const int64_t affordable =
       std::max<int64_t>(1, kMaxPartialFloats / (tiles * FloatsOfPartial(problem)));
-  return std::min({CeilDiv(kEnoughUnits, tiles), CeilDiv(problem.kv_len, kMinChunk), affordable});
+  return std::min({CeilDiv(WantedUnits(tiles * problem.kv_len), tiles),
+                   CeilDiv(problem.kv_len, kMinChunk), affordable});
 }
 
 // Of lengths that are not known, a tile with several splits has more than one share of the wanted
@@ -53,7 +65,12 @@ std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
 int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   if (!problem.may_split) return 0;
   const std::optional<int64_t> splits = StaticSplits(problem);
-  if (!splits) return 2 * WantedUnits(problem);
+  if (!splits) {
+    // Of packed queries, how many tiles there are is not known either.
+    const bool packed = problem.query_offsets.present();
+    return 2 * AffordableUnits(
+                   problem, packed ? kMostUnits * kFullChunk : TilesOf(problem) * problem.kv_len);
+  }
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
 
@@ -71,7 +88,7 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
     tokens += Groups(problem_) * row.tiles_of_group * (row.extent.kv_len - row.extent.kv_first);
   }
   int64_t partials = 0;
-  const int64_t wanted = WantedUnits(problem_);
+  const int64_t wanted = AffordableUnits(problem_, tokens);
   const std::optional<int64_t> splits = StaticSplits(problem_);
   for (int64_t b0 = 0; b0 < batch; ++b0) {
     Row& row = rows_[b0];
@@ -84,13 +101,15 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
           std::clamp<int64_t>(CeilDiv(columns * wanted, tokens), 1, CeilDiv(columns, kMinChunk));
     }
     row.unit = units_;
-    row.tile = tiles_;
+    row.split_tile = split_tiles_;
     row.partial = partials;
     units_ += tiles * row.splits;
-    tiles_ += tiles;
-    if (row.splits > 1) partials += tiles * row.splits;
-    any_splits_ |= row.splits > 1;
+    if (row.splits == 1) continue;
+    split_tiles_ += tiles;
+    partials += tiles * row.splits;
   }
+  if (split_tiles_ == 0) return;
+  parts_ = std::min(CeilDiv(kEnoughUnits, split_tiles_), problem_.row_tile);
 }
 
 Schedule::Place Schedule::UnitAt(int64_t unit) const {
@@ -100,9 +119,11 @@ Schedule::Place Schedule::UnitAt(int64_t unit) const {
 }
 
 Schedule::Place Schedule::MergeAt(int64_t merge) const {
-  const Row* row = Find(rows_, problem_.batch[0], merge, [](const Row& r) { return r.tile; });
-  const int64_t tile = merge - row->tile;
-  return {row, row - rows_, tile, 0, row->partial + tile * row->splits};
+  const int64_t split_tile = merge / parts_;
+  const Row* row =
+      Find(rows_, problem_.batch[0], split_tile, [](const Row& r) { return r.split_tile; });
+  const int64_t tile = split_tile - row->split_tile;
+  return {row, row - rows_, tile, 0, row->partial + tile * row->splits, merge % parts_, parts_};
 }
 
 }  // namespace kvant::cpu

@@ -1,9 +1,9 @@
 // Schedule: the units of one execution.
 //
 // A unit is (batch row, heads that share K and V, tile of query rows, chunk of tokens); where there
-// are several chunks, a merge per tile follows. The tokens of all tiles together are cut into
-// kEnoughUnits, whatever the number of threads, so a long batch row has more chunks than a short
-// one. All follows from shapes, lengths and offsets, never from the threads.
+// are several chunks, merges of the tile's rows follow. The tokens of all tiles together are cut
+// into so many units, whatever the number of threads, so a long batch row has more chunks than a
+// short one. All follows from shapes, lengths and offsets, never from the threads.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
@@ -23,7 +23,8 @@ class Schedule {
     Extent extent;
     const AttentionProblem* problem = nullptr;
     int64_t tiles_of_group = 0, splits = 1;
-    int64_t unit = 0, tile = 0, partial = 0;  // the first
+    int64_t unit = 0, partial = 0;  // the first
+    int64_t split_tile = 0;         // the first, of those that have several splits
   };
   // Where a unit, or a merge, is.
   struct Place {
@@ -31,7 +32,8 @@ class Schedule {
     int64_t b0 = 0;
     int64_t tile = 0;  // of the batch row's
     int64_t split = 0;
-    int64_t partial = 0;  // of the tile's first split
+    int64_t partial = 0;          // of the tile's first split
+    int64_t part = 0, parts = 1;  // of the tile's rows: what is merged
   };
 
   // Bytes that `room` must have, for so many batch rows.
@@ -44,16 +46,16 @@ class Schedule {
   Schedule(const AttentionCall& call, const Reader& reader, void* room);
 
   int64_t units() const { return units_; }
-  int64_t merges() const { return any_splits_ ? tiles_ : 0; }
+  // Of tiles of one split there is nothing to merge.
+  int64_t merges() const { return split_tiles_ * parts_; }
   Place UnitAt(int64_t unit) const;
-  // Of a tile of one split there is nothing to merge.
   Place MergeAt(int64_t merge) const;
 
  private:
   const AttentionProblem& problem_;
   Row* const rows_;
-  int64_t units_ = 0, tiles_ = 0;
-  bool any_splits_ = false;
+  int64_t units_ = 0, split_tiles_ = 0;
+  int64_t parts_ = 1;  // that the rows of a tile are merged in
 };
 
 // Rows that share K and V, of so many queries.

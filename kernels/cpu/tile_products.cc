@@ -36,6 +36,32 @@ StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, floa
   return {data.type, reader.Data(data), data.IndexOf(part.first), data.strides[kRow]};
 }
 
+// Asks for n rows of an array, from those of `p` on, if they are dense.
+void RequestRows(const Reader& reader, const Array& array, const Position& p, int64_t n) {
+  constexpr int64_t kLine = 64, kMostLines = 128;
+  if (!array.present() || array.strides[kCol] > 1) return;
+  const auto* const data = static_cast<const char*>(reader.Data(array));
+  const int64_t bits = BitsOf(array.type);
+  const char* const first = data + array.IndexOf(p) * bits / 8;
+  const int64_t lines = CeilDiv(n * array.strides[kRow] * bits / 8, kLine);
+  for (int64_t i = 0; i < std::min(lines, kMostLines); ++i) {
+    __builtin_prefetch(first + i * kLine, 0, 2);
+  }
+}
+
+void RequestParts(const Reader& reader, const Pieces& pieces, const Position& batch, int64_t column,
+                  int64_t n) {
+  ForParts(pieces, batch, column, n, /*join=*/false, [&](const Part& part) {
+    const Dequantization& how = part.segment.dequantization;
+    Position group = part.first;
+    for (int axis = 0; axis < kAxes; ++axis) group.at[axis] /= how.group[axis];
+    const int64_t groups = CeilDiv(part.tokens, how.group[kRow]);
+    RequestRows(reader, how.scales, group, groups);
+    RequestRows(reader, how.zero_points, group, groups);
+    RequestRows(reader, part.segment.data, part.first, part.tokens);
+  });
+}
+
 }  // namespace
 
 TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
@@ -51,6 +77,12 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
   q_pairs = arena.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
   k_pairs = arena.TakeAs<uint32_t>(kTokenTile * Pairs(problem.head_size));
   v_pairs = arena.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
+}
+
+void TileProducts::RequestFirst(int64_t column, int64_t n) const {
+  if (problem_.products != Products::kStoredRows) return;
+  RequestParts(reader_, columns_.k(), batch_, column, n);
+  RequestParts(reader_, columns_.v(), batch_, column, n);
 }
 
 void TileProducts::PrepareQueries(int64_t rows) const {

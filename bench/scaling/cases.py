@@ -1,0 +1,19 @@
+"""The decode steps whose schedules are looked at."""
+LONG = 32768
+_INT4 = {"type": "u4", "group": 32, "zero_points": True, "head_size": 128}
+_INT8 = {"type": "s8", "group": 32, "zero_points": False, "head_size": 128}
+
+
+def _both(name, **of):
+    return {f"int4, {name}": {**_INT4, **of}, f"int8, {name}": {**_INT8, **of}}
+
+
+CASES = {
+    **_both("32k tokens, 8 KV heads", kv_heads=8, ratio=4, lengths=[LONG]),
+    **_both("one of 32k among 31 of 100, 8 KV heads", kv_heads=8, ratio=4, lengths=[LONG] + 31 * [100]),
+    **_both("8k tokens, 32 KV heads", kv_heads=32, ratio=1, lengths=[8192]),
+    **_both("32k tokens, 1 KV head", kv_heads=1, ratio=8, lengths=[LONG]),
+    **_both("4k tokens, 8 KV heads", kv_heads=8, ratio=4, lengths=[4096]),
+}
+WORKERS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+DOMAINS = (1, 2, 4, 8)

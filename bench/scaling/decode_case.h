@@ -1,0 +1,28 @@
+// A decode step over sequences of given lengths, for unit_times.
+#ifndef KVANT_BENCH_SCALING_DECODE_CASE_H_
+#define KVANT_BENCH_SCALING_DECODE_CASE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvant/graph/graph.h"
+#include "kvant/tools/buffer.h"
+
+namespace kvant {
+
+struct DecodeCase {
+  DataType type = kU4;  // of K and V, in groups of `group` channels with f32 scales
+  int64_t group = 32;
+  bool zero_points = false;
+  int64_t kv_heads = 8, ratio = 4, head_size = 128;
+  std::vector<int64_t> lengths;  // of sequences: one is contiguous, several are in pages
+};
+
+absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of);
+// Random codes and queries, positive scales, zero points in the middle; lengths and pages in order.
+BufferMap MakeDecodeInputs(const DecodeCase& of, const Graph& graph);
+
+}  // namespace kvant
+
+#endif  // KVANT_BENCH_SCALING_DECODE_CASE_H_

@@ -1,0 +1,199 @@
+// How an execution is cut into units and merges: every token of every row once, in bounded scratch.
+#include "kvant/kernels/cpu/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/kernels/cpu/attention.h"
+#include "kvant/kernels/cpu/columns.h"
+#include "kvant/tests/backends/attention/harness.h"
+
+namespace kvant::cpu {
+namespace {
+
+// One sequence, or several with these lengths, of queries of one token.
+struct Sizes {
+  int64_t kv_heads = 8, ratio = 4, kv_len = 32768;
+  std::vector<int32_t> lengths;
+  int64_t q_len = 1;
+};
+
+// A schedule and what it is for. No keys: where tokens lie does not matter here.
+class Scheduled {
+ public:
+  explicit Scheduled(const Sizes& of) : lengths_(of.lengths) {
+    problem_.batch[0] = lengths_.empty() ? 1 : static_cast<int64_t>(lengths_.size());
+    problem_.batch[1] = of.kv_heads;
+    problem_.batch[2] = of.ratio;
+    problem_.q_len = of.q_len;
+    problem_.kv_len = of.kv_len;
+    problem_.head_size = problem_.v_head_size = 128;
+    problem_.row_tile = std::min<int64_t>(of.ratio * of.q_len, 256);
+    problem_.may_split = of.kv_len > kMinChunk;
+    if (!lengths_.empty()) {
+      problem_.kv_lengths.buffer = 0;
+      problem_.kv_lengths.type = kS32;
+      problem_.kv_lengths.strides[0] = 1;
+    }
+    room_.resize(Schedule::Bytes(problem_.batch[0]));
+    inputs_ = {lengths_.data()};
+    call_ = {.problem = &problem_, .inputs = inputs_.data()};
+    schedule_.emplace(call_, reader(), room_.data());
+  }
+
+  const AttentionProblem& problem() const { return problem_; }
+  const Schedule& schedule() const { return *schedule_; }
+  Reader reader() const { return {KernelsAt(0), inputs_.data()}; }
+  int64_t length(int64_t b0) const {
+    return lengths_.empty() ? problem_.kv_len : lengths_[static_cast<size_t>(b0)];
+  }
+  ColumnRange ChunkOf(const Schedule::Place& place) const {
+    Arena arena(nullptr);
+    Columns columns(problem_, arena);
+    columns.Read(problem_, reader(), place.b0, place.row->extent, place.row->splits);
+    if (place.split >= columns.chunks()) return {0, 0};
+    return columns.Chunk(place.split);
+  }
+
+ private:
+  AttentionProblem problem_;
+  std::vector<int32_t> lengths_;
+  std::vector<std::byte> room_;
+  std::vector<const void*> inputs_;
+  AttentionCall call_;
+  std::optional<Schedule> schedule_;
+};
+
+std::vector<Sizes> ManySizes() {
+  std::vector<Sizes> all;
+  for (int64_t heads : {1, 3, 8, 32}) {
+    for (int64_t ratio : {1, 4, 8}) {
+      for (int64_t tokens : {1, 64, 257, 1000, 4096, 32768, 131072, 1000000}) {
+        all.push_back({.kv_heads = heads, .ratio = ratio, .kv_len = tokens});
+      }
+    }
+    std::vector<int32_t> mixed(32, 100);
+    mixed[5] = 32768;
+    all.push_back({.kv_heads = heads, .lengths = mixed});
+    all.push_back({.kv_heads = heads, .lengths = {0, 1, 255, 5000, 0, 20000, 7}});
+    all.push_back({.kv_heads = heads, .lengths = {0, 0}});
+    all.push_back({.kv_heads = heads, .kv_len = 9000, .q_len = 500});
+  }
+  return all;
+}
+
+TEST(CpuSchedule, UnitsCoverEveryTokenOfEveryTileOnce) {
+  for (const Sizes& of : ManySizes()) {
+    SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
+    const Scheduled made(of);
+    int64_t at = 0, b0 = 0, tile = -1;  // units go from tile to tile, and through each in order
+    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
+      const Schedule::Place place = made.schedule().UnitAt(unit);
+      if (place.split == 0) {
+        if (tile >= 0) {
+          ASSERT_EQ(at, made.length(b0));
+        }
+        ASSERT_GE(place.b0, b0);
+        tile = place.b0 == b0 ? tile + 1 : 0;
+        b0 = place.b0;
+        ASSERT_EQ(place.tile, tile);
+        at = 0;
+      }
+      const ColumnRange chunk = made.ChunkOf(place);
+      if (chunk.begin == chunk.end) continue;
+      ASSERT_EQ(chunk.begin, at);
+      at = chunk.end;
+    }
+    EXPECT_EQ(at, made.length(b0));
+    EXPECT_EQ(b0, made.problem().batch[0] - 1);
+  }
+}
+
+TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
+  constexpr int64_t kMostFloats = int64_t{2} << 20;
+  for (const Sizes& of : ManySizes()) {
+    SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
+    const Scheduled made(of);
+    const int64_t room = Schedule::MostPartials(made.problem());
+    EXPECT_LE(PartialFloats(made.problem()), kMostFloats);
+    std::vector<bool> used(static_cast<size_t>(room));
+    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
+      const Schedule::Place place = made.schedule().UnitAt(unit);
+      if (place.row->splits == 1) continue;
+      ASSERT_LT(place.partial + place.split, room);
+      ASSERT_FALSE(used[static_cast<size_t>(place.partial + place.split)]);
+      used[static_cast<size_t>(place.partial + place.split)] = true;
+    }
+  }
+}
+
+TEST(CpuSchedule, MergesCoverEveryRowOfSplitTilesOnce) {
+  for (const Sizes& of : ManySizes()) {
+    SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
+    const Scheduled made(of);
+    int64_t split_tiles = 0;
+    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
+      const Schedule::Place place = made.schedule().UnitAt(unit);
+      split_tiles += place.split == 0 && place.row->splits > 1 ? 1 : 0;
+    }
+    int64_t last = -1;
+    for (int64_t merge = 0; merge < made.schedule().merges(); ++merge) {
+      const Schedule::Place place = made.schedule().MergeAt(merge);
+      ASSERT_GT(place.row->splits, 1);
+      ASSERT_EQ(place.part, merge % place.parts);
+      if (place.part == 0) {
+        ASSERT_GT(place.partial, last);
+      }
+      last = place.partial;
+      ASSERT_LE(place.parts, made.problem().row_tile);
+      split_tiles -= place.part == 0 ? 1 : 0;
+    }
+    EXPECT_EQ(split_tiles, 0);
+  }
+}
+
+TEST(CpuSchedule, LongSequencesHaveUnitsForManyThreads) {
+  const auto units = [](const Sizes& of) { return Scheduled(of).schedule().units(); };
+  const auto merges = [](const Sizes& of) { return Scheduled(of).schedule().merges(); };
+  EXPECT_EQ(units({.kv_len = 32768}), 256);
+  EXPECT_EQ(merges({.kv_len = 32768}), 32);
+  EXPECT_EQ(units({.kv_heads = 32, .ratio = 1, .kv_len = 8192}), 256);
+  EXPECT_EQ(units({.kv_len = 1000000}), 256);
+  // Short ones are cut no finer than it pays.
+  EXPECT_EQ(units({.kv_len = 4096}), 64);
+  EXPECT_EQ(units({.kv_heads = 1, .ratio = 8, .kv_len = 32768}), 64);
+  EXPECT_EQ(merges({.kv_heads = 1, .ratio = 8, .kv_len = 32768}), 8);
+  EXPECT_EQ(units({.kv_len = 1024}), 32);
+  // A long one has what its share of the tokens is, whatever else there is.
+  std::vector<int32_t> mixed(32, 100);
+  mixed[0] = 32768;
+  const int64_t of_long = units({.lengths = mixed}) - 31 * 8;
+  EXPECT_GE(of_long, 192);
+  EXPECT_LE(of_long, 264);
+}
+
+TEST(CpuSchedule, ResultsAreTheSameForAnyNumberOfThreads) {
+  const Format codes{.type = kU4, .group = {1, 1, 1, 1, 8}, .scales = kF32, .zero_points = kU4};
+  for (int64_t q_len : {1, 20}) {
+    Case c =
+        Plain({.b0 = 1, .b1 = 3, .ratio = 2, .q_len = q_len, .kv_len = 40000, .d = 16, .dv = 16},
+              codes, codes);
+    std::vector<char> first;
+    for (int threads : {1, 2, 3, 16, 64, 256}) {
+      ASSERT_TRUE(c.Run(HighestKernels(), threads).ok());
+      const char* data = static_cast<const char*>(c.outputs[0].data());
+      if (first.empty()) first.assign(data, data + c.outputs[0].bytes());
+      EXPECT_EQ(std::memcmp(data, first.data(), first.size()), 0) << threads << " threads";
+    }
+    c.CompareWithOracle(1e-3);
+  }
+}
+
+}  // namespace
+}  // namespace kvant::cpu
