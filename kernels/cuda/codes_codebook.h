@@ -1,5 +1,5 @@
-// Codebooks of 16 entries beside packed codes: a table in shared memory of both entries of a byte,
-// as f16. Every lane has a copy in a bank of its own, so that lookups do not meet:
+// Codebooks of 16 entries beside codes: a table in shared memory of both entries of a byte, as f16.
+// Every lane has a copy in a bank of its own, so that lookups do not meet:
 //
 //   entries of byte b, lane l    at 128 b + 4 l: {that of the low nibble, that of the high one}
 //
@@ -17,13 +17,27 @@ class CodebookTable {
   static constexpr i32 kEntries = 16, kHalvesAt = kEntries, kFactorAt = kHalvesAt + kEntries / 2;
   static constexpr i32 kBytes = 256 * 128;
 
+  // The power of two that entries were divided by, as a product: what a table's entries are
+  // multiplied with, and what is left to scales.
+  struct Factors {
+    float entries, scales;
+  };
+  // Of entries that meet scales in f16: these stay as they are where f16 has room for entries.
+  KVANT_DEVICE static Factors FactorsOf(const SegmentParams& segment) {
+    const float factor = Load(segment.codebook + kFactorAt);
+    if (1.f <= factor && factor <= 16384.f) return {factor, 1.f};
+    return {1.f, factor};
+  }
+
   // By all threads; done by the block's next barrier.
-  KVANT_DEVICE static void Fill(const SegmentParams& segment, SharedAddress table) {
+  KVANT_DEVICE static void Fill(const SegmentParams& segment, float factor, SharedAddress table) {
+    const u32 times = PackF16(factor, factor);
     const auto* halves = reinterpret_cast<const u16*>(segment.codebook + kHalvesAt);
     KVANT_NO_UNROLL
     for (i32 byte = ThreadIndex() / 32; byte < 256; byte += BlockThreads() / 32) {
       const u32 low = Load(halves + byte % 16), high = Load(halves + byte / 16);
-      StoreShared32(table + static_cast<u32>(byte * 128 + LaneIndex() * 4), low | high << 16);
+      StoreShared32(table + static_cast<u32>(byte * 128 + LaneIndex() * 4),
+                    MultiplyF16x2(low | high << 16, times));
     }
   }
 
