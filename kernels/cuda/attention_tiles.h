@@ -141,6 +141,7 @@ class AttentionTiles {
   KVANT_DEVICE void FillEntries(const SegmentTraits& traits, const SegmentParams& segment,
                                 i32 at) const {
     if (!traits.codebook_table) return;
+    if (T::k.arithmetic != kByF16) return CodebookTable::FillInTwo(segment, shared_ + at);
     CodebookTable::Fill(segment, CodebookTable::FactorsOf(segment).entries, shared_ + at);
   }
 

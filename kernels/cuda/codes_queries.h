@@ -61,7 +61,9 @@ class CodesQueries {
         for (i32 part = 0; part < PartsOf(T::k); ++part) {
           KVANT_UNROLL
           for (i32 half = 0; half < f.Halves(); ++half) {
-            words_[rb][part][q + half * kPairs] = words[part] & f.HalfOfKeys(half);
+            // Selected once, not anew for each tile.
+            const u32 word = words[part] & f.HalfOfKeys(half);
+            words_[rb][part][q + half * kPairs] = f.Halves() == 1 ? word : Opaque(word);
           }
           held += F16Low(words[part]) + F16High(words[part]);
         }

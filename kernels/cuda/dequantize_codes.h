@@ -1,5 +1,5 @@
 // Codes to what products are computed in, a word at a time: (code - zero point) * scale, or
-// code * scale - zero point, rounded once; or the codebook's entry as f16, * scale.
+// code * scale - zero point, rounded once; or the codebook's entry, as f16 or as two bf16, * scale.
 //
 // Pair i of a word are codes i of its lower and of its upper half, as they are at the same place of
 // both, where one LOP3 cuts them out. It puts them below the leading bits of a power of two: a code
@@ -29,7 +29,10 @@ class CodesToValues {
   // Whether it is for such a segment.
   KVANT_DEVICE constexpr bool Takes() const {
     const i32 zero = traits_.zero_points.type, scale = traits_.scales.type;
-    if (traits_.codebook != 0) return traits_.codebook_table != 0 && by_f16_ && scale == kFloat16;
+    if (traits_.codebook != 0) {
+      return traits_.codebook_table != 0 && !TakesF32(arithmetic_) &&
+             scale == (by_f16_ ? kFloat16 : kBFloat16);
+    }
     return IsInteger(traits_.data.type) && scale != kNone && !TakesF32(arithmetic_) &&
            (real_ || zero == kNone || IsInteger(zero));
   }
@@ -53,7 +56,11 @@ class CodesToValues {
   // The values of pair i of a word. entries: where a CodebookTable lies.
   KVANT_DEVICE u32 Pair(u32 word, i32 i, const Words2& parameters, SharedAddress entries) const {
     if (traits_.codebook != 0) {
-      return MultiplyF16x2(CodebookTable(entries).Entries(word, i), parameters.v[0]);
+      const CodebookTable table(entries);
+      if (by_f16_) return MultiplyF16x2(table.Entries(word, i), parameters.v[0]);
+      const Words2 parts = table.EntriesInTwo(word, i);
+      const u32 rest = FmaBF16x2(parts.v[1], parameters.v[0], 0x80008000u);
+      return FmaBF16x2(parts.v[0], parameters.v[0], rest);
     }
     if (!ByPairs()) return FloatsOf(word, i, parameters);
     const u32 scale = parameters.v[0], offset = parameters.v[1];

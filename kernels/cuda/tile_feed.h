@@ -88,7 +88,9 @@ class TileFeed {
         shared_(shared),
         table_(tables, kKeys),
         entries_(entries),
-        of_entries_(Traits().codebook_table ? CodebookTable::FactorsOf(*AllParams()).scales : 1.f),
+        of_entries_(Traits().codebook_table && T::k.arithmetic == kByF16
+                        ? CodebookTable::FactorsOf(*AllParams()).scales
+                        : 1.f),
         batch_(batch),
         kv_len_(kv_len),
         channel_(channel) {}

@@ -118,6 +118,8 @@ TEST_F(CodesToValuesTest, WhatIsNoIntegerGoesAnotherWay) {
   codebook.codebook_table = 1;
   EXPECT_TRUE(takes(kByF16, codebook));
   EXPECT_FALSE(takes(kByBF16, codebook));
+  codebook.scales.type = kBFloat16;
+  EXPECT_TRUE(takes(kByBF16, codebook));
 }
 
 TEST(ChannelOrderTest, LowerHalvesAreAtEvenPlaces) {
