@@ -72,6 +72,23 @@ class SassTest(unittest.TestCase):
         counted = sass.count_round(blocks, sass.steady_loop(blocks), [1])
         self.assertEqual(counted.pipes["SHFL"], 1)
 
+    def test_copies_that_fill_are_tails_where_others_do_not(self):
+        copies = """        /*0040*/                   LDGSTS.E.64.ZFILL [R1], [R2.64], P1 ;
+        /*0050*/                   FMUL R0, R0, R1 ;
+        /*0060*/                   BRA `(.L_x_2) ;
+.L_x_6:
+        /*0070*/                   LDGSTS.E.64 [R1], [R2.64] ;
+"""
+        first, last = LISTING.index("        /*0040*/ "), LISTING.index(".L_x_2:")
+        before = LISTING[:first].replace("!P0 BRA `(.L_x_2)", "!P0 BRA `(.L_x_6)")
+        some = before + copies + LISTING[last:]
+        every = some.replace("64 [R1], [R2.64] ;", "64.ZFILL [R1], [R2.64], P1 ;")
+        for text, multiplied in ((some, 0), (every, 1)):
+            blocks = sass.parse(text, "kernel")
+            counted = sass.count_round(blocks, sass.steady_loop(blocks), [5])
+            self.assertEqual(counted.pipes["FMA"], multiplied)
+            self.assertEqual(counted.pipes["LDGSTS"], 1)
+
     def test_stall_counts(self):
         line = "        /*0000*/                   MOV R1, 0x1 ;        /* 0x0000000100017802 */\n"
         hexed = f".text.kernel:\n{line}        /* 0x000fca0000000f00 */\n"

@@ -154,6 +154,7 @@ KERNELS = (
              more=("--op", "--causal", "--soft-cap", "--alibi", "--sinks")),
     _prefill("f16, dropout", more=("--dropout",)),
     _prefill("nf4 g32 causal", k="u4:g32:nf4", more=("--causal",)),
+    _prefill("nf4 g32 causal, bf16 queries", k="u4:g32:nf4", dtype="bf16", more=("--causal",)),
     _prefill("u4 g32 zp causal, rotated, ranges", k="u4:g32:zp",
              more=("--causal", "--hadamard", "128", "--ring")),
 )

@@ -9,6 +9,7 @@ The path through a round. At every branch the way is taken that meets the fewest
 steady round does not do, and of those that meet equally few, the longest. The marks are
   SHFL, CALL, WARPSYNC.COLLECTIVE   rescaling, slow paths of divisions, diverged warps
   4 or more -INF in a block         masks of tiles beyond the last token
+  copies that fill with zeros       of such tiles, where others of the round do not fill
 Where a branch is on a warp's vote, the shorter of equals is taken: votes ask for what is rare.
 A mark that is on every path costs nothing: kernels whose steady round does shuffle are counted with
 their shuffles. Loops within the round count as often as the plan says that they are gone through;
@@ -303,12 +304,16 @@ def _walk(blocks, loop, trips):
                                any(s == loop.header for s in leaves))
         member.update(dict.fromkeys(child.blocks, child.header))
 
+    # Where other copies do not, those that fill with zeros are of tiles beyond the last token.
+    copies = sum(i.pipe == "LDGSTS" for n in loop.blocks for i in blocks[n].instructions)
+    some_fill = 0 < sum(blocks[n].zero_fills() for n in loop.blocks) < copies
+
     def own(n):
         if n in inner:
             return inner[n][0]
         block = blocks[n].instructions
         return (collections.Counter(i.pipe for i in block), sum(i.stall for i in block),
-                blocks[n].marks())
+                blocks[n].marks() + (blocks[n].zero_fills() if some_fill else 0))
 
     def successors(n):
         return inner[n][1] if n in inner else [s for s in blocks[n].successors if s in loop.blocks]

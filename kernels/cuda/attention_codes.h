@@ -93,8 +93,10 @@ class AttentionCodes {
 
   KVANT_DEVICE void Run() {
     if (WarpIndex() == 0) Work::Find(p_, work_);
-    if (T::k.k[0].codebook != 0) CodebookTable::Fill(p_.k[0], KCodebook());
-    if (T::k.v[0].codebook != 0 && !T::k.one_codebook) CodebookTable::Fill(p_.v[0], VCodebook());
+    if (T::k.k[0].codebook != 0) CodebookTable::Fill(p_.k[0], 1.f, KCodebook());
+    if (T::k.v[0].codebook != 0 && !T::k.one_codebook) {
+      CodebookTable::Fill(p_.v[0], 1.f, VCodebook());
+    }
     BlockSync();
     if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
     if (T::k.q_hadamard != 0) RotateQueries();

@@ -85,6 +85,7 @@ struct SegmentTraits {
   // Scales and zero points of a tile are read a tile ahead, so many by each thread; 0: when they
   // are needed.
   i32 parameters_ahead;
+  i32 codebook_table;     // tiles are made of codes by a CodebookTable
   i32 load, load_varies;  // TokenLoad, and whether it differs between entries of b0
 };
 
@@ -152,6 +153,7 @@ struct AttentionTraits {
   i32 kv_varies_over_b2;
   i32 k_segments, v_segments;
   i32 v_in_k;  // V is the first channels of K, and tiles of K have all that a block needs of it
+  i32 one_codebook;  // K and V are positions in the same one
   SegmentTraits q;
   SegmentTraits k[kMaxSegments], v[kMaxSegments];
   i32 step_count;
@@ -184,7 +186,6 @@ struct AttentionTraits {
   i32 side_copy;         // bytes by which scales and zero points are copied: 4, 8 or 16
   i32 k_pitch, v_pitch;  // bytes from token to token
   i32 k_page, v_page;    // tokens of a page; 0: there are no pages
-  i32 one_codebook;      // K and V are positions in the same one
   i32 converts_e4m3;     // e4m3 becomes f16 by an instruction, else bit by bit
   i32 subnormal_codes;   // codes are multiplied as subnormal f16, else made normal first
 };

@@ -25,10 +25,16 @@ namespace kvant::cuda {
 // Shared memory of a block: tiles, and once they are done with, states of warps; then what is
 // small.
 struct AttentionShared {
-  i32 q, k, v;  // where the tiles lie
-  i32 factors;  // column ranges, and, when tiles are done with, floats of joining
-  i32 tables;   // SegmentTables
+  i32 q, k, v;               // where the tiles lie
+  i32 factors;               // column ranges, and, when tiles are done with, floats of joining
+  i32 tables;                // SegmentTables
+  i32 k_entries, v_entries;  // CodebookTables
   i32 bytes;
+
+  // Whether V's CodebookTable is K's.
+  KVANT_DEVICE static constexpr bool SharesEntries(const AttentionTraits& t) {
+    return t.one_codebook && t.k[0].codebook_table && t.v[0].codebook_table;
+  }
 
   KVANT_DEVICE static constexpr AttentionShared Of(const AttentionTraits& t, i32 splits) {
     const i32 rows = t.row_warps * 16;
@@ -41,7 +47,10 @@ struct AttentionShared {
     const i32 joined = splits > t.token_warps ? splits : t.token_warps;
     const i32 end = s.factors + rows * joined * 8;
     s.tables = tiles > end ? tiles : end;
-    s.bytes = s.tables + SegmentTables::Of(t).bytes;
+    s.k_entries = s.tables + SegmentTables::Of(t).bytes;
+    const i32 after_k = s.k_entries + (t.k[0].codebook_table ? CodebookTable::kBytes : 0);
+    s.v_entries = SharesEntries(t) ? s.k_entries : after_k;
+    s.bytes = after_k + (t.v[0].codebook_table && !SharesEntries(t) ? CodebookTable::kBytes : 0);
     return s;
   }
 };
@@ -53,6 +62,8 @@ class AttentionTiles {
 
  private:
   using Products = TileProducts<T>;
+  using Keys = TileFeed<T, true>;
+  using Values = TileFeed<T, false>;
   using Steps = RowSteps<T>;
   using Ending = Finish<T>;
 
@@ -88,6 +99,8 @@ class AttentionTiles {
       WriteDropoutMask(dropout);
     }
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
+    FillEntries(T::k.k[0], p_.k[0], at_.k_entries);
+    if (!AttentionShared::SharesEntries(T::k)) FillEntries(T::k.v[0], p_.v[0], at_.v_entries);
     if (T::k.q.codebook != 0) BlockSync();
     if (T::k.q_hadamard == 0) {
       LoadQueries();
@@ -123,6 +136,13 @@ class AttentionTiles {
       RunInTwoPasses(tiles, dropout, state, output);
     }
     End(state, output);
+  }
+
+  KVANT_DEVICE void FillEntries(const SegmentTraits& traits, const SegmentParams& segment,
+                                i32 at) const {
+    if (!traits.codebook_table) return;
+    if (T::k.arithmetic != kByF16) return CodebookTable::FillInTwo(segment, shared_ + at);
+    CodebookTable::Fill(segment, CodebookTable::FactorsOf(segment).entries, shared_ + at);
   }
 
   // Probabilities must be final before they are rounded: first the sums alone, then the scores once
@@ -216,7 +236,15 @@ class AttentionTiles {
         LoadValues(T::k.q, p_.q, SegmentTable<T>::CodebookOfQueries(shared_ + at_.tables),
                    block_.At(r), d, kCol, T::k.head_size, values);
       }
-      StoreValues(T::k.arithmetic, layout, shared_ + at_.q, r, d, kCol, values);
+      if (Keys::Order().span == ChannelOrder::AsTheyAre().span) {
+        StoreValues(T::k.arithmetic, layout, shared_ + at_.q, r, d, kCol, values);
+        continue;
+      }
+      KVANT_UNROLL
+      for (i32 e = 0; e < 8; ++e) {
+        const i32 place = Keys::Order().PlaceOf(d + e);
+        StoreValue(T::k.arithmetic, layout, shared_ + at_.q, r, place, values[e]);
+      }
     }
   }
 
@@ -240,7 +268,8 @@ class AttentionTiles {
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
         const i32 d = s * 32 + LaneIndex();
-        if (d < layout.channels) StoreValue(T::k.arithmetic, layout, shared_ + at_.q, r, d, x[s]);
+        if (d >= layout.channels) continue;
+        StoreValue(T::k.arithmetic, layout, shared_ + at_.q, r, Keys::Order().PlaceOf(d), x[s]);
       }
     }
   }
@@ -290,9 +319,10 @@ class AttentionTiles {
   template <class Use>
   KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
     const Position batch{block_.b0, block_.b1, block_.b2, 0};
-    TileFeed<T, true> keys(p_, shared_ + at_.k, shared_ + at_.tables, batch, extent_.kv_len, 0);
-    TileFeed<T, false> outputs(p_, shared_ + at_.v, shared_ + at_.tables, batch, extent_.kv_len,
-                               channel_);
+    Keys keys(p_, shared_ + at_.k, shared_ + at_.tables, shared_ + at_.k_entries, batch,
+              extent_.kv_len, 0);
+    Values outputs(p_, shared_ + at_.v, shared_ + at_.tables, shared_ + at_.v_entries, batch,
+                   extent_.kv_len, channel_);
     const bool loads_values = values && !T::k.v_in_k;
     if (tiles.begin < tiles.end) {
       BlockSync();  // the last sweep is done with the tiles, and tables are written
@@ -313,9 +343,7 @@ class AttentionTiles {
       BlockSync();
       keys.Prepare(tile, more);
       if (loads_values) outputs.Prepare(tile, more);
-      if (TileFeed<T, true>::Prepares() || (!T::k.v_in_k && TileFeed<T, false>::Prepares())) {
-        BlockSync();
-      }
+      if (Keys::Prepares() || (!T::k.v_in_k && Values::Prepares())) BlockSync();
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);
       if (T::k.q_hadamard != 0) {
@@ -348,6 +376,7 @@ class AttentionTiles {
     const SharedAddress states = shared_, factors = shared_ + at_.factors;
     BlockSync();  // tiles are done with
     const i32 g = LaneIndex() / 4, c = LaneIndex() % 4;
+    const ChannelOrder order = T::k.v_in_k ? Keys::Order() : Values::Order();
     const SharedAddress mine = states + WarpIndex() % T::k.token_warps * Ending::StateFloats() * 4;
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
@@ -358,8 +387,10 @@ class AttentionTiles {
       }
       KVANT_UNROLL
       for (i32 n = 0; n < T::k.v_block / 8; ++n) {
-        StoreShared64(mine + (2 * rows + r * T::k.v_block + n * 8 + 2 * c) * 4,
-                      {{AsBits(output[n][2 * h]), AsBits(output[n][2 * h + 1])}});
+        const i32 channel = order.ChannelAt(n * 8 + 2 * c);
+        const SharedAddress at = mine + (2 * rows + r * T::k.v_block + channel) * 4;
+        StoreSharedFloat(at, output[n][2 * h]);
+        StoreSharedFloat(at + order.span / 2 * 4, output[n][2 * h + 1]);
       }
     }
     BlockSync();

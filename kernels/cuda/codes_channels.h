@@ -7,7 +7,9 @@
 // s q is two f16, the product and what it leaves, so that no more is lost than by scales in f32.
 // The second sum is that of one more token, whose codes are the zero points: its word is in all
 // rows of A, and C has the sum in all of them. What signed codes have too much is such a token as
-// well.
+// well. Words of real ones are A as they lie side by side, without a copy: of four, rows 0 .. 7
+// have the first and third, rows 8 .. 15 the second and fourth, each with a B and a C of its own,
+// whose other rows do not count.
 //
 // Scales that are not f16, and real zero points with them, are normalised by a power of two, which
 // brings the largest of a warp's first tile to 8 .. 16. Queries leave room in f16 for scales 8
@@ -134,8 +136,9 @@ class CodesChannels {
     KVANT_UNROLL
     for (i32 i = 0; i < Count(); ++i) values[i] = FloatAt(type, words, i);
   }
-  // Normalised floats as operands, by pairs of K's codes.
-  KVANT_DEVICE void LoadPairs(i32 type, SharedAddress side, i32 m, Pairs& pairs) const {
+  // Normalised floats as operands: of two channels side by side, or by pairs of K's codes.
+  KVANT_DEVICE void LoadPairs(i32 type, SharedAddress side, i32 m, bool side_by_side,
+                              Pairs& pairs) const {
     const CodeFormat f = Format();
     const i32 half = Count() / 2;
     if (type == kFloat16 && f.scale_type == kFloat16) {
@@ -145,7 +148,7 @@ class CodesChannels {
       for (i32 i = 0; i < half; ++i) {
         const u32 apart =
             Permute(words[i / 2], words[(i + half) / 2], i % 2 == 0 ? 0x5410 : 0x7632);
-        pairs[0][i] = f.SideBySide() ? words[i] : apart;
+        pairs[0][i] = side_by_side ? words[i] : apart;
         if (Parts() == 2) pairs[1 % kParts][i] = 0;
       }
       return;
@@ -155,8 +158,9 @@ class CodesChannels {
     KVANT_UNROLL
     for (i32 i = 0; i < half; ++i) {
       u32 words[kParts];
-      PackParts(Parts(), values[f.FirstOfPair(i)] * normal_, values[f.SecondOfPair(i)] * normal_,
-                words);
+      const i32 first = side_by_side ? 2 * i : f.FirstOfPair(i);
+      const i32 second = side_by_side ? 2 * i + 1 : f.SecondOfPair(i);
+      PackParts(Parts(), values[first] * normal_, values[second] * normal_, words);
       KVANT_UNROLL
       for (i32 part = 0; part < Parts(); ++part) pairs[part][i] = words[part];
     }
@@ -204,6 +208,7 @@ class CodesChannels {
                                   Sums& sums) const {
     const CodeFormat f = Format();
     float zero[kRowBlocks][4] = {};
+    float real[kRowBlocks][2][4] = {};  // of rows 0 .. 7, and of rows 8 .. 15
     u32 low[kPairTiles][4], high[kPairTiles][4];
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -221,7 +226,7 @@ class CodesChannels {
         f.MarkNan(low[j], MinOf(4, f.Chunks() - m), nan_marks);
         f.MarkNan(high[j], MinOf(4, f.Chunks() - m), nan_marks);
       }
-      MultiplyChunk(queries, table, stage, m, first, low, high, sums, zero);
+      MultiplyChunk(queries, table, stage, m, first, low, high, sums, zero, real);
     }
     if (!TakesOff() && f.zero != Zero::kReal) return;
     KVANT_UNROLL
@@ -230,7 +235,12 @@ class CodesChannels {
       for (i32 j = 0; j < Pairs16(); ++j) {
         KVANT_UNROLL
         for (i32 e = 0; e < 4; ++e) {
-          sums[rb][first + j][e] = Fma(-f.Unit(), zero[rb][e], sums[rb][first + j][e]);
+          float off = zero[rb][e];
+          if (f.zero == Zero::kReal) {
+            const float both = real[rb][0][e % 2] + real[rb][1][2 + e % 2];
+            off = TakesOff() ? off + both : both;
+          }
+          sums[rb][first + j][e] = Fma(-f.Unit(), off, sums[rb][first + j][e]);
         }
       }
     }
@@ -239,17 +249,18 @@ class CodesChannels {
   KVANT_DEVICE void MultiplyChunk(const CodesQueries<T>& queries, const CodebookTable& table,
                                   SharedAddress stage, i32 m, i32 first,
                                   const u32 (&low)[kPairTiles][4], const u32 (&high)[kPairTiles][4],
-                                  Sums& sums, float (&zero)[kRowBlocks][4]) const {
+                                  Sums& sums, float (&zero)[kRowBlocks][4],
+                                  float (&real)[kRowBlocks][2][4]) const {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 row = first / Pairs16();
     const SharedAddress of_scales = Side(stage, 0) + static_cast<u32>(row * l.sides[0].bits / 8);
     const SharedAddress of_zeros = Side(stage, 2) + static_cast<u32>(row * l.sides[2].bits / 8);
-    Pairs scales, reals;
+    Pairs scales;
     u32 zeros[kMostPairs];
-    LoadPairs(f.scale_type, of_scales, m, scales);
+    LoadPairs(f.scale_type, of_scales, m, f.SideBySide(), scales);
     if (TakesOff()) LoadZeros(of_zeros, m, zeros);
-    if (f.zero == Zero::kReal) LoadPairs(f.zero_type, of_zeros, m, reals);
+    if (f.zero == Zero::kReal) AddReals(queries, of_zeros, m, real);
     KVANT_UNROLL
     for (i32 i = 0; i < f.PairsPerWord(); i += 2) {
       const i32 q = m * f.PairsPerWord() + i;
@@ -261,12 +272,11 @@ class CodesChannels {
           const u32 query = queries.Word(rb, 0, q + h), scale = scales[0][i + h];
           u32& x = product[rb][h];
           x = MultiplyF16x2(query, scale);
-          rest[rb][h] = FmaF16x2(query, scale, x ^ 0x80008000u);
+          rest[rb][h] = FmsF16x2(query, scale, x);
           if (Parts() == 1) continue;
           rest[rb][h] = FmaF16x2(query, scales[1 % kParts][i + h], rest[rb][h]);
           rest[rb][h] = FmaF16x2(queries.Word(rb, 1 % kParts, q + h), scale, rest[rb][h]);
         }
-        if (f.zero == Zero::kReal) AddReal(queries, rb, q, i, reals, zero[rb]);
         if (!TakesOff()) continue;
         MmaF16K16(zero[rb], zeros[i], zeros[i], zeros[i + 1], zeros[i + 1], product[rb][0],
                   product[rb][1]);
@@ -288,15 +298,30 @@ class CodesChannels {
       }
     }
   }
-  KVANT_DEVICE static void AddReal(const CodesQueries<T>& queries, i32 rb, i32 q, i32 i,
-                                   const Pairs& reals, float (&zero)[4]) {
+  // Of chunk m.
+  KVANT_DEVICE void AddReals(const CodesQueries<T>& queries, SharedAddress of_zeros, i32 m,
+                             float (&real)[kRowBlocks][2][4]) const {
+    const i32 pairs = Format().PairsPerWord(), first = m * pairs;
+    Pairs reals;
+    LoadPairs(Format().zero_type, of_zeros, m, CodesQueries<T>::PlainSideBySide(), reals);
     KVANT_UNROLL
     for (i32 part = 0; part < Parts(); ++part) {
+      const u32(&a)[kMostPairs] = reals[part];
       KVANT_UNROLL
       for (i32 of_query = 0; of_query < Parts() - part; ++of_query) {
-        const u32 a = reals[part][i], b = reals[part][i + 1];
-        MmaF16K16(zero, a, a, b, b, queries.PlainWord(rb, of_query, q),
-                  queries.PlainWord(rb, of_query, q + 1));
+        KVANT_UNROLL
+        for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
+          const auto query = [&](i32 i) { return queries.PlainWord(rb, of_query, first + i); };
+          KVANT_UNROLL
+          for (i32 h = 0; h < 2; ++h) {
+            if (pairs == 2) MmaF16K8(real[rb][h], a[0], a[1], query(h));
+            KVANT_UNROLL
+            for (i32 i = 0; i + 4 <= pairs; i += 4) {
+              MmaF16K16(real[rb][h], a[i], a[i + 1], a[i + 2], a[i + 3], query(i + h),
+                        query(i + 2 + h));
+            }
+          }
+        }
       }
     }
   }

@@ -267,27 +267,7 @@ KVANT_DEVICE float FloatAt(i32 type, const u32 (&words)[kWords], i32 index) {
   return index % 2 == 0 ? BF16Low(w) : BF16High(w);
 }
 
-// `count` words of shared memory, in loads as wide as their number allows. from: a multiple of
-// their size.
-template <i32 kWords>
-KVANT_DEVICE void LoadSharedWords(SharedAddress from, i32 count, u32 (&words)[kWords]) {
-  KVANT_UNROLL
-  for (i32 i = 0; i < count; i += count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : 1) {
-    if (count % 4 == 0) {
-      const Words4 x = LoadShared128(from + i * 4);
-      KVANT_UNROLL
-      for (i32 e = 0; e < 4; ++e) words[(i + e) % kWords] = x.v[e];
-    } else if (count % 2 == 0) {
-      const Words2 x = LoadShared64(from + i * 4);
-      KVANT_UNROLL
-      for (i32 e = 0; e < 2; ++e) words[(i + e) % kWords] = x.v[e];
-    } else {
-      words[i % kWords] = LoadShared32(from + i * 4);
-    }
-  }
-}
-
-// The same of `bits`, where that is less than a word as well.
+// `bits` of shared memory, which may be less than a word.
 template <i32 kWords>
 KVANT_DEVICE void LoadSharedBits(SharedAddress from, i32 bits, u32 (&words)[kWords]) {
   if (bits == 8) {

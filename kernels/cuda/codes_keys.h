@@ -68,7 +68,7 @@ class CodesKeys {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
-    u32 scales[8], zeros[8], bytes[4];
+    u32 scales[32], zeros[8], bytes[4];
     const bool by_row = f.groups == 1;
     if (by_row && f.scale_type != kNone) {
       LoadSharedWords(stage + l.sides[0].offset + g * n * f.ScaleBytes(), n * f.ScaleBytes() / 4,
@@ -83,7 +83,7 @@ class CodesKeys {
     KVANT_UNROLL
     for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
       float sum[kRowBlocks][4];
-      MultiplyPair(at, stage, j, bytes, sum);
+      MultiplyPair(at, stage, j, bytes, scales, sum);
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
         KVANT_UNROLL
@@ -286,25 +286,31 @@ class CodesKeys {
     }
   }
 
-  // Of all groups of both tokens of pair j.
-  KVANT_DEVICE static void LoadOfTwo(SharedAddress stage, i32 side, i32 bits, i32 j,
-                                     u32 (&words)[16]) {
+  // Of all groups of both tokens of `count` pairs from j on.
+  template <i32 kCount>
+  KVANT_DEVICE static void LoadOfPairs(SharedAddress stage, i32 side, i32 bits, i32 j, i32 count,
+                                       u32 (&words)[kCount]) {
     const i32 pair = LaneIndex() / 4 * (T::k.warp_tile / 16) + j;
     const i32 bytes = 2 * Format().groups * bits / 8;
-    LoadSharedWords(stage + CodesRing<T>::Layout().sides[side].offset + pair * bytes, bytes / 4,
-                    words);
+    LoadSharedWords(stage + CodesRing<T>::Layout().sides[side].offset + pair * bytes,
+                    bytes / 4 * count, words);
+  }
+  KVANT_DEVICE static i32 PairsAtOnce() {
+    const CodeFormat f = Format();
+    return CodesRing<T>::Layout().PairsAtOnce(2 * f.groups * BitsOf(f.scale_type) / 32);
   }
 
   // Row blocks 2j and 2j + 1: sums in units of codes, times scales where there are groups.
   KVANT_DEVICE void MultiplyPair(SharedAddress at, SharedAddress stage, i32 j,
-                                 const u32 (&bytes)[4], float (&sum)[kRowBlocks][4]) {
+                                 const u32 (&bytes)[4], u32 (&scales)[32],
+                                 float (&sum)[kRowBlocks][4]) {
     const CodeFormat f = Format();
-    u32 low[kWords], high[kWords], scales[16], reals[16], zeros[2];
-    if (f.groups > 1) {
-      LoadOfTwo(stage, 0, BitsOf(f.scale_type), j, scales);
-      SeeScales(scales, 2 * f.groups);
+    u32 low[kWords], high[kWords], reals[16], zeros[2];
+    if (f.groups > 1 && j % PairsAtOnce() == 0) {
+      LoadOfPairs(stage, 0, BitsOf(f.scale_type), j, PairsAtOnce(), scales);
+      SeeScales(scales, 2 * f.groups * PairsAtOnce());
     }
-    if (RealByFma()) LoadOfTwo(stage, 2, f.ZeroBits(), j, reals);
+    if (RealByFma()) LoadOfPairs(stage, 2, f.ZeroBits(), j, 1, reals);
     Tile().LoadPair(at, j, false, low, high);
     f.MarkNan(low, f.Chunks(), nan_marks_);
     f.MarkNan(high, f.Chunks(), nan_marks_);
@@ -357,8 +363,8 @@ class CodesKeys {
           KVANT_UNROLL
           for (i32 e = 0; e < 4; ++e) {
             const float x = group[n - first][rb][e];
-            const float scale =
-                f.groups > 1 ? FloatAt(f.scale_type, scales, e / 2 * f.groups + n) : 1.f;
+            const i32 index = (j % PairsAtOnce() * 2 + e / 2) * f.groups + n;
+            const float scale = f.groups > 1 ? FloatAt(f.scale_type, scales, index) : 1.f;
             const bool begins = n == 0 && !BiasByScales() && !RealByMma();
             sum[rb][e] = f.groups == 1 ? x : begins ? x * scale : Fma(x, scale, sum[rb][e]);
             if (!RealByFma()) continue;

@@ -61,13 +61,15 @@ class CodesQueries {
         for (i32 part = 0; part < PartsOf(T::k); ++part) {
           KVANT_UNROLL
           for (i32 half = 0; half < f.Halves(); ++half) {
-            words_[rb][part][q + half * kPairs] = words[part] & f.HalfOfKeys(half);
+            // Selected once, not anew for each tile.
+            const u32 word = words[part] & f.HalfOfKeys(half);
+            words_[rb][part][q + half * kPairs] = f.Halves() == 1 ? word : Opaque(word);
           }
-          if (KeepsPlain()) words_[rb][part][q + kPairs] = TimesFactor(words[part], q);
           held += F16Low(words[part]) + F16High(words[part]);
         }
         AddTo(sums, q, held * f.Factor(q));
       }
+      if (KeepsPlain()) KeepPlain(rb, m);
     }
     KVANT_UNROLL
     for (i32 n = 0; n < f.groups; ++n) {
@@ -81,7 +83,8 @@ class CodesQueries {
   KVANT_DEVICE u32 Word(i32 rb, i32 part, i32 q, i32 half = 0) const {
     return words_[rb][part][q + half * kPairs];
   }
-  // Not divided by what codes arrive multiplied with.
+  // Not divided by what codes arrive multiplied with; of channels side by side, or of K's pairs.
+  KVANT_DEVICE static bool PlainSideBySide() { return KeepsPlain() || Format().SideBySide(); }
   KVANT_DEVICE u32 PlainWord(i32 rb, i32 part, i32 q) const {
     return KeepsPlain() ? words_[rb][part][q + kPairs] : TimesFactor(words_[rb][part][q], q);
   }
@@ -109,6 +112,19 @@ class CodesQueries {
     const CodeFormat f = Format();
     return f.ByChannel() && f.zero == Zero::kReal && f.bits == 2 && PartsOf(T::k) == 1 &&
            T::k.row_blocks == 1;
+  }
+  // Of chunk m.
+  KVANT_DEVICE void KeepPlain(i32 rb, i32 m) {
+    const i32 count = Format().PairsPerWord();
+    u32(&words)[2 * kPairs] = words_[rb][0];
+    KVANT_UNROLL
+    for (i32 i = 0; i < count; ++i) {
+      // The lower halves are the first channels.
+      const i32 q = m * count + 2 * i % count;
+      words[m * count + i + kPairs] =
+          Permute(TimesFactor(words[q], q), TimesFactor(words[q + 1], q + 1),
+                  2 * i < count ? 0x5410 : 0x7632);
+    }
   }
   KVANT_DEVICE static u32 TimesFactor(u32 query, i32 q) {
     const float factor = Format().Factor(q);

@@ -233,6 +233,11 @@ struct CodesLayout {
   KVANT_DEVICE constexpr i32 Token(i32 g, i32 i) const {
     return (i / k.run * 8 + g) * k.run + i % k.run;
   }
+  // Of how many pairs 2j, 2j + 1 of row g a lane loads at once what they have in an array: more
+  // than one where its words are odd in number, as those of several are fewer and wider loads.
+  KVANT_DEVICE constexpr i32 PairsAtOnce(i32 words) const {
+    return words % 2 == 0 ? 1 : MinOf(4, k.run / 2);
+  }
   // What the tokens of row g have in an array, `bits` each.
   template <i32 kWords>
   KVANT_DEVICE void LoadOfRow(SharedAddress side, i32 bits, i32 g, u32 (&words)[kWords]) const {

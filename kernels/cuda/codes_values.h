@@ -90,7 +90,7 @@ class CodesValues {
     const CodeFormat f = Format();
     const CodesLayout l = CodesRing<T>::Layout();
     const i32 n = T::k.warp_tile / 8, g = LaneIndex() / 4;
-    u32 scales[8];
+    u32 scales[32];
     typename Offsets::RowZeros zero_points;
     u32 plain[kRowBlocks][kTokenTiles];            // probabilities, as they are
     u32 columns[kRowBlocks][kParts][kTokenTiles];  // B operands; in groups, of unscaled ones
@@ -132,10 +132,12 @@ class CodesValues {
         KVANT_UNROLL
         for (i32 b = 0; b < 2; ++b) zeros[b] = Offsets::OfGroups(stage, 2 * j + b);
         const i32 bytes_of_two = 2 * f.groups * f.ScaleBytes();
-        u32 pair[16];
-        LoadSharedWords(stage + l.sides[1].offset + l.Token(g, 2 * j) / 2 * bytes_of_two,
-                        bytes_of_two / 4, pair);
-        Normalise(2 * f.groups, pair);
+        const i32 at_once = l.PairsAtOnce(bytes_of_two / 4), of_pair = j % at_once * 2 * f.groups;
+        if (j % at_once == 0) {
+          LoadSharedWords(stage + l.sides[1].offset + l.Token(g, 2 * j) / 2 * bytes_of_two,
+                          bytes_of_two / 4 * at_once, scales);
+          Normalise(2 * f.groups * at_once, scales);
+        }
         KVANT_UNROLL
         for (i32 group = 0; group < f.groups; ++group) {
           u32 b[kRowBlocks][kParts][2];
@@ -144,8 +146,8 @@ class CodesValues {
             KVANT_UNROLL
             for (i32 h = 0; h < 2; ++h) {
               u32 words[kParts];
-              Scaled(probs[rb][j][2 * h], probs[rb][j][2 * h + 1], plain[rb][2 * j + h], pair,
-                     h * f.groups + group, words);
+              Scaled(probs[rb][j][2 * h], probs[rb][j][2 * h + 1], plain[rb][2 * j + h], scales,
+                     of_pair + h * f.groups + group, words);
               KVANT_UNROLL
               for (i32 part = 0; part < Parts(); ++part) {
                 b[rb][part][h] = TransposeMatrix(words[part]);

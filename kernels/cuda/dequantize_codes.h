@@ -1,12 +1,15 @@
-// 8 integer codes at a time to what products are computed in: (code - zero point) * scale, or
-// code * scale - zero point, rounded once.
+// Codes to what products are computed in, a word at a time: (code - zero point) * scale, or
+// code * scale - zero point, rounded once; or the codebook's entry, as f16 or as two bf16, * scale.
 //
-// A code is put below the leading bits of a power of two, M + code, from which M and the zero point
-// are taken exactly: as pairs in 16-bit arithmetic where M + code, the zero point and the scale fit
-// it, else in f32.
+// Pair i of a word are codes i of its lower and of its upper half, as they are at the same place of
+// both, where one LOP3 cuts them out. It puts them below the leading bits of a power of two: a code
+// n bits up becomes M + 2^n code, which, over 2^n, M and the zero point are taken from exactly.
+// That is in 16-bit arithmetic where those and the scale fit it, else in f32. Tiles have channels
+// in the order of pairs (ChannelOrder).
 #ifndef KVANT_KERNELS_CUDA_DEQUANTIZE_CODES_H_
 #define KVANT_KERNELS_CUDA_DEQUANTIZE_CODES_H_
 
+#include "kvant/kernels/cuda/codes_codebook.h"
 #include "kvant/kernels/cuda/dequantize_tile.h"
 
 namespace kvant::cuda {
@@ -25,29 +28,46 @@ class CodesToValues {
 
   // Whether it is for such a segment.
   KVANT_DEVICE constexpr bool Takes() const {
-    const i32 zero = traits_.zero_points.type;
-    return IsInteger(traits_.data.type) && traits_.codebook == 0 && traits_.scales.type != kNone &&
-           !TakesF32(arithmetic_) && (real_ || zero == kNone || IsInteger(zero));
-  }
-
-  // A group's scale and offset, as words.
-  KVANT_DEVICE Words2 Parameters(const GroupParameters& group) const {
-    const float offset = OffsetHasBias() ? Bias() - group.zero_point : -group.zero_point;
-    if (!ByPairs()) return {{AsBits(group.scale), AsBits(offset)}};
-    return {{Pack(arithmetic_, group.scale, group.scale), Pack(arithmetic_, offset, offset)}};
-  }
-
-  // From 8 codes to 8 values of 16 bits.
-  KVANT_DEVICE Words4 Values(const Eight& codes, const Words2& parameters) const {
-    u32 bytes[2];
-    Bytes(codes, bytes);
-    Words4 values;
-    KVANT_UNROLL
-    for (i32 i = 0; i < 4; ++i) {
-      values.v[i] = ByPairs() ? PairOf(bytes[i / 2], i % 2, parameters)
-                              : FloatsOf(bytes[i / 2], i % 2 * 2, parameters);
+    const i32 zero = traits_.zero_points.type, scale = traits_.scales.type;
+    if (traits_.codebook != 0) {
+      return traits_.codebook_table != 0 && !TakesF32(arithmetic_) &&
+             scale == (by_f16_ ? kFloat16 : kBFloat16);
     }
-    return values;
+    return IsInteger(traits_.data.type) && scale != kNone && !TakesF32(arithmetic_) &&
+           (real_ || zero == kNone || IsInteger(zero));
+  }
+
+  // Of the values.
+  KVANT_DEVICE constexpr ChannelOrder Order() const {
+    return traits_.codebook != 0 ? ChannelOrder::AsTheyAre() : ChannelOrder{32 / bits_};
+  }
+  // Of a word.
+  KVANT_DEVICE constexpr i32 Pairs() const { return 16 / bits_; }
+
+  // A group's scale and offset, as words. Of a codebook, the scale is times what `table` leaves to
+  // it.
+  KVANT_DEVICE Words2 Parameters(const GroupParameters& group, float table) const {
+    if (traits_.codebook != 0) return {{Twice(group.scale * table), 0}};
+    const float offset = (Merges() ? -Above(0) : 0.f) - group.zero_point;
+    if (!ByPairs()) return {{AsBits(group.scale), AsBits(offset)}};
+    return {{Twice(group.scale), Twice(offset)}};
+  }
+
+  // The values of pair i of a word. entries: where a CodebookTable lies.
+  KVANT_DEVICE u32 Pair(u32 word, i32 i, const Words2& parameters, SharedAddress entries) const {
+    if (traits_.codebook != 0) {
+      const CodebookTable table(entries);
+      if (by_f16_) return MultiplyF16x2(table.Entries(word, i), parameters.v[0]);
+      const Words2 parts = table.EntriesInTwo(word, i);
+      const u32 rest = FmaBF16x2(parts.v[1], parameters.v[0], 0x80008000u);
+      return FmaBF16x2(parts.v[0], parameters.v[0], rest);
+    }
+    if (!ByPairs()) return FloatsOf(word, i, parameters);
+    const u32 scale = parameters.v[0], offset = parameters.v[1];
+    u32 code = CodesOf(word, i, offset);
+    if (real_) return by_f16_ ? FmaF16x2(code, scale, offset) : FmaBF16x2(code, scale, offset);
+    if (HasZeroPoints() && !Merges()) code = Sum(code, offset);
+    return by_f16_ ? MultiplyF16x2(code, scale) : FmaBF16x2(code, scale, 0x80008000u);
   }
 
  private:
@@ -58,70 +78,98 @@ class CodesToValues {
   KVANT_DEVICE static constexpr bool IsInteger(i32 type) {
     return IsSigned(type) || type == kUint8 || type == kUint4 || type == kUint2;
   }
+  KVANT_DEVICE constexpr bool HasZeroPoints() const { return traits_.zero_points.type != kNone; }
 
-  // bf16 has room for 128 + a code of 7 bits, and for differences up to 256.
+  // bf16 has whole numbers up to 256.
   KVANT_DEVICE constexpr bool ByPairs() const {
     const i32 own = by_f16_ ? kFloat16 : kBFloat16, zero = traits_.zero_points.type;
     if (traits_.scales.type != own || (real_ && zero != own)) return false;
-    return by_f16_ || (bits_ < 8 && !(signed_ && zero == kUint8));
-  }
-  // Whether the power of two is taken off with the zero point, for which 128 + a zero point of 8
-  // bits is too much for bf16.
-  KVANT_DEVICE constexpr bool OffsetHasBias() const {
-    const bool wide = ByPairs() && !by_f16_ && BitsOf(traits_.zero_points.type) == 8;
-    return !real_ && !wide;
-  }
-  // Less a power of two, and what signed codes are moved by to be above 0.
-  KVANT_DEVICE constexpr float Bias() const {
-    const float power = !ByPairs() ? 8388608.f : by_f16_ ? 1024.f : 128.f;
-    return -(power + (signed_ ? static_cast<float>(1 << (bits_ - 1)) : 0.f));
+    if (by_f16_ || real_ || zero == kNone) return true;
+    const i32 type = traits_.data.type;
+    return HighestCode(type) - LowestCode(zero) <= 256 &&
+           HighestCode(zero) - LowestCode(type) <= 256;
   }
 
-  // A code in each byte.
-  KVANT_DEVICE void Bytes(const Eight& codes, u32 (&bytes)[2]) const {
-    if (bits_ == 8) {
-      KVANT_UNROLL
-      for (i32 w = 0; w < 2; ++w) bytes[w] = signed_ ? codes.v[w] ^ 0x80808080u : codes.v[w];
-      return;
-    }
-    if (bits_ == 4) {
-      const u32 word = signed_ ? codes.v[0] ^ 0x88888888u : codes.v[0];
-      const u32 even = word & 0x0f0f0f0fu, odd = word >> 4 & 0x0f0f0f0fu;
-      bytes[0] = Permute(even, odd, 0x5140);
-      bytes[1] = Permute(even, odd, 0x7362);
-      return;
-    }
-    const u32 word = signed_ ? codes.v[0] ^ 0xaaaau : codes.v[0];
-    // Codes 0 2 4 6, and 1 3 5 7, in 4 bits each.
-    const u32 spread = AndOr(word, 0x3333u, (word & 0xccccu) << 14);
-    const u32 low = spread & 0x0f0f0f0fu, high = spread >> 4 & 0x0f0f0f0fu;  // 0 4 1 5, 2 6 3 7
-    bytes[0] = Permute(low, high, 0x6420);
-    bytes[1] = Permute(low, high, 0x7531);
+  // Codes of 8 bits, for which the mantissa of bf16 has no room.
+  KVANT_DEVICE constexpr bool InTwo() const { return !by_f16_ && bits_ == 8; }
+  // Pairs that lie in the mantissa after the same shift of the word.
+  KVANT_DEVICE constexpr i32 PairsPerShift() const { return MaxOf(1, (by_f16_ ? 10 : 7) / bits_); }
+  KVANT_DEVICE constexpr i32 ShiftOf(i32 i) const {
+    return i / PairsPerShift() * PairsPerShift() * bits_;
+  }
+  KVANT_DEVICE constexpr i32 UpOf(i32 i) const { return i % PairsPerShift() * bits_; }
+
+  // Whether a pair is -(M + 2^n (highest - code)): with zero points up to 255, what is above it is
+  // then at most 256.
+  KVANT_DEVICE constexpr bool Negative() const {
+    return ByPairs() && !by_f16_ && bits_ < 8 && traits_.zero_points.type == kUint8;
+  }
+  // What a code has too much as a float, or, over 2^n, in a pair that is n bits up.
+  KVANT_DEVICE constexpr float Above(i32 n) const {
+    const float power = (!ByPairs() ? 8388608.f
+                         : by_f16_  ? 1024.f
+                                    : 128.f) /
+                        static_cast<float>(1 << n);
+    const i32 below = signed_ ? 1 << (bits_ - 1) : 0;
+    if (Negative()) return -power - static_cast<float>((1 << bits_) - 1 - below);
+    return power + static_cast<float>(below);
+  }
+  // Whether that is taken off with the zero point, from which it must not differ by more than 16
+  // bits hold exactly.
+  KVANT_DEVICE constexpr bool Merges() const {
+    const i32 zero = traits_.zero_points.type;
+    if (!ByPairs()) return !real_;
+    if (real_ || zero == kNone || InTwo()) return false;
+    return by_f16_ || Negative() || Above(0) + static_cast<float>(HighestCode(zero)) <= 256.f;
   }
 
-  KVANT_DEVICE u32 PairOf(u32 bytes, i32 half, const Words2& parameters) const {
-    const u32 power = by_f16_ ? 0x64646464u : 0x43434343u;
-    const u32 pair = Permute(bytes, power, half == 0 ? 0x4140 : 0x4342);
-    const u32 scale = parameters.v[0], offset = parameters.v[1];
-    const u32 bias = OffsetHasBias() ? offset : Pack(arithmetic_, Bias(), Bias());
-    u32 code = Shifted(pair, bias);
-    if (real_) return by_f16_ ? FmaF16x2(code, scale, offset) : FmaBF16x2(code, scale, offset);
-    if (!OffsetHasBias()) code = Shifted(code, offset);
-    return by_f16_ ? MultiplyF16x2(code, scale) : FmaBF16x2(code, scale, 0x80008000u);
+  // Of pair i, less zero points where that merges. offset: of the group.
+  KVANT_DEVICE u32 CodesOf(u32 word, i32 i, u32 offset) const {
+    if (InTwo()) {
+      // 128 + the lower 7 bits, less 128 or 256 by bit 7.
+      const u32 x = i == 0 ? word : word >> 8;
+      const u32 low = AndXor(x, 0x007f007fu, 0x43004300u);
+      const u32 high = AndXor(x, 0x00800080u, signed_ ? 0x43004300u : 0x43804380u);
+      const u32 code = FmaBF16x2(high, 0xbf80bf80u, low);
+      return signed_ ? code : Sum(code, 0x43004300u);
+    }
+    const i32 n = UpOf(i);
+    const u32 mask = ((1u << bits_) - 1) << n, sign = signed_ ? 1u << (bits_ - 1 + n) : 0u;
+    const u32 power = by_f16_ ? 0x6400u : Negative() ? 0xc300u : 0x4300u;
+    const u32 flip = power | (Negative() ? mask ^ sign : sign);
+    const u32 pair = AndXor(word >> ShiftOf(i), mask * 0x10001u, flip * 0x10001u);
+    if (!Merges()) return Scaled(pair, n, Constant(-Above(n)));
+    return Scaled(pair, n, n == 0 ? offset : Sum(offset, Constant(Above(0) - Above(n))));
   }
-  KVANT_DEVICE u32 Shifted(u32 pair, u32 by) const {
+  // pair / 2^n + by
+  KVANT_DEVICE u32 Scaled(u32 pair, i32 n, u32 by) const {
+    if (n == 0) return Sum(pair, by);
+    const u32 factor = Constant(1.f / static_cast<float>(1 << n));
+    return by_f16_ ? FmaF16x2(pair, factor, by) : FmaBF16x2(pair, factor, by);
+  }
+  KVANT_DEVICE u32 Sum(u32 pair, u32 by) const {
     return by_f16_ ? AddF16x2(pair, by) : FmaBF16x2(pair, 0x3f803f80u, by);
   }
+  KVANT_DEVICE u32 Twice(float x) const { return Pack(arithmetic_, x, x); }
+  // Twice a normal number that 16 bits hold; the compiler knows its bits.
+  KVANT_DEVICE u32 Constant(float x) const {
+    const u32 bits = AsBits(x), magnitude = bits & 0x7fffffffu;
+    const u32 half =
+        by_f16_ ? (bits >> 16 & 0x8000u) | (magnitude - 0x38000000u) >> 13 : bits >> 16;
+    return half * 0x10001u;
+  }
 
-  // Of bytes `first` and the one after it.
-  KVANT_DEVICE u32 FloatsOf(u32 bytes, i32 first, const Words2& parameters) const {
+  KVANT_DEVICE u32 FloatsOf(u32 word, i32 i, const Words2& parameters) const {
+    const i32 per_byte = 8 / bits_;
+    const u32 mask = ((1u << bits_) - 1) * 0x01010101u, sign = signed_ ? 1u << (bits_ - 1) : 0u;
+    const u32 bytes = AndXor(word >> i % per_byte * bits_, mask, sign * 0x01010101u);
     const float scale = AsFloat(parameters.v[0]), offset = AsFloat(parameters.v[1]);
     float x[2];
     KVANT_UNROLL
-    for (i32 i = 0; i < 2; ++i) {
-      const float above =
-          AsFloat(Permute(bytes, 0x4b000000u, static_cast<u32>(0x7550 + first + i)));
-      x[i] = real_ ? Fma(above + Bias(), scale, offset) : (above + offset) * scale;
+    for (i32 h = 0; h < 2; ++h) {
+      const i32 byte = i / per_byte + 2 * h;
+      const float above = AsFloat(Permute(bytes, 0x4b000000u, static_cast<u32>(0x7550 + byte)));
+      x[h] = real_ ? Fma(above - Above(0), scale, offset) : (above + offset) * scale;
     }
     return Pack(arithmetic_, x[0], x[1]);
   }

@@ -24,6 +24,21 @@ struct TileLayout {
   }
 };
 
+// In which order channels lie in a tile, of every `span` of them: those of the lower half at even
+// places, of the upper half at odd ones. What is contracted may come in any order that both
+// operands have, and the output has that of V.
+struct ChannelOrder {
+  i32 span;
+
+  KVANT_DEVICE static constexpr ChannelOrder AsTheyAre() { return {2}; }
+  KVANT_DEVICE constexpr i32 PlaceOf(i32 channel) const {
+    const i32 i = channel % span;
+    return channel - i + i % (span / 2) * 2 + i / (span / 2);
+  }
+  // At an even place; that of the next place is span / 2 beyond.
+  KVANT_DEVICE constexpr i32 ChannelAt(i32 place) const { return place - place % span / 2; }
+};
+
 KVANT_DEVICE u32 Pack(i32 arithmetic, float lo, float hi) {
   return arithmetic == kByF16 ? PackF16(lo, hi) : PackBF16(lo, hi);
 }

@@ -131,6 +131,26 @@ KVANT_DEVICE Eight LoadEight(i32 type, SharedAddress at) {
   return eight;
 }
 
+// `count` words of shared memory, in loads as wide as their number allows. from: a multiple of
+// their size.
+template <i32 kWords>
+KVANT_DEVICE void LoadSharedWords(SharedAddress from, i32 count, u32 (&words)[kWords]) {
+  KVANT_UNROLL
+  for (i32 i = 0; i < count; i += count % 4 == 0 ? 4 : count % 2 == 0 ? 2 : 1) {
+    if (count % 4 == 0) {
+      const Words4 x = LoadShared128(from + i * 4);
+      KVANT_UNROLL
+      for (i32 e = 0; e < 4; ++e) words[(i + e) % kWords] = x.v[e];
+    } else if (count % 2 == 0) {
+      const Words2 x = LoadShared64(from + i * 4);
+      KVANT_UNROLL
+      for (i32 e = 0; e < 2; ++e) words[(i + e) % kWords] = x.v[e];
+    } else {
+      words[i % kWords] = LoadShared32(from + i * 4);
+    }
+  }
+}
+
 KVANT_DEVICE void Unpack(i32 type, const Eight& eight, float (&values)[8]) {
   const i32 bits = BitsOf(type);
   KVANT_UNROLL

@@ -7,7 +7,9 @@
 //                                     parameters of the next tile
 //                                     -> registers
 //
-// A tile and its codes have two stages, of which one is in use and one on its way.
+// A tile and its codes have two stages, of which one is in use and one on its way. Where codes
+// become values in runs of 16 bytes or less (ConvertCopied), lanes read rows one below the other:
+// chunks of 16 bytes are swizzled, so that these lie in different banks.
 #ifndef KVANT_KERNELS_CUDA_TILE_FEED_H_
 #define KVANT_KERNELS_CUDA_TILE_FEED_H_
 
@@ -51,29 +53,51 @@ struct GroupGrid {
   }
 };
 
-// Whether tiles are made of codes 8 at a time: those side by side are of one group, whose
-// parameters are in shared memory. channels: that a tile has room for, of which `used` are the
-// head's.
-KVANT_DEVICE constexpr bool ConvertsCodes(const AttentionTraits& t, const SegmentTraits& segment,
-                                          i32 channels, i32 used) {
-  return segment.staging == kCopied && segment.parameters_ahead > 0 &&
-         GroupGrid::Of(segment, t.tile, channels).channels % 8 == 0 &&
-         TileLayout::Of(t.arithmetic, channels).channels == used &&
-         CodesToValues(t.arithmetic, segment).Takes();
+// How many codes at a time tiles are made of: side by side and of a group, whose parameters are in
+// shared memory. 0: element by element. channels: that a tile has room for, of which `used`
+// are the head's.
+KVANT_DEVICE constexpr i32 CodesAtOnce(const AttentionTraits& t, const SegmentTraits& segment,
+                                       i32 channels, i32 used) {
+  const CodesToValues codes(t.arithmetic, segment);
+  if (segment.staging != kCopied || segment.parameters_ahead == 0 || channels % 16 != 0 ||
+      channels != used || !codes.Takes()) {
+    return 0;
+  }
+  const i32 group = GroupGrid::Of(segment, t.tile, channels).channels;
+  for (i32 n = 32; n >= 8; n /= 2) {
+    if (group % n != 0 || n % codes.Order().span != 0) continue;
+    // Fewer where some threads would have none.
+    if (n == 8 || t.tile * channels >= n * Threads(t)) return n;
+  }
+  return 0;
+}
+
+KVANT_DEVICE constexpr ChannelOrder OrderOf(const AttentionTraits& t, const SegmentTraits& segment,
+                                            i32 channels, i32 used) {
+  if (CodesAtOnce(t, segment, channels, used) == 0) return ChannelOrder::AsTheyAre();
+  return CodesToValues(t.arithmetic, segment).Order();
 }
 
 template <class T, bool kKeys>
 class TileFeed {
  public:
-  // tables: SegmentTables.
+  // tables: SegmentTables; entries: where a CodebookTable lies.
   KVANT_DEVICE TileFeed(const AttentionParams& p, SharedAddress shared, SharedAddress tables,
-                        const Position& batch, i32 kv_len, i32 channel)
+                        SharedAddress entries, const Position& batch, i32 kv_len, i32 channel)
       : p_(p),
         shared_(shared),
         table_(tables, kKeys),
+        entries_(entries),
+        of_entries_(Traits().codebook_table && T::k.arithmetic == kByF16
+                        ? CodebookTable::FactorsOf(*AllParams()).scales
+                        : 1.f),
         batch_(batch),
         kv_len_(kv_len),
         channel_(channel) {}
+
+  KVANT_DEVICE static constexpr ChannelOrder Order() {
+    return OrderOf(T::k, Traits(), Channels(), ChannelEnd());
+  }
 
   // Whether Prepare writes the tile.
   KVANT_DEVICE static constexpr bool Prepares() { return Traits().staging != kInPlace; }
@@ -101,7 +125,7 @@ class TileFeed {
     if (Traits().staging == kLoaded) {
       FillTile<T>(AllTraits(), AllParams(), Count(), table_, Layout(), shared_, batch_,
                   tile * T::k.tile, kv_len_, channel_, ChannelEnd());
-    } else if (ConvertsCodes()) {
+    } else if (AtOnce() > 0) {
       ConvertCopied(tile);
     } else if (Traits().staging == kCopied) {
       DequantizeCopied(tile);
@@ -134,8 +158,18 @@ class TileFeed {
   KVANT_DEVICE static constexpr CodesToValues Codes() {
     return CodesToValues(T::k.arithmetic, Traits());
   }
-  KVANT_DEVICE static constexpr bool ConvertsCodes() {
-    return kvant::cuda::ConvertsCodes(T::k, Traits(), Channels(), ChannelEnd());
+  KVANT_DEVICE static constexpr i32 AtOnce() {
+    return CodesAtOnce(T::k, Traits(), Channels(), ChannelEnd());
+  }
+
+  // Where codes of a row of a tile lie, from `byte` on.
+  KVANT_DEVICE SharedAddress RawAt(i32 tile, i32 row, i32 byte) const {
+    const i32 chunks = At().row / 16;
+    const bool swizzled =
+        AtOnce() > 0 && At().row % 16 == 0 && chunks > 1 && (chunks & (chunks - 1)) == 0;
+    const i32 rows_of_banks = MaxOf(1, 8 / chunks);
+    const i32 flip = swizzled ? row / rows_of_banks % MinOf(chunks, 8) * 16 : 0;
+    return shared_ + At().raw + (tile % 2 * T::k.tile + row) * At().row + (byte ^ flip);
   }
 
   // Moves to where a column of the one segment lies.
@@ -148,9 +182,6 @@ class TileFeed {
     if (Traits().staging == kLoaded) return;
     const i32 width = Traits().copy_width, per_row = RowBytes() / width;
     const bool in_place = Traits().staging == kInPlace;
-    const SharedAddress to =
-        in_place ? this->tile(tile) : shared_ + At().raw + tile % 2 * T::k.tile * At().row;
-    const i32 pitch = in_place ? Layout().pitch : At().row;
     const SegmentParams& segment = *AllParams();
     const i32 copies = T::k.tile * per_row, each = CeilDiv(copies, Threads(T::k));
     const i32 at_once = MinOf(each, kCopiesAtOnce);
@@ -166,7 +197,9 @@ class TileFeed {
         const i64 index = IndexOf(Traits().data, segment.data, position, 0);
         const u8* from = static_cast<const u8*>(segment.data.data) +
                          BytesTo(BitsOf(Traits().data.type), index) + at;
-        CopyAsync(width, to + row * pitch + at, from, token < kv_len_ ? width : 0);
+        const SharedAddress to =
+            in_place ? this->tile(tile) + row * Layout().pitch + at : RawAt(tile, row, at);
+        CopyAsync(width, to, from, token < kv_len_ ? width : 0);
       }
     }
   }
@@ -186,28 +219,41 @@ class TileFeed {
   KVANT_DEVICE void ConvertCopied(i32 tile) const {
     const TileLayout layout = Layout();
     const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
-    const SharedAddress raw = shared_ + At().raw + tile % 2 * T::k.tile * At().row;
     const i32 bits = BitsOf(Traits().data.type);
-    const i32 per_row = layout.channels / 8, runs = T::k.tile * per_row;
-    // Where threads are whole rows, places differ by a constant.
-    const bool whole = Threads(T::k) % per_row == 0;
+    const i32 runs = T::k.tile * (layout.channels / AtOnce());
     KVANT_UNROLL
     for (i32 first = 0; first < runs; first += Threads(T::k)) {
       const i32 i = first + ThreadIndex();
       if (runs % Threads(T::k) != 0 && i >= runs) break;
-      const i32 row = whole ? first / per_row + ThreadIndex() / per_row : i / per_row;
-      const i32 channel = (whole ? ThreadIndex() : i) % per_row * 8;
+      const i32 row = i % T::k.tile, channel = i / T::k.tile * AtOnce();
       const i32 group = row / grid.tokens * grid.columns + channel / grid.channels;
       const Words2 parameters = LoadShared64(shared_ + At().parameters + group * 8);
-      const Eight codes = LoadEight(Traits().data.type, raw + row * At().row + channel * bits / 8);
-      StoreShared128(layout.At(shared_, row, channel), Codes().Values(codes, parameters));
+      u32 words[8];
+      KVANT_UNROLL
+      for (i32 w = 0; w < AtOnce() * bits / 32; w += 4) {
+        u32 chunk[4] = {};
+        LoadSharedWords(RawAt(tile, row, channel * bits / 8 + w * 4),
+                        MinOf(4, AtOnce() * bits / 32), chunk);
+        KVANT_UNROLL
+        for (i32 e = 0; e < 4; ++e) words[w + e] = chunk[e];
+      }
+      // Of each 8 values.
+      KVANT_UNROLL
+      for (i32 e = 0; e < AtOnce() / 8; ++e) {
+        Words4 values;
+        KVANT_UNROLL
+        for (i32 w = 0; w < 4; ++w) {
+          const i32 pair = e * 4 + w, pairs = Codes().Pairs();
+          values.v[w] = Codes().Pair(words[pair / pairs], pair % pairs, parameters, entries_);
+        }
+        StoreShared128(layout.At(shared_, row, channel + e * 8), values);
+      }
     }
   }
 
   KVANT_DEVICE void DequantizeCopied(i32 tile) const {
     const TileLayout layout = Layout();
     const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
-    const SharedAddress raw = shared_ + At().raw + tile % 2 * T::k.tile * At().row;
     KVANT_NO_UNROLL
     for (i32 i = ThreadIndex(); i < T::k.tile * layout.channels / 8; i += Threads(T::k)) {
       const Run run = RunAt(kCol, T::k.tile, layout.channels, i);
@@ -215,9 +261,8 @@ class TileFeed {
       const i32 column = tile * T::k.tile + run.row;
       float values[8] = {};
       if (run.channel < ChannelEnd() && column < kv_len_) {
-        const Eight eight =
-            LoadEight(Traits().data.type,
-                      raw + run.row * At().row + run.channel * BitsOf(Traits().data.type) / 8);
+        const Eight eight = LoadEight(
+            Traits().data.type, RawAt(tile, run.row, run.channel * BitsOf(Traits().data.type) / 8));
         UnpackValues(Traits(), eight, table_.Codebook(AllTraits(), 0), values);
         if (Traits().parameters_ahead == 0) MoveToColumn(column, at);
         DequantizeEight(grid, run, at, values);
@@ -269,8 +314,8 @@ class TileFeed {
     KVANT_UNROLL
     for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
-      const Words2 words = ConvertsCodes()
-                               ? Codes().Parameters(ahead_[j])
+      const Words2 words = AtOnce() > 0
+                               ? Codes().Parameters(ahead_[j], of_entries_)
                                : Words2{{AsBits(ahead_[j].scale), AsBits(ahead_[j].zero_point)}};
       StoreShared64(shared_ + At().parameters + i * 8, words);
     }
@@ -282,6 +327,8 @@ class TileFeed {
   const AttentionParams& p_;
   const SharedAddress shared_;
   const SegmentTable<T> table_;
+  const SharedAddress entries_;
+  const float of_entries_;  // what a CodebookTable leaves to scales
   const Position batch_;
   const i32 kv_len_, channel_;
   GroupParameters ahead_[kMostAhead > 0 ? kMostAhead : 1];

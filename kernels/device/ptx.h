@@ -144,6 +144,14 @@ KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
+// a * b - c; the sign costs nothing.
+KVANT_DEVICE u32 FmsF16x2(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("{.reg .b32 n; neg.f16x2 n, %3; fma.rn.f16x2 %0, %1, %2, n;}"
+      : "=r"(r)
+      : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 KVANT_DEVICE u32 FmaBF16x2(u32 a, u32 b, u32 c) {
   u32 r;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));

@@ -132,6 +132,7 @@ KVANT_DEVICE u32 FmaF16x2(u32 a, u32 b, u32 c) {
   return FmaRounded(kF16, F16Low(a), F16Low(b), F16Low(c)) |
          static_cast<u32>(FmaRounded(kF16, F16High(a), F16High(b), F16High(c))) << 16;
 }
+KVANT_DEVICE u32 FmsF16x2(u32 a, u32 b, u32 c) { return FmaF16x2(a, b, c ^ 0x80008000u); }
 KVANT_DEVICE u32 FmaBF16x2(u32 a, u32 b, u32 c) {
   return FmaRounded(kBF16, BF16Low(a), BF16Low(b), BF16Low(c)) |
          static_cast<u32>(FmaRounded(kBF16, BF16High(a), BF16High(b), BF16High(c))) << 16;

@@ -58,7 +58,7 @@ KernelRound RoundOf(const AttentionTraits& t) {
   const int64_t blocks = std::max(1, CeilDiv(t.v_head_size, t.v_block));
   round.elements = int64_t{t.tile} * (t.head_size + t.v_head_size) / blocks;
   const auto add_fill = [&](const SegmentTraits& traits, i32 channels, i32 used) {
-    if (ConvertsCodes(t, traits, channels, used)) return;
+    if (CodesAtOnce(t, traits, channels, used) > 0) return;
     const i32 padded = TileLayout::Of(t.arithmetic, channels).channels;
     if (traits.staging != kInPlace) round.loops.push_back(CeilDiv(t.tile * padded / 8, Threads(t)));
   };

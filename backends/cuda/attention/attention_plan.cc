@@ -122,8 +122,7 @@ int32_t CopyWidth(const SegmentTraits& traits, const SegmentParams& params, int6
 void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size, int32_t channels,
                    const SegmentParams& params, SegmentTraits& traits) {
   traits.staging = kLoaded;
-  traits.copy_width = 0;
-  traits.parameters_ahead = 0;
+  traits.copy_width = traits.parameters_ahead = traits.codebook_table = 0;
   const bool whole_rows = traits.contiguous == kCol && traits.vectors && head_size % 8 == 0;
   if (segments != 1 || !whole_rows || channels < head_size) return;
   const int32_t bits = BitsOf(traits.data.type);
@@ -172,6 +171,27 @@ void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
   while (resident(splits) < blocks) --splits;
 }
 
+// Tables of codebooks where as many blocks have room for them.
+void ChooseCodebookTables(const DeviceProperties& device, AttentionPlan& plan) {
+  AttentionTraits& t = plan.traits;
+  const auto takes = [&t](SegmentTraits& traits, int32_t channels, int32_t used) {
+    traits.codebook_table = traits.codebook == CodebookTable::kEntries;
+    traits.codebook_table = CodesAtOnce(t, traits, channels, used) > 0;
+    return traits.codebook_table != 0;
+  };
+  const bool k = t.k[0].codebook != 0 && takes(t.k[0], t.head_size, t.head_size);
+  const bool v = t.v[0].codebook != 0 && takes(t.v[0], t.v_block, t.v_head_size);
+  if (!k && !v) return;
+  const AttentionPlan without = plan;
+  ChooseSplits(device, plan);
+  if (plan.shared_bytes <= device.shared_bytes_per_block &&
+      plan.blocks_per_multiprocessor == without.blocks_per_multiprocessor) {
+    return;
+  }
+  plan = without;
+  t.k[0].codebook_table = t.v[0].codebook_table = 0;
+}
+
 // What tiles may do: be copied ahead, which takes more shared memory, and serve as K and V both.
 struct TileUse {
   bool copies, v_in_k;
@@ -199,7 +219,9 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
     }
   }
   ChooseSplits(device, plan);
-  return plan.shared_bytes <= device.shared_bytes_per_block;
+  if (plan.shared_bytes > device.shared_bytes_per_block) return false;
+  ChooseCodebookTables(device, plan);
+  return true;
 }
 
 bool ChooseTiles(const DeviceProperties& device, TileUse use, AttentionPlan& plan) {

@@ -89,6 +89,7 @@ TEST(DeviceOpsTest, PairsOfF16) {
   EXPECT_EQ(MultiplyByLowF16(Pair(3, 4), Pair(2, 100)), Pair(6, 8));
   EXPECT_EQ(MultiplyByHighF16(Pair(3, 4), Pair(100, 2)), Pair(6, 8));
   EXPECT_EQ(FmaF16x2(Pair(0x1p-24, 3), Pair(0x1p-24, 3), Pair(1, 1)), Pair(1, 10));
+  EXPECT_EQ(FmsF16x2(Pair(2, 3), Pair(3, 3), Pair(1, 1)), Pair(5, 8));
   // A tie of f16 that a tail below the last bit of f64 breaks:
   // 32784 +- 2^-24 lies between 32768 and 32800.
   EXPECT_EQ(FmaF16x2(Pair(683, 683), Pair(48, 48), Pair(0x1p-24, -0x1p-24)), Pair(32800, 32768));

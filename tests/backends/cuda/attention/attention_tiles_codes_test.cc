@@ -1,11 +1,12 @@
-// Tiles of prompts over integer codes, which become 16-bit values 8 at a time: every type of codes
-// and of zero points, groups along channels and tokens, tails, and scales of all magnitudes.
+// Tiles of prompts over codes, which become 16-bit values in pairs: every type of codes and of zero
+// points, groups along channels and tokens, tails, scales of all magnitudes, codebooks.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {
@@ -90,6 +91,31 @@ TEST(AttentionTilesCodesTest, EveryHeadAndTypeOfScales) {
             .type = codes, .group = {1, 1, 1, 1, 0}, .scales = scales, .zero_points = kS8};
         Check(shape, kF16, format, format);
         Check(shape, kBF16, format, format);
+      }
+    }
+  }
+}
+
+TEST(AttentionTilesCodesTest, Codebooks) {
+  const auto entries = [](const char* name, float factor) {
+    const absl::Span<const float> values = FindCodebook(name)->values;
+    std::vector<float> scaled(values.begin(), values.end());
+    for (float& x : scaled) x *= factor;
+    return scaled;
+  };
+  for (const DataType queries : {kF16, kBF16}) {
+    for (const int64_t group : {8, 16, 32, 0}) {
+      for (const float factor : {1.f, 0x1p-5f, 77.f}) {
+        SCOPED_TRACE(testing::Message() << DataTypeName(queries) << " queries, groups of " << group
+                                        << ", entries times " << factor);
+        const Format nf4{.type = kU4,
+                         .group = {1, 1, 1, 1, group},
+                         .scales = queries,
+                         .codebook = entries("nf4", factor)};
+        Format iq4_nl = nf4;
+        iq4_nl.codebook = entries("iq4_nl", factor / 127);
+        Check(kPrompt, queries, nf4, nf4);
+        Check(kPrompt, queries, nf4, iq4_nl);
       }
     }
   }

@@ -20,22 +20,20 @@ float Rounded(i32 arithmetic, float x) {
 
 class CodesToValuesTest : public ::testing::Test {
  protected:
-  // 8 codes of all values that there are, with a zero point and a scale.
+  // A word of codes of all values that there are, with a zero point and a scale.
   void Check(i32 arithmetic, const SegmentTraits& traits, float scale, float zero_point) {
     const CodesToValues codes(arithmetic, traits);
     ASSERT_TRUE(codes.Takes());
     const i32 bits = BitsOf(traits.data.type);
-    Eight eight{};
-    u32 raw[8];
-    for (i32 i = 0; i < 8; ++i) {
-      raw[i] = static_cast<u32>(rng_()) & ((1u << bits) - 1);
-      eight.v[i * bits / 32] |= raw[i] << i * bits % 32;
-    }
-    const Words4 values = codes.Values(eight, codes.Parameters({scale, zero_point}));
-    for (i32 i = 0; i < 8; ++i) {
-      const u32 half = values.v[i / 2] >> i % 2 * 16 & 0xffff;
+    const auto word = static_cast<u32>(rng_());
+    const Words2 parameters = codes.Parameters({scale, zero_point}, 1.f);
+    for (i32 i = 0; i < 32 / bits; ++i) {
+      const u32 raw = word >> i * bits & ((1u << bits) - 1);
+      const i32 place = codes.Order().PlaceOf(i);
+      const u32 pair = codes.Pair(word, place / 2, parameters, /*entries=*/0);
+      const u32 half = pair >> place % 2 * 16 & 0xffff;
       const float got = arithmetic == kByF16 ? F16Low(half) : BF16Low(half);
-      const double code = SignedCode(traits.data.type, raw[i]);
+      const double code = SignedCode(traits.data.type, raw);
       const double exact =
           traits.real_zero_points ? code * scale - zero_point : (code - zero_point) * scale;
       // f32 keeps the products of numbers of 16 bits and the codes whole.
@@ -99,8 +97,10 @@ TEST_F(CodesToValuesTest, GroupsOfNothingAreZeros) {
   for (const i32 zero : kZeroTypes) {
     const SegmentTraits traits = Traits(kUint4, kFloat16, zero, false);
     const CodesToValues codes(kByF16, traits);
-    const Words4 values = codes.Values(Eight{}, codes.Parameters({0.f, 0.f}));
-    for (const u32 pair : values.v) EXPECT_EQ(pair & 0x7fff7fffu, 0u);
+    const Words2 parameters = codes.Parameters({0.f, 0.f}, 1.f);
+    for (i32 i = 0; i < codes.Pairs(); ++i) {
+      EXPECT_EQ(codes.Pair(0, i, parameters, /*entries=*/0) & 0x7fff7fffu, 0u);
+    }
   }
 }
 
@@ -115,6 +115,23 @@ TEST_F(CodesToValuesTest, WhatIsNoIntegerGoesAnotherWay) {
   SegmentTraits codebook = Traits(kUint4, kFloat16, kNone, false);
   codebook.codebook = 16;
   EXPECT_FALSE(takes(kByF16, codebook));
+  codebook.codebook_table = 1;
+  EXPECT_TRUE(takes(kByF16, codebook));
+  EXPECT_FALSE(takes(kByBF16, codebook));
+  codebook.scales.type = kBFloat16;
+  EXPECT_TRUE(takes(kByBF16, codebook));
+}
+
+TEST(ChannelOrderTest, LowerHalvesAreAtEvenPlaces) {
+  for (const i32 span : {2, 4, 8, 16}) {
+    const ChannelOrder order{span};
+    for (i32 place = 0; place < 48; place += 2) {
+      const i32 channel = order.ChannelAt(place);
+      EXPECT_LT(channel % span, span / 2) << span;
+      EXPECT_EQ(order.PlaceOf(channel), place) << span;
+      EXPECT_EQ(order.PlaceOf(channel + span / 2), place + 1) << span;
+    }
+  }
 }
 
 }  // namespace

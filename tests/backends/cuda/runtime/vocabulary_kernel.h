@@ -35,6 +35,7 @@ KVANT_DEVICE float Numbers(float x, u32 w, i32 lane) {
   w = Opaque(w) + MultiplyHigh(w, 0x9e3779b9u);
   w += PackF16(x, 2.0f) + PackBF16(x, 3.0f) + MultiplyF16x2(w, w) + AddF16x2(w, 5u);
   w += FmaF16x2(w, w, 7u) + MultiplyByLowF16(w, 9u) + MultiplyByHighF16(w, 11u);
+  w += FmsF16x2(w, w, 15u);
   w += FmaBF16x2(w, w, 17u) + MaxAbsF16x2(w, 13u) + F16x2OfE4M3(w);
   float y = F16Low(w) + F16High(w) + BF16Low(w) + BF16High(w) + AsFloat(w);
   y = Fma(y, x, 1.0f) + Max(y, x) + Min(y, 2.0f) + Abs(x) + Divide(x, y) + Exp2(x) + Log(y);
