@@ -15,7 +15,7 @@ namespace kvant::cpu {
 namespace {
 
 #if defined(__aarch64__) && !defined(KVANT_PORTABLE_ONLY)
-// Armv8.2's, of bytes; every Apple CPU with this architecture that runs a Mac has them.
+// Of bytes, optional from Armv8.2 on. Every Mac with an Arm processor has them.
 bool HasDotProducts() {
 #if defined(__linux__)
   constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP

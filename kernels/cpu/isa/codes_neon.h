@@ -71,11 +71,10 @@ struct NeonCodes : Simd {
   template <int kBits, int k>
   static I ByteField(I word) {
     if constexpr (kBits == 8) return word;
-    const uint8x16_t bytes = vreinterpretq_u8_s32(word);
-    const uint8x16_t mask = vdupq_n_u8((1 << kBits) - 1);
-    if constexpr (k == 0) return vreinterpretq_s32_u8(vandq_u8(bytes, mask));
-    const uint8x16_t shifted = vshrq_n_u8(bytes, k == 0 ? 1 : k * kBits);
-    return vreinterpretq_s32_u8((k + 1) * kBits == 8 ? shifted : vandq_u8(shifted, mask));
+    uint8x16_t bytes = vreinterpretq_u8_s32(word);
+    if constexpr (k > 0) bytes = vshrq_n_u8(bytes, k * kBits);
+    if constexpr ((k + 1) * kBits < 8) bytes = vandq_u8(bytes, vdupq_n_u8((1 << kBits) - 1));
+    return vreinterpretq_s32_u8(bytes);
   }
 
   // Of a row, as columns at a time.

@@ -18,7 +18,7 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
   static void StoreSome(float* p, Vector v, int64_t n) { _mm256_maskstore_ps(p, First(n), v.raw); }
   static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
     const auto some = [](const uint8_t* from, int64_t n) {
-      const Qwords words = SomeBytes(from, n);
+      const TwoQwords words = SomeBytes(from, n);
       return _mm_set_epi64x(static_cast<int64_t>(words.high), static_cast<int64_t>(words.low));
     };
     if (bytes < 16) return Raw{_mm256_castsi128_si256(some(p, bytes))};

@@ -31,7 +31,7 @@ struct SimdTarget : NarrowTarget<SimdTarget> {
     }
   }
   static Raw LoadRawSome(const uint8_t* p, int64_t bytes) {
-    const Qwords words = SomeBytes(p, bytes);
+    const TwoQwords words = SomeBytes(p, bytes);
     return Raw(vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(words.low), vcreate_u64(words.high))));
   }
   template <int kCount, typename V>

@@ -78,11 +78,11 @@ struct NarrowTarget : SimdTypes {
 
  protected:
   using Uint32s = hn::Vec<decltype(kUint32s)>;
-  struct Qwords {
+  struct TwoQwords {
     uint64_t low, high;
   };
   // The first n <= 16 bytes, zeros beyond: the first and the last word, which may overlap.
-  static Qwords SomeBytes(const uint8_t* p, int64_t n) {
+  static TwoQwords SomeBytes(const uint8_t* p, int64_t n) {
     const auto qword = [p](int64_t at) {
       uint64_t x;
       std::memcpy(&x, p + at, sizeof(x));

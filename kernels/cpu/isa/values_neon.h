@@ -7,7 +7,7 @@
 
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/isa/codes_neon.h"
-#include "kvant/kernels/cpu/isa/codes_values.h"
+#include "kvant/kernels/cpu/isa/codes_weights.h"
 
 namespace kvant::cpu {
 namespace {
