@@ -167,7 +167,7 @@ class TileFeed {
     const i32 chunks = At().row / 16;
     const bool swizzled =
         AtOnce() > 0 && At().row % 16 == 0 && chunks > 1 && (chunks & (chunks - 1)) == 0;
-    const i32 rows_of_banks = MaxOf(1, 8 / chunks);
+    const i32 rows_of_banks = MaxOf(1, 8 / MaxOf(1, chunks));
     const i32 flip = swizzled ? row / rows_of_banks % MinOf(chunks, 8) * 16 : 0;
     return shared_ + At().raw + (tile % 2 * T::k.tile + row) * At().row + (byte ^ flip);
   }
