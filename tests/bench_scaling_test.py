@@ -20,15 +20,13 @@ def same(got, expected):
     assert abs(got - expected) < 1e-9, (got, expected)
 
 
-def case_of(units, apart, merges=(), least=None, before=0, between=0, after=0, n_bytes=0):
-    return {"kernel": "a kernel", "bytes": n_bytes, "serial": {"before": before, "between": between, "after": after},
-            "in_order": {"units": units, "merges": list(merges)}, "apart": {"units": apart, "merges": list(merges)},
-            "least": {"units": least or [sum(units)], "merges": []}}
+def case_of(units, apart, least=None, before=0, after=0, n_bytes=0):
+    return {"kernel": "a kernel", "bytes": n_bytes, "serial": {"before": before, "after": after},
+            "in_order": units, "apart": apart, "least": least or [sum(units)]}
 
 
 def check_loops():
     same(model.loop([1, 2, 3], [9, 9, 9], 1, FREE), 6)
-    same(model.loop([], [], 8, FREE), 0)
     # Two runs of two units, of which the first is apart from what its worker did before.
     same(model.loop([1] * 4, [2] * 4, 2, FREE), 3)
     # Of one counter every unit is.
@@ -57,13 +55,13 @@ def check_domains():
 
 
 def check_makespans():
-    case = case_of([2] * 4, [3] * 4, merges=[1, 1], least=[3, 3], before=1, between=0.5, after=0.25)
+    case = case_of([2] * 4, [3] * 4, least=[3, 3], before=1, after=0.25)
     same(model.best_serial(case), 7.25)
-    same(model.makespan(case, 1, FREE), 1 + 8 + 0.5 + 2 + 0.25)
-    same(model.makespan(case, 2, FREE), 1 + 5 + 0.5 + 1 + 0.25)
-    same(model.makespan(case, 4, model.Threads(wake=1, join=0)), 1 + (2 + 3) + 0.5 + (1 + 1) + 0.25)
-    same(model.efficiency(case, 2, FREE), 7.25 / (2 * 7.75))
-    # Splitting is not free: where it costs nothing else, one worker has its share of the merges to show for it.
+    same(model.makespan(case, 1, FREE), 1 + 8 + 0.25)
+    same(model.makespan(case, 2, FREE), 1 + 5 + 0.25)
+    same(model.makespan(case, 4, model.Threads(wake=1, join=0.5)), 1 + (2 + 3) + 0.5 + 0.25)
+    same(model.efficiency(case, 2, FREE), 7.25 / (2 * 6.25))
+    # Splitting is not free: one worker has its units' sum to show for it.
     assert model.efficiency(case, 1, FREE) < 1
 
 
@@ -72,10 +70,10 @@ def check_tables():
             "hand_over": {"oneTBB": {"awake": {"wake": 0.5, "join": 0.1}, "asleep": {"wake": 50.0, "join": 1.0}}}}
     threads = {state: model.Threads(**t) for state, t in here["hand_over"]["oneTBB"].items()}
     machine = {"cpu": "a CPU", "cores": 2, "flags": "", "commit": ""}
-    case = case_of([1000.0] * 256, [1000.0] * 256, merges=[1.0] * 32)
+    case = case_of([1000.0] * 256, [1000.0] * 256)
     summaries = {"a step": tables.summary(case, threads, lambda workers, count, placement: model.Domains(count, placement))}
     text = tables.markdown(machine, here, summaries, 1.5, None)
-    assert "| a step | 256 | 32 | runs | **1.00** |" in text, text
+    assert "| a step | 256 | runs | **1.00** |" in text, text
     assert "15.0 GB/s for each" in text, text
 
 
@@ -89,9 +87,7 @@ def check_recording():
         request = {**cases.CASES["int4, 32k tokens, 8 KV heads"], "kv_heads": 2, "lengths": lengths, "rounds": 3}
         run = subprocess.run([program], input=json.dumps(request), capture_output=True, text=True, check=True)
         got = json.loads(run.stdout)
-        loops = [got[kind] for kind in ("in_order", "apart")]
-        assert len(loops[0]["units"]) == len(loops[1]["units"]) > len(got["least"]["units"]) == 2 * len(lengths), got
-        assert loops[0]["merges"] and not got["least"]["merges"], got
+        assert len(got["in_order"]) == len(got["apart"]) > len(got["least"]) == 2 * len(lengths), got
         assert 0 < model.efficiency(got, 4, FREE), got
     run = subprocess.run([program], input="no", capture_output=True, text=True)
     assert run.returncode == 2 and "no JSON" in run.stderr, run

@@ -147,11 +147,6 @@ bool VariesOverB2(const Segment& segment) {
          segment.dequantization.zero_points.strides[2] != 0;
 }
 
-void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
-  if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
-  for (int64_t i = 0; i < n; ++i) body(i, 0);
-}
-
 int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
 
 }  // namespace
@@ -166,7 +161,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   unit_floats_ = UnitFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
   schedule_floats_ =
-      RoundUp(static_cast<int64_t>(Schedule::Bytes(spec_.batch[0]) / sizeof(float)), 16);
+      RoundUp(CeilDiv(static_cast<int64_t>(Schedule::Bytes(problem_)), int64_t{sizeof(float)}), 16);
   if (most_rows || spec_.query_offsets.port == kNoPort || problem_.row_tile <= kMaxStoredRows) {
     return;
   }
@@ -181,14 +176,13 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
       &problem_,      few_ == nullptr ? nullptr : &few_->problem_,       inputs.data(),
       outputs.data(), units + executor.max_concurrency() * unit_floats_, statistics};
   const Schedule schedule(call, Reader{&kernels_, inputs.data()}, scratch);
-  const auto slot_scratch = [&](int slot) { return units + slot * unit_floats_; };
   absl::FixedArray<int64_t, 64> tiles(executor.max_concurrency(), kNoTile);
-  ForEach(executor, schedule.units(), [&](int64_t unit, int slot) {
-    RunUnit(kernels_, call, schedule, unit, tiles[slot], slot_scratch(slot));
-  });
-  ForEach(executor, schedule.merges(), [&](int64_t merge, int slot) {
-    RunMerge(kernels_, call, schedule, merge, slot_scratch(slot));
-  });
+  const auto run = [&](int64_t unit, int slot) {
+    RunUnit(kernels_, call, schedule, unit, tiles[slot], units + slot * unit_floats_);
+  };
+  const int64_t count = schedule.units();
+  if (count > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(count, run);
+  for (int64_t unit = 0; unit < count; ++unit) run(unit, 0);
 }
 
 void Plan::Describe() {

@@ -7,7 +7,7 @@ What is assumed (docs/benchmarks.md has it in words):
   run of the next worker that has some. "counter": all take the next unit of one counter.
 - A unit that does not follow what its worker did last takes as long as it was recorded to take apart from its
   neighbours.
-- Merges begin when all units have ended.
+- A unit that joins two chunks' results does so within its time, as recorded; another may do it, in the same time.
 - A unit whose memory is in another domain than its worker takes `remote` times as long.
 - No loop ends before each domain's memory has been read, at its bandwidth.
 """
@@ -78,10 +78,8 @@ HAND_OUT = {"runs": _Runs, "counter": _Counter}
 
 
 def loop(in_order, apart, workers, threads, hand_out="runs", domains=Domains(), n_bytes=0):
-    """How long one ParallelFor takes."""
+    """How long a ParallelFor takes."""
     units = len(in_order)
-    if units == 0:
-        return 0
     if workers == 1 or units == 1:
         here = sum(t * _factor(u, units, 0, 1, domains) for u, t in enumerate(in_order))
         return max(here, _memory(n_bytes, domains))
@@ -110,17 +108,13 @@ def _memory(n_bytes, domains):
 
 
 def makespan(case, workers, threads, hand_out="runs", domains=Domains()):
-    serial, in_order, apart = case["serial"], case["in_order"], case["apart"]
-    span = serial["before"] + serial["after"]
-    span += loop(in_order["units"], apart["units"], workers, threads, hand_out, domains, case["bytes"])
-    if in_order["merges"]:
-        span += serial["between"] + loop(in_order["merges"], apart["merges"], workers, threads, hand_out)
-    return span
+    serial = case["serial"]["before"] + case["serial"]["after"]
+    return serial + loop(case["in_order"], case["apart"], workers, threads, hand_out, domains, case["bytes"])
 
 
 def best_serial(case):
     """One worker, and nothing cut that need not be."""
-    return case["serial"]["before"] + sum(case["least"]["units"]) + case["serial"]["after"]
+    return case["serial"]["before"] + sum(case["least"]) + case["serial"]["after"]
 
 
 def efficiency(case, workers, threads, hand_out="runs", domains=Domains()):

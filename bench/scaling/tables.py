@@ -11,14 +11,12 @@ _DOMAIN_WORKERS = (64, 128, 256)
 
 def summary(case, threads, domains):
     """What the tables need of a case."""
-    units, merges = case["in_order"]["units"], case["in_order"]["merges"]
     rows = {
         "kernel": case["kernel"],
-        "units": len(units), "merges": len(merges),
+        "units": len(case["in_order"]),
         "us": {
             "best_serial": best_serial(case),
-            "units_in_order": sum(units), "units_apart": sum(case["apart"]["units"]),
-            "merges": sum(merges), **case["serial"],
+            "units_in_order": sum(case["in_order"]), "units_apart": sum(case["apart"]), **case["serial"],
         },
         "makespan_us": {w: makespan(case, w, threads["awake"]) for w in WORKERS},
         "efficiency": {
@@ -39,23 +37,23 @@ def _cell(value):
 
 
 def _efficiencies(cases):
-    text = ["| decode step | units | merges | handed out as | " + " | ".join(map(str, WORKERS)) + " |",
-            "|---|--:|--:|---|" + "--:|" * len(WORKERS)]
+    text = ["| decode step | units | handed out as | " + " | ".join(map(str, WORKERS)) + " |",
+            "|---|--:|---|" + "--:|" * len(WORKERS)]
     for name, case in cases.items():
         for hand_out, of in case["efficiency"].items():
-            text.append(f"| {name} | {case['units']} | {case['merges']} | {hand_out} | "
+            text.append(f"| {name} | {case['units']} | {hand_out} | "
                         + " | ".join(_cell(of[w]) for w in WORKERS) + " |")
     return text
 
 
 def _times(cases):
-    text = ["| decode step | best serial | units in order | apart | merges | before | between | after |"
+    text = ["| decode step | best serial | units in order | apart | before | after |"
             + "".join(f" {w} workers |" for w in WORKERS if w >= 16),
-            "|---|" + "--:|" * (7 + sum(w >= 16 for w in WORKERS))]
+            "|---|" + "--:|" * (5 + sum(w >= 16 for w in WORKERS))]
     for name, case in cases.items():
         us = case["us"]
-        cells = [f"{us[key]:.0f}" for key in ("best_serial", "units_in_order", "units_apart", "merges")]
-        cells += [f"{us[key]:.1f}" for key in ("before", "between", "after")]
+        cells = [f"{us[key]:.0f}" for key in ("best_serial", "units_in_order", "units_apart")]
+        cells += [f"{us[key]:.1f}" for key in ("before", "after")]
         cells += [f"{case['makespan_us'][w]:.0f}" for w in WORKERS if w >= 16]
         text.append(f"| {name} | " + " | ".join(cells) + " |")
     return text
@@ -82,7 +80,7 @@ def markdown(description, here, cases, remote, domain_gb_per_s):
     return "\n".join([
         "# How the CPU's schedules scale: computed, not measured", "",
         f"{datetime.date.today().isoformat()}, {description['cpu']}, {description['cores']} cores "
-        f"({description['flags']}), commit {description['commit']}. By `scripts/bench --scaling`: every unit and merge of a "
+        f"({description['flags']}), commit {description['commit']}. By `scripts/bench --scaling`: every unit of a "
         "decode step timed here, on one thread; what so many workers would take is computed from that (docs/benchmarks.md, "
         "\"Many cores\").", "",
         "Efficiency is the time of one worker where no tile is cut, over workers times makespan. What is **bold** is "

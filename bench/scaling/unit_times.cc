@@ -1,4 +1,4 @@
-// The times of all units and merges of a decode step, one after another on one thread, and what
+// The times of all units of a decode step, one after another on one thread, and what
 // starting and joining threads costs: what bench/scaling computes a schedule's makespan from.
 //
 // Reads a case as JSON: {"type": "u4", "group": 32, "zero_points": true, "kv_heads": 8, "ratio": 4,
@@ -76,22 +76,16 @@ class TimingExecutor : public Executor {
 
 // Of one kind of execution, by round.
 struct Recorded {
-  std::vector<std::vector<double>> units, merges;  // [round][index]
-  std::vector<double> before, between, after;
+  std::vector<std::vector<double>> units;  // [round][index]
+  std::vector<double> before, after;
 
-  // recording: what it adds to each body's time.
-  Json Loops(double recording) const {
-    return {{"units", Medians(units, recording)}, {"merges", Medians(merges, recording)}};
-  }
-  Json Serial() const {
-    return {{"before", Median(before)}, {"between", Median(between)}, {"after", Median(after)}};
-  }
-  // By index: what other programs take from a round is not of the schedule.
-  static std::vector<double> Medians(const std::vector<std::vector<double>>& rounds,
-                                     double recording) {
-    std::vector<double> medians(rounds[0].size()), of_one(rounds.size());
+  Json Serial() const { return {{"before", Median(before)}, {"after", Median(after)}}; }
+  // By index: what other programs take from a round is not of the schedule. recording: what it adds
+  // to each body's time.
+  std::vector<double> Units(double recording) const {
+    std::vector<double> medians(units[0].size()), of_one(units.size());
     for (size_t i = 0; i < medians.size(); ++i) {
-      for (size_t round = 0; round < rounds.size(); ++round) of_one[round] = rounds[round][i];
+      for (size_t round = 0; round < units.size(); ++round) of_one[round] = units[round][i];
       medians[i] = std::max(Median(of_one) - recording, 0.0);
     }
     return medians;
@@ -104,13 +98,13 @@ absl::Status Record(const GraphRunner& runner, const GraphRunner::Binding& bindi
   const Clock::time_point begin = Clock::now();
   KVANT_RETURN_IF_ERROR(runner.Run(binding));
   const Clock::time_point end = Clock::now();
-  const auto& loops = executor.loops;
-  if (loops.empty()) return MakeError(ErrorKind::kInvalidArguments, "a case of one unit");
-  to.units.push_back(loops[0].us);
-  to.merges.push_back(loops.size() > 1 ? loops[1].us : std::vector<double>());
-  to.before.push_back(Us(loops[0].begin - begin));
-  to.between.push_back(loops.size() > 1 ? Us(loops[1].begin - loops[0].end) : 0);
-  to.after.push_back(Us(end - loops.back().end));
+  if (executor.loops.size() != 1) {
+    return MakeError(ErrorKind::kInvalidArguments, "a case of one unit");
+  }
+  const TimingExecutor::Loop& loop = executor.loops[0];
+  to.units.push_back(loop.us);
+  to.before.push_back(Us(loop.begin - begin));
+  to.after.push_back(Us(end - loop.end));
   return absl::OkStatus();
 }
 
@@ -122,7 +116,7 @@ class Unsplit {
         problem_(plan_.problem()),
         scratch_(static_cast<size_t>(cpu::UnitFloats(problem_)) * sizeof(float)) {
     problem_.may_split = false;
-    room_.resize(cpu::Schedule::Bytes(problem_.batch[0]));
+    room_.resize(cpu::Schedule::Bytes(problem_));
   }
 
   void Record(const std::vector<const void*>& inputs, const std::vector<void*>& outputs,
@@ -140,7 +134,6 @@ class Unsplit {
       us.push_back(Us(after - before));
       before = after;
     }
-    to.merges.emplace_back();
   }
 
  private:
@@ -217,9 +210,9 @@ absl::StatusOr<Json> TimeCase(const DecodeCase& of, int rounds) {
   const double recording = TimeRecording(whole.runner->engine(), *whole.executor);
   return Json{{"kernel", whole.runner->kernels()},
               {"bytes", whole.bytes},
-              {"in_order", in_order.Loops(recording)},
-              {"apart", apart.Loops(recording)},
-              {"least", least.Loops(0)},
+              {"in_order", in_order.Units(recording)},
+              {"apart", apart.Units(recording)},
+              {"least", least.Units(0)},
               {"serial", serial.Serial()}};
 }
 

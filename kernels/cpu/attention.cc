@@ -33,21 +33,17 @@ struct Buffers : TileBuffers {
     const int64_t rows = problem.row_tile;
     shrink = arena.Take(rows);
     operands = arena.Take(2 * kTokenTile);
-    state.max = arena.Take(rows);
-    state.sum = arena.Take(rows);
-    state.out = arena.Take(rows * problem.v_head_size);
+    state = State::In(arena, rows, problem.v_head_size);
     floats = arena.used();
   }
 };
 
-// Where the partial results of a tile lie. All have room for the rows of a tile of the call's
-// problem: first the outputs of all tiles, then the statistics.
-Partials PartialsOf(const AttentionCall& call, const Schedule::Place& place) {
+// The state of a chunk that is joined with those of other chunks. Each is at cache lines of its
+// own.
+State PartialOf(const AttentionCall& call, int64_t partial) {
   const AttentionProblem& problem = *call.problem;
-  const int64_t first = place.partial * problem.row_tile;
-  float* const stats =
-      call.partials + Schedule::MostPartials(problem) * problem.row_tile * problem.v_head_size;
-  return {stats + 2 * first, call.partials + first * problem.v_head_size, place.row->splits};
+  Arena arena(call.partials + partial * Schedule::FloatsOfPartial(problem));
+  return State::In(arena, problem.row_tile, problem.v_head_size);
 }
 
 RowTile MakeRowTile(const Schedule::Place& place) {
@@ -81,9 +77,10 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
 // A tile of rows, and what is ready for all of its units: queries as the products take them.
 class TileRunner {
  public:
-  TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule::Place& place,
-             float* scratch)
+  TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
+             const Schedule::Place& place, float* scratch)
       : kernels_(kernels),
+        schedule_(schedule),
         problem_(*place.row->problem),
         reader_{&kernels, call.inputs},
         call_(call),
@@ -111,10 +108,11 @@ class TileRunner {
       products_.RequestFirst(live_.begin, end - live_.begin);
     }
     asked_for_ = split + 1;
-    State& state = buffers_.state;
-    std::fill_n(state.max, tile_.rows, kNegInf);
-    std::fill_n(state.sum, tile_.rows, 0.f);
-    std::fill_n(state.out, tile_.rows * problem_.v_head_size, 0.f);
+    const bool joins = place_.row->splits > 1;
+    state_ = joins ? PartialOf(call_, place_.partial + split) : buffers_.state;
+    std::fill_n(state_.max, tile_.rows, kNegInf);
+    std::fill_n(state_.sum, tile_.rows, 0.f);
+    std::fill_n(state_.out, tile_.rows * problem_.v_head_size, 0.f);
     if (problem_.pass == SoftmaxPass::kProbabilities) {
       RunByStatistics();
     } else if (problem_.probs_rounding.type != kUndef) {
@@ -122,11 +120,7 @@ class TileRunner {
     } else {
       RunOnline();
     }
-    if (place_.row->splits > 1) {
-      return StorePartial(state, tile_.rows, problem_.v_head_size, split,
-                          PartialsOf(call_, place_));
-    }
-    FinishRows(kernels_, call_, problem_, tile_, state);
+    if (!joins || JoinOthers(split)) FinishRows(kernels_, call_, problem_, tile_, state_);
   }
 
  private:
@@ -138,6 +132,27 @@ class TileRunner {
     float* scores = nullptr;
     State state;
   };
+
+  // Chunks are joined by twos, then twos by fours, and so on, always the same ones, by whoever has
+  // made the second of two. Returns whether that was the last: `state_` is then the tile's.
+  //
+  //   chunk   0   1   2   3   4
+  //           0---|   2---|   4
+  //           0-------|       4
+  //           0---------------|
+  bool JoinOthers(int64_t chunk) {
+    const int64_t chunks = buffers_.columns.chunks();
+    for (int64_t step = 1; step < chunks; step *= 2) {
+      const int64_t first = chunk & ~step, second = chunk | step;
+      chunk = first;
+      if (second >= chunks) continue;
+      if (!schedule_.ComesSecond(place_.partial + second)) return false;
+      state_ = PartialOf(call_, place_.partial + first);
+      JoinStates(kernels_, tile_.rows, problem_.v_head_size, state_,
+                 PartialOf(call_, place_.partial + second));
+    }
+    return true;
+  }
 
   // The mask has all columns that there is room for.
   void WriteMaskOf(int64_t split) {
@@ -160,8 +175,8 @@ class TileRunner {
 
   // What is left to subtract and divide by is 0 and 1 for every row, so that merging adds.
   void RunByStatistics() {
-    std::fill_n(buffers_.state.max, tile_.rows, 0.f);
-    std::fill_n(buffers_.state.sum, tile_.rows, 1.f);
+    std::fill_n(state_.max, tile_.rows, 0.f);
+    std::fill_n(state_.sum, tile_.rows, 1.f);
     Sweep([this](const Part& part) {
       SubtractStatistics(problem_, part.tile, part.token, part.tokens, call_.statistics,
                          part.scores);
@@ -172,14 +187,13 @@ class TileRunner {
   // Probabilities must be final before they are rounded: first the statistics alone,
   // then the scores once more.
   void RunInTwoPasses() {
-    State& state = buffers_.state;
     Sweep([this](const Part& part) {
       kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
                        buffers_.shrink);
     });
-    AddSinks(problem_, reader_, tile_, state);
+    AddSinks(problem_, reader_, tile_, state_);
     Sweep([this](const Part& part) { MultiplyFinalProbabilities(part); });
-    Finish(kernels_, problem_, tile_, state, /*normalize=*/false, call_.outputs);
+    Finish(kernels_, problem_, tile_, state_, /*normalize=*/false, call_.outputs);
   }
 
   void MultiplyFinalProbabilities(const Part& part) {
@@ -288,7 +302,7 @@ class TileRunner {
               from,
               tile_,
               buffers_.scores + from * kTokenTile,
-              buffers_.state.From(from, problem_.v_head_size)};
+              state_.From(from, problem_.v_head_size)};
     part.tile.first += from;
     part.tile.rows = to - from;
     return part;
@@ -313,6 +327,7 @@ class TileRunner {
   }
 
   const KernelSet& kernels_;
+  const Schedule& schedule_;
   const AttentionProblem& problem_;
   const Reader reader_;
   const AttentionCall& call_;
@@ -320,6 +335,7 @@ class TileRunner {
   const RowTile tile_;
   Buffers buffers_;
   const TileProducts products_;
+  State state_;  // of the chunk
   DropoutState dropout_;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
@@ -341,7 +357,7 @@ int64_t UnitFloats(const AttentionProblem& problem) {
 }
 
 int64_t PartialFloats(const AttentionProblem& problem) {
-  return Schedule::MostPartials(problem) * problem.row_tile * (problem.v_head_size + 2);
+  return Schedule::MostPartials(problem) * Schedule::FloatsOfPartial(problem);
 }
 
 void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
@@ -350,31 +366,10 @@ void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule
   auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
   // By its first unit.
   if (const int64_t wanted = unit - place.split; tile != wanted) {
-    runner = new (scratch) TileRunner(kernels, call, place, scratch + kRunnerFloats);
+    runner = new (scratch) TileRunner(kernels, call, schedule, place, scratch + kRunnerFloats);
     tile = wanted;
   }
   runner->Run(place.split);
-}
-
-void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-              int64_t merge, float* scratch) {
-  const Schedule::Place place = schedule.MergeAt(merge);
-  const AttentionProblem& problem = *place.row->problem;
-  RowTile tile = MakeRowTile(place);
-  const int64_t rows = CeilDiv(tile.rows, place.parts), from = place.part * rows;
-  if (from >= tile.rows) return;
-  tile.first += from;
-  tile.rows = std::min(rows, tile.rows - from);
-  Buffers buffers(problem, scratch);
-  buffers.columns.Read(problem, Reader{&kernels, call.inputs}, place.b0, tile.extent,
-                       place.row->splits);
-  const Partials partials = PartialsOf(call, place);
-  const int64_t size = problem.v_head_size;
-  for (int64_t r = 0; r < tile.rows; ++r) {
-    MergeRow(kernels, partials, from + r, buffers.columns.chunks(), size,
-             buffers.state.From(r, size));
-  }
-  FinishRows(kernels, call, problem, tile, buffers.state);
 }
 
 }  // namespace kvant::cpu

@@ -1,8 +1,8 @@
 // Fused attention forward: online softmax over tiles of tokens, O(tile) scratch.
 //
-// The work is a flat range of units (schedule.h), then, where tokens were cut into chunks, a flat
-// range of merges. What a unit computes depends on the problem, lengths and offsets only,
-// so results are the same however units are spread over threads.
+// The work is a flat range of units (schedule.h). Where tokens were cut into chunks, units join
+// their results as soon as there are two. What is computed depends on the problem, lengths and
+// offsets only, so results are the same however units are spread over threads.
 #ifndef KVANT_KERNELS_CPU_ATTENTION_H_
 #define KVANT_KERNELS_CPU_ATTENTION_H_
 
@@ -24,9 +24,6 @@ int64_t PartialFloats(const AttentionProblem& problem);
 inline constexpr int64_t kNoTile = -1;
 void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
              int64_t unit, int64_t& tile, float* scratch);
-// Once all units have run: joins those of a row tile, in order. `scratch`: UnitFloats.
-void RunMerge(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-              int64_t merge, float* scratch);
 
 }  // namespace kvant::cpu
 

@@ -35,38 +35,30 @@ float Code(const Rounding& rounding, float value) {
 
 }  // namespace
 
-void StorePartial(const State& state, int64_t rows, int64_t v_head_size, int64_t split,
-                  const Partials& to) {
-  for (int64_t r = 0; r < rows; ++r) {
-    float* const stats = to.StatsOf(r, split);
-    stats[0] = state.max[r];
-    stats[1] = state.sum[r];
-    std::copy_n(state.out + r * v_head_size, v_head_size, to.OutOf(r, split, v_head_size));
-  }
-}
-
-void MergeRow(const KernelSet& kernels, const Partials& partials, int64_t row, int64_t count,
-              int64_t v_head_size, const State& state) {
-  const float* const stats = partials.StatsOf(row, 0);
-  // A NaN is passed over here, and then in the factor of its split, whatever the maximum.
-  float max = kNegInf;
-  for (int64_t split = 0; split < count; ++split) max = std::max(max, stats[2 * split]);
-  const float base = max == kNegInf ? 0.f : max;
-  const float* const out = partials.OutOf(row, 0, v_head_size);
-  float sum = 0.f;
-  std::fill_n(state.out, v_head_size, 0.f);
-  for (int64_t first = 0; first < count; first += kTokenTile) {
-    const int64_t n = std::min(kTokenTile, count - first);
+void JoinStates(const KernelSet& kernels, int64_t rows, int64_t v_head_size, const State& state,
+                const State& other) {
+  constexpr int64_t kAtOnce = kTokenTile / 2;
+  for (int64_t first = 0; first < rows; first += kAtOnce) {
+    const int64_t end = std::min(first + kAtOnce, rows);
     float factors[kTokenTile];
-    for (int64_t i = 0; i < n; ++i) factors[i] = stats[2 * (first + i)];
-    std::fill(factors + n, factors + kTokenTile, kNegInf);
-    kernels.exp_row(factors, base);
-    for (int64_t i = 0; i < n; ++i) sum += factors[i] * stats[2 * (first + i) + 1];
-    const float keep = 1.f;
-    kernels.pv(factors, 1, n, out + first * v_head_size, v_head_size, &keep, state.out);
+    std::fill_n(factors, kTokenTile, kNegInf);
+    float* factor = factors;
+    for (int64_t r = first; r < end; ++r) {
+      // A NaN is passed over here, and then in the factor of its state, whatever the maximum.
+      const float max = std::max(std::max(kNegInf, state.max[r]), other.max[r]);
+      const float base = max == kNegInf ? 0.f : max;
+      *factor++ = state.max[r] - base;
+      *factor++ = other.max[r] - base;
+      state.max[r] = max;
+    }
+    kernels.exp_row(factors, 0.f);
+    factor = factors;
+    for (int64_t r = first; r < end; ++r, factor += 2) {
+      state.sum[r] = state.sum[r] * factor[0] + other.sum[r] * factor[1];
+      kernels.pv(factor + 1, 1, 1, other.out + r * v_head_size, v_head_size, factor,
+                 state.out + r * v_head_size);
+    }
   }
-  state.max[0] = max;
-  state.sum[0] = sum;
 }
 
 void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,

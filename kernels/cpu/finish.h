@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/kernels.h"
@@ -34,29 +35,22 @@ struct State {
   float* sum = nullptr;
   float* out = nullptr;
 
+  static State In(Arena& arena, int64_t rows, int64_t v_head_size) {
+    State state;
+    state.max = arena.Take(rows);
+    state.sum = arena.Take(rows);
+    state.out = arena.Take(rows * v_head_size);
+    return state;
+  }
   // That of the rows from `row` on.
   State From(int64_t row, int64_t v_head_size) const {
     return {max + row, sum + row, out + row * v_head_size};
   }
 };
 
-// States of a tile's splits. Those of a row lie side by side, so that whoever merges it reads one
-// run of memory, and outputs at whole cache lines, wherever heads are.
-struct Partials {
-  float* stats = nullptr;  // [rows][splits][2]: max, sum
-  float* out = nullptr;    // [rows][splits][v_head_size]
-  int64_t splits = 0;
-
-  float* StatsOf(int64_t row, int64_t split) const { return stats + 2 * (row * splits + split); }
-  float* OutOf(int64_t row, int64_t split, int64_t v_head_size) const {
-    return out + (row * splits + split) * v_head_size;
-  }
-};
-void StorePartial(const State& state, int64_t rows, int64_t v_head_size, int64_t split,
-                  const Partials& to);
-// The row `row` of the first `count` splits becomes the first of `state`.
-void MergeRow(const KernelSet& kernels, const Partials& partials, int64_t row, int64_t count,
-              int64_t v_head_size, const State& state);
+// Adds what `other` has of the columns behind those of `state`.
+void JoinStates(const KernelSet& kernels, int64_t rows, int64_t v_head_size, const State& state,
+                const State& other);
 // Lets each row's sink logit, if there are any, join the denominator.
 void AddSinks(const AttentionProblem& problem, const Reader& reader, const RowTile& tile,
               State& state);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kvant/kernels/cpu/columns.h"
+#include "kvant/kernels/cpu/finish.h"
 
 namespace kvant::cpu {
 namespace {
@@ -17,10 +18,6 @@ constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 
-int64_t FloatsOfPartial(const AttentionProblem& problem) {
-  return problem.row_tile * (problem.v_head_size + 2);
-}
-
 // Units that the tokens of all tiles are cut into.
 int64_t WantedUnits(int64_t tokens) {
   return std::clamp(tokens / kFullChunk, kEnoughUnits, kMostUnits);
@@ -28,7 +25,7 @@ int64_t WantedUnits(int64_t tokens) {
 
 // The same of lengths that are not known, where a tile may have twice its share.
 int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
-  const int64_t affordable = kMaxPartialFloats / (2 * FloatsOfPartial(problem));
+  const int64_t affordable = kMaxPartialFloats / (2 * Schedule::FloatsOfPartial(problem));
   return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
 }
 
@@ -37,15 +34,18 @@ int64_t TilesOf(const AttentionProblem& problem) {
          CeilDiv(RowsPerGroup(problem, problem.q_len), problem.row_tile);
 }
 
-// The last row whose `first` is not above `index`; rows without any are passed over.
-template <typename First>
-const Schedule::Row* Find(const Schedule::Row* rows, int64_t count, int64_t index, First first) {
-  return std::upper_bound(rows, rows + count, index,
-                          [&](int64_t i, const Schedule::Row& row) { return i < first(row); }) -
-         1;
+}  // namespace
+
+int64_t Schedule::FloatsOfPartial(const AttentionProblem& problem) {
+  Arena sizes(nullptr);
+  State::In(sizes, problem.row_tile, problem.v_head_size);
+  return sizes.used();
 }
 
-}  // namespace
+size_t Schedule::Bytes(const AttentionProblem& problem) {
+  return static_cast<size_t>(problem.batch[0]) * sizeof(Row) +
+         static_cast<size_t>(MostPartials(problem)) * sizeof(std::atomic<bool>);
+}
 
 std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
   const bool ranges = problem.k_segments > 0 && problem.k[0].range.present();
@@ -75,7 +75,9 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
 }
 
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
-    : problem_(*call.problem), rows_(static_cast<Row*>(room)) {
+    : problem_(*call.problem),
+      rows_(static_cast<Row*>(room)),
+      came_(reinterpret_cast<std::atomic<bool>*>(rows_ + problem_.batch[0])) {
   const int64_t batch = problem_.batch[0];
   int64_t tokens = 0;  // of all tiles
   for (int64_t b0 = 0; b0 < batch; ++b0) {
@@ -101,29 +103,20 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
           std::clamp<int64_t>(CeilDiv(columns * wanted, tokens), 1, CeilDiv(columns, kMinChunk));
     }
     row.unit = units_;
-    row.split_tile = split_tiles_;
     row.partial = partials;
     units_ += tiles * row.splits;
-    if (row.splits == 1) continue;
-    split_tiles_ += tiles;
-    partials += tiles * row.splits;
+    if (row.splits > 1) partials += tiles * row.splits;
   }
-  if (split_tiles_ == 0) return;
-  parts_ = std::min(CeilDiv(kEnoughUnits, split_tiles_), problem_.row_tile);
+  for (int64_t i = 0; i < partials; ++i) std::construct_at(came_ + i, false);
 }
 
 Schedule::Place Schedule::UnitAt(int64_t unit) const {
-  const Row* row = Find(rows_, problem_.batch[0], unit, [](const Row& r) { return r.unit; });
+  // The last whose first unit is not behind it; rows without any are passed over.
+  const Row* row = std::upper_bound(rows_, rows_ + problem_.batch[0], unit,
+                                    [](int64_t i, const Row& r) { return i < r.unit; }) -
+                   1;
   const int64_t index = unit - row->unit, tile = index / row->splits;
   return {row, row - rows_, tile, index % row->splits, row->partial + tile * row->splits};
-}
-
-Schedule::Place Schedule::MergeAt(int64_t merge) const {
-  const int64_t split_tile = merge / parts_;
-  const Row* row =
-      Find(rows_, problem_.batch[0], split_tile, [](const Row& r) { return r.split_tile; });
-  const int64_t tile = split_tile - row->split_tile;
-  return {row, row - rows_, tile, 0, row->partial + tile * row->splits, merge % parts_, parts_};
 }
 
 }  // namespace kvant::cpu

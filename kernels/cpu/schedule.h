@@ -1,12 +1,13 @@
 // Schedule: the units of one execution.
 //
-// A unit is (batch row, heads that share K and V, tile of query rows, chunk of tokens); where there
-// are several chunks, merges of the tile's rows follow. The tokens of all tiles together are cut
-// into so many units, whatever the number of threads, so a long batch row has more chunks than a
-// short one. All follows from shapes, lengths and offsets, never from the threads.
+// A unit is (batch row, heads that share K and V, tile of query rows, chunk of tokens). The tokens
+// of all tiles together are cut into so many units, whatever the number of threads, so a long batch
+// row has more chunks than a short one. All follows from shapes, lengths and offsets, never from
+// the threads.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -24,38 +25,40 @@ class Schedule {
     const AttentionProblem* problem = nullptr;
     int64_t tiles_of_group = 0, splits = 1;
     int64_t unit = 0, partial = 0;  // the first
-    int64_t split_tile = 0;         // the first, of those that have several splits
   };
-  // Where a unit, or a merge, is.
+  // Where a unit is.
   struct Place {
     const Row* row = nullptr;
     int64_t b0 = 0;
     int64_t tile = 0;  // of the batch row's
     int64_t split = 0;
-    int64_t partial = 0;          // of the tile's first split
-    int64_t part = 0, parts = 1;  // of the tile's rows: what is merged
+    int64_t partial = 0;  // of the tile's first split
   };
 
-  // Bytes that `room` must have, for so many batch rows.
-  static size_t Bytes(int64_t batch) { return static_cast<size_t>(batch) * sizeof(Row); }
+  // Bytes that `room` must have.
+  static size_t Bytes(const AttentionProblem& problem);
   // Splits of every tile, where shapes alone say how many tokens and queries there are.
   static std::optional<int64_t> StaticSplits(const AttentionProblem& problem);
-  // Partial results that there may be.
+  // Partial results that there may be: the states of the chunks of tiles that have several.
   static int64_t MostPartials(const AttentionProblem& problem);
+  // Room for one, of a tile of any of the call's problems.
+  static int64_t FloatsOfPartial(const AttentionProblem& problem);
 
   Schedule(const AttentionCall& call, const Reader& reader, void* room);
 
   int64_t units() const { return units_; }
-  // Of tiles of one split there is nothing to merge.
-  int64_t merges() const { return split_tiles_ * parts_; }
   Place UnitAt(int64_t unit) const;
-  Place MergeAt(int64_t merge) const;
+  // Of the two who have made what is to be joined, the second, who sees what both have written.
+  // Each calls it once, with the partial result that joins another.
+  bool ComesSecond(int64_t partial) const {
+    return came_[partial].exchange(true, std::memory_order_acq_rel);
+  }
 
  private:
   const AttentionProblem& problem_;
   Row* const rows_;
-  int64_t units_ = 0, split_tiles_ = 0;
-  int64_t parts_ = 1;  // that the rows of a tile are merged in
+  std::atomic<bool>* const came_;  // by partial result
+  int64_t units_ = 0;
 };
 
 // Rows that share K and V, of so many queries.

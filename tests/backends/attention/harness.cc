@@ -192,6 +192,11 @@ const KernelSet& HighestKernels() {
 }
 
 absl::Status Case::Run(const KernelSet& kernels, int threads) {
+  ThreadExecutor executor(threads);
+  return Run(kernels, executor);
+}
+
+absl::Status Case::Run(const KernelSet& kernels, Executor& executor) {
   auto executable = CompileAttention(spec, kernels);
   if (!executable.ok()) return executable.status();
   std::vector<const void*> in;
@@ -201,9 +206,8 @@ absl::Status Case::Run(const KernelSet& kernels, int threads) {
     std::memset(buffer.data(), 0xA5, buffer.bytes());
     out.push_back(buffer.data());
   }
-  const GuardedBuffer scratch((*executable)->scratch_bytes(threads));
+  const GuardedBuffer scratch((*executable)->scratch_bytes(executor.max_concurrency()));
   std::memset(scratch.data(), 0xFF, scratch.bytes());  // NaN
-  ThreadExecutor executor(threads);
   return (*executable)->Run({executor}, in, out, static_cast<std::byte*>(scratch.data()));
 }
 

@@ -93,6 +93,7 @@ class Case {
   // then compares with the f64 loops.
   void Check(double tolerance = 2e-5);
   absl::Status Run(const KernelSet& kernels, int threads);
+  absl::Status Run(const KernelSet& kernels, Executor& executor);
   // Both backends; the second as CheckOnCudaSimt.
   void CheckEverywhere(double tolerance = 2e-5);
   // As cuda_simt has it, to `tolerance` or what its kernel rounds to. Returns that kernel's

@@ -1,12 +1,15 @@
-// How an execution is cut into units and merges: every token of every row once, in bounded scratch.
+// How an execution is cut into units: every token of every row once, in bounded scratch.
 #include "kvant/kernels/cpu/schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
@@ -41,7 +44,7 @@ class Scheduled {
       problem_.kv_lengths.type = kS32;
       problem_.kv_lengths.strides[0] = 1;
     }
-    room_.resize(Schedule::Bytes(problem_.batch[0]));
+    room_.resize(Schedule::Bytes(problem_));
     inputs_ = {lengths_.data()};
     call_ = {.problem = &problem_, .inputs = inputs_.data()};
     schedule_.emplace(call_, reader(), room_.data());
@@ -133,42 +136,14 @@ TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
   }
 }
 
-TEST(CpuSchedule, MergesCoverEveryRowOfSplitTilesOnce) {
-  for (const Sizes& of : ManySizes()) {
-    SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
-    const Scheduled made(of);
-    int64_t split_tiles = 0;
-    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
-      const Schedule::Place place = made.schedule().UnitAt(unit);
-      split_tiles += place.split == 0 && place.row->splits > 1 ? 1 : 0;
-    }
-    int64_t last = -1;
-    for (int64_t merge = 0; merge < made.schedule().merges(); ++merge) {
-      const Schedule::Place place = made.schedule().MergeAt(merge);
-      ASSERT_GT(place.row->splits, 1);
-      ASSERT_EQ(place.part, merge % place.parts);
-      if (place.part == 0) {
-        ASSERT_GT(place.partial, last);
-      }
-      last = place.partial;
-      ASSERT_LE(place.parts, made.problem().row_tile);
-      split_tiles -= place.part == 0 ? 1 : 0;
-    }
-    EXPECT_EQ(split_tiles, 0);
-  }
-}
-
 TEST(CpuSchedule, LongSequencesHaveUnitsForManyThreads) {
   const auto units = [](const Sizes& of) { return Scheduled(of).schedule().units(); };
-  const auto merges = [](const Sizes& of) { return Scheduled(of).schedule().merges(); };
   EXPECT_EQ(units({.kv_len = 32768}), 256);
-  EXPECT_EQ(merges({.kv_len = 32768}), 32);
   EXPECT_EQ(units({.kv_heads = 32, .ratio = 1, .kv_len = 8192}), 256);
   EXPECT_EQ(units({.kv_len = 1000000}), 256);
   // Short ones are cut no finer than it pays.
   EXPECT_EQ(units({.kv_len = 4096}), 64);
   EXPECT_EQ(units({.kv_heads = 1, .ratio = 8, .kv_len = 32768}), 64);
-  EXPECT_EQ(merges({.kv_heads = 1, .ratio = 8, .kv_len = 32768}), 8);
   EXPECT_EQ(units({.kv_len = 1024}), 32);
   // A long one has what its share of the tokens is, whatever else there is.
   std::vector<int32_t> mixed(32, 100);
@@ -192,6 +167,46 @@ TEST(CpuSchedule, ResultsAreTheSameForAnyNumberOfThreads) {
       EXPECT_EQ(std::memcmp(data, first.data(), first.size()), 0) << threads << " threads";
     }
     c.CompareWithOracle(1e-3);
+  }
+}
+
+// One thread, in an order of its own.
+class ShuffledExecutor : public Executor {
+ public:
+  explicit ShuffledExecutor(uint32_t seed) : random_(seed) {}
+  int max_concurrency() const override { return 2; }
+  void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random_);
+    for (int64_t i : order) body(i, static_cast<int>(random_() % 2));
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+// Chunks are joined by whoever comes second, of tiles of 1 to 40 chunks and 1 to 40 rows.
+TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
+  for (int64_t kv_len : {257, 700, 1100, 1500, 2817, 5000, 10000}) {
+    for (int64_t q_len : {1, 20}) {
+      SCOPED_TRACE(testing::Message() << kv_len << " tokens, " << q_len << " queries");
+      Case c =
+          Plain({.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = 16, .dv = 24},
+                {}, {});
+      c.AddStats();
+      std::vector<std::vector<char>> first;
+      for (uint32_t seed = 0; seed < 8; ++seed) {
+        ShuffledExecutor executor(seed);
+        ASSERT_TRUE(c.Run(HighestKernels(), executor).ok());
+        for (size_t o = 0; o < c.outputs.size(); ++o) {
+          const char* data = static_cast<const char*>(c.outputs[o].data());
+          if (seed == 0) first.emplace_back(data, data + c.outputs[o].bytes());
+          EXPECT_EQ(std::memcmp(data, first[o].data(), first[o].size()), 0) << "seed " << seed;
+        }
+      }
+      c.CompareWithOracle(2e-5);
+    }
   }
 }
 
