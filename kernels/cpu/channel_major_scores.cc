@@ -159,7 +159,8 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
   TileParameters parameters;
   if (!codes.by_channel) {
     const WantedBiases wanted{ValueOffset(codes), /*in_codes=*/false, ValueRange(codes)};
-    if (!ReadParameters(reader, run, wanted, staging_, scales_, biases_, &parameters)) {
+    if (!ReadParameters(reader, heads_.At(reader, run), run, wanted, staging_, scales_, biases_,
+                        &parameters)) {
       return false;
     }
     reach_ = std::sqrt(kernels.reach(parameters, wanted.range, codes.group, channels_));

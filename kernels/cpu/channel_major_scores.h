@@ -39,6 +39,7 @@ class ChannelMajorScores {
                    float* scores);
 
   const int64_t channels_;
+  StoredHeads heads_;
   ChannelParameters parameters_;
   PreparedFor prepared_;  // what the weights are for
   bool finite_ = false;

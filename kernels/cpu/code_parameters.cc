@@ -79,77 +79,94 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// Where the blocks of a tile and of the next begin.
-struct TileBlocks {
-  struct Block {
-    int64_t page = 0;  // or the batch row
-    int64_t token = 0;
-  };
-  Block at[2 * kTileBlocks];
-
-  explicit TileBlocks(const Part& part) {
-    if (part.joined == nullptr) {
-      for (int i = 0; i < kTileBlocks; ++i) {
-        at[i] = {part.first.at[0], part.first.at[kRow] + i * kPageUnit};
-        at[kTileBlocks + i] = {part.next.at[0], part.next.at[kRow] + i * kPageUnit};
-      }
-      return;
-    }
+// Where the blocks of a part and of what comes after it begin.
+class PartBlocks {
+ public:
+  explicit PartBlocks(const Part& part) : part_(part) {
+    if (part.joined == nullptr) return;
     const Piece& piece = *part.joined;
     const int64_t page_tokens = piece.segment->tokens;
     int64_t page = part.token / page_tokens, token = part.token % page_tokens;
     for (int i = 0; i < 2 * kTileBlocks; ++i) {
       // There may be no page for tokens after the last.
       const bool exists = part.token + i * kPageUnit < piece.end();
-      at[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at[i - kTileBlocks];
+      at_[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at_[i - kTileBlocks];
       token += kPageUnit;
       if (token < page_tokens) continue;
       token = 0;
       ++page;
     }
   }
-};
 
-// Elements of a head, by the blocks that they lie in. `group`: of the array's axes.
-class BlockReader {
- public:
-  BlockReader(const Reader& reader, const Array& array, int bits, const int64_t* group, Position p)
-      : data_(static_cast<const uint8_t*>(reader.Data(array))),
-        bits_(bits),
-        pages_in_group_(group[0]),
-        page_stride_(array.strides[0]),
-        token_stride_(array.strides[kRow]) {
-    p.at[0] = p.at[kRow] = 0;
-    for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= group[axis];
-    first_ = array.IndexOf(p);
-  }
-  const uint8_t* At(const TileBlocks::Block& block) const {
-    const int64_t page = pages_in_group_ == 1 ? block.page : block.page / pages_in_group_;
-    return data_ + (first_ + page * page_stride_ + block.token * token_stride_) * bits_ / 8;
+  void Find(const TokenAddresses& array, const uint8_t* (&blocks)[kTileBlocks],
+            const uint8_t* (&next)[kTileBlocks]) const {
+    if (part_.joined != nullptr) {
+      for (int i = 0; i < kTileBlocks; ++i) {
+        blocks[i] = array.At(at_[i].page, at_[i].token);
+        next[i] = array.At(at_[kTileBlocks + i].page, at_[kTileBlocks + i].token);
+      }
+      return;
+    }
+    const uint8_t* const first = array.At(part_.first.at[0], part_.first.at[kRow]);
+    const uint8_t* const after = array.At(part_.next.at[0], part_.next.at[kRow]);
+    for (int i = 0; i < kTileBlocks; ++i) {
+      blocks[i] = first + i * array.block_bytes();
+      next[i] = after + i * array.block_bytes();
+    }
   }
 
  private:
-  const uint8_t* data_;
-  int bits_;
-  int64_t pages_in_group_, page_stride_, token_stride_, first_;
+  struct Block {
+    int64_t page = 0, token = 0;
+  };
+  const Part& part_;
+  Block at_[2 * kTileBlocks];  // of what lies in several pages
 };
 
-// A tile of parameters as it is stored, and asks for the next.
-StoredParameters StoredAt(const Reader& reader, const Dequantization& how, const Array& array,
-                          const Part& part, const TileBlocks& tile, int64_t groups) {
+// Parameters of a tile as they are stored, and asks for those of the next.
+StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
+                          int64_t groups) {
   if (!array.present()) return {};
-  const BlockReader blocks(reader, array, BitsOf(array.type), how.group, part.first);
-  const int64_t bytes = kPageUnit * groups * BitsOf(array.type) / 8;
-  StoredParameters stored{array.type};
-  for (int i = 0; i < kTileBlocks; ++i) {
-    stored.blocks[i] = blocks.At(tile.at[i]);
-    const uint8_t* const next = blocks.At(tile.at[kTileBlocks + i]);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
+  StoredParameters stored{type};
+  const uint8_t* next[kTileBlocks];
+  part.Find(array, stored.blocks, next);
+  const int64_t bytes = kPageUnit * groups * BitsOf(type) / 8;
+  for (const uint8_t* block : next) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at);
   }
   return stored;
 }
 
 }  // namespace
+
+TokenAddresses::TokenAddresses(const Reader& reader, const Array& array, int bits,
+                               const int64_t* group, Position head)
+    : bits_(bits),
+      pages_in_group_(group[0]),
+      page_stride_(array.strides[0]),
+      token_stride_(array.strides[kRow]) {
+  head.at[0] = head.at[kRow] = 0;
+  for (int axis = 0; axis < kAxes; ++axis) head.at[axis] /= group[axis];
+  data_ = static_cast<const uint8_t*>(reader.Data(array));
+  first_ = array.IndexOf(head);
+}
+
+const StoredHead& StoredHeads::At(const Reader& reader, const Part& part) {
+  if (segment_ == &part.segment) return head_;
+  segment_ = &part.segment;
+  constexpr int64_t kNoGroups[kAxes] = {1, 1, 1, 1, 1};
+  const Dequantization& how = segment_->dequantization;
+  const auto of = [&](const Array& array, int bits, const int64_t* group) {
+    return array.present() ? TokenAddresses(reader, array, bits, group, part.first)
+                           : TokenAddresses();
+  };
+  head_.codes = of(segment_->data, segment_->codes.bits, kNoGroups);
+  head_.turns = TurnsParameters(*segment_);
+  if (!head_.turns) return head_;
+  head_.scales = of(how.scales, BitsOf(how.scales.type), how.group);
+  head_.zero_points = of(how.zero_points, BitsOf(how.zero_points.type), how.group);
+  return head_;
+}
 
 void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
                const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
@@ -163,20 +180,13 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                   /*units=*/nullptr);
 }
 
-CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels) {
-  constexpr int64_t kNoGroups[kAxes] = {1, 1, 1, 1, 1};
-  const Array& data = part.segment.data;
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
   const int bits = part.segment.codes.bits;
   CodeRows rows;
-  rows.stride = data.strides[kRow] * bits / 8;
+  rows.stride = part.segment.data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
-  const TileBlocks tile(part);
-  const BlockReader blocks(reader, data, bits, kNoGroups, part.first);
-  for (int i = 0; i < kTileBlocks; ++i) {
-    rows.blocks[i] = blocks.At(tile.at[i]);
-    rows.next[i] = blocks.At(tile.at[kTileBlocks + i]);
-  }
+  PartBlocks(part).Find(head.codes, rows.blocks, rows.next);
   return rows;
 }
 
@@ -232,8 +242,9 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
   std::copy_n(block.values + in_block * channels_, channels_, out);
 }
 
-bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& wanted,
-                    float* staging, float* scales, float* biases, TileParameters* out) {
+bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& part,
+                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
+                    TileParameters* out) {
   const Segment& segment = part.segment;
   const Position& p = part.first;
   const int64_t n = part.tokens;
@@ -247,10 +258,10 @@ bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& 
     *out = {{scales, biases}, MostOf(limits, make, wanted.range)};
     return limits.finite;
   };
-  if (n == kTokenTile && TurnsParameters(segment)) {
-    const TileBlocks tile(part);
-    return take(kernels.turn(StoredAt(reader, how, how.scales, part, tile, groups),
-                             StoredAt(reader, how, how.zero_points, part, tile, groups), make,
+  if (n == kTokenTile && head.turns) {
+    const PartBlocks blocks(part);
+    return take(kernels.turn(StoredAt(head.scales, how.scales.type, blocks, groups),
+                             StoredAt(head.zero_points, how.zero_points.type, blocks, groups), make,
                              groups, scales, biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);

@@ -77,6 +77,46 @@ class PreparedFor {
   int64_t run_ = 0, page_ = 0;
 };
 
+// Where the tokens of a head begin in an array that they lie in.
+class TokenAddresses {
+ public:
+  TokenAddresses() = default;
+  // group: of the array's axes; head: any of its tokens.
+  TokenAddresses(const Reader& reader, const Array& array, int bits, const int64_t* group,
+                 Position head);
+
+  bool present() const { return data_ != nullptr; }
+  // page: or the batch row.
+  const uint8_t* At(int64_t page, int64_t token) const {
+    if (pages_in_group_ != 1) page /= pages_in_group_;
+    return data_ + (first_ + page * page_stride_ + token * token_stride_) * bits_ / 8;
+  }
+  // From a block of kPageUnit tokens to the next.
+  int64_t block_bytes() const { return kPageUnit / 8 * token_stride_ * bits_; }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  int bits_ = 0;
+  int64_t pages_in_group_ = 1, page_stride_ = 0, token_stride_ = 0, first_ = 0;
+};
+
+// What is the same for all tokens of a head in a segment.
+struct StoredHead {
+  TokenAddresses codes;
+  bool turns = false;  // TurnsParameters; the others are for this
+  TokenAddresses scales, zero_points;
+};
+
+// That of a unit in the segment that is read.
+class StoredHeads {
+ public:
+  const StoredHead& At(const Reader& reader, const Part& part);
+
+ private:
+  const Segment* segment_ = nullptr;
+  StoredHead head_;
+};
+
 // Parameters of a unit that vary by channel, of one run of tokens after another.
 class ChannelParameters {
  public:
@@ -116,8 +156,9 @@ struct WantedBiases {
 // Those of a part, biases as CodeBiases says; null biases if there is neither zero point
 // nor offset. False if one is not finite. `staging`, `scales`, `biases`: groups * kTokenTile
 // floats.
-bool ReadParameters(const Reader& reader, const Part& part, const WantedBiases& wanted,
-                    float* staging, float* scales, float* biases, TileParameters* out);
+bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& part,
+                    const WantedBiases& wanted, float* staging, float* scales, float* biases,
+                    TileParameters* out);
 
 // Calls use(run) for what of the part lies in each run of tokens that have parameters of their own,
 // as long as it returns true.
@@ -155,7 +196,7 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
 }
 
 // A part as it is stored.
-CodeRows RowsAt(const Reader& reader, const Part& part, int64_t channels);
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
 // parameters are read or its weights made: in those phases no kernel asks for any.
 void RequestFirst(const CodeRows& rows);

@@ -145,7 +145,8 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const int64_t n = run.tokens;
   const CodeLayout& codes = segment.codes;
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
-  const CodeRows stored = RowsAt(reader, run, channels_);
+  const StoredHead& head = heads_.At(reader, run);
+  const CodeRows stored = RowsAt(head, run, channels_);
   RequestFirst(stored);
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.
@@ -153,7 +154,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   if (codes.by_channel) {
     if (segment.dequantization.zero_points.present()) parameters.biases = kOnes.at;
   } else if (segment.dequantization.scales.present() &&
-             !ReadParameters(reader, run, {0.f, /*in_codes=*/false, range}, staging_, scales_,
+             !ReadParameters(reader, head, run, {0.f, /*in_codes=*/false, range}, staging_, scales_,
                              biases_, &parameters)) {
     return false;
   }

@@ -42,6 +42,7 @@ class CodeScores {
                       float* scores);
 
   const int64_t channels_;
+  StoredHeads heads_;
   ChannelParameters parameters_;
   PreparedFor prepared_;  // what queries_ and what follows hold
   bool finite_ = false;

@@ -49,7 +49,8 @@ bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* p
   if (segment.codes.floats) {
     TileParameters parameters{{kOnes.at, nullptr}};
     if (segment.dequantization.scales.present() &&
-        !ReadParameters(reader, part, {}, staging_, scales_, biases_, &parameters)) {
+        !ReadParameters(reader, heads_.At(reader, part), part, {}, staging_, scales_, biases_,
+                        &parameters)) {
       return false;
     }
     MultiplyFloats(call, parameters.scales, shrink, out);
@@ -62,7 +63,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
-  const CodeRows stored = RowsAt(call.reader, call.part, channels_);
+  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   RequestFirst(stored);
   kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
@@ -87,13 +88,14 @@ const float* CodeValues::Columns(const Call& call, const Part& part) {
 bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
   const CodeLayout& codes = call.part.segment.codes;
   TileParameters parameters;
-  if (!ReadParameters(call.reader, call.part,
+  const StoredHead& head = heads_.At(call.reader, call.part);
+  if (!ReadParameters(call.reader, head, call.part,
                       {ValueOffset(codes), /*in_codes=*/true, ValueRange(codes)}, staging_, scales_,
                       biases_, &parameters)) {
     return false;
   }
   const CodeKernels::Values values = {
-      .rows = RowsAt(call.reader, call.part, channels_),
+      .rows = RowsAt(head, call.part, channels_),
       .group = codes.group,
       .groups = codes.groups,
       .saved = saved_,
@@ -128,7 +130,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     // What was there shrinks once.
     const bool first = run.column == call.part.column;
     const CodeKernels::Values values = {
-        .rows = RowsAt(call.reader, run, channels_),
+        .rows = RowsAt(heads_.At(call.reader, run), run, channels_),
         .group = channels_,
         .groups = 1,
         .channel_scales = scales_ + at,

@@ -51,6 +51,7 @@ class CodeValues {
   const float* Columns(const Call& call, const Part& part);
 
   const int64_t channels_;
+  StoredHeads heads_;
   ChannelParameters parameters_;
   float *scales_, *biases_, *staging_, *probs_, *weight_scales_, *weight_biases_;
   int16_t* weights_;
