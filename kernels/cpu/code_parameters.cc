@@ -117,7 +117,7 @@ class PartBlocks {
 
  private:
   struct Block {
-    int64_t page = 0, token = 0;
+    int64_t page, token;
   };
   const Part& part_;
   Block at_[2 * kTileBlocks];  // of what lies in several pages
@@ -126,8 +126,9 @@ class PartBlocks {
 // Parameters of a tile as they are stored, and asks for those of the next.
 StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
                           int64_t groups) {
-  if (!array.present()) return {};
-  StoredParameters stored{type};
+  StoredParameters stored;
+  if (!array.present()) return stored;
+  stored.type = type;
   const uint8_t* next[kTileBlocks];
   part.Find(array, stored.blocks, next);
   const int64_t bytes = kPageUnit * groups * BitsOf(type) / 8;

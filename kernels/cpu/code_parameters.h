@@ -88,7 +88,8 @@ class TokenAddresses {
   bool present() const { return data_ != nullptr; }
   // page: or the batch row.
   const uint8_t* At(int64_t page, int64_t token) const {
-    if (pages_in_group_ != 1) page /= pages_in_group_;
+    if (pages_in_group_ != 1) [[unlikely]]
+      page /= pages_in_group_;
     return data_ + (first_ + page * page_stride_ + token * token_stride_) * bits_ / 8;
   }
   // From a block of kPageUnit tokens to the next.

@@ -76,11 +76,11 @@ struct CodeFactors {
 // Tokens of one head, in blocks that may lie in different pages, and the blocks of those that come
 // next, as dense as rows are.
 struct CodeRows {
-  const uint8_t* blocks[kTileBlocks] = {};
-  int64_t stride = 0;                     // bytes from token to token of a block
-  int64_t row_bytes = 0;                  // that hold channels
-  int64_t tokens = 0;                     // at most kTokenTile
-  const uint8_t* next[kTileBlocks] = {};  // prefetched; need not be readable
+  const uint8_t* blocks[kTileBlocks];
+  int64_t stride = 0;                // bytes from token to token of a block
+  int64_t row_bytes = 0;             // that hold channels
+  int64_t tokens = 0;                // at most kTokenTile
+  const uint8_t* next[kTileBlocks];  // prefetched; need not be readable
 
   const uint8_t* At(int64_t token) const {
     return blocks[token / kPageUnit] + token % kPageUnit * stride;
@@ -113,13 +113,13 @@ struct CodeRange {
   float half = 0.f;
 };
 
-// Those of kTokenTile tokens, [token][groups] in blocks that may lie in different pages; null where
-// there are none.
+// Those of kTokenTile tokens, [token][groups] in blocks that may lie in different pages; kUndef
+// where there are none.
 struct StoredParameters {
-  DataType type = kF32;
-  const uint8_t* blocks[kTileBlocks] = {};
+  DataType type = kUndef;
+  const uint8_t* blocks[kTileBlocks];
 
-  bool present() const { return blocks[0] != nullptr; }
+  bool present() const { return type != kUndef; }
 };
 inline bool Turns(DataType type, int64_t groups) {
   return (type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8) &&

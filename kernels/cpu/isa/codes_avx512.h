@@ -97,7 +97,13 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
       a = _mm_maskz_loadu_epi8(First(bytes), p0);
       b = _mm_maskz_loadu_epi8(First(bytes), p1);
     }
-    const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b));
+    alignas(32) static constexpr auto kInTurn = [] {
+      ByteOrder order{};
+      for (int i = 0; i < 32; ++i) order.at[i] = static_cast<uint8_t>(i / 2 + i % 2 * 16);
+      return order;
+    }();
+    const __m256i both = _mm256_permutexvar_epi8(
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(kInTurn.at)), _mm256_set_m128i(b, a));
     return kSigned ? _mm512_cvtepi8_epi16(both) : _mm512_cvtepu8_epi16(both);
   }
 
@@ -154,6 +160,9 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
  private:
   struct HalfOrder {
     uint16_t at[32];
+  };
+  struct ByteOrder {
+    uint8_t at[32];
   };
   static int32_t Pair(const int16_t* pair) {
     int32_t value;
