@@ -24,6 +24,17 @@ bool HasDotProducts() {
   return true;
 #endif
 }
+
+// Of matrices of bytes, optional from Armv8.2 on. Not every Mac has them, and dot products do
+// there.
+bool HasMatrixProducts() {
+#if defined(__linux__)
+  constexpr unsigned long kMatrixProducts = 1ul << 13;  // HWCAP2_I8MM
+  return (getauxval(AT_HWCAP2) & kMatrixProducts) != 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 const KernelSet* Choose(const char* forced) {

@@ -73,10 +73,38 @@ inline __attribute__((always_inline)) void ZipPlanes(const typename S::Vector (&
   }
 }
 
+// What sets have in common whose products for scores take a dword of codes of each of kWidth
+// tokens, a column, and the same dword of queries for all.
+template <typename Own>
+struct DwordColumns {
+  // Columns that are multiplied in one step; turned, they lie side by side for each token.
+  static constexpr int kStep = 1;
+  // Dwords of queries that a product takes, and these.
+  static constexpr int kQueryDwords = 1;
+  static auto QueryAt(const int32_t* pairs) { return Own::Dword(*pairs); }
+  // Turned codes from `token` on: dwords of column c.
+  static auto ColumnAt(const int32_t* turned, int64_t c, int64_t token) {
+    return Own::LoadDwords(turned + c * kTokenTile + token);
+  }
+  // The same of a step, where c is a multiple of kStep.
+  static auto CodesAt(const int32_t* turned, int64_t c, int64_t token) {
+    return ColumnAt(turned, c, token);
+  }
+  // What the i-th of the chains of sums of products begins at, so that all together do at `start`.
+  static auto Start(int i, int32_t start) { return i == 0 ? Own::Dword(start) : Own::ZeroDwords(); }
+  // Adds the k-th product of a step.
+  template <int k, int kChains, typename I>
+  static inline __attribute__((always_inline)) void AddProduct(I (&chains)[kChains], I codes,
+                                                               I query) {
+    I& sum = chains[k % kChains];
+    sum = Own::Dot(sum, codes, query);
+  }
+};
+
 // What products of s16 with s16 have in common: a dword of codes holds a pair in the halves of each
 // of its fields.
 template <typename Own>
-struct PairedHalves {
+struct PairedHalves : DwordColumns<Own> {
   // The largest magnitude of queries and weights.
   static constexpr float kMost = 32767.f;
   // Codes are multiplied as they are stored, with signs flipped.

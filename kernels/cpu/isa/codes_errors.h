@@ -61,7 +61,7 @@ void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParame
       const int64_t first = c * kPerDword;
       I square = S::ZeroDwords(), sum = S::ZeroDwords();
       for (const int64_t last = CodesMin(columns.part_ends[part], end); c < last; ++c) {
-        I word = S::LoadDwords(turned + c * kTokenTile + token);
+        I word = S::ColumnAt(turned, c, token);
         if (c == whole) {
           word = S::Xor(S::And(word, S::Dword(static_cast<int32_t>(mask))),
                         S::Dword(static_cast<int32_t>(all_middles & ~mask)));

@@ -1,4 +1,4 @@
-// What codes_kernels.h needs of NEON with dot products of bytes (Armv8.2 DotProd).
+// What codes_kernels.h and values_neon.h need of NEON with dot products of bytes (Armv8.2 DotProd).
 //
 // Queries and weights of s16 are two planes of bytes, 256 * high + low, both signed, and codes are
 // bytes: two products and their sums are what one of s16 is, at twice the rate of multiplying s16.
@@ -16,7 +16,7 @@
 namespace kvant::cpu {
 namespace {
 
-struct NeonCodes : Simd {
+struct NeonCodes : Simd, DwordColumns<NeonCodes> {
   using I = int32x4_t;
   // Each has two planes.
   static constexpr int kDotAccumulators = 8;
@@ -83,16 +83,30 @@ struct NeonCodes : Simd {
   // ^ flips.
   static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
                       int32_t* out) {
-    Vector rows[kWidth];
+    I rows[kWidth];
+    LoadRows(p, stride, last, bytes, rows);
+    Vector columns[kWidth];
+#pragma GCC unroll 4
+    for (int i = 0; i < kWidth; ++i) columns[i] = Vector(vreinterpretq_f32_s32(rows[i]));
+    Transpose(columns);
 #pragma GCC unroll 4
     for (int i = 0; i < kWidth; ++i) {
-      const uint8_t* row = p + (i < last ? i : last) * stride;
-      rows[i] = FromF32(bytes >= 16 ? LoadRaw<16>(row) : LoadRawSome(row, bytes));
+      vst1q_s32(out + i * kTokenTile, Xor(vreinterpretq_s32_f32(columns[i].raw), flips));
     }
-    Transpose(rows);
+  }
+  // kColumnBytes, or less, of each of 4 rows, row min(i, last). Most tiles are whole: these take as
+  // few instructions for addresses as for loads.
+  static HWY_INLINE void LoadRows(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes,
+                                  I (&rows)[kWidth]) {
+    if (last >= kWidth - 1 && bytes >= kColumnBytes) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kWidth; ++i) {
-      vst1q_s32(out + i * kTokenTile, Xor(vreinterpretq_s32_f32(rows[i].raw), flips));
+      for (int i = 0; i < kWidth; ++i) rows[i] = vreinterpretq_s32_u8(vld1q_u8(p + i * stride));
+    } else {
+#pragma GCC unroll 4
+      for (int i = 0; i < kWidth; ++i) {
+        const uint8_t* const row = p + CodesMin(i, last) * stride;
+        rows[i] = vreinterpretq_s32_u8(LoadRawSome(row, CodesMin(bytes, kColumnBytes)).raw);
+      }
     }
   }
 
@@ -115,25 +129,64 @@ struct NeonCodes : Simd {
   // plane of the four numbers as a dword, then the high one.
   template <int kPerDword>
   static void PairHalves(const int16_t* from, int32_t* to) {
+    PairPlanes<4, kPerDword / 4>(from, to);
+  }
+
+  // Values: what multiplies codes of kBits by so many rows.
+  template <int kBits, int kRows>
+  using OfValues = NeonCodes;
+  // A lane sums products of so many tokens, whose bytes lie side by side.
+  static constexpr int kTokens = 4;
+  // Of each quad of kTokens tokens, four vectors of four dwords, which are a byte of each.
+  static void StoreTurned(const I (&quads)[1][4], int32_t* out) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) vst1q_s32(out + 4 * j, quads[0][j]);
+  }
+  // Weights of 16 tokens, as their products take them: by planes.
+  static int8x16x2_t WeightsOf(const int16_t* from) { return PlanesOf(from); }
+  // 16 tokens are multiplied in four steps. Where the v-th four bytes of each are, in dwords behind
+  // the first token's, and their products.
+  template <int step>
+  static constexpr int64_t TurnedAt(int64_t v) {
+    return step * 16 + v * 4;
+  }
+  template <int step>
+  static HWY_INLINE void AddTokens(I (&sums)[2], I codes, const int8x16x2_t& weights) {
+    const int8x16_t bytes = vreinterpretq_s8_s32(codes);
+    sums[0] = vdotq_laneq_s32(sums[0], bytes, weights.val[0], step);
+    sums[1] = vdotq_laneq_s32(sums[1], bytes, weights.val[1], step);
+  }
+
+ protected:
+  // The same of whole operands: kBytes bytes, of kFieldsOfByte fields each, are multiplied by as
+  // many numbers in each plane.
+  template <int kBytes, int kFieldsOfByte>
+  static void PairPlanes(const int16_t* from, int32_t* to) {
+    constexpr int kNumbers = kBytes * kFieldsOfByte < 16 ? 16 : kBytes * kFieldsOfByte;
     alignas(16) static constexpr auto kOrder = [] {
-      ByteOrder order{};
-      constexpr int kFieldsOfByte = kPerDword / 4;
-      for (int i = 0; i < 32; ++i) {
-        const int of_byte = i % 4, plane = i / 4 % 2, field = i / 8 % kFieldsOfByte;
-        const int dword = i / 8 / kFieldsOfByte;
-        order.at[i] =
-            static_cast<uint8_t>(dword * kPerDword + of_byte * kFieldsOfByte + field + 16 * plane);
+      ByteOrder<2 * kNumbers> order{};
+      for (int i = 0; i < 2 * kNumbers; ++i) {
+        const int of_byte = i % kBytes, plane = i / kBytes % 2;
+        const int field = i / (2 * kBytes) % kFieldsOfByte, run = i / (2 * kBytes * kFieldsOfByte);
+        const int number = (run * kBytes + of_byte) * kFieldsOfByte + field;
+        order.at[i] = static_cast<uint8_t>(number / 16 * 32 + plane * 16 + number % 16);
       }
       return order;
     }();
-    const int8x16x2_t planes = PlanesOf(from);
-    vst1q_s32(to, vreinterpretq_s32_s8(vqtbl2q_s8(planes, vld1q_u8(kOrder.at))));
-    vst1q_s32(to + 4, vreinterpretq_s32_s8(vqtbl2q_s8(planes, vld1q_u8(kOrder.at + 16))));
+    const int8x16x2_t some = PlanesOf(from);
+    const int8x16x2_t more = kNumbers > 16 ? PlanesOf(from + 16) : some;
+    const int8x16x4_t planes = {{some.val[0], some.val[1], more.val[0], more.val[1]}};
+    for (int i = 0; i < 2 * kNumbers; i += 16) {
+      const uint8x16_t order = vld1q_u8(kOrder.at + i);
+      const int8x16_t bytes = kNumbers > 16 ? vqtbl4q_s8(planes, order) : vqtbl2q_s8(some, order);
+      vst1q_s8(reinterpret_cast<int8_t*>(to) + i, bytes);
+    }
   }
 
  private:
+  template <int kCount>
   struct ByteOrder {
-    uint8_t at[32];
+    uint8_t at[kCount];
   };
 };
 

@@ -64,8 +64,9 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
   int64_t part = 0;
   // What a code in the products is less than as an unsigned one.
   constexpr int32_t kLess = kBits == 8 ? S::kByteFlip : 0;
-  // Whole dwords of the narrowest codes.
-  constexpr int kRun = S::kWidth < 8 ? 16 : 2 * S::kWidth, kVectors = kRun / S::kWidth;
+  // Whole dwords of the narrowest codes, and whole steps.
+  constexpr int kWhole = S::kStep * kPerDword < 16 ? 16 : S::kStep * kPerDword;
+  constexpr int kRun = S::kWidth < 8 ? kWhole : 2 * S::kWidth, kVectors = kRun / S::kWidth;
   // Columns behind the last part are not multiplied.
   const int64_t end = columns.part_ends[columns.parts - 1] * kPerDword;
   for (int64_t d = 0; d < end; d += kRun) {
@@ -127,7 +128,8 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   return true;
 }
 
-// Codes of tokens [begin, end) as dword columns, [column][kTokenTile], with sign bits flipped.
+// Codes of tokens [begin, end) as dword columns, [column / kStep][kTokenTile][kStep], with sign
+// bits flipped.
 template <typename S>
 void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, int32_t* turned) {
   const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
@@ -135,7 +137,7 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
     for (int64_t byte = 0; byte < rows.row_bytes; byte += S::kColumnBytes) {
       S::Columns(rows.At(token) + byte, rows.stride, last, rows.row_bytes - byte, flips,
-                 turned + byte / 4 * kTokenTile + token);
+                 turned + byte / 4 * kTokenTile + token * S::kStep);
     }
   }
 }
@@ -150,6 +152,8 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int kPairs = 16 / kBits;  // of a dword
+  constexpr int kStepPairs = S::kStep * kPairs;
+  constexpr int kUnit = PartUnit(kBits);
   // Sums side by side, so that a product need not wait for the last.
   constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
   constexpr int kSums = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
@@ -158,45 +162,77 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
   const int32_t* pairs = queries.pairs + row * row_pairs;
   const int32_t* starts = queries.starts + row * columns.parts;
   const float* sums = queries.sums + row * columns.parts;
-  // Later rows of queries ask for the same lines again, which by then costs nothing.
-  const uint8_t* next[kBlocks];
-  for (int b = 0; b < kBlocks; ++b) next[b] = rows.Next(token + b * S::kWidth);
+  // The next tile, spread over the columns: a burst would not overlap with computing. Later rows of
+  // queries ask for the same lines again, which by then costs nothing. Blocks of four tokens lie
+  // side by side, and ask together for one line after another.
+  constexpr int kRuns = S::kWidth > 4 ? kBlocks : 1;
+  constexpr int64_t kRunBytes = 4 * S::kWidth * (kBlocks / kRuns);
+  constexpr int64_t kLineColumns = kRunBytes < 64 && S::kWidth == 4 ? 64 / kRunBytes : 1;
+  const uint8_t* next[kRuns];
+  for (int i = 0; i < kRuns; ++i) next[i] = rows.Next(token + i * S::kWidth);
   float* const block_scores = scores + row * kTokenTile + token;
   int64_t c = 0;
   for (int64_t part = 0; part < columns.parts; ++part) {
     I acc[kBlocks][kRows][kChains];
     for (auto& block : acc) {
       for (int r = 0; r < kRows; ++r) {
-        block[r][0] = S::Dword(starts[r * columns.parts + part]);
-        for (int i = 1; i < kChains; ++i) block[r][i] = S::ZeroDwords();
+        for (int i = 0; i < kChains; ++i) {
+          block[r][i] = S::Start(i, starts[r * columns.parts + part]);
+        }
       }
     }
-    const auto column = [&]() __attribute__((always_inline)) {
-      I word[kBlocks];
+    // kStep columns from `first` on, of whose queries `choose` makes what counts.
+    const auto multiply = [&](int64_t first, bool begins_line, auto choose)
+        __attribute__((always_inline)) {
+      using Codes = decltype(S::CodesAt(turned, first, token));
+      Codes word[kBlocks];
       for (int b = 0; b < kBlocks; ++b) {
-        word[b] = S::LoadDwords(turned + c * kTokenTile + token + b * S::kWidth);
-        // The next tile, spread over the columns: a burst would not overlap with computing.
-        if (S::kWidth > 4 || c % 4 == 0) __builtin_prefetch(next[b] + c * 4 * S::kWidth, 0, 2);
+        word[b] = S::CodesAt(turned, first, token + b * S::kWidth);
       }
-      ForEachOf<kPairs>([&](auto k) {
-        I codes[kBlocks];
+      for (int i = 0; i < kRuns && begins_line; ++i) {
+        for (int64_t at = 0; at < S::kStep; at += kLineColumns) {
+          __builtin_prefetch(next[i] + (first + at) * kRunBytes, 0, 2);
+        }
+      }
+      ForEachOf<kStepPairs / S::kQueryDwords>([&](auto k) {
+        Codes codes[kBlocks];
         for (int b = 0; b < kBlocks; ++b) codes[b] = S::template Field<kBits, k.value>(word[b]);
         for (int r = 0; r < kRows; ++r) {
-          const I q = S::Dword(pairs[r * row_pairs + k.value]);
+          const I q = choose(S::QueryAt(pairs + r * row_pairs + k.value * S::kQueryDwords));
           for (int b = 0; b < kBlocks; ++b) {
-            I& sum = acc[b][r][k.value % kChains];
-            sum = S::Dot(sum, codes[b], q);
+            S::template AddProduct<k.value>(acc[b][r], codes[b], q);
           }
         }
       });
-      pairs += kPairs;
-      ++c;
     };
-    // Parts are whole units, so that the usual ones are few jumps.
-    int64_t units = (columns.part_ends[part] - c) / PartUnit(kBits);
-    do {
-      ForEachOf<PartUnit(kBits)>([&](auto) __attribute__((always_inline)) { column(); });
-    } while (--units != 0);
+    const auto step = [&](bool begins_line) __attribute__((always_inline)) {
+      multiply(c, begins_line, [](I q) { return q; });
+      pairs += kStepPairs;
+      c += S::kStep;
+    };
+    const int64_t end = columns.part_ends[part];
+    if constexpr (kUnit % S::kStep == 0) {
+      // Parts are whole units, so that the usual ones are few jumps.
+      int64_t units = (end - c) / kUnit;
+      do {
+        ForEachOf<kUnit / S::kStep>([&](auto i) __attribute__((always_inline)) {
+          step(kUnit % kLineColumns == 0 ? i.value * S::kStep % kLineColumns == 0
+                                         : c % kLineColumns == 0);
+        });
+      } while (--units != 0);
+    } else {
+      // A part may begin and end within a step, whose other columns do not count then.
+      while (c < end) {
+        const int64_t into = c % S::kStep;
+        if (into == 0 && c + S::kStep <= end) {
+          step(c % kLineColumns == 0);
+          continue;
+        }
+        const auto only_own = [own = S::OwnQueries(into)](I q) { return S::And(q, own); };
+        multiply(c - into, into == 0 && c % kLineColumns == 0, only_own);
+        if (++c % S::kStep == 0) pairs += kStepPairs;
+      }
+    }
     const int64_t at = columns.part_groups[part] * kTokenTile + token;
     // Without a choice within, so that sums stay in registers.
     const auto add = [&](auto first, auto biased) __attribute__((always_inline)) {

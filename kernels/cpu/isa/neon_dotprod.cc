@@ -8,7 +8,7 @@ namespace kvant::cpu {
 
 const KernelSet& neon_dotprod_kernels() {
   static constexpr KernelSet kSet =
-      KernelSetOf("neon_dotprod", &kCodeKernels<NeonCodes, ValuesByQuads, nullptr>);
+      KernelSetOf("neon_dotprod", &kCodeKernels<NeonCodes, ValuesByBytes<NeonCodes>, nullptr>);
   return kSet;
 }
 

@@ -1,5 +1,5 @@
-// CodeKernels::values by dot products of bytes: four tokens at a time, where codes_values.h takes
-// two.
+// CodeKernels::values by products of bytes: four or eight tokens at a time, where codes_values.h
+// takes two. Written over the primitives of codes_neon.h.
 #ifndef KVANT_KERNELS_CPU_ISA_VALUES_NEON_H_
 #define KVANT_KERNELS_CPU_ISA_VALUES_NEON_H_
 
@@ -12,58 +12,73 @@
 namespace kvant::cpu {
 namespace {
 
-inline constexpr int kQuads = kTokenTile / 4;
-inline constexpr int kRunBytes = 16;
+inline constexpr int kRunBytes = NeonCodes::kColumnBytes;
 
-// 16 bytes of each token: dword j of quad q is byte j of tokens 4 q to 4 q + 3.
-struct QuadsOfTokens {
-  alignas(16) int32_t dwords[kQuads][kRunBytes];
+// 16 bytes of each token, in the order of TurnedAt.
+struct TurnedTokens {
+  alignas(16) int32_t dwords[kTokenTile * kRunBytes / 4];
 };
 
 // Of bytes [byte, byte + 16) or less, each ^ flip; of tokens that are not there, whatever.
-inline void TurnQuads(const CodeRows& rows, int64_t byte, uint8_t flip, QuadsOfTokens& out) {
-  using S = NeonCodes;
+template <typename S>
+void TurnTokens(const CodeRows& rows, int64_t byte, uint8_t flip, TurnedTokens& out) {
+  constexpr int kQuads = S::kTokens / 4;
   const int64_t bytes = rows.row_bytes - byte;
   const uint8x16_t flips = vdupq_n_u8(flip);
-  for (int64_t t = 0; t < rows.tokens; t += 4) {
-    // The next tile, a line for as many bytes as are read.
-    __builtin_prefetch(rows.next[t / kPageUnit] + byte * kPageUnit + t % kPageUnit * kRunBytes, 0,
-                       2);
-    uint8x16_t token[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const uint8_t* p = rows.At(CodesMin(t + i, rows.tokens - 1)) + byte;
-      token[i] = bytes >= kRunBytes ? vld1q_u8(p) : S::LoadRawSome(p, bytes).raw;
-    }
-    const uint8x16x2_t first = vzipq_u8(token[0], token[1]), second = vzipq_u8(token[2], token[3]);
+  for (int64_t t = 0; t < rows.tokens; t += S::kTokens) {
+    // Dword j of a quad is byte j of its tokens.
+    int32x4_t quads[kQuads][4];
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const uint16x8x2_t dwords =
-          vzipq_u16(vreinterpretq_u16_u8(first.val[half]), vreinterpretq_u16_u8(second.val[half]));
+    for (int q = 0; q < kQuads; ++q) {
+      const int64_t own = t + 4 * q;
+      // The next tile, a line for as many bytes as are read.
+      __builtin_prefetch(rows.next[t / kPageUnit] + byte * kPageUnit + own % kPageUnit * kRunBytes,
+                         0, 2);
+      const int64_t there = CodesMin(own, rows.tokens - 1);
+      int32x4_t token[4];
+      S::LoadRows(rows.At(there) + byte, rows.stride, rows.tokens - 1 - there, bytes, token);
+      const auto zip = [&](int i) __attribute__((always_inline)) {
+        return vzipq_u8(vreinterpretq_u8_s32(token[i]), vreinterpretq_u8_s32(token[i + 1]));
+      };
+      const uint8x16x2_t first = zip(0), second = zip(2);
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        const uint8x16_t codes = veorq_u8(vreinterpretq_u8_u16(dwords.val[i]), flips);
-        vst1q_s32(out.dwords[t / 4] + (half * 2 + i) * 4, vreinterpretq_s32_u8(codes));
+      for (int half = 0; half < 2; ++half) {
+        const uint16x8x2_t dwords = vzipq_u16(vreinterpretq_u16_u8(first.val[half]),
+                                              vreinterpretq_u16_u8(second.val[half]));
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+          const uint8x16_t codes = veorq_u8(vreinterpretq_u8_u16(dwords.val[i]), flips);
+          quads[q][half * 2 + i] = vreinterpretq_s32_u8(codes);
+        }
       }
     }
+    S::StoreTurned(quads, out.dwords + t * (kRunBytes / 4));
   }
 }
 
-// Weights of a group of up to four rows, by planes; and what sums of products begin at.
+// Weights of a group of up to four rows, two vectors for 16 tokens; and what sums of products begin
+// at.
 struct WeightPlanes {
   static constexpr int kMostRows = 4;
-  alignas(16) int8_t planes[kMostRows][2][kTokenTile];
+  // By runs of 16 tokens first: of rows one behind the other GCC keeps what it read as one's for
+  // the next, and sums leave the registers.
+  alignas(16) int8_t planes[kTokenTile / 16][kMostRows][2 * 16];
   int32_t starts[kMostRows];
 
+  int8x16x2_t At(int row, int64_t token) const {
+    const int8_t* const from = planes[token / 16][row];
+    return {{vld1q_s8(from), vld1q_s8(from + 16)}};
+  }
   // `less`: what a code is less than what counts.
+  template <typename S>
   void Read(const CodeKernels::Values& args, int64_t row, int rows, int64_t group, int32_t less) {
     for (int r = 0; r < rows; ++r) {
       const int16_t* const from = args.weights + ((row + r) * args.groups + group) * kTokenTile;
       int32x4_t sum = vdupq_n_s32(0);
       for (int i = 0; i < kTokenTile; i += 16) {
-        const int8x16x2_t some = NeonCodes::PlanesOf(from + i);
-        vst1q_s8(planes[r][0] + i, some.val[0]);
-        vst1q_s8(planes[r][1] + i, some.val[1]);
+        const int8x16x2_t some = S::WeightsOf(from + i);
+        vst1q_s8(planes[i / 16][r], some.val[0]);
+        vst1q_s8(planes[i / 16][r] + 16, some.val[1]);
         if (less == 0) continue;
         sum = vpadalq_s16(vpadalq_s16(sum, vld1q_s16(from + i)), vld1q_s16(from + i + 8));
       }
@@ -73,42 +88,36 @@ struct WeightPlanes {
 };
 
 // kVectors times four bytes of each token, from the v-th on, times kRows rows of weights.
-template <int kBits, int kRows, int kVectors>
-void ValuesOfQuads(const QuadsOfTokens& quads, int64_t tokens, const WeightPlanes& weights, int v,
-                   int32x4_t (&sums)[kVectors][kRows][8 / kBits]) {
-  using S = NeonCodes;
+template <typename S, int kBits, int kRows, int kVectors>
+void ValuesOfTokens(const TurnedTokens& turned, int64_t tokens, const WeightPlanes& weights, int v,
+                    int32x4_t (&sums)[kVectors][kRows][8 / kBits]) {
   constexpr int kFields = 8 / kBits;
-  int32x4_t low[kVectors][kRows][kFields], high[kVectors][kRows][kFields];
+  int32x4_t acc[kVectors][kRows][kFields][2];
 #pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int f = 0; f < kFields; ++f) {
-        low[i][r][f] = vdupq_n_s32(weights.starts[r]);
-        high[i][r][f] = vdupq_n_s32(0);
+        acc[i][r][f][0] = S::Start(0, weights.starts[r]);
+        acc[i][r][f][1] = S::Start(1, weights.starts[r]);
       }
     }
   }
   // Whole runs of 16 tokens: weights of those that are not there are 0.
   for (int64_t t = 0; t < tokens; t += 16) {
-    int8x16_t low_weights[kRows], high_weights[kRows];
+    int8x16x2_t own[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      low_weights[r] = vld1q_s8(weights.planes[r][0] + t);
-      high_weights[r] = vld1q_s8(weights.planes[r][1] + t);
-    }
-    ForEachOf<4>([&](auto quad) __attribute__((always_inline)) {
+    for (int r = 0; r < kRows; ++r) own[r] = weights.At(r, t);
+    ForEachOf<4>([&](auto step) __attribute__((always_inline)) {
       ForEachOf<kVectors>([&](auto i) __attribute__((always_inline)) {
-        const int32x4_t word = vld1q_s32(quads.dwords[t / 4 + quad.value] + 4 * (v + i.value));
+        const int32x4_t word = vld1q_s32(turned.dwords + t * (kRunBytes / 4) +
+                                         S::template TurnedAt<step.value>(v + i.value));
         ForEachOf<kFields>([&](auto f) __attribute__((always_inline)) {
-          const int8x16_t codes = vreinterpretq_s8_s32(S::ByteField<kBits, f.value>(word));
+          const int32x4_t codes = S::template ByteField<kBits, f.value>(word);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            int32x4_t& to_low = low[i.value][r][f.value];
-            int32x4_t& to_high = high[i.value][r][f.value];
-            to_low = vdotq_laneq_s32(to_low, codes, low_weights[r], quad.value);
-            to_high = vdotq_laneq_s32(to_high, codes, high_weights[r], quad.value);
+            S::template AddTokens<step.value>(acc[i.value][r][f.value], codes, own[r]);
           }
         });
       });
@@ -119,14 +128,13 @@ void ValuesOfQuads(const QuadsOfTokens& quads, int64_t tokens, const WeightPlane
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int f = 0; f < kFields; ++f) sums[i][r][f] = S::Joined(low[i][r][f], high[i][r][f]);
+      for (int f = 0; f < kFields; ++f) sums[i][r][f] = S::SumOfChains(acc[i][r][f]);
     }
   }
 }
 
-template <int kBits, int kRows>
+template <typename S, int kBits, int kRows>
 void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
-  using S = NeonCodes;
   constexpr int kFields = 8 / kBits;
   // Of four bytes of a token. Vectors share a group, of 16 channels or more, and their sums the
   // registers.
@@ -137,28 +145,28 @@ void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shr
                        : !args.is_signed ? 0
                        : kBits == 4      ? 0x88
                                          : 0xaa;
-  QuadsOfTokens quads = {};
+  TurnedTokens turned = {};
   WeightPlanes weights;
   int64_t group = -1;
   for (int64_t byte = 0; byte < args.rows.row_bytes; byte += kRunBytes) {
-    TurnQuads(args.rows, byte, flip, quads);
+    TurnTokens<S>(args.rows, byte, flip, turned);
     for (int v = 0; v < 4; v += kVectors) {
       const int64_t first = byte * kFields + v * kChannels;
       if (first >= args.channels) break;
       if (const int64_t own = first / args.group; own != group) {
         group = own;
-        weights.Read(args, row, kRows, group, less);
+        weights.Read<S>(args, row, kRows, group, less);
       }
       int32x4_t sums[kVectors][kRows][kFields];
-      ValuesOfQuads<kBits, kRows, kVectors>(quads, args.rows.tokens, weights, v, sums);
+      ValuesOfTokens<S, kBits, kRows, kVectors>(turned, args.rows.tokens, weights, v, sums);
       for (int r = 0; r < kRows; ++r) {
         float* const lanes = args.lanes + (row + r) * kSquareLanes;
         auto square = S::Load(lanes);
 #pragma GCC unroll 4
         for (int i = 0; i < kVectors; ++i) {
-          S::Vector by_field[kFields];
+          typename S::Vector by_field[kFields];
           for (int f = 0; f < kFields; ++f) by_field[f] = S::ToFloat(sums[i][r][f]);
-          S::Vector channels[kFields];
+          typename S::Vector channels[kFields];
           ZipPlanes<S>(by_field, channels);
           for (int f = 0; f < kFields; ++f) {
             AddToOutput<S>(args, row + r, first + i * kChannels + f * S::kWidth, group, shrink,
@@ -171,18 +179,23 @@ void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shr
   }
 }
 
-inline void ValuesByQuads(const CodeKernels::Values& args, int64_t query_rows, const float* shrink,
-                          float* out) {
-  ForRowBlocks(query_rows, [&](auto block, int64_t row) {
+template <typename S>
+void ValuesByBytes(const CodeKernels::Values& args, int64_t query_rows, const float* shrink,
+                   float* out) {
+  ForRowBlocks(query_rows, [&](auto block, int64_t first) {
     constexpr int kRows = decltype(block)::value;
-    if (args.bits == 8) return ValuesOfRows<8, kRows>(args, row, shrink, out);
-    if (args.bits == 4) return ValuesOfRows<4, kRows>(args, row, shrink, out);
+    const auto run = [&](auto bits, auto rows, int64_t row) {
+      using Own = typename S::template OfValues<bits.value, rows.value>;
+      ValuesOfRows<Own, bits.value, rows.value>(args, row, shrink, out);
+    };
+    if (args.bits == 8) return run(Constant<8>(), block, first);
+    if (args.bits == 4) return run(Constant<4>(), block, first);
     if constexpr (kRows <= 2) {
-      ValuesOfRows<2, kRows>(args, row, shrink, out);
+      run(Constant<2>(), block, first);
     } else {
       // More have no room in the registers.
-      ValuesOfRows<2, 2>(args, row, shrink, out);
-      ValuesOfRows<2, kRows - 2>(args, row + 2, shrink, out);
+      run(Constant<2>(), Constant<2>(), first);
+      run(Constant<2>(), Constant<kRows - 2>(), first + 2);
     }
   });
 }
