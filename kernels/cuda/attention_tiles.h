@@ -6,7 +6,7 @@
 //     for every tile of tokens of the split
 //       K tile, V tile                         dequantized by all threads; the next on its way
 //       scores = Q x K^T, steps, online softmax, O += P x V      each warp its rows and tokens
-//     join warps, then splits (the last block to come), normalise, store
+//     join warps, then splits (the last block to come), then the part of codes; normalise, store
 //
 // Nothing of size Sq x S exists. Tiles that a band hides from every row of the block are skipped.
 #ifndef KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
@@ -44,7 +44,7 @@ struct AttentionShared {
     const i32 tiles = s.v + (t.v_in_k ? 0 : FeedShared::Of(t, t.v[0], t.v_block).bytes);
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = s.k > states ? s.k : states;
-    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    const i32 joined = MaxOf(MaxOf(splits, t.token_warps), t.part == kOthersPart ? 2 : 1);
     const i32 end = s.factors + rows * joined * 8;
     s.tables = tiles > end ? tiles : end;
     s.k_entries = s.tables + SegmentTables::Of(t).bytes;
@@ -402,6 +402,7 @@ class AttentionTiles {
         !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
       return;
     }
+    if (T::k.part == kOthersPart) Ending::JoinCodes(p_, block_, channel_, states, factors);
     Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
   }
 

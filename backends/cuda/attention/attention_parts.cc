@@ -10,7 +10,6 @@
 #include "kvant/backends/cuda/attention/describe_attention.h"
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/graph/status.h"
-#include "kvant/kernels/cuda/attention_join.h"
 #include "kvant/kernels/cuda/attention_ranges.h"
 
 namespace kvant::cuda {
@@ -20,8 +19,8 @@ namespace {
 constexpr int64_t kFewestTokens = 512;
 // Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
-// What the small kernels count in 32 bits.
-constexpr int64_t kMostEntries = int64_t{1} << 20, kMostNumbers = int64_t{1} << 31;
+// What the kernel of ranges counts in 32 bits, and the threads of its blocks.
+constexpr int64_t kMostEntries = int64_t{1} << 20;
 constexpr int kThreads = 128;
 
 using Segments = absl::InlinedVector<KvSegment, 1>;
@@ -59,18 +58,15 @@ std::string WhyNotParts(const AttentionSpec& spec) {
   if (!std::all_of(spec.steps.begin(), spec.steps.end(), IgnoresColumns)) {
     return "scores depend on their columns";
   }
-  const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  if (spec.batch[0] > kMostEntries || rows * spec.v_head_size > kMostNumbers) {
-    return absl::StrCat("there are ", rows, " rows");
-  }
+  if (spec.batch[0] > kMostEntries) return absl::StrCat("there are ", spec.batch[0], " sequences");
   const int64_t tokens =
       std::min(spec.k[LongestOf(spec.k)].tokens(), spec.v[LongestOf(spec.v)].tokens());
   if (tokens >= kFewestTokens) return "";
   return absl::StrCat("the longest segments have ", tokens, " tokens, less than ", kFewestTokens);
 }
 
-// Dense [b0, b1, b2, rows, columns] of f32 at an output port of a part.
-View PartView(const AttentionSpec& spec, int port, int64_t columns) {
+// Dense [b0, b1, b2, rows, columns] of f32 at an output port of codes.
+View LeftView(const AttentionSpec& spec, int port, int64_t columns) {
   View view;
   view.port = port;
   view.type = kvant::kF32;
@@ -94,20 +90,17 @@ View RangeView(const AttentionSpec& spec, int port, int64_t index, int64_t count
   return view;
 }
 
-AttentionSpec PartOf(const AttentionSpec& spec) {
+// What ends a row is left to the others.
+AttentionSpec CodesOf(const AttentionSpec& spec, int inputs) {
   AttentionSpec part = spec;
   part.softmax_mode = SoftmaxMode::kInfAsZero;
   part.sinks = {};
+  part.output_hadamard = 0;
   part.output_quantization.reset();
-  part.output = PartView(spec, 0, spec.v_head_size);
+  part.output = LeftView(spec, 0, spec.v_head_size);
   // Of each row two numbers; a view is of the first.
-  part.stats = PartView(spec, 1, 2);
+  part.stats = LeftView(spec, 1, 2);
   part.stats.dims[kCol] = 1;
-  return part;
-}
-
-AttentionSpec CodesOf(const AttentionSpec& spec, int inputs) {
-  AttentionSpec part = PartOf(spec);
   const auto only = [&](const Segments& segments, int port) {
     KvSegment codes = segments[LongestOf(segments)];
     codes.range = RangeView(spec, port, 0, 1);
@@ -120,7 +113,7 @@ AttentionSpec CodesOf(const AttentionSpec& spec, int inputs) {
 }
 
 AttentionSpec OthersOf(const AttentionSpec& spec, int inputs) {
-  AttentionSpec part = PartOf(spec);
+  AttentionSpec part = spec;
   const auto twice = [&](const Segments& segments, int port) {
     Segments all = segments;
     const int codes = LongestOf(segments);
@@ -143,15 +136,14 @@ AttentionSpec OthersOf(const AttentionSpec& spec, int inputs) {
   return part;
 }
 
-// A launch of one of the small kernels.
-AttentionPlan SmallPlan(const AttentionSpec& spec, KernelKind kernel, int64_t threads) {
+AttentionPlan PlanRanges(const AttentionSpec& spec) {
   AttentionPlan plan;
   DescribeAttention(spec, plan);
-  plan.traits.kernel = kernel;
+  plan.traits.kernel = kRangesKernel;
   plan.traits.k_codes = LongestOf(spec.k);
   plan.traits.v_codes = LongestOf(spec.v);
   plan.threads = kThreads;
-  plan.blocks = (threads + kThreads - 1) / kThreads;
+  plan.blocks = (spec.batch[0] + kThreads - 1) / kThreads;
   return plan;
 }
 
@@ -174,7 +166,7 @@ class FusedParts : public Executable {
     std::shared_ptr<const Constants> constants;
   };
   // parts: in the order of the plan's.
-  FusedParts(std::string device, PartsPlan plan, std::array<Part, 4> parts,
+  FusedParts(std::string device, PartsPlan plan, std::array<Part, 3> parts,
              std::shared_ptr<const Launcher> launcher)
       : device_(std::move(device)),
         plan_(std::move(plan)),
@@ -191,53 +183,55 @@ class FusedParts : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    const AttentionParams& whole = plan_.join.params;
+    const AttentionParams& whole = plan_.ranges.params;
     const int64_t rows = int64_t{whole.batch[0]} * whole.batch[1] * whole.batch[2] * whole.q_len;
-    const int64_t channels = plan_.join.traits.v_head_size;
-    const PartRanges at =
-        PartRanges::Of(whole.batch[0], plan_.join.traits.k_segments, plan_.join.traits.v_segments);
+    const PartRanges at = PartRanges::Of(whole.batch[0], plan_.ranges.traits.k_segments,
+                                         plan_.ranges.traits.v_segments);
     auto* const ranges = reinterpret_cast<i32*>(scratch + plan_.ranges_at);
-    auto* const parts = reinterpret_cast<float*>(scratch + plan_.parts_at);
-    KVANT_RETURN_IF_ERROR(Launch(place, 0, plan_.ranges, inputs, outputs, nullptr, ranges));
+    auto* const left = reinterpret_cast<float*>(scratch + plan_.left_at);
+    void* const of_codes[] = {left, left + rows * plan_.codes.traits.v_head_size};
+    KVANT_RETURN_IF_ERROR(
+        Launch(place, 0, plan_.ranges, inputs, outputs, of_codes, nullptr, ranges));
     absl::InlinedVector<const void*, 32> part_inputs(inputs.begin(), inputs.begin() + plan_.inputs);
     part_inputs.resize(part_inputs.size() + 2);
     const auto part = [&](size_t index, const AttentionPlan& plan, i32* of_k, i32* of_v,
-                          float* outs, std::byte* own) {
+                          absl::Span<void* const> part_outputs, std::byte* own) {
       part_inputs[part_inputs.size() - 2] = of_k;
       part_inputs.back() = of_v;
-      void* const part_outputs[] = {outs, outs + rows * channels};
-      return Launch(place, index, plan, part_inputs, part_outputs, own, own + plan.partial_bytes);
+      return Launch(place, index, plan, part_inputs, part_outputs, of_codes, own,
+                    own + plan.partial_bytes);
     };
-    KVANT_RETURN_IF_ERROR(part(1, plan_.codes, ranges + at.codes_k, ranges + at.codes_v, parts,
+    KVANT_RETURN_IF_ERROR(part(1, plan_.codes, ranges + at.codes_k, ranges + at.codes_v, of_codes,
                                scratch + plan_.codes_at));
-    KVANT_RETURN_IF_ERROR(part(2, plan_.others, ranges + at.others_k, ranges + at.others_v,
-                               parts + rows * (channels + 2), scratch + plan_.others_at));
-    return Launch(place, 3, plan_.join, inputs, outputs, parts, nullptr);
+    return part(2, plan_.others, ranges + at.others_k, ranges + at.others_v, outputs,
+                scratch + plan_.others_at);
   }
 
  private:
   absl::Status Launch(const ExecutionPlace& place, size_t index, const AttentionPlan& plan,
                       absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                      void* partials, void* done) const {
+                      void* const (&of_codes)[2], void* partials, void* done) const {
     if (plan.blocks == 0) return absl::OkStatus();
     AttentionParams params = plan.params;
     FillParams(plan.binding, inputs, outputs, parts_[index].constants->data(), &params);
     params.partials = static_cast<float*>(partials);
     params.done = static_cast<u32*>(done);
+    params.codes_outputs = static_cast<const float*>(of_codes[0]);
+    params.codes_states = static_cast<const float*>(of_codes[1]);
     return launcher_->Launch(*parts_[index].kernel, plan.blocks, &params, sizeof(params),
                              place.stream);
   }
 
   const std::string device_;
   const PartsPlan plan_;
-  const std::array<Part, 4> parts_;
+  const std::array<Part, 3> parts_;
   const std::shared_ptr<const Launcher> launcher_;
 };
 
 }  // namespace
 
 double PartsPlan::rounding() const {
-  const i32 output = join.traits.output.type;
+  const i32 output = others.traits.output.type;
   return std::max(codes.rounding(output), others.rounding(output));
 }
 
@@ -255,23 +249,21 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
   if (!why_not.empty()) return std::nullopt;
   PartsPlan plan;
   const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  plan.ranges = SmallPlan(spec, kRangesKernel, spec.batch[0]);
-  plan.join = SmallPlan(spec, kJoinKernel, rows * spec.v_head_size);
-  const int inputs = plan.inputs = InputsOf(plan.join.binding);
-  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec, inputs), device);
+  plan.ranges = PlanRanges(spec);
+  const int inputs = plan.inputs = InputsOf(plan.ranges.binding);
+  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec, inputs), kCodesPart, device);
   if (!codes.ok() || codes->traits.kernel != kCodesKernel) {
     why_not = codes.ok() ? codes->why_not_codes : std::string(codes.status().message());
     return std::nullopt;
   }
-  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec, inputs), device);
+  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec, inputs), kOthersPart, device);
   if (!others.ok()) {
     why_not = std::string(others.status().message());
     return std::nullopt;
   }
   plan.codes = *std::move(codes);
   plan.others = *std::move(others);
-  plan.codes.traits.stats_are_states = plan.others.traits.stats_are_states = 1;
-  const AttentionTraits& whole = plan.join.traits;
+  const AttentionTraits& whole = plan.ranges.traits;
   const auto take = [&plan](size_t bytes) {
     return std::exchange(plan.scratch_bytes, plan.scratch_bytes + Aligned(bytes));
   };
@@ -280,15 +272,15 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
   plan.ranges_at = take(
       sizeof(i32) *
       PartRanges::Of(static_cast<i32>(spec.batch[0]), whole.k_segments, whole.v_segments).size);
-  plan.parts_at = take(sizeof(float) * kAttentionParts * rows * (spec.v_head_size + 2));
+  plan.left_at = take(sizeof(float) * rows * (spec.v_head_size + 2));
   return plan;
 }
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
     PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
     std::string device) {
-  std::array<FusedParts::Part, 4> parts;
-  const AttentionPlan* const plans[] = {&plan.ranges, &plan.codes, &plan.others, &plan.join};
+  std::array<FusedParts::Part, 3> parts;
+  const AttentionPlan* const plans[] = {&plan.ranges, &plan.codes, &plan.others};
   for (size_t i = 0; i < parts.size(); ++i) {
     KVANT_ASSIGN_OR_RETURN(parts[i].kernel, launcher->Load(MakeAttentionKernel(*plans[i])));
     KVANT_ASSIGN_OR_RETURN(parts[i].constants,
