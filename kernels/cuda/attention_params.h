@@ -138,7 +138,7 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
   return arithmetic == kByTF32 || arithmetic == kByF32;
 }
 
-enum KernelKind : i32 { kTilesKernel, kCodesKernel, kRangesKernel };
+enum KernelKind : i32 { kTilesKernel, kCodesKernel };
 
 // Which tokens a kernel has (docs/kernels.md, in parts).
 enum AttentionPart : i32 {
@@ -183,7 +183,10 @@ struct AttentionTraits {
   // AttentionPart. Of codes, the output is not divided by the sum, and statistics are {max, sum of
   // exponentials above it} of a row, f32 side by side.
   i32 part;
-  i32 k_codes, v_codes;  // kRangesKernel: the segments of codes
+  // Of a part: how many segments of the whole lie before that of codes. kCodesPart has their ranges
+  // and tokens in the SegmentParams behind that of codes; kOthersPart has the segment of codes
+  // twice, for what lies before and behind the columns of kCodesPart.
+  i32 k_codes, v_codes;
   // What follows is for kCodesKernel alone (attention_codes.h).
   i32 row_blocks;        // of 8 rows, that a block has
   i32 channel_warps;     // warps that share tiles, each with a slice of channels (codes_slices.h)

@@ -81,7 +81,8 @@ class AttentionTiles {
     if (block_.split_b2) rest /= p.batch[2];
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
-    extent_ = Extent::Of<T>(p, Position{block_.b0, block_.b1, 0, 0});
+    extent_ = T::k.part == kOthersPart ? Extent::Whole(p, 0)  // how many columns, tables will say
+                                       : Extent::Of<T>(p, Position{block_.b0, block_.b1, 0, 0});
     const i32 rows = T::k.ragged ? extent_.q_len * (block_.split_b2 ? 1 : p.batch[2]) : p.rows;
     block_.rows = MinOf(Ending::Rows(), rows - block_.row);
     block_.q_first = extent_.q_first;
@@ -101,7 +102,10 @@ class AttentionTiles {
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
     FillEntries(T::k.k[0], p_.k[0], at_.k_entries);
     if (!AttentionShared::SharesEntries(T::k)) FillEntries(T::k.v[0], p_.v[0], at_.v_entries);
-    if (T::k.q.codebook != 0) BlockSync();
+    if (T::k.q.codebook != 0 || T::k.part == kOthersPart) BlockSync();
+    if (T::k.part == kOthersPart) {
+      extent_.kv_len = SegmentTable<T>::Length(p_, shared_ + at_.tables);
+    }
     if (T::k.q_hadamard == 0) {
       LoadQueries();
     } else {
