@@ -239,8 +239,7 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
   std::string why_not_parts;
   if (const auto parts = PlanParts(*partition.attention(), device, why_not_parts)) {
-    for (const AttentionPlan* plan :
-         {&parts->codes, &parts->others, &parts->ranges, &parts->join}) {
+    for (const AttentionPlan* plan : {&parts->codes, &parts->others}) {
       kernels.push_back(MakeAttentionKernel(*plan));
     }
     return kernels;

@@ -138,7 +138,14 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
   return arithmetic == kByTF32 || arithmetic == kByF32;
 }
 
-enum KernelKind : i32 { kTilesKernel, kCodesKernel, kRangesKernel, kJoinKernel };
+enum KernelKind : i32 { kTilesKernel, kCodesKernel };
+
+// Which tokens a kernel has (docs/kernels.md, in parts).
+enum AttentionPart : i32 {
+  kWhole,
+  kCodesPart,   // those that K and V both have as codes: it leaves states of rows
+  kOthersPart,  // the others: it joins those states
+};
 
 struct AttentionTraits {
   i32 arithmetic;
@@ -173,10 +180,13 @@ struct AttentionTraits {
   // sqrt(run); 0: none.
   i32 q_hadamard, output_hadamard;
   i32 kernel;  // KernelKind
-  // Statistics are {max, sum of exponentials above it} of a row, f32 side by side: of a part of
-  // attention, which is joined with others.
-  i32 stats_are_states;
-  i32 k_codes, v_codes;  // kRangesKernel: the segments of codes
+  // AttentionPart. Of codes, the output is not divided by the sum, and statistics are {max, sum of
+  // exponentials above it} of a row, f32 side by side.
+  i32 part;
+  // Of a part: how many segments of the whole lie before that of codes. kCodesPart has their ranges
+  // and tokens in the SegmentParams behind that of codes; kOthersPart has the segment of codes
+  // twice, for what lies before and behind the columns of kCodesPart.
+  i32 k_codes, v_codes;
   // What follows is for kCodesKernel alone (attention_codes.h).
   i32 row_blocks;        // of 8 rows, that a block has
   i32 channel_warps;     // warps that share tiles, each with a slice of channels (codes_slices.h)
@@ -236,6 +246,13 @@ struct StepParams {
   i64 lower, upper;
 };
 
+// A number by value, or, where it has a type, where it lies.
+union Scalar {
+  i64 integer;
+  double real;
+  const void* data;
+};
+
 // code = value / scale + zero_point, rounded to even and saturated.
 struct RoundingParams {
   float scale, zero_point;
@@ -255,15 +272,15 @@ struct AttentionParams {
   // next.
   IndexArray kv_lengths, kv_first, query_offsets;
   Array stats, output, dropout_mask;
-  const void *seed, *dropout_offset, *probability;
-  // Where those are of type kNone.
-  i64 seed_value, dropout_offset_value;
-  double probability_value;
+  Scalar seed, dropout_offset, probability;
   RoundingParams probs_rounding, output_rounding;
   // With splits > 1: [row tile of the grid][split] states (see finish.h), and a count of the splits
   // that are done, 0 between launches.
   float* partials;
   u32* done;
+  // Of kOthersPart: what kCodesPart left of all rows [b0, b1, b2, q_len], side by side: outputs
+  // [v_head_size], and {max, sum}.
+  const float *codes_outputs, *codes_states;
 };
 static_assert(sizeof(AttentionParams) <= 4096, "what a kernel takes on every driver");
 

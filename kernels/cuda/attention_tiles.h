@@ -6,7 +6,7 @@
 //     for every tile of tokens of the split
 //       K tile, V tile                         dequantized by all threads; the next on its way
 //       scores = Q x K^T, steps, online softmax, O += P x V      each warp its rows and tokens
-//     join warps, then splits (the last block to come), normalise, store
+//     join warps, then splits (the last block to come), then the part of codes; normalise, store
 //
 // Nothing of size Sq x S exists. Tiles that a band hides from every row of the block are skipped.
 #ifndef KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
@@ -44,7 +44,7 @@ struct AttentionShared {
     const i32 tiles = s.v + (t.v_in_k ? 0 : FeedShared::Of(t, t.v[0], t.v_block).bytes);
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = s.k > states ? s.k : states;
-    const i32 joined = splits > t.token_warps ? splits : t.token_warps;
+    const i32 joined = MaxOf(MaxOf(splits, t.token_warps), t.part == kOthersPart ? 2 : 1);
     const i32 end = s.factors + rows * joined * 8;
     s.tables = tiles > end ? tiles : end;
     s.k_entries = s.tables + SegmentTables::Of(t).bytes;
@@ -81,7 +81,8 @@ class AttentionTiles {
     if (block_.split_b2) rest /= p.batch[2];
     block_.b1 = static_cast<i32>(rest % p.batch[1]);
     block_.b0 = static_cast<i32>(rest / p.batch[1]);
-    extent_ = Extent::Of<T>(p, Position{block_.b0, block_.b1, 0, 0});
+    extent_ = T::k.part == kOthersPart ? Extent::Whole(p, 0)  // how many columns, tables will say
+                                       : Extent::Of<T>(p, Position{block_.b0, block_.b1, 0, 0});
     const i32 rows = T::k.ragged ? extent_.q_len * (block_.split_b2 ? 1 : p.batch[2]) : p.rows;
     block_.rows = MinOf(Ending::Rows(), rows - block_.row);
     block_.q_first = extent_.q_first;
@@ -101,7 +102,10 @@ class AttentionTiles {
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
     FillEntries(T::k.k[0], p_.k[0], at_.k_entries);
     if (!AttentionShared::SharesEntries(T::k)) FillEntries(T::k.v[0], p_.v[0], at_.v_entries);
-    if (T::k.q.codebook != 0) BlockSync();
+    if (T::k.q.codebook != 0 || T::k.part == kOthersPart) BlockSync();
+    if (T::k.part == kOthersPart) {
+      extent_.kv_len = SegmentTable<T>::Length(p_, shared_ + at_.tables);
+    }
     if (T::k.q_hadamard == 0) {
       LoadQueries();
     } else {
@@ -402,6 +406,7 @@ class AttentionTiles {
         !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
       return;
     }
+    if (T::k.part == kOthersPart) Ending::JoinCodes(p_, block_, channel_, states, factors);
     Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
   }
 

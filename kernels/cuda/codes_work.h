@@ -83,8 +83,15 @@ struct CodesWork {
                               static_cast<u32>(share.splits), static_cast<u32>(kv_len)}});
     if (!HasRanges(T::k)) return;
     const i32 b0 = MinOf(share.b0, p.batch[0] - 1);
-    const SegmentColumns k = ReadRange(b0, p.k[0], 0);
-    const SegmentColumns v = ReadRange(b0, p.v[0], 0);
+    SegmentColumns k, v;
+    if (T::k.part == kCodesPart) {
+      const CodesColumns codes = CodesColumns::Of<T>(p, b0);
+      k = codes.k.Piece(codes.begin, codes.end, 0);
+      v = codes.v.Piece(codes.begin, codes.end, 0);
+    } else {
+      k = ReadRange(b0, p.k[0], 0);
+      v = ReadRange(b0, p.v[0], 0);
+    }
     StoreShared64(at + 32, {{static_cast<u32>(k.first), static_cast<u32>(v.first)}});
   }
 

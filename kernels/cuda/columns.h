@@ -42,6 +42,13 @@ struct SegmentColumns {
     const i32 token = column - begin + first;
     return token < capacity ? token : token - capacity;
   }
+
+  // Those of columns [from, to) that are of the segment, as columns of a part from `at` on.
+  KVANT_DEVICE SegmentColumns Piece(i32 from, i32 to, i32 at) const {
+    from = MaxOf(from, begin);
+    const i32 tokens = MaxOf(MinOf(to, end) - from, 0);
+    return {at, at + tokens, tokens > 0 ? TokenOf(from) : 0, capacity};
+  }
 };
 
 // Moves `at`, of an entry of b0, to a token.
@@ -61,9 +68,53 @@ KVANT_DEVICE SegmentColumns ReadRange(i32 b0, const SegmentParams& segment, i32 
           ClampedTo(MaxOf(segment.tokens - 1, 0), LoadIndex(segment.load, b0, 0)), segment.tokens};
 }
 
-// Of b0 (and, of lengths, the heads of `at`).
+// Of attention in parts, which columns of the whole are codes in K and V both: [begin, end).
+//
+//   K             sinks | codes . . . . . . . . . . | window      V may leave its codes elsewhere
+//   kCodesPart              [begin, end)
+//   kOthersPart   sinks | head                tail  | window      of the segment of codes twice
+struct CodesColumns {
+  SegmentColumns k, v;  // all of the segments of codes
+  i32 begin, end;
+
+  template <class T>
+  KVANT_DEVICE static CodesColumns Of(const AttentionParams& p, i32 b0) {
+    CodesColumns of{};
+    of.k = Segment<T>(p.k, T::k.k_codes, b0);
+    of.v = Segment<T>(p.v, T::k.v_codes, b0);
+    of.begin = MaxOf(of.k.begin, of.v.begin);
+    of.end = MaxOf(of.begin, MinOf(of.k.end, of.v.end));
+    return of;
+  }
+
+  // The columns of kOthersPart from `at` on that are head or tail of one of the segments.
+  KVANT_DEVICE SegmentColumns Head(const SegmentColumns& segment, i32 at) const {
+    return segment.Piece(segment.begin, begin, at);
+  }
+  KVANT_DEVICE SegmentColumns Tail(const SegmentColumns& segment, i32 at) const {
+    return segment.Piece(end, segment.end, at);
+  }
+
+ private:
+  template <class T>
+  KVANT_DEVICE static SegmentColumns Segment(const SegmentParams* segments, i32 before, i32 b0) {
+    const bool first = T::k.part == kCodesPart;
+    i32 columns = 0;
+    KVANT_UNROLL
+    for (i32 s = 0; s < before; ++s) {
+      columns = ReadRange(b0, segments[first ? s + 1 : s], columns).end;
+    }
+    return ReadRange(b0, segments[first ? 0 : before], columns);
+  }
+};
+
+// Of b0 (and, of lengths, the heads of `at`); not of kOthersPart, whose SegmentTable knows.
 template <class T>
 KVANT_DEVICE i32 RealLength(const AttentionParams& p, const Position& at) {
+  if (T::k.part == kCodesPart) {
+    const CodesColumns codes = CodesColumns::Of<T>(p, at.b0);
+    return codes.end - codes.begin;
+  }
   if (HasRanges(T::k)) {
     i32 k = 0, v = 0;
     KVANT_UNROLL
@@ -127,8 +178,8 @@ class SegmentTable {
   KVANT_DEVICE static void Write(const AttentionParams& p, i32 b0, SharedAddress tables) {
     const SegmentTable k(tables, true), v(tables, false);
     if (HasRanges(T::k)) {
-      if (ThreadIndex() == 0) k.WriteColumns(b0, T::k.k_segments, p.k);
-      if (ThreadIndex() == 1) v.WriteColumns(b0, T::k.v_segments, p.v);
+      if (ThreadIndex() == 0) k.WriteColumns(p, b0, true);
+      if (ThreadIndex() == 1) v.WriteColumns(p, b0, false);
     }
     WriteCodebooks(&T::k.q, &p.q, 1, CodebookOfQueries(tables));
     WriteCodebooks(T::k.k, p.k, T::k.k_segments, k.codebooks_);
@@ -143,6 +194,12 @@ class SegmentTable {
     const Words4 x = LoadShared128(columns_ + static_cast<u32>(s * 16));
     return {static_cast<i32>(x.v[0]), static_cast<i32>(x.v[1]), static_cast<i32>(x.v[2]),
             static_cast<i32>(x.v[3])};
+  }
+
+  // With ranges, of those written.
+  KVANT_DEVICE static i32 Length(const AttentionParams& p, SharedAddress tables) {
+    const SegmentTable k(tables, true), v(tables, false);
+    return MinOf(k.Columns(p.k, T::k.k_segments - 1).end, v.Columns(p.v, T::k.v_segments - 1).end);
   }
 
   KVANT_DEVICE SharedAddress Codebook(const SegmentTraits* segments, i32 s) const {
@@ -171,11 +228,20 @@ class SegmentTable {
     }
   }
 
-  KVANT_DEVICE void WriteColumns(i32 b0, i32 count, const SegmentParams* segments) const {
+  KVANT_DEVICE void WriteColumns(const AttentionParams& p, i32 b0, bool keys) const {
+    const SegmentParams* const segments = keys ? p.k : p.v;
+    const i32 count = keys ? T::k.k_segments : T::k.v_segments;
+    const i32 head = keys ? T::k.k_codes : T::k.v_codes;
+    CodesColumns codes{};
+    if (T::k.part == kOthersPart) codes = CodesColumns::Of<T>(p, b0);
+    const SegmentColumns& of_codes = keys ? codes.k : codes.v;
     i32 begin = 0;
     KVANT_UNROLL
     for (i32 s = 0; s < count; ++s) {
-      const SegmentColumns c = ReadRange(b0, segments[s], begin);
+      const bool beside = T::k.part == kOthersPart && (s == head || s == head + 1);
+      const SegmentColumns c = !beside     ? ReadRange(b0, segments[s], begin)
+                               : s == head ? codes.Head(of_codes, begin)
+                                           : codes.Tail(of_codes, begin);
       StoreShared128(columns_ + static_cast<u32>(s * 16),
                      {{static_cast<u32>(c.begin), static_cast<u32>(c.end),
                        static_cast<u32>(c.first), static_cast<u32>(c.capacity)}});

@@ -39,14 +39,15 @@ struct Dropout {
   KVANT_DEVICE static Dropout Of(const AttentionParams& p) {
     Dropout dropout;
     if (!T::k.dropout) return dropout;
-    const auto integer = [](const ArrayTraits& traits, const void* data, i64 value) {
-      return static_cast<u64>(traits.type == kNone ? value : LoadInteger(traits.type, data, 0));
+    const auto integer = [](const ArrayTraits& traits, const Scalar& scalar) {
+      return static_cast<u64>(traits.type == kNone ? scalar.integer
+                                                   : LoadInteger(traits.type, scalar.data, 0));
     };
-    dropout.seed = integer(T::k.seed, p.seed, p.seed_value);
-    dropout.offset = integer(T::k.dropout_offset, p.dropout_offset, p.dropout_offset_value);
+    dropout.seed = integer(T::k.seed, p.seed);
+    dropout.offset = integer(T::k.dropout_offset, p.dropout_offset);
     const double probability = T::k.probability.type == kNone
-                                   ? p.probability_value
-                                   : LoadElement(T::k.probability.type, p.probability, 0);
+                                   ? p.probability.real
+                                   : LoadElement(T::k.probability.type, p.probability.data, 0);
     dropout.threshold = probability * 4294967296.0;
     dropout.factor = static_cast<float>(1.0 / (1.0 - probability));
     return dropout;

@@ -51,20 +51,25 @@ struct Finish {
   // Joins the states of the block's `count` warps. They lie one after the other from `first` on,
   // where the result comes. All threads.
   KVANT_DEVICE static void JoinWarps(i32 count, SharedAddress first, SharedAddress factors) {
-    const auto state = [&](i32 i, i32 at) {
-      return LoadSharedFloat(first + (i * StateFloats() + at) * 4);
-    };
-    FindFactors(count, first, factors, state);
+    Join(count, first, factors,
+         [&](i32 i, i32 at) { return LoadSharedFloat(first + (i * StateFloats() + at) * 4); });
+  }
+
+  // Joins what kCodesPart left of the block's rows and channels into the state at `first`. All
+  // threads.
+  KVANT_DEVICE static void JoinCodes(const AttentionParams& p, const BlockRows& block, i32 channel,
+                                     SharedAddress first, SharedAddress factors) {
     const i32 rows = Rows();
-    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += BlockThreads()) {
-      float out = 0.f;
-      for (i32 i = 0; i < count; ++i) {
-        const float factor = LoadSharedFloat(factors + (i * rows + at / T::k.v_block) * 4);
-        out = Fma(state(i, 2 * rows + at), factor, out);
-      }
-      StoreSharedFloat(first + (2 * rows + at) * 4, out);
-    }
-    BlockSync();
+    const i64 above = RowsAbove(p, block);
+    Join(2, first, factors, [&](i32 i, i32 at) {
+      if (i == 0) return LoadSharedFloat(first + at * 4);
+      // Beyond the last, of one that exists, as BlockRows::At.
+      const auto row = [&](i32 r) { return above + MinOf(r, block.rows - 1); };
+      if (at < 2 * rows) return Load(p.codes_states + row(at % rows) * 2 + at / rows);
+      const i32 r = (at - 2 * rows) / T::k.v_block;
+      const i32 d = channel + (at - 2 * rows) % T::k.v_block;
+      return d < T::k.v_head_size ? Load(p.codes_outputs + row(r) * T::k.v_head_size + d) : 0.f;
+    });
   }
 
   // Leaves the block's state in partials, as the `split`-th of `count` from `partials` on. Whether
@@ -132,6 +137,13 @@ struct Finish {
   }
 
  private:
+  // Of all rows [b0, b1, b2, q_len], how many come before the block's.
+  KVANT_DEVICE static i64 RowsAbove(const AttentionParams& p, const BlockRows& block) {
+    i64 group = i64{block.b0} * p.batch[1] + block.b1;
+    if (block.split_b2) group = group * p.batch[2] + block.b2;
+    return group * p.rows + block.row;
+  }
+
   static constexpr i32 kSlots = CeilDiv(MaxOf(T::kMax.v_block, T::kMax.v_head_size), 32);
 
   // Of a row: what its output is multiplied with, and then divided by.
@@ -155,7 +167,7 @@ struct Finish {
   KVANT_DEVICE static void StoreStats(const AttentionParams& p, const RowEnd& row) {
     if (T::k.stats.type == kNone) return;
     const i64 at = IndexOf(T::k.stats, p.stats, row.position, 0);
-    if (T::k.stats_are_states) {
+    if (T::k.part == kCodesPart) {
       float* const state = static_cast<float*>(p.stats.data) + at;
       device::Store(state, row.max);
       device::Store(state + 1, row.sum);
@@ -169,7 +181,7 @@ struct Finish {
                                    bool final) {
     const i32 at = 2 * Rows() + r * T::k.v_block + i;
     float out = LoadSharedFloat(first + at * 4) * row.factor;
-    if (!final) out = Divide(out, row.sum);
+    if (!final && T::k.part != kCodesPart) out = Divide(out, row.sum);
     return row.empty ? OfEmpty() : out;
   }
   KVANT_DEVICE static void Store(const AttentionParams& p, const RowEnd& row, i32 d, float out) {
@@ -197,6 +209,23 @@ struct Finish {
         if (i < T::k.v_block && channel + i < T::k.v_head_size) Store(p, row, channel + i, x[s]);
       }
     }
+  }
+
+  // Joins `count` states, of which state(i, at) gives the numbers, into the one at `first`.
+  template <class State>
+  KVANT_DEVICE static void Join(i32 count, SharedAddress first, SharedAddress factors,
+                                State state) {
+    FindFactors(count, first, factors, state);
+    const i32 rows = Rows();
+    for (i32 at = ThreadIndex(); at < rows * T::k.v_block; at += BlockThreads()) {
+      float out = 0.f;
+      for (i32 i = 0; i < count; ++i) {
+        const float factor = LoadSharedFloat(factors + (i * rows + at / T::k.v_block) * 4);
+        out = Fma(state(i, 2 * rows + at), factor, out);
+      }
+      StoreSharedFloat(first + (2 * rows + at) * 4, out);
+    }
+    BlockSync();
   }
 
   // What each state shrinks by; their maximum and sum to the first state in shared memory. The

@@ -53,7 +53,6 @@ KernelRound RoundOfCodes(const AttentionTraits& t) {
 KernelRound RoundOf(const AttentionTraits& t) {
   if (t.kernel == kCodesKernel) return RoundOfCodes(t);
   KernelRound round;
-  if (t.kernel != kTilesKernel) return round;
   // Scores are computed anew for each block of V's channels.
   const int64_t blocks = std::max(1, CeilDiv(t.v_head_size, t.v_block));
   round.elements = int64_t{t.tile} * (t.head_size + t.v_head_size) / blocks;

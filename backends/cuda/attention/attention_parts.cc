@@ -1,7 +1,6 @@
 #include "kvant/backends/cuda/attention/attention_parts.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -10,8 +9,6 @@
 #include "kvant/backends/cuda/attention/describe_attention.h"
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/graph/status.h"
-#include "kvant/kernels/cuda/attention_join.h"
-#include "kvant/kernels/cuda/attention_ranges.h"
 
 namespace kvant::cuda {
 namespace {
@@ -20,9 +17,6 @@ namespace {
 constexpr int64_t kFewestTokens = 512;
 // Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
-// What the small kernels count in 32 bits.
-constexpr int64_t kMostEntries = int64_t{1} << 20, kMostNumbers = int64_t{1} << 31;
-constexpr int kThreads = 128;
 
 using Segments = absl::InlinedVector<KvSegment, 1>;
 
@@ -59,18 +53,14 @@ std::string WhyNotParts(const AttentionSpec& spec) {
   if (!std::all_of(spec.steps.begin(), spec.steps.end(), IgnoresColumns)) {
     return "scores depend on their columns";
   }
-  const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  if (spec.batch[0] > kMostEntries || rows * spec.v_head_size > kMostNumbers) {
-    return absl::StrCat("there are ", rows, " rows");
-  }
   const int64_t tokens =
       std::min(spec.k[LongestOf(spec.k)].tokens(), spec.v[LongestOf(spec.v)].tokens());
   if (tokens >= kFewestTokens) return "";
   return absl::StrCat("the longest segments have ", tokens, " tokens, less than ", kFewestTokens);
 }
 
-// Dense [b0, b1, b2, rows, columns] of f32 at an output port of a part.
-View PartView(const AttentionSpec& spec, int port, int64_t columns) {
+// Dense [b0, b1, b2, rows, columns] of f32 at an output port of codes.
+View LeftView(const AttentionSpec& spec, int port, int64_t columns) {
   View view;
   view.port = port;
   view.type = kvant::kF32;
@@ -83,86 +73,41 @@ View PartView(const AttentionSpec& spec, int port, int64_t columns) {
   return view;
 }
 
-// {first, tokens} of segment `index` of `count`, by batch entry.
-View RangeView(const AttentionSpec& spec, int port, int64_t index, int64_t count) {
-  View view;
-  view.port = port;
-  view.type = kvant::kS32;
-  view.dims = {spec.batch[0], 1, 1, 1, 2};
-  view.strides = {count * 2, 0, 0, 0, 1};
-  view.offset = index * 2;
-  return view;
-}
-
-AttentionSpec PartOf(const AttentionSpec& spec) {
+// What ends a row is left to the others.
+AttentionSpec CodesOf(const AttentionSpec& spec) {
   AttentionSpec part = spec;
   part.softmax_mode = SoftmaxMode::kInfAsZero;
   part.sinks = {};
+  part.output_hadamard = 0;
   part.output_quantization.reset();
-  part.output = PartView(spec, 0, spec.v_head_size);
+  part.output = LeftView(spec, 0, spec.v_head_size);
   // Of each row two numbers; a view is of the first.
-  part.stats = PartView(spec, 1, 2);
+  part.stats = LeftView(spec, 1, 2);
   part.stats.dims[kCol] = 1;
-  return part;
-}
-
-AttentionSpec CodesOf(const AttentionSpec& spec, int inputs) {
-  AttentionSpec part = PartOf(spec);
-  const auto only = [&](const Segments& segments, int port) {
-    KvSegment codes = segments[LongestOf(segments)];
-    codes.range = RangeView(spec, port, 0, 1);
-    return Segments{codes};
-  };
-  part.k = only(spec.k, inputs);
-  part.v = only(spec.v, inputs + 1);
+  part.k = {spec.k[LongestOf(spec.k)]};
+  part.v = {spec.v[LongestOf(spec.v)]};
   part.kv_len = part.k[0].tokens();
   return part;
 }
 
-AttentionSpec OthersOf(const AttentionSpec& spec, int inputs) {
-  AttentionSpec part = PartOf(spec);
-  const auto twice = [&](const Segments& segments, int port) {
+AttentionSpec OthersOf(const AttentionSpec& spec) {
+  AttentionSpec part = spec;
+  const auto twice = [](const Segments& segments) {
     Segments all = segments;
     const int codes = LongestOf(segments);
     all.insert(all.begin() + codes, segments[codes]);
-    for (size_t i = 0; i < all.size(); ++i) {
-      all[i].range =
-          RangeView(spec, port, static_cast<int64_t>(i), static_cast<int64_t>(all.size()));
-    }
     return all;
   };
-  part.k = twice(spec.k, inputs);
-  part.v = twice(spec.v, inputs + 1);
+  part.k = twice(spec.k);
+  part.v = twice(spec.v);
   const auto others = [](const Segments& segments) {
     int64_t tokens = 0;
     for (const KvSegment& segment : segments) tokens += segment.tokens();
     return tokens - segments[LongestOf(segments)].tokens();
   };
-  // Of the codes' segment there are few, as ranges will say.
+  // Of the codes' segment there are few.
   part.kv_len = std::max(kOtherTokens, std::min(others(spec.k), others(spec.v)));
   return part;
-}
-
-// A launch of one of the small kernels.
-AttentionPlan SmallPlan(const AttentionSpec& spec, KernelKind kernel, int64_t threads) {
-  AttentionPlan plan;
-  DescribeAttention(spec, plan);
-  plan.traits.kernel = kernel;
-  plan.traits.k_codes = LongestOf(spec.k);
-  plan.traits.v_codes = LongestOf(spec.v);
-  plan.threads = kThreads;
-  plan.blocks = (threads + kThreads - 1) / kThreads;
-  return plan;
-}
-
-// As many as it reads, or more.
-int InputsOf(const KernelBinding& binding) {
-  int inputs = 0;
-  for (const PortPointer& pointer : binding.ports) {
-    if (!pointer.output) inputs = std::max(inputs, pointer.port + 1);
-  }
-  for (const HostValue& value : binding.values) inputs = std::max(inputs, value.port + 1);
-  return inputs;
 }
 
 size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -173,17 +118,17 @@ class FusedParts : public Executable {
     std::shared_ptr<const LoadedKernel> kernel;
     std::shared_ptr<const Constants> constants;
   };
-  // parts: in the order of the plan's.
-  FusedParts(std::string device, PartsPlan plan, std::array<Part, 4> parts,
+  FusedParts(std::string device, PartsPlan plan, Part codes, Part others,
              std::shared_ptr<const Launcher> launcher)
       : device_(std::move(device)),
         plan_(std::move(plan)),
-        parts_(std::move(parts)),
+        codes_(std::move(codes)),
+        others_(std::move(others)),
         launcher_(std::move(launcher)) {}
 
   std::string kernel() const override {
     return absl::StrCat(device_, " online softmax, ", plan_.ToString(), ", ",
-                        parts_[1].kernel->description());
+                        codes_.kernel->description());
   }
   double rounding() const override { return plan_.rounding(); }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
@@ -191,53 +136,39 @@ class FusedParts : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    const AttentionParams& whole = plan_.join.params;
-    const int64_t rows = int64_t{whole.batch[0]} * whole.batch[1] * whole.batch[2] * whole.q_len;
-    const int64_t channels = plan_.join.traits.v_head_size;
-    const PartRanges at =
-        PartRanges::Of(whole.batch[0], plan_.join.traits.k_segments, plan_.join.traits.v_segments);
-    auto* const ranges = reinterpret_cast<i32*>(scratch + plan_.ranges_at);
-    auto* const parts = reinterpret_cast<float*>(scratch + plan_.parts_at);
-    KVANT_RETURN_IF_ERROR(Launch(place, 0, plan_.ranges, inputs, outputs, nullptr, ranges));
-    absl::InlinedVector<const void*, 32> part_inputs(inputs.begin(), inputs.begin() + plan_.inputs);
-    part_inputs.resize(part_inputs.size() + 2);
-    const auto part = [&](size_t index, const AttentionPlan& plan, i32* of_k, i32* of_v,
-                          float* outs, std::byte* own) {
-      part_inputs[part_inputs.size() - 2] = of_k;
-      part_inputs.back() = of_v;
-      void* const part_outputs[] = {outs, outs + rows * channels};
-      return Launch(place, index, plan, part_inputs, part_outputs, own, own + plan.partial_bytes);
-    };
-    KVANT_RETURN_IF_ERROR(part(1, plan_.codes, ranges + at.codes_k, ranges + at.codes_v, parts,
-                               scratch + plan_.codes_at));
-    KVANT_RETURN_IF_ERROR(part(2, plan_.others, ranges + at.others_k, ranges + at.others_v,
-                               parts + rows * (channels + 2), scratch + plan_.others_at));
-    return Launch(place, 3, plan_.join, inputs, outputs, parts, nullptr);
+    auto* const left = reinterpret_cast<float*>(scratch + plan_.left_at);
+    void* const left_by_codes[] = {left, left + plan_.rows * plan_.codes.traits.v_head_size};
+    AttentionParams codes = plan_.codes.params;
+    KVANT_RETURN_IF_ERROR(
+        Launch(place, codes_, plan_.codes, inputs, left_by_codes, scratch + plan_.codes_at, codes));
+    AttentionParams others = plan_.others.params;
+    others.codes_outputs = left;
+    others.codes_states = static_cast<const float*>(left_by_codes[1]);
+    return Launch(place, others_, plan_.others, inputs, outputs, scratch + plan_.others_at, others);
   }
 
  private:
-  absl::Status Launch(const ExecutionPlace& place, size_t index, const AttentionPlan& plan,
+  // params: the plan's, which are filled in.
+  absl::Status Launch(const ExecutionPlace& place, const Part& part, const AttentionPlan& plan,
                       absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                      void* partials, void* done) const {
+                      std::byte* scratch, AttentionParams& params) const {
     if (plan.blocks == 0) return absl::OkStatus();
-    AttentionParams params = plan.params;
-    FillParams(plan.binding, inputs, outputs, parts_[index].constants->data(), &params);
-    params.partials = static_cast<float*>(partials);
-    params.done = static_cast<u32*>(done);
-    return launcher_->Launch(*parts_[index].kernel, plan.blocks, &params, sizeof(params),
-                             place.stream);
+    FillParams(plan.binding, inputs, outputs, part.constants->data(), &params);
+    params.partials = reinterpret_cast<float*>(scratch);
+    params.done = reinterpret_cast<u32*>(scratch + plan.partial_bytes);
+    return launcher_->Launch(*part.kernel, plan.blocks, &params, sizeof(params), place.stream);
   }
 
   const std::string device_;
   const PartsPlan plan_;
-  const std::array<Part, 4> parts_;
+  const Part codes_, others_;
   const std::shared_ptr<const Launcher> launcher_;
 };
 
 }  // namespace
 
 double PartsPlan::rounding() const {
-  const i32 output = join.traits.output.type;
+  const i32 output = others.traits.output.type;
   return std::max(codes.rounding(output), others.rounding(output));
 }
 
@@ -254,48 +185,46 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
   why_not = WhyNotParts(spec);
   if (!why_not.empty()) return std::nullopt;
   PartsPlan plan;
-  const int64_t rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  plan.ranges = SmallPlan(spec, kRangesKernel, spec.batch[0]);
-  plan.join = SmallPlan(spec, kJoinKernel, rows * spec.v_head_size);
-  const int inputs = plan.inputs = InputsOf(plan.join.binding);
-  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec, inputs), device);
+  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec), kCodesPart, device);
   if (!codes.ok() || codes->traits.kernel != kCodesKernel) {
     why_not = codes.ok() ? codes->why_not_codes : std::string(codes.status().message());
     return std::nullopt;
   }
-  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec, inputs), device);
+  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec), kOthersPart, device);
   if (!others.ok()) {
     why_not = std::string(others.status().message());
     return std::nullopt;
   }
   plan.codes = *std::move(codes);
   plan.others = *std::move(others);
-  plan.codes.traits.stats_are_states = plan.others.traits.stats_are_states = 1;
-  const AttentionTraits& whole = plan.join.traits;
+  for (AttentionTraits* part : {&plan.codes.traits, &plan.others.traits}) {
+    part->k_codes = LongestOf(spec.k);
+    part->v_codes = LongestOf(spec.v);
+  }
+  DescribeRangesBefore(spec, plan.codes);
+  plan.rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
   const auto take = [&plan](size_t bytes) {
     return std::exchange(plan.scratch_bytes, plan.scratch_bytes + Aligned(bytes));
   };
   plan.codes_at = take(plan.codes.scratch_bytes);
   plan.others_at = take(plan.others.scratch_bytes);
-  plan.ranges_at = take(
-      sizeof(i32) *
-      PartRanges::Of(static_cast<i32>(spec.batch[0]), whole.k_segments, whole.v_segments).size);
-  plan.parts_at = take(sizeof(float) * kAttentionParts * rows * (spec.v_head_size + 2));
+  plan.left_at = take(sizeof(float) * plan.rows * (spec.v_head_size + 2));
   return plan;
 }
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
     PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
     std::string device) {
-  std::array<FusedParts::Part, 4> parts;
-  const AttentionPlan* const plans[] = {&plan.ranges, &plan.codes, &plan.others, &plan.join};
-  for (size_t i = 0; i < parts.size(); ++i) {
-    KVANT_ASSIGN_OR_RETURN(parts[i].kernel, launcher->Load(MakeAttentionKernel(*plans[i])));
-    KVANT_ASSIGN_OR_RETURN(parts[i].constants,
-                           Constants::Copy(memory, plans[i]->binding.constant_bytes));
-  }
-  return std::make_unique<FusedParts>(std::move(device), std::move(plan), std::move(parts),
-                                      std::move(launcher));
+  const auto load = [&](const AttentionPlan& of) -> absl::StatusOr<FusedParts::Part> {
+    FusedParts::Part part;
+    KVANT_ASSIGN_OR_RETURN(part.kernel, launcher->Load(MakeAttentionKernel(of)));
+    KVANT_ASSIGN_OR_RETURN(part.constants, Constants::Copy(memory, of.binding.constant_bytes));
+    return part;
+  };
+  KVANT_ASSIGN_OR_RETURN(FusedParts::Part codes, load(plan.codes));
+  KVANT_ASSIGN_OR_RETURN(FusedParts::Part others, load(plan.others));
+  return std::make_unique<FusedParts>(std::move(device), std::move(plan), std::move(codes),
+                                      std::move(others), std::move(launcher));
 }
 
 }  // namespace kvant::cuda

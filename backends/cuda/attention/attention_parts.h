@@ -1,10 +1,11 @@
 // Attention over segments of which one is packed codes, in parts: the kernel on packed codes has
-// the tokens that K and V both have there, tiles the others (sinks, windows), and a third kernel
-// joins what they give. Two small launches more, and the time of codes instead of that of tiles.
+// the tokens that K and V both have there; then tiles have the others (sinks, windows), and join
+// what codes gave. A launch more, and the time of codes instead of that of tiles.
 #ifndef KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 #define KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,13 +18,11 @@
 namespace kvant::cuda {
 
 struct PartsPlan {
-  // kernels/cuda/attention_ranges.h and attention_join.h say what goes from one to the other. Of
-  // `codes` and `others`, output port 0 is the part's outputs, 1 its states, and input ports from
-  // `inputs` on are ranges: of K, of V.
-  AttentionPlan ranges, codes, others, join;
-  int inputs = 0;
-  // Into the scratch: of codes, of others, ranges, what is joined.
-  size_t codes_at = 0, others_at = 0, ranges_at = 0, parts_at = 0, scratch_bytes = 0;
+  // Output ports of `codes` are AttentionParams::codes_outputs and codes_states.
+  AttentionPlan codes, others;
+  int64_t rows = 0;  // of queries, in all
+  // Into the scratch: of codes, of others, what codes leave for others.
+  size_t codes_at = 0, others_at = 0, left_at = 0, scratch_bytes = 0;
 
   double rounding() const;
   std::string ToString() const;

@@ -248,9 +248,10 @@ bool ChooseTiles(const DeviceProperties& device, TileUse use, AttentionPlan& pla
   return false;
 }
 
-AttentionPlan Described(const AttentionSpec& spec) {
+AttentionPlan Described(const AttentionSpec& spec, AttentionPart part) {
   AttentionPlan plan;
   DescribeAttention(spec, plan);
+  plan.traits.part = part;
   plan.traits.arithmetic = ChooseArithmetic(spec);
   return plan;
 }
@@ -371,11 +372,12 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
-  return PlanPart(spec, device);
+  return PlanPart(spec, kWhole, device);
 }
 
-absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, const DeviceProperties& device) {
-  AttentionPlan plan = Described(spec);
+absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, AttentionPart part,
+                                       const DeviceProperties& device) {
+  AttentionPlan plan = Described(spec, part);
   plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
                            ? absl::StrCat(plan.params.rows, " rows share K and V")
                            : WhyNotCodes(plan.traits, plan.params);
@@ -383,8 +385,9 @@ absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, const DevicePr
   return PlanForTiles(device, std::move(plan));
 }
 
-absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, const DeviceProperties& device) {
-  return PlanForTiles(device, Described(spec));
+absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, AttentionPart part,
+                                        const DeviceProperties& device) {
+  return PlanForTiles(device, Described(spec, part));
 }
 
 }  // namespace kvant::cuda

@@ -46,10 +46,12 @@ inline constexpr size_t kPointerAlignment = 16;
 // exceed the device's shared memory.
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
                                             const DeviceProperties& device);
-// Of a spec that the kernels take, or of some of its segments, with ranges: spec.kv_len is how many
-// tokens splits are planned for. PlanTiles: whatever the formats are.
-absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, const DeviceProperties& device);
-absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, const DeviceProperties& device);
+// Of some segments, with ranges, of a spec that the kernels take: spec.kv_len is how many tokens
+// splits are planned for. PlanTiles: whatever the formats are.
+absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, AttentionPart part,
+                                       const DeviceProperties& device);
+absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, AttentionPart part,
+                                        const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -96,6 +95,17 @@ class Describer {
     DescribeDropout();
     DescribeRounding();
     DescribeRows();
+  }
+
+  void DescribeRangesBefore() {
+    const auto describe = [this](const auto& segments, i32 count, SegmentParams* to) {
+      for (i32 s = 0; s < count; ++s) {
+        Describe(segments[s].range, to[s + 1].load);
+        to[s + 1].tokens = Clamp32(segments[s].data.dims[kRow]);
+      }
+    };
+    describe(spec_.k, plan_.traits.k_codes, plan_.params.k);
+    describe(spec_.v, plan_.traits.v_codes, plan_.params.v);
   }
 
  private:
@@ -350,25 +360,22 @@ class Describer {
     AttentionParams& p = plan_.params;
     t.dropout = spec_.dropout.has_value();
     if (!spec_.dropout) return;
-    const auto scalar = [this](const Operand& from, ArrayTraits& traits, const void*& field,
-                               auto& value) {
-      constexpr bool kIsInteger = std::is_integral_v<std::remove_reference_t<decltype(value)>>;
-      if (from.constant) {
-        if constexpr (kIsInteger) {
-          value = from.constant->integer();
-        } else {
-          value = from.constant->value();
-        }
+    const auto describe = [this](const Operand& from, bool integer, ArrayTraits& traits,
+                                 Scalar& scalar) {
+      if (from.constant && integer) {
+        scalar.integer = from.constant->integer();
+      } else if (from.constant) {
+        scalar.real = from.constant->value();
       } else if (from.view.on_host) {
-        BindValue(value, from.view, kIsInteger ? HostValue::As::kInteger : HostValue::As::kDouble);
+        BindValue(scalar, from.view, integer ? HostValue::As::kInteger : HostValue::As::kDouble);
       } else {
         traits.type = ElementTypeOf(from.view.type);
-        BindPort(field, from.view.port, /*output=*/false);
+        BindPort(scalar.data, from.view.port, /*output=*/false);
       }
     };
-    scalar(spec_.dropout->seed, t.seed, p.seed, p.seed_value);
-    scalar(spec_.dropout->offset, t.dropout_offset, p.dropout_offset, p.dropout_offset_value);
-    scalar(spec_.dropout->probability, t.probability, p.probability, p.probability_value);
+    describe(spec_.dropout->seed, true, t.seed, p.seed);
+    describe(spec_.dropout->offset, true, t.dropout_offset, p.dropout_offset);
+    describe(spec_.dropout->probability, false, t.probability, p.probability);
     Describe(spec_.dropout->mask, Extents(spec_.q_len, spec_.kv_len), t.dropout_mask,
              p.dropout_mask, /*output=*/true);
   }
@@ -405,6 +412,10 @@ class Describer {
 
 void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan) {
   Describer(spec, plan).Describe();
+}
+
+void DescribeRangesBefore(const AttentionSpec& whole, AttentionPlan& plan) {
+  Describer(whole, plan).DescribeRangesBefore();
 }
 
 }  // namespace kvant::cuda

@@ -1,7 +1,5 @@
 #include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/kernels/cuda/attention_codes.h"
-#include "kvant/kernels/cuda/attention_join.h"
-#include "kvant/kernels/cuda/attention_ranges.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
 
 namespace kvant::cuda {

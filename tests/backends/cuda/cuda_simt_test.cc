@@ -19,6 +19,7 @@ namespace kvant::conformance {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 // Long enough that tokens are split, with tails everywhere.
 Case SplitCase() {
@@ -52,28 +53,51 @@ class CudaSimtTest : public testing::Test {
   const Engine engine_ = Engine::Create(EngineOptionsFor("cuda_simt", 1)).value();
 };
 
+// [sinks | codes | window], of which packed codes and tiles take splits each.
+Case PartsCase() {
+  Case c;
+  c.name = "Parts";
+  c.batch = 1;
+  c.kv_heads = 1;
+  c.ratio = 4;
+  c.q_len = 1;
+  c.head_size = 64;
+  c.kv_len = 3 + 1800 + 300;
+  c.plain_head = 3;
+  c.segments = 2;
+  c.plain_tail = true;
+  c.real_ranges = true;
+  c.type = kF16;
+  c.k = c.v = {.type = kS8, .groups = Storage::Groups::kToken, .scales = kF16};
+  return c;
+}
+
 TEST_F(CudaSimtTest, SplitsAreJoinedAlikeWhateverOrderBlocksRunIn) {
-  const Prepared prepared = Prepare(SplitCase()).value();
-  std::string first;
-  for (const uint64_t seed : {0, 1, 2, 3, 4, 5}) {
-    const std::unique_ptr<Backend> backend = cuda::MakeBackend(
-        "cuda_simt", cuda::MakeSimtLauncher({.seed = seed}), /*asynchronous=*/false);
-    const std::unique_ptr<Executable> executable = backend->Compile(prepared.partition).value();
-    EXPECT_THAT(executable->kernel(), HasSubstr("4 splits"));
-    std::vector<const void*> inputs;
-    for (const ConstTensor& input : InputsOf(prepared.partition, prepared.inputs)) {
-      inputs.push_back(input.data);
+  for (const Case& c : {SplitCase(), PartsCase()}) {
+    SCOPED_TRACE(c.name);
+    const Prepared prepared = Prepare(c).value();
+    std::string first;
+    for (const uint64_t seed : {0, 1, 2, 3, 4, 5}) {
+      const std::unique_ptr<Backend> backend = cuda::MakeBackend(
+          "cuda_simt", cuda::MakeSimtLauncher({.seed = seed}), /*asynchronous=*/false);
+      const std::unique_ptr<Executable> executable = backend->Compile(prepared.partition).value();
+      EXPECT_THAT(executable->kernel(), Not(HasSubstr(" 1 split"))) << executable->kernel();
+      EXPECT_EQ(c.name == "Parts", executable->kernel().find("joined with") != std::string::npos);
+      std::vector<const void*> inputs;
+      for (const ConstTensor& input : InputsOf(prepared.partition, prepared.inputs)) {
+        inputs.push_back(input.data);
+      }
+      TestBuffer output(static_cast<size_t>(prepared.partition.output(0).memory_bytes()));
+      std::vector<void*> outputs = {output.data()};
+      std::vector<std::byte> scratch(executable->scratch_bytes(1));
+      ASSERT_FALSE(scratch.empty());
+      const auto executor = MakeSerialExecutor();
+      const absl::Status done =
+          executable->Run({*executor}, inputs, absl::MakeSpan(outputs), scratch.data());
+      ASSERT_TRUE(done.ok()) << done;
+      if (seed == 0) first = BytesOf(output);
+      EXPECT_EQ(BytesOf(output), first) << "seed " << seed;
     }
-    TestBuffer output(static_cast<size_t>(prepared.partition.output(0).memory_bytes()));
-    std::vector<void*> outputs = {output.data()};
-    std::vector<std::byte> scratch(executable->scratch_bytes(1));
-    ASSERT_FALSE(scratch.empty());
-    const auto executor = MakeSerialExecutor();
-    const absl::Status done =
-        executable->Run({*executor}, inputs, absl::MakeSpan(outputs), scratch.data());
-    ASSERT_TRUE(done.ok()) << done;
-    if (seed == 0) first = BytesOf(output);
-    EXPECT_EQ(BytesOf(output), first) << "seed " << seed;
   }
 }
 

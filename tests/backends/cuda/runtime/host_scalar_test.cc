@@ -73,12 +73,9 @@ TEST(HostScalarsOnAGpuTest, StayOnTheHostAndGoByValue) {
     EXPECT_EQ(params.steps[0].constant, scale);
     EXPECT_EQ(params.steps[1].constant, fill);
     EXPECT_EQ(params.steps[1].shift, 92);
-    EXPECT_EQ(params.seed_value, seed);
-    EXPECT_EQ(params.dropout_offset_value, 5);
-    EXPECT_EQ(params.probability_value, 0.25);
-    for (const void* pointer : {params.seed, params.dropout_offset, params.probability}) {
-      EXPECT_EQ(pointer, nullptr);
-    }
+    EXPECT_EQ(params.seed.integer, seed);
+    EXPECT_EQ(params.dropout_offset.integer, 5);
+    EXPECT_EQ(params.probability.real, 0.25);
   }
   // Everything else is on the device.
   const std::vector<uint16_t> on_host(4 * 64);
