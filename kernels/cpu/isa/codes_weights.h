@@ -10,19 +10,18 @@
 namespace kvant::cpu {
 namespace {
 
-// The sum, or the highest, of each of the `used` vectors of `rows`, as one vector with zeros
-// behind.
+// The sum, or the highest, of each of up to kWidth vectors, as one vector; `rows` holds a multiple
+// of four, the others count as zeros.
 template <typename S, bool kHighest>
 inline __attribute__((always_inline)) typename S::Vector ReduceEach(
     const float (&rows)[S::kWidth][S::kWidth], int64_t used) {
   using F = typename S::Vector;
   const auto fold = [](F a, F b) { return kHighest ? S::Max(a, b) : S::Add(a, b); };
-  const auto row = [&](int i) { return i < used ? S::Load(rows[i]) : S::Zero(); };
   F fours[S::kWidth / 4];
   for (int i = 0; i < S::kWidth; i += 4) {
-    fours[i / 4] = i < used
-                       ? S::FoldFour(S::Load(rows[i]), row(i + 1), row(i + 2), row(i + 3), fold)
-                       : S::Zero();
+    fours[i / 4] = i < used ? S::FoldFour(S::Load(rows[i]), S::Load(rows[i + 1]),
+                                          S::Load(rows[i + 2]), S::Load(rows[i + 3]), fold)
+                            : S::Zero();
   }
   return S::FoldFours(fours, fold);
 }
@@ -44,10 +43,13 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
   }
   alignas(64) float lanes[S::kWidth][S::kWidth];
   alignas(64) float factors[S::kWidth], scales[S::kWidth], biases[S::kWidth];
-  F most_of_all = S::Zero();  // of one row
-  float top[kRows] = {};      // of several
+  F most_of_all = S::Zero();
   for (int64_t first = 0; first < groups; first += kBatch) {
     const int64_t n = CodesMin(kBatch, groups - first);
+    const int64_t used = (kRows - 1) * kBatch + n;
+    // Lanes in between and past the last are no one's.
+    const bool fills = kRows * n == used && used % 4 == 0;
+    for (int64_t i = 0; !fills && i < (used + 3) / 4 * 4; ++i) S::Store(lanes[i], S::Zero());
     for (int64_t g = 0; g < n; ++g) {
       const float* const at = parameters.scales + (first + g) * kTokenTile;
       F most[kRows];
@@ -58,10 +60,11 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
           most[r] = i == 0 ? x : S::Max(most[r], x);
         }
       }
-      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * n + g], most[r]);
+      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], most[r]);
     }
-    const F most = ReduceEach<S, true>(lanes, kRows * n);
+    const F most = ReduceEach<S, true>(lanes, used);
     const F scale_of_each = S::Mul(most, S::Set1(1.f / kTop));
+    most_of_all = S::Max(most_of_all, scale_of_each);
     S::Store(factors, S::ZeroBelow(most, S::Set1(kTiny), S::Div(S::Set1(kTop), most)));
     for (int64_t g = 0; g < n; ++g) {
       const int64_t at = (first + g) * kTokenTile;
@@ -74,17 +77,16 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
         for (int r = 0; r < kRows; ++r) {
           F a = S::Mul(p[r][i], scale0), b = S::Mul(p[r][i + 1], scale1);
           S::RoundToHalves(weights + r * groups * kTokenTile + at + t, a, b,
-                           S::Set1(factors[r * n + g]));
+                           S::Set1(factors[r * kBatch + g]));
           if (parameters.biases == nullptr) continue;
           // With the weights as rounded, so that what rounding loses multiplies code - zero point.
           bias[r] = S::Fma(a, S::Load(z + t), S::Fma(b, S::Load(z + t + S::kWidth), bias[r]));
         }
       }
-      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * n + g], bias[r]);
+      for (int r = 0; r < kRows; ++r) S::Store(lanes[r * kBatch + g], bias[r]);
     }
-    const F bias_of_each = S::Mul(ReduceEach<S, false>(lanes, kRows * n), scale_of_each);
+    const F bias_of_each = S::Mul(ReduceEach<S, false>(lanes, used), scale_of_each);
     if constexpr (kRows == 1) {
-      most_of_all = S::Max(most_of_all, scale_of_each);
       StorePart<S>(weight_scales + first, n, scale_of_each);
       StorePart<S>(weight_biases + first, n, bias_of_each);
       continue;
@@ -93,16 +95,21 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
     S::Store(biases, bias_of_each);
     for (int r = 0; r < kRows; ++r) {
       for (int64_t g = 0; g < n; ++g) {
-        const float scale = scales[r * n + g];
-        top[r] = scale > top[r] ? scale : top[r];
-        weight_scales[r * groups + first + g] = scale;
-        weight_biases[r * groups + first + g] = biases[r * n + g];
+        weight_scales[r * groups + first + g] = scales[r * kBatch + g];
+        weight_biases[r * groups + first + g] = biases[r * kBatch + g];
       }
     }
   }
   if (units == nullptr) return;
-  if constexpr (kRows == 1) top[0] = S::MaxOf(most_of_all);
-  for (int r = 0; r < kRows; ++r) units[r] = top[r] > 0.f ? 1.f / top[r] : 0.f;
+  S::Store(scales, most_of_all);
+  for (int r = 0; r < kRows; ++r) {
+    float top = kRows == 1 ? S::MaxOf(most_of_all) : 0.f;
+    for (int g = 0; kRows > 1 && g < kBatch; ++g) {
+      const float x = scales[r * kBatch + g];
+      top = x > top ? x : top;
+    }
+    units[r] = top > 0.f ? 1.f / top : 0.f;
+  }
 }
 
 template <typename S>
