@@ -177,14 +177,6 @@ kvant_folder(graph graph PRECOMPILE)
 kvant_folder(patterns patterns LINKS graph PRECOMPILE)
 list(TRANSFORM kvant_kernel_sources REPLACE "^${PROJECT_SOURCE_DIR}/" "")
 kvant_layer(kernels HEADERS kernels SOURCES ${kvant_kernel_sources} LINKS values)
-# GCC clears and copies structs of more than some 80 bytes by instructions that take tens of cycles to
-# begin (rep stos, rep movs), in what is done for every tile.
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  foreach(operation memset memcpy)
-    target_compile_options(kvant_kernels PRIVATE
-      -m${operation}-strategy=vector_loop:512:noalign,libcall:-1:noalign)
-  endforeach()
-endif()
 if(KVANT_ISA_KERNELS)
   target_include_directories(kvant_kernels SYSTEM PRIVATE "${KVANT_HIGHWAY_DIR}")
 endif()
