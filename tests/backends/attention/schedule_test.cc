@@ -186,7 +186,7 @@ class ShuffledExecutor : public Executor {
   std::mt19937 random_;
 };
 
-// Chunks are joined by whoever comes second, of tiles of 1 to 40 chunks and 1 to 40 rows.
+// Chunks are joined by whoever comes second, of tiles of 2 to 32 chunks and 2 to 40 rows.
 TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
   for (int64_t kv_len : {257, 700, 1100, 1500, 2817, 5000, 10000}) {
     for (int64_t q_len : {1, 20}) {
