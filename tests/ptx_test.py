@@ -29,7 +29,7 @@ ARCHS = ("sm_90a", "sm_80", "sm_100a", "sm_120")
 MODELS = ({"PTXEMU_APPROX_ULPS": "0"}, {"PTXEMU_APPROX_ULPS": "2", "PTXEMU_SEED": "2"},
           {"PTXEMU_CONTRACT": "1", "PTXEMU_SEED": "3"}, {"PTXEMU_TRUNCATE_MMA": "1", "PTXEMU_SEED": "4"})
 # Entries of the kernels; what the rows launch is compared with it.
-ENTRIES = {"attention_codes", "attention_tiles", "merge_attention",
+ENTRIES = {"attention_codes", "attention_parts", "attention_tiles", "merge_attention",
            "quantize_elements", "quantize_rows", "quantize_tiles", "rotate_blocks", "rotate_runs"}
 
 _cache = tempfile.TemporaryDirectory()

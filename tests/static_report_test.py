@@ -57,6 +57,20 @@ class SassTest(unittest.TestCase):
         self.assertEqual(self.blocks[self.loop.header].instructions[0].address, 0x10)
         self.assertEqual(len(self.loop.children), 1)
 
+    def test_of_two_loops_the_one_that_copies_ahead_is_taken(self):
+        few = """        /*0000*/                   HMMA.16816.F32 R0, R4, R8, R0 ;
+        /*0010*/                   LDGSTS.E.64 [R1], [R2.64] ;
+        /*0020*/              @!P2 BRA `(.L_x_0) ;
+"""
+        many = "".join(f"        /*00{n}0*/                   HMMA.16816.F32 R0, R4, R8, R0 ;\n" for n in (3, 4, 5))
+        end = """        /*0060*/              @!P2 BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+"""
+        listing = f".text.kernel:\n.L_x_0:\n{few}.L_x_1:\n{many}{end}"
+        for text, address in ((listing, 0x00), (listing.replace("LDGSTS", "LDG"), 0x30)):
+            blocks = sass.parse(text, "kernel")
+            self.assertEqual(blocks[sass.steady_loop(blocks).header].instructions[0].address, address)
+
     def test_cold_branch_is_left_out_and_inner_loop_counts_as_often_as_planned(self):
         self.assertIsNone(sass.count_round(self.blocks, self.loop, [5, 6]))
         counted = sass.count_round(self.blocks, self.loop, [5])

@@ -82,46 +82,75 @@ AttentionSpec WithNegInfFills(AttentionSpec spec) {
   return spec;
 }
 
-// One kernel, or where there are host fills, first one for -inf and then one for the rest.
-absl::StatusOr<std::vector<AttentionPlan>> PlansOf(const AttentionSpec& spec,
-                                                   const DeviceProperties& device) {
-  std::vector<AttentionPlan> plans;
-  if (!HostFills(spec).empty()) {
-    KVANT_ASSIGN_OR_RETURN(plans.emplace_back(), PlanAttention(WithNegInfFills(spec), device));
-  }
-  KVANT_ASSIGN_OR_RETURN(plans.emplace_back(), PlanAttention(spec, device));
-  return plans;
+// A kernel and how it is launched.
+struct PlannedKernel {
+  KernelSpec spec;
+  AttentionParams params;
+  KernelBinding binding;
+  int64_t blocks = 0;
+  size_t partial_bytes = 0, scratch_bytes = 0;  // as AttentionPlan's
+  double rounding = 0;
+  std::string text;
+};
+
+PlannedKernel Planned(const AttentionPlan& plan) {
+  return {MakeAttentionKernel(plan), plan.params,        plan.binding,    plan.blocks,
+          plan.partial_bytes,        plan.scratch_bytes, plan.rounding(), plan.ToString()};
+}
+PlannedKernel Planned(const PartsPlan& plan) {
+  return {MakePartsKernel(plan), plan.params,        plan.others.binding, plan.blocks,
+          plan.partial_bytes,    plan.scratch_bytes, plan.rounding(),     plan.ToString()};
 }
 
-struct PlannedKernel {
-  AttentionPlan plan;
-  std::shared_ptr<const LoadedKernel> kernel;
-  std::shared_ptr<const Constants> constants;
-};
+// One kernel, or where there are host fills, first one for -inf and then one for the rest.
+absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec,
+                                                       const DeviceProperties& device) {
+  std::string why_not_parts;
+  if (const std::optional<PartsPlan> parts = PlanParts(spec, device, why_not_parts)) {
+    return std::vector<PlannedKernel>{Planned(*parts)};
+  }
+  std::vector<PlannedKernel> kernels;
+  const auto add = [&](const AttentionSpec& of) -> absl::Status {
+    KVANT_ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(of, device));
+    if (!why_not_parts.empty()) {
+      absl::StrAppend(&plan.why_not_codes, "; not in parts: ", why_not_parts);
+    }
+    kernels.push_back(Planned(plan));
+    return absl::OkStatus();
+  };
+  if (!HostFills(spec).empty()) KVANT_RETURN_IF_ERROR(add(WithNegInfFills(spec)));
+  KVANT_RETURN_IF_ERROR(add(spec));
+  return kernels;
+}
 
 class FusedAttention : public Executable {
  public:
-  // As PlansOf.
-  FusedAttention(std::string device, std::vector<View> fills, std::vector<PlannedKernel> kernels,
+  struct Kernel {
+    PlannedKernel plan;
+    std::shared_ptr<const LoadedKernel> loaded;
+    std::shared_ptr<const Constants> constants;
+  };
+  // As PlanKernels; with fills, two kernels.
+  FusedAttention(std::string device, std::vector<View> fills, std::vector<Kernel> kernels,
                  std::shared_ptr<const Launcher> launcher)
       : device_(std::move(device)),
         fills_(std::move(fills)),
         kernels_(std::move(kernels)),
         launcher_(std::move(launcher)) {
-    for (const PlannedKernel& one : kernels_) {
+    for (const Kernel& one : kernels_) {
       partial_bytes_ = std::max(partial_bytes_, one.plan.partial_bytes);
       count_bytes_ = std::max(count_bytes_, one.plan.scratch_bytes - one.plan.partial_bytes);
     }
   }
 
   std::string kernel() const override {
-    const PlannedKernel& first = kernels_.front();
-    return absl::StrCat(device_, " online softmax, ", first.plan.ToString(), ", ",
-                        first.kernel->description(),
-                        fills_.empty() ? "" : ", and another kernel where masks do not write -inf");
+    const Kernel& first = kernels_.front();
+    return absl::StrCat(
+        device_, " online softmax, ", first.plan.text, ", ", first.loaded->description(),
+        kernels_.size() == 1 ? "" : ", and another kernel where masks do not write -inf");
   }
   double rounding() const override {
-    return std::max(kernels_.front().plan.rounding(), kernels_.back().plan.rounding());
+    return std::max(kernels_.front().plan.rounding, kernels_.back().plan.rounding);
   }
   size_t scratch_bytes(int) const override { return partial_bytes_ + count_bytes_; }
   size_t alignment() const override { return kPointerAlignment; }
@@ -144,7 +173,7 @@ class FusedAttention : public Executable {
  private:
   const std::string device_;
   const std::vector<View> fills_;
-  const std::vector<PlannedKernel> kernels_;
+  const std::vector<Kernel> kernels_;
   const std::shared_ptr<const Launcher> launcher_;
   size_t partial_bytes_ = 0, count_bytes_ = 0;
 };
@@ -197,18 +226,12 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
                                                              std::shared_ptr<Launcher> launcher,
                                                              std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
-  std::string why_not_parts;
-  if (std::optional<PartsPlan> parts = PlanParts(spec, launcher->properties(), why_not_parts)) {
-    return CompileParts(*std::move(parts), std::move(launcher), memory, std::move(device));
-  }
-  KVANT_ASSIGN_OR_RETURN(std::vector<AttentionPlan> plans, PlansOf(spec, launcher->properties()));
-  std::vector<PlannedKernel> kernels;
-  for (AttentionPlan& plan : plans) {
-    if (!why_not_parts.empty()) {
-      absl::StrAppend(&plan.why_not_codes, "; not in parts: ", why_not_parts);
-    }
-    PlannedKernel& one = kernels.emplace_back();
-    KVANT_ASSIGN_OR_RETURN(one.kernel, launcher->Load(MakeAttentionKernel(plan)));
+  KVANT_ASSIGN_OR_RETURN(std::vector<PlannedKernel> plans,
+                         PlanKernels(spec, launcher->properties()));
+  std::vector<FusedAttention::Kernel> kernels;
+  for (PlannedKernel& plan : plans) {
+    FusedAttention::Kernel& one = kernels.emplace_back();
+    KVANT_ASSIGN_OR_RETURN(one.loaded, launcher->Load(plan.spec));
     KVANT_ASSIGN_OR_RETURN(one.constants, Constants::Copy(memory, plan.binding.constant_bytes));
     one.plan = std::move(plan);
   }
@@ -237,16 +260,9 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
     return kernels;
   }
   KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-  std::string why_not_parts;
-  if (const auto parts = PlanParts(*partition.attention(), device, why_not_parts)) {
-    for (const AttentionPlan* plan : {&parts->codes, &parts->others}) {
-      kernels.push_back(MakeAttentionKernel(*plan));
-    }
-    return kernels;
-  }
-  KVANT_ASSIGN_OR_RETURN(const std::vector<AttentionPlan> plans,
-                         PlansOf(*partition.attention(), device));
-  for (const AttentionPlan& plan : plans) kernels.push_back(MakeAttentionKernel(plan));
+  KVANT_ASSIGN_OR_RETURN(const std::vector<PlannedKernel> plans,
+                         PlanKernels(*partition.attention(), device));
+  for (const PlannedKernel& plan : plans) kernels.push_back(plan.spec);
   return kernels;
 }
 

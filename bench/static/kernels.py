@@ -61,10 +61,12 @@ KERNELS = (
     _decode("u4 packed zp, bf16 queries", "u4:token:pzp", dtype="bf16"),
     _decode("s4 g16", "s4:g16"),
     _decode("f8 e4m3", "f8_e4m3:token"),
-    # Beside sinks and a window, which tiles have: the kernel on packed codes.
+    # Beside sinks and a window, which tiles have in the same launch: the loop on packed codes.
     _decode("u4 g64 shift beside a window, bf16", "u4:g64:rzp", dtype="bf16",
             more=("--sink-tokens", "4", "--window-tokens", "128")),
     _decode("s8 beside a window", "s8:token", more=("--sink-tokens", "4", "--window-tokens", "128")),
+    _decode("u4 g32 zp beside a window, f32 queries", "u4:g32:zp", dtype="f32",
+            more=("--sink-tokens", "4", "--window-tokens", "128")),
     _decode("f8 e5m2 tensor", "f8_e5m2:tensor"),
     _decode("K s8, V u4 g32 zp", "s8:token", "u4:g32:zp"),
     _decode("K u4 by channel, V u4 zp", "u4:channel:g32:zp", "u4:token:zp"),

@@ -1,9 +1,10 @@
 """The machine code of a kernel: blocks, loops, and what one round of its steady loop issues.
 
 The steady loop. Of the loops of the control-flow graph that hold HMMA, the one with most of them is
-taken, and then from loop to loop inwards as long as one inner loop holds at least half of them: so
-a loop around the whole kernel, or one that repeats it, is passed, and a short loop of a few HMMA
-within a round is not mistaken for the round.
+taken (where some of these copy ahead, by LDGSTS, of them: of a kernel in parts, the loop for few
+tokens does not), and then from loop to loop inwards as long as one inner loop holds at least half of
+them: so a loop around the whole kernel, or one that repeats it, is passed, and a short loop of a few
+HMMA within a round is not mistaken for the round.
 
 The path through a round. At every branch the way is taken that meets the fewest marks of what a
 steady round does not do, and of those that meet equally few, the longest. The marks are
@@ -244,17 +245,19 @@ def find_loops(blocks):
     return roots
 
 
-def _hmma(blocks, loop):
-    return sum(i.pipe == "HMMA" for n in loop.blocks for i in blocks[n].instructions)
+def _held(blocks, loop, pipe):
+    return sum(i.pipe == pipe for n in loop.blocks for i in blocks[n].instructions)
 
 
 def steady_loop(blocks):
     """None where no loop holds HMMA."""
     candidates, chosen = find_loops(blocks), None
+    copying = [loop for loop in candidates if _held(blocks, loop, "LDGSTS") and _held(blocks, loop, "HMMA")]
+    candidates = copying or candidates
     while candidates:
-        best = max(candidates, key=lambda loop: _hmma(blocks, loop))
-        held = _hmma(blocks, best)
-        if held == 0 or (chosen and 2 * held < _hmma(blocks, chosen)):
+        best = max(candidates, key=lambda loop: _held(blocks, loop, "HMMA"))
+        held = _held(blocks, best, "HMMA")
+        if held == 0 or (chosen and 2 * held < _held(blocks, chosen, "HMMA")):
             break
         chosen, candidates = best, best.children
     return chosen

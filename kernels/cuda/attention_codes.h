@@ -61,6 +61,13 @@ template <class T>
 class AttentionCodes {
  public:
   KVANT_DEVICE static void Run(const AttentionParams& p) { AttentionCodes(p).Run(); }
+  // Whether this is the block that has left rows of a part, and which.
+  KVANT_DEVICE static bool RunPart(const AttentionParams& p, BlockRows& rows) {
+    AttentionCodes part(p);
+    if (!part.Run()) return false;
+    rows = Work::Load(p, part.work_).rows;
+    return true;
+  }
 
  private:
   using Ring = CodesRing<T>;
@@ -91,19 +98,20 @@ class AttentionCodes {
         work_(SharedBase()),
         shared_(SharedBase() + static_cast<u32>(CodesShared::Of(T::k, 1).rings)) {}
 
-  KVANT_DEVICE void Run() {
+  // Whether its rows end in this block.
+  KVANT_DEVICE bool Run() {
     if (WarpIndex() == 0) Work::Find(p_, work_);
-    if (T::k.k[0].codebook != 0) CodebookTable::Fill(p_.k[0], 1.f, KCodebook());
+    if (T::k.k[0].codebook != 0) CodebookTable::Fill(KeySegment<T>(p_), 1.f, KCodebook());
     if (T::k.v[0].codebook != 0 && !T::k.one_codebook) {
-      CodebookTable::Fill(p_.v[0], 1.f, VCodebook());
+      CodebookTable::Fill(ValueSegment<T>(p_), 1.f, VCodebook());
     }
     BlockSync();
-    if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return;
+    if (Work::Load(p_, work_).rows.b0 >= p_.batch[0]) return false;
     if (T::k.q_hadamard != 0) RotateQueries();
     State state;
-    Values values(Common(T::k.v[0], p_.v[0]).zero_point, VCodebook());
+    Values values(Common(T::k.v[0], ValueSegment<T>(p_)).zero_point, VCodebook());
     const WarpTokens tokens = MultiplyAll(state, values);
-    End(state, values, tokens);
+    return End(state, values, tokens);
   }
 
   // A warp's, tiles apart; and whether too much of them was lost.
@@ -124,8 +132,8 @@ class AttentionCodes {
     const i32 begin = first + MinOf(count, work.split * share);
     const i32 end = first + MinOf(count, (work.split + 1) * share);
     const ColumnRange tokens{begin * T::k.warp_tile, MinOf(end * T::k.warp_tile, kv_len + lead)};
-    Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f, Common(T::k.k[0], p_.k[0]),
-              Rotated(), KCodebook());
+    Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
+              Common(T::k.k[0], KeySegment<T>(p_)), Rotated(), KCodebook());
     Sweep(keys, tokens, lead, live.all, kv_len, state, values);
     bool any[kRowBlocks][2];
     KVANT_UNROLL
@@ -137,12 +145,12 @@ class AttentionCodes {
     bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), limit);
     const Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
     const auto of_channel = [&](i32 d) {
-      const SegmentParams& v = p_.v[0];
+      const SegmentParams& v = ValueSegment<T>(p_);
       return LoadElement(T::k.v[0].scales.type, v.scales.data,
                          GroupIndex(T::k.v[0], T::k.v[0].scales, v.scales, at, d));
     };
     lost |=
-        values.Complete(Common(T::k.v[0], p_.v[0]).scale, of_channel,
+        values.Complete(Common(T::k.v[0], ValueSegment<T>(p_)).scale, of_channel,
                         CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any, OutputLimit());
     return {tokens.begin + Slice::TokenWarp() * T::k.warp_tile, tokens.end, Any(lost)};
   }
@@ -417,7 +425,7 @@ class AttentionCodes {
     }
   }
 
-  KVANT_DEVICE void End(const State& state, const Values& values, const WarpTokens& tokens) const {
+  KVANT_DEVICE bool End(const State& state, const Values& values, const WarpTokens& tokens) const {
     const SharedAddress factors = work_ + static_cast<u32>(CodesShared::Of(T::k, 1).factors);
     const SharedAddress mine =
         shared_ + static_cast<u32>(Slice::TokenWarp() * Ending::StateFloats() * 4);
@@ -434,12 +442,16 @@ class AttentionCodes {
     BlockSync();
     Ending::JoinWarps(T::k.token_warps, shared_, factors);
     const Work work = Work::Load(p_, work_);
-    float* partials = p_.partials + (BlockIndex() - work.split) * Ending::StateFloats();
-    if (work.splits > 1 && !Ending::JoinSplits(partials, work.split, work.splits,
-                                               p_.done + work.item, shared_, factors)) {
-      return;
+    if (work.splits > 1 && !Ending::JoinSplits(p_, Work::Block(p_) - work.split, work.split,
+                                               work.splits, work.item, shared_, factors)) {
+      return false;
     }
-    Ending::StoreRows(p_, work.rows, 0, shared_, false);
+    if (T::k.part == kWhole) {
+      Ending::StoreRows(p_, work.rows, 0, shared_, false);
+    } else {
+      Ending::LeaveRows(p_, work.rows, 0, shared_);
+    }
+    return true;
   }
 
   // votes: a word of shared memory for each warp.

@@ -22,6 +22,10 @@ inline constexpr i32 kMaxSegments = 4;  // of K, and of V
 inline constexpr i32 kMaxSteps = 8;
 inline constexpr i32 kMaxParametersAhead = 4;
 
+KVANT_DEVICE constexpr i32 MinOf(i32 a, i32 b) { return a < b ? a : b; }
+KVANT_DEVICE constexpr i32 MaxOf(i32 a, i32 b) { return a > b ? a : b; }
+KVANT_DEVICE constexpr i32 CeilDiv(i32 a, i32 b) { return (a + b - 1) / b; }
+
 // Of the elements of an array. kNone: there is no array.
 enum ElementType : i32 {
   kNone,
@@ -140,12 +144,13 @@ KVANT_DEVICE constexpr bool TakesF32(i32 arithmetic) {
 
 enum KernelKind : i32 { kTilesKernel, kCodesKernel };
 
-// Which tokens a kernel has (docs/kernels.md, in parts).
+// Which tokens a block has (attention_parts.h).
 enum AttentionPart : i32 {
   kWhole,
-  kCodesPart,   // those that K and V both have as codes: it leaves states of rows
-  kOthersPart,  // the others: it joins those states
+  kCodesPart,   // those that K and V both have as codes
+  kOthersPart,  // the others
 };
+inline constexpr i32 kParts = 2;
 
 struct AttentionTraits {
   i32 arithmetic;
@@ -180,12 +185,10 @@ struct AttentionTraits {
   // sqrt(run); 0: none.
   i32 q_hadamard, output_hadamard;
   i32 kernel;  // KernelKind
-  // AttentionPart. Of codes, the output is not divided by the sum, and statistics are {max, sum of
-  // exponentials above it} of a row, f32 side by side.
-  i32 part;
-  // Of a part: how many segments of the whole lie before that of codes. kCodesPart has their ranges
-  // and tokens in the SegmentParams behind that of codes; kOthersPart has the segment of codes
-  // twice, for what lies before and behind the columns of kCodesPart.
+  i32 part;    // AttentionPart
+  // Of parts: how many segments lie before that of codes. It is there twice, for what kOthersPart
+  // has before and behind the columns of kCodesPart. kCodesPart has traits of this segment alone,
+  // as its first.
   i32 k_codes, v_codes;
   // What follows is for kCodesKernel alone (attention_codes.h).
   i32 row_blocks;        // of 8 rows, that a block has
@@ -203,6 +206,17 @@ struct AttentionTraits {
 // Of a block, but for kCodesKernel.
 KVANT_DEVICE constexpr i32 Threads(const AttentionTraits& t) {
   return t.row_warps * t.token_warps * 32;
+}
+// Of a block; and how many of these there are for `rows`.
+KVANT_DEVICE constexpr i32 RowsOf(const AttentionTraits& t) {
+  return t.kernel == kCodesKernel ? t.row_blocks * 8 : t.row_warps * 16;
+}
+KVANT_DEVICE constexpr i32 RowTiles(const AttentionTraits& t, i32 rows) {
+  return CeilDiv(rows, RowsOf(t));
+}
+// Blocks that share the channels of the output.
+KVANT_DEVICE constexpr i32 ChannelBlocks(const AttentionTraits& t) {
+  return MaxOf(1, CeilDiv(t.v_head_size, t.v_block));
 }
 
 struct Array {
@@ -258,12 +272,21 @@ struct RoundingParams {
   float scale, zero_point;
 };
 
+// What tokens are split into. With splits > 1, from `partials` and `done` on in the params' arrays
+// of that name: [row tile of the grid][split] states (see finish.h), and for each tile a count of
+// the splits that are done.
+struct SplitParams {
+  i64 partials;
+  i32 done;
+  i32 splits;
+};
+
 struct AttentionParams {
   i32 batch[3];
   i32 q_len, kv_len;
   // Rows that share K and V: q_len, or q_len * batch[2].
   i32 rows;
-  i32 row_tiles, v_blocks, splits;
+  i32 codes_block;  // of parts, the first block that has codes
   StoredParams q;
   SegmentParams k[kMaxSegments], v[kMaxSegments];
   StepParams steps[kMaxSteps];
@@ -274,14 +297,27 @@ struct AttentionParams {
   Array stats, output, dropout_mask;
   Scalar seed, dropout_offset, probability;
   RoundingParams probs_rounding, output_rounding;
-  // With splits > 1: [row tile of the grid][split] states (see finish.h), and a count of the splits
-  // that are done, 0 between launches.
+  // Of a kernel of one kind, and of parts those of kOthersPart; those of kCodesPart.
+  SplitParams split, codes_split;
+  // Of parts, first what they leave of rows (LeftRows), and how many blocks have left theirs. Then
+  // what SplitParams say. Counts are 0 between launches.
   float* partials;
   u32* done;
-  // Of kOthersPart: what kCodesPart left of all rows [b0, b1, b2, q_len], side by side: outputs
-  // [v_head_size], and {max, sum}.
-  const float *codes_outputs, *codes_states;
 };
+
+template <class T>
+KVANT_DEVICE const SplitParams& SplitOf(const AttentionParams& p) {
+  return T::k.part == kCodesPart ? p.codes_split : p.split;
+}
+// Those of kCodesKernel.
+template <class T>
+KVANT_DEVICE const SegmentParams& KeySegment(const AttentionParams& p) {
+  return p.k[T::k.k_codes];
+}
+template <class T>
+KVANT_DEVICE const SegmentParams& ValueSegment(const AttentionParams& p) {
+  return p.v[T::k.v_codes];
+}
 static_assert(sizeof(AttentionParams) <= 4096, "what a kernel takes on every driver");
 
 }  // namespace kvant::cuda

@@ -6,7 +6,7 @@
 //     for every tile of tokens of the split
 //       K tile, V tile                         dequantized by all threads; the next on its way
 //       scores = Q x K^T, steps, online softmax, O += P x V      each warp its rows and tokens
-//     join warps, then splits (the last block to come), then the part of codes; normalise, store
+//     join warps, then splits (the last block to come), normalise, store
 //
 // Nothing of size Sq x S exists. Tiles that a band hides from every row of the block are skipped.
 #ifndef KVANT_KERNELS_CUDA_ATTENTION_TILES_H_
@@ -44,7 +44,7 @@ struct AttentionShared {
     const i32 tiles = s.v + (t.v_in_k ? 0 : FeedShared::Of(t, t.v[0], t.v_block).bytes);
     const i32 states = t.token_warps * rows * (t.v_block + 2) * 4;
     s.factors = s.k > states ? s.k : states;
-    const i32 joined = MaxOf(MaxOf(splits, t.token_warps), t.part == kOthersPart ? 2 : 1);
+    const i32 joined = MaxOf(MaxOf(splits, t.token_warps), t.part == kWhole ? 1 : kParts);
     const i32 end = s.factors + rows * joined * 8;
     s.tables = tiles > end ? tiles : end;
     s.k_entries = s.tables + SegmentTables::Of(t).bytes;
@@ -59,6 +59,12 @@ template <class T>
 class AttentionTiles {
  public:
   KVANT_DEVICE static void Run(const AttentionParams& p) { AttentionTiles(p).Run(); }
+  // Whether this is the block that has left rows of a part, and which.
+  KVANT_DEVICE static bool RunPart(const AttentionParams& p, BlockRows& rows) {
+    AttentionTiles part(p);
+    rows = part.block_;
+    return part.Run();
+  }
 
  private:
   using Products = TileProducts<T>;
@@ -68,14 +74,15 @@ class AttentionTiles {
   using Ending = Finish<T>;
 
   KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
-      : p_(p), shared_(SharedBase()), at_(AttentionShared::Of(T::k, p.splits)) {
+      : p_(p), shared_(SharedBase()), at_(AttentionShared::Of(T::k, p.split.splits)) {
     i64 rest = BlockIndex();
-    split_ = static_cast<i32>(rest % p.splits);
-    tile_ = rest /= p.splits;
-    channel_ = static_cast<i32>(rest % p.v_blocks) * T::k.v_block;
-    rest /= p.v_blocks;
-    block_.row = static_cast<i32>(rest % p.row_tiles) * Ending::Rows();
-    rest /= p.row_tiles;
+    split_ = static_cast<i32>(rest % p.split.splits);
+    tile_ = rest /= p.split.splits;
+    channel_ = static_cast<i32>(rest % ChannelBlocks(T::k)) * T::k.v_block;
+    rest /= ChannelBlocks(T::k);
+    const i32 row_tiles = RowTiles(T::k, p.rows);
+    block_.row = static_cast<i32>(rest % row_tiles) * Ending::Rows();
+    rest /= row_tiles;
     block_.split_b2 = T::k.kv_varies_over_b2 != 0;
     block_.b2 = block_.split_b2 ? static_cast<i32>(rest % p.batch[2]) : 0;
     if (block_.split_b2) rest /= p.batch[2];
@@ -93,8 +100,9 @@ class AttentionTiles {
     for (i32 h = 0; h < 2; ++h) position_[h] = block_.At(row_ + lane / 4 + 8 * h);
   }
 
-  KVANT_DEVICE void Run() {
-    if (T::k.ragged && block_.rows <= 0) return;  // of a sequence that has no such rows
+  // Whether its rows end in this block.
+  KVANT_DEVICE bool Run() {
+    if (T::k.ragged && block_.rows <= 0) return false;  // of a sequence that has no such rows
     const Dropout dropout = Dropout::template Of<T>(p_);
     if (T::k.dropout && T::k.dropout_mask.type != kNone && split_ == 0 && channel_ == 0) {
       WriteDropoutMask(dropout);
@@ -139,7 +147,7 @@ class AttentionTiles {
     } else {
       RunInTwoPasses(tiles, dropout, state, output);
     }
-    End(state, output);
+    return End(state, output);
   }
 
   KVANT_DEVICE void FillEntries(const SegmentTraits& traits, const SegmentParams& segment,
@@ -300,7 +308,7 @@ class AttentionTiles {
     }
     const i32 first = live.begin / T::k.tile;
     const i32 count = MaxOf(0, CeilDiv(live.end, T::k.tile) - first);
-    const i32 share = CeilDiv(count, p_.splits);
+    const i32 share = CeilDiv(count, p_.split.splits);
     return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
   }
 
@@ -375,7 +383,7 @@ class AttentionTiles {
     CopyAsyncWait<0>();
   }
 
-  KVANT_DEVICE void End(const RowState& state, const typename Products::Output& output) {
+  KVANT_DEVICE bool End(const RowState& state, const typename Products::Output& output) {
     const i32 rows = Ending::Rows();
     const SharedAddress states = shared_, factors = shared_ + at_.factors;
     BlockSync();  // tiles are done with
@@ -401,13 +409,17 @@ class AttentionTiles {
     if (T::k.token_warps > 1) {
       Ending::JoinWarps(T::k.token_warps, states, factors);
     }
-    float* partials = p_.partials + tile_ * p_.splits * Ending::StateFloats();
-    if (p_.splits > 1 &&
-        !Ending::JoinSplits(partials, split_, p_.splits, p_.done + tile_, states, factors)) {
-      return;
+    const i32 splits = p_.split.splits;
+    if (splits > 1 &&
+        !Ending::JoinSplits(p_, tile_ * splits, split_, splits, tile_, states, factors)) {
+      return false;
     }
-    if (T::k.part == kOthersPart) Ending::JoinCodes(p_, block_, channel_, states, factors);
-    Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
+    if (T::k.part == kWhole) {
+      Ending::StoreRows(p_, block_, channel_, states, T::k.probs_type != kNone);
+    } else {
+      Ending::LeaveRows(p_, block_, channel_, states);
+    }
+    return true;
   }
 
   const AttentionParams& p_;

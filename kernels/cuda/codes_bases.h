@@ -18,7 +18,7 @@ struct CodesBases {
   KVANT_DEVICE static CodesBases Of(const AttentionParams& p, SharedAddress work) {
     const BlockRows rows = CodesWork<T>::Load(p, work).rows;
     const Position at{HasPages(T::k) ? 0 : rows.b0, rows.b1, rows.b2, 0};
-    const SegmentParams &k = p.k[0], &v = p.v[0];
+    const SegmentParams &k = KeySegment<T>(p), &v = ValueSegment<T>(p);
     return {Codes(T::k.k[0], k, at),
             Codes(T::k.v[0], v, at),
             {Side(T::k.k[0], T::k.k[0].scales, k.scales, at),

@@ -35,8 +35,8 @@ class CodesExact {
   KVANT_DEVICE CodesExact(const AttentionParams& p, SharedAddress work, SharedAddress rotated,
                           SharedAddress scratch)
       : p_(p), work_(work), rotated_(rotated), scratch_(scratch) {
-    StoreCodebook(T::k.k[0], p.k[0], 0);
-    StoreCodebook(T::k.v[0], p.v[0], ExactShared::kCodebookBytes);
+    StoreCodebook(T::k.k[0], KeySegment<T>(p), 0);
+    StoreCodebook(T::k.v[0], ValueSegment<T>(p), ExactShared::kCodebookBytes);
   }
 
   // Of the warp's tiles, at tiles' columns first, first + step, ... before `end` (CodesWork::Lead):
@@ -106,12 +106,12 @@ class CodesExact {
   // Of the lane's token with rows [row, row + 8).
   KVANT_DEVICE void Scores(i32 row, i32 token) const {
     const Work work = Work::Load(p_, work_);
-    const Position at = At(token, work.KeyColumns(p_), T::k.k[0], p_.k[0], work);
+    const Position at = At(token, work.KeyColumns(p_), T::k.k[0], KeySegment<T>(p_), work);
     float sums[kRows] = {};
     KVANT_NO_UNROLL
     for (i32 d = 0; d < T::k.head_size; d += 8) {
       float k[8];
-      LoadValues(T::k.k[0], p_.k[0], scratch_, at, d, kCol, T::k.head_size, k);
+      LoadValues(T::k.k[0], KeySegment<T>(p_), scratch_, at, d, kCol, T::k.head_size, k);
       KVANT_UNROLL
       for (i32 r = 0; r < kRows; ++r) {
         float q[8];
@@ -173,12 +173,14 @@ class CodesExact {
     }
     KVANT_NO_UNROLL
     for (i32 t = 0; t < count; ++t) {
-      const Position at = At(token + t, work.ValueColumns(p_), T::k.v[0], p_.v[0], work);
+      const Position at =
+          At(token + t, work.ValueColumns(p_), T::k.v[0], ValueSegment<T>(p_), work);
       float v[kSlots];
       KVANT_UNROLL
       for (i32 s = 0; s < kSlots; ++s) {
         const i32 d = slice + MinOf(s * 32 + LaneIndex(), ValueSlice(T::k) - 1);
-        v[s] = LoadValue(T::k.v[0], p_.v[0], scratch_ + ExactShared::kCodebookBytes, at, d);
+        v[s] = LoadValue(T::k.v[0], ValueSegment<T>(p_), scratch_ + ExactShared::kCodebookBytes, at,
+                         d);
       }
       KVANT_UNROLL
       for (i32 r = 0; r < kRows; ++r) {

@@ -43,7 +43,7 @@ class CodesRing {
         side_[r] -= at / MaxOf(run, 1) * run;
         entry_[r] = side % 2 * kEntries + at / MaxOf(run, 1);
         const SegmentTraits& traits = side % 2 == 0 ? T::k.k[0] : T::k.v[0];
-        const SegmentParams& segment = side % 2 == 0 ? p.k[0] : p.v[0];
+        const SegmentParams& segment = side % 2 == 0 ? KeySegment<T>(p) : ValueSegment<T>(p);
         step_[r] = static_cast<i32>(side < 2 ? PageBytes(traits.scales, segment.scales)
                                              : PageBytes(traits.zero_points, segment.zero_points));
       }
@@ -205,7 +205,7 @@ class CodesRing {
 
   KVANT_DEVICE void FindTable() {
     const i32 b0 = CodesWork<T>::Load(p_, work_).rows.b0;
-    const IndexArray &k = p_.k[0].load, &v = p_.v[0].load;
+    const IndexArray &k = KeySegment<T>(p_).load, &v = ValueSegment<T>(p_).load;
     const u32* const of_k = static_cast<const u32*>(k.data) + k.offset + i64{b0} * k.stride;
     const u32* const of_v = static_cast<const u32*>(v.data) + v.offset + i64{b0} * v.stride;
     table_ = LaneIndex() < kEntries ? of_k : of_v;
@@ -217,7 +217,8 @@ class CodesRing {
     const bool keys = LaneIndex() < kEntries;
     const i32 tokens = keys ? T::k.k_page : T::k.v_page;
     const i32 entry = token / tokens + LaneIndex() % kEntries;
-    const u32 last = static_cast<u32>((keys ? p_.k[0].pages : p_.v[0].pages) - 1);
+    const u32 last =
+        static_cast<u32>((keys ? KeySegment<T>(p_).pages : ValueSegment<T>(p_).pages) - 1);
     const u32 page = Load(table_ + MinOf(entry, (end_ - 1) / tokens));
     page_ = page < last ? page : last;
   }
@@ -251,10 +252,10 @@ class CodesRing {
   }
   KVANT_DEVICE void CopyPages(const Pages& pages, i32 token, u32 stage, i32 left) const {
     const CodesLayout l = Layout();
-    CopyCodes(l.k, T::k.k_page, PageBytes(T::k.k[0].data, p_.k[0].data), pages.k, k_to_ + stage, k_,
-              T::k.k_pitch, token, left);
-    CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, p_.v[0].data), pages.v, v_to_ + stage, v_,
-              T::k.v_pitch, token, left);
+    CopyCodes(l.k, T::k.k_page, PageBytes(T::k.k[0].data, KeySegment<T>(p_).data), pages.k,
+              k_to_ + stage, k_, T::k.k_pitch, token, left);
+    CopyCodes(l.v, T::k.v_page, PageBytes(T::k.v[0].data, ValueSegment<T>(p_).data), pages.v,
+              v_to_ + stage, v_, T::k.v_pitch, token, left);
     CopySides(stage, left, [&](i32 r, i32 side) {
       const i32 unit = UnitOf(l, side, InPage(PageOf(side), token));
       return OfPage(side_[r], pages.sides[r], static_cast<u32>(step_[r])) +

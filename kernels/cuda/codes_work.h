@@ -33,10 +33,10 @@ struct CodesWork {
   KVANT_DEVICE i32 Lead() const { return HasLead() ? k_first % T::k.warp_tile : 0; }
   // With ranges, of tiles' columns.
   KVANT_DEVICE SegmentColumns KeyColumns(const AttentionParams& p) const {
-    return {Lead(), Lead() + kv_len, k_first, p.k[0].tokens};
+    return {Lead(), Lead() + kv_len, k_first, KeySegment<T>(p).tokens};
   }
   KVANT_DEVICE SegmentColumns ValueColumns(const AttentionParams& p) const {
-    return {Lead(), Lead() + kv_len, v_first, p.v[0].tokens};
+    return {Lead(), Lead() + kv_len, v_first, ValueSegment<T>(p).tokens};
   }
 
   KVANT_DEVICE static CodesWork Load(const AttentionParams& p, SharedAddress at) {
@@ -62,18 +62,24 @@ struct CodesWork {
     return work;
   }
 
+  // Of those that have codes.
+  KVANT_DEVICE static i64 Block(const AttentionParams& p) {
+    return BlockIndex() - (T::k.part == kCodesPart ? p.codes_block : 0);
+  }
+
   // By one warp. Leaves it at `at`, for Load.
   KVANT_DEVICE static void Find(const AttentionParams& p, SharedAddress at) {
-    const i32 block = static_cast<i32>(BlockIndex());
+    const i32 block = static_cast<i32>(Block(p));
     const i32 b2s = T::k.kv_varies_over_b2 ? p.batch[2] : 1;
-    const i32 items = p.batch[1] * b2s * p.row_tiles;  // of an entry of b0
+    const i32 row_tiles = RowTiles(T::k, p.rows), splits = SplitOf<T>(p).splits;
+    const i32 items = p.batch[1] * b2s * row_tiles;  // of an entry of b0
     // Blocks are dealt to entries of b0 first; of each, an item's splits lie side by side.
-    Share share{block / (items * p.splits), block % (items * p.splits), p.splits};
+    Share share{block / (items * splits), block % (items * splits), splits};
     if (LengthsVary(T::k)) share = ByLength(p, block, items);
     i32 rest = share.block / share.splits;
     const i32 split = share.block % share.splits, item = share.b0 * items + rest;
-    const i32 row = rest % p.row_tiles * Finish<T>::Rows();
-    rest /= p.row_tiles;
+    const i32 row = rest % row_tiles * Finish<T>::Rows();
+    rest /= row_tiles;
     const i32 b2 = rest % b2s, b1 = rest / b2s;
     const i32 kv_len = share.b0 < p.batch[0] ? RealLength<T>(p, Position{share.b0, b1, 0, 0}) : 0;
     if (LaneIndex() != 0) return;
@@ -89,8 +95,8 @@ struct CodesWork {
       k = codes.k.Piece(codes.begin, codes.end, 0);
       v = codes.v.Piece(codes.begin, codes.end, 0);
     } else {
-      k = ReadRange(b0, p.k[0], 0);
-      v = ReadRange(b0, p.v[0], 0);
+      k = ReadRange(b0, KeySegment<T>(p), 0);
+      v = ReadRange(b0, ValueSegment<T>(p), 0);
     }
     StoreShared64(at + 32, {{static_cast<u32>(k.first), static_cast<u32>(v.first)}});
   }
@@ -101,15 +107,15 @@ struct CodesWork {
     i32 b0, block, splits;
   };
 
-  // Where lengths differ, so do splits: one for every entry, and the rest of p.splits on average by
-  // length. Blocks that are left over get an entry beyond the last.
+  // Where lengths differ, so do splits: one for every entry, and the rest of SplitParams::splits on
+  // average by length. Blocks that are left over get an entry beyond the last.
   KVANT_DEVICE static Share ByLength(const AttentionParams& p, i32 block, i32 items) {
     const i32 entries = p.batch[0];
     float total = 0.f;
     for (i32 b0 = LaneIndex(); b0 < entries; b0 += 32) total += LengthOf(p, b0);
     KVANT_UNROLL
     for (i32 mask = 1; mask < 32; mask *= 2) total += ShuffleXor(total, mask);
-    const float rest = static_cast<float>(entries * (p.splits - 1));
+    const float rest = static_cast<float>(entries * (SplitOf<T>(p).splits - 1));
     const float by = total > 0.f ? Divide(rest, total) : 0.f;
     Share share{entries, 0, 1};
     i32 before = 0;

@@ -98,13 +98,10 @@ struct CodesColumns {
  private:
   template <class T>
   KVANT_DEVICE static SegmentColumns Segment(const SegmentParams* segments, i32 before, i32 b0) {
-    const bool first = T::k.part == kCodesPart;
     i32 columns = 0;
     KVANT_UNROLL
-    for (i32 s = 0; s < before; ++s) {
-      columns = ReadRange(b0, segments[first ? s + 1 : s], columns).end;
-    }
-    return ReadRange(b0, segments[first ? 0 : before], columns);
+    for (i32 s = 0; s < before; ++s) columns = ReadRange(b0, segments[s], columns).end;
+    return ReadRange(b0, segments[before], columns);
   }
 };
 

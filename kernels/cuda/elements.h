@@ -9,9 +9,6 @@ namespace kvant::cuda {
 inline constexpr u32 kInfinityBits = 0x7f800000u;
 KVANT_DEVICE float Infinity() { return AsFloat(kInfinityBits); }
 KVANT_DEVICE float QuietNan() { return AsFloat(0x7fc00000u); }
-KVANT_DEVICE constexpr i32 MinOf(i32 a, i32 b) { return a < b ? a : b; }
-KVANT_DEVICE constexpr i32 MaxOf(i32 a, i32 b) { return a > b ? a : b; }
-KVANT_DEVICE constexpr i32 CeilDiv(i32 a, i32 b) { return (a + b - 1) / b; }
 
 KVANT_DEVICE float F8E5M2ToFloat(u32 bits) { return F16Low(bits << 8); }
 KVANT_DEVICE float F8E4M3ToFloat(u32 bits) {

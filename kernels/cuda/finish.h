@@ -2,7 +2,8 @@
 //
 // A state is of the M rows of a block: max[M], sum[M], out[M][v_block], all f32. States of warps
 // lie in shared memory, those of splits in AttentionParams::partials. They are joined in order, so
-// that the result does not depend on which block comes last.
+// that the result does not depend on which block comes last. Parts leave rows as states of their
+// own (LeftRows), of which attention_parts.h makes the output.
 #ifndef KVANT_KERNELS_CUDA_FINISH_H_
 #define KVANT_KERNELS_CUDA_FINISH_H_
 
@@ -37,11 +38,21 @@ KVANT_DEVICE float RoundedCode(i32 type, const RoundingParams& rounding, float v
   return IsF8(type) ? SaturateF8(type, value, code) : code;
 }
 
+// What a part has of rows [b0, b1, b2, q_len], in AttentionParams::partials: {max, sum} of each,
+// then outputs [v_head_size]. Written by one block and read by another.
+struct LeftRows {
+  float *states, *outputs;
+
+  KVANT_DEVICE static LeftRows Of(const AttentionParams& p, i32 part, i32 v_head_size) {
+    const i64 rows = i64{p.batch[0]} * p.batch[1] * p.batch[2] * p.q_len;
+    float* const states = p.partials + (part == kCodesPart ? 0 : rows * (v_head_size + 2));
+    return {states, states + 2 * rows};
+  }
+};
+
 template <class T>
 struct Finish {
-  KVANT_DEVICE static i32 Rows() {
-    return T::k.kernel == kCodesKernel ? T::k.row_blocks * 8 : T::k.row_warps * 16;
-  }
+  KVANT_DEVICE static i32 Rows() { return RowsOf(T::k); }
   // Floats of a state, in shared memory and in partials.
   KVANT_DEVICE static i32 StateFloats() { return Rows() * (T::k.v_block + 2); }
 
@@ -55,43 +66,69 @@ struct Finish {
          [&](i32 i, i32 at) { return LoadSharedFloat(first + (i * StateFloats() + at) * 4); });
   }
 
-  // Joins what kCodesPart left of the block's rows and channels into the state at `first`. All
-  // threads.
-  KVANT_DEVICE static void JoinCodes(const AttentionParams& p, const BlockRows& block, i32 channel,
+  // Leaves what the state at `first` has of the block's rows and channels. All threads.
+  KVANT_DEVICE static void LeaveRows(const AttentionParams& p, const BlockRows& block, i32 channel,
+                                     SharedAddress first) {
+    const LeftRows left = LeftRows::Of(p, T::k.part, T::k.v_head_size);
+    const i64 above = RowsAbove(p, block);
+    const i32 rows = Rows();
+    for (i32 at = ThreadIndex(); channel == 0 && at < 2 * block.rows; at += BlockThreads()) {
+      device::Store(left.states + above * 2 + at,
+                    LoadSharedFloat(first + (at % 2 * rows + at / 2) * 4));
+    }
+    for (i32 at = ThreadIndex(); at < block.rows * T::k.v_block; at += BlockThreads()) {
+      const i32 r = at / T::k.v_block, d = channel + at % T::k.v_block;
+      if (d >= T::k.v_head_size) continue;
+      device::Store(left.outputs + (above + r) * T::k.v_head_size + d,
+                    LoadSharedFloat(first + (2 * rows + at) * 4));
+    }
+  }
+
+  // The state at `first` becomes that of both parts. All threads.
+  KVANT_DEVICE static void JoinParts(const AttentionParams& p, const BlockRows& block, i32 channel,
                                      SharedAddress first, SharedAddress factors) {
     const i32 rows = Rows();
     const i64 above = RowsAbove(p, block);
-    Join(2, first, factors, [&](i32 i, i32 at) {
-      if (i == 0) return LoadSharedFloat(first + at * 4);
+    Join(kParts, first, factors, [&](i32 i, i32 at) {
+      const LeftRows left = LeftRows::Of(p, i == 0 ? kOthersPart : kCodesPart, T::k.v_head_size);
       // Beyond the last, of one that exists, as BlockRows::At.
       const auto row = [&](i32 r) { return above + MinOf(r, block.rows - 1); };
-      if (at < 2 * rows) return Load(p.codes_states + row(at % rows) * 2 + at / rows);
+      if (at < 2 * rows) return LoadCoherent(left.states + row(at % rows) * 2 + at / rows);
       const i32 r = (at - 2 * rows) / T::k.v_block;
       const i32 d = channel + (at - 2 * rows) % T::k.v_block;
-      return d < T::k.v_head_size ? Load(p.codes_outputs + row(r) * T::k.v_head_size + d) : 0.f;
+      const i64 from = row(r) * T::k.v_head_size + d;
+      return d < T::k.v_head_size ? LoadCoherent(left.outputs + from) : 0.f;
     });
   }
 
-  // Leaves the block's state in partials, as the `split`-th of `count` from `partials` on. Whether
-  // this is the last of them; if so, the state of them all is in shared memory. done: of these
-  // splits.
-  KVANT_DEVICE static bool JoinSplits(float* partials, i32 split, i32 count, u32* done,
-                                      SharedAddress first, SharedAddress factors) {
+  // Whether this block is the last of `count` that count at `done`, and so sees what all of them
+  // stored. word: of shared memory, for all threads.
+  KVANT_DEVICE static bool IsLast(u32* done, i32 count, SharedAddress word) {
+    Fence();
+    BlockSync();
+    if (ThreadIndex() == 0) {
+      StoreShared32(word, AtomicIncrement(done, static_cast<u32>(count - 1)));
+    }
+    BlockSync();
+    const bool last = LoadShared32(word) == static_cast<u32>(count - 1);
+    if (!last) return false;
+    Fence();
+    BlockSync();
+    return true;
+  }
+
+  // Leaves the block's state in partials, as the `split`-th of `count`, which are those of `tile`
+  // and begin with the `state`-th of the kind. Whether this is the last of them; if so, the state
+  // of them all is in shared memory.
+  KVANT_DEVICE static bool JoinSplits(const AttentionParams& p, i64 state, i32 split, i32 count,
+                                      i64 tile, SharedAddress first, SharedAddress factors) {
     const i32 floats = StateFloats(), rows = Rows();
+    float* const partials = p.partials + SplitOf<T>(p).partials + state * floats;
     for (i32 at = ThreadIndex(); at < floats; at += BlockThreads()) {
       device::Store(partials + static_cast<i64>(split) * floats + at,
                     LoadSharedFloat(first + at * 4));
     }
-    Fence();
-    BlockSync();
-    if (ThreadIndex() == 0) {
-      StoreShared32(factors, AtomicIncrement(done, static_cast<u32>(count - 1)));
-    }
-    BlockSync();
-    const bool last = LoadShared32(factors) == static_cast<u32>(count - 1);
-    if (!last) return false;
-    Fence();
-    BlockSync();
+    if (!IsLast(p.done + SplitOf<T>(p).done + tile, count, factors)) return false;
     FindFactors(count, first, factors, [&](i32 i, i32 at) {
       return LoadCoherent(partials + static_cast<i64>(i) * floats + at);
     });
@@ -166,14 +203,7 @@ struct Finish {
 
   KVANT_DEVICE static void StoreStats(const AttentionParams& p, const RowEnd& row) {
     if (T::k.stats.type == kNone) return;
-    const i64 at = IndexOf(T::k.stats, p.stats, row.position, 0);
-    if (T::k.part == kCodesPart) {
-      float* const state = static_cast<float*>(p.stats.data) + at;
-      device::Store(state, row.max);
-      device::Store(state + 1, row.sum);
-      return;
-    }
-    StoreElement(T::k.stats.type, p.stats.data, at,
+    StoreElement(T::k.stats.type, p.stats.data, IndexOf(T::k.stats, p.stats, row.position, 0),
                  row.empty ? StatsOfEmpty() : row.max + Log(row.sum));
   }
   // Channel i of the block's.
@@ -181,7 +211,7 @@ struct Finish {
                                    bool final) {
     const i32 at = 2 * Rows() + r * T::k.v_block + i;
     float out = LoadSharedFloat(first + at * 4) * row.factor;
-    if (!final && T::k.part != kCodesPart) out = Divide(out, row.sum);
+    if (!final) out = Divide(out, row.sum);
     return row.empty ? OfEmpty() : out;
   }
   KVANT_DEVICE static void Store(const AttentionParams& p, const RowEnd& row, i32 d, float out) {

@@ -1,8 +1,12 @@
 #include "kvant/backends/cuda/attention/attention_kernel.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/kernels/cuda/attention_codes.h"
@@ -11,18 +15,22 @@
 namespace kvant::cuda {
 namespace {
 
-constexpr char kText[] = R"(#include "kvant/kernels/cuda/$3.h"
-
-namespace kvant::cuda {
-struct Traits {
-  static constexpr AttentionTraits k = {$0};
+// A struct of its name with such traits.
+constexpr char kTraits[] = R"(struct $0 {
+  static constexpr AttentionTraits k = {$1};
   static constexpr AttentionTraits kMax = k;
 };
-}  // namespace kvant::cuda
+)";
 
-extern "C" __global__ void __launch_bounds__($1, $2)
-$3(const __grid_constant__ kvant::cuda::AttentionParams params) {
-  kvant::cuda::$4<kvant::cuda::Traits>::Run(params);
+constexpr char kText[] = R"(#include "kvant/kernels/cuda/$0.h"
+
+namespace kvant::cuda {
+$1}  // namespace kvant::cuda
+
+extern "C" __global__ void __launch_bounds__($2, $3)
+$0(const __grid_constant__ kvant::cuda::AttentionParams params) {
+  using namespace kvant::cuda;
+  $4::Run(params);
 }
 )";
 
@@ -32,6 +40,10 @@ struct KernelRow {
 };
 constexpr KernelRow kKernels[] = {
 #define KVANT_ATTENTION_KERNEL(entry, Class) {#entry, #Class},
+#include "kvant/backends/cuda/kernels.inc"
+};
+constexpr KernelRow kOfParts = {
+#define KVANT_PARTS_KERNEL(entry, Class) #entry, #Class
 #include "kvant/backends/cuda/kernels.inc"
 };
 
@@ -75,20 +87,47 @@ KernelRound RoundOf(const AttentionTraits& t) {
   return round;
 }
 
+struct NamedTraits {
+  const char* name;
+  const AttentionTraits& traits;
+};
+
+// Of a kernel over these, in this order.
+KernelSpec MakeKernel(const KernelRow& row, const std::vector<NamedTraits>& all, int threads,
+                      int blocks) {
+  KernelSpec spec;
+  std::string text;
+  std::vector<const char*> names;
+  for (const auto& [name, traits] : all) {
+    const std::vector<int32_t> words = WordsOf(traits);
+    absl::StrAppend(&text, absl::Substitute(kTraits, name, InitializerOf(words)));
+    spec.traits.insert(spec.traits.end(), words.begin(), words.end());
+    names.push_back(name);
+  }
+  const std::string of = absl::StrCat(row.name, "<", absl::StrJoin(names, ", "), ">");
+  spec.source.name = absl::StrCat(row.entry, "_d", all[0].traits.head_size);
+  spec.source.text = absl::Substitute(kText, row.entry, text, threads, blocks, of);
+  spec.source.entry = row.entry;
+  spec.threads = threads;
+  spec.blocks_per_multiprocessor = blocks;
+  spec.round = RoundOf(all[0].traits);
+  return spec;
+}
+
 }  // namespace
 
 KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
-  const KernelRow& kernel = kKernels[plan.traits.kernel];
-  KernelSpec spec;
-  spec.traits = WordsOf(plan.traits);
-  spec.source.name = absl::StrCat(kernel.entry, "_d", plan.traits.head_size);
-  spec.source.text = absl::Substitute(kText, InitializerOf(spec.traits), plan.threads,
-                                      plan.blocks_per_multiprocessor, kernel.entry, kernel.name);
-  spec.source.entry = kernel.entry;
-  spec.threads = plan.threads;
+  KernelSpec spec = MakeKernel(kKernels[plan.traits.kernel], {{"Traits", plan.traits}},
+                               plan.threads, plan.blocks_per_multiprocessor);
   spec.shared_bytes = plan.shared_bytes;
-  spec.blocks_per_multiprocessor = plan.blocks_per_multiprocessor;
-  spec.round = RoundOf(plan.traits);
+  return spec;
+}
+
+KernelSpec MakePartsKernel(const PartsPlan& plan) {
+  KernelSpec spec =
+      MakeKernel(kOfParts, {{"Codes", plan.codes.traits}, {"Others", plan.others.traits}},
+                 plan.codes.threads, plan.blocks_per_multiprocessor);
+  spec.shared_bytes = std::max(plan.codes.shared_bytes, plan.others.shared_bytes);
   return spec;
 }
 

@@ -4,11 +4,9 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/describe_attention.h"
-#include "kvant/backends/cuda/constants.h"
-#include "kvant/graph/status.h"
 
 namespace kvant::cuda {
 namespace {
@@ -59,31 +57,8 @@ std::string WhyNotParts(const AttentionSpec& spec) {
   return absl::StrCat("the longest segments have ", tokens, " tokens, less than ", kFewestTokens);
 }
 
-// Dense [b0, b1, b2, rows, columns] of f32 at an output port of codes.
-View LeftView(const AttentionSpec& spec, int port, int64_t columns) {
-  View view;
-  view.port = port;
-  view.type = kvant::kF32;
-  view.dims = {spec.batch[0], spec.batch[1], spec.batch[2], spec.q_len, columns};
-  int64_t stride = 1;
-  for (int axis = kCol; axis >= 0; --axis) {
-    view.strides[axis] = stride;
-    stride *= view.dims[axis];
-  }
-  return view;
-}
-
-// What ends a row is left to the others.
 AttentionSpec CodesOf(const AttentionSpec& spec) {
   AttentionSpec part = spec;
-  part.softmax_mode = SoftmaxMode::kInfAsZero;
-  part.sinks = {};
-  part.output_hadamard = 0;
-  part.output_quantization.reset();
-  part.output = LeftView(spec, 0, spec.v_head_size);
-  // Of each row two numbers; a view is of the first.
-  part.stats = LeftView(spec, 1, 2);
-  part.stats.dims[kCol] = 1;
   part.k = {spec.k[LongestOf(spec.k)]};
   part.v = {spec.v[LongestOf(spec.v)]};
   part.kv_len = part.k[0].tokens();
@@ -110,60 +85,30 @@ AttentionSpec OthersOf(const AttentionSpec& spec) {
   return part;
 }
 
-size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+i32 CountersOf(const AttentionPlan& plan) {
+  return static_cast<i32>((plan.scratch_bytes - plan.partial_bytes) / sizeof(u32));
+}
 
-class FusedParts : public Executable {
- public:
-  struct Part {
-    std::shared_ptr<const LoadedKernel> kernel;
-    std::shared_ptr<const Constants> constants;
-  };
-  FusedParts(std::string device, PartsPlan plan, Part codes, Part others,
-             std::shared_ptr<const Launcher> launcher)
-      : device_(std::move(device)),
-        plan_(std::move(plan)),
-        codes_(std::move(codes)),
-        others_(std::move(others)),
-        launcher_(std::move(launcher)) {}
-
-  std::string kernel() const override {
-    return absl::StrCat(device_, " online softmax, ", plan_.ToString(), ", ",
-                        codes_.kernel->description());
-  }
-  double rounding() const override { return plan_.rounding(); }
-  size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
-  size_t alignment() const override { return kPointerAlignment; }
-
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    auto* const left = reinterpret_cast<float*>(scratch + plan_.left_at);
-    void* const left_by_codes[] = {left, left + plan_.rows * plan_.codes.traits.v_head_size};
-    AttentionParams codes = plan_.codes.params;
-    KVANT_RETURN_IF_ERROR(
-        Launch(place, codes_, plan_.codes, inputs, left_by_codes, scratch + plan_.codes_at, codes));
-    AttentionParams others = plan_.others.params;
-    others.codes_outputs = left;
-    others.codes_states = static_cast<const float*>(left_by_codes[1]);
-    return Launch(place, others_, plan_.others, inputs, outputs, scratch + plan_.others_at, others);
-  }
-
- private:
-  // params: the plan's, which are filled in.
-  absl::Status Launch(const ExecutionPlace& place, const Part& part, const AttentionPlan& plan,
-                      absl::Span<const void* const> inputs, absl::Span<void* const> outputs,
-                      std::byte* scratch, AttentionParams& params) const {
-    if (plan.blocks == 0) return absl::OkStatus();
-    FillParams(plan.binding, inputs, outputs, part.constants->data(), &params);
-    params.partials = reinterpret_cast<float*>(scratch);
-    params.done = reinterpret_cast<u32*>(scratch + plan.partial_bytes);
-    return launcher_->Launch(*part.kernel, plan.blocks, &params, sizeof(params), place.stream);
-  }
-
-  const std::string device_;
-  const PartsPlan plan_;
-  const Part codes_, others_;
-  const std::shared_ptr<const Launcher> launcher_;
-};
+// Of both plans, with their segments in, one launch.
+void JoinPlans(PartsPlan& plan) {
+  const AttentionPlan &codes = plan.codes, &others = plan.others;
+  AttentionParams& p = plan.params = others.params;
+  const int64_t groups =
+      int64_t{p.batch[0]} * p.batch[1] * (others.traits.kv_varies_over_b2 ? p.batch[2] : 1);
+  const int64_t rows = int64_t{p.batch[0]} * p.batch[1] * p.batch[2] * p.q_len;
+  constexpr int64_t kAligned = 64;  // floats
+  const int64_t left = kParts * rows * (others.traits.v_head_size + 2);
+  p.split.partials = (left + kAligned - 1) / kAligned * kAligned;
+  p.split.done = static_cast<i32>(groups);
+  p.codes_split = {p.split.partials + static_cast<int64_t>(others.partial_bytes / sizeof(float)),
+                   p.split.done + CountersOf(others), codes.params.split.splits};
+  p.codes_block = static_cast<i32>(others.blocks);
+  plan.blocks = others.blocks + codes.blocks;
+  plan.partial_bytes =
+      static_cast<size_t>(p.codes_split.partials) * sizeof(float) + codes.partial_bytes;
+  plan.scratch_bytes = plan.partial_bytes +
+                       static_cast<size_t>(p.codes_split.done + CountersOf(codes)) * sizeof(u32);
+}
 
 }  // namespace
 
@@ -185,46 +130,36 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
   why_not = WhyNotParts(spec);
   if (!why_not.empty()) return std::nullopt;
   PartsPlan plan;
-  absl::StatusOr<AttentionPlan> codes = PlanPart(CodesOf(spec), kCodesPart, device);
-  if (!codes.ok() || codes->traits.kernel != kCodesKernel) {
-    why_not = codes.ok() ? codes->why_not_codes : std::string(codes.status().message());
+  const auto set = [&why_not](absl::StatusOr<AttentionPlan> planned, AttentionPlan& part) {
+    why_not = planned.ok() ? planned->why_not_codes : std::string(planned.status().message());
+    if (planned.ok()) part = *std::move(planned);
+    return why_not.empty();
+  };
+  if (!set(PlanCodesPart(CodesOf(spec), /*other_blocks=*/0, device), plan.codes)) {
     return std::nullopt;
   }
-  absl::StatusOr<AttentionPlan> others = PlanTiles(OthersOf(spec), kOthersPart, device);
-  if (!others.ok()) {
-    why_not = std::string(others.status().message());
-    return std::nullopt;
+  // As many blocks as codes are to have, or as tiles leave them.
+  const AttentionSpec others = OthersOf(spec);
+  int blocks = plan.codes.blocks_per_multiprocessor;
+  while (!set(PlanOthersPart(others, blocks, device), plan.others) && --blocks > 0) {
   }
-  plan.codes = *std::move(codes);
-  plan.others = *std::move(others);
+  if (!why_not.empty()) return std::nullopt;
+  if (plan.others.threads != plan.codes.threads) {
+    why_not = absl::StrCat("blocks of tiles have ", plan.others.threads, " threads, of codes ",
+                           plan.codes.threads);
+  } else if (plan.others.traits.kv_varies_over_b2 != plan.codes.traits.kv_varies_over_b2) {
+    why_not = "some segments, and not that of codes, differ between heads that share K and V";
+  } else {
+    set(PlanCodesPart(CodesOf(spec), plan.others.blocks, device), plan.codes);
+  }
+  if (!why_not.empty()) return std::nullopt;
   for (AttentionTraits* part : {&plan.codes.traits, &plan.others.traits}) {
     part->k_codes = LongestOf(spec.k);
     part->v_codes = LongestOf(spec.v);
   }
-  DescribeRangesBefore(spec, plan.codes);
-  plan.rows = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.q_len;
-  const auto take = [&plan](size_t bytes) {
-    return std::exchange(plan.scratch_bytes, plan.scratch_bytes + Aligned(bytes));
-  };
-  plan.codes_at = take(plan.codes.scratch_bytes);
-  plan.others_at = take(plan.others.scratch_bytes);
-  plan.left_at = take(sizeof(float) * plan.rows * (spec.v_head_size + 2));
+  plan.blocks_per_multiprocessor = blocks;
+  JoinPlans(plan);
   return plan;
-}
-
-absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
-    PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
-    std::string device) {
-  const auto load = [&](const AttentionPlan& of) -> absl::StatusOr<FusedParts::Part> {
-    FusedParts::Part part;
-    KVANT_ASSIGN_OR_RETURN(part.kernel, launcher->Load(MakeAttentionKernel(of)));
-    KVANT_ASSIGN_OR_RETURN(part.constants, Constants::Copy(memory, of.binding.constant_bytes));
-    return part;
-  };
-  KVANT_ASSIGN_OR_RETURN(FusedParts::Part codes, load(plan.codes));
-  KVANT_ASSIGN_OR_RETURN(FusedParts::Part others, load(plan.others));
-  return std::make_unique<FusedParts>(std::move(device), std::move(plan), std::move(codes),
-                                      std::move(others), std::move(launcher));
 }
 
 }  // namespace kvant::cuda

@@ -1,28 +1,25 @@
-// Attention over segments of which one is packed codes, in parts: the kernel on packed codes has
-// the tokens that K and V both have there; then tiles have the others (sinks, windows), and join
-// what codes gave. A launch more, and the time of codes instead of that of tiles.
+// Attention over segments of which one is packed codes, in parts (kernels/cuda/attention_parts.h):
+// of one launch, some blocks have the tokens that K and V both have there, and the others the rest.
 #ifndef KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 #define KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 
-#include "absl/status/statusor.h"
-#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
-#include "kvant/backends/cuda/runtime/launcher.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
 
 namespace kvant::cuda {
 
 struct PartsPlan {
-  // Output ports of `codes` are AttentionParams::codes_outputs and codes_states.
   AttentionPlan codes, others;
-  int64_t rows = 0;  // of queries, in all
-  // Into the scratch: of codes, of others, what codes leave for others.
-  size_t codes_at = 0, others_at = 0, left_at = 0, scratch_bytes = 0;
+  // Of the launch; pointers are bound as others.binding says.
+  AttentionParams params{};
+  int64_t blocks = 0;
+  int blocks_per_multiprocessor = 1;
+  size_t partial_bytes = 0, scratch_bytes = 0;  // as AttentionPlan's
 
   double rounding() const;
   std::string ToString() const;
@@ -32,10 +29,6 @@ struct PartsPlan {
 // says why.
 std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device,
                                    std::string& why_not);
-
-absl::StatusOr<std::unique_ptr<Executable>> CompileParts(
-    PartsPlan plan, std::shared_ptr<Launcher> launcher, const std::shared_ptr<DeviceMemory>& memory,
-    std::string device);
 
 }  // namespace kvant::cuda
 

@@ -85,12 +85,11 @@ int64_t TilesOf(const AttentionPlan& plan) {
   const AttentionParams& p = plan.params;
   const int64_t groups =
       int64_t{p.batch[0]} * p.batch[1] * (plan.traits.kv_varies_over_b2 ? p.batch[2] : 1);
-  return groups * p.row_tiles * p.v_blocks;
+  return groups * RowTiles(plan.traits, p.rows) * ChannelBlocks(plan.traits);
 }
 
 int64_t StateBytes(const AttentionTraits& traits) {
-  return int64_t{traits.row_warps} * 16 * (traits.v_block + 2) *
-         static_cast<int64_t>(sizeof(float));
+  return int64_t{RowsOf(traits)} * (traits.v_block + 2) * static_cast<int64_t>(sizeof(float));
 }
 
 // As many as make a block for each of the slots, in one wave.
@@ -159,7 +158,7 @@ int RegistersNeeded(const AttentionTraits& t) {
 void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
   const AttentionTraits& t = plan.traits;
   const auto resident = [&](i32 splits) {
-    plan.params.splits = splits;
+    plan.params.split.splits = splits;
     plan.shared_bytes = static_cast<size_t>(AttentionShared::Of(t, splits).bytes);
     return BlocksPerMultiprocessor(device, plan.threads, RegistersNeeded(t), plan.shared_bytes);
   };
@@ -193,8 +192,10 @@ void ChooseCodebookTables(const DeviceProperties& device, AttentionPlan& plan) {
 }
 
 // What tiles may do: be copied ahead, which takes more shared memory, and serve as K and V both.
+// And how many blocks a multiprocessor has to have room for.
 struct TileUse {
   bool copies, v_in_k;
+  int blocks;
 };
 
 // Fits the tiles into shared memory. Whether they do.
@@ -206,10 +207,8 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
   t.row_warps = warps.rows;
   t.token_warps = warps.tokens;
   t.v_block = v_block;
-  p.row_tiles = CeilDiv(p.rows, warps.rows * 16);
-  p.v_blocks = std::max(1, CeilDiv(t.v_head_size, v_block));
-  t.v_in_k =
-      use.v_in_k && p.v_blocks * v_block <= TileLayout::Of(t.arithmetic, t.head_size).channels;
+  t.v_in_k = use.v_in_k &&
+             ChannelBlocks(t) * v_block <= TileLayout::Of(t.arithmetic, t.head_size).channels;
   ChooseStaging(t, t.k_segments, t.head_size, t.head_size, p.k[0], t.k[0]);
   ChooseStaging(t, t.v_segments, t.v_head_size, v_block, p.v[0], t.v[0]);
   if (!use.copies) {
@@ -220,6 +219,7 @@ bool ChooseTiles(const DeviceProperties& device, Warps warps, int32_t tile, int3
   }
   ChooseSplits(device, plan);
   if (plan.shared_bytes > device.shared_bytes_per_block) return false;
+  if (plan.blocks_per_multiprocessor < use.blocks) return false;
   ChooseCodebookTables(device, plan);
   return true;
 }
@@ -263,12 +263,14 @@ absl::StatusOr<AttentionPlan> Checked(AttentionPlan plan) {
                                 " blocks, more than ", kMaxBlocks));
 }
 
-absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, AttentionPlan plan) {
+absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int blocks,
+                                           AttentionPlan plan) {
   plan.traits.kernel = kTilesKernel;
   // The bits of f16, and the range of f32: 1e4 times a code, or 1e-6, is nothing that f16 holds.
   if (plan.traits.arithmetic == kByF16 && !FitsF16(plan.traits)) plan.traits.arithmetic = kByTF32;
   const bool v_in_k = plan.traits.v_in_k != 0;
-  if (!ChooseTiles(device, {true, v_in_k}, plan) && !ChooseTiles(device, {false, v_in_k}, plan)) {
+  if (!ChooseTiles(device, {true, v_in_k, blocks}, plan) &&
+      !ChooseTiles(device, {false, v_in_k, blocks}, plan)) {
     return MakeError(ErrorKind::kUnimplemented,
                      absl::StrCat("does not take head sizes of ", plan.traits.head_size, " and ",
                                   plan.traits.v_head_size, ": tiles of ", plan.shared_bytes,
@@ -276,20 +278,25 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, Atten
                                   " bytes of shared memory of a block"));
   }
   const int64_t tiles = TilesOf(plan);
-  plan.blocks = tiles * plan.params.splits;
-  if (plan.params.splits > 1) {
+  plan.blocks = tiles * plan.params.split.splits;
+  if (plan.params.split.splits > 1) {
     plan.partial_bytes = static_cast<size_t>(plan.blocks * StateBytes(plan.traits));
     plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(tiles) * sizeof(u32);
   }
   return Checked(std::move(plan));
 }
 
-bool PlanForCodes(const DeviceProperties& device, AttentionPlan& plan) {
+// Whether packed codes are taken; if not, the plan says why.
+bool PlanForCodes(const DeviceProperties& device, int64_t other_blocks, AttentionPlan& plan) {
   const AttentionTraits traits = plan.traits;
   const AttentionParams params = plan.params;
+  plan.why_not_codes = params.rows > kMostRowsOfCodes
+                           ? absl::StrCat(params.rows, " rows share K and V")
+                           : WhyNotCodes(traits, params);
+  if (!plan.why_not_codes.empty()) return false;
   const CodesDevice of_codes{device.multiprocessors,
                              static_cast<int>(device.shared_bytes_per_multiprocessor),
-                             /*converts_e4m3=*/device.major >= 9};
+                             /*converts_e4m3=*/device.major >= 9, other_blocks};
   const CodesLaunch launch = PlanCodes(of_codes, plan.traits, plan.params);
   if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
     plan.why_not_codes =
@@ -360,7 +367,8 @@ std::string AttentionPlan::ToString() const {
                          traits.v_in_k ? "in K" : kStagings[traits.v[0].staging], ", ",
                          traits.row_warps * 16, "-row x ", traits.tile, "-token tiles, ",
                          traits.row_warps, " x ", traits.token_warps, " warps");
-  return absl::StrCat(how, ", ", params.splits, params.splits == 1 ? " split, " : " splits, ",
+  const i32 splits = params.split.splits;
+  return absl::StrCat(how, ", ", splits, splits == 1 ? " split, " : " splits, ",
                       traits.probs_type != kNone ? "two passes, " : "",
                       (shared_bytes + 1023) / 1024, " KiB of shared memory, ",
                       blocks_per_multiprocessor, " blocks per multiprocessor, ",
@@ -372,22 +380,21 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
-  return PlanPart(spec, kWhole, device);
+  AttentionPlan plan = Described(spec, kWhole);
+  if (PlanForCodes(device, /*other_blocks=*/0, plan)) return Checked(std::move(plan));
+  return PlanForTiles(device, /*blocks=*/1, std::move(plan));
 }
 
-absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, AttentionPart part,
-                                       const DeviceProperties& device) {
-  AttentionPlan plan = Described(spec, part);
-  plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
-                           ? absl::StrCat(plan.params.rows, " rows share K and V")
-                           : WhyNotCodes(plan.traits, plan.params);
-  if (plan.why_not_codes.empty() && PlanForCodes(device, plan)) return Checked(std::move(plan));
-  return PlanForTiles(device, std::move(plan));
+absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, int64_t other_blocks,
+                                            const DeviceProperties& device) {
+  AttentionPlan plan = Described(spec, kCodesPart);
+  PlanForCodes(device, other_blocks, plan);
+  return Checked(std::move(plan));
 }
 
-absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, AttentionPart part,
-                                        const DeviceProperties& device) {
-  return PlanForTiles(device, Described(spec, part));
+absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, int blocks,
+                                             const DeviceProperties& device) {
+  return PlanForTiles(device, blocks, Described(spec, kOthersPart));
 }
 
 }  // namespace kvant::cuda

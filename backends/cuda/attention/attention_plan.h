@@ -46,12 +46,14 @@ inline constexpr size_t kPointerAlignment = 16;
 // exceed the device's shared memory.
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
                                             const DeviceProperties& device);
-// Of some segments, with ranges, of a spec that the kernels take: spec.kv_len is how many tokens
-// splits are planned for. PlanTiles: whatever the formats are.
-absl::StatusOr<AttentionPlan> PlanPart(const AttentionSpec& spec, AttentionPart part,
-                                       const DeviceProperties& device);
-absl::StatusOr<AttentionPlan> PlanTiles(const AttentionSpec& spec, AttentionPart part,
-                                        const DeviceProperties& device);
+// A part of a spec that the kernels take, with ranges: spec.kv_len is how many tokens splits are
+// planned for. By packed codes, or else the plan has why_not_codes, and no blocks; `other_blocks`
+// are on the device beside its own.
+absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, int64_t other_blocks,
+                                            const DeviceProperties& device);
+// By tiles, so small that a multiprocessor has room for so many blocks.
+absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, int blocks,
+                                             const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

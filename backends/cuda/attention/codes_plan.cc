@@ -326,7 +326,8 @@ i32 SideCopy(AttentionTraits t, const AttentionParams& params) {
 }
 
 int64_t SequencesOf(const AttentionTraits& t, const AttentionParams& p) {
-  return int64_t{p.batch[0]} * p.batch[1] * (t.kv_varies_over_b2 ? p.batch[2] : 1) * p.row_tiles;
+  return int64_t{p.batch[0]} * p.batch[1] * (t.kv_varies_over_b2 ? p.batch[2] : 1) *
+         RowTiles(t, p.rows);
 }
 
 }  // namespace
@@ -365,15 +366,14 @@ std::string WhyNotCodes(const AttentionTraits& described, const AttentionParams&
 
 CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {
   const AttentionTraits& t = traits;
-  const int64_t sequences = SequencesOf(t, params);
-  const int64_t most =
-      LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (params.splits - 1) : int64_t{params.splits};
+  const int64_t sequences = SequencesOf(t, params), splits = params.split.splits;
+  const int64_t most = LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (splits - 1) : splits;
   CodesLaunch launch;
-  launch.blocks = sequences * params.splits;
+  launch.blocks = sequences * splits;
   launch.threads = t.token_warps * t.channel_warps * 32;
   launch.shared_bytes =
       CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes;
-  if (params.splits > 1) {
+  if (splits > 1) {
     launch.partials = launch.blocks * t.row_blocks * 8 * (t.v_head_size + 2);
     launch.counters = sequences;
   }
@@ -406,17 +406,15 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   const Shape shape = ShapeOf(t, device.shared_bytes);
   t.warp_tile = shape.warp_tile;
   t.stages = shape.stages;
-  params.row_tiles = CeilDiv(params.rows, t.row_blocks * 8);
-  params.v_blocks = 1;
   const int64_t sequences = SequencesOf(t, params);
   const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
   // A split is worth its merging where every warp has two tiles at least.
   const int64_t most =
       std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
-  int64_t splits = slots / std::max<int64_t>(sequences, 1);
+  int64_t splits = (slots - device.other_blocks) / std::max<int64_t>(sequences, 1);
   // Where lengths differ, there is something to hand out by length.
   if (LengthsVary(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
-  params.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
+  params.split.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
   CodesLaunch launch = LaunchOf(t, params);
   launch.blocks_per_multiprocessor = shape.blocks;
   return launch;

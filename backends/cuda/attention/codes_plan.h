@@ -17,6 +17,7 @@ struct CodesDevice {
   int multiprocessors = 0;
   int shared_bytes = 0;  // of a multiprocessor
   bool converts_e4m3 = false;
+  int64_t other_blocks = 0;  // that are to have room on the device beside those of codes
 };
 
 struct CodesLaunch {

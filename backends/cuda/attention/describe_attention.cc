@@ -97,17 +97,6 @@ class Describer {
     DescribeRows();
   }
 
-  void DescribeRangesBefore() {
-    const auto describe = [this](const auto& segments, i32 count, SegmentParams* to) {
-      for (i32 s = 0; s < count; ++s) {
-        Describe(segments[s].range, to[s + 1].load);
-        to[s + 1].tokens = Clamp32(segments[s].data.dims[kRow]);
-      }
-    };
-    describe(spec_.k, plan_.traits.k_codes, plan_.params.k);
-    describe(spec_.v, plan_.traits.v_codes, plan_.params.v);
-  }
-
  private:
   template <typename Pointer>
   size_t OffsetOf(const Pointer& field) const {
@@ -412,10 +401,6 @@ class Describer {
 
 void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan) {
   Describer(spec, plan).Describe();
-}
-
-void DescribeRangesBefore(const AttentionSpec& whole, AttentionPlan& plan) {
-  Describer(whole, plan).DescribeRangesBefore();
 }
 
 }  // namespace kvant::cuda

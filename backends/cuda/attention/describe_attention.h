@@ -15,10 +15,6 @@ std::string WhyUnsupported(const AttentionSpec& spec);
 // Fills in all of the plan that does not depend on the device. `spec` must be supported.
 void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan);
 
-// Of a plan of the segments of codes alone, kCodesPart of `whole`: where the ranges of what lies
-// before them are.
-void DescribeRangesBefore(const AttentionSpec& whole, AttentionPlan& plan);
-
 }  // namespace kvant::cuda
 
 #endif  // KVANT_BACKENDS_CUDA_ATTENTION_DESCRIBE_ATTENTION_H_

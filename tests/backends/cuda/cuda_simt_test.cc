@@ -102,21 +102,24 @@ TEST_F(CudaSimtTest, SplitsAreJoinedAlikeWhateverOrderBlocksRunIn) {
 }
 
 TEST_F(CudaSimtTest, ScratchServesOneExecutionAfterAnother) {
-  const Prepared prepared = Prepare(SplitCase()).value();
-  const CompiledPartition compiled = engine_.Compile(prepared.partition).value();
-  ASSERT_GT(compiled.scratch_bytes(), 0);
-  void* const scratch = engine_.memory().Allocate(compiled.scratch_bytes()).value();
-  const Outcome expected = RunOn("cuda_simt", prepared, prepared.inputs).value();
-  for (int i = 0; i < 3; ++i) {
-    TestBuffer output(expected.outputs[0].bytes());
-    const std::vector<Tensor> outputs = {{output.data(), output.bytes()}};
-    const absl::Status done =
-        compiled.Execute(Stream(engine_), InputsOf(compiled.partition(), prepared.inputs), outputs,
-                         {static_cast<std::byte*>(scratch), compiled.scratch_bytes()});
-    ASSERT_TRUE(done.ok()) << done;
-    EXPECT_EQ(BytesOf(output), BytesOf(expected.outputs[0])) << "execution " << i;
+  for (const Case& c : {SplitCase(), PartsCase()}) {
+    SCOPED_TRACE(c.name);
+    const Prepared prepared = Prepare(c).value();
+    const CompiledPartition compiled = engine_.Compile(prepared.partition).value();
+    ASSERT_GT(compiled.scratch_bytes(), 0);
+    void* const scratch = engine_.memory().Allocate(compiled.scratch_bytes()).value();
+    const Outcome expected = RunOn("cuda_simt", prepared, prepared.inputs).value();
+    for (int i = 0; i < 3; ++i) {
+      TestBuffer output(expected.outputs[0].bytes());
+      const std::vector<Tensor> outputs = {{output.data(), output.bytes()}};
+      const absl::Status done =
+          compiled.Execute(Stream(engine_), InputsOf(compiled.partition(), prepared.inputs),
+                           outputs, {static_cast<std::byte*>(scratch), compiled.scratch_bytes()});
+      ASSERT_TRUE(done.ok()) << done;
+      EXPECT_EQ(BytesOf(output), BytesOf(expected.outputs[0])) << "execution " << i;
+    }
+    engine_.memory().Free(scratch);
   }
-  engine_.memory().Free(scratch);
 }
 
 TEST_F(CudaSimtTest, RunsInSeveralThreadsAtOnce) {

@@ -109,8 +109,9 @@ TEST_P(AttentionTrafficTest, EveryByteIsReadOncePerRowTileAndSharedMemoryHasNoCo
     ASSERT_NE(launched->plan.traits.k[0].staging, kLoaded);
     ASSERT_NE(launched->plan.traits.v[0].staging, kLoaded);
   }
-  ASSERT_EQ(launched->plan.params.v_blocks, 1);
-  const auto expected = static_cast<uint32_t>(launched->plan.params.row_tiles);
+  const AttentionTraits& traits = launched->plan.traits;
+  ASSERT_EQ(ChannelBlocks(traits), 1);
+  const auto expected = static_cast<uint32_t>(RowTiles(traits, launched->plan.params.rows));
   for (size_t i = 0; i < launched->inputs.size(); ++i) {
     const std::string& name = launched->inputs[i];
     const bool codes = name == "k" || name == "v";

@@ -79,9 +79,8 @@ class Problem {
     if (c_.row_blocks) traits_.row_blocks = c_.row_blocks;
     if (c_.warp_tile) traits_.warp_tile = c_.warp_tile;
     if (c_.stages) traits_.stages = c_.stages;
-    if (c_.splits) params_.splits = c_.splits;
+    if (c_.splits) params_.split.splits = c_.splits;
     if (c_.normal_codes) traits_.subnormal_codes = 0;
-    params_.row_tiles = CeilDiv(params_.rows, traits_.row_blocks * 8);
     const CodesLaunch launch = LaunchOf(traits_, params_);
     std::vector<float> partials(static_cast<size_t>(launch.partials));
     std::vector<u32> done(static_cast<size_t>(launch.counters));
@@ -398,7 +397,8 @@ class Problem {
           if (by_channel || odd) {
             wrong += (reads[i] != 0) != (times != 0);
           } else {
-            wrong += reads[i] != times * static_cast<uint32_t>(params_.row_tiles * warps);
+            wrong +=
+                reads[i] != times * static_cast<uint32_t>(RowTiles(traits_, params_.rows) * warps);
           }
         }
       }
