@@ -74,7 +74,9 @@ absl::Status KvStorage::Check(int64_t head_size) const {
     return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
                                   " bits does not end at a whole byte"));
   }
-  if (format.groups == NumberFormat::Groups::kHeadSlice && head_size % format.group_size != 0) {
+  const bool slices = format.groups == NumberFormat::Groups::kHeadSlice ||
+                      format.groups == NumberFormat::Groups::kBlock;
+  if (slices && head_size % format.group_size != 0) {
     return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
                                   head_size));
   }

@@ -39,6 +39,7 @@ std::optional<NumberFormat::Groups> GroupsFromName(std::string_view name) {
   if (name == "token") return NumberFormat::Groups::kToken;
   if (name == "all_heads") return NumberFormat::Groups::kAllHeads;
   if (name == "channel") return NumberFormat::Groups::kChannel;
+  if (name == "block") return NumberFormat::Groups::kBlock;
   if (name == "head") return NumberFormat::Groups::kHead;
   if (name == "tensor") return NumberFormat::Groups::kTensor;
   return std::nullopt;
@@ -63,10 +64,11 @@ absl::Status NumberFormat::Check() const {
   }
   if (!quantized()) return absl::OkStatus();
   const std::string text = ToString();
-  const bool slices = groups == Groups::kHeadSlice;
-  if (group_size < (slices ? 1 : 0)) return Bad(text, absl::StrCat("groups of ", group_size));
-  if (group_size > 0 && !slices && groups != Groups::kChannel) {
-    return Bad(text, absl::StrCat("g", group_size, " goes with no other group but channel"));
+  const bool has_size = groups == Groups::kHeadSlice || groups == Groups::kBlock;
+  if (group_size < (has_size ? 1 : 0)) return Bad(text, absl::StrCat("groups of ", group_size));
+  if (group_size > 0 && !has_size && groups != Groups::kChannel) {
+    return Bad(text,
+               absl::StrCat("g", group_size, " goes with no other group but channel and block"));
   }
   if (scale_type != kUndef && !IsComputeFloat(scale_type)) {
     return Bad(text, "its scales are not of f32, bf16 or f16");
@@ -115,6 +117,8 @@ std::optional<int64_t> NumberFormat::group_tokens() const {
     case Groups::kChannel:
       if (group_size != 0) return group_size;
       break;
+    case Groups::kBlock:
+      return group_size;
     case Groups::kHead:
     case Groups::kTensor:
       break;
@@ -131,7 +135,8 @@ absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) co
   if (groups == Groups::kTensor) group.assign(dims.begin(), dims.end());
   group[rank - 2] = group_tokens().value_or(tokens);
   if (groups != Groups::kChannel) {
-    group[rank - 1] = groups == Groups::kHeadSlice ? group_size : head_size;
+    const bool slice = groups == Groups::kHeadSlice || groups == Groups::kBlock;
+    group[rank - 1] = slice ? group_size : head_size;
   }
   if (groups == Groups::kAllHeads) {
     if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");
@@ -175,6 +180,9 @@ std::string NumberFormat::ToString() const {
     case Groups::kChannel:
       absl::StrAppend(&text, ":channel");
       if (group_size > 0) absl::StrAppend(&text, ":g", group_size);
+      break;
+    case Groups::kBlock:
+      absl::StrAppend(&text, ":block:g", group_size);
       break;
     case Groups::kHead:
       absl::StrAppend(&text, ":head");
@@ -239,9 +247,10 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
       if (format.scale_type != kUndef) return Bad(text, "two types for the scales");
       format.scale_type = *DataTypeFromName(std::string_view(part).substr(1));
     } else {
-      return Bad(text, absl::StrCat("'", part,
-                                    "' is none of gN, token, all_heads, channel, head, tensor, zp, "
-                                    "pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
+      return Bad(text,
+                 absl::StrCat("'", part,
+                              "' is none of gN, token, all_heads, channel, block, head, tensor, "
+                              "zp, pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
     }
   }
   if (format.group_size > 0 && !named) format.groups = NumberFormat::Groups::kHeadSlice;
@@ -251,7 +260,8 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
 
 std::string_view NumberFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
-         ":gN|:token|:all_heads|:head|:tensor|:channel[:gN], :zp|:pzp|:rzp, :sf16|:sbf16|:sf32";
+         ":gN|:token|:all_heads|:head|:tensor|:channel[:gN]|:block:gN, :zp|:pzp|:rzp, "
+         ":sf16|:sbf16|:sf32";
 }
 
 }  // namespace kvant

@@ -9,6 +9,7 @@
 //           all_heads    one token of all heads
 //           channel      one channel of one head, over all tokens
 //           channel:gN   one channel, N tokens
+//           block:gN     N channels of N tokens
 //           head         one head
 //           tensor       everything
 //   zp      zero points: a byte of the code type's sign for integers, in real units
@@ -35,7 +36,7 @@
 namespace kvant {
 
 struct NumberFormat {
-  enum class Groups : uint8_t { kHeadSlice, kToken, kAllHeads, kChannel, kHead, kTensor };
+  enum class Groups : uint8_t { kHeadSlice, kToken, kAllHeads, kChannel, kBlock, kHead, kTensor };
   enum class ZeroPoints : uint8_t {
     kNone,
     kBytes,   // integers of 8 bits, of the codes' sign
@@ -45,7 +46,8 @@ struct NumberFormat {
 
   DataType type = kF32;
   Groups groups = Groups::kToken;
-  // Elements per group for kHeadSlice and, where positive, for kChannel.
+  // Elements per group for kHeadSlice and, where positive, for kChannel; its square root for
+  // kBlock.
   int64_t group_size = 0;
   ZeroPoints zero_points = ZeroPoints::kNone;
   const CodebookRow* codebook = nullptr;  // a row of the table, or none

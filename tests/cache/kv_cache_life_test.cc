@@ -35,6 +35,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "u4:g64:rzp+rot+sinks2+window5+bf16", "u2:g16:rzp+sinks3+bulk10",
                     "u2:channel:g4:rzp+bulk8/u2:g16:rzp+window9",
                     "u4:channel:g8:zp+sinks1+bulk16/s8:token+window11",
+                    "u4:block:g8:rzp+bulk16/s8:block:g16+sinks2+rot+bulk32",
                     "u4:g16:rzp+bulk8/u4:g32:rzp+sinks5+bulk9", "u4:g32:rzp+window70/f16"),
     [](const auto& info) { return std::to_string(info.index); });
 

@@ -42,6 +42,7 @@ TEST(NumberFormatTest, GroupsFollowTheWord) {
   EXPECT_THAT(GroupOf("s8:channel", dims), ElementsAre(1, 1, 96, 1));
   EXPECT_THAT(GroupOf("s8:channel:g32", dims), ElementsAre(1, 1, 32, 1));
   EXPECT_THAT(GroupOf("s8:g32:channel", dims), ElementsAre(1, 1, 32, 1));
+  EXPECT_THAT(GroupOf("s8:block:g32", dims), ElementsAre(1, 1, 32, 32));
   EXPECT_THAT(GroupOf("s8:head", dims), ElementsAre(1, 1, 96, 64));
   EXPECT_THAT(GroupOf("s8:tensor", dims), ElementsAre(2, 3, 96, 64));
 }
@@ -49,8 +50,8 @@ TEST(NumberFormatTest, GroupsFollowTheWord) {
 TEST(NumberFormatTest, TextSurvivesParsing) {
   for (const char* text :
        {"f32", "bf16", "f8_e4m3:tensor", "s8:g128", "u4:g32:zp", "u4:g32:pzp", "s4:token:sf32",
-        "u2:channel:g64:zp:sf16", "u4:token:rzp", "s2:head", "f8_e5m2:token:zp", "u8:channel",
-        "u4:g32:nf4", "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
+        "u2:channel:g64:zp:sf16", "u4:block:g32:zp", "u4:token:rzp", "s2:head", "f8_e5m2:token:zp",
+        "u8:channel", "u4:g32:nf4", "u4:g32:iq4_nl:ggml:sf16", "u4:token:e2m1"}) {
     const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
     ASSERT_TRUE(format.ok()) << format.status();
     EXPECT_EQ(format->ToString(), text);
@@ -89,7 +90,9 @@ TEST(NumberFormatTest, RefusesWithTheWrongPart) {
       {"s8:", "''"},
       {"s8:g32:g64", "two group sizes"},
       {"s8:token:head", "'head'"},
-      {"s8:token:g32", "no other group but channel"},
+      {"s8:token:g32", "no other group but channel and block"},
+      {"s8:block", "groups of 0"},
+      {"s8:block:channel", "second kind"},
       {"s8:zp:zp", "twice"},
       {"s8:zp:rzp", "twice"},
       {"s4:pzp:zp", "twice"},
@@ -108,6 +111,8 @@ TEST(NumberFormatTest, RefusesWithTheWrongPart) {
 TEST(NumberFormatTest, RefusesGroupsThatDoNotDivide) {
   EXPECT_FALSE(ParseNumberFormat("s8:g32")->GroupShape(Dims{1, 1, 8, 80}).ok());
   EXPECT_FALSE(ParseNumberFormat("s8:channel:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:block:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:block:g32")->GroupShape(Dims{1, 1, 32, 80}).ok());
   EXPECT_FALSE(ParseNumberFormat("s8:token")->GroupShape(Dims{64}).ok());
 }
 
