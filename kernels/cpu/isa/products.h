@@ -133,11 +133,20 @@ void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* 
   });
 }
 
-// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
-// accumulator for each, with lanes over channels, which FoldEach then sums.
+// Of one query, 16 rows are asked for in turns. Where they have more than two lines, memory
+// delivers them 1.3 to 1.5 times as fast one after another (f16 and bf16, heads of 128 and 256, Zen
+// 5).
 template <typename S, typename Type, int kRows>
-inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
-                          int64_t head_size, float* scores) {
+inline bool TakesRowsWhole(int64_t head_size) {
+  return S::kWidth == 16 && kRows == 1 && head_size * Type::kBits / 8 > 2 * kLineBytes;
+}
+
+// Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
+// accumulator for each, with lanes over channels, which FoldEach then sums. What lies `ahead` bytes
+// behind rows taken whole is requested.
+template <typename S, typename Type, int kRows>
+inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t ahead, int64_t tokens,
+                          const float* q, int64_t head_size, float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
   const uint8_t* row[kTokens];
 #pragma GCC unroll 16
@@ -146,6 +155,17 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t tokens
 #pragma GCC unroll 16
   for (auto& s : sum) s = S::Zero();
   int64_t d = 0;
+  if (TakesRowsWhole<S, Type, kRows>(head_size)) {
+    const int64_t whole = head_size / S::kWidth * S::kWidth;
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      for (d = 0; d < whole; d += S::kWidth) {
+        const int64_t at = d * Type::kBits / 8;
+        if (at % kLineBytes == 0) __builtin_prefetch(row[t] + ahead + at, 0, 2);
+        sum[t] = S::Fma(S::Load(q + d), LoadStored<S, Type>(row[t], d), sum[t]);
+      }
+    }
+  }
   for (; d + S::kWidth <= head_size; d += S::kWidth) {
     typename S::Vector left[kRows];
 #pragma GCC unroll 16
@@ -188,12 +208,12 @@ void QkStoredRows(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const 
   const int64_t row_bytes = head_size * Type::kBits / 8;
   for (int64_t t = 0; t < tokens; t += kTokens) {
     const uint8_t* first = k + t * stride_bytes;
-    for (int i = 0; i < kTokens; ++i) {
+    for (int i = 0; i < kTokens && !TakesRowsWhole<S, Type, kRows>(head_size); ++i) {
       for (int64_t b = 0; b < row_bytes; b += kLineBytes) {
         __builtin_prefetch(first + i * stride_bytes + ahead + b, 0, 2);
       }
     }
-    QkStoredBlock<S, Type, kRows>(first, stride_bytes, tokens - t, q, head_size, scores + t);
+    QkStoredBlock<S, Type, kRows>(first, stride_bytes, ahead, tokens - t, q, head_size, scores + t);
   }
 }
 
