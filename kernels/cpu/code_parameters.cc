@@ -63,7 +63,13 @@ void ReadTile(const Reader& reader, const Dequantization& how, const Array& arra
   // From one element per run to one per token, backwards to stay in place.
   for (int64_t g = 0; g < groups; ++g) {
     float* row = out + g * kTokenTile;
-    for (int64_t t = n - 1; t >= 0; --t) row[t] = row[(token + t) / run - token / run];
+    int64_t end = n;
+    for (int64_t r = runs - 1; r >= 0; --r) {
+      const int64_t begin = std::max<int64_t>(0, r * run - token % run);
+      const float value = row[r];
+      std::fill(row + begin, row + end, value);
+      end = begin;
+    }
     std::fill(row + n, row + kTokenTile, 0.f);
   }
 }
