@@ -63,7 +63,7 @@ void AddRangeCases(std::vector<Case>& cases) {
     c.kv_len += variant % 4 == 0 ? 200 : 0;
     Push(cases, c, absl::StrCat("Ranges_", variant));
   }
-  // Codes long enough that a kernel of their own has them, and another the rest.
+  // Codes long enough that blocks of their own have them, and others the rest.
   const Storage codes[] = {
       {.type = kU4, .group_size = 32, .zero_points = kF16, .scales = kF16},
       {.type = kS8, .groups = Groups::kToken, .scales = kF16},

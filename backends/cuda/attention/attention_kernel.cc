@@ -126,7 +126,7 @@ KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
 KernelSpec MakePartsKernel(const PartsPlan& plan) {
   KernelSpec spec =
       MakeKernel(kOfParts, {{"Codes", plan.codes.traits}, {"Others", plan.others.traits}},
-                 plan.codes.threads, plan.blocks_per_multiprocessor);
+                 plan.codes.threads, plan.codes.blocks_per_multiprocessor);
   spec.shared_bytes = std::max(plan.codes.shared_bytes, plan.others.shared_bytes);
   return spec;
 }

@@ -6,15 +6,18 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/attention/codes_plan.h"
 #include "kvant/backends/cuda/attention/describe_attention.h"
 
 namespace kvant::cuda {
 namespace {
 
-// Below it, tiles of all tokens take less than the launches that parts add.
+// Of codes: below it, tiles have them as well. They have some 256 tokens anyway.
 constexpr int64_t kFewestTokens = 512;
 // Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
+// A token by tiles takes as long as so many of packed codes (bench/results/static: u4 in groups).
+constexpr double kCostOfTiles = 8;
 
 using Segments = absl::InlinedVector<KvSegment, 1>;
 
@@ -135,29 +138,30 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
     if (planned.ok()) part = *std::move(planned);
     return why_not.empty();
   };
-  if (!set(PlanCodesPart(CodesOf(spec), /*other_blocks=*/0, device), plan.codes)) {
-    return std::nullopt;
-  }
+  const AttentionSpec codes = CodesOf(spec), others = OthersOf(spec);
+  const double of_tiles = kCostOfTiles * static_cast<double>(others.kv_len);
+  const double share = of_tiles / (of_tiles + static_cast<double>(codes.kv_len));
+  if (!set(PlanCodesPart(codes, 1 - share, kAnyBlocks, device), plan.codes)) return std::nullopt;
   // As many blocks as codes are to have, or as tiles leave them.
-  const AttentionSpec others = OthersOf(spec);
   int blocks = plan.codes.blocks_per_multiprocessor;
-  while (!set(PlanOthersPart(others, blocks, device), plan.others) && --blocks > 0) {
+  while (!set(PlanOthersPart(others, share, blocks, device), plan.others) && --blocks > 0) {
   }
   if (!why_not.empty()) return std::nullopt;
-  if (plan.others.threads != plan.codes.threads) {
+  set(PlanCodesPart(codes, 1 - share, blocks, device), plan.codes);
+  if (plan.others.blocks + plan.codes.blocks > kMaxBlocks) {
+    why_not = absl::StrCat("blocks are ", plan.others.blocks, " and ", plan.codes.blocks,
+                           ", more than ", kMaxBlocks);
+  } else if (plan.others.threads != plan.codes.threads) {
     why_not = absl::StrCat("blocks of tiles have ", plan.others.threads, " threads, of codes ",
                            plan.codes.threads);
   } else if (plan.others.traits.kv_varies_over_b2 != plan.codes.traits.kv_varies_over_b2) {
     why_not = "some segments, and not that of codes, differ between heads that share K and V";
-  } else {
-    set(PlanCodesPart(CodesOf(spec), plan.others.blocks, device), plan.codes);
   }
   if (!why_not.empty()) return std::nullopt;
   for (AttentionTraits* part : {&plan.codes.traits, &plan.others.traits}) {
     part->k_codes = LongestOf(spec.k);
     part->v_codes = LongestOf(spec.v);
   }
-  plan.blocks_per_multiprocessor = blocks;
   JoinPlans(plan);
   return plan;
 }

@@ -18,7 +18,6 @@ struct PartsPlan {
   // Of the launch; pointers are bound as others.binding says.
   AttentionParams params{};
   int64_t blocks = 0;
-  int blocks_per_multiprocessor = 1;
   size_t partial_bytes = 0, scratch_bytes = 0;  // as AttentionPlan's
 
   double rounding() const;

@@ -24,7 +24,6 @@ constexpr int64_t kMaxPartialBytes = int64_t{256} << 20;
 // With more rows, dequantizing a tile once for all of them is cheaper than reading K and V again
 // for every 16.
 constexpr int32_t kMostRowsOfCodes = 32;
-constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 
 // Warps of a block: 16 rows each, or 16 rows and a share of the tokens.
 struct Warps {
@@ -166,7 +165,8 @@ void ChooseSplits(const DeviceProperties& device, AttentionPlan& plan) {
   // The source has this number, and is to be the same for all lengths. So joining splits may not
   // take the room of a block.
   const int blocks = plan.blocks_per_multiprocessor = resident(1);
-  i32 splits = SplitsFor(int64_t{blocks} * device.multiprocessors, plan);
+  const double slots = plan.slot_share * blocks * device.multiprocessors;
+  i32 splits = SplitsFor(static_cast<int64_t>(slots), plan);
   while (resident(splits) < blocks) --splits;
 }
 
@@ -287,7 +287,7 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int b
 }
 
 // Whether packed codes are taken; if not, the plan says why.
-bool PlanForCodes(const DeviceProperties& device, int64_t other_blocks, AttentionPlan& plan) {
+bool PlanForCodes(const DeviceProperties& device, int most_blocks, AttentionPlan& plan) {
   const AttentionTraits traits = plan.traits;
   const AttentionParams params = plan.params;
   plan.why_not_codes = params.rows > kMostRowsOfCodes
@@ -296,7 +296,7 @@ bool PlanForCodes(const DeviceProperties& device, int64_t other_blocks, Attentio
   if (!plan.why_not_codes.empty()) return false;
   const CodesDevice of_codes{device.multiprocessors,
                              static_cast<int>(device.shared_bytes_per_multiprocessor),
-                             /*converts_e4m3=*/device.major >= 9, other_blocks};
+                             /*converts_e4m3=*/device.major >= 9, plan.slot_share, most_blocks};
   const CodesLaunch launch = PlanCodes(of_codes, plan.traits, plan.params);
   if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
     plan.why_not_codes =
@@ -381,20 +381,23 @@ absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
   AttentionPlan plan = Described(spec, kWhole);
-  if (PlanForCodes(device, /*other_blocks=*/0, plan)) return Checked(std::move(plan));
+  if (PlanForCodes(device, kAnyBlocks, plan)) return Checked(std::move(plan));
   return PlanForTiles(device, /*blocks=*/1, std::move(plan));
 }
 
-absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, int64_t other_blocks,
-                                            const DeviceProperties& device) {
+absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, double slot_share,
+                                            int most_blocks, const DeviceProperties& device) {
   AttentionPlan plan = Described(spec, kCodesPart);
-  PlanForCodes(device, other_blocks, plan);
+  plan.slot_share = slot_share;
+  PlanForCodes(device, most_blocks, plan);
   return Checked(std::move(plan));
 }
 
-absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, int blocks,
-                                             const DeviceProperties& device) {
-  return PlanForTiles(device, blocks, Described(spec, kOthersPart));
+absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, double slot_share,
+                                             int blocks, const DeviceProperties& device) {
+  AttentionPlan plan = Described(spec, kOthersPart);
+  plan.slot_share = slot_share;
+  return PlanForTiles(device, blocks, std::move(plan));
 }
 
 }  // namespace kvant::cuda

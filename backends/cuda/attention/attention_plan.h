@@ -26,6 +26,8 @@ struct AttentionPlan {
   size_t shared_bytes = 0;
   // Of a multiprocessor, at once: what shared memory has room for, and registers are to.
   int blocks_per_multiprocessor = 1;
+  // Of the blocks that the device has at once, how many splits are planned for: all but of parts.
+  double slot_share = 1;
   // Of the scratch: partial states from 0 on, then a count per tile of the output.
   size_t partial_bytes = 0, scratch_bytes = 0;
   // Why K and V are not multiplied as they are stored, where they are not.
@@ -46,14 +48,17 @@ inline constexpr size_t kPointerAlignment = 16;
 // exceed the device's shared memory.
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
                                             const DeviceProperties& device);
+// A launch has 2^31 - 1 blocks at most.
+inline constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+
 // A part of a spec that the kernels take, with ranges: spec.kv_len is how many tokens splits are
-// planned for. By packed codes, or else the plan has why_not_codes, and no blocks; `other_blocks`
-// are on the device beside its own.
-absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, int64_t other_blocks,
-                                            const DeviceProperties& device);
+// planned for. By packed codes, or else the plan has why_not_codes, and no blocks; a multiprocessor
+// has `most_blocks` of them.
+absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, double slot_share,
+                                            int most_blocks, const DeviceProperties& device);
 // By tiles, so small that a multiprocessor has room for so many blocks.
-absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, int blocks,
-                                             const DeviceProperties& device);
+absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, double slot_share,
+                                             int blocks, const DeviceProperties& device);
 
 }  // namespace kvant::cuda
 

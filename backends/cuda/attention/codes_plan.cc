@@ -407,16 +407,17 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.warp_tile = shape.warp_tile;
   t.stages = shape.stages;
   const int64_t sequences = SequencesOf(t, params);
-  const int64_t slots = int64_t{device.multiprocessors} * shape.blocks;
+  const int blocks = std::min(shape.blocks, device.most_blocks);
+  const auto slots = static_cast<int64_t>(device.slot_share * device.multiprocessors * blocks);
   // A split is worth its merging where every warp has two tiles at least.
   const int64_t most =
       std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
-  int64_t splits = (slots - device.other_blocks) / std::max<int64_t>(sequences, 1);
+  int64_t splits = slots / std::max<int64_t>(sequences, 1);
   // Where lengths differ, there is something to hand out by length.
   if (LengthsVary(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
   params.split.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
   CodesLaunch launch = LaunchOf(t, params);
-  launch.blocks_per_multiprocessor = shape.blocks;
+  launch.blocks_per_multiprocessor = blocks;
   return launch;
 }
 

@@ -3,6 +3,7 @@
 #define KVANT_BACKENDS_CUDA_ATTENTION_CODES_PLAN_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "kvant/kernels/cuda/attention_params.h"
@@ -13,11 +14,14 @@ namespace kvant::cuda {
 // ports' memory counts as aligned.
 std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& params);
 
+inline constexpr int kAnyBlocks = std::numeric_limits<int>::max();
+
 struct CodesDevice {
   int multiprocessors = 0;
   int shared_bytes = 0;  // of a multiprocessor
   bool converts_e4m3 = false;
-  int64_t other_blocks = 0;  // that are to have room on the device beside those of codes
+  double slot_share = 1;         // as AttentionPlan's
+  int most_blocks = kAnyBlocks;  // of a multiprocessor
 };
 
 struct CodesLaunch {

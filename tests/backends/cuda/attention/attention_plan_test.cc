@@ -1,7 +1,9 @@
 // What the plan of CUDA attention promises, over a sweep of shapes and devices.
 #include "kvant/backends/cuda/attention/attention_plan.h"
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/attention_parts.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tools/attention_graph.h"
 
@@ -72,6 +75,46 @@ void ExpectSound(const AttentionPlan& plan, const AttentionSpec& spec,
     const int64_t state = block_rows * (t.v_block + 2) * 4;
     EXPECT_EQ(plan.partial_bytes, plan.blocks * state);
     EXPECT_EQ(plan.scratch_bytes, plan.partial_bytes + plan.blocks / splits * 4);
+  }
+}
+
+// No block of either part takes much longer than its share of the slots would, so that few blocks
+// of codes do not go on alone, nor many of tiles come in their way.
+TEST(AttentionPlanTest, PartsShareTheSlotsByTheTimeThatTokensTake) {
+  constexpr double kCostOfTiles = 8;
+  for (const int64_t batch : {1, 2, 8, 64}) {
+    for (const int64_t window : {128, 1024, 8192}) {
+      for (const int64_t tokens : {1024, 8192, 65536}) {
+        if (tokens < window) continue;  // then the window is what codes' kernel has
+        SCOPED_TRACE(absl::StrCat(batch, " x ", tokens, " tokens beside ", window));
+        const AttentionSpec spec = SpecOf({.batch = batch,
+                                           .heads = 32,
+                                           .kv_heads = 8,
+                                           .kv_len = tokens,
+                                           .head_size = 128,
+                                           .dtype = kF16,
+                                           .k = Format("u4:g64:rzp"),
+                                           .v = Format("u4:g64:rzp"),
+                                           .sink_tokens = 4,
+                                           .window_tokens = window})
+                                       .value();
+        std::string why_not;
+        const std::optional<PartsPlan> plan = PlanParts(spec, Device("sm_90a", 132), why_not);
+        ASSERT_TRUE(plan.has_value()) << why_not;
+        EXPECT_EQ(plan->params.codes_block, plan->others.blocks);
+        EXPECT_EQ(plan->blocks, plan->others.blocks + plan->codes.blocks);
+        const double slots = 132. * plan->codes.blocks_per_multiprocessor;
+        const double of_tiles = kCostOfTiles * static_cast<double>(std::max<int64_t>(window, 256));
+        const double heads = 8. * static_cast<double>(batch);
+        const double ideal = heads * (of_tiles + static_cast<double>(tokens)) / slots;
+        // Splits are whole numbers, and no shorter than a few tiles.
+        const double least = std::max(2 * ideal, kCostOfTiles * 256);
+        EXPECT_LE(static_cast<double>(tokens) / plan->params.codes_split.splits,
+                  std::max(least, heads > slots ? static_cast<double>(tokens) : 0));
+        EXPECT_LE(of_tiles / plan->params.split.splits,
+                  std::max(least, heads > slots ? of_tiles : 0));
+      }
+    }
   }
 }
 
