@@ -76,8 +76,7 @@ class AttentionTiles {
   KVANT_DEVICE explicit AttentionTiles(const AttentionParams& p)
       : p_(p), shared_(SharedBase()), at_(AttentionShared::Of(T::k, p.split.splits)) {
     i64 rest = BlockIndex();
-    split_ = static_cast<i32>(rest % p.split.splits);
-    tile_ = rest /= p.split.splits;
+    rest /= p.split.splits;
     channel_ = static_cast<i32>(rest % ChannelBlocks(T::k)) * T::k.v_block;
     rest /= ChannelBlocks(T::k);
     const i32 row_tiles = RowTiles(T::k, p.rows);
@@ -104,7 +103,7 @@ class AttentionTiles {
   KVANT_DEVICE bool Run() {
     if (T::k.ragged && block_.rows <= 0) return false;  // of a sequence that has no such rows
     const Dropout dropout = Dropout::template Of<T>(p_);
-    if (T::k.dropout && T::k.dropout_mask.type != kNone && split_ == 0 && channel_ == 0) {
+    if (T::k.dropout && T::k.dropout_mask.type != kNone && Split() == 0 && channel_ == 0) {
       WriteDropoutMask(dropout);
     }
     SegmentTable<T>::Write(p_, block_.b0, shared_ + at_.tables);
@@ -286,6 +285,8 @@ class AttentionTiles {
     }
   }
 
+  KVANT_DEVICE i32 Split() const { return static_cast<i32>(BlockIndex() % p_.split.splits); }
+
   // The tiles of tokens that any row may see, and of these the split's share.
   KVANT_DEVICE ColumnRange TilesOfSplit() const {
     ColumnRange live{extent_.kv_first, extent_.kv_len};
@@ -309,7 +310,8 @@ class AttentionTiles {
     const i32 first = live.begin / T::k.tile;
     const i32 count = MaxOf(0, CeilDiv(live.end, T::k.tile) - first);
     const i32 share = CeilDiv(count, p_.split.splits);
-    return {first + MinOf(count, split_ * share), first + MinOf(count, (split_ + 1) * share)};
+    const i32 split = Split();
+    return {first + MinOf(count, split * share), first + MinOf(count, (split + 1) * share)};
   }
 
   // The columns that no band changes for any row of the warp.
@@ -410,8 +412,9 @@ class AttentionTiles {
       Ending::JoinWarps(T::k.token_warps, states, factors);
     }
     const i32 splits = p_.split.splits;
+    const i64 tile = BlockIndex() / splits;
     if (splits > 1 &&
-        !Ending::JoinSplits(p_, tile_ * splits, split_, splits, tile_, states, factors)) {
+        !Ending::JoinSplits(p_, tile * splits, Split(), splits, tile, states, factors)) {
       return false;
     }
     if (T::k.part == kWhole) {
@@ -427,8 +430,7 @@ class AttentionTiles {
   const AttentionShared at_;
   BlockRows block_;
   Extent extent_;
-  i64 tile_;  // of rows and channels of the output, in all groups
-  i32 split_, channel_;
+  i32 channel_;
   i32 row_, token_;       // the warp's first, in the block's rows and in a tile
   Position position_[2];  // of the lane's rows
 };
