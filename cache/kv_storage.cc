@@ -74,9 +74,7 @@ absl::Status KvStorage::Check(int64_t head_size) const {
     return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
                                   " bits does not end at a whole byte"));
   }
-  const bool slices = format.groups == NumberFormat::Groups::kHeadSlice ||
-                      format.groups == NumberFormat::Groups::kBlock;
-  if (slices && head_size % format.group_size != 0) {
+  if (format.slices_heads() && head_size % format.group_size != 0) {
     return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
                                   head_size));
   }

@@ -64,9 +64,9 @@ absl::Status NumberFormat::Check() const {
   }
   if (!quantized()) return absl::OkStatus();
   const std::string text = ToString();
-  const bool has_size = groups == Groups::kHeadSlice || groups == Groups::kBlock;
-  if (group_size < (has_size ? 1 : 0)) return Bad(text, absl::StrCat("groups of ", group_size));
-  if (group_size > 0 && !has_size && groups != Groups::kChannel) {
+  const int64_t least = slices_heads() ? 1 : 0;
+  if (group_size < least) return Bad(text, absl::StrCat("groups of ", group_size));
+  if (group_size > 0 && !slices_heads() && groups != Groups::kChannel) {
     return Bad(text,
                absl::StrCat("g", group_size, " goes with no other group but channel and block"));
   }
@@ -135,8 +135,7 @@ absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) co
   if (groups == Groups::kTensor) group.assign(dims.begin(), dims.end());
   group[rank - 2] = group_tokens().value_or(tokens);
   if (groups != Groups::kChannel) {
-    const bool slice = groups == Groups::kHeadSlice || groups == Groups::kBlock;
-    group[rank - 1] = slice ? group_size : head_size;
+    group[rank - 1] = slices_heads() ? group_size : head_size;
   }
   if (groups == Groups::kAllHeads) {
     if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");

@@ -46,8 +46,7 @@ struct NumberFormat {
 
   DataType type = kF32;
   Groups groups = Groups::kToken;
-  // Elements per group for kHeadSlice and, where positive, for kChannel; its square root for
-  // kBlock.
+  // Channels of a group of kHeadSlice, tokens of one of kChannel (0: all), both of one of kBlock.
   int64_t group_size = 0;
   ZeroPoints zero_points = ZeroPoints::kNone;
   const CodebookRow* codebook = nullptr;  // a row of the table, or none
@@ -59,6 +58,8 @@ struct NumberFormat {
   absl::Status Check() const;
   // Whether there are scales: of every type but f32, bf16 and f16.
   bool quantized() const;
+  // Whether a group has group_size channels of a head.
+  bool slices_heads() const { return groups == Groups::kHeadSlice || groups == Groups::kBlock; }
   // What codes stand for, times the scale; empty without a codebook.
   std::vector<float> codebook_values() const;
   // Tokens of a group; nothing where it has all that there are.

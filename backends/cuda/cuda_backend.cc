@@ -82,9 +82,7 @@ AttentionSpec WithNegInfFills(AttentionSpec spec) {
   return spec;
 }
 
-// A kernel and how it is launched.
-struct PlannedKernel {
-  KernelSpec spec;
+struct KernelLaunch {
   AttentionParams params;
   KernelBinding binding;
   int64_t blocks = 0;
@@ -92,14 +90,20 @@ struct PlannedKernel {
   double rounding = 0;
   std::string text;
 };
+struct PlannedKernel {
+  KernelSpec spec;
+  KernelLaunch launch;
+};
 
 PlannedKernel Planned(const AttentionPlan& plan) {
-  return {MakeAttentionKernel(plan), plan.params,        plan.binding,    plan.blocks,
-          plan.partial_bytes,        plan.scratch_bytes, plan.rounding(), plan.ToString()};
+  return {MakeAttentionKernel(plan),
+          {plan.params, plan.binding, plan.blocks, plan.partial_bytes, plan.scratch_bytes,
+           plan.rounding(), plan.ToString()}};
 }
 PlannedKernel Planned(const PartsPlan& plan) {
-  return {MakePartsKernel(plan), plan.params,        plan.others.binding, plan.blocks,
-          plan.partial_bytes,    plan.scratch_bytes, plan.rounding(),     plan.ToString()};
+  return {MakePartsKernel(plan),
+          {plan.params, plan.others.binding, plan.blocks, plan.partial_bytes, plan.scratch_bytes,
+           plan.rounding(), plan.ToString()}};
 }
 
 // One kernel, or where there are host fills, first one for -inf and then one for the rest.
@@ -126,7 +130,7 @@ absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec
 class FusedAttention : public Executable {
  public:
   struct Kernel {
-    PlannedKernel plan;
+    KernelLaunch launch;
     std::shared_ptr<const LoadedKernel> loaded;
     std::shared_ptr<const Constants> constants;
   };
@@ -138,19 +142,19 @@ class FusedAttention : public Executable {
         kernels_(std::move(kernels)),
         launcher_(std::move(launcher)) {
     for (const Kernel& one : kernels_) {
-      partial_bytes_ = std::max(partial_bytes_, one.plan.partial_bytes);
-      count_bytes_ = std::max(count_bytes_, one.plan.scratch_bytes - one.plan.partial_bytes);
+      partial_bytes_ = std::max(partial_bytes_, one.launch.partial_bytes);
+      count_bytes_ = std::max(count_bytes_, one.launch.scratch_bytes - one.launch.partial_bytes);
     }
   }
 
   std::string kernel() const override {
     const Kernel& first = kernels_.front();
     return absl::StrCat(
-        device_, " online softmax, ", first.plan.text, ", ", first.loaded->description(),
+        device_, " online softmax, ", first.launch.text, ", ", first.loaded->description(),
         kernels_.size() == 1 ? "" : ", and another kernel where masks do not write -inf");
   }
   double rounding() const override {
-    return std::max(kernels_.front().plan.rounding, kernels_.back().plan.rounding);
+    return std::max(kernels_.front().launch.rounding, kernels_.back().launch.rounding);
   }
   size_t scratch_bytes(int) const override { return partial_bytes_ + count_bytes_; }
   size_t alignment() const override { return kPointerAlignment; }
@@ -160,14 +164,14 @@ class FusedAttention : public Executable {
     const bool hides = std::all_of(fills_.begin(), fills_.end(), [&](const View& fill) {
       return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
     });
-    const auto& [plan, kernel, constants] = hides ? kernels_.front() : kernels_.back();
-    if (plan.blocks == 0) return absl::OkStatus();
-    AttentionParams params = plan.params;
-    FillParams(plan.binding, inputs, outputs, constants->data(), &params);
+    const auto& [launch, kernel, constants] = hides ? kernels_.front() : kernels_.back();
+    if (launch.blocks == 0) return absl::OkStatus();
+    AttentionParams params = launch.params;
+    FillParams(launch.binding, inputs, outputs, constants->data(), &params);
     params.partials = reinterpret_cast<float*>(scratch);
     // Where every kernel leaves its counts at 0.
     params.done = reinterpret_cast<u32*>(scratch + partial_bytes_);
-    return launcher_->Launch(*kernel, plan.blocks, &params, sizeof(params), place.stream);
+    return launcher_->Launch(*kernel, launch.blocks, &params, sizeof(params), place.stream);
   }
 
  private:
@@ -232,8 +236,9 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
   for (PlannedKernel& plan : plans) {
     FusedAttention::Kernel& one = kernels.emplace_back();
     KVANT_ASSIGN_OR_RETURN(one.loaded, launcher->Load(plan.spec));
-    KVANT_ASSIGN_OR_RETURN(one.constants, Constants::Copy(memory, plan.binding.constant_bytes));
-    one.plan = std::move(plan);
+    one.launch = std::move(plan.launch);
+    KVANT_ASSIGN_OR_RETURN(one.constants,
+                           Constants::Copy(memory, one.launch.binding.constant_bytes));
   }
   return std::make_unique<FusedAttention>(std::move(device), HostFills(spec), std::move(kernels),
                                           std::move(launcher));

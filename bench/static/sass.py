@@ -1,10 +1,10 @@
 """The machine code of a kernel: blocks, loops, and what one round of its steady loop issues.
 
 The steady loop. Of the loops of the control-flow graph that hold HMMA, the one with most of them is
-taken (where some of these copy ahead, by LDGSTS, of them: of a kernel in parts, the loop for few
-tokens does not), and then from loop to loop inwards as long as one inner loop holds at least half of
-them: so a loop around the whole kernel, or one that repeats it, is passed, and a short loop of a few
-HMMA within a round is not mistaken for the round.
+taken. Where some of these copy ahead (LDGSTS), the others do not count: a kernel in parts has one for
+few tokens, which loads them. Then it goes from loop to loop inwards as long as one inner loop holds
+at least half of them: so a loop around the whole kernel, or one that repeats it, is passed, and a
+short loop of a few HMMA within a round is not mistaken for the round.
 
 The path through a round. At every branch the way is taken that meets the fewest marks of what a
 steady round does not do, and of those that meet equally few, the longest. The marks are
@@ -252,7 +252,8 @@ def _held(blocks, loop, pipe):
 def steady_loop(blocks):
     """None where no loop holds HMMA."""
     candidates, chosen = find_loops(blocks), None
-    copying = [loop for loop in candidates if _held(blocks, loop, "LDGSTS") and _held(blocks, loop, "HMMA")]
+    copying = [loop for loop in candidates
+               if _held(blocks, loop, "LDGSTS") and _held(blocks, loop, "HMMA")]
     candidates = copying or candidates
     while candidates:
         best = max(candidates, key=lambda loop: _held(blocks, loop, "HMMA"))

@@ -39,7 +39,8 @@ FORMATS = (
     "s8:block:g32", "u8:block:g32:zp", "f8_e4m3:block:g32",
     "f8_e4m3:tensor", "f8_e4m3:token", "f8_e4m3:g32", "f8_e5m2:token", "f8_e5m2:g32", "f8_e4m3:channel:g32",
     "u4:g32:zp", "u4:g64:zp", "u4:g32:rzp", "u4:g32:pzp", "u4:g16:zp", "u4:token:zp", "u4:all_heads:zp", "s4:g32",
-    "s4:token", "s4:tensor", "s4:channel", "u4:channel:g32:zp", "u4:channel:g64:rzp", "s4:block:g32", "u4:block:g64:zp", "u4:g32:nf4", "u4:token:nf4",
+    "s4:token", "s4:tensor", "s4:channel", "u4:channel:g32:zp", "u4:channel:g64:rzp",
+    "s4:block:g32", "u4:block:g64:zp", "u4:g32:nf4", "u4:token:nf4",
     "u2:g32:zp", "u2:g32:rzp", "u2:token:zp", "s2:g32", "u2:channel:g32:zp", "u2:channel:g32:rzp",
 )
 MIXTURES = (("s8:token", "u4:g32:zp"), ("u4:g32:zp", "s8:token"), ("f16", "s8:g32"), ("s8:g32", "f16"),

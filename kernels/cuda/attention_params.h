@@ -304,6 +304,7 @@ struct AttentionParams {
   float* partials;
   u32* done;
 };
+static_assert(sizeof(AttentionParams) <= 4096, "what a kernel takes on every driver");
 
 template <class T>
 KVANT_DEVICE const SplitParams& SplitOf(const AttentionParams& p) {
@@ -318,7 +319,6 @@ template <class T>
 KVANT_DEVICE const SegmentParams& ValueSegment(const AttentionParams& p) {
   return p.v[T::k.v_codes];
 }
-static_assert(sizeof(AttentionParams) <= 4096, "what a kernel takes on every driver");
 
 }  // namespace kvant::cuda
 

@@ -4,10 +4,9 @@
 //   K    sinks | codes . . . . . . . . . . . . . | window
 //   V    sinks   | codes . . . . . . . . . . | window
 //                |<--- both have codes ----->|
-//   blocks before codes_block   kOthersPart, by tiles: sinks, windows, and what only K or only V
-//   has
-//                               as codes
-//   the others                  kCodesPart: packed codes, at the memory's pace
+//   blocks [0, codes_block)   kOthersPart, by tiles: sinks, windows, what only K or only V has as
+//                             codes
+//   blocks [codes_block, ..)  kCodesPart: packed codes, at the memory's pace
 //
 // What parts leave of a row is its maximum, its sum and its output, undivided (LeftRows). They are
 // joined in an order of their own, so that the result does not depend on who comes last.

@@ -12,7 +12,7 @@
 namespace kvant::cuda {
 namespace {
 
-// Of codes: below it, tiles have them as well. They have some 256 tokens anyway.
+// Fewer codes go by tiles with the other tokens.
 constexpr int64_t kFewestTokens = 512;
 // Tokens that tiles have, for which their splits are planned, or more where there is room for more.
 constexpr int64_t kOtherTokens = 256;
@@ -92,7 +92,7 @@ i32 CountersOf(const AttentionPlan& plan) {
   return static_cast<i32>((plan.scratch_bytes - plan.partial_bytes) / sizeof(u32));
 }
 
-// Of both plans, with their segments in, one launch.
+// Makes one launch of both plans. The others' parameters have all segments.
 void JoinPlans(PartsPlan& plan) {
   const AttentionPlan &codes = plan.codes, &others = plan.others;
   AttentionParams& p = plan.params = others.params;
@@ -142,12 +142,14 @@ std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProper
   const double of_tiles = kCostOfTiles * static_cast<double>(others.kv_len);
   const double share = of_tiles / (of_tiles + static_cast<double>(codes.kv_len));
   if (!set(PlanCodesPart(codes, 1 - share, kAnyBlocks, device), plan.codes)) return std::nullopt;
-  // As many blocks as codes are to have, or as tiles leave them.
+  // As many blocks of a multiprocessor as codes are to have, or the most that tiles leave room for.
   int blocks = plan.codes.blocks_per_multiprocessor;
   while (!set(PlanOthersPart(others, share, blocks, device), plan.others) && --blocks > 0) {
   }
   if (!why_not.empty()) return std::nullopt;
-  set(PlanCodesPart(codes, 1 - share, blocks, device), plan.codes);
+  if (blocks < plan.codes.blocks_per_multiprocessor) {
+    set(PlanCodesPart(codes, 1 - share, blocks, device), plan.codes);
+  }
   if (plan.others.blocks + plan.codes.blocks > kMaxBlocks) {
     why_not = absl::StrCat("blocks are ", plan.others.blocks, " and ", plan.codes.blocks,
                            ", more than ", kMaxBlocks);
