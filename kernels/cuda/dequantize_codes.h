@@ -1,5 +1,6 @@
 // Codes to what products are computed in, a word at a time: (code - zero point) * scale, or
 // code * scale - zero point, rounded once; or the codebook's entry, as f16 or as two bf16, * scale.
+// f8 are numbers that f16 holds.
 //
 // Pair i of a word are codes i of its lower and of its upper half, as they are at the same place of
 // both, where one LOP3 cuts them out. It puts them below the leading bits of a power of two: a code
@@ -13,6 +14,16 @@
 #include "kvant/kernels/cuda/dequantize_tile.h"
 
 namespace kvant::cuda {
+
+// Scale and offset of both codes of a pair. Where products are of 16-bit scales, both are in the
+// first words; else they are floats.
+struct PairParameters {
+  u32 scales[2], offsets[2];
+
+  KVANT_DEVICE static PairParameters Same(const Words2& of_group) {
+    return {{of_group.v[0], of_group.v[0]}, {of_group.v[1], of_group.v[1]}};
+  }
+};
 
 class CodesToValues {
  public:
@@ -33,19 +44,24 @@ class CodesToValues {
       return traits_.codebook_table != 0 && !TakesF32(arithmetic_) &&
              scale == (by_f16_ ? kFloat16 : kBFloat16);
     }
-    return IsInteger(traits_.data.type) && scale != kNone && !TakesF32(arithmetic_) &&
-           (real_ || zero == kNone || IsInteger(zero));
+    if (scale == kNone || TakesF32(arithmetic_)) return false;
+    if (IsF8(traits_.data.type)) return zero == kNone;
+    return IsInteger(traits_.data.type) && (real_ || zero == kNone || IsInteger(zero));
   }
 
   // Of the values.
   KVANT_DEVICE constexpr ChannelOrder Order() const {
-    return traits_.codebook != 0 ? ChannelOrder::AsTheyAre() : ChannelOrder{32 / bits_};
+    const bool in_order = traits_.codebook != 0 || IsF8(traits_.data.type);
+    return in_order ? ChannelOrder::AsTheyAre() : ChannelOrder{32 / bits_};
   }
   // Of a word.
   KVANT_DEVICE constexpr i32 Pairs() const { return 16 / bits_; }
 
-  // A group's scale and offset, as words. Of a codebook, the scale is times what `table` leaves to
-  // it.
+  // Whether scales and offsets are of 16 bits, else they are floats.
+  KVANT_DEVICE constexpr bool HasHalves() const { return traits_.codebook != 0 || ByPairs(); }
+
+  // A group's scale and offset: floats, or halves twice. Of a codebook, the scale is times what
+  // `table` leaves to it.
   KVANT_DEVICE Words2 Parameters(const GroupParameters& group, float table) const {
     if (traits_.codebook != 0) return {{Twice(group.scale * table), 0}};
     const float offset = (Merges() ? -Above(0) : 0.f) - group.zero_point;
@@ -54,20 +70,21 @@ class CodesToValues {
   }
 
   // The values of pair i of a word. entries: where a CodebookTable lies.
-  KVANT_DEVICE u32 Pair(u32 word, i32 i, const Words2& parameters, SharedAddress entries) const {
+  KVANT_DEVICE u32 Pair(u32 word, i32 i, const PairParameters& parameters,
+                        SharedAddress entries) const {
+    const u32 scale = parameters.scales[0], offset = parameters.offsets[0];
     if (traits_.codebook != 0) {
       const CodebookTable table(entries);
-      if (by_f16_) return MultiplyF16x2(table.Entries(word, i), parameters.v[0]);
+      if (by_f16_) return MultiplyF16x2(table.Entries(word, i), scale);
       const Words2 parts = table.EntriesInTwo(word, i);
-      const u32 rest = FmaBF16x2(parts.v[1], parameters.v[0], 0x80008000u);
-      return FmaBF16x2(parts.v[0], parameters.v[0], rest);
+      return FmaBF16x2(parts.v[0], scale, Product(parts.v[1], scale));
     }
+    if (IsF8(traits_.data.type)) return OfF8(word, i, parameters);
     if (!ByPairs()) return FloatsOf(word, i, parameters);
-    const u32 scale = parameters.v[0], offset = parameters.v[1];
     u32 code = CodesOf(word, i, offset);
     if (real_) return by_f16_ ? FmaF16x2(code, scale, offset) : FmaBF16x2(code, scale, offset);
     if (HasZeroPoints() && !Merges()) code = Sum(code, offset);
-    return by_f16_ ? MultiplyF16x2(code, scale) : FmaBF16x2(code, scale, 0x80008000u);
+    return Product(code, scale);
   }
 
  private:
@@ -106,6 +123,7 @@ class CodesToValues {
   }
   // What a code has too much as a float, or, over 2^n, in a pair that is n bits up.
   KVANT_DEVICE constexpr float Above(i32 n) const {
+    if (ByPairs() && InTwo()) return signed_ ? 0.f : -128.f;
     const float power = (!ByPairs() ? 8388608.f
                          : by_f16_  ? 1024.f
                                     : 128.f) /
@@ -119,8 +137,9 @@ class CodesToValues {
   KVANT_DEVICE constexpr bool Merges() const {
     const i32 zero = traits_.zero_points.type;
     if (!ByPairs()) return !real_;
-    if (real_ || zero == kNone || InTwo()) return false;
-    return by_f16_ || Negative() || Above(0) + static_cast<float>(HighestCode(zero)) <= 256.f;
+    if (real_ || zero == kNone) return false;
+    return by_f16_ || Negative() || InTwo() ||
+           Above(0) + static_cast<float>(HighestCode(zero)) <= 256.f;
   }
 
   // Of pair i, less zero points where that merges. offset: of the group.
@@ -131,7 +150,8 @@ class CodesToValues {
       const u32 low = AndXor(x, 0x007f007fu, 0x43004300u);
       const u32 high = AndXor(x, 0x00800080u, signed_ ? 0x43004300u : 0x43804380u);
       const u32 code = FmaBF16x2(high, 0xbf80bf80u, low);
-      return signed_ ? code : Sum(code, 0x43004300u);
+      if (Merges()) return Sum(code, offset);
+      return signed_ ? code : Sum(code, Constant(-Above(0)));
     }
     const i32 n = UpOf(i);
     const u32 mask = ((1u << bits_) - 1) << n, sign = signed_ ? 1u << (bits_ - 1 + n) : 0u;
@@ -150,6 +170,9 @@ class CodesToValues {
   KVANT_DEVICE u32 Sum(u32 pair, u32 by) const {
     return by_f16_ ? AddF16x2(pair, by) : FmaBF16x2(pair, 0x3f803f80u, by);
   }
+  KVANT_DEVICE u32 Product(u32 pair, u32 scale) const {
+    return by_f16_ ? MultiplyF16x2(pair, scale) : FmaBF16x2(pair, scale, 0x80008000u);
+  }
   KVANT_DEVICE u32 Twice(float x) const { return Pack(arithmetic_, x, x); }
   // Twice a normal number that 16 bits hold; the compiler knows its bits.
   KVANT_DEVICE u32 Constant(float x) const {
@@ -159,14 +182,24 @@ class CodesToValues {
     return half * 0x10001u;
   }
 
-  KVANT_DEVICE u32 FloatsOf(u32 word, i32 i, const Words2& parameters) const {
+  KVANT_DEVICE u32 OfF8(u32 word, i32 i, const PairParameters& parameters) const {
+    const u32 pair = traits_.data.type == kFloat8E5M2 ? Permute(word, 0, i == 0 ? 0x1404 : 0x3424)
+                                                      : F16x2OfE4M3(word >> 16 * i);
+    if (by_f16_ && ByPairs()) return Product(pair, parameters.scales[0]);
+    const float low = F16Low(pair), high = F16High(pair);
+    if (ByPairs()) return Product(PackBF16(low, high), parameters.scales[0]);
+    return Pack(arithmetic_, low * AsFloat(parameters.scales[0]),
+                high * AsFloat(parameters.scales[1]));
+  }
+
+  KVANT_DEVICE u32 FloatsOf(u32 word, i32 i, const PairParameters& parameters) const {
     const i32 per_byte = 8 / bits_;
     const u32 mask = ((1u << bits_) - 1) * 0x01010101u, sign = signed_ ? 1u << (bits_ - 1) : 0u;
     const u32 bytes = AndXor(word >> i % per_byte * bits_, mask, sign * 0x01010101u);
-    const float scale = AsFloat(parameters.v[0]), offset = AsFloat(parameters.v[1]);
     float x[2];
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
+      const float scale = AsFloat(parameters.scales[h]), offset = AsFloat(parameters.offsets[h]);
       const i32 byte = i / per_byte + 2 * h;
       const float above = AsFloat(Permute(bytes, 0x4b000000u, static_cast<u32>(0x7550 + byte)));
       x[h] = real_ ? Fma(above - Above(0), scale, offset) : (above + offset) * scale;

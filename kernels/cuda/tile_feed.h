@@ -51,11 +51,12 @@ struct GroupGrid {
     const i32 along = traits.group[kCol] < channels ? traits.group[kCol] : channels;
     return {CeilDiv(tile, tokens), CeilDiv(channels, along), tokens, along};
   }
+  KVANT_DEVICE constexpr bool ByChannel() const { return channels == 1; }
 };
 
-// How many codes at a time tiles are made of: side by side and of a group, whose parameters are in
-// shared memory. 0: element by element. channels: that a tile has room for, of which `used`
-// are the head's.
+// How many codes at a time tiles are made of: side by side and of a group, or of groups of a
+// channel, whose parameters are in shared memory. 0: element by element. channels: that a tile has
+// room for, of which `used` are the head's.
 KVANT_DEVICE constexpr i32 CodesAtOnce(const AttentionTraits& t, const SegmentTraits& segment,
                                        i32 channels, i32 used) {
   const CodesToValues codes(t.arithmetic, segment);
@@ -63,13 +64,19 @@ KVANT_DEVICE constexpr i32 CodesAtOnce(const AttentionTraits& t, const SegmentTr
       channels != used || !codes.Takes()) {
     return 0;
   }
-  const i32 group = GroupGrid::Of(segment, t.tile, channels).channels;
+  const GroupGrid grid = GroupGrid::Of(segment, t.tile, channels);
+  // Those of which a thread has fewest, where not all have as many. Loads of single words are slow:
+  // words of rows below each other share banks.
+  i32 best = 0, fewest = 0;
   for (i32 n = 32; n >= 8; n /= 2) {
-    if (group % n != 0 || n % codes.Order().span != 0) continue;
-    // Fewer where some threads would have none.
-    if (n == 8 || t.tile * channels >= n * Threads(t)) return n;
+    if ((grid.ByChannel() ? channels : grid.channels) % n != 0) continue;
+    if (n % codes.Order().span != 0) continue;
+    const i32 of_thread = n * CeilDiv(t.tile * channels, n * Threads(t));
+    if (best != 0 && (fewest <= of_thread || n * BitsOf(segment.data.type) < 64)) continue;
+    best = n;
+    fewest = of_thread;
   }
-  return 0;
+  return best;
 }
 
 KVANT_DEVICE constexpr ChannelOrder OrderOf(const AttentionTraits& t, const SegmentTraits& segment,
@@ -111,6 +118,7 @@ class TileFeed {
   KVANT_DEVICE void Start(i32 tile) {
     if (Traits().staging == kInPlace) ClearPadding();
     Copy(tile);
+    if (Strides()) FindParameters(tile);
     LoadParametersAhead(tile);
   }
 
@@ -155,6 +163,9 @@ class TileFeed {
     return ChannelEnd() * BitsOf(Traits().data.type) / 8;
   }
 
+  KVANT_DEVICE static constexpr GroupGrid Grid() {
+    return GroupGrid::Of(Traits(), T::k.tile, Channels());
+  }
   KVANT_DEVICE static constexpr CodesToValues Codes() {
     return CodesToValues(T::k.arithmetic, Traits());
   }
@@ -218,7 +229,7 @@ class TileFeed {
   // Of tokens that do not exist, codes and parameters are 0.
   KVANT_DEVICE void ConvertCopied(i32 tile) const {
     const TileLayout layout = Layout();
-    const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
+    const GroupGrid grid = Grid();
     const i32 bits = BitsOf(Traits().data.type);
     const i32 runs = T::k.tile * (layout.channels / AtOnce());
     KVANT_UNROLL
@@ -226,8 +237,14 @@ class TileFeed {
       const i32 i = first + ThreadIndex();
       if (runs % Threads(T::k) != 0 && i >= runs) break;
       const i32 row = i % T::k.tile, channel = i / T::k.tile * AtOnce();
-      const i32 group = row / grid.tokens * grid.columns + channel / grid.channels;
-      const Words2 parameters = LoadShared64(shared_ + At().parameters + group * 8);
+      const i32 group_row = row / grid.tokens;
+      PairParameters parameters[4];
+      if (!grid.ByChannel()) {
+        const i32 group = group_row * grid.columns + channel / grid.channels;
+        const Words2 words = LoadShared64(shared_ + At().parameters + group * 8);
+        KVANT_UNROLL
+        for (i32 w = 0; w < 4; ++w) parameters[w] = PairParameters::Same(words);
+      }
       u32 words[8];
       KVANT_UNROLL
       for (i32 w = 0; w < AtOnce() * bits / 32; w += 4) {
@@ -241,19 +258,55 @@ class TileFeed {
       KVANT_UNROLL
       for (i32 e = 0; e < AtOnce() / 8; ++e) {
         Words4 values;
+        if (grid.ByChannel()) LoadOfPairs(group_row, channel + e * 8, parameters);
         KVANT_UNROLL
         for (i32 w = 0; w < 4; ++w) {
           const i32 pair = e * 4 + w, pairs = Codes().Pairs();
-          values.v[w] = Codes().Pair(words[pair / pairs], pair % pairs, parameters, entries_);
+          values.v[w] = Codes().Pair(words[pair / pairs], pair % pairs, parameters[w], entries_);
         }
         StoreShared128(layout.At(shared_, row, channel + e * 8), values);
       }
     }
   }
 
+  // Where the scale of a channel's group lies, whose place in Order() this is, and how far behind
+  // it its offset: of each 8 places there are the scales, and then the offsets.
+  struct OfChannel {
+    SharedAddress scale;
+    i32 offset;
+  };
+  KVANT_DEVICE OfChannel ParametersAt(i32 group_row, i32 place) const {
+    const i32 bytes = Codes().HasHalves() ? 2 : 4;
+    const i32 at = group_row * Channels() * 2 + place / 8 * 16 + place % 8;
+    return {shared_ + At().parameters + at * bytes, 8 * bytes};
+  }
+
+  // Of the pairs that lie in the 8 places from `place` on.
+  KVANT_DEVICE void LoadOfPairs(i32 group_row, i32 place, PairParameters (&pairs)[4]) const {
+    const OfChannel at = ParametersAt(group_row, place);
+    const Words4 scales = LoadShared128(at.scale), offsets = LoadShared128(at.scale + at.offset);
+    if (Codes().HasHalves()) {
+      KVANT_UNROLL
+      for (i32 w = 0; w < 4; ++w) {
+        pairs[w] = PairParameters::Same({{scales.v[w], offsets.v[w]}});
+      }
+      return;
+    }
+    const Words4 more[] = {LoadShared128(at.scale + 16), LoadShared128(at.scale + at.offset + 16)};
+    KVANT_UNROLL
+    for (i32 w = 0; w < 4; ++w) {
+      KVANT_UNROLL
+      for (i32 h = 0; h < 2; ++h) {
+        const i32 i = w % 2 * 2 + h;
+        pairs[w].scales[h] = w < 2 ? scales.v[i] : more[0].v[i];
+        pairs[w].offsets[h] = w < 2 ? offsets.v[i] : more[1].v[i];
+      }
+    }
+  }
+
   KVANT_DEVICE void DequantizeCopied(i32 tile) const {
     const TileLayout layout = Layout();
-    const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
+    const GroupGrid grid = Grid();
     KVANT_NO_UNROLL
     for (i32 i = ThreadIndex(); i < T::k.tile * layout.channels / 8; i += Threads(T::k)) {
       const Run run = RunAt(kCol, T::k.tile, layout.channels, i);
@@ -292,32 +345,127 @@ class TileFeed {
     }
   }
 
-  KVANT_DEVICE void LoadParametersAhead(i32 tile) {
-    const GroupGrid grid = GroupGrid::Of(Traits(), T::k.tile, Channels());
+  // Whether parameters of one tile lie a fixed number of rows of groups behind those of another.
+  KVANT_DEVICE static constexpr bool Strides() {
+    const SegmentTraits& t = Traits();
+    return t.parameters_ahead > 0 && t.load != kByPages && !HasRanges(T::k) &&
+           Channels() == ChannelEnd();
+  }
+  // Whether what a thread loads of a tile are whole rows behind one another.
+  KVANT_DEVICE static constexpr bool InColumn() { return Threads(T::k) % Grid().columns == 0; }
+  KVANT_DEVICE static constexpr i32 Cursors() {
+    return !Strides() ? 0 : InColumn() ? 1 : Traits().parameters_ahead;
+  }
+
+  // Scales or zero points of the groups that a thread loads, from tile to tile. Addresses would
+  // take several instructions for each tile; in bytes they are there, of 4 bits an index is.
+  struct Cursor {
+    const u8* data;
+    i64 index;
+    i64 row;  // from a row of groups to the next
+
+    KVANT_DEVICE static Cursor To(const ArrayTraits& traits, const Array& array, const Position& at,
+                                  i32 channel) {
+      const i64 index = GroupIndex(Traits(), traits, array, at, channel);
+      const i64 row = traits.varies & 8 ? array.strides[kRow] : 0, bytes = BitsOf(traits.type) / 8;
+      const auto* const data = static_cast<const u8*>(array.data);
+      if (bytes == 0) return {data, index, row};
+      return {data + index * bytes, 0, row * bytes};
+    }
+    KVANT_DEVICE float Load(i32 type, i32 rows) const {
+      if (BitsOf(type) < 8) return LoadElement(type, data, index + rows * row);
+      return LoadElement(type, data + rows * row, 0);
+    }
+    KVANT_DEVICE void Move(i32 type, i32 rows) {
+      if (BitsOf(type) < 8) {
+        index += rows * row;
+      } else {
+        data += rows * row;
+      }
+    }
+  };
+
+  // Those of the groups of a tile.
+  KVANT_DEVICE void FindParameters(i32 tile) {
+    const GroupGrid grid = Grid();
     KVANT_UNROLL
-    for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
+    for (i32 j = 0; j < Cursors(); ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
       Position at = batch_;
-      const i32 column = tile * T::k.tile + i / grid.columns * grid.tokens;
-      ahead_[j] = {0.f, 0.f};
-      if (i < grid.rows * grid.columns && column < kv_len_) {
-        MoveToColumn(column, at);
-        const i32 channel = i % grid.columns * grid.channels;
-        // There are more columns than groups where there is more room than channels.
-        const bool beyond = Channels() > ChannelEnd() && channel >= ChannelEnd();
-        ahead_[j] = LoadParameters(Traits(), *AllParams(), at, beyond ? ChannelEnd() - 1 : channel);
-      }
+      at.row = tile * T::k.tile + i / grid.columns * grid.tokens;
+      const i32 channel = i % grid.columns * grid.channels;
+      scales_[j] = Cursor::To(Traits().scales, AllParams()->scales, at, channel);
+      if (Traits().zero_points.type == kNone) continue;
+      zero_points_[j] = Cursor::To(Traits().zero_points, AllParams()->zero_points, at, channel);
     }
   }
 
+  KVANT_DEVICE GroupParameters LoadFound(i32 j) const {
+    const i32 rows = InColumn() ? j * (Threads(T::k) / Grid().columns) : 0;
+    const i32 cursor = InColumn() ? 0 : j;
+    GroupParameters found{scales_[cursor].Load(Traits().scales.type, rows), 0.f};
+    if (Traits().zero_points.type != kNone) {
+      found.zero_point = zero_points_[cursor].Load(Traits().zero_points.type, rows);
+    }
+    return found;
+  }
+
+  // To those of the tile behind `tile`, which may be of the same groups.
+  KVANT_DEVICE void MoveFound(i32 tile) {
+    const i32 group = Traits().group[kRow];
+    const bool within = group > T::k.tile && (tile + 1) * T::k.tile % group != 0;
+    const i32 rows = within ? 0 : Grid().rows;
+    KVANT_UNROLL
+    for (i32 j = 0; j < Cursors(); ++j) {
+      scales_[j].Move(Traits().scales.type, rows);
+      if (Traits().zero_points.type != kNone) zero_points_[j].Move(Traits().zero_points.type, rows);
+    }
+  }
+
+  KVANT_DEVICE void LoadParametersAhead(i32 tile) {
+    const GroupGrid grid = Grid();
+    const i32 groups = grid.rows * grid.columns;
+    KVANT_UNROLL
+    for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
+      const i32 i = ThreadIndex() + j * Threads(T::k);
+      const i32 column = tile * T::k.tile + i / grid.columns * grid.tokens;
+      ahead_[j] = {0.f, 0.f};
+      if ((groups % Threads(T::k) != 0 && i >= groups) || column >= kv_len_) continue;
+      if (Strides()) {
+        ahead_[j] = LoadFound(j);
+        continue;
+      }
+      Position at = batch_;
+      MoveToColumn(column, at);
+      const i32 channel = i % grid.columns * grid.channels;
+      // There are more columns than groups where there is more room than channels.
+      const bool beyond = Channels() > ChannelEnd() && channel >= ChannelEnd();
+      ahead_[j] = LoadParameters(Traits(), *AllParams(), at, beyond ? ChannelEnd() - 1 : channel);
+    }
+    if (Strides()) MoveFound(tile);
+  }
+
   KVANT_DEVICE void StoreParametersAhead() const {
+    const GroupGrid grid = Grid();
     KVANT_UNROLL
     for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
       const Words2 words = AtOnce() > 0
                                ? Codes().Parameters(ahead_[j], of_entries_)
                                : Words2{{AsBits(ahead_[j].scale), AsBits(ahead_[j].zero_point)}};
-      StoreShared64(shared_ + At().parameters + i * 8, words);
+      if (AtOnce() == 0 || !grid.ByChannel()) {
+        StoreShared64(shared_ + At().parameters + i * 8, words);
+        continue;
+      }
+      if (i >= grid.rows * grid.columns) continue;
+      const OfChannel at = ParametersAt(i / grid.columns, Order().PlaceOf(i % grid.columns));
+      if (Codes().HasHalves()) {
+        StoreShared16(at.scale, words.v[0]);
+        StoreShared16(at.scale + at.offset, words.v[1]);
+      } else {
+        StoreShared32(at.scale, words.v[0]);
+        StoreShared32(at.scale + at.offset, words.v[1]);
+      }
     }
   }
 
@@ -332,6 +480,7 @@ class TileFeed {
   const Position batch_;
   const i32 kv_len_, channel_;
   GroupParameters ahead_[kMostAhead > 0 ? kMostAhead : 1];
+  Cursor scales_[kMostAhead > 0 ? kMostAhead : 1], zero_points_[kMostAhead > 0 ? kMostAhead : 1];
 };
 
 }  // namespace kvant::cuda

@@ -46,7 +46,7 @@ def _small(kernel):
     whole = any("channel" in word or word == "--page-size" for word in kernel.make)
     sizes = {"--batch": "2", "--kv-len": "1152" if whole else "1044", "--left-window": "500"}
     if kernel.kind == "prefill":
-        sizes |= {"--batch": "1", "--q-len": "70", "--kv-len": "160" if whole else "165"}
+        sizes |= {"--batch": "1", "--q-len": "70", "--kv-len": "256" if whole else "165"}
     words = list(kernel.make)
     for i, word in enumerate(words[:-1]):
         words[i + 1] = sizes.get(word, words[i + 1])

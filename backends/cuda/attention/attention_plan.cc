@@ -133,7 +133,9 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   if (traits.scales.type == kNone) return;
   // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
   // Nor where a range may begin within one.
-  const bool aligned = traits.group[kRow] == 1 ||
+  const bool by_token = traits.load == kByPages ||
+                        ((traits.scales.varies | traits.zero_points.varies) >> kRow & 1) != 0;
+  const bool aligned = !by_token || traits.group[kRow] == 1 ||
                        (traits.load != kByRange &&
                         (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
   const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);
