@@ -10,9 +10,11 @@ and sinks. Prompts may be padded on the left. What the cache cannot do is refuse
 
 from __future__ import annotations
 
+import array
 import itertools
 import os
 import weakref
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -88,7 +90,7 @@ class KvantCache(Cache):
         """Forgets all tokens; the next may be of another batch, or another model."""
         self._store.clear()
         for layer in self.layers:
-            layer.position.zero_()
+            layer.count[0] = 0
             layer.module = None
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -102,7 +104,7 @@ class KvantCache(Cache):
             raise invalid(f"crop({tokens_to_remove}) of {left - tokens_to_remove} tokens")
         self._store.cache.crop(self._store.lengths(left))
         for layer in self.layers:
-            layer.position += tokens_to_remove
+            layer.count[0] += tokens_to_remove
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
@@ -294,11 +296,18 @@ class _Layer(CacheLayerMixin):
     def __init__(self, store: _Store, index: int) -> None:
         super().__init__()
         self.store, self.index = store, index
-        # Tokens so far, padding counted: a tensor, so that a graph counts them itself.
+        # Tokens so far, padding counted. A graph of torch.compile counts them itself, in a tensor over
+        # the same memory; other calls count in the array, as an op on a tensor takes microseconds.
+        self.count = array.array("q", [0])
         with torch.inference_mode(False):
-            self.position = torch.tensor(0)
+            self.position = torch.frombuffer(self.count, dtype=torch.int64).view(())
         self.module: weakref.ref[torch.nn.Module] | None = None  # whose keys and values they are
         self.is_initialized = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Layer:
+        copy = _Layer(deepcopy(self.store, memo), self.index)
+        copy.count[0], copy.module = self.count[0], self.module
+        return copy
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
@@ -310,12 +319,12 @@ class _Layer(CacheLayerMixin):
         return _Keys.of(key_states, self), value_states
 
     def get_seq_length(self) -> Any:
-        return self.position.clone() if torch.compiler.is_compiling() else int(self.position)
+        return self.position.clone() if torch.compiler.is_compiling() else self.count[0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         if torch.compiler.is_compiling():
             return query_length, 0  # of no account: the mask is not cut
-        return int(self.position) + query_length, 0
+        return self.count[0] + query_length, 0
 
     def offload(self) -> None:
         raise _lacks("be offloaded: its memory is the host's")
@@ -350,7 +359,7 @@ def _attention(
     layer, key = key.layer, key.plain
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise invalid("gradients are asked for: KvantCache is for inference, use torch.no_grad()")
     for name in ("position_bias", "head_mask"):
         if kwargs.get(name) is not None:
@@ -360,16 +369,16 @@ def _attention(
     if torch.compiler.is_compiling():
         out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
                                                attention_mask, layer.index, *terms)
+        layer.position += query.shape[2]
     else:
         if layer.module is None:
             layer.module = weakref.ref(module)
         elif layer.module() is not module:
             raise invalid("a KvantCache has the tokens of one model and is given to another; make one for each")
-        # Without gradients, and past KvCache's checks: at a few thousand tokens a layer takes a few hundred
-        # microseconds, of which each call of Python's takes several.
-        with torch.no_grad():
-            out = layer.store.attend(layer.index, query, key, value, int(layer.position), attention_mask, *terms)
-    layer.position += query.shape[2]
+        # Past KvCache's checks: at a few thousand tokens a layer takes a hundred microseconds, of which each
+        # call of Python's takes several.
+        out = layer.store.attend(layer.index, query, key, value, layer.count[0], attention_mask, *terms)
+        layer.count[0] += query.shape[2]
     return out.transpose(1, 2).contiguous(), None
 
 

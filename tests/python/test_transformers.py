@@ -312,6 +312,10 @@ def test_refusals():
     model.train()
     with torch.enable_grad():
         refused("gradients are asked for", lambda: model(inputs["input_ids"], past_key_values=KvantCache(model.config)))
+        model.requires_grad_(False)
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.requires_grad_()
+        refused("gradients are asked for", lambda: model(inputs["input_ids"], past_key_values=KvantCache(model.config)))
     model.eval()
     for other in ("sdpa", "eager"):
         model.set_attn_implementation(other)
