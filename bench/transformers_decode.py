@@ -88,7 +88,8 @@ def beside_dynamic(rounds):
     print("| batch | tokens | scheme | kvant, ms | KvCache alone | DynamicCache, sdpa | kvant / alone | DynamicCache / kvant |")
     print("|---|---|---|---|---|---|---|---|")
     for batch, tokens, scheme in ((1, 4096, "int4_g64_R128_s4"), (8, 4096, "int4_g64_R128_s4"),
-                                  (1, 32768, "int4_g64_R128_s4"), (1, 4096, "int8_th"), (1, 32768, "int8_th")):
+                                  (1, 32768, "int4_g64_R128_s4"), (8, 32768, "int4_g64_R128_s4"),
+                                  (1, 4096, "int8_th"), (1, 32768, "int8_th")):
         direct = kvant.KvCache(scheme, layers=LAYERS, batch=batch, heads=KV_HEADS, head_size=SIZE,
                                capacity=tokens + rounds + 2)
         theirs = transformers.DynamicCache(config=CONFIG)

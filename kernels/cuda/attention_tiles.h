@@ -333,10 +333,10 @@ class AttentionTiles {
   template <class Use>
   KVANT_DEVICE void Sweep(const ColumnRange& tiles, bool values, Use use) {
     const Position batch{block_.b0, block_.b1, block_.b2, 0};
-    Keys keys(p_, shared_ + at_.k, shared_ + at_.tables, shared_ + at_.k_entries, batch,
-              extent_.kv_len, 0);
-    Values outputs(p_, shared_ + at_.v, shared_ + at_.tables, shared_ + at_.v_entries, batch,
-                   extent_.kv_len, channel_);
+    const ColumnRange exist{extent_.kv_first, extent_.kv_len};
+    Keys keys(p_, shared_ + at_.k, shared_ + at_.tables, shared_ + at_.k_entries, batch, exist, 0);
+    Values outputs(p_, shared_ + at_.v, shared_ + at_.tables, shared_ + at_.v_entries, batch, exist,
+                   channel_);
     const bool loads_values = values && !T::k.v_in_k;
     if (tiles.begin < tiles.end) {
       BlockSync();  // the last sweep is done with the tiles, and tables are written
@@ -357,6 +357,15 @@ class AttentionTiles {
       BlockSync();
       keys.Prepare(tile, more);
       if (loads_values) outputs.Prepare(tile, more);
+      // Scores of what does not exist are set below, but V is multiplied by their weights of 0.
+      const bool leaves = T::k.v_in_k ? Keys::LeavesMissing() : Values::LeavesMissing();
+      if (leaves && values && Any(!keys.IsWhole(tile))) {
+        if (T::k.v_in_k) {
+          keys.ClearMissing(tile);
+        } else {
+          outputs.ClearMissing(tile);
+        }
+      }
       if (Keys::Prepares() || (!T::k.v_in_k && Values::Prepares())) BlockSync();
       typename Products::Scores scores;
       Products::Keys(shared_ + at_.q, row_, keys.tile(tile), token_, scores);

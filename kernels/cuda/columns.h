@@ -6,6 +6,10 @@
 
 namespace kvant::cuda {
 
+struct ColumnRange {
+  i32 begin, end;
+};
+
 // Lengths and ranges are read on the device, too late for an error: they are clamped to what there
 // is room for.
 KVANT_DEVICE i32 ClampedTo(i32 most, i64 value) {

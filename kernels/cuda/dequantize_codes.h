@@ -15,8 +15,8 @@
 
 namespace kvant::cuda {
 
-// Scale and offset of both codes of a pair. Where products are of 16-bit scales, both are in the
-// first words; else they are floats.
+// Scales and offsets of the two codes of a pair: floats, or, where CodesToValues::HasHalves, the
+// halves of scales[0] and of offsets[0].
 struct PairParameters {
   u32 scales[2], offsets[2];
 
@@ -121,7 +121,8 @@ class CodesToValues {
   KVANT_DEVICE constexpr bool Negative() const {
     return ByPairs() && !by_f16_ && bits_ < 8 && traits_.zero_points.type == kUint8;
   }
-  // What a code has too much as a float, or, over 2^n, in a pair that is n bits up.
+  // What a code has too much as a float, or, over 2^n, in a pair that is n bits up; or what InTwo
+  // leaves it.
   KVANT_DEVICE constexpr float Above(i32 n) const {
     if (ByPairs() && InTwo()) return signed_ ? 0.f : -128.f;
     const float power = (!ByPairs() ? 8388608.f

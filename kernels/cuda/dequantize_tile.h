@@ -165,12 +165,12 @@ KVANT_DEVICE Run RunAt(i32 axis, i32 rows, i32 channels, i32 i) {
 }
 
 // Tokens [first, first + tile) of K or V, channels [channel, channel + layout.channels), by all
-// threads. Tokens from `end` on and channels from `channel_end` on are 0.
+// threads. Tokens outside of `exist` and channels from `channel_end` on are 0.
 template <class T>
 KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* segments, i32 count,
                            const SegmentTable<T>& table, const TileLayout& layout,
-                           SharedAddress tile, const Position& batch, i32 first, i32 end,
-                           i32 channel, i32 channel_end) {
+                           SharedAddress tile, const Position& batch, i32 first,
+                           const ColumnRange& exist, i32 channel, i32 channel_end) {
   // Runs along the axis that most segments, all but always one, have side by side.
   const i32 axis = traits[0].contiguous == kRow ? kRow : kCol;
   const i32 runs = T::k.tile * layout.channels / 8;
@@ -184,7 +184,7 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
       for (i32 s = 0; s < count; ++s) {
         const SegmentColumns columns = table.Columns(segments, s);
         const SharedAddress codebook = table.Codebook(traits, s);
-        const i32 begin = columns.begin, stop = MinOf(end, columns.end);
+        const i32 begin = MaxOf(exist.begin, columns.begin), stop = MinOf(exist.end, columns.end);
         Position at = batch;
         if (axis == kCol) {
           if (begin <= token && token < stop) {
@@ -194,9 +194,11 @@ KVANT_DEVICE void FillTile(const SegmentTraits* traits, const SegmentParams* seg
           }
         } else if (count == 1 && traits[s].load == kAllTokens) {
           at.row = token;
-          if (token < stop) {
+          if (begin < token + 8 && token < stop) {
             LoadValues(traits[s], segments[s], codebook, at, channel + run.channel, kRow, stop,
                        values);
+            KVANT_UNROLL
+            for (i32 t = 0; t < 8; ++t) values[t] = token + t < begin ? 0.f : values[t];
           }
         } else {
           // A run may cross into another segment or page, or from a ring's end to its beginning.

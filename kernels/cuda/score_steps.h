@@ -6,10 +6,6 @@
 
 namespace kvant::cuda {
 
-struct ColumnRange {
-  i32 begin, end;
-};
-
 // The steps of the traits T on one row of scores: what is the same for the whole row is found once.
 template <class T>
 class RowSteps {

@@ -14,6 +14,7 @@
 #define KVANT_KERNELS_CUDA_TILE_FEED_H_
 
 #include "kvant/kernels/cuda/dequantize_codes.h"
+#include "kvant/kernels/cuda/parameters_ahead.h"
 
 namespace kvant::cuda {
 
@@ -26,7 +27,7 @@ struct FeedShared {
   i32 tile;        // bytes of a tile, of which kInPlace has two
   i32 row;         // bytes of a token's codes
   i32 raw;         // where codes begin: two stages of tile x row bytes
-  i32 parameters;  // where pairs of two words begin: {scale, zero point}, or as CodesToValues
+  i32 parameters;  // where scales and zero points begin, as StoreParametersAhead has them
   i32 bytes;
 
   KVANT_DEVICE static constexpr FeedShared Of(const AttentionTraits& t,
@@ -41,19 +42,6 @@ struct FeedShared {
   }
 };
 
-// The grid of groups in a tile.
-struct GroupGrid {
-  i32 rows, columns;     // groups along tokens, and along channels
-  i32 tokens, channels;  // of a group, within a tile
-
-  KVANT_DEVICE static constexpr GroupGrid Of(const SegmentTraits& traits, i32 tile, i32 channels) {
-    const i32 tokens = traits.group[kRow] < tile ? traits.group[kRow] : tile;
-    const i32 along = traits.group[kCol] < channels ? traits.group[kCol] : channels;
-    return {CeilDiv(tile, tokens), CeilDiv(channels, along), tokens, along};
-  }
-  KVANT_DEVICE constexpr bool ByChannel() const { return channels == 1; }
-};
-
 // How many codes at a time tiles are made of: side by side and of a group, or of groups of a
 // channel, whose parameters are in shared memory. 0: element by element. channels: that a tile has
 // room for, of which `used` are the head's.
@@ -65,8 +53,8 @@ KVANT_DEVICE constexpr i32 CodesAtOnce(const AttentionTraits& t, const SegmentTr
     return 0;
   }
   const GroupGrid grid = GroupGrid::Of(segment, t.tile, channels);
-  // Those of which a thread has fewest, where not all have as many. Loads of single words are slow:
-  // words of rows below each other share banks.
+  // Where threads would have unlike many, what leaves the most busy one the fewest codes. Not by
+  // single words where it can be helped: those of rows below each other share banks.
   i32 best = 0, fewest = 0;
   for (i32 n = 32; n >= 8; n /= 2) {
     if ((grid.ByChannel() ? channels : grid.channels) % n != 0) continue;
@@ -86,11 +74,15 @@ KVANT_DEVICE constexpr ChannelOrder OrderOf(const AttentionTraits& t, const Segm
 }
 
 template <class T, bool kKeys>
-class TileFeed {
+class TileFeed : Side<T, kKeys> {
+  using Of = Side<T, kKeys>;
+  using Of::AllTraits, Of::Traits, Of::Count, Of::Channels, Of::ChannelEnd, Of::Grid;
+
  public:
   // tables: SegmentTables; entries: where a CodebookTable lies.
   KVANT_DEVICE TileFeed(const AttentionParams& p, SharedAddress shared, SharedAddress tables,
-                        SharedAddress entries, const Position& batch, i32 kv_len, i32 channel)
+                        SharedAddress entries, const Position& batch, const ColumnRange& exist,
+                        i32 channel)
       : p_(p),
         shared_(shared),
         table_(tables, kKeys),
@@ -99,8 +91,9 @@ class TileFeed {
                         ? CodebookTable::FactorsOf(*AllParams()).scales
                         : 1.f),
         batch_(batch),
-        kv_len_(kv_len),
-        channel_(channel) {}
+        exist_(exist),
+        channel_(channel),
+        ahead_(p, table_, batch, exist.end) {}
 
   KVANT_DEVICE static constexpr ChannelOrder Order() {
     return OrderOf(T::k, Traits(), Channels(), ChannelEnd());
@@ -118,8 +111,7 @@ class TileFeed {
   KVANT_DEVICE void Start(i32 tile) {
     if (Traits().staging == kInPlace) ClearPadding();
     Copy(tile);
-    if (Strides()) FindParameters(tile);
-    LoadParametersAhead(tile);
+    ahead_.Start(tile);
   }
 
   // When all are done with the last tile: begins to copy the one after `tile`.
@@ -132,26 +124,43 @@ class TileFeed {
   KVANT_DEVICE void Prepare(i32 tile, bool more) {
     if (Traits().staging == kLoaded) {
       FillTile<T>(AllTraits(), AllParams(), Count(), table_, Layout(), shared_, batch_,
-                  tile * T::k.tile, kv_len_, channel_, ChannelEnd());
+                  tile * T::k.tile, exist_, channel_, ChannelEnd());
     } else if (AtOnce() > 0) {
       ConvertCopied(tile);
     } else if (Traits().staging == kCopied) {
       DequantizeCopied(tile);
     }
-    if (more) LoadParametersAhead(tile + 1);
+    if (more) ahead_.Load(tile + 1);
+  }
+
+  // Whether ConvertCopied makes of tokens that do not exist what is no zero: codes of 0 are none
+  // where the group has a zero point, or an infinite scale. Of groups without a token both are 0.
+  KVANT_DEVICE static constexpr bool LeavesMissing() {
+    return AtOnce() > 0 && (Grid().tokens > 1 || T::k.has_first);
+  }
+  KVANT_DEVICE bool IsWhole(i32 tile) const {
+    return Exists(tile * T::k.tile) && Exists(tile * T::k.tile + T::k.tile - 1);
+  }
+  // By the threads that have prepared it.
+  KVANT_DEVICE void ClearMissing(i32 tile) const {
+    if (!LeavesMissing()) return;
+    const TileLayout layout = Layout();
+    const i32 runs = T::k.tile * (layout.channels / AtOnce());
+    KVANT_UNROLL
+    for (i32 first = 0; first < runs; first += Threads(T::k)) {
+      const i32 i = first + ThreadIndex();
+      if (runs % Threads(T::k) != 0 && i >= runs) break;
+      const i32 row = i % T::k.tile, channel = i / T::k.tile * AtOnce();
+      if (Exists(tile * T::k.tile + row)) continue;
+      KVANT_UNROLL
+      for (i32 e = 0; e < AtOnce() / 8; ++e) {
+        StoreShared128(layout.At(shared_, row, channel + e * 8), Words4{});
+      }
+    }
   }
 
  private:
-  KVANT_DEVICE static constexpr const SegmentTraits* AllTraits() { return kKeys ? T::k.k : T::k.v; }
-  KVANT_DEVICE static constexpr const SegmentTraits& Traits() {
-    return kKeys ? T::k.k[0] : T::k.v[0];
-  }
-  KVANT_DEVICE const SegmentParams* AllParams() const { return kKeys ? p_.k : p_.v; }
-  KVANT_DEVICE static constexpr i32 Count() { return kKeys ? T::k.k_segments : T::k.v_segments; }
-  KVANT_DEVICE static constexpr i32 Channels() { return kKeys ? T::k.head_size : T::k.v_block; }
-  KVANT_DEVICE static constexpr i32 ChannelEnd() {
-    return kKeys ? T::k.head_size : T::k.v_head_size;
-  }
+  KVANT_DEVICE const SegmentParams* AllParams() const { return Of::ParamsOf(p_); }
   KVANT_DEVICE static constexpr TileLayout Layout() {
     return TileLayout::Of(T::k.arithmetic, Channels());
   }
@@ -163,9 +172,6 @@ class TileFeed {
     return ChannelEnd() * BitsOf(Traits().data.type) / 8;
   }
 
-  KVANT_DEVICE static constexpr GroupGrid Grid() {
-    return GroupGrid::Of(Traits(), T::k.tile, Channels());
-  }
   KVANT_DEVICE static constexpr CodesToValues Codes() {
     return CodesToValues(T::k.arithmetic, Traits());
   }
@@ -183,10 +189,8 @@ class TileFeed {
     return shared_ + At().raw + (tile % 2 * T::k.tile + row) * At().row + (byte ^ flip);
   }
 
-  // Moves to where a column of the one segment lies.
-  KVANT_DEVICE void MoveToColumn(i32 column, Position& at) const {
-    const i32 token = HasRanges(T::k) ? table_.Columns(AllParams(), 0).TokenOf(column) : column;
-    MoveTo(Traits(), *AllParams(), token, at);
+  KVANT_DEVICE bool Exists(i32 token) const {
+    return token < exist_.end && (!T::k.has_first || exist_.begin <= token);
   }
 
   KVANT_DEVICE void Copy(i32 tile) const {
@@ -204,13 +208,13 @@ class TileFeed {
         if (copies % (at_once * Threads(T::k)) != 0 && i >= copies) break;
         const i32 row = i / per_row, at = i % per_row * width, token = tile * T::k.tile + row;
         Position position = batch_;
-        MoveToColumn(MinOf(token, kv_len_ - 1), position);
+        Of::MoveToColumn(*AllParams(), table_, MinOf(token, exist_.end - 1), position);
         const i64 index = IndexOf(Traits().data, segment.data, position, 0);
         const u8* from = static_cast<const u8*>(segment.data.data) +
                          BytesTo(BitsOf(Traits().data.type), index) + at;
         const SharedAddress to =
             in_place ? this->tile(tile) + row * Layout().pitch + at : RawAt(tile, row, at);
-        CopyAsync(width, to, from, token < kv_len_ ? width : 0);
+        CopyAsync(width, to, from, Exists(token) ? width : 0);
       }
     }
   }
@@ -226,7 +230,7 @@ class TileFeed {
     }
   }
 
-  // Of tokens that do not exist, codes and parameters are 0.
+  // Of tokens that do not exist, codes are 0.
   KVANT_DEVICE void ConvertCopied(i32 tile) const {
     const TileLayout layout = Layout();
     const GroupGrid grid = Grid();
@@ -269,8 +273,8 @@ class TileFeed {
     }
   }
 
-  // Where the scale of a channel's group lies, whose place in Order() this is, and how far behind
-  // it its offset: of each 8 places there are the scales, and then the offsets.
+  // Where the scale of a channel's group lies, and how far behind it its offset: of each 8 places
+  // there are the scales, and then the offsets. place: the channel's, by Order().
   struct OfChannel {
     SharedAddress scale;
     i32 offset;
@@ -313,11 +317,11 @@ class TileFeed {
       Position at = batch_;
       const i32 column = tile * T::k.tile + run.row;
       float values[8] = {};
-      if (run.channel < ChannelEnd() && column < kv_len_) {
+      if (run.channel < ChannelEnd() && Exists(column)) {
         const Eight eight = LoadEight(
             Traits().data.type, RawAt(tile, run.row, run.channel * BitsOf(Traits().data.type) / 8));
         UnpackValues(Traits(), eight, table_.Codebook(AllTraits(), 0), values);
-        if (Traits().parameters_ahead == 0) MoveToColumn(column, at);
+        if (Traits().parameters_ahead == 0) Of::MoveToColumn(*AllParams(), table_, column, at);
         DequantizeEight(grid, run, at, values);
       }
       StoreValues(T::k.arithmetic, layout, shared_, run.row, run.channel, kCol, values);
@@ -345,114 +349,14 @@ class TileFeed {
     }
   }
 
-  // Whether parameters of one tile lie a fixed number of rows of groups behind those of another.
-  KVANT_DEVICE static constexpr bool Strides() {
-    const SegmentTraits& t = Traits();
-    return t.parameters_ahead > 0 && t.load != kByPages && !HasRanges(T::k) &&
-           Channels() == ChannelEnd();
-  }
-  // Whether what a thread loads of a tile are whole rows behind one another.
-  KVANT_DEVICE static constexpr bool InColumn() { return Threads(T::k) % Grid().columns == 0; }
-  KVANT_DEVICE static constexpr i32 Cursors() {
-    return !Strides() ? 0 : InColumn() ? 1 : Traits().parameters_ahead;
-  }
-
-  // Scales or zero points of the groups that a thread loads, from tile to tile. Addresses would
-  // take several instructions for each tile; in bytes they are there, of 4 bits an index is.
-  struct Cursor {
-    const u8* data;
-    i64 index;
-    i64 row;  // from a row of groups to the next
-
-    KVANT_DEVICE static Cursor To(const ArrayTraits& traits, const Array& array, const Position& at,
-                                  i32 channel) {
-      const i64 index = GroupIndex(Traits(), traits, array, at, channel);
-      const i64 row = traits.varies & 8 ? array.strides[kRow] : 0, bytes = BitsOf(traits.type) / 8;
-      const auto* const data = static_cast<const u8*>(array.data);
-      if (bytes == 0) return {data, index, row};
-      return {data + index * bytes, 0, row * bytes};
-    }
-    KVANT_DEVICE float Load(i32 type, i32 rows) const {
-      if (BitsOf(type) < 8) return LoadElement(type, data, index + rows * row);
-      return LoadElement(type, data + rows * row, 0);
-    }
-    KVANT_DEVICE void Move(i32 type, i32 rows) {
-      if (BitsOf(type) < 8) {
-        index += rows * row;
-      } else {
-        data += rows * row;
-      }
-    }
-  };
-
-  // Those of the groups of a tile.
-  KVANT_DEVICE void FindParameters(i32 tile) {
-    const GroupGrid grid = Grid();
-    KVANT_UNROLL
-    for (i32 j = 0; j < Cursors(); ++j) {
-      const i32 i = ThreadIndex() + j * Threads(T::k);
-      Position at = batch_;
-      at.row = tile * T::k.tile + i / grid.columns * grid.tokens;
-      const i32 channel = i % grid.columns * grid.channels;
-      scales_[j] = Cursor::To(Traits().scales, AllParams()->scales, at, channel);
-      if (Traits().zero_points.type == kNone) continue;
-      zero_points_[j] = Cursor::To(Traits().zero_points, AllParams()->zero_points, at, channel);
-    }
-  }
-
-  KVANT_DEVICE GroupParameters LoadFound(i32 j) const {
-    const i32 rows = InColumn() ? j * (Threads(T::k) / Grid().columns) : 0;
-    const i32 cursor = InColumn() ? 0 : j;
-    GroupParameters found{scales_[cursor].Load(Traits().scales.type, rows), 0.f};
-    if (Traits().zero_points.type != kNone) {
-      found.zero_point = zero_points_[cursor].Load(Traits().zero_points.type, rows);
-    }
-    return found;
-  }
-
-  // To those of the tile behind `tile`, which may be of the same groups.
-  KVANT_DEVICE void MoveFound(i32 tile) {
-    const i32 group = Traits().group[kRow];
-    const bool within = group > T::k.tile && (tile + 1) * T::k.tile % group != 0;
-    const i32 rows = within ? 0 : Grid().rows;
-    KVANT_UNROLL
-    for (i32 j = 0; j < Cursors(); ++j) {
-      scales_[j].Move(Traits().scales.type, rows);
-      if (Traits().zero_points.type != kNone) zero_points_[j].Move(Traits().zero_points.type, rows);
-    }
-  }
-
-  KVANT_DEVICE void LoadParametersAhead(i32 tile) {
-    const GroupGrid grid = Grid();
-    const i32 groups = grid.rows * grid.columns;
-    KVANT_UNROLL
-    for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
-      const i32 i = ThreadIndex() + j * Threads(T::k);
-      const i32 column = tile * T::k.tile + i / grid.columns * grid.tokens;
-      ahead_[j] = {0.f, 0.f};
-      if ((groups % Threads(T::k) != 0 && i >= groups) || column >= kv_len_) continue;
-      if (Strides()) {
-        ahead_[j] = LoadFound(j);
-        continue;
-      }
-      Position at = batch_;
-      MoveToColumn(column, at);
-      const i32 channel = i % grid.columns * grid.channels;
-      // There are more columns than groups where there is more room than channels.
-      const bool beyond = Channels() > ChannelEnd() && channel >= ChannelEnd();
-      ahead_[j] = LoadParameters(Traits(), *AllParams(), at, beyond ? ChannelEnd() - 1 : channel);
-    }
-    if (Strides()) MoveFound(tile);
-  }
-
   KVANT_DEVICE void StoreParametersAhead() const {
     const GroupGrid grid = Grid();
     KVANT_UNROLL
     for (i32 j = 0; j < Traits().parameters_ahead; ++j) {
       const i32 i = ThreadIndex() + j * Threads(T::k);
-      const Words2 words = AtOnce() > 0
-                               ? Codes().Parameters(ahead_[j], of_entries_)
-                               : Words2{{AsBits(ahead_[j].scale), AsBits(ahead_[j].zero_point)}};
+      const GroupParameters& group = ahead_.groups[j];
+      const Words2 words = AtOnce() > 0 ? Codes().Parameters(group, of_entries_)
+                                        : Words2{{AsBits(group.scale), AsBits(group.zero_point)}};
       if (AtOnce() == 0 || !grid.ByChannel()) {
         StoreShared64(shared_ + At().parameters + i * 8, words);
         continue;
@@ -469,18 +373,15 @@ class TileFeed {
     }
   }
 
-  static constexpr i32 kMostAhead =
-      kKeys ? T::kMax.k[0].parameters_ahead : T::kMax.v[0].parameters_ahead;
-
   const AttentionParams& p_;
   const SharedAddress shared_;
   const SegmentTable<T> table_;
   const SharedAddress entries_;
   const float of_entries_;  // what a CodebookTable leaves to scales
   const Position batch_;
-  const i32 kv_len_, channel_;
-  GroupParameters ahead_[kMostAhead > 0 ? kMostAhead : 1];
-  Cursor scales_[kMostAhead > 0 ? kMostAhead : 1], zero_points_[kMostAhead > 0 ? kMostAhead : 1];
+  const ColumnRange exist_;  // tokens
+  const i32 channel_;
+  ParametersAhead<T, kKeys> ahead_;
 };
 
 }  // namespace kvant::cuda

@@ -359,7 +359,9 @@ def _attention(
     layer, key = key.layer, key.plain
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    asked_for = (query.requires_grad or key.requires_grad or value.requires_grad
+                 or (s_aux is not None and s_aux.requires_grad))
+    if asked_for and torch.is_grad_enabled():
         raise invalid("gradients are asked for: KvantCache is for inference, use torch.no_grad()")
     for name in ("position_bias", "head_mask"):
         if kwargs.get(name) is not None:
@@ -369,7 +371,7 @@ def _attention(
     if torch.compiler.is_compiling():
         out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
                                                attention_mask, layer.index, *terms)
-        layer.position += query.shape[2]
+        layer.position.add_(query.shape[2])
     else:
         if layer.module is None:
             layer.module = weakref.ref(module)

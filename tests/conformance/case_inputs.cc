@@ -61,10 +61,15 @@ Fill ZeroPointFill(const std::string& name, DataType code, DataType type) {
   };
 }
 
-// Tokens beyond the real length hold values that would be noticed.
+// What would be noticed.
+double Junk(DataType type) {
+  return IsFloat(type) ? std::nan("") : static_cast<double>(HighestOf(type));
+}
+
+// Tokens beyond the real length, and before the first, hold junk.
 Fill BeyondLength(const Case& c, const Fill& fill, int64_t first, size_t token_axis,
                   DataType type) {
-  const double junk = IsFloat(type) ? 200.0 : static_cast<double>(HighestOf(type));
+  const double junk = Junk(type);
   return [=](absl::Span<const int64_t> at) {
     const int64_t token = first + at[token_axis];
     const bool before = c.first_tokens && token < FirstToken(c, at[0]);
@@ -74,7 +79,7 @@ Fill BeyondLength(const Case& c, const Fill& fill, int64_t first, size_t token_a
 
 // Likewise tokens of pages that are no batch entry's, or beyond its length.
 Fill BeyondPages(const Case& c, const Fill& fill, size_t token_axis, DataType type) {
-  const double junk = IsFloat(type) ? std::nan("") : static_cast<double>(HighestOf(type));
+  const double junk = Junk(type);
   std::vector<int64_t> tokens(PoolPages(c), 0);  // that exist
   for (int64_t n = 0; n < c.batch; ++n) {
     for (int64_t i = 0; i < PagesPerEntry(c); ++i) {
@@ -89,7 +94,7 @@ Fill BeyondPages(const Case& c, const Fill& fill, size_t token_axis, DataType ty
 // Likewise tokens outside of a segment's range.
 Fill BeyondRange(const Case& c, const Fill& fill, bool keys, int64_t begin, size_t token_axis,
                  DataType type) {
-  const double junk = IsFloat(type) ? std::nan("") : static_cast<double>(HighestOf(type));
+  const double junk = Junk(type);
   std::vector<Segment> at_batch;
   for (int64_t n = 0; n < c.batch; ++n) {
     for (const Segment& one : SegmentsOf(c, keys, n)) {

@@ -132,7 +132,7 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
   if (traits.scales.type == kNone) return;
   // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
-  // Nor where a range may begin within one.
+  // Nor where a range may begin within one. All tokens may have the same.
   const bool by_token = traits.load == kByPages ||
                         ((traits.scales.varies | traits.zero_points.varies) >> kRow & 1) != 0;
   const bool aligned = !by_token || traits.group[kRow] == 1 ||
@@ -150,7 +150,8 @@ int RegistersNeeded(const AttentionTraits& t) {
   // By f32, in two parts each.
   const int scores = t.tile / t.token_warps / (t.arithmetic == kByF32 ? 1 : 2);
   // Groups of tokens that a ring cuts are looked up for every run of channels.
-  const bool looks_up = t.k[0].load == kByRange && t.k[0].group[kRow] > 1;
+  const bool looks_up =
+      t.k[0].load == kByRange && t.k[0].group[kRow] > 1 && t.k[0].parameters_ahead == 0;
   const bool codebook = t.k[0].codebook != 0 || t.v[0].codebook != 0;
   return std::min(255, output + scores + 80 + (looks_up ? 24 : 0) + (codebook ? 16 : 0));
 }

@@ -296,6 +296,35 @@ TEST(CpuAttention, NothingIsReadBeyondTheLength) {
   c.Check();
 }
 
+// Left padding and the room behind a row's tokens hold anything.
+TEST(CpuAttention, WhatLiesOutsideOfTheTokensDoesNotCount) {
+  constexpr int64_t kFirst = 70, kEnd = 133;
+  for (const int64_t q_len : {1, 40}) {
+    for (const auto order : {Format::Order::kTokenMajor, Format::Order::kChannelMajor}) {
+      for (const DataType scales : {kUndef, kF32, kF16}) {
+        Format format{.type = scales == kUndef ? kF32 : kU8, .order = order};
+        if (scales != kUndef) {
+          format.group = {1, 1, 1, 1, 0};
+          format.scales = scales;
+        }
+        SCOPED_TRACE(testing::Message()
+                     << q_len << " queries, " << DataTypeName(format.type) << ", scales "
+                     << DataTypeName(scales) << ", order " << static_cast<int>(order));
+        Case c = Plain({.b0 = 1, .q_len = q_len, .kv_len = 200, .d = 32, .dv = 32}, format, format);
+        c.spec.kv_first = c.AddScalar(kS32, kFirst);
+        c.spec.kv_lengths = c.AddScalar(kS32, kEnd);
+        for (KvSegment* segment : {&c.spec.k[0], &c.spec.v[0]}) {
+          View& view = segment->quantization ? segment->quantization->scales : segment->data;
+          view = c.AddInput(view.type, view.dims, view.strides, [&](const Dims5& p) {
+            return p[3] < kFirst || kEnd <= p[3] ? std::nan("") : c.Random(0.003, 0.006);
+          });
+        }
+        c.CheckEverywhere();
+      }
+    }
+  }
+}
+
 TEST(CpuAttention, Sinks) {
   for (int64_t s : {65, 1000}) {
     for (bool masked : {false, true}) {

@@ -51,18 +51,18 @@ class Judge {
   };
 
   Row Compute(Dims5 p) {
-    const int64_t length = Length(p);
+    const int64_t first = First(p), length = Length(p);
     std::vector<double> probs(length);
     Row row;
     if (spec_.over_queries) {
       for (int64_t c = 0; c < length; ++c) probs[c] = Column(p, c)[p[3]];
     } else {
-      for (int64_t c = 0; c < length; ++c) probs[c] = Score(p, c, length);
+      for (int64_t c = 0; c < length; ++c) probs[c] = c < first ? -kInf : Score(p, c, length);
       row.stats = Softmax(p, probs);
     }
     for (int64_t c = 0; c < length; ++c) probs[c] = Finish(p, c, probs[c]);
     row.out.assign(spec_.v_head_size, 0.0);
-    for (int64_t c = 0; c < length; ++c) {
+    for (int64_t c = first; c < length; ++c) {
       const std::vector<double>& v = Token(spec_.v, p, c);
       for (int64_t d = 0; d < spec_.v_head_size; ++d) row.out[d] += probs[c] * v[d];
     }
@@ -82,6 +82,9 @@ class Judge {
   }
 
  private:
+  int64_t First(const Dims5& p) const {
+    return spec_.kv_first.present() ? static_cast<int64_t>(Read(spec_.kv_first, p)) : 0;
+  }
   int64_t Length(const Dims5& p) const {
     if (spec_.kv_lengths.present()) return static_cast<int64_t>(Read(spec_.kv_lengths, p));
     if (!spec_.k[0].range.present()) return spec_.kv_len;

@@ -1,6 +1,7 @@
 // Tiles of prompts over codes, which become 16-bit values in pairs: every type of codes and of zero
 // points, groups along channels and tokens, tails, scales of all magnitudes, codebooks.
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,42 @@ TEST(AttentionTilesCodesTest, EveryTypeOfZeroPoints) {
   }
 }
 
+TEST(AttentionTilesCodesTest, F8) {
+  for (const DataType queries : {kF16, kBF16}) {
+    for (const DataType codes : {kF8E4M3, kF8E5M2}) {
+      for (const DataType scales : {kF16, kBF16, kF32}) {
+        for (const Dims5& group : std::vector<Dims5>{
+                 {1, 1, 1, 1, 0}, {1, 1, 1, 1, 16}, {1, 1, 1, 0, 0}, {1, 1, 1, 0, 1}}) {
+          SCOPED_TRACE(testing::Message()
+                       << DataTypeName(queries) << " queries, " << DataTypeName(codes)
+                       << ", scales of " << DataTypeName(scales) << ", groups of " << group[kRow]
+                       << " by " << group[kCol]);
+          const Format format{.type = codes, .group = group, .scales = scales};
+          Check(kPrompt, queries, format, format);
+        }
+      }
+    }
+  }
+}
+
+// Codes of 0 stand where there is no token, and are less their zero point too small for f16.
+TEST(AttentionTilesCodesTest, WhatDoesNotExistIsZero) {
+  const Format k{.type = kU8, .group = {1, 1, 1, 1, 0}, .scales = kF16};
+  for (const Dims5& group :
+       std::vector<Dims5>{{1, 1, 1, 0, 1}, {1, 1, 1, 0, 32}, {1, 1, 1, 1, 0}}) {
+    Case c =
+        Prompt(kPrompt, kF16, k, {.type = kU8, .group = group, .scales = kF16, .zero_points = kU8});
+    KvSegment& v = c.spec.v[0];
+    v.data =
+        c.AddDense(kU8, v.data.dims, [&](const Dims5&) { return std::floor(c.Random(128, 256)); });
+    Quantization& q = *v.quantization;
+    q.scales = c.AddDense(kF16, q.scales.dims, [](const Dims5&) { return 300; });
+    q.zero_points = c.AddDense(kU8, q.zero_points.dims, [](const Dims5&) { return 255; });
+    SCOPED_TRACE(testing::Message() << "groups of " << group[kRow] << " by " << group[kCol]);
+    c.CheckOnCudaSimt();
+  }
+}
+
 TEST(AttentionTilesCodesTest, EveryGroup) {
   for (const DataType queries : {kF16, kBF16}) {
     for (const Dims5& group : std::vector<Dims5>{{1, 1, 1, 1, 8},
@@ -60,19 +97,27 @@ TEST(AttentionTilesCodesTest, EveryGroup) {
                                                  {1, 1, 1, 1, 12},
                                                  {1, 1, 1, 1, 0},
                                                  {1, 1, 1, 0, 0},
+                                                 {1, 1, 1, 0, 1},
+                                                 {1, 1, 1, 16, 1},
                                                  {1, 1, 1, 32, 1},
+                                                 {1, 1, 1, 96, 1},
+                                                 {1, 1, 1, 128, 1},
                                                  {1, 1, 1, 32, 8},
                                                  {1, 1, 1, 48, 16},
                                                  {1, 1, 1, 64, 32}}) {
       for (const DataType codes : {kS8, kU4, kU2}) {
         Shape shape = kPrompt;
         if (group[kCol] == 12) shape.d = 96;
-        if (group[kRow] > 1) shape.kv_len = group[kRow] == 48 ? 144 : 192;
+        if (group[kRow] > 1)
+          shape.kv_len = group[kRow] == 128 ? 256 : group[kRow] == 48 ? 144 : 192;
         SCOPED_TRACE(testing::Message()
                      << DataTypeName(queries) << " queries, " << DataTypeName(codes)
                      << ", groups of " << group[kRow] << " by " << group[kCol]);
-        const Format format{.type = codes, .group = group, .scales = queries, .zero_points = kU8};
-        Check(shape, queries, format, format);
+        // Scales of another type are floats beside codes.
+        for (const DataType scales : {queries, kF32}) {
+          const Format format{.type = codes, .group = group, .scales = scales, .zero_points = kU8};
+          Check(shape, queries, format, format);
+        }
       }
     }
   }
@@ -104,12 +149,12 @@ TEST(AttentionTilesCodesTest, Codebooks) {
     return scaled;
   };
   for (const DataType queries : {kF16, kBF16}) {
-    for (const int64_t group : {8, 16, 32, 0}) {
+    for (const int64_t group : {1, 8, 16, 32, 0}) {
       for (const float factor : {1.f, 0x1p-5f, 77.f}) {
         SCOPED_TRACE(testing::Message() << DataTypeName(queries) << " queries, groups of " << group
                                         << ", entries times " << factor);
         const Format nf4{.type = kU4,
-                         .group = {1, 1, 1, 1, group},
+                         .group = {1, 1, 1, group == 1 ? 0 : 1, group},
                          .scales = queries,
                          .codebook = entries("nf4", factor)};
         Format iq4_nl = nf4;
