@@ -2,7 +2,7 @@
 
 transformers_decode.py [ROUNDS]. SmolLM2-135M's shape, 30 layers of 9 query heads over 3 KV heads of 64: for each layer
 the cache's update and the attention function, as a model calls them, with random queries, keys and values. Milliseconds
-of a step.
+of a step. DynamicCache with 8 sequences of 32k tokens takes 12 GB.
 
 DynamicCache, and kvant.KvCache alone, called the same way: medians; ratios are medians of those of a round.
 QuantizedCache (of quanto, hqq, where they are installed) quantizes all its tokens again every 128 steps: means of 128.

@@ -131,11 +131,12 @@ void ChooseStaging(const AttentionTraits& t, int32_t segments, int32_t head_size
   const bool as_computed = traits.data.type == kOperands[t.arithmetic];
   traits.staging = as_computed && traits.scales.type == kNone ? kInPlace : kCopied;
   if (traits.scales.type == kNone) return;
-  // Of groups that tiles cut, or too small to read ahead, parameters are read where they are used.
-  // Nor where a range may begin within one. All tokens may have the same.
-  const bool by_token = traits.load == kByPages ||
-                        ((traits.scales.varies | traits.zero_points.varies) >> kRow & 1) != 0;
-  const bool aligned = !by_token || traits.group[kRow] == 1 ||
+  // Parameters are read where they are used if groups are too small to read ahead, or if a tile may
+  // begin or end within one, as with ranges. Nothing cuts a group of all tokens; a page has its
+  // own.
+  const bool of_all_tokens = traits.load != kByPages &&
+                             ((traits.scales.varies | traits.zero_points.varies) >> kRow & 1) == 0;
+  const bool aligned = of_all_tokens || traits.group[kRow] == 1 ||
                        (traits.load != kByRange &&
                         (t.tile % traits.group[kRow] == 0 || traits.group[kRow] % t.tile == 0));
   const GroupGrid grid = GroupGrid::Of(traits, t.tile, channels);

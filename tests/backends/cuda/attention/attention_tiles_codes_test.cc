@@ -108,8 +108,9 @@ TEST(AttentionTilesCodesTest, EveryGroup) {
       for (const DataType codes : {kS8, kU4, kU2}) {
         Shape shape = kPrompt;
         if (group[kCol] == 12) shape.d = 96;
-        if (group[kRow] > 1)
-          shape.kv_len = group[kRow] == 128 ? 256 : group[kRow] == 48 ? 144 : 192;
+        if (group[kRow] > 1) shape.kv_len = 192;
+        if (group[kRow] == 48) shape.kv_len = 144;
+        if (group[kRow] == 128) shape.kv_len = 256;
         SCOPED_TRACE(testing::Message()
                      << DataTypeName(queries) << " queries, " << DataTypeName(codes)
                      << ", groups of " << group[kRow] << " by " << group[kCol]);
