@@ -35,6 +35,16 @@ bool HasMatrixProducts() {
   return false;
 #endif
 }
+
+// Of matrices of bf16, as the above.
+bool HasBf16Products() {
+#if defined(__linux__)
+  constexpr unsigned long kBf16Products = 1ul << 14;  // HWCAP2_BF16
+  return (getauxval(AT_HWCAP2) & kBf16Products) != 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 const KernelSet* Choose(const char* forced) {
