@@ -34,7 +34,7 @@ EXAMPLES = {
 }
 
 ENVIRONMENT = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", PIP_DISABLE_PIP_VERSION_CHECK="1",
-                   KVANT_PYTHON=str(INTERPRETER))
+                   KVANT_PYTHON=str(INTERPRETER), SKBUILD_CMAKE_DEFINE="KVANT_WERROR=ON")
 for name in ("PYTHONPATH", "PYTHONHOME"):
     ENVIRONMENT.pop(name, None)
 
@@ -63,10 +63,10 @@ def what_is_missing(interpreter, modules):
 
 
 def build():
-    """The wheel. Its build folder stays, and the compiler's cache is that of all builds."""
+    """The wheel. Its build folder stays; it lies beside those of the presets, with whom it shares the compiler's cache."""
     made = WORK / "wheel"
     shutil.rmtree(made, ignore_errors=True)
-    run(sys.executable, SOURCE / "scripts/wheel", "--arch", ARCH, "--out", made, "--build", WORK / "build")
+    run(sys.executable, SOURCE / "scripts/wheel", "--arch", ARCH, "--out", made)
     (wheel,) = made.glob("kvant-*.whl")
     return wheel
 

@@ -53,8 +53,8 @@ struct Avx512Pairs {
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const __m512bh left = reinterpret_cast<__m512bh>(
-            _mm512_set1_epi32(static_cast<int>(a[r * a_row + i])));
+        const __m512bh left =
+            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[r * a_row + i])));
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v) {
           sum[r][v].raw = _mm512_dpbf16_ps(sum[r][v].raw, left, right[v]);
@@ -70,9 +70,9 @@ struct Avx512Pairs {
   }
   // Words of a pair of lines, [a's 16 | b's 16], to a0 b0 a1 b1 ...
   static __m512i Interleave(__m512i words) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
-                                           24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
-                                           16, 0);
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, words);
   }
 };

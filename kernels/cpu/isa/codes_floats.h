@@ -1,5 +1,5 @@
 // FloatCodeKernels of kernels/cpu/codes.h: f32 products on codes that stand for floats, over the
-// primitives of floats_avx512.h.
+// primitives of floats_<set>.h.
 #ifndef KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
 #define KVANT_KERNELS_CPU_ISA_CODES_FLOATS_H_
 
@@ -56,7 +56,8 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
   using F = typename S::Vector;
   constexpr int kValues = kPieceChannels<Codes> / 4;
   // Vectors that share what is read of the queries.
-  constexpr int kShared = kRows > 2 ? 4 : 1;
+  constexpr int kShared = S::template kShared<kRows>;
+  constexpr int kVectorsOfLine = kLineOfNext / (kPieceBytes * S::kTokensOfVector);
   constexpr int kVectors = S::kWidth / S::kTokensOfVector;
   const int64_t stride = rows.stride, last = rows.tokens - 1;
   const uint8_t* first[kVectors];
@@ -81,8 +82,10 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
 #pragma GCC unroll 4
         for (int s = 0; s < kShared; ++s) {
           // The next tile, line after line.
-          __builtin_prefetch(next, 0, 2);
-          next += kLineOfNext;
+          if ((i + s) % kVectorsOfLine == 0) {
+            __builtin_prefetch(next, 0, 2);
+            next += kLineOfNext;
+          }
           if constexpr (kWhole) {
             words[s] = codes.Open(S::LoadPieces(first[i + s], kVectors * stride));
             first[i + s] += kPieceBytes;
@@ -202,7 +205,7 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
       });
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const F weight = S::template FloatWeights<kGroups>(weights[ch], r * row_step + t);
+        const F weight = S::FloatWeights(weights[ch], r * row_step + t);
 #pragma GCC unroll 4
         for (int k = 0; k < kPlanes; ++k) acc[ch][r][k] = S::Fma(v[k], weight, acc[ch][r][k]);
       }

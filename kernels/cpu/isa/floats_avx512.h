@@ -135,6 +135,9 @@ struct Avx512Floats : Avx512Codes {
     I upper_[2], lower_[2];
   };
 
+  // Vectors of four tokens that share what is read of kRows queries.
+  template <int kRows>
+  static constexpr int kShared = kRows > 2 ? 4 : 1;
   // Four floats, in each quarter.
   static Vector Quarters(const float* p) { return Vector{_mm512_broadcast_f32x4(_mm_loadu_ps(p))}; }
   // Element 4 q + i is the sum over quarter q of v[i].

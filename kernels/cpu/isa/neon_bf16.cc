@@ -90,8 +90,8 @@ struct NeonPairs {
       for (int v = 0; v < kCount; ++v) {
         const float64x2_t low = vreinterpretq_f64_f32(acc[r / 2][v][0]),
                           high = vreinterpretq_f64_f32(acc[r / 2][v][1]);
-        sum[r][v].raw = vreinterpretq_f32_f64(r % 2 == 0 ? vzip1q_f64(low, high)
-                                                         : vzip2q_f64(low, high));
+        sum[r][v].raw =
+            vreinterpretq_f32_f64(r % 2 == 0 ? vzip1q_f64(low, high) : vzip2q_f64(low, high));
       }
     }
   }
