@@ -101,13 +101,15 @@ class TileRunner {
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
+    // What comes next is another tile's.
+    if (schedule_.by_chunks()) buffers_.columns.AskUntil(chunk_.end);
     FindRanges();
     // The chunk before ends with asking for this one.
     if (live_.begin < live_.end && split != asked_for_) {
       const int64_t end = std::min(buffers_.columns.TileEnd(live_.begin), live_.end);
       products_.RequestFirst(live_.begin, end - live_.begin);
     }
-    asked_for_ = split + 1;
+    asked_for_ = schedule_.by_chunks() ? -1 : split + 1;
     const bool joins = place_.row->splits > 1;
     state_ = joins ? PartialOf(call_, place_.partial + split) : buffers_.state;
     std::fill_n(state_.max, tile_.rows, kNegInf);
@@ -364,8 +366,7 @@ void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule
              int64_t unit, int64_t& tile, float* scratch) {
   const Schedule::Place place = schedule.UnitAt(unit);
   auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
-  // By its first unit.
-  if (const int64_t wanted = unit - place.split; tile != wanted) {
+  if (const int64_t wanted = place.tile_id(); tile != wanted) {
     runner = new (scratch) TileRunner(kernels, call, schedule, place, scratch + kRunnerFloats);
     tile = wanted;
   }

@@ -95,7 +95,7 @@ class PartBlocks {
     int64_t page = part.token / page_tokens, token = part.token % page_tokens;
     for (int i = 0; i < 2 * kTileBlocks; ++i) {
       // There may be no page for tokens after the last.
-      const bool exists = part.token + i * kPageUnit < piece.end();
+      const bool exists = part.token + i * kPageUnit < piece.asked_end;
       at_[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at_[i - kTileBlocks];
       token += kPageUnit;
       if (token < page_tokens) continue;

@@ -1,6 +1,8 @@
 #include "kvant/kernels/cpu/columns.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace kvant::cpu {
 namespace {
@@ -62,6 +64,15 @@ void Columns::Read(const AttentionProblem& problem, const Reader& reader, int64_
   const int64_t all = std::max<int64_t>(end_ + lead_ - base_, 1);
   chunk_ = CeilDiv(CeilDiv(all, splits), kTokenTile) * kTokenTile;
   chunks_ = CeilDiv(all, chunk_);
+  AskUntil(end_);
+}
+
+void Columns::AskUntil(int64_t column) {
+  for (const auto& [room, pieces] : {std::pair(k_room_, k_), std::pair(v_room_, v_)}) {
+    for (Piece* piece = room; piece != room + pieces.count; ++piece) {
+      piece->asked_end = std::min(piece->end(), piece->first + column - piece->begin);
+    }
+  }
 }
 
 Pieces Columns::ReadPieces(const AttentionProblem& problem, const Reader& reader, Position at,

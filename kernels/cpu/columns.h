@@ -32,6 +32,10 @@ class Columns {
   void Read(const AttentionProblem& problem, const Reader& reader, int64_t b0, const Extent& extent,
             int64_t splits);
 
+  // Of what is in pages, nothing from this column on is asked for ahead of its use. Read: of all
+  // columns.
+  void AskUntil(int64_t column);
+
   Pieces k() const { return k_; }
   Pieces v() const { return v_; }
 

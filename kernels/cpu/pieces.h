@@ -18,6 +18,8 @@ struct Piece {
   // Not null: the pages of the batch row, `page_stride` apart, of segment->tokens each.
   const int32_t* pages = nullptr;
   int64_t page_stride = 0;
+  // Of those in pages, none from this one on is asked for ahead of its use.
+  int64_t asked_end = 0;
 
   int64_t end() const { return first + tokens; }
   // Where token `token` lies, as that of a batch row which is at `p` otherwise.
@@ -72,7 +74,7 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
         }
       }
       // There may be no page for a token after the last.
-      const bool last = piece->pages != nullptr && token + tokens >= piece->end();
+      const bool last = piece->pages != nullptr && token + tokens >= piece->asked_end;
       use(Part{*piece->segment, first, tokens, begin - column,
                last ? first : piece->At(p, token + tokens), joined, token});
       begin += tokens;

@@ -77,7 +77,8 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
     : problem_(*call.problem),
       rows_(static_cast<Row*>(room)),
-      came_(reinterpret_cast<std::atomic<bool>*>(rows_ + problem_.batch[0])) {
+      came_(reinterpret_cast<std::atomic<bool>*>(rows_ + problem_.batch[0])),
+      by_chunks_(problem_.k_segments > 0 && problem_.k[0].page_table.present()) {
   const int64_t batch = problem_.batch[0];
   int64_t tokens = 0;  // of all tiles
   for (int64_t b0 = 0; b0 < batch; ++b0) {
@@ -115,8 +116,10 @@ Schedule::Place Schedule::UnitAt(int64_t unit) const {
   const Row* row = std::upper_bound(rows_, rows_ + problem_.batch[0], unit,
                                     [](int64_t i, const Row& r) { return i < r.unit; }) -
                    1;
-  const int64_t index = unit - row->unit, tile = index / row->splits;
-  return {row, row - rows_, tile, index % row->splits, row->partial + tile * row->splits};
+  const int64_t index = unit - row->unit, tiles = Groups(problem_) * row->tiles_of_group;
+  const int64_t tile = by_chunks_ ? index % tiles : index / row->splits;
+  const int64_t split = by_chunks_ ? index / tiles : index % row->splits;
+  return {row, row - rows_, tile, split, row->partial + tile * row->splits};
 }
 
 }  // namespace kvant::cpu

@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
@@ -25,6 +28,7 @@ struct Sizes {
   int64_t kv_heads = 8, ratio = 4, kv_len = 32768;
   std::vector<int32_t> lengths;
   int64_t q_len = 1;
+  bool pages = false;
 };
 
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
@@ -43,6 +47,11 @@ class Scheduled {
       problem_.kv_lengths.buffer = 0;
       problem_.kv_lengths.type = kS32;
       problem_.kv_lengths.strides[0] = 1;
+    }
+    if (of.pages) {
+      keys_.page_table.buffer = 1;
+      problem_.k = &keys_;
+      problem_.k_segments = 1;
     }
     room_.resize(Schedule::Bytes(problem_));
     inputs_ = {lengths_.data()};
@@ -66,6 +75,7 @@ class Scheduled {
 
  private:
   AttentionProblem problem_;
+  Segment keys_;
   std::vector<int32_t> lengths_;
   std::vector<std::byte> room_;
   std::vector<const void*> inputs_;
@@ -115,6 +125,34 @@ TEST(CpuSchedule, UnitsCoverEveryTokenOfEveryTileOnce) {
     }
     EXPECT_EQ(at, made.length(b0));
     EXPECT_EQ(b0, made.problem().batch[0] - 1);
+  }
+}
+
+// The same units, of which those of a chunk follow one another.
+TEST(CpuSchedule, UnitsInPagesGoByChunks) {
+  using Unit = std::array<int64_t, 4>;  // batch row, chunk, tile, partial result
+  const auto units_of = [](const Sizes& of) {
+    const Scheduled made(of);
+    std::vector<Unit> units;
+    std::set<std::pair<int64_t, int64_t>> tiles;
+    std::set<int64_t> ids;
+    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
+      const Schedule::Place place = made.schedule().UnitAt(unit);
+      units.push_back({place.b0, place.split, place.tile, place.partial});
+      tiles.emplace(place.b0, place.tile);
+      ids.insert(place.tile_id());
+    }
+    EXPECT_EQ(ids.size(), tiles.size());
+    return units;
+  };
+  for (Sizes of : ManySizes()) {
+    SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
+    std::vector<Unit> by_tiles = units_of(of);
+    of.pages = true;
+    const std::vector<Unit> by_chunks = units_of(of);
+    EXPECT_TRUE(std::is_sorted(by_chunks.begin(), by_chunks.end()));
+    std::sort(by_tiles.begin(), by_tiles.end());
+    EXPECT_EQ(by_chunks, by_tiles);
   }
 }
 
