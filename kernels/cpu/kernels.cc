@@ -14,37 +14,19 @@ namespace kvant::cpu {
 
 namespace {
 
+// Dot products of bytes, and products of matrices of bytes and of bf16: optional from Armv8.2 on.
 #if defined(__aarch64__) && !defined(KVANT_PORTABLE_ONLY)
-// Of bytes, optional from Armv8.2 on. Every Mac with an Arm processor has them.
-bool HasDotProducts() {
 #if defined(__linux__)
-  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
-  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+bool HasCapability(unsigned long list, int bit) { return (getauxval(list) >> bit & 1) != 0; }
+bool HasDotProducts() { return HasCapability(AT_HWCAP, 20); }      // HWCAP_ASIMDDP
+bool HasMatrixProducts() { return HasCapability(AT_HWCAP2, 13); }  // HWCAP2_I8MM
+bool HasBf16Products() { return HasCapability(AT_HWCAP2, 14); }    // HWCAP2_BF16
 #else
-  return true;
+// Every Mac with an Arm processor has the first, and not every one the others.
+bool HasDotProducts() { return true; }
+bool HasMatrixProducts() { return false; }
+bool HasBf16Products() { return false; }
 #endif
-}
-
-// Of matrices of bytes, optional from Armv8.2 on. Not every Mac has them, and dot products do
-// there.
-bool HasMatrixProducts() {
-#if defined(__linux__)
-  constexpr unsigned long kMatrixProducts = 1ul << 13;  // HWCAP2_I8MM
-  return (getauxval(AT_HWCAP2) & kMatrixProducts) != 0;
-#else
-  return false;
-#endif
-}
-
-// Of matrices of bf16, as the above.
-bool HasBf16Products() {
-#if defined(__linux__)
-  constexpr unsigned long kBf16Products = 1ul << 14;  // HWCAP2_BF16
-  return (getauxval(AT_HWCAP2) & kBf16Products) != 0;
-#else
-  return false;
-#endif
-}
 #endif
 
 const KernelSet* Choose(const char* forced) {
