@@ -66,15 +66,30 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
     }
   }
 
-  // Dword j: byte j of one token and byte j of the next, as 16-bit halves.
-  template <bool kSigned>
+  template <int kBits>
+  static I RaiseHalves(I a) {
+    return _mm256_slli_epi16(a, kBits);
+  }
+  template <int kBits>
+  static I SignedShiftHalves(I a) {
+    return _mm256_srai_epi16(a, kBits);
+  }
+
+  // Dword j: the j-th kUnit bytes of one token and those of the next, as 16-bit halves.
+  template <int kUnit>
   static I TokenPair(const uint8_t* p0, const uint8_t* p1, int64_t bytes) {
-    uint64_t a = 0, b = 0;
-    std::memcpy(&a, p0, bytes >= kWidth ? kWidth : bytes);
-    std::memcpy(&b, p1, bytes >= kWidth ? kWidth : bytes);
-    const __m128i both = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(a)),
-                                           _mm_cvtsi64_si128(static_cast<int64_t>(b)));
-    return kSigned ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
+    const auto load = [bytes](const uint8_t* p) {
+      if (bytes >= kUnit * kWidth) {
+        if (kUnit == 2) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+      }
+      alignas(16) uint8_t some[16] = {};
+      std::memcpy(some, p, static_cast<size_t>(bytes));
+      return _mm_load_si128(reinterpret_cast<const __m128i*>(some));
+    };
+    const __m128i a = load(p0), b = load(p1);
+    if (kUnit == 2) return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
+    return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b));
   }
 
   // The pair of weights at `at` of each of kGroups, over equal runs of lanes.

@@ -86,25 +86,45 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     }
   }
 
-  // Dword j: byte j of one token and byte j of the next, as 16-bit halves.
-  template <bool kSigned>
+  template <int kBits>
+  static I RaiseHalves(I a) {
+    return _mm512_slli_epi16(a, kBits);
+  }
+  template <int kBits>
+  static I SignedShiftHalves(I a) {
+    return _mm512_srai_epi16(a, kBits);
+  }
+
+  // Dword j: the j-th kUnit bytes of one token and those of the next, as 16-bit halves.
+  template <int kUnit>
   static I TokenPair(const uint8_t* p0, const uint8_t* p1, int64_t bytes) {
-    __m128i a, b;
-    if (bytes >= kWidth) {
-      a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p0));
-      b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p1));
+    if constexpr (kUnit == 2) {
+      const auto load = [bytes](const uint8_t* p) {
+        return bytes >= 2 * kWidth ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
+                                   : _mm256_maskz_loadu_epi8((uint32_t{1} << bytes) - 1, p);
+      };
+      alignas(64) static constexpr auto kInTurn = [] {
+        HalfOrder order{};
+        for (int i = 0; i < 32; ++i) order.at[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+        return order;
+      }();
+      return _mm512_permutexvar_epi16(
+          _mm512_load_si512(kInTurn.at),
+          _mm512_inserti64x4(_mm512_castsi256_si512(load(p0)), load(p1), 1));
     } else {
-      a = _mm_maskz_loadu_epi8(First(bytes), p0);
-      b = _mm_maskz_loadu_epi8(First(bytes), p1);
+      const auto load = [bytes](const uint8_t* p) {
+        return bytes >= kWidth ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                               : _mm_maskz_loadu_epi8(First(bytes), p);
+      };
+      alignas(32) static constexpr auto kInTurn = [] {
+        ByteOrder order{};
+        for (int i = 0; i < 32; ++i) order.at[i] = static_cast<uint8_t>(i / 2 + i % 2 * 16);
+        return order;
+      }();
+      return _mm512_cvtepu8_epi16(
+          _mm256_permutexvar_epi8(_mm256_load_si256(reinterpret_cast<const __m256i*>(kInTurn.at)),
+                                  _mm256_set_m128i(load(p1), load(p0))));
     }
-    alignas(32) static constexpr auto kInTurn = [] {
-      ByteOrder order{};
-      for (int i = 0; i < 32; ++i) order.at[i] = static_cast<uint8_t>(i / 2 + i % 2 * 16);
-      return order;
-    }();
-    const __m256i both = _mm256_permutexvar_epi8(
-        _mm256_load_si256(reinterpret_cast<const __m256i*>(kInTurn.at)), _mm256_set_m128i(b, a));
-    return kSigned ? _mm512_cvtepi8_epi16(both) : _mm512_cvtepu8_epi16(both);
   }
 
   // The pair of weights at `at` of each of kGroups, over equal runs of lanes.

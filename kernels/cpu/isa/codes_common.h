@@ -60,6 +60,7 @@ void ForRowBlocks(int64_t rows, F f) {
 template <typename S, int kPlanes>
 inline __attribute__((always_inline)) void ZipPlanes(const typename S::Vector (&planes)[kPlanes],
                                                      typename S::Vector (&out)[kPlanes]) {
+  static_assert(kPlanes <= 4);
   if constexpr (kPlanes == 1) {
     out[0] = planes[0];
   } else if constexpr (kPlanes == 2) {
@@ -127,6 +128,22 @@ struct PairedHalves : DwordColumns<Own> {
   template <int kBits, int k, typename I>
   static inline __attribute__((always_inline)) I Centred(I word) {
     return Own::SubHalves(Field<kBits, k>(word), Own::Dword((1 << (kBits - 1)) * 0x10001));
+  }
+  // The k-th field of each half, codes of kBits of a pair of tokens. Narrow ones become unsigned
+  // where `flips` has sign bits, and stay where they are in their byte, worth 2^(k * kBits % 8) as
+  // much: 64 tokens fit s32 even so.
+  template <int kBits, bool kSigned, int k, typename I>
+  static inline __attribute__((always_inline)) I ValueField(I units, I flips) {
+    constexpr bool kHigh = k * kBits >= 8;
+    if constexpr (kBits == 8 && kSigned) {
+      return Own::template SignedShiftHalves<8>(kHigh ? units
+                                                      : Own::template RaiseHalves<8>(units));
+    } else {
+      const I byte = kHigh ? Own::template ShiftHalves<8>(units) : units;
+      if constexpr (kBits == 8) return kHigh ? byte : Own::And(byte, Own::Dword(0x00ff00ff));
+      constexpr int kMask = ((1 << kBits) - 1) << k * kBits % 8;
+      return Own::XorAnd(byte, flips, Own::Dword(kMask * 0x10001));
+    }
   }
   static auto Ones() { return Own::Dword(0x10001); }
   // The sum that sums of products by chains are.

@@ -11,25 +11,28 @@
 namespace kvant::cpu {
 namespace {
 
-// kChunks runs of kWidth bytes of each token times kRows rows of weights; kGroups of
-// them share a run.
-template <typename S, int kBits, bool kSigned, int kRows, int kGroups, int kChunks>
+// kChunks runs of kWidth units of each token times kRows rows of weights; kGroups of
+// them share a run. A unit is kUnit bytes, of which a half of a dword holds the codes.
+template <typename S, int kBits, bool kSigned, int kUnit, int kRows, int kGroups, int kChunks>
 void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, const float* shrink,
                  float* out) {
   using I = typename S::I;
   using F = typename S::Vector;
-  constexpr int kPlanes = 8 / kBits;
+  constexpr int kPlanes = 8 * kUnit / kBits;
+  constexpr int64_t kRunBytes = S::kWidth * kUnit;
   constexpr int64_t kChannels = S::kWidth * kPlanes;
-  const I flips = S::Dword(!args.is_signed ? 0 : kBits == 4 ? 0x00880088 : 0x00aa00aa);
+  const I flips =
+      S::Dword(!args.is_signed ? 0 : static_cast<int32_t>(kBits == 4 ? 0x88888888 : 0xaaaaaaaa));
   const CodeRows& rows = args.rows;
   const int64_t bytes = rows.row_bytes - byte;
+  const int64_t first_channel = byte * 8 / kBits;
   const int64_t row_step = args.groups * kTokenTile;
   // Lanes past the last channel have no group; what they multiply is not used.
   const int16_t* weights[kChunks][kGroups];
   int64_t groups[kChunks][kGroups];
   for (int ch = 0; ch < kChunks; ++ch) {
     for (int i = 0; i < kGroups; ++i) {
-      const int64_t channel = byte * kPlanes + ch * kChannels + i * (kChannels / kGroups);
+      const int64_t channel = first_channel + ch * kChannels + i * (kChannels / kGroups);
       groups[ch][i] = CodesMin(channel / args.group, args.groups - 1);
       weights[ch][i] = args.weights + (row * args.groups + groups[ch][i]) * kTokenTile;
     }
@@ -46,7 +49,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   }
   // What of the next tile is asked for with every pair of tokens, so that all passes over the
   // tokens ask for all of it, line after line.
-  constexpr int64_t kAhead = 2 * kChunks * S::kWidth;
+  constexpr int64_t kAhead = 2 * kChunks * kRunBytes;
   const uint8_t *p0 = nullptr, *next = nullptr;
   for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride, next += kAhead) {
     if (t % kPageUnit == 0) {
@@ -57,19 +60,13 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
     for (int64_t line = 0; line < kAhead; line += 64) __builtin_prefetch(next + line, 0, 2);
 #pragma GCC unroll 16
     for (int ch = 0; ch < kChunks; ++ch) {
-      const int64_t skip = ch * S::kWidth;
-      I word =
-          S::template TokenPair<kSigned>(p0 + skip, p1 + skip, kChunks > 1 ? S::kWidth : bytes);
+      const int64_t skip = ch * kRunBytes;
+      const I units =
+          S::template TokenPair<kUnit>(p0 + skip, p1 + skip, kChunks > 1 ? kRunBytes : bytes);
       I plane[kPlanes];
-      if constexpr (kPlanes == 1) {
-        plane[0] = word;  // of either sign
-      } else {
-        // Plane k stays where it is, worth 2^(k * kBits) as much: 64 tokens fit s32 even so.
-#pragma GCC unroll 16
-        for (int k = 0; k < kPlanes; ++k) {
-          plane[k] = S::XorAnd(word, flips, S::Dword((((1 << kBits) - 1) << k * kBits) * 0x10001));
-        }
-      }
+      ForEachOf<kPlanes>([&](auto k) __attribute__((always_inline)) {
+        plane[k.value] = S::template ValueField<kBits, kSigned, k.value>(units, flips);
+      });
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const I weight = S::template Weights<kGroups>(weights[ch], r * row_step + t);
@@ -78,72 +75,93 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
       }
     }
   }
+  const auto add = [&](auto plain) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-  for (int ch = 0; ch < kChunks; ++ch) {
-    const int64_t channel = byte * kPlanes + ch * kChannels;
+    for (int ch = 0; ch < kChunks; ++ch) {
+      const int64_t channel = first_channel + ch * kChannels;
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      float* const lanes = args.lanes + (row + r) * kSquareLanes;
-      F square = S::Load(lanes);
-      F v[kPlanes];
-      v[0] = S::ToFloat(acc[ch][r][0]);
+      for (int r = 0; r < kRows; ++r) {
+        float* const lanes = args.lanes + (row + r) * kSquareLanes;
+        F square = S::Load(lanes);
+        F v[kPlanes];
+        ForEachOf<kPlanes>([&](auto k) __attribute__((always_inline)) {
+          v[k.value] = S::ToFloat(acc[ch][r][k.value]);
+          constexpr int kShift = k.value * kBits % 8;
+          if (kShift != 0) v[k.value] = S::Mul(v[k.value], S::Set1(1.f / (1 << kShift)));
+        });
+        ZipPlanes<S>(v, v);
 #pragma GCC unroll 16
-      for (int k = 1; k < kPlanes; ++k) {
-        v[k] = S::Mul(S::ToFloat(acc[ch][r][k]), S::Set1(1.f / (1 << k * kBits)));
+        for (int k = 0; k < kPlanes; ++k) {
+          AddToOutput<S, plain.value>(args, row + r, channel + k * S::kWidth,
+                                      groups[ch][k * kGroups / kPlanes], shrink, v[k], out,
+                                      &square);
+        }
+        S::Store(lanes, square);
       }
-      ZipPlanes<S>(v, v);
-#pragma GCC unroll 16
-      for (int k = 0; k < kPlanes; ++k) {
-        AddToOutput<S>(args, row + r, channel + k * S::kWidth, groups[ch][k * kGroups / kPlanes],
-                       shrink, v[k], out, &square);
-      }
-      S::Store(lanes, square);
+    }
+  };
+  const bool plain =
+      args.channel_scales == nullptr && first_channel + kChunks * kChannels <= args.channels;
+  plain ? add(Constant<1>()) : add(Constant<0>());
+}
+
+template <typename S, int kBits, bool kSigned, int kUnit, int kRows, int kGroups>
+void ValuesOfGroups(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
+  constexpr int64_t kRunBytes = S::kWidth * kUnit;
+  constexpr int kFit = S::kDotAccumulators * kBits / (kRows * 8 * kUnit);
+  int64_t byte = 0;
+  const auto run = [&](auto chunks) {
+    constexpr int kChunks = decltype(chunks)::value;
+    const int64_t needed = kChunks == 1 ? 1 : kChunks * kRunBytes;
+    for (; byte + needed <= args.rows.row_bytes; byte += kChunks * kRunBytes) {
+      ValuesBlock<S, kBits, kSigned, kUnit, kRows, kGroups, kChunks>(args, row, byte, shrink, out);
+    }
+  };
+  if constexpr (kFit >= 4) run(Constant<4>());
+  if constexpr (kFit >= 2) run(Constant<2>());
+  run(Constant<1>());
+}
+
+template <typename S, int kBits, bool kSigned, int kRows>
+void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
+  // Of a run of single bytes. Those of two are turned at half the price, but have twice the sums and
+  // fields, which must fit the registers; weights of several groups would cost more than that.
+  constexpr int64_t kChannels = S::kWidth * 8 / kBits;
+  const auto are_whole = [&](int64_t n) { return args.groups == 1 || args.group % n == 0; };
+  if constexpr (kBits > 2 && kRows * 16 / kBits <= S::kDotAccumulators) {
+    if (are_whole(2 * kChannels)) {
+      return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 1>(args, row, shrink, out);
     }
   }
+  if (are_whole(kChannels)) {
+    return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 1>(args, row, shrink, out);
+  }
+  // Groups that share a run, at least 16 channels each.
+  if constexpr (kChannels > 32) {
+    if (args.group % (kChannels / 2) != 0) {
+      return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 4>(args, row, shrink, out);
+    }
+  }
+  if constexpr (kChannels > 16) {
+    ValuesOfGroups<S, kBits, kSigned, 1, kRows, 2>(args, row, shrink, out);
+  }
 }
 
-template <typename S, int kBits, bool kSigned, int kRows, int kGroups>
-void ValuesRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
-  constexpr int kFit = S::kDotAccumulators / (kRows * (8 / kBits));
-  constexpr int kChunks = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-  int64_t byte = 0;
-  for (; byte + kChunks * S::kWidth <= args.rows.row_bytes; byte += kChunks * S::kWidth) {
-    ValuesBlock<S, kBits, kSigned, kRows, kGroups, kChunks>(args, row, byte, shrink, out);
-  }
-  for (; byte < args.rows.row_bytes; byte += S::kWidth) {
-    ValuesBlock<S, kBits, kSigned, kRows, kGroups, 1>(args, row, byte, shrink, out);
-  }
-}
-
-template <typename S, int kBits, bool kSigned, int kGroups>
+template <typename S, int kBits, bool kSigned>
 void ValuesOf(const CodeKernels::Values& args, int64_t query_rows, const float* shrink,
               float* out) {
   ForRowBlocks(query_rows, [&](auto block, int64_t row) {
-    ValuesRows<S, kBits, kSigned, decltype(block)::value, kGroups>(args, row, shrink, out);
+    ValuesOfRows<S, kBits, kSigned, decltype(block)::value>(args, row, shrink, out);
   });
 }
 
 template <typename S>
 void Values(const CodeKernels::Values& args, int64_t query_rows, const float* shrink, float* out) {
-  // Groups that share a run of kWidth bytes, at least 16 channels each.
-  const int64_t channels = S::kWidth * 8 / args.bits;
-  const bool whole = args.groups == 1 || args.group % channels == 0;
-  const bool halves = args.group % (channels / 2) == 0;
-  const auto pick = [&]() -> decltype(&ValuesOf<S, 8, true, 1>) {
-    if (args.bits == 8) return args.is_signed ? ValuesOf<S, 8, true, 1> : ValuesOf<S, 8, false, 1>;
-    if (args.bits == 4) {
-      if constexpr (S::kWidth * 2 > 16) {
-        if (!whole) return ValuesOf<S, 4, false, 2>;
-      }
-      return ValuesOf<S, 4, false, 1>;
-    }
-    if (whole) return ValuesOf<S, 2, false, 1>;
-    if constexpr (S::kWidth * 4 > 32) {
-      if (!halves) return ValuesOf<S, 2, false, 4>;
-    }
-    return ValuesOf<S, 2, false, 2>;
-  };
-  pick()(args, query_rows, shrink, out);
+  const auto run = args.bits == 2   ? ValuesOf<S, 2, false>
+                   : args.bits == 4 ? ValuesOf<S, 4, false>
+                   : args.is_signed ? ValuesOf<S, 8, true>
+                                    : ValuesOf<S, 8, false>;
+  run(args, query_rows, shrink, out);
 }
 
 }  // namespace
