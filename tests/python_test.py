@@ -89,7 +89,7 @@ def install_emulated(wheel, python):
     site = WORK / "site"
     shutil.rmtree(site, ignore_errors=True)
     run(INTERPRETER, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, "--only-binary=:all:",
-        "--platform", wheel.stem.split("-")[-1], wheel)
+        "--platform", wheel.stem.split("-")[-1].split(".")[-1], wheel)
     ENVIRONMENT["PYTHONPATH"] = str(site)
     return python
 

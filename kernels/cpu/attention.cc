@@ -101,15 +101,15 @@ class TileRunner {
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
-    // What comes next is another tile's.
-    if (schedule_.by_chunks()) buffers_.columns.AskUntil(chunk_.end);
+    // Else what comes next is another tile's.
+    if (!place_.goes_on) buffers_.columns.AskUntil(chunk_.end);
     FindRanges();
-    // The chunk before ends with asking for this one.
+    // The chunk before may have ended with asking for this one.
     if (live_.begin < live_.end && split != asked_for_) {
       const int64_t end = std::min(buffers_.columns.TileEnd(live_.begin), live_.end);
       products_.RequestFirst(live_.begin, end - live_.begin);
     }
-    asked_for_ = schedule_.by_chunks() ? -1 : split + 1;
+    asked_for_ = place_.goes_on ? split + 1 : -1;
     const bool joins = place_.row->splits > 1;
     state_ = joins ? PartialOf(call_, place_.partial + split) : buffers_.state;
     std::fill_n(state_.max, tile_.rows, kNegInf);

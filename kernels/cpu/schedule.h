@@ -5,9 +5,9 @@
 // row has more chunks than a short one. All follows from shapes, lengths and offsets, never from
 // the threads.
 //
-// Units of a batch row follow one another by tiles, and of a tile by chunks: so tokens are read one
-// after another. In pages that would be a few of them at a time; there the heads of a page lie side
-// by side, and units go by chunks, and of a chunk by tiles.
+// The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are read
+// in the order they lie in. Of pages they go chunk by chunk, and through the tiles of each, because
+// there the heads of a page lie side by side.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
@@ -37,6 +37,7 @@ class Schedule {
     int64_t tile = 0;  // of the batch row's
     int64_t split = 0;
     int64_t partial = 0;  // of the tile's first split
+    bool goes_on = true;  // with the same tile's next chunk
 
     // No other tile has this.
     int64_t tile_id() const { return row->unit + tile; }
@@ -54,8 +55,6 @@ class Schedule {
   Schedule(const AttentionCall& call, const Reader& reader, void* room);
 
   int64_t units() const { return units_; }
-  // Else by tiles.
-  bool by_chunks() const { return by_chunks_; }
   Place UnitAt(int64_t unit) const;
   // Of the two who have made what is to be joined, the second, who sees what both have written.
   // Each calls it once, with the partial result that joins another.
@@ -67,7 +66,7 @@ class Schedule {
   const AttentionProblem& problem_;
   Row* const rows_;
   std::atomic<bool>* const came_;  // by partial result
-  const bool by_chunks_;
+  const bool by_chunks_;  // else by tiles
   int64_t units_ = 0;
 };
 

@@ -1,9 +1,8 @@
-// Products of tiles of bf16 pairs (PairKernels), for any instruction set that has the primitives of
-// avx512_bf16.cc:
+// Products of tiles of bf16 pairs (PairKernels), for any instruction set that has these primitives:
 //
 //   PairLines, PairLine    as PairKernels has them
 //   kVectors               vectors of columns that a block of rows takes at a time
-//   Multiply               a block's sums: see there
+//   Multiply               a block's sums, as avx512_bf16.cc says
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
 #define KVANT_KERNELS_CPU_ISA_PAIRS_H_
 

@@ -141,6 +141,10 @@ TEST(CpuSchedule, UnitsInPagesGoByChunks) {
       units.push_back({place.b0, place.split, place.tile, place.partial});
       tiles.emplace(place.b0, place.tile);
       ids.insert(place.tile_id());
+      if (place.split + 1 < place.row->splits) {
+        const Schedule::Place next = made.schedule().UnitAt(unit + 1);
+        EXPECT_EQ(place.goes_on, next.tile_id() == place.tile_id() && next.split > place.split);
+      }
     }
     EXPECT_EQ(ids.size(), tiles.size());
     return units;
