@@ -5,9 +5,9 @@
 // row has more chunks than a short one. All follows from shapes, lengths and offsets, never from
 // the threads.
 //
-// The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are read
-// in the order they lie in. Of pages they go chunk by chunk, and through the tiles of each, because
-// there the heads of a page lie side by side.
+// The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are
+// read in the order they lie in. Of pages they go chunk by chunk, and through the tiles of each,
+// because there the heads of a page lie side by side.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
@@ -66,7 +66,7 @@ class Schedule {
   const AttentionProblem& problem_;
   Row* const rows_;
   std::atomic<bool>* const came_;  // by partial result
-  const bool by_chunks_;  // else by tiles
+  const bool by_chunks_;           // else by tiles
   int64_t units_ = 0;
 };
 

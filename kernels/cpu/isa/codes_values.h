@@ -124,13 +124,17 @@ void ValuesOfGroups(const CodeKernels::Values& args, int64_t row, const float* s
 
 template <typename S, int kBits, bool kSigned, int kRows>
 void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
-  // Of a run of single bytes. Those of two are turned at half the price, but have twice the sums and
-  // fields, which must fit the registers; weights of several groups would cost more than that.
+  // Of a run of single bytes. Units of two are turned at half the price, but have twice the sums
+  // and fields, which must fit the registers. Weights of several groups cost more than that saves,
+  // but for codes of 8 bits, which would have to be widened.
   constexpr int64_t kChannels = S::kWidth * 8 / kBits;
   const auto are_whole = [&](int64_t n) { return args.groups == 1 || args.group % n == 0; };
   if constexpr (kBits > 2 && kRows * 16 / kBits <= S::kDotAccumulators) {
     if (are_whole(2 * kChannels)) {
       return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 1>(args, row, shrink, out);
+    }
+    if constexpr (kBits == 8) {
+      return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 2>(args, row, shrink, out);
     }
   }
   if (are_whole(kChannels)) {

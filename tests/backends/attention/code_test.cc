@@ -40,11 +40,14 @@ TEST(CpuCodes, EveryTypeHeadSizeAndNumberOfRows) {
   for (DataType type : kCodeTypes) {
     for (int64_t d : {16, 48, 64, 80, 128, 256}) {
       for (int64_t ratio : {1, 2, 3, 4, 5, 8, 15}) {
-        SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << d << " " << ratio);
-        Case c = Plain({.b0 = 1, .ratio = ratio, .q_len = 1, .kv_len = 83, .d = d, .dv = d},
-                       ByHead(type, 16), ByHead(type, 0));
-        CheckOnCodes(c);
-        if (HasFailure()) return;
+        for (int64_t group : {0, 16}) {
+          SCOPED_TRACE(testing::Message()
+                       << DataTypeName(type) << " " << d << " " << ratio << " " << group);
+          Case c = Plain({.b0 = 1, .ratio = ratio, .q_len = 1, .kv_len = 83, .d = d, .dv = d},
+                         ByHead(type, 16), ByHead(type, group));
+          CheckOnCodes(c);
+          if (HasFailure()) return;
+        }
       }
     }
   }
