@@ -101,7 +101,7 @@ class TileRunner {
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
-    // Else what comes next is another tile's.
+    // The next unit is another tile's, which wants other tokens.
     if (!place_.goes_on) buffers_.columns.AskUntil(chunk_.end);
     FindRanges();
     // The chunk before may have ended with asking for this one.

@@ -86,13 +86,10 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     }
   }
 
-  template <int kBits>
-  static I RaiseHalves(I a) {
-    return _mm512_slli_epi16(a, kBits);
-  }
-  template <int kBits>
-  static I SignedShiftHalves(I a) {
-    return _mm512_srai_epi16(a, kBits);
+  // The high or the low byte of each half, as s16.
+  template <bool kHigh>
+  static I SignedBytes(I a) {
+    return _mm512_srai_epi16(kHigh ? a : _mm512_slli_epi16(a, 8), 8);
   }
 
   // Dword j: the j-th kUnit bytes of one token and those of the next, as 16-bit halves.

@@ -130,18 +130,19 @@ struct PairedHalves : DwordColumns<Own> {
     return Own::SubHalves(Field<kBits, k>(word), Own::Dword((1 << (kBits - 1)) * 0x10001));
   }
   // The k-th field of each half, codes of kBits of a pair of tokens. Narrow ones become unsigned
-  // where `flips` has sign bits, and stay where they are in their byte, worth 2^(k * kBits % 8) as
-  // much: 64 tokens fit s32 even so.
+  // where `flips` has sign bits, and stay where they are in their byte, kFieldShift bits up: 64
+  // tokens fit s32 even so.
+  template <int kBits, int k>
+  static constexpr int kFieldShift = k* kBits % 8;
   template <int kBits, bool kSigned, int k, typename I>
   static inline __attribute__((always_inline)) I ValueField(I units, I flips) {
     constexpr bool kHigh = k * kBits >= 8;
     if constexpr (kBits == 8 && kSigned) {
-      return Own::template SignedShiftHalves<8>(kHigh ? units
-                                                      : Own::template RaiseHalves<8>(units));
+      return Own::template SignedBytes<kHigh>(units);
     } else {
       const I byte = kHigh ? Own::template ShiftHalves<8>(units) : units;
       if constexpr (kBits == 8) return kHigh ? byte : Own::And(byte, Own::Dword(0x00ff00ff));
-      constexpr int kMask = ((1 << kBits) - 1) << k * kBits % 8;
+      constexpr int kMask = ((1 << kBits) - 1) << kFieldShift<kBits, k>;
       return Own::XorAnd(byte, flips, Own::Dword(kMask * 0x10001));
     }
   }

@@ -86,7 +86,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
         F v[kPlanes];
         ForEachOf<kPlanes>([&](auto k) __attribute__((always_inline)) {
           v[k.value] = S::ToFloat(acc[ch][r][k.value]);
-          constexpr int kShift = k.value * kBits % 8;
+          constexpr int kShift = S::template kFieldShift<kBits, k.value>;
           if (kShift != 0) v[k.value] = S::Mul(v[k.value], S::Set1(1.f / (1 << kShift)));
         });
         ZipPlanes<S>(v, v);
@@ -124,30 +124,36 @@ void ValuesOfGroups(const CodeKernels::Values& args, int64_t row, const float* s
 
 template <typename S, int kBits, bool kSigned, int kRows>
 void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
-  // Of a run of single bytes. Units of two are turned at half the price, but have twice the sums
-  // and fields, which must fit the registers. Weights of several groups cost more than that saves,
-  // but for codes of 8 bits, which would have to be widened.
-  constexpr int64_t kChannels = S::kWidth * 8 / kBits;
   const auto are_whole = [&](int64_t n) { return args.groups == 1 || args.group % n == 0; };
-  if constexpr (kBits > 2 && kRows * 16 / kBits <= S::kDotAccumulators) {
-    if (are_whole(2 * kChannels)) {
-      return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 1>(args, row, shrink, out);
+  // Of a run of units of two bytes. These are turned at half the price, but have twice the sums,
+  // which must fit the registers.
+  constexpr int64_t kChannels = S::kWidth * 16 / kBits;
+  if constexpr (kBits == 8) {
+    static_assert(kRows * 2 <= S::kDotAccumulators);
+    if (are_whole(kChannels)) {
+      ValuesOfGroups<S, kBits, kSigned, 2, kRows, 1>(args, row, shrink, out);
+    } else {
+      ValuesOfGroups<S, kBits, kSigned, 2, kRows, 2>(args, row, shrink, out);
     }
-    if constexpr (kBits == 8) {
-      return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 2>(args, row, shrink, out);
+  } else {
+    // Weights of several groups cost more than units of two bytes save.
+    if constexpr (kBits == 4 && kRows * 4 <= S::kDotAccumulators) {
+      if (are_whole(kChannels)) {
+        return ValuesOfGroups<S, kBits, kSigned, 2, kRows, 1>(args, row, shrink, out);
+      }
     }
-  }
-  if (are_whole(kChannels)) {
-    return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 1>(args, row, shrink, out);
-  }
-  // Groups that share a run, at least 16 channels each.
-  if constexpr (kChannels > 32) {
-    if (args.group % (kChannels / 2) != 0) {
-      return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 4>(args, row, shrink, out);
+    if (are_whole(kChannels / 2)) {
+      return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 1>(args, row, shrink, out);
     }
-  }
-  if constexpr (kChannels > 16) {
-    ValuesOfGroups<S, kBits, kSigned, 1, kRows, 2>(args, row, shrink, out);
+    // Groups that share a run, at least 16 channels each.
+    if constexpr (kChannels > 64) {
+      if (args.group % (kChannels / 4) != 0) {
+        return ValuesOfGroups<S, kBits, kSigned, 1, kRows, 4>(args, row, shrink, out);
+      }
+    }
+    if constexpr (kChannels > 32) {
+      ValuesOfGroups<S, kBits, kSigned, 1, kRows, 2>(args, row, shrink, out);
+    }
   }
 }
 

@@ -123,20 +123,20 @@ void Weights(const float* probs, int64_t rows, const CodeParameters& parameters,
   });
 }
 
-// Adds to `square` that of what is added, in the row's unit. plain: there are no channel scales,
+// Adds to `square` that of what is added, in the row's unit. kPlain: there are no channel scales,
 // and all lanes are of channels.
-template <typename S, bool plain = false>
+template <typename S, bool kPlain = false>
 inline __attribute__((always_inline)) void AddToOutput(const CodeKernels::Values& args, int64_t row,
                                                        int64_t channel, int64_t group,
                                                        const float* shrink, typename S::Vector sum,
                                                        float* out, typename S::Vector* square) {
   using F = typename S::Vector;
-  const int64_t n = plain ? S::kWidth : args.channels - channel;
+  const int64_t n = kPlain ? S::kWidth : args.channels - channel;
   if (n <= 0) return;
   const int64_t at = row * args.groups + group;
   F x = S::Mul(sum, S::Set1(args.weight_scales[at]));
   F bias = S::Set1(args.weight_biases[at]);
-  if (!plain && args.channel_scales != nullptr) {
+  if (!kPlain && args.channel_scales != nullptr) {
     x = S::Mul(x, LoadPart<S>(args.channel_scales + channel, n));
     bias = S::Mul(bias, LoadPart<S>(args.channel_biases + channel, n));
   }
