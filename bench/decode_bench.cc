@@ -125,10 +125,17 @@ std::vector<int32_t> IndicesOf(const Format& format, const std::string& name, in
   return indices;
 }
 
+// Memory begins where frameworks let it begin.
+struct alignas(64) Line {
+  uint64_t words[8];
+};
+using Memory = std::vector<Line>;
+
 // All bytes 0x2c: a small positive number in every type.
-std::vector<uint64_t> MakeMemory(const LogicalTensor& tensor) {
-  return std::vector<uint64_t>(static_cast<size_t>(tensor.memory_bytes()) / 8 + 1,
-                               0x2c2c2c2c2c2c2c2c);
+Memory MakeMemory(const LogicalTensor& tensor) {
+  Line line;
+  std::fill(std::begin(line.words), std::end(line.words), 0x2c2c2c2c2c2c2c2c);
+  return Memory(static_cast<size_t>(tensor.memory_bytes()) / sizeof(Line) + 1, line);
 }
 
 void BM_Decode(benchmark::State& state, const Format& format) {
@@ -145,7 +152,7 @@ void BM_Decode(benchmark::State& state, const Format& format) {
     bytes += static_cast<size_t>(partition.input(static_cast<int>(i)).memory_bytes());
   }
   const size_t copies = std::clamp<size_t>(kRotatedBytes / bytes, 1, 64);
-  std::vector<std::vector<std::vector<uint64_t>>> memory(copies);
+  std::vector<std::vector<Memory>> memory(copies);
   for (auto& copy : memory) {
     for (size_t i = 0; i < ports; ++i) {
       copy.push_back(MakeMemory(partition.input(static_cast<int>(i))));
@@ -162,13 +169,13 @@ void BM_Decode(benchmark::State& state, const Format& format) {
       indices[place].push_back(
           IndicesOf(format, name, kv_len, format.capacity == 0 && format.page == 0 ? 0 : first));
       const std::vector<int32_t>& own = indices[place].back();
-      const std::vector<uint64_t>& port = memory[place % copies][i];
-      inputs[place].push_back(own.empty() ? ConstTensor{port.data(), port.size() * 8}
+      const Memory& port = memory[place % copies][i];
+      inputs[place].push_back(own.empty() ? ConstTensor{port.data(), port.size() * sizeof(Line)}
                                           : ConstTensor{own.data(), own.size() * 4});
     }
   }
-  std::vector<uint64_t> out = MakeMemory(partition.output(0));
-  const Tensor outputs[] = {{out.data(), out.size() * 8}};
+  Memory out = MakeMemory(partition.output(0));
+  const Tensor outputs[] = {{out.data(), out.size() * sizeof(Line)}};
   const Stream stream(*engine);
   size_t next = 0;
   for (auto _ : state) {

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
 #include "kvant/kernels/cpu/arena.h"
 #include "kvant/kernels/cpu/dequantize.h"
@@ -78,7 +80,7 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
 class TileRunner {
  public:
   TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             const Schedule::Place& place, float* scratch)
+             const Schedule::Place& place, int64_t asked_for, float* scratch)
       : kernels_(kernels),
         schedule_(schedule),
         problem_(*place.row->problem),
@@ -87,7 +89,8 @@ class TileRunner {
         place_(place),
         tile_(MakeRowTile(place)),
         buffers_(problem_, scratch),
-        products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_) {
+        products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_),
+        asked_for_(asked_for) {
     buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
     if (problem_.dropout) dropout_ = ReadDropout(problem_, reader_);
     LoadQueries();
@@ -95,21 +98,19 @@ class TileRunner {
   TileRunner(const TileRunner&) = delete;
   TileRunner& operator=(const TileRunner&) = delete;
 
-  // A chunk of the tile's columns; others may have been before it.
-  void Run(int64_t split) {
+  // The unit whose first tile of tokens this one's has asked for already; -1: none.
+  int64_t asked_for() const { return asked_for_; }
+
+  // A chunk of the tile's columns, which is the schedule's unit `unit`; others may have been
+  // before.
+  void Run(int64_t unit, int64_t split) {
     if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
     if (split >= buffers_.columns.chunks()) return;
     chunk_ = buffers_.columns.Chunk(split);
-    // The next unit is another tile's, which wants other tokens.
-    if (!place_.goes_on) buffers_.columns.AskUntil(chunk_.end);
     FindRanges();
-    // The chunk before may have ended with asking for this one.
-    if (live_.begin < live_.end && split != asked_for_) {
-      const int64_t end = std::min(buffers_.columns.TileEnd(live_.begin), live_.end);
-      products_.RequestFirst(live_.begin, end - live_.begin);
-    }
-    asked_for_ = place_.goes_on ? split + 1 : -1;
+    if (live_.begin < live_.end && unit != asked_for_) RequestFirst(tile_.batch, live_);
+    FindNext(unit);
     const bool joins = place_.row->splits > 1;
     state_ = joins ? PartialOf(call_, place_.partial + split) : buffers_.state;
     std::fill_n(state_.max, tile_.rows, kNegInf);
@@ -126,6 +127,26 @@ class TileRunner {
   }
 
  private:
+  void RequestFirst(const Position& batch, const ColumnRange& columns) const {
+    const int64_t end = std::min(buffers_.columns.TileEnd(columns.begin), columns.end);
+    products_.RequestFirst(batch, columns.begin, end - columns.begin);
+  }
+
+  // What the last tile of tokens asks for: the one after it, if the next unit is for the same rows;
+  // else that unit's first, if it is of the same batch row.
+  void FindNext(int64_t unit) {
+    asked_for_ = -1;
+    next_.reset();
+    buffers_.columns.AskUntil(chunk_.end);
+    if (live_.begin >= live_.end || unit + 1 == schedule_.units()) return;
+    const Schedule::Place next = schedule_.UnitAt(unit + 1);
+    if (next.row != place_.row || next.split >= buffers_.columns.chunks()) return;
+    asked_for_ = unit + 1;
+    const ColumnRange chunk = buffers_.columns.Chunk(next.split);
+    if (next.tile == place_.tile) return buffers_.columns.AskUntil(chunk.end);
+    next_.emplace(MakeRowTile(next).batch, chunk);
+  }
+
   // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
   struct Part {
     int64_t token = 0, tokens = 0;
@@ -278,6 +299,7 @@ class TileRunner {
       end = std::min(buffers_.columns.TileEnd(token), live_.end);
       const Part part = MakePart(token, end - token);
       if (part.tile.rows == 0) continue;
+      if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
       products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
       ApplyStepsTo(part);
       use(part);
@@ -341,7 +363,10 @@ class TileRunner {
   DropoutState dropout_;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
-  int64_t asked_for_ = -1;  // the chunk whose first tile is
+  int64_t asked_for_ = -1;
+  // What the last tile of tokens asks for, where that is another row tile's: its keys and values,
+  // and the columns.
+  std::optional<std::pair<Position, ColumnRange>> next_;
 };
 
 }  // namespace
@@ -367,10 +392,12 @@ void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule
   const Schedule::Place place = schedule.UnitAt(unit);
   auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
   if (const int64_t wanted = place.tile_id(); tile != wanted) {
-    runner = new (scratch) TileRunner(kernels, call, schedule, place, scratch + kRunnerFloats);
+    const int64_t asked_for = tile == kNoTile ? -1 : runner->asked_for();
+    runner = new (scratch)
+        TileRunner(kernels, call, schedule, place, asked_for, scratch + kRunnerFloats);
     tile = wanted;
   }
-  runner->Run(place.split);
+  runner->Run(unit, place.split);
 }
 
 }  // namespace kvant::cpu

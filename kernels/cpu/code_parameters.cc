@@ -138,9 +138,7 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   const uint8_t* next[kTileBlocks];
   part.Find(array, stored.blocks, next);
   const int64_t bytes = kPageUnit * groups * BitsOf(type) / 8;
-  for (const uint8_t* block : next) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(block + at);
-  }
+  for (const uint8_t* block : next) RequestBytes(block, bytes);
   return stored;
 }
 
@@ -199,13 +197,14 @@ CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
 
 void RequestFirst(const CodeRows& rows) {
   constexpr int64_t kMostLines = 24;
-  const int64_t of_block = CeilDiv(kPageUnit * rows.row_bytes, 64);
+  const int64_t block_bytes = kPageUnit * rows.row_bytes;
   int64_t left = kMostLines;
-  for (int64_t token = 0; token < rows.tokens && left > 0; token += kPageUnit) {
+  for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
     const uint8_t* const block = rows.next[token / kPageUnit];
-    const int64_t lines = std::min(left, of_block);
+    const int64_t lines = std::min(left, CeilDiv(block_bytes, 64));
     for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(block + i * 64, 0, 2);
     left -= lines;
+    __builtin_prefetch(block + block_bytes - 1, 0, 2);
   }
 }
 

@@ -199,7 +199,9 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
 // A part as it is stored.
 CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
-// parameters are read or its weights made: in those phases no kernel asks for any.
+// parameters are read or its weights made: in those phases no kernel asks for any. And for the last
+// of each block: kernels ask line by line from the block's first byte, and miss its end where that
+// does not begin a line.
 void RequestFirst(const CodeRows& rows);
 
 // The most that any segment needs, of `get(segment)`.

@@ -32,8 +32,7 @@ class Columns {
   void Read(const AttentionProblem& problem, const Reader& reader, int64_t b0, const Extent& extent,
             int64_t splits);
 
-  // Of what is in pages, nothing from this column on is asked for ahead of its use, until the next
-  // Read.
+  // Of what is in pages, nothing from this column on is asked for ahead of its use.
   void AskUntil(int64_t column);
 
   Pieces k() const { return k_; }

@@ -25,6 +25,13 @@ struct Reader {
   int64_t Integer(const Array& array, const Position& p) const;
 };
 
+// Asks for all lines that hold any of these bytes, in the second-level cache: a page may begin and
+// end within a line, and one that nobody has asked for is a wait for memory.
+inline void RequestBytes(const uint8_t* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  __builtin_prefetch(p + bytes - 1, 0, 2);
+}
+
 // The n values from `p` on along `axis`. `scratch`: 3 * n floats.
 void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
                     const Position& p, int axis, int64_t n, float* out, float* scratch);

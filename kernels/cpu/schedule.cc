@@ -119,8 +119,7 @@ Schedule::Place Schedule::UnitAt(int64_t unit) const {
   const int64_t index = unit - row->unit, tiles = Groups(problem_) * row->tiles_of_group;
   const int64_t tile = by_chunks_ ? index % tiles : index / row->splits;
   const int64_t split = by_chunks_ ? index / tiles : index % row->splits;
-  return {
-      row, row - rows_, tile, split, row->partial + tile * row->splits, !by_chunks_ || tiles == 1};
+  return {row, row - rows_, tile, split, row->partial + tile * row->splits};
 }
 
 }  // namespace kvant::cpu

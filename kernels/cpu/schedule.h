@@ -37,7 +37,6 @@ class Schedule {
     int64_t tile = 0;  // of the batch row's
     int64_t split = 0;
     int64_t partial = 0;  // of the tile's first split
-    bool goes_on = true;  // with the same tile's next chunk
 
     // No other tile has this.
     int64_t tile_id() const { return row->unit + tile; }

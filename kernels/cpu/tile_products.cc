@@ -38,15 +38,12 @@ StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, floa
 
 // Asks for n rows of an array, from those of `p` on, if they are dense.
 void RequestRows(const Reader& reader, const Array& array, const Position& p, int64_t n) {
-  constexpr int64_t kLine = 64, kMostLines = 128;
+  constexpr int64_t kMostBytes = 128 * 64;
   if (!array.present() || array.strides[kCol] > 1) return;
-  const auto* const data = static_cast<const char*>(reader.Data(array));
+  const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
   const int64_t bits = BitsOf(array.type);
-  const char* const first = data + array.IndexOf(p) * bits / 8;
-  const int64_t lines = CeilDiv(n * array.strides[kRow] * bits / 8, kLine);
-  for (int64_t i = 0; i < std::min(lines, kMostLines); ++i) {
-    __builtin_prefetch(first + i * kLine, 0, 2);
-  }
+  RequestBytes(data + array.IndexOf(p) * bits / 8,
+               std::min(n * array.strides[kRow] * bits / 8, kMostBytes));
 }
 
 void RequestParts(const Reader& reader, const Pieces& pieces, const Position& batch, int64_t column,
@@ -79,10 +76,10 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
   v_pairs = arena.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
 }
 
-void TileProducts::RequestFirst(int64_t column, int64_t n) const {
+void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {
   if (problem_.products != Products::kStoredRows) return;
-  RequestParts(reader_, columns_.k(), batch_, column, n);
-  RequestParts(reader_, columns_.v(), batch_, column, n);
+  RequestParts(reader_, columns_.k(), batch, column, n);
+  RequestParts(reader_, columns_.v(), batch, column, n);
 }
 
 void TileProducts::PrepareQueries(int64_t rows) const {

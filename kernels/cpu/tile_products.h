@@ -46,9 +46,9 @@ class TileProducts {
         columns_(columns),
         buffers_(buffers) {}
 
-  // Asks for the tile that a unit begins with, of few rows: every other tile is asked for by the
-  // one before, but this may have been another worker's.
-  void RequestFirst(int64_t column, int64_t n) const;
+  // Asks for the tile that a unit of the same batch row begins with, of few rows: every other tile
+  // is asked for by the one before. `batch`: where the unit's keys and values lie.
+  void RequestFirst(const Position& batch, int64_t column, int64_t n) const;
   // Once the queries of all rows are in place.
   void PrepareQueries(int64_t rows) const;
   // Scores of rows [from, from + rows), with kStoredRows all of the tile, and columns [column,
