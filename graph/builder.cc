@@ -69,8 +69,7 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
   tensor.strides = std::move(strides);
   tensor.property = property;
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
-    Fail(MakeError(ErrorKindOf(valid),
-                   absl::StrCat("input '", tensor.name, "': ", std::string(valid.message()))));
+    Fail(MakeError(ErrorKindOf(valid), "input '", tensor.name, "': ", valid.message()));
   } else if (known && !tensor.strides) {
     tensor.strides = DenseStrides(*tensor.dims);
   }
@@ -80,9 +79,8 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
 
 bool GraphBuilder::Claim(bool output, std::string_view name) {
   if (name.empty() || (output ? output_names_ : input_names_).emplace(name).second) return true;
-  Fail(MakeError(
-      ErrorKind::kInvalidArguments,
-      absl::StrCat(output ? "two outputs" : "two inputs", " are named '", std::string(name), "'")));
+  Fail(MakeError(ErrorKind::kInvalidArguments, output ? "two outputs" : "two inputs",
+                 " are named '", name, "'"));
   return false;
 }
 
@@ -130,9 +128,8 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   for (size_t i = 0; i < inputs.size(); ++i) {
     op.inputs.push_back(inputs[i].id);
     if (Has(inputs[i]) || !wrong.ok()) continue;
-    wrong = MakeError(ErrorKind::kInvalidArguments,
-                      absl::StrCat(std::string(OpKindName(kind)), " (op ", op.id, "): input ", i,
-                                   " ", std::string(WhyForeign(inputs[i], stamp_))));
+    wrong = MakeError(ErrorKind::kInvalidArguments, OpKindName(kind), " (op ", op.id, "): input ",
+                      i, " ", WhyForeign(inputs[i], stamp_));
   }
   for (const Result& result : results) {
     LogicalTensor& tensor = AddTensor(name, result.type);
@@ -399,14 +396,12 @@ void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims
   if (!Has(value) || !produced_[value.id]) {
     const std::string_view why =
         Has(value) ? "is not the result of an op" : WhyForeign(value, stamp_);
-    return Fail(MakeError(
-        ErrorKind::kInvalidArguments,
-        absl::StrCat("output '", std::string(name), "': value ", value.id, " ", std::string(why))));
+    return Fail(
+        MakeError(ErrorKind::kInvalidArguments, "output '", name, "': value ", value.id, " ", why));
   }
   if (is_output_[value.id]) {
-    return Fail(MakeError(ErrorKind::kInvalidArguments,
-                          absl::StrCat("output '", std::string(name), "': tensor ", value.id,
-                                       " is already output '", tensors_[value.id].name, "'")));
+    return Fail(MakeError(ErrorKind::kInvalidArguments, "output '", name, "': tensor ", value.id,
+                          " is already output '", tensors_[value.id].name, "'"));
   }
   if (!Claim(/*output=*/true, name)) return;
   LogicalTensor& tensor = tensors_[value.id];

@@ -7,7 +7,6 @@
 #include <queue>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -51,15 +50,13 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
     }
     if (ports[i] >= inputs.size()) {
       const bool is_input = ports[i - 1] < inputs.size();
-      return MakeError(ErrorKind::kInvalidGraph,
-                       absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ",
-                                    is_input ? "both input and output" : "produced twice"));
+      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ",
+                     is_input ? "both input and output" : "produced twice");
     }
     if (!merged) merged = before;
     if (!Compatible(*merged, tensor)) {
-      return MakeError(ErrorKind::kInvalidGraph,
-                       absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ",
-                                    merged->ToString(), " and ", tensor.ToString()));
+      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ", merged->ToString(),
+                     " and ", tensor.ToString());
     }
     Merge(tensor, *merged);
   }
@@ -79,27 +76,22 @@ std::optional<FpMath> FpMathFromName(std::string_view name) {
 
 absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is_output) const {
   if (absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
-    return MakeError(ErrorKindOf(valid),
-                     absl::StrCat(op.ToString(), ": ", std::string(valid.message())));
+    return OpError(ErrorKindOf(valid), op, valid.message());
   }
   const TensorInfo* known = FindTensor(tensor.id);
   const bool has_value = tensor.value || (known && known->desc.value);
   if (has_value && (is_output || (known && known->producer.op != kNoOp))) {
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat(op.ToString(), ": tensor ", tensor.id,
-                                  " has a value and is the result of an op"));
+    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id,
+                   " has a value and is the result of an op");
   }
   if (!known) return absl::OkStatus();
   if (!Compatible(known->desc, tensor)) {
-    return MakeError(
-        ErrorKind::kInvalidGraph,
-        absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is ", tensor.ToString(), " here but ",
-                     known->desc.ToString(), " (or other strides) elsewhere"));
+    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ", tensor.ToString(),
+                   " here but ", known->desc.ToString(), " (or other strides) elsewhere");
   }
   if (is_output && known->producer.op != kNoOp) {
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat(op.ToString(), ": tensor ", tensor.id, " is already produced by ",
-                                  ops_[known->producer.op].ToString()));
+    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is already produced by ",
+                   ops_[known->producer.op].ToString());
   }
   return absl::OkStatus();
 }
@@ -117,8 +109,7 @@ Graph::TensorInfo& Graph::Touch(const LogicalTensor& tensor) {
 absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
                           absl::Span<const LogicalTensor> outputs) {
   if (finalized_) {
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat(op.ToString(), " is added to a finalized graph"));
+    return MakeError(ErrorKind::kInvalidGraph, op.ToString(), " is added to a finalized graph");
   }
   Tensors in, out;
   op.inputs.clear();
@@ -137,9 +128,8 @@ absl::Status Graph::AddOp(Op op, absl::Span<const LogicalTensor> inputs,
   KVANT_RETURN_IF_ERROR(CheckRepeatedPorts(op, in, out));
   const auto index = static_cast<OpIndex>(ops_.size());
   if (!op_ids_.try_emplace(op.id, index).second) {
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat(op.ToString(), ": its id is already that of ",
-                                  ops_[op_ids_[op.id]].ToString()));
+    return OpError(ErrorKind::kInvalidGraph, op, "its id is already that of ",
+                   ops_[op_ids_[op.id]].ToString());
   }
   for (size_t i = 0; i < in.size(); ++i) {
     Touch(*in[i]).consumers.push_back({index, static_cast<int32_t>(i)});
@@ -177,8 +167,7 @@ absl::Status Graph::SortOps() {
   }
   if (placed < count) {
     const auto stuck = std::find(position.begin(), position.end(), kNoOp) - position.begin();
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat(ops_[stuck].ToString(), " is on or behind a cycle"));
+    return MakeError(ErrorKind::kInvalidGraph, ops_[stuck].ToString(), " is on or behind a cycle");
   }
   if (std::is_sorted(position.begin(), position.end())) return absl::OkStatus();
   std::vector<Op> sorted(count);
@@ -249,8 +238,7 @@ bool Graph::has_constants() const {
 absl::Status Graph::SetTensor(const LogicalTensor& desc) {
   const auto found = index_.find(desc.id);
   if (found == index_.end()) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("tensor ", desc.id, " is not in the graph"));
+    return MakeError(ErrorKind::kInvalidArguments, "tensor ", desc.id, " is not in the graph");
   }
   tensors_[found->second].desc = desc;
   return absl::OkStatus();

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/json_document.h"
 #include "kvant/graph/json_names.h"
 #include "kvant/graph/status.h"
@@ -22,7 +21,7 @@ absl::Status ReadName(const JsonValue& value, const std::array<std::string_view,
   KVANT_RETURN_IF_ERROR(value.Read(name));
   index = std::find(names.begin(), names.end(), name) - names.begin();
   if (index < n) return absl::OkStatus();
-  return value.Error(absl::StrCat("unknown value '", std::string(name), "'"));
+  return value.Error("unknown value '", name, "'");
 }
 
 // Reads a member that may be missing.
@@ -40,7 +39,7 @@ absl::Status ReadDims(const JsonValue& value, std::optional<Dims>& result) {
   std::vector<int64_t> numbers;
   KVANT_RETURN_IF_ERROR(value.Read(numbers));
   if (numbers.size() > kMaxRank) {
-    return value.Error(absl::StrCat("rank ", numbers.size(), " is above the limit of ", kMaxRank));
+    return value.Error("rank ", numbers.size(), " is above the limit of ", kMaxRank);
   }
   if (numbers != std::vector<int64_t>{kUnknownDim}) result.emplace(numbers.begin(), numbers.end());
   return absl::OkStatus();
@@ -62,7 +61,7 @@ absl::StatusOr<ByTensor> ReadByTensor(const JsonValue& root, std::string_view ke
       KVANT_RETURN_IF_ERROR(entry.ReadMember("id", id));
       KVANT_ASSIGN_OR_RETURN(const JsonValue value, entry.Member(member));
       if (values.try_emplace(id, value).second) return absl::OkStatus();
-      return entry.Error(absl::StrCat("tensor ", id, " has two ", std::string(member), "s"));
+      return entry.Error("tensor ", id, " has two ", member, "s");
     });
   }));
   return values;
@@ -91,7 +90,7 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
     return Constant(type, static_cast<double>(integer));
   }
   if (!IsFloat(type)) {
-    return value.Error(absl::StrCat("a value of type ", std::string(DataTypeName(type))));
+    return value.Error("a value of type ", DataTypeName(type));
   }
   float real = 0;
   if (value.IsString()) {
@@ -116,7 +115,7 @@ absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTenso
   KVANT_RETURN_IF_ERROR(dtype.Read(type_name));
   const std::optional<DataType> type = DataTypeFromName(type_name);
   if (!type) {
-    return dtype.Error(absl::StrCat("unknown data type '", std::string(type_name), "'"));
+    return dtype.Error("unknown data type '", type_name, "'");
   }
   tensor.type = *type;
   KVANT_ASSIGN_OR_RETURN(const JsonValue shape, value.Member("shape"));
@@ -147,7 +146,7 @@ absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTenso
     tensor.name = text;
   }
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
-    return value.Error(absl::StrCat("tensor ", tensor.id, ": ", std::string(valid.message())));
+    return value.Error("tensor ", tensor.id, ": ", valid.message());
   }
   return absl::OkStatus();
 }
@@ -187,9 +186,7 @@ absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
   return attrs.ForEachMember([&op](std::string_view name, JsonValue value) {
     const std::optional<Attr> attr = AttrFromName(name);
     if (!attr) {
-      return MakeError(
-          ErrorKind::kInvalidGraphOp,
-          absl::StrCat(op.ToString(), ": unknown attribute '", std::string(name), "'"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "unknown attribute '", name, "'");
     }
     if (op.attrs.Find(*attr) != nullptr) return value.Error("this attribute occurs twice");
     absl::StatusOr<AttrValue> read = ReadAttribute(value);
@@ -211,9 +208,8 @@ absl::Status ReadOp(const JsonValue& value, Op& op) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("kind", kind_name));
   const std::optional<OpKind> kind = OpKindFromName(kind_name);
   if (!kind) {
-    return MakeError(ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("op '", op.name, "' (id ", op.id, "): unknown kind '",
-                                  std::string(kind_name), "'"));
+    return MakeError(ErrorKind::kInvalidGraphOp, "op '", op.name, "' (id ", op.id,
+                     "): unknown kind '", kind_name, "'");
   }
   op.kind = *kind;
   return IfPresent(value, "attrs",
@@ -231,7 +227,7 @@ absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
     std::string_view name;
     KVANT_RETURN_IF_ERROR(value.Read(name));
     const std::optional<FpMath> mode = FpMathFromName(name);
-    if (!mode) return value.Error(absl::StrCat("unknown mode '", std::string(name), "'"));
+    if (!mode) return value.Error("unknown mode '", name, "'");
     options.fpmath = *mode;
     return absl::OkStatus();
   }));
@@ -265,7 +261,7 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
   for (const ByTensor* values : {&own.constants, &own.names}) {
     for (const auto& [id, value] : *values) {
       if (graph.FindTensor(id) != nullptr) continue;
-      return value.Error(absl::StrCat("tensor ", id, " is not in the graph"));
+      return value.Error("tensor ", id, " is not in the graph");
     }
   }
   return graph;
@@ -273,7 +269,7 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
 
 absl::StatusOr<Graph> ReadGraphFile(const std::string& path) {
   const auto cannot_read = [&path] {
-    return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("cannot read '", path, "'"));
+    return MakeError(ErrorKind::kInvalidArguments, "cannot read '", path, "'");
   };
   std::ifstream file(path, std::ios::binary);
   if (!file) return cannot_read();
@@ -283,15 +279,14 @@ absl::StatusOr<Graph> ReadGraphFile(const std::string& path) {
   while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
     text.append(piece.data(), static_cast<size_t>(file.gcount()));
     if (text.size() > kMaxGraphBytes) {
-      return MakeError(ErrorKind::kInvalidJson, absl::StrCat("'", path, "' is above the limit of ",
-                                                             kMaxGraphBytes, " bytes"));
+      return MakeError(ErrorKind::kInvalidJson, "'", path, "' is above the limit of ",
+                       kMaxGraphBytes, " bytes");
     }
   }
   if (file.bad() || !file.eof()) return cannot_read();
   absl::StatusOr<Graph> graph = ReadGraph(text);
   if (graph.ok()) return graph;
-  return MakeError(ErrorKindOf(graph.status()),
-                   absl::StrCat(path, ": ", std::string(graph.status().message())));
+  return MakeError(ErrorKindOf(graph.status()), path, ": ", graph.status().message());
 }
 
 }  // namespace
@@ -299,8 +294,8 @@ absl::StatusOr<Graph> ReadGraphFile(const std::string& path) {
 absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes) {
   return WithoutExceptions([&]() -> absl::StatusOr<Graph> {
     if (text.size() <= max_bytes) return ReadGraph(text);
-    return MakeError(ErrorKind::kInvalidJson,
-                     absl::StrCat(text.size(), " bytes are above the limit of ", max_bytes));
+    return MakeError(ErrorKind::kInvalidJson, text.size(), " bytes are above the limit of ",
+                     max_bytes);
   });
 }
 

@@ -11,7 +11,10 @@
 namespace kvant {
 namespace {
 
-absl::Status JsonError(const std::string& what) { return MakeError(ErrorKind::kInvalidJson, what); }
+template <typename... Parts>
+absl::Status JsonError(const Parts&... what) {
+  return MakeError(ErrorKind::kInvalidJson, what...);
+}
 
 // f32 of a number in the text, in one rounding; infinite if it does not fit.
 float FloatOf(double value, std::string_view text) {
@@ -70,15 +73,14 @@ class JsonDocumentBuilder final : public nlohmann::json_sax<nlohmann::json> {
     // After "[json.exception.parse_error.101] " comes the part that people read.
     std::string_view what = error.what();
     if (const size_t tag = what.find("] "); tag != what.npos) what.remove_prefix(tag + 2);
-    status = JsonError(
-        absl::StrCat("malformed JSON at byte ", position, ": ", std::string(what.substr(0, 300))));
+    status = JsonError("malformed JSON at byte ", position, ": ", what.substr(0, 300));
     return false;
   }
 
  private:
   JsonDocument::Node* Add(Kind kind) {
     if (document.nodes_.size() >= JsonDocument::kMaxValues) {
-      status = JsonError(absl::StrCat("more than ", JsonDocument::kMaxValues, " values"));
+      status = JsonError("more than ", JsonDocument::kMaxValues, " values");
       return nullptr;
     }
     JsonDocument::Node& node = document.nodes_.emplace_back();
@@ -88,7 +90,7 @@ class JsonDocumentBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool Open(Kind kind) {
     if (open_.size() >= JsonDocument::kMaxDepth) {
-      status = JsonError(absl::StrCat("nested deeper than ", JsonDocument::kMaxDepth, " levels"));
+      status = JsonError("nested deeper than ", JsonDocument::kMaxDepth, " levels");
       return false;
     }
     open_.push_back(static_cast<uint32_t>(document.nodes_.size()));
@@ -137,10 +139,6 @@ std::string JsonDocument::PathOf(uint32_t target) const {
   return path.empty() ? "(top level)" : path;
 }
 
-absl::Status JsonValue::Error(std::string_view what) const {
-  return JsonError(absl::StrCat(document_->PathOf(node_), ": ", std::string(what)));
-}
-
 absl::Status JsonValue::Mismatch(std::string_view expected) const {
   std::string found;
   switch (node().kind) {
@@ -169,7 +167,7 @@ absl::Status JsonValue::Mismatch(std::string_view expected) const {
       found = "an object";
       break;
   }
-  return Error(absl::StrCat("expected ", std::string(expected), ", found ", found));
+  return Error("expected ", expected, ", found ", found);
 }
 
 absl::Status JsonValue::Read(bool& result) const {
@@ -256,7 +254,7 @@ absl::StatusOr<JsonValue> JsonValue::Member(std::string_view key) const {
     return absl::OkStatus();
   }));
   if (found) return *found;
-  return Error(absl::StrCat("'", std::string(key), "' is missing"));
+  return Error("'", key, "' is missing");
 }
 
 absl::StatusOr<bool> JsonValue::Has(std::string_view key) const {

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvant/graph/status.h"
 
 namespace kvant {
 
@@ -87,7 +88,10 @@ class JsonValue {
   absl::StatusOr<bool> Has(std::string_view key) const;
 
   // kInvalidJson: "<path>: <what>".
-  absl::Status Error(std::string_view what) const;
+  template <typename... Parts>
+  absl::Status Error(const Parts&... what) const {
+    return MakeError(ErrorKind::kInvalidJson, document_->PathOf(node_), ": ", what...);
+  }
 
  private:
   using Kind = JsonDocument::Kind;

@@ -81,15 +81,14 @@ bool Compatible(const LogicalTensor& a, const LogicalTensor& b) {
 }
 
 absl::Status ValidateTensor(const LogicalTensor& tensor) {
-  const auto error = [&](const std::string& what) {
+  const auto error = [&](const auto&... what) {
     const std::string name = tensor.name.empty() ? "" : absl::StrCat(" '", tensor.name, "'");
-    return MakeError(ErrorKind::kInvalidShape,
-                     absl::StrCat("tensor ", tensor.id, name, " ", tensor.ToString(), ": ", what));
+    return MakeError(ErrorKind::kInvalidShape, "tensor ", tensor.id, name, " ", tensor.ToString(),
+                     ": ", what...);
   };
   if (DataTypeName(tensor.type).empty()) {
-    return MakeError(ErrorKind::kInvalidDataType,
-                     absl::StrCat("tensor ", tensor.id, " is of data type ",
-                                  static_cast<int>(tensor.type), ", which there is not"));
+    return MakeError(ErrorKind::kInvalidDataType, "tensor ", tensor.id, " is of data type ",
+                     static_cast<int>(tensor.type), ", which there is not");
   }
   if (tensor.value && (tensor.property != Property::kConstant || tensor.rank() != 0 ||
                        tensor.value->type() != tensor.type)) {
@@ -101,18 +100,18 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
   }
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.rank() > kMaxRank) {
-    return error(absl::StrCat("rank ", tensor.rank(), " exceeds ", kMaxRank));
+    return error("rank ", tensor.rank(), " exceeds ", kMaxRank);
   }
   for (int64_t dim : *tensor.dims) {
-    if (dim < 0 && dim != kUnknownDim) return error(absl::StrCat("negative dim ", dim));
+    if (dim < 0 && dim != kUnknownDim) return error("negative dim ", dim);
   }
   if (tensor.strides) {
     if (tensor.strides->size() != tensor.dims->size()) {
-      return error(absl::StrCat(tensor.strides->size(), " strides for ", tensor.rank(), " dims"));
+      return error(tensor.strides->size(), " strides for ", tensor.rank(), " dims");
     }
     for (int64_t stride : *tensor.strides) {
       if (stride < 0 && stride != kUnknownDim) {
-        return error(absl::StrCat("negative stride ", stride));
+        return error("negative stride ", stride);
       }
     }
   }

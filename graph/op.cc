@@ -106,10 +106,6 @@ OpSchema ParseSchema(OpKind kind, absl::string_view inputs, absl::string_view ou
   return schema;
 }
 
-absl::Status OpError(const Op& op, ErrorKind kind, const std::string& what) {
-  return MakeError(kind, absl::StrCat(op.ToString(), ": ", what));
-}
-
 absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, size_t repeating,
                         size_t count, const char* what) {
   const size_t least = static_cast<size_t>(std::count_if(
@@ -121,9 +117,8 @@ absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, 
   std::string most = absl::StrCat(" to ", ports.size());
   if (repeating == 1) most = " or more";
   if (repeating > 1) most = absl::StrCat(" and multiples of ", repeating, " more");
-  return OpError(op, ErrorKind::kInvalidGraphOp,
-                 absl::StrCat("has ", count, " ", what, ", takes ", least,
-                              least == ports.size() && repeating == 0 ? "" : most));
+  return OpError(ErrorKind::kInvalidGraphOp, op, "has ", count, " ", what, ", takes ", least,
+                 least == ports.size() && repeating == 0 ? "" : most);
 }
 
 // JSON holds no other floats, and no attribute means anything with them.
@@ -139,31 +134,28 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
     const OpSchema::AttrRule* rule = schema.FindAttr(attr);
     const std::string name(AttrName(attr));
     if (!rule) {
-      return OpError(op, ErrorKind::kInvalidGraphOp, absl::StrCat("has no attribute '", name, "'"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "has no attribute '", name, "'");
     }
     if (const size_t type = RowOf(attr).zero.index(); value.index() != type) {
-      return OpError(op, ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("attribute '", name, "' is not of type ",
-                                  std::string(kAttrTypeNames[type])));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name, "' is not of type ",
+                     kAttrTypeNames[type]);
     }
     if (!IsFinite(value)) {
-      return OpError(op, ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("attribute '", name, "' is infinite or not a number"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name,
+                     "' is infinite or not a number");
     }
     const auto* text = std::get_if<std::string>(&value);
     if (text && !rule->allowed.empty() &&
         std::find(rule->allowed.begin(), rule->allowed.end(), *text) == rule->allowed.end()) {
-      return OpError(op, ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("attribute '", name, "' is '", *text, "', not one of ",
-                                  absl::StrJoin(rule->allowed, ", ")));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name, "' is '", *text,
+                     "', not one of ", absl::StrJoin(rule->allowed, ", "));
     }
   }
   for (const OpSchema::AttrRule& rule : schema.attrs) {
     if (op.attrs.Find(rule.attr)) continue;
     if (rule.required) {
-      return OpError(
-          op, ErrorKind::kInvalidGraphOp,
-          absl::StrCat("attribute '", std::string(AttrName(rule.attr)), "' is required"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", AttrName(rule.attr),
+                     "' is required");
     }
     if (rule.fallback) op.attrs.Set(rule.attr, *rule.fallback);
   }
@@ -193,19 +185,17 @@ absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
         std::any_of(schema.inputs.begin(), schema.inputs.end(),
                     [&](const OpSchema::Port& port) { return port.named && port.name == name; });
     if (!known) {
-      return OpError(op, ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("optional_inputs names '", name, "', which is not an input"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names '", name,
+                     "', which is not an input");
     }
     if (!seen.insert(name).second) {
-      return OpError(op, ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("optional_inputs names '", name, "' twice"));
+      return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names '", name, "' twice");
     }
   }
   if (names.size() + unnamed == op.inputs.size()) return absl::OkStatus();
-  return OpError(
-      op, ErrorKind::kInvalidGraphOp,
-      absl::StrCat("optional_inputs names ", names.size(), " inputs, but ",
-                   op.inputs.size() - unnamed, " follow ", schema.inputs[unnamed - 1].name));
+  return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names ", names.size(),
+                 " inputs, but ", op.inputs.size() - unnamed, " follow ",
+                 schema.inputs[unnamed - 1].name);
 }
 
 }  // namespace
@@ -321,9 +311,8 @@ std::optional<size_t> FindInput(const Op& op, std::string_view name) {
 absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
                          absl::Span<const LogicalTensor* const> outputs) {
   if (static_cast<size_t>(op.kind) >= AllOpKinds().size()) {
-    return MakeError(ErrorKind::kInvalidGraphOp,
-                     absl::StrCat("op '", op.name, "' (id ", op.id, ") is of kind ",
-                                  static_cast<int>(op.kind), ", which there is not"));
+    return MakeError(ErrorKind::kInvalidGraphOp, "op '", op.name, "' (id ", op.id, ") is of kind ",
+                     static_cast<int>(op.kind), ", which there is not");
   }
   const OpSchema& schema = SchemaOf(op.kind);
   KVANT_RETURN_IF_ERROR(

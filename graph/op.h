@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/graph/logical_tensor.h"
+#include "kvant/graph/status.h"
 
 namespace kvant {
 
@@ -121,6 +122,12 @@ struct Op {
   // "SoftMax 'p' (id 5)": how every message names an op.
   std::string ToString() const;
 };
+
+// Errors that start with the op: "Add 'bias' (id 4): <what>".
+template <typename... Parts>
+absl::Status OpError(ErrorKind kind, const Op& op, const Parts&... what) {
+  return MakeError(kind, op.ToString(), ": ", what...);
+}
 
 // What a kind takes and gives; parsed once from its row in ops.inc.
 struct OpSchema {

@@ -24,18 +24,15 @@ absl::Status CombineDims(const Op& op, const LogicalTensor& a, const LogicalTens
   if (!a.dims || !b.dims) return absl::OkStatus();
   if (!Broadcasts(op)) {
     if (!std::equal(a.dims->begin(), a.dims->end(), b.dims->begin(), b.dims->end(), MayEqual)) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat(DescribeDims(a), " and ", DescribeDims(b),
-                                  " differ, and auto_broadcast is none"));
+      return ShapeError(op, DescribeDims(a), " and ", DescribeDims(b),
+                        " differ, and auto_broadcast is none");
     }
   }
   result = a.dims;
   const int conflict = BroadcastInto(*result, *b.dims);
   if (conflict < 0) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat(DescribeDims(a), " and ", DescribeDims(b),
-                   " do not broadcast: they conflict in dim ", conflict, " of the result"));
+  return ShapeError(op, DescribeDims(a), " and ", DescribeDims(b),
+                    " do not broadcast: they conflict in dim ", conflict, " of the result");
 }
 
 // The part of a MatMul operand that is multiplied: which dims are rows and
@@ -61,10 +58,8 @@ absl::Status MatMulBatch(const Op& op, const LogicalTensor& src, const LogicalTe
   result.assign(batch.begin(), batch.end());
   const int conflict = BroadcastInto(result, b.first(std::max(weights.rank() - 2, 0)));
   if (conflict < 0) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat("batch dimensions of ", DescribeDims(src), " and ", DescribeDims(weights),
-                   " do not broadcast: they conflict in dim ", conflict, " of the result"));
+  return ShapeError(op, "batch dimensions of ", DescribeDims(src), " and ", DescribeDims(weights),
+                    " do not broadcast: they conflict in dim ", conflict, " of the result");
 }
 
 // StaticReshape's target with copied dims put in; `open` is the index of -1.
@@ -76,19 +71,15 @@ absl::Status ReshapeTarget(const Op& op, const LogicalTensor& src,
   for (size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == -1) {
       if (open >= 0) {
-        return OpError(ErrorKind::kInvalidShape, op,
-                       absl::StrCat("shape has more than one -1: [", DimsToString(shape), "]"));
+        return ShapeError(op, "shape has more than one -1: [", DimsToString(shape), "]");
       }
       open = static_cast<int>(i);
       dims[i] = kUnknownDim;
     } else if (shape[i] < 0) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat("shape has a negative dim: [", DimsToString(shape), "]"));
+      return ShapeError(op, "shape has a negative dim: [", DimsToString(shape), "]");
     } else if (shape[i] == 0 && copies) {
       if (src.dims && i >= src.dims->size()) {
-        return OpError(
-            ErrorKind::kInvalidShape, op,
-            absl::StrCat("shape copies dim ", i, ", but ", DescribeDims(src), " has none"));
+        return ShapeError(op, "shape copies dim ", i, ", but ", DescribeDims(src), " has none");
       }
       dims[i] = src.dims ? (*src.dims)[i] : kUnknownDim;
     }
@@ -98,18 +89,13 @@ absl::Status ReshapeTarget(const Op& op, const LogicalTensor& src,
 
 absl::Status ReshapeMismatch(const Op& op, const LogicalTensor& src,
                              const std::vector<int64_t>& shape) {
-  return OpError(ErrorKind::kInvalidShape, op,
-                 absl::StrCat(DescribeDims(src), " does not reshape to [", DimsToString(shape),
-                              "]: the numbers of elements differ"));
+  return ShapeError(op, DescribeDims(src), " does not reshape to [", DimsToString(shape),
+                    "]: the numbers of elements differ");
 }
 
 }  // namespace
 
 ShapeRule ShapeRuleOf(OpKind kind) { return kRules[static_cast<size_t>(kind)]; }
-
-absl::Status OpError(ErrorKind kind, const Op& op, const std::string& what) {
-  return MakeError(kind, absl::StrCat(op.ToString(), ": ", what));
-}
 
 std::string DescribeDims(const LogicalTensor& tensor) {
   return absl::StrCat("tensor ", tensor.id, " [", tensor.dims ? DimsToString(*tensor.dims) : "*",
@@ -123,9 +109,8 @@ bool MayBeScalar(absl::Span<const int64_t> dims) {
 absl::Status NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor, int& result) {
   const int rank = tensor.rank();
   if (axis < -rank || axis >= rank) {
-    return OpError(
-        ErrorKind::kInvalidShape, op,
-        absl::StrCat("axis ", axis, " is outside the rank ", rank, " of ", DescribeDims(tensor)));
+    return ShapeError(op, "axis ", axis, " is outside the rank ", rank, " of ",
+                      DescribeDims(tensor));
   }
   result = static_cast<int>(axis < 0 ? axis + rank : axis);
   return absl::OkStatus();
@@ -156,9 +141,8 @@ absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
     fits = dims[i] == 1 || MayEqual(dims[i], target[target.size() - dims.size() + i]);
   }
   if (fits) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat(DescribeDims(tensor), " does not broadcast onto [", DimsToString(target), "]"));
+  return ShapeError(op, DescribeDims(tensor), " does not broadcast onto [", DimsToString(target),
+                    "]");
 }
 
 absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found) {
@@ -170,9 +154,8 @@ absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optio
     if (found->size() + other.size() == 1 && MayBeScalar(*found) && MayBeScalar(other)) {
       found = other;
     } else if (!std::equal(found->begin(), found->end(), other.begin(), other.end(), MayEqual)) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat("the inputs give an output of [", DimsToString(*found), "], but ",
-                                  DescribeDims(declared), " is declared"));
+      return ShapeError(op, "the inputs give an output of [", DimsToString(*found), "], but ",
+                        DescribeDims(declared), " is declared");
     } else {
       for (size_t i = 0; i < other.size(); ++i) {
         if ((*found)[i] == kUnknownDim) (*found)[i] = other[i];
@@ -187,10 +170,8 @@ absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optio
     if (dim != kUnknownDim) overflow |= __builtin_mul_overflow(bits, dim, &bits);
   }
   if (!overflow) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat("the output tensor ", declared.id, " would be [", DimsToString(*found),
-                   "]: its size overflows 64 bits or its rank ", kMaxRank));
+  return ShapeError(op, "the output tensor ", declared.id, " would be [", DimsToString(*found),
+                    "]: its size overflows 64 bits or its rank ", kMaxRank);
 }
 
 absl::Status NoShape(const Op&, ShapeContext&) { return absl::OkStatus(); }
@@ -202,8 +183,7 @@ absl::Status SameShape(const Op& op, ShapeContext& context) {
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     const LogicalTensor& scalar = *context.inputs[i];
     if (scalar.dims && !MayBeScalar(*scalar.dims)) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat("input ", i, " must be a scalar, but is ", DescribeDims(scalar)));
+      return ShapeError(op, "input ", i, " must be a scalar, but is ", DescribeDims(scalar));
     }
   }
   if (!src.dims) return absl::OkStatus();
@@ -220,18 +200,15 @@ absl::Status MatMulShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& weights = *context.inputs[1];
   if (!src.dims || !weights.dims) return absl::OkStatus();
   if (src.rank() == 0 || weights.rank() == 0) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("a scalar cannot be multiplied as a matrix: ", DescribeDims(src),
-                                " and ", DescribeDims(weights)));
+    return ShapeError(op, "a scalar cannot be multiplied as a matrix: ", DescribeDims(src), " and ",
+                      DescribeDims(weights));
   }
   const MatrixDims a = MatrixDimsOf(src, op.Get<Attr::kTransposeA>(), false);
   const MatrixDims b = MatrixDimsOf(weights, op.Get<Attr::kTransposeB>(), true);
   const int64_t left = (*src.dims)[a.cols], right = (*weights.dims)[b.rows];
   if (!MayEqual(left, right)) {
-    return OpError(
-        ErrorKind::kInvalidShape, op,
-        absl::StrCat("inner dimensions differ: ", left, " (tensor ", src.id, ", dim ", a.cols,
-                     ") vs ", right, " (tensor ", weights.id, ", dim ", b.rows, ")"));
+    return ShapeError(op, "inner dimensions differ: ", left, " (tensor ", src.id, ", dim ", a.cols,
+                      ") vs ", right, " (tensor ", weights.id, ", dim ", b.rows, ")");
   }
   Dims dims;
   KVANT_RETURN_IF_ERROR(MatMulBatch(op, src, weights, dims));
@@ -273,9 +250,8 @@ absl::Status SoftMaxBackwardShape(const Op& op, ShapeContext& context) {
     equal = MayEqual((*diff.dims)[i], (*probs.dims)[i]);
   }
   if (!equal) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("diff_dst, ", DescribeDims(diff), ", and dst, ",
-                                DescribeDims(probs), ", differ"));
+    return ShapeError(op, "diff_dst, ", DescribeDims(diff), ", and dst, ", DescribeDims(probs),
+                      ", differ");
   }
   context.outputs[0] = diff.dims;
   return absl::OkStatus();
@@ -291,9 +267,8 @@ absl::Status SelectShape(const Op& op, ShapeContext& context) {
   KVANT_RETURN_IF_ERROR(CombineDims(op, *context.inputs[1], *context.inputs[2], result));
   if (!result || !condition.dims) return absl::OkStatus();
   if (!Broadcasts(op) && condition.dims->size() != result->size()) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("the condition, ", DescribeDims(condition),
-                                ", has another rank, and auto_broadcast is none"));
+    return ShapeError(op, "the condition, ", DescribeDims(condition),
+                      ", has another rank, and auto_broadcast is none");
   }
   return CheckBroadcastsOnto(op, condition, *result);
 }
@@ -306,8 +281,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
     int normalized;
     KVANT_RETURN_IF_ERROR(NormalizeAxis(op, axis, src, normalized));
     if (reduced >> normalized & 1) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat("axis ", axis, " occurs twice in axes"));
+      return ShapeError(op, "axis ", axis, " occurs twice in axes");
     }
     reduced |= 1u << normalized;
   }
@@ -362,9 +336,8 @@ absl::Status TransposeShape(const Op& op, ShapeContext& context) {
     dims.push_back((*src.dims)[axis]);
   }
   if (!permutes) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("order [", DimsToString(*order), "] does not permute the dims of ",
-                                DescribeDims(src)));
+    return ShapeError(op, "order [", DimsToString(*order), "] does not permute the dims of ",
+                      DescribeDims(src));
   }
   context.outputs[0] = std::move(dims);
   return absl::OkStatus();
@@ -382,17 +355,15 @@ absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTen
     if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
   }
   if (!fits) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat(DescribeDims(next), " does not continue ", DescribeDims(first),
-                                " along dim ", axis));
+    return ShapeError(op, DescribeDims(next), " does not continue ", DescribeDims(first),
+                      " along dim ", axis);
   }
   const int64_t more = (*next.dims)[axis];
   int64_t& sum = dims[axis];
   if (more == kUnknownDim || sum == kUnknownDim) {
     sum = kUnknownDim;
   } else if (__builtin_add_overflow(sum, more, &sum)) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("the concatenated dim ", axis, " overflows 64 bits"));
+    return ShapeError(op, "the concatenated dim ", axis, " overflows 64 bits");
   }
   return absl::OkStatus();
 }
@@ -406,9 +377,8 @@ absl::Status SliceShape(const Op& op, ShapeContext& context) {
   const int64_t begin = op.Get<Attr::kBegin>(), size = op.Get<Attr::kSize>();
   if (begin < 0 || size < 0 ||
       (dims[axis] >= 0 && (begin > dims[axis] || size > dims[axis] - begin))) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("elements ", begin, " and on, ", size, " of them, of axis ", axis,
-                                " are not in ", DescribeDims(src)));
+    return ShapeError(op, "elements ", begin, " and on, ", size, " of them, of axis ", axis,
+                      " are not in ", DescribeDims(src));
   }
   dims[axis] = size;
   context.outputs[0] = std::move(dims);

@@ -37,8 +37,10 @@ ShapeRule ShapeRuleOf(OpKind kind);
 // disagree or the tensor's size in bits overflows.
 absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found);
 
-// Errors that start with the op: "Add 'bias' (id 4): <what>".
-absl::Status OpError(ErrorKind kind, const Op& op, const std::string& what);
+template <typename... Parts>
+absl::Status ShapeError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidShape, op, what...);
+}
 // "tensor 3 [1,8,128]", for messages.
 std::string DescribeDims(const LogicalTensor& tensor);
 

@@ -2,7 +2,6 @@
 // and values are quantized by the same rules.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
 
 namespace kvant {
@@ -17,14 +16,14 @@ QType QTypeOf(const Op& op) {
   return QType::kPerTensor;
 }
 
-absl::Status QuantError(const Op& op, const std::string& what) {
-  return OpError(ErrorKind::kInvalidArguments, op, what);
+template <typename... Parts>
+absl::Status QuantError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidArguments, op, what...);
 }
 
 absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
   if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  return QuantError(
-      op, absl::StrCat("per_tensor takes one of ", role, ", but has ", DescribeDims(tensor)));
+  return QuantError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
 }
 
 // One value per element of `axis` of x.
@@ -34,28 +33,27 @@ absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
   const int64_t channels = (*x.dims)[axis];
   if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], channels)) return absl::OkStatus();
   if (channels == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  return QuantError(op, absl::StrCat(role, " per channel must be [", channels, "] as dim ", axis,
-                                     " of ", DescribeDims(x), ", but are ", DescribeDims(tensor)));
+  return QuantError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
+                    DescribeDims(x), ", but are ", DescribeDims(tensor));
 }
 
 // The dims of a tensor with one value per group: those of x divided by group_shape's.
 absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
                               const std::vector<int64_t>& group_shape, Dims& groups) {
   if (group_shape.size() != x.dims->size()) {
-    return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape), "] and ",
-                                       DescribeDims(x), " differ in rank"));
+    return QuantError(op, "group_shape [", DimsToString(group_shape), "] and ", DescribeDims(x),
+                      " differ in rank");
   }
   groups = *x.dims;
   for (size_t i = 0; i < group_shape.size(); ++i) {
     const int64_t group = group_shape[i];
     if (group < 1) {
-      return QuantError(op, absl::StrCat("group_shape [", DimsToString(group_shape),
-                                         "] has a group of ", group, " in dim ", i));
+      return QuantError(op, "group_shape [", DimsToString(group_shape), "] has a group of ", group,
+                        " in dim ", i);
     }
     if (groups[i] == kUnknownDim) continue;
     if (groups[i] % group != 0) {
-      return QuantError(
-          op, absl::StrCat("groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x)));
+      return QuantError(op, "groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x));
     }
     groups[i] /= group;
   }
@@ -70,15 +68,14 @@ absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, group_shape, groups));
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.dims->size() != groups.size()) {
-    return QuantError(op, absl::StrCat(role, " per group have the rank of ", DescribeDims(x),
-                                       ", but are ", DescribeDims(tensor)));
+    return QuantError(op, role, " per group have the rank of ", DescribeDims(x), ", but are ",
+                      DescribeDims(tensor));
   }
   for (size_t i = 0; i < groups.size(); ++i) {
     if (MayEqual((*tensor.dims)[i], groups[i])) continue;
-    return QuantError(
-        op, absl::StrCat("groups of ", group_shape[i], " along dim ", i, " of ", DescribeDims(x),
-                         " need ", groups[i], " of ", role, " there, but there are ",
-                         (*tensor.dims)[i], " in ", DescribeDims(tensor)));
+    return QuantError(op, "groups of ", group_shape[i], " along dim ", i, " of ", DescribeDims(x),
+                      " need ", groups[i], " of ", role, " there, but there are ",
+                      (*tensor.dims)[i], " in ", DescribeDims(tensor));
   }
   return absl::OkStatus();
 }
@@ -131,8 +128,8 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
     const int64_t group = TokensOfGroup(op, axis);
     const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
     if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
-    return QuantError(op, absl::StrCat("groups of ", group, " do not divide dim ", axis, " of ",
-                                       DescribeDims(src)));
+    return QuantError(op, "groups of ", group, " do not divide dim ", axis, " of ",
+                      DescribeDims(src));
   }
   if (context.outputs.size() < 2) return absl::OkStatus();
   const auto* group_shape = op.Find<Attr::kGroupShape>();
@@ -142,18 +139,17 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
   Dims groups;
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
   if ((*group_shape)[0] != 1) {
-    return QuantError(op, absl::StrCat("computes scales of groups of ", (*group_shape)[0],
-                                       " along dim 0, whose rows have positions of their own"));
+    return QuantError(op, "computes scales of groups of ", (*group_shape)[0],
+                      " along dim 0, whose rows have positions of their own");
   }
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
   for (size_t i = 1; i < context.outputs.size(); ++i) {
     const int64_t declared = DeclaredDim(context, i, src.rank(), axis);
     if (!MayEqual(declared, groups[axis])) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat(DescribeDims(dst), " holds ", groups[axis], " groups of ",
-                                  (*group_shape)[axis], " tokens along dim ", axis, ", but ",
-                                  DescribeDims(*context.declared[i]), " holds ", declared,
-                                  i == 1 ? " scales there" : " zero points there"));
+      return ShapeError(op, DescribeDims(dst), " holds ", groups[axis], " groups of ",
+                        (*group_shape)[axis], " tokens along dim ", axis, ", but ",
+                        DescribeDims(*context.declared[i]), " holds ", declared,
+                        i == 1 ? " scales there" : " zero points there");
     }
     context.outputs[i] = groups;
   }
@@ -170,20 +166,17 @@ absl::Status CheckGroupsOfSlots(const Op& op, const LogicalTensor& dst, int axis
   for (const int d : {0, axis}) {
     const int64_t group = (*group_shape)[d];
     if (group == 1 || (given && MayEqual((*dst.dims)[d], group))) continue;
-    return QuantError(op,
-                      absl::StrCat("groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
-                                   " are of several ", d == 0 ? "pages" : "tokens",
-                                   ", but each token has a slot of its own"));
+    return QuantError(op, "groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
+                      " are of several ", d == 0 ? "pages" : "tokens",
+                      ", but each token has a slot of its own");
   }
   return absl::OkStatus();
 }
 
 absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
                         const LogicalTensor& b, int dim_b) {
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat(what, " differ: ", (*a.dims)[dim_a], " (tensor ", a.id, ", dim ", dim_a, ") vs ",
-                   (*b.dims)[dim_b], " (tensor ", b.id, ", dim ", dim_b, ")"));
+  return ShapeError(op, what, " differ: ", (*a.dims)[dim_a], " (tensor ", a.id, ", dim ", dim_a,
+                    ") vs ", (*b.dims)[dim_b], " (tensor ", b.id, ", dim ", dim_b, ")");
 }
 
 // How q, k and v must agree; q is of rank 3 if queries are ragged.
@@ -201,10 +194,8 @@ absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor&
   const int64_t q_heads = qd[1];
   if (q_heads == kUnknownDim || kd[1] == kUnknownDim || q_heads == kd[1]) return absl::OkStatus();
   if (kd[1] != 0 && q_heads % kd[1] == 0) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat(q_heads, " query heads (tensor ", q.id, ", dim 1) are no multiple of ", kd[1],
-                   " key heads (tensor ", k.id, ", dim 1)"));
+  return ShapeError(op, q_heads, " query heads (tensor ", q.id, ", dim 1) are no multiple of ",
+                    kd[1], " key heads (tensor ", k.id, ", dim 1)");
 }
 
 // An input with one value per element of a dim.
@@ -213,18 +204,15 @@ absl::Status CheckVector(const Op& op, const LogicalTensor& tensor, std::string_
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], count)) return absl::OkStatus();
   if (count == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  return OpError(
-      ErrorKind::kInvalidShape, op,
-      absl::StrCat(std::string(role), " must be [", count, "], but are ", DescribeDims(tensor)));
+  return ShapeError(op, role, " must be [", count, "], but are ", DescribeDims(tensor));
 }
 
 absl::Status CheckWindows(const Op& op) {
   for (const auto& [attr, window] : {std::pair(Attr::kLeftWindow, op.Get<Attr::kLeftWindow>()),
                                      std::pair(Attr::kRightWindow, op.Get<Attr::kRightWindow>())}) {
     if (window >= -1) continue;
-    return OpError(
-        ErrorKind::kInvalidGraphOp, op,
-        absl::StrCat(std::string(AttrName(attr)), " must be -1 (unbounded) or more, not ", window));
+    return OpError(ErrorKind::kInvalidGraphOp, op, AttrName(attr),
+                   " must be -1 (unbounded) or more, not ", window);
   }
   return absl::OkStatus();
 }
@@ -232,8 +220,7 @@ absl::Status CheckWindows(const Op& op) {
 absl::Status CheckSoftCap(const Op& op) {
   const float* const cap = op.Find<Attr::kSoftCap>();
   if (cap == nullptr || *cap > 0) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidGraphOp, op,
-                 absl::StrCat("soft_cap must be above 0, not ", *cap));
+  return OpError(ErrorKind::kInvalidGraphOp, op, "soft_cap must be above 0, not ", *cap);
 }
 
 }  // namespace
@@ -245,19 +232,18 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
   const size_t count = scales ? scales->size() : 0;
   if (QTypeOf(op) == QType::kPerTensor) {
     if (count != 1) {
-      return QuantError(op, absl::StrCat("per_tensor takes one scale, but has ", count));
+      return QuantError(op, "per_tensor takes one scale, but has ", count);
     }
   } else if (x.dims) {
     int axis;
     KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
     if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
-      return QuantError(op, absl::StrCat("dim ", axis, " of ", DescribeDims(x), " needs ",
-                                         (*x.dims)[axis], " scales, but there are ", count));
+      return QuantError(op, "dim ", axis, " of ", DescribeDims(x), " needs ", (*x.dims)[axis],
+                        " scales, but there are ", count);
     }
   }
   if (zps && !zps->empty() && zps->size() != count) {
-    return QuantError(op,
-                      absl::StrCat("has ", zps->size(), " zero points, but ", count, " scales"));
+    return QuantError(op, "has ", zps->size(), " zero points, but ", count, " scales");
   }
   context.outputs[0] = x.dims;
   return absl::OkStatus();
@@ -300,18 +286,16 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& positions = *context.inputs[1];
   if (positions.dims && !MayBeScalar(*positions.dims) &&
       (positions.rank() != 1 || !MayEqual((*positions.dims)[0], (*src.dims)[0]))) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("positions are [", (*src.dims)[0], "] as dim 0 of ",
-                                DescribeDims(src), ", but are ", DescribeDims(positions)));
+    return ShapeError(op, "positions are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
+                      ", but are ", DescribeDims(positions));
   }
   LogicalTensor dst = src;
   const int64_t tokens = (*src.dims)[axis], capacity = DeclaredDim(context, 0, src.rank(), axis);
   (*dst.dims)[axis] = capacity;
   if (!context.declared.empty()) dst.id = context.declared[0]->id;
   if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat(DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
-                                ", more than ", DescribeDims(dst), " holds"));
+    return ShapeError(op, DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
+                      ", more than ", DescribeDims(dst), " holds");
   }
   return SetAppended(op, src, dst, axis, context);
 }
@@ -324,13 +308,11 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   int axis;
   KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst, axis));
   if (axis == 0 || axis == src.rank()) {
-    return QuantError(
-        op, absl::StrCat("token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features"));
+    return QuantError(op, "token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features");
   }
   if (slots.dims && (slots.rank() != 1 || !MayEqual((*slots.dims)[0], (*src.dims)[0]))) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("slots are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
-                                ", but are ", DescribeDims(slots)));
+    return ShapeError(op, "slots are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
+                      ", but are ", DescribeDims(slots));
   }
   const LogicalTensor rows = TokensAsRows(src, axis);
   dst.dims = rows.dims;
@@ -339,8 +321,7 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   int64_t& page = (*dst.dims)[axis] = DeclaredDim(context, 0, rows.rank(), axis);
   int64_t all;
   if (pages != kUnknownDim && page != kUnknownDim && __builtin_mul_overflow(pages, page, &all)) {
-    return OpError(ErrorKind::kInvalidShape, op,
-                   absl::StrCat("the tokens of ", pages, " pages overflow 64 bits"));
+    return ShapeError(op, "the tokens of ", pages, " pages overflow 64 bits");
   }
   KVANT_RETURN_IF_ERROR(CheckGroupsOfSlots(op, dst, axis, context.inputs.size() > 2));
   return SetAppended(op, rows, dst, axis, context);
@@ -376,29 +357,28 @@ AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const Lo
 absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) const {
   if (position < 0) return absl::OkStatus();
   if (op.kind == OpKind::kAppendPages && position >= capacity) {
-    return QuantError(op, absl::StrCat("slot ", position, " of token ", row, " is beyond the ",
-                                       capacity, " of the pool, in pages of ", page));
+    return QuantError(op, "slot ", position, " of token ", row, " is beyond the ", capacity,
+                      " of the pool, in pages of ", page);
   }
   if (position > capacity - tokens) {
-    return QuantError(op, absl::StrCat("position ", position, " of row ", row, " and ", tokens,
-                                       " tokens are beyond the capacity of ", capacity));
+    return QuantError(op, "position ", position, " of row ", row, " and ", tokens,
+                      " tokens are beyond the capacity of ", capacity);
   }
   if (position % group == 0) return absl::OkStatus();
-  return QuantError(op, absl::StrCat("position ", position, " of row ", row,
-                                     " is within a group of ", group, " tokens"));
+  return QuantError(op, "position ", position, " of row ", row, " is within a group of ", group,
+                    " tokens");
 }
 
 absl::Status HadamardShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   const int64_t block = op.Get<Attr::kBlock>();
   if (block < 1 || (block & (block - 1)) != 0) {
-    return QuantError(op, absl::StrCat("a block of ", block, " is no power of two"));
+    return QuantError(op, "a block of ", block, " is no power of two");
   }
   if (!src.dims) return absl::OkStatus();
   if (src.rank() == 0 || (src.dims->back() != kUnknownDim && src.dims->back() % block != 0)) {
-    return OpError(
-        ErrorKind::kInvalidShape, op,
-        absl::StrCat("blocks of ", block, " do not divide the last dim of ", DescribeDims(src)));
+    return ShapeError(op, "blocks of ", block, " do not divide the last dim of ",
+                      DescribeDims(src));
   }
   context.outputs[0] = src.dims;
   return absl::OkStatus();
@@ -447,10 +427,8 @@ absl::Status AttentionShape(const Op& op, ShapeContext& context) {
     const int rank = i == 0 && ragged ? 3 : 4;
     if (!tensor.dims) return absl::OkStatus();
     if (tensor.rank() == rank) continue;
-    return OpError(
-        ErrorKind::kInvalidShape, op,
-        absl::StrCat(std::string(InputName(op, i)), " has rank ", rank,
-                     ragged ? " beside query_offsets" : "", ", but is ", DescribeDims(tensor)));
+    return ShapeError(op, InputName(op, i), " has rank ", rank,
+                      ragged ? " beside query_offsets" : "", ", but is ", DescribeDims(tensor));
   }
   const LogicalTensor &q = *context.inputs[0], &k = *context.inputs[1], &v = *context.inputs[2];
   const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;

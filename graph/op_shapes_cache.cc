@@ -1,22 +1,17 @@
 // Shape rules of the ops that load from a cache.
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
 
 namespace kvant {
 namespace {
 
-absl::Status ShapeError(const Op& op, const std::string& what) {
-  return OpError(ErrorKind::kInvalidShape, op, what);
-}
-
 // The axis of tokens of `src`, of known rank: any but the first.
 absl::Status FindTokenAxis(const Op& op, const LogicalTensor& src, int& axis) {
   if (const int64_t* group = op.Find<Attr::kTokenGroup>(); group != nullptr && *group < 1) {
-    return ShapeError(op, absl::StrCat("a row for ", *group, " tokens"));
+    return ShapeError(op, "a row for ", *group, " tokens");
   }
   KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src, axis));
   if (axis > 0) return absl::OkStatus();
-  return ShapeError(op, absl::StrCat("the token axis of ", DescribeDims(src), " is that of rows"));
+  return ShapeError(op, "the token axis of ", DescribeDims(src), " is that of rows");
 }
 
 // Of an index tensor: its dim `axis`, unknown where it is not there.
@@ -30,8 +25,7 @@ absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::stri
                             int64_t rows) {
   if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
   if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], rows)) return absl::OkStatus();
-  return ShapeError(op, absl::StrCat(std::string(role), " must be [", rows, "] or [1], but are ",
-                                     DescribeDims(tensor)));
+  return ShapeError(op, role, " must be [", rows, "] or [1], but are ", DescribeDims(tensor));
 }
 
 absl::Status LoadTokensShape(const Op& op, ShapeContext& context) {
@@ -49,8 +43,8 @@ absl::Status LoadTokensShape(const Op& op, ShapeContext& context) {
 absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
   const LogicalTensor &pool = *context.inputs[0], &table = *context.inputs[1];
   if (table.dims && table.rank() != 2) {
-    return ShapeError(op, absl::StrCat("page_table must be [rows, pages of a row], but is ",
-                                       DescribeDims(table)));
+    return ShapeError(op, "page_table must be [rows, pages of a row], but is ",
+                      DescribeDims(table));
   }
   const int64_t rows = DimOf(table, 0), most = DimOf(table, 1);
   KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[2], "lengths", rows));
@@ -63,7 +57,7 @@ absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
   if (tokens == kUnknownDim || most == kUnknownDim) {
     tokens = kUnknownDim;
   } else if (__builtin_mul_overflow(tokens, most, &tokens)) {
-    return ShapeError(op, absl::StrCat("the tokens of ", most, " pages overflow 64 bits"));
+    return ShapeError(op, "the tokens of ", most, " pages overflow 64 bits");
   }
   context.outputs[0] = std::move(dims);
   return absl::OkStatus();
@@ -74,8 +68,8 @@ absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
   const auto count = static_cast<int64_t>(context.inputs.size()) - 1;
   if (ranges.dims && (ranges.rank() != 3 || !MayEqual((*ranges.dims)[1], count) ||
                       !MayEqual((*ranges.dims)[2], 2))) {
-    return ShapeError(op, absl::StrCat("ranges of ", count, " src must be [rows, ", count,
-                                       ", 2], but are ", DescribeDims(ranges)));
+    return ShapeError(op, "ranges of ", count, " src must be [rows, ", count, ", 2], but are ",
+                      DescribeDims(ranges));
   }
   const int64_t rows = DimOf(ranges, 0);
   if (context.outputs.size() > 1) context.outputs[1] = Dims{rows};
@@ -89,8 +83,7 @@ absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
   if (rows != 1 && dims[0] == 1) {
     dims[0] = rows;
   } else if (rows != 1 && !MayEqual(rows, dims[0])) {
-    return ShapeError(
-        op, absl::StrCat("ranges of ", rows, " rows do not go with ", DescribeDims(first)));
+    return ShapeError(op, "ranges of ", rows, " rows do not go with ", DescribeDims(first));
   }
   context.outputs[0] = std::move(dims);
   return absl::OkStatus();

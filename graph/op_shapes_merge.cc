@@ -1,7 +1,6 @@
 // The shape rule of MergeAttention.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
 
 namespace kvant {
@@ -15,10 +14,8 @@ absl::Status Agree(const Op& op, const LogicalTensor& tensor, absl::Span<const i
     return absl::OkStatus();
   }
   if (!std::equal(says.begin(), says.end(), all->begin(), all->end(), MayEqual)) {
-    return OpError(
-        ErrorKind::kInvalidShape, op,
-        absl::StrCat(DescribeDims(tensor), " is no part beside parts whose outputs are [",
-                     DimsToString(*all), "]"));
+    return ShapeError(op, DescribeDims(tensor), " is no part beside parts whose outputs are [",
+                      DimsToString(*all), "]");
   }
   for (size_t d = 0; d < says.size(); ++d) {
     if ((*all)[d] == kUnknownDim) (*all)[d] = says[d];
@@ -35,14 +32,11 @@ absl::Status MergeAttentionShape(const Op& op, ShapeContext& context) {
     if (!tensor.dims) continue;
     Dims dims = *tensor.dims;
     if (dims.empty()) {
-      return OpError(ErrorKind::kInvalidShape, op,
-                     absl::StrCat(DescribeDims(tensor), " has no dim of channels"));
+      return ShapeError(op, DescribeDims(tensor), " has no dim of channels");
     }
     if (port % 2 == 1) {
       if (!MayEqual(dims.back(), 1)) {
-        return OpError(
-            ErrorKind::kInvalidShape, op,
-            absl::StrCat("stats have one number for a row, but are ", DescribeDims(tensor)));
+        return ShapeError(op, "stats have one number for a row, but are ", DescribeDims(tensor));
       }
       dims.back() = kUnknownDim;
     }

@@ -39,9 +39,8 @@ absl::Status Require(const OpPorts& ports, bool is_output, size_t port, Predicat
                      const char* expected) {
   const DataType type = is_output ? ports.outputs[port]->type : ports.inputs[port]->type;
   if (accepts(type)) return absl::OkStatus();
-  return MakeError(ErrorKind::kInvalidDataType,
-                   absl::StrCat(ports.op.ToString(), ": ", PortText(ports, is_output, port), " is ",
-                                Named(type), ", not ", expected));
+  return OpError(ErrorKind::kInvalidDataType, ports.op, PortText(ports, is_output, port), " is ",
+                 Named(type), ", not ", expected);
 }
 absl::Status Input(const OpPorts& p, size_t port, Predicate accepts, const char* expected) {
   return Require(p, false, port, accepts, expected);
@@ -55,9 +54,8 @@ constexpr char kFloatsOrS32[] = "one of f32, bf16, f16, s32";
 
 absl::Status Differ(const OpPorts& ports, const std::string& a, DataType a_type,
                     const std::string& b, DataType b_type) {
-  return MakeError(ErrorKind::kInvalidDataType,
-                   absl::StrCat(ports.op.ToString(), ": ", a, " is ", Named(a_type), " but ", b,
-                                " is ", Named(b_type)));
+  return OpError(ErrorKind::kInvalidDataType, ports.op, a, " is ", Named(a_type), " but ", b,
+                 " is ", Named(b_type));
 }
 
 // Output `port` is `type`.
@@ -231,10 +229,9 @@ absl::Status ComputedParameterTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(Output(ports, 1, IsComputeFloat, kFloats));
   if (ports.outputs.size() < 3) return absl::OkStatus();
   if (IsFloat(ports.outputs[0]->type)) {
-    return MakeError(ErrorKind::kInvalidDataType,
-                     absl::StrCat(ports.op.ToString(), ": computes no zero points (tensor ",
-                                  ports.outputs[2]->id, ") for ", PortText(ports, true, 0), " of ",
-                                  Named(ports.outputs[0]->type)));
+    return MakeError(ErrorKind::kInvalidDataType, ports.op.ToString(),
+                     ": computes no zero points (tensor ", ports.outputs[2]->id, ") for ",
+                     PortText(ports, true, 0), " of ", Named(ports.outputs[0]->type));
   }
   return Output(ports, 2, IsZeroPoint, kZeroPoints);
 }

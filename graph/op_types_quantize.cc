@@ -2,15 +2,15 @@
 #include <algorithm>
 #include <functional>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_types.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
 
-absl::Status FormError(const Op& op, const std::string& what) {
-  return MakeError(ErrorKind::kInvalidGraphOp, absl::StrCat(op.ToString(), ": ", what));
+template <typename... Parts>
+absl::Status FormError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidGraphOp, op, what...);
 }
 
 // Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
@@ -21,18 +21,17 @@ absl::Status CheckScales(const Op& op, size_t first) {
     if (outputs == 1) return FormError(op, "has neither an input nor an output for its scales");
     const float floor = op.Get<Attr::kScaleFloor>();
     if (floor >= 0) return absl::OkStatus();
-    return FormError(op, absl::StrCat("attribute 'scale_floor' is ", floor, ", less than 0"));
+    return FormError(op, "attribute 'scale_floor' is ", floor, ", less than 0");
   }
   if (outputs > 1) {
-    return FormError(op, absl::StrCat("has scales as input (tensor ", op.inputs[first],
-                                      ") and as output (tensor ", op.outputs[1], ")"));
+    return FormError(op, "has scales as input (tensor ", op.inputs[first],
+                     ") and as output (tensor ", op.outputs[1], ")");
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
     if (op.attrs.Find(attr) == nullptr) continue;
-    return FormError(
-        op, absl::StrCat("attribute '", std::string(AttrName(attr)),
-                         "' is for scales that it computes, but they are an input (tensor ",
-                         op.inputs[first], ")"));
+    return FormError(op, "attribute '", AttrName(attr),
+                     "' is for scales that it computes, but they are an input (tensor ",
+                     op.inputs[first], ")");
   }
   return absl::OkStatus();
 }
@@ -43,9 +42,8 @@ absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_ze
   if (codebook == nullptr) return absl::OkStatus();
   const bool is_unsigned = codes.type == kU2 || codes.type == kU4 || codes.type == kU8;
   if (!is_unsigned || codebook->size() != size_t{1} << BitsOf(codes.type)) {
-    return FormError(op, absl::StrCat("a codebook of ", codebook->size(), " for codes of type ",
-                                      std::string(DataTypeName(codes.type)),
-                                      "; it goes with u2 (4), u4 (16) or u8 (256)"));
+    return FormError(op, "a codebook of ", codebook->size(), " for codes of type ",
+                     DataTypeName(codes.type), "; it goes with u2 (4), u4 (16) or u8 (256)");
   }
   if (has_zero_points) return FormError(op, "has a codebook and zero points");
   if (std::all_of(codebook->begin(), codebook->end(), [](float value) { return value == 0; })) {
@@ -60,7 +58,7 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
   const std::string* formula = op.Find<Attr::kFormula>();
   if (formula == nullptr) return absl::OkStatus();
   if (*formula != "ggml") {
-    return FormError(op, absl::StrCat("attribute 'formula' is '", *formula, "', not 'ggml'"));
+    return FormError(op, "attribute 'formula' is '", *formula, "', not 'ggml'");
   }
   if (!computes) {
     return FormError(op, "formula ggml is for scales that it computes, but they are an input");
@@ -72,11 +70,10 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
   const bool q4_1 = codes.type == kU4 && zps != nullptr && IsFloat(zps->type);
   const bool iq4_nl = codes.type == kU4 && has_codebook;
   if (!q8_0 && !q4_0 && !q4_1 && !iq4_nl) {
-    return FormError(
-        op, absl::StrCat("formula ggml is for s8 and s4 without zero points, u4 with ones in "
-                         "real units and u4 with a codebook, not for ",
-                         std::string(DataTypeName(codes.type)),
-                         zps == nullptr ? "" : " with zero points"));
+    return FormError(op,
+                     "formula ggml is for s8 and s4 without zero points, u4 with ones in "
+                     "real units and u4 with a codebook, not for ",
+                     DataTypeName(codes.type), zps == nullptr ? "" : " with zero points");
   }
   if (has_codebook && (std::adjacent_find(codebook->begin(), codebook->end(),
                                           std::greater_equal<>()) != codebook->end() ||
@@ -85,8 +82,7 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
     if (op.attrs.Find(attr) == nullptr) continue;
-    return FormError(op, absl::StrCat("attribute '", std::string(AttrName(attr)),
-                                      "' does not go with formula ggml"));
+    return FormError(op, "attribute '", AttrName(attr), "' does not go with formula ggml");
   }
   return absl::OkStatus();
 }
@@ -113,9 +109,8 @@ absl::Status CheckConversionForm(const OpPorts& ports) {
     return absl::OkStatus();
   }
   const LogicalTensor& dst = *ports.outputs[0];
-  return FormError(
-      op, absl::StrCat("dst (tensor ", dst.id, ") is ", std::string(DataTypeName(dst.type)),
-                       ", which has no scales, groups or codebook"));
+  return FormError(op, "dst (tensor ", dst.id, ") is ", DataTypeName(dst.type),
+                   ", which has no scales, groups or codebook");
 }
 
 }  // namespace kvant

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
 #include "kvant/graph/status.h"
 
@@ -57,13 +56,11 @@ absl::Status InferAll(Graph& graph, Declared declared) {
 absl::Status PutIn(Graph& graph, const LogicalTensor& given) {
   const Graph::TensorInfo* info = graph.FindTensor(given.id);
   if (info == nullptr) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("tensor ", given.id, " is not in the graph"));
+    return MakeError(ErrorKind::kInvalidArguments, "tensor ", given.id, " is not in the graph");
   }
   if (given.type != kUndef && given.type != info->desc.type) {
-    return MakeError(ErrorKind::kInvalidDataType,
-                     absl::StrCat("tensor ", given.id, " is ", info->desc.ToString(),
-                                  " in the graph, but given as ", given.ToString()));
+    return MakeError(ErrorKind::kInvalidDataType, "tensor ", given.id, " is ",
+                     info->desc.ToString(), " in the graph, but given as ", given.ToString());
   }
   KVANT_RETURN_IF_ERROR(ValidateTensor(given));
   if (info->desc.dims == given.dims && info->desc.strides == given.strides &&

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace kvant {
 
@@ -27,6 +28,19 @@ std::string_view ErrorKindName(ErrorKind kind);
 // A status with that payload. kUnimplemented maps to absl's kUnimplemented,
 // every other kind to kInvalidArgument. The message is made printable.
 absl::Status MakeError(ErrorKind kind, std::string_view message);
+
+// A part of a message as absl::StrCat takes it, whose string_view may be another than std's.
+inline absl::string_view MessagePart(std::string_view part) { return {part.data(), part.size()}; }
+template <typename T>
+const T& MessagePart(const T& part) {
+  return part;
+}
+
+// The same with a message in parts, which are put together as by absl::StrCat.
+template <typename... Parts>
+absl::Status MakeError(ErrorKind kind, const Parts&... parts) {
+  return MakeError(kind, std::string_view(absl::StrCat(MessagePart(parts)...)));
+}
 
 // The payload of a status made by MakeError; kNone otherwise.
 ErrorKind ErrorKindOf(const absl::Status& status);
