@@ -38,7 +38,7 @@ class Indices {
 
 int64_t TokenDim(const Op& op, const LogicalTensor& tensor) {
   const int64_t axis = op.Get<Attr::kTokenAxis>();
-  return (*tensor.dims)[axis < 0 ? axis + tensor.rank() : axis];
+  return (*tensor.dims)[FromFront(axis, tensor.rank())];
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ void IndexChecks::Add(const Op& op) {
       const int64_t axis = op.Get<Attr::kAxis>();
       check.source = Find(op, "lengths");
       check.other = Find(op, "first");
-      check.most = (*tensor(0).dims)[axis < 0 ? axis + tensor(0).rank() : axis];
+      check.most = (*tensor(0).dims)[FromFront(axis, tensor(0).rank())];
       break;
     }
     case OpKind::kLoadPages:

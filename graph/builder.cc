@@ -245,7 +245,7 @@ void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) 
   if (!status_.ok() || !tensors_[output.id].dims) return;
   Dims& dims = *tensors_[output.id].dims;
   const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t at = to.axis < 0 ? to.axis + rank : to.axis;
+  const int64_t at = FromFront(to.axis, rank);
   if (at < 0 || at >= rank) return;  // scales without that axis
   dims[at] = to.tokens / group;
   if (to.kind == OpKind::kAppendPages) dims[0] = to.pages;
@@ -263,7 +263,7 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
   attrs.Set(Attr::kTokenAxis, to.axis);
   const Quantized result = EmitQuantize(to.kind, {x, places}, options, std::move(attrs));
   const int64_t rank = static_cast<int64_t>(options.group_shape.size());
-  const int64_t at = to.axis < 0 ? to.axis + rank : to.axis;
+  const int64_t at = FromFront(to.axis, rank);
   const int64_t group = at >= 0 && at < rank ? std::max<int64_t>(1, options.group_shape[at]) : 1;
   SetCapacity(result.codes, to, 1);
   SetCapacity(result.scales, to, group);

@@ -19,11 +19,7 @@ using Tensors = absl::InlinedVector<const LogicalTensor*, 4>;
 // Completes what one declaration of a tensor leaves open from another.
 void Merge(const LogicalTensor& from, LogicalTensor& into) {
   if (from.dims && !into.dims) into.dims = from.dims;
-  if (from.dims) {
-    for (size_t i = 0; i < into.dims->size(); ++i) {
-      if ((*into.dims)[i] == kUnknownDim) (*into.dims)[i] = (*from.dims)[i];
-    }
-  }
+  if (from.dims) Complete(*into.dims, *from.dims);
   if (from.strides && !into.strides) into.strides = from.strides;
   if (into.property == Property::kUndef) into.property = from.property;
   if (!into.value) into.value = from.value;

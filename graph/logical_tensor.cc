@@ -13,12 +13,7 @@ namespace {
 constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() / 64;
 
 bool CompatibleDims(const std::optional<Dims>& a, const std::optional<Dims>& b) {
-  if (!a || !b) return true;
-  if (a->size() != b->size()) return false;
-  for (size_t i = 0; i < a->size(); ++i) {
-    if ((*a)[i] != (*b)[i] && (*a)[i] != kUnknownDim && (*b)[i] != kUnknownDim) return false;
-  }
-  return true;
+  return !a || !b || MayEqual(*a, *b);
 }
 
 // Span in elements, nothing on overflow and where dims are unknown.
@@ -133,6 +128,17 @@ Dims DenseStrides(absl::Span<const int64_t> dims) {
   return strides;
 }
 
+bool MayEqual(absl::Span<const int64_t> a, absl::Span<const int64_t> b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](int64_t x, int64_t y) { return MayEqual(x, y); });
+}
+
+void Complete(Dims& dims, absl::Span<const int64_t> other) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] == kUnknownDim) dims[i] = other[i];
+  }
+}
+
 std::string DimsToString(absl::Span<const int64_t> dims) {
   return absl::StrJoin(dims, ",", [](std::string* out, int64_t dim) {
     absl::StrAppend(out, dim == kUnknownDim ? "?" : absl::StrCat(dim));
@@ -153,23 +159,25 @@ std::optional<int64_t> CheckedProduct(absl::Span<const int64_t> dims) {
   return zero ? 0 : product;
 }
 
-std::optional<Dims> Broadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b) {
-  const size_t rank = std::max(a.size(), b.size());
-  Dims result(rank, 1);
-  for (size_t i = 0; i < rank; ++i) {  // from the last dim backwards
-    const int64_t x = i < a.size() ? a[a.size() - 1 - i] : 1;
-    const int64_t y = i < b.size() ? b[b.size() - 1 - i] : 1;
-    int64_t& out = result[rank - 1 - i];
-    if (x == y || y == 1) {
-      out = x;
-    } else if (x == 1) {
-      out = y;
-    } else if (x == kUnknownDim || y == kUnknownDim) {
-      out = x == kUnknownDim ? y : x;
-    } else {
-      return std::nullopt;
+int BroadcastInto(Dims& dims, absl::Span<const int64_t> other) {
+  if (other.size() > dims.size()) dims.insert(dims.begin(), other.size() - dims.size(), 1);
+  const size_t offset = dims.size() - other.size();
+  for (size_t i = 0; i < other.size(); ++i) {
+    int64_t& mine = dims[offset + i];
+    const int64_t theirs = other[i];
+    if (mine == theirs || theirs == 1) continue;
+    if (mine == 1 || mine == kUnknownDim) {
+      mine = theirs;
+    } else if (theirs != kUnknownDim) {
+      return static_cast<int>(offset + i);
     }
   }
+  return -1;
+}
+
+std::optional<Dims> Broadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b) {
+  Dims result(a.begin(), a.end());
+  if (BroadcastInto(result, b) >= 0) return std::nullopt;
   return result;
 }
 

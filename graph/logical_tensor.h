@@ -74,14 +74,25 @@ bool Compatible(const LogicalTensor& a, const LogicalTensor& b);
 // otherwise.
 absl::Status ValidateTensor(const LogicalTensor& tensor);
 
+// An axis counted from the front; a negative one counts from the end of the rank.
+inline int64_t FromFront(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
+// False when both are known and differ; of lists, also when they differ in rank.
+inline bool MayEqual(int64_t a, int64_t b) {
+  return a == b || a == kUnknownDim || b == kUnknownDim;
+}
+bool MayEqual(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
+// Puts in what `other`, of the same rank, says of dims that are unknown.
+void Complete(Dims& dims, absl::Span<const int64_t> other);
 // Strides of a dense row-major tensor of these dims; they wrap where ValidateTensor would refuse.
 Dims DenseStrides(absl::Span<const int64_t> dims);
 // "1,8,4096,128"; unknown dims print as "?".
 std::string DimsToString(absl::Span<const int64_t> dims);
 // Product of dims; nothing if it overflows int64 or a dim is unknown.
 std::optional<int64_t> CheckedProduct(absl::Span<const int64_t> dims);
-// NumPy broadcast of two shapes; nothing if they do not broadcast. Unknown dims
+// NumPy-broadcasts `other` into `dims`; the dim of the result that conflicts, or -1. Unknown dims
 // yield the other side's dim when that is > 1, else unknown.
+int BroadcastInto(Dims& dims, absl::Span<const int64_t> other);
+// NumPy broadcast of two shapes; nothing if they do not broadcast.
 std::optional<Dims> Broadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
 
 }  // namespace kvant

@@ -23,7 +23,7 @@ absl::Status CombineDims(const Op& op, const LogicalTensor& a, const LogicalTens
                          std::optional<Dims>& result) {
   if (!a.dims || !b.dims) return absl::OkStatus();
   if (!Broadcasts(op)) {
-    if (!std::equal(a.dims->begin(), a.dims->end(), b.dims->begin(), b.dims->end(), MayEqual)) {
+    if (!MayEqual(*a.dims, *b.dims)) {
       return ShapeError(op, DescribeDims(a), " and ", DescribeDims(b),
                         " differ, and auto_broadcast is none");
     }
@@ -106,30 +106,13 @@ bool MayBeScalar(absl::Span<const int64_t> dims) {
   return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return MayEqual(d, 1); });
 }
 
-absl::Status NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor, int& result) {
+absl::StatusOr<int> NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor) {
   const int rank = tensor.rank();
   if (axis < -rank || axis >= rank) {
     return ShapeError(op, "axis ", axis, " is outside the rank ", rank, " of ",
                       DescribeDims(tensor));
   }
-  result = static_cast<int>(axis < 0 ? axis + rank : axis);
-  return absl::OkStatus();
-}
-
-int BroadcastInto(Dims& dims, absl::Span<const int64_t> other) {
-  if (other.size() > dims.size()) dims.insert(dims.begin(), other.size() - dims.size(), 1);
-  const size_t offset = dims.size() - other.size();
-  for (size_t i = 0; i < other.size(); ++i) {
-    int64_t& mine = dims[offset + i];
-    const int64_t theirs = other[i];
-    if (mine == theirs || theirs == 1) continue;
-    if (mine == 1 || mine == kUnknownDim) {
-      mine = theirs;
-    } else if (theirs != kUnknownDim) {
-      return static_cast<int>(offset + i);
-    }
-  }
-  return -1;
+  return static_cast<int>(FromFront(axis, rank));
 }
 
 absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
@@ -153,13 +136,11 @@ absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optio
     // A scalar may be declared as one element.
     if (found->size() + other.size() == 1 && MayBeScalar(*found) && MayBeScalar(other)) {
       found = other;
-    } else if (!std::equal(found->begin(), found->end(), other.begin(), other.end(), MayEqual)) {
+    } else if (!MayEqual(*found, other)) {
       return ShapeError(op, "the inputs give an output of [", DimsToString(*found), "], but ",
                         DescribeDims(declared), " is declared");
     } else {
-      for (size_t i = 0; i < other.size(); ++i) {
-        if ((*found)[i] == kUnknownDim) (*found)[i] = other[i];
-      }
+      Complete(*found, other);
     }
   }
   if (!found) return absl::OkStatus();
@@ -188,8 +169,7 @@ absl::Status SameShape(const Op& op, ShapeContext& context) {
   }
   if (!src.dims) return absl::OkStatus();
   if (const int64_t* axis = op.Find<Attr::kAxis>()) {
-    int normalized;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, *axis, src, normalized));
+    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, *axis, src).status());
   }
   for (std::optional<Dims>& output : context.outputs) output = src.dims;
   return absl::OkStatus();
@@ -224,8 +204,7 @@ absl::Status MatMulShape(const Op& op, ShapeContext& context) {
 absl::Status SoftMaxShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), src, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), src));
   context.outputs[0] = src.dims;
   if (context.outputs.size() > 1) {
     context.outputs[1] = src.dims;
@@ -243,13 +222,8 @@ absl::Status SoftMaxBackwardShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& diff = *context.inputs[0];
   const LogicalTensor& probs = *context.inputs[1];
   if (!diff.dims || !probs.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), diff, axis));
-  bool equal = diff.rank() == probs.rank();
-  for (int i = 0; equal && i < diff.rank(); ++i) {
-    equal = MayEqual((*diff.dims)[i], (*probs.dims)[i]);
-  }
-  if (!equal) {
+  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), diff).status());
+  if (!MayEqual(*diff.dims, *probs.dims)) {
     return ShapeError(op, "diff_dst, ", DescribeDims(diff), ", and dst, ", DescribeDims(probs),
                       ", differ");
   }
@@ -278,8 +252,7 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
   if (!src.dims) return absl::OkStatus();
   uint32_t reduced = 0;
   for (const int64_t axis : op.Get<Attr::kAxes>()) {
-    int normalized;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, axis, src, normalized));
+    KVANT_ASSIGN_OR_RETURN(const int normalized, NormalizeAxis(op, axis, src));
     if (reduced >> normalized & 1) {
       return ShapeError(op, "axis ", axis, " occurs twice in axes");
     }
@@ -329,8 +302,7 @@ absl::Status TransposeShape(const Op& op, ShapeContext& context) {
   uint32_t seen = 0;
   Dims dims;
   for (size_t i = 0; permutes && i < order->size(); ++i) {
-    int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, (*order)[i], src, axis));
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, (*order)[i], src));
     permutes = !(seen >> axis & 1);
     seen |= 1u << axis;
     dims.push_back((*src.dims)[axis]);
@@ -371,8 +343,7 @@ absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTen
 absl::Status SliceShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), src, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), src));
   Dims dims = *src.dims;
   const int64_t begin = op.Get<Attr::kBegin>(), size = op.Get<Attr::kSize>();
   if (begin < 0 || size < 0 ||
@@ -388,8 +359,7 @@ absl::Status SliceShape(const Op& op, ShapeContext& context) {
 absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& first = *context.inputs[0];
   if (!first.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), first, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), first));
   Dims dims = *first.dims;
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(Continue(op, first, *context.inputs[i], axis, dims));

@@ -13,6 +13,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvant/graph/logical_tensor.h"
 #include "kvant/graph/op.h"
@@ -44,17 +45,10 @@ absl::Status ShapeError(const Op& op, const Parts&... what) {
 // "tensor 3 [1,8,128]", for messages.
 std::string DescribeDims(const LogicalTensor& tensor);
 
-// False when both are known and differ.
-inline bool MayEqual(int64_t a, int64_t b) {
-  return a == b || a == kUnknownDim || b == kUnknownDim;
-}
 // Whether these dims can be a scalar's: none, or all ones (or unknown).
 bool MayBeScalar(absl::Span<const int64_t> dims);
 // Axis counted from the front; kInvalidShape when it is outside the rank.
-absl::Status NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor, int& result);
-// NumPy-broadcasts `other` into `dims`; the dim of the result that conflicts, or
-// -1.
-int BroadcastInto(Dims& dims, absl::Span<const int64_t> other);
+absl::StatusOr<int> NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor);
 // kInvalidShape unless `tensor` broadcasts onto `target` without enlarging it.
 absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                                  absl::Span<const int64_t> target);

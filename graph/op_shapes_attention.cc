@@ -85,8 +85,7 @@ absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTenso
   if (qtype == QType::kPerTensor) return CheckScalar(op, tensor, role);
   if (!x.dims) return absl::OkStatus();
   if (qtype == QType::kPerChannel) {
-    int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
     return CheckPerChannel(op, x, axis, tensor, role);
   }
   const auto* group_shape = op.Find<Attr::kGroupShape>();
@@ -235,8 +234,7 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
       return QuantError(op, "per_tensor takes one scale, but has ", count);
     }
   } else if (x.dims) {
-    int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
     if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
       return QuantError(op, "dim ", axis, " of ", DescribeDims(x), " needs ", (*x.dims)[axis],
                         " scales, but there are ", count);
@@ -265,8 +263,7 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
   if (qtype == QType::kPerTensor) {
     groups = Dims{1};
   } else if (qtype == QType::kPerChannel && x.dims) {
-    int axis;
-    KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kAxis>(), x, axis));
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
     groups = Dims{(*x.dims)[axis]};
   } else if (qtype == QType::kPerGroup) {
     const auto* group_shape = op.Find<Attr::kGroupShape>();
@@ -280,8 +277,7 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
 absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
   if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
   const LogicalTensor& positions = *context.inputs[1];
   if (positions.dims && !MayBeScalar(*positions.dims) &&
@@ -305,8 +301,7 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   if (!src.dims) return absl::OkStatus();
   LogicalTensor dst = src;
   dst.dims->push_back(kUnknownDim);
-  int axis;
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst));
   if (axis == 0 || axis == src.rank()) {
     return QuantError(op, "token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features");
   }
@@ -338,8 +333,7 @@ LogicalTensor TokensAsRows(const LogicalTensor& src, int axis) {
 
 AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
   AppendedTokens to;
-  const int64_t axis = op.Get<Attr::kTokenAxis>();
-  to.axis = static_cast<int>(axis < 0 ? axis + dst.rank() : axis);
+  to.axis = static_cast<int>(FromFront(op.Get<Attr::kTokenAxis>(), dst.rank()));
   to.capacity = (*dst.dims)[to.axis];
   if (op.kind == OpKind::kAppendPages) {
     to.tokens = 1;
@@ -389,11 +383,9 @@ Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
   switch (QTypeOf(op)) {
     case QType::kPerTensor:
       break;
-    case QType::kPerChannel: {
-      const int64_t axis = op.Get<Attr::kAxis>();
-      group[axis < 0 ? axis + static_cast<int64_t>(dims.size()) : axis] = 1;
+    case QType::kPerChannel:
+      group[FromFront(op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] = 1;
       break;
-    }
     case QType::kPerGroup: {
       const auto shape = op.Get<Attr::kGroupShape>();
       for (size_t d = 0; d < shape.size(); ++d) {
@@ -411,8 +403,7 @@ int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int
   if (QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank) {
     return (*parameters.dims)[d] == 1 ? 0 : strides[d];
   }
-  const int64_t axis = op.Get<Attr::kAxis>();
-  return (axis < 0 ? axis + rank : axis) == d ? strides.back() : 0;
+  return FromFront(op.Get<Attr::kAxis>(), rank) == d ? strides.back() : 0;
 }
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {

@@ -5,12 +5,12 @@ namespace kvant {
 namespace {
 
 // The axis of tokens of `src`, of known rank: any but the first.
-absl::Status FindTokenAxis(const Op& op, const LogicalTensor& src, int& axis) {
+absl::StatusOr<int> TokenAxisOf(const Op& op, const LogicalTensor& src) {
   if (const int64_t* group = op.Find<Attr::kTokenGroup>(); group != nullptr && *group < 1) {
     return ShapeError(op, "a row for ", *group, " tokens");
   }
-  KVANT_RETURN_IF_ERROR(NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src, axis));
-  if (axis > 0) return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
+  if (axis > 0) return axis;
   return ShapeError(op, "the token axis of ", DescribeDims(src), " is that of rows");
 }
 
@@ -31,8 +31,7 @@ absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::stri
 absl::Status LoadTokensShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(FindTokenAxis(op, src, axis));
+  KVANT_RETURN_IF_ERROR(TokenAxisOf(op, src).status());
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[i], InputName(op, i), (*src.dims)[0]));
   }
@@ -49,8 +48,7 @@ absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
   const int64_t rows = DimOf(table, 0), most = DimOf(table, 1);
   KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[2], "lengths", rows));
   if (!pool.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(FindTokenAxis(op, pool, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, TokenAxisOf(op, pool));
   Dims dims = *pool.dims;
   dims[0] = rows;
   int64_t& tokens = dims[axis];
@@ -74,8 +72,7 @@ absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
   const int64_t rows = DimOf(ranges, 0);
   if (context.outputs.size() > 1) context.outputs[1] = Dims{rows};
   if (!first.dims) return absl::OkStatus();
-  int axis;
-  KVANT_RETURN_IF_ERROR(FindTokenAxis(op, first, axis));
+  KVANT_ASSIGN_OR_RETURN(const int axis, TokenAxisOf(op, first));
   Dims dims = *first.dims;
   for (size_t i = 2; i < context.inputs.size(); ++i) {
     KVANT_RETURN_IF_ERROR(Continue(op, first, *context.inputs[i], axis, dims));

@@ -13,13 +13,11 @@ absl::Status Agree(const Op& op, const LogicalTensor& tensor, absl::Span<const i
     all.emplace(says.begin(), says.end());
     return absl::OkStatus();
   }
-  if (!std::equal(says.begin(), says.end(), all->begin(), all->end(), MayEqual)) {
+  if (!MayEqual(says, *all)) {
     return ShapeError(op, DescribeDims(tensor), " is no part beside parts whose outputs are [",
                       DimsToString(*all), "]");
   }
-  for (size_t d = 0; d < says.size(); ++d) {
-    if ((*all)[d] == kUnknownDim) (*all)[d] = says[d];
-  }
+  Complete(*all, says);
   return absl::OkStatus();
 }
 

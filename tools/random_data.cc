@@ -253,7 +253,7 @@ int64_t ColumnsOf(const Context& c) {
                        : op.kind == OpKind::kSoftMax ? op.Get<Attr::kAxis>()
                                                      : -2;
   const int64_t group = loads ? op.Get<Attr::kTokenGroup>() : 1;
-  return of.dims->at(axis < 0 ? axis + of.rank() : axis) * group;
+  return of.dims->at(FromFront(axis, of.rank())) * group;
 }
 
 // As many tokens of all segments, however these are cut: K and V agree.
@@ -262,7 +262,7 @@ double RangeOf(const Context& c, const Dims& at) {
   const auto capacity = [&](int64_t segment) {
     const LogicalTensor& src = c.graph.tensor(op.inputs[segment + 1]);
     const int64_t axis = op.Get<Attr::kTokenAxis>();
-    return src.dims->at(axis < 0 ? axis + src.rank() : axis);
+    return src.dims->at(FromFront(axis, src.rank()));
   };
   int64_t all = 0;
   for (size_t s = 1; s < op.inputs.size(); ++s) all += capacity(static_cast<int64_t>(s) - 1);

@@ -53,9 +53,6 @@ class OpContext {
   absl::Status Error(ErrorKind kind, const std::string& message) const;
 };
 
-// An axis attribute or a member of one, counted from the front.
-inline int64_t FromFront(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
-
 // Ops take and give arrays of their tensors' dims. Except that elementwise ops and GenIndex may
 // give less, with dims of 1 where elements would repeat, and elementwise ops take that: the index
 // arithmetic of a causal mask would otherwise be several arrays of the size of the scores.

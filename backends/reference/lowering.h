@@ -73,11 +73,6 @@ class Lowering {
   absl::flat_hash_map<TensorId, Array> written_rows_;
 };
 
-// An axis attribute counted from the front.
-inline int64_t FromFront(int64_t axis, size_t rank) {
-  return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
-}
-
 // One per row of the op table; a new op does not link until it has one.
 #define KVANT_OP(kind, ...) absl::Status Lower##kind(const Op& op, Lowering& lowering);
 #define KVANT_ELEMENTWISE(kind, attributes)
