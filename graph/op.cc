@@ -28,20 +28,40 @@ struct AttrRow {
   AttrValue zero;  // its alternative is the attribute's type
 };
 
-const AttrRow& RowOf(Attr attr) {
+const std::vector<AttrRow>& AttrRows() {
   static const auto* const rows = new std::vector<AttrRow>{
 #define KVANT_ATTR(name, json, type) {json, AttrValue(type{})},
 #include "kvant/graph/attributes.inc"
 #undef KVANT_ATTR
   };
-  return (*rows)[static_cast<size_t>(attr)];
+  return *rows;
 }
 
-constexpr std::string_view kAttrNames[] = {
-#define KVANT_ATTR(name, json, type) json,
-#include "kvant/graph/attributes.inc"
-#undef KVANT_ATTR
+const AttrRow& RowOf(Attr attr) { return AttrRows()[static_cast<size_t>(attr)]; }
+
+// Sets of types that ports take: their names in ops.inc, and what messages say.
+constexpr std::pair<absl::string_view, absl::string_view> kTypeSets[] = {
+    {"float", "one of f32, bf16, f16"},
+    {"number", "one of f32, bf16, f16, s32"},
+    {"index", "s32 or s64"},
+    {"mask", "u8, s8 or boolean"},
+    {"static_code", "one of u8, s8, f8_e4m3, f8_e5m2"},
+    {"code", "one of u8, s8, u4, s4, u2, s2, f8_e4m3, f8_e5m2"},
+    {"zero_point", "one of s32, u8, s8, u4, s4, u2, s2, f32, bf16, f16"},
 };
+
+// "=float": what follows the colon of a port.
+void ParseTypes(absl::string_view text, OpSchema::Port* port) {
+  port->same = absl::ConsumePrefix(&text, "=");
+  for (const auto& [name, types] : kTypeSets) {
+    if (name == text) text = types;
+  }
+  port->types_text = std::string(text);
+  for (absl::string_view word : absl::StrSplit(text, absl::ByAnyChar(" ,"))) {
+    const auto type = DataTypeFromName(std::string_view(word.data(), word.size()));
+    if (type) port->types.push_back(*type);
+  }
+}
 
 std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating) {
   std::vector<OpSchema::Port> ports;
@@ -61,7 +81,10 @@ std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating
       port.optional = port.named = true;
       word.remove_suffix(1);
     }
-    port.name = std::string(word);
+    const std::pair<absl::string_view, absl::string_view> name_and_types =
+        absl::StrSplit(word, absl::MaxSplits(':', 1));
+    port.name = std::string(name_and_types.first);
+    ParseTypes(name_and_types.second, &port);
     ports.push_back(std::move(port));
   }
   return ports;
@@ -221,11 +244,11 @@ std::optional<OpKind> OpKindFromName(std::string_view name) {
   return std::nullopt;
 }
 
-std::string_view AttrName(Attr attr) { return kAttrNames[static_cast<size_t>(attr)]; }
+std::string_view AttrName(Attr attr) { return RowOf(attr).name; }
 
 std::optional<Attr> AttrFromName(std::string_view name) {
-  for (size_t i = 0; i < std::size(kAttrNames); ++i) {
-    if (kAttrNames[i] == name) return static_cast<Attr>(i);
+  for (size_t i = 0; i < AttrRows().size(); ++i) {
+    if (AttrRows()[i].name == name) return static_cast<Attr>(i);
   }
   return std::nullopt;
 }
@@ -284,21 +307,31 @@ const std::vector<OpKind>& AllOpKinds() {
   return *kinds;
 }
 
-std::string_view InputName(const Op& op, size_t port) {
+const OpSchema::Port& InputPort(const Op& op, size_t port) {
   const OpSchema& schema = SchemaOf(op.kind);
   const size_t unnamed = UnnamedInputs(schema);
   if (port < unnamed || unnamed == schema.inputs.size()) {
-    if (port < schema.inputs.size()) return schema.inputs[port].name;
+    if (port < schema.inputs.size()) return schema.inputs[port];
     const size_t repeating = std::max<size_t>(schema.repeating_inputs, 1);
     const size_t first = schema.inputs.size() - repeating;
-    return schema.inputs[first + (port - first) % repeating].name;
+    return schema.inputs[first + (port - first) % repeating];
   }
   const std::string* names = op.Find<Attr::kOptionalInputs>();
   std::string_view rest = names ? std::string_view(*names) : std::string_view();
   for (size_t i = unnamed; i < port; ++i) {
     rest.remove_prefix(std::min(rest.size(), rest.substr(0, rest.find(',')).size() + 1));
   }
-  return rest.substr(0, rest.find(','));
+  const std::string_view name = rest.substr(0, rest.find(','));
+  for (const OpSchema::Port& named : schema.inputs) {
+    if (named.name == name) return named;
+  }
+  static const auto* const none = new OpSchema::Port;
+  return *none;
+}
+
+const OpSchema::Port& OutputPort(const Op& op, size_t port) {
+  const std::vector<OpSchema::Port>& outputs = SchemaOf(op.kind).outputs;
+  return outputs[std::min(port, outputs.size() - 1)];
 }
 
 std::optional<size_t> FindInput(const Op& op, std::string_view name) {

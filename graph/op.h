@@ -134,7 +134,10 @@ struct OpSchema {
   struct Port {
     std::string name;
     bool optional = false;
-    bool named = false;  // it is there if the attribute optional_inputs names it
+    bool named = false;           // it is there if the attribute optional_inputs names it
+    std::vector<DataType> types;  // that it takes
+    std::string types_text;       // these, "one of f32, bf16, f16"; empty: it takes any
+    bool same = false;            // of the type of the first port that is
   };
   struct AttrRule {
     Attr attr{};
@@ -154,8 +157,11 @@ struct OpSchema {
 };
 
 const OpSchema& SchemaOf(OpKind kind);
-// Name of an input port, "scales"; of ports that repeat, each time.
-std::string_view InputName(const Op& op, size_t port);
+// What the kind says of an input port, or an output; of ports that repeat, each time.
+const OpSchema::Port& InputPort(const Op& op, size_t port);
+const OpSchema::Port& OutputPort(const Op& op, size_t port);
+// Name of an input port, "scales".
+inline std::string_view InputName(const Op& op, size_t port) { return InputPort(op, port).name; }
 // The first input port of that name, if the op has it.
 std::optional<size_t> FindInput(const Op& op, std::string_view name);
 // All kinds in table order.

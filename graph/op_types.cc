@@ -1,4 +1,9 @@
+// The type rules named in ops.inc, and what the attributes of ops that quantize, and the forms of
+// their ports, allow of each other.
 #include "kvant/graph/op_types.h"
+
+#include <algorithm>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
@@ -6,308 +11,239 @@
 namespace kvant {
 namespace {
 
-using Predicate = bool (*)(DataType);
+struct PortView {
+  const LogicalTensor& tensor;
+  const OpSchema::Port& schema;
 
-bool IsFloatOrS32(DataType type) { return IsComputeFloat(type) || type == kS32; }
-bool IsBoolean(DataType type) { return type == kBoolean; }
-bool IsS32(DataType type) { return type == kS32; }
-bool IsStaticCode(DataType type) {
-  return type == kU8 || type == kS8 || type == kF8E4M3 || type == kF8E5M2;
-}
-bool IsDynamicCode(DataType type) {
-  return IsStaticCode(type) || type == kU4 || type == kS4 || type == kU2 || type == kS2;
-}
-bool IsZeroPoint(DataType type) {
-  return IsComputeFloat(type) || type == kS32 || type == kU8 || type == kS8 || type == kU4 ||
-         type == kS4 || type == kU2 || type == kS2;
-}
-bool IsIndex(DataType type) { return type == kS32 || type == kS64; }
-bool IsMaskByte(DataType type) { return type == kU8 || type == kS8 || type == kBoolean; }
+  DataType type() const { return tensor.type; }
+  std::string ToString() const { return absl::StrCat(schema.name, " (tensor ", tensor.id, ")"); }
+};
 
-std::string Named(DataType type) { return std::string(DataTypeName(type)); }
-
-std::string PortText(const OpPorts& ports, bool is_output, size_t port) {
-  const LogicalTensor& tensor = is_output ? *ports.outputs[port] : *ports.inputs[port];
-  const OpSchema& schema = SchemaOf(ports.op.kind);
-  const std::string name = is_output
-                               ? schema.outputs[std::min(port, schema.outputs.size() - 1)].name
-                               : std::string(InputName(ports.op, port));
-  return absl::StrCat(name, " (tensor ", tensor.id, ")");
+PortView Input(const OpPorts& ports, size_t port) {
+  return {*ports.inputs[port], InputPort(ports.op, port)};
+}
+PortView Output(const OpPorts& ports, size_t port) {
+  return {*ports.outputs[port], OutputPort(ports.op, port)};
 }
 
-absl::Status Require(const OpPorts& ports, bool is_output, size_t port, Predicate accepts,
-                     const char* expected) {
-  const DataType type = is_output ? ports.outputs[port]->type : ports.inputs[port]->type;
-  if (accepts(type)) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidDataType, ports.op, PortText(ports, is_output, port), " is ",
-                 Named(type), ", not ", expected);
-}
-absl::Status Input(const OpPorts& p, size_t port, Predicate accepts, const char* expected) {
-  return Require(p, false, port, accepts, expected);
-}
-absl::Status Output(const OpPorts& p, size_t port, Predicate accepts, const char* expected) {
-  return Require(p, true, port, accepts, expected);
+template <typename... Parts>
+absl::Status TypeError(const OpPorts& ports, const PortView& port, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidDataType, ports.op, port.ToString(), " is ",
+                 DataTypeName(port.type()), what...);
 }
 
-constexpr char kFloats[] = "one of f32, bf16, f16";
-constexpr char kFloatsOrS32[] = "one of f32, bf16, f16, s32";
-
-absl::Status Differ(const OpPorts& ports, const std::string& a, DataType a_type,
-                    const std::string& b, DataType b_type) {
-  return OpError(ErrorKind::kInvalidDataType, ports.op, a, " is ", Named(a_type), " but ", b,
-                 " is ", Named(b_type));
+absl::Status Differ(const OpPorts& ports, const PortView& a, const PortView& b) {
+  return TypeError(ports, a, " but ", b.ToString(), " is ", DataTypeName(b.type()));
 }
 
-// Output `port` is `type`.
-absl::Status OutputIs(const OpPorts& ports, size_t port, DataType type, const std::string& why) {
-  if (ports.outputs[port]->type == type) return absl::OkStatus();
-  return Differ(ports, PortText(ports, true, port), ports.outputs[port]->type, why, type);
+// That the port's type is one that `schema` takes.
+absl::Status Require(const OpPorts& ports, const PortView& port, const OpSchema::Port& schema) {
+  const std::vector<DataType>& types = schema.types;
+  const bool takes = schema.types_text.empty() ||
+                     std::find(types.begin(), types.end(), port.type()) != types.end();
+  return takes ? absl::OkStatus() : TypeError(ports, port, ", not ", schema.types_text);
 }
 
-// bf16 and f16 do not convert into each other within an op.
-bool HalvesMix(DataType a, DataType b) {
-  return (a == kBF16 && b == kF16) || (a == kF16 && b == kBF16);
-}
-
-// Those from `first` on.
-absl::Status InputsAreS32(const OpPorts& ports, size_t first) {
-  for (size_t port = first; port < ports.inputs.size(); ++port) {
-    KVANT_RETURN_IF_ERROR(Input(ports, port, IsS32, "s32"));
+// What the ports say in ops.inc.
+absl::Status PortTypes(const OpPorts& ports) {
+  std::optional<PortView> first;  // of those of the same type
+  const auto check = [&](const PortView& port) {
+    if (port.schema.same && first) {
+      return port.type() == first->type() ? absl::OkStatus() : Differ(ports, port, *first);
+    }
+    if (port.schema.same) first.emplace(port);
+    return Require(ports, port, port.schema);
+  };
+  for (size_t i = 0; i < ports.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(check(Input(ports, i)));
+  }
+  for (size_t i = 0; i < ports.outputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(check(Output(ports, i)));
   }
   return absl::OkStatus();
 }
 
-absl::Status AnyTypes(const OpPorts&) { return absl::OkStatus(); }
-
-// Of inputs from `first` on, and of the output.
-absl::Status SameTypes(const OpPorts& ports, size_t first) {
-  const DataType type = ports.inputs[first]->type;
-  for (size_t i = first + 1; i < ports.inputs.size(); ++i) {
-    if (ports.inputs[i]->type != type) {
-      return Differ(ports, PortText(ports, false, i), ports.inputs[i]->type,
-                    PortText(ports, false, first), type);
-    }
-  }
-  return OutputIs(ports, 0, type, PortText(ports, false, first));
+// That dst is `type`, which is that of `what`.
+absl::Status ResultIs(const OpPorts& ports, DataType type, const char* what) {
+  const PortView dst = Output(ports, 0);
+  if (dst.type() == type) return absl::OkStatus();
+  return TypeError(ports, dst, " but ", what, " is ", DataTypeName(type));
 }
 
-absl::Status SameTypes(const OpPorts& ports) { return SameTypes(ports, 0); }
+absl::Status GenIndexTypes(const OpPorts& ports) { return ResultIs(ports, kS32, "an index"); }
 
-absl::Status SameFloatTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  return SameTypes(ports);
+// PortTypes of an op whose last two inputs are alike: where they differ, the first is named first.
+absl::Status OperandTypes(const OpPorts& ports) {
+  const size_t last = ports.inputs.size() - 1;
+  for (size_t i = 0; i < last; ++i) {
+    KVANT_RETURN_IF_ERROR(Require(ports, Input(ports, i), InputPort(ports.op, i)));
+  }
+  const PortView a = Input(ports, last - 1), b = Input(ports, last);
+  return a.type() == b.type() ? PortTypes(ports) : Differ(ports, a, b);
+}
+
+// bf16 and f16 do not convert into each other within an op.
+bool HalvesMix(const PortView& a, const PortView& b) {
+  return (a.type() == kBF16 && b.type() == kF16) || (a.type() == kF16 && b.type() == kBF16);
+}
+
+absl::Status HalvesApart(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(PortTypes(ports));
+  const PortView dst = Output(ports, 0);
+  for (size_t i = 0; i < ports.inputs.size(); ++i) {
+    if (HalvesMix(dst, Input(ports, i))) return Differ(ports, dst, Input(ports, i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
+  const PortView diff_dst = Input(ports, 0), dst = Input(ports, 1);
+  if (HalvesMix(diff_dst, dst)) return Differ(ports, diff_dst, dst);
+  return HalvesApart(ports);
 }
 
 // Of one type, or f32 beside one of the halves, as where the backward pass keeps the gradient of
 // the scores in f32.
 absl::Status MatMulTypes(const OpPorts& ports) {
-  DataType common = kF32;
-  for (size_t i = 0; i < ports.inputs.size(); ++i) {
-    KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
-    const DataType type = ports.inputs[i]->type;
+  KVANT_RETURN_IF_ERROR(PortTypes(ports));
+  DataType common = ports.inputs[0]->type;
+  for (size_t i = 1; i < ports.inputs.size(); ++i) {
+    const PortView input = Input(ports, i);
     for (size_t j = 0; j < i; ++j) {
-      if (HalvesMix(type, ports.inputs[j]->type)) {
-        return Differ(ports, PortText(ports, false, i), type, PortText(ports, false, j),
-                      ports.inputs[j]->type);
-      }
+      if (HalvesMix(input, Input(ports, j))) return Differ(ports, input, Input(ports, j));
     }
-    common = i == 0 || type == common ? type : kF32;
+    if (input.type() != common) common = kF32;
   }
   if (ports.outputs[0]->type == kF32) return absl::OkStatus();
-  return OutputIs(ports, 0, common, "the result of its inputs");
+  return ResultIs(ports, common, "the result of its inputs");
 }
 
-absl::Status SoftMaxTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
-  if (HalvesMix(ports.inputs[0]->type, ports.outputs[0]->type)) {
-    return Differ(ports, PortText(ports, true, 0), ports.outputs[0]->type,
-                  PortText(ports, false, 0), ports.inputs[0]->type);
+template <typename... Parts>
+absl::Status FormError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidGraphOp, op, what...);
+}
+
+// Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
+// for scales.
+absl::Status CheckScales(const Op& op, size_t first) {
+  const size_t inputs = op.inputs.size(), outputs = op.outputs.size();
+  if (inputs == first) {
+    if (outputs == 1) return FormError(op, "has neither an input nor an output for its scales");
+    const float floor = op.Get<Attr::kScaleFloor>();
+    if (floor >= 0) return absl::OkStatus();
+    return FormError(op, "attribute 'scale_floor' is ", floor, ", less than 0");
   }
-  KVANT_RETURN_IF_ERROR(InputsAreS32(ports, 1));
-  if (ports.outputs.size() < 2) return absl::OkStatus();
-  return Output(
-      ports, 1, [](DataType t) { return t == kF32; }, "f32");
-}
-
-// dst holds what src does, of any type.
-absl::Status LoadTokensTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(InputsAreS32(ports, 1));
-  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
-}
-
-absl::Status LoadPagesTypes(const OpPorts& ports) { return LoadTokensTypes(ports); }
-
-absl::Status LoadRangesTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsS32, "s32"));
-  if (ports.outputs.size() > 1) KVANT_RETURN_IF_ERROR(Output(ports, 1, IsS32, "s32"));
-  return SameTypes(ports, 1);
-}
-
-absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
-  const DataType diff_dst = ports.inputs[0]->type;
-  const DataType dst = ports.inputs[1]->type;
-  const DataType diff_src = ports.outputs[0]->type;
-  if (HalvesMix(diff_dst, dst)) {
-    return Differ(ports, PortText(ports, false, 0), diff_dst, PortText(ports, false, 1), dst);
+  if (outputs > 1) {
+    return FormError(op, "has scales as input (tensor ", op.inputs[first],
+                     ") and as output (tensor ", op.outputs[1], ")");
   }
-  if (HalvesMix(diff_src, diff_dst)) {
-    return Differ(ports, PortText(ports, true, 0), diff_src, PortText(ports, false, 0), diff_dst);
-  }
-  if (HalvesMix(diff_src, dst)) {
-    return Differ(ports, PortText(ports, true, 0), diff_src, PortText(ports, false, 1), dst);
+  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
+    if (op.attrs.Find(attr) == nullptr) continue;
+    return FormError(op, "attribute '", AttrName(attr),
+                     "' is for scales that it computes, but they are an input (tensor ",
+                     op.inputs[first], ")");
   }
   return absl::OkStatus();
 }
 
-// Each of its own.
-absl::Status ArithmeticTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, kFloatsOrS32));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsFloatOrS32, kFloatsOrS32));
-  return Output(ports, 0, IsFloatOrS32, kFloatsOrS32);
-}
-
-absl::Status SelectTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsBoolean, "boolean"));
-  const DataType x = ports.inputs[1]->type;
-  const DataType y = ports.inputs[2]->type;
-  if (x != y) return Differ(ports, PortText(ports, false, 1), x, PortText(ports, false, 2), y);
-  return OutputIs(ports, 0, x, PortText(ports, false, 1));
-}
-
-absl::Status GenIndexTypes(const OpPorts& ports) { return OutputIs(ports, 0, kS32, "an index"); }
-
-absl::Status CompareTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsFloatOrS32, kFloatsOrS32));
-  if (ports.inputs[0]->type != ports.inputs[1]->type) {
-    return Differ(ports, PortText(ports, false, 0), ports.inputs[0]->type,
-                  PortText(ports, false, 1), ports.inputs[1]->type);
+// Codes are positions in the codebook.
+absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_zero_points) {
+  const auto* codebook = op.Find<Attr::kCodebook>();
+  if (codebook == nullptr) return absl::OkStatus();
+  const bool is_unsigned = codes.type == kU2 || codes.type == kU4 || codes.type == kU8;
+  if (!is_unsigned || codebook->size() != size_t{1} << BitsOf(codes.type)) {
+    return FormError(op, "a codebook of ", codebook->size(), " for codes of type ",
+                     DataTypeName(codes.type), "; it goes with u2 (4), u4 (16) or u8 (256)");
   }
-  return Output(ports, 0, IsBoolean, "boolean");
-}
-
-absl::Status TypeCastTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
-  if (!HalvesMix(ports.inputs[0]->type, ports.outputs[0]->type)) return absl::OkStatus();
-  return Differ(ports, PortText(ports, true, 0), ports.outputs[0]->type, PortText(ports, false, 0),
-                ports.inputs[0]->type);
-}
-
-absl::Status DropoutTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsIndex, "s32 or s64"));
-  KVANT_RETURN_IF_ERROR(Input(ports, 2, IsIndex, "s32 or s64"));
-  KVANT_RETURN_IF_ERROR(Input(
-      ports, 3, [](DataType t) { return t == kF32; }, "f32"));
-  if (ports.outputs.size() > 1) {
-    KVANT_RETURN_IF_ERROR(Output(ports, 1, IsMaskByte, "u8, s8 or boolean"));
+  if (has_zero_points) return FormError(op, "has a codebook and zero points");
+  if (std::all_of(codebook->begin(), codebook->end(), [](float value) { return value == 0; })) {
+    return FormError(op, "its codebook has no value but 0");
   }
-  return OutputIs(ports, 0, ports.inputs[0]->type, PortText(ports, false, 0));
+  return absl::OkStatus();
 }
 
-absl::Status QuantizeTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(
-      ports, 0, [](DataType t) { return t == kF32; }, "f32"));
-  return Output(ports, 0, IsStaticCode, "one of u8, s8, f8_e4m3, f8_e5m2");
-}
-
-absl::Status DequantizeTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsStaticCode, "one of u8, s8, f8_e4m3, f8_e5m2"));
-  return Output(
-      ports, 0, [](DataType t) { return t == kF32; }, "f32");
-}
-
-constexpr char kCodes[] = "one of u8, s8, u4, s4, u2, s2, f8_e4m3, f8_e5m2";
-constexpr char kZeroPoints[] = "one of s32, u8, s8, u4, s4, u2, s2, f32, bf16, f16";
-
-// Scales and zero points that are outputs.
-absl::Status ComputedParameterTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(Output(ports, 1, IsComputeFloat, kFloats));
-  if (ports.outputs.size() < 3) return absl::OkStatus();
-  if (IsFloat(ports.outputs[0]->type)) {
-    return MakeError(ErrorKind::kInvalidDataType, ports.op.ToString(),
-                     ": computes no zero points (tensor ", ports.outputs[2]->id, ") for ",
-                     PortText(ports, true, 0), " of ", Named(ports.outputs[0]->type));
+// The ggml formulas are those of its block formats, and take no options.
+absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const LogicalTensor* zps,
+                          bool computes) {
+  const std::string* formula = op.Find<Attr::kFormula>();
+  if (formula == nullptr) return absl::OkStatus();
+  if (*formula != "ggml") {
+    return FormError(op, "attribute 'formula' is '", *formula, "', not 'ggml'");
   }
-  return Output(ports, 2, IsZeroPoint, kZeroPoints);
+  if (!computes) {
+    return FormError(op, "formula ggml is for scales that it computes, but they are an input");
+  }
+  const auto* codebook = op.Find<Attr::kCodebook>();
+  const bool has_codebook = codebook != nullptr;
+  const bool q8_0 = codes.type == kS8 && zps == nullptr;
+  const bool q4_0 = codes.type == kS4 && zps == nullptr;
+  const bool q4_1 = codes.type == kU4 && zps != nullptr && IsFloat(zps->type);
+  const bool iq4_nl = codes.type == kU4 && has_codebook;
+  if (!q8_0 && !q4_0 && !q4_1 && !iq4_nl) {
+    return FormError(op,
+                     "formula ggml is for s8 and s4 without zero points, u4 with ones in "
+                     "real units and u4 with a codebook, not for ",
+                     DataTypeName(codes.type), zps == nullptr ? "" : " with zero points");
+  }
+  if (has_codebook && (std::adjacent_find(codebook->begin(), codebook->end(),
+                                          std::greater_equal<>()) != codebook->end() ||
+                       codebook->front() == 0)) {
+    return FormError(op, "formula ggml takes a codebook that ascends and does not begin with 0");
+  }
+  for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
+    if (op.attrs.Find(attr) == nullptr) continue;
+    return FormError(op, "attribute '", AttrName(attr), "' does not go with formula ggml");
+  }
+  return absl::OkStatus();
+}
+
+// Of an op that quantizes; `first` is the input for scales.
+absl::Status CheckQuantizeForm(const OpPorts& ports, size_t first) {
+  KVANT_RETURN_IF_ERROR(CheckScales(ports.op, first));
+  const LogicalTensor* zps = ports.inputs.size() > first + 1 ? ports.inputs[first + 1]
+                             : ports.outputs.size() > 2      ? ports.outputs[2]
+                                                             : nullptr;
+  KVANT_RETURN_IF_ERROR(CheckCodebook(ports.op, *ports.outputs[0], zps != nullptr));
+  return CheckFormula(ports.op, *ports.outputs[0], zps, ports.inputs.size() <= first);
+}
+
+// Of an op that quantizes.
+absl::Status QuantizedTypes(const OpPorts& ports) {
+  KVANT_RETURN_IF_ERROR(PortTypes(ports));
+  const PortView codes = Output(ports, 0);
+  // Append says nothing of them, as it may also convert.
+  KVANT_RETURN_IF_ERROR(Require(ports, codes, SchemaOf(OpKind::kDynamicQuantize).outputs[0]));
+  if (ports.outputs.size() < 3 || !IsFloat(codes.type())) return absl::OkStatus();
+  return OpError(ErrorKind::kInvalidDataType, ports.op, "computes no zero points (tensor ",
+                 ports.outputs[2]->id, ") for ", codes.ToString(), " of ",
+                 DataTypeName(codes.type()));
 }
 
 absl::Status DynamicQuantizeTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(CheckQuantizeForm(ports, 1));
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
-  if (ports.inputs.size() > 1) {
-    KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
-    if (ports.inputs.size() < 3) return absl::OkStatus();
-    return Input(ports, 2, IsZeroPoint, kZeroPoints);
-  }
-  return ComputedParameterTypes(ports);
+  return QuantizedTypes(ports);
 }
 
-// A plain conversion, or DynamicQuantize with positions, or slots, between src and scales.
+// A plain conversion, which takes nothing that belongs to codes, or DynamicQuantize with positions,
+// or slots, between src and scales.
 absl::Status AppendTypes(const OpPorts& ports) {
-  const bool converts = IsComputeFloat(ports.outputs[0]->type);
-  KVANT_RETURN_IF_ERROR(converts ? CheckConversionForm(ports) : CheckQuantizeForm(ports, 2));
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  const bool slots = ports.op.kind == OpKind::kAppendPages;
-  KVANT_RETURN_IF_ERROR(slots ? Input(ports, 1, IsIndex, "s32 or s64")
-                              : Input(ports, 1, IsS32, "s32"));
-  if (converts) return absl::OkStatus();
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsDynamicCode, kCodes));
-  if (ports.inputs.size() > 2) {
-    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsComputeFloat, kFloats));
-    if (ports.inputs.size() < 4) return absl::OkStatus();
-    return Input(ports, 3, IsZeroPoint, kZeroPoints);
+  const PortView dst = Output(ports, 0);
+  if (!IsComputeFloat(dst.type())) {
+    KVANT_RETURN_IF_ERROR(CheckQuantizeForm(ports, 2));
+    return QuantizedTypes(ports);
   }
-  return ComputedParameterTypes(ports);
+  const Op& op = ports.op;
+  if (op.inputs.size() != 2 || op.outputs.size() != 1 || op.Find<Attr::kGroupShape>() != nullptr ||
+      op.Find<Attr::kCodebook>() != nullptr) {
+    return FormError(op, dst.ToString(), " is ", DataTypeName(dst.type()),
+                     ", which has no scales, groups or codebook");
+  }
+  return PortTypes(ports);
 }
 
 absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(CheckDequantizeForm(ports));
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsDynamicCode, kCodes));
-  KVANT_RETURN_IF_ERROR(Input(ports, 1, IsComputeFloat, kFloats));
-  if (ports.inputs.size() > 2) {
-    KVANT_RETURN_IF_ERROR(Input(ports, 2, IsZeroPoint, kZeroPoints));
-  }
-  return Output(ports, 0, IsComputeFloat, kFloats);
-}
-
-absl::Status AttentionTypes(const OpPorts& ports) {
-  for (size_t i = 0; i < ports.inputs.size(); ++i) {
-    const std::string_view name = InputName(ports.op, i);
-    if (name == "select") {
-      KVANT_RETURN_IF_ERROR(Input(ports, i, IsBoolean, "boolean"));
-    } else if (name == "kv_lengths" || name == "kv_first" || name == "query_offsets") {
-      KVANT_RETURN_IF_ERROR(Input(ports, i, IsS32, "s32"));
-    } else {
-      KVANT_RETURN_IF_ERROR(Input(ports, i, IsComputeFloat, kFloats));
-    }
-  }
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
-  if (ports.outputs.size() < 2) return absl::OkStatus();
-  return Output(
-      ports, 1, [](DataType t) { return t == kF32; }, "f32");
-}
-
-// Outputs of parts are of one type; the result's is its own.
-absl::Status MergeAttentionTypes(const OpPorts& ports) {
-  const auto is_f32 = [](DataType type) { return type == kF32; };
-  KVANT_RETURN_IF_ERROR(Input(ports, 0, IsComputeFloat, kFloats));
-  for (size_t port = 0; port < ports.inputs.size(); ++port) {
-    const DataType type = ports.inputs[port]->type;
-    if (port % 2 == 1) {
-      KVANT_RETURN_IF_ERROR(Input(ports, port, is_f32, "f32"));
-    } else if (type != ports.inputs[0]->type) {
-      return Differ(ports, PortText(ports, false, port), type, PortText(ports, false, 0),
-                    ports.inputs[0]->type);
-    }
-  }
-  KVANT_RETURN_IF_ERROR(Output(ports, 0, IsComputeFloat, kFloats));
-  return ports.outputs.size() < 2 ? absl::OkStatus() : Output(ports, 1, is_f32, "f32");
+  KVANT_RETURN_IF_ERROR(CheckCodebook(ports.op, *ports.inputs[0], ports.inputs.size() > 2));
+  return PortTypes(ports);
 }
 
 }  // namespace
