@@ -14,23 +14,23 @@
 namespace kvant {
 namespace {
 
-template <size_t n>
+// One of the names as its index, or the enumerator of that number.
+template <size_t n, typename Enum>
 absl::Status ReadName(const JsonValue& value, const std::array<std::string_view, n>& names,
-                      size_t& index) {
-  std::string_view name;
+                      Enum& result) {
+  std::string name;
   KVANT_RETURN_IF_ERROR(value.Read(name));
-  index = std::find(names.begin(), names.end(), name) - names.begin();
-  if (index < n) return absl::OkStatus();
-  return value.Error("unknown value '", name, "'");
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return value.Error("unknown value '", name, "'");
+  result = static_cast<Enum>(found - names.begin());
+  return absl::OkStatus();
 }
 
 // Reads a member that may be missing.
 template <typename Read>
 absl::Status IfPresent(const JsonValue& object, std::string_view key, Read read) {
-  KVANT_ASSIGN_OR_RETURN(const bool present, object.Has(key));
-  if (!present) return absl::OkStatus();
-  KVANT_ASSIGN_OR_RETURN(const JsonValue value, object.Member(key));
-  return read(value);
+  KVANT_ASSIGN_OR_RETURN(const std::optional<JsonValue> value, object.Find(key));
+  return value ? read(*value) : absl::OkStatus();
 }
 
 // Dims or strides. Nothing for one unknown element, which is how an unknown rank is
@@ -111,7 +111,7 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
 absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTensor& tensor) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", tensor.id));
   KVANT_ASSIGN_OR_RETURN(const JsonValue dtype, value.Member("dtype"));
-  std::string_view type_name;
+  std::string type_name;
   KVANT_RETURN_IF_ERROR(dtype.Read(type_name));
   const std::optional<DataType> type = DataTypeFromName(type_name);
   if (!type) {
@@ -127,23 +127,17 @@ absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTenso
     tensor.strides.reset();
   }
   if (tensor.strides && !tensor.dims) tensor.dims = Dims{kUnknownDim};
-  size_t layout = static_cast<size_t>(tensor.layout);
   KVANT_RETURN_IF_ERROR(IfPresent(value, "layout_type", [&](const JsonValue& name) {
-    return ReadName(name, kLayoutNames, layout);
+    return ReadName(name, kLayoutNames, tensor.layout);
   }));
-  tensor.layout = static_cast<Layout>(layout);
-  size_t property = static_cast<size_t>(tensor.property);
   KVANT_RETURN_IF_ERROR(IfPresent(value, "property_type", [&](const JsonValue& name) {
-    return ReadName(name, kPropertyNames, property);
+    return ReadName(name, kPropertyNames, tensor.property);
   }));
-  tensor.property = static_cast<Property>(property);
   if (const auto constant = own.constants.find(tensor.id); constant != own.constants.end()) {
     KVANT_ASSIGN_OR_RETURN(tensor.value, ReadConstant(constant->second, tensor.type));
   }
   if (const auto name = own.names.find(tensor.id); name != own.names.end()) {
-    std::string_view text;
-    KVANT_RETURN_IF_ERROR(name->second.Read(text));
-    tensor.name = text;
+    KVANT_RETURN_IF_ERROR(name->second.Read(tensor.name));
   }
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
     return value.Error("tensor ", tensor.id, ": ", valid.message());
@@ -159,27 +153,17 @@ absl::Status ReadTensors(const JsonValue& op, std::string_view key, const OwnKey
       [&](JsonValue value) { return ReadTensor(value, own, tensors.emplace_back()); });
 }
 
-template <typename T>
-absl::StatusOr<AttrValue> ReadAs(const JsonValue& value) {
-  T result{};
-  KVANT_RETURN_IF_ERROR(value.Read(result));
-  return AttrValue(std::move(result));
-}
-
 // {"type": ..., "value": ...}. Whether the op takes this type is the schema's matter.
 absl::StatusOr<AttrValue> ReadAttribute(const JsonValue& attribute) {
   KVANT_ASSIGN_OR_RETURN(const JsonValue type_value, attribute.Member("type"));
   KVANT_ASSIGN_OR_RETURN(const JsonValue value, attribute.Member("value"));
   size_t type = 0;
   KVANT_RETURN_IF_ERROR(ReadName(type_value, kAttrTypeNames, type));
-  if (kAttrTypeNames[type] == "s64") return ReadAs<int64_t>(value);
-  if (kAttrTypeNames[type] == "f32") return ReadAs<float>(value);
-  if (kAttrTypeNames[type] == "bool") return ReadAs<bool>(value);
-  if (kAttrTypeNames[type] == "s64[]") return ReadAs<std::vector<int64_t>>(value);
-  if (kAttrTypeNames[type] == "f32[]") return ReadAs<std::vector<float>>(value);
-  std::string_view text;
-  KVANT_RETURN_IF_ERROR(value.Read(text));
-  return AttrValue(std::string(text));
+  const std::array<AttrValue, kAttrTypeNames.size()> zeros = {
+      int64_t{}, float{}, bool{}, std::string(), std::vector<int64_t>(), std::vector<float>()};
+  AttrValue result = zeros[type];
+  KVANT_RETURN_IF_ERROR(std::visit([&value](auto& read) { return value.Read(read); }, result));
+  return result;
 }
 
 absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
@@ -198,13 +182,9 @@ absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
 
 absl::Status ReadOp(const JsonValue& value, Op& op) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", op.id));
-  KVANT_RETURN_IF_ERROR(IfPresent(value, "name", [&op](const JsonValue& text) {
-    std::string_view name;
-    absl::Status status = text.Read(name);
-    op.name = name;
-    return status;
-  }));
-  std::string_view kind_name;
+  KVANT_RETURN_IF_ERROR(
+      IfPresent(value, "name", [&op](const JsonValue& name) { return name.Read(op.name); }));
+  std::string kind_name;
   KVANT_RETURN_IF_ERROR(value.ReadMember("kind", kind_name));
   const std::optional<OpKind> kind = OpKindFromName(kind_name);
   if (!kind) {
@@ -218,13 +198,10 @@ absl::Status ReadOp(const JsonValue& value, Op& op) {
 
 absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
   KVANT_RETURN_IF_ERROR(IfPresent(root, "engine_kind", [&](const JsonValue& value) {
-    std::string_view kind;
-    absl::Status status = value.Read(kind);
-    options.engine_kind = kind;
-    return status;
+    return value.Read(options.engine_kind);
   }));
   KVANT_RETURN_IF_ERROR(IfPresent(root, "fpmath_mode", [&](const JsonValue& value) {
-    std::string_view name;
+    std::string name;
     KVANT_RETURN_IF_ERROR(value.Read(name));
     const std::optional<FpMath> mode = FpMathFromName(name);
     if (!mode) return value.Error("unknown mode '", name, "'");
@@ -234,10 +211,7 @@ absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
   return IfPresent(root, "fpmath_mode_apply_to_int", [&](const JsonValue& value) {
     if (!value.IsString()) return value.Read(options.apply_to_int);
     static constexpr std::array<std::string_view, 2> kNames = {"false", "true"};
-    size_t index = 0;
-    KVANT_RETURN_IF_ERROR(ReadName(value, kNames, index));
-    options.apply_to_int = index == 1;
-    return absl::OkStatus();
+    return ReadName(value, kNames, options.apply_to_int);
   });
 }
 

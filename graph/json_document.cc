@@ -24,49 +24,36 @@ float FloatOf(double value, std::string_view text) {
   return static_cast<float>(std::abs(value) > std::numeric_limits<float>::max() ? HUGE_VAL : value);
 }
 
+template <class... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+
 }  // namespace
 
 // Receives the parser's events; returning false stops it.
 class JsonDocumentBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  using Kind = JsonDocument::Kind;
   JsonDocument document;
   absl::Status status;
 
-  bool null() override { return Add(Kind::kNull) != nullptr; }
-  bool boolean(bool value) override {
-    JsonDocument::Node* node = Add(Kind::kBool);
-    if (node) node->boolean = value;
-    return node != nullptr;
-  }
-  bool number_integer(number_integer_t value) override {
-    JsonDocument::Node* node = Add(Kind::kSigned);
-    if (node) node->integer = value;
-    return node != nullptr;
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    JsonDocument::Node* node = Add(Kind::kUnsigned);
-    if (node) node->natural = value;
-    return node != nullptr;
-  }
+  bool null() override { return Add(nullptr); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(number_integer_t value) override { return Add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return Add(value); }
   bool number_float(number_float_t value, const string_t& text) override {
-    JsonDocument::Node* node = Add(Kind::kFloat);
-    if (node) node->real = FloatOf(value, text);
-    return node != nullptr;
+    return Add(FloatOf(value, text));
   }
   bool string(string_t& value) override {
-    JsonDocument::Node* node = Add(Kind::kString);
-    if (!node) return false;
-    node->offset = document.strings_.size();
-    node->length = value.size();
+    const size_t offset = document.strings_.size();
     document.strings_ += value;
-    return true;
+    return Add(JsonDocument::String{offset, value.size()});
   }
   bool key(string_t& value) override { return string(value); }
   bool binary(binary_t&) override { return false; }  // not in text
-  bool start_object(size_t) override { return Open(Kind::kObject); }
+  bool start_object(size_t) override { return Open(JsonDocument::Object()); }
   bool end_object() override { return Close(); }
-  bool start_array(size_t) override { return Open(Kind::kArray); }
+  bool start_array(size_t) override { return Open(JsonDocument::Array()); }
   bool end_array() override { return Close(); }
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
@@ -78,23 +65,21 @@ class JsonDocumentBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  JsonDocument::Node* Add(Kind kind) {
+  bool Add(JsonDocument::Content content) {
     if (document.nodes_.size() >= JsonDocument::kMaxValues) {
       status = JsonError("more than ", JsonDocument::kMaxValues, " values");
-      return nullptr;
+      return false;
     }
-    JsonDocument::Node& node = document.nodes_.emplace_back();
-    node.kind = kind;
-    node.end = static_cast<uint32_t>(document.nodes_.size());
-    return &node;
+    document.nodes_.push_back({content, static_cast<uint32_t>(document.nodes_.size() + 1)});
+    return true;
   }
-  bool Open(Kind kind) {
+  bool Open(JsonDocument::Content content) {
     if (open_.size() >= JsonDocument::kMaxDepth) {
       status = JsonError("nested deeper than ", JsonDocument::kMaxDepth, " levels");
       return false;
     }
     open_.push_back(static_cast<uint32_t>(document.nodes_.size()));
-    return Add(kind) != nullptr;
+    return Add(content);
   }
   bool Close() {
     document.nodes_[open_.back()].end = static_cast<uint32_t>(document.nodes_.size());
@@ -119,7 +104,7 @@ std::string JsonDocument::PathOf(uint32_t target) const {
   std::string path;
   uint32_t at = 0;
   while (at != target) {
-    const bool is_object = nodes_[at].kind == Kind::kObject;
+    const bool is_object = std::holds_alternative<Object>(nodes_[at].content);
     uint32_t child = at + 1;
     size_t index = 0;
     // The child whose nodes include the target.
@@ -129,7 +114,7 @@ std::string JsonDocument::PathOf(uint32_t target) const {
       child = nodes_[value].end;
     }
     if (is_object) {
-      absl::StrAppend(&path, path.empty() ? "" : ".", std::string(StringAt(child)));
+      absl::StrAppend(&path, path.empty() ? "" : ".", std::string(KeyAt(child)));
       ++child;
     } else {
       absl::StrAppend(&path, "[", index, "]");
@@ -140,41 +125,28 @@ std::string JsonDocument::PathOf(uint32_t target) const {
 }
 
 absl::Status JsonValue::Mismatch(std::string_view expected) const {
-  std::string found;
-  switch (node().kind) {
-    case Kind::kNull:
-      found = "null";
-      break;
-    case Kind::kBool:
-      found = node().boolean ? "true" : "false";
-      break;
-    case Kind::kSigned:
-      found = absl::StrCat(node().integer);
-      break;
-    case Kind::kUnsigned:
-      found = absl::StrCat(node().natural);
-      break;
-    case Kind::kFloat:
-      found = absl::StrCat("the fraction ", node().real);
-      break;
-    case Kind::kString:
-      found = absl::StrCat("'", std::string(document_->StringAt(node_).substr(0, 64)), "'");
-      break;
-    case Kind::kArray:
-      found = "an array";
-      break;
-    case Kind::kObject:
-      found = "an object";
-      break;
-  }
+  const std::string found = std::visit(
+      Overloaded{
+          [](std::nullptr_t) -> std::string { return "null"; },
+          [](bool value) -> std::string { return value ? "true" : "false"; },
+          [](int64_t value) { return absl::StrCat(value); },
+          [](uint64_t value) { return absl::StrCat(value); },
+          [](float value) { return absl::StrCat("the fraction ", value); },
+          [this](const JsonDocument::String& value) {
+            return absl::StrCat("'", std::string(document_->TextOf(value).substr(0, 64)), "'");
+          },
+          [](JsonDocument::Array) -> std::string { return "an array"; },
+          [](JsonDocument::Object) -> std::string { return "an object"; },
+      },
+      node().content);
   return Error("expected ", expected, ", found ", found);
 }
 
 absl::Status JsonValue::Read(bool& result) const {
-  if (node().kind == Kind::kBool) {
-    result = node().boolean;
-  } else if (node().kind == Kind::kUnsigned && node().natural <= 1) {
-    result = node().natural == 1;
+  if (const bool* flag = As<bool>()) {
+    result = *flag;
+  } else if (const uint64_t* natural = As<uint64_t>(); natural != nullptr && *natural <= 1) {
+    result = *natural == 1;
   } else {
     return Mismatch("true, false, 1 or 0");
   }
@@ -182,11 +154,11 @@ absl::Status JsonValue::Read(bool& result) const {
 }
 
 absl::Status JsonValue::Read(int64_t& result) const {
-  if (node().kind == Kind::kSigned) {
-    result = node().integer;
-  } else if (node().kind == Kind::kUnsigned &&
-             node().natural <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    result = static_cast<int64_t>(node().natural);
+  constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
+  if (const int64_t* integer = As<int64_t>()) {
+    result = *integer;
+  } else if (const uint64_t* natural = As<uint64_t>(); natural != nullptr && *natural <= kLargest) {
+    result = static_cast<int64_t>(*natural);
   } else {
     return Mismatch("a 64-bit integer");
   }
@@ -194,42 +166,34 @@ absl::Status JsonValue::Read(int64_t& result) const {
 }
 
 absl::Status JsonValue::Read(uint64_t& result) const {
-  if (node().kind != Kind::kUnsigned) return Mismatch("a non-negative 64-bit integer");
-  result = node().natural;
+  const uint64_t* natural = As<uint64_t>();
+  if (natural == nullptr) return Mismatch("a non-negative 64-bit integer");
+  result = *natural;
   return absl::OkStatus();
 }
 
 absl::Status JsonValue::Read(float& result) const {
-  if (node().kind == Kind::kFloat && std::isfinite(node().real)) {
-    result = node().real;
-  } else if (node().kind == Kind::kSigned) {
-    result = static_cast<float>(node().integer);
-  } else if (node().kind == Kind::kUnsigned) {
-    result = static_cast<float>(node().natural);
+  if (const float* real = As<float>(); real != nullptr && std::isfinite(*real)) {
+    result = *real;
+  } else if (const int64_t* integer = As<int64_t>()) {
+    result = static_cast<float>(*integer);
+  } else if (const uint64_t* natural = As<uint64_t>()) {
+    result = static_cast<float>(*natural);
   } else {
     return Mismatch("a number within the range of f32");
   }
   return absl::OkStatus();
 }
 
-absl::Status JsonValue::Read(std::string_view& result) const {
-  if (!IsString()) return Mismatch("a string");
-  result = document_->StringAt(node_);
+absl::Status JsonValue::Read(std::string& result) const {
+  const auto* string = As<JsonDocument::String>();
+  if (string == nullptr) return Mismatch("a string");
+  result = document_->TextOf(*string);
   return absl::OkStatus();
 }
 
-absl::Status JsonValue::Read(std::vector<int64_t>& result) const {
-  return ForEach([&result](JsonValue value) { return value.Read(result.emplace_back()); });
-}
-
-absl::Status JsonValue::Read(std::vector<float>& result) const {
-  return ForEach([&result](JsonValue value) { return value.Read(result.emplace_back()); });
-}
-
-bool JsonValue::IsString() const { return node().kind == Kind::kString; }
-
 absl::Status JsonValue::ForEach(absl::FunctionRef<absl::Status(JsonValue)> visit) const {
-  if (node().kind != Kind::kArray) return Mismatch("an array");
+  if (As<JsonDocument::Array>() == nullptr) return Mismatch("an array");
   for (uint32_t i = node_ + 1; i < node().end; i = document_->nodes_[i].end) {
     KVANT_RETURN_IF_ERROR(visit(JsonValue(document_, i)));
   }
@@ -238,14 +202,14 @@ absl::Status JsonValue::ForEach(absl::FunctionRef<absl::Status(JsonValue)> visit
 
 absl::Status JsonValue::ForEachMember(
     absl::FunctionRef<absl::Status(std::string_view, JsonValue)> visit) const {
-  if (node().kind != Kind::kObject) return Mismatch("an object");
+  if (As<JsonDocument::Object>() == nullptr) return Mismatch("an object");
   for (uint32_t i = node_ + 1; i < node().end; i = document_->nodes_[i + 1].end) {
-    KVANT_RETURN_IF_ERROR(visit(document_->StringAt(i), JsonValue(document_, i + 1)));
+    KVANT_RETURN_IF_ERROR(visit(document_->KeyAt(i), JsonValue(document_, i + 1)));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<JsonValue> JsonValue::Member(std::string_view key) const {
+absl::StatusOr<std::optional<JsonValue>> JsonValue::Find(std::string_view key) const {
   std::optional<JsonValue> found;
   KVANT_RETURN_IF_ERROR(ForEachMember([&](std::string_view name, JsonValue value) {
     if (name != key) return absl::OkStatus();
@@ -253,17 +217,13 @@ absl::StatusOr<JsonValue> JsonValue::Member(std::string_view key) const {
     found = value;
     return absl::OkStatus();
   }));
-  if (found) return *found;
-  return Error("'", key, "' is missing");
+  return found;
 }
 
-absl::StatusOr<bool> JsonValue::Has(std::string_view key) const {
-  bool found = false;
-  KVANT_RETURN_IF_ERROR(ForEachMember([&](std::string_view name, JsonValue) {
-    found |= name == key;
-    return absl::OkStatus();
-  }));
-  return found;
+absl::StatusOr<JsonValue> JsonValue::Member(std::string_view key) const {
+  KVANT_ASSIGN_OR_RETURN(const std::optional<JsonValue> found, Find(key));
+  if (found) return *found;
+  return Error("'", key, "' is missing");
 }
 
 }  // namespace kvant

@@ -4,9 +4,12 @@
 #ifndef KVANT_GRAPH_JSON_DOCUMENT_H_
 #define KVANT_GRAPH_JSON_DOCUMENT_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -33,23 +36,25 @@ class JsonDocument {
   friend class JsonValue;
   friend class JsonDocumentBuilder;
 
-  enum class Kind : uint8_t { kNull, kBool, kSigned, kUnsigned, kFloat, kString, kArray, kObject };
+  // Of strings_.
+  struct String {
+    size_t offset = 0, length = 0;
+  };
+  struct Array {};
+  struct Object {};
+  using Content =
+      std::variant<std::nullptr_t, bool, int64_t, uint64_t, float, String, Array, Object>;
   // Values in the order of the text; members of an object as key, value, key, ...
   struct Node {
-    Kind kind = Kind::kNull;
+    Content content;
     uint32_t end = 0;  // index after the last node that belongs to this one
-    union {
-      bool boolean;
-      int64_t integer;
-      uint64_t natural;
-      float real;
-      size_t offset = 0;  // of a string in strings_
-    };
-    size_t length = 0;  // of a string
   };
 
-  std::string_view StringAt(uint32_t node) const {
-    return std::string_view(strings_).substr(nodes_[node].offset, nodes_[node].length);
+  std::string_view TextOf(const String& string) const {
+    return std::string_view(strings_).substr(string.offset, string.length);
+  }
+  std::string_view KeyAt(uint32_t node) const {
+    return TextOf(std::get<String>(nodes_[node].content));
   }
   // "graph[3].inputs[0].shape"; "(top level)" for the root.
   std::string PathOf(uint32_t node) const;
@@ -68,24 +73,26 @@ class JsonValue {
   absl::Status Read(int64_t& result) const;  // no fraction, no exponent
   absl::Status Read(uint64_t& result) const;
   absl::Status Read(float& result) const;  // finite once rounded to f32
-  absl::Status Read(std::string_view& result) const;
-  absl::Status Read(std::vector<int64_t>& result) const;
-  absl::Status Read(std::vector<float>& result) const;
+  absl::Status Read(std::string& result) const;
+  template <typename T>
+  absl::Status Read(std::vector<T>& result) const {
+    return ForEach([&result](JsonValue value) { return value.Read(result.emplace_back()); });
+  }
 
-  bool IsString() const;
+  bool IsString() const { return As<JsonDocument::String>() != nullptr; }
   // Calls `visit` for every element in order, until one fails.
   absl::Status ForEach(absl::FunctionRef<absl::Status(JsonValue)> visit) const;
   absl::Status ForEachMember(
       absl::FunctionRef<absl::Status(std::string_view key, JsonValue value)> visit) const;
-  // Reads the member `key`. kInvalidJson if it is missing or occurs twice.
+  // The member `key`: nothing if it is missing; kInvalidJson if it occurs twice.
+  absl::StatusOr<std::optional<JsonValue>> Find(std::string_view key) const;
+  // Likewise; kInvalidJson if it is missing.
+  absl::StatusOr<JsonValue> Member(std::string_view key) const;
   template <typename T>
   absl::Status ReadMember(std::string_view key, T& result) const {
     absl::StatusOr<JsonValue> member = Member(key);
     return member.ok() ? member->Read(result) : member.status();
   }
-  absl::StatusOr<JsonValue> Member(std::string_view key) const;
-  // False without error if it is missing.
-  absl::StatusOr<bool> Has(std::string_view key) const;
 
   // kInvalidJson: "<path>: <what>".
   template <typename... Parts>
@@ -94,8 +101,12 @@ class JsonValue {
   }
 
  private:
-  using Kind = JsonDocument::Kind;
   const JsonDocument::Node& node() const { return document_->nodes_[node_]; }
+  // Null if it is another.
+  template <typename T>
+  const T* As() const {
+    return std::get_if<T>(&node().content);
+  }
   // "<path>: expected <expected>, found <what is there>".
   absl::Status Mismatch(std::string_view expected) const;
 
