@@ -13,10 +13,7 @@ constexpr ShapeRule kRules[] = {
 #undef KVANT_OP
 };
 
-bool Broadcasts(const Op& op) {
-  const std::string* mode = op.Find<Attr::kAutoBroadcast>();
-  return mode == nullptr || *mode != "none";
-}
+bool Broadcasts(const Op& op) { return op.Get<Attr::kAutoBroadcast>() != "none"; }
 
 // a and b with broadcasting, or equal where the op does not broadcast.
 absl::Status CombineDims(const Op& op, const LogicalTensor& a, const LogicalTensor& b,
@@ -91,6 +88,33 @@ absl::Status ReshapeMismatch(const Op& op, const LogicalTensor& src,
                              const std::vector<int64_t>& shape) {
   return ShapeError(op, DescribeDims(src), " does not reshape to [", DimsToString(shape),
                     "]: the numbers of elements differ");
+}
+
+// Adds `next` to the dims of what is concatenated along `axis` and begins with `first`, of known
+// rank.
+absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTensor& next, int axis,
+                      Dims& dims) {
+  if (!next.dims) {
+    dims[axis] = kUnknownDim;
+    return absl::OkStatus();
+  }
+  bool fits = next.dims->size() == dims.size();
+  for (int d = 0; fits && d < first.rank(); ++d) {
+    fits = d == axis || MayEqual(dims[d], (*next.dims)[d]);
+    if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
+  }
+  if (!fits) {
+    return ShapeError(op, DescribeDims(next), " does not continue ", DescribeDims(first),
+                      " along dim ", axis);
+  }
+  const int64_t more = (*next.dims)[axis];
+  int64_t& sum = dims[axis];
+  if (more == kUnknownDim || sum == kUnknownDim) {
+    sum = kUnknownDim;
+  } else if (__builtin_add_overflow(sum, more, &sum)) {
+    return ShapeError(op, "the concatenated dim ", axis, " overflows 64 bits");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -273,21 +297,20 @@ absl::Status ReduceShape(const Op& op, ShapeContext& context) {
 
 absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const auto* shape = op.Find<Attr::kShape>();
-  if (shape == nullptr) return absl::OkStatus();
+  const std::vector<int64_t>& shape = op.Get<Attr::kShape>();
   Dims dims;
   int open;
-  KVANT_RETURN_IF_ERROR(ReshapeTarget(op, src, *shape, dims, open));
+  KVANT_RETURN_IF_ERROR(ReshapeTarget(op, src, shape, dims, open));
   const std::optional<int64_t> total = src.has_shape() ? CheckedProduct(*src.dims) : std::nullopt;
   if (total) {
     // With every input dim known, only the -1 can be unknown here.
     if (open >= 0) dims[open] = 1;
     const std::optional<int64_t> rest = CheckedProduct(dims);
     if (open >= 0) {
-      if (!rest || *rest == 0 || *total % *rest != 0) return ReshapeMismatch(op, src, *shape);
+      if (!rest || *rest == 0 || *total % *rest != 0) return ReshapeMismatch(op, src, shape);
       dims[open] = *total / *rest;
     } else if (rest != total) {
-      return ReshapeMismatch(op, src, *shape);
+      return ReshapeMismatch(op, src, shape);
     }
   }
   context.outputs[0] = std::move(dims);
@@ -296,47 +319,22 @@ absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
 
 absl::Status TransposeShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
-  const auto* order = op.Find<Attr::kOrder>();
-  if (!src.dims || order == nullptr) return absl::OkStatus();
-  bool permutes = order->size() == src.dims->size();
+  const std::vector<int64_t>& order = op.Get<Attr::kOrder>();
+  if (!src.dims) return absl::OkStatus();
+  bool permutes = order.size() == src.dims->size();
   uint32_t seen = 0;
   Dims dims;
-  for (size_t i = 0; permutes && i < order->size(); ++i) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, (*order)[i], src));
+  for (size_t i = 0; permutes && i < order.size(); ++i) {
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, order[i], src));
     permutes = !(seen >> axis & 1);
     seen |= 1u << axis;
     dims.push_back((*src.dims)[axis]);
   }
   if (!permutes) {
-    return ShapeError(op, "order [", DimsToString(*order), "] does not permute the dims of ",
+    return ShapeError(op, "order [", DimsToString(order), "] does not permute the dims of ",
                       DescribeDims(src));
   }
   context.outputs[0] = std::move(dims);
-  return absl::OkStatus();
-}
-
-absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTensor& next, int axis,
-                      Dims& dims) {
-  if (!next.dims) {
-    dims[axis] = kUnknownDim;
-    return absl::OkStatus();
-  }
-  bool fits = next.dims->size() == dims.size();
-  for (int d = 0; fits && d < first.rank(); ++d) {
-    fits = d == axis || MayEqual(dims[d], (*next.dims)[d]);
-    if (fits && dims[d] == kUnknownDim && d != axis) dims[d] = (*next.dims)[d];
-  }
-  if (!fits) {
-    return ShapeError(op, DescribeDims(next), " does not continue ", DescribeDims(first),
-                      " along dim ", axis);
-  }
-  const int64_t more = (*next.dims)[axis];
-  int64_t& sum = dims[axis];
-  if (more == kUnknownDim || sum == kUnknownDim) {
-    sum = kUnknownDim;
-  } else if (__builtin_add_overflow(sum, more, &sum)) {
-    return ShapeError(op, "the concatenated dim ", axis, " overflows 64 bits");
-  }
   return absl::OkStatus();
 }
 
@@ -356,15 +354,19 @@ absl::Status SliceShape(const Op& op, ShapeContext& context) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Dims> JoinInputs(const Op& op, const ShapeContext& context, size_t first, int axis) {
+  Dims dims = *context.inputs[first]->dims;
+  for (size_t i = first + 1; i < context.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(Continue(op, *context.inputs[first], *context.inputs[i], axis, dims));
+  }
+  return dims;
+}
+
 absl::Status ConcatShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& first = *context.inputs[0];
   if (!first.dims) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), first));
-  Dims dims = *first.dims;
-  for (size_t i = 1; i < context.inputs.size(); ++i) {
-    KVANT_RETURN_IF_ERROR(Continue(op, first, *context.inputs[i], axis, dims));
-  }
-  context.outputs[0] = std::move(dims);
+  KVANT_ASSIGN_OR_RETURN(context.outputs[0], JoinInputs(op, context, 0, axis));
   return absl::OkStatus();
 }
 

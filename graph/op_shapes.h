@@ -52,10 +52,9 @@ absl::StatusOr<int> NormalizeAxis(const Op& op, int64_t axis, const LogicalTenso
 // kInvalidShape unless `tensor` broadcasts onto `target` without enlarging it.
 absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                                  absl::Span<const int64_t> target);
-// Adds `next` to the dims of what is concatenated along `axis` and begins with `first`, of known
-// rank; kInvalidShape where it differs in another.
-absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTensor& next, int axis,
-                      Dims& dims);
+// The dims of the inputs from `first` on, whose rank is known, concatenated along `axis`;
+// kInvalidShape where they differ in another.
+absl::StatusOr<Dims> JoinInputs(const Op& op, const ShapeContext& context, size_t first, int axis);
 // kInvalidShape unless `tensor`, input `role`, is [rows] or one for all of them.
 absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
                             int64_t rows);

@@ -1,175 +1,22 @@
-// Shape rules of the quantization ops and of ScaledDotProductAttention, whose keys
-// and values are quantized by the same rules.
-#include <algorithm>
-
+// Shape rules of the ops that load from a cache, and of those that are attention by themselves.
 #include "kvant/graph/op_shapes.h"
 
 namespace kvant {
 namespace {
 
-enum class QType { kPerTensor, kPerChannel, kPerGroup };
-
-QType QTypeOf(const Op& op) {
-  const std::string* name = op.Find<Attr::kQType>();
-  if (name != nullptr && *name == "per_channel") return QType::kPerChannel;
-  if (name != nullptr && *name == "per_group") return QType::kPerGroup;
-  return QType::kPerTensor;
-}
-
-template <typename... Parts>
-absl::Status QuantError(const Op& op, const Parts&... what) {
-  return OpError(ErrorKind::kInvalidArguments, op, what...);
-}
-
-absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
-  if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  return QuantError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
-}
-
-// One value per element of `axis` of x.
-absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
-                             const LogicalTensor& tensor, const char* role) {
-  if (!tensor.dims) return absl::OkStatus();
-  const int64_t channels = (*x.dims)[axis];
-  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], channels)) return absl::OkStatus();
-  if (channels == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  return QuantError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
-                    DescribeDims(x), ", but are ", DescribeDims(tensor));
-}
-
-// The dims of a tensor with one value per group: those of x divided by group_shape's.
-absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
-                              const std::vector<int64_t>& group_shape, Dims& groups) {
-  if (group_shape.size() != x.dims->size()) {
-    return QuantError(op, "group_shape [", DimsToString(group_shape), "] and ", DescribeDims(x),
-                      " differ in rank");
+// The axis of tokens of `src`, of known rank: any but the first.
+absl::StatusOr<int> TokenAxisOf(const Op& op, const LogicalTensor& src) {
+  if (const int64_t* group = op.Find<Attr::kTokenGroup>(); group != nullptr && *group < 1) {
+    return ShapeError(op, "a row for ", *group, " tokens");
   }
-  groups = *x.dims;
-  for (size_t i = 0; i < group_shape.size(); ++i) {
-    const int64_t group = group_shape[i];
-    if (group < 1) {
-      return QuantError(op, "group_shape [", DimsToString(group_shape), "] has a group of ", group,
-                        " in dim ", i);
-    }
-    if (groups[i] == kUnknownDim) continue;
-    if (groups[i] % group != 0) {
-      return QuantError(op, "groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x));
-    }
-    groups[i] /= group;
-  }
-  return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
+  if (axis > 0) return axis;
+  return ShapeError(op, "the token axis of ", DescribeDims(src), " is that of rows");
 }
 
-// One value per group: x.dim == dim * group in every dim.
-absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
-                           const std::vector<int64_t>& group_shape, const LogicalTensor& tensor,
-                           const char* role) {
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, group_shape, groups));
-  if (!tensor.dims) return absl::OkStatus();
-  if (tensor.dims->size() != groups.size()) {
-    return QuantError(op, role, " per group have the rank of ", DescribeDims(x), ", but are ",
-                      DescribeDims(tensor));
-  }
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (MayEqual((*tensor.dims)[i], groups[i])) continue;
-    return QuantError(op, "groups of ", group_shape[i], " along dim ", i, " of ", DescribeDims(x),
-                      " need ", groups[i], " of ", role, " there, but there are ",
-                      (*tensor.dims)[i], " in ", DescribeDims(tensor));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTensor& x,
-                                   const LogicalTensor& tensor, const char* role) {
-  if (qtype == QType::kPerTensor) return CheckScalar(op, tensor, role);
-  if (!x.dims) return absl::OkStatus();
-  if (qtype == QType::kPerChannel) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
-    return CheckPerChannel(op, x, axis, tensor, role);
-  }
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
-  return CheckPerGroup(op, x, *group_shape, tensor, role);
-}
-
-// Scales and, if they are there, zero points of x from input `first` on.
-absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const ShapeContext& context,
-                                  size_t first) {
-  const QType qtype = QTypeOf(op);
-  KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[first], "scales"));
-  if (context.inputs.size() <= first + 1) return absl::OkStatus();
-  // One zero point may serve all channels; oneDNN's own tests use that.
-  const LogicalTensor& zps = *context.inputs[first + 1];
-  if (qtype == QType::kPerChannel && zps.dims && MayBeScalar(*zps.dims)) return absl::OkStatus();
-  return CheckDynamicParameter(op, qtype, x, zps, "zero points");
-}
-
-// Dim `axis` of an output as the graph has it, if it has that rank there.
-int64_t DeclaredDim(const ShapeContext& context, size_t output, int rank, int axis) {
-  if (context.declared.empty() || context.declared[output]->rank() != rank) return kUnknownDim;
-  return (*context.declared[output]->dims)[axis];
-}
-
-// Tokens that appended ones must be a multiple of: those of a group.
-int64_t TokensOfGroup(const Op& op, int axis) {
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  return QTypeOf(op) == QType::kPerGroup && group_shape != nullptr ? (*group_shape)[axis] : 1;
-}
-
-// Outputs of an op that puts tokens of src, which has dst's rank, into dst along `axis`.
-absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTensor& dst, int axis,
-                         ShapeContext& context) {
-  context.outputs[0] = dst.dims;
-  if (context.inputs.size() > 2) {
-    KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, dst, context, 2));
-    const int64_t tokens = (*src.dims)[axis], capacity = (*dst.dims)[axis];
-    const int64_t group = TokensOfGroup(op, axis);
-    const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
-    if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
-    return QuantError(op, "groups of ", group, " do not divide dim ", axis, " of ",
-                      DescribeDims(src));
-  }
-  if (context.outputs.size() < 2) return absl::OkStatus();
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) {
-    return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
-  }
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
-  if ((*group_shape)[0] != 1) {
-    return QuantError(op, "computes scales of groups of ", (*group_shape)[0],
-                      " along dim 0, whose rows have positions of their own");
-  }
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
-  for (size_t i = 1; i < context.outputs.size(); ++i) {
-    const int64_t declared = DeclaredDim(context, i, src.rank(), axis);
-    if (!MayEqual(declared, groups[axis])) {
-      return ShapeError(op, DescribeDims(dst), " holds ", groups[axis], " groups of ",
-                        (*group_shape)[axis], " tokens along dim ", axis, ", but ",
-                        DescribeDims(*context.declared[i]), " holds ", declared,
-                        i == 1 ? " scales there" : " zero points there");
-    }
-    context.outputs[i] = groups;
-  }
-  return absl::OkStatus();
-}
-
-// Each token of dst, a pool of pages, is written by itself: no group has a part of a page, or of
-// the pages; with given scales it may have all.
-absl::Status CheckGroupsOfSlots(const Op& op, const LogicalTensor& dst, int axis, bool given) {
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (QTypeOf(op) != QType::kPerGroup || group_shape == nullptr) return absl::OkStatus();
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
-  for (const int d : {0, axis}) {
-    const int64_t group = (*group_shape)[d];
-    if (group == 1 || (given && MayEqual((*dst.dims)[d], group))) continue;
-    return QuantError(op, "groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
-                      " are of several ", d == 0 ? "pages" : "tokens",
-                      ", but each token has a slot of its own");
-  }
-  return absl::OkStatus();
+// Of an index tensor: its dim `axis`, unknown where it is not there.
+int64_t DimOf(const LogicalTensor& tensor, int axis) {
+  return tensor.dims ? (*tensor.dims)[axis] : kUnknownDim;
 }
 
 absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
@@ -222,188 +69,83 @@ absl::Status CheckSoftCap(const Op& op) {
   return OpError(ErrorKind::kInvalidGraphOp, op, "soft_cap must be above 0, not ", *cap);
 }
 
+// What two inputs say of one shape; where only one knows a dim, that.
+absl::Status Agree(const Op& op, const LogicalTensor& tensor, absl::Span<const int64_t> says,
+                   std::optional<Dims>& all) {
+  if (!all) {
+    all.emplace(says.begin(), says.end());
+    return absl::OkStatus();
+  }
+  if (!MayEqual(says, *all)) {
+    return ShapeError(op, DescribeDims(tensor), " is no part beside parts whose outputs are [",
+                      DimsToString(*all), "]");
+  }
+  Complete(*all, says);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
-  const LogicalTensor& x = *context.inputs[0];
-  const auto* scales = op.Find<Attr::kScales>();
-  const auto* zps = op.Find<Attr::kZps>();
-  const size_t count = scales ? scales->size() : 0;
-  if (QTypeOf(op) == QType::kPerTensor) {
-    if (count != 1) {
-      return QuantError(op, "per_tensor takes one scale, but has ", count);
-    }
-  } else if (x.dims) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
-    if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
-      return QuantError(op, "dim ", axis, " of ", DescribeDims(x), " needs ", (*x.dims)[axis],
-                        " scales, but there are ", count);
-    }
-  }
-  if (zps && !zps->empty() && zps->size() != count) {
-    return QuantError(op, "has ", zps->size(), " zero points, but ", count, " scales");
-  }
-  context.outputs[0] = x.dims;
-  return absl::OkStatus();
+absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
+                            int64_t rows) {
+  if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], rows)) return absl::OkStatus();
+  return ShapeError(op, role, " must be [", rows, "] or [1], but are ", DescribeDims(tensor));
 }
 
-absl::Status DynamicQuantShape(const Op& op, ShapeContext& context) {
-  const LogicalTensor& x = *context.inputs[0];
-  KVANT_RETURN_IF_ERROR(CheckGivenParameters(op, x, context, 1));
-  context.outputs[0] = x.dims;
-  return absl::OkStatus();
-}
-
-absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
-  if (context.inputs.size() > 1) return DynamicQuantShape(op, context);
-  const LogicalTensor& x = *context.inputs[0];
-  context.outputs[0] = x.dims;
-  std::optional<Dims> groups;
-  const QType qtype = QTypeOf(op);
-  if (qtype == QType::kPerTensor) {
-    groups = Dims{1};
-  } else if (qtype == QType::kPerChannel && x.dims) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
-    groups = Dims{(*x.dims)[axis]};
-  } else if (qtype == QType::kPerGroup) {
-    const auto* group_shape = op.Find<Attr::kGroupShape>();
-    if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
-    if (x.dims) KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, *group_shape, groups.emplace()));
-  }
-  for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
-  return absl::OkStatus();
-}
-
-absl::Status AppendShape(const Op& op, ShapeContext& context) {
+absl::Status LoadTokensShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
-  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
-  if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
-  const LogicalTensor& positions = *context.inputs[1];
-  if (positions.dims && !MayBeScalar(*positions.dims) &&
-      (positions.rank() != 1 || !MayEqual((*positions.dims)[0], (*src.dims)[0]))) {
-    return ShapeError(op, "positions are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
-                      ", but are ", DescribeDims(positions));
-  }
-  LogicalTensor dst = src;
-  const int64_t tokens = (*src.dims)[axis], capacity = DeclaredDim(context, 0, src.rank(), axis);
-  (*dst.dims)[axis] = capacity;
-  if (!context.declared.empty()) dst.id = context.declared[0]->id;
-  if (tokens != kUnknownDim && capacity != kUnknownDim && tokens > capacity) {
-    return ShapeError(op, DescribeDims(src), " has ", tokens, " tokens along dim ", axis,
-                      ", more than ", DescribeDims(dst), " holds");
-  }
-  return SetAppended(op, src, dst, axis, context);
-}
-
-absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
-  const LogicalTensor &src = *context.inputs[0], &slots = *context.inputs[1];
-  if (!src.dims) return absl::OkStatus();
-  LogicalTensor dst = src;
-  dst.dims->push_back(kUnknownDim);
-  KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst));
-  if (axis == 0 || axis == src.rank()) {
-    return QuantError(op, "token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features");
-  }
-  if (slots.dims && (slots.rank() != 1 || !MayEqual((*slots.dims)[0], (*src.dims)[0]))) {
-    return ShapeError(op, "slots are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
-                      ", but are ", DescribeDims(slots));
-  }
-  const LogicalTensor rows = TokensAsRows(src, axis);
-  dst.dims = rows.dims;
-  if (!context.declared.empty()) dst.id = context.declared[0]->id;
-  int64_t& pages = (*dst.dims)[0] = DeclaredDim(context, 0, rows.rank(), 0);
-  int64_t& page = (*dst.dims)[axis] = DeclaredDim(context, 0, rows.rank(), axis);
-  int64_t all;
-  if (pages != kUnknownDim && page != kUnknownDim && __builtin_mul_overflow(pages, page, &all)) {
-    return ShapeError(op, "the tokens of ", pages, " pages overflow 64 bits");
-  }
-  KVANT_RETURN_IF_ERROR(CheckGroupsOfSlots(op, dst, axis, context.inputs.size() > 2));
-  return SetAppended(op, rows, dst, axis, context);
-}
-
-bool Appends(OpKind kind) { return kind == OpKind::kAppend || kind == OpKind::kAppendPages; }
-
-LogicalTensor TokensAsRows(const LogicalTensor& src, int axis) {
-  LogicalTensor rows = src;
-  rows.dims->insert(rows.dims->begin() + axis, 1);
-  if (rows.strides) rows.strides->insert(rows.strides->begin() + axis, 1);
-  return rows;
-}
-
-AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const LogicalTensor& dst) {
-  AppendedTokens to;
-  to.axis = static_cast<int>(FromFront(op.Get<Attr::kTokenAxis>(), dst.rank()));
-  to.capacity = (*dst.dims)[to.axis];
-  if (op.kind == OpKind::kAppendPages) {
-    to.tokens = 1;
-    to.page = to.capacity;
-    to.capacity *= (*dst.dims)[0];
-    return to;
-  }
-  to.tokens = (*src.dims)[to.axis];
-  const int64_t group = TokensOfGroup(op, to.axis);
-  // Where no group ends along the axis, any position goes.
-  if (group < to.capacity) to.group = group;
-  return to;
-}
-
-absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) const {
-  if (position < 0) return absl::OkStatus();
-  if (op.kind == OpKind::kAppendPages && position >= capacity) {
-    return QuantError(op, "slot ", position, " of token ", row, " is beyond the ", capacity,
-                      " of the pool, in pages of ", page);
-  }
-  if (position > capacity - tokens) {
-    return QuantError(op, "position ", position, " of row ", row, " and ", tokens,
-                      " tokens are beyond the capacity of ", capacity);
-  }
-  if (position % group == 0) return absl::OkStatus();
-  return QuantError(op, "position ", position, " of row ", row, " is within a group of ", group,
-                    " tokens");
-}
-
-absl::Status HadamardShape(const Op& op, ShapeContext& context) {
-  const LogicalTensor& src = *context.inputs[0];
-  const int64_t block = op.Get<Attr::kBlock>();
-  if (block < 1 || (block & (block - 1)) != 0) {
-    return QuantError(op, "a block of ", block, " is no power of two");
-  }
-  if (!src.dims) return absl::OkStatus();
-  if (src.rank() == 0 || (src.dims->back() != kUnknownDim && src.dims->back() % block != 0)) {
-    return ShapeError(op, "blocks of ", block, " do not divide the last dim of ",
-                      DescribeDims(src));
+  KVANT_RETURN_IF_ERROR(TokenAxisOf(op, src).status());
+  for (size_t i = 1; i < context.inputs.size(); ++i) {
+    KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[i], InputName(op, i), (*src.dims)[0]));
   }
   context.outputs[0] = src.dims;
   return absl::OkStatus();
 }
 
-Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
-  Dims group(dims.begin(), dims.end());
-  switch (QTypeOf(op)) {
-    case QType::kPerTensor:
-      break;
-    case QType::kPerChannel:
-      group[FromFront(op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] = 1;
-      break;
-    case QType::kPerGroup: {
-      const auto shape = op.Get<Attr::kGroupShape>();
-      for (size_t d = 0; d < shape.size(); ++d) {
-        group[d] = group[d] == 0 ? shape[d] : std::min(shape[d], group[d]);
-      }
-      break;
-    }
+absl::Status LoadPagesShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor &pool = *context.inputs[0], &table = *context.inputs[1];
+  if (table.dims && table.rank() != 2) {
+    return ShapeError(op, "page_table must be [rows, pages of a row], but is ",
+                      DescribeDims(table));
   }
-  return group;
+  const int64_t rows = DimOf(table, 0), most = DimOf(table, 1);
+  KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[2], "lengths", rows));
+  if (!pool.dims) return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(const int axis, TokenAxisOf(op, pool));
+  Dims dims = *pool.dims;
+  dims[0] = rows;
+  int64_t& tokens = dims[axis];
+  if (tokens == kUnknownDim || most == kUnknownDim) {
+    tokens = kUnknownDim;
+  } else if (__builtin_mul_overflow(tokens, most, &tokens)) {
+    return ShapeError(op, "the tokens of ", most, " pages overflow 64 bits");
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
 }
 
-int64_t GroupStride(const Op& op, const LogicalTensor& parameters, int rank, int d) {
-  if (parameters.elements() == 1) return 0;
-  const Dims strides = parameters.StridesOrDense();
-  if (QTypeOf(op) == QType::kPerGroup && parameters.rank() == rank) {
-    return (*parameters.dims)[d] == 1 ? 0 : strides[d];
+absl::Status LoadRangesShape(const Op& op, ShapeContext& context) {
+  const LogicalTensor &ranges = *context.inputs[0], &first = *context.inputs[1];
+  const auto count = static_cast<int64_t>(context.inputs.size()) - 1;
+  if (ranges.dims && (ranges.rank() != 3 || !MayEqual((*ranges.dims)[1], count) ||
+                      !MayEqual((*ranges.dims)[2], 2))) {
+    return ShapeError(op, "ranges of ", count, " src must be [rows, ", count, ", 2], but are ",
+                      DescribeDims(ranges));
   }
-  return FromFront(op.Get<Attr::kAxis>(), rank) == d ? strides.back() : 0;
+  const int64_t rows = DimOf(ranges, 0);
+  if (context.outputs.size() > 1) context.outputs[1] = Dims{rows};
+  if (!first.dims) return absl::OkStatus();
+  KVANT_ASSIGN_OR_RETURN(const int axis, TokenAxisOf(op, first));
+  KVANT_ASSIGN_OR_RETURN(Dims dims, JoinInputs(op, context, 1, axis));
+  if (rows != 1 && dims[0] == 1) {
+    dims[0] = rows;
+  } else if (rows != 1 && !MayEqual(rows, dims[0])) {
+    return ShapeError(op, "ranges of ", rows, " rows do not go with ", DescribeDims(first));
+  }
+  context.outputs[0] = std::move(dims);
+  return absl::OkStatus();
 }
 
 absl::Status AttentionShape(const Op& op, ShapeContext& context) {
@@ -446,6 +188,31 @@ absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   context.outputs[0] = dims;
   dims.back() = 1;
   if (context.outputs.size() > 1) context.outputs[1] = std::move(dims);
+  return absl::OkStatus();
+}
+
+absl::Status MergeAttentionShape(const Op& op, ShapeContext& context) {
+  std::optional<Dims> all;
+  for (size_t port = 0; port < context.inputs.size(); ++port) {
+    const LogicalTensor& tensor = *context.inputs[port];
+    if (!tensor.dims) continue;
+    Dims dims = *tensor.dims;
+    if (dims.empty()) {
+      return ShapeError(op, DescribeDims(tensor), " has no dim of channels");
+    }
+    if (port % 2 == 1) {
+      if (!MayEqual(dims.back(), 1)) {
+        return ShapeError(op, "stats have one number for a row, but are ", DescribeDims(tensor));
+      }
+      dims.back() = kUnknownDim;
+    }
+    KVANT_RETURN_IF_ERROR(Agree(op, tensor, dims, all));
+  }
+  if (!all) return absl::OkStatus();
+  context.outputs[0] = all;
+  if (context.outputs.size() < 2) return absl::OkStatus();
+  all->back() = 1;
+  context.outputs[1] = std::move(all);
   return absl::OkStatus();
 }
 

@@ -39,14 +39,10 @@ absl::Status InferAll(Graph& graph, Declared declared) {
     KVANT_RETURN_IF_ERROR(ShapeRuleOf(op.kind)(op, context));
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       const LogicalTensor& tensor = graph.tensor(op.outputs[i]);
-      if (declared(tensor)) {
-        KVANT_RETURN_IF_ERROR(MergeOutput(op, tensor, context.outputs[i]));
-      } else {
-        LogicalTensor open;
-        open.id = tensor.id;
-        open.type = tensor.type;
-        KVANT_RETURN_IF_ERROR(MergeOutput(op, open, context.outputs[i]));
-      }
+      LogicalTensor open;
+      open.id = tensor.id;
+      open.type = tensor.type;
+      KVANT_RETURN_IF_ERROR(MergeOutput(op, declared(tensor) ? tensor : open, context.outputs[i]));
       KVANT_RETURN_IF_ERROR(StoreDims(graph, op, tensor, std::move(context.outputs[i])));
     }
   }
