@@ -12,8 +12,9 @@
 namespace kvant {
 namespace {
 
-Attributes QuantizationAttributes(const GraphBuilder::DequantizeOptions& options) {
-  Attributes attrs;
+// `attrs` with those that QuantizeOptions, or DequantizeOptions, say.
+template <typename Options>
+Attributes WithQuantization(const Options& options, Attributes attrs = {}) {
   if (!options.group_shape.empty()) {
     attrs.Set(Attr::kQType, std::string("per_group"));
     attrs.Set(Attr::kGroupShape,
@@ -24,6 +25,15 @@ Attributes QuantizationAttributes(const GraphBuilder::DequantizeOptions& options
   if (options.axis) attrs.Set(Attr::kAxis, *options.axis);
   if (!options.codebook.empty()) attrs.Set(Attr::kCodebook, options.codebook);
   return attrs;
+}
+
+// The values that are there.
+absl::InlinedVector<Value, 4> Present(std::initializer_list<std::optional<Value>> values) {
+  absl::InlinedVector<Value, 4> present;
+  for (const std::optional<Value>& value : values) {
+    if (value) present.push_back(*value);
+  }
+  return present;
 }
 
 uint64_t NewStamp() {
@@ -148,17 +158,25 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   const Value first = ValueOf(op.outputs.empty() ? 0 : op.outputs[0]);
   // After an error, further ones would follow from it.
   if (!status_.ok()) return first;
+  if (wrong.ok()) wrong = Check(op);
   if (!wrong.ok()) {
     Fail(std::move(wrong));
-    return first;
-  }
-  if (absl::Status status = Check(op); !status.ok()) {
-    Fail(std::move(status));
     return first;
   }
   for (const TensorId id : op.inputs) consumed_[id] = true;
   ops_.push_back(std::move(op));
   return first;
+}
+
+std::pair<Value, std::optional<Value>> GraphBuilder::EmitTwo(OpKind kind,
+                                                             absl::Span<const Value> inputs,
+                                                             DataType first, DataType second,
+                                                             Attributes attrs) {
+  const Result results[] = {first, second};
+  const bool both = second != kUndef;
+  const Value result =
+      Emit(kind, "", inputs, absl::MakeSpan(results).first(both ? 2 : 1), std::move(attrs));
+  return {result, both ? std::optional(ValueOf(result.id + 1)) : std::nullopt};
 }
 
 std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
@@ -172,52 +190,32 @@ std::vector<Value> GraphBuilder::AddOp(OpKind kind, std::string_view name,
 
 Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
   const DataType type = options.type == kUndef ? Describe(a).type : options.type;
-  Attributes attrs;
-  attrs.Set(Attr::kTransposeA, options.transpose_a);
-  attrs.Set(Attr::kTransposeB, options.transpose_b);
-  return Emit(OpKind::kMatMul, "", {a, b}, {type}, std::move(attrs));
+  return Emit(OpKind::kMatMul, "", {a, b}, {type},
+              {{Attr::kTransposeA, options.transpose_a}, {Attr::kTransposeB, options.transpose_b}});
 }
 
-Value GraphBuilder::EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats) {
-  absl::InlinedVector<Value, 3> inputs{x};
-  if (options.lengths) inputs.push_back(*options.lengths);
-  if (options.first) inputs.push_back(*options.first);
+std::pair<Value, std::optional<Value>> GraphBuilder::EmitSoftMax(Value x,
+                                                                 const SoftMaxOptions& options,
+                                                                 bool stats) {
   if (options.first && !options.lengths) {
     Fail(MakeError(ErrorKind::kInvalidArguments, "a SoftMax with first has no lengths"));
   }
-  const Result results[] = {options.type == kUndef ? Describe(x).type : options.type, kF32};
-  return Emit(OpKind::kSoftMax, "", inputs, absl::MakeSpan(results).first(stats ? 2 : 1),
-              {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
+  return EmitTwo(OpKind::kSoftMax, Present({x, options.lengths, options.first}),
+                 options.type == kUndef ? Describe(x).type : options.type, stats ? kF32 : kUndef,
+                 {{Attr::kAxis, options.axis}, {Attr::kMode, std::string(options.mode)}});
 }
 
-Value GraphBuilder::SoftMax(Value x, SoftMaxOptions options) {
-  return EmitSoftMax(x, options, /*stats=*/false);
-}
-
-std::pair<Value, Value> GraphBuilder::SoftMaxWithStats(Value x, SoftMaxOptions options) {
-  const Value first = EmitSoftMax(x, options, /*stats=*/true);
-  return {first, ValueOf(first.id + 1)};
-}
-
-Value GraphBuilder::DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options) {
-  const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
-  return Emit(OpKind::kDynamicDequantize, "", {codes, scales}, {type},
-              QuantizationAttributes(options));
-}
-
-Value GraphBuilder::DynamicDequantize(Value codes, Value scales, Value zero_points,
+Value GraphBuilder::DynamicDequantize(Value codes, Value scales, std::optional<Value> zero_points,
                                       const DequantizeOptions& options) {
   const DataType type = options.type == kUndef ? Describe(scales).type : options.type;
-  return Emit(OpKind::kDynamicDequantize, "", {codes, scales, zero_points}, {type},
-              QuantizationAttributes(options));
+  return Emit(OpKind::kDynamicDequantize, "", Present({codes, scales, zero_points}), {type},
+              WithQuantization(options));
 }
 
 Value GraphBuilder::DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
                                     const DequantizeOptions& options) {
-  absl::InlinedVector<Value, 3> inputs{x, scales};
-  if (zero_points) inputs.push_back(*zero_points);
-  return Emit(OpKind::kDynamicQuantize, "", inputs, {options.type},
-              QuantizationAttributes(options));
+  return Emit(OpKind::kDynamicQuantize, "", Present({x, scales, zero_points}), {options.type},
+              WithQuantization(options));
 }
 
 GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
@@ -225,6 +223,7 @@ GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const
                                                    Attributes attrs) {
   absl::InlinedVector<Result, 3> types{options.type, options.scale_type};
   if (options.zero_point_type != kUndef) types.push_back(options.zero_point_type);
+  attrs = WithQuantization(options, std::move(attrs));
   if (options.power_of_two_scales) attrs.Set(Attr::kPowerOfTwoScales, true);
   if (options.scale_floor != 0) attrs.Set(Attr::kScaleFloor, options.scale_floor);
   if (options.ggml_formula) attrs.Set(Attr::kFormula, std::string("ggml"));
@@ -235,10 +234,7 @@ GraphBuilder::Quantized GraphBuilder::EmitQuantize(OpKind kind, absl::Span<const
 }
 
 GraphBuilder::Quantized GraphBuilder::DynamicQuantize(Value x, const QuantizeOptions& options) {
-  return EmitQuantize(OpKind::kDynamicQuantize, {x}, options,
-                      QuantizationAttributes({.group_shape = options.group_shape,
-                                              .axis = options.axis,
-                                              .codebook = options.codebook}));
+  return EmitQuantize(OpKind::kDynamicQuantize, {x}, options, {});
 }
 
 void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) {
@@ -258,10 +254,8 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
     SetCapacity(dst, to, 1);
     return {dst, dst, std::nullopt};
   }
-  Attributes attrs = QuantizationAttributes(
-      {.group_shape = options.group_shape, .axis = options.axis, .codebook = options.codebook});
-  attrs.Set(Attr::kTokenAxis, to.axis);
-  const Quantized result = EmitQuantize(to.kind, {x, places}, options, std::move(attrs));
+  const Quantized result =
+      EmitQuantize(to.kind, {x, places}, options, {{Attr::kTokenAxis, to.axis}});
   const int64_t rank = static_cast<int64_t>(options.group_shape.size());
   const int64_t at = FromFront(to.axis, rank);
   const int64_t group = at >= 0 && at < rank ? std::max<int64_t>(1, options.group_shape[at]) : 1;
@@ -273,20 +267,15 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
 
 Value GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places, Value scales,
                                std::optional<Value> zero_points, const DequantizeOptions& options) {
-  absl::InlinedVector<Value, 4> inputs{x, places, scales};
-  if (zero_points) inputs.push_back(*zero_points);
-  Attributes attrs = QuantizationAttributes(options);
-  attrs.Set(Attr::kTokenAxis, to.axis);
-  const Value dst = Emit(to.kind, "", inputs, {options.type}, std::move(attrs));
+  const Value dst = Emit(to.kind, "", Present({x, places, scales, zero_points}), {options.type},
+                         WithQuantization(options, {{Attr::kTokenAxis, to.axis}}));
   SetCapacity(dst, to, 1);
   return dst;
 }
 
 Value GraphBuilder::LoadTokens(Value x, Value lengths, std::optional<Value> first,
                                LoadOptions options) {
-  absl::InlinedVector<Value, 3> inputs{x, lengths};
-  if (first) inputs.push_back(*first);
-  return Emit(OpKind::kLoadTokens, "", inputs, {Describe(x).type},
+  return Emit(OpKind::kLoadTokens, "", Present({x, lengths, first}), {Describe(x).type},
               {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
 }
 
@@ -295,23 +284,13 @@ Value GraphBuilder::LoadPages(Value pool, Value page_table, Value lengths, LoadO
               {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
 }
 
-Value GraphBuilder::EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis,
-                                   bool lengths) {
+std::pair<Value, std::optional<Value>> GraphBuilder::EmitLoadRanges(
+    absl::Span<const Value> segments, Value ranges, int64_t axis, bool lengths) {
   absl::InlinedVector<Value, 4> inputs{ranges};
   inputs.insert(inputs.end(), segments.begin(), segments.end());
-  const Result results[] = {segments.empty() ? kUndef : Describe(segments[0]).type, kS32};
-  return Emit(OpKind::kLoadRanges, "", inputs, absl::MakeSpan(results).first(lengths ? 2 : 1),
-              {{Attr::kTokenAxis, axis}});
-}
-
-Value GraphBuilder::LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis) {
-  return EmitLoadRanges(segments, ranges, axis, /*lengths=*/false);
-}
-
-std::pair<Value, Value> GraphBuilder::LoadRangesWithLengths(absl::Span<const Value> segments,
-                                                            Value ranges, int64_t axis) {
-  const Value first = EmitLoadRanges(segments, ranges, axis, /*lengths=*/true);
-  return {first, ValueOf(first.id + 1)};
+  const DataType type = segments.empty() ? kUndef : Describe(segments[0]).type;
+  return EmitTwo(OpKind::kLoadRanges, inputs, type, lengths ? kS32 : kUndef,
+                 {{Attr::kTokenAxis, axis}});
 }
 
 Value GraphBuilder::Hadamard(Value x, int64_t block) {
@@ -322,11 +301,6 @@ Value GraphBuilder::Arithmetic(OpKind kind, Value a, Value b) {
   const DataType left = Describe(a).type, right = Describe(b).type;
   return Emit(kind, "", {a, b}, {left == right ? left : kF32}, {});
 }
-
-Value GraphBuilder::Add(Value a, Value b) { return Arithmetic(OpKind::kAdd, a, b); }
-Value GraphBuilder::Subtract(Value a, Value b) { return Arithmetic(OpKind::kSubtract, a, b); }
-Value GraphBuilder::Multiply(Value a, Value b) { return Arithmetic(OpKind::kMultiply, a, b); }
-Value GraphBuilder::Divide(Value a, Value b) { return Arithmetic(OpKind::kDivide, a, b); }
 
 Value GraphBuilder::Select(Value condition, Value x, Value y) {
   return Emit(OpKind::kSelect, "", {condition, x, y}, {Describe(x).type}, {});
@@ -347,20 +321,18 @@ Value GraphBuilder::TypeCast(Value x, DataType type) {
 }
 
 Value GraphBuilder::Reshape(Value x, std::vector<int64_t> shape, bool special_zero) {
-  Attributes attrs;
-  attrs.Set(Attr::kShape, std::move(shape));
-  attrs.Set(Attr::kSpecialZero, special_zero);
-  return Emit(OpKind::kStaticReshape, "", {x}, {Describe(x).type}, std::move(attrs));
+  return Emit(OpKind::kStaticReshape, "", {x}, {Describe(x).type},
+              {{Attr::kShape, std::move(shape)}, {Attr::kSpecialZero, special_zero}});
 }
 
 Value GraphBuilder::Slice(Value x, int64_t axis, int64_t begin, int64_t size) {
   return Emit(OpKind::kSlice, "", {x}, {Describe(x).type},
               {{Attr::kAxis, axis}, {Attr::kBegin, begin}, {Attr::kSize, size}});
 }
+
 Value GraphBuilder::Transpose(Value x, std::vector<int64_t> order) {
-  Attributes attrs;
-  attrs.Set(Attr::kOrder, std::move(order));
-  return Emit(OpKind::kStaticTranspose, "", {x}, {Describe(x).type}, std::move(attrs));
+  return Emit(OpKind::kStaticTranspose, "", {x}, {Describe(x).type},
+              {{Attr::kOrder, std::move(order)}});
 }
 
 Value GraphBuilder::Reorder(Value x, std::optional<Dims> strides) {
@@ -377,18 +349,50 @@ Value GraphBuilder::Concat(absl::Span<const Value> values, int64_t axis) {
   return Emit(OpKind::kConcat, "", values, {type}, {{Attr::kAxis, axis}});
 }
 
-Value GraphBuilder::CausalMask(Value scores, Value fill) {
+Value GraphBuilder::CausalMask(Value scores, Value fill, std::optional<Value> kv_len,
+                               std::optional<Value> q_len) {
   const int rank = std::max(Describe(scores).rank(), 0);  // unknown: count from the end
-  const Value rows = GenIndex(scores, rank - 2);
+  Value rows = GenIndex(scores, rank - 2);
+  if (kv_len) rows = Add(rows, *kv_len);
+  if (q_len) rows = Subtract(rows, *q_len);
   const Value columns = GenIndex(scores, rank - 1);
   return Select(GreaterEqual(rows, columns), scores, fill);
 }
 
-Value GraphBuilder::CausalMask(Value scores, Value fill, Value kv_len, Value q_len) {
-  const int rank = std::max(Describe(scores).rank(), 0);
-  const Value rows = Subtract(Add(GenIndex(scores, rank - 2), kv_len), q_len);
-  const Value columns = GenIndex(scores, rank - 1);
-  return Select(GreaterEqual(rows, columns), scores, fill);
+std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
+    Value q, Value k, Value v, AttentionOptions options) {
+  absl::InlinedVector<Value, 12> inputs{q, k, v};
+  std::string names;
+  const auto optional_input = [&](const char* name, const std::optional<Value>& value) {
+    if (!value) return;
+    absl::StrAppend(&names, names.empty() ? "" : ",", name);
+    inputs.push_back(*value);
+  };
+  optional_input("bias", options.bias);
+  optional_input("select", options.select);
+  optional_input("kv_lengths", options.kv_lengths);
+  optional_input("kv_first", options.kv_first);
+  optional_input("query_offsets", options.query_offsets);
+  optional_input("sinks", options.sinks);
+  optional_input("alibi_slopes", options.alibi_slopes);
+
+  Attributes attrs;
+  if (!names.empty()) attrs.Set(Attr::kOptionalInputs, std::move(names));
+  if (options.scale) attrs.Set(Attr::kScale, *options.scale);
+  if (options.soft_cap) attrs.Set(Attr::kSoftCap, *options.soft_cap);
+  if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
+  attrs.Set(Attr::kLeftWindow, options.left_window);
+  attrs.Set(Attr::kRightWindow, options.right_window);
+  return EmitTwo(OpKind::kScaledDotProductAttention, inputs, Describe(q).type,
+                 options.stats ? kF32 : kUndef, std::move(attrs));
+}
+
+std::pair<Value, std::optional<Value>> GraphBuilder::MergeAttention(
+    absl::Span<const AttentionPart> parts, MergeOptions options) {
+  absl::InlinedVector<Value, 8> inputs;
+  for (const AttentionPart& part : parts) inputs.insert(inputs.end(), {part.output, part.stats});
+  if (options.type == kUndef && !parts.empty()) options.type = Describe(parts[0].output).type;
+  return EmitTwo(OpKind::kMergeAttention, inputs, options.type, options.stats ? kF32 : kUndef, {});
 }
 
 void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims> strides) {

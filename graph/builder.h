@@ -96,13 +96,20 @@ class GraphBuilder {
   // table allows.
   Value MatMul(Value a, Value b, MatMulOptions options);
   Value MatMul(Value a, Value b) { return MatMul(a, b, MatMulOptions()); }
-  Value SoftMax(Value x, SoftMaxOptions options);
+  Value SoftMax(Value x, SoftMaxOptions options) {
+    return EmitSoftMax(x, options, /*stats=*/false).first;
+  }
   Value SoftMax(Value x) { return SoftMax(x, SoftMaxOptions()); }
   // Result and log-sum-exp statistics.
-  std::pair<Value, Value> SoftMaxWithStats(Value x, SoftMaxOptions options);
-  Value DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options);
-  Value DynamicDequantize(Value codes, Value scales, Value zero_points,
+  std::pair<Value, Value> SoftMaxWithStats(Value x, SoftMaxOptions options) {
+    const auto [result, stats] = EmitSoftMax(x, options, /*stats=*/true);
+    return {result, *stats};
+  }
+  Value DynamicDequantize(Value codes, Value scales, std::optional<Value> zero_points,
                           const DequantizeOptions& options);
+  Value DynamicDequantize(Value codes, Value scales, const DequantizeOptions& options) {
+    return DynamicDequantize(codes, scales, std::nullopt, options);
+  }
   // `type` is the code type.
   Value DynamicQuantize(Value x, Value scales, std::optional<Value> zero_points,
                         const DequantizeOptions& options);
@@ -149,15 +156,20 @@ class GraphBuilder {
   Value LoadPages(Value pool, Value page_table, Value lengths) {
     return LoadPages(pool, page_table, lengths, LoadOptions());
   }
-  Value LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis = -2);
+  Value LoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis = -2) {
+    return EmitLoadRanges(segments, ranges, axis, /*lengths=*/false).first;
+  }
   // The tokens, and how many there are of each row.
   std::pair<Value, Value> LoadRangesWithLengths(absl::Span<const Value> segments, Value ranges,
-                                                int64_t axis = -2);
+                                                int64_t axis = -2) {
+    const auto [tokens, lengths] = EmitLoadRanges(segments, ranges, axis, /*lengths=*/true);
+    return {tokens, *lengths};
+  }
   Value Hadamard(Value x, int64_t block);
-  Value Add(Value a, Value b);
-  Value Subtract(Value a, Value b);
-  Value Multiply(Value a, Value b);
-  Value Divide(Value a, Value b);
+  Value Add(Value a, Value b) { return Arithmetic(OpKind::kAdd, a, b); }
+  Value Subtract(Value a, Value b) { return Arithmetic(OpKind::kSubtract, a, b); }
+  Value Multiply(Value a, Value b) { return Arithmetic(OpKind::kMultiply, a, b); }
+  Value Divide(Value a, Value b) { return Arithmetic(OpKind::kDivide, a, b); }
   Value Select(Value condition, Value x, Value y);
   Value Tanh(Value x);
   Value GenIndex(Value x, int64_t axis);
@@ -174,8 +186,8 @@ class GraphBuilder {
   // scores where column <= row, `fill` elsewhere; GenIndex, GreaterEqual, Select.
   // With kv_len and q_len (s32 scalars) the row is shifted by kv_len - q_len:
   // bottom-right.
-  Value CausalMask(Value scores, Value fill);
-  Value CausalMask(Value scores, Value fill, Value kv_len, Value q_len);
+  Value CausalMask(Value scores, Value fill, std::optional<Value> kv_len = std::nullopt,
+                   std::optional<Value> q_len = std::nullopt);
 
   // Attention stated directly (see ScaledDotProductAttention in ops.inc).
   struct AttentionOptions {
@@ -240,8 +252,13 @@ class GraphBuilder {
   Value Emit(OpKind kind, std::string_view name, absl::Span<const Value> inputs,
              absl::Span<const Result> results, Attributes attrs);
   Value Arithmetic(OpKind kind, Value a, Value b);
-  Value EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis, bool lengths);
-  Value EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);
+  // The same of an op with a second result, if that is not undef.
+  std::pair<Value, std::optional<Value>> EmitTwo(OpKind kind, absl::Span<const Value> inputs,
+                                                 DataType first, DataType second, Attributes attrs);
+  std::pair<Value, std::optional<Value>> EmitLoadRanges(absl::Span<const Value> segments,
+                                                        Value ranges, int64_t axis, bool lengths);
+  std::pair<Value, std::optional<Value>> EmitSoftMax(Value x, const SoftMaxOptions& options,
+                                                     bool stats);
   Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
                          const QuantizeOptions& options, Attributes attrs);
   // What Append, or AppendPages, writes to.
