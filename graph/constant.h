@@ -42,7 +42,6 @@ class Constant {
   friend bool operator==(const Constant& a, const Constant& b) {
     return a.type_ == b.type_ && a.bytes_ == b.bytes_;
   }
-  friend bool operator!=(const Constant& a, const Constant& b) { return !(a == b); }
 
  private:
   DataType type_ = kUndef;

@@ -195,9 +195,7 @@ uint16_t F32ToF16(float value) { return Encode(kF16Format, value); }
 float BF16ToF32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 uint16_t F32ToBF16(float value) { return Encode(kBF16Format, value); }
 float F8E4M3ToF32(uint8_t bits) { return Decode(kE4M3Format, bits); }
-uint8_t F32ToF8E4M3(float value) { return static_cast<uint8_t>(Encode(kE4M3Format, value)); }
 float F8E5M2ToF32(uint8_t bits) { return Decode(kE5M2Format, bits); }
-uint8_t F32ToF8E5M2(float value) { return static_cast<uint8_t>(Encode(kE5M2Format, value)); }
 
 double LoadElement(DataType type, const void* data, int64_t index) {
   switch (type) {

@@ -53,9 +53,7 @@ uint16_t F32ToF16(float value);
 float BF16ToF32(uint16_t bits);
 uint16_t F32ToBF16(float value);
 float F8E4M3ToF32(uint8_t bits);
-uint8_t F32ToF8E4M3(float value);
 float F8E5M2ToF32(uint8_t bits);
-uint8_t F32ToF8E5M2(float value);
 
 // Element `index` (linear, in elements) of the array at `data`, exactly.
 // `data` needs no alignment beyond one byte.
