@@ -180,6 +180,13 @@ absl::Status Graph::SortOps() {
   return absl::OkStatus();
 }
 
+bool Graph::IsOutput(TensorId id, absl::FunctionRef<bool(OpIndex)> has) const {
+  const auto& consumers = FindTensor(id)->consumers;
+  return consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
+           return ops_[use.op].kind == OpKind::kEnd || !has(use.op);
+         });
+}
+
 absl::Status Graph::Finalize() {
   if (finalized_) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(SortOps());
@@ -195,12 +202,7 @@ absl::Status Graph::Finalize() {
       }
     }
     for (TensorId id : op.outputs) {
-      const auto& consumers = FindTensor(id)->consumers;
-      const bool kept =
-          consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
-            return ops_[use.op].kind == OpKind::kEnd;
-          });
-      if (kept) outputs_.push_back(id);
+      if (IsOutput(id, [](OpIndex) { return true; })) outputs_.push_back(id);
     }
   }
   finalized_ = true;
@@ -275,13 +277,10 @@ Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
   sub.outputs_.clear();
   for (const Op& op : sub.ops_) {
     for (const TensorId id : op.outputs) {
-      const auto& consumers = FindTensor(id)->consumers;
-      const bool kept =
-          consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
-            return ops_[use.op].kind == OpKind::kEnd ||
-                   !std::binary_search(order.begin(), order.end(), use.op);
-          });
-      if (kept) sub.outputs_.push_back(id);
+      const auto has = [&](OpIndex op) {
+        return std::binary_search(order.begin(), order.end(), op);
+      };
+      if (IsOutput(id, has)) sub.outputs_.push_back(id);
     }
   }
   return sub;

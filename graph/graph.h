@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/graph/logical_tensor.h"
@@ -107,6 +108,8 @@ class Graph {
   // The entry of a tensor, made or completed from this description.
   TensorInfo& Touch(const LogicalTensor& tensor);
   absl::Status SortOps();
+  // Whether a result is an output of the graph of the ops that it has.
+  bool IsOutput(TensorId id, absl::FunctionRef<bool(OpIndex)> has) const;
 
   GraphOptions options_;
   std::vector<Op> ops_;

@@ -28,21 +28,10 @@ size_t PrintableBytes(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
   // Control characters once more, numbers written too long, halves of pairs, beyond the last.
-  const uint8_t second = byte(1);
-  switch (byte(0)) {
-    case 0xc2:
-      return second < 0xa0 ? 0 : bytes;
-    case 0xe0:
-      return second < 0xa0 ? 0 : bytes;
-    case 0xed:
-      return second > 0x9f ? 0 : bytes;
-    case 0xf0:
-      return second < 0x90 ? 0 : bytes;
-    case 0xf4:
-      return second > 0x8f ? 0 : bytes;
-    default:
-      return bytes;
-  }
+  const bool from_a0 = byte(0) == 0xc2 || byte(0) == 0xe0;
+  const uint8_t least = from_a0 ? 0xa0 : byte(0) == 0xf0 ? 0x90 : 0x80;
+  const uint8_t most = byte(0) == 0xed ? 0x9f : byte(0) == 0xf4 ? 0x8f : 0xbf;
+  return byte(1) < least || byte(1) > most ? 0 : bytes;
 }
 
 }  // namespace
