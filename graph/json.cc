@@ -170,7 +170,7 @@ absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
   return attrs.ForEachMember([&op](std::string_view name, JsonValue value) {
     const std::optional<Attr> attr = AttrFromName(name);
     if (!attr) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "unknown attribute '", name, "'");
+      return SchemaError(op, "unknown attribute '", name, "'");
     }
     if (op.attrs.Find(*attr) != nullptr) return value.Error("this attribute occurs twice");
     absl::StatusOr<AttrValue> read = ReadAttribute(value);

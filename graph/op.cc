@@ -6,7 +6,6 @@
 #include <iterator>
 #include <set>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -67,19 +66,15 @@ std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating
   std::vector<OpSchema::Port> ports;
   for (absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
     OpSchema::Port port;
-    if (absl::EndsWith(word, "**")) {
+    if (absl::ConsumeSuffix(&word, "**")) {
       port.optional = true;
       ++*repeating;
-      word.remove_suffix(2);
-    } else if (absl::EndsWith(word, "*")) {
+    } else if (absl::ConsumeSuffix(&word, "*")) {
       ++*repeating;
-      word.remove_suffix(1);
-    } else if (absl::EndsWith(word, "?")) {
+    } else if (absl::ConsumeSuffix(&word, "?")) {
       port.optional = true;
-      word.remove_suffix(1);
-    } else if (absl::EndsWith(word, "@")) {
+    } else if (absl::ConsumeSuffix(&word, "@")) {
       port.optional = port.named = true;
-      word.remove_suffix(1);
     }
     const std::pair<absl::string_view, absl::string_view> name_and_types =
         absl::StrSplit(word, absl::MaxSplits(':', 1));
@@ -90,16 +85,6 @@ std::vector<OpSchema::Port> ParsePorts(absl::string_view text, size_t* repeating
   return ports;
 }
 
-AttrValue ParseDefault(Attr attr, absl::string_view text) {
-  AttrValue value = RowOf(attr).zero;
-  if (auto* flag = std::get_if<bool>(&value)) *flag = text == "true";
-  if (auto* number = std::get_if<int64_t>(&value)) {
-    std::from_chars(text.data(), text.data() + text.size(), *number);
-  }
-  if (auto* word = std::get_if<std::string>(&value)) *word = std::string(text);
-  return value;
-}
-
 OpSchema::AttrRule ParseAttrRule(absl::string_view text) {
   OpSchema::AttrRule rule;
   const size_t end = text.find_first_of("=!?");
@@ -108,11 +93,14 @@ OpSchema::AttrRule ParseAttrRule(absl::string_view text) {
   rule.required = text[end] == '!';
   if (text[end] != '=') return rule;
   const absl::string_view values = text.substr(end + 1);
-  if (std::holds_alternative<std::string>(RowOf(rule.attr).zero)) {
+  rule.fallback = RowOf(rule.attr).zero;
+  if (auto* word = std::get_if<std::string>(&*rule.fallback)) {
     rule.allowed = absl::StrSplit(values, '|');
-    rule.fallback = rule.allowed.front();
-  } else {
-    rule.fallback = ParseDefault(rule.attr, values);
+    *word = rule.allowed.front();
+  } else if (auto* flag = std::get_if<bool>(&*rule.fallback)) {
+    *flag = values == "true";
+  } else if (auto* number = std::get_if<int64_t>(&*rule.fallback)) {
+    std::from_chars(values.data(), values.data() + values.size(), *number);
   }
   return rule;
 }
@@ -133,15 +121,14 @@ absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, 
                         size_t count, const char* what) {
   const size_t least = static_cast<size_t>(std::count_if(
       ports.begin(), ports.end(), [](const OpSchema::Port& port) { return !port.optional; }));
-  if (count >= least && count <= ports.size()) return absl::OkStatus();
-  if (count >= least && repeating > 0 && (count - ports.size()) % repeating == 0) {
-    return absl::OkStatus();
-  }
+  const bool fits =
+      count <= ports.size() || (repeating > 0 && (count - ports.size()) % repeating == 0);
+  if (count >= least && fits) return absl::OkStatus();
   std::string most = absl::StrCat(" to ", ports.size());
   if (repeating == 1) most = " or more";
   if (repeating > 1) most = absl::StrCat(" and multiples of ", repeating, " more");
-  return OpError(ErrorKind::kInvalidGraphOp, op, "has ", count, " ", what, ", takes ", least,
-                 least == ports.size() && repeating == 0 ? "" : most);
+  return SchemaError(op, "has ", count, " ", what, ", takes ", least,
+                     least == ports.size() && repeating == 0 ? "" : most);
 }
 
 // JSON holds no other floats, and no attribute means anything with them.
@@ -157,38 +144,29 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
     const OpSchema::AttrRule* rule = schema.FindAttr(attr);
     const std::string name(AttrName(attr));
     if (!rule) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "has no attribute '", name, "'");
+      return SchemaError(op, "has no attribute '", name, "'");
     }
     if (const size_t type = RowOf(attr).zero.index(); value.index() != type) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name, "' is not of type ",
-                     kAttrTypeNames[type]);
+      return SchemaError(op, "attribute '", name, "' is not of type ", kAttrTypeNames[type]);
     }
     if (!IsFinite(value)) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name,
-                     "' is infinite or not a number");
+      return SchemaError(op, "attribute '", name, "' is infinite or not a number");
     }
     const auto* text = std::get_if<std::string>(&value);
     if (text && !rule->allowed.empty() &&
         std::find(rule->allowed.begin(), rule->allowed.end(), *text) == rule->allowed.end()) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", name, "' is '", *text,
-                     "', not one of ", absl::StrJoin(rule->allowed, ", "));
+      return SchemaError(op, "attribute '", name, "' is '", *text, "', not one of ",
+                         absl::StrJoin(rule->allowed, ", "));
     }
   }
   for (const OpSchema::AttrRule& rule : schema.attrs) {
     if (op.attrs.Find(rule.attr)) continue;
     if (rule.required) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "attribute '", AttrName(rule.attr),
-                     "' is required");
+      return SchemaError(op, "attribute '", AttrName(rule.attr), "' is required");
     }
     if (rule.fallback) op.attrs.Set(rule.attr, *rule.fallback);
   }
   return absl::OkStatus();
-}
-
-std::vector<std::string> NamesOf(const Op& op) {
-  const std::string list = op.Get<Attr::kOptionalInputs>();
-  if (list.empty()) return {};
-  return absl::StrSplit(list, ',');
 }
 
 // Inputs that come before those which optional_inputs names.
@@ -202,23 +180,24 @@ absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
   const size_t unnamed = UnnamedInputs(schema);
   if (unnamed == schema.inputs.size()) return absl::OkStatus();
   std::set<std::string> seen;
-  const std::vector<std::string> names = NamesOf(op);
+  std::vector<std::string> names;
+  if (const std::string& list = op.Get<Attr::kOptionalInputs>(); !list.empty()) {
+    names = absl::StrSplit(list, ',');
+  }
   for (const std::string& name : names) {
     const bool known =
         std::any_of(schema.inputs.begin(), schema.inputs.end(),
                     [&](const OpSchema::Port& port) { return port.named && port.name == name; });
     if (!known) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names '", name,
-                     "', which is not an input");
+      return SchemaError(op, "optional_inputs names '", name, "', which is not an input");
     }
     if (!seen.insert(name).second) {
-      return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names '", name, "' twice");
+      return SchemaError(op, "optional_inputs names '", name, "' twice");
     }
   }
   if (names.size() + unnamed == op.inputs.size()) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidGraphOp, op, "optional_inputs names ", names.size(),
-                 " inputs, but ", op.inputs.size() - unnamed, " follow ",
-                 schema.inputs[unnamed - 1].name);
+  return SchemaError(op, "optional_inputs names ", names.size(), " inputs, but ",
+                     op.inputs.size() - unnamed, " follow ", schema.inputs[unnamed - 1].name);
 }
 
 }  // namespace

@@ -128,6 +128,10 @@ template <typename... Parts>
 absl::Status OpError(ErrorKind kind, const Op& op, const Parts&... what) {
   return MakeError(kind, op.ToString(), ": ", what...);
 }
+template <typename... Parts>
+absl::Status SchemaError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidGraphOp, op, what...);
+}
 
 // What a kind takes and gives; parsed once from its row in ops.inc.
 struct OpSchema {

@@ -57,8 +57,7 @@ absl::Status CheckWindows(const Op& op) {
   for (const auto& [attr, window] : {std::pair(Attr::kLeftWindow, op.Get<Attr::kLeftWindow>()),
                                      std::pair(Attr::kRightWindow, op.Get<Attr::kRightWindow>())}) {
     if (window >= -1) continue;
-    return OpError(ErrorKind::kInvalidGraphOp, op, AttrName(attr),
-                   " must be -1 (unbounded) or more, not ", window);
+    return SchemaError(op, AttrName(attr), " must be -1 (unbounded) or more, not ", window);
   }
   return absl::OkStatus();
 }
@@ -66,7 +65,7 @@ absl::Status CheckWindows(const Op& op) {
 absl::Status CheckSoftCap(const Op& op) {
   const float* const cap = op.Find<Attr::kSoftCap>();
   if (cap == nullptr || *cap > 0) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidGraphOp, op, "soft_cap must be above 0, not ", *cap);
+  return SchemaError(op, "soft_cap must be above 0, not ", *cap);
 }
 
 // What two inputs say of one shape; where only one knows a dim, that.
@@ -153,7 +152,7 @@ absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   KVANT_RETURN_IF_ERROR(CheckSoftCap(op));
   const bool ragged = FindInput(op, "query_offsets").has_value();
   if (FindInput(op, "kv_first") && !FindInput(op, "kv_lengths")) {
-    return OpError(ErrorKind::kInvalidGraphOp, op, "has kv_first, but no kv_lengths");
+    return SchemaError(op, "has kv_first, but no kv_lengths");
   }
   for (size_t i = 0; i < 3; ++i) {
     const LogicalTensor& tensor = *context.inputs[i];
