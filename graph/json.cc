@@ -81,31 +81,29 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
     KVANT_RETURN_IF_ERROR(value.Read(boolean));
     return Constant(boolean);
   }
+  double number = 0;
   if (IsInteger(type)) {
     int64_t integer = 0;
     KVANT_RETURN_IF_ERROR(value.Read(integer));
     if (type == kS64) return Constant(integer);
-    const std::string why = Constant::WhyNot(type, static_cast<double>(integer));
-    if (!why.empty()) return value.Error(why);
-    return Constant(type, static_cast<double>(integer));
-  }
-  if (!IsFloat(type)) {
+    number = static_cast<double>(integer);
+  } else if (!IsFloat(type)) {
     return value.Error("a value of type ", DataTypeName(type));
-  }
-  float real = 0;
-  if (value.IsString()) {
+  } else if (value.IsString()) {
     static constexpr std::array<std::string_view, 3> kNames = {"inf", "-inf", "nan"};
-    constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    constexpr float kValues[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    constexpr double kValues[] = {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()};
     size_t index = 0;
     KVANT_RETURN_IF_ERROR(ReadName(value, kNames, index));
-    real = kValues[index];
+    number = kValues[index];
   } else {
+    float real = 0;
     KVANT_RETURN_IF_ERROR(value.Read(real));
+    number = real;
   }
-  const std::string why = Constant::WhyNot(type, real);
+  const std::string why = Constant::WhyNot(type, number);
   if (!why.empty()) return value.Error(why);
-  return Constant(type, real);
+  return Constant(type, number);
 }
 
 absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTensor& tensor) {
