@@ -209,7 +209,7 @@ kvant_folder(cache cache LINKS backends PRECOMPILE)
 set_target_properties(kvant PROPERTIES LINKER_LANGUAGE CXX
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 target_compile_features(kvant PUBLIC cxx_std_20)
-set(kvant_absl absl::any_invocable absl::cleanup absl::cord absl::flat_hash_map
+set(kvant_absl absl::any_invocable absl::btree absl::cleanup absl::cord absl::flat_hash_map
     absl::flat_hash_set absl::function_ref absl::inlined_vector absl::span absl::status
     absl::statusor absl::str_format absl::strings)
 target_link_libraries(kvant

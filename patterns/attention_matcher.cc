@@ -184,8 +184,8 @@ void AttentionMatcher::MatchOutput() {
 }
 
 void AttentionMatcher::MarkOps() {
-  in_match_.Clear();
-  VisitOps(*match_, [this](OpIndex index) { in_match_.Insert(index); });
+  in_match_.clear();
+  VisitOps(*match_, [this](OpIndex index) { in_match_.insert(index); });
 }
 
 // Q, K and V, and whether the match as a whole can be one partition.
@@ -208,7 +208,7 @@ bool AttentionMatcher::IsSeenInside(const Op& member, TensorId tensor, std::stri
 
 // Nothing else inside may be seen from outside.
 bool AttentionMatcher::CheckSharing() {
-  for (const OpIndex index : in_match_.Sorted()) {
+  for (const OpIndex index : in_match_) {
     const Op& member = op(index);
     const TensorId tensor = member.outputs[0];  // further outputs are ports: statistics, masks
     if (tensor == match_->output) continue;
@@ -239,7 +239,7 @@ bool AttentionMatcher::CheckSources() {
       if (!CheckSource(*chain)) return false;
     }
   }
-  for (const OpIndex index : in_match_.Sorted()) {
+  for (const OpIndex index : in_match_) {
     const OpKind kind = op(index).kind;
     if (kind != OpKind::kDropout && kind != OpKind::kDynamicDequantize) continue;
     for (size_t port = 1; port < op(index).inputs.size(); ++port) {
@@ -259,7 +259,7 @@ bool AttentionMatcher::CheckSources() {
 bool AttentionMatcher::CheckSource(const Chain& chain) {
   if (!chain.present) return true;
   const OpIndex producer = graph_.FindTensor(chain.source)->producer.op;
-  if (producer == Graph::kNoOp || !in_match_[producer]) return true;
+  if (producer == Graph::kNoOp || !in_match_.contains(producer)) return true;
   return Fail(absl::StrCat("the output of ", op(producer).ToString(), " is used twice in it"));
 }
 

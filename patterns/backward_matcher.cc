@@ -55,13 +55,13 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops) {
                                                                   " is no step towards one")),
                 stray);
   }
-  *ops = in_match_.Sorted();
+  ops->assign(in_match_.begin(), in_match_.end());
   for (const OpIndex index : *ops) {
     const TensorId tensor = op(index).outputs[0];
     if (std::find(gradients_.begin(), gradients_.end(), tensor) != gradients_.end()) continue;
     if (!IsSeenInside(op(index), tensor, "the output of ")) return false;
   }
-  if (left_out_ != Graph::kNoOp && !in_match_[left_out_]) {
+  if (left_out_ != Graph::kNoOp && !in_match_.contains(left_out_)) {
     const OpIndex outside = UserOutside(op(left_out_).outputs[0]);
     AddMiss(" is fused without ",
             absl::StrCat(op(left_out_).ToString(),
@@ -80,7 +80,7 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
   }
   for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
     const Op& consumer = op(use.op);
-    if (in_match_[use.op]) continue;
+    if (in_match_.contains(use.op)) continue;
     const bool sums_mask = of_scores && consumer.kind == OpKind::kReduceSum;
     const bool ends = consumer.kind == OpKind::kMatMul || sums_mask;
     if (taken_[use.op] || (!ends && !IsGradientStep(consumer.kind))) {
@@ -91,7 +91,7 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
       }
       return FailGradient(tensor, use.op);
     }
-    in_match_.Insert(use.op);
+    in_match_.insert(use.op);
     if (ends) {
       if (!sums_mask) ++products_;
       FollowProduct(use.op);
@@ -103,7 +103,7 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
       const TensorId other = consumer.inputs[1 - use.port];
       CollectCorrection(other, 0);
       const OpIndex producer = Producer(other);
-      makes_scores = producer != Graph::kNoOp && in_match_[producer];
+      makes_scores = producer != Graph::kNoOp && in_match_.contains(producer);
     }
     if (!FollowGradient(consumer.outputs[0], of_scores || makes_scores, depth + 1)) return false;
   }
@@ -118,7 +118,7 @@ void AttentionMatcher::FollowProduct(OpIndex product) {
     if (consumers.size() != 1 || taken_[consumers[0].op]) break;
     const OpKind kind = op(consumers[0].op).kind;
     if (ClassOf(kind) != OpClass::kMove && kind != OpKind::kReduceSum) break;
-    if (!in_match_.Insert(consumers[0].op)) break;
+    if (!in_match_.insert(consumers[0].op).second) break;
     tensor = op(consumers[0].op).outputs[0];
   }
   gradients_.push_back(tensor);
@@ -127,7 +127,7 @@ void AttentionMatcher::FollowProduct(OpIndex product) {
 // What P is multiplied by: dP less its row sum. Scales end at once, at a port.
 void AttentionMatcher::CollectCorrection(TensorId tensor, int depth) {
   const OpIndex producer = Producer(tensor);
-  if (producer == Graph::kNoOp || depth > kMaxDepth || in_match_[producer]) return;
+  if (producer == Graph::kNoOp || depth > kMaxDepth || in_match_.contains(producer)) return;
   const Op& from = op(producer);
   const bool sums = from.kind == OpKind::kReduceSum;
   const bool passes = from.kind == OpKind::kDropout || ClassOf(from.kind) == OpClass::kMove;
@@ -135,13 +135,13 @@ void AttentionMatcher::CollectCorrection(TensorId tensor, int depth) {
     if (left_out_ == Graph::kNoOp) left_out_ = producer;
     return;
   }
-  in_match_.Insert(producer);
+  in_match_.insert(producer);
   if (from.kind == OpKind::kSubtract || passes) CollectCorrection(from.inputs[0], depth + 1);
   if (from.kind == OpKind::kSubtract) CollectCorrection(from.inputs[1], depth + 1);
   const OpIndex product = sums ? Producer(from.inputs[0]) : Graph::kNoOp;
   if (product == Graph::kNoOp) return;
   if (op(product).kind == OpKind::kMultiply && SingleUse(from.inputs[0])) {
-    in_match_.Insert(product);
+    in_match_.insert(product);
   } else if (left_out_ == Graph::kNoOp) {
     left_out_ = product;
   }

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "kvant/graph/graph.h"
 #include "kvant/patterns/match.h"
-#include "kvant/patterns/op_set.h"
 
 namespace kvant {
 
@@ -29,7 +29,7 @@ class AttentionMatcher {
  public:
   // taken[i]: op i is in a partition already. All must outlive the matcher.
   AttentionMatcher(const Graph& graph, const std::vector<char>& taken, std::vector<Miss>* misses)
-      : graph_(graph), taken_(taken), misses_(misses), in_match_(graph) {}
+      : graph_(graph), taken_(taken), misses_(misses) {}
 
   // Matches as much as means attention. Adds a miss if that is nothing, or not all.
   bool Match(OpIndex softmax, AttentionMatch* match);
@@ -122,7 +122,7 @@ class AttentionMatcher {
   std::vector<Miss>* const misses_;
   AttentionMatch* match_ = nullptr;
   int col_ = -1;  // of the scores at the SoftMax: -1 last axis, -2 the one before
-  OpSet in_match_;
+  absl::btree_set<OpIndex> in_match_;
   mutable int64_t visited_ = 0;
   int budget_ = 0;                              // ops of scores that may still be looked at
   absl::InlinedVector<DeadEnd, 2> dead_ends_;   // of them; empty once a miss says it

@@ -92,7 +92,7 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
 // What consumes the tensor and is not in the match.
 OpIndex AttentionMatcher::UserOutside(TensorId tensor) const {
   for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
-    if (!in_match_[use.op]) return use.op;
+    if (!in_match_.contains(use.op)) return use.op;
   }
   return Graph::kNoOp;
 }
