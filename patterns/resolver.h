@@ -114,6 +114,12 @@ class Resolver {
 
   // first_class.cc
   bool ResolveFirstClass();
+  bool ResolveHeads();
+  bool ResolveMasks();
+  bool PlaceHeads(FoldedView folded, int64_t n, int64_t rows, int64_t cols, bool matrix,
+                  View* view) const;
+  bool PlaceQueries(TensorId id, int64_t cols, bool mask, View* view);
+  bool PlacePerHead(std::string_view name, View* view);
 
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
