@@ -132,6 +132,25 @@ constexpr const char* kFeatureWords[] = {
 
 }  // namespace
 
+int PortOf(absl::Span<const TensorId> ports, TensorId id) {
+  const auto* at = std::find(ports.begin(), ports.end(), id);
+  return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
+}
+
+PortArray FindPortArray(const Graph& graph, absl::Span<const TensorId> inputs,
+                        absl::Span<const TensorId> outputs, TensorId id) {
+  const LogicalTensor& tensor = graph.tensor(id);
+  PortArray array;
+  array.type = tensor.type;
+  array.strides = tensor.StridesOrDense();
+  array.constant = tensor.value;
+  array.on_host = tensor.property == Property::kHostScalar;
+  array.port = PortOf(outputs, id);
+  array.output = array.port != kNoPort;
+  if (!array.output) array.port = PortOf(inputs, id);
+  return array;
+}
+
 bool View::scalar() const {
   return present() && std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 1; });
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
 #include "kvant/graph/graph.h"
 #include "kvant/graph/logical_tensor.h"
 
@@ -31,6 +32,8 @@ inline constexpr int kViewRank = 5;  // b0, b1, b2, row, col
 
 // Index of a port in Partition::inputs or Partition::outputs; kNoPort: absent.
 inline constexpr int kNoPort = -1;
+// Where a tensor is among these ports.
+int PortOf(absl::Span<const TensorId> ports, TensorId id);
 
 // Where a logical [b0, b1, b2, rows, cols] array lies in a port's memory.
 struct View {
@@ -45,6 +48,27 @@ struct View {
   // One element, wherever it is broadcast to.
   bool scalar() const;
 };
+
+// Where an array of a spec without axes of its own lies: it is walked along the dims of a tensor.
+struct PortArray {
+  int port = kNoPort;  // of the outputs if `output`, else of the inputs
+  bool output = false;
+  std::optional<Constant> constant;  // instead of a port
+  bool on_host = false;              // a host scalar's port
+  DataType type = kUndef;
+  Dims strides;  // in elements; 0 broadcasts
+
+  bool present() const { return type != kUndef; }
+  // Where it lies at execution.
+  const void* Find(absl::Span<const void* const> inputs, absl::Span<void* const> outputs) const {
+    if (constant) return constant->data();
+    return output ? outputs[port] : inputs[port];
+  }
+};
+
+// That of a tensor of known shape, by its own strides; without a port if it is none of these.
+PortArray FindPortArray(const Graph& graph, absl::Span<const TensorId> inputs,
+                        absl::Span<const TensorId> outputs, TensorId id);
 
 // A value that is either a constant of the graph or read from a port.
 struct Operand {

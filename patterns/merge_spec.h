@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "kvant/patterns/port_array.h"
+#include "kvant/patterns/attention_spec.h"
 
 namespace kvant {
 

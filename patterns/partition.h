@@ -2,7 +2,6 @@
 #ifndef KVANT_PATTERNS_PARTITION_H_
 #define KVANT_PATTERNS_PARTITION_H_
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,10 +63,6 @@ class Partition {
 
  private:
   friend class Partitioner;
-  static int PortOf(const std::vector<TensorId>& ports, TensorId id) {
-    const auto at = std::find(ports.begin(), ports.end(), id);
-    return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
-  }
   // Makes spec_, store_ or merge_, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
   Partition WithoutSpec() const;

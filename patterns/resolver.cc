@@ -8,12 +8,6 @@
 namespace kvant {
 namespace {
 
-template <typename T>
-int IndexOf(absl::Span<const T> list, T value) {
-  const auto it = std::find(list.begin(), list.end(), value);
-  return it == list.end() ? kNoPort : static_cast<int>(it - list.begin());
-}
-
 FakeQuantize FakeQuantizeOf(const Op& quantize, DataType type) {
   FakeQuantize result;
   result.type = type;
@@ -55,7 +49,7 @@ bool Resolver::Fail(std::string reason) {
 
 View Resolver::Input(TensorId id) const {
   View view;
-  view.port = IndexOf(inputs_, id);
+  view.port = PortOf(inputs_, id);
   view.type = tensor(id).type;
   view.on_host = tensor(id).property == Property::kHostScalar;
   return view;
@@ -63,7 +57,7 @@ View Resolver::Input(TensorId id) const {
 
 View Resolver::Output(TensorId id) const {
   View view;
-  view.port = IndexOf(outputs_, id);
+  view.port = PortOf(outputs_, id);
   view.type = tensor(id).type;
   return view;
 }

@@ -15,7 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
-#include "kvant/patterns/port_array.h"
+#include "kvant/patterns/attention_spec.h"
 
 namespace kvant {
 
