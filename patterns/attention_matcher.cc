@@ -8,20 +8,16 @@
 namespace kvant {
 namespace {
 
-bool IsPerTensor(const Op& op) {
-  const std::string* qtype = op.Find<Attr::kQType>();
-  return qtype == nullptr || *qtype == "per_tensor";
-}
+bool IsPerTensor(const Op& op) { return op.Get<Attr::kQType>() == "per_tensor"; }
 
 bool SameQuantization(const Op& quantize, const Op& dequantize) {
-  const auto* scales = quantize.Find<Attr::kScales>();
-  const auto* other = dequantize.Find<Attr::kScales>();
-  const auto zps = quantize.Get<Attr::kZps>();
-  const auto other_zps = dequantize.Get<Attr::kZps>();
-  const int64_t zp = zps.empty() ? 0 : zps[0];
-  const int64_t other_zp = other_zps.empty() ? 0 : other_zps[0];
-  return IsPerTensor(quantize) && IsPerTensor(dequantize) && scales != nullptr &&
-         other != nullptr && *scales == *other && zp == other_zp;
+  const auto zero_point = [](const Op& op) {
+    const auto& zps = op.Get<Attr::kZps>();
+    return zps.empty() ? 0 : zps[0];
+  };
+  return IsPerTensor(quantize) && IsPerTensor(dequantize) &&
+         quantize.Get<Attr::kScales>() == dequantize.Get<Attr::kScales>() &&
+         zero_point(quantize) == zero_point(dequantize);
 }
 
 }  // namespace

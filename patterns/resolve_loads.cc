@@ -60,10 +60,10 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
 // Scales are loaded as what they belong to is, or come before the load.
 bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales) {
   if (scales.load.op == Graph::kNoOp && data.load.op == Graph::kNoOp) return true;
-  const auto* group_shape = dequantize.Find<Attr::kGroupShape>();
   if (scales.load.op != Graph::kNoOp && data.load.op != Graph::kNoOp) {
     const Op &a = op(data.load.op), &b = op(scales.load.op);
-    const int64_t group = group_shape == nullptr ? 1 : (*group_shape)[data.concat_axis];
+    const auto& group_shape = dequantize.Get<Attr::kGroupShape>();
+    const int64_t group = group_shape.empty() ? 1 : group_shape[data.concat_axis];
     const bool same =
         a.kind == b.kind && a.kind != OpKind::kLoadRanges &&
         data.concat_axis == scales.concat_axis &&

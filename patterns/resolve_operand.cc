@@ -161,16 +161,14 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
     const Op& mover = op(step.op);
     switch (mover.kind) {
       case OpKind::kStaticTranspose: {
-        const auto* order = mover.Find<Attr::kOrder>();
-        const auto transpose = [&](FoldedView& view) {
-          return order != nullptr && view.Transpose(*order);
-        };
+        const auto& order = mover.Get<Attr::kOrder>();
+        const auto transpose = [&](FoldedView& view) { return view.Transpose(order); };
         if (!MoveAll(*folded, transpose)) {
           return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
         }
         const int rank = folded->data.rank();
         for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
-          if (NormalizeAxis((*order)[i], rank) != folded->concat_axis) continue;
+          if (NormalizeAxis(order[i], rank) != folded->concat_axis) continue;
           folded->concat_axis = i;
           break;
         }
@@ -276,8 +274,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   Quantization& quantization = folded->quantization;
   quantization.static_scales = dequantize.Get<Attr::kScales>();
   quantization.static_zps = dequantize.Get<Attr::kZps>();
-  const auto* qtype = dequantize.Find<Attr::kQType>();
-  if (qtype == nullptr || *qtype != "per_channel") return true;
+  if (dequantize.Get<Attr::kQType>() != "per_channel") return true;
   const int rank = folded->data.rank();
   const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis == folded->concat_axis) {
@@ -308,12 +305,11 @@ bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
 
 // Of a whole tensor, a scale and, if there is one, an integer zero point that are constants.
 bool Resolver::FoldConstantScales(const Op& dequantize, Folded* folded) {
-  const auto* qtype = dequantize.Find<Attr::kQType>();
+  if (dequantize.Get<Attr::kQType>() != "per_tensor") return false;
   for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
     const std::optional<Constant>& value = tensor(dequantize.inputs[port]).value;
     if (!value || (port == 2 && !IsInteger(value->type()))) return false;
   }
-  if (qtype == nullptr || *qtype != "per_tensor") return false;
   Quantization& quantization = folded->quantization;
   const Constant& scale = *tensor(dequantize.inputs[1]).value;
   quantization.static_scales = {static_cast<float>(scale.value())};
@@ -339,16 +335,16 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
       source.load.data_stride;
   *view = source.view;
   const int rank = static_cast<int>(dims.size());
-  const auto* qtype = dequantize.Find<Attr::kQType>();
-  const auto* group_shape = dequantize.Find<Attr::kGroupShape>();
+  const std::string& qtype = dequantize.Get<Attr::kQType>();
   FoldedView& from = source.data;
-  if (qtype != nullptr && *qtype == "per_group" && group_shape != nullptr) {
-    if (static_cast<int>(group_shape->size()) != rank || from.rank() != rank) {
+  if (qtype == "per_group") {
+    const auto& group_shape = dequantize.Get<Attr::kGroupShape>();
+    if (static_cast<int>(group_shape.size()) != rank || from.rank() != rank) {
       return Fail(absl::StrCat(dequantize.ToString(), ": scales of rank ", from.rank(),
-                               " for groups of rank ", group_shape->size()));
+                               " for groups of rank ", group_shape.size()));
     }
-    *scales = from.Repeat(*group_shape);
-  } else if (qtype != nullptr && *qtype == "per_channel" && tensor(chain.source).elements() > 1) {
+    *scales = from.Repeat(group_shape);
+  } else if (qtype == "per_channel" && tensor(chain.source).elements() > 1) {
     const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
     Dims channel(rank, 1);
     if (axis >= 0) channel[axis] = dims[axis];

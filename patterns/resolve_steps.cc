@@ -77,8 +77,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
     if (mover.kind == OpKind::kStaticReshape) {
       ok = folded.data.Reshape(*tensor(mover.inputs[0]).dims);
     } else {
-      const auto* order = mover.Find<Attr::kOrder>();
-      ok = order != nullptr && folded.data.InverseTranspose(*order);
+      ok = folded.data.InverseTranspose(mover.Get<Attr::kOrder>());
     }
   }
   operand->view = folded.view;

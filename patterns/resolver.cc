@@ -11,10 +11,10 @@ namespace {
 FakeQuantize FakeQuantizeOf(const Op& quantize, DataType type) {
   FakeQuantize result;
   result.type = type;
-  const auto* scales = quantize.Find<Attr::kScales>();
-  const auto* zps = quantize.Find<Attr::kZps>();
-  if (scales != nullptr && !scales->empty()) result.scale = (*scales)[0];
-  if (zps != nullptr && !zps->empty()) result.zero_point = (*zps)[0];
+  const auto& scales = quantize.Get<Attr::kScales>();
+  const auto& zps = quantize.Get<Attr::kZps>();
+  if (!scales.empty()) result.scale = scales[0];
+  if (!zps.empty()) result.zero_point = zps[0];
   return result;
 }
 
@@ -28,11 +28,6 @@ bool IsTail(absl::Span<const FoldedView::Atom> axis, absl::Span<const FoldedView
   if (axis.empty()) return true;
   return axis.size() == 1 && whole.size() == 1 && axis[0].stride == whole[0].stride &&
          axis[0].extent > 0 && whole[0].extent % axis[0].extent == 0;
-}
-
-absl::Span<const int64_t> OrderOf(const Op& transpose) {
-  const auto* order = transpose.Find<Attr::kOrder>();
-  return order == nullptr ? absl::Span<const int64_t>() : absl::MakeConstSpan(*order);
 }
 
 }  // namespace
@@ -197,7 +192,7 @@ bool Resolver::CheckMoves() {
     if (mover.kind == OpKind::kStaticReshape) {
       return view.Reshape(*tensor(mover.outputs[0]).dims);
     }
-    return mover.kind != OpKind::kStaticTranspose || view.Transpose(OrderOf(mover));
+    return mover.kind != OpKind::kStaticTranspose || view.Transpose(mover.Get<Attr::kOrder>());
   };
   bool ok = true;
   for (OpIndex index : match_.score_shape_ops) ok = ok && move(index);
@@ -235,9 +230,9 @@ bool Resolver::CheckMoves() {
 }
 
 bool Resolver::ResolveProbs() {
-  const auto* mode = op(match_.softmax).Find<Attr::kMode>();
-  spec_->softmax_mode =
-      mode != nullptr && *mode == "inf_as_zero" ? SoftmaxMode::kInfAsZero : SoftmaxMode::kNone;
+  spec_->softmax_mode = op(match_.softmax).Get<Attr::kMode>() == "inf_as_zero"
+                            ? SoftmaxMode::kInfAsZero
+                            : SoftmaxMode::kNone;
   bool moved = !match_.score_shape_ops.empty() || match_.q_input != 0;
   for (OpIndex index : match_.probs_ops) {
     const Op& probs_op = op(index);
@@ -285,7 +280,7 @@ bool Resolver::ResolveOutput() {
     const Dims& before = *tensor(mover.inputs[0]).dims;
     bool ok = true;
     if (mover.kind == OpKind::kStaticTranspose) {
-      ok = move_all([&](FoldedView& v) { return v.InverseTranspose(OrderOf(mover)); });
+      ok = move_all([&](FoldedView& v) { return v.InverseTranspose(mover.Get<Attr::kOrder>()); });
     } else if (mover.kind == OpKind::kStaticReshape) {
       ok = move_all([&](FoldedView& v) { return v.Reshape(before); });
     } else if (mover.kind == OpKind::kHadamard) {
