@@ -18,18 +18,12 @@ bool Resolver::FoldPages(const Op& load, int axis, Folded* folded) {
   Load& to = folded->load;
   to.pages = (*pool.dims)[0];
   to.page_size = (*pool.dims)[axis];
-  int64_t unused = 0;
-  const auto spread = [&](std::optional<FoldedView>& view, int64_t* stride) {
-    return !view || view->SpreadPages(axis, count, most, stride);
-  };
-  bool ok = folded->data.SpreadPages(axis, count, most, &to.data_stride) &&
-            spread(folded->scales, &to.scales_stride) &&
-            spread(folded->zero_points, &to.zero_points_stride) &&
-            spread(folded->static_axis, &unused);
-  for (Rotation& rotation : folded->rotations) {
-    ok = ok && rotation.places.SpreadPages(axis, count, most, &unused);
-  }
-  return ok || Fail(absl::StrCat(load.ToString(), ": its pages are not evenly strided"));
+  to.data_stride = folded->data.stride(0);
+  if (folded->scales) to.scales_stride = folded->scales->stride(0);
+  if (folded->zero_points) to.zero_points_stride = folded->zero_points->stride(0);
+  const auto spread = [&](FoldedView& view) { return view.SpreadPages(axis, count, most); };
+  return folded->MoveAll(spread) ||
+         Fail(absl::StrCat(load.ToString(), ": its pages are not evenly strided"));
 }
 
 bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {

@@ -8,18 +8,6 @@
 namespace kvant {
 namespace {
 
-// Applies the same move to everything that lies along the data's axes.
-template <typename Folded, typename Move>
-bool MoveAll(Folded& folded, Move move) {
-  for (auto* view : {&folded.scales, &folded.zero_points, &folded.static_axis}) {
-    if (*view && !move(**view)) return false;
-  }
-  for (auto& rotation : folded.rotations) {
-    if (!move(rotation.places)) return false;
-  }
-  return move(folded.data);
-}
-
 Dims DimsOf(const FoldedView& view) {
   Dims dims(view.rank());
   for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
@@ -163,7 +151,7 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
       case OpKind::kStaticTranspose: {
         const auto& order = mover.Get<Attr::kOrder>();
         const auto transpose = [&](FoldedView& view) { return view.Transpose(order); };
-        if (!MoveAll(*folded, transpose)) {
+        if (!folded->MoveAll(transpose)) {
           return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
         }
         const int rank = folded->data.rank();
@@ -225,7 +213,7 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
     folded->concat_axis = axis;
   }
   const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
-  if (!MoveAll(*folded, move)) {
+  if (!folded->MoveAll(move)) {
     return Fail(absl::StrCat(reshape.ToString(), ": cannot be folded into strides"));
   }
   return true;
@@ -244,7 +232,7 @@ bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
     return view.rank() == folded->data.rank() && view.Slice(axis, begin, size);
   };
   // The scales of a Dequantize are by the number of an element.
-  if (!MoveAll(*folded, part) || (folded->static_axis && folded->static_axis->offset() != 0)) {
+  if (!folded->MoveAll(part) || (folded->static_axis && folded->static_axis->offset() != 0)) {
     return Fail(absl::StrCat(slice.ToString(), ": cuts a group, or cannot be folded into strides"));
   }
   return true;

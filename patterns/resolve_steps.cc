@@ -73,12 +73,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   const LogicalTensor& result = tensor(op(step.op).outputs[0]);
   bool ok = folded.data.BroadcastTo(step.shape_ops_before == 0 ? frame_ : *result.dims);
   for (int i = step.shape_ops_before; ok && i-- > 0;) {
-    const Op& mover = op(match_.score_shape_ops[i]);
-    if (mover.kind == OpKind::kStaticReshape) {
-      ok = folded.data.Reshape(*tensor(mover.inputs[0]).dims);
-    } else {
-      ok = folded.data.InverseTranspose(mover.Get<Attr::kOrder>());
-    }
+    ok = MoveBack(op(match_.score_shape_ops[i]), folded.data);
   }
   operand->view = folded.view;
   if (!ok || !Place(folded.data, true, row_, col_, true, &operand->view)) {

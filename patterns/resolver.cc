@@ -266,38 +266,36 @@ bool Resolver::ResolveProbs() {
   return true;
 }
 
+// What a view of the op's result was before it.
+bool Resolver::MoveBack(const Op& mover, FoldedView& view) const {
+  if (mover.kind == OpKind::kStaticReshape) return view.Reshape(*tensor(mover.inputs[0]).dims);
+  return mover.kind != OpKind::kStaticTranspose || view.InverseTranspose(mover.Get<Attr::kOrder>());
+}
+
 // From the output port back to the result of the MatMul.
 bool Resolver::ResolveOutput() {
   const LogicalTensor& port = tensor(match_.output);
-  FoldedView view = FoldedView::Of(port);
-  Rotations rotations;
-  const auto move_all = [&](auto move) {
-    return move(view) && std::all_of(rotations.begin(), rotations.end(),
-                                     [&](Rotation& rotation) { return move(rotation.places); });
-  };
+  Folded folded;
+  folded.data = FoldedView::Of(port);
   for (size_t i = match_.output_ops.size(); i-- > 0;) {
     const Op& mover = op(match_.output_ops[i]);
-    const Dims& before = *tensor(mover.inputs[0]).dims;
-    bool ok = true;
-    if (mover.kind == OpKind::kStaticTranspose) {
-      ok = move_all([&](FoldedView& v) { return v.InverseTranspose(mover.Get<Attr::kOrder>()); });
-    } else if (mover.kind == OpKind::kStaticReshape) {
-      ok = move_all([&](FoldedView& v) { return v.Reshape(before); });
-    } else if (mover.kind == OpKind::kHadamard) {
-      rotations.push_back({match_.output_ops[i], PlacesAlongLastAxis(before)});
+    if (mover.kind == OpKind::kHadamard) {
+      const Dims& dims = *tensor(mover.inputs[0]).dims;
+      folded.rotations.push_back({match_.output_ops[i], PlacesAlongLastAxis(dims)});
     } else if (mover.kind == OpKind::kQuantize) {
       spec_->output_quantization = FakeQuantizeOf(mover, port.type);
+    } else if (!folded.MoveAll([&](FoldedView& view) { return MoveBack(mover, view); })) {
+      return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
     }
-    if (!ok) return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
   }
   spec_->output = Output(match_.output);
   const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
-  if (!Place(view, true, row, OtherAxis(row, rank_), false, &spec_->output)) {
+  if (!Place(folded.data, true, row, OtherAxis(row, rank_), false, &spec_->output)) {
     return Fail(
         absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
   }
   const Op& pv = op(match_.pv);
-  return AddRotations(rotations, *tensor(pv.outputs[0]).dims, OtherAxis(row, rank_),
+  return AddRotations(folded.rotations, *tensor(pv.outputs[0]).dims, OtherAxis(row, rank_),
                       &output_rotated_) &&
          ResolveRotation(pv, "V and the output", output_rotated_, &spec_->output_hadamard);
 }

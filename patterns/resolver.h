@@ -2,6 +2,7 @@
 #ifndef KVANT_PATTERNS_RESOLVER_H_
 #define KVANT_PATTERNS_RESOLVER_H_
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -57,6 +58,17 @@ class Resolver {
     int concat_axis = -1;
     int64_t begin = 0, whole = 0;
     Load load;
+
+    // Applies the same move, bool(FoldedView&), to everything that lies along the data's axes.
+    template <typename Move>
+    bool MoveAll(const Move& move) {
+      for (auto* view : {&scales, &zero_points, &static_axis}) {
+        if (*view && !move(**view)) return false;
+      }
+      return std::all_of(rotations.begin(), rotations.end(),
+                         [&](Rotation& rotation) { return move(rotation.places); }) &&
+             move(data);
+    }
   };
 
   // resolver.cc
@@ -65,6 +77,7 @@ class Resolver {
   bool SwapOperands();
   bool Place(FoldedView folded, bool of_scores, int row, int col, bool broadcast_matrix, View* view,
              std::array<int64_t, kViewRank>* group = nullptr) const;
+  bool MoveBack(const Op& mover, FoldedView& view) const;
   bool ResolveProbs();
   bool ResolveOutput();
   bool ResolveStats();

@@ -146,53 +146,43 @@ FoldedView FoldedView::Repeat(absl::Span<const int64_t> counts) const {
   return result;
 }
 
+void FoldedView::Replace(int axis, absl::Span<const Atom> atoms) {
+  const int32_t begin = axis == 0 ? 0 : ends_[axis - 1];
+  atoms_.erase(atoms_.begin() + begin, atoms_.begin() + ends_[axis]);
+  int32_t end = begin;
+  for (const Atom& atom : atoms) {
+    if (atom.extent != 1) atoms_.insert(atoms_.begin() + end++, atom);
+  }
+  const int32_t more = end - ends_[axis];
+  for (int i = axis; i < rank(); ++i) ends_[i] += more;
+}
+
 bool FoldedView::Slice(int axis, int64_t begin, int64_t length) {
-  FoldedView result;
-  result.offset_ = offset_;
   Atom run;
   int64_t group = 1;
   if (!Merge(axis, axis + 1, &run, &group)) return false;
-  const bool constant = run.stride == 0;
-  if (!constant && (begin % group != 0 || length % group != 0)) return false;
-  for (int i = 0; i < rank(); ++i) {
-    const size_t first = result.atoms_.size();
-    if (i != axis) {
-      for (const Atom& atom : this->axis(i)) result.atoms_.push_back(atom);
-    } else if (constant) {
-      result.Push({length, 0}, first);
-    } else {
-      result.offset_ += begin / group * run.stride;
-      result.Push({length / group, run.stride}, first);
-      result.Push({group, 0}, first);
-    }
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
+  if (run.stride == 0) {
+    Replace(axis, {{length, 0}});
+    return true;
   }
-  *this = std::move(result);
+  if (begin % group != 0 || length % group != 0) return false;
+  offset_ += begin / group * run.stride;
+  Replace(axis, {{length / group, run.stride}, {group, 0}});
   return true;
 }
 
-bool FoldedView::SpreadPages(int axis, int64_t count, int64_t most, int64_t* page_stride) {
-  const absl::Span<const Atom> pages = this->axis(0);
-  if (pages.size() > 1) return false;
-  *page_stride = pages.empty() ? 0 : pages[0].stride;
-  FoldedView result;
-  result.offset_ = offset_;
-  for (int i = 0; i < rank(); ++i) {
-    absl::InlinedVector<Atom, 4> atoms(this->axis(i).begin(), this->axis(i).end());
-    if (i == 0) {
-      atoms = {{count, *page_stride}};
-    } else if (i == axis && !atoms.empty() && atoms[0].stride != 0) {
-      atoms[0].extent *= most;
-    } else if (i == axis) {
-      // One row serves a page; a stride of 0 would make it serve all pages.
-      atoms.insert(atoms.begin(), {most, *page_stride});
-    }
-    for (const Atom& atom : atoms) {
-      if (atom.extent != 1) result.atoms_.push_back(atom);
-    }
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
+bool FoldedView::SpreadPages(int axis, int64_t count, int64_t most) {
+  if (this->axis(0).size() > 1) return false;
+  const int64_t page_stride = stride(0);
+  absl::InlinedVector<Atom, 4> rows(this->axis(axis).begin(), this->axis(axis).end());
+  if (stride(axis) != 0) {
+    rows[0].extent *= most;
+  } else {
+    // One row serves a page; a stride of 0 would make it serve all pages.
+    rows.insert(rows.begin(), {most, page_stride});
   }
-  *this = std::move(result);
+  Replace(axis, rows);
+  Replace(0, {{count, page_stride}});
   return true;
 }
 
@@ -201,22 +191,16 @@ bool FoldedView::Merge(int first, int last, Atom* run, int64_t* group) const {
   for (int axis = first; axis < last; ++axis) {
     for (const Atom& atom : this->axis(axis)) flat.Push(atom, 0);
   }
-  const Atoms& atoms = flat.atoms_;
+  Atoms& atoms = flat.atoms_;
   *run = {1, 0};
   *group = 1;
-  if (atoms.empty()) return true;
-  if (atoms.size() == 1) {
-    if (atoms[0].stride == 0 && atoms[0].extent != 0) {
-      *group = atoms[0].extent;
-    } else {
-      *run = atoms[0];
-    }
-    return true;
+  // Alone, one of extent 0 is a run of nothing.
+  if (!atoms.empty() && atoms.back().stride == 0 && (atoms.size() > 1 || atoms[0].extent != 0)) {
+    *group = atoms.back().extent;
+    atoms.pop_back();
   }
-  if (atoms.size() > 2 || atoms[1].stride != 0) return false;
-  *run = atoms[0];
-  *group = atoms[1].extent;
-  return true;
+  if (!atoms.empty()) *run = atoms[0];
+  return atoms.size() <= 1;
 }
 
 bool ToView(const FoldedView& folded, const BatchAxes& batch, int row, int col,

@@ -39,6 +39,10 @@ class FoldedView {
   int64_t dim(int axis) const;
   // Without atoms of extent 1; empty for an extent of 1.
   absl::Span<const Atom> axis(int axis) const;
+  // Of the outermost atom.
+  int64_t stride(int axis) const {
+    return this->axis(axis).empty() ? 0 : this->axis(axis)[0].stride;
+  }
   int64_t offset() const { return offset_; }
 
   // Output axis i is input axis order[i] (negative counts from the end).
@@ -55,9 +59,8 @@ class FoldedView {
   bool Slice(int axis, int64_t begin, int64_t length);
 
   // Axis 0 is pages and `axis` rows of a page: makes them `count` rows of a batch and the rows of
-  // `most` pages, as if these continued each other. page_stride: from page to page. False if that
-  // is not even.
-  bool SpreadPages(int axis, int64_t count, int64_t most, int64_t* page_stride);
+  // `most` pages, as if these continued each other. False if pages are not evenly strided.
+  bool SpreadPages(int axis, int64_t count, int64_t most);
 
   // The axes [first, last) merged into one run: false unless it is
   // {count, stride} of groups of `group` (1 unless stride-0 atoms are inside).
@@ -67,6 +70,8 @@ class FoldedView {
  private:
   using Atoms = absl::InlinedVector<Atom, 8>;
   void Push(Atom atom, size_t axis_begin);
+  // These, but for those of extent 1, instead of the axis' atoms.
+  void Replace(int axis, absl::Span<const Atom> atoms);
 
   Atoms atoms_;
   absl::InlinedVector<int32_t, 6> ends_;  // of each axis' atoms
