@@ -221,40 +221,24 @@ bool AttentionMatcher::CheckSharing() {
 
 // Operands have to come from outside.
 bool AttentionMatcher::CheckSources() {
-  if (!CheckSource(match_->q)) return false;
-  for (const AuxiliaryChain& aux : match_->auxiliary) {
-    if (!CheckSource(aux.chain)) return false;
-  }
-  for (const Segments* segments : {&match_->k, &match_->v}) {
-    for (const Chain& chain : *segments) {
-      if (!CheckSource(chain)) return false;
-    }
-  }
-  for (const StepMatch& step : match_->steps) {
-    for (const Chain* chain : {&step.operand, &step.condition, &step.shift_add, &step.shift_sub}) {
-      if (!CheckSource(*chain)) return false;
-    }
-  }
+  bool outside = true;
+  VisitChains(*match_, [&](const Chain& chain) {
+    outside = outside && (!chain.present || CheckSource(chain.source));
+  });
+  if (!outside) return false;
   for (const OpIndex index : in_match_) {
     const OpKind kind = op(index).kind;
     if (kind != OpKind::kDropout && kind != OpKind::kDynamicDequantize) continue;
     for (size_t port = 1; port < op(index).inputs.size(); ++port) {
-      const auto is_this = [&](const AuxiliaryChain& aux) {
-        return aux.op == index && aux.port == static_cast<int32_t>(port);
-      };
-      if (std::any_of(match_->auxiliary.begin(), match_->auxiliary.end(), is_this)) continue;
-      Chain direct;
-      direct.present = true;
-      direct.source = op(index).inputs[port];
-      if (!CheckSource(direct)) return false;
+      if (match_->FindAuxiliary(index, port) != nullptr) continue;
+      if (!CheckSource(op(index).inputs[port])) return false;
     }
   }
   return true;
 }
 
-bool AttentionMatcher::CheckSource(const Chain& chain) {
-  if (!chain.present) return true;
-  const OpIndex producer = graph_.FindTensor(chain.source)->producer.op;
+bool AttentionMatcher::CheckSource(TensorId source) {
+  const OpIndex producer = graph_.FindTensor(source)->producer.op;
   if (producer == Graph::kNoOp || !in_match_.contains(producer)) return true;
   return Fail(absl::StrCat("the output of ", op(producer).ToString(), " is used twice in it"));
 }

@@ -74,6 +74,16 @@ struct AttentionMatch {
   absl::InlinedVector<OpIndex, 4> output_ops;       // from pv on, in order
   absl::InlinedVector<OpIndex, 4> helpers;          // conversions on scores, ops of band masks
   TensorId output = 0;
+
+  // The op that hides columns and gives the match its name.
+  OpIndex normaliser() const { return first_class != Graph::kNoOp ? first_class : softmax; }
+  // How an input of a DynamicDequantize gets there; null: at once.
+  const Chain* FindAuxiliary(OpIndex op, size_t port) const {
+    for (const AuxiliaryChain& aux : auxiliary) {
+      if (aux.op == op && aux.port == static_cast<int32_t>(port)) return &aux.chain;
+    }
+    return nullptr;
+  }
 };
 
 // Why an op, of which attention might have been made, is not fused, or not wholly.
@@ -86,26 +96,31 @@ struct Miss {
 // Of the last two axes, the one that is not `axis`. Axes that count from the end have rank 0.
 constexpr int OtherAxis(int axis, int rank = 0) { return 2 * rank - 3 - axis; }
 
+// Calls visit(Chain&) for every chain of the match, those that are not present as well.
+template <typename Match, typename Visitor>
+void VisitChains(Match& match, Visitor visit) {
+  visit(match.q);
+  for (auto& aux : match.auxiliary) visit(aux.chain);
+  for (auto* segments : {&match.k, &match.v}) {
+    for (auto& segment : *segments) visit(segment);
+  }
+  for (auto& step : match.steps) {
+    for (auto* c : {&step.operand, &step.condition, &step.shift_add, &step.shift_sub}) visit(*c);
+  }
+}
+
 // Calls visit(OpIndex&) for every op of the match, some more than once.
 template <typename Match, typename Visitor>
 void VisitOps(Match& match, Visitor visit) {
-  const auto chain = [&](auto& c) {
-    for (auto& step : c.ops) visit(step.op);
-  };
+  VisitChains(match, [&](auto& chain) {
+    for (auto& step : chain.ops) visit(step.op);
+  });
   for (auto* op : {&match.first_class, &match.qk, &match.softmax, &match.pv}) {
     if (*op != Graph::kNoOp) visit(*op);
   }
-  chain(match.q);
-  for (auto& segment : match.k) chain(segment);
-  for (auto& segment : match.v) chain(segment);
-  for (auto& aux : match.auxiliary) {
-    visit(aux.op);
-    chain(aux.chain);
-  }
+  for (auto& aux : match.auxiliary) visit(aux.op);
   for (auto& step : match.steps) {
-    visit(step.op);
-    for (auto* c : {&step.operand, &step.condition, &step.shift_add, &step.shift_sub}) chain(*c);
-    for (auto* op : {&step.row_index, &step.col_index}) {
+    for (auto* op : {&step.op, &step.row_index, &step.col_index}) {
       if (*op != Graph::kNoOp) visit(*op);
     }
   }

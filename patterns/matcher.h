@@ -64,7 +64,7 @@ class AttentionMatcher {
   bool IsSeenInside(const Op& member, TensorId tensor, std::string_view what);
   bool CheckSharing();
   bool CheckSources();
-  bool CheckSource(const Chain& chain);
+  bool CheckSource(TensorId source);
   void MarkOps();
 
   // misses.cc

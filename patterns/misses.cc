@@ -49,7 +49,7 @@ bool IsProbsOp(const Op& op) {
 
 void AttentionMatcher::AddMiss(std::string_view verb, const std::string& reason, OpIndex a,
                                OpIndex b) {
-  const OpIndex start = match_->first_class != Graph::kNoOp ? match_->first_class : match_->softmax;
+  const OpIndex start = match_->normaliser();
   Miss& miss = misses_->emplace_back();
   for (const OpIndex index : {start, a, b}) {
     if (index != Graph::kNoOp) miss.ops.push_back(index);
@@ -135,10 +135,8 @@ void AttentionMatcher::ExplainLeftOut(const Segments& segments) {
     for (const ChainOp& step : chain.ops) {
       if (op(step.op).kind != OpKind::kDynamicDequantize) continue;
       for (size_t port = 1; port < op(step.op).inputs.size(); ++port) {
-        TensorId scales = op(step.op).inputs[port];
-        for (const AuxiliaryChain& aux : match_->auxiliary) {
-          if (aux.op == step.op && aux.port == static_cast<int>(port)) scales = aux.chain.source;
-        }
+        const Chain* moved = match_->FindAuxiliary(step.op, port);
+        const TensorId scales = moved != nullptr ? moved->source : op(step.op).inputs[port];
         if (ExplainLeftOut(scales, IsLoad)) return;
       }
     }

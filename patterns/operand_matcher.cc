@@ -162,10 +162,7 @@ void AttentionMatcher::MatchAuxiliary() {
       const Op& dequantize = op(step.op);
       if (dequantize.kind != OpKind::kDynamicDequantize) continue;
       for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
-        const auto same = [&](const AuxiliaryChain& aux) {
-          return aux.op == step.op && aux.port == static_cast<int32_t>(port);
-        };
-        if (std::any_of(match_->auxiliary.begin(), match_->auxiliary.end(), same)) continue;
+        if (match_->FindAuxiliary(step.op, port) != nullptr) continue;
         Chain scales = MatchOperand(dequantize.inputs[port], /*cached=*/true);
         if (scales.ops.empty()) continue;
         match_->auxiliary.push_back({step.op, static_cast<int32_t>(port), std::move(scales)});

@@ -115,11 +115,6 @@ bool Resolver::PlaceLoad(const Folded& folded, KvSegment* segment) {
   return true;
 }
 
-// What hides columns: a SoftMax or the attention itself.
-const Op& Resolver::Normaliser() const {
-  return op(match_.first_class != Graph::kNoOp ? match_.first_class : match_.softmax);
-}
-
 // One element or slice along axis 0 for each row of b0, and `more`; or without these, one for all.
 bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view) {
   const LogicalTensor& from = tensor(id);
@@ -138,7 +133,7 @@ bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, Vie
 
 // Whether the softmax hides what the loads of K, or of V, leave out.
 bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what) {
-  const Op& normaliser = Normaliser();
+  const Op& normaliser = op(match_.normaliser());
   const auto of = [&](std::initializer_list<std::string_view> names) -> std::optional<TensorId> {
     for (const std::string_view name : names) {
       if (const auto port = FindInput(normaliser, name)) return normaliser.inputs[*port];
@@ -170,7 +165,7 @@ bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what)
 }
 
 bool Resolver::ResolveLengths() {
-  const Op& normaliser = Normaliser();
+  const Op& normaliser = op(match_.normaliser());
   const auto place = [&](std::string_view name, std::string_view what, int64_t more, View* view) {
     const std::optional<size_t> port = FindInput(normaliser, name);
     // Those of a LoadRanges are no port.

@@ -314,9 +314,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
   const Op& dequantize = op(index);
   Chain chain;
   chain.source = dequantize.inputs[port];
-  for (const AuxiliaryChain& aux : match_.auxiliary) {
-    if (aux.op == index && aux.port == port) chain = aux.chain;
-  }
+  if (const Chain* moved = match_.FindAuxiliary(index, port)) chain = *moved;
   Folded source;
   if (!FoldChain(chain, &source) || !CheckScalesLoad(dequantize, *folded, source)) return false;
   (port == 1 ? folded->load.scales_stride : folded->load.zero_points_stride) =

@@ -110,7 +110,6 @@ class Resolver {
   bool ResolveLengths();
   bool CheckLoads(absl::Span<const Chain> chains, std::string_view what);
   bool PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view);
-  const Op& Normaliser() const;
 
   // resolve_rotations.cc
   bool AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,
