@@ -1,7 +1,5 @@
 // The spine of the matcher: from a SoftMax forwards to the MatMul with V and its
 // output chain, and the checks on the whole.
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "kvant/patterns/matcher.h"
 

@@ -1,7 +1,6 @@
 // ScaledDotProductAttention as an AttentionSpec: no matching, same result.
 //
 // The order of its steps: scale, soft cap, ALiBi, bias, band, select.
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string_view>

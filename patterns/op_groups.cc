@@ -1,6 +1,5 @@
 #include "kvant/patterns/op_groups.h"
 
-#include <algorithm>
 #include <functional>
 #include <queue>
 
@@ -64,10 +63,7 @@ void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector
   for (OpIndex index = 0; index < count; ++index) {
     if (taken[index] || ClassOf(graph.ops()[index].kind) == OpClass::kNothing) continue;
     taken[index] = 1;
-    OpGroup group;
-    group.ops.push_back(index);
-    GrowChain(graph, taken, &group);
-    groups->push_back(std::move(group));
+    GrowChain(graph, taken, &groups->emplace_back(OpGroup{.ops = {index}}));
   }
 }
 
@@ -139,11 +135,7 @@ void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Mi
           {{last},
            absl::StrCat(graph.ops()[last].ToString(),
                         " is not fused: other ops depend on the group and it depends on them")});
-      for (OpIndex op : stuck.ops) {
-        OpGroup single;
-        single.ops.push_back(op);
-        sorted.push_back(std::move(single));
-      }
+      for (OpIndex op : stuck.ops) sorted.push_back({.ops = {op}});
     }
     *groups = std::move(sorted);
   }

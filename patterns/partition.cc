@@ -1,7 +1,5 @@
 #include "kvant/patterns/partition.h"
 
-#include <algorithm>
-
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/shape_inference.h"

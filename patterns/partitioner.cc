@@ -24,14 +24,9 @@ bool AnyShapeUnknown(const Graph& graph) {
 }
 
 std::string DescribeOps(const Graph& ops) {
-  if (ops.ops().size() == 1) {
-    return absl::StrCat("single op: ", std::string(OpKindName(ops.ops()[0].kind)));
-  }
-  std::string text = "chain: ";
-  for (size_t i = 0; i < ops.ops().size(); ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ", ", std::string(OpKindName(ops.ops()[i].kind)));
-  }
-  return text;
+  const auto name = [](std::string* text, const Op& op) { text->append(OpKindName(op.kind)); };
+  return absl::StrCat(ops.ops().size() == 1 ? "single op: " : "chain: ",
+                      absl::StrJoin(ops.ops(), ", ", name));
 }
 
 }  // namespace
@@ -46,8 +41,7 @@ class Partitioner {
  private:
   void MatchAll();
   bool Trim(AttentionMatch* match);
-  void Take(std::shared_ptr<AttentionMatch> match);
-  void Take(Partition::Kind kind, std::vector<OpIndex> ops, std::shared_ptr<AttentionMatch> match);
+  void Take(OpGroup group);
   Partition Build(OpGroup& group, int id) const;
   void AttachMisses(std::vector<Partition>& partitions) const;
 
@@ -105,7 +99,9 @@ void Partitioner::MatchAll() {
     const OpKind kind = graph_.ops()[index].kind;
     if (kind == OpKind::kSoftMax) {
       auto match = std::make_shared<AttentionMatch>();
-      if (matcher.Match(index, match.get()) && Trim(match.get())) Take(std::move(match));
+      if (matcher.Match(index, match.get()) && Trim(match.get())) {
+        Take({Partition::Kind::kAttention, SortedOps(*match), match});
+      }
     } else if (kind == OpKind::kScaledDotProductAttention) {
       auto match = std::make_shared<AttentionMatch>();
       if (!matcher.MatchFirstClass(index, match.get())) {
@@ -114,11 +110,11 @@ void Partitioner::MatchAll() {
         *match = AttentionMatch{.first_class = index, .output = op.outputs[0]};
         match->q.source = op.inputs[0];
       }
-      Take(std::move(match));
+      Take({Partition::Kind::kAttention, SortedOps(*match), match});
     } else if (kind == OpKind::kExp) {
       std::vector<OpIndex> ops;
       if (matcher.MatchBackward(index, &ops)) {
-        Take(Partition::Kind::kAttentionBackward, std::move(ops), nullptr);
+        Take({Partition::Kind::kAttentionBackward, std::move(ops)});
       }
     } else if (kind == OpKind::kSoftMaxBackward) {
       matcher.ExplainSoftMaxBackward(index);
@@ -138,18 +134,9 @@ bool Partitioner::Trim(AttentionMatch* match) {
   return fused;
 }
 
-void Partitioner::Take(std::shared_ptr<AttentionMatch> match) {
-  std::vector<OpIndex> ops = SortedOps(*match);
-  Take(Partition::Kind::kAttention, std::move(ops), std::move(match));
-}
-
-void Partitioner::Take(Partition::Kind kind, std::vector<OpIndex> ops,
-                       std::shared_ptr<AttentionMatch> match) {
-  for (OpIndex op : ops) taken_[op] = 1;
-  OpGroup& group = groups_.emplace_back();
-  group.kind = kind;
-  group.ops = std::move(ops);
-  group.match = std::move(match);
+void Partitioner::Take(OpGroup group) {
+  for (OpIndex op : group.ops) taken_[op] = 1;
+  groups_.push_back(std::move(group));
 }
 
 Partition Partitioner::Build(OpGroup& group, int id) const {

@@ -1,6 +1,5 @@
 #include "kvant/patterns/store_spec.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kvant/graph/op_shapes.h"
