@@ -43,35 +43,17 @@ const LogicalTensor& Partition::output(int port) const {
   return ops().tensor(outputs_[port]);
 }
 
-// A copy of all but what ResolveSpec makes.
-Partition Partition::WithoutSpec() const {
-  Partition result;
-  result.id_ = id_;
-  result.kind_ = kind_;
-  result.pattern_ = pattern_;
-  result.ops_ = ops_;
-  result.inputs_ = inputs_;
-  result.outputs_ = outputs_;
-  result.match_ = match_;
-  result.misses_ = misses_;
-  result.notes_.assign(notes_.begin(), notes_.end() - (noted_ ? 1 : 0));
-  return result;
-}
-
 void Partition::ResolveSpec() {
-  const bool stores = kind_ == Kind::kStore, merges = kind_ == Kind::kMerge;
-  if ((match_ == nullptr && !stores && !merges) || !ShapesKnown(*ops_)) return;
-  if (stores) {
-    store_ = ResolveStore(*ops_, inputs_, outputs_);
-    return;
-  }
-  if (merges) {
-    merge_ = ResolveMerge(*ops_, inputs_, outputs_);
-    return;
-  }
+  spec_ = std::monostate();
+  if (noted_) notes_.pop_back();
+  noted_ = false;
+  if (!ShapesKnown(*ops_)) return;
+  if (kind_ == Kind::kStore) spec_ = ResolveStore(*ops_, inputs_, outputs_);
+  if (kind_ == Kind::kMerge) spec_ = ResolveMerge(*ops_, inputs_, outputs_);
+  if (match_ == nullptr) return;
   Resolver resolver(*ops_, *match_, inputs_, outputs_);
-  if (resolver.Resolve(&spec_.emplace())) return;
-  spec_.reset();
+  if (resolver.Resolve(&spec_.emplace<AttentionSpec>())) return;
+  spec_ = std::monostate();
   notes_.push_back(resolver.why());
   noted_ = true;
 }
@@ -81,7 +63,7 @@ absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> p
     return MakeError(ErrorKind::kInvalidArguments,
                      "the partition has no ops: it was made by default or moved from");
   }
-  Partition result = WithoutSpec();
+  Partition result = *this;
   auto graph = std::make_shared<Graph>(*ops_);
   KVANT_RETURN_IF_ERROR(InferShapes(*graph, ports));
   for (const auto* list : {&inputs_, &outputs_}) {

@@ -3,8 +3,8 @@
 #define KVANT_PATTERNS_PARTITION_H_
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -44,11 +44,11 @@ class Partition {
   const LogicalTensor& output(int port) const;
   // For attention whose shapes are all known and fold into views (else notes()
   // say why not); null otherwise.
-  const AttentionSpec* attention() const { return ops_ && spec_ ? &*spec_ : nullptr; }
+  const AttentionSpec* attention() const { return SpecOf<AttentionSpec>(); }
   // For a store whose shapes are all known; null otherwise.
-  const StoreSpec* store() const { return ops_ && store_ ? &*store_ : nullptr; }
+  const StoreSpec* store() const { return SpecOf<StoreSpec>(); }
   // Likewise, for a merge.
-  const MergeSpec* merge() const { return ops_ && merge_ ? &*merge_ : nullptr; }
+  const MergeSpec* merge() const { return SpecOf<MergeSpec>(); }
   // Why it is not more than it is, a sentence each.
   const std::vector<std::string>& notes() const { return notes_; }
   // Why ops of it, or beside it, that might be attention are not fused, or not wholly: a sentence
@@ -63,9 +63,12 @@ class Partition {
 
  private:
   friend class Partitioner;
-  // Makes spec_, store_ or merge_, or a note if the shapes are known but no spec expresses them.
+  template <typename Spec>
+  const Spec* SpecOf() const {
+    return ops_ ? std::get_if<Spec>(&spec_) : nullptr;
+  }
+  // Makes spec_ anew, or a note if the shapes are known but no spec expresses them.
   void ResolveSpec();
-  Partition WithoutSpec() const;
 
   int id_ = 0;
   Kind kind_ = Kind::kOps;
@@ -74,9 +77,7 @@ class Partition {
   std::vector<TensorId> inputs_;
   std::vector<TensorId> outputs_;
   std::shared_ptr<const AttentionMatch> match_;  // null unless attention
-  std::optional<AttentionSpec> spec_;
-  std::optional<StoreSpec> store_;
-  std::optional<MergeSpec> merge_;
+  std::variant<std::monostate, AttentionSpec, StoreSpec, MergeSpec> spec_;
   std::vector<std::string> notes_, misses_;
   bool noted_ = false;  // the last note is from ResolveSpec
 };
