@@ -26,77 +26,6 @@ StoreAxis MoveAlong(const StoreSpec& spec, int d, int64_t group) {
           .zero_points = stride(spec.zero_points)};
 }
 
-class StoreResolver {
- public:
-  StoreResolver(const Graph& graph, absl::Span<const TensorId> inputs,
-                absl::Span<const TensorId> outputs)
-      : graph_(graph), inputs_(inputs), outputs_(outputs) {}
-
-  StoreSpec Resolve() {
-    const Op& first = graph_.ops().front();
-    const Op& op = graph_.ops().back();
-    if (first.kind == OpKind::kHadamard) {
-      spec_.hadamard = first.Get<Attr::kBlock>();
-    }
-    spec_.dequantizes = op.kind == OpKind::kDynamicDequantize;
-    const TensorId from = first.inputs[0], to = op.outputs[0];
-    const LogicalTensor values = op.kind == OpKind::kAppendPages
-                                     ? TokensAsRows(graph_.tensor(from), Tokens(op).axis)
-                                     : graph_.tensor(from);
-    spec_.dims = *values.dims;
-    spec_.values = Find(spec_.dequantizes ? to : from);
-    if (!spec_.dequantizes) spec_.values.strides = values.StridesOrDense();
-    spec_.codes = Find(spec_.dequantizes ? from : to);
-    spec_.group = op.kind == OpKind::kHadamard ? spec_.dims : QuantizationGroup(op, spec_.dims);
-    if (op.kind == OpKind::kHadamard) return std::move(spec_);
-    // What tokens of several pages share is not by their order.
-    if (op.kind == OpKind::kAppendPages) spec_.group[0] = 1;
-    const bool appends = Appends(op.kind);
-    if (appends) SetPosition(op);
-    spec_.rule.computes = op.outputs.size() > 1;
-    const auto parameters = spec_.rule.computes
-                                ? absl::MakeConstSpan(op.outputs).subspan(1)
-                                : absl::MakeConstSpan(op.inputs).subspan(appends ? 2 : 1);
-    if (!parameters.empty()) spec_.scales = FindParameters(op, parameters[0]);
-    if (parameters.size() > 1) spec_.zero_points = FindParameters(op, parameters[1]);
-    spec_.rule.power_of_two_scales = op.Get<Attr::kPowerOfTwoScales>();
-    spec_.rule.scale_floor = op.Get<Attr::kScaleFloor>();
-    spec_.rule.ggml = op.attrs.Find(Attr::kFormula) != nullptr;
-    spec_.rule.codebook = op.Get<Attr::kCodebook>();
-    return std::move(spec_);
-  }
-
- private:
-  PortArray Find(TensorId id) const { return FindPortArray(graph_, inputs_, outputs_, id); }
-
-  PortArray FindParameters(const Op& op, TensorId id) const {
-    PortArray array = Find(id);
-    const auto rank = static_cast<int>(spec_.dims.size());
-    array.strides.resize(spec_.dims.size());
-    for (int d = 0; d < rank; ++d) {
-      array.strides[d] = GroupStride(op, graph_.tensor(id), rank, d);
-    }
-    return array;
-  }
-
-  AppendedTokens Tokens(const Op& op) const {
-    return AppendedTokensOf(op, graph_.tensor(op.inputs[0]), graph_.tensor(op.outputs[0]));
-  }
-
-  void SetPosition(const Op& op) {
-    const AppendedTokens to = Tokens(op);
-    spec_.position = {Find(op.inputs[1]), to.axis, to.tokens, to.capacity, to.group, to.page};
-    Dims& strides = spec_.position.array.strides;
-    // One position may be all rows'.
-    const bool by_row = graph_.tensor(op.inputs[1]).elements() > 1;
-    strides = Dims{by_row ? strides[0] : 0};
-  }
-
-  const Graph& graph_;
-  const absl::Span<const TensorId> inputs_, outputs_;
-  StoreSpec spec_;
-};
-
 }  // namespace
 
 PortArray StoreSpec::Source() const {
@@ -159,7 +88,53 @@ StoreAxis PageAxis(const StoreSpec& spec) {
 
 StoreSpec ResolveStore(const Graph& graph, absl::Span<const TensorId> inputs,
                        absl::Span<const TensorId> outputs) {
-  return StoreResolver(graph, inputs, outputs).Resolve();
+  const Op& first = graph.ops().front();
+  const Op& op = graph.ops().back();
+  const bool appends = Appends(op.kind), pages = op.kind == OpKind::kAppendPages;
+  const TensorId from = first.inputs[0], to = op.outputs[0];
+  const auto find = [&](TensorId id) { return FindPortArray(graph, inputs, outputs, id); };
+  AppendedTokens tokens;
+  if (appends) tokens = AppendedTokensOf(op, graph.tensor(op.inputs[0]), graph.tensor(to));
+  const LogicalTensor values =
+      pages ? TokensAsRows(graph.tensor(from), tokens.axis) : graph.tensor(from);
+  StoreSpec spec;
+  if (first.kind == OpKind::kHadamard) spec.hadamard = first.Get<Attr::kBlock>();
+  spec.dequantizes = op.kind == OpKind::kDynamicDequantize;
+  spec.dims = *values.dims;
+  spec.values = find(spec.dequantizes ? to : from);
+  if (!spec.dequantizes) spec.values.strides = values.StridesOrDense();
+  spec.codes = find(spec.dequantizes ? from : to);
+  spec.group = op.kind == OpKind::kHadamard ? spec.dims : QuantizationGroup(op, spec.dims);
+  if (op.kind == OpKind::kHadamard) return spec;
+  // What tokens of several pages share is not by their order.
+  if (pages) spec.group[0] = 1;
+  if (appends) {
+    spec.position = {find(op.inputs[1]), tokens.axis,  tokens.tokens,
+                     tokens.capacity,    tokens.group, tokens.page};
+    Dims& strides = spec.position.array.strides;
+    // One position may be all rows'.
+    strides = Dims{graph.tensor(op.inputs[1]).elements() > 1 ? strides[0] : 0};
+  }
+  spec.rule.computes = op.outputs.size() > 1;
+  const auto parameters = spec.rule.computes
+                              ? absl::MakeConstSpan(op.outputs).subspan(1)
+                              : absl::MakeConstSpan(op.inputs).subspan(appends ? 2 : 1);
+  const auto find_parameters = [&](TensorId id) {
+    PortArray array = find(id);
+    const auto rank = static_cast<int>(spec.dims.size());
+    array.strides.resize(spec.dims.size());
+    for (int d = 0; d < rank; ++d) {
+      array.strides[d] = GroupStride(op, graph.tensor(id), rank, d);
+    }
+    return array;
+  };
+  if (!parameters.empty()) spec.scales = find_parameters(parameters[0]);
+  if (parameters.size() > 1) spec.zero_points = find_parameters(parameters[1]);
+  spec.rule.power_of_two_scales = op.Get<Attr::kPowerOfTwoScales>();
+  spec.rule.scale_floor = op.Get<Attr::kScaleFloor>();
+  spec.rule.ggml = op.attrs.Find(Attr::kFormula) != nullptr;
+  spec.rule.codebook = op.Get<Attr::kCodebook>();
+  return spec;
 }
 
 }  // namespace kvant
