@@ -61,18 +61,17 @@ std::string SegmentsInWords(absl::Span<const KvSegment> segments) {
   return absl::StrJoin(parts, " | ");
 }
 
+std::string ViewInWords(const View& view) {
+  return absl::StrCat(TypeName(view.type), " [", absl::StrJoin(view.dims, ","), "]");
+}
+
 std::string OperandInWords(const Operand& operand) {
   if (operand.constant) return absl::StrCat(static_cast<float>(operand.constant->value()));
   if (operand.view.scalar()) {
     return absl::StrCat("a ", TypeName(operand.view.type),
                         operand.view.on_host ? " host scalar" : " scalar");
   }
-  const auto& dims = operand.view.dims;
-  return absl::StrCat(TypeName(operand.view.type), " [", absl::StrJoin(dims, ","), "]");
-}
-
-std::string ViewInWords(const View& view) {
-  return absl::StrCat(TypeName(view.type), " [", absl::StrJoin(view.dims, ","), "]");
+  return ViewInWords(operand.view);
 }
 
 std::string AlignmentInWords(const ScoreStep& step) {

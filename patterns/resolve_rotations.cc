@@ -16,10 +16,6 @@
 namespace kvant {
 namespace {
 
-int64_t BlockOf(const Op& hadamard) { return hadamard.Get<Attr::kBlock>(); }
-
-bool IsBlock(int64_t rotated) { return (rotated & (rotated + 1)) == 0; }
-
 // "16 and 64": blocks whose rotations, one after another, are this one.
 std::string BlocksInWords(int64_t rotated) {
   std::vector<int64_t> blocks;
@@ -56,7 +52,7 @@ bool Resolver::AddRotations(Rotations& rotations, absl::Span<const int64_t> dims
                             int64_t* rotated) {
   const bool empty = std::find(dims.begin(), dims.end(), 0) != dims.end();
   for (Rotation& rotation : rotations) {
-    const int64_t block = BlockOf(op(rotation.op));
+    const int64_t block = op(rotation.op).Get<Attr::kBlock>();
     if (block == 1) continue;
     if (!empty && (!rotation.places.BroadcastTo(dims) || !RunsAlong(rotation.places, col, block))) {
       return Fail(absl::StrCat(op(rotation.op).ToString(), ": its blocks of ", block,
@@ -78,7 +74,7 @@ bool Resolver::CheckSegmentRotation(const Chain& chain, bool first, int64_t rota
 
 bool Resolver::ResolveRotation(const Op& matmul, const char* what, int64_t rotated,
                                int64_t* block) {
-  if (!IsBlock(rotated)) {
+  if ((rotated & (rotated + 1)) != 0) {
     return Fail(absl::StrCat(matmul.ToString(), ": rotations of ", what, " in blocks of ",
                              BlocksInWords(rotated), " are not one rotation in blocks"));
   }

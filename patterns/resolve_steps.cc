@@ -67,7 +67,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 // An operand of the scores, broadcast to them where it enters, then taken back
 // through the moves before that to the axes of the first MatMul's result.
 bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand) {
-  if (tensor(chain.source).elements() == 1) return ScalarOperand(chain, operand);
+  if (tensor(chain.source).elements() == 1) return ScalarOperand(chain.source, operand);
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
   const LogicalTensor& result = tensor(op(step.op).outputs[0]);
@@ -83,18 +83,18 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   return true;
 }
 
-bool Resolver::ScalarOperand(const Chain& chain, Operand* operand) {
-  const LogicalTensor& scalar = tensor(chain.source);
+bool Resolver::ScalarOperand(TensorId id, Operand* operand) {
+  const LogicalTensor& scalar = tensor(id);
   if (scalar.elements() != 1) {
-    return Fail(absl::StrCat("tensor ", chain.source, ": a scalar is expected, not [",
+    return Fail(absl::StrCat("tensor ", id, ": a scalar is expected, not [",
                              DimsToString(*scalar.dims), "]"));
   }
   if (scalar.value) {
     operand->constant = scalar.value;
-    folded_.push_back(chain.source);
+    folded_.push_back(id);
     return true;
   }
-  operand->view = Input(chain.source);
+  operand->view = Input(id);
   operand->view.dims.fill(1);
   return true;
 }

@@ -249,9 +249,7 @@ bool Resolver::ResolveProbs() {
       Dropout dropout;
       Operand* scalars[] = {&dropout.seed, &dropout.offset, &dropout.probability};
       for (int i = 0; i < 3; ++i) {
-        Chain chain;
-        chain.source = probs_op.inputs[i + 1];
-        if (!ScalarOperand(chain, scalars[i])) return false;
+        if (!ScalarOperand(probs_op.inputs[i + 1], scalars[i])) return false;
       }
       if (probs_op.outputs.size() > 1) {
         dropout.mask = Output(probs_op.outputs[1]);

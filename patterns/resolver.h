@@ -122,7 +122,7 @@ class Resolver {
   bool ResolveStep(const StepMatch& step);
   bool ResolveBand(const StepMatch& match, ScoreStep* step);
   bool PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand);
-  bool ScalarOperand(const Chain& chain, Operand* operand);
+  bool ScalarOperand(TensorId id, Operand* operand);
 
   // first_class.cc
   bool ResolveFirstClass();
