@@ -11,6 +11,19 @@ namespace {
 using Kind = ScoreStep::Kind;
 using Segments = absl::InlinedVector<Chain, 1>;
 
+bool HaveOp(const Graph& graph, absl::Span<const OpIndex> ops, OpKind kind) {
+  return std::any_of(ops.begin(), ops.end(),
+                     [&](OpIndex index) { return graph.ops()[index].kind == kind; });
+}
+bool HaveOp(const Graph& graph, absl::Span<const Chain> chains, OpKind kind) {
+  for (const Chain& chain : chains) {
+    for (const ChainOp& step : chain.ops) {
+      if (graph.ops()[step.op].kind == kind) return true;
+    }
+  }
+  return false;
+}
+
 class OneDnnTrimmer {
  public:
   OneDnnTrimmer(const Graph& graph, AttentionMatch& match) : graph_(graph), match_(match) {}
@@ -21,7 +34,6 @@ class OneDnnTrimmer {
  private:
   std::string CheckScores() const;
   char StepLetter(const StepMatch& step) const;
-  std::string CheckProbs() const;
   void TrimInputs();
   void TrimOperand(TensorId at_matmul, bool may_be_compressed, Segments* segments);
   void TrimMask(Chain* chain, TensorId at_op) const;
@@ -30,18 +42,10 @@ class OneDnnTrimmer {
 
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   OpKind KindOf(OpIndex index) const { return op(index).kind; }
-  bool Has(const Chain& chain, OpKind kind) const {
-    return std::any_of(chain.ops.begin(), chain.ops.end(),
-                       [&](const ChainOp& step) { return KindOf(step.op) == kind; });
+  bool Has(absl::Span<const Chain> chains, OpKind kind) const {
+    return HaveOp(graph_, chains, kind);
   }
-  bool Has(const Segments& segments, OpKind kind) const {
-    return std::any_of(segments.begin(), segments.end(),
-                       [&](const Chain& chain) { return Has(chain, kind); });
-  }
-  bool ProbsHave(OpKind kind) const {
-    return std::any_of(match_.probs_ops.begin(), match_.probs_ops.end(),
-                       [&](OpIndex index) { return KindOf(index) == kind; });
-  }
+  bool ProbsHave(OpKind kind) const { return HaveOp(graph_, match_.probs_ops, kind); }
 
   const Graph& graph_;
   AttentionMatch& match_;
@@ -81,23 +85,21 @@ char OneDnnTrimmer::StepLetter(const StepMatch& step) const {
 
 std::string OneDnnTrimmer::CheckScores() const {
   if (op(match_.softmax).inputs.size() > 1) return "oneDNN has no lengths of a SoftMax";
-  const auto conversion =
-      std::find_if(match_.helpers.begin(), match_.helpers.end(), [this](OpIndex index) {
-        return KindOf(index) == OpKind::kTypeCast || KindOf(index) == OpKind::kReorder;
-      });
-  if (conversion != match_.helpers.end()) {
-    return absl::StrCat("oneDNN does not fuse ", op(*conversion).ToString(), " on scores");
+  const auto refuse = [this](OpIndex index) {
+    return absl::StrCat("oneDNN does not fuse ", op(index).ToString(), " on scores");
+  };
+  for (const OpIndex index : match_.helpers) {
+    if (KindOf(index) == OpKind::kTypeCast || KindOf(index) == OpKind::kReorder) {
+      return refuse(index);
+    }
   }
   if (!match_.score_shape_ops.empty() && match_.probs_input == 0) {
-    return absl::StrCat("oneDNN does not fuse ", op(match_.score_shape_ops[0]).ToString(),
-                        " on scores");
+    return refuse(match_.score_shape_ops[0]);
   }
   std::string sequence;
   for (const StepMatch& step : match_.steps) {
     sequence += StepLetter(step);
-    if (sequence.back() == '?') {
-      return absl::StrCat("oneDNN does not fuse ", op(step.op).ToString(), " on scores");
-    }
+    if (sequence.back() == '?') return refuse(step.op);
   }
   const size_t cap = sequence.find("TD");
   const bool capped = cap != std::string::npos &&
@@ -111,18 +113,12 @@ std::string OneDnnTrimmer::CheckScores() const {
   return absl::StrCat("oneDNN does not fuse scores in this order: ", ops);
 }
 
-std::string OneDnnTrimmer::CheckProbs() const {
+std::string OneDnnTrimmer::Trim() {
+  if (std::string why = CheckScores(); !why.empty()) return why;
   if (match_.probs_input == 1 && !ProbsHave(OpKind::kStaticTranspose)) {
     return absl::StrCat("its output is input 1 of ", op(match_.pv).ToString(),
                         ", where oneDNN does not look for it");
   }
-  return "";
-}
-
-std::string OneDnnTrimmer::Trim() {
-  std::string why = CheckScores();
-  if (why.empty()) why = CheckProbs();
-  if (!why.empty()) return why;
   compressed_ =
       Has(match_.k, OpKind::kDynamicDequantize) || Has(match_.v, OpKind::kDynamicDequantize);
   TrimInputs();
@@ -158,7 +154,7 @@ void OneDnnTrimmer::TrimOperand(TensorId at_matmul, bool may_be_compressed, Segm
     return from_end > length ? OpKind::kEnd : KindOf(chain.ops[length - from_end].op);
   };
   size_t keep = 0;
-  if (segments->size() > 1 || Has(chain, OpKind::kConcat)) {
+  if (segments->size() > 1 || Has(*segments, OpKind::kConcat)) {
     keep = 0;
   } else if (kind(1) == OpKind::kDequantize ||
              (kind(1) == OpKind::kDynamicDequantize && may_be_compressed) ||
@@ -194,7 +190,7 @@ void OneDnnTrimmer::TrimOutput() {
   if (is(0, OpKind::kStaticTranspose) &&
       (is(1, OpKind::kReorder) || is(1, OpKind::kStaticReshape))) {
     keep = 2;
-  } else if (is(0, OpKind::kStaticReshape) && Has(match_.q, OpKind::kStaticReshape)) {
+  } else if (is(0, OpKind::kStaticReshape) && Has({&match_.q, 1}, OpKind::kStaticReshape)) {
     keep = 1;
   }
   if (is(keep, OpKind::kQuantize)) {
@@ -261,33 +257,23 @@ bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why) {
 
 std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
   const bool direct = match.first_class != Graph::kNoOp;
-  const auto has = [&graph](absl::Span<const Chain> chains, OpKind kind) {
-    for (const Chain& chain : chains) {
-      for (const ChainOp& step : chain.ops) {
-        if (graph.ops()[step.op].kind == kind) return true;
-      }
-    }
-    return false;
+  const auto k_or_v = [&](OpKind kind) {
+    return HaveOp(graph, match.k, kind) || HaveOp(graph, match.v, kind);
   };
   std::string text;
   const auto add = [&text](std::string_view part) {
     absl::StrAppend(&text, text.empty() ? "attention: " : ", ", std::string(part));
   };
   if (direct) add("ScaledDotProductAttention");
-  const bool k = has(match.k, OpKind::kDynamicDequantize);
-  const bool v = has(match.v, OpKind::kDynamicDequantize);
+  const bool k = HaveOp(graph, match.k, OpKind::kDynamicDequantize);
+  const bool v = HaveOp(graph, match.v, OpKind::kDynamicDequantize);
   if (k || v) add(k && v ? "compressed K and V" : (k ? "compressed K" : "compressed V"));
-  if (has(match.k, OpKind::kDequantize) || has(match.v, OpKind::kDequantize)) {
-    add("static quantization");
-  }
+  if (k_or_v(OpKind::kDequantize)) add("static quantization");
   if (match.k.size() > 1 || match.v.size() > 1) add("segments");
-  if (has(match.k, OpKind::kLoadPages) || has(match.v, OpKind::kLoadPages)) add("pages");
-  if (has(match.k, OpKind::kLoadRanges) || has(match.v, OpKind::kLoadRanges)) add("rings");
-  if (has({match.q}, OpKind::kHadamard) || has(match.k, OpKind::kHadamard) ||
-      has(match.v, OpKind::kHadamard) ||
-      std::any_of(match.output_ops.begin(), match.output_ops.end(), [&graph](OpIndex index) {
-        return graph.ops()[index].kind == OpKind::kHadamard;
-      })) {
+  if (k_or_v(OpKind::kLoadPages)) add("pages");
+  if (k_or_v(OpKind::kLoadRanges)) add("rings");
+  if (k_or_v(OpKind::kHadamard) || HaveOp(graph, {&match.q, 1}, OpKind::kHadamard) ||
+      HaveOp(graph, match.output_ops, OpKind::kHadamard)) {
     add("rotated");
   }
   if (direct) return text;
