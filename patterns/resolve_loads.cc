@@ -132,25 +132,17 @@ bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, Vie
 }
 
 // Whether the softmax hides what the loads of K, or of V, leave out.
-bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what) {
-  const Op& normaliser = op(match_.normaliser());
-  const auto of = [&](std::initializer_list<std::string_view> names) -> std::optional<TensorId> {
-    for (const std::string_view name : names) {
-      if (const auto port = FindInput(normaliser, name)) return normaliser.inputs[*port];
-    }
-    return std::nullopt;
-  };
-  const std::optional<TensorId> lengths = of({"lengths", "kv_lengths"});
-  const std::optional<TensorId> first = of({"first", "kv_first"});
+bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what,
+                          std::optional<TensorId> lengths, std::optional<TensorId> first) {
   for (const Chain& chain : chains) {
     for (const ChainOp& step : chain.ops) {
       const Op& load = op(step.op);
       const bool ranges = load.kind == OpKind::kLoadRanges;
       if (load.kind != OpKind::kLoadTokens && load.kind != OpKind::kLoadPages && !ranges) continue;
       const auto wrong = [&](std::string_view role) {
-        return Fail(absl::StrCat(normaliser.ToString(), " takes other ", std::string(role),
-                                 ", or none, than ", load.ToString(), ", which loads ",
-                                 std::string(what)));
+        return Fail(absl::StrCat(op(match_.normaliser()).ToString(), " takes other ",
+                                 std::string(role), ", or none, than ", load.ToString(),
+                                 ", which loads ", std::string(what)));
       };
       // The columns of V by ranges are counted when they are known.
       const bool counted = ranges && what == "V" && !spec_->kv_lengths.present();
@@ -166,19 +158,24 @@ bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what)
 
 bool Resolver::ResolveLengths() {
   const Op& normaliser = op(match_.normaliser());
-  const auto place = [&](std::string_view name, std::string_view what, int64_t more, View* view) {
+  const auto input = [&](std::string_view name) -> std::optional<TensorId> {
     const std::optional<size_t> port = FindInput(normaliser, name);
+    return port ? std::optional(normaliser.inputs[*port]) : std::nullopt;
+  };
+  const auto place = [&](std::optional<TensorId> id, std::string_view what, int64_t more,
+                         View* view) {
     // Those of a LoadRanges are no port.
-    return !port || Input(normaliser.inputs[*port]).port == kNoPort ||
-           PlacePerRow(normaliser.inputs[*port], what, more, view);
+    return !id || Input(*id).port == kNoPort || PlacePerRow(*id, what, more, view);
   };
   const bool direct = match_.first_class != Graph::kNoOp;
-  if (!place(direct ? "kv_lengths" : "lengths", "KV lengths", 0, &spec_->kv_lengths) ||
-      !place(direct ? "kv_first" : "first", "first tokens", 0, &spec_->kv_first) ||
-      !place("query_offsets", "offsets of queries", 1, &spec_->query_offsets)) {
+  const std::optional<TensorId> lengths = input(direct ? "kv_lengths" : "lengths");
+  const std::optional<TensorId> first = input(direct ? "kv_first" : "first");
+  if (!place(lengths, "KV lengths", 0, &spec_->kv_lengths) ||
+      !place(first, "first tokens", 0, &spec_->kv_first) ||
+      !place(input("query_offsets"), "offsets of queries", 1, &spec_->query_offsets) ||
+      !CheckLoads(match_.k, "K", lengths, first) || !CheckLoads(match_.v, "V", lengths, first)) {
     return false;
   }
-  if (!CheckLoads(match_.k, "K") || !CheckLoads(match_.v, "V")) return false;
   const auto in_rings = [](const KvSegment& segment) { return segment.range.present(); };
   const auto rings = std::count_if(spec_->k.begin(), spec_->k.end(), in_rings) +
                      std::count_if(spec_->v.begin(), spec_->v.end(), in_rings);

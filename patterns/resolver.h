@@ -108,7 +108,8 @@ class Resolver {
   bool CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales);
   bool PlaceLoad(const Folded& folded, KvSegment* segment);
   bool ResolveLengths();
-  bool CheckLoads(absl::Span<const Chain> chains, std::string_view what);
+  bool CheckLoads(absl::Span<const Chain> chains, std::string_view what,
+                  std::optional<TensorId> lengths, std::optional<TensorId> first);
   bool PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view);
 
   // resolve_rotations.cc
