@@ -74,16 +74,9 @@ std::string OperandInWords(const Operand& operand) {
   return ViewInWords(operand.view);
 }
 
-std::string AlignmentInWords(const ScoreStep& step) {
-  switch (step.alignment) {
-    case ScoreStep::Alignment::kTopLeft:
-      return "top-left";
-    case ScoreStep::Alignment::kBottomRight:
-      return "bottom-right";
-    case ScoreStep::Alignment::kRuntime:
-      return "aligned at execution";
-  }
-  return "";
+const char* AlignmentInWords(const ScoreStep& step) {
+  static constexpr const char* kAlignments[] = {"top-left", "bottom-right", "aligned at execution"};
+  return kAlignments[static_cast<size_t>(step.alignment)];
 }
 
 std::string BandInWords(const ScoreStep& step) {

@@ -77,10 +77,9 @@ class AttentionMatcher {
   bool FailGradient(TensorId tensor, OpIndex consumer);
   bool IsNearBackward(bool subtracts) const;
   void AddMiss(std::string_view verb, const std::string& reason, OpIndex a, OpIndex b);
-  OpIndex Ahead(TensorId tensor, Test found, Test passes) const;
-  OpIndex Ahead(TensorId tensor, Test found, Test passes, int* budget) const;
-  OpIndex Behind(TensorId tensor, Test found) const;
-  OpIndex Behind(TensorId tensor, Test found, int* budget) const;
+  // budget: ops that may still be looked at.
+  OpIndex Ahead(TensorId tensor, Test found, Test passes, int* budget = nullptr) const;
+  OpIndex Behind(TensorId tensor, Test found, int* budget = nullptr) const;
   std::string SourceOf(TensorId tensor) const;
   std::string OutputOf(TensorId tensor) const;
 

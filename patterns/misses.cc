@@ -216,12 +216,9 @@ std::string AttentionMatcher::SourceOf(TensorId tensor) const {
 
 // The first op of that kind that the tensor reaches, through ops that pass it on and do not
 // broadcast it: what comes behind a broadcast is no row of scores. kNoOp if there is none nearby.
-OpIndex AttentionMatcher::Ahead(TensorId tensor, Test found, Test passes) const {
-  int budget = kMostSearched;
-  return Ahead(tensor, found, passes, &budget);
-}
-
 OpIndex AttentionMatcher::Ahead(TensorId tensor, Test found, Test passes, int* budget) const {
+  int most = kMostSearched;
+  if (budget == nullptr) budget = &most;
   const int64_t elements = graph_.tensor(tensor).elements();
   for (const Graph::Use& use : graph_.FindTensor(tensor)->consumers) {
     if (--*budget < 0) break;
@@ -239,12 +236,9 @@ OpIndex AttentionMatcher::Ahead(TensorId tensor, Test found, Test passes, int* b
 
 // The first op of that kind among those that the tensor comes from, with no product or softmax
 // between. kNoOp if there is none nearby.
-OpIndex AttentionMatcher::Behind(TensorId tensor, Test found) const {
-  int budget = kMostSearched;
-  return Behind(tensor, found, &budget);
-}
-
 OpIndex AttentionMatcher::Behind(TensorId tensor, Test found, int* budget) const {
+  int most = kMostSearched;
+  if (budget == nullptr) budget = &most;
   const OpIndex producer = graph_.FindTensor(tensor)->producer.op;
   if (producer == Graph::kNoOp || --*budget < 0) return Graph::kNoOp;
   const Op& from = op(producer);
