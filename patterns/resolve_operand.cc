@@ -103,41 +103,29 @@ bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims,
     return Fail(absl::StrCat("tensor ", inputs_[folded.view.port],
                              ": its groups cannot be expressed along its axes"));
   };
-  if (folded.static_axis) {
-    View axis;
-    if (!folded.static_axis->BroadcastTo(dims) ||
-        !Place(*folded.static_axis, queries, row, col, true, &axis)) {
-      return fail();
-    }
-    for (int i = 0; i < kViewRank; ++i) {
-      if (axis.dims[i] == 1) continue;
-      if (quantization->static_axis >= 0) return fail();
-      quantization->static_axis = i;
-    }
+  const auto place = [&](std::optional<FoldedView>& from, View* view,
+                         std::array<int64_t, kViewRank>* group) {
+    return !from || (from->BroadcastTo(dims) && Place(*from, queries, row, col, true, view, group));
+  };
+  View axis;
+  View &scales = quantization->scales, &zero_points = quantization->zero_points;
+  std::array<int64_t, kViewRank> groups, zero_point_groups;
+  if (!place(folded.static_axis, &axis, nullptr) || !place(folded.scales, &scales, &groups) ||
+      !place(folded.zero_points, &zero_points, &zero_point_groups)) {
+    return fail();
   }
-  std::array<int64_t, kViewRank> groups[2];
-  FoldedView* views[] = {folded.scales ? &*folded.scales : nullptr,
-                         folded.zero_points ? &*folded.zero_points : nullptr};
-  View* targets[] = {&quantization->scales, &quantization->zero_points};
-  for (int v = 0; v < 2; ++v) {
-    if (views[v] == nullptr) continue;
-    if (!views[v]->BroadcastTo(dims) ||
-        !Place(*views[v], queries, row, col, true, targets[v], &groups[v])) {
-      return fail();
-    }
+  for (int i = 0; folded.static_axis && i < kViewRank; ++i) {
+    if (axis.dims[i] == 1) continue;
+    if (quantization->static_axis >= 0) return fail();
+    quantization->static_axis = i;
   }
-  if (views[0] == nullptr) return true;
+  if (!folded.scales) return true;
+  if (!folded.zero_points) zero_point_groups = groups;
   for (int i = 0; i < kViewRank; ++i) {
-    int64_t group = groups[0][i];
-    if (views[1] != nullptr && groups[1][i] != group) {
-      if (quantization->scales.dims[i] != 1 && quantization->zero_points.dims[i] != 1) {
-        return fail();
-      }
-      group = std::min(group, groups[1][i]);
-    }
-    const bool shared = i < 3 && quantization->scales.strides[i] == 0 &&
-                        (views[1] == nullptr || quantization->zero_points.strides[i] == 0);
-    quantization->group[i] = shared ? 1 : group;
+    const bool same = groups[i] == zero_point_groups[i];
+    if (!same && scales.dims[i] != 1 && zero_points.dims[i] != 1) return fail();
+    const bool shared = i < 3 && scales.strides[i] == 0 && zero_points.strides[i] == 0;
+    quantization->group[i] = shared ? 1 : std::min(groups[i], zero_point_groups[i]);
   }
   return true;
 }
@@ -278,17 +266,9 @@ bool Resolver::FoldDynamicDequantize(OpIndex index, Folded* folded) {
   const Op& dequantize = op(index);
   folded->quantized = true;
   folded->quantization.codebook = dequantize.Get<Attr::kCodebook>();
-  if (FoldConstantScales(dequantize, folded)) return true;
-  Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
-  if (folded->concat_axis >= 0) dims[folded->concat_axis] = folded->whole;
-  folded->scales.emplace();
-  if (!FoldScales(index, 1, folded, dims, &*folded->scales, &folded->quantization.scales)) {
-    return false;
-  }
-  if (dequantize.inputs.size() < 3) return true;
-  folded->zero_points.emplace();
-  return FoldScales(index, 2, folded, dims, &*folded->zero_points,
-                    &folded->quantization.zero_points);
+  return FoldConstantScales(dequantize, folded) ||
+         (FoldScales(index, 1, folded) &&
+          (dequantize.inputs.size() < 3 || FoldScales(index, 2, folded)));
 }
 
 // Of a whole tensor, a scale and, if there is one, an integer zero point that are constants.
@@ -309,9 +289,10 @@ bool Resolver::FoldConstantScales(const Op& dequantize, Folded* folded) {
 }
 
 // The scales (port 1) or zero points (port 2) spread over the data's axes.
-bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
-                          FoldedView* scales, View* view) {
+bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
   const Op& dequantize = op(index);
+  Quantization& quantization = folded->quantization;
+  std::optional<FoldedView>& scales = port == 1 ? folded->scales : folded->zero_points;
   Chain chain;
   chain.source = dequantize.inputs[port];
   if (const Chain* moved = match_.FindAuxiliary(index, port)) chain = *moved;
@@ -319,7 +300,10 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
   if (!FoldChain(chain, &source) || !CheckScalesLoad(dequantize, *folded, source)) return false;
   (port == 1 ? folded->load.scales_stride : folded->load.zero_points_stride) =
       source.load.data_stride;
-  *view = source.view;
+  (port == 1 ? quantization.scales : quantization.zero_points) = source.view;
+  const int concat = folded->concat_axis;
+  Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
+  if (concat >= 0) dims[concat] = folded->whole;
   const int rank = static_cast<int>(dims.size());
   const std::string& qtype = dequantize.Get<Attr::kQType>();
   FoldedView& from = source.data;
@@ -329,7 +313,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
       return Fail(absl::StrCat(dequantize.ToString(), ": scales of rank ", from.rank(),
                                " for groups of rank ", group_shape.size()));
     }
-    *scales = from.Repeat(group_shape);
+    scales = from.Repeat(group_shape);
   } else if (qtype == "per_channel" && tensor(chain.source).elements() > 1) {
     const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
     Dims channel(rank, 1);
@@ -337,12 +321,11 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded, absl::Span<co
     if (axis < 0 || !from.Reshape(channel) || !from.BroadcastTo(dims)) {
       return Fail(absl::StrCat(dequantize.ToString(), ": scales do not fit its axis"));
     }
-    *scales = from;
+    scales = from;
   } else {
     const Dims none(rank, 0);
-    *scales = FoldedView(dims, none);
+    scales = FoldedView(dims, none);
   }
-  const int concat = folded->concat_axis;
   if (concat >= 0 && !scales->Slice(concat, folded->begin, folded->data.dim(concat))) {
     return Fail(absl::StrCat(dequantize.ToString(), ": a segment ends inside a group"));
   }

@@ -97,8 +97,7 @@ class Resolver {
   bool FoldDequantize(const Op& op, Folded* folded);
   bool FoldDynamicDequantize(OpIndex index, Folded* folded);
   bool FoldConstantScales(const Op& dequantize, Folded* folded);
-  bool FoldScales(OpIndex index, int port, Folded* folded, absl::Span<const int64_t> dims,
-                  FoldedView* scales, View* view);
+  bool FoldScales(OpIndex index, int port, Folded* folded);
   bool PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries, int row,
                          int col, Quantization* quantization);
 
