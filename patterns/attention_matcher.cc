@@ -166,11 +166,7 @@ void AttentionMatcher::MatchOutput() {
     const Op& next = op(consumers[0].op);
     if (direct && !ConvertsOrRotates(next.kind)) return;
     const bool quantize = next.kind == OpKind::kQuantize && IsPerTensor(next);
-    if (!quantize && next.kind != OpKind::kStaticTranspose && next.kind != OpKind::kStaticReshape &&
-        next.kind != OpKind::kReorder && next.kind != OpKind::kTypeCast &&
-        next.kind != OpKind::kHadamard) {
-      return;
-    }
+    if (!quantize && ClassOf(next.kind) != OpClass::kMove && next.kind != OpKind::kHadamard) return;
     match_->output_ops.push_back(consumers[0].op);
     match_->output = next.outputs[0];
     if (quantize) return;

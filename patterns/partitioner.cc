@@ -154,24 +154,16 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
   }
   partition.inputs_ = ops->inputs();
   partition.outputs_ = ops->outputs();
-  switch (group.kind) {
-    case Partition::Kind::kAttention:
-      partition.pattern_ = DescribeMatch(graph_, *group.match);
-      VisitOps(*group.match, [&group](OpIndex& op) {
-        const auto position = std::lower_bound(group.ops.begin(), group.ops.end(), op);
-        if (position != group.ops.end() && *position == op) {
-          op = static_cast<OpIndex>(position - group.ops.begin());
-        }
-      });
-      break;
-    case Partition::Kind::kAttentionBackward:
-      partition.pattern_ = "attention, backward";
-      break;
-    case Partition::Kind::kStore:
-    case Partition::Kind::kMerge:
-    case Partition::Kind::kOps:
-      partition.pattern_ = DescribeOps(*ops);
-      break;
+  if (group.match != nullptr) {
+    partition.pattern_ = DescribeMatch(graph_, *group.match);
+    // The group is the ops of the match: from here on by their number in the partition.
+    VisitOps(*group.match, [&group](OpIndex& op) {
+      const auto position = std::lower_bound(group.ops.begin(), group.ops.end(), op);
+      op = static_cast<OpIndex>(position - group.ops.begin());
+    });
+  } else {
+    const bool backward = group.kind == Partition::Kind::kAttentionBackward;
+    partition.pattern_ = backward ? "attention, backward" : DescribeOps(*ops);
   }
   partition.ops_ = std::move(ops);
   partition.match_ = std::move(group.match);

@@ -42,18 +42,11 @@ bool Resolver::Fail(std::string reason) {
   return false;
 }
 
-View Resolver::Input(TensorId id) const {
+View Resolver::Port(absl::Span<const TensorId> ports, TensorId id) const {
   View view;
-  view.port = PortOf(inputs_, id);
+  view.port = PortOf(ports, id);
   view.type = tensor(id).type;
   view.on_host = tensor(id).property == Property::kHostScalar;
-  return view;
-}
-
-View Resolver::Output(TensorId id) const {
-  View view;
-  view.port = PortOf(outputs_, id);
-  view.type = tensor(id).type;
   return view;
 }
 

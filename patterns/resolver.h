@@ -136,8 +136,9 @@ class Resolver {
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
   // A view of that port without dims; port kNoPort if it is none.
-  View Input(TensorId id) const;
-  View Output(TensorId id) const;
+  View Input(TensorId id) const { return Port(inputs_, id); }
+  View Output(TensorId id) const { return Port(outputs_, id); }
+  View Port(absl::Span<const TensorId> ports, TensorId id) const;
 
   const Graph& graph_;
   AttentionMatch match_;  // of its own: shapes may tell that Q and K are the other way round
