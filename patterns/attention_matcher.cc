@@ -93,11 +93,8 @@ bool AttentionMatcher::MatchProbs() {
 bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
   const Op& probs_op = op(index);
   *tensor = probs_op.outputs[0];
-  bool dropped = false, quantized = false;
-  for (OpIndex earlier : match_->probs_ops) {
-    dropped |= op(earlier).kind == OpKind::kDropout;
-    quantized |= op(earlier).kind == OpKind::kQuantize;
-  }
+  const bool dropped = HaveOp(graph_, match_->probs_ops, OpKind::kDropout);
+  const bool quantized = HaveOp(graph_, match_->probs_ops, OpKind::kQuantize);
   match_->probs_ops.push_back(index);
   const auto fail = [&](const std::string& what) {
     return FailIfNear(absl::StrCat(probs_op.ToString(), what), index);

@@ -130,6 +130,12 @@ void VisitOps(Match& match, Visitor visit) {
   for (auto& op : match.score_shape_ops) visit(op);
 }
 
+// Whether one of the ops is of that kind.
+inline bool HaveOp(const Graph& graph, absl::Span<const OpIndex> ops, OpKind kind) {
+  return std::any_of(ops.begin(), ops.end(),
+                     [&](OpIndex index) { return graph.ops()[index].kind == kind; });
+}
+
 // The ops of the match, each once.
 inline std::vector<OpIndex> SortedOps(const AttentionMatch& match) {
   std::vector<OpIndex> ops;

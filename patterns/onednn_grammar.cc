@@ -11,10 +11,6 @@ namespace {
 using Kind = ScoreStep::Kind;
 using Segments = absl::InlinedVector<Chain, 1>;
 
-bool HaveOp(const Graph& graph, absl::Span<const OpIndex> ops, OpKind kind) {
-  return std::any_of(ops.begin(), ops.end(),
-                     [&](OpIndex index) { return graph.ops()[index].kind == kind; });
-}
 bool HaveOp(const Graph& graph, absl::Span<const Chain> chains, OpKind kind) {
   for (const Chain& chain : chains) {
     for (const ChainOp& step : chain.ops) {

@@ -168,11 +168,8 @@ bool Resolver::CheckMoves() {
   const int64_t axis_attr = softmax.Get<Attr::kAxis>();
   const LogicalTensor& exponents = tensor(softmax.inputs[0]);
   const int softmax_axis = NormalizeAxis(axis_attr, exponents.rank());
-  bool moved = !match_.score_shape_ops.empty();
-  for (OpIndex index : match_.probs_ops) {
-    moved |= op(index).kind == OpKind::kStaticReshape || op(index).kind == OpKind::kStaticTranspose;
-  }
-  if (!moved) {
+  if (match_.score_shape_ops.empty() && !HaveOp(graph_, match_.probs_ops, OpKind::kStaticReshape) &&
+      !HaveOp(graph_, match_.probs_ops, OpKind::kStaticTranspose)) {
     const int from_end = softmax_axis - exponents.rank();
     if (from_end == (match_.q_input == 0 ? -1 : -2)) return true;
     return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
