@@ -91,4 +91,15 @@ absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known) {
   });
 }
 
+absl::Status CheckShapesKnown(const Graph& graph, const Op& op) {
+  for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
+    for (const TensorId id : ids) {
+      if (graph.tensor(id).has_shape()) continue;
+      return MakeError(ErrorKind::kInvalidShape,
+                       absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace kvant

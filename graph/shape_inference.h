@@ -26,6 +26,9 @@ absl::Status InferShapes(Graph& graph);
 // errors, and kInvalidDataType for a type other than the graph's (undef is any).
 absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known);
 
+// kInvalidShape, naming both, where the shape of one of the op's tensors is not known.
+absl::Status CheckShapesKnown(const Graph& graph, const Op& op);
+
 }  // namespace kvant
 
 #endif  // KVANT_GRAPH_SHAPE_INFERENCE_H_

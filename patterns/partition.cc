@@ -1,5 +1,7 @@
 #include "kvant/patterns/partition.h"
 
+#include <algorithm>
+
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/shape_inference.h"
@@ -8,21 +10,6 @@
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
-namespace {
-
-bool ShapesKnown(const Graph& graph) {
-  for (const Op& op : graph.ops()) {
-    for (const TensorId id : op.inputs) {
-      if (!graph.tensor(id).has_shape()) return false;
-    }
-    for (const TensorId id : op.outputs) {
-      if (!graph.tensor(id).has_shape()) return false;
-    }
-  }
-  return true;
-}
-
-}  // namespace
 
 const Graph& Partition::ops() const {
   static const Graph* const none = [] {
@@ -47,7 +34,8 @@ void Partition::ResolveSpec() {
   spec_ = std::monostate();
   if (noted_) notes_.pop_back();
   noted_ = false;
-  if (!ShapesKnown(*ops_)) return;
+  const auto known = [this](const Op& op) { return CheckShapesKnown(*ops_, op).ok(); };
+  if (kind_ == Kind::kOps || !std::all_of(ops_->ops().begin(), ops_->ops().end(), known)) return;
   if (kind_ == Kind::kStore) spec_ = ResolveStore(*ops_, inputs_, outputs_);
   if (kind_ == Kind::kMerge) spec_ = ResolveMerge(*ops_, inputs_, outputs_);
   if (match_ == nullptr) return;

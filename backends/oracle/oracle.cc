@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/oracle/ops.h"
+#include "kvant/graph/shape_inference.h"
 
 namespace kvant {
 namespace oracle {
@@ -145,14 +146,7 @@ class OracleBackend : public Backend {
         return MakeError(ErrorKind::kUnimplemented,
                          absl::StrCat(op.ToString(), ": a wildcard has no meaning to evaluate"));
       }
-      for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
-        for (TensorId id : ids) {
-          if (graph.tensor(id).has_shape()) continue;
-          return MakeError(
-              ErrorKind::kInvalidShape,
-              absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
-        }
-      }
+      KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph, op));
     }
     return std::make_unique<OracleExecutable>(partition);
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/pieces.h"
+#include "kvant/graph/shape_inference.h"
 
 namespace kvant::reference {
 namespace {
@@ -29,14 +30,7 @@ absl::Status LowerOp(const Op& op, Lowering& lowering) {
 
 absl::Status Lowering::LowerPartition() {
   for (const Op& op : graph().ops()) {
-    for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
-      for (TensorId id : ids) {
-        if (graph().tensor(id).has_shape()) continue;
-        return MakeError(
-            ErrorKind::kInvalidShape,
-            absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
-      }
-    }
+    KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph(), op));
     KVANT_RETURN_IF_ERROR(LowerOp(op, *this));
   }
   // Last, so that an execution that fails has written nothing, and inputs may share the memory of
