@@ -32,36 +32,30 @@ struct Array {
 
 int64_t ElementsOf(absl::Span<const int64_t> dims);
 
-// Numpy's rule; the dims must agree or be 1.
-Dims BroadcastDims(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
-// Elements repeated up to `dims`.
-Array Expand(Executor& executor, const Array& array, const Dims& dims);
-
 // Where the elements of an array come from: element [c0, c1, ...] has index
 // axes[0][c0] + axes[1][c1] + ... Strides, broadcasting, groups and permutations are all tables.
+// There is an axis at least: a scalar is a row of one.
 struct IndexMap {
   std::vector<std::vector<int64_t>> axes;
 };
 
 IndexMap StridedMap(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides);
-// `from` broadcasts onto `dims`, numpy style.
-IndexMap BroadcastMap(absl::Span<const int64_t> from, absl::Span<const int64_t> dims);
-// Coordinate c of axis d belongs to group c / group[d] of a dense array of dims `groups`.
-IndexMap GroupMap(absl::Span<const int64_t> dims, absl::Span<const int64_t> group,
-                  absl::Span<const int64_t> groups);
-// Every element of `dims` comes from element 0.
-IndexMap ConstantMap(absl::Span<const int64_t> dims);
+// An element of a dense array of dims `from` is for a group of those of `dims`. The dims of `from`
+// divide these, aligned at the last: those that are equal go one by one, and 1 broadcasts, as in
+// numpy.
+IndexMap GroupMap(absl::Span<const int64_t> from, absl::Span<const int64_t> dims);
 
-// Calls row(first, bases) for each row (all axes but the last) of a dense array of `dims`: `first`
-// is the dense index of its first element; element j of the row has index
-// bases[m] + maps[m].axes.back()[j] in the array that map m is of. Rows run in parallel.
-template <size_t N, typename Row>
-void ForEachRow(Executor& executor, absl::Span<const int64_t> dims,
-                const std::array<const IndexMap*, N>& maps, Row row) {
+// Calls fn(i, at) for each element of a dense array of `dims`: i is its dense index, at[m] the
+// index in the array that map m is of. Rows (all axes but the last) run in parallel.
+template <size_t N, typename Fn>
+void ForEach(Executor& executor, absl::Span<const int64_t> dims,
+             const std::array<const IndexMap*, N>& maps, Fn fn) {
   const int outer = std::max<int>(static_cast<int>(dims.size()) - 1, 0);
   const int64_t length = dims.empty() ? 1 : dims.back();
   const int64_t rows = ElementsOf(dims.subspan(0, outer));
   if (rows == 0 || length == 0) return;
+  std::array<const int64_t*, N> columns;
+  for (size_t m = 0; m < N; ++m) columns[m] = maps[m]->axes.back().data();
   const int64_t rows_per_task = std::max<int64_t>(1, 16384 / length);
   executor.ParallelFor((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
     const int64_t end = std::min(rows, (task + 1) * rows_per_task);
@@ -73,11 +67,17 @@ void ForEachRow(Executor& executor, absl::Span<const int64_t> dims,
         rest /= dims[d];
         for (size_t m = 0; m < N; ++m) bases[m] += maps[m]->axes[d][at];
       }
-      row(r * length, bases);
+      for (int64_t j = 0; j < length; ++j) {
+        std::array<int64_t, N> at = bases;
+        for (size_t m = 0; m < N; ++m) at[m] += columns[m][j];
+        fn(r * length + j, at);
+      }
     }
   });
 }
 
+// The elements of `from` that `map` says, a map of these dims.
+Array Gather(Executor& executor, const Array& from, const Dims& dims, const IndexMap& map);
 // A tensor in memory, read through its strides.
 Array Load(Executor& executor, const LogicalTensor& desc, const void* memory);
 // Writes only the tensor's elements, of `stored` where it says: gaps between strides stay as they

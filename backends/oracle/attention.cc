@@ -105,10 +105,10 @@ Attention Read(OpContext& context) {
   at.head_size = at.k->dims[3], at.v_head_size = at.v->dims[3];
   const Dims scores_dims = {ragged ? 1 : at.batch, at.q_heads, at.q_len, at.kv_len};
   if (const Array* bias = context.Find("bias")) {
-    at.bias = Expand(context.executor, *bias, scores_dims);
+    at.bias = Gather(context.executor, *bias, scores_dims, GroupMap(bias->dims, scores_dims));
   }
   if (const Array* select = context.Find("select")) {
-    at.select = Expand(context.executor, *select, scores_dims);
+    at.select = Gather(context.executor, *select, scores_dims, GroupMap(select->dims, scores_dims));
   }
   at.sinks = context.Find("sinks");
   at.slopes = context.Find("alibi_slopes");

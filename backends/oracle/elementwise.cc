@@ -11,10 +11,7 @@ template <typename Fn>
 absl::Status Unary(OpContext& context, Fn fn) {
   const double* x = context.in(0).data();
   Array y = context.NewOutput(Dims(context.in(0).dims));
-  ForEachRow<0>(context.executor, y.dims, {}, [&](int64_t first, const auto&) {
-    const int64_t length = y.dims.empty() ? 1 : y.dims.back();
-    for (int64_t i = first; i < first + length; ++i) y.values[i] = fn(x[i]);
-  });
+  ForEach<0>(context.executor, y.dims, {}, [&](int64_t i, const auto&) { y.values[i] = fn(x[i]); });
   context.outputs[0] = std::move(y);
   return absl::OkStatus();
 }
@@ -23,18 +20,14 @@ template <typename Fn>
 absl::Status Binary(OpContext& context, Fn fn) {
   const double* a = context.in(0).data();
   const double* b = context.in(1).data();
-  const Dims dims = BroadcastDims(context.in(0).dims, context.in(1).dims);
-  const IndexMap a_map = BroadcastMap(context.in(0).dims, dims);
-  const IndexMap b_map = BroadcastMap(context.in(1).dims, dims);
-  const std::vector<int64_t>& a_columns = a_map.axes.back();
-  const std::vector<int64_t>& b_columns = b_map.axes.back();
+  const Dims dims = *Broadcast(context.in(0).dims, context.in(1).dims);
+  const IndexMap a_map = GroupMap(context.in(0).dims, dims);
+  const IndexMap b_map = GroupMap(context.in(1).dims, dims);
   Array y = context.NewOutput(dims);
   const bool rounds = context.out_desc(0).type == kS32;
-  ForEachRow<2>(context.executor, dims, {&a_map, &b_map}, [&](int64_t first, const auto& bases) {
-    for (size_t j = 0; j < a_columns.size(); ++j) {
-      const double value = fn(a[bases[0] + a_columns[j]], b[bases[1] + b_columns[j]]);
-      y.values[first + j] = rounds ? RoundTo(kS32, value) : value;
-    }
+  ForEach<2>(context.executor, dims, {&a_map, &b_map}, [&](int64_t i, const auto& at) {
+    const double value = fn(a[at[0]], b[at[1]]);
+    y.values[i] = rounds ? RoundTo(kS32, value) : value;
   });
   context.outputs[0] = std::move(y);
   return absl::OkStatus();
@@ -128,24 +121,19 @@ absl::Status EvalTypeCast(OpContext& context) {
 }
 
 absl::Status EvalSelect(OpContext& context) {
-  const Array& condition = context.in(0);
+  const double* condition = context.in(0).data();
   const double* x = context.in(1).data();
   const double* y = context.in(2).data();
   const Dims dims =
-      BroadcastDims(condition.dims, BroadcastDims(context.in(1).dims, context.in(2).dims));
-  const IndexMap c_map = BroadcastMap(condition.dims, dims);
-  const IndexMap x_map = BroadcastMap(context.in(1).dims, dims);
-  const IndexMap y_map = BroadcastMap(context.in(2).dims, dims);
-  const double* c = condition.data();
+      *Broadcast(context.in(0).dims, *Broadcast(context.in(1).dims, context.in(2).dims));
+  const IndexMap condition_map = GroupMap(context.in(0).dims, dims);
+  const IndexMap x_map = GroupMap(context.in(1).dims, dims);
+  const IndexMap y_map = GroupMap(context.in(2).dims, dims);
   Array z = context.NewOutput(dims);
-  ForEachRow<3>(context.executor, dims, {&c_map, &x_map, &y_map},
-                [&](int64_t first, const auto& bases) {
-                  for (size_t j = 0; j < c_map.axes.back().size(); ++j) {
-                    z.values[first + j] = c[bases[0] + c_map.axes.back()[j]] != 0
-                                              ? x[bases[1] + x_map.axes.back()[j]]
-                                              : y[bases[2] + y_map.axes.back()[j]];
-                  }
-                });
+  ForEach<3>(context.executor, dims, {&condition_map, &x_map, &y_map},
+             [&](int64_t i, const auto& at) {
+               z.values[i] = condition[at[0]] != 0 ? x[at[1]] : y[at[2]];
+             });
   context.outputs[0] = std::move(z);
   return absl::OkStatus();
 }
@@ -185,13 +173,10 @@ absl::Status EvalDropout(OpContext& context) {
   const Dims dims = context.in(0).dims;
   Array y = context.NewOutput(dims);
   Array mask(with_mask ? dims : Dims{0});
-  ForEachRow<0>(context.executor, dims, {}, [&](int64_t first, const auto&) {
-    const int64_t length = dims.empty() ? 1 : dims.back();
-    for (int64_t i = first; i < first + length; ++i) {
-      const bool kept = DropoutKeeps(seed, offset, static_cast<uint64_t>(i), probability);
-      y.values[i] = kept ? x[i] / (1 - probability) : 0.0;
-      if (with_mask) mask.values[i] = kept;
-    }
+  ForEach<0>(context.executor, dims, {}, [&](int64_t i, const auto&) {
+    const bool kept = DropoutKeeps(seed, offset, static_cast<uint64_t>(i), probability);
+    y.values[i] = kept ? x[i] / (1 - probability) : 0.0;
+    if (with_mask) mask.values[i] = kept;
   });
   context.outputs[0] = std::move(y);
   if (with_mask) context.outputs[1] = std::move(mask);

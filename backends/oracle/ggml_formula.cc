@@ -113,12 +113,8 @@ void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups
   for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = Array(dims);
   Array x = context.Take(0);
   std::vector<std::vector<int64_t>> members(context.outputs[1].values.size());
-  ForEachRow<1>(*MakeSerialExecutor(), x.dims, {&groups}, [&](int64_t first, const auto& bases) {
-    const auto& in_row = groups.axes.back();
-    for (size_t j = 0; j < in_row.size(); ++j) {
-      members[bases[0] + in_row[j]].push_back(first + static_cast<int64_t>(j));
-    }
-  });
+  ForEach<1>(*MakeSerialExecutor(), x.dims, {&groups},
+             [&](int64_t i, const auto& at) { members[at[0]].push_back(i); });
   for (size_t group = 0; group < members.size(); ++group) {
     std::vector<double> values;
     for (const int64_t i : members[group]) values.push_back(x.values[i]);

@@ -59,19 +59,10 @@ void MultiplyBlock(const Problem& p, int64_t a_batch, int64_t b_batch, int64_t c
 
 // The last two axes swapped.
 Array Transposed(Executor& executor, const Array& x) {
-  Array y(x.dims);
-  const size_t rank = x.dims.size();
-  std::swap(y.dims[rank - 1], y.dims[rank - 2]);
-  const int64_t rows = x.dims[rank - 2], columns = x.dims[rank - 1];
-  if (x.size() == 0) return y;
-  executor.ParallelFor(x.size() / (rows * columns), [&](int64_t batch, int) {
-    const double* from = x.data() + batch * rows * columns;
-    double* to = y.data() + batch * rows * columns;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
-    }
-  });
-  return y;
+  Dims dims = x.dims, strides = DenseStrides(x.dims);
+  std::swap(dims[dims.size() - 1], dims[dims.size() - 2]);
+  std::swap(strides[dims.size() - 1], strides[dims.size() - 2]);
+  return Gather(executor, x, dims, StridedMap(dims, strides));
 }
 
 // Operand `port` as [batch..., rows, columns]: a vector is a row on the left and a column on the
@@ -96,24 +87,17 @@ Matrix MatrixOf(OpContext& context, int port, bool transposed, Array& storage) {
 
 void AddBias(OpContext& context, Array& y) {
   const Array& bias = context.in(2);
-  const IndexMap map = BroadcastMap(bias.dims, y.dims);
-  ForEachRow<1>(context.executor, y.dims, {&map}, [&](int64_t first, const auto& bases) {
-    for (size_t j = 0; j < map.axes.back().size(); ++j) {
-      y.values[first + j] += bias.values[bases[0] + map.axes.back()[j]];
-    }
-  });
+  const IndexMap map = GroupMap(bias.dims, y.dims);
+  ForEach<1>(context.executor, y.dims, {&map},
+             [&](int64_t i, const auto& at) { y.values[i] += bias.values[at[0]]; });
 }
 
 // For each batch of the result, which batch of an operand it takes.
 std::vector<int64_t> BatchIndices(const Dims& operand, const Dims& batch) {
   std::vector<int64_t> indices(ElementsOf(batch));
-  const IndexMap map = BroadcastMap(operand, batch);
-  const std::unique_ptr<Executor> serial = MakeSerialExecutor();
-  ForEachRow<1>(*serial, batch, {&map}, [&](int64_t first, const auto& bases) {
-    for (size_t j = 0; j < map.axes.back().size(); ++j) {
-      indices[first + j] = bases[0] + map.axes.back()[j];
-    }
-  });
+  const IndexMap map = GroupMap(operand, batch);
+  ForEach<1>(*MakeSerialExecutor(), batch, {&map},
+             [&](int64_t i, const auto& at) { indices[i] = at[0]; });
   return indices;
 }
 
@@ -127,7 +111,7 @@ absl::Status EvalMatMul(OpContext& context) {
     return context.Error(ErrorKind::kInvalidShape, "inner dimensions differ");
   }
   Array y(context.out_dims(0));
-  const Dims batch = BroadcastDims(a.batch, b.batch);
+  const Dims batch = *Broadcast(a.batch, b.batch);
   const std::vector<int64_t> a_batch = BatchIndices(a.batch, batch);
   const std::vector<int64_t> b_batch = BatchIndices(b.batch, batch);
   const Problem problem{a.data, b.data, y.data(), a.rows, a.columns, b.columns};

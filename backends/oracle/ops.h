@@ -65,17 +65,6 @@ class OpContext {
 absl::Status EvalElementwise(OpContext& context);
 absl::Status EvalBinary(OpContext& context);
 
-// Which zero points and scales go with which element: DynamicQuantize and DynamicDequantize.
-struct QuantizationMaps {
-  IndexMap scales;
-  IndexMap zero_points;
-};
-
-// Codes to values, (x - zp) * scale, or x * scale - zp where zero points are in real units. In
-// place. `zero_points` may be null.
-void DequantizeInPlace(Executor& executor, Array& x, const Array& scales, const Array* zero_points,
-                       bool real_units, const QuantizationMaps& maps);
-
 // Outputs of a DynamicQuantize with formula ggml, from input 0, its scales having these dims;
 // `groups` says which group an element is in.
 void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);

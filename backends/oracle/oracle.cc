@@ -88,7 +88,9 @@ class Walk {
   Array& Full(TensorId id) {
     Array& array = values_[id];
     const Dims& dims = *graph_.tensor(id).dims;
-    if (array.size() != ElementsOf(dims)) array = Expand(executor_, array, dims);
+    if (array.size() != ElementsOf(dims)) {
+      array = Gather(executor_, array, dims, GroupMap(array.dims, dims));
+    }
     return array;
   }
 

@@ -25,14 +25,10 @@ absl::Status Reduce(OpContext& context, double init, Fn combine, bool mean = fal
   for (int64_t d = 0; d < rank; ++d) kept_dims[d] = reduced[d] ? 1 : x.dims[d];
   Array y(context.out_dims(0));
   std::fill(y.values.begin(), y.values.end(), init);
-  const IndexMap map = BroadcastMap(kept_dims, x.dims);
+  const IndexMap map = GroupMap(kept_dims, x.dims);
   // Serially, because rows share results.
-  const std::unique_ptr<Executor> serial = MakeSerialExecutor();
-  ForEachRow<1>(*serial, x.dims, {&map}, [&](int64_t first, const auto& bases) {
-    for (size_t j = 0; j < map.axes.back().size(); ++j) {
-      double& result = y.values[bases[0] + map.axes.back()[j]];
-      result = combine(result, x.values[first + j]);
-    }
+  ForEach<1>(*MakeSerialExecutor(), x.dims, {&map}, [&](int64_t i, const auto& at) {
+    y.values[at[0]] = combine(y.values[at[0]], x.values[i]);
   });
   if (mean && y.size() > 0) {
     const double count = static_cast<double>(x.size()) / static_cast<double>(y.size());
@@ -81,14 +77,8 @@ absl::Status EvalStaticTranspose(OpContext& context) {
   const Dims dense = DenseStrides(x.dims);
   Dims strides;
   for (int64_t axis : order) strides.push_back(dense[FromFront(axis, rank)]);
-  Array y(context.out_dims(0));
-  const IndexMap map = StridedMap(y.dims, strides);
-  ForEachRow<1>(context.executor, y.dims, {&map}, [&](int64_t first, const auto& bases) {
-    for (size_t j = 0; j < map.axes.back().size(); ++j) {
-      y.values[first + j] = x.values[bases[0] + map.axes.back()[j]];
-    }
-  });
-  context.outputs[0] = std::move(y);
+  const Dims& dims = context.out_dims(0);
+  context.outputs[0] = Gather(context.executor, x, dims, StridedMap(dims, strides));
   return absl::OkStatus();
 }
 
