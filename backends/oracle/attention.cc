@@ -126,15 +126,14 @@ Attention Read(OpContext& context) {
 
 }  // namespace
 
-absl::Status EvalScaledDotProductAttention(OpContext& context) {
+absl::StatusOr<Array> EvalScaledDotProductAttention(OpContext& context) {
   const Attention at = Read(context);
   Array output(context.out_dims(0));
-  const bool with_stats = context.outputs.size() > 1;
-  Array stats(with_stats ? context.out_dims(1) : Dims{0});
+  Array* const stats = context.Output(1);
   Array scores({context.executor.max_concurrency(), at.kv_len});
   if (at.offsets != nullptr) {
     output.stored.assign(output.size(), false);
-    stats.stored.assign(stats.size(), false);
+    if (stats) stats->stored.assign(stats->size(), false);
   }
   for (int64_t n = 0; n < at.batch; ++n) {
     const Queries queries = QueriesOf(at, n);
@@ -143,18 +142,16 @@ absl::Status EvalScaledDotProductAttention(OpContext& context) {
       const int64_t row = PackedRow(at, n, h, queries.first + i);
       const double stat = AttendRow(at, n, h, i, scores.data() + slot * at.kv_len,
                                     output.data() + row * at.v_head_size);
-      if (with_stats) stats.values[row] = stat;
+      if (stats) stats->values[row] = stat;
     });
     // One after another: the bits of a vector share words.
     for (int64_t i = 0; at.offsets != nullptr && i < at.q_heads * queries.count; ++i) {
       const int64_t row = queries.first * at.q_heads + i;
       std::fill_n(output.stored.begin() + row * at.v_head_size, at.v_head_size, true);
-      if (with_stats) stats.stored[row] = true;
+      if (stats) stats->stored[row] = true;
     }
   }
-  context.outputs[0] = std::move(output);
-  if (with_stats) context.outputs[1] = std::move(stats);
-  return absl::OkStatus();
+  return output;
 }
 
 }  // namespace kvant::oracle

@@ -109,7 +109,7 @@ Block Quantize(const OpContext& context, const std::vector<double>& x) {
 
 }  // namespace
 
-void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups) {
+Array QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups) {
   for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = Array(dims);
   Array x = context.Take(0);
   std::vector<std::vector<int64_t>> members(context.outputs[1].values.size());
@@ -125,7 +125,7 @@ void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups
     }
     for (size_t i = 0; i < values.size(); ++i) x.values[members[group][i]] = block.codes[i];
   }
-  context.outputs[0] = std::move(x);
+  return x;
 }
 
 }  // namespace kvant::oracle

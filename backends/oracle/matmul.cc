@@ -103,13 +103,10 @@ std::vector<int64_t> BatchIndices(const Dims& operand, const Dims& batch) {
 
 }  // namespace
 
-absl::Status EvalMatMul(OpContext& context) {
+absl::StatusOr<Array> EvalMatMul(OpContext& context) {
   Array a_storage, b_storage;
   const Matrix a = MatrixOf(context, 0, context.op.Get<Attr::kTransposeA>(), a_storage);
   const Matrix b = MatrixOf(context, 1, context.op.Get<Attr::kTransposeB>(), b_storage);
-  if (a.columns != b.rows) {
-    return context.Error(ErrorKind::kInvalidShape, "inner dimensions differ");
-  }
   Array y(context.out_dims(0));
   const Dims batch = *Broadcast(a.batch, b.batch);
   const std::vector<int64_t> a_batch = BatchIndices(a.batch, batch);
@@ -124,13 +121,12 @@ absl::Status EvalMatMul(OpContext& context) {
                   task / column_tasks % row_tasks * kTaskRows, task % column_tasks * kTaskColumns);
   });
   if (context.has_input(2)) AddBias(context, y);
-  context.outputs[0] = std::move(y);
-  return absl::OkStatus();
+  return y;
 }
 
 // Sylvester's matrix: H_1 = 1, H_2n = [H_n H_n; H_n -H_n], so that its element (i, j) is -1 where i
 // and j have an odd number of ones in common.
-absl::Status EvalHadamard(OpContext& context) {
+absl::StatusOr<Array> EvalHadamard(OpContext& context) {
   const Array x = context.Take(0);
   const int64_t n = context.op.Get<Attr::kBlock>();
   Array result(context.out_dims(0));
@@ -145,8 +141,7 @@ absl::Status EvalHadamard(OpContext& context) {
       result.values[first + i] = sum / norm;
     }
   }
-  context.outputs[0] = std::move(result);
-  return absl::OkStatus();
+  return result;
 }
 
 }  // namespace kvant::oracle

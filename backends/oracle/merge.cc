@@ -7,15 +7,14 @@
 
 namespace kvant::oracle {
 
-absl::Status EvalMergeAttention(OpContext& context) {
+absl::StatusOr<Array> EvalMergeAttention(OpContext& context) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const auto parts = static_cast<int>(context.inputs.size() / 2);
   const Dims& dims = context.out_dims(0);
   const int64_t channels = dims.back(),
                 rows = ElementsOf(absl::MakeSpan(dims).first(dims.size() - 1));
   Array output(dims);
-  const bool with_stats = context.outputs.size() > 1;
-  Array stats(with_stats ? context.out_dims(1) : Dims{0});
+  Array* const stats = context.Output(1);
   context.executor.ParallelFor(rows, [&](int64_t row, int) {
     double max = -kInf;
     for (int i = 0; i < parts; ++i) max = std::fmax(max, context.in(2 * i + 1).values[row]);
@@ -32,11 +31,9 @@ absl::Status EvalMergeAttention(OpContext& context) {
     if (sum != 0) {
       for (int64_t c = 0; c < channels; ++c) to[c] /= sum;
     }
-    if (with_stats) stats.values[row] = sum == 0 ? -kInf : max + std::log(sum);
+    if (stats) stats->values[row] = sum == 0 ? -kInf : max + std::log(sum);
   });
-  context.outputs[0] = std::move(output);
-  if (with_stats) context.outputs[1] = std::move(stats);
-  return absl::OkStatus();
+  return output;
 }
 
 }  // namespace kvant::oracle

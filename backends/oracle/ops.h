@@ -3,12 +3,11 @@
 #define KVANT_BACKENDS_ORACLE_OPS_H_
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvant/backends/oracle/array.h"
 #include "kvant/graph/graph.h"
 #include "kvant/graph/status.h"
@@ -44,30 +43,35 @@ class OpContext {
   const LogicalTensor& out_desc(int port) const { return graph.tensor(op.outputs[port]); }
   const Dims& out_dims(int port) const { return *out_desc(port).dims; }
 
+  // Output `port` beyond 0, zeros of its tensor's dims; null if the op does not have it.
+  Array* Output(int port);
   // The input itself where nothing else needs it, else a copy.
   Array Take(int port);
   // Memory for output 0: that of an input of these dims which nothing else needs, if there is one.
   // Pointers into the input stay valid, and element i may be written once element i of that input
   // has been read.
   Array NewOutput(const Dims& dims);
-  absl::Status Error(ErrorKind kind, const std::string& message) const;
 };
 
-// Ops take and give arrays of their tensors' dims. Except that elementwise ops and GenIndex may
-// give less, with dims of 1 where elements would repeat, and elementwise ops take that: the index
-// arithmetic of a causal mask would otherwise be several arrays of the size of the scores.
-#define KVANT_OP(kind, ...) absl::Status Eval##kind(OpContext& context);
-#define KVANT_ELEMENTWISE(kind, attributes)
-#define KVANT_BINARY(kind)
+// An array as [outer][length][inner], an axis in the middle.
+struct AxisView {
+  AxisView(const Dims& dims, int64_t axis);
+  int64_t outer, length, inner;
+};
+
+// Each returns output 0 (anything if the op has none), and sets further ones.
+//
+// Ops take and give arrays of their tensors' dims, which shape inference has checked. Except that
+// elementwise ops and GenIndex may give less, with dims of 1 where elements would repeat, and
+// elementwise ops take that: the index arithmetic of a causal mask would otherwise be several
+// arrays of the size of the scores.
+#define KVANT_OP(kind, ...) absl::StatusOr<Array> Eval##kind(OpContext& context);
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
 
-absl::Status EvalElementwise(OpContext& context);
-absl::Status EvalBinary(OpContext& context);
-
 // Outputs of a DynamicQuantize with formula ggml, from input 0, its scales having these dims;
-// `groups` says which group an element is in.
-void QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);
+// `groups` says which group an element is in. Returns output 0.
+Array QuantizeByGgml(OpContext& context, const Dims& dims, const IndexMap& groups);
 
 // Of row n of axis 0, which elements along an axis exist: [first, end) of `capacity`, by the inputs
 // `lengths` and `first` of an op, which may be null. Of one element, an input is for all rows.

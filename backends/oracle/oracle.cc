@@ -14,6 +14,12 @@
 namespace kvant {
 namespace oracle {
 
+Array* OpContext::Output(int port) {
+  if (port >= static_cast<int>(outputs.size())) return nullptr;
+  outputs[port] = Array(out_dims(port));
+  return &outputs[port];
+}
+
 Array OpContext::Take(int port) {
   if (inputs[port].last_use) return std::move(*inputs[port].array);
   return *inputs[port].array;
@@ -31,18 +37,19 @@ Array OpContext::NewOutput(const Dims& dims) {
   return Array(dims);
 }
 
-absl::Status OpContext::Error(ErrorKind kind, const std::string& message) const {
-  return MakeError(kind, absl::StrCat(op.ToString(), ": ", message));
+AxisView::AxisView(const Dims& dims, int64_t axis) {
+  axis = FromFront(axis, static_cast<int64_t>(dims.size()));
+  outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
+  length = dims[axis];
+  inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
 }
 
 namespace {
 
-using EvalFn = absl::Status (*)(OpContext&);
+using EvalFn = absl::StatusOr<Array> (*)(OpContext&);
 
 constexpr EvalFn kEval[] = {
 #define KVANT_OP(kind, ...) Eval##kind,
-#define KVANT_ELEMENTWISE(kind, attributes) EvalElementwise,
-#define KVANT_BINARY(kind) EvalBinary,
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
 };
@@ -102,12 +109,17 @@ class Walk {
       // With one use left, this op has the tensor at one input only.
       context.inputs.push_back({&array, uses_[id] == 1});
     }
-    KVANT_RETURN_IF_ERROR(kEval[static_cast<size_t>(op.kind)](context));
+    KVANT_ASSIGN_OR_RETURN(Array first, kEval[static_cast<size_t>(op.kind)](context));
+    if (!context.outputs.empty()) context.outputs[0] = std::move(first);
     for (TensorId id : op.inputs) {
       if (--uses_[id] == 0) values_.erase(id);
     }
     for (size_t i = 0; i < op.outputs.size(); ++i) {
-      if (uses_[op.outputs[i]] > 0) values_[op.outputs[i]] = std::move(context.outputs[i]);
+      const TensorId id = op.outputs[i];
+      if (uses_[id] == 0) continue;
+      Array& array = values_[id] = std::move(context.outputs[i]);
+      const Dims& dims = *graph_.tensor(id).dims;
+      if (array.size() == ElementsOf(dims)) array.dims = dims;
     }
     return absl::OkStatus();
   }

@@ -210,8 +210,8 @@ AppendedRows RowsOf(const OpContext& context) {
   return rows;
 }
 
-// All outputs from input 0, its scales and zero points having these dims.
-void QuantizeWithOwnParameters(OpContext& context, const Dims& groups_dims) {
+// All outputs from input 0, its scales and zero points having these dims. Returns output 0.
+Array QuantizeWithOwnParameters(OpContext& context, const Dims& groups_dims) {
   const IndexMap groups = ParameterMap(context, context.in(0).dims, groups_dims);
   if (context.op.attrs.Find(Attr::kFormula) != nullptr) {
     return QuantizeByGgml(context, groups_dims, groups);
@@ -222,7 +222,7 @@ void QuantizeWithOwnParameters(OpContext& context, const Dims& groups_dims) {
     parameters.zero_points = context.outputs[2];
     parameters.real_units = IsFloat(context.out_desc(2).type);
   }
-  context.outputs[0] = Quantized(context, parameters);
+  return Quantized(context, parameters);
 }
 
 // An array of src's dims with the parameter of each of its elements where those are in dst.
@@ -254,38 +254,31 @@ Parameters StaticParameters(const Op& op) {
 
 }  // namespace
 
-absl::Status EvalQuantize(OpContext& context) {
-  context.outputs[0] = Quantized(context, StaticParameters(context.op));
-  return absl::OkStatus();
+absl::StatusOr<Array> EvalQuantize(OpContext& context) {
+  return Quantized(context, StaticParameters(context.op));
 }
 
-absl::Status EvalDequantize(OpContext& context) {
-  context.outputs[0] = Dequantized(context, StaticParameters(context.op));
-  return absl::OkStatus();
+absl::StatusOr<Array> EvalDequantize(OpContext& context) {
+  return Dequantized(context, StaticParameters(context.op));
 }
 
-absl::Status EvalDynamicQuantize(OpContext& context) {
-  if (context.has_input(1)) {
-    context.outputs[0] = Quantized(context, GivenParameters(context, 1));
-  } else {
-    QuantizeWithOwnParameters(context, context.out_dims(1));
-  }
-  return absl::OkStatus();
+absl::StatusOr<Array> EvalDynamicQuantize(OpContext& context) {
+  if (context.has_input(1)) return Quantized(context, GivenParameters(context, 1));
+  return QuantizeWithOwnParameters(context, context.out_dims(1));
 }
 
-absl::Status EvalDynamicDequantize(OpContext& context) {
-  context.outputs[0] = Dequantized(context, GivenParameters(context, 1));
-  return absl::OkStatus();
+absl::StatusOr<Array> EvalDynamicDequantize(OpContext& context) {
+  return Dequantized(context, GivenParameters(context, 1));
 }
 
-absl::Status EvalAppend(OpContext& context) {
+absl::StatusOr<Array> EvalAppend(OpContext& context) {
   const AppendedRows rows = RowsOf(context);
   if (context.outputs.size() > 1) {
     Dims groups = context.out_dims(1);
     const int64_t tokens = QuantizationGroup(context.op, context.in(0).dims)[rows.to.axis];
     groups[0] = context.in(0).dims[0];
     groups[rows.to.axis] = rows.to.tokens / tokens;
-    QuantizeWithOwnParameters(context, groups);
+    context.outputs[0] = QuantizeWithOwnParameters(context, groups);
   } else if (context.has_input(2)) {
     Parameters parameters = GivenParameters(context, 2);
     parameters.scales = ParametersAt(context, parameters.scales, rows);
@@ -306,10 +299,10 @@ absl::Status EvalAppend(OpContext& context) {
       whole.stored[index] = true;
     });
   }
-  return absl::OkStatus();
+  return std::move(context.outputs[0]);
 }
 
-absl::Status EvalAppendPages(OpContext& context) {
+absl::StatusOr<Array> EvalAppendPages(OpContext& context) {
   Array rows = context.Take(0);
   const int axis = AppendedTokensOf(context.op, context.in_desc(0), context.out_desc(0)).axis;
   rows.dims = *TokensAsRows(context.in_desc(0), axis).dims;

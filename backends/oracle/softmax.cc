@@ -1,7 +1,6 @@
 #include <cmath>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/oracle/ops.h"
 
 namespace kvant::oracle {
@@ -35,22 +34,14 @@ double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step,
 
 }  // namespace
 
-absl::Status EvalSoftMax(OpContext& context) {
+absl::StatusOr<Array> EvalSoftMax(OpContext& context) {
   const double* x = context.in(0).data();
   const Dims dims = context.in(0).dims;
-  const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
-  if (axis < 0 || axis >= rank) {
-    return context.Error(ErrorKind::kInvalidShape,
-                         absl::StrCat("axis ", axis, " is outside of rank ", rank));
-  }
+  const AxisView view(dims, context.op.Get<Attr::kAxis>());
+  const int64_t length = view.length, inner = view.inner, lines = view.outer * inner;
   const bool inf_as_zero = context.op.Get<Attr::kMode>() == "inf_as_zero";
-  const int64_t length = dims[axis];
-  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-  const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;
   Array y = context.NewOutput(dims);
-  const bool with_stats = context.outputs.size() > 1;
-  Array stats(with_stats ? context.out_dims(1) : Dims{0});
+  Array* const stats = context.Output(1);
   constexpr int64_t kTask = 16;
   context.executor.ParallelFor((lines + kTask - 1) / kTask, [&](int64_t task, int) {
     for (int64_t i = task * kTask; i < std::min(lines, (task + 1) * kTask); ++i) {
@@ -59,38 +50,28 @@ absl::Status EvalSoftMax(OpContext& context) {
           ExistingOf(context.Find("lengths"), context.Find("first"), length, i * dims[0] / lines);
       const double stat =
           SoftMaxLine(x + first, y.data() + first, length, inner, existing, inf_as_zero);
-      if (with_stats) stats.values[i] = stat;
+      if (stats) stats->values[i] = stat;
     }
   });
-  context.outputs[0] = std::move(y);
-  if (with_stats) context.outputs[1] = std::move(stats);
-  return absl::OkStatus();
+  return y;
 }
 
 // diff_src = dst * (diff_dst - sum(dst * diff_dst)), the sum along the axis.
-absl::Status EvalSoftMaxBackward(OpContext& context) {
+absl::StatusOr<Array> EvalSoftMaxBackward(OpContext& context) {
   const double* diff = context.in(0).data();
   const double* probs = context.in(1).data();
-  const Dims dims = context.in(0).dims;
-  const int64_t rank = static_cast<int64_t>(dims.size());
-  const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
-  const int64_t length = dims[axis];
-  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-  const int64_t lines = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * inner;
-  Array result = Array(dims);
-  for (int64_t line = 0; line < lines; ++line) {
-    const int64_t first = line / inner * length * inner + line % inner;
+  Array result(context.in(0).dims);
+  const AxisView view(result.dims, context.op.Get<Attr::kAxis>());
+  for (int64_t line = 0; line < view.outer * view.inner; ++line) {
+    const int64_t first = line / view.inner * view.length * view.inner + line % view.inner;
+    const int64_t end = first + view.length * view.inner;
     double sum = 0;
-    for (int64_t i = 0; i < length; ++i) {
-      sum += probs[first + i * inner] * diff[first + i * inner];
-    }
-    for (int64_t i = 0; i < length; ++i) {
-      const int64_t at = first + i * inner;
-      result.values[at] = probs[at] * (diff[at] - sum);
+    for (int64_t i = first; i < end; i += view.inner) sum += probs[i] * diff[i];
+    for (int64_t i = first; i < end; i += view.inner) {
+      result.values[i] = probs[i] * (diff[i] - sum);
     }
   }
-  context.outputs[0] = std::move(result);
-  return absl::OkStatus();
+  return result;
 }
 
 }  // namespace kvant::oracle
