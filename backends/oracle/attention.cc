@@ -1,5 +1,5 @@
-// ScaledDotProductAttention, straight from its definition in ops.inc; shares nothing with the
-// ops that it stands for but the meaning of codes.
+// ScaledDotProductAttention and MergeAttention, straight from their definitions in ops.inc; they
+// share nothing with the ops that they stand for.
 #include <cmath>
 #include <limits>
 
@@ -151,6 +151,34 @@ absl::StatusOr<Array> EvalScaledDotProductAttention(OpContext& context) {
       if (stats) stats->stored[row] = true;
     }
   }
+  return output;
+}
+
+absl::StatusOr<Array> EvalMergeAttention(OpContext& context) {
+  const auto parts = static_cast<int>(context.inputs.size() / 2);
+  const Dims& dims = context.out_dims(0);
+  const int64_t channels = dims.back(),
+                rows = ElementsOf(absl::MakeSpan(dims).first(dims.size() - 1));
+  Array output(dims);
+  Array* const stats = context.Output(1);
+  context.executor.ParallelFor(rows, [&](int64_t row, int) {
+    double max = -kInf;
+    for (int i = 0; i < parts; ++i) max = std::fmax(max, context.in(2 * i + 1).values[row]);
+    double sum = 0;
+    double* const to = output.data() + row * channels;
+    for (int i = 0; i < parts; ++i) {
+      const double stat = context.in(2 * i + 1).values[row];
+      if (stat == -kInf) continue;
+      const double weight = std::exp(stat - max);
+      const double* const from = context.in(2 * i).data() + row * channels;
+      for (int64_t c = 0; c < channels; ++c) to[c] += weight * from[c];
+      sum += weight;
+    }
+    if (sum != 0) {
+      for (int64_t c = 0; c < channels; ++c) to[c] /= sum;
+    }
+    if (stats) stats->values[row] = sum == 0 ? -kInf : max + std::log(sum);
+  });
   return output;
 }
 
