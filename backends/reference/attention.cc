@@ -115,8 +115,6 @@ Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, 
   if (per_head) reads.push_back(*per_head);
   if (shape_.lengths) reads.push_back(*shape_.lengths);
   if (shape_.offsets) reads.push_back(*shape_.offsets);
-  Plan::StepOptions options;
-  options.overwrites = 0;
   plan_.AddStep(
       reads, {result},
       [=, s = shape_](const RunContext& context) {
@@ -138,7 +136,7 @@ Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, 
           for (int64_t j = 0; j < s.columns; ++j) to[j] = fn(from[j], slope, j - diagonal);
         });
       },
-      options);
+      /*overwrites=*/0);
   return result;
 }
 

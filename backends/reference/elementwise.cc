@@ -173,8 +173,6 @@ Array Binary(Plan& plan, algorithm kind, Array a, Array b, Storage result) {
 
 Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y, const Dims& dims) {
   Array result = plan.NewArray(dims, x.storage);
-  Plan::StepOptions options;
-  options.overwrites = x.elements() == result.elements() ? 1 : 2;
   plan.AddStep(
       {condition, x, y}, {result},
       [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(condition.dims, dims),
@@ -190,7 +188,7 @@ Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y,
           }
         });
       },
-      options);
+      /*overwrites=*/x.elements() == result.elements() ? 1 : 2);
   return result;
 }
 

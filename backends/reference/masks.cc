@@ -50,8 +50,6 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
   std::vector<Array> writes{y};
   if (mask) writes.push_back(*mask);
-  Plan::StepOptions options;
-  options.overwrites = 0;
   lowering.plan.AddStep(
       {x, seed, offset, probability}, writes,
       [=](const RunContext& context) {
@@ -76,7 +74,7 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
           }
         });
       },
-      options);
+      /*overwrites=*/0);
   lowering.SetOutput(op, 0, y);
   if (mask) lowering.SetOutput(op, 1, *mask);
   return absl::OkStatus();

@@ -46,21 +46,16 @@ dnnl::primitive_attr UserScratchpad() {
 void AddPrimitive(Plan& plan, const dnnl::primitive& primitive,
                   const dnnl::memory::desc& scratchpad, std::vector<PrimitiveArg> reads,
                   PrimitiveArg write, int overwrites) {
-  Plan::StepOptions options;
-  options.overwrites = overwrites;
-  const size_t scratch_bytes = scratchpad.get_size();
-  if (scratch_bytes > 0) {
-    options.temporary = plan.NewArray({static_cast<int64_t>((scratch_bytes + 3) / 4)});
-  }
-  std::vector<Array> arrays;
-  arrays.reserve(reads.size());
+  std::vector<Array> arrays, writes{write.array};
   for (const PrimitiveArg& read : reads) arrays.push_back(read.array);
-  const Array result = write.array;
   std::vector<PrimitiveArg> args = std::move(reads);
   args.push_back(std::move(write));
-  if (scratch_bytes > 0) args.push_back({DNNL_ARG_SCRATCHPAD, options.temporary, scratchpad});
+  if (const size_t scratch_bytes = scratchpad.get_size(); scratch_bytes > 0) {
+    writes.push_back(plan.NewArray({static_cast<int64_t>((scratch_bytes + 3) / 4)}));
+    args.push_back({DNNL_ARG_SCRATCHPAD, writes.back(), scratchpad});
+  }
   plan.AddStep(
-      arrays, {result},
+      arrays, writes,
       [primitive, args = std::move(args)](const RunContext& context) {
         std::unordered_map<int, dnnl::memory> memories;
         for (const PrimitiveArg& arg : args) {
@@ -70,7 +65,7 @@ void AddPrimitive(Plan& plan, const dnnl::primitive& primitive,
         primitive.execute(context.stream, memories);
         context.stream.wait();
       },
-      options);
+      overwrites);
 }
 
 }  // namespace kvant::reference

@@ -33,7 +33,7 @@ Array Plan::PortArray(int port, Dims dims, Storage storage) {
 }
 
 void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step,
-                   const StepOptions& options) {
+                   int overwrites) {
   // Steps without writes store to ports; others have nothing to do when all is empty.
   bool empty = !writes.empty();
   for (const Array& array : writes) empty = empty && array.elements() == 0;
@@ -42,8 +42,7 @@ void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes
   info.run = std::move(step);
   for (const Array& array : reads) info.reads.push_back(array.id);
   for (const Array& array : writes) info.writes.push_back(array.id);
-  if (options.temporary.id >= 0) info.writes.push_back(options.temporary.id);
-  if (options.overwrites >= 0) info.overwrites = reads[options.overwrites].id;
+  if (overwrites >= 0) info.overwrites = reads[overwrites].id;
   steps_.push_back(std::move(info));
 }
 

@@ -67,17 +67,11 @@ class Plan {
   // Memory of an input port, used where it lies. It is read only.
   Array PortArray(int port, Dims dims, Storage storage);
 
-  // `write` may take the memory of reads[overwrites] when nothing reads that later; the step
-  // must then work in place. `temporary`: memory for this step only; id -1 for none.
-  struct StepOptions {
-    int overwrites = -1;
-    Array temporary;
-  };
-  void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step) {
-    AddStep(reads, writes, std::move(step), StepOptions());
-  }
+  // writes[0] may take the memory of reads[overwrites], if that is one, when nothing reads it
+  // later; the step must then work in place. What is written and never read is memory for this step
+  // only.
   void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step,
-               const StepOptions& options);
+               int overwrites = -1);
 
   // Lays the arrays out; nothing may be added afterwards.
   void Finish();

@@ -44,8 +44,6 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
   const std::optional<Array> zps = quantization.zero_points;
   std::vector<Array> reads{x, scales};
   if (zps) reads.push_back(*zps);
-  Plan::StepOptions options;
-  options.overwrites = 0;
   plan.AddStep(
       reads, {result},
       [=, walk = GroupWalk(x.dims, quantization)](const RunContext& context) {
@@ -65,7 +63,7 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
           }
         });
       },
-      options);
+      /*overwrites=*/0);
   return result;
 }
 

@@ -29,8 +29,6 @@ Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
   for (size_t axis = 0; axis < x.dims.size(); ++axis) {
     (max.dims[axis] == x.dims[axis] ? reduced : kept)[axis] = 1;
   }
-  Plan::StepOptions options;
-  options.overwrites = 0;
   plan.AddStep(
       {max, x}, {result},
       [=, outer = Walk(kept, {DenseStrides(kept), dense}),
@@ -55,7 +53,7 @@ Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
           }
         });
       },
-      options);
+      /*overwrites=*/0);
   return result;
 }
 

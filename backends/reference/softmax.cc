@@ -77,8 +77,6 @@ Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines
                        bool inf_as_zero) {
   Array result = plan.NewArray(y.dims);
   const float value = inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
-  Plan::StepOptions options;
-  options.overwrites = 0;
   plan.AddStep(
       {y, max}, {result},
       [=](const RunContext& context) {
@@ -94,7 +92,7 @@ Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines
           }
         });
       },
-      options);
+      /*overwrites=*/0);
   return result;
 }
 
