@@ -39,11 +39,8 @@ absl::Status Lowering::LowerPartition() {
     const LogicalTensor& tensor = partition_.output(static_cast<int>(port));
     const Array array = Expanded(plan, Value(tensor.id), *tensor.dims);
     const auto rows = written_rows_.find(tensor.id);
-    if (rows == written_rows_.end()) {
-      StorePort(plan, static_cast<int>(port), tensor, array);
-    } else {
-      StoreRows(plan, static_cast<int>(port), tensor, array, rows->second);
-    }
+    StorePort(plan, static_cast<int>(port), tensor, array,
+              rows == written_rows_.end() ? std::nullopt : std::optional(rows->second));
   }
   return absl::OkStatus();
 }

@@ -12,13 +12,6 @@
 namespace kvant::reference {
 namespace {
 
-template <typename T>
-void CopyRow(const RunContext& context, const Row& row, const Array& from, const Array& to) {
-  const T* x = context.data<T>(from) + row.offset[1];
-  T* y = context.data<T>(to) + row.offset[0];
-  for (int64_t i = 0; i < row.count; ++i) y[i * row.stride[0]] = x[i * row.stride[1]];
-}
-
 absl::Status SameArray(const Op& op, Lowering& lowering) {
   lowering.SetOutput(op, 0, lowering.Input(op, 0));
   return absl::OkStatus();
@@ -43,11 +36,7 @@ Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides) 
   }
   plan.AddStep({x}, {result}, [=](const RunContext& context) {
     walk.ForEachRow(context.executor, [&](const Row& row) {
-      if (BytesOf(x.storage) == 8) {
-        CopyRow<int64_t>(context, row, x, result);
-      } else {
-        CopyRow<int32_t>(context, row, x, result);
-      }
+      CopyRow(row, BytesOf(x.storage), context.data<void>(result), context.data<void>(x));
     });
   });
   return result;

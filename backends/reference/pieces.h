@@ -16,10 +16,9 @@ namespace kvant::reference {
 // ports.cc: between the memory of a port, of any type and layout, and dense arrays.
 Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor);
 Array LoadConstant(Plan& plan, const Constant& value);
-void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array);
-// The same of rows along axis 0 before the last of `offsets`, s32.
-void StoreRows(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
-               const Array& offsets);
+// With `offsets`, s32, only rows along axis 0 before the last of them.
+void StorePort(Plan& plan, int port, const LogicalTensor& tensor, const Array& array,
+               const std::optional<Array>& offsets);
 
 // matmul.cc. NumPy's rules, vectors included; the result has no dims of a vector operand.
 Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b);

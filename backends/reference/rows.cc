@@ -11,6 +11,17 @@ constexpr int64_t kTaskElements = 16384;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+template <typename T>
+void Copy(const Row& row, T* to, const T* from) {
+  to += row.offset[0];
+  from += row.offset[1];
+  if (row.stride[0] == 1 && row.stride[1] == 1) {
+    std::copy_n(from, row.count, to);
+  } else {
+    for (int64_t i = 0; i < row.count; ++i) to[i * row.stride[0]] = from[i * row.stride[1]];
+  }
+}
+
 }  // namespace
 
 Dims BroadcastStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> out) {
@@ -21,6 +32,14 @@ Dims BroadcastStrides(absl::Span<const int64_t> dims, absl::Span<const int64_t> 
     if (dims[i] != 1) strides[missing + i] = dense[i];
   }
   return strides;
+}
+
+void CopyRow(const Row& row, size_t bytes, void* to, const void* from) {
+  if (bytes == 8) {
+    Copy(row, static_cast<int64_t*>(to), static_cast<const int64_t*>(from));
+  } else {
+    Copy(row, static_cast<int32_t*>(to), static_cast<const int32_t*>(from));
+  }
 }
 
 Walk::Walk(absl::Span<const int64_t> dims, std::vector<Dims> strides) : strides_(strides.size()) {

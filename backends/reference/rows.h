@@ -24,6 +24,9 @@ struct Row {
   std::array<int64_t, kMaxOperands> stride{};
 };
 
+// Operand 0 becomes operand 1, of elements of 4 or 8 bytes.
+void CopyRow(const Row& row, size_t bytes, void* to, const void* from);
+
 // An iteration space of any rank, and the strides of up to kMaxOperands operands in it.
 class Walk {
  public:
