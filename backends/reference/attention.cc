@@ -27,15 +27,15 @@ class Attention {
   Attention(const Op& op, Lowering& lowering)
       : op_(op), lowering_(lowering), plan_(lowering.plan) {}
 
-  absl::Status Lower();
+  Array Lower();
 
  private:
   std::optional<Array> Optional(std::string_view name);
   // A mask [.., Sq or 1, ..] over packed rows, over those of each sequence.
   Array OverRows(const Array& mask);
-  // Queries, and back: the output or statistics.
+  // Queries, and back: what is output `index`.
   Array Queries();
-  void SetRows(int output, const Array& rows);
+  Array PackedRows(int index, const Array& rows);
   // K or V with an axis for the query heads that share it: [N, Hkv, 1, S, D].
   Array Shared(const Array& values);
   Array ScaledScores();
@@ -73,15 +73,14 @@ Array Attention::Queries() {
                 *shape_.offsets);
 }
 
-void Attention::SetRows(int output, const Array& rows) {
-  if (!shape_.offsets) return lowering_.SetOutput(op_, output, rows);
+Array Attention::PackedRows(int index, const Array& rows) {
+  if (!shape_.offsets) return rows;
   const int64_t heads = shape_.heads, tokens = shape_.rows;
   const int64_t size = rows.elements() / std::max<int64_t>(1, shape_.batch * heads * tokens);
   const Array packed =
       Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), *shape_.offsets);
-  lowering_.SetOutput(op_, output,
-                      Gather(plan_, packed, {tokens, heads, size}, {size, tokens * size, 1}));
-  lowering_.WriteRowsOf(op_, output, *shape_.offsets);
+  lowering_.WriteRowsOf(op_, index, *shape_.offsets);
+  return Gather(plan_, packed, {tokens, heads, size}, {size, tokens * size, 1});
 }
 
 Array Attention::OverRows(const Array& mask) {
@@ -168,10 +167,9 @@ Array Attention::MaskedScores(Array scores) {
 
 // A sink is one more column, whose probability nobody reads.
 SoftMaxResult Attention::Probabilities(const Array& scores) {
-  SoftMaxOptions options;
-  options.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero";
-  options.with_stats = lowering_.HasOutput(op_, 1);
-  options.stats_of_empty = -kInf;
+  const SoftMaxOptions options{.inf_as_zero = op_.Get<Attr::kMode>() == "inf_as_zero",
+                               .with_stats = lowering_.HasOutput(op_, 1),
+                               .stats_of_empty = -kInf};
   const std::optional<Array> sinks = Optional("sinks");
   if (!sinks) return SoftMax(plan_, scores, options);
   const Dims column{shape_.batch, shape_.heads, shape_.rows, 1};
@@ -181,7 +179,7 @@ SoftMaxResult Attention::Probabilities(const Array& scores) {
   return result;
 }
 
-absl::Status Attention::Lower() {
+Array Attention::Lower() {
   const Dims &q = *lowering_.InputTensor(op_, 0).dims, &k = *lowering_.InputTensor(op_, 1).dims;
   kv_heads_ = k[1];
   shape_.offsets = Optional("query_offsets");
@@ -191,18 +189,16 @@ absl::Status Attention::Lower() {
   shape_.lengths = Optional("kv_lengths");
   q_ = Queries();
   const SoftMaxResult probs = Probabilities(MaskedScores(ScaledScores()));
-  if (probs.stats) SetRows(1, *probs.stats);
+  if (probs.stats) lowering_.SetOutput(op_, 1, PackedRows(1, *probs.stats));
   Array v = lowering_.Input(op_, 2);
   // A probability of 0 must meet no NaN in memory that holds no data.
   if (shape_.lengths) v = KeepExisting(plan_, v, {*shape_.lengths, Optional("kv_first")}, 2, 0);
-  const Array output = MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false);
-  SetRows(0, output);
-  return absl::OkStatus();
+  return PackedRows(0, MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false));
 }
 
 }  // namespace
 
-absl::Status LowerScaledDotProductAttention(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerScaledDotProductAttention(const Op& op, Lowering& lowering) {
   return Attention(op, lowering).Lower();
 }
 

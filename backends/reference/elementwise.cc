@@ -1,8 +1,6 @@
 // Elementwise ops: floats through oneDNN; Select, and what takes or gives integers, in plain code.
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,60 +38,32 @@ double Evaluate(algorithm op, double a, double b) {
   }
 }
 
-int32_t SaturateToS32(double value) {
-  if (std::isnan(value)) return 0;
-  return static_cast<int32_t>(std::clamp(std::nearbyint(value),
-                                         double{std::numeric_limits<int32_t>::min()},
-                                         double{std::numeric_limits<int32_t>::max()}));
-}
-
-// A quotient of integers is cut towards zero, as in C, where it is one.
-template <typename Result, typename A, typename B>
-Result RoundResult(algorithm op, double value) {
-  if constexpr (std::is_same_v<Result, float>) return static_cast<float>(value);
-  if constexpr (std::is_same_v<A, int32_t> && std::is_same_v<B, int32_t>) {
-    if (op == algorithm::binary_div) value = std::trunc(value);
-  }
-  return SaturateToS32(value);
-}
-
-template <typename Result, typename A, typename B>
-void BinaryRow(const RunContext& context, const Row& row, algorithm op, const Array& result,
-               const Array& a, const Array& b) {
-  Result* to = context.data<Result>(result) + row.offset[0];
-  const A* x = context.data<A>(a) + row.offset[1];
-  const B* y = context.data<B>(b) + row.offset[2];
-  for (int64_t i = 0; i < row.count; ++i) {
-    const double value = Evaluate(op, x[i * row.stride[1]], y[i * row.stride[2]]);
-    to[i * row.stride[0]] = RoundResult<Result, A, B>(op, value);
-  }
-}
-
-// Calls body with a value of the type that a storage holds: f32, or s32.
-template <typename Body>
-void WithElement(Storage storage, Body body) {
-  if (storage == Storage::kS32) return body(int32_t{});
-  body(float{});
-}
-
-// Where an operand or the result is s32. f64 holds sums and differences of them exactly.
+// Where an operand or the result is s32. f64 holds sums and differences of them exactly. A quotient
+// of integers is cut towards zero, as in C, where it is one.
 Array MixedBinary(Plan& plan, algorithm op, const Array& a, const Array& b, const Dims& dims,
                   Storage storage) {
   Array result = plan.NewArray(dims, storage);
-  plan.AddStep({a, b}, {result},
-               [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(a.dims, dims),
-                                      BroadcastStrides(b.dims, dims)})](const RunContext& context) {
-                 walk.ForEachRow(context.executor, [&](const Row& row) {
-                   WithElement(result.storage, [&](auto to) {
-                     WithElement(a.storage, [&](auto x) {
-                       WithElement(b.storage, [&](auto y) {
-                         BinaryRow<decltype(to), decltype(x), decltype(y)>(context, row, op, result,
-                                                                           a, b);
-                       });
-                     });
-                   });
-                 });
-               });
+  const bool to_integers = storage == Storage::kS32;
+  const bool cuts = op == algorithm::binary_div && to_integers && a.storage == Storage::kS32 &&
+                    b.storage == Storage::kS32;
+  plan.AddStep(
+      {a, b}, {result},
+      [=, walk = Walk(dims, {DenseStrides(dims), BroadcastStrides(a.dims, dims),
+                             BroadcastStrides(b.dims, dims)})](const RunContext& context) {
+        walk.ForEachRow(context.executor, [&](const Row& row) {
+          for (int64_t i = 0; i < row.count; ++i) {
+            double value = Evaluate(op, context.value(a, row.offset[1] + i * row.stride[1]),
+                                    context.value(b, row.offset[2] + i * row.stride[2]));
+            if (cuts) value = std::trunc(value);
+            const int64_t at = row.offset[0] + i * row.stride[0];
+            if (to_integers) {
+              context.data<int32_t>(result)[at] = static_cast<int32_t>(RoundTo(kS32, value));
+            } else {
+              context.data(result)[at] = static_cast<float>(value);
+            }
+          }
+        });
+      });
   return result;
 }
 
@@ -130,19 +100,14 @@ void SelectRow(const RunContext& context, const Row& row, const Array& result,
   }
 }
 
-absl::Status LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, float alpha = 0,
-                          float beta = 0) {
-  lowering.SetOutput(op, 0,
-                     Eltwise(lowering.plan, kind, lowering.CompactInput(op, 0), alpha, beta));
-  return absl::OkStatus();
+Array LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, float alpha = 0,
+                   float beta = 0) {
+  return Eltwise(lowering.plan, kind, lowering.CompactInput(op, 0), alpha, beta);
 }
 
-absl::Status LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
-  lowering.SetOutput(
-      op, 0,
-      Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
-             StorageOf(lowering.OutputTensor(op, 0).type)));
-  return absl::OkStatus();
+Array LowerBinary(const Op& op, Lowering& lowering, algorithm kind) {
+  return Binary(lowering.plan, kind, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
+                StorageOf(lowering.OutputTensor(op, 0).type));
 }
 
 }  // namespace
@@ -197,22 +162,9 @@ Array Expanded(Plan& plan, const Array& x, absl::Span<const int64_t> dims) {
   return Gather(plan, x, Dims(dims.begin(), dims.end()), BroadcastStrides(x.dims, dims));
 }
 
-namespace {
-
-struct OneDnnEltwise {
-  algorithm how{};
-  float alpha = 0.f, beta = 0.f;
-};
-// oneDNN's; an op without one does not compile.
-template <OpKind kind>
-OneDnnEltwise EltwiseOf() = delete;
-template <OpKind kind>
-algorithm BinaryOf() = delete;
-
-#define KVANT_ELTWISE(kind, ...)               \
-  template <>                                  \
-  OneDnnEltwise EltwiseOf<OpKind::k##kind>() { \
-    return {__VA_ARGS__};                      \
+#define KVANT_ELTWISE(kind, ...)                                        \
+  absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering) { \
+    return LowerEltwise(op, lowering, __VA_ARGS__);                     \
   }
 KVANT_ELTWISE(Exp, algorithm::eltwise_exp)
 KVANT_ELTWISE(Tanh, algorithm::eltwise_tanh)
@@ -223,13 +175,13 @@ KVANT_ELTWISE(Square, algorithm::eltwise_square)
 KVANT_ELTWISE(Abs, algorithm::eltwise_abs)
 KVANT_ELTWISE(Reciprocal, algorithm::eltwise_pow, 1.f, -1.f)
 KVANT_ELTWISE(Log, algorithm::eltwise_log)
-KVANT_ELTWISE(GELU, algorithm::eltwise_gelu_erf)
+KVANT_ELTWISE(GELU, op.Get<Attr::kMode>() == "gelu_tanh" ? algorithm::eltwise_gelu_tanh
+                                                         : algorithm::eltwise_gelu_erf)
 #undef KVANT_ELTWISE
 
-#define KVANT_TWO(kind, how)              \
-  template <>                             \
-  algorithm BinaryOf<OpKind::k##kind>() { \
-    return algorithm::binary_##how;       \
+#define KVANT_TWO(kind, how)                                            \
+  absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering) { \
+    return LowerBinary(op, lowering, algorithm::binary_##how);          \
   }
 KVANT_TWO(Add, add)
 KVANT_TWO(Subtract, sub)
@@ -237,52 +189,12 @@ KVANT_TWO(Multiply, mul)
 KVANT_TWO(Divide, div)
 KVANT_TWO(Maximum, max)
 KVANT_TWO(Minimum, min)
+KVANT_TWO(GreaterEqual, ge)
 #undef KVANT_TWO
 
-}  // namespace
-
-absl::Status LowerElementwise(const Op& op, Lowering& l) {
-  OneDnnEltwise eltwise;
-  switch (op.kind) {
-#define KVANT_OP(...)
-#define KVANT_BINARY(kind)
-#define KVANT_ELEMENTWISE(kind, attributes) \
-  case OpKind::k##kind:                     \
-    eltwise = EltwiseOf<OpKind::k##kind>(); \
-    break;
-#include "kvant/graph/ops.inc"
-#undef KVANT_OP
-    default:
-      break;
-  }
-  if (op.Get<Attr::kMode>() == "gelu_tanh") eltwise.how = algorithm::eltwise_gelu_tanh;
-  return LowerEltwise(op, l, eltwise.how, eltwise.alpha, eltwise.beta);
-}
-
-absl::Status LowerBinary(const Op& op, Lowering& l) {
-  switch (op.kind) {
-#define KVANT_OP(...)
-#define KVANT_ELEMENTWISE(kind, attributes)
-#define KVANT_BINARY(kind) \
-  case OpKind::k##kind:    \
-    return LowerBinary(op, l, BinaryOf<OpKind::k##kind>());
-#include "kvant/graph/ops.inc"
-#undef KVANT_OP
-    default:
-      return absl::OkStatus();
-  }
-}
-
-absl::Status LowerGreaterEqual(const Op& op, Lowering& l) {
-  return LowerBinary(op, l, algorithm::binary_ge);
-}
-
-absl::Status LowerSelect(const Op& op, Lowering& lowering) {
-  lowering.SetOutput(
-      op, 0,
-      Select(lowering.plan, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
-             lowering.CompactInput(op, 2), lowering.OutputDims(op, 0)));
-  return absl::OkStatus();
+absl::StatusOr<Array> LowerSelect(const Op& op, Lowering& lowering) {
+  return Select(lowering.plan, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
+                lowering.CompactInput(op, 2), lowering.OutputDims(op, 0));
 }
 
 }  // namespace kvant::reference

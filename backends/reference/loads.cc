@@ -105,16 +105,14 @@ Array Pack(Plan& plan, const Array& x, const Array& offsets) {
   return result;
 }
 
-absl::Status LowerLoadTokens(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerLoadTokens(const Op& op, Lowering& lowering) {
   Existing existing{lowering.Input(op, 1), std::nullopt};
   if (lowering.HasInput(op, 2)) existing.first = lowering.Input(op, 2);
-  lowering.SetOutput(op, 0,
-                     KeepExisting(lowering.plan, lowering.Input(op, 0), existing, TokenAxis(op), 0,
-                                  TokenGroup(op)));
-  return absl::OkStatus();
+  return KeepExisting(lowering.plan, lowering.Input(op, 0), existing, TokenAxis(op), 0,
+                      TokenGroup(op));
 }
 
-absl::Status LowerLoadPages(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerLoadPages(const Op& op, Lowering& lowering) {
   const Array pool = lowering.Input(op, 0), table = lowering.Input(op, 1);
   const Array lengths = lowering.Input(op, 2);
   const Lines from = Lines::Of(pool, TokenAxis(op));
@@ -136,11 +134,10 @@ absl::Status LowerLoadPages(const Op& op, Lowering& lowering) {
                       from.token_bytes() * tokens, out + from.At(0, t));
         }
       });
-  lowering.SetOutput(op, 0, result);
-  return absl::OkStatus();
+  return result;
 }
 
-absl::Status LowerLoadRanges(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerLoadRanges(const Op& op, Lowering& lowering) {
   const Array ranges = lowering.Input(op, 0);
   std::vector<Array> reads{ranges};
   for (int i = 1; lowering.HasInput(op, i); ++i) reads.push_back(lowering.Input(op, i));
@@ -162,8 +159,7 @@ absl::Status LowerLoadRanges(const Op& op, Lowering& lowering) {
                 }
               }
             });
-  lowering.SetOutput(op, 0, result);
-  if (!lowering.HasOutput(op, 1)) return absl::OkStatus();
+  if (!lowering.HasOutput(op, 1)) return result;
   const Array lengths = lowering.plan.NewArray({ranges.dims[0]}, Storage::kS32);
   lowering.plan.AddStep({ranges}, {lengths}, [=](const RunContext& context) {
     const int32_t* range = context.data<int32_t>(ranges);
@@ -174,7 +170,7 @@ absl::Status LowerLoadRanges(const Op& op, Lowering& lowering) {
     }
   });
   lowering.SetOutput(op, 1, lengths);
-  return absl::OkStatus();
+  return result;
 }
 
 }  // namespace kvant::reference

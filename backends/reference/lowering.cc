@@ -9,29 +9,21 @@
 namespace kvant::reference {
 namespace {
 
-absl::Status LowerOp(const Op& op, Lowering& lowering) {
-  switch (op.kind) {
-#define KVANT_OP(kind, ...) \
-  case OpKind::k##kind:     \
-    return Lower##kind(op, lowering);
-#define KVANT_ELEMENTWISE(kind, attributes) \
-  case OpKind::k##kind:                     \
-    return LowerElementwise(op, lowering);
-#define KVANT_BINARY(kind) \
-  case OpKind::k##kind:    \
-    return LowerBinary(op, lowering);
+using LowerFn = absl::StatusOr<Array> (*)(const Op&, Lowering&);
+
+constexpr LowerFn kLower[] = {
+#define KVANT_OP(kind, ...) Lower##kind,
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
-  }
-  return absl::OkStatus();
-}
+};
 
 }  // namespace
 
 absl::Status Lowering::LowerPartition() {
   for (const Op& op : graph().ops()) {
     KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph(), op));
-    KVANT_RETURN_IF_ERROR(LowerOp(op, *this));
+    KVANT_ASSIGN_OR_RETURN(Array first, kLower[static_cast<size_t>(op.kind)](op, *this));
+    if (HasOutput(op, 0)) SetOutput(op, 0, std::move(first));
   }
   // Last, so that an execution that fails has written nothing, and inputs may share the memory of
   // outputs.
@@ -60,8 +52,6 @@ Array Lowering::Input(const Op& op, int index) {
   return Expanded(plan, Value(op.inputs[index]), *InputTensor(op, index).dims);
 }
 
-Array Lowering::CompactInput(const Op& op, int index) { return Value(op.inputs[index]); }
-
 void Lowering::SetOutput(const Op& op, int index, Array array) {
   const Dims& dims = OutputDims(op, index);
   if (array.elements() == ElementsOf(dims)) array.dims = dims;
@@ -72,24 +62,21 @@ void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
   written_rows_[op.outputs[index]] = offsets;
 }
 
-absl::Status Lowering::CheckValues(const Op& op, TensorId id, std::string_view what, double low,
-                                   double high) {
+absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
   if (const std::optional<Constant>& value = graph().tensor(id).value) {
-    if (value->value() >= low && value->value() <= high) return absl::OkStatus();
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat(op.ToString(), ": ", std::string(what), " ", value->ToString(),
-                                  " is not in [", low, ", ", high, "]"));
+    if (value->value() >= 0 && value->value() <= 1) return absl::OkStatus();
+    return MakeError(
+        ErrorKind::kInvalidArguments,
+        absl::StrCat(op.ToString(), ": probability ", value->ToString(), " is not in [0, 1]"));
   }
   const int port = partition_.InputPort(id);
-  if (port == kNoPort) return absl::OkStatus();
-  port_checks_.push_back({port, partition_.input(port), low, high,
-                          absl::StrCat(op.ToString(), ": ", std::string(what))});
+  if (port != kNoPort) probabilities_.push_back({port, op.ToString()});
   return absl::OkStatus();
 }
 
-absl::Status LowerEnd(const Op&, Lowering&) { return absl::OkStatus(); }
+absl::StatusOr<Array> LowerEnd(const Op&, Lowering&) { return Array(); }
 
-absl::Status LowerWildcard(const Op& op, Lowering&) {
+absl::StatusOr<Array> LowerWildcard(const Op& op, Lowering&) {
   return MakeError(ErrorKind::kUnimplemented,
                    absl::StrCat(op.ToString(), ": a wildcard has no meaning to run"));
 }

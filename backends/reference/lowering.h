@@ -4,11 +4,10 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvant/backends/reference/plan.h"
 #include "kvant/graph/graph.h"
 #include "kvant/graph/status.h"
@@ -16,12 +15,10 @@
 
 namespace kvant::reference {
 
-// What the elements of an input port must be, checked before anything runs.
-struct PortCheck {
+// The probability of a Dropout that comes through a port, checked before anything runs.
+struct ProbabilityPort {
   int port = 0;
-  LogicalTensor tensor;
-  double low = 0, high = 0;
-  std::string what;  // "Dropout 'o' (id 3): probability"
+  std::string op;  // "Dropout 'o' (id 3)"
 };
 
 class Lowering {
@@ -30,7 +27,7 @@ class Lowering {
 
   // All ops, then the outputs. Afterwards the plan is complete but for Finish().
   absl::Status LowerPartition();
-  const std::vector<PortCheck>& port_checks() const { return port_checks_; }
+  const std::vector<ProbabilityPort>& probabilities() const { return probabilities_; }
 
   Plan& plan;
 
@@ -39,7 +36,7 @@ class Lowering {
   Array Input(const Op& op, int index);
   // The same, but dims may be 1 where elements repeat along them. Elementwise ops can do with
   // that; it keeps the index arithmetic of masks small.
-  Array CompactInput(const Op& op, int index);
+  Array CompactInput(const Op& op, int index) { return Value(op.inputs[index]); }
   bool HasInput(const Op& op, int index) const {
     return index < static_cast<int>(op.inputs.size());
   }
@@ -58,10 +55,8 @@ class Lowering {
 
   // Of output `index`, with rows along axis 0, only those before the last of `offsets` are written.
   void WriteRowsOf(const Op& op, int index, const Array& offsets);
-  // Checks a constant, and has the elements of a tensor that comes through a port checked at
-  // execution.
-  absl::Status CheckValues(const Op& op, TensorId id, std::string_view what, double low,
-                           double high);
+  // Checks a constant, and has a probability that comes through a port checked at execution.
+  absl::Status CheckProbability(const Op& op, TensorId id);
 
  private:
   const Graph& graph() const { return partition_.ops(); }
@@ -69,18 +64,15 @@ class Lowering {
 
   const Partition& partition_;
   absl::flat_hash_map<TensorId, Array> values_;
-  std::vector<PortCheck> port_checks_;
+  std::vector<ProbabilityPort> probabilities_;
   absl::flat_hash_map<TensorId, Array> written_rows_;
 };
 
-// One per row of the op table; a new op does not link until it has one.
-#define KVANT_OP(kind, ...) absl::Status Lower##kind(const Op& op, Lowering& lowering);
-#define KVANT_ELEMENTWISE(kind, attributes)
-#define KVANT_BINARY(kind)
+// One per row of the op table; a new op does not link until it has one. They return output 0
+// (anything if the op has none), and set further ones.
+#define KVANT_OP(kind, ...) absl::StatusOr<Array> Lower##kind(const Op& op, Lowering& lowering);
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
-absl::Status LowerElementwise(const Op& op, Lowering& lowering);
-absl::Status LowerBinary(const Op& op, Lowering& lowering);
 
 }  // namespace kvant::reference
 

@@ -1,8 +1,8 @@
 // What masks are made of, in plain code: oneDNN has none of it.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/kernels/philox.h"
@@ -17,34 +17,24 @@ int64_t ScalarOf(const RunContext& context, const Array& array) {
 
 }  // namespace
 
-Array GenIndex(Plan& plan, int64_t length) {
-  Array result = plan.NewArray({length}, Storage::kS32);
-  plan.AddStep({}, {result}, [=](const RunContext& context) {
-    int32_t* index = context.data<int32_t>(result);
-    for (int64_t i = 0; i < length; ++i) index[i] = static_cast<int32_t>(i);
-  });
-  return result;
-}
-
-absl::Status LowerGenIndex(const Op& op, Lowering& lowering) {
+// 0, 1, ..., of dims that are 1 along the other axes.
+absl::StatusOr<Array> LowerGenIndex(const Op& op, Lowering& lowering) {
   const Dims& dims = lowering.OutputDims(op, 0);
   const int64_t axis = FromFront(op.Get<Attr::kAxis>(), dims.size());
   Dims compact(dims.size(), 1);
   compact[axis] = dims[axis];
-  lowering.SetOutput(op, 0, Reshaped(GenIndex(lowering.plan, dims[axis]), compact));
-  return absl::OkStatus();
+  const Array result = lowering.plan.NewArray(compact, Storage::kS32);
+  lowering.plan.AddStep({}, {result}, [=](const RunContext& context) {
+    std::iota(context.data<int32_t>(result), context.data<int32_t>(result) + result.elements(), 0);
+  });
+  return result;
 }
 
-absl::Status LowerDropout(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
   const Array probability = lowering.Input(op, 3);
-  for (const Array& scalar : {seed, offset, probability}) {
-    if (scalar.elements() == 1) continue;
-    return MakeError(ErrorKind::kInvalidShape,
-                     absl::StrCat(op.ToString(), ": seed, offset and probability are scalars"));
-  }
-  KVANT_RETURN_IF_ERROR(lowering.CheckValues(op, op.inputs[3], "probability", 0, 1));
+  KVANT_RETURN_IF_ERROR(lowering.CheckProbability(op, op.inputs[3]));
   const Array y = lowering.plan.NewArray(x.dims);
   std::optional<Array> mask;
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
@@ -75,9 +65,8 @@ absl::Status LowerDropout(const Op& op, Lowering& lowering) {
         });
       },
       /*overwrites=*/0);
-  lowering.SetOutput(op, 0, y);
   if (mask) lowering.SetOutput(op, 1, *mask);
-  return absl::OkStatus();
+  return y;
 }
 
 }  // namespace kvant::reference

@@ -123,7 +123,7 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
   return result;
 }
 
-absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerMatMul(const Op& op, Lowering& lowering) {
   const bool transpose_a = op.Get<Attr::kTransposeA>();
   const bool transpose_b = op.Get<Attr::kTransposeB>();
   Array result =
@@ -133,11 +133,10 @@ absl::Status LowerMatMul(const Op& op, Lowering& lowering) {
     result = Reshaped(result, lowering.OutputDims(op, 0));
     result = Binary(lowering.plan, dnnl::algorithm::binary_add, result, lowering.Input(op, 2));
   }
-  lowering.SetOutput(op, 0, result);
-  return absl::OkStatus();
+  return result;
 }
 
-absl::Status LowerHadamard(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerHadamard(const Op& op, Lowering& lowering) {
   // Of 2^n numbers it is the product of smaller ones, over the axes of [.., kFactor, kFactor]: so
   // that no constant is larger than this.
   constexpr int64_t kFactor = 64;
@@ -154,8 +153,7 @@ absl::Status LowerHadamard(const Op& op, Lowering& lowering) {
     inner *= factor;
     left /= factor;
   }
-  lowering.SetOutput(op, 0, Reshaped(x, dims));
-  return absl::OkStatus();
+  return Reshaped(x, dims);
 }
 
 }  // namespace kvant::reference

@@ -9,7 +9,7 @@
 
 namespace kvant::reference {
 
-absl::Status LowerMergeAttention(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerMergeAttention(const Op& op, Lowering& lowering) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   Plan& plan = lowering.plan;
   const Dims dims = lowering.OutputDims(op, 0);
@@ -35,17 +35,14 @@ absl::Status LowerMergeAttention(const Op& op, Lowering& lowering) {
     scores.push_back(score);
     values.push_back(Reshaped(counted, {rows, 1, channels}));
   }
-  SoftMaxOptions options;
-  options.inf_as_zero = true;
-  options.with_stats = lowering.HasOutput(op, 1);
-  options.stats_of_empty = kNegInf;
-  const SoftMaxResult weights = SoftMax(plan, Concat(plan, scores, 1), options);
+  const SoftMaxResult weights = SoftMax(
+      plan, Concat(plan, scores, 1),
+      {.inf_as_zero = true, .with_stats = lowering.HasOutput(op, 1), .stats_of_empty = kNegInf});
   const auto parts = static_cast<int64_t>(scores.size());
   const Array merged = MatMul(plan, Reshaped(weights.probs, {rows, 1, parts}),
                               Concat(plan, values, 1), false, false);
-  lowering.SetOutput(op, 0, Reshaped(merged, dims));
   if (weights.stats) lowering.SetOutput(op, 1, *weights.stats);
-  return absl::OkStatus();
+  return Reshaped(merged, dims);
 }
 
 }  // namespace kvant::reference

@@ -10,14 +10,6 @@
 #include "kvant/backends/reference/rows.h"
 
 namespace kvant::reference {
-namespace {
-
-absl::Status SameArray(const Op& op, Lowering& lowering) {
-  lowering.SetOutput(op, 0, lowering.Input(op, 0));
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides) {
   Array result = plan.NewArray(dims, x.storage);
@@ -66,13 +58,17 @@ Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis) {
   return result;
 }
 
-absl::Status LowerStaticReshape(const Op& op, Lowering& lowering) {
-  return SameArray(op, lowering);
+absl::StatusOr<Array> LowerStaticReshape(const Op& op, Lowering& lowering) {
+  return lowering.Input(op, 0);
 }
-absl::Status LowerReorder(const Op& op, Lowering& lowering) { return SameArray(op, lowering); }
-absl::Status LowerTypeCast(const Op& op, Lowering& lowering) { return SameArray(op, lowering); }
+absl::StatusOr<Array> LowerReorder(const Op& op, Lowering& lowering) {
+  return lowering.Input(op, 0);
+}
+absl::StatusOr<Array> LowerTypeCast(const Op& op, Lowering& lowering) {
+  return lowering.Input(op, 0);
+}
 
-absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerStaticTranspose(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const auto order = op.Get<Attr::kOrder>();
   const Dims dense = DenseStrides(x.dims);
@@ -82,11 +78,10 @@ absl::Status LowerStaticTranspose(const Op& op, Lowering& lowering) {
     dims.push_back(x.dims[axis]);
     strides.push_back(dense[axis]);
   }
-  lowering.SetOutput(op, 0, Gather(lowering.plan, x, dims, strides));
-  return absl::OkStatus();
+  return Gather(lowering.plan, x, dims, strides);
 }
 
-absl::Status LowerSlice(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerSlice(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const int64_t axis = FromFront(op.Get<Attr::kAxis>(), x.dims.size());
   Dims dims = x.dims;
@@ -106,16 +101,14 @@ absl::Status LowerSlice(const Op& op, Lowering& lowering) {
                   context.data<std::byte>(x) + block * from + begin, run);
     });
   });
-  lowering.SetOutput(op, 0, result);
-  return absl::OkStatus();
+  return result;
 }
 
-absl::Status LowerConcat(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerConcat(const Op& op, Lowering& lowering) {
   std::vector<Array> arrays;
   for (int i = 0; lowering.HasInput(op, i); ++i) arrays.push_back(lowering.Input(op, i));
   const int64_t axis = FromFront(op.Get<Attr::kAxis>(), arrays.front().dims.size());
-  lowering.SetOutput(op, 0, Concat(lowering.plan, arrays, axis));
-  return absl::OkStatus();
+  return Concat(lowering.plan, arrays, axis);
 }
 
 }  // namespace kvant::reference

@@ -73,10 +73,6 @@ Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantizatio
 // An array with these values.
 Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims);
 
-// masks.cc
-// 0, 1, ... as s32.
-Array GenIndex(Plan& plan, int64_t length);
-
 // loads.cc
 // Which elements along an axis exist: of row n of axis 0, [first[n], lengths[n]). s32, one for each
 // row or one for all.

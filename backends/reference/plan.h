@@ -57,6 +57,10 @@ struct RunContext {
   T* data(const Array& array) const {
     return static_cast<T*>(arrays[array.id]);
   }
+  // Element i of an array of f32 or s32.
+  double value(const Array& array, int64_t i) const {
+    return array.storage == Storage::kS32 ? data<int32_t>(array)[i] : data(array)[i];
+  }
 };
 
 using Step = std::function<void(const RunContext&)>;

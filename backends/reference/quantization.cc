@@ -212,21 +212,18 @@ Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
   return result;
 }
 
-absl::Status LowerQuantize(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerQuantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = StaticParameters(op, lowering);
-  lowering.SetOutput(op, 0,
-                     Quantize(lowering.plan, lowering.Input(op, 0), parameters,
-                              lowering.OutputTensor(op, 0).type, nullptr));
-  return absl::OkStatus();
+  return Quantize(lowering.plan, lowering.Input(op, 0), parameters,
+                  lowering.OutputTensor(op, 0).type, nullptr);
 }
 
-absl::Status LowerDequantize(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = StaticParameters(op, lowering);
-  lowering.SetOutput(op, 0, Dequantize(lowering.plan, lowering.Input(op, 0), parameters));
-  return absl::OkStatus();
+  return Dequantize(lowering.plan, lowering.Input(op, 0), parameters);
 }
 
-absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   if (op.attrs.Find(Attr::kFormula) != nullptr) {
     return MakeError(
         ErrorKind::kUnimplemented,
@@ -236,36 +233,31 @@ absl::Status LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const QuantizationArrays parameters =
       computes ? ComputedParameters(op, x, lowering) : DynamicParameters(op, lowering);
-  lowering.SetOutput(op, 0,
-                     Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type,
-                              CodebookOf(op, lowering)));
   if (computes) {
     lowering.SetOutput(op, 1, parameters.scales);
     if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
   }
-  return absl::OkStatus();
+  return Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type,
+                  CodebookOf(op, lowering));
 }
 
-absl::Status LowerAppend(const Op& op, Lowering&) {
+absl::StatusOr<Array> LowerAppend(const Op& op, Lowering&) {
   return MakeError(ErrorKind::kUnimplemented,
                    absl::StrCat(op.ToString(),
                                 ": writes into a part of its outputs, which op by op "
                                 "execution does not"));
 }
 
-absl::Status LowerAppendPages(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerAppendPages(const Op& op, Lowering& lowering) {
   return LowerAppend(op, lowering);
 }
 
-absl::Status LowerDynamicDequantize(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerDynamicDequantize(const Op& op, Lowering& lowering) {
   const QuantizationArrays parameters = DynamicParameters(op, lowering);
   const Array codes = lowering.Input(op, 0);
   const auto* codebook = op.Find<Attr::kCodebook>();
-  lowering.SetOutput(op, 0,
-                     codebook == nullptr
-                         ? Dequantize(lowering.plan, codes, parameters)
-                         : DequantizeEntries(lowering.plan, codes, parameters, *codebook));
-  return absl::OkStatus();
+  return codebook == nullptr ? Dequantize(lowering.plan, codes, parameters)
+                             : DequantizeEntries(lowering.plan, codes, parameters, *codebook);
 }
 
 }  // namespace kvant::reference

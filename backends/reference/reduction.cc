@@ -57,12 +57,11 @@ Array RepairedMax(Plan& plan, const Array& max, const Array& x) {
   return result;
 }
 
-absl::Status LowerReduce(const Op& op, Lowering& lowering, algorithm kind) {
+Array LowerReduce(const Op& op, Lowering& lowering, algorithm kind) {
   const Array x = lowering.Input(op, 0);
   std::vector<int64_t> axes = op.Get<Attr::kAxes>();
   for (int64_t& axis : axes) axis = FromFront(axis, x.dims.size());
-  lowering.SetOutput(op, 0, Reduce(lowering.plan, kind, x, axes));
-  return absl::OkStatus();
+  return Reduce(lowering.plan, kind, x, axes);
 }
 
 }  // namespace
@@ -87,13 +86,13 @@ Array Reduce(Plan& plan, algorithm kind, const Array& x, absl::Span<const int64_
   return result;
 }
 
-absl::Status LowerReduceSum(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerReduceSum(const Op& op, Lowering& lowering) {
   return LowerReduce(op, lowering, algorithm::reduction_sum);
 }
-absl::Status LowerReduceMax(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerReduceMax(const Op& op, Lowering& lowering) {
   return LowerReduce(op, lowering, algorithm::reduction_max);
 }
-absl::Status LowerReduceMean(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerReduceMean(const Op& op, Lowering& lowering) {
   return LowerReduce(op, lowering, algorithm::reduction_mean);
 }
 

@@ -31,26 +31,21 @@ std::string KernelText(const Graph& graph) {
   return text;
 }
 
-absl::Status Check(const PortCheck& check, const void* data) {
-  absl::Status status;
-  const Dims strides = check.tensor.StridesOrDense();
-  const int64_t stride = strides.empty() ? 1 : strides.back();  // of a vector or a scalar
-  for (int64_t i = 0; i < check.tensor.elements() && status.ok(); ++i) {
-    const double value = LoadElement(check.tensor.type, data, i * stride);
-    if (value >= check.low && value <= check.high) continue;
-    status = MakeError(ErrorKind::kInvalidArguments,
-                       absl::StrCat(check.what, " ", value, " (element ", i, ") is not in [",
-                                    check.low, ", ", check.high, "]"));
-  }
-  return status;
+absl::Status Check(const ProbabilityPort& probability, const void* data) {
+  const double value = LoadElement(kF32, data, 0);
+  if (value >= 0 && value <= 1) return absl::OkStatus();
+  return MakeError(
+      ErrorKind::kInvalidArguments,
+      absl::StrCat(probability.op, ": probability ", value, " (element 0) is not in [0, 1]"));
 }
 
 class ReferenceExecutable : public Executable {
  public:
-  ReferenceExecutable(std::string kernel, Plan plan, std::vector<PortCheck> checks, bool empty)
+  ReferenceExecutable(std::string kernel, Plan plan, std::vector<ProbabilityPort> probabilities,
+                      bool empty)
       : kernel_(std::move(kernel)),
         plan_(std::move(plan)),
-        port_checks_(std::move(checks)),
+        probabilities_(std::move(probabilities)),
         empty_(empty) {}
 
   std::string kernel() const override { return kernel_; }
@@ -58,8 +53,8 @@ class ReferenceExecutable : public Executable {
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    for (const PortCheck& check : port_checks_) {
-      KVANT_RETURN_IF_ERROR(Check(check, inputs[check.port]));
+    for (const ProbabilityPort& probability : probabilities_) {
+      KVANT_RETURN_IF_ERROR(Check(probability, inputs[probability.port]));
     }
     if (empty_) return absl::OkStatus();
     try {
@@ -73,7 +68,7 @@ class ReferenceExecutable : public Executable {
  private:
   const std::string kernel_;
   const Plan plan_;
-  const std::vector<PortCheck> port_checks_;
+  const std::vector<ProbabilityPort> probabilities_;
   const bool empty_;  // an output has no elements: nothing is to be done
 };
 
@@ -96,7 +91,7 @@ class ReferenceBackend : public Backend {
       return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
     }
     return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
-                                                 lowering.port_checks(), empty);
+                                                 lowering.probabilities(), empty);
   }
 };
 

@@ -121,11 +121,10 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
   return result;
 }
 
-absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
-  SoftMaxOptions options;
-  options.axis = op.Get<Attr::kAxis>();
-  options.inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero";
-  options.with_stats = lowering.HasOutput(op, 1);
+absl::StatusOr<Array> LowerSoftMax(const Op& op, Lowering& lowering) {
+  const SoftMaxOptions options{.axis = op.Get<Attr::kAxis>(),
+                               .inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero",
+                               .with_stats = lowering.HasOutput(op, 1)};
   Array scores = lowering.Input(op, 0);
   if (lowering.HasInput(op, 1)) {
     Existing existing{lowering.Input(op, 1), std::nullopt};
@@ -133,12 +132,11 @@ absl::Status LowerSoftMax(const Op& op, Lowering& lowering) {
     scores = KeepExisting(lowering.plan, scores, existing, options.axis, -kInf);
   }
   const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
-  lowering.SetOutput(op, 0, result.probs);
   if (result.stats) lowering.SetOutput(op, 1, *result.stats);
-  return absl::OkStatus();
+  return result.probs;
 }
 
-absl::Status LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
+absl::StatusOr<Array> LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
   const Array diff = lowering.Input(op, 0);
   const Array probs = lowering.Input(op, 1);
   const size_t rank = diff.dims.size();
@@ -149,8 +147,7 @@ absl::Status LowerSoftMaxBackward(const Op& op, Lowering& lowering) {
   const Array product = Binary(plan, dnnl::algorithm::binary_mul, probs, diff);
   const Array sum = Reduce(plan, dnnl::algorithm::reduction_sum, product, {axis});
   const Array centred = Binary(plan, dnnl::algorithm::binary_sub, diff, sum);
-  lowering.SetOutput(op, 0, Binary(plan, dnnl::algorithm::binary_mul, probs, centred));
-  return absl::OkStatus();
+  return Binary(plan, dnnl::algorithm::binary_mul, probs, centred);
 }
 
 }  // namespace kvant::reference
