@@ -71,14 +71,8 @@ Array FloatBinary(Plan& plan, algorithm op, const Array& a, const Array& b, cons
   Array result = plan.NewArray(dims);
   if (result.elements() == 0) return result;
   const Walk walk(dims, {BroadcastStrides(a.dims, dims), BroadcastStrides(b.dims, dims)});
-  const auto desc = [&](int operand) {
-    Dims extents = walk.dims();
-    for (size_t axis = 0; axis < extents.size(); ++axis) {
-      if (walk.strides(operand)[axis] == 0) extents[axis] = 1;
-    }
-    return DenseDesc(extents);
-  };
-  const auto a_desc = desc(0), b_desc = desc(1), result_desc = DenseDesc(walk.dims());
+  const auto a_desc = DenseDesc(walk.extents(0)), b_desc = DenseDesc(walk.extents(1));
+  const auto result_desc = DenseDesc(walk.dims());
   const dnnl::binary::primitive_desc description(CpuEngine(), op, a_desc, b_desc, result_desc,
                                                  UserScratchpad());
   AddPrimitive(plan, dnnl::binary(description), description.scratchpad_desc(),

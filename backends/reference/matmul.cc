@@ -9,6 +9,7 @@
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
+#include "kvant/backends/reference/rows.h"
 
 namespace kvant::reference {
 namespace {
@@ -31,41 +32,8 @@ Matrix MatrixOf(const Array& x, bool transpose, bool left) {
   return matrix;
 }
 
-// A run of batch dims in which each operand either varies or repeats.
-struct BatchAxis {
-  int64_t extent = 1;
-  bool a_repeats = false, b_repeats = false;
-};
-
-// `dims` with ones in front.
-Dims Padded(const Dims& dims, size_t rank) {
-  Dims padded(rank - dims.size(), 1);
-  padded.insert(padded.end(), dims.begin(), dims.end());
-  return padded;
-}
-
-std::vector<BatchAxis> MergeBatch(const Dims& a, const Dims& b, const Dims& out) {
-  const Dims a_dims = Padded(a, out.size()), b_dims = Padded(b, out.size());
-  std::vector<BatchAxis> axes;
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (out[i] == 1) continue;
-    const BatchAxis axis{out[i], a_dims[i] == 1, b_dims[i] == 1};
-    if (!axes.empty() && axes.back().a_repeats == axis.a_repeats &&
-        axes.back().b_repeats == axis.b_repeats) {
-      axes.back().extent *= axis.extent;
-    } else {
-      axes.push_back(axis);
-    }
-  }
-  return axes;
-}
-
-dnnl::memory::desc OperandDesc(const std::vector<BatchAxis>& axes, bool BatchAxis::*repeats,
-                               const Matrix& matrix) {
-  Dims dims;
-  for (const BatchAxis& axis : axes) {
-    dims.push_back(repeats != nullptr && axis.*repeats ? 1 : axis.extent);
-  }
+// Matrices of these batch dims.
+dnnl::memory::desc OperandDesc(Dims dims, const Matrix& matrix) {
   dims.push_back(matrix.rows);
   dims.push_back(matrix.columns);
   Dims strides = DenseStrides(dims);
@@ -74,14 +42,6 @@ dnnl::memory::desc OperandDesc(const std::vector<BatchAxis>& axes, bool BatchAxi
     strides[dims.size() - 1] = matrix.rows;
   }
   return StridedDesc(dims, strides);
-}
-
-Array Zeros(Plan& plan, Dims dims) {
-  Array result = plan.NewArray(std::move(dims));
-  plan.AddStep({}, {result}, [result](const RunContext& context) {
-    std::fill_n(context.data(result), result.elements(), 0.f);
-  });
-  return result;
 }
 
 // Sylvester's, / sqrt(size).
@@ -104,17 +64,20 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
   Dims dims = batch;
   if (a.dims.size() > 1) dims.push_back(left.rows);
   if (b.dims.size() > 1) dims.push_back(right.columns);
-  if (ElementsOf(dims) == 0 || left.columns == 0) return Zeros(plan, dims);
-
-  std::vector<BatchAxis> axes = MergeBatch(left.batch, right.batch, batch);
-  if (!axes.empty() && axes.back().b_repeats && !axes.back().a_repeats && !left.transposed) {
-    left.rows *= axes.back().extent;
-    axes.pop_back();
+  if (ElementsOf(dims) == 0 || left.columns == 0) {
+    return Expanded(plan, ConstantArray(plan, {0}, {}), dims);
+  }
+  const Walk batches(batch,
+                     {BroadcastStrides(left.batch, batch), BroadcastStrides(right.batch, batch)});
+  Dims a_batch = batches.extents(0), b_batch = batches.extents(1), result_batch = batches.dims();
+  // Either a alone varies along the last axis, or there is no batch.
+  if (b_batch.back() == 1 && (a_batch.back() == 1 || !left.transposed)) {
+    left.rows *= a_batch.back();
+    for (Dims* each : {&a_batch, &b_batch, &result_batch}) each->pop_back();
   }
   Array result = plan.NewArray(dims);
-  const auto a_desc = OperandDesc(axes, &BatchAxis::a_repeats, left);
-  const auto b_desc = OperandDesc(axes, &BatchAxis::b_repeats, right);
-  const auto desc = OperandDesc(axes, nullptr, Matrix{{}, left.rows, right.columns});
+  const auto a_desc = OperandDesc(a_batch, left), b_desc = OperandDesc(b_batch, right);
+  const auto desc = OperandDesc(result_batch, Matrix{{}, left.rows, right.columns});
   const dnnl::matmul::primitive_desc description(CpuEngine(), a_desc, b_desc, desc,
                                                  UserScratchpad());
   AddPrimitive(plan, dnnl::matmul(description), description.scratchpad_desc(),

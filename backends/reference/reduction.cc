@@ -70,13 +70,8 @@ Array Reduce(Plan& plan, algorithm kind, const Array& x, absl::Span<const int64_
   Dims dims = x.dims;
   for (int64_t axis : axes) dims[axis] = 1;
   if (dims == x.dims) return x;  // oneDNN rejects a reduction that reduces nothing
+  if (x.elements() == 0) return Expanded(plan, ConstantArray(plan, {OfNothing(kind)}, {}), dims);
   Array result = plan.NewArray(dims);
-  if (x.elements() == 0) {
-    plan.AddStep({}, {result}, [=](const RunContext& context) {
-      std::fill_n(context.data(result), result.elements(), OfNothing(kind));
-    });
-    return result;
-  }
   const auto from = DenseDesc(x.dims), to = DenseDesc(dims);
   const dnnl::reduction::primitive_desc description(CpuEngine(), kind, from, to, 0.f, 0.f,
                                                     UserScratchpad());

@@ -63,6 +63,14 @@ Walk::Walk(absl::Span<const int64_t> dims, std::vector<Dims> strides) : strides_
   }
 }
 
+Dims Walk::extents(int operand) const {
+  Dims extents = dims_;
+  for (size_t axis = 0; axis < extents.size(); ++axis) {
+    if (strides_[operand][axis] == 0) extents[axis] = 1;
+  }
+  return extents;
+}
+
 Row Walk::RowAt(int64_t index) const {
   Row row;
   row.count = dims_.back();

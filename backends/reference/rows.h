@@ -35,6 +35,8 @@ class Walk {
 
   const Dims& dims() const { return dims_; }
   const Dims& strides(int operand) const { return strides_[operand]; }
+  // dims() with 1 where the operand repeats.
+  Dims extents(int operand) const;
 
   // Calls body for rows that cover every element once, in parallel; rows are cut where long.
   void ForEachRow(Executor& executor, absl::FunctionRef<void(const Row&)> body) const;
