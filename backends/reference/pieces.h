@@ -3,13 +3,11 @@
 #ifndef KVANT_BACKENDS_REFERENCE_PIECES_H_
 #define KVANT_BACKENDS_REFERENCE_PIECES_H_
 
-#include <memory>
 #include <optional>
 
 #include "absl/types/span.h"
 #include "dnnl.hpp"
 #include "kvant/backends/reference/plan.h"
-#include "kvant/kernels/cpu/codebook.h"
 
 namespace kvant::reference {
 
@@ -58,22 +56,6 @@ Array Reduce(Plan& plan, dnnl::algorithm algorithm, const Array& x, absl::Span<c
 Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides);
 Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis);
 
-// quantization.cc. Scales (and zero points) have x's rank and divide its dims.
-struct QuantizationArrays {
-  Array scales;
-  std::optional<Array> zero_points;
-  bool real_units = false;  // of the zero points
-};
-// (x - zp) * scale, or x * scale - zp in real units.
-Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization);
-// round(x / scale) + zp, or round((x + zp) / scale) in real units; ties to even, saturated.
-// A codebook, or null: codes are positions in it.
-Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
-               const std::shared_ptr<const cpu::Codebook>& codebook);
-// An array with these values.
-Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims);
-
-// loads.cc
 // Which elements along an axis exist: of row n of axis 0, [first[n], lengths[n]). s32, one for each
 // row or one for all.
 struct Existing {
@@ -88,6 +70,10 @@ Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t
 // offsets[n] to offsets[n + 1], and zeros. And back, zeros beyond the last.
 Array Unpack(Plan& plan, const Array& x, const Array& offsets);
 Array Pack(Plan& plan, const Array& x, const Array& offsets);
+
+// quantization.cc
+// An array with these values.
+Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims);
 
 }  // namespace kvant::reference
 

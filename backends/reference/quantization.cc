@@ -16,22 +16,29 @@
 namespace kvant::reference {
 namespace {
 
+// Scales (and zero points) have x's rank and divide its dims.
+struct QuantizationArrays {
+  Array scales;
+  std::optional<Array> zero_points;
+  bool real_units = false;  // of the zero points
+};
+
 // Operands: result, x, scales, zero points. Each dim becomes [groups, elements of a group], in
 // which scales and zero points have ordinary strides, 0 along the group.
 Walk GroupWalk(const Dims& dims, const QuantizationArrays& quantization) {
   const Dims& scale_dims = quantization.scales.dims;
   const Dims zp_dims =
       quantization.zero_points ? quantization.zero_points->dims : Dims(dims.size(), 1);
-  const Dims dense = DenseStrides(dims), scale_dense = DenseStrides(scale_dims),
-             zp_dense = DenseStrides(zp_dims);
+  const Dims dense = DenseStrides(dims), scale_strides = BroadcastStrides(scale_dims, dims),
+             zp_strides = BroadcastStrides(zp_dims, dims);
   Dims split, data, scales, zps;
   for (size_t axis = 0; axis < dims.size(); ++axis) {
     const int64_t groups = std::max<int64_t>(1, std::max(scale_dims[axis], zp_dims[axis]));
     const int64_t length = dims[axis] / groups;
     split.insert(split.end(), {groups, length});
     data.insert(data.end(), {length * dense[axis], dense[axis]});
-    scales.insert(scales.end(), {scale_dims[axis] == 1 ? 0 : scale_dense[axis], 0});
-    zps.insert(zps.end(), {zp_dims[axis] == 1 ? 0 : zp_dense[axis], 0});
+    scales.insert(scales.end(), {scale_strides[axis], 0});
+    zps.insert(zps.end(), {zp_strides[axis], 0});
   }
   return Walk(split, {data, data, scales, zps});
 }
@@ -47,19 +54,15 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
   plan.AddStep(
       reads, {result},
       [=, walk = GroupWalk(x.dims, quantization)](const RunContext& context) {
-        const auto zero_point = [&](int64_t i) -> double {
-          if (!zps) return 0;
-          return zps->storage == Storage::kS32 ? context.data<int32_t>(*zps)[i]
-                                               : context.data<float>(*zps)[i];
-        };
         walk.ForEachRow(context.executor, [&](const Row& row) {
           const float* from = context.data(x) + row.offset[1];
           float* to = context.data(result) + row.offset[0];
           for (int64_t i = 0; i < row.count; ++i) {
             const double scale = context.data(scales)[row.offset[2] + i * row.stride[2]];
-            const double value =
-                fn(from[i * row.stride[1]], scale, zero_point(row.offset[3] + i * row.stride[3]));
-            to[i * row.stride[0]] = static_cast<float>(value);
+            const double zero_point =
+                zps ? context.value(*zps, row.offset[3] + i * row.stride[3]) : 0;
+            to[i * row.stride[0]] =
+                static_cast<float>(fn(from[i * row.stride[1]], scale, zero_point));
           }
         });
       },
@@ -67,28 +70,29 @@ Array ForEachCode(Plan& plan, const Array& x, const QuantizationArrays& quantiza
   return result;
 }
 
-// One value, or one per element of `axis`, as an array of x's rank.
-Array AlongAxis(Array values, size_t rank, int64_t axis) {
+// One value, one per element of the attribute axis, or one per group, as an array of x's rank.
+Array OfRank(size_t rank, const Op& op, const Array& values) {
+  if (values.dims.size() == rank) return values;
   Dims dims(rank, 1);
-  if (values.elements() != 1) dims[axis] = values.elements();
-  return Reshaped(std::move(values), std::move(dims));
-}
-
-Array DynamicParameter(const Op& op, const Array& values, size_t rank) {
-  const std::string qtype = op.Get<Attr::kQType>();
-  if (qtype == "per_group" && values.dims.size() == rank) return values;
-  return AlongAxis(values, rank, FromFront(op.Get<Attr::kAxis>(), rank));
+  if (values.elements() != 1) dims[FromFront(op.Get<Attr::kAxis>(), rank)] = values.elements();
+  return Reshaped(values, dims);
 }
 
 QuantizationArrays DynamicParameters(const Op& op, Lowering& lowering) {
   const size_t rank = lowering.InputTensor(op, 0).dims->size();
-  QuantizationArrays result;
-  result.scales = DynamicParameter(op, lowering.Input(op, 1), rank);
+  QuantizationArrays result{.scales = OfRank(rank, op, lowering.Input(op, 1))};
   if (lowering.HasInput(op, 2)) {
-    result.zero_points = DynamicParameter(op, lowering.Input(op, 2), rank);
+    result.zero_points = OfRank(rank, op, lowering.Input(op, 2));
     result.real_units = IsFloat(lowering.InputTensor(op, 2).type);
   }
   return result;
+}
+
+// Where element i of a dense array of these dims lies with these strides.
+int64_t OffsetOf(int64_t i, const Dims& dims, const Dims& strides) {
+  int64_t offset = 0;
+  for (size_t d = dims.size(); d-- > 0; i /= dims[d]) offset += i % dims[d] * strides[d];
+  return offset;
 }
 
 // The smallest and largest of the elements of a dense array with these dims and strides, from
@@ -98,9 +102,7 @@ std::pair<float, float> RangeOf(const float* first, const Dims& dims, const Dims
   const int64_t count = ElementsOf(dims);
   float min = kInfinity, max = -kInfinity;
   for (int64_t i = 0; i < count; ++i) {
-    int64_t offset = 0, rest = i;
-    for (size_t d = dims.size(); d-- > 0; rest /= dims[d]) offset += rest % dims[d] * strides[d];
-    const float x = first[offset];
+    const float x = first[OffsetOf(i, dims, strides)];
     if (std::isnan(x)) return {x, x};
     min = std::min(min, x);
     max = std::max(max, x);
@@ -117,7 +119,8 @@ std::shared_ptr<const cpu::Codebook> CodebookOf(const Op& op, const Lowering& lo
 }
 
 // Scales and zero points that the op computes from x, with x's rank.
-QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lowering) {
+QuantizationArrays ComputedParameters(const Op& op, Lowering& lowering) {
+  const Array x = lowering.Input(op, 0);
   const Dims group = QuantizationGroup(op, x.dims), strides = DenseStrides(x.dims);
   Dims groups = x.dims, steps = strides;
   for (size_t d = 0; d < groups.size(); ++d) {
@@ -142,11 +145,7 @@ QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lo
   }
   lowering.plan.AddStep({x}, writes, [=](const RunContext& context) {
     context.executor.ParallelFor(ElementsOf(groups), [&](int64_t i, int) {
-      int64_t offset = 0, rest = i;
-      for (size_t d = groups.size(); d-- > 0; rest /= groups[d]) {
-        offset += rest % groups[d] * steps[d];
-      }
-      const auto [min, max] = RangeOf(context.data(x) + offset, group, strides);
+      const auto [min, max] = RangeOf(context.data(x) + OffsetOf(i, groups, steps), group, strides);
       const cpu::GroupParameters parameters = cpu::ParametersOf(rule, min, max);
       context.data(result.scales)[i] = static_cast<float>(parameters.scale);
       if (!result.zero_points) return;
@@ -161,48 +160,44 @@ QuantizationArrays ComputedParameters(const Op& op, const Array& x, Lowering& lo
 }
 
 QuantizationArrays StaticParameters(const Op& op, Lowering& lowering) {
-  const size_t rank = lowering.InputTensor(op, 0).dims->size();
-  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), rank);
   const auto constant = [&](std::vector<float> values) {
     const auto count = static_cast<int64_t>(values.size());
-    return AlongAxis(ConstantArray(lowering.plan, std::move(values), {count}), rank, axis);
+    return OfRank(lowering.InputTensor(op, 0).dims->size(), op,
+                  ConstantArray(lowering.plan, std::move(values), {count}));
   };
-  QuantizationArrays result;
-  result.scales = constant(op.Get<Attr::kScales>());
-  const auto zps = op.Get<Attr::kZps>();
+  QuantizationArrays result{.scales = constant(op.Get<Attr::kScales>())};
+  const auto& zps = op.Get<Attr::kZps>();
   if (!zps.empty()) result.zero_points = constant(std::vector<float>(zps.begin(), zps.end()));
   return result;
 }
 
-Array DequantizeEntries(Plan& plan, const Array& codes, const QuantizationArrays& quantization,
-                        const std::vector<float>& codebook) {
-  return ForEachCode(plan, codes, quantization, [codebook](double code, double scale, double) {
-    return codebook[static_cast<size_t>(code)] * scale;
-  });
+// (x - zp) * scale, or x * scale - zp in real units, x being what the codebook has for the code if
+// there is one.
+Array Dequantize(const Op& op, Lowering& lowering, const QuantizationArrays& quantization) {
+  return ForEachCode(lowering.plan, lowering.Input(op, 0), quantization,
+                     [codebook = op.Get<Attr::kCodebook>(), real_units = quantization.real_units](
+                         double x, double scale, double zp) {
+                       if (!codebook.empty()) x = codebook[static_cast<size_t>(x)];
+                       return real_units ? x * scale - zp : (x - zp) * scale;
+                     });
 }
 
-}  // namespace
-
-Array Dequantize(Plan& plan, const Array& codes, const QuantizationArrays& quantization) {
-  if (quantization.real_units) {
-    return ForEachCode(plan, codes, quantization,
-                       [](double x, double scale, double zp) { return x * scale - zp; });
-  }
-  return ForEachCode(plan, codes, quantization,
-                     [](double x, double scale, double zp) { return (x - zp) * scale; });
-}
-
-Array Quantize(Plan& plan, const Array& x, const QuantizationArrays& quantization, DataType type,
-               const std::shared_ptr<const cpu::Codebook>& codebook) {
+// round(x / scale) + zp, or round((x + zp) / scale) in real units; ties to even, saturated. With a
+// codebook, positions in it.
+Array Quantize(const Op& op, Lowering& lowering, const QuantizationArrays& quantization) {
+  const DataType type = lowering.OutputTensor(op, 0).type;
+  const std::shared_ptr<const cpu::Codebook> codebook = CodebookOf(op, lowering);
   cpu::ParameterRule rule;
   rule.codes = type;
   rule.zero_points = quantization.real_units ? cpu::ZeroPoints::kReal : cpu::ZeroPoints::kCodes;
   rule.codebook = codebook.get();
-  return ForEachCode(plan, x, quantization,
+  return ForEachCode(lowering.plan, lowering.Input(op, 0), quantization,
                      [type, rule, codebook](double value, double scale, double zp) {
                        return RoundTo(type, cpu::CodeOf(rule, value, scale, zp));
                      });
 }
+
+}  // namespace
 
 Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
   Array result = plan.NewArray(std::move(dims));
@@ -213,14 +208,11 @@ Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
 }
 
 absl::StatusOr<Array> LowerQuantize(const Op& op, Lowering& lowering) {
-  const QuantizationArrays parameters = StaticParameters(op, lowering);
-  return Quantize(lowering.plan, lowering.Input(op, 0), parameters,
-                  lowering.OutputTensor(op, 0).type, nullptr);
+  return Quantize(op, lowering, StaticParameters(op, lowering));
 }
 
 absl::StatusOr<Array> LowerDequantize(const Op& op, Lowering& lowering) {
-  const QuantizationArrays parameters = StaticParameters(op, lowering);
-  return Dequantize(lowering.plan, lowering.Input(op, 0), parameters);
+  return Dequantize(op, lowering, StaticParameters(op, lowering));
 }
 
 absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
@@ -229,16 +221,11 @@ absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
         ErrorKind::kUnimplemented,
         absl::StrCat(op.ToString(), ": formula ggml, which op by op execution has not"));
   }
-  const bool computes = !lowering.HasInput(op, 1);
-  const Array x = lowering.Input(op, 0);
-  const QuantizationArrays parameters =
-      computes ? ComputedParameters(op, x, lowering) : DynamicParameters(op, lowering);
-  if (computes) {
-    lowering.SetOutput(op, 1, parameters.scales);
-    if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
-  }
-  return Quantize(lowering.plan, x, parameters, lowering.OutputTensor(op, 0).type,
-                  CodebookOf(op, lowering));
+  if (lowering.HasInput(op, 1)) return Quantize(op, lowering, DynamicParameters(op, lowering));
+  const QuantizationArrays parameters = ComputedParameters(op, lowering);
+  lowering.SetOutput(op, 1, parameters.scales);
+  if (parameters.zero_points) lowering.SetOutput(op, 2, *parameters.zero_points);
+  return Quantize(op, lowering, parameters);
 }
 
 absl::StatusOr<Array> LowerAppend(const Op& op, Lowering&) {
@@ -253,11 +240,7 @@ absl::StatusOr<Array> LowerAppendPages(const Op& op, Lowering& lowering) {
 }
 
 absl::StatusOr<Array> LowerDynamicDequantize(const Op& op, Lowering& lowering) {
-  const QuantizationArrays parameters = DynamicParameters(op, lowering);
-  const Array codes = lowering.Input(op, 0);
-  const auto* codebook = op.Find<Attr::kCodebook>();
-  return codebook == nullptr ? Dequantize(lowering.plan, codes, parameters)
-                             : DequantizeEntries(lowering.plan, codes, parameters, *codebook);
+  return Dequantize(op, lowering, DynamicParameters(op, lowering));
 }
 
 }  // namespace kvant::reference
