@@ -30,7 +30,7 @@ class Attention {
   Array Lower();
 
  private:
-  std::optional<Array> Optional(std::string_view name);
+  std::optional<Array> Optional(std::string_view name) { return lowering_.FindInput(op_, name); }
   // A mask [.., Sq or 1, ..] over packed rows, over those of each sequence.
   Array OverRows(const Array& mask);
   // Queries, and back: what is output `index`.
@@ -53,12 +53,6 @@ class Attention {
   int64_t kv_heads_ = 0;
   Scores shape_{};
 };
-
-std::optional<Array> Attention::Optional(std::string_view name) {
-  const std::optional<size_t> input = FindInput(op_, name);
-  if (!input) return std::nullopt;
-  return lowering_.Input(op_, static_cast<int>(*input));
-}
 
 Array Attention::Shared(const Array& values) {
   return Reshaped(values, {values.dims[0], values.dims[1], 1, values.dims[2], values.dims[3]});

@@ -52,6 +52,12 @@ Array Lowering::Input(const Op& op, int index) {
   return Expanded(plan, Value(op.inputs[index]), *InputTensor(op, index).dims);
 }
 
+std::optional<Array> Lowering::FindInput(const Op& op, std::string_view name) {
+  const std::optional<size_t> input = kvant::FindInput(op, name);
+  if (!input) return std::nullopt;
+  return Input(op, static_cast<int>(*input));
+}
+
 void Lowering::SetOutput(const Op& op, int index, Array array) {
   const Dims& dims = OutputDims(op, index);
   if (array.elements() == ElementsOf(dims)) array.dims = dims;

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -37,6 +38,8 @@ class Lowering {
   // The same, but dims may be 1 where elements repeat along them. Elementwise ops can do with
   // that; it keeps the index arithmetic of masks small.
   Array CompactInput(const Op& op, int index) { return Value(op.inputs[index]); }
+  // The input of that name, if the op has it.
+  std::optional<Array> FindInput(const Op& op, std::string_view name);
   bool HasInput(const Op& op, int index) const {
     return index < static_cast<int>(op.inputs.size());
   }

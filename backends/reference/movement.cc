@@ -1,7 +1,7 @@
-// Ops that move elements. Arrays are dense and values are not rounded inside a plan, so
+// Ops that move elements, and what reads a cache and ragged rows: but for transposes in plain code,
+// as oneDNN has none of it. Arrays are dense and values are not rounded inside a plan, so
 // StaticReshape, Reorder and TypeCast are other names for the same array.
-#include <cstring>
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include "kvant/backends/reference/lowering.h"
@@ -10,6 +10,47 @@
 #include "kvant/backends/reference/rows.h"
 
 namespace kvant::reference {
+namespace {
+
+// An array as [outer][tokens][inner], and the bytes of an element.
+struct Lines {
+  int64_t outer = 1, tokens = 1, inner = 1;
+  size_t bytes = 4;
+
+  static Lines Of(const Array& array, int64_t axis) {
+    axis = FromFront(axis, array.dims.size());
+    return {ElementsOf(absl::MakeSpan(array.dims).subspan(0, axis)), array.dims[axis],
+            ElementsOf(absl::MakeSpan(array.dims).subspan(axis + 1)), BytesOf(array.storage)};
+  }
+  size_t At(int64_t line, int64_t token) const {
+    return static_cast<size_t>((line * tokens + token) * inner) * bytes;
+  }
+  size_t token_bytes() const { return static_cast<size_t>(inner) * bytes; }
+};
+
+int64_t ElementOf(const RunContext& context, const Array& array, int64_t n) {
+  return context.data<int32_t>(array)[array.elements() == 1 ? 0 : n];
+}
+
+int64_t TokenAxis(const Op& op) { return op.Get<Attr::kTokenAxis>(); }
+int64_t TokenGroup(const Op& op) { return op.Get<Attr::kTokenGroup>(); }
+
+// A step that fills `result`, line by line: with what `copy` copies, whose end it returns, and then
+// with zeros.
+template <typename CopyLine>
+void AddCopies(Plan& plan, absl::Span<const Array> reads, const Array& result, int64_t axis,
+               CopyLine copy) {
+  const Lines to = Lines::Of(result, axis);
+  plan.AddStep(reads, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(to.outer, [&](int64_t line, int) {
+      std::byte* const out = context.data<std::byte>(result);
+      std::byte* const end = copy(context, line, out + to.At(line, 0));
+      std::fill(end, out + to.At(line + 1, 0), std::byte{0});
+    });
+  });
+}
+
+}  // namespace
 
 Array Gather(Plan& plan, const Array& x, const Dims& dims, const Dims& strides) {
   Array result = plan.NewArray(dims, x.storage);
@@ -39,22 +80,15 @@ Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis) {
   dims[axis] = 0;
   for (const Array& array : arrays) dims[axis] += array.dims[axis];
   Array result = plan.NewArray(dims, arrays.front().storage);
-  const int64_t outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
   std::vector<Array> reads(arrays.begin(), arrays.end());
-  plan.AddStep(arrays, {result}, [=](const RunContext& context) {
-    const auto piece_bytes = [&](const Array& array) {
-      return static_cast<size_t>(array.elements() / outer) * BytesOf(array.storage);
-    };
-    context.executor.ParallelFor(outer, [&](int64_t block, int) {
-      std::byte* to = context.data<std::byte>(result) + block * piece_bytes(result);
-      for (const Array& array : reads) {
-        const size_t bytes = piece_bytes(array);
-        if (bytes == 0) continue;
-        std::memcpy(to, context.data<std::byte>(array) + block * bytes, bytes);
-        to += bytes;
-      }
-    });
-  });
+  AddCopies(
+      plan, arrays, result, axis, [=](const RunContext& context, int64_t line, std::byte* out) {
+        for (const Array& array : reads) {
+          const Lines from = Lines::Of(array, axis);
+          out = std::copy_n(context.data<std::byte>(array) + from.At(line, 0), from.At(1, 0), out);
+        }
+        return out;
+      });
   return result;
 }
 
@@ -83,24 +117,15 @@ absl::StatusOr<Array> LowerStaticTranspose(const Op& op, Lowering& lowering) {
 
 absl::StatusOr<Array> LowerSlice(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
-  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), x.dims.size());
-  Dims dims = x.dims;
-  dims[axis] = op.Get<Attr::kSize>();
-  const Array result = lowering.plan.NewArray(dims, x.storage);
-  const int64_t outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
-  const int64_t inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-  const auto bytes = [&](int64_t elements) {
-    return static_cast<size_t>(elements * inner) * BytesOf(x.storage);
-  };
-  const size_t from = bytes(x.dims[axis]), begin = bytes(op.Get<Attr::kBegin>());
-  const size_t run = bytes(dims[axis]);
-  lowering.plan.AddStep({x}, {result}, [=](const RunContext& context) {
-    context.executor.ParallelFor(run == 0 ? 0 : outer, [&](int64_t i, int) {
-      const auto block = static_cast<size_t>(i);
-      std::memcpy(context.data<std::byte>(result) + block * run,
-                  context.data<std::byte>(x) + block * from + begin, run);
-    });
-  });
+  const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), x.storage);
+  const int64_t axis = op.Get<Attr::kAxis>();
+  const Lines from = Lines::Of(x, axis);
+  AddCopies(lowering.plan, {x}, result, axis,
+            [=, begin = op.Get<Attr::kBegin>(), size = op.Get<Attr::kSize>()](
+                const RunContext& context, int64_t line, std::byte* out) {
+              return std::copy_n(context.data<std::byte>(x) + from.At(line, begin),
+                                 from.At(0, size), out);
+            });
   return result;
 }
 
@@ -109,6 +134,134 @@ absl::StatusOr<Array> LowerConcat(const Op& op, Lowering& lowering) {
   for (int i = 0; lowering.HasInput(op, i); ++i) arrays.push_back(lowering.Input(op, i));
   const int64_t axis = FromFront(op.Get<Attr::kAxis>(), arrays.front().dims.size());
   return Concat(lowering.plan, arrays, axis);
+}
+
+Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t axis, float value,
+                   int64_t group) {
+  const Lines lines = Lines::Of(x, axis);
+  const int64_t rows = x.dims[0];
+  const Array result = plan.NewArray(x.dims, x.storage);
+  std::vector<Array> reads{x, existing.lengths};
+  if (existing.first) reads.push_back(*existing.first);
+  plan.AddStep(reads, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(lines.outer, [&](int64_t line, int) {
+      const int64_t n = line * rows / lines.outer;
+      const int64_t end = ElementOf(context, existing.lengths, n);
+      const int64_t first = existing.first ? ElementOf(context, *existing.first, n) : 0;
+      for (int64_t t = 0; t < lines.tokens; ++t) {
+        const std::byte* from = context.data<std::byte>(x) + lines.At(line, t);
+        std::byte* to = context.data<std::byte>(result) + lines.At(line, t);
+        if (first < (t + 1) * group && t * group < end) {
+          std::copy_n(from, lines.token_bytes(), to);
+        } else if (x.storage == Storage::kF32) {
+          std::fill_n(reinterpret_cast<float*>(to), lines.inner, value);
+        } else {
+          std::fill_n(to, lines.token_bytes(), std::byte{0});
+        }
+      }
+    });
+  });
+  return result;
+}
+
+Array Unpack(Plan& plan, const Array& x, const Array& offsets) {
+  const int64_t heads = x.dims[1], count = offsets.elements() - 1;
+  const Lines from = Lines::Of(x, 2);
+  Array result = plan.NewArray({count, heads, x.dims[2], x.dims[3]}, x.storage);
+  AddCopies(plan, {x, offsets}, result, 2,
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int32_t* at = context.data<int32_t>(offsets) + line / heads;
+              return std::copy(context.data<std::byte>(x) + from.At(line % heads, at[0]),
+                               context.data<std::byte>(x) + from.At(line % heads, at[1]), out);
+            });
+  return result;
+}
+
+Array Pack(Plan& plan, const Array& x, const Array& offsets) {
+  const int64_t heads = x.dims[1], count = x.dims[0];
+  const Lines from = Lines::Of(x, 2);
+  Array result = plan.NewArray({1, heads, x.dims[2], x.dims[3]}, x.storage);
+  AddCopies(plan, {x, offsets}, result, 2,
+            [=](const RunContext& context, int64_t head, std::byte* out) {
+              // Offsets begin with 0 and do not fall.
+              for (int64_t n = 0; n < count; ++n) {
+                const int32_t* at = context.data<int32_t>(offsets) + n;
+                const int64_t line = n * heads + head;
+                out = std::copy(context.data<std::byte>(x) + from.At(line, 0),
+                                context.data<std::byte>(x) + from.At(line, at[1] - at[0]), out);
+              }
+              return out;
+            });
+  return result;
+}
+
+absl::StatusOr<Array> LowerLoadTokens(const Op& op, Lowering& lowering) {
+  return KeepExisting(lowering.plan, lowering.Input(op, 0),
+                      {lowering.Input(op, 1), lowering.FindInput(op, "first")}, TokenAxis(op), 0,
+                      TokenGroup(op));
+}
+
+absl::StatusOr<Array> LowerLoadPages(const Op& op, Lowering& lowering) {
+  const Array pool = lowering.Input(op, 0), table = lowering.Input(op, 1);
+  const Array lengths = lowering.Input(op, 2);
+  const Lines from = Lines::Of(pool, TokenAxis(op));
+  const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), pool.storage);
+  const int64_t pages = pool.dims[0], group = TokenGroup(op);
+  const int64_t per_row = pages == 0 ? 1 : from.outer / pages;  // lines
+  AddCopies(lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int64_t n = line / per_row, most = table.dims[1];
+              // What the graph computes may be beyond what there is room for.
+              const int64_t length = std::clamp<int64_t>(ElementOf(context, lengths, n), 0,
+                                                         most * from.tokens * group);
+              const int64_t end = (length + group - 1) / group;
+              const int32_t* page = context.data<int32_t>(table) + n * most;
+              for (int64_t t = 0; t < end; t += from.tokens, ++page) {
+                const int64_t tokens = std::min(from.tokens, end - t);
+                out = std::copy_n(
+                    context.data<std::byte>(pool) + from.At(*page * per_row + line % per_row, 0),
+                    from.At(0, tokens), out);
+              }
+              return out;
+            });
+  return result;
+}
+
+absl::StatusOr<Array> LowerLoadRanges(const Op& op, Lowering& lowering) {
+  const Array ranges = lowering.Input(op, 0);
+  std::vector<Array> reads{ranges};
+  for (int i = 1; lowering.HasInput(op, i); ++i) reads.push_back(lowering.Input(op, i));
+  const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), reads[1].storage);
+  const int64_t axis = TokenAxis(op), segments = ranges.dims[1], rows = result.dims[0];
+  const int64_t outer = Lines::Of(result, axis).outer;
+  AddCopies(lowering.plan, reads, result, axis,
+            [=](const RunContext& context, int64_t line, std::byte* out) {
+              const int64_t n = ranges.dims[0] == 1 ? 0 : line * rows / outer;
+              const int32_t* range = context.data<int32_t>(ranges) + n * segments * 2;
+              for (int64_t s = 0; s < segments; ++s, range += 2) {
+                const Array& src = reads[s + 1];
+                const Lines from = Lines::Of(src, axis);
+                for (int64_t i = 0; i < range[1]; ++i) {
+                  const int64_t token = (range[0] + i) % from.tokens;
+                  out =
+                      std::copy_n(context.data<std::byte>(src) + from.At(line % from.outer, token),
+                                  from.token_bytes(), out);
+                }
+              }
+              return out;
+            });
+  if (!lowering.HasOutput(op, 1)) return result;
+  const Array lengths = lowering.plan.NewArray({ranges.dims[0]}, Storage::kS32);
+  lowering.plan.AddStep({ranges}, {lengths}, [=](const RunContext& context) {
+    const int32_t* range = context.data<int32_t>(ranges);
+    for (int64_t n = 0; n < ranges.dims[0]; ++n) {
+      int32_t& sum = context.data<int32_t>(lengths)[n];
+      sum = 0;
+      for (int64_t s = 0; s < segments; ++s, range += 2) sum += range[1];
+    }
+  });
+  lowering.SetOutput(op, 1, lengths);
+  return result;
 }
 
 }  // namespace kvant::reference

@@ -126,10 +126,9 @@ absl::StatusOr<Array> LowerSoftMax(const Op& op, Lowering& lowering) {
                                .inf_as_zero = op.Get<Attr::kMode>() == "inf_as_zero",
                                .with_stats = lowering.HasOutput(op, 1)};
   Array scores = lowering.Input(op, 0);
-  if (lowering.HasInput(op, 1)) {
-    Existing existing{lowering.Input(op, 1), std::nullopt};
-    if (lowering.HasInput(op, 2)) existing.first = lowering.Input(op, 2);
-    scores = KeepExisting(lowering.plan, scores, existing, options.axis, -kInf);
+  if (const auto lengths = lowering.FindInput(op, "lengths")) {
+    scores = KeepExisting(lowering.plan, scores, {*lengths, lowering.FindInput(op, "first")},
+                          options.axis, -kInf);
   }
   const SoftMaxResult result = SoftMax(lowering.plan, scores, options);
   if (result.stats) lowering.SetOutput(op, 1, *result.stats);
