@@ -178,10 +178,10 @@ struct AppendedRows {
   AppendedTokens to;
   std::vector<int64_t> positions;  // by row
 
-  // Calls visit(i, at) with the dense index of an element of an array of `dims`, and where it goes,
-  // for all rows that go anywhere. `unit`: the tokens of an element.
+  // Calls visit(i, to) with the dense index of an element of an array of `dims`, and where `map`
+  // has it in dst, for all rows that go anywhere. `unit`: the tokens of an element.
   template <typename Visit>
-  void ForEach(const Dims& dims, int64_t unit, Visit visit) const {
+  void ForEach(const Dims& dims, int64_t unit, const IndexMap& map, Visit visit) const {
     Dims at(dims.size());
     for (int64_t i = 0; i < ElementsOf(dims); ++i) {
       int64_t rest = i;
@@ -194,7 +194,9 @@ struct AppendedRows {
       } else {
         at[to.axis] += position / unit;
       }
-      visit(i, at);
+      int64_t index = 0;
+      for (size_t d = 0; d < at.size(); ++d) index += map.axes[d][at[d]];
+      visit(i, index);
     }
   }
 };
@@ -229,11 +231,8 @@ Array QuantizeWithOwnParameters(OpContext& context, const Dims& groups_dims) {
 Array ParametersAt(const OpContext& context, const Array& parameters, const AppendedRows& rows) {
   const IndexMap map = ParameterMap(context, context.out_dims(0), parameters.dims);
   Array result(context.in(0).dims);
-  rows.ForEach(result.dims, 1, [&](int64_t i, const Dims& at) {
-    int64_t index = 0;
-    for (size_t d = 0; d < at.size(); ++d) index += map.axes[d][at[d]];
-    result.values[i] = parameters.values[index];
-  });
+  rows.ForEach(result.dims, 1, map,
+               [&](int64_t i, int64_t to) { result.values[i] = parameters.values[to]; });
   return result;
 }
 
@@ -291,12 +290,10 @@ absl::StatusOr<Array> EvalAppend(OpContext& context) {
     const Array part = std::move(context.outputs[port]);
     Array& whole = context.outputs[port] = Array(context.out_dims(port));
     whole.stored.resize(whole.values.size());
-    const Dims strides = DenseStrides(whole.dims);
-    rows.ForEach(part.dims, port == 0 ? 1 : rows.to.group, [&](int64_t i, const Dims& at) {
-      int64_t index = 0;
-      for (size_t d = 0; d < at.size(); ++d) index += at[d] * strides[d];
-      whole.values[index] = part.values[i];
-      whole.stored[index] = true;
+    const IndexMap map = StridedMap(whole.dims, DenseStrides(whole.dims));
+    rows.ForEach(part.dims, port == 0 ? 1 : rows.to.group, map, [&](int64_t i, int64_t to) {
+      whole.values[to] = part.values[i];
+      whole.stored[to] = true;
     });
   }
   return std::move(context.outputs[0]);
