@@ -1,4 +1,5 @@
-// ScaledDotProductAttention, decomposed into the pieces that graphs of small ops use.
+// ScaledDotProductAttention and MergeAttention, decomposed into the pieces that graphs of small ops
+// use.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -113,10 +114,7 @@ Array Attention::ByPosition(const Array& scores, std::optional<Array> per_head, 
       [=, s = shape_](const RunContext& context) {
         context.executor.ParallelFor(s.batch * s.heads * s.rows, [&](int64_t row, int) {
           const int64_t head = row / s.rows % s.heads, n = row / s.rows / s.heads;
-          int64_t length = s.columns;
-          if (s.lengths) {
-            length = context.data<int32_t>(*s.lengths)[s.lengths->elements() == 1 ? 0 : n];
-          }
+          const int64_t length = s.lengths ? context.of_row(*s.lengths, n) : s.columns;
           int64_t queries = s.rows;
           if (s.offsets) {
             const int32_t* offset = context.data<int32_t>(*s.offsets) + n;
@@ -194,6 +192,34 @@ Array Attention::Lower() {
 
 absl::StatusOr<Array> LowerScaledDotProductAttention(const Op& op, Lowering& lowering) {
   return Attention(op, lowering).Lower();
+}
+
+// To merge is to attend to the parts, whose statistics are the scores and whose outputs are the
+// values.
+absl::StatusOr<Array> LowerMergeAttention(const Op& op, Lowering& lowering) {
+  Plan& plan = lowering.plan;
+  const Dims dims = lowering.OutputDims(op, 0);
+  const int64_t channels = dims.back();
+  const int64_t rows = ElementsOf(absl::MakeSpan(dims).first(dims.size() - 1));
+  std::vector<Array> scores, values;
+  for (int i = 0; i < static_cast<int>(op.inputs.size()); i += 2) {
+    const Array score = Reshaped(lowering.Input(op, i + 1), {rows, 1});
+    const Array value = Reshaped(lowering.Input(op, i), {rows, channels});
+    // A weight of 0 must meet no NaN in what does not count.
+    const Array counts = Binary(plan, dnnl::algorithm::binary_ge, score,
+                                ConstantArray(plan, {std::numeric_limits<float>::lowest()}, {}));
+    const Array counted = Select(plan, counts, value, ConstantArray(plan, {0}, {}), value.dims);
+    scores.push_back(score);
+    values.push_back(Reshaped(counted, {rows, 1, channels}));
+  }
+  const SoftMaxResult weights = SoftMax(
+      plan, Concat(plan, scores, 1),
+      {.inf_as_zero = true, .with_stats = lowering.HasOutput(op, 1), .stats_of_empty = -kInf});
+  const auto parts = static_cast<int64_t>(scores.size());
+  const Array merged = MatMul(plan, Reshaped(weights.probs, {rows, 1, parts}),
+                              Concat(plan, values, 1), false, false);
+  if (weights.stats) lowering.SetOutput(op, 1, *weights.stats);
+  return Reshaped(merged, dims);
 }
 
 }  // namespace kvant::reference

@@ -81,7 +81,7 @@ Array FloatBinary(Plan& plan, algorithm op, const Array& a, const Array& b, cons
   return result;
 }
 
-// Elements of x, y (of type T) by condition.
+// Elements of x, y (of the size of T) by condition.
 template <typename T>
 void SelectRow(const RunContext& context, const Row& row, const Array& result,
                const Array& condition, const Array& x, const Array& y) {
@@ -140,10 +140,8 @@ Array Select(Plan& plan, const Array& condition, const Array& x, const Array& y,
         walk.ForEachRow(context.executor, [&](const Row& row) {
           if (BytesOf(result.storage) == 8) {
             SelectRow<int64_t>(context, row, result, condition, x, y);
-          } else if (result.storage == Storage::kS32) {
-            SelectRow<int32_t>(context, row, result, condition, x, y);
           } else {
-            SelectRow<float>(context, row, result, condition, x, y);
+            SelectRow<int32_t>(context, row, result, condition, x, y);
           }
         });
       },

@@ -28,10 +28,6 @@ struct Lines {
   size_t token_bytes() const { return static_cast<size_t>(inner) * bytes; }
 };
 
-int64_t ElementOf(const RunContext& context, const Array& array, int64_t n) {
-  return context.data<int32_t>(array)[array.elements() == 1 ? 0 : n];
-}
-
 int64_t TokenAxis(const Op& op) { return op.Get<Attr::kTokenAxis>(); }
 int64_t TokenGroup(const Op& op) { return op.Get<Attr::kTokenGroup>(); }
 
@@ -146,8 +142,8 @@ Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t
   plan.AddStep(reads, {result}, [=](const RunContext& context) {
     context.executor.ParallelFor(lines.outer, [&](int64_t line, int) {
       const int64_t n = line * rows / lines.outer;
-      const int64_t end = ElementOf(context, existing.lengths, n);
-      const int64_t first = existing.first ? ElementOf(context, *existing.first, n) : 0;
+      const int64_t end = context.of_row(existing.lengths, n);
+      const int64_t first = existing.first ? context.of_row(*existing.first, n) : 0;
       for (int64_t t = 0; t < lines.tokens; ++t) {
         const std::byte* from = context.data<std::byte>(x) + lines.At(line, t);
         std::byte* to = context.data<std::byte>(result) + lines.At(line, t);
@@ -212,8 +208,8 @@ absl::StatusOr<Array> LowerLoadPages(const Op& op, Lowering& lowering) {
             [=](const RunContext& context, int64_t line, std::byte* out) {
               const int64_t n = line / per_row, most = table.dims[1];
               // What the graph computes may be beyond what there is room for.
-              const int64_t length = std::clamp<int64_t>(ElementOf(context, lengths, n), 0,
-                                                         most * from.tokens * group);
+              const int64_t length =
+                  std::clamp<int64_t>(context.of_row(lengths, n), 0, most * from.tokens * group);
               const int64_t end = (length + group - 1) / group;
               const int32_t* page = context.data<int32_t>(table) + n * most;
               for (int64_t t = 0; t < end; t += from.tokens, ++page) {

@@ -11,16 +11,16 @@ dnnl::memory::dims DnnlDims(absl::Span<const int64_t> dims) {
   return dnnl::memory::dims(dims.begin(), dims.end());
 }
 
+dnnl::memory::data_type DnnlType(Storage storage) {
+  return storage == Storage::kF32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::s32;
+}
+
 }  // namespace
 
 const dnnl::engine& CpuEngine() {
   // Never destroyed: compiled partitions may outlive static destruction.
   static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;
-}
-
-dnnl::memory::data_type DnnlType(Storage storage) {
-  return storage == Storage::kF32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::s32;
 }
 
 dnnl::memory::desc DenseDesc(absl::Span<const int64_t> dims, Storage storage) {

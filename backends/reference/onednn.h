@@ -11,7 +11,6 @@ namespace kvant::reference {
 
 const dnnl::engine& CpuEngine();
 
-dnnl::memory::data_type DnnlType(Storage storage);
 // Dense row-major; a scalar becomes one dim of 1, since oneDNN has no rank 0.
 dnnl::memory::desc DenseDesc(absl::Span<const int64_t> dims, Storage storage = Storage::kF32);
 // With strides in elements. An empty descriptor if oneDNN does not take them (0, or overlapping).

@@ -57,6 +57,10 @@ struct RunContext {
   T* data(const Array& array) const {
     return static_cast<T*>(arrays[array.id]);
   }
+  // Of an s32 array: element n, or the one that is for all rows.
+  int64_t of_row(const Array& array, int64_t n) const {
+    return data<int32_t>(array)[array.elements() == 1 ? 0 : n];
+  }
   // Element i of an array of f32 or s32.
   double value(const Array& array, int64_t i) const {
     return array.storage == Storage::kS32 ? data<int32_t>(array)[i] : data(array)[i];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "dnnl.hpp"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/reference/lowering.h"
@@ -21,14 +22,11 @@ namespace {
 
 std::string KernelText(const Graph& graph) {
   const dnnl_version_t& version = *dnnl_version();
-  std::string text = absl::StrCat("op by op through oneDNN ", version.major, ".", version.minor,
-                                  ".", version.patch, ":");
-  const char* separator = " ";
-  for (const Op& op : graph.ops()) {
-    absl::StrAppend(&text, separator, std::string(OpKindName(op.kind)));
-    separator = ", ";
-  }
-  return text;
+  return absl::StrCat("op by op through oneDNN ", version.major, ".", version.minor, ".",
+                      version.patch, ": ",
+                      absl::StrJoin(graph.ops(), ", ", [](std::string* text, const Op& op) {
+                        absl::StrAppend(text, std::string(OpKindName(op.kind)));
+                      }));
 }
 
 absl::Status Check(const ProbabilityPort& probability, const void* data) {
@@ -41,12 +39,10 @@ absl::Status Check(const ProbabilityPort& probability, const void* data) {
 
 class ReferenceExecutable : public Executable {
  public:
-  ReferenceExecutable(std::string kernel, Plan plan, std::vector<ProbabilityPort> probabilities,
-                      bool empty)
+  ReferenceExecutable(std::string kernel, Plan plan, std::vector<ProbabilityPort> probabilities)
       : kernel_(std::move(kernel)),
         plan_(std::move(plan)),
-        probabilities_(std::move(probabilities)),
-        empty_(empty) {}
+        probabilities_(std::move(probabilities)) {}
 
   std::string kernel() const override { return kernel_; }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes(); }
@@ -56,7 +52,6 @@ class ReferenceExecutable : public Executable {
     for (const ProbabilityPort& probability : probabilities_) {
       KVANT_RETURN_IF_ERROR(Check(probability, inputs[probability.port]));
     }
-    if (empty_) return absl::OkStatus();
     try {
       plan_.Run(place.executor, inputs, outputs, scratch);
     } catch (const dnnl::error& error) {
@@ -69,7 +64,6 @@ class ReferenceExecutable : public Executable {
   const std::string kernel_;
   const Plan plan_;
   const std::vector<ProbabilityPort> probabilities_;
-  const bool empty_;  // an output has no elements: nothing is to be done
 };
 
 class ReferenceBackend : public Backend {
@@ -78,10 +72,6 @@ class ReferenceBackend : public Backend {
   bool fused() const override { return false; }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
-    bool empty = false;
-    for (size_t port = 0; port < partition.outputs().size(); ++port) {
-      empty = empty || partition.output(static_cast<int>(port)).elements() == 0;
-    }
     Plan plan;
     Lowering lowering(partition, plan);
     try {
@@ -91,7 +81,7 @@ class ReferenceBackend : public Backend {
       return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
     }
     return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
-                                                 lowering.probabilities(), empty);
+                                                 lowering.probabilities());
   }
 };
 
