@@ -96,7 +96,7 @@ absl::StatusOr<Array> EvalSelect(OpContext& context) {
 }
 
 absl::StatusOr<Array> EvalGenIndex(OpContext& context) {
-  const int64_t rank = static_cast<int64_t>(context.out_dims(0).size());
+  const size_t rank = context.out_dims(0).size();
   const int64_t axis = FromFront(context.op.Get<Attr::kAxis>(), rank);
   Dims dims(rank, 1);
   dims[axis] = context.out_dims(0)[axis];

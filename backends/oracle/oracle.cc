@@ -38,7 +38,7 @@ Array OpContext::NewOutput(const Dims& dims) {
 }
 
 AxisView::AxisView(const Dims& dims, int64_t axis) {
-  axis = FromFront(axis, static_cast<int64_t>(dims.size()));
+  axis = FromFront(axis, dims.size());
   outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
   length = dims[axis];
   inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));

@@ -49,8 +49,7 @@ IndexMap ParameterMap(const OpContext& context, const Dims& dims, const Dims& pa
     return GroupMap(parameters, dims);
   }
   Dims channels(dims.size(), 1);
-  channels[FromFront(context.op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] =
-      parameters[0];
+  channels[FromFront(context.op.Get<Attr::kAxis>(), dims.size())] = parameters[0];
   return GroupMap(channels, dims);
 }
 

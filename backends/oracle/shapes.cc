@@ -15,7 +15,7 @@ Array Reduce(OpContext& context, double init, Fn combine) {
   const Array& x = context.in(0);
   Dims kept_dims = x.dims;
   for (int64_t axis : context.op.Get<Attr::kAxes>()) {
-    kept_dims[FromFront(axis, static_cast<int64_t>(x.dims.size()))] = 1;
+    kept_dims[FromFront(axis, x.dims.size())] = 1;
   }
   Array y(context.out_dims(0));
   std::fill(y.values.begin(), y.values.end(), init);
@@ -55,10 +55,9 @@ absl::StatusOr<Array> EvalTypeCast(OpContext& context) { return context.Take(0);
 absl::StatusOr<Array> EvalStaticTranspose(OpContext& context) {
   const Array& x = context.in(0);
   const auto order = context.op.Get<Attr::kOrder>();
-  const int64_t rank = static_cast<int64_t>(x.dims.size());
   const Dims dense = DenseStrides(x.dims);
   Dims strides;
-  for (int64_t axis : order) strides.push_back(dense[FromFront(axis, rank)]);
+  for (int64_t axis : order) strides.push_back(dense[FromFront(axis, x.dims.size())]);
   const Dims& dims = context.out_dims(0);
   return Gather(context.executor, x, dims, StridedMap(dims, strides));
 }
