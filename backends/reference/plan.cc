@@ -20,9 +20,8 @@ int64_t ElementsOf(absl::Span<const int64_t> dims) {
 
 Array Plan::NewArray(Dims dims, Storage storage) {
   Array array{static_cast<int>(arrays_.size()), storage, std::move(dims)};
-  ArrayInfo info;
-  info.bytes = static_cast<size_t>(array.elements()) * BytesOf(storage);
-  arrays_.push_back(info);
+  arrays_.push_back(
+      {.bytes = static_cast<size_t>(array.elements()) * BytesOf(storage), .place = array.id});
   return array;
 }
 
@@ -32,51 +31,38 @@ Array Plan::PortArray(int port, Dims dims, Storage storage) {
   return array;
 }
 
-void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step,
+void Plan::AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                    int overwrites) {
   // Steps without writes store to ports; others have nothing to do when all is empty.
   bool empty = !writes.empty();
   for (const Array& array : writes) empty = empty && array.elements() == 0;
   if (empty) return;
-  StepInfo info;
-  info.run = std::move(step);
-  for (const Array& array : reads) info.reads.push_back(array.id);
-  for (const Array& array : writes) info.writes.push_back(array.id);
-  if (overwrites >= 0) info.overwrites = reads[overwrites].id;
-  steps_.push_back(std::move(info));
+  const int step = static_cast<int>(steps_.size());
+  for (const Array& array : writes) arrays_[array.id].first = arrays_[array.id].last = step;
+  for (const Array& array : reads) arrays_[array.id].last = step;
+  steps_.push_back({std::move(run)});
+  if (overwrites < 0) return;
+  steps_.back().overwrites = reads[overwrites].id;
+  steps_.back().result = writes.front().id;
 }
 
 void Plan::Finish() {
-  FindLifetimes();
   ShareMemory();
   PlaceArrays();
-}
-
-void Plan::FindLifetimes() {
-  for (int step = 0; step < static_cast<int>(steps_.size()); ++step) {
-    for (int id : steps_[step].writes) arrays_[id].first = arrays_[id].last = step;
-    for (int id : steps_[step].reads) arrays_[id].last = step;
-  }
-}
-
-int Plan::Root(int id) const {
-  while (arrays_[id].shares >= 0) id = arrays_[id].shares;
-  return id;
 }
 
 void Plan::ShareMemory() {
   for (int step = 0; step < static_cast<int>(steps_.size()); ++step) {
     const int from = steps_[step].overwrites;
     if (from < 0) continue;
-    const int to = steps_[step].writes.front();
+    const int to = steps_[step].result;
     // Empty inputs have no writer, and ports are not ours to write.
     if (arrays_[from].port >= 0 || arrays_[from].first < 0 || arrays_[from].last != step ||
         arrays_[from].bytes != arrays_[to].bytes) {
       continue;
     }
-    const int root = Root(from);
-    arrays_[to].shares = root;
-    arrays_[root].last = std::max(arrays_[root].last, arrays_[to].last);
+    const int place = arrays_[to].place = arrays_[from].place;
+    arrays_[place].last = std::max(arrays_[place].last, arrays_[to].last);
   }
 }
 
@@ -84,7 +70,7 @@ void Plan::ShareMemory() {
 void Plan::PlaceArrays() {
   std::vector<int> order;
   for (int id = 0; id < static_cast<int>(arrays_.size()); ++id) {
-    if (arrays_[id].port < 0 && arrays_[id].shares < 0 && arrays_[id].first >= 0) {
+    if (arrays_[id].port < 0 && arrays_[id].place == id && arrays_[id].first >= 0) {
       order.push_back(id);
     }
   }
@@ -118,8 +104,8 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
     const ArrayInfo& info = arrays_[id];
     if (info.port >= 0) {
       pointers[id] = const_cast<void*>(inputs[info.port]);
-    } else if (info.shares >= 0 || info.first >= 0) {
-      pointers[id] = scratch + arrays_[Root(static_cast<int>(id))].offset;
+    } else if (info.first >= 0) {
+      pointers[id] = scratch + arrays_[info.place].offset;
     }
   }
   dnnl::stream stream(CpuEngine());

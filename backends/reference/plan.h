@@ -78,7 +78,7 @@ class Plan {
   // writes[0] may take the memory of reads[overwrites], if that is one, when nothing reads it
   // later; the step must then work in place. What is written and never read is memory for this step
   // only.
-  void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step step,
+  void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                int overwrites = -1);
 
   // Lays the arrays out; nothing may be added afterwards.
@@ -92,22 +92,19 @@ class Plan {
  private:
   struct ArrayInfo {
     size_t bytes = 0;
-    int port = -1;    // lies there, not in scratch
-    int shares = -1;  // lies where this one lies
-    int first = -1;   // step that writes it
-    int last = -1;    // last step that reads it
+    int port = -1;   // lies there, not in scratch
+    int place = -1;  // the array in whose memory it lies: itself, or the first that was overwritten
+    int first = -1;  // step that writes it
+    int last = -1;   // last step that reads it, or what lies in its place
     size_t offset = 0;
   };
   struct StepInfo {
     Step run;
-    std::vector<int> reads, writes;
-    int overwrites = -1;  // array id
+    int overwrites = -1, result = -1;  // ids of arrays
   };
 
-  void FindLifetimes();
   void ShareMemory();
   void PlaceArrays();
-  int Root(int id) const;
 
   std::vector<ArrayInfo> arrays_;
   std::vector<StepInfo> steps_;
