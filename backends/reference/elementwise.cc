@@ -1,6 +1,7 @@
-// Elementwise ops: floats through oneDNN; Select, and what takes or gives integers, in plain code.
+// Elementwise ops: floats through oneDNN; the rest, which it has none of, in plain code.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/backends/reference/rows.h"
+#include "kvant/kernels/philox.h"
 
 namespace kvant::reference {
 namespace {
@@ -92,6 +94,11 @@ void SelectRow(const RunContext& context, const Row& row, const Array& result,
   for (int64_t i = 0; i < row.count; ++i) {
     to[i * row.stride[0]] = c[i * row.stride[1]] != 0 ? a[i * row.stride[2]] : b[i * row.stride[3]];
   }
+}
+
+int64_t ScalarOf(const RunContext& context, const Array& array) {
+  if (array.storage == Storage::kS64) return *context.data<int64_t>(array);
+  return *context.data<int32_t>(array);
 }
 
 Array LowerEltwise(const Op& op, Lowering& lowering, algorithm kind, float alpha = 0,
@@ -187,6 +194,58 @@ KVANT_TWO(GreaterEqual, ge)
 absl::StatusOr<Array> LowerSelect(const Op& op, Lowering& lowering) {
   return Select(lowering.plan, lowering.CompactInput(op, 0), lowering.CompactInput(op, 1),
                 lowering.CompactInput(op, 2), lowering.OutputDims(op, 0));
+}
+
+// 0, 1, ..., of dims that are 1 along the other axes.
+absl::StatusOr<Array> LowerGenIndex(const Op& op, Lowering& lowering) {
+  const Dims& dims = lowering.OutputDims(op, 0);
+  const int64_t axis = FromFront(op.Get<Attr::kAxis>(), dims.size());
+  Dims compact(dims.size(), 1);
+  compact[axis] = dims[axis];
+  const Array result = lowering.plan.NewArray(compact, Storage::kS32);
+  lowering.plan.AddStep({}, {result}, [=](const RunContext& context) {
+    std::iota(context.data<int32_t>(result), context.data<int32_t>(result) + result.elements(), 0);
+  });
+  return result;
+}
+
+absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
+  const Array x = lowering.Input(op, 0);
+  const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
+  const Array probability = lowering.Input(op, 3);
+  KVANT_RETURN_IF_ERROR(lowering.CheckProbability(op, op.inputs[3]));
+  const Array y = lowering.plan.NewArray(x.dims);
+  std::optional<Array> mask;
+  if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
+  std::vector<Array> writes{y};
+  if (mask) writes.push_back(*mask);
+  lowering.plan.AddStep(
+      {x, seed, offset, probability}, writes,
+      [=](const RunContext& context) {
+        const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
+        const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
+        const double p = *context.data(probability);
+        const uint64_t threshold = DropoutThreshold(p);
+        constexpr int64_t kTask = 1024 * kPhiloxBlock;
+        const int64_t elements = x.elements();
+        context.executor.ParallelFor((elements + kTask - 1) / kTask, [&](int64_t task, int) {
+          const int64_t end = std::min(elements, (task + 1) * kTask);
+          uint32_t words[kPhiloxBlock];
+          for (int64_t i = task * kTask; i < end; ++i) {
+            const int64_t in_block = i % kPhiloxBlock;
+            if (in_block == 0) {
+              PhiloxWords(key, start, static_cast<uint64_t>(i / kPhiloxBlock), words);
+            }
+            const bool keep = words[in_block] >= threshold;
+            const float value = context.data(x)[i];
+            context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
+            if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;
+          }
+        });
+      },
+      /*overwrites=*/0);
+  if (mask) lowering.SetOutput(op, 1, *mask);
+  return y;
 }
 
 }  // namespace kvant::reference
