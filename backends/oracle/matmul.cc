@@ -57,39 +57,20 @@ void MultiplyBlock(const Problem& p, int64_t a_batch, int64_t b_batch, int64_t c
   for (; i < i1; ++i) MultiplyRows<1>(p, a + i * p.k, b, c + i * p.n, j0, j1);
 }
 
-// The last two axes swapped.
-Array Transposed(Executor& executor, const Array& x) {
-  Dims dims = x.dims, strides = DenseStrides(x.dims);
-  std::swap(dims[dims.size() - 1], dims[dims.size() - 2]);
-  std::swap(strides[dims.size() - 1], strides[dims.size() - 2]);
-  return Gather(executor, x, dims, StridedMap(dims, strides));
-}
-
-// Operand `port` as [batch..., rows, columns]: a vector is a row on the left and a column on the
-// right (transposing it does nothing). `storage` keeps what had to be rearranged.
-struct Matrix {
-  const double* data;
-  Dims batch;
-  int64_t rows, columns;
-};
-
-Matrix MatrixOf(OpContext& context, int port, bool transposed, Array& storage) {
-  const Array& x = context.in(port);
-  if (x.dims.size() < 2) {
-    const int64_t length = x.size();
-    return port == 0 ? Matrix{x.data(), {}, 1, length} : Matrix{x.data(), {}, length, 1};
+// Input `port` as [batch..., rows, columns]: a vector is a row on the left and a column on the
+// right (transposing it does nothing).
+Array Operand(OpContext& context, int port, bool transposed) {
+  Array x = context.Take(port);
+  const size_t rank = x.dims.size();
+  if (rank < 2) {
+    x.dims = port == 0 ? Dims{1, x.size()} : Dims{x.size(), 1};
+  } else if (transposed) {
+    Dims dims = x.dims, strides = DenseStrides(x.dims);
+    std::swap(dims[rank - 1], dims[rank - 2]);
+    std::swap(strides[rank - 1], strides[rank - 2]);
+    return Gather(context.executor, x, dims, StridedMap(dims, strides));
   }
-  if (transposed) storage = Transposed(context.executor, x);
-  const Array& y = transposed ? storage : x;
-  const size_t rank = y.dims.size();
-  return {y.data(), Dims(y.dims.begin(), y.dims.end() - 2), y.dims[rank - 2], y.dims[rank - 1]};
-}
-
-void AddBias(OpContext& context, Array& y) {
-  const Array& bias = context.in(2);
-  const IndexMap map = GroupMap(bias.dims, y.dims);
-  ForEach<1>(context.executor, y.dims, {&map},
-             [&](int64_t i, const auto& at) { y.values[i] += bias.values[at[0]]; });
+  return x;
 }
 
 // For each batch of the result, which batch of an operand it takes.
@@ -104,23 +85,29 @@ std::vector<int64_t> BatchIndices(const Dims& operand, const Dims& batch) {
 }  // namespace
 
 absl::StatusOr<Array> EvalMatMul(OpContext& context) {
-  Array a_storage, b_storage;
-  const Matrix a = MatrixOf(context, 0, context.op.Get<Attr::kTransposeA>(), a_storage);
-  const Matrix b = MatrixOf(context, 1, context.op.Get<Attr::kTransposeB>(), b_storage);
+  const Array a = Operand(context, 0, context.op.Get<Attr::kTransposeA>());
+  const Array b = Operand(context, 1, context.op.Get<Attr::kTransposeB>());
   Array y(context.out_dims(0));
-  const Dims batch = *Broadcast(a.batch, b.batch);
-  const std::vector<int64_t> a_batch = BatchIndices(a.batch, batch);
-  const std::vector<int64_t> b_batch = BatchIndices(b.batch, batch);
-  const Problem problem{a.data, b.data, y.data(), a.rows, a.columns, b.columns};
-  const int64_t row_tasks = (a.rows + kTaskRows - 1) / kTaskRows;
-  const int64_t column_tasks = (b.columns + kTaskColumns - 1) / kTaskColumns;
-  context.executor.ParallelFor(ElementsOf(batch) * row_tasks * column_tasks, [&](int64_t task,
-                                                                                 int) {
-    const int64_t at = task / column_tasks / row_tasks;
-    MultiplyBlock(problem, a_batch[at], b_batch[at], at,
-                  task / column_tasks % row_tasks * kTaskRows, task % column_tasks * kTaskColumns);
-  });
-  if (context.has_input(2)) AddBias(context, y);
+  const Dims a_batch(a.dims.begin(), a.dims.end() - 2), b_batch(b.dims.begin(), b.dims.end() - 2);
+  const Dims batch = *Broadcast(a_batch, b_batch);
+  const std::vector<int64_t> of_a = BatchIndices(a_batch, batch);
+  const std::vector<int64_t> of_b = BatchIndices(b_batch, batch);
+  const Problem problem{a.data(),      b.data(),     y.data(), a.dims[a_batch.size()],
+                        a.dims.back(), b.dims.back()};
+  const int64_t row_tasks = (problem.m + kTaskRows - 1) / kTaskRows;
+  const int64_t column_tasks = (problem.n + kTaskColumns - 1) / kTaskColumns;
+  context.executor.ParallelFor(
+      ElementsOf(batch) * row_tasks * column_tasks, [&](int64_t task, int) {
+        const int64_t at = task / column_tasks / row_tasks;
+        MultiplyBlock(problem, of_a[at], of_b[at], at, task / column_tasks % row_tasks * kTaskRows,
+                      task % column_tasks * kTaskColumns);
+      });
+  if (context.has_input(2)) {
+    const Array& bias = context.in(2);
+    const IndexMap map = GroupMap(bias.dims, y.dims);
+    ForEach<1>(context.executor, y.dims, {&map},
+               [&](int64_t i, const auto& at) { y.values[i] += bias.values[at[0]]; });
+  }
   return y;
 }
 
