@@ -44,11 +44,6 @@ class Blocks {
   size_t reach_ = 0;
 };
 
-absl::Status NothingToRun() {
-  return MakeError(ErrorKind::kInvalidArguments,
-                   "the compiled graph has nothing to run: it was made by default or moved from");
-}
-
 }  // namespace
 
 struct CompiledGraph::State {
@@ -118,13 +113,8 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
     step.scratch_at = scratch;
     scratch += Aligned(compiled.scratch_bytes());
   }
-  state->signature = std::make_unique<Signature>("graph", engine, scratch);
-  for (const TensorId id : known.inputs()) {
-    state->signature->AddInput(known.tensor(id), alignment);
-  }
-  for (const TensorId id : known.outputs()) {
-    state->signature->AddOutput(known.tensor(id), alignment);
-  }
+  state->signature = std::make_unique<Signature>("graph", engine, known, known.inputs(),
+                                                 known.outputs(), alignment, scratch);
   CompiledGraph compiled;
   compiled.state_ = std::move(state);
   return compiled;
@@ -175,12 +165,9 @@ absl::Status CompiledGraph::Execute(const Stream& stream, absl::Span<const Const
 absl::Status CompiledGraph::Execute(const Stream& stream, NamedInputs inputs,
                                     NamedOutputs outputs) const {
   return WithoutExceptions([&]() -> absl::Status {
-    if (!state_) return NothingToRun();
-    absl::InlinedVector<ConstTensor, 8> in;
-    absl::InlinedVector<Tensor, 8> out;
-    KVANT_RETURN_IF_ERROR(state_->signature->Arrange(inputs, in));
-    KVANT_RETURN_IF_ERROR(state_->signature->Arrange(outputs, out));
-    return CheckedExecute(stream, absl::MakeConstSpan(in), absl::MakeConstSpan(out), {});
+    if (!state_) return NothingToRun("graph");
+    return state_->signature->InPortOrder(
+        inputs, outputs, [&](auto in, auto out) { return CheckedExecute(stream, in, out, {}); });
   });
 }
 
@@ -188,7 +175,7 @@ absl::Status CompiledGraph::CheckedExecute(const Stream& stream,
                                            absl::Span<const ConstTensor> inputs,
                                            absl::Span<const Tensor> outputs,
                                            absl::Span<std::byte> scratch) const {
-  if (!state_) return NothingToRun();
+  if (!state_) return NothingToRun("graph");
   KVANT_RETURN_IF_ERROR(state_->signature->Check(stream, inputs, outputs, scratch));
   for (size_t step = 0; step < state_->steps.size(); ++step) {
     absl::InlinedVector<const void*, 16> given;

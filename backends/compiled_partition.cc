@@ -13,26 +13,11 @@
 #include "kvant/graph/verbose.h"
 
 namespace kvant {
-namespace {
-
-absl::Status NothingToRun() {
-  return MakeError(
-      ErrorKind::kInvalidArguments,
-      "the compiled partition has nothing to run: it was made by default or moved from");
-}
-
-}  // namespace
 
 void CompiledPartition::Prepare(const Engine& engine) {
-  auto signature = std::make_shared<Signature>(
-      "partition", engine, executable_->scratch_bytes(engine.executor().max_concurrency()));
-  for (size_t i = 0; i < partition_->inputs().size(); ++i) {
-    signature->AddInput(partition_->input(static_cast<int>(i)), executable_->alignment());
-  }
-  for (size_t i = 0; i < partition_->outputs().size(); ++i) {
-    signature->AddOutput(partition_->output(static_cast<int>(i)), executable_->alignment());
-  }
-  signature_ = std::move(signature);
+  signature_ = std::make_shared<Signature>(
+      "partition", engine, partition_->ops(), partition_->inputs(), partition_->outputs(),
+      executable_->alignment(), executable_->scratch_bytes(engine.executor().max_concurrency()));
   auto checks = std::make_shared<IndexChecks>(*partition_, fused());
   if (engine.device() != Device::kCuda && !checks->empty()) index_checks_ = std::move(checks);
 }
@@ -53,7 +38,7 @@ absl::Status CompiledPartition::CheckedExecute(const Stream& stream,
                                                absl::Span<const ConstTensor> inputs,
                                                absl::Span<const Tensor> outputs,
                                                absl::Span<std::byte> scratch) const {
-  if (!runs()) return NothingToRun();
+  if (!runs()) return NothingToRun("partition");
   KVANT_RETURN_IF_ERROR(signature_->Check(stream, inputs, outputs, scratch));
   absl::InlinedVector<const void*, 16> in(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) in[i] = inputs[i].data;
@@ -80,12 +65,9 @@ absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void*
 absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,
                                         NamedOutputs outputs) const {
   return WithoutExceptions([&]() -> absl::Status {
-    if (!runs()) return NothingToRun();
-    absl::InlinedVector<ConstTensor, 8> in;
-    absl::InlinedVector<Tensor, 8> out;
-    KVANT_RETURN_IF_ERROR(signature_->Arrange(inputs, in));
-    KVANT_RETURN_IF_ERROR(signature_->Arrange(outputs, out));
-    return CheckedExecute(stream, absl::MakeConstSpan(in), absl::MakeConstSpan(out), {});
+    if (!runs()) return NothingToRun("partition");
+    return signature_->InPortOrder(
+        inputs, outputs, [&](auto in, auto out) { return CheckedExecute(stream, in, out, {}); });
   });
 }
 

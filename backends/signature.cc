@@ -27,20 +27,23 @@ Signature::Port MakePort(const LogicalTensor& tensor, size_t alignment) {
 
 }  // namespace
 
-Signature::Signature(std::string_view what, const Engine& engine, size_t scratch_bytes)
+absl::Status NothingToRun(std::string_view what) {
+  return InvalidArguments(
+      absl::StrCat("the compiled ", std::string(what),
+                   " has nothing to run: it was made by default or moved from"));
+}
+
+Signature::Signature(std::string_view what, const Engine& engine, const Graph& graph,
+                     absl::Span<const TensorId> inputs, absl::Span<const TensorId> outputs,
+                     size_t alignment, size_t scratch_bytes)
     : what_(what),
       engine_(engine.identity()),
       executor_(engine.shared_executor()),
       memory_(engine.shared_memory()),
       scratch_bytes_(scratch_bytes),
-      pool_(engine.shared_memory()) {}
-
-void Signature::AddInput(const LogicalTensor& tensor, size_t alignment) {
-  inputs_.push_back(MakePort(tensor, alignment));
-}
-
-void Signature::AddOutput(const LogicalTensor& tensor, size_t alignment) {
-  outputs_.push_back(MakePort(tensor, alignment));
+      pool_(engine.shared_memory()) {
+  for (const TensorId id : inputs) inputs_.push_back(MakePort(graph.tensor(id), alignment));
+  for (const TensorId id : outputs) outputs_.push_back(MakePort(graph.tensor(id), alignment));
 }
 
 std::string Signature::NameOf(bool output, size_t port) const {
@@ -139,9 +142,8 @@ absl::StatusOr<size_t> Signature::FindPort(bool output, std::string_view name) c
 }
 
 template <typename T>
-absl::Status Signature::ArrangeAll(bool output,
-                                   absl::Span<const std::pair<std::string_view, T>> named,
-                                   absl::InlinedVector<T, 8>& tensors) const {
+absl::Status Signature::Arrange(bool output, absl::Span<const std::pair<std::string_view, T>> named,
+                                absl::InlinedVector<T, 8>& tensors) const {
   const size_t ports = (output ? outputs_ : inputs_).size();
   tensors.resize(ports);
   absl::InlinedVector<bool, 8> given(ports, false);
@@ -157,13 +159,15 @@ absl::Status Signature::ArrangeAll(bool output,
   return absl::OkStatus();
 }
 
-absl::Status Signature::Arrange(NamedInputs named,
-                                absl::InlinedVector<ConstTensor, 8>& inputs) const {
-  return ArrangeAll(false, named, inputs);
-}
-
-absl::Status Signature::Arrange(NamedOutputs named, absl::InlinedVector<Tensor, 8>& outputs) const {
-  return ArrangeAll(true, named, outputs);
+absl::Status Signature::InPortOrder(
+    CompiledPartition::NamedInputs inputs, CompiledPartition::NamedOutputs outputs,
+    absl::FunctionRef<absl::Status(absl::Span<const ConstTensor>, absl::Span<const Tensor>)> body)
+    const {
+  absl::InlinedVector<ConstTensor, 8> in;
+  absl::InlinedVector<Tensor, 8> out;
+  KVANT_RETURN_IF_ERROR(Arrange(false, inputs, in));
+  KVANT_RETURN_IF_ERROR(Arrange(true, outputs, out));
+  return body(in, out);
 }
 
 absl::Status Signature::WithScratch(const Stream& stream, absl::Span<std::byte> scratch,

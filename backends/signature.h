@@ -17,25 +17,28 @@
 #include "kvant/backends/engine.h"
 #include "kvant/backends/scratch_pool.h"
 #include "kvant/backends/tensor.h"
-#include "kvant/graph/logical_tensor.h"
+#include "kvant/graph/graph.h"
 
 namespace kvant {
+
+// The error of what has none; `what` as below.
+absl::Status NothingToRun(std::string_view what);
 
 class Signature {
  public:
   struct Port {
-    const LogicalTensor* tensor = nullptr;  // outlives the signature
+    const LogicalTensor* tensor = nullptr;
     size_t bytes = 0;
     size_t alignment = 1;
     bool on_host = false;  // a host scalar, on any engine
   };
 
-  // `what` is "partition" or "graph".
-  Signature(std::string_view what, const Engine& engine, size_t scratch_bytes);
-
-  // `alignment`: of its pointer, beside the size of its elements; host scalars need none.
-  void AddInput(const LogicalTensor& tensor, size_t alignment);
-  void AddOutput(const LogicalTensor& tensor, size_t alignment);
+  // `what` is "partition" or "graph". The ports are tensors of `graph`, which outlives the
+  // signature. `alignment`: of their pointers, beside the size of their elements; host scalars need
+  // none.
+  Signature(std::string_view what, const Engine& engine, const Graph& graph,
+            absl::Span<const TensorId> inputs, absl::Span<const TensorId> outputs, size_t alignment,
+            size_t scratch_bytes);
 
   size_t scratch_bytes() const { return scratch_bytes_; }
   Executor& executor() const { return *executor_; }
@@ -45,11 +48,11 @@ class Signature {
   absl::Status Check(const Stream& stream, absl::Span<const ConstTensor> inputs,
                      absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch) const;
 
-  // By name or decimal id, in any order, into port order.
-  using NamedInputs = absl::Span<const std::pair<std::string_view, ConstTensor>>;
-  using NamedOutputs = absl::Span<const std::pair<std::string_view, Tensor>>;
-  absl::Status Arrange(NamedInputs named, absl::InlinedVector<ConstTensor, 8>& inputs) const;
-  absl::Status Arrange(NamedOutputs named, absl::InlinedVector<Tensor, 8>& outputs) const;
+  // Runs `body` with tensors that are given by name or decimal id, in any order, in port order.
+  absl::Status InPortOrder(
+      CompiledPartition::NamedInputs inputs, CompiledPartition::NamedOutputs outputs,
+      absl::FunctionRef<absl::Status(absl::Span<const ConstTensor>, absl::Span<const Tensor>)> body)
+      const;
 
   // Runs `body` with the scratch given, or if there is none, with some from a pool.
   absl::Status WithScratch(const Stream& stream, absl::Span<std::byte> scratch,
@@ -62,8 +65,8 @@ class Signature {
                               absl::Span<const Tensor> outputs) const;
   absl::StatusOr<size_t> FindPort(bool output, std::string_view name) const;
   template <typename T>
-  absl::Status ArrangeAll(bool output, absl::Span<const std::pair<std::string_view, T>> named,
-                          absl::InlinedVector<T, 8>& tensors) const;
+  absl::Status Arrange(bool output, absl::Span<const std::pair<std::string_view, T>> named,
+                       absl::InlinedVector<T, 8>& tensors) const;
 
   const std::string_view what_;
   const std::shared_ptr<const Engine::Identity> engine_;
