@@ -84,13 +84,6 @@ std::string Describe(const Partition& partition) {
   return absl::StrCat("partition ", partition.id(), " (", partition.pattern(), ")");
 }
 
-bool IsPort(const Partition& partition, TensorId id) {
-  const auto has = [id](const std::vector<TensorId>& ids) {
-    return std::find(ids.begin(), ids.end(), id) != ids.end();
-  };
-  return has(partition.inputs()) || has(partition.outputs());
-}
-
 // Where strides may put two elements of an output at one place: what would be left there depends on
 // the order of writing. Empty unless so. Every dim must step beyond all that lies within it, as it
 // does in each permuted, padded or split layout; the rare strides that interleave dims without a
@@ -118,7 +111,8 @@ std::string DescribeOverlap(const LogicalTensor& port) {
 }
 
 // What every backend may rely on.
-absl::Status CheckPort(const Partition& partition, const LogicalTensor& port, bool output) {
+absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
+  const LogicalTensor& port = partition.ops().tensor(id);
   const auto error = [&](ErrorKind kind, std::string_view message) {
     return MakeError(kind, absl::StrCat(Describe(partition), ": ", output ? "output" : "input",
                                         " tensor ", port.id, " ", std::string(message)));
@@ -137,31 +131,21 @@ absl::Status CheckPort(const Partition& partition, const LogicalTensor& port, bo
   return absl::OkStatus();
 }
 
-absl::Status CheckPorts(const Partition& partition) {
-  for (size_t i = 0; i < partition.inputs().size(); ++i) {
-    KVANT_RETURN_IF_ERROR(CheckPort(partition, partition.input(static_cast<int>(i)), false));
-  }
-  for (size_t i = 0; i < partition.outputs().size(); ++i) {
-    KVANT_RETURN_IF_ERROR(CheckPort(partition, partition.output(static_cast<int>(i)), true));
-  }
-  return absl::OkStatus();
-}
-
 bool HasEmptyOutput(const Partition& partition) {
-  for (size_t i = 0; i < partition.outputs().size(); ++i) {
-    if (partition.output(static_cast<int>(i)).elements() == 0) return true;
-  }
-  return false;
+  return std::any_of(partition.outputs().begin(), partition.outputs().end(),
+                     [&](TensorId id) { return partition.ops().tensor(id).elements() == 0; });
 }
 
 absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOptions& options) {
   for (const LogicalTensor& port : options.ports) {
-    if (IsPort(partition, port.id)) continue;
+    if (partition.InputPort(port.id) != kNoPort) continue;
+    if (partition.OutputPort(port.id) != kNoPort) continue;
     return InvalidArguments(
         absl::StrCat(Describe(partition), ": tensor ", port.id, " is not one of its ports"));
   }
   KVANT_ASSIGN_OR_RETURN(Partition known, partition.WithPorts(options.ports));
-  KVANT_RETURN_IF_ERROR(CheckPorts(known));
+  for (const TensorId id : known.inputs()) KVANT_RETURN_IF_ERROR(CheckPort(known, id, false));
+  for (const TensorId id : known.outputs()) KVANT_RETURN_IF_ERROR(CheckPort(known, id, true));
   return known;
 }
 
@@ -192,13 +176,9 @@ absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& par
 void SetCudaSimtBackend(std::unique_ptr<Backend> (*make)()) { cuda_simt_backend = make; }
 
 std::string_view DeviceName(Device device) {
-  switch (device) {
-    case Device::kCpu:
-      return "cpu";
-    case Device::kCuda:
-      return "cuda";
-    case Device::kCudaSimt:
-      return "cuda_simt";
+  // That of its first backend.
+  for (const BackendRow& row : kBackends) {
+    if (row.device == device) return row.name;
   }
   return "";
 }
