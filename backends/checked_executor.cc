@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/substitute.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -23,8 +24,6 @@ constexpr int kMaxConcurrency = 1 << 16;
 // One ParallelFor. The caller's executor makes its calls in the body's place, perhaps later than it
 // may.
 struct CheckedExecutor::Job {
-  enum class Fault : uint8_t { kNone, kNoIndex, kIndexTwice, kNoSlot, kSlotTwice };
-
   explicit Job(int slots) : slots(slots), busy(new std::atomic<bool>[slots]()) {}
 
   void Open(int64_t count, const Body& to_run) {
@@ -39,7 +38,7 @@ struct CheckedExecutor::Job {
     body = &to_run;
     thrown = nullptr;
     failed = false;
-    fault = Fault::kNone;
+    fault = nullptr;
     open = true;
   }
 
@@ -60,11 +59,13 @@ struct CheckedExecutor::Job {
   };
 
   void Run(int64_t i, int slot) noexcept {
-    if (i < 0 || i >= n) return Note(Fault::kNoIndex, i);
-    if (slot < 0 || slot >= slots) return Note(Fault::kNoSlot, slot);
-    if (busy[slot].exchange(true)) return Note(Fault::kSlotTwice, slot);
+    if (i < 0 || i >= n) return Note("for index $0 of $1", i, n);
+    if (slot < 0 || slot >= slots) return Note("in slot $0 of $1", slot, slots);
+    if (busy[slot].exchange(true)) {
+      return Note("in slot $0 while another call was in it", slot, slots);
+    }
     if (ran[i].exchange(true)) {
-      Note(Fault::kIndexTwice, i);
+      Note("twice for index $0 of $1", i, n);
     } else {
       // After an exception the rest is not worth its time.
       try {
@@ -79,26 +80,19 @@ struct CheckedExecutor::Job {
     busy[slot] = false;
   }
 
-  void Note(Fault what, int64_t which) noexcept {
+  // How a call was wrong: the first is kept, and put into words when nothing runs any more.
+  void Note(const char* how, int64_t number, int64_t of) noexcept {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (fault != Fault::kNone) return;
-    fault = what;
-    number = which;
+    if (fault != nullptr) return;
+    fault = how;
+    fault_number = number;
+    fault_of = of;
   }
 
   // Of a job that is closed: what the caller's executor did wrong; empty if nothing.
   std::string Complaint() const {
-    switch (fault) {
-      case Fault::kNoIndex:
-        return absl::StrCat("called the body for index ", number, " of ", n);
-      case Fault::kIndexTwice:
-        return absl::StrCat("called the body twice for index ", number, " of ", n);
-      case Fault::kNoSlot:
-        return absl::StrCat("called the body in slot ", number, " of ", slots);
-      case Fault::kSlotTwice:
-        return absl::StrCat("called the body in slot ", number, " while another call was in it");
-      case Fault::kNone:
-        break;
+    if (fault != nullptr) {
+      return absl::StrCat("called the body ", absl::Substitute(fault, fault_number, fault_of));
     }
     if (done == n) return "";
     return absl::StrCat("returned when the body had run for ", done.load(), " of ", n, " indices");
@@ -118,8 +112,8 @@ struct CheckedExecutor::Job {
   std::atomic<bool> failed = false;
   std::mutex mutex;
   std::exception_ptr thrown;  // by a body, the first
-  Fault fault = Fault::kNone;
-  int64_t number = 0;
+  const char* fault = nullptr;
+  int64_t fault_number = 0, fault_of = 0;
 };
 
 // A job for one ParallelFor; closed and idle again at the end, however that is reached.
