@@ -14,6 +14,91 @@ constexpr int64_t kUnitElements = 64 * 1024;
 constexpr int64_t kEnoughUnits = 64;
 constexpr int64_t kNarrowChunk = 64;  // columns of a chunk, where lines are many
 
+QuantizeAxis AxisOf(const StoreAxis& axis) {
+  return {axis.extent, {axis.values, axis.codes, axis.scales, axis.zero_points}};
+}
+
+// Those of dimensions `first` to `last` - 1, merged.
+StoreAxes AxesOf(const StoreSpec& spec, int first, int last) {
+  StoreAxes axes = SplitAxes(spec, first, last);
+  MergeAxes(axes);
+  return axes;
+}
+
+QuantizeAxis Pop(StoreAxes& axes, StoreAxes::iterator at) {
+  const QuantizeAxis axis = AxisOf(*at);
+  axes.erase(at);
+  return axis;
+}
+
+// Why neither rows nor columns will do; empty if one will.
+std::string WhyElements(const StoreAxes& axes, const StoreSpec& spec) {
+  if (axes.empty()) return "there is one element";
+  if (std::any_of(axes.begin(), axes.end(), [](const StoreAxis& a) { return a.extent == 0; })) {
+    return "there are none";
+  }
+  if (axes.back().values != 1) return "elements of the source are not side by side";
+  if (axes.back().codes != 1) return "codes are not side by side";
+  if (IsFloat(spec.codes.type) && spec.zero_points.present()) {
+    return "codes of floating-point type have zero points";
+  }
+  const auto within =
+      std::count_if(axes.begin(), axes.end(), [](const StoreAxis& axis) { return axis.in_group; });
+  if (spec.rule.computes && within > 1) return "a group is neither one run nor one column";
+  return "";
+}
+
+void TakeRows(StoreAxes& axes, QuantizeProblem& p) {
+  p.layout = QuantizeLayout::kRows;
+  p.group = Pop(axes, axes.end() - 1).extent;
+  if (!axes.empty() && !axes.back().in_group && axes.back().values == p.group) {
+    const QuantizeAxis next = Pop(axes, axes.end() - 1);
+    p.groups = next.extent;
+    p.next = next.strides;
+  }
+  // Few groups are a part of a batch.
+  const bool few = 2 * p.groups <= QuantizeBatch(p.group);
+  const bool together = p.groups == 1 || p.next.codes == p.group;
+  if (axes.empty() || !few || !together) return;
+  // ggml's formulas go through the elements of a batch again: numbers of all runs of one have to be
+  // side by side.
+  const bool dense = axes.back().values == p.groups * p.group;
+  if (dense || p.rule.ggml == GgmlFormat::kNone) p.runs = Pop(axes, axes.end() - 1);
+}
+
+void TakeColumns(StoreAxes& axes, QuantizeProblem& p) {
+  p.layout = QuantizeLayout::kColumns;
+  const QuantizeAxis last = Pop(axes, axes.end() - 1);
+  p.groups = last.extent;
+  p.next = last.strides;
+  // Given parameters repeat along all axes within groups; the last of them are the lines.
+  const auto lines =
+      std::find_if(axes.rbegin(), axes.rend(), [](const StoreAxis& axis) { return axis.in_group; });
+  if (lines != axes.rend()) p.lines = Pop(axes, std::prev(lines.base()));
+}
+
+// Any: outer axes and those within groups.
+void TakeElements(StoreAxes& axes, QuantizeProblem& p) {
+  const auto inner = std::stable_partition(axes.begin(), axes.end(),
+                                           [](const StoreAxis& axis) { return !axis.in_group; });
+  for (auto axis = inner; axis != axes.end(); ++axis) p.inner[p.inner_axes++] = AxisOf(*axis);
+  axes.erase(inner, axes.end());
+}
+
+// A conversion. Rows: of side by side numbers where there are any, else of one each.
+void TakeNumbers(StoreAxes& axes, QuantizeProblem& p) {
+  p.layout = QuantizeLayout::kRows;
+  // Where there are no elements, the outer axes say so.
+  if (axes.empty() || axes.back().extent == 0) return;
+  const QuantizeAxis last = Pop(axes, axes.end() - 1);
+  if (last.strides.src == 1 && last.strides.codes == 1) {
+    p.group = last.extent;
+  } else {
+    p.groups = last.extent;
+    p.next = last.strides;
+  }
+}
+
 }  // namespace
 
 QuantizePlan::QuantizePlan(const StoreSpec& spec) {
@@ -37,7 +122,7 @@ QuantizePlan::QuantizePlan(const StoreSpec& spec) {
   // Rows of an Append have places of their own, so they are walked one by one.
   const int first = spec.appends() ? 1 : 0;
   if (spec.appends()) PlaceRows(spec);
-  Take(ChooseLoops(LoopAxesOf(spec, first, static_cast<int>(spec.dims.size())), spec));
+  ChooseLoops(AxesOf(spec, first, static_cast<int>(spec.dims.size())), spec);
   ChooseUnits();
   serial_ = SharesBytes();
 }
@@ -73,15 +158,23 @@ void QuantizePlan::PlaceRows(const StoreSpec& spec) {
   if (spec.position.page > 0) p_.page_units = spec.position.page;
   p_.per_position = {0, unit.codes, unit.scales, unit.zero_points};
   p_.per_page = {0, page.codes, page.scales, page.zero_points};
-  for (const LoopAxis& axis : LoopAxesOf(spec, 0, 1)) p_.outer[p_.outer_axes++] = axis;
+  for (const StoreAxis& axis : AxesOf(spec, 0, 1)) p_.outer[p_.outer_axes++] = AxisOf(axis);
 }
 
-QuantizeLoops QuantizePlan::ChooseLoops(const LoopAxes& axes, const StoreSpec& spec) {
-  if (p_.converts) return ConversionLoops(axes);
-  reason_ = WhyElements(axes, spec);
-  if (!reason_.empty()) return ElementLoops(axes);
-  // ggml's formulas go through the elements of a batch again.
-  return LineLoops(axes, /*dense_source=*/p_.rule.ggml != GgmlFormat::kNone);
+// See QuantizeProblem: each layout takes what it has loops for from the axes; the rest are outer
+// ones.
+void QuantizePlan::ChooseLoops(StoreAxes axes, const StoreSpec& spec) {
+  if (p_.converts) {
+    TakeNumbers(axes, p_);
+  } else if (reason_ = WhyElements(axes, spec); !reason_.empty()) {
+    TakeElements(axes, p_);
+  } else if (axes.back().in_group) {
+    TakeRows(axes, p_);
+  } else {
+    TakeColumns(axes, p_);
+  }
+  for (const StoreAxis& axis : axes) p_.outer[p_.outer_axes++] = AxisOf(axis);
+  for (int a = 0; a < p_.outer_axes; ++a) p_.outer_count *= p_.outer[a].extent;
 }
 
 // Whether runs and lines, at any position, begin at whole bytes.
@@ -91,18 +184,6 @@ bool QuantizePlan::WholeBytes(int bits, int64_t QuantizeStrides::*array) const {
          whole(p_.lines.strides) &&
          std::all_of(p_.outer, p_.outer + p_.outer_axes,
                      [=](const QuantizeAxis& axis) { return whole(axis.strides); });
-}
-
-void QuantizePlan::Take(const QuantizeLoops& loops) {
-  p_.layout = loops.layout;
-  for (const LoopAxis& axis : loops.outer) p_.outer[p_.outer_axes++] = axis;
-  for (const LoopAxis& axis : loops.inner) p_.inner[p_.inner_axes++] = axis;
-  for (int a = 0; a < p_.outer_axes; ++a) p_.outer_count *= p_.outer[a].extent;
-  p_.groups = loops.groups;
-  p_.group = loops.group;
-  p_.runs = loops.runs;
-  p_.lines = loops.lines;
-  p_.next = loops.next;
 }
 
 void QuantizePlan::ChooseUnits() {

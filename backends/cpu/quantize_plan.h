@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "kvant/backends/cpu/quantize_loops.h"
 #include "kvant/kernels/cpu/codebook.h"
 #include "kvant/kernels/cpu/quantize.h"
 #include "kvant/patterns/store_spec.h"
@@ -29,9 +28,8 @@ class QuantizePlan {
 
  private:
   void PlaceRows(const StoreSpec& spec);
-  QuantizeLoops ChooseLoops(const LoopAxes& axes, const StoreSpec& spec);
+  void ChooseLoops(StoreAxes axes, const StoreSpec& spec);
   bool WholeBytes(int bits, int64_t QuantizeStrides::*array) const;
-  void Take(const QuantizeLoops& loops);
   void ChooseUnits();
   void Split(int64_t elements, int64_t part);
   bool SharesBytes() const;
