@@ -19,7 +19,8 @@ class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
 
-  // Zeroed, aligned to 256 bytes; null for 0 bytes. kResourceExhausted with the bytes asked for.
+  // Zeroed, aligned to 256 bytes; null for 0 bytes, which Free takes. kResourceExhausted with the
+  // bytes asked for.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
   virtual void Free(void* memory) = 0;
 
@@ -37,7 +38,8 @@ class DeviceMemory {
 
   // Whether executions are only put onto a stream by Execute, and run later, in its order.
   virtual bool asynchronous() const = 0;
-  // The first of the pointers that kernels cannot reach, and why, to follow a tensor's name.
+  // The first of the pointers that kernels cannot reach, and why, to follow a tensor's name. Null
+  // is passed over.
   struct Unreachable {
     size_t index;
     std::string why;

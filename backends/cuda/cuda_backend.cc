@@ -26,38 +26,6 @@ namespace kvant {
 namespace cuda {
 namespace {
 
-class LauncherMemory : public DeviceMemory {
- public:
-  LauncherMemory(std::shared_ptr<Launcher> launcher, bool asynchronous)
-      : launcher_(std::move(launcher)), asynchronous_(asynchronous) {}
-
-  absl::StatusOr<void*> Allocate(size_t bytes) override { return launcher_->Allocate(bytes); }
-  void Free(void* memory) override { launcher_->Free(memory); }
-  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
-    return launcher_->AllocateOnHost(bytes);
-  }
-  void FreeOnHost(void* memory) override { launcher_->FreeOnHost(memory); }
-  absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
-    return launcher_->CopyToDevice(to, from, bytes);
-  }
-  absl::Status CopyToHost(void* to, const void* from, size_t bytes) override {
-    return launcher_->CopyToHost(to, from, bytes);
-  }
-  absl::Status Synchronize(void* stream) override { return launcher_->Synchronize(stream); }
-  bool asynchronous() const override { return asynchronous_; }
-  std::optional<Unreachable> FindUnreachable(
-      absl::Span<const void* const> pointers) const override {
-    return launcher_->FindUnreachable(pointers);
-  }
-  absl::StatusOr<StreamOrder> OrderOf(void* stream) override { return launcher_->OrderOf(stream); }
-  absl::StatusOr<bool> IsCaptured(void* stream) override { return launcher_->IsCaptured(stream); }
-  absl::Status SynchronizeAll() override { return launcher_->SynchronizeAll(); }
-
- private:
-  const std::shared_ptr<Launcher> launcher_;
-  const bool asynchronous_;
-};
-
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 // A band that hides columns if the host scalar that it writes is -inf, as masks have it.
@@ -195,14 +163,12 @@ absl::Status CheckAttention(const Partition& partition) {
 
 class CudaBackend : public Backend {
  public:
-  CudaBackend(std::string name, std::shared_ptr<Launcher> launcher, bool asynchronous)
-      : name_(std::move(name)),
-        launcher_(std::move(launcher)),
-        memory_(std::make_shared<LauncherMemory>(launcher_, asynchronous)) {}
+  CudaBackend(std::string name, std::shared_ptr<Launcher> launcher)
+      : name_(std::move(name)), launcher_(std::move(launcher)) {}
 
   std::string_view name() const override { return name_; }
   bool fused() const override { return true; }
-  std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
+  std::shared_ptr<DeviceMemory> memory() const override { return launcher_->memory(); }
 
   absl::StatusOr<std::unique_ptr<CacheKernels>> MakeCacheKernels() const override {
     return LoadCacheKernels(launcher_);
@@ -210,25 +176,21 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
-    if (partition.store() != nullptr) {
-      return CompileStore(*partition.store(), launcher_, memory_, device);
-    }
+    if (partition.store() != nullptr) return CompileStore(*partition.store(), launcher_, device);
     if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), launcher_, device);
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-    return CompileAttention(*partition.attention(), launcher_, memory_, device);
+    return CompileAttention(*partition.attention(), launcher_, device);
   }
 
  private:
   const std::string name_;
   const std::shared_ptr<Launcher> launcher_;
-  const std::shared_ptr<DeviceMemory> memory_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              std::shared_ptr<Launcher> launcher,
-                                                             std::shared_ptr<DeviceMemory> memory,
                                                              std::string device) {
   KVANT_ASSIGN_OR_RETURN(std::vector<PlannedKernel> plans,
                          PlanKernels(spec, launcher->properties()));
@@ -238,15 +200,14 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
     KVANT_ASSIGN_OR_RETURN(one.loaded, launcher->Load(plan.spec));
     one.launch = std::move(plan.launch);
     KVANT_ASSIGN_OR_RETURN(one.constants,
-                           Constants::Copy(memory, one.launch.binding.constant_bytes));
+                           Constants::Copy(launcher->memory(), one.launch.binding.constant_bytes));
   }
   return std::make_unique<FusedAttention>(std::move(device), HostFills(spec), std::move(kernels),
                                           std::move(launcher));
 }
 
-std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher,
-                                     bool asynchronous) {
-  return std::make_unique<CudaBackend>(std::move(name), std::move(launcher), asynchronous);
+std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher) {
+  return std::make_unique<CudaBackend>(std::move(name), std::move(launcher));
 }
 
 absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
@@ -276,7 +237,7 @@ absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index) {
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<cuda::Launcher> launcher,
                          cuda::MakeDriverLauncher(device_index, {}));
-  return cuda::MakeBackend("cuda", std::move(launcher), /*asynchronous=*/true);
+  return cuda::MakeBackend("cuda", std::move(launcher));
 }
 
 }  // namespace kvant

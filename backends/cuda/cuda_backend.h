@@ -12,15 +12,12 @@
 
 namespace kvant::cuda {
 
-// `asynchronous`: the launcher's launches run later, in the order of their stream.
-std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher,
-                                     bool asynchronous);
+std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher);
 
-// Fused attention on the launcher's device, whose memory `memory` is; `device` is what kernel()
-// calls it. Declines as PlanAttention does.
+// Fused attention on the launcher's device, which kernel() calls `device`. Declines as
+// PlanAttention does.
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              std::shared_ptr<Launcher> launcher,
-                                                             std::shared_ptr<DeviceMemory> memory,
                                                              std::string device);
 
 // The kernels that a partition would be launched with on such a device. Errors as

@@ -109,8 +109,8 @@ absl::StatusOr<DeviceData> DeviceData::Create(std::shared_ptr<cuda::Launcher> la
   data.launcher_ = std::move(launcher);
   KVANT_ASSIGN_OR_RETURN(data.fill_, data.launcher_->Load(SpecOf("fill")));
   KVANT_ASSIGN_OR_RETURN(data.read_, data.launcher_->Load(SpecOf("read")));
-  KVANT_ASSIGN_OR_RETURN(void* sink, data.launcher_->Allocate(sizeof(uint32_t)));
-  data.sink_ = {sink, [launcher = data.launcher_](void* memory) { launcher->Free(memory); }};
+  KVANT_ASSIGN_OR_RETURN(void* sink, data.launcher_->memory()->Allocate(sizeof(uint32_t)));
+  data.sink_ = {sink, [from = data.launcher_->memory()](void* memory) { from->Free(memory); }};
   return data;
 }
 

@@ -31,39 +31,29 @@ using cache_testing::MakeBench;
 using cache_testing::Queries;
 using cache_testing::SmallOptions;
 
-class FailingLauncher : public cuda::Launcher {
+// Memory of the host that counts as a GPU's, and the calls that may fail, launches as well.
+class FailingMemory : public DeviceMemory {
  public:
-  using Kernel = std::shared_ptr<const cuda::LoadedKernel>;
-
-  const cuda::DeviceProperties& properties() const override { return real_->properties(); }
-  absl::StatusOr<Kernel> Load(const cuda::KernelSpec& spec) override { return real_->Load(spec); }
-  absl::Status Launch(const cuda::LoadedKernel& kernel, int64_t blocks, const void* params,
-                      size_t bytes, void* stream) const override {
-    KVANT_RETURN_IF_ERROR(Fails());
-    return real_->Launch(kernel, blocks, params, bytes, stream);
-  }
   absl::StatusOr<void*> Allocate(size_t bytes) override { return real_->Allocate(bytes); }
   void Free(void* memory) override { real_->Free(memory); }
   absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
     return real_->AllocateOnHost(bytes);
   }
   void FreeOnHost(void* memory) override { real_->FreeOnHost(memory); }
-  absl::Status CopyToDevice(void* to, const void* from, size_t bytes) override {
+  absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
     KVANT_RETURN_IF_ERROR(Fails());
-    return real_->CopyToDevice(to, from, bytes);
+    return real_->CopyFromHost(to, from, bytes);
   }
   absl::Status CopyToHost(void* to, const void* from, size_t bytes) override {
     KVANT_RETURN_IF_ERROR(Fails());
     return real_->CopyToHost(to, from, bytes);
   }
   absl::Status Synchronize(void*) override { return Fails(); }
-  std::optional<DeviceMemory::Unreachable> FindUnreachable(
-      absl::Span<const void* const>) const override {
+  bool asynchronous() const override { return true; }
+  std::optional<Unreachable> FindUnreachable(absl::Span<const void* const>) const override {
     return std::nullopt;
   }
-  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void*) override {
-    return DeviceMemory::StreamOrder{1, captured};
-  }
+  absl::StatusOr<StreamOrder> OrderOf(void*) override { return StreamOrder{1, captured}; }
   absl::StatusOr<bool> IsCaptured(void*) override {
     KVANT_RETURN_IF_ERROR(Fails());
     return captured;
@@ -72,23 +62,42 @@ class FailingLauncher : public cuda::Launcher {
     EXPECT_FALSE(captured) << "waits on a stream that is captured";
     return Fails();
   }
-
-  mutable int calls = 0;  // that may fail, since it was set
-  int first_failure = std::numeric_limits<int>::max(), failures = 0;
-  bool captured = false;
-
- private:
-  absl::Status Fails() const {
+  absl::Status Fails() {
     const int call = calls++;
     if (call < first_failure || call - first_failure >= failures) return absl::OkStatus();
     return absl::InternalError("the driver failed");
   }
+
+  int calls = 0;  // that may fail, since it was set
+  int first_failure = std::numeric_limits<int>::max(), failures = 0;
+  bool captured = false;
+
+ private:
+  const std::shared_ptr<DeviceMemory> real_ = MakeHostMemory();
+};
+
+class FailingLauncher : public cuda::Launcher {
+ public:
+  using Kernel = std::shared_ptr<const cuda::LoadedKernel>;
+
+  explicit FailingLauncher(std::shared_ptr<FailingMemory> memory) : memory_(std::move(memory)) {}
+  const cuda::DeviceProperties& properties() const override { return real_->properties(); }
+  absl::StatusOr<Kernel> Load(const cuda::KernelSpec& spec) override { return real_->Load(spec); }
+  absl::Status Launch(const cuda::LoadedKernel& kernel, int64_t blocks, const void* params,
+                      size_t bytes, void* stream) const override {
+    KVANT_RETURN_IF_ERROR(memory_->Fails());
+    return real_->Launch(kernel, blocks, params, bytes, stream);
+  }
+  std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
+
+ private:
+  const std::shared_ptr<FailingMemory> memory_;
   const std::shared_ptr<cuda::Launcher> real_ = cuda::MakeSimtLauncher();
 };
 
-std::shared_ptr<FailingLauncher>& TheLauncher() {
-  static auto& launcher = *new std::shared_ptr<FailingLauncher>();
-  return launcher;
+std::shared_ptr<FailingMemory>& TheMemory() {
+  static auto& memory = *new std::shared_ptr<FailingMemory>();
+  return memory;
 }
 
 class KvCacheFailureOnDeviceTest : public testing::TestWithParam<const char*> {
@@ -96,14 +105,14 @@ class KvCacheFailureOnDeviceTest : public testing::TestWithParam<const char*> {
   static constexpr int64_t kQueryHeads = 4;
 
   KvCacheFailureOnDeviceTest() {
-    TheLauncher() = std::make_shared<FailingLauncher>();
+    TheMemory() = std::make_shared<FailingMemory>();
     SetCudaSimtBackend([]() -> std::unique_ptr<Backend> {
-      return cuda::MakeBackend("cuda_simt", TheLauncher(), /*asynchronous=*/true);
+      return cuda::MakeBackend("cuda_simt", std::make_shared<FailingLauncher>(TheMemory()));
     });
     engine_ = Engine::Create({.device = Device::kCudaSimt}).value();
   }
   ~KvCacheFailureOnDeviceTest() override { EnableCudaSimt(); }
-  FailingLauncher& launcher() { return *TheLauncher(); }
+  FailingMemory& memory() { return *TheMemory(); }
 
   Bench MakeOne() const {
     KvCacheOptions options = SmallOptions(GetParam(), 60);
@@ -159,12 +168,12 @@ TEST_P(KvCacheFailureOnDeviceTest, HostAndEngineAgree) {
         SCOPED_TRACE(first);
         const Bench bench = MakeOne();
         ASSERT_TRUE(bench.Append(0, 30).ok());
-        launcher().calls = 0;
-        launcher().first_failure = first;
-        launcher().failures = failures;
+        memory().calls = 0;
+        memory().first_failure = first;
+        memory().failures = failures;
         failed += call(bench).ok() ? 0 : 1;
-        any_left = launcher().calls > first;
-        launcher().failures = 0;
+        any_left = memory().calls > first;
+        memory().failures = 0;
         AllOf(*bench.cache);
         // It goes on, from whatever is left.
         for (int64_t layer = 0; layer < 2; ++layer) {
@@ -190,22 +199,22 @@ TEST_P(KvCacheFailureOnDeviceTest, WhatWasRefusedNeverWas) {
   spoilt.k.at(1, 0, 55)[3] = std::numeric_limits<float>::quiet_NaN();
   ASSERT_TRUE(bench.cache->Append(0, spoilt.k.Slice(30, 30), spoilt.v.Slice(30, 30)).ok());
   // A stream that is captured must not wait, but is told.
-  launcher().captured = true;
+  memory().captured = true;
   for (int again = 0; again < 2; ++again) {
     const absl::Status told = bench.cache->Append(1, bench.k.Slice(30, 1), bench.v.Slice(30, 1));
     EXPECT_NE(told.message().find("K for layer 0 had a number in batch row 1, head 0"),
               std::string::npos)
         << told;
   }
-  launcher().captured = false;
+  memory().captured = false;
   // Where the engine cannot be told to go on, it is told the next time.
   for (int first = 0; first < 6; ++first) {
-    launcher().calls = 0;
-    launcher().first_failure = first;
-    launcher().failures = 1;
+    memory().calls = 0;
+    memory().first_failure = first;
+    memory().failures = 1;
     EXPECT_FALSE(bench.cache->Crop(30).ok());
-    launcher().failures = 0;
-    if (launcher().calls <= first) break;
+    memory().failures = 0;
+    if (memory().calls <= first) break;
   }
   ASSERT_TRUE(bench.cache->Crop(30).ok());
   EXPECT_EQ(AllOf(*bench.cache), before);

@@ -124,17 +124,18 @@ size_t OutputWords(const OpKernel& op) {
 class Words {
  public:
   static absl::StatusOr<Words> Copy(Launcher& launcher, absl::Span<const uint32_t> words) {
-    KVANT_ASSIGN_OR_RETURN(void* data, launcher.Allocate(words.size() * sizeof(uint32_t)));
+    KVANT_ASSIGN_OR_RETURN(void* data,
+                           launcher.memory()->Allocate(words.size() * sizeof(uint32_t)));
     Words copy(launcher, data);
     KVANT_RETURN_IF_ERROR(
-        launcher.CopyToDevice(data, words.data(), words.size() * sizeof(uint32_t)));
+        launcher.memory()->CopyFromHost(data, words.data(), words.size() * sizeof(uint32_t)));
     return copy;
   }
   Words(Words&& other) noexcept : launcher_(other.launcher_), data_(other.data_) {
     other.data_ = nullptr;
   }
   Words& operator=(Words&&) = delete;
-  ~Words() { launcher_.Free(data_); }
+  ~Words() { launcher_.memory()->Free(data_); }
   uint32_t* data() const { return static_cast<uint32_t*>(data_); }
 
  private:
@@ -234,7 +235,7 @@ absl::StatusOr<std::vector<uint32_t>> RunOn(Launcher& launcher, const OpKernel& 
   const OpParams params{in.data(), out.data()};
   KVANT_RETURN_IF_ERROR(launcher.Launch(*kernel, kOpBlocks, &params, sizeof(params), nullptr));
   KVANT_RETURN_IF_ERROR(
-      launcher.CopyToHost(result.data(), out.data(), result.size() * sizeof(uint32_t)));
+      launcher.memory()->CopyToHost(result.data(), out.data(), result.size() * sizeof(uint32_t)));
   return result;
 }
 

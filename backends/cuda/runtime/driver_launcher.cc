@@ -71,38 +71,10 @@ class DriverKernel : public LoadedKernel {
   std::string description_;
 };
 
-class DriverLauncher : public Launcher {
+class DriverMemory : public DeviceMemory {
  public:
-  DriverLauncher(std::shared_ptr<const DeviceContext> context, DeviceProperties properties,
-                 const JitOptions& options)
-      : context_(std::move(context)), properties_(std::move(properties)), jit_(options) {}
-
-  const DeviceProperties& properties() const override { return properties_; }
-
-  absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(const KernelSpec& spec) override {
-    if (spec.threads < 1 || spec.threads > kMaxThreads ||
-        spec.shared_bytes > properties_.shared_bytes_per_block) {
-      return InvalidArguments(absl::StrCat(
-          "kernel '", spec.source.name, "': blocks of ", spec.threads, " threads with ",
-          spec.shared_bytes, " bytes of shared memory; ", properties_.name, " has at most ",
-          kMaxThreads, " threads and ", properties_.shared_bytes_per_block, " bytes"));
-    }
-    KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const Cubin> cubin,
-                           jit_.Get(spec.source, properties_.arch()));
-    KVANT_ASSIGN_OR_RETURN(const CUmodule module, LoadModule(*cubin, spec.source.name));
-    const absl::StatusOr<CUfunction> function = Prepare(module, spec);
-    if (!function.ok()) {
-      context_->UnloadModule(module);
-      return function.status();
-    }
-    return std::make_shared<const DriverKernel>(context_, module, *function, spec, *cubin);
-  }
-
-  absl::Status Launch(const LoadedKernel& kernel, int64_t blocks, const void* params,
-                      size_t param_bytes, void* stream) const override {
-    return static_cast<const DriverKernel&>(kernel).Launch(blocks, params, param_bytes,
-                                                           static_cast<CUstream>(stream));
-  }
+  explicit DriverMemory(std::shared_ptr<const DeviceContext> context)
+      : context_(std::move(context)) {}
 
   absl::StatusOr<void*> Allocate(size_t bytes) override {
     if (bytes == 0) return nullptr;
@@ -131,7 +103,7 @@ class DriverLauncher : public Launcher {
     if (memory != nullptr) context_->FreeOnHost(memory);
   }
 
-  absl::Status CopyToDevice(void* to, const void* from, size_t bytes) override {
+  absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
     if (bytes == 0) return absl::OkStatus();
     KVANT_RETURN_IF_ERROR(
         context_->CopyToDeviceAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, nullptr));
@@ -149,12 +121,14 @@ class DriverLauncher : public Launcher {
     return context_->Synchronize(static_cast<CUstream>(stream));
   }
 
-  std::optional<DeviceMemory::Unreachable> FindUnreachable(
+  bool asynchronous() const override { return true; }
+
+  std::optional<Unreachable> FindUnreachable(
       absl::Span<const void* const> pointers) const override {
     return context_->FindUnreachable(pointers);
   }
 
-  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) override {
+  absl::StatusOr<StreamOrder> OrderOf(void* stream) override {
     return context_->OrderOf(static_cast<CUstream>(stream));
   }
 
@@ -163,6 +137,48 @@ class DriverLauncher : public Launcher {
   }
 
   absl::Status SynchronizeAll() override { return context_->SynchronizeAll(); }
+
+ private:
+  const std::shared_ptr<const DeviceContext> context_;
+};
+
+class DriverLauncher : public Launcher {
+ public:
+  DriverLauncher(std::shared_ptr<const DeviceContext> context, DeviceProperties properties,
+                 const JitOptions& options)
+      : context_(std::move(context)),
+        memory_(std::make_shared<DriverMemory>(context_)),
+        properties_(std::move(properties)),
+        jit_(options) {}
+
+  const DeviceProperties& properties() const override { return properties_; }
+
+  absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(const KernelSpec& spec) override {
+    if (spec.threads < 1 || spec.threads > kMaxThreads ||
+        spec.shared_bytes > properties_.shared_bytes_per_block) {
+      return InvalidArguments(absl::StrCat(
+          "kernel '", spec.source.name, "': blocks of ", spec.threads, " threads with ",
+          spec.shared_bytes, " bytes of shared memory; ", properties_.name, " has at most ",
+          kMaxThreads, " threads and ", properties_.shared_bytes_per_block, " bytes"));
+    }
+    KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const Cubin> cubin,
+                           jit_.Get(spec.source, properties_.arch()));
+    KVANT_ASSIGN_OR_RETURN(const CUmodule module, LoadModule(*cubin, spec.source.name));
+    const absl::StatusOr<CUfunction> function = Prepare(module, spec);
+    if (!function.ok()) {
+      context_->UnloadModule(module);
+      return function.status();
+    }
+    return std::make_shared<const DriverKernel>(context_, module, *function, spec, *cubin);
+  }
+
+  absl::Status Launch(const LoadedKernel& kernel, int64_t blocks, const void* params,
+                      size_t param_bytes, void* stream) const override {
+    return static_cast<const DriverKernel&>(kernel).Launch(blocks, params, param_bytes,
+                                                           static_cast<CUstream>(stream));
+  }
+
+  std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
 
  private:
   absl::StatusOr<CUmodule> LoadModule(const Cubin& cubin, const std::string& name) const {
@@ -186,8 +202,9 @@ class DriverLauncher : public Launcher {
     return function;
   }
 
-  std::shared_ptr<const DeviceContext> context_;
-  DeviceProperties properties_;
+  const std::shared_ptr<const DeviceContext> context_;
+  const std::shared_ptr<DeviceMemory> memory_;
+  const DeviceProperties properties_;
   Jit jit_;
 };
 

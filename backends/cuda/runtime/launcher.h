@@ -6,13 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "kvant/backends/cuda/runtime/device_properties.h"
 #include "kvant/backends/cuda/runtime/kernel_source.h"
 #include "kvant/backends/device_memory.h"
@@ -65,26 +63,8 @@ class Launcher {
   virtual absl::Status Launch(const LoadedKernel& kernel, int64_t blocks, const void* params,
                               size_t param_bytes, void* stream) const = 0;
 
-  // Device memory, zeroed, aligned to 256 bytes; null for 0 bytes. kResourceExhausted with the
-  // bytes asked for when there is not enough. Free takes null.
-  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
-  virtual void Free(void* memory) = 0;
-
-  // As DeviceMemory's.
-  virtual absl::StatusOr<void*> AllocateOnHost(size_t bytes) = 0;
-  virtual void FreeOnHost(void* memory) = 0;
-
-  // Synchronous; for constants and tools.
-  virtual absl::Status CopyToDevice(void* to, const void* from, size_t bytes) = 0;
-  virtual absl::Status CopyToHost(void* to, const void* from, size_t bytes) = 0;
-  virtual absl::Status Synchronize(void* stream) = 0;
-
-  // As DeviceMemory's: "points to host memory". Null is passed over.
-  virtual std::optional<DeviceMemory::Unreachable> FindUnreachable(
-      absl::Span<const void* const> pointers) const = 0;
-  virtual absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void* stream) = 0;
-  virtual absl::StatusOr<bool> IsCaptured(void* stream) = 0;
-  virtual absl::Status SynchronizeAll() = 0;
+  // The device's; it may outlive the launcher.
+  virtual std::shared_ptr<DeviceMemory> memory() const = 0;
 };
 
 }  // namespace kvant::cuda

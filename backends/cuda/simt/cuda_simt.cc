@@ -6,7 +6,7 @@
 namespace kvant {
 
 std::unique_ptr<Backend> MakeCudaSimtBackend() {
-  return cuda::MakeBackend("cuda_simt", cuda::MakeSimtLauncher(), /*asynchronous=*/false);
+  return cuda::MakeBackend("cuda_simt", cuda::MakeSimtLauncher());
 }
 
 void EnableCudaSimt() { SetCudaSimtBackend(&MakeCudaSimtBackend); }

@@ -74,28 +74,7 @@ class SimtLauncher : public Launcher {
         })));
   }
 
-  absl::StatusOr<void*> Allocate(size_t bytes) override { return memory_->Allocate(bytes); }
-  void Free(void* memory) override { memory_->Free(memory); }
-  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
-    return memory_->AllocateOnHost(bytes);
-  }
-  void FreeOnHost(void* memory) override { memory_->FreeOnHost(memory); }
-  absl::Status CopyToDevice(void* to, const void* from, size_t bytes) override {
-    return memory_->CopyFromHost(to, from, bytes);
-  }
-  absl::Status CopyToHost(void* to, const void* from, size_t bytes) override {
-    return memory_->CopyToHost(to, from, bytes);
-  }
-  absl::Status Synchronize(void*) override { return absl::OkStatus(); }
-  std::optional<DeviceMemory::Unreachable> FindUnreachable(
-      absl::Span<const void* const>) const override {
-    return std::nullopt;
-  }
-  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(void*) override {
-    return DeviceMemory::StreamOrder();
-  }
-  absl::StatusOr<bool> IsCaptured(void*) override { return false; }
-  absl::Status SynchronizeAll() override { return absl::OkStatus(); }
+  std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
 
  private:
   const simt::Options options_;

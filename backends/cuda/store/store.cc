@@ -56,16 +56,16 @@ class Store : public Executable {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Executable>> CompileStore(
-    const StoreSpec& spec, std::shared_ptr<Launcher> launcher,
-    const std::shared_ptr<DeviceMemory>& memory, std::string device) {
+absl::StatusOr<std::unique_ptr<Executable>> CompileStore(const StoreSpec& spec,
+                                                         std::shared_ptr<Launcher> launcher,
+                                                         std::string device) {
   KVANT_ASSIGN_OR_RETURN(QuantizePlan plan, PlanStore(spec, launcher->properties()));
   std::vector<std::shared_ptr<const LoadedKernel>> kernels;
   for (const QuantizeLaunch& launch : plan.launches) {
     KVANT_ASSIGN_OR_RETURN(kernels.emplace_back(), launcher->Load(MakeQuantizeKernel(launch)));
   }
   KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const Constants> constants,
-                         Constants::Copy(memory, plan.constant_bytes));
+                         Constants::Copy(launcher->memory(), plan.constant_bytes));
   return std::make_unique<Store>(std::move(device), std::move(plan), std::move(launcher),
                                  std::move(kernels), std::move(constants));
 }

@@ -12,11 +12,11 @@
 
 namespace kvant::cuda {
 
-// As PlanStore (quantize_plan.h). `memory`: the launcher's. `device` is what Executable::kernel
+// As PlanStore (quantize_plan.h). `device` is what Executable::kernel
 // begins with: "cuda/sm_90a". A row whose position is bad is written nowhere.
-absl::StatusOr<std::unique_ptr<Executable>> CompileStore(
-    const StoreSpec& spec, std::shared_ptr<Launcher> launcher,
-    const std::shared_ptr<DeviceMemory>& memory, std::string device);
+absl::StatusOr<std::unique_ptr<Executable>> CompileStore(const StoreSpec& spec,
+                                                         std::shared_ptr<Launcher> launcher,
+                                                         std::string device);
 
 }  // namespace kvant::cuda
 

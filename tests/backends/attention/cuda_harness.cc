@@ -6,15 +6,13 @@
 #include "gtest/gtest.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/simt/launcher.h"
-#include "kvant/backends/device_memory.h"
 #include "kvant/tests/backends/attention/harness.h"
 #include "kvant/tests/common/simt_turn.h"
 
 namespace kvant::cpu {
 
 absl::StatusOr<std::unique_ptr<Executable>> Case::CompileForCudaSimt(uint64_t seed) {
-  return cuda::CompileAttention(spec, cuda::MakeSimtLauncher({.seed = seed}), MakeHostMemory(),
-                                "cuda_simt");
+  return cuda::CompileAttention(spec, cuda::MakeSimtLauncher({.seed = seed}), "cuda_simt");
 }
 
 absl::Status Case::RunOnCudaSimt(const Executable& executable) {

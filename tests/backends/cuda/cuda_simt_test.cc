@@ -78,8 +78,8 @@ TEST_F(CudaSimtTest, SplitsAreJoinedAlikeWhateverOrderBlocksRunIn) {
     const Prepared prepared = Prepare(c).value();
     std::string first;
     for (const uint64_t seed : {0, 1, 2, 3, 4, 5}) {
-      const std::unique_ptr<Backend> backend = cuda::MakeBackend(
-          "cuda_simt", cuda::MakeSimtLauncher({.seed = seed}), /*asynchronous=*/false);
+      const std::unique_ptr<Backend> backend =
+          cuda::MakeBackend("cuda_simt", cuda::MakeSimtLauncher({.seed = seed}));
       const std::unique_ptr<Executable> executable = backend->Compile(prepared.partition).value();
       EXPECT_THAT(executable->kernel(), Not(HasSubstr(" 1 split"))) << executable->kernel();
       EXPECT_EQ(c.name == "Parts", executable->kernel().find("joined with") != std::string::npos);

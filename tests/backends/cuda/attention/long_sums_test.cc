@@ -29,8 +29,7 @@ TEST_P(LongSumsTest, OfF32LoseNothing) {
                           .value();
   const Partition partition = PartitionGraph(graph).value().front();
   const std::unique_ptr<Backend> backend =
-      MakeBackend("cuda_simt", MakeSimtLauncher({.races = false, .accumulate = GetParam()}),
-                  /*asynchronous=*/false);
+      MakeBackend("cuda_simt", MakeSimtLauncher({.races = false, .accumulate = GetParam()}));
   const std::unique_ptr<Executable> executable = backend->Compile(partition).value();
   // A warp adds up all tokens.
   ASSERT_THAT(executable->kernel(), testing::HasSubstr("4 x 1 warps, 1 split"));

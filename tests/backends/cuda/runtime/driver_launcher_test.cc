@@ -155,41 +155,41 @@ TEST_F(DriverLauncherTest, AnNvrtcThatIsTooNewForTheDriverIsPassedOver) {
 
 TEST_F(DriverLauncherTest, MemoryIsZeroedAndCopied) {
   const auto launcher = Make();
-  const auto memory = launcher->Allocate(1000);
+  const auto memory = launcher->memory()->Allocate(1000);
   ASSERT_TRUE(memory.ok()) << memory.status();
   std::vector<char> back(1000, 'x');
-  ASSERT_TRUE(launcher->CopyToHost(back.data(), *memory, back.size()).ok());
+  ASSERT_TRUE(launcher->memory()->CopyToHost(back.data(), *memory, back.size()).ok());
   EXPECT_EQ(back, std::vector<char>(1000, 0));
   std::iota(back.begin(), back.end(), '\0');
   const std::vector<char> sent = back;
-  ASSERT_TRUE(launcher->CopyToDevice(*memory, sent.data(), sent.size()).ok());
+  ASSERT_TRUE(launcher->memory()->CopyFromHost(*memory, sent.data(), sent.size()).ok());
   std::fill(back.begin(), back.end(), 'x');
-  ASSERT_TRUE(launcher->CopyToHost(back.data(), *memory, back.size()).ok());
+  ASSERT_TRUE(launcher->memory()->CopyToHost(back.data(), *memory, back.size()).ok());
   EXPECT_EQ(back, sent);
-  EXPECT_FALSE(launcher->FindUnreachable({*memory}));
-  EXPECT_TRUE(launcher->FindUnreachable({back.data()}));
-  EXPECT_TRUE(launcher->Synchronize(nullptr).ok());
-  launcher->Free(*memory);
-  launcher->Free(nullptr);
+  EXPECT_FALSE(launcher->memory()->FindUnreachable({*memory}));
+  EXPECT_TRUE(launcher->memory()->FindUnreachable({back.data()}));
+  EXPECT_TRUE(launcher->memory()->Synchronize(nullptr).ok());
+  launcher->memory()->Free(*memory);
+  launcher->memory()->Free(nullptr);
   EXPECT_TRUE(fake_.cuda().memory.empty());
 }
 
 TEST_F(DriverLauncherTest, NothingIsAllocatedForNothing) {
   const auto launcher = Make();
-  EXPECT_EQ(launcher->Allocate(0).value(), nullptr);
-  EXPECT_TRUE(launcher->CopyToDevice(nullptr, nullptr, 0).ok());
-  EXPECT_TRUE(launcher->CopyToHost(nullptr, nullptr, 0).ok());
+  EXPECT_EQ(launcher->memory()->Allocate(0).value(), nullptr);
+  EXPECT_TRUE(launcher->memory()->CopyFromHost(nullptr, nullptr, 0).ok());
+  EXPECT_TRUE(launcher->memory()->CopyToHost(nullptr, nullptr, 0).ok());
 }
 
 TEST_F(DriverLauncherTest, MemoryThatCannotBeZeroedIsGivenBack) {
   const auto launcher = Make();
   for (const char* call : {"cuMemsetD8Async", "cuStreamSynchronize"}) {
     fake_.cuda().failures = {{call, 719}};
-    EXPECT_THAT(std::string(launcher->Allocate(64).status().message()), HasSubstr(call));
+    EXPECT_THAT(std::string(launcher->memory()->Allocate(64).status().message()), HasSubstr(call));
     EXPECT_TRUE(fake_.cuda().memory.empty());
   }
   fake_.cuda().failures = {{"cuMemAlloc_v2", 2}};
-  EXPECT_EQ(launcher->Allocate(64).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(launcher->memory()->Allocate(64).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(DriverLauncherTest, SeveralThreadsLoadAndLaunch) {

@@ -27,8 +27,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::unique_ptr<Executable> CompileOn(const std::shared_ptr<cuda::Launcher>& launcher,
                                       const Partition& partition) {
-  auto executable =
-      cuda::MakeBackend("cuda_simt", launcher, /*asynchronous=*/false)->Compile(partition);
+  auto executable = cuda::MakeBackend("cuda_simt", launcher)->Compile(partition);
   EXPECT_TRUE(executable.ok()) << executable.status();
   return executable.ok() ? std::move(*executable) : nullptr;
 }

@@ -27,9 +27,8 @@ namespace {
 
 // As on a GPU, of whose memory the host reads nothing.
 std::unique_ptr<Executable> CompileUnchecked(const Partition& partition, uint64_t seed = 0) {
-  return std::move(*cuda::MakeBackend("cuda", cuda::MakeSimtLauncher({.seed = seed}),
-                                      /*asynchronous=*/true)
-                        ->Compile(partition));
+  return std::move(
+      *cuda::MakeBackend("cuda", cuda::MakeSimtLauncher({.seed = seed}))->Compile(partition));
 }
 
 std::unique_ptr<Executable> CompileOnCpu(const Partition& partition) {
