@@ -14,12 +14,10 @@
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/cache/cache_kernels.h"
 #include "kvant/backends/cuda/constants.h"
-#include "kvant/backends/cuda/merge/merge.h"
 #include "kvant/backends/cuda/merge/merge_plan.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 #include "kvant/backends/cuda/store/quantize_kernel.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
-#include "kvant/backends/cuda/store/store.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -135,7 +133,7 @@ class FusedAttention : public Executable {
     const auto& [launch, kernel, constants] = hides ? kernels_.front() : kernels_.back();
     if (launch.blocks == 0) return absl::OkStatus();
     AttentionParams params = launch.params;
-    FillParams(launch.binding, inputs, outputs, constants->data(), &params);
+    FillParams(launch.binding, inputs, outputs, constants->data(), scratch, &params);
     params.partials = reinterpret_cast<float*>(scratch);
     // Where every kernel leaves its counts at 0.
     params.done = reinterpret_cast<u32*>(scratch + partial_bytes_);
@@ -149,6 +147,64 @@ class FusedAttention : public Executable {
   const std::shared_ptr<const Launcher> launcher_;
   size_t partial_bytes_ = 0, count_bytes_ = 0;
 };
+
+// A plan's launches, one after another.
+template <typename Launch>
+class Launches : public Executable {
+ public:
+  struct One {
+    Launch launch;
+    std::shared_ptr<const LoadedKernel> kernel;
+    std::shared_ptr<const Constants> constants;
+  };
+  Launches(std::string kernel, size_t scratch_bytes, std::vector<One> all,
+           std::shared_ptr<const Launcher> launcher)
+      : kernel_(std::move(kernel)),
+        scratch_bytes_(scratch_bytes),
+        all_(std::move(all)),
+        launcher_(std::move(launcher)) {}
+
+  std::string kernel() const override { return kernel_; }
+  size_t scratch_bytes(int) const override { return scratch_bytes_; }
+
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    for (const auto& [launch, kernel, constants] : all_) {
+      auto params = launch.params;
+      FillParams(launch.binding, inputs, outputs, constants->data(), scratch, &params);
+      KVANT_RETURN_IF_ERROR(
+          launcher_->Launch(*kernel, launch.blocks, &params, sizeof(params), place.stream));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string kernel_;
+  const size_t scratch_bytes_;
+  const std::vector<One> all_;
+  const std::shared_ptr<const Launcher> launcher_;
+};
+
+// `described`: of so many of the last kernels Executable::kernel tells.
+template <typename Plan, typename Launch>
+absl::StatusOr<std::unique_ptr<Executable>> Load(const Plan& plan,
+                                                 KernelSpec (*spec_of)(const Launch&),
+                                                 size_t described, const std::string& device,
+                                                 std::shared_ptr<Launcher> launcher) {
+  std::string text = absl::StrCat(device, " ", plan.ToString());
+  std::vector<typename Launches<Launch>::One> all;
+  for (const Launch& launch : plan.launches) {
+    auto& one = all.emplace_back();
+    one.launch = launch;
+    KVANT_ASSIGN_OR_RETURN(one.kernel, launcher->Load(spec_of(launch)));
+    KVANT_ASSIGN_OR_RETURN(one.constants,
+                           Constants::Copy(launcher->memory(), launch.binding.constant_bytes));
+    if (all.size() + described <= plan.launches.size()) continue;
+    absl::StrAppend(&text, ", ", one.kernel->description());
+  }
+  return std::make_unique<Launches<Launch>>(std::move(text), plan.scratch_bytes, std::move(all),
+                                            std::move(launcher));
+}
 
 absl::Status CheckAttention(const Partition& partition) {
   if (partition.attention() != nullptr) return absl::OkStatus();
@@ -176,8 +232,15 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
     const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
-    if (partition.store() != nullptr) return CompileStore(*partition.store(), launcher_, device);
-    if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), launcher_, device);
+    if (partition.store() != nullptr) {
+      KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan,
+                             PlanStore(*partition.store(), launcher_->properties()));
+      return Load(plan, &MakeQuantizeKernel, plan.launches.size(), device, launcher_);
+    }
+    if (partition.merge() != nullptr) {
+      KVANT_ASSIGN_OR_RETURN(const MergePlan plan, PlanMerge(*partition.merge()));
+      return Load(plan, &MakeMergeKernel, 1, device, launcher_);
+    }
     KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     return CompileAttention(*partition.attention(), launcher_, device);
   }

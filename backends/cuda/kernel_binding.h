@@ -20,14 +20,8 @@ struct PortPointer {
   bool output = false;
 };
 
-// The pointer at `offset` of the parameters is so far into the partition's constants.
-struct ConstantPointer {
-  size_t offset = 0;
-  size_t at = 0;
-};
-
-// The pointer at `offset` of the parameters is so far into the scratch.
-struct ScratchPointer {
+// The pointer at `offset` of the parameters is so far into the constants, or the scratch.
+struct BlockPointer {
   size_t offset = 0;
   size_t at = 0;
 };
@@ -50,9 +44,18 @@ inline int64_t ClampShift(int64_t shift) {
 struct KernelBinding {
   std::vector<PortPointer> ports;
   std::vector<HostValue> values;
-  std::vector<ConstantPointer> constants;
+  std::vector<BlockPointer> constants, scratch;
   // Copied to the device when the partition is compiled.
   std::vector<std::byte> constant_bytes;
+
+  // The pointer at `offset` of the parameters is that of a copy of these bytes.
+  void AddConstants(size_t offset, const void* from, size_t bytes) {
+    constexpr size_t kAlignment = 16;
+    constant_bytes.resize((constant_bytes.size() + kAlignment - 1) / kAlignment * kAlignment);
+    constants.push_back({offset, constant_bytes.size()});
+    const auto* begin = static_cast<const std::byte*>(from);
+    constant_bytes.insert(constant_bytes.end(), begin, begin + bytes);
+  }
 };
 
 template <typename T>
@@ -85,14 +88,18 @@ inline void SetValue(const HostValue& value, const void* data, void* params) {
 
 // All of `params`, which holds what does not change between launches.
 inline void FillParams(const KernelBinding& binding, absl::Span<const void* const> inputs,
-                       absl::Span<void* const> outputs, const std::byte* constants, void* params) {
+                       absl::Span<void* const> outputs, const std::byte* constants,
+                       std::byte* scratch, void* params) {
   for (const HostValue& value : binding.values) SetValue(value, inputs[value.port], params);
   for (const PortPointer& pointer : binding.ports) {
     SetPointer(params, pointer.offset,
                pointer.output ? outputs[pointer.port] : inputs[pointer.port]);
   }
-  for (const ConstantPointer& pointer : binding.constants) {
+  for (const BlockPointer& pointer : binding.constants) {
     SetPointer(params, pointer.offset, constants + pointer.at);
+  }
+  for (const BlockPointer& pointer : binding.scratch) {
+    SetPointer(params, pointer.offset, scratch + pointer.at);
   }
 }
 

@@ -113,11 +113,7 @@ class Describer {
   }
   template <typename Pointer, typename T>
   void BindConstants(const Pointer& field, const T* values, size_t count) {
-    std::vector<std::byte>& bytes = plan_.binding.constant_bytes;
-    bytes.resize((bytes.size() + 15) / 16 * 16);
-    plan_.binding.constants.push_back({OffsetOf(field), bytes.size()});
-    const auto* data = reinterpret_cast<const std::byte*>(values);
-    bytes.insert(bytes.end(), data, data + count * sizeof(T));
+    plan_.binding.AddConstants(OffsetOf(field), values, count * sizeof(T));
   }
 
   using Dims5 = std::array<int64_t, kAxes>;

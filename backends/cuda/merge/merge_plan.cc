@@ -83,7 +83,6 @@ class Planner {
     params_.row_threads = static_cast<u32>(threads);
     params_.count = static_cast<u32>(rows * threads);
     std::copy(extents_.begin(), extents_.end(), params_.extents);
-    plan_.blocks = (rows * threads + kThreads - 1) / kThreads;
     PlanLaunches();
     return std::move(plan_);
   }
@@ -183,8 +182,8 @@ class Planner {
     const size_t bytes = outputs + aligned(spec_.rows());
     plan_.scratch_bytes = 2 * bytes;
     Place(sides_.back(), launch, part, [&](size_t output_at, size_t stats_at) {
-      launch.scratch.push_back({output_at, which * bytes});
-      launch.scratch.push_back({stats_at, which * bytes + outputs});
+      launch.binding.scratch.push_back({output_at, which * bytes});
+      launch.binding.scratch.push_back({stats_at, which * bytes + outputs});
     });
   }
 
@@ -195,6 +194,7 @@ class Planner {
       const size_t before = plan_.launches.size();
       MergeLaunch& launch = plan_.launches.emplace_back();
       launch.params = params_;
+      launch.blocks = (int64_t{params_.count} + kThreads - 1) / kThreads;
       launch.traits = {.first = before == 0 ? type : static_cast<i32>(kFloat32),
                        .others = type,
                        .axes = static_cast<i32>(extents_.size()),

@@ -19,15 +19,14 @@ struct MergeLaunch {
   MergeTraits traits{};
   MergeParams params{};  // but for the pointers
   KernelBinding binding;
-  // Pointers into the scratch, where what one launch leaves is a part of the next.
-  std::vector<ScratchPointer> scratch;
+  int64_t blocks = 0;
 };
 
 struct MergePlan {
   int64_t parts = 0;
-  // One after another; none where nothing is to be written.
+  // One after another, and what one leaves in the scratch is a part of the next; none where nothing
+  // is to be written.
   std::vector<MergeLaunch> launches;
-  int64_t blocks = 0;  // of each
   size_t scratch_bytes = 0;
 
   // "merge of 3 parts"

@@ -32,16 +32,13 @@ absl::Status Refusal(absl::string_view what) {
   return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
 }
 
-void Bind(const PortArray& array, size_t offset, QuantizePlan& plan, QuantizeLaunch& launch) {
-  if (!array.constant) {
-    launch.binding.ports.push_back({offset, array.port, array.output});
-    return;
-  }
-  launch.binding.constants.push_back({offset, plan.AddConstants(array.constant->data(), 8)});
+void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch) {
+  if (array.constant) return launch.binding.AddConstants(offset, array.constant->data(), 8);
+  launch.binding.ports.push_back({offset, array.port, array.output});
 }
 
 void Bind(InScratch place, size_t offset, QuantizeLaunch& launch) {
-  launch.scratch.push_back({offset, place.at});
+  launch.binding.scratch.push_back({offset, place.at});
 }
 
 int64_t ElementsOf(const StoreAxes& axes) {

@@ -27,7 +27,7 @@ struct InScratch {
   size_t at = 0;
 };
 // Sets the pointer at `offset` of the launch's parameters.
-void Bind(const PortArray& array, size_t offset, QuantizePlan& plan, QuantizeLaunch& launch);
+void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch);
 void Bind(InScratch place, size_t offset, QuantizeLaunch& launch);
 
 int64_t ElementsOf(const StoreAxes& axes);

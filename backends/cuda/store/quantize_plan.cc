@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -111,7 +110,7 @@ class Planner {
     k.ggml = ggml_;
     const auto bind = [&](const PortArray& array, size_t offset) -> i32 {
       if (!array.present()) return kNone;
-      Bind(array, offset, plan_, launch);
+      Bind(array, offset, launch);
       return ElementTypeOf(array.type);
     };
     if (rotated_) {
@@ -139,7 +138,7 @@ class Planner {
     const StoreSpec::Position& to = spec_.position;
     launch.traits.positions = ElementTypeOf(to.array.type);
     launch.traits.pages = to.page > 0;
-    Bind(to.array, offsetof(QuantizeParams, positions), plan_, launch);
+    Bind(to.array, offsetof(QuantizeParams, positions), launch);
     launch.params.per_position = DeviceAxis(unit_);
     launch.params.per_page = DeviceAxis(page_);
     launch.params.page_units = static_cast<i32>(std::min(to.page, kMostElements));
@@ -165,8 +164,8 @@ class Planner {
     if (dequantizes_ || ggml) {
       table.insert(table.end(), codebook.values, codebook.values + (1 << bits));
     }
-    const size_t at = plan_.AddConstants(table.data(), table.size() * sizeof(float));
-    launch.binding.constants.push_back({offsetof(QuantizeParams, codebook), at});
+    launch.binding.AddConstants(offsetof(QuantizeParams, codebook), table.data(),
+                                table.size() * sizeof(float));
   }
 
   // Of DynamicDequantize, or of DynamicQuantize when scales and zero points are there.
@@ -268,7 +267,7 @@ class Planner {
     launch.params.per_position.zero_points = launch.params.per_page.zero_points = 0;
     launch.binding.ports.pop_back();
     packed_at_ = plan_.ReserveScratch(ElementsOf(groups) * int64_t{sizeof(float)});
-    launch.scratch.push_back({offsetof(QuantizeParams, zero_points), packed_at_});
+    Bind(InScratch{packed_at_}, offsetof(QuantizeParams, zero_points), launch);
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
       axis->zero_points = stride;
@@ -298,8 +297,8 @@ class Planner {
     launch.traits.values = kFloat32;
     launch.traits.codes = ElementTypeOf(spec_.zero_points.type);
     launch.traits.shares_bytes = true;
-    Bind(spec_.zero_points, offsetof(QuantizeParams, codes), plan_, launch);
-    launch.scratch.push_back({offsetof(QuantizeParams, values), packed_at_});
+    Bind(spec_.zero_points, offsetof(QuantizeParams, codes), launch);
+    Bind(InScratch{packed_at_}, offsetof(QuantizeParams, values), launch);
     SetPositions(launch);
     launch.params.per_position.codes = unit_.zero_points;
     launch.params.per_page.codes = page_.zero_points;
@@ -351,7 +350,7 @@ class Planner {
     if (p.parts > 1) {
       const int64_t ranges = launch.blocks * (k.run_in_group ? 1 : k.columns * kRun);
       const size_t at = plan_.ReserveScratch(ranges * 2 * int64_t{sizeof(float)});
-      launch.scratch.push_back({offsetof(QuantizeParams, ranges), at});
+      Bind(InScratch{at}, offsetof(QuantizeParams, ranges), launch);
       k.pass = kPartRanges;
       plan_.launches.push_back(launch);
       k.pass = kJoinParts;
@@ -410,14 +409,6 @@ std::string QuantizePlan::ToString() const {
 size_t QuantizePlan::ReserveScratch(int64_t bytes) {
   const size_t at = scratch_bytes;
   scratch_bytes += static_cast<size_t>(DivideUp(bytes, kScratchAlignment) * kScratchAlignment);
-  return at;
-}
-
-size_t QuantizePlan::AddConstants(const void* from, size_t bytes) {
-  constexpr size_t kAlignment = 16;
-  const size_t at = DivideUp(constant_bytes.size(), kAlignment) * kAlignment;
-  constant_bytes.resize(at + bytes);
-  std::memcpy(constant_bytes.data() + at, from, bytes);
   return at;
 }
 

@@ -27,7 +27,6 @@ struct QuantizeLaunch {
   QuantizeTraits traits{};
   QuantizeParams params{};  // but for the pointers
   KernelBinding binding;
-  std::vector<ScratchPointer> scratch;
 
   int64_t blocks = 0;
   int threads = 0;
@@ -38,13 +37,9 @@ struct QuantizePlan {
   // One after another; none where nothing is to be written.
   std::vector<QuantizeLaunch> launches;
   size_t scratch_bytes = 0;
-  // To be on the device, from where the launches' bindings have constants.
-  std::vector<std::byte> constant_bytes;
 
   // Where so much more of the scratch begins.
   size_t ReserveScratch(int64_t bytes);
-  // Where among the constants these bytes are then.
-  size_t AddConstants(const void* from, size_t bytes);
 
   // "quantize: runs of 32 elements by 4 lanes"
   std::string ToString() const;

@@ -45,11 +45,11 @@ absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::option
   k.lane_runs = static_cast<i32>(std::max<int64_t>(1, warp_block / (kRun * kWarp)));
   k.value_vectors = HasVectors(axes, &StoreAxis::values, 0);
   k.code_vectors = HasVectors(axes, &StoreAxis::codes, 0);
-  Bind(spec.values, offsetof(QuantizeParams, values), plan, launch);
+  Bind(spec.values, offsetof(QuantizeParams, values), launch);
   if (place) {
     Bind(*place, offsetof(QuantizeParams, codes), launch);
   } else {
-    Bind(to, offsetof(QuantizeParams, codes), plan, launch);
+    Bind(to, offsetof(QuantizeParams, codes), launch);
   }
   launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
   const StoreAxis run = TakeRun(axes);

@@ -87,7 +87,7 @@ absl::StatusOr<Launched> LaunchAttention(const Shape& shape) {
       constants(launched.plan.binding.constant_bytes.size());
   void* outputs[] = {output.data()};
   AttentionParams params = launched.plan.params;
-  FillParams(launched.plan.binding, inputs, outputs, constants.data(), &params);
+  FillParams(launched.plan.binding, inputs, outputs, constants.data(), nullptr, &params);
   params.partials = reinterpret_cast<float*>(scratch.data());
   params.done = reinterpret_cast<u32*>(scratch.data() + launched.plan.partial_bytes);
   const KernelSpec kernel = MakeAttentionKernel(launched.plan);

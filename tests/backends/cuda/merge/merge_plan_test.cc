@@ -46,7 +46,7 @@ TEST(MergePlan, MergesAxesOfDenseRows) {
   EXPECT_EQ(plan->launches[0].params.extents[0], 40);
   EXPECT_EQ(plan->launches[0].traits.vectors, 1);
   EXPECT_EQ(plan->scratch_bytes, 0u);
-  EXPECT_EQ(plan->blocks, (40 * 16 + 127) / 128);
+  EXPECT_EQ(plan->launches[0].blocks, (40 * 16 + 127) / 128);
   EXPECT_EQ(plan->ToString(), "merge of 3 parts");
 }
 
@@ -107,12 +107,12 @@ TEST(MergeKernel, ReadsAndWritesEachSectorOnce) {
     }
     outputs.push_back(allocate(partition.output(0)));
     MergeParams params = launch.params;
-    FillParams(launch.binding, inputs, outputs, nullptr, &params);
+    FillParams(launch.binding, inputs, outputs, nullptr, nullptr, &params);
     const KernelSpec spec = MakeMergeKernel(launch);
     const SimtBody body = BodyOf(spec);
     ASSERT_NE(body, nullptr);
     const simt::Report report =
-        simt::Launch({plan->blocks, spec.threads, 0}, options, [&] { body(&params); });
+        simt::Launch({launch.blocks, spec.threads, 0}, options, [&] { body(&params); });
     EXPECT_THAT(report.errors, ::testing::IsEmpty());
     for (const auto& reads : report.reads) EXPECT_THAT(reads, ::testing::Each(1u));
     const simt::Counters& c = report.counters;

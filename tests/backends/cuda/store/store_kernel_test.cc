@@ -132,10 +132,8 @@ Watched RunWatched(const Partition& partition) {
   Watched watched;
   for (const cuda::QuantizeLaunch& launch : plan->launches) {
     cuda::QuantizeParams params = launch.params;
-    cuda::FillParams(launch.binding, inputs, outputs, plan->constant_bytes.data(), &params);
-    for (const cuda::ScratchPointer& pointer : launch.scratch) {
-      cuda::SetPointer(&params, pointer.offset, scratch + pointer.at);
-    }
+    cuda::FillParams(launch.binding, inputs, outputs, launch.binding.constant_bytes.data(), scratch,
+                     &params);
     const cuda::KernelSpec kernel = cuda::MakeQuantizeKernel(launch);
     const cuda::SimtBody body = cuda::BodyOf(kernel);
     watched.reports.push_back(simt::Launch({launch.blocks, kernel.threads, kernel.shared_bytes},
