@@ -24,6 +24,12 @@ absl::Status DeviceContext::Within(Body body) const {
   return status;
 }
 
+template <class... Parameters, class... Arguments>
+absl::Status DeviceContext::Call(const char* name, CUresult (*DriverApi::*entry)(Parameters...),
+                                 Arguments... arguments) const {
+  return Within([&] { return driver_->Check((driver_->api().*entry)(arguments...), name); });
+}
+
 absl::StatusOr<std::shared_ptr<const DeviceContext>> DeviceContext::Retain(
     std::shared_ptr<const Driver> driver, int device_index) {
   KVANT_ASSIGN_OR_RETURN(const CUdevice device, driver->Device(device_index));
@@ -44,44 +50,34 @@ DeviceContext::~DeviceContext() {
 
 absl::StatusOr<CUmodule> DeviceContext::LoadModule(const std::string& image) const {
   CUmodule module = nullptr;
-  KVANT_RETURN_IF_ERROR(Within([&] {
-    return driver_->Check(driver_->api().ModuleLoadData(&module, image.data()), "cuModuleLoadData");
-  }));
+  KVANT_RETURN_IF_ERROR(
+      Call("cuModuleLoadData", &DriverApi::ModuleLoadData, &module, image.data()));
   return module;
 }
 
 void DeviceContext::UnloadModule(CUmodule module) const {
   // As in the destructor, there is nothing to be done about an error.
-  Within([&] {
-    driver_->api().ModuleUnload(module);
-    return absl::OkStatus();
-  }).IgnoreError();
+  Call("cuModuleUnload", &DriverApi::ModuleUnload, module).IgnoreError();
 }
 
 absl::StatusOr<CUfunction> DeviceContext::FindFunction(CUmodule module,
                                                        const std::string& name) const {
   CUfunction function = nullptr;
-  const absl::Status status = Within([&] {
-    return driver_->Check(driver_->api().ModuleGetFunction(&function, module, name.c_str()),
-                          "cuModuleGetFunction");
-  });
+  const absl::Status status =
+      Call("cuModuleGetFunction", &DriverApi::ModuleGetFunction, &function, module, name.c_str());
   if (!status.ok()) return Detail(status, absl::StrCat("kernel '", name, "'"));
   return function;
 }
 
 absl::Status DeviceContext::AllowSharedBytes(CUfunction function, size_t bytes) const {
-  return Within([&] {
-    const auto set = [&](int attribute, int value) {
-      return driver_->Check(driver_->api().FuncSetAttribute(function, attribute, value),
-                            "cuFuncSetAttribute");
-    };
-    KVANT_RETURN_IF_ERROR(
-        set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes)));
-    // Kernels that stage tiles in shared memory read them once: L1 has nothing to give them, and
-    // as many blocks as fit are to be resident.
-    return set(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-               CU_SHAREDMEM_CARVEOUT_MAX_SHARED);
-  });
+  const auto set = [&](int attribute, int value) {
+    return Call("cuFuncSetAttribute", &DriverApi::FuncSetAttribute, function, attribute, value);
+  };
+  KVANT_RETURN_IF_ERROR(
+      set(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes)));
+  // Kernels that stage tiles in shared memory read them once: L1 has nothing to give them, and as
+  // many blocks as fit are to be resident.
+  return set(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED);
 }
 
 absl::Status DeviceContext::Launch(CUfunction function, const LaunchShape& shape,
@@ -89,75 +85,50 @@ absl::Status DeviceContext::Launch(CUfunction function, const LaunchShape& shape
   // A buffer instead of a pointer per parameter: the driver learns its size, and reads no further.
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<void*>(params),
                    CU_LAUNCH_PARAM_BUFFER_SIZE, &param_bytes, CU_LAUNCH_PARAM_END};
-  return Within([&] {
-    return driver_->Check(
-        driver_->api().LaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1,
-                                    shape.shared_bytes, stream, nullptr, extra),
-        "cuLaunchKernel");
-  });
+  return Call("cuLaunchKernel", &DriverApi::LaunchKernel, function, shape.blocks, 1, 1,
+              shape.threads, 1, 1, shape.shared_bytes, stream, nullptr, extra);
 }
 
 absl::StatusOr<CUdeviceptr> DeviceContext::Allocate(size_t bytes) const {
   CUdeviceptr memory = 0;
-  const absl::Status status =
-      Within([&] { return driver_->Check(driver_->api().MemAlloc(&memory, bytes), "cuMemAlloc"); });
+  const absl::Status status = Call("cuMemAlloc", &DriverApi::MemAlloc, &memory, bytes);
   if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on device ", device_index_));
   return memory;
 }
 
 void DeviceContext::Free(CUdeviceptr memory) const {
-  Within([&] {
-    driver_->api().MemFree(memory);
-    return absl::OkStatus();
-  }).IgnoreError();
+  Call("cuMemFree", &DriverApi::MemFree, memory).IgnoreError();
 }
 
 absl::StatusOr<void*> DeviceContext::AllocateOnHost(size_t bytes) const {
   void* memory = nullptr;
-  const absl::Status status = Within([&] {
-    return driver_->Check(driver_->api().MemHostAlloc(
-                              &memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
-                          "cuMemHostAlloc");
-  });
+  const absl::Status status = Call("cuMemHostAlloc", &DriverApi::MemHostAlloc, &memory, bytes,
+                                   CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
   if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on the host"));
   return memory;
 }
 
 void DeviceContext::FreeOnHost(void* memory) const {
-  Within([&] {
-    driver_->api().MemFreeHost(memory);
-    return absl::OkStatus();
-  }).IgnoreError();
+  Call("cuMemFreeHost", &DriverApi::MemFreeHost, memory).IgnoreError();
 }
 
 absl::Status DeviceContext::FillAsync(CUdeviceptr to, uint8_t value, size_t bytes,
                                       CUstream stream) const {
-  return Within([&] {
-    return driver_->Check(driver_->api().MemsetD8Async(to, value, bytes, stream),
-                          "cuMemsetD8Async");
-  });
+  return Call("cuMemsetD8Async", &DriverApi::MemsetD8Async, to, value, bytes, stream);
 }
 
 absl::Status DeviceContext::CopyToDeviceAsync(CUdeviceptr to, const void* from, size_t bytes,
                                               CUstream stream) const {
-  return Within([&] {
-    return driver_->Check(driver_->api().MemcpyHtoDAsync(to, from, bytes, stream),
-                          "cuMemcpyHtoDAsync");
-  });
+  return Call("cuMemcpyHtoDAsync", &DriverApi::MemcpyHtoDAsync, to, from, bytes, stream);
 }
 
 absl::Status DeviceContext::CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes,
                                             CUstream stream) const {
-  return Within([&] {
-    return driver_->Check(driver_->api().MemcpyDtoHAsync(to, from, bytes, stream),
-                          "cuMemcpyDtoHAsync");
-  });
+  return Call("cuMemcpyDtoHAsync", &DriverApi::MemcpyDtoHAsync, to, from, bytes, stream);
 }
 
 absl::Status DeviceContext::Synchronize(CUstream stream) const {
-  return Within([&] {
-    return driver_->Check(driver_->api().StreamSynchronize(stream), "cuStreamSynchronize");
-  });
+  return Call("cuStreamSynchronize", &DriverApi::StreamSynchronize, stream);
 }
 
 std::optional<DeviceMemory::Unreachable> DeviceContext::FindUnreachable(
@@ -233,8 +204,7 @@ absl::StatusOr<bool> DeviceContext::IsCaptured(CUstream stream) const {
 }
 
 absl::Status DeviceContext::SynchronizeAll() const {
-  return Within(
-      [&] { return driver_->Check(driver_->api().CtxSynchronize(), "cuCtxSynchronize"); });
+  return Call("cuCtxSynchronize", &DriverApi::CtxSynchronize);
 }
 
 }  // namespace kvant::cuda

@@ -85,6 +85,10 @@ class DeviceContext {
   // body() with the context current.
   template <class Body>
   absl::Status Within(Body body) const;
+  // Check of that call, with the context current.
+  template <class... Parameters, class... Arguments>
+  absl::Status Call(const char* name, CUresult (*DriverApi::*entry)(Parameters...),
+                    Arguments... arguments) const;
 
   std::shared_ptr<const Driver> driver_;
   int device_index_;
