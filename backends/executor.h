@@ -34,6 +34,13 @@ class Executor {
   virtual void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t i, int slot)> body) = 0;
 };
 
+// The same on `executor`, or in the calling thread where there is nothing to share out.
+inline void ForEach(Executor& executor, int64_t n,
+                    absl::FunctionRef<void(int64_t i, int slot)> body) {
+  if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
+  for (int64_t i = 0; i < n; ++i) body(i, 0);
+}
+
 // On oneTBB, in an arena of its own. threads <= 0, or more than oneTBB runs in this process (one
 // per hardware thread unless a tbb::global_control says otherwise), takes as many as it runs.
 std::unique_ptr<Executor> MakeTbbExecutor(int threads = 0);

@@ -180,9 +180,14 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
   const auto run = [&](int64_t unit, int slot) {
     RunUnit(kernels_, call, schedule, unit, tiles[slot], units + slot * unit_floats_);
   };
-  const int64_t count = schedule.units();
-  if (count > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(count, run);
-  for (int64_t unit = 0; unit < count; ++unit) run(unit, 0);
+  ForEach(executor, schedule.units(), run);
+}
+
+absl::Status Plan::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                       absl::Span<void* const> outputs, std::byte* scratch) const {
+  if (problem_.v_head_size == 0) return absl::OkStatus();
+  Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
+  return absl::OkStatus();
 }
 
 void Plan::Describe() {
@@ -338,6 +343,10 @@ std::string Plan::ProductsName() const {
           ", V by ", stored(v_, v_reason_));
   }
   return "";
+}
+
+std::string Plan::kernel() const {
+  return absl::StrCat("cpu/", kernels_.name, " online softmax, ", ToString());
 }
 
 std::string Plan::ToString() const {

@@ -20,9 +20,9 @@ namespace kvant::cpu {
 // Why the CPU kernels do not take `spec`, in a sentence; empty if they do.
 std::string WhyUnsupported(const AttentionSpec& spec);
 
-// A plan and how it runs. Immutable. The problem points into the plan, which therefore stays where
-// it is.
-class Plan {
+// A plan and how it runs; by itself, with SoftmaxPass::kOnline, all of attention. Immutable. The
+// problem points into the plan, which therefore stays where it is.
+class Plan : public Executable {
  public:
   // `spec` must be supported. most_rows: of a tile, where the plan is for so few.
   Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass = SoftmaxPass::kOnline,
@@ -39,8 +39,15 @@ class Plan {
   // `statistics`: see AttentionCall; null for kOnline.
   void Run(Executor& executor, absl::Span<const void* const> inputs,
            absl::Span<void* const> outputs, float* statistics, float* scratch) const;
-  // Executable::rounding.
-  double rounding() const;
+
+  std::string kernel() const override;
+  double rounding() const override;
+  size_t scratch_bytes(int max_concurrency) const override {
+    return scratch(max_concurrency) * sizeof(float);
+  }
+  bool keeps_scratch() const override { return false; }
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override;
   // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
   std::string ToString() const;
 

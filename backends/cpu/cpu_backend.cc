@@ -1,7 +1,5 @@
 // The cpu backend: attention as one fused kernel, quantization and what appends to a cache,
 // rotation, attention over parts made into one.
-#include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -17,34 +15,6 @@
 namespace kvant {
 namespace cpu {
 namespace {
-
-class FusedAttention : public Executable {
- public:
-  FusedAttention(const AttentionSpec& spec, const KernelSet& kernels)
-      : plan_(spec, kernels), name_(kernels.name) {}
-
-  std::string kernel() const override {
-    return absl::StrCat("cpu/", name_, " online softmax, ", plan_.ToString());
-  }
-
-  double rounding() const override { return plan_.rounding(); }
-
-  size_t scratch_bytes(int max_concurrency) const override {
-    return plan_.scratch(max_concurrency) * sizeof(float);
-  }
-  bool keeps_scratch() const override { return false; }
-
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    if (plan_.problem().v_head_size == 0) return absl::OkStatus();
-    plan_.Run(place.executor, inputs, outputs, nullptr, reinterpret_cast<float*>(scratch));
-    return absl::OkStatus();
-  }
-
- private:
-  const Plan plan_;
-  const char* const name_;
-};
 
 class CpuBackend : public Backend {
  public:
@@ -84,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
     return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
   }
   if (spec.over_queries) return std::make_unique<QuerySoftmax>(spec, kernels);
-  return std::make_unique<FusedAttention>(spec, kernels);
+  return std::make_unique<Plan>(spec, kernels);
 }
 
 }  // namespace cpu

@@ -55,15 +55,9 @@ class Merge : public Executable {
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
     const MergeCall call{&problem_, &kernels_, inputs.data(), outputs.data()};
     auto* const floats = reinterpret_cast<float*>(scratch);
-    const auto body = [&](int64_t unit, int slot) {
+    ForEach(place.executor, MergeUnits(problem_), [&](int64_t unit, int slot) {
       MergeUnit(call, unit, floats + slot * MergeFloats(problem_));
-    };
-    const int64_t units = MergeUnits(problem_);
-    if (units == 1) {
-      body(0, 0);
-    } else {
-      place.executor.ParallelFor(units, body);
-    }
+    });
     return absl::OkStatus();
   }
 

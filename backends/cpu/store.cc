@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/graph/status.h"
@@ -39,12 +38,6 @@ RotateProblem DescribeRotation(const StoreSpec& spec, const PortArray& to) {
                        std::max<int64_t>(1, p.line.extent));
   p.run = std::max<int64_t>(1, kUnitElements / p.piece);
   return p;
-}
-
-// Calls body(i, slot) for all i < n.
-void ForEach(Executor& executor, int64_t n, absl::FunctionRef<void(int64_t, int)> body) {
-  if (n > 1 && executor.max_concurrency() > 1) return executor.ParallelFor(n, body);
-  for (int64_t i = 0; i < n; ++i) body(i, 0);
 }
 
 // `buffers`: a piece for each slot.
