@@ -125,7 +125,7 @@ struct ScoreStep {
   std::optional<int64_t> left, right;
   // kBand, kAlibi: shift is 0 (top-left), the KV length minus the query length
   // (bottom-right; the real ones of the batch row), or shift_add - shift_sub read
-  // from ports at execution.
+  // from ports at execution. Kernels have the same three, in this order.
   enum class Alignment : uint8_t { kTopLeft, kBottomRight, kRuntime };
   Alignment alignment = Alignment::kTopLeft;
   Operand shift_add, shift_sub;

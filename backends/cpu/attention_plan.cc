@@ -87,18 +87,8 @@ Array MakeData(const View& view, const std::optional<Quantization>& quantization
 
 Step MakeStep(const ScoreStep& from) {
   Step step;
-  step.kind = static_cast<Step::Kind>(from.kind);  // of the same table
-  switch (from.alignment) {
-    case ScoreStep::Alignment::kTopLeft:
-      step.alignment = Step::Alignment::kTopLeft;
-      break;
-    case ScoreStep::Alignment::kBottomRight:
-      step.alignment = Step::Alignment::kBottomRight;
-      break;
-    case ScoreStep::Alignment::kRuntime:
-      step.alignment = Step::Alignment::kRuntime;
-      break;
-  }
+  step.kind = static_cast<Step::Kind>(from.kind);                 // of the same table
+  step.alignment = static_cast<Step::Alignment>(from.alignment);  // the same three
   step.operand = MakeArray(from.operand);
   step.condition = MakeArray(from.condition);
   step.inverted = from.inverted;

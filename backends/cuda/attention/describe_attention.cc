@@ -292,7 +292,7 @@ class Describer {
   void Describe(const ScoreStep& from, StepTraits& traits, StepParams& params) {
     traits.kind = static_cast<StepKind>(from.kind);  // of the same table
     traits.inverted = from.inverted;
-    traits.alignment = AlignmentOf(from.alignment);
+    traits.alignment = static_cast<Alignment>(from.alignment);  // the same three
     if (from.operand.constant || from.operand.view.present()) {
       Describe(from.operand, traits.operand, params.operand, params.constant);
     }
@@ -304,18 +304,6 @@ class Describer {
     }
     params.lower = -std::clamp(from.left.value_or(kUnbounded), -kUnbounded, kUnbounded);
     params.upper = std::clamp(from.right.value_or(kUnbounded), -kUnbounded, kUnbounded);
-  }
-
-  static Alignment AlignmentOf(ScoreStep::Alignment alignment) {
-    switch (alignment) {
-      case ScoreStep::Alignment::kTopLeft:
-        return kTopLeft;
-      case ScoreStep::Alignment::kBottomRight:
-        return kBottomRight;
-      case ScoreStep::Alignment::kRuntime:
-        return kRuntime;
-    }
-    return kTopLeft;
   }
 
   // From the last step back: as long as every later step keeps -inf, a band that writes it hides.
