@@ -16,7 +16,6 @@
 #include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/merge/merge_plan.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
-#include "kvant/backends/cuda/store/quantize_kernel.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
 #include "kvant/graph/status.h"
 

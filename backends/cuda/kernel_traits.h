@@ -1,4 +1,4 @@
-// Traits of kernels, which are structs of 32-bit integers and nothing else, as words.
+// Kernels over traits, which are structs of 32-bit integers and nothing else, as words.
 #ifndef KVANT_BACKENDS_CUDA_KERNEL_TRAITS_H_
 #define KVANT_BACKENDS_CUDA_KERNEL_TRAITS_H_
 
@@ -6,11 +6,11 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <vector>
 
-#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 
 namespace kvant::cuda {
 
@@ -22,12 +22,6 @@ std::vector<int32_t> WordsOf(const Traits& traits) {
   return {words.begin(), words.end()};
 }
 
-// The initializer that the source of a specialisation has: "1, 2, 3". Aggregates within aggregates
-// need no braces of their own.
-inline std::string InitializerOf(const std::vector<int32_t>& words) {
-  return absl::StrJoin(words, ", ");
-}
-
 // Of the words of such traits.
 template <typename Traits>
 Traits TraitsOf(const std::vector<int32_t>& words) {
@@ -35,6 +29,22 @@ Traits TraitsOf(const std::vector<int32_t>& words) {
   std::memcpy(&traits, words.data(), sizeof(traits));
   return traits;
 }
+
+// A row of kernels.inc: its entry, its header in kernels/cuda, its class, and the structs of its
+// traits and of its parameters.
+struct KernelRow {
+  const char *entry, *header, *name, *traits, *params;
+};
+
+// Words of such traits, and how the source calls their struct.
+struct NamedTraits {
+  const char* name;
+  std::vector<int32_t> words;
+};
+
+// The kernel over these, in this order.
+KernelSpec MakeKernel(const KernelRow& row, absl::Span<const NamedTraits> all, int threads,
+                      int blocks_per_multiprocessor = 1);
 
 }  // namespace kvant::cuda
 

@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/kernels/cuda/attention_codes.h"
 #include "kvant/kernels/cuda/tile_feed.h"
@@ -15,35 +11,14 @@
 namespace kvant::cuda {
 namespace {
 
-// A struct of its name with such traits.
-constexpr char kTraits[] = R"(struct $0 {
-  static constexpr AttentionTraits k = {$1};
-  static constexpr AttentionTraits kMax = k;
-};
-)";
-
-constexpr char kText[] = R"(#include "kvant/kernels/cuda/$0.h"
-
-namespace kvant::cuda {
-$1}  // namespace kvant::cuda
-
-extern "C" __global__ void __launch_bounds__($2, $3)
-$0(const __grid_constant__ kvant::cuda::AttentionParams params) {
-  using namespace kvant::cuda;
-  $4::Run(params);
-}
-)";
-
-struct KernelRow {
-  const char* entry;  // and its header
-  const char* name;   // of its class
-};
 constexpr KernelRow kKernels[] = {
-#define KVANT_ATTENTION_KERNEL(entry, Class) {#entry, #Class},
+#define KVANT_ATTENTION_KERNEL(entry, Class) \
+  {#entry, #entry, #Class, "AttentionTraits", "AttentionParams"},
 #include "kvant/backends/cuda/kernels.inc"
 };
-constexpr KernelRow kOfParts = {
-#define KVANT_PARTS_KERNEL(entry, Class) #entry, #Class
+constexpr KernelRow kOfParts[] = {
+#define KVANT_PARTS_KERNEL(entry, Class) \
+  {#entry, #entry, #Class, "AttentionTraits", "AttentionParams"},
 #include "kvant/backends/cuda/kernels.inc"
 };
 
@@ -87,47 +62,27 @@ KernelRound RoundOf(const AttentionTraits& t) {
   return round;
 }
 
-struct NamedTraits {
-  const char* name;
-  const AttentionTraits& traits;
-};
-
-// Of a kernel over these, in this order.
-KernelSpec MakeKernel(const KernelRow& row, const std::vector<NamedTraits>& all, int threads,
-                      int blocks) {
-  KernelSpec spec;
-  std::string text;
-  std::vector<const char*> names;
-  for (const auto& [name, traits] : all) {
-    const std::vector<int32_t> words = WordsOf(traits);
-    absl::StrAppend(&text, absl::Substitute(kTraits, name, InitializerOf(words)));
-    spec.traits.insert(spec.traits.end(), words.begin(), words.end());
-    names.push_back(name);
-  }
-  const std::string of = absl::StrCat(row.name, "<", absl::StrJoin(names, ", "), ">");
-  spec.source.name = absl::StrCat(row.entry, "_d", all[0].traits.head_size);
-  spec.source.text = absl::Substitute(kText, row.entry, text, threads, blocks, of);
-  spec.source.entry = row.entry;
-  spec.threads = threads;
-  spec.blocks_per_multiprocessor = blocks;
-  spec.round = RoundOf(all[0].traits);
-  return spec;
+void Describe(const AttentionTraits& traits, KernelSpec& spec) {
+  absl::StrAppend(&spec.source.name, "_d", traits.head_size);
+  spec.round = RoundOf(traits);
 }
 
 }  // namespace
 
 KernelSpec MakeAttentionKernel(const AttentionPlan& plan) {
-  KernelSpec spec = MakeKernel(kKernels[plan.traits.kernel], {{"Traits", plan.traits}},
+  KernelSpec spec = MakeKernel(kKernels[plan.traits.kernel], {{"Traits", WordsOf(plan.traits)}},
                                plan.threads, plan.blocks_per_multiprocessor);
   spec.shared_bytes = plan.shared_bytes;
+  Describe(plan.traits, spec);
   return spec;
 }
 
 KernelSpec MakePartsKernel(const PartsPlan& plan) {
-  KernelSpec spec =
-      MakeKernel(kOfParts, {{"Codes", plan.codes.traits}, {"Others", plan.others.traits}},
-                 plan.codes.threads, plan.codes.blocks_per_multiprocessor);
+  KernelSpec spec = MakeKernel(
+      kOfParts[0], {{"Codes", WordsOf(plan.codes.traits)}, {"Others", WordsOf(plan.others.traits)}},
+      plan.codes.threads, plan.codes.blocks_per_multiprocessor);
   spec.shared_bytes = std::max(plan.codes.shared_bytes, plan.others.shared_bytes);
+  Describe(plan.codes.traits, spec);
   return spec;
 }
 

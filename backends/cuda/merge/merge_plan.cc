@@ -1,11 +1,9 @@
 #include "kvant/backends/cuda/merge/merge_plan.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/substitute.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/graph/status.h"
@@ -16,30 +14,10 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int64_t kMostThreads = std::numeric_limits<int32_t>::max();
 
-struct KernelRow {
-  const char* entry;
-  const char* name;  // of its class
-};
-constexpr KernelRow kKernels[] = {
-#define KVANT_MERGE_KERNEL(entry, Class) {#entry, #Class},
+constexpr KernelRow kKernel = {
+#define KVANT_MERGE_KERNEL(entry, Class) #entry, "merge", #Class, "MergeTraits", "MergeParams"
 #include "kvant/backends/cuda/kernels.inc"
 };
-constexpr KernelRow kKernel = kKernels[0];
-static_assert(std::size(kKernels) == 1);
-
-constexpr char kText[] = R"(#include "kvant/kernels/cuda/merge.h"
-
-namespace kvant::cuda {
-struct Traits {
-  static constexpr MergeTraits k = {$0};
-};
-}  // namespace kvant::cuda
-
-extern "C" __global__ void __launch_bounds__($1, 1)
-$2(const __grid_constant__ kvant::cuda::MergeParams params) {
-  kvant::cuda::$3<kvant::cuda::Traits>::Run(params);
-}
-)";
 
 absl::Status Refusal(const std::string& what) {
   return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
@@ -235,13 +213,7 @@ std::string MergePlan::ToString() const {
 absl::StatusOr<MergePlan> PlanMerge(const MergeSpec& spec) { return Planner(spec).Plan(); }
 
 KernelSpec MakeMergeKernel(const MergeLaunch& launch) {
-  KernelSpec spec;
-  spec.traits = WordsOf(launch.traits);
-  spec.source.name = spec.source.entry = kKernel.entry;
-  spec.source.text =
-      absl::Substitute(kText, InitializerOf(spec.traits), kThreads, kKernel.entry, kKernel.name);
-  spec.threads = kThreads;
-  return spec;
+  return MakeKernel(kKernel, {{"Traits", WordsOf(launch.traits)}}, kThreads);
 }
 
 }  // namespace kvant::cuda

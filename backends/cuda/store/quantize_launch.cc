@@ -3,12 +3,19 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {
 namespace {
 
 constexpr int64_t kAppendThreads = 128;
+
+constexpr KernelRow kKernels[] = {
+#define KVANT_STORE_KERNEL(kind, entry, Class, header) \
+  {#entry, #header, #Class, "QuantizeTraits", "QuantizeParams"},
+#include "kvant/backends/cuda/kernels.inc"
+};
 
 // Whether each index of an outer axis begins behind all that inner ones reach.
 bool IsNested(const StoreAxes& axes, int64_t StoreAxis::*stride) {
@@ -101,6 +108,13 @@ void SetRun(const StoreAxis& run, QuantizeLaunch& launch) {
   launch.params.run = DeviceAxis(run);
   launch.params.line_runs = static_cast<u32>(DivideUp(run.extent, kRun));
   launch.traits.whole_runs = run.extent % kRun == 0;
+}
+
+KernelSpec MakeQuantizeKernel(const QuantizeLaunch& launch) {
+  KernelSpec spec = MakeKernel(kKernels[static_cast<int>(launch.kernel)],
+                               {{"Traits", WordsOf(launch.traits)}}, launch.threads);
+  spec.shared_bytes = launch.shared_bytes;
+  return spec;
 }
 
 void SetThreads(int64_t wanted, QuantizeLaunch& launch) {

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvant/backends/cuda/kernel_binding.h"
-#include "kvant/backends/cuda/runtime/device_properties.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 #include "kvant/kernels/cuda/quantize_params.h"
 #include "kvant/patterns/store_spec.h"
 
@@ -49,6 +49,9 @@ struct QuantizePlan {
 // interleave, Hadamard blocks of more than 32768 elements, formula ggml of groups that are no short
 // runs.
 absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProperties& device);
+
+// The kernel that a launch asks for.
+KernelSpec MakeQuantizeKernel(const QuantizeLaunch& launch);
 
 }  // namespace kvant::cuda
 

@@ -1,7 +1,5 @@
 // The CUDA kernels of DynamicQuantize and DynamicDequantize on the SIMT executor, judged by the
 // oracle; the executor finds no fault. Memory ends where an unreadable page begins.
-#include "kvant/backends/cuda/store/quantize_kernel.h"
-
 #include <cmath>
 #include <deque>
 #include <limits>

@@ -14,7 +14,7 @@
 #include "kvant/backends/cuda/runtime/jit.h"
 #include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/backends/cuda/simt/launcher.h"
-#include "kvant/backends/cuda/store/quantize_kernel.h"
+#include "kvant/backends/cuda/store/quantize_plan.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/kernels/device/simt.h"
