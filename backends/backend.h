@@ -66,6 +66,9 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const = 0;
 };
 
+// kUnimplemented, in a sentence, for what has no AttentionSpec, nor a spec of a store or merge.
+absl::Status CheckAttention(const Partition& partition);
+
 // f64, plain loops, every op; the judge for everything else.
 std::unique_ptr<Backend> MakeOracleBackend();
 // Op by op on the CPU, through oneDNN where it has the op. Null when kvant is

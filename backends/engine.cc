@@ -175,6 +175,17 @@ absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& par
 
 void SetCudaSimtBackend(std::unique_ptr<Backend> (*make)()) { cuda_simt_backend = make; }
 
+absl::Status CheckAttention(const Partition& partition) {
+  if (partition.attention() != nullptr) return absl::OkStatus();
+  std::string why = absl::StrCat("neither attention, a merge nor a store: ", partition.pattern());
+  if (partition.kind() == Partition::Kind::kAttentionBackward) {
+    why = "attention backward is not fused";
+  } else if (partition.kind() == Partition::Kind::kAttention) {
+    why = absl::StrJoin(partition.notes(), "; ");
+  }
+  return MakeError(ErrorKind::kUnimplemented, why);
+}
+
 std::string_view DeviceName(Device device) {
   // That of its first backend.
   for (const BackendRow& row : kBackends) {

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/merge.h"
@@ -22,26 +21,15 @@ class CpuBackend : public Backend {
   bool fused() const override { return true; }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
-    const auto unsupported = [](std::string_view why) {
-      return MakeError(ErrorKind::kUnimplemented, why);
-    };
     const KernelSet* kernels = ChosenKernels();
     if (kernels == nullptr) {
-      return unsupported(absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
-                                      std::string(KernelNames())));
+      return MakeError(ErrorKind::kUnimplemented,
+                       absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
+                                    std::string(KernelNames())));
     }
     if (partition.store() != nullptr) return CompileStore(*partition.store(), *kernels);
     if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), *kernels);
-    if (partition.kind() == Partition::Kind::kAttentionBackward) {
-      return unsupported("attention backward is not fused");
-    }
-    if (partition.kind() == Partition::Kind::kAttention && partition.attention() == nullptr) {
-      return unsupported(absl::StrJoin(partition.notes(), "; "));
-    }
-    if (partition.attention() == nullptr) {
-      return unsupported(
-          absl::StrCat("neither attention, a merge nor a store: ", partition.pattern()));
-    }
+    KVANT_RETURN_IF_ERROR(CheckAttention(partition));
     return CompileAttention(*partition.attention(), *kernels);
   }
 };

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/attention_parts.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
@@ -203,17 +202,6 @@ absl::StatusOr<std::unique_ptr<Executable>> Load(const Plan& plan,
   }
   return std::make_unique<Launches<Launch>>(std::move(text), plan.scratch_bytes, std::move(all),
                                             std::move(launcher));
-}
-
-absl::Status CheckAttention(const Partition& partition) {
-  if (partition.attention() != nullptr) return absl::OkStatus();
-  std::string why = absl::StrCat("neither attention, a merge nor a store: ", partition.pattern());
-  if (partition.kind() == Partition::Kind::kAttentionBackward) {
-    why = "attention backward is not fused";
-  } else if (partition.kind() == Partition::Kind::kAttention) {
-    why = absl::StrJoin(partition.notes(), "; ");
-  }
-  return MakeError(ErrorKind::kUnimplemented, why);
 }
 
 class CudaBackend : public Backend {
