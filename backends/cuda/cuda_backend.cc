@@ -46,36 +46,20 @@ AttentionSpec WithNegInfFills(AttentionSpec spec) {
   return spec;
 }
 
-struct KernelLaunch {
-  AttentionParams params;
-  KernelBinding binding;
-  int64_t blocks = 0;
-  size_t partial_bytes = 0, scratch_bytes = 0;  // as AttentionPlan's
+struct PlannedKernel {
+  KernelSpec spec;
+  AttentionLaunch launch;
   double rounding = 0;
   std::string text;
 };
-struct PlannedKernel {
-  KernelSpec spec;
-  KernelLaunch launch;
-};
-
-PlannedKernel Planned(const AttentionPlan& plan) {
-  return {MakeAttentionKernel(plan),
-          {plan.params, plan.binding, plan.blocks, plan.partial_bytes, plan.scratch_bytes,
-           plan.rounding(), plan.ToString()}};
-}
-PlannedKernel Planned(const PartsPlan& plan) {
-  return {MakePartsKernel(plan),
-          {plan.params, plan.others.binding, plan.blocks, plan.partial_bytes, plan.scratch_bytes,
-           plan.rounding(), plan.ToString()}};
-}
 
 // One kernel, or where there are host fills, first one for -inf and then one for the rest.
 absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec,
                                                        const DeviceProperties& device) {
   std::string why_not_parts;
   if (const std::optional<PartsPlan> parts = PlanParts(spec, device, why_not_parts)) {
-    return std::vector<PlannedKernel>{Planned(*parts)};
+    return std::vector<PlannedKernel>{
+        {MakePartsKernel(*parts), *parts, parts->rounding(), parts->ToString()}};
   }
   std::vector<PlannedKernel> kernels;
   const auto add = [&](const AttentionSpec& of) -> absl::Status {
@@ -83,7 +67,7 @@ absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec
     if (!why_not_parts.empty()) {
       absl::StrAppend(&plan.why_not_codes, "; not in parts: ", why_not_parts);
     }
-    kernels.push_back(Planned(plan));
+    kernels.push_back({MakeAttentionKernel(plan), plan, plan.rounding(), plan.ToString()});
     return absl::OkStatus();
   };
   if (!HostFills(spec).empty()) KVANT_RETURN_IF_ERROR(add(WithNegInfFills(spec)));
@@ -94,7 +78,7 @@ absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec
 class FusedAttention : public Executable {
  public:
   struct Kernel {
-    KernelLaunch launch;
+    PlannedKernel planned;
     std::shared_ptr<const LoadedKernel> loaded;
     std::shared_ptr<const Constants> constants;
   };
@@ -106,19 +90,20 @@ class FusedAttention : public Executable {
         kernels_(std::move(kernels)),
         launcher_(std::move(launcher)) {
     for (const Kernel& one : kernels_) {
-      partial_bytes_ = std::max(partial_bytes_, one.launch.partial_bytes);
-      count_bytes_ = std::max(count_bytes_, one.launch.scratch_bytes - one.launch.partial_bytes);
+      const AttentionLaunch& launch = one.planned.launch;
+      partial_bytes_ = std::max(partial_bytes_, launch.partial_bytes);
+      count_bytes_ = std::max(count_bytes_, launch.scratch_bytes - launch.partial_bytes);
     }
   }
 
   std::string kernel() const override {
     const Kernel& first = kernels_.front();
     return absl::StrCat(
-        device_, " online softmax, ", first.launch.text, ", ", first.loaded->description(),
+        device_, " online softmax, ", first.planned.text, ", ", first.loaded->description(),
         kernels_.size() == 1 ? "" : ", and another kernel where masks do not write -inf");
   }
   double rounding() const override {
-    return std::max(kernels_.front().launch.rounding, kernels_.back().launch.rounding);
+    return std::max(kernels_.front().planned.rounding, kernels_.back().planned.rounding);
   }
   size_t scratch_bytes(int) const override { return partial_bytes_ + count_bytes_; }
   size_t alignment() const override { return kPointerAlignment; }
@@ -128,7 +113,8 @@ class FusedAttention : public Executable {
     const bool hides = std::all_of(fills_.begin(), fills_.end(), [&](const View& fill) {
       return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
     });
-    const auto& [launch, kernel, constants] = hides ? kernels_.front() : kernels_.back();
+    const auto& [planned, kernel, constants] = hides ? kernels_.front() : kernels_.back();
+    const AttentionLaunch& launch = planned.launch;
     if (launch.blocks == 0) return absl::OkStatus();
     AttentionParams params = launch.params;
     FillParams(launch.binding, inputs, outputs, constants->data(), scratch, &params);
@@ -248,9 +234,10 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
   for (PlannedKernel& plan : plans) {
     FusedAttention::Kernel& one = kernels.emplace_back();
     KVANT_ASSIGN_OR_RETURN(one.loaded, launcher->Load(plan.spec));
-    one.launch = std::move(plan.launch);
-    KVANT_ASSIGN_OR_RETURN(one.constants,
-                           Constants::Copy(launcher->memory(), one.launch.binding.constant_bytes));
+    one.planned = std::move(plan);
+    KVANT_ASSIGN_OR_RETURN(
+        one.constants,
+        Constants::Copy(launcher->memory(), one.planned.launch.binding.constant_bytes));
   }
   return std::make_unique<FusedAttention>(std::move(device), HostFills(spec), std::move(kernels),
                                           std::move(launcher));

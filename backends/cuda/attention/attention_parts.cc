@@ -92,10 +92,11 @@ i32 CountersOf(const AttentionPlan& plan) {
   return static_cast<i32>((plan.scratch_bytes - plan.partial_bytes) / sizeof(u32));
 }
 
-// Makes one launch of both plans. The others' parameters have all segments.
+// Makes one launch of both plans.
 void JoinPlans(PartsPlan& plan) {
   const AttentionPlan &codes = plan.codes, &others = plan.others;
   AttentionParams& p = plan.params = others.params;
+  plan.binding = others.binding;
   const int64_t groups =
       int64_t{p.batch[0]} * p.batch[1] * (others.traits.kv_varies_over_b2 ? p.batch[2] : 1);
   const int64_t rows = int64_t{p.batch[0]} * p.batch[1] * p.batch[2] * p.q_len;

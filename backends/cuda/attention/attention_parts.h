@@ -3,8 +3,6 @@
 #ifndef KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 #define KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -13,12 +11,9 @@
 
 namespace kvant::cuda {
 
-struct PartsPlan {
+// One launch of both, bound as the others' is, which has all segments.
+struct PartsPlan : AttentionLaunch {
   AttentionPlan codes, others;
-  // Of the launch; pointers are bound as others.binding says.
-  AttentionParams params{};
-  int64_t blocks = 0;
-  size_t partial_bytes = 0, scratch_bytes = 0;  // as AttentionPlan's
 
   double rounding() const;
   std::string ToString() const;

@@ -16,20 +16,23 @@
 
 namespace kvant::cuda {
 
-struct AttentionPlan {
-  AttentionTraits traits{};
+// What is launched, whichever kernel it is of.
+struct AttentionLaunch {
   AttentionParams params{};  // but for the pointers
   KernelBinding binding;
-
   int64_t blocks = 0;
+  // Of the scratch: partial states from 0 on, then a count per tile of the output.
+  size_t partial_bytes = 0, scratch_bytes = 0;
+};
+
+struct AttentionPlan : AttentionLaunch {
+  AttentionTraits traits{};
   int threads = 0;
   size_t shared_bytes = 0;
   // Of a multiprocessor, at once: what shared memory has room for, and registers are to.
   int blocks_per_multiprocessor = 1;
   // Of the blocks that the device has at once, how many splits are planned for: all but of parts.
   double slot_share = 1;
-  // Of the scratch: partial states from 0 on, then a count per tile of the output.
-  size_t partial_bytes = 0, scratch_bytes = 0;
   // Why K and V are not multiplied as they are stored, where they are not.
   std::string why_not_codes;
 
