@@ -27,9 +27,10 @@ struct Format {
   // than there are (capacity; 0: no), ranges at execution say which tokens exist.
   int64_t sinks = 0, residual = 0;
   int64_t capacity = 0;
-  int64_t page = 0;        // tokens of a page; 0: contiguous
-  int64_t heads = kHeads;  // of queries
-  int64_t others = 0;      // sequences beside, of kOtherTokens in pages
+  int64_t page = 0;          // tokens of a page; 0: contiguous
+  int64_t heads = kHeads;    // of queries
+  int64_t others = 0;        // sequences beside, of kOtherTokens in pages
+  bool token_major = false;  // all heads of a token side by side
 
   bool has_ranges() const { return sinks + residual + capacity > 0; }
   int64_t pages_of(int64_t tokens) const { return (tokens + page - 1) / page; }
@@ -39,6 +40,14 @@ struct Format {
     return {sinks, std::max(kv_len, capacity) - sinks - residual, residual};
   }
 };
+
+// As [N, H, 1, S, D], which may lie as [N, S, H, 1, D].
+Value CacheInput(GraphBuilder& g, const Format& format, const std::string& name, DataType type,
+                 const Dims& dims) {
+  if (!format.token_major) return g.Input(name, type, dims);
+  const int64_t token = dims[1] * dims[4];
+  return g.Input(name, type, dims, Dims{dims[3] * token, dims[4], dims[4], token, 1});
+}
 
 // K or V. indices: ranges, or lengths and a page table.
 Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int64_t kv_len,
@@ -50,15 +59,15 @@ Value Cache(GraphBuilder& g, const std::string& name, const Format& format, int6
     const bool plain = segments.size() == 3 && s != 1;
     const int64_t tokens = format.page == 0 ? segments[s] : format.page;
     const std::string part = name + std::to_string(s);
-    const Value data =
-        g.Input(part, plain ? kF16 : format.type, {pages, kKvHeads, 1, tokens, kSize});
+    const Value data = CacheInput(g, format, part, plain ? kF16 : format.type,
+                                  {pages, kKvHeads, 1, tokens, kSize});
     if (plain) {
       parts.push_back(g.TypeCast(data, kF32));
     } else if (format.group == 0) {
       parts.push_back(data);
     } else {
-      const Value scales =
-          g.Input(part + "_scales", kF32, {pages, kKvHeads, 1, tokens, kSize / format.group});
+      const Value scales = CacheInput(g, format, part + "_scales", kF32,
+                                      {pages, kKvHeads, 1, tokens, kSize / format.group});
       parts.push_back(
           g.DynamicDequantize(data, scales, {.group_shape = {1, 1, 1, 1, format.group}}));
     }
@@ -203,17 +212,21 @@ KVANT_DECODE(u4_g32_room_for_32k, kU4, 32, 0, 0, 32768);
 KVANT_DECODE(s2_g32, kS2, 32);
 #undef KVANT_DECODE
 
-// Pages beside a contiguous cache, of which they should take at most 1.1 times as long.
+// Pages beside a contiguous cache, of which they should take at most 1.1 times as long, and the
+// same where all heads of a token lie side by side.
 #define KVANT_PAGED(name, ...)                            \
   BENCHMARK_CAPTURE(BM_Decode, name, Format{__VA_ARGS__}) \
       ->ArgName("kv_len")                                 \
       ->Arg(32768)                                        \
       ->UseRealTime()                                     \
       ->Unit(benchmark::kMicrosecond)
-#define KVANT_PAGES(name, type, heads)                         \
-  KVANT_PAGED(name##_contiguous, type, 32, 0, 0, 0, 0, heads); \
-  KVANT_PAGED(name##_pages_16, type, 32, 0, 0, 0, 16, heads);  \
-  KVANT_PAGED(name##_pages_64, type, 32, 0, 0, 0, 64, heads)
+#define KVANT_PAGES(name, type, heads)                                              \
+  KVANT_PAGED(name##_contiguous, type, 32, 0, 0, 0, 0, heads);                      \
+  KVANT_PAGED(name##_pages_16, type, 32, 0, 0, 0, 16, heads);                       \
+  KVANT_PAGED(name##_pages_64, type, 32, 0, 0, 0, 64, heads);                       \
+  KVANT_PAGED(name##_token_major_contiguous, type, 32, 0, 0, 0, 0, heads, 0, true); \
+  KVANT_PAGED(name##_token_major_pages_16, type, 32, 0, 0, 0, 16, heads, 0, true);  \
+  KVANT_PAGED(name##_token_major_pages_64, type, 32, 0, 0, 0, 64, heads, 0, true)
 KVANT_PAGES(s8_g32_r4, kS8, 32);
 KVANT_PAGES(s8_g32_r1, kS8, 8);
 KVANT_PAGES(u4_g32_r4, kU4, 32);

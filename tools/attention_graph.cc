@@ -57,6 +57,9 @@ absl::Status CheckOptions(const Options& o) {
   if (o.latent && o.k_layout != Options::KLayout::kTokens) {
     return Bad("latent: V is a part of K, and does not go with k-layout");
   }
+  if (o.token_major && o.k_layout != Options::KLayout::kTokens) {
+    return Bad("token-major does not go with k-layout");
+  }
   if (o.hadamard != 0 && o.single_op) {
     return Bad("hadamard does not go with the single op (--op)");
   }
@@ -105,6 +108,17 @@ class Maker {
     return dims;
   }
 
+  // Where the elements of a K or V, or of its scales, lie.
+  std::optional<Dims> StridesOf(const Dims& dims, Options::KLayout layout) const {
+    if (layout == Options::KLayout::kTransposed) return SwapLast(DenseStrides(dims));
+    if (!o_.token_major) return std::nullopt;
+    Dims strides = DenseStrides(dims);
+    const size_t token = dims.size() - 2;
+    strides[token] = dims[1] * dims.back();
+    strides[1] = dims.back();
+    return strides;
+  }
+
   KvInputs MakeKv(const std::string& name, const NumberFormat& format, int64_t head_size,
                   Options::KLayout layout) {
     Dims dims = Shape(o_.kv_heads, o_.kv_len, head_size);
@@ -113,10 +127,8 @@ class Maker {
       dims[dims.size() - 2] = o_.page_size;
     }
     const bool swapped = layout != Options::KLayout::kTokens;
-    std::optional<Dims> strides;
-    if (layout == Options::KLayout::kTransposed) strides = SwapLast(DenseStrides(dims));
     KvInputs kv;
-    kv.data = g_.Input(name, format.type, swapped ? SwapLast(dims) : dims, strides);
+    kv.data = g_.Input(name, format.type, swapped ? SwapLast(dims) : dims, StridesOf(dims, layout));
     if (!format.quantized()) return kv;
 
     const absl::StatusOr<Dims> group = format.GroupShape(dims);
@@ -138,9 +150,12 @@ class Maker {
     }
     kv.group_shape.assign(group_shape.begin(), group_shape.end());
     const DataType scale_type = format.scale_type == kUndef ? o_.dtype : format.scale_type;
-    kv.scales = g_.Input(name + "_scales", scale_type, scale_dims);
+    std::optional<Dims> strides;
+    if (o_.token_major && scale_dims.size() > 1) strides = StridesOf(scale_dims, layout);
+    kv.scales = g_.Input(name + "_scales", scale_type, scale_dims, strides);
     if (format.zero_points != NumberFormat::ZeroPoints::kNone) {
-      kv.zero_points = g_.Input(name + "_zps", format.ZeroPointType(scale_type), scale_dims);
+      kv.zero_points =
+          g_.Input(name + "_zps", format.ZeroPointType(scale_type), scale_dims, strides);
     }
     return kv;
   }

@@ -46,6 +46,7 @@ struct AttentionGraphOptions {
     kChannels,    // [.., D, S] with the tokens innermost
   };
   KLayout k_layout = KLayout::kTokens;
+  bool token_major = false;  // K and V lie as [N, S, H, D]
   // V is the first v_head_size channels of K, which lie in memory once.
   bool latent = false;
   // An input says how many tokens each sequence has.

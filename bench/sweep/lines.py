@@ -54,7 +54,8 @@ MASKS = (("causal", ("--causal=bottom-right",)), ("mask", ("--mask",)), ("mask o
          ("sinks and window apart", ("--sink-tokens", "4", "--window-tokens", "128")),
          ("rotated", ("--hadamard", "128")), ("dropout", ("--dropout",)))
 LAYOUTS = (("K's tokens innermost", ("--k-layout", "channels")), ("K transposed", ("--k-layout", "transposed")),
-           ("output by query", ("--transpose-output",)))
+           ("heads of a token side by side", ("--token-major",)),
+           ("pages of 16, likewise", ("--token-major", "--page-size", "16")), ("output by query", ("--transpose-output",)))
 DTYPES = (("f16 queries", ("--dtype", "f16")), ("bf16 queries", ("--dtype", "bf16")))
 
 

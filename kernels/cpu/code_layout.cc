@@ -55,7 +55,7 @@ std::string WhyNotAsFloats(const Segment& segment, int64_t channels) {
 
 bool TurnsArray(const Dequantization& how, const Array& array, int64_t groups) {
   return !array.present() ||
-         (how.group[kRow] == 1 && Turns(array.type, groups) && array.strides[kRow] == groups &&
+         (how.group[kRow] == 1 && Turns(array.type, groups) && array.strides[kRow] >= groups &&
           (groups == 1 || array.strides[kCol] == 1));
 }
 

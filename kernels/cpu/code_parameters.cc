@@ -1,5 +1,7 @@
 #include "kvant/kernels/cpu/code_parameters.h"
 
+#include <cstring>
+
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/pieces.h"
 
@@ -129,16 +131,79 @@ class PartBlocks {
   Block at_[2 * kTileBlocks];  // of what lies in several pages
 };
 
-// Parameters of a tile as they are stored, and asks for those of the next.
+// Copies rows to a place where they are side by side. No byte beyond a row is read.
+template <int64_t kBytes>
+void CopyRows(const uint8_t* from, int64_t stride, int64_t n, uint8_t* to) {
+  for (int64_t t = 0; t < n; ++t) std::memcpy(to + t * kBytes, from + t * stride, kBytes);
+}
+void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uint8_t* to) {
+  constexpr int64_t kPiece = 16;
+  switch (bytes) {
+    case 1:
+      return CopyRows<1>(from, stride, n, to);
+    case 2:
+      return CopyRows<2>(from, stride, n, to);
+    case 4:
+      return CopyRows<4>(from, stride, n, to);
+    case 8:
+      return CopyRows<8>(from, stride, n, to);
+    case 16:
+      return CopyRows<16>(from, stride, n, to);
+    case 32:
+      return CopyRows<32>(from, stride, n, to);
+    case 64:
+      return CopyRows<64>(from, stride, n, to);
+    case 128:
+      return CopyRows<128>(from, stride, n, to);
+    default:
+      break;
+  }
+  for (int64_t t = 0; t < n; ++t, from += stride, to += bytes) {
+    if (bytes < kPiece) {
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+      continue;
+    }
+    for (int64_t at = 0; at + kPiece <= bytes; at += kPiece)
+      std::memcpy(to + at, from + at, kPiece);
+    std::memcpy(to + bytes - kPiece, from + bytes - kPiece, kPiece);
+  }
+}
+
+// Asks for rows that other heads' lie between.
+void RequestRows(const uint8_t* first, int64_t stride, int64_t bytes, int64_t n) {
+  if (stride <= 64) return RequestBytes(first, (n - 1) * stride + bytes);
+  for (int64_t t = 0; t < n; ++t) RequestBytes(first + t * stride, bytes);
+}
+
+// Makes blocks of rows that other heads' lie between dense, as all kernels take them, in `dense`,
+// and asks for those that come next.
+void MakeDense(int64_t stride, int64_t bytes, int64_t tokens, const uint8_t* const* next,
+               const uint8_t** blocks, uint8_t* dense) {
+  for (int64_t token = 0; token < tokens; token += kPageUnit) {
+    const int64_t i = token / kPageUnit, n = std::min(kPageUnit, tokens - token);
+    RequestRows(next[i], stride, bytes, n);
+    CopyRows(blocks[i], stride, bytes, n, dense + token * bytes);
+    blocks[i] = dense + token * bytes;
+  }
+}
+
+// Those of a token.
+constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
+
+// Parameters of a tile as they are stored, or as they lie in `dense`; asks for those of the next.
 StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
-                          int64_t groups) {
+                          int64_t groups, uint8_t* dense) {
   StoredParameters stored;
   if (!array.present()) return stored;
   stored.type = type;
   const uint8_t* next[kTileBlocks];
   part.Find(array, stored.blocks, next);
-  const int64_t bytes = kPageUnit * groups * BitsOf(type) / 8;
-  for (const uint8_t* block : next) RequestBytes(block, bytes);
+  const int64_t bytes = groups * BitsOf(type) / 8, stride = array.block_bytes() / kPageUnit;
+  if (stride != bytes) {
+    MakeDense(stride, bytes, kTokenTile, next, stored.blocks, dense);
+    return stored;
+  }
+  for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bytes);
   return stored;
 }
 
@@ -185,13 +250,23 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                   /*units=*/nullptr);
 }
 
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
+int64_t DenseBytes(const Segment& segment, int64_t channels) {
+  const int64_t row_bytes = CeilDiv(channels * segment.codes.bits, 8);
+  const bool dense = segment.data.strides[kRow] * segment.codes.bits == 8 * row_bytes;
+  return dense || segment.codes.channel_major ? 0 : kTokenTile * row_bytes;
+}
+
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense) {
   const int bits = part.segment.codes.bits;
   CodeRows rows;
   rows.stride = part.segment.data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
   PartBlocks(part).Find(head.codes, rows.blocks, rows.next);
+  if (rows.stride == rows.row_bytes) return rows;
+  MakeDense(rows.stride, rows.row_bytes, rows.tokens, rows.next, rows.blocks, dense);
+  rows.stride = rows.row_bytes;
+  std::copy_n(rows.blocks, kTileBlocks, rows.next);  // kernels ask for what is here
   return rows;
 }
 
@@ -266,9 +341,11 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
   };
   if (n == kTokenTile && head.turns) {
     const PartBlocks blocks(part);
-    return take(kernels.turn(StoredAt(head.scales, how.scales.type, blocks, groups),
-                             StoredAt(head.zero_points, how.zero_points.type, blocks, groups), make,
-                             groups, scales, biases));
+    alignas(64) uint8_t dense[2][kTokenTile * kMostParameterBytes];
+    return take(
+        kernels.turn(StoredAt(head.scales, how.scales.type, blocks, groups, dense[0]),
+                     StoredAt(head.zero_points, how.zero_points.type, blocks, groups, dense[1]),
+                     make, groups, scales, biases));
   }
   ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
   if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);

@@ -196,8 +196,10 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
   return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
 }
 
-// A part as it is stored.
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
+// Room for a tile's rows where other heads' lie between them, else 0.
+int64_t DenseBytes(const Segment& segment, int64_t channels);
+// A part as it is stored, or as it lies in `dense`, of DenseBytes.
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense);
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
 // parameters are read or its weights made: in those phases no kernel asks for any. And for the last
 // of each block: kernels ask line by line from the block's first byte, and miss its end where that

@@ -75,6 +75,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
   norms_ = arena.Take(kTokenTile);
   turned_ =
       arena.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
+  dense_ = arena.TakeAs<uint8_t>(most([&](const Segment& s) { return DenseBytes(s, channels_); }));
 }
 
 bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
@@ -146,7 +147,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const CodeLayout& codes = segment.codes;
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const StoredHead& head = heads_.At(reader, run);
-  const CodeRows stored = RowsAt(head, run, channels_);
+  const CodeRows stored = RowsAt(head, run, channels_, dense_);
   RequestFirst(stored);
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.

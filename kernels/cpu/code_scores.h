@@ -58,6 +58,7 @@ class CodeScores {
   float* float_queries_;  // [rows][channels of all columns]
   float *scales_, *biases_, *staging_, *scores_, *rest_scores_, *norms_;
   int32_t* turned_;
+  uint8_t* dense_;
 };
 
 }  // namespace kvant::cpu

@@ -40,6 +40,8 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
   errors_ = arena.Take(rows);
   squares_ = arena.Take(rows);
   norms_ = arena.Take(rows);
+  dense_ = arena.TakeAs<uint8_t>(Most(problem.v, problem.v_segments,
+                                      [&](const Segment& s) { return DenseBytes(s, channels_); }));
 }
 
 bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* probs, int64_t rows,
@@ -63,7 +65,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
-  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_);
+  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_, dense_);
   RequestFirst(stored);
   kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
@@ -95,7 +97,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
     return false;
   }
   const CodeKernels::Values values = {
-      .rows = RowsAt(head, call.part, channels_),
+      .rows = RowsAt(head, call.part, channels_, dense_),
       .group = codes.group,
       .groups = codes.groups,
       .saved = saved_,
@@ -130,7 +132,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     // What was there shrinks once.
     const bool first = run.column == call.part.column;
     const CodeKernels::Values values = {
-        .rows = RowsAt(heads_.At(call.reader, run), run, channels_),
+        .rows = RowsAt(heads_.At(call.reader, run), run, channels_, dense_),
         .group = channels_,
         .groups = 1,
         .channel_scales = scales_ + at,

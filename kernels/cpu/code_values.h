@@ -61,6 +61,7 @@ class CodeValues {
   // [rows]: one over the largest scale of weights; the square of what rounding costs and that of
   // what is added, in that unit; and the norm of all that was added.
   float *units_, *errors_, *squares_, *norms_;
+  uint8_t* dense_;
 };
 
 }  // namespace kvant::cpu

@@ -29,6 +29,14 @@ int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
   return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
 }
 
+// Where the heads of a page, or of a token, lie side by side.
+bool GoesByChunks(const AttentionProblem& problem) {
+  if (problem.k_segments == 0) return false;
+  const Array& keys = problem.k[0].data;
+  const int64_t head = keys.strides[problem.kv_varies_over_b2 ? 2 : 1];
+  return problem.k[0].page_table.present() || (head > 0 && head < keys.strides[kRow]);
+}
+
 int64_t TilesOf(const AttentionProblem& problem) {
   return problem.batch[0] * Groups(problem) *
          CeilDiv(RowsPerGroup(problem, problem.q_len), problem.row_tile);
@@ -78,7 +86,7 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
     : problem_(*call.problem),
       rows_(static_cast<Row*>(room)),
       came_(reinterpret_cast<std::atomic<bool>*>(rows_ + problem_.batch[0])),
-      by_chunks_(problem_.k_segments > 0 && problem_.k[0].page_table.present()) {
+      by_chunks_(GoesByChunks(problem_)) {
   const int64_t batch = problem_.batch[0];
   int64_t tokens = 0;  // of all tiles
   for (int64_t b0 = 0; b0 < batch; ++b0) {
