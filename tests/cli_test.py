@@ -8,6 +8,7 @@ tests are skipped, or fail when $KVANT_REQUIRE_SHARED is set.
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -215,6 +216,16 @@ class CommandTest(unittest.TestCase):
         self.fails("first 128 of K's 96 channels", "make", "--latent", "--head-size", "96", "--v-head-size", "128")
         self.fails("k-layout", "make", "--latent", "--k-layout", "channels")
 
+    def test_heads_of_a_token_side_by_side(self):
+        for pages in [[], ["--page-size", "16"]]:
+            graph = make("--token-major", "--q-len", "1", "--k", "u4:g32:zp", "--v", "s8", *pages)
+            shown = kvant("show", "-", stdin=graph).stdout
+            products = re.search(r"K by (.*), V by ", shown).group(1)
+            if not products.startswith("f32"):  # sets without products on codes
+                self.assertIn("rows lie apart, and are copied", products)
+            self.assertEqual(kvant("check", "-", stdin=graph).returncode, 0)
+        self.fails("token-major does not go with k-layout", "make", "--token-major", "--k-layout", "channels")
+
     def test_show_dot_and_text(self):
         graph = make()
         dot = kvant("show", "-", "--dot", stdin=graph).stdout
@@ -276,6 +287,8 @@ class CommandTest(unittest.TestCase):
                       ["--hadamard", "8", "--k", "s4:g8"], ["--dtype", "bf16", "--k", "u4:g8:zp"],
                       ["--k-layout", "transposed", "--k", "s8:g8"],
                       ["--k-layout", "channels", "--k", "s4:channel:g8"],
+                      ["--token-major", "--k", "u4:g8:zp", "--v", "s8:token"],
+                      ["--token-major", "--page-size", "8", "--k", "s8:g16", "--v", "u2:g16:zp"],
                       ["--mask", "--causal", "--soft-cap", "20", "--batch", "2"],
                       ["--op", "--causal=bottom-right", "--left-window", "9", "--soft-cap", "5"],
                       ["--op", "--kv-lengths", "--batch", "3", "--k", "u4:g8:zp", "--v", "s8"],

@@ -9,6 +9,7 @@
 #include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/code_parameters.h"
 
 namespace kvant::cpu {
 namespace {
@@ -306,12 +307,13 @@ double Plan::OwnRounding() const {
 }
 
 std::string Plan::ProductsName() const {
-  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments, int64_t channels,
                          const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
-      if (segment.codes.usable) {
-        return segment.codes.floats ? "f32 products on codes" : "integer products";
-      }
+      if (!segment.codes.usable) continue;
+      return absl::StrCat(
+          segment.codes.floats ? "f32 products on codes" : "integer products",
+          DenseBytes(segment, channels) > 0 ? " (rows lie apart, and are copied)" : "");
     }
     if (reason.empty()) return "f32 products";
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
@@ -329,8 +331,8 @@ std::string Plan::ProductsName() const {
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
                     "), ", PriceOf(k_))
-              : stored(k_, k_reason_),
-          ", V by ", stored(v_, v_reason_));
+              : stored(k_, problem_.head_size, k_reason_),
+          ", V by ", stored(v_, problem_.v_head_size, v_reason_));
   }
   return "";
 }
