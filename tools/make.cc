@@ -62,8 +62,8 @@ struct MakeArguments {
         ->check(CLI::IsMember({"tokens", "transposed", "channels"}))
         ->capture_default_str();
     command.add_flag("--token-major", graph.token_major,
-                     "K and V lie as [N, S, H, D] (pages as [page, S, H, D]), all heads of a token "
-                     "side by side");
+                     "K and V, but for sinks and window, lie as [N, S, H, D] (pages as "
+                     "[page, S, H, D]): all heads of a token side by side");
     command.add_option("--scale", scale, "What the scale does to the scores")
         ->check(CLI::IsMember({"div", "mul", "none"}))
         ->capture_default_str();

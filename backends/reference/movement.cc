@@ -202,8 +202,9 @@ absl::StatusOr<Array> LowerLoadPages(const Op& op, Lowering& lowering) {
   const Array lengths = lowering.Input(op, 2);
   const Lines from = Lines::Of(pool, TokenAxis(op));
   const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), pool.storage);
-  const int64_t pages = pool.dims[0], group = TokenGroup(op);
-  const int64_t per_row = pages == 0 ? 1 : from.outer / pages;  // lines
+  const int64_t rows = result.dims[0], group = TokenGroup(op);
+  // Lines of a row; the pool may have no page that would say how many.
+  const int64_t per_row = rows == 0 ? 1 : Lines::Of(result, TokenAxis(op)).outer / rows;
   AddCopies(lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
             [=](const RunContext& context, int64_t line, std::byte* out) {
               const int64_t n = line / per_row, most = table.dims[1];

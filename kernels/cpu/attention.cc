@@ -144,7 +144,9 @@ class TileRunner {
     asked_for_ = unit + 1;
     const ColumnRange chunk = buffers_.columns.Chunk(next.split);
     if (next.tile == place_.tile) return buffers_.columns.AskUntil(chunk.end);
-    next_.emplace(MakeRowTile(next).batch, chunk);
+    const RowTile tile = MakeRowTile(next);
+    const ColumnRange live = LiveIn(tile, chunk);
+    if (live.begin < live.end) next_.emplace(tile.batch, live);
   }
 
   // A tile of tokens, and the rows that may see any of them: scores and state are theirs.
@@ -242,7 +244,7 @@ class TileRunner {
   // Columns of the chunk that any row of the tile may see, those that all may, and those
   // that no band hides from any.
   void FindRanges() {
-    live_ = {chunk_.end, chunk_.begin};
+    live_ = LiveIn(tile_, chunk_);
     unbanded_ = shared_ = chunk_;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const Position p = tile_.At(r);
@@ -252,12 +254,22 @@ class TileRunner {
       const ColumnRange row = LiveColumns(problem_, reader_, p, tile_.extent);
       shared_.begin = std::max(shared_.begin, row.begin);
       shared_.end = std::min(shared_.end, row.end);
-      if (row.begin >= row.end) continue;
-      live_.begin = std::min(live_.begin, row.begin);
-      live_.end = std::max(live_.end, row.end);
     }
-    live_.begin = std::max(buffers_.columns.TileBegin(live_.begin), chunk_.begin);
-    live_.end = std::min(live_.end, chunk_.end);
+  }
+
+  // Columns of a chunk that any row of a tile may see, from the tile of tokens on that they begin
+  // in.
+  ColumnRange LiveIn(const RowTile& tile, const ColumnRange& chunk) const {
+    ColumnRange live{chunk.end, chunk.begin};
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const ColumnRange row = LiveColumns(problem_, reader_, tile.At(r), tile.extent);
+      if (row.begin >= row.end) continue;
+      live.begin = std::min(live.begin, row.begin);
+      live.end = std::max(live.end, row.end);
+    }
+    live.begin = std::max(buffers_.columns.TileBegin(live.begin), chunk.begin);
+    live.end = std::min(live.end, chunk.end);
+    return live;
   }
 
   void LoadQueries() {

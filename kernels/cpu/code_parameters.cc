@@ -169,12 +169,6 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
   }
 }
 
-// Asks for rows that other heads' lie between.
-void RequestRows(const uint8_t* first, int64_t stride, int64_t bytes, int64_t n) {
-  if (stride <= 64) return RequestBytes(first, (n - 1) * stride + bytes);
-  for (int64_t t = 0; t < n; ++t) RequestBytes(first + t * stride, bytes);
-}
-
 // Makes blocks of rows that other heads' lie between dense, as all kernels take them, in `dense`,
 // and asks for those that come next.
 void MakeDense(int64_t stride, int64_t bytes, int64_t tokens, const uint8_t* const* next,
@@ -252,8 +246,8 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
 
 int64_t DenseBytes(const Segment& segment, int64_t channels) {
   const int64_t row_bytes = CeilDiv(channels * segment.codes.bits, 8);
-  const bool dense = segment.data.strides[kRow] * segment.codes.bits == 8 * row_bytes;
-  return dense || segment.codes.channel_major ? 0 : kTokenTile * row_bytes;
+  const bool apart = segment.data.strides[kRow] * segment.codes.bits >= 2 * 8 * row_bytes;
+  return apart && !segment.codes.channel_major ? kTokenTile * row_bytes : 0;
 }
 
 CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense) {
@@ -263,7 +257,7 @@ CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
   PartBlocks(part).Find(head.codes, rows.blocks, rows.next);
-  if (rows.stride == rows.row_bytes) return rows;
+  if (DenseBytes(part.segment, channels) == 0) return rows;
   MakeDense(rows.stride, rows.row_bytes, rows.tokens, rows.next, rows.blocks, dense);
   rows.stride = rows.row_bytes;
   std::copy_n(rows.blocks, kTileBlocks, rows.next);  // kernels ask for what is here

@@ -196,7 +196,8 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
   return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
 }
 
-// Room for a tile's rows where other heads' lie between them, else 0.
+// Room for a tile's rows where others lie between them, else 0. A few bytes between rows are no
+// reason to copy them.
 int64_t DenseBytes(const Segment& segment, int64_t channels);
 // A part as it is stored, or as it lies in `dense`, of DenseBytes.
 CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense);

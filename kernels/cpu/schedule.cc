@@ -29,12 +29,14 @@ int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
   return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
 }
 
-// Where the heads of a page, or of a token, lie side by side.
+// Where the heads of a page lie side by side, or those of a token, several of which share a line of
+// scales.
 bool GoesByChunks(const AttentionProblem& problem) {
   if (problem.k_segments == 0) return false;
   const Array& keys = problem.k[0].data;
   const int64_t head = keys.strides[problem.kv_varies_over_b2 ? 2 : 1];
-  return problem.k[0].page_table.present() || (head > 0 && head < keys.strides[kRow]);
+  return problem.k[0].page_table.present() ||
+         (problem.k[0].dequantization.scales.present() && head > 0 && head < keys.strides[kRow]);
 }
 
 int64_t TilesOf(const AttentionProblem& problem) {

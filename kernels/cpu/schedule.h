@@ -6,7 +6,7 @@
 // the threads.
 //
 // The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are
-// read in the order they lie in. Of pages, and of tokens whose heads lie side by side, they go
+// read in the order they lie in. Of pages, and of codes whose heads lie side by side, they go
 // chunk by chunk, and through the tiles of each.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_

@@ -36,26 +36,28 @@ StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, floa
   return {data.type, reader.Data(data), data.IndexOf(part.first), data.strides[kRow]};
 }
 
-// Asks for n rows of an array, from those of `p` on, if they are dense.
-void RequestRows(const Reader& reader, const Array& array, const Position& p, int64_t n) {
+// Asks for n rows of an array, `columns` of each, from those of `p` on, if these are side by side.
+void RequestArray(const Reader& reader, const Array& array, const Position& p, int64_t n,
+                  int64_t columns) {
   constexpr int64_t kMostBytes = 128 * 64;
   if (!array.present() || array.strides[kCol] > 1) return;
   const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
-  const int64_t bits = BitsOf(array.type);
-  RequestBytes(data + array.IndexOf(p) * bits / 8,
-               std::min(n * array.strides[kRow] * bits / 8, kMostBytes));
+  const int64_t bits = BitsOf(array.type), row_bytes = CeilDiv(columns * bits, 8);
+  RequestRows(data + array.IndexOf(p) * bits / 8, array.strides[kRow] * bits / 8, row_bytes,
+              std::min(n, CeilDiv(kMostBytes, row_bytes)));
 }
 
 void RequestParts(const Reader& reader, const Pieces& pieces, const Position& batch, int64_t column,
-                  int64_t n) {
+                  int64_t n, int64_t channels) {
   ForParts(pieces, batch, column, n, /*join=*/false, [&](const Part& part) {
     const Dequantization& how = part.segment.dequantization;
     Position group = part.first;
     for (int axis = 0; axis < kAxes; ++axis) group.at[axis] /= how.group[axis];
-    const int64_t groups = CeilDiv(part.tokens, how.group[kRow]);
-    RequestRows(reader, how.scales, group, groups);
-    RequestRows(reader, how.zero_points, group, groups);
-    RequestRows(reader, part.segment.data, part.first, part.tokens);
+    const int64_t runs = CeilDiv(part.tokens, how.group[kRow]);
+    const int64_t groups = CeilDiv(channels, how.group[kCol]);
+    RequestArray(reader, how.scales, group, runs, groups);
+    RequestArray(reader, how.zero_points, group, runs, groups);
+    RequestArray(reader, part.segment.data, part.first, part.tokens, channels);
   });
 }
 
@@ -78,8 +80,8 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
 
 void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {
   if (problem_.products != Products::kStoredRows) return;
-  RequestParts(reader_, columns_.k(), batch, column, n);
-  RequestParts(reader_, columns_.v(), batch, column, n);
+  RequestParts(reader_, columns_.k(), batch, column, n, problem_.head_size);
+  RequestParts(reader_, columns_.v(), batch, column, n, problem_.v_head_size);
 }
 
 void TileProducts::PrepareQueries(int64_t rows) const {
