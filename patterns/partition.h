@@ -67,7 +67,8 @@ class Partition {
   const Spec* SpecOf() const {
     return ops_ ? std::get_if<Spec>(&spec_) : nullptr;
   }
-  // Makes spec_ anew, or a note if the shapes are known but no spec expresses them.
+  // After shape inference. Makes spec_ anew, or a note if the shapes are known but no spec
+  // expresses them.
   void ResolveSpec();
 
   int id_ = 0;

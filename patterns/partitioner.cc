@@ -14,15 +14,6 @@
 namespace kvant {
 namespace {
 
-bool AnyShapeUnknown(const Graph& graph) {
-  for (const Op& op : graph.ops()) {
-    for (const TensorId id : op.outputs) {
-      if (!graph.tensor(id).has_shape()) return true;
-    }
-  }
-  return false;
-}
-
 std::string DescribeOps(const Graph& ops) {
   const auto name = [](std::string* text, const Op& op) { text->append(OpKindName(op.kind)); };
   return absl::StrCat(ops.ops().size() == 1 ? "single op: " : "chain: ",
@@ -144,13 +135,10 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
   partition.id_ = id;
   partition.kind_ = group.kind;
   auto ops = std::make_shared<Graph>(graph_.Subgraph(group.ops));
-  if (AnyShapeUnknown(*ops)) {
-    Graph inferred = *ops;
-    if (const absl::Status status = InferShapes(inferred); status.ok()) {
-      *ops = std::move(inferred);
-    } else {
-      partition.notes_.emplace_back(status.message());
-    }
+  const absl::Status inferred = InferShapes(*ops);
+  if (!inferred.ok()) {
+    *ops = graph_.Subgraph(group.ops);
+    partition.notes_.emplace_back(inferred.message());
   }
   partition.inputs_ = ops->inputs();
   partition.outputs_ = ops->outputs();
@@ -167,7 +155,7 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
   }
   partition.ops_ = std::move(ops);
   partition.match_ = std::move(group.match);
-  partition.ResolveSpec();
+  if (inferred.ok()) partition.ResolveSpec();
   return partition;
 }
 

@@ -77,6 +77,28 @@ TEST(Partition, UnknownShapesAreMatchedAndResolvedLater) {
             ErrorKind::kInvalidShape);
 }
 
+TEST(Partition, DeclaredShapesThatContradictAreANoteAndNoSpec) {
+  Op store;
+  store.kind = OpKind::kDynamicQuantize;
+  store.name = "store";
+  store.attrs = {{Attr::kQType, std::string("per_group")},
+                 {Attr::kGroupShape, std::vector<int64_t>(9, 4)}};
+  Graph graph;
+  ASSERT_TRUE(graph
+                  .AddOp(store, {Tensor(1, kF32, {2, 8})},
+                         {Tensor(2, kS8, {2, 8}), Tensor(3, kF32, {2, 2})})
+                  .ok());
+  ASSERT_TRUE(graph.Finalize().ok());
+  const absl::StatusOr<std::vector<Partition>> result = PartitionGraph(graph);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->size(), 1u);
+  EXPECT_EQ(result->front().store(), nullptr);
+  EXPECT_THAT(result->front().notes(),
+              ElementsAre("DynamicQuantize 'store' (id 0): group_shape [4,4,4,4,4,4,4,4,4] and "
+                          "tensor 1 [2,8] differ in rank"));
+  EXPECT_EQ(result->front().ops().tensor(3).dims, (Dims{2, 2}));
+}
+
 TEST(Partition, GraphHasToBeFinalized) {
   EXPECT_EQ(ErrorKindOf(PartitionGraph(Graph()).status()), ErrorKind::kInvalidGraph);
 }
