@@ -134,7 +134,7 @@ std::vector<int32_t> IndicesOf(const Format& format, const std::string& name, in
   return indices;
 }
 
-// Memory begins where frameworks let it begin.
+// Memory begins at a line, as that of frameworks does.
 struct alignas(64) Line {
   uint64_t words[8];
 };

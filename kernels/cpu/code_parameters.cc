@@ -169,8 +169,8 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
   }
 }
 
-// Makes blocks of rows that other heads' lie between dense, as all kernels take them, in `dense`,
-// and asks for those that come next.
+// Copies the rows of blocks, which have other rows between them, side by side to `dense`, as
+// kernels take them, and asks for the blocks that come next.
 void MakeDense(int64_t stride, int64_t bytes, int64_t tokens, const uint8_t* const* next,
                const uint8_t** blocks, uint8_t* dense) {
   for (int64_t token = 0; token < tokens; token += kPageUnit) {
@@ -181,7 +181,7 @@ void MakeDense(int64_t stride, int64_t bytes, int64_t tokens, const uint8_t* con
   }
 }
 
-// Those of a token.
+// The most that the scales, or zero points, of a token take; see Turns.
 constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
 
 // Parameters of a tile as they are stored, or as they lie in `dense`; asks for those of the next.
