@@ -48,9 +48,7 @@ absl::StatusOr<CacheScheme> ParseCacheScheme(std::string_view text) {
   }
   // A lone word that is no type was meant as a name.
   if (!is_name && text.find_first_of(":+/") == std::string_view::npos && !DataTypeFromName(text)) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("scheme '", std::string(text),
-                                  "': neither a number format nor one of ", AllNames()));
+    return InvalidArguments("scheme '", text, "': neither a number format nor one of ", AllNames());
   }
   CacheScheme scheme;
   KVANT_ASSIGN_OR_RETURN(scheme.k, ParseKvStorage(k));

@@ -22,8 +22,9 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr int64_t kHalfBytes = 2;
 
-absl::Status Error(std::string_view what, const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, absl::StrCat(std::string(what), ": ", message));
+template <typename... Parts>
+absl::Status Error(std::string_view what, const Parts&... message) {
+  return InvalidArguments(what, ": ", message...);
 }
 
 struct Extent {
@@ -36,19 +37,18 @@ absl::Status CheckExtents(std::string_view what, std::initializer_list<Extent> e
   Dims dims = {64};  // more bits than any format spends on an element
   std::string text;
   for (const auto& [name, value] : extents) {
-    if (value < 0) return Error(what, absl::StrCat(std::string(name), " is ", value));
+    if (value < 0) return Error(what, name, " is ", value);
     dims.push_back(value);
     absl::StrAppend(&text, text.empty() ? "" : " * ", std::string(name), " ", value);
   }
   if (CheckedProduct(dims)) return absl::OkStatus();
-  return Error(what, absl::StrCat(text, " elements overflow 64 bits"));
+  return Error(what, text, " elements overflow 64 bits");
 }
 
 absl::Status CheckMultiple(std::string_view what, Extent extent, int64_t of,
                            std::string_view of_what) {
   if (of > 0 && extent.value % of == 0) return absl::OkStatus();
-  return Error(what, absl::StrCat(std::string(extent.name), " ", extent.value,
-                                  " is not a multiple of ", std::string(of_what), ", ", of));
+  return Error(what, extent.name, " ", extent.value, " is not a multiple of ", of_what, ", ", of);
 }
 
 struct Memory {
@@ -61,7 +61,7 @@ absl::Status CheckMemory(std::string_view what, std::initializer_list<Memory> me
   for (const auto& [name, tensor, needed] : memories) {
     const size_t has = tensor.data == nullptr ? 0 : tensor.bytes;
     if (has < static_cast<size_t>(needed)) {
-      return Error(what, absl::StrCat(std::string(name), " has ", has, " bytes, needs ", needed));
+      return Error(what, name, " has ", has, " bytes, needs ", needed);
     }
   }
   return absl::OkStatus();
@@ -119,8 +119,8 @@ absl::StatusOr<int64_t> CheckBlocks(std::string_view verb, GgmlBlock kind, int64
                                     int64_t row_length, ConstTensor blocks,
                                     const ConstQuantizedTensors& kvant) {
   if (static_cast<size_t>(kind) >= std::size(kGgmlBlocks)) {
-    return Error(verb, absl::StrCat("ggml block ", static_cast<int>(kind), " is none of ",
-                                    std::size(kGgmlBlocks)));
+    return Error(verb, "ggml block ", static_cast<int>(kind), " is none of ",
+                 std::size(kGgmlBlocks));
   }
   const GgmlBlockInfo& info = InfoOf(kind);
   const std::string what = absl::StrCat(std::string(verb), " ", std::string(info.name));
@@ -128,8 +128,8 @@ absl::StatusOr<int64_t> CheckBlocks(std::string_view verb, GgmlBlock kind, int64
   KVANT_RETURN_IF_ERROR(
       CheckMultiple(what, {"row length", row_length}, info.elements, "a block's elements"));
   if (!info.zero_points && kvant.zero_points.data != nullptr) {
-    return Error(what, absl::StrCat("has no minimum, but ", kvant.zero_points.bytes,
-                                    " bytes are given for zero points"));
+    return Error(what, "has no minimum, but ", kvant.zero_points.bytes,
+                 " bytes are given for zero points");
   }
   const int64_t count = rows * (row_length / info.elements);
   KVANT_RETURN_IF_ERROR(CheckMemory(
@@ -204,7 +204,7 @@ absl::Status CheckKivi(std::string_view what, const KiviShape& shape, KiviPart p
                                             {"tokens", shape.tokens},
                                             {"head size", shape.head_size}}));
   if (shape.bits != 2 && shape.bits != 4) {
-    return Error(what, absl::StrCat("codes of ", shape.bits, " bits; it takes 2 and 4"));
+    return Error(what, "codes of ", shape.bits, " bits; it takes 2 and 4");
   }
   const Extent packed = part == KiviPart::kKeys ? Extent{"tokens", shape.tokens}
                                                 : Extent{"head size", shape.head_size};

@@ -31,10 +31,6 @@ constexpr int kSources = kV + kKvParts;
 constexpr std::string_view kSourceNames[] = {"q",     "sinks",    "bias",    "new K",
                                              "new V", "K ranges", "V ranges"};
 
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 std::string PartName(const KvTensor& tensor, KvPart part) {
   return absl::StrCat(tensor.name(), static_cast<int>(part));
 }
@@ -237,8 +233,9 @@ absl::StatusOr<CompiledPartition> KvAttention::compiled(int64_t layer) const {
 absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs, const Tensor& stats) const {
   const auto check = [](const char* name, ConstTensor given, bool wanted) {
     if ((given.data != nullptr) == wanted) return absl::OkStatus();
-    return Invalid(wanted ? absl::StrCat("attention with ", name, " is executed without them")
-                          : absl::StrCat("attention without ", name, " is executed with them"));
+    return InvalidArguments(
+        wanted ? absl::StrCat("attention with ", name, " is executed without them")
+               : absl::StrCat("attention without ", name, " is executed with them"));
   };
   KVANT_RETURN_IF_ERROR(check("sinks", inputs.sinks, options_.sinks));
   KVANT_RETURN_IF_ERROR(check("biases", inputs.bias, !options_.bias.empty()));
@@ -247,16 +244,16 @@ absl::Status KvAttention::CheckInputs(const KvAttentionInputs& inputs, const Ten
   KVANT_RETURN_IF_ERROR(check("statistics", stats, options_.stats));
   if (inputs.starts.empty()) return absl::OkStatus();
   if (!options_.new_tokens) {
-    return Invalid("attention without new tokens is executed with starts of them");
+    return InvalidArguments("attention without new tokens is executed with starts of them");
   }
   const int64_t batch = cache_.options_.batch;
   if (static_cast<int64_t>(inputs.starts.size()) != batch) {
-    return Invalid(absl::StrCat(inputs.starts.size(), " starts of tokens for a batch of ", batch));
+    return InvalidArguments(inputs.starts.size(), " starts of tokens for a batch of ", batch);
   }
   for (int64_t b = 0; b < batch; ++b) {
     if (inputs.starts[b] >= 0 && inputs.starts[b] <= options_.query_tokens) continue;
-    return Invalid(absl::StrCat("batch row ", b, " begins at token ", inputs.starts[b], " of ",
-                                options_.query_tokens));
+    return InvalidArguments("batch row ", b, " begins at token ", inputs.starts[b], " of ",
+                            options_.query_tokens);
   }
   return absl::OkStatus();
 }
@@ -272,10 +269,10 @@ absl::Status KvAttention::CheckKept(int64_t layer) const {
   const int64_t keep = cache_.groups_[at.group].k.layout().keep();
   for (int64_t b = 0; b < cache_.options_.batch; ++b) {
     if (at.lengths[b] <= keep) continue;
-    return Invalid(absl::StrCat(
-        "layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b, " the last ", keep,
-        " are kept, and attention of ", options_.query_tokens, " query tokens sees ",
-        options_.window == 0 ? std::string("all") : absl::StrCat(Seen())));
+    return InvalidArguments("layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b,
+                            " the last ", keep, " are kept, and attention of ",
+                            options_.query_tokens, " query tokens sees ",
+                            options_.window == 0 ? std::string("all") : absl::StrCat(Seen()));
   }
   return absl::OkStatus();
 }
@@ -411,10 +408,10 @@ absl::Status KvAttention::ExecuteLater(const Stream& stream, int64_t layer, Cons
   KVANT_RETURN_IF_ERROR(cache_.TakeNews(captured));
   if (MayLack(layer) || !inputs.starts.empty()) {
     if (captured) {
-      return Invalid(absl::StrCat("layer ", layer, ": attention ",
-                                  inputs.starts.empty() ? "that sees more than the layer keeps"
-                                                        : "with starts of new tokens",
-                                  " on a stream that is captured"));
+      return InvalidArguments("layer ", layer, ": attention ",
+                              inputs.starts.empty() ? "that sees more than the layer keeps"
+                                                    : "with starts of new tokens",
+                              " on a stream that is captured");
     }
     KVANT_RETURN_IF_ERROR(cache_.Settle());
   }

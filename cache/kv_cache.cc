@@ -6,21 +6,12 @@
 #include <shared_mutex>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache_options.h"
 #include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
-namespace {
-
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
-}  // namespace
-
 // Places arrays one after another, and counts what is for what. Without memory it only counts.
 class KvCache::Arena {
  public:
@@ -73,9 +64,9 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const Engine& engine,
   constexpr int64_t kMostLayersOnGpu = 1 << 14, kMostRowsOnGpu = 1 << 16;  // CacheNews
   if (engine.memory().asynchronous() &&
       (options.layers > kMostLayersOnGpu || options.batch > kMostRowsOnGpu)) {
-    return Invalid(absl::StrCat("a cache on a GPU with ", options.layers, " layers and a batch of ",
-                                options.batch, ", of at most ", kMostLayersOnGpu, " and ",
-                                kMostRowsOnGpu));
+    return InvalidArguments("a cache on a GPU with ", options.layers, " layers and a batch of ",
+                            options.batch, ", of at most ", kMostLayersOnGpu, " and ",
+                            kMostRowsOnGpu);
   }
   auto cache = std::unique_ptr<KvCache>(new KvCache(engine, std::move(options)));
   cache->MakeGroups();
@@ -203,39 +194,37 @@ void KvCache::Publish(int64_t index) {
 
 absl::Status KvCache::CheckLayer(int64_t layer) const {
   if (layer >= 0 && layer < options_.layers) return absl::OkStatus();
-  return Invalid(absl::StrCat("layer ", layer, " of ", options_.layers));
+  return InvalidArguments("layer ", layer, " of ", options_.layers);
 }
 
 absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     const KvAttentionOptions& options) {
   if (options.query_heads < 1 || options.query_heads % options_.heads != 0) {
-    return Invalid(
-        absl::StrCat(options.query_heads, " query heads over ", options_.heads, " KV heads"));
+    return InvalidArguments(options.query_heads, " query heads over ", options_.heads, " KV heads");
   }
   // Of new tokens some may be padding.
   const bool of_others = options.new_tokens || options.sees_all;
   const int64_t most = of_others ? kMostTokens : options_.capacity;
   if (options.query_tokens < 1 || options.query_tokens > most) {
-    return Invalid(absl::StrCat("attention of ", options.query_tokens, " query tokens, where ",
-                                of_others ? "the most" : "the capacity", " is ", most));
+    return InvalidArguments("attention of ", options.query_tokens, " query tokens, where ",
+                            of_others ? "the most" : "the capacity", " is ", most);
   }
   if (options.sees_all && (options.new_tokens || options.window != 0)) {
-    return Invalid(absl::StrCat("attention that sees all tokens with ",
-                                options.new_tokens ? "new tokens" : "a window"));
+    return InvalidArguments("attention that sees all tokens with ",
+                            options.new_tokens ? "new tokens" : "a window");
   }
   if (!IsComputeFloat(options.type)) {
-    return Invalid(absl::StrCat("attention of queries of type ",
-                                std::string(DataTypeName(options.type)),
-                                ", which must be f32, f16 or bf16"));
+    return InvalidArguments("attention of queries of type ", DataTypeName(options.type),
+                            ", which must be f32, f16 or bf16");
   }
   if (!std::isfinite(options.scale)) {
-    return Invalid(absl::StrCat("attention with a scale of ", options.scale));
+    return InvalidArguments("attention with a scale of ", options.scale);
   }
   if (!(options.soft_cap >= 0) || !std::isfinite(options.soft_cap)) {
-    return Invalid(absl::StrCat("attention with a soft cap of ", options.soft_cap));
+    return InvalidArguments("attention with a soft cap of ", options.soft_cap);
   }
   if (options.window < 0) {
-    return Invalid(absl::StrCat("attention with a window of ", options.window, " tokens"));
+    return InvalidArguments("attention with a window of ", options.window, " tokens");
   }
   if (!options.bias.empty()) {
     const int64_t least = columns() + (options.new_tokens ? options.query_tokens : 0);
@@ -244,10 +233,10 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvCache::Attention(
     if (bias.size() != 4 || !one_or(bias[0], options_.batch) ||
         !one_or(bias[1], options.query_heads) || bias[2] != options.query_tokens ||
         bias[3] < least) {
-      return Invalid(absl::StrCat("attention with a bias of [", DimsToString(bias),
-                                  "], which must be [1 or ", options_.batch, ", 1 or ",
-                                  options.query_heads, ", ", options.query_tokens, ", at least ",
-                                  least, "]: batch, heads, query tokens, columns"));
+      return InvalidArguments("attention with a bias of [", DimsToString(bias),
+                              "], which must be [1 or ", options_.batch, ", 1 or ",
+                              options.query_heads, ", ", options.query_tokens, ", at least ", least,
+                              "]: batch, heads, query tokens, columns");
     }
   }
   const std::lock_guard<std::mutex> lock(attentions_mutex_);

@@ -11,10 +11,6 @@
 namespace kvant {
 namespace {
 
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 CacheSource SourceOf(const KvInput& input) {
   CacheSource source;
   source.data = input.data.data;
@@ -32,7 +28,7 @@ CacheSource SourceOf(const KvInput& input) {
 absl::Status KvCache::TakeNews(bool captured) const {
   if (on_host() || (!has_news() && !stale())) return absl::OkStatus();
   if (captured && stale()) {
-    return Invalid(
+    return InvalidArguments(
         "the cache's lengths are not on the GPU since a call failed, which a stream that "
         "is captured must not wait for");
   }
@@ -54,17 +50,17 @@ absl::Status KvCache::TakeNews(bool captured) const {
 absl::Status KvCache::Tell(CacheNews news) const {
   const std::string row = absl::StrCat("batch row ", news.row);
   if (news.kind == CacheNewsKind::kBeyondCapacity) {
-    return Invalid(absl::StrCat("layer ", news.layer, ": ", row, " had ", news.detail,
-                                " tokens, and those that came exceeded the capacity of ",
-                                options_.capacity, "; nothing was appended from then on"));
+    return InvalidArguments("layer ", news.layer, ": ", row, " had ", news.detail,
+                            " tokens, and those that came exceeded the capacity of ",
+                            options_.capacity, "; nothing was appended from then on");
   }
   const Group& group = groups_[layers_[news.layer].group];
   const KvTensor& tensor = news.kind == CacheNewsKind::kNumberOfK ? group.k : group.v;
-  return Invalid(absl::StrCat(tensor.name(), " for layer ", news.layer, " had a number in ", row,
-                              ", head ", news.detail, ", that is not finite or beyond the ",
-                              tensor.largest(), " that '", tensor.storage().ToString(),
-                              "' holds; nothing was appended from then on; allow_non_finite stores "
-                              "it all the same"));
+  return InvalidArguments(tensor.name(), " for layer ", news.layer, " had a number in ", row,
+                          ", head ", news.detail, ", that is not finite or beyond the ",
+                          tensor.largest(), " that '", tensor.storage().ToString(),
+                          "' holds; nothing was appended from then on; allow_non_finite stores "
+                          "it all the same");
 }
 
 absl::Status KvCache::FetchLengths() const {
@@ -117,25 +113,25 @@ absl::Status KvCache::Take(int64_t index, int64_t tokens, absl::Span<const int64
   for (const auto& [name, given] :
        {std::pair("counts of", counts), std::pair("starts of", starts)}) {
     if (given.empty() || static_cast<int64_t>(given.size()) == options_.batch) continue;
-    return Invalid(absl::StrCat("layer ", index, ": ", given.size(), " ", name,
-                                " tokens for a batch of ", options_.batch));
+    return InvalidArguments("layer ", index, ": ", given.size(), " ", name,
+                            " tokens for a batch of ", options_.batch);
   }
   const Layer& layer = layers_[index];
   for (int64_t b = 0; b < options_.batch; ++b) {
     starts_[b] = starts.empty() ? 0 : starts[b];
     if (starts_[b] < 0 || starts_[b] > tokens) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " begins at token ",
-                                  starts_[b], " of ", tokens));
+      return InvalidArguments("layer ", index, ": batch row ", b, " begins at token ", starts_[b],
+                              " of ", tokens);
     }
     counts_[b] = counts.empty() ? tokens - starts_[b] : counts[b];
     if (counts_[b] < 0 || counts_[b] > tokens - starts_[b]) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
-                                  tokens - starts_[b], " tokens"));
+      return InvalidArguments("layer ", index, ": batch row ", b, " takes ", counts_[b], " of ",
+                              tokens - starts_[b], " tokens");
     }
     if (!known || counts_[b] <= options_.capacity - layer.lengths[b]) continue;
-    return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
-                                " tokens, and ", counts_[b], " more exceed the capacity of ",
-                                options_.capacity));
+    return InvalidArguments("layer ", index, ": batch row ", b, " has ", layer.lengths[b],
+                            " tokens, and ", counts_[b], " more exceed the capacity of ",
+                            options_.capacity);
   }
   return absl::OkStatus();
 }
@@ -144,21 +140,20 @@ absl::Status KvCache::CheckReach(int64_t index, const KvInput& k, const KvInput&
   const void* const data[] = {k.data.data, v.data.data};
   const auto found = memory().FindUnreachable(data);
   if (!found) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat(found->index == 0 ? "K" : "V", " for layer ", index, " ", found->why));
+  return InvalidArguments(found->index == 0 ? "K" : "V", " for layer ", index, " ", found->why);
 }
 
 absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput& k,
                              const KvInput& v, absl::Span<const int64_t> counts,
                              absl::Span<const int64_t> starts) {
   KVANT_RETURN_IF_ERROR(CheckLayer(index));
-  if (stream.engine() != engine_.identity()) return Invalid("a stream of another engine");
+  if (stream.engine() != engine_.identity()) return InvalidArguments("a stream of another engine");
   const Group& group = groups_[layers_[index].group];
   KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.k, k));
   const int64_t tokens = (*k.desc.dims)[2];
   if (tokens > kMostTokens) {
-    return Invalid(
-        absl::StrCat("layer ", index, ": ", tokens, " tokens at once, of at most ", kMostTokens));
+    return InvalidArguments("layer ", index, ": ", tokens, " tokens at once, of at most ",
+                            kMostTokens);
   }
   KVANT_RETURN_IF_ERROR(CheckKvInput(index, group.v, v, tokens));
   const bool by_row = !counts.empty() || !starts.empty();
@@ -168,10 +163,10 @@ absl::Status KvCache::Append(const Stream& stream, int64_t index, const KvInput&
   KVANT_RETURN_IF_ERROR(TakeNews(captured));
   KVANT_RETURN_IF_ERROR(CheckReach(index, k, v));
   if (captured && !one) {
-    return Invalid(absl::StrCat("layer ", index,
-                                ": a stream that is captured takes one token for "
-                                "each row, not ",
-                                tokens, by_row ? " with counts or starts" : ""));
+    return InvalidArguments("layer ", index,
+                            ": a stream that is captured takes one token for "
+                            "each row, not ",
+                            tokens, by_row ? " with counts or starts" : "");
   }
   // From now on, for good: the graph may run at any time.
   if (captured) replayed_ = true;

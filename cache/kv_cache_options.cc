@@ -5,15 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
-
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
 
 constexpr int64_t kMostLayers = int64_t{1} << 16;
 
@@ -22,8 +17,8 @@ absl::Status CheckSize(const KvCacheOptions& o, int64_t slots) {
   const Dims extents{o.layers, o.batch, o.heads, std::max(o.head_size, o.value_size()), slots};
   const std::optional<int64_t> elements = CheckedProduct(extents);
   if (elements && *elements <= int64_t{1} << 52) return absl::OkStatus();
-  return Invalid(absl::StrCat("a cache of [", DimsToString(extents),
-                              "]: layers, batch, heads, head size and capacity"));
+  return InvalidArguments("a cache of [", DimsToString(extents),
+                          "]: layers, batch, heads, head size and capacity");
 }
 
 absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
@@ -36,8 +31,8 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
     if (!storage.static_scales()) continue;
     wanted = true;
     if (storage.format.zero_points != NumberFormat::ZeroPoints::kNone) {
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": storage '", storage.ToString(),
-                                  "' has static scales, which go without zero points"));
+      return InvalidArguments(name, " of layer ", layer, ": storage '", storage.ToString(),
+                              "' has static scales, which go without zero points");
     }
     const int64_t channels = values ? options.value_size() : options.head_size;
     const int64_t each = storage.format.groups == NumberFormat::Groups::kTensor ? 1
@@ -48,22 +43,22 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
                               ? static_cast<int64_t>(scales[layer].size())
                               : 0;
     if (given != each) {
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": storage '", storage.ToString(),
-                                  "' takes ", each, " static scales, but there are ", given));
+      return InvalidArguments(name, " of layer ", layer, ": storage '", storage.ToString(),
+                              "' takes ", each, " static scales, but there are ", given);
     }
     for (const float scale : scales[layer]) {
       const double stored = RoundTo(storage.scale_type(), scale);
       if (std::isfinite(stored) && stored > 0) continue;
-      return Invalid(absl::StrCat(name, " of layer ", layer, ": a static scale is ", scale, ", as ",
-                                  std::string(DataTypeName(storage.scale_type())), " ", stored));
+      return InvalidArguments(name, " of layer ", layer, ": a static scale is ", scale, ", as ",
+                              DataTypeName(storage.scale_type()), " ", stored);
     }
   }
   if (wanted && static_cast<int64_t>(scales.size()) > options.layers) {
-    return Invalid(absl::StrCat("static scales of ", name, " for ", scales.size(), " layers of ",
-                                options.layers));
+    return InvalidArguments("static scales of ", name, " for ", scales.size(), " layers of ",
+                            options.layers);
   }
   if (wanted || scales.empty()) return absl::OkStatus();
-  return Invalid(absl::StrCat("static scales of ", name, ", which no layer's scheme takes"));
+  return InvalidArguments("static scales of ", name, ", which no layer's scheme takes");
 }
 
 }  // namespace
@@ -72,32 +67,31 @@ absl::Status CheckKvCacheOptions(const KvCacheOptions& o) {
   for (const auto& [name, value] :
        {std::pair("layers", o.layers), std::pair("batch", o.batch), std::pair("heads", o.heads),
         std::pair("head_size", o.head_size), std::pair("capacity", o.capacity)}) {
-    if (value < 1) return Invalid(absl::StrCat("a cache with ", name, " of ", value));
+    if (value < 1) return InvalidArguments("a cache with ", name, " of ", value);
   }
-  if (o.v_head_size < 0)
-    return Invalid(absl::StrCat("a cache with v_head_size of ", o.v_head_size));
-  if (o.rollback < 0) return Invalid(absl::StrCat("a cache with a rollback of ", o.rollback));
+  if (o.v_head_size < 0) return InvalidArguments("a cache with v_head_size of ", o.v_head_size);
+  if (o.rollback < 0) return InvalidArguments("a cache with a rollback of ", o.rollback);
   if (o.capacity > kMostTokens) {
-    return Invalid(absl::StrCat("a cache with a capacity of ", o.capacity, " tokens, of at most ",
-                                kMostTokens));
+    return InvalidArguments("a cache with a capacity of ", o.capacity, " tokens, of at most ",
+                            kMostTokens);
   }
   if (o.layers > kMostLayers) {
-    return Invalid(absl::StrCat("a cache with ", o.layers, " layers, of at most ", kMostLayers));
+    return InvalidArguments("a cache with ", o.layers, " layers, of at most ", kMostLayers);
   }
   KVANT_RETURN_IF_ERROR(CheckSize(o, o.capacity));
   if (o.batch > kMostTokens) {
-    return Invalid(absl::StrCat("a cache with a batch of ", o.batch, ", of at most ", kMostTokens));
+    return InvalidArguments("a cache with a batch of ", o.batch, ", of at most ", kMostTokens);
   }
   if (o.keep.size() > 1 && static_cast<int64_t>(o.keep.size()) != o.layers) {
-    return Invalid(absl::StrCat(o.keep.size(), " numbers of tokens to keep for ", o.layers,
-                                " layers; give one, or all"));
+    return InvalidArguments(o.keep.size(), " numbers of tokens to keep for ", o.layers,
+                            " layers; give one, or all");
   }
   for (const int64_t keep : o.keep) {
-    if (keep < 0) return Invalid(absl::StrCat("a cache that keeps ", keep, " tokens"));
+    if (keep < 0) return InvalidArguments("a cache that keeps ", keep, " tokens");
   }
   if (o.schemes.size() != 1 && static_cast<int64_t>(o.schemes.size()) != o.layers) {
-    return Invalid(
-        absl::StrCat(o.schemes.size(), " schemes for ", o.layers, " layers; give one, or all"));
+    return InvalidArguments(o.schemes.size(), " schemes for ", o.layers,
+                            " layers; give one, or all");
   }
   for (const CacheScheme& scheme : o.schemes) {
     KVANT_RETURN_IF_ERROR(scheme.k.Check(o.head_size));

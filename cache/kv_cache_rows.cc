@@ -4,16 +4,11 @@
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/cache/kv_cache.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
-
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
 
 // Layers [first, last): all, or one.
 std::pair<int64_t, int64_t> Span(std::optional<int64_t> layer, int64_t layers) {
@@ -25,7 +20,7 @@ std::pair<int64_t, int64_t> Span(std::optional<int64_t> layer, int64_t layers) {
 absl::Status KvCache::CheckRows(absl::Span<const int64_t> rows) const {
   for (const int64_t row : rows) {
     if (row >= 0 && row < options_.batch) continue;
-    return Invalid(absl::StrCat("batch row ", row, " of ", options_.batch));
+    return InvalidArguments("batch row ", row, " of ", options_.batch);
   }
   return absl::OkStatus();
 }
@@ -34,7 +29,7 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
   const auto error = [&](auto... words) {
-    return Invalid(absl::StrCat("layer ", index, ": batch row ", row, words...));
+    return InvalidArguments("layer ", index, ": batch row ", row, words...);
   };
   if (tokens < 0 || tokens > layer.lengths[row]) {
     return error(" has ", layer.lengths[row], " tokens and cannot be cropped to ", tokens);
@@ -70,7 +65,7 @@ absl::Status KvCache::Crop(int64_t tokens) {
 absl::Status KvCache::Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer) {
   if (layer) KVANT_RETURN_IF_ERROR(CheckLayer(*layer));
   if (static_cast<int64_t>(tokens.size()) != options_.batch) {
-    return Invalid(absl::StrCat(tokens.size(), " lengths for a batch of ", options_.batch));
+    return InvalidArguments(tokens.size(), " lengths for a batch of ", options_.batch);
   }
   const std::unique_lock<KvLock> lock(lock_);
   return CropTo(tokens, layer);
@@ -143,7 +138,7 @@ absl::Status KvCache::Reorder(absl::Span<const int64_t> rows, std::optional<int6
   if (only) KVANT_RETURN_IF_ERROR(CheckLayer(*only));
   const int64_t batch = options_.batch;
   if (static_cast<int64_t>(rows.size()) != batch) {
-    return Invalid(absl::StrCat(rows.size(), " rows for a batch of ", batch));
+    return InvalidArguments(rows.size(), " rows for a batch of ", batch);
   }
   KVANT_RETURN_IF_ERROR(CheckRows(rows));
   const std::unique_lock<KvLock> lock(lock_);
@@ -208,8 +203,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Fork(
     for (const int64_t row : taken) {
       const int64_t tokens = layers_[layer].lengths[row];
       if (tokens <= fork->options_.capacity) continue;
-      return Invalid(absl::StrCat("layer ", layer, ": batch row ", row, " has ", tokens,
-                                  " tokens, more than a capacity of ", capacity));
+      return InvalidArguments("layer ", layer, ": batch row ", row, " has ", tokens,
+                              " tokens, more than a capacity of ", capacity);
     }
   }
   for (int64_t layer = 0; layer < options_.layers; ++layer) {

@@ -5,16 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/cache/kv_cache.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
-
-absl::Status Invalid(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
 
 // A sequence, with room for its tokens and no others: the parts of K, then those of V.
 struct SavedRow {
@@ -62,14 +57,14 @@ absl::StatusOr<int64_t> KvCache::SavedBytes(int64_t index,
                                             absl::Span<const int64_t> lengths) const {
   KVANT_RETURN_IF_ERROR(CheckLayer(index));
   if (static_cast<int64_t>(lengths.size()) != options_.batch) {
-    return Invalid(absl::StrCat(lengths.size(), " lengths for a batch of ", options_.batch));
+    return InvalidArguments(lengths.size(), " lengths for a batch of ", options_.batch);
   }
   const Group& group = groups_[layers_[index].group];
   int64_t bytes = 0;
   for (size_t b = 0; b < lengths.size(); ++b) {
     if (lengths[b] < 0 || lengths[b] > options_.capacity) {
-      return Invalid(absl::StrCat("layer ", index, ": batch row ", b, " of ", lengths[b],
-                                  " tokens, where the capacity is ", options_.capacity));
+      return InvalidArguments("layer ", index, ": batch row ", b, " of ", lengths[b],
+                              " tokens, where the capacity is ", options_.capacity);
     }
     bytes = SavedRowOf(group.scheme, options_, group.keep, lengths[b], nullptr, bytes).end;
   }
@@ -78,20 +73,20 @@ absl::StatusOr<int64_t> KvCache::SavedBytes(int64_t index,
 
 absl::Status KvCache::CheckSaved(const Stream& stream, int64_t index,
                                  absl::Span<const int64_t> lengths, ConstTensor bytes) const {
-  if (stream.engine() != engine_.identity()) return Invalid("a stream of another engine");
+  if (stream.engine() != engine_.identity()) return InvalidArguments("a stream of another engine");
   KVANT_ASSIGN_OR_RETURN(const bool captured, memory().IsCaptured(stream.native()));
   if (captured) {
-    return Invalid(absl::StrCat("layer ", index, " saved or loaded on a stream that is captured"));
+    return InvalidArguments("layer ", index, " saved or loaded on a stream that is captured");
   }
   KVANT_ASSIGN_OR_RETURN(const int64_t wanted, SavedBytes(index, lengths));
   if (static_cast<int64_t>(bytes.bytes) != wanted || (bytes.data == nullptr && wanted > 0)) {
-    return Invalid(absl::StrCat("layer ", index, ": its sequences take ", wanted, " bytes, but ",
-                                bytes.data == nullptr ? 0 : bytes.bytes, " are given"));
+    return InvalidArguments("layer ", index, ": its sequences take ", wanted, " bytes, but ",
+                            bytes.data == nullptr ? 0 : bytes.bytes, " are given");
   }
   const void* const data[] = {bytes.data};
   const auto found = memory().FindUnreachable(data);
   if (!found) return absl::OkStatus();
-  return Invalid(absl::StrCat("layer ", index, ": what it is saved as ", found->why));
+  return InvalidArguments("layer ", index, ": what it is saved as ", found->why);
 }
 
 absl::Status KvCache::Save(const Stream& stream, int64_t index, Tensor to) const {

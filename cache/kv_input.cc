@@ -48,9 +48,8 @@ class Limit {
 
 absl::Status Wrong(int64_t layer, const KvTensor& tensor, const KvInput& input,
                    const std::string& what) {
-  return MakeError(
-      ErrorKind::kInvalidArguments,
-      absl::StrCat(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ", what));
+  return InvalidArguments(tensor.name(), " for layer ", layer, " (", input.desc.ToString(), ") ",
+                          what);
 }
 
 }  // namespace

@@ -12,9 +12,9 @@
 namespace kvant {
 namespace {
 
-absl::Status Bad(std::string_view text, std::string_view why) {
-  return MakeError(ErrorKind::kInvalidArguments,
-                   absl::StrCat("storage '", std::string(text), "': ", std::string(why)));
+template <typename... Parts>
+absl::Status Bad(std::string_view text, const Parts&... why) {
+  return InvalidArguments("storage '", text, "': ", why...);
 }
 
 // N of "<word>N"; nothing if it is something else.
@@ -36,13 +36,12 @@ bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 absl::Status KvStorage::Check(int64_t head_size) const {
   KVANT_RETURN_IF_ERROR(format.Check());
   const std::string text = ToString();
-  if (head_size < 1) return Bad(text, absl::StrCat("for heads of ", head_size, " channels"));
+  if (head_size < 1) return Bad(text, "for heads of ", head_size, " channels");
   if (rotation != 0) {
     const int64_t block = rotation == kWholeHead ? head_size : rotation;
     if (!IsPowerOfTwo(block) || head_size % block != 0) {
-      return Bad(text,
-                 absl::StrCat("a rotation in blocks of ", block, " does not fit a head of ",
-                              head_size, ": blocks are a power of two that divides the head size"));
+      return Bad(text, "a rotation in blocks of ", block, " does not fit a head of ", head_size,
+                 ": blocks are a power of two that divides the head size");
     }
     if (format.quantized() && format.groups == NumberFormat::Groups::kChannel) {
       return Bad(text,
@@ -51,32 +50,29 @@ absl::Status KvStorage::Check(int64_t head_size) const {
   }
   if (!format.quantized()) {
     if (sinks == 0 && residual == 0) return absl::OkStatus();
-    return Bad(text,
-               absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens beside ",
-                            std::string(DataTypeName(format.type)), ", which is not quantized"));
+    return Bad(text, "sinks of ", sinks, " and a window of ", residual, " tokens beside ",
+               DataTypeName(format.type), ", which is not quantized");
   }
   const bool is_unsigned = IsInteger(format.type) && LowestOf(format.type) == 0;
   if (is_unsigned && format.zero_points == NumberFormat::ZeroPoints::kNone &&
       format.codebook == nullptr) {
-    return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(format.type)),
-                                  " without zero points hold nothing below 0"));
+    return Bad(text, "codes of ", DataTypeName(format.type),
+               " without zero points hold nothing below 0");
   }
   if (!IsComputeFloat(window_type)) {
-    return Bad(text,
-               absl::StrCat("sinks and window of type ", std::string(DataTypeName(window_type)),
-                            ", not f32, bf16 or f16"));
+    return Bad(text, "sinks and window of type ", DataTypeName(window_type),
+               ", not f32, bf16 or f16");
   }
   constexpr int64_t kMost = int64_t{1} << 30;
   if (sinks < 0 || residual < 0 || sinks > kMost || residual > kMost) {
-    return Bad(text, absl::StrCat("sinks of ", sinks, " and a window of ", residual, " tokens"));
+    return Bad(text, "sinks of ", sinks, " and a window of ", residual, " tokens");
   }
   if (head_size % 8 * BitsOf(format.type) % 8 != 0) {
-    return Bad(text, absl::StrCat("a head of ", head_size, " codes of ", BitsOf(format.type),
-                                  " bits does not end at a whole byte"));
+    return Bad(text, "a head of ", head_size, " codes of ", BitsOf(format.type),
+               " bits does not end at a whole byte");
   }
   if (format.slices_heads() && head_size % format.group_size != 0) {
-    return Bad(text, absl::StrCat("groups of ", format.group_size, " do not divide the head size ",
-                                  head_size));
+    return Bad(text, "groups of ", format.group_size, " do not divide the head size ", head_size);
   }
   const int64_t tokens = format.group_tokens().value_or(0);
   if (bulk && residual == 0) {
@@ -84,13 +80,11 @@ absl::Status KvStorage::Check(int64_t head_size) const {
   }
   if (tokens > 1) {
     if (!bulk) {
-      return Bad(text,
-                 absl::StrCat("groups of ", tokens,
-                              " tokens cannot leave a sliding window one by one: take bulkN"));
+      return Bad(text, "groups of ", tokens,
+                 " tokens cannot leave a sliding window one by one: take bulkN");
     }
     if (residual % tokens != 0) {
-      return Bad(text, absl::StrCat("a window of ", residual,
-                                    " tokens is no multiple of the group's ", tokens));
+      return Bad(text, "a window of ", residual, " tokens is no multiple of the group's ", tokens);
     }
   }
   return absl::OkStatus();
@@ -136,8 +130,7 @@ absl::StatusOr<KvStorage> ParseKvStorage(std::string_view text) {
       if (twice(has_type)) return Bad(text, "two types of sinks and window");
       storage.window_type = *DataTypeFromName(part);
     } else {
-      return Bad(text, absl::StrCat("'", part,
-                                    "' is none of rot, rotN, sinksN, windowN, bulkN, f32, bf16"));
+      return Bad(text, "'", part, "' is none of rot, rotN, sinksN, windowN, bulkN, f32, bf16");
     }
   }
   return storage;

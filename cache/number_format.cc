@@ -11,9 +11,9 @@
 namespace kvant {
 namespace {
 
-absl::Status Bad(std::string_view text, std::string_view why) {
-  return MakeError(ErrorKind::kInvalidArguments,
-                   absl::StrCat("number format '", std::string(text), "': ", std::string(why)));
+template <typename... Parts>
+absl::Status Bad(std::string_view text, const Parts&... why) {
+  return InvalidArguments("number format '", text, "': ", why...);
 }
 
 bool IsStorageType(DataType type) {
@@ -60,28 +60,25 @@ int64_t GroupSizeFrom(std::string_view part) {
 
 absl::Status NumberFormat::Check() const {
   if (!IsStorageType(type)) {
-    return Bad("", absl::StrCat("type ", static_cast<int>(type), " is none that K and V have"));
+    return Bad("", "type ", static_cast<int>(type), " is none that K and V have");
   }
   if (!quantized()) return absl::OkStatus();
   const std::string text = ToString();
   const int64_t least = slices_heads() ? 1 : 0;
-  if (group_size < least) return Bad(text, absl::StrCat("groups of ", group_size));
+  if (group_size < least) return Bad(text, "groups of ", group_size);
   if (group_size > 0 && !slices_heads() && groups != Groups::kChannel) {
-    return Bad(text,
-               absl::StrCat("g", group_size, " goes with no other group but channel and block"));
+    return Bad(text, "g", group_size, " goes with no other group but channel and block");
   }
   if (scale_type != kUndef && !IsComputeFloat(scale_type)) {
     return Bad(text, "its scales are not of f32, bf16 or f16");
   }
   if (IsFloat(type) && (zero_points == ZeroPoints::kBytes || zero_points == ZeroPoints::kPacked)) {
-    return Bad(text, absl::StrCat("codes of ", std::string(DataTypeName(type)),
-                                  " have no integers as zero points"));
+    return Bad(text, "codes of ", DataTypeName(type), " have no integers as zero points");
   }
   if (codebook == nullptr) return absl::OkStatus();
   if (!IsInteger(type) || LowestOf(type) < 0 ||
       size_t{1} << BitsOf(type) != codebook->values.size()) {
-    return Bad(text, absl::StrCat(std::string(codebook->name), " has ", codebook->values.size(),
-                                  " entries"));
+    return Bad(text, codebook->name, " has ", codebook->values.size(), " entries");
   }
   if (zero_points == ZeroPoints::kNone) return absl::OkStatus();
   return Bad(text, "a codebook has no zero points");
@@ -142,12 +139,11 @@ absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) co
     group[rank - 3] = dims[rank - 3];
   }
   if (group[rank - 1] <= 0 || head_size % group[rank - 1] != 0) {
-    return Bad(ToString(), absl::StrCat("groups of ", group[rank - 1],
-                                        " do not divide the head size ", head_size));
+    return Bad(ToString(), "groups of ", group[rank - 1], " do not divide the head size ",
+               head_size);
   }
   if (group[rank - 2] <= 0 || tokens % group[rank - 2] != 0) {
-    return Bad(ToString(), absl::StrCat("groups of ", group[rank - 2], " do not divide the ",
-                                        tokens, " tokens"));
+    return Bad(ToString(), "groups of ", group[rank - 2], " do not divide the ", tokens, " tokens");
   }
   return group;
 }
@@ -209,20 +205,18 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
   NumberFormat format;
   const std::optional<DataType> type = DataTypeFromName(parts[0]);
   if (!type || !IsStorageType(*type)) {
-    return Bad(text, absl::StrCat("'", parts[0],
-                                  "' is none of f32 bf16 f16 f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2"));
+    return Bad(text, "'", parts[0], "' is none of f32 bf16 f16 f8_e4m3 f8_e5m2 s8 u8 s4 u4 s2 u2");
   }
   format.type = *type;
   if (!format.quantized() && parts.size() > 1) {
-    return Bad(text, absl::StrCat(parts[0], " is not quantized, so '", parts[1],
-                                  "' means nothing for it"));
+    return Bad(text, parts[0], " is not quantized, so '", parts[1], "' means nothing for it");
   }
 
   bool named = false;
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string& part = parts[i];
     if (const std::optional<NumberFormat::Groups> groups = GroupsFromName(part)) {
-      if (named) return Bad(text, absl::StrCat("'", part, "' is a second kind of group"));
+      if (named) return Bad(text, "'", part, "' is a second kind of group");
       named = true;
       format.groups = *groups;
     } else if (const int64_t size = GroupSizeFrom(part); size > 0) {
@@ -232,7 +226,7 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
       using ZeroPoints = NumberFormat::ZeroPoints;
       if (format.zero_points != ZeroPoints::kNone) return Bad(text, "zero points twice");
       if (part != "zp" && IsFloat(format.type)) {
-        return Bad(text, absl::StrCat("'", part, "' is for integers"));
+        return Bad(text, "'", part, "' is for integers");
       }
       format.zero_points = part == "pzp"                           ? ZeroPoints::kPacked
                            : part == "rzp" || IsFloat(format.type) ? ZeroPoints::kReal
@@ -246,10 +240,9 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
       if (format.scale_type != kUndef) return Bad(text, "two types for the scales");
       format.scale_type = *DataTypeFromName(std::string_view(part).substr(1));
     } else {
-      return Bad(text,
-                 absl::StrCat("'", part,
-                              "' is none of gN, token, all_heads, channel, block, head, tensor, "
-                              "zp, pzp, rzp, a codebook, ggml, sf16, sbf16, sf32"));
+      return Bad(text, "'", part,
+                 "' is none of gN, token, all_heads, channel, block, head, tensor, "
+                 "zp, pzp, rzp, a codebook, ggml, sf16, sbf16, sf32");
     }
   }
   if (format.group_size > 0 && !named) format.groups = NumberFormat::Groups::kHeadSlice;

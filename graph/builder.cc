@@ -89,8 +89,7 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
 
 bool GraphBuilder::Claim(bool output, std::string_view name) {
   if (name.empty() || (output ? output_names_ : input_names_).emplace(name).second) return true;
-  Fail(MakeError(ErrorKind::kInvalidArguments, output ? "two outputs" : "two inputs",
-                 " are named '", name, "'"));
+  Fail(InvalidArguments(output ? "two outputs" : "two inputs", " are named '", name, "'"));
   return false;
 }
 
@@ -100,7 +99,7 @@ Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
 
 Value GraphBuilder::Scalar(DataType type, double value) {
   if (const std::string why = Constant::WhyNot(type, value); !why.empty()) {
-    Fail(MakeError(ErrorKind::kInvalidArguments, "Scalar: " + why));
+    Fail(InvalidArguments("Scalar: ", why));
   }
   return AddConstant(Constant(type, value));
 }
@@ -138,8 +137,8 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   for (size_t i = 0; i < inputs.size(); ++i) {
     op.inputs.push_back(inputs[i].id);
     if (Has(inputs[i]) || !wrong.ok()) continue;
-    wrong = MakeError(ErrorKind::kInvalidArguments, OpKindName(kind), " (op ", op.id, "): input ",
-                      i, " ", WhyForeign(inputs[i], stamp_));
+    wrong = InvalidArguments(OpKindName(kind), " (op ", op.id, "): input ", i, " ",
+                             WhyForeign(inputs[i], stamp_));
   }
   for (const Result& result : results) {
     LogicalTensor& tensor = AddTensor(name, result.type);
@@ -198,7 +197,7 @@ std::pair<Value, std::optional<Value>> GraphBuilder::EmitSoftMax(Value x,
                                                                  const SoftMaxOptions& options,
                                                                  bool stats) {
   if (options.first && !options.lengths) {
-    Fail(MakeError(ErrorKind::kInvalidArguments, "a SoftMax with first has no lengths"));
+    Fail(InvalidArguments("a SoftMax with first has no lengths"));
   }
   return EmitTwo(OpKind::kSoftMax, Present({x, options.lengths, options.first}),
                  options.type == kUndef ? Describe(x).type : options.type, stats ? kF32 : kUndef,
@@ -400,12 +399,11 @@ void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims
   if (!Has(value) || !produced_[value.id]) {
     const std::string_view why =
         Has(value) ? "is not the result of an op" : WhyForeign(value, stamp_);
-    return Fail(
-        MakeError(ErrorKind::kInvalidArguments, "output '", name, "': value ", value.id, " ", why));
+    return Fail(InvalidArguments("output '", name, "': value ", value.id, " ", why));
   }
   if (is_output_[value.id]) {
-    return Fail(MakeError(ErrorKind::kInvalidArguments, "output '", name, "': tensor ", value.id,
-                          " is already output '", tensors_[value.id].name, "'"));
+    return Fail(InvalidArguments("output '", name, "': tensor ", value.id, " is already output '",
+                                 tensors_[value.id].name, "'"));
   }
   if (!Claim(/*output=*/true, name)) return;
   LogicalTensor& tensor = tensors_[value.id];
@@ -432,8 +430,8 @@ absl::StatusOr<Graph> GraphBuilder::Build() && {
 }
 
 absl::StatusOr<Graph> GraphBuilder::Finish() {
-  const absl::Status first = std::exchange(
-      status_, MakeError(ErrorKind::kInvalidArguments, "a builder builds one graph, and has"));
+  const absl::Status first =
+      std::exchange(status_, InvalidArguments("a builder builds one graph, and has"));
   if (!first.ok()) return first;
   // An output that ops consume as well is marked by an End.
   for (TensorId id = 0; id < tensors_.size(); ++id) {

@@ -236,7 +236,7 @@ bool Graph::has_constants() const {
 absl::Status Graph::SetTensor(const LogicalTensor& desc) {
   const auto found = index_.find(desc.id);
   if (found == index_.end()) {
-    return MakeError(ErrorKind::kInvalidArguments, "tensor ", desc.id, " is not in the graph");
+    return InvalidArguments("tensor ", desc.id, " is not in the graph");
   }
   tensors_[found->second].desc = desc;
   return absl::OkStatus();

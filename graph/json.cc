@@ -240,9 +240,7 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
 }
 
 absl::StatusOr<Graph> ReadGraphFile(const std::string& path) {
-  const auto cannot_read = [&path] {
-    return MakeError(ErrorKind::kInvalidArguments, "cannot read '", path, "'");
-  };
+  const auto cannot_read = [&path] { return InvalidArguments("cannot read '", path, "'"); };
   std::ifstream file(path, std::ios::binary);
   if (!file) return cannot_read();
   // In pieces, so that a file without an end is noticed.

@@ -52,7 +52,7 @@ absl::Status InferAll(Graph& graph, Declared declared) {
 absl::Status PutIn(Graph& graph, const LogicalTensor& given) {
   const Graph::TensorInfo* info = graph.FindTensor(given.id);
   if (info == nullptr) {
-    return MakeError(ErrorKind::kInvalidArguments, "tensor ", given.id, " is not in the graph");
+    return InvalidArguments("tensor ", given.id, " is not in the graph");
   }
   if (given.type != kUndef && given.type != info->desc.type) {
     return MakeError(ErrorKind::kInvalidDataType, "tensor ", given.id, " is ",
@@ -95,8 +95,8 @@ absl::Status CheckShapesKnown(const Graph& graph, const Op& op) {
   for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
     for (const TensorId id : ids) {
       if (graph.tensor(id).has_shape()) continue;
-      return MakeError(ErrorKind::kInvalidShape,
-                       absl::StrCat(op.ToString(), ": the shape of tensor ", id, " is not known"));
+      return MakeError(ErrorKind::kInvalidShape, op.ToString(), ": the shape of tensor ", id,
+                       " is not known");
     }
   }
   return absl::OkStatus();

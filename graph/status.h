@@ -42,6 +42,11 @@ absl::Status MakeError(ErrorKind kind, const Parts&... parts) {
   return MakeError(kind, std::string_view(absl::StrCat(MessagePart(parts)...)));
 }
 
+template <typename... Parts>
+absl::Status InvalidArguments(const Parts&... parts) {
+  return MakeError(ErrorKind::kInvalidArguments, parts...);
+}
+
 // The payload of a status made by MakeError; kNone otherwise.
 ErrorKind ErrorKindOf(const absl::Status& status);
 

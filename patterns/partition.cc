@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/match.h"
@@ -48,8 +47,7 @@ void Partition::ResolveSpec() {
 
 absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> ports) const {
   if (ops_ == nullptr) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     "the partition has no ops: it was made by default or moved from");
+    return InvalidArguments("the partition has no ops: it was made by default or moved from");
   }
   Partition result = *this;
   auto graph = std::make_shared<Graph>(*ops_);
@@ -58,9 +56,8 @@ absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> p
     for (const TensorId id : *list) {
       const LogicalTensor& tensor = graph->tensor(id);
       if (!tensor.has_shape()) {
-        return MakeError(ErrorKind::kInvalidShape,
-                         absl::StrCat("the shape of port ", tensor.ToString(), " (tensor ", id,
-                                      ") is not known"));
+        return MakeError(ErrorKind::kInvalidShape, "the shape of port ", tensor.ToString(),
+                         " (tensor ", id, ") is not known");
       }
     }
   }

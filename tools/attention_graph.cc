@@ -14,7 +14,7 @@ namespace {
 
 using Options = AttentionGraphOptions;
 
-absl::Status Bad(const std::string& why) { return MakeError(ErrorKind::kInvalidArguments, why); }
+absl::Status Bad(const std::string& why) { return InvalidArguments(why); }
 
 absl::Status CheckOptions(const Options& o) {
   const std::pair<const char*, int64_t> sizes[] = {{"batch", o.batch},

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::dnnl_abi {
@@ -11,7 +10,7 @@ namespace {
 absl::StatusOr<void*> Open(const std::string& path) {
   void* const library = dlopen(path.empty() ? nullptr : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
-  return MakeError(ErrorKind::kInvalidArguments, dlerror());
+  return InvalidArguments(dlerror());
 }
 
 template <typename F>
@@ -35,9 +34,8 @@ absl::StatusOr<DnnlApi> LoadDnnl(const std::string& graph_library, const std::st
   Find(common, "dnnl_stream_destroy", api.stream_destroy);
   Find(common, "dnnl_version", api.version);
   if (api.graph_create != nullptr && api.engine_create != nullptr) return api;
-  return MakeError(ErrorKind::kInvalidArguments,
-                   absl::StrCat(api.graph_create == nullptr ? graph_library : library,
-                                ": no oneDNN functions are in it"));
+  return InvalidArguments(api.graph_create == nullptr ? graph_library : library,
+                          ": no oneDNN functions are in it");
 }
 
 }  // namespace kvant::dnnl_abi

@@ -16,8 +16,7 @@ namespace {
 // What a client says of a tensor.
 absl::StatusOr<TensorDesc> Describe(const LogicalTensor& tensor) {
   if (tensor.value) {
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("oneDNN has no constants: tensor ", tensor.id));
+    return MakeError(ErrorKind::kUnimplemented, "oneDNN has no constants: tensor ", tensor.id);
   }
   KVANT_RETURN_IF_ERROR(NumberOf(tensor.type).status());
   return DescOf(tensor);
@@ -50,7 +49,7 @@ absl::Status Checked(Status status, std::string_view call) {
   if (status == kSuccess) return absl::OkStatus();
   return MakeError(
       status == kUnimplemented ? ErrorKind::kUnimplemented : ErrorKind::kInvalidArguments,
-      absl::StrCat("dnnl_graph ", std::string(call), ": status ", status));
+      "dnnl_graph ", call, ": status ", status);
 }
 
 absl::StatusOr<std::unique_ptr<DnnlEngine>> DnnlEngine::Create(const DnnlApi& api) {
@@ -213,7 +212,7 @@ absl::StatusOr<DnnlReplay::Binding> DnnlReplay::Bind(BufferMap& buffers) const {
                          std::vector<const dnnl_graph_tensor*>& to) -> absl::Status {
       const auto found = buffers.find(port.id);
       if (found == buffers.end()) {
-        return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("no data for ", port.id));
+        return InvalidArguments("no data for ", port.id);
       }
       TensorHandle tensor = nullptr;
       const bool scalar = port.property == static_cast<PropertyNumber>(Property::kHostScalar);

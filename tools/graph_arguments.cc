@@ -1,6 +1,5 @@
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/json.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
@@ -45,8 +44,7 @@ absl::StatusOr<Graph> GraphArguments::Load() const {
   absl::StatusOr<Graph> graph = GraphFromJson(text);
   if (graph.ok()) graph = ApplyOverrides(*graph, overrides);
   if (!graph.ok()) {
-    return MakeError(ErrorKindOf(graph.status()),
-                     absl::StrCat(path, ": ", std::string(graph.status().message())));
+    return MakeError(ErrorKindOf(graph.status()), path, ": ", graph.status().message());
   }
   return graph;
 }

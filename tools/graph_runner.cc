@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/graph/status.h"
 
@@ -87,7 +86,7 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
   for (const TensorId id : graph.inputs()) {
     const auto found = buffers.find(id);
     if (found == buffers.end()) {
-      return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("no data for graph input ", id));
+      return InvalidArguments("no data for graph input ", id);
     }
     void* data = found->second.data();
     if (graph.tensor(id).property != Property::kHostScalar) {

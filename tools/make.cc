@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/json.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/attention_graph.h"
@@ -117,15 +116,12 @@ struct MakeArguments {
     } else if (causal == "top-left") {
       o.causal = AttentionGraphOptions::Causal::kTopLeft;
     } else if (!causal.empty()) {
-      return MakeError(
-          ErrorKind::kInvalidArguments,
-          absl::StrCat("--causal: '", causal, "' is neither top-left nor bottom-right"));
+      return InvalidArguments("--causal: '", causal, "' is neither top-left nor bottom-right");
     }
     if (!soft_cap.empty()) {
       float cap = 0;
       if (!absl::SimpleAtof(soft_cap, &cap) || !(cap > 0)) {
-        return MakeError(ErrorKind::kInvalidArguments,
-                         absl::StrCat("--soft-cap: '", soft_cap, "' is not a positive number"));
+        return InvalidArguments("--soft-cap: '", soft_cap, "' is not a positive number");
       }
       o.soft_cap = cap;
     }

@@ -21,9 +21,7 @@ namespace {
 using TensorMap = absl::flat_hash_map<TensorId, LogicalTensor>;
 
 absl::Status Bad(std::string_view option, std::string_view part, std::string_view why) {
-  return MakeError(
-      ErrorKind::kInvalidArguments,
-      absl::StrCat(std::string(option), ": '", std::string(part), "' ", std::string(why)));
+  return InvalidArguments(option, ": '", part, "' ", why);
 }
 
 std::optional<uint64_t> ParseId(const std::string& text) {

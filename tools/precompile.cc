@@ -73,8 +73,8 @@ struct PrecompileArguments {
       return absl::FailedPreconditionError(jit.cache_note());
     }
     if (kernels == 0) {
-      return MakeError(ErrorKind::kUnimplemented,
-                       absl::StrCat(graph_arguments.path, ": no partition runs on a GPU"));
+      return MakeError(ErrorKind::kUnimplemented, graph_arguments.path,
+                       ": no partition runs on a GPU");
     }
     std::printf("%d kernels in %s\n", kernels, jit.cache_dir().c_str());
     return 0;

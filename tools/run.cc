@@ -50,11 +50,9 @@ absl::Status CheckFits(const LogicalTensor& tensor, const SafeTensor& given) {
   if (type_fits && dims_fit) return absl::OkStatus();
   const std::string expected =
       packed ? absl::StrCat("u8[", DimsToString(want), "], packed,") : tensor.ToString();
-  return MakeError(
-      ErrorKind::kInvalidArguments,
-      absl::StrCat("graph input ", tensor.id, " (", tensor.ToString(), ") needs ", expected,
-                   " but the file has ", std::string(DataTypeName(given.type)), "[",
-                   DimsToString(given.dims), "]"));
+  return InvalidArguments("graph input ", tensor.id, " (", tensor.ToString(), ") needs ", expected,
+                          " but the file has ", DataTypeName(given.type), "[",
+                          DimsToString(given.dims), "]");
 }
 
 absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& given) {
@@ -63,9 +61,8 @@ absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& give
     const LogicalTensor& tensor = graph.tensor(id);
     const auto it = given.find(absl::StrCat(id));
     if (it == given.end()) {
-      return MakeError(ErrorKind::kInvalidArguments,
-                       absl::StrCat("the file of inputs has no tensor '", id, "' for graph input ",
-                                    tensor.ToString()));
+      return InvalidArguments("the file of inputs has no tensor '", id, "' for graph input ",
+                              tensor.ToString());
     }
     KVANT_RETURN_IF_ERROR(CheckFits(tensor, it->second));
     Buffer buffer(static_cast<size_t>(tensor.memory_bytes()));

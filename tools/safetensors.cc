@@ -38,9 +38,7 @@ std::string FormatName(DataType type) {
   return "U8";
 }
 
-absl::Status Bad(const std::string& why) {
-  return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("safetensors: ", why));
-}
+absl::Status Bad(const std::string& why) { return InvalidArguments("safetensors: ", why); }
 
 std::optional<uint64_t> AsUnsigned(const Json& value) {
   if (!value.is_number_integer()) return std::nullopt;
@@ -213,8 +211,7 @@ absl::StatusOr<SafeTensors> ReadSafeTensors(const std::string& path) {
   if (!file.ok()) return file.status();
   absl::StatusOr<SafeTensors> tensors = ReadFrom(*file);
   if (!tensors.ok()) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat(path, ": ", std::string(tensors.status().message())));
+    return InvalidArguments(path, ": ", tensors.status().message());
   }
   return tensors;
 }

@@ -110,7 +110,7 @@ class Worker {
       cases_.clear();
       return Json::object();
     }
-    return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("no request '", what, "'"));
+    return InvalidArguments(absl::StrCat("no request '", what, "'"));
   }
 
  private:
@@ -147,7 +147,7 @@ class Worker {
   absl::StatusOr<const GpuCase*> Find(const Json& request) const {
     const auto it = cases_.find(request.at("name"));
     if (it != cases_.end()) return it->second.get();
-    return MakeError(ErrorKind::kInvalidArguments, "a case that is not prepared");
+    return InvalidArguments("a case that is not prepared");
   }
 
   absl::StatusOr<Json> Time(const Json& request) const {

@@ -48,9 +48,8 @@ absl::StatusOr<BufferMap> ReadInputs(const Graph& graph, const std::string& path
     const auto it = given.find(absl::StrCat(id));
     const auto bytes = static_cast<size_t>(tensor.memory_bytes());
     if (it == given.end() || it->second.data.size() != bytes) {
-      return MakeError(ErrorKind::kInvalidArguments,
-                       absl::StrCat(path, " has no ", bytes, " bytes for input ", id, " (",
-                                    tensor.ToString(), ")"));
+      return InvalidArguments(absl::StrCat(path, " has no ", bytes, " bytes for input ", id, " (",
+                                           tensor.ToString(), ")"));
     }
     Buffer buffer(bytes);
     std::memcpy(buffer.data(), it->second.data.data(), bytes);
@@ -105,7 +104,7 @@ class Worker {
       contestants_.clear();
       return Json::object();
     }
-    return MakeError(ErrorKind::kInvalidArguments, absl::StrCat("no request '", what, "'"));
+    return InvalidArguments(absl::StrCat("no request '", what, "'"));
   }
 
  private:
@@ -131,8 +130,7 @@ class Worker {
     const std::string name = request.at("contestant");
     const auto it = contestants_.find(name);
     if (it == contestants_.end()) {
-      return MakeError(ErrorKind::kInvalidArguments,
-                       absl::StrCat("contestant '", name, "' is not prepared"));
+      return InvalidArguments(absl::StrCat("contestant '", name, "' is not prepared"));
     }
     std::vector<double> times(request.at("iterations").get<size_t>());
     for (double& ms : times) {

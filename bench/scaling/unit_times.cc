@@ -99,7 +99,7 @@ absl::Status Record(const GraphRunner& runner, const GraphRunner::Binding& bindi
   KVANT_RETURN_IF_ERROR(runner.Run(binding));
   const Clock::time_point end = Clock::now();
   if (executor.loops.size() != 1) {
-    return MakeError(ErrorKind::kInvalidArguments, "a case of one unit");
+    return InvalidArguments("a case of one unit");
   }
   const TimingExecutor::Loop& loop = executor.loops[0];
   to.units.push_back(loop.us);

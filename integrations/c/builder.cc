@@ -3,7 +3,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/integrations/c/call.h"
 #include "kvant/integrations/c/handles.h"
 
@@ -12,7 +11,7 @@ namespace {
 
 absl::StatusOr<Value> ValueAt(const kvant_builder& builder, kvant_value value) {
   if (value < builder.values.size()) return builder.values[value];
-  return Invalid(absl::StrCat(value, " is no value of this builder"));
+  return InvalidArguments(value, " is no value of this builder");
 }
 
 absl::StatusOr<AttrValue> AttributeOf(const kvant_attr& attr) {
@@ -33,8 +32,8 @@ absl::StatusOr<AttrValue> AttributeOf(const kvant_attr& attr) {
       if (attr.count > 0) KVANT_RETURN_IF_ERROR(NotNull({{attr.name, attr.value.f32s}}));
       return AttrValue(std::vector<float>(attr.value.f32s, attr.value.f32s + attr.count));
   }
-  return Invalid(absl::StrCat("attribute '", attr.name, "' has type ", static_cast<int>(attr.type),
-                              ", which there is not"));
+  return InvalidArguments("attribute '", attr.name, "' has type ", static_cast<int>(attr.type),
+                          ", which there is not");
 }
 
 absl::StatusOr<Attributes> AttributesOf(const kvant_attr* attrs, size_t count) {
@@ -43,7 +42,7 @@ absl::StatusOr<Attributes> AttributesOf(const kvant_attr* attrs, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     KVANT_RETURN_IF_ERROR(NotNull({{"the name of an attribute", attrs[i].name}}));
     const std::optional<Attr> attr = AttrFromName(attrs[i].name);
-    if (!attr) return Invalid(absl::StrCat("there is no attribute '", attrs[i].name, "'"));
+    if (!attr) return InvalidArguments("there is no attribute '", attrs[i].name, "'");
     KVANT_ASSIGN_OR_RETURN(AttrValue value, AttributeOf(attrs[i]));
     result.Set(*attr, std::move(value));
   }
@@ -81,7 +80,7 @@ kvant_status kvant_builder_create(const kvant_builder_options* options, kvant_bu
     graph.apply_to_int = given.apply_to_int;
     if (given.fpmath != nullptr) {
       const std::optional<FpMath> mode = FpMathFromName(given.fpmath);
-      if (!mode) return Invalid(absl::StrCat("there is no fpmath mode '", given.fpmath, "'"));
+      if (!mode) return InvalidArguments("there is no fpmath mode '", given.fpmath, "'");
       graph.fpmath = *mode;
     }
     *builder = new kvant_builder{GraphBuilder(std::move(graph)), {}};
@@ -99,7 +98,7 @@ kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* ten
     KVANT_RETURN_IF_ERROR(Read("tensor", tensor, given));
     KVANT_ASSIGN_OR_RETURN(LogicalTensor input, TensorOf(given));
     if (!input.dims) {
-      return Invalid(absl::StrCat("input '", input.name, "' has no rank; dims may be unknown"));
+      return InvalidArguments("input '", input.name, "' has no rank; dims may be unknown");
     }
     const Value made = builder->builder.Input(input.name, input.type, *std::move(input.dims),
                                               std::move(input.strides), input.property);
@@ -133,7 +132,7 @@ kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char
     if (inputs_count > 0) KVANT_RETURN_IF_ERROR(NotNull({{"inputs", inputs}}));
     if (results_count > 0) KVANT_RETURN_IF_ERROR(NotNull({{"values", values}}));
     const std::optional<OpKind> kind = OpKindFromName(op);
-    if (!kind) return Invalid(absl::StrCat("there is no op '", op, "'"));
+    if (!kind) return InvalidArguments("there is no op '", op, "'");
     std::vector<Value> sources;
     for (size_t i = 0; i < inputs_count; ++i) {
       KVANT_ASSIGN_OR_RETURN(sources.emplace_back(), ValueAt(*builder, inputs[i]));
@@ -160,7 +159,7 @@ kvant_status kvant_builder_output(kvant_builder* builder, const char* name, kvan
     std::optional<Dims> given;
     const int rank = builder->builder.Describe(output).rank();
     if (strides != nullptr) {
-      if (rank < 0) return Invalid("strides of an output whose rank is not known");
+      if (rank < 0) return InvalidArguments("strides of an output whose rank is not known");
       given = Dims(strides, strides + rank);
     }
     builder->builder.Output(name == nullptr ? "" : name, output, std::move(given));

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/integrations/c/call.h"
 #include "kvant/integrations/c/handles.h"
 
@@ -60,12 +59,12 @@ kvant_cache_bytes Convert(const KvCacheBytes& bytes) {
 // `what`: "k" or "v". What the cache says of types and shapes needs no repetition here.
 absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor, const DLDevice& device) {
   const auto error = [&](auto... words) {
-    return Invalid(absl::StrCat(what, " is ", Describe(tensor), words...));
+    return InvalidArguments(what, " is ", Describe(tensor), words...);
   };
   if (tensor.ndim != 4 || tensor.shape == nullptr) {
-    return Invalid(absl::StrCat(what, " has ", tensor.ndim, " dims",
-                                tensor.shape == nullptr ? " and no shape" : "",
-                                ", but must be [batch, heads, tokens, head size]"));
+    return InvalidArguments(what, " has ", tensor.ndim, " dims",
+                            tensor.shape == nullptr ? " and no shape" : "",
+                            ", but must be [batch, heads, tokens, head size]");
   }
   if (!Reaches(device, tensor.device)) {
     return error(" on ", DeviceText(tensor.device), ", and the cache is on ", DeviceText(device));
@@ -82,10 +81,10 @@ absl::StatusOr<KvInput> InputOf(const char* what, const DLTensor& tensor, const 
 absl::Status CheckRow(const kvant_cache& cache, int64_t layer, int64_t row) {
   const KvCacheOptions& options = cache.cache->options();
   if (layer < 0 || layer >= options.layers) {
-    return Invalid(absl::StrCat("there is no layer ", layer, ": the cache has ", options.layers));
+    return InvalidArguments("there is no layer ", layer, ": the cache has ", options.layers);
   }
   if (row < 0 || row >= options.batch) {
-    return Invalid(absl::StrCat("there is no batch row ", row, ": the cache has ", options.batch));
+    return InvalidArguments("there is no batch row ", row, ": the cache has ", options.batch);
   }
   return absl::OkStatus();
 }
@@ -264,7 +263,7 @@ kvant_status kvant_cache_part(const kvant_cache* cache, int64_t layer, bool valu
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"data", data}}));
     if (static_cast<unsigned>(part) >= kKvParts) {
-      return Invalid(absl::StrCat("there is no part ", static_cast<int>(part)));
+      return InvalidArguments("there is no part ", static_cast<int>(part));
     }
     const auto which = static_cast<KvPart>(part);
     KVANT_ASSIGN_OR_RETURN(const KvTensor* stored, cache->cache->tensor(layer, values));
@@ -387,7 +386,7 @@ kvant_status kvant_scheme_at(size_t at, const char** name, const char** what) {
     KVANT_RETURN_IF_ERROR(NotNull({{"name", name}, {"what", what}}));
     const auto schemes = NamedCacheSchemes();
     if (at >= schemes.size()) {
-      return Invalid(absl::StrCat("there is no scheme ", at, " of ", schemes.size()));
+      return InvalidArguments("there is no scheme ", at, " of ", schemes.size());
     }
     *name = schemes[at].name.data();  // of literals, which end with 0
     *what = schemes[at].what.data();
@@ -400,7 +399,7 @@ kvant_status kvant_scheme_bits(const char* scheme, int64_t head_size, int64_t he
     KVANT_RETURN_IF_ERROR(NotNull({{"scheme", scheme}, {"bits", bits}}));
     KVANT_ASSIGN_OR_RETURN(const CacheScheme parsed, ParseCacheScheme(scheme));
     if (head_size < 1 || heads < 1) {
-      return Invalid(absl::StrCat(heads, " heads of ", head_size, " channels"));
+      return InvalidArguments(heads, " heads of ", head_size, " channels");
     }
     *bits =
         (parsed.k.BitsPerElement(heads, head_size) + parsed.v.BitsPerElement(heads, head_size)) / 2;

@@ -1,7 +1,5 @@
 #include "kvant/integrations/c/call.h"
 
-#include "absl/strings/str_cat.h"
-
 namespace kvant::c {
 namespace {
 
@@ -53,13 +51,9 @@ const char* Keep(std::string text) {
 
 absl::Status NotNull(std::initializer_list<std::pair<const char*, const void*>> pointers) {
   for (const auto& [name, pointer] : pointers) {
-    if (pointer == nullptr) return Invalid(absl::StrCat(name, " is null"));
+    if (pointer == nullptr) return InvalidArguments(name, " is null");
   }
   return absl::OkStatus();
-}
-
-absl::Status Invalid(std::string_view sentence) {
-  return MakeError(ErrorKind::kInvalidArguments, sentence);
 }
 
 extern "C" {

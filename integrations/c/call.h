@@ -37,7 +37,6 @@ T CallFor(T otherwise, const F& body) {
 
 // kInvalidArguments for the first that is null.
 absl::Status NotNull(std::initializer_list<std::pair<const char*, const void*>> pointers);
-absl::Status Invalid(std::string_view sentence);
 
 // A caller's struct: what it does not have is zero. Null: all is.
 template <typename T>
@@ -45,7 +44,7 @@ absl::Status Read(const char* name, const T* given, T& out) {
   out = {};
   out.size = sizeof(T);
   if (given == nullptr) return absl::OkStatus();
-  if (given->size < sizeof(size_t)) return Invalid(std::string(name) + "'s size is not set");
+  if (given->size < sizeof(size_t)) return InvalidArguments(name, "'s size is not set");
   std::memcpy(&out, given, std::min(given->size, sizeof(T)));
   out.size = sizeof(T);
   return absl::OkStatus();
@@ -59,7 +58,7 @@ const T* At(const T* list, size_t at) {
 template <typename T>
 absl::Status Write(const char* name, T from, T* to) {
   KVANT_RETURN_IF_ERROR(NotNull({{name, to}}));
-  if (to->size < sizeof(size_t)) return Invalid(std::string(name) + "'s size is not set");
+  if (to->size < sizeof(size_t)) return InvalidArguments(name, "'s size is not set");
   from.size = to->size;
   std::memcpy(to, &from, std::min(to->size, sizeof(T)));
   return absl::OkStatus();

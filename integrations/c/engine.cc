@@ -16,8 +16,7 @@ absl::StatusOr<Device> DeviceOf(const char* name) {
   for (const Device device : {Device::kCpu, Device::kCuda}) {
     if (DeviceName(device) == wanted) return device;
   }
-  return Invalid(
-      absl::StrCat("there is no device '", std::string(wanted), "'; devices are 'cpu' and 'cuda'"));
+  return InvalidArguments("there is no device '", wanted, "'; devices are 'cpu' and 'cuda'");
 }
 
 std::vector<Port> PortsOf(const Graph& graph, bool output, const DLDevice& device) {
@@ -49,7 +48,7 @@ absl::Status TakeAll(const char* what, const std::vector<Port>& ports,
                      const DLTensor* const* tensors, size_t count,
                      absl::InlinedVector<T, 16>& out) {
   if (count != ports.size()) {
-    return Invalid(absl::StrCat("the graph has ", ports.size(), " ", what, ", not ", count));
+    return InvalidArguments("the graph has ", ports.size(), " ", what, ", not ", count);
   }
   if (count > 0) KVANT_RETURN_IF_ERROR(NotNull({{what, tensors}}));
   for (size_t i = 0; i < count; ++i) {

@@ -2,7 +2,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/graph/json.h"
 #include "kvant/integrations/c/call.h"
@@ -17,8 +16,8 @@ absl::Status DescribePort(const kvant_graph* graph, bool output, size_t at, kvan
   KVANT_RETURN_IF_ERROR(NotNull({{"graph", graph}}));
   const std::vector<TensorId>& ports = output ? graph->graph.outputs() : graph->graph.inputs();
   if (at >= ports.size()) {
-    return Invalid(absl::StrCat("there is no ", output ? "output " : "input ", at,
-                                ": the graph has ", ports.size()));
+    return InvalidArguments("there is no ", output ? "output " : "input ", at, ": the graph has ",
+                            ports.size());
   }
   return Write("tensor", Describe(graph->graph.tensor(ports[at])), tensor);
 }
@@ -26,8 +25,8 @@ absl::Status DescribePort(const kvant_graph* graph, bool output, size_t at, kvan
 absl::Status CheckAt(const kvant_partitions* partitions, size_t at) {
   KVANT_RETURN_IF_ERROR(NotNull({{"partitions", partitions}}));
   if (at < partitions->partitions.size()) return absl::OkStatus();
-  return Invalid(absl::StrCat("there is no partition ", at, ": the graph has ",
-                              partitions->partitions.size()));
+  return InvalidArguments("there is no partition ", at, ": the graph has ",
+                          partitions->partitions.size());
 }
 
 // By which kinds are converted.

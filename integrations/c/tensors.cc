@@ -94,7 +94,7 @@ bool Reaches(const DLDevice& engine, const DLDevice& memory) {
 absl::StatusOr<DataType> TypeOf(kvant_type type) {
   const auto number = static_cast<unsigned>(type);
   if (number <= KVANT_U2) return static_cast<DataType>(number);
-  return MakeError(ErrorKind::kInvalidDataType, absl::StrCat(number, " is no data type"));
+  return MakeError(ErrorKind::kInvalidDataType, number, " is no data type");
 }
 
 absl::StatusOr<LogicalTensor> TensorOf(const kvant_tensor& given) {
@@ -113,11 +113,11 @@ absl::StatusOr<LogicalTensor> TensorOf(const kvant_tensor& given) {
       tensor.property = Property::kHostScalar;
       break;
     default:
-      return Invalid(absl::StrCat(static_cast<int>(given.property), " is no property of a tensor"));
+      return InvalidArguments(static_cast<int>(given.property), " is no property of a tensor");
   }
   if (given.rank < 0) return tensor;
   if (given.rank > kMaxRank) {
-    return Invalid(absl::StrCat("a rank of ", given.rank, " is above ", kMaxRank));
+    return InvalidArguments("a rank of ", given.rank, " is above ", kMaxRank);
   }
   if (given.rank > 0) KVANT_RETURN_IF_ERROR(NotNull({{"dims", given.dims}}));
   tensor.dims = Dims(given.dims, given.dims + given.rank);
@@ -215,7 +215,7 @@ bool Port::IsBytes(const DLTensor& tensor) const {
 absl::Status Port::Mismatch(const DLTensor& tensor) const {
   const bool packed = IsBytes(tensor) && BitsOf(type_) < 8;
   const auto error = [&](auto... words) {
-    return Invalid(absl::StrCat(name_, " is ", Describe(tensor), ", but must ", words...));
+    return InvalidArguments(name_, " is ", Describe(tensor), ", but must ", words...);
   };
   std::string wanted =
       absl::StrCat(std::string(DataTypeName(type_)), "[", DimsToString(dims_), "]");
@@ -238,10 +238,10 @@ absl::Status Port::Mismatch(const DLTensor& tensor) const {
 }
 
 absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {
-  if (given == nullptr) return Invalid(absl::StrCat(name_, " is null"));
+  if (given == nullptr) return InvalidArguments(name_, " is null");
   const DLTensor& tensor = *given;
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
-    return Invalid(absl::StrCat(name_, " has ", tensor.ndim, " dims and no shape"));
+    return InvalidArguments(name_, " has ", tensor.ndim, " dims and no shape");
   }
   const bool bytes = !(tensor.dtype == dl_type_) && IsBytes(tensor);
   const bool packed = bytes && BitsOf(type_) < 8;
@@ -250,10 +250,10 @@ absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {
                         : (bytes || tensor.dtype == dl_type_) && HasDims(tensor, dims_, strides_);
   if (!fits) return Mismatch(tensor);
   if (!Reaches(device_, tensor.device)) {
-    return Invalid(absl::StrCat(name_, " is in the memory of ", DeviceText(tensor.device),
-                                ", but must be in that of ", DeviceText(device_)));
+    return InvalidArguments(name_, " is in the memory of ", DeviceText(tensor.device),
+                            ", but must be in that of ", DeviceText(device_));
   }
-  if (tensor.data == nullptr && bytes_ > 0) return Invalid(absl::StrCat(name_, " has no memory"));
+  if (tensor.data == nullptr && bytes_ > 0) return InvalidArguments(name_, " has no memory");
   return Tensor{tensor.data == nullptr ? nullptr : DataOf(tensor), bytes_};
 }
 

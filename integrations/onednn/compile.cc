@@ -12,10 +12,6 @@
 namespace kvant::dnnl_abi {
 namespace {
 
-absl::Status Invalid(std::string_view message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 using Descs = absl::Span<const TensorDesc* const>;
 
 Descs::iterator Find(Descs given, size_t id) {
@@ -26,8 +22,7 @@ Descs::iterator Find(Descs given, size_t id) {
 absl::Status CheckPorts(const std::vector<TensorDesc>& ports, Descs given, bool output) {
   for (const TensorDesc& port : ports) {
     const auto error = [&](std::string_view why) {
-      return Invalid(
-          absl::StrCat(output ? "output" : "input", " tensor ", port.id, " ", std::string(why)));
+      return InvalidArguments(output ? "output" : "input", " tensor ", port.id, " ", why);
     };
     const auto found = Find(given, port.id);
     if (found == given.end()) return error("is not given");
@@ -49,8 +44,7 @@ absl::Status Place(const std::vector<TensorId>& ports, Descs given, std::vector<
     tensors->push_back(TensorOf(**found));
     places->push_back(static_cast<size_t>(found - given.begin()));
     if (tensors->back().layout != Layout::kOpaque) continue;
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("tensor ", id, " has an opaque layout"));
+    return MakeError(ErrorKind::kUnimplemented, "tensor ", id, " has an opaque layout");
   }
   return absl::OkStatus();
 }
@@ -60,7 +54,7 @@ absl::Status Place(const std::vector<TensorId>& ports, Descs given, std::vector<
 absl::Status CheckGiven(const Piece& piece, Descs inputs, Descs outputs, dnnl_engine* engine) {
   EngineKind kind = 0;
   if (next::engine_get_kind(engine, &kind) != kSuccess || kind != piece.engine_kind) {
-    return Invalid("the engine is of another kind than the partition");
+    return InvalidArguments("the engine is of another kind than the partition");
   }
   KVANT_RETURN_IF_ERROR(CheckPorts(piece.inputs, inputs, /*output=*/false));
   return CheckPorts(piece.outputs, outputs, /*output=*/true);

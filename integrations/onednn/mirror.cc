@@ -18,7 +18,7 @@ absl::StatusOr<Op> OpOf(const OpRecord& record) {
   op.id = record.id;
   op.name = record.name;
   const auto lacks = [&](std::string_view what) {
-    return MakeError(ErrorKind::kUnimplemented, absl::StrCat("kvant has no ", std::string(what)));
+    return MakeError(ErrorKind::kUnimplemented, "kvant has no ", what);
   };
   const std::optional<OpKind> kind = KindOf(record.kind);
   if (!kind) return lacks(absl::StrCat("op ", std::string(NameOfKind(record.kind))));

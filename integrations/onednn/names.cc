@@ -4,7 +4,6 @@
 #include <iterator>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::dnnl_abi {
@@ -40,8 +39,7 @@ std::string_view NameIn(const Row (&rows)[n], int32_t number) {
 }
 
 absl::Status Lacks(std::string_view name) {
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("oneDNN has no '", std::string(name), "'"));
+  return MakeError(ErrorKind::kUnimplemented, "oneDNN has no '", name, "'");
 }
 
 template <size_t n>
