@@ -147,9 +147,8 @@ absl::StatusOr<std::shared_ptr<Executor>> CheckedExecutor::Create(
     std::shared_ptr<Executor> executor) {
   const int slots = executor->max_concurrency();
   if (slots < 1 || slots > kMaxConcurrency) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("the executor has a max_concurrency of ", slots,
-                                  "; it has to be from 1 to ", kMaxConcurrency));
+    return InvalidArguments("the executor has a max_concurrency of ", slots,
+                            "; it has to be from 1 to ", kMaxConcurrency);
   }
   return std::shared_ptr<Executor>(new CheckedExecutor(std::move(executor), slots));
 }

@@ -86,9 +86,8 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
       const LogicalTensor& tensor = partition.output(static_cast<int>(port));
       if (places.contains(tensor.id)) continue;
       if (const Op& last = partition.ops().ops().back(); Appends(last.kind)) {
-        return MakeError(ErrorKind::kInvalidGraph,
-                         absl::StrCat(last.ToString(), ": tensor ", tensor.id,
-                                      ", which it writes a part of, is no output of the graph"));
+        return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": tensor ", tensor.id,
+                         ", which it writes a part of, is no output of the graph");
       }
       const Blocks::Block block = blocks.Take(Aligned(static_cast<size_t>(tensor.memory_bytes())));
       places[tensor.id] = {Place::In::kScratch, block.at};

@@ -48,25 +48,20 @@ constexpr BackendRow kBackends[] = {
      true},
 };
 
-absl::Status InvalidArguments(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 MadeBackend MakeNamedBackend(const std::string& name, const EngineOptions& options) {
   for (const BackendRow& row : kBackends) {
     if (row.name != name) continue;
     if (row.device != options.device) {
-      return InvalidArguments(absl::StrCat("backend '", name, "' does not run on device ",
-                                           std::string(DeviceName(options.device))));
+      return InvalidArguments("backend '", name, "' does not run on device ",
+                              DeviceName(options.device));
     }
     KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, row.make(options));
     if (backend != nullptr) return backend;
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("backend '", name, "' is not in this build"));
+    return MakeError(ErrorKind::kUnimplemented, "backend '", name, "' is not in this build");
   }
   const std::string known = absl::StrJoin(
       kBackends, ", ", [](std::string* out, const BackendRow& row) { out->append(row.name); });
-  return InvalidArguments(absl::StrCat("no backend is named '", name, "'; there are ", known));
+  return InvalidArguments("no backend is named '", name, "'; there are ", known);
 }
 
 // Stands in for a kernel where an output has no elements.
@@ -114,8 +109,8 @@ std::string DescribeOverlap(const LogicalTensor& port) {
 absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
   const LogicalTensor& port = partition.ops().tensor(id);
   const auto error = [&](ErrorKind kind, std::string_view message) {
-    return MakeError(kind, absl::StrCat(Describe(partition), ": ", output ? "output" : "input",
-                                        " tensor ", port.id, " ", std::string(message)));
+    return MakeError(kind, Describe(partition), ": ", output ? "output" : "input", " tensor ",
+                     port.id, " ", message);
   };
   if (!port.has_shape()) {
     return error(ErrorKind::kInvalidShape, "has no known shape: " + port.ToString());
@@ -140,8 +135,7 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
   for (const LogicalTensor& port : options.ports) {
     if (partition.InputPort(port.id) != kNoPort) continue;
     if (partition.OutputPort(port.id) != kNoPort) continue;
-    return InvalidArguments(
-        absl::StrCat(Describe(partition), ": tensor ", port.id, " is not one of its ports"));
+    return InvalidArguments(Describe(partition), ": tensor ", port.id, " is not one of its ports");
   }
   KVANT_ASSIGN_OR_RETURN(Partition known, partition.WithPorts(options.ports));
   for (const TensorId id : known.inputs()) KVANT_RETURN_IF_ERROR(CheckPort(known, id, false));
@@ -157,16 +151,14 @@ absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& par
   }
   for (const TensorId id : graph.inputs()) {
     if (graph.tensor(id).has_shape()) continue;
-    return MakeError(ErrorKind::kInvalidShape,
-                     absl::StrCat("graph input ", id, " (", graph.tensor(id).ToString(),
-                                  ") has no known shape"));
+    return MakeError(ErrorKind::kInvalidShape, "graph input ", id, " (",
+                     graph.tensor(id).ToString(), ") has no known shape");
   }
   for (const TensorId id : graph.outputs()) {
     if (computed.contains(id)) continue;
     const Graph::OpIndex op = graph.FindTensor(id)->producer.op;
-    return MakeError(ErrorKind::kInvalidGraph,
-                     absl::StrCat("nothing computes output ", id, ": ", graph.ops()[op].ToString(),
-                                  " is never run"));
+    return MakeError(ErrorKind::kInvalidGraph, "nothing computes output ", id, ": ",
+                     graph.ops()[op].ToString(), " is never run");
   }
   return absl::OkStatus();
 }
@@ -230,8 +222,7 @@ absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
     }
   }
   if (engine.backends_.empty()) {
-    return InvalidArguments(
-        absl::StrCat("no device is numbered ", static_cast<int>(options.device)));
+    return InvalidArguments("no device is numbered ", static_cast<int>(options.device));
   }
   engine.memory_ = engine.backends_.front()->memory();
   if (options.executor == nullptr) {
@@ -317,11 +308,10 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
     if (ErrorKindOf(made.status()) != ErrorKind::kUnimplemented) return made.status();
     compiled.passed_over_.push_back(absl::StrCat(name, ": ", made.status().message()));
   }
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat(Describe(*compiled.partition_), ": no backend runs it. ",
-                                absl::StrJoin(compiled.passed_over_, "; "),
-                                compiled.partition_->misses().empty() ? "" : ". ",
-                                absl::StrJoin(compiled.partition_->misses(), ". ")));
+  return MakeError(ErrorKind::kUnimplemented, Describe(*compiled.partition_),
+                   ": no backend runs it. ", absl::StrJoin(compiled.passed_over_, "; "),
+                   compiled.partition_->misses().empty() ? "" : ". ",
+                   absl::StrJoin(compiled.partition_->misses(), ". "));
 }
 
 }  // namespace kvant

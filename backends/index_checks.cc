@@ -13,7 +13,7 @@ namespace {
 using Inputs = absl::Span<const void* const>;
 
 absl::Status Wrong(const Op& op, const std::string& what) {
-  return MakeError(ErrorKind::kInvalidArguments, absl::StrCat(op.ToString(), ": ", what));
+  return InvalidArguments(op.ToString(), ": ", what);
 }
 
 // A port's tensor, or a constant; neither: there is none, or the partition computes it.

@@ -84,9 +84,9 @@ class ScratchPool {
     OfOneStream* own = Lend(order);
     if (own == nullptr) {
       if (order.captured) {
-        return MakeError(ErrorKind::kInvalidArguments,
-                         "the stream is being captured, and this was not executed on it before: "
-                         "execute once before the capture, or bring scratch");
+        return InvalidArguments(
+            "the stream is being captured, and this was not executed on it before: "
+            "execute once before the capture, or bring scratch");
       }
       MakeRoom();
       KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));

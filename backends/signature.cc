@@ -9,10 +9,6 @@
 namespace kvant {
 namespace {
 
-absl::Status InvalidArguments(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 bool Misaligned(const void* data, size_t alignment) {
   return reinterpret_cast<uintptr_t>(data) % alignment != 0;
 }
@@ -28,9 +24,8 @@ Signature::Port MakePort(const LogicalTensor& tensor, size_t alignment) {
 }  // namespace
 
 absl::Status NothingToRun(std::string_view what) {
-  return InvalidArguments(
-      absl::StrCat("the compiled ", std::string(what),
-                   " has nothing to run: it was made by default or moved from"));
+  return InvalidArguments("the compiled ", what,
+                          " has nothing to run: it was made by default or moved from");
 }
 
 Signature::Signature(std::string_view what, const Engine& engine, const Graph& graph,
@@ -57,14 +52,12 @@ absl::Status Signature::CheckTensor(bool output, size_t port, const void* data,
                                     size_t bytes) const {
   const Port& need = (output ? outputs_ : inputs_)[port];
   if (need.bytes == 0) return absl::OkStatus();
-  if (data == nullptr) return InvalidArguments(NameOf(output, port) + " is null");
+  if (data == nullptr) return InvalidArguments(NameOf(output, port), " is null");
   if (bytes < need.bytes) {
-    return InvalidArguments(
-        absl::StrCat(NameOf(output, port), " needs ", need.bytes, " bytes, not ", bytes));
+    return InvalidArguments(NameOf(output, port), " needs ", need.bytes, " bytes, not ", bytes);
   }
   if (Misaligned(data, need.alignment)) {
-    return InvalidArguments(
-        absl::StrCat(NameOf(output, port), " is not aligned to ", need.alignment, " bytes"));
+    return InvalidArguments(NameOf(output, port), " is not aligned to ", need.alignment, " bytes");
   }
   return absl::OkStatus();
 }
@@ -85,20 +78,18 @@ absl::Status Signature::CheckReachable(absl::Span<const ConstTensor> inputs,
   const std::optional<DeviceMemory::Unreachable> found = memory_->FindUnreachable(pointers);
   if (!found) return absl::OkStatus();
   const auto [output, port] = ports[found->index];
-  return InvalidArguments(absl::StrCat(NameOf(output, port), " ", found->why));
+  return InvalidArguments(NameOf(output, port), " ", found->why);
 }
 
 absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor> inputs,
                               absl::Span<const Tensor> outputs,
                               absl::Span<std::byte> scratch) const {
   if (stream.engine() != engine_) {
-    return InvalidArguments(
-        absl::StrCat("the stream is of another engine than the compiled ", std::string(what_)));
+    return InvalidArguments("the stream is of another engine than the compiled ", what_);
   }
   const auto count = [this](const char* ports, size_t given, size_t needed) {
     if (given == needed) return absl::OkStatus();
-    return InvalidArguments(
-        absl::StrCat("the ", std::string(what_), " has ", needed, " ", ports, ", not ", given));
+    return InvalidArguments("the ", what_, " has ", needed, " ", ports, ", not ", given);
   };
   KVANT_RETURN_IF_ERROR(count("inputs", inputs.size(), inputs_.size()));
   KVANT_RETURN_IF_ERROR(count("outputs", outputs.size(), outputs_.size()));
@@ -111,19 +102,16 @@ absl::Status Signature::Check(const Stream& stream, absl::Span<const ConstTensor
   if (memory_->asynchronous()) KVANT_RETURN_IF_ERROR(CheckReachable(inputs, outputs));
   if (scratch.data() == nullptr) return absl::OkStatus();
   if (scratch.size() < scratch_bytes_) {
-    return InvalidArguments(
-        absl::StrCat("scratch needs ", scratch_bytes_, " bytes, not ", scratch.size()));
+    return InvalidArguments("scratch needs ", scratch_bytes_, " bytes, not ", scratch.size());
   }
   if (!Misaligned(scratch.data(), kScratchAlignment)) return absl::OkStatus();
-  return InvalidArguments(absl::StrCat("scratch is not aligned to ", kScratchAlignment, " bytes"));
+  return InvalidArguments("scratch is not aligned to ", kScratchAlignment, " bytes");
 }
 
 absl::StatusOr<size_t> Signature::FindPort(bool output, std::string_view name) const {
   const std::vector<Port>& ports = output ? outputs_ : inputs_;
   const auto missing = [&](std::string_view why) {
-    return InvalidArguments(absl::StrCat(output ? "output '" : "input '", std::string(name),
-                                         "' is ", std::string(why), " of the ",
-                                         std::string(what_)));
+    return InvalidArguments(output ? "output '" : "input '", name, "' is ", why, " of the ", what_);
   };
   size_t found = ports.size();
   for (size_t i = 0; i < ports.size(); ++i) {
@@ -149,12 +137,12 @@ absl::Status Signature::Arrange(bool output, absl::Span<const std::pair<std::str
   absl::InlinedVector<bool, 8> given(ports, false);
   for (const auto& [name, tensor] : named) {
     KVANT_ASSIGN_OR_RETURN(const size_t port, FindPort(output, name));
-    if (given[port]) return InvalidArguments(NameOf(output, port) + " is given twice");
+    if (given[port]) return InvalidArguments(NameOf(output, port), " is given twice");
     given[port] = true;
     tensors[port] = tensor;
   }
   for (size_t port = 0; port < ports; ++port) {
-    if (!given[port]) return InvalidArguments(NameOf(output, port) + " is missing");
+    if (!given[port]) return InvalidArguments(NameOf(output, port), " is missing");
   }
   return absl::OkStatus();
 }

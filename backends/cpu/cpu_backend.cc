@@ -3,7 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/merge.h"
@@ -24,8 +23,7 @@ class CpuBackend : public Backend {
     const KernelSet* kernels = ChosenKernels();
     if (kernels == nullptr) {
       return MakeError(ErrorKind::kUnimplemented,
-                       absl::StrCat("KVANT_CPU_ISA names none of what this CPU has of: ",
-                                    std::string(KernelNames())));
+                       "KVANT_CPU_ISA names none of what this CPU has of: ", KernelNames());
     }
     if (partition.store() != nullptr) return CompileStore(*partition.store(), *kernels);
     if (partition.merge() != nullptr) return CompileMerge(*partition.merge(), *kernels);

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/oracle/ops.h"
 #include "kvant/graph/shape_inference.h"
@@ -157,8 +156,8 @@ class OracleBackend : public Backend {
     const Graph& graph = partition.ops();
     for (const Op& op : graph.ops()) {
       if (op.kind == OpKind::kWildcard) {
-        return MakeError(ErrorKind::kUnimplemented,
-                         absl::StrCat(op.ToString(), ": a wildcard has no meaning to evaluate"));
+        return MakeError(ErrorKind::kUnimplemented, op.ToString(),
+                         ": a wildcard has no meaning to evaluate");
       }
       KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph, op));
     }

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/graph/shape_inference.h"
 
@@ -71,9 +70,8 @@ void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
 absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
   if (const std::optional<Constant>& value = graph().tensor(id).value) {
     if (value->value() >= 0 && value->value() <= 1) return absl::OkStatus();
-    return MakeError(
-        ErrorKind::kInvalidArguments,
-        absl::StrCat(op.ToString(), ": probability ", value->ToString(), " is not in [0, 1]"));
+    return InvalidArguments(op.ToString(), ": probability ", value->ToString(),
+                            " is not in [0, 1]");
   }
   const int port = partition_.InputPort(id);
   if (port != kNoPort) probabilities_.push_back({port, op.ToString()});
@@ -83,8 +81,7 @@ absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
 absl::StatusOr<Array> LowerEnd(const Op&, Lowering&) { return Array(); }
 
 absl::StatusOr<Array> LowerWildcard(const Op& op, Lowering&) {
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat(op.ToString(), ": a wildcard has no meaning to run"));
+  return MakeError(ErrorKind::kUnimplemented, op.ToString(), ": a wildcard has no meaning to run");
 }
 
 }  // namespace kvant::reference

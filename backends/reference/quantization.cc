@@ -217,9 +217,8 @@ absl::StatusOr<Array> LowerDequantize(const Op& op, Lowering& lowering) {
 
 absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   if (op.attrs.Find(Attr::kFormula) != nullptr) {
-    return MakeError(
-        ErrorKind::kUnimplemented,
-        absl::StrCat(op.ToString(), ": formula ggml, which op by op execution has not"));
+    return MakeError(ErrorKind::kUnimplemented, op.ToString(),
+                     ": formula ggml, which op by op execution has not");
   }
   if (lowering.HasInput(op, 1)) return Quantize(op, lowering, DynamicParameters(op, lowering));
   const QuantizationArrays parameters = ComputedParameters(op, lowering);
@@ -229,10 +228,9 @@ absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
 }
 
 absl::StatusOr<Array> LowerAppend(const Op& op, Lowering&) {
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat(op.ToString(),
-                                ": writes into a part of its outputs, which op by op "
-                                "execution does not"));
+  return MakeError(ErrorKind::kUnimplemented, op.ToString(),
+                   ": writes into a part of its outputs, which op by op "
+                   "execution does not");
 }
 
 absl::StatusOr<Array> LowerAppendPages(const Op& op, Lowering& lowering) {

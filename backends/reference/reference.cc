@@ -32,9 +32,7 @@ std::string KernelText(const Graph& graph) {
 absl::Status Check(const ProbabilityPort& probability, const void* data) {
   const double value = LoadElement(kF32, data, 0);
   if (value >= 0 && value <= 1) return absl::OkStatus();
-  return MakeError(
-      ErrorKind::kInvalidArguments,
-      absl::StrCat(probability.op, ": probability ", value, " (element 0) is not in [0, 1]"));
+  return InvalidArguments(probability.op, ": probability ", value, " (element 0) is not in [0, 1]");
 }
 
 class ReferenceExecutable : public Executable {
@@ -78,7 +76,7 @@ class ReferenceBackend : public Backend {
       KVANT_RETURN_IF_ERROR(lowering.LowerPartition());
       plan.Finish();
     } catch (const dnnl::error& error) {
-      return MakeError(ErrorKind::kUnimplemented, absl::StrCat("oneDNN: ", error.what()));
+      return MakeError(ErrorKind::kUnimplemented, "oneDNN: ", error.what());
     }
     return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
                                                  lowering.probabilities());

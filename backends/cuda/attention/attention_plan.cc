@@ -263,8 +263,8 @@ AttentionPlan Described(const AttentionSpec& spec, AttentionPart part) {
 absl::StatusOr<AttentionPlan> Checked(AttentionPlan plan) {
   if (plan.blocks <= kMaxBlocks) return plan;
   return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("does not take so many tiles of the output: ", plan.blocks,
-                                " blocks, more than ", kMaxBlocks));
+                   "does not take so many tiles of the output: ", plan.blocks,
+                   " blocks, more than ", kMaxBlocks);
 }
 
 absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int blocks,
@@ -275,11 +275,10 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int b
   const bool v_in_k = plan.traits.v_in_k != 0;
   if (!ChooseTiles(device, {true, v_in_k, blocks}, plan) &&
       !ChooseTiles(device, {false, v_in_k, blocks}, plan)) {
-    return MakeError(ErrorKind::kUnimplemented,
-                     absl::StrCat("does not take head sizes of ", plan.traits.head_size, " and ",
-                                  plan.traits.v_head_size, ": tiles of ", plan.shared_bytes,
-                                  " bytes exceed the ", device.shared_bytes_per_block,
-                                  " bytes of shared memory of a block"));
+    return MakeError(ErrorKind::kUnimplemented, "does not take head sizes of ",
+                     plan.traits.head_size, " and ", plan.traits.v_head_size, ": tiles of ",
+                     plan.shared_bytes, " bytes exceed the ", device.shared_bytes_per_block,
+                     " bytes of shared memory of a block");
   }
   const int64_t tiles = TilesOf(plan);
   plan.blocks = tiles * plan.params.split.splits;

@@ -20,7 +20,7 @@ constexpr KernelRow kKernel = {
 };
 
 absl::Status Refusal(const std::string& what) {
-  return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
+  return MakeError(ErrorKind::kUnimplemented, "does not take ", what);
 }
 
 // Where rows of an array lie, and within them channels.

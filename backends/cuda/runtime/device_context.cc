@@ -192,9 +192,9 @@ absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream
     return DeviceMemory::StreamOrder{id, false};
   }
   if (last) return DeviceMemory::StreamOrder{*last, true};
-  return MakeError(ErrorKind::kInvalidArguments,
-                   "the stream is being captured, and nothing was executed on it before: execute "
-                   "once before the capture, or bring scratch");
+  return InvalidArguments(
+      "the stream is being captured, and nothing was executed on it before: execute "
+      "once before the capture, or bring scratch");
 }
 
 absl::StatusOr<bool> DeviceContext::IsCaptured(CUstream stream) const {

@@ -40,12 +40,10 @@ absl::StatusOr<DeviceProperties> PropertiesOf(std::string_view arch) {
   const auto* row = std::find_if(std::begin(kArchs), std::end(kArchs),
                                  [&](const ArchRow& one) { return one.arch == arch; });
   if (row == std::end(kArchs)) {
-    return MakeError(
-        ErrorKind::kInvalidArguments,
-        absl::StrCat("'", std::string(arch), "' is not an architecture known here; there are ",
-                     absl::StrJoin(kArchs, ", ", [](std::string* out, const ArchRow& one) {
-                       out->append(one.arch);
-                     })));
+    return InvalidArguments("'", arch, "' is not an architecture known here; there are ",
+                            absl::StrJoin(kArchs, ", ", [](std::string* out, const ArchRow& one) {
+                              out->append(one.arch);
+                            }));
   }
   DeviceProperties properties;
   properties.name = std::string(arch);

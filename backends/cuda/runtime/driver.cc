@@ -90,9 +90,8 @@ absl::Status Driver::Failure(CUresult result, std::string_view call) const {
 
 absl::StatusOr<CUdevice> Driver::Device(int index) const {
   if (index < 0 || index >= device_count_) {
-    return MakeError(ErrorKind::kInvalidArguments,
-                     absl::StrCat("there is no CUDA device ", index, ", only ", device_count_,
-                                  ", counted from 0"));
+    return InvalidArguments("there is no CUDA device ", index, ", only ", device_count_,
+                            ", counted from 0");
   }
   CUdevice device = 0;
   KVANT_RETURN_IF_ERROR(Check(api_.DeviceGet(&device, index), "cuDeviceGet"));

@@ -15,10 +15,6 @@ constexpr int kMaxThreads = 1024;
 // What every driver and compiler takes; newer ones take more.
 constexpr size_t kMaxParamBytes = 4096;
 
-absl::Status InvalidArguments(const std::string& message) {
-  return MakeError(ErrorKind::kInvalidArguments, message);
-}
-
 class DriverKernel : public LoadedKernel {
  public:
   DriverKernel(std::shared_ptr<const DeviceContext> context, CUmodule module, CUfunction function,
@@ -46,10 +42,10 @@ class DriverKernel : public LoadedKernel {
   absl::Status Launch(int64_t blocks, const void* params, size_t param_bytes,
                       CUstream stream) const {
     if (blocks < 1 || blocks > std::numeric_limits<int>::max() || param_bytes > kMaxParamBytes) {
-      return InvalidArguments(
-          absl::StrCat("kernel '", name_, "': a launch of ", blocks, " blocks with ", param_bytes,
-                       " bytes of parameters; 1 to ", std::numeric_limits<int>::max(),
-                       " blocks and at most ", kMaxParamBytes, " bytes can be"));
+      return InvalidArguments("kernel '", name_, "': a launch of ", blocks, " blocks with ",
+                              param_bytes, " bytes of parameters; 1 to ",
+                              std::numeric_limits<int>::max(), " blocks and at most ",
+                              kMaxParamBytes, " bytes can be");
     }
     const DeviceContext::LaunchShape shape = {static_cast<unsigned>(blocks),
                                               static_cast<unsigned>(threads_),
@@ -156,10 +152,10 @@ class DriverLauncher : public Launcher {
   absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(const KernelSpec& spec) override {
     if (spec.threads < 1 || spec.threads > kMaxThreads ||
         spec.shared_bytes > properties_.shared_bytes_per_block) {
-      return InvalidArguments(absl::StrCat(
-          "kernel '", spec.source.name, "': blocks of ", spec.threads, " threads with ",
-          spec.shared_bytes, " bytes of shared memory; ", properties_.name, " has at most ",
-          kMaxThreads, " threads and ", properties_.shared_bytes_per_block, " bytes"));
+      return InvalidArguments("kernel '", spec.source.name, "': blocks of ", spec.threads,
+                              " threads with ", spec.shared_bytes, " bytes of shared memory; ",
+                              properties_.name, " has at most ", kMaxThreads, " threads and ",
+                              properties_.shared_bytes_per_block, " bytes");
     }
     KVANT_ASSIGN_OR_RETURN(const std::shared_ptr<const Cubin> cubin,
                            jit_.Get(spec.source, properties_.arch()));

@@ -32,8 +32,7 @@ absl::StatusOr<SharedLibrary> SharedLibrary::Open(absl::Span<const std::string> 
     }
     reasons.push_back(absl::StrCat(name, " (", Reason(name), ")"));
   }
-  return MakeError(ErrorKind::kUnimplemented,
-                   absl::StrCat("cannot open ", absl::StrJoin(reasons, ", ")));
+  return MakeError(ErrorKind::kUnimplemented, "cannot open ", absl::StrJoin(reasons, ", "));
 }
 
 void* SharedLibrary::Symbol(const char* name) const { return dlsym(handle_, name); }

@@ -47,10 +47,9 @@ class SimtLauncher : public Launcher {
 
   absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(const KernelSpec& spec) override {
     if (spec.shared_bytes > properties_.shared_bytes_per_block) {
-      return MakeError(ErrorKind::kInvalidArguments,
-                       absl::StrCat("kernel '", spec.source.name, "' needs ", spec.shared_bytes,
-                                    " bytes of shared memory; a block has ",
-                                    properties_.shared_bytes_per_block));
+      return InvalidArguments("kernel '", spec.source.name, "' needs ", spec.shared_bytes,
+                              " bytes of shared memory; a block has ",
+                              properties_.shared_bytes_per_block);
     }
     SimtBody body = BodyOf(spec);
     if (body == nullptr) {

@@ -36,7 +36,7 @@ int64_t PowerOfTwoFrom(int64_t x) {
 }
 
 absl::Status Refusal(absl::string_view what) {
-  return MakeError(ErrorKind::kUnimplemented, absl::StrCat("does not take ", what));
+  return MakeError(ErrorKind::kUnimplemented, "does not take ", what);
 }
 
 void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch) {
