@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
@@ -44,8 +43,8 @@ bool Resolver::PlaceQueries(TensorId id, int64_t cols, bool mask, View* view) {
       PlaceHeads(std::move(folded), ragged ? 1 : spec_->batch[0], spec_->q_len, cols, mask, view)) {
     return true;
   }
-  return Fail(absl::StrCat(attention.ToString(), ": tensor ", id, " of [",
-                           DimsToString(*tensor(id).dims), "] does not fit its heads"));
+  return Fail(attention, "tensor ", id, " of [", DimsToString(*tensor(id).dims),
+              "] does not fit its heads");
 }
 
 bool Resolver::PlacePerHead(std::string_view name, View* view) {
@@ -55,9 +54,8 @@ bool Resolver::PlacePerHead(std::string_view name, View* view) {
   const int64_t dims[] = {1, tensor(id).elements(), 1, 1};
   *view = Input(id);
   if (folded.Reshape(dims) && PlaceHeads(folded, 1, 1, 1, true, view)) return true;
-  return Fail(absl::StrCat(attention.ToString(), ": ", std::string(name), " of ",
-                           tensor(id).elements(), " elements for ",
-                           spec_->batch[1] * spec_->batch[2], " heads"));
+  return Fail(attention, name, " of ", tensor(id).elements(), " elements for ",
+              spec_->batch[1] * spec_->batch[2], " heads");
 }
 
 bool Resolver::ResolveMasks() {
@@ -109,8 +107,7 @@ bool Resolver::ResolveHeads() {
   const Dims& v = *tensor(attention.inputs[2]).dims;
   const int64_t heads = q[1], kv_heads = k[1];
   if (kv_heads == 0 || heads % kv_heads != 0) {
-    return Fail(absl::StrCat(attention.ToString(), ": ", heads, " query heads over ", kv_heads,
-                             " key heads"));
+    return Fail(attention, heads, " query heads over ", kv_heads, " key heads");
   }
   spec_->batch = {k[0], kv_heads, heads / kv_heads};
   spec_->q_len = FindInput(attention, "query_offsets") ? q[0] : q[2];

@@ -5,7 +5,6 @@
 // have to take the same lengths.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
@@ -22,21 +21,19 @@ bool Resolver::FoldPages(const Op& load, int axis, Folded* folded) {
   if (folded->scales) to.scales_stride = folded->scales->stride(0);
   if (folded->zero_points) to.zero_points_stride = folded->zero_points->stride(0);
   const auto spread = [&](FoldedView& view) { return view.SpreadPages(axis, count, most); };
-  return folded->MoveAll(spread) ||
-         Fail(absl::StrCat(load.ToString(), ": its pages are not evenly strided"));
+  return folded->MoveAll(spread) || Fail(load, "its pages are not evenly strided");
 }
 
 bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
   const Op& load = op(step.op);
   if (folded->load.op != Graph::kNoOp) {
-    return Fail(absl::StrCat(load.ToString(), ": loads what ", op(folded->load.op).ToString(),
-                             " has loaded"));
+    return Fail(load, "loads what ", op(folded->load.op).ToString(), " has loaded");
   }
   const int axis = NormalizeAxis(load.Get<Attr::kTokenAxis>(), folded->data.rank());
   const bool concatenated = folded->concat_axis >= 0;
   if (axis < 0 ||
       (concatenated && (folded->concat_axis != axis || load.kind != OpKind::kLoadTokens))) {
-    return Fail(absl::StrCat(load.ToString(), ": loads what is concatenated"));
+    return Fail(load, "loads what is concatenated");
   }
   folded->load.op = step.op;
   if (load.kind == OpKind::kLoadPages && !FoldPages(load, axis, folded)) return false;
@@ -71,10 +68,8 @@ bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const F
   const auto by = [this](const Folded& loaded) {
     return loaded.load.op == Graph::kNoOp ? "no op" : op(loaded.load.op).ToString();
   };
-  return Fail(
-      absl::StrCat(dequantize.ToString(),
-                   ": its codes and its scales or zero points are not loaded alike, but by ",
-                   by(data), " and by ", by(scales)));
+  return Fail(dequantize, "its codes and its scales or zero points are not loaded alike, but by ",
+              by(data), " and by ", by(scales));
 }
 
 // With its view, scales and zero points placed.
@@ -123,8 +118,7 @@ bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, Vie
   const int64_t count = from.rank() == 0 ? 1 : (*from.dims)[0];
   if (count == 1 && more == 0) return true;
   if (count != spec_->batch[0] + more || rank_ < 3 || batch_.end[0] != 1) {
-    return Fail(absl::StrCat("tensor ", id, ": ", count, " ", std::string(what), " for a batch of ",
-                             spec_->batch[0]));
+    return Fail("tensor ", id, ": ", count, " ", what, " for a batch of ", spec_->batch[0]);
   }
   view->dims[0] = count;
   view->strides[0] = from.StridesOrDense()[0];
@@ -140,9 +134,8 @@ bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what,
       const bool ranges = load.kind == OpKind::kLoadRanges;
       if (load.kind != OpKind::kLoadTokens && load.kind != OpKind::kLoadPages && !ranges) continue;
       const auto wrong = [&](std::string_view role) {
-        return Fail(absl::StrCat(op(match_.normaliser()).ToString(), " takes other ",
-                                 std::string(role), ", or none, than ", load.ToString(),
-                                 ", which loads ", std::string(what)));
+        return Fail(op(match_.normaliser()).ToString(), " takes other ", role, ", or none, than ",
+                    load.ToString(), ", which loads ", what);
       };
       // The columns of V by ranges are counted when they are known.
       const bool counted = ranges && what == "V" && !spec_->kv_lengths.present();
@@ -180,13 +173,13 @@ bool Resolver::ResolveLengths() {
   const auto rings = std::count_if(spec_->k.begin(), spec_->k.end(), in_rings) +
                      std::count_if(spec_->v.begin(), spec_->v.end(), in_rings);
   if (rings != 0 && rings != static_cast<int64_t>(spec_->k.size() + spec_->v.size())) {
-    return Fail(absl::StrCat(normaliser.ToString(), ": of K and V one is loaded by ranges"));
+    return Fail(normaliser, "of K and V one is loaded by ranges");
   }
   const bool some = normaliser.inputs.size() > 1 && !direct;
   if ((some || rings != 0) && (spec_->over_queries || swapped_)) {
-    return Fail(absl::StrCat(normaliser.ToString(),
-                             ": lengths go neither with a SoftMax over queries nor with scores "
-                             "that are transposed on the way to it"));
+    return Fail(normaliser,
+                "lengths go neither with a SoftMax over queries nor with scores "
+                "that are transposed on the way to it");
   }
   return true;
 }

@@ -1,7 +1,6 @@
 // Views of Q, K and V: the chains from the ports folded into strides.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/patterns/matcher.h"
 #include "kvant/patterns/resolver.h"
 
@@ -59,8 +58,8 @@ bool Resolver::ResolveSegments(absl::Span<const Chain> chains, int row, int col,
   }
   *rotated ^= of_first;
   if (tokens == spec_->kv_len) return true;
-  return Fail(absl::StrCat(matmul.ToString(), ": segments of ", segments == &spec_->k ? "K" : "V",
-                           " do not add up to ", spec_->kv_len));
+  return Fail(matmul, "segments of ", segments == &spec_->k ? "K" : "V", " do not add up to ",
+              spec_->kv_len);
 }
 
 // One operand, or one segment of it that begins at expected_begin along axis
@@ -71,12 +70,12 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   if (!FoldChain(chain, &folded)) return false;
   const int missing = rank_ - folded.data.rank();
   if (missing < 0) {
-    return Fail(absl::StrCat("tensor ", chain.source, ": more axes than the output"));
+    return Fail("tensor ", chain.source, ": more axes than the output");
   }
   if (folded.concat_axis >= 0 &&
       (folded.concat_axis + missing != tokens || folded.begin != expected_begin)) {
-    return Fail(absl::StrCat("tensor ", chain.source, ": concatenated along axis ",
-                             folded.concat_axis, ", which is not that of the tokens"));
+    return Fail("tensor ", chain.source, ": concatenated along axis ", folded.concat_axis,
+                ", which is not that of the tokens");
   }
   Dims dims(frame_.begin(), frame_.end());
   for (int i = 0; i < 2; ++i) {
@@ -86,7 +85,7 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   segment->data = folded.view;
   if (!folded.data.BroadcastTo(dims) ||
       !Place(folded.data, queries, row, col, false, &segment->data)) {
-    return Fail(absl::StrCat("tensor ", chain.source, ": its axes are not evenly strided"));
+    return Fail("tensor ", chain.source, ": its axes are not evenly strided");
   }
   if (!AddRotations(folded.rotations, dims, col, rotated)) return false;
   if (folded.quantized) {
@@ -100,8 +99,8 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
 bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries,
                                  int row, int col, Quantization* quantization) {
   const auto fail = [&] {
-    return Fail(absl::StrCat("tensor ", inputs_[folded.view.port],
-                             ": its groups cannot be expressed along its axes"));
+    return Fail("tensor ", inputs_[folded.view.port],
+                ": its groups cannot be expressed along its axes");
   };
   const auto place = [&](std::optional<FoldedView>& from, View* view,
                          std::array<int64_t, kViewRank>* group) {
@@ -140,7 +139,7 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
         const auto& order = mover.Get<Attr::kOrder>();
         const auto transpose = [&](FoldedView& view) { return view.Transpose(order); };
         if (!folded->MoveAll(transpose)) {
-          return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
+          return Fail(mover, "cannot be folded into strides");
         }
         const int rank = folded->data.rank();
         for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
@@ -195,14 +194,14 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
       seen *= dims[axis++];
     }
     if (axis == static_cast<int>(dims.size())) {
-      return Fail(absl::StrCat(reshape.ToString(), ": reshapes the concatenated axis"));
+      return Fail(reshape, "reshapes the concatenated axis");
     }
     dims[axis] = segment;
     folded->concat_axis = axis;
   }
   const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
   if (!folded->MoveAll(move)) {
-    return Fail(absl::StrCat(reshape.ToString(), ": cannot be folded into strides"));
+    return Fail(reshape, "cannot be folded into strides");
   }
   return true;
 }
@@ -210,10 +209,10 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
 bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
   const int axis = NormalizeAxis(slice.Get<Attr::kAxis>(), folded->data.rank());
   if (axis < 0 || axis == folded->concat_axis || (axis == 0 && folded->load.op != Graph::kNoOp)) {
-    return Fail(absl::StrCat(slice.ToString(), ": takes a part of what is loaded or concatenated"));
+    return Fail(slice, "takes a part of what is loaded or concatenated");
   }
   if (!folded->rotations.empty()) {
-    return Fail(absl::StrCat(slice.ToString(), ": takes a part of what is rotated"));
+    return Fail(slice, "takes a part of what is rotated");
   }
   const int64_t begin = slice.Get<Attr::kBegin>(), size = slice.Get<Attr::kSize>();
   const auto part = [&](FoldedView& view) {
@@ -221,7 +220,7 @@ bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
   };
   // The scales of a Dequantize are by the number of an element.
   if (!folded->MoveAll(part) || (folded->static_axis && folded->static_axis->offset() != 0)) {
-    return Fail(absl::StrCat(slice.ToString(), ": cuts a group, or cannot be folded into strides"));
+    return Fail(slice, "cuts a group, or cannot be folded into strides");
   }
   return true;
 }
@@ -230,12 +229,11 @@ bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
   const LogicalTensor& result = tensor(concat.outputs[0]);
   const int axis = NormalizeAxis(concat.Get<Attr::kAxis>(), folded->data.rank());
   if (axis < 0 || (folded->concat_axis >= 0 && folded->concat_axis != axis)) {
-    return Fail(absl::StrCat(concat.ToString(), ": a second concatenation along another axis"));
+    return Fail(concat, "a second concatenation along another axis");
   }
   if (folded->load.op != Graph::kNoOp) {
-    return Fail(absl::StrCat(concat.ToString(), ": concatenates what ",
-                             op(folded->load.op).ToString(),
-                             " loads, in whose place zeros may be"));
+    return Fail(concat, "concatenates what ", op(folded->load.op).ToString(),
+                " loads, in whose place zeros may be");
   }
   int64_t begin = 0;
   for (int i = 0; i < port; ++i) begin += (*tensor(concat.inputs[i]).dims)[axis];
@@ -254,7 +252,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   const int rank = folded->data.rank();
   const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
   if (axis < 0 || axis == folded->concat_axis) {
-    return Fail(absl::StrCat(dequantize.ToString(), ": its axis is split in segments"));
+    return Fail(dequantize, "its axis is split in segments");
   }
   Dims strides(rank, 0);
   strides[axis] = 1;
@@ -310,8 +308,8 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
   if (qtype == "per_group") {
     const auto& group_shape = dequantize.Get<Attr::kGroupShape>();
     if (static_cast<int>(group_shape.size()) != rank || from.rank() != rank) {
-      return Fail(absl::StrCat(dequantize.ToString(), ": scales of rank ", from.rank(),
-                               " for groups of rank ", group_shape.size()));
+      return Fail(dequantize, "scales of rank ", from.rank(), " for groups of rank ",
+                  group_shape.size());
     }
     scales = from.Repeat(group_shape);
   } else if (qtype == "per_channel" && tensor(chain.source).elements() > 1) {
@@ -319,7 +317,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
     Dims channel(rank, 1);
     if (axis >= 0) channel[axis] = dims[axis];
     if (axis < 0 || !from.Reshape(channel) || !from.BroadcastTo(dims)) {
-      return Fail(absl::StrCat(dequantize.ToString(), ": scales do not fit its axis"));
+      return Fail(dequantize, "scales do not fit its axis");
     }
     scales = from;
   } else {
@@ -327,7 +325,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
     scales = FoldedView(dims, none);
   }
   if (concat >= 0 && !scales->Slice(concat, folded->begin, folded->data.dim(concat))) {
-    return Fail(absl::StrCat(dequantize.ToString(), ": a segment ends inside a group"));
+    return Fail(dequantize, "a segment ends inside a group");
   }
   return true;
 }

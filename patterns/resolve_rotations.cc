@@ -55,8 +55,8 @@ bool Resolver::AddRotations(Rotations& rotations, absl::Span<const int64_t> dims
     const int64_t block = op(rotation.op).Get<Attr::kBlock>();
     if (block == 1) continue;
     if (!empty && (!rotation.places.BroadcastTo(dims) || !RunsAlong(rotation.places, col, block))) {
-      return Fail(absl::StrCat(op(rotation.op).ToString(), ": its blocks of ", block,
-                               " are no runs of the ", dims[col], " channels of a head"));
+      return Fail(op(rotation.op), "its blocks of ", block, " are no runs of the ", dims[col],
+                  " channels of a head");
     }
     *rotated ^= block - 1;
   }
@@ -68,15 +68,15 @@ bool Resolver::CheckSegmentRotation(const Chain& chain, bool first, int64_t rota
                                     int64_t* of_first) {
   if (first) *of_first = rotated;
   if (rotated == *of_first) return true;
-  return Fail(absl::StrCat("tensor ", chain.source, ": a segment that is ", InWords(rotated),
-                           ", where the first is ", InWords(*of_first)));
+  return Fail("tensor ", chain.source, ": a segment that is ", InWords(rotated),
+              ", where the first is ", InWords(*of_first));
 }
 
 bool Resolver::ResolveRotation(const Op& matmul, const char* what, int64_t rotated,
                                int64_t* block) {
   if ((rotated & (rotated + 1)) != 0) {
-    return Fail(absl::StrCat(matmul.ToString(), ": rotations of ", what, " in blocks of ",
-                             BlocksInWords(rotated), " are not one rotation in blocks"));
+    return Fail(matmul, "rotations of ", what, " in blocks of ", BlocksInWords(rotated),
+                " are not one rotation in blocks");
   }
   *block = rotated == 0 ? 0 : rotated + 1;
   return true;

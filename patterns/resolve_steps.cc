@@ -1,5 +1,4 @@
 // Views of what the scores meet on the way to the SoftMax.
-#include "absl/strings/str_cat.h"
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
@@ -23,8 +22,8 @@ bool Resolver::ResolveStep(const StepMatch& match) {
     if (condition.constant) {
       // One that keeps all scores is no step.
       if ((condition.constant->value() != 0) != match.inverted) return true;
-      return Fail(absl::StrCat(op(match.op).ToString(), ": its condition is the constant ",
-                               condition.constant->ToString(), ", which keeps no score"));
+      return Fail(op(match.op), "its condition is the constant ", condition.constant->ToString(),
+                  ", which keeps no score");
     }
     step.condition = condition.view;
   }
@@ -43,8 +42,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
     const int expected = (index == match.row_index ? row_ : col_) - rank_ + rank;
     if (!match_.score_shape_ops.empty() || axis < 0 || axis != expected ||
         (*source.dims)[axis] != frame_[axis - rank + rank_]) {
-      return Fail(
-          absl::StrCat(op(index).ToString(), ": does not count the rows or columns of the scores"));
+      return Fail(op(index), "does not count the rows or columns of the scores");
     }
   }
   const bool shifted = match.shift_add.present || match.shift_sub.present;
@@ -56,9 +54,8 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
     } else if (!PlaceOperand(*chain, match, operand)) {
       return false;
     } else if (!operand->constant && (operand->view.dims[3] != 1 || operand->view.dims[4] != 1)) {
-      return Fail(absl::StrCat("tensor ", chain->source, " [",
-                               DimsToString(*tensor(chain->source).dims),
-                               "] shifts a diagonal by row or column"));
+      return Fail("tensor ", chain->source, " [", DimsToString(*tensor(chain->source).dims),
+                  "] shifts a diagonal by row or column");
     }
   }
   return true;
@@ -77,8 +74,8 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   }
   operand->view = folded.view;
   if (!ok || !Place(folded.data, true, row_, col_, true, &operand->view)) {
-    return Fail(absl::StrCat(op(step.op).ToString(), ": tensor ", chain.source,
-                             " is not evenly strided along the scores' axes"));
+    return Fail(op(step.op), "tensor ", chain.source,
+                " is not evenly strided along the scores' axes");
   }
   return true;
 }
@@ -86,8 +83,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
 bool Resolver::ScalarOperand(TensorId id, Operand* operand) {
   const LogicalTensor& scalar = tensor(id);
   if (scalar.elements() != 1) {
-    return Fail(absl::StrCat("tensor ", id, ": a scalar is expected, not [",
-                             DimsToString(*scalar.dims), "]"));
+    return Fail("tensor ", id, ": a scalar is expected, not [", DimsToString(*scalar.dims), "]");
   }
   if (scalar.value) {
     operand->constant = scalar.value;

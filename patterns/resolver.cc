@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/patterns/matcher.h"
 
 namespace kvant {
@@ -37,11 +36,6 @@ int NormalizeAxis(int64_t axis, int rank) {
   return axis < 0 || axis >= rank ? -1 : static_cast<int>(axis);
 }
 
-bool Resolver::Fail(std::string reason) {
-  why_ = std::move(reason);
-  return false;
-}
-
 View Resolver::Port(absl::Span<const TensorId> ports, TensorId id) const {
   View view;
   view.port = PortOf(ports, id);
@@ -70,10 +64,9 @@ bool Resolver::CheckConstants() {
       if (!tensor(id).value || std::find(folded_.begin(), folded_.end(), id) != folded_.end()) {
         continue;
       }
-      return Fail(absl::StrCat(op.ToString(), ": tensor ", id, ", the constant ",
-                               tensor(id).value->ToString(),
-                               ", is fused only into steps on scores, "
-                               "dropout and scales that come with constant zero points"));
+      return Fail(op, "tensor ", id, ", the constant ", tensor(id).value->ToString(),
+                  ", is fused only into steps on scores, "
+                  "dropout and scales that come with constant zero points");
     }
   }
   return true;
@@ -91,7 +84,7 @@ bool Resolver::ResolveFrame() {
   if (rank_ < 2 || scores.rank() < 2 || tensor(qk.inputs[0]).rank() < 2 ||
       tensor(qk.inputs[1]).rank() < 2 || tensor(pv.inputs[0]).rank() < 2 ||
       tensor(pv.inputs[1]).rank() < 2) {
-    return Fail(absl::StrCat(softmax.ToString(), ": attention over vectors is not fused"));
+    return Fail(softmax, "attention over vectors is not fused");
   }
   if (!CheckMoves()) return false;
   row_ = match_.q_input == 0 ? rank_ - 2 : rank_ - 1;
@@ -103,8 +96,8 @@ bool Resolver::ResolveFrame() {
   spec_->v_head_size = (*output.dims)[OtherAxis(out_row, rank_)];
   if ((*output.dims)[out_row] != rows ||
       (match_.score_shape_ops.empty() && DimFromEnd(exponents, rank_ - col_) != spec_->kv_len)) {
-    return Fail(absl::StrCat(softmax.ToString(), ": scores of ", rows, " x ", spec_->kv_len,
-                             " are broadcast to more rows or columns"));
+    return Fail(softmax, "scores of ", rows, " x ", spec_->kv_len,
+                " are broadcast to more rows or columns");
   }
   frame_ = *output.dims;
   frame_[row_] = rows;
@@ -151,7 +144,7 @@ bool Resolver::Place(FoldedView folded, bool of_scores, int row, int col, bool b
 // the other axis, it is the queries.
 bool Resolver::SwapOperands() {
   if (match_.k.size() != 1) {
-    return Fail(absl::StrCat(op(match_.qk).ToString(), ": the queries are concatenated"));
+    return Fail(op(match_.qk), "the queries are concatenated");
   }
   swapped_ = true;
   std::swap(match_.q, match_.k[0]);
@@ -172,7 +165,7 @@ bool Resolver::CheckMoves() {
       !HaveOp(graph_, match_.probs_ops, OpKind::kStaticTranspose)) {
     const int from_end = softmax_axis - exponents.rank();
     if (from_end == (match_.q_input == 0 ? -1 : -2)) return true;
-    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr, " is not that of the keys"));
+    return Fail(softmax, "axis ", axis_attr, " is not that of the keys");
   }
   const int rank = scores.rank();
   const FoldedView start(*scores.dims, DenseStrides(*scores.dims));
@@ -206,13 +199,12 @@ bool Resolver::CheckMoves() {
     if (ok && !SwapOperands()) return false;
   }
   if (!ok) {
-    return Fail(
-        absl::StrCat(pv.ToString(), ": the axes of the probabilities are not those of the scores"));
+    return Fail(pv, "the axes of the probabilities are not those of the scores");
   }
   if (normalised.axis(softmax_axis) == start.axis(col)) return true;
   if (!IsTail(normalised.axis(softmax_axis), start.axis(OtherAxis(col, rank)))) {
-    return Fail(absl::StrCat(softmax.ToString(), ": axis ", axis_attr,
-                             " is not that of the keys, nor of the queries of a head"));
+    return Fail(softmax, "axis ", axis_attr,
+                " is not that of the keys, nor of the queries of a head");
   }
   spec_->over_queries = true;
   spec_->q_len = normalised.dim(softmax_axis);
@@ -233,8 +225,7 @@ bool Resolver::ResolveProbs() {
       moved = true;
     } else if (probs_op.kind == OpKind::kDropout) {
       if (moved) {
-        return Fail(absl::StrCat(probs_op.ToString(),
-                                 ": its random bits follow another order than the scores"));
+        return Fail(probs_op, "its random bits follow another order than the scores");
       }
       Dropout dropout;
       Operand* scalars[] = {&dropout.seed, &dropout.offset, &dropout.probability};
@@ -245,7 +236,7 @@ bool Resolver::ResolveProbs() {
         dropout.mask = Output(probs_op.outputs[1]);
         FoldedView mask = FoldedView::Of(tensor(probs_op.outputs[1]));
         if (!mask.BroadcastTo(frame_) || !ToView(mask, batch_, row_, col_, false, &dropout.mask)) {
-          return Fail(absl::StrCat(probs_op.ToString(), ": its mask is not evenly strided"));
+          return Fail(probs_op, "its mask is not evenly strided");
         }
       }
       spec_->dropout = dropout;
@@ -273,14 +264,13 @@ bool Resolver::ResolveOutput() {
     } else if (mover.kind == OpKind::kQuantize) {
       spec_->output_quantization = FakeQuantizeOf(mover, port.type);
     } else if (!folded.MoveAll([&](FoldedView& view) { return MoveBack(mover, view); })) {
-      return Fail(absl::StrCat(mover.ToString(), ": cannot be folded into strides"));
+      return Fail(mover, "cannot be folded into strides");
     }
   }
   spec_->output = Output(match_.output);
   const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
   if (!Place(folded.data, true, row, OtherAxis(row, rank_), false, &spec_->output)) {
-    return Fail(
-        absl::StrCat("tensor ", match_.output, ": the output's axes are not evenly strided in it"));
+    return Fail("tensor ", match_.output, ": the output's axes are not evenly strided in it");
   }
   const Op& pv = op(match_.pv);
   return AddRotations(folded.rotations, *tensor(pv.outputs[0]).dims, OtherAxis(row, rank_),
@@ -292,15 +282,15 @@ bool Resolver::ResolveStats() {
   const Op& softmax = op(match_.softmax);
   if (softmax.outputs.size() < 2) return true;
   if (!match_.score_shape_ops.empty() || spec_->over_queries) {
-    return Fail(absl::StrCat(softmax.ToString(), ": statistics of ",
-                             spec_->over_queries ? "a softmax over queries" : "reshaped scores"));
+    return Fail(softmax, "statistics of ",
+                spec_->over_queries ? "a softmax over queries" : "reshaped scores");
   }
   Dims dims = frame_;
   dims[col_] = 1;
   FoldedView view = FoldedView::Of(tensor(softmax.outputs[1]));
   spec_->stats = Output(softmax.outputs[1]);
   if (!view.BroadcastTo(dims) || !ToView(view, batch_, row_, col_, false, &spec_->stats)) {
-    return Fail(absl::StrCat(softmax.ToString(), ": its statistics are not evenly strided"));
+    return Fail(softmax, "its statistics are not evenly strided");
   }
   return true;
 }

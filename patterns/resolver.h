@@ -7,8 +7,10 @@
 #include <string>
 #include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kvant/graph/graph.h"
+#include "kvant/graph/status.h"
 #include "kvant/patterns/attention_spec.h"
 #include "kvant/patterns/match.h"
 #include "kvant/patterns/views.h"
@@ -82,7 +84,6 @@ class Resolver {
   bool ResolveOutput();
   bool ResolveStats();
   bool CheckConstants();
-  bool Fail(std::string reason);
 
   // resolve_operand.cc
   bool ResolveInputs();
@@ -132,6 +133,17 @@ class Resolver {
                   View* view) const;
   bool PlaceQueries(TensorId id, int64_t cols, bool mask, View* view);
   bool PlacePerHead(std::string_view name, View* view);
+
+  // False, with this sentence in why(); of an op, "<op>: <what>".
+  template <typename... Parts>
+  bool Fail(const Parts&... what) {
+    why_ = absl::StrCat(MessagePart(what)...);
+    return false;
+  }
+  template <typename... Parts>
+  bool Fail(const Op& at, const Parts&... what) {
+    return Fail(at.ToString(), ": ", what...);
+  }
 
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
