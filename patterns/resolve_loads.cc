@@ -29,10 +29,9 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
   if (folded->load.op != Graph::kNoOp) {
     return Fail(load, "loads what ", op(folded->load.op).ToString(), " has loaded");
   }
-  const int axis = NormalizeAxis(load.Get<Attr::kTokenAxis>(), folded->data.rank());
+  const int axis = Axis<Attr::kTokenAxis>(load, folded->data.rank());
   const bool concatenated = folded->concat_axis >= 0;
-  if (axis < 0 ||
-      (concatenated && (folded->concat_axis != axis || load.kind != OpKind::kLoadTokens))) {
+  if (concatenated && (folded->concat_axis != axis || load.kind != OpKind::kLoadTokens)) {
     return Fail(load, "loads what is concatenated");
   }
   folded->load.op = step.op;

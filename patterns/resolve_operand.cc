@@ -1,6 +1,7 @@
 // Views of Q, K and V: the chains from the ports folded into strides.
 #include <algorithm>
 
+#include "kvant/graph/op_shapes.h"
 #include "kvant/patterns/matcher.h"
 #include "kvant/patterns/resolver.h"
 
@@ -143,7 +144,7 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
         }
         const int rank = folded->data.rank();
         for (int i = 0; folded->concat_axis >= 0 && i < rank; ++i) {
-          if (NormalizeAxis(order[i], rank) != folded->concat_axis) continue;
+          if (FromFront(order[i], rank) != folded->concat_axis) continue;
           folded->concat_axis = i;
           break;
         }
@@ -207,8 +208,8 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
 }
 
 bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
-  const int axis = NormalizeAxis(slice.Get<Attr::kAxis>(), folded->data.rank());
-  if (axis < 0 || axis == folded->concat_axis || (axis == 0 && folded->load.op != Graph::kNoOp)) {
+  const int axis = Axis<Attr::kAxis>(slice, folded->data.rank());
+  if (axis == folded->concat_axis || (axis == 0 && folded->load.op != Graph::kNoOp)) {
     return Fail(slice, "takes a part of what is loaded or concatenated");
   }
   if (!folded->rotations.empty()) {
@@ -227,8 +228,8 @@ bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
 
 bool Resolver::FoldConcat(const Op& concat, int port, Folded* folded) {
   const LogicalTensor& result = tensor(concat.outputs[0]);
-  const int axis = NormalizeAxis(concat.Get<Attr::kAxis>(), folded->data.rank());
-  if (axis < 0 || (folded->concat_axis >= 0 && folded->concat_axis != axis)) {
+  const int axis = Axis<Attr::kAxis>(concat, folded->data.rank());
+  if (folded->concat_axis >= 0 && folded->concat_axis != axis) {
     return Fail(concat, "a second concatenation along another axis");
   }
   if (folded->load.op != Graph::kNoOp) {
@@ -250,8 +251,8 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   quantization.static_zps = dequantize.Get<Attr::kZps>();
   if (dequantize.Get<Attr::kQType>() != "per_channel") return true;
   const int rank = folded->data.rank();
-  const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
-  if (axis < 0 || axis == folded->concat_axis) {
+  const int axis = Axis<Attr::kAxis>(dequantize, rank);
+  if (axis == folded->concat_axis) {
     return Fail(dequantize, "its axis is split in segments");
   }
   Dims strides(rank, 0);
@@ -302,28 +303,15 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
   const int concat = folded->concat_axis;
   Dims dims = DimsOf(folded->data);  // of the whole, when this is a segment
   if (concat >= 0) dims[concat] = folded->whole;
-  const int rank = static_cast<int>(dims.size());
-  const std::string& qtype = dequantize.Get<Attr::kQType>();
-  FoldedView& from = source.data;
-  if (qtype == "per_group") {
-    const auto& group_shape = dequantize.Get<Attr::kGroupShape>();
-    if (static_cast<int>(group_shape.size()) != rank || from.rank() != rank) {
-      return Fail(dequantize, "scales of rank ", from.rank(), " for groups of rank ",
-                  group_shape.size());
-    }
-    scales = from.Repeat(group_shape);
-  } else if (qtype == "per_channel" && tensor(chain.source).elements() > 1) {
-    const int axis = NormalizeAxis(dequantize.Get<Attr::kAxis>(), rank);
-    Dims channel(rank, 1);
-    if (axis >= 0) channel[axis] = dims[axis];
-    if (axis < 0 || !from.Reshape(channel) || !from.BroadcastTo(dims)) {
-      return Fail(dequantize, "scales do not fit its axis");
-    }
-    scales = from;
-  } else {
-    const Dims none(rank, 0);
-    scales = FoldedView(dims, none);
+  // One may be for all, whatever the groups of others are.
+  const Dims group =
+      tensor(chain.source).elements() == 1 ? dims : QuantizationGroup(dequantize, dims);
+  Dims groups = dims;
+  for (size_t d = 0; d < dims.size(); ++d) groups[d] = group[d] == 0 ? 1 : dims[d] / group[d];
+  if (source.data.rank() != folded->data.rank() && !source.data.Reshape(groups)) {
+    return Fail(dequantize, "scales do not fit its axis");
   }
+  scales = source.data.Repeat(group);
   if (concat >= 0 && !scales->Slice(concat, folded->begin, folded->data.dim(concat))) {
     return Fail(dequantize, "a segment ends inside a group");
   }

@@ -38,9 +38,9 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   for (OpIndex index : {match.row_index, match.col_index}) {
     const LogicalTensor& source = tensor(op(index).inputs[0]);
     const int rank = source.rank();
-    const int axis = NormalizeAxis(op(index).Get<Attr::kAxis>(), rank);
+    const int axis = Axis<Attr::kAxis>(op(index), rank);
     const int expected = (index == match.row_index ? row_ : col_) - rank_ + rank;
-    if (!match_.score_shape_ops.empty() || axis < 0 || axis != expected ||
+    if (!match_.score_shape_ops.empty() || axis != expected ||
         (*source.dims)[axis] != frame_[axis - rank + rank_]) {
       return Fail(op(index), "does not count the rows or columns of the scores");
     }
@@ -64,7 +64,10 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 // An operand of the scores, broadcast to them where it enters, then taken back
 // through the moves before that to the axes of the first MatMul's result.
 bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand) {
-  if (tensor(chain.source).elements() == 1) return ScalarOperand(chain.source, operand);
+  if (tensor(chain.source).elements() == 1) {
+    *operand = ScalarOperand(chain.source);
+    return true;
+  }
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
   const LogicalTensor& result = tensor(op(step.op).outputs[0]);
@@ -80,19 +83,16 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   return true;
 }
 
-bool Resolver::ScalarOperand(TensorId id, Operand* operand) {
-  const LogicalTensor& scalar = tensor(id);
-  if (scalar.elements() != 1) {
-    return Fail("tensor ", id, ": a scalar is expected, not [", DimsToString(*scalar.dims), "]");
-  }
-  if (scalar.value) {
-    operand->constant = scalar.value;
+Operand Resolver::ScalarOperand(TensorId id) {
+  Operand operand;
+  operand.constant = tensor(id).value;
+  if (operand.constant) {
     folded_.push_back(id);
-    return true;
+  } else {
+    operand.view = Input(id);
+    operand.view.dims.fill(1);
   }
-  operand->view = Input(id);
-  operand->view.dims.fill(1);
-  return true;
+  return operand;
 }
 
 }  // namespace kvant

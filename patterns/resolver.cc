@@ -31,11 +31,6 @@ bool IsTail(absl::Span<const FoldedView::Atom> axis, absl::Span<const FoldedView
 
 }  // namespace
 
-int NormalizeAxis(int64_t axis, int rank) {
-  if (axis < 0) axis += rank;
-  return axis < 0 || axis >= rank ? -1 : static_cast<int>(axis);
-}
-
 View Resolver::Port(absl::Span<const TensorId> ports, TensorId id) const {
   View view;
   view.port = PortOf(ports, id);
@@ -160,7 +155,7 @@ bool Resolver::CheckMoves() {
   const LogicalTensor& scores = tensor(op(match_.qk).outputs[0]);
   const int64_t axis_attr = softmax.Get<Attr::kAxis>();
   const LogicalTensor& exponents = tensor(softmax.inputs[0]);
-  const int softmax_axis = NormalizeAxis(axis_attr, exponents.rank());
+  const int softmax_axis = Axis<Attr::kAxis>(softmax, exponents.rank());
   if (match_.score_shape_ops.empty() && !HaveOp(graph_, match_.probs_ops, OpKind::kStaticReshape) &&
       !HaveOp(graph_, match_.probs_ops, OpKind::kStaticTranspose)) {
     const int from_end = softmax_axis - exponents.rank();
@@ -180,7 +175,7 @@ bool Resolver::CheckMoves() {
   bool ok = true;
   for (OpIndex index : match_.score_shape_ops) ok = ok && move(index);
   // An operand may have broadcast the scores meanwhile.
-  ok = ok && softmax_axis >= 0 && view.rank() == exponents.rank() &&
+  ok = ok && view.rank() == exponents.rank() &&
        view.dim(softmax_axis) == (*exponents.dims)[softmax_axis];
   const FoldedView normalised = view;
   for (OpIndex index : match_.probs_ops) ok = ok && move(index);
@@ -228,10 +223,9 @@ bool Resolver::ResolveProbs() {
         return Fail(probs_op, "its random bits follow another order than the scores");
       }
       Dropout dropout;
-      Operand* scalars[] = {&dropout.seed, &dropout.offset, &dropout.probability};
-      for (int i = 0; i < 3; ++i) {
-        if (!ScalarOperand(probs_op.inputs[i + 1], scalars[i])) return false;
-      }
+      dropout.seed = ScalarOperand(probs_op.inputs[1]);
+      dropout.offset = ScalarOperand(probs_op.inputs[2]);
+      dropout.probability = ScalarOperand(probs_op.inputs[3]);
       if (probs_op.outputs.size() > 1) {
         dropout.mask = Output(probs_op.outputs[1]);
         FoldedView mask = FoldedView::Of(tensor(probs_op.outputs[1]));

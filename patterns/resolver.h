@@ -19,8 +19,8 @@ namespace kvant {
 
 class Resolver {
  public:
-  // `graph` holds the match's ops, all shapes known. Ports number the views. All must outlive
-  // the resolver.
+  // `graph` holds the match's ops, all shapes known and inferred: what shape inference checks
+  // holds. Ports number the views. All must outlive the resolver.
   Resolver(const Graph& graph, const AttentionMatch& match, absl::Span<const TensorId> inputs,
            absl::Span<const TensorId> outputs)
       : graph_(graph), match_(match), inputs_(inputs), outputs_(outputs) {}
@@ -123,7 +123,7 @@ class Resolver {
   bool ResolveStep(const StepMatch& step);
   bool ResolveBand(const StepMatch& match, ScoreStep* step);
   bool PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand);
-  bool ScalarOperand(TensorId id, Operand* operand);
+  Operand ScalarOperand(TensorId id);
 
   // first_class.cc
   bool ResolveFirstClass();
@@ -145,6 +145,11 @@ class Resolver {
     return Fail(at.ToString(), ": ", what...);
   }
 
+  // An axis attribute of a tensor of that rank, from the front.
+  template <Attr attr>
+  static int Axis(const Op& of, int rank) {
+    return static_cast<int>(FromFront(of.Get<attr>(), rank));
+  }
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
   // A view of that port without dims; port kNoPort if it is none.
@@ -171,9 +176,6 @@ class Resolver {
 
 // For each element of a tensor of these dims, its coordinate along the last axis.
 FoldedView PlacesAlongLastAxis(absl::Span<const int64_t> dims);
-
-// An axis attribute as a non-negative axis; -1 if out of range.
-int NormalizeAxis(int64_t axis, int rank);
 
 }  // namespace kvant
 
