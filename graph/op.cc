@@ -10,7 +10,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvant/graph/json_names.h"
-#include "kvant/graph/op_types.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -333,7 +332,7 @@ absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
       CheckCount(op, schema.outputs, schema.repeating_outputs, outputs.size(), "outputs"));
   KVANT_RETURN_IF_ERROR(CheckAttrs(op, schema));
   KVANT_RETURN_IF_ERROR(CheckNamedInputs(op, schema));
-  return CheckTypes({op, inputs, outputs});
+  return CheckTypes(op, inputs, outputs);
 }
 
 }  // namespace kvant

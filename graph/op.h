@@ -171,6 +171,11 @@ std::optional<size_t> FindInput(const Op& op, std::string_view name);
 // All kinds in table order.
 const std::vector<OpKind>& AllOpKinds();
 
+// The type rule of an op whose ports are as many as the kind takes. kInvalidDataType, naming op and
+// tensor, when it does not take these types.
+absl::Status CheckTypes(const Op& op, absl::Span<const LogicalTensor* const> inputs,
+                        absl::Span<const LogicalTensor* const> outputs);
+
 // Schema check of one op: fills in attribute defaults, then checks counts,
 // attribute names, types and allowed values, and the type rule over `tensors`
 // (inputs then outputs, in port order). kInvalidGraphOp or kInvalidDataType,

@@ -7,6 +7,11 @@
 namespace kvant {
 namespace {
 
+// Whether these dims can be a scalar's: none, or all ones (or unknown).
+bool MayBeScalar(absl::Span<const int64_t> dims) {
+  return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return MayEqual(d, 1); });
+}
+
 constexpr ShapeRule kRules[] = {
 #define KVANT_OP(kind, op_class, inputs, outputs, attributes, type_rule, shape_rule) (shape_rule),
 #include "kvant/graph/ops.inc"
@@ -126,8 +131,9 @@ std::string DescribeDims(const LogicalTensor& tensor) {
                       "]");
 }
 
-bool MayBeScalar(absl::Span<const int64_t> dims) {
-  return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return MayEqual(d, 1); });
+bool MayBeVector(const LogicalTensor& tensor, int64_t count) {
+  if (!tensor.dims || (count == 1 && MayBeScalar(*tensor.dims))) return true;
+  return tensor.rank() == 1 && MayEqual((*tensor.dims)[0], count);
 }
 
 absl::StatusOr<int> NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor) {
@@ -187,7 +193,7 @@ absl::Status SameShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   for (size_t i = 1; i < context.inputs.size(); ++i) {
     const LogicalTensor& scalar = *context.inputs[i];
-    if (scalar.dims && !MayBeScalar(*scalar.dims)) {
+    if (!MayBeVector(scalar, 1)) {
       return ShapeError(op, "input ", i, " must be a scalar, but is ", DescribeDims(scalar));
     }
   }

@@ -45,8 +45,8 @@ absl::Status ShapeError(const Op& op, const Parts&... what) {
 // "tensor 3 [1,8,128]", for messages.
 std::string DescribeDims(const LogicalTensor& tensor);
 
-// Whether these dims can be a scalar's: none, or all ones (or unknown).
-bool MayBeScalar(absl::Span<const int64_t> dims);
+// Whether a tensor can have `count` elements along one axis and no other; one is a scalar, too.
+bool MayBeVector(const LogicalTensor& tensor, int64_t count);
 // Axis counted from the front; kInvalidShape when it is outside the rank.
 absl::StatusOr<int> NormalizeAxis(const Op& op, int64_t axis, const LogicalTensor& tensor);
 // kInvalidShape unless `tensor` broadcasts onto `target` without enlarging it.

@@ -47,9 +47,7 @@ absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor&
 // An input with one value per element of a dim.
 absl::Status CheckVector(const Op& op, const LogicalTensor& tensor, std::string_view role,
                          int64_t count) {
-  if (!tensor.dims) return absl::OkStatus();
-  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], count)) return absl::OkStatus();
-  if (count == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  if (MayBeVector(tensor, count)) return absl::OkStatus();
   return ShapeError(op, role, " must be [", count, "], but are ", DescribeDims(tensor));
 }
 
@@ -87,8 +85,7 @@ absl::Status Agree(const Op& op, const LogicalTensor& tensor, absl::Span<const i
 
 absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
                             int64_t rows) {
-  if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
-  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], rows)) return absl::OkStatus();
+  if (MayBeVector(tensor, rows) || MayBeVector(tensor, 1)) return absl::OkStatus();
   return ShapeError(op, role, " must be [", rows, "] or [1], but are ", DescribeDims(tensor));
 }
 

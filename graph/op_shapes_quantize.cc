@@ -26,17 +26,15 @@ absl::Status QuantError(const Op& op, const Parts&... what) {
 }
 
 absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
-  if (!tensor.dims || MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  if (MayBeVector(tensor, 1)) return absl::OkStatus();
   return QuantError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
 }
 
 // One value per element of `axis` of x.
 absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
                              const LogicalTensor& tensor, const char* role) {
-  if (!tensor.dims) return absl::OkStatus();
   const int64_t channels = (*x.dims)[axis];
-  if (tensor.rank() == 1 && MayEqual((*tensor.dims)[0], channels)) return absl::OkStatus();
-  if (channels == 1 && MayBeScalar(*tensor.dims)) return absl::OkStatus();
+  if (MayBeVector(tensor, channels)) return absl::OkStatus();
   return QuantError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
                     DescribeDims(x), ", but are ", DescribeDims(tensor));
 }
@@ -105,7 +103,7 @@ absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const Sh
   if (context.inputs.size() <= first + 1) return absl::OkStatus();
   // One zero point may serve all channels; oneDNN's own tests use that.
   const LogicalTensor& zps = *context.inputs[first + 1];
-  if (qtype == QType::kPerChannel && zps.dims && MayBeScalar(*zps.dims)) return absl::OkStatus();
+  if (qtype == QType::kPerChannel && MayBeVector(zps, 1)) return absl::OkStatus();
   return CheckDynamicParameter(op, qtype, x, zps, "zero points");
 }
 
@@ -233,8 +231,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
   if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
   const LogicalTensor& positions = *context.inputs[1];
-  if (positions.dims && !MayBeScalar(*positions.dims) &&
-      (positions.rank() != 1 || !MayEqual((*positions.dims)[0], (*src.dims)[0]))) {
+  if (!MayBeVector(positions, (*src.dims)[0]) && !MayBeVector(positions, 1)) {
     return ShapeError(op, "positions are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
                       ", but are ", DescribeDims(positions));
   }

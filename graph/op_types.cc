@@ -1,15 +1,21 @@
 // The type rules named in ops.inc, and what the attributes of ops that quantize, and the forms of
 // their ports, allow of each other.
-#include "kvant/graph/op_types.h"
-
 #include <algorithm>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/graph/op.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
+
+// One op with its ports, counts already checked.
+struct OpPorts {
+  const Op& op;
+  absl::Span<const LogicalTensor* const> inputs;
+  absl::Span<const LogicalTensor* const> outputs;
+};
 
 struct PortView {
   const LogicalTensor& tensor;
@@ -243,8 +249,10 @@ absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
 
 }  // namespace
 
-absl::Status CheckTypes(const OpPorts& ports) {
-  switch (ports.op.kind) {
+absl::Status CheckTypes(const Op& op, absl::Span<const LogicalTensor* const> inputs,
+                        absl::Span<const LogicalTensor* const> outputs) {
+  const OpPorts ports{op, inputs, outputs};
+  switch (op.kind) {
 #define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
   case OpKind::k##kind:                                                \
     return types(ports);
