@@ -1,20 +1,13 @@
 #include "kvant/backends/index_checks.h"
 
 #include <algorithm>
-#include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/graph/op_shapes.h"
-#include "kvant/graph/status.h"
 
 namespace kvant {
 namespace {
 
 using Inputs = absl::Span<const void* const>;
-
-absl::Status Wrong(const Op& op, const std::string& what) {
-  return InvalidArguments(op.ToString(), ": ", what);
-}
 
 // A port's tensor, or a constant; neither: there is none, or the partition computes it.
 struct Source {
@@ -64,8 +57,8 @@ absl::Status CheckLengths(const Op& op, const Indices& lengths, const Indices& f
   const auto in_range = [&](const Indices& all, std::string_view what) {
     for (int64_t n = 0; n < all.rows(); ++n) {
       if (all.at(n) >= 0 && all.at(n) <= capacity) continue;
-      return Wrong(op, absl::StrCat(std::string(what), " of row ", n, " is ", all.at(n),
-                                    "; it must be between 0 and the capacity of ", capacity));
+      return ArgumentsError(op, what, " of row ", n, " is ", all.at(n),
+                            "; it must be between 0 and the capacity of ", capacity);
     }
     return absl::OkStatus();
   };
@@ -80,14 +73,14 @@ absl::Status CheckPages(const Op& op, const Indices& table, const Indices& lengt
     // Of lengths that the partition computes, any may be.
     const int64_t length = lengths.present() ? lengths.at(n) : room;
     if (length < 0 || length > room) {
-      return Wrong(op, absl::StrCat("the length of row ", n, " is ", length, "; its ", pages,
-                                    " pages of ", page_tokens, " tokens have room for ", room));
+      return ArgumentsError(op, "the length of row ", n, " is ", length, "; its ", pages,
+                            " pages of ", page_tokens, " tokens have room for ", room);
     }
     for (int64_t i = 0; i * page_tokens < length; ++i) {
       const int64_t page = table.at(n, i);
       if (page >= 0 && page < pool_pages) continue;
-      return Wrong(op, absl::StrCat("page ", i, " of row ", n, ", which has ", length,
-                                    " tokens, is ", page, "; the pool has ", pool_pages, " pages"));
+      return ArgumentsError(op, "page ", i, " of row ", n, ", which has ", length, " tokens, is ",
+                            page, "; the pool has ", pool_pages, " pages");
     }
   }
   return absl::OkStatus();
@@ -104,9 +97,9 @@ absl::Status CheckRanges(const Op& op, const Indices& ranges,
           first < std::max<int64_t>(1, capacity)) {
         continue;
       }
-      return Wrong(op, absl::StrCat("the range of src ", s, " in row ", n, " is ", tokens,
-                                    " tokens from token ", first, " on; there is room for ",
-                                    capacity, " tokens"));
+      return ArgumentsError(op, "the range of src ", s, " in row ", n, " is ", tokens,
+                            " tokens from token ", first, " on; there is room for ", capacity,
+                            " tokens");
     }
   }
   return absl::OkStatus();
@@ -116,15 +109,15 @@ absl::Status CheckOffsets(const Op& op, const Indices& offsets, int64_t queries)
   for (int64_t n = 0; n < offsets.rows(); ++n) {
     const int64_t begin = n == 0 ? 0 : offsets.at(n - 1);
     if (n == 0 && offsets.at(0) != 0) {
-      return Wrong(op, absl::StrCat("query_offsets begin with ", offsets.at(0), ", not 0"));
+      return ArgumentsError(op, "query_offsets begin with ", offsets.at(0), ", not 0");
     }
     if (offsets.at(n) < begin) {
-      return Wrong(op, absl::StrCat("query_offsets fall: ", begin, " and then ", offsets.at(n),
-                                    " for row ", n - 1));
+      return ArgumentsError(op, "query_offsets fall: ", begin, " and then ", offsets.at(n),
+                            " for row ", n - 1);
     }
     if (offsets.at(n) > queries) {
-      return Wrong(op, absl::StrCat("query_offsets of row ", n - 1, " end at ", offsets.at(n),
-                                    "; there are ", queries, " queries"));
+      return ArgumentsError(op, "query_offsets of row ", n - 1, " end at ", offsets.at(n),
+                            "; there are ", queries, " queries");
     }
   }
   return absl::OkStatus();
@@ -146,8 +139,8 @@ absl::Status CheckColumns(const Op& op, const Indices& k_ranges, const Indices& 
   for (int64_t n = 0; n < std::max(k_ranges.rows(), v_ranges.rows()); ++n) {
     const int64_t k = sum(k_ranges, n), v = sum(v_ranges, n);
     if (k == v) continue;
-    return Wrong(op, absl::StrCat("the ranges of row ", n, " add up to ", k, " tokens of K and ", v,
-                                  " of V"));
+    return ArgumentsError(op, "the ranges of row ", n, " add up to ", k, " tokens of K and ", v,
+                          " of V");
   }
   return absl::OkStatus();
 }

@@ -104,10 +104,8 @@ OpSchema::AttrRule ParseAttrRule(absl::string_view text) {
   return rule;
 }
 
-OpSchema ParseSchema(OpKind kind, absl::string_view inputs, absl::string_view outputs,
-                     absl::string_view attrs) {
+OpSchema ParseSchema(absl::string_view inputs, absl::string_view outputs, absl::string_view attrs) {
   OpSchema schema;
-  schema.kind = kind;
   schema.inputs = ParsePorts(inputs, &schema.repeating_inputs);
   schema.outputs = ParsePorts(outputs, &schema.repeating_outputs);
   for (absl::string_view word : absl::StrSplit(attrs, ' ', absl::SkipEmpty())) {
@@ -269,7 +267,7 @@ const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {
 const OpSchema& SchemaOf(OpKind kind) {
   static const auto* const schemas = new std::vector<OpSchema>{
 #define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
-  ParseSchema(OpKind::k##kind, inputs, outputs, attrs),
+  ParseSchema(inputs, outputs, attrs),
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
   };

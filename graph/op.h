@@ -132,6 +132,10 @@ template <typename... Parts>
 absl::Status SchemaError(const Op& op, const Parts&... what) {
   return OpError(ErrorKind::kInvalidGraphOp, op, what...);
 }
+template <typename... Parts>
+absl::Status ArgumentsError(const Op& op, const Parts&... what) {
+  return OpError(ErrorKind::kInvalidArguments, op, what...);
+}
 
 // What a kind takes and gives; parsed once from its row in ops.inc.
 struct OpSchema {
@@ -149,7 +153,6 @@ struct OpSchema {
     std::optional<AttrValue> fallback;  // the default, filled in by AddOp
     std::vector<std::string> allowed;   // for strings; empty: anything
   };
-  OpKind kind{};
   std::vector<Port> inputs;
   std::vector<Port> outputs;
   // So many of the last ports repeat, one after the other: 1 of Concat, 2 of MergeAttention.

@@ -20,14 +20,9 @@ const std::vector<int64_t>* GroupShapeOf(const Op& op) {
   return QTypeOf(op) == QType::kPerGroup ? op.Find<Attr::kGroupShape>() : nullptr;
 }
 
-template <typename... Parts>
-absl::Status QuantError(const Op& op, const Parts&... what) {
-  return OpError(ErrorKind::kInvalidArguments, op, what...);
-}
-
 absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
   if (MayBeVector(tensor, 1)) return absl::OkStatus();
-  return QuantError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
+  return ArgumentsError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
 }
 
 // One value per element of `axis` of x.
@@ -35,27 +30,28 @@ absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
                              const LogicalTensor& tensor, const char* role) {
   const int64_t channels = (*x.dims)[axis];
   if (MayBeVector(tensor, channels)) return absl::OkStatus();
-  return QuantError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
-                    DescribeDims(x), ", but are ", DescribeDims(tensor));
+  return ArgumentsError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
+                        DescribeDims(x), ", but are ", DescribeDims(tensor));
 }
 
 // The dims of a tensor with one value per group: those of x divided by group_shape's.
 absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
                               const std::vector<int64_t>& group_shape, Dims& groups) {
   if (group_shape.size() != x.dims->size()) {
-    return QuantError(op, "group_shape [", DimsToString(group_shape), "] and ", DescribeDims(x),
-                      " differ in rank");
+    return ArgumentsError(op, "group_shape [", DimsToString(group_shape), "] and ", DescribeDims(x),
+                          " differ in rank");
   }
   groups = *x.dims;
   for (size_t i = 0; i < group_shape.size(); ++i) {
     const int64_t group = group_shape[i];
     if (group < 1) {
-      return QuantError(op, "group_shape [", DimsToString(group_shape), "] has a group of ", group,
-                        " in dim ", i);
+      return ArgumentsError(op, "group_shape [", DimsToString(group_shape), "] has a group of ",
+                            group, " in dim ", i);
     }
     if (groups[i] == kUnknownDim) continue;
     if (groups[i] % group != 0) {
-      return QuantError(op, "groups of ", group, " do not divide dim ", i, " of ", DescribeDims(x));
+      return ArgumentsError(op, "groups of ", group, " do not divide dim ", i, " of ",
+                            DescribeDims(x));
     }
     groups[i] /= group;
   }
@@ -70,14 +66,15 @@ absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, group_shape, groups));
   if (!tensor.dims) return absl::OkStatus();
   if (tensor.dims->size() != groups.size()) {
-    return QuantError(op, role, " per group have the rank of ", DescribeDims(x), ", but are ",
-                      DescribeDims(tensor));
+    return ArgumentsError(op, role, " per group have the rank of ", DescribeDims(x), ", but are ",
+                          DescribeDims(tensor));
   }
   for (size_t i = 0; i < groups.size(); ++i) {
     if (MayEqual((*tensor.dims)[i], groups[i])) continue;
-    return QuantError(op, "groups of ", group_shape[i], " along dim ", i, " of ", DescribeDims(x),
-                      " need ", groups[i], " of ", role, " there, but there are ",
-                      (*tensor.dims)[i], " in ", DescribeDims(tensor));
+    return ArgumentsError(op, "groups of ", group_shape[i], " along dim ", i, " of ",
+                          DescribeDims(x), " need ", groups[i], " of ", role,
+                          " there, but there are ", (*tensor.dims)[i], " in ",
+                          DescribeDims(tensor));
   }
   return absl::OkStatus();
 }
@@ -91,7 +88,7 @@ absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTenso
     return CheckPerChannel(op, x, axis, tensor, role);
   }
   const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
+  if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
   return CheckPerGroup(op, x, *group_shape, tensor, role);
 }
 
@@ -129,19 +126,19 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
     const int64_t group = TokensOfGroup(op, axis);
     const bool known = tokens != kUnknownDim && capacity != kUnknownDim;
     if (!known || group >= capacity || tokens % group == 0) return absl::OkStatus();
-    return QuantError(op, "groups of ", group, " do not divide dim ", axis, " of ",
-                      DescribeDims(src));
+    return ArgumentsError(op, "groups of ", group, " do not divide dim ", axis, " of ",
+                          DescribeDims(src));
   }
   if (context.outputs.size() < 2) return absl::OkStatus();
   const auto* group_shape = GroupShapeOf(op);
   if (group_shape == nullptr) {
-    return QuantError(op, "computes scales, which needs qtype per_group and a group_shape");
+    return ArgumentsError(op, "computes scales, which needs qtype per_group and a group_shape");
   }
   Dims groups;
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
   if ((*group_shape)[0] != 1) {
-    return QuantError(op, "computes scales of groups of ", (*group_shape)[0],
-                      " along dim 0, whose rows have positions of their own");
+    return ArgumentsError(op, "computes scales of groups of ", (*group_shape)[0],
+                          " along dim 0, whose rows have positions of their own");
   }
   KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
   for (size_t i = 1; i < context.outputs.size(); ++i) {
@@ -167,9 +164,9 @@ absl::Status CheckGroupsOfSlots(const Op& op, const LogicalTensor& dst, int axis
   for (const int d : {0, axis}) {
     const int64_t group = (*group_shape)[d];
     if (group == 1 || (given && MayEqual((*dst.dims)[d], group))) continue;
-    return QuantError(op, "groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
-                      " are of several ", d == 0 ? "pages" : "tokens",
-                      ", but each token has a slot of its own");
+    return ArgumentsError(op, "groups of ", group, " along dim ", d, " of ", DescribeDims(dst),
+                          " are of several ", d == 0 ? "pages" : "tokens",
+                          ", but each token has a slot of its own");
   }
   return absl::OkStatus();
 }
@@ -182,17 +179,17 @@ absl::Status StaticQuantShape(const Op& op, ShapeContext& context) {
   const size_t zero_points = op.Get<Attr::kZps>().size();
   if (QTypeOf(op) == QType::kPerTensor) {
     if (count != 1) {
-      return QuantError(op, "per_tensor takes one scale, but has ", count);
+      return ArgumentsError(op, "per_tensor takes one scale, but has ", count);
     }
   } else if (x.dims) {
     KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
     if (!MayEqual((*x.dims)[axis], static_cast<int64_t>(count))) {
-      return QuantError(op, "dim ", axis, " of ", DescribeDims(x), " needs ", (*x.dims)[axis],
-                        " scales, but there are ", count);
+      return ArgumentsError(op, "dim ", axis, " of ", DescribeDims(x), " needs ", (*x.dims)[axis],
+                            " scales, but there are ", count);
     }
   }
   if (zero_points != 0 && zero_points != count) {
-    return QuantError(op, "has ", zero_points, " zero points, but ", count, " scales");
+    return ArgumentsError(op, "has ", zero_points, " zero points, but ", count, " scales");
   }
   context.outputs[0] = x.dims;
   return absl::OkStatus();
@@ -218,7 +215,7 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
     groups = Dims{(*x.dims)[axis]};
   } else if (qtype == QType::kPerGroup) {
     const auto* group_shape = op.Find<Attr::kGroupShape>();
-    if (group_shape == nullptr) return QuantError(op, "per_group needs a group_shape");
+    if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
     if (x.dims) KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, *group_shape, groups.emplace()));
   }
   for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
@@ -229,7 +226,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   if (!src.dims) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
-  if (axis == 0) return QuantError(op, "token_axis is 0, which positions count along");
+  if (axis == 0) return ArgumentsError(op, "token_axis is 0, which positions count along");
   const LogicalTensor& positions = *context.inputs[1];
   if (!MayBeVector(positions, (*src.dims)[0]) && !MayBeVector(positions, 1)) {
     return ShapeError(op, "positions are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
@@ -253,7 +250,8 @@ absl::Status AppendPagesShape(const Op& op, ShapeContext& context) {
   dst.dims->push_back(kUnknownDim);
   KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), dst));
   if (axis == 0 || axis == src.rank()) {
-    return QuantError(op, "token_axis is ", axis, ", that of ", axis == 0 ? "pages" : "features");
+    return ArgumentsError(op, "token_axis is ", axis, ", that of ",
+                          axis == 0 ? "pages" : "features");
   }
   if (slots.dims && (slots.rank() != 1 || !MayEqual((*slots.dims)[0], (*src.dims)[0]))) {
     return ShapeError(op, "slots are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
@@ -301,23 +299,23 @@ AppendedTokens AppendedTokensOf(const Op& op, const LogicalTensor& src, const Lo
 absl::Status AppendedTokens::Check(const Op& op, int64_t row, int64_t position) const {
   if (position < 0) return absl::OkStatus();
   if (op.kind == OpKind::kAppendPages && position >= capacity) {
-    return QuantError(op, "slot ", position, " of token ", row, " is beyond the ", capacity,
-                      " of the pool, in pages of ", page);
+    return ArgumentsError(op, "slot ", position, " of token ", row, " is beyond the ", capacity,
+                          " of the pool, in pages of ", page);
   }
   if (position > capacity - tokens) {
-    return QuantError(op, "position ", position, " of row ", row, " and ", tokens,
-                      " tokens are beyond the capacity of ", capacity);
+    return ArgumentsError(op, "position ", position, " of row ", row, " and ", tokens,
+                          " tokens are beyond the capacity of ", capacity);
   }
   if (position % group == 0) return absl::OkStatus();
-  return QuantError(op, "position ", position, " of row ", row, " is within a group of ", group,
-                    " tokens");
+  return ArgumentsError(op, "position ", position, " of row ", row, " is within a group of ", group,
+                        " tokens");
 }
 
 absl::Status HadamardShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& src = *context.inputs[0];
   const int64_t block = op.Get<Attr::kBlock>();
   if (block < 1 || (block & (block - 1)) != 0) {
-    return QuantError(op, "a block of ", block, " is no power of two");
+    return ArgumentsError(op, "a block of ", block, " is no power of two");
   }
   if (!src.dims) return absl::OkStatus();
   if (src.rank() == 0 || (src.dims->back() != kUnknownDim && src.dims->back() % block != 0)) {

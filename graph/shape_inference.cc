@@ -95,8 +95,7 @@ absl::Status CheckShapesKnown(const Graph& graph, const Op& op) {
   for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
     for (const TensorId id : ids) {
       if (graph.tensor(id).has_shape()) continue;
-      return MakeError(ErrorKind::kInvalidShape, op.ToString(), ": the shape of tensor ", id,
-                       " is not known");
+      return OpError(ErrorKind::kInvalidShape, op, "the shape of tensor ", id, " is not known");
     }
   }
   return absl::OkStatus();

@@ -11,21 +11,13 @@
 namespace kvant {
 namespace {
 
-// A step that is one op.
-struct SimpleStep {
-  ScoreStep::Kind kind{};
-  bool has_operand = false;
-};
-
-// Nothing for other ops.
-std::optional<SimpleStep> StepOf(OpKind kind) {
+// The step that is one op of this kind; nothing if none is.
+std::optional<ScoreStep::Kind> StepOf(OpKind kind) {
   switch (kind) {
 #define KVANT_STEP_None(name) \
   case OpKind::k##name:       \
-    return SimpleStep{ScoreStep::Kind::k##name, false};
-#define KVANT_STEP_One(name) \
-  case OpKind::k##name:      \
-    return SimpleStep{ScoreStep::Kind::k##name, true};
+    return ScoreStep::Kind::k##name;
+#define KVANT_STEP_One(name) KVANT_STEP_None(name)
 #define KVANT_STEP_Other(name)
 #define KVANT_SCORE_STEP(name, operands, words) KVANT_STEP_##operands(name)
 #include "kvant/graph/score_steps.inc"
@@ -112,15 +104,15 @@ bool AttentionMatcher::WalkScores(OpIndex user, TensorId tensor) {
     return true;
   }
   if (kind == OpKind::kSelect) return MatchSelect(index);
-  const std::optional<SimpleStep> step = StepOf(kind);
-  if (step && step->has_operand) return MatchBinary(index, step->kind);
+  const std::optional<ScoreStep::Kind> step = StepOf(kind);
+  if (step && ClassOf(kind) == OpClass::kBinary) return MatchBinary(index, *step);
   if (!step && ClassOf(kind) != OpClass::kMove) {
     dead_ends_.push_back({user, tensor});
     return false;
   }
   if (!WalkScores(index, op(index).inputs[0])) return false;
   if (step) {
-    AddStep(step->kind, index);
+    AddStep(*step, index);
   } else if (kind == OpKind::kStaticReshape || kind == OpKind::kStaticTranspose) {
     match_->score_shape_ops.push_back(index);
   } else {

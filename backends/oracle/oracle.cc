@@ -156,8 +156,7 @@ class OracleBackend : public Backend {
     const Graph& graph = partition.ops();
     for (const Op& op : graph.ops()) {
       if (op.kind == OpKind::kWildcard) {
-        return MakeError(ErrorKind::kUnimplemented, op.ToString(),
-                         ": a wildcard has no meaning to evaluate");
+        return OpError(ErrorKind::kUnimplemented, op, "a wildcard has no meaning to evaluate");
       }
       KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph, op));
     }

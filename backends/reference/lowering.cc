@@ -70,8 +70,7 @@ void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
 absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
   if (const std::optional<Constant>& value = graph().tensor(id).value) {
     if (value->value() >= 0 && value->value() <= 1) return absl::OkStatus();
-    return InvalidArguments(op.ToString(), ": probability ", value->ToString(),
-                            " is not in [0, 1]");
+    return ArgumentsError(op, "probability ", value->ToString(), " is not in [0, 1]");
   }
   const int port = partition_.InputPort(id);
   if (port != kNoPort) probabilities_.push_back({port, op.ToString()});
@@ -81,7 +80,7 @@ absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
 absl::StatusOr<Array> LowerEnd(const Op&, Lowering&) { return Array(); }
 
 absl::StatusOr<Array> LowerWildcard(const Op& op, Lowering&) {
-  return MakeError(ErrorKind::kUnimplemented, op.ToString(), ": a wildcard has no meaning to run");
+  return OpError(ErrorKind::kUnimplemented, op, "a wildcard has no meaning to run");
 }
 
 }  // namespace kvant::reference

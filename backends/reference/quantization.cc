@@ -217,8 +217,7 @@ absl::StatusOr<Array> LowerDequantize(const Op& op, Lowering& lowering) {
 
 absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
   if (op.attrs.Find(Attr::kFormula) != nullptr) {
-    return MakeError(ErrorKind::kUnimplemented, op.ToString(),
-                     ": formula ggml, which op by op execution has not");
+    return OpError(ErrorKind::kUnimplemented, op, "formula ggml, which op by op execution has not");
   }
   if (lowering.HasInput(op, 1)) return Quantize(op, lowering, DynamicParameters(op, lowering));
   const QuantizationArrays parameters = ComputedParameters(op, lowering);
@@ -228,9 +227,9 @@ absl::StatusOr<Array> LowerDynamicQuantize(const Op& op, Lowering& lowering) {
 }
 
 absl::StatusOr<Array> LowerAppend(const Op& op, Lowering&) {
-  return MakeError(ErrorKind::kUnimplemented, op.ToString(),
-                   ": writes into a part of its outputs, which op by op "
-                   "execution does not");
+  return OpError(ErrorKind::kUnimplemented, op,
+                 "writes into a part of its outputs, which op by op "
+                 "execution does not");
 }
 
 absl::StatusOr<Array> LowerAppendPages(const Op& op, Lowering& lowering) {
