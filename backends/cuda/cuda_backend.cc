@@ -1,6 +1,8 @@
 #include "kvant/backends/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -30,7 +32,7 @@ bool MayHide(const ScoreStep& step) {
 }
 
 // The ports of those host scalars. Where all are -inf, kernels skip what is hidden, which is not
-// known when they are made.
+// known when they are made: so there is a kernel for that, and one for the rest.
 std::vector<View> HostFills(const AttentionSpec& spec) {
   std::vector<View> fills;
   for (const ScoreStep& step : spec.steps) {
@@ -46,148 +48,153 @@ AttentionSpec WithNegInfFills(AttentionSpec spec) {
   return spec;
 }
 
-struct PlannedKernel {
-  KernelSpec spec;
-  AttentionLaunch launch;
-  double rounding = 0;
-  std::string text;
+// A kernel and how it is launched, whatever it is of.
+struct PlannedLaunch {
+  KernelSpec kernel;
+  KernelBinding binding;
+  std::vector<std::byte> params;  // but for what is bound
+  int64_t blocks = 0;
+  bool described = true;  // by Executable::kernel
+  // On the device, once they are there.
+  std::shared_ptr<const LoadedKernel> loaded;
+  std::shared_ptr<const Constants> constants;
 };
 
-// One kernel, or where there are host fills, first one for -inf and then one for the rest.
-absl::StatusOr<std::vector<PlannedKernel>> PlanKernels(const AttentionSpec& spec,
-                                                       const DeviceProperties& device) {
+template <typename Launch>
+PlannedLaunch Planned(KernelSpec kernel, const Launch& launch, bool described) {
+  static_assert(sizeof(launch.params) <= kMaxParamBytes);
+  const auto* const params = reinterpret_cast<const std::byte*>(&launch.params);
+  return {std::move(kernel),
+          launch.binding,
+          {params, params + sizeof(launch.params)},
+          launch.blocks,
+          described};
+}
+
+// What a partition becomes, but for what is on the device.
+struct PartitionPlan {
+  std::string text;
+  std::vector<PlannedLaunch> launches;  // one after another
+  // As Executable's.
+  size_t scratch_bytes = 0, alignment = 1;
+  double rounding = 0;
+  // HostFills. Where there are any, one of two launches is made: the first if all are -inf.
+  std::vector<View> fills;
+};
+
+absl::StatusOr<PartitionPlan> Plan(const AttentionSpec& spec, const DeviceProperties& device) {
+  PartitionPlan all;
+  all.alignment = kPointerAlignment;
+  size_t partial_bytes = 0, count_bytes = 0;
+  const auto add = [&](const auto& plan, KernelSpec kernel) {
+    const bool first = all.launches.empty();
+    if (first) all.text = absl::StrCat("online softmax, ", plan.ToString());
+    all.launches.push_back(Planned(std::move(kernel), plan, first));
+    all.rounding = std::max(all.rounding, plan.rounding());
+    partial_bytes = std::max(partial_bytes, plan.partial_bytes);
+    count_bytes = std::max(count_bytes, plan.scratch_bytes - plan.partial_bytes);
+  };
   std::string why_not_parts;
-  if (const std::optional<PartsPlan> parts = PlanParts(spec, device, why_not_parts)) {
-    return std::vector<PlannedKernel>{
-        {MakePartsKernel(*parts), *parts, parts->rounding(), parts->ToString()}};
-  }
-  std::vector<PlannedKernel> kernels;
-  const auto add = [&](const AttentionSpec& of) -> absl::Status {
+  const auto add_whole = [&](const AttentionSpec& of) -> absl::Status {
     KVANT_ASSIGN_OR_RETURN(AttentionPlan plan, PlanAttention(of, device));
     if (!why_not_parts.empty()) {
       absl::StrAppend(&plan.why_not_codes, "; not in parts: ", why_not_parts);
     }
-    kernels.push_back({MakeAttentionKernel(plan), plan, plan.rounding(), plan.ToString()});
+    add(plan, MakeAttentionKernel(plan));
     return absl::OkStatus();
   };
-  if (!HostFills(spec).empty()) KVANT_RETURN_IF_ERROR(add(WithNegInfFills(spec)));
-  KVANT_RETURN_IF_ERROR(add(spec));
-  return kernels;
+  if (const std::optional<PartsPlan> parts = PlanParts(spec, device, why_not_parts)) {
+    add(*parts, MakePartsKernel(*parts));
+  } else {
+    all.fills = HostFills(spec);
+    if (!all.fills.empty()) KVANT_RETURN_IF_ERROR(add_whole(WithNegInfFills(spec)));
+    KVANT_RETURN_IF_ERROR(add_whole(spec));
+  }
+  all.scratch_bytes = partial_bytes + count_bytes;
+  for (PlannedLaunch& launch : all.launches) {
+    launch.binding.scratch.push_back({offsetof(AttentionParams, partials), 0});
+    // Where every kernel leaves its counts at 0.
+    launch.binding.scratch.push_back({offsetof(AttentionParams, done), partial_bytes});
+  }
+  return all;
 }
 
-class FusedAttention : public Executable {
- public:
-  struct Kernel {
-    PlannedKernel planned;
-    std::shared_ptr<const LoadedKernel> loaded;
-    std::shared_ptr<const Constants> constants;
-  };
-  // As PlanKernels; with fills, two kernels.
-  FusedAttention(std::string device, std::vector<View> fills, std::vector<Kernel> kernels,
-                 std::shared_ptr<const Launcher> launcher)
-      : device_(std::move(device)),
-        fills_(std::move(fills)),
-        kernels_(std::move(kernels)),
-        launcher_(std::move(launcher)) {
-    for (const Kernel& one : kernels_) {
-      const AttentionLaunch& launch = one.planned.launch;
-      partial_bytes_ = std::max(partial_bytes_, launch.partial_bytes);
-      count_bytes_ = std::max(count_bytes_, launch.scratch_bytes - launch.partial_bytes);
-    }
-  }
-
-  std::string kernel() const override {
-    const Kernel& first = kernels_.front();
-    return absl::StrCat(
-        device_, " online softmax, ", first.planned.text, ", ", first.loaded->description(),
-        kernels_.size() == 1 ? "" : ", and another kernel where masks do not write -inf");
-  }
-  double rounding() const override {
-    return std::max(kernels_.front().planned.rounding, kernels_.back().planned.rounding);
-  }
-  size_t scratch_bytes(int) const override { return partial_bytes_ + count_bytes_; }
-  size_t alignment() const override { return kPointerAlignment; }
-
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    const bool hides = std::all_of(fills_.begin(), fills_.end(), [&](const View& fill) {
-      return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
-    });
-    const auto& [planned, kernel, constants] = hides ? kernels_.front() : kernels_.back();
-    const AttentionLaunch& launch = planned.launch;
-    if (launch.blocks == 0) return absl::OkStatus();
-    AttentionParams params = launch.params;
-    FillParams(launch.binding, inputs, outputs, constants->data(), scratch, &params);
-    params.partials = reinterpret_cast<float*>(scratch);
-    // Where every kernel leaves its counts at 0.
-    params.done = reinterpret_cast<u32*>(scratch + partial_bytes_);
-    return launcher_->Launch(*kernel, launch.blocks, &params, sizeof(params), place.stream);
-  }
-
- private:
-  const std::string device_;
-  const std::vector<View> fills_;
-  const std::vector<Kernel> kernels_;
-  const std::shared_ptr<const Launcher> launcher_;
-  size_t partial_bytes_ = 0, count_bytes_ = 0;
-};
-
-// A plan's launches, one after another.
+// Of a store or merge. described: so many of the last launches are.
 template <typename Launch>
-class Launches : public Executable {
- public:
-  struct One {
-    Launch launch;
-    std::shared_ptr<const LoadedKernel> kernel;
-    std::shared_ptr<const Constants> constants;
-  };
-  Launches(std::string kernel, size_t scratch_bytes, std::vector<One> all,
-           std::shared_ptr<const Launcher> launcher)
-      : kernel_(std::move(kernel)),
-        scratch_bytes_(scratch_bytes),
-        all_(std::move(all)),
-        launcher_(std::move(launcher)) {}
+PartitionPlan Plan(const auto& from, KernelSpec (*kernel_of)(const Launch&), size_t described) {
+  PartitionPlan all;
+  all.text = from.ToString();
+  all.scratch_bytes = from.scratch_bytes;
+  for (const Launch& launch : from.launches) {
+    const bool last = all.launches.size() + described >= from.launches.size();
+    all.launches.push_back(Planned(kernel_of(launch), launch, last));
+  }
+  return all;
+}
 
-  std::string kernel() const override { return kernel_; }
-  size_t scratch_bytes(int) const override { return scratch_bytes_; }
+absl::StatusOr<PartitionPlan> Plan(const Partition& partition, const DeviceProperties& device) {
+  if (partition.store() != nullptr) {
+    KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanStore(*partition.store(), device));
+    return Plan(plan, &MakeQuantizeKernel, plan.launches.size());
+  }
+  if (partition.merge() != nullptr) {
+    KVANT_ASSIGN_OR_RETURN(const MergePlan plan, PlanMerge(*partition.merge()));
+    return Plan(plan, &MakeMergeKernel, 1);
+  }
+  KVANT_RETURN_IF_ERROR(CheckAttention(partition));
+  return Plan(*partition.attention(), device);
+}
+
+class LoadedPlan : public Executable {
+ public:
+  LoadedPlan(PartitionPlan plan, std::shared_ptr<const Launcher> launcher)
+      : plan_(std::move(plan)), launcher_(std::move(launcher)) {}
+
+  std::string kernel() const override { return plan_.text; }
+  double rounding() const override { return plan_.rounding; }
+  size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
+  size_t alignment() const override { return plan_.alignment; }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    for (const auto& [launch, kernel, constants] : all_) {
-      auto params = launch.params;
-      FillParams(launch.binding, inputs, outputs, constants->data(), scratch, &params);
-      KVANT_RETURN_IF_ERROR(
-          launcher_->Launch(*kernel, launch.blocks, &params, sizeof(params), place.stream));
+    size_t first = 0, end = plan_.launches.size();
+    if (!plan_.fills.empty()) {
+      const bool hides = std::all_of(plan_.fills.begin(), plan_.fills.end(), [&](const View& fill) {
+        return LoadElement(fill.type, inputs[fill.port], 0) == kNegInf;
+      });
+      first = hides ? 0 : 1;
+      end = first + 1;
+    }
+    for (size_t i = first; i < end; ++i) {
+      const PlannedLaunch& launch = plan_.launches[i];
+      if (launch.blocks == 0) continue;
+      alignas(std::max_align_t) std::byte params[kMaxParamBytes];
+      std::memcpy(params, launch.params.data(), launch.params.size());
+      FillParams(launch.binding, inputs, outputs, launch.constants->data(), scratch, params);
+      KVANT_RETURN_IF_ERROR(launcher_->Launch(*launch.loaded, launch.blocks, params,
+                                              launch.params.size(), place.stream));
     }
     return absl::OkStatus();
   }
 
  private:
-  const std::string kernel_;
-  const size_t scratch_bytes_;
-  const std::vector<One> all_;
+  const PartitionPlan plan_;
   const std::shared_ptr<const Launcher> launcher_;
 };
 
-// `described`: of so many of the last kernels Executable::kernel tells.
-template <typename Plan, typename Launch>
-absl::StatusOr<std::unique_ptr<Executable>> Load(const Plan& plan,
-                                                 KernelSpec (*spec_of)(const Launch&),
-                                                 size_t described, const std::string& device,
+absl::StatusOr<std::unique_ptr<Executable>> Load(PartitionPlan plan, const std::string& device,
                                                  std::shared_ptr<Launcher> launcher) {
-  std::string text = absl::StrCat(device, " ", plan.ToString());
-  std::vector<typename Launches<Launch>::One> all;
-  for (const Launch& launch : plan.launches) {
-    auto& one = all.emplace_back();
-    one.launch = launch;
-    KVANT_ASSIGN_OR_RETURN(one.kernel, launcher->Load(spec_of(launch)));
-    KVANT_ASSIGN_OR_RETURN(one.constants,
+  plan.text = absl::StrCat(device, " ", plan.text);
+  for (PlannedLaunch& launch : plan.launches) {
+    KVANT_ASSIGN_OR_RETURN(launch.loaded, launcher->Load(launch.kernel));
+    KVANT_ASSIGN_OR_RETURN(launch.constants,
                            Constants::Copy(launcher->memory(), launch.binding.constant_bytes));
-    if (all.size() + described <= plan.launches.size()) continue;
-    absl::StrAppend(&text, ", ", one.kernel->description());
+    if (launch.described) absl::StrAppend(&plan.text, ", ", launch.loaded->description());
   }
-  return std::make_unique<Launches<Launch>>(std::move(text), plan.scratch_bytes, std::move(all),
-                                            std::move(launcher));
+  if (!plan.fills.empty()) {
+    absl::StrAppend(&plan.text, ", and another kernel where masks do not write -inf");
+  }
+  return std::make_unique<LoadedPlan>(std::move(plan), std::move(launcher));
 }
 
 class CudaBackend : public Backend {
@@ -204,18 +211,9 @@ class CudaBackend : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Executable>> Compile(const Partition& partition) const override {
-    const std::string device = absl::StrCat(name_, "/", launcher_->properties().arch());
-    if (partition.store() != nullptr) {
-      KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan,
-                             PlanStore(*partition.store(), launcher_->properties()));
-      return Load(plan, &MakeQuantizeKernel, plan.launches.size(), device, launcher_);
-    }
-    if (partition.merge() != nullptr) {
-      KVANT_ASSIGN_OR_RETURN(const MergePlan plan, PlanMerge(*partition.merge()));
-      return Load(plan, &MakeMergeKernel, 1, device, launcher_);
-    }
-    KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-    return CompileAttention(*partition.attention(), launcher_, device);
+    KVANT_ASSIGN_OR_RETURN(PartitionPlan plan, Plan(partition, launcher_->properties()));
+    return Load(std::move(plan), absl::StrCat(name_, "/", launcher_->properties().arch()),
+                launcher_);
   }
 
  private:
@@ -228,19 +226,8 @@ class CudaBackend : public Backend {
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              std::shared_ptr<Launcher> launcher,
                                                              std::string device) {
-  KVANT_ASSIGN_OR_RETURN(std::vector<PlannedKernel> plans,
-                         PlanKernels(spec, launcher->properties()));
-  std::vector<FusedAttention::Kernel> kernels;
-  for (PlannedKernel& plan : plans) {
-    FusedAttention::Kernel& one = kernels.emplace_back();
-    KVANT_ASSIGN_OR_RETURN(one.loaded, launcher->Load(plan.spec));
-    one.planned = std::move(plan);
-    KVANT_ASSIGN_OR_RETURN(
-        one.constants,
-        Constants::Copy(launcher->memory(), one.planned.launch.binding.constant_bytes));
-  }
-  return std::make_unique<FusedAttention>(std::move(device), HostFills(spec), std::move(kernels),
-                                          std::move(launcher));
+  KVANT_ASSIGN_OR_RETURN(PartitionPlan plan, Plan(spec, launcher->properties()));
+  return Load(std::move(plan), device, std::move(launcher));
 }
 
 std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher> launcher) {
@@ -249,23 +236,9 @@ std::unique_ptr<Backend> MakeBackend(std::string name, std::shared_ptr<Launcher>
 
 absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
                                                   const DeviceProperties& device) {
+  KVANT_ASSIGN_OR_RETURN(PartitionPlan plan, Plan(partition, device));
   std::vector<KernelSpec> kernels;
-  if (partition.store() != nullptr) {
-    KVANT_ASSIGN_OR_RETURN(const QuantizePlan plan, PlanStore(*partition.store(), device));
-    for (const QuantizeLaunch& launch : plan.launches) {
-      kernels.push_back(MakeQuantizeKernel(launch));
-    }
-    return kernels;
-  }
-  if (partition.merge() != nullptr) {
-    KVANT_ASSIGN_OR_RETURN(const MergePlan plan, PlanMerge(*partition.merge()));
-    for (const MergeLaunch& launch : plan.launches) kernels.push_back(MakeMergeKernel(launch));
-    return kernels;
-  }
-  KVANT_RETURN_IF_ERROR(CheckAttention(partition));
-  KVANT_ASSIGN_OR_RETURN(const std::vector<PlannedKernel> plans,
-                         PlanKernels(*partition.attention(), device));
-  for (const PlannedKernel& plan : plans) kernels.push_back(plan.spec);
+  for (PlannedLaunch& launch : plan.launches) kernels.push_back(std::move(launch.kernel));
   return kernels;
 }
 

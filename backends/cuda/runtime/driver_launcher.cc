@@ -12,8 +12,6 @@ namespace kvant::cuda {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// What every driver and compiler takes; newer ones take more.
-constexpr size_t kMaxParamBytes = 4096;
 
 class DriverKernel : public LoadedKernel {
  public:

@@ -45,6 +45,9 @@ class LoadedKernel {
   virtual std::string description() const = 0;
 };
 
+// Of a launch's parameters. What every driver and compiler takes; newer ones take more.
+inline constexpr size_t kMaxParamBytes = 4096;
+
 // All methods may be called from several threads at once.
 class Launcher {
  public:
