@@ -291,31 +291,19 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int b
 
 // Whether packed codes are taken; if not, the plan says why.
 bool PlanForCodes(const DeviceProperties& device, int most_blocks, AttentionPlan& plan) {
-  const AttentionTraits traits = plan.traits;
-  const AttentionParams params = plan.params;
-  plan.why_not_codes = params.rows > kMostRowsOfCodes
-                           ? absl::StrCat(params.rows, " rows share K and V")
-                           : WhyNotCodes(traits, params);
+  plan.why_not_codes = plan.params.rows > kMostRowsOfCodes
+                           ? absl::StrCat(plan.params.rows, " rows share K and V")
+                           : WhyNotCodes(plan.traits, plan.params);
   if (!plan.why_not_codes.empty()) return false;
-  const CodesDevice of_codes{device.multiprocessors,
-                             static_cast<int>(device.shared_bytes_per_multiprocessor),
-                             /*converts_e4m3=*/device.major >= 9, plan.slot_share, most_blocks};
-  const CodesLaunch launch = PlanCodes(of_codes, plan.traits, plan.params);
-  if (static_cast<size_t>(launch.shared_bytes) > device.shared_bytes_per_block) {
-    plan.why_not_codes =
-        absl::StrCat("tiles of ", launch.shared_bytes, " bytes exceed the ",
-                     device.shared_bytes_per_block, " bytes of shared memory of a block");
-    plan.traits = traits;
-    plan.params = params;
-    return false;
-  }
-  plan.blocks = launch.blocks;
-  plan.threads = launch.threads;
-  plan.shared_bytes = static_cast<size_t>(launch.shared_bytes);
-  plan.blocks_per_multiprocessor = launch.blocks_per_multiprocessor;
-  plan.partial_bytes = static_cast<size_t>(launch.partials) * sizeof(float);
-  plan.scratch_bytes = plan.partial_bytes + static_cast<size_t>(launch.counters) * sizeof(u32);
-  return true;
+  const AttentionPlan described = plan;
+  PlanCodes(device, most_blocks, plan);
+  if (plan.shared_bytes <= device.shared_bytes_per_block) return true;
+  const size_t shared_bytes = plan.shared_bytes;
+  plan = described;
+  plan.why_not_codes =
+      absl::StrCat("tiles of ", shared_bytes, " bytes exceed the ", device.shared_bytes_per_block,
+                   " bytes of shared memory of a block");
+  return false;
 }
 
 }  // namespace

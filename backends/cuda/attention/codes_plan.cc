@@ -364,24 +364,24 @@ std::string WhyNotCodes(const AttentionTraits& described, const AttentionParams&
   return WhyNotSegment("V", traits, traits.v[0], params.v[0], traits.v_head_size);
 }
 
-CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params) {
-  const AttentionTraits& t = traits;
+void SizeCodes(AttentionPlan& plan) {
+  const AttentionTraits& t = plan.traits;
+  const AttentionParams& params = plan.params;
   const int64_t sequences = SequencesOf(t, params), splits = params.split.splits;
   const int64_t most = LengthsVary(t) ? 1 + int64_t{params.batch[0]} * (splits - 1) : splits;
-  CodesLaunch launch;
-  launch.blocks = sequences * splits;
-  launch.threads = t.token_warps * t.channel_warps * 32;
-  launch.shared_bytes =
-      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes;
-  if (splits > 1) {
-    launch.partials = launch.blocks * t.row_blocks * 8 * (t.v_head_size + 2);
-    launch.counters = sequences;
-  }
-  return launch;
+  plan.blocks = sequences * splits;
+  plan.threads = t.token_warps * t.channel_warps * 32;
+  plan.shared_bytes = static_cast<size_t>(
+      CodesShared::Of(t, static_cast<i32>(std::min<int64_t>(most, kMaxSplits))).bytes);
+  const int64_t left = splits > 1 ? plan.blocks * t.row_blocks * 8 * (t.v_head_size + 2) : 0;
+  plan.partial_bytes = static_cast<size_t>(left) * sizeof(float);
+  plan.scratch_bytes =
+      plan.partial_bytes + static_cast<size_t>(splits > 1 ? sequences : 0) * sizeof(u32);
 }
 
-CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, AttentionParams& params) {
-  AttentionTraits& t = traits;
+void PlanCodes(const DeviceProperties& device, int most_blocks, AttentionPlan& plan) {
+  AttentionTraits& t = plan.traits;
+  AttentionParams& params = plan.params;
   t.kernel = kCodesKernel;
   t.row_warps = 1;
   t.channel_warps = ChannelWarps(t);
@@ -390,7 +390,7 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   if (t.channel_warps == 1) t.v_in_k = 0;  // a stage has both
   // By f32, signed codes are made what they are: sums of biased ones would lose what the bias
   // takes.
-  t.converts_e4m3 = device.converts_e4m3;
+  t.converts_e4m3 = device.major >= 9;
   t.subnormal_codes = t.arithmetic != kByF32;
   // Rows of one block share what it reads; with wide heads there are no registers for more.
   const int of_warp = std::max(KeySlice(t), ValueSlice(t));
@@ -403,12 +403,12 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   t.k_copy = CopyBytes(t.k[0], params.k[0], PieceOf(t, t.head_size));
   t.v_copy = CopyBytes(t.v[0], params.v[0], PieceOf(t, t.v_head_size));
   t.side_copy = SideCopy(t, params);
-  const Shape shape = ShapeOf(t, device.shared_bytes);
+  const Shape shape = ShapeOf(t, static_cast<int>(device.shared_bytes_per_multiprocessor));
   t.warp_tile = shape.warp_tile;
   t.stages = shape.stages;
   const int64_t sequences = SequencesOf(t, params);
-  const int blocks = std::min(shape.blocks, device.most_blocks);
-  const auto slots = static_cast<int64_t>(device.slot_share * device.multiprocessors * blocks);
+  const int blocks = plan.blocks_per_multiprocessor = std::min(shape.blocks, most_blocks);
+  const auto slots = static_cast<int64_t>(plan.slot_share * device.multiprocessors * blocks);
   // A split is worth its merging where every warp has two tiles at least.
   const int64_t most =
       std::clamp<int64_t>(params.kv_len / (t.warp_tile * t.token_warps * 2), 1, kMaxSplits);
@@ -416,9 +416,7 @@ CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, Attent
   // Where lengths differ, there is something to hand out by length.
   if (LengthsVary(t) && params.batch[0] > 1) splits = std::max<int64_t>(splits, 2);
   params.split.splits = static_cast<i32>(std::clamp<int64_t>(splits, 1, most));
-  CodesLaunch launch = LaunchOf(t, params);
-  launch.blocks_per_multiprocessor = blocks;
-  return launch;
+  SizeCodes(plan);
 }
 
 }  // namespace kvant::cuda

@@ -2,11 +2,11 @@
 #ifndef KVANT_BACKENDS_CUDA_ATTENTION_CODES_PLAN_H_
 #define KVANT_BACKENDS_CUDA_ATTENTION_CODES_PLAN_H_
 
-#include <cstdint>
 #include <limits>
 #include <string>
 
-#include "kvant/kernels/cuda/attention_params.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
+#include "kvant/backends/cuda/runtime/device_properties.h"
 
 namespace kvant::cuda {
 
@@ -16,29 +16,13 @@ std::string WhyNotCodes(const AttentionTraits& traits, const AttentionParams& pa
 
 inline constexpr int kAnyBlocks = std::numeric_limits<int>::max();
 
-struct CodesDevice {
-  int multiprocessors = 0;
-  int shared_bytes = 0;  // of a multiprocessor
-  bool converts_e4m3 = false;
-  double slot_share = 1;         // as AttentionPlan's
-  int most_blocks = kAnyBlocks;  // of a multiprocessor
-};
+// Plans a launch of the kernel, which must take what the plan describes: all that is its own, row
+// tiles and splits included. Splits are planned for params.kv_len tokens, and a multiprocessor has
+// `most_blocks` at most.
+void PlanCodes(const DeviceProperties& device, int most_blocks, AttentionPlan& plan);
 
-struct CodesLaunch {
-  int64_t blocks = 0;
-  int threads = 0;
-  int shared_bytes = 0;               // of a block
-  int blocks_per_multiprocessor = 0;  // that registers must leave room for
-  int64_t partials = 0;               // floats of AttentionParams::partials
-  int64_t counters = 0;               // of AttentionParams::done
-};
-
-// Sets what is the kernel's own in `traits` and `params` (row tiles and splits included), which it
-// must take. Splits are planned for params.kv_len tokens.
-CodesLaunch PlanCodes(const CodesDevice& device, AttentionTraits& traits, AttentionParams& params);
-
-// The launch of what is planned, as PlanCodes returns it.
-CodesLaunch LaunchOf(const AttentionTraits& traits, const AttentionParams& params);
+// Sets what follows from the traits and splits of a plan: blocks, threads, and memory.
+void SizeCodes(AttentionPlan& plan);
 
 }  // namespace kvant::cuda
 

@@ -75,15 +75,19 @@ class Problem {
     CodesResult result;
     result.refused = WhyNotCodes(traits_, params_);
     if (!result.refused.empty()) return result;
-    PlanCodes({8, 227 * 1024, c_.converts_e4m3}, traits_, params_);
+    DeviceProperties device;
+    device.major = c_.converts_e4m3 ? 9 : 8;
+    device.multiprocessors = 8;
+    device.shared_bytes_per_multiprocessor = 227 * 1024;
+    PlanCodes(device, kAnyBlocks, plan_);
     if (c_.row_blocks) traits_.row_blocks = c_.row_blocks;
     if (c_.warp_tile) traits_.warp_tile = c_.warp_tile;
     if (c_.stages) traits_.stages = c_.stages;
     if (c_.splits) params_.split.splits = c_.splits;
     if (c_.normal_codes) traits_.subnormal_codes = 0;
-    const CodesLaunch launch = LaunchOf(traits_, params_);
-    std::vector<float> partials(static_cast<size_t>(launch.partials));
-    std::vector<u32> done(static_cast<size_t>(launch.counters));
+    SizeCodes(plan_);
+    std::vector<float> partials(plan_.partial_bytes / sizeof(float));
+    std::vector<u32> done((plan_.scratch_bytes - plan_.partial_bytes) / sizeof(u32));
     params_.partials = partials.data();
     params_.done = done.data();
     simt::Options options;
@@ -91,9 +95,8 @@ class Problem {
     options.count = watch;
     if (watch) options.watches = Watches();
     Traits::k = traits_;
-    result.report =
-        simt::Launch({launch.blocks, launch.threads, static_cast<size_t>(launch.shared_bytes)},
-                     options, [&] { AttentionCodes<Traits>::Run(params_); });
+    result.report = simt::Launch({plan_.blocks, plan_.threads, plan_.shared_bytes}, options,
+                                 [&] { AttentionCodes<Traits>::Run(params_); });
     for (u32 count : done) result.wrong_reads += count != 0;
     if (watch) result.wrong_reads += WrongReads(result.report);
     CodesAnswer{c_, k_, v_, q_, sinks_, Scale()}.Judge(output_, result);
@@ -412,8 +415,9 @@ class Problem {
   std::vector<float> sinks_;
   SideData k_, v_;
   Elements q_, output_;
-  AttentionTraits traits_;
-  AttentionParams params_;
+  AttentionPlan plan_;
+  AttentionTraits& traits_ = plan_.traits;
+  AttentionParams& params_ = plan_.params;
 };
 
 std::string SideName(const CodesSide& side) {
