@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/builder.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/patterns/partitioner.h"

@@ -118,7 +118,7 @@ def self_test():
         ("backends/cpu/attention_plan.cc", '#include "kvant/kernels/cpu/attention_args.h"'),
         ("backends/reference/matmul.cc", '#include "oneapi/dnnl/dnnl.hpp"'),
         ("graph/json.cc", '#include "nlohmann/json.hpp"'),
-        ("backends/cpu/store.h", '#include "kvant/patterns/store_spec.h"\n// no attrs here'),
+        ("backends/cpu/cpu_backend.h", '#include "kvant/patterns/store_spec.h"\n// no attrs here'),
         ("backends/oracle/ops.cc", "op.attrs.Has(kBlock)"),
         ("tests/x_test.cc", '#include "kvant/tools/make.h"\n#include "gtest/gtest.h"'),
         ("kvant.h", '#include "kvant/backends/engine.h"'),

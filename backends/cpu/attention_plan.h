@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/backends/backend.h"
 #include "kvant/kernels/cpu/attention_args.h"
@@ -72,10 +72,6 @@ class Plan : public Executable {
   int64_t partial_floats_ = 0;       // of all partial results
   int64_t schedule_floats_ = 0;
 };
-
-// The cpu backend, from a spec alone. kUnimplemented with WhyUnsupported's sentence.
-absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
-                                                             const KernelSet& kernels);
 
 }  // namespace kvant::cpu
 

@@ -1,13 +1,12 @@
 // The cpu backend: attention as one fused kernel, quantization and what appends to a cache,
 // rotation, attention over parts made into one.
+#include "kvant/backends/cpu/cpu_backend.h"
+
 #include <string>
 #include <string_view>
 
-#include "kvant/backends/backend.h"
 #include "kvant/backends/cpu/attention_plan.h"
-#include "kvant/backends/cpu/merge.h"
 #include "kvant/backends/cpu/query_softmax.h"
-#include "kvant/backends/cpu/store.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

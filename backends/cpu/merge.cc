@@ -1,11 +1,12 @@
-#include "kvant/backends/cpu/merge.h"
+// MergeAttention on the CPU.
+#include "kvant/kernels/cpu/merge.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/kernels/cpu/merge.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 
 namespace kvant::cpu {
 namespace {

@@ -1,11 +1,11 @@
-#include "kvant/backends/cpu/store.h"
-
+// Stores on the CPU: rotation, quantization and conversion, into a tensor or a part of one.
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cpu/quantize_plan.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention_args.h"

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/status.h"
 #include "kvant/tests/backends/attention/harness.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {

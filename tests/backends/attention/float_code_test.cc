@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/attention/harness.h"
 

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <vector>
 
-#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {

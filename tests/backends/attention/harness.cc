@@ -10,7 +10,7 @@
 #include <cstring>
 #include <thread>
 
-#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/attention/judge.h"
 
 namespace kvant::cpu {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/kernels.h"
 #include "kvant/kernels/philox.h"

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/builder.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/attention/harness.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/graph/status.h"

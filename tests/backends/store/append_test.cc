@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/builder.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/store/append_harness.h"

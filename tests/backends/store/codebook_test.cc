@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/store/append_harness.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/codebooks.h"
 #include "kvant/tests/backends/attention/harness.h"

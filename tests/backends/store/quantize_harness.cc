@@ -8,7 +8,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cuda_simt.h"
 #include "kvant/graph/shape_inference.h"
 #include "kvant/patterns/partitioner.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/store/quantize_harness.h"
 
 namespace kvant::testing {

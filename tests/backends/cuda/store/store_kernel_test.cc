@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cpu/store.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/runtime/jit.h"
 #include "kvant/backends/cuda/simt/bodies.h"
