@@ -68,6 +68,8 @@ class Backend {
 
 // kUnimplemented, in a sentence, for what has no AttentionSpec, nor a spec of a store or merge.
 absl::Status CheckAttention(const Partition& partition);
+// kUnimplemented: "does not take " and what.
+absl::Status NotTaken(absl::string_view what);
 
 // f64, plain loops, every op; the judge for everything else.
 std::unique_ptr<Backend> MakeOracleBackend();

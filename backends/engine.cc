@@ -178,6 +178,10 @@ absl::Status CheckAttention(const Partition& partition) {
   return MakeError(ErrorKind::kUnimplemented, why);
 }
 
+absl::Status NotTaken(absl::string_view what) {
+  return MakeError(ErrorKind::kUnimplemented, "does not take ", what);
+}
+
 std::string_view DeviceName(Device device) {
   // That of its first backend.
   for (const BackendRow& row : kBackends) {

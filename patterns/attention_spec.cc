@@ -122,6 +122,34 @@ constexpr const char* kFeatureWords[] = {
 #undef KVANT_FEATURE
 };
 
+// Whether kernels load it: numbers, or codes.
+bool IsLoaded(DataType type) {
+  return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
+}
+
+std::string OfType(const char* what, DataType type) {
+  return absl::StrCat(what, " of type ", TypeName(type));
+}
+
+std::string WhyNotSegments(absl::Span<const KvSegment> segments, int64_t kv_len, const char* what) {
+  int64_t tokens = 0;
+  for (const KvSegment& segment : segments) {
+    tokens += segment.tokens();
+    if (!IsLoaded(segment.data.type)) return OfType(what, segment.data.type);
+    if (!segment.quantization) continue;
+    for (const int64_t group : segment.quantization->group) {
+      if (group < 1) return absl::StrCat(what, " in groups of ", group);
+    }
+  }
+  if (tokens == kv_len) return "";
+  return absl::StrCat(what, " of ", tokens, " tokens in all where ", kv_len, " are needed");
+}
+
+bool VariesOverScores(const Operand& shift) {
+  const View& view = shift.view;
+  return !shift.constant && view.present() && (view.strides[3] != 0 || view.strides[4] != 0);
+}
+
 }  // namespace
 
 int PortOf(absl::Span<const TensorId> ports, TensorId id) {
@@ -190,7 +218,32 @@ std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes) {
     const auto feature = static_cast<Feature>(i);
     if (uses.Has(feature) && !takes.Has(feature)) return kFeatureWords[i];
   }
-  return "";
+  return IsLoaded(spec.q.type) ? "" : OfType("queries", spec.q.type);
+}
+
+std::string WhyNoKernel(const AttentionSpec& spec) {
+  for (std::string why : {WhyNotSegments(spec.k, spec.kv_len, "keys"),
+                          WhyNotSegments(spec.v, spec.kv_len, "values")}) {
+    if (!why.empty()) return why;
+  }
+  for (const ScoreStep& step : spec.steps) {
+    if (VariesOverScores(step.shift_add) || VariesOverScores(step.shift_sub)) {
+      return "a diagonal whose shift varies over rows or columns";
+    }
+  }
+  if (!IsLoaded(spec.output.type) || BitsOf(spec.output.type) < 8) {
+    return OfType("an output", spec.output.type);
+  }
+  if (spec.dropout && spec.dropout->mask.present() && BitsOf(spec.dropout->mask.type) < 8) {
+    return OfType("a dropout mask", spec.dropout->mask.type);
+  }
+  if (!spec.probs_quantization) return "";
+  const auto& [type, scale, zero_point] = *spec.probs_quantization;
+  if (!IsInteger(type) || (LowestOf(type) <= zero_point && zero_point <= HighestOf(type))) {
+    return "";
+  }
+  return absl::StrCat("probabilities rounded to ", TypeName(type), " with a zero point of ",
+                      zero_point, ", outside the type");
 }
 
 std::string AttentionSpec::ToString() const {

@@ -223,6 +223,9 @@ struct AttentionSpec {
 
 // What the spec uses that is not among what a backend takes, in words; empty if all is.
 std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes);
+// What no kernel takes of the rest of a spec: types, groups, lengths that do not add up; empty if
+// there is nothing.
+std::string WhyNoKernel(const AttentionSpec& spec);
 
 }  // namespace kvant
 

@@ -368,12 +368,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
       Feature::kMinimumStep, Feature::kTanhStep,      Feature::kSelectStep,
       Feature::kBandStep,    Feature::kAlibiStep,
   };
-  const auto loads = [](DataType type) {
-    return IsComputeFloat(type) || ((IsFloat(type) || IsInteger(type)) && BitsOf(type) <= 8);
-  };
-  const auto name = [](DataType type) { return std::string(DataTypeName(type)); };
   if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
-  if (!loads(spec.q.type)) return "queries of type " + name(spec.q.type);
   // Of broadcast views, say: tiles of so many channels would overflow the sizes of scratch.
   constexpr int64_t kMaxHeadSize = int64_t{1} << 24;
   for (const int64_t size : {spec.head_size, spec.v_head_size}) {
@@ -385,44 +380,7 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
       return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
     }
   }
-  for (const auto* side : {&spec.k, &spec.v}) {
-    const char* what = side == &spec.k ? "keys" : "values";
-    int64_t tokens = 0;
-    for (const KvSegment& segment : *side) {
-      tokens += segment.tokens();
-      if (!loads(segment.data.type))
-        return absl::StrCat(what, " of type ", name(segment.data.type));
-      if (!segment.quantization) continue;
-      for (int64_t group : segment.quantization->group) {
-        if (group < 1) return absl::StrCat(what, " in groups of ", group);
-      }
-    }
-    if (tokens != spec.kv_len) {
-      return absl::StrCat(what, " of ", tokens, " tokens in all where ", spec.kv_len,
-                          " are needed");
-    }
-  }
-  for (const ScoreStep& step : spec.steps) {
-    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
-      if (!shift->constant && shift->view.present() &&
-          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
-        return "a diagonal whose shift varies over rows or columns";
-      }
-    }
-  }
-  if (!loads(spec.output.type) || BitsOf(spec.output.type) < 8) {
-    return "an output of type " + name(spec.output.type);
-  }
-  if (spec.dropout && spec.dropout->mask.present() && BitsOf(spec.dropout->mask.type) < 8) {
-    return "a dropout mask of type " + name(spec.dropout->mask.type);
-  }
-  if (spec.probs_quantization && IsInteger(spec.probs_quantization->type) &&
-      (spec.probs_quantization->zero_point < LowestOf(spec.probs_quantization->type) ||
-       spec.probs_quantization->zero_point > HighestOf(spec.probs_quantization->type))) {
-    return absl::StrCat("probabilities rounded to ", name(spec.probs_quantization->type),
-                        " with a zero point of ", spec.probs_quantization->zero_point,
-                        ", outside the type");
-  }
+  if (std::string why = WhyNoKernel(spec); !why.empty()) return why;
   // A unit holds a tile of K and V and at least kMinRowTile rows of Q and O in f32.
   if ((spec.head_size + spec.v_head_size) * 2 * kTokenTile * int64_t{sizeof(float)} >
       kMaxUnitBytes) {

@@ -36,7 +36,7 @@ class CpuBackend : public Backend {
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,
                                                              const KernelSet& kernels) {
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
+    return NotTaken(why);
   }
   if (spec.over_queries) return std::make_unique<QuerySoftmax>(spec, kernels);
   return std::make_unique<Plan>(spec, kernels);

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cpu/quantize_plan.h"
-#include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/rotate.h"
 
@@ -151,14 +150,10 @@ class Quantization : public Executable {
 
 absl::StatusOr<std::unique_ptr<Executable>> CompileStore(const StoreSpec& spec,
                                                          const KernelSet& kernels) {
-  if (spec.dequantizes) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take DynamicDequantize by itself");
-  }
+  if (spec.dequantizes) return NotTaken("DynamicDequantize by itself");
   if (spec.only_rotates()) return std::make_unique<Rotation>(spec, kernels);
   auto quantization = std::make_unique<Quantization>(spec, kernels);
-  if (const std::string why = quantization->WhyUnsupported(); !why.empty()) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
-  }
+  if (const std::string why = quantization->WhyUnsupported(); !why.empty()) return NotTaken(why);
   return quantization;
 }
 

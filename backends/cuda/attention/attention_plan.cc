@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/attention/codes_plan.h"
 #include "kvant/backends/cuda/attention/describe_attention.h"
-#include "kvant/graph/status.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
 #include "kvant/kernels/cuda/codes_slices.h"
 
@@ -262,9 +262,8 @@ AttentionPlan Described(const AttentionSpec& spec, AttentionPart part) {
 
 absl::StatusOr<AttentionPlan> Checked(AttentionPlan plan) {
   if (plan.blocks <= kMaxBlocks) return plan;
-  return MakeError(ErrorKind::kUnimplemented,
-                   "does not take so many tiles of the output: ", plan.blocks,
-                   " blocks, more than ", kMaxBlocks);
+  return NotTaken(absl::StrCat("so many tiles of the output: ", plan.blocks, " blocks, more than ",
+                               kMaxBlocks));
 }
 
 absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int blocks,
@@ -275,10 +274,10 @@ absl::StatusOr<AttentionPlan> PlanForTiles(const DeviceProperties& device, int b
   const bool v_in_k = plan.traits.v_in_k != 0;
   if (!ChooseTiles(device, {true, v_in_k, blocks}, plan) &&
       !ChooseTiles(device, {false, v_in_k, blocks}, plan)) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take head sizes of ",
-                     plan.traits.head_size, " and ", plan.traits.v_head_size, ": tiles of ",
-                     plan.shared_bytes, " bytes exceed the ", device.shared_bytes_per_block,
-                     " bytes of shared memory of a block");
+    return NotTaken(absl::StrCat("head sizes of ", plan.traits.head_size, " and ",
+                                 plan.traits.v_head_size, ": tiles of ", plan.shared_bytes,
+                                 " bytes exceed the ", device.shared_bytes_per_block,
+                                 " bytes of shared memory of a block"));
   }
   const int64_t tiles = TilesOf(plan);
   plan.blocks = tiles * plan.params.split.splits;
@@ -369,7 +368,7 @@ std::string AttentionPlan::ToString() const {
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
                                             const DeviceProperties& device) {
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take " + why);
+    return NotTaken(why);
   }
   AttentionPlan plan = Described(spec, kWhole);
   if (PlanForCodes(device, kAnyBlocks, plan)) return Checked(std::move(plan));

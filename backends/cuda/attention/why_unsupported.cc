@@ -1,7 +1,6 @@
 // What the CUDA attention kernels do not take.
 #include <limits>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,32 +15,6 @@ namespace {
 constexpr int64_t kMaxDim = int64_t{1} << 29;
 constexpr int64_t kMaxHeadSize = 576;  // of latents: 512 channels and 64 that positions rotate
 constexpr int64_t kMaxRotatedOutput = 256;
-
-std::string WhyNotView(const View& view, std::string_view what) {
-  if (!view.present() || BitsOf(view.type) < 8) return "";
-  return IsComputeFloat(view.type) || BitsOf(view.type) == 8
-             ? ""
-             : absl::StrCat(std::string(what), " of type ", std::string(DataTypeName(view.type)));
-}
-
-std::string WhyNotSegments(const absl::InlinedVector<KvSegment, 1>& segments, int64_t kv_len,
-                           const std::string& what) {
-  if (segments.size() > kMaxSegments) {
-    return absl::StrCat(what, " in ", segments.size(), " segments, more than ", kMaxSegments);
-  }
-  int64_t tokens = 0;
-  for (const KvSegment& segment : segments) {
-    tokens += segment.tokens();
-    if (std::string why = WhyNotView(segment.data, what); !why.empty()) return why;
-    if (segment.data.type == kvant::kBoolean) return absl::StrCat(what, " of type boolean");
-    if (!segment.quantization) continue;
-    for (const int64_t group : segment.quantization->group) {
-      if (group < 1) return absl::StrCat(what, " in groups of ", group);
-    }
-  }
-  if (tokens == kv_len) return "";
-  return absl::StrCat(what, " of ", tokens, " tokens in all where ", kv_len, " are needed");
-}
 
 // Their strides are 32-bit numbers in a kernel.
 std::string WhyNotIndices(const AttentionSpec& spec) {
@@ -83,19 +56,14 @@ std::string WhyNotRotations(const AttentionSpec& spec) {
                       kMaxRotatedOutput);
 }
 
-std::string WhyNotSteps(const AttentionSpec& spec) {
-  if (spec.steps.size() > kMaxSteps) {
-    return absl::StrCat(spec.steps.size(), " steps on the scores, more than ", kMaxSteps);
+std::string WhyNotCounts(const AttentionSpec& spec) {
+  for (const auto& [segments, what] :
+       {std::pair(spec.k.size(), "keys"), std::pair(spec.v.size(), "values")}) {
+    if (segments <= kMaxSegments) continue;
+    return absl::StrCat(what, " in ", segments, " segments, more than ", kMaxSegments);
   }
-  for (const ScoreStep& step : spec.steps) {
-    for (const Operand* shift : {&step.shift_add, &step.shift_sub}) {
-      if (!shift->constant && shift->view.present() &&
-          (shift->view.strides[kRow] != 0 || shift->view.strides[kCol] != 0)) {
-        return "a diagonal whose shift varies over rows or columns";
-      }
-    }
-  }
-  return "";
+  if (spec.steps.size() <= kMaxSteps) return "";
+  return absl::StrCat(spec.steps.size(), " steps on the scores, more than ", kMaxSteps);
 }
 
 // Kernels read arrays where they lie, on the device.
@@ -111,29 +79,11 @@ std::string WhyNotHostScalars(const AttentionSpec& spec) {
   return any ? "host scalars but as operands of scores, shifts of diagonals and in dropout" : "";
 }
 
-std::string WhyNotOutputs(const AttentionSpec& spec) {
-  if (BitsOf(spec.output.type) < 8) {
-    return absl::StrCat("an output of type ", std::string(DataTypeName(spec.output.type)));
-  }
-  if (std::string why = WhyNotView(spec.output, "an output"); !why.empty()) return why;
-  if (spec.dropout && BitsOf(spec.dropout->mask.type) > 0) {
-    const View& mask = spec.dropout->mask;
-    if (BitsOf(mask.type) < 8) {
-      return absl::StrCat("a dropout mask of type ", std::string(DataTypeName(mask.type)));
-    }
-    if (std::string why = WhyNotView(mask, "a dropout mask"); !why.empty()) return why;
-  }
+std::string WhyNotRounding(const AttentionSpec& spec) {
   if (!spec.probs_quantization) return "";
-  const FakeQuantize& rounding = *spec.probs_quantization;
-  if (BitsOf(rounding.type) > 16 && rounding.type != kvant::kF32) {
-    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)));
-  }
-  if (IsInteger(rounding.type) && (rounding.zero_point < LowestOf(rounding.type) ||
-                                   rounding.zero_point > HighestOf(rounding.type))) {
-    return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(rounding.type)),
-                        " with a zero point of ", rounding.zero_point, ", outside the type");
-  }
-  return "";
+  const DataType type = spec.probs_quantization->type;
+  if (BitsOf(type) <= 16 || type == kvant::kF32) return "";
+  return absl::StrCat("probabilities rounded to ", std::string(DataTypeName(type)));
 }
 
 }  // namespace
@@ -152,10 +102,8 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   };
   if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
   for (const std::string& why :
-       {WhyNotView(spec.q, "queries"), WhyNotSizes(spec),
-        WhyNotSegments(spec.k, spec.kv_len, "keys"), WhyNotSegments(spec.v, spec.kv_len, "values"),
-        WhyNotSteps(spec), WhyNotIndices(spec), WhyNotHostScalars(spec), WhyNotOutputs(spec),
-        WhyNotRotations(spec)}) {
+       {WhyNotSizes(spec), WhyNotCounts(spec), WhyNoKernel(spec), WhyNotIndices(spec),
+        WhyNotHostScalars(spec), WhyNotRounding(spec), WhyNotRotations(spec)}) {
     if (!why.empty()) return why;
   }
   return "";

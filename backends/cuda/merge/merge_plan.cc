@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/graph/status.h"
@@ -18,10 +19,6 @@ constexpr KernelRow kKernel = {
 #define KVANT_MERGE_KERNEL(entry, Class) #entry, "merge", #Class, "MergeTraits", "MergeParams"
 #include "kvant/backends/cuda/kernels.inc"
 };
-
-absl::Status Refusal(const std::string& what) {
-  return MakeError(ErrorKind::kUnimplemented, "does not take ", what);
-}
 
 // Where rows of an array lie, and within them channels.
 struct Rows {
@@ -49,13 +46,13 @@ class Planner {
     const int64_t threads = std::max<int64_t>(1, (channels + kMergeChannels - 1) / kMergeChannels);
     if (rows == 0 || (channels == 0 && !spec_.stats.present())) return std::move(plan_);
     if (channels > kMostThreads || rows > kMostThreads / threads) {
-      return Refusal(absl::StrCat("outputs of ", rows, " rows of ", channels,
-                                  " channels, more than ", kMostThreads, " threads"));
+      return NotTaken(absl::StrCat("outputs of ", rows, " rows of ", channels,
+                                   " channels, more than ", kMostThreads, " threads"));
     }
     MergeAxes();
     if (extents_.size() > kMaxMergeAxes) {
-      return Refusal(absl::StrCat("outputs of ", extents_.size() + 1, " axes, more than ",
-                                  kMaxMergeAxes + 1, ", with neighbours merged"));
+      return NotTaken(absl::StrCat("outputs of ", extents_.size() + 1, " axes, more than ",
+                                   kMaxMergeAxes + 1, ", with neighbours merged"));
     }
     params_.channels = static_cast<i32>(channels);
     params_.row_threads = static_cast<u32>(threads);
@@ -71,8 +68,8 @@ class Planner {
   absl::Status Collect() {
     for (const MergeSpec::Part& part : spec_.parts) {
       for (const PortArray* array : {&part.output, &part.stats}) {
-        if (array->constant) return Refusal("constants as parts of attention");
-        if (array->on_host) return Refusal("host scalars as parts of attention");
+        if (array->constant) return NotTaken("constants as parts of attention");
+        if (array->on_host) return NotTaken("host scalars as parts of attention");
       }
       sides_.push_back({RowsOf(part.output), RowsOf(part.stats)});
     }

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/kernel_traits.h"
-#include "kvant/graph/status.h"
 
 namespace kvant::cuda {
 namespace {
@@ -35,10 +35,6 @@ int64_t PowerOfTwoFrom(int64_t x) {
   return power;
 }
 
-absl::Status Refusal(absl::string_view what) {
-  return MakeError(ErrorKind::kUnimplemented, "does not take ", what);
-}
-
 void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch) {
   if (array.constant) return launch.binding.AddConstants(offset, array.constant->data(), 8);
   launch.binding.ports.push_back({offset, array.port, array.output});
@@ -56,12 +52,12 @@ int64_t ElementsOf(const StoreAxes& axes) {
 
 absl::Status CheckSize(const StoreAxes& axes) {
   if (ElementsOf(axes) > kMostElements) {
-    return Refusal(
+    return NotTaken(
         absl::StrCat("tensors of ", ElementsOf(axes), " elements, more than ", kMostElements));
   }
   if (axes.size() > kMaxQuantizeAxes) {
-    return Refusal(absl::StrCat("tensors of ", axes.size(), " axes, more than ", kMaxQuantizeAxes,
-                                ", with neighbours merged"));
+    return NotTaken(absl::StrCat("tensors of ", axes.size(), " axes, more than ", kMaxQuantizeAxes,
+                                 ", with neighbours merged"));
   }
   return absl::OkStatus();
 }

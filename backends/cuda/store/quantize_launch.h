@@ -19,8 +19,6 @@ inline constexpr int64_t kMostThreads = 256;
 
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t PowerOfTwoFrom(int64_t x);
-// kUnimplemented: "does not take " and what.
-absl::Status Refusal(absl::string_view what);
 
 // Where an array lies that no port has: so far into the scratch.
 struct InScratch {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/backends/cuda/store/quantize_launch.h"
 #include "kvant/backends/cuda/store/rotate_plan.h"
@@ -97,7 +98,7 @@ class Planner {
   absl::Status Check() const {
     KVANT_RETURN_IF_ERROR(CheckSize(axes_));
     if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(spec_.codes))) {
-      return Refusal("codes of less than a byte whose lines interleave");
+      return NotTaken("codes of less than a byte whose lines interleave");
     }
     return absl::OkStatus();
   }
@@ -212,9 +213,9 @@ class Planner {
     const bool in_lanes = k.encodes && k.run_in_group && lines.size() <= 1 &&
                           ElementsOf(lines) <= kRun * kMaxLaneRuns * kWarp;
     if (ggml_ != kNoGgml && !in_lanes) {
-      return Refusal(absl::StrCat("formula ggml where groups are no runs of up to ",
-                                  kRun * kMaxLaneRuns * kWarp,
-                                  " elements side by side in whole bytes"));
+      return NotTaken(absl::StrCat("formula ggml where groups are no runs of up to ",
+                                   kRun * kMaxLaneRuns * kWarp,
+                                   " elements side by side in whole bytes"));
     }
     if (in_lanes) ChooseLanes(ElementsOf(lines), k);
     const int per_byte = PerByte(spec_.zero_points);
@@ -222,7 +223,7 @@ class Planner {
         per_byte > 1 && !(in_lanes && kWarp / k.lanes % per_byte == 0 && AreInWholeBytes(groups));
     const Axes packed = PackingAxes(groups);
     if (packs_later && !SharesBytesInOrder(packed, &Axis::codes, per_byte)) {
-      return Refusal("zero points of less than a byte whose lines interleave");
+      return NotTaken("zero points of less than a byte whose lines interleave");
     }
     if (packs_later) MoveZeroPoints(groups, launch);
     const bool encodes = k.encodes;
@@ -415,7 +416,7 @@ size_t QuantizePlan::ReserveScratch(int64_t bytes) {
 absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProperties& device) {
   const auto on_host = [](const PortArray& array) { return array.on_host; };
   if (on_host(spec.scales) || on_host(spec.zero_points) || on_host(spec.values)) {
-    return MakeError(ErrorKind::kUnimplemented, "does not take host scalars where it stores");
+    return NotTaken("host scalars where it stores");
   }
   QuantizePlan plan;
   if (spec.only_rotates()) {

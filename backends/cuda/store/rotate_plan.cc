@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cuda/hadamard.h"
@@ -32,7 +33,7 @@ absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::option
   if (ElementsOf(axes) == 0) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(CheckSize(axes));
   if (block > kMostRotated) {
-    return Refusal(
+    return NotTaken(
         absl::StrCat("Hadamard blocks of ", block, " elements, more than ", kMostRotated));
   }
   QuantizeLaunch launch;
