@@ -119,6 +119,12 @@ absl::Status ValidateTensor(const LogicalTensor& tensor) {
   return absl::OkStatus();
 }
 
+int64_t ElementsOf(absl::Span<const int64_t> dims) {
+  int64_t elements = 1;
+  for (int64_t dim : dims) elements *= dim;
+  return elements;
+}
+
 Dims DenseStrides(absl::Span<const int64_t> dims) {
   Dims strides(dims.size(), 1);
   for (size_t i = dims.size(); i-- > 1;) {

@@ -83,6 +83,8 @@ inline bool MayEqual(int64_t a, int64_t b) {
 bool MayEqual(absl::Span<const int64_t> a, absl::Span<const int64_t> b);
 // Puts in what `other`, of the same rank, says of dims that are unknown.
 void Complete(Dims& dims, absl::Span<const int64_t> other);
+// The product of known dims.
+int64_t ElementsOf(absl::Span<const int64_t> dims);
 // Strides of a dense row-major tensor of these dims; they wrap where ValidateTensor would refuse.
 Dims DenseStrides(absl::Span<const int64_t> dims);
 // "1,8,4096,128"; unknown dims print as "?".

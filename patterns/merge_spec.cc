@@ -2,11 +2,7 @@
 
 namespace kvant {
 
-int64_t MergeSpec::rows() const {
-  int64_t rows = 1;
-  for (size_t d = 0; d + 1 < dims.size(); ++d) rows *= dims[d];
-  return rows;
-}
+int64_t MergeSpec::rows() const { return ElementsOf(absl::MakeSpan(dims).first(dims.size() - 1)); }
 
 MergeSpec ResolveMerge(const Graph& graph, absl::Span<const TensorId> inputs,
                        absl::Span<const TensorId> outputs) {

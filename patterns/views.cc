@@ -82,9 +82,7 @@ bool FoldedView::Reshape(absl::Span<const int64_t> dims) {
     flat.Push(atom, 0);
     total *= atom.extent;
   }
-  int64_t wanted = 1;
-  for (int64_t dim : dims) wanted *= dim;
-  if (wanted != total) return false;
+  if (ElementsOf(dims) != total) return false;
   if (total == 0) {
     const Dims zeros(dims.size(), 0);
     *this = FoldedView(dims, zeros);

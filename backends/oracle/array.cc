@@ -5,12 +5,6 @@
 
 namespace kvant::oracle {
 
-int64_t ElementsOf(absl::Span<const int64_t> dims) {
-  int64_t elements = 1;
-  for (int64_t dim : dims) elements *= dim;
-  return elements;
-}
-
 Array::Array(Dims shape) : dims(std::move(shape)), values(ElementsOf(dims)) {}
 
 IndexMap StridedMap(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides) {

@@ -30,8 +30,6 @@ struct Array {
   const double* data() const { return values.data(); }
 };
 
-int64_t ElementsOf(absl::Span<const int64_t> dims);
-
 // Where the elements of an array come from: element [c0, c1, ...] has index
 // axes[0][c0] + axes[1][c1] + ... Strides, broadcasting, groups and permutations are all tables.
 // There is an axis at least: a scalar is a row of one.

@@ -12,12 +12,6 @@ constexpr size_t kAlignment = 64;
 
 }  // namespace
 
-int64_t ElementsOf(absl::Span<const int64_t> dims) {
-  int64_t elements = 1;
-  for (int64_t dim : dims) elements *= dim;
-  return elements;
-}
-
 Array Plan::NewArray(Dims dims, Storage storage) {
   Array array{static_cast<int>(arrays_.size()), storage, std::move(dims)};
   arrays_.push_back(

@@ -29,8 +29,6 @@ inline Storage StorageOf(DataType type) {
 }
 inline size_t BytesOf(Storage storage) { return storage == Storage::kS64 ? 8 : 4; }
 
-int64_t ElementsOf(absl::Span<const int64_t> dims);
-
 // A handle; copies of it with other dims are the same memory, reshaped.
 struct Array {
   int id = -1;

@@ -425,9 +425,7 @@ absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProper
   }
   std::optional<InScratch> rotated;
   if (spec.hadamard > 0) {
-    int64_t elements = 1;
-    for (const int64_t dim : spec.dims) elements *= dim;
-    rotated = InScratch{plan.ReserveScratch(elements * int64_t{sizeof(float)})};
+    rotated = InScratch{plan.ReserveScratch(kvant::ElementsOf(spec.dims) * int64_t{sizeof(float)})};
     KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.Source(), rotated, plan));
   }
   KVANT_RETURN_IF_ERROR(Planner(spec, rotated, device, plan).Plan());

@@ -17,12 +17,6 @@
 namespace kvant::testing {
 namespace {
 
-int64_t ElementsOf(const Dims& dims) {
-  int64_t n = 1;
-  for (const int64_t dim : dims) n *= dim;
-  return n;
-}
-
 LogicalTensor Describe(TensorId id, DataType type, const Dims& dims,
                        const std::optional<Dims>& strides) {
   LogicalTensor tensor;
