@@ -10,11 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/attention_parts.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
-#include "kvant/backends/cuda/cache/cache_kernels.h"
-#include "kvant/backends/cuda/constants.h"
 #include "kvant/backends/cuda/merge/merge_plan.h"
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
@@ -47,6 +44,28 @@ AttentionSpec WithNegInfFills(AttentionSpec spec) {
   }
   return spec;
 }
+
+// What a partition's kernels read beside its ports, on the device.
+class Constants {
+ public:
+  static absl::StatusOr<std::shared_ptr<const Constants>> Copy(
+      std::shared_ptr<DeviceMemory> memory, const std::vector<std::byte>& bytes) {
+    KVANT_ASSIGN_OR_RETURN(void* data, memory->Allocate(bytes.size()));
+    auto constants = std::make_shared<Constants>(memory, static_cast<std::byte*>(data));
+    KVANT_RETURN_IF_ERROR(memory->CopyFromHost(data, bytes.data(), bytes.size()));
+    return constants;
+  }
+  Constants(std::shared_ptr<DeviceMemory> memory, std::byte* data)
+      : memory_(std::move(memory)), data_(data) {}
+  Constants(const Constants&) = delete;
+  Constants& operator=(const Constants&) = delete;
+  ~Constants() { memory_->Free(data_); }
+  const std::byte* data() const { return data_; }
+
+ private:
+  const std::shared_ptr<DeviceMemory> memory_;
+  std::byte* const data_;
+};
 
 // A kernel and how it is launched, whatever it is of.
 struct PlannedLaunch {

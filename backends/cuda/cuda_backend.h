@@ -25,6 +25,9 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
 absl::StatusOr<std::vector<KernelSpec>> KernelsOf(const Partition& partition,
                                                   const DeviceProperties& device);
 
+// The kernels of kernels/cuda/cache.h. Errors as Launcher::Load.
+absl::StatusOr<std::unique_ptr<CacheKernels>> LoadCacheKernels(std::shared_ptr<Launcher> launcher);
+
 }  // namespace kvant::cuda
 
 #endif  // KVANT_BACKENDS_CUDA_CUDA_BACKEND_H_

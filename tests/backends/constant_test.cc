@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
-#include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/engine.h"

@@ -1,9 +1,10 @@
-#include "kvant/backends/cuda/attention/attention_kernel.h"
-
+// The attention kernels, specialised.
 #include <algorithm>
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/attention/attention_parts.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/kernel_traits.h"
 #include "kvant/kernels/cuda/attention_codes.h"
 #include "kvant/kernels/cuda/tile_feed.h"

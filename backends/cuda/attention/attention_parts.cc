@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cuda/attention/codes_plan.h"
-#include "kvant/backends/cuda/attention/describe_attention.h"
 
 namespace kvant::cuda {
 namespace {

@@ -24,6 +24,9 @@ struct PartsPlan : AttentionLaunch {
 std::optional<PartsPlan> PlanParts(const AttentionSpec& spec, const DeviceProperties& device,
                                    std::string& why_not);
 
+// The kernel that a plan asks for. Its round is that of codes.
+KernelSpec MakePartsKernel(const PartsPlan& plan);
+
 }  // namespace kvant::cuda
 
 #endif  // KVANT_BACKENDS_CUDA_ATTENTION_ATTENTION_PARTS_H_

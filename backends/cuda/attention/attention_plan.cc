@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/attention/codes_plan.h"
-#include "kvant/backends/cuda/attention/describe_attention.h"
 #include "kvant/kernels/cuda/attention_tiles.h"
 #include "kvant/kernels/cuda/codes_slices.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kvant/backends/cuda/kernel_binding.h"
 #include "kvant/backends/cuda/runtime/device_properties.h"
-#include "kvant/backends/cuda/runtime/kernel_source.h"
+#include "kvant/backends/cuda/runtime/launcher.h"
 #include "kvant/kernels/cuda/attention_params.h"
 #include "kvant/patterns/attention_spec.h"
 
@@ -47,6 +47,13 @@ struct AttentionPlan : AttentionLaunch {
 // asynchronously, 16 bytes at a time.
 inline constexpr size_t kPointerAlignment = 16;
 
+// Why no kernel takes `spec`, in a sentence; empty if one does.
+std::string WhyUnsupported(const AttentionSpec& spec);
+
+// Fills in all of the plan that does not depend on the device: the spec in the words of the
+// kernels, traits, parameters and which port each pointer is. `spec` must be supported.
+void DescribeAttention(const AttentionSpec& spec, AttentionPlan& plan);
+
 // kUnimplemented, with a sentence: what of the spec the kernels do not take, or that its tiles
 // exceed the device's shared memory.
 absl::StatusOr<AttentionPlan> PlanAttention(const AttentionSpec& spec,
@@ -62,6 +69,9 @@ absl::StatusOr<AttentionPlan> PlanCodesPart(const AttentionSpec& spec, double sl
 // By tiles, so small that a multiprocessor has room for so many blocks.
 absl::StatusOr<AttentionPlan> PlanOthersPart(const AttentionSpec& spec, double slot_share,
                                              int blocks, const DeviceProperties& device);
+
+// The kernel that a plan asks for.
+KernelSpec MakeAttentionKernel(const AttentionPlan& plan);
 
 }  // namespace kvant::cuda
 

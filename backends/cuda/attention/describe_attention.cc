@@ -1,5 +1,4 @@
-#include "kvant/backends/cuda/attention/describe_attention.h"
-
+// An AttentionSpec in the words of the kernels.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/kernels/cuda/codes_format.h"
 

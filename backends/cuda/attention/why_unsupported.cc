@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cuda/attention/describe_attention.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/kernels/cuda/attention_params.h"
 
 namespace kvant::cuda {

@@ -1,11 +1,11 @@
-#include "kvant/backends/cuda/cache/cache_kernels.h"
-
+// The kernels of kernels/cuda/cache.h, loaded.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/substitute.h"
+#include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/graph/status.h"
 
 namespace kvant::cuda {

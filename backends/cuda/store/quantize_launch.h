@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "kvant/backends/cuda/store/quantize_plan.h"
@@ -50,6 +51,11 @@ StoreAxis TakeRun(StoreAxes& axes);
 void SetRun(const StoreAxis& run, QuantizeLaunch& launch);
 // Blocks for so many threads, or more.
 void SetThreads(int64_t wanted, QuantizeLaunch& launch);
+
+// Adds the launch of the spec's rotation, from its values to `to`, which is in the scratch or has a
+// port. kUnimplemented, with a sentence: too large, blocks of more than 32768 elements.
+absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<InScratch> place,
+                         QuantizePlan& plan);
 
 }  // namespace kvant::cuda
 

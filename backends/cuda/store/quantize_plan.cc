@@ -12,7 +12,6 @@
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/backends/cuda/store/quantize_launch.h"
-#include "kvant/backends/cuda/store/rotate_plan.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/codebook.h"
 #include "kvant/kernels/cuda/group_parameters.h"

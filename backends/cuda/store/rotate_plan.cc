@@ -1,5 +1,4 @@
-#include "kvant/backends/cuda/store/rotate_plan.h"
-
+// Hadamard on CUDA devices.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/cuda/element_type.h"
+#include "kvant/backends/cuda/store/quantize_launch.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cuda/hadamard.h"
 

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cuda/attention/attention_kernel.h"
 #include "kvant/backends/cuda/attention/attention_parts.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tools/attention_graph.h"

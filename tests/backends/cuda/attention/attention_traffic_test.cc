@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvant/backends/cuda/attention/attention_kernel.h"
+#include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/simt/bodies.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/device/simt.h"

@@ -1,7 +1,5 @@
 // The tasks of a cache as CUDA kernels, beside the same on the host: the same bytes, and none
 // elsewhere.
-#include "kvant/backends/cuda/cache/cache_kernels.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvant/backends/cuda/cuda_backend.h"
 #include "kvant/backends/cuda/simt/launcher.h"
 
 namespace kvant::cuda {
