@@ -6,7 +6,6 @@
 
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
-#include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/code_parameters.h"

@@ -73,6 +73,12 @@ class Plan : public Executable {
   int64_t schedule_floats_ = 0;
 };
 
+// Of a softmax over queries, which is two plans (query_softmax.cc). Why they do not take `spec`, in
+// a sentence; empty if they do.
+std::string WhyNotTwoPasses(const AttentionSpec& spec);
+// `spec` must be supported.
+std::unique_ptr<Executable> MakeTwoPasses(const AttentionSpec& spec, const KernelSet& kernels);
+
 }  // namespace kvant::cpu
 
 #endif  // KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_

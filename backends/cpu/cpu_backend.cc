@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "kvant/backends/cpu/attention_plan.h"
-#include "kvant/backends/cpu/query_softmax.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -38,7 +37,7 @@ absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec
   if (const std::string why = WhyUnsupported(spec); !why.empty()) {
     return NotTaken(why);
   }
-  if (spec.over_queries) return std::make_unique<QuerySoftmax>(spec, kernels);
+  if (spec.over_queries) return MakeTwoPasses(spec, kernels);
   return std::make_unique<Plan>(spec, kernels);
 }
 

@@ -1,9 +1,12 @@
-#include "kvant/backends/cpu/query_softmax.h"
-
+// Attention whose softmax is over the queries: two runs of the kernel, and no matrix of scores.
+//
+//   L[c]    = max and ln sum exp over r of s[r, c]      the transposed problem: keys ask queries
+//   O[r, d] = sum_c exp(s[r, c] - L[c]) * V[c, d]
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/kernels/cpu/attention_args.h"
 
 namespace kvant::cpu {
@@ -42,6 +45,46 @@ int64_t StatisticsFloats(const AttentionSpec& spec) {
   return CeilDiv(2 * columns, 16) * 16;  // what follows begins at a cache line
 }
 
+class QuerySoftmax : public Executable {
+ public:
+  QuerySoftmax(const AttentionSpec& spec, const KernelSet& kernels)
+      : name_(kernels.name),
+        output_(spec, kernels, SoftmaxPass::kProbabilities),
+        statistics_(Transposed(spec, output_.problem()), kernels, SoftmaxPass::kStatistics),
+        statistics_floats_(StatisticsFloats(spec)) {}
+
+  std::string kernel() const override {
+    const int64_t bytes = statistics_floats_ * static_cast<int64_t>(sizeof(float));
+    return absl::StrCat("cpu/", name_,
+                        " softmax over queries in two passes: statistics of columns, ",
+                        CeilDiv(bytes, 1024), " KiB, by ", statistics_.ToString(), "; output by ",
+                        output_.ToString());
+  }
+  double rounding() const override { return output_.rounding(); }
+  size_t scratch_bytes(int max_concurrency) const override {
+    const int64_t pass =
+        std::max(statistics_.scratch(max_concurrency), output_.scratch(max_concurrency));
+    return (statistics_floats_ + pass) * sizeof(float);
+  }
+  bool keeps_scratch() const override { return false; }
+
+  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const override {
+    const AttentionSpec& spec = output_.spec();
+    if (spec.q_len == 0 || spec.v_head_size == 0) return absl::OkStatus();
+    float* const statistics = reinterpret_cast<float*>(scratch);
+    statistics_.Run(place.executor, inputs, {}, statistics, statistics + statistics_floats_);
+    output_.Run(place.executor, inputs, outputs, statistics, statistics + statistics_floats_);
+    return absl::OkStatus();
+  }
+
+ private:
+  const char* const name_;
+  const Plan output_;      // the second pass, whose products the first takes too
+  const Plan statistics_;  // the first
+  const int64_t statistics_floats_;
+};
+
 }  // namespace
 
 std::string WhyNotTwoPasses(const AttentionSpec& spec) {
@@ -62,33 +105,8 @@ std::string WhyNotTwoPasses(const AttentionSpec& spec) {
   return "";
 }
 
-QuerySoftmax::QuerySoftmax(const AttentionSpec& spec, const KernelSet& kernels)
-    : name_(kernels.name),
-      output_(spec, kernels, SoftmaxPass::kProbabilities),
-      statistics_(Transposed(spec, output_.problem()), kernels, SoftmaxPass::kStatistics),
-      statistics_floats_(StatisticsFloats(spec)) {}
-
-std::string QuerySoftmax::kernel() const {
-  const int64_t bytes = statistics_floats_ * static_cast<int64_t>(sizeof(float));
-  return absl::StrCat("cpu/", name_, " softmax over queries in two passes: statistics of columns, ",
-                      CeilDiv(bytes, 1024), " KiB, by ", statistics_.ToString(), "; output by ",
-                      output_.ToString());
-}
-
-size_t QuerySoftmax::scratch_bytes(int max_concurrency) const {
-  const int64_t pass =
-      std::max(statistics_.scratch(max_concurrency), output_.scratch(max_concurrency));
-  return (statistics_floats_ + pass) * sizeof(float);
-}
-
-absl::Status QuerySoftmax::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                               absl::Span<void* const> outputs, std::byte* scratch) const {
-  const AttentionSpec& spec = output_.spec();
-  if (spec.q_len == 0 || spec.v_head_size == 0) return absl::OkStatus();
-  float* const statistics = reinterpret_cast<float*>(scratch);
-  statistics_.Run(place.executor, inputs, {}, statistics, statistics + statistics_floats_);
-  output_.Run(place.executor, inputs, outputs, statistics, statistics + statistics_floats_);
-  return absl::OkStatus();
+std::unique_ptr<Executable> MakeTwoPasses(const AttentionSpec& spec, const KernelSet& kernels) {
+  return std::make_unique<QuerySoftmax>(spec, kernels);
 }
 
 }  // namespace kvant::cpu
