@@ -39,67 +39,31 @@ RotateProblem DescribeRotation(const StoreSpec& spec, const PortArray& to) {
   return p;
 }
 
-// `buffers`: a piece for each slot.
-void Rotate(const KernelSet& kernels, const RotateProblem& problem, Executor& executor,
-            const void* src, void* dst, float* buffers) {
-  ForEach(executor, RotateUnits(problem), [&](int64_t unit, int slot) {
-    RotateUnit(kernels, problem, src, dst, unit, buffers + slot * problem.piece);
-  });
-}
-
-int64_t RotationBytes(const RotateProblem& problem, int max_concurrency) {
-  return RoundToLine(max_concurrency * problem.piece * kFloatBytes);
-}
-
-std::string InWords(const RotateProblem& problem) {
-  return absl::StrCat("Hadamard in blocks of ", problem.block);
-}
-
-class Rotation : public Executable {
+// A rotation, or a quantization, of values that are rotated into scratch before if they are.
+class Store : public Executable {
  public:
-  Rotation(const StoreSpec& spec, const KernelSet& kernels)
-      : spec_(spec), problem_(DescribeRotation(spec, spec.codes)), kernels_(kernels) {}
-
-  std::string kernel() const override {
-    return absl::StrCat("cpu/", kernels_.name, " ", InWords(problem_));
-  }
-  size_t scratch_bytes(int max_concurrency) const override {
-    return RotationBytes(problem_, max_concurrency);
-  }
-  absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
-                   absl::Span<void* const> outputs, std::byte* scratch) const override {
-    Rotate(kernels_, problem_, place.executor, spec_.values.Find(inputs, outputs),
-           outputs[spec_.codes.port], reinterpret_cast<float*>(scratch));
-    return absl::OkStatus();
-  }
-
- private:
-  const StoreSpec spec_;
-  const RotateProblem problem_;
-  const KernelSet& kernels_;
-};
-
-// Of values that are rotated into scratch before, if they are.
-class Quantization : public Executable {
- public:
-  Quantization(const StoreSpec& spec, const KernelSet& kernels)
-      : spec_(spec), kernels_(kernels), plan_(spec) {
+  Store(const StoreSpec& spec, const KernelSet& kernels) : spec_(spec), kernels_(kernels) {
+    if (!spec.only_rotates()) plan_.emplace(spec);
     if (spec.hadamard == 0) return;
-    rotation_ = DescribeRotation(spec, spec.Source());
+    rotation_ = DescribeRotation(spec, plan_ ? spec.Source() : spec.codes);
+    if (!plan_) return;
     rotated_bytes_ = RoundToLine(rotation_->lines * rotation_->line.extent * kFloatBytes);
   }
 
-  std::string WhyUnsupported() const { return plan_.WhyUnsupported(); }
+  std::string WhyUnsupported() const { return plan_ ? plan_->WhyUnsupported() : ""; }
 
   std::string kernel() const override {
-    return absl::StrCat("cpu/", kernels_.name, " ", plan_.ToString(),
-                        rotation_ ? absl::StrCat(" after ", InWords(*rotation_)) : "");
+    const std::string rotation =
+        rotation_ ? absl::StrCat("Hadamard in blocks of ", rotation_->block) : "";
+    return absl::StrCat("cpu/", kernels_.name, " ", plan_ ? plan_->ToString() : "",
+                        plan_ && rotation_ ? " after " : "", rotation);
   }
 
   size_t scratch_bytes(int max_concurrency) const override {
-    const int64_t ranges = RangeFloats(plan_.problem()) * kFloatBytes;
-    if (!rotation_) return ranges;
-    return rotated_bytes_ + std::max(RotationBytes(*rotation_, max_concurrency), ranges);
+    const int64_t ranges = plan_ ? RangeFloats(plan_->problem()) * kFloatBytes : 0;
+    const int64_t pieces =
+        rotation_ ? RoundToLine(max_concurrency * rotation_->piece * kFloatBytes) : 0;
+    return rotated_bytes_ + std::max(pieces, ranges);
   }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
@@ -110,10 +74,18 @@ class Quantization : public Executable {
       return array.present() ? const_cast<void*>(array.Find(inputs, outputs)) : nullptr;
     };
     QuantizeCall call;
-    call.problem = &plan_.problem();
-    call.kernels = &kernels_;
     call.src = find(spec_.values);
     call.codes = find(spec_.codes);
+    if (rotation_) {
+      void* const rotated = plan_ ? scratch : call.codes;
+      ForEach(place.executor, RotateUnits(*rotation_), [&](int64_t unit, int slot) {
+        RotateUnit(kernels_, *rotation_, call.src, rotated, unit, floats + slot * rotation_->piece);
+      });
+      call.src = rotated;
+    }
+    if (!plan_) return absl::OkStatus();
+    call.problem = &plan_->problem();
+    call.kernels = &kernels_;
     call.scales = find(spec_.scales);
     call.zero_points = find(spec_.zero_points);
     call.ranges = floats;
@@ -122,16 +94,12 @@ class Quantization : public Executable {
       call.position_type = spec_.position.array.type;
       call.position_step = spec_.position.array.strides[0];
     }
-    if (rotation_) {
-      Rotate(kernels_, *rotation_, place.executor, call.src, scratch, floats);
-      call.src = scratch;
-    }
-    const int64_t units = QuantizeUnits(plan_.problem());
+    const int64_t units = QuantizeUnits(plan_->problem());
     const auto for_each = [&](auto body) {
-      if (!plan_.serial()) return ForEach(place.executor, units, body);
+      if (!plan_->serial()) return ForEach(place.executor, units, body);
       for (int64_t unit = 0; unit < units; ++unit) body(unit, 0);
     };
-    if (HasRangePass(plan_.problem())) {
+    if (HasRangePass(plan_->problem())) {
       for_each([&call](int64_t unit, int) { FindRanges(call, unit); });
     }
     for_each([&call](int64_t unit, int) { QuantizeUnit(call, unit); });
@@ -141,7 +109,7 @@ class Quantization : public Executable {
  private:
   const StoreSpec spec_;
   const KernelSet& kernels_;
-  const QuantizePlan plan_;
+  std::optional<QuantizePlan> plan_;  // none: it only rotates
   std::optional<RotateProblem> rotation_;
   int64_t rotated_bytes_ = 0;
 };
@@ -151,10 +119,9 @@ class Quantization : public Executable {
 absl::StatusOr<std::unique_ptr<Executable>> CompileStore(const StoreSpec& spec,
                                                          const KernelSet& kernels) {
   if (spec.dequantizes) return NotTaken("DynamicDequantize by itself");
-  if (spec.only_rotates()) return std::make_unique<Rotation>(spec, kernels);
-  auto quantization = std::make_unique<Quantization>(spec, kernels);
-  if (const std::string why = quantization->WhyUnsupported(); !why.empty()) return NotTaken(why);
-  return quantization;
+  auto store = std::make_unique<Store>(spec, kernels);
+  if (const std::string why = store->WhyUnsupported(); !why.empty()) return NotTaken(why);
+  return store;
 }
 
 }  // namespace kvant::cpu
