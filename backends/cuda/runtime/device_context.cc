@@ -1,5 +1,7 @@
 #include "kvant/backends/cuda/runtime/device_context.h"
 
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/status.h"
 
@@ -30,7 +32,7 @@ absl::Status DeviceContext::Call(const char* name, CUresult (*DriverApi::*entry)
   return Within([&] { return driver_->Check((driver_->api().*entry)(arguments...), name); });
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceContext>> DeviceContext::Retain(
+absl::StatusOr<std::shared_ptr<DeviceContext>> DeviceContext::Retain(
     std::shared_ptr<const Driver> driver, int device_index) {
   KVANT_ASSIGN_OR_RETURN(const CUdevice device, driver->Device(device_index));
   CUcontext context = nullptr;
@@ -39,7 +41,7 @@ absl::StatusOr<std::shared_ptr<const DeviceContext>> DeviceContext::Retain(
       !status.ok()) {
     return Detail(status, absl::StrCat("device ", device_index));
   }
-  return std::shared_ptr<const DeviceContext>(
+  return std::shared_ptr<DeviceContext>(
       new DeviceContext(std::move(driver), device_index, device, context));
 }
 
@@ -89,46 +91,55 @@ absl::Status DeviceContext::Launch(CUfunction function, const LaunchShape& shape
               shape.threads, 1, 1, shape.shared_bytes, stream, nullptr, extra);
 }
 
-absl::StatusOr<CUdeviceptr> DeviceContext::Allocate(size_t bytes) const {
+absl::StatusOr<void*> DeviceContext::Allocate(size_t bytes) {
+  if (bytes == 0) return nullptr;
   CUdeviceptr memory = 0;
   const absl::Status status = Call("cuMemAlloc", &DriverApi::MemAlloc, &memory, bytes);
   if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on device ", device_index_));
-  return memory;
+  absl::Status zeroed =
+      Call("cuMemsetD8Async", &DriverApi::MemsetD8Async, memory, 0, bytes, nullptr);
+  // A stream that does not wait for the default one may use the memory at once.
+  if (zeroed.ok()) zeroed = Synchronize(nullptr);
+  if (zeroed.ok()) return reinterpret_cast<void*>(memory);
+  Free(reinterpret_cast<void*>(memory));
+  return zeroed;
 }
 
-void DeviceContext::Free(CUdeviceptr memory) const {
-  Call("cuMemFree", &DriverApi::MemFree, memory).IgnoreError();
+void DeviceContext::Free(void* memory) {
+  if (memory == nullptr) return;
+  Call("cuMemFree", &DriverApi::MemFree, reinterpret_cast<CUdeviceptr>(memory)).IgnoreError();
 }
 
-absl::StatusOr<void*> DeviceContext::AllocateOnHost(size_t bytes) const {
+absl::StatusOr<void*> DeviceContext::AllocateOnHost(size_t bytes) {
   void* memory = nullptr;
   const absl::Status status = Call("cuMemHostAlloc", &DriverApi::MemHostAlloc, &memory, bytes,
                                    CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
   if (!status.ok()) return Detail(status, absl::StrCat(bytes, " bytes on the host"));
+  std::memset(memory, 0, bytes);
   return memory;
 }
 
-void DeviceContext::FreeOnHost(void* memory) const {
+void DeviceContext::FreeOnHost(void* memory) {
+  if (memory == nullptr) return;
   Call("cuMemFreeHost", &DriverApi::MemFreeHost, memory).IgnoreError();
 }
 
-absl::Status DeviceContext::FillAsync(CUdeviceptr to, uint8_t value, size_t bytes,
-                                      CUstream stream) const {
-  return Call("cuMemsetD8Async", &DriverApi::MemsetD8Async, to, value, bytes, stream);
+absl::Status DeviceContext::CopyFromHost(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(Call("cuMemcpyHtoDAsync", &DriverApi::MemcpyHtoDAsync,
+                             reinterpret_cast<CUdeviceptr>(to), from, bytes, nullptr));
+  return Synchronize(nullptr);
 }
 
-absl::Status DeviceContext::CopyToDeviceAsync(CUdeviceptr to, const void* from, size_t bytes,
-                                              CUstream stream) const {
-  return Call("cuMemcpyHtoDAsync", &DriverApi::MemcpyHtoDAsync, to, from, bytes, stream);
+absl::Status DeviceContext::CopyToHost(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(Call("cuMemcpyDtoHAsync", &DriverApi::MemcpyDtoHAsync, to,
+                             reinterpret_cast<CUdeviceptr>(from), bytes, nullptr));
+  return Synchronize(nullptr);
 }
 
-absl::Status DeviceContext::CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes,
-                                            CUstream stream) const {
-  return Call("cuMemcpyDtoHAsync", &DriverApi::MemcpyDtoHAsync, to, from, bytes, stream);
-}
-
-absl::Status DeviceContext::Synchronize(CUstream stream) const {
-  return Call("cuStreamSynchronize", &DriverApi::StreamSynchronize, stream);
+absl::Status DeviceContext::Synchronize(void* stream) {
+  return Call("cuStreamSynchronize", &DriverApi::StreamSynchronize, static_cast<CUstream>(stream));
 }
 
 std::optional<DeviceMemory::Unreachable> DeviceContext::FindUnreachable(
@@ -174,7 +185,8 @@ absl::Status DeviceContext::AskCaptured(CUstream stream, bool& captured) const {
 }
 
 // A captured stream is not asked for its id, which drivers may refuse: it is what it was before.
-absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream) const {
+absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(void* handle) {
+  auto* const stream = static_cast<CUstream>(handle);
   bool captured = false;
   unsigned long long id = 0;
   KVANT_RETURN_IF_ERROR(Within([&] {
@@ -197,13 +209,14 @@ absl::StatusOr<DeviceMemory::StreamOrder> DeviceContext::OrderOf(CUstream stream
       "once before the capture, or bring scratch");
 }
 
-absl::StatusOr<bool> DeviceContext::IsCaptured(CUstream stream) const {
+absl::StatusOr<bool> DeviceContext::IsCaptured(void* stream) {
   bool captured = false;
-  KVANT_RETURN_IF_ERROR(Within([&] { return AskCaptured(stream, captured); }));
+  KVANT_RETURN_IF_ERROR(
+      Within([&] { return AskCaptured(static_cast<CUstream>(stream), captured); }));
   return captured;
 }
 
-absl::Status DeviceContext::SynchronizeAll() const {
+absl::Status DeviceContext::SynchronizeAll() {
   return Call("cuCtxSynchronize", &DriverApi::CtxSynchronize);
 }
 

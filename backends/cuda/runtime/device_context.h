@@ -1,4 +1,4 @@
-// DeviceContext: a device's primary context, and what is done in it.
+// DeviceContext: a device's primary context, its memory, and what is done in it.
 #ifndef KVANT_BACKENDS_CUDA_RUNTIME_DEVICE_CONTEXT_H_
 #define KVANT_BACKENDS_CUDA_RUNTIME_DEVICE_CONTEXT_H_
 
@@ -22,16 +22,15 @@ namespace kvant::cuda {
 // The primary context is the one that frameworks use too, so their pointers and streams are good
 // here. Every call makes it current for its own duration and leaves the thread's context as it was:
 // several devices and several threads may be mixed freely. Streams: null is the default stream.
-class DeviceContext {
+class DeviceContext : public DeviceMemory {
  public:
-  static absl::StatusOr<std::shared_ptr<const DeviceContext>> Retain(
-      std::shared_ptr<const Driver> driver, int device_index);
-  ~DeviceContext();
+  static absl::StatusOr<std::shared_ptr<DeviceContext>> Retain(std::shared_ptr<const Driver> driver,
+                                                               int device_index);
+  ~DeviceContext() override;
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
 
   const Driver& driver() const { return *driver_; }
-  int device_index() const { return device_index_; }
 
   // `image`: a cubin.
   absl::StatusOr<CUmodule> LoadModule(const std::string& image) const;
@@ -49,26 +48,19 @@ class DeviceContext {
   absl::Status Launch(CUfunction function, const LaunchShape& shape, const void* params,
                       size_t param_bytes, CUstream stream) const;
 
-  // Not zeroed. kResourceExhausted with the bytes asked for.
-  absl::StatusOr<CUdeviceptr> Allocate(size_t bytes) const;
-  void Free(CUdeviceptr memory) const;
-  // Pinned, of the same address on the device; for every context. Not zeroed.
-  absl::StatusOr<void*> AllocateOnHost(size_t bytes) const;
-  void FreeOnHost(void* memory) const;
-
-  // Put onto the stream; host memory must stay as it is until the stream has come so far.
-  absl::Status FillAsync(CUdeviceptr to, uint8_t value, size_t bytes, CUstream stream) const;
-  absl::Status CopyToDeviceAsync(CUdeviceptr to, const void* from, size_t bytes,
-                                 CUstream stream) const;
-  absl::Status CopyToHostAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) const;
-  absl::Status Synchronize(CUstream stream) const;
-
-  // As DeviceMemory's.
-  std::optional<DeviceMemory::Unreachable> FindUnreachable(
-      absl::Span<const void* const> pointers) const;
-  absl::StatusOr<DeviceMemory::StreamOrder> OrderOf(CUstream stream) const;
-  absl::StatusOr<bool> IsCaptured(CUstream stream) const;
-  absl::Status SynchronizeAll() const;
+  // Pinned, of the same address on the device; for every context.
+  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override;
+  void FreeOnHost(void* memory) override;
+  absl::StatusOr<void*> Allocate(size_t bytes) override;
+  void Free(void* memory) override;
+  absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override;
+  absl::Status CopyToHost(void* to, const void* from, size_t bytes) override;
+  absl::Status Synchronize(void* stream) override;
+  bool asynchronous() const override { return true; }
+  std::optional<Unreachable> FindUnreachable(absl::Span<const void* const> pointers) const override;
+  absl::StatusOr<StreamOrder> OrderOf(void* stream) override;
+  absl::StatusOr<bool> IsCaptured(void* stream) override;
+  absl::Status SynchronizeAll() override;
 
  private:
   DeviceContext(std::shared_ptr<const Driver> driver, int device_index, CUdevice device,
@@ -94,8 +86,8 @@ class DeviceContext {
   int device_index_;
   CUdevice device_;
   CUcontext context_;
-  mutable std::mutex mutex_;
-  mutable absl::flat_hash_map<CUstream, std::optional<uint64_t>> last_ids_;  // that handles had
+  std::mutex mutex_;
+  absl::flat_hash_map<CUstream, std::optional<uint64_t>> last_ids_;  // that handles had
 };
 
 }  // namespace kvant::cuda

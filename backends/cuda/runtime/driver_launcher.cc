@@ -1,6 +1,5 @@
 #include "kvant/backends/cuda/runtime/driver_launcher.h"
 
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -65,85 +64,11 @@ class DriverKernel : public LoadedKernel {
   std::string description_;
 };
 
-class DriverMemory : public DeviceMemory {
- public:
-  explicit DriverMemory(std::shared_ptr<const DeviceContext> context)
-      : context_(std::move(context)) {}
-
-  absl::StatusOr<void*> Allocate(size_t bytes) override {
-    if (bytes == 0) return nullptr;
-    KVANT_ASSIGN_OR_RETURN(const CUdeviceptr memory, context_->Allocate(bytes));
-    absl::Status zeroed = context_->FillAsync(memory, 0, bytes, nullptr);
-    // A stream that does not wait for the default one may use the memory at once.
-    if (zeroed.ok()) zeroed = context_->Synchronize(nullptr);
-    if (!zeroed.ok()) {
-      context_->Free(memory);
-      return zeroed;
-    }
-    return reinterpret_cast<void*>(memory);
-  }
-
-  void Free(void* memory) override {
-    if (memory != nullptr) context_->Free(reinterpret_cast<CUdeviceptr>(memory));
-  }
-
-  absl::StatusOr<void*> AllocateOnHost(size_t bytes) override {
-    KVANT_ASSIGN_OR_RETURN(void* memory, context_->AllocateOnHost(bytes));
-    std::memset(memory, 0, bytes);
-    return memory;
-  }
-
-  void FreeOnHost(void* memory) override {
-    if (memory != nullptr) context_->FreeOnHost(memory);
-  }
-
-  absl::Status CopyFromHost(void* to, const void* from, size_t bytes) override {
-    if (bytes == 0) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(
-        context_->CopyToDeviceAsync(reinterpret_cast<CUdeviceptr>(to), from, bytes, nullptr));
-    return context_->Synchronize(nullptr);
-  }
-
-  absl::Status CopyToHost(void* to, const void* from, size_t bytes) override {
-    if (bytes == 0) return absl::OkStatus();
-    KVANT_RETURN_IF_ERROR(
-        context_->CopyToHostAsync(to, reinterpret_cast<CUdeviceptr>(from), bytes, nullptr));
-    return context_->Synchronize(nullptr);
-  }
-
-  absl::Status Synchronize(void* stream) override {
-    return context_->Synchronize(static_cast<CUstream>(stream));
-  }
-
-  bool asynchronous() const override { return true; }
-
-  std::optional<Unreachable> FindUnreachable(
-      absl::Span<const void* const> pointers) const override {
-    return context_->FindUnreachable(pointers);
-  }
-
-  absl::StatusOr<StreamOrder> OrderOf(void* stream) override {
-    return context_->OrderOf(static_cast<CUstream>(stream));
-  }
-
-  absl::StatusOr<bool> IsCaptured(void* stream) override {
-    return context_->IsCaptured(static_cast<CUstream>(stream));
-  }
-
-  absl::Status SynchronizeAll() override { return context_->SynchronizeAll(); }
-
- private:
-  const std::shared_ptr<const DeviceContext> context_;
-};
-
 class DriverLauncher : public Launcher {
  public:
-  DriverLauncher(std::shared_ptr<const DeviceContext> context, DeviceProperties properties,
+  DriverLauncher(std::shared_ptr<DeviceContext> context, DeviceProperties properties,
                  const JitOptions& options)
-      : context_(std::move(context)),
-        memory_(std::make_shared<DriverMemory>(context_)),
-        properties_(std::move(properties)),
-        jit_(options) {}
+      : context_(std::move(context)), properties_(std::move(properties)), jit_(options) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -172,7 +97,7 @@ class DriverLauncher : public Launcher {
                                                            static_cast<CUstream>(stream));
   }
 
-  std::shared_ptr<DeviceMemory> memory() const override { return memory_; }
+  std::shared_ptr<DeviceMemory> memory() const override { return context_; }
 
  private:
   absl::StatusOr<CUmodule> LoadModule(const Cubin& cubin, const std::string& name) const {
@@ -196,8 +121,7 @@ class DriverLauncher : public Launcher {
     return function;
   }
 
-  const std::shared_ptr<const DeviceContext> context_;
-  const std::shared_ptr<DeviceMemory> memory_;
+  const std::shared_ptr<DeviceContext> context_;
   const DeviceProperties properties_;
   Jit jit_;
 };
@@ -210,7 +134,7 @@ absl::StatusOr<std::shared_ptr<Launcher>> MakeDriverLauncher(int device_index,
   KVANT_ASSIGN_OR_RETURN(DeviceProperties properties, driver->Properties(device_index));
   JitOptions jit_options = options;
   if (jit_options.driver_version == 0) jit_options.driver_version = driver->version();
-  KVANT_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceContext> context,
+  KVANT_ASSIGN_OR_RETURN(std::shared_ptr<DeviceContext> context,
                          DeviceContext::Retain(std::move(driver), device_index));
   return std::make_shared<DriverLauncher>(std::move(context), std::move(properties), jit_options);
 }

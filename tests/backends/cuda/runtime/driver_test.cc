@@ -24,7 +24,7 @@ std::string OpenError() {
   return std::string(driver.status().message());
 }
 
-std::shared_ptr<const DeviceContext> MakeContext(int device) {
+std::shared_ptr<DeviceContext> MakeContext(int device) {
   return DeviceContext::Retain(*Driver::Open(), device).value();
 }
 
@@ -181,7 +181,7 @@ TEST(DeviceContextTest, CallsLeaveTheThreadsContextAsItWas) {
   ASSERT_TRUE(memory.ok());
   EXPECT_EQ(fake.context_depth(), 0u);
   fake.cuda().failures["cuMemsetD8Async"] = 719;
-  EXPECT_FALSE(context->FillAsync(*memory, 0, 64, nullptr).ok());
+  EXPECT_FALSE(context->Allocate(64).ok());
   EXPECT_EQ(fake.context_depth(), 0u);
   context->Free(*memory);
   EXPECT_TRUE(fake.cuda().memory.empty());
@@ -211,9 +211,9 @@ TEST(DeviceContextTest, EveryFailedCallIsNamed) {
          return context->Launch(nullptr, {1, 32, 0}, &byte, 1, nullptr);
        }},
       {"cuMemAlloc", [&] { return context->Allocate(1).status(); }},
-      {"cuMemsetD8Async", [&] { return context->FillAsync(0, 0, 1, nullptr); }},
-      {"cuMemcpyHtoDAsync", [&] { return context->CopyToDeviceAsync(0, &byte, 1, nullptr); }},
-      {"cuMemcpyDtoHAsync", [&] { return context->CopyToHostAsync(&byte, 0, 1, nullptr); }},
+      {"cuMemsetD8Async", [&] { return context->Allocate(1).status(); }},
+      {"cuMemcpyHtoDAsync", [&] { return context->CopyFromHost(nullptr, &byte, 1); }},
+      {"cuMemcpyDtoHAsync", [&] { return context->CopyToHost(&byte, nullptr, 1); }},
       {"cuStreamSynchronize", [&] { return context->Synchronize(nullptr); }},
       {"cuCtxSynchronize", [&] { return context->SynchronizeAll(); }},
       {"cuStreamIsCapturing", [&] { return context->OrderOf(nullptr).status(); }},
@@ -273,10 +273,10 @@ TEST(DeviceContextTest, TellsDevicePointersFromOthers) {
   FakeEnvironment fake;
   fake.cuda().devices.resize(2);
   const auto here = MakeContext(0), there = MakeContext(1);
-  const auto pointer = [](CUdeviceptr memory, size_t offset = 0) {
-    return reinterpret_cast<const char*>(memory) + offset;
+  const auto pointer = [](void* memory, size_t offset = 0) {
+    return static_cast<const char*>(memory) + offset;
   };
-  const CUdeviceptr own = here->Allocate(64).value(), foreign = there->Allocate(64).value();
+  void *const own = here->Allocate(64).value(), *const foreign = there->Allocate(64).value();
   const int host = 0;
   EXPECT_EQ(WhyUnreachable(*here, nullptr), "");
   EXPECT_EQ(WhyUnreachable(*here, pointer(own)), "");
@@ -284,7 +284,7 @@ TEST(DeviceContextTest, TellsDevicePointersFromOthers) {
   EXPECT_EQ(WhyUnreachable(*here, &host), "points to host memory");
   EXPECT_EQ(WhyUnreachable(*here, pointer(foreign)),
             "points to memory of device 1, not of device 0");
-  FakeBlock& block = fake.cuda().memory[reinterpret_cast<char*>(foreign)];
+  FakeBlock& block = fake.cuda().memory[static_cast<char*>(foreign)];
   block.kind = FakeMemory::kManaged;
   EXPECT_EQ(WhyUnreachable(*here, pointer(foreign)), "");
   block.kind = FakeMemory::kPinnedHost;
@@ -305,8 +305,8 @@ TEST(DeviceContextTest, TellsDevicePointersFromOthers) {
 TEST(DeviceContextTest, SeveralDevicesFromSeveralThreads) {
   FakeEnvironment fake;
   fake.cuda().devices.resize(3);
-  const std::shared_ptr<const DeviceContext> contexts[] = {MakeContext(0), MakeContext(1),
-                                                           MakeContext(2)};
+  const std::shared_ptr<DeviceContext> contexts[] = {MakeContext(0), MakeContext(1),
+                                                     MakeContext(2)};
   std::vector<std::thread> threads;
   threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
@@ -315,9 +315,8 @@ TEST(DeviceContextTest, SeveralDevicesFromSeveralThreads) {
         const int device = (t + i) % 3;
         const auto memory = contexts[device]->Allocate(16);
         ASSERT_TRUE(memory.ok());
-        EXPECT_EQ(WhyUnreachable(*contexts[device], reinterpret_cast<void*>(*memory)), "");
-        EXPECT_NE(WhyUnreachable(*contexts[(device + 1) % 3], reinterpret_cast<void*>(*memory)),
-                  "");
+        EXPECT_EQ(WhyUnreachable(*contexts[device], *memory), "");
+        EXPECT_NE(WhyUnreachable(*contexts[(device + 1) % 3], *memory), "");
         contexts[device]->Free(*memory);
       }
       EXPECT_EQ(fake.context_depth(), 0u);
