@@ -10,6 +10,7 @@
 
 #include "absl/types/span.h"
 #include "kvant/graph/constant.h"
+#include "kvant/patterns/attention_spec.h"
 
 namespace kvant::cuda {
 
@@ -48,6 +49,11 @@ struct KernelBinding {
   // Copied to the device when the partition is compiled.
   std::vector<std::byte> constant_bytes;
 
+  // The pointer at `offset` of the parameters is that of the array, which may be a constant.
+  void Add(size_t offset, const PortArray& array) {
+    if (array.constant) return AddConstants(offset, array.constant->data(), 8);
+    ports.push_back({offset, array.port, array.output});
+  }
   // The pointer at `offset` of the parameters is that of a copy of these bytes.
   void AddConstants(size_t offset, const void* from, size_t bytes) {
     constexpr size_t kAlignment = 16;
@@ -57,6 +63,13 @@ struct KernelBinding {
     constant_bytes.insert(constant_bytes.end(), begin, begin + bytes);
   }
 };
+
+// Where a field of these parameters is.
+template <typename Params, typename Field>
+size_t OffsetIn(const Params& params, const Field& field) {
+  return static_cast<size_t>(reinterpret_cast<const std::byte*>(&field) -
+                             reinterpret_cast<const std::byte*>(&params));
+}
 
 template <typename T>
 void SetField(void* params, size_t offset, T value) {

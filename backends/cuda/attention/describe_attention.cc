@@ -99,21 +99,16 @@ class Describer {
 
  private:
   template <typename Pointer>
-  size_t OffsetOf(const Pointer& field) const {
-    return static_cast<size_t>(reinterpret_cast<const char*>(&field) -
-                               reinterpret_cast<const char*>(&plan_.params));
-  }
-  template <typename Pointer>
   void BindPort(const Pointer& field, int port, bool output) {
-    plan_.binding.ports.push_back({OffsetOf(field), port, output});
+    plan_.binding.ports.push_back({OffsetIn(plan_.params, field), port, output});
   }
   template <typename Field>
   void BindValue(const Field& field, const View& view, HostValue::As as) {
-    plan_.binding.values.push_back({OffsetOf(field), view.port, view.type, as});
+    plan_.binding.values.push_back({OffsetIn(plan_.params, field), view.port, view.type, as});
   }
   template <typename Pointer, typename T>
   void BindConstants(const Pointer& field, const T* values, size_t count) {
-    plan_.binding.AddConstants(OffsetOf(field), values, count * sizeof(T));
+    plan_.binding.AddConstants(OffsetIn(plan_.params, field), values, count * sizeof(T));
   }
 
   using Dims5 = std::array<int64_t, kAxes>;

@@ -124,28 +124,19 @@ class Planner {
                        [](int64_t stride) { return stride % kMergeChannels == 0; });
   }
 
-  // Says where `part`, which is of the launch, lies: pointers are added by `add`, which is given
-  // where in the parameters they are.
-  template <typename Add>
-  void Place(const Side& side, MergeLaunch& launch, MergePart& part, const Add& add) const {
+  // Says where `part`, which is of the launch, lies, but for its pointers.
+  void Place(const Side& side, MergeLaunch& launch, MergePart& part) const {
     std::copy(side.output.strides.begin(), side.output.strides.end(), part.strides);
     std::copy(side.stats.strides.begin(), side.stats.strides.end(), part.stats_strides);
     part.channel = side.output.channel;
     launch.traits.vectors &= HasVectors(side.output);
-    const auto offset = [&](const void* field) {
-      return static_cast<size_t>(static_cast<const std::byte*>(field) -
-                                 reinterpret_cast<const std::byte*>(&launch.params));
-    };
-    add(offset(&part.output), offset(&part.stats));
   }
 
   void PlaceInPorts(const Side& side, const PortArray& output, const PortArray& stats,
                     MergeLaunch& launch, MergePart& part) const {
-    Place(side, launch, part, [&](size_t output_at, size_t stats_at) {
-      launch.binding.ports.push_back({output_at, output.port, output.output});
-      if (!stats.present()) return;
-      launch.binding.ports.push_back({stats_at, stats.port, stats.output});
-    });
+    Place(side, launch, part);
+    launch.binding.Add(OffsetIn(launch.params, part.output), output);
+    if (stats.present()) launch.binding.Add(OffsetIn(launch.params, part.stats), stats);
   }
 
   // There are two places in the scratch: a launch reads one and writes the other.
@@ -156,10 +147,10 @@ class Planner {
     const size_t outputs = aligned(spec_.rows() * spec_.dims.back());
     const size_t bytes = outputs + aligned(spec_.rows());
     plan_.scratch_bytes = 2 * bytes;
-    Place(sides_.back(), launch, part, [&](size_t output_at, size_t stats_at) {
-      launch.binding.scratch.push_back({output_at, which * bytes});
-      launch.binding.scratch.push_back({stats_at, which * bytes + outputs});
-    });
+    Place(sides_.back(), launch, part);
+    launch.binding.scratch.push_back({OffsetIn(launch.params, part.output), which * bytes});
+    launch.binding.scratch.push_back(
+        {OffsetIn(launch.params, part.stats), which * bytes + outputs});
   }
 
   void PlanLaunches() {

@@ -35,15 +35,6 @@ int64_t PowerOfTwoFrom(int64_t x) {
   return power;
 }
 
-void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch) {
-  if (array.constant) return launch.binding.AddConstants(offset, array.constant->data(), 8);
-  launch.binding.ports.push_back({offset, array.port, array.output});
-}
-
-void Bind(InScratch place, size_t offset, QuantizeLaunch& launch) {
-  launch.binding.scratch.push_back({offset, place.at});
-}
-
 int64_t ElementsOf(const StoreAxes& axes) {
   int64_t elements = 1;
   for (const StoreAxis& axis : axes) elements *= axis.extent;

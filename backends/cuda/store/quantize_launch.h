@@ -21,14 +21,6 @@ inline constexpr int64_t kMostThreads = 256;
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t PowerOfTwoFrom(int64_t x);
 
-// Where an array lies that no port has: so far into the scratch.
-struct InScratch {
-  size_t at = 0;
-};
-// Sets the pointer at `offset` of the launch's parameters.
-void Bind(const PortArray& array, size_t offset, QuantizeLaunch& launch);
-void Bind(InScratch place, size_t offset, QuantizeLaunch& launch);
-
 int64_t ElementsOf(const StoreAxes& axes);
 // That kernels can count elements and axes.
 absl::Status CheckSize(const StoreAxes& axes);
@@ -52,9 +44,10 @@ void SetRun(const StoreAxis& run, QuantizeLaunch& launch);
 // Blocks for so many threads, or more.
 void SetThreads(int64_t wanted, QuantizeLaunch& launch);
 
-// Adds the launch of the spec's rotation, from its values to `to`, which is in the scratch or has a
-// port. kUnimplemented, with a sentence: too large, blocks of more than 32768 elements.
-absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<InScratch> place,
+// Adds the launch of the spec's rotation, from its values to `to`, which has a port or lies `place`
+// bytes into the scratch. kUnimplemented, with a sentence: too large, blocks of more than 32768
+// elements.
+absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<size_t> place,
                          QuantizePlan& plan);
 
 }  // namespace kvant::cuda

@@ -42,7 +42,7 @@ GgmlFormat GgmlFormatOf(const StoreSpec& spec) {
 class Planner {
  public:
   // `rotated`: where the values are, if they are rotated before.
-  Planner(const StoreSpec& spec, std::optional<InScratch> rotated, const DeviceProperties& device,
+  Planner(const StoreSpec& spec, std::optional<size_t> rotated, const DeviceProperties& device,
           QuantizePlan& plan)
       : spec_(spec),
         rotated_(rotated),
@@ -110,11 +110,11 @@ class Planner {
     k.ggml = ggml_;
     const auto bind = [&](const PortArray& array, size_t offset) -> i32 {
       if (!array.present()) return kNone;
-      Bind(array, offset, launch);
+      launch.binding.Add(offset, array);
       return ElementTypeOf(array.type);
     };
     if (rotated_) {
-      Bind(*rotated_, offsetof(QuantizeParams, values), launch);
+      launch.binding.scratch.push_back({offsetof(QuantizeParams, values), *rotated_});
       k.values = kFloat32;
     } else {
       k.values = bind(spec_.values, offsetof(QuantizeParams, values));
@@ -138,7 +138,7 @@ class Planner {
     const StoreSpec::Position& to = spec_.position;
     launch.traits.positions = ElementTypeOf(to.array.type);
     launch.traits.pages = to.page > 0;
-    Bind(to.array, offsetof(QuantizeParams, positions), launch);
+    launch.binding.Add(offsetof(QuantizeParams, positions), to.array);
     launch.params.per_position = DeviceAxis(unit_);
     launch.params.per_page = DeviceAxis(page_);
     launch.params.page_units = static_cast<i32>(std::min(to.page, kMostElements));
@@ -267,7 +267,7 @@ class Planner {
     launch.params.per_position.zero_points = launch.params.per_page.zero_points = 0;
     launch.binding.ports.pop_back();
     packed_at_ = plan_.ReserveScratch(ElementsOf(groups) * int64_t{sizeof(float)});
-    Bind(InScratch{packed_at_}, offsetof(QuantizeParams, zero_points), launch);
+    launch.binding.scratch.push_back({offsetof(QuantizeParams, zero_points), packed_at_});
     int64_t stride = 1;
     for (auto axis = groups.rbegin(); axis != groups.rend(); ++axis) {
       axis->zero_points = stride;
@@ -297,8 +297,8 @@ class Planner {
     launch.traits.values = kFloat32;
     launch.traits.codes = ElementTypeOf(spec_.zero_points.type);
     launch.traits.shares_bytes = true;
-    Bind(spec_.zero_points, offsetof(QuantizeParams, codes), launch);
-    Bind(InScratch{packed_at_}, offsetof(QuantizeParams, values), launch);
+    launch.binding.Add(offsetof(QuantizeParams, codes), spec_.zero_points);
+    launch.binding.scratch.push_back({offsetof(QuantizeParams, values), packed_at_});
     SetPositions(launch);
     launch.params.per_position.codes = unit_.zero_points;
     launch.params.per_page.codes = page_.zero_points;
@@ -350,7 +350,7 @@ class Planner {
     if (p.parts > 1) {
       const int64_t ranges = launch.blocks * (k.run_in_group ? 1 : k.columns * kRun);
       const size_t at = plan_.ReserveScratch(ranges * 2 * int64_t{sizeof(float)});
-      Bind(InScratch{at}, offsetof(QuantizeParams, ranges), launch);
+      launch.binding.scratch.push_back({offsetof(QuantizeParams, ranges), at});
       k.pass = kPartRanges;
       plan_.launches.push_back(launch);
       k.pass = kJoinParts;
@@ -359,7 +359,7 @@ class Planner {
   }
 
   const StoreSpec& spec_;
-  const std::optional<InScratch> rotated_;
+  const std::optional<size_t> rotated_;
   const DeviceProperties& device_;
   QuantizePlan& plan_;
   const bool dequantizes_;
@@ -422,9 +422,9 @@ absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProper
     KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.codes, std::nullopt, plan));
     return plan;
   }
-  std::optional<InScratch> rotated;
+  std::optional<size_t> rotated;
   if (spec.hadamard > 0) {
-    rotated = InScratch{plan.ReserveScratch(kvant::ElementsOf(spec.dims) * int64_t{sizeof(float)})};
+    rotated = plan.ReserveScratch(kvant::ElementsOf(spec.dims) * int64_t{sizeof(float)});
     KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.Source(), rotated, plan));
   }
   KVANT_RETURN_IF_ERROR(Planner(spec, rotated, device, plan).Plan());

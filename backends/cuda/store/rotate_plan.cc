@@ -19,7 +19,7 @@ constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
 
 }  // namespace
 
-absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<InScratch> place,
+absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<size_t> place,
                          QuantizePlan& plan) {
   const int64_t block = spec.hadamard;
   StoreAxes axes;
@@ -46,11 +46,11 @@ absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::option
   k.lane_runs = static_cast<i32>(std::max<int64_t>(1, warp_block / (kRun * kWarp)));
   k.value_vectors = HasVectors(axes, &StoreAxis::values, 0);
   k.code_vectors = HasVectors(axes, &StoreAxis::codes, 0);
-  Bind(spec.values, offsetof(QuantizeParams, values), launch);
+  launch.binding.Add(offsetof(QuantizeParams, values), spec.values);
   if (place) {
-    Bind(*place, offsetof(QuantizeParams, codes), launch);
+    launch.binding.scratch.push_back({offsetof(QuantizeParams, codes), *place});
   } else {
-    Bind(to, offsetof(QuantizeParams, codes), launch);
+    launch.binding.Add(offsetof(QuantizeParams, codes), to);
   }
   launch.params.norm = 1.f / std::sqrt(static_cast<float>(block));
   const StoreAxis run = TakeRun(axes);
