@@ -17,6 +17,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -58,13 +59,13 @@ class Reader {
  public:
   explicit Reader(std::string_view bytes) : left_(bytes) {}
   template <class T>
-  T Integer() {
+  void Integer(T& to) {
     const std::string_view raw = Raw(sizeof(T));
     uint64_t value = 0;
     for (size_t i = 0; i < raw.size(); ++i) {
       value |= static_cast<uint64_t>(static_cast<unsigned char>(raw[i])) << (8 * i);
     }
-    return static_cast<T>(value);
+    to = static_cast<T>(value);
   }
   std::string_view Raw(size_t bytes) {
     if (bytes > left_.size()) {
@@ -76,7 +77,11 @@ class Reader {
     left_.remove_prefix(bytes);
     return raw;
   }
-  std::string Text() { return std::string(Raw(Integer<uint64_t>())); }
+  void Text(std::string& to) {
+    uint64_t bytes = 0;
+    Integer(bytes);
+    to = std::string(Raw(bytes));
+  }
   std::string_view left() const { return left_; }
   bool ok() const { return ok_; }
 
@@ -85,52 +90,32 @@ class Reader {
   bool ok_ = true;
 };
 
-std::string Payload(const StoredKernel& kernel) {
-  const Cubin& cubin = kernel.cubin;
-  const KernelStats stats = cubin.stats.value_or(KernelStats());
-  Writer out;
-  out.Integer<int32_t>(cubin.nvrtc_major);
-  out.Integer<int32_t>(cubin.nvrtc_minor);
-  out.Integer<uint8_t>(cubin.stats.has_value());
-  out.Integer<int32_t>(stats.registers);
-  out.Integer(stats.spill_store_bytes);
-  out.Integer(stats.spill_load_bytes);
-  out.Integer(stats.stack_bytes);
-  out.Integer(stats.static_shared_bytes);
-  out.Text(kernel.compiler.path);
-  out.Integer(kernel.compiler.bytes);
-  out.Integer(kernel.compiler.modified_ns);
-  out.Text(cubin.arch);
-  out.Text(cubin.bytes);
-  return out.bytes();
-}
-
-std::optional<StoredKernel> ParsePayload(std::string_view payload) {
-  StoredKernel kernel;
+// Writes all of a kernel, or reads it.
+template <class File>
+void Exchange(File& file, StoredKernel& kernel) {
   Cubin& cubin = kernel.cubin;
-  KernelStats stats;
-  Reader in(payload);
-  cubin.nvrtc_major = in.Integer<int32_t>();
-  cubin.nvrtc_minor = in.Integer<int32_t>();
-  const bool has_stats = in.Integer<uint8_t>() != 0;
-  stats.registers = in.Integer<int32_t>();
-  stats.spill_store_bytes = in.Integer<int64_t>();
-  stats.spill_load_bytes = in.Integer<int64_t>();
-  stats.stack_bytes = in.Integer<int64_t>();
-  stats.static_shared_bytes = in.Integer<int64_t>();
-  if (has_stats) cubin.stats = stats;
-  kernel.compiler.path = in.Text();
-  kernel.compiler.bytes = in.Integer<int64_t>();
-  kernel.compiler.modified_ns = in.Integer<int64_t>();
-  cubin.arch = in.Text();
-  cubin.bytes = in.Text();
-  if (!in.ok() || !in.left().empty()) return std::nullopt;
-  return kernel;
+  KernelStats stats = cubin.stats.value_or(KernelStats());
+  uint8_t has_stats = cubin.stats.has_value();
+  file.Integer(cubin.nvrtc_major);
+  file.Integer(cubin.nvrtc_minor);
+  file.Integer(has_stats);
+  file.Integer(stats.registers);
+  file.Integer(stats.spill_store_bytes);
+  file.Integer(stats.spill_load_bytes);
+  file.Integer(stats.stack_bytes);
+  file.Integer(stats.static_shared_bytes);
+  file.Text(kernel.compiler.path);
+  file.Integer(kernel.compiler.bytes);
+  file.Integer(kernel.compiler.modified_ns);
+  file.Text(cubin.arch);
+  file.Text(cubin.bytes);
+  if (has_stats != 0) cubin.stats = stats;
 }
 
-std::string FileContents(const CacheKey& key, const StoredKernel& kernel) {
-  const std::string payload = Payload(kernel);
-  Writer out;
+std::string FileContents(const CacheKey& key, StoredKernel kernel) {
+  Writer of_payload, out;
+  Exchange(of_payload, kernel);
+  const std::string& payload = of_payload.bytes();
   out.Raw(kMagic);
   out.Integer(kFormatVersion);
   out.Raw(key.digest);
@@ -142,15 +127,21 @@ std::string FileContents(const CacheKey& key, const StoredKernel& kernel) {
 
 std::optional<StoredKernel> ParseFile(const CacheKey& key, std::string_view contents) {
   Reader in(contents);
-  if (in.Raw(kMagic.size()) != kMagic || in.Integer<uint32_t>() != kFormatVersion ||
-      in.Raw(kDigestBytes) != key.digest) {
+  const bool is_ours = in.Raw(kMagic.size()) == kMagic;
+  uint32_t version = 0;
+  in.Integer(version);
+  if (!is_ours || version != kFormatVersion || in.Raw(kDigestBytes) != key.digest) {
     return std::nullopt;
   }
-  const auto payload_bytes = in.Integer<uint64_t>();
+  uint64_t payload_bytes = 0;
+  in.Integer(payload_bytes);
   const std::string_view checksum = in.Raw(kDigestBytes);
   if (!in.ok() || in.left().size() != payload_bytes) return std::nullopt;
   if (DigestOf(in.left()) != checksum) return std::nullopt;
-  return ParsePayload(in.left());
+  StoredKernel kernel;
+  Exchange(in, kernel);
+  if (!in.ok() || !in.left().empty()) return std::nullopt;
+  return kernel;
 }
 
 // Closed at the end of its scope.
@@ -202,8 +193,7 @@ bool WriteAll(int descriptor, std::string_view bytes) {
 std::string WithoutOddCharacters(std::string_view text, size_t limit) {
   std::string plain(text.substr(0, limit));
   for (char& c : plain) {
-    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    if (!letter && !(c >= '0' && c <= '9') && c != '_' && c != '-') c = '_';
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-') c = '_';
   }
   return plain;
 }
