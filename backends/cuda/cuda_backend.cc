@@ -109,6 +109,9 @@ absl::StatusOr<PartitionPlan> Plan(const AttentionSpec& spec, const DeviceProper
     const bool first = all.launches.empty();
     if (first) all.text = absl::StrCat("online softmax, ", plan.ToString());
     all.launches.push_back(Planned(std::move(kernel), plan, first));
+    const AttentionParams& params = plan.params;
+    all.launches.back().binding.scratch = {{OffsetIn(params, params.partials), 0},
+                                           {OffsetIn(params, params.done), 0}};
     all.rounding = std::max(all.rounding, plan.rounding());
     partial_bytes = std::max(partial_bytes, plan.partial_bytes);
     count_bytes = std::max(count_bytes, plan.scratch_bytes - plan.partial_bytes);
@@ -131,9 +134,8 @@ absl::StatusOr<PartitionPlan> Plan(const AttentionSpec& spec, const DeviceProper
   }
   all.scratch_bytes = partial_bytes + count_bytes;
   for (PlannedLaunch& launch : all.launches) {
-    launch.binding.scratch.push_back({offsetof(AttentionParams, partials), 0});
     // Where every kernel leaves its counts at 0.
-    launch.binding.scratch.push_back({offsetof(AttentionParams, done), partial_bytes});
+    launch.binding.scratch.back().at = partial_bytes;
   }
   return all;
 }
