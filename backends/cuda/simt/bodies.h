@@ -23,18 +23,10 @@ SimtBody InstanceOf(const KernelSpec& spec, void (*run)(const Params&)) {
   };
 }
 
-// With the spec's traits; null if kernels.inc has no such entry among attention's, stores',
-// caches' or merges'.
+// With the spec's traits; null if kernels.inc has no such entry, or none of attention.
+SimtBody BodyOf(const KernelSpec& spec);
+// In a file of its own, which takes long to compile.
 SimtBody AttentionBody(const KernelSpec& spec);
-SimtBody StoreBody(const KernelSpec& spec);
-SimtBody CacheBody(const KernelSpec& spec);
-SimtBody MergeBody(const KernelSpec& spec);
-inline SimtBody BodyOf(const KernelSpec& spec) {
-  for (const auto find : {&AttentionBody, &StoreBody, &CacheBody, &MergeBody}) {
-    if (SimtBody body = find(spec)) return body;
-  }
-  return nullptr;
-}
 
 }  // namespace kvant::cuda
 
