@@ -36,8 +36,8 @@ struct Codes {
     problem.k_segments = problem.v_segments = 1;
     problem.row_tile = rows;
     Arena size(nullptr);
-    CodeScores{problem, size};
-    CodeValues{problem, size};
+    CodeScores{problem, size, size};
+    CodeValues{problem, size, size};
     scratch.resize(size.used());
   }
 
@@ -74,7 +74,7 @@ void BM_CodeScores(benchmark::State& state, const KernelSet* set, DataType type)
   const int64_t rows = state.range(0);
   Codes codes(type, rows);
   Arena arena(codes.scratch.data());
-  CodeScores product(codes.problem, arena);
+  CodeScores product(codes.problem, arena, arena);
   RunTiles(state, *set, codes, [&](const Reader& reader, int64_t token) {
     return product.Multiply(reader, codes.Tile(token), codes.q.data(), rows, codes.tile.data());
   });
@@ -84,7 +84,7 @@ void BM_CodeValues(benchmark::State& state, const KernelSet* set, DataType type)
   const int64_t rows = state.range(0);
   Codes codes(type, rows);
   Arena arena(codes.scratch.data());
-  CodeValues product(codes.problem, arena);
+  CodeValues product(codes.problem, arena, arena);
   RunTiles(state, *set, codes, [&](const Reader& reader, int64_t token) {
     return product.Multiply(reader, codes.Tile(token), codes.tile.data(), rows, codes.shrink.data(),
                             codes.out.data());

@@ -219,10 +219,6 @@ class CommandTest(unittest.TestCase):
     def test_heads_of_a_token_side_by_side(self):
         for pages in [[], ["--page-size", "16"]]:
             graph = make("--token-major", "--q-len", "1", "--k", "u4:g32:zp", "--v", "s8", *pages)
-            shown = kvant("show", "-", stdin=graph).stdout
-            products = re.search(r"K by (.*), V by ", shown).group(1)
-            if not products.startswith("f32"):  # sets without products on codes
-                self.assertIn("rows lie apart, and are copied", products)
             self.assertEqual(kvant("check", "-", stdin=graph).returncode, 0)
         self.fails("token-major does not go with k-layout", "make", "--token-major", "--k-layout", "channels")
 

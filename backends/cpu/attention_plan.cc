@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
-#include "kvant/kernels/cpu/code_parameters.h"
 
 namespace kvant::cpu {
 namespace {
@@ -148,7 +147,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   Describe();
   ChooseTiles(most_rows);
   ChooseProducts();
-  unit_floats_ = UnitFloats(problem_);
+  worker_floats_ = WorkerFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
   schedule_floats_ =
       RoundUp(CeilDiv(static_cast<int64_t>(Schedule::Bytes(problem_)), int64_t{sizeof(float)}), 16);
@@ -156,21 +155,24 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
     return;
   }
   few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
-  unit_floats_ = std::max(unit_floats_, few_->unit_floats_);
+  worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
 }
 
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
                absl::Span<void* const> outputs, float* statistics, float* scratch) const {
-  float* const units = scratch + schedule_floats_;
-  const AttentionCall call{
-      &problem_,      few_ == nullptr ? nullptr : &few_->problem_,       inputs.data(),
-      outputs.data(), units + executor.max_concurrency() * unit_floats_, statistics};
-  const Schedule schedule(call, Reader{&kernels_, inputs.data()}, scratch);
-  absl::FixedArray<int64_t, 64> tiles(executor.max_concurrency(), kNoTile);
-  const auto run = [&](int64_t unit, int slot) {
-    RunUnit(kernels_, call, schedule, unit, tiles[slot], units + slot * unit_floats_);
-  };
-  ForEach(executor, schedule.units(), run);
+  float* const own = scratch + schedule_floats_;
+  const int workers = executor.max_concurrency();
+  const AttentionCall call{&problem_,
+                           few_ == nullptr ? nullptr : &few_->problem_,
+                           inputs.data(),
+                           outputs.data(),
+                           own + workers * worker_floats_,
+                           statistics};
+  const Schedule schedule(call, Reader{&kernels_, inputs.data()}, workers, scratch);
+  absl::FixedArray<Worker, 16> worker(workers);
+  for (int slot = 0; slot < workers; ++slot) worker[slot].scratch = own + slot * worker_floats_;
+  ForEach(executor, schedule.turns(),
+          [&](int64_t turn, int slot) { RunTurn(kernels_, call, schedule, turn, worker[slot]); });
 }
 
 absl::Status Plan::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
@@ -306,13 +308,12 @@ double Plan::OwnRounding() const {
 }
 
 std::string Plan::ProductsName() const {
-  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments, int64_t channels,
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
                          const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
-      if (!segment.codes.usable) continue;
-      return absl::StrCat(
-          segment.codes.floats ? "f32 products on codes" : "integer products",
-          DenseBytes(segment, channels) > 0 ? " (rows lie apart, and are copied)" : "");
+      if (segment.codes.usable) {
+        return segment.codes.floats ? "f32 products on codes" : "integer products";
+      }
     }
     if (reason.empty()) return "f32 products";
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
@@ -330,8 +331,8 @@ std::string Plan::ProductsName() const {
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
                     "), ", PriceOf(k_))
-              : stored(k_, problem_.head_size, k_reason_),
-          ", V by ", stored(v_, problem_.v_head_size, v_reason_));
+              : stored(k_, k_reason_),
+          ", V by ", stored(v_, v_reason_));
   }
   return "";
 }
@@ -351,7 +352,7 @@ std::string Plan::ToString() const {
   absl::StrAppend(&text, splits ? absl::StrCat(*splits, *splits == 1 ? " split, " : " splits, ")
                                 : std::string("splits by length, "));
   if (problem_.probs_rounding.type != kUndef) absl::StrAppend(&text, "two passes, ");
-  const int64_t bytes = (unit_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = (worker_floats_ + partial_floats_) * static_cast<int64_t>(sizeof(float));
   return absl::StrCat(text, CeilDiv(bytes, 1024), " KiB scratch");
 }
 

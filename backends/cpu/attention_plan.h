@@ -34,7 +34,7 @@ class Plan : public Executable {
   const AttentionProblem& problem() const { return problem_; }
   // In floats.
   int64_t scratch(int max_concurrency) const {
-    return schedule_floats_ + max_concurrency * unit_floats_ + partial_floats_;
+    return schedule_floats_ + max_concurrency * worker_floats_ + partial_floats_;
   }
   // `statistics`: see AttentionCall; null for kOnline.
   void Run(Executor& executor, absl::Span<const void* const> inputs,
@@ -68,7 +68,7 @@ class Plan : public Executable {
   // Why codes of K or V are not multiplied as such; empty if they are or there are none.
   std::string k_reason_, v_reason_;
   std::unique_ptr<const Plan> few_;  // of ragged queries, for sequences of few rows
-  int64_t unit_floats_ = 0;          // of one concurrent unit
+  int64_t worker_floats_ = 0;        // of each worker
   int64_t partial_floats_ = 0;       // of all partial results
   int64_t schedule_floats_ = 0;
 };

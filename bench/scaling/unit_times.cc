@@ -114,7 +114,7 @@ class Unsplit {
   explicit Unsplit(const Partition& partition)
       : plan_(*partition.attention(), *cpu::ChosenKernels()),
         problem_(plan_.problem()),
-        scratch_(static_cast<size_t>(cpu::UnitFloats(problem_)) * sizeof(float)) {
+        scratch_(static_cast<size_t>(cpu::WorkerFloats(problem_)) * sizeof(float)) {
     problem_.may_split = false;
     room_.resize(cpu::Schedule::Bytes(problem_));
   }
@@ -124,12 +124,14 @@ class Unsplit {
     const cpu::AttentionCall call{
         .problem = &problem_, .inputs = inputs.data(), .outputs = outputs.data()};
     const cpu::KernelSet& kernels = *cpu::ChosenKernels();
-    const cpu::Schedule schedule(call, cpu::Reader{&kernels, inputs.data()}, room_.data());
+    // With so many workers, each unit is a turn.
+    const cpu::Schedule schedule(call, cpu::Reader{&kernels, inputs.data()}, /*workers=*/1024,
+                                 room_.data());
     std::vector<double>& us = to.units.emplace_back();
-    int64_t tile = cpu::kNoTile;
+    cpu::Worker worker{reinterpret_cast<float*>(scratch_.data())};
     Clock::time_point before = Clock::now();
-    for (int64_t unit = 0; unit < schedule.units(); ++unit) {
-      cpu::RunUnit(kernels, call, schedule, unit, tile, reinterpret_cast<float*>(scratch_.data()));
+    for (int64_t turn = 0; turn < schedule.turns(); ++turn) {
+      cpu::RunTurn(kernels, call, schedule, turn, worker);
       const Clock::time_point after = Clock::now();
       us.push_back(Us(after - before));
       before = after;

@@ -1,4 +1,4 @@
-// Scratch of a unit, given out in parts.
+// Scratch of units, given out in parts.
 #ifndef KVANT_KERNELS_CPU_ARENA_H_
 #define KVANT_KERNELS_CPU_ARENA_H_
 

@@ -20,23 +20,19 @@ namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-// The scratch of a unit.
+// The scratch of a row tile, and what those that take turns share: it holds nothing from one tile
+// of tokens to the next.
 struct Buffers : TileBuffers {
   float *shrink, *operands;
   State state;
   Columns columns;
-  int64_t floats;
 
-  Buffers(const AttentionProblem& problem, float* base) : Buffers(problem, Arena(base)) {}
-
- private:
-  Buffers(const AttentionProblem& problem, Arena arena)
-      : TileBuffers(problem, arena), columns(problem, arena) {
+  Buffers(const AttentionProblem& problem, Arena& own, Arena& shared)
+      : TileBuffers(problem, own, shared), columns(problem, own) {
     const int64_t rows = problem.row_tile;
-    shrink = arena.Take(rows);
-    operands = arena.Take(2 * kTokenTile);
-    state = State::In(arena, rows, problem.v_head_size);
-    floats = arena.used();
+    shrink = shared.Take(rows);
+    operands = shared.Take(2 * kTokenTile);
+    state = State::In(own, rows, problem.v_head_size);
   }
 };
 
@@ -80,7 +76,7 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
 class TileRunner {
  public:
   TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             const Schedule::Place& place, int64_t asked_for, float* scratch)
+             const Schedule::Place& place, int64_t asked_for, Arena own, Arena shared)
       : kernels_(kernels),
         schedule_(schedule),
         problem_(*place.row->problem),
@@ -88,7 +84,7 @@ class TileRunner {
         call_(call),
         place_(place),
         tile_(MakeRowTile(place)),
-        buffers_(problem_, scratch),
+        buffers_(problem_, own, shared),
         products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_),
         asked_for_(asked_for) {
     buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
@@ -101,47 +97,82 @@ class TileRunner {
   // The unit whose first tile of tokens this one's has asked for already; -1: none.
   int64_t asked_for() const { return asked_for_; }
 
-  // A chunk of the tile's columns, which is the schedule's unit `unit`; others may have been
-  // before.
-  void Run(int64_t unit, int64_t split) {
+  // Begins a chunk of the tile's columns, which is the schedule's unit `unit`; others may have been
+  // before. `next`: the unit that comes after it here; -1: none that is known.
+  void Begin(int64_t unit, int64_t split, int64_t next, const InTurn& in_turn) {
+    split_ = split;
+    buffers_.columns.TakeTurns(in_turn);
     if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
-    if (split >= buffers_.columns.chunks()) return;
+    exists_ = split < buffers_.columns.chunks();
+    token_ = live_.end;
+    if (!exists_) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
     if (live_.begin < live_.end && unit != asked_for_) RequestFirst(tile_.batch, live_);
-    FindNext(unit);
-    const bool joins = place_.row->splits > 1;
-    state_ = joins ? PartialOf(call_, place_.partial + split) : buffers_.state;
-    std::fill_n(state_.max, tile_.rows, kNegInf);
-    std::fill_n(state_.sum, tile_.rows, 0.f);
+    FindNext(next);
+    state_ = joins() ? PartialOf(call_, place_.partial + split) : buffers_.state;
+    const bool by_statistics = problem_.pass == SoftmaxPass::kProbabilities;
+    // What is left to subtract and divide by is 0 and 1 for every row, so that merging adds.
+    std::fill_n(state_.max, tile_.rows, by_statistics ? 0.f : kNegInf);
+    std::fill_n(state_.sum, tile_.rows, by_statistics ? 1.f : 0.f);
     std::fill_n(state_.out, tile_.rows * problem_.v_head_size, 0.f);
-    if (problem_.pass == SoftmaxPass::kProbabilities) {
-      RunByStatistics();
-    } else if (problem_.probs_rounding.type != kUndef) {
-      return RunInTwoPasses();
-    } else {
-      RunOnline();
+    token_ = live_.begin;
+    if (!rounds()) return;
+    // Probabilities must be final before they are rounded: first the statistics alone, then the
+    // scores once more.
+    while (Sweep([this](const Part& part) { UpdateStatistics(part); })) {
     }
-    if (!joins || JoinOthers(split)) FinishRows(kernels_, call_, problem_, tile_, state_);
+    AddSinks(problem_, reader_, tile_, state_);
+    token_ = live_.begin;
+  }
+
+  // The next tile of tokens; false: there was none left.
+  bool Step() {
+    return Sweep([this](const Part& part) {
+      if (problem_.pass == SoftmaxPass::kProbabilities) {
+        SubtractStatistics(problem_, part.tile, part.token, part.tokens, call_.statistics,
+                           part.scores);
+        MultiplyFinalProbabilities(part);
+      } else if (rounds()) {
+        MultiplyFinalProbabilities(part);
+      } else {
+        MultiplyOnline(part);
+      }
+    });
+  }
+
+  void End() {
+    if (!exists_) return;
+    if (rounds()) {
+      Finish(kernels_, problem_, tile_, state_, /*normalize=*/false, call_.outputs);
+    } else if (!joins() || JoinOthers(split_)) {
+      FinishRows(kernels_, call_, problem_, tile_, state_);
+    }
   }
 
  private:
+  bool joins() const { return place_.row->splits > 1; }
+  // Probabilities, that is.
+  bool rounds() const {
+    return problem_.pass != SoftmaxPass::kProbabilities && problem_.probs_rounding.type != kUndef;
+  }
+
   void RequestFirst(const Position& batch, const ColumnRange& columns) const {
     const int64_t end = std::min(buffers_.columns.TileEnd(columns.begin), columns.end);
     products_.RequestFirst(batch, columns.begin, end - columns.begin);
   }
 
-  // What the last tile of tokens asks for: the one after it, if the next unit is for the same rows;
-  // else that unit's first, if it is of the same batch row.
+  // What the last tile of tokens asks for: the one after it, if the next unit, `unit`, is for the
+  // same rows; else that unit's first.
   void FindNext(int64_t unit) {
     asked_for_ = -1;
     next_.reset();
     buffers_.columns.AskUntil(chunk_.end);
-    if (live_.begin >= live_.end || unit + 1 == schedule_.units()) return;
-    const Schedule::Place next = schedule_.UnitAt(unit + 1);
-    if (next.row != place_.row || next.split >= buffers_.columns.chunks()) return;
-    asked_for_ = unit + 1;
+    if (live_.begin >= live_.end || unit < 0) return;
+    const Schedule::Place next = schedule_.UnitAt(unit);
+    if (next.split >= buffers_.columns.chunks()) return;
+    asked_for_ = unit;
     const ColumnRange chunk = buffers_.columns.Chunk(next.split);
     if (next.tile == place_.tile) return buffers_.columns.AskUntil(chunk.end);
     const RowTile tile = MakeRowTile(next);
@@ -186,39 +217,17 @@ class TileRunner {
     WriteDropoutMask(kernels_, problem_, dropout_, tile_, columns, call_.outputs);
   }
 
-  void RunOnline() {
-    Sweep([this](const Part& part) {
-      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
-                       buffers_.shrink);
-      if (problem_.pass == SoftmaxPass::kStatistics) return;
-      if (problem_.dropout) {
-        ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
-      }
-      MultiplyByValues(part);
-    });
+  void UpdateStatistics(const Part& part) {
+    kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum, buffers_.shrink);
   }
 
-  // What is left to subtract and divide by is 0 and 1 for every row, so that merging adds.
-  void RunByStatistics() {
-    std::fill_n(state_.max, tile_.rows, 0.f);
-    std::fill_n(state_.sum, tile_.rows, 1.f);
-    Sweep([this](const Part& part) {
-      SubtractStatistics(problem_, part.tile, part.token, part.tokens, call_.statistics,
-                         part.scores);
-      MultiplyFinalProbabilities(part);
-    });
-  }
-
-  // Probabilities must be final before they are rounded: first the statistics alone,
-  // then the scores once more.
-  void RunInTwoPasses() {
-    Sweep([this](const Part& part) {
-      kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum,
-                       buffers_.shrink);
-    });
-    AddSinks(problem_, reader_, tile_, state_);
-    Sweep([this](const Part& part) { MultiplyFinalProbabilities(part); });
-    Finish(kernels_, problem_, tile_, state_, /*normalize=*/false, call_.outputs);
+  void MultiplyOnline(const Part& part) {
+    UpdateStatistics(part);
+    if (problem_.pass == SoftmaxPass::kStatistics) return;
+    if (problem_.dropout) {
+      ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
+    }
+    MultiplyByValues(part);
   }
 
   void MultiplyFinalProbabilities(const Part& part) {
@@ -303,19 +312,20 @@ class TileRunner {
     first_step_ = leading;
   }
 
-  // For each tile of tokens, computes the scores of the rows that may see any, with -inf
-  // beyond the tile's tokens, and calls use(part).
+  // Of the next tile of tokens, computes the scores of the rows that may see any, with -inf
+  // beyond the tile's tokens, and calls use(part). False: there was none left.
   template <typename Use>
-  void Sweep(Use use) {
-    for (int64_t token = live_.begin, end; token < live_.end; token = end) {
-      end = std::min(buffers_.columns.TileEnd(token), live_.end);
-      const Part part = MakePart(token, end - token);
-      if (part.tile.rows == 0) continue;
-      if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
-      products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
-      ApplyStepsTo(part);
-      use(part);
-    }
+  bool Sweep(Use use) {
+    if (token_ >= live_.end) return false;
+    const int64_t end = std::min(buffers_.columns.TileEnd(token_), live_.end);
+    const Part part = MakePart(token_, end - token_);
+    token_ = end;
+    if (part.tile.rows == 0) return true;
+    if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
+    products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
+    ApplyStepsTo(part);
+    use(part);
+    return true;
   }
 
   Part MakePart(int64_t token, int64_t n) const {
@@ -371,8 +381,12 @@ class TileRunner {
   const RowTile tile_;
   Buffers buffers_;
   const TileProducts products_;
-  State state_;  // of the chunk
   DropoutState dropout_;
+  // Of the chunk: which, whether there is such a one, what has been computed, and up to where.
+  int64_t split_ = 0;
+  bool exists_ = false;
+  State state_;
+  int64_t token_ = 0;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
   int64_t asked_for_ = -1;
@@ -381,35 +395,60 @@ class TileRunner {
   std::optional<std::pair<Position, ColumnRange>> next_;
 };
 
-}  // namespace
-
-namespace {
-
-// A unit's scratch begins with the runner of its tile, for which nothing has to be done in the end.
+// A worker's scratch begins with the runners of row tiles, for which nothing has to be done in the
+// end; then comes what they share, then what each has.
 constexpr int64_t kRunnerFloats = CeilDiv(sizeof(TileRunner), 64) * 16;
 static_assert(std::is_trivially_destructible_v<TileRunner>);
 
+struct Floats {
+  int64_t own, shared;
+};
+
+Floats FloatsOf(const AttentionProblem& problem) {
+  Arena own(nullptr), shared(nullptr);
+  Buffers(problem, own, shared);
+  return {own.used(), shared.used()};
+}
+
 }  // namespace
 
-int64_t UnitFloats(const AttentionProblem& problem) {
-  return kRunnerFloats + Buffers(problem, nullptr).floats;
+int64_t WorkerFloats(const AttentionProblem& problem) {
+  const Floats floats = FloatsOf(problem);
+  return kMostInTurn * kRunnerFloats + floats.shared + Schedule::MostInTurn(problem) * floats.own;
 }
 
 int64_t PartialFloats(const AttentionProblem& problem) {
   return Schedule::MostPartials(problem) * Schedule::FloatsOfPartial(problem);
 }
 
-void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             int64_t unit, int64_t& tile, float* scratch) {
-  const Schedule::Place place = schedule.UnitAt(unit);
-  auto* runner = std::launder(reinterpret_cast<TileRunner*>(scratch));
-  if (const int64_t wanted = place.tile_id(); tile != wanted) {
-    const int64_t asked_for = tile == kNoTile ? -1 : runner->asked_for();
-    runner = new (scratch)
-        TileRunner(kernels, call, schedule, place, asked_for, scratch + kRunnerFloats);
-    tile = wanted;
+void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
+             int64_t index, Worker& worker) {
+  const Schedule::Turn turn = schedule.TurnAt(index), next = schedule.TurnAt(index + 1);
+  float* const shared = worker.scratch + kMostInTurn * kRunnerFloats;
+  TileRunner* runners[kMostInTurn];
+  for (int64_t i = 0; i < turn.count; ++i) {
+    float* const at = worker.scratch + i * kRunnerFloats;
+    runners[i] = std::launder(reinterpret_cast<TileRunner*>(at));
+    const Schedule::Place place = schedule.UnitAt(turn.unit + i);
+    if (int64_t& tile = worker.tiles[i]; tile != place.tile_id()) {
+      const Floats floats = FloatsOf(*place.row->problem);
+      const int64_t asked_for = tile == kNoTile ? -1 : runners[i]->asked_for();
+      runners[i] =
+          new (at) TileRunner(kernels, call, schedule, place, asked_for,
+                              Arena(shared + floats.shared + i * floats.own), Arena(shared));
+      tile = place.tile_id();
+    }
+    const bool goes_on = next.row == turn.row && i < next.count;
+    // Else what follows a unit may be the same head's.
+    const bool heads = place.row->tiles_of_group == 1 && !place.row->problem->kv_varies_over_b2;
+    runners[i]->Begin(turn.unit + i, place.split, goes_on ? next.unit + i : -1,
+                      heads ? InTurn{i, turn.count} : InTurn{});
   }
-  runner->Run(unit, place.split);
+  for (bool any = true; any;) {
+    any = false;
+    for (int64_t i = 0; i < turn.count; ++i) any |= runners[i]->Step();
+  }
+  for (int64_t i = 0; i < turn.count; ++i) runners[i]->End();
 }
 
 }  // namespace kvant::cpu

@@ -1,11 +1,12 @@
 // Fused attention forward: online softmax over tiles of tokens, O(tile) scratch.
 //
-// The work is a flat range of units (schedule.h). Where tokens were cut into chunks, units join
-// their results as soon as there are two. What is computed depends on the problem, lengths and
+// The work is a flat range of turns of units (schedule.h). Where tokens were cut into chunks, units
+// join their results as soon as there are two. What is computed depends on the problem, lengths and
 // offsets only, so results are the same however units are spread over threads.
 #ifndef KVANT_KERNELS_CPU_ATTENTION_H_
 #define KVANT_KERNELS_CPU_ATTENTION_H_
 
+#include <array>
 #include <cstdint>
 
 #include "kvant/kernels/cpu/attention_args.h"
@@ -14,16 +15,25 @@
 
 namespace kvant::cpu {
 
-// Scratch of a unit.
-int64_t UnitFloats(const AttentionProblem& problem);
+// Scratch of a worker.
+int64_t WorkerFloats(const AttentionProblem& problem);
 // Of AttentionCall::partials.
 int64_t PartialFloats(const AttentionProblem& problem);
 
-// `scratch`, of UnitFloats, is left to the units of the same schedule that run in it next, and
-// `tile` says which row tile is ready there: kNoTile before the first.
+// Who runs turns of a schedule, one after another.
 inline constexpr int64_t kNoTile = -1;
-void RunUnit(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             int64_t unit, int64_t& tile, float* scratch);
+struct Worker {
+  float* scratch;  // WorkerFloats, the same for all turns
+  // The row tiles that are ready there.
+  std::array<int64_t, kMostInTurn> tiles = [] {
+    std::array<int64_t, kMostInTurn> none;
+    none.fill(kNoTile);
+    return none;
+  }();
+};
+
+void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
+             int64_t turn, Worker& worker);
 
 }  // namespace kvant::cpu
 

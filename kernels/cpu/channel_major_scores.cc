@@ -29,15 +29,15 @@ ChannelMajorScores::Weights::Weights(int64_t count, Arena& arena)
       scales(arena.Take(count)),
       biases(arena.Take(count)) {}
 
-ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, Arena& arena)
-    : ChannelMajorScores(problem, MostChunks(problem), arena) {}
+ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, Arena& own, Arena& shared)
+    : ChannelMajorScores(problem, MostChunks(problem), own, shared) {}
 
-ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t chunks,
-                                       Arena& arena)
+ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& own,
+                                       Arena& shared)
     : channels_(problem.head_size),
-      parameters_(problem.k, problem.k_segments, problem.head_size, arena),
-      weights_(chunks * problem.row_tile, arena),
-      rest_(chunks * problem.row_tile, arena) {
+      parameters_(problem.k, problem.k_segments, problem.head_size, own),
+      weights_(chunks * problem.row_tile, own),
+      rest_(chunks * problem.row_tile, own) {
   const int64_t groups = Most(problem.k, problem.k_segments, [](const Segment& s) {
     return IsChannelMajor(s) ? s.codes.groups : 0;
   });
@@ -45,12 +45,12 @@ ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t 
   // Parameters are a tile of groups, or one per channel and zeros to the end of the last chunk.
   const int64_t parameters =
       chunks == 0 ? 0 : std::max(groups * kTokenTile, channels_ + kTokenTile);
-  scales_ = arena.Take(parameters);
-  biases_ = arena.Take(parameters);
-  staging_ = arena.Take(groups * kTokenTile);
-  padded_ = arena.Take(rows * kTokenTile);
-  scores_ = arena.Take(rows * kTokenTile);
-  unused_ = arena.Take(rows * kTokenTile);
+  scales_ = own.Take(parameters);
+  biases_ = own.Take(parameters);
+  staging_ = shared.Take(groups * kTokenTile);
+  padded_ = shared.Take(rows * kTokenTile);
+  scores_ = shared.Take(rows * kTokenTile);
+  unused_ = shared.Take(rows * kTokenTile);
 }
 
 ChannelMajorScores::Chunk ChannelMajorScores::ChunkAt(const CodeLayout& codes,

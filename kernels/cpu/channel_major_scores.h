@@ -15,15 +15,15 @@ namespace kvant::cpu {
 // a time and of one group, with queries as the weights.
 class ChannelMajorScores {
  public:
-  // Takes scratch from `arena`.
-  ChannelMajorScores(const AttentionProblem& problem, Arena& arena);
+  // Takes scratch from `own`, and from `shared` what is needed within a call only.
+  ChannelMajorScores(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   // As CodeScores::Multiply; false also where tokens do not begin at a byte.
   bool Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
                 float* scores);
 
  private:
-  ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& arena);
+  ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& own, Arena& shared);
   // Channels [begin, end), of a group.
   struct Chunk {
     int64_t begin, end, group;

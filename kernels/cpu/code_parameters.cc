@@ -106,6 +106,7 @@ class PartBlocks {
     }
   }
 
+  const InTurn& in_turn() const { return part_.in_turn; }
   void Find(const TokenAddresses& array, const uint8_t* (&blocks)[kTileBlocks],
             const uint8_t* (&next)[kTileBlocks]) const {
     if (part_.joined != nullptr) {
@@ -131,13 +132,16 @@ class PartBlocks {
   Block at_[2 * kTileBlocks];  // of what lies in several pages
 };
 
+// The most that the scales, or zero points, of a token take; see Turns.
+constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
+
 // Copies rows to a place where they are side by side. No byte beyond a row is read.
 template <int64_t kBytes>
 void CopyRows(const uint8_t* from, int64_t stride, int64_t n, uint8_t* to) {
   for (int64_t t = 0; t < n; ++t) std::memcpy(to + t * kBytes, from + t * stride, kBytes);
 }
+// Of parameters, see Turns.
 void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uint8_t* to) {
-  constexpr int64_t kPiece = 16;
   switch (bytes) {
     case 1:
       return CopyRows<1>(from, stride, n, to);
@@ -149,40 +153,35 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
       return CopyRows<8>(from, stride, n, to);
     case 16:
       return CopyRows<16>(from, stride, n, to);
-    case 32:
-      return CopyRows<32>(from, stride, n, to);
-    case 64:
-      return CopyRows<64>(from, stride, n, to);
-    case 128:
-      return CopyRows<128>(from, stride, n, to);
     default:
-      break;
-  }
-  for (int64_t t = 0; t < n; ++t, from += stride, to += bytes) {
-    if (bytes < kPiece) {
-      std::memcpy(to, from, static_cast<size_t>(bytes));
-      continue;
-    }
-    for (int64_t at = 0; at + kPiece <= bytes; at += kPiece)
-      std::memcpy(to + at, from + at, kPiece);
-    std::memcpy(to + bytes - kPiece, from + bytes - kPiece, kPiece);
+      return CopyRows<kMostParameterBytes>(from, stride, n, to);
   }
 }
 
-// Copies the rows of blocks, which have other rows between them, side by side to `dense`, as
-// kernels take them, and asks for the blocks that come next.
-void MakeDense(int64_t stride, int64_t bytes, int64_t tokens, const uint8_t* const* next,
-               const uint8_t** blocks, uint8_t* dense) {
-  for (int64_t token = 0; token < tokens; token += kPageUnit) {
-    const int64_t i = token / kPageUnit, n = std::min(kPageUnit, tokens - token);
-    RequestRows(next[i], stride, bytes, n);
-    CopyRows(blocks[i], stride, bytes, n, dense + token * bytes);
-    blocks[i] = dense + token * bytes;
+// What a head asks for of the next tile of all heads in turn, where their rows lie side by side in
+// a token: as many bytes as its own rows have, in the order of memory, so that each asks for some
+// of the others'.
+//
+//   token   heads in turn                 runs of kPageUnit rows, of which a head asks for four
+//     0     0 1 2 3 4 5 6 7
+//     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 asks for runs 0 to 3,
+//     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
+//
+// `rows` of `bytes`, in blocks at `next`; false: there are other rows between them, or none beside.
+bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
+               const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]) {
+  const int64_t count = in_turn.count;
+  const bool dense = rows.token_bytes() == count * bytes;
+  if (rows.head_bytes() != bytes || (!dense && count != kPageUnit)) return false;
+  for (int64_t i = 0; i < kTileBlocks; ++i) {
+    // With kPageUnit heads a run is a token.
+    const int64_t run = in_turn.index * kTileBlocks + i;
+    const int64_t block = run / count, at = run % count;
+    share[i] =
+        next[block] - in_turn.index * bytes + at * (dense ? kPageUnit * bytes : rows.token_bytes());
   }
+  return true;
 }
-
-// The most that the scales, or zero points, of a token take; see Turns.
-constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
 
 // Parameters of a tile as they are stored, or as they lie in `dense`; asks for those of the next.
 StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
@@ -190,14 +189,24 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   StoredParameters stored;
   if (!array.present()) return stored;
   stored.type = type;
-  const uint8_t* next[kTileBlocks];
+  const uint8_t *next[kTileBlocks], *share[kTileBlocks];
   part.Find(array, stored.blocks, next);
-  const int64_t bytes = groups * BitsOf(type) / 8, stride = array.block_bytes() / kPageUnit;
-  if (stride != bytes) {
-    MakeDense(stride, bytes, kTokenTile, next, stored.blocks, dense);
+  const int64_t bytes = groups * BitsOf(type) / 8, stride = array.token_bytes();
+  if (stride == bytes) {
+    for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bytes);
     return stored;
   }
-  for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bytes);
+  const bool shares = FindShare(array, bytes, part.in_turn(), next, share);
+  for (int64_t i = 0; i < kTileBlocks; ++i) {
+    if (shares) {
+      RequestBytes(share[i], kPageUnit * bytes);
+    } else {
+      RequestRows(next[i], stride, bytes, kPageUnit);
+    }
+    uint8_t* const copy = dense + i * kPageUnit * bytes;
+    CopyRows(stored.blocks[i], stride, bytes, kPageUnit, copy);
+    stored.blocks[i] = copy;
+  }
   return stored;
 }
 
@@ -209,6 +218,8 @@ TokenAddresses::TokenAddresses(const Reader& reader, const Array& array, int bit
       pages_in_group_(group[0]),
       page_stride_(array.strides[0]),
       token_stride_(array.strides[kRow]) {
+  // Where a group is of one head; else of several heads' none.
+  if (group[1] == 1) head_stride_ = array.strides[1];
   head.at[0] = head.at[kRow] = 0;
   for (int axis = 0; axis < kAxes; ++axis) head.at[axis] /= group[axis];
   data_ = static_cast<const uint8_t*>(reader.Data(array));
@@ -244,22 +255,25 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                   /*units=*/nullptr);
 }
 
-int64_t DenseBytes(const Segment& segment, int64_t channels) {
-  const int64_t row_bytes = CeilDiv(channels * segment.codes.bits, 8);
-  const bool apart = segment.data.strides[kRow] * segment.codes.bits >= 2 * 8 * row_bytes;
-  return apart && !segment.codes.channel_major ? kTokenTile * row_bytes : 0;
-}
-
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense) {
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
   const int bits = part.segment.codes.bits;
   CodeRows rows;
   rows.stride = part.segment.data.strides[kRow] * bits / 8;
   rows.row_bytes = CeilDiv(channels * bits, 8);
   rows.tokens = part.tokens;
   PartBlocks(part).Find(head.codes, rows.blocks, rows.next);
-  if (DenseBytes(part.segment, channels) == 0) return rows;
-  MakeDense(rows.stride, rows.row_bytes, rows.tokens, rows.next, rows.blocks, dense);
-  rows.stride = rows.row_bytes;
+  // Kernels ask for what is next as if rows were dense; a few bytes between them do no harm.
+  if (rows.stride < 2 * rows.row_bytes) return rows;
+  const uint8_t* share[kTileBlocks];
+  if (rows.tokens == kTokenTile &&
+      FindShare(head.codes, rows.row_bytes, part.in_turn, rows.next, share)) {
+    std::copy_n(share, kTileBlocks, rows.next);
+    return rows;
+  }
+  for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
+    const int64_t n = std::min(kPageUnit, rows.tokens - token);
+    RequestRows(rows.next[token / kPageUnit], rows.stride, rows.row_bytes, n);
+  }
   std::copy_n(rows.blocks, kTileBlocks, rows.next);  // kernels ask for what is here
   return rows;
 }

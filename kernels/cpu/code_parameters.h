@@ -86,6 +86,9 @@ class TokenAddresses {
                  Position head);
 
   bool present() const { return data_ != nullptr; }
+  // From a head to the next, and from a token. No head's: 0.
+  int64_t head_bytes() const { return head_stride_ * bits_ / 8; }
+  int64_t token_bytes() const { return token_stride_ * bits_ / 8; }
   // page: or the batch row.
   const uint8_t* At(int64_t page, int64_t token) const {
     if (pages_in_group_ != 1) [[unlikely]]
@@ -98,7 +101,7 @@ class TokenAddresses {
  private:
   const uint8_t* data_ = nullptr;
   int bits_ = 0;
-  int64_t pages_in_group_ = 1, page_stride_ = 0, token_stride_ = 0, first_ = 0;
+  int64_t pages_in_group_ = 1, page_stride_ = 0, head_stride_ = 0, token_stride_ = 0, first_ = 0;
 };
 
 // What is the same for all tokens of a head in a segment.
@@ -174,9 +177,9 @@ bool ForRuns(const Part& part, Use use) {
     const int64_t tokens = std::min(part.tokens - first, codes.run - p.at[kRow] % codes.run);
     next.at[kRow] += tokens;
     const bool last = first + tokens == part.tokens;
-    if (!use(Part{part.segment, p, tokens, part.column + first, last ? part.next : next})) {
-      return false;
-    }
+    Part one{part.segment, p, tokens, part.column + first, last ? part.next : next};
+    one.in_turn = part.in_turn;
+    if (!use(one)) return false;
     first += tokens;
   }
   return true;
@@ -196,11 +199,8 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
   return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
 }
 
-// Room for a tile's rows where others lie between them, else 0. A few bytes between rows are no
-// reason to copy them.
-int64_t DenseBytes(const Segment& segment, int64_t channels);
-// A part as it is stored, or as it lies in `dense`, of DenseBytes.
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels, uint8_t* dense);
+// A part as it is stored.
+CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
 // Asks for the first lines of the next tile, as many as memory delivers while the current one's
 // parameters are read or its weights made: in those phases no kernel asks for any. And for the last
 // of each block: kernels ask line by line from the block's first byte, and miss its end where that

@@ -53,29 +53,32 @@ uint8_t SignBits(const CodeLayout& codes) {
 
 }  // namespace
 
-CodeScores::CodeScores(const AttentionProblem& problem, Arena& arena)
+CodeScores::CodeScores(const AttentionProblem& problem, Arena& own, Arena& shared)
     : channels_(problem.head_size),
-      parameters_(problem.k, problem.k_segments, problem.head_size, arena) {
+      parameters_(problem.k, problem.k_segments, problem.head_size, own) {
   const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
   const int64_t rows = problem.row_tile;
   const int64_t dwords = most([](const Segment& s) { return s.codes.columns * 16 / s.codes.bits; });
   const int64_t parts =
       most([](const Segment& s) { return static_cast<int64_t>(s.codes.part_groups.size()); });
   const int64_t groups = most(Groups);
-  queries_ = TakeQueries(rows, dwords, parts, arena);
-  rest_ = TakeQueries(rows, dwords, parts, arena);
-  queries_.lost = arena.Take(parts == 0 ? 0 : rows * channels_);
-  queries_.most_lost = arena.Take(parts == 0 ? 0 : rows);
-  float_queries_ = arena.Take(rows * most(FloatColumns));
-  scales_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
-  biases_ = arena.Take(std::max(groups * kTokenTile, parts == 0 ? 0 : channels_));
-  staging_ = arena.Take(groups * kTokenTile);
-  scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
-  rest_scores_ = arena.Take(parts == 0 ? 0 : rows * kTokenTile);
-  norms_ = arena.Take(kTokenTile);
+  queries_ = TakeQueries(rows, dwords, parts, own);
+  rest_ = TakeQueries(rows, dwords, parts, own);
+  queries_.lost = own.Take(parts == 0 ? 0 : rows * channels_);
+  queries_.most_lost = own.Take(parts == 0 ? 0 : rows);
+  float_queries_ = own.Take(rows * most(FloatColumns));
+  // By channel they are the queries', which stay prepared for several tiles.
+  const int64_t parameters = std::max(groups * kTokenTile, parts == 0 ? 0 : channels_);
+  Arena& of =
+      most([](const Segment& s) { return int64_t{s.codes.by_channel}; }) != 0 ? own : shared;
+  scales_ = of.Take(parameters);
+  biases_ = of.Take(parameters);
+  staging_ = shared.Take(groups * kTokenTile);
+  scores_ = shared.Take(parts == 0 ? 0 : rows * kTokenTile);
+  rest_scores_ = shared.Take(parts == 0 ? 0 : rows * kTokenTile);
+  norms_ = shared.Take(kTokenTile);
   turned_ =
-      arena.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
-  dense_ = arena.TakeAs<uint8_t>(most([&](const Segment& s) { return DenseBytes(s, channels_); }));
+      shared.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
 }
 
 bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Position& p,
@@ -147,7 +150,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const CodeLayout& codes = segment.codes;
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const StoredHead& head = heads_.At(reader, run);
-  const CodeRows stored = RowsAt(head, run, channels_, dense_);
+  const CodeRows stored = RowsAt(head, run, channels_);
   RequestFirst(stored);
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.

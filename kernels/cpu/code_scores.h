@@ -15,8 +15,8 @@ namespace kvant::cpu {
 
 class CodeScores {
  public:
-  // Takes scratch from `arena`.
-  CodeScores(const AttentionProblem& problem, Arena& arena);
+  // Takes scratch from `own`, and from `shared` what is needed within a call only.
+  CodeScores(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   // scores[r][column + t] = q[r] . k[t] for the tokens of the part; columns after those may be
   // overwritten. False, with
@@ -58,7 +58,6 @@ class CodeScores {
   float* float_queries_;  // [rows][channels of all columns]
   float *scales_, *biases_, *staging_, *scores_, *rest_scores_, *norms_;
   int32_t* turned_;
-  uint8_t* dense_;
 };
 
 }  // namespace kvant::cpu

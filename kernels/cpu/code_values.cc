@@ -19,29 +19,28 @@ int64_t FloatGroups(const Segment& segment) {
 
 }  // namespace
 
-CodeValues::CodeValues(const AttentionProblem& problem, Arena& arena)
+CodeValues::CodeValues(const AttentionProblem& problem, Arena& own, Arena& shared)
     : channels_(problem.v_head_size),
-      parameters_(problem.v, problem.v_segments, problem.v_head_size, arena) {
+      parameters_(problem.v, problem.v_segments, problem.v_head_size, own) {
   const int64_t groups = Most(problem.v, problem.v_segments, Groups);
   const int64_t rows = groups == 0 ? 0 : problem.row_tile;
   const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
-  scales_ = arena.Take(std::max(groups * kTokenTile, runs));
-  biases_ = arena.Take(std::max(groups * kTokenTile, runs));
-  staging_ = arena.Take(groups * kTokenTile);
-  probs_ = arena.Take(rows * kTokenTile);
-  weight_scales_ = arena.Take(rows * groups);
-  weight_biases_ = arena.Take(rows * groups);
-  weights_ = arena.TakeAs<int16_t>(rows * groups * kTokenTile);
-  float_weights_ = arena.Take(rows * Most(problem.v, problem.v_segments, FloatGroups) * kTokenTile);
-  saved_ = arena.Take(rows * channels_);
-  unused_ = arena.Take(rows * channels_);
-  units_ = arena.Take(rows);
-  lanes_ = arena.Take(rows * kSquareLanes);
-  errors_ = arena.Take(rows);
-  squares_ = arena.Take(rows);
-  norms_ = arena.Take(rows);
-  dense_ = arena.TakeAs<uint8_t>(Most(problem.v, problem.v_segments,
-                                      [&](const Segment& s) { return DenseBytes(s, channels_); }));
+  scales_ = shared.Take(std::max(groups * kTokenTile, runs));
+  biases_ = shared.Take(std::max(groups * kTokenTile, runs));
+  staging_ = shared.Take(groups * kTokenTile);
+  probs_ = shared.Take(rows * kTokenTile);
+  weight_scales_ = shared.Take(rows * groups);
+  weight_biases_ = shared.Take(rows * groups);
+  weights_ = shared.TakeAs<int16_t>(rows * groups * kTokenTile);
+  float_weights_ =
+      shared.Take(rows * Most(problem.v, problem.v_segments, FloatGroups) * kTokenTile);
+  saved_ = shared.Take(rows * channels_);
+  unused_ = shared.Take(rows * channels_);
+  units_ = shared.Take(rows);
+  lanes_ = shared.Take(rows * kSquareLanes);
+  errors_ = shared.Take(rows);
+  squares_ = shared.Take(rows);
+  norms_ = shared.Take(rows);
 }
 
 bool CodeValues::Multiply(const Reader& reader, const Part& part, const float* probs, int64_t rows,
@@ -65,7 +64,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
-  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_, dense_);
+  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   RequestFirst(stored);
   kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
@@ -97,7 +96,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
     return false;
   }
   const CodeKernels::Values values = {
-      .rows = RowsAt(head, call.part, channels_, dense_),
+      .rows = RowsAt(head, call.part, channels_),
       .group = codes.group,
       .groups = codes.groups,
       .saved = saved_,
@@ -132,7 +131,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     // What was there shrinks once.
     const bool first = run.column == call.part.column;
     const CodeKernels::Values values = {
-        .rows = RowsAt(heads_.At(call.reader, run), run, channels_, dense_),
+        .rows = RowsAt(heads_.At(call.reader, run), run, channels_),
         .group = channels_,
         .groups = 1,
         .channel_scales = scales_ + at,

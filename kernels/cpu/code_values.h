@@ -15,8 +15,8 @@ namespace kvant::cpu {
 
 class CodeValues {
  public:
-  // Takes scratch from `arena`.
-  CodeValues(const AttentionProblem& problem, Arena& arena);
+  // Takes scratch from `own`, and from `shared` what is needed within a call only.
+  CodeValues(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   // out[r] = out[r] * shrink[r] + sum of probs[r][column + t] * v[t] over the tokens t of the part.
   // False, with out as it was, if a parameter is not finite or s16 weights would lose
@@ -61,7 +61,6 @@ class CodeValues {
   // [rows]: one over the largest scale of weights; the square of what rounding costs and that of
   // what is added, in that unit; and the norm of all that was added.
   float *units_, *errors_, *squares_, *norms_;
-  uint8_t* dense_;
 };
 
 }  // namespace kvant::cpu

@@ -75,6 +75,11 @@ void Columns::AskUntil(int64_t column) {
   }
 }
 
+void Columns::TakeTurns(const InTurn& in_turn) {
+  for (int i = 0; i < k_.count; ++i) k_room_[i].in_turn = in_turn;
+  for (int i = 0; i < v_.count; ++i) v_room_[i].in_turn = in_turn;
+}
+
 Pieces Columns::ReadPieces(const AttentionProblem& problem, const Reader& reader, Position at,
                            const Segment* segments, int count, Piece* room) {
   Pieces pieces{room, 0};

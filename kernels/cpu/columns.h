@@ -34,6 +34,8 @@ class Columns {
 
   // Of what is in pages, nothing from this column on is asked for ahead of its use.
   void AskUntil(int64_t column);
+  // Whose tiles come between two of these.
+  void TakeTurns(const InTurn& in_turn);
 
   Pieces k() const { return k_; }
   Pieces v() const { return v_; }

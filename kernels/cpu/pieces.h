@@ -9,6 +9,12 @@
 
 namespace kvant::cpu {
 
+// Of `count` heads that a worker takes in turn, tile by tile, which one this is. Heads in turn
+// follow one another in K and V.
+struct InTurn {
+  int64_t index = 0, count = 1;
+};
+
 // Tokens [first, first + tokens) of a segment, which are the columns from `begin` on.
 struct Piece {
   const Segment* segment = nullptr;
@@ -20,6 +26,7 @@ struct Piece {
   int64_t page_stride = 0;
   // Of those in pages, none from this one on is asked for ahead of its use.
   int64_t asked_end = 0;
+  InTurn in_turn;
 
   int64_t end() const { return first + tokens; }
   // Where token `token` lies, as that of a batch row which is at `p` otherwise.
@@ -50,6 +57,7 @@ struct Part {
   // Not null: of this piece, from its token `token` on, in several pages.
   const Piece* joined = nullptr;
   int64_t token = 0;
+  InTurn in_turn;
 };
 
 // Calls use(part) for what of each piece lies in columns [column, column + n) of the batch row at
@@ -76,7 +84,7 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
       // There may be no page for a token after the last.
       const bool last = piece->pages != nullptr && token + tokens >= piece->asked_end;
       use(Part{*piece->segment, first, tokens, begin - column,
-               last ? first : piece->At(p, token + tokens), joined, token});
+               last ? first : piece->At(p, token + tokens), joined, token, piece->in_turn});
       begin += tokens;
     }
   }

@@ -15,6 +15,8 @@ namespace {
 // (docs/kernels.md).
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
+// A worker that the others wait for in the end has a turn left to do; so it has many.
+constexpr int64_t kTurnsOfWorker = 4;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 
@@ -84,7 +86,12 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
 
-Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
+// Where tiles of many rows are, products take so long that memory keeps up.
+int64_t Schedule::MostInTurn(const AttentionProblem& problem) {
+  return GoesByChunks(problem) && problem.products == Products::kStoredRows ? kMostInTurn : 1;
+}
+
+Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room)
     : problem_(*call.problem),
       rows_(static_cast<Row*>(room)),
       came_(reinterpret_cast<std::atomic<bool>*>(rows_ + problem_.batch[0])),
@@ -119,6 +126,29 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, void* room)
     if (row.splits > 1) partials += tiles * row.splits;
   }
   for (int64_t i = 0; i < partials; ++i) std::construct_at(came_ + i, false);
+  for (Row* row = rows_; row != rows_ + batch; ++row) {
+    const int64_t tiles = Groups(problem_) * row->tiles_of_group;
+    row->turn = turns_;
+    if (tiles == 0) continue;
+    const int64_t most = std::clamp<int64_t>(units_ / (kTurnsOfWorker * workers), 1,
+                                             std::min(MostInTurn(*row->problem), tiles));
+    // As many as that or fewer, and about the same in all of a chunk's turns.
+    row->in_turn = CeilDiv(tiles, CeilDiv(tiles, most));
+    turns_ += CeilDiv(tiles, row->in_turn) * row->splits;
+  }
+}
+
+Schedule::Turn Schedule::TurnAt(int64_t turn) const {
+  if (turn >= turns_) return {};
+  const Row* row = std::upper_bound(rows_, rows_ + problem_.batch[0], turn,
+                                    [](int64_t i, const Row& r) { return i < r.turn; }) -
+                   1;
+  if (row->in_turn == 1) return {row, row->unit + turn - row->turn, 1};
+  const int64_t tiles = Groups(problem_) * row->tiles_of_group;
+  const int64_t of_chunk = CeilDiv(tiles, row->in_turn);
+  const int64_t chunk = (turn - row->turn) / of_chunk;
+  const int64_t first = (turn - row->turn) % of_chunk * row->in_turn;
+  return {row, row->unit + chunk * tiles + first, std::min(row->in_turn, tiles - first)};
 }
 
 Schedule::Place Schedule::UnitAt(int64_t unit) const {

@@ -7,7 +7,9 @@
 //
 // The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are
 // read in the order they lie in. Of pages, and of codes whose heads lie side by side, they go
-// chunk by chunk, and through the tiles of each.
+// chunk by chunk, and through the tiles of each; and a worker takes several of a chunk in turn, a
+// tile of tokens of each, so that it reads what lies side by side at about the same time. How many
+// depends on the number of workers, and the results do not depend on it.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
@@ -21,6 +23,8 @@
 
 namespace kvant::cpu {
 
+inline constexpr int64_t kMostInTurn = 16;
+
 class Schedule {
  public:
   // Of a batch row.
@@ -29,6 +33,12 @@ class Schedule {
     const AttentionProblem* problem = nullptr;
     int64_t tiles_of_group = 0, splits = 1;
     int64_t unit = 0, partial = 0;  // the first
+    int64_t turn = 0, in_turn = 1;  // the first, and the units of one
+  };
+  // Units [unit, unit + count) of a row, all of one chunk where they are several.
+  struct Turn {
+    const Row* row = nullptr;
+    int64_t unit = 0, count = 0;
   };
   // Where a unit is.
   struct Place {
@@ -51,10 +61,16 @@ class Schedule {
   // Room for one, of a tile of any of the call's problems.
   static int64_t FloatsOfPartial(const AttentionProblem& problem);
 
-  Schedule(const AttentionCall& call, const Reader& reader, void* room);
+  // Units of a turn, at most.
+  static int64_t MostInTurn(const AttentionProblem& problem);
+
+  Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room);
 
   int64_t units() const { return units_; }
   Place UnitAt(int64_t unit) const;
+  int64_t turns() const { return turns_; }
+  // Of that after the last, no units.
+  Turn TurnAt(int64_t turn) const;
   // Of the two who have made what is to be joined, the second, who sees what both have written.
   // Each calls it once, with the partial result that joins another.
   bool ComesSecond(int64_t partial) const {
@@ -66,7 +82,7 @@ class Schedule {
   Row* const rows_;
   std::atomic<bool>* const came_;  // by partial result
   const bool by_chunks_;           // else by tiles
-  int64_t units_ = 0;
+  int64_t units_ = 0, turns_ = 0;
 };
 
 // Rows that share K and V, of so many queries.

@@ -63,19 +63,19 @@ void RequestParts(const Reader& reader, const Pieces& pieces, const Position& ba
 
 }  // namespace
 
-TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& arena)
-    : q(arena.Take(problem.row_tile * problem.head_size)),
-      k(arena.Take(kTokenTile * problem.head_size)),
-      v(arena.Take(kTokenTile * problem.v_head_size)),
-      scores(arena.Take(problem.row_tile * kTokenTile)),
-      line(arena.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
-      code_scores(problem, arena),
-      channel_major_scores(problem, arena),
-      code_values(problem, arena) {
+TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared)
+    : q(own.Take(problem.row_tile * problem.head_size)),
+      k(shared.Take(kTokenTile * problem.head_size)),
+      v(shared.Take(kTokenTile * problem.v_head_size)),
+      scores(shared.Take(problem.row_tile * kTokenTile)),
+      line(shared.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
+      code_scores(problem, own, shared),
+      channel_major_scores(problem, own, shared),
+      code_values(problem, own, shared) {
   if (problem.products != Products::kPairs) return;
-  q_pairs = arena.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
-  k_pairs = arena.TakeAs<uint32_t>(kTokenTile * Pairs(problem.head_size));
-  v_pairs = arena.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
+  q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
+  k_pairs = shared.TakeAs<uint32_t>(kTokenTile * Pairs(problem.head_size));
+  v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
 }
 
 void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {

@@ -15,9 +15,10 @@
 
 namespace kvant::cpu {
 
-// What a unit holds for its products. Tiles are laid out as KernelSet says.
+// What a row tile holds for its products. Tiles are laid out as KernelSet says. What is filled and
+// read within a tile of tokens, all but queries, is from `shared`.
 struct TileBuffers {
-  TileBuffers(const AttentionProblem& problem, Arena& arena);
+  TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   float* q;       // [rows][head_size], to be filled before PrepareQueries
   float* k;       // kTokenTile * head_size

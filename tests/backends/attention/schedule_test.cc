@@ -38,7 +38,7 @@ struct Sizes {
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
 class Scheduled {
  public:
-  explicit Scheduled(const Sizes& of) : lengths_(of.lengths) {
+  explicit Scheduled(const Sizes& of, int workers = 1) : lengths_(of.lengths) {
     problem_.batch[0] = lengths_.empty() ? 1 : static_cast<int64_t>(lengths_.size());
     problem_.batch[1] = of.kv_heads;
     problem_.batch[2] = of.ratio;
@@ -56,11 +56,12 @@ class Scheduled {
       keys_.page_table.buffer = 1;
       problem_.k = &keys_;
       problem_.k_segments = 1;
+      problem_.products = Products::kStoredRows;
     }
     room_.resize(Schedule::Bytes(problem_));
     inputs_ = {lengths_.data()};
     call_ = {.problem = &problem_, .inputs = inputs_.data()};
-    schedule_.emplace(call_, reader(), room_.data());
+    schedule_.emplace(call_, reader(), workers, room_.data());
   }
 
   const AttentionProblem& problem() const { return problem_; }
@@ -160,6 +161,39 @@ TEST(CpuSchedule, UnitsInPagesGoByChunks) {
   }
 }
 
+// A turn's units follow one another and are of one chunk of one batch row. Every worker has several
+// turns, where there are as many units.
+TEST(CpuSchedule, TurnsTakeEveryUnitOnce) {
+  int64_t most = 0;
+  for (Sizes of : ManySizes()) {
+    of.pages = true;
+    for (int workers : {1, 2, 16, 256}) {
+      SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len
+                                      << ", " << workers << " workers");
+      const Scheduled made(of, workers);
+      const Schedule& schedule = made.schedule();
+      int64_t unit = 0;
+      for (int64_t i = 0; i < schedule.turns(); ++i) {
+        const Schedule::Turn turn = schedule.TurnAt(i);
+        ASSERT_EQ(turn.unit, unit);
+        ASSERT_GE(turn.count, 1);
+        ASSERT_LE(turn.count, Schedule::MostInTurn(made.problem()));
+        most = std::max(most, turn.count);
+        const Schedule::Place first = schedule.UnitAt(unit);
+        for (const int64_t end = unit + turn.count; unit < end; ++unit) {
+          const Schedule::Place place = schedule.UnitAt(unit);
+          ASSERT_EQ(place.row, turn.row);
+          ASSERT_EQ(place.split, first.split);
+        }
+      }
+      EXPECT_EQ(unit, schedule.units());
+      EXPECT_EQ(schedule.TurnAt(schedule.turns()).count, 0);
+      EXPECT_GE(schedule.turns(), std::min<int64_t>(schedule.units(), 2 * workers));
+    }
+  }
+  EXPECT_EQ(most, kMostInTurn);
+}
+
 TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
   constexpr int64_t kMostFloats = int64_t{2} << 20;
   for (const Sizes& of : ManySizes()) {
@@ -212,19 +246,20 @@ TEST(CpuSchedule, ResultsAreTheSameForAnyNumberOfThreads) {
   }
 }
 
-// One thread, in an order of its own.
+// One thread that stands for several, in an order of its own.
 class ShuffledExecutor : public Executor {
  public:
-  explicit ShuffledExecutor(uint32_t seed) : random_(seed) {}
-  int max_concurrency() const override { return 2; }
+  explicit ShuffledExecutor(uint32_t seed, int slots = 2) : slots_(slots), random_(seed) {}
+  int max_concurrency() const override { return slots_; }
   void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
     std::vector<int64_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
-    for (int64_t i : order) body(i, static_cast<int>(random_() % 2));
+    for (int64_t i : order) body(i, static_cast<int>(random_() % static_cast<uint32_t>(slots_)));
   }
 
  private:
+  const int slots_;
   std::mt19937 random_;
 };
 
@@ -253,22 +288,44 @@ TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
 }
 
 // Of pages as well, whose table has nothing behind the last that a row needs. Units ask for the
-// first tile of the unit after them, which is another head's.
-TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
-  constexpr int64_t kRows = 4, kHeads = 3, kSize = 32, kPageTokens = 16, kMost = 3000;
+// first tile of the unit after them, which is another head's; heads of a token side by side ask for
+// one another's rows.
+enum class KeyFormat { kU4, kF8, kU8ByChannel };
+void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
+                          KeyFormat format = KeyFormat::kU4) {
+  SCOPED_TRACE(testing::Message() << heads << " heads, pages of " << page_tokens
+                                  << (token_major ? ", token-major" : "") << ", format "
+                                  << static_cast<int>(format));
+  constexpr int64_t kRows = 4, kSize = 32, kMost = 3000;
   const std::vector<int32_t> lengths = {3000, 1, 0, 1999};
-  constexpr int64_t kPagesOfRow = (kMost + kPageTokens - 1) / kPageTokens, kPages = 400;
-  const GraphBuilder::DequantizeOptions attrs{.group_shape = {1, 1, 1, 16}, .type = kF32};
+  const int64_t pages_of_row = CeilDiv(kMost, page_tokens), all_pages = 6400 / page_tokens;
   GraphBuilder g;
   const Value length = g.Input("lengths", kS32, {kRows});
-  const Value table = g.Input("table", kS32, {kRows, kPagesOfRow});
-  const auto load = [&](const std::string& name) {
-    const Value codes = g.Input(name, kU4, {kPages, kHeads, kPageTokens, kSize});
-    const Value scales = g.Input(name + "_scales", kF32, {kPages, kHeads, kPageTokens, 2});
-    return g.LoadPages(g.DynamicDequantize(codes, scales, attrs), table, length);
+  const Value table = g.Input("table", kS32, {kRows, pages_of_row});
+  const auto pool = [&](const std::string& array, DataType type, int64_t row) {
+    return g.Input(array, type, {all_pages, heads, page_tokens, row},
+                   token_major ? Dims{heads * page_tokens * row, row, heads * row, 1}
+                               : Dims{heads * page_tokens * row, page_tokens * row, row, 1});
   };
-  const Value q = g.Input("q", kF32, {kRows, kHeads, 1, kSize});
-  const Value k = load("k"), v = load("v");
+  const auto load = [&](const std::string& name, DataType type) {
+    const Value codes = pool(name, type, kSize), scales = pool(name + "_scales", kF32, 2);
+    return g.LoadPages(
+        g.DynamicDequantize(codes, scales, {.group_shape = {1, 1, 1, 16}, .type = kF32}), table,
+        length);
+  };
+  const auto load_by_channel = [&](const std::string& name) {
+    const Dims of_page = {all_pages, heads, 1, kSize};
+    const Value codes = pool(name, kU8, kSize), scales = g.Input("k_scales", kF32, of_page);
+    const Value zero_points = g.Input("zero_points", kU8, of_page);
+    return g.LoadPages(g.DynamicDequantize(codes, scales, zero_points,
+                                           {.group_shape = {1, 1, page_tokens, 1}, .type = kF32}),
+                       table, length);
+  };
+  const Value q = g.Input("q", kF32, {kRows, heads, 1, kSize});
+  const Value k = format == KeyFormat::kU8ByChannel
+                      ? load_by_channel("k")
+                      : load("k", format == KeyFormat::kF8 ? kF8E4M3 : kU4);
+  const Value v = load("v", kU4);
   g.Output("o", g.ScaledDotProductAttention(q, k, v, {.kv_lengths = length}).first);
   const Graph graph = *std::move(g).Build();
 
@@ -280,8 +337,16 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
     if (tensor.type == kS32) continue;
     std::uniform_real_distribution<float> numbers(0.1f, 1.f);
     for (int64_t i = 0; i < tensor.elements(); ++i) {
-      StoreElement(tensor.type, bytes.data(), i,
-                   tensor.type == kF32 ? numbers(random) : static_cast<double>(random() % 16));
+      double value = static_cast<double>(random() % 16);
+      if (tensor.type == kF32) value = numbers(random);
+      // The products take what rounding queries lost as well from a page's second tile on.
+      const int64_t token = i / kSize / (token_major ? heads : 1) % page_tokens;
+      if (tensor.name == "zero_points" || (tensor.type == kU8 && token < 64)) {
+        value = static_cast<double>(100 + random() % 50);
+      } else if (tensor.type == kU8) {
+        value = static_cast<double>(random() % 256);
+      }
+      StoreElement(tensor.type, bytes.data(), i, value);
     }
   }
   const auto of = [&](const std::string& name) -> std::vector<char>& {
@@ -292,12 +357,12 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
     return memory[0];
   };
   std::memcpy(of("lengths").data(), lengths.data(), lengths.size() * 4);
-  std::vector<int32_t> order(kPages), pages(kRows * kPagesOfRow, -1);
+  std::vector<int32_t> order(all_pages), pages(kRows * pages_of_row, -1);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
   for (int64_t row = 0, next = 0; row < kRows; ++row) {
-    const int64_t own = CeilDiv(lengths[static_cast<size_t>(row)], kPageTokens);
-    for (int64_t i = 0; i < own; ++i) pages[row * kPagesOfRow + i] = order[next++];
+    const int64_t own = CeilDiv(lengths[static_cast<size_t>(row)], page_tokens);
+    for (int64_t i = 0; i < own; ++i) pages[row * pages_of_row + i] = order[next++];
   }
   std::memcpy(of("table").data(), pages.data(), pages.size() * 4);
 
@@ -306,19 +371,32 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
     const CompiledGraph compiled = *engine.Compile(graph);
     std::vector<ConstTensor> inputs;
     for (const std::vector<char>& bytes : memory) inputs.emplace_back(bytes.data(), bytes.size());
-    std::vector<float> out(kRows * kHeads * kSize, -1.f);
+    std::vector<float> out(kRows * heads * kSize, -1.f);
     const Tensor outputs[] = {{out.data(), out.size() * sizeof(float)}};
     EXPECT_TRUE(compiled.Execute(Stream(engine), inputs, outputs).ok());
     return out;
   };
   const std::vector<float> oracle = run("oracle", nullptr);
   std::vector<float> first;
-  for (uint32_t seed = 0; seed < 20; ++seed) {
-    const std::vector<float> out = run("cpu", std::make_shared<ShuffledExecutor>(seed));
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    const int slots = std::array{2, 3, 9, 100}[seed % 4];
+    const std::vector<float> out = run("cpu", std::make_shared<ShuffledExecutor>(seed, slots));
     if (first.empty()) first = out;
     EXPECT_EQ(out, first) << "seed " << seed;
   }
-  for (size_t i = 0; i < oracle.size(); ++i) EXPECT_NEAR(first[i], oracle[i], 2e-3) << i;
+  for (size_t i = 0; i < oracle.size(); ++i) ASSERT_NEAR(first[i], oracle[i], 2e-3) << i;
+}
+
+TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
+  for (int64_t heads : {1, 3, 8, 16, 20}) {
+    for (int64_t page_tokens : {16, 48, 64}) {
+      for (bool token_major : {false, true}) CheckPagesInAnyOrder(heads, token_major, page_tokens);
+    }
+  }
+  for (bool token_major : {false, true}) {
+    CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kF8);
+    CheckPagesInAnyOrder(8, token_major, 128, KeyFormat::kU8ByChannel);
+  }
 }
 
 }  // namespace
