@@ -147,6 +147,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   Describe();
   ChooseTiles(most_rows);
   ChooseProducts();
+  MeasureScratch(problem_);
   worker_floats_ = WorkerFloats(problem_);
   partial_floats_ = RoundUp(PartialFloats(problem_), 16);
   schedule_floats_ =

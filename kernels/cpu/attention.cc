@@ -400,21 +400,18 @@ class TileRunner {
 constexpr int64_t kRunnerFloats = CeilDiv(sizeof(TileRunner), 64) * 16;
 static_assert(std::is_trivially_destructible_v<TileRunner>);
 
-struct Floats {
-  int64_t own, shared;
-};
-
-Floats FloatsOf(const AttentionProblem& problem) {
-  Arena own(nullptr), shared(nullptr);
-  Buffers(problem, own, shared);
-  return {own.used(), shared.used()};
-}
-
 }  // namespace
 
+void MeasureScratch(AttentionProblem& problem) {
+  Arena own(nullptr), shared(nullptr);
+  Buffers(problem, own, shared);
+  problem.own_floats = own.used();
+  problem.shared_floats = shared.used();
+}
+
 int64_t WorkerFloats(const AttentionProblem& problem) {
-  const Floats floats = FloatsOf(problem);
-  return kMostInTurn * kRunnerFloats + floats.shared + Schedule::MostInTurn(problem) * floats.own;
+  return kMostInTurn * kRunnerFloats + problem.shared_floats +
+         Schedule::MostInTurn(problem) * problem.own_floats;
 }
 
 int64_t PartialFloats(const AttentionProblem& problem) {
@@ -431,11 +428,11 @@ void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule
     runners[i] = std::launder(reinterpret_cast<TileRunner*>(at));
     const Schedule::Place place = schedule.UnitAt(turn.unit + i);
     if (int64_t& tile = worker.tiles[i]; tile != place.tile_id()) {
-      const Floats floats = FloatsOf(*place.row->problem);
+      const AttentionProblem& problem = *place.row->problem;
       const int64_t asked_for = tile == kNoTile ? -1 : runners[i]->asked_for();
-      runners[i] =
-          new (at) TileRunner(kernels, call, schedule, place, asked_for,
-                              Arena(shared + floats.shared + i * floats.own), Arena(shared));
+      runners[i] = new (at)
+          TileRunner(kernels, call, schedule, place, asked_for,
+                     Arena(shared + problem.shared_floats + i * problem.own_floats), Arena(shared));
       tile = place.tile_id();
     }
     const bool goes_on = next.row == turn.row && i < next.count;

@@ -15,6 +15,8 @@
 
 namespace kvant::cpu {
 
+// Sets own_floats and shared_floats of a problem that is complete otherwise.
+void MeasureScratch(AttentionProblem& problem);
 // Scratch of a worker.
 int64_t WorkerFloats(const AttentionProblem& problem);
 // Of AttentionCall::partials.

@@ -165,6 +165,8 @@ struct AttentionProblem {
   bool may_split = true;
   SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
+  // Scratch of a row tile, and what those that take turns share.
+  int64_t own_floats = 0, shared_floats = 0;
   // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is
   // cheap to read.
   bool k_by_channel = false;
