@@ -8,7 +8,6 @@ tests are skipped, or fail when $KVANT_REQUIRE_SHARED is set.
 import json
 import os
 import pathlib
-import re
 import struct
 import subprocess
 import sys
@@ -220,6 +219,8 @@ class CommandTest(unittest.TestCase):
         for pages in [[], ["--page-size", "16"]]:
             graph = make("--token-major", "--q-len", "1", "--k", "u4:g32:zp", "--v", "s8", *pages)
             self.assertEqual(kvant("check", "-", stdin=graph).returncode, 0)
+        shown = kvant("show", "-", stdin=make("--token-major", "--q-len", "1", "--k", "f16", "--v", "f16")).stdout
+        self.assertIn("K by f32 products (rows lie apart), V by f32 products (rows lie apart)", shown)
         self.fails("token-major does not go with k-layout", "make", "--token-major", "--k-layout", "channels")
 
     def test_show_dot_and_text(self):

@@ -309,14 +309,19 @@ double Plan::OwnRounding() const {
 }
 
 std::string Plan::ProductsName() const {
-  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments, int64_t channels,
                          const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
       if (segment.codes.usable) {
         return segment.codes.floats ? "f32 products on codes" : "integer products";
       }
     }
-    if (reason.empty()) return "f32 products";
+    if (reason.empty()) {
+      const bool apart = std::any_of(segments.begin(), segments.end(), [&](const Segment& s) {
+        return s.data.strides[kRow] >= 2 * channels;
+      });
+      return apart ? "f32 products (rows lie apart)" : "f32 products";
+    }
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
   };
   switch (problem_.products) {
@@ -332,8 +337,8 @@ std::string Plan::ProductsName() const {
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
                     "), ", PriceOf(k_))
-              : stored(k_, k_reason_),
-          ", V by ", stored(v_, v_reason_));
+              : stored(k_, problem_.head_size, k_reason_),
+          ", V by ", stored(v_, problem_.v_head_size, v_reason_));
   }
   return "";
 }

@@ -44,8 +44,8 @@ double Median(const std::vector<double>& values) { return Quantile(values, 0.5);
 // Units that run one after another where they are not to be neighbours; divides no count of them.
 constexpr int64_t kApart = 7;
 
-// Runs every body in the calling thread and keeps the time of each. Says that two may run at a
-// time: else nothing is handed to it.
+// Runs every body in the calling thread and keeps the time of each. Says that so many may run at a
+// time that no units take turns: each is a body.
 class TimingExecutor : public Executor {
  public:
   struct Loop {
@@ -53,7 +53,7 @@ class TimingExecutor : public Executor {
     std::vector<double> us;  // by index
   };
 
-  int max_concurrency() const override { return 2; }
+  int max_concurrency() const override { return 256; }
   void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
     Loop& loop = loops.emplace_back();
     loop.us.resize(static_cast<size_t>(n));

@@ -101,7 +101,6 @@ class TileRunner {
   // before. `next`: the unit that comes after it here; -1: none that is known.
   void Begin(int64_t unit, int64_t split, int64_t next, const InTurn& in_turn) {
     split_ = split;
-    buffers_.columns.TakeTurns(in_turn);
     if (problem_.dropout && problem_.dropout_mask.present()) WriteMaskOf(split);
     // The other splits are for more columns than there are.
     exists_ = split < buffers_.columns.chunks();
@@ -118,6 +117,7 @@ class TileRunner {
     std::fill_n(state_.sum, tile_.rows, by_statistics ? 1.f : 0.f);
     std::fill_n(state_.out, tile_.rows * problem_.v_head_size, 0.f);
     token_ = live_.begin;
+    buffers_.columns.TakeTurns(rounds() ? InTurn{} : in_turn);
     if (!rounds()) return;
     // Probabilities must be final before they are rounded: first the statistics alone, then the
     // scores once more.
@@ -125,6 +125,7 @@ class TileRunner {
     }
     AddSinks(problem_, reader_, tile_, state_);
     token_ = live_.begin;
+    buffers_.columns.TakeTurns(in_turn);
   }
 
   // The next tile of tokens; false: there was none left.
@@ -421,6 +422,13 @@ int64_t PartialFloats(const AttentionProblem& problem) {
 void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
              int64_t index, Worker& worker) {
   const Schedule::Turn turn = schedule.TurnAt(index), next = schedule.TurnAt(index + 1);
+  const AttentionProblem& problem = *turn.row->problem;
+  if (worker.problem != &problem) {
+    worker.problem = &problem;
+    worker.tiles.fill(kNoTile);
+  }
+  // With several row tiles a head, neighbours in a turn may be of the same head.
+  const bool heads = turn.row->tiles_of_group == 1 && !problem.kv_varies_over_b2;
   float* const shared = worker.scratch + kMostInTurn * kRunnerFloats;
   TileRunner* runners[kMostInTurn];
   for (int64_t i = 0; i < turn.count; ++i) {
@@ -428,7 +436,6 @@ void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule
     runners[i] = std::launder(reinterpret_cast<TileRunner*>(at));
     const Schedule::Place place = schedule.UnitAt(turn.unit + i);
     if (int64_t& tile = worker.tiles[i]; tile != place.tile_id()) {
-      const AttentionProblem& problem = *place.row->problem;
       const int64_t asked_for = tile == kNoTile ? -1 : runners[i]->asked_for();
       runners[i] = new (at)
           TileRunner(kernels, call, schedule, place, asked_for,
@@ -436,8 +443,6 @@ void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule
       tile = place.tile_id();
     }
     const bool goes_on = next.row == turn.row && i < next.count;
-    // Else what follows a unit may be the same head's.
-    const bool heads = place.row->tiles_of_group == 1 && !place.row->problem->kv_varies_over_b2;
     runners[i]->Begin(turn.unit + i, place.split, goes_on ? next.unit + i : -1,
                       heads ? InTurn{i, turn.count} : InTurn{});
   }

@@ -25,13 +25,10 @@ int64_t PartialFloats(const AttentionProblem& problem);
 // Who runs turns of a schedule, one after another.
 inline constexpr int64_t kNoTile = -1;
 struct Worker {
-  float* scratch;  // WorkerFloats, the same for all turns
-  // The row tiles that are ready there.
-  std::array<int64_t, kMostInTurn> tiles = [] {
-    std::array<int64_t, kMostInTurn> none;
-    none.fill(kNoTile);
-    return none;
-  }();
+  float* scratch;  // WorkerFloats of the largest of the call's problems
+  // Whose row tiles are ready there, and which: scratch is divided by the problem.
+  const AttentionProblem* problem = nullptr;
+  std::array<int64_t, kMostInTurn> tiles;
 };
 
 void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,

@@ -167,7 +167,8 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
 //     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 asks for runs 0 to 3,
 //     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
 //
-// `rows` of `bytes`, in blocks at `next`; false: there are other rows between them, or none beside.
+// `rows` of `bytes`, in blocks at `next`. False where that is no whole run: with other heads' rows
+// in a token, unless kPageUnit heads take turns.
 bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]) {
   const int64_t count = in_turn.count;
@@ -218,7 +219,7 @@ TokenAddresses::TokenAddresses(const Reader& reader, const Array& array, int bit
       pages_in_group_(group[0]),
       page_stride_(array.strides[0]),
       token_stride_(array.strides[kRow]) {
-  // Where a group is of one head; else of several heads' none.
+  // Else several heads share what is there.
   if (group[1] == 1) head_stride_ = array.strides[1];
   head.at[0] = head.at[kRow] = 0;
   for (int axis = 0; axis < kAxes; ++axis) head.at[axis] /= group[axis];
@@ -274,7 +275,9 @@ CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
     const int64_t n = std::min(kPageUnit, rows.tokens - token);
     RequestRows(rows.next[token / kPageUnit], rows.stride, rows.row_bytes, n);
   }
-  std::copy_n(rows.blocks, kTileBlocks, rows.next);  // kernels ask for what is here
+  // Nothing is left for kernels to ask for.
+  alignas(64) static constexpr uint8_t kNothing[64] = {};
+  std::fill_n(rows.next, kTileBlocks, kNothing);
   return rows;
 }
 

@@ -86,7 +86,7 @@ class TokenAddresses {
                  Position head);
 
   bool present() const { return data_ != nullptr; }
-  // From a head to the next, and from a token. No head's: 0.
+  // From a head to the next, 0 where heads share what is there; and from a token.
   int64_t head_bytes() const { return head_stride_ * bits_ / 8; }
   int64_t token_bytes() const { return token_stride_ * bits_ / 8; }
   // page: or the batch row.

@@ -15,7 +15,7 @@ namespace {
 // (docs/kernels.md).
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
-// A worker that the others wait for in the end has a turn left to do; so it has many.
+// In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
@@ -88,7 +88,9 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
 
 // Where tiles of many rows are, products take so long that memory keeps up.
 int64_t Schedule::MostInTurn(const AttentionProblem& problem) {
-  return GoesByChunks(problem) && problem.products == Products::kStoredRows ? kMostInTurn : 1;
+  if (!GoesByChunks(problem) || problem.products != Products::kStoredRows) return 1;
+  const int64_t rows = RowsPerGroup(problem, problem.q_len);
+  return std::clamp<int64_t>(Groups(problem) * CeilDiv(rows, problem.row_tile), 1, kMostInTurn);
 }
 
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room)
