@@ -292,7 +292,7 @@ TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
 // one another's rows.
 enum class KeyFormat { kU4, kF8, kU8ByChannel };
 void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
-                          KeyFormat format = KeyFormat::kU4) {
+                          KeyFormat format = KeyFormat::kU4, int32_t prompt = 0) {
   SCOPED_TRACE(testing::Message() << heads << " heads, pages of " << page_tokens
                                   << (token_major ? ", token-major" : "") << ", format "
                                   << static_cast<int>(format));
@@ -321,12 +321,18 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
                                            {.group_shape = {1, 1, page_tokens, 1}, .type = kF32}),
                        table, length);
   };
-  const Value q = g.Input("q", kF32, {kRows, heads, 1, kSize});
+  // With a prompt, of the last row, queries are packed.
+  const std::vector<int32_t> offsets = {0, 1, 2, 3, 3 + prompt};
+  const int64_t queries = prompt > 0 ? offsets[kRows] : kRows;
+  const Value q =
+      g.Input("q", kF32, prompt > 0 ? Dims{queries, heads, kSize} : Dims{kRows, heads, 1, kSize});
   const Value k = format == KeyFormat::kU8ByChannel
                       ? load_by_channel("k")
                       : load("k", format == KeyFormat::kF8 ? kF8E4M3 : kU4);
   const Value v = load("v", kU4);
-  g.Output("o", g.ScaledDotProductAttention(q, k, v, {.kv_lengths = length}).first);
+  GraphBuilder::AttentionOptions options{.kv_lengths = length};
+  if (prompt > 0) options.query_offsets = g.Input("offsets", kS32, {kRows + 1});
+  g.Output("o", g.ScaledDotProductAttention(q, k, v, options).first);
   const Graph graph = *std::move(g).Build();
 
   std::mt19937 random(1);
@@ -357,6 +363,7 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
     return memory[0];
   };
   std::memcpy(of("lengths").data(), lengths.data(), lengths.size() * 4);
+  if (prompt > 0) std::memcpy(of("offsets").data(), offsets.data(), offsets.size() * 4);
   std::vector<int32_t> order(all_pages), pages(kRows * pages_of_row, -1);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
@@ -371,7 +378,7 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
     const CompiledGraph compiled = *engine.Compile(graph);
     std::vector<ConstTensor> inputs;
     for (const std::vector<char>& bytes : memory) inputs.emplace_back(bytes.data(), bytes.size());
-    std::vector<float> out(kRows * heads * kSize, -1.f);
+    std::vector<float> out(static_cast<size_t>(queries * heads * kSize), -1.f);
     const Tensor outputs[] = {{out.data(), out.size() * sizeof(float)}};
     EXPECT_TRUE(compiled.Execute(Stream(engine), inputs, outputs).ok());
     return out;
@@ -395,6 +402,7 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
   }
   for (bool token_major : {false, true}) {
     CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kF8);
+    CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kU4, /*prompt=*/200);
     CheckPagesInAnyOrder(8, token_major, 128, KeyFormat::kU8ByChannel);
   }
 }
