@@ -19,6 +19,7 @@ namespace kvant::cpu {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr int64_t kNoTile = -1;  // in Worker::tiles
 
 // The scratch of a row tile, and what those that take turns share: it holds nothing from one tile
 // of tokens to the next.

@@ -17,13 +17,12 @@ namespace kvant::cpu {
 
 // Sets own_floats and shared_floats of a problem that is complete otherwise.
 void MeasureScratch(AttentionProblem& problem);
-// Scratch of a worker.
+// Scratch of a worker; of a call with two problems, the larger one.
 int64_t WorkerFloats(const AttentionProblem& problem);
 // Of AttentionCall::partials.
 int64_t PartialFloats(const AttentionProblem& problem);
 
 // Who runs turns of a schedule, one after another.
-inline constexpr int64_t kNoTile = -1;
 struct Worker {
   float* scratch;  // WorkerFloats of the largest of the call's problems
   // Whose row tiles are ready there, and which: scratch is divided by the problem.

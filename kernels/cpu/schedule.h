@@ -2,14 +2,14 @@
 //
 // A unit is (batch row, heads that share K and V, tile of query rows, chunk of tokens). The tokens
 // of all tiles together are cut into so many units, whatever the number of threads, so a long batch
-// row has more chunks than a short one. All follows from shapes, lengths and offsets, never from
+// row has more chunks than a short one. Units follow from shapes, lengths and offsets, never from
 // the threads.
 //
 // The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are
 // read in the order they lie in. Of pages, and of codes whose heads lie side by side, they go
 // chunk by chunk, and through the tiles of each; and a worker takes several of a chunk in turn, a
 // tile of tokens of each, so that it reads what lies side by side at about the same time. How many
-// depends on the number of workers, and the results do not depend on it.
+// take turns depends on the number of workers; results do not.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
