@@ -220,17 +220,20 @@ KVANT_DECODE(s2_g32, kS2, 32);
       ->Arg(32768)                                        \
       ->UseRealTime()                                     \
       ->Unit(benchmark::kMicrosecond)
-#define KVANT_PAGES(name, type, heads)                                              \
-  KVANT_PAGED(name##_contiguous, type, 32, 0, 0, 0, 0, heads);                      \
-  KVANT_PAGED(name##_pages_16, type, 32, 0, 0, 0, 16, heads);                       \
-  KVANT_PAGED(name##_pages_64, type, 32, 0, 0, 0, 64, heads);                       \
-  KVANT_PAGED(name##_token_major_contiguous, type, 32, 0, 0, 0, 0, heads, 0, true); \
-  KVANT_PAGED(name##_token_major_pages_16, type, 32, 0, 0, 0, 16, heads, 0, true);  \
-  KVANT_PAGED(name##_token_major_pages_64, type, 32, 0, 0, 0, 64, heads, 0, true)
-KVANT_PAGES(s8_g32_r4, kS8, 32);
-KVANT_PAGES(s8_g32_r1, kS8, 8);
-KVANT_PAGES(u4_g32_r4, kU4, 32);
-KVANT_PAGES(u4_g32_r1, kU4, 8);
+#define KVANT_PAGES(name, type, group, heads)                                          \
+  KVANT_PAGED(name##_contiguous, type, group, 0, 0, 0, 0, heads);                      \
+  KVANT_PAGED(name##_pages_16, type, group, 0, 0, 0, 16, heads);                       \
+  KVANT_PAGED(name##_pages_64, type, group, 0, 0, 0, 64, heads);                       \
+  KVANT_PAGED(name##_token_major_contiguous, type, group, 0, 0, 0, 0, heads, 0, true); \
+  KVANT_PAGED(name##_token_major_pages_16, type, group, 0, 0, 0, 16, heads, 0, true);  \
+  KVANT_PAGED(name##_token_major_pages_64, type, group, 0, 0, 0, 64, heads, 0, true)
+KVANT_PAGES(s8_g32_r4, kS8, 32, 32);
+KVANT_PAGES(s8_g32_r1, kS8, 32, 8);
+KVANT_PAGES(u4_g32_r4, kU4, 32, 32);
+KVANT_PAGES(u4_g32_r1, kU4, 32, 8);
+KVANT_PAGES(f16_r4, kF16, 0, 32);
+KVANT_PAGES(f16_r1, kF16, 0, 8);
+KVANT_PAGES(f32_r4, kF32, 0, 32);
 #undef KVANT_PAGES
 // One long sequence beside many short ones keeps all cores busy: with 10 % more tokens than it
 // has alone, it takes that much longer.

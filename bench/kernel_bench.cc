@@ -63,20 +63,27 @@ void BM_PvPairs(benchmark::State& state, const KernelSet* set) {
   CountProducts(state, state.range(0));
 }
 
+// The same bytes as elements of another type.
+TokenRows RowsOf(const Tile& tile, DataType type) {
+  const int64_t bytes = BytesFor(type, kSize);
+  return RowsFrom(tile.kv.data(), bytes, bytes, kTokenTile);
+}
+
 void BM_QkStored(benchmark::State& state, const KernelSet* set, DataType type) {
   Tile tile(state.range(0));
+  const TokenRows rows = RowsOf(tile, type);
   for (auto _ : state) {
-    set->qk_stored(type, tile.kv.data(), 0, kSize, kTokenTile, tile.q.data(), state.range(0), kSize,
-                   tile.scores.data());
+    set->qk_stored(type, rows, tile.q.data(), state.range(0), kSize, tile.scores.data());
   }
   state.SetBytesProcessed(state.iterations() * BytesFor(type, kElements));
 }
 
 void BM_PvStored(benchmark::State& state, const KernelSet* set, DataType type) {
   Tile tile(state.range(0));
+  const TokenRows rows = RowsOf(tile, type);
   for (auto _ : state) {
-    set->pv_stored(type, tile.kv.data(), 0, kSize, kTokenTile, tile.scores.data(), state.range(0),
-                   tile.row.data(), kSize, tile.out.data());
+    set->pv_stored(type, rows, tile.scores.data(), state.range(0), tile.row.data(), kSize,
+                   tile.out.data());
   }
   state.SetBytesProcessed(state.iterations() * BytesFor(type, kElements));
 }

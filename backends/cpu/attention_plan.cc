@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/stored_heads.h"
 
 namespace kvant::cpu {
 namespace {
@@ -256,6 +257,11 @@ void Plan::ChooseProducts() {
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
     // One tile holds all segments.
     for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
+    for (auto* segments : {&k_, &v_}) {
+      for (Segment& segment : *segments) {
+        segment.joins_pages |= TakenAsStored(segment) && segment.tokens % kPageUnit == 0;
+      }
+    }
   } else if (kernels_.pairs != nullptr && bf16_will_do) {
     p.products = Products::kPairs;
   }
@@ -309,19 +315,14 @@ double Plan::OwnRounding() const {
 }
 
 std::string Plan::ProductsName() const {
-  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments, int64_t channels,
+  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
                          const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
       if (segment.codes.usable) {
         return segment.codes.floats ? "f32 products on codes" : "integer products";
       }
     }
-    if (reason.empty()) {
-      const bool apart = std::any_of(segments.begin(), segments.end(), [&](const Segment& s) {
-        return s.data.strides[kRow] >= 2 * channels;
-      });
-      return apart ? "f32 products (rows lie apart)" : "f32 products";
-    }
+    if (reason.empty()) return "f32 products";
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
   };
   switch (problem_.products) {
@@ -337,8 +338,8 @@ std::string Plan::ProductsName() const {
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
                     "), ", PriceOf(k_))
-              : stored(k_, problem_.head_size, k_reason_),
-          ", V by ", stored(v_, problem_.v_head_size, v_reason_));
+              : stored(k_, k_reason_),
+          ", V by ", stored(v_, v_reason_));
   }
   return "";
 }

@@ -72,7 +72,6 @@ struct CodeLayout {
   bool by_channel = false;
   int64_t run = 0;
   int64_t group = 0, groups = 0;  // channels in a group, and how many there are
-  bool joins_pages = false;       // a tile is multiplied at once although it is in several pages
   // CodeColumns, for the keys.
   int64_t columns = 0;
   std::vector<int32_t> part_ends, part_groups;
@@ -85,6 +84,8 @@ struct Segment {
   int64_t tokens = 0;  // rows of data
   Array range;         // {first, tokens}: of a ring
   Array page_table;    // of a batch row: along axis 0 of the other arrays are pages
+  // A tile is multiplied at once although it is in several pages, of multiples of kPageUnit tokens.
+  bool joins_pages = false;
   CodeLayout codes;
 };
 

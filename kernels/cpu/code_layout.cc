@@ -110,7 +110,7 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
   codes.usable = channels > 0;
   if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
-  codes.joins_pages =
+  segment.joins_pages =
       !codes.by_channel && segment.tokens % kPageUnit == 0 && TurnsParameters(segment);
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;

@@ -87,51 +87,6 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// Where the blocks of a part and of what comes after it begin.
-class PartBlocks {
- public:
-  explicit PartBlocks(const Part& part) : part_(part) {
-    if (part.joined == nullptr) return;
-    const Piece& piece = *part.joined;
-    const int64_t page_tokens = piece.segment->tokens;
-    int64_t page = part.token / page_tokens, token = part.token % page_tokens;
-    for (int i = 0; i < 2 * kTileBlocks; ++i) {
-      // There may be no page for tokens after the last.
-      const bool exists = part.token + i * kPageUnit < piece.asked_end;
-      at_[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at_[i - kTileBlocks];
-      token += kPageUnit;
-      if (token < page_tokens) continue;
-      token = 0;
-      ++page;
-    }
-  }
-
-  const InTurn& in_turn() const { return part_.in_turn; }
-  void Find(const TokenAddresses& array, const uint8_t* (&blocks)[kTileBlocks],
-            const uint8_t* (&next)[kTileBlocks]) const {
-    if (part_.joined != nullptr) {
-      for (int i = 0; i < kTileBlocks; ++i) {
-        blocks[i] = array.At(at_[i].page, at_[i].token);
-        next[i] = array.At(at_[kTileBlocks + i].page, at_[kTileBlocks + i].token);
-      }
-      return;
-    }
-    const uint8_t* const first = array.At(part_.first.at[0], part_.first.at[kRow]);
-    const uint8_t* const after = array.At(part_.next.at[0], part_.next.at[kRow]);
-    for (int i = 0; i < kTileBlocks; ++i) {
-      blocks[i] = first + i * array.block_bytes();
-      next[i] = after + i * array.block_bytes();
-    }
-  }
-
- private:
-  struct Block {
-    int64_t page, token;
-  };
-  const Part& part_;
-  Block at_[2 * kTileBlocks];  // of what lies in several pages
-};
-
 // The most that the scales, or zero points, of a token take; see Turns.
 constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
 
@@ -156,32 +111,6 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
     default:
       return CopyRows<kMostParameterBytes>(from, stride, n, to);
   }
-}
-
-// What a head asks for of the next tile of all heads in turn, where their rows lie side by side in
-// a token: as many bytes as its own rows have, in the order of memory, so that each asks for some
-// of the others'.
-//
-//   token   heads in turn                 runs of kPageUnit rows, of which a head asks for four
-//     0     0 1 2 3 4 5 6 7
-//     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 asks for runs 0 to 3,
-//     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
-//
-// `rows` of `bytes`, in blocks at `next`. False where that is no whole run: with other heads' rows
-// in a token, unless kPageUnit heads take turns.
-bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
-               const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]) {
-  const int64_t count = in_turn.count;
-  const bool dense = rows.token_bytes() == count * bytes;
-  if (rows.head_bytes() != bytes || (!dense && count != kPageUnit)) return false;
-  for (int64_t i = 0; i < kTileBlocks; ++i) {
-    // With kPageUnit heads a run is a token.
-    const int64_t run = in_turn.index * kTileBlocks + i;
-    const int64_t block = run / count, at = run % count;
-    share[i] =
-        next[block] - in_turn.index * bytes + at * (dense ? kPageUnit * bytes : rows.token_bytes());
-  }
-  return true;
 }
 
 // Parameters of a tile as they are stored, or as they lie in `dense`; asks for those of the next.
@@ -213,37 +142,6 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
 
 }  // namespace
 
-TokenAddresses::TokenAddresses(const Reader& reader, const Array& array, int bits,
-                               const int64_t* group, Position head)
-    : bits_(bits),
-      pages_in_group_(group[0]),
-      page_stride_(array.strides[0]),
-      token_stride_(array.strides[kRow]) {
-  // Else several heads share what is there.
-  if (group[1] == 1) head_stride_ = array.strides[1];
-  head.at[0] = head.at[kRow] = 0;
-  for (int axis = 0; axis < kAxes; ++axis) head.at[axis] /= group[axis];
-  data_ = static_cast<const uint8_t*>(reader.Data(array));
-  first_ = array.IndexOf(head);
-}
-
-const StoredHead& StoredHeads::At(const Reader& reader, const Part& part) {
-  if (segment_ == &part.segment) return head_;
-  segment_ = &part.segment;
-  constexpr int64_t kNoGroups[kAxes] = {1, 1, 1, 1, 1};
-  const Dequantization& how = segment_->dequantization;
-  const auto of = [&](const Array& array, int bits, const int64_t* group) {
-    return array.present() ? TokenAddresses(reader, array, bits, group, part.first)
-                           : TokenAddresses();
-  };
-  head_.codes = of(segment_->data, segment_->codes.bits, kNoGroups);
-  head_.turns = TurnsParameters(*segment_);
-  if (!head_.turns) return head_;
-  head_.scales = of(how.scales, BitsOf(how.scales.type), how.group);
-  head_.zero_points = of(how.zero_points, BitsOf(how.zero_points.type), how.group);
-  return head_;
-}
-
 void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
                const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
                float* lost_bias) {
@@ -254,44 +152,6 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
   }
   kernels.weights(lost, 1, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale, lost_bias,
                   /*units=*/nullptr);
-}
-
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
-  const int bits = part.segment.codes.bits;
-  CodeRows rows;
-  rows.stride = part.segment.data.strides[kRow] * bits / 8;
-  rows.row_bytes = CeilDiv(channels * bits, 8);
-  rows.tokens = part.tokens;
-  PartBlocks(part).Find(head.codes, rows.blocks, rows.next);
-  // Kernels ask for what is next as if rows were dense; a few bytes between them do no harm.
-  if (rows.stride < 2 * rows.row_bytes) return rows;
-  const uint8_t* share[kTileBlocks];
-  if (rows.tokens == kTokenTile &&
-      FindShare(head.codes, rows.row_bytes, part.in_turn, rows.next, share)) {
-    std::copy_n(share, kTileBlocks, rows.next);
-    return rows;
-  }
-  for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
-    const int64_t n = std::min(kPageUnit, rows.tokens - token);
-    RequestRows(rows.next[token / kPageUnit], rows.stride, rows.row_bytes, n);
-  }
-  // Nothing is left for kernels to ask for.
-  alignas(64) static constexpr uint8_t kNothing[64] = {};
-  std::fill_n(rows.next, kTileBlocks, kNothing);
-  return rows;
-}
-
-void RequestFirst(const CodeRows& rows) {
-  constexpr int64_t kMostLines = 24;
-  const int64_t block_bytes = kPageUnit * rows.row_bytes;
-  int64_t left = kMostLines;
-  for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
-    const uint8_t* const block = rows.next[token / kPageUnit];
-    const int64_t lines = std::min(left, CeilDiv(block_bytes, 64));
-    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(block + i * 64, 0, 2);
-    left -= lines;
-    __builtin_prefetch(block + block_bytes - 1, 0, 2);
-  }
 }
 
 ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,

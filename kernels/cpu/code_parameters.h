@@ -10,6 +10,7 @@
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/dequantize.h"
+#include "kvant/kernels/cpu/stored_heads.h"
 
 namespace kvant::cpu {
 
@@ -75,50 +76,6 @@ class PreparedFor {
  private:
   const Segment* segment_ = nullptr;
   int64_t run_ = 0, page_ = 0;
-};
-
-// Where the tokens of a head begin in an array that they lie in.
-class TokenAddresses {
- public:
-  TokenAddresses() = default;
-  // group: of the array's axes; head: any of its tokens.
-  TokenAddresses(const Reader& reader, const Array& array, int bits, const int64_t* group,
-                 Position head);
-
-  bool present() const { return data_ != nullptr; }
-  // From a head to the next, 0 where heads share what is there; and from a token.
-  int64_t head_bytes() const { return head_stride_ * bits_ / 8; }
-  int64_t token_bytes() const { return token_stride_ * bits_ / 8; }
-  // page: or the batch row.
-  const uint8_t* At(int64_t page, int64_t token) const {
-    if (pages_in_group_ != 1) [[unlikely]]
-      page /= pages_in_group_;
-    return data_ + (first_ + page * page_stride_ + token * token_stride_) * bits_ / 8;
-  }
-  // From a block of kPageUnit tokens to the next.
-  int64_t block_bytes() const { return kPageUnit / 8 * token_stride_ * bits_; }
-
- private:
-  const uint8_t* data_ = nullptr;
-  int bits_ = 0;
-  int64_t pages_in_group_ = 1, page_stride_ = 0, head_stride_ = 0, token_stride_ = 0, first_ = 0;
-};
-
-// What is the same for all tokens of a head in a segment.
-struct StoredHead {
-  TokenAddresses codes;
-  bool turns = false;  // TurnsParameters; the others are for this
-  TokenAddresses scales, zero_points;
-};
-
-// That of a unit in the segment that is read.
-class StoredHeads {
- public:
-  const StoredHead& At(const Reader& reader, const Part& part);
-
- private:
-  const Segment* segment_ = nullptr;
-  StoredHead head_;
 };
 
 // Parameters of a unit that vary by channel, of one run of tokens after another.
@@ -198,14 +155,6 @@ inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, flo
   const float most = std::sqrt(static_cast<float>(channels)) * largest * reach;
   return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
 }
-
-// A part as it is stored.
-CodeRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
-// Asks for the first lines of the next tile, as many as memory delivers while the current one's
-// parameters are read or its weights made: in those phases no kernel asks for any. And for the last
-// of each block: kernels ask line by line from the block's first byte, and miss its end where that
-// does not begin a line.
-void RequestFirst(const CodeRows& rows);
 
 // The most that any segment needs, of `get(segment)`.
 template <typename Get>

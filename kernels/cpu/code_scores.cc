@@ -150,7 +150,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const CodeLayout& codes = segment.codes;
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const StoredHead& head = heads_.At(reader, run);
-  const CodeRows stored = RowsAt(head, run, channels_);
+  const TokenRows stored = CodeRowsAt(head, run, channels_);
   RequestFirst(stored);
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.
@@ -185,7 +185,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
 }
 
 bool CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
-                                const CodeRows& stored, const float* q, int64_t rows,
+                                const TokenRows& stored, const float* q, int64_t rows,
                                 const float* scales, float* scores) {
   const FloatCodeKernels& kernels = *reader.kernels->codes->floats;
   const FloatCodes codes{segment.data.type, segment.data.codebook};

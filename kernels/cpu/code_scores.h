@@ -38,7 +38,7 @@ class CodeScores {
                 const TileParameters& parameters, int64_t tokens);
   // False: sums of a part might exceed f32, whose scales come after them.
   bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
-                      const CodeRows& stored, const float* q, int64_t rows, const float* scales,
+                      const TokenRows& stored, const float* q, int64_t rows, const float* scales,
                       float* scores);
 
   const int64_t channels_;

@@ -64,7 +64,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
                                 float* out) {
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
-  const CodeRows stored = RowsAt(heads_.At(call.reader, call.part), call.part, channels_);
+  const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   RequestFirst(stored);
   kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
@@ -96,7 +96,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
     return false;
   }
   const CodeKernels::Values values = {
-      .rows = RowsAt(head, call.part, channels_),
+      .rows = CodeRowsAt(head, call.part, channels_),
       .group = codes.group,
       .groups = codes.groups,
       .saved = saved_,
@@ -131,7 +131,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     // What was there shrinks once.
     const bool first = run.column == call.part.column;
     const CodeKernels::Values values = {
-        .rows = RowsAt(heads_.At(call.reader, run), run, channels_),
+        .rows = CodeRowsAt(heads_.At(call.reader, run), run, channels_),
         .group = channels_,
         .groups = 1,
         .channel_scales = scales_ + at,

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/kernels/cpu/token_rows.h"
 
 namespace kvant::cpu {
 
@@ -73,23 +74,6 @@ struct CodeFactors {
   const float* zero_points = nullptr;  // in codes
 };
 
-// Tokens of one head, in blocks that may lie in different pages, and the blocks of those that come
-// next, as dense as rows are.
-struct CodeRows {
-  const uint8_t* blocks[kTileBlocks];
-  int64_t stride = 0;                // bytes from token to token of a block
-  int64_t row_bytes = 0;             // that hold channels
-  int64_t tokens = 0;                // at most kTokenTile
-  const uint8_t* next[kTileBlocks];  // prefetched; need not be readable
-
-  const uint8_t* At(int64_t token) const {
-    return blocks[token / kPageUnit] + token % kPageUnit * stride;
-  }
-  const uint8_t* Next(int64_t token) const {
-    return next[token / kPageUnit] + token % kPageUnit * row_bytes;
-  }
-};
-
 // Biases are zero points, 0 where null, plus an offset, in codes or times the scales; where `real`,
 // zero points are in real units already.
 struct CodeBiases {
@@ -141,7 +125,7 @@ struct FloatCodeKernels {
 
   // scores[r][t] = sum_g scales[g][t] * sum_{d in g} q[r][d] * value[t][d], for t < tokens; other
   // columns of the 16 that hold t may be written. Parts are multiples of kFloatPartUnit.
-  void (*scores)(const CodeRows& rows, const FloatCodes& codes, const CodeColumns& columns,
+  void (*scores)(const TokenRows& rows, const FloatCodes& codes, const CodeColumns& columns,
                  const float* q, int64_t query_rows, const float* scales, float* scores);
 
   // weights[r][g][t] = probs[r][t] * scales[g][t].
@@ -150,7 +134,7 @@ struct FloatCodeKernels {
 
   // out[r][d] = out[r][d] * shrink[r] + sum_t weights[r][d / group][t] * value[t][d].
   struct Values {
-    CodeRows rows;
+    TokenRows rows;
     FloatCodes codes;
     int64_t channels = 0;
     int64_t group = 0;  // a multiple of 16, or at least `channels`
@@ -172,7 +156,7 @@ struct CodeKernels {
 
   // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. `turned`:
   // columns * kTokenTile dwords, in which the codes are left for `norms`.
-  void (*scores)(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+  void (*scores)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
                  int32_t* turned, float* scores);
 
@@ -213,7 +197,7 @@ struct CodeKernels {
   // with g = d / group; where channel_scales is not null, the sum is multiplied by
   // channel_scales[d] and the bias by channel_biases[d].
   struct Values {
-    CodeRows rows;
+    TokenRows rows;
     int bits = 8;
     bool is_signed = false;  // of 8 bits: read as such; narrower ones are flipped to unsigned
     int64_t channels = 0;

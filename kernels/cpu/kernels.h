@@ -9,6 +9,7 @@
 #include "kvant/kernels/cpu/attention_args.h"
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/quantize_kernels.h"
+#include "kvant/kernels/cpu/token_rows.h"
 
 namespace kvant::cpu {
 
@@ -101,14 +102,12 @@ struct KernelSet {
   // Integer dot products on stored codes.
   const CodeKernels* codes = nullptr;
 
-  // qk and pv for few rows, of token rows as they are stored: row t is the head_size
-  // elements from index + t * stride on. No other byte is read; scores beyond `tokens`
-  // stay as they are.
-  void (*qk_stored)(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
-                    const float* q, int64_t rows, int64_t head_size, float* scores) = nullptr;
-  void (*pv_stored)(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
-                    const float* probs, int64_t rows, const float* shrink, int64_t head_size,
-                    float* out) = nullptr;
+  // qk and pv for few rows, of tokens as they are stored. No other byte is read; scores beyond the
+  // tokens stay as they are.
+  void (*qk_stored)(DataType type, const TokenRows& tokens, const float* q, int64_t rows,
+                    int64_t head_size, float* scores) = nullptr;
+  void (*pv_stored)(DataType type, const TokenRows& tokens, const float* probs, int64_t rows,
+                    const float* shrink, int64_t head_size, float* out) = nullptr;
 
   const PairKernels* pairs = nullptr;
 };

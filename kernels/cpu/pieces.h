@@ -74,8 +74,7 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
       int64_t tokens = end - begin;
       const Piece* joined = nullptr;
       if (piece->pages != nullptr && first.at[kRow] + tokens > piece->segment->tokens) {
-        if (join && piece->segment->codes.joins_pages && tokens == kTokenTile &&
-            token % kPageUnit == 0) {
+        if (join && piece->segment->joins_pages && tokens == kTokenTile && token % kPageUnit == 0) {
           joined = piece;
         } else {
           tokens = piece->segment->tokens - first.at[kRow];

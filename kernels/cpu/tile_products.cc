@@ -5,35 +5,26 @@
 namespace kvant::cpu {
 namespace {
 
-bool AsStored(const Segment& segment) {
-  return !segment.dequantization.scales.present() && StoredProductsTake(segment.data.type) &&
-         segment.data.strides[kCol] == 1;
-}
-
-// Token rows as a kernel for stored rows takes them.
-struct StoredRows {
-  DataType type;
-  const void* data;
-  int64_t index, stride;
-};
-
-// Those of a part: where they lie, or dequantized into `tile`.
-StoredRows RowsOf(const Reader& reader, const Part& part, int64_t channels, float* tile,
-                  float* scratch) {
+// Calls use(type, rows) for the tokens of a part: where they lie, or dequantized into `tile`.
+template <typename Use>
+void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHeads& heads,
+              float* tile, float* scratch, Use use) {
   const Segment& segment = part.segment;
-  if (!AsStored(segment)) {
-    Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
-    if (part.joined != nullptr) {
-      piece = *part.joined;
-      piece.first = part.token;
-      piece.begin = 0;
-    }
-    DequantizeTile(reader, {&piece, 1}, part.first, 0, part.tokens, channels,
-                   /*by_channel=*/false, tile, scratch);
-    return {kF32, tile, 0, channels};
+  if (TakenAsStored(segment)) {
+    const TokenRows rows = RowsAt(heads.At(reader, part), part, channels);
+    if (reinterpret_cast<uintptr_t>(rows.next[0]) % 64 != 0) RequestEnds(rows);
+    return use(segment.data.type, rows);
   }
-  const Array& data = segment.data;
-  return {data.type, reader.Data(data), data.IndexOf(part.first), data.strides[kRow]};
+  Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
+  if (part.joined != nullptr) {
+    piece = *part.joined;
+    piece.first = part.token;
+    piece.begin = 0;
+  }
+  DequantizeTile(reader, {&piece, 1}, part.first, 0, part.tokens, channels,
+                 /*by_channel=*/false, tile, scratch);
+  const int64_t bytes = channels * static_cast<int64_t>(sizeof(float));
+  use(kF32, RowsFrom(tile, bytes, bytes, part.tokens));
 }
 
 // Asks for n rows of an array, `columns` of each, from those of `p` on, if these are side by side.
@@ -133,9 +124,10 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
                                              : multiply(buffers_.code_scores))) {
       return;
     }
-    const StoredRows k = RowsOf(reader_, part, size, buffers_.k, buffers_.line);
-    kernels_.qk_stored(k.type, k.data, k.index, k.stride, part.tokens, q, rows, size,
-                       scores + part.column);
+    WithRows(reader_, part, size, buffers_.k_heads, buffers_.k, buffers_.line,
+             [&](DataType type, const TokenRows& tokens) {
+               kernels_.qk_stored(type, tokens, q, rows, size, scores + part.column);
+             });
   });
 }
 
@@ -161,9 +153,10 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     if (!part.segment.codes.usable ||
         !buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)) {
-      const StoredRows v = RowsOf(reader_, part, size, buffers_.v, buffers_.line);
-      kernels_.pv_stored(v.type, v.data, v.index, v.stride, part.tokens, probs + part.column, rows,
-                         shrink, size, out);
+      WithRows(reader_, part, size, buffers_.v_heads, buffers_.v, buffers_.line,
+               [&](DataType type, const TokenRows& tokens) {
+                 kernels_.pv_stored(type, tokens, probs + part.column, rows, shrink, size, out);
+               });
     }
     std::fill_n(shrink, rows, 1.f);
   });

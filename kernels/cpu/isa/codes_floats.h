@@ -50,7 +50,7 @@ void FloatQueries(const FloatCodes& float_codes, const float* q, int64_t rows, i
 // kWidth tokens from `token` on, which all exist unless not kWhole, times kRows rows of queries.
 // Quarter q of vector i is of token 4 q + i.
 template <typename S, int kRows, bool kWhole, typename Codes>
-void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColumns& columns,
+void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColumns& columns,
                       const float* q, const float* scales, int64_t token, float* scores) {
   const Codes codes = tables;  // in registers
   using F = typename S::Vector;
@@ -127,7 +127,7 @@ void FloatScoresBlock(const CodeRows& rows, const Codes& tables, const CodeColum
 }
 
 template <typename S>
-void FloatScores(const CodeRows& rows, const FloatCodes& float_codes, const CodeColumns& columns,
+void FloatScores(const TokenRows& rows, const FloatCodes& float_codes, const CodeColumns& columns,
                  const float* q, int64_t query_rows, const float* scales, float* scores) {
   WithFloatCodes<S>(float_codes, [&](const auto& codes) {
     using Codes = std::remove_cvref_t<decltype(codes)>;
@@ -166,7 +166,7 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
   constexpr int kChunkBytes = Codes::kRunBytes;
   constexpr int kChannels = kChunkBytes * 8 / Codes::kBits;
   constexpr int kPlanes = kChannels / S::kWidth;
-  const CodeRows& rows = args.rows;
+  const TokenRows& rows = args.rows;
   const int64_t bytes = kChunks > 1 ? kChunkBytes : rows.row_bytes - byte;
   const int64_t row_step = args.groups * kTokenTile;
   const int64_t first_channel = byte * 8 / Codes::kBits;

@@ -131,7 +131,7 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
 // Codes of tokens [begin, end) as dword columns, [column / kStep][kTokenTile][kStep], with sign
 // bits flipped.
 template <typename S>
-void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, int32_t* turned) {
+void TurnCodes(const TokenRows& rows, uint8_t flip, int64_t begin, int64_t end, int32_t* turned) {
   const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
   for (int64_t token = begin; token < end; token += S::kWidth) {
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
@@ -146,7 +146,7 @@ void TurnCodes(const CodeRows& rows, uint8_t flip, int64_t begin, int64_t end, i
 // sums across lanes, and the parameters of a group load as a vector. Blocks share what is read of
 // the queries, rows the codes' fields.
 template <typename S, int kBits, int kRows, int kBlocks>
-void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
+void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                  int64_t token, float* scores) {
   using I = typename S::I;
@@ -269,7 +269,7 @@ void ScoresBlock(const CodeRows& rows, const int32_t* turned, const CodeColumns&
 }
 
 template <typename S, int kBits, int kRows>
-void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& columns,
+void ScoresRows(const TokenRows& rows, const int32_t* turned, const CodeColumns& columns,
                 const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                 int64_t token, int64_t tokens, float* scores) {
   constexpr int kFit = S::kDotAccumulators / kRows;
@@ -289,7 +289,7 @@ void ScoresRows(const CodeRows& rows, const int32_t* turned, const CodeColumns& 
 }
 
 template <typename S, int kBits>
-void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
               int32_t* turned, float* scores) {
   // Columns of so many tokens are made and used while they are in the first-level cache.
@@ -305,7 +305,7 @@ void ScoresOf(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
 }
 
 template <typename S>
-void Scores(const CodeRows& rows, uint8_t flip, const CodeColumns& columns,
+void Scores(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
             const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
             int32_t* turned, float* scores) {
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>

@@ -23,7 +23,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   constexpr int64_t kChannels = S::kWidth * kPlanes;
   const I flips =
       S::Dword(!args.is_signed ? 0 : static_cast<int32_t>(kBits == 4 ? 0x88888888 : 0xaaaaaaaa));
-  const CodeRows& rows = args.rows;
+  const TokenRows& rows = args.rows;
   const int64_t bytes = rows.row_bytes - byte;
   const int64_t first_channel = byte * 8 / kBits;
   const int64_t row_step = args.groups * kTokenTile;

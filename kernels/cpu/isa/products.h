@@ -76,16 +76,9 @@ inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t 
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
 
-// Memory answers late, so rows are asked for this many bytes ahead of their use: a tile of f16,
-// into the second-level cache, for the first cannot wait for so many lines.
-inline constexpr int64_t kPrefetchBytes = 16 * 1024;
+// Memory answers late, so each row asks for one of the next tile, into the second-level cache: the
+// first cannot wait for so many lines.
 inline constexpr int64_t kLineBytes = 64;
-
-// Rows to look ahead, for rows `stride_bytes` apart.
-inline int64_t RowsAhead(int64_t stride_bytes) {
-  const int64_t apart = stride_bytes < kLineBytes ? kLineBytes : stride_bytes;
-  return (kPrefetchBytes + apart - 1) / apart;
-}
 
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 inline constexpr int64_t kSumBlock = 64;
@@ -142,15 +135,16 @@ inline bool TakesRowsWhole(int64_t head_size) {
 }
 
 // Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
-// accumulator for each, with lanes over channels, which FoldEach then sums. What lies `ahead` bytes
-// behind rows taken whole is requested.
+// accumulator for each, with lanes over channels, which FoldEach then sums. Rows taken whole ask
+// for those from `next` on.
 template <typename S, typename Type, int kRows>
-inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t ahead, int64_t tokens,
-                          const float* q, int64_t head_size, float* scores) {
+inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
+                          int64_t next_stride, int64_t tokens, const float* q, int64_t head_size,
+                          float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
   const uint8_t* row[kTokens];
 #pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) row[t] = k + (t < tokens ? t : tokens - 1) * stride_bytes;
+  for (int t = 0; t < kTokens; ++t) row[t] = k + (t < tokens ? t : tokens - 1) * stride;
   typename S::Vector sum[S::kWidth];
 #pragma GCC unroll 16
   for (auto& s : sum) s = S::Zero();
@@ -161,7 +155,7 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t ahead,
     for (int t = 0; t < kTokens; ++t) {
       for (d = 0; d < whole; d += S::kWidth) {
         const int64_t at = d * Type::kBits / 8;
-        if (at % kLineBytes == 0) __builtin_prefetch(row[t] + ahead + at, 0, 2);
+        if (at % kLineBytes == 0) __builtin_prefetch(next + t * next_stride + at, 0, 2);
         sum[t] = S::Fma(S::Load(q + d), LoadStored<S, Type>(row[t], d), sum[t]);
       }
     }
@@ -201,41 +195,34 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride_bytes, int64_t ahead,
 }
 
 template <typename S, typename Type, int kRows>
-void QkStoredRows(const uint8_t* k, int64_t stride_bytes, int64_t tokens, const float* q,
-                  int64_t head_size, float* scores) {
+void QkStoredRows(const TokenRows& tokens, const float* q, int64_t head_size, float* scores) {
   constexpr int kTokens = S::kWidth / kRows;
-  const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes;
-  const int64_t row_bytes = head_size * Type::kBits / 8;
-  for (int64_t t = 0; t < tokens; t += kTokens) {
-    const uint8_t* first = k + t * stride_bytes;
+  for (int64_t t = 0; t < tokens.tokens; t += kTokens) {
+    const uint8_t* const next = tokens.Next(t);
     for (int i = 0; i < kTokens && !TakesRowsWhole<S, Type, kRows>(head_size); ++i) {
-      for (int64_t b = 0; b < row_bytes; b += kLineBytes) {
-        __builtin_prefetch(first + i * stride_bytes + ahead + b, 0, 2);
+      for (int64_t b = 0; b < tokens.row_bytes; b += kLineBytes) {
+        __builtin_prefetch(next + i * tokens.next_stride + b, 0, 2);
       }
     }
-    QkStoredBlock<S, Type, kRows>(first, stride_bytes, ahead, tokens - t, q, head_size, scores + t);
+    QkStoredBlock<S, Type, kRows>(tokens.At(t), tokens.stride, next, tokens.next_stride,
+                                  tokens.tokens - t, q, head_size, scores + t);
   }
 }
 
 template <typename S>
-void QkStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
-              const float* q, int64_t rows, int64_t head_size, float* scores) {
-  WithStored<S>(type, [=](auto stored) {
+void QkStored(DataType type, const TokenRows& tokens, const float* q, int64_t rows,
+              int64_t head_size, float* scores) {
+  WithStored<S>(type, [&](auto stored) {
     using Type = decltype(stored);
-    const uint8_t* k = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
-    const int64_t stride_bytes = stride * Type::kBits / 8;
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
-      QkStoredRows<S, Type, 4>(k, stride_bytes, tokens, q + r * head_size, head_size,
-                               scores + r * kTokenTile);
+      QkStoredRows<S, Type, 4>(tokens, q + r * head_size, head_size, scores + r * kTokenTile);
     }
     for (; r + 2 <= rows; r += 2) {
-      QkStoredRows<S, Type, 2>(k, stride_bytes, tokens, q + r * head_size, head_size,
-                               scores + r * kTokenTile);
+      QkStoredRows<S, Type, 2>(tokens, q + r * head_size, head_size, scores + r * kTokenTile);
     }
     if (r < rows) {
-      QkStoredRows<S, Type, 1>(k, stride_bytes, tokens, q + r * head_size, head_size,
-                               scores + r * kTokenTile);
+      QkStoredRows<S, Type, 1>(tokens, q + r * head_size, head_size, scores + r * kTokenTile);
     }
   });
 }
@@ -243,8 +230,8 @@ void QkStored(DataType type, const void* data, int64_t index, int64_t stride, in
 // The block of kRows rows and kVectors vectors of channels from `d` on; or, if not
 // kWhole, one vector of which `last` channels exist.
 template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
-void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t stride_bytes, int64_t d,
-             int64_t last, const float* shrink, int64_t head_size, float* out) {
+void PvBlock(const float* probs, const TokenRows& tokens, int64_t d, int64_t last,
+             const float* shrink, int64_t head_size, float* out) {
   typename S::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -252,22 +239,25 @@ void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t strid
     for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Zero();
   }
   constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
-  const int64_t ahead = RowsAhead(stride_bytes) * stride_bytes + d * Type::kBits / 8;
-  for (int64_t t = 0; t < tokens; ++t) {
-    const uint8_t* row = v + t * stride_bytes;
+  for (int64_t begin = 0; begin < tokens.tokens; begin += kPageUnit) {
+    const int64_t end = begin + kPageUnit < tokens.tokens ? begin + kPageUnit : tokens.tokens;
+    const uint8_t* row = tokens.At(begin);
+    const uint8_t* next = tokens.Next(begin) + d * Type::kBits / 8;
+    for (int64_t t = begin; t < end; ++t, row += tokens.stride, next += tokens.next_stride) {
 #pragma GCC unroll 8
-    for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(row + ahead + b, 0, 2);
-    typename S::Vector right[kVectors];
+      for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
+      typename S::Vector right[kVectors];
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      right[i] = kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
-                        : LoadStoredSome<S, Type>(row, d, last);
-    }
+      for (int i = 0; i < kVectors; ++i) {
+        right[i] = kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
+                          : LoadStoredSome<S, Type>(row, d, last);
+      }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const auto left = S::Set1(probs[r * kTokenTile + t]);
+      for (int r = 0; r < kRows; ++r) {
+        const auto left = S::Set1(probs[r * kTokenTile + t]);
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
+        for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -286,24 +276,22 @@ void PvBlock(const float* probs, int64_t tokens, const uint8_t* v, int64_t strid
 }
 
 template <typename S, typename Type>
-void PvRows(const uint8_t* v, int64_t stride_bytes, int64_t tokens, const float* probs,
-            int64_t rows, const float* shrink, int64_t head_size, float* out) {
-  ForBlocksOfRows(rows, [=](auto block, int64_t r) {
+void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const float* shrink,
+            int64_t head_size, float* out) {
+  ForBlocksOfRows(rows, [&](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(8);
     const float* p = probs + r * kTokenTile;
     float* o = out + r * head_size;
     int64_t d = 0;
     for (; d + kVectors * S::kWidth <= head_size; d += kVectors * S::kWidth) {
-      PvBlock<S, Type, kRows, kVectors, true>(p, tokens, v, stride_bytes, d, 0, shrink + r,
-                                              head_size, o);
+      PvBlock<S, Type, kRows, kVectors, true>(p, tokens, d, 0, shrink + r, head_size, o);
     }
     for (; d + S::kWidth <= head_size; d += S::kWidth) {
-      PvBlock<S, Type, kRows, 1, true>(p, tokens, v, stride_bytes, d, 0, shrink + r, head_size, o);
+      PvBlock<S, Type, kRows, 1, true>(p, tokens, d, 0, shrink + r, head_size, o);
     }
     if (d < head_size) {
-      PvBlock<S, Type, kRows, 1, false>(p, tokens, v, stride_bytes, d, head_size - d, shrink + r,
-                                        head_size, o);
+      PvBlock<S, Type, kRows, 1, false>(p, tokens, d, head_size - d, shrink + r, head_size, o);
     }
   });
 }
@@ -311,19 +299,16 @@ void PvRows(const uint8_t* v, int64_t stride_bytes, int64_t tokens, const float*
 template <typename S>
 void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
         const float* shrink, float* out) {
-  PvRows<S, Stored<32, S::FromF32>>(reinterpret_cast<const uint8_t*>(v),
-                                    head_size * static_cast<int64_t>(sizeof(float)), tokens, probs,
-                                    rows, shrink, head_size, out);
+  const int64_t bytes = head_size * static_cast<int64_t>(sizeof(float));
+  PvRows<S, Stored<32, S::FromF32>>(RowsFrom(v, bytes, bytes, tokens), probs, rows, shrink,
+                                    head_size, out);
 }
 
 template <typename S>
-void PvStored(DataType type, const void* data, int64_t index, int64_t stride, int64_t tokens,
-              const float* probs, int64_t rows, const float* shrink, int64_t head_size,
-              float* out) {
-  WithStored<S>(type, [=](auto stored) {
-    using Type = decltype(stored);
-    PvRows<S, Type>(static_cast<const uint8_t*>(data) + index * Type::kBits / 8,
-                    stride * Type::kBits / 8, tokens, probs, rows, shrink, head_size, out);
+void PvStored(DataType type, const TokenRows& tokens, const float* probs, int64_t rows,
+              const float* shrink, int64_t head_size, float* out) {
+  WithStored<S>(type, [&](auto stored) {
+    PvRows<S, decltype(stored)>(tokens, probs, rows, shrink, head_size, out);
   });
 }
 

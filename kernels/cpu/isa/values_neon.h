@@ -21,7 +21,7 @@ struct TurnedTokens {
 
 // Of bytes [byte, byte + 16) or less, each ^ flip; of tokens that are not there, whatever.
 template <typename S>
-void TurnTokens(const CodeRows& rows, int64_t byte, uint8_t flip, TurnedTokens& out) {
+void TurnTokens(const TokenRows& rows, int64_t byte, uint8_t flip, TurnedTokens& out) {
   constexpr int kQuads = S::kTokens / 4;
   const int64_t bytes = rows.row_bytes - byte;
   const uint8x16_t flips = vdupq_n_u8(flip);

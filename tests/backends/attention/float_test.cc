@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/cpu_backend.h"
@@ -40,9 +41,10 @@ TEST(CpuFloatAttention, FewRowsOfEveryTypeAndHeadSize) {
 
 TEST(CpuFloatAttention, FewRowsOfEveryLayout) {
   using Order = Format::Order;
-  for (Order k : {Order::kTokenMajor, Order::kChannelMajor, Order::kPadded, Order::kInterleaved}) {
-    for (Order v :
-         {Order::kTokenMajor, Order::kChannelMajor, Order::kPadded, Order::kInterleaved}) {
+  const std::vector<Order> orders = {Order::kTokenMajor, Order::kChannelMajor, Order::kPadded,
+                                     Order::kInterleaved, Order::kByToken};
+  for (Order k : orders) {
+    for (Order v : orders) {
       for (DataType type : {kF32, kF16, kF8E4M3}) {
         SCOPED_TRACE(testing::Message() << static_cast<int>(k) << " " << static_cast<int>(v));
         Plain({.ratio = 2, .q_len = 2, .kv_len = 131}, {.type = type, .order = k},

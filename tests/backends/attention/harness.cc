@@ -109,6 +109,10 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
     strides = Dense({dims[0], dims[1], dims[2], tokens + 3, channels + 5});
   } else if (f.order == Format::Order::kInterleaved) {
     for (int64_t& stride : strides) stride *= 3;
+  } else if (f.order == Format::Order::kByToken) {
+    strides[1] = dims[2] * channels;
+    strides[2] = channels;
+    strides[3] = dims[1] * strides[1];
   }
   KvSegment segment;
   const bool codes = IsInteger(f.type);

@@ -61,7 +61,8 @@ struct Format {
   DataType scales = kUndef;    // kUndef: not quantized
   DataType zero_points = kUndef;
   std::vector<float> codebook = {};  // given: `type` is unsigned
-  enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved } order{};
+  // The last: all heads of a token side by side.
+  enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved, kByToken } order{};
   bool per_query_head = false;  // varies over b2
   // Scales and zero points lie with groups of tokens innermost.
   bool parameters_by_channel = false;

@@ -104,6 +104,14 @@ TEST(CpuProducts, PvOfTiles) {
   }
 }
 
+// Tokens that lie `stride` elements apart from element `index` on.
+TokenRows RowsIn(DataType type, const Elements& from, int64_t index, int64_t stride, int64_t tokens,
+                 int64_t channels) {
+  const int64_t bytes = BitsOf(type) / 8;
+  return RowsFrom(static_cast<const char*>(from.data()) + index * bytes, stride * bytes,
+                  channels * bytes, tokens);
+}
+
 TEST(CpuProducts, QkOfStoredRows) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->qk_stored == nullptr) continue;
@@ -113,9 +121,9 @@ TEST(CpuProducts, QkOfStoredRows) {
           for (int64_t tokens : {1, 3, 15, 16, 33, 64}) {
             const int64_t stride = d + 3, index = 5;
             const Elements k(type, index + (tokens - 1) * stride + d);
+            const TokenRows stored = RowsIn(type, k, index, stride, tokens, d);
             const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
-            kernels->qk_stored(type, k.data(), index, stride, tokens, q.data(), rows, d,
-                               scores.data());
+            kernels->qk_stored(type, stored, q.data(), rows, d, scores.data());
             for (int64_t r = 0; r < rows; ++r) {
               for (int64_t t = 0; t < kTokenTile; ++t) {
                 if (t >= tokens) {
@@ -149,7 +157,7 @@ TEST(CpuProducts, PvOfStoredRows) {
           const Elements v(type, index + (tokens - 1) * stride + d);
           const Floats probs(rows * kTokenTile, 1), shrink(rows, 3);
           const Floats before(rows * d, 4), out(rows * d, 4);
-          kernels->pv_stored(type, v.data(), index, stride, tokens, probs.data(), rows,
+          kernels->pv_stored(type, RowsIn(type, v, index, stride, tokens, d), probs.data(), rows,
                              shrink.data(), d, out.data());
           for (int64_t r = 0; r < rows; ++r) {
             for (int64_t c = 0; c < d; ++c) {

@@ -33,6 +33,7 @@ struct Sizes {
   std::vector<int32_t> lengths;
   int64_t q_len = 1;
   bool pages = false;
+  DataType type = kU4;  // of keys and values, in pages
 };
 
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
@@ -54,8 +55,9 @@ class Scheduled {
     }
     if (of.pages) {
       keys_.page_table.buffer = 1;
-      problem_.k = &keys_;
-      problem_.k_segments = 1;
+      keys_.data.type = of.type;
+      problem_.k = problem_.v = &keys_;
+      problem_.k_segments = problem_.v_segments = 1;
       problem_.products = Products::kStoredRows;
     }
     room_.resize(Schedule::Bytes(problem_));
@@ -194,6 +196,17 @@ TEST(CpuSchedule, TurnsTakeEveryUnitOnce) {
   EXPECT_EQ(most, kMostInTurn);
 }
 
+// Tiles of all heads in turn, of 128 channels here, must fit into a cache.
+TEST(CpuSchedule, FewerHeadsTakeTurnsWhereTheirTilesAreLarge) {
+  const auto in_turn = [](DataType type) {
+    const Scheduled made({.kv_heads = 16, .pages = true, .type = type});
+    return made.schedule().TurnAt(0).count;
+  };
+  EXPECT_EQ(in_turn(kU4), 16);
+  EXPECT_EQ(in_turn(kF16), 16);
+  EXPECT_EQ(in_turn(kF32), 8);
+}
+
 TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
   constexpr int64_t kMostFloats = int64_t{2} << 20;
   for (const Sizes& of : ManySizes()) {
@@ -264,13 +277,13 @@ class ShuffledExecutor : public Executor {
 };
 
 // Chunks are joined by whoever comes second, of tiles of 2 to 32 chunks and 2 to 40 rows.
-TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
+void CheckAnyOrder(const Format& format, int64_t heads) {
   for (int64_t kv_len : {257, 700, 1100, 1500, 2817, 5000, 10000}) {
     for (int64_t q_len : {1, 20}) {
       SCOPED_TRACE(testing::Message() << kv_len << " tokens, " << q_len << " queries");
-      Case c =
-          Plain({.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = 16, .dv = 24},
-                {}, {});
+      Case c = Plain(
+          {.b0 = 1, .b1 = heads, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = 16, .dv = 24},
+          format, format);
       c.AddStats();
       std::vector<std::vector<char>> first;
       for (uint32_t seed = 0; seed < 8; ++seed) {
@@ -282,15 +295,25 @@ TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
           EXPECT_EQ(std::memcmp(data, first[o].data(), first[o].size()), 0) << "seed " << seed;
         }
       }
-      c.CompareWithOracle(2e-5);
+      c.CompareWithOracle(IsInteger(format.type) ? 1e-3 : 2e-5);
     }
+  }
+}
+
+TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
+  CheckAnyOrder({}, 2);
+  for (int64_t heads : {3, 16}) {
+    CheckAnyOrder({.type = kF16, .order = Format::Order::kByToken}, heads);
+    CheckAnyOrder(
+        {.type = kU8, .group = {1, 1, 1, 1, 0}, .scales = kF32, .order = Format::Order::kByToken},
+        heads);
   }
 }
 
 // Of pages as well, whose table has nothing behind the last that a row needs. Units ask for the
 // first tile of the unit after them, which is another head's; heads of a token side by side ask for
 // one another's rows.
-enum class KeyFormat { kU4, kF8, kU8ByChannel };
+enum class KeyFormat { kU4, kF8, kU8ByChannel, kF16 };  // the last: values, too
 void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
                           KeyFormat format = KeyFormat::kU4, int32_t prompt = 0) {
   SCOPED_TRACE(testing::Message() << heads << " heads, pages of " << page_tokens
@@ -308,6 +331,7 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
                                : Dims{heads * page_tokens * row, page_tokens * row, row, 1});
   };
   const auto load = [&](const std::string& name, DataType type) {
+    if (type == kF16) return g.LoadPages(g.TypeCast(pool(name, type, kSize), kF32), table, length);
     const Value codes = pool(name, type, kSize), scales = pool(name + "_scales", kF32, 2);
     return g.LoadPages(
         g.DynamicDequantize(codes, scales, {.group_shape = {1, 1, 1, 16}, .type = kF32}), table,
@@ -324,12 +348,14 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
   // With a prompt, of the last row, queries are packed.
   const std::vector<int32_t> offsets = {0, 1, 2, 3, 3 + prompt};
   const int64_t queries = prompt > 0 ? offsets[kRows] : kRows;
+  const bool floats = format == KeyFormat::kF16;
   const Value q =
       g.Input("q", kF32, prompt > 0 ? Dims{queries, heads, kSize} : Dims{kRows, heads, 1, kSize});
-  const Value k = format == KeyFormat::kU8ByChannel
-                      ? load_by_channel("k")
-                      : load("k", format == KeyFormat::kF8 ? kF8E4M3 : kU4);
-  const Value v = load("v", kU4);
+  const Value k = format == KeyFormat::kU8ByChannel ? load_by_channel("k")
+                                                    : load("k", floats                     ? kF16
+                                                                : format == KeyFormat::kF8 ? kF8E4M3
+                                                                                           : kU4);
+  const Value v = load("v", floats ? kF16 : kU4);
   GraphBuilder::AttentionOptions options{.kv_lengths = length};
   if (prompt > 0) options.query_offsets = g.Input("offsets", kS32, {kRows + 1});
   g.Output("o", g.ScaledDotProductAttention(q, k, v, options).first);
@@ -344,7 +370,7 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
     std::uniform_real_distribution<float> numbers(0.1f, 1.f);
     for (int64_t i = 0; i < tensor.elements(); ++i) {
       double value = static_cast<double>(random() % 16);
-      if (tensor.type == kF32) value = numbers(random);
+      if (tensor.type == kF32 || tensor.type == kF16) value = numbers(random);
       // The products take what rounding queries lost as well from a page's second tile on.
       const int64_t token = i / kSize / (token_major ? heads : 1) % page_tokens;
       if (tensor.name == "zero_points" || (tensor.type == kU8 && token < 64)) {
@@ -404,6 +430,8 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
     CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kF8);
     CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kU4, /*prompt=*/200);
     CheckPagesInAnyOrder(8, token_major, 128, KeyFormat::kU8ByChannel);
+    CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kF16, /*prompt=*/200);
+    CheckPagesInAnyOrder(16, token_major, 48, KeyFormat::kF16);
   }
 }
 
