@@ -23,6 +23,10 @@ class Line:
     def bits(self):
         return tuple(BITS[side.split(":")[0]] for side in (self.k, self.v))
 
+    def reads_all(self):
+        """Whether all tokens that there is room for exist."""
+        return self.family != "masks and loads" and "--page-size" not in self.more
+
     def elements(self):
         """Of K and V."""
         return 2 * KV_HEADS * TOKENS * self.head_size
@@ -69,5 +73,5 @@ def all_lines():
             yield Line("head sizes", f"{size}, {side}", side, side, head_size=size)
     for family, variants in (("masks and loads", MASKS), ("layouts", LAYOUTS), ("queries", DTYPES)):
         for name, more in variants:
-            for side in ("s8:g32", "u4:g32:zp"):
+            for side in ("f16", "s8:g32", "u4:g32:zp"):
                 yield Line(family, f"{name}, {side}", side, side, more)
