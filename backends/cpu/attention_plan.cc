@@ -242,7 +242,7 @@ void Plan::ChooseProducts() {
   AttentionProblem& p = problem_;
   const auto by_channel = [](const Segment& segment) {
     return segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1 &&
-           !segment.codes.usable;
+           !segment.codes.usable && !ChannelsTakenAsStored(segment);
   };
   const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
   const auto any = [&](auto is) {
@@ -283,7 +283,9 @@ void Plan::DescribeCodes() {
                            ", on which ", kernels_.name, " has no products");
       }
       const bool is_coded = segment.dequantization.scales.present();
-      if (!is_coded && !IsInteger(segment.data.type)) why = WhyNotAsStored(segment);
+      if (!is_coded && !IsInteger(segment.data.type)) {
+        why = keys && ChannelsTakenAsStored(segment) ? "" : WhyNotAsStored(segment);
+      }
       if (first.empty()) first = std::move(why);
     }
     return first;

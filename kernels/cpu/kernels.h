@@ -40,7 +40,7 @@ struct PairKernels {
              const float* shrink, float* out);
 };
 
-// Types whose rows qk_stored and pv_stored take as they lie in memory.
+// Types that qk_channels, qk_stored and pv_stored take as they lie in memory.
 inline bool StoredProductsTake(DataType type) {
   return type == kF32 || type == kF16 || type == kBF16 || type == kF8E4M3 || type == kF8E5M2;
 }
@@ -101,6 +101,13 @@ struct KernelSet {
 
   // Integer dot products on stored codes.
   const CodeKernels* codes = nullptr;
+
+  // qk for few rows, of keys as they are stored of which tokens, not channels, are side by side:
+  // channel d of them is at k + d * stride bytes. What lies likewise at `next`, which need not be
+  // readable, is asked for. No other byte is read; scores beyond the tokens stay as they are.
+  void (*qk_channels)(DataType type, const uint8_t* k, const uint8_t* next, int64_t stride,
+                      int64_t tokens, const float* q, int64_t rows, int64_t head_size,
+                      float* scores) = nullptr;
 
   // qk and pv for few rows, of tokens as they are stored. No other byte is read; scores beyond the
   // tokens stay as they are.

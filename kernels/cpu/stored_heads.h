@@ -115,6 +115,11 @@ class PartBlocks {
 bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]);
 
+// Whether qk_channels reads the segment's keys where they lie.
+inline bool ChannelsTakenAsStored(const Segment& segment) {
+  return !segment.dequantization.scales.present() && StoredProductsTake(segment.data.type) &&
+         segment.data.strides[kRow] == 1 && segment.data.strides[kCol] > 1;
+}
 // Whether qk_stored and pv_stored read the segment where it lies.
 inline bool TakenAsStored(const Segment& segment) {
   return !segment.dequantization.scales.present() && StoredProductsTake(segment.data.type) &&

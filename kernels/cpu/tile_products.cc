@@ -124,6 +124,15 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
                                              : multiply(buffers_.code_scores))) {
       return;
     }
+    if (ChannelsTakenAsStored(part.segment)) {
+      const TokenAddresses& data = buffers_.k_heads.At(reader_, part).data;
+      const Array& array = part.segment.data;
+      kernels_.qk_channels(array.type, data.At(part.first.at[0], part.first.at[kRow]),
+                           data.At(part.next.at[0], part.next.at[kRow]),
+                           array.strides[kCol] * BitsOf(array.type) / 8, part.tokens, q, rows, size,
+                           scores + part.column);
+      return;
+    }
     WithRows(reader_, part, size, buffers_.k_heads, buffers_.k, buffers_.line,
              [&](DataType type, const TokenRows& tokens) {
                kernels_.qk_stored(type, tokens, q, rows, size, scores + part.column);

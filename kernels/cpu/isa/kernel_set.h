@@ -34,6 +34,7 @@ constexpr KernelSet KernelSetOf(const char* name, const CodeKernels* codes) {
       .philox = Philox<Simd>,
       .quantize = &kQuantizeKernels<Simd>,
       .codes = codes,
+      .qk_channels = QkChannels<Simd>,
       .qk_stored = QkStored<Simd>,
       .pv_stored = PvStored<Simd>,
   };

@@ -83,8 +83,38 @@ inline constexpr int64_t kLineBytes = 64;
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 inline constexpr int64_t kSumBlock = 64;
 
-template <typename S, int kRows, int kVectors>
-void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
+// Keys of which tokens are side by side: those of a tile, or as they are stored, with channels
+// `stride` bytes apart. The latter ask for what lies `ahead` of them.
+template <typename S>
+struct TileChannels {
+  using Type = Stored<32, S::FromF32>;
+  static constexpr bool kAsks = false;
+  static constexpr int64_t ahead = 0;
+  const float* at;
+
+  const uint8_t* Channel(int64_t d, int64_t token) const {
+    return reinterpret_cast<const uint8_t*>(at + d * kTokenTile + token);
+  }
+};
+template <typename T>
+struct StoredChannels {
+  using Type = T;
+  static constexpr bool kAsks = true;
+  const uint8_t* at;
+  int64_t stride, ahead;
+
+  const uint8_t* Channel(int64_t d, int64_t token) const {
+    return at + d * stride + token * Type::kBits / 8;
+  }
+};
+
+// kRows rows of queries and kVectors vectors of tokens from `token` on; or, if not kWhole, one
+// vector of which `last` tokens exist.
+template <typename S, int kRows, int kVectors, bool kWhole, typename Keys>
+void QkBlock(const float* q, int64_t head_size, const Keys& keys, int64_t token, int64_t last,
+             float* scores) {
+  using Type = typename Keys::Type;
+  constexpr int64_t kBytes = kVectors * S::kWidth * Type::kBits / 8;
   for (int64_t begin = 0; begin < head_size; begin += kSumBlock) {
     const int64_t end = begin + kSumBlock < head_size ? begin + kSumBlock : head_size;
     typename S::Vector sum[kRows][kVectors];
@@ -94,9 +124,17 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
       for (int v = 0; v < kVectors; ++v) sum[r][v] = S::Zero();
     }
     for (int64_t d = begin; d < end; ++d) {
+      const uint8_t* const channel = keys.Channel(d, token);
+#pragma GCC unroll 8
+      for (int64_t b = 0; Keys::kAsks && b < kBytes; b += kLineBytes) {
+        __builtin_prefetch(channel + keys.ahead + b, 0, 2);
+      }
       typename S::Vector right[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) right[v] = S::Load(k + d * kTokenTile + v * S::kWidth);
+      for (int v = 0; v < kVectors; ++v) {
+        right[v] = kWhole ? LoadStored<S, Type>(channel, v * S::kWidth)
+                          : LoadStoredSome<S, Type>(channel, 0, last);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const auto left = S::Set1(q[r * head_size + d]);
@@ -108,8 +146,12 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        float* to = scores + r * kTokenTile + v * S::kWidth;
-        S::Store(to, begin == 0 ? sum[r][v] : S::Add(S::Load(to), sum[r][v]));
+        float* to = scores + r * kTokenTile + token + v * S::kWidth;
+        if (kWhole) {
+          S::Store(to, begin == 0 ? sum[r][v] : S::Add(S::Load(to), sum[r][v]));
+        } else {
+          S::StoreSome(to, begin == 0 ? sum[r][v] : S::Add(S::LoadSome(to, last), sum[r][v]), last);
+        }
       }
     }
   }
@@ -117,12 +159,36 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
 
 template <typename S>
 void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores) {
-  ForBlocksOfRows(rows, [=](auto block, int64_t r) {
+  const TileChannels<S> keys{k};
+  ForBlocksOfRows(rows, [&](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(kTokenTile / S::kWidth);
     for (int64_t t = 0; t < kTokenTile; t += kVectors * S::kWidth) {
-      QkBlock<S, kRows, kVectors>(q + r * head_size, head_size, k + t, scores + r * kTokenTile + t);
+      QkBlock<S, kRows, kVectors, true>(q + r * head_size, head_size, keys, t, 0,
+                                        scores + r * kTokenTile);
     }
+  });
+}
+
+template <typename S>
+void QkChannels(DataType type, const uint8_t* k, const uint8_t* next, int64_t stride,
+                int64_t tokens, const float* q, int64_t rows, int64_t head_size, float* scores) {
+  WithStored<S>(type, [&](auto stored) {
+    const StoredChannels<decltype(stored)> keys{k, stride, next - k};
+    ForBlocksOfRows(rows, [&](auto block, int64_t r) {
+      constexpr int kRows = decltype(block)::value;
+      constexpr int kVectors = VectorsFor<S, kRows>(kTokenTile / S::kWidth);
+      const float* const queries = q + r * head_size;
+      float* const to = scores + r * kTokenTile;
+      int64_t t = 0;
+      for (; t + kVectors * S::kWidth <= tokens; t += kVectors * S::kWidth) {
+        QkBlock<S, kRows, kVectors, true>(queries, head_size, keys, t, 0, to);
+      }
+      for (; t + S::kWidth <= tokens; t += S::kWidth) {
+        QkBlock<S, kRows, 1, true>(queries, head_size, keys, t, 0, to);
+      }
+      if (t < tokens) QkBlock<S, kRows, 1, false>(queries, head_size, keys, t, tokens - t, to);
+    });
   });
 }
 

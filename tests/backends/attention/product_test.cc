@@ -146,6 +146,42 @@ TEST(CpuProducts, QkOfStoredRows) {
   }
 }
 
+TEST(CpuProducts, QkOfStoredChannels) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->qk_channels == nullptr) continue;
+    for (DataType type : kStoredTypes) {
+      const int64_t bytes = BitsOf(type) / 8;
+      for (int64_t d : kHeadSizes) {
+        for (int64_t rows : kRowCounts) {
+          for (int64_t tokens : {1, 3, 15, 16, 33, 64}) {
+            const int64_t stride = tokens + 3, index = 5;
+            const Elements k(type, index + (d - 1) * stride + tokens);
+            const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
+            const auto* const at = static_cast<const uint8_t*>(k.data()) + index * bytes;
+            kernels->qk_channels(type, at, at + tokens * bytes, stride * bytes, tokens, q.data(),
+                                 rows, d, scores.data());
+            for (int64_t r = 0; r < rows; ++r) {
+              for (int64_t t = 0; t < kTokenTile; ++t) {
+                if (t >= tokens) {
+                  ASSERT_EQ(scores[r * kTokenTile + t], kUntouched);
+                  continue;
+                }
+                double want = 0;
+                for (int64_t c = 0; c < d; ++c) {
+                  want += q[r * d + c] * LoadElement(type, k.data(), index + c * stride + t);
+                }
+                ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
+                    << kernels->name << " " << DataTypeName(type) << " " << d << " channels, row "
+                    << r << " of " << rows << ", token " << t << " of " << tokens;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuProducts, PvOfStoredRows) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->pv_stored == nullptr) continue;
