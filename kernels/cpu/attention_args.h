@@ -20,7 +20,7 @@ inline constexpr int kCol = 4;
 // Tokens that are dequantized, multiplied and normalized together. Also the
 // granularity of splits, so that tile boundaries depend on the shape only.
 inline constexpr int64_t kTokenTile = 64;
-// Products on codes take a tile from several pages where these are multiples of so many tokens.
+// A tile may be taken from several pages where these are multiples of so many tokens.
 inline constexpr int64_t kPageUnit = 16;
 inline constexpr int kTileBlocks = kTokenTile / kPageUnit;
 

@@ -61,7 +61,7 @@ struct Part {
 };
 
 // Calls use(part) for what of each piece lies in columns [column, column + n) of the batch row at
-// `p`. `join`: a part may be a tile in several pages, where the segment's codes are so multiplied.
+// `p`. `join`: a part may be a tile in several pages, where the segment is so multiplied.
 template <typename Use>
 void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n, bool join,
               Use use) {

@@ -17,8 +17,9 @@ constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
 // In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
-// Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.
-constexpr int64_t kTurnBytes = 512 * 1024;
+// Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache;
+// nearly, where heads ask for one another's rows, which takes all heads of a token.
+constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 
@@ -33,12 +34,17 @@ int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
   return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
 }
 
-// Where the heads of a page lie side by side, or those of a token.
-bool GoesByChunks(const AttentionProblem& problem) {
+// Whether the heads of a token lie side by side.
+bool LiesByTokens(const AttentionProblem& problem) {
   if (problem.k_segments == 0) return false;
   const Array& keys = problem.k[0].data;
   const int64_t head = keys.strides[problem.kv_varies_over_b2 ? 2 : 1];
-  return problem.k[0].page_table.present() || (head > 0 && head < keys.strides[kRow]);
+  return head > 0 && head < keys.strides[kRow];
+}
+
+// Or those of a page.
+bool GoesByChunks(const AttentionProblem& problem) {
+  return LiesByTokens(problem) || (problem.k_segments > 0 && problem.k[0].page_table.present());
 }
 
 int64_t TilesOf(const AttentionProblem& problem) {
@@ -93,8 +99,9 @@ int64_t Schedule::MostInTurn(const AttentionProblem& problem) {
   const int64_t token_bits = problem.head_size * BitsOf(problem.k[0].data.type) +
                              problem.v_head_size * BitsOf(problem.v[0].data.type);
   const int64_t tile_bytes = std::max<int64_t>(kTokenTile / 8 * token_bits, 1);
+  const int64_t most_bytes = LiesByTokens(problem) ? kSharingTurnBytes : kTurnBytes;
   return std::clamp<int64_t>(Groups(problem) * CeilDiv(rows, problem.row_tile), 1,
-                             std::clamp<int64_t>(kTurnBytes / tile_bytes, 1, kMostInTurn));
+                             std::clamp<int64_t>(most_bytes / tile_bytes, 1, kMostInTurn));
 }
 
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room)
@@ -138,9 +145,10 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
     if (tiles == 0) continue;
     const int64_t most = std::clamp<int64_t>(units_ / (kTurnsOfWorker * workers), 1,
                                              std::min(MostInTurn(*row->problem), tiles));
-    // About the same in all of a chunk's turns; but kMostInTurn ask for one another's rows whatever
-    // lies beside them (stored_heads.h).
-    row->in_turn = most == kMostInTurn ? most : CeilDiv(tiles, CeilDiv(tiles, most));
+    // About the same in all of a chunk's turns; but kMostInTurn of a token's heads ask for one
+    // another's rows whatever lies beside them (stored_heads.h).
+    const bool share = most == kMostInTurn && LiesByTokens(problem_);
+    row->in_turn = share ? most : CeilDiv(tiles, CeilDiv(tiles, most));
     turns_ += CeilDiv(tiles, row->in_turn) * row->splits;
   }
 }

@@ -7,9 +7,9 @@
 //
 // The units of a batch row go tile by tile, and through the chunks of each: a head's tokens are
 // read in the order they lie in. Of pages, and of tokens whose heads lie side by side, they go
-// chunk by chunk, and through the tiles of each; and a worker takes several of a chunk in turn, a
-// tile of tokens of each, so that it reads what lies side by side at about the same time. How many
-// take turns depends on the number of workers; results do not.
+// chunk by chunk, and through the tiles of each. Where rows are few, a worker takes several of
+// these in turn, a tile of tokens of each, so that it reads what lies side by side at about the
+// same time. How many take turns depends on the number of workers; results do not.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 

@@ -26,8 +26,8 @@ struct TokenRows {
   }
 };
 
-// Tokens from `first` on, `stride` bytes apart, of which `row_bytes` are taken. Nothing is asked
-// for.
+// Tokens from `first` on, `stride` bytes apart, of which `row_bytes` are taken. What comes next is
+// not known: they ask for themselves.
 TokenRows RowsFrom(const void* first, int64_t stride, int64_t row_bytes, int64_t tokens);
 
 }  // namespace kvant::cpu

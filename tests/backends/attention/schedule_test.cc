@@ -33,7 +33,8 @@ struct Sizes {
   std::vector<int32_t> lengths;
   int64_t q_len = 1;
   bool pages = false;
-  DataType type = kU4;  // of keys and values, in pages
+  DataType type = kU4;     // of keys and values, in pages
+  bool by_tokens = false;  // a token's heads lie side by side there
 };
 
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
@@ -56,6 +57,12 @@ class Scheduled {
     if (of.pages) {
       keys_.page_table.buffer = 1;
       keys_.data.type = of.type;
+      keys_.data.strides[kRow] = 128;
+      keys_.data.strides[1] = 128 * 64;
+      if (of.by_tokens) {
+        keys_.data.strides[1] = 128;
+        keys_.data.strides[kRow] = 128 * of.kv_heads;
+      }
       problem_.k = problem_.v = &keys_;
       problem_.k_segments = problem_.v_segments = 1;
       problem_.products = Products::kStoredRows;
@@ -196,15 +203,19 @@ TEST(CpuSchedule, TurnsTakeEveryUnitOnce) {
   EXPECT_EQ(most, kMostInTurn);
 }
 
-// Tiles of all heads in turn, of 128 channels here, must fit into a cache.
-TEST(CpuSchedule, FewerHeadsTakeTurnsWhereTheirTilesAreLarge) {
-  const auto in_turn = [](DataType type) {
-    const Scheduled made({.kv_heads = 16, .pages = true, .type = type});
+// Tiles of all heads in turn, of 128 channels here, must fit into a cache. Where heads of a token
+// lie side by side, 16 of them ask for one another's rows, other parts of them do not.
+TEST(CpuSchedule, HeadsInTurn) {
+  const auto in_turn = [](int64_t heads, DataType type, bool by_tokens) {
+    const Scheduled made({.kv_heads = heads, .pages = true, .type = type, .by_tokens = by_tokens});
     return made.schedule().TurnAt(0).count;
   };
-  EXPECT_EQ(in_turn(kU4), 16);
-  EXPECT_EQ(in_turn(kF16), 16);
-  EXPECT_EQ(in_turn(kF32), 8);
+  for (bool by_tokens : {false, true}) {
+    EXPECT_EQ(in_turn(16, kU4, by_tokens), 16);
+    EXPECT_EQ(in_turn(16, kF16, by_tokens), 16);
+    EXPECT_EQ(in_turn(16, kF32, by_tokens), by_tokens ? 16 : 8);
+    EXPECT_EQ(in_turn(20, kU4, by_tokens), by_tokens ? 16 : 10);
+  }
 }
 
 TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
