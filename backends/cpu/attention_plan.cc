@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
+#include "kvant/kernels/cpu/scaled_rows.h"
 #include "kvant/kernels/cpu/stored_heads.h"
 
 namespace kvant::cpu {
@@ -282,6 +283,8 @@ void Plan::DescribeCodes() {
                                                             : "codes are positions in a codebook",
                            ", on which ", kernels_.name, " has no products");
       }
+      segment.scaled_rows = problem_.row_tile <= kMostScaledRows && TakesScaledRows(segment);
+      if (segment.scaled_rows) why.clear();
       const bool is_coded = segment.dequantization.scales.present();
       if (!is_coded && !IsInteger(segment.data.type)) {
         why = keys && ChannelsTakenAsStored(segment) ? "" : WhyNotAsStored(segment);

@@ -86,6 +86,8 @@ struct Segment {
   Array page_table;    // of a batch row: along axis 0 of the other arrays are pages
   // A tile is multiplied at once although it is in several pages, of multiples of kPageUnit tokens.
   bool joins_pages = false;
+  // Rows are multiplied as they are stored, and scales by channel go on queries and sums.
+  bool scaled_rows = false;
   CodeLayout codes;
 };
 

@@ -11,6 +11,8 @@ namespace kvant::cpu {
 
 // Runs of tokens that have scales by channel of their own are at least so long.
 inline constexpr int64_t kMinRun = 16;
+// Runs that a tile has tokens of, at most.
+inline constexpr int64_t kMostRuns = kTokenTile / kMinRun + 1;
 // Sums of f32 are taken in blocks of channels: their error grows with their length.
 inline constexpr int64_t kMaxFloatPart = 64;
 

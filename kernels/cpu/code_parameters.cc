@@ -157,9 +157,10 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
 ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,
                                      Arena& arena)
     : channels_(channels) {
-  const int64_t floats = Most(segments, count, [&](const Segment& segment) {
-    return segment.codes.by_channel ? kRuns * channels : 0;
+  const bool any = std::any_of(segments, segments + count, [](const Segment& segment) {
+    return segment.codes.by_channel && (segment.codes.usable || segment.scaled_rows);
   });
+  const int64_t floats = any ? kRuns * channels : 0;
   scales_.values = arena.Take(floats);
   points_.values = arena.Take(floats);
   lines_ = arena.Take(floats);

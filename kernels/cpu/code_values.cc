@@ -9,9 +9,6 @@
 namespace kvant::cpu {
 namespace {
 
-// Runs of tokens with parameters of their own that a tile meets at most.
-constexpr int64_t kMaxRuns = kTokenTile / kMinRun + 1;
-
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
 int64_t FloatGroups(const Segment& segment) {
   return segment.codes.floats ? segment.codes.groups : 0;
@@ -24,7 +21,7 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& own, Arena& share
       parameters_(problem.v, problem.v_segments, problem.v_head_size, own) {
   const int64_t groups = Most(problem.v, problem.v_segments, Groups);
   const int64_t rows = groups == 0 ? 0 : problem.row_tile;
-  const int64_t runs = groups == 0 ? 0 : kMaxRuns * channels_;
+  const int64_t runs = groups == 0 ? 0 : kMostRuns * channels_;
   scales_ = shared.Take(std::max(groups * kTokenTile, runs));
   biases_ = shared.Take(std::max(groups * kTokenTile, runs));
   staging_ = shared.Take(groups * kTokenTile);

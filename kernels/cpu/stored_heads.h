@@ -125,7 +125,6 @@ inline bool TakenAsStored(const Segment& segment) {
   return !segment.dequantization.scales.present() && StoredProductsTake(segment.data.type) &&
          segment.data.strides[kCol] == 1;
 }
-
 // A part as it is stored.
 TokenRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
 // A part of codes, whose kernels ask for the next rows as if these were dense: where they lie

@@ -62,6 +62,8 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       v(shared.Take(kTokenTile * problem.v_head_size)),
       scores(shared.Take(problem.row_tile * kTokenTile)),
       line(shared.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
+      k_scaled(problem.k, problem.k_segments, problem.head_size, problem.row_tile, own, shared),
+      v_scaled(problem.v, problem.v_segments, problem.v_head_size, problem.row_tile, own, shared),
       code_scores(problem, own, shared),
       channel_major_scores(problem, own, shared),
       code_values(problem, own, shared) {
@@ -126,6 +128,10 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
                                              : multiply(buffers_.code_scores))) {
       return;
     }
+    if (part.segment.scaled_rows &&
+        buffers_.k_scaled.MultiplyByKeys(reader_, part, q, rows, scores)) {
+      return;
+    }
     if (ChannelsTakenAsStored(part.segment)) {
       const TokenAddresses& data = buffers_.k_heads.At(reader_, part).data;
       const Array& array = part.segment.data;
@@ -162,8 +168,12 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
       break;
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
-    if (!part.segment.codes.usable ||
-        !buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)) {
+    const bool done =
+        part.segment.codes.usable
+            ? buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)
+            : part.segment.scaled_rows &&
+                  buffers_.v_scaled.MultiplyByValues(reader_, part, probs, rows, shrink, out);
+    if (!done) {
       WithRows(reader_, part, size, buffers_.v_heads, buffers_.v, buffers_.line,
                [&](DataType type, const TokenRows& tokens) {
                  kernels_.pv_stored(type, tokens, probs + part.column, rows, shrink, size, out);

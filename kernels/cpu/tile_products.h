@@ -12,6 +12,7 @@
 #include "kvant/kernels/cpu/columns.h"
 #include "kvant/kernels/cpu/dequantize.h"
 #include "kvant/kernels/cpu/kernels.h"
+#include "kvant/kernels/cpu/scaled_rows.h"
 #include "kvant/kernels/cpu/stored_heads.h"
 
 namespace kvant::cpu {
@@ -31,6 +32,7 @@ struct TileBuffers {
   uint32_t* k_pairs = nullptr;
   uint32_t* v_pairs = nullptr;
   StoredHeads k_heads, v_heads;  // of tokens that are taken as they are stored
+  ScaledRows k_scaled, v_scaled;
   CodeScores code_scores;
   ChannelMajorScores channel_major_scores;
   CodeValues code_values;
