@@ -283,8 +283,8 @@ void Plan::DescribeCodes() {
                                                             : "codes are positions in a codebook",
                            ", on which ", kernels_.name, " has no products");
       }
-      segment.scaled_rows = problem_.row_tile <= kMostScaledRows && TakesScaledRows(segment);
-      if (segment.scaled_rows) why.clear();
+      segment.scaled_rows = TakesScaledRows(segment);
+      if (segment.scaled_rows && problem_.row_tile <= kMostScaledRows) why.clear();
       const bool is_coded = segment.dequantization.scales.present();
       if (!is_coded && !IsInteger(segment.data.type)) {
         why = keys && ChannelsTakenAsStored(segment) ? "" : WhyNotAsStored(segment);

@@ -170,8 +170,8 @@ struct AttentionProblem {
   Products products = Products::kTiles;
   // Scratch of a row tile, and what those that take turns share.
   int64_t own_floats = 0, shared_floats = 0;
-  // With kStoredRows: tokens of K are side by side, so that [channel][token] tiles are what is
-  // cheap to read.
+  // With kStoredRows: K is dequantized to [channel][token] tiles, as some of its tokens are side by
+  // side and not multiplied where they lie.
   bool k_by_channel = false;
 };
 

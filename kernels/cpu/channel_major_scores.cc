@@ -35,7 +35,7 @@ ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, Arena& o
 ChannelMajorScores::ChannelMajorScores(const AttentionProblem& problem, int64_t chunks, Arena& own,
                                        Arena& shared)
     : channels_(problem.head_size),
-      parameters_(problem.k, problem.k_segments, problem.head_size, own),
+      parameters_(AnyByChannel(problem.k, problem.k_segments), channels_, own),
       weights_(chunks * problem.row_tile, own),
       rest_(chunks * problem.row_tile, own) {
   const int64_t groups = Most(problem.k, problem.k_segments, [](const Segment& s) {

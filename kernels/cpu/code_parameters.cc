@@ -154,13 +154,9 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                   /*units=*/nullptr);
 }
 
-ChannelParameters::ChannelParameters(const Segment* segments, int count, int64_t channels,
-                                     Arena& arena)
+ChannelParameters::ChannelParameters(bool wanted, int64_t channels, Arena& arena)
     : channels_(channels) {
-  const bool any = std::any_of(segments, segments + count, [](const Segment& segment) {
-    return segment.codes.by_channel && (segment.codes.usable || segment.scaled_rows);
-  });
-  const int64_t floats = any ? kRuns * channels : 0;
+  const int64_t floats = wanted ? kRuns * channels : 0;
   scales_.values = arena.Take(floats);
   points_.values = arena.Take(floats);
   lines_ = arena.Take(floats);

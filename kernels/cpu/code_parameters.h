@@ -81,8 +81,8 @@ class PreparedFor {
 // Parameters of a unit that vary by channel, of one run of tokens after another.
 class ChannelParameters {
  public:
-  // Takes scratch from `arena`.
-  ChannelParameters(const Segment* segments, int count, int64_t channels, Arena& arena);
+  // Takes scratch from `arena`, unless none is `wanted`.
+  ChannelParameters(bool wanted, int64_t channels, Arena& arena);
   // Scales, and zero points if there are any, of the run of tokens at `p`; `channels` floats each.
   void Read(const Reader& reader, const Segment& segment, const Position& p, float* scales,
             float* points);
@@ -164,6 +164,11 @@ int64_t Most(const Segment* segments, int count, Get get) {
     if (segments[i].codes.usable) most = std::max<int64_t>(most, get(segments[i]));
   }
   return most;
+}
+
+// Whether codes of any have parameters by channel.
+inline bool AnyByChannel(const Segment* segments, int count) {
+  return Most(segments, count, [](const Segment& s) { return int64_t{s.codes.by_channel}; }) != 0;
 }
 
 }  // namespace kvant::cpu

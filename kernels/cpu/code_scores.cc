@@ -55,7 +55,7 @@ uint8_t SignBits(const CodeLayout& codes) {
 
 CodeScores::CodeScores(const AttentionProblem& problem, Arena& own, Arena& shared)
     : channels_(problem.head_size),
-      parameters_(problem.k, problem.k_segments, problem.head_size, own) {
+      parameters_(AnyByChannel(problem.k, problem.k_segments), channels_, own) {
   const auto most = [&](auto get) { return Most(problem.k, problem.k_segments, get); };
   const int64_t rows = problem.row_tile;
   const int64_t dwords = most([](const Segment& s) { return s.codes.columns * 16 / s.codes.bits; });
@@ -69,8 +69,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& own, Arena& share
   float_queries_ = own.Take(rows * most(FloatColumns));
   // By channel they are the queries', which stay prepared for several tiles.
   const int64_t parameters = std::max(groups * kTokenTile, parts == 0 ? 0 : channels_);
-  Arena& of =
-      most([](const Segment& s) { return int64_t{s.codes.by_channel}; }) != 0 ? own : shared;
+  Arena& of = AnyByChannel(problem.k, problem.k_segments) ? own : shared;
   scales_ = of.Take(parameters);
   biases_ = of.Take(parameters);
   staging_ = shared.Take(groups * kTokenTile);

@@ -18,7 +18,7 @@ int64_t FloatGroups(const Segment& segment) {
 
 CodeValues::CodeValues(const AttentionProblem& problem, Arena& own, Arena& shared)
     : channels_(problem.v_head_size),
-      parameters_(problem.v, problem.v_segments, problem.v_head_size, own) {
+      parameters_(AnyByChannel(problem.v, problem.v_segments), channels_, own) {
   const int64_t groups = Most(problem.v, problem.v_segments, Groups);
   const int64_t rows = groups == 0 ? 0 : problem.row_tile;
   const int64_t runs = groups == 0 ? 0 : kMostRuns * channels_;

@@ -21,19 +21,18 @@ float Largest(const float* x, int64_t n) {
 }  // namespace
 
 bool TakesScaledRows(const Segment& segment) {
-  return segment.codes.by_channel && !segment.codes.usable && segment.codes.run >= kMinRun &&
+  return segment.codes.by_channel && !segment.codes.usable &&
+         std::min(segment.codes.run, segment.tokens) >= kMinRun &&
          !segment.dequantization.zero_points.present() && StoredProductsTake(segment.data.type) &&
          segment.data.strides[kCol] == 1;
 }
 
-ScaledRows::ScaledRows(const Segment* segments, int count, int64_t channels, int64_t rows,
-                       Arena& own, Arena& shared)
-    : channels_(channels), parameters_(segments, count, channels, own) {
-  const bool any =
-      std::any_of(segments, segments + count, [](const Segment& s) { return s.scaled_rows; });
-  scales_ = shared.Take(any ? kMostRuns * channels : 0);
-  scaled_ = shared.Take(any ? rows * channels : 0);
-  zeros_ = shared.Take(any ? rows : 0);
+ScaledRows::ScaledRows(bool wanted, int64_t channels, int64_t rows, Arena& own, Arena& shared)
+    : channels_(channels), parameters_(wanted, channels, own) {
+  const int64_t most = wanted ? std::min(rows, kMostScaledRows) : 0;
+  scales_ = shared.Take(wanted ? kMostRuns * channels : 0);
+  scaled_ = shared.Take(most * channels);
+  zeros_ = shared.Take(most);
 }
 
 float ScaledRows::ReadScales(const Reader& reader, const Part& part) {
@@ -48,6 +47,7 @@ float ScaledRows::ReadScales(const Reader& reader, const Part& part) {
 
 bool ScaledRows::MultiplyByKeys(const Reader& reader, const Part& part, const float* q,
                                 int64_t rows, float* scores) {
+  if (rows > kMostScaledRows) return false;
   const float largest = ReadScales(reader, part) * Largest(q, rows * channels_);
   if (!(largest <= std::numeric_limits<float>::max())) return false;
   const float* scales = scales_;
@@ -67,6 +67,7 @@ bool ScaledRows::MultiplyByKeys(const Reader& reader, const Part& part, const fl
 
 bool ScaledRows::MultiplyByValues(const Reader& reader, const Part& part, const float* probs,
                                   int64_t rows, const float* shrink, float* out) {
+  if (rows > kMostScaledRows) return false;
   if (!(ReadScales(reader, part) <= std::numeric_limits<float>::max())) return false;
   std::fill_n(zeros_, rows, 0.f);
   const float* scales = scales_;

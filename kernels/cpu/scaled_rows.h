@@ -1,4 +1,4 @@
-// Products by stored row of f8 and others that have scales by channel, in runs of tokens: those of
+// Products by stored row of f8 that have scales by channel, in runs of tokens: those of
 // keys go on the queries, those of values on what the values of a run sum to.
 #ifndef KVANT_KERNELS_CPU_SCALED_ROWS_H_
 #define KVANT_KERNELS_CPU_SCALED_ROWS_H_
@@ -15,7 +15,7 @@
 namespace kvant::cpu {
 
 // Of more rows, each four of which convert numbers anew, a tile that is dequantized once is
-// cheaper.
+// cheaper, and nothing is multiplied here.
 inline constexpr int64_t kMostScaledRows = 8;
 // Whether products take the segment so, which is described (code_layout.h).
 bool TakesScaledRows(const Segment& segment);
@@ -23,16 +23,15 @@ bool TakesScaledRows(const Segment& segment);
 // Of the keys or the values of a unit.
 class ScaledRows {
  public:
-  // Takes scratch from both, for tiles of `rows`, if any of the segments has scaled_rows.
-  ScaledRows(const Segment* segments, int count, int64_t channels, int64_t rows, Arena& own,
-             Arena& shared);
+  // Takes scratch from both, for tiles of `rows`, unless none is `wanted`.
+  ScaledRows(bool wanted, int64_t channels, int64_t rows, Arena& own, Arena& shared);
 
   // scores[r][column + t] = q[r] . k[t] for the tokens of the part. False, with scores unspecified,
-  // if a query times a scale may not be finite.
+  // if a query times a scale may not be finite, or rows are too many.
   bool MultiplyByKeys(const Reader& reader, const Part& part, const float* q, int64_t rows,
                       float* scores);
   // out = out * shrink + probabilities * values, for the same. False, with nothing added, if a
-  // scale is not finite.
+  // scale is not finite, or rows are too many.
   bool MultiplyByValues(const Reader& reader, const Part& part, const float* probs, int64_t rows,
                         const float* shrink, float* out);
 

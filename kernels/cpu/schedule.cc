@@ -147,7 +147,8 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
                                              std::min(MostInTurn(*row->problem), tiles));
     // About the same in all of a chunk's turns; but kMostInTurn of a token's heads ask for one
     // another's rows whatever lies beside them (stored_heads.h).
-    const bool share = most == kMostInTurn && LiesByTokens(problem_);
+    const bool share = most == kMostInTurn && LiesByTokens(problem_) &&
+                       !problem_.kv_varies_over_b2 && row->tiles_of_group == 1;
     row->in_turn = share ? most : CeilDiv(tiles, CeilDiv(tiles, most));
     turns_ += CeilDiv(tiles, row->in_turn) * row->splits;
   }

@@ -54,6 +54,10 @@ void RequestParts(const Reader& reader, const Pieces& pieces, const Position& ba
   });
 }
 
+bool AnyScaledRows(const Segment* segments, int count) {
+  return std::any_of(segments, segments + count, [](const Segment& s) { return s.scaled_rows; });
+}
+
 }  // namespace
 
 TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared)
@@ -62,8 +66,10 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       v(shared.Take(kTokenTile * problem.v_head_size)),
       scores(shared.Take(problem.row_tile * kTokenTile)),
       line(shared.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
-      k_scaled(problem.k, problem.k_segments, problem.head_size, problem.row_tile, own, shared),
-      v_scaled(problem.v, problem.v_segments, problem.v_head_size, problem.row_tile, own, shared),
+      k_scaled(AnyScaledRows(problem.k, problem.k_segments), problem.head_size, problem.row_tile,
+               own, shared),
+      v_scaled(AnyScaledRows(problem.v, problem.v_segments), problem.v_head_size, problem.row_tile,
+               own, shared),
       code_scores(problem, own, shared),
       channel_major_scores(problem, own, shared),
       code_values(problem, own, shared) {

@@ -324,7 +324,7 @@ TEST(CpuSchedule, ResultsAreTheSameInAnyOrderOfUnits) {
 // Of pages as well, whose table has nothing behind the last that a row needs. Units ask for the
 // first tile of the unit after them, which is another head's; heads of a token side by side ask for
 // one another's rows.
-enum class KeyFormat { kU4, kF8, kU8ByChannel, kF16 };  // the last: values, too
+enum class KeyFormat { kU4, kF8, kU8ByChannel, kF8ByChannel, kF16 };  // the last two: values, too
 void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
                           KeyFormat format = KeyFormat::kU4, int32_t prompt = 0) {
   SCOPED_TRACE(testing::Message() << heads << " heads, pages of " << page_tokens
@@ -348,25 +348,38 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
         g.DynamicDequantize(codes, scales, {.group_shape = {1, 1, 1, 16}, .type = kF32}), table,
         length);
   };
-  const auto load_by_channel = [&](const std::string& name) {
+  const auto load_by_channel = [&](const std::string& name, DataType type) {
     const Dims of_page = {all_pages, heads, 1, kSize};
-    const Value codes = pool(name, kU8, kSize), scales = g.Input("k_scales", kF32, of_page);
-    const Value zero_points = g.Input("zero_points", kU8, of_page);
-    return g.LoadPages(g.DynamicDequantize(codes, scales, zero_points,
-                                           {.group_shape = {1, 1, page_tokens, 1}, .type = kF32}),
-                       table, length);
+    const Value codes = pool(name, type, kSize);
+    const Value scales = g.Input(name + "_scales", kF32, of_page);
+    const GraphBuilder::DequantizeOptions how{.group_shape = {1, 1, page_tokens, 1}, .type = kF32};
+    return g.LoadPages(
+        type == kU8 ? g.DynamicDequantize(codes, scales, g.Input("zero_points", kU8, of_page), how)
+                    : g.DynamicDequantize(codes, scales, how),
+        table, length);
   };
   // With a prompt, of the last row, queries are packed.
   const std::vector<int32_t> offsets = {0, 1, 2, 3, 3 + prompt};
   const int64_t queries = prompt > 0 ? offsets[kRows] : kRows;
-  const bool floats = format == KeyFormat::kF16;
   const Value q =
       g.Input("q", kF32, prompt > 0 ? Dims{queries, heads, kSize} : Dims{kRows, heads, 1, kSize});
-  const Value k = format == KeyFormat::kU8ByChannel ? load_by_channel("k")
-                                                    : load("k", floats                     ? kF16
-                                                                : format == KeyFormat::kF8 ? kF8E4M3
-                                                                                           : kU4);
-  const Value v = load("v", floats ? kF16 : kU4);
+  const auto load_format = [&](const std::string& name) {
+    switch (format) {
+      case KeyFormat::kU8ByChannel:
+        return load_by_channel(name, kU8);
+      case KeyFormat::kF8ByChannel:
+        return load_by_channel(name, kF8E4M3);
+      case KeyFormat::kF8:
+        return load(name, kF8E4M3);
+      case KeyFormat::kF16:
+        return load(name, kF16);
+      case KeyFormat::kU4:
+        break;
+    }
+    return load(name, kU4);
+  };
+  const bool both = format == KeyFormat::kF8ByChannel || format == KeyFormat::kF16;
+  const Value k = load_format("k"), v = both ? load_format("v") : load("v", kU4);
   GraphBuilder::AttentionOptions options{.kv_lengths = length};
   if (prompt > 0) options.query_offsets = g.Input("offsets", kS32, {kRows + 1});
   g.Output("o", g.ScaledDotProductAttention(q, k, v, options).first);
@@ -442,6 +455,7 @@ TEST(CpuSchedule, ResultsInPagesAreTheSameInAnyOrderOfUnits) {
     CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kU4, /*prompt=*/200);
     CheckPagesInAnyOrder(8, token_major, 128, KeyFormat::kU8ByChannel);
     CheckPagesInAnyOrder(8, token_major, 16, KeyFormat::kF16, /*prompt=*/200);
+    CheckPagesInAnyOrder(8, token_major, 48, KeyFormat::kF8ByChannel, /*prompt=*/200);
     CheckPagesInAnyOrder(16, token_major, 48, KeyFormat::kF16);
   }
 }
