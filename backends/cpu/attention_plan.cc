@@ -327,7 +327,11 @@ std::string Plan::ProductsName() const {
         return segment.codes.floats ? "f32 products on codes" : "integer products";
       }
     }
-    if (reason.empty()) return "f32 products";
+    if (reason.empty()) {
+      const bool scaled = std::any_of(segments.begin(), segments.end(),
+                                      [](const Segment& s) { return s.scaled_rows; });
+      return scaled ? "f32 products (scales by channel)" : "f32 products";
+    }
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
   };
   switch (problem_.products) {

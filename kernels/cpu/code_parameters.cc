@@ -173,7 +173,16 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
                                 Position p, Block& block, float* out) {
   const Dequantization& how = segment.dequantization;
   for (int axis = 0; axis < kAxes; ++axis) p.at[axis] /= how.group[axis];
-  if (array.strides[kRow] != 1) return reader.Line(array, p, kCol, channels_, out);
+  if (array.strides[kRow] != 1) {
+    if (array.strides[kCol] == 1) {
+      Position next = p;
+      next.at[kRow] += CeilDiv(kTokenTile, how.group[kRow]);
+      const int64_t bits = BitsOf(array.type);
+      RequestBytes(static_cast<const uint8_t*>(reader.Data(array)) + array.IndexOf(next) * bits / 8,
+                   CeilDiv(channels_ * bits, 8));
+    }
+    return reader.Line(array, p, kCol, channels_, out);
+  }
   const int64_t first = p.at[kRow] / kRuns * kRuns;
   const int64_t in_block = p.at[kRow] - first;
   if (block.array != &array || block.first != first || block.page != p.at[0]) {

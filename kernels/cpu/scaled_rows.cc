@@ -48,8 +48,9 @@ float ScaledRows::ReadScales(const Reader& reader, const Part& part) {
 bool ScaledRows::MultiplyByKeys(const Reader& reader, const Part& part, const float* q,
                                 int64_t rows, float* scores) {
   if (rows > kMostScaledRows) return false;
-  const float largest = ReadScales(reader, part) * Largest(q, rows * channels_);
-  if (!(largest <= std::numeric_limits<float>::max())) return false;
+  if (largest_ < 0.f) largest_ = Largest(q, rows * channels_);
+  const float most = ReadScales(reader, part) * largest_;
+  if (!(most <= std::numeric_limits<float>::max())) return false;
   const float* scales = scales_;
   return ForRuns(part, [&](const Part& run) {
     for (int64_t r = 0; r < rows; ++r) {

@@ -27,7 +27,8 @@ class ScaledRows {
   ScaledRows(bool wanted, int64_t channels, int64_t rows, Arena& own, Arena& shared);
 
   // scores[r][column + t] = q[r] . k[t] for the tokens of the part. False, with scores unspecified,
-  // if a query times a scale may not be finite, or rows are too many.
+  // if a query times a scale may not be finite, or rows are too many. `q` and `rows` are the same
+  // in every call.
   bool MultiplyByKeys(const Reader& reader, const Part& part, const float* q, int64_t rows,
                       float* scores);
   // out = out * shrink + probabilities * values, for the same. False, with nothing added, if a
@@ -42,9 +43,10 @@ class ScaledRows {
   const int64_t channels_;
   StoredHeads heads_;
   ChannelParameters parameters_;
-  float* scales_;  // [runs][channels]
-  float* scaled_;  // [rows][channels]: queries, or sums of values
-  float* zeros_;   // [rows]
+  float largest_ = -1.f;  // query; less than 0: not known
+  float* scales_;         // [runs][channels]
+  float* scaled_;         // [rows][channels]: queries, or sums of values
+  float* zeros_;          // [rows]
 };
 
 }  // namespace kvant::cpu

@@ -26,7 +26,9 @@ std::string KernelOf(const Case& c) {
 // The highest set's kernel does it so, so that what passes here did.
 void CheckScaled(Case& c) {
   if (HighestKernels().codes != nullptr) {
-    EXPECT_NE(KernelOf(c).find("K by f32 products, V by f32 products,"), std::string::npos)
+    EXPECT_NE(KernelOf(c).find(
+                  "K by f32 products (scales by channel), V by f32 products (scales by channel),"),
+              std::string::npos)
         << KernelOf(c);
   }
   c.Check();
