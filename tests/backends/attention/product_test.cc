@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
@@ -112,33 +113,35 @@ TokenRows RowsIn(DataType type, const Elements& from, int64_t index, int64_t str
                   channels * bytes, tokens);
 }
 
-TEST(CpuProducts, QkOfStoredRows) {
+// Scores of the keys' first `tokens`; those beyond are untouched.
+void CheckScores(const Floats& scores, const Floats& q, int64_t rows, int64_t d, int64_t tokens,
+                 const std::function<float(int64_t t, int64_t c)>& key) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t t = 0; t < kTokenTile; ++t) {
+      if (t >= tokens) {
+        ASSERT_EQ(scores[r * kTokenTile + t], kUntouched);
+        continue;
+      }
+      double want = 0;
+      for (int64_t c = 0; c < d; ++c) want += q[r * d + c] * key(t, c);
+      ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
+          << d << " channels, row " << r << " of " << rows << ", token " << t << " of " << tokens;
+    }
+  }
+}
+
+// Every set, type, head size and number of rows and tokens.
+template <typename Check>
+void ForStoredKeys(Check check) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->qk_stored == nullptr) continue;
     for (DataType type : kStoredTypes) {
       for (int64_t d : kHeadSizes) {
         for (int64_t rows : kRowCounts) {
           for (int64_t tokens : {1, 3, 15, 16, 33, 64}) {
-            const int64_t stride = d + 3, index = 5;
-            const Elements k(type, index + (tokens - 1) * stride + d);
-            const TokenRows stored = RowsIn(type, k, index, stride, tokens, d);
-            const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
-            kernels->qk_stored(type, stored, q.data(), rows, d, scores.data());
-            for (int64_t r = 0; r < rows; ++r) {
-              for (int64_t t = 0; t < kTokenTile; ++t) {
-                if (t >= tokens) {
-                  ASSERT_EQ(scores[r * kTokenTile + t], kUntouched);
-                  continue;
-                }
-                double want = 0;
-                for (int64_t c = 0; c < d; ++c) {
-                  want += q[r * d + c] * LoadElement(type, k.data(), index + t * stride + c);
-                }
-                ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
-                    << kernels->name << " " << DataTypeName(type) << " " << d << " channels, row "
-                    << r << " of " << rows << ", token " << t << " of " << tokens;
-              }
-            }
+            SCOPED_TRACE(testing::Message() << kernels->name << " " << DataTypeName(type));
+            check(*kernels, type, d, rows, tokens);
+            if (testing::Test::HasFatalFailure()) return;
           }
         }
       }
@@ -146,40 +149,33 @@ TEST(CpuProducts, QkOfStoredRows) {
   }
 }
 
+TEST(CpuProducts, QkOfStoredRows) {
+  ForStoredKeys(
+      [](const KernelSet& kernels, DataType type, int64_t d, int64_t rows, int64_t tokens) {
+        const int64_t stride = d + 3, index = 5;
+        const Elements k(type, index + (tokens - 1) * stride + d);
+        const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
+        kernels.qk_stored(type, RowsIn(type, k, index, stride, tokens, d), q.data(), rows, d,
+                          scores.data());
+        CheckScores(scores, q, rows, d, tokens, [&](int64_t t, int64_t c) {
+          return static_cast<float>(LoadElement(type, k.data(), index + t * stride + c));
+        });
+      });
+}
+
 TEST(CpuProducts, QkOfStoredChannels) {
-  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
-    if (kernels->qk_channels == nullptr) continue;
-    for (DataType type : kStoredTypes) {
-      const int64_t bytes = BitsOf(type) / 8;
-      for (int64_t d : kHeadSizes) {
-        for (int64_t rows : kRowCounts) {
-          for (int64_t tokens : {1, 3, 15, 16, 33, 64}) {
-            const int64_t stride = tokens + 3, index = 5;
-            const Elements k(type, index + (d - 1) * stride + tokens);
-            const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
-            const auto* const at = static_cast<const uint8_t*>(k.data()) + index * bytes;
-            kernels->qk_channels(type, at, at + tokens * bytes, stride * bytes, tokens, q.data(),
-                                 rows, d, scores.data());
-            for (int64_t r = 0; r < rows; ++r) {
-              for (int64_t t = 0; t < kTokenTile; ++t) {
-                if (t >= tokens) {
-                  ASSERT_EQ(scores[r * kTokenTile + t], kUntouched);
-                  continue;
-                }
-                double want = 0;
-                for (int64_t c = 0; c < d; ++c) {
-                  want += q[r * d + c] * LoadElement(type, k.data(), index + c * stride + t);
-                }
-                ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
-                    << kernels->name << " " << DataTypeName(type) << " " << d << " channels, row "
-                    << r << " of " << rows << ", token " << t << " of " << tokens;
-              }
-            }
-          }
-        }
-      }
-    }
-  }
+  ForStoredKeys(
+      [](const KernelSet& kernels, DataType type, int64_t d, int64_t rows, int64_t tokens) {
+        const int64_t stride = tokens + 3, index = 5, bytes = BitsOf(type) / 8;
+        const Elements k(type, index + (d - 1) * stride + tokens);
+        const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
+        const auto* const at = static_cast<const uint8_t*>(k.data()) + index * bytes;
+        kernels.qk_channels(type, at, at + tokens * bytes, stride * bytes, tokens, q.data(), rows,
+                            d, scores.data());
+        CheckScores(scores, q, rows, d, tokens, [&](int64_t t, int64_t c) {
+          return static_cast<float>(LoadElement(type, k.data(), index + c * stride + t));
+        });
+      });
 }
 
 TEST(CpuProducts, PvOfStoredRows) {
