@@ -17,8 +17,8 @@ constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
 // In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
-// Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache;
-// nearly, where heads ask for one another's rows, which takes all heads of a token.
+// Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.
+// Where heads ask for one another's rows, for which all of a token must take turns, more pays.
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
 // Partial results of all chunks take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
@@ -42,7 +42,7 @@ bool LiesByTokens(const AttentionProblem& problem) {
   return head > 0 && head < keys.strides[kRow];
 }
 
-// Or those of a page.
+// Whether units go chunk by chunk: the heads of a token or of a page lie side by side.
 bool GoesByChunks(const AttentionProblem& problem) {
   return LiesByTokens(problem) || (problem.k_segments > 0 && problem.k[0].page_table.present());
 }

@@ -118,7 +118,7 @@ TEST(CpuScaledRows, WhatMayNotBeFinite) {
 
 TEST(CpuScaledRows, ManyRowsAndZeroPointsAreDequantized) {
   if (HighestKernels().codes == nullptr)
-    GTEST_SKIP() << "this CPU has only rows as they are stored";
+    GTEST_SKIP() << "this CPU has no products on codes, so none is described";
   const auto reason = [](int64_t ratio, int64_t run) {
     return KernelOf(Plain({.ratio = ratio, .q_len = 1, .kv_len = 64, .d = 64, .dv = 64},
                           ByChannel(kF8E4M3, run), {}));

@@ -204,7 +204,7 @@ TEST(CpuSchedule, TurnsTakeEveryUnitOnce) {
 }
 
 // Tiles of all heads in turn, of 128 channels here, must fit into a cache. Where heads of a token
-// lie side by side, 16 of them ask for one another's rows, other parts of them do not.
+// lie side by side, turns are of 16 where they can be: fewer than all do not ask for one another's.
 TEST(CpuSchedule, HeadsInTurn) {
   const auto in_turn = [](int64_t heads, DataType type, bool by_tokens) {
     const Scheduled made({.kv_heads = heads, .pages = true, .type = type, .by_tokens = by_tokens});
