@@ -151,14 +151,13 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   ChooseProducts();
   MeasureScratch(problem_);
   worker_floats_ = WorkerFloats(problem_);
-  partial_floats_ = RoundUp(PartialFloats(problem_), 16);
-  schedule_floats_ =
-      RoundUp(CeilDiv(static_cast<int64_t>(Schedule::Bytes(problem_)), int64_t{sizeof(float)}), 16);
-  if (most_rows || spec_.query_offsets.port == kNoPort || problem_.row_tile <= kMaxStoredRows) {
-    return;
+  if (!most_rows && spec_.query_offsets.port != kNoPort && problem_.row_tile > kMaxStoredRows) {
+    few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
+    worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
   }
-  few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
-  worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
+  partial_floats_ = RoundUp(Schedule::PartialFloats(problem_, few_problem()), 16);
+  const auto bytes = static_cast<int64_t>(Schedule::Bytes(problem_, few_problem()));
+  schedule_floats_ = RoundUp(CeilDiv(bytes, int64_t{sizeof(float)}), 16);
 }
 
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
@@ -166,7 +165,7 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
   float* const own = scratch + schedule_floats_;
   const int workers = executor.max_concurrency();
   const AttentionCall call{&problem_,
-                           few_ == nullptr ? nullptr : &few_->problem_,
+                           few_problem(),
                            inputs.data(),
                            outputs.data(),
                            own + workers * worker_floats_,

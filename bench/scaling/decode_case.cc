@@ -51,13 +51,18 @@ absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of) {
     table = g.Input("pages", kS32, {rows, PagesOf(Longest(of))});
     lengths = g.Input("lengths", kS32, {rows});
   }
+  const auto input = [&](const std::string& name, DataType type, const Dims& as) {
+    if (!of.by_tokens) return g.Input(name, type, as);
+    const int64_t token = as[1] * as[4];
+    return g.Input(name, type, as, Dims{as[3] * token, as[4], as[4], token, 1});
+  };
   const auto cache = [&](const std::string& name) {
-    const Value codes = g.Input(name, of.type, dims);
-    const Value scales = g.Input(name + "_scales", kF32, groups);
+    const Value codes = input(name, of.type, dims);
+    const Value scales = input(name + "_scales", kF32, groups);
     const GraphBuilder::DequantizeOptions how{.group_shape = {1, 1, 1, 1, of.group}};
     const Value values =
         of.zero_points ? g.DynamicDequantize(codes, scales,
-                                             g.Input(name + "_zero_points", of.type, groups), how)
+                                             input(name + "_zero_points", of.type, groups), how)
                        : g.DynamicDequantize(codes, scales, how);
     return paged ? g.LoadPages(values, *table, *lengths) : values;
   };

@@ -17,6 +17,7 @@ struct DecodeCase {
   bool zero_points = false;
   int64_t kv_heads = 8, ratio = 4, head_size = 128;
   std::vector<int64_t> lengths;  // of sequences: one is contiguous, several are in pages
+  bool by_tokens = false;        // a token's heads lie side by side: [N, S, H, D]
 };
 
 absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of);

@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "bench/peers"))
 
 import machine  # noqa: E402
 import tables  # noqa: E402
-from cases import CASES  # noqa: E402
+from cases import BY_TOKENS, BY_TOKENS_WORKERS, CASES  # noqa: E402
 from model import Threads  # noqa: E402
 
 
@@ -54,12 +54,14 @@ def main():
         measured.append(record(program, {}))
         recorded[name] = record(program, {**case, "rounds": arguments.rounds})
     print(file=sys.stderr)
+    by_tokens = {name: {w: record(program, {**case, "workers": w, "rounds": arguments.rounds}) for w in BY_TOKENS_WORKERS}
+                 for name, case in BY_TOKENS.items()}
     here = least_disturbed(measured)
     states = here["hand_over"]["oneTBB"]
     threads = {state: Threads(**times) for state, times in states.items()}
     description = machine.describe(ROOT)
     folder = arguments.output or ROOT / "bench/results" / machine.slug(description)
-    tables.write(folder, description, here, recorded, threads, arguments.remote, arguments.domain_gb_per_s)
+    tables.write(folder, description, here, recorded, by_tokens, threads, arguments.remote, arguments.domain_gb_per_s)
     print(folder / "scaling.md")
 
 

@@ -2,7 +2,7 @@
 import datetime
 import json
 
-from cases import DOMAINS, WORKERS
+from cases import BY_TOKENS_WORKERS, DOMAINS, WORKERS
 from model import Domains, best_serial, efficiency, makespan
 
 WANTED = 0.9  # of 64 workers
@@ -71,7 +71,15 @@ def _domains(cases):
     return text
 
 
-def markdown(description, here, cases, remote, domain_gb_per_s):
+def _by_tokens(by_tokens):
+    text = ["| decode step | " + " | ".join(f"{w} workers" for w in BY_TOKENS_WORKERS) + " |",
+            "|---|" + "--:|" * len(BY_TOKENS_WORKERS)]
+    for name, of in by_tokens.items():
+        text.append(f"| {name} | " + " | ".join(f"{of[w]['us']:.0f}, {of[w]['turns']} turns" for w in BY_TOKENS_WORKERS) + " |")
+    return text
+
+
+def markdown(description, here, cases, by_tokens, remote, domain_gb_per_s):
     per_core = here["read_gb_per_s_of_all"] / here["cores"]
     memory = (f"{domain_gb_per_s:g} GB/s each" if domain_gb_per_s
               else f"{per_core:.1f} GB/s for each of their workers, as the cores here read")
@@ -89,6 +97,8 @@ def markdown(description, here, cases, remote, domain_gb_per_s):
         "## Efficiency by workers", "", *_efficiencies(cases), "",
         "![efficiency](scaling.svg)", "",
         "## Times, microseconds", "", *_times(cases), "",
+        "Where the heads of a token lie side by side, they take turns, each turn being handed out as one, and how many of "
+        "them depends on the number of workers:", "", *_by_tokens(by_tokens), "",
         "## Memory domains", "",
         f"A unit whose memory is another domain's takes {remote:g} times as long; domains deliver {memory}. Memory is near: "
         "with the share of the units that the domain's workers have; spread: over all domains, page by page; one: all in the "
@@ -125,7 +135,7 @@ def _rounded(value):
     return round(value, 3) if isinstance(value, float) else value
 
 
-def write(folder, description, here, recorded, threads, remote, domain_gb_per_s):
+def write(folder, description, here, recorded, by_tokens, threads, remote, domain_gb_per_s):
     folder.mkdir(parents=True, exist_ok=True)
     per_core = here["read_gb_per_s_of_all"] / here["cores"]
 
@@ -134,9 +144,11 @@ def write(folder, description, here, recorded, threads, remote, domain_gb_per_s)
         return Domains(count, placement, remote, gb_per_s * 1e3)
 
     cases = {name: summary(case, threads, domains) for name, case in recorded.items()}
-    (folder / "scaling.md").write_text(markdown(description, here, cases, remote, domain_gb_per_s))
+    by_tokens = {name: {w: {"turns": len(case["in_order"]), "us": makespan(case, w, threads["awake"])}
+                        for w, case in of.items()} for name, of in by_tokens.items()}
+    (folder / "scaling.md").write_text(markdown(description, here, cases, by_tokens, remote, domain_gb_per_s))
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(_rounded(case))}" for name, case in cases.items())
     (folder / "scaling.json").write_text(
         f"{{\"machine\": {json.dumps(description)},\n\"measured\": {json.dumps(_rounded(here))},\n"
-        f"\"remote\": {remote},\n\"cases\": {{\n{rows}\n}}}}\n")
+        f"\"remote\": {remote},\n\"by_tokens\": {json.dumps(_rounded(by_tokens))},\n\"cases\": {{\n{rows}\n}}}}\n")
     _plot(folder / "scaling.svg", cases)

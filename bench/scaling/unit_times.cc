@@ -2,8 +2,9 @@
 // starting and joining threads costs: what bench/scaling computes a schedule's makespan from.
 //
 // Reads a case as JSON: {"type": "u4", "group": 32, "zero_points": true, "kv_heads": 8, "ratio": 4,
-// "head_size": 128, "lengths": [32768], "rounds": 15}; {} measures the machine alone. Writes JSON,
-// all times in microseconds.
+// "head_size": 128, "lengths": [32768], "by_tokens": false, "workers": 256, "rounds": 15}; {}
+// measures the machine alone. Writes JSON, all times in microseconds. Units are what an executor of
+// so many workers is given: with 256, none take turns.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -44,16 +45,18 @@ double Median(const std::vector<double>& values) { return Quantile(values, 0.5);
 // Units that run one after another where they are not to be neighbours; divides no count of them.
 constexpr int64_t kApart = 7;
 
-// Runs every body in the calling thread and keeps the time of each. Says that so many may run at a
-// time that no units take turns: each is a body.
+// Runs every body in the calling thread and keeps the time of each, whatever number of workers it
+// says that it has.
 class TimingExecutor : public Executor {
  public:
+  explicit TimingExecutor(int workers) : workers_(workers) {}
+
   struct Loop {
     Clock::time_point begin, end;
     std::vector<double> us;  // by index
   };
 
-  int max_concurrency() const override { return 256; }
+  int max_concurrency() const override { return workers_; }
   void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t, int)> body) override {
     Loop& loop = loops.emplace_back();
     loop.us.resize(static_cast<size_t>(n));
@@ -72,6 +75,9 @@ class TimingExecutor : public Executor {
 
   std::vector<Loop> loops;  // since they were last cleared
   int64_t apart = 1;        // of bodies that follow each other: 1 is in order
+
+ private:
+  const int workers_;
 };
 
 // Of one kind of execution, by round.
@@ -116,7 +122,7 @@ class Unsplit {
         problem_(plan_.problem()),
         scratch_(static_cast<size_t>(cpu::WorkerFloats(problem_)) * sizeof(float)) {
     problem_.may_split = false;
-    room_.resize(cpu::Schedule::Bytes(problem_));
+    room_.resize(cpu::Schedule::Bytes(problem_, /*few=*/nullptr));
   }
 
   void Record(const std::vector<const void*>& inputs, const std::vector<void*>& outputs,
@@ -155,14 +161,15 @@ double TimeRecording(const Engine& engine, TimingExecutor& executor) {
 
 // A compiled case, over copies of its buffers that no cache holds.
 struct Prepared {
-  std::shared_ptr<TimingExecutor> executor = std::make_shared<TimingExecutor>();
+  std::shared_ptr<TimingExecutor> executor;
   std::unique_ptr<GraphRunner> runner;
   Rotation rotation;
   int64_t bytes = 0;
   size_t turn = 0;
 
-  static absl::StatusOr<Prepared> Create(const DecodeCase& of) {
+  static absl::StatusOr<Prepared> Create(const DecodeCase& of, int workers) {
     Prepared made;
+    made.executor = std::make_shared<TimingExecutor>(workers);
     KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeDecodeGraph(of));
     KVANT_ASSIGN_OR_RETURN(const Engine engine,
                            Engine::Create({.backends = {"cpu"}, .executor = made.executor}));
@@ -182,8 +189,8 @@ struct Prepared {
   }
 };
 
-absl::StatusOr<Json> TimeCase(const DecodeCase& of, int rounds) {
-  KVANT_ASSIGN_OR_RETURN(Prepared whole, Prepared::Create(of));
+absl::StatusOr<Json> TimeCase(const DecodeCase& of, int workers, int rounds) {
+  KVANT_ASSIGN_OR_RETURN(Prepared whole, Prepared::Create(of, workers));
   // What runs on one thread alone runs while caches hold what that thread has read: of a share of
   // the tokens, as where there are many threads.
   constexpr int64_t kShare = 64, kLeast = 512;
@@ -191,7 +198,7 @@ absl::StatusOr<Json> TimeCase(const DecodeCase& of, int rounds) {
   for (int64_t& length : share.lengths) {
     length = std::min(length, std::max(length / kShare, kLeast));
   }
-  KVANT_ASSIGN_OR_RETURN(Prepared shared, Prepared::Create(share));
+  KVANT_ASSIGN_OR_RETURN(Prepared shared, Prepared::Create(share, workers));
   const Partition& partition = whole.runner->partitions().at(0).partition();
   Unsplit unsplit(partition);
   Recorded in_order, apart, least, serial;
@@ -285,7 +292,8 @@ absl::StatusOr<Json> Answer(const Json& request) {
   of.ratio = request.at("ratio");
   of.head_size = request.at("head_size");
   of.lengths = request.at("lengths").get<std::vector<int64_t>>();
-  return TimeCase(of, request.at("rounds"));
+  of.by_tokens = request.value("by_tokens", false);
+  return TimeCase(of, request.value("workers", 256), request.at("rounds"));
 }
 
 int Main() {

@@ -39,9 +39,9 @@ struct Buffers : TileBuffers {
 
 // The state of a chunk that is joined with those of other chunks. Each is at cache lines of its
 // own.
-State PartialOf(const AttentionCall& call, int64_t partial) {
-  const AttentionProblem& problem = *call.problem;
-  Arena arena(call.partials + partial * Schedule::FloatsOfPartial(problem));
+State PartialOf(const AttentionCall& call, const Schedule::Place& place, int64_t split) {
+  const AttentionProblem& problem = *place.row->problem;
+  Arena arena(call.partials + place.PartialFloats(split));
   return State::In(arena, problem.row_tile, problem.v_head_size);
 }
 
@@ -111,7 +111,7 @@ class TileRunner {
     FindRanges();
     if (live_.begin < live_.end && unit != asked_for_) RequestFirst(tile_.batch, live_);
     FindNext(next);
-    state_ = joins() ? PartialOf(call_, place_.partial + split) : buffers_.state;
+    state_ = joins() ? PartialOf(call_, place_, split) : buffers_.state;
     const bool by_statistics = problem_.pass == SoftmaxPass::kProbabilities;
     // What is left to subtract and divide by is 0 and 1 for every row, so that merging adds.
     std::fill_n(state_.max, tile_.rows, by_statistics ? 0.f : kNegInf);
@@ -205,9 +205,9 @@ class TileRunner {
       chunk = first;
       if (second >= chunks) continue;
       if (!schedule_.ComesSecond(place_.partial + second)) return false;
-      state_ = PartialOf(call_, place_.partial + first);
+      state_ = PartialOf(call_, place_, first);
       JoinStates(kernels_, tile_.rows, problem_.v_head_size, state_,
-                 PartialOf(call_, place_.partial + second));
+                 PartialOf(call_, place_, second));
     }
     return true;
   }
@@ -414,10 +414,6 @@ void MeasureScratch(AttentionProblem& problem) {
 int64_t WorkerFloats(const AttentionProblem& problem) {
   return kMostInTurn * kRunnerFloats + problem.shared_floats +
          Schedule::MostInTurn(problem) * problem.own_floats;
-}
-
-int64_t PartialFloats(const AttentionProblem& problem) {
-  return Schedule::MostPartials(problem) * Schedule::FloatsOfPartial(problem);
 }
 
 void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,

@@ -19,8 +19,6 @@ namespace kvant::cpu {
 void MeasureScratch(AttentionProblem& problem);
 // Scratch of a worker; of a call with two problems, the larger one.
 int64_t WorkerFloats(const AttentionProblem& problem);
-// Of AttentionCall::partials.
-int64_t PartialFloats(const AttentionProblem& problem);
 
 // Who runs turns of a schedule, one after another.
 struct Worker {

@@ -186,7 +186,7 @@ struct AttentionCall {
   const AttentionProblem *problem = nullptr, *few = nullptr;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
-  float* partials = nullptr;    // PartialFloats
+  float* partials = nullptr;    // Schedule::PartialFloats
   float* statistics = nullptr;  // with kStatistics or kProbabilities; see finish.h
 };
 

@@ -12,27 +12,19 @@ namespace {
 // Tokens are cut into chunks of kFullChunk, shorter ones where those are fewer than kEnoughUnits,
 // longer ones where they are more than kMostUnits: a unit costs as much as some 20 tokens beside
 // its own, and 50 more for a worker that takes it elsewhere than where it ended
-// (docs/kernels.md).
+// (docs/kernels.md). Of heads that share, so many turns of all are enough, and the most.
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
+constexpr int64_t kEnoughShared = 32, kMostShared = 128;
 // In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
+// But heads that could share and do not take so many times as long (docs/kernels.md).
+constexpr int64_t kTimesApart = 2;
 // Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.
 // Where heads ask for one another's rows, for which all of a token must take turns, more pays.
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
-// Partial results of all chunks take no more floats than this.
+// Partial results of all chunks of a problem take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
-
-// Units that the tokens of all tiles are cut into.
-int64_t WantedUnits(int64_t tokens) {
-  return std::clamp(tokens / kFullChunk, kEnoughUnits, kMostUnits);
-}
-
-// The same of lengths that are not known, where a tile may have twice its share.
-int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
-  const int64_t affordable = kMaxPartialFloats / (2 * Schedule::FloatsOfPartial(problem));
-  return std::clamp<int64_t>(affordable, 1, WantedUnits(tokens));
-}
 
 // Whether the heads of a token lie side by side.
 bool LiesByTokens(const AttentionProblem& problem) {
@@ -45,6 +37,29 @@ bool LiesByTokens(const AttentionProblem& problem) {
 // Whether units go chunk by chunk: the heads of a token or of a page lie side by side.
 bool GoesByChunks(const AttentionProblem& problem) {
   return LiesByTokens(problem) || (problem.k_segments > 0 && problem.k[0].page_table.present());
+}
+
+// How many heads of a token ask for one another's rows when they take turns (stored_heads.h): all,
+// or kMostInTurn whatever lies beside them; else 1.
+int64_t Sharing(const AttentionProblem& problem) {
+  const int64_t groups = Groups(problem);
+  const int64_t most = std::min(Schedule::MostInTurn(problem), groups);
+  const bool share = LiesByTokens(problem) && !problem.kv_varies_over_b2 &&
+                     (most == groups || most == kMostInTurn);
+  return share ? most : 1;
+}
+
+// Units that the tokens of all tiles are cut into.
+int64_t WantedUnits(const AttentionProblem& problem, int64_t tokens) {
+  const int64_t sharing = Sharing(problem);
+  return std::clamp(tokens / kFullChunk, std::max(kEnoughUnits, kEnoughShared * sharing),
+                    std::max(kMostUnits, kMostShared * sharing));
+}
+
+// The same of lengths that are not known, where a tile may have twice its share.
+int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
+  const int64_t affordable = kMaxPartialFloats / (2 * Schedule::FloatsOfPartial(problem));
+  return std::clamp<int64_t>(affordable, 1, WantedUnits(problem, tokens));
 }
 
 int64_t TilesOf(const AttentionProblem& problem) {
@@ -60,9 +75,15 @@ int64_t Schedule::FloatsOfPartial(const AttentionProblem& problem) {
   return sizes.used();
 }
 
-size_t Schedule::Bytes(const AttentionProblem& problem) {
+size_t Schedule::Bytes(const AttentionProblem& problem, const AttentionProblem* few) {
+  const int64_t partials = MostPartials(problem) + (few == nullptr ? 0 : MostPartials(*few));
   return static_cast<size_t>(problem.batch[0]) * sizeof(Row) +
-         static_cast<size_t>(MostPartials(problem)) * sizeof(std::atomic<bool>);
+         static_cast<size_t>(partials) * sizeof(std::atomic<bool>);
+}
+
+int64_t Schedule::PartialFloats(const AttentionProblem& problem, const AttentionProblem* few) {
+  return MostPartials(problem) * FloatsOfPartial(problem) +
+         (few == nullptr ? 0 : PartialFloats(*few, nullptr));
 }
 
 std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
@@ -74,7 +95,7 @@ std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
   if (!problem.may_split || tiles == 0) return 1;
   const int64_t affordable =
       std::max<int64_t>(1, kMaxPartialFloats / (tiles * FloatsOfPartial(problem)));
-  return std::min({CeilDiv(WantedUnits(tiles * problem.kv_len), tiles),
+  return std::min({CeilDiv(WantedUnits(problem, tiles * problem.kv_len), tiles),
                    CeilDiv(problem.kv_len, kMinChunk), affordable});
 }
 
@@ -87,7 +108,8 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
     // Of packed queries, how many tiles there are is not known either.
     const bool packed = problem.query_offsets.present();
     return 2 * AffordableUnits(
-                   problem, packed ? kMostUnits * kFullChunk : TilesOf(problem) * problem.kv_len);
+                   problem, packed ? kMostShared * kMostInTurn * kFullChunk
+                                   : TilesOf(problem) * problem.kv_len);
   }
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
@@ -120,23 +142,25 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
     row.tiles_of_group = CeilDiv(RowsPerGroup(problem_, row.extent.q_len), row.problem->row_tile);
     tokens += Groups(problem_) * row.tiles_of_group * (row.extent.kv_len - row.extent.kv_first);
   }
-  int64_t partials = 0;
-  const int64_t wanted = AffordableUnits(problem_, tokens);
+  int64_t partials = 0, partial_floats = 0;
   const std::optional<int64_t> splits = StaticSplits(problem_);
-  for (int64_t b0 = 0; b0 < batch; ++b0) {
-    Row& row = rows_[b0];
-    const int64_t columns = row.extent.kv_len - row.extent.kv_first;
-    const int64_t tiles = Groups(problem_) * row.tiles_of_group;
+  for (Row* row = rows_; row != rows_ + batch; ++row) {
+    const int64_t columns = row->extent.kv_len - row->extent.kv_first;
+    const int64_t tiles = Groups(problem_) * row->tiles_of_group;
     if (splits) {
-      row.splits = *splits;
+      row->splits = *splits;
     } else if (problem_.may_split && columns > 0 && tiles > 0) {
-      row.splits =
-          std::clamp<int64_t>(CeilDiv(columns * wanted, tokens), 1, CeilDiv(columns, kMinChunk));
+      row->splits = std::clamp<int64_t>(
+          CeilDiv(columns * AffordableUnits(*row->problem, tokens), tokens), 1,
+          CeilDiv(columns, kMinChunk));
     }
-    row.unit = units_;
-    row.partial = partials;
-    units_ += tiles * row.splits;
-    if (row.splits > 1) partials += tiles * row.splits;
+    row->unit = units_;
+    row->partial = partials;
+    row->partial_floats = partial_floats;
+    units_ += tiles * row->splits;
+    if (row->splits == 1) continue;
+    partials += tiles * row->splits;
+    partial_floats += tiles * row->splits * FloatsOfPartial(*row->problem);
   }
   for (int64_t i = 0; i < partials; ++i) std::construct_at(came_ + i, false);
   for (Row* row = rows_; row != rows_ + batch; ++row) {
@@ -145,11 +169,11 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
     if (tiles == 0) continue;
     const int64_t most = std::clamp<int64_t>(units_ / (kTurnsOfWorker * workers), 1,
                                              std::min(MostInTurn(*row->problem), tiles));
-    // About the same in all of a chunk's turns; but kMostInTurn of a token's heads ask for one
-    // another's rows whatever lies beside them (stored_heads.h).
-    const bool share = most == kMostInTurn && LiesByTokens(problem_) &&
-                       !problem_.kv_varies_over_b2 && row->tiles_of_group == 1;
-    row->in_turn = share ? most : CeilDiv(tiles, CeilDiv(tiles, most));
+    const int64_t sharing = row->tiles_of_group == 1 ? Sharing(*row->problem) : 1;
+    const int64_t rounds = CeilDiv(CeilDiv(units_, sharing), workers);
+    const bool share = sharing > 1 && rounds * sharing * workers <= kTimesApart * units_;
+    // Else about the same in all of a chunk's turns.
+    row->in_turn = share ? sharing : CeilDiv(tiles, CeilDiv(tiles, most));
     turns_ += CeilDiv(tiles, row->in_turn) * row->splits;
   }
 }

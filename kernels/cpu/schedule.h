@@ -9,7 +9,9 @@
 // read in the order they lie in. Of pages, and of tokens whose heads lie side by side, they go
 // chunk by chunk, and through the tiles of each. Where rows are few, a worker takes several of
 // these in turn, a tile of tokens of each, so that it reads what lies side by side at about the
-// same time. How many take turns depends on the number of workers; results do not.
+// same time. How many take turns depends on the number of workers; results do not. Heads of a token
+// ask for one another's rows, for which all must take turns: their chunks are such that many workers
+// have turns of all.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_
 
@@ -33,6 +35,7 @@ class Schedule {
     const AttentionProblem* problem = nullptr;
     int64_t tiles_of_group = 0, splits = 1;
     int64_t unit = 0, partial = 0;  // the first
+    int64_t partial_floats = 0;     // where that is
     int64_t turn = 0, in_turn = 1;  // the first, and the units of one
   };
   // Units [unit, unit + count) of a row, all of one chunk where they are several.
@@ -50,15 +53,23 @@ class Schedule {
 
     // No other tile has this.
     int64_t tile_id() const { return row->unit + tile; }
+    // Where the partial result of a split of the tile is in AttentionCall::partials.
+    int64_t PartialFloats(int64_t of_split) const {
+      return row->partial_floats +
+             (partial + of_split - row->partial) * FloatsOfPartial(*row->problem);
+    }
   };
 
-  // Bytes that `room` must have.
-  static size_t Bytes(const AttentionProblem& problem);
+  // Bytes that `room` must have, and floats of all partial results, for a call with these problems;
+  // few: may be null.
+  static size_t Bytes(const AttentionProblem& problem, const AttentionProblem* few);
+  static int64_t PartialFloats(const AttentionProblem& problem, const AttentionProblem* few);
   // Splits of every tile, where shapes alone say how many tokens and queries there are.
   static std::optional<int64_t> StaticSplits(const AttentionProblem& problem);
-  // Partial results that there may be: the states of the chunks of tiles that have several.
+  // Partial results that a problem's rows may have: the states of the chunks of tiles that have
+  // several.
   static int64_t MostPartials(const AttentionProblem& problem);
-  // Room for one, of a tile of any of the call's problems.
+  // Room for one.
   static int64_t FloatsOfPartial(const AttentionProblem& problem);
 
   // Units of a turn, at most.

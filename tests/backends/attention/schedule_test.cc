@@ -35,12 +35,14 @@ struct Sizes {
   bool pages = false;
   DataType type = kU4;     // of keys and values, in pages
   bool by_tokens = false;  // a token's heads lie side by side there
+  // Queries of each of the sequences, packed; those of up to 16 rows are another problem's.
+  std::vector<int32_t> queries;
 };
 
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
 class Scheduled {
  public:
-  explicit Scheduled(const Sizes& of, int workers = 1) : lengths_(of.lengths) {
+  explicit Scheduled(const Sizes& of, int workers = 1) : lengths_(of.lengths), offsets_{0} {
     problem_.batch[0] = lengths_.empty() ? 1 : static_cast<int64_t>(lengths_.size());
     problem_.batch[1] = of.kv_heads;
     problem_.batch[2] = of.ratio;
@@ -67,13 +69,25 @@ class Scheduled {
       problem_.k_segments = problem_.v_segments = 1;
       problem_.products = Products::kStoredRows;
     }
-    room_.resize(Schedule::Bytes(problem_));
-    inputs_ = {lengths_.data()};
-    call_ = {.problem = &problem_, .inputs = inputs_.data()};
+    for (int32_t queries : of.queries) offsets_.push_back(offsets_.back() + queries);
+    if (!of.queries.empty()) {
+      problem_.q_len = offsets_.back();
+      problem_.row_tile = std::min<int64_t>(of.ratio * problem_.q_len, 256);
+      problem_.query_offsets.buffer = 2;
+      problem_.query_offsets.type = kS32;
+      problem_.query_offsets.strides[0] = 1;
+      few_ = problem_;
+      few_->row_tile = 16;
+      problem_.products = Products::kTiles;
+    }
+    room_.resize(Schedule::Bytes(problem_, few()));
+    inputs_ = {lengths_.data(), nullptr, offsets_.data()};
+    call_ = {.problem = &problem_, .few = few(), .inputs = inputs_.data()};
     schedule_.emplace(call_, reader(), workers, room_.data());
   }
 
   const AttentionProblem& problem() const { return problem_; }
+  const AttentionProblem* few() const { return few_ ? &*few_ : nullptr; }
   const Schedule& schedule() const { return *schedule_; }
   Reader reader() const { return {KernelsAt(0), inputs_.data()}; }
   int64_t length(int64_t b0) const {
@@ -89,8 +103,9 @@ class Scheduled {
 
  private:
   AttentionProblem problem_;
+  std::optional<AttentionProblem> few_;
   Segment keys_;
-  std::vector<int32_t> lengths_;
+  std::vector<int32_t> lengths_, offsets_;
   std::vector<std::byte> room_;
   std::vector<const void*> inputs_;
   AttentionCall call_;
@@ -113,6 +128,17 @@ std::vector<Sizes> ManySizes() {
     all.push_back({.kv_heads = heads, .kv_len = 9000, .q_len = 500});
   }
   return all;
+}
+
+// Decoding beside prompts: 128 sequences of one token, one of them long, and two prompts.
+Sizes Ragged() {
+  Sizes of{.lengths = std::vector<int32_t>(130, 100), .pages = true};
+  of.queries.assign(130, 1);
+  of.lengths[7] = 32768;
+  of.queries[20] = 700;
+  of.lengths[20] = 5000;
+  of.queries[129] = 30;
+  return of;
 }
 
 TEST(CpuSchedule, UnitsCoverEveryTokenOfEveryTileOnce) {
@@ -206,8 +232,9 @@ TEST(CpuSchedule, TurnsTakeEveryUnitOnce) {
 // Tiles of all heads in turn, of 128 channels here, must fit into a cache. Where heads of a token
 // lie side by side, turns are of 16 where they can be: fewer than all do not ask for one another's.
 TEST(CpuSchedule, HeadsInTurn) {
-  const auto in_turn = [](int64_t heads, DataType type, bool by_tokens) {
-    const Scheduled made({.kv_heads = heads, .pages = true, .type = type, .by_tokens = by_tokens});
+  const auto in_turn = [](int64_t heads, DataType type, bool by_tokens, int workers = 1) {
+    const Scheduled made({.kv_heads = heads, .pages = true, .type = type, .by_tokens = by_tokens},
+                         workers);
     return made.schedule().TurnAt(0).count;
   };
   for (bool by_tokens : {false, true}) {
@@ -215,24 +242,77 @@ TEST(CpuSchedule, HeadsInTurn) {
     EXPECT_EQ(in_turn(16, kF16, by_tokens), 16);
     EXPECT_EQ(in_turn(16, kF32, by_tokens), by_tokens ? 16 : 8);
     EXPECT_EQ(in_turn(20, kU4, by_tokens), by_tokens ? 16 : 10);
+    // Many workers have several turns each; unless that costs more than it brings.
+    EXPECT_EQ(in_turn(8, kU4, by_tokens, 16), by_tokens ? 8 : 4);
+    EXPECT_EQ(in_turn(8, kU4, by_tokens, 64), by_tokens ? 8 : 1);
+    EXPECT_EQ(in_turn(8, kU4, by_tokens, 256), 1);
+    EXPECT_EQ(in_turn(20, kU4, by_tokens, 16), by_tokens ? 16 : 4);
   }
+}
+
+TEST(CpuSchedule, SharingHeadsHaveTurnsForManyThreads) {
+  const auto turns = [](int64_t heads, int64_t kv_len, std::vector<int32_t> lengths = {}) {
+    const Scheduled made({.kv_heads = heads,
+                          .kv_len = kv_len,
+                          .lengths = std::move(lengths),
+                          .pages = true,
+                          .by_tokens = true},
+                         /*workers=*/32);
+    EXPECT_EQ(made.schedule().TurnAt(0).count, std::min<int64_t>(heads, 16));
+    return made.schedule().turns();
+  };
+  EXPECT_EQ(turns(8, 32768), 32);
+  EXPECT_EQ(turns(16, 32768), 32);
+  EXPECT_EQ(turns(8, 8192), 32);
+  EXPECT_EQ(turns(8, 131072), 128);
+  EXPECT_EQ(turns(8, 32768, std::vector<int32_t>(32, 32768)), 128);
+}
+
+// Rows of few queries have small partial results, whatever the others' are: as many units as
+// sequences that are not ragged.
+TEST(CpuSchedule, RaggedSequencesHaveUnitsForManyThreads) {
+  const auto units_of = [](const Scheduled& made, int64_t b0) {
+    int64_t count = 0;
+    for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
+      count += made.schedule().UnitAt(unit).b0 == b0;
+    }
+    return count;
+  };
+  Sizes of = Ragged();
+  const Scheduled ragged(of);
+  of.queries.clear();
+  const Scheduled dense(of);
+  EXPECT_GE(units_of(ragged, 7), units_of(dense, 7) / 2);
+  EXPECT_GE(units_of(ragged, 7), 64);
 }
 
 TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
   constexpr int64_t kMostFloats = int64_t{2} << 20;
-  for (const Sizes& of : ManySizes()) {
+  std::vector<Sizes> all = ManySizes();
+  all.push_back(Ragged());
+  all.push_back(Ragged());
+  all.back().by_tokens = true;
+  for (const Sizes& of : all) {
     SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
     const Scheduled made(of);
-    const int64_t room = Schedule::MostPartials(made.problem());
-    EXPECT_LE(PartialFloats(made.problem()), kMostFloats);
-    std::vector<bool> used(static_cast<size_t>(room));
+    const int64_t room = Schedule::PartialFloats(made.problem(), made.few());
+    EXPECT_LE(room, (made.few() == nullptr ? 1 : 2) * kMostFloats);
+    std::vector<std::pair<int64_t, int64_t>> used;  // from float to float
+    std::set<int64_t> indices;
     for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
       const Schedule::Place place = made.schedule().UnitAt(unit);
       if (place.row->splits == 1) continue;
-      ASSERT_LT(place.partial + place.split, room);
-      ASSERT_FALSE(used[static_cast<size_t>(place.partial + place.split)]);
-      used[static_cast<size_t>(place.partial + place.split)] = true;
+      ASSERT_TRUE(indices.insert(place.partial + place.split).second);
+      const int64_t at = place.PartialFloats(place.split);
+      used.emplace_back(at, at + Schedule::FloatsOfPartial(*place.row->problem));
     }
+    std::sort(used.begin(), used.end());
+    for (size_t i = 1; i < used.size(); ++i) ASSERT_LE(used[i - 1].second, used[i].first);
+    if (used.empty()) continue;
+    EXPECT_LE(used.back().second, room);
+    const int64_t most = Schedule::MostPartials(made.problem()) +
+                         (made.few() == nullptr ? 0 : Schedule::MostPartials(*made.few()));
+    EXPECT_LT(*indices.rbegin(), most);
   }
 }
 
