@@ -53,18 +53,30 @@ std::string WhyNotAsFloats(const Segment& segment, int64_t channels) {
   return finite ? "" : "the codebook holds numbers that are not finite";
 }
 
-bool TurnsArray(const Dequantization& how, const Array& array, int64_t groups) {
-  return !array.present() ||
-         (how.group[kRow] == 1 && Turns(array.type, groups) && array.strides[kRow] >= groups &&
-          (groups == 1 || array.strides[kCol] == 1));
-}
-
 }  // namespace
 
-bool TurnsParameters(const Segment& segment) {
+bool HasTokens(const Segment& segment, const Array& array) {
+  if (!array.present() || !TurnsType(array.type)) return false;
+  const int64_t groups = segment.codes.groups, bits = BitsOf(array.type);
+  if (groups > kMostAddressedGroups || (groups > 1 && array.strides[kCol] != 1)) return false;
+  const int64_t tokens = array.strides[kRow], pages = array.strides[0];
+  const auto in_bytes = [bits](int64_t elements) { return elements * bits % 8 == 0; };
+  // Where tokens are dense every other one begins at a byte, if heads do; else heads need not.
+  const bool heads_in_bytes =
+      in_bytes(array.strides[1]) && in_bytes(array.strides[2]) && in_bytes(array.offset);
+  if (!in_bytes(pages) || !(tokens == groups ? heads_in_bytes : in_bytes(tokens))) return false;
+  const bool by_token = segment.dequantization.group[kRow] == 1 && tokens >= groups;
+  return by_token || (tokens == 0 && pages != 0 && segment.page_table.present());
+}
+
+bool AddressesParameters(const Segment& segment) {
   const Dequantization& how = segment.dequantization;
-  const int64_t groups = segment.codes.groups;
-  return TurnsArray(how, how.scales, groups) && TurnsArray(how, how.zero_points, groups);
+  const auto addresses = [&](const Array& array) {
+    const bool same = array.strides[kRow] == 0 &&
+                      (array.strides[0] == 0 || !segment.page_table.present());
+    return !array.present() || same || HasTokens(segment, array);
+  };
+  return addresses(how.scales) && addresses(how.zero_points);
 }
 
 std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
@@ -111,7 +123,7 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   codes.usable = channels > 0;
   if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
   segment.joins_pages =
-      !codes.by_channel && segment.tokens % kPageUnit == 0 && TurnsParameters(segment);
+      !codes.by_channel && segment.tokens % kPageUnit == 0 && AddressesParameters(segment);
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
   const int64_t unit = codes.floats ? kFloatPartUnit : PartUnit(codes.bits);

@@ -20,9 +20,14 @@ inline constexpr int64_t kMaxFloatPart = 64;
 // or nothing. Only keys may be channel-major.
 std::string DescribeCodes(int64_t channels, bool keys, Segment& segment);
 
-// Whether a tile of the described segment's parameters, a set for each token, is read by turning
-// it.
-bool TurnsParameters(const Segment& segment);
+// Groups that a token has parameters of, at most, for these to be found by its address.
+inline constexpr int64_t kMostAddressedGroups = 16;
+// Whether an array of the described segment's parameters has entries for tokens, or for pages, that
+// TokenAddresses finds.
+bool HasTokens(const Segment& segment, const Array& array);
+// Whether all parameters of the described segment are so found, or are the same for all tokens:
+// then those of a tile are read at once, also where its tokens are in several pages.
+bool AddressesParameters(const Segment& segment);
 
 }  // namespace kvant::cpu
 

@@ -87,29 +87,36 @@ float MostOf(const CodeLimits& limits, const CodeBiases& how, const CodeRange& r
   return limits.scale * (range.half + from(middle));
 }
 
-// The most that the scales, or zero points, of a token take; see Turns.
-constexpr int64_t kMostParameterBytes = 8 * sizeof(float);
+// The most that the scales, or zero points, of a token take.
+constexpr int64_t kMostParameterBytes = kMostAddressedGroups * sizeof(float);
 
-// Copies rows to a place where they are side by side. No byte beyond a row is read.
-template <int64_t kBytes>
-void CopyRows(const uint8_t* from, int64_t stride, int64_t n, uint8_t* to) {
-  for (int64_t t = 0; t < n; ++t) std::memcpy(to + t * kBytes, from + t * stride, kBytes);
-}
-// Of parameters, see Turns.
+// Copies rows of kHalf to 2 * kHalf bytes to a place where they are side by side. No byte beyond a
+// row is read.
+template <int64_t kHalf>
 void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uint8_t* to) {
-  switch (bytes) {
-    case 1:
-      return CopyRows<1>(from, stride, n, to);
-    case 2:
-      return CopyRows<2>(from, stride, n, to);
-    case 4:
-      return CopyRows<4>(from, stride, n, to);
-    case 8:
-      return CopyRows<8>(from, stride, n, to);
-    case 16:
-      return CopyRows<16>(from, stride, n, to);
-    default:
-      return CopyRows<kMostParameterBytes>(from, stride, n, to);
+  for (int64_t t = 0; t < n; ++t, from += stride, to += bytes) {
+    std::memcpy(to, from, kHalf);
+    std::memcpy(to + bytes - kHalf, from + bytes - kHalf, kHalf);
+  }
+}
+void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uint8_t* to) {
+  const auto copy = bytes == 1   ? CopyRows<1>
+                    : bytes <= 4 ? CopyRows<2>
+                    : bytes <= 8 ? CopyRows<4>
+                    : bytes <= 16 ? CopyRows<8>
+                    : bytes <= 32 ? CopyRows<16>
+                                  : CopyRows<32>;
+  copy(from, stride, bytes, n, to);
+}
+
+// A byte for each 4 bits of n rows of `groups`, which begin `shift` bits up in their first byte.
+void UnpackRows(const uint8_t* from, int64_t stride, int shift, bool is_signed, int64_t groups,
+                int64_t n, uint8_t* to) {
+  for (int64_t t = 0; t < n; ++t, from += stride) {
+    for (int64_t at = shift / 4; at < shift / 4 + groups; ++at) {
+      const int bits = from[at / 2] >> (at % 2 * 4) & 15;
+      *to++ = static_cast<uint8_t>(is_signed ? (bits ^ 8) - 8 : bits);
+    }
   }
 }
 
@@ -121,23 +128,46 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   stored.type = type;
   const uint8_t *next[kTileBlocks], *share[kTileBlocks];
   part.Find(array, stored.blocks, next);
-  const int64_t bytes = groups * BitsOf(type) / 8, stride = array.token_bytes();
-  if (stride == bytes) {
-    for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bytes);
+  const int64_t bits = groups * BitsOf(type), stride = array.token_bytes();
+  const int64_t bytes = CeilDiv(array.shift() + bits, 8);
+  if (array.dense(groups)) {
+    for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bits / 8);
     return stored;
   }
-  const bool shares = FindShare(array, bytes, part.in_turn(), next, share);
+  const bool in_bytes = array.shift() == 0 && bits % 8 == 0;
+  if (!in_bytes) stored.type = type == kS4 ? kS8 : kU8;
+  const bool shares = in_bytes && FindShare(array, bytes, part.in_turn(), next, share);
   for (int64_t i = 0; i < kTileBlocks; ++i) {
     if (shares) {
       RequestBytes(share[i], kPageUnit * bytes);
     } else {
-      RequestRows(next[i], stride, bytes, kPageUnit);
+      RequestRows(next[i], stride, bytes, stride == 0 ? 1 : kPageUnit);
     }
-    uint8_t* const copy = dense + i * kPageUnit * bytes;
-    CopyRows(stored.blocks[i], stride, bytes, kPageUnit, copy);
+    uint8_t* const copy = dense + i * kPageUnit * groups * BitsOf(stored.type) / 8;
+    if (in_bytes) {
+      CopyRows(stored.blocks[i], stride, bytes, kPageUnit, copy);
+    } else {
+      UnpackRows(stored.blocks[i], stride, array.shift(), type == kS4, groups, kPageUnit, copy);
+    }
     stored.blocks[i] = copy;
   }
   return stored;
+}
+
+// Those of a tile as ReadTile gives them.
+void ReadStored(const Reader& reader, const Dequantization& how, const Array& array,
+                const StoredParameters& stored, const Position& p, int64_t groups, float* staging,
+                float* out) {
+  // The same for all tokens.
+  if (!stored.present()) return ReadTile(reader, how, array, p, kTokenTile, groups, staging, out);
+  float* const to = groups == 1 ? out : staging;
+  for (int64_t i = 0; i < kTileBlocks; ++i) {
+    constexpr int64_t kNoIndex = 0;
+    reader.kernels->load(stored.type, stored.blocks[i], kNoIndex, kPageUnit * groups,
+                         to + i * kPageUnit * groups);
+  }
+  if (groups == 1) return;
+  reader.kernels->transpose(staging, groups, kTokenTile, groups, out, kTokenTile);
 }
 
 }  // namespace
@@ -216,16 +246,25 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
     *out = {{scales, biases}, MostOf(limits, make, wanted.range)};
     return limits.finite;
   };
-  if (n == kTokenTile && head.turns) {
+  const bool odd = p.at[kRow] % 2 != 0 && (head.scales.in_pairs() || head.zero_points.in_pairs());
+  if (n == kTokenTile && head.addressed && !odd) {
     const PartBlocks blocks(part);
     alignas(64) uint8_t dense[2][kTokenTile * kMostParameterBytes];
-    return take(
-        kernels.turn(StoredAt(head.scales, how.scales.type, blocks, groups, dense[0]),
-                     StoredAt(head.zero_points, how.zero_points.type, blocks, groups, dense[1]),
-                     make, groups, scales, biases));
+    const StoredParameters stored_scales =
+        StoredAt(head.scales, how.scales.type, blocks, groups, dense[0]);
+    const StoredParameters stored_points =
+        StoredAt(head.zero_points, how.zero_points.type, blocks, groups, dense[1]);
+    if (TurnsGroups(groups) && stored_scales.present() && has_points == stored_points.present()) {
+      return take(kernels.turn(stored_scales, stored_points, make, groups, scales, biases));
+    }
+    ReadStored(reader, how, how.scales, stored_scales, p, groups, staging, scales);
+    if (has_points) {
+      ReadStored(reader, how, how.zero_points, stored_points, p, groups, staging, biases);
+    }
+  } else {
+    ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
+    if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
   }
-  ReadTile(reader, how, how.scales, p, n, groups, staging, scales);
-  if (has_points) ReadTile(reader, how, how.zero_points, p, n, groups, staging, biases);
   return take(
       kernels.biases(scales, has_points ? biases : nullptr, make, groups * kTokenTile, biases));
 }

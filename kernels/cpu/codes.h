@@ -105,9 +105,13 @@ struct StoredParameters {
 
   bool present() const { return type != kUndef; }
 };
-inline bool Turns(DataType type, int64_t groups) {
-  return (type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8) &&
-         (groups == 1 || groups == 2 || groups == 4 || groups == 8);
+// Groups of which CodeKernels::turn takes parameters, of these types.
+inline bool TurnsGroups(int64_t groups) {
+  return groups == 1 || groups == 2 || groups == 4 || groups == 8;
+}
+inline bool TurnsType(DataType type) {
+  return type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8 ||
+         type == kS4 || type == kU4;
 }
 
 // Codes that stand for floats: f8, or positions of 4 bits in a codebook where that is not null.
@@ -180,7 +184,7 @@ struct CodeKernels {
   CodeLimits (*biases)(const float* scales, const float* zero_points, const CodeBiases& how,
                        int64_t n, float* biases);
 
-  // The same for stored parameters, and parameter tiles of scales and of biases; see Turns.
+  // The same for stored parameters, and parameter tiles of scales and of biases; see TurnsGroups.
   CodeLimits (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
                      const CodeBiases& how, int64_t groups, float* scales, float* biases);
 

@@ -25,14 +25,14 @@ const StoredHead& StoredHeads::At(const Reader& reader, const Part& part) {
   segment_ = &part.segment;
   constexpr int64_t kNoGroups[kAxes] = {1, 1, 1, 1, 1};
   const Dequantization& how = segment_->dequantization;
-  const auto of = [&](const Array& array, const int64_t* group) {
-    return array.present() ? TokenAddresses(reader, array, group, part.first) : TokenAddresses();
+  head_.data = TokenAddresses(reader, segment_->data, kNoGroups, part.first);
+  const auto of = [&](const Array& array) {
+    return HasTokens(*segment_, array) ? TokenAddresses(reader, array, how.group, part.first)
+                                       : TokenAddresses();
   };
-  head_.data = of(segment_->data, kNoGroups);
-  head_.turns = TurnsParameters(*segment_);
-  if (!head_.turns) return head_;
-  head_.scales = of(how.scales, how.group);
-  head_.zero_points = of(how.zero_points, how.group);
+  head_.scales = of(how.scales);
+  head_.zero_points = of(how.zero_points);
+  head_.addressed = AddressesParameters(*segment_);
   return head_;
 }
 
@@ -40,7 +40,9 @@ bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]) {
   const int64_t count = in_turn.count;
   const bool dense = rows.token_bytes() == count * bytes;
-  if (rows.head_bytes() != bytes || (!dense && count != kPageUnit)) return false;
+  if (rows.head_bytes() != bytes || rows.token_bytes() == 0 || (!dense && count != kPageUnit)) {
+    return false;
+  }
   for (int64_t i = 0; i < kTileBlocks; ++i) {
     // With kPageUnit heads a run is a token.
     const int64_t run = in_turn.index * kTileBlocks + i;

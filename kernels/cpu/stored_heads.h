@@ -20,9 +20,15 @@ class TokenAddresses {
   TokenAddresses(const Reader& reader, const Array& array, const int64_t* group, Position head);
 
   bool present() const { return data_ != nullptr; }
-  // From a head to the next, 0 where heads share what is there; and from a token.
+  // From a head to the next, 0 where heads share what is there; and from a token, 0 where those of
+  // a page do.
   int64_t head_bytes() const { return head_stride_ * bits_ / 8; }
   int64_t token_bytes() const { return token_stride_ * bits_ / 8; }
+  bool dense(int64_t elements) const { return token_stride_ == elements; }
+  // Whether only every other token begins at a byte; `At` is for these.
+  bool in_pairs() const { return token_stride_ * bits_ % 8 != 0; }
+  // Where tokens begin in their first byte.
+  int shift() const { return static_cast<int>(first_ * bits_ % 8); }
   // page: or the batch row.
   const uint8_t* At(int64_t page, int64_t token) const {
     if (pages_in_group_ != 1) [[unlikely]]
@@ -41,8 +47,8 @@ class TokenAddresses {
 // What is the same for all tokens of a head in a segment.
 struct StoredHead {
   TokenAddresses data;
-  bool turns = false;  // TurnsParameters; the others are for this
-  TokenAddresses scales, zero_points;
+  bool addressed = false;              // AddressesParameters
+  TokenAddresses scales, zero_points;  // where these have tokens
 };
 
 // That of a unit in the segment that is read.

@@ -74,14 +74,20 @@ CodeLimits Biases(const float* scales, const float* zero_points, const CodeBiase
   return maker.limits();
 }
 
-// Calls f(Stored<...>()) for a type that Turns takes.
+// Calls f(Stored<...>()) for a type that scales have, or zero points.
 template <typename S, typename F>
-void WithParameters(DataType type, F f) {
+void WithScales(DataType type, F f) {
   if (type == kF16) return f(Stored<16, S::FromF16>());
   if (type == kBF16) return f(Stored<16, S::FromBF16>());
+  f(Stored<32, S::FromF32>());
+}
+template <typename S, typename F>
+void WithPoints(DataType type, F f) {
   if (type == kS8) return f(Stored<8, S::FromS8>());
   if (type == kU8) return f(Stored<8, S::FromU8>());
-  f(Stored<32, S::FromF32>());
+  if (type == kS4) return f(Stored<4, S::FromS4>());
+  if (type == kU4) return f(Stored<4, S::FromU4>());
+  WithScales<S>(type, f);
 }
 
 // v holds kLists lists, one after another, of the elements that are equal modulo kLists; until
@@ -145,11 +151,11 @@ template <typename S, int kGroups>
 CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
                       const CodeBiases& how, float* scales, float* biases) {
   BiasMaker<S> maker(how, stored_points.present());
-  WithParameters<S>(stored_scales.type, [&](auto type) {
+  WithScales<S>(stored_scales.type, [&](auto type) {
     TurnScales<S, decltype(type), kGroups>(stored_scales, maker, scales);
   });
   if (stored_points.present()) {
-    WithParameters<S>(stored_points.type, [&](auto type) {
+    WithPoints<S>(stored_points.type, [&](auto type) {
       TurnPoints<S, decltype(type), kGroups>(stored_points, maker, scales, biases);
     });
   } else if (biases != nullptr) {

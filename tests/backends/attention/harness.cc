@@ -135,6 +135,10 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
   if (f.parameters_by_channel) {
     parameter_strides[3] = 1;
     parameter_strides[4] = groups[3];
+  } else if (f.parameters_by_token) {
+    parameter_strides[1] = groups[2] * groups[4];
+    parameter_strides[2] = groups[4];
+    parameter_strides[3] = groups[1] * parameter_strides[1];
   }
   q.codebook = f.codebook;
   const double unit = !f.codebook.empty()

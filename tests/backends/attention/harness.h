@@ -64,8 +64,9 @@ struct Format {
   // The last: all heads of a token side by side.
   enum class Order { kTokenMajor, kChannelMajor, kPadded, kInterleaved, kByToken } order{};
   bool per_query_head = false;  // varies over b2
-  // Scales and zero points lie with groups of tokens innermost.
-  bool parameters_by_channel = false;
+  // Scales and zero points lie with groups of tokens innermost; or those of all heads of a token
+  // side by side.
+  bool parameters_by_channel = false, parameters_by_token = false;
 };
 
 class Case {
