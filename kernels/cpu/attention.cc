@@ -291,7 +291,12 @@ class TileRunner {
       if (problem_.q_hadamard > 1) kernels_.hadamard(q, problem_.head_size, problem_.q_hadamard);
     }
     FoldFactors();
-    products_.PrepareQueries(tile_.rows);
+    float amplification = 0.f;
+    for (int64_t r = 0; r < tile_.rows; ++r) {
+      amplification =
+          std::max(amplification, Amplification(problem_, reader_, tile_.At(r), first_step_));
+    }
+    products_.PrepareQueries(tile_.rows, amplification);
   }
 
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that

@@ -182,12 +182,12 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
   std::fill_n(scores, rows * n, 0.f);
   Add(kernels, weights_, codes, parameters, values, rows, scores);
   // As CodeScores, without a look at the codes.
-  if (!(kRootOfTwelfth * largest_ * std::max(reach_, kLeastNorm) <= kScoreError)) {
+  if (!(kRootOfTwelfth * largest_ * std::max(reach_, kLeastNorm) <= allowed_)) {
     if (!rest_is_prepared_) PrepareRest(kernels, codes, q, rows);
     Add(kernels, rest_, codes, parameters, values, rows, scores);
   }
   const bool biased = segment.dequantization.zero_points.present() || ValueOffset(codes) != 0.f;
-  return SurvivesCancelling(biased, channels_, kMostOfS16 * largest_, reach_);
+  return SurvivesCancelling(biased, channels_, kMostOfS16 * largest_, reach_, allowed_);
 }
 
 bool ChannelMajorScores::Multiply(const Reader& reader, const Part& part, const float* q,

@@ -18,6 +18,8 @@ class ChannelMajorScores {
   // Takes scratch from `own`, and from `shared` what is needed within a call only.
   ChannelMajorScores(const AttentionProblem& problem, Arena& own, Arena& shared);
 
+  // As CodeScores::Allow.
+  void Allow(float error) { allowed_ = error; }
   // As CodeScores::Multiply; false also where tokens do not begin at a byte.
   bool Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
                 float* scores);
@@ -39,6 +41,7 @@ class ChannelMajorScores {
                    float* scores);
 
   const int64_t channels_;
+  float allowed_ = kScoreError;
   StoredHeads heads_;
   ChannelParameters parameters_;
   PreparedFor prepared_;  // what the weights are for

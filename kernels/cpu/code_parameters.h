@@ -14,8 +14,8 @@
 
 namespace kvant::cpu {
 
-// Rounding to s16 may move scores by so much, root mean square: the exponential makes an error of a
-// score one of the probability, relative to it ...
+// Rounding to s16 may move scores by so much, root mean square, once all steps are done: the
+// exponential makes an error of a score one of the probability, relative to it ...
 inline constexpr float kScoreError = 4e-4f;
 // ... and what the values of a tile sum to by so much of their L2 norm. Both together stay below
 // what Plan::rounding promises.
@@ -148,12 +148,13 @@ void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameter
                const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
                float* lost_bias);
 
-// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are exact enough
-// and finite, although sums over codes are rounded to f32 before what zero points add up to
-// is subtracted, if there are any.
-inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach) {
+// Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite and
+// off by no more than `allowed`, although sums over codes are rounded to f32 before what zero
+// points add up to is subtracted, if there are any.
+inline bool SurvivesCancelling(bool biased, int64_t channels, float largest, float reach,
+                               float allowed) {
   const float most = std::sqrt(static_cast<float>(channels)) * largest * reach;
-  return biased ? 2 * kEpsilon * most <= kScoreError : std::isfinite(most);
+  return std::isfinite(most) && (!biased || 2 * kEpsilon * most <= allowed);
 }
 
 // The most that any segment needs, of `get(segment)`.

@@ -115,8 +115,8 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
 }
 
 bool CodeScores::IsExact(bool biased) const {
-  return rounding_ * std::max(reach_, kLeastNorm) <= kScoreError &&
-         SurvivesCancelling(biased, channels_, largest_, reach_);
+  return rounding_ * std::max(reach_, kLeastNorm) <= allowed_ &&
+         SurvivesCancelling(biased, channels_, largest_, reach_, allowed_);
 }
 
 float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
@@ -131,7 +131,7 @@ float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
     }
   }
   const float most = rounding_ * std::max(reach_, kLeastNorm);
-  if (most <= kScoreError) return most;
+  if (most <= allowed_) return most;
   CodeParameters own = parameters;
   if (codes.by_channel) own = {kOnes.at, nullptr};
   kernels.norms(turned_, ColumnsOf(codes, channels_), own, codes.by_channel ? 0.f : range.middle,
@@ -167,7 +167,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const CodeKernels& kernels = *reader.kernels->codes;
   const CodeColumns columns = ColumnsOf(codes, channels_);
   kernels.scores(stored, SignBits(codes), columns, queries_, rows, parameters, turned_, scores);
-  if (!(ErrorOf(kernels, codes, parameters, n) <= kScoreError)) {
+  if (!(ErrorOf(kernels, codes, parameters, n) <= allowed_)) {
     if (!rest_is_prepared_) {
       const CodeFactors points{nullptr, codes.by_channel && parameters.biases ? biases_ : nullptr};
       kernels.prepare(queries_.lost, rows, points, columns, OffsetOf(codes), rest_);
@@ -180,7 +180,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
         scores[r * kTokenTile + t] += rest_scores_[r * kTokenTile + t];
     }
   }
-  return SurvivesCancelling(parameters.biases != nullptr, channels_, largest_, reach_);
+  return SurvivesCancelling(parameters.biases != nullptr, channels_, largest_, reach_, allowed_);
 }
 
 bool CodeScores::MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,

@@ -18,6 +18,8 @@ class CodeScores {
   // Takes scratch from `own`, and from `shared` what is needed within a call only.
   CodeScores(const AttentionProblem& problem, Arena& own, Arena& shared);
 
+  // What rounding may move scores by, root mean square.
+  void Allow(float error) { allowed_ = error; }
   // scores[r][column + t] = q[r] . k[t] for the tokens of the part; columns after those may be
   // overwritten. False, with
   // scores unspecified, if a query or a parameter is not finite, or zero points are so large that
@@ -42,6 +44,7 @@ class CodeScores {
                       float* scores);
 
   const int64_t channels_;
+  float allowed_ = kScoreError;
   StoredHeads heads_;
   ChannelParameters parameters_;
   PreparedFor prepared_;  // what queries_ and what follows hold

@@ -199,6 +199,21 @@ float Factor(const AttentionProblem& problem, const Reader& reader, const Positi
   return factor;
 }
 
+float Amplification(const AttentionProblem& problem, const Reader& reader, const Position& p,
+                    int first) {
+  using Kind = Step::Kind;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  float product = 1.f;
+  for (int i = first; i < problem.step_count; ++i) {
+    const Step& step = problem.steps[i];
+    if (step.kind != Kind::kMultiply && step.kind != Kind::kDivide) continue;
+    if (OverColumns(step.operand)) return kInf;
+    const float operand = std::abs(reader.Scalar(step.operand, p));
+    product = step.kind == Kind::kMultiply ? product * operand : product / operand;
+  }
+  return product < kInf ? product : kInf;
+}
+
 StepRange StepsLeft(const AttentionProblem& problem, int first, bool in_bands) {
   const auto skipped = [&](const Step& step) { return in_bands && step.kind == Step::Kind::kBand; };
   while (first < problem.step_count && skipped(problem.steps[first])) ++first;

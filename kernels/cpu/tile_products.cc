@@ -86,7 +86,9 @@ void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n
   RequestParts(reader_, columns_.v(), batch, column, n, problem_.v_head_size);
 }
 
-void TileProducts::PrepareQueries(int64_t rows) const {
+void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
+  buffers_.code_scores.Allow(kScoreError / amplification);
+  buffers_.channel_major_scores.Allow(kScoreError / amplification);
   if (problem_.products != Products::kPairs) return;
   const int64_t size = problem_.head_size;
   for (int64_t r = 0; r < rows; ++r) {

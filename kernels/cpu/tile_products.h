@@ -54,8 +54,9 @@ class TileProducts {
   // Asks for the tile that a unit of the same batch row begins with, of few rows: every other tile
   // is asked for by the one before. `batch`: where the unit's keys and values lie.
   void RequestFirst(const Position& batch, int64_t column, int64_t n) const;
-  // Once the queries of all rows are in place.
-  void PrepareQueries(int64_t rows) const;
+  // Once the queries of all rows are in place. amplification: what steps after the product multiply
+  // an error of a score by.
+  void PrepareQueries(int64_t rows, float amplification) const;
   // Scores of rows [from, from + rows), with kStoredRows all of the tile, and columns [column,
   // column + n); those beyond n are left undefined.
   void MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const;

@@ -87,8 +87,54 @@ void OutlierChannel(Case& c, double size, bool keys_are_zero) {
          [&](const Dims5& p, double x) { return p[4] == channel ? ZeroCode(c, true, p) : x; });
 }
 
-std::vector<Spoiler> Spoilers() {
+ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
+  ScoreStep step;
+  step.kind = kind;
+  if (kind != ScoreStep::Kind::kTanh) step.operand.constant = operand;
+  return step;
+}
+
+// Steps that multiply what scores are off by, after others that queries do not take; queries are
+// smaller by as much.
+std::vector<Spoiler> LaterFactors() {
+  using Kind = ScoreStep::Kind;
   std::vector<Spoiler> all;
+  for (const float cap : {30.f, 1000.f}) {
+    for (const double size : {1., 300.}) {
+      all.push_back(
+          {"a soft cap", [=](Case& c) {
+             OutlierChannel(c, size, true);
+             for (const ScoreStep& step :
+                  {StepOf(Kind::kDivide, cap), StepOf(Kind::kTanh), StepOf(Kind::kMultiply, cap)}) {
+               c.spec.steps.push_back(step);
+             }
+           }});
+    }
+  }
+  all.push_back({"a factor after a mask", [](Case& c) {
+                   OutlierChannel(c, 300, true);
+                   ScaleAll(c, c.spec.q, 1e-2);
+                   c.spec.steps = {StepOf(Kind::kAdd, 0.01f), StepOf(Kind::kMultiply, 12.f)};
+                 }});
+  all.push_back({"factors after a mask that differ by column", [](Case& c) {
+                   OutlierChannel(c, 300, true);
+                   ScaleAll(c, c.spec.q, 1e-2);
+                   ScoreStep step;
+                   step.kind = Kind::kMultiply;
+                   step.operand.view = c.AddDense(kF32, {1, 1, 1, 1, c.shape.kv_len},
+                                                  [&](const Dims5&) { return c.Random(8, 15); });
+                   c.spec.steps = {StepOf(Kind::kAdd, 0.01f), step};
+                 }});
+  all.push_back({"a factor that queries do not take", [](Case& c) {
+                   OutlierChannel(c, 300, true);
+                   ScaleAll(c, c.spec.q, 1e-18);
+                   c.spec.steps = {StepOf(Kind::kMultiply, 1e17f)};
+                 }});
+  return all;
+}
+
+std::vector<Spoiler> Spoilers() {
+  std::vector<Spoiler> all = LaterFactors();
   all.push_back({"as it is", [](Case&) {}});
   for (const double scale : {1e-1, 1e-3, 1e-5, 1e-8}) {
     all.push_back({"a zero token of V of scale 1", [=](Case& c) {
