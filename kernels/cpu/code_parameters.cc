@@ -243,7 +243,7 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
   if (!has_points && wanted.offset == 0.f) biases = nullptr;
   const CodeBiases make{how.real_zero_points, wanted.in_codes, wanted.offset};
   const auto take = [&](const CodeLimits& limits) {
-    *out = {{scales, biases}, MostOf(limits, make, wanted.range)};
+    *out = {{scales, biases}, MostOf(limits, make, wanted.range), limits.scale};
     return limits.finite;
   };
   const bool odd = p.at[kRow] % 2 != 0 && (head.scales.in_pairs() || head.zero_points.in_pairs());

@@ -105,9 +105,11 @@ class ChannelParameters {
 };
 
 // Parameter tiles, and the most that a code of the range may be from its zero point, times the
-// scale unless biases are in codes. `most` may be above that of any one code.
+// scale unless biases are in codes. `most` may be above that of any one code. most_scale: the
+// largest magnitude of a scale.
 struct TileParameters : CodeParameters {
   float most = 0.f;
+  float most_scale = 1.f;
 };
 struct WantedBiases {
   float offset = 0.f;

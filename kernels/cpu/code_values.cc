@@ -9,6 +9,12 @@
 namespace kvant::cpu {
 namespace {
 
+// The largest scale of a tile is 0 or between these, or the tile is multiplied in f32. By token,
+// weights have the scales, and what rounding them loses is 2^-31 of the largest ...
+constexpr float kLeastScale = 1e-20f;
+// ... by channel, squares of what is added have.
+constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
+
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }
 int64_t FloatGroups(const Segment& segment) {
   return segment.codes.floats ? segment.codes.groups : 0;
@@ -92,6 +98,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
                       biases_, &parameters)) {
     return false;
   }
+  if (parameters.most_scale > 0.f && parameters.most_scale < kLeastScale) return false;
   const CodeKernels::Values values = {
       .rows = CodeRowsAt(head, call.part, channels_),
       .group = codes.group,
@@ -111,18 +118,22 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
   const CodeLayout& codes = call.part.segment.codes;
   const Dequantization& how = call.part.segment.dequantization;
   const CodeKernels& kernels = *call.reader.kernels->codes;
-  // First all parameters, so that nothing is added unless they are finite.
+  // First all parameters, so that nothing is added unless they will do.
   int64_t at = 0;
-  const bool finite = ForRuns(call.part, [&](const Part& run) {
+  const bool will_do = ForRuns(call.part, [&](const Part& run) {
     float* scales = scales_ + at;
     float* biases = biases_ + at;
     at += channels_;
     parameters_.Read(call.reader, run.segment, run.first, scales, biases);
     const bool has_points = how.zero_points.present();
     const CodeBiases make{how.real_zero_points, /*in_codes=*/false, ValueOffset(codes)};
-    return kernels.biases(scales, has_points ? biases : nullptr, make, channels_, biases).finite;
+    const CodeLimits limits =
+        kernels.biases(scales, has_points ? biases : nullptr, make, channels_, biases);
+    const float most = limits.scale;
+    return limits.finite &&
+           (most == 0.f || (most >= kLeastChannelScale && most <= kMostChannelScale));
   });
-  if (!finite) return false;
+  if (!will_do) return false;
   at = 0;
   const bool close = ForRuns(call.part, [&](const Part& run) {
     // What was there shrinks once.
@@ -208,8 +219,8 @@ bool CodeValues::IsClose(const CodeKernels::Values& values, float spread, int64_
   bool close = true;
   for (int64_t r = 0; r < rows; ++r) {
     const float error = errors_[r] * width * spread / 12 + cancelled;
-    const float allowed = kValueError * norms_[r];
-    close = close && (error <= allowed * allowed || units_[r] == 0.f);
+    const float allowed = kValueError * kValueError * norms_[r] * norms_[r];
+    close = close && ((error <= allowed && std::isfinite(allowed)) || units_[r] == 0.f);
   }
   return close;
 }

@@ -87,6 +87,18 @@ void OutlierChannel(Case& c, double size, bool keys_are_zero) {
          [&](const Dims5& p, double x) { return p[4] == channel ? ZeroCode(c, true, p) : x; });
 }
 
+void SmallWhereLarge(Case& c) {
+  const int64_t token = c.shape.kv_len - 1;
+  Change(c, Codes(c, false), [&](const Dims5& p, double x) {
+    return p[3] == token ? ZeroCode(c, false, p) + (p[4] % 5 == 0) : x;
+  });
+  // That token's keys are the query.
+  Change(c, Codes(c, true), [&](const Dims5& p, double x) {
+    if (p[3] != token) return x;
+    return p[4] % 2 == 0 ? static_cast<double>(HighestOf(Codes(c, true).type)) : x;
+  });
+}
+
 ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
   ScoreStep step;
   step.kind = kind;
@@ -160,22 +172,29 @@ std::vector<Spoiler> Spoilers() {
                    Change(c, Parameters(c, true).scales,
                           [&](const Dims5&, double x) { return x * PowerOfTen(c, -4, 0); });
                  }});
-  all.push_back({"codes of V that are small where probabilities are large", [](Case& c) {
-                   const int64_t token = c.shape.kv_len - 1;
-                   Change(c, Codes(c, false), [&](const Dims5& p, double x) {
-                     return p[3] == token ? ZeroCode(c, false, p) + (p[4] % 5 == 0) : x;
-                   });
-                   // That token's keys are the query.
-                   Change(c, Codes(c, true), [&](const Dims5& p, double x) {
-                     if (p[3] != token) return x;
-                     return p[4] % 2 == 0 ? static_cast<double>(HighestOf(Codes(c, true).type)) : x;
-                   });
-                 }});
+  all.push_back({"codes of V that are small where probabilities are large", SmallWhereLarge});
   for (const double size : {1e-6, 1e-3, 1e4}) {
     all.push_back({"small or large V", [=](Case& c) { ScaleTensor(c, false, size); }});
     all.push_back({"small or large Q", [=](Case& c) {
                      ScaleAll(c, c.spec.q, size);
                      ScaleTensor(c, true, 1 / size);
+                   }});
+  }
+  // Squares and reciprocals of these leave f32.
+  for (const double size : {1e-33, 1e-29, 1e-20, 1e12, 1e25}) {
+    all.push_back({"V beyond what squares have room for", [=](Case& c) {
+                     ScaleTensor(c, false, size);
+                     ZeroToken(c, false, c.shape.kv_len / 2, size * 1e4);
+                   }});
+    all.push_back({"the same, and an outlier channel", [=](Case& c) {
+                     SmallWhereLarge(c);
+                     Change(c, c.spec.q, [](const Dims5&, double x) { return 8 * std::fabs(x); });
+                     ScaleTensor(c, false, size);
+                     if (Parameters(c, false).scales.dims[4] != c.shape.dv) return;
+                     const auto outlier = [](const Dims5& p, double x) {
+                       return p[4] == 7 ? 1e3 * x : x;
+                     };
+                     Change(c, Parameters(c, false).scales, outlier);
                    }});
   }
   all.push_back(
