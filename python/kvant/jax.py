@@ -26,7 +26,7 @@ from .checks import boolean, integer, strings
 from .compiled import Compiled
 from .compiled import compile as compile_graph
 from .dtypes import NAMES, framework_name
-from .errors import invalid, make_error
+from .errors import Error, invalid, make_error
 from .graph import Graph, TensorInfo, find_port, names_of
 from .kept import Kept
 
@@ -117,9 +117,10 @@ class Function:
     def _compile(self, arrays: dict[int, Any]) -> tuple[Compiled, _Call]:
         """For the shapes of arrays where the graph leaves them open."""
         shapes = {}
-        for port in self.graph.inputs + self.graph.outputs:
-            if port.id in arrays and (port.dims is None or None in port.dims):
-                shapes[port.id] = tuple(_dims_of(port, arrays[port.id]))
+        for what, ports in (("input", self.graph.inputs), ("output", self.graph.outputs)):
+            for port in ports:
+                if port.id in arrays and (port.dims is None or None in port.dims):
+                    shapes[port.id] = _open_dims(port, arrays[port.id], what)
         return self._compiled.get(tuple(shapes.items()), lambda: self._compile_for(shapes))
 
     def _compile_for(self, shapes: dict[int, tuple[int, ...]]) -> tuple[Compiled, _Call]:
@@ -190,6 +191,15 @@ def _dims_of(port: TensorInfo, array: Any) -> list[int]:
     return dims
 
 
+def _open_dims(port: TensorInfo, array: Any, what: str) -> tuple[int, ...]:
+    """An array's dims for a port that leaves some open; those that it has are the array's as well."""
+    dims = _dims_of(port, array)
+    if port.dims is not None:
+        if len(dims) != len(port.dims) or any(d not in (None, given) for d, given in zip(port.dims, dims)):
+            raise _misfit(port, array, what)
+    return tuple(dims)
+
+
 def _operand(port: TensorInfo, array: Any, what: str) -> Any:
     """An array that fits the port; of bytes, where they hold its elements."""
     wanted, dims = _TYPES[port.type], list(port.dims)
@@ -199,8 +209,14 @@ def _operand(port: TensorInfo, array: Any, what: str) -> Any:
     is_bytes = dtype == jnp.uint8 and (_core.type_bits(port.type) < 8 or port.type.startswith("f8"))
     if is_bytes and what == "input" and _dims_of(port, array) == dims:
         return array
+    raise _misfit(port, array, what)
+
+
+def _misfit(port: TensorInfo, array: Any, what: str) -> Error:
     hint = "; jax_enable_x64 is off" if port.type == "s64" and not jax.config.jax_enable_x64 else ""
-    raise invalid(f"{what} {port.name or port.id!r} is {dtype}{list(array.shape)}, but must be {wanted}{dims}{hint}")
+    dims = ", ".join("?" if d is None else str(d) for d in port.dims or ())
+    return invalid(f"{what} {port.name or port.id!r} is {jnp.dtype(array.dtype)}{list(array.shape)}, but must be "
+                   f"{_TYPES[port.type]}[{dims}]{hint}")
 
 
 def _dense(port: TensorInfo) -> bool:

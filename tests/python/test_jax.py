@@ -92,6 +92,19 @@ def test_shapes_that_the_graph_leaves_open():
         assert distance(call(q, k, v), jax_attention(q, k, v)) < 1e-6
 
 
+def test_open_shapes_keep_the_dims_that_the_graph_has():
+    g = kvant.GraphBuilder()
+    x = g.input("x", "f32", [1, KV_HEADS, None, SIZE])
+    g.output("codes", g.append(x, g.input("positions", "s32", [1]), 24, "u4", group_shape=[1, 1, 1, 16]).codes)
+    f = kvant.jax.compile(g.build())
+    at = np.zeros(1, np.int32)
+    for dims in ((2, KV_HEADS, 3, SIZE), (1, 1, 3, SIZE), (1, KV_HEADS, 3, 16), (1, KV_HEADS, 3), (1, 1, KV_HEADS, 3, SIZE)):
+        said = rf"input 'x' is float32\[{', '.join(map(str, dims))}\], but must be float32\[1, {KV_HEADS}, \?, {SIZE}\]"
+        with pytest.raises(kvant.InvalidError, match=said):
+            f(x=jnp.zeros(dims), positions=at)
+    assert f(x=jnp.ones((1, KV_HEADS, 3, SIZE)), positions=at)["codes"].shape == (1, KV_HEADS, 24, SIZE)
+
+
 def int_codes(bits, signed, shape, seed=3):
     low = -(2 ** (bits - 1)) if signed else 0
     return np.random.default_rng(seed).integers(low, low + 2**bits, shape)
