@@ -90,7 +90,9 @@ absl::Status KvStorage::Check(int64_t head_size) const {
   return absl::OkStatus();
 }
 
-double KvStorage::BitsPerElement(int64_t heads, int64_t head_size) const {
+absl::StatusOr<double> KvStorage::BitsPerElement(int64_t heads, int64_t head_size) const {
+  KVANT_RETURN_IF_ERROR(Check(head_size));
+  if (heads < 1) return Bad(ToString(), "for ", heads, " heads");
   if (!format.quantized() || static_scales()) return BitsOf(format.type);
   const Dims dims{1, heads, *format.group_tokens(), head_size};
   return format.BitsPerElement(dims, scale_type());

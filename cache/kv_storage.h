@@ -37,8 +37,8 @@ struct KvStorage {
   bool static_scales() const { return format.quantized() && !format.group_tokens(); }
   // kInvalidArguments, in words and numbers, where it contradicts itself or the head size.
   absl::Status Check(int64_t head_size) const;
-  // Of quantized tokens, the share of scales and zero points included.
-  double BitsPerElement(int64_t heads, int64_t head_size) const;
+  // Of quantized tokens, the share of scales and zero points included. Errors as of Check.
+  absl::StatusOr<double> BitsPerElement(int64_t heads, int64_t head_size) const;
   // The text that parses to this: "u4:g32:rzp+rot64+sinks4+window128".
   std::string ToString() const;
 };

@@ -148,14 +148,14 @@ absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) co
   return group;
 }
 
-double NumberFormat::BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const {
-  double bits = BitsOf(type);
+absl::StatusOr<double> NumberFormat::BitsPerElement(absl::Span<const int64_t> dims,
+                                                    DataType query_type) const {
+  const double bits = BitsOf(type);
   if (!quantized()) return bits;
-  const absl::StatusOr<Dims> group = GroupShape(dims);
-  if (!group.ok()) return bits;
+  KVANT_ASSIGN_OR_RETURN(const Dims group, GroupShape(dims));
   const DataType scales = scale_type == kUndef ? query_type : scale_type;
   double elements = 1;
-  for (int64_t n : *group) elements *= static_cast<double>(n);
+  for (int64_t n : group) elements *= static_cast<double>(n);
   return bits + (BitsOf(scales) + BitsOf(ZeroPointType(scales))) / elements;
 }
 

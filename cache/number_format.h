@@ -69,8 +69,9 @@ struct NumberFormat {
   // Elements per group and axis of a [..., tokens, head size] tensor.
   // kInvalidArguments, naming the numbers, if the groups do not divide it.
   absl::StatusOr<Dims> GroupShape(absl::Span<const int64_t> dims) const;
-  // Bits that one element takes, its share of scale and zero point included.
-  double BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const;
+  // Bits that one element takes, its share of scale and zero point included. Errors as of
+  // GroupShape.
+  absl::StatusOr<double> BitsPerElement(absl::Span<const int64_t> dims, DataType query_type) const;
   // The text that parses to this.
   std::string ToString() const;
 };

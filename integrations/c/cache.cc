@@ -398,11 +398,9 @@ kvant_status kvant_scheme_bits(const char* scheme, int64_t head_size, int64_t he
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"scheme", scheme}, {"bits", bits}}));
     KVANT_ASSIGN_OR_RETURN(const CacheScheme parsed, ParseCacheScheme(scheme));
-    if (head_size < 1 || heads < 1) {
-      return InvalidArguments(heads, " heads of ", head_size, " channels");
-    }
-    *bits =
-        (parsed.k.BitsPerElement(heads, head_size) + parsed.v.BitsPerElement(heads, head_size)) / 2;
+    KVANT_ASSIGN_OR_RETURN(const double k, parsed.k.BitsPerElement(heads, head_size));
+    KVANT_ASSIGN_OR_RETURN(const double v, parsed.v.BitsPerElement(heads, head_size));
+    *bits = (k + v) / 2;
     return absl::OkStatus();
   });
 }

@@ -106,8 +106,14 @@ TEST(CacheScheme, BitsPerElement) {
       {"int4_g64", 4.5},     {"q4_0", 4.5},     {"q4_1", 5},      {"kivi2", 3},
       {"int4zp_g32", 4.625}, {"iq4_nl", 4.5},   {"nf4_g32", 4.5}, {"int8_token", 8.125}};
   for (const auto& [name, bits] : cases) {
-    EXPECT_DOUBLE_EQ(ParseCacheScheme(name)->k.BitsPerElement(2, 64), bits) << name;
+    EXPECT_DOUBLE_EQ(ParseCacheScheme(name)->k.BitsPerElement(2, 64).value(), bits) << name;
   }
+  const KvStorage storage = ParseCacheScheme("int4_g32")->k;
+  ExpectRefused(storage.BitsPerElement(2, 48).status(),
+                "groups of 32 do not divide the head size 48");
+  ExpectRefused(storage.BitsPerElement(2, 31).status(), "a head of 31 codes");
+  ExpectRefused(storage.BitsPerElement(2, 0).status(), "for heads of 0 channels");
+  ExpectRefused(storage.BitsPerElement(-1, 64).status(), "for -1 heads");
 }
 
 }  // namespace

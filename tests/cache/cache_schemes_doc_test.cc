@@ -16,7 +16,8 @@ TEST(CacheSchemesDoc, HoldsTheTable) {
   for (const NamedCacheScheme& named : NamedCacheSchemes()) {
     const CacheScheme scheme = ParseCacheScheme(named.name).value();
     const std::string k(named.k), v(named.v);
-    const double bits = (scheme.k.BitsPerElement(8, 128) + scheme.v.BitsPerElement(8, 128)) / 2;
+    const double bits =
+        (scheme.k.BitsPerElement(8, 128).value() + scheme.v.BitsPerElement(8, 128).value()) / 2;
     const std::string alias =
         named.alias.empty() ? "" : absl::StrCat(", also ", std::string(named.alias));
     absl::StrAppend(&table, "| ", std::string(named.name), alias, " | `", k, "` | ",

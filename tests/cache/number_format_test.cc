@@ -70,10 +70,13 @@ TEST(NumberFormatTest, ZeroPointsHaveTheSignOfTheCodes) {
 
 TEST(NumberFormatTest, CountsScalesInBits) {
   const Dims dims = {1, 1, 128, 64};
-  EXPECT_DOUBLE_EQ(ParseNumberFormat("f16")->BitsPerElement(dims, kF32), 16);
-  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32), 4 + 24. / 32);
-  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:pzp:sf16")->BitsPerElement(dims, kF32), 4 + 20. / 32);
-  EXPECT_DOUBLE_EQ(ParseNumberFormat("u2:channel")->BitsPerElement(dims, kF32), 2 + 32. / 128);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("f16")->BitsPerElement(dims, kF32).value(), 16);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:zp:sf16")->BitsPerElement(dims, kF32).value(),
+                   4 + 24. / 32);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u4:g32:pzp:sf16")->BitsPerElement(dims, kF32).value(),
+                   4 + 20. / 32);
+  EXPECT_DOUBLE_EQ(ParseNumberFormat("u2:channel")->BitsPerElement(dims, kF32).value(),
+                   2 + 32. / 128);
 }
 
 TEST(NumberFormatTest, RefusesWithTheWrongPart) {

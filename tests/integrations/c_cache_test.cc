@@ -308,6 +308,8 @@ TEST(CAbiCacheTest, SchemesAreListed) {
   double bits = 0;
   ASSERT_OK(kvant_scheme_bits("f16", 128, 8, &bits));
   EXPECT_EQ(bits, 16);
+  EXPECT_EQ(kvant_scheme_bits("int4_g32", 48, 8, &bits), KVANT_INVALID_ARGUMENTS);
+  EXPECT_THAT(kvant_error(), HasSubstr("groups of 32 do not divide the head size 48"));
 }
 
 }  // namespace

@@ -294,6 +294,8 @@ def test_wrong_arguments_are_said():
         (lambda: kvant.KvCache("f16", head_size=8, capacity=8, k_scales=[1.0]), ["k_scales"]),
         (lambda: kvant.KvCache("f16", head_size=8, capacity=8, device="cuda"), ["cuda"]),
         (lambda: kvant.scheme_bits("int5"), ["int5"]),
+        (lambda: kvant.scheme_bits("int4_g32", 48), ["groups of 32 do not divide the head size 48"]),
+        (lambda: kvant.scheme_bits("int4_g32", heads=0), ["0 heads"]),
     ]:
         with pytest.raises(kvant.Error, match="(?s)" + ".*".join(words)):
             call()
