@@ -431,7 +431,7 @@ absl::StatusOr<Graph> GraphBuilder::Build() && {
 
 absl::StatusOr<Graph> GraphBuilder::Finish() {
   const absl::Status first =
-      std::exchange(status_, InvalidArguments("a builder builds one graph, and has"));
+      std::exchange(status_, InvalidArguments("a builder builds one graph, and this one has"));
   if (!first.ok()) return first;
   // An output that ops consume as well is marked by an End.
   for (TensorId id = 0; id < tensors_.size(); ++id) {

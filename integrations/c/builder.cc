@@ -11,6 +11,8 @@ namespace {
 
 absl::StatusOr<Value> ValueAt(const kvant_builder& builder, kvant_value value) {
   if (value < builder.values.size()) return builder.values[value];
+  // One that has built its graph has no values any more, and says that.
+  KVANT_RETURN_IF_ERROR(builder.builder.status());
   return InvalidArguments(value, " is no value of this builder");
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, NamedTuple, Union
 
+from .errors import Error
+
 if TYPE_CHECKING:
     from .builder import GraphBuilder
 
@@ -61,7 +63,10 @@ class Value:
         return self._builder.matmul(self, other) if isinstance(other, Value) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"<kvant.Value {self._builder._describe(self)}>"
+        try:
+            return f"<kvant.Value {self._builder._describe(self)}>"
+        except Error:
+            return "<kvant.Value of a builder that has built its graph>"
 
 
 Operand = Union[Value, float, int]

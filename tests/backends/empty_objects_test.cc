@@ -228,7 +228,7 @@ TEST(EmptyObjectsTest, Builders) {
   GraphBuilder g;
   g.Output("y", g.Tanh(g.Input("x", kF32, {4})));
   EXPECT_TRUE(std::move(g).Build().ok());
-  ExpectInvalid(std::move(g).Build().status(), "a builder builds one graph");
+  ExpectInvalid(std::move(g).Build().status(), "a builder builds one graph, and this one has");
 
   GraphBuilder first;
   const Value x = first.Input("x", kF32, {4});

@@ -126,8 +126,11 @@ def test_a_builder_builds_once():
     g, q, k, v = builder()
     g.output("o", q + k)
     g.build()
-    with pytest.raises(kvant.Error):
-        g.build()
+    for again in (g.build, lambda: g.op("ReLU", q), lambda: q + k, lambda: q * 2, lambda: g.output("p", q),
+                  lambda: g.input("w", "f32", [1]), lambda: q.dims):
+        with pytest.raises(kvant.InvalidError, match="a builder builds one graph, and this one has"):
+            again()
+    assert repr(q) == "<kvant.Value of a builder that has built its graph>"
 
 
 def test_other_operands_are_not_taken():
