@@ -141,7 +141,7 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
     const OpSchema::AttrRule* rule = schema.FindAttr(attr);
     const std::string name(AttrName(attr));
     if (!rule) {
-      return SchemaError(op, "has no attribute '", name, "'");
+      return SchemaError(op, "has no attribute '", name, "'; it has ", schema.AttrNames());
     }
     if (const size_t type = RowOf(attr).zero.index(); value.index() != type) {
       return SchemaError(op, "attribute '", name, "' is not of type ", kAttrTypeNames[type]);
@@ -262,6 +262,13 @@ const OpSchema::AttrRule* OpSchema::FindAttr(Attr attr) const {
     if (rule.attr == attr) return &rule;
   }
   return nullptr;
+}
+
+std::string OpSchema::AttrNames() const {
+  if (attrs.empty()) return "none";
+  return absl::StrJoin(attrs, ", ", [](std::string* out, const AttrRule& rule) {
+    out->append(AttrName(rule.attr));
+  });
 }
 
 const OpSchema& SchemaOf(OpKind kind) {

@@ -161,6 +161,8 @@ struct OpSchema {
   std::vector<AttrRule> attrs;
 
   const AttrRule* FindAttr(Attr attr) const;
+  // "axis, mode"; "none".
+  std::string AttrNames() const;
 };
 
 const OpSchema& SchemaOf(OpKind kind);

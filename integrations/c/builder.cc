@@ -38,13 +38,16 @@ absl::StatusOr<AttrValue> AttributeOf(const kvant_attr& attr) {
                           ", which there is not");
 }
 
-absl::StatusOr<Attributes> AttributesOf(const kvant_attr* attrs, size_t count) {
+absl::StatusOr<Attributes> AttributesOf(OpKind kind, const kvant_attr* attrs, size_t count) {
   Attributes result;
   if (count > 0) KVANT_RETURN_IF_ERROR(NotNull({{"attrs", attrs}}));
   for (size_t i = 0; i < count; ++i) {
     KVANT_RETURN_IF_ERROR(NotNull({{"the name of an attribute", attrs[i].name}}));
     const std::optional<Attr> attr = AttrFromName(attrs[i].name);
-    if (!attr) return InvalidArguments("there is no attribute '", attrs[i].name, "'");
+    if (!attr) {
+      return InvalidArguments(OpKindName(kind), " has no attribute '", attrs[i].name, "'; it has ",
+                              SchemaOf(kind).AttrNames());
+    }
     KVANT_ASSIGN_OR_RETURN(AttrValue value, AttributeOf(attrs[i]));
     result.Set(*attr, std::move(value));
   }
@@ -139,7 +142,7 @@ kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char
     for (size_t i = 0; i < inputs_count; ++i) {
       KVANT_ASSIGN_OR_RETURN(sources.emplace_back(), ValueAt(*builder, inputs[i]));
     }
-    KVANT_ASSIGN_OR_RETURN(Attributes attributes, AttributesOf(attrs, attrs_count));
+    KVANT_ASSIGN_OR_RETURN(Attributes attributes, AttributesOf(*kind, attrs, attrs_count));
     KVANT_ASSIGN_OR_RETURN(const auto described,
                            ResultsOf(*builder, sources, results, results_count));
     const std::vector<Value> made = builder->builder.AddOp(

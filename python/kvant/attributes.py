@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from .checks import boolean, integer, integers, number, numbers, string
-from .errors import invalid
 
 TYPES = {
     "transpose_a": "bool",
@@ -59,8 +58,8 @@ def typed(kind: str, attributes: dict[str, Any]) -> list[tuple[str, str, Any]]:
     result = []
     for name, value in attributes.items():
         type = TYPES.get(name)
-        if type is None:
-            raise invalid(f"{kind}: '{name}' is no attribute; attributes are {', '.join(TYPES)}")
-        if value is not None:
+        if type is None:  # of no op: adding it fails, and says which the op has
+            result.append((name, "bool", False))
+        elif value is not None:
             result.append((name, type, _CHECKS[type](f"{kind}: attribute '{name}'", value)))
     return result

@@ -102,7 +102,11 @@ TEST(Graph, SchemaErrorsNameOpAndPort) {
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kGenIndex, "g"), {f}, {T(9, kS32, {4})}),
               ErrorKind::kInvalidGraphOp, "attribute 'axis' is required");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kExp, "x", {{Attr::kAxis, int64_t{1}}}), {f}, {out}),
-              ErrorKind::kInvalidGraphOp, "has no attribute 'axis'");
+              ErrorKind::kInvalidGraphOp, "has no attribute 'axis'; it has none");
+  ExpectError(
+      graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kAxes, std::vector<int64_t>{1}}}), {f},
+                  {out}),
+      ErrorKind::kInvalidGraphOp, "has no attribute 'axes'; it has axis, mode");
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kSoftMax, "s", {{Attr::kAxis, 1.f}}), {f}, {out}),
               ErrorKind::kInvalidGraphOp, "attribute 'axis' is not of type s64");
   constexpr float kInf = std::numeric_limits<float>::infinity();

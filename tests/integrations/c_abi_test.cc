@@ -400,6 +400,35 @@ TEST(CAbiTest, WrongOpsAreRefusedAtOnce) {
   EXPECT_EQ(kvant_builder_build(made, &graph), KVANT_INVALID_ARGUMENTS) << "an error was forgotten";
 }
 
+TEST(CAbiTest, BuildersBuildOnceAndAttributesAreTheOps) {
+  kvant_builder* made = nullptr;
+  ASSERT_OK(kvant_builder_create(nullptr, &made));
+  const Builder builder(made);
+  const int64_t dims[] = {4};
+  kvant_tensor x = {}, result = {};
+  x.size = result.size = sizeof x;
+  x.name = "x";
+  x.type = KVANT_F32;
+  x.rank = 1;
+  x.dims = dims;
+  kvant_value values[2] = {};
+  ASSERT_OK(kvant_builder_input(made, &x, values));
+  kvant_attr attr = {};
+  attr.name = "axles";
+  for (const auto& [op, has] : {std::pair("ReLU", "none"), std::pair("SoftMax", "axis, mode")}) {
+    EXPECT_EQ(kvant_builder_op(made, op, nullptr, values, 1, &attr, 1, &result, 1, values + 1),
+              KVANT_INVALID_ARGUMENTS);
+    EXPECT_EQ(kvant_error(), absl::StrCat(op, " has no attribute 'axles'; it has ", has));
+  }
+  ASSERT_OK(kvant_builder_op(made, "ReLU", nullptr, values, 1, nullptr, 0, &result, 1, values + 1));
+  kvant_graph* graph = nullptr;
+  ASSERT_OK(kvant_builder_build(made, &graph));
+  const Graph owned(graph);
+  EXPECT_EQ(kvant_builder_op(made, "ReLU", nullptr, values, 1, nullptr, 0, &result, 1, values + 1),
+            KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "a builder builds one graph, and this one has");
+}
+
 TEST(CAbiTest, ErrorsAreEachThreadsOwn) {
   kvant_graph* graph = nullptr;
   EXPECT_EQ(kvant_graph_from_json(nullptr, 0, &graph), KVANT_INVALID_ARGUMENTS);
