@@ -143,6 +143,11 @@ absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOp
   return known;
 }
 
+// "'k'"; its id where it has no name.
+std::string PortName(const LogicalTensor& port) {
+  return port.name.empty() ? absl::StrCat(port.id) : absl::StrCat("'", port.name, "'");
+}
+
 // Every input must have a size, and every output someone who computes it.
 absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& partitions) {
   absl::flat_hash_set<TensorId> computed;
@@ -151,14 +156,14 @@ absl::Status CheckRunnable(const Graph& graph, const std::vector<Partition>& par
   }
   for (const TensorId id : graph.inputs()) {
     if (graph.tensor(id).has_shape()) continue;
-    return MakeError(ErrorKind::kInvalidShape, "graph input ", id, " (",
+    return MakeError(ErrorKind::kInvalidShape, "graph input ", PortName(graph.tensor(id)), " (",
                      graph.tensor(id).ToString(), ") has no known shape");
   }
   for (const TensorId id : graph.outputs()) {
     if (computed.contains(id)) continue;
     const Graph::OpIndex op = graph.FindTensor(id)->producer.op;
-    return MakeError(ErrorKind::kInvalidGraph, "nothing computes output ", id, ": ",
-                     graph.ops()[op].ToString(), " is never run");
+    return MakeError(ErrorKind::kInvalidGraph, "nothing computes output ",
+                     PortName(graph.tensor(id)), ": ", graph.ops()[op].ToString(), " is never run");
   }
   return absl::OkStatus();
 }

@@ -178,6 +178,14 @@ def test_json_is_checked():
         kvant.Graph.from_json_file("/no/such/file")
 
 
+def test_open_dims_are_named():
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(name, "f32", [1, 2, None, 8]) for name in "qkv")
+    g.output("o", g.scaled_dot_product_attention(q, k, v))
+    with pytest.raises(kvant.Error, match=r"^graph input 'k' \(f32\[1,2,\?,8\]\) has no known shape$"):
+        kvant.compile(g.build(), shapes={"q": [1, 2, 3, 8]})
+
+
 def test_an_error_leaves_the_output():
     g, q, k, v = builder()
     lengths = g.input("lengths", "s32", [1])
