@@ -98,7 +98,7 @@ Port PortOf(const char* name, const kvant_cache& cache, DataType type, Dims dims
   LogicalTensor tensor;
   tensor.type = type;
   tensor.dims = std::move(dims);
-  return Port(name, tensor, cache.device);
+  return Port(name, tensor, cache.device, /*of_graph=*/false);
 }
 
 // Memory of u8 in one dim.
@@ -236,19 +236,19 @@ kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
 }
 
 kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
-                              const DLTensor* to) {
+                              const DLTensor* out) {
   return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"to", to}}));
-    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("to", *cache, *to));
+    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"out", out}}));
+    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("out", *cache, *out));
     return cache->cache->Save(Stream(cache->cache->engine(), stream), layer, bytes);
   });
 }
 
 kvant_status kvant_cache_load(kvant_cache* cache, void* stream, int64_t layer,
-                              const int64_t* lengths, const DLTensor* from) {
+                              const int64_t* lengths, const DLTensor* data) {
   return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"lengths", lengths}, {"from", from}}));
-    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("from", *cache, *from));
+    KVANT_RETURN_IF_ERROR(NotNull({{"cache", cache}, {"lengths", lengths}, {"data", data}}));
+    KVANT_ASSIGN_OR_RETURN(const Tensor bytes, BytesOf("data", *cache, *data));
     return cache->cache->Load(Stream(cache->cache->engine(), stream), layer,
                               LengthsOf(*cache, lengths), bytes);
   });

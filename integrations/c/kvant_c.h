@@ -332,13 +332,13 @@ kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_
 kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
                               int64_t capacity, kvant_cache** fork);
 // A layer's sequences as bytes for another cache of the same scheme, heads and sizes
-// (KvCache::Save). lengths: [batch], of its rows. to, from: u8 [bytes], dense.
+// (KvCache::Save). lengths: [batch], of its rows. out, data: u8 [bytes], dense.
 kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
                                      const int64_t* lengths, int64_t* bytes);
 kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
-                              const DLTensor* to);
+                              const DLTensor* out);
 kvant_status kvant_cache_load(kvant_cache* cache, void* stream, int64_t layer,
-                              const int64_t* lengths, const DLTensor* from);
+                              const int64_t* lengths, const DLTensor* data);
 // Tokens that a sequence has room for in a layer's memory: a bias has as many columns or more.
 int64_t kvant_cache_columns(const kvant_cache* cache);
 

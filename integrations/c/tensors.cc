@@ -164,14 +164,15 @@ std::string Describe(const DLTensor& tensor) {
   return absl::StrCat(name, "[", dims, "]");
 }
 
-Port::Port(std::string name, const LogicalTensor& tensor, const DLDevice& device)
+Port::Port(std::string name, const LogicalTensor& tensor, const DLDevice& device, bool of_graph)
     : name_(std::move(name)),
       type_(tensor.type),
       dims_(*tensor.dims),
       strides_(tensor.StridesOrDense()),
       dl_type_(DlTypeOf(tensor.type)),
       device_(tensor.property == Property::kHostScalar ? DLDevice{kDLCPU, 0} : device),
-      bytes_(static_cast<size_t>(tensor.memory_bytes())) {
+      bytes_(static_cast<size_t>(tensor.memory_bytes())),
+      of_graph_(of_graph) {
   const int bits = BitsOf(type_);
   if (bits >= 8 || dims_.empty()) return;
   // Rows that begin within a byte cannot be said in bytes, unless the whole tensor is one row.
@@ -234,7 +235,7 @@ absl::Status Port::Mismatch(const DLTensor& tensor) const {
                tensor.strides == nullptr
                    ? DimsToString(DenseStrides(dims))
                    : DimsToString(absl::MakeConstSpan(tensor.strides, tensor.ndim)),
-               "]; compile the graph for these strides, or make it dense");
+               "]; ", of_graph_ ? "compile the graph for these strides, or " : "", "make it dense");
 }
 
 absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {

@@ -34,8 +34,9 @@ inline void* DataOf(const DLTensor& tensor) {
 // costs, so what they compare is laid out beforehand.
 class Port {
  public:
-  // `name`: "input 'q'" and the like. `device`: where its memory must be.
-  Port(std::string name, const LogicalTensor& tensor, const DLDevice& device);
+  // `name`: "input 'q'" and the like. `device`: where its memory must be. `of_graph`: of one,
+  // which could be compiled for other strides.
+  Port(std::string name, const LogicalTensor& tensor, const DLDevice& device, bool of_graph = true);
 
   // Its memory, if type, dims, strides and device are the port's; kInvalidArguments in words
   // otherwise.
@@ -54,6 +55,7 @@ class Port {
   DLDataType dl_type_;
   DLDevice device_;
   size_t bytes_;
+  bool of_graph_;
 };
 
 }  // namespace kvant::c

@@ -251,6 +251,7 @@ def test_wrong_arguments_are_said():
         (lambda: cache.attend(0, q[:1]), ["q"]),
         (lambda: cache.attend(0, q[..., :32]), ["64"]),
         (lambda: cache.attend(0, q[0]), ["q"]),
+        (lambda: cache.attend(0, q.repeat(2, 3)[..., ::2]), ["^q .*must have strides", r"\]; make it dense$"]),
         (lambda: cache.attend(0, q.astype(np.int32)), ["q"]),
         (lambda: cache.attend(0, q.astype(np.float64)), ["q", "float64"]),
         (lambda: cache.attend(0, [1.0]), ["q", "list"]),
@@ -460,7 +461,7 @@ def test_saving_refuses():
         cache.save(0, out=np.zeros(7, np.uint8))
     with pytest.raises(ValueError, match="layer 3 of 1"):
         cache.save(3)
-    with pytest.raises(ValueError, match=r"from is f32\[3840\], but must be u8\[3840\]"):
+    with pytest.raises(ValueError, match=r"data is f32\[3840\], but must be u8\[3840\]"):
         cache.load(0, np.zeros(3840, np.float32), [30])
     with pytest.raises(ValueError, match="lengths must be of 1 rows, not 2"):
         cache.load(0, cache.save(0), [30, 30])
