@@ -62,8 +62,10 @@ std::string TypeName(nb::handle object) { return nb::str(object.type().attr("__n
 // Turns the Python exception that is set into kvant.Error.
 [[noreturn]] void FailOfException(const Use& use, nb::handle object) {
   nb::python_error error;
+  // torch puts a backtrace below what it says.
   const std::string why = nb::str(error.value()).c_str();
-  Invalid(use.name + ", a " + TypeName(object) + ", cannot be read: " + why);
+  Invalid(use.name + ", a " + TypeName(object) +
+          ", cannot be read: " + why.substr(0, why.find('\n')));
 }
 
 void CheckGradient(nb::handle object, const TensorType& type, const Use& use) {

@@ -30,6 +30,15 @@ def test_real_types(type):
     assert distance(o.double().numpy(), want) < {torch.float32: 1e-5}.get(type, 1e-2)
 
 
+def test_tensors_that_cannot_be_read():
+    """torch's reasons are of many lines."""
+    q, k, v = tensors()
+    for bad in (q.to("meta"), q.to_sparse()):
+        with pytest.raises(kvant.InvalidError, match="^input 'k', a Tensor, cannot be read: .+$") as error:
+            compiled_attention("f32")(q=q, k=bad, v=v)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bool", "int8", "uint8", "int32"])
 def test_other_types(name):
     dtype = getattr(torch, name)
