@@ -18,7 +18,7 @@ from . import _core
 from .builder import GraphBuilder
 from .cache import Attention, CacheBytes, KvCache, Range, Ranges, scheme_bits, schemes
 from .compiled import Compiled, compile
-from .errors import Error, InvalidError, OutOfMemoryError, UnimplementedError, invalid
+from .errors import Error, InvalidError, OutOfMemoryError, UnimplementedError, invalid, shown
 from .graph import Graph, Partition, TensorInfo
 from .value import Quantized, Value
 
@@ -66,7 +66,7 @@ def explain(x: Any) -> str:
         return explain_compiled(x)
     raise invalid(
         "explain takes a Graph, a Compiled, an Attention, a KvCache or what torch.compile gave, "
-        f"not {x!r}"
+        f"not {shown(x)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from . import _core
 from .attributes import typed
 from .checks import boolean, dims as checked_dims, number as checked_number, string
-from .errors import invalid
+from .errors import invalid, shown
 from .graph import Graph, TensorInfo
 from .ops import Ops
 from .dtypes import type_name
@@ -124,7 +124,7 @@ class GraphBuilder(Ops):
         """Names a result and makes it an output: dense unless strides (in elements) are given."""
         what = f"output {string('name', name)!r}"
         if not isinstance(value, Value):
-            raise invalid(f"{what} must be a Value, not {value!r}")
+            raise invalid(f"{what} must be a Value, not {shown(value)}")
         steps = None if strides is None else checked_dims(f"{what}: strides", strides)
         self._core.output(name, self._value(value, what)._id, steps)
 
@@ -142,7 +142,7 @@ class GraphBuilder(Ops):
                 raise invalid(f"{what}: {operand!r} is a Value of another builder")
             return operand
         if not isinstance(operand, numbers.Real):
-            raise invalid(f"{what}: an input must be a Value or a number, not {operand!r}")
+            raise invalid(f"{what}: an input must be a Value or a number, not {shown(operand)}")
         return self.scalar(operand, type)
 
 

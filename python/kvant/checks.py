@@ -7,13 +7,14 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .errors import Error, invalid
+from .errors import Error, invalid, shown
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+_MOST_THREADS = 2**31 - 1
 
 
 def _wrong(what: str, wanted: str, value: Any) -> Error:
-    return invalid(f"{what} must be {wanted}, not {value!r}")
+    return invalid(f"{what} must be {wanted}, not {shown(value)}")
 
 
 def integer(what: str, value: Any) -> int:
@@ -31,7 +32,22 @@ def number(what: str, value: Any) -> float:
     """A real number."""
     if not isinstance(value, abstract.Real):
         raise _wrong(what, "a number", value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong(what, "a number that a float holds", value) from None
+
+
+def threads(value: Any) -> int | None:
+    """A number of threads; None: as many as there are."""
+    if value is None:
+        return None
+    count = integer("threads", value)
+    if count < 1:
+        raise invalid(f"threads must be at least 1, not {count}")
+    if count > _MOST_THREADS:
+        raise invalid(f"threads must be at most {_MOST_THREADS}, not {count}")
+    return count
 
 
 def boolean(what: str, value: Any) -> bool:
@@ -45,6 +61,10 @@ def string(what: str, value: Any) -> str:
     """A text."""
     if not isinstance(value, str):
         raise _wrong(what, "a string", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _wrong(what, "text that UTF-8 holds", value) from None
     return value
 
 
@@ -73,5 +93,5 @@ def dims(what: str, value: Any) -> list[int | None]:
 def strings(what: str, value: str | Sequence[str]) -> list[str]:
     """One text, or a list of them."""
     if isinstance(value, str):
-        return [value]
+        return [string(what, value)]
     return [string(what, each) for each in _items(what, "a string or a list of strings", value)]

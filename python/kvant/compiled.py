@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _core
-from .checks import boolean, dims, integer, string, strings
-from .errors import invalid
+from .checks import boolean, dims, string, strings
+from .checks import threads as checked_threads
+from .errors import invalid, shown
 from .graph import Graph, TensorInfo, find_port, names_of
 from .tensors import allocate, torch_like
 
@@ -27,12 +28,12 @@ def engine_for(
     """
     _core.check_not_forked()
     torch = sys.modules.get("torch")
+    threads = checked_threads(threads)
     if threads is None:
         threads = torch.get_num_threads() if torch else 0
-    elif integer("threads", threads) < 1:
-        raise invalid(f"threads must be at least 1, not {threads}")
-    kind, _, index = string("device", device).partition(":")
-    if index and not index.isdecimal():
+    kind, colon, index = string("device", device).partition(":")
+    # There is one CPU.
+    if colon and (not index.isdecimal() or len(index) > 4 or (kind == "cpu" and int(index) > 0)):
         raise invalid(f"device '{device}' must be \"cpu\", \"cuda\" or \"cuda:1\"")
     names = None if backends is None else ",".join(strings("backends", backends))
     key = (device, threads, names, torch is not None)
@@ -61,7 +62,7 @@ def compile(
         ``(dims, strides)`` gives both, strides in elements.
     """
     if not isinstance(graph, Graph):
-        raise invalid(f"compile takes a kvant.Graph, not {graph!r}")
+        raise invalid(f"compile takes a kvant.Graph, not {shown(graph)}")
     tensors = [_shape(graph, key, value) for key, value in (shapes or {}).items()]
     engine = engine_for(device, threads, backends)
     fused = boolean("require_fused", require_fused)
@@ -78,7 +79,7 @@ def _shape(
     if not both:
         return port.id, dims(what, value), None
     if len(value) != 2 or len(value[0]) != len(value[1]):
-        raise invalid(f"{what} must be dims, or dims and as many strides, not {value!r}")
+        raise invalid(f"{what} must be dims, or dims and as many strides, not {shown(value)}")
     return port.id, dims(what, value[0]), dims(what, value[1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import make_error
+from .errors import make_error, shown
 
 # kvant's name -> torch's; numpy's is the same where it has the type.
 _FRAMEWORK_NAMES = {
@@ -32,7 +32,7 @@ def type_name(type: Any) -> str:
     name = name.removeprefix("torch.").removesuffix("_")
     name = _BY_FRAMEWORK_NAME.get(name, name)
     if name not in NAMES:
-        raise make_error("invalid_data_type", f"{type!r} is no type; types are {', '.join(NAMES)}")
+        raise make_error("invalid_data_type", f"{shown(type)} is no type; types are {', '.join(NAMES)}")
     return name
 
 

@@ -1,5 +1,9 @@
 """What kvant raises."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class Error(RuntimeError):
     """What went wrong, as a sentence that names tensors and numbers.
@@ -35,6 +39,17 @@ _CLASSES: dict[str, type[Error]] = {
 def make_error(kind: str, sentence: str) -> Error:
     """The error of that kind; the extension raises it."""
     return _CLASSES.get(kind, InvalidError)(sentence, kind)
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence; what it is where that would be no short line."""
+    try:
+        text = repr(value)
+    except Exception:  # of an integer of too many digits, or whatever an object's own does
+        text = ""
+    if text and len(text) <= 200 and text.isprintable():
+        return text
+    return f"a {type(value).__name__}"
 
 
 def invalid(sentence: str) -> Error:

@@ -22,11 +22,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _core
-from .checks import boolean, integer, strings
+from .checks import boolean, strings
+from .checks import threads as checked_threads
 from .compiled import Compiled
 from .compiled import compile as compile_graph
 from .dtypes import NAMES, framework_name
-from .errors import Error, invalid, make_error
+from .errors import Error, invalid, make_error, shown
 from .graph import Graph, TensorInfo, find_port, names_of
 from .kept import Kept
 
@@ -161,10 +162,8 @@ def compile(
       name: what errors call it.
     """
     if not isinstance(graph, Graph):
-        raise invalid(f"compile takes a kvant.Graph, not {graph!r}")
-    if threads is not None and integer("threads", threads) < 1:
-        raise invalid(f"threads must be at least 1, not {threads}")
-    return Function(graph, threads, backends, boolean("require_fused", require_fused), str(name))
+        raise invalid(f"compile takes a kvant.Graph, not {shown(graph)}")
+    return Function(graph, checked_threads(threads), backends, boolean("require_fused", require_fused), str(name))
 
 
 def _partial_outputs(graph: dict[str, Any]) -> set[int]:

@@ -87,6 +87,9 @@ GRAPHS = [
     (lambda g, q, k, v: g.scalar("1"), "'1'"),
     (lambda g, q, k, v: g.scalar(300, "s8"), "300"),
     (lambda g, q, k, v: g.scalar(2**70), "scalar|beyond|s64"),
+    (lambda g, q, k, v: q + 10**400, "a number that a float holds"),
+    (lambda g, q, k, v: q + 10**9999, "a number that a float holds, not a int"),
+    (lambda g, q, k, v: g.input("\ud800", "f32", [1]), "UTF-8.*ud800"),
     (lambda g, q, k, v: g.input("q", "f32", [1]), "'q'"),
     (lambda g, q, k, v: g.input("x", "f32", [1.5]), "'x'.*dims.*1.5"),
     (lambda g, q, k, v: g.input("x", "f32", 4), "'x'.*dims.*4"),
@@ -152,6 +155,11 @@ def test_compile_is_checked():
         ({"device": "cuda"}, "."),
         ({"threads": 0}, "threads.*0"),
         ({"threads": 1.5}, "threads.*1.5"),
+        ({"threads": 10**12}, "threads.*1000000000000"),
+        ({"device": "cpu:1"}, "'cpu:1' must be"),
+        ({"device": "cuda:"}, "'cuda:' must be"),
+        ({"device": "cuda:99999999999"}, "'cuda:99999999999' must be"),
+        ({"backends": "\ud800"}, "backends.*UTF-8"),
         ({"backends": "fast"}, "fast"),
         ({"backends": 5}, "backends.*5"),
         ({"require_fused": 1}, "require_fused"),
@@ -166,6 +174,10 @@ def test_compile_is_checked():
         kvant.compile(graph.to_json())
     with pytest.raises(kvant.Error, match="explain takes"):
         kvant.explain("graph")
+    # A value whose text has lines is said by its type.
+    for call in (kvant.explain, kvant.compile):
+        with pytest.raises(kvant.Error, match="not a ndarray$"):
+            call(np.zeros((3, 3)))
 
 
 def test_json_is_checked():

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import boolean, integer, strings
+from ..checks import boolean, strings
+from ..checks import threads as checked_threads
 from ..errors import Error, invalid, make_error
 from ..graph import Graph
 from .attention import Attention
@@ -111,9 +112,7 @@ def load(
     require_fused: bool,
 ) -> Model:
     """As kvant.from_onnx, which says what the arguments are."""
-    if threads is not None and integer("threads", threads) < 1:
-        raise invalid(f"threads must be at least 1, not {threads}")
-    options = Options(threads, None if backends is None else tuple(strings("backends", backends)),
+    options = Options(checked_threads(threads), None if backends is None else tuple(strings("backends", backends)),
                       boolean("require_fused", require_fused))
     source = read(model, None if nodes is None else strings("nodes", nodes), _OPS)
     ops = [_OPS[node.domain][node.op](node, options) for node in source.nodes]
