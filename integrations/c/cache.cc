@@ -394,6 +394,15 @@ kvant_status kvant_scheme_at(size_t at, const char** name, const char** what) {
   });
 }
 
+kvant_status kvant_scheme_text(const char* scheme, const char** text) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"scheme", scheme}, {"text", text}}));
+    KVANT_ASSIGN_OR_RETURN(const CacheScheme parsed, ParseCacheScheme(scheme));
+    *text = Keep(parsed.ToString());
+    return absl::OkStatus();
+  });
+}
+
 kvant_status kvant_scheme_bits(const char* scheme, int64_t head_size, int64_t heads, double* bits) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"scheme", scheme}, {"bits", bits}}));

@@ -412,6 +412,8 @@ kvant_status kvant_attention_explain(const kvant_attention* attention, int64_t l
 // Schemes that have names: their number, and one of them with what it is.
 size_t kvant_schemes(void);
 kvant_status kvant_scheme_at(size_t at, const char** name, const char** what);
+// A scheme by its name, where it has one, else as its parts. Of this thread.
+kvant_status kvant_scheme_text(const char* scheme, const char** text);
 // What an element of K or V takes in the long run, scales included. What a cache of such heads
 // refuses is refused.
 kvant_status kvant_scheme_bits(const char* scheme, int64_t head_size, int64_t heads, double* bits);

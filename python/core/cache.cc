@@ -317,6 +317,14 @@ void BindCaches(nb::module_& m) {
 
   m.def("schemes", &Schemes);
   m.def(
+      "scheme_text",
+      [](const char* scheme) {
+        const char* text;
+        Check(kvant_scheme_text(scheme, &text));
+        return text;
+      },
+      nb::arg("scheme"));
+  m.def(
       "scheme_bits",
       [](const char* scheme, int64_t head_size, int64_t heads) {
         double bits;

@@ -177,4 +177,7 @@ class Attention:
 def schemes() -> list[tuple[str, str]]:
     """Names, and what each is."""
 
+def scheme_text(scheme: str) -> str:
+    """Its name where it has one."""
+
 def scheme_bits(scheme: str, head_size: int, heads: int) -> float: ...

@@ -22,7 +22,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, Pret
 from transformers.cache_utils import CacheLayerMixin, get_layer_types_and_kwargs
 from transformers.masking_utils import causal_mask_function
 
+from . import _core
 from .cache import KvCache
+from .checks import integer, strings
+from .checks import threads as checked_threads
 from .errors import invalid, make_error
 
 NAME = "kvant"
@@ -63,9 +66,14 @@ class KvantCache(Cache):
         others = set(kinds) - {"full_attention", "sliding_attention"}
         if others:
             raise invalid(f"KvantCache is of attention layers; this model has {sorted(others)}")
-        if max_capacity is not None and capacity > max_capacity:
-            raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
         keep = [layer.get("sliding_window") or 0 for layer in options]
+        schemes = [_core.scheme_text(name) for name in strings("scheme", scheme)]
+        # What is wrong whatever the model's tensors are: f16 takes heads of any size.
+        KvCache.bytes_for(["f16"] * len(schemes), layers=len(keep), head_size=1, keep=keep, capacity=capacity,
+                          rollback=rollback, allow_non_finite=allow_non_finite)
+        checked_threads(threads)
+        if max_capacity is not None and capacity > integer("max_capacity", max_capacity):
+            raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
         self._store = _Store(keep, max_capacity, scheme=scheme, capacity=capacity, rollback=rollback, threads=threads,
                              allow_non_finite=allow_non_finite)
         super().__init__(layers=[_Layer(self._store, i) for i in range(len(kinds))])

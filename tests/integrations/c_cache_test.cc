@@ -307,6 +307,13 @@ TEST(CAbiCacheTest, SchemesAreListed) {
     EXPECT_GT(bits, 1) << name;
     EXPECT_GT(std::strlen(what), 3) << name;
   }
+  const char* text = nullptr;
+  ASSERT_OK(kvant_scheme_text("hqq4", &text));
+  EXPECT_STREQ(text, "quanto4");
+  ASSERT_OK(kvant_scheme_text("s8:token+rot/u4:g32:zp", &text));
+  EXPECT_STREQ(text, "s8:token+rot/u4:g32:zp");
+  EXPECT_EQ(kvant_scheme_text("int5", &text), KVANT_INVALID_ARGUMENTS);
+  EXPECT_THAT(kvant_error(), HasSubstr("int5"));
   double bits = 0;
   ASSERT_OK(kvant_scheme_bits("f16", 128, 8, &bits));
   EXPECT_EQ(bits, 16);

@@ -314,6 +314,14 @@ def test_refusals():
     refused("tokens of one model and is given to another", lambda: other(inputs["input_ids"][:, :1],
                                                                          past_key_values=cache))
     refused("a capacity of 40, of at most 30", lambda: KvantCache(model.config, capacity=40, max_capacity=30))
+    for message, options in (
+        ("a cache with capacity of -1", {"capacity": -1}), ("capacity must be an integer, not 'a'", {"capacity": "a"}),
+        ("max_capacity must be an integer, not '9'", {"max_capacity": "9"}), ("'foo'", {"scheme": "foo"}),
+        ("scheme must be a string or a list of strings, not None", {"scheme": None}),
+        ("3 layers need as many schemes, not 2", {"scheme": ["f16", "f16"]}), ("a rollback of -1", {"rollback": -1}),
+        ("threads must be at least 1", {"threads": 0}), ("allow_non_finite must be", {"allow_non_finite": 1}),
+    ):
+        refused(message, lambda: KvantCache(model.config, **options))
     refused("rows are integers or a mask", lambda: cache.batch_select_indices(torch.tensor([0.5])))
     refused("a mask of 1 rows for a cache of 2", lambda: cache.batch_select_indices(torch.tensor([True])))
     refused("cannot be offloaded", lambda: cache.offload(0))
