@@ -219,6 +219,7 @@ class QuantizeOps:
         if scales is not None or type_name(type) in REAL:
             given = [each for each in (scales, zero_points) if each is not None]
             if scales is None:
+                _refuse_groups(kind, type_name(type), attributes, computed)
                 attributes = {"token_axis": attributes.get("token_axis")}
             codes = self.op(kind, *inputs, *given, type=type, dims=codes_dims, **attributes)
             return Quantized(codes, None, None)
@@ -261,6 +262,15 @@ class _Computed:
             "scale_floor": self._floor or None,
             "formula": self._formula,
         }
+
+
+def _refuse_groups(kind: str, type: str, attributes: dict[str, Any], computed: _Computed) -> None:
+    """What is said of scales where there are none."""
+    said = {name: attributes.get(name) for name in ("group_shape", "axis", "codebook")}
+    said.update(computed.attributes(), zero_point_type=computed.zero_point_type)
+    for name, value in said.items():
+        if value is not None:
+            raise invalid(f"{kind}: {type} is stored without scales, and takes no {name}")
 
 
 def _groups(group_shape: Sequence[int] | None, axis: int | None) -> dict[str, Any]:
