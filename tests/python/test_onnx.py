@@ -370,6 +370,8 @@ BASE = {"Q": Q, "K": KV, "V": KV}
     ({}, {"opset": 24, "left_window_size": 2}, "has the attribute left_window_size, which is not taken"),
     ({}, {"temperature": 2.0}, "has the attribute temperature"),
     ({}, {"scale": 2}, "its attribute scale is INT, but must be one float"),
+    ({}, {"scale": float("nan")}, "its attribute scale is nan"),
+    ({}, {"softcap": float("inf")}, "its attribute softcap is inf"),
     ({}, {"is_causal": 2}, "is_causal is 2"),
     ({}, {"softcap": -1.0}, "softcap is -1"),
     ({}, {"qk_matmul_output_mode": 4}, "qk_matmul_output_mode is 4"),

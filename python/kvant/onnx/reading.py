@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -63,6 +64,8 @@ class Node:
                 have = onnx.AttributeProto.AttributeType.Name(attribute.type)
                 raise self.invalid(f"its attribute {name} is {have}, but must be one {wanted.__name__}")
             value = onnx.helper.get_attribute_value(attribute)
+            if wanted is float and not math.isfinite(value):
+                raise self.invalid(f"its attribute {name} is {value}")
             values[name] = value.decode() if wanted is str else value
         return values
 
