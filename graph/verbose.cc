@@ -20,7 +20,8 @@ std::FILE* OpenVerboseFile(const char* variable) {
   const char* const value = std::getenv(variable);
   const std::string_view asked = value == nullptr ? "" : value;
   if (asked.empty() || asked == "0") return nullptr;
-  if (asked == "1") return stderr;
+  // Higher levels, which others have.
+  if (asked.find_first_not_of("0123456789") == asked.npos) return stderr;
   std::FILE* const opened = std::fopen(value, "a");
   if (opened == nullptr) {
     std::fprintf(stderr, "kvant: %s: cannot write '%s'\n", variable, Printable(asked).c_str());

@@ -415,6 +415,12 @@ class CommandTest(unittest.TestCase):
             self.assertGreater(measured[key], 0, key)
         self.assertLessEqual(measured["ms_best"], measured["ms_median"])
 
+    def test_unknown_instruction_set_is_said(self):
+        graph = self.path("g.json", make("--kv-len", "48", "--head-size", "16"))
+        result = kvant("check", graph, KVANT_CPU_ISA="AVX2")
+        self.assertIn("KVANT_CPU_ISA: 'AVX2' is none of what this CPU has of: portable, avx2", result.stderr)
+        self.assertEqual(result.stderr.count("KVANT_CPU_ISA"), 1)
+
     # A line for each thing that was done, in order, with a time; nothing unless it is asked for.
     def test_verbose(self):
         graph = self.path("g.json", make("--kv-len", "48", "--head-size", "16", "--k", "s8:token"))
@@ -423,6 +429,7 @@ class CommandTest(unittest.TestCase):
         result = kvant("check", graph, KVANT_VERBOSE="1")
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = result.stderr.splitlines()
+        self.assertEqual(len(kvant("check", graph, KVANT_VERBOSE="2").stderr.splitlines()), len(lines))
         for line in lines:
             self.assertRegex(line, r"^kvant,(partition|compile|execute),.*,[0-9.]+ us$")
         text = "\n".join(lines)

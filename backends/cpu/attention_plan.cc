@@ -164,12 +164,9 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
                absl::Span<void* const> outputs, float* statistics, float* scratch) const {
   float* const own = scratch + schedule_floats_;
   const int workers = executor.max_concurrency();
-  const AttentionCall call{&problem_,
-                           few_problem(),
-                           inputs.data(),
-                           outputs.data(),
-                           own + workers * worker_floats_,
-                           statistics};
+  const AttentionCall call{
+      &problem_, few_problem(), inputs.data(), outputs.data(), own + workers * worker_floats_,
+      statistics};
   const Schedule schedule(call, Reader{&kernels_, inputs.data()}, workers, scratch);
   absl::FixedArray<Worker, 16> worker(workers);
   for (int slot = 0; slot < workers; ++slot) worker[slot].scratch = own + slot * worker_floats_;

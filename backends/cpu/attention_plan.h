@@ -69,8 +69,8 @@ class Plan : public Executable {
   std::string k_reason_, v_reason_;
   std::unique_ptr<const Plan> few_;  // of ragged queries, for sequences of few rows
   const AttentionProblem* few_problem() const { return few_ ? &few_->problem_ : nullptr; }
-  int64_t worker_floats_ = 0;        // of each worker
-  int64_t partial_floats_ = 0;       // of all partial results
+  int64_t worker_floats_ = 0;   // of each worker
+  int64_t partial_floats_ = 0;  // of all partial results
   int64_t schedule_floats_ = 0;
 };
 

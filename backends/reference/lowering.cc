@@ -22,6 +22,7 @@ absl::Status Lowering::LowerPartition() {
   for (const Op& op : graph().ops()) {
     KVANT_RETURN_IF_ERROR(CheckShapesKnown(graph(), op));
     KVANT_ASSIGN_OR_RETURN(Array first, kLower[static_cast<size_t>(op.kind)](op, *this));
+    if (!plan.declined().empty()) return OpError(ErrorKind::kUnimplemented, op, plan.declined());
     if (HasOutput(op, 0)) SetOutput(op, 0, std::move(first));
   }
   // Last, so that an execution that fails has written nothing, and inputs may share the memory of

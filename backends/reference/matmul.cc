@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
@@ -76,6 +78,14 @@ Array MatMul(Plan& plan, Array a, Array b, bool transpose_a, bool transpose_b) {
     for (Dims* each : {&a_batch, &b_batch, &result_batch}) each->pop_back();
   }
   Array result = plan.NewArray(dims);
+  // oneDNN counts with 32 bits, and divides by what overflows.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t rows = ElementsOf(result_batch) * left.rows;
+  if (std::max({rows, left.columns, right.columns}) > kMost) {
+    plan.Decline(absl::StrCat("multiplies ", rows, " rows of ", left.columns, " by ", right.columns,
+                              " columns, and oneDNN takes no more than ", kMost, " of each"));
+    return result;
+  }
   const auto a_desc = OperandDesc(a_batch, left), b_desc = OperandDesc(b_batch, right);
   const auto desc = OperandDesc(result_batch, Matrix{{}, left.rows, right.columns});
   const dnnl::matmul::primitive_desc description(CpuEngine(), a_desc, b_desc, desc,

@@ -79,6 +79,12 @@ class Plan {
   void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                int overwrites = -1);
 
+  // Says why what is added cannot run; the first reason stays.
+  void Decline(std::string why) {
+    if (declined_.empty()) declined_ = std::move(why);
+  }
+  const std::string& declined() const { return declined_; }
+
   // Lays the arrays out; nothing may be added afterwards.
   void Finish();
 
@@ -106,6 +112,7 @@ class Plan {
 
   std::vector<ArrayInfo> arrays_;
   std::vector<StepInfo> steps_;
+  std::string declined_;
   size_t scratch_bytes_ = 0;
 };
 

@@ -61,9 +61,9 @@ absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of) {
     const Value scales = input(name + "_scales", kF32, groups);
     const GraphBuilder::DequantizeOptions how{.group_shape = {1, 1, 1, 1, of.group}};
     const Value values =
-        of.zero_points ? g.DynamicDequantize(codes, scales,
-                                             input(name + "_zero_points", of.type, groups), how)
-                       : g.DynamicDequantize(codes, scales, how);
+        of.zero_points
+            ? g.DynamicDequantize(codes, scales, input(name + "_zero_points", of.type, groups), how)
+            : g.DynamicDequantize(codes, scales, how);
     return paged ? g.LoadPages(values, *table, *lengths) : values;
   };
   const Value q = g.Input("q", kF32, {rows, of.kv_heads, of.ratio, 1, of.head_size});

@@ -72,8 +72,8 @@ bool HasTokens(const Segment& segment, const Array& array) {
 bool AddressesParameters(const Segment& segment) {
   const Dequantization& how = segment.dequantization;
   const auto addresses = [&](const Array& array) {
-    const bool same = array.strides[kRow] == 0 &&
-                      (array.strides[0] == 0 || !segment.page_table.present());
+    const bool same =
+        array.strides[kRow] == 0 && (array.strides[0] == 0 || !segment.page_table.present());
     return !array.present() || same || HasTokens(segment, array);
   };
   return addresses(how.scales) && addresses(how.zero_points);

@@ -100,9 +100,9 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
   }
 }
 void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uint8_t* to) {
-  const auto copy = bytes == 1   ? CopyRows<1>
-                    : bytes <= 4 ? CopyRows<2>
-                    : bytes <= 8 ? CopyRows<4>
+  const auto copy = bytes == 1    ? CopyRows<1>
+                    : bytes <= 4  ? CopyRows<2>
+                    : bytes <= 8  ? CopyRows<4>
                     : bytes <= 16 ? CopyRows<8>
                     : bytes <= 32 ? CopyRows<16>
                                   : CopyRows<32>;

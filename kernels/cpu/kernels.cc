@@ -1,6 +1,9 @@
 #include "kvant/kernels/cpu/kernels.h"
 
+#include <cstdio>
 #include <cstdlib>
+#include <string>
+#include <string_view>
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -57,7 +60,16 @@ std::string_view KernelNames() {
 }
 
 const KernelSet* ChosenKernels() {
-  static const KernelSet* const chosen = Choose(std::getenv("KVANT_CPU_ISA"));
+  static const KernelSet* const chosen = [] {
+    const char* const forced = std::getenv("KVANT_CPU_ISA");
+    const KernelSet* const set = Choose(forced);
+    // Nothing is fused then, which is slow and would pass unseen.
+    if (set == nullptr) {
+      std::fprintf(stderr, "kvant: KVANT_CPU_ISA: '%.64s' is none of what this CPU has of: %s\n",
+                   forced, std::string(KernelNames()).c_str());
+    }
+    return set;
+  }();
   return chosen;
 }
 

@@ -107,9 +107,8 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   if (!splits) {
     // Of packed queries, how many tiles there are is not known either.
     const bool packed = problem.query_offsets.present();
-    return 2 * AffordableUnits(
-                   problem, packed ? kMostShared * kMostInTurn * kFullChunk
-                                   : TilesOf(problem) * problem.kv_len);
+    return 2 * AffordableUnits(problem, packed ? kMostShared * kMostInTurn * kFullChunk
+                                               : TilesOf(problem) * problem.kv_len);
   }
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
@@ -150,9 +149,9 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
     if (splits) {
       row->splits = *splits;
     } else if (problem_.may_split && columns > 0 && tiles > 0) {
-      row->splits = std::clamp<int64_t>(
-          CeilDiv(columns * AffordableUnits(*row->problem, tokens), tokens), 1,
-          CeilDiv(columns, kMinChunk));
+      row->splits =
+          std::clamp<int64_t>(CeilDiv(columns * AffordableUnits(*row->problem, tokens), tokens), 1,
+                              CeilDiv(columns, kMinChunk));
     }
     row->unit = units_;
     row->partial = partials;

@@ -292,6 +292,25 @@ TEST(ReferenceTest, EmptyOutputs) {
   ExpectAgrees(std::move(g));
 }
 
+// oneDNN counts with 32 bits: some of these had it divide by zero.
+TEST(ReferenceTest, ProductsTooLargeForOneDnnAreDeclined) {
+  const int64_t large = int64_t{1} << 32, half = int64_t{1} << 16;
+  const std::pair<Dims, Dims> pairs[] = {{{1, large}, {large, 1}},
+                                         {{large, 1}, {1, 1}},
+                                         {{1, 1}, {1, large + 8}},
+                                         {{half, half, 1}, {1, 1}}};
+  const Engine engine = Engine::Create({.backends = {"reference"}}).value();
+  for (const auto& [a, b] : pairs) {
+    GraphBuilder g;
+    g.Output("y", g.MatMul(g.Input("a", kF32, a), g.Input("b", kF32, b)));
+    const auto compiled = engine.Compile(std::move(g).Build().value());
+    ASSERT_FALSE(compiled.ok());
+    const std::string said(compiled.status().message());
+    EXPECT_TRUE(absl::StrContains(said, "MatMul")) << said;
+    EXPECT_TRUE(absl::StrContains(said, "oneDNN takes no more than 2147483647")) << said;
+  }
+}
+
 TEST(ReferenceTest, SaysWhatRuns) {
   const Graph graph = CompressedAttention(kF32).Build().value();
   const Engine engine = Engine::Create({.backends = {"reference"}}).value();
