@@ -22,7 +22,8 @@ struct KvAttentionInputs {
   ConstTensor sinks;  // f32 [query_heads]: a logit that joins each softmax's denominator
   ConstTensor bias;   // f32, of KvAttentionOptions::bias
   // Of the query tokens, dense [batch, heads, query_tokens, head size] (v_head_size of v) of
-  // KvAttentionOptions::type. Row b has those from its starts[b] on, or all where there are none.
+  // KvAttentionOptions::type. Row b has those from its starts[b] on, or all where there are none;
+  // the output of the queries before those means nothing.
   ConstTensor k, v;
   absl::Span<const int64_t> starts;
 };

@@ -319,9 +319,13 @@ std::string Plan::ProductsName() const {
   const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
                          const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
-      if (segment.codes.usable) {
-        return segment.codes.floats ? "f32 products on codes" : "integer products";
-      }
+      if (!segment.codes.usable) continue;
+      if (segment.codes.floats) return "f32 products on codes";
+      // For each run queries, or weights, are made anew.
+      const bool short_runs = segment.codes.by_channel && segment.codes.run < kTokenTile;
+      return short_runs ? absl::StrCat("integer products (scales by channel in runs of ",
+                                       segment.codes.run, " tokens)")
+                        : "integer products";
     }
     if (reason.empty()) {
       const bool scaled = std::any_of(segments.begin(), segments.end(),

@@ -60,6 +60,12 @@ MASKS = (("causal", ("--causal=bottom-right",)), ("mask", ("--mask",)), ("mask o
 LAYOUTS = (("K's tokens innermost", ("--k-layout", "channels")), ("K transposed", ("--k-layout", "transposed")),
            ("heads of a token side by side", ("--token-major",)),
            ("pages of 16, likewise", ("--token-major", "--page-size", "16")), ("output by query", ("--transpose-output",)))
+# Parameters in every place, where tokens lie apart.
+PLACES = tuple((side, 128) for side in (
+    "u4:g32:pzp", "u4:token:pzp", "s8:tensor", "s8:head", "u4:head:zp", "f8_e4m3:tensor", "f8_e4m3:head", "s8:block:g16",
+    "s8:channel", "u4:channel:g16:zp", "f8_e4m3:channel:g16")) + (("u4:g32:zp", 96), ("u4:g32:pzp", 96), ("s8:g16", 256))
+APART = (("heads side by side", ("--token-major",)), ("pages of 16", ("--page-size", "16")),
+         ("pages of 16, heads side by side", ("--token-major", "--page-size", "16")))
 DTYPES = (("f16 queries", ("--dtype", "f16")), ("bf16 queries", ("--dtype", "bf16")))
 
 
@@ -71,6 +77,9 @@ def all_lines():
     for size in HEAD_SIZES:
         for side in ("f16", "s8:token", "u4:token:zp"):
             yield Line("head sizes", f"{size}, {side}", side, side, head_size=size)
+    for side, size in PLACES:
+        for name, more in APART:
+            yield Line("places of parameters", f"{name}, {side}, heads of {size}", side, side, more, size)
     for family, variants in (("masks and loads", MASKS), ("layouts", LAYOUTS), ("queries", DTYPES)):
         for name, more in variants:
             for side in ("f16", "s8:g32", "u4:g32:zp"):

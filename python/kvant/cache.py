@@ -180,7 +180,8 @@ class KvCache:
             of them, and with k and v query tokens more.
           k, v: of the query tokens, where the cache does not have them yet: they are read as they
             are, of q's type, dense, and appended afterwards by who calls.
-          starts: [batch], the first of k and v that a row has; None: all.
+          starts: [batch], the first of k and v that a row has; None: all. What comes out for the
+            queries before it, which are padding, means nothing.
           causal: False: the queries are of tokens that come after all of these, and see them all.
           stats: f32 [batch, query heads, query tokens, 1], written: max + ln(sum exp(score - max))
             of each query, -inf where it sees nothing, by which ``MergeAttention`` joins attention
