@@ -132,11 +132,11 @@ bool ForRuns(const Part& part, Use use) {
   for (int64_t first = 0; first < part.tokens;) {
     Position p = part.first;
     p.at[kRow] += first;
-    Position next = p;
+    // In the next tile, which other heads' turns may come before, lies the same run of it.
+    Position next = part.next;
     const int64_t tokens = std::min(part.tokens - first, codes.run - p.at[kRow] % codes.run);
-    next.at[kRow] += tokens;
-    const bool last = first + tokens == part.tokens;
-    Part one{part.segment, p, tokens, part.column + first, last ? part.next : next};
+    next.at[kRow] += first;
+    Part one{part.segment, p, tokens, part.column + first, next};
     one.in_turn = part.in_turn;
     if (!use(one)) return false;
     first += tokens;

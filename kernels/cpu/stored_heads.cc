@@ -36,16 +36,16 @@ const StoredHead& StoredHeads::At(const Reader& reader, const Part& part) {
   return head_;
 }
 
-bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
+bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn, int64_t blocks,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]) {
   const int64_t count = in_turn.count;
   const bool dense = rows.token_bytes() == count * bytes;
   if (rows.head_bytes() != bytes || rows.token_bytes() == 0 || (!dense && count != kPageUnit)) {
     return false;
   }
-  for (int64_t i = 0; i < kTileBlocks; ++i) {
+  for (int64_t i = 0; i < blocks; ++i) {
     // With kPageUnit heads a run is a token.
-    const int64_t run = in_turn.index * kTileBlocks + i;
+    const int64_t run = in_turn.index * blocks + i;
     const int64_t block = run / count, at = run % count;
     share[i] =
         next[block] - in_turn.index * bytes + at * (dense ? kPageUnit * bytes : rows.token_bytes());
@@ -61,9 +61,10 @@ TokenRows RowsAt(const StoredHead& head, const Part& part, int64_t channels) {
   rows.tokens = part.tokens;
   PartBlocks(part).Find(head.data, rows.blocks, rows.next);
   const uint8_t* share[kTileBlocks];
-  if (rows.stride >= 2 * rows.row_bytes && rows.tokens == kTokenTile &&
-      FindShare(head.data, rows.row_bytes, part.in_turn, rows.next, share)) {
-    std::copy_n(share, kTileBlocks, rows.next);
+  const int64_t blocks = rows.tokens / kPageUnit;
+  if (rows.stride >= 2 * rows.row_bytes && rows.tokens % kPageUnit == 0 &&
+      FindShare(head.data, rows.row_bytes, part.in_turn, blocks, rows.next, share)) {
+    std::copy_n(share, blocks, rows.next);
     rows.next_stride = rows.row_bytes;
   }
   return rows;

@@ -116,9 +116,9 @@ class PartBlocks {
 //     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 asks for runs 0 to 3,
 //     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
 //
-// `rows` of `bytes`, in blocks at `next`. False where that is no whole run: with other heads' rows
-// in a token, unless kPageUnit heads take turns.
-bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn,
+// `rows` of `bytes`, in so many blocks at `next`, of which a head asks for as many. False where
+// that is no whole run: with other heads' rows in a token, unless kPageUnit heads take turns.
+bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn, int64_t blocks,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]);
 
 // Whether qk_channels reads the segment's keys where they lie.

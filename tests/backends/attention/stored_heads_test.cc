@@ -8,6 +8,8 @@
 #include <map>
 #include <vector>
 
+#include "kvant/kernels/cpu/code_parameters.h"
+
 namespace kvant::cpu {
 namespace {
 
@@ -63,14 +65,17 @@ void CheckTurn(const Pool& pool, int64_t first, int64_t count) {
       p.at[1] = first + i;
       int64_t tokens = 0;
       ForParts({&piece, 1}, p, column, kTokenTile, /*join=*/true, [&](const Part& part) {
-        const TokenRows rows =
-            RowsAt(heads[static_cast<size_t>(i)].At(reader, part), part, kChannels);
-        ASSERT_EQ(rows.row_bytes, 2 * kChannels);
-        for (int64_t t = 0; t < part.tokens; ++t) {
-          ASSERT_EQ(rows.At(t), pool.RowAt(first + i, column + part.column + t));
-          ++asked[rows.Next(t)];
-        }
-        tokens += part.tokens;
+        ForRuns(part, [&](const Part& run) {
+          const TokenRows rows =
+              RowsAt(heads[static_cast<size_t>(i)].At(reader, run), run, kChannels);
+          EXPECT_EQ(rows.row_bytes, 2 * kChannels);
+          for (int64_t t = 0; t < run.tokens; ++t) {
+            EXPECT_EQ(rows.At(t), pool.RowAt(first + i, column + run.column + t));
+            ++asked[rows.Next(t)];
+          }
+          tokens += run.tokens;
+          return true;
+        });
       });
       ASSERT_EQ(tokens, kTokenTile);
       for (int64_t t = column + kTokenTile; t < column + 2 * kTokenTile; ++t) {
@@ -96,6 +101,26 @@ TEST(CpuStoredHeads, HeadsInTurnAskForTheirNextTile) {
             CheckTurn(pool, first, in_turn);
             if (HasFatalFailure()) return;
           }
+        }
+      }
+    }
+  }
+}
+
+// Runs of tokens that have parameters of their own, as well.
+TEST(CpuStoredHeads, RunsAskForThoseOfTheirNextTile) {
+  for (bool by_tokens : {false, true}) {
+    for (int64_t page_tokens : {int64_t{64}, int64_t{128}, kTokens}) {
+      for (int64_t run : {16, 32, 64}) {
+        for (int64_t heads : {1, 3, 8, 16}) {
+          Pool pool(heads, page_tokens, by_tokens);
+          pool.segment.codes.by_channel = true;
+          pool.segment.codes.run = run;
+          pool.segment.joins_pages = false;
+          SCOPED_TRACE(testing::Message() << (by_tokens ? "by tokens, " : "") << "pages of "
+                                          << page_tokens << ", runs of " << run << ", " << heads);
+          CheckTurn(pool, 0, heads);
+          if (HasFailure()) return;
         }
       }
     }
