@@ -138,6 +138,11 @@ bool VariesOverB2(const Segment& segment) {
          segment.dequantization.zero_points.strides[2] != 0;
 }
 
+// How long runs are, where queries or weights are made anew for several in a tile.
+std::string RunsInWords(int64_t run) {
+  return run < kTokenTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
+}
+
 int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
 
 }  // namespace
@@ -321,16 +326,17 @@ std::string Plan::ProductsName() const {
     for (const Segment& segment : segments) {
       if (!segment.codes.usable) continue;
       if (segment.codes.floats) return "f32 products on codes";
-      // For each run queries, or weights, are made anew.
-      const bool short_runs = segment.codes.by_channel && segment.codes.run < kTokenTile;
-      return short_runs ? absl::StrCat("integer products (scales by channel in runs of ",
-                                       segment.codes.run, " tokens)")
-                        : "integer products";
+      const std::string runs = segment.codes.by_channel ? RunsInWords(segment.codes.run) : "";
+      return runs.empty() ? "integer products"
+                          : absl::StrCat("integer products (scales by channel", runs, ")");
     }
     if (reason.empty()) {
-      const bool scaled = std::any_of(segments.begin(), segments.end(),
-                                      [](const Segment& s) { return s.scaled_rows; });
-      return scaled ? "f32 products (scales by channel)" : "f32 products";
+      for (const Segment& segment : segments) {
+        if (!segment.scaled_rows) continue;
+        const std::string runs = RunsInWords(segment.dequantization.group[kRow]);
+        return absl::StrCat("f32 products (scales by channel", runs, ")");
+      }
+      return "f32 products";
     }
     return absl::StrCat("f32 products (", reason, "), ", PriceOf(segments));
   };

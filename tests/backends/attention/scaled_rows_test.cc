@@ -26,12 +26,26 @@ std::string KernelOf(const Case& c) {
 // The highest set's kernel does it so, so that what passes here did.
 void CheckScaled(Case& c) {
   if (HighestKernels().codes != nullptr) {
-    EXPECT_NE(KernelOf(c).find(
-                  "K by f32 products (scales by channel), V by f32 products (scales by channel),"),
-              std::string::npos)
-        << KernelOf(c);
+    const std::string kernel = KernelOf(c);
+    for (const char* side : {"K", "V"}) {
+      const std::string said = std::string(side) + " by f32 products (scales by channel";
+      EXPECT_NE(kernel.find(said), std::string::npos) << kernel;
+    }
   }
   c.Check();
+}
+
+TEST(CpuScaledRows, LengthsOfShortRunsAreSaid) {
+  if (HighestKernels().codes == nullptr) GTEST_SKIP() << "no products on codes";
+  const auto kernel_of = [](DataType type, int64_t run) {
+    const Format by_channel{.type = type, .group = {1, 1, 1, run, 1}, .scales = kF32};
+    return KernelOf(Plain({.q_len = 1, .kv_len = 128}, by_channel, by_channel));
+  };
+  for (const DataType type : {kF8E4M3, kS8}) {
+    EXPECT_NE(kernel_of(type, 16).find("(scales by channel in runs of 16 tokens)"),
+              std::string::npos);
+    EXPECT_EQ(kernel_of(type, 64).find("in runs of"), std::string::npos);
+  }
 }
 
 TEST(CpuScaledRows, EveryRunHeadSizeAndNumberOfRows) {
