@@ -133,7 +133,7 @@ absl::Status JsonValue::Mismatch(std::string_view expected) const {
           [](bool value) -> std::string { return value ? "true" : "false"; },
           [](int64_t value) { return absl::StrCat(value); },
           [](uint64_t value) { return absl::StrCat(value); },
-          [](float value) { return absl::StrCat("the fraction ", value); },
+          [](float value) { return absl::StrCat("the float ", value); },
           [this](const JsonDocument::String& value) {
             return absl::StrCat("'", std::string(document_->TextOf(value).substr(0, 64)), "'");
           },

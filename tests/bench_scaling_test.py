@@ -72,7 +72,9 @@ def check_tables():
     machine = {"cpu": "a CPU", "cores": 2, "flags": "", "commit": ""}
     case = case_of([1000.0] * 256, [1000.0] * 256)
     summaries = {"a step": tables.summary(case, threads, lambda workers, count, placement: model.Domains(count, placement))}
-    text = tables.markdown(machine, here, summaries, 1.5, None)
+    by_tokens = {"by tokens": {w: {"us": 1000.0 / w, "turns": 3 * w} for w in cases.BY_TOKENS_WORKERS}}
+    text = tables.markdown(machine, here, summaries, by_tokens, 1.5, None)
+    assert "| by tokens | 125, 24 turns | 62, 48 turns |" in text, text
     assert "| a step | 256 | runs | **1.00** |" in text, text
     assert "15.0 GB/s for each" in text, text
 
@@ -89,6 +91,12 @@ def check_recording():
         got = json.loads(run.stdout)
         assert len(got["in_order"]) == len(got["apart"]) > len(got["least"]) == 2 * len(lengths), got
         assert 0 < model.efficiency(got, 4, FREE), got
+    # Heads of a token side by side take turns: as few as there are chunks, or with many workers one each.
+    for workers, turns in ((4, 8), (256, 64)):
+        request = {**cases.BY_TOKENS["int8, 32k tokens, 8 KV heads, [N, S, H, D]"], "lengths": [4096], "workers": workers,
+                   "rounds": 1}
+        run = subprocess.run([program], input=json.dumps(request), capture_output=True, text=True, check=True)
+        assert len(json.loads(run.stdout)["in_order"]) == turns, (workers, turns)
     run = subprocess.run([program], input="no", capture_output=True, text=True)
     assert run.returncode == 2 and "no JSON" in run.stderr, run
 

@@ -142,6 +142,9 @@ class CommandTest(unittest.TestCase):
             self.fails("kvant:", "show", "-", stdin=text)
             self.fails("kvant:", "check", "-", stdin=text)
         self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
+        self.fails("has no ':VALUE'", "show", "-", "--op-attrs", "0:transpose_a", stdin=make())
+        self.fails("names no attribute of MatMul", "show", "-", "--op-attrs", "0:transpose", stdin=make())
+        self.fails("--seed", "check", "-", "--seed", "-1", stdin=make())
         for command in ["check", "bench"]:
             self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
         # More memory than any machine has, for an input that is not the first.

@@ -61,7 +61,9 @@ struct CheckArguments {
 
   void AddTo(CLI::App& command) {
     graph_arguments.AddTo(command);
-    command.add_option("--seed", seed, "Of the random data")->capture_default_str();
+    command.add_option("--seed", seed, "Of the random data")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     command
         .add_option("--data", data,
                     "integer: small whole numbers, as benchdnn fills; real: values whose means "

@@ -211,9 +211,8 @@ absl::Status RewriteAttr(const std::string& text, Op& op) {
   const size_t colon = text.find(':');
   const std::string name = text.substr(0, colon);
   const std::optional<Attr> attr = AttrFromName(name);
-  if (colon == std::string::npos || !attr) {
-    return Bad("--op-attrs", text, absl::StrCat("names no attribute of ", op.ToString()));
-  }
+  if (!attr) return Bad("--op-attrs", text, absl::StrCat("names no attribute of ", op.ToString()));
+  if (colon == std::string::npos) return Bad("--op-attrs", text, "has no ':VALUE'");
   const std::string value_text = text.substr(colon + 1);
   if (value_text == "undef") {
     Attributes kept;

@@ -1,6 +1,7 @@
 // kvant precompile: fills the cache of compiled CUDA kernels. Needs no GPU.
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,7 @@ struct PrecompileArguments {
                            PartitionGraph(graph, graph_arguments.partition_options()));
     cuda::Jit jit({.cache_dir = cache});
     int kernels = 0;
-    for (const std::string& arch : archs) {
+    for (const std::string& arch : std::set<std::string>(archs.begin(), archs.end())) {
       KVANT_ASSIGN_OR_RETURN(const cuda::DeviceProperties device, cuda::PropertiesOf(arch));
       int number = 0;  // of the kernel in the graph
       for (const Partition& partition : partitions) {

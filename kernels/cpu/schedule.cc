@@ -15,7 +15,7 @@ namespace {
 // (docs/kernels.md). Of heads that share, so many turns of all are enough, and the most.
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
-constexpr int64_t kEnoughShared = 32, kMostShared = 128;
+constexpr int64_t kEnoughShared = 8, kMostShared = 128;
 // In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
 // But heads that could share and do not take so many times as long (docs/kernels.md).

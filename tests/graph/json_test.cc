@@ -209,7 +209,7 @@ TEST(GraphFromJson, ToleratesWhatFilesLeaveOutOrAdd) {
 
 TEST(GraphFromJson, WrongTypesNameTheirPath) {
   ExpectBadJson(With("/graph/0/inputs/0/shape/1", 3.5),
-                "graph[0].inputs[0].shape[1]: expected a 64-bit integer, found the fraction 3.5");
+                "graph[0].inputs[0].shape[1]: expected a 64-bit integer, found the float 3.5");
   ExpectBadJson(With("/graph/0/inputs/0/shape/1", "3"), "graph[0].inputs[0].shape[1]");
   ExpectBadJson(With("/graph/0/inputs/0/shape", 3),
                 "graph[0].inputs[0].shape: expected an array, found 3");

@@ -257,13 +257,14 @@ TEST(CpuSchedule, SharingHeadsHaveTurnsForManyThreads) {
                           .lengths = std::move(lengths),
                           .pages = true,
                           .by_tokens = true},
-                         /*workers=*/32);
+                         /*workers=*/16);
     EXPECT_EQ(made.schedule().TurnAt(0).count, std::min<int64_t>(heads, 16));
     return made.schedule().turns();
   };
   EXPECT_EQ(turns(8, 32768), 32);
   EXPECT_EQ(turns(16, 32768), 32);
-  EXPECT_EQ(turns(8, 8192), 32);
+  EXPECT_EQ(turns(8, 8192), 8);
+  EXPECT_EQ(turns(16, 8192), 8);
   EXPECT_EQ(turns(8, 131072), 128);
   EXPECT_EQ(turns(8, 32768, std::vector<int32_t>(32, 32768)), 128);
 }
