@@ -44,9 +44,11 @@ bool GoesByChunks(const AttentionProblem& problem) {
 int64_t Sharing(const AttentionProblem& problem) {
   const int64_t groups = Groups(problem);
   const int64_t most = std::min(Schedule::MostInTurn(problem), groups);
-  const bool share = LiesByTokens(problem) && !problem.kv_varies_over_b2 &&
-                     (most == groups || most == kMostInTurn);
-  return share ? most : 1;
+  if (!LiesByTokens(problem) || problem.kv_varies_over_b2) return 1;
+  const Array& keys = problem.k[0].data;
+  const bool dense = keys.strides[1] == problem.head_size &&
+                     (keys.strides[kRow] == groups * problem.head_size || most == kMostInTurn);
+  return dense && (most == groups || most == kMostInTurn) ? most : 1;
 }
 
 // Units that the tokens of all tiles are cut into.
@@ -170,7 +172,7 @@ Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers,
                                              std::min(MostInTurn(*row->problem), tiles));
     const int64_t sharing = row->tiles_of_group == 1 ? Sharing(*row->problem) : 1;
     const int64_t rounds = CeilDiv(CeilDiv(units_, sharing), workers);
-    const bool share = sharing > 1 && rounds * sharing * workers <= kTimesApart * units_;
+    const bool share = sharing > 1 && rounds * sharing * workers < kTimesApart * units_;
     // Else about the same in all of a chunk's turns.
     row->in_turn = share ? sharing : CeilDiv(tiles, CeilDiv(tiles, most));
     turns_ += CeilDiv(tiles, row->in_turn) * row->splits;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -214,7 +215,7 @@ TEST(CpuPageParameters, EveryPlace) {
   }
 }
 
-// In rings, where a tile may begin at any token.
+// Where tiles of keys and of values begin at different tokens, even and odd.
 TEST(CpuPageParameters, Contiguous) {
   for (const int64_t groups : {1, 2, 3, 4, 5, 8, 16, 17}) {
     for (const DataType zero_points : {kU4, kU8, kF16}) {

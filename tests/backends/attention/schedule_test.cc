@@ -244,9 +244,18 @@ TEST(CpuSchedule, HeadsInTurn) {
     EXPECT_EQ(in_turn(20, kU4, by_tokens), by_tokens ? 16 : 10);
     // Many workers have several turns each; unless that costs more than it brings.
     EXPECT_EQ(in_turn(8, kU4, by_tokens, 16), by_tokens ? 8 : 4);
-    EXPECT_EQ(in_turn(8, kU4, by_tokens, 64), by_tokens ? 8 : 1);
+    EXPECT_EQ(in_turn(8, kU4, by_tokens, 48), by_tokens ? 8 : 1);
+    EXPECT_EQ(in_turn(8, kU4, by_tokens, 64), 1);
     EXPECT_EQ(in_turn(8, kU4, by_tokens, 256), 1);
     EXPECT_EQ(in_turn(20, kU4, by_tokens, 16), by_tokens ? 16 : 4);
+  }
+}
+
+// Else some of two workers or more would have nothing to do, of a step that takes no time anyway.
+TEST(CpuSchedule, FewTokensAreForAllThreads) {
+  for (const auto& [tokens, workers] : {std::pair(256, 2), std::pair(512, 4), std::pair(1024, 8)}) {
+    const Scheduled made({.kv_len = tokens, .pages = true, .by_tokens = true}, workers);
+    EXPECT_GE(made.schedule().turns(), workers) << tokens;
   }
 }
 
@@ -257,7 +266,7 @@ TEST(CpuSchedule, SharingHeadsHaveTurnsForManyThreads) {
                           .lengths = std::move(lengths),
                           .pages = true,
                           .by_tokens = true},
-                         /*workers=*/16);
+                         /*workers=*/8);
     EXPECT_EQ(made.schedule().TurnAt(0).count, std::min<int64_t>(heads, 16));
     return made.schedule().turns();
   };
