@@ -20,7 +20,7 @@ std::FILE* OpenVerboseFile(const char* variable) {
   const char* const value = std::getenv(variable);
   const std::string_view asked = value == nullptr ? "" : value;
   if (asked.empty() || asked == "0") return nullptr;
-  // Higher levels, which others have.
+  // Other libraries have higher levels; here they are the same.
   if (asked.find_first_not_of("0123456789") == asked.npos) return stderr;
   std::FILE* const opened = std::fopen(value, "a");
   if (opened == nullptr) {

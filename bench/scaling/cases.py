@@ -17,6 +17,6 @@ CASES = {
 }
 WORKERS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 DOMAINS = (1, 2, 4, 8)
-# Of these, how many heads take turns depends on the number of workers, so each is recorded for every one.
+# How many heads of these steps take turns depends on the number of workers: each is recorded for every number.
 BY_TOKENS = _both("32k tokens, 8 KV heads, [N, S, H, D]", kv_heads=8, ratio=4, lengths=[LONG], by_tokens=True)
 BY_TOKENS_WORKERS = (8, 16, 32, 64, 128)

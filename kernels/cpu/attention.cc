@@ -292,7 +292,8 @@ class TileRunner {
     }
     FoldFactors();
     float amplification = 0.f;
-    for (int64_t r = 0; r < tile_.rows; ++r) {
+    const bool may_round = problem_.products == Products::kStoredRows;
+    for (int64_t r = 0; may_round && r < tile_.rows; ++r) {
       amplification =
           std::max(amplification, Amplification(problem_, reader_, tile_.At(r), first_step_));
     }

@@ -72,6 +72,9 @@ struct CodeLayout {
   bool by_channel = false;
   int64_t run = 0;
   int64_t group = 0, groups = 0;  // channels in a group, and how many there are
+  // Parameters are found by the token's address, or are the same for all tokens: those of a tile
+  // are read at once, also where its tokens are in several pages.
+  bool addressed = false;
   // CodeColumns, for the keys.
   int64_t columns = 0;
   std::vector<int32_t> part_ends, part_groups;

@@ -53,6 +53,17 @@ std::string WhyNotAsFloats(const Segment& segment, int64_t channels) {
   return finite ? "" : "the codebook holds numbers that are not finite";
 }
 
+// See CodeLayout::addressed.
+bool AddressesParameters(const Segment& segment) {
+  const Dequantization& how = segment.dequantization;
+  const auto addresses = [&](const Array& array) {
+    const bool same =
+        array.strides[kRow] == 0 && (array.strides[0] == 0 || !segment.page_table.present());
+    return !array.present() || same || HasTokens(segment, array);
+  };
+  return addresses(how.scales) && addresses(how.zero_points);
+}
+
 }  // namespace
 
 bool HasTokens(const Segment& segment, const Array& array) {
@@ -67,16 +78,6 @@ bool HasTokens(const Segment& segment, const Array& array) {
   if (!in_bytes(pages) || !(tokens == groups ? heads_in_bytes : in_bytes(tokens))) return false;
   const bool by_token = segment.dequantization.group[kRow] == 1 && tokens >= groups;
   return by_token || (tokens == 0 && pages != 0 && segment.page_table.present());
-}
-
-bool AddressesParameters(const Segment& segment) {
-  const Dequantization& how = segment.dequantization;
-  const auto addresses = [&](const Array& array) {
-    const bool same =
-        array.strides[kRow] == 0 && (array.strides[0] == 0 || !segment.page_table.present());
-    return !array.present() || same || HasTokens(segment, array);
-  };
-  return addresses(how.scales) && addresses(how.zero_points);
 }
 
 std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
@@ -121,9 +122,9 @@ std::string DescribeCodes(int64_t channels, bool keys, Segment& segment) {
   }
   codes.groups = std::max<int64_t>(1, CeilDiv(channels, std::max<int64_t>(1, codes.group)));
   codes.usable = channels > 0;
+  codes.addressed = AddressesParameters(segment);
   if (codes.channel_major || !codes.usable) return codes.usable ? "" : "no channels";
-  segment.joins_pages =
-      !codes.by_channel && segment.tokens % kPageUnit == 0 && AddressesParameters(segment);
+  segment.joins_pages = !codes.by_channel && segment.tokens % kPageUnit == 0 && codes.addressed;
   // Parts: to the end of a group, of the channels, or of what a sum may hold.
   const int64_t per_column = 32 / codes.bits;
   const int64_t unit = codes.floats ? kFloatPartUnit : PartUnit(codes.bits);

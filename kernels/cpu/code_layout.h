@@ -25,9 +25,6 @@ inline constexpr int64_t kMostAddressedGroups = 16;
 // Whether an array of the described segment's parameters has entries for tokens, or for pages, that
 // TokenAddresses finds.
 bool HasTokens(const Segment& segment, const Array& array);
-// Whether all parameters of the described segment are so found, or are the same for all tokens:
-// then those of a tile are read at once, also where its tokens are in several pages.
-bool AddressesParameters(const Segment& segment);
 
 }  // namespace kvant::cpu
 

@@ -162,8 +162,7 @@ void ReadStored(const Reader& reader, const Dequantization& how, const Array& ar
   if (!stored.present()) return ReadTile(reader, how, array, p, kTokenTile, groups, staging, out);
   float* const to = groups == 1 ? out : staging;
   for (int64_t i = 0; i < kTileBlocks; ++i) {
-    constexpr int64_t kNoIndex = 0;
-    reader.kernels->load(stored.type, stored.blocks[i], kNoIndex, kPageUnit * groups,
+    reader.kernels->load(stored.type, stored.blocks[i], /*index=*/0, kPageUnit * groups,
                          to + i * kPageUnit * groups);
   }
   if (groups == 1) return;
@@ -247,7 +246,7 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
     return limits.finite;
   };
   const bool odd = p.at[kRow] % 2 != 0 && (head.scales.in_pairs() || head.zero_points.in_pairs());
-  if (n == kTokenTile && head.addressed && !odd) {
+  if (n == kTokenTile && segment.codes.addressed && !odd) {
     const PartBlocks blocks(part);
     alignas(64) uint8_t dense[2][kTokenTile * kMostParameterBytes];
     const StoredParameters stored_scales =

@@ -132,7 +132,7 @@ bool ForRuns(const Part& part, Use use) {
   for (int64_t first = 0; first < part.tokens;) {
     Position p = part.first;
     p.at[kRow] += first;
-    // In the next tile, which other heads' turns may come before, lies the same run of it.
+    // Asks for the same run of what follows the part: other heads' turns may come in between.
     Position next = part.next;
     const int64_t tokens = std::min(part.tokens - first, codes.run - p.at[kRow] % codes.run);
     next.at[kRow] += first;

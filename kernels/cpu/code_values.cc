@@ -9,10 +9,11 @@
 namespace kvant::cpu {
 namespace {
 
-// The largest scale of a tile is 0 or between these, or the tile is multiplied in f32. By token,
-// weights have the scales, and what rounding them loses is 2^-31 of the largest ...
+// A tile whose largest scale is below this, but not 0, is multiplied in f32: weights have scales by
+// token in them, and 2^-31 of such a scale, which the rest of a weight is, comes near the end of
+// f32.
 constexpr float kLeastScale = 1e-20f;
-// ... by channel, squares of what is added have.
+// The same of scales by channel outside of these, whose squares are summed.
 constexpr float kLeastChannelScale = 1e-13f, kMostChannelScale = 1e8f;
 
 int64_t Groups(const Segment& segment) { return segment.codes.groups; }

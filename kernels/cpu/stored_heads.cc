@@ -32,7 +32,6 @@ const StoredHead& StoredHeads::At(const Reader& reader, const Part& part) {
   };
   head_.scales = of(how.scales);
   head_.zero_points = of(how.zero_points);
-  head_.addressed = AddressesParameters(*segment_);
   return head_;
 }
 

@@ -25,7 +25,7 @@ class TokenAddresses {
   int64_t head_bytes() const { return head_stride_ * bits_ / 8; }
   int64_t token_bytes() const { return token_stride_ * bits_ / 8; }
   bool dense(int64_t elements) const { return token_stride_ == elements; }
-  // Whether only every other token begins at a byte; `At` is for these.
+  // Whether only every other token begins at a byte: `At` then takes even ones only.
   bool in_pairs() const { return token_stride_ * bits_ % 8 != 0; }
   // Where tokens begin in their first byte.
   int shift() const { return static_cast<int>(first_ * bits_ % 8); }
@@ -47,7 +47,6 @@ class TokenAddresses {
 // What is the same for all tokens of a head in a segment.
 struct StoredHead {
   TokenAddresses data;
-  bool addressed = false;              // AddressesParameters
   TokenAddresses scales, zero_points;  // where these have tokens
 };
 

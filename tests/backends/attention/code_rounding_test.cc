@@ -215,8 +215,8 @@ void ExpectPromised(const std::string& what, const std::function<Case()>& make) 
     const std::vector<double> expected = c.Expected();
     const double of_f32 = c.RelativeError(expected);
     for (int i = 1; const KernelSet* set = KernelsAt(i); ++i) {
+      if (set->codes == nullptr) continue;  // f32 products, whose errors grow with the scores
       const double promised = (*CompileAttention(c.spec, *set))->rounding();
-      if (promised == 0) continue;  // f32 products, whose errors grow with the scores
       ASSERT_TRUE(c.Run(*set, 1).ok());
       EXPECT_LE(c.RelativeError(expected), promised + 2 * of_f32 + 1e-6)
           << what << ", " << set->name << ": " << spoiler.name << "; f32 has " << of_f32;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "kvant/backends/cpu/cpu_backend.h"
@@ -191,6 +192,21 @@ Case Plain(const Shape& shape, const Format& k, const Format& v) {
   c.SetV(v);
   c.AddScale();
   return c;
+}
+
+std::vector<int32_t> PagesInNoOrder(const std::vector<int32_t>& lengths, int64_t page_tokens,
+                                    int64_t of_row, int64_t pages, std::mt19937& random) {
+  std::vector<int32_t> order(static_cast<size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random);
+  std::vector<int32_t> table(lengths.size() * static_cast<size_t>(of_row), -1);
+  auto next = order.begin();
+  for (size_t row = 0; row < lengths.size(); ++row) {
+    const int64_t own = CeilDiv(lengths[row], page_tokens);
+    std::copy_n(next, own, table.begin() + static_cast<int64_t>(row) * of_row);
+    next += own;
+  }
+  return table;
 }
 
 const KernelSet& HighestKernels() {

@@ -127,6 +127,10 @@ Case Plain(const Shape& shape, const Format& k = {}, const Format& v = {});
 // The highest set of kernels that this CPU has.
 const KernelSet& HighestKernels();
 
+// A page table [lengths, of_row] of `pages`, in no order; -1 where a row needs none.
+std::vector<int32_t> PagesInNoOrder(const std::vector<int32_t>& lengths, int64_t page_tokens,
+                                    int64_t of_row, int64_t pages, std::mt19937& random);
+
 int64_t IndexOf(const View& view, const Dims5& p);
 Dims5 Dense(const Dims5& dims);
 

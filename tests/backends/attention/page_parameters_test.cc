@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -17,6 +16,7 @@
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/engine.h"
 #include "kvant/graph/builder.h"
+#include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tests/backends/attention/harness.h"
 
@@ -147,7 +147,9 @@ class Paged {
         continue;
       }
       if (tensor.name == "table") {
-        FillTable(buffer, random);
+        const std::vector<int32_t> table = PagesInNoOrder(
+            lengths_, page_tokens_, CeilDiv(lengths_[0], page_tokens_), pages_, random);
+        std::memcpy(buffer.data(), table.data(), buffer.bytes());
         continue;
       }
       const double unit = BitsOf(of_.type) == 4 ? 0.1 : 0.01;
@@ -165,20 +167,6 @@ class Paged {
         }
         StoreElement(tensor.type, buffer.data(), i, value);
       }
-    }
-  }
-  // Pages in no order; none that rows without tokens could read.
-  void FillTable(GuardedBuffer& buffer, std::mt19937& random) {
-    std::vector<int32_t> order(static_cast<size_t>(pages_));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), random);
-    auto* const table = static_cast<int32_t*>(buffer.data());
-    const int64_t of_row = CeilDiv(lengths_[0], page_tokens_);
-    std::fill_n(table, kRows * of_row, -1);
-    size_t next = 0;
-    for (int64_t row = 0; row < kRows; ++row) {
-      const int64_t own = CeilDiv(lengths_[static_cast<size_t>(row)], page_tokens_);
-      for (int64_t i = 0; i < own; ++i) table[row * of_row + i] = order[next++];
     }
   }
   std::vector<float> RunOracle() const {
@@ -213,6 +201,32 @@ TEST(CpuPageParameters, EveryPlace) {
       }
     }
   }
+}
+
+// That these are read by addresses, and so what the tests above are of.
+TEST(CpuPageParameters, AreAddressed) {
+  const auto is_addressed = [](int64_t heads, int64_t groups, DataType zero_points) {
+    Segment segment;
+    segment.data = {.buffer = 0, .type = kU4, .strides = {0, 0, 0, heads * groups * 16, 1}};
+    segment.dequantization.group[kCol] = 16;
+    const auto parameters = [&](DataType type) {
+      return Array{.buffer = 1,
+                   .type = type,
+                   .strides = {16 * heads * groups, groups, 0, heads * groups, 1}};
+    };
+    segment.dequantization.scales = parameters(kF16);
+    segment.dequantization.zero_points = parameters(zero_points);
+    segment.page_table.buffer = 2;
+    segment.tokens = 16;
+    EXPECT_EQ(DescribeCodes(groups * 16, /*keys=*/true, segment), "");
+    EXPECT_EQ(segment.joins_pages, segment.codes.addressed);
+    return segment.codes.addressed;
+  };
+  for (const int64_t groups : {2, 3, 5, 8, 16}) EXPECT_TRUE(is_addressed(4, groups, kU4)) << groups;
+  EXPECT_TRUE(is_addressed(3, 3, kU8));
+  // Every other token begins amid a byte, wherever its head does.
+  EXPECT_FALSE(is_addressed(3, 3, kU4));
+  EXPECT_FALSE(is_addressed(4, 17, kU4));
 }
 
 // Where tiles of keys and of values begin at different tokens, even and odd.

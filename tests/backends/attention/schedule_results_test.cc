@@ -182,13 +182,8 @@ void CheckPagesInAnyOrder(int64_t heads, bool token_major, int64_t page_tokens,
   };
   std::memcpy(of("lengths").data(), lengths.data(), lengths.size() * 4);
   if (prompt > 0) std::memcpy(of("offsets").data(), offsets.data(), offsets.size() * 4);
-  std::vector<int32_t> order(all_pages), pages(kRows * pages_of_row, -1);
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), random);
-  for (int64_t row = 0, next = 0; row < kRows; ++row) {
-    const int64_t own = CeilDiv(lengths[static_cast<size_t>(row)], page_tokens);
-    for (int64_t i = 0; i < own; ++i) pages[row * pages_of_row + i] = order[next++];
-  }
+  const std::vector<int32_t> pages =
+      PagesInNoOrder(lengths, page_tokens, pages_of_row, all_pages, random);
   std::memcpy(of("table").data(), pages.data(), pages.size() * 4);
 
   const auto run = [&](const std::string& backend, std::shared_ptr<Executor> executor) {

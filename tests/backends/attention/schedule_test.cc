@@ -7,22 +7,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "kvant/backends/cpu/attention_plan.h"
-#include "kvant/backends/engine.h"
-#include "kvant/graph/builder.h"
-#include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/columns.h"
-#include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {
 namespace {
@@ -251,7 +241,7 @@ TEST(CpuSchedule, HeadsInTurn) {
   }
 }
 
-// Else some of two workers or more would have nothing to do, of a step that takes no time anyway.
+// Of few tokens every worker has a turn: one of all heads would leave the others nothing to do.
 TEST(CpuSchedule, FewTokensAreForAllThreads) {
   for (const auto& [tokens, workers] : {std::pair(256, 2), std::pair(512, 4), std::pair(1024, 8)}) {
     const Scheduled made({.kv_len = tokens, .pages = true, .by_tokens = true}, workers);
