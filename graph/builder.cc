@@ -249,6 +249,12 @@ void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) 
 GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places,
                                                  const QuantizeOptions& options) {
   if (IsComputeFloat(options.type)) {
+    if (!options.group_shape.empty() || options.axis || options.zero_point_type != kUndef ||
+        !options.codebook.empty()) {
+      Fail(InvalidArguments(OpKindName(to.kind), " of type ", DataTypeName(options.type),
+                            " converts: it has no scales, so no group_shape, axis, "
+                            "zero_point_type or codebook"));
+    }
     const Value dst = Emit(to.kind, "", {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
     SetCapacity(dst, to, 1);
     return {dst, dst, std::nullopt};

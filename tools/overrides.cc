@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -125,16 +126,18 @@ absl::Status SetShape(const std::string& text, LogicalTensor& tensor) {
   return ValidateTensor(tensor);
 }
 
-// Calls apply(id, rest) for each "id:rest" of a list joined by '+'.
+// Calls apply(id, rest) for each "id:rest" of a list joined by '+', which has no id twice.
 template <typename Apply>
 absl::Status ForEachEntry(std::string_view option, const std::string& text, Apply apply) {
   if (text.find(',') != std::string::npos) {
     return Bad(option, text, "lists alternatives with a comma; give one at a time");
   }
+  std::set<uint64_t> seen;
   for (const std::string& entry : std::vector<std::string>(absl::StrSplit(text, '+'))) {
     const size_t colon = entry.find(':');
     const std::optional<uint64_t> id = ParseId(entry.substr(0, colon));
     if (colon == std::string::npos || !id) return Bad(option, entry, "does not start with 'ID:'");
+    if (!seen.insert(*id).second) return Bad(option, text, absl::StrCat("names ", *id, " twice"));
     KVANT_RETURN_IF_ERROR(apply(*id, entry.substr(colon + 1)));
   }
   return absl::OkStatus();

@@ -89,17 +89,26 @@ def kvant(name, kind, **options):
     return Contestant(f"kvant {name}", "kvant", kind, words, bits, **options)
 
 
+def ggml(family, int8, int4, f16):
+    """What ggml and its fork both have."""
+    q8_0 = "int8, groups of 32, f16 scales; 8-bit queries"
+    q4_0 = "int4, groups of 32, f16 scales, no zero points; 8-bit queries"
+    return (
+        Contestant(f"{family} f16", family, "f16", "f16, uncompressed", 16, f16),
+        Contestant(f"{family} q8_0", family, "q8_0", q8_0, 8.5, int8),
+        Contestant(f"{family} q4_0", family, "q4_0", q4_0, 4.5, int4),
+    )
+
+
 def peers(int8, int4, f16, bf16):
     """The others; each argument names the kvant contestants that one storage compares with."""
     dense = "uncompressed"
     return (
         Contestant("onnxruntime int8", "onnxruntime", "int8", f"int8, {STATIC}", 8, int8),
         Contestant("onnxruntime int4", "onnxruntime", "int4", f"int4, {STATIC}", 4, int4),
-        Contestant("ggml f16", "ggml", "f16", f"f16, {dense}", 16, f16),
-        Contestant("ggml q8_0", "ggml", "q8_0", "int8, groups of 32, f16 scales; 8-bit queries",
-                   8.5, int8),
-        Contestant("ggml q4_0", "ggml", "q4_0", "int4, groups of 32, f16 scales, no zero points; "
-                   "8-bit queries", 4.5, int4),
+        *ggml("ggml", int8, int4, f16),
+        *ggml("ik_llama", int8, int4, f16),
+        Contestant("ik_llama bf16", "ik_llama", "bf16", f"bf16, {dense}", 16, bf16),
         Contestant("torch f32", "torch", "f32", f"f32, {dense}", 32, f16),
         Contestant("torch bf16", "torch", "bf16", f"bf16, {dense}; bf16 queries", 16, bf16),
         Contestant("torch int8", "torch", "int8", "int8, groups of 32, f16 scales; dequantized to "

@@ -1,20 +1,20 @@
-"""ggml's flash attention, from the libraries that scripts/bench builds of llama-cpp-python."""
+"""ggml's flash attention, from the libraries that scripts/bench builds: those of llama.cpp, and of
+ik_llama.cpp, a fork whose functions are the same."""
 import ctypes
 import os
-import pathlib
 
 import attention
 import numpy as np
 
 BLOCK = 32
-F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # enum ggml_type
-TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
+F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30  # enum ggml_type
+TYPES = {"f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0}
 
-folder = pathlib.Path(os.environ["KVANT_PEERS_GGML"])
-base, cpu = (
-    ctypes.CDLL(str(folder / f"libggml-{part}.so"), mode=ctypes.RTLD_GLOBAL)
-    for part in ("base", "cpu")
-)
+# Of several libraries the first is what the others are linked with.
+libraries = [
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in os.environ["KVANT_PEERS_GGML"].split(":")
+]
+base, cpu = libraries[0], libraries[-1]
 
 
 class InitParams(ctypes.Structure):
@@ -33,7 +33,6 @@ def _function(library, name, result, *arguments):
 
 
 P, I64, F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-ggml_version = _function(base, "ggml_version", ctypes.c_char_p)
 ggml_init = _function(base, "ggml_init", P, InitParams)
 ggml_free = _function(base, "ggml_free", None, P)
 new_tensor = _function(base, "ggml_new_tensor_4d", P, P, ctypes.c_int, I64, I64, I64, I64)
@@ -50,6 +49,7 @@ set_threads = _function(cpu, "ggml_backend_cpu_set_n_threads", None, P, ctypes.c
 
 
 def version():
+    ggml_version = _function(base, "ggml_version", ctypes.c_char_p)
     return f"ggml {ggml_version().decode()} of llama-cpp-python"
 
 
@@ -58,6 +58,9 @@ def _encode(x, kind):
     if kind == "f16":
         halves = x.astype(np.float16)
         return halves, lambda h: halves[h]
+    if kind == "bf16":
+        words = attention.to_bf16(x)
+        return words, lambda h: attention.from_bf16(words[h])
     bits = int(kind[1])
     stored = attention.Quantized(x, bits, zero_points=False)
     codes = stored.codes.reshape(*stored.scales.shape, BLOCK)
@@ -71,47 +74,47 @@ def _encode(x, kind):
 
 
 class Graph:
-    """One copy of the tensors, and the graph on them."""
+    """The graph on one copy of the tensors, which have no memory yet."""
 
-    def __init__(self, case, kind, backend, contents):
-        self.context = ggml_init(InitParams(1 << 20, None, True))
+    def __init__(self, context, case, kind, mask):
         d, s = case.head_size, case.kv_len
-        q = new_tensor(self.context, F32, d, case.q_len, case.heads, 1)
-        k = new_tensor(self.context, TYPES[kind], d, s, case.kv_heads, 1)
-        v = new_tensor(self.context, TYPES[kind], d, s, case.kv_heads, 1)
-        tensors = [q, k, v]
-        if case.causal:
-            tensors.append(new_tensor(self.context, F16, s, case.q_len, 1, 1))
-        mask = tensors[3] if case.causal else None
-        self.out = flash_attention(self.context, q, k, v, mask, d**-0.5, 0.0, 0.0)
-        self.graph = new_graph(self.context)
+        q = new_tensor(context, F32, d, case.q_len, case.heads, 1)
+        k = new_tensor(context, TYPES[kind], d, s, case.kv_heads, 1)
+        v = new_tensor(context, TYPES[kind], d, s, case.kv_heads, 1)
+        m = None if mask is None else new_tensor(context, F16, *mask.shape[::-1], 1, 1)
+        self.inputs = [tensor for tensor in (q, k, v, m) if tensor is not None]
+        self.out = flash_attention(context, q, k, v, m, d**-0.5, 0.0, 0.0)
+        self.graph = new_graph(context)
         build_forward(self.graph, self.out)
-        self.buffer = allocate(self.context, backend)
-        for tensor, content in zip(tensors, contents):
+
+    def fill(self, contents):
+        for tensor, content in zip(self.inputs, contents):
             assert bytes_of(tensor) == content.nbytes, (bytes_of(tensor), content.nbytes)
             ctypes.memmove(data_of(tensor), content.ctypes.data, content.nbytes)
 
-    def __del__(self):
-        free_buffer(self.buffer)
-        ggml_free(self.context)
-
 
 class FlashAttention:
-    def __init__(self, data, kind, threads):
+    """mask [at least q_len, kv_len], f16, is added to scores; None: nothing is."""
+
+    def __init__(self, data, kind, threads, mask):
         case = self.case = data.case
         self.backend = cpu_init()
         set_threads(self.backend, threads)
         (k, self.k_head), (v, self.v_head) = (_encode(x, kind) for x in (data.k, data.v))
-        contents = [data.q, k, v]
-        if case.causal:
-            mask = attention.causal_mask(case)
-            contents.append(np.where(mask, np.float16(-np.inf), np.float16(0)))
         self.bytes = 2 * data.q.nbytes + k.nbytes + v.nbytes
-        self.rotation = [
-            Graph(case, kind, self.backend, contents) for _ in range(attention.copies(self.bytes))
-        ]
+        count = attention.copies(self.bytes)
+        # One for all copies: ik_llama.cpp has 64 contexts.
+        self.context = ggml_init(InitParams(count << 20, None, True))
+        self.rotation = [Graph(self.context, case, kind, mask) for _ in range(count)]
+        self.buffer = allocate(self.context, self.backend)
+        for copy in self.rotation:
+            copy.fill([x for x in (data.q, k, v, mask) if x is not None])
         self.runs = 0
         self.detail = "ggml_flash_attn_ext"
+
+    def __del__(self):
+        free_buffer(self.buffer)
+        ggml_free(self.context)
 
     def run(self):
         self.last = self.rotation[self.runs % len(self.rotation)]
@@ -130,5 +133,11 @@ class FlashAttention:
         return self.k_head(head), self.v_head(head)
 
 
+def mask_of(case):
+    """What is added to scores [q_len, kv_len], in f16."""
+    return np.where(attention.causal_mask(case), np.float16(-np.inf), np.float16(0))
+
+
 def make(data, kind, threads):
-    return FlashAttention(data, kind, threads)
+    mask = mask_of(data.case) if data.case.causal else None
+    return FlashAttention(data, kind, threads, mask)

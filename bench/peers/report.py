@@ -93,6 +93,7 @@ COLORS = {
     "kvant": "#d62728",
     "onnxruntime": "#1f77b4",
     "ggml": "#2ca02c",
+    "ik_llama": "#9467bd",
     "torch": "#ff7f0e",
     "onednn": "#7f7f7f",
 }

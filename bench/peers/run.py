@@ -12,7 +12,7 @@ import sys
 import cases
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FAMILIES = ("kvant", "onnxruntime", "ggml", "torch", "onednn")
+FAMILIES = ("kvant", "onnxruntime", "ggml", "ik_llama", "torch", "onednn")
 
 
 def parse_arguments():

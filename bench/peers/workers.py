@@ -204,7 +204,14 @@ def _environment(family):
     """Where scripts/bench put what is no Python package."""
     prefix = pathlib.Path(sys.prefix)
     if family == "ggml":
-        return {"KVANT_PEERS_GGML": str(prefix.parent / "ggml" / "bin")}
+        folder = prefix.parent / "ggml" / "bin"
+        return {"KVANT_PEERS_GGML": f"{folder}/libggml-base.so:{folder}/libggml-cpu.so"}
+    if family == "ik_llama":
+        folder = prefix.parent / "ik_llama"
+        return {
+            "KVANT_PEERS_GGML": str(folder / "ggml" / "src" / "libggml.so"),
+            "KVANT_PEERS_IK_LLAMA_VERSION": str(folder / "version"),
+        }
     if family == "onednn":
         return {
             "KVANT_PEERS_ONEDNN": str(prefix.parent / "libonednn_sdpa.so"),

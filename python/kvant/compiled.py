@@ -58,8 +58,8 @@ def compile(
       threads: of the CPU; None: as many as torch uses, if it is imported, else all.
       backends: names to ask, in order; None: the device's.
       require_fused: raise where something would run op by op, with the reasons.
-      shapes: dims of inputs and outputs that the graph leaves open, by name or id; a pair
-        ``(dims, strides)`` gives both, strides in elements.
+      shapes: dims of inputs and outputs, by name or id, that the graph leaves open, or instead of
+        the graph's; a pair ``(dims, strides)`` gives both, strides in elements.
     """
     if not isinstance(graph, Graph):
         raise invalid(f"compile takes a kvant.Graph, not {shown(graph)}")

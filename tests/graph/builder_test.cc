@@ -211,6 +211,11 @@ TEST(GraphBuilder, BadUses) {
   ExpectFailure(ErrorKind::kInvalidGraphOp, "Concat", [](GraphBuilder& g) { g.Concat({}, 0); });
   ExpectFailure(ErrorKind::kInvalidGraphOp, "SoftMax",
                 [](GraphBuilder& g) { g.SoftMax(g.Input("x", kF32, {2}), {.mode = "sometimes"}); });
+  ExpectFailure(ErrorKind::kInvalidArguments, "Append of type f16 converts: it has no scales",
+                [](GraphBuilder& g) {
+                  g.Append(g.Input("x", kF32, {1, 2, 3, 32}), g.Input("at", kS32, {1}), 64,
+                           {.group_shape = {1, 1, 1, 32}, .type = kF16});
+                });
 }
 
 TEST(GraphBuilder, TakesOnlyItsOwnValues) {

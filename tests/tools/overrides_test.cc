@@ -132,11 +132,13 @@ TEST(OverridesTest, RefusesWithTheWrongPart) {
       {{.in_shapes = "0:*aacd"}, "aacd"},
       {{.in_shapes = "0:*1x2x3"}, "strides"},
       {{.in_shapes = "0:1x2x4x8,0:1x2x6x8"}, "comma"},
+      {{.in_shapes = "0:1x2x4x8+1:1x2x16x8+0:1x2x6x8"}, "names 0 twice"},
       {{.in_shapes = "0:9223372036854775807x9223372036854775807"}, ""},
       {{.in_shapes = "0:1x2x4x9"}, "9"},  // does not multiply with k
       {{.dt = "s8"}, "s8"},
       {{.dt = "0:nothing"}, "nothing"},
       {{.dt = "99:f32"}, "99"},
+      {{.dt = "0:f16+0:bf16"}, "names 0 twice"},
       {{.op_attrs = "99:axis:1"}, "99"},
       {{.op_attrs = "0:nonsense:1"}, "nonsense"},
       {{.op_attrs = "0:transpose_b"}, "transpose_b"},

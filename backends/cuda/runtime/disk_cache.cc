@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -318,10 +319,14 @@ std::string DiskCache::Store(const CacheKey& key, const StoredKernel& kernel) co
 }
 
 int64_t DefaultCacheBytes() {
+  constexpr int64_t kDefaultBytes = int64_t{1} << 30;
   int64_t mib = 0;
   const char* const text = std::getenv("KVANT_CACHE_MIB");
-  const bool given = text != nullptr && absl::SimpleAtoi(text, &mib) && mib > 0 && mib < 1 << 30;
-  return (given ? mib : 1024) << 20;
+  if (text == nullptr || *text == '\0') return kDefaultBytes;
+  if (absl::SimpleAtoi(text, &mib) && mib > 0 && mib < 1 << 30) return mib << 20;
+  std::fprintf(stderr, "kvant: KVANT_CACHE_MIB: '%.64s' is no number from 1 to %d: 1024 holds\n",
+               text, (1 << 30) - 1);
+  return kDefaultBytes;
 }
 
 std::string DefaultCacheFolder() {
