@@ -120,7 +120,7 @@ bool CodeScores::IsExact(bool biased) const {
 }
 
 float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                          const TileParameters& parameters, int64_t tokens) {
+                          const TileParameters& parameters, const TokenRows& rows, bool turned) {
   // A token's scores are off by the roundings of a query times its channels, so by their root mean
   // square times its L2 norm.
   const CodeRange range = ScoreRange(codes);
@@ -134,9 +134,10 @@ float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
   if (most <= allowed_) return most;
   CodeParameters own = parameters;
   if (codes.by_channel) own = {kOnes.at, nullptr};
-  kernels.norms(turned_, ColumnsOf(codes, channels_), own, codes.by_channel ? 0.f : range.middle,
-                tokens, norms_);
-  const float square = *std::max_element(norms_, norms_ + tokens);
+  const CodeColumns columns = ColumnsOf(codes, channels_);
+  if (!turned) kernels.turn_codes(rows, SignBits(codes), columns, turned_);
+  kernels.norms(turned_, columns, own, codes.by_channel ? 0.f : range.middle, rows.tokens, norms_);
+  const float square = *std::max_element(norms_, norms_ + rows.tokens);
   const float norm = std::sqrt(square) + (codes.by_channel ? zeros_ : 0.f);
   return rounding_ * std::max(norm, kLeastNorm);
 }
@@ -166,8 +167,9 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   }
   const CodeKernels& kernels = *reader.kernels->codes;
   const CodeColumns columns = ColumnsOf(codes, channels_);
-  kernels.scores(stored, SignBits(codes), columns, queries_, rows, parameters, turned_, scores);
-  if (!(ErrorOf(kernels, codes, parameters, n) <= allowed_)) {
+  const bool turned =
+      kernels.scores(stored, SignBits(codes), columns, queries_, rows, parameters, turned_, scores);
+  if (!(ErrorOf(kernels, codes, parameters, stored, turned) <= allowed_)) {
     if (!rest_is_prepared_) {
       const CodeFactors points{nullptr, codes.by_channel && parameters.biases ? biases_ : nullptr};
       kernels.prepare(queries_.lost, rows, points, columns, OffsetOf(codes), rest_);

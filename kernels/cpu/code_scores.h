@@ -35,9 +35,10 @@ class CodeScores {
   // Whether scores are exact enough if no token's L2 norm is above reach_.
   bool IsExact(bool biased) const;
   // What rounding may move scores by, of tokens whose parameters and codes these are: by what the
-  // tile's limits allow; if that is too much by all of its parameters, then by its codes.
+  // tile's limits allow; if that is too much by all of its parameters, then by its codes, which
+  // turned_ may hold.
   float ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                const TileParameters& parameters, int64_t tokens);
+                const TileParameters& parameters, const TokenRows& rows, bool turned);
   // False: sums of a part might exceed f32, whose scales come after them.
   bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
                       const TokenRows& stored, const float* q, int64_t rows, const float* scales,

@@ -24,7 +24,8 @@ namespace kvant::cpu {
 // Where queries lie for the products. A dword of codes holds 32 / bits of them, and so
 // many pairs of them side by side in its halves: pair k is the k-th of the low half and
 // the k-th of the high half. Row -> dword of the token's codes -> pair -> {low, high} as s16. Sets
-// that multiply bytes have as many dwords of bytes there instead (isa/codes_neon.h).
+// that multiply bytes have as many dwords of bytes there instead (isa/codes_neon.h), and AVX-512
+// has where there is one row (isa/codes_bytes_avx512.h).
 
 // Rows are multiplied in blocks of up to four.
 inline int64_t RowBlock(int64_t rows_left) { return rows_left < 4 ? rows_left : 4; }
@@ -158,11 +159,15 @@ struct CodeKernels {
   bool (*prepare)(const float* q, int64_t rows, const CodeFactors& factors,
                   const CodeColumns& columns, int32_t offset, const CodeQueries& out);
 
-  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. `turned`:
-  // columns * kTokenTile dwords, in which the codes are left for `norms`.
-  void (*scores)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+  // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. True if it
+  // left the codes in `turned`, columns * kTokenTile dwords, for `norms`.
+  bool (*scores)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
                  int32_t* turned, float* scores);
+
+  // Only that.
+  void (*turn_codes)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+                     int32_t* turned);
 
   // The largest of what `norms` may give for any codes: with biases times the scales, and `range`
   // as below,  max_t sqrt(sum_g channels of g * (|bias - middle * scale| + half * |scale|)^2).

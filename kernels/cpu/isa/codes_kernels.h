@@ -177,10 +177,11 @@ CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& point
 }
 
 // `floats` may be null.
-template <typename S, auto values, const FloatCodeKernels* floats>
-constexpr CodeKernels kCodeKernels = {Prepare<S>, Scores<S>, Reach<S>, Norms<S>,
-                                      Spread<S>,  Biases<S>, Turn<S>,  Weights<S>,
-                                      values,     Costs<S>,  floats};
+template <typename S, auto values, const FloatCodeKernels* floats, auto prepare = Prepare<S>,
+          auto scores = Scores<S>>
+constexpr CodeKernels kCodeKernels = {prepare,    scores,    TurnAllCodes<S>, Reach<S>,
+                                      Norms<S>,   Spread<S>, Biases<S>,       Turn<S>,
+                                      Weights<S>, values,    Costs<S>,        floats};
 
 }  // namespace
 }  // namespace kvant::cpu

@@ -128,6 +128,12 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   return true;
 }
 
+// What turned codes are flipped by.
+template <typename S>
+uint8_t FlipOf(uint8_t signs, int bits) {
+  return bits == 8 ? signs ^ S::kByteFlip : signs;
+}
+
 // Codes of tokens [begin, end) as dword columns, [column / kStep][kTokenTile][kStep], with sign
 // bits flipped.
 template <typename S>
@@ -296,7 +302,7 @@ void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
   const int64_t step = kBits == 8 ? kTokenTile / 2 : kTokenTile;
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
-    TurnCodes<S>(rows, kBits == 8 ? flip ^ S::kByteFlip : flip, token, end, turned);
+    TurnCodes<S>(rows, FlipOf<S>(flip, kBits), token, end, turned);
     ForRowBlocks(query_rows, [&](auto block, int64_t row) {
       ScoresRows<S, kBits, decltype(block)::value>(rows, turned, columns, queries, row, parameters,
                                                    token, end, scores);
@@ -305,13 +311,20 @@ void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
 }
 
 template <typename S>
-void Scores(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+bool Scores(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
             const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
             int32_t* turned, float* scores) {
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
   run(rows, flip, columns, queries, query_rows, parameters, turned, scores);
+  return true;
+}
+
+template <typename S>
+void TurnAllCodes(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+                  int32_t* turned) {
+  TurnCodes<S>(rows, FlipOf<S>(flip, columns.bits), 0, rows.tokens, turned);
 }
 
 }  // namespace
