@@ -2,6 +2,7 @@
 #ifndef KVANT_CACHE_KV_ATTENTION_H_
 #define KVANT_CACHE_KV_ATTENTION_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -83,7 +84,10 @@ class KvAttention {
   absl::Status CheckKept(int64_t layer) const;
   // Of the cache's tokens, how many the first query sees.
   int64_t Seen() const {
-    return options_.window + (options_.new_tokens ? -1 : options_.query_tokens - 1);
+    // A window beyond any cache is as good as none, and fits with what is added.
+    constexpr int64_t kMost = int64_t{1} << 60;
+    return std::min(options_.window, kMost) +
+           (options_.new_tokens ? -1 : options_.query_tokens - 1);
   }
   // Execute, on a GPU.
   absl::Status ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q,

@@ -170,7 +170,8 @@ class KvCache {
   // for what is under way, then copies on the stream, which must not be captured.
   absl::Status Save(const Stream& stream, int64_t layer, Tensor to) const;
   // The layer's rows become what was saved, and are then what they were when nothing is cropped: no
-  // token of them comes back into a window. The bytes are trusted as codes are.
+  // token of them comes back into a window, or into what the layer keeps. The bytes are trusted as
+  // codes are.
   absl::Status Load(const Stream& stream, int64_t layer, absl::Span<const int64_t> lengths,
                     ConstTensor from);
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -34,6 +35,10 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
       return InvalidArguments(name, " of layer ", layer, ": storage '", storage.ToString(),
                               "' has static scales, which go without zero points");
     }
+    if (storage.format.ggml_formula) {
+      return InvalidArguments(name, " of layer ", layer, ": storage '", storage.ToString(),
+                              "' has static scales, which ggml's formula would compute");
+    }
     const int64_t channels = values ? options.value_size() : options.head_size;
     const int64_t each = storage.format.groups == NumberFormat::Groups::kTensor ? 1
                          : storage.format.groups == NumberFormat::Groups::kHead
@@ -47,10 +52,13 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
                               "' takes ", each, " static scales, but there are ", given);
     }
     for (const float scale : scales[layer]) {
-      const double stored = RoundTo(storage.scale_type(), scale);
-      if (std::isfinite(stored) && stored > 0) continue;
-      return InvalidArguments(name, " of layer ", layer, ": a static scale is ", scale, ", as ",
-                              DataTypeName(storage.scale_type()), " ", stored);
+      if (std::isfinite(scale) && scale > 0 &&
+          std::isfinite(RoundScale(storage.scale_type(), scale))) {
+        continue;
+      }
+      return InvalidArguments(name, " of layer ", layer, ": a static scale is ", scale,
+                              ", which is not above 0 or beyond ",
+                              DataTypeName(storage.scale_type()));
     }
   }
   if (wanted && static_cast<int64_t>(scales.size()) > options.layers) {

@@ -15,6 +15,8 @@ std::pair<int64_t, int64_t> Span(std::optional<int64_t> layer, int64_t layers) {
   return layer ? std::pair(*layer, *layer + 1) : std::pair(int64_t{0}, layers);
 }
 
+constexpr char kMore[] = "rollback keeps more, but not in what was saved and loaded";
+
 }  // namespace
 
 absl::Status KvCache::CheckRows(absl::Span<const int64_t> rows) const {
@@ -44,14 +46,14 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     if (first < main && first < kept.main) {
       return error(" cropped to ", tokens, " tokens needs token ", first + sinks, " of ",
                    tensor->name(), ", of which only those from ", kept.main + sinks,
-                   " on are left, as the layer keeps ", layout.keep(), "; rollback keeps more");
+                   " on are left, as the layer keeps ", layout.keep(), "; ", kMore);
     }
     if (layout.residual() == 0 || behind == 0) continue;
     const int64_t exact = std::max(first, main);
     if (exact >= kept.window) continue;
     return error(" cropped to ", tokens, " tokens needs token ", exact + sinks, " of ",
                  tensor->name(), " in full precision, of which only those from ",
-                 kept.window + sinks, " on are left; rollback keeps more");
+                 kept.window + sinks, " on are left; ", kMore);
   }
   return absl::OkStatus();
 }

@@ -25,7 +25,9 @@ int64_t KvTensor::rotation() const {
 double KvTensor::largest() const {
   double most = std::numeric_limits<float>::max();
   for (const LogicalTensor& part : parts_) {
-    if (part.dims && part.type == kF16) most = 65504;
+    if (!part.dims) continue;
+    if (part.type == kF16) most = std::min(most, 65504.0);
+    if (part.type == kBF16) most = std::min(most, 0x1.fep127);
   }
   // A rotated channel is a sum over its block / sqrt(block).
   return rotation() == 0 ? most : most / std::sqrt(static_cast<double>(rotation()));
@@ -95,7 +97,9 @@ absl::StatusOr<KvTensor::Op> KvTensor::CompileAppend(const Engine& engine, KvPar
   } else if (storage_.static_scales()) {
     const Value scales = g.Input("scales", part(KvPart::kScales).type, *part(KvPart::kScales).dims);
     g.Output("dst", g.Append(x, positions, capacity, scales, std::nullopt,
-                             {.group_shape = GroupShape(), .type = dst.type}));
+                             {.group_shape = GroupShape(),
+                              .type = dst.type,
+                              .codebook = storage_.format.codebook_values()}));
   } else {
     const GraphBuilder::QuantizeOptions options{.group_shape = GroupShape(),
                                                 .type = dst.type,

@@ -218,6 +218,7 @@ std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes) {
     const auto feature = static_cast<Feature>(i);
     if (uses.Has(feature) && !takes.Has(feature)) return kFeatureWords[i];
   }
+  if (spec.v_head_size == 0) return "values of no channels";
   return IsLoaded(spec.q.type) ? "" : OfType("queries", spec.q.type);
 }
 

@@ -90,6 +90,7 @@ double AttendRow(const Attention& at, int64_t n, int64_t h, int64_t i, double* s
   // A softmax over nothing is 0 / 0.
   if (masked && columns.first >= columns.end) {
     std::fill(output, output + at.v_head_size, std::nan(""));
+    return std::nan("");
   }
   return max + std::log(sum);
 }

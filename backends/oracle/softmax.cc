@@ -29,7 +29,7 @@ double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step,
     sum += y[i * step];
   }
   for (int64_t i = 0; i < length; ++i) y[i * step] /= sum;
-  return max + std::log(sum);
+  return sum == 0 ? std::numeric_limits<double>::quiet_NaN() : max + std::log(sum);  // of nothing
 }
 
 }  // namespace

@@ -50,7 +50,9 @@ float MaxOf(const float* x, const Lines& lines) {
 float StatOf(const float* x, const Lines& lines, float max) {
   double sum = 0;
   for (int64_t i = 0; i < lines.length; ++i) sum += std::exp(x[i * lines.inner] - max);
-  return static_cast<float>(max + std::log(sum));
+  // Of nothing it is NaN, not -inf.
+  return sum == 0 ? std::numeric_limits<float>::quiet_NaN()
+                  : static_cast<float>(max + std::log(sum));
 }
 
 // The largest element of each line, and the statistics if asked for.

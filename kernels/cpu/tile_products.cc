@@ -110,6 +110,10 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
   const int64_t size = problem_.head_size;
   const float* const q = buffers_.q + from * size;
   float* const scores = buffers_.scores + from * kTokenTile;
+  if (size == 0) {
+    std::fill_n(scores, rows * kTokenTile, 0.f);
+    return;
+  }
   switch (problem_.products) {
     case Products::kTiles:
       KeyTile(column, n);

@@ -25,6 +25,14 @@ std::vector<kvant_scales> ScalesOf(const Scales& layers) {
   return result;
 }
 
+// For the C ABI, for which it would end at a character 0.
+const char* SchemeText(const std::string& scheme) {
+  if (const size_t end = scheme.find('\0'); end != std::string::npos) {
+    Invalid("scheme '" + scheme.substr(0, end) + "' goes on after a character 0");
+  }
+  return scheme.c_str();
+}
+
 struct Options {
   std::vector<std::string> schemes;  // one, or one for each layer
   int64_t layers, batch, heads, head_size, v_head_size, capacity, rollback;
@@ -36,7 +44,7 @@ struct Options {
   template <typename F>
   void Use(const F& call) const {
     std::vector<const char*> names;
-    for (const auto& scheme : schemes) names.push_back(scheme.c_str());
+    for (const auto& scheme : schemes) names.push_back(SchemeText(scheme));
     CheckCount("schemes", schemes.size() == 1 ? layers : schemes.size());
     if (!k_scales.empty()) CheckCount("k_scales", k_scales.size());
     if (!v_scales.empty()) CheckCount("v_scales", v_scales.size());
@@ -318,17 +326,17 @@ void BindCaches(nb::module_& m) {
   m.def("schemes", &Schemes);
   m.def(
       "scheme_text",
-      [](const char* scheme) {
+      [](const std::string& scheme) {
         const char* text;
-        Check(kvant_scheme_text(scheme, &text));
+        Check(kvant_scheme_text(SchemeText(scheme), &text));
         return text;
       },
       nb::arg("scheme"));
   m.def(
       "scheme_bits",
-      [](const char* scheme, int64_t head_size, int64_t heads) {
+      [](const std::string& scheme, int64_t head_size, int64_t heads) {
         double bits;
-        Check(kvant_scheme_bits(scheme, head_size, heads, &bits));
+        Check(kvant_scheme_bits(SchemeText(scheme), head_size, heads, &bits));
         return bits;
       },
       nb::arg("scheme"), nb::arg("head_size"), nb::arg("heads"));

@@ -140,7 +140,7 @@ class KvCache:
         counts: Sequence[int] | None = None,
         starts: Sequence[int] | None = None,
     ) -> None:
-        """Appends tokens to a layer: k and v [batch, heads, tokens, head size], with any strides.
+        """Appends tokens to a layer: k and v [batch, heads, tokens, head size], with any strides from 0 on.
 
         They are f32, f16 or bf16. counts [batch]: of row b only so many tokens; starts [batch]:
         from that one on, where rows are padded on the left. None: all, from the first on.
@@ -295,7 +295,8 @@ class KvCache:
         """A layer's rows become what a cache saved, of rows of these lengths [batch].
 
         Scheme, heads, sizes and ``keep`` must be those of the cache that saved it; capacity and
-        number of layers need not. What a crop would take back into a window is gone.
+        number of layers need not. What a crop would take back into a window, or into what the
+        layer keeps, is gone.
 
         Args:
           data: uint8 [saved_bytes(layer, lengths)], where the cache's memory is. It is trusted.

@@ -215,6 +215,9 @@ TEST_F(KeepTest, WhatIsNotKeptIsNotAskedFor) {
               HasSubstr("of the 51 tokens of batch row 0 the last 50 are kept, and attention of 1 "
                         "query tokens sees all"));
   EXPECT_THAT(Error({.query_heads = 1, .query_tokens = 2, .window = 50}), HasSubstr("sees 51"));
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(Error({.query_heads = 1, .query_tokens = 2, .window = kMost}),
+              HasSubstr("the last 50 are kept"));
   EXPECT_THAT(Error({.query_heads = 1, .window = 52, .new_tokens = true}), HasSubstr("sees 51"));
 }
 

@@ -48,9 +48,9 @@ TEST(KvCacheErrors, OptionsThatContradictThemselves) {
     o.batch = int64_t{1} << 30;
     o.heads = int64_t{1} << 20;
   });
-  refused("a static scale is 1e-09, as f16 0", [](KvCacheOptions& o) {
+  refused("a static scale is 65520, which is not above 0 or beyond f16", [](KvCacheOptions& o) {
     o.schemes = {*ParseCacheScheme("int8_tensor")};
-    o.k_scales = {{1.f}, {1e-9f}};
+    o.k_scales = {{1.f}, {65520.f}};
     o.v_scales = {{1.f}, {1.f}};
   });
   refused("for 3 layers of 2", [](KvCacheOptions& o) {
@@ -61,6 +61,10 @@ TEST(KvCacheErrors, OptionsThatContradictThemselves) {
   refused("takes 1 static scales, but there are 0",
           [](KvCacheOptions& o) { o.schemes = {*ParseCacheScheme("int8_tensor")}; });
   refused("which no layer's scheme takes", [](KvCacheOptions& o) { o.k_scales = {{1.f}, {1.f}}; });
+  refused("static scales, which ggml's formula would compute", [](KvCacheOptions& o) {
+    o.schemes = {*ParseCacheScheme("s8:tensor:ggml")};
+    o.k_scales = o.v_scales = {{1.f}, {1.f}};
+  });
   refused("a static scale is 0", [](KvCacheOptions& o) {
     o.schemes = {*ParseCacheScheme("int8_tensor")};
     o.k_scales = {{1.f}, {0.f}};

@@ -10,6 +10,7 @@
 
 #include "kvant/cache/kv_attention.h"
 #include "kvant/cache/kv_cache.h"
+#include "kvant/graph/status.h"
 #include "kvant/tests/cache/kv_cache_testing.h"
 #include "kvant/tests/common/hostile_data.h"
 
@@ -184,6 +185,59 @@ TEST(KvSmallNumbersTest, StaticScalesRoundUpAndCodesSaturate) {
       }
       EXPECT_EQ(NotFinite(Attend(*bench.cache, 0, Queries(3, 2 * 4 * 64), 4)), 0);
     }
+  }
+}
+
+// Codes of a codebook are its entries, also where the scale is not computed.
+TEST(KvSmallNumbersTest, StaticScalesOfCodebooks) {
+  for (const char* scheme :
+       {"u4:tensor:nf4", "u4:head:iq4_nl", "u4:channel:e2m1", "u4:tensor:nf4+rot"}) {
+    SCOPED_TRACE(scheme);
+    const NumberFormat format = ParseCacheScheme(scheme)->k.format;
+    const std::vector<float> entries = format.codebook_values();
+    double gap = 0;
+    for (size_t i = 1; i < entries.size(); ++i) {
+      gap = std::max<double>(gap, std::abs(entries[i] - entries[i - 1]));
+    }
+    const double most = std::abs(entries.back());
+    for (const Engine& engine : Engines()) {
+      KvCacheOptions options = SmallOptions(scheme, 2);
+      const int64_t scales = format.groups == NumberFormat::Groups::kTensor ? 1
+                             : format.groups == NumberFormat::Groups::kHead ? 2
+                                                                            : 2 * 64;
+      // Rotated numbers are at most 8 times as large.
+      const float scale = ParseCacheScheme(scheme)->k.rotation == 0 ? 0.25f : 2.f;
+      for (auto* of : {&options.k_scales, &options.v_scales}) {
+        of->assign(2, std::vector<float>(scales, scale));
+      }
+      Bench bench = MakeBench(options, 2, &engine);
+      for (int64_t h = 0; h < 2; ++h) {
+        for (int64_t d = 0; d < 64; ++d) {
+          bench.v.at(0, h, 0)[d] =
+              static_cast<float>(0.25 * most * static_cast<double>(d - 32) / 32);
+        }
+      }
+      ASSERT_TRUE(bench.cache->Append(0, bench.k.Slice(0, 1), bench.v.Slice(0, 1)).ok());
+      const std::vector<double> stored = Stored(*bench.cache, 0, true, 0, 1);
+      double square = 0;
+      for (int64_t d = 0; d < 64; ++d) {
+        const double error = stored[d] - bench.v.at(0, 1, 0)[d];
+        square += error * error;
+      }
+      EXPECT_LE(std::sqrt(square / 64), gap / 2 * scale) << "root mean square";
+    }
+  }
+}
+
+// What rounds to infinity is refused, as f16 refuses it.
+TEST(KvSmallNumbersTest, WhatBF16DoesNotHold) {
+  for (const char* scheme : {"bf16", "u4:g32:rzp:sf32+window1+bf16"}) {
+    Bench bench = MakeBench(SmallOptions(scheme, 2), 2);
+    bench.v.at(1, 0, 0)[3] = 3.4e38f;
+    const absl::Status status = bench.cache->Append(0, bench.k.Slice(0, 1), bench.v.Slice(0, 1));
+    EXPECT_EQ(ErrorKindOf(status), ErrorKind::kInvalidArguments) << scheme << ": " << status;
+    bench.v.at(1, 0, 0)[3] = 0x1.fep127f;
+    EXPECT_TRUE(bench.cache->Append(0, bench.k.Slice(0, 1), bench.v.Slice(0, 1)).ok()) << scheme;
   }
 }
 

@@ -74,6 +74,17 @@ TEST(CpuQuantize, ExtremeNumbers) {
   }
 }
 
+// A number and its zero point in real units fit f32, but not their sum.
+TEST(CpuQuantize, SumsWithZeroPointsBeyondF32) {
+  std::vector<double> values;
+  for (int i = 0; i < 64; ++i) values.push_back(3.3e38 * (i % 9 - 4) / 4 * (i < 32 ? 1 : 1e-40));
+  for (const DataType codes : {kU8, kU4, kU2, kS4}) {
+    const QuantizeTypes types{.codes = codes, .scales = kF32, .zero_points = kF32};
+    const QuantizeLayout layout{.name = "rows", .dims = {2, 32}, .group = {1, 32}};
+    ExpectQuantizesBothForms({layout, types}, values);
+  }
+}
+
 TEST(CpuQuantize, PowersOfTwoAndFloors) {
   for (const QuantizeTypes& types : kFewTypes) {
     for (const float floor : {0.f, 1e-3f, 0.1f}) {
