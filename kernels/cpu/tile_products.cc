@@ -37,6 +37,7 @@ void RequestArray(const Reader& reader, const Array& array, const Position& p, i
   if (!array.present() || array.strides[kCol] > 1) return;
   const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
   const int64_t bits = BitsOf(array.type), row_bytes = CeilDiv(columns * bits, 8);
+  if (row_bytes == 0) return;
   RequestRows(data + array.IndexOf(p) * bits / 8, array.strides[kRow] * bits / 8, row_bytes,
               std::min(n, CeilDiv(kMostBytes, row_bytes)));
 }

@@ -77,6 +77,12 @@ struct Bytes {
   }
 };
 
+// Whether so many bytes of a token are worth runs of kByteRun: the last would be nearly full.
+inline bool FillsRuns(int64_t bytes) {
+  const int64_t rest = bytes % kByteRun;
+  return rest == 0 || rest > kByteRun * 3 / 4;
+}
+
 // Whether a row of queries is multiplied with tokens where they lie, instead of with columns of
 // several tokens: turning codes into these pays for several rows only.
 inline bool TakesTokens(const CodeColumns& columns, int64_t rows) {
@@ -85,8 +91,7 @@ inline bool TakesTokens(const CodeColumns& columns, int64_t rows) {
   for (int64_t part = 0; part + 1 < columns.parts; ++part) {
     if (columns.part_ends[part] % 4 != 0) return false;
   }
-  const int64_t rest = columns.channels * columns.bits / 8 % kByteRun;
-  return rest == 0 || rest > kByteRun / 2;
+  return FillsRuns(columns.channels * columns.bits / 8);
 }
 
 // Queries as halves (see CodeQueries) become, for each run of bytes and field of a byte, the low

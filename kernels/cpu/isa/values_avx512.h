@@ -149,7 +149,8 @@ inline void ValuesOfRow(const CodeKernels::Values& args, const float* shrink, fl
 inline void ValuesByBytes(const CodeKernels::Values& args, int64_t query_rows, const float* shrink,
                           float* out) {
   // A quarter is of one group.
-  const bool fits = args.bits == 4 && (args.groups == 1 || args.group % kQuarter == 0);
+  const bool fits = args.bits == 4 && (args.groups == 1 || args.group % kQuarter == 0) &&
+                    FillsRuns(args.rows.row_bytes);
   if (query_rows == 1 && fits) return ValuesOfRow(args, shrink, out);
   Values<Avx512Codes>(args, query_rows, shrink, out);
 }
