@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -84,10 +85,9 @@ class KvAttention {
   absl::Status CheckKept(int64_t layer) const;
   // Of the cache's tokens, how many the first query sees.
   int64_t Seen() const {
-    // A window beyond any cache is as good as none, and fits with what is added.
-    constexpr int64_t kMost = int64_t{1} << 60;
-    return std::min(options_.window, kMost) +
-           (options_.new_tokens ? -1 : options_.query_tokens - 1);
+    // What is added to a window beyond any cache must fit.
+    const int64_t most = std::numeric_limits<int64_t>::max() - options_.query_tokens;
+    return std::min(options_.window, most) + (options_.new_tokens ? -1 : options_.query_tokens - 1);
   }
   // Execute, on a GPU.
   absl::Status ExecuteLater(const Stream& stream, int64_t layer, ConstTensor q,
