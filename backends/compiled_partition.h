@@ -54,7 +54,8 @@ class CompiledPartition {
   // kCuda, which clamps them, lengths, ranges, page tables and offsets that do not fit what they
   // are of. Nothing is written then. kInternal if the engine's executor, which the caller may have
   // written, failed, and kResourceExhausted if there is no memory: outputs then hold anything, and
-  // scratch of one's own that is kept must be zeroed before it is used again.
+  // scratch of one's own that is kept must be zeroed before it is used again. What is written must
+  // not overlap what is read, nor other outputs: results would be wrong, which is not checked.
   //
   // On a GPU this puts kernels onto the stream and returns: nothing is synchronised or copied, so
   // the stream may be captured into a graph, with host scalars as they are then. Scratch of one's

@@ -50,7 +50,8 @@ class KvAttention {
   // queries the first ones see nothing, and give 0. All queries read the cache as it is now: tokens
   // that have left the window are quantized for the first of them too. kInvalidArguments where
   // queries see tokens that their layer has not kept; on a GPU, where these may be, or starts are
-  // given, it waits for it, and the stream must not be captured.
+  // given, it waits for it, and the stream must not be captured. Outputs overlap nothing else,
+  // which is not checked.
   absl::Status Execute(const Stream& stream, int64_t layer, ConstTensor q, Tensor out,
                        const KvAttentionInputs& inputs = {}, Tensor stats = {}) const;
 

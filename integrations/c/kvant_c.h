@@ -262,7 +262,8 @@ kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compi
 // be dense, divided by the elements of a byte and rounded up.
 // `stream` is a CUstream of device "cuda", null the default stream; "cpu" ignores it, and
 // has run when the call returns. Errors as CompiledGraph::Execute (backends/compiled_graph.h);
-// where arguments are wrong, nothing has been written.
+// where arguments are wrong, nothing has been written. Outputs overlap neither inputs nor each
+// other, here and wherever kvant executes something, which is not checked.
 kvant_status kvant_execute(const kvant_compiled* compiled, void* stream,
                            const DLTensor* const* inputs, size_t inputs_count,
                            const DLTensor* const* outputs, size_t outputs_count);
@@ -312,8 +313,8 @@ int64_t kvant_cache_scratch_bytes(const kvant_cache* cache);
 // The layer's, as text that kvant_cache_options takes. Of this thread.
 kvant_status kvant_cache_scheme(const kvant_cache* cache, int64_t layer, const char** text);
 
-// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides. Row b takes
-// counts[b] tokens from its starts[b] on: null: all, from the first on. `stream`: as
+// k, v: [batch, heads, tokens, head size], f32, f16 or bf16, with any strides from 0 on. Row b
+// takes counts[b] tokens from its starts[b] on: null: all, from the first on. `stream`: as
 // kvant_execute's.
 kvant_status kvant_cache_append(kvant_cache* cache, void* stream, int64_t layer, const DLTensor* k,
                                 const DLTensor* v, const int64_t* counts, const int64_t* starts);

@@ -167,6 +167,8 @@ class KvCache:
     ) -> Any:
         """Attention of the last tokens' queries over a layer; returns the output.
 
+        ``out`` and ``stats`` overlap no other argument, which is not checked.
+
         Args:
           q: [batch, query heads, query tokens, head size], dense; f32, f16 or bf16. Each query
             sees what is not behind it.
