@@ -64,7 +64,7 @@ MadeBackend MakeNamedBackend(const std::string& name, const EngineOptions& optio
   return InvalidArguments("no backend is named '", name, "'; there are ", known);
 }
 
-// Stands in for a kernel where an output has no elements.
+// Stands in for a kernel that would write nothing.
 class NothingToDo : public Executable {
  public:
   std::string kernel() const override { return "nothing to do: outputs have no elements"; }
@@ -126,15 +126,14 @@ absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
   return absl::OkStatus();
 }
 
-// Where one output has elements and another has none, the former is written all the same; but
-// nothing is where there are no codes, as ops.md says.
-bool HasNothingToDo(const Partition& partition) {
-  const Graph& ops = partition.ops();
-  const auto is_empty = [&](TensorId id) { return ops.tensor(id).elements() == 0; };
+// An output of no elements leaves the others to be written, but for a store's: without codes it
+// writes no scales either (docs/ops.md, DynamicQuantize).
+bool WritesNothing(const Partition& partition) {
+  const auto is_empty = [&](TensorId id) { return partition.ops().tensor(id).elements() == 0; };
   const auto& outputs = partition.outputs();
-  if (std::all_of(outputs.begin(), outputs.end(), is_empty)) return true;
-  const Op& last = ops.ops().back();
-  return last.kind == OpKind::kDynamicQuantize && is_empty(last.outputs[0]);
+  return partition.kind() == Partition::Kind::kStore
+             ? std::any_of(outputs.begin(), outputs.end(), is_empty)
+             : std::all_of(outputs.begin(), outputs.end(), is_empty);
 }
 
 absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOptions& options) {
@@ -301,7 +300,7 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
   CompiledPartition compiled;
   KVANT_ASSIGN_OR_RETURN(Partition known, Specialize(partition, options));
   compiled.partition_ = std::make_shared<const Partition>(std::move(known));
-  if (HasNothingToDo(*compiled.partition_)) {
+  if (WritesNothing(*compiled.partition_)) {
     compiled.backend_ = backends_.front();
     compiled.executable_ = std::make_shared<NothingToDo>();
     compiled.Prepare(*this);

@@ -165,7 +165,7 @@ struct CodeKernels {
                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
                  int32_t* turned, float* scores);
 
-  // Only that.
+  // Leaves the codes in `turned`, where `scores` did not.
   void (*turn_codes)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
                      int32_t* turned);
 

@@ -140,10 +140,11 @@ class KvCache:
         counts: Sequence[int] | None = None,
         starts: Sequence[int] | None = None,
     ) -> None:
-        """Appends tokens to a layer: k and v [batch, heads, tokens, head size], with any strides from 0 on.
+        """Appends tokens to a layer: k and v [batch, heads, tokens, head size].
 
-        They are f32, f16 or bf16. counts [batch]: of row b only so many tokens; starts [batch]:
-        from that one on, where rows are padded on the left. None: all, from the first on.
+        They are f32, f16 or bf16, with any strides from 0 on. counts [batch]: of row b only so
+        many tokens; starts [batch]: from that one on, where rows are padded on the left. None: all,
+        from the first on.
         """
         layer = integer("layer", layer)
         self._core.append(layer, k, v, by_row("counts", counts), by_row("starts", starts))

@@ -162,5 +162,19 @@ TEST(EmptyDimsTest, LengthsOfRingsOfNoChannels) {
   }
 }
 
+// Where there is nothing to quantize, scales are not written either.
+TEST(EmptyDimsTest, StoresOfNothing) {
+  GraphBuilder g;
+  const auto stored = g.DynamicQuantize(g.Input("x", kF32, {2, 0}), {.axis = 0, .type = kS8});
+  g.Output("codes", stored.codes);
+  g.Output("scales", stored.scales);
+  const Graph graph = std::move(g).Build().value();
+  for (const Engine& engine : Engines()) {
+    Buffer none(0), codes(0), scales(2);
+    Execute(engine, graph, {none.in()}, {codes.out(), scales.out()});
+    EXPECT_THAT(scales.written(), Each(7.f));
+  }
+}
+
 }  // namespace
 }  // namespace kvant

@@ -139,9 +139,9 @@ inline bool PrepareBytes(const float* q, int64_t rows, const CodeFactors& factor
   return true;
 }
 
-// Products of one row of queries with 16 tokens' bytes at `p`: dword i of quarter l of the result
-// is what dwords 4 l to 4 l + 3 of token i .. sum up to, of which the q-th vector has tokens 4 q
-// on. kWhole: all tokens, and all bytes of a run, are there.
+// One row of queries times a run of bytes of each of 16 tokens, from `p` on. Dword i of quarter l
+// of sums[q] is the sum of the products of token 4 q + i with 16 bytes, the l-th of the run.
+// kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`.
 template <int kBits, bool kWhole>
 inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int64_t stride,
                                                           int64_t last, __mmask64 there,
