@@ -109,13 +109,29 @@ void CopyRows(const uint8_t* from, int64_t stride, int64_t bytes, int64_t n, uin
   copy(from, stride, bytes, n, to);
 }
 
-// A byte for each 4 bits of n rows of `groups`, which begin `shift` bits up in their first byte.
+// 4 bits each to a byte each.
+uint64_t SpreadNibbles(uint32_t nibbles) {
+  uint64_t bytes = nibbles;
+  bytes = (bytes | bytes << 16) & 0x0000ffff0000ffff;
+  bytes = (bytes | bytes << 8) & 0x00ff00ff00ff00ff;
+  return (bytes | bytes << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+
+// A byte for each 4 bits of n rows of `groups`, which begin `shift` bits up in their first byte. Up
+// to 7 bytes beyond the last are written.
 void UnpackRows(const uint8_t* from, int64_t stride, int shift, bool is_signed, int64_t groups,
                 int64_t n, uint8_t* to) {
-  for (int64_t t = 0; t < n; ++t, from += stride) {
-    for (int64_t at = shift / 4; at < shift / 4 + groups; ++at) {
-      const int bits = from[at / 2] >> (at % 2 * 4) & 15;
-      *to++ = static_cast<uint8_t>(is_signed ? (bits ^ 8) - 8 : bits);
+  constexpr uint64_t kSigns = 0x8080808080808080, kEights = 0x0808080808080808;
+  for (int64_t t = 0; t < n; ++t, from += stride, to += groups) {
+    for (int64_t g = 0; g < groups; g += 8) {
+      const uint8_t* const row = from + g / 2;
+      const int64_t bytes = CeilDiv(shift + 4 * std::min<int64_t>(groups - g, 8), 8);
+      uint64_t nibbles = 0;
+      for (int64_t i = 0; i < bytes; ++i) nibbles |= uint64_t{row[i]} << 8 * i;
+      uint64_t spread = SpreadNibbles(static_cast<uint32_t>(nibbles >> shift));
+      // The sign bit flipped, less 8, without borrowing from the next byte.
+      if (is_signed) spread = (((spread ^ kEights) | kSigns) - kEights) ^ kSigns;
+      std::memcpy(to + g, &spread, sizeof(spread));
     }
   }
 }

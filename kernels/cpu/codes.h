@@ -107,9 +107,7 @@ struct StoredParameters {
   bool present() const { return type != kUndef; }
 };
 // Groups of which CodeKernels::turn takes parameters, of these types.
-inline bool TurnsGroups(int64_t groups) {
-  return groups == 1 || groups == 2 || groups == 4 || groups == 8;
-}
+inline bool TurnsGroups(int64_t groups) { return groups <= 8; }
 inline bool TurnsType(DataType type) {
   return type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8 ||
          type == kS4 || type == kU4;

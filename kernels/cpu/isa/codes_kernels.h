@@ -91,12 +91,14 @@ void WithPoints(DataType type, F f) {
 }
 
 // v holds kLists lists, one after another, of the elements that are equal modulo kLists; until
-// there are kGroups.
+// there are kGroups. Lists are halved while their vectors are even in number, and then dealt out.
 template <typename S, int kGroups, int kLists = 1>
 inline __attribute__((always_inline)) void SplitGroups(typename S::Vector (&v)[kGroups]) {
-  if constexpr (kLists < kGroups) {
-    constexpr int kLength = kGroups / kLists;
-    typename S::Vector split[kGroups];
+  constexpr int kLength = kGroups / kLists;
+  typename S::Vector split[kGroups];
+  if constexpr (kLength == 1) {
+    return;
+  } else if constexpr (kLength % 2 == 0) {
     for (int list = 0; list < kLists; ++list) {
       for (int i = 0; i < kLength; i += 2) {
         const int at = list * kLength / 2 + i / 2;
@@ -106,6 +108,14 @@ inline __attribute__((always_inline)) void SplitGroups(typename S::Vector (&v)[k
     }
     for (int i = 0; i < kGroups; ++i) v[i] = split[i];
     SplitGroups<S, kGroups, 2 * kLists>(v);
+  } else {
+    for (int list = 0; list < kLists; ++list) {
+      typename S::Vector lists[kLength];
+      for (int i = 0; i < kLength; ++i) lists[i] = v[list * kLength + i];
+      S::Deal(lists);
+      for (int i = 0; i < kLength; ++i) split[i * kLists + list] = lists[i];
+    }
+    for (int i = 0; i < kGroups; ++i) v[i] = split[i];
   }
 }
 
@@ -169,10 +179,11 @@ CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParamet
 template <typename S>
 CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
                 const CodeBiases& how, int64_t groups, float* scales, float* biases) {
-  const auto run = groups == 1   ? TurnGroups<S, 1>
-                   : groups == 2 ? TurnGroups<S, 2>
-                   : groups == 4 ? TurnGroups<S, 4>
-                                 : TurnGroups<S, 8>;
+  constexpr decltype(&TurnGroups<S, 1>) kOfGroups[] = {
+      TurnGroups<S, 1>, TurnGroups<S, 2>, TurnGroups<S, 3>, TurnGroups<S, 4>,
+      TurnGroups<S, 5>, TurnGroups<S, 6>, TurnGroups<S, 7>, TurnGroups<S, 8>,
+  };
+  const auto run = kOfGroups[groups - 1];
   return run(scales_of, points_of, how, scales, biases);
 }
 

@@ -62,6 +62,38 @@ struct Simd : SimdTarget {
     *even = hn::ConcatEven(kFloats, b, a);
     *odd = hn::ConcatOdd(kFloats, b, a);
   }
+  // v holds kCount lists in turn, an element of each; they become a vector each. kCount is odd: so
+  // of each list every lane has one element, in one of the vectors.
+  template <int kCount>
+  static HWY_INLINE void Deal(Vector (&v)[kCount]) {
+    static_assert(kCount % 2 == 1 && kWidth % 2 == 0);
+    struct Places {
+      alignas(64) uint32_t kept[kCount][kWidth];  // lanes with an element of list i, in v[0]
+      alignas(64) int32_t at[kCount][kWidth];     // where the elements of list i are
+    };
+    alignas(64) static constexpr Places kPlaces = [] {
+      Places places{};
+      for (int i = 0; i < kCount; ++i) {
+        for (int lane = 0; lane < kWidth; ++lane) {
+          places.kept[i][lane] = lane % kCount == i ? 0xffffffff : 0;
+          places.at[i][lane] = (lane * kCount + i) % kWidth;
+        }
+      }
+      return places;
+    }();
+    Vector dealt[kCount];
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      Vector all = hn::Zero(kFloats);
+#pragma GCC unroll 8
+      for (int k = 0; k < kCount; ++k) {
+        const uint32_t* const kept = kPlaces.kept[(i + kCount * kWidth - k * kWidth) % kCount];
+        all = hn::OrAnd(all, v[k], Floating(hn::Load(kUint32s, kept)));
+      }
+      dealt[i] = hn::TableLookupLanes(all, hn::SetTableIndices(kFloats, kPlaces.at[i]));
+    }
+    for (int i = 0; i < kCount; ++i) v[i] = dealt[i];
+  }
   // Lane i has what lane i ^ step had.
   template <int step>
   static Vector Partner(Vector v) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <vector>
 
@@ -54,6 +55,67 @@ TEST(CpuKernels, F16IsReadExactly) {
       ASSERT_TRUE((std::isnan(got) && std::isnan(want)) ||
                   std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(want))
           << bits;
+    }
+  }
+}
+
+// Every element of a tile of parameters is another, and blocks end where memory does.
+TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
+  struct Elements {
+    Elements(DataType type, int64_t groups, int seed) {
+      stored.type = type;
+      const int64_t bytes = BytesFor(type, kPageUnit * groups);
+      for (int64_t b = 0; b < kTileBlocks; ++b) {
+        void* const data = blocks.emplace_back(bytes).data();
+        for (int64_t i = 0; i < kPageUnit * groups; ++i) {
+          const int64_t at = (b * kPageUnit * groups + i) * 37 % 211 + seed;
+          StoreElement(type, data, i, IsFloat(type) ? 0.25 + static_cast<double>(at) : at % 15);
+        }
+        stored.blocks[b] = static_cast<const uint8_t*>(data);
+      }
+    }
+    double At(int64_t token, int64_t group, int64_t groups) const {
+      const int64_t at = token % kPageUnit * groups + group;
+      return LoadElement(stored.type, stored.blocks[token / kPageUnit], at);
+    }
+    std::deque<GuardedBuffer> blocks;
+    StoredParameters stored;
+  };
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->codes == nullptr) continue;
+    for (int64_t groups = 1; TurnsGroups(groups); ++groups) {
+      for (const DataType type : {kF32, kF16, kBF16}) {
+        for (const DataType point_type : {kUndef, kF32, kF16, kBF16, kS8, kU8, kS4, kU4}) {
+          const Elements scales(type, groups, 1);
+          const bool has_points = point_type != kUndef;
+          const Elements points(has_points ? point_type : kU8, groups, 5);
+          const CodeBiases how{has_points && IsFloat(point_type), /*in_codes=*/false, 8.f};
+          std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
+          const CodeLimits limits =
+              kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
+                                   how, groups, out.data(), biases.data());
+          ASSERT_TRUE(limits.finite);
+          double most = 0, low = has_points ? 1e9 : 0, high = has_points ? -1e9 : 0;
+          for (int64_t t = 0; t < kTokenTile; ++t) {
+            for (int64_t g = 0; g < groups; ++g) {
+              const double scale = scales.At(t, g, groups);
+              const double point = has_points ? points.At(t, g, groups) : 0;
+              const double bias = (how.real ? point : point * scale) + 8 * scale;
+              ASSERT_EQ(out[g * kTokenTile + t], scale)
+                  << kernels->name << " token " << t << " group " << g << " of " << groups;
+              ASSERT_NEAR(biases[g * kTokenTile + t], bias, 1e-6 * std::abs(bias))
+                  << kernels->name << " token " << t << " group " << g << " of " << groups << ", "
+                  << DataTypeName(point_type);
+              most = std::max(most, std::abs(scale));
+              low = has_points ? std::min(low, point) : 0;
+              high = has_points ? std::max(high, point) : 0;
+            }
+          }
+          EXPECT_EQ(limits.scale, most);
+          EXPECT_EQ(limits.low, low);
+          EXPECT_EQ(limits.high, high);
+        }
+      }
     }
   }
 }

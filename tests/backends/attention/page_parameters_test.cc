@@ -42,8 +42,9 @@ std::string NameOf(const Stored& of) {
 
 std::vector<Stored> ManyStored() {
   std::vector<Stored> all;
-  // Groups of a token: 1, 2, 3, 4, 5, 8, 16 and 17, for which there are no addresses.
-  for (const int64_t groups : {1, 2, 3, 4, 5, 8, 16, 17}) {
+  // Groups of a token: those that are turned in registers, one more, the most that have addresses,
+  // and one more.
+  for (const int64_t groups : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17}) {
     for (const DataType zero_points : {kUndef, kU4, kU8, kF16}) {
       all.push_back({.size = groups * 16, .zero_points = zero_points});
     }
