@@ -210,6 +210,8 @@ bool Resolver::ResolveProbs() {
   spec_->softmax_mode = op(match_.softmax).Get<Attr::kMode>() == "inf_as_zero"
                             ? SoftmaxMode::kInfAsZero
                             : SoftmaxMode::kNone;
+  // The product over no tokens is zeros, whatever a softmax of nothing is.
+  if (spec_->kv_len == 0) spec_->softmax_mode = SoftmaxMode::kInfAsZero;
   bool moved = !match_.score_shape_ops.empty() || match_.q_input != 0;
   for (OpIndex index : match_.probs_ops) {
     const Op& probs_op = op(index);
@@ -278,6 +280,9 @@ bool Resolver::ResolveStats() {
   if (!match_.score_shape_ops.empty() || spec_->over_queries) {
     return Fail(softmax, "statistics of ",
                 spec_->over_queries ? "a softmax over queries" : "reshaped scores");
+  }
+  if (spec_->kv_len == 0 && softmax.Get<Attr::kMode>() == "none") {
+    return Fail(softmax, "statistics of no tokens with mode none");
   }
   Dims dims = frame_;
   dims[col_] = 1;

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +92,42 @@ TEST(EmptyDimsTest, HeadsOfNoChannelsGiveTheMeansOfValues) {
           Execute(engine, graph, {none.in(), none.in(), values.in()}, {s.out(), o.out()});
           EXPECT_THAT(o.written(), Pointwise(FloatNear(1e-3f), means));
           EXPECT_THAT(s.written(), Each(FloatNear(std::log(static_cast<float>(tokens)), 1e-5f)));
+        }
+      }
+    }
+  }
+}
+
+// Keys and values of no tokens: the sum over them is 0, also where the softmax of nothing is NaN.
+TEST(EmptyDimsTest, NoTokensGiveZeros) {
+  for (const char* mode : {"inf_as_zero", "none"}) {
+    for (const bool with_stats : {false, true}) {
+      GraphBuilder g;
+      const Value q = g.Input("q", kF32, {1, 2, 3, 16});
+      const Value k = g.Input("k", kF32, {1, 2, 0, 16}), v = g.Input("v", kF32, {1, 2, 0, 8});
+      const Value scores = g.MatMul(q, k, {.transpose_b = true});
+      std::optional<Value> stats;
+      Value probs;
+      if (with_stats) {
+        std::tie(probs, stats) = g.SoftMaxWithStats(scores, {.mode = mode});
+      } else {
+        probs = g.SoftMax(scores, {.mode = mode});
+      }
+      g.Output("o", g.MatMul(probs, v));
+      if (stats) g.Output("stats", *stats);
+      const Graph graph = std::move(g).Build().value();
+      for (const Engine& engine : Engines()) {
+        SCOPED_TRACE(absl::StrCat(mode, with_stats ? ", statistics" : ""));
+        Buffer queries(96), none(0), o(48), s(6);
+        std::vector<Tensor> outputs;
+        for (const TensorId id : graph.outputs()) {
+          outputs.push_back(graph.tensor(id).name == "o" ? o.out() : s.out());
+        }
+        Execute(engine, graph, {queries.in(), none.in(), none.in()}, outputs);
+        EXPECT_THAT(o.written(), Each(0.f));
+        for (const float x : s.written()) {
+          if (!with_stats) break;
+          EXPECT_TRUE(mode[0] == 'i' ? x == 0.f : std::isnan(x)) << x;
         }
       }
     }
