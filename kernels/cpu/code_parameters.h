@@ -57,6 +57,14 @@ inline float ValueOffset(const CodeLayout& codes) {
   return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
 }
 
+// Lines of the next tile to ask for before a tile's parameters are read, and before its weights are
+// made, which is when no kernel asks for any: as many as memory delivers meanwhile, if a tile waits
+// for that. Narrow codes wait for products, which so many at once hold up.
+inline int64_t FirstLines(const CodeLayout& codes, int64_t rows) {
+  const bool waits = codes.bits == 8 || (codes.bits == 4 && rows == 1 && !codes.floats);
+  return waits ? 24 : 0;
+}
+
 // What a unit's queries were last prepared for: a segment, and where its scales vary by channel a
 // run of its tokens.
 class PreparedFor {

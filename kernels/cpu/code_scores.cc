@@ -151,7 +151,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const StoredHead& head = heads_.At(reader, run);
   const TokenRows stored = CodeRowsAt(head, run, channels_);
-  RequestFirst(stored);
+  RequestFirst(stored, FirstLines(codes, rows));
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.
   TileParameters parameters{{kOnes.at, nullptr}, range.half + range.middle};

@@ -69,7 +69,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
   const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
-  RequestFirst(stored);
+  RequestFirst(stored, FirstLines(segment.codes, call.rows));
   kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
                   float_weights_);
   kernels.values({.rows = stored,
@@ -106,7 +106,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
       .groups = codes.groups,
       .saved = saved_,
   };
-  RequestFirst(values.rows);
+  RequestFirst(values.rows, FirstLines(codes, call.rows));
   const float spread = static_cast<float>(call.part.tokens) * parameters.most * parameters.most;
   if (Add(call, Columns(call, call.part), parameters, spread, values, shrink, out)) {
     return true;

@@ -84,16 +84,18 @@ TokenRows CodeRowsAt(const StoredHead& head, const Part& part, int64_t channels)
 }
 
 void RequestEnds(const TokenRows& rows) {
+  uintptr_t begin = 0;
+  for (const uint8_t* block : rows.next) begin |= reinterpret_cast<uintptr_t>(block);
+  if (begin % 64 == 0) return;
   for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
     const int64_t last = std::min(kPageUnit, rows.tokens - token) - 1;
     __builtin_prefetch(rows.Next(token + last) + rows.row_bytes - 1, 0, 2);
   }
 }
 
-void RequestFirst(const TokenRows& rows) {
-  constexpr int64_t kMostLines = 24;
-  int64_t left = kMostLines;
-  for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
+void RequestFirst(const TokenRows& rows, int64_t most_lines) {
+  int64_t left = most_lines;
+  for (int64_t token = 0; token < rows.tokens && left > 0; token += kPageUnit) {
     const int64_t lines = std::min(left, CeilDiv(kPageUnit * rows.row_bytes, 64));
     for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(rows.Next(token) + i * 64, 0, 2);
     left -= lines;

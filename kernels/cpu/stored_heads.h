@@ -135,12 +135,11 @@ TokenRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
 // A part of codes, whose kernels ask for the next rows as if these were dense: where they lie
 // apart, they are asked for here.
 TokenRows CodeRowsAt(const StoredHead& head, const Part& part, int64_t channels);
-// Asks for the last line of each next block: kernels ask line by line from its first byte, and miss
-// its end where that does not begin a line.
+// Asks for the last line of each next block, where blocks begin amid a line: kernels ask line by
+// line from the first byte, and miss the end then.
 void RequestEnds(const TokenRows& rows);
-// The same, and for the first lines of the next tile of codes, as many as memory delivers while the
-// current one's parameters are read or its weights made: in those phases no kernel asks for any.
-void RequestFirst(const TokenRows& rows);
+// The same, and for the first lines of the next tile.
+void RequestFirst(const TokenRows& rows, int64_t most_lines);
 
 }  // namespace kvant::cpu
 

@@ -12,10 +12,7 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
   const Segment& segment = part.segment;
   if (TakenAsStored(segment)) {
     const TokenRows rows = RowsAt(heads.At(reader, part), part, channels);
-    // A block that begins amid a line ends amid one that no row asks for.
-    uintptr_t begin = 0;
-    for (const uint8_t* block : rows.next) begin |= reinterpret_cast<uintptr_t>(block);
-    if (begin % 64 != 0) RequestEnds(rows);
+    RequestEnds(rows);
     return use(segment.data.type, rows);
   }
   Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
