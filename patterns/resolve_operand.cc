@@ -69,6 +69,13 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
                               int64_t expected_begin, KvSegment* segment, int64_t* rotated) {
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
+  if (folded.load.op != Graph::kNoOp) {
+    const Op& load = op(folded.load.op);
+    const int64_t* group = load.Find<Attr::kTokenGroup>();
+    if (group != nullptr && *group != 1) {
+      return Fail(load, "loads keys or values of which a row stands for ", *group, " tokens");
+    }
+  }
   const int missing = rank_ - folded.data.rank();
   if (missing < 0) {
     return Fail("tensor ", chain.source, ": more axes than the output");

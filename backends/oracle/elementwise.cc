@@ -64,8 +64,8 @@ absl::StatusOr<Array> EvalGELU(OpContext& context) {
 KVANT_OF_TWO(Add, a + b)
 KVANT_OF_TWO(Subtract, a - b)
 KVANT_OF_TWO(Multiply, a* b)
-KVANT_OF_TWO(Maximum, a < b ? b : a)
-KVANT_OF_TWO(Minimum, b < a ? b : a)
+KVANT_OF_TWO(Maximum, a < b || std::isnan(b) ? b : a)
+KVANT_OF_TWO(Minimum, b < a || std::isnan(b) ? b : a)
 KVANT_OF_TWO(GreaterEqual, a >= b ? 1.0 : 0.0)
 #undef KVANT_OF_TWO
 

@@ -45,6 +45,25 @@ TEST(FirstClassOp, GivesTheSameViews) {
   EXPECT_EQ(spec.kv_lengths.strides[0], 1);
 }
 
+// A load whose rows stand for several tokens zeroes others than lengths hide.
+TEST(FirstClassOp, KeysAndValuesAreLoadedTokenByToken) {
+  for (const bool keys : {true, false}) {
+    GraphBuilder g;
+    const Value lengths = g.Input("lengths", kS32, {2});
+    const auto load = [&](const char* name, int64_t group) {
+      return g.LoadTokens(g.Input(name, kF32, {2, 2, 8, 4}), lengths, {}, {.group = group});
+    };
+    const Value q = g.Input("q", kF32, {2, 2, 1, 4});
+    const Value k = load("k", keys ? 4 : 1), v = load("v", keys ? 1 : 4);
+    g.Output("o", g.ScaledDotProductAttention(q, k, v, {.kv_lengths = lengths}).first);
+    const std::vector<Partition> parts = Partitions(std::move(g));
+    ASSERT_EQ(parts.size(), 1);
+    EXPECT_EQ(parts[0].attention(), nullptr);
+    EXPECT_THAT(absl::StrJoin(parts[0].notes(), "; "),
+                ::testing::HasSubstr("keys or values of which a row stands for 4 tokens"));
+  }
+}
+
 TEST(FirstClassOp, TakesWhatConvertsAndRotatesBesideIt) {
   GraphBuilder g;
   const auto rotated = [&](const char* name, int64_t block) {
