@@ -72,6 +72,16 @@ absl::StatusOr<std::vector<GraphBuilder::Result>> ResultsOf(const kvant_builder&
   return made;
 }
 
+// Runs a call that adds to the builder, unless one failed before.
+template <typename Body>
+kvant_status Add(kvant_builder* builder, const Body& body) {
+  return Call([&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}}));
+    if (builder->failed.ok()) builder->failed = body();
+    return builder->failed;
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -88,7 +98,7 @@ kvant_status kvant_builder_create(const kvant_builder_options* options, kvant_bu
       if (!mode) return InvalidArguments("there is no fpmath mode '", given.fpmath, "'");
       graph.fpmath = *mode;
     }
-    *builder = new kvant_builder{GraphBuilder(std::move(graph)), {}};
+    *builder = new kvant_builder{GraphBuilder(std::move(graph)), {}, {}};
     return absl::OkStatus();
   });
 }
@@ -97,8 +107,8 @@ void kvant_builder_destroy(kvant_builder* builder) { delete builder; }
 
 kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* tensor,
                                  kvant_value* value) {
-  return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}, {"tensor", tensor}, {"value", value}}));
+  return Add(builder, [&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"tensor", tensor}, {"value", value}}));
     kvant_tensor given;
     KVANT_RETURN_IF_ERROR(Read("tensor", tensor, given));
     KVANT_ASSIGN_OR_RETURN(LogicalTensor input, TensorOf(given));
@@ -116,8 +126,8 @@ kvant_status kvant_builder_input(kvant_builder* builder, const kvant_tensor* ten
 
 kvant_status kvant_builder_constant(kvant_builder* builder, kvant_type type, double number,
                                     kvant_value* value) {
-  return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}, {"value", value}}));
+  return Add(builder, [&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"value", value}}));
     KVANT_ASSIGN_OR_RETURN(const DataType known, TypeOf(type));
     const Value made = builder->builder.Scalar(known, number);
     KVANT_RETURN_IF_ERROR(builder->builder.status());
@@ -132,8 +142,8 @@ kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char
                               const kvant_attr* attrs, size_t attrs_count,
                               const kvant_tensor* results, size_t results_count,
                               kvant_value* values) {
-  return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}, {"op", op}}));
+  return Add(builder, [&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"op", op}}));
     if (inputs_count > 0) KVANT_RETURN_IF_ERROR(NotNull({{"inputs", inputs}}));
     if (results_count > 0) KVANT_RETURN_IF_ERROR(NotNull({{"values", values}}));
     const std::optional<OpKind> kind = OpKindFromName(op);
@@ -158,8 +168,7 @@ kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char
 
 kvant_status kvant_builder_output(kvant_builder* builder, const char* name, kvant_value value,
                                   const int64_t* strides) {
-  return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}}));
+  return Add(builder, [&]() -> absl::Status {
     KVANT_ASSIGN_OR_RETURN(const Value output, ValueAt(*builder, value));
     std::optional<Dims> given;
     const int rank = builder->builder.Describe(output).rank();
@@ -182,8 +191,8 @@ kvant_status kvant_builder_describe(const kvant_builder* builder, kvant_value va
 }
 
 kvant_status kvant_builder_build(kvant_builder* builder, kvant_graph** graph) {
-  return Call([&]() -> absl::Status {
-    KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}, {"graph", graph}}));
+  return Add(builder, [&]() -> absl::Status {
+    KVANT_RETURN_IF_ERROR(NotNull({{"graph", graph}}));
     KVANT_ASSIGN_OR_RETURN(Graph built, std::move(builder->builder).Build());
     builder->values.clear();
     *graph = new kvant_graph{std::move(built)};

@@ -250,7 +250,7 @@ kvant_status kvant_compiled_explain(const kvant_compiled* compiled, const char**
 typedef struct kvant_compiled_info {
   size_t size;
   bool fused;            // nothing runs op by op
-  double rounding;       // how far from f32 arithmetic results may be, relative L2
+  double rounding;       // how far results may be from f32 arithmetic's; see docs/c.md
   size_t scratch_bytes;  // of one execution
 } kvant_compiled_info;
 kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compiled_info* info);
