@@ -61,7 +61,9 @@ def _packed(
 ) -> tuple[list[int], list[int]]:
     rows = [s for d, s in zip(dims[:-1], strides[:-1]) if d > 1]
     if not dims or (dims[-1] > 1 and strides[-1] != 1) or any(s % in_byte for s in rows):
-        raise invalid(f"{name} is {type}{dims}, whose rows do not begin at bytes: give it in out=")
+        whole = dense_strides([*dims[:-1], -(-dims[-1] // in_byte) * in_byte]) if dims else []
+        raise invalid(f"{name} is {type}{dims} of strides {strides}, whose rows do not begin at bytes, so that no array "
+                      f"of bytes holds it: name it as an output with strides={whole}")
     return (
         [*dims[:-1], -(-dims[-1] // in_byte)],
         [*(s // in_byte for s in strides[:-1]), 1],

@@ -109,6 +109,12 @@ def test_op_refuses():
     o, s = torch.zeros(2, 8), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="needs a part"):
         merge_attention([])
+    for parts in ([o, s], [(o, s, s)], [(o, 0.0)]):
+        with pytest.raises(ValueError, match=r"part 0 is no pair of tensors, \(output, statistics\)"):
+            merge_attention(parts)
+    with pytest.raises(ValueError, match="statistics 1 is on meta, but the others are on cpu"):
+        merge_attention([(o, s), (o, s.to("meta"))])
+    assert torch.equal(merge_attention(part for part in [(o + 1, s)])[0], o + 1)
     with pytest.raises(ValueError, match="2 outputs, but 1 statistics"):
         torch.ops.kvant.merge_attention([o, o], [s])
     with pytest.raises(ValueError, match=r"output 1 are \[3, 8\], but must be \[2, 8\]"):

@@ -258,7 +258,7 @@ def test_channels_that_are_no_whole_bytes_are_said():
 
     report = run(function, torch.randn(1, 2, 3, 9), torch.randint(0, 256, (1, 2, 2, 9), dtype=torch.uint8), torch.rand(4, 1),
                  torch.randn(1, 2, 4, 9))
-    assert "9 channels of 4 bits are not known to be whole bytes" in report.text
+    assert "9 channels of 4 bits are not whole bytes" in report.text
 
 
 def test_groups_of_whole_tokens_and_one_for_all():
@@ -273,6 +273,33 @@ def test_groups_of_whole_tokens_and_one_for_all():
     assert "K is s8 with scales [1, 1, 1, 1]" in report.text
     report = run(function(3 * SIZE), queries(), eight_bits(), torch.rand(80, 1) * 0.02, cache())
     assert "are no groups of [batch, heads, tokens, channels]" in report.text
+
+
+def test_groups_along_tokens_and_channels():
+    groups = TOKENS // 8
+
+    def function(q, k, s, z, v):
+        k = (k.float().view(BATCH, HEADS, groups, 8, SIZE) - z) * s
+        return sdpa(q, k.view(BATCH, HEADS, TOKENS, SIZE), v)
+
+    zeros = torch.randint(-9, 9, (BATCH, HEADS, groups, 1, SIZE), dtype=torch.int8)
+    report = run(function, queries(), eight_bits(), torch.rand(BATCH, HEADS, groups, 1, SIZE) * 0.02, zeros, cache(), bound=2e-3)
+    assert f"K is s8 with scales [2, 3, {groups}, {SIZE}], zero points" in report.text
+
+    def blocks(q, k, s, v):
+        k = k.float().view(BATCH, HEADS, groups, 8, SIZE // GROUP, GROUP) * s
+        return sdpa(q, k.view(BATCH, HEADS, TOKENS, SIZE), v)
+
+    report = run(blocks, queries(), eight_bits(), torch.rand(HEADS, groups, 1, SIZE // GROUP, 1) * 0.02, cache(), bound=2e-3)
+    assert f"K is s8 with scales [1, 3, {groups}, 2]" in report.text
+    scales = torch.rand(BATCH, HEADS, groups, 1, SIZE // GROUP, 1) * 0.02
+    report = run(blocks, queries(), eight_bits(), scales, cache(), bound=2e-3)
+    assert f"K is s8 with scales [2, 3, {groups}, 2]" in report.text
+
+
+def test_scales_that_are_numbers():
+    report = run(lambda q, k, v: sdpa(q, k * 0.01, (v.float() - 3) * 0.02), queries(), eight_bits(), eight_bits(), bound=2e-3)
+    assert "K is s8 with scales [1, 1, 1, 1]; V is s8 with scales [1, 1, 1, 1], zero points" in report.text
 
 
 def test_a_view_of_the_output():

@@ -136,7 +136,13 @@ def test_refusals():
         "do not divide k": lambda: attention(q, codes, v, k_scales=torch.ones(1, 2, 4, 1), k_type="u4"),
         "dense along channels": lambda: attention(q, codes.repeat(1, 1, 1, 2)[..., ::2], v, k_scales=scales,
                                                   k_type="u4"),
-        "3 key heads": lambda: attention(q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]),
+        "q is NoneType, not a tensor": lambda: attention(None, k, v),
+        "k is on meta, but the others are on cpu": lambda: attention(q, k.to("meta"), v),
+        "mask is on meta, but": lambda: attention(q, k, v, mask=torch.zeros(9, device="meta")),
+        r"mask \[2, 9\] does not broadcast to \[1, 4, 3, 9\]": lambda: attention(q, k, v, mask=torch.zeros(2, 9)),
+        r"alibi_slopes are \[3\], but must be \[4\]": lambda: attention(q, k, v, alibi_slopes=torch.zeros(3)),
+        "are not queries, keys and values of one batch": lambda: attention(q, k, v[:, :, :8]),
+        "4 heads are no multiple of 3 KV heads": lambda: attention(q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]),
     }.items():
         with pytest.raises(kvant.Error, match=message):
             call()

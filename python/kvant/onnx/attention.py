@@ -85,7 +85,10 @@ class Attention(Op):
         q, k, v = self._four_dims(q, k, v)
         offset = 0
         if past_k is not None and past_v is not None:
-            offset = past_k.shape[2]
+            if past_k.shape[2:3] != past_v.shape[2:3]:
+                raise self.node.invalid(f"past_key {list(past_k.shape)} and past_value {list(past_v.shape)} have not as "
+                                        "many tokens")
+            offset = past_k.shape[2] if past_k.ndim == 4 else 0
             k = self._after("past_key", past_k, k, out[1])
             v = self._after("past_value", past_v, v, out[2])
         (batch, heads, queries, _), tokens, width = q.shape, k.shape[2], v.shape[3]

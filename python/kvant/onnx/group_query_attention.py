@@ -105,6 +105,7 @@ class GroupQueryAttention(Op):
         if self._attributes["do_rotary"]:
             self._rotate(step, given)
         out = [*out, *[None] * (3 - len(out))]
+        self._check_past(step, given["past_key"], given["past_value"])
         present = [self._present(name, given["past_" + name], out[at], step) for at, name in ((1, "key"), (2, "value"))]
         batch, heads, queries, size = step.q.shape
         result = self.memory("output", out[0], (batch, queries, heads * size), step.q.dtype)
@@ -152,6 +153,17 @@ class GroupQueryAttention(Op):
             raise node.invalid(f"seqlens_k is {lengths.reshape(batch).tolist()}: with {tokens} new tokens and "
                                f"total_sequence_length {most} it must be from {lowest - 1} to {highest - 1}")
         return step
+
+    def _check_past(self, step: _Step, *past: np.ndarray | None) -> None:
+        """That both have the tokens that come before the new ones."""
+        shown = " and ".join(f"past_{name} {'none' if x is None else list(x.shape)}" for name, x in zip(("key", "value"), past))
+        tokens = [x.shape[2] if x is not None and x.ndim == 4 else 0 for x in past]
+        if tokens[0] != tokens[1]:
+            raise self.node.invalid(f"{shown} have not as many tokens")
+        needed = int(step.positions.max(initial=0))
+        if needed > tokens[0]:
+            raise self.node.invalid(f"seqlens_k is {(step.lengths - 1).tolist()}: with {step.q.shape[2]} new tokens that "
+                                    f"needs {needed} before them, but there are {shown}")
 
     def _rotate(self, step: _Step, given: dict[str, np.ndarray | None]) -> None:
         """Rotary embedding of the new queries and keys."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from ..builder import GraphBuilder
 from ..compiled import Compiled, compile
 from ..errors import invalid
 from ..kept import Kept
-from .ops import TYPES
+from .ops import TYPES, check_devices
 
 _library = torch.library.Library("kvant", "FRAGMENT")
 _library.define(
@@ -20,7 +20,7 @@ _compiled: Kept[Compiled] = Kept(64)
 
 
 def merge_attention(
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype | None = None
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over all tokens from that over parts of them, and its statistics.
 
@@ -33,9 +33,13 @@ def merge_attention(
     Returns:
       Output and statistics, by which it may be merged with others.
     """
-    if not parts:
+    pairs = list(parts)
+    if not pairs:
         raise invalid("merge_attention needs a part")
-    outputs, stats = ([part[i] for part in parts] for i in range(2))
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(x, torch.Tensor) for x in pair):
+            raise invalid(f"merge_attention: part {i} is no pair of tensors, (output, statistics)")
+    outputs, stats = ([pair[i] for pair in pairs] for i in range(2))
     return torch.ops.kvant.merge_attention(outputs, stats, dtype)
 
 
@@ -65,6 +69,7 @@ def _empty(
     if not shape:
         raise invalid("kvant::merge_attention: output 0 has no dim of channels")
     for i, (output, stat) in enumerate(zip(outputs, stats)):
+        check_devices("merge_attention", first.device, ((f"output {i}", output), (f"statistics {i}", stat)))
         for name, x, wanted in (("output", output, shape), ("statistics", stat, [*shape[:-1], 1])):
             if list(x.shape) != wanted:
                 raise invalid(f"kvant::merge_attention: {name} {i} are {list(x.shape)}, but must be {wanted} as "

@@ -56,12 +56,12 @@ def holds(dtype: torch.dtype, low: float, high: float) -> bool:
     return least <= low and high <= most
 
 
-def add(before: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node, with its fake tensor."""
+def add(before: fx.Node, target: Any, *args: Any, **options: Any) -> fx.Node:
+    """A new node, with its fake tensor. options: no nodes."""
     graph = before.graph
     with graph.inserting_before(before):
-        node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, value))
+        node = graph.call_function(target, args, options)
+    node.meta["val"] = target(*fx.map_arg(args, value), **options)
     return node
 
 

@@ -5,6 +5,7 @@ Graphs are built and compiled at the first call of a shape; the calls after it l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,6 +79,9 @@ def attention(
     Returns:
       [batch, heads, queries, channels of v], in memory [batch, queries, heads, channels].
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise invalid(f"kvant::attention: {name} is {type(x).__name__}, not a tensor")
     return torch.ops.kvant.attention(
         q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes, k_type,
         v_type, scale, soft_cap, left_window, right_window, True, False)
@@ -90,6 +94,7 @@ def _run(
     v_scales: Any, v_zero_points: Any, mask: Any, alibi_slopes: Any, *words: Any,
 ) -> torch.Tensor:
     tensors = (q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes)
+    check_devices("attention", q.device, zip(NAMES, tensors))
     out = _empty(q, v, words[1], words[-2])
     if out.numel() == 0:
         return out
@@ -103,9 +108,18 @@ def _run(
 
 
 @torch.library.register_fake("kvant::attention", lib=_library)
-def _fake(q: Any, k: Any, v: Any, k_scales: Any, k_zero_points: Any, v_scales: Any,
-          v_zero_points: Any, mask: Any, alibi_slopes: Any, k_type: str, v_type: str, *words: Any) -> Any:
-    return _empty(q, v, v_type, words[-2])
+def _fake(*arguments: Any) -> Any:
+    tensors, words = arguments[:len(NAMES)], arguments[len(NAMES):]
+    # With one on "meta" this runs, wherever the others are.
+    check_devices("attention", tensors[0].device, zip(NAMES, tensors))
+    return _empty(tensors[0], tensors[2], words[1], words[-2])
+
+
+def check_devices(op: str, device: torch.device, tensors: Iterable[tuple[str, torch.Tensor | None]]) -> None:
+    """PyTorch runs an op where any of its tensors is."""
+    for name, x in tensors:
+        if x is not None and x.device != device:
+            raise invalid(f"kvant::{op}: {name} is on {x.device}, but the others are on {device}")
 
 
 def _empty(q: torch.Tensor, v: torch.Tensor, v_type: str, tokens_first: bool) -> torch.Tensor:
@@ -130,6 +144,7 @@ def _compile(
     nan_rows: bool,
 ) -> Compiled:
     q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes = tensors
+    _check_shapes(q, k, v, mask, alibi_slopes)
     compressed = k_scales is not None or v_scales is not None
     g = GraphBuilder("f16" if compressed else "strict", apply_to_int=compressed)
 
@@ -177,6 +192,21 @@ def _compile(
     inner = [channels, heads * channels] if tokens_first else [queries * channels, channels]
     g.output("o", out, strides=[queries * heads * channels, *inner, 1])
     return compile(g.build(), device=str(q.device), require_fused=True)
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, slopes: Any) -> None:
+    """What the graph would refuse as well, in the words of the call."""
+    shown = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if k.dim() != 4 or k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0]:
+        raise invalid(f"kvant::attention: {shown} are not queries, keys and values of one batch")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise invalid(f"kvant::attention: {shown}: {q.shape[1]} heads are no multiple of {k.shape[1]} KV heads")
+    scores = [*q.shape[:3], k.shape[2]]
+    if mask is not None and (mask.dim() > 4 or any(
+            have not in (1, want) for have, want in zip(reversed(mask.shape), reversed(scores)))):
+        raise invalid(f"kvant::attention: mask {list(mask.shape)} does not broadcast to {scores}")
+    if slopes is not None and list(slopes.shape) != [q.shape[1]]:
+        raise invalid(f"kvant::attention: alibi_slopes are {list(slopes.shape)}, but must be [{q.shape[1]}]")
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

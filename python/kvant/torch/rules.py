@@ -107,13 +107,19 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     codes, kind, repacked = found.integers.node, "", False
     if packed is not None:
         in_byte, kind, repacked = 8 // packed.bits, f"u{packed.bits}", bool(packed.planes)
-        if not isinstance(target[3], int) or target[3] % in_byte:
-            raise Declined(f"{target[3]} channels of {packed.bits} bits are not known to be whole bytes")
+        if not isinstance(target[3], int):
+            raise Declined(f"{target[3]} channels of {packed.bits} bits: the number of channels is symbolic")
+        if target[3] % in_byte:
+            raise Declined(f"{target[3]} channels of {packed.bits} bits are not whole bytes")
         codes = packing.repacked(packed, before)
     elif why := packing.near_miss(codes):
         raise Declined(why)
     codes = _viewed(codes, [*target[:3], target[3] // in_byte], before)
-    scales = _per_group(found.scale, shape(found.product), target, before)
+    if isinstance(found.scale, fx.Node):
+        scales = _per_group(found.scale, shape(found.product), target, before)
+    else:
+        scales = add(before, aten.full.default, [1, 1, 1, 1], found.scale, dtype=torch.float32,
+                     device=value(codes).device)
     points = None
     if isinstance(found.point, fx.Node):
         points = _per_group(found.point, shape(found.difference), target, before)
@@ -172,7 +178,7 @@ class Affine:
     nodes that multiply and subtract."""
 
     integers: Whole
-    scale: fx.Node
+    scale: fx.Node | float
     product: fx.Node
     point: Any = None
     difference: fx.Node | None = None
@@ -194,7 +200,7 @@ def _affine(node: Any) -> Affine | None:
     if not is_call(node, aten.mul.Tensor):
         return None
     for factor, scale in (node.args[:2], node.args[1::-1]):
-        if not isinstance(factor, fx.Node) or not isinstance(scale, fx.Node) or not is_float(scale):
+        if not isinstance(factor, fx.Node) or not (is_float(scale) if is_tensor(scale) else isinstance(scale, float)):
             continue
         outer, difference, point, casts = factor, factor, None, []
         while is_call(difference, *VIEWS, *CASTS):
@@ -268,7 +274,28 @@ def _per_group(
             return _viewed(base, [*target[:2], tokens * channels // group, 1], before)
     if full == target:
         return _viewed(base, own, before)
+    if (groups := _groups_of_axes(own, full, target)) is not None:
+        return _viewed(base, groups, before)
     raise Declined(f"scales or zero points {own} of {full} are no groups of [batch, heads, tokens, channels]")
+
+
+def _groups_of_axes(own: list[Any], full: list[Any], target: list[Any]) -> list[int] | None:
+    """How many groups there are along each axis, where views have split axes into groups and what is in them."""
+    if not all(isinstance(d, int) for d in (*own, *full, *target)):
+        return None
+    groups, at = [], 0
+    for size in target:
+        begin, product = at, 1
+        while at < len(full) and (product < size or full[at] == 1):
+            product *= full[at]
+            at += 1
+        spans = at
+        while spans > begin and own[spans - 1] == 1:
+            spans -= 1
+        if product != size or own[begin:spans] != full[begin:spans]:
+            return None
+        groups.append(math.prod(own[begin:spans]))
+    return groups if at == len(full) else None
 
 
 @dataclasses.dataclass
