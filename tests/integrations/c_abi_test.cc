@@ -6,8 +6,10 @@
 
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
