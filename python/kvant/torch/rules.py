@@ -123,7 +123,9 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     points = None
     if isinstance(found.point, fx.Node):
         points = _per_group(found.point, shape(found.difference), target, before)
-        if is_float(points) and not found.real:
+        if found.real and not is_float(points):
+            points = _in_f32(points, before)  # whole numbers, yet not in codes: the product is shifted by them
+        elif is_float(points) and not found.real:
             points = add(before, aten.mul.Tensor, *(_in_f32(x, before) for x in (points, scales)))
     elif found.point:
         points = add(before, aten.mul.Tensor, _in_f32(scales, before), found.point)
