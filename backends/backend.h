@@ -31,8 +31,8 @@ class Executable {
   // The kernel and its plan in words: "portable online softmax, 64-token tiles".
   virtual std::string kernel() const = 0;
   // The error that rounding inside the kernel may add to that of f32 arithmetic, where a precision
-  // below f32 was asked for or is the default; 0: none. As L2 norms, relative to what values would
-  // add up to without their signs: to the output, unless they cancel.
+  // below f32 was asked for or is the default; 0: none. L2 norm of the error over that of
+  // sum(p * |v|), which is about the output's norm unless values cancel.
   virtual double rounding() const { return 0; }
   // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
   virtual size_t scratch_bytes(int max_concurrency) const = 0;

@@ -23,7 +23,7 @@ struct kvant_graph {
 struct kvant_builder {
   kvant::GraphBuilder builder;
   std::vector<kvant::Value> values;  // by kvant_value
-  absl::Status failed;               // the first call that did, which all later ones do like
+  absl::Status failed;               // the first call's error, which later ones return
 };
 
 struct kvant_partitions {

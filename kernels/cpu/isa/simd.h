@@ -66,7 +66,7 @@ struct Simd : SimdTarget {
   // of each list every lane has one element, in one of the vectors.
   template <int kCount>
   static HWY_INLINE void Deal(Vector (&v)[kCount]) {
-    static_assert(kCount % 2 == 1 && kWidth % 2 == 0);
+    static_assert(kCount % 2 == 1 && (kWidth & (kWidth - 1)) == 0);
     struct Places {
       alignas(64) uint32_t kept[kCount][kWidth];  // lanes with an element of list i, in v[0]
       alignas(64) int32_t at[kCount][kWidth];     // where the elements of list i are

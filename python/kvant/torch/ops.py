@@ -116,7 +116,7 @@ def _fake(*arguments: Any) -> Any:
 
 
 def check_devices(op: str, device: torch.device, tensors: Iterable[tuple[str, torch.Tensor | None]]) -> None:
-    """PyTorch runs an op where any of its tensors is."""
+    """PyTorch picks the kernel by the device of any one tensor, so others may lie elsewhere."""
     for name, x in tensors:
         if x is not None and x.device != device:
             raise invalid(f"kvant::{op}: {name} is on {x.device}, but the others are on {device}")

@@ -282,7 +282,7 @@ def _per_group(
 
 
 def _groups_of_axes(own: list[Any], full: list[Any], target: list[Any]) -> list[int] | None:
-    """How many groups there are along each axis, where views have split axes into groups and what is in them."""
+    """How many groups there are along each axis, where views split an axis into [groups, elements of a group]."""
     if not all(isinstance(d, int) for d in (*own, *full, *target)):
         return None
     groups, at = [], 0

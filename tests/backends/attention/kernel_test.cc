@@ -59,7 +59,7 @@ TEST(CpuKernels, F16IsReadExactly) {
   }
 }
 
-// Every element of a tile of parameters is another, and blocks end where memory does.
+// Neighbours in a tile of parameters differ, and blocks end where memory does.
 TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
   struct Elements {
     Elements(DataType type, int64_t groups, int seed) {
