@@ -128,9 +128,9 @@ void ApplyStep(const Step& step, const Reader& reader, const Position& p, int64_
     case Kind::kSubtract:
       return Combine(operand, wide, n, s, [](float a, float b) { return a - b; });
     case Kind::kMaximum:
-      return Combine(operand, wide, n, s, [](float a, float b) { return a < b ? b : a; });
+      return Combine(operand, wide, n, s, [](float a, float b) { return a < b || b != b ? b : a; });
     case Kind::kMinimum:
-      return Combine(operand, wide, n, s, [](float a, float b) { return b < a ? b : a; });
+      return Combine(operand, wide, n, s, [](float a, float b) { return b < a || b != b ? b : a; });
     case Kind::kSelect:
       return ApplySelect(step, reader, p, operand, wide, n, s, scratch + kTokenTile);
     case Kind::kBand:

@@ -155,11 +155,11 @@ class RowSteps {
         return score - operand();
       case kMaximum: {
         const float least = operand();
-        return score < least ? least : score;
+        return score < least || least != least ? least : score;
       }
       case kMinimum: {
         const float most = operand();
-        return most < score ? most : score;
+        return most < score || most != most ? most : score;
       }
       case kTanh:
         return Tanh(score);

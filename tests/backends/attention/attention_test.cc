@@ -421,6 +421,30 @@ TEST(CpuAttention, NanAndInfinityPropagateAsInPlainLoops) {
   }
 }
 
+TEST(CpuAttention, MaximumAndMinimumKeepNanOfScoresAndOperand) {
+  for (const Kind kind : {Kind::kMaximum, Kind::kMinimum}) {
+    for (const bool by_column : {false, true}) {
+      for (const DataType codes : {kUndef, kU4}) {
+        const Format stored = codes == kUndef ? Format() : Usual(codes);
+        Case c = Plain({.b0 = 1, .q_len = 4, .kv_len = 70}, stored, stored);
+        ScoreStep add{.kind = Kind::kAdd};
+        add.operand.view = c.AddDense(kF32, {1, 1, 1, 4, 70}, [](const Dims5& p) {
+          return p[3] == 1 && p[4] == 66 ? std::nan("") : 0.0;
+        });
+        ScoreStep step{.kind = kind};
+        step.operand.view = c.AddDense(kF32, {1, 1, 1, 4, by_column ? 70 : 1}, [&](const Dims5& p) {
+          return p[3] == 2 && (!by_column || p[4] == 9) ? std::nan("") : c.Random(-0.5, 0.5);
+        });
+        c.spec.steps = {add, step};
+        SCOPED_TRACE(testing::Message()
+                     << static_cast<int>(kind) << by_column << DataTypeName(codes));
+        c.CheckEverywhere();
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(CpuAttention, HeadSizesBeyondAnyScratchAreDeclined) {
   Case c = Plain({});
   for (int64_t* size : {&c.spec.head_size, &c.spec.v_head_size}) {

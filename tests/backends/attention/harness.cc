@@ -151,9 +151,10 @@ KvSegment Case::MakeSegment(const Format& f, int64_t tokens, int64_t channels) {
   if (f.zero_points == kUndef) return segment;
   q.zero_points = AddInput(f.zero_points, groups, parameter_strides, [&](const Dims5&) {
     if (IsFloat(f.zero_points)) return Random(-0.5, 1.0);
-    const double top =
-        std::min<double>(static_cast<double>(HighestOf(f.zero_points)), static_cast<double>(high));
-    return std::floor(Random(std::max(0.0, static_cast<double>(low)), top + 1));
+    // Those of signed codes are in their middle half, so that values are no larger than without.
+    const int64_t least = std::max(LowestOf(f.zero_points), low / 2);
+    const int64_t most = std::min(HighestOf(f.zero_points), low < 0 ? high / 2 : high);
+    return std::floor(Random(static_cast<double>(least), static_cast<double>(most) + 1));
   });
   return segment;
 }

@@ -194,9 +194,9 @@ class Judge {
       case Kind::kSubtract:
         return s - x;
       case Kind::kMaximum:
-        return std::max(s, x);
+        return s < x || std::isnan(x) ? x : s;
       case Kind::kMinimum:
-        return std::min(s, x);
+        return x < s || std::isnan(x) ? x : s;
       case Kind::kTanh:
         return std::tanh(s);
       case Kind::kSelect:

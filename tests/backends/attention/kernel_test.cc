@@ -69,7 +69,9 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
         void* const data = blocks.emplace_back(bytes).data();
         for (int64_t i = 0; i < kPageUnit * groups; ++i) {
           const int64_t at = (b * kPageUnit * groups + i) * 37 % 211 + seed;
-          StoreElement(type, data, i, IsFloat(type) ? 0.25 + static_cast<double>(at) : at % 15);
+          const double whole =
+              static_cast<double>(LowestOf(type) + at % (int64_t{1} << BitsOf(type)));
+          StoreElement(type, data, i, IsFloat(type) ? 0.25 + static_cast<double>(at) : whole);
         }
         stored.blocks[b] = static_cast<const uint8_t*>(data);
       }
@@ -100,10 +102,11 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
             for (int64_t g = 0; g < groups; ++g) {
               const double scale = scales.At(t, g, groups);
               const double point = has_points ? points.At(t, g, groups) : 0;
-              const double bias = (how.real ? point : point * scale) + 8 * scale;
+              const double shift = how.real ? point : point * scale;
               ASSERT_EQ(out[g * kTokenTile + t], scale)
                   << kernels->name << " token " << t << " group " << g << " of " << groups;
-              ASSERT_NEAR(biases[g * kTokenTile + t], bias, 1e-6 * std::abs(bias))
+              ASSERT_NEAR(biases[g * kTokenTile + t], shift + 8 * scale,
+                          1e-6 * (std::abs(shift) + 8 * scale))
                   << kernels->name << " token " << t << " group " << g << " of " << groups << ", "
                   << DataTypeName(point_type);
               most = std::max(most, std::abs(scale));

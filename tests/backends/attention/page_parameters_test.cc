@@ -40,6 +40,13 @@ std::string NameOf(const Stored& of) {
          std::string(DataTypeName(of.zero_points)) + ", by " + names[static_cast<int>(of.whose)];
 }
 
+// Any number of an integer type of so many bits, with the sign of `type` or without.
+double Whole(DataType type, int bits, std::mt19937& random) {
+  const int64_t span = int64_t{1} << bits;
+  return static_cast<double>(static_cast<int64_t>(random()) % span -
+                             (LowestOf(type) < 0 ? span / 2 : 0));
+}
+
 std::vector<Stored> ManyStored() {
   std::vector<Stored> all;
   // Groups of a token: those that are turned in registers, one more, the most that have addresses,
@@ -158,13 +165,12 @@ class Paged {
         const bool points = tensor.name.ends_with("_points");
         double value = numbers(random) * (tensor.name == "q" ? 0.3 : unit);
         if (tensor.name == "k" || tensor.name == "v") {
-          value = IsInteger(tensor.type)
-                      ? static_cast<double>(LowestOf(tensor.type) +
-                                            random() % (int64_t{1} << BitsOf(tensor.type)))
-                      : numbers(random) * (random() % 2 == 0 ? 60 : -60);
+          value = IsInteger(tensor.type) ? Whole(tensor.type, BitsOf(tensor.type), random)
+                                         : numbers(random) * (random() % 2 == 0 ? 60 : -60);
         } else if (points) {
-          value =
-              IsInteger(tensor.type) ? static_cast<double>(random() % 8) : numbers(random) * 0.3;
+          value = IsInteger(tensor.type)
+                      ? Whole(tensor.type, std::min(BitsOf(tensor.type), BitsOf(of_.type)), random)
+                      : numbers(random) * 0.3;
         }
         StoreElement(tensor.type, buffer.data(), i, value);
       }
