@@ -295,11 +295,64 @@ def test_groups_along_tokens_and_channels():
     scales = torch.rand(BATCH, HEADS, groups, 1, SIZE // GROUP, 1) * 0.02
     report = run(blocks, queries(), eight_bits(), scales, cache(), bound=2e-3)
     assert f"K is s8 with scales [2, 3, {groups}, 2]" in report.text
+    # One for each place within a run.
+    report = run(function, queries(), eight_bits(), torch.rand(BATCH, HEADS, 1, 8, SIZE) * 0.02, zeros, cache())
+    assert f"[2, 3, 1, 8, {SIZE}] of [2, 3, {groups}, 8, {SIZE}] are no groups of" in report.text
 
 
 def test_scales_that_are_numbers():
     report = run(lambda q, k, v: sdpa(q, k * 0.01, (v.float() - 3) * 0.02), queries(), eight_bits(), eight_bits(), bound=2e-3)
     assert "K is s8 with scales [1, 1, 1, 1]; V is s8 with scales [1, 1, 1, 1], zero points" in report.text
+
+
+@pytest.mark.parametrize("type", [torch.int8, torch.uint8, torch.int32])
+def test_whole_numbers_that_are_subtracted_after_scaling_are_no_codes(type):
+    zeros = torch.randint(0, 4, (BATCH, HEADS, TOKENS, 1), dtype=type)
+    report = run(lambda q, k, s, z, v: sdpa(q, k.float() * s - z.float(), v), queries(), eight_bits(),
+                 torch.rand(BATCH, HEADS, TOKENS, 1) * 0.02, zeros, cache(), bound=2e-3)
+    assert f"K is s8 with scales [2, 3, {TOKENS}, 1], zero points" in report.text
+
+
+@pytest.mark.parametrize("scales, zeros, both", [
+    (None, (BATCH, HEADS, TOKENS, 1), f"[2, 3, {TOKENS}, 1]"),
+    ((1,), (BATCH, HEADS, TOKENS, 1), f"[2, 3, {TOKENS}, 1]"),
+    ((HEADS, 1, SIZE), (1, SIZE), f"[1, 3, 1, {SIZE}]"),
+    ((BATCH, HEADS, TOKENS, 1), (), f"[2, 3, {TOKENS}, 1]"),
+])
+@pytest.mark.parametrize("type", [torch.int8, torch.float32])
+def test_scales_and_zero_points_of_different_groups(scales, zeros, both, type):
+    scale = 0.02 if scales is None else torch.rand(scales) * 0.02
+    report = run(lambda q, k, z, v: sdpa(q, (k.float() - z) * scale, v), queries(), eight_bits(),
+                 torch.randint(-9, 9, zeros).to(type), cache(), bound=2e-3)
+    assert f"K is s8 with scales {both}, zero points" in report.text
+
+
+def test_one_scale_for_zero_points_of_symbolic_groups():
+    report = run(lambda q, k, z, v: sdpa(q, (k.float() - z) * 0.02, v), queries(), eight_bits(),
+                 torch.randint(-9, 9, (BATCH, HEADS, TOKENS, 1), dtype=torch.int8), cache(), bound=2e-3, dynamic=True)
+    assert "K is s8 with scales" in report.text and "zero points" in report.text
+
+
+def test_groups_of_which_none_divides_the_other_are_said():
+    report = run(lambda q, k, s, z, v: sdpa(q, (k.float() - z) * s, v), queries(), eight_bits(),
+                 torch.rand(BATCH, HEADS, TOKENS, 1) * 0.02, torch.randint(-9, 9, (1, SIZE)), cache())
+    assert f"scales [2, 3, {TOKENS}, 1] and zero points [1, 1, 1, {SIZE}] are of different groups" in report.text
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_codes_stay_where_the_others_are_refused(refused):
+    """Zero points of f64 are not taken."""
+    zeros = torch.rand(BATCH, HEADS, TOKENS, 1, dtype=torch.float64)
+    scales = torch.rand(BATCH, HEADS, TOKENS, 1) * 0.02
+
+    def function(q, k, v, s, z):
+        both = [k * s, v * s]
+        both[refused] = ((k, v)[refused] - z).float() * s
+        return sdpa(q, *both)
+
+    report = run(function, queries(), eight_bits(), eight_bits(), scales, zeros, bound=2e-3)
+    assert f"{'VK'[refused]} is s8" in report.text and f"{'KV'[refused]} is s8" not in report.text
+    assert f"{'kv'[refused]}_zero_points is torch.float64, which kvant lacks" in report.text
 
 
 def test_a_view_of_the_output():

@@ -9,6 +9,7 @@ what it does not is decomposed as ever. Every attention that was seen has a Repo
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import re
 import threading
@@ -297,8 +298,8 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
         else:
             if sources[-1] is None and (what := rules.why_no_codes(node)):
                 notes.append(f"{name} {what}")
-    forms = [sources, [None, None]] if any(sources) else [sources]
-    for form in forms:
+    # What has its codes refused is dequantized before; the other's may still be taken.
+    for form in itertools.product(*(((source,) if source is None else (source, None)) for source in sources)):
         arguments = _arguments(found, (k, v), form)
         try:
             described = [_describe(x) if isinstance(x, fx.Node) else x for x in arguments]

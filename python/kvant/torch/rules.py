@@ -115,14 +115,15 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     elif why := packing.near_miss(codes):
         raise Declined(why)
     codes = _viewed(codes, [*target[:3], target[3] // in_byte], before)
-    if isinstance(found.scale, fx.Node):
-        scales = _per_group(found.scale, shape(found.product), target, before)
-    else:
-        scales = add(before, aten.full.default, [1, 1, 1, 1], found.scale, dtype=torch.float32,
-                     device=value(codes).device)
-    points = None
+    scales, points = found.scale, None
+    if isinstance(scales, fx.Node):
+        scales = _per_group(scales, shape(found.product), target, before)
     if isinstance(found.point, fx.Node):
         points = _per_group(found.point, shape(found.difference), target, before)
+    if not isinstance(scales, fx.Node):
+        scales = add(before, aten.full.default, [1, 1, 1, 1], scales, dtype=torch.float32, device=value(codes).device)
+    if points is not None:
+        scales, points = _of_same_groups(scales, points, before)
         if found.real and not is_float(points):
             points = _in_f32(points, before)  # whole numbers, yet not in codes: the product is shifted by them
         elif is_float(points) and not found.real:
@@ -279,6 +280,24 @@ def _per_group(
     if (groups := _groups_of_axes(own, full, target)) is not None:
         return _viewed(base, groups, before)
     raise Declined(f"scales or zero points {own} of {full} are no groups of [batch, heads, tokens, channels]")
+
+
+def _of_same_groups(scales: fx.Node, points: fx.Node, before: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """One of the two, where it has one group for several of the other, is repeated for them."""
+    dims = shape(scales), shape(points)
+    wide = [point if scale == 1 else scale for scale, point in zip(*dims)]
+    if wide not in dims or any(own not in (1, all_of) for sizes in dims for own, all_of in zip(sizes, wide)):
+        raise Declined(f"scales {dims[0]} and zero points {dims[1]} are of different groups")
+    like = (scales, points)[dims.index(wide)]
+
+    def repeated(x: fx.Node) -> fx.Node:
+        if shape(x) == wide:
+            return x
+        # Dense: what is expanded has strides of 0. Not by sizes, which may be symbolic.
+        return add(before, aten.clone.default, add(before, aten.expand_as.default, x, like),
+                   memory_format=torch.contiguous_format)
+
+    return repeated(scales), repeated(points)
 
 
 def _groups_of_axes(own: list[Any], full: list[Any], target: list[Any]) -> list[int] | None:
