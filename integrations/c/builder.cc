@@ -11,7 +11,9 @@ namespace {
 
 absl::StatusOr<Value> ValueAt(const kvant_builder& builder, kvant_value value) {
   if (value < builder.values.size()) return builder.values[value];
-  // One that has built its graph has no values any more, and says that.
+  // One of which a call failed has not the values of later calls, and one that has built its graph
+  // has none any more: they say that.
+  KVANT_RETURN_IF_ERROR(builder.failed);
   KVANT_RETURN_IF_ERROR(builder.builder.status());
   return InvalidArguments(value, " is no value of this builder");
 }
@@ -77,7 +79,7 @@ template <typename Body>
 kvant_status Add(kvant_builder* builder, const Body& body) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}}));
-    if (builder->failed.ok()) builder->failed = body();
+    if (builder->failed.ok()) builder->failed = WithoutExceptions(body);
     return builder->failed;
   });
 }

@@ -6,13 +6,9 @@
 
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
-
-#include "absl/strings/str_cat.h"
 
 namespace kvant::c_abi {
 namespace {
@@ -380,93 +376,6 @@ TEST(CAbiTest, NullPointersAreRefused) {
   const DLTensor* none[5] = {};
   EXPECT_EQ(kvant_execute(compiled.get(), nullptr, none, 5, none, 1), KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "input 'k' is null");
-}
-
-// Each wrong call on a builder of its own, on which nothing goes after it.
-TEST(CAbiTest, WrongCallsAreRefusedAtOnceAndKept) {
-  const int64_t dims[] = {4};
-  kvant_tensor x = {};
-  x.size = sizeof x;
-  x.name = "x";
-  x.type = KVANT_F32;
-  x.rank = 1;
-  x.dims = dims;
-  kvant_attr axles = {}, nameless = {};
-  axles.name = "axles";
-  const kvant_value foreign[] = {17};
-  using Wrong = std::function<kvant_status(kvant_builder*, const kvant_value*)>;
-  const auto op = [&](const char* kind, const kvant_value* inputs, const kvant_attr* attr) {
-    return [=](kvant_builder* to, const kvant_value* values) {
-      kvant_value result = 0;
-      kvant_tensor type = {};
-      type.size = sizeof type;
-      return kvant_builder_op(to, kind, nullptr, inputs == nullptr ? values : inputs, 1, attr,
-                              attr != nullptr, &type, 1, &result);
-    };
-  };
-  const auto constant = [](kvant_type type) {
-    return [type](kvant_builder* to, const kvant_value*) {
-      kvant_value value = 0;
-      return kvant_builder_constant(to, type, 1e6, &value);
-    };
-  };
-  const std::pair<Wrong, const char*> cases[] = {
-      {op("Attend", nullptr, nullptr), "there is no op 'Attend'"},
-      {op("Tanh", foreign, nullptr), "17 is no value of this builder"},
-      {op("ReLU", nullptr, &axles), "ReLU has no attribute 'axles'; it has none"},
-      {op("SoftMax", nullptr, &axles), "SoftMax has no attribute 'axles'; it has axis, mode"},
-      {op("ReLU", nullptr, &nameless), "the name of an attribute is null"},
-      {constant(KVANT_F16), "1e+06 is no f16"},
-      {constant(static_cast<kvant_type>(99)), "99"},
-      {[&x](kvant_builder* to, const kvant_value*) {
-         kvant_tensor unknown = x;
-         unknown.type = static_cast<kvant_type>(99);
-         kvant_value value = 0;
-         return kvant_builder_input(to, &unknown, &value);
-       },
-       "99"},
-      {[](kvant_builder* to, const kvant_value*) {
-         return kvant_builder_output(to, "y", 17, nullptr);
-       },
-       "17 is no value of this builder"},
-  };
-  for (const auto& [wrong, why] : cases) {
-    kvant_builder* made = nullptr;
-    ASSERT_OK(kvant_builder_create(nullptr, &made));
-    const Builder builder(made);
-    kvant_value values[2] = {};
-    ASSERT_OK(kvant_builder_input(made, &x, values));
-    const kvant_status status = wrong(made, values);
-    EXPECT_NE(status, KVANT_OK);
-    const std::string error = kvant_error();
-    EXPECT_THAT(error, HasSubstr(why));
-    EXPECT_EQ(op("ReLU", nullptr, nullptr)(made, values), status) << error;
-    kvant_graph* graph = nullptr;
-    EXPECT_EQ(kvant_builder_build(made, &graph), status) << error;
-    EXPECT_EQ(kvant_error(), error) << "the first error was forgotten";
-  }
-}
-
-TEST(CAbiTest, BuildersBuildOnce) {
-  kvant_builder* made = nullptr;
-  ASSERT_OK(kvant_builder_create(nullptr, &made));
-  const Builder builder(made);
-  const int64_t dims[] = {4};
-  kvant_tensor x = {}, result = {};
-  x.size = result.size = sizeof x;
-  x.name = "x";
-  x.type = KVANT_F32;
-  x.rank = 1;
-  x.dims = dims;
-  kvant_value values[2] = {};
-  ASSERT_OK(kvant_builder_input(made, &x, values));
-  ASSERT_OK(kvant_builder_op(made, "ReLU", nullptr, values, 1, nullptr, 0, &result, 1, values + 1));
-  kvant_graph* graph = nullptr;
-  ASSERT_OK(kvant_builder_build(made, &graph));
-  const Graph owned(graph);
-  EXPECT_EQ(kvant_builder_op(made, "ReLU", nullptr, values, 1, nullptr, 0, &result, 1, values + 1),
-            KVANT_INVALID_ARGUMENTS);
-  EXPECT_STREQ(kvant_error(), "a builder builds one graph, and this one has");
 }
 
 TEST(CAbiTest, ErrorsAreEachThreadsOwn) {
