@@ -59,11 +59,17 @@ def dense_strides(dims: Sequence[int]) -> list[int]:
 def _packed(
     name: str, type: str, dims: list[int], strides: list[int], in_byte: int
 ) -> tuple[list[int], list[int]]:
-    rows = [s for d, s in zip(dims[:-1], strides[:-1]) if d > 1]
-    if not dims or (dims[-1] > 1 and strides[-1] != 1) or any(s % in_byte for s in rows):
-        whole = dense_strides([*dims[:-1], -(-dims[-1] // in_byte) * in_byte]) if dims else []
-        raise invalid(f"{name} is {type}{dims} of strides {strides}, whose rows do not begin at bytes, so that no array "
-                      f"of bytes holds it: name it as an output with strides={whole}")
+    if not dims:
+        raise invalid(f"{name} is {type} without dims, but arrays of bytes are packed along one: reshape it to [1]")
+    why = ""
+    if dims[-1] > 1 and strides[-1] != 1:
+        why = "elements of a row are not side by side"
+    elif any(s % in_byte for d, s in zip(dims[:-1], strides[:-1]) if d > 1):
+        why = "rows do not begin at bytes"
+    if why:
+        whole = dense_strides([*dims[:-1], -(-dims[-1] // in_byte) * in_byte])
+        raise invalid(f"{name} is {type}{dims} of strides {strides}, whose {why}, so that no array of bytes holds it: "
+                      f"name it as an output with strides={whole}")
     return (
         [*dims[:-1], -(-dims[-1] // in_byte)],
         [*(s // in_byte for s in strides[:-1]), 1],

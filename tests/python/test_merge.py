@@ -105,6 +105,15 @@ def test_gradients():
         assert distance(a, b) < 1e-5
 
 
+def test_op_is_traced_by_fx():
+    class Model(torch.nn.Module):
+        def forward(self, a, b, stats):
+            return merge_attention([(a, stats), (b, stats)])[0]
+
+    given = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 1)
+    assert torch.equal(torch.fx.symbolic_trace(Model())(*given), Model()(*given))
+
+
 def test_op_refuses():
     o, s = torch.zeros(2, 8), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="needs a part"):

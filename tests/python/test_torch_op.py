@@ -124,6 +124,15 @@ def test_no_gradient_through_codes():
         out.sum().backward()
 
 
+def test_traced_by_fx():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attention(q, k, v, right_window=0)
+
+    given = tensors((1, 4, 3, 16), (1, 2, 9, 16), (1, 2, 9, 16))
+    assert torch.equal(torch.fx.symbolic_trace(Model())(*given), Model()(*given))
+
+
 def test_refusals():
     q, k, v = tensors((1, 4, 3, 16), (1, 2, 9, 16), (1, 2, 9, 16))
     codes = torch.zeros(1, 2, 9, 8, dtype=torch.uint8)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.overrides import is_tensor_like
 
 from ..builder import GraphBuilder
 from ..compiled import Compiled, compile
@@ -37,7 +38,7 @@ def merge_attention(
     if not pairs:
         raise invalid("merge_attention needs a part")
     for i, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(x, torch.Tensor) for x in pair):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(map(is_tensor_like, pair)):
             raise invalid(f"merge_attention: part {i} is no pair of tensors, (output, statistics)")
     outputs, stats = ([pair[i] for pair in pairs] for i in range(2))
     return torch.ops.kvant.merge_attention(outputs, stats, dtype)

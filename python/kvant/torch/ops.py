@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.overrides import is_tensor_like
 
 from ..builder import GraphBuilder
 from ..compiled import Compiled, compile
@@ -80,7 +81,7 @@ def attention(
       [batch, heads, queries, channels of v], in memory [batch, queries, heads, channels].
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
+        if not is_tensor_like(x):  # also what traces a function
             raise invalid(f"kvant::attention: {name} is {type(x).__name__}, not a tensor")
     return torch.ops.kvant.attention(
         q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes, k_type,
