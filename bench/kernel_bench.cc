@@ -11,7 +11,7 @@ namespace kvant::cpu {
 namespace {
 
 constexpr int64_t kSize = 128;
-constexpr int64_t kElements = kTokenTile * kSize;
+constexpr int64_t kElements = kHalfTile * kSize;
 
 struct Tile {
   explicit Tile(int64_t rows)
@@ -39,7 +39,7 @@ void BM_Qk(benchmark::State& state, const KernelSet* set) {
 void BM_Pv(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
   for (auto _ : state) {
-    set->pv(tile.scores.data(), state.range(0), kTokenTile, tile.kv.data(), kSize, tile.row.data(),
+    set->pv(tile.scores.data(), state.range(0), kHalfTile, tile.kv.data(), kSize, tile.row.data(),
             tile.out.data());
   }
   CountProducts(state, state.range(0));
@@ -57,7 +57,7 @@ void BM_QkPairs(benchmark::State& state, const KernelSet* set) {
 void BM_PvPairs(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
   for (auto _ : state) {
-    set->pairs->pv(tile.scores.data(), state.range(0), kTokenTile, tile.pairs.data(), kSize,
+    set->pairs->pv(tile.scores.data(), state.range(0), kHalfTile, tile.pairs.data(), kSize,
                    tile.row.data(), tile.out.data());
   }
   CountProducts(state, state.range(0));
@@ -66,7 +66,7 @@ void BM_PvPairs(benchmark::State& state, const KernelSet* set) {
 // The same bytes as elements of another type.
 TokenRows RowsOf(const Tile& tile, DataType type) {
   const int64_t bytes = BytesFor(type, kSize);
-  return RowsFrom(tile.kv.data(), bytes, bytes, kTokenTile);
+  return RowsFrom(tile.kv.data(), bytes, bytes, kHalfTile);
 }
 
 void BM_QkStored(benchmark::State& state, const KernelSet* set, DataType type) {
@@ -91,7 +91,7 @@ void BM_PvStored(benchmark::State& state, const KernelSet* set, DataType type) {
 void BM_Softmax(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
   for (auto _ : state) {
-    set->softmax(tile.scores.data(), state.range(0), tile.max.data(), tile.sum.data(),
+    set->softmax(tile.scores.data(), state.range(0), kTokenTile, tile.max.data(), tile.sum.data(),
                  tile.row.data());
   }
   state.SetItemsProcessed(state.iterations() * state.range(0) * kTokenTile);
@@ -100,7 +100,7 @@ void BM_Softmax(benchmark::State& state, const KernelSet* set) {
 void BM_Load(benchmark::State& state, const KernelSet* set, DataType type) {
   Tile tile(1);
   for (auto _ : state) {
-    for (int64_t t = 0; t < kTokenTile; ++t) {
+    for (int64_t t = 0; t < kHalfTile; ++t) {
       set->load(type, tile.pairs.data(), t * kSize, kSize, tile.kv.data() + t * kSize);
     }
   }
@@ -131,15 +131,15 @@ void BM_Scale(benchmark::State& state, const KernelSet* set) {
   const std::vector<float> parameters(kSize, 1.f);
   const Scaling how{parameters.data(), parameters.data(), state.range(0)};
   for (auto _ : state) {
-    for (int64_t t = 0; t < kTokenTile; ++t) set->scale(how, kSize, tile.kv.data() + t * kSize);
+    for (int64_t t = 0; t < kHalfTile; ++t) set->scale(how, kSize, tile.kv.data() + t * kSize);
   }
   state.SetItemsProcessed(state.iterations() * kElements);
 }
 
 void BM_Transpose(benchmark::State& state, const KernelSet* set) {
-  Tile tile(kTokenTile);
+  Tile tile(kHalfTile);
   for (auto _ : state) {
-    set->transpose(tile.kv.data(), kSize, kTokenTile, kSize, tile.q.data(), kTokenTile);
+    set->transpose(tile.kv.data(), kSize, kHalfTile, kSize, tile.q.data(), kHalfTile);
   }
   state.SetItemsProcessed(state.iterations() * kElements);
 }

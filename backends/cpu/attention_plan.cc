@@ -140,7 +140,7 @@ bool VariesOverB2(const Segment& segment) {
 
 // How long runs are, where queries or weights are made anew for several in a tile.
 std::string RunsInWords(int64_t run) {
-  return run < kTokenTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
+  return run < kHalfTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
 }
 
 int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
@@ -364,8 +364,8 @@ std::string Plan::kernel() const {
 }
 
 std::string Plan::ToString() const {
-  std::string text = absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ", kTokenTile,
-                                  "-token tiles, ");
+  std::string text = absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ",
+                                  Schedule::TokenTile(problem_), "-token tiles, ");
   if (few_ != nullptr) {
     absl::StrAppend(&text, "of sequences with at most ", few_->problem_.row_tile, " rows ",
                     few_->ProductsName(), ", ");

@@ -220,7 +220,8 @@ class TileRunner {
   }
 
   void UpdateStatistics(const Part& part) {
-    kernels_.softmax(part.scores, part.tile.rows, part.state.max, part.state.sum, buffers_.shrink);
+    kernels_.softmax(part.scores, part.tile.rows, WholeHalves(part.tokens), part.state.max,
+                     part.state.sum, buffers_.shrink);
   }
 
   void MultiplyOnline(const Part& part) {
@@ -233,12 +234,13 @@ class TileRunner {
   }
 
   void MultiplyFinalProbabilities(const Part& part) {
+    const int64_t columns = WholeHalves(part.tokens);
     for (int64_t r = 0; r < part.tile.rows; ++r) {
       float* row = part.scores + r * kTokenTile;
-      kernels_.exp_row(row, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
+      kernels_.exp_row(row, columns, part.state.max[r] == kNegInf ? 0.f : part.state.max[r]);
       // Of an empty row, Finish decides what the output is.
       const float sum = part.state.sum[r] == 0.f ? 1.f : part.state.sum[r];
-      for (int64_t t = 0; t < kTokenTile; ++t) row[t] /= sum;
+      for (int64_t t = 0; t < columns; ++t) row[t] /= sum;
     }
     if (problem_.dropout) {
       ApplyDropout(kernels_, problem_, dropout_, part.tile, part.token, part.tokens, part.scores);
@@ -365,13 +367,14 @@ class TileRunner {
   void ApplyStepsTo(const Part& part) {
     const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
     const StepRange steps = StepsLeft(problem_, first_step_, inside);
-    if (steps.first == problem_.step_count && part.tokens == kTokenTile) return;
+    const int64_t columns = WholeHalves(part.tokens);
+    if (steps.first == problem_.step_count && part.tokens == columns) return;
     for (int64_t r = 0; r < part.tile.rows; ++r) {
       float* row = part.scores + r * kTokenTile;
       Position p = part.tile.At(r);
       p.at[kCol] = part.token;
       ApplySteps(problem_, reader_, steps, p, part.tokens, tile_.extent, row, buffers_.operands);
-      std::fill(row + part.tokens, row + kTokenTile, kNegInf);
+      std::fill(row + part.tokens, row + columns, kNegInf);
     }
   }
 

@@ -17,9 +17,11 @@ namespace kvant::cpu {
 inline constexpr int kAxes = 5;
 inline constexpr int kRow = 3;
 inline constexpr int kCol = 4;
-// Tokens that are dequantized, multiplied and normalized together. Also the
-// granularity of splits, so that tile boundaries depend on the shape only.
-inline constexpr int64_t kTokenTile = 64;
+// Tokens whose scores are computed and normalized together. Also the granularity of splits, so that
+// tile boundaries depend on the shape only.
+inline constexpr int64_t kTokenTile = 128;
+// So many are dequantized at once, and columns are computed by so many.
+inline constexpr int64_t kHalfTile = kTokenTile / 2;
 // A tile may be taken from several pages where these are multiples of so many tokens.
 inline constexpr int64_t kPageUnit = 16;
 inline constexpr int kTileBlocks = kTokenTile / kPageUnit;
@@ -28,6 +30,9 @@ inline constexpr int kTileBlocks = kTokenTile / kPageUnit;
 inline constexpr int64_t kMinChunk = 256;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Columns of a tile that are computed for n tokens.
+constexpr int64_t WholeHalves(int64_t n) { return CeilDiv(n, kHalfTile) * kHalfTile; }
 
 // A position in an array, or in the problem.
 struct Position {

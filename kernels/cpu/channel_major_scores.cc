@@ -92,8 +92,9 @@ bool ChannelMajorScores::Prepare(const Reader& reader, const Segment& segment, c
     const Chunk chunk = ChunkAt(codes, begin);
     begin = chunk.end;
     const CodeParameters parameters = Pad(codes, chunk, q, rows);
-    kernels.weights(padded_, rows, parameters, /*groups=*/1, weights_.weights + i * kTokenTile,
-                    weights_.scales + i, weights_.biases + i, /*units=*/nullptr);
+    kernels.weights(padded_, rows, WholeHalves(chunk.end - chunk.begin), parameters, /*groups=*/1,
+                    weights_.weights + i * kTokenTile, weights_.scales + i, weights_.biases + i,
+                    /*units=*/nullptr);
   }
   const auto finite = [](float x) { return std::isfinite(x); };
   finite_ = std::all_of(weights_.scales, weights_.scales + i, finite) &&
@@ -110,9 +111,9 @@ void ChannelMajorScores::PrepareRest(const CodeKernels& kernels, const CodeLayou
     begin = chunk.end;
     const CodeParameters parameters = Pad(codes, chunk, q, rows);
     for (int64_t r = 0; r < rows; ++r, ++at) {
-      WeighLost(kernels, padded_ + r * kTokenTile, parameters, weights_.weights + at * kTokenTile,
-                weights_.scales[at], rest_.weights + at * kTokenTile, rest_.scales + at,
-                rest_.biases + at);
+      WeighLost(kernels, padded_ + r * kTokenTile, WholeHalves(chunk.end - chunk.begin), parameters,
+                weights_.weights + at * kTokenTile, weights_.scales[at],
+                rest_.weights + at * kTokenTile, rest_.scales + at, rest_.biases + at);
     }
   }
   rest_is_prepared_ = true;
@@ -127,14 +128,14 @@ void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
     const Chunk chunk = ChunkAt(codes, begin);
     begin = chunk.end;
     values.rows.tokens = chunk.end - chunk.begin;
-    // The next tile's codes lie behind these, a line for each channel; the kernel's own requests
-    // are for lines that are here already.
+    // The next tile's codes lie behind these, for each channel; the kernel's own requests are for
+    // lines that are here already.
     const uint8_t* const data = first + chunk.begin * values.rows.stride;
     for (int b = 0; b < kTileBlocks; ++b) {
       values.rows.blocks[b] = values.rows.next[b] = data + b * kPageUnit * values.rows.stride;
     }
     for (int64_t c = 0; c < values.rows.tokens; ++c) {
-      __builtin_prefetch(data + c * values.rows.stride + 2 * values.rows.row_bytes, 0, 2);
+      RequestBytes(data + c * values.rows.stride + values.rows.row_bytes, values.rows.row_bytes);
     }
     values.weights = weights.weights + i * kTokenTile;
     values.weight_scales = weights.scales + i;
@@ -163,7 +164,8 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
                         &parameters)) {
       return false;
     }
-    reach_ = std::sqrt(kernels.reach(parameters, wanted.range, codes.group, channels_));
+    reach_ =
+        std::sqrt(kernels.reach(parameters, wanted.range, WholeHalves(n), codes.group, channels_));
   }
   const CodeKernels::Values values = {
       .rows = {.blocks = {static_cast<const uint8_t*>(reader.Data(segment.data)) +

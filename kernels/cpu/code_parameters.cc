@@ -136,9 +136,10 @@ void UnpackRows(const uint8_t* from, int64_t stride, int shift, bool is_signed, 
   }
 }
 
-// Parameters of a tile as they are stored, or as they lie in `dense`; asks for those of the next.
+// Parameters of n tokens as they are stored, or as they lie in `dense`, with zeros beyond n; asks
+// for those of the next tile.
 StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
-                          int64_t groups, uint8_t* dense) {
+                          int64_t n, int64_t groups, uint8_t* dense) {
   StoredParameters stored;
   if (!array.present()) return stored;
   stored.type = type;
@@ -146,56 +147,76 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   part.Find(array, stored.blocks, next);
   const int64_t bits = groups * BitsOf(type), stride = array.token_bytes();
   const int64_t bytes = CeilDiv(array.shift() + bits, 8);
+  const int64_t blocks = WholeHalves(n) / kPageUnit;
+  const auto tokens_of = [&](int64_t i) {
+    return std::clamp<int64_t>(n - i * kPageUnit, 0, kPageUnit);
+  };
+  // What begins with `used` bytes has block i from now on.
+  const auto place = [&](int64_t i, int64_t used, uint8_t* copy) {
+    std::memset(copy + used, 0, kPageUnit * groups * BitsOf(stored.type) / 8 - used);
+    stored.blocks[i] = copy;
+  };
   if (array.dense(groups)) {
-    for (const uint8_t* block : next) RequestBytes(block, kPageUnit * bits / 8);
+    for (int64_t i = 0; i < blocks; ++i) RequestBytes(next[i], kPageUnit * bits / 8);
+    for (int64_t i = n / kPageUnit; i < blocks; ++i) {
+      const int64_t used = CeilDiv(tokens_of(i) * bits, 8);
+      uint8_t* const copy = dense + i * kPageUnit * bits / 8;
+      std::memcpy(copy, stored.blocks[i], used);
+      place(i, used, copy);
+    }
     return stored;
   }
   const bool in_bytes = array.shift() == 0 && bits % 8 == 0;
   if (!in_bytes) stored.type = type == kS4 ? kS8 : kU8;
   const bool shares = in_bytes && FindShare(array, bytes, part.in_turn(), kTileBlocks, next, share);
-  for (int64_t i = 0; i < kTileBlocks; ++i) {
+  for (int64_t i = 0; i < blocks; ++i) {
     if (shares) {
       RequestBytes(share[i], kPageUnit * bytes);
     } else {
       RequestRows(next[i], stride, bytes, stride == 0 ? 1 : kPageUnit);
     }
-    uint8_t* const copy = dense + i * kPageUnit * groups * BitsOf(stored.type) / 8;
+    const int64_t row_bytes = groups * BitsOf(stored.type) / 8, tokens = tokens_of(i);
+    uint8_t* const copy = dense + i * kPageUnit * row_bytes;
     if (in_bytes) {
-      CopyRows(stored.blocks[i], stride, bytes, kPageUnit, copy);
+      CopyRows(stored.blocks[i], stride, bytes, tokens, copy);
     } else {
-      UnpackRows(stored.blocks[i], stride, array.shift(), type == kS4, groups, kPageUnit, copy);
+      UnpackRows(stored.blocks[i], stride, array.shift(), type == kS4, groups, tokens, copy);
     }
-    stored.blocks[i] = copy;
+    place(i, tokens * row_bytes, copy);
   }
   return stored;
 }
 
-// Those of a tile as ReadTile gives them.
+// Those of n tokens as ReadTile gives them.
 void ReadStored(const Reader& reader, const Dequantization& how, const Array& array,
-                const StoredParameters& stored, const Position& p, int64_t groups, float* staging,
-                float* out) {
+                const StoredParameters& stored, const Position& p, int64_t n, int64_t groups,
+                float* staging, float* out) {
   // The same for all tokens.
-  if (!stored.present()) return ReadTile(reader, how, array, p, kTokenTile, groups, staging, out);
+  if (!stored.present()) return ReadTile(reader, how, array, p, n, groups, staging, out);
   float* const to = groups == 1 ? out : staging;
-  for (int64_t i = 0; i < kTileBlocks; ++i) {
+  const int64_t columns = WholeHalves(n);
+  for (int64_t i = 0; i < columns / kPageUnit; ++i) {
     reader.kernels->load(stored.type, stored.blocks[i], /*index=*/0, kPageUnit * groups,
                          to + i * kPageUnit * groups);
   }
-  if (groups == 1) return;
-  reader.kernels->transpose(staging, groups, kTokenTile, groups, out, kTokenTile);
+  if (groups > 1) reader.kernels->transpose(staging, groups, columns, groups, out, kTokenTile);
+  for (int64_t g = 0; g < groups; ++g) {
+    std::fill(out + g * kTokenTile + columns, out + (g + 1) * kTokenTile, 0.f);
+  }
 }
 
 }  // namespace
 
-void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
-               const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
-               float* lost_bias) {
+void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
+               const CodeParameters& parameters, const int16_t* weights, float scale,
+               int16_t* lost_weights, float* lost_scale, float* lost_bias) {
   alignas(64) float lost[kTokenTile];
-  for (int64_t t = 0; t < kTokenTile; ++t) {
+  for (int64_t t = 0; t < columns; ++t) {
     const float exact = row[t] * parameters.scales[t];
     lost[t] = static_cast<float>(exact - double{scale} * weights[t]);
   }
-  kernels.weights(lost, 1, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale, lost_bias,
+  kernels.weights(lost, 1, columns, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale,
+                  lost_bias,
                   /*units=*/nullptr);
 }
 
@@ -262,19 +283,20 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
     return limits.finite;
   };
   const bool odd = p.at[kRow] % 2 != 0 && (head.scales.in_pairs() || head.zero_points.in_pairs());
-  if (n == kTokenTile && segment.codes.addressed && !odd) {
+  if (segment.codes.addressed && !odd) {
     const PartBlocks blocks(part);
     alignas(64) uint8_t dense[2][kTokenTile * kMostParameterBytes];
     const StoredParameters stored_scales =
-        StoredAt(head.scales, how.scales.type, blocks, groups, dense[0]);
+        StoredAt(head.scales, how.scales.type, blocks, n, groups, dense[0]);
     const StoredParameters stored_points =
-        StoredAt(head.zero_points, how.zero_points.type, blocks, groups, dense[1]);
+        StoredAt(head.zero_points, how.zero_points.type, blocks, n, groups, dense[1]);
     if (TurnsGroups(groups) && stored_scales.present() && has_points == stored_points.present()) {
-      return take(kernels.turn(stored_scales, stored_points, make, groups, scales, biases));
+      return take(
+          kernels.turn(stored_scales, stored_points, make, WholeHalves(n), groups, scales, biases));
     }
-    ReadStored(reader, how, how.scales, stored_scales, p, groups, staging, scales);
+    ReadStored(reader, how, how.scales, stored_scales, p, n, groups, staging, scales);
     if (has_points) {
-      ReadStored(reader, how, how.zero_points, stored_points, p, groups, staging, biases);
+      ReadStored(reader, how, how.zero_points, stored_points, p, n, groups, staging, biases);
     }
   } else {
     ReadTile(reader, how, how.scales, p, n, groups, staging, scales);

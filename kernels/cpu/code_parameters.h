@@ -61,8 +61,8 @@ inline float ValueOffset(const CodeLayout& codes) {
 // made, which is when no kernel asks for any: as many as memory delivers meanwhile, if a tile waits
 // for that. Narrow codes wait for products, which so many at once hold up.
 inline int64_t FirstLines(const CodeLayout& codes, int64_t rows) {
-  const bool waits = codes.bits == 8 || (codes.bits == 4 && rows == 1 && !codes.floats);
-  return waits ? 24 : 0;
+  if (codes.bits == 8) return 24;
+  return codes.bits == 4 && rows == 1 && !codes.floats ? 48 : 0;
 }
 
 // What a unit's queries were last prepared for: a segment, and where its scales vary by channel a
@@ -152,11 +152,11 @@ bool ForRuns(const Part& part, Use use) {
   return true;
 }
 
-// Weights of what a row of kTokenTile lost when its products with the parameters' scales became
+// Weights of what `columns` of a row lost when their products with the parameters' scales became
 // `weights` of `scale`.
-void WeighLost(const CodeKernels& kernels, const float* row, const CodeParameters& parameters,
-               const int16_t* weights, float scale, int16_t* lost_weights, float* lost_scale,
-               float* lost_bias);
+void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
+               const CodeParameters& parameters, const int16_t* weights, float scale,
+               int16_t* lost_weights, float* lost_scale, float* lost_bias);
 
 // Whether scores of queries up to `largest` and tokens of an L2 norm up to `reach` are finite and
 // off by no more than `allowed`, although sums over codes are rounded to f32 before what zero

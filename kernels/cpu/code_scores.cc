@@ -127,7 +127,8 @@ float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
   if (!codes.by_channel) {
     reach_ = std::sqrt(static_cast<float>(channels_)) * parameters.most;
     if (!IsExact(parameters.biases != nullptr)) {
-      reach_ = std::sqrt(kernels.reach(parameters, range, codes.group, channels_));
+      reach_ = std::sqrt(
+          kernels.reach(parameters, range, WholeHalves(rows.tokens), codes.group, channels_));
     }
   }
   const float most = rounding_ * std::max(reach_, kLeastNorm);

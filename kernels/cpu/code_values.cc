@@ -70,8 +70,8 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
   const Segment& segment = call.part.segment;
   const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
   RequestFirst(stored, FirstLines(segment.codes, call.rows));
-  kernels.weights(Columns(call, call.part), call.rows, scales, segment.codes.groups,
-                  float_weights_);
+  kernels.weights(Columns(call, call.part), call.rows, WholeHalves(call.part.tokens), scales,
+                  segment.codes.groups, float_weights_);
   kernels.values({.rows = stored,
                   .codes = {segment.data.type, segment.data.codebook},
                   .channels = channels_,
@@ -82,10 +82,12 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
 }
 
 const float* CodeValues::Columns(const Call& call, const Part& part) {
-  if (part.tokens == kTokenTile) return call.probs;
-  std::fill_n(probs_, call.rows * kTokenTile, 0.f);
+  const int64_t columns = WholeHalves(part.tokens);
+  if (part.column == 0 && part.tokens == columns) return call.probs;
   for (int64_t r = 0; r < call.rows; ++r) {
-    std::copy_n(call.probs + r * kTokenTile + part.column, part.tokens, probs_ + r * kTokenTile);
+    float* const row = probs_ + r * kTokenTile;
+    std::copy_n(call.probs + r * kTokenTile + part.column, part.tokens, row);
+    std::fill(row + part.tokens, row + columns, 0.f);
   }
   return probs_;
 }
@@ -169,13 +171,14 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
   values.weight_biases = weight_biases_;
   values.units = units_;
   values.lanes = lanes_;
-  kernels.weights(probs, call.rows, parameters, values.groups, weights_, weight_scales_,
+  const int64_t columns = WholeHalves(values.rows.tokens);
+  kernels.weights(probs, call.rows, columns, parameters, values.groups, weights_, weight_scales_,
                   weight_biases_, units_);  // in which no square over- or underflows that counts
   const bool biased = parameters.biases != nullptr;
   for (const bool rest : {false, true}) {
     std::fill_n(lanes_, call.rows * kSquareLanes, 0.f);
     if (rest) {
-      WeighRest(kernels, probs, parameters, call.rows, values.groups);
+      WeighRest(kernels, probs, parameters, call.rows, columns, values.groups);
       values.saved = unused_;
     }
     kernels.values(values, call.rows, rest ? kOnes.at : shrink, out);
@@ -194,7 +197,8 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
 }
 
 void CodeValues::WeighRest(const CodeKernels& kernels, const float* probs,
-                           const CodeParameters& parameters, int64_t rows, int64_t groups) {
+                           const CodeParameters& parameters, int64_t rows, int64_t columns,
+                           int64_t groups) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = r * groups + g;
@@ -202,7 +206,7 @@ void CodeValues::WeighRest(const CodeKernels& kernels, const float* probs,
       const CodeParameters own{
           parameters.scales + g * kTokenTile,
           parameters.biases == nullptr ? nullptr : parameters.biases + g * kTokenTile};
-      WeighLost(kernels, probs + r * kTokenTile, own, weights, weight_scales_[at], weights,
+      WeighLost(kernels, probs + r * kTokenTile, columns, own, weights, weight_scales_[at], weights,
                 weight_scales_ + at, weight_biases_ + at);
     }
   }

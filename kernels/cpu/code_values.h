@@ -44,7 +44,7 @@ class CodeValues {
            CodeKernels::Values values, const float* shrink, float* out);
   // Makes weights_ of what they, once made of `probs`, lost.
   void WeighRest(const CodeKernels& kernels, const float* probs, const CodeParameters& parameters,
-                 int64_t rows, int64_t groups);
+                 int64_t rows, int64_t columns, int64_t groups);
   // Whether rounding the weights costs no row more than kValueError of what is added to it.
   bool IsClose(const CodeKernels::Values& values, float spread, int64_t rows, bool cancels) const;
   // The columns of `part`, which is one of the call's runs, of probs, with zeros around them.

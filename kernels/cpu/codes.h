@@ -62,8 +62,8 @@ struct CodeColumns {
   const int32_t* part_groups = nullptr;  // [parts]: the row of the parameter tile
 };
 
-// A tile of parameters: [groups][kTokenTile], zeros beyond the tokens. Biases, zero points in
-// codes or times the scale, are null where there are none.
+// A tile of parameters: [groups][kTokenTile], zeros beyond the tokens, for whole halves. Biases,
+// zero points in codes or times the scale, are null where there are none.
 struct CodeParameters {
   const float* scales = nullptr;
   const float* biases = nullptr;
@@ -98,8 +98,8 @@ struct CodeRange {
   float half = 0.f;
 };
 
-// Those of kTokenTile tokens, [token][groups] in blocks that may lie in different pages; kUndef
-// where there are none.
+// Those of up to kTokenTile tokens, [token][groups] in blocks that may lie in different pages;
+// kUndef where there are none.
 struct StoredParameters {
   DataType type = kUndef;
   const uint8_t* blocks[kTileBlocks];
@@ -131,9 +131,9 @@ struct FloatCodeKernels {
   void (*scores)(const TokenRows& rows, const FloatCodes& codes, const CodeColumns& columns,
                  const float* q, int64_t query_rows, const float* scales, float* scores);
 
-  // weights[r][g][t] = probs[r][t] * scales[g][t].
-  void (*weights)(const float* probs, int64_t rows, const float* scales, int64_t groups,
-                  float* weights);
+  // weights[r][g][t] = probs[r][t] * scales[g][t] for t < columns; rows are kTokenTile apart.
+  void (*weights)(const float* probs, int64_t rows, int64_t columns, const float* scales,
+                  int64_t groups, float* weights);
 
   // out[r][d] = out[r][d] * shrink[r] + sum_t weights[r][d / group][t] * value[t][d].
   struct Values {
@@ -169,8 +169,8 @@ struct CodeKernels {
 
   // The largest of what `norms` may give for any codes: with biases times the scales, and `range`
   // as below,  max_t sqrt(sum_g channels of g * (|bias - middle * scale| + half * |scale|)^2).
-  float (*reach)(const CodeParameters& parameters, const CodeRange& range, int64_t group,
-                 int64_t channels);
+  float (*reach)(const CodeParameters& parameters, const CodeRange& range, int64_t columns,
+                 int64_t group, int64_t channels);
 
   // squares[t] = sum_d (scale * code - bias)^2, the square of a token's L2 norm, for t < tokens;
   // other columns of the 16 that hold t may be written. `middle`: that of the range, or 0 where
@@ -187,17 +187,19 @@ struct CodeKernels {
   CodeLimits (*biases)(const float* scales, const float* zero_points, const CodeBiases& how,
                        int64_t n, float* biases);
 
-  // The same for stored parameters, and parameter tiles of scales and of biases; see TurnsGroups.
+  // The same for stored parameters of `columns`, and parameter tiles of scales and of biases; see
+  // TurnsGroups.
   CodeLimits (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-                     const CodeBiases& how, int64_t groups, float* scales, float* biases);
+                     const CodeBiases& how, int64_t columns, int64_t groups, float* scales,
+                     float* biases);
 
   // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
   // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with
-  // biases in codes, and units[r] = 1 / max_g weight_scales[r][g], 0 if that is 0; null: not
-  // wanted.
-  void (*weights)(const float* probs, int64_t rows, const CodeParameters& parameters,
-                  int64_t groups, int16_t* weights, float* weight_scales, float* weight_biases,
-                  float* units);
+  // biases in codes, for t < columns, and units[r] = 1 / max_g weight_scales[r][g], 0 if that is 0;
+  // null: not wanted. Rows are kTokenTile apart.
+  void (*weights)(const float* probs, int64_t rows, int64_t columns,
+                  const CodeParameters& parameters, int64_t groups, int16_t* weights,
+                  float* weight_scales, float* weight_biases, float* units);
 
   // out[r][d] = out[r][d] * shrink[r]
   //           + sum_t weights[r][g][t] * code[t][d] * weight_scales[r][g] - weight_biases[r][g]

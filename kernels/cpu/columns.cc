@@ -4,8 +4,13 @@
 #include <memory>
 #include <utility>
 
+#include "kvant/kernels/cpu/schedule.h"
+
 namespace kvant::cpu {
 namespace {
+
+// So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
+constexpr int64_t kFewTokens = 2 * kTokenTile;
 
 // A range that wraps is two pieces.
 Piece* TakePieces(int segments, Arena& arena) { return arena.TakeAs<Piece>(2 * segments); }
@@ -58,6 +63,7 @@ void Columns::Read(const AttentionProblem& problem, const Reader& reader, int64_
   v_ = ReadPieces(problem, reader, at, problem.v, problem.v_segments, v_room_);
   first_ = extent.kv_first;
   end_ = extent.kv_len;
+  tile_ = end_ - first_ < kFewTokens ? kHalfTile : Schedule::TokenTile(problem);
   lead_ = LeadOf(k_);
   if (lead_ < 0) lead_ = std::max<int64_t>(LeadOf(v_), 0);
   base_ = (first_ + lead_) / kTokenTile * kTokenTile;

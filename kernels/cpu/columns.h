@@ -41,13 +41,11 @@ class Columns {
   Pieces v() const { return v_; }
 
   // Where the tile of a column begins and ends. Tiles are cut so that those of quantized tokens
-  // begin at multiples of kTokenTile in their segment, where their groups do.
+  // begin at multiples of their size in their segment, where their groups do.
   int64_t TileBegin(int64_t column) const {
-    return std::max<int64_t>((column + lead_) / kTokenTile * kTokenTile - lead_, 0);
+    return std::max<int64_t>((column + lead_) / tile_ * tile_ - lead_, 0);
   }
-  int64_t TileEnd(int64_t column) const {
-    return ((column + lead_) / kTokenTile + 1) * kTokenTile - lead_;
-  }
+  int64_t TileEnd(int64_t column) const { return ((column + lead_) / tile_ + 1) * tile_ - lead_; }
   // The columns are cut into chunks() of them, of whole tiles; at least one.
   int64_t chunks() const { return chunks_; }
   ColumnRange Chunk(int64_t index) const {
@@ -65,7 +63,8 @@ class Columns {
   Piece *k_room_, *v_room_;
   Pieces k_, v_;
   int64_t first_ = 0, end_ = 0;  // columns that exist
-  int64_t lead_ = 0;             // columns that the first tile lacks
+  int64_t tile_ = kTokenTile;    // columns of a tile
+  int64_t lead_ = 0;             // those that the first lacks
   int64_t base_ = 0;             // of the first chunk, with lead_
   int64_t chunks_ = 1, chunk_ = 0;
 };

@@ -166,7 +166,7 @@ void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bo
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : part.tokens;
   const int64_t length = along_tokens ? part.tokens : channels;
-  const int64_t inner_stride = by_channel ? kTokenTile : channels;
+  const int64_t inner_stride = by_channel ? kHalfTile : channels;
   float* first = by_channel ? out + part.column : out + part.column * channels;
   float* batch = scratch;
   float* parameters = scratch + kLineBatch * length;
@@ -283,9 +283,9 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
 
 void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
                     int64_t n, int64_t channels, bool by_channel, float* out, float* scratch) {
-  if (by_channel && n < kTokenTile) {
+  if (by_channel && n < kHalfTile) {
     for (int64_t c = 0; c < channels; ++c) {
-      std::fill(out + c * kTokenTile + n, out + (c + 1) * kTokenTile, 0.f);
+      std::fill(out + c * kHalfTile + n, out + (c + 1) * kHalfTile, 0.f);
     }
   }
   ForParts(pieces, p, column, n, /*join=*/false, [&](const Part& part) {

@@ -37,11 +37,11 @@ float Code(const Rounding& rounding, float value) {
 
 void JoinStates(const KernelSet& kernels, int64_t rows, int64_t v_head_size, const State& state,
                 const State& other) {
-  constexpr int64_t kAtOnce = kTokenTile / 2;
+  constexpr int64_t kAtOnce = kHalfTile / 2;
   for (int64_t first = 0; first < rows; first += kAtOnce) {
     const int64_t end = std::min(first + kAtOnce, rows);
-    float factors[kTokenTile];
-    std::fill_n(factors, kTokenTile, kNegInf);
+    float factors[kHalfTile];
+    std::fill_n(factors, kHalfTile, kNegInf);
     float* factor = factors;
     for (int64_t r = first; r < end; ++r) {
       // A NaN is passed over here, and then in the factor of its state, whatever the maximum.
@@ -51,7 +51,7 @@ void JoinStates(const KernelSet& kernels, int64_t rows, int64_t v_head_size, con
       *factor++ = other.max[r] - base;
       state.max[r] = max;
     }
-    kernels.exp_row(factors, 0.f);
+    kernels.exp_row(factors, kHalfTile, 0.f);
     factor = factors;
     for (int64_t r = first; r < end; ++r, factor += 2) {
       state.sum[r] = state.sum[r] * factor[0] + other.sum[r] * factor[1];

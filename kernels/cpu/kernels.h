@@ -33,7 +33,7 @@ struct PairKernels {
   void (*pair_lines)(const float* a, const float* b, int64_t n, uint32_t* out);
   // out[i] = pair(line[2i], line[2i + 1]) for i < (n + 1) / 2; 0 beyond n.
   void (*pair_line)(const float* line, int64_t n, uint32_t* out);
-  // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kTokenTile], and with
+  // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kHalfTile], and with
   // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens` are 0.
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
@@ -68,17 +68,18 @@ struct KernelSet {
   void (*transpose)(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
                     int64_t out_stride);
 
-  // scores[r][t] = sum_d q[r][d] * k[d][t] for t < kTokenTile.
-  // q: [rows][head_size], k: [head_size][kTokenTile], scores: [rows][kTokenTile].
+  // scores[r][t] = sum_d q[r][d] * k[d][t] for t < kHalfTile.
+  // q: [rows][head_size], k: [head_size][kHalfTile], scores: [rows][kTokenTile].
   void (*qk)(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores);
 
-  // One step of online softmax on scores [rows][kTokenTile], which become
-  // exp(score - max): updates each row's running max and sum, and leaves the factor
+  // One step of online softmax on scores [rows][kTokenTile], of which `columns`, whole halves,
+  // become exp(score - max): updates each row's running max and sum, and leaves the factor
   // by which what was accumulated so far must shrink.
-  void (*softmax)(float* scores, int64_t rows, float* max, float* sum, float* shrink);
+  void (*softmax)(float* scores, int64_t rows, int64_t columns, float* max, float* sum,
+                  float* shrink);
 
-  // scores[i] = exp(scores[i] - max) for i < kTokenTile; scores <= max.
-  void (*exp_row)(float* scores, float max);
+  // scores[i] = exp(scores[i] - max) for i < columns, which are whole halves; scores <= max.
+  void (*exp_row)(float* scores, int64_t columns, float max);
 
   // out[r][d] = out[r][d] * shrink[r] + sum_{t < tokens} probs[r][t] * v[t][d].
   // probs: [rows][kTokenTile], v: [tokens][head_size], out: [rows][head_size].

@@ -65,7 +65,8 @@ class RowMerger {
 
   void AddTile(int64_t first, int64_t count, float& max, float& sum) {
     const MergePart* const parts = p_.parts + first;
-    std::fill(scores_ + count, scores_ + kTokenTile, kNegInf);
+    const int64_t columns = WholeHalves(count);
+    std::fill(scores_ + count, scores_ + columns, kNegInf);
     bool counts[kTokenTile];
     for (int64_t i = 0; i < count; ++i) {
       const MergeArray& stats = parts[i].stats;
@@ -73,7 +74,7 @@ class RowMerger {
       counts[i] = scores_[i] != kNegInf;
     }
     float shrink;
-    kernels_.softmax(scores_, 1, &max, &sum, &shrink);
+    kernels_.softmax(scores_, 1, columns, &max, &sum, &shrink);
     const int64_t piece = PieceChannels(p_);
     for (int64_t c = 0; c < p_.channels; c += piece) {
       const int64_t n = std::min(piece, p_.channels - c);

@@ -53,7 +53,7 @@ struct Part {
   Position first;  // of the first token
   int64_t tokens = 0;
   int64_t column = 0;
-  Position next;  // of the token after them, to be asked for
+  Position next;  // where they are in the next tile, to be asked for
   // Not null: of this piece, from its token `token` on, in several pages.
   const Piece* joined = nullptr;
   int64_t token = 0;
@@ -61,7 +61,7 @@ struct Part {
 };
 
 // Calls use(part) for what of each piece lies in columns [column, column + n) of the batch row at
-// `p`. `join`: a part may be a tile in several pages, where the segment is so multiplied.
+// `p`. `join`: a part may be in several pages, where the segment is so multiplied.
 template <typename Use>
 void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n, bool join,
               Use use) {
@@ -74,16 +74,16 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
       int64_t tokens = end - begin;
       const Piece* joined = nullptr;
       if (piece->pages != nullptr && first.at[kRow] + tokens > piece->segment->tokens) {
-        if (join && piece->segment->joins_pages && tokens == kTokenTile && token % kPageUnit == 0) {
+        if (join && piece->segment->joins_pages && token % kPageUnit == 0) {
           joined = piece;
         } else {
           tokens = piece->segment->tokens - first.at[kRow];
         }
       }
       // There may be no page for a token after the last.
-      const bool last = piece->pages != nullptr && token + tokens >= piece->asked_end;
+      const bool last = piece->pages != nullptr && token + n >= piece->asked_end;
       use(Part{*piece->segment, first, tokens, begin - column,
-               last ? first : piece->At(p, token + tokens), joined, token, piece->in_turn});
+               last ? first : piece->At(p, token + n), joined, token, piece->in_turn});
       begin += tokens;
     }
   }

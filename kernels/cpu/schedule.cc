@@ -40,6 +40,21 @@ bool GoesByChunks(const AttentionProblem& problem) {
   return LiesByTokens(problem) || (problem.k_segments > 0 && problem.k[0].page_table.present());
 }
 
+// How many tiles would take turns. Where they are of many rows, products take so long that memory
+// keeps up.
+int64_t WantedInTurn(const AttentionProblem& problem) {
+  if (!GoesByChunks(problem) || problem.products != Products::kStoredRows) return 1;
+  const int64_t rows = RowsPerGroup(problem, problem.q_len);
+  return std::clamp<int64_t>(Groups(problem) * CeilDiv(rows, problem.row_tile), 1, kMostInTurn);
+}
+
+int64_t TilesThatFit(const AttentionProblem& problem, int64_t tokens) {
+  const int64_t token_bits = problem.head_size * BitsOf(problem.k[0].data.type) +
+                             problem.v_head_size * BitsOf(problem.v[0].data.type);
+  const int64_t most_bytes = LiesByTokens(problem) ? kSharingTurnBytes : kTurnBytes;
+  return std::max<int64_t>(1, most_bytes / std::max<int64_t>(tokens / 8 * token_bits, 1));
+}
+
 // How many heads of a token ask for one another's rows when they take turns (stored_heads.h): all,
 // or kMostInTurn whatever lies beside them; else 1.
 int64_t Sharing(const AttentionProblem& problem) {
@@ -116,16 +131,14 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
 
-// Where tiles of many rows are, products take so long that memory keeps up.
+int64_t Schedule::TokenTile(const AttentionProblem& problem) {
+  const int64_t wanted = WantedInTurn(problem);
+  return wanted > 1 && wanted > TilesThatFit(problem, kTokenTile) ? kHalfTile : kTokenTile;
+}
+
 int64_t Schedule::MostInTurn(const AttentionProblem& problem) {
-  if (!GoesByChunks(problem) || problem.products != Products::kStoredRows) return 1;
-  const int64_t rows = RowsPerGroup(problem, problem.q_len);
-  const int64_t token_bits = problem.head_size * BitsOf(problem.k[0].data.type) +
-                             problem.v_head_size * BitsOf(problem.v[0].data.type);
-  const int64_t tile_bytes = std::max<int64_t>(kTokenTile / 8 * token_bits, 1);
-  const int64_t most_bytes = LiesByTokens(problem) ? kSharingTurnBytes : kTurnBytes;
-  return std::clamp<int64_t>(Groups(problem) * CeilDiv(rows, problem.row_tile), 1,
-                             std::clamp<int64_t>(most_bytes / tile_bytes, 1, kMostInTurn));
+  const int64_t wanted = WantedInTurn(problem);
+  return wanted == 1 ? 1 : std::min(wanted, TilesThatFit(problem, TokenTile(problem)));
 }
 
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room)

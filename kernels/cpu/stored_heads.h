@@ -66,18 +66,10 @@ class PartBlocks {
  public:
   explicit PartBlocks(const Part& part) : part_(part) {
     if (part.joined == nullptr) return;
-    const Piece& piece = *part.joined;
-    const int64_t page_tokens = piece.segment->tokens;
-    int64_t page = part.token / page_tokens, token = part.token % page_tokens;
-    for (int i = 0; i < 2 * kTileBlocks; ++i) {
-      // There may be no page for tokens after the last.
-      const bool exists = part.token + i * kPageUnit < piece.asked_end;
-      at_[i] = exists ? Block{piece.pages[page * piece.page_stride], token} : at_[i - kTileBlocks];
-      token += kPageUnit;
-      if (token < page_tokens) continue;
-      token = 0;
-      ++page;
-    }
+    const int64_t end = part.token + part.tokens;
+    FindBlocks(part.token, end, at_);
+    // There may be no page for tokens after the last.
+    FindBlocks(end / kPageUnit * kPageUnit, part.joined->asked_end, at_ + kTileBlocks);
   }
 
   const InTurn& in_turn() const { return part_.in_turn; }
@@ -102,6 +94,20 @@ class PartBlocks {
   struct Block {
     int64_t page, token;
   };
+  // Those of tokens [from, end); those that there are not are where the part begins.
+  void FindBlocks(int64_t from, int64_t end, Block* blocks) const {
+    const Piece& piece = *part_.joined;
+    const int64_t page_tokens = piece.segment->tokens;
+    int64_t page = from / page_tokens, token = from % page_tokens;
+    for (int i = 0; i < kTileBlocks; ++i, from += kPageUnit) {
+      blocks[i] = from < end ? Block{piece.pages[page * piece.page_stride], token} : at_[0];
+      token += kPageUnit;
+      if (token < page_tokens) continue;
+      token = 0;
+      ++page;
+    }
+  }
+
   const Part& part_;
   Block at_[2 * kTileBlocks];  // of what lies in several pages
 };

@@ -5,7 +5,16 @@
 namespace kvant::cpu {
 namespace {
 
-// Calls use(type, rows) for the tokens of a part: where they lie, or dequantized into `tile`.
+// Calls use(begin, count) for what is dequantized at once of n columns.
+template <typename Use>
+void ForDequantized(int64_t n, Use use) {
+  for (int64_t begin = 0; begin < n; begin += kHalfTile) {
+    use(begin, std::min(kHalfTile, n - begin));
+  }
+}
+
+// Calls use(type, rows, column) for the tokens of a part: where they lie, or dequantized into
+// `tile`, and the tile's column that they begin at.
 template <typename Use>
 void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHeads& heads,
               float* tile, float* scratch, Use use) {
@@ -13,7 +22,7 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
   if (TakenAsStored(segment)) {
     const TokenRows rows = RowsAt(heads.At(reader, part), part, channels);
     RequestEnds(rows);
-    return use(segment.data.type, rows);
+    return use(segment.data.type, rows, part.column);
   }
   Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
   if (part.joined != nullptr) {
@@ -21,16 +30,18 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
     piece.first = part.token;
     piece.begin = 0;
   }
-  DequantizeTile(reader, {&piece, 1}, part.first, 0, part.tokens, channels,
-                 /*by_channel=*/false, tile, scratch);
   const int64_t bytes = channels * static_cast<int64_t>(sizeof(float));
-  use(kF32, RowsFrom(tile, bytes, bytes, part.tokens));
+  ForDequantized(part.tokens, [&](int64_t begin, int64_t n) {
+    DequantizeTile(reader, {&piece, 1}, part.first, begin, n, channels, /*by_channel=*/false, tile,
+                   scratch);
+    use(kF32, RowsFrom(tile, bytes, bytes, n), part.column + begin);
+  });
 }
 
 // Asks for n rows of an array, `columns` of each, from those of `p` on, if these are side by side.
 void RequestArray(const Reader& reader, const Array& array, const Position& p, int64_t n,
                   int64_t columns) {
-  constexpr int64_t kMostBytes = 128 * 64;
+  constexpr int64_t kMostBytes = 256 * 64;
   if (!array.present() || array.strides[kCol] > 1) return;
   const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
   const int64_t bits = BitsOf(array.type), row_bytes = CeilDiv(columns * bits, 8);
@@ -61,8 +72,8 @@ bool AnyScaledRows(const Segment* segments, int count) {
 
 TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared)
     : q(own.Take(problem.row_tile * problem.head_size)),
-      k(shared.Take(kTokenTile * problem.head_size)),
-      v(shared.Take(kTokenTile * problem.v_head_size)),
+      k(shared.Take(kHalfTile * problem.head_size)),
+      v(shared.Take(kHalfTile * problem.v_head_size)),
       scores(shared.Take(problem.row_tile * kTokenTile)),
       line(shared.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
       k_scaled(AnyScaledRows(problem.k, problem.k_segments), problem.head_size, problem.row_tile,
@@ -74,8 +85,8 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       code_values(problem, own, shared) {
   if (problem.products != Products::kPairs) return;
   q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
-  k_pairs = shared.TakeAs<uint32_t>(kTokenTile * Pairs(problem.head_size));
-  v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
+  k_pairs = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
+  v_pairs = shared.TakeAs<uint32_t>(Pairs(kHalfTile) * problem.v_head_size);
 }
 
 void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {
@@ -94,14 +105,37 @@ void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
   }
 }
 
-void TileProducts::KeyTile(int64_t column, int64_t n) const {
-  DequantizeTile(reader_, columns_.k(), batch_, column, n, problem_.head_size,
-                 /*by_channel=*/true, buffers_.k, buffers_.line);
+void TileProducts::MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, int64_t rows,
+                                     float* scores) const {
+  const int64_t size = problem_.head_size;
+  DequantizeTile(reader_, columns_.k(), batch_, column, n, size, /*by_channel=*/true, buffers_.k,
+                 buffers_.line);
+  if (problem_.products != Products::kPairs) {
+    return kernels_.qk(buffers_.q + from * size, rows, size, buffers_.k, scores);
+  }
+  for (int64_t d = 0; d < size; d += 2) {
+    const float* channel = buffers_.k + d * kHalfTile;
+    kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kHalfTile : nullptr, kHalfTile,
+                               buffers_.k_pairs + d / 2 * kHalfTile);
+  }
+  kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size), buffers_.k_pairs,
+                     scores);
 }
 
-void TileProducts::ValueTile(int64_t column, int64_t n) const {
-  DequantizeTile(reader_, columns_.v(), batch_, column, n, problem_.v_head_size,
-                 /*by_channel=*/false, buffers_.v, buffers_.line);
+void TileProducts::MultiplyByValueTile(int64_t column, int64_t n, const float* probs, int64_t rows,
+                                       const float* shrink, float* out) const {
+  const int64_t size = problem_.v_head_size;
+  DequantizeTile(reader_, columns_.v(), batch_, column, n, size, /*by_channel=*/false, buffers_.v,
+                 buffers_.line);
+  if (problem_.products != Products::kPairs) {
+    return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
+  }
+  for (int64_t t = 0; t < n; t += 2) {
+    const float* row = buffers_.v + t * size;
+    kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
+                               buffers_.v_pairs + t / 2 * size);
+  }
+  kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
 }
 
 void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const {
@@ -112,23 +146,10 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
     std::fill_n(scores, rows * kTokenTile, 0.f);
     return;
   }
-  switch (problem_.products) {
-    case Products::kTiles:
-      KeyTile(column, n);
-      return kernels_.qk(q, rows, size, buffers_.k, scores);
-    case Products::kPairs:
-      KeyTile(column, n);
-      for (int64_t d = 0; d < size; d += 2) {
-        const float* channel = buffers_.k + d * kTokenTile;
-        kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kTokenTile : nullptr,
-                                   kTokenTile, buffers_.k_pairs + d / 2 * kTokenTile);
-      }
-      return kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size),
-                                buffers_.k_pairs, scores);
-    case Products::kStoredRows:
-      if (!problem_.k_by_channel) break;
-      KeyTile(column, n);
-      return kernels_.qk(q, rows, size, buffers_.k, scores);
+  if (problem_.products != Products::kStoredRows || problem_.k_by_channel) {
+    return ForDequantized(n, [&](int64_t begin, int64_t count) {
+      MultiplyByKeyTile(column + begin, count, from, rows, scores + begin);
+    });
   }
   ForParts(columns_.k(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const auto multiply = [&](auto& product) {
@@ -153,8 +174,8 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
       return;
     }
     WithRows(reader_, part, size, buffers_.k_heads, buffers_.k, buffers_.line,
-             [&](DataType type, const TokenRows& tokens) {
-               kernels_.qk_stored(type, tokens, q, rows, size, scores + part.column);
+             [&](DataType type, const TokenRows& tokens, int64_t at) {
+               kernels_.qk_stored(type, tokens, q, rows, size, scores + at);
              });
   });
 }
@@ -163,20 +184,11 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
                                     float* shrink, float* out) const {
   const int64_t size = problem_.v_head_size;
   const float* const probs = buffers_.scores + from * kTokenTile;
-  switch (problem_.products) {
-    case Products::kTiles:
-      ValueTile(column, n);
-      return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
-    case Products::kPairs:
-      ValueTile(column, n);
-      for (int64_t t = 0; t < n; t += 2) {
-        const float* row = buffers_.v + t * size;
-        kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
-                                   buffers_.v_pairs + t / 2 * size);
-      }
-      return kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
-    case Products::kStoredRows:
-      break;
+  if (problem_.products != Products::kStoredRows) {
+    return ForDequantized(n, [&](int64_t begin, int64_t count) {
+      MultiplyByValueTile(column + begin, count, probs + begin, rows, shrink, out);
+      std::fill_n(shrink, rows, 1.f);
+    });
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const bool done =
@@ -184,13 +196,15 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
             ? buffers_.code_values.Multiply(reader_, part, probs, rows, shrink, out)
             : part.segment.scaled_rows &&
                   buffers_.v_scaled.MultiplyByValues(reader_, part, probs, rows, shrink, out);
-    if (!done) {
-      WithRows(reader_, part, size, buffers_.v_heads, buffers_.v, buffers_.line,
-               [&](DataType type, const TokenRows& tokens) {
-                 kernels_.pv_stored(type, tokens, probs + part.column, rows, shrink, size, out);
-               });
+    if (done) {
+      std::fill_n(shrink, rows, 1.f);
+      return;
     }
-    std::fill_n(shrink, rows, 1.f);
+    WithRows(reader_, part, size, buffers_.v_heads, buffers_.v, buffers_.line,
+             [&](DataType type, const TokenRows& tokens, int64_t at) {
+               kernels_.pv_stored(type, tokens, probs + at, rows, shrink, size, out);
+               std::fill_n(shrink, rows, 1.f);
+             });
   });
 }
 

@@ -23,11 +23,12 @@ struct TileBuffers {
   TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared);
 
   float* q;       // [rows][head_size], to be filled before PrepareQueries
-  float* k;       // kTokenTile * head_size
-  float* v;       // kTokenTile * v_head_size
+  float* k;       // kHalfTile * head_size
+  float* v;       // kHalfTile * v_head_size
   float* scores;  // [rows][kTokenTile]: scores, then probabilities
   float* line;    // TileScratchFloats of the larger head size
-  // With Products::kPairs only: [rows][pairs], [pairs][kTokenTile], [kTokenTile / 2][v_head_size].
+  // With Products::kPairs only: [rows][pairs], [pairs][kHalfTile], [kHalfTile /
+  // 2][v_head_size].
   uint32_t* q_pairs = nullptr;
   uint32_t* k_pairs = nullptr;
   uint32_t* v_pairs = nullptr;
@@ -66,8 +67,11 @@ class TileProducts {
                         float* out) const;
 
  private:
-  void KeyTile(int64_t column, int64_t n) const;
-  void ValueTile(int64_t column, int64_t n) const;
+  // Of up to kHalfTile columns, which are dequantized first.
+  void MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, int64_t rows,
+                         float* scores) const;
+  void MultiplyByValueTile(int64_t column, int64_t n, const float* probs, int64_t rows,
+                           const float* shrink, float* out) const;
 
   const AttentionProblem& problem_;
   const Reader& reader_;

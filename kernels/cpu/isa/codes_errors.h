@@ -20,23 +20,23 @@ inline __attribute__((always_inline)) typename S::Vector MostOf(typename S::Vect
 }
 
 template <typename S>
-float Reach(const CodeParameters& parameters, const CodeRange& range, int64_t group,
-            int64_t channels) {
+float Reach(const CodeParameters& parameters, const CodeRange& range, int64_t columns,
+            int64_t group, int64_t channels) {
   using F = typename S::Vector;
-  constexpr int kVectors = kTokenTile / S::kWidth;
-  F squares[kVectors];
+  const int vectors = static_cast<int>(columns / S::kWidth);
+  F squares[kTokenTile / S::kWidth];
   for (F& square : squares) square = S::Zero();
   const float *scale = parameters.scales, *bias = parameters.biases;
   for (int64_t channel = 0; channel < channels; channel += group, scale += kTokenTile) {
     const F n = S::Set1(static_cast<float>(CodesMin(group, channels - channel)));
-    for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < vectors; ++i) {
       const F x = MostOf<S>(S::Load(scale + i * S::kWidth),
                             bias == nullptr ? S::Zero() : S::Load(bias + i * S::kWidth), range);
       squares[i] = S::Fma(S::Mul(x, n), x, squares[i]);
     }
     if (bias != nullptr) bias += kTokenTile;
   }
-  for (int i = 1; i < kVectors; ++i) squares[0] = S::Max(squares[0], squares[i]);
+  for (int i = 1; i < vectors; ++i) squares[0] = S::Max(squares[0], squares[i]);
   return S::MaxOf(squares[0]);
 }
 

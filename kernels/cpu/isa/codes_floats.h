@@ -146,11 +146,11 @@ void FloatScores(const TokenRows& rows, const FloatCodes& float_codes, const Cod
 }
 
 template <typename S>
-void FloatWeights(const float* probs, int64_t rows, const float* scales, int64_t groups,
-                  float* weights) {
+void FloatWeights(const float* probs, int64_t rows, int64_t columns, const float* scales,
+                  int64_t groups, float* weights) {
   for (int64_t r = 0; r < rows; ++r, probs += kTokenTile) {
     for (int64_t g = 0; g < groups; ++g, weights += kTokenTile) {
-      for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+      for (int64_t t = 0; t < columns; t += S::kWidth) {
         S::Store(weights + t, S::Mul(S::Load(probs + t), S::Load(scales + g * kTokenTile + t)));
       }
     }

@@ -133,8 +133,9 @@ inline __attribute__((always_inline)) void LoadTurned(const StoredParameters& st
 }
 
 template <typename S, typename Type, int kGroups>
-void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, float* scales) {
-  for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, int64_t columns,
+                float* scales) {
+  for (int64_t t = 0; t < columns; t += S::kWidth) {
     typename S::Vector v[kGroups];
     LoadTurned<S, Type>(stored, t, v);
     for (int g = 0; g < kGroups; ++g) {
@@ -145,9 +146,9 @@ void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, float* scal
 }
 
 template <typename S, typename Type, int kGroups>
-void TurnPoints(const StoredParameters& stored, BiasMaker<S>& maker, const float* scales,
-                float* biases) {
-  for (int64_t t = 0; t < kTokenTile; t += S::kWidth) {
+void TurnPoints(const StoredParameters& stored, BiasMaker<S>& maker, int64_t columns,
+                const float* scales, float* biases) {
+  for (int64_t t = 0; t < columns; t += S::kWidth) {
     typename S::Vector v[kGroups];
     LoadTurned<S, Type>(stored, t, v);
     for (int g = 0; g < kGroups; ++g) {
@@ -159,18 +160,20 @@ void TurnPoints(const StoredParameters& stored, BiasMaker<S>& maker, const float
 
 template <typename S, int kGroups>
 CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-                      const CodeBiases& how, float* scales, float* biases) {
+                      const CodeBiases& how, int64_t columns, float* scales, float* biases) {
   BiasMaker<S> maker(how, stored_points.present());
   WithScales<S>(stored_scales.type, [&](auto type) {
-    TurnScales<S, decltype(type), kGroups>(stored_scales, maker, scales);
+    TurnScales<S, decltype(type), kGroups>(stored_scales, maker, columns, scales);
   });
   if (stored_points.present()) {
     WithPoints<S>(stored_points.type, [&](auto type) {
-      TurnPoints<S, decltype(type), kGroups>(stored_points, maker, scales, biases);
+      TurnPoints<S, decltype(type), kGroups>(stored_points, maker, columns, scales, biases);
     });
   } else if (biases != nullptr) {
-    for (int64_t i = 0; i < kGroups * kTokenTile; i += S::kWidth) {
-      S::Store(biases + i, maker.Bias(S::Load(scales + i), S::Zero()));
+    for (int64_t g = 0; g < kGroups; ++g) {
+      for (int64_t i = g * kTokenTile; i < g * kTokenTile + columns; i += S::kWidth) {
+        S::Store(biases + i, maker.Bias(S::Load(scales + i), S::Zero()));
+      }
     }
   }
   return maker.limits();
@@ -178,13 +181,14 @@ CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParamet
 
 template <typename S>
 CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
-                const CodeBiases& how, int64_t groups, float* scales, float* biases) {
+                const CodeBiases& how, int64_t columns, int64_t groups, float* scales,
+                float* biases) {
   constexpr decltype(&TurnGroups<S, 1>) kOfGroups[] = {
       TurnGroups<S, 1>, TurnGroups<S, 2>, TurnGroups<S, 3>, TurnGroups<S, 4>,
       TurnGroups<S, 5>, TurnGroups<S, 6>, TurnGroups<S, 7>, TurnGroups<S, 8>,
   };
   const auto run = kOfGroups[groups - 1];
-  return run(scales_of, points_of, how, scales, biases);
+  return run(scales_of, points_of, how, columns, scales, biases);
 }
 
 // `floats` may be null.

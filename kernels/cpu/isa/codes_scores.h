@@ -299,7 +299,7 @@ void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
               int32_t* turned, float* scores) {
   // Columns of so many tokens are made and used while they are in the first-level cache.
-  const int64_t step = kBits == 8 ? kTokenTile / 2 : kTokenTile;
+  constexpr int64_t step = 256 / kBits;
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
     TurnCodes<S>(rows, FlipOf<S>(flip, kBits), token, end, turned);

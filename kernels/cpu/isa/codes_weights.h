@@ -28,11 +28,11 @@ inline __attribute__((always_inline)) typename S::Vector ReduceEach(
 
 // Those of kRows rows, a batch of groups at a time: what goes across lanes is done for kWidth
 // (row, group) at once.
-template <typename S, int kRows>
+template <typename S, int kRows, int kColumns>
 void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t groups,
                int16_t* weights, float* weight_scales, float* weight_biases, float* units) {
   using F = typename S::Vector;
-  constexpr int kVectors = kTokenTile / S::kWidth;
+  constexpr int kVectors = kColumns / S::kWidth;
   constexpr int kBatch = S::kWidth / kRows;
   constexpr float kTop = S::kMost;
   // So small that the reciprocal would overflow; nothing that counts is lost.
@@ -113,13 +113,16 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
 }
 
 template <typename S>
-void Weights(const float* probs, int64_t rows, const CodeParameters& parameters, int64_t groups,
-             int16_t* weights, float* weight_scales, float* weight_biases, float* units) {
+void Weights(const float* probs, int64_t rows, int64_t columns, const CodeParameters& parameters,
+             int64_t groups, int16_t* weights, float* weight_scales, float* weight_biases,
+             float* units) {
   ForRowBlocks(rows, [&](auto block, int64_t row) {
-    WeightsOf<S, decltype(block)::value>(probs + row * kTokenTile, parameters, groups,
-                                         weights + row * groups * kTokenTile,
-                                         weight_scales + row * groups, weight_biases + row * groups,
-                                         units == nullptr ? nullptr : units + row);
+    constexpr int kRows = decltype(block)::value;
+    const auto run =
+        columns == kHalfTile ? WeightsOf<S, kRows, kHalfTile> : WeightsOf<S, kRows, kTokenTile>;
+    run(probs + row * kTokenTile, parameters, groups, weights + row * groups * kTokenTile,
+        weight_scales + row * groups, weight_biases + row * groups,
+        units == nullptr ? nullptr : units + row);
   });
 }
 

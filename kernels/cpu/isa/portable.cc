@@ -56,7 +56,7 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
   for (int64_t d = 0; d < head_size; d += kSumBlock) {
     Block<kRows, kVectors> block;
     const int64_t n = head_size - d < kSumBlock ? head_size - d : kSumBlock;
-    block.Accumulate(q + d, head_size, k + d * kTokenTile, kTokenTile, n);
+    block.Accumulate(q + d, head_size, k + d * kHalfTile, kHalfTile, n);
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVectors; ++v) total[r][v] += block.sum[r][v];
     }
@@ -68,7 +68,7 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
 
 template <int kRows, int kVectors>
 void QkRows(const float* q, int64_t head_size, const float* k, float* scores) {
-  for (int64_t t = 0; t < kTokenTile; t += kVectors * kLanes) {
+  for (int64_t t = 0; t < kHalfTile; t += kVectors * kLanes) {
     QkBlock<kRows, kVectors>(q, head_size, k + t, scores + t);
   }
 }
@@ -141,16 +141,16 @@ inline float Exp(float x) {
   return x < -87.3f ? 0.f : value;
 }
 
-void ExpRow(float* scores, float max) {
-  for (int i = 0; i < kTokenTile; ++i) scores[i] = Exp(scores[i] - max);
+void ExpRow(float* scores, int64_t columns, float max) {
+  for (int64_t i = 0; i < columns; ++i) scores[i] = Exp(scores[i] - max);
 }
 
-// Combines the kTokenTile values of a row in a fixed order.
+// Combines the values of a row in a fixed order.
 template <typename Op>
-float Reduce(const float* row, Op op) {
+float Reduce(const float* row, int64_t columns, Op op) {
   float lanes[16];
   for (int i = 0; i < 16; ++i) lanes[i] = row[i];
-  for (int block = 16; block < kTokenTile; block += 16) {
+  for (int64_t block = 16; block < columns; block += 16) {
     for (int i = 0; i < 16; ++i) lanes[i] = op(lanes[i], row[block + i]);
   }
   for (int half = 8; half > 0; half /= 2) {
@@ -159,17 +159,17 @@ float Reduce(const float* row, Op op) {
   return lanes[0];
 }
 
-void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
+void Softmax(float* scores, int64_t rows, int64_t columns, float* max, float* sum, float* shrink) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * kTokenTile;
-    const float seen = Reduce(row, [](float a, float b) { return a > b ? a : b; });
+    const float seen = Reduce(row, columns, [](float a, float b) { return a > b ? a : b; });
     const float now = seen > max[r] ? seen : max[r];
     // With nothing but -inf so far, any finite stand-in gives exp(-inf) = 0.
     const float base = now == kNegInf ? 0.f : now;
-    ExpRow(row, base);
+    ExpRow(row, columns, base);
     shrink[r] = Exp(max[r] - base);
-    sum[r] = sum[r] * shrink[r] + Reduce(row, [](float a, float b) { return a + b; });
+    sum[r] = sum[r] * shrink[r] + Reduce(row, columns, [](float a, float b) { return a + b; });
     max[r] = now;
   }
 }

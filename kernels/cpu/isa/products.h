@@ -93,7 +93,7 @@ struct TileChannels {
   const float* at;
 
   const uint8_t* Channel(int64_t d, int64_t token) const {
-    return reinterpret_cast<const uint8_t*>(at + d * kTokenTile + token);
+    return reinterpret_cast<const uint8_t*>(at + d * kHalfTile + token);
   }
 };
 template <typename T>
@@ -162,8 +162,8 @@ void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* 
   const TileChannels<S> keys{k};
   ForBlocksOfRows(rows, [&](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
-    constexpr int kVectors = VectorsFor<S, kRows>(kTokenTile / S::kWidth);
-    for (int64_t t = 0; t < kTokenTile; t += kVectors * S::kWidth) {
+    constexpr int kVectors = VectorsFor<S, kRows>(kHalfTile / S::kWidth);
+    for (int64_t t = 0; t < kHalfTile; t += kVectors * S::kWidth) {
       QkBlock<S, kRows, kVectors, true>(q + r * head_size, head_size, keys, t, 0,
                                         scores + r * kTokenTile);
     }

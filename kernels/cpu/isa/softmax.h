@@ -29,32 +29,36 @@ inline typename S::Vector Exp(typename S::Vector x) {
 
 // scores[i] = exp(scores[i] - max) over a row; returns their sum.
 template <typename S>
-inline float ExpAndSum(float* scores, float max) {
+inline float ExpAndSum(float* scores, int64_t columns, float max) {
   const auto base = S::Set1(max);
   auto sum = S::Zero();
+  for (const float* const end = scores + columns; scores != end; scores += kHalfTile) {
 #pragma GCC unroll 8
-  for (int i = 0; i < kTokenTile; i += S::kWidth) {
-    const auto e = Exp<S>(S::Sub(S::Load(scores + i), base));
-    S::Store(scores + i, e);
-    sum = S::Add(sum, e);
+    for (int i = 0; i < kHalfTile; i += S::kWidth) {
+      const auto e = Exp<S>(S::Sub(S::Load(scores + i), base));
+      S::Store(scores + i, e);
+      sum = S::Add(sum, e);
+    }
   }
   return S::SumOf(sum);
 }
 
 template <typename S>
-void ExpRow(float* scores, float max) {
-  ExpAndSum<S>(scores, max);
+void ExpRow(float* scores, int64_t columns, float max) {
+  ExpAndSum<S>(scores, columns, max);
 }
 
 template <typename S>
-void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink) {
+void Softmax(float* scores, int64_t rows, int64_t columns, float* max, float* sum, float* shrink) {
   const float neg_inf = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * kTokenTile;
     auto highest = S::Load(row);
+    for (int64_t half = 0; half < columns; half += kHalfTile) {
 #pragma GCC unroll 8
-    for (int i = S::kWidth; i < kTokenTile; i += S::kWidth) {
-      highest = S::Max(highest, S::Load(row + i));
+      for (int i = 0; i < kHalfTile; i += S::kWidth) {
+        highest = S::Max(highest, S::Load(row + half + i));
+      }
     }
     const float seen = S::MaxOf(highest);
     const float now = seen > max[r] ? seen : max[r];
@@ -68,7 +72,7 @@ void Softmax(float* scores, int64_t rows, float* max, float* sum, float* shrink)
       factor = lane[0];
     }
     shrink[r] = factor;
-    sum[r] = sum[r] * factor + ExpAndSum<S>(row, base);
+    sum[r] = sum[r] * factor + ExpAndSum<S>(row, columns, base);
     max[r] = now;
   }
 }

@@ -24,21 +24,26 @@ struct QuarterWeights {
   // Of four tokens, those of each quarter's group, a dword.
   alignas(64) int32_t low[kTokenTile / 4][4], high[kTokenTile / 4][4];
 
-  void Read(const int16_t* weights, const int64_t (&groups)[4]) {
-    __m512i lows[4], highs[4];
+  void Read(const int16_t* weights, int64_t tokens, const int64_t (&groups)[4]) {
+    for (int64_t t = 0; t < tokens; t += kAtOnce) {
+      __m512i lows[4], highs[4];
 #pragma GCC unroll 4
-    for (int l = 0; l < 4; ++l) {
-      const Bytes::Planes planes = Bytes::PlanesOf(weights + groups[l] * kTokenTile);
-      lows[l] = planes.low;
-      highs[l] = planes.high;
+      for (int l = 0; l < 4; ++l) {
+        const Bytes::Planes planes = Bytes::PlanesOf(weights + groups[l] * kTokenTile + t);
+        lows[l] = planes.low;
+        highs[l] = planes.high;
+      }
+      Store(lows, low + t / 4);
+      Store(highs, high + t / 4);
     }
-    Store(lows, low);
-    Store(highs, high);
   }
 
  private:
+  static constexpr int64_t kAtOnce = 64;
+  static_assert(kHalfTile % kAtOnce == 0);
+
   // Dword q of by_quarter[l] becomes dword l of out[q].
-  static void Store(const __m512i (&by_quarter)[4], int32_t (&out)[kTokenTile / 4][4]) {
+  static void Store(const __m512i (&by_quarter)[4], int32_t (*out)[4]) {
     const __m512i a = _mm512_unpacklo_epi32(by_quarter[0], by_quarter[1]);
     const __m512i b = _mm512_unpackhi_epi32(by_quarter[0], by_quarter[1]);
     const __m512i c = _mm512_unpacklo_epi32(by_quarter[2], by_quarter[3]);
@@ -127,7 +132,7 @@ inline void ValuesOfRow(const CodeKernels::Values& args, const float* shrink, fl
       groups[l] = CodesMin((channel + l * kQuarter) / args.group, args.groups - 1);
     }
     // All quarters of a group, or the first of several.
-    if (read != groups[3]) weights.Read(args.weights, groups);
+    if (read != groups[3]) weights.Read(args.weights, args.rows.tokens, groups);
     read = groups[0] == groups[3] ? groups[3] : -1;
     __m512i sums[2][4];
     const bool whole = args.rows.tokens % 4 == 0 && args.rows.row_bytes - byte >= kByteRun;

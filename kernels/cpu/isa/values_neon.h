@@ -75,7 +75,7 @@ struct WeightPlanes {
     for (int r = 0; r < rows; ++r) {
       const int16_t* const from = args.weights + ((row + r) * args.groups + group) * kTokenTile;
       int32x4_t sum = vdupq_n_s32(0);
-      for (int i = 0; i < kTokenTile; i += 16) {
+      for (int i = 0; i < args.rows.tokens; i += 16) {
         const int8x16x2_t some = S::WeightsOf(from + i);
         vst1q_s8(planes[i / 16][r], some.val[0]);
         vst1q_s8(planes[i / 16][r] + 16, some.val[1]);

@@ -93,12 +93,13 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
           const Elements points(has_points ? point_type : kU8, groups, 5);
           const CodeBiases how{has_points && IsFloat(point_type), /*in_codes=*/false, 8.f};
           std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
+          const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
           const CodeLimits limits =
               kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
-                                   how, groups, out.data(), biases.data());
+                                   how, columns, groups, out.data(), biases.data());
           ASSERT_TRUE(limits.finite);
           double most = 0, low = has_points ? 1e9 : 0, high = has_points ? -1e9 : 0;
-          for (int64_t t = 0; t < kTokenTile; ++t) {
+          for (int64_t t = 0; t < columns; ++t) {
             for (int64_t g = 0; g < groups; ++g) {
               const double scale = scales.At(t, g, groups);
               const double point = has_points ? points.At(t, g, groups) : 0;
@@ -131,7 +132,7 @@ TEST(CpuKernels, ExpAndTanhAreAccurate) {
       for (int t = 0; t < kTokenTile; ++t) {
         row[t] = in[t] = static_cast<float>(std::min(0.0, x + t * 0.0137));
       }
-      kernels->exp_row(row, 0.f);
+      kernels->exp_row(row, kTokenTile, 0.f);
       for (int t = 0; t < kTokenTile; ++t) {
         exp_error = std::max(exp_error, std::abs(row[t] / std::exp(double{in[t]}) - 1));
       }
@@ -145,7 +146,7 @@ TEST(CpuKernels, ExpAndTanhAreAccurate) {
     EXPECT_LT(exp_error, 3e-7) << kernels->name;
     EXPECT_LT(tanh_error, 5e-7) << kernels->name;
     float edge[kTokenTile] = {kNegInf, -88.f, -1e30f, 0.f, std::nanf("")};
-    kernels->exp_row(edge, 0.f);
+    kernels->exp_row(edge, kTokenTile, 0.f);
     EXPECT_EQ(edge[0], 0.f);
     EXPECT_EQ(edge[1], 0.f);
     EXPECT_EQ(edge[2], 0.f);
@@ -313,7 +314,7 @@ TEST(CpuPlan, SaysWhatItDoes) {
   const std::string text = (*executable)->kernel();
   EXPECT_NE(
       text.find(
-          "cpu/portable online softmax, f32 products of tiles, 4-row x 64-token tiles, 8 splits"),
+          "cpu/portable online softmax, f32 products of tiles, 4-row x 128-token tiles, 8 splits"),
       std::string::npos)
       << text;
 }

@@ -65,13 +65,13 @@ TEST(CpuProducts, QkOfTiles) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCounts) {
-        const Floats q(rows * d, 1), k(d * kTokenTile, 2);
+        const Floats q(rows * d, 1), k(d * kHalfTile, 2);
         const Floats scores(rows * kTokenTile, kUntouched);
         kernels->qk(q.data(), rows, d, k.data(), scores.data());
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t t = 0; t < kTokenTile; ++t) {
+          for (int64_t t = 0; t < kHalfTile; ++t) {
             double want = 0;
-            for (int64_t c = 0; c < d; ++c) want += double{q[r * d + c]} * k[c * kTokenTile + t];
+            for (int64_t c = 0; c < d; ++c) want += double{q[r * d + c]} * k[c * kHalfTile + t];
             ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
                 << kernels->name << " " << d << " channels, row " << r << " of " << rows;
           }
@@ -218,25 +218,25 @@ TEST(CpuProducts, QkOfPairs) {
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCounts) {
         const int64_t pairs = (d + 1) / 2;
-        const Floats q(rows * d, 1), k(d * kTokenTile, 2);
-        const GuardedBuffer q_pairs(rows * pairs * 4), k_pairs(pairs * kTokenTile * 4);
+        const Floats q(rows * d, 1), k(d * kHalfTile, 2);
+        const GuardedBuffer q_pairs(rows * pairs * 4), k_pairs(pairs * kHalfTile * 4);
         uint32_t* const qp = static_cast<uint32_t*>(q_pairs.data());
         uint32_t* const kp = static_cast<uint32_t*>(k_pairs.data());
         for (int64_t r = 0; r < rows; ++r) {
           kernels->pairs->pair_line(q.data() + r * d, d, qp + r * pairs);
         }
         for (int64_t p = 0; p < pairs; ++p) {
-          const float* line = k.data() + 2 * p * kTokenTile;
-          kernels->pairs->pair_lines(line, 2 * p + 1 < d ? line + kTokenTile : nullptr, kTokenTile,
-                                     kp + p * kTokenTile);
+          const float* line = k.data() + 2 * p * kHalfTile;
+          kernels->pairs->pair_lines(line, 2 * p + 1 < d ? line + kHalfTile : nullptr, kHalfTile,
+                                     kp + p * kHalfTile);
         }
         const Floats scores(rows * kTokenTile, kUntouched);
         kernels->pairs->qk(qp, rows, pairs, kp, scores.data());
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t t = 0; t < kTokenTile; ++t) {
+          for (int64_t t = 0; t < kHalfTile; ++t) {
             double want = 0;
             for (int64_t c = 0; c < d; ++c) {
-              want += Rounded(q[r * d + c]) * Rounded(k[c * kTokenTile + t]);
+              want += Rounded(q[r * d + c]) * Rounded(k[c * kHalfTile + t]);
             }
             ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
                 << d << " channels, row " << r << " of " << rows << ", token " << t;
@@ -252,10 +252,10 @@ TEST(CpuProducts, PvOfPairs) {
     if (kernels->pairs == nullptr) continue;
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCounts) {
-        const int64_t tokens = 1 + (d * 7 + rows * 5) % kTokenTile, pairs = (tokens + 1) / 2;
+        const int64_t tokens = 1 + (d * 7 + rows * 5) % kHalfTile, pairs = (tokens + 1) / 2;
         const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t t = tokens; t < kTokenTile; ++t) probs.data()[r * kTokenTile + t] = 0.f;
+          for (int64_t t = tokens; t < kHalfTile; ++t) probs.data()[r * kTokenTile + t] = 0.f;
         }
         const GuardedBuffer v_pairs(pairs * d * 4);
         uint32_t* const vp = static_cast<uint32_t*>(v_pairs.data());

@@ -13,7 +13,7 @@
 namespace kvant::cpu {
 namespace {
 
-constexpr int64_t kChannels = 48, kTokens = 320;
+constexpr int64_t kChannels = 48, kTokens = 5 * kTokenTile;
 
 // A segment of f16, in pages in no order or in one piece, with an address that nothing is read
 // from.
