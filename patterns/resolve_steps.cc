@@ -35,14 +35,10 @@ bool Resolver::ResolveStep(const StepMatch& match) {
 bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   step->left = match.left;
   step->right = match.right;
-  for (OpIndex index : {match.row_index, match.col_index}) {
-    const LogicalTensor& source = tensor(op(index).inputs[0]);
-    const int rank = source.rank();
-    const int axis = Axis<Attr::kAxis>(op(index), rank);
-    const int expected = (index == match.row_index ? row_ : col_) - rank_ + rank;
-    if (!match_.score_shape_ops.empty() || axis != expected ||
-        (*source.dims)[axis] != frame_[axis - rank + rank_]) {
-      return Fail(op(index), "does not count the rows or columns of the scores");
+  for (const OpIndex index : {match.row_index, match.col_index}) {
+    const bool rows = index == match.row_index;
+    if (!Counts(op(index), match, rows ? row_ : col_)) {
+      return Fail(op(index), "does not count the ", rows ? "rows" : "columns", " of the scores");
     }
   }
   const bool shifted = match.shift_add.present || match.shift_sub.present;
@@ -61,6 +57,32 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   return true;
 }
 
+// Whether an index among the scores is that of `axis`, taken back to the axes of the first MatMul's
+// result.
+bool Resolver::Counts(const Op& index, const StepMatch& step, int axis) {
+  const LogicalTensor& source = tensor(index.inputs[0]);
+  Dims strides(source.rank(), 0);
+  strides[Axis<Attr::kAxis>(index, source.rank())] = 1;
+  FoldedView counted(*source.dims, strides);
+  if (!TakeBack(step, counted)) return false;
+  for (int i = 0; i < counted.rank(); ++i) {
+    for (const FoldedView::Atom& atom : counted.axis(i)) {
+      if (i == axis ? atom != FoldedView::Atom{frame_[i], 1} : atom.stride != 0) return false;
+    }
+  }
+  return true;
+}
+
+// From what a step gives to the first MatMul's result: broadcast, then through the moves before it.
+bool Resolver::TakeBack(const StepMatch& step, FoldedView& view) const {
+  const LogicalTensor& result = tensor(op(step.op).outputs[0]);
+  bool ok = view.BroadcastTo(step.shape_ops_before == 0 ? frame_ : *result.dims);
+  for (int i = step.shape_ops_before; ok && i-- > 0;) {
+    ok = MoveBack(op(match_.score_shape_ops[i]), view);
+  }
+  return ok;
+}
+
 // An operand of the scores, broadcast to them where it enters, then taken back
 // through the moves before that to the axes of the first MatMul's result.
 bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand) {
@@ -70,11 +92,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   }
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
-  const LogicalTensor& result = tensor(op(step.op).outputs[0]);
-  bool ok = folded.data.BroadcastTo(step.shape_ops_before == 0 ? frame_ : *result.dims);
-  for (int i = step.shape_ops_before; ok && i-- > 0;) {
-    ok = MoveBack(op(match_.score_shape_ops[i]), folded.data);
-  }
+  const bool ok = TakeBack(step, folded.data);
   operand->view = folded.view;
   if (!ok || !Place(folded.data, true, row_, col_, true, &operand->view)) {
     return Fail(op(step.op), "tensor ", chain.source,

@@ -123,6 +123,8 @@ class Resolver {
   bool ResolveStep(const StepMatch& step);
   bool ResolveBand(const StepMatch& match, ScoreStep* step);
   bool PlaceOperand(const Chain& chain, const StepMatch& step, Operand* operand);
+  bool Counts(const Op& index, const StepMatch& step, int axis);
+  bool TakeBack(const StepMatch& step, FoldedView& view) const;
   Operand ScalarOperand(TensorId id);
 
   // first_class.cc

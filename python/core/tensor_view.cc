@@ -16,6 +16,8 @@ struct TensorType {
   // What reads the attribute of an object; null if it has none.
   getter requires_grad = nullptr;
   void* closure = nullptr;
+  // torch's method that says whether what memory holds is to be negated; null if it has none.
+  PyObject* is_neg = nullptr;
 };
 
 PyObject* LookUpRequiresGrad(PyObject* object, void*) {
@@ -53,6 +55,9 @@ TensorType TypeOf(nb::handle object) {
   } else if (!attribute.is_none()) {
     found.requires_grad = LookUpRequiresGrad;
   }
+  // Kept alive by the type.
+  found.is_neg = nb::getattr(type, "is_neg", nb::none()).ptr();
+  if (found.is_neg == Py_None) found.is_neg = nullptr;
   if (kept->size() < kKept) kept->emplace_back(nb::borrow(type), found);
   return found;
 }
@@ -78,6 +83,15 @@ void CheckGradient(nb::handle object, const TensorType& type, const Use& use) {
   Invalid(use.name +
           " requires grad, and kvant computes no gradients: detach() it, or run under "
           "torch.no_grad()");
+}
+
+void CheckSign(nb::handle object, PyObject* is_neg, const Use& use) {
+  const nb::object negated = nb::steal(PyObject_CallOneArg(is_neg, object.ptr()));
+  if (!negated.is_valid()) FailOfException(use, object);
+  if (!negated.is(Py_True)) return;
+  Invalid(use.name +
+          " has torch's negative bit set, so that its memory holds numbers of the other sign: give "
+          "its resolve_neg()");
 }
 
 // Of a format of the struct module, one element.
@@ -117,6 +131,7 @@ void TensorView::Read(nb::handle object, const Use& use) {
   object_ = nb::borrow(object);
   const TensorType type = TypeOf(object);
   if (type.requires_grad != nullptr) CheckGradient(object, type, use);
+  if (type.is_neg != nullptr) CheckSign(object, type.is_neg, use);
   if (type.api != nullptr) {
     if (type.api->dltensor_from_py_object_no_sync(object.ptr(), &tensor_) != 0) {
       FailOfException(use, object);
@@ -184,7 +199,8 @@ bool TensorView::ReadBuffer(const Use& use) {
             "', which is none of kvant's types in this machine's byte order");
   }
   buffer_->dims.assign(view.shape, view.shape + view.ndim);
-  for (int d = 0; d < view.ndim; ++d) {
+  // Some have none although they are asked for: ctypes' arrays, which are dense.
+  for (int d = 0; d < view.ndim && view.strides != nullptr; ++d) {
     if (view.strides[d] % view.itemsize != 0 && view.shape[d] > 1) {
       Invalid(use.name + " has a stride of " + std::to_string(view.strides[d]) +
               " bytes, which is no multiple of an element's " + std::to_string(view.itemsize));
@@ -195,7 +211,7 @@ bool TensorView::ReadBuffer(const Use& use) {
   tensor_.device = {kDLCPU, 0};
   tensor_.ndim = view.ndim;
   tensor_.shape = buffer_->dims.data();
-  tensor_.strides = buffer_->strides.data();
+  if (view.strides != nullptr) tensor_.strides = buffer_->strides.data();
   return true;
 }
 

@@ -65,6 +65,8 @@ def string(what: str, value: Any) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise _wrong(what, "text that UTF-8 holds", value) from None
+    if "\0" in value:
+        raise _wrong(what, "text without a NUL", value)
     return value
 
 

@@ -108,7 +108,8 @@ class Compiled:
         self.execute = core.execute
         """``execute(inputs, outputs)``: lists in the order of ``inputs`` and ``outputs``.
 
-        It allocates nothing. Where arguments are wrong, nothing has been written.
+        It allocates nothing. Where arguments are wrong, nothing has been written, unless it is
+        lengths or positions that the graph itself computes.
         """
 
     def __call__(
@@ -120,7 +121,8 @@ class Compiled:
           inputs: tensors by name; names may also be keywords.
           out: tensors to write outputs to, by name; or the one tensor of a graph's one output.
             Those that are not given begin as zeros, of torch if any input is of torch, on its
-            device, else of numpy. What is smaller than a byte is packed in uint8.
+            device, else of numpy. What is smaller than a byte is packed in uint8. None may overlap
+            an input or another output, which is not checked.
 
         Returns:
           Outputs by name; of a graph with one output that output.

@@ -93,6 +93,7 @@ GRAPHS = [
     (lambda g, q, k, v: q + 10**400, "a number that a float holds"),
     (lambda g, q, k, v: q + 10**9999, "a number that a float holds, not a int"),
     (lambda g, q, k, v: g.input("\ud800", "f32", [1]), "UTF-8.*ud800"),
+    (lambda g, q, k, v: g.input("a\0b", "f32", [1]), "name must be text without a NUL"),
     (lambda g, q, k, v: g.input("q", "f32", [1]), "'q'"),
     (lambda g, q, k, v: g.input("x", "f32", [1.5]), "'x'.*dims.*1.5"),
     (lambda g, q, k, v: g.input("x", "f32", 4), "'x'.*dims.*4"),

@@ -120,6 +120,17 @@ def test_gradients_are_not_lost():
     assert cache.length() == 0
 
 
+def test_negative_bits_are_refused():
+    q, k, v = tensors()
+    compiled = compiled_attention("f32")
+    negative = torch.complex(q, -q).conj().imag
+    with pytest.raises(kvant.Error, match="input 'q' has torch's negative bit set.*resolve_neg"):
+        compiled(q=negative, k=k, v=v)
+    with pytest.raises(kvant.Error, match="output 'o' has torch's negative bit set"):
+        compiled(q=q, k=k, v=v, out=negative)
+    assert torch.equal(compiled(q=negative.resolve_neg(), k=k, v=v), compiled(q=q, k=k, v=v))
+
+
 def test_strides():
     g = kvant.GraphBuilder()
     q, k, v = (g.input(name, "f32", [1, 2, 5, 8], strides=[80, 8, 16, 1]) for name in "qkv")
