@@ -24,7 +24,8 @@ TEST(CBuilderTest, WrongCallsAreRefusedAtOnceAndKept) {
   x.type = KVANT_F32;
   x.rank = 1;
   x.dims = dims;
-  kvant_attr axles = {}, nameless = {}, huge = {};
+  kvant_attr axles = {}, nameless = {};
+  [[maybe_unused]] kvant_attr huge = {};
   axles.name = "axles";
   const float scale = 1;
   huge.name = "scales";
