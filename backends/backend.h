@@ -28,7 +28,7 @@ struct ExecutionPlace {
 class Executable {
  public:
   virtual ~Executable() = default;
-  // The kernel and its plan in words: "portable online softmax, 64-token tiles".
+  // The kernel and its plan in words: "portable online softmax, 128-token tiles".
   virtual std::string kernel() const = 0;
   // The error that rounding inside the kernel may add to that of f32 arithmetic, where a precision
   // below f32 was asked for or is the default; 0: none. L2 norm of the error over that of

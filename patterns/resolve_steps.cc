@@ -1,4 +1,6 @@
 // Views of what the scores meet on the way to the SoftMax.
+#include <algorithm>
+
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
@@ -37,7 +39,9 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
   step->right = match.right;
   for (const OpIndex index : {match.row_index, match.col_index}) {
     const bool rows = index == match.row_index;
-    if (!Counts(op(index), match, rows ? row_ : col_)) {
+    // With a softmax over queries, rows that were moved may be those of several heads.
+    const bool may_mix = spec_->over_queries && !match_.score_shape_ops.empty();
+    if (may_mix || !Counts(op(index), match, rows ? row_ : col_)) {
       return Fail(op(index), "does not count the ", rows ? "rows" : "columns", " of the scores");
     }
   }
@@ -60,6 +64,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 // Whether an index among the scores is that of `axis`, taken back to the axes of the first MatMul's
 // result.
 bool Resolver::Counts(const Op& index, const StepMatch& step, int axis) {
+  if (std::find(frame_.begin(), frame_.end(), 0) != frame_.end()) return true;  // no scores at all
   const LogicalTensor& source = tensor(index.inputs[0]);
   Dims strides(source.rank(), 0);
   strides[Axis<Attr::kAxis>(index, source.rank())] = 1;
@@ -80,7 +85,7 @@ bool Resolver::TakeBack(const StepMatch& step, FoldedView& view) const {
   for (int i = step.shape_ops_before; ok && i-- > 0;) {
     ok = MoveBack(op(match_.score_shape_ops[i]), view);
   }
-  return ok;
+  return ok && view.rank() == rank_;
 }
 
 // An operand of the scores, broadcast to them where it enters, then taken back

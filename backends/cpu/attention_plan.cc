@@ -138,7 +138,7 @@ bool VariesOverB2(const Segment& segment) {
          segment.dequantization.zero_points.strides[2] != 0;
 }
 
-// How long runs are, where queries or weights are made anew for several in a tile.
+// How long runs are, where queries or weights are made anew for several in half a tile.
 std::string RunsInWords(int64_t run) {
   return run < kHalfTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
 }
@@ -365,7 +365,7 @@ std::string Plan::kernel() const {
 
 std::string Plan::ToString() const {
   std::string text = absl::StrCat(ProductsName(), ", ", problem_.row_tile, "-row x ",
-                                  Schedule::TokenTile(problem_), "-token tiles, ");
+                                  Schedule::TokenTile(problem_, problem_.kv_len), "-token tiles, ");
   if (few_ != nullptr) {
     absl::StrAppend(&text, "of sequences with at most ", few_->problem_.row_tile, " rows ",
                     few_->ProductsName(), ", ");
@@ -403,8 +403,8 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
     }
   }
   if (std::string why = WhyNoKernel(spec); !why.empty()) return why;
-  // A unit holds a tile of K and V and at least kMinRowTile rows of Q and O in f32.
-  if ((spec.head_size + spec.v_head_size) * 2 * kTokenTile * int64_t{sizeof(float)} >
+  // A unit holds half a tile of K and V and at least kMinRowTile rows of Q and O in f32.
+  if ((spec.head_size + spec.v_head_size) * 2 * kHalfTile * int64_t{sizeof(float)} >
       kMaxUnitBytes) {
     return absl::StrCat("head sizes of ", spec.head_size, " and ", spec.v_head_size,
                         ", whose tiles exceed ", kMaxUnitBytes >> 20, " MiB");

@@ -48,7 +48,7 @@ class Plan : public Executable {
   bool keeps_scratch() const override { return false; }
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override;
-  // "bf16 products, 128-row x 64-token tiles, 8 splits, 120 KiB scratch".
+  // "bf16 products, 128-row x 128-token tiles, 8 splits, 120 KiB scratch".
   std::string ToString() const;
 
  private:

@@ -92,7 +92,8 @@ struct Segment {
   int64_t tokens = 0;  // rows of data
   Array range;         // {first, tokens}: of a ring
   Array page_table;    // of a batch row: along axis 0 of the other arrays are pages
-  // A tile is multiplied at once although it is in several pages, of multiples of kPageUnit tokens.
+  // What a tile has of it is multiplied at once although it is in several pages, of multiples of
+  // kPageUnit tokens.
   bool joins_pages = false;
   // Rows are multiplied as they are stored, and scales by channel go on queries and sums.
   bool scaled_rows = false;

@@ -168,7 +168,7 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   }
   const bool in_bytes = array.shift() == 0 && bits % 8 == 0;
   if (!in_bytes) stored.type = type == kS4 ? kS8 : kU8;
-  const bool shares = in_bytes && FindShare(array, bytes, part.in_turn(), kTileBlocks, next, share);
+  const bool shares = in_bytes && FindShare(array, bytes, part.in_turn(), blocks, next, share);
   for (int64_t i = 0; i < blocks; ++i) {
     if (shares) {
       RequestBytes(share[i], kPageUnit * bytes);

@@ -9,9 +9,6 @@
 namespace kvant::cpu {
 namespace {
 
-// So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
-constexpr int64_t kFewTokens = 2 * kTokenTile;
-
 // A range that wraps is two pieces.
 Piece* TakePieces(int segments, Arena& arena) { return arena.TakeAs<Piece>(2 * segments); }
 
@@ -63,12 +60,12 @@ void Columns::Read(const AttentionProblem& problem, const Reader& reader, int64_
   v_ = ReadPieces(problem, reader, at, problem.v, problem.v_segments, v_room_);
   first_ = extent.kv_first;
   end_ = extent.kv_len;
-  tile_ = end_ - first_ < kFewTokens ? kHalfTile : Schedule::TokenTile(problem);
+  tile_ = Schedule::TokenTile(problem, end_ - first_);
   lead_ = LeadOf(k_);
   if (lead_ < 0) lead_ = std::max<int64_t>(LeadOf(v_), 0);
   base_ = (first_ + lead_) / kTokenTile * kTokenTile;
   const int64_t all = std::max<int64_t>(end_ + lead_ - base_, 1);
-  chunk_ = CeilDiv(CeilDiv(all, splits), kTokenTile) * kTokenTile;
+  chunk_ = CeilDiv(CeilDiv(all, splits), tile_) * tile_;
   chunks_ = CeilDiv(all, chunk_);
   AskUntil(end_);
 }

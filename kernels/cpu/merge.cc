@@ -15,7 +15,7 @@ constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 // Channels of a tile of parts that lie in the first-level cache together.
 constexpr int64_t kPieceChannels = 256;
 
-int64_t TileParts(const MergeProblem& p) { return std::min(p.part_count, kTokenTile); }
+int64_t TileParts(const MergeProblem& p) { return std::min(p.part_count, kHalfTile); }
 int64_t PieceChannels(const MergeProblem& p) { return std::min(p.channels, kPieceChannels); }
 
 class RowMerger {
@@ -25,15 +25,15 @@ class RowMerger {
         p_(*call.problem),
         kernels_(*call.kernels),
         scores_(buffer),
-        out_(buffer + kTokenTile),
+        out_(buffer + kHalfTile),
         values_(out_ + p_.channels) {}
 
   void Merge(int64_t row) {
     Locate(row);
     float max = kNegInf, sum = 0.f;
     std::fill_n(out_, p_.channels, 0.f);
-    for (int64_t first = 0; first < p_.part_count; first += kTokenTile) {
-      AddTile(first, std::min(kTokenTile, p_.part_count - first), max, sum);
+    for (int64_t first = 0; first < p_.part_count; first += kHalfTile) {
+      AddTile(first, std::min(kHalfTile, p_.part_count - first), max, sum);
     }
     const bool empty = max == kNegInf && sum == 0.f;
     if (!empty) {
@@ -65,16 +65,15 @@ class RowMerger {
 
   void AddTile(int64_t first, int64_t count, float& max, float& sum) {
     const MergePart* const parts = p_.parts + first;
-    const int64_t columns = WholeHalves(count);
-    std::fill(scores_ + count, scores_ + columns, kNegInf);
-    bool counts[kTokenTile];
+    std::fill(scores_ + count, scores_ + kHalfTile, kNegInf);
+    bool counts[kHalfTile];
     for (int64_t i = 0; i < count; ++i) {
       const MergeArray& stats = parts[i].stats;
       kernels_.load(stats.type, DataOf(stats), IndexOf(stats), 1, scores_ + i);
       counts[i] = scores_[i] != kNegInf;
     }
     float shrink;
-    kernels_.softmax(scores_, 1, columns, &max, &sum, &shrink);
+    kernels_.softmax(scores_, 1, kHalfTile, &max, &sum, &shrink);
     const int64_t piece = PieceChannels(p_);
     for (int64_t c = 0; c < p_.channels; c += piece) {
       const int64_t n = std::min(piece, p_.channels - c);
@@ -107,7 +106,7 @@ class RowMerger {
 int64_t MergeUnits(const MergeProblem& problem) { return CeilDiv(problem.rows, problem.run); }
 
 int64_t MergeFloats(const MergeProblem& problem) {
-  return kTokenTile + problem.channels + TileParts(problem) * PieceChannels(problem);
+  return kHalfTile + problem.channels + TileParts(problem) * PieceChannels(problem);
 }
 
 void MergeUnit(const MergeCall& call, int64_t unit, float* buffer) {

@@ -24,6 +24,8 @@ constexpr int64_t kTimesApart = 2;
 // Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.
 // Where heads ask for one another's rows, for which all of a token must take turns, more pays.
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
+// So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
+constexpr int64_t kFewTokens = 2 * kTokenTile;
 // Partial results of all chunks of a problem take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
 
@@ -131,14 +133,16 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
 
-int64_t Schedule::TokenTile(const AttentionProblem& problem) {
+int64_t Schedule::TokenTile(const AttentionProblem& problem, int64_t tokens) {
+  if (tokens < kFewTokens) return kHalfTile;
   const int64_t wanted = WantedInTurn(problem);
   return wanted > 1 && wanted > TilesThatFit(problem, kTokenTile) ? kHalfTile : kTokenTile;
 }
 
 int64_t Schedule::MostInTurn(const AttentionProblem& problem) {
   const int64_t wanted = WantedInTurn(problem);
-  return wanted == 1 ? 1 : std::min(wanted, TilesThatFit(problem, TokenTile(problem)));
+  return wanted == 1 ? 1
+                     : std::min(wanted, TilesThatFit(problem, TokenTile(problem, problem.kv_len)));
 }
 
 Schedule::Schedule(const AttentionCall& call, const Reader& reader, int workers, void* room)

@@ -72,9 +72,9 @@ class Schedule {
   // Room for one.
   static int64_t FloatsOfPartial(const AttentionProblem& problem);
 
-  // Tokens of a tile: half of what there may be where those of all heads in turn would be too
-  // large.
-  static int64_t TokenTile(const AttentionProblem& problem);
+  // Tokens of a tile of a batch row with so many: half of what there may be where they are few, and
+  // where tiles of all heads in turn would be too large.
+  static int64_t TokenTile(const AttentionProblem& problem, int64_t tokens);
   // Units of a turn, at most.
   static int64_t MostInTurn(const AttentionProblem& problem);
 

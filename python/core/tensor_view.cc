@@ -17,7 +17,7 @@ struct TensorType {
   getter requires_grad = nullptr;
   void* closure = nullptr;
   // torch's method that says whether what memory holds is to be negated; null if it has none.
-  PyObject* is_neg = nullptr;
+  nb::object is_neg;
 };
 
 PyObject* LookUpRequiresGrad(PyObject* object, void*) {
@@ -55,9 +55,7 @@ TensorType TypeOf(nb::handle object) {
   } else if (!attribute.is_none()) {
     found.requires_grad = LookUpRequiresGrad;
   }
-  // Kept alive by the type.
-  found.is_neg = nb::getattr(type, "is_neg", nb::none()).ptr();
-  if (found.is_neg == Py_None) found.is_neg = nullptr;
+  if (nb::hasattr(type, "is_neg")) found.is_neg = nb::getattr(type, "is_neg");
   if (kept->size() < kKept) kept->emplace_back(nb::borrow(type), found);
   return found;
 }
@@ -85,8 +83,8 @@ void CheckGradient(nb::handle object, const TensorType& type, const Use& use) {
           "torch.no_grad()");
 }
 
-void CheckSign(nb::handle object, PyObject* is_neg, const Use& use) {
-  const nb::object negated = nb::steal(PyObject_CallOneArg(is_neg, object.ptr()));
+void CheckSign(nb::handle object, nb::handle is_neg, const Use& use) {
+  const nb::object negated = nb::steal(PyObject_CallOneArg(is_neg.ptr(), object.ptr()));
   if (!negated.is_valid()) FailOfException(use, object);
   if (!negated.is(Py_True)) return;
   Invalid(use.name +
@@ -131,7 +129,7 @@ void TensorView::Read(nb::handle object, const Use& use) {
   object_ = nb::borrow(object);
   const TensorType type = TypeOf(object);
   if (type.requires_grad != nullptr) CheckGradient(object, type, use);
-  if (type.is_neg != nullptr) CheckSign(object, type.is_neg, use);
+  if (type.is_neg.is_valid()) CheckSign(object, type.is_neg, use);
   if (type.api != nullptr) {
     if (type.api->dltensor_from_py_object_no_sync(object.ptr(), &tensor_) != 0) {
       FailOfException(use, object);

@@ -215,13 +215,18 @@ def test_causal_masks_of_scores_that_were_moved():
         x = g.causal_mask(g.transpose(g.reshape(x, [2, 3, 8, 16]), [0, 2, 1, 3]))
         return g.reshape(x, [2, 2, 4, 3, 16])
 
-    for moved in (reshaped, transposed, both):
+    for moved in (lambda g, q, k: g.causal_mask(g.matmul(q, k, transpose_b=True)), reshaped, transposed, both):
         g = kvant.GraphBuilder()
         values = [g.input(name, "f32", list(x.shape)) for name, x in (("q", q), ("k", k), ("v", v))]
         g.output("o", g.softmax(moved(g, *values[:2])) @ values[2])
         c = kvant.compile(g.build(), backends="cpu", require_fused=True)
         assert "band mask" in c.explain()
         np.testing.assert_allclose(c(q=q, k=k, v=v), want, atol=1e-5)
+    # Without tokens as well.
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(name, "f32", [1, 2, tokens, 8]) for name, tokens in (("q", 3), ("k", 0), ("v", 0)))
+    g.output("o", g.softmax(g.causal_mask(g.matmul(q, k, transpose_b=True))) @ v)
+    assert "band mask" in kvant.compile(g.build(), backends="cpu", require_fused=True).explain()
     # An index of heads and rows is none of rows.
     g = kvant.GraphBuilder()
     q, k, v = (g.input(name, "f32", [1, 2, 5, 8]) for name in "qkv")

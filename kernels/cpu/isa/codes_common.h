@@ -130,7 +130,7 @@ struct PairedHalves : DwordColumns<Own> {
     return Own::SubHalves(Field<kBits, k>(word), Own::Dword((1 << (kBits - 1)) * 0x10001));
   }
   // The k-th field of each half, codes of kBits of a pair of tokens. Narrow ones become unsigned
-  // where `flips` has sign bits, and stay where they are in their byte, kFieldShift bits up: 64
+  // where `flips` has sign bits, and stay where they are in their byte, kFieldShift bits up: 128
   // tokens fit s32 even so.
   template <int kBits, int k>
   static constexpr int kFieldShift = k* kBits % 8;

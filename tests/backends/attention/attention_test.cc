@@ -445,6 +445,10 @@ TEST(CpuAttention, MaximumAndMinimumKeepNanOfScoresAndOperand) {
   }
 }
 
+TEST(CpuAttention, LargeHeads) {
+  Plain({.b0 = 1, .b1 = 1, .ratio = 1, .q_len = 2, .kv_len = 130, .d = 10240, .dv = 10240}).Check();
+}
+
 TEST(CpuAttention, HeadSizesBeyondAnyScratchAreDeclined) {
   Case c = Plain({});
   for (int64_t* size : {&c.spec.head_size, &c.spec.v_head_size}) {
