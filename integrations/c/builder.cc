@@ -11,8 +11,8 @@ namespace {
 
 absl::StatusOr<Value> ValueAt(const kvant_builder& builder, kvant_value value) {
   if (value < builder.values.size()) return builder.values[value];
-  // One of which a call failed has not the values of later calls, and one that has built its graph
-  // has none any more: they say that.
+  // After a failed call there are no values of later ones, and after Build none at all: the error
+  // is that.
   KVANT_RETURN_IF_ERROR(builder.failed);
   KVANT_RETURN_IF_ERROR(builder.builder.status());
   return InvalidArguments(value, " is no value of this builder");

@@ -263,8 +263,8 @@ kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compi
 // `stream` is a CUstream of device "cuda", null the default stream; "cpu" ignores it, and
 // has run when the call returns. Errors as CompiledGraph::Execute (backends/compiled_graph.h);
 // where arguments are wrong, nothing has been written, unless it is lengths or positions that the
-// graph itself computes. Outputs overlap neither inputs nor each
-// other, here and wherever kvant executes something, which is not checked.
+// graph itself computes. Outputs overlap neither inputs nor each other, here and wherever kvant
+// executes something, which is not checked.
 kvant_status kvant_execute(const kvant_compiled* compiled, void* stream,
                            const DLTensor* const* inputs, size_t inputs_count,
                            const DLTensor* const* outputs, size_t outputs_count);

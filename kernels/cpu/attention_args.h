@@ -20,7 +20,7 @@ inline constexpr int kCol = 4;
 // Tokens whose scores are computed and normalized together. Also the granularity of splits, so that
 // tile boundaries depend on the shape only.
 inline constexpr int64_t kTokenTile = 128;
-// So many are dequantized at once, and columns are computed by so many.
+// Tokens that are dequantized at once. Columns are computed in multiples of it.
 inline constexpr int64_t kHalfTile = kTokenTile / 2;
 // A tile may be taken from several pages where these are multiples of so many tokens.
 inline constexpr int64_t kPageUnit = 16;

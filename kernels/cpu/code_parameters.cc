@@ -151,7 +151,7 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   const auto tokens_of = [&](int64_t i) {
     return std::clamp<int64_t>(n - i * kPageUnit, 0, kPageUnit);
   };
-  // What begins with `used` bytes has block i from now on.
+  // Makes `copy`, of which `used` bytes are written, block i; the others become zeros.
   const auto place = [&](int64_t i, int64_t used, uint8_t* copy) {
     std::memset(copy + used, 0, kPageUnit * groups * BitsOf(stored.type) / 8 - used);
     stored.blocks[i] = copy;
@@ -216,8 +216,7 @@ void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
     lost[t] = static_cast<float>(exact - double{scale} * weights[t]);
   }
   kernels.weights(lost, 1, columns, {kOnes.at, parameters.biases}, 1, lost_weights, lost_scale,
-                  lost_bias,
-                  /*units=*/nullptr);
+                  lost_bias, /*units=*/nullptr);
 }
 
 ChannelParameters::ChannelParameters(bool wanted, int64_t channels, Arena& arena)

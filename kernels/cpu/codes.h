@@ -62,8 +62,9 @@ struct CodeColumns {
   const int32_t* part_groups = nullptr;  // [parts]: the row of the parameter tile
 };
 
-// A tile of parameters: [groups][kTokenTile], zeros beyond the tokens, for whole halves. Biases,
-// zero points in codes or times the scale, are null where there are none.
+// A tile of parameters: [groups][kTokenTile], of which WholeHalves of the tokens are set: zeros
+// beyond the last token. Biases, zero points in codes or times the scale, are null where there are
+// none.
 struct CodeParameters {
   const float* scales = nullptr;
   const float* biases = nullptr;

@@ -94,7 +94,7 @@ class PartBlocks {
   struct Block {
     int64_t page, token;
   };
-  // Those of tokens [from, end); those that there are not are where the part begins.
+  // Those of tokens [from, end); blocks from `end` on are the part's first.
   void FindBlocks(int64_t from, int64_t end, Block* blocks) const {
     const Piece& piece = *part_.joined;
     const int64_t page_tokens = piece.segment->tokens;

@@ -41,7 +41,7 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
 // Asks for n rows of an array, `columns` of each, from those of `p` on, if these are side by side.
 void RequestArray(const Reader& reader, const Array& array, const Position& p, int64_t n,
                   int64_t columns) {
-  constexpr int64_t kMostBytes = 256 * 64;
+  constexpr int64_t kMostBytes = kTokenTile * 128;  // a tile of heads of 128 with 8 bits
   if (!array.present() || array.strides[kCol] > 1) return;
   const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
   const int64_t bits = BitsOf(array.type), row_bytes = CeilDiv(columns * bits, 8);

@@ -27,8 +27,7 @@ struct TileBuffers {
   float* v;       // kHalfTile * v_head_size
   float* scores;  // [rows][kTokenTile]: scores, then probabilities
   float* line;    // TileScratchFloats of the larger head size
-  // With Products::kPairs only: [rows][pairs], [pairs][kHalfTile], [kHalfTile /
-  // 2][v_head_size].
+  // With Products::kPairs only: [rows][pairs], [pairs][kHalfTile] and [kHalfTile / 2][v_head_size].
   uint32_t* q_pairs = nullptr;
   uint32_t* k_pairs = nullptr;
   uint32_t* v_pairs = nullptr;

@@ -247,3 +247,41 @@ def test_integer_host_scalars():
     for bad in (2.5, 2**31, "5"):
         with pytest.raises(kvant.Error, match="input 'kv'"):
             compiled(s=x, kv=bad, q=2)
+
+
+def test_causal_masks_of_scores_that_were_moved():
+    """By a row's and a column's index, wherever the scores' axes are."""
+    q, k, v = numbers(2, 2, 4, 3, 8), numbers(2, 2, 1, 16, 8), numbers(2, 2, 1, 16, 8, seed=1)
+    seen = np.arange(16) <= np.arange(3)[:, None]
+    want = attention(q.reshape(2, 8, 3, 8), k[:, :, 0], v[:, :, 0], scale=1, mask=seen).reshape(q.shape)
+
+    def reshaped(g, q, k):
+        return g.reshape(g.causal_mask(g.reshape(g.matmul(q, k, transpose_b=True), [2, 8, 3, 16])), [2, 2, 4, 3, 16])
+
+    def transposed(g, q, k):
+        return g.causal_mask(g.transpose(g.matmul(k, q, transpose_b=True), [0, 1, 2, 4, 3]))
+
+    def both(g, q, k):
+        x = g.transpose(g.matmul(q, k, transpose_b=True), [0, 3, 1, 2, 4])
+        x = g.causal_mask(g.transpose(g.reshape(x, [2, 3, 8, 16]), [0, 2, 1, 3]))
+        return g.reshape(x, [2, 2, 4, 3, 16])
+
+    for moved in (lambda g, q, k: g.causal_mask(g.matmul(q, k, transpose_b=True)), reshaped, transposed, both):
+        g = kvant.GraphBuilder()
+        values = [g.input(name, "f32", list(x.shape)) for name, x in (("q", q), ("k", k), ("v", v))]
+        g.output("o", g.softmax(moved(g, *values[:2])) @ values[2])
+        c = kvant.compile(g.build(), backends="cpu", require_fused=True)
+        assert "band mask" in c.explain()
+        assert distance(c(q=q, k=k, v=v), want) < 1e-5
+    # Without tokens as well.
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(name, "f32", [1, 2, tokens, 8]) for name, tokens in (("q", 3), ("k", 0), ("v", 0)))
+    g.output("o", g.softmax(g.causal_mask(g.matmul(q, k, transpose_b=True))) @ v)
+    assert "band mask" in kvant.compile(g.build(), backends="cpu", require_fused=True).explain()
+    # An index of heads and rows is none of rows.
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(name, "f32", [1, 2, 5, 8]) for name in "qkv")
+    x = g.causal_mask(g.reshape(g.matmul(q, k, transpose_b=True), [1, 10, 5]))
+    g.output("o", g.softmax(g.reshape(x, [1, 2, 5, 5])) @ v)
+    with pytest.raises(kvant.Error, match="does not count the rows of the scores"):
+        kvant.compile(g.build(), backends="cpu", require_fused=True)

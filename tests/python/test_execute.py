@@ -12,6 +12,7 @@ import pytest
 from reference import attention, distance, numbers
 
 import kvant
+from kvant.tensors import allocate
 
 SHAPE = [1, 2, 5, 8]
 
@@ -196,44 +197,14 @@ def test_what_has_a_buffer():
     np.testing.assert_allclose(y, np.exp([4, 3, 2, 1]), rtol=1e-6)
 
 
-def test_causal_masks_of_scores_that_were_moved():
-    """By a row's and a column's index, wherever the scores' axes are."""
-    r = np.random.default_rng(3)
-    q, k, v = (r.standard_normal(dims).astype(np.float32) for dims in ([2, 2, 4, 3, 8], [2, 2, 1, 16, 8], [2, 2, 1, 16, 8]))
-    scores = q.astype(np.float64) @ np.swapaxes(k, -1, -2) + np.where(np.arange(16) <= np.arange(3)[:, None], 0, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    want = (p / p.sum(-1, keepdims=True)) @ v
-
-    def reshaped(g, q, k):
-        return g.reshape(g.causal_mask(g.reshape(g.matmul(q, k, transpose_b=True), [2, 8, 3, 16])), [2, 2, 4, 3, 16])
-
-    def transposed(g, q, k):
-        return g.causal_mask(g.transpose(g.matmul(k, q, transpose_b=True), [0, 1, 2, 4, 3]))
-
-    def both(g, q, k):
-        x = g.transpose(g.matmul(q, k, transpose_b=True), [0, 3, 1, 2, 4])
-        x = g.causal_mask(g.transpose(g.reshape(x, [2, 3, 8, 16]), [0, 2, 1, 3]))
-        return g.reshape(x, [2, 2, 4, 3, 16])
-
-    for moved in (lambda g, q, k: g.causal_mask(g.matmul(q, k, transpose_b=True)), reshaped, transposed, both):
-        g = kvant.GraphBuilder()
-        values = [g.input(name, "f32", list(x.shape)) for name, x in (("q", q), ("k", k), ("v", v))]
-        g.output("o", g.softmax(moved(g, *values[:2])) @ values[2])
-        c = kvant.compile(g.build(), backends="cpu", require_fused=True)
-        assert "band mask" in c.explain()
-        np.testing.assert_allclose(c(q=q, k=k, v=v), want, atol=1e-5)
-    # Without tokens as well.
-    g = kvant.GraphBuilder()
-    q, k, v = (g.input(name, "f32", [1, 2, tokens, 8]) for name, tokens in (("q", 3), ("k", 0), ("v", 0)))
-    g.output("o", g.softmax(g.causal_mask(g.matmul(q, k, transpose_b=True))) @ v)
-    assert "band mask" in kvant.compile(g.build(), backends="cpu", require_fused=True).explain()
-    # An index of heads and rows is none of rows.
-    g = kvant.GraphBuilder()
-    q, k, v = (g.input(name, "f32", [1, 2, 5, 8]) for name in "qkv")
-    x = g.causal_mask(g.reshape(g.matmul(q, k, transpose_b=True), [1, 10, 5]))
-    g.output("o", g.softmax(g.reshape(x, [1, 2, 5, 5])) @ v)
-    with pytest.raises(kvant.Error, match="does not count the rows of the scores"):
-        kvant.compile(g.build(), backends="cpu", require_fused=True)
+def test_packed_outputs_that_no_array_holds():
+    for dims, strides, why in (
+        ([2, 6], [1, 2], r"elements of a row are not side by side.*strides=\[6, 1\]"),
+        ([3, 5], [5, 1], r"rows do not begin at bytes.*strides=\[6, 1\]"),
+        ([], None, r"without dims.*reshape it to \[1\]"),
+    ):
+        with pytest.raises(kvant.Error, match=why):
+            allocate("o", "u4", dims, strides, None)
 
 
 class OnlyDlpack:

@@ -445,6 +445,7 @@ TEST(CpuAttention, MaximumAndMinimumKeepNanOfScoresAndOperand) {
   }
 }
 
+// Half a tile of K and of V is most of what a unit may hold.
 TEST(CpuAttention, LargeHeads) {
   Plain({.b0 = 1, .b1 = 1, .ratio = 1, .q_len = 2, .kv_len = 130, .d = 10240, .dv = 10240}).Check();
 }

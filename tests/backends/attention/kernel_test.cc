@@ -115,6 +115,9 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
               high = has_points ? std::max(high, point) : 0;
             }
           }
+          if (columns < kTokenTile) {
+            EXPECT_EQ(out[columns], 0.f) << "beyond " << columns;
+          }
           EXPECT_EQ(limits.scale, most);
           EXPECT_EQ(limits.low, low);
           EXPECT_EQ(limits.high, high);

@@ -241,6 +241,18 @@ TEST(CpuSchedule, HeadsInTurn) {
   }
 }
 
+TEST(CpuSchedule, TilesAreHalvesOfFewTokensAndOfLargeOnesInTurn) {
+  const auto tile = [](DataType type, bool pages, int64_t tokens) {
+    const Scheduled made({.kv_heads = 16, .pages = pages, .type = type});
+    return Schedule::TokenTile(made.problem(), tokens);
+  };
+  for (const bool pages : {false, true}) {
+    EXPECT_EQ(tile(kU4, pages, 2 * kTokenTile - 1), kHalfTile);
+    EXPECT_EQ(tile(kU4, pages, 2 * kTokenTile), kTokenTile);
+    EXPECT_EQ(tile(kF16, pages, 8192), pages ? kHalfTile : kTokenTile);
+  }
+}
+
 // Of few tokens every worker has a turn: one of all heads would leave the others nothing to do.
 TEST(CpuSchedule, FewTokensAreForAllThreads) {
   for (const auto& [tokens, workers] : {std::pair(256, 2), std::pair(512, 4), std::pair(1024, 8)}) {
