@@ -141,12 +141,15 @@ inline bool PrepareBytes(const float* q, int64_t rows, const CodeFactors& factor
 
 // One row of queries times a run of bytes of each of 16 tokens, from `p` on. Dword i of quarter l
 // of sums[q] is the sum of the products of token 4 q + i with 16 bytes, the l-th of the run.
-// kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`.
+// kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`. Goes
+// on in what to ask for. 8 bits wait for memory, which delivers more where requests stand apart; 4
+// bits would take longer so.
 template <int kBits, bool kWhole>
 inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int64_t stride,
                                                           int64_t last, __mmask64 there,
                                                           __m512i flips, const int32_t* factors,
-                                                          const uint8_t* next, __m512i (&sums)[4]) {
+                                                          const uint8_t*& next,
+                                                          __m512i (&sums)[4]) {
   using I = __m512i;
   using S = Avx512Codes;
   constexpr int kFields = 8 / kBits;
@@ -159,7 +162,11 @@ inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int6
     I of_token[4];
     ForEachOf<4>([&](auto i) __attribute__((always_inline)) {
       constexpr int kToken = 4 * quad.value + i.value;
-      __builtin_prefetch(next + kToken * kByteRun, 0, 2);
+      if constexpr (kBits == 8) {
+        RequestLine(next);
+      } else {
+        __builtin_prefetch(next + kToken * kByteRun, 0, 2);
+      }
       const uint8_t* const at = p + (kWhole ? i.value : CodesMin(kToken, last)) * stride;
       const I word = kWhole ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(there, at);
       I by_low = S::ZeroDwords(), by_high = S::ZeroDwords();
@@ -173,6 +180,7 @@ inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int6
     if (kWhole) p += 4 * stride;
     sums[quad.value] = Bytes::SumsOfQuarters(of_token);
   });
+  if (kBits == 4) next += 16 * kByteRun;
 }
 
 // One row of queries.
@@ -201,7 +209,6 @@ void TokenScores(const TokenRows& rows, bool flip, const CodeColumns& columns,
                                      sums);
       }
       factors += kFactors;
-      next += 16 * kByteRun;
       Bytes::TransposeQuarters(sums);
       ForEachOf<4>([&](auto quarter) __attribute__((always_inline)) {
         sum = S::AddDwords(sum, sums[quarter.value]);

@@ -50,17 +50,24 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   // What of the next tile is asked for with every pair of tokens, so that all passes over the
   // tokens ask for all of it, line after line.
   constexpr int64_t kAhead = 2 * kChunks * kRunBytes;
+  // One row waits for memory, which delivers more where requests stand apart; by AVX-512 a line for
+  // each chunk.
+  constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
   const uint8_t *p0 = nullptr, *next = nullptr;
-  for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride, next += kAhead) {
+  for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride) {
     if (t % kPageUnit == 0) {
       p0 = rows.blocks[t / kPageUnit] + byte;
       next = rows.next[t / kPageUnit] + byte * kPageUnit;
     }
     const uint8_t* p1 = t + 1 < rows.tokens ? p0 + rows.stride : p0;
-    for (int64_t line = 0; line < kAhead; line += 64) __builtin_prefetch(next + line, 0, 2);
+    if constexpr (!kApart) {
+      for (int64_t line = 0; line < kAhead; line += 64) __builtin_prefetch(next + line, 0, 2);
+      next += kAhead;
+    }
 #pragma GCC unroll 16
     for (int ch = 0; ch < kChunks; ++ch) {
       const int64_t skip = ch * kRunBytes;
+      if constexpr (kApart) RequestLine(next);
       const I units =
           S::template TokenPair<kUnit>(p0 + skip, p1 + skip, kChunks > 1 ? kRunBytes : bytes);
       I plane[kPlanes];
