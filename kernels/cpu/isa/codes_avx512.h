@@ -140,6 +140,55 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     return weight;
   }
 
+  template <int kBits, int kGroups>
+  static constexpr bool kSplitsStored = (kBits == 16 || kBits == 8) &&
+                                        (kGroups == 2 || kGroups == 4);
+  // Those of each group side by side, at the beginning of a vector.
+  template <int kBits, int kGroups>
+  static void LoadSplit(const uint8_t* p, Raw (&groups)[kGroups]) {
+    constexpr int kBytes = kBits / 8, kAll = 16 * kGroups * kBytes;
+    if constexpr (kBits == 16) {
+      // Element i of two groups, one after the other.
+      struct Orders {
+        HalfOrder of[kGroups / 2];
+      };
+      alignas(64) static constexpr auto kOrders = [] {
+        Orders orders{};
+        for (int pair = 0; pair < kGroups / 2; ++pair) {
+          for (int i = 0; i < 32; ++i) {
+            orders.of[pair].at[i] = static_cast<uint16_t>(i % 16 * kGroups + 2 * pair + i / 16);
+          }
+        }
+        return orders;
+      }();
+      const I first = _mm512_loadu_si512(p), last = _mm512_loadu_si512(p + kAll - 64);
+      for (int pair = 0; pair < kGroups / 2; ++pair) {
+        const I both =
+            _mm512_permutex2var_epi16(first, _mm512_load_si512(kOrders.of[pair].at), last);
+        groups[2 * pair] = Raw{both};
+        groups[2 * pair + 1] = Raw{_mm512_castsi256_si512(_mm512_extracti64x4_epi64(both, 1))};
+      }
+    } else {
+      alignas(64) static constexpr auto kOrder = [] {
+        struct {
+          uint8_t at[64];
+        } order{};
+        for (int i = 0; i < 64; ++i) {
+          order.at[i] = static_cast<uint8_t>(i % 16 * kGroups + i / 16 % kGroups);
+        }
+        return order;
+      }();
+      const I all =
+          kAll == 64
+              ? _mm512_loadu_si512(p)
+              : _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+      const I split = _mm512_permutexvar_epi8(_mm512_load_si512(kOrder.at), all);
+      ForEachOf<kGroups>([&](auto g) {
+        groups[g.value] = Raw{_mm512_castsi128_si512(_mm512_extracti32x4_epi32(split, g.value))};
+      });
+    }
+  }
+
   // Half to even, for |a| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
   static Vector Round(Vector a) {
     const Vector magic = Set1(12582912.f);

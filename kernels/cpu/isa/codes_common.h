@@ -91,6 +91,9 @@ struct DwordColumns {
   // Dwords of queries that a product takes, and these.
   static constexpr int kQueryDwords = 1;
   static auto QueryAt(const int32_t* pairs) { return Own::Dword(*pairs); }
+  // Whether there is a LoadSplit for parameters of kBits in kGroups.
+  template <int kBits, int kGroups>
+  static constexpr bool kSplitsStored = false;
   // Turned codes from `token` on: dwords of column c.
   static auto ColumnAt(const int32_t* turned, int64_t c, int64_t token) {
     return Own::LoadDwords(turned + c * kTokenTile + token);

@@ -23,9 +23,15 @@ class BiasMaker {
   BiasMaker(const CodeBiases& how, bool has_points)
       : how_(how), has_points_(has_points), shift_(S::Set1(how.offset)) {}
 
-  void AddScale(F scale) {
-    scale_nans_ = S::Fma(scale, S::Zero(), scale_nans_);
-    most_scale_ = S::Max(most_scale_, S::Abs(scale));
+  // Bits of magnitudes are in their order, and above all numbers' where they are none.
+  void AddScale(F scale) { most_scale_ = S::MaxKey(most_scale_, S::MagnitudeKey(scale)); }
+  // Where points are small integers and not real; else Bias.
+  template <bool kInCodes>
+  F BiasOfInteger(F scale, F point) {
+    low_ = S::Min(low_, point);
+    high_ = S::Max(high_, point);
+    const F in_codes = S::Add(point, shift_);
+    return kInCodes ? in_codes : S::Mul(in_codes, scale);
   }
   F Bias(F scale, F point) {
     const F unit = how_.in_codes ? S::Set1(1.f) : scale;
@@ -44,11 +50,24 @@ class BiasMaker {
     return bias;
   }
   CodeLimits limits() const {
-    CodeLimits limits = {.finite = S::SumOf(S::Add(scale_nans_, bias_nans_)) == 0.f,
+    CodeLimits limits = {.finite = S::SumOf(S::Fma(most_scale_, S::Zero(), bias_nans_)) == 0.f,
                          .scale = S::MaxOf(most_scale_)};
     const float low = -S::MaxOf(S::Sub(S::Zero(), low_)), high = S::MaxOf(high_);
     if (low <= high) limits.low = low, limits.high = high;
     return limits;
+  }
+  // After BiasOfInteger.
+  CodeLimits LimitsOfIntegers() const {
+    CodeLimits all = limits();
+    const float low = all.low + how_.offset, high = all.high + how_.offset;
+    if (how_.in_codes) {
+      all.low = low;
+      all.high = high;
+    } else {
+      const float most = __builtin_fmaxf(__builtin_fabsf(low), __builtin_fabsf(high));
+      all.finite = all.finite && __builtin_isfinite(all.scale * most);
+    }
+    return all;
   }
 
  private:
@@ -56,7 +75,7 @@ class BiasMaker {
   const bool has_points_;
   const F shift_;
   // Chains of their own, so that one element does not wait for the last.
-  F scale_nans_ = S::Zero(), bias_nans_ = S::Zero(), most_scale_ = S::Zero();
+  F bias_nans_ = S::Zero(), most_scale_ = S::Zero();
   F low_ = S::Set1(__builtin_inff()), high_ = S::Set1(-__builtin_inff());
 };
 
@@ -126,10 +145,16 @@ inline __attribute__((always_inline)) void LoadTurned(const StoredParameters& st
   constexpr int kBytes = S::kWidth * Type::kBits / 8;
   const uint8_t* p =
       stored.blocks[token / kPageUnit] + token % kPageUnit * kGroups * Type::kBits / 8;
-  for (int i = 0; i < kGroups; ++i) {
-    v[i] = Type::kConvert(S::template LoadRaw<kBytes>(p + i * kBytes));
+  if constexpr (S::template kSplitsStored<Type::kBits, kGroups>) {
+    typename S::Raw raw[kGroups];
+    S::template LoadSplit<Type::kBits>(p, raw);
+    for (int i = 0; i < kGroups; ++i) v[i] = Type::kConvert(raw[i]);
+  } else {
+    for (int i = 0; i < kGroups; ++i) {
+      v[i] = Type::kConvert(S::template LoadRaw<kBytes>(p + i * kBytes));
+    }
+    SplitGroups<S, kGroups>(v);
   }
-  SplitGroups<S, kGroups>(v);
 }
 
 template <typename S, typename Type, int kGroups>
@@ -145,15 +170,16 @@ void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, int64_t col
   }
 }
 
-template <typename S, typename Type, int kGroups>
-void TurnPoints(const StoredParameters& stored, BiasMaker<S>& maker, int64_t columns,
-                const float* scales, float* biases) {
+// make(scale, point) is a bias.
+template <typename S, typename Type, int kGroups, typename Make>
+void TurnPoints(const StoredParameters& stored, int64_t columns, const float* scales, Make make,
+                float* biases) {
   for (int64_t t = 0; t < columns; t += S::kWidth) {
     typename S::Vector v[kGroups];
     LoadTurned<S, Type>(stored, t, v);
     for (int g = 0; g < kGroups; ++g) {
       const int64_t at = g * kTokenTile + t;
-      S::Store(biases + at, maker.Bias(S::Load(scales + at), v[g]));
+      S::Store(biases + at, make(S::Load(scales + at), v[g]));
     }
   }
 }
@@ -166,9 +192,31 @@ CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParamet
     TurnScales<S, decltype(type), kGroups>(stored_scales, maker, columns, scales);
   });
   if (stored_points.present()) {
+    CodeLimits limits;
     WithPoints<S>(stored_points.type, [&](auto type) {
-      TurnPoints<S, decltype(type), kGroups>(stored_points, maker, columns, scales, biases);
+      using Type = decltype(type);
+      const auto turn = [&](auto make) {
+        TurnPoints<S, Type, kGroups>(stored_points, columns, scales, make, biases);
+      };
+      if constexpr (Type::kBits <= 8) {
+        if (!how.real) {
+          if (how.in_codes) {
+            turn([&](auto scale, auto point) {
+              return maker.template BiasOfInteger<true>(scale, point);
+            });
+          } else {
+            turn([&](auto scale, auto point) {
+              return maker.template BiasOfInteger<false>(scale, point);
+            });
+          }
+          limits = maker.LimitsOfIntegers();
+          return;
+        }
+      }
+      turn([&](auto scale, auto point) { return maker.Bias(scale, point); });
+      limits = maker.limits();
     });
+    return limits;
   } else if (biases != nullptr) {
     for (int64_t g = 0; g < kGroups; ++g) {
       for (int64_t i = g * kTokenTile; i < g * kTokenTile + columns; i += S::kWidth) {
