@@ -58,11 +58,10 @@ inline float ValueOffset(const CodeLayout& codes) {
 }
 
 // Lines of the next tile to ask for before a tile's parameters are read, and before its weights are
-// made, which is when no kernel asks for any: as many as memory delivers meanwhile, if a tile waits
-// for that. Narrow codes wait for products, which so many at once hold up.
+// made, which is when no kernel asks for any, if a tile waits for memory. Narrow codes with several
+// rows wait for products, which so many at once hold up.
 inline int64_t FirstLines(const CodeLayout& codes, int64_t rows) {
-  if (codes.bits == 8) return 24;
-  return codes.bits == 4 && rows == 1 && !codes.floats ? 48 : 0;
+  return codes.bits == 8 || (codes.bits == 4 && rows == 1 && !codes.floats) ? 24 : 0;
 }
 
 // What a unit's queries were last prepared for: a segment, and where its scales vary by channel a
