@@ -91,28 +91,34 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
           const Elements scales(type, groups, 1);
           const bool has_points = point_type != kUndef;
           const Elements points(has_points ? point_type : kU8, groups, 5);
-          const CodeBiases how{has_points && IsFloat(point_type), /*in_codes=*/false, 8.f};
+          // Values' biases are in codes, scores' times the scales.
+          const bool in_codes = groups % 3 == 0;
+          const CodeBiases how{has_points && IsFloat(point_type), in_codes, 8.f};
           std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
           const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
           const CodeLimits limits =
               kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
                                    how, columns, groups, out.data(), biases.data());
           ASSERT_TRUE(limits.finite);
-          double most = 0, low = has_points ? 1e9 : 0, high = has_points ? -1e9 : 0;
+          double most = 0, low = has_points || in_codes ? 1e9 : 0,
+                 high = has_points || in_codes ? -1e9 : 0;
           for (int64_t t = 0; t < columns; ++t) {
             for (int64_t g = 0; g < groups; ++g) {
               const double scale = scales.At(t, g, groups);
               const double point = has_points ? points.At(t, g, groups) : 0;
-              const double shift = how.real ? point : point * scale;
+              const double unit = in_codes ? 1 : scale;
+              const double shift = !how.real ? point * unit : in_codes ? point / scale : point;
+              const double bias = shift + 8 * unit;
               ASSERT_EQ(out[g * kTokenTile + t], scale)
                   << kernels->name << " token " << t << " group " << g << " of " << groups;
-              ASSERT_NEAR(biases[g * kTokenTile + t], shift + 8 * scale,
-                          1e-6 * (std::abs(shift) + 8 * scale))
+              ASSERT_NEAR(biases[g * kTokenTile + t], bias,
+                          1e-6 * (std::abs(shift) + 8 * std::abs(unit)))
                   << kernels->name << " token " << t << " group " << g << " of " << groups << ", "
                   << DataTypeName(point_type);
               most = std::max(most, std::abs(scale));
-              low = has_points ? std::min(low, point) : 0;
-              high = has_points ? std::max(high, point) : 0;
+              const float limit = in_codes ? biases[g * kTokenTile + t] : static_cast<float>(point);
+              low = has_points || in_codes ? std::min<double>(low, limit) : 0;
+              high = has_points || in_codes ? std::max<double>(high, limit) : 0;
             }
           }
           if (columns < kTokenTile) {
@@ -123,6 +129,39 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
           EXPECT_EQ(limits.high, high);
         }
       }
+    }
+  }
+}
+
+// Wherever it is in the tile; and where scale and zero point are numbers, but their product is not.
+TEST(CpuKernels, TurnSeesAParameterThatIsNotFinite) {
+  constexpr int64_t kGroups = 4, kAll = kTokenTile * kGroups;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<uint8_t> points(kAll, 200);
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->codes == nullptr) continue;
+    const auto is_finite = [&](int64_t at, float scale, bool has_points) {
+      std::vector<float> scales(kAll, -0.5f), out(kAll), biases(kAll);
+      scales[at] = scale;
+      StoredParameters stored_scales{kF32}, stored_points{has_points ? kU8 : kUndef};
+      for (int64_t b = 0; b < kTileBlocks; ++b) {
+        const int64_t first = b * kPageUnit * kGroups;
+        stored_scales.blocks[b] = reinterpret_cast<const uint8_t*>(scales.data() + first);
+        stored_points.blocks[b] = points.data() + first;
+      }
+      const CodeBiases how{.offset = 8.f};
+      return kernels->codes
+          ->turn(stored_scales, stored_points, how, kTokenTile, kGroups, out.data(), biases.data())
+          .finite;
+    };
+    for (int64_t at = 0; at < kAll; ++at) {
+      for (const bool has_points : {false, true}) {
+        for (const float scale : {kInf, -kInf, std::nanf(""), -std::nanf("")}) {
+          ASSERT_FALSE(is_finite(at, scale, has_points)) << kernels->name << ", element " << at;
+        }
+      }
+      ASSERT_FALSE(is_finite(at, -3e38f, true)) << kernels->name << ", element " << at;
+      ASSERT_TRUE(is_finite(at, 1e30f, true)) << kernels->name << ", element " << at;
     }
   }
 }
