@@ -143,12 +143,12 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
   template <int kBits, int kGroups>
   static constexpr bool kSplitsStored = (kBits == 16 || kBits == 8) &&
                                         (kGroups == 2 || kGroups == 4);
-  // Those of each group side by side, at the beginning of a vector.
+  // kGroups elements of each of the 16 tokens at p: those of a group begin a vector of its own.
   template <int kBits, int kGroups>
   static void LoadSplit(const uint8_t* p, Raw (&groups)[kGroups]) {
     constexpr int kBytes = kBits / 8, kAll = 16 * kGroups * kBytes;
     if constexpr (kBits == 16) {
-      // Element i of two groups, one after the other.
+      // All elements of one group, then of the next.
       struct Orders {
         HalfOrder of[kGroups / 2];
       };

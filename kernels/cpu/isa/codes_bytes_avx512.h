@@ -141,9 +141,9 @@ inline bool PrepareBytes(const float* q, int64_t rows, const CodeFactors& factor
 
 // One row of queries times a run of bytes of each of 16 tokens, from `p` on. Dword i of quarter l
 // of sums[q] is the sum of the products of token 4 q + i with 16 bytes, the l-th of the run.
-// kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`. Goes
-// on in what to ask for. 8 bits wait for memory, which delivers more where requests stand apart; 4
-// bits would take longer so.
+// kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`.
+// `next` moves on by what is asked for. Requests of 8 bits stand apart, as these wait for memory; 4
+// bits gain nothing by it.
 template <int kBits, bool kWhole>
 inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int64_t stride,
                                                           int64_t last, __mmask64 there,

@@ -23,8 +23,8 @@ void StorePart(float* p, int64_t n, typename S::Vector v) {
   S::StoreSome(p, v, n);
 }
 
-// Asks for the line at `at`, into the second-level cache, and goes on to the next; just here, where
-// compilers would move several requests together.
+// Asks for the line at `at`, into the second-level cache, and moves on to the next. The compiler
+// leaves the request where it is: several together leave memory idle before and after them.
 inline __attribute__((always_inline)) void RequestLine(const uint8_t*& at) {
   asm volatile("" : "+r"(at));
   __builtin_prefetch(at, 0, 2);

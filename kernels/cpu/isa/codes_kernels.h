@@ -23,9 +23,9 @@ class BiasMaker {
   BiasMaker(const CodeBiases& how, bool has_points)
       : how_(how), has_points_(has_points), shift_(S::Set1(how.offset)) {}
 
-  // Bits of magnitudes are in their order, and above all numbers' where they are none.
+  // Magnitudes compare as their bits do, and infinity and NaN are above all others.
   void AddScale(F scale) { most_scale_ = S::MaxKey(most_scale_, S::MagnitudeKey(scale)); }
-  // Where points are small integers and not real; else Bias.
+  // What Bias is where zero points are integers of up to 8 bits, in codes.
   template <bool kInCodes>
   F BiasOfInteger(F scale, F point) {
     low_ = S::Min(low_, point);
@@ -56,7 +56,7 @@ class BiasMaker {
     if (low <= high) limits.low = low, limits.high = high;
     return limits;
   }
-  // After BiasOfInteger.
+  // Those where BiasOfInteger made the biases.
   CodeLimits LimitsOfIntegers() const {
     CodeLimits all = limits();
     const float low = all.low + how_.offset, high = all.high + how_.offset;
@@ -64,7 +64,7 @@ class BiasMaker {
       all.low = low;
       all.high = high;
     } else {
-      const float most = __builtin_fmaxf(__builtin_fabsf(low), __builtin_fabsf(high));
+      const float most = -low > high ? -low : high;
       all.finite = all.finite && __builtin_isfinite(all.scale * most);
     }
     return all;

@@ -50,8 +50,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   // What of the next tile is asked for with every pair of tokens, so that all passes over the
   // tokens ask for all of it, line after line.
   constexpr int64_t kAhead = 2 * kChunks * kRunBytes;
-  // One row waits for memory, which delivers more where requests stand apart; by AVX-512 a line for
-  // each chunk.
+  // Requests stand apart where one row waits for memory: a line with each chunk, of AVX-512's size.
   constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
   const uint8_t *p0 = nullptr, *next = nullptr;
   for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride) {

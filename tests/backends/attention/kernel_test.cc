@@ -92,41 +92,43 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
           const bool has_points = point_type != kUndef;
           const Elements points(has_points ? point_type : kU8, groups, 5);
           // Values' biases are in codes, scores' times the scales.
-          const bool in_codes = groups % 3 == 0;
-          const CodeBiases how{has_points && IsFloat(point_type), in_codes, 8.f};
-          std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
-          const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
-          const CodeLimits limits =
-              kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
-                                   how, columns, groups, out.data(), biases.data());
-          ASSERT_TRUE(limits.finite);
-          double most = 0, low = has_points || in_codes ? 1e9 : 0,
-                 high = has_points || in_codes ? -1e9 : 0;
-          for (int64_t t = 0; t < columns; ++t) {
-            for (int64_t g = 0; g < groups; ++g) {
-              const double scale = scales.At(t, g, groups);
-              const double point = has_points ? points.At(t, g, groups) : 0;
-              const double unit = in_codes ? 1 : scale;
-              const double shift = !how.real ? point * unit : in_codes ? point / scale : point;
-              const double bias = shift + 8 * unit;
-              ASSERT_EQ(out[g * kTokenTile + t], scale)
-                  << kernels->name << " token " << t << " group " << g << " of " << groups;
-              ASSERT_NEAR(biases[g * kTokenTile + t], bias,
-                          1e-6 * (std::abs(shift) + 8 * std::abs(unit)))
-                  << kernels->name << " token " << t << " group " << g << " of " << groups << ", "
-                  << DataTypeName(point_type);
-              most = std::max(most, std::abs(scale));
-              const float limit = in_codes ? biases[g * kTokenTile + t] : static_cast<float>(point);
-              low = has_points || in_codes ? std::min<double>(low, limit) : 0;
-              high = has_points || in_codes ? std::max<double>(high, limit) : 0;
+          for (const bool in_codes : {false, true}) {
+            const CodeBiases how{has_points && IsFloat(point_type), in_codes, 8.f};
+            std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
+            const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
+            const CodeLimits limits =
+                kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
+                                     how, columns, groups, out.data(), biases.data());
+            ASSERT_TRUE(limits.finite);
+            double most = 0, low = has_points || in_codes ? 1e9 : 0,
+                   high = has_points || in_codes ? -1e9 : 0;
+            for (int64_t t = 0; t < columns; ++t) {
+              for (int64_t g = 0; g < groups; ++g) {
+                const double scale = scales.At(t, g, groups);
+                const double point = has_points ? points.At(t, g, groups) : 0;
+                const double unit = in_codes ? 1 : scale;
+                const double shift = !how.real ? point * unit : in_codes ? point / scale : point;
+                const double bias = shift + 8 * unit;
+                ASSERT_EQ(out[g * kTokenTile + t], scale)
+                    << kernels->name << " token " << t << " group " << g << " of " << groups;
+                ASSERT_NEAR(biases[g * kTokenTile + t], bias,
+                            1e-6 * (std::abs(shift) + 8 * std::abs(unit)))
+                    << kernels->name << " token " << t << " group " << g << " of " << groups << ", "
+                    << DataTypeName(point_type);
+                most = std::max(most, std::abs(scale));
+                const float limit =
+                    in_codes ? biases[g * kTokenTile + t] : static_cast<float>(point);
+                low = has_points || in_codes ? std::min<double>(low, limit) : 0;
+                high = has_points || in_codes ? std::max<double>(high, limit) : 0;
+              }
             }
+            if (columns < kTokenTile) {
+              EXPECT_EQ(out[columns], 0.f) << "beyond " << columns;
+            }
+            EXPECT_EQ(limits.scale, most);
+            EXPECT_EQ(limits.low, low);
+            EXPECT_EQ(limits.high, high);
           }
-          if (columns < kTokenTile) {
-            EXPECT_EQ(out[columns], 0.f) << "beyond " << columns;
-          }
-          EXPECT_EQ(limits.scale, most);
-          EXPECT_EQ(limits.low, low);
-          EXPECT_EQ(limits.high, high);
         }
       }
     }
