@@ -20,7 +20,7 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
   using I = __m512i;
 
   static I Dword(int32_t value) { return _mm512_set1_epi32(value); }
-  static I LoadDwords(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static I LoadDwords(const void* p) { return _mm512_loadu_si512(p); }
   static I ZeroDwords() { return _mm512_setzero_si512(); }
   static I AddDwords(I a, I b) { return _mm512_add_epi32(a, b); }
   static I SubHalves(I a, I b) { return _mm512_sub_epi16(a, b); }
@@ -63,28 +63,27 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     return _mm512_inserti32x4(all, _mm_maskz_loadu_epi8(mask, p[3]), 3);
   }
   // Of a row, as columns at a time.
-  static constexpr int64_t kColumnBytes = 16;
+  static constexpr int64_t kColumnBytes = 64;
   // Up to so many of each of 16 rows, row min(i, last), as dword columns of kTokenTile, each dword
   // ^ flips.
   static void Columns(const uint8_t* p, int64_t stride, int64_t last, int64_t bytes, I flips,
                       int32_t* out) {
-    // Quarter q of vector i is of row 4 q + i.
-    I v[4];
-    for (int i = 0; i < 4; ++i) {
-      if (last == kWidth - 1 && bytes >= kColumnBytes) {
-        v[i] = LoadPieces(p + i * stride, 4 * stride);
-        continue;
+    if (last == kWidth - 1 && bytes >= kColumnBytes) return WholeColumns(p, stride, flips, out);
+    constexpr int64_t kPiece = 16;
+    for (; bytes > 0; bytes -= kPiece, p += kPiece, out += 4 * kTokenTile) {
+      // Quarter q of vector i is of row 4 q + i.
+      I v[4];
+      for (int i = 0; i < 4; ++i) {
+        if (last == kWidth - 1 && bytes >= kPiece) {
+          v[i] = LoadPieces(p + i * stride, 4 * stride);
+          continue;
+        }
+        const uint8_t* rows[4];
+        for (int q = 0; q < 4; ++q) rows[q] = p + (4 * q + i < last ? 4 * q + i : last) * stride;
+        v[i] = LoadSomePieces(rows, bytes < kPiece ? bytes : kPiece);
       }
-      const uint8_t* rows[4];
-      for (int q = 0; q < 4; ++q) rows[q] = p + (4 * q + i < last ? 4 * q + i : last) * stride;
-      v[i] = LoadSomePieces(rows, bytes < kColumnBytes ? bytes : kColumnBytes);
-    }
-    const I low0 = _mm512_unpacklo_epi32(v[0], v[1]), low1 = _mm512_unpacklo_epi32(v[2], v[3]);
-    const I high0 = _mm512_unpackhi_epi32(v[0], v[1]), high1 = _mm512_unpackhi_epi32(v[2], v[3]);
-    const I columns[] = {_mm512_unpacklo_epi64(low0, low1), _mm512_unpackhi_epi64(low0, low1),
-                         _mm512_unpacklo_epi64(high0, high1), _mm512_unpackhi_epi64(high0, high1)};
-    for (int c = 0; c < 4; ++c) {
-      _mm512_storeu_si512(out + c * kTokenTile, Xor(columns[c], flips));
+      TransposeInQuarters(v);
+      for (int c = 0; c < 4; ++c) _mm512_storeu_si512(out + c * kTokenTile, Xor(v[c], flips));
     }
   }
 
@@ -225,7 +224,44 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
         to, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder.at), _mm512_loadu_si512(from)));
   }
 
+  // Quarter i of the l-th becomes quarter l of the i-th.
+  static void TransposeQuarters(I (&v)[4]) {
+    const I a = _mm512_shuffle_i32x4(v[0], v[1], 0x44), b = _mm512_shuffle_i32x4(v[0], v[1], 0xee);
+    const I c = _mm512_shuffle_i32x4(v[2], v[3], 0x44), d = _mm512_shuffle_i32x4(v[2], v[3], 0xee);
+    v[0] = _mm512_shuffle_i32x4(a, c, 0x88);
+    v[1] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    v[2] = _mm512_shuffle_i32x4(b, d, 0x88);
+    v[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
+
  private:
+  // In each quarter, dword i of the l-th becomes dword l of the i-th.
+  static void TransposeInQuarters(I (&v)[4]) {
+    const I a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
+    const I c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm512_unpacklo_epi64(a, b);
+    v[1] = _mm512_unpackhi_epi64(a, b);
+    v[2] = _mm512_unpacklo_epi64(c, d);
+    v[3] = _mm512_unpackhi_epi64(c, d);
+  }
+  // What Columns is of kColumnBytes of 16 rows.
+  static void WholeColumns(const uint8_t* p, int64_t stride, I flips, int32_t* out) {
+    // [c][g]: quarter l is column 4 l + c of rows 4 g to 4 g + 3.
+    I quads[4][4];
+    ForEachOf<4>([&](auto g) __attribute__((always_inline)) {
+      I v[4];
+      for (int i = 0; i < 4; ++i) v[i] = LoadDwords(p + (4 * g.value + i) * stride);
+      TransposeInQuarters(v);
+      for (int c = 0; c < 4; ++c) quads[c][g.value] = v[c];
+    });
+    ForEachOf<4>([&](auto c) __attribute__((always_inline)) {
+      TransposeQuarters(quads[c.value]);
+      for (int l = 0; l < 4; ++l) {
+        _mm512_storeu_si512(out + (4 * l + c.value) * kTokenTile, Xor(quads[c.value][l], flips));
+      }
+    });
+  }
+
   struct HalfOrder {
     uint16_t at[32];
   };

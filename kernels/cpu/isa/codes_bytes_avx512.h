@@ -58,15 +58,6 @@ struct Bytes {
     return {joined(a, b), joined(_mm512_srli_epi16(_mm512_add_epi16(a, half), 8),
                                  _mm512_srli_epi16(_mm512_add_epi16(b, half), 8))};
   }
-  // Quarter i of the l-th becomes quarter l of the i-th.
-  static void TransposeQuarters(I (&v)[4]) {
-    const I a = _mm512_shuffle_i32x4(v[0], v[1], 0x44), b = _mm512_shuffle_i32x4(v[0], v[1], 0xee);
-    const I c = _mm512_shuffle_i32x4(v[2], v[3], 0x44), d = _mm512_shuffle_i32x4(v[2], v[3], 0xee);
-    v[0] = _mm512_shuffle_i32x4(a, c, 0x88);
-    v[1] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    v[2] = _mm512_shuffle_i32x4(b, d, 0x88);
-    v[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
-  }
   // Dword i of each quarter of the result: the sum of that quarter of v[i].
   static I SumsOfQuarters(const I (&v)[4]) {
     const I a =
@@ -209,7 +200,7 @@ void TokenScores(const TokenRows& rows, bool flip, const CodeColumns& columns,
                                      sums);
       }
       factors += kFactors;
-      Bytes::TransposeQuarters(sums);
+      Avx512Codes::TransposeQuarters(sums);
       ForEachOf<4>([&](auto quarter) __attribute__((always_inline)) {
         sum = S::AddDwords(sum, sums[quarter.value]);
         const int64_t end = byte / 4 + 4 * (quarter.value + 1);

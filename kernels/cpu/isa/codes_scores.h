@@ -164,10 +164,12 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
   constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
   constexpr int kSums = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
   constexpr int kChains = kSums < S::kPlanes ? S::kPlanes : kSums;
-  const int64_t row_pairs = columns.columns * kPairs;
+  // Copies: the compiler takes it that storing a score may change what is behind a reference.
+  const int64_t row_pairs = columns.columns * kPairs, parts = columns.parts;
+  const float *const scales = parameters.scales, *const biases = parameters.biases;
   const int32_t* pairs = queries.pairs + row * row_pairs;
-  const int32_t* starts = queries.starts + row * columns.parts;
-  const float* sums = queries.sums + row * columns.parts;
+  const int32_t* starts = queries.starts + row * parts;
+  const float* sums = queries.sums + row * parts;
   // The next tile, spread over the columns: a burst would not overlap with computing. Later rows of
   // queries ask for the same lines again, which by then costs nothing. Blocks of four tokens lie
   // side by side, and ask together for one line after another.
@@ -178,12 +180,12 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
   for (int i = 0; i < kRuns; ++i) next[i] = rows.Next(token + i * S::kWidth);
   float* const block_scores = scores + row * kTokenTile + token;
   int64_t c = 0;
-  for (int64_t part = 0; part < columns.parts; ++part) {
+  for (int64_t part = 0; part < parts; ++part) {
     I acc[kBlocks][kRows][kChains];
     for (auto& block : acc) {
       for (int r = 0; r < kRows; ++r) {
         for (int i = 0; i < kChains; ++i) {
-          block[r][i] = S::Start(i, starts[r * columns.parts + part]);
+          block[r][i] = S::Start(i, starts[r * parts + part]);
         }
       }
     }
@@ -200,11 +202,17 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
           __builtin_prefetch(next[i] + (first + at) * kRunBytes, 0, 2);
         }
       }
+      const int32_t* pairs_of[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        pairs_of[r] = pairs + r * row_pairs;
+        // Else the compiler keeps a register for each row and each k.
+        asm("" : "+r"(pairs_of[r]));
+      }
       ForEachOf<kStepPairs / S::kQueryDwords>([&](auto k) {
         Codes codes[kBlocks];
         for (int b = 0; b < kBlocks; ++b) codes[b] = S::template Field<kBits, k.value>(word[b]);
         for (int r = 0; r < kRows; ++r) {
-          const I q = choose(S::QueryAt(pairs + r * row_pairs + k.value * S::kQueryDwords));
+          const I q = choose(S::QueryAt(pairs_of[r] + k.value * S::kQueryDwords));
           for (int b = 0; b < kBlocks; ++b) {
             S::template AddProduct<k.value>(acc[b][r], codes[b], q);
           }
@@ -244,22 +252,20 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
     const auto add = [&](auto first, auto biased) __attribute__((always_inline)) {
       ForEachOf<kBlocks>([&](auto b) __attribute__((always_inline)) {
         const int64_t block = b.value * S::kWidth;
-        const F scale = S::Load(parameters.scales + at + block);
+        const F scale = S::Load(scales + at + block);
+        const F bias = biased.value ? S::Load(biases + at + block) : scale;
         for (int r = 0; r < kRows; ++r) {
           float* to = block_scores + r * kTokenTile + block;
           F score = S::ToFloat(S::SumOfChains(acc[b.value][r]));
           score = first.value ? S::Mul(score, scale) : S::Fma(score, scale, S::Load(to));
-          if constexpr (biased.value) {
-            const F bias = S::Load(parameters.biases + at + block);
-            score = S::Fnma(bias, S::Set1(sums[r * columns.parts + part]), score);
-          }
+          if (biased.value) score = S::Fnma(bias, S::Set1(sums[r * parts + part]), score);
           S::Store(to, score);
         }
       });
     };
     using Yes = Constant<1>;
     using No = Constant<0>;
-    if (parameters.biases == nullptr) {
+    if (biases == nullptr) {
       part == 0 ? add(Yes(), No()) : add(No(), No());
     } else {
       part == 0 ? add(Yes(), Yes()) : add(No(), Yes());

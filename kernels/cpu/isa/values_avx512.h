@@ -51,7 +51,7 @@ struct QuarterWeights {
     // Quarter q of the i-th is for tokens 4 (4 q + i) on.
     __m512i four[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
                        _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
-    Bytes::TransposeQuarters(four);
+    Avx512Codes::TransposeQuarters(four);
     for (int q = 0; q < 4; ++q) _mm512_store_si512(out[4 * q], four[q]);
   }
 };
@@ -116,7 +116,7 @@ inline __attribute__((always_inline)) void SumTokens(const TokenRows& rows, int6
     sums[i / 2][i % 2 * 2] = _mm512_unpacklo_epi32(even, odd);
     sums[i / 2][i % 2 * 2 + 1] = _mm512_unpackhi_epi32(even, odd);
   }
-  for (auto& vectors : sums) Bytes::TransposeQuarters(vectors);
+  for (auto& vectors : sums) Avx512Codes::TransposeQuarters(vectors);
 }
 
 inline void ValuesOfRow(const CodeKernels::Values& args, const float* shrink, float* out) {
