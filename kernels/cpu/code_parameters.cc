@@ -157,7 +157,11 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
     stored.blocks[i] = copy;
   };
   if (array.dense(groups)) {
-    for (int64_t i = 0; i < blocks; ++i) RequestBytes(next[i], kPageUnit * bits / 8);
+    const int64_t block = kPageUnit * bits / 8;
+    for (int64_t i = 0, end = 0; i < blocks; i = end) {
+      for (end = i + 1; end < blocks && next[end] == next[end - 1] + block;) ++end;
+      RequestBytes(next[i], (end - i) * block);
+    }
     for (int64_t i = n / kPageUnit; i < blocks; ++i) {
       const int64_t used = CeilDiv(tokens_of(i) * bits, 8);
       uint8_t* const copy = dense + i * kPageUnit * bits / 8;
