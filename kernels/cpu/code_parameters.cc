@@ -158,9 +158,11 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   };
   if (array.dense(groups)) {
     const int64_t block = kPageUnit * bits / 8;
-    for (int64_t i = 0, end = 0; i < blocks; i = end) {
-      for (end = i + 1; end < blocks && next[end] == next[end - 1] + block;) ++end;
+    for (int64_t i = 0; i < blocks;) {
+      int64_t end = i + 1;
+      while (end < blocks && next[end] == next[end - 1] + block) ++end;
       RequestBytes(next[i], (end - i) * block);
+      i = end;
     }
     for (int64_t i = n / kPageUnit; i < blocks; ++i) {
       const int64_t used = CeilDiv(tokens_of(i) * bits, 8);

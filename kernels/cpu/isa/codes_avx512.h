@@ -244,7 +244,7 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     v[2] = _mm512_unpacklo_epi64(c, d);
     v[3] = _mm512_unpackhi_epi64(c, d);
   }
-  // What Columns is of kColumnBytes of 16 rows.
+  // Columns of kColumnBytes of each of 16 rows.
   static void WholeColumns(const uint8_t* p, int64_t stride, I flips, int32_t* out) {
     // [c][g]: quarter l is column 4 l + c of rows 4 g to 4 g + 3.
     I quads[4][4];

@@ -164,7 +164,7 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
   constexpr int kFit = S::kDotAccumulators / (kRows * kBlocks);
   constexpr int kSums = kFit < 4 ? 1 : kFit < 8 || kPairs == 2 ? 2 : 4;
   constexpr int kChains = kSums < S::kPlanes ? S::kPlanes : kSums;
-  // Copies: the compiler takes it that storing a score may change what is behind a reference.
+  // Copies: else the compiler reads them again after every score that is stored.
   const int64_t row_pairs = columns.columns * kPairs, parts = columns.parts;
   const float *const scales = parameters.scales, *const biases = parameters.biases;
   const int32_t* pairs = queries.pairs + row * row_pairs;
