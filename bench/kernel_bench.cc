@@ -1,6 +1,7 @@
 // The inner loops of every kernel set that this CPU has, on a tile that lies in the
 // second-level cache: what they would reach if memory were free.
 #include <array>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,26 @@ namespace {
 constexpr int64_t kSize = 128;
 constexpr int64_t kElements = kHalfTile * kSize;
 
+// As scratch is, at cache lines: tile registers take three times as long to load from elsewhere.
+template <typename T>
+struct AtCacheLines {
+  using value_type = T;
+  static constexpr std::align_val_t kAlignment{64};
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kAlignment)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kAlignment); }
+  bool operator==(const AtCacheLines&) const = default;
+};
+
 struct Tile {
+  using Floats = std::vector<float, AtCacheLines<float>>;
+  using Pairs = std::vector<uint32_t, AtCacheLines<uint32_t>>;
+
   explicit Tile(int64_t rows)
       : q(rows * kSize, 0.5f), scores(rows * kTokenTile, 0.5f), out(rows * kSize), row(rows, 1.f) {}
-  std::vector<float> q, scores, out, row;
-  std::vector<float> kv = std::vector<float>(kElements, 0.25f);
-  std::vector<uint32_t> pairs = std::vector<uint32_t>(kElements * 128, 0x3e803e80);
-  std::vector<float> max = row, sum = row;
+  Floats q, scores, out, row;
+  Floats kv = Floats(kElements, 0.25f);
+  Pairs pairs = Pairs(kElements * 128, 0x3e803e80);
+  Floats max = row, sum = row;
 };
 
 // Multiplications and additions of one product.

@@ -8,6 +8,11 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace kvant::cpu {
 
@@ -30,6 +35,25 @@ bool HasDotProducts() { return true; }
 bool HasMatrixProducts() { return false; }
 bool HasBf16Products() { return false; }
 #endif
+#endif
+
+// AMX with bf16, and Linux lets this process use it: it asks once, for all threads.
+#if defined(__x86_64__) && !defined(KVANT_PORTABLE_ONLY)
+bool HasTileRegisters() {
+#if defined(__linux__)
+  static const bool has = [] {
+    constexpr unsigned kBf16AndTiles = 1u << 22 | 1u << 24;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, of XTILEDATA
+    return (d & kBf16AndTiles) == kBf16AndTiles &&
+           syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
 #endif
 
 const KernelSet* Choose(const char* forced) {
