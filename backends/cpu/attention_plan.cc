@@ -14,11 +14,11 @@
 namespace kvant::cpu {
 namespace {
 
-// Rows of a tile: enough to share the work of dequantizing a tile of tokens, few
-// enough that queries and outputs stay in the second-level cache with them.
+// Rows of a tile, in heads of 128 or less: enough to share the work of dequantizing a tile of
+// tokens, few enough that queries and outputs stay in the second-level cache with them. Longer
+// rows are as much fewer. Products of pairs have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-constexpr int64_t kRowTileFloats = 64 * 1024;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
 constexpr int64_t kMaxStoredRows = 16;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
@@ -149,10 +149,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multipl
 
 Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass,
            std::optional<int64_t> most_rows)
-    : spec_(spec), kernels_(kernels) {
+    : spec_(spec), kernels_(kernels), most_rows_(most_rows) {
   problem_.pass = pass;
   Describe();
-  ChooseTiles(most_rows);
+  ChooseTiles();
   ChooseProducts();
   MeasureScratch(problem_);
   worker_floats_ = WorkerFloats(problem_);
@@ -227,15 +227,22 @@ void Plan::Describe() {
   p.stats_of_empty = spec_.stats_of_empty;
 }
 
-void Plan::ChooseTiles(std::optional<int64_t> most_rows) {
+// Tiles of up to so many rows.
+void Plan::CutRows(int64_t rows) {
+  AttentionProblem& p = problem_;
+  constexpr int64_t kFloatsOfRow = 2 * 128;  // of a query and its output
+  const int64_t cached_rows = rows * kFloatsOfRow /
+                              std::max<int64_t>(1, p.head_size + p.v_head_size) / kMinRowTile *
+                              kMinRowTile;
+  p.row_tile = std::min(std::clamp(cached_rows, kMinRowTile, most_rows_.value_or(rows)),
+                        std::max<int64_t>(1, RowsPerGroup(p, p.q_len)));
+}
+
+void Plan::ChooseTiles() {
   AttentionProblem& p = problem_;
   p.kv_varies_over_b2 = p.batch[2] > 1 && (std::any_of(k_.begin(), k_.end(), VariesOverB2) ||
                                            std::any_of(v_.begin(), v_.end(), VariesOverB2));
-  const int64_t group_rows = RowsPerGroup(p, p.q_len);
-  const int64_t cached_rows = kRowTileFloats / std::max<int64_t>(1, p.head_size + p.v_head_size) /
-                              kMinRowTile * kMinRowTile;
-  p.row_tile = std::min(std::clamp(cached_rows, kMinRowTile, most_rows.value_or(kMaxRowTile)),
-                        std::max<int64_t>(1, group_rows));
+  CutRows(kMaxRowTile);
   // Rounding probabilities needs the statistics over all tokens first.
   p.may_split = p.kv_len > kMinChunk && p.probs_rounding.type == kUndef;
 }
@@ -266,6 +273,7 @@ void Plan::ChooseProducts() {
     }
   } else if (kernels_.pairs != nullptr && bf16_will_do) {
     p.products = Products::kPairs;
+    CutRows(kernels_.pairs->most_rows);
   }
 }
 

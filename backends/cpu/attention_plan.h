@@ -53,7 +53,8 @@ class Plan : public Executable {
 
  private:
   void Describe();
-  void ChooseTiles(std::optional<int64_t> most_rows);
+  void ChooseTiles();
+  void CutRows(int64_t rows);
   void ChooseProducts();
   void DescribeCodes();
   double OwnRounding() const;
@@ -61,6 +62,7 @@ class Plan : public Executable {
 
   const AttentionSpec spec_;
   const KernelSet& kernels_;
+  const std::optional<int64_t> most_rows_;
   absl::InlinedVector<Segment, 1> k_;
   absl::InlinedVector<Segment, 1> v_;
   absl::InlinedVector<Step, 3> steps_;

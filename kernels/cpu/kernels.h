@@ -34,10 +34,14 @@ struct PairKernels {
   // out[i] = pair(line[2i], line[2i + 1]) for i < (n + 1) / 2; 0 beyond n.
   void (*pair_line)(const float* line, int64_t n, uint32_t* out);
   // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kHalfTile], and with
-  // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens` are 0.
+  // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens`, up to
+  // WholeHalves of them, are 0.
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
+  // The plan: rows of a tile, in heads of 128, and tokens that pv is given, kHalfTile or
+  // kTokenTile.
+  int64_t most_rows, most_tokens;
 };
 
 // Types that qk_channels, qk_stored and pv_stored take as they lie in memory.

@@ -5,12 +5,10 @@
 namespace kvant::cpu {
 namespace {
 
-// Calls use(begin, count) for what is dequantized at once of n columns.
+// Calls use(begin, count) for n columns, `most` at a time; so many are dequantized at once.
 template <typename Use>
-void ForDequantized(int64_t n, Use use) {
-  for (int64_t begin = 0; begin < n; begin += kHalfTile) {
-    use(begin, std::min(kHalfTile, n - begin));
-  }
+void ForDequantized(int64_t n, Use use, int64_t most = kHalfTile) {
+  for (int64_t begin = 0; begin < n; begin += most) use(begin, std::min(most, n - begin));
 }
 
 // Calls use(type, rows, column) for the tokens of a part: where they lie, or dequantized into
@@ -85,8 +83,9 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       code_values(problem, own, shared) {
   if (problem.products != Products::kPairs) return;
   q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
+  k_rows = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
   k_pairs = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
-  v_pairs = shared.TakeAs<uint32_t>(Pairs(kHalfTile) * problem.v_head_size);
+  v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
 }
 
 void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {
@@ -110,16 +109,21 @@ void TileProducts::MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, in
   const int64_t size = problem_.head_size;
   DequantizeTile(reader_, columns_.k(), batch_, column, n, size, /*by_channel=*/true, buffers_.k,
                  buffers_.line);
-  if (problem_.products != Products::kPairs) {
-    return kernels_.qk(buffers_.q + from * size, rows, size, buffers_.k, scores);
+  kernels_.qk(buffers_.q + from * size, rows, size, buffers_.k, scores);
+}
+
+void TileProducts::MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,
+                                      float* scores) const {
+  const int64_t size = problem_.head_size, pairs = Pairs(size);
+  DequantizeTile(reader_, columns_.k(), batch_, column, n, size, /*by_channel=*/false, buffers_.k,
+                 buffers_.line);
+  // Turned as pairs: that is half as much as in f32.
+  for (int64_t t = 0; t < n; ++t) {
+    kernels_.pairs->pair_line(buffers_.k + t * size, size, buffers_.k_rows + t * pairs);
   }
-  for (int64_t d = 0; d < size; d += 2) {
-    const float* channel = buffers_.k + d * kHalfTile;
-    kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kHalfTile : nullptr, kHalfTile,
-                               buffers_.k_pairs + d / 2 * kHalfTile);
-  }
-  kernels_.pairs->qk(buffers_.q_pairs + from * Pairs(size), rows, Pairs(size), buffers_.k_pairs,
-                     scores);
+  kernels_.transpose(reinterpret_cast<const float*>(buffers_.k_rows), pairs, n, pairs,
+                     reinterpret_cast<float*>(buffers_.k_pairs), kHalfTile);
+  kernels_.pairs->qk(buffers_.q_pairs + from * pairs, rows, pairs, buffers_.k_pairs, scores);
 }
 
 void TileProducts::MultiplyByValueTile(int64_t column, int64_t n, const float* probs, int64_t rows,
@@ -127,14 +131,21 @@ void TileProducts::MultiplyByValueTile(int64_t column, int64_t n, const float* p
   const int64_t size = problem_.v_head_size;
   DequantizeTile(reader_, columns_.v(), batch_, column, n, size, /*by_channel=*/false, buffers_.v,
                  buffers_.line);
-  if (problem_.products != Products::kPairs) {
-    return kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
-  }
-  for (int64_t t = 0; t < n; t += 2) {
-    const float* row = buffers_.v + t * size;
-    kernels_.pairs->pair_lines(row, t + 1 < n ? row + size : nullptr, size,
-                               buffers_.v_pairs + t / 2 * size);
-  }
+  kernels_.pv(probs, rows, n, buffers_.v, size, shrink, out);
+}
+
+void TileProducts::MultiplyByValuePairs(int64_t column, int64_t n, const float* probs, int64_t rows,
+                                        const float* shrink, float* out) const {
+  const int64_t size = problem_.v_head_size;
+  ForDequantized(n, [&](int64_t begin, int64_t count) {
+    DequantizeTile(reader_, columns_.v(), batch_, column + begin, count, size,
+                   /*by_channel=*/false, buffers_.v, buffers_.line);
+    for (int64_t t = 0; t < count; t += 2) {
+      const float* const row = buffers_.v + t * size;
+      kernels_.pairs->pair_lines(row, t + 1 < count ? row + size : nullptr, size,
+                                 buffers_.v_pairs + (begin + t) / 2 * size);
+    }
+  });
   kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
 }
 
@@ -147,8 +158,11 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
     return;
   }
   if (problem_.products != Products::kStoredRows || problem_.k_by_channel) {
+    const bool by_pairs = problem_.products == Products::kPairs;
+    const auto multiply =
+        by_pairs ? &TileProducts::MultiplyByKeyPairs : &TileProducts::MultiplyByKeyTile;
     return ForDequantized(n, [&](int64_t begin, int64_t count) {
-      MultiplyByKeyTile(column + begin, count, from, rows, scores + begin);
+      (this->*multiply)(column + begin, count, from, rows, scores + begin);
     });
   }
   ForParts(columns_.k(), batch_, column, n, /*join=*/true, [&](const Part& part) {
@@ -185,10 +199,16 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
   const int64_t size = problem_.v_head_size;
   const float* const probs = buffers_.scores + from * kTokenTile;
   if (problem_.products != Products::kStoredRows) {
-    return ForDequantized(n, [&](int64_t begin, int64_t count) {
-      MultiplyByValueTile(column + begin, count, probs + begin, rows, shrink, out);
-      std::fill_n(shrink, rows, 1.f);
-    });
+    const bool by_pairs = problem_.products == Products::kPairs;
+    const auto multiply =
+        by_pairs ? &TileProducts::MultiplyByValuePairs : &TileProducts::MultiplyByValueTile;
+    return ForDequantized(
+        n,
+        [&](int64_t begin, int64_t count) {
+          (this->*multiply)(column + begin, count, probs + begin, rows, shrink, out);
+          std::fill_n(shrink, rows, 1.f);
+        },
+        by_pairs ? kernels_.pairs->most_tokens : kHalfTile);
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const bool done =

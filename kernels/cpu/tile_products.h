@@ -27,8 +27,10 @@ struct TileBuffers {
   float* v;       // kHalfTile * v_head_size
   float* scores;  // [rows][kTokenTile]: scores, then probabilities
   float* line;    // TileScratchFloats of the larger head size
-  // With Products::kPairs only: [rows][pairs], [pairs][kHalfTile] and [kHalfTile / 2][v_head_size].
+  // With Products::kPairs only: [rows][pairs]; keys [kHalfTile][pairs], and turned,
+  // [pairs][kHalfTile]; [kTokenTile / 2][v_head_size].
   uint32_t* q_pairs = nullptr;
+  uint32_t* k_rows = nullptr;
   uint32_t* k_pairs = nullptr;
   uint32_t* v_pairs = nullptr;
   StoredHeads k_heads, v_heads;  // of tokens that are taken as they are stored
@@ -66,11 +68,15 @@ class TileProducts {
                         float* out) const;
 
  private:
-  // Of up to kHalfTile columns, which are dequantized first.
+  // Of up to kHalfTile columns, which are dequantized first; by pairs, values of up to kTokenTile.
   void MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, int64_t rows,
                          float* scores) const;
+  void MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,
+                          float* scores) const;
   void MultiplyByValueTile(int64_t column, int64_t n, const float* probs, int64_t rows,
                            const float* shrink, float* out) const;
+  void MultiplyByValuePairs(int64_t column, int64_t n, const float* probs, int64_t rows,
+                            const float* shrink, float* out) const;
 
   const AttentionProblem& problem_;
   const Reader& reader_;

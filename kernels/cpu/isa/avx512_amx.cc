@@ -127,10 +127,10 @@ void MultiplyBlock(const Product& p, int64_t pairs, int64_t steps) {
 template <bool kOnto>
 void MultiplyBlockOf(const Shape& shape, const Product& p, int64_t steps) {
   const bool lower = shape.rows > kTile, right = shape.columns > kTile;
-  const auto multiply = lower   ? right ? MultiplyBlock<true, true, kOnto>
-                                        : MultiplyBlock<true, false, kOnto>
-                        : right ? MultiplyBlock<false, true, kOnto>
-                                : MultiplyBlock<false, false, kOnto>;
+  const auto multiply =
+      lower   ? right ? MultiplyBlock<true, true, kOnto> : MultiplyBlock<true, false, kOnto>
+        : right ? MultiplyBlock<false, true, kOnto>
+              : MultiplyBlock<false, false, kOnto>;
   multiply(p, shape.pairs, steps);
 }
 
@@ -182,13 +182,14 @@ void Shrink(float factor, int64_t n, float* row) {
 
 void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
         const float* shrink, float* out) {
-  constexpr int64_t kRowPairs = kHalfTile / 2;
+  constexpr int64_t kRowPairs = kTokenTile / 2;
   TileRegisters registers;
   for (int64_t first = 0; first < rows; first += kBlock) {
     const int64_t n = rows - first < kBlock ? rows - first : kBlock;
     alignas(64) uint32_t p[kBlock * kRowPairs];
     for (int64_t r = 0; r < n; ++r) {
-      Avx512Pairs::PairLine(probs + (first + r) * kTokenTile, kHalfTile, p + r * kRowPairs);
+      Avx512Pairs::PairLine(probs + (first + r) * kTokenTile, WholeHalves(tokens),
+                            p + r * kRowPairs);
       Shrink(shrink[first + r], head_size, out + (first + r) * head_size);
     }
     Multiply<true>(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
@@ -199,7 +200,10 @@ void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int
 }  // namespace
 
 const KernelSet& avx512_amx_kernels() {
-  static constexpr PairKernels kPairs = {Avx512Pairs::PairLines, Avx512Pairs::PairLine, Qk, Pv};
+  // Products take so little of the time that dequantizing for more rows shows, and that sums are
+  // not to leave and enter the registers more often than they must.
+  static constexpr PairKernels kPairs = {
+      Avx512Pairs::PairLines, Avx512Pairs::PairLine, Qk, Pv, 512, kTokenTile};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";

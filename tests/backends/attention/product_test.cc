@@ -20,6 +20,9 @@ namespace {
 constexpr DataType kStoredTypes[] = {kF32, kF16, kBF16, kF8E4M3, kF8E5M2};
 constexpr int64_t kHeadSizes[] = {1, 2, 7, 8, 15, 16, 17, 33, 40, 64, 72, 100, 128, 131};
 constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17};
+// Blocks of tile registers are of 32 rows.
+constexpr int64_t kRowCountsOfPairs[] = {1,  2,  3,  4,  5,  6,  7,  8, 11,
+                                         12, 13, 16, 17, 32, 33, 50, 64};
 constexpr float kUntouched = 1234.5f;
 
 // Floats that end where an unreadable page begins, all different.
@@ -216,7 +219,7 @@ TEST(CpuProducts, QkOfPairs) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->pairs == nullptr) continue;
     for (int64_t d : kHeadSizes) {
-      for (int64_t rows : kRowCounts) {
+      for (int64_t rows : kRowCountsOfPairs) {
         const int64_t pairs = (d + 1) / 2;
         const Floats q(rows * d, 1), k(d * kHalfTile, 2);
         const GuardedBuffer q_pairs(rows * pairs * 4), k_pairs(pairs * kHalfTile * 4);
@@ -251,11 +254,14 @@ TEST(CpuProducts, PvOfPairs) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->pairs == nullptr) continue;
     for (int64_t d : kHeadSizes) {
-      for (int64_t rows : kRowCounts) {
-        const int64_t tokens = 1 + (d * 7 + rows * 5) % kHalfTile, pairs = (tokens + 1) / 2;
+      for (int64_t rows : kRowCountsOfPairs) {
+        const int64_t tokens = 1 + (d * 7 + rows * 5) % kernels->pairs->most_tokens;
+        const int64_t pairs = (tokens + 1) / 2;
         const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t t = tokens; t < kHalfTile; ++t) probs.data()[r * kTokenTile + t] = 0.f;
+          float* const row = probs.data() + r * kTokenTile;
+          std::fill(row + tokens, row + kTokenTile, std::nanf(""));  // not read beyond
+          std::fill(row + tokens, row + WholeHalves(tokens), 0.f);
         }
         const GuardedBuffer v_pairs(pairs * d * 4);
         uint32_t* const vp = static_cast<uint32_t*>(v_pairs.data());
