@@ -162,7 +162,7 @@ void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bo
   const Segment& segment = part.segment;
   // Lines run along the axis that is dense in memory; where that is not the tile's
   // inner axis, a few lines at a time are transposed.
-  const bool along_tokens = segment.data.strides[kRow] == 1 && segment.data.strides[kCol] != 1;
+  const bool along_tokens = LiesAlongTokens(segment.data);
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : part.tokens;
   const int64_t length = along_tokens ? part.tokens : channels;

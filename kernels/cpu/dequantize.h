@@ -41,6 +41,11 @@ inline void RequestRows(const uint8_t* first, int64_t stride, int64_t bytes, int
 void DequantizeLine(const Reader& reader, const Array& data, const Dequantization& how,
                     const Position& p, int axis, int64_t n, float* out, float* scratch);
 
+// Whether tokens, not channels, are side by side.
+inline bool LiesAlongTokens(const Array& data) {
+  return data.strides[kRow] == 1 && data.strides[kCol] != 1;
+}
+
 // Lines that DequantizeTile handles at a time, and the floats of scratch that it needs
 // for them and their parameters.
 inline constexpr int64_t kLineBatch = 16;

@@ -115,14 +115,23 @@ void TileProducts::MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, in
 void TileProducts::MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,
                                       float* scores) const {
   const int64_t size = problem_.head_size, pairs = Pairs(size);
-  DequantizeTile(reader_, columns_.k(), batch_, column, n, size, /*by_channel=*/false, buffers_.k,
+  const bool by_channel = LiesAlongTokens(problem_.k[0].data);
+  DequantizeTile(reader_, columns_.k(), batch_, column, n, size, by_channel, buffers_.k,
                  buffers_.line);
-  // Turned as pairs: that is half as much as in f32.
-  for (int64_t t = 0; t < n; ++t) {
-    kernels_.pairs->pair_line(buffers_.k + t * size, size, buffers_.k_rows + t * pairs);
+  if (by_channel) {
+    for (int64_t d = 0; d < size; d += 2) {
+      const float* const channel = buffers_.k + d * kHalfTile;
+      kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kHalfTile : nullptr, kHalfTile,
+                                 buffers_.k_pairs + d / 2 * kHalfTile);
+    }
+  } else {
+    // Turned as pairs: that is half as much as in f32.
+    for (int64_t t = 0; t < n; ++t) {
+      kernels_.pairs->pair_line(buffers_.k + t * size, size, buffers_.k_rows + t * pairs);
+    }
+    kernels_.transpose(reinterpret_cast<const float*>(buffers_.k_rows), pairs, n, pairs,
+                       reinterpret_cast<float*>(buffers_.k_pairs), kHalfTile);
   }
-  kernels_.transpose(reinterpret_cast<const float*>(buffers_.k_rows), pairs, n, pairs,
-                     reinterpret_cast<float*>(buffers_.k_pairs), kHalfTile);
   kernels_.pairs->qk(buffers_.q_pairs + from * pairs, rows, pairs, buffers_.k_pairs, scores);
 }
 

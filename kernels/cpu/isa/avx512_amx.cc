@@ -40,12 +40,12 @@ struct Shape {
 //       4    0 | 1
 //       5    2 | 3    sums
 //     pairs of a
-class TileRegisters {
+class BlockRegisters {
  public:
-  TileRegisters() = default;
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-  ~TileRegisters() { _tile_release(); }
+  BlockRegisters() = default;
+  BlockRegisters(const BlockRegisters&) = delete;
+  BlockRegisters& operator=(const BlockRegisters&) = delete;
+  ~BlockRegisters() { _tile_release(); }
 
   void Set(const Shape& shape) {
     if (shape == shape_) return;
@@ -137,7 +137,7 @@ void MultiplyBlockOf(const Shape& shape, const Product& p, int64_t steps) {
 // c = a x b, or, with kOnto, c + a x b. What pairs are left over take registers of another shape,
 // and so a second pass.
 template <bool kOnto>
-void Multiply(TileRegisters& registers, const Product& p, int64_t rows, int64_t columns,
+void Multiply(BlockRegisters& registers, const Product& p, int64_t rows, int64_t columns,
               int64_t pairs) {
   const int64_t steps = pairs / kTile, whole = steps * kTile;
   const auto for_blocks = [&](int64_t from, int64_t block_pairs, auto multiply) {
@@ -167,7 +167,7 @@ void Multiply(TileRegisters& registers, const Product& p, int64_t rows, int64_t 
 }
 
 void Qk(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores) {
-  TileRegisters registers;
+  BlockRegisters registers;
   Multiply<false>(registers, {q, pairs, k, kHalfTile, scores, kTokenTile}, rows, kHalfTile, pairs);
 }
 
@@ -183,17 +183,28 @@ void Shrink(float factor, int64_t n, float* row) {
 void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
         const float* shrink, float* out) {
   constexpr int64_t kRowPairs = kTokenTile / 2;
-  TileRegisters registers;
-  for (int64_t first = 0; first < rows; first += kBlock) {
-    const int64_t n = rows - first < kBlock ? rows - first : kBlock;
-    alignas(64) uint32_t p[kBlock * kRowPairs];
-    for (int64_t r = 0; r < n; ++r) {
-      Avx512Pairs::PairLine(probs + (first + r) * kTokenTile, WholeHalves(tokens),
-                            p + r * kRowPairs);
-      Shrink(shrink[first + r], head_size, out + (first + r) * head_size);
+  // Tiles can load what was stored before only once it has left the core, and so has all that was
+  // stored before that. So the next block of rows is made ready before one is multiplied.
+  alignas(64) uint32_t blocks[2][kBlock * kRowPairs];
+  const auto in_block = [rows](int64_t first) {
+    return rows - first < kBlock ? rows - first : kBlock;
+  };
+  const auto prepare = [&](int64_t first) {
+    uint32_t* const to = blocks[first / kBlock % 2];
+    for (int64_t r = 0; r < in_block(first); ++r) {
+      const int64_t row = first + r;
+      Avx512Pairs::PairLine(probs + row * kTokenTile, WholeHalves(tokens), to + r * kRowPairs);
+      Shrink(shrink[row], head_size, out + row * head_size);
     }
-    Multiply<true>(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
-                   head_size, (tokens + 1) / 2);
+  };
+  BlockRegisters registers;
+  if (rows > 0) prepare(0);
+  for (int64_t first = 0; first < rows; first += kBlock) {
+    if (first + kBlock < rows) prepare(first + kBlock);
+    Multiply<true>(
+        registers,
+        {blocks[first / kBlock % 2], kRowPairs, v, head_size, out + first * head_size, head_size},
+        in_block(first), head_size, (tokens + 1) / 2);
   }
 }
 
