@@ -183,28 +183,17 @@ void Shrink(float factor, int64_t n, float* row) {
 void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
         const float* shrink, float* out) {
   constexpr int64_t kRowPairs = kTokenTile / 2;
-  // Tiles can load what was stored before only once it has left the core, and so has all that was
-  // stored before that. So the next block of rows is made ready before one is multiplied.
-  alignas(64) uint32_t blocks[2][kBlock * kRowPairs];
-  const auto in_block = [rows](int64_t first) {
-    return rows - first < kBlock ? rows - first : kBlock;
-  };
-  const auto prepare = [&](int64_t first) {
-    uint32_t* const to = blocks[first / kBlock % 2];
-    for (int64_t r = 0; r < in_block(first); ++r) {
-      const int64_t row = first + r;
-      Avx512Pairs::PairLine(probs + row * kTokenTile, WholeHalves(tokens), to + r * kRowPairs);
-      Shrink(shrink[row], head_size, out + row * head_size);
-    }
-  };
   BlockRegisters registers;
-  if (rows > 0) prepare(0);
   for (int64_t first = 0; first < rows; first += kBlock) {
-    if (first + kBlock < rows) prepare(first + kBlock);
-    Multiply<true>(
-        registers,
-        {blocks[first / kBlock % 2], kRowPairs, v, head_size, out + first * head_size, head_size},
-        in_block(first), head_size, (tokens + 1) / 2);
+    const int64_t n = rows - first < kBlock ? rows - first : kBlock;
+    alignas(64) uint32_t p[kBlock * kRowPairs];
+    for (int64_t r = 0; r < n; ++r) {
+      const float* const row = probs + (first + r) * kTokenTile;
+      Avx512Pairs::PairLine(row, WholeHalves(tokens), p + r * kRowPairs);
+      Shrink(shrink[first + r], head_size, out + (first + r) * head_size);
+    }
+    Multiply<true>(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
+                   head_size, (tokens + 1) / 2);
   }
 }
 
