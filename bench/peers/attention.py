@@ -1,5 +1,6 @@
 """The data of a case, ways to store K and V, and attention in f64 to judge results by."""
 import glob
+import os
 import math
 import pathlib
 
@@ -113,7 +114,14 @@ def last_level_cache():
     return max(sizes, default=64 << 20)
 
 
+def beyond_caches():
+    """How many bytes of buffers are taken in turn so that none is cached when its turn comes: twice
+    the last-level cache, or, where that is a cache of many cores, a 64th of memory: some forty
+    contestants of a case have buffers at the same time."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(2 * last_level_cache(), memory // 64)
+
+
 def copies(num_bytes):
-    """How many copies of buffers to take in turn so that none is cached when its turn comes: as
-    kvant's own tools/rotation.cc counts them."""
-    return min(2 * last_level_cache() // num_bytes + 1, 4096)
+    """How many copies of buffers that is: as kvant's own tools/rotation.cc counts them."""
+    return min(beyond_caches() // num_bytes + 1, 4096)

@@ -1,7 +1,8 @@
 // kvant as a worker of run.py: JSON requests on standard input, one per line, and a
 // JSON answer to each on standard output, {"failed": sentence} if it could not be done.
 //
-//   {"do": "prepare", "contestant": NAME, "graph": FILE, "inputs": SAFETENSORS, "output": FILE}
+//   {"do": "prepare", "contestant": NAME, "graph": FILE, "inputs": SAFETENSORS, "output": FILE,
+//    "beyond": bytes of buffers that are taken in turn}
 //       -> {"bytes", "detail", "ms"}; FILE receives what the graph computed, raw
 //   {"do": "time", "contestant": NAME, "iterations": N} -> {"ms": [N times]}
 //   {"do": "read"} -> {"gb_per_s"}; the plain read bandwidth
@@ -61,10 +62,11 @@ absl::StatusOr<BufferMap> ReadInputs(const Graph& graph, const std::string& path
 class Contestant {
  public:
   static absl::StatusOr<Contestant> Create(const Graph& graph, const Engine& engine,
-                                           const std::string& inputs_path) {
+                                           const std::string& inputs_path, int64_t beyond) {
     KVANT_ASSIGN_OR_RETURN(GraphRunner runner, GraphRunner::Create(graph, engine));
     KVANT_ASSIGN_OR_RETURN(const BufferMap inputs, ReadInputs(graph, inputs_path));
-    KVANT_ASSIGN_OR_RETURN(Rotation rotation, MakeRotation(runner, inputs, PortBytes(graph)));
+    KVANT_ASSIGN_OR_RETURN(Rotation rotation,
+                           MakeRotation(runner, inputs, PortBytes(graph), beyond));
     return Contestant(std::move(runner), std::move(rotation));
   }
 
@@ -112,8 +114,9 @@ class Worker {
     KVANT_ASSIGN_OR_RETURN(const std::string text, ReadFile(request.at("graph"), kMaxGraphBytes));
     KVANT_ASSIGN_OR_RETURN(Graph graph, GraphFromJson(text));
     KVANT_ASSIGN_OR_RETURN(graph, ApplyOverrides(graph, {}));
-    KVANT_ASSIGN_OR_RETURN(Contestant contestant,
-                           Contestant::Create(graph, engine_, request.at("inputs")));
+    KVANT_ASSIGN_OR_RETURN(
+        Contestant contestant,
+        Contestant::Create(graph, engine_, request.at("inputs"), request.at("beyond")));
     KVANT_ASSIGN_OR_RETURN(const double ms, contestant.Run());
     const Buffer& output = contestant.Output(graph.outputs().front());
     KVANT_RETURN_IF_ERROR(WriteFile(

@@ -85,7 +85,10 @@ class Process:
     def _last_words(self):
         code = self.process.wait()
         lines = pathlib.Path(self.log).read_text(errors="replace").strip().splitlines()
-        return f"its process ended with {code}: {lines[-1] if lines else 'no message'}"
+        how = f"ended with {code}"
+        if code == -signal.SIGKILL:
+            how = "was killed, as Linux does where memory runs out"
+        return f"its process {how}: {lines[-1] if lines else 'no message'}"
 
     def close(self):
         if self.process.poll() is None:
@@ -152,7 +155,12 @@ class KvantWorker(Worker):
             files = {n: os.path.join(folder, n) for n in ("graph", "inputs", "output")}
             pathlib.Path(files["graph"]).write_text(json.dumps(graph))
             kvant_graph.write_inputs(files["inputs"], graph, data, stored)
-            request = {"do": "prepare", "contestant": contestant.name, **files}
+            request = {
+                "do": "prepare",
+                "contestant": contestant.name,
+                "beyond": attention.beyond_caches(),
+                **files,
+            }
             answer = self.process.ask(request)
             got = kvant_graph.read_output(files["output"], data.case)
         answer["error"] = None
