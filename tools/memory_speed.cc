@@ -27,10 +27,9 @@ int64_t ParseCacheSize(const std::string& text) {
   return unit == 'K' ? size << 10 : unit == 'M' ? size << 20 : unit == 'G' ? size << 30 : size;
 }
 
-// Sums a chunk as so many streams, a line of each in turn, in vectors: GCC keeps an array of words
-// in memory, and the sums would be slower than reading. A core may have more lines under way of
-// several streams than its own prefetching brings of one: an Emerald Rapids reads eight twice as
-// fast.
+// Sums a chunk as so many streams, a line of each in turn. Of one stream a core has only those
+// lines under way that its own prefetching asks for: an Emerald Rapids reads eight twice as fast.
+// In vectors: GCC keeps an array of words in memory, and the sums would be slower than reading.
 template <int kStreams>
 uint64_t Sum(const std::byte* data, int64_t bytes) {
   typedef uint64_t Words __attribute__((vector_size(16)));

@@ -14,9 +14,9 @@
 namespace kvant::cpu {
 namespace {
 
-// Rows of a tile, in heads of 128 or less: enough to share the work of dequantizing a tile of
-// tokens, few enough that queries and outputs stay in the second-level cache with them. Longer
-// rows are as much fewer. Products of pairs have a number of their own.
+// Rows of a tile, of heads of 128 or less: enough to share the work of dequantizing a tile of
+// tokens, few enough that queries and outputs stay in the second-level cache with them. Of longer
+// heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
 // Up to so many rows, multiplying rows as they are stored beats sharing a tile.
@@ -227,7 +227,7 @@ void Plan::Describe() {
   p.stats_of_empty = spec_.stats_of_empty;
 }
 
-// Tiles of up to so many rows.
+// Tiles of up to so many rows, of heads of 128.
 void Plan::CutRows(int64_t rows) {
   AttentionProblem& p = problem_;
   constexpr int64_t kFloatsOfRow = 2 * 128;  // of a query and its output

@@ -1,7 +1,7 @@
 """The data of a case, ways to store K and V, and attention in f64 to judge results by."""
 import glob
-import os
 import math
+import os
 import pathlib
 
 import numpy as np
@@ -116,12 +116,12 @@ def last_level_cache():
 
 def beyond_caches():
     """How many bytes of buffers are taken in turn so that none is cached when its turn comes: twice
-    the last-level cache, or, where that is a cache of many cores, a 64th of memory: some forty
-    contestants of a case have buffers at the same time."""
+    the last-level cache. Some forty contestants of a case have buffers at the same time, so it is no
+    more than a 64th of memory; where the cache is larger than that, it may hold some."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(2 * last_level_cache(), memory // 64)
 
 
 def copies(num_bytes):
     """How many copies of buffers that is: as kvant's own tools/rotation.cc counts them."""
-    return min(beyond_caches() // num_bytes + 1, 4096)
+    return max(2, min(beyond_caches() // num_bytes + 1, 4096))

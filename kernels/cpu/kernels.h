@@ -39,8 +39,8 @@ struct PairKernels {
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
-  // The plan: rows of a tile, in heads of 128, and tokens that pv is given, kHalfTile or
-  // kTokenTile.
+  // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many
+  // tokens, kHalfTile or kTokenTile.
   int64_t most_rows, most_tokens;
 };
 

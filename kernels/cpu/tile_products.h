@@ -27,12 +27,11 @@ struct TileBuffers {
   float* v;       // kHalfTile * v_head_size
   float* scores;  // [rows][kTokenTile]: scores, then probabilities
   float* line;    // TileScratchFloats of the larger head size
-  // With Products::kPairs only: [rows][pairs]; keys [kHalfTile][pairs], and turned,
-  // [pairs][kHalfTile]; [kTokenTile / 2][v_head_size].
-  uint32_t* q_pairs = nullptr;
-  uint32_t* k_rows = nullptr;
-  uint32_t* k_pairs = nullptr;
-  uint32_t* v_pairs = nullptr;
+  // With Products::kPairs only.
+  uint32_t* q_pairs = nullptr;   // [rows][pairs]
+  uint32_t* k_rows = nullptr;    // [kHalfTile][pairs]
+  uint32_t* k_pairs = nullptr;   // the same turned, [pairs][kHalfTile]
+  uint32_t* v_pairs = nullptr;   // [kTokenTile / 2][v_head_size]
   StoredHeads k_heads, v_heads;  // of tokens that are taken as they are stored
   ScaledRows k_scaled, v_scaled;
   CodeScores code_scores;

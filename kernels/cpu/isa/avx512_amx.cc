@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kvant/kernels/cpu/isa/pairs_avx512.h"
+#include "kvant/kernels/cpu/isa/simd.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
@@ -173,11 +174,12 @@ void Qk(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float
 
 void Shrink(float factor, int64_t n, float* row) {
   if (factor == 1.f) return;
-  for (int64_t i = 0; i < n; i += kTile) {
-    const __mmask16 mask = static_cast<__mmask16>(n - i < kTile ? (1u << (n - i)) - 1 : 0xffff);
-    const __m512 x = _mm512_maskz_loadu_ps(mask, row + i);
-    _mm512_mask_storeu_ps(row + i, mask, _mm512_mul_ps(x, _mm512_set1_ps(factor)));
+  const auto by = Simd::Set1(factor);
+  int64_t i = 0;
+  for (; i + Simd::kWidth <= n; i += Simd::kWidth) {
+    Simd::Store(row + i, Simd::Mul(Simd::Load(row + i), by));
   }
+  if (i < n) Simd::StoreSome(row + i, Simd::Mul(Simd::LoadSome(row + i, n - i), by), n - i);
 }
 
 void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,

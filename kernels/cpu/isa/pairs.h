@@ -2,7 +2,7 @@
 //
 //   PairLines, PairLine    as PairKernels has them
 //   kVectors               vectors of columns that a block of rows takes at a time
-//   Multiply               a block's sums, as avx512_bf16.cc says
+//   Multiply               a block's sums, as pairs_avx512.h says
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
 #define KVANT_KERNELS_CPU_ISA_PAIRS_H_
 
@@ -39,7 +39,7 @@ template <typename P, int kRows, int kCount, bool kWhole>
 void PvPairsBlock(const uint32_t* probs, int64_t pairs, const uint32_t* v, int64_t head_size,
                   int64_t last, const float* shrink, float* out) {
   Simd::Vector sum[kRows][kCount];
-  P::template Multiply<kWhole>(probs, kTokenTile / 2, v, head_size, pairs, last, sum);
+  P::template Multiply<kWhole>(probs, kHalfTile / 2, v, head_size, pairs, last, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const auto factor = Simd::Set1(shrink[r]);
@@ -62,10 +62,10 @@ void PvPairs(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v
     constexpr int kRows = decltype(block)::value;
     constexpr int kCount = P::kVectors, kWidth = Simd::kWidth;
     const int64_t pairs = (tokens + 1) / 2;
-    constexpr int64_t kRowPairs = kTokenTile / 2;
+    constexpr int64_t kRowPairs = kHalfTile / 2;
     uint32_t p[kRows * kRowPairs];
     for (int r = 0; r < kRows; ++r) {
-      P::PairLine(probs + (first + r) * kTokenTile, WholeHalves(tokens), p + r * kRowPairs);
+      P::PairLine(probs + (first + r) * kTokenTile, kHalfTile, p + r * kRowPairs);
     }
     float* o = out + first * head_size;
     const float* factors = shrink + first;

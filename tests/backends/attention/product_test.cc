@@ -242,7 +242,8 @@ TEST(CpuProducts, QkOfPairs) {
               want += Rounded(q[r * d + c]) * Rounded(k[c * kHalfTile + t]);
             }
             ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
-                << d << " channels, row " << r << " of " << rows << ", token " << t;
+                << kernels->name << " " << d << " channels, row " << r << " of " << rows
+                << ", token " << t;
           }
         }
       }
@@ -278,7 +279,8 @@ TEST(CpuProducts, PvOfPairs) {
               want += Rounded(probs[r * kTokenTile + t]) * Rounded(v[t * d + c]);
             }
             ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens))
-                << d << " channels, row " << r << " of " << rows << ", " << tokens << " tokens";
+                << kernels->name << " " << d << " channels, row " << r << " of " << rows << ", "
+                << tokens << " tokens";
           }
         }
       }
