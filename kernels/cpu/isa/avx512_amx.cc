@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvant/kernels/cpu/isa/pairs_avx512.h"
 #include "kvant/kernels/cpu/isa/simd.h"
@@ -30,9 +31,7 @@ struct Product {
 // Of a block, at most kBlock rows and columns, and of the pairs that one instruction takes.
 struct Shape {
   int64_t rows = 0, columns = 0, pairs = 0;
-  bool operator==(const Shape& other) const {
-    return rows == other.rows && columns == other.columns && pairs == other.pairs;
-  }
+  bool operator==(const Shape&) const = default;
 };
 
 // The registers' shapes, for the thread, until it ends:
@@ -92,7 +91,7 @@ template <bool kLower, bool kRight, bool kOnto>
 void MultiplyBlock(const Product& p, int64_t pairs, int64_t steps) {
   const int64_t a_bytes = p.a_row * 4, b_bytes = p.b_row * 4, c_bytes = p.c_row * 4;
   float* const lower = p.c + kTile * p.c_row;
-  asm volatile("" : : : "memory");
+  asm volatile("" : : : "memory");  // as in Set
   if constexpr (kOnto) {
     _tile_loadd(0, p.c, c_bytes);
     if constexpr (kRight) _tile_loadd(1, p.c + kTile, c_bytes);
@@ -125,51 +124,44 @@ void MultiplyBlock(const Product& p, int64_t pairs, int64_t steps) {
   if constexpr (kLower && kRight) _tile_stored(3, lower + kTile, c_bytes);
 }
 
-template <bool kOnto>
-void MultiplyBlockOf(const Shape& shape, const Product& p, int64_t steps) {
-  const bool lower = shape.rows > kTile, right = shape.columns > kTile;
-  const auto multiply =
-      lower   ? right ? MultiplyBlock<true, true, kOnto> : MultiplyBlock<true, false, kOnto>
-        : right ? MultiplyBlock<false, true, kOnto>
-              : MultiplyBlock<false, false, kOnto>;
-  multiply(p, shape.pairs, steps);
+void MultiplyBlockOf(const Shape& shape, const Product& p, int64_t steps, bool onto) {
+  const auto multiply = [&](auto lower, auto right) {
+    constexpr bool kLower = decltype(lower)::value, kRight = decltype(right)::value;
+    (onto ? MultiplyBlock<kLower, kRight, true>
+          : MultiplyBlock<kLower, kRight, false>)(p, shape.pairs, steps);
+  };
+  const auto with_lower = [&](auto lower) {
+    shape.columns > kTile ? multiply(lower, std::true_type()) : multiply(lower, std::false_type());
+  };
+  shape.rows > kTile ? with_lower(std::true_type()) : with_lower(std::false_type());
 }
 
-// c = a x b, or, with kOnto, c + a x b. What pairs are left over take registers of another shape,
+// c = a x b, or, with `onto`, c + a x b. What pairs are left over take registers of another shape,
 // and so a second pass.
-template <bool kOnto>
 void Multiply(BlockRegisters& registers, const Product& p, int64_t rows, int64_t columns,
-              int64_t pairs) {
+              int64_t pairs, bool onto) {
   const int64_t steps = pairs / kTile, whole = steps * kTile;
-  const auto for_blocks = [&](int64_t from, int64_t block_pairs, auto multiply) {
+  const auto pass = [&](int64_t from, int64_t block_pairs, int64_t block_steps, bool add) {
     for (int64_t r = 0; r < rows; r += kBlock) {
       for (int64_t t = 0; t < columns; t += kBlock) {
         const Shape shape{rows - r < kBlock ? rows - r : kBlock,
                           columns - t < kBlock ? columns - t : kBlock, block_pairs};
         registers.Set(shape);
-        multiply(shape, Product{p.a + r * p.a_row + from, p.a_row, p.b + from * p.b_row + t,
-                                p.b_row, p.c + r * p.c_row + t, p.c_row});
+        MultiplyBlockOf(shape,
+                        {p.a + r * p.a_row + from, p.a_row, p.b + from * p.b_row + t, p.b_row,
+                         p.c + r * p.c_row + t, p.c_row},
+                        block_steps, add);
       }
     }
   };
-  if (steps > 0) {
-    for_blocks(0, kTile, [&](const Shape& shape, const Product& block) {
-      MultiplyBlockOf<kOnto>(shape, block, steps);
-    });
-  }
-  if (whole == pairs) return;
-  for_blocks(whole, pairs - whole, [&](const Shape& shape, const Product& block) {
-    if (steps > 0) {
-      MultiplyBlockOf<true>(shape, block, 1);
-    } else {
-      MultiplyBlockOf<kOnto>(shape, block, 1);
-    }
-  });
+  if (steps > 0) pass(0, kTile, steps, onto);
+  if (whole < pairs) pass(whole, pairs - whole, 1, onto || steps > 0);
 }
 
 void Qk(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores) {
   BlockRegisters registers;
-  Multiply<false>(registers, {q, pairs, k, kHalfTile, scores, kTokenTile}, rows, kHalfTile, pairs);
+  Multiply(registers, {q, pairs, k, kHalfTile, scores, kTokenTile}, rows, kHalfTile, pairs,
+           /*onto=*/false);
 }
 
 void Shrink(float factor, int64_t n, float* row) {
@@ -194,8 +186,8 @@ void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int
       Avx512Pairs::PairLine(row, WholeHalves(tokens), p + r * kRowPairs);
       Shrink(shrink[first + r], head_size, out + (first + r) * head_size);
     }
-    Multiply<true>(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
-                   head_size, (tokens + 1) / 2);
+    Multiply(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
+             head_size, (tokens + 1) / 2, /*onto=*/true);
   }
 }
 
