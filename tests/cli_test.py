@@ -126,6 +126,9 @@ class CommandTest(unittest.TestCase):
             result = kvant(command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertIn("--help", result.stdout)
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([BINARY, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((result.returncode, result.stderr), (2, "kvant: cannot write to standard output\n"))
 
     def test_bad_command_lines(self):
         self.fails("'nonsense' is not a command", "nonsense")
@@ -135,6 +138,9 @@ class CommandTest(unittest.TestCase):
         self.fails("number format 's9'", "make", "--k", "s9")
         self.fails("no multiple", "make", "--heads", "8", "--kv-heads", "3")
         self.fails("--causal", "make", "--causal=sideways")
+        self.fails("--mask: 'abc' does not have four dims", "make", "--mask", "abc")
+        self.fails("--mask: '2' is not 1, dim 0 of", "make", "--mask", "2x1xQxS")
+        self.fails("--mask: '3' is not 1 or 8, dim 1 of", "make", "--heads", "8", "--mask", "1x3xQxS")
 
     def test_bad_graphs(self):
         self.fails("/nowhere.json", "show", "/nowhere.json")
@@ -144,7 +150,7 @@ class CommandTest(unittest.TestCase):
         self.fails("--in-shapes", "show", "-", "--in-shapes", "77:1x2", stdin=make())
         self.fails("has no ':VALUE'", "show", "-", "--op-attrs", "0:transpose_a", stdin=make())
         self.fails("names no attribute of MatMul", "show", "-", "--op-attrs", "0:transpose", stdin=make())
-        self.fails("--seed", "check", "-", "--seed", "-1", stdin=make())
+        self.fails("--seed: '-1' is below 0", "check", "-", "--seed", "-1", stdin=make())
         for command in ["check", "bench"]:
             self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
         # More memory than any machine has, for an input that is not the first.

@@ -207,11 +207,16 @@ class Maker {
   // "1x1xQxS" over [N, H, Q, S] as the dims of an input.
   Dims MaskShape(const std::string& option, const std::string& text) {
     const std::vector<std::string> parts = absl::StrSplit(text, 'x');
+    if (parts.size() != 4) {
+      Keep(Bad(
+          absl::StrCat("--", option, ": '", text, "' does not have four dims such as 1x1xQxS")));
+      return {1};
+    }
     const int64_t full[] = {o_.ragged ? 1 : o_.batch, o_.heads,
                             o_.ragged ? o_.batch * o_.q_len : o_.q_len,
                             o_.kv_len + o_.sink_tokens + o_.window_tokens};
     Dims dims;
-    for (size_t i = 0; i < parts.size() && i < 4; ++i) {
+    for (size_t i = 0; i < parts.size(); ++i) {
       int64_t dim = 0;
       const size_t symbol = parts[i].size() == 1 ? std::string("NHQS").find(parts[i]) : 4;
       if (symbol < 4) {
@@ -220,16 +225,12 @@ class Maker {
         dim = 0;
       }
       if (dim != 1 && dim != full[i]) {
-        Keep(Bad(absl::StrCat("--", option, ": '", parts[i], "' is neither 1 nor ", full[i],
-                              ", dim ", i, " of the scores")));
+        const std::string other = full[i] == 1 ? "" : absl::StrCat(" or ", full[i]);
+        Keep(Bad(absl::StrCat("--", option, ": '", parts[i], "' is not 1", other, ", dim ", i,
+                              " of the scores")));
         return {1};
       }
       dims.push_back(dim);
-    }
-    if (parts.size() != 4) {
-      Keep(Bad(
-          absl::StrCat("--", option, ": '", text, "' does not have four dims such as 1x1xQxS")));
-      return {1};
     }
     if (!five_d_) return dims;
     const bool per_head = dims[1] > 1;

@@ -62,7 +62,9 @@ struct CheckArguments {
   void AddTo(CLI::App& command) {
     graph_arguments.AddTo(command);
     command.add_option("--seed", seed, "Of the random data")
-        ->check(CLI::NonNegativeNumber)
+        ->check([](const std::string& text) -> std::string {
+          return text[0] == '-' ? "'" + text + "' is below 0" : "";
+        })
         ->capture_default_str();
     command
         .add_option("--data", data,

@@ -17,6 +17,11 @@ int Fail(const std::string& message) {
   return kErrorCode;
 }
 
+// The code, if all that was printed could be written.
+int Written(int code) {
+  return std::fflush(stdout) == 0 ? code : Fail("cannot write to standard output");
+}
+
 // What is wrong with the first word of the command line, or nothing. CLI11 says of one that is no
 // command only that it misses one.
 std::string CheckCommand(const CLI::App& app, const std::string& word) {
@@ -52,12 +57,10 @@ int Run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kErrorCode;
+    return app.exit(error) == 0 ? Written(0) : kErrorCode;
   }
   const absl::StatusOr<int> code = action();
-  if (!code.ok()) return Fail(std::string(code.status().message()));
-  if (std::fflush(stdout) != 0) return Fail("cannot write to standard output");
-  return *code;
+  return code.ok() ? Written(*code) : Fail(std::string(code.status().message()));
 }
 
 }  // namespace

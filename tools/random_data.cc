@@ -182,6 +182,13 @@ double Condition(const Context& c, int64_t index, const Dims& at) {
   return c.random.Uniform(index) < 0.7 ? 1 : 0;
 }
 
+// Element `index`, below n, of the numbers below n in another order.
+int64_t Shuffled(const Context& c, int64_t index, int64_t n) {
+  int64_t step = n * 5 / 8 + 1;
+  while (std::gcd(step, n) != 1) ++step;
+  return (static_cast<int64_t>(c.random.Integer(0, 0, n - 1)) + index * step) % n;
+}
+
 // Where all tokens fit; one row in four, but not the first, is left out. No two tokens have the
 // same slot.
 double AppendPosition(const Context& c, int64_t index) {
@@ -190,14 +197,18 @@ double AppendPosition(const Context& c, int64_t index) {
       AppendedTokensOf(op, c.graph.tensor(op.inputs[0]), c.graph.tensor(op.outputs[0]));
   if (index > 0 && c.random.Bits(index + (uint64_t{1} << 40)) % 4 == 0) return -1;
   if (op.kind == OpKind::kAppendPages) {
-    if (index >= to.capacity) return -1;
-    int64_t step = to.capacity * 5 / 8 + 1;
-    while (std::gcd(step, to.capacity) != 1) ++step;
-    const int64_t first = c.random.Integer(0, 0, to.capacity - 1);
-    return static_cast<double>((first + index * step) % to.capacity);
+    return index < to.capacity ? static_cast<double>(Shuffled(c, index, to.capacity)) : -1;
   }
   const int64_t most = (to.capacity - to.tokens) / to.group;
   return c.random.Integer(index, 0, most) * static_cast<double>(to.group);
+}
+
+// No page twice where there are enough of them, so that all that is read lies in memory once; of
+// real data, any page.
+double PageOf(const Context& c, int64_t index) {
+  const int64_t pages = std::max<int64_t>(c.graph.tensor(c.role.op->inputs[0]).dims->at(0), 1);
+  if (c.real()) return c.random.Integer(index, 0, pages - 1);
+  return static_cast<double>(Shuffled(c, index % pages, pages));
 }
 
 // The shape that a kKvLength or kQueryLength is about: that of the row indices.
@@ -309,10 +320,8 @@ double ValueOf(const Context& c, int64_t index, const Dims& at) {
     }
     case Kind::kFirstTokens:
       return random.Integer(index, 0, ColumnsOf(c) / 4);
-    case Kind::kPageTable: {
-      const int64_t pages = c.graph.tensor(c.role.op->inputs[0]).dims->at(0);
-      return random.Integer(index, 0, std::max<int64_t>(pages, 1) - 1);
-    }
+    case Kind::kPageTable:
+      return PageOf(c, index);
     case Kind::kRanges:
       return RangeOf(c, at);
     case Kind::kQueryOffsets: {

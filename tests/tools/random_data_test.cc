@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -205,6 +206,21 @@ TEST(RandomDataTest, SlotsDiffer) {
 }
 
 // exp(scores - stats) sums to 1 in every row that is not masked whole.
+// Else a benchmark would read less than lies in memory.
+TEST(RandomDataTest, NoPageIsReadTwice) {
+  AttentionGraphOptions options{.batch = 3, .heads = 2, .kv_len = 96};
+  options.page_size = 16;
+  const Graph graph = MakeAttentionGraph(options).value();
+  for (uint64_t seed : {1, 2}) {
+    const std::vector<double> pages = Values(graph, Fill(graph, {.seed = seed}), "page_table");
+    const std::set<double> distinct(pages.begin(), pages.end());
+    EXPECT_EQ(distinct.size(), 18u);
+    EXPECT_GE(*distinct.begin(), 0);
+    EXPECT_LT(*distinct.rbegin(), 18);
+    EXPECT_FALSE(std::is_sorted(pages.begin(), pages.end()));
+  }
+}
+
 TEST(RandomDataTest, BackwardStatsAreThoseOfTheScores) {
   GraphBuilder g;
   const Value q = g.Input("q", kF32, {2, 3, 5, 16});

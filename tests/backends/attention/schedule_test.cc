@@ -27,6 +27,7 @@ struct Sizes {
   bool by_tokens = false;  // a token's heads lie side by side there
   // Queries of each of the sequences, packed; those of up to 16 rows are another problem's.
   std::vector<int32_t> queries;
+  int64_t most_rows = 256;  // of a tile
 };
 
 // A schedule and what it is for. No keys: where tokens lie does not matter here.
@@ -39,7 +40,7 @@ class Scheduled {
     problem_.q_len = of.q_len;
     problem_.kv_len = of.kv_len;
     problem_.head_size = problem_.v_head_size = 128;
-    problem_.row_tile = std::min<int64_t>(of.ratio * of.q_len, 256);
+    problem_.row_tile = std::min(of.ratio * of.q_len, of.most_rows);
     problem_.may_split = of.kv_len > kMinChunk;
     if (!lengths_.empty()) {
       problem_.kv_lengths.buffer = 0;
@@ -62,7 +63,7 @@ class Scheduled {
     for (int32_t queries : of.queries) offsets_.push_back(offsets_.back() + queries);
     if (!of.queries.empty()) {
       problem_.q_len = offsets_.back();
-      problem_.row_tile = std::min<int64_t>(of.ratio * problem_.q_len, 256);
+      problem_.row_tile = std::min(of.ratio * problem_.q_len, of.most_rows);
       problem_.query_offsets.buffer = 2;
       problem_.query_offsets.type = kS32;
       problem_.query_offsets.strides[0] = 1;
@@ -116,6 +117,8 @@ std::vector<Sizes> ManySizes() {
     all.push_back({.kv_heads = heads, .lengths = {0, 1, 255, 5000, 0, 20000, 7}});
     all.push_back({.kv_heads = heads, .lengths = {0, 0}});
     all.push_back({.kv_heads = heads, .kv_len = 9000, .q_len = 500});
+    all.push_back({.kv_heads = heads, .kv_len = 9000, .q_len = 500, .most_rows = 512});
+    all.push_back({.kv_heads = heads, .lengths = {9000, 3}, .q_len = 500, .most_rows = 512});
   }
   return all;
 }
@@ -298,8 +301,21 @@ TEST(CpuSchedule, RaggedSequencesHaveUnitsForManyThreads) {
   EXPECT_GE(units_of(ragged, 7), 64);
 }
 
+// A tile of many rows has large partial results, and a prompt few such tiles.
+TEST(CpuSchedule, APromptHasUnitsForManyThreads) {
+  for (const int64_t rows : {256, 512}) {
+    for (const int64_t heads : {1, 2, 8}) {
+      SCOPED_TRACE(testing::Message() << heads << " heads, tiles of " << rows);
+      Sizes of{.kv_heads = heads, .kv_len = 16384, .q_len = 512, .most_rows = rows};
+      EXPECT_GE(Scheduled(of).schedule().units(), 64);
+      of.lengths = {16384};
+      EXPECT_GE(Scheduled(of).schedule().units(), 60);
+    }
+  }
+}
+
 TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
-  constexpr int64_t kMostFloats = int64_t{2} << 20;
+  constexpr int64_t kMostFloats = int64_t{2} << 20, kMostFloatsOfFew = int64_t{10} << 20;
   std::vector<Sizes> all = ManySizes();
   all.push_back(Ragged());
   all.push_back(Ragged());
@@ -308,7 +324,9 @@ TEST(CpuSchedule, PartialsAreDistinctAndBounded) {
     SCOPED_TRACE(testing::Message() << of.kv_heads << " x " << of.ratio << " x " << of.kv_len);
     const Scheduled made(of);
     const int64_t room = Schedule::PartialFloats(made.problem(), made.few());
-    EXPECT_LE(room, (made.few() == nullptr ? 1 : 2) * kMostFloats);
+    const bool of_few = Schedule::MostPartials(made.problem()) <= 128;
+    EXPECT_LE(room, (of_few ? kMostFloatsOfFew : kMostFloats) +
+                        (made.few() == nullptr ? 0 : kMostFloats));
     std::vector<std::pair<int64_t, int64_t>> used;  // from float to float
     std::set<int64_t> indices;
     for (int64_t unit = 0; unit < made.schedule().units(); ++unit) {
