@@ -55,10 +55,12 @@ class ShuffledExecutor : public Executor {
   std::mt19937 random_;
 };
 
-// Chunks are joined by whoever comes second, of tiles of 2 to 32 chunks and 2 to 40 rows.
+// Chunks are joined by whoever comes second, of tiles of 2 to 32 chunks and 2 to 40 rows. Of many
+// heads only those of one query take turns.
 void CheckAnyOrder(const Format& format, int64_t heads) {
   for (int64_t kv_len : {257, 700, 1100, 1500, 2817, 5000, 10000}) {
     for (int64_t q_len : {1, 20}) {
+      if (heads > 3 && q_len > 1) continue;
       SCOPED_TRACE(testing::Message() << kv_len << " tokens, " << q_len << " queries");
       Case c = Plain(
           {.b0 = 1, .b1 = heads, .ratio = 2, .q_len = q_len, .kv_len = kv_len, .d = 16, .dv = 24},
