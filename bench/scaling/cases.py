@@ -1,4 +1,4 @@
-"""The decode steps whose schedules are looked at."""
+"""The steps whose schedules are looked at: decoding, and prompts of several queries."""
 LONG = 32768
 _INT4 = {"type": "u4", "group": 32, "zero_points": True, "head_size": 128}
 _INT8 = {"type": "s8", "group": 32, "zero_points": False, "head_size": 128}
@@ -14,6 +14,8 @@ CASES = {
     **_both("8k tokens, 32 KV heads", kv_heads=32, ratio=1, lengths=[8192]),
     **_both("32k tokens, 1 KV head", kv_heads=1, ratio=8, lengths=[LONG]),
     **_both("4k tokens, 8 KV heads", kv_heads=8, ratio=4, lengths=[4096]),
+    **_both("512 queries, 4k tokens, 8 KV heads", kv_heads=8, ratio=4, lengths=[4096], queries=512),
+    **_both("512 queries, 4k tokens, 8 KV heads, bf16 math", kv_heads=8, ratio=4, lengths=[4096], queries=512, bf16=True),
 }
 WORKERS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 DOMAINS = (1, 2, 4, 8)

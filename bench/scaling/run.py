@@ -1,6 +1,6 @@
 """Computes how the CPU's schedules would scale to 256 workers and 8 memory domains, from times recorded here.
 
-Run by `scripts/bench --scaling`. All units of a decode step are timed one after another on one thread,
+Run by `scripts/bench --scaling`. All units of a step are timed one after another on one thread,
 through the engine; model.py says what is computed from that.
 """
 import argparse

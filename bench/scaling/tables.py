@@ -37,7 +37,7 @@ def _cell(value):
 
 
 def _efficiencies(cases):
-    text = ["| decode step | units | handed out as | " + " | ".join(map(str, WORKERS)) + " |",
+    text = ["| step | units | handed out as | " + " | ".join(map(str, WORKERS)) + " |",
             "|---|--:|---|" + "--:|" * len(WORKERS)]
     for name, case in cases.items():
         for hand_out, of in case["efficiency"].items():
@@ -47,7 +47,7 @@ def _efficiencies(cases):
 
 
 def _times(cases):
-    text = ["| decode step | best serial | units in order | apart | before | after |"
+    text = ["| step | best serial | units in order | apart | before | after |"
             + "".join(f" {w} workers |" for w in WORKERS if w >= 16),
             "|---|" + "--:|" * (5 + sum(w >= 16 for w in WORKERS))]
     for name, case in cases.items():
@@ -60,7 +60,7 @@ def _times(cases):
 
 
 def _domains(cases):
-    text = ["| decode step | workers | memory | handed out as | " + " | ".join(f"{d} domains" for d in DOMAINS) + " |",
+    text = ["| step | workers | memory | handed out as | " + " | ".join(f"{d} domains" for d in DOMAINS) + " |",
             "|---|--:|---|---|" + "--:|" * len(DOMAINS)]
     for name, case in cases.items():
         for w, placements in case["domains"].items():
@@ -72,7 +72,7 @@ def _domains(cases):
 
 
 def _by_tokens(by_tokens):
-    text = ["| decode step | " + " | ".join(f"{w} workers" for w in BY_TOKENS_WORKERS) + " |",
+    text = ["| step | " + " | ".join(f"{w} workers" for w in BY_TOKENS_WORKERS) + " |",
             "|---|" + "--:|" * len(BY_TOKENS_WORKERS)]
     for name, of in by_tokens.items():
         text.append(f"| {name} | " + " | ".join(f"{of[w]['us']:.0f}, {of[w]['turns']} turns" for w in BY_TOKENS_WORKERS) + " |")
@@ -89,7 +89,7 @@ def markdown(description, here, cases, by_tokens, remote, domain_gb_per_s):
         "# How the CPU's schedules scale: computed, not measured", "",
         f"{datetime.date.today().isoformat()}, {description['cpu']}, {description['cores']} cores "
         f"({description['flags']}), commit {description['commit']}. By `scripts/bench --scaling`: every unit of a "
-        "decode step timed here, on one thread; what so many workers would take is computed from that (docs/benchmarks.md, "
+        "step timed here, on one thread; what so many workers would take is computed from that (docs/benchmarks.md, "
         "\"Many cores\").", "",
         "Efficiency is the time of one worker where no tile is cut, over workers times makespan. What is **bold** is "
         f"{WANTED} or more. Reading: {here['read_gb_per_s_of_one']:.1f} GB/s with one core, "

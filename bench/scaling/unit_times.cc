@@ -1,10 +1,10 @@
-// The times of all units of a decode step, one after another on one thread, and what
+// The times of all units of a decode step or a prompt, one after another on one thread, and what
 // starting and joining threads costs: what bench/scaling computes a schedule's makespan from.
 //
 // Reads a case as JSON: {"type": "u4", "group": 32, "zero_points": true, "kv_heads": 8, "ratio": 4,
-// "head_size": 128, "lengths": [32768], "by_tokens": false, "workers": 256, "rounds": 15}; {}
-// measures the machine alone. Writes JSON, all times in microseconds. Units are what an executor of
-// so many workers is given: with 256, none take turns.
+// "head_size": 128, "lengths": [32768], "queries": 1, "bf16": false, "by_tokens": false, "workers":
+// 256, "rounds": 15}; {} measures the machine alone. Writes JSON, all times in microseconds. Units
+// are what an executor of so many workers is given: with 256, none take turns.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
-#include "kvant/bench/scaling/decode_case.h"
+#include "kvant/bench/scaling/attention_case.h"
 #include "kvant/graph/data_type.h"
 #include "kvant/graph/status.h"
 #include "kvant/kernels/cpu/attention.h"
@@ -167,17 +167,17 @@ struct Prepared {
   int64_t bytes = 0;
   size_t turn = 0;
 
-  static absl::StatusOr<Prepared> Create(const DecodeCase& of, int workers) {
+  static absl::StatusOr<Prepared> Create(const AttentionCase& of, int workers) {
     Prepared made;
     made.executor = std::make_shared<TimingExecutor>(workers);
-    KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeDecodeGraph(of));
+    KVANT_ASSIGN_OR_RETURN(const Graph graph, MakeCaseGraph(of));
     KVANT_ASSIGN_OR_RETURN(const Engine engine,
                            Engine::Create({.backends = {"cpu"}, .executor = made.executor}));
     KVANT_ASSIGN_OR_RETURN(GraphRunner runner, GraphRunner::Create(graph, engine));
     made.runner = std::make_unique<GraphRunner>(std::move(runner));
     made.bytes = PortBytes(graph);
     KVANT_ASSIGN_OR_RETURN(made.rotation,
-                           MakeRotation(*made.runner, MakeDecodeInputs(of, graph), made.bytes));
+                           MakeRotation(*made.runner, MakeCaseInputs(of, graph), made.bytes));
     Recorded first;  // pages, scratch
     KVANT_RETURN_IF_ERROR(made.Run(1, first));
     return made;
@@ -189,12 +189,12 @@ struct Prepared {
   }
 };
 
-absl::StatusOr<Json> TimeCase(const DecodeCase& of, int workers, int rounds) {
+absl::StatusOr<Json> TimeCase(const AttentionCase& of, int workers, int rounds) {
   KVANT_ASSIGN_OR_RETURN(Prepared whole, Prepared::Create(of, workers));
   // What runs on one thread alone runs while caches hold what that thread has read: of a share of
   // the tokens, as where there are many threads.
   constexpr int64_t kShare = 64, kLeast = 512;
-  DecodeCase share = of;
+  AttentionCase share = of;
   for (int64_t& length : share.lengths) {
     length = std::min(length, std::max(length / kShare, kLeast));
   }
@@ -283,7 +283,7 @@ Json TimeMachine() {
 
 absl::StatusOr<Json> Answer(const Json& request) {
   if (request.empty()) return TimeMachine();
-  DecodeCase of;
+  AttentionCase of;
   const std::string type = request.at("type");
   of.type = type == "s8" ? kS8 : kU4;
   of.group = request.at("group");
@@ -292,6 +292,8 @@ absl::StatusOr<Json> Answer(const Json& request) {
   of.ratio = request.at("ratio");
   of.head_size = request.at("head_size");
   of.lengths = request.at("lengths").get<std::vector<int64_t>>();
+  of.queries = request.value("queries", 1);
+  of.bf16 = request.value("bf16", false);
   of.by_tokens = request.value("by_tokens", false);
   return TimeCase(of, request.value("workers", 256), request.at("rounds"));
 }

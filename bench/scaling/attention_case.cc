@@ -1,4 +1,4 @@
-#include "kvant/bench/scaling/decode_case.h"
+#include "kvant/bench/scaling/attention_case.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +18,7 @@ constexpr int64_t kPage = 64;
 
 int64_t PagesOf(int64_t tokens) { return cpu::CeilDiv(tokens, kPage); }
 
-int64_t Longest(const DecodeCase& of) {
+int64_t Longest(const AttentionCase& of) {
   return *std::max_element(of.lengths.begin(), of.lengths.end());
 }
 
@@ -37,8 +37,8 @@ void FillFloats(Buffer& buffer, float low, float high, std::mt19937_64& random) 
 
 }  // namespace
 
-absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of) {
-  GraphBuilder g({.apply_to_int = true});
+absl::StatusOr<Graph> MakeCaseGraph(const AttentionCase& of) {
+  GraphBuilder g({.fpmath = of.bf16 ? FpMath::kBF16 : FpMath::kStrict, .apply_to_int = true});
   const auto rows = static_cast<int64_t>(of.lengths.size());
   const bool paged = rows > 1;
   int64_t pages = 0;
@@ -66,14 +66,14 @@ absl::StatusOr<Graph> MakeDecodeGraph(const DecodeCase& of) {
             : g.DynamicDequantize(codes, scales, how);
     return paged ? g.LoadPages(values, *table, *lengths) : values;
   };
-  const Value q = g.Input("q", kF32, {rows, of.kv_heads, of.ratio, 1, of.head_size});
+  const Value q = g.Input("q", kF32, {rows, of.kv_heads, of.ratio, of.queries, of.head_size});
   const Value scores = g.MatMul(q, cache("k"), {.transpose_b = true});
   const Value probs = g.SoftMax(g.Divide(scores, g.Scalar(11.3f)), {.lengths = lengths});
   g.Output("o", g.MatMul(probs, cache("v")));
   return std::move(g).Build();
 }
 
-BufferMap MakeDecodeInputs(const DecodeCase& of, const Graph& graph) {
+BufferMap MakeCaseInputs(const AttentionCase& of, const Graph& graph) {
   std::mt19937_64 random(1);
   BufferMap inputs;
   for (TensorId id : graph.inputs()) {
