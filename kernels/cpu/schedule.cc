@@ -136,8 +136,11 @@ int64_t Schedule::MostPartials(const AttentionProblem& problem) {
   if (!splits) {
     // Of packed queries, how many tiles there are is not known either.
     const bool packed = problem.query_offsets.present();
-    return 2 * AffordableUnits(problem, packed ? kMostShared * kMostInTurn * kFullChunk
-                                               : TilesOf(problem) * problem.kv_len);
+    const int64_t units = AffordableUnits(problem, packed ? kMostShared * kMostInTurn * kFullChunk
+                                                          : TilesOf(problem) * problem.kv_len);
+    // Each sequence's last tile may have fewer rows.
+    const int64_t tiles = TilesOf(problem) + (packed ? problem.batch[0] * Groups(problem) : 0);
+    return std::min(2 * units, tiles * CeilDiv(problem.kv_len, kMinChunk));
   }
   return *splits == 1 ? 0 : TilesOf(problem) * *splits;
 }
