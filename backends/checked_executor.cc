@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "kvant/graph/status.h"
@@ -98,6 +99,7 @@ struct CheckedExecutor::Job {
     return absl::StrCat("returned when the body had run for ", done.load(), " of ", n, " indices");
   }
 
+  std::atomic<bool> taken = true;  // by a ParallelFor
   const Call call{this};
   const int slots;
   const Flags busy;  // by slot
@@ -116,33 +118,6 @@ struct CheckedExecutor::Job {
   int64_t fault_number = 0, fault_of = 0;
 };
 
-// A job for one ParallelFor; closed and idle again at the end, however that is reached.
-class CheckedExecutor::Lease {
- public:
-  explicit Lease(CheckedExecutor& owner) : owner_(owner) {
-    const std::lock_guard<std::mutex> lock(owner_.mutex_);
-    if (owner_.idle_.empty()) {
-      owner_.idle_.reserve(owner_.jobs_.size() + 1);  // so that it takes this one back
-      owner_.jobs_.push_back(std::make_unique<Job>(owner_.max_concurrency_));
-      owner_.idle_.push_back(owner_.jobs_.back().get());
-    }
-    job_ = owner_.idle_.back();
-    owner_.idle_.pop_back();
-  }
-  ~Lease() {
-    job_->Close();
-    const std::lock_guard<std::mutex> lock(owner_.mutex_);
-    owner_.idle_.push_back(job_);
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  Job* operator->() const { return job_; }
-
- private:
-  CheckedExecutor& owner_;
-  Job* job_;
-};
-
 absl::StatusOr<std::shared_ptr<Executor>> CheckedExecutor::Create(
     std::shared_ptr<Executor> executor) {
   const int slots = executor->max_concurrency();
@@ -158,20 +133,32 @@ CheckedExecutor::CheckedExecutor(std::shared_ptr<Executor> executor, int max_con
 
 CheckedExecutor::~CheckedExecutor() = default;
 
+CheckedExecutor::Job& CheckedExecutor::Take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::unique_ptr<Job>& job : jobs_) {
+    if (!job->taken.exchange(true)) return *job;
+  }
+  return *jobs_.emplace_back(std::make_unique<Job>(max_concurrency_));
+}
+
 void CheckedExecutor::ParallelFor(int64_t n, Body body) {
   if (n <= 0) return;
-  const Lease job(*this);
-  job->Open(n, body);
+  Job& job = Take();
+  const absl::Cleanup give_back = [&job] {
+    job.Close();
+    job.taken = false;
+  };
+  job.Open(n, body);
   std::string complaint;
   try {
-    executor_->ParallelFor(n, job->call);
-    job->Close();
-    complaint = job->Complaint();
+    executor_->ParallelFor(n, job.call);
+    job.Close();
+    complaint = job.Complaint();
   } catch (...) {
-    job->Close();
+    job.Close();
     complaint = absl::StrCat("threw: ", StatusOfException().message());
   }
-  if (job->thrown) std::rethrow_exception(std::exchange(job->thrown, nullptr));
+  if (job.thrown) std::rethrow_exception(std::exchange(job.thrown, nullptr));
   if (complaint.empty()) return;
   throw std::runtime_error(absl::StrCat("ParallelFor of the caller's executor ", complaint));
 }

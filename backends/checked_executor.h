@@ -27,16 +27,15 @@ class CheckedExecutor : public Executor {
 
  private:
   struct Job;
-  class Lease;
+  Job& Take();
   CheckedExecutor(std::shared_ptr<Executor> executor, int max_concurrency);
 
   const std::shared_ptr<Executor> executor_;
   const int max_concurrency_;
-  std::mutex mutex_;  // of what follows; the thread sanitizer understands it
+  std::mutex mutex_;  // of `jobs_`; the thread sanitizer understands it
   // As many as calls ever ran at once. They stay while this does: the caller's executor may call a
   // body after it has returned.
   std::vector<std::unique_ptr<Job>> jobs_;
-  std::vector<Job*> idle_;
 };
 
 }  // namespace kvant

@@ -15,34 +15,9 @@
 namespace kvant {
 namespace {
 
-constexpr size_t kAlignment = 64;
-
-size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Memory for what partitions hand on to each other: what is given back is taken again, the smallest
-// block that is large enough.
-class Blocks {
- public:
-  struct Block {
-    size_t at = 0, bytes = 0;
-  };
-  Block Take(size_t bytes) {
-    if (const auto found = free_.lower_bound(bytes); found != free_.end()) {
-      const Block block{found->second, found->first};
-      free_.erase(found);
-      return block;
-    }
-    const Block block{reach_, bytes};
-    reach_ += bytes;
-    return block;
-  }
-  void GiveBack(const Block& block) { free_.emplace(block.bytes, block.at); }
-  size_t reach() const { return reach_; }
-
- private:
-  std::multimap<size_t, size_t> free_;  // bytes -> at
-  size_t reach_ = 0;
-};
+size_t Aligned(size_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
 
 }  // namespace
 
@@ -74,9 +49,11 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
   for (size_t step = 0; step < state->partitions.size(); ++step) {
     for (const TensorId id : state->partitions[step].partition().inputs()) last_step[id] = step;
   }
-  // What is left lies in the scratch, from the step that writes it to the last that reads it.
-  Blocks blocks;
-  std::vector<std::vector<Blocks::Block>> dead_after(state->partitions.size());
+  // What is left lies in the scratch, from the step that writes it to the last that reads it. Then
+  // its memory is taken again: the smallest block that is large enough.
+  std::multimap<size_t, size_t> blocks;  // that are free: bytes -> where
+  size_t scratch = 0;
+  std::vector<std::multimap<size_t, size_t>> dead_after(state->partitions.size());
   size_t alignment = 1;
   for (size_t step = 0; step < state->partitions.size(); ++step) {
     const CompiledPartition& compiled = state->partitions[step];
@@ -89,14 +66,18 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
         return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": tensor ", tensor.id,
                          ", which it writes a part of, is no output of the graph");
       }
-      const Blocks::Block block = blocks.Take(Aligned(static_cast<size_t>(tensor.memory_bytes())));
-      places[tensor.id] = {Place::In::kScratch, block.at};
+      const size_t bytes = Aligned(static_cast<size_t>(tensor.memory_bytes()));
+      auto block = blocks.lower_bound(bytes);
+      if (block == blocks.end()) {
+        block = blocks.emplace(bytes, scratch);
+        scratch += bytes;
+      }
+      places[tensor.id] = {Place::In::kScratch, block->second};
       const auto last = last_step.find(tensor.id);
-      dead_after[last == last_step.end() ? step : last->second].push_back(block);
+      dead_after[last == last_step.end() ? step : last->second].insert(blocks.extract(block));
     }
-    for (const Blocks::Block& block : dead_after[step]) blocks.GiveBack(block);
+    blocks.merge(dead_after[step]);
   }
-  size_t scratch = blocks.reach();
 
   for (const CompiledPartition& compiled : state->partitions) {
     Step& step = state->steps.emplace_back();
@@ -158,36 +139,31 @@ size_t CompiledGraph::scratch_bytes() const {
 absl::Status CompiledGraph::Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                                     absl::Span<const Tensor> outputs,
                                     absl::Span<std::byte> scratch) const {
-  return WithoutExceptions([&] { return CheckedExecute(stream, inputs, outputs, scratch); });
+  return WithoutExceptions([&] {
+    if (!state_) return NothingToRun("graph");
+    KVANT_RETURN_IF_ERROR(state_->signature->Check(stream, inputs, outputs, scratch));
+    for (size_t step = 0; step < state_->steps.size(); ++step) {
+      absl::InlinedVector<const void*, 16> given;
+      for (const Place& place : state_->steps[step].inputs) {
+        given.push_back(place.in == Place::In::kInputs ? inputs[place.at].data : nullptr);
+      }
+      KVANT_RETURN_IF_ERROR(state_->partitions[step].CheckIndices(given));
+    }
+    return state_->signature->WithScratch(stream, scratch, [&](std::byte* block) {
+      for (size_t step = 0; step < state_->steps.size(); ++step) {
+        KVANT_RETURN_IF_ERROR(RunStep(step, stream, inputs, outputs, block));
+      }
+      return absl::OkStatus();
+    });
+  });
 }
 
 absl::Status CompiledGraph::Execute(const Stream& stream, NamedInputs inputs,
                                     NamedOutputs outputs) const {
-  return WithoutExceptions([&]() -> absl::Status {
+  return WithoutExceptions([&] {
     if (!state_) return NothingToRun("graph");
     return state_->signature->InPortOrder(
-        inputs, outputs, [&](auto in, auto out) { return CheckedExecute(stream, in, out, {}); });
-  });
-}
-
-absl::Status CompiledGraph::CheckedExecute(const Stream& stream,
-                                           absl::Span<const ConstTensor> inputs,
-                                           absl::Span<const Tensor> outputs,
-                                           absl::Span<std::byte> scratch) const {
-  if (!state_) return NothingToRun("graph");
-  KVANT_RETURN_IF_ERROR(state_->signature->Check(stream, inputs, outputs, scratch));
-  for (size_t step = 0; step < state_->steps.size(); ++step) {
-    absl::InlinedVector<const void*, 16> given;
-    for (const Place& place : state_->steps[step].inputs) {
-      given.push_back(place.in == Place::In::kInputs ? inputs[place.at].data : nullptr);
-    }
-    KVANT_RETURN_IF_ERROR(state_->partitions[step].CheckIndices(given));
-  }
-  return state_->signature->WithScratch(stream, scratch, [&](std::byte* block) {
-    for (size_t step = 0; step < state_->steps.size(); ++step) {
-      KVANT_RETURN_IF_ERROR(RunStep(step, stream, inputs, outputs, block));
-    }
-    return absl::OkStatus();
+        inputs, outputs, [&](auto in, auto out) { return Execute(stream, in, out); });
   });
 }
 

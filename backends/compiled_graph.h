@@ -64,9 +64,6 @@ class CompiledGraph {
   static absl::StatusOr<CompiledGraph> Make(const Engine& engine, Graph graph,
                                             std::vector<CompiledPartition> partitions,
                                             std::vector<std::string> misses);
-  absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
-                              absl::Span<const Tensor> outputs,
-                              absl::Span<std::byte> scratch) const;
   absl::Status RunStep(size_t step, const Stream& stream, absl::Span<const ConstTensor> inputs,
                        absl::Span<const Tensor> outputs, std::byte* scratch) const;
 

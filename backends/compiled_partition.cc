@@ -18,8 +18,8 @@ void CompiledPartition::Prepare(const Engine& engine) {
   signature_ = std::make_shared<Signature>(
       "partition", engine, partition_->ops(), partition_->inputs(), partition_->outputs(),
       executable_->alignment(), executable_->scratch_bytes(engine.executor().max_concurrency()));
-  auto checks = std::make_shared<IndexChecks>(*partition_, fused());
-  if (engine.device() != Device::kCuda && !checks->empty()) index_checks_ = std::move(checks);
+  if (engine.device() == Device::kCuda) return;
+  index_checks_ = std::make_shared<IndexChecks>(*partition_, fused());
 }
 
 absl::Status CompiledPartition::CheckIndices(absl::Span<const void* const> inputs) const {
@@ -31,22 +31,17 @@ size_t CompiledPartition::scratch_bytes() const { return runs() ? signature_->sc
 absl::Status CompiledPartition::Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                                         absl::Span<const Tensor> outputs,
                                         absl::Span<std::byte> scratch) const {
-  return WithoutExceptions([&] { return CheckedExecute(stream, inputs, outputs, scratch); });
-}
-
-absl::Status CompiledPartition::CheckedExecute(const Stream& stream,
-                                               absl::Span<const ConstTensor> inputs,
-                                               absl::Span<const Tensor> outputs,
-                                               absl::Span<std::byte> scratch) const {
-  if (!runs()) return NothingToRun("partition");
-  KVANT_RETURN_IF_ERROR(signature_->Check(stream, inputs, outputs, scratch));
-  absl::InlinedVector<const void*, 16> in(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) in[i] = inputs[i].data;
-  absl::InlinedVector<void*, 4> out(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) out[i] = outputs[i].data;
-  KVANT_RETURN_IF_ERROR(CheckIndices(in));
-  return signature_->WithScratch(stream, scratch, [&](std::byte* block) {
-    return Run(stream, in, absl::MakeSpan(out), block);
+  return WithoutExceptions([&] {
+    if (!runs()) return NothingToRun("partition");
+    KVANT_RETURN_IF_ERROR(signature_->Check(stream, inputs, outputs, scratch));
+    absl::InlinedVector<const void*, 16> in(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) in[i] = inputs[i].data;
+    absl::InlinedVector<void*, 4> out(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i) out[i] = outputs[i].data;
+    KVANT_RETURN_IF_ERROR(CheckIndices(in));
+    return signature_->WithScratch(stream, scratch, [&](std::byte* block) {
+      return Run(stream, in, absl::MakeSpan(out), block);
+    });
   });
 }
 
@@ -64,10 +59,10 @@ absl::Status CompiledPartition::Run(const Stream& stream, absl::Span<const void*
 
 absl::Status CompiledPartition::Execute(const Stream& stream, NamedInputs inputs,
                                         NamedOutputs outputs) const {
-  return WithoutExceptions([&]() -> absl::Status {
+  return WithoutExceptions([&] {
     if (!runs()) return NothingToRun("partition");
-    return signature_->InPortOrder(
-        inputs, outputs, [&](auto in, auto out) { return CheckedExecute(stream, in, out, {}); });
+    return signature_->InPortOrder(inputs, outputs,
+                                   [&](auto in, auto out) { return Execute(stream, in, out); });
   });
 }
 

@@ -78,9 +78,6 @@ class CompiledPartition {
   bool runs() const { return executable_ != nullptr; }
   // What Execute needs at hand, once partition_ and executable_ are set.
   void Prepare(const Engine& engine);
-  absl::Status CheckedExecute(const Stream& stream, absl::Span<const ConstTensor> inputs,
-                              absl::Span<const Tensor> outputs,
-                              absl::Span<std::byte> scratch) const;
   // Of lengths, ranges and the like, where the host sees them; null inputs are not looked at.
   absl::Status CheckIndices(absl::Span<const void* const> inputs) const;
   // Checks nothing.

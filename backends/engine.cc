@@ -86,35 +86,31 @@ std::string Describe(const Partition& partition) {
 std::string DescribeOverlap(const LogicalTensor& port) {
   const Dims& dims = *port.dims;
   const Dims strides = port.StridesOrDense();
-  std::vector<size_t> order;
+  std::vector<std::pair<int64_t, size_t>> order;  // strides, dims
   for (size_t d = 0; d < dims.size(); ++d) {
-    if (dims[d] > 1) order.push_back(d);
+    if (dims[d] > 1) order.emplace_back(strides[d], d);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  std::sort(order.begin(), order.end());
   int64_t reach = 0;  // from the first element to the last of the dims so far
-  for (const size_t d : order) {
-    if (strides[d] <= reach) {
+  for (const auto& [stride, d] : order) {
+    if (stride <= reach) {
       return absl::StrCat("may write two elements to one place: dim ", d, " of ", dims[d],
-                          " elements has stride ", strides[d], ", and dims within it reach ", reach,
+                          " elements has stride ", stride, ", and dims within it reach ", reach,
                           " elements far (dims ", DimsToString(dims), ", strides ",
                           DimsToString(strides), ")");
     }
-    reach += (dims[d] - 1) * strides[d];
+    reach += (dims[d] - 1) * stride;
   }
   return "";
 }
 
-// What every backend may rely on.
+// What every backend may rely on, beside known shapes.
 absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
   const LogicalTensor& port = partition.ops().tensor(id);
   const auto error = [&](ErrorKind kind, std::string_view message) {
     return MakeError(kind, Describe(partition), ": ", output ? "output" : "input", " tensor ",
                      port.id, " ", message);
   };
-  if (!port.has_shape()) {
-    return error(ErrorKind::kInvalidShape, "has no known shape: " + port.ToString());
-  }
   if (port.type == kUndef) return error(ErrorKind::kInvalidDataType, "has no data type");
   if (absl::Status valid = ValidateTensor(port); !valid.ok()) {
     return error(ErrorKind::kInvalidShape, std::string(valid.message()));
@@ -217,34 +213,32 @@ Engine::Engine() {
 }
 
 absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
-  return WithoutExceptions([&] { return Make(options); });
-}
-
-absl::StatusOr<Engine> Engine::Make(const EngineOptions& options) {
-  Engine engine;
-  engine.identity_ = std::make_shared<const Identity>();
-  engine.device_ = options.device;
-  for (const std::string& name : options.backends) {
-    KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name, options));
-    engine.backends_.push_back(std::move(backend));
-  }
-  if (options.backends.empty()) {
-    for (const BackendRow& row : kBackends) {
-      if (!row.by_default || row.device != options.device) continue;
-      KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, row.make(options));
-      if (backend != nullptr) engine.backends_.push_back(std::move(backend));
+  return WithoutExceptions([&]() -> absl::StatusOr<Engine> {
+    Engine engine;
+    engine.identity_ = std::make_shared<const Identity>();
+    engine.device_ = options.device;
+    for (const std::string& name : options.backends) {
+      KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(name, options));
+      engine.backends_.push_back(std::move(backend));
     }
-  }
-  if (engine.backends_.empty()) {
-    return InvalidArguments("no device is numbered ", static_cast<int>(options.device));
-  }
-  engine.memory_ = engine.backends_.front()->memory();
-  if (options.executor == nullptr) {
-    engine.executor_ = MakeTbbExecutor(options.threads);
-  } else {
-    KVANT_ASSIGN_OR_RETURN(engine.executor_, CheckedExecutor::Create(options.executor));
-  }
-  return engine;
+    if (options.backends.empty()) {
+      for (const BackendRow& row : kBackends) {
+        if (!row.by_default || row.device != options.device) continue;
+        KVANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, row.make(options));
+        if (backend != nullptr) engine.backends_.push_back(std::move(backend));
+      }
+    }
+    if (engine.backends_.empty()) {
+      return InvalidArguments("no device is numbered ", static_cast<int>(options.device));
+    }
+    engine.memory_ = engine.backends_.front()->memory();
+    if (options.executor == nullptr) {
+      engine.executor_ = MakeTbbExecutor(options.threads);
+    } else {
+      KVANT_ASSIGN_OR_RETURN(engine.executor_, CheckedExecutor::Create(options.executor));
+    }
+    return engine;
+  });
 }
 
 absl::StatusOr<std::unique_ptr<CacheKernels>> Engine::MakeCacheKernels() const {
@@ -254,42 +248,36 @@ absl::StatusOr<std::unique_ptr<CacheKernels>> Engine::MakeCacheKernels() const {
 
 absl::StatusOr<CompiledGraph> Engine::Compile(const Graph& graph,
                                               const CompileGraphOptions& options) const {
-  return WithoutExceptions([&] { return CompileGraph(graph, options); });
-}
-
-absl::StatusOr<CompiledGraph> Engine::CompileGraph(const Graph& graph,
-                                                   const CompileGraphOptions& options) const {
-  if (!graph.finalized() || graph.ops().empty()) {
-    return MakeError(ErrorKind::kInvalidGraph,
-                     graph.finalized() ? "the graph has no ops" : "the graph is not finalized");
-  }
-  Graph known = graph;
-  KVANT_RETURN_IF_ERROR(InferShapes(known, options.tensors));
-  KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions,
-                         PartitionGraph(known, options.partitioning));
-  KVANT_RETURN_IF_ERROR(CheckRunnable(known, partitions));
-  std::vector<CompiledPartition> compiled;
-  for (const Partition& partition : partitions) {
-    KVANT_ASSIGN_OR_RETURN(CompiledPartition one,
-                           CompileVerbosely(partition, {.require_fused = options.require_fused}));
-    compiled.push_back(std::move(one));
-  }
-  return CompiledGraph::Make(*this, std::move(known), std::move(compiled), MissesOf(partitions));
+  return WithoutExceptions([&]() -> absl::StatusOr<CompiledGraph> {
+    if (!graph.finalized() || graph.ops().empty()) {
+      return MakeError(ErrorKind::kInvalidGraph,
+                       graph.finalized() ? "the graph has no ops" : "the graph is not finalized");
+    }
+    Graph known = graph;
+    KVANT_RETURN_IF_ERROR(InferShapes(known, options.tensors));
+    KVANT_ASSIGN_OR_RETURN(const std::vector<Partition> partitions,
+                           PartitionGraph(known, options.partitioning));
+    KVANT_RETURN_IF_ERROR(CheckRunnable(known, partitions));
+    std::vector<CompiledPartition> compiled;
+    for (const Partition& partition : partitions) {
+      KVANT_ASSIGN_OR_RETURN(CompiledPartition one,
+                             Compile(partition, {.require_fused = options.require_fused}));
+      compiled.push_back(std::move(one));
+    }
+    return CompiledGraph::Make(*this, std::move(known), std::move(compiled), MissesOf(partitions));
+  });
 }
 
 absl::StatusOr<CompiledPartition> Engine::Compile(const Partition& partition,
                                                   const CompileOptions& options) const {
-  return WithoutExceptions([&] { return CompileVerbosely(partition, options); });
-}
-
-absl::StatusOr<CompiledPartition> Engine::CompileVerbosely(const Partition& partition,
-                                                           const CompileOptions& options) const {
-  const VerboseEvent event("compile");
-  absl::StatusOr<CompiledPartition> compiled = CompileChecked(partition, options);
-  event.Done([&] {
-    return compiled.ok() ? compiled->ToString() : std::string(compiled.status().message());
+  return WithoutExceptions([&] {
+    const VerboseEvent event("compile");
+    absl::StatusOr<CompiledPartition> compiled = CompileChecked(partition, options);
+    event.Done([&] {
+      return compiled.ok() ? compiled->ToString() : std::string(compiled.status().message());
+    });
+    return compiled;
   });
-  return compiled;
 }
 
 absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partition,

@@ -100,11 +100,6 @@ class Engine {
   const std::shared_ptr<const Identity>& identity() const { return identity_; }
 
  private:
-  static absl::StatusOr<Engine> Make(const EngineOptions& options);
-  absl::StatusOr<CompiledGraph> CompileGraph(const Graph& graph,
-                                             const CompileGraphOptions& options) const;
-  absl::StatusOr<CompiledPartition> CompileVerbosely(const Partition& partition,
-                                                     const CompileOptions& options) const;
   absl::StatusOr<CompiledPartition> CompileChecked(const Partition& partition,
                                                    const CompileOptions& options) const;
 

@@ -19,19 +19,13 @@ void StoreRange(const CacheRange& range, int* to) {
 }
 
 void LoadChannels(const CacheSource& source, int64_t index, float* to) {
-  const int64_t stride = source.strides[3];
+  const auto load = [&](const auto* from, auto convert) {
+    for (int d = 0; d < source.channels; ++d) to[d] = convert(from[index + d * source.strides[3]]);
+  };
   if (source.type == kCacheF32) {
-    const float* from = static_cast<const float*>(source.data) + index;
-    if (stride == 1) {
-      std::memcpy(to, from, source.channels * sizeof(float));
-    } else {
-      for (int d = 0; d < source.channels; ++d) to[d] = from[d * stride];
-    }
-    return;
+    return load(static_cast<const float*>(source.data), [](float value) { return value; });
   }
-  const uint16_t* from = static_cast<const uint16_t*>(source.data) + index;
-  const auto convert = source.type == kCacheF16 ? F16ToF32 : BF16ToF32;
-  for (int d = 0; d < source.channels; ++d) to[d] = convert(from[d * stride]);
+  load(static_cast<const uint16_t*>(source.data), source.type == kCacheF16 ? F16ToF32 : BF16ToF32);
 }
 
 class HostCacheKernels : public CacheKernels {

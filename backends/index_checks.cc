@@ -47,17 +47,30 @@ class Indices {
   int64_t rows_ = 0;
 };
 
-int64_t TokenDim(const Op& op, const LogicalTensor& tensor) {
-  const int64_t axis = op.Get<Attr::kTokenAxis>();
-  return (*tensor.dims)[FromFront(axis, tensor.rank())];
+// An op, and its tensors.
+struct Subject {
+  const Op& op;
+  const Graph& graph;
+  int64_t dim(size_t input, int64_t axis) const {
+    const LogicalTensor& tensor = graph.tensor(op.inputs[input]);
+    return (*tensor.dims)[FromFront(axis, tensor.rank())];
+  }
+  int64_t tokens(size_t input) const { return dim(input, op.Get<Attr::kTokenAxis>()); }
+  int64_t group() const { return op.Get<Attr::kTokenGroup>(); }
+};
+
+int64_t CapacityOf(const Subject& s) {
+  if (s.op.kind == OpKind::kScaledDotProductAttention) return s.dim(1, 2);
+  if (s.op.kind == OpKind::kSoftMax) return s.dim(0, s.op.Get<Attr::kAxis>());
+  return s.tokens(0) * s.group();
 }
 
-absl::Status CheckLengths(const Op& op, const Indices& lengths, const Indices& first,
-                          int64_t capacity) {
+absl::Status CheckLengths(const Subject& s, const Indices& lengths, const Indices& first) {
+  const int64_t capacity = CapacityOf(s);
   const auto in_range = [&](const Indices& all, std::string_view what) {
     for (int64_t n = 0; n < all.rows(); ++n) {
       if (all.at(n) >= 0 && all.at(n) <= capacity) continue;
-      return ArgumentsError(op, what, " of row ", n, " is ", all.at(n),
+      return ArgumentsError(s.op, what, " of row ", n, " is ", all.at(n),
                             "; it must be between 0 and the capacity of ", capacity);
     }
     return absl::OkStatus();
@@ -66,38 +79,36 @@ absl::Status CheckLengths(const Op& op, const Indices& lengths, const Indices& f
   return in_range(first, "the first token");
 }
 
-absl::Status CheckPages(const Op& op, const Indices& table, const Indices& lengths,
-                        int64_t pool_pages, int64_t page_tokens) {
+absl::Status CheckPages(const Subject& s, const Indices& table, const Indices& lengths) {
+  const int64_t pool_pages = s.dim(0, 0), page_tokens = s.tokens(0) * s.group();
   for (int64_t n = 0; n < table.rows(); ++n) {
     const int64_t pages = table.extent(1), room = pages * page_tokens;
     // Of lengths that the partition computes, any may be.
     const int64_t length = lengths.present() ? lengths.at(n) : room;
     if (length < 0 || length > room) {
-      return ArgumentsError(op, "the length of row ", n, " is ", length, "; its ", pages,
+      return ArgumentsError(s.op, "the length of row ", n, " is ", length, "; its ", pages,
                             " pages of ", page_tokens, " tokens have room for ", room);
     }
     for (int64_t i = 0; i * page_tokens < length; ++i) {
       const int64_t page = table.at(n, i);
       if (page >= 0 && page < pool_pages) continue;
-      return ArgumentsError(op, "page ", i, " of row ", n, ", which has ", length, " tokens, is ",
+      return ArgumentsError(s.op, "page ", i, " of row ", n, ", which has ", length, " tokens, is ",
                             page, "; the pool has ", pool_pages, " pages");
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckRanges(const Op& op, const Indices& ranges,
-                         absl::Span<const int64_t> capacities) {
+absl::Status CheckRanges(const Subject& s, const Indices& ranges, const Indices&) {
   for (int64_t n = 0; n < ranges.rows(); ++n) {
-    for (size_t s = 0; s < capacities.size(); ++s) {
-      const int64_t capacity = capacities[s];
-      const auto row = static_cast<int64_t>(s);
-      const int64_t first = ranges.at(n, row, 0), tokens = ranges.at(n, row, 1);
+    for (int64_t src = 0; src < ranges.extent(1); ++src) {
+      const int64_t capacity = s.tokens(static_cast<size_t>(src) + 1);
+      const int64_t first = ranges.at(n, src, 0), tokens = ranges.at(n, src, 1);
       if (0 <= tokens && tokens <= capacity && 0 <= first &&
           first < std::max<int64_t>(1, capacity)) {
         continue;
       }
-      return ArgumentsError(op, "the range of src ", s, " in row ", n, " is ", tokens,
+      return ArgumentsError(s.op, "the range of src ", src, " in row ", n, " is ", tokens,
                             " tokens from token ", first, " on; there is room for ", capacity,
                             " tokens");
     }
@@ -105,119 +116,90 @@ absl::Status CheckRanges(const Op& op, const Indices& ranges,
   return absl::OkStatus();
 }
 
-absl::Status CheckOffsets(const Op& op, const Indices& offsets, int64_t queries) {
+absl::Status CheckOffsets(const Subject& s, const Indices& offsets, const Indices&) {
+  const int64_t queries = s.dim(0, 0);
   for (int64_t n = 0; n < offsets.rows(); ++n) {
     const int64_t begin = n == 0 ? 0 : offsets.at(n - 1);
     if (n == 0 && offsets.at(0) != 0) {
-      return ArgumentsError(op, "query_offsets begin with ", offsets.at(0), ", not 0");
+      return ArgumentsError(s.op, "query_offsets begin with ", offsets.at(0), ", not 0");
     }
     if (offsets.at(n) < begin) {
-      return ArgumentsError(op, "query_offsets fall: ", begin, " and then ", offsets.at(n),
+      return ArgumentsError(s.op, "query_offsets fall: ", begin, " and then ", offsets.at(n),
                             " for row ", n - 1);
     }
     if (offsets.at(n) > queries) {
-      return ArgumentsError(op, "query_offsets of row ", n - 1, " end at ", offsets.at(n),
+      return ArgumentsError(s.op, "query_offsets of row ", n - 1, " end at ", offsets.at(n),
                             "; there are ", queries, " queries");
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckPositions(const Op& op, const Indices& positions, int64_t rows,
-                            const AppendedTokens& to) {
-  for (int64_t n = 0; n < rows; ++n) KVANT_RETURN_IF_ERROR(to.Check(op, n, positions.at(n)));
+absl::Status CheckPositions(const Subject& s, const Indices& positions, const Indices&) {
+  const AppendedTokens to =
+      AppendedTokensOf(s.op, s.graph.tensor(s.op.inputs[0]), s.graph.tensor(s.op.outputs[0]));
+  for (int64_t n = 0; n < s.dim(0, 0); ++n) {
+    KVANT_RETURN_IF_ERROR(to.Check(s.op, n, positions.at(n)));
+  }
   return absl::OkStatus();
 }
 
 // Ranges of K and of V.
-absl::Status CheckColumns(const Op& op, const Indices& k_ranges, const Indices& v_ranges) {
+absl::Status CheckColumns(const Subject& s, const Indices& k_ranges, const Indices& v_ranges) {
   const auto sum = [](const Indices& ranges, int64_t n) {
     int64_t tokens = 0;
-    for (int64_t s = 0; s < ranges.extent(1); ++s) tokens += ranges.at(n, s, 1);
+    for (int64_t src = 0; src < ranges.extent(1); ++src) tokens += ranges.at(n, src, 1);
     return tokens;
   };
   for (int64_t n = 0; n < std::max(k_ranges.rows(), v_ranges.rows()); ++n) {
     const int64_t k = sum(k_ranges, n), v = sum(v_ranges, n);
     if (k == v) continue;
-    return ArgumentsError(op, "the ranges of row ", n, " add up to ", k, " tokens of K and ", v,
+    return ArgumentsError(s.op, "the ranges of row ", n, " add up to ", k, " tokens of K and ", v,
                           " of V");
   }
   return absl::OkStatus();
 }
 
+// What is checked of an op, and by which of its inputs.
+struct CheckRow {
+  OpKind kind;
+  std::string_view a, b;
+  absl::Status (*check)(const Subject& s, const Indices& a, const Indices& b);
+};
+constexpr CheckRow kChecks[] = {
+    {OpKind::kLoadTokens, "lengths", "first", CheckLengths},
+    {OpKind::kSoftMax, "lengths", "first", CheckLengths},
+    {OpKind::kLoadPages, "page_table", "lengths", CheckPages},
+    {OpKind::kLoadRanges, "ranges", "", CheckRanges},
+    {OpKind::kAppend, "positions", "", CheckPositions},
+    {OpKind::kAppendPages, "slots", "", CheckPositions},
+    {OpKind::kScaledDotProductAttention, "query_offsets", "", CheckOffsets},
+    {OpKind::kScaledDotProductAttention, "kv_lengths", "kv_first", CheckLengths},
+};
+
 }  // namespace
 
 IndexChecks::IndexChecks(const Partition& partition, bool fused) {
-  // check(indices of a, indices of b), once both are there. What an op of the partition computes, a
-  // LoadRanges the lengths, is right by itself.
-  const auto add = [this](Source a, Source b, auto check) {
+  const Graph& graph = partition.ops();
+  // Once both sources are there. What an op of the partition computes, a LoadRanges the lengths, is
+  // right by itself.
+  const auto add = [&](const Op& op, Source a, Source b, auto check) {
     if (!a.present() && !b.present()) return;
-    checks_.push_back([=](Inputs inputs) {
+    checks_.push_back([=, s = Subject{op, graph}](Inputs inputs) {
       if (a.missing(inputs) || b.missing(inputs)) return absl::OkStatus();
-      return check(Indices(a, inputs), Indices(b, inputs));
+      return check(s, Indices(a, inputs), Indices(b, inputs));
     });
   };
-  for (const Op& op : partition.ops().ops()) {
-    const auto tensor = [&](size_t input) -> const LogicalTensor& {
-      return partition.ops().tensor(op.inputs[input]);
-    };
+  for (const Op& op : graph.ops()) {
     const auto find = [&](std::string_view name) {
       const std::optional<size_t> input = FindInput(op, name);
       if (!input) return Source();
-      const int port = partition.InputPort(op.inputs[*input]);
-      return port == kNoPort && !tensor(*input).value ? Source() : Source{&tensor(*input), port};
+      const LogicalTensor& tensor = graph.tensor(op.inputs[*input]);
+      const int port = partition.InputPort(tensor.id);
+      return port == kNoPort && !tensor.value ? Source() : Source{&tensor, port};
     };
-    const auto add_lengths = [&](Source lengths, Source first, int64_t capacity) {
-      add(lengths, first, [&op, capacity](const Indices& all, const Indices& first_tokens) {
-        return CheckLengths(op, all, first_tokens, capacity);
-      });
-    };
-    const int64_t group = op.Get<Attr::kTokenGroup>();
-    switch (op.kind) {
-      case OpKind::kLoadTokens:
-        add_lengths(find("lengths"), find("first"), TokenDim(op, tensor(0)) * group);
-        break;
-      case OpKind::kSoftMax: {
-        const int64_t axis = op.Get<Attr::kAxis>();
-        add_lengths(find("lengths"), find("first"),
-                    (*tensor(0).dims)[FromFront(axis, tensor(0).rank())]);
-        break;
-      }
-      case OpKind::kLoadPages:
-        add(find("page_table"), find("lengths"),
-            [&op, pages = (*tensor(0).dims)[0], tokens = TokenDim(op, tensor(0)) * group](
-                const Indices& table, const Indices& lengths) {
-              return CheckPages(op, table, lengths, pages, tokens);
-            });
-        break;
-      case OpKind::kLoadRanges: {
-        std::vector<int64_t> capacities;
-        for (size_t i = 1; i < op.inputs.size(); ++i) {
-          capacities.push_back(TokenDim(op, tensor(i)));
-        }
-        add(find("ranges"), {}, [&op, capacities](const Indices& ranges, const Indices&) {
-          return CheckRanges(op, ranges, capacities);
-        });
-        break;
-      }
-      case OpKind::kAppend:
-      case OpKind::kAppendPages:
-        add(find(InputName(op, 1)), {},
-            [&op, rows = (*tensor(0).dims)[0],
-             to = AppendedTokensOf(op, tensor(0), partition.ops().tensor(op.outputs[0]))](
-                const Indices& positions, const Indices&) {
-              return CheckPositions(op, positions, rows, to);
-            });
-        break;
-      case OpKind::kScaledDotProductAttention:
-        add(find("query_offsets"), {},
-            [&op, queries = (*tensor(0).dims)[0]](const Indices& offsets, const Indices&) {
-              return CheckOffsets(op, offsets, queries);
-            });
-        add_lengths(find("kv_lengths"), find("kv_first"), (*tensor(1).dims)[2]);
-        break;
-      default:
-        break;
+    for (const CheckRow& row : kChecks) {
+      if (row.kind == op.kind) add(op, find(row.a), find(row.b), row.check);
     }
   }
   const AttentionSpec* const spec = partition.attention();
@@ -225,10 +207,7 @@ IndexChecks::IndexChecks(const Partition& partition, bool fused) {
   const auto range = [&](const KvSegment& segment) {
     return Source{&partition.input(segment.range.port), segment.range.port};
   };
-  add(range(spec->k[0]), range(spec->v[0]),
-      [&op = partition.ops().ops().back()](const Indices& k, const Indices& v) {
-        return CheckColumns(op, k, v);
-      });
+  add(graph.ops().back(), range(spec->k[0]), range(spec->v[0]), CheckColumns);
 }
 
 absl::Status IndexChecks::Check(Inputs inputs) const {

@@ -19,7 +19,6 @@ class IndexChecks {
   // exist as of V.
   IndexChecks(const Partition& partition, bool fused);
 
-  bool empty() const { return checks_.empty(); }
   // kInvalidArguments, naming op, row and numbers. `inputs`: of all ports; null are those that are
   // not there yet.
   absl::Status Check(absl::Span<const void* const> inputs) const;

@@ -85,25 +85,17 @@ class OpenMpExecutor : public Executor {
       return;
     }
     for (int64_t first = 0; first < n; first += Runs::kMost) {
-      Work work{openmp_.thread_number, body, first,
-                Runs(std::min(n - first, Runs::kMost), threads_)};
-      openmp_.parallel(&Run, &work, static_cast<unsigned>(threads_), 0);
+      Runs runs(std::min(n - first, Runs::kMost), threads_);
+      auto work = [&] {
+        const int slot = openmp_.thread_number();
+        for (int64_t i; (i = runs.Next(slot)) >= 0;) body(first + i, slot);
+      };
+      openmp_.parallel([](void* data) { (*static_cast<decltype(work)*>(data))(); }, &work,
+                       static_cast<unsigned>(threads_), 0);
     }
   }
 
  private:
-  struct Work {
-    int (*thread_number)();
-    Body body;
-    int64_t first;
-    Runs runs;
-  };
-  static void Run(void* data) {
-    Work& work = *static_cast<Work*>(data);
-    const int slot = work.thread_number();
-    for (int64_t i; (i = work.runs.Next(slot)) >= 0;) work.body(work.first + i, slot);
-  }
-
   const OpenMp openmp_;
   const int threads_;
 };

@@ -37,8 +37,16 @@ class ScratchPool {
   absl::Status Use(size_t bytes, void* stream, absl::FunctionRef<absl::Status(std::byte*)> body) {
     if (memory_->asynchronous()) return UseOfStream(bytes, stream, body);
     KVANT_ASSIGN_OR_RETURN(void* block, Take(bytes));
-    bool intact = false;
-    const absl::Cleanup give_back = [&] { Return(block, intact); };
+    bool intact = false;  // left as the next execution expects it
+    const absl::Cleanup give_back = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      --lent_;
+      if (intact) {
+        blocks_.push_back(block);
+      } else {
+        memory_->Free(block);
+      }
+    };
     absl::Status done = body(static_cast<std::byte*>(block));
     intact = true;
     return done;
@@ -58,24 +66,12 @@ class ScratchPool {
     if (blocks_.empty()) {
       blocks_.reserve(lent_ + 1);  // so that there is room for all that come back
       KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
-      ++lent_;
-      return block;
+      blocks_.push_back(block);
     }
+    ++lent_;
     void* block = blocks_.back();
     blocks_.pop_back();
-    ++lent_;
     return block;
-  }
-
-  // A block that an execution left as the next one expects it, or not.
-  void Return(void* block, bool intact) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    --lent_;
-    if (intact) {
-      blocks_.push_back(block);
-    } else {
-      memory_->Free(block);
-    }
   }
 
   absl::Status UseOfStream(size_t bytes, void* stream,
@@ -90,7 +86,7 @@ class ScratchPool {
       }
       MakeRoom();
       KVANT_ASSIGN_OR_RETURN(void* block, memory_->Allocate(bytes));
-      own = Add(order, block);
+      own = Lend(order, block);
     }
     const absl::Cleanup give_back = [&] {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -99,24 +95,13 @@ class ScratchPool {
     return body(static_cast<std::byte*>(own->data));
   }
 
-  // The stream's block, if it has one.
-  OfOneStream* Lend(const DeviceMemory::StreamOrder& order) {
+  // The stream's block, which is `block` where it has none; null if that is null too.
+  OfOneStream* Lend(const DeviceMemory::StreamOrder& order, void* block = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = of_stream_.find(order.id);
-    if (found == of_stream_.end()) return nullptr;
-    return Lent(found->second, order);
-  }
-  OfOneStream* Add(const DeviceMemory::StreamOrder& order, void* block) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [own, added] = of_stream_.try_emplace(order.id);
-    if (added) {
-      own->second.data = block;
-    } else {  // another thread was first
-      blocks_.push_back(block);
-    }
-    return Lent(own->second, order);
-  }
-  OfOneStream* Lent(OfOneStream& own, const DeviceMemory::StreamOrder& order) {
+    if (block == nullptr && !of_stream_.contains(order.id)) return nullptr;
+    const auto [found, added] = of_stream_.try_emplace(order.id, OfOneStream{block});
+    if (!added && block != nullptr) blocks_.push_back(block);  // another thread was first
+    OfOneStream& own = found->second;
     own.used = ++uses_;
     own.captured |= order.captured;
     ++own.lent;

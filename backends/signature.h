@@ -27,6 +27,8 @@ absl::Status NothingToRun(std::string_view what);
 class Signature {
  public:
   struct Port {
+    std::string_view role;  // "input" or "output", of which it is number `index`
+    size_t index = 0;
     const LogicalTensor* tensor = nullptr;
     size_t bytes = 0;
     size_t alignment = 1;
@@ -59,22 +61,14 @@ class Signature {
                            absl::FunctionRef<absl::Status(std::byte*)> body) const;
 
  private:
-  std::string NameOf(bool output, size_t port) const;
-  absl::Status CheckTensor(bool output, size_t port, const void* data, size_t bytes) const;
-  absl::Status CheckReachable(absl::Span<const ConstTensor> inputs,
-                              absl::Span<const Tensor> outputs) const;
-  absl::StatusOr<size_t> FindPort(bool output, std::string_view name) const;
-  template <typename T>
-  absl::Status Arrange(bool output, absl::Span<const std::pair<std::string_view, T>> named,
-                       absl::InlinedVector<T, 8>& tensors) const;
-
   const std::string_view what_;
   const std::shared_ptr<const Engine::Identity> engine_;
   const std::shared_ptr<Executor> executor_;
   const std::shared_ptr<DeviceMemory> memory_;
   const size_t scratch_bytes_;
   mutable ScratchPool pool_;
-  std::vector<Port> inputs_, outputs_;
+  const size_t inputs_;  // of the ports, the first
+  std::vector<Port> ports_;
 };
 
 }  // namespace kvant

@@ -24,16 +24,6 @@ void Acquire(char*) {}
 
 using Body = absl::FunctionRef<void(int64_t, int)>;
 
-void RunHere(int64_t n, Body body) {
-  for (int64_t i = 0; i < n; ++i) body(i, 0);
-}
-
-class SerialExecutor : public Executor {
- public:
-  int max_concurrency() const override { return 1; }
-  void ParallelFor(int64_t n, Body body) override { RunHere(n, body); }
-};
-
 // A slot is the thread's index in the arena: distinct among the threads that are in it, and below
 // its concurrency. A caller from outside takes a slot of the arena for the time of the call, or,
 // when all are taken, hands the work to a thread that has one.
@@ -45,7 +35,10 @@ class TbbExecutor : public Executor {
 
   void ParallelFor(int64_t n, Body body) override {
     // Slots need to differ only within one call, so a caller that runs alone may use slot 0.
-    if (n <= 1 || threads_ == 1) return RunHere(n, body);
+    if (n <= 1 || threads_ == 1) {
+      for (int64_t i = 0; i < n; ++i) body(i, 0);
+      return;
+    }
     char start = 0, end = 0;  // only addresses
     Release(&start);
     arena_.execute([&] {
@@ -76,6 +69,6 @@ std::unique_ptr<Executor> MakeTbbExecutor(int threads) {
   return std::make_unique<TbbExecutor>(std::max(threads <= 0 ? most : std::min(threads, most), 1));
 }
 
-std::unique_ptr<Executor> MakeSerialExecutor() { return std::make_unique<SerialExecutor>(); }
+std::unique_ptr<Executor> MakeSerialExecutor() { return std::make_unique<TbbExecutor>(1); }
 
 }  // namespace kvant

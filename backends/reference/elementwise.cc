@@ -96,6 +96,23 @@ void SelectRow(const RunContext& context, const Row& row, const Array& result,
   }
 }
 
+// Of a probability that is a constant now, and of one that comes through a port at each execution.
+absl::Status CheckProbability(const Op& op, int index, Lowering& lowering) {
+  const auto check = [op = op.ToString()](double value, std::string_view text) {
+    if (value >= 0 && value <= 1) return absl::OkStatus();
+    return InvalidArguments(op, ": probability ", text, " is not in [0, 1]");
+  };
+  const std::optional<Constant>& constant = lowering.InputTensor(op, index).value;
+  if (constant) return check(constant->value(), constant->ToString());
+  if (const int port = lowering.PortOf(op, index); port != kNoPort) {
+    lowering.plan.AddCheck([=](absl::Span<const void* const> inputs) {
+      const double value = LoadElement(kF32, inputs[port], 0);
+      return check(value, absl::StrCat(value, " (element 0)"));
+    });
+  }
+  return absl::OkStatus();
+}
+
 int64_t ScalarOf(const RunContext& context, const Array& array) {
   if (array.storage == Storage::kS64) return *context.data<int64_t>(array);
   return *context.data<int32_t>(array);
@@ -213,7 +230,7 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const Array seed = lowering.Input(op, 1), offset = lowering.Input(op, 2);
   const Array probability = lowering.Input(op, 3);
-  KVANT_RETURN_IF_ERROR(lowering.CheckProbability(op, op.inputs[3]));
+  KVANT_RETURN_IF_ERROR(CheckProbability(op, 3, lowering));
   const Array y = lowering.plan.NewArray(x.dims);
   std::optional<Array> mask;
   if (lowering.HasOutput(op, 1)) mask = lowering.plan.NewArray(x.dims);
@@ -225,18 +242,12 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
         const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
         const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
         const double p = *context.data(probability);
-        const uint64_t threshold = DropoutThreshold(p);
-        constexpr int64_t kTask = 1024 * kPhiloxBlock;
+        constexpr int64_t kTask = 4096;
         const int64_t elements = x.elements();
         context.executor.ParallelFor((elements + kTask - 1) / kTask, [&](int64_t task, int) {
           const int64_t end = std::min(elements, (task + 1) * kTask);
-          uint32_t words[kPhiloxBlock];
           for (int64_t i = task * kTask; i < end; ++i) {
-            const int64_t in_block = i % kPhiloxBlock;
-            if (in_block == 0) {
-              PhiloxWords(key, start, static_cast<uint64_t>(i / kPhiloxBlock), words);
-            }
-            const bool keep = words[in_block] >= threshold;
+            const bool keep = DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
             const float value = context.data(x)[i];
             context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
             if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;

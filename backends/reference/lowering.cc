@@ -68,16 +68,6 @@ void Lowering::WriteRowsOf(const Op& op, int index, const Array& offsets) {
   written_rows_[op.outputs[index]] = offsets;
 }
 
-absl::Status Lowering::CheckProbability(const Op& op, TensorId id) {
-  if (const std::optional<Constant>& value = graph().tensor(id).value) {
-    if (value->value() >= 0 && value->value() <= 1) return absl::OkStatus();
-    return ArgumentsError(op, "probability ", value->ToString(), " is not in [0, 1]");
-  }
-  const int port = partition_.InputPort(id);
-  if (port != kNoPort) probabilities_.push_back({port, op.ToString()});
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Array> LowerEnd(const Op&, Lowering&) { return Array(); }
 
 absl::StatusOr<Array> LowerWildcard(const Op& op, Lowering&) {

@@ -16,19 +16,12 @@
 
 namespace kvant::reference {
 
-// The probability of a Dropout that comes through a port, checked before anything runs.
-struct ProbabilityPort {
-  int port = 0;
-  std::string op;  // "Dropout 'o' (id 3)"
-};
-
 class Lowering {
  public:
   Lowering(const Partition& partition, Plan& plan) : plan(plan), partition_(partition) {}
 
   // All ops, then the outputs. Afterwards the plan is complete but for Finish().
   absl::Status LowerPartition();
-  const std::vector<ProbabilityPort>& probabilities() const { return probabilities_; }
 
   Plan& plan;
 
@@ -58,8 +51,8 @@ class Lowering {
 
   // Of output `index`, with rows along axis 0, only those before the last of `offsets` are written.
   void WriteRowsOf(const Op& op, int index, const Array& offsets);
-  // Checks a constant, and has a probability that comes through a port checked at execution.
-  absl::Status CheckProbability(const Op& op, TensorId id);
+  // The port that an input comes through; kNoPort: none.
+  int PortOf(const Op& op, int index) const { return partition_.InputPort(op.inputs[index]); }
 
  private:
   const Graph& graph() const { return partition_.ops(); }
@@ -67,7 +60,6 @@ class Lowering {
 
   const Partition& partition_;
   absl::flat_hash_map<TensorId, Array> values_;
-  std::vector<ProbabilityPort> probabilities_;
   absl::flat_hash_map<TensorId, Array> written_rows_;
 };
 

@@ -1,11 +1,9 @@
 // MatMul. oneDNN repeats batch dims of 1 itself. Batch dims are merged where both operands allow
 // it, and query heads that share a B become rows of one larger product.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/reference/lowering.h"
@@ -44,17 +42,6 @@ dnnl::memory::desc OperandDesc(Dims dims, const Matrix& matrix) {
     strides[dims.size() - 1] = matrix.rows;
   }
   return StridedDesc(dims, strides);
-}
-
-// Sylvester's, / sqrt(size).
-std::vector<float> HadamardMatrix(int64_t size) {
-  std::vector<float> matrix(size * size);
-  const double element = 1 / std::sqrt(static_cast<double>(size));
-  for (int64_t i = 0; i < size * size; ++i) {
-    const bool odd = std::popcount(static_cast<uint64_t>(i / size & i % size)) % 2 != 0;
-    matrix[i] = static_cast<float>(odd ? -element : element);
-  }
-  return matrix;
 }
 
 }  // namespace
@@ -109,24 +96,29 @@ absl::StatusOr<Array> LowerMatMul(const Op& op, Lowering& lowering) {
   return result;
 }
 
+// Sylvester's matrix / sqrt(block), which is a product of sums and differences.
 absl::StatusOr<Array> LowerHadamard(const Op& op, Lowering& lowering) {
-  // Of 2^n numbers it is the product of smaller ones, over the axes of [.., kFactor, kFactor]: so
-  // that no constant is larger than this.
-  constexpr int64_t kFactor = 64;
-  Plan& plan = lowering.plan;
-  Array x = lowering.Input(op, 0);
-  const Dims dims = x.dims;
-  int64_t left = op.Get<Attr::kBlock>();
-  for (int64_t inner = 1; left > 1 && x.elements() > 0;) {
-    const int64_t factor = std::min(left, kFactor);
-    const int64_t outer = x.elements() / (factor * inner);
-    const Array matrix = ConstantArray(plan, HadamardMatrix(factor), {factor, factor});
-    x = inner == 1 ? MatMul(plan, Reshaped(x, {outer, factor}), matrix, false, false)
-                   : MatMul(plan, matrix, Reshaped(x, {outer, factor, inner}), false, false);
-    inner *= factor;
-    left /= factor;
-  }
-  return Reshaped(x, dims);
+  const Array x = lowering.Input(op, 0);
+  const Array result = lowering.plan.NewArray(x.dims);
+  const int64_t block = op.Get<Attr::kBlock>();
+  const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(block)));
+  lowering.plan.AddStep({x}, {result}, [=](const RunContext& context) {
+    context.executor.ParallelFor(x.elements() / block, [&](int64_t i, int) {
+      float* const y = context.data(result) + i * block;
+      std::transform(context.data(x) + i * block, context.data(x) + (i + 1) * block, y,
+                     [norm](float value) { return value * norm; });
+      for (int64_t half = 1; half < block; half *= 2) {
+        for (int64_t j = 0; j < block; j += 2 * half) {
+          for (int64_t k = j; k < j + half; ++k) {
+            const float sum = y[k] + y[k + half];
+            y[k + half] = y[k] - y[k + half];
+            y[k] = sum;
+          }
+        }
+      }
+    });
+  });
+  return result;
 }
 
 }  // namespace kvant::reference

@@ -4,13 +4,9 @@
 #include <utility>
 
 #include "kvant/backends/reference/onednn.h"
+#include "kvant/backends/tensor.h"
 
 namespace kvant::reference {
-namespace {
-
-constexpr size_t kAlignment = 64;
-
-}  // namespace
 
 Array Plan::NewArray(Dims dims, Storage storage) {
   Array array{static_cast<int>(arrays_.size()), storage, std::move(dims)};
@@ -73,14 +69,16 @@ void Plan::PlaceArrays() {
   std::vector<int> placed;  // by offset
   for (int id : order) {
     ArrayInfo& info = arrays_[id];
-    const size_t bytes = (info.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const auto aligned = [](size_t bytes) {
+      return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    };
+    const size_t bytes = aligned(info.bytes);
     size_t offset = 0;
     for (int other : placed) {
       const ArrayInfo& taken = arrays_[other];
       if (taken.last < info.first || info.last < taken.first) continue;
       if (offset + bytes <= taken.offset) break;
-      offset =
-          std::max(offset, (taken.offset + taken.bytes + kAlignment - 1) / kAlignment * kAlignment);
+      offset = std::max(offset, aligned(taken.offset + taken.bytes));
     }
     info.offset = offset;
     scratch_bytes_ = std::max(scratch_bytes_, offset + bytes);
@@ -91,8 +89,9 @@ void Plan::PlaceArrays() {
   }
 }
 
-void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
-               absl::Span<void* const> outputs, std::byte* scratch) const {
+absl::Status Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
+                       absl::Span<void* const> outputs, std::byte* scratch) const {
+  for (const Check& check : checks_) KVANT_RETURN_IF_ERROR(check(inputs));
   std::vector<void*> pointers(arrays_.size(), nullptr);
   for (size_t id = 0; id < arrays_.size(); ++id) {
     const ArrayInfo& info = arrays_[id];
@@ -105,6 +104,7 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
   dnnl::stream stream(CpuEngine());
   const RunContext context{executor, stream, inputs, outputs, pointers};
   for (const StepInfo& step : steps_) step.run(context);
+  return absl::OkStatus();
 }
 
 }  // namespace kvant::reference

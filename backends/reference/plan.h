@@ -18,6 +18,7 @@
 #include "kvant/backends/executor.h"
 #include "kvant/graph/data_type.h"
 #include "kvant/graph/logical_tensor.h"
+#include "kvant/graph/status.h"
 
 namespace kvant::reference {
 
@@ -79,6 +80,10 @@ class Plan {
   void AddStep(absl::Span<const Array> reads, absl::Span<const Array> writes, Step run,
                int overwrites = -1);
 
+  // Run before all steps, so that nothing is written where one fails.
+  using Check = std::function<absl::Status(absl::Span<const void* const> inputs)>;
+  void AddCheck(Check check) { checks_.push_back(std::move(check)); }
+
   // Says why what is added cannot run; the first reason stays.
   void Decline(std::string why) {
     if (declined_.empty()) declined_ = std::move(why);
@@ -90,8 +95,8 @@ class Plan {
 
   size_t scratch_bytes() const { return scratch_bytes_; }
   // Needs scratch_bytes() bytes, 64-byte aligned. Steps may throw dnnl::error.
-  void Run(Executor& executor, absl::Span<const void* const> inputs,
-           absl::Span<void* const> outputs, std::byte* scratch) const;
+  absl::Status Run(Executor& executor, absl::Span<const void* const> inputs,
+                   absl::Span<void* const> outputs, std::byte* scratch) const;
 
  private:
   struct ArrayInfo {
@@ -113,6 +118,7 @@ class Plan {
   std::vector<ArrayInfo> arrays_;
   std::vector<StepInfo> steps_;
   std::string declined_;
+  std::vector<Check> checks_;
   size_t scratch_bytes_ = 0;
 };
 

@@ -1,35 +1,18 @@
-// Between ports and arrays. What memory has as arrays have it is moved; other types are decoded in
-// plain code, so that a CPU without f16, bf16 or f8 runs them too.
+// Between ports and arrays. What memory has as arrays have it is moved; other types are decoded by
+// portable kernels, so that a CPU without f16, bf16 or f8 runs them too.
 #include <cstring>
 #include <optional>
 #include <vector>
 
 #include "kvant/backends/reference/pieces.h"
 #include "kvant/backends/reference/rows.h"
+#include "kvant/kernels/cpu/lines.h"
 
 namespace kvant::reference {
 namespace {
 
 // The elements in memory are as in an array.
 bool IsStored(DataType type) { return type == kF32 || type == kS32 || type == kS64; }
-
-// Operand 0 is the array, operand 1 the port.
-void DecodeRow(DataType type, const void* port, const Row& row, float* out) {
-  const int64_t step = row.stride[1];
-  const auto fill = [&](auto&& element) {
-    for (int64_t i = 0; i < row.count; ++i) {
-      out[row.offset[0] + i * row.stride[0]] = element(row.offset[1] + i * step);
-    }
-  };
-  const auto* halves = static_cast<const uint16_t*>(port);
-  if (type == kF16) {
-    fill([&](int64_t i) { return F16ToF32(halves[i]); });
-  } else if (type == kBF16) {
-    fill([&](int64_t i) { return BF16ToF32(halves[i]); });
-  } else {
-    fill([&](int64_t i) { return static_cast<float>(LoadElement(type, port, i)); });
-  }
-}
 
 }  // namespace
 
@@ -44,7 +27,9 @@ Array LoadPort(Plan& plan, int port, const LogicalTensor& tensor) {
   Array array = plan.NewArray(dims);
   plan.AddStep({}, {array}, [=](const RunContext& context) {
     walk.ForEachRow(context.executor, [&](const Row& row) {
-      DecodeRow(type, context.inputs[port], row, context.data(array));
+      // The elements of the array, which is dense, are side by side.
+      cpu::LoadLine(*cpu::KernelsAt(0), type, context.inputs[port], row.offset[1], row.stride[1],
+                    row.count, context.data(array) + row.offset[0]);
     });
   });
   return array;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -29,39 +28,26 @@ std::string KernelText(const Graph& graph) {
                       }));
 }
 
-absl::Status Check(const ProbabilityPort& probability, const void* data) {
-  const double value = LoadElement(kF32, data, 0);
-  if (value >= 0 && value <= 1) return absl::OkStatus();
-  return InvalidArguments(probability.op, ": probability ", value, " (element 0) is not in [0, 1]");
-}
-
 class ReferenceExecutable : public Executable {
  public:
-  ReferenceExecutable(std::string kernel, Plan plan, std::vector<ProbabilityPort> probabilities)
-      : kernel_(std::move(kernel)),
-        plan_(std::move(plan)),
-        probabilities_(std::move(probabilities)) {}
+  ReferenceExecutable(std::string kernel, Plan plan)
+      : kernel_(std::move(kernel)), plan_(std::move(plan)) {}
 
   std::string kernel() const override { return kernel_; }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes(); }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {
-    for (const ProbabilityPort& probability : probabilities_) {
-      KVANT_RETURN_IF_ERROR(Check(probability, inputs[probability.port]));
-    }
     try {
-      plan_.Run(place.executor, inputs, outputs, scratch);
+      return plan_.Run(place.executor, inputs, outputs, scratch);
     } catch (const dnnl::error& error) {
       return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
     }
-    return absl::OkStatus();
   }
 
  private:
   const std::string kernel_;
   const Plan plan_;
-  const std::vector<ProbabilityPort> probabilities_;
 };
 
 class ReferenceBackend : public Backend {
@@ -78,8 +64,7 @@ class ReferenceBackend : public Backend {
     } catch (const dnnl::error& error) {
       return MakeError(ErrorKind::kUnimplemented, "oneDNN: ", error.what());
     }
-    return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan),
-                                                 lowering.probabilities());
+    return std::make_unique<ReferenceExecutable>(KernelText(partition.ops()), std::move(plan));
   }
 };
 

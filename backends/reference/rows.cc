@@ -84,25 +84,21 @@ Row Walk::RowAt(int64_t index) const {
 }
 
 void Walk::ForEachRow(Executor& executor, absl::FunctionRef<void(const Row&)> body) const {
-  int64_t rows = 1;
-  for (size_t axis = 0; axis + 1 < dims_.size(); ++axis) rows *= dims_[axis];
   const int64_t length = dims_.back();
+  const int64_t rows = ElementsOf(absl::MakeSpan(dims_).first(dims_.size() - 1));
   if (rows == 0 || length == 0) return;
-  if (length >= kTaskElements) {
-    const int64_t pieces = CeilDiv(length, kTaskElements);
-    executor.ParallelFor(rows * pieces, [&](int64_t task, int) {
-      Row row = RowAt(task / pieces);
-      const int64_t begin = task % pieces * kTaskElements;
-      row.count = std::min(kTaskElements, length - begin);
+  // A task is a piece of a row, or some rows.
+  const int64_t piece = std::min(length, kTaskElements), pieces = CeilDiv(length, piece);
+  const int64_t of_task = kTaskElements / piece;
+  executor.ParallelFor(CeilDiv(rows * pieces, of_task), [&](int64_t task, int) {
+    const int64_t end = std::min(rows * pieces, (task + 1) * of_task);
+    for (int64_t index = task * of_task; index < end; ++index) {
+      Row row = RowAt(index / pieces);
+      const int64_t begin = index % pieces * piece;
+      row.count = std::min(piece, length - begin);
       for (size_t i = 0; i < strides_.size(); ++i) row.offset[i] += begin * row.stride[i];
       body(row);
-    });
-    return;
-  }
-  const int64_t rows_per_task = kTaskElements / length;
-  executor.ParallelFor(CeilDiv(rows, rows_per_task), [&](int64_t task, int) {
-    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
-    for (int64_t index = task * rows_per_task; index < end; ++index) body(RowAt(index));
+    }
   });
 }
 
