@@ -136,7 +136,8 @@ absl::StatusOr<Dims> NumberFormat::GroupShape(absl::Span<const int64_t> dims) co
   }
   if (groups == Groups::kAllHeads) {
     if (rank < 3) return Bad(ToString(), "needs a tensor of at least three dims");
-    group[rank - 3] = dims[rank - 3];
+    // Also the axis of the query heads that share a head, between heads and tokens.
+    for (size_t axis = rank > 3 ? 1 : 0; axis < rank - 2; ++axis) group[axis] = dims[axis];
   }
   if (group[rank - 1] <= 0 || head_size % group[rank - 1] != 0) {
     return Bad(ToString(), "groups of ", group[rank - 1], " do not divide the head size ",

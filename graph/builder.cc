@@ -47,6 +47,13 @@ std::string_view WhyForeign(Value value, uint64_t stamp) {
   return value.builder == stamp ? "is not of this builder" : "is a Value of another builder";
 }
 
+// Lays a result out: with these strides, or those that it has, or densely where its shape is known.
+void LayOut(LogicalTensor& tensor, std::optional<Dims> strides) {
+  tensor.layout = Layout::kStrided;
+  if (strides) tensor.strides = std::move(strides);
+  if (!tensor.strides && tensor.has_shape()) tensor.strides = DenseStrides(*tensor.dims);
+}
+
 }  // namespace
 
 GraphBuilder::GraphBuilder(GraphOptions options)
@@ -342,10 +349,7 @@ Value GraphBuilder::Transpose(Value x, std::vector<int64_t> order) {
 
 Value GraphBuilder::Reorder(Value x, std::optional<Dims> strides) {
   const Value result = Emit(OpKind::kReorder, "", {x}, {Describe(x).type}, {});
-  LogicalTensor& tensor = tensors_[result.id];
-  tensor.layout = Layout::kStrided;
-  tensor.strides = std::move(strides);
-  if (!tensor.strides && tensor.has_shape()) tensor.strides = DenseStrides(*tensor.dims);
+  LayOut(tensors_[result.id], std::move(strides));
   return result;
 }
 
@@ -412,23 +416,9 @@ void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims
                                  tensors_[value.id].name, "'"));
   }
   if (!Claim(/*output=*/true, name)) return;
-  LogicalTensor& tensor = tensors_[value.id];
-  tensor.name = name;
-  tensor.layout = Layout::kStrided;
-  if (strides) {
-    tensor.strides = std::move(strides);
-  } else if (!tensor.strides && tensor.has_shape()) {
-    tensor.strides = DenseStrides(*tensor.dims);
-  }
+  tensors_[value.id].name = name;
+  LayOut(tensors_[value.id], std::move(strides));
   is_output_[value.id] = true;
-}
-
-Op GraphBuilder::EndOf(TensorId output) const {
-  Op end;
-  end.kind = OpKind::kEnd;
-  end.name = tensors_[output].name;
-  end.inputs.push_back(output);
-  return end;
 }
 
 absl::StatusOr<Graph> GraphBuilder::Build() && {
@@ -441,7 +431,8 @@ absl::StatusOr<Graph> GraphBuilder::Finish() {
   if (!first.ok()) return first;
   // An output that ops consume as well is marked by an End.
   for (TensorId id = 0; id < tensors_.size(); ++id) {
-    if (is_output_[id] && consumed_[id]) ops_.push_back(EndOf(id));
+    if (!is_output_[id] || !consumed_[id]) continue;
+    ops_.push_back({.kind = OpKind::kEnd, .name = tensors_[id].name, .inputs = {id}});
   }
   Graph graph(std::move(options_));
   absl::InlinedVector<LogicalTensor, 4> inputs, outputs;

@@ -274,7 +274,6 @@ class GraphBuilder {
   void SetCapacity(Value output, const Capacity& to, int64_t group);
   // Checks the op, which has its inputs already, and infers its outputs' dims.
   absl::Status Check(Op& op);
-  Op EndOf(TensorId output) const;
 
   GraphOptions options_;
   uint64_t stamp_;                      // of its values

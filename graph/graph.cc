@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
-#include <numeric>
 #include <queue>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -28,33 +28,24 @@ void Merge(const LogicalTensor& from, LogicalTensor& into) {
 
 // That ports of one op that are the same tensor agree with each other.
 absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tensors& outputs) {
-  const auto at = [&](size_t port) -> const LogicalTensor& {
-    return port < inputs.size() ? *inputs[port] : *outputs[port - inputs.size()];
-  };
-  absl::InlinedVector<size_t, 8> ports(inputs.size() + outputs.size());
-  std::iota(ports.begin(), ports.end(), size_t{0});
-  // The ports of a tensor side by side: an op may have a great many.
-  std::sort(ports.begin(), ports.end(),
-            [&](size_t a, size_t b) { return at(a).id != at(b).id ? at(a).id < at(b).id : a < b; });
-  std::optional<LogicalTensor> merged;  // of the ports so far of one tensor
-  for (size_t i = 1; i < ports.size(); ++i) {
-    const LogicalTensor& tensor = at(ports[i]);
-    const LogicalTensor& before = at(ports[i - 1]);
-    if (tensor.id != before.id) {
-      merged.reset();
-      continue;
+  absl::InlinedVector<TensorId, 8> ids(op.inputs.begin(), op.inputs.end());
+  ids.insert(ids.end(), op.outputs.begin(), op.outputs.end());
+  std::sort(ids.begin(), ids.end());
+  if (std::adjacent_find(ids.begin(), ids.end()) == ids.end()) return absl::OkStatus();
+  absl::flat_hash_map<TensorId, LogicalTensor> merged;  // of the ports so far
+  for (const LogicalTensor* tensor : inputs) {
+    LogicalTensor& before = merged.try_emplace(tensor->id, *tensor).first->second;
+    if (!Compatible(before, *tensor)) {
+      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor->id, " is ", before.ToString(),
+                     " and ", tensor->ToString());
     }
-    if (ports[i] >= inputs.size()) {
-      const bool is_input = ports[i - 1] < inputs.size();
-      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ",
-                     is_input ? "both input and output" : "produced twice");
-    }
-    if (!merged) merged = before;
-    if (!Compatible(*merged, tensor)) {
-      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ", merged->ToString(),
-                     " and ", tensor.ToString());
-    }
-    Merge(tensor, *merged);
+    Merge(*tensor, before);
+  }
+  for (const LogicalTensor* tensor : outputs) {
+    if (merged.try_emplace(tensor->id, *tensor).second) continue;
+    const bool is_input = std::count(op.inputs.begin(), op.inputs.end(), tensor->id) > 0;
+    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor->id, " is ",
+                   is_input ? "both input and output" : "produced twice");
   }
   return absl::OkStatus();
 }
@@ -149,47 +140,27 @@ absl::Status Graph::SortOps() {
   for (OpIndex i = 0; i < count; ++i) {
     if (waiting[i] == 0) ready.push(i);
   }
-  std::vector<OpIndex> position(count, kNoOp);
-  OpIndex placed = 0;
+  std::vector<OpIndex> order;
   while (!ready.empty()) {
     const OpIndex op = ready.top();
     ready.pop();
-    position[op] = placed++;
+    order.push_back(op);
     for (TensorId id : ops_[op].outputs) {
       for (const Use& use : FindTensor(id)->consumers) {
         if (--waiting[use.op] == 0) ready.push(use.op);
       }
     }
   }
-  if (placed < count) {
-    const auto stuck = std::find(position.begin(), position.end(), kNoOp) - position.begin();
+  if (order.size() < ops_.size()) {
+    const auto waits = [](int32_t inputs) { return inputs > 0; };
+    const auto stuck = std::find_if(waiting.begin(), waiting.end(), waits) - waiting.begin();
     return MakeError(ErrorKind::kInvalidGraph, ops_[stuck].ToString(), " is on or behind a cycle");
   }
-  if (std::is_sorted(position.begin(), position.end())) return absl::OkStatus();
-  std::vector<Op> sorted(count);
-  for (OpIndex i = 0; i < count; ++i) sorted[position[i]] = std::move(ops_[i]);
-  ops_ = std::move(sorted);
-  for (auto& [id, index] : op_ids_) index = position[index];
-  for (TensorInfo& info : tensors_) {
-    if (info.producer.op != kNoOp) info.producer.op = position[info.producer.op];
-    for (Use& use : info.consumers) use.op = position[use.op];
-    std::sort(info.consumers.begin(), info.consumers.end(), [](const Use& a, const Use& b) {
-      return a.op != b.op ? a.op < b.op : a.port < b.port;
-    });
-  }
+  if (!std::is_sorted(order.begin(), order.end())) *this = WithOps(order);
   return absl::OkStatus();
 }
 
-bool Graph::IsOutput(TensorId id, absl::FunctionRef<bool(OpIndex)> has) const {
-  const auto& consumers = FindTensor(id)->consumers;
-  return consumers.empty() || std::any_of(consumers.begin(), consumers.end(), [&](const Use& use) {
-           return ops_[use.op].kind == OpKind::kEnd || !has(use.op);
-         });
-}
-
-absl::Status Graph::Finalize() {
-  if (finalized_) return absl::OkStatus();
-  KVANT_RETURN_IF_ERROR(SortOps());
+void Graph::FindPorts(const Graph& whole) {
   for (OpIndex index = 0; index < static_cast<OpIndex>(ops_.size()); ++index) {
     const Op& op = ops_[index];
     for (size_t port = 0; port < op.inputs.size(); ++port) {
@@ -202,10 +173,21 @@ absl::Status Graph::Finalize() {
       }
     }
     for (TensorId id : op.outputs) {
-      if (IsOutput(id, [](OpIndex) { return true; })) outputs_.push_back(id);
+      const auto& consumers = FindTensor(id)->consumers;
+      const bool ends = std::any_of(consumers.begin(), consumers.end(), [this](const Use& use) {
+        return ops_[use.op].kind == OpKind::kEnd;
+      });
+      const bool leaves = whole.FindTensor(id)->consumers.size() != consumers.size();
+      if (consumers.empty() || ends || leaves) outputs_.push_back(id);
     }
   }
   finalized_ = true;
+}
+
+absl::Status Graph::Finalize() {
+  if (finalized_) return absl::OkStatus();
+  KVANT_RETURN_IF_ERROR(SortOps());
+  FindPorts(*this);
   return absl::OkStatus();
 }
 
@@ -228,11 +210,6 @@ const Graph::TensorInfo* Graph::FindTensor(std::string_view name_or_id) const {
   return error == std::errc() && parsed == end ? FindTensor(id) : nullptr;
 }
 
-bool Graph::has_constants() const {
-  return std::any_of(tensors_.begin(), tensors_.end(),
-                     [](const TensorInfo& info) { return info.desc.value.has_value(); });
-}
-
 absl::Status Graph::SetTensor(const LogicalTensor& desc) {
   const auto found = index_.find(desc.id);
   if (found == index_.end()) {
@@ -253,36 +230,30 @@ void Graph::Swap(Graph& other) noexcept {
   std::swap(finalized_, other.finalized_);
 }
 
-Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
-  Graph sub(options_);
-  std::vector<OpIndex> order(ops.begin(), ops.end());
-  std::sort(order.begin(), order.end());
-  order.erase(std::unique(order.begin(), order.end()), order.end());
-  sub.ops_.reserve(order.size());
-  for (OpIndex op : order) {
-    if (op < 0 || op >= static_cast<OpIndex>(ops_.size())) continue;
-    const auto index = static_cast<OpIndex>(sub.ops_.size());
-    sub.ops_.push_back(ops_[op]);
-    sub.op_ids_[ops_[op].id] = index;
+Graph Graph::WithOps(absl::Span<const OpIndex> order) const {
+  Graph graph(options_);
+  graph.ops_.reserve(order.size());
+  for (const OpIndex op : order) {
+    const auto index = static_cast<OpIndex>(graph.ops_.size());
+    graph.ops_.push_back(ops_[op]);
+    graph.op_ids_[ops_[op].id] = index;
     for (size_t i = 0; i < ops_[op].inputs.size(); ++i) {
-      sub.Touch(tensor(ops_[op].inputs[i])).consumers.push_back({index, static_cast<int32_t>(i)});
+      graph.Touch(tensor(ops_[op].inputs[i])).consumers.push_back({index, static_cast<int32_t>(i)});
     }
     for (size_t i = 0; i < ops_[op].outputs.size(); ++i) {
-      sub.Touch(tensor(ops_[op].outputs[i])).producer = {index, static_cast<int32_t>(i)};
+      graph.Touch(tensor(ops_[op].outputs[i])).producer = {index, static_cast<int32_t>(i)};
     }
   }
-  // Already sorted and acyclic: this only finds the ports.
-  sub.Finalize().IgnoreError();
-  // It does not see what is consumed outside as well.
-  sub.outputs_.clear();
-  for (const Op& op : sub.ops_) {
-    for (const TensorId id : op.outputs) {
-      const auto has = [&](OpIndex op) {
-        return std::binary_search(order.begin(), order.end(), op);
-      };
-      if (IsOutput(id, has)) sub.outputs_.push_back(id);
-    }
+  return graph;
+}
+
+Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
+  absl::btree_set<OpIndex> order;
+  for (const OpIndex op : ops) {
+    if (op >= 0 && op < static_cast<OpIndex>(ops_.size())) order.insert(op);
   }
+  Graph sub = WithOps(std::vector<OpIndex>(order.begin(), order.end()));
+  sub.FindPorts(*this);
   return sub;
 }
 

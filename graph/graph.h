@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/graph/logical_tensor.h"
@@ -50,12 +49,10 @@ class Graph {
   Graph() = default;
   explicit Graph(GraphOptions options) : options_(std::move(options)) {}
   Graph(const Graph&) = default;
-  Graph& operator=(const Graph&) = default;
   // What a graph was moved from is like Graph().
   Graph(Graph&& other) noexcept { Swap(other); }
-  Graph& operator=(Graph&& other) noexcept {
-    Graph taken(std::move(other));
-    Swap(taken);
+  Graph& operator=(Graph other) noexcept {
+    Swap(other);
     return *this;
   }
 
@@ -89,9 +86,6 @@ class Graph {
   const std::vector<TensorId>& inputs() const { return inputs_; }
   const std::vector<TensorId>& outputs() const { return outputs_; }
 
-  // Whether any op reads a constant.
-  bool has_constants() const;
-
   // Replaces what is known of a tensor (shape inference, user rewriting).
   // kInvalidArguments for an id that is not in the graph.
   absl::Status SetTensor(const LogicalTensor& desc);
@@ -108,8 +102,10 @@ class Graph {
   // The entry of a tensor, made or completed from this description.
   TensorInfo& Touch(const LogicalTensor& tensor);
   absl::Status SortOps();
-  // Whether a result is an output of the graph of the ops that it has.
-  bool IsOutput(TensorId id, absl::FunctionRef<bool(OpIndex)> has) const;
+  // These ops, in this order, with the tensors that they touch.
+  Graph WithOps(absl::Span<const OpIndex> order) const;
+  // Inputs and outputs of sorted ops, which are those of `whole` or a part of them.
+  void FindPorts(const Graph& whole);
 
   GraphOptions options_;
   std::vector<Op> ops_;

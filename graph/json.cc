@@ -67,13 +67,6 @@ absl::StatusOr<ByTensor> ReadByTensor(const JsonValue& root, std::string_view ke
   return values;
 }
 
-absl::StatusOr<OwnKeys> ReadOwnKeys(const JsonValue& root) {
-  OwnKeys keys;
-  KVANT_ASSIGN_OR_RETURN(keys.constants, ReadByTensor(root, "kvant_constants", "value"));
-  KVANT_ASSIGN_OR_RETURN(keys.names, ReadByTensor(root, "kvant_names", "name"));
-  return keys;
-}
-
 // A number, true or false, or "inf", "-inf" or "nan".
 absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
   if (type == kBoolean) {
@@ -171,9 +164,8 @@ absl::Status ReadAttributes(const JsonValue& attrs, Op& op) {
       return SchemaError(op, "unknown attribute '", name, "'");
     }
     if (op.attrs.Find(*attr) != nullptr) return value.Error("this attribute occurs twice");
-    absl::StatusOr<AttrValue> read = ReadAttribute(value);
-    if (!read.ok()) return read.status();
-    op.attrs.Set(*attr, *std::move(read));
+    KVANT_ASSIGN_OR_RETURN(AttrValue read, ReadAttribute(value));
+    op.attrs.Set(*attr, std::move(read));
     return absl::OkStatus();
   });
 }
@@ -219,7 +211,9 @@ absl::StatusOr<Graph> ReadGraph(std::string_view text) {
   GraphOptions options;
   KVANT_RETURN_IF_ERROR(ReadOptions(root, options));
   Graph graph(std::move(options));
-  KVANT_ASSIGN_OR_RETURN(const OwnKeys own, ReadOwnKeys(root));
+  OwnKeys own;
+  KVANT_ASSIGN_OR_RETURN(own.constants, ReadByTensor(root, "kvant_constants", "value"));
+  KVANT_ASSIGN_OR_RETURN(own.names, ReadByTensor(root, "kvant_names", "name"));
   KVANT_ASSIGN_OR_RETURN(const JsonValue ops, root.Member("graph"));
   std::vector<LogicalTensor> inputs, outputs;
   KVANT_RETURN_IF_ERROR(ops.ForEach([&](JsonValue value) {

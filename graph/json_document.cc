@@ -24,13 +24,6 @@ float FloatOf(double value, std::string_view text) {
   return static_cast<float>(std::abs(value) > std::numeric_limits<float>::max() ? HUGE_VAL : value);
 }
 
-template <class... Functions>
-struct Overloaded : Functions... {
-  using Functions::operator()...;
-};
-template <class... Functions>
-Overloaded(Functions...) -> Overloaded<Functions...>;  // clang before 17 does not deduce it
-
 }  // namespace
 
 // Receives the parser's events; returning false stops it.
@@ -104,66 +97,52 @@ JsonValue JsonDocument::root() const { return JsonValue(this, 0); }
 
 std::string JsonDocument::PathOf(uint32_t target) const {
   std::string path;
-  uint32_t at = 0;
-  while (at != target) {
+  for (uint32_t at = 0; at != target;) {
     const bool is_object = std::holds_alternative<Object>(nodes_[at].content);
-    uint32_t child = at + 1;
+    const uint32_t key = is_object ? 1 : 0;  // nodes of one before each value
+    at += 1 + key;
     size_t index = 0;
-    // The child whose nodes include the target.
-    for (;; ++index) {
-      const uint32_t value = is_object ? child + 1 : child;
-      if (target < nodes_[value].end) break;
-      child = nodes_[value].end;
-    }
+    // To the value whose nodes include the target.
+    for (; nodes_[at].end <= target; ++index) at = nodes_[at].end + key;
     if (is_object) {
-      absl::StrAppend(&path, path.empty() ? "" : ".", std::string(KeyAt(child)));
-      ++child;
+      absl::StrAppend(&path, path.empty() ? "" : ".", std::string(KeyAt(at - 1)));
     } else {
       absl::StrAppend(&path, "[", index, "]");
     }
-    at = child;
   }
   return path.empty() ? "(top level)" : path;
 }
 
 absl::Status JsonValue::Mismatch(std::string_view expected) const {
-  const std::string found = std::visit(
-      Overloaded{
-          [](std::nullptr_t) -> std::string { return "null"; },
-          [](bool value) -> std::string { return value ? "true" : "false"; },
-          [](int64_t value) { return absl::StrCat(value); },
-          [](uint64_t value) { return absl::StrCat(value); },
-          [](float value) { return absl::StrCat("the float ", value); },
-          [this](const JsonDocument::String& value) {
-            return absl::StrCat("'", std::string(document_->TextOf(value).substr(0, 64)), "'");
-          },
-          [](JsonDocument::Array) -> std::string { return "an array"; },
-          [](JsonDocument::Object) -> std::string { return "an object"; },
-      },
-      node().content);
+  std::string found = "null";
+  if (const bool* flag = As<bool>()) found = *flag ? "true" : "false";
+  if (const int64_t* integer = As<int64_t>()) found = absl::StrCat(*integer);
+  if (const uint64_t* natural = As<uint64_t>()) found = absl::StrCat(*natural);
+  if (const float* real = As<float>()) found = absl::StrCat("the float ", *real);
+  if (const auto* string = As<JsonDocument::String>()) {
+    found = absl::StrCat("'", std::string(document_->TextOf(*string).substr(0, 64)), "'");
+  }
+  if (As<JsonDocument::Array>() != nullptr) found = "an array";
+  if (As<JsonDocument::Object>() != nullptr) found = "an object";
   return Error("expected ", expected, ", found ", found);
 }
 
 absl::Status JsonValue::Read(bool& result) const {
-  if (const bool* flag = As<bool>()) {
-    result = *flag;
-  } else if (const uint64_t* natural = As<uint64_t>(); natural != nullptr && *natural <= 1) {
-    result = *natural == 1;
-  } else {
-    return Mismatch("true, false, 1 or 0");
-  }
+  const bool* flag = As<bool>();
+  const uint64_t* bit = As<uint64_t>();
+  if (flag == nullptr && (bit == nullptr || *bit > 1)) return Mismatch("true, false, 1 or 0");
+  result = flag != nullptr ? *flag : *bit == 1;
   return absl::OkStatus();
 }
 
 absl::Status JsonValue::Read(int64_t& result) const {
   constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
-  if (const int64_t* integer = As<int64_t>()) {
-    result = *integer;
-  } else if (const uint64_t* natural = As<uint64_t>(); natural != nullptr && *natural <= kLargest) {
-    result = static_cast<int64_t>(*natural);
-  } else {
+  const int64_t* negative = As<int64_t>();
+  const uint64_t* natural = As<uint64_t>();
+  if (negative == nullptr && (natural == nullptr || *natural > kLargest)) {
     return Mismatch("a 64-bit integer");
   }
+  result = negative != nullptr ? *negative : static_cast<int64_t>(*natural);
   return absl::OkStatus();
 }
 

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -176,11 +175,9 @@ size_t UnnamedInputs(const OpSchema& schema) {
 absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
   const size_t unnamed = UnnamedInputs(schema);
   if (unnamed == schema.inputs.size()) return absl::OkStatus();
-  std::set<std::string> seen;
+  const std::string& list = op.Get<Attr::kOptionalInputs>();
   std::vector<std::string> names;
-  if (const std::string& list = op.Get<Attr::kOptionalInputs>(); !list.empty()) {
-    names = absl::StrSplit(list, ',');
-  }
+  if (!list.empty()) names = absl::StrSplit(list, ',');
   for (const std::string& name : names) {
     const bool known =
         std::any_of(schema.inputs.begin(), schema.inputs.end(),
@@ -188,7 +185,7 @@ absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
     if (!known) {
       return SchemaError(op, "optional_inputs names '", name, "', which is not an input");
     }
-    if (!seen.insert(name).second) {
+    if (std::count(names.begin(), names.end(), name) > 1) {
       return SchemaError(op, "optional_inputs names '", name, "' twice");
     }
   }
@@ -237,13 +234,10 @@ const AttrValue& DefaultOf(OpKind kind, Attr attr) {
 }
 
 void Attributes::Set(Attr attr, AttrValue value) {
-  const auto at = std::lower_bound(values_.begin(), values_.end(), attr,
-                                   [](const auto& entry, Attr key) { return entry.first < key; });
-  if (at != values_.end() && at->first == attr) {
-    at->second = std::move(value);
-  } else {
-    values_.emplace(at, attr, std::move(value));
-  }
+  auto* at = values_.begin();
+  while (at != values_.end() && at->first < attr) ++at;
+  if (at == values_.end() || at->first != attr) at = values_.emplace(at, attr, AttrValue());
+  at->second = std::move(value);
 }
 
 const AttrValue* Attributes::Find(Attr attr) const {

@@ -24,11 +24,9 @@ bool Broadcasts(const Op& op) { return op.Get<Attr::kAutoBroadcast>() != "none";
 absl::Status CombineDims(const Op& op, const LogicalTensor& a, const LogicalTensor& b,
                          std::optional<Dims>& result) {
   if (!a.dims || !b.dims) return absl::OkStatus();
-  if (!Broadcasts(op)) {
-    if (!MayEqual(*a.dims, *b.dims)) {
-      return ShapeError(op, DescribeDims(a), " and ", DescribeDims(b),
-                        " differ, and auto_broadcast is none");
-    }
+  if (!Broadcasts(op) && !MayEqual(*a.dims, *b.dims)) {
+    return ShapeError(op, DescribeDims(a), " and ", DescribeDims(b),
+                      " differ, and auto_broadcast is none");
   }
   result = a.dims;
   const int conflict = BroadcastInto(*result, *b.dims);
@@ -87,12 +85,6 @@ absl::Status ReshapeTarget(const Op& op, const LogicalTensor& src,
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status ReshapeMismatch(const Op& op, const LogicalTensor& src,
-                             const std::vector<int64_t>& shape) {
-  return ShapeError(op, DescribeDims(src), " does not reshape to [", DimsToString(shape),
-                    "]: the numbers of elements differ");
 }
 
 // Adds `next` to the dims of what is concatenated along `axis` and begins with `first`, of known
@@ -158,6 +150,14 @@ absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
                     "]");
 }
 
+absl::Status CheckSameDim(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
+                          const LogicalTensor& b, int dim_b) {
+  const int64_t left = (*a.dims)[dim_a], right = (*b.dims)[dim_b];
+  if (MayEqual(left, right)) return absl::OkStatus();
+  return ShapeError(op, what, " differ: ", left, " (tensor ", a.id, ", dim ", dim_a, ") vs ", right,
+                    " (tensor ", b.id, ", dim ", dim_b, ")");
+}
+
 absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found) {
   if (!found) {
     found = declared.dims;
@@ -215,11 +215,7 @@ absl::Status MatMulShape(const Op& op, ShapeContext& context) {
   }
   const MatrixDims a = MatrixDimsOf(src, op.Get<Attr::kTransposeA>(), false);
   const MatrixDims b = MatrixDimsOf(weights, op.Get<Attr::kTransposeB>(), true);
-  const int64_t left = (*src.dims)[a.cols], right = (*weights.dims)[b.rows];
-  if (!MayEqual(left, right)) {
-    return ShapeError(op, "inner dimensions differ: ", left, " (tensor ", src.id, ", dim ", a.cols,
-                      ") vs ", right, " (tensor ", weights.id, ", dim ", b.rows, ")");
-  }
+  KVANT_RETURN_IF_ERROR(CheckSameDim(op, "inner dimensions", src, a.cols, weights, b.rows));
   Dims dims;
   KVANT_RETURN_IF_ERROR(MatMulBatch(op, src, weights, dims));
   if (a.rows >= 0) dims.push_back((*src.dims)[a.rows]);
@@ -312,12 +308,12 @@ absl::Status ReshapeShape(const Op& op, ShapeContext& context) {
     // With every input dim known, only the -1 can be unknown here.
     if (open >= 0) dims[open] = 1;
     const std::optional<int64_t> rest = CheckedProduct(dims);
-    if (open >= 0) {
-      if (!rest || *rest == 0 || *total % *rest != 0) return ReshapeMismatch(op, src, shape);
-      dims[open] = *total / *rest;
-    } else if (rest != total) {
-      return ReshapeMismatch(op, src, shape);
+    const bool divides = rest && *rest != 0 && *total % *rest == 0;
+    if (open >= 0 ? !divides : rest != total) {
+      return ShapeError(op, DescribeDims(src), " does not reshape to [", DimsToString(shape),
+                        "]: the numbers of elements differ");
     }
+    if (open >= 0) dims[open] = *total / *rest;
   }
   context.outputs[0] = std::move(dims);
   return absl::OkStatus();

@@ -55,6 +55,9 @@ absl::Status CheckBroadcastsOnto(const Op& op, const LogicalTensor& tensor,
 // The dims of the inputs from `first` on, whose rank is known, concatenated along `axis`;
 // kInvalidShape where they differ in another.
 absl::StatusOr<Dims> JoinInputs(const Op& op, const ShapeContext& context, size_t first, int axis);
+// kInvalidShape, "<what> differ: ..", unless dim `dim_a` of a may be dim `dim_b` of b.
+absl::Status CheckSameDim(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
+                          const LogicalTensor& b, int dim_b);
 // kInvalidShape unless `tensor`, input `role`, is [rows] or one for all of them.
 absl::Status CheckOnePerRow(const Op& op, const LogicalTensor& tensor, std::string_view role,
                             int64_t rows);

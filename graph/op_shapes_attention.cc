@@ -19,29 +19,21 @@ int64_t DimOf(const LogicalTensor& tensor, int axis) {
   return tensor.dims ? (*tensor.dims)[axis] : kUnknownDim;
 }
 
-absl::Status DimsDiffer(const Op& op, const char* what, const LogicalTensor& a, int dim_a,
-                        const LogicalTensor& b, int dim_b) {
-  return ShapeError(op, what, " differ: ", (*a.dims)[dim_a], " (tensor ", a.id, ", dim ", dim_a,
-                    ") vs ", (*b.dims)[dim_b], " (tensor ", b.id, ", dim ", dim_b, ")");
-}
-
 // How q, k and v must agree; q is of rank 3 if queries are ragged.
 absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor& k,
                       const LogicalTensor& v) {
-  const Dims &qd = *q.dims, &kd = *k.dims, &vd = *v.dims;
   const int last = q.rank() - 1;
-  if (last == 3 && !MayEqual(qd[0], kd[0])) {
-    return DimsDiffer(op, "batch sizes of q and k", q, 0, k, 0);
+  if (last == 3) KVANT_RETURN_IF_ERROR(CheckSameDim(op, "batch sizes of q and k", q, 0, k, 0));
+  KVANT_RETURN_IF_ERROR(CheckSameDim(op, "batch sizes of k and v", k, 0, v, 0));
+  KVANT_RETURN_IF_ERROR(CheckSameDim(op, "head sizes of q and k", q, last, k, 3));
+  KVANT_RETURN_IF_ERROR(CheckSameDim(op, "lengths of k and v", k, 2, v, 2));
+  KVANT_RETURN_IF_ERROR(CheckSameDim(op, "numbers of heads of k and v", k, 1, v, 1));
+  const int64_t q_heads = (*q.dims)[1], kv_heads = (*k.dims)[1];
+  if (MayEqual(q_heads, kv_heads) || (kv_heads != 0 && q_heads % kv_heads == 0)) {
+    return absl::OkStatus();
   }
-  if (!MayEqual(kd[0], vd[0])) return DimsDiffer(op, "batch sizes of k and v", k, 0, v, 0);
-  if (!MayEqual(qd[last], kd[3])) return DimsDiffer(op, "head sizes of q and k", q, last, k, 3);
-  if (!MayEqual(kd[2], vd[2])) return DimsDiffer(op, "lengths of k and v", k, 2, v, 2);
-  if (!MayEqual(kd[1], vd[1])) return DimsDiffer(op, "numbers of heads of k and v", k, 1, v, 1);
-  const int64_t q_heads = qd[1];
-  if (q_heads == kUnknownDim || kd[1] == kUnknownDim || q_heads == kd[1]) return absl::OkStatus();
-  if (kd[1] != 0 && q_heads % kd[1] == 0) return absl::OkStatus();
   return ShapeError(op, q_heads, " query heads (tensor ", q.id, ", dim 1) are no multiple of ",
-                    kd[1], " key heads (tensor ", k.id, ", dim 1)");
+                    kv_heads, " key heads (tensor ", k.id, ", dim 1)");
 }
 
 // An input with one value per element of a dim.

@@ -20,28 +20,14 @@ const std::vector<int64_t>* GroupShapeOf(const Op& op) {
   return QTypeOf(op) == QType::kPerGroup ? op.Find<Attr::kGroupShape>() : nullptr;
 }
 
-absl::Status CheckScalar(const Op& op, const LogicalTensor& tensor, const char* role) {
-  if (MayBeVector(tensor, 1)) return absl::OkStatus();
-  return ArgumentsError(op, "per_tensor takes one of ", role, ", but has ", DescribeDims(tensor));
-}
-
-// One value per element of `axis` of x.
-absl::Status CheckPerChannel(const Op& op, const LogicalTensor& x, int axis,
-                             const LogicalTensor& tensor, const char* role) {
-  const int64_t channels = (*x.dims)[axis];
-  if (MayBeVector(tensor, channels)) return absl::OkStatus();
-  return ArgumentsError(op, role, " per channel must be [", channels, "] as dim ", axis, " of ",
-                        DescribeDims(x), ", but are ", DescribeDims(tensor));
-}
-
 // The dims of a tensor with one value per group: those of x divided by group_shape's.
-absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
-                              const std::vector<int64_t>& group_shape, Dims& groups) {
+absl::StatusOr<Dims> DivideIntoGroups(const Op& op, const LogicalTensor& x,
+                                      const std::vector<int64_t>& group_shape) {
   if (group_shape.size() != x.dims->size()) {
     return ArgumentsError(op, "group_shape [", DimsToString(group_shape), "] and ", DescribeDims(x),
                           " differ in rank");
   }
-  groups = *x.dims;
+  Dims groups = *x.dims;
   for (size_t i = 0; i < group_shape.size(); ++i) {
     const int64_t group = group_shape[i];
     if (group < 1) {
@@ -55,53 +41,65 @@ absl::Status DivideIntoGroups(const Op& op, const LogicalTensor& x,
     }
     groups[i] /= group;
   }
+  return groups;
+}
+
+// The dims of scales or zero points of x: one, one per element of an axis, or one per group.
+// Nothing where they depend on x, whose rank is not known.
+absl::Status SetParameterDims(const Op& op, const LogicalTensor& x, std::optional<Dims>& dims) {
+  const QType qtype = QTypeOf(op);
+  if (qtype == QType::kPerTensor) {
+    dims = Dims{1};
+  } else if (qtype == QType::kPerChannel && x.dims) {
+    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
+    dims = Dims{(*x.dims)[axis]};
+  } else if (qtype == QType::kPerGroup) {
+    const auto* group_shape = op.Find<Attr::kGroupShape>();
+    if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
+    if (!x.dims) return absl::OkStatus();
+    KVANT_ASSIGN_OR_RETURN(dims, DivideIntoGroups(op, x, *group_shape));
+  }
   return absl::OkStatus();
 }
 
-// One value per group: x.dim == dim * group in every dim.
-absl::Status CheckPerGroup(const Op& op, const LogicalTensor& x,
-                           const std::vector<int64_t>& group_shape, const LogicalTensor& tensor,
-                           const char* role) {
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, group_shape, groups));
-  if (!tensor.dims) return absl::OkStatus();
-  if (tensor.dims->size() != groups.size()) {
+absl::Status CheckParameters(const Op& op, const LogicalTensor& x, const LogicalTensor& tensor,
+                             const char* role) {
+  std::optional<Dims> dims;
+  KVANT_RETURN_IF_ERROR(SetParameterDims(op, x, dims));
+  if (!dims || !tensor.dims) return absl::OkStatus();
+  if (QTypeOf(op) != QType::kPerGroup) {
+    if (MayBeVector(tensor, dims->front())) return absl::OkStatus();
+    if (QTypeOf(op) == QType::kPerTensor) {
+      return ArgumentsError(op, "per_tensor takes one of ", role, ", but has ",
+                            DescribeDims(tensor));
+    }
+    return ArgumentsError(op, role, " per channel must be [", dims->front(), "] as dim ",
+                          FromFront(op.Get<Attr::kAxis>(), x.rank()), " of ", DescribeDims(x),
+                          ", but are ", DescribeDims(tensor));
+  }
+  if (tensor.dims->size() != dims->size()) {
     return ArgumentsError(op, role, " per group have the rank of ", DescribeDims(x), ", but are ",
                           DescribeDims(tensor));
   }
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (MayEqual((*tensor.dims)[i], groups[i])) continue;
-    return ArgumentsError(op, "groups of ", group_shape[i], " along dim ", i, " of ",
-                          DescribeDims(x), " need ", groups[i], " of ", role,
+  for (size_t i = 0; i < dims->size(); ++i) {
+    if (MayEqual((*tensor.dims)[i], (*dims)[i])) continue;
+    return ArgumentsError(op, "groups of ", op.Get<Attr::kGroupShape>()[i], " along dim ", i,
+                          " of ", DescribeDims(x), " need ", (*dims)[i], " of ", role,
                           " there, but there are ", (*tensor.dims)[i], " in ",
                           DescribeDims(tensor));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckDynamicParameter(const Op& op, QType qtype, const LogicalTensor& x,
-                                   const LogicalTensor& tensor, const char* role) {
-  if (qtype == QType::kPerTensor) return CheckScalar(op, tensor, role);
-  if (!x.dims) return absl::OkStatus();
-  if (qtype == QType::kPerChannel) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
-    return CheckPerChannel(op, x, axis, tensor, role);
-  }
-  const auto* group_shape = op.Find<Attr::kGroupShape>();
-  if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
-  return CheckPerGroup(op, x, *group_shape, tensor, role);
-}
-
 // Scales and, if they are there, zero points of x from input `first` on.
 absl::Status CheckGivenParameters(const Op& op, const LogicalTensor& x, const ShapeContext& context,
                                   size_t first) {
-  const QType qtype = QTypeOf(op);
-  KVANT_RETURN_IF_ERROR(CheckDynamicParameter(op, qtype, x, *context.inputs[first], "scales"));
+  KVANT_RETURN_IF_ERROR(CheckParameters(op, x, *context.inputs[first], "scales"));
   if (context.inputs.size() <= first + 1) return absl::OkStatus();
   // One zero point may serve all channels; oneDNN's own tests use that.
   const LogicalTensor& zps = *context.inputs[first + 1];
-  if (qtype == QType::kPerChannel && MayBeVector(zps, 1)) return absl::OkStatus();
-  return CheckDynamicParameter(op, qtype, x, zps, "zero points");
+  if (QTypeOf(op) == QType::kPerChannel && MayBeVector(zps, 1)) return absl::OkStatus();
+  return CheckParameters(op, x, zps, "zero points");
 }
 
 // Dim `axis` of an output as the graph has it, if it has that rank there.
@@ -134,13 +132,12 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
   if (group_shape == nullptr) {
     return ArgumentsError(op, "computes scales, which needs qtype per_group and a group_shape");
   }
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape, groups));
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, src, *group_shape).status());
   if ((*group_shape)[0] != 1) {
     return ArgumentsError(op, "computes scales of groups of ", (*group_shape)[0],
                           " along dim 0, whose rows have positions of their own");
   }
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
+  KVANT_ASSIGN_OR_RETURN(const Dims groups, DivideIntoGroups(op, dst, *group_shape));
   for (size_t i = 1; i < context.outputs.size(); ++i) {
     const int64_t declared = DeclaredDim(context, i, src.rank(), axis);
     if (!MayEqual(declared, groups[axis])) {
@@ -159,8 +156,7 @@ absl::Status SetAppended(const Op& op, const LogicalTensor& src, const LogicalTe
 absl::Status CheckGroupsOfSlots(const Op& op, const LogicalTensor& dst, int axis, bool given) {
   const auto* group_shape = GroupShapeOf(op);
   if (group_shape == nullptr) return absl::OkStatus();
-  Dims groups;
-  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape, groups));
+  KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, dst, *group_shape).status());
   for (const int d : {0, axis}) {
     const int64_t group = (*group_shape)[d];
     if (group == 1 || (given && MayEqual((*dst.dims)[d], group))) continue;
@@ -207,17 +203,7 @@ absl::Status DynamicQuantizeShape(const Op& op, ShapeContext& context) {
   const LogicalTensor& x = *context.inputs[0];
   context.outputs[0] = x.dims;
   std::optional<Dims> groups;
-  const QType qtype = QTypeOf(op);
-  if (qtype == QType::kPerTensor) {
-    groups = Dims{1};
-  } else if (qtype == QType::kPerChannel && x.dims) {
-    KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kAxis>(), x));
-    groups = Dims{(*x.dims)[axis]};
-  } else if (qtype == QType::kPerGroup) {
-    const auto* group_shape = op.Find<Attr::kGroupShape>();
-    if (group_shape == nullptr) return ArgumentsError(op, "per_group needs a group_shape");
-    if (x.dims) KVANT_RETURN_IF_ERROR(DivideIntoGroups(op, x, *group_shape, groups.emplace()));
-  }
+  KVANT_RETURN_IF_ERROR(SetParameterDims(op, x, groups));
   for (size_t i = 1; i < context.outputs.size(); ++i) context.outputs[i] = groups;
   return absl::OkStatus();
 }
@@ -328,18 +314,11 @@ absl::Status HadamardShape(const Op& op, ShapeContext& context) {
 
 Dims QuantizationGroup(const Op& op, absl::Span<const int64_t> dims) {
   Dims group(dims.begin(), dims.end());
-  switch (QTypeOf(op)) {
-    case QType::kPerTensor:
-      break;
-    case QType::kPerChannel:
-      group[FromFront(op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] = 1;
-      break;
-    case QType::kPerGroup: {
-      const auto shape = op.Get<Attr::kGroupShape>();
-      for (size_t d = 0; d < shape.size(); ++d) {
-        group[d] = group[d] == 0 ? shape[d] : std::min(shape[d], group[d]);
-      }
-      break;
+  if (QTypeOf(op) == QType::kPerChannel) {
+    group[FromFront(op.Get<Attr::kAxis>(), static_cast<int64_t>(dims.size()))] = 1;
+  } else if (const std::vector<int64_t>* shape = GroupShapeOf(op)) {
+    for (size_t d = 0; d < shape->size(); ++d) {
+      group[d] = group[d] == 0 ? (*shape)[d] : std::min((*shape)[d], group[d]);
     }
   }
   return group;

@@ -88,40 +88,31 @@ absl::Status OperandTypes(const OpPorts& ports) {
   return a.type() == b.type() ? PortTypes(ports) : Differ(ports, a, b);
 }
 
-// bf16 and f16 do not convert into each other within an op.
-bool HalvesMix(const PortView& a, const PortView& b) {
-  return (a.type() == kBF16 && b.type() == kF16) || (a.type() == kF16 && b.type() == kBF16);
-}
-
+// PortTypes, and bf16 and f16 do not convert into each other within an op.
 absl::Status HalvesApart(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(PortTypes(ports));
-  const PortView dst = Output(ports, 0);
-  for (size_t i = 0; i < ports.inputs.size(); ++i) {
-    if (HalvesMix(dst, Input(ports, i))) return Differ(ports, dst, Input(ports, i));
+  const size_t inputs = ports.inputs.size();
+  for (size_t i = 1; i <= inputs; ++i) {
+    const PortView port = i < inputs ? Input(ports, i) : Output(ports, 0);
+    for (size_t j = 0; j < i; ++j) {
+      const PortView other = Input(ports, j);
+      const bool mix = (port.type() == kBF16 && other.type() == kF16) ||
+                       (port.type() == kF16 && other.type() == kBF16);
+      if (mix) return Differ(ports, port, other);
+    }
   }
   return absl::OkStatus();
-}
-
-absl::Status SoftMaxBackwardTypes(const OpPorts& ports) {
-  const PortView diff_dst = Input(ports, 0), dst = Input(ports, 1);
-  if (HalvesMix(diff_dst, dst)) return Differ(ports, diff_dst, dst);
-  return HalvesApart(ports);
 }
 
 // Of one type, or f32 beside one of the halves, as where the backward pass keeps the gradient of
 // the scores in f32.
 absl::Status MatMulTypes(const OpPorts& ports) {
-  KVANT_RETURN_IF_ERROR(PortTypes(ports));
-  DataType common = ports.inputs[0]->type;
-  for (size_t i = 1; i < ports.inputs.size(); ++i) {
-    const PortView input = Input(ports, i);
-    for (size_t j = 0; j < i; ++j) {
-      if (HalvesMix(input, Input(ports, j))) return Differ(ports, input, Input(ports, j));
-    }
-    if (input.type() != common) common = kF32;
-  }
+  KVANT_RETURN_IF_ERROR(HalvesApart(ports));
   if (ports.outputs[0]->type == kF32) return absl::OkStatus();
-  return ResultIs(ports, common, "the result of its inputs");
+  const DataType type = ports.inputs[0]->type;
+  const bool alike = std::all_of(ports.inputs.begin(), ports.inputs.end(),
+                                 [type](const LogicalTensor* in) { return in->type == type; });
+  return ResultIs(ports, alike ? type : kF32, "the result of its inputs");
 }
 
 // Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
@@ -251,15 +242,12 @@ absl::Status DynamicDequantizeTypes(const OpPorts& ports) {
 
 absl::Status CheckTypes(const Op& op, absl::Span<const LogicalTensor* const> inputs,
                         absl::Span<const LogicalTensor* const> outputs) {
-  const OpPorts ports{op, inputs, outputs};
-  switch (op.kind) {
-#define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) \
-  case OpKind::k##kind:                                                \
-    return types(ports);
+  static constexpr absl::Status (*kRules[])(const OpPorts&) = {
+#define KVANT_OP(kind, op_class, inputs, outputs, attrs, types, shape) types,
 #include "kvant/graph/ops.inc"
 #undef KVANT_OP
-  }
-  return absl::OkStatus();
+  };
+  return kRules[static_cast<size_t>(op.kind)]({op, inputs, outputs});
 }
 
 }  // namespace kvant

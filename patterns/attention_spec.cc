@@ -80,15 +80,12 @@ const char* AlignmentInWords(const ScoreStep& step) {
 }
 
 std::string BandInWords(const ScoreStep& step) {
-  std::string text;
-  if (step.right == 0 && !step.left) {
-    text = "causal ";
-  } else {
-    text = absl::StrCat("band {", step.left ? absl::StrCat(*step.left) : "-", ", ",
-                        step.right ? absl::StrCat(*step.right) : "-", "} ");
-  }
-  return absl::StrCat(text, AlignmentInWords(step), step.inverted ? ", inverted" : "", ", else ",
-                      OperandInWords(step.operand));
+  const auto bound = [](std::optional<int64_t> side) { return side ? absl::StrCat(*side) : "-"; };
+  const bool causal = step.right == 0 && !step.left;
+  return absl::StrCat(
+      causal ? "causal" : absl::StrCat("band {", bound(step.left), ", ", bound(step.right), "}"),
+      " ", AlignmentInWords(step), step.inverted ? ", inverted" : "", ", else ",
+      OperandInWords(step.operand));
 }
 
 enum class StepOperands : uint8_t { kNone, kOne, kOther };

@@ -14,10 +14,7 @@ namespace {
 using Step = ScoreStep::Kind;
 
 ScoreStep ConstantStep(Step kind, float constant) {
-  ScoreStep step;
-  step.kind = kind;
-  if (kind != Step::kTanh) step.operand.constant = Constant(constant);
-  return step;
+  return {.kind = kind, .operand = {.constant = Constant(constant)}};
 }
 
 }  // namespace
@@ -33,10 +30,11 @@ bool Resolver::PlaceHeads(FoldedView folded, int64_t n, int64_t rows, int64_t co
          ToView(folded, batch, 3, 4, matrix, view);
 }
 
-// What has a row for each query: Q, the output or statistics, else a mask. `view` has the port.
+// What has a row for each query: Q, the output or statistics, else a mask.
 bool Resolver::PlaceQueries(TensorId id, int64_t cols, bool mask, View* view) {
   const Op& attention = op(match_.first_class);
   const bool ragged = FindInput(attention, "query_offsets").has_value();
+  *view = Input(id).present() ? Input(id) : Output(id);
   FoldedView folded = FoldedView::Of(tensor(id));
   constexpr int64_t kHeadsFirst[] = {1, 0, 2};
   if ((!ragged || mask || folded.Transpose(kHeadsFirst)) &&
@@ -65,38 +63,29 @@ bool Resolver::ResolveMasks() {
                            ? ScoreStep::Alignment::kBottomRight
                            : ScoreStep::Alignment::kTopLeft;
   const auto place = [&](size_t input, View* view) {
-    const TensorId id = attention.inputs[input];
-    *view = Input(id);
-    return PlaceQueries(id, spec_->kv_len, true, view);
+    return PlaceQueries(attention.inputs[input], spec_->kv_len, true, view);
   };
   if (FindInput(attention, "alibi_slopes")) {
-    ScoreStep step;
-    step.kind = Step::kAlibi;
+    ScoreStep& step = spec_->steps.emplace_back(ScoreStep{.kind = Step::kAlibi});
     step.alignment = aligned;
     if (!PlacePerHead("alibi_slopes", &step.operand.view)) return false;
-    spec_->steps.push_back(step);
   }
   if (const auto bias = FindInput(attention, "bias")) {
-    ScoreStep step;
-    step.kind = Step::kAdd;
+    ScoreStep& step = spec_->steps.emplace_back(ScoreStep{.kind = Step::kAdd});
     if (!place(*bias, &step.operand.view)) return false;
-    spec_->steps.push_back(step);
   }
   const int64_t left = attention.Get<Attr::kLeftWindow>();
   const int64_t right = attention.Get<Attr::kRightWindow>();
   if (left >= 0 || right >= 0) {
-    ScoreStep step = ConstantStep(Step::kBand, -inf);
+    ScoreStep& step = spec_->steps.emplace_back(ConstantStep(Step::kBand, -inf));
     step.alignment = aligned;
     if (left >= 0) step.left = left;
     if (right >= 0) step.right = right;
-    spec_->steps.push_back(step);
   }
-  if (const auto select = FindInput(attention, "select")) {
-    ScoreStep step = ConstantStep(Step::kSelect, -inf);
-    if (!place(*select, &step.condition)) return false;
-    spec_->steps.push_back(step);
-  }
-  return true;
+  const auto select = FindInput(attention, "select");
+  if (!select) return true;
+  ScoreStep& step = spec_->steps.emplace_back(ConstantStep(Step::kSelect, -inf));
+  return place(*select, &step.condition);
 }
 
 // All but K, V and rotations.
@@ -122,18 +111,16 @@ bool Resolver::ResolveHeads() {
       Step::kMultiply, scale != nullptr ? *scale : 1.f / std::sqrt(static_cast<float>(k[3]))));
   if (const float* cap = attention.Find<Attr::kSoftCap>()) {
     spec_->steps.push_back(ConstantStep(Step::kDivide, *cap));
-    spec_->steps.push_back(ConstantStep(Step::kTanh, 0.f));
+    spec_->steps.push_back({.kind = Step::kTanh});
     spec_->steps.push_back(ConstantStep(Step::kMultiply, *cap));
   }
-  spec_->q = Input(match_.q.source);
-  spec_->output = Output(match_.output);
   if (!PlaceQueries(match_.q.source, k[3], false, &spec_->q) || !ResolveMasks() ||
       !PlaceQueries(match_.output, v[3], false, &spec_->output)) {
     return false;
   }
-  if (attention.outputs.size() > 1) {
-    spec_->stats = Output(attention.outputs[1]);
-    if (!PlaceQueries(attention.outputs[1], 1, false, &spec_->stats)) return false;
+  if (attention.outputs.size() > 1 &&
+      !PlaceQueries(attention.outputs[1], 1, false, &spec_->stats)) {
+    return false;
   }
   return !FindInput(attention, "sinks") || PlacePerHead("sinks", &spec_->sinks);
 }

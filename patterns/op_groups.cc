@@ -56,19 +56,6 @@ void GrowChain(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   }
 }
 
-}  // namespace
-
-void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups) {
-  const auto count = static_cast<OpIndex>(graph.ops().size());
-  for (OpIndex index = 0; index < count; ++index) {
-    if (taken[index] || ClassOf(graph.ops()[index].kind) == OpClass::kNothing) continue;
-    taken[index] = 1;
-    GrowChain(graph, taken, &groups->emplace_back(OpGroup{.ops = {index}}));
-  }
-}
-
-namespace {
-
 // Order of the groups; groups on or behind a cycle are missing.
 std::vector<int> TopologicalOrder(const Graph& graph, const std::vector<OpGroup>& groups) {
   std::vector<int> group_of(graph.ops().size(), -1);
@@ -107,25 +94,30 @@ std::vector<int> TopologicalOrder(const Graph& graph, const std::vector<OpGroup>
 
 }  // namespace
 
+void GroupRemainingOps(const Graph& graph, std::vector<char>& taken, std::vector<OpGroup>* groups) {
+  const auto count = static_cast<OpIndex>(graph.ops().size());
+  for (OpIndex index = 0; index < count; ++index) {
+    if (taken[index] || ClassOf(graph.ops()[index].kind) == OpClass::kNothing) continue;
+    taken[index] = 1;
+    GrowChain(graph, taken, &groups->emplace_back(OpGroup{.ops = {index}}));
+  }
+}
+
 void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Miss>* misses) {
   if (groups->size() < 2) return;
   for (;;) {
-    const std::vector<int> order = TopologicalOrder(graph, *groups);
     std::vector<OpGroup> sorted;
     sorted.reserve(groups->size());
-    std::vector<char> placed(groups->size(), 0);
-    for (int group : order) {
-      placed[group] = 1;
+    for (int group : TopologicalOrder(graph, *groups)) {
       sorted.push_back(std::move((*groups)[group]));
     }
-    if (order.size() == groups->size()) {
+    if (sorted.size() == groups->size()) {
       *groups = std::move(sorted);
       return;
     }
     // A cycle passes through a group of several ops: single ops have none.
-    for (size_t g = 0; g < groups->size(); ++g) {
-      if (placed[g]) continue;
-      OpGroup& stuck = (*groups)[g];
+    for (OpGroup& stuck : *groups) {
+      if (stuck.ops.empty()) continue;  // in its place already
       if (stuck.ops.size() == 1) {
         sorted.push_back(std::move(stuck));
         continue;

@@ -157,21 +157,15 @@ Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
 
 // Scales and zero points that are reshaped or loaded on the way, by ops used for nothing else.
 void AttentionMatcher::MatchAuxiliary() {
-  const auto add = [this](const Chain& chain) {
-    for (const ChainOp& step : chain.ops) {
-      const Op& dequantize = op(step.op);
-      if (dequantize.kind != OpKind::kDynamicDequantize) continue;
-      for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
-        if (match_->FindAuxiliary(step.op, port) != nullptr) continue;
-        Chain scales = MatchOperand(dequantize.inputs[port], /*cached=*/true);
-        if (scales.ops.empty()) continue;
-        match_->auxiliary.push_back({step.op, static_cast<int32_t>(port), std::move(scales)});
-      }
+  for (const OpIndex index : in_match_) {
+    const Op& dequantize = op(index);
+    if (dequantize.kind != OpKind::kDynamicDequantize) continue;
+    for (size_t port = 1; port < dequantize.inputs.size(); ++port) {
+      Chain scales = MatchOperand(dequantize.inputs[port], /*cached=*/true);
+      if (scales.ops.empty()) continue;
+      match_->auxiliary.push_back({index, static_cast<int32_t>(port), std::move(scales)});
     }
-  };
-  add(match_->q);
-  for (const Chain& chain : match_->k) add(chain);
-  for (const Chain& chain : match_->v) add(chain);
+  }
 }
 
 }  // namespace kvant

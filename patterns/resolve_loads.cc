@@ -88,23 +88,19 @@ bool Resolver::PlaceLoad(const Folded& folded, KvSegment* segment) {
   if (!PlacePerRow(table.id, "rows of the page table", 0, &segment->page_table)) return false;
   segment->page_table.dims[4] = (*table.dims)[1];
   segment->page_table.strides[4] = table.StridesOrDense()[1];
-  const auto by_page = [&](View& view, int64_t stride) {
+  const auto by_page = [&](View& view, int64_t stride, int64_t group) {
     if (!view.present()) return;
     view.dims[0] = stride == 0 ? 1 : folded.load.pages;
     view.strides[0] = stride;
+    if (view.dims[3] > 1) view.dims[3] = std::max<int64_t>(1, folded.load.page_size / group);
   };
-  by_page(segment->data, folded.load.data_stride);
+  by_page(segment->data, folded.load.data_stride, 1);
   segment->data.dims[0] = folded.load.pages;
   segment->data.dims[3] = folded.load.page_size;
   if (!segment->quantization) return true;
   Quantization& quantization = *segment->quantization;
-  by_page(quantization.scales, folded.load.scales_stride);
-  by_page(quantization.zero_points, folded.load.zero_points_stride);
-  for (View* view : {&quantization.scales, &quantization.zero_points}) {
-    if (view->present() && view->dims[3] > 1) {
-      view->dims[3] = std::max<int64_t>(1, folded.load.page_size / quantization.group[3]);
-    }
-  }
+  by_page(quantization.scales, folded.load.scales_stride, quantization.group[3]);
+  by_page(quantization.zero_points, folded.load.zero_points_stride, quantization.group[3]);
   quantization.group[0] = 1;
   return true;
 }

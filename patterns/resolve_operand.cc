@@ -208,10 +208,7 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
     folded->concat_axis = axis;
   }
   const auto move = [&](FoldedView& view) { return view.Reshape(dims); };
-  if (!folded->MoveAll(move)) {
-    return Fail(reshape, "cannot be folded into strides");
-  }
-  return true;
+  return folded->MoveAll(move) || Fail(reshape, "cannot be folded into strides");
 }
 
 bool Resolver::FoldSlice(const Op& slice, Folded* folded) {

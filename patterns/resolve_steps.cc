@@ -97,13 +97,12 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   }
   Folded folded;
   if (!FoldChain(chain, &folded)) return false;
-  const bool ok = TakeBack(step, folded.data);
   operand->view = folded.view;
-  if (!ok || !Place(folded.data, true, row_, col_, true, &operand->view)) {
-    return Fail(op(step.op), "tensor ", chain.source,
-                " is not evenly strided along the scores' axes");
+  if (TakeBack(step, folded.data) && Place(folded.data, true, row_, col_, true, &operand->view)) {
+    return true;
   }
-  return true;
+  return Fail(op(step.op), "tensor ", chain.source,
+              " is not evenly strided along the scores' axes");
 }
 
 Operand Resolver::ScalarOperand(TensorId id) {

@@ -7,14 +7,10 @@
 namespace kvant {
 namespace {
 
+// Of one that quantizes per tensor.
 FakeQuantize FakeQuantizeOf(const Op& quantize, DataType type) {
-  FakeQuantize result;
-  result.type = type;
-  const auto& scales = quantize.Get<Attr::kScales>();
   const auto& zps = quantize.Get<Attr::kZps>();
-  if (!scales.empty()) result.scale = scales[0];
-  if (!zps.empty()) result.zero_point = zps[0];
-  return result;
+  return {type, quantize.Get<Attr::kScales>()[0], zps.empty() ? 0 : zps[0]};
 }
 
 // Dim of that axis counted from the end; 1 beyond the rank.
@@ -76,10 +72,8 @@ bool Resolver::ResolveFrame() {
   const LogicalTensor& output = tensor(pv.outputs[0]);
   const LogicalTensor& exponents = tensor(softmax.inputs[0]);
   rank_ = output.rank();
-  if (rank_ < 2 || scores.rank() < 2 || tensor(qk.inputs[0]).rank() < 2 ||
-      tensor(qk.inputs[1]).rank() < 2 || tensor(pv.inputs[0]).rank() < 2 ||
-      tensor(pv.inputs[1]).rank() < 2) {
-    return Fail(softmax, "attention over vectors is not fused");
+  for (const TensorId id : {qk.inputs[0], qk.inputs[1], pv.inputs[0], pv.inputs[1]}) {
+    if (tensor(id).rank() < 2) return Fail(softmax, "attention over vectors is not fused");
   }
   if (!CheckMoves()) return false;
   row_ = match_.q_input == 0 ? rank_ - 2 : rank_ - 1;
@@ -224,7 +218,7 @@ bool Resolver::ResolveProbs() {
       if (moved) {
         return Fail(probs_op, "its random bits follow another order than the scores");
       }
-      Dropout dropout;
+      Dropout& dropout = spec_->dropout.emplace();
       dropout.seed = ScalarOperand(probs_op.inputs[1]);
       dropout.offset = ScalarOperand(probs_op.inputs[2]);
       dropout.probability = ScalarOperand(probs_op.inputs[3]);
@@ -235,7 +229,6 @@ bool Resolver::ResolveProbs() {
           return Fail(probs_op, "its mask is not evenly strided");
         }
       }
-      spec_->dropout = dropout;
     }
   }
   return true;

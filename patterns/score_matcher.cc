@@ -37,33 +37,24 @@ struct BandSide {
   absl::InlinedVector<OpIndex, 2> ops;
 };
 
-bool HasIndex(const Graph& graph, TensorId tensor, int depth) {
-  const OpIndex producer = graph.FindTensor(tensor)->producer.op;
-  if (producer == Graph::kNoOp || depth == 0) return false;
-  const Op& op = graph.ops()[producer];
-  if (op.kind == OpKind::kGenIndex) return true;
-  if (op.kind == OpKind::kSubtract) return HasIndex(graph, op.inputs[0], depth - 1);
-  return op.kind == OpKind::kAdd &&
-         (HasIndex(graph, op.inputs[0], depth - 1) || HasIndex(graph, op.inputs[1], depth - 1));
-}
-
 // GenIndex, through Add and Subtract of other values, all of them integers.
-bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side) {
-  constexpr int kDepth = 4;
-  while (HasIndex(graph, tensor, kDepth)) {
-    const OpIndex producer = graph.FindTensor(tensor)->producer.op;
-    const Op& op = graph.ops()[producer];
-    if (op.kind == OpKind::kGenIndex) {
-      side->index = producer;
-      return true;
-    }
-    const int on = HasIndex(graph, op.inputs[0], kDepth) ? 0 : 1;
-    if (graph.tensor(op.outputs[0]).type != kS32 || graph.tensor(op.inputs[1 - on]).type != kS32) {
-      return false;
-    }
-    (op.kind == OpKind::kAdd ? side->plus : side->minus).push_back(op.inputs[1 - on]);
+bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side, int depth = 4) {
+  const OpIndex producer = graph.FindTensor(tensor)->producer.op;
+  if (producer == Graph::kNoOp || depth == 0 || graph.tensor(tensor).type != kS32) return false;
+  const Op& op = graph.ops()[producer];
+  if (op.kind == OpKind::kGenIndex) {
+    side->index = producer;
+    return true;
+  }
+  const bool adds = op.kind == OpKind::kAdd;
+  if (!adds && op.kind != OpKind::kSubtract) return false;
+  for (const int on : {0, 1}) {
+    const TensorId other = op.inputs[1 - on];
+    if ((on == 1 && !adds) || graph.tensor(other).type != kS32) continue;
+    if (!ParseBandSide(graph, op.inputs[on], side, depth - 1)) continue;
+    (adds ? side->plus : side->minus).push_back(other);
     side->ops.push_back(producer);
-    tensor = op.inputs[on];
+    return true;
   }
   return false;
 }

@@ -21,10 +21,10 @@ bool NormalizeOrder(absl::Span<const int64_t> order, int rank,
 
 }  // namespace
 
-FoldedView::FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides) {
+FoldedView::FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides)
+    : axes_(dims.size()) {
   for (size_t i = 0; i < dims.size(); ++i) {
-    if (dims[i] != 1) atoms_.push_back({dims[i], dims[i] == 0 ? 0 : strides[i]});
-    ends_.push_back(static_cast<int32_t>(atoms_.size()));
+    if (dims[i] != 1) axes_[i].push_back({dims[i], dims[i] == 0 ? 0 : strides[i]});
   }
 }
 
@@ -32,127 +32,99 @@ FoldedView FoldedView::Of(const LogicalTensor& tensor) {
   return FoldedView(*tensor.dims, tensor.StridesOrDense());
 }
 
-// Appends to the axis whose atoms begin at axis_begin, merging runs that
-// continue each other.
-void FoldedView::Push(Atom atom, size_t axis_begin) {
+void FoldedView::Push(Atom atom, Axis& axis) {
   if (atom.extent == 1) return;
-  if (atoms_.size() > axis_begin && atoms_.back().stride == atom.extent * atom.stride) {
-    atoms_.back() = {atoms_.back().extent * atom.extent, atom.stride};
-    return;
+  if (!axis.empty() && axis.back().stride == atom.extent * atom.stride) {
+    axis.back() = {axis.back().extent * atom.extent, atom.stride};
+  } else {
+    axis.push_back(atom);
   }
-  atoms_.push_back(atom);
 }
 
-absl::Span<const FoldedView::Atom> FoldedView::axis(int axis) const {
-  const int32_t begin = axis == 0 ? 0 : ends_[axis - 1];
-  return absl::Span<const Atom>(atoms_.data() + begin, ends_[axis] - begin);
+FoldedView::Axis FoldedView::Flatten(int first, int last) const {
+  Axis flat;
+  for (int i = first; i < last; ++i) {
+    for (const Atom& atom : axes_[i]) Push(atom, flat);
+  }
+  return flat;
 }
 
 int64_t FoldedView::dim(int axis) const {
   int64_t product = 1;
-  for (const Atom& atom : this->axis(axis)) product *= atom.extent;
+  for (const Atom& atom : axes_[axis]) product *= atom.extent;
   return product;
 }
 
 bool FoldedView::Transpose(absl::Span<const int64_t> order) {
   absl::InlinedVector<int, 6> axes;
   if (!NormalizeOrder(order, rank(), &axes)) return false;
-  FoldedView result;
-  result.offset_ = offset_;
-  for (int source : axes) {
-    for (const Atom& atom : axis(source)) result.atoms_.push_back(atom);
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
-  }
-  *this = std::move(result);
+  const auto before = axes_;
+  for (size_t i = 0; i < axes.size(); ++i) axes_[i] = before[axes[i]];
   return true;
 }
 
 bool FoldedView::InverseTranspose(absl::Span<const int64_t> order) {
   absl::InlinedVector<int, 6> axes;
   if (!NormalizeOrder(order, rank(), &axes)) return false;
-  Dims inverse(order.size());
-  for (size_t i = 0; i < axes.size(); ++i) inverse[axes[i]] = static_cast<int64_t>(i);
-  return Transpose(inverse);
+  const auto before = axes_;
+  for (size_t i = 0; i < axes.size(); ++i) axes_[axes[i]] = before[i];
+  return true;
 }
 
 bool FoldedView::Reshape(absl::Span<const int64_t> dims) {
-  FoldedView flat;  // one axis
+  Axis flat = Flatten(0, rank());
   int64_t total = 1;
-  for (const Atom& atom : atoms_) {
-    flat.Push(atom, 0);
-    total *= atom.extent;
-  }
+  for (const Atom& atom : flat) total *= atom.extent;
   if (ElementsOf(dims) != total) return false;
   if (total == 0) {
     const Dims zeros(dims.size(), 0);
     *this = FoldedView(dims, zeros);
     return true;
   }
-  FoldedView result;
-  result.offset_ = offset_;
+  absl::InlinedVector<Axis, 6> result;
   size_t next = 0;
   for (int64_t dim : dims) {
-    const size_t begin = result.atoms_.size();
+    Axis& axis = result.emplace_back();
     while (dim > 1) {
-      Atom& atom = flat.atoms_[next];
+      Atom& atom = flat[next];
       if (dim % atom.extent == 0) {
-        result.Push(atom, begin);
+        Push(atom, axis);
         dim /= atom.extent;
         ++next;
       } else if (atom.extent % dim == 0) {
         atom.extent /= dim;  // the inner part stays for the next axis
-        result.Push({dim, atom.stride * atom.extent}, begin);
+        Push({dim, atom.stride * atom.extent}, axis);
         dim = 1;
       } else {
         return false;
       }
     }
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
   }
-  *this = std::move(result);
+  axes_ = std::move(result);
   return true;
 }
 
 bool FoldedView::BroadcastTo(absl::Span<const int64_t> dims) {
-  const int missing = static_cast<int>(dims.size()) - rank();
-  if (missing < 0) return false;
-  FoldedView result;
-  result.offset_ = offset_;
-  for (int i = 0; i < static_cast<int>(dims.size()); ++i) {
-    const int source = i - missing;
-    if (source < 0 || axis(source).empty()) {
-      if (dims[i] != 1) result.atoms_.push_back({dims[i], 0});
-    } else {
-      if (dim(source) != dims[i]) return false;
-      for (const Atom& atom : axis(source)) result.atoms_.push_back(atom);
-    }
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
+  if (dims.size() < axes_.size()) return false;
+  axes_.insert(axes_.begin(), dims.size() - axes_.size(), Axis());
+  for (int i = 0; i < rank(); ++i) {
+    if (axes_[i].empty() && dims[i] != 1) axes_[i].push_back({dims[i], 0});
+    if (dim(i) != dims[i]) return false;
   }
-  *this = std::move(result);
   return true;
 }
 
 FoldedView FoldedView::Repeat(absl::Span<const int64_t> counts) const {
-  FoldedView result;
-  result.offset_ = offset_;
-  for (int i = 0; i < rank(); ++i) {
-    const size_t begin = result.atoms_.size();
-    for (const Atom& atom : axis(i)) result.Push(atom, begin);
-    result.Push({counts[i], 0}, begin);
-    result.ends_.push_back(static_cast<int32_t>(result.atoms_.size()));
-  }
+  FoldedView result = *this;
+  for (int i = 0; i < rank(); ++i) Push({counts[i], 0}, result.axes_[i]);
   return result;
 }
 
 void FoldedView::Replace(int axis, absl::Span<const Atom> atoms) {
-  const int32_t begin = axis == 0 ? 0 : ends_[axis - 1];
-  atoms_.erase(atoms_.begin() + begin, atoms_.begin() + ends_[axis]);
-  int32_t end = begin;
+  axes_[axis].clear();
   for (const Atom& atom : atoms) {
-    if (atom.extent != 1) atoms_.insert(atoms_.begin() + end++, atom);
+    if (atom.extent != 1) axes_[axis].push_back(atom);
   }
-  const int32_t more = end - ends_[axis];
-  for (int i = axis; i < rank(); ++i) ends_[i] += more;
 }
 
 bool FoldedView::Slice(int axis, int64_t begin, int64_t length) {
@@ -170,9 +142,9 @@ bool FoldedView::Slice(int axis, int64_t begin, int64_t length) {
 }
 
 bool FoldedView::SpreadPages(int axis, int64_t count, int64_t most) {
-  if (this->axis(0).size() > 1) return false;
+  if (axes_[0].size() > 1) return false;
   const int64_t page_stride = stride(0);
-  absl::InlinedVector<Atom, 4> rows(this->axis(axis).begin(), this->axis(axis).end());
+  Axis rows = axes_[axis];
   if (stride(axis) != 0) {
     rows[0].extent *= most;
   } else {
@@ -185,11 +157,7 @@ bool FoldedView::SpreadPages(int axis, int64_t count, int64_t most) {
 }
 
 bool FoldedView::Merge(int first, int last, Atom* run, int64_t* group) const {
-  FoldedView flat;
-  for (int axis = first; axis < last; ++axis) {
-    for (const Atom& atom : this->axis(axis)) flat.Push(atom, 0);
-  }
-  Atoms& atoms = flat.atoms_;
+  Axis atoms = Flatten(first, last);
   *run = {1, 0};
   *group = 1;
   // Alone, one of extent 0 is a run of nothing.

@@ -35,14 +35,12 @@ class FoldedView {
   // The tensor's memory. Needs has_shape().
   static FoldedView Of(const LogicalTensor& tensor);
 
-  int rank() const { return static_cast<int>(ends_.size()); }
+  int rank() const { return static_cast<int>(axes_.size()); }
   int64_t dim(int axis) const;
   // Without atoms of extent 1; empty for an extent of 1.
-  absl::Span<const Atom> axis(int axis) const;
+  absl::Span<const Atom> axis(int axis) const { return axes_[axis]; }
   // Of the outermost atom.
-  int64_t stride(int axis) const {
-    return this->axis(axis).empty() ? 0 : this->axis(axis)[0].stride;
-  }
+  int64_t stride(int axis) const { return axes_[axis].empty() ? 0 : axes_[axis][0].stride; }
   int64_t offset() const { return offset_; }
 
   // Output axis i is input axis order[i] (negative counts from the end).
@@ -68,13 +66,15 @@ class FoldedView {
   bool Merge(int first, int last, Atom* run, int64_t* group) const;
 
  private:
-  using Atoms = absl::InlinedVector<Atom, 8>;
-  void Push(Atom atom, size_t axis_begin);
+  using Axis = absl::InlinedVector<Atom, 2>;
+  // Appends to an axis, merging runs that continue each other.
+  static void Push(Atom atom, Axis& axis);
+  // The axes [first, last) as one.
+  Axis Flatten(int first, int last) const;
   // These, but for those of extent 1, instead of the axis' atoms.
   void Replace(int axis, absl::Span<const Atom> atoms);
 
-  Atoms atoms_;
-  absl::InlinedVector<int32_t, 6> ends_;  // of each axis' atoms
+  absl::InlinedVector<Axis, 6> axes_;
   int64_t offset_ = 0;
 };
 

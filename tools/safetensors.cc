@@ -164,7 +164,8 @@ uint64_t DataBytes(const Json& header) {
   return most;
 }
 
-absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view data) {
+// rest: bytes that the header does not speak of.
+absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view data, uint64_t rest) {
   SafeTensors tensors;
   std::vector<std::pair<Range, std::string>> ranges;
   for (const auto& [name, entry] : header.items()) {
@@ -176,7 +177,8 @@ absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view da
     tensors[name] = std::move(parsed.first);
   }
   KVANT_RETURN_IF_ERROR(CheckOverlap(std::move(ranges)));
-  return tensors;
+  if (rest == 0) return tensors;
+  return Bad(absl::StrCat(rest, " bytes follow the data that its header speaks of"));
 }
 
 // No more than the header speaks of: what follows may have no end.
@@ -194,7 +196,7 @@ absl::StatusOr<SafeTensors> ReadFrom(InputFile& file) {
         file.size() ? "of which the file has " : "and what is no regular file may have ", most));
   }
   KVANT_ASSIGN_OR_RETURN(const std::string data, file.Read(bytes));
-  return ParseTensors(header, data);
+  return ParseTensors(header, data, file.size() ? most - bytes : 0);
 }
 
 }  // namespace
@@ -203,7 +205,8 @@ absl::StatusOr<SafeTensors> ParseSafeTensors(std::string_view bytes) {
   KVANT_ASSIGN_OR_RETURN(const uint64_t length, ParseLength(bytes));
   const std::string_view rest = bytes.substr(kLengthBytes);
   KVANT_ASSIGN_OR_RETURN(const Json header, ParseHeader(rest.substr(0, length), length));
-  return ParseTensors(header, rest.substr(length));
+  const std::string_view data = rest.substr(length);
+  return ParseTensors(header, data, data.size() - std::min(data.size(), DataBytes(header)));
 }
 
 absl::StatusOr<SafeTensors> ReadSafeTensors(const std::string& path) {

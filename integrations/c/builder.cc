@@ -1,8 +1,11 @@
 // Graphs built by calls.
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "kvant/integrations/c/call.h"
 #include "kvant/integrations/c/handles.h"
 
@@ -74,12 +77,23 @@ absl::StatusOr<std::vector<GraphBuilder::Result>> ResultsOf(const kvant_builder&
   return made;
 }
 
+// What calls after the one that failed give.
+absl::Status Repeated(const absl::Status& failed) {
+  absl::Status status(failed.code(), absl::StrCat("the builder refused an earlier call: ",
+                                                  std::string(failed.message())));
+  failed.ForEachPayload([&status](absl::string_view type, const absl::Cord& payload) {
+    status.SetPayload(type, payload);
+  });
+  return status;
+}
+
 // Runs a call that adds to the builder, unless one failed before.
 template <typename Body>
 kvant_status Add(kvant_builder* builder, const Body& body) {
   return Call([&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"builder", builder}}));
-    if (builder->failed.ok()) builder->failed = WithoutExceptions(body);
+    if (!builder->failed.ok()) return Repeated(builder->failed);
+    builder->failed = WithoutExceptions(body);
     return builder->failed;
   });
 }
@@ -193,6 +207,7 @@ kvant_status kvant_builder_describe(const kvant_builder* builder, kvant_value va
 }
 
 kvant_status kvant_builder_build(kvant_builder* builder, kvant_graph** graph) {
+  if (builder != nullptr && !builder->failed.ok()) return Call([&] { return builder->failed; });
   return Add(builder, [&]() -> absl::Status {
     KVANT_RETURN_IF_ERROR(NotNull({{"graph", graph}}));
     KVANT_ASSIGN_OR_RETURN(Graph built, std::move(builder->builder).Build());

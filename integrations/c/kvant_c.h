@@ -164,7 +164,7 @@ typedef struct kvant_attr {
 // result (KVANT_UNDEF: that of the first input), and may give dims, where `dims` is not null; they
 // are needed only where the op leaves them open (the capacity of Append). `name`: of the first
 // result; null: one is made. values: [results_count]. A builder of which one call failed gives no
-// graph: later calls fail with the first error.
+// graph: later calls fail and repeat the first error.
 kvant_status kvant_builder_op(kvant_builder* builder, const char* op, const char* name,
                               const kvant_value* inputs, size_t inputs_count,
                               const kvant_attr* attrs, size_t attrs_count,

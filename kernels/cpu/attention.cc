@@ -25,6 +25,7 @@ constexpr int64_t kNoTile = -1;  // in Worker::tiles
 // of tokens to the next.
 struct Buffers : TileBuffers {
   float *shrink, *operands;
+  float* factors;  // by row
   State state;
   Columns columns;
 
@@ -33,6 +34,7 @@ struct Buffers : TileBuffers {
     const int64_t rows = problem.row_tile;
     shrink = shared.Take(rows);
     operands = shared.Take(2 * kTokenTile);
+    factors = own.Take(rows);
     state = State::In(own, rows, problem.v_head_size);
   }
 };
@@ -304,22 +306,29 @@ class TileRunner {
 
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
   // the order of multiplications would show in more than rounding, or the transposed problem,
-  // whose keys these are, must have the same scores.
+  // whose keys these are, must have the same scores. Queries that are bf16 and are multiplied as
+  // such stay what they are, and their scores take the factors.
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
     if (leading == 0) return;
-    float* const factors = buffers_.shrink;  // nothing has to shrink yet
+    float* const factors = buffers_.factors;
+    bool are_powers = true;  // of two, which leave bf16 exact
     for (int64_t r = 0; r < tile_.rows; ++r) {
       factors[r] = Factor(problem_, reader_, tile_.At(r), leading);
       const float magnitude = std::abs(factors[r]);
       if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
+      int exponent = 0;
+      are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }
+    first_step_ = leading;
+    scales_scores_ = problem_.products == Products::kPairs && problem_.q.type == kBF16 &&
+                     problem_.q_hadamard <= 1 && !are_powers;
+    if (scales_scores_) return;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       float* q = buffers_.q + r * problem_.head_size;
       for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factors[r];
     }
-    first_step_ = leading;
   }
 
   // Of the next tile of tokens, computes the scores of the rows that may see any, with -inf
@@ -333,6 +342,10 @@ class TileRunner {
     if (part.tile.rows == 0) return true;
     if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
     products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
+    if (scales_scores_) {
+      kernels_.scale({.scales = buffers_.factors + part.from, .group = kTokenTile},
+                     part.tile.rows * kTokenTile, part.scores);
+    }
     ApplyStepsTo(part);
     use(part);
     return true;
@@ -400,6 +413,7 @@ class TileRunner {
   int64_t token_ = 0;
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
+  bool scales_scores_ = false;
   int64_t asked_for_ = -1;
   // What the last tile of tokens asks for, where that is another row tile's: its keys and values,
   // and the columns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 
 from . import _core
@@ -61,6 +62,6 @@ def terms_of(
         "window": None if window is None else integer("window", window),
     }
     for name, value in given.items():
-        if value == 0:
-            raise invalid(f"{name} must not be 0")
+        if value is not None and ctypes.c_float(value).value == 0:
+            raise invalid(f"{name} must not be 0, as {value} is in f32")
     return given["scale"] or 0.0, given["soft_cap"] or 0.0, int(given["window"] or 0)

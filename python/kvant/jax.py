@@ -259,7 +259,7 @@ for _platform in ("cpu", "cuda"):
 
 def _no_gradient(primals: Any, tangents: Any, *, call: _Call) -> Any:
     raise make_error("unimplemented", f"{call.name}: there is no gradient through it; jax.lax.stop_gradient around "
-                     "what it takes, or gives, says that none is wanted")
+                     "what it takes says that none is wanted")
 
 
 def _no_batch(operands: Any, dims: Any, *, call: _Call) -> Any:

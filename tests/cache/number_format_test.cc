@@ -38,6 +38,8 @@ TEST(NumberFormatTest, GroupsFollowTheWord) {
   const Dims dims = {2, 3, 96, 64};
   EXPECT_THAT(GroupOf("s8:g16", dims), ElementsAre(1, 1, 1, 16));
   EXPECT_THAT(GroupOf("s8", dims), ElementsAre(1, 1, 1, 64));
+  // Of K and V that query heads share, by an axis of their own.
+  EXPECT_THAT(GroupOf("s8:all_heads", Dims{2, 3, 1, 96, 64}), ElementsAre(1, 3, 1, 1, 64));
   EXPECT_THAT(GroupOf("s8:token", dims), ElementsAre(1, 1, 1, 64));
   EXPECT_THAT(GroupOf("s8:channel", dims), ElementsAre(1, 1, 96, 1));
   EXPECT_THAT(GroupOf("s8:channel:g32", dims), ElementsAre(1, 1, 32, 1));

@@ -68,7 +68,6 @@ TEST(ConstantTest, IsPartOfTheGraphAndNoInput) {
   EXPECT_EQ(tensor.value, Constant(8.f));
   EXPECT_EQ(tensor.property, Property::kConstant);
   EXPECT_EQ(tensor.ToString(), "f32 8");
-  EXPECT_TRUE(graph.has_constants());
   EXPECT_EQ(graph.Subgraph({0}).tensor(id).value, Constant(8.f));
 }
 

@@ -83,6 +83,7 @@ TEST(CBuilderTest, WrongCallsAreRefusedAtOnceAndKept) {
     const std::string error = kvant_error();
     EXPECT_THAT(error, HasSubstr(why));
     EXPECT_EQ(op("ReLU", nullptr, nullptr)(made, values), status) << error;
+    EXPECT_EQ(kvant_error(), "the builder refused an earlier call: " + error);
     kvant_graph* graph = nullptr;
     EXPECT_EQ(kvant_builder_build(made, &graph), status) << error;
     EXPECT_EQ(kvant_error(), error) << "the first error was forgotten";

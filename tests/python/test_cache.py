@@ -49,6 +49,8 @@ def test_soft_cap_window_and_sinks():
     assert distance(cache.attend(0, q[:, :, 2:].copy(), soft_cap=0.7), weights @ np.repeat(v, 3, 1)) < 1e-5
     for wrong, message in (
         (dict(window=0), "window must not be 0"),
+        (dict(scale=1e-50), "scale must not be 0, as 1e-50 is in f32"),
+        (dict(soft_cap=1e-50), "soft_cap must not be 0, as 1e-50 is in f32"),
         (dict(soft_cap=-1.0), "soft cap of -1"),
         (dict(sinks=sinks[:4]), r"sinks is f32\[4\], but must be f32\[6\]"),
     ):

@@ -128,6 +128,9 @@ def test_a_builder_that_failed_gives_no_graph():
     with pytest.raises(kvant.Error) as second:
         g.build()
     assert str(second.value) == str(first.value)
+    with pytest.raises(kvant.Error) as third:
+        g.input("w", "f32", [1])
+    assert str(third.value) == f"the builder refused an earlier call: {first.value}"
 
 
 def test_a_builder_builds_once():

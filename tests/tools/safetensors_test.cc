@@ -88,6 +88,7 @@ TEST(SafeTensorsTest, RefusesMalformedFiles) {
             R"("y":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})",
             "abcdef"),
        "overlaps"},
+      {File(R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abcd"), "1 bytes follow"},
   };
   for (const auto& [bytes, message] : cases) {
     const absl::StatusOr<SafeTensors> read = ParseSafeTensors(bytes);

@@ -33,7 +33,8 @@ float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
   }
   const float top = S::MaxOf(most), nan = S::SumOf(nans);
   if (!(nan == 0.f)) return nan;
-  const float scale = top > 1e-30f ? top / S::kMost : 1.f;
+  // Of smaller ones the inverse would overflow.
+  const float scale = top > 1e-33f ? top / S::kMost : 1.f;
   if (factors.scales != nullptr) return scale;
   int exponent = 0;
   __builtin_frexpf(scale, &exponent);

@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/cpu_backend.h"
+#include "kvant/backends/engine.h"
+#include "kvant/graph/builder.h"
 #include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {
@@ -113,6 +116,43 @@ TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
     EXPECT_EQ(products(c), has_pairs ? Products::kPairs : Products::kTiles);
     c.spec.apply_to_int = false;
     EXPECT_EQ(products(c), has_pairs && type != kU4 ? Products::kPairs : Products::kTiles);
+  }
+}
+
+// Products of bf16 are exact in f32, so the scale must not be rounded into the queries. Of one key,
+// statistics are scores.
+TEST(CpuFloatAttention, QueriesInBF16AreMultipliedAsTheyAre) {
+  const Engine engine = Engine::Create({.backends = {"cpu"}}).value();
+  for (const int64_t d : {64, 80, 128}) {
+    constexpr int64_t kRows = 100;
+    GraphBuilder g({.fpmath = FpMath::kBF16});
+    const Value q = g.Input("q", kBF16, {1, 1, kRows, d}), k = g.Input("k", kBF16, {1, 1, 1, d});
+    const Value v = g.Input("v", kBF16, {1, 1, 1, d});
+    const auto [o, stats] = g.ScaledDotProductAttention(q, k, v, {.stats = true});
+    g.Output("o", o);
+    g.Output("stats", *stats);
+    const CompiledGraph compiled = engine.Compile(std::move(g).Build().value()).value();
+    std::vector<uint16_t> queries(kRows * d), key(d), out(kRows * d);
+    for (int64_t i = 0; i < kRows * d; ++i) {
+      queries[i] = F32ToBF16(30 * std::sin(0.7f * static_cast<float>(i)));
+    }
+    for (int64_t i = 0; i < d; ++i) key[i] = F32ToBF16(std::cos(1.3f * static_cast<float>(i)));
+    std::vector<float> scores(kRows);
+    ASSERT_TRUE(compiled
+                    .Execute(Stream(engine),
+                             {{"q", {queries.data(), queries.size() * 2}},
+                              {"k", {key.data(), key.size() * 2}},
+                              {"v", {key.data(), key.size() * 2}}},
+                             {{"o", {out.data(), out.size() * 2}},
+                              {"stats", {scores.data(), scores.size() * 4}}})
+                    .ok());
+    for (int64_t row = 0; row < kRows; ++row) {
+      double score = 0;
+      for (int64_t i = 0; i < d; ++i) {
+        score += static_cast<double>(BF16ToF32(queries[row * d + i])) * BF16ToF32(key[i]);
+      }
+      ASSERT_NEAR(scores[row], score / std::sqrt(static_cast<double>(d)), 1e-3) << d << " " << row;
+    }
   }
 }
 
