@@ -58,19 +58,19 @@ def bytes_per_element(kernel):
     return (bits(make["--k"]) + bits(make["--v"])) / 16
 
 
-def compile_row(kvant, folder, kernel):
+def compile_row(kvant, folder, kernel, archs):
     """{arch: what `kvant precompile --cubin` says of it}."""
     graph = folder / f"{kernels.file_name(kernel)}.json"
     store = isinstance(kernel, stores.Store)
     text = kernel.graph() if store else _run(kvant, "make", *kernel.make)
     # Its time stamp does not matter, but a reader beside this must not see half of it.
     graph.write_text(text)
-    archs = [word for arch in kernels.ARCHS for word in ("--arch", arch)]
-    _run(kvant, "precompile", str(graph), *archs, "--cache", str(folder / "cache"),
+    options = [word for arch in archs for word in ("--arch", arch)]
+    _run(kvant, "precompile", str(graph), *options, "--cache", str(folder / "cache"),
          "--cubin", str(folder / "cubins"))
     stem = folder / "cubins" / kernels.file_name(kernel)
     return {arch: json.loads(pathlib.Path(f"{stem}.0.{arch}.json").read_text())
-            for arch in kernels.ARCHS}
+            for arch in archs}
 
 
 def count_row(nvdisasm, folder, kernel, found, archs):
@@ -105,9 +105,9 @@ def count_store(nvdisasm, folder, store, found, archs):
 
 
 def _row(arguments):
-    kvant, nvdisasm, folder, kernel, counted = arguments
+    kvant, nvdisasm, folder, kernel, archs, counted = arguments
     try:
-        found = compile_row(kvant, folder, kernel)
+        found = compile_row(kvant, folder, kernel, archs)
         if isinstance(kernel, stores.Store):
             count_store(nvdisasm, folder, kernel, found, counted)
             return found
@@ -118,11 +118,12 @@ def _row(arguments):
 
 
 def compile_all(kvant, nvdisasm, folder, rows=kernels.KERNELS + stores.STORES,
-                counted=kernels.ARCHS, jobs=2):
-    """[(kernel, {arch: facts} or the text of an error)]. All of kernels.ARCHS are compiled, those
-    of `counted` counted. Kernels that did not change come from folder/cache."""
+                archs_of=lambda row: kernels.ARCHS, counted=kernels.ARCHS, jobs=2):
+    """[(kernel, {arch: facts} or the text of an error)]. Row i is compiled for archs_of(i), and those
+    of `counted` are counted. Kernels that did not change come from folder/cache."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-        found = pool.map(_row, [(str(kvant), nvdisasm, folder, kernel, counted) for kernel in rows])
+        found = pool.map(_row, [(str(kvant), nvdisasm, folder, kernel, archs_of(i), set(counted) & set(archs_of(i)))
+                                for i, kernel in enumerate(rows)])
         return list(zip(rows, found))

@@ -164,13 +164,10 @@ std::string SafeTensorsFile(const std::string& header, const std::string& data) 
 
 TEST_F(FilesTest, TensorsAreReadAsFarAsTheirHeaderSays) {
   ASSERT_TRUE(WriteFile(Path("t"), SafeTensorsFile(TensorOf(0, 3), "abc and more")).ok());
-  const absl::StatusOr<SafeTensors> read = ReadSafeTensors(Path("t"));
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->at("x").data.size(), 3u);
-
   const auto error = [&](const std::string& path) {
     return std::string(ReadSafeTensors(path).status().message());
   };
+  EXPECT_THAT(error(Path("t")), HasSubstr("9 bytes follow the data that its header speaks of"));
   EXPECT_THAT(error("/dev/zero"), HasSubstr("/dev/zero: safetensors: the header is not"));
   EXPECT_THAT(error(folder_.string()), HasSubstr("director"));
   // Sizes that no file has.
