@@ -26,11 +26,8 @@ constexpr int64_t kTimesApart = 2;
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
 // So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
 constexpr int64_t kFewTokens = 2 * kTokenTile;
-// Partial results of all chunks of a problem take no more floats than the first; and than the
-// second where units would else be fewer than kEnoughUnits, as of one prompt, whose tiles are of
-// many rows.
+// Partial results of all chunks of a problem take no more floats than this.
 constexpr int64_t kMaxPartialFloats = int64_t{2} << 20;
-constexpr int64_t kMaxPartialFloatsOfFew = int64_t{10} << 20;
 
 // Whether the heads of a token lie side by side.
 bool LiesByTokens(const AttentionProblem& problem) {
@@ -79,16 +76,10 @@ int64_t WantedUnits(const AttentionProblem& problem, int64_t tokens) {
                     std::max(kMostUnits, kMostShared * sharing));
 }
 
-// How many there is room for, at least 1; of `floats` each, of which there are to be `enough`.
-int64_t Affordable(int64_t floats, int64_t enough) {
-  return std::max(
-      {int64_t{1}, kMaxPartialFloats / floats, std::min(enough, kMaxPartialFloatsOfFew / floats)});
-}
-
-// Wanted units of lengths that are not known, where a tile may have twice its share.
+// The same of lengths that are not known, where a tile may have twice its share.
 int64_t AffordableUnits(const AttentionProblem& problem, int64_t tokens) {
-  const int64_t affordable = Affordable(2 * Schedule::FloatsOfPartial(problem), kEnoughUnits);
-  return std::min(affordable, WantedUnits(problem, tokens));
+  const int64_t affordable = kMaxPartialFloats / (2 * Schedule::FloatsOfPartial(problem));
+  return std::clamp<int64_t>(affordable, 1, WantedUnits(problem, tokens));
 }
 
 int64_t TilesOf(const AttentionProblem& problem) {
@@ -123,7 +114,7 @@ std::optional<int64_t> Schedule::StaticSplits(const AttentionProblem& problem) {
   const int64_t tiles = TilesOf(problem);
   if (!problem.may_split || tiles == 0) return 1;
   const int64_t affordable =
-      Affordable(tiles * FloatsOfPartial(problem), CeilDiv(kEnoughUnits, tiles));
+      std::max<int64_t>(1, kMaxPartialFloats / (tiles * FloatsOfPartial(problem)));
   return std::min({CeilDiv(WantedUnits(problem, tiles * problem.kv_len), tiles),
                    CeilDiv(problem.kv_len, kMinChunk), affordable});
 }
