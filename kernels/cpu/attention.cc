@@ -306,8 +306,8 @@ class TileRunner {
 
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
   // the order of multiplications would show in more than rounding, or the transposed problem,
-  // whose keys these are, must have the same scores. Queries that are bf16 and are multiplied as
-  // such stay what they are, and their scores take the factors.
+  // whose keys these are, must have the same scores. Where queries and keys are bf16 and are
+  // multiplied as such, products are exact: the scores take the factors then.
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
@@ -322,13 +322,18 @@ class TileRunner {
       are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }
     first_step_ = leading;
-    scales_scores_ = problem_.products == Products::kPairs && problem_.q.type == kBF16 &&
-                     problem_.q_hadamard <= 1 && !are_powers;
+    scales_scores_ = problem_.products == Products::kPairs && !are_powers && HasExactPairs();
     if (scales_scores_) return;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       float* q = buffers_.q + r * problem_.head_size;
       for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factors[r];
     }
+  }
+
+  bool HasExactPairs() const {
+    const auto is_bf16 = [](const Segment& keys) { return keys.data.type == kBF16; };
+    return problem_.q.type == kBF16 && problem_.q_hadamard <= 1 &&
+           std::all_of(problem_.k, problem_.k + problem_.k_segments, is_bf16);
   }
 
   // Of the next tile of tokens, computes the scores of the rows that may see any, with -inf
