@@ -29,6 +29,7 @@ struct CheckedExecutor::Job {
 
   void Open(int64_t count, const Body& to_run) {
     if (count > room) {
+      room = 0;  // should there be no memory
       ran.reset();
       ran.reset(new std::atomic<bool>[count]);
       room = count;

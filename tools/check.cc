@@ -63,7 +63,7 @@ struct CheckArguments {
     graph_arguments.AddTo(command);
     command.add_option("--seed", seed, "Of the random data")
         ->check([](const std::string& text) -> std::string {
-          return text[0] == '-' ? "'" + text + "' is below 0" : "";
+          return text.find('-') != text.npos ? "'" + text + "' is below 0" : "";
         })
         ->capture_default_str();
     command

@@ -205,7 +205,6 @@ TEST(RandomDataTest, SlotsDiffer) {
   }
 }
 
-// exp(scores - stats) sums to 1 in every row that is not masked whole.
 // Else a benchmark would read less than lies in memory.
 TEST(RandomDataTest, NoPageIsReadTwice) {
   AttentionGraphOptions options{.batch = 3, .heads = 2, .kv_len = 96};
@@ -221,6 +220,7 @@ TEST(RandomDataTest, NoPageIsReadTwice) {
   }
 }
 
+// exp(scores - stats) sums to 1 in every row that is not masked whole.
 TEST(RandomDataTest, BackwardStatsAreThoseOfTheScores) {
   GraphBuilder g;
   const Value q = g.Input("q", kF32, {2, 3, 5, 16});

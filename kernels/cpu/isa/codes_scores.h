@@ -33,7 +33,7 @@ float ScaleOfRow(const float* q, const CodeFactors& factors, int64_t channels) {
   }
   const float top = S::MaxOf(most), nan = S::SumOf(nans);
   if (!(nan == 0.f)) return nan;
-  // Of smaller ones the inverse would overflow.
+  // The inverse of smaller ones is near overflow.
   const float scale = top > 1e-33f ? top / S::kMost : 1.f;
   if (factors.scales != nullptr) return scale;
   int exponent = 0;
