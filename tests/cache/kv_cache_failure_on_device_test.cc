@@ -164,7 +164,7 @@ TEST_P(KvCacheFailureOnDeviceTest, HostAndEngineAgree) {
     for (const int failures : {1, 1000}) {
       // Until it is beyond all that the call calls.
       bool any_left = true;
-      for (int first = 0; any_left; first += 1 + first / 5) {
+      for (int first = 0; any_left; first += 1 + first / 3) {
         SCOPED_TRACE(first);
         const Bench bench = MakeOne();
         ASSERT_TRUE(bench.Append(0, 30).ok());
