@@ -106,8 +106,8 @@ void BM_PvStored(benchmark::State& state, const KernelSet* set, DataType type) {
 void BM_Softmax(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
   for (auto _ : state) {
-    set->softmax(tile.scores.data(), state.range(0), kTokenTile, tile.max.data(), tile.sum.data(),
-                 tile.row.data());
+    set->softmax(tile.scores.data(), state.range(0), kTokenTile, nullptr, tile.max.data(),
+                 tile.sum.data(), tile.row.data());
   }
   state.SetItemsProcessed(state.iterations() * state.range(0) * kTokenTile);
 }

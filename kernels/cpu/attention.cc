@@ -190,6 +190,7 @@ class TileRunner {
     int64_t from = 0;  // among the unit's rows
     RowTile tile;
     float* scores = nullptr;
+    const float* factors = nullptr;  // not null: that softmax multiplies scores by
     State state;
   };
 
@@ -222,8 +223,8 @@ class TileRunner {
   }
 
   void UpdateStatistics(const Part& part) {
-    kernels_.softmax(part.scores, part.tile.rows, WholeHalves(part.tokens), part.state.max,
-                     part.state.sum, buffers_.shrink);
+    kernels_.softmax(part.scores, part.tile.rows, WholeHalves(part.tokens), part.factors,
+                     part.state.max, part.state.sum, buffers_.shrink);
   }
 
   void MultiplyOnline(const Part& part) {
@@ -307,7 +308,7 @@ class TileRunner {
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
   // the order of multiplications would show in more than rounding, or the transposed problem,
   // whose keys these are, must have the same scores. Where queries and keys are bf16 and are
-  // multiplied as such, products are exact: the scores take the factors then.
+  // multiplied as such, products are exact: the scores take the factors then, and queries signs.
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
@@ -323,10 +324,11 @@ class TileRunner {
     }
     first_step_ = leading;
     scales_scores_ = problem_.products == Products::kPairs && !are_powers && HasExactPairs();
-    if (scales_scores_) return;
     for (int64_t r = 0; r < tile_.rows; ++r) {
+      const float factor = scales_scores_ ? std::copysign(1.f, factors[r]) : factors[r];
+      factors[r] = std::abs(factors[r]);
       float* q = buffers_.q + r * problem_.head_size;
-      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factors[r];
+      for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
     }
   }
 
@@ -342,15 +344,11 @@ class TileRunner {
   bool Sweep(Use use) {
     if (token_ >= live_.end) return false;
     const int64_t end = std::min(buffers_.columns.TileEnd(token_), live_.end);
-    const Part part = MakePart(token_, end - token_);
+    Part part = MakePart(token_, end - token_);
     token_ = end;
     if (part.tile.rows == 0) return true;
     if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
     products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
-    if (scales_scores_) {
-      kernels_.scale({.scales = buffers_.factors + part.from, .group = kTokenTile},
-                     part.tile.rows * kTokenTile, part.scores);
-    }
     ApplyStepsTo(part);
     use(part);
     return true;
@@ -376,17 +374,29 @@ class TileRunner {
               from,
               tile_,
               buffers_.scores + from * kTokenTile,
+              nullptr,
               state_.From(from, problem_.v_head_size)};
     part.tile.first += from;
     part.tile.rows = to - from;
     return part;
   }
 
-  void ApplyStepsTo(const Part& part) {
+  // Factors that the scores take are left to softmax where no other step is left for the tile.
+  void ApplyStepsTo(Part& part) {
     const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
     const StepRange steps = StepsLeft(problem_, first_step_, inside);
     const int64_t columns = WholeHalves(part.tokens);
-    if (steps.first == problem_.step_count && part.tokens == columns) return;
+    const bool is_done = steps.first == problem_.step_count;
+    if (scales_scores_) {
+      const float* const factors = buffers_.factors + part.from;
+      if (is_done) {
+        part.factors = factors;
+      } else {
+        kernels_.scale({.scales = factors, .group = kTokenTile}, part.tile.rows * kTokenTile,
+                       part.scores);
+      }
+    }
+    if (is_done && part.tokens == columns) return;
     for (int64_t r = 0; r < part.tile.rows; ++r) {
       float* row = part.scores + r * kTokenTile;
       Position p = part.tile.At(r);

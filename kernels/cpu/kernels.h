@@ -76,11 +76,12 @@ struct KernelSet {
   // q: [rows][head_size], k: [head_size][kHalfTile], scores: [rows][kTokenTile].
   void (*qk)(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores);
 
-  // One step of online softmax on scores [rows][kTokenTile], of which `columns`, whole halves,
-  // become exp(score - max): updates each row's running max and sum, and leaves the factor
-  // by which what was accumulated so far must shrink.
-  void (*softmax)(float* scores, int64_t rows, int64_t columns, float* max, float* sum,
-                  float* shrink);
+  // One step of online softmax on scores [rows][kTokenTile], times a factor > 0 for each row where
+  // `factors` is not null. Of them `columns`, whole halves, become exp(score - max): updates each
+  // row's running max and sum, and leaves the factor by which what was accumulated so far must
+  // shrink.
+  void (*softmax)(float* scores, int64_t rows, int64_t columns, const float* factors, float* max,
+                  float* sum, float* shrink);
 
   // scores[i] = exp(scores[i] - max) for i < columns, which are whole halves; scores <= max.
   void (*exp_row)(float* scores, int64_t columns, float max);

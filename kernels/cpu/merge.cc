@@ -73,7 +73,7 @@ class RowMerger {
       counts[i] = scores_[i] != kNegInf;
     }
     float shrink;
-    kernels_.softmax(scores_, 1, kHalfTile, &max, &sum, &shrink);
+    kernels_.softmax(scores_, 1, kHalfTile, nullptr, &max, &sum, &shrink);
     const int64_t piece = PieceChannels(p_);
     for (int64_t c = 0; c < p_.channels; c += piece) {
       const int64_t n = std::min(piece, p_.channels - c);

@@ -159,10 +159,12 @@ float Reduce(const float* row, int64_t columns, Op op) {
   return lanes[0];
 }
 
-void Softmax(float* scores, int64_t rows, int64_t columns, float* max, float* sum, float* shrink) {
+void Softmax(float* scores, int64_t rows, int64_t columns, const float* factors, float* max,
+             float* sum, float* shrink) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * kTokenTile;
+    for (int64_t t = 0; factors != nullptr && t < columns; ++t) row[t] *= factors[r];
     const float seen = Reduce(row, columns, [](float a, float b) { return a > b ? a : b; });
     const float now = seen > max[r] ? seen : max[r];
     // With nothing but -inf so far, any finite stand-in gives exp(-inf) = 0.

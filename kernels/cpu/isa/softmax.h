@@ -27,15 +27,15 @@ inline typename S::Vector Exp(typename S::Vector x) {
   return S::ZeroBelow(x, S::Set1(-87.3f), S::Mul(p, S::PowerOfTwo(shifted)));
 }
 
-// scores[i] = exp(scores[i] - max) over a row; returns their sum.
+// scores[i] = exp(scores[i] * factor - max) over a row; returns their sum.
 template <typename S>
-inline float ExpAndSum(float* scores, int64_t columns, float max) {
-  const auto base = S::Set1(max);
+inline float ExpAndSum(float* scores, int64_t columns, float factor, float max) {
+  const auto times = S::Set1(factor), less = S::Set1(-max);
   auto sum = S::Zero();
   for (const float* const end = scores + columns; scores != end; scores += kHalfTile) {
 #pragma GCC unroll 8
     for (int i = 0; i < kHalfTile; i += S::kWidth) {
-      const auto e = Exp<S>(S::Sub(S::Load(scores + i), base));
+      const auto e = Exp<S>(S::Fma(S::Load(scores + i), times, less));
       S::Store(scores + i, e);
       sum = S::Add(sum, e);
     }
@@ -45,11 +45,12 @@ inline float ExpAndSum(float* scores, int64_t columns, float max) {
 
 template <typename S>
 void ExpRow(float* scores, int64_t columns, float max) {
-  ExpAndSum<S>(scores, columns, max);
+  ExpAndSum<S>(scores, columns, 1.f, max);
 }
 
 template <typename S>
-void Softmax(float* scores, int64_t rows, int64_t columns, float* max, float* sum, float* shrink) {
+void Softmax(float* scores, int64_t rows, int64_t columns, const float* factors, float* max,
+             float* sum, float* shrink) {
   const float neg_inf = -__builtin_inff();
   for (int64_t r = 0; r < rows; ++r) {
     float* row = scores + r * kTokenTile;
@@ -60,19 +61,20 @@ void Softmax(float* scores, int64_t rows, int64_t columns, float* max, float* su
         highest = S::Max(highest, S::Load(row + half + i));
       }
     }
-    const float seen = S::MaxOf(highest);
+    const float factor = factors == nullptr ? 1.f : factors[r];
+    const float seen = S::MaxOf(highest) * factor;
     const float now = seen > max[r] ? seen : max[r];
     // With nothing but -inf so far, any finite stand-in gives exp(-inf) = 0.
     const float base = now == neg_inf ? 0.f : now;
-    float factor = 1.f;
+    float by = 1.f;
     // Most tiles do not raise the maximum. (A NaN is not equal to itself.)
     if (max[r] != base) {
       float lane[S::kWidth];
       S::Store(lane, Exp<S>(S::Set1(max[r] - base)));
-      factor = lane[0];
+      by = lane[0];
     }
-    shrink[r] = factor;
-    sum[r] = sum[r] * factor + ExpAndSum<S>(row, columns, base);
+    shrink[r] = by;
+    sum[r] = sum[r] * by + ExpAndSum<S>(row, columns, factor, base);
     max[r] = now;
   }
 }

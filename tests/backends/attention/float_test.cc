@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvant/backends/cpu/attention_plan.h"
@@ -120,38 +122,49 @@ TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
 }
 
 // Products of bf16 are exact in f32, so the scale must not be rounded into the queries. Of one key,
-// statistics are scores.
+// statistics are scores: as softmax scales them, of either sign, and before a step that comes
+// after.
 TEST(CpuFloatAttention, QueriesInBF16AreMultipliedAsTheyAre) {
   const Engine engine = Engine::Create({.backends = {"cpu"}}).value();
   for (const int64_t d : {64, 80, 128}) {
-    constexpr int64_t kRows = 100;
-    GraphBuilder g({.fpmath = FpMath::kBF16});
-    const Value q = g.Input("q", kBF16, {1, 1, kRows, d}), k = g.Input("k", kBF16, {1, 1, 1, d});
-    const Value v = g.Input("v", kBF16, {1, 1, 1, d});
-    const auto [o, stats] = g.ScaledDotProductAttention(q, k, v, {.stats = true});
-    g.Output("o", o);
-    g.Output("stats", *stats);
-    const CompiledGraph compiled = engine.Compile(std::move(g).Build().value()).value();
-    std::vector<uint16_t> queries(kRows * d), key(d), out(kRows * d);
-    for (int64_t i = 0; i < kRows * d; ++i) {
-      queries[i] = F32ToBF16(30 * std::sin(0.7f * static_cast<float>(i)));
-    }
-    for (int64_t i = 0; i < d; ++i) key[i] = F32ToBF16(std::cos(1.3f * static_cast<float>(i)));
-    std::vector<float> scores(kRows);
-    ASSERT_TRUE(compiled
-                    .Execute(Stream(engine),
-                             {{"q", {queries.data(), queries.size() * 2}},
-                              {"k", {key.data(), key.size() * 2}},
-                              {"v", {key.data(), key.size() * 2}}},
-                             {{"o", {out.data(), out.size() * 2}},
-                              {"stats", {scores.data(), scores.size() * 4}}})
-                    .ok());
-    for (int64_t row = 0; row < kRows; ++row) {
-      double score = 0;
-      for (int64_t i = 0; i < d; ++i) {
-        score += static_cast<double>(BF16ToF32(queries[row * d + i])) * BF16ToF32(key[i]);
+    for (const float scale : {1 / std::sqrt(static_cast<float>(d)), 0.1f, -0.1f}) {
+      for (const bool has_bias : {false, true}) {
+        constexpr int64_t kRows = 100;
+        GraphBuilder g({.fpmath = FpMath::kBF16});
+        const Value q = g.Input("q", kBF16, {1, 1, kRows, d});
+        const Value k = g.Input("k", kBF16, {1, 1, 1, d}), v = g.Input("v", kBF16, {1, 1, 1, d});
+        GraphBuilder::AttentionOptions options{.scale = scale, .stats = true};
+        if (has_bias) options.bias = g.Input("bias", kF32, {1, 1, kRows, 1});
+        const auto [o, stats] = g.ScaledDotProductAttention(q, k, v, options);
+        g.Output("o", o);
+        g.Output("stats", *stats);
+        const CompiledGraph compiled = engine.Compile(std::move(g).Build().value()).value();
+        std::vector<uint16_t> queries(kRows * d), key(d), out(kRows * d);
+        for (int64_t i = 0; i < kRows * d; ++i) {
+          queries[i] = F32ToBF16(30 * std::sin(0.7f * static_cast<float>(i)));
+        }
+        for (int64_t i = 0; i < d; ++i) key[i] = F32ToBF16(std::cos(1.3f * static_cast<float>(i)));
+        std::vector<float> scores(kRows), bias(kRows);
+        for (int64_t row = 0; row < kRows; ++row) bias[row] = 0.25f * static_cast<float>(row % 7);
+        std::vector<std::pair<std::string_view, ConstTensor>> inputs = {
+            {"q", {queries.data(), queries.size() * 2}},
+            {"k", {key.data(), key.size() * 2}},
+            {"v", {key.data(), key.size() * 2}}};
+        if (has_bias) inputs.push_back({"bias", {bias.data(), bias.size() * 4}});
+        ASSERT_TRUE(compiled
+                        .Execute(Stream(engine), inputs,
+                                 {{"o", {out.data(), out.size() * 2}},
+                                  {"stats", {scores.data(), scores.size() * 4}}})
+                        .ok());
+        for (int64_t row = 0; row < kRows; ++row) {
+          double score = 0;
+          for (int64_t i = 0; i < d; ++i) {
+            score += static_cast<double>(BF16ToF32(queries[row * d + i])) * BF16ToF32(key[i]);
+          }
+          score = score * scale + (has_bias ? bias[row] : 0.f);
+          ASSERT_NEAR(scores[row], score, 1e-3) << d << " " << scale << " " << row;
+        }
       }
-      ASSERT_NEAR(scores[row], score / std::sqrt(static_cast<double>(d)), 1e-3) << d << " " << row;
     }
   }
 }
