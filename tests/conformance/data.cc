@@ -17,6 +17,23 @@ uint64_t Mix(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
+// Sines are most of the time that data take, and under an emulator most of all: those that come up
+// again and again are kept.
+double Wave(size_t axis, uint64_t seed, int64_t x) {
+  constexpr size_t kAxes = 6, kKept = 1024;
+  thread_local std::vector<double> kept[kAxes][5];
+  const auto sine = [&](int64_t at) {
+    const double frequency = 0.37 + 0.21 * static_cast<double>(axis + seed % 5);
+    return 0.2 * std::sin(frequency * static_cast<double>(at) + static_cast<double>(axis));
+  };
+  if (axis >= kAxes || x < 0 || x >= static_cast<int64_t>(kKept)) return sine(x);
+  std::vector<double>& waves = kept[axis][seed % 5];
+  while (static_cast<int64_t>(waves.size()) <= x) {
+    waves.push_back(sine(static_cast<int64_t>(waves.size())));
+  }
+  return waves[static_cast<size_t>(x)];
+}
+
 }  // namespace
 
 double Noise(uint64_t seed, absl::Span<const int64_t> at) {
@@ -27,10 +44,7 @@ double Noise(uint64_t seed, absl::Span<const int64_t> at) {
 
 double Signal(uint64_t seed, absl::Span<const int64_t> at) {
   double value = 0.3 + 0.8 * Noise(seed, at);
-  for (size_t axis = 0; axis < at.size(); ++axis) {
-    const double frequency = 0.37 + 0.21 * static_cast<double>(axis + seed % 5);
-    value += 0.2 * std::sin(frequency * static_cast<double>(at[axis]) + static_cast<double>(axis));
-  }
+  for (size_t axis = 0; axis < at.size(); ++axis) value += Wave(axis, seed, at[axis]);
   return value;
 }
 
