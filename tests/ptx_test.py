@@ -111,7 +111,7 @@ class PtxTest(unittest.TestCase):
         self.assertEqual(launched, ENTRIES)
 
     def test_a_spread(self):
-        made = problems.spread(KVANT, 7, 400 if ALL else 48)
+        made = problems.spread(KVANT, 7, 400 if ALL else 24)
         runs = [(f"{name}, {arch}, {model}", graph, environment(arch, **model))
                 for i, (name, graph) in enumerate(made)
                 for arch in (ARCHS if ALL else ARCHS[i % 4:][:1])
@@ -120,7 +120,7 @@ class PtxTest(unittest.TestCase):
 
     def test_conformance(self):
         # Each process takes every n-th case.
-        shards, taken, archs = (16, 16, ARCHS) if ALL else (44, 2, ARCHS[1:2])
+        shards, taken, archs = (16, 16, ARCHS) if ALL else (88, 2, ARCHS[1:2])
         log = pathlib.Path(_cache.name) / "conformance.jsonl"
         runs = [(f"shard {shard} of {shards}, {arch}, {model}",
                  environment(arch, **model, KVANT_CONFORMANCE_ENGINES="cuda", PTXEMU_LOG=str(log),

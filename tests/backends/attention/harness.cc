@@ -8,11 +8,14 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <thread>
 
+#include "absl/types/span.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/attention/judge.h"
+#include "kvant_test_config.h"
 
 namespace kvant::cpu {
 
@@ -236,39 +239,34 @@ absl::Status Case::Run(const KernelSet& kernels, Executor& executor) {
   return (*executable)->Run({executor}, in, out, static_cast<std::byte*>(scratch.data()));
 }
 
-void Case::Check(double tolerance) {
-  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
-    std::vector<std::vector<char>> first;
-    for (int threads : {1, 2, 7}) {
-      const absl::Status status = Run(*kernels, threads);
-      ASSERT_TRUE(status.ok()) << status;
-      for (size_t o = 0; o < outputs.size(); ++o) {
-        const char* data = static_cast<const char*>(outputs[o].data());
-        if (first.size() <= o) first.emplace_back(data, data + outputs[o].bytes());
-        ASSERT_EQ(std::memcmp(data, first[o].data(), outputs[o].bytes()), 0)
-            << "output " << o << " differs with " << threads << " threads";
-      }
-    }
-    CompareWithOracle(tolerance);
-  }
-}
+namespace {
 
-void Case::CompareWithOracle(double tolerance) {
-  Judge judge(spec, inputs);
+// What outputs should be, each row computed when it is first compared.
+struct Expectation {
+  explicit Expectation(const Case& c) : judge(c.spec, c.inputs) {}
+
+  Judge judge;
+  std::vector<Judge::Row> rows;  // in the order of ForEachPosition
+};
+
+void Compare(const Case& c, double tolerance, Expectation& expected) {
+  const AttentionSpec& spec = c.spec;
+  const Shape& shape = c.shape;
   const auto same = [&](double got, double want) {
     if (std::isnan(want)) return std::isnan(got);
     if (got == want) return true;  // also infinities
     const double error = std::abs(got - want);
     return error <= tolerance || error <= 0.4 * tolerance * std::abs(want);
   };
-  const Dims5 rows{shape.b0, shape.b1, shape.ratio, shape.q_len, 1};
-  ForEachPosition(rows, [&](Dims5 p) {
+  size_t at = 0;
+  ForEachPosition({shape.b0, shape.b1, shape.ratio, shape.q_len, 1}, [&](Dims5 p) {
     if (testing::Test::HasFailure()) return;
-    const Judge::Row row = judge.Compute(p);
+    if (at == expected.rows.size()) expected.rows.push_back(expected.judge.Compute(p));
+    const Judge::Row& row = expected.rows[at++];
     const std::string where = testing::PrintToString(p);
     for (p[4] = 0; p[4] < shape.dv; ++p[4]) {
       const View& o = spec.output;
-      double got = LoadElement(o.type, outputs[o.port].data(), IndexOf(o, p));
+      double got = LoadElement(o.type, c.outputs[o.port].data(), IndexOf(o, p));
       double want = row.out[p[4]];
       if (!row.out.empty() && std::isnan(row.stats)) want = std::nan("");
       if (const auto& q = spec.output_quantization) {
@@ -281,18 +279,56 @@ void Case::CompareWithOracle(double tolerance) {
     }
     p[4] = 0;
     if (spec.stats.present()) {
-      const double got = LoadElement(kF32, outputs[spec.stats.port].data(), IndexOf(spec.stats, p));
+      const double got =
+          LoadElement(kF32, c.outputs[spec.stats.port].data(), IndexOf(spec.stats, p));
       ASSERT_TRUE(same(got, row.stats))
           << "stats at " << where << ": " << got << ", expected " << row.stats;
     }
     if (!spec.dropout || !spec.dropout->mask.present()) return;
     const View& mask = spec.dropout->mask;
     for (p[4] = 0; p[4] < shape.kv_len; ++p[4]) {
-      ASSERT_EQ(LoadElement(mask.type, outputs[mask.port].data(), IndexOf(mask, p)),
-                judge.Kept(p, p[4]) ? 1 : 0)
+      ASSERT_EQ(LoadElement(mask.type, c.outputs[mask.port].data(), IndexOf(mask, p)),
+                expected.judge.Kept(p, p[4]) ? 1 : 0)
           << "mask at " << where << " column " << p[4];
     }
   });
+}
+
+// Numbers of threads that a case runs with: all, or under a sanitizer, where kernels are slow, one
+// after the other.
+absl::Span<const int> ThreadCounts() {
+  static constexpr int kCounts[] = {1, 2, 7};
+#ifdef KVANT_SANITIZED
+  static size_t turn = 0;
+  return absl::MakeConstSpan(&kCounts[turn++ % std::size(kCounts)], 1);
+#else
+  return kCounts;
+#endif
+}
+
+}  // namespace
+
+void Case::CompareWithOracle(double tolerance) {
+  Expectation expected(*this);
+  Compare(*this, tolerance, expected);
+}
+
+void Case::Check(double tolerance) {
+  Expectation expected(*this);
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    std::vector<std::vector<char>> first;
+    for (const int threads : ThreadCounts()) {
+      const absl::Status status = Run(*kernels, threads);
+      ASSERT_TRUE(status.ok()) << status;
+      for (size_t o = 0; o < outputs.size(); ++o) {
+        const char* data = static_cast<const char*>(outputs[o].data());
+        if (first.size() <= o) first.emplace_back(data, data + outputs[o].bytes());
+        ASSERT_EQ(std::memcmp(data, first[o].data(), outputs[o].bytes()), 0)
+            << "output " << o << " differs with " << threads << " threads";
+      }
+    }
+    Compare(*this, tolerance, expected);
+  }
 }
 
 std::vector<double> Case::Expected() const {
