@@ -71,8 +71,7 @@ foreach(isa avx2 avx512 avx512_bf16 avx512_amx neon neon_dotprod neon_i8mm neon_
     set_property(SOURCE "${unit}" APPEND PROPERTY COMPILE_OPTIONS ${kvant_isa_${isa}})
     # Addresses are checked by calls: in line, GCC takes minutes over the branches. And at -O1 it
     # leaves out vzeroupper without the second option, which slows all SSE code that runs after.
-    # What every access and step of a pointer is asked beside its address takes half the time to
-    # compile; the portable kernels, of the same templates, have it.
+    # The checks that are left out take half the time to compile; the portable kernels have them.
     if(KVANT_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       set_property(SOURCE "${unit}" APPEND PROPERTY
                    COMPILE_OPTIONS --param=asan-instrumentation-with-call-threshold=0

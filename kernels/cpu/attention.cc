@@ -308,7 +308,7 @@ class TileRunner {
   // Multiplies queries by the steps that scale whole rows; unless a factor is such that
   // the order of multiplications would show in more than rounding, or the transposed problem,
   // whose keys these are, must have the same scores. Where queries and keys are bf16 and are
-  // multiplied as such, products are exact: the scores take the factors then, and queries signs.
+  // multiplied as such, products are exact: the scores take the factors then.
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
