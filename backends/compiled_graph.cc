@@ -63,7 +63,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
       const LogicalTensor& tensor = partition.output(static_cast<int>(port));
       if (places.contains(tensor.id)) continue;
       if (const Op& last = partition.ops().ops().back(); Appends(last.kind)) {
-        return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": tensor ", tensor.id,
+        return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": ", tensor.Label(),
                          ", which it writes a part of, is no output of the graph");
       }
       const size_t bytes = Aligned(static_cast<size_t>(tensor.memory_bytes()));

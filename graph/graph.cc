@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_set.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -36,7 +37,7 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
   for (const LogicalTensor* tensor : inputs) {
     LogicalTensor& before = merged.try_emplace(tensor->id, *tensor).first->second;
     if (!Compatible(before, *tensor)) {
-      return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor->id, " is ", before.ToString(),
+      return OpError(ErrorKind::kInvalidGraph, op, tensor->Label(), " is ", before.ToString(),
                      " and ", tensor->ToString());
     }
     Merge(*tensor, before);
@@ -44,8 +45,18 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
   for (const LogicalTensor* tensor : outputs) {
     if (merged.try_emplace(tensor->id, *tensor).second) continue;
     const bool is_input = std::count(op.inputs.begin(), op.inputs.end(), tensor->id) > 0;
-    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor->id, " is ",
+    return OpError(ErrorKind::kInvalidGraph, op, tensor->Label(), " is ",
                    is_input ? "both input and output" : "produced twice");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNames(const Graph& graph, absl::Span<const TensorId> ids, std::string_view what) {
+  absl::flat_hash_set<std::string_view> names;
+  for (const TensorId id : ids) {
+    const std::string_view name = graph.tensor(id).name;
+    if (name.empty() || names.insert(name).second) continue;
+    return MakeError(ErrorKind::kInvalidGraph, "two ", what, " are named '", name, "'");
   }
   return absl::OkStatus();
 }
@@ -68,16 +79,16 @@ absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is
   const TensorInfo* known = FindTensor(tensor.id);
   const bool has_value = tensor.value || (known && known->desc.value);
   if (has_value && (is_output || (known && known->producer.op != kNoOp))) {
-    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id,
+    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(),
                    " has a value and is the result of an op");
   }
   if (!known) return absl::OkStatus();
   if (!Compatible(known->desc, tensor)) {
-    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is ", tensor.ToString(),
+    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is ", tensor.ToString(),
                    " here but ", known->desc.ToString(), " (or other strides) elsewhere");
   }
   if (is_output && known->producer.op != kNoOp) {
-    return OpError(ErrorKind::kInvalidGraph, op, "tensor ", tensor.id, " is already produced by ",
+    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is already produced by ",
                    ops_[known->producer.op].ToString());
   }
   return absl::OkStatus();
@@ -161,6 +172,8 @@ absl::Status Graph::SortOps() {
 }
 
 void Graph::FindPorts(const Graph& whole) {
+  inputs_.clear();
+  outputs_.clear();
   for (OpIndex index = 0; index < static_cast<OpIndex>(ops_.size()); ++index) {
     const Op& op = ops_[index];
     for (size_t port = 0; port < op.inputs.size(); ++port) {
@@ -181,13 +194,15 @@ void Graph::FindPorts(const Graph& whole) {
       if (consumers.empty() || ends || leaves) outputs_.push_back(id);
     }
   }
-  finalized_ = true;
 }
 
 absl::Status Graph::Finalize() {
   if (finalized_) return absl::OkStatus();
   KVANT_RETURN_IF_ERROR(SortOps());
   FindPorts(*this);
+  KVANT_RETURN_IF_ERROR(CheckNames(*this, inputs_, "inputs"));
+  KVANT_RETURN_IF_ERROR(CheckNames(*this, outputs_, "outputs"));
+  finalized_ = true;
   return absl::OkStatus();
 }
 
@@ -254,6 +269,7 @@ Graph Graph::Subgraph(absl::Span<const OpIndex> ops) const {
   }
   Graph sub = WithOps(std::vector<OpIndex>(order.begin(), order.end()));
   sub.FindPorts(*this);
+  sub.finalized_ = true;
   return sub;
 }
 

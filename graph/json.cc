@@ -131,7 +131,7 @@ absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTenso
     KVANT_RETURN_IF_ERROR(name->second.Read(tensor.name));
   }
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
-    return value.Error("tensor ", tensor.id, ": ", valid.message());
+    return value.Error(valid.message());
   }
   return absl::OkStatus();
 }

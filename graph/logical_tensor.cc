@@ -59,6 +59,11 @@ int64_t LogicalTensor::memory_bytes() const {
   return type == kUndef || span > kMostElements ? 0 : BytesFor(type, span);
 }
 
+std::string LogicalTensor::Label() const {
+  if (name.empty()) return absl::StrCat("tensor ", id);
+  return absl::StrCat("tensor ", id, " '", Printable(name), "'");
+}
+
 std::string LogicalTensor::ToString() const {
   const std::string type_name(DataTypeName(type));
   if (value) return absl::StrCat(type_name, " ", value->ToString());
@@ -77,12 +82,11 @@ bool Compatible(const LogicalTensor& a, const LogicalTensor& b) {
 
 absl::Status ValidateTensor(const LogicalTensor& tensor) {
   const auto error = [&](const auto&... what) {
-    const std::string name = tensor.name.empty() ? "" : absl::StrCat(" '", tensor.name, "'");
-    return MakeError(ErrorKind::kInvalidShape, "tensor ", tensor.id, name, " ", tensor.ToString(),
-                     ": ", what...);
+    return MakeError(ErrorKind::kInvalidShape, tensor.Label(), " ", tensor.ToString(), ": ",
+                     what...);
   };
   if (DataTypeName(tensor.type).empty()) {
-    return MakeError(ErrorKind::kInvalidDataType, "tensor ", tensor.id, " is of data type ",
+    return MakeError(ErrorKind::kInvalidDataType, tensor.Label(), " is of data type ",
                      static_cast<int>(tensor.type), ", which there is not");
   }
   if (tensor.value && (tensor.property != Property::kConstant || tensor.rank() != 0 ||

@@ -59,6 +59,8 @@ struct LogicalTensor {
   int64_t span_elements() const;
   // BytesFor(type, span_elements()).
   int64_t memory_bytes() const;
+  // "tensor 3 'keys'", or "tensor 3" where it has no name.
+  std::string Label() const;
   // "f16[1,8,?,128]", "f32[*]" when the rank is unknown, "f32 0.125" of a value.
   std::string ToString() const;
 };

@@ -119,8 +119,7 @@ absl::Status Continue(const Op& op, const LogicalTensor& first, const LogicalTen
 ShapeRule ShapeRuleOf(OpKind kind) { return kRules[static_cast<size_t>(kind)]; }
 
 std::string DescribeDims(const LogicalTensor& tensor) {
-  return absl::StrCat("tensor ", tensor.id, " [", tensor.dims ? DimsToString(*tensor.dims) : "*",
-                      "]");
+  return absl::StrCat(tensor.Label(), " [", tensor.dims ? DimsToString(*tensor.dims) : "*", "]");
 }
 
 bool MayBeVector(const LogicalTensor& tensor, int64_t count) {
@@ -154,8 +153,8 @@ absl::Status CheckSameDim(const Op& op, const char* what, const LogicalTensor& a
                           const LogicalTensor& b, int dim_b) {
   const int64_t left = (*a.dims)[dim_a], right = (*b.dims)[dim_b];
   if (MayEqual(left, right)) return absl::OkStatus();
-  return ShapeError(op, what, " differ: ", left, " (tensor ", a.id, ", dim ", dim_a, ") vs ", right,
-                    " (tensor ", b.id, ", dim ", dim_b, ")");
+  return ShapeError(op, what, " differ: ", left, " (", a.Label(), ", dim ", dim_a, ") vs ", right,
+                    " (", b.Label(), ", dim ", dim_b, ")");
 }
 
 absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optional<Dims>& found) {
@@ -181,7 +180,7 @@ absl::Status MergeOutput(const Op& op, const LogicalTensor& declared, std::optio
     if (dim != kUnknownDim) overflow |= __builtin_mul_overflow(bits, dim, &bits);
   }
   if (!overflow) return absl::OkStatus();
-  return ShapeError(op, "the output tensor ", declared.id, " would be [", DimsToString(*found),
+  return ShapeError(op, "the output, ", declared.Label(), ", would be [", DimsToString(*found),
                     "]: its size overflows 64 bits or its rank ", kMaxRank);
 }
 

@@ -32,8 +32,8 @@ absl::Status CheckQkv(const Op& op, const LogicalTensor& q, const LogicalTensor&
   if (MayEqual(q_heads, kv_heads) || (kv_heads != 0 && q_heads % kv_heads == 0)) {
     return absl::OkStatus();
   }
-  return ShapeError(op, q_heads, " query heads (tensor ", q.id, ", dim 1) are no multiple of ",
-                    kv_heads, " key heads (tensor ", k.id, ", dim 1)");
+  return ShapeError(op, q_heads, " query heads (", q.Label(), ", dim 1) are no multiple of ",
+                    kv_heads, " key heads (", k.Label(), ", dim 1)");
 }
 
 // An input with one value per element of a dim.

@@ -22,7 +22,7 @@ struct PortView {
   const OpSchema::Port& schema;
 
   DataType type() const { return tensor.type; }
-  std::string ToString() const { return absl::StrCat(schema.name, " (tensor ", tensor.id, ")"); }
+  std::string ToString() const { return absl::StrCat(schema.name, " (", tensor.Label(), ")"); }
 };
 
 PortView Input(const OpPorts& ports, size_t port) {

@@ -55,8 +55,8 @@ absl::Status PutIn(Graph& graph, const LogicalTensor& given) {
     return InvalidArguments("tensor ", given.id, " is not in the graph");
   }
   if (given.type != kUndef && given.type != info->desc.type) {
-    return MakeError(ErrorKind::kInvalidDataType, "tensor ", given.id, " is ",
-                     info->desc.ToString(), " in the graph, but given as ", given.ToString());
+    return MakeError(ErrorKind::kInvalidDataType, info->desc.Label(), " is ", info->desc.ToString(),
+                     " in the graph, but given as ", given.ToString());
   }
   KVANT_RETURN_IF_ERROR(ValidateTensor(given));
   if (info->desc.dims == given.dims && info->desc.strides == given.strides &&
@@ -95,7 +95,8 @@ absl::Status CheckShapesKnown(const Graph& graph, const Op& op) {
   for (const auto& ids : {absl::MakeSpan(op.inputs), absl::MakeSpan(op.outputs)}) {
     for (const TensorId id : ids) {
       if (graph.tensor(id).has_shape()) continue;
-      return OpError(ErrorKind::kInvalidShape, op, "the shape of tensor ", id, " is not known");
+      return OpError(ErrorKind::kInvalidShape, op, "the shape of ", graph.tensor(id).Label(),
+                     " is not known");
     }
   }
   return absl::OkStatus();

@@ -41,7 +41,7 @@ bool Resolver::PlaceQueries(TensorId id, int64_t cols, bool mask, View* view) {
       PlaceHeads(std::move(folded), ragged ? 1 : spec_->batch[0], spec_->q_len, cols, mask, view)) {
     return true;
   }
-  return Fail(attention, "tensor ", id, " of [", DimsToString(*tensor(id).dims),
+  return Fail(attention, tensor(id).Label(), " of [", DimsToString(*tensor(id).dims),
               "] does not fit its heads");
 }
 

@@ -210,8 +210,7 @@ std::string AttentionMatcher::OutputOf(TensorId tensor) const {
 std::string AttentionMatcher::SourceOf(TensorId tensor) const {
   const Graph::TensorInfo& info = *graph_.FindTensor(tensor);
   if (info.producer.op != Graph::kNoOp) return op(info.producer.op).ToString();
-  if (info.desc.name.empty()) return absl::StrCat("tensor ", tensor);
-  return absl::StrCat("tensor ", tensor, " ('", Printable(info.desc.name), "')");
+  return info.desc.Label();
 }
 
 // The first op of that kind that the tensor reaches, through ops that pass it on and do not

@@ -56,8 +56,8 @@ absl::StatusOr<Partition> Partition::WithPorts(absl::Span<const LogicalTensor> p
     for (const TensorId id : *list) {
       const LogicalTensor& tensor = graph->tensor(id);
       if (!tensor.has_shape()) {
-        return MakeError(ErrorKind::kInvalidShape, "the shape of port ", tensor.ToString(),
-                         " (tensor ", id, ") is not known");
+        return MakeError(ErrorKind::kInvalidShape, "the shape of ", tensor.Label(), " ",
+                         tensor.ToString(), " is not known");
       }
     }
   }

@@ -113,7 +113,7 @@ bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, Vie
   const int64_t count = from.rank() == 0 ? 1 : (*from.dims)[0];
   if (count == 1 && more == 0) return true;
   if (count != spec_->batch[0] + more || rank_ < 3 || batch_.end[0] != 1) {
-    return Fail("tensor ", id, ": ", count, " ", what, " for a batch of ", spec_->batch[0]);
+    return Fail(tensor(id).Label(), ": ", count, " ", what, " for a batch of ", spec_->batch[0]);
   }
   view->dims[0] = count;
   view->strides[0] = from.StridesOrDense()[0];

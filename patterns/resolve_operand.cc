@@ -78,11 +78,11 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   }
   const int missing = rank_ - folded.data.rank();
   if (missing < 0) {
-    return Fail("tensor ", chain.source, ": more axes than the output");
+    return Fail(tensor(chain.source).Label(), ": more axes than the output");
   }
   if (folded.concat_axis >= 0 &&
       (folded.concat_axis + missing != tokens || folded.begin != expected_begin)) {
-    return Fail("tensor ", chain.source, ": concatenated along axis ", folded.concat_axis,
+    return Fail(tensor(chain.source).Label(), ": concatenated along axis ", folded.concat_axis,
                 ", which is not that of the tokens");
   }
   Dims dims(frame_.begin(), frame_.end());
@@ -93,7 +93,7 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   segment->data = folded.view;
   if (!folded.data.BroadcastTo(dims) ||
       !Place(folded.data, queries, row, col, false, &segment->data)) {
-    return Fail("tensor ", chain.source, ": its axes are not evenly strided");
+    return Fail(tensor(chain.source).Label(), ": its axes are not evenly strided");
   }
   if (!AddRotations(folded.rotations, dims, col, rotated)) return false;
   if (folded.quantized) {
@@ -107,7 +107,7 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
 bool Resolver::PlaceQuantization(Folded& folded, absl::Span<const int64_t> dims, bool queries,
                                  int row, int col, Quantization* quantization) {
   const auto fail = [&] {
-    return Fail("tensor ", inputs_[folded.view.port],
+    return Fail(tensor(inputs_[folded.view.port]).Label(),
                 ": its groups cannot be expressed along its axes");
   };
   const auto place = [&](std::optional<FoldedView>& from, View* view,

@@ -68,7 +68,7 @@ bool Resolver::CheckSegmentRotation(const Chain& chain, bool first, int64_t rota
                                     int64_t* of_first) {
   if (first) *of_first = rotated;
   if (rotated == *of_first) return true;
-  return Fail("tensor ", chain.source, ": a segment that is ", InWords(rotated),
+  return Fail(tensor(chain.source).Label(), ": a segment that is ", InWords(rotated),
               ", where the first is ", InWords(*of_first));
 }
 

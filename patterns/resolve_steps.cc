@@ -54,7 +54,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
     } else if (!PlaceOperand(*chain, match, operand)) {
       return false;
     } else if (!operand->constant && (operand->view.dims[3] != 1 || operand->view.dims[4] != 1)) {
-      return Fail("tensor ", chain->source, " [", DimsToString(*tensor(chain->source).dims),
+      return Fail(tensor(chain->source).Label(), " [", DimsToString(*tensor(chain->source).dims),
                   "] shifts a diagonal by row or column");
     }
   }
@@ -101,7 +101,7 @@ bool Resolver::PlaceOperand(const Chain& chain, const StepMatch& step, Operand* 
   if (TakeBack(step, folded.data) && Place(folded.data, true, row_, col_, true, &operand->view)) {
     return true;
   }
-  return Fail(op(step.op), "tensor ", chain.source,
+  return Fail(op(step.op), tensor(chain.source).Label(),
               " is not evenly strided along the scores' axes");
 }
 

@@ -55,7 +55,7 @@ bool Resolver::CheckConstants() {
       if (!tensor(id).value || std::find(folded_.begin(), folded_.end(), id) != folded_.end()) {
         continue;
       }
-      return Fail(op, "tensor ", id, ", the constant ", tensor(id).value->ToString(),
+      return Fail(op, tensor(id).Label(), ", the constant ", tensor(id).value->ToString(),
                   ", is fused only into steps on scores, "
                   "dropout and scales that come with constant zero points");
     }
@@ -259,7 +259,7 @@ bool Resolver::ResolveOutput() {
   spec_->output = Output(match_.output);
   const int row = match_.probs_input == 0 ? rank_ - 2 : rank_ - 1;
   if (!Place(folded.data, true, row, OtherAxis(row, rank_), false, &spec_->output)) {
-    return Fail("tensor ", match_.output, ": the output's axes are not evenly strided in it");
+    return Fail(tensor(match_.output).Label(), ": the output's axes are not evenly strided in it");
   }
   const Op& pv = op(match_.pv);
   return AddRotations(folded.rotations, *tensor(pv.outputs[0]).dims, OtherAxis(row, rank_),

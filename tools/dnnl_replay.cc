@@ -16,7 +16,7 @@ namespace {
 // What a client says of a tensor.
 absl::StatusOr<TensorDesc> Describe(const LogicalTensor& tensor) {
   if (tensor.value) {
-    return MakeError(ErrorKind::kUnimplemented, "oneDNN has no constants: tensor ", tensor.id);
+    return MakeError(ErrorKind::kUnimplemented, "oneDNN has no constants: ", tensor.Label());
   }
   KVANT_RETURN_IF_ERROR(NumberOf(tensor.type).status());
   return DescOf(tensor);

@@ -83,7 +83,7 @@ absl::Status SetLayout(const std::string& layout, LogicalTensor& tensor) {
     if (!permutation) {
       return Bad(
           "--in-shapes", layout,
-          absl::StrCat("does not name each of the ", rank, " dims of tensor ", tensor.id, " once"));
+          absl::StrCat("does not name each of the ", rank, " dims of ", tensor.Label(), " once"));
     }
     tensor.strides = StridesInOrder(*tensor.dims, order);
     return absl::OkStatus();
@@ -91,7 +91,7 @@ absl::Status SetLayout(const std::string& layout, LogicalTensor& tensor) {
   const std::optional<std::vector<int64_t>> strides = ParseList(layout);
   if (!strides || strides->size() != rank) {
     return Bad("--in-shapes", layout,
-               absl::StrCat("is neither a tag nor ", rank, " strides for tensor ", tensor.id));
+               absl::StrCat("is neither a tag nor ", rank, " strides for ", tensor.Label()));
   }
   tensor.strides = Dims(strides->begin(), strides->end());
   return absl::OkStatus();

@@ -51,6 +51,29 @@ TEST(Graph, SortsOpsAndFindsPorts) {
   EXPECT_EQ(graph.FindTensor(2)->consumers[0].op, 1);
 }
 
+// As a graph in JSON may name them.
+TEST(Graph, NamesOfPortsDiffer) {
+  const auto finalized = [](std::string input, std::string output) {
+    Graph graph;
+    LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4}),
+                  d = T(4, kF32, {4});
+    a.name = "x";
+    b.name = input;
+    c.name = "y";
+    d.name = output;
+    EXPECT_TRUE(graph.AddOp(MakeOp(0, OpKind::kAdd, "sum"), {a, b}, {c}).ok());
+    EXPECT_TRUE(graph.AddOp(MakeOp(1, OpKind::kExp, "exp"), {b}, {d}).ok());
+    const absl::Status first = graph.Finalize();
+    EXPECT_EQ(graph.Finalize(), first);  // and the second time
+    EXPECT_EQ(graph.finalized(), first.ok());
+    return first;
+  };
+  EXPECT_TRUE(finalized("y", "x").ok());
+  EXPECT_TRUE(finalized("", "").ok());
+  ExpectError(finalized("x", "z"), ErrorKind::kInvalidGraph, "two inputs are named 'x'");
+  ExpectError(finalized("z", "y"), ErrorKind::kInvalidGraph, "two outputs are named 'y'");
+}
+
 TEST(Graph, EndMarksAnOutput) {
   Graph graph;
   const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4});
