@@ -324,8 +324,9 @@ double Plan::OwnRounding() const {
   const bool any =
       std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
   // Queries and weights to 15 bits of the largest of a row or tile, and further bits where that
-  // would cost more than this: 3e-5 on most data.
-  return any ? 5e-4 : 0;
+  // would cost too much: four standard deviations (kernels/cpu/code_parameters.h). On most data
+  // 4e-5.
+  return any ? 3e-3 : 0;
 }
 
 std::string Plan::ProductsName() const {

@@ -184,7 +184,7 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
   std::fill_n(scores, rows * n, 0.f);
   Add(kernels, weights_, codes, parameters, values, rows, scores);
   // As CodeScores, without a look at the codes.
-  if (!(kRootOfTwelfth * largest_ * std::max(reach_, kLeastNorm) <= allowed_)) {
+  if (!(kOfRounding * largest_ * std::max(reach_, kLeastNorm) <= allowed_)) {
     if (!rest_is_prepared_) PrepareRest(kernels, codes, q, rows);
     Add(kernels, rest_, codes, parameters, values, rows, scores);
   }

@@ -16,12 +16,14 @@ namespace kvant::cpu {
 
 // Rounding to s16 may move scores by so much, root mean square, once all steps are done: the
 // exponential makes an error of a score one of the probability, relative to it ...
-inline constexpr float kScoreError = 4e-4f;
-// ... and what the values of a tile sum to by so much of their L2 norm. Both together stay below
-// what Plan::rounding promises.
-inline constexpr float kValueError = 3e-4f;
-// What rounding is off by, root mean square, of the distance between what numbers are rounded to.
-inline constexpr float kRootOfTwelfth = 0.28867513f;
+inline constexpr float kScoreError = 5.7e-4f;
+// ... and what the values of a tile sum to by so much of their L2 norm. Both together are 7.1e-4,
+// of which Plan::rounding promises four times.
+inline constexpr float kValueError = 4.2e-4f;
+// What rounding is off by, squared, on average, of the distance between what numbers are rounded
+// to: f * (1 - f) where the dither is random and the fraction is f.
+inline constexpr float kSquareOfRounding = 1.f / 6;
+inline constexpr float kOfRounding = 0.40824829f;  // its root
 // L2 norms of tokens below this may be so small because their squares underflow.
 inline constexpr float kLeastNorm = 1e-15f;
 // Whole numbers under one scale.

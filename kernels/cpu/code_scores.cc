@@ -109,7 +109,7 @@ bool CodeScores::Prepare(const Reader& reader, const Segment& segment, const Pos
     largest_ = std::max(largest_, kMostOfS16 * queries_.scales[r]);
     // Whole numbers, say, lose nothing.
     if (queries_.most_lost[r] > 0.f)
-      rounding_ = std::max(rounding_, kRootOfTwelfth * queries_.scales[r]);
+      rounding_ = std::max(rounding_, kOfRounding * queries_.scales[r]);
   }
   return true;
 }

@@ -43,6 +43,7 @@ CodeValues::CodeValues(const AttentionProblem& problem, Arena& own, Arena& share
   units_ = shared.Take(rows);
   lanes_ = shared.Take(rows * kSquareLanes);
   errors_ = shared.Take(rows);
+  first_errors_ = shared.Take(rows);
   squares_ = shared.Take(rows);
   norms_ = shared.Take(rows);
 }
@@ -187,11 +188,12 @@ bool CodeValues::Add(const Call& call, const float* probs, const CodeParameters&
     for (int64_t r = 0; r < call.rows; ++r) {
       norms_[r] = rest ? std::fabs(norms_[r] - std::sqrt(squares_[r])) : std::sqrt(squares_[r]);
     }
-    if (IsClose(values, spread, call.rows, rest && biased)) return true;
+    if (!rest) std::copy_n(errors_, call.rows, first_errors_);
+    if (IsClose(values, spread, call.rows, biased)) return true;
     if (rest || values.channel_scales != nullptr) continue;
     spread = kernels.spread(nullptr, parameters.biases, call.part.tokens, values.groups,
                             ValueRange(codes));
-    if (IsClose(values, spread, call.rows, /*cancels=*/false)) return true;
+    if (IsClose(values, spread, call.rows, biased)) return true;
   }
   return false;
 }
@@ -213,17 +215,19 @@ void CodeValues::WeighRest(const CodeKernels& kernels, const float* probs,
 }
 
 bool CodeValues::IsClose(const CodeKernels::Values& values, float spread, int64_t rows,
-                         bool cancels) const {
+                         bool biased) const {
   const auto channels = static_cast<float>(channels_);
   const float width =
       values.channel_scales != nullptr ? 1.f : std::min(channels, static_cast<float>(values.group));
-  // Where zero points are subtracted from sums that were rounded to f32.
-  const float lost =
-      kEpsilon * kTokenTile * kMostOfS16 * static_cast<float>(int32_t{1} << values.bits);
-  const float cancelled = cancels ? lost * lost * channels : 0.f;
+  // Of the first products, sums over codes are rounded to f32 before zero points' are subtracted. A
+  // code and its zero point are at most four times as large as what `spread` sums, and some four
+  // roundings, root mean square, are half of the last place each.
+  const float lost = 4 * kEpsilon * kMostOfS16;
+  const float of_f32 = biased ? lost * lost * static_cast<float>(values.rows.tokens) : 0.f;
   bool close = true;
   for (int64_t r = 0; r < rows; ++r) {
-    const float error = errors_[r] * width * spread / 12 + cancelled;
+    const float error =
+        width * spread * (errors_[r] * kSquareOfRounding + first_errors_[r] * of_f32);
     const float allowed = kValueError * kValueError * norms_[r] * norms_[r];
     close = close && ((error <= allowed && std::isfinite(allowed)) || units_[r] == 0.f);
   }

@@ -46,7 +46,7 @@ class CodeValues {
   void WeighRest(const CodeKernels& kernels, const float* probs, const CodeParameters& parameters,
                  int64_t rows, int64_t columns, int64_t groups);
   // Whether rounding the weights costs no row more than kValueError of what is added to it.
-  bool IsClose(const CodeKernels::Values& values, float spread, int64_t rows, bool cancels) const;
+  bool IsClose(const CodeKernels::Values& values, float spread, int64_t rows, bool biased) const;
   // The columns of `part`, which is one of the call's runs, of probs, with zeros around them.
   const float* Columns(const Call& call, const Part& part);
 
@@ -60,7 +60,7 @@ class CodeValues {
   float* lanes_;            // [rows][kSquareLanes]
   // [rows]: one over the largest scale of weights; the square of what rounding costs and that of
   // what is added, in that unit; and the norm of all that was added.
-  float *units_, *errors_, *squares_, *norms_;
+  float *units_, *errors_, *first_errors_, *squares_, *norms_;
 };
 
 }  // namespace kvant::cpu

@@ -52,8 +52,9 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
 // of the elements by one unit in the last place (2^-11 and 2^-8 of the value), about
 // a tenth of that in L2. Below f16's normal numbers, 2^-14, one unit is 2^-24 of whatever size, and
 // all elements may differ by it. Codes of 8 bits, some tens in size, differ by one there. Where the
-// kernel rounds further and says so (CompiledPartition::rounding), that is the bound.
-// benchdnn's rule for single points is for numbers of about 1; without `by_point` it is left out.
+// kernel rounds further and says so (CompiledPartition::rounding), that is the bound, or 5e-4 where
+// it is that of integer products. benchdnn's rule for single points is for numbers of about 1;
+// without `by_point` it is left out.
 std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
                   const std::vector<TestBuffer>& got, double rounding = 0, bool by_point = true);
 

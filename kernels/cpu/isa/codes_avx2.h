@@ -102,10 +102,10 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
 
   // Half to even.
   static Vector Round(Vector a) { return hn::Round(a); }
-  // Rounds a * factor and b * factor, within s16, and stores them as such.
-  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
-    a = Round(Mul(a, factor));
-    b = Round(Mul(b, factor));
+  // Rounds a * factor and b * factor, within s16, each with its dither, and stores them as such.
+  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor, const float* dither) {
+    a = Round(Fma(a, factor, Load(dither)));
+    b = Round(Fma(b, factor, Load(dither + kWidth)));
     const I packed = _mm256_packs_epi32(ToDwords(a), ToDwords(b));
     _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
   }

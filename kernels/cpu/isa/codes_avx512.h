@@ -193,10 +193,11 @@ struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
     const Vector magic = Set1(12582912.f);
     return Sub(Add(a, magic), magic);
   }
-  // Rounds a * factor and b * factor, within s16, and stores them as such.
-  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
+  // Rounds a * factor and b * factor, within s16, each with its dither, and stores them as such.
+  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor, const float* dither) {
     const Vector magic = Set1(12582912.f);
-    const Vector x = Fma(a, factor, magic), y = Fma(b, factor, magic);
+    const Vector x = Add(Fma(a, factor, Load(dither)), magic);
+    const Vector y = Add(Fma(b, factor, Load(dither + kWidth)), magic);
     // The sums' low halves are the integers.
     alignas(64) static constexpr uint16_t kLowHalves[32] = {
         0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,

@@ -31,6 +31,23 @@ inline __attribute__((always_inline)) void RequestLine(const uint8_t*& at) {
   at += 64;
 }
 
+// Less than a half, evenly between -1/2 and 1/2, in any run of channels or tokens and at any stride
+// (fractions of multiples of the golden ratio). Added to numbers before they are rounded, so that
+// numbers which are alike are not all rounded to the same side; whole numbers stay what they are.
+struct Dither {
+  constexpr Dither() {
+    double x = 0.5 * kStep;
+    for (float& each : at) {
+      each = static_cast<float>(x - 0.5);
+      x += kStep;
+      if (x >= 1) x -= 1;
+    }
+  }
+  static constexpr double kStep = 0.6180339887498949;
+  alignas(64) float at[kTokenTile] = {};
+};
+alignas(64) constexpr Dither kDither;
+
 template <int k>
 struct Constant {
   static constexpr int value = k;

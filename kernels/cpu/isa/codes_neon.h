@@ -112,10 +112,10 @@ struct NeonCodes : Simd, DwordColumns<NeonCodes> {
 
   // Half to even.
   static Vector Round(Vector a) { return Vector(vrndnq_f32(a.raw)); }
-  // Rounds a * factor and b * factor, within s16, and stores them as such.
-  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor) {
-    a = Round(Mul(a, factor));
-    b = Round(Mul(b, factor));
+  // Rounds a * factor and b * factor, within s16, each with its dither, and stores them as such.
+  static void RoundToHalves(int16_t* to, Vector& a, Vector& b, Vector factor, const float* dither) {
+    a = Round(Fma(a, factor, Load(dither)));
+    b = Round(Fma(b, factor, Load(dither + kWidth)));
     vst1q_s16(to, vcombine_s16(vqmovn_s32(ToDwords(a)), vqmovn_s32(ToDwords(b))));
   }
 

@@ -77,7 +77,8 @@ void PrepareRow(const float* q, const CodeFactors& factors, const CodeColumns& c
       exact[h] = x[h] = QueriesAt<S>(q, factors, columns.channels, d + h * S::kWidth);
     }
     for (int h = 0; h < kVectors; h += 2) {
-      S::RoundToHalves(codes + h * S::kWidth, x[h], x[h + 1], inverse);
+      S::RoundToHalves(codes + h * S::kWidth, x[h], x[h + 1], inverse,
+                       kDither.at + (d + h * S::kWidth) % kTokenTile);
     }
     S::template PairHalves<kPerDword>(codes, pairs);
     pairs += kRun / 2;

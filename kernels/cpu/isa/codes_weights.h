@@ -77,7 +77,7 @@ void WeightsOf(const float* probs, const CodeParameters& parameters, int64_t gro
         for (int r = 0; r < kRows; ++r) {
           F a = S::Mul(p[r][i], scale0), b = S::Mul(p[r][i + 1], scale1);
           S::RoundToHalves(weights + r * groups * kTokenTile + at + t, a, b,
-                           S::Set1(factors[r * kBatch + g]));
+                           S::Set1(factors[r * kBatch + g]), kDither.at + t);
           if (parameters.biases == nullptr) continue;
           // With the weights as rounded, so that what rounding loses multiplies code - zero point.
           bias[r] = S::Fma(a, S::Load(z + t), S::Fma(b, S::Load(z + t + S::kWidth), bias[r]));
