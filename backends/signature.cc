@@ -15,8 +15,10 @@ bool Misaligned(const void* data, size_t alignment) {
 
 template <typename... Parts>
 absl::Status PortError(const Signature::Port& port, const Parts&... what) {
-  return InvalidArguments(port.role, " ", port.index, " (", port.tensor->Label(), ", ",
-                          port.tensor->ToString(), ") ", what...);
+  const LogicalTensor& tensor = *port.tensor;
+  const std::string name = tensor.name.empty() ? "" : absl::StrCat(" '", tensor.name, "'");
+  return InvalidArguments(port.role, " ", port.index, name, " (tensor ", tensor.id, ", ",
+                          tensor.ToString(), ") ", what...);
 }
 
 absl::Status CheckTensor(const Signature::Port& port, const ConstTensor& given) {

@@ -253,10 +253,10 @@ TEST(GraphFromJson, MissingAndRepeatedKeys) {
 }
 
 TEST(GraphFromJson, BadTensors) {
-  ExpectBadJson(With("/graph/0/inputs/0/shape", {2, -3}), "graph[0].inputs[0]: tensor 7: ");
-  ExpectBadJson(With("/graph/0/inputs/0/stride", {1}), "graph[0].inputs[0]: tensor 7: ");
+  ExpectBadJson(With("/graph/0/inputs/0/shape", {2, -3}), "graph[0].inputs[0]: tensor 7 f32[");
+  ExpectBadJson(With("/graph/0/inputs/0/stride", {1}), "graph[0].inputs[0]: tensor 7 f32[");
   ExpectBadJson(With("/graph/0/inputs/0/shape", {int64_t{1} << 40, int64_t{1} << 40}),
-                "graph[0].inputs[0]: tensor 7: ");
+                "graph[0].inputs[0]: tensor 7 f32[");
   ExpectBadJson(With("/graph/0/inputs/0/shape", json(std::vector<int>(13, 1))),
                 "rank 13 is above the limit of 12");
   std::string huge = With("/graph/0/inputs/0/shape/0", "HERE");
