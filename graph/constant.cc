@@ -61,6 +61,7 @@ std::string Constant::WhyNot(DataType type, double value) {
 
 std::string Constant::ToString() const {
   if (type_ == kBoolean) return value() != 0 ? "true" : "false";
+  if (std::isnan(value())) return "nan";  // whatever its sign
   char text[32];
   char* const end = text + sizeof(text);
   const char* const last = IsInteger(type_)

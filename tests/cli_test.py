@@ -132,7 +132,8 @@ class CommandTest(unittest.TestCase):
         self.fails("'nonsense' is not a command", "nonsense")
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
-        self.fails("", "make", "--heads", "many")
+        for number in ["many", "010", "9223372036854775808"]:
+            self.fails("--heads", "make", "--heads", number)
         self.fails("number format 's9'", "make", "--k", "s9")
         self.fails("no multiple", "make", "--heads", "8", "--kv-heads", "3")
         self.fails("--causal", "make", "--causal=sideways")
@@ -281,8 +282,7 @@ class CommandTest(unittest.TestCase):
                                  ["MatMul", *kinds, "SoftMax", "MatMul"], args)
 
     def test_options_of_make(self):
-        base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads",
-                "2"]
+        base = ["--q-len", "5", "--kv-len", "40", "--head-size", "16", "--heads", "6", "--kv-heads", "2"]
         for extra in [["--causal"], ["--causal=bottom-right"], ["--mask=NxHxQxS"],
                       ["--mask=Nx1x1xS"], ["--select"], ["--soft-cap"], ["--scale", "mul"],
                       ["--scale", "none"], ["--stats"], ["--dropout"], ["--transpose-output"],

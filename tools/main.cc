@@ -1,7 +1,10 @@
 // kvant: attention graphs on the command line.
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <string>
 
 #include "kvant/backends/cuda_simt.h"
@@ -34,11 +37,35 @@ std::string CheckCommand(const CLI::App& app, const std::string& word) {
   return message;
 }
 
+// CLI11 reads numbers as C does: 010 is 8, and what 64 bits do not hold becomes the nearest they
+// do.
+std::string CheckIntegers(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool is_signed = type.starts_with("INT");
+    if (!is_signed && !type.starts_with("UINT")) continue;
+    const uint64_t most = is_signed ? uint64_t{std::numeric_limits<int64_t>::max()}
+                                    : std::numeric_limits<uint64_t>::max();
+    for (const std::string& text : option->results()) {
+      const char* const end = text.data() + text.size();
+      const size_t sign = text[0] == '-' ? 1 : 0;
+      uint64_t magnitude = 0;
+      const auto [at, error] = std::from_chars(text.data() + sign, end, magnitude);
+      const bool leading_zero = text.size() > sign + 1 && text[sign] == '0';
+      if (error == std::errc() && at == end && !leading_zero && magnitude <= most) continue;
+      return option->get_name() + ": '" + text + "' is no decimal integer of 64 bits" +
+             (leading_zero ? " without leading zeros" : "");
+    }
+  }
+  return "";
+}
+
 int Run(int argc, char** argv) {
   CLI::App app(
       "Finds attention over a compressed KV cache in a graph, and compiles, runs, checks "
       "and times it.",
       "kvant");
+  app.set_version_flag("--version", "kvant " KVANT_VERSION);
   app.require_subcommand(1);
   kvant::EnableCudaSimt();
   kvant::Action action;
@@ -58,6 +85,9 @@ int Run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? Written(0) : kErrorCode;
+  }
+  for (const CLI::App* command : app.get_subcommands()) {
+    if (const std::string wrong = CheckIntegers(*command); !wrong.empty()) return Fail(wrong);
   }
   const absl::StatusOr<int> code = action();
   return code.ok() ? Written(*code) : Fail(std::string(code.status().message()));

@@ -244,6 +244,11 @@ absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
     return InvalidArguments(name_, " has ", tensor.ndim, " dims and no shape");
   }
+  // Before any is read: there may be no more than the port has.
+  if (tensor.ndim > kMaxRank) {
+    return InvalidArguments(name_, " has ", tensor.ndim, " dims, and a tensor ", kMaxRank,
+                            " at most");
+  }
   const bool bytes = !(tensor.dtype == dl_type_) && IsBytes(tensor);
   const bool packed = bytes && BitsOf(type_) < 8;
   const bool fits = packed

@@ -179,8 +179,8 @@ class KvCache:
           window: the last tokens up to its own that a query sees; None: all.
           sinks: f32 [query heads], a logit that joins each softmax's denominator.
           bias: f32 [batch or 1, query heads or 1, query tokens, columns], added to the scaled
-            scores. Column j is of the j-th token that a row keeps; there are at least ``columns``
-            of them, and with k and v query tokens more.
+            scores. Column j is of the j-th token that a row keeps; there are at least
+            ``self.columns`` of them, and with k and v query tokens more.
           k, v: of the query tokens, where the cache does not have them yet: they are read as they
             are, of q's type, dense, and appended afterwards by who calls.
           starts: [batch], the first of k and v that a row has; None: all. What comes out for the
@@ -257,7 +257,10 @@ class KvCache:
 
     def reorder(self, rows: Sequence[int], layer: int | None = None) -> None:
         """Row i becomes what row rows[i] was, in one layer or all: beam search."""
-        self._core.reorder(integers("rows", rows), one_layer(layer))
+        numbers = integers("rows", rows)
+        if len(numbers) != self.batch:
+            raise invalid(f"reorder needs a row for each of {self.batch}, not {len(numbers)}")
+        self._core.reorder(numbers, one_layer(layer))
 
     def fork(self, rows: Sequence[int] | None = None, capacity: int | None = None) -> KvCache:
         """A cache of its own with the same tokens.
@@ -284,6 +287,8 @@ class KvCache:
         """A layer's sequences as bytes, to be sent to another machine or written to a file.
 
         What attention reads of each row, as it is stored, and no more: neither scheme nor lengths.
+        Where another thread appends meanwhile, lengths, ``saved_bytes`` and this are asked under a
+        lock of the caller's, as they belong together.
 
         Args:
           out: uint8 [saved_bytes], where the cache's memory is; None: made, of torch on a GPU.

@@ -63,5 +63,5 @@ def terms_of(
     }
     for name, value in given.items():
         if value is not None and ctypes.c_float(value).value == 0:
-            raise invalid(f"{name} must not be 0, as {value} is in f32")
+            raise invalid(f"{name} must not be 0" + (f", as {value} is in f32" if value else ""))
     return given["scale"] or 0.0, given["soft_cap"] or 0.0, int(given["window"] or 0)

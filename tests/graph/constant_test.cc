@@ -48,6 +48,8 @@ TEST(ConstantTest, HoldsItsTypesNumbersExactly) {
   EXPECT_NE(Constant(0.f), Constant(0));
   EXPECT_NE(Constant(0.f), Constant(-0.f));
   EXPECT_EQ(Constant(std::nanf("")), Constant(std::nanf("")));
+  // As JSON reads it.
+  EXPECT_EQ(Constant(-std::nanf("")).ToString(), "nan");
 }
 
 // x / 8 + x, whose ports are x and y; and the id of the constant.

@@ -243,6 +243,9 @@ TEST(CAbiTest, TensorsThatDoNotFitAreNamed) {
   wrong = data.q.dl;
   wrong.shape = nullptr;
   EXPECT_EQ(error(wrong), "input 'q' has 4 dims and no shape");
+  wrong = data.q.dl;
+  wrong.ndim = 1 << 30;
+  EXPECT_EQ(error(wrong), "input 'q' has 1073741824 dims, and a tensor 12 at most");
   // Strides of dims of one element say nothing.
   int64_t any[] = {7, 16, 12345, 1};
   wrong = data.q.dl;
