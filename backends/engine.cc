@@ -310,10 +310,15 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
     if (ErrorKindOf(made.status()) != ErrorKind::kUnimplemented) return made.status();
     compiled.passed_over_.push_back(absl::StrCat(name, ": ", made.status().message()));
   }
-  return MakeError(ErrorKind::kUnimplemented, Describe(*compiled.partition_),
-                   ": no backend runs it. ", absl::StrJoin(compiled.passed_over_, "; "),
-                   compiled.partition_->misses().empty() ? "" : ". ",
-                   absl::StrJoin(compiled.partition_->misses(), ". "));
+  const bool all_fused = std::all_of(backends_.begin(), backends_.end(),
+                                     [](const auto& backend) { return backend->fused(); });
+  const bool hint = all_fused && !options.require_fused && device_ == Device::kCpu;
+  return MakeError(
+      ErrorKind::kUnimplemented, Describe(*compiled.partition_), ": no backend runs it. ",
+      absl::StrJoin(compiled.passed_over_, "; "),
+      hint ? "; the backend 'oracle', which runs every op in f64, is not asked for" : "",
+      compiled.partition_->misses().empty() ? "" : ". ",
+      absl::StrJoin(compiled.partition_->misses(), ". "));
 }
 
 }  // namespace kvant

@@ -93,7 +93,9 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   segment->data = folded.view;
   if (!folded.data.BroadcastTo(dims) ||
       !Place(folded.data, queries, row, col, false, &segment->data)) {
-    return Fail(tensor(chain.source).Label(), ": its axes are not evenly strided");
+    return Fail(tensor(chain.source).Label(), " ", tensor(chain.source).ToString(),
+                ": its axes are not evenly strided, as where a reshape merges some that do not lie "
+                "side by side");
   }
   if (!AddRotations(folded.rotations, dims, col, rotated)) return false;
   if (folded.quantized) {

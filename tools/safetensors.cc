@@ -176,7 +176,13 @@ absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view da
     KVANT_RETURN_IF_ERROR(ranges.size() % 64 == 0 ? CheckOverlap(ranges) : absl::OkStatus());
     tensors[name] = std::move(parsed.first);
   }
+  uint64_t bytes = 0;
+  for (const auto& [range, name] : ranges) bytes += range.end - range.begin;
   KVANT_RETURN_IF_ERROR(CheckOverlap(std::move(ranges)));
+  if (const uint64_t spoken_of = DataBytes(header); bytes != spoken_of) {
+    return Bad(absl::StrCat("tensors take ", bytes, " of the ", spoken_of,
+                            " bytes that its header speaks of, or two have one name"));
+  }
   if (rest == 0) return tensors;
   return Bad(absl::StrCat(rest, " bytes follow the data that its header speaks of"));
 }

@@ -18,8 +18,10 @@ def _wrong(what: str, wanted: str, value: Any) -> Error:
 
 
 def integer(what: str, value: Any) -> int:
-    """An integer of 64 bits."""
+    """An integer of 64 bits; True and False are none."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         result = operator.index(value)
     except TypeError:
         raise _wrong(what, "an integer", value) from None

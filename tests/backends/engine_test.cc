@@ -16,6 +16,7 @@ namespace kvant::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // a [2, 3] + b [3] -> y, named, with ids 10, 11 and 12.
 Graph AddGraph(Dims y_dims = {2, 3}, std::optional<Dims> y_strides = std::nullopt) {
@@ -205,6 +206,15 @@ TEST(EngineTest, FailsWhereFusedIsRequiredAndNothingFuses) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("no backend runs it. cpu: "));
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("; oracle: does not fuse, and fused is required"));
+}
+
+TEST(EngineTest, SaysThatTheOracleWouldRunIt) {
+  const Engine engine = *Engine::Create({.backends = {"cpu"}});
+  const auto why = [&](bool fused) {
+    return std::string(engine.Compile(AddPartition(), {.require_fused = fused}).status().message());
+  };
+  EXPECT_THAT(why(false), HasSubstr("the backend 'oracle', which runs every op in f64, is not"));
+  EXPECT_THAT(why(true), Not(HasSubstr("oracle")));
 }
 
 LogicalTensor Port(TensorId id, Dims dims, std::optional<Dims> strides = std::nullopt) {

@@ -48,7 +48,8 @@ def test_soft_cap_window_and_sinks():
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     assert distance(cache.attend(0, q[:, :, 2:].copy(), soft_cap=0.7), weights @ np.repeat(v, 3, 1)) < 1e-5
     for wrong, message in (
-        (dict(window=0), "window must not be 0"),
+        (dict(window=0), "window must not be 0$"),
+        (dict(window=True), "window must be an integer, not "),
         (dict(scale=1e-50), "scale must not be 0, as 1e-50 is in f32"),
         (dict(soft_cap=1e-50), "soft_cap must not be 0, as 1e-50 is in f32"),
         (dict(soft_cap=-1.0), "soft cap of -1"),

@@ -88,6 +88,12 @@ TEST(SafeTensorsTest, RefusesMalformedFiles) {
             R"("y":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})",
             "abcdef"),
        "overlaps"},
+      {File(R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[3,6]}})", "abcdef"),
+       "take 3 of the 6"},
+      {File(R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
+            R"("x":{"dtype":"U8","shape":[3],"data_offsets":[3,6]}})",
+            "abcdef"),
+       "two have one name"},
       {File(R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abcd"), "1 bytes follow"},
   };
   for (const auto& [bytes, message] : cases) {
