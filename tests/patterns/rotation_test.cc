@@ -144,9 +144,10 @@ TEST(Rotation, OfOneSegmentOnlyIsNotExpressible) {
   const std::vector<Partition> result = Partitions(std::move(p.g));
   ASSERT_EQ(result.size(), 1u);
   EXPECT_EQ(result[0].attention(), nullptr);
-  EXPECT_THAT(result[0].notes(),
-              ElementsAre("tensor 1: a segment that is rotated in blocks of 8, where the first is "
-                          "not rotated"));
+  EXPECT_THAT(
+      result[0].notes(),
+      ElementsAre("tensor 1 'k': a segment that is rotated in blocks of 8, where the first is "
+                  "not rotated"));
 }
 
 // [N, S, H * D]: blocks of 8 are runs of a head, wherever reshapes and transposes put it.
