@@ -90,7 +90,15 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
   } else if (known && !tensor.strides) {
     tensor.strides = DenseStrides(*tensor.dims);
   }
+  Claim(/*output=*/false, name);
   return ValueOf(tensor.id);
+}
+
+// Graph::Finalize finds it as well, but not at the call that is wrong.
+bool GraphBuilder::Claim(bool output, std::string_view name) {
+  if (name.empty() || (output ? output_names_ : input_names_).emplace(name).second) return true;
+  Fail(InvalidArguments(output ? "two outputs" : "two inputs", " are named '", name, "'"));
+  return false;
 }
 
 Value GraphBuilder::HostScalar(std::string_view name, DataType type) {
@@ -408,6 +416,7 @@ void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims
     return Fail(InvalidArguments("output '", name, "': ", tensors_[value.id].Label(),
                                  " is an output already"));
   }
+  if (!Claim(/*output=*/true, name)) return;
   tensors_[value.id].name = name;
   LayOut(tensors_[value.id], std::move(strides));
   is_output_[value.id] = true;

@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -244,6 +245,7 @@ class GraphBuilder {
   Value ValueOf(TensorId id) const { return {id, stamp_}; }
   bool Has(Value value) const { return value.builder == stamp_ && value.id < tensors_.size(); }
   // Remembers the name of an input or output; false, and an error, if it is another's.
+  bool Claim(bool output, std::string_view name);
   LogicalTensor& AddTensor(std::string_view name, DataType type);
   Value AddConstant(const Constant& value);
   // Adds an op and its results, which have consecutive ids; the first.
@@ -278,6 +280,7 @@ class GraphBuilder {
   std::vector<LogicalTensor> tensors_;  // by id
   // Not of absl's: its tables poison memory where the address sanitizer is on, which a program and
   // this library may disagree about.
+  std::unordered_set<std::string> input_names_, output_names_;
   std::vector<Op> ops_;
   std::vector<bool> produced_;  // by tensor id: by an op
   std::vector<bool> consumed_;

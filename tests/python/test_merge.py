@@ -47,7 +47,7 @@ def test_builder_refuses():
     g = kvant.GraphBuilder()
     with pytest.raises(ValueError, match="merge_attention needs a part"):
         g.merge_attention([])
-    with pytest.raises(ValueError, match=r"tensor 2 \[2,4\] is no part beside parts whose outputs are \[3,4\]"):
+    with pytest.raises(ValueError, match=r"tensor 2 'c' \[2,4\] is no part beside parts whose outputs are \[3,4\]"):
         g.merge_attention([(g.input("a", "f32", [3, 4]), g.input("b", "f32", [3, 1])),
                            (g.input("c", "f32", [2, 4]), g.input("d", "f32", [2, 1]))])
 
@@ -132,7 +132,7 @@ def test_op_refuses():
         merge_attention([(o, s[:, 0])])
     with pytest.raises(kvant.Error, match="float64, which kvant lacks"):
         merge_attention([(o.double(), s)])
-    with pytest.raises(kvant.Error, match=r"src \(tensor 2\) is f16 but src \(tensor 0\) is f32"):
+    with pytest.raises(kvant.Error, match=r"src \(tensor 2 'output 1'\) is f16 but src \(tensor 0 'output 0'\) is f32"):
         merge_attention([(o, s), (o.half(), s)])
     with pytest.raises(kvant.Error, match=r"stats \(tensor 1\) is f16, not f32"):
         merge_attention([(o, s.half())])
