@@ -134,5 +134,5 @@ def test_op_refuses():
         merge_attention([(o.double(), s)])
     with pytest.raises(kvant.Error, match=r"src \(tensor 2 'output 1'\) is f16 but src \(tensor 0 'output 0'\) is f32"):
         merge_attention([(o, s), (o.half(), s)])
-    with pytest.raises(kvant.Error, match=r"stats \(tensor 1\) is f16, not f32"):
+    with pytest.raises(kvant.Error, match=r"stats \(tensor 1 'statistics 0'\) is f16, not f32"):
         merge_attention([(o, s.half())])
