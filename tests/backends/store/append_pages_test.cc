@@ -322,7 +322,8 @@ TEST(AppendPages, ShapesThatCannotGoTogether) {
   scales.dims = Dims{6, 2, 15, 4};
   scales.strides.reset();
   EXPECT_THAT(std::string(PartitionGraph(*graph)->front().WithPorts({scales}).status().message()),
-              HasSubstr("holds 16 groups of 1 tokens along dim 2, but tensor 3 'AppendPages_3' [6,2,15,4] holds 15 "
+              HasSubstr("holds 16 groups of 1 tokens along dim 2, but tensor 3 'AppendPages_3' "
+                        "[6,2,15,4] holds 15 "
                         "scales there"));
 }
 

@@ -317,9 +317,11 @@ TEST(Append, ShapesThatCannotGoTogether) {
   EXPECT_EQ(scales.dims, (Dims{1, 2, 16, 32}));
   scales.dims = Dims{1, 2, 15, 32};
   scales.strides.reset();
-  EXPECT_THAT(std::string(partitions[0].WithPorts({scales}).status().message()),
-              HasSubstr("holds 16 groups of 4 tokens along dim 2, but tensor 3 'Append_3' [1,2,15,32] holds "
-                        "15 scales there"));
+  EXPECT_THAT(
+      std::string(partitions[0].WithPorts({scales}).status().message()),
+      HasSubstr(
+          "holds 16 groups of 4 tokens along dim 2, but tensor 3 'Append_3' [1,2,15,32] holds "
+          "15 scales there"));
 }
 
 std::string KernelOf(const AppendCase& test) {
