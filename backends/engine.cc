@@ -108,16 +108,16 @@ std::string DescribeOverlap(const LogicalTensor& port) {
 absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
   const LogicalTensor& port = partition.ops().tensor(id);
   const auto error = [&](ErrorKind kind, std::string_view message) {
-    return MakeError(kind, Describe(partition), ": ", output ? "output" : "input", " tensor ",
-                     port.id, " ", message);
+    return MakeError(kind, Describe(partition), ": ", output ? "output " : "input ", message);
   };
-  if (port.type == kUndef) return error(ErrorKind::kInvalidDataType, "has no data type");
+  if (port.type == kUndef)
+    return error(ErrorKind::kInvalidDataType, port.Label() + " has no data type");
   if (absl::Status valid = ValidateTensor(port); !valid.ok()) {
     return error(ErrorKind::kInvalidShape, std::string(valid.message()));
   }
   if (!output || !port.strides) return absl::OkStatus();
   if (const std::string overlap = DescribeOverlap(port); !overlap.empty()) {
-    return error(ErrorKind::kInvalidArguments, overlap);
+    return error(ErrorKind::kInvalidArguments, absl::StrCat(port.Label(), " ", overlap));
   }
   return absl::OkStatus();
 }
@@ -313,12 +313,11 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
   const bool all_fused = std::all_of(backends_.begin(), backends_.end(),
                                      [](const auto& backend) { return backend->fused(); });
   const bool hint = all_fused && !options.require_fused && device_ == Device::kCpu;
-  return MakeError(
-      ErrorKind::kUnimplemented, Describe(*compiled.partition_), ": no backend runs it. ",
-      absl::StrJoin(compiled.passed_over_, "; "),
-      hint ? "; the backend 'oracle', which runs every op in f64, is not asked for" : "",
-      compiled.partition_->misses().empty() ? "" : ". ",
-      absl::StrJoin(compiled.partition_->misses(), ". "));
+  return MakeError(ErrorKind::kUnimplemented, Describe(*compiled.partition_),
+                   ": no backend runs it. ", absl::StrJoin(compiled.passed_over_, "; "),
+                   compiled.partition_->misses().empty() ? "" : ". ",
+                   absl::StrJoin(compiled.partition_->misses(), ". "),
+                   hint ? ". The backend 'oracle', which the engine has not, runs ops in f64" : "");
 }
 
 }  // namespace kvant

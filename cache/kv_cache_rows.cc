@@ -28,11 +28,12 @@ absl::Status KvCache::CheckRows(absl::Span<const int64_t> rows) const {
 absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) const {
   const Layer& layer = layers_[index];
   const Group& group = groups_[layer.group];
-  const std::string more =
-      absl::StrCat(options_.rollback == 0
-                       ? "a rollback keeps more"
-                       : absl::StrCat("a rollback of more than ", options_.rollback, " keeps more"),
-                   ", but not of what was loaded");
+  const auto more = [&] {
+    return absl::StrCat(options_.rollback == 0 ? "a rollback keeps more"
+                                               : absl::StrCat("a rollback of more than ",
+                                                              options_.rollback, " keeps more"),
+                        ", but not of what was loaded");
+  };
   const auto error = [&](auto... words) {
     return InvalidArguments("layer ", index, ": batch row ", row, words...);
   };
@@ -49,14 +50,14 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     if (first < main && first < kept.main) {
       return error(" cropped to ", tokens, " tokens needs token ", first + sinks, " of ",
                    tensor->name(), ", of which only those from ", kept.main + sinks,
-                   " on are left, as the layer keeps ", layout.keep(), "; ", more);
+                   " on are left, as the layer keeps ", layout.keep(), "; ", more());
     }
     if (layout.residual() == 0 || behind == 0) continue;
     const int64_t exact = std::max(first, main);
     if (exact >= kept.window) continue;
     return error(" cropped to ", tokens, " tokens needs token ", exact + sinks, " of ",
                  tensor->name(), " in full precision, of which only those from ",
-                 kept.window + sinks, " on are left; ", more);
+                 kept.window + sinks, " on are left; ", more());
   }
   return absl::OkStatus();
 }

@@ -97,7 +97,8 @@ Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
 // Graph::Finalize finds it as well, but not at the call that is wrong.
 bool GraphBuilder::Claim(bool output, std::string_view name) {
   if (name.empty() || (output ? output_names_ : input_names_).emplace(name).second) return true;
-  Fail(InvalidArguments(output ? "two outputs" : "two inputs", " are named '", name, "'"));
+  Fail(MakeError(ErrorKind::kInvalidGraph, output ? "two outputs" : "two inputs", " are named '",
+                 name, "'"));
   return false;
 }
 

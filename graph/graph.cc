@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/container/btree_set.h"
-#include "absl/container/flat_hash_set.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -52,11 +51,14 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
 }
 
 absl::Status CheckNames(const Graph& graph, absl::Span<const TensorId> ids, std::string_view what) {
-  absl::flat_hash_set<std::string_view> names;
+  absl::flat_hash_map<std::string_view, TensorId> names;
   for (const TensorId id : ids) {
     const std::string_view name = graph.tensor(id).name;
-    if (name.empty() || names.insert(name).second) continue;
-    return MakeError(ErrorKind::kInvalidGraph, "two ", what, " are named '", name, "'");
+    if (name.empty()) continue;
+    const auto [first, is_new] = names.emplace(name, id);
+    if (is_new) continue;
+    return MakeError(ErrorKind::kInvalidGraph, "two ", what, " are named '", name, "': tensors ",
+                     first->second, " and ", id);
   }
   return absl::OkStatus();
 }

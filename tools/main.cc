@@ -48,7 +48,7 @@ std::string CheckIntegers(const CLI::App& command) {
                                     : std::numeric_limits<uint64_t>::max();
     for (const std::string& text : option->results()) {
       const char* const end = text.data() + text.size();
-      const size_t sign = text[0] == '-' ? 1 : 0;
+      const size_t sign = is_signed && text[0] == '-' ? 1 : 0;
       uint64_t magnitude = 0;
       const auto [at, error] = std::from_chars(text.data() + sign, end, magnitude);
       const bool leading_zero = text.size() > sign + 1 && text[sign] == '0';

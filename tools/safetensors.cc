@@ -181,7 +181,7 @@ absl::StatusOr<SafeTensors> ParseTensors(const Json& header, std::string_view da
   KVANT_RETURN_IF_ERROR(CheckOverlap(std::move(ranges)));
   if (const uint64_t spoken_of = DataBytes(header); bytes != spoken_of) {
     return Bad(absl::StrCat("tensors take ", bytes, " of the ", spoken_of,
-                            " bytes that its header speaks of, or two have one name"));
+                            " bytes that its header speaks of; a name may stand there twice"));
   }
   if (rest == 0) return tensors;
   return Bad(absl::StrCat(rest, " bytes follow the data that its header speaks of"));

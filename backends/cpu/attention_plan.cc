@@ -6,6 +6,7 @@
 
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/scaled_rows.h"
@@ -323,10 +324,7 @@ double Plan::OwnRounding() const {
   };
   const bool any =
       std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
-  // Queries and weights to 15 bits of the largest of a row or tile, and further bits where that
-  // would cost too much: four standard deviations (kernels/cpu/code_parameters.h). On most data
-  // 4e-5.
-  return any ? 3e-3 : 0;
+  return any ? kRoundingOfCodes : 0;
 }
 
 std::string Plan::ProductsName() const {

@@ -17,11 +17,11 @@ namespace kvant::cpu {
 // Rounding to s16 may move scores by so much, root mean square, once all steps are done: the
 // exponential makes an error of a score one of the probability, relative to it ...
 inline constexpr float kScoreError = 5.7e-4f;
-// ... and what the values of a tile sum to by so much of their L2 norm. Both together are 7.1e-4,
-// of which Plan::rounding promises four times.
+// ... and what the values of a tile sum to by so much of their L2 norm. Both together are about
+// 7.1e-4, of which Executable::rounding promises four times.
 inline constexpr float kValueError = 4.2e-4f;
-// What rounding is off by, squared, on average, of the distance between what numbers are rounded
-// to: f * (1 - f) where the dither is random and the fraction is f.
+// Mean square of what rounding with a dither is off by, in steps: f * (1 - f) for a fraction f, and
+// this over all fractions. Rounding to the nearest has 1/12.
 inline constexpr float kSquareOfRounding = 1.f / 6;
 inline constexpr float kOfRounding = 0.40824829f;  // its root
 // L2 norms of tokens below this may be so small because their squares underflow.

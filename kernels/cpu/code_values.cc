@@ -10,7 +10,7 @@ namespace kvant::cpu {
 namespace {
 
 // A tile whose largest scale is below this, but not 0, is multiplied in f32: weights have scales by
-// token in them, and 2^-31 of such a scale, which the rest of a weight is, comes near the end of
+// token in them, and 2^-30 of such a scale, which the rest of a weight is, comes near the end of
 // f32.
 constexpr float kLeastScale = 1e-20f;
 // The same of scales by channel outside of these, whose squares are summed.
@@ -139,6 +139,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
   });
   if (!will_do) return false;
   at = 0;
+  const bool biased = how.zero_points.present() || ValueOffset(codes) != 0.f;
   const bool close = ForRuns(call.part, [&](const Part& run) {
     // What was there shrinks once.
     const bool first = run.column == call.part.column;
@@ -153,7 +154,7 @@ bool CodeValues::AddRuns(const Call& call, const float* shrink, float* out) {
     const float spread = kernels.spread(values.channel_scales, values.channel_biases, channels_, 1,
                                         ValueRange(codes));
     at += channels_;
-    return Add(call, Columns(call, run), {kOnes.at, kOnes.at},
+    return Add(call, Columns(call, run), {kOnes.at, biased ? kOnes.at : nullptr},
                static_cast<float>(run.tokens) * spread, values, first ? shrink : kOnes.at, out);
   });
   if (!close) std::copy_n(saved_, call.rows * channels_, out);
@@ -219,9 +220,9 @@ bool CodeValues::IsClose(const CodeKernels::Values& values, float spread, int64_
   const auto channels = static_cast<float>(channels_);
   const float width =
       values.channel_scales != nullptr ? 1.f : std::min(channels, static_cast<float>(values.group));
-  // Of the first products, sums over codes are rounded to f32 before zero points' are subtracted. A
-  // code and its zero point are at most four times as large as what `spread` sums, and some four
-  // roundings, root mean square, are half of the last place each.
+  // Zero points are subtracted after the first sums over codes became f32. A code and its zero
+  // point are together at most four times what `spread` counts; roundings of both sums are taken as
+  // one of 2^-24, with weights as large as they may be.
   const float lost = 4 * kEpsilon * kMostOfS16;
   const float of_f32 = biased ? lost * lost * static_cast<float>(values.rows.tokens) : 0.f;
   bool close = true;

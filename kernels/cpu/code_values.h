@@ -58,8 +58,9 @@ class CodeValues {
   float* float_weights_;    // [rows][groups][kTokenTile]
   float *saved_, *unused_;  // [rows][channels]: out as it was
   float* lanes_;            // [rows][kSquareLanes]
-  // [rows]: one over the largest scale of weights; the square of what rounding costs and that of
-  // what is added, in that unit; and the norm of all that was added.
+  // [rows]: one over the largest scale of weights; the square of what rounding costs, that of
+  // the first products, and that of what is added, in that unit; and the norm of all that was
+  // added.
   float *units_, *errors_, *first_errors_, *squares_, *norms_;
 };
 

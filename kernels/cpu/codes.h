@@ -9,6 +9,8 @@
 // one scale per row and group. Codes are unsigned in the products: the sign bit of signed
 // ones is flipped, which adds `offset` to their zero point. Sums are s32 and exact.
 //
+// Numbers are rounded to s16 after a dither was added (isa/codes_common.h).
+//
 // What rounding to s16 costs is estimated for every tile, see docs/kernels.md. A tile that it would
 // cost too much is multiplied once more, by what rounding lost, which becomes s16 likewise.
 #ifndef KVANT_KERNELS_CPU_CODES_H_

@@ -158,9 +158,9 @@ void ForRows(const Cache& self, const std::vector<int64_t>& rows, std::optional<
     Invalid("there is no layer " + std::to_string(*layer) + ": the cache has " +
             std::to_string(self.layers));
   }
-  Run([&] {
-    return call(self.handle.get(), layer.value_or(KVANT_ALL_LAYERS), rows.data(), rows.size());
-  });
+  static constexpr int64_t kNone = 0;  // no rows are not null
+  const int64_t* const data = rows.empty() ? &kNone : rows.data();
+  Run([&] { return call(self.handle.get(), layer.value_or(KVANT_ALL_LAYERS), data, rows.size()); });
 }
 
 // How many bytes a layer with rows of these lengths, None: as they are, is saved as.

@@ -257,10 +257,7 @@ class KvCache:
 
     def reorder(self, rows: Sequence[int], layer: int | None = None) -> None:
         """Row i becomes what row rows[i] was, in one layer or all: beam search."""
-        numbers = integers("rows", rows)
-        if len(numbers) != self.batch:
-            raise invalid(f"reorder needs a row for each of {self.batch}, not {len(numbers)}")
-        self._core.reorder(numbers, one_layer(layer))
+        self._core.reorder(integers("rows", rows), one_layer(layer))
 
     def fork(self, rows: Sequence[int] | None = None, capacity: int | None = None) -> KvCache:
         """A cache of its own with the same tokens.

@@ -31,8 +31,8 @@ def integer(what: str, value: Any) -> int:
 
 
 def number(what: str, value: Any) -> float:
-    """A real number."""
-    if not isinstance(value, abstract.Real):
+    """A real number; True and False are none."""
+    if not isinstance(value, abstract.Real) or isinstance(value, bool):
         raise _wrong(what, "a number", value)
     try:
         return float(value)

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/graph/status.h"
 #include "kvant/patterns/partitioner.h"
 #include "kvant/tools/acceptance.h"
@@ -32,13 +33,13 @@ double RelativeBound(DataType type) {
 // Outputs that differ by no more than this are alike: f16 has nothing between them.
 double SmallestStep(DataType type) { return type == kF16 ? 0x1p-24 : 0; }
 
-// What integer products promise whatever the data are, and what they make of these.
-constexpr double kOfAnyData = 3e-3, kOfTestData = 5e-4;
+// What the CPU's products on codes make of these data, where what they promise is of any.
+constexpr double kOfTestData = 5e-4;
 
 std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,
                         const TestBuffer& got, double rounding, bool by_point) {
   if (got.bytes() != expected.bytes()) return "different sizes";
-  if (rounding <= kOfAnyData) rounding = std::min(rounding, kOfTestData);
+  if (rounding == cpu::kRoundingOfCodes) rounding = kOfTestData;
   const Comparison comparison = Compare(port, expected.data(), got.data(), rounding);
   const double bound = std::max(RelativeBound(port.type), rounding);
   std::string why;

@@ -53,8 +53,8 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
 // a tenth of that in L2. Below f16's normal numbers, 2^-14, one unit is 2^-24 of whatever size, and
 // all elements may differ by it. Codes of 8 bits, some tens in size, differ by one there. Where the
 // kernel rounds further and says so (CompiledPartition::rounding), that is the bound, or 5e-4 where
-// it is that of integer products. benchdnn's rule for single points is for numbers of about 1;
-// without `by_point` it is left out.
+// it is that of the CPU's products on codes. benchdnn's rule for single points is for numbers of
+// about 1; without `by_point` it is left out.
 std::string Judge(const Partition& partition, const std::vector<TestBuffer>& expected,
                   const std::vector<TestBuffer>& got, double rounding = 0, bool by_point = true);
 

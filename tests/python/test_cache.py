@@ -50,6 +50,7 @@ def test_soft_cap_window_and_sinks():
     for wrong, message in (
         (dict(window=0), "window must not be 0$"),
         (dict(window=True), "window must be an integer, not "),
+        (dict(scale=True), "scale must be a number, not "),
         (dict(scale=1e-50), "scale must not be 0, as 1e-50 is in f32"),
         (dict(soft_cap=1e-50), "soft_cap must not be 0, as 1e-50 is in f32"),
         (dict(soft_cap=-1.0), "soft cap of -1"),
@@ -273,8 +274,8 @@ def test_wrong_arguments_are_said():
         (lambda: cache.crop([1]), ["2", "1"]),
         (lambda: cache.crop([1, 2, 3]), ["2", "3"]),
         (lambda: cache.crop("all"), ["tokens"]),
-        (lambda: cache.reorder([]), ["a row for each of 2, not 0"]),
-        (lambda: cache.reorder([0]), ["a row for each of 2, not 1"]),
+        (lambda: cache.reorder([]), ["0 rows for a batch of 2"]),
+        (lambda: cache.reorder([0]), ["1 rows for a batch of 2"]),
         (lambda: cache.reorder([0, 2]), ["2"]),
         (lambda: cache.scheme(1), ["1"]),
         (lambda: cache.part(0, False, "code"), ["code", "window"]),

@@ -36,7 +36,9 @@ def relative_l2(got, want):
 
 
 def rounding(model):
-    return max((compiled.rounding for op in model._ops for compiled in op.compiled.values()), default=0.0)
+    """What the model's kernels state, which is for any data: less of these."""
+    stated = max((compiled.rounding for op in model._ops for compiled in op.compiled.values()), default=0.0)
+    return min(stated, 5e-4)
 
 
 def run_case(case):

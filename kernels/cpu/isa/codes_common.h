@@ -31,22 +31,30 @@ inline __attribute__((always_inline)) void RequestLine(const uint8_t*& at) {
   at += 64;
 }
 
-// Less than a half, evenly between -1/2 and 1/2, in any run of channels or tokens and at any stride
-// (fractions of multiples of the golden ratio). Added to numbers before they are rounded, so that
-// numbers which are alike are not all rounded to the same side; whole numbers stay what they are.
+// Numbers between -1/2 and 1/2, added before rounding, so that what is alike is not all rounded to
+// one side: fractions of multiples of the golden ratio, which are spread evenly in any run of
+// channels or tokens and at strides that are powers of two. Each tile, and each kTokenTile
+// channels, has the same. So far from a half that whole numbers up to S::kMost stay what they are
+// in f32.
 struct Dither {
   constexpr Dither() {
+    constexpr double kStep = 0.6180339887498949;
     double x = 0.5 * kStep;
     for (float& each : at) {
-      each = static_cast<float>(x - 0.5);
-      x += kStep;
-      if (x >= 1) x -= 1;
+      each = static_cast<float>(0.98 * (x - 0.5));
+      x += x + kStep < 1 ? kStep : kStep - 1;
     }
   }
-  static constexpr double kStep = 0.6180339887498949;
+  constexpr bool Within(float most) const {
+    for (const float x : at) {
+      if (x > most || x < -most) return false;
+    }
+    return true;
+  }
   alignas(64) float at[kTokenTile] = {};
 };
 alignas(64) constexpr Dither kDither;
+static_assert(kDither.Within(0.5f - 0x1p-8f));
 
 template <int k>
 struct Constant {

@@ -16,7 +16,7 @@
 namespace kvant::cpu {
 namespace {
 
-constexpr double kTolerance = 5e-4;  // of integer products, see cpu_code_test.cc
+constexpr double kTolerance = 5e-4;  // of integer products, see code_test.cc
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct SegmentRange {
