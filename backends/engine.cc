@@ -110,8 +110,9 @@ absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
   const auto error = [&](ErrorKind kind, std::string_view message) {
     return MakeError(kind, Describe(partition), ": ", output ? "output " : "input ", message);
   };
-  if (port.type == kUndef)
+  if (port.type == kUndef) {
     return error(ErrorKind::kInvalidDataType, port.Label() + " has no data type");
+  }
   if (absl::Status valid = ValidateTensor(port); !valid.ok()) {
     return error(ErrorKind::kInvalidShape, std::string(valid.message()));
   }

@@ -14,8 +14,8 @@
 namespace kvant::cpu {
 
 // Executable::rounding of products on codes, for any data: four standard deviations of what
-// rounding queries and weights to 15 bits may cost (kernels/cpu/code_parameters.h). Most data make
-// 4e-5 of it.
+// rounding queries and weights to 15 bits may cost (kernels/cpu/code_parameters.h). On most data
+// the error is 4e-5.
 inline constexpr double kRoundingOfCodes = 3e-3;
 
 // kUnimplemented with WhyUnsupported's sentence.

@@ -244,7 +244,7 @@ absl::StatusOr<Tensor> Port::Take(const DLTensor* given) const {
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
     return InvalidArguments(name_, " has ", tensor.ndim, " dims and no shape");
   }
-  // Before dims are read, also for an error's text: there are not so many.
+  // Checked before dims are read, for an error's text too: such a rank is garbage.
   if (tensor.ndim > kMaxRank) {
     return InvalidArguments(name_, " has ", tensor.ndim, " dims, and a tensor ", kMaxRank,
                             " at most");

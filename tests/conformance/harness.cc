@@ -33,7 +33,7 @@ double RelativeBound(DataType type) {
 // Outputs that differ by no more than this are alike: f16 has nothing between them.
 double SmallestStep(DataType type) { return type == kF16 ? 0x1p-24 : 0; }
 
-// What the CPU's products on codes make of these data, where what they promise is of any.
+// The bound of the CPU's products on codes here. What they promise is for any data.
 constexpr double kOfTestData = 5e-4;
 
 std::string JudgeOutput(const LogicalTensor& port, const TestBuffer& expected,

@@ -36,7 +36,7 @@ def relative_l2(got, want):
 
 
 def rounding(model):
-    """What the model's kernels state, which is for any data: less of these."""
+    """The error that the model's kernels state, which is for any data, or 5e-4, which does for these."""
     stated = max((compiled.rounding for op in model._ops for compiled in op.compiled.values()), default=0.0)
     return min(stated, 5e-4)
 

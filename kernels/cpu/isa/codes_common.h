@@ -34,8 +34,8 @@ inline __attribute__((always_inline)) void RequestLine(const uint8_t*& at) {
 // Numbers between -1/2 and 1/2, added before rounding, so that what is alike is not all rounded to
 // one side: fractions of multiples of the golden ratio, which are spread evenly in any run of
 // channels or tokens and at strides that are powers of two. Each tile, and each kTokenTile
-// channels, has the same. So far from a half that whole numbers up to S::kMost stay what they are
-// in f32.
+// channels, has the same. They stay so far from a half that whole numbers up to S::kMost, whose
+// sums f32 rounds, stay what they are.
 struct Dither {
   constexpr Dither() {
     constexpr double kStep = 0.6180339887498949;
@@ -53,7 +53,7 @@ struct Dither {
   }
   alignas(64) float at[kTokenTile] = {};
 };
-alignas(64) constexpr Dither kDither;
+constexpr Dither kDither;
 static_assert(kDither.Within(0.5f - 0x1p-8f));
 
 template <int k>

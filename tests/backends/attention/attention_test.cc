@@ -88,7 +88,7 @@ TEST(CpuAttention, HeadSizes) {
       SCOPED_TRACE(testing::Message() << d << " " << dv);
       Plain({.b0 = 1, .ratio = 5, .kv_len = 67, .d = d, .dv = dv}, Quantized(kS8, {1, 1, 1, 1, 0}),
             Quantized(kU4, {1, 1, 1, 1, 0}))
-          .Check(1e-4);  // of integer products
+          .Check(1e-4);  // integer products: 2e-5 here, and kernels round differently
       if (HasFailure()) return;
     }
   }
