@@ -25,7 +25,7 @@ constexpr int64_t kMaxStoredRows = 16;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
-// dequantized or transposed first, or because no axis is dense; as measured, docs/kernels.md.
+// dequantized or transposed first, or because no axis is dense; as measured, docs/cpu_codes.md.
 constexpr char kPriceOfRows[] = "some 3 to 10 times as long as on rows as they are stored";
 constexpr char kPriceOfElements[] = "some 15 to 30 times as long as on rows as they are stored";
 

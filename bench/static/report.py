@@ -149,7 +149,7 @@ def _budget_table():
 HEAD = """\
 # What the compiler makes of the CUDA kernels
 
-Written by `scripts/static`; docs/kernels.md says what it means. Compiled by NVRTC {nvrtc}; nothing
+Written by `scripts/static`; docs/cuda_kernels.md says what it means. Compiled by NVRTC {nvrtc}; nothing
 here has run. Every kernel: 0 bytes spilled, and registers within the limit that the planned blocks
 per multiprocessor leave (a CI test).
 

@@ -124,7 +124,7 @@ struct Rounding {
   int64_t zero_point = 0;
 };
 
-// How Q x K and P x V are computed; see docs/kernels.md.
+// How Q x K and P x V are computed; see docs/cpu_kernels.md.
 enum class Products : uint8_t {
   kTiles,       // K and V dequantized to f32 tiles that all rows share
   kPairs,       // the same, and rounded to bf16

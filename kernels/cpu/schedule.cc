@@ -12,13 +12,13 @@ namespace {
 // Tokens are cut into chunks of kFullChunk, shorter ones where those are fewer than kEnoughUnits,
 // longer ones where they are more than kMostUnits: a unit costs as much as some 20 tokens beside
 // its own, and 50 more for a worker that takes it elsewhere than where it ended
-// (docs/kernels.md). Where heads share, these are numbers of turns of all of them.
+// (docs/cpu_kernels.md). Where heads share, these are numbers of turns of all of them.
 constexpr int64_t kFullChunk = 1024;
 constexpr int64_t kEnoughUnits = 64, kMostUnits = 256;
 constexpr int64_t kEnoughShared = 8, kMostShared = 128;
 // In the end workers wait for the last turn, so that it must be a small part of what each does.
 constexpr int64_t kTurnsOfWorker = 4;
-// Heads that could share and do not take so many times as long (docs/kernels.md), which may cost
+// Heads that could share and do not take so many times as long (docs/cpu_memory.md), which may cost
 // more than workers that wait.
 constexpr int64_t kTimesApart = 2;
 // Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.

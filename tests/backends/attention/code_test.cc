@@ -247,7 +247,7 @@ TEST(CpuCodes, CodesAtTheirLimits) {
   }
 }
 
-// On scores and values with ordinary statistics: what docs/kernels.md says.
+// On scores and values with ordinary statistics: what docs/cpu_codes.md says.
 TEST(CpuCodes, RelativeErrorIsBelowTwoInTenThousand) {
   for (DataType type : kCodeTypes) {
     for (const Format& format : {ByHead(type, 32, kF16, kS8), ByChannel(type, 64, kF16, kS8)}) {
