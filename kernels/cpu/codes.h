@@ -11,8 +11,8 @@
 //
 // Numbers are rounded to s16 after a dither was added (isa/codes_common.h).
 //
-// What rounding to s16 costs is estimated for every tile, see docs/cpu_codes.md. A tile that it would
-// cost too much is multiplied once more, by what rounding lost, which becomes s16 likewise.
+// What rounding to s16 costs is estimated for every tile, see docs/cpu_codes.md. A tile that it
+// would cost too much is multiplied once more, by what rounding lost, which becomes s16 likewise.
 #ifndef KVANT_KERNELS_CPU_CODES_H_
 #define KVANT_KERNELS_CPU_CODES_H_
 

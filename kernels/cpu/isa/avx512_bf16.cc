@@ -11,8 +11,8 @@ const KernelSet& avx512_bf16_kernels() {
   static const KernelSet set = [] {
     KernelSet all = avx512_kernels();
     all.name = "avx512_bf16";
-    // An Emerald Rapids does fewer products a cycle by these than in f32 (docs/cpu_kernels.md); Intel's
-    // others are taken to be alike.
+    // An Emerald Rapids does fewer products a cycle by these than in f32 (docs/cpu_kernels.md);
+    // Intel's others are taken to be alike.
     if (!__builtin_cpu_is("intel")) all.pairs = &kPairKernels<Avx512Pairs>;
     return all;
   }();
