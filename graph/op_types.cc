@@ -117,8 +117,9 @@ absl::Status MatMulTypes(const OpPorts& ports) {
 
 // Scales come in and one tensor goes out, or the op computes what it puts out. `first` is the input
 // for scales.
-absl::Status CheckScales(const Op& op, size_t first) {
-  const size_t inputs = op.inputs.size(), outputs = op.outputs.size();
+absl::Status CheckScales(const OpPorts& ports, size_t first) {
+  const Op& op = ports.op;
+  const size_t inputs = ports.inputs.size(), outputs = ports.outputs.size();
   if (inputs == first) {
     if (outputs == 1) return SchemaError(op, "has neither an input nor an output for its scales");
     const float floor = op.Get<Attr::kScaleFloor>();
@@ -126,14 +127,14 @@ absl::Status CheckScales(const Op& op, size_t first) {
     return SchemaError(op, "attribute 'scale_floor' is ", floor, ", less than 0");
   }
   if (outputs > 1) {
-    return SchemaError(op, "has scales as input (tensor ", op.inputs[first],
-                       ") and as output (tensor ", op.outputs[1], ")");
+    return SchemaError(op, "has scales as input (", ports.inputs[first]->Label(),
+                       ") and as output (", ports.outputs[1]->Label(), ")");
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {
     if (op.attrs.Find(attr) == nullptr) continue;
     return SchemaError(op, "attribute '", AttrName(attr),
-                       "' is for scales that it computes, but they are an input (tensor ",
-                       op.inputs[first], ")");
+                       "' is for scales that it computes, but they are an input (",
+                       ports.inputs[first]->Label(), ")");
   }
   return absl::OkStatus();
 }
@@ -191,7 +192,7 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
 
 // Of an op that quantizes; `first` is the input for scales.
 absl::Status CheckQuantizeForm(const OpPorts& ports, size_t first) {
-  KVANT_RETURN_IF_ERROR(CheckScales(ports.op, first));
+  KVANT_RETURN_IF_ERROR(CheckScales(ports, first));
   const LogicalTensor* zps = ports.inputs.size() > first + 1 ? ports.inputs[first + 1]
                              : ports.outputs.size() > 2      ? ports.outputs[2]
                                                              : nullptr;
@@ -206,8 +207,8 @@ absl::Status QuantizedTypes(const OpPorts& ports) {
   // Append says nothing of them, as it may also convert.
   KVANT_RETURN_IF_ERROR(Require(ports, codes, SchemaOf(OpKind::kDynamicQuantize).outputs[0]));
   if (ports.outputs.size() < 3 || !IsFloat(codes.type())) return absl::OkStatus();
-  return OpError(ErrorKind::kInvalidDataType, ports.op, "computes no zero points (tensor ",
-                 ports.outputs[2]->id, ") for ", codes.ToString(), " of ",
+  return OpError(ErrorKind::kInvalidDataType, ports.op, "computes no zero points (",
+                 ports.outputs[2]->Label(), ") for ", codes.ToString(), " of ",
                  DataTypeName(codes.type()));
 }
 

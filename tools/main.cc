@@ -53,7 +53,9 @@ std::string CheckIntegers(const CLI::App& command) {
       const auto [at, error] = std::from_chars(text.data() + sign, end, magnitude);
       const bool leading_zero = text.size() > sign + 1 && text[sign] == '0';
       if (error == std::errc() && at == end && !leading_zero && magnitude <= most) continue;
-      return option->get_name() + ": '" + text + "' is no decimal integer of 64 bits" +
+      const std::string quoted = option->get_name() + ": '" + text + "'";
+      if (!is_signed && text.starts_with('-')) return quoted + " is below 0";
+      return quoted + " is no decimal integer of 64 bits" +
              (leading_zero ? " without leading zeros" : "");
     }
   }

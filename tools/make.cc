@@ -38,12 +38,14 @@ struct MakeArguments {
   void AddTo(CLI::App& command) {
     command.add_option("--batch", graph.batch, "Sequences")->capture_default_str();
     command.add_option("--heads", graph.heads, "Query heads")->capture_default_str();
-    command.add_option("--kv-heads", graph.kv_heads, "Key and value heads; as --heads by default");
+    command.add_option("--kv-heads", graph.kv_heads, "Key and value heads; as --heads by default")
+        ->check(CLI::PositiveNumber);
     command.add_option("--q-len", graph.q_len, "Queries per sequence")->capture_default_str();
     command.add_option("--kv-len", graph.kv_len, "Keys per sequence")->capture_default_str();
     command.add_option("--head-size", graph.head_size, "Of queries and keys")
         ->capture_default_str();
-    command.add_option("--v-head-size", graph.v_head_size, "Of values; as --head-size by default");
+    command.add_option("--v-head-size", graph.v_head_size, "Of values; as --head-size by default")
+        ->check(CLI::PositiveNumber);
     command.add_option("--dtype", dtype, "Of queries, mask and output")
         ->check(CLI::IsMember({"f32", "f16", "bf16"}))
         ->capture_default_str();

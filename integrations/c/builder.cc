@@ -53,6 +53,9 @@ absl::StatusOr<Attributes> AttributesOf(OpKind kind, const kvant_attr* attrs, si
       return InvalidArguments(OpKindName(kind), " has no attribute '", attrs[i].name, "'; it has ",
                               SchemaOf(kind).AttrNames());
     }
+    if (result.Find(*attr) != nullptr) {
+      return InvalidArguments(OpKindName(kind), ": attribute '", attrs[i].name, "' is given twice");
+    }
     KVANT_ASSIGN_OR_RETURN(AttrValue value, AttributeOf(attrs[i]));
     result.Set(*attr, std::move(value));
   }

@@ -24,9 +24,10 @@ TEST(CBuilderTest, WrongCallsAreRefusedAtOnceAndKept) {
   x.type = KVANT_F32;
   x.rank = 1;
   x.dims = dims;
-  kvant_attr axles = {}, nameless = {};
+  kvant_attr axles = {}, nameless = {}, axes[2] = {};
   [[maybe_unused]] kvant_attr huge = {};
   axles.name = "axles";
+  axes[0].name = axes[1].name = "axis";
   const float scale = 1;
   huge.name = "scales";
   huge.type = KVANT_ATTR_F32S;
@@ -34,13 +35,14 @@ TEST(CBuilderTest, WrongCallsAreRefusedAtOnceAndKept) {
   huge.count = size_t{1} << 60;
   const kvant_value foreign[] = {17};
   using Wrong = std::function<kvant_status(kvant_builder*, const kvant_value*)>;
-  const auto op = [&](const char* kind, const kvant_value* inputs, const kvant_attr* attr) {
+  const auto op = [&](const char* kind, const kvant_value* inputs, const kvant_attr* attr,
+                      size_t attrs = 1) {
     return [=](kvant_builder* to, const kvant_value* values) {
       kvant_value result = 0;
       kvant_tensor type = {};
       type.size = sizeof type;
       return kvant_builder_op(to, kind, nullptr, inputs == nullptr ? values : inputs, 1, attr,
-                              attr != nullptr, &type, 1, &result);
+                              attr == nullptr ? 0 : attrs, &type, 1, &result);
     };
   };
   const auto constant = [](kvant_type type) {
@@ -54,6 +56,7 @@ TEST(CBuilderTest, WrongCallsAreRefusedAtOnceAndKept) {
       {op("Tanh", foreign, nullptr), "17 is no value of this builder"},
       {op("ReLU", nullptr, &axles), "ReLU has no attribute 'axles'; it has none"},
       {op("SoftMax", nullptr, &axles), "SoftMax has no attribute 'axles'; it has axis, mode"},
+      {op("SoftMax", nullptr, axes, 2), "SoftMax: attribute 'axis' is given twice"},
       {op("ReLU", nullptr, &nameless), "the name of an attribute is null"},
 #ifndef KVANT_SANITIZED  // whose operator new ends the process
       {op("Quantize", nullptr, &huge), "there is not enough memory"},
