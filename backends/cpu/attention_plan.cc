@@ -20,8 +20,10 @@ namespace {
 // heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-// Up to so many rows, multiplying rows as they are stored beats sharing a tile.
-constexpr int64_t kMaxStoredRows = 16;
+// Up to so many rows, multiplying rows as they are stored beats sharing a tile. On integer codes,
+// whose tiles would have to be dequantized, it still does with more; with fewer of these where
+// tiles are multiplied as bf16 pairs.
+constexpr int64_t kMaxStoredRows = 16, kMaxCodedRows = 32, kMaxCodedRowsForPairs = 24;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
@@ -144,6 +146,9 @@ std::string RunsInWords(int64_t run) {
   return run < kHalfTile ? absl::StrCat(" in runs of ", run, " tokens") : "";
 }
 
+// Whether it is multiplied by integer products.
+bool IsOnCodes(const Segment& segment) { return segment.codes.usable && !segment.codes.floats; }
+
 int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
 
 }  // namespace
@@ -260,10 +265,9 @@ void Plan::ChooseProducts() {
   };
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
-  if (p.row_tile <= kMaxStoredRows && p.pass == SoftmaxPass::kOnline) {
-    if (kernels_.qk_stored == nullptr) return;
+  const bool by_pairs = kernels_.pairs != nullptr && bf16_will_do;
+  if (p.pass == SoftmaxPass::kOnline && MultipliesStoredRows(by_pairs)) {
     p.products = Products::kStoredRows;
-    DescribeCodes();
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
     // One tile holds all segments.
     for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
@@ -272,10 +276,39 @@ void Plan::ChooseProducts() {
         segment.joins_pages |= TakenAsStored(segment) && segment.tokens % kPageUnit == 0;
       }
     }
-  } else if (kernels_.pairs != nullptr && bf16_will_do) {
+  } else if (by_pairs) {
     p.products = Products::kPairs;
     CutRows(kernels_.pairs->most_rows);
   }
+}
+
+// Whether stored rows are multiplied, instead of tiles; codes are described then.
+bool Plan::MultipliesStoredRows(bool by_pairs) {
+  const int64_t rows = problem_.row_tile;
+  if (kernels_.qk_stored == nullptr || rows > kMaxCodedRows) return false;
+  DescribeCodes();
+  if (rows <= kMaxStoredRows) return true;
+  // Queries, or weights, are made anew for each run of tokens that share scales by channel.
+  const auto is_coded = [](const Segment& segment) {
+    return IsOnCodes(segment) && (!segment.codes.by_channel || segment.codes.run >= kTokenTile);
+  };
+  const auto are_coded = [&](const absl::InlinedVector<Segment, 1>& segments) {
+    return std::any_of(segments.begin(), segments.end(), is_coded) &&
+           std::all_of(segments.begin(), segments.end(), [&](const Segment& segment) {
+             return is_coded(segment) || TakenAsStored(segment);
+           });
+  };
+  if (rows <= (by_pairs ? kMaxCodedRowsForPairs : kMaxCodedRows) && are_coded(k_) && are_coded(v_))
+    return true;
+  for (auto* segments : {&k_, &v_}) {
+    for (Segment& segment : *segments) {
+      segment.codes = {};
+      segment.scaled_rows = segment.joins_pages = false;
+    }
+  }
+  k_reason_.clear();
+  v_reason_.clear();
+  return false;
 }
 
 // Where stored rows are multiplied, codes are multiplied as integers if they can be.
@@ -319,11 +352,8 @@ double Plan::rounding() const {
 double Plan::OwnRounding() const {
   // Queries, keys, values and probabilities to 8 bits each.
   if (problem_.products == Products::kPairs) return 1e-2;
-  const auto on_codes = [](const Segment& segment) {
-    return segment.codes.usable && !segment.codes.floats;
-  };
   const bool any =
-      std::any_of(k_.begin(), k_.end(), on_codes) || std::any_of(v_.begin(), v_.end(), on_codes);
+      std::any_of(k_.begin(), k_.end(), IsOnCodes) || std::any_of(v_.begin(), v_.end(), IsOnCodes);
   return any ? kRoundingOfCodes : 0;
 }
 

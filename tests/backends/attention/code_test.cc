@@ -1,6 +1,7 @@
 // Integer products on stored codes, against f64 loops.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -48,6 +49,54 @@ TEST(CpuCodes, EveryTypeHeadSizeAndNumberOfRows) {
           CheckOnCodes(c);
           if (HasFailure()) return;
         }
+      }
+    }
+  }
+}
+
+// More rows than those of other formats, whose tiles need not be dequantized.
+TEST(CpuCodes, ManyRows) {
+  for (DataType type : {kS8, kU4, kS2}) {
+    for (int64_t q_len : {17, 24, 31, 32}) {
+      SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << q_len);
+      Case c = Plain({.b0 = 2, .ratio = 1, .q_len = q_len, .kv_len = 300, .d = 64, .dv = 48},
+                     ByHead(type, 16, kF16, kS8), ByHead(type, 16));
+      CheckOnCodes(c);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(CpuCodes, HowManyRowsAreMultipliedAsStored) {
+  const KernelSet& set = HighestKernels();
+  if (set.codes == nullptr) GTEST_SKIP() << "this CPU has no integer products";
+  const Format codes = ByHead(kU4, 32), f16{.type = kF16};
+  const struct {
+    Format k, v;
+    int64_t rows;  // at most
+  } cases[] = {{codes, codes, 32},
+               {ByChannel(kS8, 128), ByHead(kS8, 0), 32},
+               {ByChannel(kS8, 64), codes, 16},
+               {codes, ByChannel(kS8, 16), 16},
+               {codes, ByHead(kU4, 8), 16},
+               {codes, f16, 16},
+               {f16, f16, 16}};
+  for (const auto& [k, v, most] : cases) {
+    for (FpMath fpmath : {FpMath::kStrict, FpMath::kAny}) {
+      const bool by_pairs = fpmath == FpMath::kAny && set.pairs != nullptr;
+      const int64_t rows = by_pairs ? std::min<int64_t>(most, 24) : most;
+      for (const bool more : {false, true}) {
+        Case c = Plain({.ratio = 1, .q_len = rows + more, .kv_len = 256, .d = 64, .dv = 64}, k, v);
+        c.spec.fpmath = fpmath;
+        c.spec.apply_to_int = true;
+        const auto compiled = *CompileAttention(c.spec, set);
+        EXPECT_EQ(compiled->kernel().find("products of tiles") != std::string::npos, more)
+            << c.spec.q_len << ": " << compiled->kernel();
+        const bool exact = more || (k.type == kF16 && v.type == kF16);
+        EXPECT_EQ(compiled->rounding(), exact ? by_pairs && more ? 1e-2 : 0 : kRoundingOfCodes)
+            << compiled->kernel();
+        c.Check(by_pairs && more ? 2e-2 : kTolerance);
+        if (HasFailure()) return;
       }
     }
   }
