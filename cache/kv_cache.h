@@ -160,9 +160,10 @@ class KvCache {
       std::optional<absl::Span<const int64_t>> rows = std::nullopt, int64_t capacity = 0) const;
 
   // A layer's sequences as bytes, to be sent to another machine or written to a file. They have
-  // what attention reads of each row, as it is stored, and nothing but that: not the scheme, which
-  // must be that of the cache that loads them, as must heads, sizes and what it keeps; nor lengths,
-  // nor static scales. Capacity, batch and layers may be others.
+  // what attention reads of each row, as it is stored, and what its next tokens are quantized with,
+  // but nothing else: not the scheme, which must be that of the cache that loads them, as must
+  // heads, sizes and what it keeps; nor lengths, nor static scales. Capacity, batch and layers may
+  // be others.
   //
   // How many bytes, for rows of these lengths [batch].
   absl::StatusOr<int64_t> SavedBytes(int64_t layer, absl::Span<const int64_t> lengths) const;

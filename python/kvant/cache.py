@@ -66,7 +66,7 @@ class KvCache:
       allow_non_finite: store NaN and infinity instead of refusing them.
       k_scales, v_scales: static scales of each layer: 1, heads, or heads * head_size of them.
       keep: how many of a sequence's last tokens a layer keeps, for attention with windows; a list
-        gives each layer's own; None or 0: all.
+        gives each layer's own, 0 for all. None: all, in every layer.
       device, threads: as of ``kvant.compile``. The memory is the device's, and on a GPU the work
         goes to torch's current stream.
     """

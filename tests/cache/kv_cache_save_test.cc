@@ -72,6 +72,39 @@ TEST(KvCacheSave, GoesToAnotherRowCountLayerAndCapacity) {
   }
 }
 
+// Tokens that a layer no longer keeps still count where their block is quantized with what comes.
+TEST(KvCacheSave, GrowsAsWhatWasSavedWhereALayerKeepsTheLastTokens) {
+  constexpr int64_t kMost = 300;
+  for (const char* scheme : {"k4ch32_v4g32", "kivi2", "kivi4", "int4_g32", "int4_g64_R128"}) {
+    for (const int64_t tokens : {32, 45, 128, 140, 159}) {
+      SCOPED_TRACE(testing::Message() << scheme << " " << tokens);
+      KvCacheOptions options = SmallOptions(scheme, kMost);
+      options.keep = {16, 16};
+      auto from = MakeBench(options, kMost), loaded = MakeBench(options, kMost);
+      ASSERT_TRUE(from.Append(0, tokens).ok());
+      const std::vector<std::byte> bytes = Saved(*from.cache, 1);
+      // What was there before is of other tokens, a hundred times as large.
+      float* const k = loaded.k.at(0, 0, 0);
+      for (int64_t i = 0; i < 2 * 2 * kMost * 64; ++i) k[i] *= 100;
+      ASSERT_TRUE(loaded.Append(0, kMost).ok());
+      const int64_t lengths[] = {tokens, tokens};
+      const Stream stream(loaded.cache->engine());
+      for (int64_t layer : {0, 1}) {
+        ASSERT_TRUE(loaded.cache->Load(stream, layer, lengths, {bytes.data(), bytes.size()}).ok());
+      }
+      for (int64_t n = tokens; n < tokens + 130; n += 13) {
+        ASSERT_TRUE(from.Append(n, n + 13).ok());
+        for (int64_t layer : {0, 1}) {
+          ASSERT_TRUE(loaded.cache->Append(layer, from.k.Slice(n, 13), from.v.Slice(n, 13)).ok());
+        }
+        for (int64_t row : {0, 1}) {
+          ASSERT_EQ(Contents(*loaded.cache, 1, row), Contents(*from.cache, 1, row)) << n;
+        }
+      }
+    }
+  }
+}
+
 TEST(KvCacheSave, RefusesInWordsAndLeavesTheCacheAsItWas) {
   auto bench = MakeBench(SmallOptions("int4_g32", 50), 30);
   ASSERT_TRUE(bench.Append(0, 30).ok());
