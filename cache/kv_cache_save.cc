@@ -43,9 +43,9 @@ SavedRow SavedRowOf(const CacheScheme& scheme, KvCacheOptions options, int64_t k
   return row;
 }
 
-// Of a sequence, what attention reads, and what its next tokens are quantized with: of a window
-// that leaves in bulk all, also what the layer no longer keeps. Nothing that only a crop would
-// need.
+// Of a sequence, what attention reads, and nothing that only a crop would need. A window that
+// leaves in bulk is needed whole, also where the layer keeps fewer tokens: it is quantized as a
+// whole.
 KvKept NeededOf(const KvTensor& tensor, int64_t tokens) {
   const KvLayout& layout = tensor.layout();
   const int64_t main = layout.MainOf(layout.Behind(tokens));

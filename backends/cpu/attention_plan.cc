@@ -20,9 +20,9 @@ namespace {
 // heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-// Up to so many rows, multiplying rows as they are stored beats sharing a tile. On integer codes,
-// whose tiles would have to be dequantized, it still does with more; with fewer of these where
-// tiles are multiplied as bf16 pairs.
+// Up to so many rows, multiplying rows as they are stored beats sharing a tile. Of integer codes it
+// is more rows, as a tile of them has to be dequantized; not as many where bf16 pairs are made of
+// tiles, whose products are faster.
 constexpr int64_t kMaxStoredRows = 16, kMaxCodedRows = 32, kMaxCodedRowsForPairs = 24;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
@@ -266,7 +266,7 @@ void Plan::ChooseProducts() {
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
   const bool by_pairs = kernels_.pairs != nullptr && bf16_will_do;
-  if (p.pass == SoftmaxPass::kOnline && MultipliesStoredRows(by_pairs)) {
+  if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows(by_pairs)) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
     // One tile holds all segments.
@@ -282,12 +282,13 @@ void Plan::ChooseProducts() {
   }
 }
 
-// Whether stored rows are multiplied, instead of tiles; codes are described then.
-bool Plan::MultipliesStoredRows(bool by_pairs) {
+// Whether stored rows are multiplied, instead of tiles: then codes are described, else not.
+// `by_pairs`: tiles would be.
+bool Plan::DescribeStoredRows(bool by_pairs) {
   const int64_t rows = problem_.row_tile;
-  if (kernels_.qk_stored == nullptr || rows > kMaxCodedRows) return false;
+  if (kernels_.qk_stored == nullptr) return false;
+  if (rows > (by_pairs ? kMaxCodedRowsForPairs : kMaxCodedRows)) return false;
   DescribeCodes();
-  if (rows <= kMaxStoredRows) return true;
   // Queries, or weights, are made anew for each run of tokens that share scales by channel.
   const auto is_coded = [](const Segment& segment) {
     return IsOnCodes(segment) && (!segment.codes.by_channel || segment.codes.run >= kTokenTile);
@@ -298,8 +299,7 @@ bool Plan::MultipliesStoredRows(bool by_pairs) {
              return is_coded(segment) || TakenAsStored(segment);
            });
   };
-  if (rows <= (by_pairs ? kMaxCodedRowsForPairs : kMaxCodedRows) && are_coded(k_) && are_coded(v_))
-    return true;
+  if (rows <= kMaxStoredRows || (are_coded(k_) && are_coded(v_))) return true;
   for (auto* segments : {&k_, &v_}) {
     for (Segment& segment : *segments) {
       segment.codes = {};

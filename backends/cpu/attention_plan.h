@@ -56,7 +56,7 @@ class Plan : public Executable {
   void ChooseTiles();
   void CutRows(int64_t rows);
   void ChooseProducts();
-  bool MultipliesStoredRows(bool by_pairs);
+  bool DescribeStoredRows(bool by_pairs);
   void DescribeCodes();
   double OwnRounding() const;
   std::string ProductsName() const;
