@@ -45,17 +45,15 @@ absl::Status KvCache::CheckCrop(int64_t index, int64_t row, int64_t tokens) cons
     const KvLayout& layout = tensor->layout();
     const KvKept& kept = rows[row];
     const int64_t sinks = layout.sinks();
-    const int64_t behind = layout.Behind(tokens), main = layout.MainOf(behind);
-    const int64_t first = layout.Behind(layout.First(tokens));
-    if (first < main && first < kept.main) {
-      return error(" cropped to ", tokens, " tokens needs token ", first + sinks, " of ",
+    const int64_t behind = layout.Behind(tokens);
+    const KvKept needed = layout.Needed(tokens);
+    if (needed.main < layout.MainOf(behind) && needed.main < kept.main) {
+      return error(" cropped to ", tokens, " tokens needs token ", needed.main + sinks, " of ",
                    tensor->name(), ", of which only those from ", kept.main + sinks,
                    " on are left, as the layer keeps ", layout.keep(), "; ", more());
     }
-    if (layout.residual() == 0 || behind == 0) continue;
-    const int64_t exact = std::max(first, main);
-    if (exact >= kept.window) continue;
-    return error(" cropped to ", tokens, " tokens needs token ", exact + sinks, " of ",
+    if (layout.residual() == 0 || behind == 0 || needed.window >= kept.window) continue;
+    return error(" cropped to ", tokens, " tokens needs token ", needed.window + sinks, " of ",
                  tensor->name(), " in full precision, of which only those from ",
                  kept.window + sinks, " on are left; ", more());
   }

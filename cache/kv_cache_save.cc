@@ -43,16 +43,6 @@ SavedRow SavedRowOf(const CacheScheme& scheme, KvCacheOptions options, int64_t k
   return row;
 }
 
-// Of a sequence, what attention reads, and nothing that only a crop would need. A window that
-// leaves in bulk is needed whole, also where the layer keeps fewer tokens: it is quantized as a
-// whole.
-KvKept NeededOf(const KvTensor& tensor, int64_t tokens) {
-  const KvLayout& layout = tensor.layout();
-  const int64_t main = layout.MainOf(layout.Behind(tokens));
-  const int64_t first = layout.Behind(layout.First(tokens));
-  return {std::min(first, main), layout.bulk() ? main : std::max(first, main)};
-}
-
 }  // namespace
 
 absl::StatusOr<int64_t> KvCache::SavedBytes(int64_t index,
@@ -109,7 +99,7 @@ absl::Status KvCache::Save(const Stream& stream, int64_t index, Tensor to) const
     for (const auto& [from, from_at, saved, saved_at] :
          {std::tuple(&group.k, &layer.k, &row.k, &row.k_at),
           std::tuple(&group.v, &layer.v, &row.v, &row.v_at)}) {
-      KvKept kept = NeededOf(*from, lengths[b]);
+      KvKept kept = from->layout().Needed(lengths[b]);  // and nothing that only a crop would need
       KVANT_RETURN_IF_ERROR(
           from->CopyRow(mover, *from_at, b, *saved, *saved_at, 0, lengths[b], kept));
     }
@@ -149,8 +139,8 @@ absl::Status KvCache::LoadRows(const Stream& stream, int64_t index,
     layer.lengths[b] = static_cast<int32_t>(tokens);
     layer.k_kept[b] = layer.v_kept[b] = {};
     if (tokens == 0) continue;
-    layer.k_kept[b] = NeededOf(group.k, tokens);
-    layer.v_kept[b] = NeededOf(group.v, tokens);
+    layer.k_kept[b] = group.k.layout().Needed(tokens);
+    layer.v_kept[b] = group.v.layout().Needed(tokens);
     KVANT_RETURN_IF_ERROR(
         row.k.CopyRow(mover, row.k_at, 0, group.k, layer.k, b, tokens, layer.k_kept[b]));
     KVANT_RETURN_IF_ERROR(

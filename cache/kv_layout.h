@@ -74,12 +74,18 @@ class KvLayout {
   int64_t window() const { return layout_.MostInWindow(); }
   int64_t MainOf(int64_t behind) const { return layout_.MainOf(behind); }
   int64_t Behind(int64_t tokens) const { return layout_.Behind(tokens); }
-  int64_t First(int64_t tokens) const { return layout_.First(tokens); }
 
   // By segment, for a sequence of so many tokens: those of account.
   std::array<KvRange, kKvSegmentKinds> Ranges(int64_t tokens) const {
     return {Convert(layout_.Sinks(tokens)), Convert(layout_.Main(tokens)),
             Convert(layout_.Window(tokens))};
+  }
+
+  // The first tokens that a sequence of so many needs: attention reads those of account, and a
+  // window that leaves in bulk is quantized as a whole.
+  KvKept Needed(int64_t tokens) const {
+    const int64_t main = MainOf(Behind(tokens)), first = Behind(layout_.First(tokens));
+    return {std::min(first, main), bulk() ? main : std::max(first, main)};
   }
 
   // What a sequence that grows to so many tokens loses: later ones take the slots of those before.

@@ -162,10 +162,14 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   ChooseProducts();
   MeasureScratch(problem_);
   worker_floats_ = WorkerFloats(problem_);
-  if (!most_rows && spec_.query_offsets.port != kNoPort && problem_.row_tile > kMaxStoredRows) {
-    few_ = std::make_unique<Plan>(spec, kernels, pass, kMaxStoredRows);
-    worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
+  // The most rows that are multiplied as stored depend on K and V.
+  const bool is_ragged = spec_.query_offsets.port != kNoPort && !most_rows;
+  for (const int64_t rows : {kMaxCodedRows, kMaxCodedRowsForPairs, kMaxStoredRows}) {
+    if (!is_ragged || few_ != nullptr || problem_.products == Products::kStoredRows) break;
+    auto few = std::make_unique<Plan>(spec, kernels, pass, rows);
+    if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
   }
+  if (few_ != nullptr) worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
   partial_floats_ = RoundUp(Schedule::PartialFloats(problem_, few_problem()), 16);
   const auto bytes = static_cast<int64_t>(Schedule::Bytes(problem_, few_problem()));
   schedule_floats_ = RoundUp(CeilDiv(bytes, int64_t{sizeof(float)}), 16);

@@ -23,9 +23,9 @@ class Line:
     def bits(self):
         return tuple(BITS[side.split(":")[0]] for side in (self.k, self.v))
 
-    def reads_all(self):
-        """Whether all tokens that there is room for exist."""
-        return self.family != "masks and loads" and "--page-size" not in self.more
+    def may_be_best(self):
+        """Whether all tokens that there is room for exist, and products are as exact as those of others."""
+        return self.family != "masks and loads" and not {"--page-size", "bf16"} & set(self.more)
 
     def elements(self):
         """Of K and V."""

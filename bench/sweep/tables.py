@@ -63,7 +63,8 @@ def markdown(description, found, ratios, best, refused):
             "A number is the time per element of K and V over that of the best line of its bits with as many queries "
             "(of a mixture: over the mean of both bests); behind it the time itself. What is **bold** takes more than "
             f"{CLIFF} times as long. Where lengths, ranges or pages say which tokens exist, some 3 of 4 do at least, and no "
-            "such line counts as a best.", "", "![heat map](sweep.svg)", "", "Best of the bits, ns per element: " + "; ".join(
+            "such line counts as a best; nor does one of bf16 queries, whose products may be in bf16.", "",
+            "![heat map](sweep.svg)", "", "Best of the bits, ns per element: " + "; ".join(
                 f"{bits} bits " + ", ".join(f"{best[bits, q]:.3g}" for q in QUERIES)
                 for bits in sorted({b for b, _ in best})) + f" (with {', '.join(map(str, QUERIES))} queries).", ""]
     for family in dict.fromkeys(line.family for line in ratios):

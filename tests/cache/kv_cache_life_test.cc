@@ -81,6 +81,37 @@ TEST(KvCacheLife, ACropToNothingIsAReset) {
   }
 }
 
+// A window that leaves in bulk takes its scales from all of it, also from tokens that the layer no
+// longer keeps.
+TEST(KvCacheLife, WhatGrowsAfterACropIsAsIfItHadGrownAlone) {
+  for (const char* scheme :
+       {"kivi2", "k4ch32_v4g32", "u4:channel:g8:zp+bulk16", "int4_g32_R64_s4"}) {
+    KvCacheOptions options = SmallOptions(scheme, 300);
+    options.keep = {16, 9};
+    int taken = 0;
+    for (const int64_t most : {131, 163, 230, 255, 256}) {
+      for (int64_t to = most - 128; to < most; to += 3) {
+        const auto cropped = cache_testing::MakeBench(options, 300);
+        ASSERT_TRUE(cropped.Append(0, most).ok());
+        if (!cropped.cache->Crop(to).ok()) continue;
+        ++taken;
+        const auto alone = cache_testing::MakeBench(options, 300);
+        ASSERT_TRUE(alone.Append(0, to).ok());
+        for (int64_t end = to, n = 0; n < 16; ++n, end += 2) {
+          ASSERT_TRUE(cropped.Append(end, end + 2).ok());
+          ASSERT_TRUE(alone.Append(end, end + 2).ok());
+          for (const int64_t layer : {0, 1}) {
+            ASSERT_EQ(cache_testing::Contents(*cropped.cache, layer, 0),
+                      cache_testing::Contents(*alone.cache, layer, 0))
+                << scheme << ": of " << most << " tokens, to " << to << ", then to " << end + 2;
+          }
+        }
+      }
+    }
+    EXPECT_GT(taken, 0) << scheme;
+  }
+}
+
 // Also where the row once had more tokens than the fork has room for.
 TEST(KvCacheLife, AForkHasWhatACropLeft) {
   for (const char* scheme : {"f32", "int4_g32", "k4ch32_v4g32", "kivi2", "s8:token+sinks4"}) {

@@ -112,7 +112,7 @@ void AddLoadCases(std::vector<Case>& cases) {
     c.ragged = true;
     c.real_lengths = i % 3 != 0;
     c.stats = i % 2 == 0;
-    c.q_len = i % 6 == 5 ? 70 : 1 + i % 5;
+    c.q_len = i % 6 == 5 ? 70 : i % 6 == 2 ? 24 / c.ratio : 1 + i % 5;
     if (i % 4 == 1) {
       c.real_lengths = true;
       c.page_size = pages[(i / 4) % kSizes];

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/tests/backends/attention/harness.h"
@@ -105,6 +107,15 @@ TEST(CpuCodes, HowManyRowsAreMultipliedAsStored) {
           c.Check(stored ? kTolerance : std::max(1.5 * of_tiles, kTolerance));
           if (HasFailure()) return;
         }
+        // So are ragged sequences of so few, beside longer ones.
+        Case c = Plain(
+            {.b0 = 1, .b1 = 1, .ratio = 1, .q_len = 100, .kv_len = 128, .d = 32, .dv = 32}, k, v);
+        c.spec.fpmath = fpmath;
+        c.spec.apply_to_int = true;
+        c.spec.query_offsets = c.AddDense(kS32, {2, 1, 1, 1, 1}, [](const Dims5&) { return 0; });
+        const std::string text = Plan(c.spec, *set).ToString();
+        const std::string few = absl::StrCat("of sequences with at most ", most, " rows K by ");
+        EXPECT_EQ(absl::StrContains(text, few), set->qk_stored != nullptr) << set->name << text;
       }
     }
   }
