@@ -269,7 +269,15 @@ void Plan::ChooseProducts() {
   };
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
-  const bool by_pairs = kernels_.pairs != nullptr && bf16_will_do;
+  const auto are_bf16 = [](const absl::InlinedVector<Segment, 1>& segments) {
+    return std::all_of(segments.begin(), segments.end(),
+                       [](const Segment& segment) { return segment.data.type == kBF16; });
+  };
+  const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
+  const bool split_probs = !bf16_will_do && exact_keys && are_bf16(v_) &&
+                           p.pass == SoftmaxPass::kOnline && kernels_.pairs != nullptr &&
+                           kernels_.pairs->pv_split != nullptr;
+  const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows(by_pairs)) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
@@ -282,6 +290,8 @@ void Plan::ChooseProducts() {
     }
   } else if (by_pairs) {
     p.products = Products::kPairs;
+    p.exact_keys = exact_keys;
+    p.split_probs = split_probs;
     CutRows(kernels_.pairs->most_rows);
   }
 }
@@ -354,8 +364,9 @@ double Plan::rounding() const {
 }
 
 double Plan::OwnRounding() const {
-  // Queries, keys, values and probabilities to 8 bits each.
-  if (problem_.products == Products::kPairs) return 1e-2;
+  // Queries, keys, values and probabilities to 8 bits each, or probabilities to 16.
+  if (problem_.products == Products::kPairs)
+    return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   const bool any =
       std::any_of(k_.begin(), k_.end(), IsOnCodes) || std::any_of(v_.begin(), v_.end(), IsOnCodes);
   return any ? kRoundingOfCodes : 0;
@@ -385,7 +396,8 @@ std::string Plan::ProductsName() const {
     case Products::kTiles:
       return "f32 products of tiles";
     case Products::kPairs:
-      return "bf16 products of tiles";
+      return problem_.split_probs ? "bf16 products of tiles, of probabilities as two numbers each"
+                                  : "bf16 products of tiles";
     case Products::kStoredRows:
       return absl::StrCat(
           "K by ",

@@ -17,6 +17,9 @@ namespace kvant::cpu {
 // rounding queries and weights to 15 bits may cost (kernels/cpu/code_parameters.h). On most data
 // the error is 4e-5.
 inline constexpr double kRoundingOfCodes = 3e-3;
+// The same of products on bf16 tensors by which only probabilities are rounded, to the sum of two
+// bf16 numbers of 8 bits: 2^-18.
+inline constexpr double kRoundingOfSplitProbs = 4e-6;
 
 // kUnimplemented with WhyUnsupported's sentence.
 absl::StatusOr<std::unique_ptr<Executable>> CompileAttention(const AttentionSpec& spec,

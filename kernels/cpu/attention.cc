@@ -323,19 +323,13 @@ class TileRunner {
       are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }
     first_step_ = leading;
-    scales_scores_ = problem_.products == Products::kPairs && !are_powers && HasExactPairs();
+    scales_scores_ = problem_.exact_keys && !are_powers;
     for (int64_t r = 0; r < tile_.rows; ++r) {
       const float factor = scales_scores_ ? std::copysign(1.f, factors[r]) : factors[r];
       factors[r] = std::abs(factors[r]);
       float* q = buffers_.q + r * problem_.head_size;
       for (int64_t d = 0; d < problem_.head_size; ++d) q[d] *= factor;
     }
-  }
-
-  bool HasExactPairs() const {
-    const auto is_bf16 = [](const Segment& keys) { return keys.data.type == kBF16; };
-    return problem_.q.type == kBF16 && problem_.q_hadamard <= 1 &&
-           std::all_of(problem_.k, problem_.k + problem_.k_segments, is_bf16);
   }
 
   // Of the next tile of tokens, computes the scores of the rows that may see any, with -inf

@@ -39,6 +39,10 @@ struct PairKernels {
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
+  // pv with each probability as the sum of two bf16 numbers. What is not finite in v may be
+  // overwritten. Null where that takes longer than f32.
+  void (*pv_split)(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
+                   const float* shrink, float* out);
   // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many
   // tokens, kHalfTile or kTokenTile.
   int64_t most_rows, most_tokens;

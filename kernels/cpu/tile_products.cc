@@ -155,7 +155,11 @@ void TileProducts::MultiplyByValuePairs(int64_t column, int64_t n, const float* 
                                  buffers_.v_pairs + (begin + t) / 2 * size);
     }
   });
-  kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
+  if (problem_.split_probs) {
+    kernels_.pairs->pv_split(probs, rows, n, buffers_.v_pairs, size, shrink, out);
+  } else {
+    kernels_.pairs->pv(probs, rows, n, buffers_.v_pairs, size, shrink, out);
+  }
 }
 
 void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64_t rows) const {

@@ -85,7 +85,7 @@ TEST(KvCacheLife, ACropToNothingIsAReset) {
 // longer keeps.
 TEST(KvCacheLife, WhatGrowsAfterACropIsAsIfItHadGrownAlone) {
   for (const char* scheme :
-       {"kivi2", "k4ch32_v4g32", "u4:channel:g8:zp+bulk16", "int4_g32_R64_s4"}) {
+       {"kivi2", "k4ch32_v4g32", "u4:channel:g8:zp+bulk16", "u4:g32:rzp+sinks4+window60"}) {
     KvCacheOptions options = SmallOptions(scheme, 300);
     options.keep = {16, 9};
     int taken = 0;

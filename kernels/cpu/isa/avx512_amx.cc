@@ -174,21 +174,60 @@ void Shrink(float factor, int64_t n, float* row) {
   if (i < n) Simd::StoreSome(row + i, Simd::Mul(Simd::LoadSome(row + i, n - i), by), n - i);
 }
 
-void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
-        const float* shrink, float* out) {
+// kFirst: with probabilities rounded to bf16. kRest: adds the product of what that loses of them.
+template <bool kFirst, bool kRest>
+void MultiplyValues(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v,
+                    int64_t head_size, const float* shrink, float* out) {
   constexpr int64_t kRowPairs = kTokenTile / 2;
   BlockRegisters registers;
   for (int64_t first = 0; first < rows; first += kBlock) {
     const int64_t n = rows - first < kBlock ? rows - first : kBlock;
     alignas(64) uint32_t p[kBlock * kRowPairs];
-    for (int64_t r = 0; r < n; ++r) {
-      const float* const row = probs + (first + r) * kTokenTile;
-      Avx512Pairs::PairLine(row, WholeHalves(tokens), p + r * kRowPairs);
-      Shrink(shrink[first + r], head_size, out + (first + r) * head_size);
+    const auto add = [&](auto pair_line) {
+      for (int64_t r = 0; r < n; ++r) {
+        pair_line(probs + (first + r) * kTokenTile, WholeHalves(tokens), p + r * kRowPairs);
+      }
+      Multiply(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
+               head_size, (tokens + 1) / 2, /*onto=*/true);
+    };
+    if constexpr (kFirst) {
+      for (int64_t r = first; r < first + n; ++r) {
+        Shrink(shrink[r], head_size, out + r * head_size);
+      }
+      add(Avx512Pairs::PairLine);
     }
-    Multiply(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
-             head_size, (tokens + 1) / 2, /*onto=*/true);
+    if constexpr (kRest) add(Avx512Pairs::PairRest);
   }
+}
+
+constexpr uint32_t kExponent = 0x7f80;  // of a number of bf16; all set: it is not finite
+
+bool IsFinite(const uint32_t* pairs, int64_t n) {
+  uint32_t wrong = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    wrong |= (pairs[i] & kExponent) == kExponent ? 1u : 0u;
+    wrong |= (pairs[i] >> 16 & kExponent) == kExponent ? 1u : 0u;
+  }
+  return wrong == 0;
+}
+
+void ClearNonFinite(uint32_t* pairs, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if ((pairs[i] & kExponent) == kExponent) pairs[i] &= 0xffff0000;
+    if ((pairs[i] >> 16 & kExponent) == kExponent) pairs[i] &= 0xffff;
+  }
+}
+
+void PvSplit(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
+             const float* shrink, float* out) {
+  const int64_t n = (tokens + 1) / 2 * head_size;
+  if (IsFinite(v, n)) {
+    return MultiplyValues<true, true>(probs, rows, tokens, v, head_size, shrink, out);
+  }
+  // Infinity x 0, which is what a probability of 1 loses, would be NaN.
+  MultiplyValues<true, false>(probs, rows, tokens, v, head_size, shrink, out);
+  ClearNonFinite(v, n);
+  MultiplyValues<false, true>(probs, rows, tokens, v, head_size, shrink, out);
 }
 
 }  // namespace
@@ -196,8 +235,13 @@ void Pv(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int
 const KernelSet& avx512_amx_kernels() {
   // Products take so little of the time that dequantizing for more rows shows, and that sums are
   // not to leave and enter the registers more often than they must.
-  static constexpr PairKernels kPairs = {
-      Avx512Pairs::PairLines, Avx512Pairs::PairLine, Qk, Pv, 512, kTokenTile};
+  static constexpr PairKernels kPairs = {Avx512Pairs::PairLines,
+                                         Avx512Pairs::PairLine,
+                                         Qk,
+                                         MultiplyValues<true, false>,
+                                         PvSplit,
+                                         512,
+                                         kTokenTile};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";

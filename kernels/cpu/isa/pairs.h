@@ -83,8 +83,8 @@ void PvPairs(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v
 }
 
 template <typename P>
-constexpr PairKernels kPairKernels = {P::PairLines, P::PairLine, QkPairs<P>,
-                                      PvPairs<P>,   256,         kHalfTile};
+constexpr PairKernels kPairKernels = {P::PairLines, P::PairLine, QkPairs<P>, PvPairs<P>,
+                                      nullptr,      256,         kHalfTile};
 
 }  // namespace
 }  // namespace kvant::cpu

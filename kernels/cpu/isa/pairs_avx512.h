@@ -32,6 +32,20 @@ struct Avx512Pairs {
     }
   }
 
+  // PairLine of what it loses of each number.
+  static void PairRest(const float* line, int64_t n, uint32_t* out) {
+    const auto rest = [&](int64_t i) {
+      const __m512 all = _mm512_maskz_loadu_ps(FirstOf(n - i), line + i);
+      const __m256i first = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(all));
+      return _mm512_sub_ps(
+          all, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(first), 16)));
+    };
+    for (int64_t i = 0; i < n; i += 2 * kWidth) {
+      _mm512_mask_storeu_epi32(out + i / 2, FirstOf((n - i + 1) / 2),
+                               Bits(_mm512_cvtne2ps_pbh(rest(i + kWidth), rest(i))));
+    }
+  }
+
   // sum[r][v] over pairs i < n of a[r * a_row + i] . b[i * b_row + column v * kWidth and those that
   // follow]. If not kWhole, only `last` columns exist.
   template <bool kWhole, int kRows, int kCount>

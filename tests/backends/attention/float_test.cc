@@ -121,6 +121,48 @@ TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
   }
 }
 
+// Tensors that are bf16 need no permission: only probabilities are rounded, to twice the bits.
+TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
+  const bool splits = HighestKernels().pairs != nullptr && HighestKernels().pairs->pv_split;
+  const auto products = [](const Case& c) {
+    return Plan(c.spec, HighestKernels()).problem().products;
+  };
+  const Format bf16{.type = kBF16}, by_token{.type = kBF16, .order = Format::Order::kByToken};
+  const Format channels{.type = kBF16, .order = Format::Order::kChannelMajor};
+  for (int64_t q_len : {9, 40, 300}) {
+    for (int64_t d : {5, 64, 128}) {
+      for (double largest : {1.0, 30.0}) {
+        for (const auto& [k, v] : {std::pair(bf16, bf16), {channels, by_token}}) {
+          Case c = Plain(
+              {.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = 333, .d = d, .dv = d + 3}, k,
+              v);
+          c.SetQ(kBF16);
+          for (int64_t i = 0; i < c.spec.q.dims[1] * q_len * d; i += 7) {
+            void* const q = c.inputs[c.spec.q.port].data();
+            StoreElement(kBF16, q, i, largest * LoadElement(kBF16, q, i));
+          }
+          if (q_len > 9) AddCausal(c);
+          SCOPED_TRACE(testing::Message() << q_len << " " << d << " " << largest);
+          EXPECT_EQ(products(c), splits ? Products::kPairs : Products::kTiles);
+          const double rounding = (*CompileAttention(c.spec, HighestKernels()))->rounding();
+          EXPECT_EQ(rounding, splits ? kRoundingOfSplitProbs : 0);
+          c.Check();
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  // One that is not is enough.
+  const Format f16{.type = kF16};
+  Case keys = Plain({.q_len = 40}, f16, bf16), values = Plain({.q_len = 40}, bf16, f16);
+  Case queries = Plain({.q_len = 40}, bf16, bf16), rotated = Plain({.q_len = 40}, bf16, bf16);
+  for (Case* c : {&keys, &values, &rotated}) c->SetQ(kBF16);
+  rotated.spec.q_hadamard = 64;
+  for (const Case* c : {&keys, &values, &queries, &rotated}) {
+    EXPECT_EQ(products(*c), Products::kTiles);
+  }
+}
+
 // Products of bf16 are exact in f32, so the scale must not be rounded into the queries. Of one key,
 // statistics are scores: as softmax scales them, of either sign, and before a step that comes
 // after.

@@ -251,9 +251,11 @@ TEST(CpuProducts, QkOfPairs) {
   }
 }
 
-TEST(CpuProducts, PvOfPairs) {
+// split: probabilities as two numbers each, of which an infinite or missing value takes nothing
+// away, and makes no other channel worse.
+void CheckPvOfPairs(bool split) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
-    if (kernels->pairs == nullptr) continue;
+    if (kernels->pairs == nullptr || (split && kernels->pairs->pv_split == nullptr)) continue;
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCountsOfPairs) {
         const int64_t tokens = 1 + (d * 7 + rows * 5) % kernels->pairs->most_tokens;
@@ -271,14 +273,33 @@ TEST(CpuProducts, PvOfPairs) {
           kernels->pairs->pair_lines(row, 2 * p + 1 < tokens ? row + d : nullptr, d, vp + p * d);
         }
         const Floats before(rows * d, 4), out(rows * d, 4);
-        kernels->pairs->pv(probs.data(), rows, tokens, vp, d, shrink.data(), out.data());
+        const int64_t infinite = split && d % 2 == 0 ? d / 2 : -1, missing = infinite + 1;
+        if (infinite >= 0) {
+          // Of even tokens, whose pairs have them below.
+          reinterpret_cast<uint16_t*>(vp)[2 * infinite] = F32ToBF16(HUGE_VALF);
+          if (missing < d) reinterpret_cast<uint16_t*>(vp)[2 * missing] = F32ToBF16(std::nanf(""));
+          for (int64_t r = 0; r < rows; ++r) probs.data()[r * kTokenTile] = r % 2 == 0 ? 1.f : 0.3f;
+        }
+        if (split) {
+          kernels->pairs->pv_split(probs.data(), rows, tokens, vp, d, shrink.data(), out.data());
+        } else {
+          kernels->pairs->pv(probs.data(), rows, tokens, vp, d, shrink.data(), out.data());
+        }
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < d; ++c) {
-            double want = double{before[r * d + c]} * shrink[r];
+            double want = double{before[r * d + c]} * shrink[r], lost = 0;
             for (int64_t t = 0; t < tokens; ++t) {
-              want += Rounded(probs[r * kTokenTile + t]) * Rounded(v[t * d + c]);
+              const float p = probs[r * kTokenTile + t];
+              const double value = Rounded(v[t * d + c]);
+              want += (split ? p : Rounded(p)) * value;
+              if (split) lost += 0x1p-18 * std::abs(p * value);
             }
-            ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens))
+            if (infinite >= 0 && (c == infinite || c == missing)) {
+              ASSERT_EQ(std::isnan(out[r * d + c]), c == missing) << r << " " << c << " of " << d;
+              ASSERT_FALSE(std::isfinite(out[r * d + c]));
+              continue;
+            }
+            ASSERT_NEAR(out[r * d + c], want, Tolerance(tokens) + lost)
                 << kernels->name << " " << d << " channels, row " << r << " of " << rows << ", "
                 << tokens << " tokens";
           }
@@ -287,6 +308,9 @@ TEST(CpuProducts, PvOfPairs) {
     }
   }
 }
+
+TEST(CpuProducts, PvOfPairs) { CheckPvOfPairs(/*split=*/false); }
+TEST(CpuProducts, PvOfPairsWithProbabilitiesInTwo) { CheckPvOfPairs(/*split=*/true); }
 
 TEST(CpuProducts, ParametersOfEveryGroupSize) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
