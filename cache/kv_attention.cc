@@ -99,10 +99,10 @@ class Operand {
   const KvAttentionOptions& options_;
 };
 
-GraphBuilder AttentionGraph(const KvTensor& k, const KvTensor& v,
+GraphBuilder AttentionGraph(const KvTensor& k, const KvTensor& v, FpMath fpmath,
                             const KvAttentionOptions& options) {
   const KvShape& shape = k.shape();
-  GraphBuilder g;
+  GraphBuilder g({.fpmath = fpmath, .apply_to_int = true});
   Value q = g.Input("q", options.type,
                     {shape.batch, options.query_heads, options.query_tokens, shape.head_size});
   if (options.type != kF32) q = g.TypeCast(q, kF32);
@@ -196,10 +196,11 @@ absl::StatusOr<std::shared_ptr<const KvAttention>> KvAttention::Compile(
     const KvCache& cache, const KvAttentionOptions& options) {
   auto attention = std::shared_ptr<KvAttention>(new KvAttention(cache, options));
   for (const KvCache::Group& group : cache.groups_) {
-    KVANT_ASSIGN_OR_RETURN(CompiledPartition compiled,
-                           CompileOne(cache.engine_, AttentionGraph(group.k, group.v, options),
-                                      absl::StrCat("attention over ", group.scheme.ToString()),
-                                      {.require_fused = true}));
+    KVANT_ASSIGN_OR_RETURN(
+        CompiledPartition compiled,
+        CompileOne(cache.engine_, AttentionGraph(group.k, group.v, cache.options_.fpmath, options),
+                   absl::StrCat("attention over ", group.scheme.ToString()),
+                   {.require_fused = true}));
     Compiled& made =
         attention->compiled_.emplace_back(Compiled{std::move(compiled), {}, {}, {}, {}});
     KVANT_ASSIGN_OR_RETURN(made.rotate_k, CompileRotation(cache.engine_, group.k, options));

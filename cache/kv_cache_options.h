@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "kvant/cache/cache_scheme.h"
 #include "kvant/cache/kv_layout.h"
+#include "kvant/graph/graph.h"
 
 namespace kvant {
 
@@ -31,6 +32,9 @@ struct KvCacheOptions {
   // If false, appending a NaN or an infinity is an error. If true, it is stored, and the values of
   // its group read as NaN; no others do.
   bool allow_non_finite = false;
+  // What attention over it may be computed in, of codes as well: KvAttention::compiled says how far
+  // that may be from f32 (CompiledPartition::rounding).
+  FpMath fpmath = FpMath::kStrict;
   // For storage with static scales, by layer: 1 (tensor), heads (head) or heads * head_size
   // (channel) of them.
   std::vector<std::vector<float>> k_scales, v_scales;

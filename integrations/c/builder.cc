@@ -112,11 +112,7 @@ kvant_status kvant_builder_create(const kvant_builder_options* options, kvant_bu
     KVANT_RETURN_IF_ERROR(Read("kvant_builder_options", options, given));
     GraphOptions graph;
     graph.apply_to_int = given.apply_to_int;
-    if (given.fpmath != nullptr) {
-      const std::optional<FpMath> mode = FpMathFromName(given.fpmath);
-      if (!mode) return InvalidArguments("there is no fpmath mode '", given.fpmath, "'");
-      graph.fpmath = *mode;
-    }
+    KVANT_ASSIGN_OR_RETURN(graph.fpmath, FpMathOf(given.fpmath));
     *builder = new kvant_builder{GraphBuilder(std::move(graph)), {}, {}};
     return absl::OkStatus();
   });

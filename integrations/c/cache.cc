@@ -25,6 +25,7 @@ absl::StatusOr<KvCacheOptions> OptionsOf(const kvant_cache_options* options) {
   result.capacity = given.capacity;
   result.rollback = given.rollback;
   result.allow_non_finite = given.allow_non_finite;
+  KVANT_ASSIGN_OR_RETURN(result.fpmath, FpMathOf(given.fpmath));
   if (given.layer_schemes != nullptr) {
     result.schemes.clear();
     for (int64_t i = 0; i < result.layers; ++i) {

@@ -1,5 +1,7 @@
 #include "kvant/integrations/c/call.h"
 
+#include <optional>
+
 namespace kvant::c {
 namespace {
 
@@ -54,6 +56,13 @@ absl::Status NotNull(std::initializer_list<std::pair<const char*, const void*>> 
     if (pointer == nullptr) return InvalidArguments(name, " is null");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<FpMath> FpMathOf(const char* name) {
+  if (name == nullptr) return FpMath::kStrict;
+  const std::optional<FpMath> mode = FpMathFromName(name);
+  if (!mode) return InvalidArguments("there is no fpmath mode '", name, "'");
+  return *mode;
 }
 
 extern "C" {

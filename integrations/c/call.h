@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvant/graph/graph.h"
 #include "kvant/graph/status.h"
 #include "kvant/integrations/c/kvant_c.h"
 
@@ -37,6 +39,9 @@ T CallFor(T otherwise, const F& body) {
 
 // kInvalidArguments for the first that is null.
 absl::Status NotNull(std::initializer_list<std::pair<const char*, const void*>> pointers);
+
+// "strict", "bf16", .. as GraphOptions has it; null: strict.
+absl::StatusOr<FpMath> FpMathOf(const char* name);
 
 // A caller's struct: what it does not have is zero. Null: all is.
 template <typename T>

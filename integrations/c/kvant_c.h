@@ -295,6 +295,9 @@ typedef struct kvant_cache_options {
   // [layers]: how many of a sequence's last tokens a layer keeps, for attention with windows; 0, or
   // null: all.
   const int64_t* keep;
+  // What attention may be computed in, of codes as well: "strict", "bf16", "f16", "any" or "tf32";
+  // null: "strict".
+  const char* fpmath;
 } kvant_cache_options;
 
 typedef struct kvant_cache_bytes {

@@ -39,6 +39,7 @@ struct Options {
   bool allow_non_finite;
   Scales k_scales, v_scales;
   std::vector<int64_t> keep;  // of no layer, or of each
+  std::string fpmath;
 
   // Calls it with what the C ABI takes.
   template <typename F>
@@ -67,6 +68,7 @@ struct Options {
     if (!k.empty()) options.k_scales = k.data();
     if (!v.empty()) options.v_scales = v.data();
     if (!keep.empty()) options.keep = keep.data();
+    options.fpmath = fpmath.c_str();
     call(options);
   }
 
@@ -298,7 +300,7 @@ void BindCaches(nb::module_& m) {
           [](Options* self, std::vector<std::string> schemes, int64_t layers, int64_t batch,
              int64_t heads, int64_t head_size, int64_t v_head_size, int64_t capacity,
              int64_t rollback, bool allow_non_finite, Scales k_scales, Scales v_scales,
-             std::vector<int64_t> keep) {
+             std::vector<int64_t> keep, std::string fpmath) {
             new (self) Options{std::move(schemes),
                                layers,
                                batch,
@@ -310,11 +312,13 @@ void BindCaches(nb::module_& m) {
                                allow_non_finite,
                                std::move(k_scales),
                                std::move(v_scales),
-                               std::move(keep)};
+                               std::move(keep),
+                               std::move(fpmath)};
           },
           nb::arg("schemes"), nb::arg("layers"), nb::arg("batch"), nb::arg("heads"),
           nb::arg("head_size"), nb::arg("v_head_size"), nb::arg("capacity"), nb::arg("rollback"),
-          nb::arg("allow_non_finite"), nb::arg("k_scales"), nb::arg("v_scales"), nb::arg("keep"))
+          nb::arg("allow_non_finite"), nb::arg("k_scales"), nb::arg("v_scales"), nb::arg("keep"),
+          nb::arg("fpmath"))
       .def("bytes", [](const Options& self) {
         auto bytes = Sized<kvant_cache_bytes>();
         self.Use([&](const kvant_cache_options& c) { Check(kvant_cache_bytes_for(&c, &bytes)); });

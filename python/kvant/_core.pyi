@@ -96,6 +96,7 @@ class CacheOptions:
         k_scales: Sequence[Sequence[float]],
         v_scales: Sequence[Sequence[float]],
         keep: Sequence[int],
+        fpmath: str,
     ) -> None: ...
     def bytes(self) -> tuple[int, int, int, int, int]: ...
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 
 from . import _core
-from .checks import boolean, integer, integers, number, numbers, strings
+from .checks import boolean, integer, integers, number, numbers, string, strings
 from .errors import invalid
 
 
@@ -24,6 +24,7 @@ def options_of(
     k_scales: Sequence[Sequence[float]] | None = None,
     v_scales: Sequence[Sequence[float]] | None = None,
     keep: int | Sequence[int] | None = None,
+    fpmath: str = "strict",
 ) -> _core.CacheOptions:
     layers = integer("layers", layers)
     if not isinstance(keep, Iterable):
@@ -41,6 +42,7 @@ def options_of(
         [numbers("k_scales", layer) for layer in k_scales or ()],
         [numbers("v_scales", layer) for layer in v_scales or ()],
         integers("keep", keep),
+        string("fpmath", fpmath),
     )
 
 

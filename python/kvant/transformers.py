@@ -47,6 +47,7 @@ class KvantCache(Cache):
         layer has a window; where there is none all can be.
       threads: None: as many as torch uses.
       allow_non_finite: store NaN and infinity instead of refusing them.
+      fpmath: as of ``kvant.KvCache``.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class KvantCache(Cache):
         rollback: int = 64,
         threads: int | None = None,
         allow_non_finite: bool = False,
+        fpmath: str = "strict",
     ) -> None:
         if not isinstance(config, PretrainedConfig):
             raise invalid(f"KvantCache takes a model's config, not a {type(config).__name__}")
@@ -70,12 +72,12 @@ class KvantCache(Cache):
         schemes = [_core.scheme_text(name) for name in strings("scheme", scheme)]
         # What is wrong whatever the model's tensors are: f16 takes heads of any size.
         KvCache.bytes_for(["f16"] * len(schemes), layers=len(keep), head_size=1, keep=keep, capacity=capacity,
-                          rollback=rollback, allow_non_finite=allow_non_finite)
+                          rollback=rollback, allow_non_finite=allow_non_finite, fpmath=fpmath)
         checked_threads(threads)
         if max_capacity is not None and capacity > integer("max_capacity", max_capacity):
             raise invalid(f"a capacity of {capacity}, of at most {max_capacity}")
         self._store = _Store(keep, max_capacity, scheme=scheme, capacity=capacity, rollback=rollback, threads=threads,
-                             allow_non_finite=allow_non_finite)
+                             allow_non_finite=allow_non_finite, fpmath=fpmath)
         super().__init__(layers=[_Layer(self._store, i) for i in range(len(kinds))])
 
     @property

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvant/cache/kv_cache.h"
+#include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant {
 namespace {
@@ -37,9 +38,12 @@ struct Filled {
   std::vector<float> v = Numbers(kBatch * kHeads * kCapacity * kSize, 0.377);
   std::vector<int64_t> lengths = {141, 97};
 
-  explicit Filled(const std::string& scheme) {
-    KvCacheOptions options{
-        .batch = kBatch, .heads = kHeads, .head_size = kSize, .capacity = kCapacity};
+  explicit Filled(const std::string& scheme, FpMath fpmath = FpMath::kStrict) {
+    KvCacheOptions options{.batch = kBatch,
+                           .heads = kHeads,
+                           .head_size = kSize,
+                           .capacity = kCapacity,
+                           .fpmath = fpmath};
     options.schemes = {ParseCacheScheme(scheme).value()};
     cache = KvCache::Create(engine, options).value();
     const Dims dims = {kBatch, kHeads, kCapacity, kSize};
@@ -142,6 +146,39 @@ TEST(KvAttentionOptionsTest, QueriesBeforeTheFirstTokenGiveZero) {
                                                          head % kQueryHeads, query, i % kSize);
       ASSERT_NEAR(out[i], want, 0.02) << scheme << " element " << i;
     }
+  }
+}
+
+// Where the CPU has bf16 products a permission is made use of, by many queries only.
+TEST(KvAttentionOptionsTest, MayBeComputedInBF16) {
+  const cpu::KernelSet& kernels = cpu::HighestKernels();
+  for (const char* scheme : {"int8_g32", "rotKV4_g32", "f16"}) {
+    const Filled strict(scheme), filled(scheme, FpMath::kBF16);
+    const KvAttentionOptions options{.query_heads = kQueryHeads, .query_tokens = 40};
+    const std::vector<float> q = Numbers(kBatch * kQueryHeads * 40 * kSize, 1.213);
+    std::vector<float> exact(q.size()), out(q.size());
+    const auto attend = [&](const Filled& from, std::vector<float>& to) {
+      const auto attention = from.cache->Attention(options).value();
+      const size_t bytes = q.size() * sizeof(float);
+      EXPECT_TRUE(
+          attention->Execute(Stream(from.engine), 0, {q.data(), bytes}, {to.data(), bytes}).ok());
+      return attention->compiled(0)->rounding();
+    };
+    EXPECT_EQ(attend(strict, exact), 0) << scheme;
+    EXPECT_EQ(attend(filled, out), kernels.pairs == nullptr ? 0 : 1e-2) << scheme;
+    double error = 0;
+    for (size_t i = 0; i < out.size(); ++i) error += std::pow(out[i] - exact[i], 2);
+    // Values cancel. Without their signs outputs would be some 0.9.
+    EXPECT_LE(std::sqrt(error / static_cast<double>(out.size())), 1e-2 * 0.9) << scheme;
+    EXPECT_EQ(error > 0, kernels.pairs != nullptr) << scheme;
+    // A fork has the permission as well.
+    const auto fork = filled.cache->Fork().value();
+    EXPECT_EQ(fork->Attention(options).value()->compiled(0)->rounding(),
+              kernels.pairs == nullptr ? 0 : 1e-2);
+    const auto decode = [](const Filled& from) {
+      return from.cache->Attention({.query_heads = kQueryHeads}).value()->compiled(0)->kernel();
+    };
+    EXPECT_EQ(decode(filled), decode(strict));
   }
 }
 

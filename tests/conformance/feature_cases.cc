@@ -191,6 +191,15 @@ void AddFormCases(std::vector<Case>& cases) {
     c.q_len = 4;
     Push(cases, c, absl::StrCat("StaticCodes_", variant));
   }
+  // All of it, whose products are exact.
+  for (int variant = 0; variant < 6; ++variant) {
+    Case c = Rotated(i++);
+    c.type = c.scores = kBF16;
+    c.k = c.v = {.type = kBF16};
+    c.q_len = 20 + 13 * variant;
+    c.kv_len = 70 + 41 * variant;
+    Push(cases, c, absl::StrCat("BF16_", variant));
+  }
   for (int segments = 2; segments <= 4; ++segments) {
     for (const bool plain : {false, true}) {
       for (int variant = 0; variant < 2; ++variant) {

@@ -295,6 +295,10 @@ TEST(CAbiCacheTest, CacheRefusesInWords) {
   kvant_cache* made = nullptr;
   EXPECT_EQ(kvant_cache_create(MakeEngine().get(), &options, &made), KVANT_INVALID_ARGUMENTS);
   EXPECT_THAT(kvant_error(), HasSubstr("int5"));
+  options.scheme = "int8_g32";
+  options.fpmath = "fp8";
+  EXPECT_EQ(kvant_cache_create(MakeEngine().get(), &options, &made), KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "there is no fpmath mode 'fp8'");
 }
 
 TEST(CAbiCacheTest, SchemesAreListed) {

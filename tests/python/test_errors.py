@@ -110,6 +110,7 @@ GRAPHS = [
     (lambda g, q, k, v: g.output("o", q + k, strides=[1]), "1 strides for 4 dims"),
     (lambda g, q, k, v: [g.output("o", q + k), g.output("o", q - k)], "'o'"),
     (lambda g, q, k, v: kvant.GraphBuilder(fpmath="f8"), "f8"),
+    (lambda g, q, k, v: kvant.KvCache(head_size=32, capacity=9, fpmath="f8"), "there is no fpmath mode 'f8'"),
     (lambda g, q, k, v: kvant.GraphBuilder(apply_to_int=1), "apply_to_int"),
 ]
 

@@ -228,3 +228,19 @@ def test_rings():
     want = np.concatenate([segments[0][:, :, [3, 0]], segments[1][:, :, [1, 2, 0]]], 2)
     np.testing.assert_array_equal(got["tokens"][:, :, :5], want)
     assert not got["tokens"][:, :, 5:].any()
+
+
+def test_attention_over_a_cache_may_be_computed_in_bf16():
+    k, v = numbers(1, 2, 100, 32), numbers(1, 2, 100, 32)
+    q = numbers(1, 4, 64, 32)
+    results, kernels = [], []
+    for fpmath in ("strict", "bf16"):
+        cache = kvant.KvCache("int8_g32", heads=2, head_size=32, capacity=100, fpmath=fpmath)
+        cache.append(0, k, v)
+        results.append(cache.attend(0, q))
+        kernels.append(cache.attention(4, 64).explain())
+    assert "f32 products of tiles" in kernels[0]
+    # Not every CPU has them.
+    by_pairs = "bf16 products of tiles" in kernels[1]
+    assert distance(results[1], results[0]) < 1e-2
+    assert by_pairs != np.array_equal(*results)

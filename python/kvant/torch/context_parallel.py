@@ -60,8 +60,8 @@ class ContextParallelCache:
     cache is of no use from then on.
 
     Args:
-      scheme, layers, batch, heads, head_size, v_head_size, allow_non_finite, k_scales, v_scales: as of
-        ``kvant.KvCache``.
+      scheme, layers, batch, heads, head_size, v_head_size, allow_non_finite, k_scales, v_scales,
+        fpmath: as of ``kvant.KvCache``.
       capacity: tokens of a sequence that this rank has room for; ranks may differ.
       group: the ranks; None: all.
       device: where this rank's tensors and cache are.
@@ -83,6 +83,7 @@ class ContextParallelCache:
         allow_non_finite: bool = False,
         k_scales: Sequence[Sequence[float]] | None = None,
         v_scales: Sequence[Sequence[float]] | None = None,
+        fpmath: str = "strict",
         group: Any = None,
         device: str | torch.device = "cpu",
         checks: bool = True,
@@ -96,7 +97,7 @@ class ContextParallelCache:
         self._scales = {"k_scales": k_scales, "v_scales": v_scales}
         # What all caches here have in common, those of one layer too.
         self._common = dict(batch=batch, heads=heads, head_size=head_size, v_head_size=v_head_size,
-                            allow_non_finite=allow_non_finite, device=str(device))
+                            allow_non_finite=allow_non_finite, fpmath=fpmath, device=str(device))
         self.cache = self._make(scheme, capacity)
         """This rank's tokens. What is appended to it directly, or taken out, other ranks do not know of."""
         # Of each layer, rank and row how many tokens there are: every rank keeps count of all.
@@ -244,7 +245,8 @@ class ContextParallelCache:
             made = KvCache(scheme, layers=self.layers, capacity=capacity, **self._common, **self._scales)
             what = {"kvant": __version__, "layers": self.layers, "batch": self.batch, "heads": self.heads,
                     "head_size": self.head_size, "v_head_size": self.v_head_size,
-                    "allow_non_finite": self._common["allow_non_finite"], **self._scales}
+                    "allow_non_finite": self._common["allow_non_finite"], "fpmath": self._common["fpmath"],
+                    **self._scales}
             what |= {f"the scheme of layer {layer}": made.scheme(layer) for layer in range(self.layers)}
         except Error as error:
             wrong = error
