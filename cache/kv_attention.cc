@@ -273,7 +273,8 @@ absl::Status KvAttention::CheckKept(int64_t layer) const {
     return InvalidArguments("layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b,
                             " the last ", keep, " are kept, and attention of ",
                             options_.query_tokens, " query tokens sees ",
-                            options_.window == 0 ? std::string("all") : absl::StrCat(Seen()));
+                            options_.window == 0 || Seen() >= at.lengths[b] ? std::string("all")
+                                                                            : absl::StrCat(Seen()));
   }
   return absl::OkStatus();
 }

@@ -99,7 +99,7 @@ absl::Status KvCache::Save(const Stream& stream, int64_t index, Tensor to) const
     for (const auto& [from, from_at, saved, saved_at] :
          {std::tuple(&group.k, &layer.k, &row.k, &row.k_at),
           std::tuple(&group.v, &layer.v, &row.v, &row.v_at)}) {
-      KvKept kept = from->layout().Needed(lengths[b]);  // and nothing that only a crop would need
+      KvKept kept = from->layout().Needed(lengths[b]);
       KVANT_RETURN_IF_ERROR(
           from->CopyRow(mover, *from_at, b, *saved, *saved_at, 0, lengths[b], kept));
     }

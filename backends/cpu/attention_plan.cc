@@ -162,10 +162,11 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   ChooseProducts();
   MeasureScratch(problem_);
   worker_floats_ = WorkerFloats(problem_);
-  // The most rows that are multiplied as stored depend on K and V.
-  const bool is_ragged = spec_.query_offsets.port != kNoPort && !most_rows;
+  const bool may_have_few = spec_.query_offsets.port != kNoPort && !most_rows &&
+                            problem_.products != Products::kStoredRows;
+  // How many rows are multiplied as stored depends on K and V.
   for (const int64_t rows : {kMaxCodedRows, kMaxCodedRowsForPairs, kMaxStoredRows}) {
-    if (!is_ragged || few_ != nullptr || problem_.products == Products::kStoredRows) break;
+    if (!may_have_few || few_ != nullptr) break;
     auto few = std::make_unique<Plan>(spec, kernels, pass, rows);
     if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
   }
@@ -364,7 +365,7 @@ double Plan::rounding() const {
 }
 
 double Plan::OwnRounding() const {
-  // Queries, keys, values and probabilities to 8 bits each, or probabilities to 16.
+  // Queries, keys, values and probabilities to 8 bits each, or only probabilities, to 16.
   if (problem_.products == Products::kPairs)
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   const bool any =

@@ -17,8 +17,8 @@ namespace kvant::cpu {
 // rounding queries and weights to 15 bits may cost (kernels/cpu/code_parameters.h). On most data
 // the error is 4e-5.
 inline constexpr double kRoundingOfCodes = 3e-3;
-// The same of products on bf16 tensors by which only probabilities are rounded, to the sum of two
-// bf16 numbers of 8 bits: 2^-18.
+// The same where Q, K and V are bf16: only probabilities are rounded, to the sum of two bf16
+// numbers, 2^-18.
 inline constexpr double kRoundingOfSplitProbs = 4e-6;
 
 // kUnimplemented with WhyUnsupported's sentence.

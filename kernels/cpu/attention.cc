@@ -375,7 +375,8 @@ class TileRunner {
     return part;
   }
 
-  // Factors that the scores take are left to softmax where no other step is left for the tile.
+  // Factors that the scores take are left to softmax where no other step is left for the tile, and
+  // the scores are not needed again.
   void ApplyStepsTo(Part& part) {
     const bool inside = unbanded_.begin <= part.token && part.token + part.tokens <= unbanded_.end;
     const StepRange steps = StepsLeft(problem_, first_step_, inside);
@@ -383,7 +384,7 @@ class TileRunner {
     const bool is_done = steps.first == problem_.step_count;
     if (scales_scores_) {
       const float* const factors = buffers_.factors + part.from;
-      if (is_done) {
+      if (is_done && !rounds()) {
         part.factors = factors;
       } else {
         kernels_.scale({.scales = factors, .group = kTokenTile}, part.tile.rows * kTokenTile,

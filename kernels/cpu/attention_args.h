@@ -127,7 +127,7 @@ struct Rounding {
 // How Q x K and P x V are computed; see docs/cpu_kernels.md.
 enum class Products : uint8_t {
   kTiles,       // K and V dequantized to f32 tiles that all rows share
-  kPairs,       // the same, and rounded to bf16, where they are not
+  kPairs,       // the same as bf16: what is not bf16 is rounded
   kStoredRows,  // few rows: token rows of K and V as they are stored, where they can be
 };
 
@@ -177,8 +177,8 @@ struct AttentionProblem {
   bool may_split = true;
   SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
-  // With kPairs: queries and keys are bf16, so that their products are exact; and values as well,
-  // and probabilities are not to be rounded to that.
+  // With kPairs. exact_keys: queries and keys are bf16, so their products are exact. split_probs:
+  // values are too, and each probability is multiplied as the sum of two bf16 numbers.
   bool exact_keys = false, split_probs = false;
   // Scratch of a row tile, and what those that take turns share.
   int64_t own_floats = 0, shared_floats = 0;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kvant/cache/kv_cache.h"
-#include "kvant/tests/backends/attention/harness.h"
+#include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant {
 namespace {
@@ -151,7 +151,7 @@ TEST(KvAttentionOptionsTest, QueriesBeforeTheFirstTokenGiveZero) {
 
 // Where the CPU has bf16 products a permission is made use of, by many queries only.
 TEST(KvAttentionOptionsTest, MayBeComputedInBF16) {
-  const cpu::KernelSet& kernels = cpu::HighestKernels();
+  const cpu::KernelSet& kernels = *cpu::ChosenKernels();
   for (const char* scheme : {"int8_g32", "rotKV4_g32", "f16"}) {
     const Filled strict(scheme), filled(scheme, FpMath::kBF16);
     const KvAttentionOptions options{.query_heads = kQueryHeads, .query_tokens = 40};

@@ -90,7 +90,7 @@ TEST(KvCacheLife, WhatGrowsAfterACropIsAsIfItHadGrownAlone) {
     options.keep = {16, 9};
     int taken = 0;
     for (const int64_t most : {131, 163, 230, 255, 256}) {
-      for (int64_t to = most - 128; to < most; to += 3) {
+      for (int64_t to = most - 128; to < most; to += 7) {
         const auto cropped = cache_testing::MakeBench(options, 300);
         ASSERT_TRUE(cropped.Append(0, most).ok());
         if (!cropped.cache->Crop(to).ok()) continue;

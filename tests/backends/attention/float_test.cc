@@ -137,7 +137,7 @@ TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
               {.b0 = 1, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = 333, .d = d, .dv = d + 3}, k,
               v);
           c.SetQ(kBF16);
-          for (int64_t i = 0; i < c.spec.q.dims[1] * q_len * d; i += 7) {
+          for (int64_t i = 0; i < 4 * q_len * d; i += 7) {
             void* const q = c.inputs[c.spec.q.port].data();
             StoreElement(kBF16, q, i, largest * LoadElement(kBF16, q, i));
           }
@@ -152,6 +152,16 @@ TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
       }
     }
   }
+  Case features = Plain({.b0 = 2, .ratio = 3, .q_len = 40, .kv_len = 200}, bf16, bf16);
+  features.SetQ(kBF16);
+  features.AddStats();
+  features.spec.sinks =
+      features.AddDense(kF32, {1, 2, 3, 1, 1}, [](const Dims5& p) { return 1.5 * (p[1] - p[2]); });
+  features.spec.kv_lengths =
+      features.AddDense(kS32, {2, 1, 1, 1, 1}, [](const Dims5& p) { return 200 - 67 * p[0]; });
+  AddCausal(features);
+  EXPECT_EQ(products(features), splits ? Products::kPairs : Products::kTiles);
+  features.Check();
   // One that is not is enough.
   const Format f16{.type = kF16};
   Case keys = Plain({.q_len = 40}, f16, bf16), values = Plain({.q_len = 40}, bf16, f16);
@@ -160,6 +170,25 @@ TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
   rotated.spec.q_hadamard = 64;
   for (const Case* c : {&keys, &values, &queries, &rotated}) {
     EXPECT_EQ(products(*c), Products::kTiles);
+  }
+}
+
+// Probabilities that are rounded to other integers need their scores twice, scaled alike.
+TEST(CpuFloatAttention, RoundedProbabilitiesOfQueriesInBF16) {
+  for (FpMath fpmath : {FpMath::kStrict, FpMath::kBF16}) {
+    for (bool causal : {false, true}) {
+      for (int64_t d : {64, 128}) {
+        Case c = Plain({.b0 = 1, .q_len = 40, .kv_len = 300, .d = d, .dv = 32}, {.type = kBF16},
+                       {.type = kBF16});
+        c.SetQ(kBF16);
+        c.spec.fpmath = fpmath;
+        c.spec.probs_quantization = FakeQuantize{kU8, 1.f / 2000, 0};
+        if (causal) AddCausal(c);
+        SCOPED_TRACE(testing::Message() << d << " " << causal);
+        c.Check(1e-2);  // codes may be off by one
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 
@@ -234,6 +263,7 @@ TEST(CpuFloatAttention, NotANumberStaysInItsHead) {
           for (double bad : {std::nan(""), HUGE_VAL}) {
             Case c = Plain({.b0 = 1, .b1 = 3, .ratio = 1, .q_len = q_len, .kv_len = 150},
                            {.type = type}, {.type = type});
+            if (type == kBF16) c.SetQ(kBF16);
             c.spec.fpmath = fpmath;
             const auto spoil = [&](const View& view, int64_t head) {
               const int64_t at = IndexOf(view, {0, head, 0, view.dims[3] - 1, 39});

@@ -251,8 +251,8 @@ TEST(CpuProducts, QkOfPairs) {
   }
 }
 
-// split: probabilities as two numbers each, of which an infinite or missing value takes nothing
-// away, and makes no other channel worse.
+// split: each probability as two numbers. An infinity in V stays one, a NaN too, and no other
+// channel sees them.
 void CheckPvOfPairs(bool split) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->pairs == nullptr || (split && kernels->pairs->pv_split == nullptr)) continue;
@@ -273,12 +273,20 @@ void CheckPvOfPairs(bool split) {
           kernels->pairs->pair_lines(row, 2 * p + 1 < tokens ? row + d : nullptr, d, vp + p * d);
         }
         const Floats before(rows * d, 4), out(rows * d, 4);
-        const int64_t infinite = split && d % 2 == 0 ? d / 2 : -1, missing = infinite + 1;
+        const int64_t infinite = split && d % 2 == 0 ? d / 2 : -1, nan = infinite + 1;
+        // Of the first token, or of the second, which a pair has in its upper half.
+        const int64_t spoilt = rows % 2 == 0 && tokens > 1 ? 1 : 0;
+        const auto spoil = [&](int64_t channel, float value) {
+          const uint32_t bits = F32ToBF16(value);
+          vp[channel] =
+              spoilt == 1 ? (vp[channel] & 0xffff) | bits << 16 : (vp[channel] & 0xffff0000) | bits;
+        };
         if (infinite >= 0) {
-          // Of even tokens, whose pairs have them below.
-          reinterpret_cast<uint16_t*>(vp)[2 * infinite] = F32ToBF16(HUGE_VALF);
-          if (missing < d) reinterpret_cast<uint16_t*>(vp)[2 * missing] = F32ToBF16(std::nanf(""));
-          for (int64_t r = 0; r < rows; ++r) probs.data()[r * kTokenTile] = r % 2 == 0 ? 1.f : 0.3f;
+          spoil(infinite, HUGE_VALF);
+          if (nan < d) spoil(nan, std::nanf(""));
+          for (int64_t r = 0; r < rows; ++r) {
+            probs.data()[r * kTokenTile + spoilt] = r % 2 == 0 ? 1.f : 0.3f;
+          }
         }
         if (split) {
           kernels->pairs->pv_split(probs.data(), rows, tokens, vp, d, shrink.data(), out.data());
@@ -294,8 +302,8 @@ void CheckPvOfPairs(bool split) {
               want += (split ? p : Rounded(p)) * value;
               if (split) lost += 0x1p-18 * std::abs(p * value);
             }
-            if (infinite >= 0 && (c == infinite || c == missing)) {
-              ASSERT_EQ(std::isnan(out[r * d + c]), c == missing) << r << " " << c << " of " << d;
+            if (infinite >= 0 && (c == infinite || c == nan)) {
+              ASSERT_EQ(std::isnan(out[r * d + c]), c == nan) << r << " " << c << " of " << d;
               ASSERT_FALSE(std::isfinite(out[r * d + c]));
               continue;
             }

@@ -185,6 +185,17 @@ TEST(CpuQuerySoftmax, ShortProductsInBothPassesOrNone) {
   EXPECT_EQ((*executable)->rounding(), HighestKernels().pairs == nullptr ? 0 : 1e-2);
 }
 
+// Products of bf16 queries are exact, so that the scale is left to the scores.
+TEST(CpuQuerySoftmax, ScaleOfQueriesInBF16) {
+  Case c = OverQueries({.b0 = 1, .q_len = 40, .kv_len = 90, .d = 128, .dv = 32}, {.type = kBF16},
+                       {.type = kBF16});
+  c.SetQ(kBF16);
+  for (FpMath fpmath : {FpMath::kStrict, FpMath::kBF16}) {
+    c.spec.fpmath = fpmath;
+    c.Check(fpmath == FpMath::kStrict ? 2e-5 : 1e-2);
+  }
+}
+
 TEST(CpuQuerySoftmax, NoScratchOfScores) {
   AttentionSpec spec = OverQueries({.b0 = 1, .b1 = 1, .ratio = 1}).spec;
   spec.q_len = spec.kv_len = int64_t{1} << 20;
