@@ -366,8 +366,9 @@ double Plan::rounding() const {
 
 double Plan::OwnRounding() const {
   // Queries, keys, values and probabilities to 8 bits each, or only probabilities, to 16.
-  if (problem_.products == Products::kPairs)
+  if (problem_.products == Products::kPairs) {
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
+  }
   const bool any =
       std::any_of(k_.begin(), k_.end(), IsOnCodes) || std::any_of(v_.begin(), v_.end(), IsOnCodes);
   return any ? kRoundingOfCodes : 0;
