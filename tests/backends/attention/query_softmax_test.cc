@@ -185,7 +185,8 @@ TEST(CpuQuerySoftmax, ShortProductsInBothPassesOrNone) {
   EXPECT_EQ((*executable)->rounding(), HighestKernels().pairs == nullptr ? 0 : 1e-2);
 }
 
-// Products of bf16 queries are exact, so that the scale is left to the scores.
+// Neither pass has the scale in its queries, which are keys in the other, also where those are bf16
+// and their products exact.
 TEST(CpuQuerySoftmax, ScaleOfQueriesInBF16) {
   Case c = OverQueries({.b0 = 1, .q_len = 40, .kv_len = 90, .d = 128, .dv = 32}, {.type = kBF16},
                        {.type = kBF16});
