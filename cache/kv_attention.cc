@@ -270,11 +270,10 @@ absl::Status KvAttention::CheckKept(int64_t layer) const {
   const int64_t keep = cache_.groups_[at.group].k.layout().keep();
   for (int64_t b = 0; b < cache_.options_.batch; ++b) {
     if (at.lengths[b] <= keep) continue;
-    return InvalidArguments("layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b,
-                            " the last ", keep, " are kept, and attention of ",
-                            options_.query_tokens, " query tokens sees ",
-                            options_.window == 0 || Seen() >= at.lengths[b] ? std::string("all")
-                                                                            : absl::StrCat(Seen()));
+    return InvalidArguments(
+        "layer ", layer, ": of the ", at.lengths[b], " tokens of batch row ", b, " the last ", keep,
+        " are kept, and attention of ", options_.query_tokens, " query tokens sees ",
+        options_.window == 0 || Seen() > at.lengths[b] ? std::string("all") : absl::StrCat(Seen()));
   }
   return absl::OkStatus();
 }
