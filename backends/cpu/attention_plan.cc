@@ -276,8 +276,7 @@ void Plan::ChooseProducts() {
   };
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
   const bool split_probs = !bf16_will_do && exact_keys && are_bf16(v_) &&
-                           p.pass == SoftmaxPass::kOnline && kernels_.pairs != nullptr &&
-                           kernels_.pairs->pv_split != nullptr;
+                           p.pass == SoftmaxPass::kOnline;
   const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows(by_pairs)) {
     p.products = Products::kStoredRows;

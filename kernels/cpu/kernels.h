@@ -40,7 +40,7 @@ struct PairKernels {
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
   // pv with each probability as the sum of two bf16 numbers. What is not finite in v may be
-  // overwritten. Null where it is not known to be faster than f32.
+  // overwritten.
   void (*pv_split)(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
                    const float* shrink, float* out);
   // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kvant/kernels/cpu/isa/pairs.h"
 #include "kvant/kernels/cpu/isa/pairs_avx512.h"
 #include "kvant/kernels/cpu/isa/simd.h"
 #include "kvant/kernels/cpu/kernels.h"
@@ -200,48 +201,19 @@ void MultiplyValues(const float* probs, int64_t rows, int64_t tokens, const uint
   }
 }
 
-constexpr uint32_t kExponent = 0x7f80;  // of a number of bf16; all set: it is not finite
-
-bool IsFinite(const uint32_t* pairs, int64_t n) {
-  uint32_t wrong = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    wrong |= (pairs[i] & kExponent) == kExponent ? 1u : 0u;
-    wrong |= (pairs[i] >> 16 & kExponent) == kExponent ? 1u : 0u;
-  }
-  return wrong == 0;
-}
-
-void ClearNonFinite(uint32_t* pairs, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    if ((pairs[i] & kExponent) == kExponent) pairs[i] &= 0xffff0000;
-    if ((pairs[i] >> 16 & kExponent) == kExponent) pairs[i] &= 0xffff;
-  }
-}
-
-void PvSplit(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
-             const float* shrink, float* out) {
-  const int64_t n = (tokens + 1) / 2 * head_size;
-  if (IsFinite(v, n)) {
-    return MultiplyValues<true, true>(probs, rows, tokens, v, head_size, shrink, out);
-  }
-  // Infinity x 0, which is what a probability of 1 loses, would be NaN.
-  MultiplyValues<true, false>(probs, rows, tokens, v, head_size, shrink, out);
-  ClearNonFinite(v, n);
-  MultiplyValues<false, true>(probs, rows, tokens, v, head_size, shrink, out);
-}
-
 }  // namespace
 
 const KernelSet& avx512_amx_kernels() {
   // Products take so little of the time that dequantizing for more rows shows, and that sums are
   // not to leave and enter the registers more often than they must.
-  static constexpr PairKernels kPairs = {Avx512Pairs::PairLines,
-                                         Avx512Pairs::PairLine,
-                                         Qk,
-                                         MultiplyValues<true, false>,
-                                         PvSplit,
-                                         512,
-                                         kTokenTile};
+  static constexpr PairKernels kPairs = {
+      Avx512Pairs::PairLines,
+      Avx512Pairs::PairLine,
+      Qk,
+      MultiplyValues<true, false>,
+      PvSplit<MultiplyValues<true, false>, MultiplyValues<false, true>, MultiplyValues<true, true>>,
+      512,
+      kTokenTile};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";

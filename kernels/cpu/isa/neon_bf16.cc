@@ -42,6 +42,14 @@ struct NeonPairs {
     }
   }
 
+  static void PairRest(const float* line, int64_t n, uint32_t* out) {
+    for (int64_t i = 0; i < n; i += 2 * kWidth) {
+      const uint16x4_t low = Words(Rest(FloatsAt(line + i, n - i)));
+      const uint16x4_t high = Words(Rest(FloatsAt(line + i + kWidth, n - i - kWidth)));
+      StorePairs(out + i / 2, (n - i + 1) / 2, vcombine_u16(low, high));
+    }
+  }
+
   template <bool kWhole, int kRows, int kCount>
   static HWY_INLINE void Multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
                                   int64_t b_row, int64_t n, int64_t last,
@@ -51,7 +59,11 @@ struct NeonPairs {
 #pragma GCC unroll 8
     for (int r = 0; r < kTwos; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) acc[r][v][0] = acc[r][v][1] = vdupq_n_f32(0.f);
+      for (int v = 0; v < kCount; ++v) {
+        const int next = 2 * r + 1 < kRows ? 2 * r + 1 : 2 * r;
+        acc[r][v][0] = ZipTwos<false>(sum[2 * r][v].raw, sum[next][v].raw);
+        acc[r][v][1] = ZipTwos<true>(sum[2 * r][v].raw, sum[next][v].raw);
+      }
     }
     const auto columns = [&](const uint32_t* line, int v) HWY_ATTR {
       return kWhole ? vld1q_u32(line + v * kWidth) : DwordsAt(line, last);
@@ -88,10 +100,8 @@ struct NeonPairs {
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
-        const float64x2_t low = vreinterpretq_f64_f32(acc[r / 2][v][0]),
-                          high = vreinterpretq_f64_f32(acc[r / 2][v][1]);
-        sum[r][v].raw =
-            vreinterpretq_f32_f64(r % 2 == 0 ? vzip1q_f64(low, high) : vzip2q_f64(low, high));
+        const float32x4_t low = acc[r / 2][v][0], high = acc[r / 2][v][1];
+        sum[r][v].raw = r % 2 == 0 ? ZipTwos<false>(low, high) : ZipTwos<true>(low, high);
       }
     }
   }
@@ -99,6 +109,12 @@ struct NeonPairs {
  private:
   static HWY_INLINE void AddProduct(float32x4_t& sum, uint32x4_t rows, uint32x4_t columns) {
     sum = vbfmmlaq_f32(sum, vreinterpretq_bf16_u32(rows), vreinterpretq_bf16_u32(columns));
+  }
+  // The lower, or upper, two of a, then those of b.
+  template <bool kUpper>
+  static HWY_INLINE float32x4_t ZipTwos(float32x4_t a, float32x4_t b) {
+    const float64x2_t first = vreinterpretq_f64_f32(a), second = vreinterpretq_f64_f32(b);
+    return vreinterpretq_f32_f64(kUpper ? vzip2q_f64(first, second) : vzip1q_f64(first, second));
   }
   // The first n of four, then zeros.
   static float32x4_t FloatsAt(const float* p, int64_t n) {
@@ -110,6 +126,10 @@ struct NeonPairs {
     return vld1q_u32(some);
   }
   static uint16x4_t Words(float32x4_t x) { return vreinterpret_u16_bf16(vcvt_bf16_f32(x)); }
+  // What is lost of x in bf16.
+  static float32x4_t Rest(float32x4_t x) {
+    return vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(Words(x), 16)));
+  }
   static void StorePairs(uint32_t* p, int64_t n, uint16x8_t words) {
     if (n >= kWidth) return vst1q_u32(p, vreinterpretq_u32_u16(words));
     uint32_t some[kWidth];

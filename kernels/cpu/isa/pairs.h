@@ -1,6 +1,7 @@
 // Products of tiles of bf16 pairs (PairKernels), for any instruction set that has these primitives:
 //
 //   PairLines, PairLine    as PairKernels has them
+//   PairRest               PairLine of what it loses of each number
 //   kVectors               vectors of columns that a block of rows takes at a time
 //   Multiply               a block's sums, as pairs_avx512.h says
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
@@ -15,6 +16,15 @@
 namespace kvant::cpu {
 namespace {
 
+template <int kRows, int kCount>
+HWY_INLINE void SetZero(Simd::Vector (&sum)[kRows][kCount]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) sum[r][i] = Simd::Zero();
+  }
+}
+
 template <typename P>
 void QkPairs(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores) {
   constexpr int kColumns = P::kVectors * Simd::kWidth;
@@ -22,6 +32,7 @@ void QkPairs(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, 
     constexpr int kRows = decltype(block)::value;
     for (int64_t t = 0; t < kHalfTile; t += kColumns) {
       Simd::Vector sum[kRows][P::kVectors];
+      SetZero(sum);
       P::template Multiply<true>(q + first * pairs, pairs, k + t, kHalfTile, pairs, 0, sum);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -34,12 +45,19 @@ void QkPairs(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, 
   });
 }
 
-// kCount vectors of channels; or, if not kWhole, one of which `last` channels exist.
-template <typename P, int kRows, int kCount, bool kWhole>
+// kParts: of the rows' probabilities, one behind the other: rounded, and what that loses. kCount
+// vectors of channels; or, if not kWhole, one of which `last` channels exist.
+template <typename P, int kParts, int kRows, int kCount, bool kWhole>
 void PvPairsBlock(const uint32_t* probs, int64_t pairs, const uint32_t* v, int64_t head_size,
                   int64_t last, const float* shrink, float* out) {
+  constexpr int64_t kRowPairs = kHalfTile / 2;
   Simd::Vector sum[kRows][kCount];
-  P::template Multiply<kWhole>(probs, kHalfTile / 2, v, head_size, pairs, last, sum);
+  SetZero(sum);
+#pragma GCC unroll 2
+  for (int part = 0; part < kParts; ++part) {
+    P::template Multiply<kWhole>(probs + part * kRows * kRowPairs, kRowPairs, v, head_size, pairs,
+                                 last, sum);
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const auto factor = Simd::Set1(shrink[r]);
@@ -55,36 +73,81 @@ void PvPairsBlock(const uint32_t* probs, int64_t pairs, const uint32_t* v, int64
   }
 }
 
-template <typename P>
+// kFirst: with probabilities rounded to bf16. kRest: adds the product of what that loses of them.
+template <typename P, bool kFirst, bool kRest>
 void PvPairs(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out) {
   ForBlocksOfRows(rows, [=](auto block, int64_t first) {
     constexpr int kRows = decltype(block)::value;
+    constexpr int kParts = kFirst && kRest ? 2 : 1;
     constexpr int kCount = P::kVectors, kWidth = Simd::kWidth;
-    const int64_t pairs = (tokens + 1) / 2;
     constexpr int64_t kRowPairs = kHalfTile / 2;
-    uint32_t p[kRows * kRowPairs];
+    const int64_t pairs = (tokens + 1) / 2;
+    uint32_t p[kParts * kRows * kRowPairs];
+    float factors[kRows];
     for (int r = 0; r < kRows; ++r) {
-      P::PairLine(probs + (first + r) * kTokenTile, kHalfTile, p + r * kRowPairs);
+      const float* const row = probs + (first + r) * kTokenTile;
+      if (kFirst) P::PairLine(row, kHalfTile, p + r * kRowPairs);
+      if (kRest) P::PairRest(row, kHalfTile, p + ((kParts - 1) * kRows + r) * kRowPairs);
+      factors[r] = kFirst ? shrink[first + r] : 1.f;
     }
-    float* o = out + first * head_size;
-    const float* factors = shrink + first;
+    float* const o = out + first * head_size;
     int64_t d = 0;
     for (; d + kCount * kWidth <= head_size; d += kCount * kWidth) {
-      PvPairsBlock<P, kRows, kCount, true>(p, pairs, v + d, head_size, 0, factors, o + d);
+      PvPairsBlock<P, kParts, kRows, kCount, true>(p, pairs, v + d, head_size, 0, factors, o + d);
     }
     for (; d + kWidth <= head_size; d += kWidth) {
-      PvPairsBlock<P, kRows, 1, true>(p, pairs, v + d, head_size, 0, factors, o + d);
+      PvPairsBlock<P, kParts, kRows, 1, true>(p, pairs, v + d, head_size, 0, factors, o + d);
     }
     if (d < head_size) {
-      PvPairsBlock<P, kRows, 1, false>(p, pairs, v + d, head_size, head_size - d, factors, o + d);
+      PvPairsBlock<P, kParts, kRows, 1, false>(p, pairs, v + d, head_size, head_size - d, factors,
+                                               o + d);
     }
   });
 }
 
+inline constexpr uint32_t kExponent = 0x7f80;  // of a number of bf16; all set: it is not finite
+
+inline bool IsFinite(const uint32_t* pairs, int64_t n) {
+  uint32_t wrong = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    wrong |= (pairs[i] & kExponent) == kExponent ? 1u : 0u;
+    wrong |= (pairs[i] >> 16 & kExponent) == kExponent ? 1u : 0u;
+  }
+  return wrong == 0;
+}
+
+inline void ClearNonFinite(uint32_t* pairs, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if ((pairs[i] & kExponent) == kExponent) pairs[i] &= 0xffff0000;
+    if ((pairs[i] >> 16 & kExponent) == kExponent) pairs[i] &= 0xffff;
+  }
+}
+
+using PvOfPairs = void(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v,
+                       int64_t head_size, const float* shrink, float* out);
+
+// pv_split of products that take probabilities rounded (kFirst), what that loses (kRest), or both.
+template <PvOfPairs kFirst, PvOfPairs kRest, PvOfPairs kBoth>
+void PvSplit(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
+             const float* shrink, float* out) {
+  const int64_t n = (tokens + 1) / 2 * head_size;
+  if (IsFinite(v, n)) return kBoth(probs, rows, tokens, v, head_size, shrink, out);
+  // Infinity x 0, which is what a probability of 1 loses, would be NaN.
+  kFirst(probs, rows, tokens, v, head_size, shrink, out);
+  ClearNonFinite(v, n);
+  kRest(probs, rows, tokens, v, head_size, shrink, out);
+}
+
 template <typename P>
-constexpr PairKernels kPairKernels = {P::PairLines, P::PairLine, QkPairs<P>, PvPairs<P>,
-                                      nullptr,      256,         kHalfTile};
+constexpr PairKernels kPairKernels = {
+    P::PairLines,
+    P::PairLine,
+    QkPairs<P>,
+    PvPairs<P, true, false>,
+    PvSplit<PvPairs<P, true, false>, PvPairs<P, false, true>, PvPairs<P, true, true>>,
+    256,
+    kHalfTile};
 
 }  // namespace
 }  // namespace kvant::cpu

@@ -46,18 +46,13 @@ struct Avx512Pairs {
     }
   }
 
-  // sum[r][v] over pairs i < n of a[r * a_row + i] . b[i * b_row + column v * kWidth and those that
-  // follow]. If not kWhole, only `last` columns exist.
+  // Adds to sum[r][v] those over pairs i < n of a[r * a_row + i] . b[i * b_row + column v * kWidth
+  // and those that follow]. If not kWhole, only `last` columns exist.
   template <bool kWhole, int kRows, int kCount>
   static HWY_INLINE void Multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
                                   int64_t b_row, int64_t n, int64_t last,
                                   Simd::Vector (&sum)[kRows][kCount]) {
     const __mmask16 mask = FirstOf(last);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) sum[r][v] = Simd::Zero();
-    }
     for (int64_t i = 0; i < n; ++i) {
       __m512bh right[kCount];
 #pragma GCC unroll 8

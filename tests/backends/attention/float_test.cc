@@ -123,7 +123,7 @@ TEST(CpuFloatAttention, OnlyThePermissionMakesItBF16) {
 
 // Tensors that are bf16 need no permission: only probabilities are rounded, to twice the bits.
 TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
-  const bool splits = HighestKernels().pairs != nullptr && HighestKernels().pairs->pv_split;
+  const bool splits = HighestKernels().pairs != nullptr;
   const auto products = [](const Case& c) {
     return Plan(c.spec, HighestKernels()).problem().products;
   };

@@ -255,7 +255,7 @@ TEST(CpuProducts, QkOfPairs) {
 // channel sees them.
 void CheckPvOfPairs(bool split) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
-    if (kernels->pairs == nullptr || (split && kernels->pairs->pv_split == nullptr)) continue;
+    if (kernels->pairs == nullptr) continue;
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCountsOfPairs) {
         const int64_t tokens = 1 + (d * 7 + rows * 5) % kernels->pairs->most_tokens;
