@@ -20,10 +20,6 @@ namespace {
 // heads, proportionally fewer. PairKernels have a number of their own.
 constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
-// Up to so many rows, multiplying rows as they are stored beats sharing a tile. Of integer codes it
-// is more rows, as a tile of them has to be dequantized; not as many where bf16 pairs are made of
-// tiles, whose products are faster.
-constexpr int64_t kMaxStoredRows = 16, kMaxCodedRows = 32, kMaxCodedRowsForPairs = 24;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
@@ -164,8 +160,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   worker_floats_ = WorkerFloats(problem_);
   const bool may_have_few = spec_.query_offsets.port != kNoPort && !most_rows &&
                             problem_.products != Products::kStoredRows;
-  // How many rows are multiplied as stored depends on K and V.
-  for (const int64_t rows : {kMaxCodedRows, kMaxCodedRowsForPairs, kMaxStoredRows}) {
+  for (const int64_t rows : {stored_rows_.of_codes, stored_rows_.others}) {
     if (!may_have_few || few_ != nullptr) break;
     auto few = std::make_unique<Plan>(spec, kernels, pass, rows);
     if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
@@ -275,10 +270,12 @@ void Plan::ChooseProducts() {
                        [](const Segment& segment) { return segment.data.type == kBF16; });
   };
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
-  const bool split_probs = !bf16_will_do && exact_keys && are_bf16(v_) &&
-                           p.pass == SoftmaxPass::kOnline;
+  const bool split_probs =
+      !bf16_will_do && exact_keys && are_bf16(v_) && p.pass == SoftmaxPass::kOnline;
   const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
-  if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows(by_pairs)) {
+  const int64_t coded = by_pairs ? kernels_.pairs->stored_rows : kernels_.stored_rows_of_codes;
+  stored_rows_ = {.of_codes = coded, .others = std::min(coded, kernels_.stored_rows)};
+  if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
     // One tile holds all segments.
@@ -297,11 +294,9 @@ void Plan::ChooseProducts() {
 }
 
 // Whether stored rows are multiplied, instead of tiles: then codes are described, else not.
-// `by_pairs`: tiles would be.
-bool Plan::DescribeStoredRows(bool by_pairs) {
+bool Plan::DescribeStoredRows() {
   const int64_t rows = problem_.row_tile;
-  if (kernels_.qk_stored == nullptr) return false;
-  if (rows > (by_pairs ? kMaxCodedRowsForPairs : kMaxCodedRows)) return false;
+  if (kernels_.qk_stored == nullptr || rows > stored_rows_.of_codes) return false;
   DescribeCodes();
   // Queries, or weights, are made anew for each run of tokens that share scales by channel.
   const auto is_coded = [](const Segment& segment) {
@@ -313,7 +308,7 @@ bool Plan::DescribeStoredRows(bool by_pairs) {
              return is_coded(segment) || TakenAsStored(segment);
            });
   };
-  if (rows <= kMaxStoredRows || (are_coded(k_) && are_coded(v_))) return true;
+  if (rows <= stored_rows_.others || (are_coded(k_) && are_coded(v_))) return true;
   for (auto* segments : {&k_, &v_}) {
     for (Segment& segment : *segments) {
       segment.codes = {};

@@ -56,7 +56,7 @@ class Plan : public Executable {
   void ChooseTiles();
   void CutRows(int64_t rows);
   void ChooseProducts();
-  bool DescribeStoredRows(bool by_pairs);
+  bool DescribeStoredRows();
   void DescribeCodes();
   double OwnRounding() const;
   std::string ProductsName() const;
@@ -68,6 +68,10 @@ class Plan : public Executable {
   absl::InlinedVector<Segment, 1> v_;
   absl::InlinedVector<Step, 3> steps_;
   AttentionProblem problem_;
+  // Of a tile, at most, whose K and V are multiplied as they are stored.
+  struct {
+    int64_t of_codes = 0, others = 0;
+  } stored_rows_;
   // Why codes of K or V are not multiplied as such; empty if they are or there are none.
   std::string k_reason_, v_reason_;
   std::unique_ptr<const Plan> few_;  // of ragged queries, for sequences of few rows

@@ -46,6 +46,9 @@ struct PairKernels {
   // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many
   // tokens, kHalfTile or kTokenTile.
   int64_t most_rows, most_tokens;
+  // Codes of at most so many rows are multiplied as they are stored, and floats, of not more than
+  // KernelSet says.
+  int64_t stored_rows;
 };
 
 // Types that qk_channels, qk_stored and pv_stored take as they lie in memory.
@@ -106,6 +109,9 @@ struct KernelSet {
 
   // DynamicQuantize.
   const QuantizeKernels* quantize;
+
+  // Up to so many rows, products of what is stored beat those of tiles (docs/cpu_kernels.md).
+  int64_t stored_rows = 32, stored_rows_of_codes = 64;
 
   // Optional from here on; null where the set has no such kernel.
 

@@ -207,17 +207,20 @@ const KernelSet& avx512_amx_kernels() {
   // Products take so little of the time that dequantizing for more rows shows, and that sums are
   // not to leave and enter the registers more often than they must.
   static constexpr PairKernels kPairs = {
-      Avx512Pairs::PairLines,
-      Avx512Pairs::PairLine,
-      Qk,
-      MultiplyValues<true, false>,
-      PvSplit<MultiplyValues<true, false>, MultiplyValues<false, true>, MultiplyValues<true, true>>,
-      512,
-      kTokenTile};
+      .pair_lines = Avx512Pairs::PairLines,
+      .pair_line = Avx512Pairs::PairLine,
+      .qk = Qk,
+      .pv = MultiplyValues<true, false>,
+      .pv_split = PvSplit<MultiplyValues<true, false>, MultiplyValues<false, true>,
+                          MultiplyValues<true, true>>,
+      .most_rows = 512,
+      .most_tokens = kTokenTile,
+      .stored_rows = 24};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";
     all.pairs = &kPairs;
+    all.stored_rows = 16;
     return all;
   }();
   return set;

@@ -3,6 +3,7 @@
 //   PairLines, PairLine    as PairKernels has them
 //   PairRest               PairLine of what it loses of each number
 //   kVectors               vectors of columns that a block of rows takes at a time
+//   kStoredRows            PairKernels::stored_rows
 //   Multiply               a block's sums, as pairs_avx512.h says
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
 #define KVANT_KERNELS_CPU_ISA_PAIRS_H_
@@ -141,13 +142,14 @@ void PvSplit(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int6
 
 template <typename P>
 constexpr PairKernels kPairKernels = {
-    P::PairLines,
-    P::PairLine,
-    QkPairs<P>,
-    PvPairs<P, true, false>,
-    PvSplit<PvPairs<P, true, false>, PvPairs<P, false, true>, PvPairs<P, true, true>>,
-    256,
-    kHalfTile};
+    .pair_lines = P::PairLines,
+    .pair_line = P::PairLine,
+    .qk = QkPairs<P>,
+    .pv = PvPairs<P, true, false>,
+    .pv_split = PvSplit<PvPairs<P, true, false>, PvPairs<P, false, true>, PvPairs<P, true, true>>,
+    .most_rows = 256,
+    .most_tokens = kHalfTile,
+    .stored_rows = P::kStoredRows};
 
 }  // namespace
 }  // namespace kvant::cpu

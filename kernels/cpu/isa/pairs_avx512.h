@@ -13,6 +13,7 @@ namespace {
 struct Avx512Pairs {
   static constexpr int kWidth = Simd::kWidth;
   static constexpr int kVectors = kHalfTile / kWidth;
+  static constexpr int64_t kStoredRows = 48;
 
   static void PairLines(const float* a, const float* b, int64_t n, uint32_t* out) {
     for (int64_t i = 0; i < n; i += kWidth) {
