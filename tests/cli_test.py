@@ -132,8 +132,8 @@ class CommandTest(unittest.TestCase):
         self.fails("'nonsense' is not a command", "nonsense")
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
-        for option, number in [("--heads", "many"), ("--heads", "010"), ("--heads", "9" * 19), ("--kv-heads", "0")]:
-            self.fails(option, "make", option, number)
+        for wrong in ["heads many", "heads 010", "heads " + "9" * 19, "kv-heads 0", "page-size 0", "hadamard 0"]:
+            self.fails("--" + wrong.split()[0], "make", *("--" + wrong).split())
         self.fails("number format 's9'", "make", "--k", "s9")
         self.fails("no multiple", "make", "--heads", "8", "--kv-heads", "3")
         self.fails("--causal", "make", "--causal=sideways")

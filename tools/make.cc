@@ -78,9 +78,11 @@ struct MakeArguments {
     AddOptionalValue(command, "--select", graph.select, "1x1xQxS", "Boolean mask, shaped likewise");
     command.add_flag("--stats", graph.stats, "Log-sum-exp of each row as a second output");
     command.add_flag("--dropout", graph.dropout, "Dropout on the probabilities");
-    command.add_option("--hadamard", graph.hadamard,
-                       "Rotate queries and output in blocks of so many channels, for K and V that "
-                       "are stored rotated");
+    command
+        .add_option("--hadamard", graph.hadamard,
+                    "Rotate queries and output in blocks of so many channels, for K and V that "
+                    "are stored rotated")
+        ->check(CLI::PositiveNumber);
     command.add_flag("--transpose-output", graph.transpose_output,
                      "Output as [batch, queries, heads, head size]");
     command.add_flag("--latent", graph.latent,
@@ -91,8 +93,10 @@ struct MakeArguments {
     command.add_option("--sink-tokens", graph.sink_tokens,
                        "Tokens in the queries' type before those of --k and --v, all in rings");
     command.add_option("--window-tokens", graph.window_tokens, "The same behind them");
-    command.add_option("--page-size", graph.page_size,
-                       "K and V in pages of so many tokens, with KV lengths and a page table");
+    command
+        .add_option("--page-size", graph.page_size,
+                    "K and V in pages of so many tokens, with KV lengths and a page table")
+        ->check(CLI::PositiveNumber);
     command.add_flag("--op", graph.single_op,
                      "One ScaledDotProductAttention (kvant's own) instead of oneDNN's ops");
     command.add_option("--left-window", graph.left_window,

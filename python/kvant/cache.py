@@ -66,7 +66,7 @@ class KvCache:
       allow_non_finite: store NaN and infinity instead of refusing them.
       k_scales, v_scales: static scales of each layer: 1, heads, or heads * head_size of them.
       keep: how many of a sequence's last tokens a layer keeps, for attention with windows; a list
-        gives each layer's own, 0 for all. None: all, in every layer.
+        gives each layer's own, 0 or None for all. None: all, in every layer.
       fpmath: what attention may be computed in, of codes as well: "strict", "bf16", "f16", "any" or
         "tf32". On a CPU with AMX "bf16" makes prompts of more than a few tokens three times as fast.
       device, threads: as of ``kvant.compile``. The memory is the device's, and on a GPU the work
@@ -87,7 +87,7 @@ class KvCache:
         allow_non_finite: bool = False,
         k_scales: Sequence[Sequence[float]] | None = None,
         v_scales: Sequence[Sequence[float]] | None = None,
-        keep: int | Sequence[int] | None = None,
+        keep: int | Sequence[int | None] | None = None,
         fpmath: str = "strict",
         device: str = "cpu",
         threads: int | None = None,

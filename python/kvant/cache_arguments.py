@@ -23,7 +23,7 @@ def options_of(
     allow_non_finite: bool = False,
     k_scales: Sequence[Sequence[float]] | None = None,
     v_scales: Sequence[Sequence[float]] | None = None,
-    keep: int | Sequence[int] | None = None,
+    keep: int | Sequence[int | None] | None = None,
     fpmath: str = "strict",
 ) -> _core.CacheOptions:
     layers = integer("layers", layers)
@@ -41,7 +41,7 @@ def options_of(
         boolean("allow_non_finite", allow_non_finite),
         [numbers("k_scales", layer) for layer in k_scales or ()],
         [numbers("v_scales", layer) for layer in v_scales or ()],
-        integers("keep", keep),
+        integers("keep", [0 if one is None else one for one in keep]),
         string("fpmath", fpmath),
     )
 

@@ -409,7 +409,7 @@ def test_forks_of_other_rows_and_capacities():
 def test_layers_keep_the_last_tokens():
     random = np.random.default_rng(2)
     options = dict(head_size=32, capacity=1000, layers=2)
-    cache = kvant.KvCache("f32", keep=[20, 0], **options)
+    cache = kvant.KvCache("f32", keep=[20, None], **options)
     assert cache.bytes.codes == 2 * 4 * 32 * 1020
     assert kvant.KvCache.bytes_for("f32", keep=20, **options).codes == 2 * 4 * 32 * 40
     k, v = random.standard_normal((2, 1, 1, 300, 32), dtype=np.float32)
