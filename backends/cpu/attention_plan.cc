@@ -278,6 +278,9 @@ void Plan::ChooseProducts() {
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
+    p.exact_keys = exact_keys && p.head_size % 2 == 0 && kernels_.pairs != nullptr &&
+                   kernels_.pairs->qk_stored != nullptr &&
+                   std::all_of(k_.begin(), k_.end(), TakenAsStored);
     // One tile holds all segments.
     for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
     for (auto* segments : {&k_, &v_}) {
@@ -402,7 +405,8 @@ std::string Plan::ProductsName() const {
                     "f32 products of tiles (",
                     k_reason_.empty() ? "its tokens, not channels, are side by side" : k_reason_,
                     "), ", PriceOf(k_))
-              : stored(k_, k_reason_),
+          : problem_.exact_keys ? "bf16 products"
+                                : stored(k_, k_reason_),
           ", V by ", stored(v_, v_reason_));
   }
   return "";

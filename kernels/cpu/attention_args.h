@@ -177,8 +177,8 @@ struct AttentionProblem {
   bool may_split = true;
   SoftmaxPass pass = SoftmaxPass::kOnline;  // any other: by kTiles or kPairs
   Products products = Products::kTiles;
-  // With kPairs. exact_keys: queries and keys are bf16, so their products are exact. split_probs:
-  // values are too, and each probability is multiplied as the sum of two bf16 numbers.
+  // exact_keys: queries and keys are bf16, and are multiplied as such, exactly. split_probs: with
+  // kPairs, values are too, and each probability is multiplied as the sum of two bf16 numbers.
   bool exact_keys = false, split_probs = false;
   // Scratch of a row tile, and what those that take turns share.
   int64_t own_floats = 0, shared_floats = 0;

@@ -62,6 +62,10 @@ void RequestParts(const Reader& reader, const Pieces& pieces, const Position& ba
   });
 }
 
+bool KeysAreByPairs(const AttentionProblem& problem) {
+  return problem.products == Products::kPairs || problem.exact_keys;
+}
+
 bool AnyScaledRows(const Segment* segments, int count) {
   return std::any_of(segments, segments + count, [](const Segment& s) { return s.scaled_rows; });
 }
@@ -81,8 +85,10 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       code_scores(problem, own, shared),
       channel_major_scores(problem, own, shared),
       code_values(problem, own, shared) {
+  if (KeysAreByPairs(problem)) {
+    q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
+  }
   if (problem.products != Products::kPairs) return;
-  q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
   k_rows = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
   k_pairs = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
   v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
@@ -97,7 +103,7 @@ void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n
 void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
   buffers_.code_scores.Allow(kScoreError / amplification);
   buffers_.channel_major_scores.Allow(kScoreError / amplification);
-  if (problem_.products != Products::kPairs) return;
+  if (!KeysAreByPairs(problem_)) return;
   const int64_t size = problem_.head_size;
   for (int64_t r = 0; r < rows; ++r) {
     kernels_.pairs->pair_line(buffers_.q + r * size, size, buffers_.q_pairs + r * Pairs(size));
@@ -202,7 +208,12 @@ void TileProducts::MultiplyByKeys(int64_t column, int64_t n, int64_t from, int64
     }
     WithRows(reader_, part, size, buffers_.k_heads, buffers_.k, buffers_.line,
              [&](DataType type, const TokenRows& tokens, int64_t at) {
-               kernels_.qk_stored(type, tokens, q, rows, size, scores + at);
+               if (!problem_.exact_keys) {
+                 return kernels_.qk_stored(type, tokens, q, rows, size, scores + at);
+               }
+               const int64_t pairs = Pairs(size);
+               kernels_.pairs->qk_stored(tokens, buffers_.q_pairs + from * pairs, rows, pairs,
+                                         scores + at);
              });
   });
 }

@@ -213,6 +213,7 @@ const KernelSet& avx512_amx_kernels() {
       .pv = MultiplyValues<true, false>,
       .pv_split = PvSplit<MultiplyValues<true, false>, MultiplyValues<false, true>,
                           MultiplyValues<true, true>>,
+      .qk_stored = nullptr,
       .most_rows = 512,
       .most_tokens = kTokenTile,
       .stored_rows = 24};

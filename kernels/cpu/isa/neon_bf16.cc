@@ -51,6 +51,11 @@ struct NeonPairs {
     }
   }
 
+  static HWY_INLINE Simd::Vector Dot(Simd::Vector a, Simd::Vector b, Simd::Vector sum) {
+    return Simd::Vector{
+        vbfdotq_f32(sum.raw, vreinterpretq_bf16_f32(a.raw), vreinterpretq_bf16_f32(b.raw))};
+  }
+
   template <bool kWhole, int kRows, int kCount>
   static HWY_INLINE void Multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
                                   int64_t b_row, int64_t n, int64_t last,

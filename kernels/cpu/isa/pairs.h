@@ -5,6 +5,7 @@
 //   kVectors               vectors of columns that a block of rows takes at a time
 //   kStoredRows            PairKernels::stored_rows
 //   Multiply               a block's sums, as pairs_avx512.h says
+//   Dot                    sum[i] + a[i] . b[i], of vectors of pairs
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
 #define KVANT_KERNELS_CPU_ISA_PAIRS_H_
 
@@ -140,6 +141,18 @@ void PvSplit(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int6
   kRest(probs, rows, tokens, v, head_size, shrink, out);
 }
 
+// A pair is a lane, whatever its bits mean as f32.
+template <typename P>
+struct PairLanes : Simd {
+  static HWY_INLINE Vector Fma(Vector a, Vector b, Vector sum) { return P::Dot(a, b, sum); }
+};
+
+template <typename P>
+void QkStoredPairs(const TokenRows& tokens, const uint32_t* q, int64_t rows, int64_t pairs,
+                   float* scores) {
+  QkStored<PairLanes<P>>(kF32, tokens, reinterpret_cast<const float*>(q), rows, pairs, scores);
+}
+
 template <typename P>
 constexpr PairKernels kPairKernels = {
     .pair_lines = P::PairLines,
@@ -147,6 +160,7 @@ constexpr PairKernels kPairKernels = {
     .qk = QkPairs<P>,
     .pv = PvPairs<P, true, false>,
     .pv_split = PvSplit<PvPairs<P, true, false>, PvPairs<P, false, true>, PvPairs<P, true, true>>,
+    .qk_stored = QkStoredPairs<P>,
     .most_rows = 256,
     .most_tokens = kHalfTile,
     .stored_rows = P::kStoredRows};

@@ -47,6 +47,10 @@ struct Avx512Pairs {
     }
   }
 
+  static HWY_INLINE Simd::Vector Dot(Simd::Vector a, Simd::Vector b, Simd::Vector sum) {
+    return {_mm512_dpbf16_ps(sum.raw, Pairs(a), Pairs(b))};
+  }
+
   // Adds to sum[r][v] those over pairs i < n of a[r * a_row + i] . b[i * b_row + column v * kWidth
   // and those that follow]. If not kWhole, only `last` columns exist.
   template <bool kWhole, int kRows, int kCount>
@@ -75,6 +79,9 @@ struct Avx512Pairs {
   }
 
  private:
+  static HWY_INLINE __m512bh Pairs(Simd::Vector v) {
+    return reinterpret_cast<__m512bh>(_mm512_castps_si512(v.raw));
+  }
   static __m512i Bits(__m512bh v) { return reinterpret_cast<__m512i>(v); }
   static __mmask16 FirstOf(int64_t n) {
     return static_cast<__mmask16>(n >= kWidth ? 0xffff : n > 0 ? (1u << n) - 1 : 0);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "kvant/backends/cpu/attention_plan.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/engine.h"
@@ -162,6 +163,24 @@ TEST(CpuFloatAttention, TensorsInBF16AreMultipliedAsTheyAre) {
   AddCausal(features);
   EXPECT_EQ(products(features), splits ? Products::kPairs : Products::kTiles);
   features.Check();
+  // Keys that few queries multiply as they are stored, too; in dwords.
+  const bool stores = splits && HighestKernels().pairs->qk_stored;
+  for (int64_t q_len : {1, 3, 8}) {
+    for (int64_t d : {5, 6, 64, 128}) {
+      for (const Format& v : {bf16, Format{.type = kF16}}) {
+        Case c =
+            Plain({.b0 = 2, .b1 = 2, .ratio = 2, .q_len = q_len, .kv_len = 333, .d = d}, bf16, v);
+        c.SetQ(kBF16);
+        AddCausal(c);
+        SCOPED_TRACE(testing::Message() << q_len << " " << d);
+        const Plan plan(c.spec, HighestKernels());
+        EXPECT_EQ(absl::StrContains(plan.ToString(), "K by bf16 products,"), stores && d % 2 == 0);
+        EXPECT_EQ(plan.rounding(), 0);
+        c.Check();
+        if (HasFailure()) return;
+      }
+    }
+  }
   // One that is not is enough.
   const Format f16{.type = kF16};
   Case keys = Plain({.q_len = 40}, f16, bf16), values = Plain({.q_len = 40}, bf16, f16);

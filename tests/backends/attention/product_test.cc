@@ -133,6 +133,8 @@ void CheckScores(const Floats& scores, const Floats& q, int64_t rows, int64_t d,
   }
 }
 
+double Rounded(float x) { return RoundTo(kBF16, x); }
+
 // Every set, type, head size and number of rows and tokens.
 template <typename Check>
 void ForStoredKeys(Check check) {
@@ -160,6 +162,29 @@ TEST(CpuProducts, QkOfStoredRows) {
         const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
         kernels.qk_stored(type, RowsIn(type, k, index, stride, tokens, d), q.data(), rows, d,
                           scores.data());
+        CheckScores(scores, q, rows, d, tokens, [&](int64_t t, int64_t c) {
+          return static_cast<float>(LoadElement(type, k.data(), index + t * stride + c));
+        });
+      });
+}
+
+TEST(CpuProducts, QkOfStoredRowsOfPairs) {
+  ForStoredKeys(
+      [](const KernelSet& kernels, DataType type, int64_t d, int64_t rows, int64_t tokens) {
+        if (type != kBF16 || d % 2 != 0 || kernels.pairs == nullptr) return;
+        if (kernels.pairs->qk_stored == nullptr) return;
+        const int64_t stride = d + 3, index = 5, pairs = d / 2;
+        const Elements k(type, index + (tokens - 1) * stride + d);
+        const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
+        const GuardedBuffer q_pairs(rows * pairs * 4);
+        auto* const qp = static_cast<uint32_t*>(q_pairs.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          float* const row = q.data() + r * d;
+          for (int64_t c = 0; c < d; ++c) row[c] = Rounded(row[c]);
+          kernels.pairs->pair_line(row, d, qp + r * pairs);
+        }
+        kernels.pairs->qk_stored(RowsIn(type, k, index, stride, tokens, d), qp, rows, pairs,
+                                 scores.data());
         CheckScores(scores, q, rows, d, tokens, [&](int64_t t, int64_t c) {
           return static_cast<float>(LoadElement(type, k.data(), index + t * stride + c));
         });
@@ -213,7 +238,6 @@ TEST(CpuProducts, PvOfStoredRows) {
 }
 
 // Products of two bf16 are exact in f32.
-double Rounded(float x) { return RoundTo(kBF16, x); }
 
 TEST(CpuProducts, QkOfPairs) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
