@@ -62,7 +62,7 @@ void RequestParts(const Reader& reader, const Pieces& pieces, const Position& ba
   });
 }
 
-bool KeysAreByPairs(const AttentionProblem& problem) {
+bool MultipliesPairsOfKeys(const AttentionProblem& problem) {
   return problem.products == Products::kPairs || problem.exact_keys;
 }
 
@@ -85,7 +85,7 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
       code_scores(problem, own, shared),
       channel_major_scores(problem, own, shared),
       code_values(problem, own, shared) {
-  if (KeysAreByPairs(problem)) {
+  if (MultipliesPairsOfKeys(problem)) {
     q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
   }
   if (problem.products != Products::kPairs) return;
@@ -103,7 +103,7 @@ void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n
 void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
   buffers_.code_scores.Allow(kScoreError / amplification);
   buffers_.channel_major_scores.Allow(kScoreError / amplification);
-  if (!KeysAreByPairs(problem_)) return;
+  if (!MultipliesPairsOfKeys(problem_)) return;
   const int64_t size = problem_.head_size;
   for (int64_t r = 0; r < rows; ++r) {
     kernels_.pairs->pair_line(buffers_.q + r * size, size, buffers_.q_pairs + r * Pairs(size));
