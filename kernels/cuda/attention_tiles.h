@@ -129,7 +129,7 @@ class AttentionTiles {
     if (T::k.probs_type == kNone) {
       Sweep(tiles, true, [&](typename Products::Scores& s, i32 token, SharedAddress v) {
         float factor[2];
-        state.Add(s, Products::TokenTiles(), factor);
+        state.Add(s, Products::TokenTiles(), Headroom(), factor);
         // Maxima of later tiles are seldom new.
         if (Any(factor[0] != 1.f || factor[1] != 1.f)) {
           KVANT_UNROLL
@@ -162,7 +162,7 @@ class AttentionTiles {
                                    RowState& state, typename Products::Output& output) {
     Sweep(tiles, false, [&](typename Products::Scores& s, i32, SharedAddress) {
       float factor[2];
-      state.Add(s, Products::TokenTiles(), factor);
+      state.Add(s, Products::TokenTiles(), Headroom(), factor);
       Probabilities(s, state);
     });
     state.SumLanes();
@@ -199,6 +199,11 @@ class AttentionTiles {
       KVANT_UNROLL
       for (i32 e = 0; e < 4; ++e) use(s[j][e], e / 2, j * 8 + 2 * c + e % 2);
     }
+  }
+
+  // Dropout's factor would take probabilities beyond f16.
+  KVANT_DEVICE static constexpr float Headroom() {
+    return T::k.arithmetic == kByF16 && !T::k.dropout ? kHeadroomOfF16 : 0.f;
   }
 
   KVANT_DEVICE static void Probabilities(typename Products::Scores& s, RowState& state) {

@@ -1,7 +1,9 @@
 // Softmax over tokens as they are seen, of the two rows (g and g + 8) that a lane has in C
 // fragments; the four lanes of a g share them.
 //
-//   m' = max(m, s);  l' = l * 2^((m - m') log2 e) + sum 2^((s - m') log2 e);  O likewise
+//   m' = max(m, s - h);  l' = l * 2^((m - m') log2 e) + sum 2^((s - m') log2 e);  O likewise
+//
+// h, headroom: how far below the largest score the maximum stays.
 #ifndef KVANT_KERNELS_CUDA_ONLINE_SOFTMAX_H_
 #define KVANT_KERNELS_CUDA_ONLINE_SOFTMAX_H_
 
@@ -22,6 +24,12 @@ KVANT_DEVICE float RoughExpAbove(float x, float max) {
   return Exp2(Fma(x, kLog2E, max == -Infinity() ? 0.f : -max * kLog2E));
 }
 
+// Where probabilities become f16 they reach up to 2^15, so that those down to 2^-29 of the largest
+// keep all bits, and down to 2^-39 some.
+inline constexpr float kHeadroomOfF16 = 15.f / kLog2E;
+// Beyond, a maximum would not hold such a difference.
+inline constexpr float kMostWithHeadroom = 1e5f;
+
 struct RowState {
   float max[2], sum[2];  // sum: of this lane's columns alone
 
@@ -30,14 +38,17 @@ struct RowState {
   // Takes `n` fragments of scores in: factor[h] is what earlier sums and outputs of row h shrink
   // by.
   template <i32 kTiles>
-  KVANT_DEVICE void Add(const float (&scores)[kTiles][4], i32 n, float (&factor)[2]) {
+  KVANT_DEVICE void Add(const float (&scores)[kTiles][4], i32 n, float headroom,
+                        float (&factor)[2]) {
     KVANT_UNROLL
     for (i32 h = 0; h < 2; ++h) {
-      float top = max[h];
+      float top = -Infinity();
       KVANT_UNROLL
       for (i32 j = 0; j < n; ++j) top = Max(top, Max(scores[j][2 * h], scores[j][2 * h + 1]));
       top = Max(top, ShuffleXor(top, 1));
       top = Max(top, ShuffleXor(top, 2));
+      if (Abs(top) < kMostWithHeadroom) top -= headroom;
+      top = Max(top, max[h]);
       factor[h] = ExpAbove(max[h], top);
       max[h] = top;
       sum[h] *= factor[h];

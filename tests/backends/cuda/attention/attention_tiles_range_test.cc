@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvant/graph/data_type.h"
 #include "kvant/tests/backends/attention/harness.h"
 
 namespace kvant::cpu {
@@ -39,6 +41,31 @@ TEST(AttentionTilesRangeTest, OfPermittedF16) {
         ASSERT_EQ(scaled[i], plain[i] * v) << "queries times " << q << ", V times " << v;
       }
     }
+  }
+}
+
+// All weight but this little is on a token whose V is 0.
+TEST(AttentionTilesRangeTest, ProbabilitiesBelowF16) {
+  const Format f16{.type = kF16};
+  for (const double score : {-8., -14., -20.}) {
+    Case c = Plain({.q_len = 80, .kv_len = 16, .d = 64, .dv = 64}, f16, f16);
+    c.SetQ(kF16);
+    const auto fill = [&c](int port, double first, double second, double others, bool all) {
+      const GuardedBuffer& buffer = c.inputs[port];
+      for (int64_t i = 0; i < static_cast<int64_t>(buffer.bytes()) / 2; ++i) {
+        const int64_t token = i / 64 % 16;
+        const double value = token == 0 ? first : token == 1 ? second : others;
+        StoreElement(kF16, buffer.data(), i, all || i % 64 == 0 ? value : 0);
+      }
+    };
+    fill(c.spec.q.port, 8, 8, 8, /*all=*/false);  // scores are divided by that
+    fill(c.spec.k[0].data.port, 0, score, -100, /*all=*/false);
+    fill(c.spec.v[0].data.port, 0, 6e4, 0, /*all=*/true);
+    const auto executable = c.CompileForCudaSimt();
+    ASSERT_TRUE(executable.ok()) << executable.status();
+    EXPECT_THAT((*executable)->kernel(), testing::HasSubstr("f16 products of tiles"));
+    ASSERT_TRUE(c.RunOnCudaSimt(**executable).ok());
+    EXPECT_LT(c.RelativeError(c.Expected()), 1e-3) << score;
   }
 }
 
