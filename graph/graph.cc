@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/container/btree_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -86,8 +88,14 @@ absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is
   }
   if (!known) return absl::OkStatus();
   if (!Compatible(known->desc, tensor)) {
-    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is ", tensor.ToString(),
-                   " here but ", known->desc.ToString(), " (or other strides) elsewhere");
+    // Types and dims may be the same.
+    const auto text = [](const LogicalTensor& t) {
+      return t.strides ? absl::StrCat(t.ToString(), " with strides [",
+                                      absl::StrJoin(*t.strides, ","), "]")
+                       : t.ToString();
+    };
+    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is ", text(tensor), " here but ",
+                   text(known->desc), " elsewhere");
   }
   if (is_output && known->producer.op != kNoOp) {
     return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is already produced by ",

@@ -92,6 +92,17 @@ TEST(Graph, RejectsCycles) {
   ExpectError(graph.Finalize(), ErrorKind::kInvalidGraph, "Exp 'x' (id 0) is on or behind a cycle");
 }
 
+TEST(Graph, NamesTheStridesThatDisagree) {
+  Graph graph;
+  LogicalTensor dense = T(1, kF32, {4}), padded = dense;
+  dense.strides = {1};
+  padded.strides = {2};
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kTanh, "x"), {dense}, {T(2, kF32, {4})}).ok());
+  ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {padded}, {T(3, kF32, {4})}),
+              ErrorKind::kInvalidGraph,
+              "tensor 1 is f32[4] with strides [2] here but f32[4] with strides [1] elsewhere");
+}
+
 TEST(Graph, RejectsWhatDisagrees) {
   Graph graph;
   const LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(3, kF32, {4});
@@ -101,7 +112,7 @@ TEST(Graph, RejectsWhatDisagrees) {
   ExpectError(graph.AddOp(MakeOp(0, OpKind::kTanh, "y"), {a}, {c}), ErrorKind::kInvalidGraph,
               "its id is already that of Exp 'x' (id 0)");
   ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {T(2, kF32, {5})}, {c}),
-              ErrorKind::kInvalidGraph, "tensor 2 is f32[5] here but f32[4]");
+              ErrorKind::kInvalidGraph, "tensor 2 is f32[5] here but f32[4] elsewhere");
   ExpectError(graph.AddOp(MakeOp(1, OpKind::kTanh, "y"), {c}, {c}), ErrorKind::kInvalidGraph,
               "both input and output");
   EXPECT_EQ(graph.ops().size(), 1u);

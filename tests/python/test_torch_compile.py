@@ -383,6 +383,9 @@ def test_random_numbers_are_left_to_torch():
 def test_scores_that_are_not_read_are_said():
     report = run(lambda q, k, v: torch.softmax(torch.tanh(q @ k.mT * 0.1) * 5, -1) @ v, cache(), cache(), cache())
     assert not report.fused and "its scores are computed by" in report.text
+    scale = torch.tensor(0.125)
+    report = run(lambda q, k, v: torch.softmax(q @ k.mT * scale, -1) @ v, cache(), cache(), cache())
+    assert not report.fused and "its scale is a tensor" in report.text
 
 
 def test_flex():
@@ -399,6 +402,13 @@ def test_flex():
     report = run(lambda q, k, v: flex_attention(q, k, v, capped, mask, enable_gqa=True), q, k, v)
     assert report.fused and report.form == "FlexAttention"
     assert run(lambda q, k, v: flex_attention(q, k, v, capped, enable_gqa=True), q, k, v).fused
+    assert run(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: 20 * torch.tanh(s * 0.05), enable_gqa=True),
+               q, k, v).fused
+    for score, why in [(lambda s, b, h, i, j: 20 * torch.tanh((s - slopes[h] * (i - j)) / 20), "not as cap"),
+                       (lambda s, b, h, i, j: 20 * torch.tanh(s / 10), "not as cap"),
+                       (lambda s, b, h, i, j: 20 * s, "no tanh of them")]:
+        report = run(lambda q, k, v, score=score: flex_attention(q, k, v, score, enable_gqa=True), q, k, v)
+        assert not report.fused and why in report.text
     report = run(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: s + 0.1 * (j % 3), mask, enable_gqa=True),
                  q, k, v)
     assert not report.fused and "slopes[head] * (key - query)" in report.text

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
@@ -107,12 +108,21 @@ def scores_of(score_mod: fx.GraphModule) -> Scores:
         node, result.slopes, result.sign = _alibi(node, indices, head)
     if _name(node) == "mul" and node is not score:
         capped, cap = _with_number(node)
-        if _name(capped) != "tanh" or _name(capped.args[0]) != "div" or capped.args[0].args != (score, cap):
-            raise Declined("its score function multiplies scores, but not by the cap of a tanh")
+        if _name(capped) != "tanh":
+            raise Declined("its score function multiplies scores, but no tanh of them by its cap")
+        if not _is_quotient(capped.args[0], score, cap):
+            raise Declined("its score function caps by a tanh, but not as cap * tanh(score / cap)")
         node, result.soft_cap = score, float(cap)
     if node is not score:
         raise Declined(f"its score function has {_name(node)}")
     return result
+
+
+def _is_quotient(node: Any, score: fx.Node, cap: float) -> bool:
+    if _name(node) == "mul":
+        of, number = _with_number(node)
+        return of is score and math.isclose(number * cap, 1, rel_tol=1e-9)
+    return _name(node) == "div" and node.args == (score, cap)
 
 
 def _ends(gm: fx.GraphModule) -> tuple[list[fx.Node], Any]:
