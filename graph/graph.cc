@@ -8,7 +8,6 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
@@ -28,6 +27,12 @@ void Merge(const LogicalTensor& from, LogicalTensor& into) {
   if (into.name.empty()) into.name = from.name;
 }
 
+// Of two that disagree types and dims may be the same.
+std::string WithStrides(const LogicalTensor& tensor) {
+  if (!tensor.strides) return tensor.ToString();
+  return absl::StrCat(tensor.ToString(), " with strides [", DimsToString(*tensor.strides), "]");
+}
+
 // That ports of one op that are the same tensor agree with each other.
 absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tensors& outputs) {
   absl::InlinedVector<TensorId, 8> ids(op.inputs.begin(), op.inputs.end());
@@ -38,8 +43,8 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
   for (const LogicalTensor* tensor : inputs) {
     LogicalTensor& before = merged.try_emplace(tensor->id, *tensor).first->second;
     if (!Compatible(before, *tensor)) {
-      return OpError(ErrorKind::kInvalidGraph, op, tensor->Label(), " is ", before.ToString(),
-                     " and ", tensor->ToString());
+      return OpError(ErrorKind::kInvalidGraph, op, tensor->Label(), " is ", WithStrides(before),
+                     " and ", WithStrides(*tensor));
     }
     Merge(*tensor, before);
   }
@@ -88,14 +93,8 @@ absl::Status Graph::CheckPort(const Op& op, const LogicalTensor& tensor, bool is
   }
   if (!known) return absl::OkStatus();
   if (!Compatible(known->desc, tensor)) {
-    // Types and dims may be the same.
-    const auto text = [](const LogicalTensor& t) {
-      return t.strides ? absl::StrCat(t.ToString(), " with strides [",
-                                      absl::StrJoin(*t.strides, ","), "]")
-                       : t.ToString();
-    };
-    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is ", text(tensor), " here but ",
-                   text(known->desc), " elsewhere");
+    return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is ", WithStrides(tensor),
+                   " here but ", WithStrides(known->desc), " elsewhere");
   }
   if (is_output && known->producer.op != kNoOp) {
     return OpError(ErrorKind::kInvalidGraph, op, tensor.Label(), " is already produced by ",

@@ -43,15 +43,14 @@ struct PairKernels {
   // overwritten.
   void (*pv_split)(const float* probs, int64_t rows, int64_t tokens, uint32_t* v, int64_t head_size,
                    const float* shrink, float* out);
-  // KernelSet::qk_stored of keys of bf16, of which two are a pair: exactly. Null where it is not
-  // known to be faster than f32.
+  // KernelSet::qk_stored of keys of bf16, of which two are a pair. Null where it is known not to be
+  // faster than f32.
   void (*qk_stored)(const TokenRows& tokens, const uint32_t* q, int64_t rows, int64_t pairs,
                     float* scores);
   // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many
   // tokens, kHalfTile or kTokenTile.
   int64_t most_rows, most_tokens;
-  // Codes of at most so many rows are multiplied as they are stored, and floats, of not more than
-  // KernelSet says.
+  // KernelSet::stored_rows_of_codes, where tiles would be pairs; floats are of no more rows.
   int64_t stored_rows;
 };
 

@@ -162,7 +162,7 @@ class AttentionTiles {
                                    RowState& state, typename Products::Output& output) {
     Sweep(tiles, false, [&](typename Products::Scores& s, i32, SharedAddress) {
       float factor[2];
-      state.Add(s, Products::TokenTiles(), Headroom(), factor);
+      state.Add(s, Products::TokenTiles(), /*headroom=*/0.f, factor);
       Probabilities(s, state);
     });
     state.SumLanes();

@@ -191,7 +191,7 @@ void AddFormCases(std::vector<Case>& cases) {
     c.q_len = 4;
     Push(cases, c, absl::StrCat("StaticCodes_", variant));
   }
-  // Q, K and V are bf16: AMX multiplies them without permission.
+  // Q, K and V are bf16: they are multiplied as such without permission.
   for (int variant = 0; variant < 6; ++variant) {
     Case c = Rotated(i++);
     c.type = c.scores = kBF16;

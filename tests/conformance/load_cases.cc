@@ -113,8 +113,8 @@ void AddLoadCases(std::vector<Case>& cases) {
     c.real_lengths = i % 3 != 0;
     c.stats = i % 2 == 0;
     c.q_len = i % 6 == 5 ? 70 : 1 + i % 5;
-    // So that rows are up to 32, which codes take as they are stored, and more.
-    if (i % 6 == 2) c.q_len = 30 / c.ratio;
+    // So that rows are up to 64, which codes take as they are stored, and more.
+    if (i % 6 == 2) c.q_len = 60 / c.ratio;
     if (i % 4 == 1) {
       c.real_lengths = true;
       c.page_size = pages[(i / 4) % kSizes];

@@ -221,7 +221,6 @@ const KernelSet& avx512_amx_kernels() {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";
     all.pairs = &kPairs;
-    all.stored_rows = 16;
     return all;
   }();
   return set;

@@ -345,7 +345,9 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     product = _product(scores)
     if product is None:
         made_by = _made_by(scores)
-        if made_by in (aten.mul.Tensor, aten.div.Tensor) and any(is_tensor(x) and not shape(x) for x in scores.args):
+        step = skip(scores, *VIEWS, *COPIES, *CASTS)
+        if is_call(step, aten.mul.Tensor, aten.div.Tensor) and _product(step.args[0]) and (
+                is_tensor(step.args[1]) and not shape(step.args[1])):
             return ("its scale is a tensor, as dynamic=True makes of a module's float, which "
                     "scaled_dot_product_attention takes as a number")
         return f"its scores are computed by {made_by}, which is no scale or mask of a product" if made_by else None

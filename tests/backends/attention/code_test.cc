@@ -60,7 +60,7 @@ TEST(CpuCodes, EveryTypeHeadSizeAndNumberOfRows) {
 // More rows than those of other formats, whose tiles need not be dequantized.
 TEST(CpuCodes, ManyRows) {
   for (DataType type : {kS8, kU4, kS2}) {
-    for (int64_t q_len : {17, 31, 32}) {
+    for (int64_t q_len : {33, 47, 64}) {
       SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << q_len);
       Case c = Plain({.b0 = 1, .ratio = 1, .q_len = q_len, .kv_len = 150, .d = 64, .dv = 48},
                      ByHead(type, 16, kF16, kS8), ByHead(type, 16));

@@ -238,7 +238,6 @@ TEST(CpuProducts, PvOfStoredRows) {
 }
 
 // Products of two bf16 are exact in f32.
-
 TEST(CpuProducts, QkOfPairs) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->pairs == nullptr) continue;
