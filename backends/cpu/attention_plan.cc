@@ -273,7 +273,8 @@ void Plan::ChooseProducts() {
   const bool split_probs =
       !bf16_will_do && exact_keys && are_bf16(v_) && p.pass == SoftmaxPass::kOnline;
   const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
-  const int64_t coded = by_pairs ? kernels_.pairs->stored_rows : kernels_.stored_rows_of_codes;
+  const int64_t coded =
+      by_pairs ? kernels_.pairs->stored_rows_of_codes : kernels_.stored_rows_of_codes;
   stored_rows_ = {.of_codes = coded, .others = std::min(coded, kernels_.stored_rows)};
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;

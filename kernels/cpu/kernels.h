@@ -51,7 +51,7 @@ struct PairKernels {
   // tokens, kHalfTile or kTokenTile.
   int64_t most_rows, most_tokens;
   // KernelSet::stored_rows_of_codes, where tiles would be pairs; floats are of no more rows.
-  int64_t stored_rows;
+  int64_t stored_rows_of_codes;
 };
 
 // Types that qk_channels, qk_stored and pv_stored take as they lie in memory.

@@ -22,13 +22,13 @@ namespace kvant::cpu {
 struct TileBuffers {
   TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared);
 
-  float* q;                     // [rows][head_size], to be filled before PrepareQueries
-  float* k;                     // kHalfTile * head_size
-  float* v;                     // kHalfTile * v_head_size
-  float* scores;                // [rows][kTokenTile]: scores, then probabilities
-  float* line;                  // TileScratchFloats of the larger head size
-  uint32_t* q_pairs = nullptr;  // [rows][pairs], where keys are multiplied as pairs
-  // With Products::kPairs only.
+  float* q;       // [rows][head_size], to be filled before PrepareQueries
+  float* k;       // kHalfTile * head_size
+  float* v;       // kHalfTile * v_head_size
+  float* scores;  // [rows][kTokenTile]: scores, then probabilities
+  float* line;    // TileScratchFloats of the larger head size
+  // Where keys are multiplied as pairs; what follows it with Products::kPairs only.
+  uint32_t* q_pairs = nullptr;   // [rows][pairs]
   uint32_t* k_rows = nullptr;    // [kHalfTile][pairs]
   uint32_t* k_pairs = nullptr;   // the same turned, [pairs][kHalfTile]
   uint32_t* v_pairs = nullptr;   // [kTokenTile / 2][v_head_size]

@@ -216,7 +216,7 @@ const KernelSet& avx512_amx_kernels() {
       .qk_stored = nullptr,
       .most_rows = 512,
       .most_tokens = kTokenTile,
-      .stored_rows = 24};
+      .stored_rows_of_codes = 24};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();
     all.name = "avx512_amx";

@@ -24,7 +24,7 @@ namespace {
 struct NeonPairs {
   static constexpr int kWidth = Simd::kWidth;
   static constexpr int kVectors = 4;
-  static constexpr int64_t kStoredRows = 24;
+  static constexpr int64_t kStoredRowsOfCodes = 24;
 
   static void PairLines(const float* a, const float* b, int64_t n, uint32_t* out) {
     for (int64_t i = 0; i < n; i += kWidth) {

@@ -3,7 +3,7 @@
 //   PairLines, PairLine    as PairKernels has them
 //   PairRest               PairLine of what it loses of each number
 //   kVectors               vectors of columns that a block of rows takes at a time
-//   kStoredRows            PairKernels::stored_rows
+//   kStoredRowsOfCodes     as PairKernels has it
 //   Multiply               a block's sums, as pairs_avx512.h says
 //   Dot                    sum[i] + a[i] . b[i], of vectors of pairs
 #ifndef KVANT_KERNELS_CPU_ISA_PAIRS_H_
@@ -163,7 +163,7 @@ constexpr PairKernels kPairKernels = {
     .qk_stored = QkStoredPairs<P>,
     .most_rows = 256,
     .most_tokens = kHalfTile,
-    .stored_rows = P::kStoredRows};
+    .stored_rows_of_codes = P::kStoredRowsOfCodes};
 
 }  // namespace
 }  // namespace kvant::cpu

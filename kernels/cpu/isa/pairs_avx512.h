@@ -13,7 +13,7 @@ namespace {
 struct Avx512Pairs {
   static constexpr int kWidth = Simd::kWidth;
   static constexpr int kVectors = kHalfTile / kWidth;
-  static constexpr int64_t kStoredRows = 48;
+  static constexpr int64_t kStoredRowsOfCodes = 48;
 
   static void PairLines(const float* a, const float* b, int64_t n, uint32_t* out) {
     for (int64_t i = 0; i < n; i += kWidth) {
@@ -33,7 +33,6 @@ struct Avx512Pairs {
     }
   }
 
-  // PairLine of what it loses of each number.
   static void PairRest(const float* line, int64_t n, uint32_t* out) {
     const auto rest = [&](int64_t i) {
       const __m512 all = _mm512_maskz_loadu_ps(FirstOf(n - i), line + i);

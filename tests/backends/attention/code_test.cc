@@ -87,7 +87,7 @@ TEST(CpuCodes, HowManyRowsAreMultipliedAsStored) {
       for (FpMath fpmath : {FpMath::kStrict, FpMath::kAny}) {
         const bool by_pairs = fpmath == FpMath::kAny && set->pairs != nullptr;
         const bool on_codes = set->codes != nullptr && (k.type != kF16 || v.type != kF16);
-        int64_t most = by_pairs ? set->pairs->stored_rows : set->stored_rows_of_codes;
+        int64_t most = by_pairs ? set->pairs->stored_rows_of_codes : set->stored_rows_of_codes;
         if (!coded || set->codes == nullptr) most = std::min(most, set->stored_rows);
         for (const int64_t rows : {most, most + 1}) {
           Case c =
