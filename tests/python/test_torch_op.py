@@ -33,6 +33,10 @@ def test_masks_windows_cap_and_alibi():
     assert distance(attention(q, k, v, mask=bias, scale=0.3),
                     expected(q, k, v, bias=bias.numpy(), scale=0.3)) < 1e-5
     assert distance(attention(q, k, v, right_window=0), expected(q, k, v, mask=distances <= 0)) < 1e-5
+    last, far = q[:, :, 7:], distances[7:]  # the last queries of all tokens
+    slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert distance(attention(last, k, v, right_window=0, left_window=5, bottom_right=True, alibi_slopes=slopes),
+                    expected(last, k, v, bias=slopes.numpy()[:, None, None] * far, mask=(far <= 0) & (far >= -5))) < 1e-5
     band = (distances <= 1) & (distances >= -3)
     assert distance(attention(q, k, v, left_window=3, right_window=1), expected(q, k, v, mask=band)) < 1e-5
     slopes = torch.tensor([0.5, 0.25, 0.1, 0.7])
@@ -71,7 +75,7 @@ def arguments(gradient, **changes):
                      for x in tensors((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), (4, 5, 7)))
     named = dict(q=q, k=k, v=v, k_scales=None, k_zero_points=None, v_scales=None, v_zero_points=None,
                  mask=mask, alibi_slopes=None, k_type="", v_type="", scale=None, soft_cap=None,
-                 left_window=-1, right_window=-1, tokens_first=True,
+                 left_window=-1, right_window=-1, bottom_right=False, tokens_first=True,
                  nan_rows=False)
     return tuple({**named, **changes}.values())
 
@@ -92,6 +96,7 @@ def test_opcheck_of_codes():
 @pytest.mark.parametrize("changes", [
     {}, {"mask": torch.rand(2, 1, 5, 7) > 0.3}, {"soft_cap": 1.5, "scale": 0.7},
     {"left_window": 2, "right_window": 1}, {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
+    {"left_window": 2, "right_window": 0, "bottom_right": True, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
 ])
 def test_gradients(changes):
     given = arguments(True, **changes)
@@ -99,14 +104,14 @@ def test_gradients(changes):
     weights = torch.from_numpy(numbers(*out.shape, seed=9))
     leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
     ours = torch.autograd.grad((out * weights).sum(), leaves)
-    q, k, v, *_, mask, slopes, _, _, scale, cap, left, right, _, _ = given
+    q, k, v, *_, mask, slopes, _, _, scale, cap, left, right, bottom_right, _, _ = given
     exact = [x.detach().double().requires_grad_() for x in leaves]
     q, k, v = exact[:3]
     k, v = (x.repeat_interleave(2, 1) for x in (k, v))
     scores = q @ k.mT * (8**-0.5 if scale is None else scale)
     if cap:
         scores = cap * torch.tanh(scores / cap)
-    far = torch.arange(7) - torch.arange(5)[:, None]
+    far = torch.arange(7) - torch.arange(5)[:, None] - (2 if bottom_right else 0)
     if slopes is not None:
         scores = scores + slopes[:, None, None] * far
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + exact[3]

@@ -322,7 +322,8 @@ def _arguments(found: rules.Attention, plain: tuple[fx.Node, fx.Node],
                   for x in ((None, None) if codes is None else (codes.scales, codes.zero_points))]
     types = ["" if codes is None else codes.type for codes in form]
     return (found.q, *data, *parameters, found.mask, found.slopes, *types, found.scale,
-            found.soft_cap, found.left_window, found.right_window, found.tokens_first, found.nan_rows)
+            found.soft_cap, found.left_window, found.right_window,
+            False, found.tokens_first, found.nan_rows)
 
 
 class _Described:

@@ -21,11 +21,13 @@ from ..value import Value
 # the first in the lowest bits, and k_type ("u4") says so. k_scales and k_zero_points have the dims
 # of K divided by those of a group; zero points of integers are in codes, of floats in real units:
 # value = code * scale - zero point. mask: boolean (false hides) or numbers that are added, of any
-# shape that broadcasts. Without a scale it is 1 / sqrt(channels). tokens_first: the result is
+# shape that broadcasts. Without a scale it is 1 / sqrt(channels). bottom_right: the last query is
+# at the last token, else the first at the first. tokens_first: the result is
 # [batch, tokens, heads, channels] in memory. nan_rows: a query that sees nothing gives NaN, not 0.
 SCHEMA = """attention(Tensor q, Tensor k, Tensor v, Tensor? k_scales, Tensor? k_zero_points,
 Tensor? v_scales, Tensor? v_zero_points, Tensor? mask, Tensor? alibi_slopes, str k_type, str v_type,
-float? scale, float? soft_cap, int left_window, int right_window, bool tokens_first, bool nan_rows) -> Tensor"""
+float? scale, float? soft_cap, int left_window, int right_window, bool bottom_right, bool tokens_first,
+bool nan_rows) -> Tensor"""
 
 TYPES = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int8: "s8",
@@ -60,6 +62,7 @@ def attention(
     soft_cap: float | None = None,
     left_window: int = -1,
     right_window: int = -1,
+    bottom_right: bool = False,
 ) -> torch.Tensor:
     """softmax(q k^T scale + mask) v, fused, over K and V as they are stored.
 
@@ -73,9 +76,11 @@ def attention(
       mask: broadcasts to [batch, heads, queries, tokens]. Boolean, false hides; or it is added.
       scale: None: 1 / sqrt(channels).
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
-      alibi_slopes: [heads] of f32; slope * (token - query) is added.
-      left_window, right_window: query i sees tokens from i - left_window to i + right_window; -1:
-        all. Causal is right_window = 0.
+      alibi_slopes: [heads] of f32; slope * (token - position of the query) is added.
+      left_window, right_window: a query at position i sees tokens from i - left_window to
+        i + right_window; -1: all. Causal is right_window = 0.
+      bottom_right: the last query is at the last token, as in decoding over a cache and in
+        FlashAttention; else the first query is at the first token, as with PyTorch's is_causal.
 
     Returns:
       [batch, heads, queries, channels of v], in memory [batch, queries, heads, channels].
@@ -85,7 +90,8 @@ def attention(
             raise invalid(f"kvant::attention: {name} is {type(x).__name__}, not a tensor")
     return torch.ops.kvant.attention(
         q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes, k_type,
-        v_type, scale, soft_cap, left_window, right_window, True, False)
+        v_type, scale, soft_cap, left_window, right_window,
+        bottom_right, True, False)
 
 
 @torch.library.impl(_library, "attention", "CPU")
@@ -141,8 +147,8 @@ def explain(*arguments: Any) -> str:
 
 def _compile(
     tensors: tuple[torch.Tensor | None, ...], k_type: str, v_type: str, scale: float | None,
-    soft_cap: float | None, left_window: int, right_window: int, tokens_first: bool,
-    nan_rows: bool,
+    soft_cap: float | None, left_window: int, right_window: int, bottom_right: bool,
+    tokens_first: bool, nan_rows: bool,
 ) -> Compiled:
     q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes = tensors
     _check_shapes(q, k, v, mask, alibi_slopes)
@@ -188,7 +194,8 @@ def _compile(
         masks["alibi_slopes"] = tensor("alibi_slopes", alibi_slopes)
     out = g.scaled_dot_product_attention(
         q_value, k_value, v_value, scale=scale, soft_cap=soft_cap, left_window=left_window,
-        right_window=right_window, mode="none" if nan_rows else "inf_as_zero", **masks)
+        right_window=right_window, bottom_right=bottom_right,
+        mode="none" if nan_rows else "inf_as_zero", **masks)
     batch, heads, queries, channels = q.shape[0], q.shape[1], q.shape[2], v_value.dims[3]
     inner = [channels, heads * channels] if tokens_first else [queries * channels, channels]
     g.output("o", out, strides=[queries * heads * channels, *inner, 1])
@@ -224,7 +231,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
             "unimplemented", "kvant::attention: there is no gradient through compressed K and V; "
             "detach the queries, or compute under torch.no_grad()")
     q, k, v, mask, slopes, output = ctx.saved_tensors
-    scale, soft_cap, left_window, right_window, _ = ctx.words
+    scale, soft_cap, left_window, right_window, bottom_right, _ = ctx.words
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grouped = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(grouped, 1) for x in (k, v))
@@ -234,8 +241,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     if capped is not None:
         scores = capped * soft_cap
     # [queries, tokens]: how far a token lies behind a query.
+    first = k.shape[2] - q.shape[2] if bottom_right else 0
     distance = (torch.arange(k.shape[2], device=q.device)
-                - torch.arange(q.shape[2], device=q.device)[:, None])
+                - torch.arange(first, first + q.shape[2], device=q.device)[:, None])
     if slopes is not None:
         scores = scores + slopes[:, None, None] * distance
     visible = None
@@ -266,7 +274,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
     return ((d_scores @ keys).to(q.dtype), of_heads(d_scores.mT @ queries, k),
             of_heads(probabilities.mT @ d_out, v), None, None, None, None, d_mask,
-            d_slopes, *(None,) * 8)
+            d_slopes, *(None,) * 9)
 
 
 torch.library.register_autograd(
