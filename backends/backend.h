@@ -36,9 +36,9 @@ class Executable {
   virtual double rounding() const { return 0; }
   // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
   virtual size_t scratch_bytes(int max_concurrency) const = 0;
-  // Whether it is zeroed before its first use, and then left by one Run to the next. Else it may
-  // hold anything.
-  virtual bool keeps_scratch() const { return true; }
+  // Whether it must be zeroed before its first use, and is then left by one Run to the next, of this
+  // executable alone. Else it may hold anything.
+  virtual bool keeps_scratch() const { return false; }
   // What every port's pointer must be a multiple of, beside the size of its elements.
   virtual size_t alignment() const { return 1; }
   // inputs and outputs are checked: one non-null pointer per port of the

@@ -79,6 +79,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
     blocks.merge(dead_after[step]);
   }
 
+  size_t shared = 0;
   for (const CompiledPartition& compiled : state->partitions) {
     Step& step = state->steps.emplace_back();
     for (const TensorId id : compiled.partition().inputs()) {
@@ -89,10 +90,19 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
       step.inputs.push_back(found->second);
     }
     for (const TensorId id : compiled.partition().outputs()) step.outputs.push_back(places.at(id));
-    // Each its own, which it finds as it left it.
-    step.scratch_at = scratch;
-    scratch += Aligned(compiled.scratch_bytes());
+    const size_t bytes = Aligned(compiled.scratch_bytes());
+    if (compiled.keeps_scratch()) {
+      step.scratch_at = scratch;
+      scratch += bytes;
+    } else {
+      shared = std::max(shared, bytes);
+    }
   }
+  // Steps run one after another: those that keep nothing in their scratch share one.
+  for (size_t step = 0; step < state->steps.size(); ++step) {
+    if (!state->partitions[step].keeps_scratch()) state->steps[step].scratch_at = scratch;
+  }
+  scratch += shared;
   state->signature = std::make_unique<Signature>("graph", engine, known, known.inputs(),
                                                  known.outputs(), alignment, scratch);
   CompiledGraph compiled;

@@ -45,7 +45,6 @@ class Plan : public Executable {
   size_t scratch_bytes(int max_concurrency) const override {
     return scratch(max_concurrency) * sizeof(float);
   }
-  bool keeps_scratch() const override { return false; }
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override;
   // "bf16 products, 128-row x 128-token tiles, 8 splits, 120 KiB scratch".

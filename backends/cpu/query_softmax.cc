@@ -66,7 +66,6 @@ class QuerySoftmax : public Executable {
         std::max(statistics_.scratch(max_concurrency), output_.scratch(max_concurrency));
     return (statistics_floats_ + pass) * sizeof(float);
   }
-  bool keeps_scratch() const override { return false; }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,
                    absl::Span<void* const> outputs, std::byte* scratch) const override {

@@ -96,6 +96,7 @@ struct PartitionPlan {
   std::vector<PlannedLaunch> launches;  // one after another
   // As Executable's.
   size_t scratch_bytes = 0, alignment = 1;
+  bool keeps_scratch = false;
   double rounding = 0;
   // HostFills. Where there are any, one of two launches is made: the first if all are -inf.
   std::vector<View> fills;
@@ -133,6 +134,7 @@ absl::StatusOr<PartitionPlan> Plan(const AttentionSpec& spec, const DeviceProper
     KVANT_RETURN_IF_ERROR(add_whole(spec));
   }
   all.scratch_bytes = partial_bytes + count_bytes;
+  all.keeps_scratch = count_bytes > 0;
   for (PlannedLaunch& launch : all.launches) {
     // Where every kernel leaves its counts at 0.
     launch.binding.scratch.back().at = partial_bytes;
@@ -174,6 +176,7 @@ class LoadedPlan : public Executable {
   std::string kernel() const override { return plan_.text; }
   double rounding() const override { return plan_.rounding; }
   size_t scratch_bytes(int) const override { return plan_.scratch_bytes; }
+  bool keeps_scratch() const override { return plan_.keeps_scratch; }
   size_t alignment() const override { return plan_.alignment; }
 
   absl::Status Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,

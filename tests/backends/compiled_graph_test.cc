@@ -108,6 +108,26 @@ TEST(CompiledGraphTest, IntermediatesShareMemory) {
   EXPECT_LE(many, 4u * 2 * kTokens * kHead * 4);
 }
 
+// So do partitions whose kernels keep nothing: of many layers of attention, the scratch is that of
+// few.
+TEST(CompiledGraphTest, KernelsShareScratch) {
+  const auto scratch_of = [](int layers) {
+    GraphBuilder g;
+    Value x = g.Input("x", kF32, {1, 2, 1, 64});
+    for (int i = 0; i < layers; ++i) {
+      const Value k = g.Input("k" + std::to_string(i), kF32, {1, 2, 600, 64});
+      x = g.ScaledDotProductAttention(x, k, k, {}).first;
+    }
+    g.Output("o", x);
+    const Engine engine = EngineOf({"cpu"});
+    const CompiledGraph compiled =
+        engine.Compile(std::move(g).Build().value(), {.require_fused = true}).value();
+    EXPECT_GT(compiled.partitions()[0].scratch_bytes(), 1000u);
+    return compiled.scratch_bytes();
+  };
+  EXPECT_EQ(scratch_of(3), scratch_of(30));
+}
+
 TEST(CompiledGraphTest, TakesScratchOfOnesOwn) {
   const Engine engine = EngineOf(kSplit);
   const CompiledGraph compiled = engine.Compile(Layers(3)).value();
