@@ -36,8 +36,8 @@ class Executable {
   virtual double rounding() const { return 0; }
   // Scratch that Run needs with an executor of that concurrency; 64-byte aligned.
   virtual size_t scratch_bytes(int max_concurrency) const = 0;
-  // Whether it must be zeroed before its first use, and is then left by one Run to the next, of this
-  // executable alone. Else it may hold anything.
+  // Whether it must be zeroed before its first use, and is then left by one Run to the next, of
+  // this executable alone. Else it may hold anything.
   virtual bool keeps_scratch() const { return false; }
   // What every port's pointer must be a multiple of, beside the size of its elements.
   virtual size_t alignment() const { return 1; }
@@ -52,7 +52,7 @@ class Executable {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // "cpu", "reference", "oracle".
+  // "cpu", "reference", "oracle", "cuda", "cuda_simt".
   virtual std::string_view name() const = 0;
   // Whether its result is a fused kernel rather than op by op.
   virtual bool fused() const = 0;
@@ -77,7 +77,7 @@ std::unique_ptr<Backend> MakeOracleBackend();
 // Op by op on the CPU, through oneDNN where it has the op. Null when kvant is
 // built without oneDNN.
 std::unique_ptr<Backend> MakeReferenceBackend();
-// Fused attention, DynamicQuantize, Append, Hadamard and MergeAttention on the CPU.
+// Fused attention, DynamicQuantize, Append, AppendPages, Hadamard and MergeAttention on the CPU.
 std::unique_ptr<Backend> MakeCpuBackend();
 // The same and DynamicDequantize on the GPU of that index. kUnimplemented, in
 // words: no driver, none that is new enough, no such GPU, or one too old.

@@ -1,7 +1,6 @@
 #include "kvant/backends/compiled_partition.h"
 
 #include <memory>
-#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "kvant/backends/backend.h"
 #include "kvant/backends/compiled_graph.h"
 #include "kvant/backends/compiled_partition.h"

@@ -5,12 +5,9 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"

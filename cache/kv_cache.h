@@ -5,7 +5,7 @@
 //                                          {*ParseCacheScheme("kivi2")}});
 //   const auto attention = *cache->Attention({.query_heads = 32});
 //   for each step, for each layer:
-//     cache->Append(layer, k, v);
+//     cache->Append(stream, layer, k, v);
 //     attention->Execute(stream, layer, q, out);
 //
 // All methods may be called from several threads at once: those that change the cache wait for

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/cache/kv_cache.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <string>
 
 #include "kvant/graph/round_scale.h"
 #include "kvant/graph/status.h"

@@ -22,7 +22,7 @@ struct KvCacheOptions {
   int64_t head_size = 0;
   int64_t v_head_size = 0;  // 0: as head_size
   int64_t capacity = 0;     // tokens of a sequence
-  // One for all layers, or one for each.
+  // One for all layers, or one for each. By default f16, nothing quantized.
   std::vector<CacheScheme> schemes = {CacheScheme{}};
   // Of a sequence only the last so many tokens are kept, what a layer of sliding-window attention
   // sees: one number for all layers, or one for each; 0, or none given: all are.

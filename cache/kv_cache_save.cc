@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <mutex>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "kvant/cache/kv_cache.h"

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "kvant/backends/tensor.h"
 #include "kvant/cache/kv_tensor.h"
 #include "kvant/graph/logical_tensor.h"

@@ -61,7 +61,7 @@ class KvLayout {
   int64_t total_slots() const { return layout_.sinks + layout_.main + layout_.window; }
   // Makes the segments of K and V add up to the same.
   void AddSlots(int64_t more) { (residual() > 0 ? layout_.window : layout_.main) += more; }
-  // As many, or a few more, as leave heads where AddSlots finds them.
+  // `more`, rounded up so that each head still begins at a whole word.
   int64_t WholeSlots(int64_t more) const {
     return residual() > 0 ? more : (more + unit_ - 1) / unit_ * unit_;
   }

@@ -1,6 +1,5 @@
 #include "kvant/cache/kv_mover.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "kvant/graph/status.h"

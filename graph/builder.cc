@@ -266,7 +266,7 @@ GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Va
     }
     const Value dst = Emit(to.kind, "", {x, places}, {options.type}, {{Attr::kTokenAxis, to.axis}});
     SetCapacity(dst, to, 1);
-    return {dst, dst, std::nullopt};
+    return {dst, Value(), std::nullopt};
   }
   const Quantized result =
       EmitQuantize(to.kind, {x, places}, options, {{Attr::kTokenAxis, to.axis}});

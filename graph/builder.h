@@ -12,7 +12,6 @@
 #ifndef KVANT_GRAPH_BUILDER_H_
 #define KVANT_GRAPH_BUILDER_H_
 
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -62,6 +61,7 @@ class GraphBuilder {
     bool transpose_a = false, transpose_b = false;
     DataType type = kUndef;
   };
+  // AddOp has oneDNN's defaults instead: axis 1, mode "none".
   struct SoftMaxOptions {
     int64_t axis = -1;
     std::string_view mode = "inf_as_zero";
@@ -88,7 +88,8 @@ class GraphBuilder {
     bool ggml_formula = false;  // see attribute formula
   };
   struct Quantized {
-    Value codes, scales;
+    Value codes;
+    Value scales;  // of none where Append only converts
     std::optional<Value> zero_points;
   };
 

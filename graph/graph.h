@@ -64,8 +64,8 @@ class Graph {
   absl::Status AddOp(Op op, absl::Span<const LogicalTensor> inputs,
                      absl::Span<const LogicalTensor> outputs);
 
-  // Sorts ops topologically (stable). kInvalidGraph on a cycle, naming an op on it, and where two
-  // inputs or two outputs have one name. AddOp fails afterwards.
+  // Sorts ops topologically (stable). kInvalidGraph on a cycle, naming an op on it or behind it,
+  // and where two inputs or two outputs have one name. AddOp fails afterwards.
   absl::Status Finalize();
   bool finalized() const { return finalized_; }
 

@@ -99,16 +99,21 @@ absl::StatusOr<Constant> ReadConstant(const JsonValue& value, DataType type) {
   return Constant(type, number);
 }
 
+template <typename T>
+absl::Status ReadNamed(const JsonValue& value, std::optional<T> (*from_name)(std::string_view),
+                       std::string_view what, T& out) {
+  std::string name;
+  KVANT_RETURN_IF_ERROR(value.Read(name));
+  const std::optional<T> found = from_name(name);
+  if (!found) return value.Error("unknown ", what, " '", name, "'");
+  out = *found;
+  return absl::OkStatus();
+}
+
 absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTensor& tensor) {
   KVANT_RETURN_IF_ERROR(value.ReadMember("id", tensor.id));
   KVANT_ASSIGN_OR_RETURN(const JsonValue dtype, value.Member("dtype"));
-  std::string type_name;
-  KVANT_RETURN_IF_ERROR(dtype.Read(type_name));
-  const std::optional<DataType> type = DataTypeFromName(type_name);
-  if (!type) {
-    return dtype.Error("unknown data type '", type_name, "'");
-  }
-  tensor.type = *type;
+  KVANT_RETURN_IF_ERROR(ReadNamed(dtype, DataTypeFromName, "data type", tensor.type));
   KVANT_ASSIGN_OR_RETURN(const JsonValue shape, value.Member("shape"));
   KVANT_RETURN_IF_ERROR(ReadDims(shape, tensor.dims));
   KVANT_RETURN_IF_ERROR(IfPresent(
@@ -191,12 +196,7 @@ absl::Status ReadOptions(const JsonValue& root, GraphOptions& options) {
     return value.Read(options.engine_kind);
   }));
   KVANT_RETURN_IF_ERROR(IfPresent(root, "fpmath_mode", [&](const JsonValue& value) {
-    std::string name;
-    KVANT_RETURN_IF_ERROR(value.Read(name));
-    const std::optional<FpMath> mode = FpMathFromName(name);
-    if (!mode) return value.Error("unknown mode '", name, "'");
-    options.fpmath = *mode;
-    return absl::OkStatus();
+    return ReadNamed(value, FpMathFromName, "mode", options.fpmath);
   }));
   return IfPresent(root, "fpmath_mode_apply_to_int", [&](const JsonValue& value) {
     if (!value.IsString()) return value.Read(options.apply_to_int);

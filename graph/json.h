@@ -22,7 +22,8 @@ absl::StatusOr<Graph> GraphFromJson(std::string_view text, size_t max_bytes = kM
 // At most kMaxGraphBytes of it.
 absl::StatusOr<Graph> GraphFromJsonFile(const std::string& path);
 
-// Writes what oneDNN writes: same keys, same types.
+// Writes what oneDNN writes, same keys and types, and two keys of its own behind them where the
+// graph has constants or names: kvant_constants, kvant_names.
 std::string GraphToJson(const Graph& graph);
 
 }  // namespace kvant

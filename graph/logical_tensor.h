@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvant/graph/constant.h"
 #include "kvant/graph/data_type.h"
@@ -57,7 +57,7 @@ struct LogicalTensor {
   // (a dim of 1 counts stride 1), or up to its last element where views that
   // overlap themselves reach further; at least 1; 0 if a dim is 0, or as with elements().
   int64_t span_elements() const;
-  // BytesFor(type, span_elements()).
+  // BytesFor(type, span_elements()): 0 too of an undefined type, and where it overflows.
   int64_t memory_bytes() const;
   // "tensor 3 'keys'", or "tensor 3" where it has no name.
   std::string Label() const;

@@ -182,8 +182,8 @@ absl::Status CheckTypes(const Op& op, absl::Span<const LogicalTensor* const> inp
                         absl::Span<const LogicalTensor* const> outputs);
 
 // Schema check of one op: fills in attribute defaults, then checks counts,
-// attribute names, types and allowed values, and the type rule over `tensors`
-// (inputs then outputs, in port order). kInvalidGraphOp or kInvalidDataType,
+// attribute names, types and allowed values, and the type rule.
+// kInvalidGraphOp or kInvalidDataType,
 // naming op and tensor. No shape check.
 absl::Status CheckSchema(Op& op, absl::Span<const LogicalTensor* const> inputs,
                          absl::Span<const LogicalTensor* const> outputs);

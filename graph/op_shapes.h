@@ -4,7 +4,7 @@
 // A rule reads the inputs' dims, checks them against each other and the
 // attributes, and sets the outputs' dims. It tolerates inputs of unknown rank
 // and single unknown dims: what they leave open stays unknown. Rules run at
-// every compile, so they allocate nothing and format text only to complain.
+// every compile, so they allocate little and format text only to complain.
 #ifndef KVANT_GRAPH_OP_SHAPES_H_
 #define KVANT_GRAPH_OP_SHAPES_H_
 
@@ -21,7 +21,7 @@
 
 namespace kvant {
 
-// One op's ports. Inputs are given. The rule leaves the dims of outputs: nothing where it does not
+// One op's ports. Inputs are given. The rule sets the dims of outputs, nullopt where it does not
 // know the rank. `declared` are the outputs as the graph has them, for what no input says: the
 // capacity of what Append writes to, the pages of AppendPages. There are none without a graph.
 struct ShapeContext {

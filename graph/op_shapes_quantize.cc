@@ -213,11 +213,7 @@ absl::Status AppendShape(const Op& op, ShapeContext& context) {
   if (!src.dims) return absl::OkStatus();
   KVANT_ASSIGN_OR_RETURN(const int axis, NormalizeAxis(op, op.Get<Attr::kTokenAxis>(), src));
   if (axis == 0) return ArgumentsError(op, "token_axis is 0, which positions count along");
-  const LogicalTensor& positions = *context.inputs[1];
-  if (!MayBeVector(positions, (*src.dims)[0]) && !MayBeVector(positions, 1)) {
-    return ShapeError(op, "positions are [", (*src.dims)[0], "] as dim 0 of ", DescribeDims(src),
-                      ", but are ", DescribeDims(positions));
-  }
+  KVANT_RETURN_IF_ERROR(CheckOnePerRow(op, *context.inputs[1], "positions", (*src.dims)[0]));
   LogicalTensor dst = src;
   const int64_t tokens = (*src.dims)[axis], capacity = DeclaredDim(context, 0, src.rank(), axis);
   (*dst.dims)[axis] = capacity;

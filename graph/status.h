@@ -25,7 +25,7 @@ enum class ErrorKind {
 
 std::string_view ErrorKindName(ErrorKind kind);
 
-// A status with that payload. kUnimplemented maps to absl's kUnimplemented,
+// A status that carries `kind`. kUnimplemented maps to absl's kUnimplemented,
 // every other kind to kInvalidArgument. The message is made printable.
 absl::Status MakeError(ErrorKind kind, std::string_view message);
 

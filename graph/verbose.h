@@ -4,9 +4,9 @@
 //   kvant,compile,fused attention: scale; cpu, cpu/avx512 online softmax, ...,5.1 us
 //   kvant,execute,cpu,attention: scale,132.7 us
 //
-// Unset, empty or 0: nothing. 1: to stderr. Anything else: appended to the file of that path. It is
-// read when the first line might be written. Times are of the call: on a GPU, what executing takes
-// is the time that it takes to put kernels onto the stream.
+// Unset, empty or 0: nothing. Another number: to stderr. Anything else: appended to the file of
+// that path. It is read when the first line might be written. Times are of the call: on a GPU, what
+// executing takes is the time that it takes to put kernels onto the stream.
 #ifndef KVANT_GRAPH_VERBOSE_H_
 #define KVANT_GRAPH_VERBOSE_H_
 

@@ -216,10 +216,7 @@ std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes) {
     if (uses.Has(feature) && !takes.Has(feature)) return kFeatureWords[i];
   }
   if (spec.v_head_size == 0) return "values of no channels";
-  return IsLoaded(spec.q.type) ? "" : OfType("queries", spec.q.type);
-}
-
-std::string WhyNoKernel(const AttentionSpec& spec) {
+  if (!IsLoaded(spec.q.type)) return OfType("queries", spec.q.type);
   for (std::string why : {WhyNotSegments(spec.k, spec.kv_len, "keys"),
                           WhyNotSegments(spec.v, spec.kv_len, "values")}) {
     if (!why.empty()) return why;

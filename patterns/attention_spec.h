@@ -221,11 +221,9 @@ struct AttentionSpec {
   std::string ToString() const;
 };
 
-// What the spec uses that is not among what a backend takes, in words; empty if all is.
+// In words, what of the spec is not among what a backend takes, or is taken by no kernel: types,
+// groups, lengths that do not add up. Empty if all is.
 std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes);
-// What no kernel takes of the rest of a spec: types, groups, lengths that do not add up; empty if
-// there is nothing.
-std::string WhyNoKernel(const AttentionSpec& spec);
 
 }  // namespace kvant
 

@@ -114,7 +114,7 @@ bool Resolver::ResolveHeads() {
     spec_->steps.push_back({.kind = Step::kTanh});
     spec_->steps.push_back(ConstantStep(Step::kMultiply, *cap));
   }
-  if (!PlaceQueries(match_.q.source, k[3], false, &spec_->q) || !ResolveMasks() ||
+  if (!PlaceQueries(match_.q[0].source, k[3], false, &spec_->q) || !ResolveMasks() ||
       !PlaceQueries(match_.output, v[3], false, &spec_->output)) {
     return false;
   }
@@ -145,7 +145,7 @@ bool Resolver::ResolveFirstClass() {
     return AddRotations(rotations, dims, static_cast<int>(dims.size()) - 1, rotated);
   };
   std::vector<OpIndex> before;
-  for (const ChainOp& step : match_.q.ops) before.push_back(step.op);
+  for (const ChainOp& step : match_.q[0].ops) before.push_back(step.op);
   return ResolveSegments(match_.k, 2, 3, attention, &spec_->k, &scores_rotated) &&
          add(before, attention.inputs[0], &scores_rotated) &&
          ResolveRotation(attention, "Q and K", scores_rotated, &spec_->q_hadamard) &&

@@ -1,6 +1,6 @@
 // AttentionMatch: which op plays which part. Internal to patterns.
 //
-// Matching is in two phases. The structural one (MatchAttention) looks only at
+// Matching is in two phases. The structural one (AttentionMatcher) looks only at
 // kinds, attributes and who consumes what; its result is kept with the
 // partition. The second (Resolve) turns it and concrete shapes into an
 // AttentionSpec, and is repeated for every new length.
@@ -65,8 +65,8 @@ struct AttentionMatch {
   OpIndex pv = Graph::kNoOp;  // MatMul
   int q_input = 0;            // of qk; K is the other
   int probs_input = 0;        // of pv; V is the other
-  Chain q;
-  absl::InlinedVector<Chain, 1> k, v;  // segments in order of tokens
+  // Segments in order of tokens; of q there is one.
+  absl::InlinedVector<Chain, 1> q, k, v;
   absl::InlinedVector<AuxiliaryChain, 1> auxiliary;
   absl::InlinedVector<StepMatch, 3> steps;          // in order of application
   absl::InlinedVector<OpIndex, 2> score_shape_ops;  // StaticReshape, StaticTranspose on scores
@@ -99,9 +99,8 @@ constexpr int OtherAxis(int axis, int rank = 0) { return 2 * rank - 3 - axis; }
 // Calls visit(Chain&) for every chain of the match, those that are not present as well.
 template <typename Match, typename Visitor>
 void VisitChains(Match& match, Visitor visit) {
-  visit(match.q);
   for (auto& aux : match.auxiliary) visit(aux.chain);
-  for (auto* segments : {&match.k, &match.v}) {
+  for (auto* segments : {&match.q, &match.k, &match.v}) {
     for (auto& segment : *segments) visit(segment);
   }
   for (auto& step : match.steps) {

@@ -127,8 +127,9 @@ class AttentionMatcher {
   absl::InlinedVector<DeadEnd, 2> dead_ends_;   // of them; empty once a miss says it
   absl::InlinedVector<TensorId, 3> gradients_;  // outputs of a backward pass ...
   int products_ = 0;                            // ... and how many of them are MatMuls'
-  OpIndex outside_ = Graph::kNoOp;              // what first takes the scores' and is no part
-  OpIndex left_out_ = Graph::kNoOp;             // what first goes into theirs and is no part
+  // The first op outside the match that consumes the scores' gradient, and that goes into it.
+  OpIndex outside_ = Graph::kNoOp;
+  OpIndex left_out_ = Graph::kNoOp;
 };
 
 constexpr int kMostSearched = 64;  // ops that a search, or a walk over scores, looks at

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvant/graph/status.h"
 #include "kvant/patterns/matcher.h"
 
 namespace kvant {

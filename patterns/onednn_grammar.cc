@@ -127,9 +127,7 @@ void OneDnnTrimmer::TrimInputs() {
   const bool capped = std::any_of(match_.steps.begin(), match_.steps.end(),
                                   [](const StepMatch& step) { return step.kind == Kind::kTanh; });
   const bool plain_only = capped || ProbsHave(OpKind::kTypeCast) || ProbsHave(OpKind::kDropout);
-  Segments q = {match_.q};
-  TrimOperand(op(match_.qk).inputs[match_.q_input], false, &q);
-  match_.q = q[0];
+  TrimOperand(op(match_.qk).inputs[match_.q_input], false, &match_.q);
   TrimOperand(op(match_.qk).inputs[1 - match_.q_input], !plain_only && match_.q_input == 0,
               &match_.k);
   TrimOperand(op(match_.pv).inputs[1 - match_.probs_input], !plain_only && match_.probs_input == 0,
@@ -150,14 +148,14 @@ void OneDnnTrimmer::TrimOperand(TensorId at_matmul, bool may_be_compressed, Segm
     return from_end > length ? OpKind::kEnd : KindOf(chain.ops[length - from_end].op);
   };
   size_t keep = 0;
-  if (segments->size() > 1 || Has(*segments, OpKind::kConcat)) {
-    keep = 0;
-  } else if (kind(1) == OpKind::kDequantize ||
-             (kind(1) == OpKind::kDynamicDequantize && may_be_compressed) ||
-             (kind(1) == OpKind::kStaticReshape && !compressed_)) {
-    keep = 1;
-  } else if (kind(1) == OpKind::kTypeCast && kind(2) == OpKind::kDequantize) {
-    keep = 2;
+  if (segments->size() == 1 && !Has(*segments, OpKind::kConcat)) {
+    if (kind(1) == OpKind::kDequantize ||
+        (kind(1) == OpKind::kDynamicDequantize && may_be_compressed) ||
+        (kind(1) == OpKind::kStaticReshape && !compressed_)) {
+      keep = 1;
+    } else if (kind(1) == OpKind::kTypeCast && kind(2) == OpKind::kDequantize) {
+      keep = 2;
+    }
   }
   chain.source = keep == 0 ? at_matmul : op(chain.ops[length - keep].op).inputs[0];
   chain.ops.erase(chain.ops.begin(), chain.ops.end() - keep);
@@ -186,7 +184,7 @@ void OneDnnTrimmer::TrimOutput() {
   if (is(0, OpKind::kStaticTranspose) &&
       (is(1, OpKind::kReorder) || is(1, OpKind::kStaticReshape))) {
     keep = 2;
-  } else if (is(0, OpKind::kStaticReshape) && Has({&match_.q, 1}, OpKind::kStaticReshape)) {
+  } else if (is(0, OpKind::kStaticReshape) && Has(match_.q, OpKind::kStaticReshape)) {
     keep = 1;
   }
   if (is(keep, OpKind::kQuantize)) {
@@ -208,7 +206,7 @@ void OneDnnTrimmer::CutShared() {
     again = false;
     const std::vector<OpIndex> inside = SortedOps(match_);
     const std::pair<Chain*, TensorId> operands[] = {
-        {&match_.q, op(match_.qk).inputs[match_.q_input]},
+        {&match_.q[0], op(match_.qk).inputs[match_.q_input]},
         {&match_.k[0], op(match_.qk).inputs[1 - match_.q_input]},
         {&match_.v[0], op(match_.pv).inputs[1 - match_.probs_input]}};
     for (const auto& [chain, at_matmul] : operands) {
@@ -268,7 +266,7 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
   if (match.k.size() > 1 || match.v.size() > 1) add("segments");
   if (k_or_v(OpKind::kLoadPages)) add("pages");
   if (k_or_v(OpKind::kLoadRanges)) add("rings");
-  if (k_or_v(OpKind::kHadamard) || HaveOp(graph, {&match.q, 1}, OpKind::kHadamard) ||
+  if (k_or_v(OpKind::kHadamard) || HaveOp(graph, match.q, OpKind::kHadamard) ||
       HaveOp(graph, match.output_ops, OpKind::kHadamard)) {
     add("rotated");
   }

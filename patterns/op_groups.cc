@@ -1,6 +1,5 @@
 #include "kvant/patterns/op_groups.h"
 
-#include <functional>
 #include <queue>
 
 #include "absl/strings/str_cat.h"

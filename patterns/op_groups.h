@@ -3,7 +3,6 @@
 #define KVANT_PATTERNS_OP_GROUPS_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

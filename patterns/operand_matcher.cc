@@ -20,7 +20,7 @@ std::optional<size_t> FirstSegment(OpKind kind) {
 
 void AttentionMatcher::MatchInputs() {
   if (match_->first_class != Graph::kNoOp) {
-    Chain& q = match_->q;
+    Chain& q = match_->q.emplace_back();
     q.present = true;
     q.source = op(match_->first_class).inputs[0];
     for (OpIndex producer = Producer(q.source);
@@ -35,9 +35,7 @@ void AttentionMatcher::MatchInputs() {
     return;
   }
   const Op& qk = op(match_->qk);
-  Segments q;
-  CollectSegments(qk.inputs[match_->q_input], Chain(), false, &q);
-  match_->q = q[0];
+  CollectSegments(qk.inputs[match_->q_input], Chain(), false, &match_->q);
   match_->k = MatchSegments(qk.inputs[1 - match_->q_input]);
   match_->v = MatchSegments(op(match_->pv).inputs[1 - match_->probs_input]);
 }
@@ -99,12 +97,9 @@ OpIndex AttentionMatcher::UserOutside(TensorId tensor) const {
 
 // Ops that prepare Q, K or V and are seen from outside.
 void AttentionMatcher::LeaveOutShared() {
-  Segments q = {match_->q};
-  for (bool again = true; again;) {
+  do {
     MarkOps();
-    again = CutShared(&q) || CutShared(&match_->k) || CutShared(&match_->v);
-    match_->q = q[0];
-  }
+  } while (CutShared(&match_->q) || CutShared(&match_->k) || CutShared(&match_->v));
   MatchAuxiliary();
   MarkOps();
 }

@@ -98,8 +98,8 @@ void Partitioner::MatchAll() {
       if (!matcher.MatchFirstClass(index, match.get())) {
         // With all of its inputs as ports.
         const Op& op = graph_.ops()[index];
-        *match = AttentionMatch{.first_class = index, .output = op.outputs[0]};
-        match->q.source = op.inputs[0];
+        *match = AttentionMatch{
+            .first_class = index, .q = {{.source = op.inputs[0]}}, .output = op.outputs[0]};
       }
       Take({Partition::Kind::kAttention, SortedOps(*match), match});
     } else if (kind == OpKind::kExp) {

@@ -28,7 +28,7 @@ bool Resolver::ResolveInputs() {
   const int q_row = outer(qk, match_.q_input);
   KvSegment q;
   int64_t scores_rotated = 0;
-  if (!ResolveOperand(match_.q, q_row, OtherAxis(q_row, rank_), -1, 0, &q, &scores_rotated)) {
+  if (!ResolveOperand(match_.q[0], q_row, OtherAxis(q_row, rank_), -1, 0, &q, &scores_rotated)) {
     return false;
   }
   spec_->q = q.data;

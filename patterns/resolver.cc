@@ -136,7 +136,7 @@ bool Resolver::SwapOperands() {
     return Fail(op(match_.qk), "the queries are concatenated");
   }
   swapped_ = true;
-  std::swap(match_.q, match_.k[0]);
+  std::swap(match_.q, match_.k);
   match_.q_input = 1 - match_.q_input;
   return true;
 }

@@ -72,10 +72,10 @@ using StoreAxes = absl::InlinedVector<StoreAxis, 8>;
 StoreAxes SplitAxes(const StoreSpec& spec, int first, int last);
 // Makes one of neighbours where the outer continues the inner in every array.
 void MergeAxes(StoreAxes& axes);
-// How far what a row writes is moved by each `position.group` tokens of its position, or of this
-// within a page.
+// How far what a row writes moves per `position.group` tokens of its position: within its page, if
+// there are pages.
 StoreAxis PositionAxis(const StoreSpec& spec);
-// How far it is moved by each page.
+// How far it moves per page.
 StoreAxis PageAxis(const StoreSpec& spec);
 
 // Of the ops of a Partition::Kind::kStore, all shapes known, whose ports these are.

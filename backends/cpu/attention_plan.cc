@@ -1,7 +1,6 @@
 #include "kvant/backends/cpu/attention_plan.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/container/fixed_array.h"
@@ -456,7 +455,6 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
       return absl::StrCat("a head of ", size, " channels rotated in blocks of ", block);
     }
   }
-  if (std::string why = WhyNoKernel(spec); !why.empty()) return why;
   // A unit holds half a tile of K and V and at least kMinRowTile rows of Q and O in f32.
   if ((spec.head_size + spec.v_head_size) * 2 * kHalfTile * int64_t{sizeof(float)} >
       kMaxUnitBytes) {

@@ -1,7 +1,6 @@
 #include "kvant/backends/cpu/quantize_plan.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/kernels/cpu/attention_args.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"

@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

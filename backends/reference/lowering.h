@@ -3,9 +3,7 @@
 #define KVANT_BACKENDS_REFERENCE_LOWERING_H_
 
 #include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"

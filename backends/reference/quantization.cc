@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

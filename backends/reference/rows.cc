@@ -1,7 +1,6 @@
 #include "kvant/backends/reference/rows.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvant::reference {
 namespace {

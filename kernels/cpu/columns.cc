@@ -1,7 +1,6 @@
 #include "kvant/kernels/cpu/columns.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "kvant/kernels/cpu/schedule.h"

@@ -1,7 +1,6 @@
 #include "kvant/kernels/cpu/schedule.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "kvant/kernels/cpu/columns.h"
 #include "kvant/kernels/cpu/finish.h"

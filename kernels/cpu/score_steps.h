@@ -16,7 +16,7 @@ namespace kvant::cpu {
 ColumnRange LiveColumns(const AttentionProblem& problem, const Reader& reader, const Position& p,
                         const Extent& extent);
 
-// Columns of the row at `p` that no band changes, of the same.
+// Of the columns of its batch row, those that no band changes for the row at `p`.
 ColumnRange UnbandedColumns(const AttentionProblem& problem, const Reader& reader,
                             const Position& p, const Extent& extent);
 

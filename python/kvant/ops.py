@@ -189,7 +189,7 @@ class Ops(QuantizeOps):
           scale: of scores; None: 1 / sqrt(D).
           soft_cap: scores become cap * tanh(score / cap).
           bottom_right: windows count from the last query and the last key, not from the first.
-          left_window, right_window: how many keys before and behind its own a query sees; -1: all.
+          left_window, right_window: how many keys before and after its own a query sees; -1: all.
             Causal is ``right_window=0``.
           mode: what a row of no key gives: zeros ("inf_as_zero") or NaN ("none").
           stats: return (attention, log of the sum of exponentials [N,Hq,Sq,1]).

@@ -4,9 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvant/backends/cuda/attention/attention_plan.h"
 #include "kvant/backends/cuda/element_type.h"
 #include "kvant/kernels/cuda/codes_format.h"

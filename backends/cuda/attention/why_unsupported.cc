@@ -102,8 +102,8 @@ std::string WhyUnsupported(const AttentionSpec& spec) {
   };
   if (std::string why = WhyNotTaken(spec, kTaken); !why.empty()) return why;
   for (const std::string& why :
-       {WhyNotSizes(spec), WhyNotCounts(spec), WhyNoKernel(spec), WhyNotIndices(spec),
-        WhyNotHostScalars(spec), WhyNotRounding(spec), WhyNotRotations(spec)}) {
+       {WhyNotSizes(spec), WhyNotCounts(spec), WhyNotIndices(spec), WhyNotHostScalars(spec),
+        WhyNotRounding(spec), WhyNotRotations(spec)}) {
     if (!why.empty()) return why;
   }
   return "";

@@ -257,7 +257,7 @@ static void ExpectAllKernels(const QuantizeCase& test, const std::vector<double>
       return;
     }
   }
-  // Tests of other codes are in cuda/quantize_kernel_test.cc.
+  // Tests of other codes are in cuda/store/quantize_kernel_test.cc.
   if (test.codebook.empty() && !test.ggml) return;
   const auto executable = MakeCudaSimtBackend()->Compile(partition);
   if (test.ggml && !executable.ok()) {
