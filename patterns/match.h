@@ -135,6 +135,14 @@ inline bool HaveOp(const Graph& graph, absl::Span<const OpIndex> ops, OpKind kin
                      [&](OpIndex index) { return graph.ops()[index].kind == kind; });
 }
 
+// Whether any of the chains goes through one.
+inline bool HaveOp(const Graph& graph, absl::Span<const Chain> chains, OpKind kind) {
+  return std::any_of(chains.begin(), chains.end(), [&](const Chain& chain) {
+    return std::any_of(chain.ops.begin(), chain.ops.end(),
+                       [&](const ChainOp& step) { return graph.ops()[step.op].kind == kind; });
+  });
+}
+
 // The ops of the match, each once.
 inline std::vector<OpIndex> SortedOps(const AttentionMatch& match) {
   std::vector<OpIndex> ops;

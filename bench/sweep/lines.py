@@ -5,7 +5,7 @@ line of the same bits and queries.
 """
 import dataclasses
 
-QUERIES = (1, 4, 32, 512)
+QUERIES = (1, 4, 8, 32, 512)
 HEADS, KV_HEADS, TOKENS = 8, 2, 4096
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "f8_e4m3": 8, "f8_e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "s2": 2,
         "u2": 2}

@@ -78,7 +78,7 @@ void FinishRows(const KernelSet& kernels, const AttentionCall& call,
 class TileRunner {
  public:
   TileRunner(const KernelSet& kernels, const AttentionCall& call, const Schedule& schedule,
-             const Schedule::Place& place, int64_t asked_for, Arena own, Arena shared)
+             const Schedule::Place& place, int64_t prefetched, Arena own, Arena shared)
       : kernels_(kernels),
         schedule_(schedule),
         problem_(*place.row->problem),
@@ -88,7 +88,7 @@ class TileRunner {
         tile_(MakeRowTile(place)),
         buffers_(problem_, own, shared),
         products_(problem_, reader_, tile_.batch, buffers_.columns, buffers_),
-        asked_for_(asked_for) {
+        prefetched_(prefetched) {
     buffers_.columns.Read(problem_, reader_, place.b0, tile_.extent, place.row->splits);
     if (problem_.dropout) dropout_ = ReadDropout(problem_, reader_);
     LoadQueries();
@@ -96,8 +96,8 @@ class TileRunner {
   TileRunner(const TileRunner&) = delete;
   TileRunner& operator=(const TileRunner&) = delete;
 
-  // The unit whose first tile of tokens this one's has asked for already; -1: none.
-  int64_t asked_for() const { return asked_for_; }
+  // The unit whose first tile of tokens this one's has prefetched already; -1: none.
+  int64_t prefetched() const { return prefetched_; }
 
   // Begins a chunk of the tile's columns, which is the schedule's unit `unit`; others may have been
   // before. `next`: the unit that comes after it here; -1: none that is known.
@@ -110,7 +110,7 @@ class TileRunner {
     if (!exists_) return;
     chunk_ = buffers_.columns.Chunk(split);
     FindRanges();
-    if (live_.begin < live_.end && unit != asked_for_) RequestFirst(tile_.batch, live_);
+    if (live_.begin < live_.end && unit != prefetched_) PrefetchFirst(tile_.batch, live_);
     FindNext(next);
     state_ = joins() ? PartialOf(call_, place_, split) : buffers_.state;
     const bool by_statistics = problem_.pass == SoftmaxPass::kProbabilities;
@@ -161,23 +161,23 @@ class TileRunner {
     return problem_.pass != SoftmaxPass::kProbabilities && problem_.probs_rounding.type != kUndef;
   }
 
-  void RequestFirst(const Position& batch, const ColumnRange& columns) const {
+  void PrefetchFirst(const Position& batch, const ColumnRange& columns) const {
     const int64_t end = std::min(buffers_.columns.TileEnd(columns.begin), columns.end);
-    products_.RequestFirst(batch, columns.begin, end - columns.begin);
+    products_.PrefetchFirst(batch, columns.begin, end - columns.begin);
   }
 
-  // What the last tile of tokens asks for: the one after it, if the next unit, `unit`, is for the
+  // What the last tile of tokens prefetches: the one after it, if the next unit, `unit`, is for the
   // same rows; else that unit's first.
   void FindNext(int64_t unit) {
-    asked_for_ = -1;
+    prefetched_ = -1;
     next_.reset();
-    buffers_.columns.AskUntil(chunk_.end);
+    buffers_.columns.PrefetchUntil(chunk_.end);
     if (live_.begin >= live_.end || unit < 0) return;
     const Schedule::Place next = schedule_.UnitAt(unit);
     if (next.split >= buffers_.columns.chunks()) return;
-    asked_for_ = unit;
+    prefetched_ = unit;
     const ColumnRange chunk = buffers_.columns.Chunk(next.split);
-    if (next.tile == place_.tile) return buffers_.columns.AskUntil(chunk.end);
+    if (next.tile == place_.tile) return buffers_.columns.PrefetchUntil(chunk.end);
     const RowTile tile = MakeRowTile(next);
     const ColumnRange live = LiveIn(tile, chunk);
     if (live.begin < live.end) next_.emplace(tile.batch, live);
@@ -340,7 +340,7 @@ class TileRunner {
     Part part = MakePart(token_, end - token_);
     token_ = end;
     if (part.tile.rows == 0) return true;
-    if (next_ && end == live_.end) RequestFirst(next_->first, next_->second);
+    if (next_ && end == live_.end) PrefetchFirst(next_->first, next_->second);
     products_.MultiplyByKeys(part.token, part.tokens, part.from, part.tile.rows);
     ApplyStepsTo(part);
     use(part);
@@ -423,8 +423,8 @@ class TileRunner {
   ColumnRange chunk_, live_, shared_, unbanded_;
   int first_step_ = 0;
   bool scales_scores_ = false;
-  int64_t asked_for_ = -1;
-  // What the last tile of tokens asks for, where that is another row tile's: its keys and values,
+  int64_t prefetched_ = -1;
+  // What the last tile of tokens prefetches, where that is another row tile's: its keys and values,
   // and the columns.
   std::optional<std::pair<Position, ColumnRange>> next_;
 };
@@ -465,9 +465,9 @@ void RunTurn(const KernelSet& kernels, const AttentionCall& call, const Schedule
     runners[i] = std::launder(reinterpret_cast<TileRunner*>(at));
     const Schedule::Place place = schedule.UnitAt(turn.unit + i);
     if (int64_t& tile = worker.tiles[i]; tile != place.tile_id()) {
-      const int64_t asked_for = tile == kNoTile ? -1 : runners[i]->asked_for();
+      const int64_t prefetched = tile == kNoTile ? -1 : runners[i]->prefetched();
       runners[i] = new (at)
-          TileRunner(kernels, call, schedule, place, asked_for,
+          TileRunner(kernels, call, schedule, place, prefetched,
                      Arena(shared + problem.shared_floats + i * problem.own_floats), Arena(shared));
       tile = place.tile_id();
     }

@@ -135,7 +135,7 @@ void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
       values.rows.blocks[b] = values.rows.next[b] = data + b * kPageUnit * values.rows.stride;
     }
     for (int64_t c = 0; c < values.rows.tokens; ++c) {
-      RequestBytes(data + c * values.rows.stride + values.rows.row_bytes, values.rows.row_bytes);
+      PrefetchBytes(data + c * values.rows.stride + values.rows.row_bytes, values.rows.row_bytes);
     }
     values.weights = weights.weights + i * kTokenTile;
     values.weight_scales = weights.scales + i;

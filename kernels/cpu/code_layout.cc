@@ -67,7 +67,7 @@ bool AddressesParameters(const Segment& segment) {
 }  // namespace
 
 bool HasTokens(const Segment& segment, const Array& array) {
-  if (!array.present() || !TurnsType(array.type)) return false;
+  if (!array.present() || !TransposesType(array.type)) return false;
   const int64_t groups = segment.codes.groups, bits = BitsOf(array.type);
   if (groups > kMostAddressedGroups || (groups > 1 && array.strides[kCol] != 1)) return false;
   const int64_t tokens = array.strides[kRow], pages = array.strides[0];

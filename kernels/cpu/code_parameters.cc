@@ -25,7 +25,7 @@ void ReadTile(const Reader& reader, const Dequantization& how, const Array& arra
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + at);
   };
   const int64_t row_stride = array.strides[kRow], group_stride = array.strides[kCol];
-  const auto turn = [&] {
+  const auto transpose = [&] {
     reader.kernels->transpose(staging, groups, runs, groups, out, kTokenTile);
     for (int64_t g = 0; g < groups; ++g) {
       std::fill(out + g * kTokenTile + runs, out + (g + 1) * kTokenTile, 0.f);
@@ -53,13 +53,13 @@ void ReadTile(const Reader& reader, const Dequantization& how, const Array& arra
     }
   } else if (group_stride == 1 && row_stride == groups) {
     read(runs * groups, staging);
-    turn();
+    transpose();
   } else {
     for (int64_t t = 0; t < runs; ++t) {
       reader.Line(array, p, kCol, groups, staging + t * groups);
       ++p.at[kRow];
     }
-    turn();
+    transpose();
   }
   if (run == 1) return;
   // From one element per run to one per token, backwards to stay in place.
@@ -136,8 +136,8 @@ void UnpackRows(const uint8_t* from, int64_t stride, int shift, bool is_signed, 
   }
 }
 
-// Parameters of n tokens as they are stored, or as they lie in `dense`, with zeros beyond n; asks
-// for those of the next tile.
+// Parameters of n tokens as they are stored, or as they lie in `dense`, with zeros beyond n;
+// prefetches those of the next tile.
 StoredParameters StoredAt(const TokenAddresses& array, DataType type, const PartBlocks& part,
                           int64_t n, int64_t groups, uint8_t* dense) {
   StoredParameters stored;
@@ -161,7 +161,7 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
     for (int64_t i = 0; i < blocks;) {
       int64_t end = i + 1;
       while (end < blocks && next[end] == next[end - 1] + block) ++end;
-      RequestBytes(next[i], (end - i) * block);
+      PrefetchBytes(next[i], (end - i) * block);
       i = end;
     }
     for (int64_t i = n / kPageUnit; i < blocks; ++i) {
@@ -177,9 +177,9 @@ StoredParameters StoredAt(const TokenAddresses& array, DataType type, const Part
   const bool shares = in_bytes && FindShare(array, bytes, part.in_turn(), blocks, next, share);
   for (int64_t i = 0; i < blocks; ++i) {
     if (shares) {
-      RequestBytes(share[i], kPageUnit * bytes);
+      PrefetchBytes(share[i], kPageUnit * bytes);
     } else {
-      RequestRows(next[i], stride, bytes, stride == 0 ? 1 : kPageUnit);
+      PrefetchRows(next[i], stride, bytes, stride == 0 ? 1 : kPageUnit);
     }
     const int64_t row_bytes = groups * BitsOf(stored.type) / 8, tokens = tokens_of(i);
     uint8_t* const copy = dense + i * kPageUnit * row_bytes;
@@ -249,8 +249,9 @@ void ChannelParameters::ReadOne(const Reader& reader, const Segment& segment, co
       Position next = p;
       next.at[kRow] += CeilDiv(kTokenTile, how.group[kRow]);
       const int64_t bits = BitsOf(array.type);
-      RequestBytes(static_cast<const uint8_t*>(reader.Data(array)) + array.IndexOf(next) * bits / 8,
-                   CeilDiv(channels_ * bits, 8));
+      PrefetchBytes(
+          static_cast<const uint8_t*>(reader.Data(array)) + array.IndexOf(next) * bits / 8,
+          CeilDiv(channels_ * bits, 8));
     }
     return reader.Line(array, p, kCol, channels_, out);
   }
@@ -295,9 +296,10 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
         StoredAt(head.scales, how.scales.type, blocks, n, groups, dense[0]);
     const StoredParameters stored_points =
         StoredAt(head.zero_points, how.zero_points.type, blocks, n, groups, dense[1]);
-    if (TurnsGroups(groups) && stored_scales.present() && has_points == stored_points.present()) {
-      return take(
-          kernels.turn(stored_scales, stored_points, make, WholeHalves(n), groups, scales, biases));
+    if (TransposesGroups(groups) && stored_scales.present() &&
+        has_points == stored_points.present()) {
+      return take(kernels.transpose(stored_scales, stored_points, make, WholeHalves(n), groups,
+                                    scales, biases));
     }
     ReadStored(reader, how, how.scales, stored_scales, p, n, groups, staging, scales);
     if (has_points) {

@@ -59,9 +59,9 @@ inline float ValueOffset(const CodeLayout& codes) {
   return codes.bits == 8 ? 0.f : static_cast<float>(OffsetOf(codes));
 }
 
-// Lines of the next tile to ask for before a tile's parameters are read, and before its weights are
-// made, which is when no kernel asks for any, if a tile waits for memory. Narrow codes with several
-// rows wait for products, which so many at once hold up.
+// Lines of the next tile to prefetch before a tile's parameters are read, and before its weights
+// are made, which is when no kernel prefetches any, if a tile waits for memory. Narrow codes with
+// several rows wait for products, which so many at once hold up.
 inline int64_t FirstLines(const CodeLayout& codes, int64_t rows) {
   return codes.bits == 8 || (codes.bits == 4 && rows == 1 && !codes.floats) ? 24 : 0;
 }
@@ -141,7 +141,7 @@ bool ForRuns(const Part& part, Use use) {
   for (int64_t first = 0; first < part.tokens;) {
     Position p = part.first;
     p.at[kRow] += first;
-    // Asks for the same run of what follows the part: other heads' turns may come in between.
+    // Prefetches the same run of what follows the part: other heads' turns may come in between.
     Position next = part.next;
     const int64_t tokens = std::min(part.tokens - first, codes.run - p.at[kRow] % codes.run);
     next.at[kRow] += first;

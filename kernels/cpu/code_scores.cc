@@ -76,7 +76,7 @@ CodeScores::CodeScores(const AttentionProblem& problem, Arena& own, Arena& share
   scores_ = shared.Take(parts == 0 ? 0 : rows * kTokenTile);
   rest_scores_ = shared.Take(parts == 0 ? 0 : rows * kTokenTile);
   norms_ = shared.Take(kTokenTile);
-  turned_ =
+  transposed_ =
       shared.TakeAs<int32_t>(most([](const Segment& s) { return s.codes.columns; }) * kTokenTile);
 }
 
@@ -120,7 +120,8 @@ bool CodeScores::IsExact(bool biased) const {
 }
 
 float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                          const TileParameters& parameters, const TokenRows& rows, bool turned) {
+                          const TileParameters& parameters, const TokenRows& rows,
+                          bool transposed) {
   // A token's scores are off by the roundings of a query times its channels, so by their root mean
   // square times its L2 norm.
   const CodeRange range = ScoreRange(codes);
@@ -136,8 +137,9 @@ float CodeScores::ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
   CodeParameters own = parameters;
   if (codes.by_channel) own = {kOnes.at, nullptr};
   const CodeColumns columns = ColumnsOf(codes, channels_);
-  if (!turned) kernels.turn_codes(rows, SignBits(codes), columns, turned_);
-  kernels.norms(turned_, columns, own, codes.by_channel ? 0.f : range.middle, rows.tokens, norms_);
+  if (!transposed) kernels.transpose_codes(rows, SignBits(codes), columns, transposed_);
+  kernels.norms(transposed_, columns, own, codes.by_channel ? 0.f : range.middle, rows.tokens,
+                norms_);
   const float square = *std::max_element(norms_, norms_ + rows.tokens);
   const float norm = std::sqrt(square) + (codes.by_channel ? zeros_ : 0.f);
   return rounding_ * std::max(norm, kLeastNorm);
@@ -152,7 +154,7 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   if (!codes.floats && !Prepare(reader, segment, p, q, rows)) return false;
   const StoredHead& head = heads_.At(reader, run);
   const TokenRows stored = CodeRowsAt(head, run, channels_);
-  RequestFirst(stored, FirstLines(codes, rows));
+  PrefetchFirst(stored, FirstLines(codes, rows));
   const CodeRange range = ScoreRange(codes);
   // Scales are 1 where there are none.
   TileParameters parameters{{kOnes.at, nullptr}, range.half + range.middle};
@@ -168,15 +170,15 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   }
   const CodeKernels& kernels = *reader.kernels->codes;
   const CodeColumns columns = ColumnsOf(codes, channels_);
-  const bool turned =
-      kernels.scores(stored, SignBits(codes), columns, queries_, rows, parameters, turned_, scores);
-  if (!(ErrorOf(kernels, codes, parameters, stored, turned) <= allowed_)) {
+  const bool transposed = kernels.scores(stored, SignBits(codes), columns, queries_, rows,
+                                         parameters, transposed_, scores);
+  if (!(ErrorOf(kernels, codes, parameters, stored, transposed) <= allowed_)) {
     if (!rest_is_prepared_) {
       const CodeFactors points{nullptr, codes.by_channel && parameters.biases ? biases_ : nullptr};
       kernels.prepare(queries_.lost, rows, points, columns, OffsetOf(codes), rest_);
       rest_is_prepared_ = true;
     }
-    kernels.scores(stored, SignBits(codes), columns, rest_, rows, parameters, turned_,
+    kernels.scores(stored, SignBits(codes), columns, rest_, rows, parameters, transposed_,
                    rest_scores_);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t t = 0; t < n; ++t)

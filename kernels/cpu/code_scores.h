@@ -36,9 +36,9 @@ class CodeScores {
   bool IsExact(bool biased) const;
   // What rounding may move scores by, of tokens whose parameters and codes these are: by what the
   // tile's limits allow; if that is too much by all of its parameters, then by its codes, which
-  // turned_ may hold.
+  // transposed_ may hold.
   float ErrorOf(const CodeKernels& kernels, const CodeLayout& codes,
-                const TileParameters& parameters, const TokenRows& rows, bool turned);
+                const TileParameters& parameters, const TokenRows& rows, bool transposed);
   // False: sums of a part might exceed f32, whose scales come after them.
   bool MultiplyFloats(const Reader& reader, const Segment& segment, const Position& p,
                       const TokenRows& stored, const float* q, int64_t rows, const float* scales,
@@ -61,7 +61,7 @@ class CodeScores {
   float zeros_ = 0.f, reach_ = 0.f;
   float* float_queries_;  // [rows][channels of all columns]
   float *scales_, *biases_, *staging_, *scores_, *rest_scores_, *norms_;
-  int32_t* turned_;
+  int32_t* transposed_;
 };
 
 }  // namespace kvant::cpu

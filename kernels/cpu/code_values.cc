@@ -70,7 +70,7 @@ void CodeValues::MultiplyFloats(const Call& call, const float* scales, const flo
   const FloatCodeKernels& kernels = *call.reader.kernels->codes->floats;
   const Segment& segment = call.part.segment;
   const TokenRows stored = CodeRowsAt(heads_.At(call.reader, call.part), call.part, channels_);
-  RequestFirst(stored, FirstLines(segment.codes, call.rows));
+  PrefetchFirst(stored, FirstLines(segment.codes, call.rows));
   kernels.weights(Columns(call, call.part), call.rows, WholeHalves(call.part.tokens), scales,
                   segment.codes.groups, float_weights_);
   kernels.values({.rows = stored,
@@ -109,7 +109,7 @@ bool CodeValues::AddTokens(const Call& call, const float* shrink, float* out) {
       .groups = codes.groups,
       .saved = saved_,
   };
-  RequestFirst(values.rows, FirstLines(codes, call.rows));
+  PrefetchFirst(values.rows, FirstLines(codes, call.rows));
   const float spread = static_cast<float>(call.part.tokens) * parameters.most * parameters.most;
   if (Add(call, Columns(call, call.part), parameters, spread, values, shrink, out)) {
     return true;

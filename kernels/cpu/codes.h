@@ -109,9 +109,9 @@ struct StoredParameters {
 
   bool present() const { return type != kUndef; }
 };
-// Groups of which CodeKernels::turn takes parameters, of these types.
-inline bool TurnsGroups(int64_t groups) { return groups <= 8; }
-inline bool TurnsType(DataType type) {
+// Groups of which CodeKernels::transpose takes parameters, of these types.
+inline bool TransposesGroups(int64_t groups) { return groups <= 8; }
+inline bool TransposesType(DataType type) {
   return type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8 ||
          type == kS4 || type == kU4;
 }
@@ -161,14 +161,14 @@ struct CodeKernels {
                   const CodeColumns& columns, int32_t offset, const CodeQueries& out);
 
   // scores[r][t] for t < tokens; other columns of the 16 that hold t may be written. True if it
-  // left the codes in `turned`, columns * kTokenTile dwords, for `norms`.
+  // left the codes in `transposed`, columns * kTokenTile dwords, for `norms`.
   bool (*scores)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-                 int32_t* turned, float* scores);
+                 int32_t* transposed, float* scores);
 
-  // Leaves the codes in `turned`, where `scores` did not.
-  void (*turn_codes)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
-                     int32_t* turned);
+  // Leaves the codes in `transposed`, where `scores` did not.
+  void (*transpose_codes)(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+                          int32_t* transposed);
 
   // The largest of what `norms` may give for any codes: with biases times the scales, and `range`
   // as below,  max_t sqrt(sum_g channels of g * (|bias - middle * scale| + half * |scale|)^2).
@@ -178,8 +178,8 @@ struct CodeKernels {
   // squares[t] = sum_d (scale * code - bias)^2, the square of a token's L2 norm, for t < tokens;
   // other columns of the 16 that hold t may be written. `middle`: that of the range, or 0 where
   // flipping signs is no part of the biases.
-  void (*norms)(const int32_t* turned, const CodeColumns& columns, const CodeParameters& parameters,
-                float middle, int64_t tokens, float* squares);
+  void (*norms)(const int32_t* transposed, const CodeColumns& columns,
+                const CodeParameters& parameters, float middle, int64_t tokens, float* squares);
 
   // sum_i (|biases[i] - middle * scales[i]| + half * |scales[i]|)^2 for i < n, of the group of
   // kTokenTile that has the most for each i; scales are 1, biases 0 where null.
@@ -191,10 +191,10 @@ struct CodeKernels {
                        int64_t n, float* biases);
 
   // The same for stored parameters of `columns`, and parameter tiles of scales and of biases; see
-  // TurnsGroups.
-  CodeLimits (*turn)(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-                     const CodeBiases& how, int64_t columns, int64_t groups, float* scales,
-                     float* biases);
+  // TransposesGroups.
+  CodeLimits (*transpose)(const StoredParameters& stored_scales,
+                          const StoredParameters& stored_points, const CodeBiases& how,
+                          int64_t columns, int64_t groups, float* scales, float* biases);
 
   // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
   // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with

@@ -66,13 +66,13 @@ void Columns::Read(const AttentionProblem& problem, const Reader& reader, int64_
   const int64_t all = std::max<int64_t>(end_ + lead_ - base_, 1);
   chunk_ = CeilDiv(CeilDiv(all, splits), tile_) * tile_;
   chunks_ = CeilDiv(all, chunk_);
-  AskUntil(end_);
+  PrefetchUntil(end_);
 }
 
-void Columns::AskUntil(int64_t column) {
+void Columns::PrefetchUntil(int64_t column) {
   for (const auto& [room, pieces] : {std::pair(k_room_, k_), std::pair(v_room_, v_)}) {
     for (Piece* piece = room; piece != room + pieces.count; ++piece) {
-      piece->asked_end = std::min(piece->end(), piece->first + column - piece->begin);
+      piece->prefetch_end = std::min(piece->end(), piece->first + column - piece->begin);
     }
   }
 }

@@ -32,8 +32,8 @@ class Columns {
   void Read(const AttentionProblem& problem, const Reader& reader, int64_t b0, const Extent& extent,
             int64_t splits);
 
-  // Of what is in pages, nothing from this column on is asked for ahead of its use.
-  void AskUntil(int64_t column);
+  // Of what is in pages, nothing from this column on is prefetched ahead of its use.
+  void PrefetchUntil(int64_t column);
   // Whose tiles come between two of these.
   void TakeTurns(const InTurn& in_turn);
 

@@ -25,16 +25,16 @@ struct Reader {
   int64_t Integer(const Array& array, const Position& p) const;
 };
 
-// Asks for all lines that hold any of these bytes, in the second-level cache: a page may begin and
-// end within a line, and one that nobody has asked for is a wait for memory.
-inline void RequestBytes(const uint8_t* p, int64_t bytes) {
+// Prefetches all lines that hold any of these bytes, in the second-level cache: a page may begin
+// and end within a line, and one that nobody has prefetched is a wait for memory.
+inline void PrefetchBytes(const uint8_t* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
   __builtin_prefetch(p + bytes - 1, 0, 2);
 }
 // The same of n rows, `stride` bytes apart.
-inline void RequestRows(const uint8_t* first, int64_t stride, int64_t bytes, int64_t n) {
-  if (stride <= 64 || stride == bytes) return RequestBytes(first, (n - 1) * stride + bytes);
-  for (int64_t i = 0; i < n; ++i) RequestBytes(first + i * stride, bytes);
+inline void PrefetchRows(const uint8_t* first, int64_t stride, int64_t bytes, int64_t n) {
+  if (stride <= 64 || stride == bytes) return PrefetchBytes(first, (n - 1) * stride + bytes);
+  for (int64_t i = 0; i < n; ++i) PrefetchBytes(first + i * stride, bytes);
 }
 
 // The n values from `p` on along `axis`. `scratch`: 3 * n floats.

@@ -123,7 +123,7 @@ struct KernelSet {
 
   // qk for few rows, of keys as they are stored of which tokens, not channels, are side by side:
   // channel d of them is at k + d * stride bytes. What lies likewise at `next`, which need not be
-  // readable, is asked for. No other byte is read; scores beyond the tokens stay as they are.
+  // readable, is prefetched. No other byte is read; scores beyond the tokens stay as they are.
   void (*qk_channels)(DataType type, const uint8_t* k, const uint8_t* next, int64_t stride,
                       int64_t tokens, const float* q, int64_t rows, int64_t head_size,
                       float* scores) = nullptr;

@@ -24,8 +24,8 @@ struct Piece {
   // Not null: the pages of the batch row, `page_stride` apart, of segment->tokens each.
   const int32_t* pages = nullptr;
   int64_t page_stride = 0;
-  // Of those in pages, none from this one on is asked for ahead of its use.
-  int64_t asked_end = 0;
+  // Of those in pages, none from this one on is prefetched ahead of its use.
+  int64_t prefetch_end = 0;
   InTurn in_turn;
 
   int64_t end() const { return first + tokens; }
@@ -53,7 +53,7 @@ struct Part {
   Position first;  // of the first token
   int64_t tokens = 0;
   int64_t column = 0;
-  Position next;  // where they are in the next tile, to be asked for
+  Position next;  // where they are in the next tile, to be prefetched
   // Not null: of this piece, from its token `token` on, in several pages.
   const Piece* joined = nullptr;
   int64_t token = 0;
@@ -81,7 +81,7 @@ void ForParts(const Pieces& pieces, const Position& p, int64_t column, int64_t n
         }
       }
       // There may be no page for a token after the last.
-      const bool last = piece->pages != nullptr && token + n >= piece->asked_end;
+      const bool last = piece->pages != nullptr && token + n >= piece->prefetch_end;
       use(Part{*piece->segment, first, tokens, begin - column,
                last ? first : piece->At(p, token + n), joined, token, piece->in_turn});
       begin += tokens;

@@ -20,8 +20,8 @@ constexpr int64_t kTurnsOfWorker = 4;
 // Heads that could share and do not take so many times as long (docs/cpu_memory.md), which may cost
 // more than workers that wait.
 constexpr int64_t kTimesApart = 2;
-// Tiles of all heads in turn are asked for ahead, so they must fit into the second-level cache.
-// Where heads ask for one another's rows, for which all of a token must take turns, more pays.
+// Tiles of all heads in turn are prefetched ahead, so they must fit into the second-level cache.
+// Where heads prefetch one another's rows, for which all of a token must take turns, more pays.
 constexpr int64_t kTurnBytes = 512 * 1024, kSharingTurnBytes = 1024 * 1024;
 // So few are cut into half tiles: memory would wait for a whole one, and then computing for memory.
 constexpr int64_t kFewTokens = 2 * kTokenTile;
@@ -56,7 +56,7 @@ int64_t TilesThatFit(const AttentionProblem& problem, int64_t tokens) {
   return std::max<int64_t>(1, most_bytes / std::max<int64_t>(tokens / 8 * token_bits, 1));
 }
 
-// How many heads of a token ask for one another's rows when they take turns (stored_heads.h): all,
+// How many heads of a token prefetch one another's rows when they take turns (stored_heads.h): all,
 // or kMostInTurn whatever lies beside them; else 1.
 int64_t Sharing(const AttentionProblem& problem) {
   const int64_t groups = Groups(problem);

@@ -10,7 +10,7 @@
 // chunk by chunk, and through the tiles of each. Where rows are few, a worker takes several of
 // these in turn, a tile of tokens of each, so that it reads what lies side by side at about the
 // same time. How many take turns depends on the number of workers; results do not. Heads of a token
-// ask for one another's rows, so all of them must take turns. Chunks are then small enough that
+// prefetch one another's rows, so all of them must take turns. Chunks are then small enough that
 // many workers have turns of all heads.
 #ifndef KVANT_KERNELS_CPU_SCHEDULE_H_
 #define KVANT_KERNELS_CPU_SCHEDULE_H_

@@ -74,16 +74,16 @@ TokenRows CodeRowsAt(const StoredHead& head, const Part& part, int64_t channels)
   if (rows.next_stride < 2 * rows.row_bytes) return rows;
   for (int64_t token = 0; token < rows.tokens; token += kPageUnit) {
     const int64_t n = std::min(kPageUnit, rows.tokens - token);
-    RequestRows(rows.Next(token), rows.next_stride, rows.row_bytes, n);
+    PrefetchRows(rows.Next(token), rows.next_stride, rows.row_bytes, n);
   }
-  // Nothing is left for kernels to ask for.
+  // Nothing is left for kernels to prefetch.
   alignas(64) static constexpr uint8_t kNothing[64] = {};
   std::fill_n(rows.next, kTileBlocks, kNothing);
   rows.next_stride = 0;
   return rows;
 }
 
-void RequestEnds(const TokenRows& rows) {
+void PrefetchEnds(const TokenRows& rows) {
   uintptr_t begin = 0;
   for (const uint8_t* block : rows.next) begin |= reinterpret_cast<uintptr_t>(block);
   if (begin % 64 == 0) return;
@@ -93,14 +93,14 @@ void RequestEnds(const TokenRows& rows) {
   }
 }
 
-void RequestFirst(const TokenRows& rows, int64_t most_lines) {
+void PrefetchFirst(const TokenRows& rows, int64_t most_lines) {
   int64_t left = most_lines;
   for (int64_t token = 0; token < rows.tokens && left > 0; token += kPageUnit) {
     const int64_t lines = std::min(left, CeilDiv(kPageUnit * rows.row_bytes, 64));
     for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(rows.Next(token) + i * 64, 0, 2);
     left -= lines;
   }
-  RequestEnds(rows);
+  PrefetchEnds(rows);
 }
 
 }  // namespace kvant::cpu

@@ -69,7 +69,7 @@ class PartBlocks {
     const int64_t end = part.token + part.tokens;
     FindBlocks(part.token, end, at_);
     // There may be no page for tokens after the last.
-    FindBlocks(end / kPageUnit * kPageUnit, part.joined->asked_end, at_ + kTileBlocks);
+    FindBlocks(end / kPageUnit * kPageUnit, part.joined->prefetch_end, at_ + kTileBlocks);
   }
 
   const InTurn& in_turn() const { return part_.in_turn; }
@@ -112,16 +112,16 @@ class PartBlocks {
   Block at_[2 * kTileBlocks];  // of what lies in several pages
 };
 
-// What a head asks for of the next tile of all heads in turn, where their rows lie side by side in
-// a token: as many bytes as its own rows have, in the order of memory, so that each asks for some
-// of the others'.
+// What a head prefetches of the next tile of all heads in turn, where their rows lie side by side
+// in a token: as many bytes as its own rows have, in the order of memory, so that each prefetches
+// some of the others'.
 //
-//   token   heads in turn                 runs of kPageUnit rows, of which a head asks for four
+//   token   heads in turn                 runs of kPageUnit rows, of which a head prefetches four
 //     0     0 1 2 3 4 5 6 7
-//     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 asks for runs 0 to 3,
+//     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 prefetches runs 0 to 3,
 //     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
 //
-// `rows` of `bytes`, in so many blocks at `next`, of which a head asks for as many. False where
+// `rows` of `bytes`, in so many blocks at `next`, of which a head prefetches as many. False where
 // that is no whole run: with other heads' rows in a token, unless kPageUnit heads take turns.
 bool FindShare(const TokenAddresses& rows, int64_t bytes, const InTurn& in_turn, int64_t blocks,
                const uint8_t* const (&next)[kTileBlocks], const uint8_t* (&share)[kTileBlocks]);
@@ -138,14 +138,14 @@ inline bool TakenAsStored(const Segment& segment) {
 }
 // A part as it is stored.
 TokenRows RowsAt(const StoredHead& head, const Part& part, int64_t channels);
-// A part of codes, whose kernels ask for the next rows as if these were dense: where they lie
-// apart, they are asked for here.
+// A part of codes, whose kernels prefetch the next rows as if these were dense: where they lie
+// apart, they are prefetched here.
 TokenRows CodeRowsAt(const StoredHead& head, const Part& part, int64_t channels);
-// Asks for the last line of each next block, where blocks begin amid a line: kernels ask line by
-// line from the first byte, and miss the end then.
-void RequestEnds(const TokenRows& rows);
+// Prefetches the last line of each next block, where blocks begin amid a line: kernels prefetch
+// line by line from the first byte, and miss the end then.
+void PrefetchEnds(const TokenRows& rows);
 // The same, and for the first lines of the next tile.
-void RequestFirst(const TokenRows& rows, int64_t most_lines);
+void PrefetchFirst(const TokenRows& rows, int64_t most_lines);
 
 }  // namespace kvant::cpu
 

@@ -19,7 +19,7 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
   const Segment& segment = part.segment;
   if (TakenAsStored(segment)) {
     const TokenRows rows = RowsAt(heads.At(reader, part), part, channels);
-    RequestEnds(rows);
+    PrefetchEnds(rows);
     return use(segment.data.type, rows, part.column);
   }
   Piece piece{&segment, part.first.at[kRow], part.tokens, 0};
@@ -36,29 +36,30 @@ void WithRows(const Reader& reader, const Part& part, int64_t channels, StoredHe
   });
 }
 
-// Asks for n rows of an array, `columns` of each, from those of `p` on, if these are side by side.
-void RequestArray(const Reader& reader, const Array& array, const Position& p, int64_t n,
-                  int64_t columns) {
+// Prefetches n rows of an array, `columns` of each, from those of `p` on, if these are side by
+// side.
+void PrefetchArray(const Reader& reader, const Array& array, const Position& p, int64_t n,
+                   int64_t columns) {
   constexpr int64_t kMostBytes = kTokenTile * 128;  // a tile of heads of 128 with 8 bits
   if (!array.present() || array.strides[kCol] > 1) return;
   const auto* const data = static_cast<const uint8_t*>(reader.Data(array));
   const int64_t bits = BitsOf(array.type), row_bytes = CeilDiv(columns * bits, 8);
   if (row_bytes == 0) return;
-  RequestRows(data + array.IndexOf(p) * bits / 8, array.strides[kRow] * bits / 8, row_bytes,
-              std::min(n, CeilDiv(kMostBytes, row_bytes)));
+  PrefetchRows(data + array.IndexOf(p) * bits / 8, array.strides[kRow] * bits / 8, row_bytes,
+               std::min(n, CeilDiv(kMostBytes, row_bytes)));
 }
 
-void RequestParts(const Reader& reader, const Pieces& pieces, const Position& batch, int64_t column,
-                  int64_t n, int64_t channels) {
+void PrefetchParts(const Reader& reader, const Pieces& pieces, const Position& batch,
+                   int64_t column, int64_t n, int64_t channels) {
   ForParts(pieces, batch, column, n, /*join=*/false, [&](const Part& part) {
     const Dequantization& how = part.segment.dequantization;
     Position group = part.first;
     for (int axis = 0; axis < kAxes; ++axis) group.at[axis] /= how.group[axis];
     const int64_t runs = CeilDiv(part.tokens, how.group[kRow]);
     const int64_t groups = CeilDiv(channels, how.group[kCol]);
-    RequestArray(reader, how.scales, group, runs, groups);
-    RequestArray(reader, how.zero_points, group, runs, groups);
-    RequestArray(reader, part.segment.data, part.first, part.tokens, channels);
+    PrefetchArray(reader, how.scales, group, runs, groups);
+    PrefetchArray(reader, how.zero_points, group, runs, groups);
+    PrefetchArray(reader, part.segment.data, part.first, part.tokens, channels);
   });
 }
 
@@ -94,10 +95,10 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
   v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
 }
 
-void TileProducts::RequestFirst(const Position& batch, int64_t column, int64_t n) const {
+void TileProducts::PrefetchFirst(const Position& batch, int64_t column, int64_t n) const {
   if (problem_.products != Products::kStoredRows) return;
-  RequestParts(reader_, columns_.k(), batch, column, n, problem_.head_size);
-  RequestParts(reader_, columns_.v(), batch, column, n, problem_.v_head_size);
+  PrefetchParts(reader_, columns_.k(), batch, column, n, problem_.head_size);
+  PrefetchParts(reader_, columns_.v(), batch, column, n, problem_.v_head_size);
 }
 
 void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
@@ -131,7 +132,7 @@ void TileProducts::MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, i
                                  buffers_.k_pairs + d / 2 * kHalfTile);
     }
   } else {
-    // Turned as pairs: that is half as much as in f32.
+    // Transposed as pairs: that is half as much as in f32.
     for (int64_t t = 0; t < n; ++t) {
       kernels_.pairs->pair_line(buffers_.k + t * size, size, buffers_.k_rows + t * pairs);
     }

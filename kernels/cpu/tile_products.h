@@ -30,7 +30,7 @@ struct TileBuffers {
   // Where keys are multiplied as pairs; what follows it with Products::kPairs only.
   uint32_t* q_pairs = nullptr;   // [rows][pairs]
   uint32_t* k_rows = nullptr;    // [kHalfTile][pairs]
-  uint32_t* k_pairs = nullptr;   // the same turned, [pairs][kHalfTile]
+  uint32_t* k_pairs = nullptr;   // the same transposed, [pairs][kHalfTile]
   uint32_t* v_pairs = nullptr;   // [kTokenTile / 2][v_head_size]
   StoredHeads k_heads, v_heads;  // of tokens that are taken as they are stored
   ScaledRows k_scaled, v_scaled;
@@ -52,9 +52,9 @@ class TileProducts {
         columns_(columns),
         buffers_(buffers) {}
 
-  // Asks for the tile that a unit of the same batch row begins with, of few rows: every other tile
-  // is asked for by the one before. `batch`: where the unit's keys and values lie.
-  void RequestFirst(const Position& batch, int64_t column, int64_t n) const;
+  // Prefetches the tile that a unit of the same batch row begins with, of few rows: every other
+  // tile is prefetched by the one before. `batch`: where the unit's keys and values lie.
+  void PrefetchFirst(const Position& batch, int64_t column, int64_t n) const;
   // Once the queries of all rows are in place. amplification: what steps after the product multiply
   // an error of a score by.
   void PrepareQueries(int64_t rows, float amplification) const;

@@ -9,7 +9,7 @@
 namespace kvant::cpu {
 
 // Tokens of one head, in blocks of kPageUnit that may lie in different pages, and the blocks of
-// what to ask for meanwhile, the next tokens.
+// what to prefetch meanwhile, the next tokens.
 struct TokenRows {
   const uint8_t* blocks[kTileBlocks];
   int64_t stride = 0;                // bytes from token to token of a block
@@ -27,7 +27,7 @@ struct TokenRows {
 };
 
 // Tokens from `first` on, `stride` bytes apart, of which `row_bytes` are taken. What comes next is
-// not known: they ask for themselves.
+// not known: they prefetch their own.
 TokenRows RowsFrom(const void* first, int64_t stride, int64_t row_bytes, int64_t tokens);
 
 }  // namespace kvant::cpu

@@ -75,7 +75,7 @@ inline bool FillsRuns(int64_t bytes) {
 }
 
 // Whether a row of queries is multiplied with tokens where they lie, instead of with columns of
-// several tokens: turning codes into these pays for several rows only.
+// several tokens: transposing codes into these pays for several rows only.
 inline bool TakesTokens(const CodeColumns& columns, int64_t rows) {
   if (rows != 1 || columns.bits == 2) return false;
   // Sums are those of four dwords.
@@ -133,8 +133,8 @@ inline bool PrepareBytes(const float* q, int64_t rows, const CodeFactors& factor
 // One row of queries times a run of bytes of each of 16 tokens, from `p` on. Dword i of quarter l
 // of sums[q] is the sum of the products of token 4 q + i with 16 bytes, the l-th of the run.
 // kWhole: all tokens and bytes are there; else tokens up to `last`, and the bytes in `there`.
-// `next` moves on by what is asked for. Requests of 8 bits stand apart, as these wait for memory; 4
-// bits gain nothing by it.
+// `next` moves on by what is prefetched. Requests of 8 bits stand apart, as these wait for memory;
+// 4 bits gain nothing by it.
 template <int kBits, bool kWhole>
 inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int64_t stride,
                                                           int64_t last, __mmask64 there,
@@ -154,7 +154,7 @@ inline __attribute__((always_inline)) void MultiplyTokens(const uint8_t* p, int6
     ForEachOf<4>([&](auto i) __attribute__((always_inline)) {
       constexpr int kToken = 4 * quad.value + i.value;
       if constexpr (kBits == 8) {
-        RequestLine(next);
+        PrefetchLine(next);
       } else {
         __builtin_prefetch(next + kToken * kByteRun, 0, 2);
       }
@@ -221,9 +221,9 @@ void TokenScores(const TokenRows& rows, bool flip, const CodeColumns& columns,
 
 inline bool ScoresByBytes(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
                           const CodeQueries& queries, int64_t query_rows,
-                          const CodeParameters& parameters, int32_t* turned, float* scores) {
+                          const CodeParameters& parameters, int32_t* transposed, float* scores) {
   if (!TakesTokens(columns, query_rows)) {
-    return Scores<Avx512Codes>(rows, flip, columns, queries, query_rows, parameters, turned,
+    return Scores<Avx512Codes>(rows, flip, columns, queries, query_rows, parameters, transposed,
                                scores);
   }
   const auto run = columns.bits == 8 ? TokenScores<8> : TokenScores<4>;

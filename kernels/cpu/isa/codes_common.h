@@ -23,9 +23,9 @@ void StorePart(float* p, int64_t n, typename S::Vector v) {
   S::StoreSome(p, v, n);
 }
 
-// Asks for the line at `at`, into the second-level cache, and moves on to the next. The compiler
+// Prefetches the line at `at`, into the second-level cache, and moves on to the next. The compiler
 // leaves the request where it is: several together leave memory idle before and after them.
-inline __attribute__((always_inline)) void RequestLine(const uint8_t*& at) {
+inline __attribute__((always_inline)) void PrefetchLine(const uint8_t*& at) {
   asm volatile("" : "+r"(at));
   __builtin_prefetch(at, 0, 2);
   at += 64;
@@ -111,7 +111,7 @@ inline __attribute__((always_inline)) void ZipPlanes(const typename S::Vector (&
 // tokens, a column, and the same dword of queries for all.
 template <typename Own>
 struct DwordColumns {
-  // Columns that are multiplied in one step; turned, they lie side by side for each token.
+  // Columns that are multiplied in one step; transposed, they lie side by side for each token.
   static constexpr int kStep = 1;
   // Dwords of queries that a product takes, and these.
   static constexpr int kQueryDwords = 1;
@@ -119,13 +119,13 @@ struct DwordColumns {
   // Whether there is a LoadSplit for parameters of kBits in kGroups.
   template <int kBits, int kGroups>
   static constexpr bool kSplitsStored = false;
-  // Turned codes from `token` on: dwords of column c.
-  static auto ColumnAt(const int32_t* turned, int64_t c, int64_t token) {
-    return Own::LoadDwords(turned + c * kTokenTile + token);
+  // Transposed codes from `token` on: dwords of column c.
+  static auto ColumnAt(const int32_t* transposed, int64_t c, int64_t token) {
+    return Own::LoadDwords(transposed + c * kTokenTile + token);
   }
   // The same of a step, where c is a multiple of kStep.
-  static auto CodesAt(const int32_t* turned, int64_t c, int64_t token) {
-    return ColumnAt(turned, c, token);
+  static auto CodesAt(const int32_t* transposed, int64_t c, int64_t token) {
+    return ColumnAt(transposed, c, token);
   }
   // What the i-th of the chains of sums of products begins at, so that all together do at `start`.
   static auto Start(int i, int32_t start) { return i == 0 ? Own::Dword(start) : Own::ZeroDwords(); }

@@ -42,8 +42,8 @@ float Reach(const CodeParameters& parameters, const CodeRange& range, int64_t co
 
 // Sums over codes less the middle of all that have so many bits, which for signed ones is zero.
 template <typename S, int kBits>
-void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParameters& parameters,
-             float middle, int64_t tokens, float* squares) {
+void NormsOf(const int32_t* transposed, const CodeColumns& columns,
+             const CodeParameters& parameters, float middle, int64_t tokens, float* squares) {
   using I = typename S::I;
   using F = typename S::Vector;
   constexpr int64_t kPerDword = 32 / kBits;
@@ -61,7 +61,7 @@ void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParame
       const int64_t first = c * kPerDword;
       I square = S::ZeroDwords(), sum = S::ZeroDwords();
       for (const int64_t last = CodesMin(columns.part_ends[part], end); c < last; ++c) {
-        I word = S::ColumnAt(turned, c, token);
+        I word = S::ColumnAt(transposed, c, token);
         if (c == whole) {
           word = S::Xor(S::And(word, S::Dword(static_cast<int32_t>(mask))),
                         S::Dword(static_cast<int32_t>(all_middles & ~mask)));
@@ -89,12 +89,12 @@ void NormsOf(const int32_t* turned, const CodeColumns& columns, const CodeParame
 }
 
 template <typename S>
-void Norms(const int32_t* turned, const CodeColumns& columns, const CodeParameters& parameters,
+void Norms(const int32_t* transposed, const CodeColumns& columns, const CodeParameters& parameters,
            float middle, int64_t tokens, float* squares) {
   const auto run = columns.bits == 8   ? NormsOf<S, 8>
                    : columns.bits == 4 ? NormsOf<S, 4>
                                        : NormsOf<S, 2>;
-  run(turned, columns, parameters, middle, tokens, squares);
+  run(transposed, columns, parameters, middle, tokens, squares);
 }
 
 template <typename S>

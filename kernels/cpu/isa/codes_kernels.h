@@ -140,8 +140,9 @@ inline __attribute__((always_inline)) void SplitGroups(typename S::Vector (&v)[k
 
 // kGroups elements of each of kWidth tokens as floats, a vector per group.
 template <typename S, typename Type, int kGroups>
-inline __attribute__((always_inline)) void LoadTurned(const StoredParameters& stored, int64_t token,
-                                                      typename S::Vector (&v)[kGroups]) {
+inline __attribute__((always_inline)) void LoadTransposed(const StoredParameters& stored,
+                                                          int64_t token,
+                                                          typename S::Vector (&v)[kGroups]) {
   constexpr int kBytes = S::kWidth * Type::kBits / 8;
   const uint8_t* p =
       stored.blocks[token / kPageUnit] + token % kPageUnit * kGroups * Type::kBits / 8;
@@ -158,11 +159,11 @@ inline __attribute__((always_inline)) void LoadTurned(const StoredParameters& st
 }
 
 template <typename S, typename Type, int kGroups>
-void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, int64_t columns,
-                float* scales) {
+void TransposeScales(const StoredParameters& stored, BiasMaker<S>& maker, int64_t columns,
+                     float* scales) {
   for (int64_t t = 0; t < columns; t += S::kWidth) {
     typename S::Vector v[kGroups];
-    LoadTurned<S, Type>(stored, t, v);
+    LoadTransposed<S, Type>(stored, t, v);
     for (int g = 0; g < kGroups; ++g) {
       maker.AddScale(v[g]);
       S::Store(scales + g * kTokenTile + t, v[g]);
@@ -172,11 +173,11 @@ void TurnScales(const StoredParameters& stored, BiasMaker<S>& maker, int64_t col
 
 // make(scale, point) is a bias.
 template <typename S, typename Type, int kGroups, typename Make>
-void TurnPoints(const StoredParameters& stored, int64_t columns, const float* scales, Make make,
-                float* biases) {
+void TransposePoints(const StoredParameters& stored, int64_t columns, const float* scales,
+                     Make make, float* biases) {
   for (int64_t t = 0; t < columns; t += S::kWidth) {
     typename S::Vector v[kGroups];
-    LoadTurned<S, Type>(stored, t, v);
+    LoadTransposed<S, Type>(stored, t, v);
     for (int g = 0; g < kGroups; ++g) {
       const int64_t at = g * kTokenTile + t;
       S::Store(biases + at, make(S::Load(scales + at), v[g]));
@@ -185,27 +186,28 @@ void TurnPoints(const StoredParameters& stored, int64_t columns, const float* sc
 }
 
 template <typename S, int kGroups>
-CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParameters& stored_points,
-                      const CodeBiases& how, int64_t columns, float* scales, float* biases) {
+CodeLimits TransposeGroups(const StoredParameters& stored_scales,
+                           const StoredParameters& stored_points, const CodeBiases& how,
+                           int64_t columns, float* scales, float* biases) {
   BiasMaker<S> maker(how, stored_points.present());
   WithScales<S>(stored_scales.type, [&](auto type) {
-    TurnScales<S, decltype(type), kGroups>(stored_scales, maker, columns, scales);
+    TransposeScales<S, decltype(type), kGroups>(stored_scales, maker, columns, scales);
   });
   if (stored_points.present()) {
     CodeLimits limits;
     WithPoints<S>(stored_points.type, [&](auto type) {
       using Type = decltype(type);
-      const auto turn = [&](auto make) {
-        TurnPoints<S, Type, kGroups>(stored_points, columns, scales, make, biases);
+      const auto transpose = [&](auto make) {
+        TransposePoints<S, Type, kGroups>(stored_points, columns, scales, make, biases);
       };
       if constexpr (Type::kBits <= 8) {
         if (!how.real) {
           if (how.in_codes) {
-            turn([&](auto scale, auto point) {
+            transpose([&](auto scale, auto point) {
               return maker.template BiasOfInteger<true>(scale, point);
             });
           } else {
-            turn([&](auto scale, auto point) {
+            transpose([&](auto scale, auto point) {
               return maker.template BiasOfInteger<false>(scale, point);
             });
           }
@@ -213,7 +215,7 @@ CodeLimits TurnGroups(const StoredParameters& stored_scales, const StoredParamet
           return;
         }
       }
-      turn([&](auto scale, auto point) { return maker.Bias(scale, point); });
+      transpose([&](auto scale, auto point) { return maker.Bias(scale, point); });
       limits = maker.limits();
     });
     return limits;
@@ -231,9 +233,9 @@ template <typename S>
 CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
                 const CodeBiases& how, int64_t columns, int64_t groups, float* scales,
                 float* biases) {
-  constexpr decltype(&TurnGroups<S, 1>) kOfGroups[] = {
-      TurnGroups<S, 1>, TurnGroups<S, 2>, TurnGroups<S, 3>, TurnGroups<S, 4>,
-      TurnGroups<S, 5>, TurnGroups<S, 6>, TurnGroups<S, 7>, TurnGroups<S, 8>,
+  constexpr decltype(&TransposeGroups<S, 1>) kOfGroups[] = {
+      TransposeGroups<S, 1>, TransposeGroups<S, 2>, TransposeGroups<S, 3>, TransposeGroups<S, 4>,
+      TransposeGroups<S, 5>, TransposeGroups<S, 6>, TransposeGroups<S, 7>, TransposeGroups<S, 8>,
   };
   const auto run = kOfGroups[groups - 1];
   return run(scales_of, points_of, how, columns, scales, biases);
@@ -242,9 +244,9 @@ CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& point
 // `floats` may be null.
 template <typename S, auto values, const FloatCodeKernels* floats, auto prepare = Prepare<S>,
           auto scores = Scores<S>>
-constexpr CodeKernels kCodeKernels = {prepare,    scores,    TurnAllCodes<S>, Reach<S>,
-                                      Norms<S>,   Spread<S>, Biases<S>,       Turn<S>,
-                                      Weights<S>, values,    Costs<S>,        floats};
+constexpr CodeKernels kCodeKernels = {
+    prepare,   scores,  TransposeAllCodes<S>, Reach<S>, Norms<S>, Spread<S>,
+    Biases<S>, Turn<S>, Weights<S>,           values,   Costs<S>, floats};
 
 }  // namespace
 }  // namespace kvant::cpu

@@ -138,7 +138,7 @@ struct NeonCodes : Simd, DwordColumns<NeonCodes> {
   // A lane sums products of so many tokens, whose bytes lie side by side.
   static constexpr int kTokens = 4;
   // Of each quad of kTokens tokens, four vectors of four dwords, which are a byte of each.
-  static void StoreTurned(const I (&quads)[1][4], int32_t* out) {
+  static void StoreTransposed(const I (&quads)[1][4], int32_t* out) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) vst1q_s32(out + 4 * j, quads[0][j]);
   }
@@ -147,7 +147,7 @@ struct NeonCodes : Simd, DwordColumns<NeonCodes> {
   // 16 tokens are multiplied in four steps. Where the v-th four bytes of each are, in dwords behind
   // the first token's, and their products.
   template <int step>
-  static constexpr int64_t TurnedAt(int64_t v) {
+  static constexpr int64_t TransposedAt(int64_t v) {
     return step * 16 + v * 4;
   }
   template <int step>

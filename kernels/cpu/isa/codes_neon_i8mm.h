@@ -31,12 +31,12 @@ struct NeonMatrixCodes : NeonCodes {
   static I OwnQueries(int64_t i) {
     return vreinterpretq_s32_u64(vdupq_n_u64(i == 0 ? 0xffffffffu : ~uint64_t{0xffffffffu}));
   }
-  static Codes CodesAt(const int32_t* turned, int64_t c, int64_t token) {
-    const int32_t* const at = turned + c * kTokenTile + token * kStep;
+  static Codes CodesAt(const int32_t* transposed, int64_t c, int64_t token) {
+    const int32_t* const at = transposed + c * kTokenTile + token * kStep;
     return {vld1q_s32(at), vld1q_s32(at + 4)};
   }
-  static I ColumnAt(const int32_t* turned, int64_t c, int64_t token) {
-    const Codes codes = CodesAt(turned, c / kStep * kStep, token);
+  static I ColumnAt(const int32_t* transposed, int64_t c, int64_t token) {
+    const Codes codes = CodesAt(transposed, c / kStep * kStep, token);
     return c % kStep == 0 ? vuzp1q_s32(codes.first, codes.second)
                           : vuzp2q_s32(codes.first, codes.second);
   }
@@ -85,12 +85,12 @@ struct NeonMatrixCodes : NeonCodes {
     PairPlanes<8, kPerDword / 4>(from, to);
   }
 
-  // One row's products of 8 bits take fewer instructions, but to turn eight tokens takes as many
-  // more.
+  // One row's products of 8 bits take fewer instructions, but to transpose eight tokens takes as
+  // many more.
   template <int kBits, int kRows>
   using OfValues = std::conditional_t<kBits == 8 && kRows == 1, NeonCodes, NeonMatrixCodes>;
   static constexpr int kTokens = 8;
-  static void StoreTurned(const I (&quads)[2][4], int32_t* out) {
+  static void StoreTransposed(const I (&quads)[2][4], int32_t* out) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       vst1q_s32(out + 8 * j, vzip1q_s32(quads[0][j], quads[1][j]));
@@ -106,7 +106,7 @@ struct NeonMatrixCodes : NeonCodes {
         {vreinterpretq_s8_s64(vzip1q_s64(low, high)), vreinterpretq_s8_s64(vzip2q_s64(low, high))}};
   }
   template <int step>
-  static constexpr int64_t TurnedAt(int64_t v) {
+  static constexpr int64_t TransposedAt(int64_t v) {
     return step / 2 * 32 + v * 8 + step % 2 * 4;
   }
   template <int step>

@@ -130,7 +130,7 @@ bool Prepare(const float* q, int64_t rows, const CodeFactors& factors, const Cod
   return true;
 }
 
-// What turned codes are flipped by.
+// What transposed codes are flipped by.
 template <typename S>
 uint8_t FlipOf(uint8_t signs, int bits) {
   return bits == 8 ? signs ^ S::kByteFlip : signs;
@@ -139,13 +139,14 @@ uint8_t FlipOf(uint8_t signs, int bits) {
 // Codes of tokens [begin, end) as dword columns, [column / kStep][kTokenTile][kStep], with sign
 // bits flipped.
 template <typename S>
-void TurnCodes(const TokenRows& rows, uint8_t flip, int64_t begin, int64_t end, int32_t* turned) {
+void TransposeCodes(const TokenRows& rows, uint8_t flip, int64_t begin, int64_t end,
+                    int32_t* transposed) {
   const auto flips = S::Dword(static_cast<int32_t>(flip * 0x01010101u));
   for (int64_t token = begin; token < end; token += S::kWidth) {
     const int64_t last = CodesMin(S::kWidth, end - token) - 1;
     for (int64_t byte = 0; byte < rows.row_bytes; byte += S::kColumnBytes) {
       S::Columns(rows.At(token) + byte, rows.stride, last, rows.row_bytes - byte, flips,
-                 turned + byte / 4 * kTokenTile + token * S::kStep);
+                 transposed + byte / 4 * kTokenTile + token * S::kStep);
     }
   }
 }
@@ -154,7 +155,7 @@ void TurnCodes(const TokenRows& rows, uint8_t flip, int64_t begin, int64_t end, 
 // sums across lanes, and the parameters of a group load as a vector. Blocks share what is read of
 // the queries, rows the codes' fields.
 template <typename S, int kBits, int kRows, int kBlocks>
-void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns& columns,
+void ScoresBlock(const TokenRows& rows, const int32_t* transposed, const CodeColumns& columns,
                  const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                  int64_t token, float* scores) {
   using I = typename S::I;
@@ -173,8 +174,8 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
   const int32_t* starts = queries.starts + row * parts;
   const float* sums = queries.sums + row * parts;
   // The next tile, spread over the columns: a burst would not overlap with computing. Later rows of
-  // queries ask for the same lines again, which by then costs nothing. Blocks of four tokens lie
-  // side by side, and ask together for one line after another.
+  // queries prefetch the same lines again, which by then costs nothing. Blocks of four tokens lie
+  // side by side, and prefetch one line after another together.
   constexpr int kRuns = S::kWidth > 4 ? kBlocks : 1;
   constexpr int64_t kRunBytes = 4 * S::kWidth * (kBlocks / kRuns);
   constexpr int64_t kLineColumns = kRunBytes < 64 && S::kWidth == 4 ? 64 / kRunBytes : 1;
@@ -194,10 +195,10 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
     // kStep columns from `first` on, of whose queries `choose` makes what counts.
     const auto multiply = [&](int64_t first, bool begins_line, auto choose)
         __attribute__((always_inline)) {
-      using Codes = decltype(S::CodesAt(turned, first, token));
+      using Codes = decltype(S::CodesAt(transposed, first, token));
       Codes word[kBlocks];
       for (int b = 0; b < kBlocks; ++b) {
-        word[b] = S::CodesAt(turned, first, token + b * S::kWidth);
+        word[b] = S::CodesAt(transposed, first, token + b * S::kWidth);
       }
       for (int i = 0; i < kRuns && begins_line; ++i) {
         for (int64_t at = 0; at < S::kStep; at += kLineColumns) {
@@ -283,7 +284,7 @@ void ScoresBlock(const TokenRows& rows, const int32_t* turned, const CodeColumns
 }
 
 template <typename S, int kBits, int kRows>
-void ScoresRows(const TokenRows& rows, const int32_t* turned, const CodeColumns& columns,
+void ScoresRows(const TokenRows& rows, const int32_t* transposed, const CodeColumns& columns,
                 const CodeQueries& queries, int64_t row, const CodeParameters& parameters,
                 int64_t token, int64_t tokens, float* scores) {
   constexpr int kFit = S::kDotAccumulators / kRows;
@@ -293,8 +294,8 @@ void ScoresRows(const TokenRows& rows, const int32_t* turned, const CodeColumns&
     // A last block may be in part beyond the tokens.
     const int64_t whole = kCount > 1 ? kCount * S::kWidth : 1;
     for (; token + whole <= tokens; token += kCount * S::kWidth) {
-      ScoresBlock<S, kBits, kRows, kCount>(rows, turned, columns, queries, row, parameters, token,
-                                           scores);
+      ScoresBlock<S, kBits, kRows, kCount>(rows, transposed, columns, queries, row, parameters,
+                                           token, scores);
     }
   };
   run(Constant<kBlocks>());
@@ -305,15 +306,15 @@ void ScoresRows(const TokenRows& rows, const int32_t* turned, const CodeColumns&
 template <typename S, int kBits>
 void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
               const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-              int32_t* turned, float* scores) {
+              int32_t* transposed, float* scores) {
   // Columns of so many tokens are made and used while they are in the first-level cache.
   constexpr int64_t step = 256 / kBits;
   for (int64_t token = 0; token < rows.tokens; token += step) {
     const int64_t end = CodesMin(token + step, rows.tokens);
-    TurnCodes<S>(rows, FlipOf<S>(flip, kBits), token, end, turned);
+    TransposeCodes<S>(rows, FlipOf<S>(flip, kBits), token, end, transposed);
     ForRowBlocks(query_rows, [&](auto block, int64_t row) {
-      ScoresRows<S, kBits, decltype(block)::value>(rows, turned, columns, queries, row, parameters,
-                                                   token, end, scores);
+      ScoresRows<S, kBits, decltype(block)::value>(rows, transposed, columns, queries, row,
+                                                   parameters, token, end, scores);
     });
   }
 }
@@ -321,18 +322,18 @@ void ScoresOf(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
 template <typename S>
 bool Scores(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
             const CodeQueries& queries, int64_t query_rows, const CodeParameters& parameters,
-            int32_t* turned, float* scores) {
+            int32_t* transposed, float* scores) {
   const auto run = columns.bits == 8   ? ScoresOf<S, 8>
                    : columns.bits == 4 ? ScoresOf<S, 4>
                                        : ScoresOf<S, 2>;
-  run(rows, flip, columns, queries, query_rows, parameters, turned, scores);
+  run(rows, flip, columns, queries, query_rows, parameters, transposed, scores);
   return true;
 }
 
 template <typename S>
-void TurnAllCodes(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
-                  int32_t* turned) {
-  TurnCodes<S>(rows, FlipOf<S>(flip, columns.bits), 0, rows.tokens, turned);
+void TransposeAllCodes(const TokenRows& rows, uint8_t flip, const CodeColumns& columns,
+                       int32_t* transposed) {
+  TransposeCodes<S>(rows, FlipOf<S>(flip, columns.bits), 0, rows.tokens, transposed);
 }
 
 }  // namespace

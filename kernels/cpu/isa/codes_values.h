@@ -47,8 +47,8 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
       for (I& a : of_row) a = S::ZeroDwords();
     }
   }
-  // What of the next tile is asked for with every pair of tokens, so that all passes over the
-  // tokens ask for all of it, line after line.
+  // What of the next tile is prefetched with every pair of tokens, so that all passes over the
+  // tokens prefetch all of it, line after line.
   constexpr int64_t kAhead = 2 * kChunks * kRunBytes;
   // Requests stand apart where one row waits for memory: a line with each chunk, of AVX-512's size.
   constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
@@ -66,7 +66,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
 #pragma GCC unroll 16
     for (int ch = 0; ch < kChunks; ++ch) {
       const int64_t skip = ch * kRunBytes;
-      if constexpr (kApart) RequestLine(next);
+      if constexpr (kApart) PrefetchLine(next);
       const I units =
           S::template TokenPair<kUnit>(p0 + skip, p1 + skip, kChunks > 1 ? kRunBytes : bytes);
       I plane[kPlanes];
@@ -131,8 +131,8 @@ void ValuesOfGroups(const CodeKernels::Values& args, int64_t row, const float* s
 template <typename S, int kBits, bool kSigned, int kRows>
 void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
   const auto are_whole = [&](int64_t n) { return args.groups == 1 || args.group % n == 0; };
-  // Of a run of units of two bytes. These are turned at half the price, but have twice the sums,
-  // which must fit the registers.
+  // Of a run of units of two bytes. These are transposed at half the price, but have twice the
+  // sums, which must fit the registers.
   constexpr int64_t kChannels = S::kWidth * 16 / kBits;
   if constexpr (kBits == 8) {
     static_assert(kRows * 2 <= S::kDotAccumulators);

@@ -33,7 +33,7 @@ typename S::Vector LoadSomeNumbers(const uint8_t* p, int64_t n) {
   return Type::kConvert(S::LoadRawSome(p, n * (Type::kBits / 8)));
 }
 
-// Asks for every other line of so many bytes, in the second-level cache.
+// Prefetches every other line of so many bytes, in the second-level cache.
 template <typename S>
 void Prefetch(const uint8_t* p, int64_t bytes) {
   if constexpr (S::kWidth > 1) {

@@ -76,15 +76,15 @@ inline typename S::Vector LoadStoredSome(const uint8_t* row, int64_t i, int64_t 
   return Type::kConvert(S::LoadRawSome(row + i * Type::kBits / 8, n * Type::kBits / 8));
 }
 
-// Memory answers late, so each row asks for one of the next tile, into the second-level cache: the
-// first cannot wait for so many lines.
+// Memory answers late, so each row prefetches one of the next tile, into the second-level cache:
+// the first cannot wait for so many lines.
 inline constexpr int64_t kLineBytes = 64;
 
 // Head sizes are summed in blocks: the error of a long f32 sum grows with its length.
 inline constexpr int64_t kSumBlock = 64;
 
 // Keys of which tokens are side by side: those of a tile, or as they are stored, with channels
-// `stride` bytes apart. The latter ask for what lies `ahead` of them.
+// `stride` bytes apart. The latter prefetch what lies `ahead` of them.
 template <typename S>
 struct TileChannels {
   using Type = Stored<32, S::FromF32>;
@@ -192,7 +192,7 @@ void QkChannels(DataType type, const uint8_t* k, const uint8_t* next, int64_t st
   });
 }
 
-// Of one query, 16 rows are asked for in turns. Where they have more than two lines, memory
+// Of one query, 16 rows are prefetched in turns. Where they have more than two lines, memory
 // delivers them 1.3 to 1.5 times as fast one after another (f16 and bf16, heads of 128 and 256, Zen
 // 5).
 template <typename S, typename Type, int kRows>
@@ -201,8 +201,9 @@ inline bool TakesRowsWhole(int64_t head_size) {
 }
 
 // Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
-// accumulator for each, with lanes over channels, which FoldEach then sums. Rows taken whole ask
-// for those from `next` on.
+// accumulator for each, with lanes over channels, which FoldEach then sums. Rows taken whole
+// prefetch
+//  those from `next` on.
 template <typename S, typename Type, int kRows>
 inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
                           int64_t next_stride, int64_t tokens, const float* q, int64_t head_size,

@@ -174,13 +174,13 @@ void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const
 // (row, column) by one.
 template <typename S, int kCols>
 void TransposeNarrow(const float* in, float* out, int64_t out_stride) {
-  typename S::Vector v[kCols], turned[kCols];
+  typename S::Vector v[kCols], transposed[kCols];
   for (int i = 0; i < kCols; ++i) v[i] = S::Load(in + i * S::kWidth);
   for (int turn = 1; turn < kCols; turn *= 2) {
     for (int i = 0; i < kCols / 2; ++i) {
-      S::Unzip(v[2 * i], v[2 * i + 1], &turned[i], &turned[i + kCols / 2]);
+      S::Unzip(v[2 * i], v[2 * i + 1], &transposed[i], &transposed[i + kCols / 2]);
     }
-    for (int i = 0; i < kCols; ++i) v[i] = turned[i];
+    for (int i = 0; i < kCols; ++i) v[i] = transposed[i];
   }
   for (int i = 0; i < kCols; ++i) S::Store(out + i * out_stride, v[i]);
 }

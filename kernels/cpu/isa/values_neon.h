@@ -14,14 +14,14 @@ namespace {
 
 inline constexpr int kRunBytes = NeonCodes::kColumnBytes;
 
-// 16 bytes of each token, in the order of TurnedAt.
-struct TurnedTokens {
+// 16 bytes of each token, in the order of TransposedAt.
+struct TransposedTokens {
   alignas(16) int32_t dwords[kTokenTile * kRunBytes / 4];
 };
 
 // Of bytes [byte, byte + 16) or less, each ^ flip; of tokens that are not there, whatever.
 template <typename S>
-void TurnTokens(const TokenRows& rows, int64_t byte, uint8_t flip, TurnedTokens& out) {
+void TransposeTokens(const TokenRows& rows, int64_t byte, uint8_t flip, TransposedTokens& out) {
   constexpr int kQuads = S::kTokens / 4;
   const int64_t bytes = rows.row_bytes - byte;
   const uint8x16_t flips = vdupq_n_u8(flip);
@@ -52,7 +52,7 @@ void TurnTokens(const TokenRows& rows, int64_t byte, uint8_t flip, TurnedTokens&
         }
       }
     }
-    S::StoreTurned(quads, out.dwords + t * (kRunBytes / 4));
+    S::StoreTransposed(quads, out.dwords + t * (kRunBytes / 4));
   }
 }
 
@@ -89,8 +89,8 @@ struct WeightPlanes {
 
 // kVectors times four bytes of each token, from the v-th on, times kRows rows of weights.
 template <typename S, int kBits, int kRows, int kVectors>
-void ValuesOfTokens(const TurnedTokens& turned, int64_t tokens, const WeightPlanes& weights, int v,
-                    int32x4_t (&sums)[kVectors][kRows][8 / kBits]) {
+void ValuesOfTokens(const TransposedTokens& transposed, int64_t tokens, const WeightPlanes& weights,
+                    int v, int32x4_t (&sums)[kVectors][kRows][8 / kBits]) {
   constexpr int kFields = 8 / kBits;
   int32x4_t acc[kVectors][kRows][kFields][2];
 #pragma GCC unroll 4
@@ -111,8 +111,8 @@ void ValuesOfTokens(const TurnedTokens& turned, int64_t tokens, const WeightPlan
     for (int r = 0; r < kRows; ++r) own[r] = weights.At(r, t);
     ForEachOf<4>([&](auto step) __attribute__((always_inline)) {
       ForEachOf<kVectors>([&](auto i) __attribute__((always_inline)) {
-        const int32x4_t word = vld1q_s32(turned.dwords + t * (kRunBytes / 4) +
-                                         S::template TurnedAt<step.value>(v + i.value));
+        const int32x4_t word = vld1q_s32(transposed.dwords + t * (kRunBytes / 4) +
+                                         S::template TransposedAt<step.value>(v + i.value));
         ForEachOf<kFields>([&](auto f) __attribute__((always_inline)) {
           const int32x4_t codes = S::template ByteField<kBits, f.value>(word);
 #pragma GCC unroll 4
@@ -145,11 +145,11 @@ void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shr
                        : !args.is_signed ? 0
                        : kBits == 4      ? 0x88
                                          : 0xaa;
-  TurnedTokens turned = {};
+  TransposedTokens transposed = {};
   WeightPlanes weights;
   int64_t group = -1;
   for (int64_t byte = 0; byte < args.rows.row_bytes; byte += kRunBytes) {
-    TurnTokens<S>(args.rows, byte, flip, turned);
+    TransposeTokens<S>(args.rows, byte, flip, transposed);
     for (int v = 0; v < 4; v += kVectors) {
       const int64_t first = byte * kFields + v * kChannels;
       if (first >= args.channels) break;
@@ -158,7 +158,7 @@ void ValuesOfRows(const CodeKernels::Values& args, int64_t row, const float* shr
         weights.Read<S>(args, row, kRows, group, less);
       }
       int32x4_t sums[kVectors][kRows][kFields];
-      ValuesOfTokens<S, kBits, kRows, kVectors>(turned, args.rows.tokens, weights, v, sums);
+      ValuesOfTokens<S, kBits, kRows, kVectors>(transposed, args.rows.tokens, weights, v, sums);
       for (int r = 0; r < kRows; ++r) {
         float* const lanes = args.lanes + (row + r) * kSquareLanes;
         auto square = S::Load(lanes);

@@ -85,7 +85,7 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
   };
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     if (kernels->codes == nullptr) continue;
-    for (int64_t groups = 1; TurnsGroups(groups); ++groups) {
+    for (int64_t groups = 1; TransposesGroups(groups); ++groups) {
       for (const DataType type : {kF32, kF16, kBF16}) {
         for (const DataType point_type : {kUndef, kF32, kF16, kBF16, kS8, kU8, kS4, kU4}) {
           const Elements scales(type, groups, 1);
@@ -96,9 +96,9 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
             const CodeBiases how{has_points && IsFloat(point_type), in_codes, 8.f};
             std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
             const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
-            const CodeLimits limits =
-                kernels->codes->turn(scales.stored, has_points ? points.stored : StoredParameters(),
-                                     how, columns, groups, out.data(), biases.data());
+            const CodeLimits limits = kernels->codes->transpose(
+                scales.stored, has_points ? points.stored : StoredParameters(), how, columns,
+                groups, out.data(), biases.data());
             ASSERT_TRUE(limits.finite);
             double most = 0, low = has_points || in_codes ? 1e9 : 0,
                    high = has_points || in_codes ? -1e9 : 0;
@@ -153,7 +153,8 @@ TEST(CpuKernels, TurnSeesAParameterThatIsNotFinite) {
       }
       const CodeBiases how{.offset = 8.f};
       return kernels->codes
-          ->turn(stored_scales, stored_points, how, kTokenTile, kGroups, out.data(), biases.data())
+          ->transpose(stored_scales, stored_points, how, kTokenTile, kGroups, out.data(),
+                      biases.data())
           .finite;
     };
     for (int64_t at = 0; at < kAll; ++at) {
@@ -383,6 +384,7 @@ TEST(CpuPlan, SaysWhatItDoesNotTake) {
   c.spec.head_size = 40;
   c.spec.probs_quantization = FakeQuantize{kU8, 1.f, 300};
   expect("zero point of 300");
+  c.spec.probs_quantization.reset();
   c.spec.q_hadamard = 16;
   expect("a head of 40 channels rotated in blocks of 16");
   c.spec.q_hadamard = 6;

@@ -36,7 +36,7 @@ struct Pool {
       piece.pages = table.data();
       piece.page_stride = 1;
     }
-    piece.asked_end = kTokens;
+    piece.prefetch_end = kTokens;
     piece.in_turn = in_turn;
     return piece;
   }
