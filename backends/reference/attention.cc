@@ -69,7 +69,7 @@ class Attention {
   Array PackedRows(int index, const Array& rows) {
     if (!shape_.offsets) return rows;
     const int64_t heads = shape_.heads, tokens = shape_.rows;
-    const int64_t size = rows.elements() / std::max<int64_t>(1, shape_.batch * heads * tokens);
+    const int64_t size = lowering_.OutputDims(op_, index)[2];
     const Array packed =
         Pack(plan_, Reshaped(rows, {shape_.batch, heads, tokens, size}), *shape_.offsets);
     lowering_.WriteRowsOf(op_, index, *shape_.offsets);

@@ -98,6 +98,27 @@ TEST(EmptyDimsTest, HeadsOfNoChannelsGiveTheMeansOfValues) {
   }
 }
 
+// Ragged queries of no sequences: there is room for rows, and none is written.
+TEST(EmptyDimsTest, NoSequencesWriteNothing) {
+  GraphBuilder g;
+  const Value q = g.Input("q", kF32, {2, 1, 4});
+  const Value k = g.Input("k", kF32, {0, 1, 3, 4}), v = g.Input("v", kF32, {0, 1, 3, 8});
+  const Value offsets = g.Input("offsets", kS32, {1});
+  const auto [o, stats] = g.ScaledDotProductAttention(
+      q, k, v, {.right_window = 0, .query_offsets = offsets, .stats = true});
+  g.Output("o", o);
+  g.Output("stats", *stats);
+  const Graph graph = std::move(g).Build().value();
+  const int32_t first = 0;
+  for (const Engine& engine : Engines()) {
+    Buffer queries(8), none(0), out(16), statistics(2);
+    Execute(engine, graph, {queries.in(), none.in(), none.in(), {&first, sizeof(first)}},
+            {out.out(), statistics.out()});
+    EXPECT_THAT(out.written(), Each(7.f));
+    EXPECT_THAT(statistics.written(), Each(7.f));
+  }
+}
+
 // Keys and values of no tokens: the sum over them is 0, also where the softmax of nothing is NaN.
 TEST(EmptyDimsTest, NoTokensGiveZeros) {
   for (const char* mode : {"inf_as_zero", "none"}) {
