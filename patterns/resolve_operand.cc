@@ -80,10 +80,13 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   if (missing < 0) {
     return Fail(tensor(chain.source).Label(), ": more axes than the output");
   }
-  if (folded.concat_axis >= 0 &&
-      (folded.concat_axis + missing != tokens || folded.begin != expected_begin)) {
-    return Fail(tensor(chain.source).Label(), ": concatenated along axis ", folded.concat_axis,
-                ", which is not that of the tokens");
+  // Of one token, a reshape may have put the axis where another one of extent 1 is.
+  const bool one_token =
+      folded.whole == 1 && tokens >= missing && folded.data.dim(tokens - missing) == 1;
+  const bool along_tokens = one_token || folded.concat_axis + missing == tokens;
+  if (folded.concat_axis >= 0 && (!along_tokens || folded.begin != expected_begin)) {
+    return Fail(tensor(chain.source).Label(), ": loaded or concatenated along axis ",
+                folded.concat_axis, ", which is not that of the tokens");
   }
   Dims dims(frame_.begin(), frame_.end());
   for (int i = 0; i < 2; ++i) {

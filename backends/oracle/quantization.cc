@@ -26,11 +26,12 @@ double NearestEntry(const std::vector<float>& codebook, double x) {
 // Rounding half to even comes before an integer zero point is added, so that which way a tie goes
 // does not depend on it. Codes of finite numbers saturate.
 double Encode(double x, double scale, double zero_point, bool real_units, DataType type) {
-  if (real_units) return RoundTo(type, (x + zero_point) / scale);
+  const double code = real_units ? (x + zero_point) / scale : x / scale + zero_point;
   if (IsFloat(type)) {
-    const double code = x / scale + zero_point, most = LargestOf(type);
+    const double most = LargestOf(type);
     return RoundTo(type, std::isfinite(x) ? std::clamp(code, -most, most) : code);
   }
+  if (real_units) return RoundTo(type, code);
   return RoundTo(type, std::nearbyint(x / scale) + zero_point);
 }
 

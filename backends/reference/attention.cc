@@ -41,7 +41,13 @@ class Attention {
     Array v = lowering_.Input(op_, 2);
     // A probability of 0 must meet no NaN in memory that holds no data.
     if (shape_.lengths) v = KeepExisting(plan_, v, {*shape_.lengths, Optional("kv_first")}, 2, 0);
-    return PackedRows(0, MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false));
+    Array o = MatMul(plan_, GroupedByKvHead(probs.probs), Shared(v), false, false);
+    // Of no tokens the product is 0, but the softmax of nothing is NaN.
+    if (shape_.columns == 0 && op_.Get<Attr::kMode>() == "none" && !Optional("sinks")) {
+      o = Eltwise(plan_, dnnl::algorithm::eltwise_linear, o,
+                  std::numeric_limits<float>::quiet_NaN());
+    }
+    return PackedRows(0, o);
   }
 
  private:

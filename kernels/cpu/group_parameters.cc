@@ -49,15 +49,17 @@ ParameterRule MakeParameterRule(DataType codes, DataType scales, DataType zero_p
 }
 
 double CodeOf(const ParameterRule& rule, double x, double scale, double zero_point) {
-  if (rule.zero_points == ZeroPoints::kReal) return (x + zero_point) / scale;
-  const double quotient = x / scale;
+  const bool real = rule.zero_points == ZeroPoints::kReal;
+  const double quotient = (real ? x + zero_point : x) / scale;
   if (rule.codebook != nullptr) {
     return std::isnan(quotient) ? 0 : rule.codebook->Nearest(quotient);
   }
   if (IsFloat(rule.codes)) {
-    const double code = quotient + zero_point, largest = LargestOf(rule.codes);
+    const double code = real ? quotient : quotient + zero_point;
+    const double largest = LargestOf(rule.codes);
     return std::isfinite(x) ? std::clamp(code, -largest, largest) : code;
   }
+  if (real) return quotient;
   const bool exact = quotient > -0x1p51 && quotient < 0x1p51;
   return (exact ? RoundEven(quotient) : quotient) + zero_point;
 }

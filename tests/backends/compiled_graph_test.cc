@@ -128,6 +128,38 @@ TEST(CompiledGraphTest, KernelsShareScratch) {
   EXPECT_EQ(scratch_of(3), scratch_of(30));
 }
 
+// Of one token, a reshape leaves open which axis of extent 1 the tokens are along.
+TEST(CompiledGraphTest, FusesCachesOfOneTokenWhoseHeadsAreGrouped) {
+  for (const int64_t heads : {1, 2}) {
+    GraphBuilder g;
+    const Value lengths = g.Input("lengths", kS32, {1});
+    const Value q = g.Input("q", kF32, {1, heads, 3, 1, 16});
+    const auto cache = [&](const char* name) {
+      return g.Reshape(g.LoadTokens(g.Input(name, kF32, {1, heads, 1, 16}), lengths),
+                       {1, heads, 1, 1, 16});
+    };
+    const Value k = cache("k"), scores = g.MatMul(q, k, {.transpose_b = true});
+    g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths}), cache("v")));
+    const Engine engine = EngineOf({"cpu"});
+    const absl::StatusOr<CompiledGraph> compiled =
+        engine.Compile(std::move(g).Build().value(), {.require_fused = true});
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    const std::vector<float> x = Numbers(heads * 3 * 16, 7), v = Numbers(heads * 16, 5);
+    for (const int32_t length : {0, 1}) {
+      std::vector<float> o(x.size(), -9.f);
+      ASSERT_TRUE(
+          compiled
+              ->Execute(Stream(engine),
+                        {{"q", In(x)}, {"k", In(v)}, {"v", In(v)}, {"lengths", {&length, 4}}},
+                        {{"o", Out(o)}})
+              .ok());
+      for (size_t i = 0; i < o.size(); ++i) {
+        EXPECT_NEAR(o[i], length == 0 ? 0.f : v[i / 48 * 16 + i % 16], 1e-6) << i;
+      }
+    }
+  }
+}
+
 TEST(CompiledGraphTest, TakesScratchOfOnesOwn) {
   const Engine engine = EngineOf(kSplit);
   const CompiledGraph compiled = engine.Compile(Layers(3)).value();

@@ -155,6 +155,25 @@ TEST(EmptyDimsTest, NoTokensGiveZeros) {
   }
 }
 
+// Of ScaledDotProductAttention, the softmax of nothing is NaN, and so is what it gives.
+TEST(EmptyDimsTest, NoTokensGiveNaNWhereTheModeIsNone) {
+  GraphBuilder g;
+  const Value q = g.Input("q", kF32, {1, 2, 3, 16});
+  const Value k = g.Input("k", kF32, {1, 1, 0, 16}), v = g.Input("v", kF32, {1, 1, 0, 8});
+  const std::vector<Value> results = g.AddOp(OpKind::kScaledDotProductAttention, "", {q, k, v},
+                                             {kF32, kF32}, {{Attr::kMode, std::string("none")}});
+  g.Output("o", results[0]);
+  g.Output("stats", results[1]);
+  const Graph graph = std::move(g).Build().value();
+  for (const Engine& engine : Engines()) {
+    Buffer queries(96), none(0), o(48), s(6);
+    Execute(engine, graph, {queries.in(), none.in(), none.in()}, {o.out(), s.out()});
+    for (const Buffer* written : {&o, &s}) {
+      for (const float x : written->written()) EXPECT_TRUE(std::isnan(x)) << x;
+    }
+  }
+}
+
 // Values of no channels: there is an output of no elements, and statistics.
 TEST(EmptyDimsTest, StatisticsAreWrittenWhereTheOutputIsEmpty) {
   for (const bool first_class : {true, false}) {

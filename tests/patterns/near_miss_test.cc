@@ -147,7 +147,8 @@ TEST(NearMiss, ConcatAlongHeadsKeepsANote) {
   EXPECT_EQ(result[0].attention(), nullptr);
   EXPECT_THAT(
       result[0].notes(),
-      ElementsAre("tensor 1 'a': concatenated along axis 1, which is not that of the tokens"));
+      ElementsAre("tensor 1 'a': loaded or concatenated along axis 1, which is not that of the "
+                  "tokens"));
 }
 
 }  // namespace

@@ -141,6 +141,16 @@ TEST_P(DynamicQuantizeTest, FloatCodesOfGivenScalesSaturate) {
     test.outputs = {codes};
     ExpectOpCase(test, GetParam());
   }
+  // With zero points, in codes and in real units.
+  test.name = "with zero points";
+  for (const DataType points : {kS8, kF32, kBF16}) {
+    test.inputs = {{kF32, {4}, {1e6, -1e6, 3, -1}}, {kF32, {1}, {1}}, {points, {1}, {1}}};
+    for (const PortValues& codes : {PortValues{kF8E4M3, {4}, {448, -448, 4, 0}},
+                                    PortValues{kF8E5M2, {4}, {57344, -57344, 4, 0}}}) {
+      test.outputs = {codes};
+      ExpectOpCase(test, GetParam());
+    }
+  }
   // Quotients beyond f32.
   test.inputs = {{kF32, {3}, {3e38, -1, kInfinity}}, {kF32, {1}, {0x1p-130}}};
   for (const PortValues& codes :
