@@ -84,6 +84,8 @@ absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known) {
     given.push_back(tensor.id);
   }
   std::sort(given.begin(), given.end());
+  const auto* const twice = std::adjacent_find(given.begin(), given.end());
+  if (twice != given.end()) return InvalidArguments("tensor ", *twice, " is given twice");
   return InferAll(graph, [&given](const LogicalTensor& tensor) {
     return tensor.property == Property::kConstant ||
            std::binary_search(given.begin(), given.end(), tensor.id);

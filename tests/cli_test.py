@@ -153,7 +153,7 @@ class CommandTest(unittest.TestCase):
         for command in ["check", "bench"]:
             self.fails("the graph has no ops", command, "-", stdin='{"graph": []}')
         # More memory than any machine has, for an input that is not the first.
-        self.fails("not enough memory", "check", "-", "--in-shapes", "1:1x8x99999999999999x64+4:1x8x99999999999999x64",
+        self.fails("not enough memory for tensor 1", "check", "-", "--in-shapes", "1:1x8x99999999999999x64+4:1x8x99999999999999x64",
                    "--backend", "oracle", stdin=make("--scale", "none"))
         self.fails("kvant:", "check", "-", stdin=json.dumps(one_op(
             "Tanh", {}, [tensor(0, "f32", [1 << 20, 1 << 20, 1 << 10])],
@@ -178,9 +178,9 @@ class CommandTest(unittest.TestCase):
 
     def test_outputs_in_the_place_of_inputs(self):
         graph = self.path("g.json", json.dumps(one_op(
-            "Tanh", {}, [tensor(0, "f32", [40000])], [tensor(1, "f32", [40000])])))
+            "Tanh", {}, [tensor(0, "f32", [40000])], [tensor(1, "f32", [40000])]) | {"kvant_names": [{"id": 0, "name": "x"}]}))
         path = self.path("a.safetensors")
-        write_safetensors(path, {"0": ("F32", [40000], floats([0] * 40000))})
+        write_safetensors(path, {"x": ("F32", [40000], floats([0] * 40000))})  # by its name
         before = pathlib.Path(path).read_bytes()
         arguments = [BINARY, "run", graph, "--inputs", path, "--outputs", path]
         # No file may grow beyond 64 KiB: writing fails half way.
@@ -402,7 +402,7 @@ class CommandTest(unittest.TestCase):
         args = ["run", graph, "--inputs", inputs, "--outputs", outputs]
         self.fails("a.safetensors", *args)
         write_safetensors(inputs, {"1": ("F32", [2, 3], floats([0] * 6))})
-        self.fails("no tensor '0'", *args)
+        self.fails("no tensor '0' for graph input tensor 0, f32[2,3], but '1'", *args)
         write_safetensors(inputs, {"0": ("F32", [3, 2], floats([0] * 6))})
         self.fails("graph input 0", *args)
         write_safetensors(inputs, {"0": ("F16", [2, 3], bytes(12))})

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "kvant/backends/tensor.h"
 #include "kvant/graph/logical_tensor.h"
 
@@ -18,6 +20,18 @@ namespace kvant {
 // is never null. Throws std::bad_alloc when there is no memory.
 class Buffer {
  public:
+  // For a tensor whose shape is known. kResourceExhausted, naming it and its bytes.
+  static absl::StatusOr<Buffer> For(const LogicalTensor& tensor) {
+    const int64_t bytes = tensor.memory_bytes();
+    try {
+      return Buffer(static_cast<size_t>(bytes));
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(absl::StrCat("there is not enough memory for ",
+                                                       tensor.Label(), ", ", tensor.ToString(),
+                                                       ", of ", bytes, " bytes"));
+    }
+  }
+
   explicit Buffer(size_t bytes)
       // The form that throws would end the program under the address sanitizer.
       : data_(static_cast<std::byte*>(::operator new(bytes + 1, kAlignment, std::nothrow))),

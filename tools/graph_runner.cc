@@ -79,7 +79,7 @@ absl::StatusOr<GraphRunner::Binding> GraphRunner::Bind(BufferMap& buffers) const
   // Before any is bound: adding to the map moves those that are there.
   for (const TensorId id : graph.outputs()) {
     if (buffers.contains(id)) continue;
-    Buffer buffer(static_cast<size_t>(graph.tensor(id).memory_bytes()));
+    KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(graph.tensor(id)));
     buffers.emplace(id, std::move(buffer));
   }
   Binding binding(engine_.shared_memory());

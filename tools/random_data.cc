@@ -381,14 +381,23 @@ absl::StatusOr<BufferMap> MakeRandomInputs(const Graph& graph, const RandomDataO
                                            Executor& executor) {
   BufferMap buffers;
   std::vector<std::pair<TensorId, const Op*>> stats;
-  for (TensorId id : graph.inputs()) {
-    const LogicalTensor& tensor = graph.tensor(id);
-    if (!tensor.has_shape()) {
+  std::vector<TensorId> by_size = graph.inputs();
+  for (const TensorId id : by_size) {
+    if (!graph.tensor(id).has_shape()) {
       return MakeError(ErrorKind::kInvalidShape,
                        "graph input " + std::to_string(id) + " has no known shape");
     }
-    Buffer fresh(static_cast<size_t>(tensor.memory_bytes()));
-    Buffer& buffer = buffers.emplace(id, std::move(fresh)).first->second;
+  }
+  // The largest first, for which there may be no memory.
+  std::sort(by_size.begin(), by_size.end(), [&](TensorId a, TensorId b) {
+    return graph.tensor(a).memory_bytes() > graph.tensor(b).memory_bytes();
+  });
+  for (const TensorId id : by_size) {
+    KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(graph.tensor(id)));
+    buffers.emplace(id, std::move(buffer));
+  }
+  for (const TensorId id : graph.inputs()) {
+    const LogicalTensor& tensor = graph.tensor(id);
     const uint64_t key = Mix(Mix(options.seed) + id);
     Context context{.graph = graph,
                     .tensor = tensor,
@@ -399,7 +408,7 @@ absl::StatusOr<BufferMap> MakeRandomInputs(const Graph& graph, const RandomDataO
     if (options.kind == DataKind::kReal) context.means = MeansOf(tensor, key);
     context.may_mask_rows = MayMaskRows(graph, id, context.role);
     if (context.role.kind == Kind::kStats) stats.emplace_back(id, context.role.op);
-    Fill(context, buffer.data(), executor);
+    Fill(context, buffers.at(id).data(), executor);
   }
   for (const auto& [id, subtract] : stats) {
     KVANT_RETURN_IF_ERROR(FillBackwardStats(graph, *subtract, id, buffers));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvant/graph/status.h"
 #include "kvant/tools/command.h"
 #include "kvant/tools/graph_runner.h"
@@ -59,13 +60,18 @@ absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& give
   BufferMap buffers;
   for (TensorId id : graph.inputs()) {
     const LogicalTensor& tensor = graph.tensor(id);
-    const auto it = given.find(absl::StrCat(id));
+    auto it = given.find(absl::StrCat(id));
+    if (it == given.end() && !tensor.name.empty()) it = given.find(tensor.name);
     if (it == given.end()) {
+      const auto name = [](std::string* out, const auto& one) {
+        absl::StrAppend(out, "'", one.first, "'");
+      };
       return InvalidArguments("the file of inputs has no tensor '", id, "' for graph input ",
-                              tensor.ToString());
+                              tensor.Label(), ", ", tensor.ToString(), ", but ",
+                              given.empty() ? "none" : absl::StrJoin(given, ", ", name));
     }
     KVANT_RETURN_IF_ERROR(CheckFits(tensor, it->second));
-    Buffer buffer(static_cast<size_t>(tensor.memory_bytes()));
+    KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(tensor));
     const std::byte* const from = it->second.data.data();
     if (IsDense(tensor)) {
       if (buffer.bytes() > 0) std::memcpy(buffer.data(), from, buffer.bytes());

@@ -115,7 +115,7 @@ absl::StatusOr<Array> EvalDropout(OpContext& context) {
   const uint64_t offset = integer(2);
   const double probability = context.in(3).values.front();
   if (!(probability >= 0 && probability <= 1)) {
-    return ArgumentsError(context.op, "the probability is not in [0, 1]");
+    return ArgumentsError(context.op, "probability ", probability, " is not in [0, 1]");
   }
   const double* x = context.in(0).data();
   const Dims dims = context.in(0).dims;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvant/integrations/c/call.h"
 #include "kvant/integrations/c/handles.h"
 
@@ -29,7 +30,8 @@ absl::StatusOr<KvCacheOptions> OptionsOf(const kvant_cache_options* options) {
   if (given.layer_schemes != nullptr) {
     result.schemes.clear();
     for (int64_t i = 0; i < result.layers; ++i) {
-      KVANT_RETURN_IF_ERROR(NotNull({{"the scheme of a layer", given.layer_schemes[i]}}));
+      const std::string what = absl::StrCat("the scheme of layer ", i);
+      KVANT_RETURN_IF_ERROR(NotNull({{what.c_str(), given.layer_schemes[i]}}));
       KVANT_ASSIGN_OR_RETURN(result.schemes.emplace_back(),
                              ParseCacheScheme(given.layer_schemes[i]));
     }

@@ -366,6 +366,24 @@ KV = numbers(2, 2, 5, 8, seed=1)
 BASE = {"Q": Q, "K": KV, "V": KV}
 
 
+@pytest.mark.parametrize("change, sentence", [
+    (lambda x: setattr(x, "data_type", 999), "of data type 999 and dims .*, cannot be read"),
+    (lambda x: x.dims.__setitem__(3, -8), r"has dims \[2, 2, 5, -8\]"),
+    (lambda x: setattr(x, "raw_data", bytes(100)), r"of data type 1 and dims \[2, 2, 5, 8\], cannot be read"),
+])
+def test_broken_initializers(change, sentence):
+    proto = model_of("Attention", BASE, {"Y": F32}, initializers=("V",))
+    change(proto.graph.initializer[0])
+    with pytest.raises(kvant.Error, match=rf"^node 'attn' \(Attention\): its input 'V',? {sentence}"):
+        kvant.from_onnx(proto)
+
+
+def test_no_tokens_under_a_mask_of_no_columns():
+    none = numbers(2, 2, 0, 8)
+    inputs = {"Q": Q, "K": none, "V": none, "mask": np.ones((3, 0), bool)}
+    assert kvant.from_onnx(model_of("Attention", inputs, {"Y": F32}))(inputs).shape == Q.shape
+
+
 @pytest.mark.parametrize("inputs, attributes, sentence", [
     ({}, {"opset": 22}, "is of opset 22; taken is"),
     ({}, {"opset": 999}, "is of opset 999"),
@@ -432,6 +450,7 @@ def test_bad_arrays(inputs, attributes, sentence):
     ({}, {"key": np.zeros((2, 1, 30), "f4")}, r"key is \[2, 1, 30\], but 2 heads of 16 are 32"),
     ({}, {"seqlens_k": np.array([20, 25], np.int32)}, r"seqlens_k is \[20, 25\]: with 1 new tokens .* from 0 to 20"),
     ({}, {"seqlens_k": np.array([20, 20])}, r"seqlens_k is INT64\[2\], but must be INT32"),
+    ({}, {"total": np.array(0, np.int32)}, "total_sequence_length is 0, fewer than the 1 new tokens"),
 ])
 def test_bad_groups(group, change, sentence):
     own = {name: group[name] for name in group if name.endswith("_type") or name == "kv_cache_bit_width"}
@@ -449,6 +468,7 @@ def test_bad_groups(group, change, sentence):
 def test_bad_calls(tmp_path):
     proto = model_of("Attention", BASE, {"Y": F32})
     model = kvant.from_onnx(proto)
+    (tmp_path / "text.json").write_bytes(b"\xff{}")
     for call, sentence in (
             (lambda: model(Q=Q, K=KV), "input 'V' is missing; inputs are 'Q', 'K', 'V'"),
             (lambda: model(BASE, W=Q), "the model has no input 'W'; inputs are 'Q', 'K', 'V'"),
@@ -462,6 +482,7 @@ def test_bad_calls(tmp_path):
             (lambda: model([Q]), "inputs must be a dict of arrays by name, not list"),
             (lambda: kvant.from_onnx(7), "takes a path, bytes or an onnx.ModelProto, not int"),
             (lambda: kvant.from_onnx(b"\xff\xff"), "the bytes are no ONNX model"),
+            (lambda: kvant.from_onnx(tmp_path / "text.json"), "text.json' is no ONNX model"),
             (lambda: kvant.from_onnx(proto, threads=0), "threads must be at least 1, not 0"),
             (lambda: kvant.from_onnx(proto, backends="gpu")(BASE), "gpu")):
         with pytest.raises(kvant.Error, match=sentence):

@@ -97,7 +97,8 @@ class Planner {
   absl::Status Check() const {
     KVANT_RETURN_IF_ERROR(CheckSize(axes_));
     if (!whole_bytes_ && !SharesBytesInOrder(axes_, &Axis::codes, PerByte(spec_.codes))) {
-      return NotTaken("codes of less than a byte whose lines interleave");
+      return NotTaken(
+          "codes of less than a byte whose groups or rows end within bytes that others write");
     }
     return absl::OkStatus();
   }
@@ -222,7 +223,8 @@ class Planner {
         per_byte > 1 && !(in_lanes && kWarp / k.lanes % per_byte == 0 && AreInWholeBytes(groups));
     const Axes packed = PackingAxes(groups);
     if (packs_later && !SharesBytesInOrder(packed, &Axis::codes, per_byte)) {
-      return NotTaken("zero points of less than a byte whose lines interleave");
+      return NotTaken(
+          "zero points of less than a byte whose rows end within bytes that others write");
     }
     if (packs_later) MoveZeroPoints(groups, launch);
     const bool encodes = k.encodes;

@@ -167,7 +167,7 @@ class Attention(Op):
             raise self.node.refuse(f"has attn_mask of {type_of(mask)}; {', '.join(REAL)} and BOOL are taken")
         columns = mask.shape[-1] if mask.ndim else -1
         want = [1] * (4 - mask.ndim) + list(mask.shape)
-        if len(want) > 4 or columns > shape[3] or columns < 1 or any(
+        if len(want) > 4 or columns > shape[3] or columns < min(1, shape[3]) or any(
                 have not in (1, all_of) for have, all_of in zip(want[:3], shape)):
             raise self.node.invalid(f"attn_mask {list(mask.shape)} does not broadcast to {list(shape)}, nor is its last "
                                     "dim a shorter one")

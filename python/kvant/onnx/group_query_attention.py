@@ -147,6 +147,8 @@ class GroupQueryAttention(Op):
             if type_of(x) != "INT32" or x.shape not in shapes:
                 raise node.invalid(f"{name} is {type_of(x)}{list(x.shape)}, but must be INT32{list(shapes[0])}")
         most = int(total.reshape(()))
+        if most < tokens:
+            raise node.invalid(f"total_sequence_length is {most}, fewer than the {tokens} new tokens")
         step = _Step(q, k, v, lengths.reshape(batch) + np.int32(1), most, tokens == most)
         lowest, highest = (1 if step.first else tokens), most
         if batch and not lowest <= step.lengths.min() <= step.lengths.max() <= highest:

@@ -209,7 +209,7 @@ def _proto(model: Any) -> tuple[onnx.ModelProto, str | None]:
         if isinstance(model, (str, os.PathLike)):
             path = os.fspath(model)
             what = f"{path!r} is"
-            return onnx.load_model(path, load_external_data=False), os.path.dirname(os.path.abspath(path))
+            return onnx.load_model(path, format="protobuf", load_external_data=False), os.path.dirname(os.path.abspath(path))
     except google.protobuf.message.DecodeError as error:
         raise invalid(f"{what} no ONNX model: {error}") from None
     raise invalid(f"from_onnx takes a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
@@ -239,8 +239,14 @@ def _constant(node: Node) -> np.ndarray:
 
 
 def _initializer(node: Node, tensor: onnx.TensorProto, folder: str | None) -> np.ndarray:
+    if any(d < 0 for d in tensor.dims):
+        raise node.invalid(f"its input {tensor.name!r} has dims {list(tensor.dims)}")
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        return onnx.numpy_helper.to_array(tensor)
+        try:
+            return onnx.numpy_helper.to_array(tensor)
+        except (KeyError, TypeError, ValueError) as error:
+            raise node.invalid(f"its input {tensor.name!r}, of data type {tensor.data_type} and dims {list(tensor.dims)}, "
+                               f"cannot be read: {error}") from None
     file = next((each.value for each in tensor.external_data if each.key == "location"), "")
     what = f"its input {tensor.name!r} is in the file {file!r}"
     if folder is None:

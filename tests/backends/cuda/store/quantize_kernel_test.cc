@@ -308,8 +308,10 @@ TEST(CudaQuantize, RefusesLinesThatInterleave) {
       .name = "knotted", .dims = {2, 3}, .group = {1, 3}, .code_strides = Dims{3, 2}};
   const auto plan = PlanOf(knotted, {kF32, kU4, kF32, kUndef});
   ASSERT_FALSE(plan.ok());
-  EXPECT_EQ(plan.status().message(),
-            "does not take codes of less than a byte whose lines interleave");
+  EXPECT_EQ(
+      plan.status().message(),
+      "does not take codes of less than a byte whose groups or rows end within bytes that others "
+      "write");
 }
 
 // What is written for GPUs compiles for them, and nothing is spilled.

@@ -192,8 +192,10 @@ TEST(CudaAppend, RefusesRowsThatInterleave) {
   AppendCase test{"tokens_first", {2, 1, 3, 7}, 8, {0, 4}, {1, 1, 1, 7}, types};
   EXPECT_TRUE(plan(test).ok());
   test.dst_strides = Dims{7, 7, 14, 1};
-  EXPECT_EQ(plan(test).status().message(),
-            "does not take codes of less than a byte whose lines interleave");
+  EXPECT_EQ(
+      plan(test).status().message(),
+      "does not take codes of less than a byte whose groups or rows end within bytes that others "
+      "write");
   test.positions = {4};
   EXPECT_TRUE(plan(test).ok());
   const AppendCase tiny{"rows_in_a_byte", {6, 1, 1, 1}, 1, {0, 0, 0, 0, 0, 0}, {1, 1, 1, 1}, types};
@@ -211,10 +213,13 @@ TEST(CudaAppendPages, RefusesTokensThatShareBytes) {
             .message());
   };
   const QuantizeTypes u4{kF32, kU4, kF32, kUndef}, u4_zero_points{kF32, kU4, kF32, kU4};
-  EXPECT_EQ(why({"odd", {2, 2, 1, 7}, 8, {1, 0}, {1, 1, 1, 7}, u4}),
-            "does not take codes of less than a byte whose lines interleave");
+  EXPECT_EQ(
+      why({"odd", {2, 2, 1, 7}, 8, {1, 0}, {1, 1, 1, 7}, u4}),
+      "does not take codes of less than a byte whose groups or rows end within bytes that others "
+      "write");
   EXPECT_EQ(why({"odd", {2, 2, 1, 16}, 8, {1, 0}, {1, 1, 1, 16}, u4_zero_points}),
-            "does not take zero points of less than a byte whose lines interleave");
+            "does not take zero points of less than a byte whose rows end within bytes that others "
+            "write");
   EXPECT_EQ(why({"one", {1, 2, 1, 7}, 8, {1}, {1, 1, 1, 7}, u4}), "");
   EXPECT_EQ(why({"even", {2, 2, 1, 16}, 8, {1, 0}, {1, 1, 1, 8}, u4_zero_points}), "");
   EXPECT_EQ(why({"heads", {2, 1, 2, 16}, 8, {1, 0}, {1, 1, 1, 16}, u4_zero_points}), "");
