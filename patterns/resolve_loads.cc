@@ -44,6 +44,17 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
   }
   if (!concatenated) folded->whole = (*tensor(load.outputs[0]).dims)[axis];
   folded->concat_axis = axis;
+  const auto is_by_row = [this](TensorId id) {
+    return tensor(id).rank() > 0 && (*tensor(id).dims)[0] > 1;
+  };
+  const auto first = load.inputs.begin() + (load.kind == OpKind::kLoadRanges ? 0 : 1);
+  const auto last = load.kind == OpKind::kLoadRanges ? first + 1 : load.inputs.end();
+  if (std::any_of(first, last, is_by_row)) {
+    const Dims dims = DimsOf(folded->data);
+    Dims strides(dims.size(), 0);
+    strides[0] = 1;
+    folded->load_rows = FoldedView(dims, strides);
+  }
   return true;
 }
 
@@ -84,6 +95,11 @@ bool Resolver::PlaceLoad(const Folded& folded, KvSegment* segment) {
     return true;
   }
   if (load.kind != OpKind::kLoadPages) return true;
+  // Pages take the place of b0, so without rows of its own nothing else may be there.
+  if (!folded.load_rows && segment->data.strides[0] != 0) {
+    return Fail(load, "is reshaped so that its one row of pages is for a batch of ",
+                segment->data.dims[0]);
+  }
   const LogicalTensor& table = tensor(load.inputs[1]);
   if (!PlacePerRow(table.id, "rows of the page table", 0, &segment->page_table)) return false;
   segment->page_table.dims[4] = (*table.dims)[1];

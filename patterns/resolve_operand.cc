@@ -6,15 +6,6 @@
 #include "kvant/patterns/resolver.h"
 
 namespace kvant {
-namespace {
-
-Dims DimsOf(const FoldedView& view) {
-  Dims dims(view.rank());
-  for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
-  return dims;
-}
-
-}  // namespace
 
 bool Resolver::ResolveInputs() {
   const Op& qk = op(match_.qk);
@@ -104,6 +95,15 @@ bool Resolver::ResolveOperand(const Chain& chain, int row, int col, int tokens,
   if (folded.quantized) {
     segment->quantization = std::move(folded.quantization);
     if (!PlaceQuantization(folded, dims, queries, row, col, &*segment->quantization)) return false;
+  }
+  if (folded.load_rows) {
+    View rows;
+    const bool placed = folded.load_rows->BroadcastTo(dims) &&
+                        Place(*folded.load_rows, queries, row, col, true, &rows);
+    if (!placed || std::any_of(rows.strides.begin() + 1, rows.strides.end(),
+                               [](int64_t stride) { return stride != 0; })) {
+      return Fail(op(folded.load.op), "its rows are not those of the batch");
+    }
   }
   return PlaceLoad(folded, segment);
 }

@@ -55,6 +55,8 @@ class Resolver {
     Quantization quantization;
     std::optional<FoldedView> scales, zero_points;
     std::optional<FoldedView> static_axis;  // stride 1 where Dequantize's axis went
+    // Of a load of which rows have tokens of their own: stride 1 where the axis of rows went.
+    std::optional<FoldedView> load_rows;
     Rotations rotations;
     // After Concat, or what loads: where the segment lies along which axis of the whole.
     int concat_axis = -1;
@@ -64,7 +66,7 @@ class Resolver {
     // Applies the same move, bool(FoldedView&), to everything that lies along the data's axes.
     template <typename Move>
     bool MoveAll(const Move& move) {
-      for (auto* view : {&scales, &zero_points, &static_axis}) {
+      for (auto* view : {&scales, &zero_points, &static_axis, &load_rows}) {
         if (*view && !move(**view)) return false;
       }
       return std::all_of(rotations.begin(), rotations.end(),

@@ -85,6 +85,12 @@ struct BatchAxes {
   int end[3] = {0, 0, 0};
 };
 
+inline Dims DimsOf(const FoldedView& view) {
+  Dims dims(view.rank());
+  for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
+  return dims;
+}
+
 // `folded` as a View with these row and column axes (-1: extent 1). Broadcast
 // batch axes get extent 1, and so do rows and columns if `broadcast_matrix`.
 // With `group`, the axes may be grouped, and group sizes are returned.

@@ -160,6 +160,76 @@ TEST(CompiledGraphTest, FusesCachesOfOneTokenWhoseHeadsAreGrouped) {
   }
 }
 
+// What is loaded by row may be moved before it is multiplied. Where its rows are no longer those of
+// the batch, or pages would be another axis's, it is not fused.
+TEST(CompiledGraphTest, LoadsThatAreMovedGiveWhatTheOracleGives) {
+  struct Moved {
+    const char* name;
+    Dims pool;
+    int64_t rows, most;  // of the page table; 0 most: by lengths
+    Dims shape;          // reshaped to; empty: transposed by `order`
+    std::vector<int64_t> order;
+    Dims q;
+    bool fuses;
+  };
+  const std::vector<Moved> all = {
+      {"heads as the batch", {2, 2, 16, 8}, 1, 2, {2, 32, 8}, {}, {2, 3, 8}, false},
+      {"one token", {1, 2, 1, 8}, 1, 1, {2, 1, 1, 8}, {}, {2, 1, 3, 8}, false},
+      {"rows swapped with heads", {2, 2, 32, 8}, 2, 0, {}, {1, 0, 2, 3}, {2, 2, 3, 8}, false},
+      {"pages swapped with heads", {4, 2, 16, 8}, 2, 2, {}, {1, 0, 2, 3}, {2, 2, 3, 8}, false},
+      {"heads grouped", {4, 2, 16, 8}, 2, 2, {2, 2, 1, 32, 8}, {}, {2, 2, 2, 3, 8}, true},
+      {"one row, heads grouped", {2, 2, 16, 8}, 1, 2, {1, 2, 1, 32, 8}, {}, {1, 2, 2, 3, 8}, true},
+      {"one head", {4, 1, 16, 8}, 2, 2, {2, 32, 8}, {}, {2, 3, 8}, true},
+  };
+  for (const Moved& moved : all) {
+    SCOPED_TRACE(moved.name);
+    GraphBuilder g;
+    const Value lengths = g.Input("lengths", kS32, {moved.rows});
+    const Value table = g.Input("table", kS32, {moved.rows, std::max<int64_t>(1, moved.most)});
+    const auto cache = [&](const char* name) {
+      const Value pool = g.Input(name, kF32, moved.pool);
+      const Value x =
+          moved.most > 0 ? g.LoadPages(pool, table, lengths) : g.LoadTokens(pool, lengths);
+      return moved.shape.empty()
+                 ? g.Transpose(x, moved.order)
+                 : g.Reshape(x, std::vector<int64_t>(moved.shape.begin(), moved.shape.end()));
+    };
+    const Value q = g.Input("q", kF32, moved.q), k = cache("k");
+    const Value probs = g.SoftMax(g.MatMul(q, k, {.transpose_b = true}), {.lengths = lengths});
+    g.Output("o", g.MatMul(probs, cache("v")));
+    const Graph graph = std::move(g).Build().value();
+    const std::vector<float> x = Numbers(ElementsOf(moved.q), 7),
+                             k_data = Numbers(4 * 2 * 16 * 8, 5),
+                             v_data = Numbers(4 * 2 * 16 * 8, 11);
+    const std::vector<int32_t> counts = moved.name == std::string("one token")
+                                            ? std::vector<int32_t>{1}
+                                            : std::vector<int32_t>{20, 5};
+    const std::vector<int32_t> pages = moved.pool[0] == 4   ? std::vector<int32_t>{1, 0, 3, 2}
+                                       : moved.pool[0] == 1 ? std::vector<int32_t>{0}
+                                                            : std::vector<int32_t>{1, 0};
+    std::vector<std::vector<float>> results;
+    for (const std::vector<std::string>& backends :
+         {std::vector<std::string>{"cpu", "oracle"}, {"oracle"}}) {
+      const Engine engine = EngineOf(backends);
+      const CompiledGraph compiled = engine.Compile(graph).value();
+      EXPECT_EQ(compiled.fused(), moved.fuses && backends.size() > 1) << compiled.ToString();
+      std::vector<ConstTensor> in;
+      for (const TensorId id : graph.inputs()) {
+        const std::string& name = graph.tensor(id).name;
+        in.push_back(name == "q"         ? In(x)
+                     : name == "k"       ? In(k_data)
+                     : name == "v"       ? In(v_data)
+                     : name == "lengths" ? ConstTensor(counts.data(), counts.size() * 4)
+                                         : ConstTensor(pages.data(), pages.size() * 4));
+      }
+      std::vector<float>& o = results.emplace_back(x.size());
+      const absl::Status status = compiled.Execute(Stream(engine), in, {Out(o)});
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(results[0][i], results[1][i], 1e-5) << i;
+  }
+}
+
 TEST(CompiledGraphTest, TakesScratchOfOnesOwn) {
   const Engine engine = EngineOf(kSplit);
   const CompiledGraph compiled = engine.Compile(Layers(3)).value();

@@ -168,10 +168,13 @@ absl::StatusOr<Outcome> RunOn(const std::string& backend, const Prepared& prepar
   // Where scratch may hold anything, all of it is NaN.
   TestBuffer scratch(outcome.compiled.scratch_bytes());
   absl::Span<std::byte> lent;
-  if (!outcome.compiled.keeps_scratch()) lent = {scratch.data(), scratch.bytes()};
+  if (!outcome.compiled.keeps_scratch()) {
+    KVANT_ASSIGN_OR_RETURN(void* data, copies.PlaceOutput(scratch));
+    lent = {static_cast<std::byte*>(data), scratch.bytes()};
+  }
   KVANT_RETURN_IF_ERROR(outcome.compiled.Execute(Stream(engine), in, out, lent));
-  if (!scratch.GuardIntact()) return absl::InternalError("wrote beyond scratch");
   KVANT_RETURN_IF_ERROR(copies.FetchOutputs());
+  if (!scratch.GuardIntact()) return absl::InternalError("wrote beyond scratch");
   return outcome;
 }
 
