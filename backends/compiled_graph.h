@@ -38,9 +38,9 @@ class CompiledGraph {
 
   // Of one execution: what partitions hand on to each other, and their own.
   size_t scratch_bytes() const;
-  // Positional or by name, scratch and errors as CompiledPartition::Execute; all is checked before
-  // anything runs. An error that only values show (a KV length over capacity) may come after some
-  // partitions have written what is theirs.
+  // Positional or by name, scratch and errors as CompiledPartition::Execute: on a GPU scratch of
+  // one's own must be zeroed once. All is checked before anything runs. An error that only values
+  // show (a KV length over capacity) may come after some partitions have written what is theirs.
   absl::Status Execute(const Stream& stream, absl::Span<const ConstTensor> inputs,
                        absl::Span<const Tensor> outputs, absl::Span<std::byte> scratch = {}) const;
   using NamedInputs = CompiledPartition::NamedInputs;

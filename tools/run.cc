@@ -105,10 +105,11 @@ struct RunArguments {
     graph_arguments.AddTo(command);
     command
         .add_option("--inputs", inputs,
-                    "safetensors file: each graph input under its decimal id, dense row-major; 4- "
-                    "and 2-bit types as U8, packed, in one dimension")
+                    "safetensors file: each graph input under its decimal id, else under its name, "
+                    "dense row-major; 4- and 2-bit types as U8, packed, in one dimension")
         ->required();
-    command.add_option("--outputs", outputs, "safetensors file to write, likewise")->required();
+    command.add_option("--outputs", outputs, "safetensors file to write, under decimal ids")
+        ->required();
   }
 
   absl::StatusOr<int> Run() const {

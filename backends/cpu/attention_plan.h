@@ -1,4 +1,4 @@
-// Plan: an AttentionSpec transposed into what the CPU kernels take, with tiles and splits.
+// Plan: an AttentionSpec turned into what the CPU kernels take, with tiles and splits.
 #ifndef KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
 #define KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
 

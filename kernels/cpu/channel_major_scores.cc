@@ -128,7 +128,7 @@ void ChannelMajorScores::Add(const CodeKernels& kernels, const Weights& weights,
     const Chunk chunk = ChunkAt(codes, begin);
     begin = chunk.end;
     values.rows.tokens = chunk.end - chunk.begin;
-    // The next tile's codes lie behind these, for each channel; the kernel's own requests are for
+    // The next tile's codes lie behind these, for each channel; the kernel itself prefetches
     // lines that are here already.
     const uint8_t* const data = first + chunk.begin * values.rows.stride;
     for (int b = 0; b < kTileBlocks; ++b) {

@@ -298,8 +298,8 @@ bool ReadParameters(const Reader& reader, const StoredHead& head, const Part& pa
         StoredAt(head.zero_points, how.zero_points.type, blocks, n, groups, dense[1]);
     if (TransposesGroups(groups) && stored_scales.present() &&
         has_points == stored_points.present()) {
-      return take(kernels.transpose(stored_scales, stored_points, make, WholeHalves(n), groups,
-                                    scales, biases));
+      return take(kernels.transpose_parameters(stored_scales, stored_points, make, WholeHalves(n),
+                                               groups, scales, biases));
     }
     ReadStored(reader, how, how.scales, stored_scales, p, n, groups, staging, scales);
     if (has_points) {

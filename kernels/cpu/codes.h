@@ -109,7 +109,7 @@ struct StoredParameters {
 
   bool present() const { return type != kUndef; }
 };
-// Groups of which CodeKernels::transpose takes parameters, of these types.
+// Groups of which CodeKernels::transpose_parameters takes parameters, of these types.
 inline bool TransposesGroups(int64_t groups) { return groups <= 8; }
 inline bool TransposesType(DataType type) {
   return type == kF32 || type == kF16 || type == kBF16 || type == kS8 || type == kU8 ||
@@ -192,9 +192,9 @@ struct CodeKernels {
 
   // The same for stored parameters of `columns`, and parameter tiles of scales and of biases; see
   // TransposesGroups.
-  CodeLimits (*transpose)(const StoredParameters& stored_scales,
-                          const StoredParameters& stored_points, const CodeBiases& how,
-                          int64_t columns, int64_t groups, float* scales, float* biases);
+  CodeLimits (*transpose_parameters)(const StoredParameters& stored_scales,
+                                     const StoredParameters& stored_points, const CodeBiases& how,
+                                     int64_t columns, int64_t groups, float* scales, float* biases);
 
   // weights[r][g][t] = round(probs[r][t] * scales[g][t] / weight_scales[r][g]),
   // weight_biases[r][g] = weight_scales[r][g] * sum_t weights[r][g][t] * biases[g][t], with

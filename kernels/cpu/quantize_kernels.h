@@ -44,8 +44,8 @@ struct NumberColumns {
   const void* src = nullptr;
   int64_t index = 0;
   int64_t stride = 0, lines = 0, n = 0;
-  // Bytes to the numbers that come next. Memory is asked for half of them while ranges are found,
-  // for the other half while codes are. For rows hardware does better by itself.
+  // Bytes to the numbers that come next. Half of them are prefetched while ranges are found,
+  // the other half while codes are. For rows hardware does better by itself.
   int64_t ahead = 0;
 };
 

@@ -119,7 +119,7 @@ class PartBlocks {
 //   token   heads in turn                 runs of kPageUnit rows, of which a head prefetches four
 //     0     0 1 2 3 4 5 6 7
 //     1     0 1 2 3 4 5 6 7               0: tokens 0, 1 of all; head 0 prefetches runs 0 to 3,
-//     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 for runs 4 to 7 ...
+//     2     0 1 2 3 4 5 6 7               1: tokens 2, 3         head 1 runs 4 to 7 ...
 //
 // `rows` of `bytes`, in so many blocks at `next`, of which a head prefetches as many. False where
 // that is no whole run: with other heads' rows in a token, unless kPageUnit heads take turns.
@@ -144,7 +144,7 @@ TokenRows CodeRowsAt(const StoredHead& head, const Part& part, int64_t channels)
 // Prefetches the last line of each next block, where blocks begin amid a line: kernels prefetch
 // line by line from the first byte, and miss the end then.
 void PrefetchEnds(const TokenRows& rows);
-// The same, and for the first lines of the next tile.
+// The same, and the first lines of the next tile.
 void PrefetchFirst(const TokenRows& rows, int64_t most_lines);
 
 }  // namespace kvant::cpu

@@ -214,6 +214,7 @@ class Coder {
   KVANT_DEVICE bool divides() const { return divides_ || IsFar(); }
 
   KVANT_DEVICE u32 Code(float x, bool divides) const {
+    const float number = x;
     if (T::k.zero_point_kind == kRealZeroPoints) x += zero_point_.real;
     if (divides && IsFar()) return FarCode(x);
     const float q = divides ? Divide(x, scale_) : Quotient(x);
@@ -221,7 +222,7 @@ class Coder {
     if (IsF8(T::k.codes)) {
       const bool added = T::k.zero_point_kind == kCodeZeroPoints;
       const float code = added ? q + static_cast<float>(zero_point_.code) : q;
-      return FloatToF8(SaturateF8(T::k.codes, x, code), T::k.codes);
+      return FloatToF8(SaturateF8(T::k.codes, number, code), T::k.codes);
     }
     // Adding 1.5 * 2^23 rounds to an integer, which then is in the low bits.
     const float within = Min(Max(q, lowest_), highest_);

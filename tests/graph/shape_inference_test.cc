@@ -467,6 +467,8 @@ TEST(InferShapes, ReinfersForNewLengths) {
   EXPECT_EQ(graph.tensor(3).strides, (OptionalDims{Dims{32, 1}}));
   y.dims = Dims{6, 16};
   EXPECT_EQ(ErrorKindOf(InferShapes(graph, {q, y})), ErrorKind::kInvalidShape);
+  EXPECT_THAT(std::string(InferShapes(graph, {q, q}).message()),
+              ::testing::HasSubstr("tensor 0 is given twice"));
 }
 
 TEST(InferShapes, ForgetsWhatIsNoLongerKnown) {

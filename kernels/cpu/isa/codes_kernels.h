@@ -230,9 +230,9 @@ CodeLimits TransposeGroups(const StoredParameters& stored_scales,
 }
 
 template <typename S>
-CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& points_of,
-                const CodeBiases& how, int64_t columns, int64_t groups, float* scales,
-                float* biases) {
+CodeLimits TransposeParameters(const StoredParameters& scales_of, const StoredParameters& points_of,
+                               const CodeBiases& how, int64_t columns, int64_t groups,
+                               float* scales, float* biases) {
   constexpr decltype(&TransposeGroups<S, 1>) kOfGroups[] = {
       TransposeGroups<S, 1>, TransposeGroups<S, 2>, TransposeGroups<S, 3>, TransposeGroups<S, 4>,
       TransposeGroups<S, 5>, TransposeGroups<S, 6>, TransposeGroups<S, 7>, TransposeGroups<S, 8>,
@@ -245,8 +245,9 @@ CodeLimits Turn(const StoredParameters& scales_of, const StoredParameters& point
 template <typename S, auto values, const FloatCodeKernels* floats, auto prepare = Prepare<S>,
           auto scores = Scores<S>>
 constexpr CodeKernels kCodeKernels = {
-    prepare,   scores,  TransposeAllCodes<S>, Reach<S>, Norms<S>, Spread<S>,
-    Biases<S>, Turn<S>, Weights<S>,           values,   Costs<S>, floats};
+    prepare,   scores,    TransposeAllCodes<S>,   Reach<S>,   Norms<S>,
+    Spread<S>, Biases<S>, TransposeParameters<S>, Weights<S>, values,
+    Costs<S>,  floats};
 
 }  // namespace
 }  // namespace kvant::cpu

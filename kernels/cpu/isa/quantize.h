@@ -96,7 +96,7 @@ inline void PackBytes(int bits, const uint8_t* __restrict codes, int64_t bytes,
   for (int64_t place = 0; i < n; ++place) merge(codes[i++], place, to + whole);
 }
 
-// While codes are found, memory is asked for the lines that are not asked for while ranges are.
+// While codes are found, those lines are prefetched that are not while ranges are.
 inline constexpr int64_t kLine = 64;
 
 // The first n of four vectors.

@@ -232,29 +232,35 @@ def _constant(node: Node) -> np.ndarray:
     kinds: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64,
                              "value_ints": np.int64}
     if name == "value":
-        return onnx.numpy_helper.to_array(attribute.t)
+        return _array(node, "its value", attribute.t)
     if name not in kinds:
         raise node.refuse(f"has the attribute {name or 'none'}; value, {', '.join(kinds)} are taken")
     return np.array(onnx.helper.get_attribute_value(attribute), kinds[name])
 
 
 def _initializer(node: Node, tensor: onnx.TensorProto, folder: str | None) -> np.ndarray:
-    if any(d < 0 for d in tensor.dims):
-        raise node.invalid(f"its input {tensor.name!r} has dims {list(tensor.dims)}")
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        try:
-            return onnx.numpy_helper.to_array(tensor)
-        except (KeyError, TypeError, ValueError) as error:
-            raise node.invalid(f"its input {tensor.name!r}, of data type {tensor.data_type} and dims {list(tensor.dims)}, "
-                               f"cannot be read: {error}") from None
+        return _array(node, f"its input {tensor.name!r}", tensor)
     file = next((each.value for each in tensor.external_data if each.key == "location"), "")
     what = f"its input {tensor.name!r} is in the file {file!r}"
     if folder is None:
         raise node.invalid(f"{what}, and where that is only the model's own path says: give from_onnx that path")
     try:
-        return onnx.numpy_helper.to_array(tensor, folder)
-    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        return _array(node, what, tensor, folder)
+    except Error:
+        raise
+    except (OSError, RuntimeError, onnx.checker.ValidationError) as error:
         raise node.invalid(f"{what}, which cannot be read: {error}") from None
+
+
+def _array(node: Node, what: str, tensor: onnx.TensorProto, folder: str = "") -> np.ndarray:
+    try:
+        if min(tensor.dims, default=0) < 0:
+            raise ValueError("a dim is negative")
+        return onnx.numpy_helper.to_array(tensor, folder)
+    except (KeyError, TypeError, ValueError) as error:
+        raise node.invalid(f"{what}, of data type {tensor.data_type} and dims {list(tensor.dims)}, which cannot be read: "
+                           f"{error}") from None
 
 
 def _port(info: onnx.ValueInfoProto) -> Port:

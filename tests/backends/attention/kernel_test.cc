@@ -60,7 +60,7 @@ TEST(CpuKernels, F16IsReadExactly) {
 }
 
 // Neighbours in a tile of parameters differ, and blocks end where memory does.
-TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
+TEST(CpuKernels, TransposingPutsEveryParameterInItsPlace) {
   struct Elements {
     Elements(DataType type, int64_t groups, int seed) {
       stored.type = type;
@@ -96,7 +96,7 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
             const CodeBiases how{has_points && IsFloat(point_type), in_codes, 8.f};
             std::vector<float> out(groups * kTokenTile), biases(groups * kTokenTile);
             const int64_t columns = groups % 2 == 0 ? kHalfTile : kTokenTile;
-            const CodeLimits limits = kernels->codes->transpose(
+            const CodeLimits limits = kernels->codes->transpose_parameters(
                 scales.stored, has_points ? points.stored : StoredParameters(), how, columns,
                 groups, out.data(), biases.data());
             ASSERT_TRUE(limits.finite);
@@ -136,7 +136,7 @@ TEST(CpuKernels, TurnPutsEveryParameterInItsPlace) {
 }
 
 // Wherever it is in the tile; and where scale and zero point are numbers, but their product is not.
-TEST(CpuKernels, TurnSeesAParameterThatIsNotFinite) {
+TEST(CpuKernels, TransposingSeesAParameterThatIsNotFinite) {
   constexpr int64_t kGroups = 4, kAll = kTokenTile * kGroups;
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::vector<uint8_t> points(kAll, 200);
@@ -153,8 +153,8 @@ TEST(CpuKernels, TurnSeesAParameterThatIsNotFinite) {
       }
       const CodeBiases how{.offset = 8.f};
       return kernels->codes
-          ->transpose(stored_scales, stored_points, how, kTokenTile, kGroups, out.data(),
-                      biases.data())
+          ->transpose_parameters(stored_scales, stored_points, how, kTokenTile, kGroups, out.data(),
+                                 biases.data())
           .finite;
     };
     for (int64_t at = 0; at < kAll; ++at) {

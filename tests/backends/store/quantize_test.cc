@@ -151,7 +151,12 @@ TEST_P(DynamicQuantizeTest, FloatCodesOfGivenScalesSaturate) {
       ExpectOpCase(test, GetParam());
     }
   }
+  // Beyond f32 with its zero point.
+  test.inputs = {{kF32, {2}, {3e38, -1}}, {kF32, {1}, {1}}, {kF32, {1}, {1e38}}};
+  test.outputs = {{kF8E5M2, {2}, {57344, 57344}}};
+  ExpectOpCase(test, GetParam());
   // Quotients beyond f32.
+  test.name = "quantize";
   test.inputs = {{kF32, {3}, {3e38, -1, kInfinity}}, {kF32, {1}, {0x1p-130}}};
   for (const PortValues& codes :
        {PortValues{kF8E4M3, {3}, {448, -448, kNan}}, {kF8E5M2, {3}, {57344, -57344, kInfinity}}}) {
