@@ -21,9 +21,8 @@ struct AttentionMatch;  // which op plays which part; match.h, internal to patte
 // One that was made by default or moved from has no ops and no ports.
 class Partition {
  public:
-  // kStore: what is written into a cache, or read back: DynamicQuantize, Append,
-  // AppendPages, Hadamard, a Hadamard before one of these, DynamicDequantize. kMerge:
-  // MergeAttention.
+  // kStore: what is written into a cache, or read back: DynamicQuantize, Append, AppendPages,
+  // Hadamard, a Hadamard before one of these, DynamicDequantize. kMerge: MergeAttention.
   enum class Kind : uint8_t { kAttention, kAttentionBackward, kStore, kOps, kMerge };
 
   int id() const { return id_; }

@@ -44,12 +44,12 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
   }
   if (!concatenated) folded->whole = (*tensor(load.outputs[0]).dims)[axis];
   folded->concat_axis = axis;
+  // Lengths, ranges and page tables are s32, and what is loaded is not.
   const auto is_by_row = [this](TensorId id) {
-    return tensor(id).rank() > 0 && (*tensor(id).dims)[0] > 1;
+    const LogicalTensor& from = tensor(id);
+    return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] > 1;
   };
-  const auto first = load.inputs.begin() + (load.kind == OpKind::kLoadRanges ? 0 : 1);
-  const auto last = load.kind == OpKind::kLoadRanges ? first + 1 : load.inputs.end();
-  if (std::any_of(first, last, is_by_row)) {
+  if (std::any_of(load.inputs.begin(), load.inputs.end(), is_by_row)) {
     const Dims dims = DimsOf(folded->data);
     Dims strides(dims.size(), 0);
     strides[0] = 1;

@@ -78,18 +78,18 @@ class FoldedView {
   int64_t offset_ = 0;
 };
 
+inline Dims DimsOf(const FoldedView& view) {
+  Dims dims(view.rank());
+  for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
+  return dims;
+}
+
 // Which axes of a tensor of the problem's rank make up the view's three batch
 // axes: [begin[i], end[i]) each.
 struct BatchAxes {
   int begin[3] = {0, 0, 0};
   int end[3] = {0, 0, 0};
 };
-
-inline Dims DimsOf(const FoldedView& view) {
-  Dims dims(view.rank());
-  for (int i = 0; i < view.rank(); ++i) dims[i] = view.dim(i);
-  return dims;
-}
 
 // `folded` as a View with these row and column axes (-1: extent 1). Broadcast
 // batch axes get extent 1, and so do rows and columns if `broadcast_matrix`.

@@ -202,7 +202,7 @@ absl::StatusOr<DnnlReplay::Binding> DnnlReplay::Bind(BufferMap& buffers) const {
   for (const Part& part : parts_) {
     for (const TensorDesc& port : part.outputs) {
       if (buffers.contains(port.id)) continue;
-      Buffer buffer(static_cast<size_t>(graph_.tensor(port.id).memory_bytes()));
+      KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(graph_.tensor(port.id)));
       buffers.emplace(port.id, std::move(buffer));
     }
   }

@@ -201,9 +201,8 @@ TEST(CompiledGraphTest, LoadsThatAreMovedGiveWhatTheOracleGives) {
     const std::vector<float> x = Numbers(ElementsOf(moved.q), 7),
                              k_data = Numbers(4 * 2 * 16 * 8, 5),
                              v_data = Numbers(4 * 2 * 16 * 8, 11);
-    const std::vector<int32_t> counts = moved.name == std::string("one token")
-                                            ? std::vector<int32_t>{1}
-                                            : std::vector<int32_t>{20, 5};
+    const std::vector<int32_t> counts =
+        moved.most == 1 ? std::vector<int32_t>{1} : std::vector<int32_t>{20, 5};
     const std::vector<int32_t> pages = moved.pool[0] == 4   ? std::vector<int32_t>{1, 0, 3, 2}
                                        : moved.pool[0] == 1 ? std::vector<int32_t>{0}
                                                             : std::vector<int32_t>{1, 0};

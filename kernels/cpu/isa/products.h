@@ -202,8 +202,7 @@ inline bool TakesRowsWhole(int64_t head_size) {
 
 // Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
 // accumulator for each, with lanes over channels, which FoldEach then sums. Rows taken whole
-// prefetch
-//  those from `next` on.
+// prefetch those from `next` on.
 template <typename S, typename Type, int kRows>
 inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
                           int64_t next_stride, int64_t tokens, const float* q, int64_t head_size,

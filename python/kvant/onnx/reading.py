@@ -245,12 +245,7 @@ def _initializer(node: Node, tensor: onnx.TensorProto, folder: str | None) -> np
     what = f"its input {tensor.name!r} is in the file {file!r}"
     if folder is None:
         raise node.invalid(f"{what}, and where that is only the model's own path says: give from_onnx that path")
-    try:
-        return _array(node, what, tensor, folder)
-    except Error:
-        raise
-    except (OSError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise node.invalid(f"{what}, which cannot be read: {error}") from None
+    return _array(node, what, tensor, folder)
 
 
 def _array(node: Node, what: str, tensor: onnx.TensorProto, folder: str = "") -> np.ndarray:
@@ -258,9 +253,10 @@ def _array(node: Node, what: str, tensor: onnx.TensorProto, folder: str = "") ->
         if min(tensor.dims, default=0) < 0:
             raise ValueError("a dim is negative")
         return onnx.numpy_helper.to_array(tensor, folder)
-    except (KeyError, TypeError, ValueError) as error:
-        raise node.invalid(f"{what}, of data type {tensor.data_type} and dims {list(tensor.dims)}, which cannot be read: "
-                           f"{error}") from None
+    except (KeyError, TypeError, ValueError, OSError, RuntimeError, onnx.checker.ValidationError) as error:
+        if not folder:
+            what += f", of data type {tensor.data_type} and dims {list(tensor.dims)}"
+        raise node.invalid(f"{what}, which cannot be read: {error}") from None
 
 
 def _port(info: onnx.ValueInfoProto) -> Port:
