@@ -70,12 +70,11 @@ void BM_QkPairs(benchmark::State& state, const KernelSet* set) {
 
 void BM_PvPairs(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
-  const int64_t tokens = set->pairs->most_tokens;
   for (auto _ : state) {
-    set->pairs->pv(tile.scores.data(), state.range(0), tokens, tile.pairs.data(), kSize,
+    set->pairs->pv(tile.scores.data(), state.range(0), kTokenTile, tile.pairs.data(), kSize,
                    tile.row.data(), tile.out.data());
   }
-  CountProducts(state, state.range(0) * tokens / kHalfTile);
+  CountProducts(state, state.range(0) * kTokenTile / kHalfTile);
 }
 
 // The same bytes as elements of another type.

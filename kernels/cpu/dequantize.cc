@@ -55,19 +55,23 @@ class LineReader {
         axis_(axis),
         length_(length) {}
 
-  // Lines [0, lines) from `p` on, `stride` floats apart. `scratch`: 3 * lines * length floats.
-  void Read(const Position& p, int64_t lines, float* out, int64_t stride, float* scratch) const {
+  // Lines [0, lines) from `p` on, `stride` numbers apart, as floats or bf16. `scratch`: 3 * lines *
+  // length floats. `spare`: length floats, for bf16.
+  template <typename Out>
+  void Read(const Position& p, int64_t lines, Out* out, int64_t stride, float* scratch,
+            float* spare) const {
     Position at = p;
     if (!how_.scales.present()) {
+      const Scaling none{.codebook = data_.codebook};
       for (int64_t l = 0; l < lines; ++l, ++at.at[line_axis_]) {
-        reader_.Line(data_, at, axis_, length_, out + l * stride);
+        ReadLine(at, none, out + l * stride, spare);
       }
       return;
     }
     const Parameters parameters = ReadParameters(p, lines, scratch);
     const int64_t line_group = how_.group[line_axis_];
     for (int64_t l = 0, g = 0, in = p.at[line_axis_] % line_group; l < lines; ++l) {
-      ReadScaled(at, parameters, g, out + l * stride);
+      ReadLine(at, ScalingOf(parameters, g), out + l * stride, spare);
       ++at.at[line_axis_];
       if (++in == line_group) {
         in = 0;
@@ -129,8 +133,8 @@ class LineReader {
     return {to, grid.lines, wanted};
   }
 
-  // The line from `p` on, by the parameters of line group g.
-  void ReadScaled(const Position& p, const Parameters& parameters, int64_t g, float* line) const {
+  // By the parameters of line group g.
+  Scaling ScalingOf(const Parameters& parameters, int64_t g) const {
     const auto at = [g](const Grid& grid) {
       return grid.values + (grid.lines == 1 ? 0 : g * grid.length);
     };
@@ -140,13 +144,29 @@ class LineReader {
     how.codebook = data_.codebook;
     how.real = how_.real_zero_points;
     how.group = parameters.group;
-    if (data_.strides[axis_] == 1) {
+    return how;
+  }
+
+  // The line from `p` on. Without scales, values are what is stored.
+  void ReadLine(const Position& p, const Scaling& how, float* line, float*) const {
+    if (how.scales == nullptr) {
+      reader_.Line(data_, p, axis_, length_, line);
+    } else if (data_.strides[axis_] == 1) {
       reader_.kernels->load_scaled(data_.type, reader_.Data(data_), data_.IndexOf(p), length_, how,
                                    line);
     } else {
       reader_.Line(data_, p, axis_, length_, line);
       reader_.kernels->scale(how, length_, line);
     }
+  }
+  void ReadLine(const Position& p, const Scaling& how, uint16_t* line, float* spare) const {
+    const auto load = reader_.kernels->pairs->load;
+    const int64_t index = data_.IndexOf(p);
+    if (data_.strides[axis_] == 1 && data_.type != kS64 && index * BitsOf(data_.type) % 8 == 0) {
+      return load(data_.type, reader_.Data(data_), index, length_, how, line);
+    }
+    ReadLine(p, how, spare, nullptr);
+    load(kF32, spare, 0, length_, {}, line);
   }
 
   const Reader& reader_;
@@ -156,9 +176,23 @@ class LineReader {
   const int64_t length_;
 };
 
-// A part of a tile, to columns or rows `part.column` of `out`.
+// out[c][r] = in[r][c] of floats, as they are or rounded. `spare`: 16 * cols floats, for bf16.
+void TransposeLines(const KernelSet& kernels, const float* in, int64_t rows, int64_t cols,
+                    float* out, int64_t out_stride, float*) {
+  kernels.transpose(in, cols, rows, cols, out, out_stride);
+}
+void TransposeLines(const KernelSet& kernels, const float* in, int64_t rows, int64_t cols,
+                    uint16_t* out, int64_t out_stride, float* spare) {
+  kernels.transpose(in, cols, rows, cols, spare, kLineBatch);
+  for (int64_t c = 0; c < cols; ++c) {
+    kernels.pairs->load(kF32, spare + c * kLineBatch, 0, rows, {}, out + c * out_stride);
+  }
+}
+
+// A part of a tile, to columns or rows `part.column` of `out`, `stride` numbers apart.
+template <typename Out>
 void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bool by_channel,
-                    float* out, float* scratch) {
+                    Out* out, int64_t stride, float* scratch) {
   const Segment& segment = part.segment;
   // Lines run along the axis that is dense in memory; where that is not the tile's
   // inner axis, a few lines at a time are transposed.
@@ -166,8 +200,7 @@ void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bo
   const int line_axis = along_tokens ? kCol : kRow;
   const int64_t lines = along_tokens ? channels : part.tokens;
   const int64_t length = along_tokens ? part.tokens : channels;
-  const int64_t inner_stride = by_channel ? kHalfTile : channels;
-  float* first = by_channel ? out + part.column : out + part.column * channels;
+  Out* const first = out + part.column * (by_channel ? 1 : stride);
   float* batch = scratch;
   float* parameters = scratch + kLineBatch * length;
   Position p = part.first;
@@ -176,10 +209,10 @@ void DequantizePart(const Reader& reader, const Part& part, int64_t channels, bo
   for (int64_t line = 0; line < lines; line += kLineBatch, p.at[line_axis] += kLineBatch) {
     const int64_t some = std::min(kLineBatch, lines - line);
     if (along_tokens == by_channel) {
-      read.Read(p, some, first + line * inner_stride, inner_stride, parameters);
+      read.Read(p, some, first + line * stride, stride, parameters, batch);
     } else {
-      read.Read(p, some, batch, length, parameters);
-      reader.kernels->transpose(batch, length, some, length, first + line, inner_stride);
+      read.Read(p, some, batch, length, parameters, nullptr);
+      TransposeLines(*reader.kernels, batch, some, length, first + line, stride, parameters);
     }
   }
 }
@@ -278,7 +311,7 @@ void DequantizeLine(const Reader& reader, const Array& data, const Dequantizatio
                     const Position& p, int axis, int64_t n, float* out, float* scratch) {
   if (n <= 0) return;
   const int line_axis = axis == kCol ? kRow : kCol;
-  LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch);
+  LineReader(reader, data, how, line_axis, axis, n).Read(p, 1, out, n, scratch, nullptr);
 }
 
 void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
@@ -289,8 +322,37 @@ void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& 
     }
   }
   ForParts(pieces, p, column, n, /*join=*/false, [&](const Part& part) {
-    DequantizePart(reader, part, channels, by_channel, out, scratch);
+    DequantizePart(reader, part, channels, by_channel, out, by_channel ? kHalfTile : channels,
+                   scratch);
   });
+}
+
+// Lines that run along what is summed over are pairs as they are, to be transposed; others are
+// zipped by twos.
+void PairTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
+              int64_t n, int64_t channels, PairsOf of, uint32_t* out, uint16_t* lines,
+              float* scratch) {
+  const KernelSet& kernels = *reader.kernels;
+  const bool along_tokens = LiesAlongTokens(pieces.at->segment->data);
+  const int64_t count = along_tokens ? channels : n, length = along_tokens ? n : channels;
+  const int64_t stride = along_tokens ? kHalfTile : 2 * Pairs(channels);
+  ForParts(pieces, p, column, n, /*join=*/false, [&](const Part& part) {
+    DequantizePart(reader, part, channels, along_tokens, lines, stride, scratch);
+  });
+  const int64_t out_stride = of == PairsOf::kChannels ? kHalfTile : channels;
+  if (along_tokens == (of == PairsOf::kChannels)) {
+    for (int64_t i = 0; i < count; i += 2) {
+      const uint16_t* const line = lines + i * stride;
+      kernels.pairs->zip(line, i + 1 < count ? line + stride : nullptr, length,
+                         out + i / 2 * out_stride);
+    }
+    return;
+  }
+  if (length % 2 != 0) {
+    for (int64_t i = 0; i < count; ++i) lines[i * stride + length] = 0;
+  }
+  kernels.transpose(reinterpret_cast<const float*>(lines), stride / 2, count, Pairs(length),
+                    reinterpret_cast<float*>(out), out_stride);
 }
 
 }  // namespace kvant::cpu

@@ -59,6 +59,16 @@ inline int64_t TileScratchFloats(int64_t channels) {
 void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
                     int64_t n, int64_t channels, bool by_channel, float* out, float* scratch);
 
+inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
+
+// The same columns as PairKernels take them: pairs of channels, out[pair][kHalfTile], of which
+// those beyond n are left undefined, or of tokens, out[pair][channels]. `lines`: kHalfTile * 2 *
+// Pairs(channels) numbers of bf16. `scratch` as above.
+enum class PairsOf { kChannels, kTokens };
+void PairTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
+              int64_t n, int64_t channels, PairsOf of, uint32_t* out, uint16_t* lines,
+              float* scratch);
+
 }  // namespace kvant::cpu
 
 #endif  // KVANT_KERNELS_CPU_DEQUANTIZE_H_

@@ -29,10 +29,12 @@ struct Scaling {
 
 // Products of tiles in bf16: a pair is two bf16, the lower one first, in a dword.
 struct PairKernels {
+  // KernelSet's load, load_entries or load_scaled, rounded to bf16: load where how.scales is null.
+  // For scaled ones of fewer than 8 bits, `index` is a byte's first; none of type s64.
+  void (*load)(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
+               uint16_t* out);
   // out[i] = pair(a[i], b[i]) for i < n; with a null b, of a[i] and 0.
-  void (*pair_lines)(const float* a, const float* b, int64_t n, uint32_t* out);
-  // out[i] = pair(line[2i], line[2i + 1]) for i < (n + 1) / 2; 0 beyond n.
-  void (*pair_line)(const float* line, int64_t n, uint32_t* out);
+  void (*zip)(const uint16_t* a, const uint16_t* b, int64_t n, uint32_t* out);
   // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kHalfTile], and with
   // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens`, up to
   // WholeHalves of them, are 0.
@@ -47,9 +49,8 @@ struct PairKernels {
   // faster than f32.
   void (*qk_stored)(const TokenRows& tokens, const uint32_t* q, int64_t rows, int64_t pairs,
                     float* scores);
-  // A plan makes tiles of at most so many rows, of heads of 128, and gives pv at most so many
-  // tokens, kHalfTile or kTokenTile.
-  int64_t most_rows, most_tokens;
+  // A plan makes tiles of at most so many rows, of heads of 128.
+  int64_t most_rows;
   // KernelSet::stored_rows_of_codes, where tiles would be pairs; floats are of no more rows.
   int64_t stored_rows_of_codes;
 };

@@ -75,8 +75,6 @@ bool AnyScaledRows(const Segment* segments, int count) {
 
 TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared)
     : q(own.Take(problem.row_tile * problem.head_size)),
-      k(shared.Take(kHalfTile * problem.head_size)),
-      v(shared.Take(kHalfTile * problem.v_head_size)),
       scores(shared.Take(problem.row_tile * kTokenTile)),
       line(shared.Take(TileScratchFloats(std::max(problem.head_size, problem.v_head_size)))),
       k_scaled(AnyScaledRows(problem.k, problem.k_segments), problem.head_size, problem.row_tile,
@@ -89,8 +87,13 @@ TileBuffers::TileBuffers(const AttentionProblem& problem, Arena& own, Arena& sha
   if (MultipliesPairsOfKeys(problem)) {
     q_pairs = own.TakeAs<uint32_t>(problem.row_tile * Pairs(problem.head_size));
   }
-  if (problem.products != Products::kPairs) return;
-  k_rows = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
+  if (problem.products != Products::kPairs) {
+    k = shared.Take(kHalfTile * problem.head_size);
+    v = shared.Take(kHalfTile * problem.v_head_size);
+    return;
+  }
+  const int64_t largest = std::max(problem.head_size, problem.v_head_size);
+  lines = shared.TakeAs<uint16_t>(kHalfTile * 2 * Pairs(largest));
   k_pairs = shared.TakeAs<uint32_t>(kHalfTile * Pairs(problem.head_size));
   v_pairs = shared.TakeAs<uint32_t>(Pairs(kTokenTile) * problem.v_head_size);
 }
@@ -105,9 +108,11 @@ void TileProducts::PrepareQueries(int64_t rows, float amplification) const {
   buffers_.code_scores.Allow(kScoreError / amplification);
   buffers_.channel_major_scores.Allow(kScoreError / amplification);
   if (!MultipliesPairsOfKeys(problem_)) return;
-  const int64_t size = problem_.head_size;
+  const int64_t size = problem_.head_size, words = 2 * Pairs(size);
+  auto* const pairs = reinterpret_cast<uint16_t*>(buffers_.q_pairs);
   for (int64_t r = 0; r < rows; ++r) {
-    kernels_.pairs->pair_line(buffers_.q + r * size, size, buffers_.q_pairs + r * Pairs(size));
+    if (size % 2 != 0) pairs[r * words + size] = 0;
+    kernels_.pairs->load(kF32, buffers_.q, r * size, size, {}, pairs + r * words);
   }
 }
 
@@ -122,23 +127,8 @@ void TileProducts::MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, in
 void TileProducts::MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,
                                       float* scores) const {
   const int64_t size = problem_.head_size, pairs = Pairs(size);
-  const bool by_channel = LiesAlongTokens(problem_.k[0].data);
-  DequantizeTile(reader_, columns_.k(), batch_, column, n, size, by_channel, buffers_.k,
-                 buffers_.line);
-  if (by_channel) {
-    for (int64_t d = 0; d < size; d += 2) {
-      const float* const channel = buffers_.k + d * kHalfTile;
-      kernels_.pairs->pair_lines(channel, d + 1 < size ? channel + kHalfTile : nullptr, kHalfTile,
-                                 buffers_.k_pairs + d / 2 * kHalfTile);
-    }
-  } else {
-    // Transposed as pairs: that is half as much as in f32.
-    for (int64_t t = 0; t < n; ++t) {
-      kernels_.pairs->pair_line(buffers_.k + t * size, size, buffers_.k_rows + t * pairs);
-    }
-    kernels_.transpose(reinterpret_cast<const float*>(buffers_.k_rows), pairs, n, pairs,
-                       reinterpret_cast<float*>(buffers_.k_pairs), kHalfTile);
-  }
+  PairTile(reader_, columns_.k(), batch_, column, n, size, PairsOf::kChannels, buffers_.k_pairs,
+           buffers_.lines, buffers_.line);
   kernels_.pairs->qk(buffers_.q_pairs + from * pairs, rows, pairs, buffers_.k_pairs, scores);
 }
 
@@ -154,13 +144,8 @@ void TileProducts::MultiplyByValuePairs(int64_t column, int64_t n, const float* 
                                         const float* shrink, float* out) const {
   const int64_t size = problem_.v_head_size;
   ForDequantized(n, [&](int64_t begin, int64_t count) {
-    DequantizeTile(reader_, columns_.v(), batch_, column + begin, count, size,
-                   /*by_channel=*/false, buffers_.v, buffers_.line);
-    for (int64_t t = 0; t < count; t += 2) {
-      const float* const row = buffers_.v + t * size;
-      kernels_.pairs->pair_lines(row, t + 1 < count ? row + size : nullptr, size,
-                                 buffers_.v_pairs + (begin + t) / 2 * size);
-    }
+    PairTile(reader_, columns_.v(), batch_, column + begin, count, size, PairsOf::kTokens,
+             buffers_.v_pairs + begin / 2 * size, buffers_.lines, buffers_.line);
   });
   if (problem_.split_probs) {
     kernels_.pairs->pv_split(probs, rows, n, buffers_.v_pairs, size, shrink, out);
@@ -233,7 +218,7 @@ void TileProducts::MultiplyByValues(int64_t column, int64_t n, int64_t from, int
           (this->*multiply)(column + begin, count, probs + begin, rows, shrink, out);
           std::fill_n(shrink, rows, 1.f);
         },
-        by_pairs ? kernels_.pairs->most_tokens : kHalfTile);
+        by_pairs ? kTokenTile : kHalfTile);
   }
   ForParts(columns_.v(), batch_, column, n, /*join=*/true, [&](const Part& part) {
     const bool done =

@@ -22,15 +22,16 @@ namespace kvant::cpu {
 struct TileBuffers {
   TileBuffers(const AttentionProblem& problem, Arena& own, Arena& shared);
 
-  float* q;       // [rows][head_size], to be filled before PrepareQueries
-  float* k;       // kHalfTile * head_size
-  float* v;       // kHalfTile * v_head_size
-  float* scores;  // [rows][kTokenTile]: scores, then probabilities
-  float* line;    // TileScratchFloats of the larger head size
+  float* q;  // [rows][head_size], to be filled before PrepareQueries
+  // Of dequantized tiles; as pairs, with Products::kPairs, below.
+  float* k = nullptr;  // kHalfTile * head_size
+  float* v = nullptr;  // kHalfTile * v_head_size
+  float* scores;       // [rows][kTokenTile]: scores, then probabilities
+  float* line;         // TileScratchFloats of the larger head size
   // Where keys are multiplied as pairs; what follows it with Products::kPairs only.
   uint32_t* q_pairs = nullptr;   // [rows][pairs]
-  uint32_t* k_rows = nullptr;    // [kHalfTile][pairs]
-  uint32_t* k_pairs = nullptr;   // the same transposed, [pairs][kHalfTile]
+  uint16_t* lines = nullptr;     // for PairTile, of the larger head size
+  uint32_t* k_pairs = nullptr;   // [pairs][kHalfTile]
   uint32_t* v_pairs = nullptr;   // [kTokenTile / 2][v_head_size]
   StoredHeads k_heads, v_heads;  // of tokens that are taken as they are stored
   ScaledRows k_scaled, v_scaled;
@@ -38,8 +39,6 @@ struct TileBuffers {
   ChannelMajorScores channel_major_scores;
   CodeValues code_values;
 };
-
-inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
 
 class TileProducts {
  public:

@@ -204,18 +204,16 @@ void MultiplyValues(const float* probs, int64_t rows, int64_t tokens, const uint
 }  // namespace
 
 const KernelSet& avx512_amx_kernels() {
-  // Products take so little of the time that dequantizing for more rows shows, and that sums are
-  // not to leave and enter the registers more often than they must.
+  // Products take so little of the time that dequantizing for more rows shows.
   static constexpr PairKernels kPairs = {
-      .pair_lines = Avx512Pairs::PairLines,
-      .pair_line = Avx512Pairs::PairLine,
+      .load = LoadRounded<Avx512Pairs>,
+      .zip = Avx512Pairs::Zip,
       .qk = Qk,
       .pv = MultiplyValues<true, false>,
       .pv_split = PvSplit<MultiplyValues<true, false>, MultiplyValues<false, true>,
                           MultiplyValues<true, true>>,
       .qk_stored = nullptr,
       .most_rows = 512,
-      .most_tokens = kTokenTile,
       .stored_rows_of_codes = 24};
   static const KernelSet set = [] {
     KernelSet all = avx512_bf16_kernels();

@@ -84,8 +84,8 @@ void WithEntries(const float* codebook, DataType type, F f) {
 
 // Of the last bytes and, for elements smaller than a byte, of a first byte only a part is
 // wanted; neither makes it read another.
-template <typename S, typename Type>
-void LoadAs(Type type, const void* data, int64_t index, int64_t n, float* out) {
+template <typename S, typename Type, typename Out>
+void LoadAs(Type type, const void* data, int64_t index, int64_t n, Out* out) {
   constexpr int kBits = Type::kBits;
   constexpr int64_t kBytes = S::kWidth * kBits / 8;
   const uint8_t* p = static_cast<const uint8_t*>(data) + index * kBits / 8;

@@ -26,29 +26,30 @@ struct NeonPairs {
   static constexpr int kVectors = 4;
   static constexpr int64_t kStoredRowsOfCodes = 24;
 
-  static void PairLines(const float* a, const float* b, int64_t n, uint32_t* out) {
-    for (int64_t i = 0; i < n; i += kWidth) {
-      const uint16x4_t low = Words(FloatsAt(a + i, n - i));
-      const uint16x4_t high = b == nullptr ? vdup_n_u16(0) : Words(FloatsAt(b + i, n - i));
-      const uint16x4x2_t pairs = vzip_u16(low, high);
-      StorePairs(out + i, n - i, vcombine_u16(pairs.val[0], pairs.val[1]));
+  static void Zip(const uint16_t* a, const uint16_t* b, int64_t n, uint32_t* out) {
+    int64_t i = 0;
+    for (; i + 2 * kWidth <= n; i += 2 * kWidth) {
+      const uint16x8_t one = vld1q_u16(a + i);
+      const uint16x8_t other = b == nullptr ? vdupq_n_u16(0) : vld1q_u16(b + i);
+      vst1q_u32(out + i, vreinterpretq_u32_u16(vzip1q_u16(one, other)));
+      vst1q_u32(out + i + kWidth, vreinterpretq_u32_u16(vzip2q_u16(one, other)));
     }
+    for (; i < n; ++i) out[i] = a[i] | (b == nullptr ? 0u : uint32_t{b[i]} << 16);
+  }
+
+  static HWY_INLINE void StoreRounded(uint16_t* p, Simd::Vector v, int64_t n) {
+    if (n >= kWidth) return vst1_u16(p, Words(v.raw));
+    uint16_t some[kWidth];
+    vst1_u16(some, Words(v.raw));
+    for (int64_t i = 0; i < n; ++i) p[i] = some[i];
   }
 
   static void PairLine(const float* line, int64_t n, uint32_t* out) {
-    for (int64_t i = 0; i < n; i += 2 * kWidth) {
-      const uint16x4_t low = Words(FloatsAt(line + i, n - i));
-      const uint16x4_t high = Words(FloatsAt(line + i + kWidth, n - i - kWidth));
-      StorePairs(out + i / 2, (n - i + 1) / 2, vcombine_u16(low, high));
-    }
+    PairEach(n, out, [line](int64_t i) { return vld1q_f32(line + i); });
   }
 
   static void PairRest(const float* line, int64_t n, uint32_t* out) {
-    for (int64_t i = 0; i < n; i += 2 * kWidth) {
-      const uint16x4_t low = Words(Rest(FloatsAt(line + i, n - i)));
-      const uint16x4_t high = Words(Rest(FloatsAt(line + i + kWidth, n - i - kWidth)));
-      StorePairs(out + i / 2, (n - i + 1) / 2, vcombine_u16(low, high));
-    }
+    PairEach(n, out, [line](int64_t i) { return Rest(vld1q_f32(line + i)); });
   }
 
   static HWY_INLINE Simd::Vector Dot(Simd::Vector a, Simd::Vector b, Simd::Vector sum) {
@@ -122,10 +123,6 @@ struct NeonPairs {
     const float64x2_t first = vreinterpretq_f64_f32(a), second = vreinterpretq_f64_f32(b);
     return vreinterpretq_f32_f64(kUpper ? vzip2q_f64(first, second) : vzip1q_f64(first, second));
   }
-  // The first n of four, then zeros.
-  static float32x4_t FloatsAt(const float* p, int64_t n) {
-    return n >= kWidth ? vld1q_f32(p) : Simd::LoadSome(p, n).raw;
-  }
   static uint32x4_t DwordsAt(const uint32_t* p, int64_t n) {
     uint32_t some[kWidth] = {};
     for (int64_t i = 0; i < n; ++i) some[i] = p[i];
@@ -136,11 +133,13 @@ struct NeonPairs {
   static float32x4_t Rest(float32x4_t x) {
     return vsubq_f32(x, vreinterpretq_f32_u32(vshll_n_u16(Words(x), 16)));
   }
-  static void StorePairs(uint32_t* p, int64_t n, uint16x8_t words) {
-    if (n >= kWidth) return vst1q_u32(p, vreinterpretq_u32_u16(words));
-    uint32_t some[kWidth];
-    vst1q_u32(some, vreinterpretq_u32_u16(words));
-    for (int64_t i = 0; i < n; ++i) p[i] = some[i];
+  // at(i): numbers i to i + kWidth - 1 of n, whole halves of a tile.
+  template <typename At>
+  static HWY_INLINE void PairEach(int64_t n, uint32_t* out, At at) {
+    for (int64_t i = 0; i < n; i += 2 * kWidth) {
+      const uint16x8_t words = vcombine_u16(Words(at(i)), Words(at(i + kWidth)));
+      vst1q_u32(out + i / 2, vreinterpretq_u32_u16(words));
+    }
   }
 };
 

@@ -1,6 +1,8 @@
 // Products of tiles of bf16 pairs (PairKernels), for any instruction set that has these primitives:
 //
-//   PairLines, PairLine    as PairKernels has them
+//   Zip                    as PairKernels has it
+//   StoreRounded           the first n of a vector in bf16
+//   PairLine               out[i] = pair(line[2i], line[2i + 1]) for i < n / 2, of floats, n even
 //   PairRest               PairLine of what it loses of each number
 //   kVectors               vectors of columns that a block of rows takes at a time
 //   kStoredRowsOfCodes     as PairKernels has it
@@ -13,10 +15,34 @@
 
 #include "kvant/kernels/cpu/isa/products.h"
 #include "kvant/kernels/cpu/isa/simd.h"
+#include "kvant/kernels/cpu/isa/tiles.h"
 #include "kvant/kernels/cpu/kernels.h"
 
 namespace kvant::cpu {
 namespace {
+
+// What is stored is rounded to bf16.
+template <typename P>
+struct RoundedLanes : Simd {
+  static HWY_INLINE void Store(uint16_t* p, Vector v) { P::StoreRounded(p, v, kWidth); }
+  static HWY_INLINE void StoreSome(uint16_t* p, Vector v, int64_t n) { P::StoreRounded(p, v, n); }
+};
+
+template <typename P>
+void LoadRounded(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
+                 uint16_t* out) {
+  using S = RoundedLanes<P>;
+  if (how.scales != nullptr) return LoadScaledFromByte<S>(type, data, index, n, how, out);
+  if (how.codebook != nullptr) {
+    return WithEntries<S>(how.codebook, type,
+                          [=](auto entries) { LoadAs<S>(entries, data, index, n, out); });
+  }
+  if (type == kBF16) {
+    __builtin_memcpy(out, static_cast<const uint8_t*>(data) + index * 2, n * 2);
+    return;
+  }
+  WithElements<S>(type, [=](auto stored) { LoadAs<S>(stored, data, index, n, out); });
+}
 
 template <int kRows, int kCount>
 HWY_INLINE void SetZero(Simd::Vector (&sum)[kRows][kCount]) {
@@ -52,7 +78,7 @@ void QkPairs(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, 
 template <typename P, int kParts, int kRows, int kCount, bool kWhole>
 void PvPairsBlock(const uint32_t* probs, int64_t pairs, const uint32_t* v, int64_t head_size,
                   int64_t last, const float* shrink, float* out) {
-  constexpr int64_t kRowPairs = kHalfTile / 2;
+  constexpr int64_t kRowPairs = kTokenTile / 2;
   Simd::Vector sum[kRows][kCount];
   SetZero(sum);
 #pragma GCC unroll 2
@@ -83,14 +109,14 @@ void PvPairs(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v
     constexpr int kRows = decltype(block)::value;
     constexpr int kParts = kFirst && kRest ? 2 : 1;
     constexpr int kCount = P::kVectors, kWidth = Simd::kWidth;
-    constexpr int64_t kRowPairs = kHalfTile / 2;
+    constexpr int64_t kRowPairs = kTokenTile / 2;
     const int64_t pairs = (tokens + 1) / 2;
     uint32_t p[kParts * kRows * kRowPairs];
     float factors[kRows];
     for (int r = 0; r < kRows; ++r) {
       const float* const row = probs + (first + r) * kTokenTile;
-      if (kFirst) P::PairLine(row, kHalfTile, p + r * kRowPairs);
-      if (kRest) P::PairRest(row, kHalfTile, p + ((kParts - 1) * kRows + r) * kRowPairs);
+      if (kFirst) P::PairLine(row, WholeHalves(tokens), p + r * kRowPairs);
+      if (kRest) P::PairRest(row, WholeHalves(tokens), p + ((kParts - 1) * kRows + r) * kRowPairs);
       factors[r] = kFirst ? shrink[first + r] : 1.f;
     }
     float* const o = out + first * head_size;
@@ -155,14 +181,13 @@ void QkStoredPairs(const TokenRows& tokens, const uint32_t* q, int64_t rows, int
 
 template <typename P>
 constexpr PairKernels kPairKernels = {
-    .pair_lines = P::PairLines,
-    .pair_line = P::PairLine,
+    .load = LoadRounded<P>,
+    .zip = P::Zip,
     .qk = QkPairs<P>,
     .pv = PvPairs<P, true, false>,
     .pv_split = PvSplit<PvPairs<P, true, false>, PvPairs<P, false, true>, PvPairs<P, true, true>>,
     .qk_stored = QkStoredPairs<P>,
     .most_rows = 256,
-    .most_tokens = kHalfTile,
     .stored_rows_of_codes = P::kStoredRowsOfCodes};
 
 }  // namespace

@@ -15,35 +15,36 @@ struct Avx512Pairs {
   static constexpr int kVectors = kHalfTile / kWidth;
   static constexpr int64_t kStoredRowsOfCodes = 48;
 
-  static void PairLines(const float* a, const float* b, int64_t n, uint32_t* out) {
-    for (int64_t i = 0; i < n; i += kWidth) {
-      const __mmask16 mask = FirstOf(n - i);
-      const __m512 low = _mm512_maskz_loadu_ps(mask, a + i);
-      const __m512 high = b == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, b + i);
-      _mm512_mask_storeu_epi32(out + i, mask, Interleave(Bits(_mm512_cvtne2ps_pbh(high, low))));
+  static void Zip(const uint16_t* a, const uint16_t* b, int64_t n, uint32_t* out) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(kWidth));
+    for (int64_t i = 0; i < n; i += 2 * kWidth) {
+      const auto mask = static_cast<__mmask32>(FirstOf(n - i) | FirstOf(n - i - kWidth) << kWidth);
+      const __m512i one = _mm512_maskz_loadu_epi16(mask, a + i);
+      const __m512i other =
+          b == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, b + i);
+      _mm512_mask_storeu_epi32(out + i, FirstOf(n - i), _mm512_permutex2var_epi16(one, low, other));
+      _mm512_mask_storeu_epi32(out + i + kWidth, FirstOf(n - i - kWidth),
+                               _mm512_permutex2var_epi16(one, high, other));
     }
+  }
+
+  static HWY_INLINE void StoreRounded(uint16_t* p, Simd::Vector v, int64_t n) {
+    _mm256_mask_storeu_epi16(p, FirstOf(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v.raw)));
   }
 
   static void PairLine(const float* line, int64_t n, uint32_t* out) {
-    for (int64_t i = 0; i < n; i += 2 * kWidth) {
-      const __m512 low = _mm512_maskz_loadu_ps(FirstOf(n - i), line + i);
-      const __m512 high = _mm512_maskz_loadu_ps(FirstOf(n - i - kWidth), line + i + kWidth);
-      _mm512_mask_storeu_epi32(out + i / 2, FirstOf((n - i + 1) / 2),
-                               Bits(_mm512_cvtne2ps_pbh(high, low)));
-    }
+    PairEach(n, out, [line](int64_t i) { return _mm512_loadu_ps(line + i); });
   }
 
   static void PairRest(const float* line, int64_t n, uint32_t* out) {
-    const auto rest = [&](int64_t i) {
-      const __m512 all = _mm512_maskz_loadu_ps(FirstOf(n - i), line + i);
+    PairEach(n, out, [line](int64_t i) {
+      const __m512 all = _mm512_loadu_ps(line + i);
       const __m256i first = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(all));
       return _mm512_sub_ps(
           all, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(first), 16)));
-    };
-    for (int64_t i = 0; i < n; i += 2 * kWidth) {
-      _mm512_mask_storeu_epi32(out + i / 2, FirstOf((n - i + 1) / 2),
-                               Bits(_mm512_cvtne2ps_pbh(rest(i + kWidth), rest(i))));
-    }
+    });
   }
 
   static HWY_INLINE Simd::Vector Dot(Simd::Vector a, Simd::Vector b, Simd::Vector sum) {
@@ -81,16 +82,16 @@ struct Avx512Pairs {
   static HWY_INLINE __m512bh Pairs(Simd::Vector v) {
     return reinterpret_cast<__m512bh>(_mm512_castps_si512(v.raw));
   }
-  static __m512i Bits(__m512bh v) { return reinterpret_cast<__m512i>(v); }
+  // at(i): numbers i to i + kWidth - 1 of n, whole halves of a tile.
+  template <typename At>
+  static HWY_INLINE void PairEach(int64_t n, uint32_t* out, At at) {
+    for (int64_t i = 0; i < n; i += 2 * kWidth) {
+      const __m512bh pairs = _mm512_cvtne2ps_pbh(at(i + kWidth), at(i));
+      _mm512_storeu_si512(out + i / 2, reinterpret_cast<__m512i>(pairs));
+    }
+  }
   static __mmask16 FirstOf(int64_t n) {
     return static_cast<__mmask16>(n >= kWidth ? 0xffff : n > 0 ? (1u << n) - 1 : 0);
-  }
-  // Words of a pair of lines, [a's 16 | b's 16], to a0 b0 a1 b1 ...
-  static __m512i Interleave(__m512i words) {
-    const __m512i order =
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, words);
   }
 };
 

@@ -102,9 +102,9 @@ void Scale(const Scaling& how, int64_t n, float* values) {
 }
 
 // From a byte's first element on. Groups are whole vectors, or with kEach elements.
-template <typename S, ZeroPoint kZp, bool kEach, typename Type>
+template <typename S, ZeroPoint kZp, bool kEach, typename Type, typename Out>
 void LoadScaledAs(Type type, const void* data, int64_t index, int64_t n, const Scaling& how,
-                  float* out) {
+                  Out* out) {
   constexpr int64_t kBytes = S::kWidth * Type::kBits / 8;
   const uint8_t* p = static_cast<const uint8_t*>(data) + index * Type::kBits / 8;
   for (int64_t i = 0, at = 0; i < n; ++at) {
@@ -136,9 +136,9 @@ inline int64_t ElementsPerByte(DataType type) {
   return type == kS2 || type == kU2 ? 4 : 1;
 }
 
-template <typename S, bool kEach>
+template <typename S, bool kEach, typename Out>
 void LoadScaledBy(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
-                  float* out) {
+                  Out* out) {
   if (how.codebook != nullptr) {
     return WithEntries<S>(how.codebook, type, [&](auto entries) {
       LoadScaledAs<S, ZeroPoint::kNone, kEach>(entries, data, index, n, how, out);
@@ -155,6 +155,14 @@ void LoadScaledBy(DataType type, const void* data, int64_t index, int64_t n, con
   });
 }
 
+template <typename S, typename Out>
+void LoadScaledFromByte(DataType type, const void* data, int64_t index, int64_t n,
+                        const Scaling& how, Out* out) {
+  const bool each = how.group == 1 && n > 1;
+  return (each ? LoadScaledBy<S, true, Out> : LoadScaledBy<S, false, Out>)(type, data, index, n,
+                                                                           how, out);
+}
+
 template <typename S>
 void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const Scaling& how,
                 float* out) {
@@ -166,8 +174,7 @@ void LoadScaled(DataType type, const void* data, int64_t index, int64_t n, const
     }
     return Scale<S>(how, n, out);
   }
-  const bool each = how.group == 1 && n > 1;
-  return (each ? LoadScaledBy<S, true> : LoadScaledBy<S, false>)(type, data, index, n, how, out);
+  LoadScaledFromByte<S>(type, data, index, n, how, out);
 }
 
 // kWidth dense rows of kCols, a power of two: unzipping rotates the bits of an element's index

@@ -135,6 +135,30 @@ void CheckScores(const Floats& scores, const Floats& q, int64_t rows, int64_t d,
 
 double Rounded(float x) { return RoundTo(kBF16, x); }
 
+// Rows of `columns` floats as pairs along the rows.
+void PairAlongRows(const KernelSet& kernels, const Floats& from, int64_t rows, int64_t columns,
+                   uint32_t* to) {
+  const int64_t pairs = (columns + 1) / 2;
+  std::fill_n(to, rows * pairs, 0u);
+  for (int64_t r = 0; r < rows; ++r) {
+    kernels.pairs->load(kF32, from.data(), r * columns, columns, {},
+                        reinterpret_cast<uint16_t*>(to + r * pairs));
+  }
+}
+
+// Rows of `columns` floats as pairs of two rows each.
+void PairRows(const KernelSet& kernels, const Floats& from, int64_t rows, int64_t columns,
+              uint32_t* to) {
+  const GuardedBuffer rounded(rows * columns * 2);
+  auto* const lines = static_cast<uint16_t*>(rounded.data());
+  kernels.pairs->load(kF32, from.data(), 0, rows * columns, {}, lines);
+  for (int64_t r = 0; r < rows; r += 2) {
+    const uint16_t* const line = lines + r * columns;
+    kernels.pairs->zip(line, r + 1 < rows ? line + columns : nullptr, columns,
+                       to + r / 2 * columns);
+  }
+}
+
 // Every set, type, head size and number of rows and tokens.
 template <typename Check>
 void ForStoredKeys(Check check) {
@@ -178,11 +202,8 @@ TEST(CpuProducts, QkOfStoredRowsOfPairs) {
         const Floats q(rows * d, 1), scores(rows * kTokenTile, kUntouched);
         const GuardedBuffer q_pairs(rows * pairs * 4);
         auto* const qp = static_cast<uint32_t*>(q_pairs.data());
-        for (int64_t r = 0; r < rows; ++r) {
-          float* const row = q.data() + r * d;
-          for (int64_t c = 0; c < d; ++c) row[c] = Rounded(row[c]);
-          kernels.pairs->pair_line(row, d, qp + r * pairs);
-        }
+        for (int64_t i = 0; i < rows * d; ++i) q.data()[i] = static_cast<float>(Rounded(q[i]));
+        PairAlongRows(kernels, q, rows, d, qp);
         kernels.pairs->qk_stored(RowsIn(type, k, index, stride, tokens, d), qp, rows, pairs,
                                  scores.data());
         CheckScores(scores, q, rows, d, tokens, [&](int64_t t, int64_t c) {
@@ -248,14 +269,8 @@ TEST(CpuProducts, QkOfPairs) {
         const GuardedBuffer q_pairs(rows * pairs * 4), k_pairs(pairs * kHalfTile * 4);
         uint32_t* const qp = static_cast<uint32_t*>(q_pairs.data());
         uint32_t* const kp = static_cast<uint32_t*>(k_pairs.data());
-        for (int64_t r = 0; r < rows; ++r) {
-          kernels->pairs->pair_line(q.data() + r * d, d, qp + r * pairs);
-        }
-        for (int64_t p = 0; p < pairs; ++p) {
-          const float* line = k.data() + 2 * p * kHalfTile;
-          kernels->pairs->pair_lines(line, 2 * p + 1 < d ? line + kHalfTile : nullptr, kHalfTile,
-                                     kp + p * kHalfTile);
-        }
+        PairAlongRows(*kernels, q, rows, d, qp);
+        PairRows(*kernels, k, d, kHalfTile, kp);
         const Floats scores(rows * kTokenTile, kUntouched);
         kernels->pairs->qk(qp, rows, pairs, kp, scores.data());
         for (int64_t r = 0; r < rows; ++r) {
@@ -281,7 +296,7 @@ void CheckPvOfPairs(bool split) {
     if (kernels->pairs == nullptr) continue;
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCountsOfPairs) {
-        const int64_t tokens = 1 + (d * 7 + rows * 5) % kernels->pairs->most_tokens;
+        const int64_t tokens = 1 + (d * 7 + rows * 5) % kTokenTile;
         const int64_t pairs = (tokens + 1) / 2;
         const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
         for (int64_t r = 0; r < rows; ++r) {
@@ -291,10 +306,7 @@ void CheckPvOfPairs(bool split) {
         }
         const GuardedBuffer v_pairs(pairs * d * 4);
         uint32_t* const vp = static_cast<uint32_t*>(v_pairs.data());
-        for (int64_t p = 0; p < pairs; ++p) {
-          const float* row = v.data() + 2 * p * d;
-          kernels->pairs->pair_lines(row, 2 * p + 1 < tokens ? row + d : nullptr, d, vp + p * d);
-        }
+        PairRows(*kernels, v, tokens, d, vp);
         const Floats before(rows * d, 4), out(rows * d, 4);
         const int64_t infinite = split && d % 2 == 0 ? d / 2 : -1, nan = infinite + 1;
         // Of the first token, or of the second, which a pair has in its upper half.
@@ -396,6 +408,45 @@ TEST(CpuProducts, ScaleByGroups) {
   }
 }
 
+// What PairKernels' load takes is `want`, rounded.
+void CheckRounded(const KernelSet& kernels, DataType type, const Elements& data, int64_t index,
+                  int64_t n, const Scaling& how, const Floats& want) {
+  if (kernels.pairs == nullptr || index * BitsOf(type) % 8 != 0) return;
+  const GuardedBuffer got(n * 2);
+  kernels.pairs->load(type, data.data(), index, n, how, static_cast<uint16_t*>(got.data()));
+  for (int64_t i = 0; i < n; ++i) {
+    ASSERT_EQ(LoadElement(kBF16, got.data(), i), Rounded(want[i])) << i << ", " << want[i];
+  }
+}
+
+TEST(CpuProducts, RoundedLoadsWithoutScales) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (DataType type : {kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kS8, kU8, kS4, kU4, kS2, kU2}) {
+      const bool is_position = type == kU2 || type == kU4 || type == kU8;
+      const Floats codebook(is_position ? int64_t{1} << BitsOf(type) : 0, 5);
+      for (int64_t n : {1, 2, 7, 16, 31, 32, 33, 64, 131}) {
+        for (int64_t index : {0, 1, 4, 7}) {
+          SCOPED_TRACE(testing::Message() << kernels->name << " " << DataTypeName(type) << " " << n
+                                          << " from " << index);
+          const Elements data(type, index + n);
+          const Floats want(n, 3), scale(1, 0.75f);
+          kernels->load(type, data.data(), index, n, want.data());
+          CheckRounded(*kernels, type, data, index, n, {}, want);
+          if (!is_position) continue;
+          kernels->load_entries(codebook.data(), type, data.data(), index, n, want.data());
+          Scaling how{.codebook = codebook.data()};
+          CheckRounded(*kernels, type, data, index, n, how, want);
+          how.scales = scale.data();
+          how.group = n;
+          kernels->scale(how, n, want.data());
+          CheckRounded(*kernels, type, data, index, n, how, want);
+          if (testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuProducts, LoadScaledIsLoadThenScale) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (DataType type :
@@ -413,9 +464,12 @@ TEST(CpuProducts, LoadScaledIsLoadThenScale) {
               kernels->load(type, data.data(), index, n, want.data());
               kernels->scale(how, n, want.data());
               kernels->load_scaled(type, data.data(), index, n, how, got.data());
-              ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0)
-                  << kernels->name << " " << DataTypeName(type) << " " << n << " from " << index
-                  << " in groups of " << group;
+              SCOPED_TRACE(testing::Message()
+                           << kernels->name << " " << DataTypeName(type) << " " << n << " from "
+                           << index << " in groups of " << group);
+              ASSERT_EQ(std::memcmp(got.data(), want.data(), n * sizeof(float)), 0);
+              CheckRounded(*kernels, type, data, index, n, how, want);
+              if (testing::Test::HasFatalFailure()) return;
             }
           }
         }
