@@ -20,7 +20,7 @@ namespace kvant {
 
 // Blocks of scratch. On the host those that are not in use: as many come to exist as executions
 // ever run at once. Where executions run later, one per stream: what is put onto a stream runs in
-// order and may share it.
+// order and may share it, an execution after another: those of several threads must not mix.
 class ScratchPool {
  public:
   explicit ScratchPool(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
@@ -32,8 +32,8 @@ class ScratchPool {
   }
 
   // Calls `body` with `bytes` of scratch, always the same number, zeroed before their first use.
-  // What throws leaves its block to no one. kInvalidArguments: the stream is being captured, and
-  // has no block yet.
+  // What throws or fails leaves its block to no one. kInvalidArguments: the stream is being
+  // captured, and has no block yet.
   absl::Status Use(size_t bytes, void* stream, absl::FunctionRef<absl::Status(std::byte*)> body) {
     if (memory_->asynchronous()) return UseOfStream(bytes, stream, body);
     KVANT_ASSIGN_OR_RETURN(void* block, Take(bytes));
@@ -48,7 +48,7 @@ class ScratchPool {
       }
     };
     absl::Status done = body(static_cast<std::byte*>(block));
-    intact = true;
+    intact = done.ok();
     return done;
   }
 
@@ -58,6 +58,7 @@ class ScratchPool {
     uint64_t used = 0;  // when
     int lent = 0;       // to executions that have not put all of theirs onto the stream
     bool captured = false;
+    std::mutex turn;  // of the one that puts its own onto the stream
   };
   static constexpr size_t kMostStreams = 64;
 
@@ -92,6 +93,7 @@ class ScratchPool {
       const std::lock_guard<std::mutex> lock(mutex_);
       --own->lent;
     };
+    const std::lock_guard<std::mutex> turn(own->turn);
     return body(static_cast<std::byte*>(own->data));
   }
 
@@ -99,9 +101,13 @@ class ScratchPool {
   OfOneStream* Lend(const DeviceMemory::StreamOrder& order, void* block = nullptr) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (block == nullptr && !of_stream_.contains(order.id)) return nullptr;
-    const auto [found, added] = of_stream_.try_emplace(order.id, OfOneStream{block});
-    if (!added && block != nullptr) blocks_.push_back(block);  // another thread was first
+    const auto [found, added] = of_stream_.try_emplace(order.id);
     OfOneStream& own = found->second;
+    if (added) {
+      own.data = block;
+    } else if (block != nullptr) {
+      blocks_.push_back(block);  // another thread was first
+    }
     own.used = ++uses_;
     own.captured |= order.captured;
     ++own.lent;

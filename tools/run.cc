@@ -1,7 +1,9 @@
 // kvant run: a graph on tensors from a file.
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,6 +58,20 @@ absl::Status CheckFits(const LogicalTensor& tensor, const SafeTensor& given) {
                           DimsToString(given.dims), "]");
 }
 
+// The first names, in quotes.
+std::string NamesOf(const SafeTensors& tensors) {
+  constexpr size_t kMost = 16;
+  if (tensors.empty()) return "none";
+  const size_t count = std::min(tensors.size(), kMost);
+  const auto name = [](std::string* out, const auto& one) {
+    absl::StrAppend(out, "'", one.first, "'");
+  };
+  const auto end = std::next(tensors.begin(), static_cast<ptrdiff_t>(count));
+  return absl::StrCat(
+      absl::StrJoin(tensors.begin(), end, ", ", name),
+      count < tensors.size() ? absl::StrCat(" and ", tensors.size() - count, " others") : "");
+}
+
 absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& given) {
   BufferMap buffers;
   for (TensorId id : graph.inputs()) {
@@ -63,12 +79,8 @@ absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& give
     auto it = given.find(absl::StrCat(id));
     if (it == given.end() && !tensor.name.empty()) it = given.find(tensor.name);
     if (it == given.end()) {
-      const auto name = [](std::string* out, const auto& one) {
-        absl::StrAppend(out, "'", one.first, "'");
-      };
       return InvalidArguments("the file of inputs has no tensor '", id, "' for graph input ",
-                              tensor.Label(), ", ", tensor.ToString(), ", but ",
-                              given.empty() ? "none" : absl::StrJoin(given, ", ", name));
+                              tensor.Label(), ", ", tensor.ToString(), ", but ", NamesOf(given));
     }
     KVANT_RETURN_IF_ERROR(CheckFits(tensor, it->second));
     KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(tensor));

@@ -297,11 +297,11 @@ class AttentionCodes {
       } else {
         const float none[kRowBlocks][2] = {};
         Multiply(keys, k_row + stage, begin + stage, none, exchange, scores);
-        ApplySteps(column, kv_len, state, scores);
+        ApplySteps(column, kv_len, scores);
       }
       MoveReference(state, values, scores);
       ForEach(scores, [&](float& x, i32 rb, i32 h) {
-        x = Exp2(x);
+        x = Exp2(Exponent(state, x, rb, h));
         state.sum[rb][h] += x;
       });
       values.Add(v_row + stage + static_cast<u32>(l.v_offset), begin + stage, scores);
@@ -370,15 +370,22 @@ class AttentionCodes {
     });
   }
 
-  KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, const State& state, Scores& scores) const {
+  KVANT_DEVICE void ApplySteps(i32 first, i32 kv_len, Scores& scores) const {
     ForEachRow(kv_len, [&](const Steps& steps, i32 rb, i32 h) {
       ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
         const i32 column = first + col;
         const bool exists = column < kv_len && (!Work::HasLead() || column >= 0);
         x = exists ? steps.template Apply<false>(p_, column, x) : -Infinity();
-        x = Fma(Steps::Bounded(x), kLog2E, state.add[rb][h]);
+        x = Steps::Bounded(x);
       });
     });
+  }
+
+  // What a weight is 2 to the power of. Products of scores that are only scaled begin at `add`.
+  // Others take it here, once the reference has moved: beside the one that a finite mask of -1e9
+  // leaves, f32 could not tell the first scores that are not masked from each other.
+  KVANT_DEVICE static float Exponent(const State& state, float score, i32 rb, i32 h) {
+    return OnlyScaled() ? score : Fma(score, kLog2E, state.add[rb][h]);
   }
 
   // Where a score is too far above the reference.
@@ -395,7 +402,7 @@ class AttentionCodes {
         for (i32 j = 1; j < T::k.warp_tile / 16; ++j) {
           highest[rb][h] = Max(highest[rb][h], Max(scores[rb][j][h], scores[rb][j][h + 2]));
         }
-        beyond |= highest[rb][h] > state.limit[rb][h];
+        beyond |= Exponent(state, highest[rb][h], rb, h) > state.limit[rb][h];
       }
     }
     if (!Any(beyond)) return;
@@ -403,19 +410,21 @@ class AttentionCodes {
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
       for (i32 h = 0; h < 2; ++h) {
-        float by = highest[rb][h];
+        float most = highest[rb][h];
         KVANT_UNROLL
-        for (i32 mask = 4; mask < 32; mask *= 2) by = Max(by, device::ShuffleXor(by, mask));
-        const bool any = by > -Infinity();
+        for (i32 mask = 4; mask < 32; mask *= 2) most = Max(most, device::ShuffleXor(most, mask));
+        const bool any = most > -Infinity();
         const bool none_before = state.limit[rb][h] == -Infinity();
-        by -= top;
-        if (!none_before) by = Max(by, 0.f);
-        if (!any) by = 0.f;
+        const float before = state.add[rb][h];
+        float add = OnlyScaled() ? before - (most - top) : Fma(-most, kLog2E, top);
+        if (!none_before) add = Min(add, before);
+        if (!any) add = before;
         if (any) state.limit[rb][h] = top + kSlack;
-        const float factor = Exp2(Min(-by, 0.f));
-        state.add[rb][h] -= by;
+        const float by = before - add, factor = Exp2(Min(-by, 0.f));
+        state.add[rb][h] = add;
         state.sum[rb][h] *= factor;
         values.Shrink(rb, h, factor);
+        if (!OnlyScaled()) continue;
         KVANT_UNROLL
         for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
           scores[rb][j][h] -= by;

@@ -1,10 +1,13 @@
 // Scratch where executions run later, in the order of their streams.
 #include "kvant/backends/scratch_pool.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -93,6 +96,26 @@ TEST_F(ScratchPoolTest, WhatIsLentStays) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(done.ok()) << done;
+}
+
+TEST_F(ScratchPoolTest, ThreadsPutTheirsOntoAStreamOneAfterAnother) {
+  std::atomic<int> putting = 0, together = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        const absl::Status done = pool_->Use(16, reinterpret_cast<void*>(1), [&](std::byte*) {
+          if (++putting > 1) ++together;
+          std::this_thread::yield();
+          --putting;
+          return absl::OkStatus();
+        });
+        EXPECT_TRUE(done.ok()) << done;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(together, 0);
 }
 
 TEST_F(ScratchPoolTest, WhereNothingCanBeWaitedForThePoolGrows) {

@@ -172,8 +172,8 @@ Value CaseBuilder::Masked(Value scores, const Mask& mask) {
   if (mask.kind == Mask::Kind::kAdditive) {
     return OnScores(OpKind::kAdd, scores, inputs_.MaskOperand(mask));
   }
-  const double fill = mask.fill < -1e29f ? -std::numeric_limits<double>::infinity() : mask.fill;
-  const Value other = inputs_.Scalar("fill", g_.Describe(scores).type, fill);
+  const DataType type = g_.Describe(scores).type;
+  const Value other = inputs_.Scalar("fill", type, mask.FillIn(type));
   if (mask.kind == Mask::Kind::kCausal) return g_.CausalMask(scores, other);
   if (mask.kind == Mask::Kind::kBottomRight) {
     return g_.CausalMask(scores, other,

@@ -344,20 +344,22 @@ Value CaseInputs::MaskOperand(const Mask& mask) {
   const size_t rank = dims.size();
   const int64_t hidden_row = c_.masked_row && varies('q') ? c_.q_len / 2 : -1;
   const bool columns = varies('s');
+  const int64_t padding = mask.padding;
   const auto hidden = [=](absl::Span<const int64_t> at) {
     return rank >= 2 && hidden_row >= 0 && at[rank - 2] == hidden_row;
   };
   const std::string name = absl::StrCat("mask", masks_++);
   const uint64_t seed = SeedOf(name);
   const auto visible = [=](absl::Span<const int64_t> at) {
-    if (hidden(at)) return false;
+    if (hidden(at) || (columns && at[rank - 1] < padding)) return false;
     // The first column stays, so that other rows are not wholly masked by chance.
     return (columns && at[rank - 1] == 0) || Noise(seed + 1, at) < 0.5;
   };
   if (mask.kind == Mask::Kind::kAdditive) {
+    const double fill = mask.FillIn(c_.TypeOfMasks());
     const auto value = [=](absl::Span<const int64_t> at) {
       const bool masked = hidden(at) || (columns && !visible(at));
-      return masked ? -std::numeric_limits<double>::infinity() : 2 * Noise(seed, at) - 0.5;
+      return masked ? fill : 2 * Noise(seed, at) - 0.5;
     };
     return Tensor(name, c_.TypeOfMasks(), dims, value, BufferStrides(c_.buffers, dims));
   }

@@ -52,7 +52,9 @@ Mask RotatedMask(int i) {
   const Mask::Kind kinds[] = {Mask::Kind::kAdditive, Mask::Kind::kCausal, Mask::Kind::kSelect,
                               Mask::Kind::kBottomRight, Mask::Kind::kSelectInverted};
   const std::string over[] = {"qs", "nhrqs", "s", "ns", "nqs", "hrqs"};
-  return {.kind = At(kinds, i), .over = At(over, i), .fill = i % 3 == 1 ? -3.f : -1e30f};
+  return {.kind = At(kinds, i),
+          .over = At(over, i),
+          .fill = i % 3 == 1 ? -3.f : -std::numeric_limits<float>::infinity()};
 }
 
 Case Named(Case c, std::string name) {

@@ -6,7 +6,10 @@
 #ifndef KVANT_TESTS_CONFORMANCE_CASES_H_
 #define KVANT_TESTS_CONFORMANCE_CASES_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -43,9 +46,15 @@ struct Mask {
   Kind kind = Kind::kAdditive;
   // Dims that the mask varies over: n batch, h key heads, r query heads of one, q, s.
   std::string over = "qs";
-  float fill = -1e30f;  // of select and causal; below -1e29: minus infinity
+  float fill = -std::numeric_limits<float>::infinity();  // of what is hidden
+  int64_t padding = 0;                                   // so many columns are hidden from all rows
   // Leading dims of 1 are left out of its shape.
   bool low_rank = false;
+
+  // As far down as f16 goes, if that is the type.
+  float FillIn(DataType type) const {
+    return type == kF16 && !std::isinf(fill) ? std::max(fill, -65504.f) : fill;
+  }
 };
 
 struct Case {

@@ -1,4 +1,5 @@
 // Masks, forms of the graph, and the first-class op.
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -12,7 +13,7 @@ using Form = Case::Form;
 using Groups = Storage::Groups;
 using Kind = Mask::Kind;
 
-constexpr float kInfinity = -1e30f;
+constexpr float kInfinity = -std::numeric_limits<float>::infinity();
 
 std::string KindName(Kind kind) {
   constexpr const char* kNames[] = {"additive", "select", "inverted", "causal", "bottom_right"};

@@ -1,4 +1,5 @@
-// Every format with magnitudes that are hard on products.
+// Every format with magnitudes that are hard on products, and masks that are hard on softmax.
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -8,7 +9,43 @@
 
 namespace kvant::conformance {
 
+// Padding on the left, as frameworks mask it: tiles of nothing but scores that are hidden by finite
+// numbers come before those that are not.
+void AddPaddingCases(std::vector<Case>& cases) {
+  const Storage storages[] = {
+      {.type = kU4, .group_size = 16, .zero_points = kU8, .scales = kF16},
+      {.type = kS8, .groups = Storage::Groups::kToken},
+      {.type = kF16},
+  };
+  const std::pair<Mask::Kind, const char*> kinds[] = {{Mask::Kind::kAdditive, "additive"},
+                                                      {Mask::Kind::kSelect, "select"}};
+  const std::pair<float, const char*> fills[] = {
+      {-1e4f, "1e4"}, {-1e9f, "1e9"}, {std::numeric_limits<float>::lowest(), "lowest"}};
+  for (const Storage& storage : storages) {
+    for (const auto& [kind, kind_name] : kinds) {
+      for (const auto& [fill, fill_name] : fills) {
+        for (const bool tiles : {false, true}) {
+          Case c;
+          c.batch = 1;
+          c.ratio = tiles ? 1 : 3;
+          c.q_len = tiles ? 20 : 1;
+          c.kv_len = 700;
+          c.head_size = 32;
+          c.type = storage.quantized() ? kF32 : storage.type;
+          c.k = c.v = storage;
+          c.masks = {{.kind = kind, .over = "s", .fill = fill, .padding = 300}};
+          c.stats = !tiles;
+          c.name = absl::StrCat("Padding_", DataTypeName(storage.type).data(), "_", kind_name, "_",
+                                fill_name, tiles ? "_tiles" : "");
+          cases.push_back(std::move(c));
+        }
+      }
+    }
+  }
+}
+
 void AddHostileCases(std::vector<Case>& cases) {
+  AddPaddingCases(cases);
   using Groups = Storage::Groups;
   using Magnitudes = Case::Magnitudes;
   const Storage storages[] = {

@@ -87,6 +87,11 @@ int64_t PagePitch(const ArrayTraits& traits, const Array& array) {
   return array.strides[0] * BitsOf(traits.type) / 8;
 }
 
+// From the first token of a page to its end.
+int64_t PageBytes(int64_t tokens, const ArrayTraits& traits, const Array& array) {
+  return tokens * array.strides[kRow] * BitsOf(traits.type) / 8;
+}
+
 std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
                         const SegmentParams& segment) {
   if (traits.load != kByPages) return name + " is not in pages, as the other is";
@@ -109,6 +114,13 @@ std::string WhyNotPages(const std::string& name, const SegmentTraits& traits,
                 PagePitch(traits.zero_points, segment.zero_points)});
   if (pitch > std::numeric_limits<i32>::max()) {
     return name + "'s pages are " + std::to_string(pitch) + " bytes apart, more than 2^31 - 1";
+  }
+  const int64_t bytes =
+      std::max({PageBytes(segment.tokens, traits.data, segment.data),
+                PageBytes(segment.tokens, traits.scales, segment.scales),
+                PageBytes(segment.tokens, traits.zero_points, segment.zero_points)});
+  if (bytes > std::numeric_limits<i32>::max()) {
+    return name + "'s pages take " + std::to_string(bytes) + " bytes, more than 2^31 - 1";
   }
   return "";
 }

@@ -19,7 +19,7 @@ constexpr int64_t kMaxRotatedOutput = 256;
 // Their strides are 32-bit numbers in a kernel.
 std::string WhyNotIndices(const AttentionSpec& spec) {
   constexpr int64_t kMost = std::numeric_limits<i32>::max();
-  std::vector<const View*> views{&spec.kv_first, &spec.query_offsets};
+  std::vector<const View*> views{&spec.kv_lengths, &spec.kv_first, &spec.query_offsets};
   for (const auto* side : {&spec.k, &spec.v}) {
     for (const KvSegment& segment : *side) {
       views.push_back(&segment.range);

@@ -150,7 +150,8 @@ absl::StatusOr<Kernel> Jit::Get(const KernelSource& source, std::string_view arc
   const auto slot = std::make_shared<Slot>();
   found = slot;
   lock.unlock();
-  absl::StatusOr<Kernel> kernel = state_->Make(source, key);
+  // Whatever happens, others wait for it.
+  absl::StatusOr<Kernel> kernel = WithoutExceptions([&] { return state_->Make(source, key); });
   lock.lock();
   slot->kernel = kernel;
   slot->done = true;

@@ -46,9 +46,9 @@ void SetThreads(int64_t wanted, QuantizeLaunch& launch);
 
 // Adds the launch of the spec's rotation, from its values to `to`, which has a port or lies `place`
 // bytes into the scratch. kUnimplemented, with a sentence: too large, blocks of more than 32768
-// elements.
+// elements or of more than the device's shared memory holds.
 absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<size_t> place,
-                         QuantizePlan& plan);
+                         const DeviceProperties& device, QuantizePlan& plan);
 
 }  // namespace kvant::cuda
 

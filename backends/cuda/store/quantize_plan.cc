@@ -421,13 +421,13 @@ absl::StatusOr<QuantizePlan> PlanStore(const StoreSpec& spec, const DeviceProper
   }
   QuantizePlan plan;
   if (spec.only_rotates()) {
-    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.codes, std::nullopt, plan));
+    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.codes, std::nullopt, device, plan));
     return plan;
   }
   std::optional<size_t> rotated;
   if (spec.hadamard > 0) {
     rotated = plan.ReserveScratch(kvant::ElementsOf(spec.dims) * int64_t{sizeof(float)});
-    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.Source(), rotated, plan));
+    KVANT_RETURN_IF_ERROR(AddRotation(spec, spec.Source(), rotated, device, plan));
   }
   KVANT_RETURN_IF_ERROR(Planner(spec, rotated, device, plan).Plan());
   return plan;

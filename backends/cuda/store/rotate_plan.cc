@@ -20,7 +20,7 @@ constexpr int64_t kMostRotated = int64_t{kMaxWarpBlock} * kMaxJoinedWarps;
 }  // namespace
 
 absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::optional<size_t> place,
-                         QuantizePlan& plan) {
+                         const DeviceProperties& device, QuantizePlan& plan) {
   const int64_t block = spec.hadamard;
   StoreAxes axes;
   for (size_t d = 0; d < spec.dims.size(); ++d) {
@@ -63,6 +63,11 @@ absl::Status AddRotation(const StoreSpec& spec, const PortArray& to, std::option
     launch.kernel = QuantizeKernel::kRotateBlocks;
     launch.threads = static_cast<int>(block / kMaxWarpBlock * kWarp);
     launch.shared_bytes = static_cast<size_t>(block) * sizeof(float);
+    if (launch.shared_bytes > device.shared_bytes_per_block) {
+      return NotTaken(absl::StrCat("Hadamard blocks of ", block, " elements, which take ",
+                                   launch.shared_bytes, " bytes of shared memory; the device has ",
+                                   device.shared_bytes_per_block));
+    }
     launch.blocks = launch.params.count;
   } else {
     launch.kernel = QuantizeKernel::kRotateRuns;
