@@ -192,8 +192,8 @@ struct AttentionSpec {
   bool over_queries = false;
   View sinks;  // [.., b1, b2] logits that join the denominator only
   // Which columns exist in a batch row: [kv_first, kv_lengths), s32 over b0; the columns of
-  // segments come one after another. Where segments have ranges, all columns of these, as many of K
-  // as of V.
+  // segments come one after another. Where segments have ranges, the columns of these, as many of K
+  // as of V, are in place of kv_lengths.
   View kv_lengths, kv_first;
   // s32 over b0, one more than there are batch rows. Row b0 has queries [query_offsets[b0],
   // query_offsets[b0 + 1]) of q_len: these are the rows of q, the output, statistics and whatever

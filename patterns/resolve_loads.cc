@@ -14,6 +14,9 @@ bool Resolver::FoldPages(const Op& load, int axis, Folded* folded) {
   const LogicalTensor& pool = tensor(load.inputs[0]);
   const LogicalTensor& table = tensor(load.inputs[1]);
   const int64_t count = (*table.dims)[0], most = (*table.dims)[1];
+  if (folded->static_axis && folded->static_axis->Moves(0)) {
+    return Fail(load, "loads pages that have a scale each");
+  }
   Load& to = folded->load;
   to.pages = (*pool.dims)[0];
   to.page_size = (*pool.dims)[axis];
@@ -42,20 +45,39 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
       folded->begin += (*tensor(load.inputs[i]).dims)[axis];
     }
   }
-  if (!concatenated) folded->whole = (*tensor(load.outputs[0]).dims)[axis];
+  const Dims& result = *tensor(load.outputs[0]).dims;
+  if (!concatenated) folded->whole = result[axis];
   folded->concat_axis = axis;
+  // A ring may be for all rows.
+  Dims dims = DimsOf(folded->data);
+  dims[0] = result[0];
+  if (!folded->MoveAll([&](FoldedView& view) { return view.BroadcastTo(dims); })) {
+    return Fail(load, "cannot be folded into strides");
+  }
   // Lengths, ranges and page tables are s32, and what is loaded is not.
   const auto is_by_row = [this](TensorId id) {
     const LogicalTensor& from = tensor(id);
     return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] > 1;
   };
   if (std::any_of(load.inputs.begin(), load.inputs.end(), is_by_row)) {
-    const Dims dims = DimsOf(folded->data);
     Dims strides(dims.size(), 0);
     strides[0] = 1;
     folded->load_rows = FoldedView(dims, strides);
   }
   return true;
+}
+
+// Whether the rows of both loads, if they have tokens of their own, lie along the same axis.
+bool Resolver::RowsAlike(const Folded& a, const Folded& b) {
+  if (a.load_rows.has_value() != b.load_rows.has_value()) return false;
+  if (!a.load_rows) return true;
+  bool alike = a.load_rows->rank() == b.load_rows->rank();
+  for (int i = 0; alike && i < a.load_rows->rank(); ++i) {
+    const bool moves = a.load_rows->Moves(i);
+    alike =
+        moves == b.load_rows->Moves(i) && (!moves || a.load_rows->axis(i) == b.load_rows->axis(i));
+  }
+  return alike;
 }
 
 // Scales are loaded as what they belong to is, or come before the load.
@@ -69,7 +91,7 @@ bool Resolver::CheckScalesLoad(const Op& dequantize, const Folded& data, const F
         a.kind == b.kind && a.kind != OpKind::kLoadRanges &&
         data.concat_axis == scales.concat_axis &&
         std::equal(a.inputs.begin() + 1, a.inputs.end(), b.inputs.begin() + 1, b.inputs.end()) &&
-        b.Get<Attr::kTokenGroup>() == group;
+        b.Get<Attr::kTokenGroup>() == group && RowsAlike(data, scales);
     const bool pages_fit =
         a.kind != OpKind::kLoadPages || (data.load.page_size == scales.load.page_size * group &&
                                          data.load.pages == scales.load.pages);
@@ -114,6 +136,9 @@ bool Resolver::PlaceLoad(const Folded& folded, KvSegment* segment) {
   segment->data.dims[0] = folded.load.pages;
   segment->data.dims[3] = folded.load.page_size;
   if (!segment->quantization) return true;
+  if (segment->quantization->static_axis == 0) {
+    return Fail(load, "what it loads is dequantized with a scale for each row");
+  }
   Quantization& quantization = *segment->quantization;
   by_page(quantization.scales, folded.load.scales_stride, quantization.group[3]);
   by_page(quantization.zero_points, folded.load.zero_points_stride, quantization.group[3]);
@@ -129,7 +154,8 @@ bool Resolver::PlacePerRow(TensorId id, std::string_view what, int64_t more, Vie
   const int64_t count = from.rank() == 0 ? 1 : (*from.dims)[0];
   if (count == 1 && more == 0) return true;
   if (count != spec_->batch[0] + more || rank_ < 3 || batch_.end[0] != 1) {
-    return Fail(tensor(id).Label(), ": ", count, " ", what, " for a batch of ", spec_->batch[0]);
+    return Fail(tensor(id).Label(), ": ", count, " ", what, " for a batch of ", spec_->batch[0],
+                batch_.end[0] > 1 ? ", which is of several axes" : "");
   }
   view->dims[0] = count;
   view->strides[0] = from.StridesOrDense()[0];
@@ -160,18 +186,49 @@ bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what,
   return true;
 }
 
+bool Resolver::IsCountOfRanges(TensorId id) const {
+  const auto counts = [&](const Chain& chain) {
+    return std::any_of(chain.ops.begin(), chain.ops.end(), [&](const ChainOp& step) {
+      const Op& load = op(step.op);
+      return load.kind == OpKind::kLoadRanges && load.outputs.size() > 1 && load.outputs[1] == id;
+    });
+  };
+  return std::any_of(match_.k.begin(), match_.k.end(), counts) ||
+         std::any_of(match_.v.begin(), match_.v.end(), counts);
+}
+
+// A SoftMax's lengths are those of axis 0 of its input, which has to be b0.
+bool Resolver::CheckCountedAxis(TensorId id, std::string_view what) {
+  const Op& softmax = op(match_.softmax);
+  const LogicalTensor& exponents = tensor(softmax.inputs[0]);
+  if (tensor(id).elements() == 1) return true;
+  Dims strides(exponents.rank(), 0);
+  strides[0] = 1;
+  FoldedView counted(*exponents.dims, strides);
+  bool ok = !match_.score_shape_ops.empty() || counted.BroadcastTo(frame_);
+  for (size_t i = match_.score_shape_ops.size(); ok && i-- > 0;) {
+    ok = MoveBack(op(match_.score_shape_ops[i]), counted);
+  }
+  View view;
+  ok = ok && counted.rank() == rank_ && Place(counted, true, row_, col_, false, &view) &&
+       std::all_of(view.strides.begin() + 1, view.strides.end(),
+                   [](int64_t stride) { return stride == 0; });
+  return ok || Fail(softmax, "its ", what, " are not those of the batch's rows");
+}
+
 bool Resolver::ResolveLengths() {
   const Op& normaliser = op(match_.normaliser());
   const auto input = [&](std::string_view name) -> std::optional<TensorId> {
     const std::optional<size_t> port = FindInput(normaliser, name);
     return port ? std::optional(normaliser.inputs[*port]) : std::nullopt;
   };
+  const bool direct = match_.first_class != Graph::kNoOp;
   const auto place = [&](std::optional<TensorId> id, std::string_view what, int64_t more,
                          View* view) {
-    // Those of a LoadRanges are no port.
-    return !id || Input(*id).port == kNoPort || PlacePerRow(*id, what, more, view);
+    if (!id) return true;
+    if (!direct && !CheckCountedAxis(*id, what)) return false;
+    return IsCountOfRanges(*id) || PlacePerRow(*id, what, more, view);
   };
-  const bool direct = match_.first_class != Graph::kNoOp;
   const std::optional<TensorId> lengths = input(direct ? "kv_lengths" : "lengths");
   const std::optional<TensorId> first = input(direct ? "kv_first" : "first");
   if (!place(lengths, "KV lengths", 0, &spec_->kv_lengths) ||

@@ -218,7 +218,8 @@ bool Resolver::FoldReshape(const Op& reshape, Folded* folded) {
 
 bool Resolver::FoldSlice(const Op& slice, Folded* folded) {
   const int axis = Axis<Attr::kAxis>(slice, folded->data.rank());
-  if (axis == folded->concat_axis || (axis == 0 && folded->load.op != Graph::kNoOp)) {
+  const bool rows = folded->load_rows && folded->load_rows->Moves(axis);
+  if (axis == folded->concat_axis || rows) {
     return Fail(slice, "takes a part of what is loaded or concatenated");
   }
   if (!folded->rotations.empty()) {
@@ -262,7 +263,7 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   const int rank = folded->data.rank();
   const int axis = Axis<Attr::kAxis>(dequantize, rank);
   if (axis == folded->concat_axis) {
-    return Fail(dequantize, "its axis is split in segments");
+    return Fail(dequantize, "its axis is that of tokens that are loaded or concatenated");
   }
   Dims strides(rank, 0);
   strides[axis] = 1;
@@ -314,7 +315,7 @@ bool Resolver::FoldScales(OpIndex index, int port, Folded* folded) {
   if (concat >= 0) dims[concat] = folded->whole;
   // One may be for all, whatever the groups of others are.
   const Dims group =
-      tensor(chain.source).elements() == 1 ? dims : QuantizationGroup(dequantize, dims);
+      ElementsOf(DimsOf(source.data)) == 1 ? dims : QuantizationGroup(dequantize, dims);
   Dims groups = dims;
   for (size_t d = 0; d < dims.size(); ++d) groups[d] = group[d] == 0 ? 1 : dims[d] / group[d];
   if (source.data.rank() != folded->data.rank() && !source.data.Reshape(groups)) {

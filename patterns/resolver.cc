@@ -45,7 +45,23 @@ bool Resolver::Resolve(AttentionSpec* spec) {
                             ? ResolveFirstClass()
                             : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
                                   ResolveProbs() && ResolveOutput() && ResolveStats();
-  return resolved && ResolveLengths() && CheckConstants();
+  return resolved && ResolveLengths() && CheckPorts() && CheckConstants();
+}
+
+// Where something is read that has no port, the spec lacks it: a constant that is part of the spec
+// elsewhere only, or what an op of the match computes, but for the counts of a LoadRanges, which
+// the kernels know.
+bool Resolver::CheckPorts() {
+  for (const TensorId id : no_ports_) {
+    if (tensor(id).value) {
+      return Fail(tensor(id).Label(), ", the constant ", tensor(id).value->ToString(),
+                  ", is used where constants are not fused");
+    }
+    if (!IsCountOfRanges(id)) {
+      return Fail(tensor(id).Label(), " is computed within what would be fused");
+    }
+  }
+  return true;
 }
 
 // A constant is no port: where it has not become part of the spec, the spec lacks it.
@@ -211,12 +227,24 @@ bool Resolver::ResolveProbs() {
     const Op& probs_op = op(index);
     if (probs_op.kind == OpKind::kQuantize) {
       spec_->probs_quantization = FakeQuantizeOf(probs_op, tensor(probs_op.outputs[0]).type);
+      // What is NaN becomes code 0, which with a zero point is not 0.
+      const bool hides = !std::all_of(spec_->steps.begin(), spec_->steps.end(), [](const auto& s) {
+        return s.kind == ScoreStep::Kind::kMultiply || s.kind == ScoreStep::Kind::kDivide;
+      });
+      const bool may_be_nan = spec_->softmax_mode == SoftmaxMode::kNone &&
+                              (hides || op(match_.softmax).inputs.size() > 1);
+      if (may_be_nan && spec_->probs_quantization->zero_point != 0) {
+        return Fail(probs_op, "has a zero point, and a SoftMax that sees nothing would be NaN");
+      }
     } else if (probs_op.kind == OpKind::kStaticReshape ||
                probs_op.kind == OpKind::kStaticTranspose) {
       moved = true;
     } else if (probs_op.kind == OpKind::kDropout) {
       if (moved) {
         return Fail(probs_op, "its random bits follow another order than the scores");
+      }
+      if (tensor(probs_op.outputs[0]).elements() != ElementsOf(frame_)) {
+        return Fail(probs_op, "what it drops is the same for a batch that only values have");
       }
       Dropout& dropout = spec_->dropout.emplace();
       dropout.seed = ScalarOperand(probs_op.inputs[1]);
@@ -279,6 +307,9 @@ bool Resolver::ResolveStats() {
   }
   Dims dims = frame_;
   dims[col_] = 1;
+  if (tensor(softmax.outputs[1]).elements() != ElementsOf(dims)) {
+    return Fail(softmax, "its statistics are the same for a batch that only values have");
+  }
   FoldedView view = FoldedView::Of(tensor(softmax.outputs[1]));
   spec_->stats = Output(softmax.outputs[1]);
   if (!view.BroadcastTo(dims) || !ToView(view, batch_, row_, col_, false, &spec_->stats)) {

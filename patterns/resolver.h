@@ -85,6 +85,7 @@ class Resolver {
   bool ResolveProbs();
   bool ResolveOutput();
   bool ResolveStats();
+  bool CheckPorts();
   bool CheckConstants();
 
   // resolve_operand.cc
@@ -107,9 +108,12 @@ class Resolver {
   // resolve_loads.cc
   bool FoldLoad(const ChainOp& step, Folded* folded);
   bool FoldPages(const Op& load, int axis, Folded* folded);
+  static bool RowsAlike(const Folded& a, const Folded& b);
   bool CheckScalesLoad(const Op& dequantize, const Folded& data, const Folded& scales);
   bool PlaceLoad(const Folded& folded, KvSegment* segment);
   bool ResolveLengths();
+  bool CheckCountedAxis(TensorId id, std::string_view what);
+  bool IsCountOfRanges(TensorId id) const;
   bool CheckLoads(absl::Span<const Chain> chains, std::string_view what,
                   std::optional<TensorId> lengths, std::optional<TensorId> first);
   bool PlacePerRow(TensorId id, std::string_view what, int64_t more, View* view);
@@ -156,8 +160,12 @@ class Resolver {
   }
   const Op& op(OpIndex index) const { return graph_.ops()[index]; }
   const LogicalTensor& tensor(TensorId id) const { return graph_.tensor(id); }
-  // A view of that port without dims; port kNoPort if it is none.
-  View Input(TensorId id) const { return Port(inputs_, id); }
+  // A view of that port without dims; port kNoPort if it is none, which CheckPorts looks at.
+  View Input(TensorId id) {
+    View view = Port(inputs_, id);
+    if (!view.present()) no_ports_.push_back(id);
+    return view;
+  }
   View Output(TensorId id) const { return Port(outputs_, id); }
   View Port(absl::Span<const TensorId> ports, TensorId id) const;
 
@@ -168,8 +176,9 @@ class Resolver {
   bool swapped_ = false;  // match_'s Q and K
   AttentionSpec* spec_ = nullptr;
   std::string why_;
-  int64_t output_rotated_ = 0;               // by V's rotations; see resolve_rotations.cc
-  absl::InlinedVector<TensorId, 4> folded_;  // constants that the spec has
+  int64_t output_rotated_ = 0;                 // by V's rotations; see resolve_rotations.cc
+  absl::InlinedVector<TensorId, 4> folded_;    // constants that the spec has
+  absl::InlinedVector<TensorId, 4> no_ports_;  // what was to be a port, and is none
 
   // The frame: axes of the scores as they leave the first MatMul.
   int rank_ = 0;

@@ -12,6 +12,7 @@
 #ifndef KVANT_PATTERNS_VIEWS_H_
 #define KVANT_PATTERNS_VIEWS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
@@ -42,6 +43,11 @@ class FoldedView {
   // Of the outermost atom.
   int64_t stride(int axis) const { return axes_[axis].empty() ? 0 : axes_[axis][0].stride; }
   int64_t offset() const { return offset_; }
+  // Whether coordinates of an axis lie apart.
+  bool Moves(int axis) const {
+    return std::any_of(axes_[axis].begin(), axes_[axis].end(),
+                       [](const Atom& atom) { return atom.stride != 0; });
+  }
 
   // Output axis i is input axis order[i] (negative counts from the end).
   // False if `order` is no permutation of the axes.

@@ -37,8 +37,8 @@ Extent ExtentOf(const AttentionProblem& problem, const Reader& reader, int64_t b
     }
   } else if (problem.kv_lengths.present()) {
     extent.kv_len = reader.Integer(problem.kv_lengths, at);
-    extent.kv_first = std::min(reader.Integer(problem.kv_first, at), extent.kv_len);
   }
+  extent.kv_first = std::min(reader.Integer(problem.kv_first, at), extent.kv_len);
   if (problem.query_offsets.present()) {
     extent.q_first = reader.Integer(problem.query_offsets, at);
     ++at.at[0];

@@ -82,8 +82,8 @@ void Finish(const KernelSet& kernels, const AttentionProblem& problem, const Row
     const bool empty = state.max[r] == kNegInf && state.sum[r] == 0.f;
     float* out = state.out + r * problem.v_head_size;
     if (empty) {
-      std::fill_n(out, problem.v_head_size,
-                  problem.inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN());
+      const bool zeros = problem.inf_as_zero || IsInteger(problem.probs_rounding.type);
+      std::fill_n(out, problem.v_head_size, zeros ? 0.f : std::numeric_limits<float>::quiet_NaN());
     } else if (normalize) {
       const float sum = state.sum[r];
       for (int64_t d = 0; d < problem.v_head_size; ++d) out[d] /= sum;
@@ -220,8 +220,12 @@ void WriteDropoutMask(const KernelSet& kernels, const AttentionProblem& problem,
 void RoundValues(const Rounding& rounding, int64_t n, float* values) {
   const float zero_point = static_cast<float>(rounding.zero_point);
   for (int64_t i = 0; i < n; ++i) {
-    if (std::isnan(values[i])) continue;
-    const double code = RoundTo(rounding.type, Code(rounding, values[i]));
+    double code = 0;  // of NaN, where codes are integers
+    if (!std::isnan(values[i])) {
+      code = RoundTo(rounding.type, Code(rounding, values[i]));
+    } else if (!IsInteger(rounding.type)) {
+      continue;
+    }
     values[i] = (static_cast<float>(code) - zero_point) * rounding.scale;
   }
 }

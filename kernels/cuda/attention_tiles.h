@@ -181,8 +181,10 @@ class AttentionTiles {
   }
 
   KVANT_DEVICE float RoundProbability(float x) const {
-    if (x != x) return x;
     const RoundingParams& rounding = p_.probs_rounding;
+    if (x != x) {
+      return IsF8(T::k.probs_type) ? x : (0.f - rounding.zero_point) * rounding.scale;
+    }
     const float code = RoundedCode(T::k.probs_type, rounding, x);
     const float rounded = BitsOf(T::k.probs_type) == 32
                               ? code

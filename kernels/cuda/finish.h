@@ -199,7 +199,11 @@ struct Finish {
     row.empty = row.max == -Infinity() && row.sum == 0.f;
     return row;
   }
-  KVANT_DEVICE static float OfEmpty() { return T::k.inf_as_zero ? 0.f : QuietNan(); }
+  // NaN, as an integer code, is 0.
+  KVANT_DEVICE static float OfEmpty() {
+    const bool codes = T::k.probs_type != kNone && !IsF8(T::k.probs_type);
+    return T::k.inf_as_zero || codes ? 0.f : QuietNan();
+  }
 
   KVANT_DEVICE static void StoreStats(const AttentionParams& p, const RowEnd& row) {
     if (T::k.stats.type == kNone) return;

@@ -13,7 +13,7 @@ struct GroupGrid {
 
   KVANT_DEVICE static constexpr GroupGrid Of(const SegmentTraits& traits, i32 tile, i32 channels) {
     const i32 tokens = traits.group[kRow] < tile ? traits.group[kRow] : tile;
-    const i32 along = traits.group[kCol] < channels ? traits.group[kCol] : channels;
+    const i32 along = MaxOf(1, traits.group[kCol] < channels ? traits.group[kCol] : channels);
     return {CeilDiv(tile, tokens), CeilDiv(channels, along), tokens, along};
   }
   KVANT_DEVICE constexpr bool ByChannel() const { return channels == 1; }

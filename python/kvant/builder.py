@@ -69,6 +69,8 @@ class GraphBuilder(Ops):
         """A constant of the graph, of no dims; f32, s32 or s64, or boolean, by the number."""
         if type is None:
             type = _type_of(number)
+        if isinstance(number, bool):
+            number = int(number)
         return Value(self, self._core.constant(type_name(type), checked_number("scalar", number)))
 
     def op(
