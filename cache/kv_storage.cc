@@ -59,6 +59,9 @@ absl::Status KvStorage::Check(int64_t head_size) const {
     return Bad(text, "codes of ", DataTypeName(format.type),
                " without zero points hold nothing below 0");
   }
+  if (IsFloat(format.type) && format.zero_points != NumberFormat::ZeroPoints::kNone) {
+    return Bad(text, "codes of ", DataTypeName(format.type), " have no zero points");
+  }
   if (!IsComputeFloat(window_type)) {
     return Bad(text, "sinks and window of type ", DataTypeName(window_type),
                ", not f32, bf16 or f16");
@@ -81,7 +84,8 @@ absl::Status KvStorage::Check(int64_t head_size) const {
   if (tokens > 1) {
     if (!bulk) {
       return Bad(text, "groups of ", tokens,
-                 " tokens cannot leave a sliding window one by one: take bulkN");
+                 " tokens are quantized at once, as they leave a window: take bulk", tokens,
+                 " or a multiple");
     }
     if (residual % tokens != 0) {
       return Bad(text, "a window of ", residual, " tokens is no multiple of the group's ", tokens);
@@ -128,6 +132,7 @@ absl::StatusOr<KvStorage> ParseKvStorage(std::string_view text) {
       if (twice(has_window)) return Bad(text, "two windows");
       storage.residual = sliding ? *sliding : *bulk;
       storage.bulk = bulk.has_value();
+      if (storage.residual == 0) return Bad(text, "a window of 0 tokens");
     } else if (part == "f32" || part == "bf16" || part == "f16") {
       if (twice(has_type)) return Bad(text, "two types of sinks and window");
       storage.window_type = *DataTypeFromName(part);

@@ -45,7 +45,7 @@ bool Resolver::Resolve(AttentionSpec* spec) {
                             ? ResolveFirstClass()
                             : ResolveFrame() && ResolveInputs() && ResolveSteps() &&
                                   ResolveProbs() && ResolveOutput() && ResolveStats();
-  return resolved && ResolveLengths() && CheckPorts() && CheckConstants();
+  return resolved && ResolveLengths() && CheckConstants() && CheckPorts();
 }
 
 // Where something is read that has no port, the spec lacks it: a constant that is part of the spec

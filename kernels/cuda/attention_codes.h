@@ -375,22 +375,19 @@ class AttentionCodes {
       ForEachOfRow(scores, rb, h, [&](float& x, i32 col) {
         const i32 column = first + col;
         const bool exists = column < kv_len && (!Work::HasLead() || column >= 0);
-        x = exists ? steps.template Apply<false>(p_, column, x) : -Infinity();
-        x = Steps::Bounded(x);
+        x = exists ? Steps::Bounded(steps.template Apply<false>(p_, column, x)) : -Infinity();
       });
     });
   }
 
-  // What a weight is 2 to the power of. Products of scores that are only scaled begin at `add`.
-  // Others take it here, once the reference has moved: beside the one that a finite mask of -1e9
-  // leaves, f32 could not tell the first scores that are not masked from each other.
+  // What a weight is 2 to the power of. Products of scores that are only scaled begin at `add`;
+  // others take it once it has moved, as beside that of a mask of -1e9 f32 holds nothing of them.
   KVANT_DEVICE static float Exponent(const State& state, float score, i32 rb, i32 h) {
     return OnlyScaled() ? score : Fma(score, kLog2E, state.add[rb][h]);
   }
 
   // Where a score is too far above the reference.
   KVANT_DEVICE void MoveReference(State& state, Values& values, Scores& scores) const {
-    const float top = Top();
     float highest[kRowBlocks][2];
     bool beyond = false;
     KVANT_UNROLL
@@ -414,12 +411,11 @@ class AttentionCodes {
         KVANT_UNROLL
         for (i32 mask = 4; mask < 32; mask *= 2) most = Max(most, device::ShuffleXor(most, mask));
         const bool any = most > -Infinity();
-        const bool none_before = state.limit[rb][h] == -Infinity();
         const float before = state.add[rb][h];
-        float add = OnlyScaled() ? before - (most - top) : Fma(-most, kLog2E, top);
-        if (!none_before) add = Min(add, before);
+        float add = OnlyScaled() ? before - (most - Top()) : Fma(-most, kLog2E, Top());
+        if (state.limit[rb][h] > -Infinity()) add = Min(add, before);
         if (!any) add = before;
-        if (any) state.limit[rb][h] = top + kSlack;
+        if (any) state.limit[rb][h] = Top() + kSlack;
         const float by = before - add, factor = Exp2(Min(-by, 0.f));
         state.add[rb][h] = add;
         state.sum[rb][h] *= factor;
@@ -493,8 +489,6 @@ class AttentionCodes {
     }
     values.Store(mine + 2 * rows * 4);
   }
-
-  static constexpr float kLn2 = 0.69314718055994531f;
 
   const AttentionParams& p_;
   const SharedAddress work_;    // in shared memory

@@ -12,6 +12,7 @@
 namespace kvant::cuda {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.69314718055994531f;
 
 // e^(x - max), where a maximum of -inf is that of no finite score at all.
 KVANT_DEVICE float ExpAbove(float x, float max) {

@@ -56,8 +56,8 @@ class KvCache:
     Methods may be called from several threads at once.
 
     Args:
-      scheme: how K and V are stored (``kvant.schemes()``, docs/kv_cache.md); a list gives each
-        layer its own.
+      scheme: how K and V are stored (``kvant.schemes()``, docs/kv_cache.md); a list of as many as
+        layers gives each its own.
       layers, batch: of the model, and sequences.
       heads: of K and V.
       head_size: channels of a head of K; ``v_head_size`` of V, 0: as many.
@@ -308,7 +308,9 @@ class KvCache:
         layer keeps, is gone.
 
         Args:
-          data: uint8 [saved_bytes(layer, lengths)], where the cache's memory is. It is trusted.
+          data: uint8 [saved_bytes(layer, lengths)], where the cache's memory is. It is trusted:
+            neither scheme nor lengths are in it, and lengths that differ a little take as many
+            bytes.
         """
         self._core.load(integer("layer", layer), integers("lengths", lengths), data)
 

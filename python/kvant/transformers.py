@@ -40,7 +40,8 @@ class KvantCache(Cache):
 
     Args:
       config: the model's.
-      scheme: how they are stored (``kvant.schemes()``); a list gives each layer its own.
+      scheme: how they are stored (``kvant.schemes()``); a list of as many as layers
+        gives each its own.
       capacity: tokens of a sequence, padding not counted, that there is memory for.
       max_capacity: tokens beyond which a sequence is refused; None: none are.
       rollback: how many of the last tokens assisted generation may take back where a scheme or a

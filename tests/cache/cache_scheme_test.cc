@@ -25,9 +25,11 @@ TEST(KvStorage, ContradictionsAreRefusedInWords) {
   const std::pair<const char*, const char*> cases[] = {
       {"u4:g32:rzp+rot48", "blocks of 48 does not fit a head of 64"},
       {"u4:channel:g32:rzp+rot+bulk32", "mixes the channels"},
-      {"u4:channel:g32:rzp+window128", "one by one"},
+      {"u4:channel:g32:rzp+window128", "groups of 32 tokens are quantized at once"},
+      {"s8:token+window0", "a window of 0 tokens"},
+      {"f8_e4m3:g32:zp", "codes of f8_e4m3 have no zero points"},
       {"u4:channel:g32:rzp+bulk100", "100 tokens is no multiple of the group's 32"},
-      {"u4:channel:g32:rzp", "one by one"},
+      {"u4:channel:g32:rzp", "take bulk32 or a multiple"},
       {"f16+window3", "which is not quantized"},
       {"bf16+sinks4", "which is not quantized"},
       {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},

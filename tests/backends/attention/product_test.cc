@@ -297,14 +297,13 @@ void CheckPvOfPairs(bool split) {
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCountsOfPairs) {
         const int64_t tokens = 1 + (d * 7 + rows * 5) % kTokenTile;
-        const int64_t pairs = (tokens + 1) / 2;
         const Floats probs(rows * kTokenTile, 1), v(tokens * d, 2), shrink(rows, 3);
         for (int64_t r = 0; r < rows; ++r) {
           float* const row = probs.data() + r * kTokenTile;
           std::fill(row + tokens, row + kTokenTile, std::nanf(""));  // not read beyond
           std::fill(row + tokens, row + WholeHalves(tokens), 0.f);
         }
-        const GuardedBuffer v_pairs(pairs * d * 4);
+        const GuardedBuffer v_pairs((tokens + 1) / 2 * d * 4);
         uint32_t* const vp = static_cast<uint32_t*>(v_pairs.data());
         PairRows(*kernels, v, tokens, d, vp);
         const Floats before(rows * d, 4), out(rows * d, 4);
@@ -426,18 +425,16 @@ TEST(CpuProducts, RoundedLoadsWithoutScales) {
       const Floats codebook(is_position ? int64_t{1} << BitsOf(type) : 0, 5);
       for (int64_t n : {1, 2, 7, 16, 31, 32, 33, 64, 131}) {
         for (int64_t index : {0, 1, 4, 7}) {
-          SCOPED_TRACE(testing::Message() << kernels->name << " " << DataTypeName(type) << " " << n
-                                          << " from " << index);
+          SCOPED_TRACE(testing::Message()
+                       << kernels->name << " " << DataTypeName(type) << " " << n);
           const Elements data(type, index + n);
           const Floats want(n, 3), scale(1, 0.75f);
           kernels->load(type, data.data(), index, n, want.data());
           CheckRounded(*kernels, type, data, index, n, {}, want);
           if (!is_position) continue;
           kernels->load_entries(codebook.data(), type, data.data(), index, n, want.data());
-          Scaling how{.codebook = codebook.data()};
-          CheckRounded(*kernels, type, data, index, n, how, want);
-          how.scales = scale.data();
-          how.group = n;
+          CheckRounded(*kernels, type, data, index, n, {.codebook = codebook.data()}, want);
+          const Scaling how{.scales = scale.data(), .group = n, .codebook = codebook.data()};
           kernels->scale(how, n, want.data());
           CheckRounded(*kernels, type, data, index, n, how, want);
           if (testing::Test::HasFatalFailure()) return;
