@@ -235,6 +235,13 @@ def test_host_scalar():
             compiled.execute([x, bad], [np.empty(3, np.float32)])
 
 
+def test_a_boolean_is_a_scalar():
+    g = kvant.GraphBuilder()
+    g.output("o", g.select(g.scalar(True), g.input("x", "f32", [2]), 0.0))
+    x = np.array([1.5, 2.5], "f4")
+    assert run(g, x=x).tolist() == x.tolist()
+
+
 def test_integer_host_scalars():
     g = kvant.GraphBuilder()
     s = g.input("s", "f32", [1, 1, 2, 6])
