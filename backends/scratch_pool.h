@@ -20,7 +20,7 @@ namespace kvant {
 
 // Blocks of scratch. On the host those that are not in use: as many come to exist as executions
 // ever run at once. Where executions run later, one per stream: what is put onto a stream runs in
-// order and may share it, an execution after another: those of several threads must not mix.
+// order and may share it.
 class ScratchPool {
  public:
   explicit ScratchPool(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
@@ -58,7 +58,7 @@ class ScratchPool {
     uint64_t used = 0;  // when
     int lent = 0;       // to executions that have not put all of theirs onto the stream
     bool captured = false;
-    std::mutex turn;  // of the one that puts its own onto the stream
+    std::mutex turn;  // held while one execution puts all of its own onto the stream
   };
   static constexpr size_t kMostStreams = 64;
 

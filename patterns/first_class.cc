@@ -34,6 +34,7 @@ bool Resolver::PlaceHeads(FoldedView folded, int64_t n, int64_t rows, int64_t co
 bool Resolver::PlaceQueries(TensorId id, int64_t cols, bool mask, View* view) {
   const Op& attention = op(match_.first_class);
   const bool ragged = FindInput(attention, "query_offsets").has_value();
+  // Input would note that an output is none.
   *view = Output(id).present() ? Output(id) : Input(id);
   FoldedView folded = FoldedView::Of(tensor(id));
   constexpr int64_t kHeadsFirst[] = {1, 0, 2};

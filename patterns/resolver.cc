@@ -48,9 +48,9 @@ bool Resolver::Resolve(AttentionSpec* spec) {
   return resolved && ResolveLengths() && CheckConstants() && CheckPorts();
 }
 
-// Where something is read that has no port, the spec lacks it: a constant that is part of the spec
-// elsewhere only, or what an op of the match computes, but for the counts of a LoadRanges, which
-// the kernels know.
+// Where something is read that has no port, the spec lacks it: a constant that the spec holds for
+// another use, or what an op of the match computes, but for the counts of a LoadRanges, which the
+// kernels know.
 bool Resolver::CheckPorts() {
   for (const TensorId id : no_ports_) {
     if (tensor(id).value) {
@@ -229,12 +229,14 @@ bool Resolver::ResolveProbs() {
       spec_->probs_quantization = FakeQuantizeOf(probs_op, tensor(probs_op.outputs[0]).type);
       // What is NaN becomes code 0, which with a zero point is not 0.
       const bool hides = !std::all_of(spec_->steps.begin(), spec_->steps.end(), [](const auto& s) {
-        return s.kind == ScoreStep::Kind::kMultiply || s.kind == ScoreStep::Kind::kDivide;
+        return s.kind == ScoreStep::Kind::kMultiply || s.kind == ScoreStep::Kind::kDivide ||
+               s.kind == ScoreStep::Kind::kTanh;
       });
       const bool may_be_nan = spec_->softmax_mode == SoftmaxMode::kNone &&
                               (hides || op(match_.softmax).inputs.size() > 1);
       if (may_be_nan && spec_->probs_quantization->zero_point != 0) {
-        return Fail(probs_op, "has a zero point, and a SoftMax that sees nothing would be NaN");
+        return Fail(probs_op,
+                    "has a zero point, and a SoftMax of mode none that sees nothing is NaN");
       }
     } else if (probs_op.kind == OpKind::kStaticReshape ||
                probs_op.kind == OpKind::kStaticTranspose) {

@@ -56,7 +56,7 @@ class LineReader {
         length_(length) {}
 
   // Lines [0, lines) from `p` on, `stride` numbers apart, as floats or bf16. `scratch`: 3 * lines *
-  // length floats. `spare`: length floats, for bf16.
+  // length floats. `spare`: length floats, for bf16 only, of a set with PairKernels.
   template <typename Out>
   void Read(const Position& p, int64_t lines, Out* out, int64_t stride, float* scratch,
             float* spare) const {
@@ -327,8 +327,8 @@ void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& 
   });
 }
 
-// Lines that run along what is summed over are pairs as they are, to be transposed; others are
-// zipped by twos.
+// Lines along the axis that is summed over hold pairs, and are transposed. Of others, two at a time
+// are zipped.
 void PairTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
               int64_t n, int64_t channels, PairsOf of, uint32_t* out, uint16_t* lines,
               float* scratch) {

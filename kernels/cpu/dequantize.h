@@ -61,9 +61,10 @@ void DequantizeTile(const Reader& reader, const Pieces& pieces, const Position& 
 
 inline int64_t Pairs(int64_t n) { return (n + 1) / 2; }
 
-// The same columns as PairKernels take them: pairs of channels, out[pair][kHalfTile], of which
-// those beyond n are left undefined, or of tokens, out[pair][channels]. `lines`: kHalfTile * 2 *
-// Pairs(channels) numbers of bf16. `scratch` as above.
+// The same columns, up to kHalfTile, as PairKernels take them: pairs of channels,
+// out[pair][kHalfTile], of which those beyond n are left undefined, or of tokens,
+// out[pair][channels]. `lines`: kHalfTile * 2 * Pairs(channels) numbers of bf16. `scratch` as
+// above.
 enum class PairsOf { kChannels, kTokens };
 void PairTile(const Reader& reader, const Pieces& pieces, const Position& p, int64_t column,
               int64_t n, int64_t channels, PairsOf of, uint32_t* out, uint16_t* lines,

@@ -13,7 +13,7 @@
 // The softmax is in powers of two and by a reference that lags behind the maximum, so that most
 // tiles need no maximum of all lanes and no rescaling:
 //
-//   p = 2^(score log2 e - reference + top)
+//   p = 2^((score - reference) log2 e + top)
 //
 // reference: the maximum when it was last set. It is set again where a score is beyond it by more
 // than kSlack. top: as large as f16 has room for beside scales, so that small ones keep their bits.
@@ -88,7 +88,7 @@ class AttentionCodes {
 
   // Of rows 2c and 2c + 1 of each row block.
   struct State {
-    float add[kRowBlocks][2];    // top - reference
+    float add[kRowBlocks][2];    // top - reference, or in scores' units -reference (Exponent)
     float limit[kRowBlocks][2];  // scores beyond it move the reference; -inf: there was none yet
     float sum[kRowBlocks][2];    // of this lane's tokens
   };
@@ -381,9 +381,9 @@ class AttentionCodes {
   }
 
   // What a weight is 2 to the power of. Products of scores that are only scaled begin at `add`;
-  // others take it once it has moved, as beside that of a mask of -1e9 f32 holds nothing of them.
+  // others take it once it has moved: a reference of -1e9 would swallow them in f32.
   KVANT_DEVICE static float Exponent(const State& state, float score, i32 rb, i32 h) {
-    return OnlyScaled() ? score : Fma(score, kLog2E, state.add[rb][h]);
+    return OnlyScaled() ? score : Fma(score + state.add[rb][h], kLog2E, Top());
   }
 
   // Where a score is too far above the reference.
@@ -412,19 +412,18 @@ class AttentionCodes {
         for (i32 mask = 4; mask < 32; mask *= 2) most = Max(most, device::ShuffleXor(most, mask));
         const bool any = most > -Infinity();
         const float before = state.add[rb][h];
-        float add = OnlyScaled() ? before - (most - Top()) : Fma(-most, kLog2E, Top());
+        float add = !any ? before : OnlyScaled() ? before - (most - Top()) : -most;
         if (state.limit[rb][h] > -Infinity()) add = Min(add, before);
-        if (!any) add = before;
         if (any) state.limit[rb][h] = Top() + kSlack;
-        const float by = before - add, factor = Exp2(Min(-by, 0.f));
+        const float factor = Exp2(Min((add - before) * (OnlyScaled() ? 1.f : kLog2E), 0.f));
         state.add[rb][h] = add;
         state.sum[rb][h] *= factor;
         values.Shrink(rb, h, factor);
         if (!OnlyScaled()) continue;
         KVANT_UNROLL
         for (i32 j = 0; j < T::k.warp_tile / 16; ++j) {
-          scores[rb][j][h] -= by;
-          scores[rb][j][h + 2] -= by;
+          scores[rb][j][h] += add - before;
+          scores[rb][j][h + 2] += add - before;
         }
       }
     }
@@ -483,7 +482,8 @@ class AttentionCodes {
         if (!states) continue;
         const bool any = state.limit[rb][h] > -Infinity();
         const i32 r = 8 * rb + 2 * c + h;
-        StoreSharedFloat(mine + r * 4, any ? state.add[rb][h] * -kLn2 : -Infinity());
+        const float add = state.add[rb][h], at = OnlyScaled() ? add * -kLn2 : -add - Top() * kLn2;
+        StoreSharedFloat(mine + r * 4, any ? at : -Infinity());
         StoreSharedFloat(mine + (rows + r) * 4, sum);
       }
     }

@@ -184,9 +184,9 @@ void MultiplyValues(const float* probs, int64_t rows, int64_t tokens, const uint
   for (int64_t first = 0; first < rows; first += kBlock) {
     const int64_t n = rows - first < kBlock ? rows - first : kBlock;
     alignas(64) uint32_t p[kBlock * kRowPairs];
-    const auto add = [&](auto pair_line) {
+    const auto add = [&](auto pairs_of) {
       for (int64_t r = 0; r < n; ++r) {
-        pair_line(probs + (first + r) * kTokenTile, WholeHalves(tokens), p + r * kRowPairs);
+        pairs_of(probs + (first + r) * kTokenTile, WholeHalves(tokens), p + r * kRowPairs);
       }
       Multiply(registers, {p, kRowPairs, v, head_size, out + first * head_size, head_size}, n,
                head_size, (tokens + 1) / 2, /*onto=*/true);
