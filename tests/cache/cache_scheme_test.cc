@@ -26,14 +26,12 @@ TEST(KvStorage, ContradictionsAreRefusedInWords) {
       {"u4:g32:rzp+rot48", "blocks of 48 does not fit a head of 64"},
       {"u4:channel:g32:rzp+rot+bulk32", "mixes the channels"},
       {"u4:channel:g32:rzp+window128", "groups of 32 tokens are quantized at once"},
-      {"s8:token+window0", "a window of 0 tokens"},
       {"f8_e4m3:g32:zp", "codes of f8_e4m3 have no zero points"},
       {"u4:channel:g32:rzp+bulk100", "100 tokens is no multiple of the group's 32"},
       {"u4:channel:g32:rzp", "take bulk32 or a multiple"},
       {"f16+window3", "which is not quantized"},
       {"bf16+sinks4", "which is not quantized"},
       {"u4:g48:rzp", "groups of 48 do not divide the head size 64"},
-      {"u4:g32:rzp+bulk0", "a window of 0 tokens"},
       {"u4:g32", "hold nothing below 0"},
       {"u4:g32:rzp+window9223372036854775807", "a window of 9223372036854775807"},
   };
@@ -44,8 +42,13 @@ TEST(KvStorage, ContradictionsAreRefusedInWords) {
   }
   ExpectRefused(ParseKvStorage("u4:g32:rzp+rot")->Check(80), "blocks of 80 does not fit");
   ExpectRefused(ParseKvStorage("u4:token:rzp")->Check(33), "whole byte");
+  KvStorage in_bulk = ParseKvStorage("s8:token").value();
+  in_bulk.bulk = true;
+  ExpectRefused(in_bulk.Check(64), "a window of 0 tokens in bulk");
   for (const auto& [text, words] :
        {std::pair("u4:g32:rzp+window", "'window'"),
+        std::pair("u4:g32:rzp+bulk0", "a window of 0 tokens"),
+        std::pair("s8:token+window0", "a window of 0 tokens"),
         std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
         std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
         std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
