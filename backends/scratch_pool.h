@@ -32,8 +32,8 @@ class ScratchPool {
   }
 
   // Calls `body` with `bytes` of scratch, always the same number, zeroed before their first use.
-  // What throws or fails leaves its block to no one. kInvalidArguments: the stream is being
-  // captured, and has no block yet.
+  // On the host, what throws or fails leaves its block to no one. kInvalidArguments: the stream is
+  // being captured, and has no block yet.
   absl::Status Use(size_t bytes, void* stream, absl::FunctionRef<absl::Status(std::byte*)> body) {
     if (memory_->asynchronous()) return UseOfStream(bytes, stream, body);
     KVANT_ASSIGN_OR_RETURN(void* block, Take(bytes));

@@ -87,7 +87,7 @@ int64_t PagePitch(const ArrayTraits& traits, const Array& array) {
   return array.strides[0] * BitsOf(traits.type) / 8;
 }
 
-// From the first token of a page to its end.
+// That the tokens of one head in a page are spread over.
 int64_t PageBytes(int64_t tokens, const ArrayTraits& traits, const Array& array) {
   return tokens * array.strides[kRow] * BitsOf(traits.type) / 8;
 }

@@ -263,6 +263,22 @@ TEST(AttentionPlanTest, RefusesInWords) {
               HasSubstr("exceed the 8192 bytes of shared memory of a block"));
 }
 
+// Within a page the kernel on packed codes counts bytes in 32 bits.
+TEST(AttentionPlanTest, PagesOfTwoGiBAreNotTakenAsPackedCodes) {
+  for (const int64_t page_size : {32752, 32832}) {
+    const AttentionSpec spec = SpecOf({.heads = 128,
+                                       .kv_heads = 128,
+                                       .kv_len = page_size,
+                                       .head_size = 256,
+                                       .dtype = kF16,
+                                       .token_major = true,
+                                       .page_size = page_size})
+                                   .value();
+    const AttentionPlan plan = PlanAttention(spec, Device("sm_90a")).value();
+    EXPECT_EQ(plan.traits.kernel == kCodesKernel, page_size == 32752) << plan.ToString();
+  }
+}
+
 TEST(OccupancyTest, RegistersAreGivenByEight) {
   EXPECT_EQ(RegisterLimit(128, 1), 255);
   EXPECT_EQ(RegisterLimit(128, 2), 255);

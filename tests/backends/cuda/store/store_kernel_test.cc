@@ -301,6 +301,18 @@ TEST(CudaHadamard, RefusesBlocksThatNoBlockOfThreadsHolds) {
             "does not take Hadamard blocks of 65536 elements, more than 32768");
 }
 
+TEST(CudaHadamard, RefusesBlocksThatSharedMemoryDoesNotHold) {
+  const Graph graph = StoreGraph({kF32, {1, 32768}, 32768}, false);
+  const auto plan = [&](const char* arch) {
+    return cuda::PlanStore(*PartitionGraph(graph)->front().store(),
+                           cuda::PropertiesOf(arch).value());
+  };
+  EXPECT_TRUE(plan("sm_90a").ok());
+  EXPECT_EQ(plan("sm_86").status().message(),
+            "does not take Hadamard blocks of 32768 elements, which take 131072 bytes of shared "
+            "memory; the device has 101376");
+}
+
 // What is written for GPUs compiles for them, and nothing is spilled.
 TEST(CudaStore, CompilesWithoutSpills) {
   std::vector<Partition> partitions;
