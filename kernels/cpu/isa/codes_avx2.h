@@ -34,7 +34,12 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
     return _mm256_srli_epi16(a, kBits);
   }
   // acc + a.low * b.low + a.high * b.high, of s16 halves.
-  static I Dot(I acc, I a, I b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
+  static I Dot(I acc, I a, I b) {
+    I sum = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    // Else GCC multiplies all that it can before it adds, and stores what the registers do not hold.
+    asm("" : "+x"(sum));
+    return sum;
+  }
   static Vector ToFloat(I a) { return Vector{_mm256_cvtepi32_ps(a)}; }
   static I ToDwords(Vector a) { return _mm256_cvtps_epi32(a.raw); }
   static int32_t SumOfDwords(I a) {
