@@ -25,13 +25,17 @@ inline constexpr int64_t kLineOfNext = 64;
 template <typename Codes>
 constexpr int kPieceChannels = kPieceBytes * 8 / Codes::kBits;
 
-// Queries by blocks of rows: [piece][value][row][4], with Codes::PlaceOf in a piece.
+// Lanes of a vector that are channels of one token.
+template <typename S>
+constexpr int kTokenLanes = S::kWidth / S::kTokensOfVector;
+
+// Queries by blocks of rows: [piece][value][row][kTokenLanes], with Codes::PlaceOf in a piece.
 template <typename S>
 void FloatQueries(const FloatCodes& float_codes, const float* q, int64_t rows, int64_t channels,
                   float* out, int64_t out_channels) {
   WithFloatCodes<S>(float_codes, [&](const auto& codes) {
     using Codes = std::remove_cvref_t<decltype(codes)>;
-    constexpr int kChannels = kPieceChannels<Codes>;
+    constexpr int kChannels = kPieceChannels<Codes>, kLanes = kTokenLanes<S>;
     ForRowBlocks(rows, [&](auto block, int64_t row) {
       constexpr int kRows = decltype(block)::value;
       float* const to = out + row * out_channels;
@@ -40,7 +44,8 @@ void FloatQueries(const FloatCodes& float_codes, const float* q, int64_t rows, i
         for (int64_t c = 0; c < out_channels; ++c) {
           const int place = Codes::PlaceOf(static_cast<int>(c % kChannels));
           const int64_t piece = c / kChannels * kChannels * kRows;
-          to[piece + (place / 4 * kRows + r) * 4 + place % 4] = c < channels ? from[c] : 0.f;
+          to[piece + (place / kLanes * kRows + r) * kLanes + place % kLanes] =
+              c < channels ? from[c] : 0.f;
         }
       }
     });
@@ -48,17 +53,19 @@ void FloatQueries(const FloatCodes& float_codes, const float* q, int64_t rows, i
 }
 
 // kWidth tokens from `token` on, which all exist unless not kWhole, times kRows rows of queries.
-// Quarter q of vector i is of token 4 q + i.
+// Of kVectors vectors, the l-th token of vector i is kVectors * l + i.
 template <typename S, int kRows, bool kWhole, typename Codes>
 void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColumns& columns,
                       const float* q, const float* scales, int64_t token, float* scores) {
   const Codes codes = tables;  // in registers
   using F = typename S::Vector;
-  constexpr int kValues = kPieceChannels<Codes> / 4;
+  constexpr int kLanes = kTokenLanes<S>, kValues = kPieceChannels<Codes> / kLanes;
   // Vectors that share what is read of the queries.
   constexpr int kShared = S::template kShared<kRows>;
   constexpr int kVectorsOfLine = kLineOfNext / (kPieceBytes * S::kTokensOfVector);
   constexpr int kVectors = S::kWidth / S::kTokensOfVector;
+  // Vectors whose sums are in registers together.
+  constexpr int kAtOnce = S::template kAtOnce<kRows>;
   const int64_t stride = rows.stride, last = rows.tokens - 1;
   const uint8_t* first[kVectors];
   for (int i = 0; i < kVectors; ++i) first[i] = rows.At(token) + i * stride;
@@ -67,63 +74,73 @@ void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColu
   F total[kRows];
 #pragma GCC unroll 4
   for (F& sum : total) sum = S::Zero();
-  int64_t byte = 0;
+  int64_t part_begin = 0;  // its first byte
   for (int64_t part = 0; part < columns.parts; ++part) {
+    const int64_t part_end = columns.part_ends[part] * 4;
     F acc[kRows][kVectors];
+    const float* of_piece = q;
 #pragma GCC unroll 4
-    for (auto& row : acc) {
+    for (int begin = 0; begin < kVectors; begin += kAtOnce) {
 #pragma GCC unroll 4
-      for (F& sum : row) sum = S::Zero();
-    }
-    for (; byte < columns.part_ends[part] * 4; byte += kPieceBytes) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kVectors; i += kShared) {
-        typename Codes::Words words[kShared];
-#pragma GCC unroll 4
-        for (int s = 0; s < kShared; ++s) {
-          // The next tile, line after line.
-          if ((i + s) % kVectorsOfLine == 0) {
-            __builtin_prefetch(next, 0, 2);
-            next += kLineOfNext;
-          }
-          if constexpr (kWhole) {
-            words[s] = codes.Open(S::LoadPieces(first[i + s], kVectors * stride));
-            first[i + s] += kPieceBytes;
-          } else {
-            const uint8_t* at[S::kTokensOfVector];
-            for (int l = 0; l < S::kTokensOfVector; ++l) {
-              at[l] = rows.At(CodesMin(token + kVectors * l + i + s, last)) + byte;
-            }
-            words[s] =
-                codes.Open(S::LoadSomePieces(at, CodesMin(rows.row_bytes - byte, kPieceBytes)));
-          }
-        }
-        ForEachOf<kValues>([&](auto k) __attribute__((always_inline)) {
-          F value[kShared];
-#pragma GCC unroll 4
-          for (int s = 0; s < kShared; ++s) value[s] = codes.template Value<k.value>(words[s]);
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            const F query = S::Quarters(q + (k.value * kRows + r) * 4);
-#pragma GCC unroll 4
-            for (int s = 0; s < kShared; ++s) {
-              acc[r][i + s] = S::Fma(value[s], query, acc[r][i + s]);
-            }
-          }
-        });
-        // Queries are read again: there are no registers to keep them in.
-        asm("" : : : "memory");
+      for (auto& row : acc) {
+#pragma GCC unroll 8
+        for (int i = begin; i < begin + kAtOnce; ++i) row[i] = S::Zero();
       }
-      q += kRows * kPieceChannels<Codes>;
+      of_piece = q;
+      for (int64_t byte = part_begin; byte < part_end; byte += kPieceBytes) {
+#pragma GCC unroll 8
+        for (int i = begin; i < begin + kAtOnce; i += kShared) {
+          typename Codes::Words words[kShared];
+#pragma GCC unroll 4
+          for (int s = 0; s < kShared; ++s) {
+            // The next tile, line after line.
+            if ((i + s) % kVectorsOfLine == 0) {
+              __builtin_prefetch(next, 0, 2);
+              next += kLineOfNext;
+            }
+            if constexpr (kWhole) {
+              words[s] = codes.Open(S::LoadPieces(first[i + s], kVectors * stride));
+              first[i + s] += kPieceBytes;
+            } else {
+              const uint8_t* at[S::kTokensOfVector];
+              for (int l = 0; l < S::kTokensOfVector; ++l) {
+                at[l] = rows.At(CodesMin(token + kVectors * l + i + s, last)) + byte;
+              }
+              words[s] =
+                  codes.Open(S::LoadSomePieces(at, CodesMin(rows.row_bytes - byte, kPieceBytes)));
+            }
+          }
+          ForEachOf<kValues>([&](auto k) __attribute__((always_inline)) {
+            F value[kShared];
+#pragma GCC unroll 4
+            for (int s = 0; s < kShared; ++s) value[s] = codes.template Value<k.value>(words[s]);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const F query = S::QueriesOfTokens(of_piece + (k.value * kRows + r) * kLanes);
+#pragma GCC unroll 4
+              for (int s = 0; s < kShared; ++s) {
+                acc[r][i + s] = S::Fma(value[s], query, acc[r][i + s]);
+              }
+            }
+          });
+          // Queries are read again: there are no registers to keep them in.
+          asm("" : : : "memory");
+        }
+        of_piece += kRows * kPieceChannels<Codes>;
+      }
     }
+    q = of_piece;
+    part_begin = part_end;
     const F of_group = S::Load(scale + columns.part_groups[part] * kTokenTile);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      total[r] = S::Fma(S::SumQuarters(acc[r]), of_group, total[r]);
+      total[r] = S::Fma(S::SumsOfTokens(acc[r]), of_group, total[r]);
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) S::Store(scores + r * kTokenTile + token, total[r]);
+  for (int r = 0; r < kRows; ++r) {
+    S::Store(scores + r * kTokenTile + token, codes.Worth(total[r]));
+  }
 }
 
 template <typename S>
@@ -224,7 +241,7 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
         const int64_t n = args.channels - channel;
         if (n <= 0) break;
         float* to = out + (row + r) * args.channels + channel;
-        StorePart<S>(to, n, S::Fma(LoadPart<S>(to, n), factor, v[k]));
+        StorePart<S>(to, n, S::Fma(LoadPart<S>(to, n), factor, codes.Worth(v[k])));
       }
     }
   }
@@ -233,11 +250,11 @@ void FloatValuesBlock(const FloatCodeKernels::Values& args, const Codes& codes, 
 template <typename S, int kGroups, typename Codes>
 void FloatValuesOf(const FloatCodeKernels::Values& args, const Codes& codes, int64_t query_rows,
                    const float* shrink, float* out) {
-  // Four accumulators for each row.
   constexpr int64_t kChunkBytes = Codes::kRunBytes;
-  constexpr int kChunks = 4 * S::kWidth * Codes::kBits / 8 / kChunkBytes;
   ForRowBlocks(query_rows, [&](auto block, int64_t row) {
     constexpr int kRows = decltype(block)::value;
+    constexpr int kChunks =
+        S::template kValueSums<kRows> * S::kWidth * Codes::kBits / 8 / kChunkBytes;
     int64_t byte = 0;
     for (; byte + kChunks * kChunkBytes <= args.rows.row_bytes; byte += kChunks * kChunkBytes) {
       FloatValuesBlock<S, kRows, kGroups, kChunks>(args, codes, row, byte, shrink, out);

@@ -74,6 +74,8 @@ struct Avx512Floats : Avx512Codes {
     static void Sort(const Vector (&values)[2], Vector (&channels)[2]) {
       Zip(values[0], values[1], &channels[0], &channels[1]);
     }
+    // What a sum of values is worth.
+    static Vector Worth(Vector sum) { return sum; }
 
    private:
     Vector table_;
@@ -130,18 +132,27 @@ struct Avx512Floats : Avx512Codes {
       channels[2] = EvenBlocks(high0, high1);
       channels[3] = OddBlocks(high0, high1);
     }
+    static Vector Worth(Vector sum) { return sum; }
 
    private:
     I upper_[2], lower_[2];
   };
 
-  // Vectors of four tokens that share what is read of kRows queries.
+  // Vectors of tokens whose sums are made together, and those that share what is read of kRows
+  // queries.
+  template <int kRows>
+  static constexpr int kAtOnce = 4;
   template <int kRows>
   static constexpr int kShared = kRows > 2 ? 4 : 1;
+  // Of values, for each row.
+  template <int kRows>
+  static constexpr int kValueSums = 4;
   // Four floats, in each quarter.
-  static Vector Quarters(const float* p) { return Vector{_mm512_broadcast_f32x4(_mm_loadu_ps(p))}; }
+  static Vector QueriesOfTokens(const float* p) {
+    return Vector{_mm512_broadcast_f32x4(_mm_loadu_ps(p))};
+  }
   // Element 4 q + i is the sum over quarter q of v[i].
-  static Vector SumQuarters(const Vector (&v)[4]) { return FoldFour(v[0], v[1], v[2], v[3], Add); }
+  static Vector SumsOfTokens(const Vector (&v)[4]) { return FoldFour(v[0], v[1], v[2], v[3], Add); }
 
   // The floats at `at` of each of kGroups, over equal runs of lanes.
   template <int kGroups>

@@ -46,6 +46,7 @@ struct NeonFloats : NeonCodes {
     static HWY_INLINE void Sort(const Vector (&values)[4], Vector (&channels)[4]) {
       CopyFour(values, channels);
     }
+    static HWY_INLINE Vector Worth(Vector sum) { return sum; }
 
    private:
     HWY_INLINE void Look16(uint8x16_t at, Vector* values) const {
@@ -104,6 +105,7 @@ struct NeonFloats : NeonCodes {
     static HWY_INLINE void Sort(const Vector (&values)[4], Vector (&channels)[4]) {
       CopyFour(values, channels);
     }
+    static HWY_INLINE Vector Worth(Vector sum) { return sum; }
 
    private:
     int8x16_t up_, down_;  // shifts to the left
@@ -111,6 +113,10 @@ struct NeonFloats : NeonCodes {
   };
 
   static constexpr int kTokensOfVector = 1;
+  template <int kRows>
+  static constexpr int kAtOnce = 4;
+  template <int kRows>
+  static constexpr int kValueSums = 4;
   // Loads of queries cost less than registers.
   template <int kRows>
   static constexpr int kShared = 1;
@@ -118,8 +124,8 @@ struct NeonFloats : NeonCodes {
   static HWY_INLINE uint8x16_t LoadSomePieces(const uint8_t* const (&p)[1], int64_t bytes) {
     return LoadRawSome(p[0], bytes).raw;
   }
-  static HWY_INLINE Vector Quarters(const float* p) { return Load(p); }
-  static HWY_INLINE Vector SumQuarters(const Vector (&v)[4]) {
+  static HWY_INLINE Vector QueriesOfTokens(const float* p) { return Load(p); }
+  static HWY_INLINE Vector SumsOfTokens(const Vector (&v)[4]) {
     return FoldFour(v[0], v[1], v[2], v[3], Add);
   }
   // Groups are whole runs.
