@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <thread>
@@ -14,13 +15,15 @@
 namespace kvant {
 namespace {
 
-// A stream's handle is its order.
+// A stream's handle is its order. Threads that are all a stream's first allocate at once.
 class LaterMemory : public DeviceMemory {
  public:
   absl::StatusOr<void*> Allocate(size_t bytes) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     return *blocks.insert(::operator new(bytes)).first;
   }
   void Free(void* memory) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     EXPECT_EQ(blocks.erase(memory), 1);
     if (running) {
       EXPECT_GT(synchronized, freed);
@@ -50,6 +53,9 @@ class LaterMemory : public DeviceMemory {
   absl::Status waits;
   int synchronized = 0, freed = 0;
   std::set<void*> blocks;
+
+ private:
+  std::mutex mutex_;
 };
 
 class ScratchPoolTest : public testing::Test {
