@@ -304,10 +304,10 @@ class TileRunner {
     products_.PrepareQueries(tile_.rows, amplification);
   }
 
-  // Multiplies queries by the steps that scale whole rows; unless a factor is such that
-  // the order of multiplications would show in more than rounding, or the transposed problem,
-  // whose keys these are, must have the same scores. Where queries and keys are bf16 and are
-  // multiplied as such, products are exact: the scores take the factors then.
+  // Multiplies queries by the steps that scale whole rows; unless a factor is such that the order
+  // of multiplications would show in more than rounding, or takes a query beyond f32, or the
+  // transposed problem, whose keys these are, must have the same scores. Where queries and keys are
+  // bf16 and are multiplied as such, products are exact: the scores take the factors then.
   void FoldFactors() {
     if (problem_.pass != SoftmaxPass::kOnline) return;
     const int leading = LeadingFactors(problem_);
@@ -318,6 +318,8 @@ class TileRunner {
       factors[r] = Factor(problem_, reader_, tile_.At(r), leading);
       const float magnitude = std::abs(factors[r]);
       if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
+      const float* const q = buffers_.q + r * problem_.head_size;
+      if (std::isinf(LargestMagnitude(q, problem_.head_size) * magnitude)) return;
       int exponent = 0;
       are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }

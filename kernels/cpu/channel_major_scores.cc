@@ -116,6 +116,7 @@ void ChannelMajorScores::PrepareRest(const CodeKernels& kernels, const CodeLayou
                 rest_.weights + at * kTokenTile, rest_.scales + at, rest_.biases + at);
     }
   }
+  rest_largest_ = *std::max_element(rest_.scales, rest_.scales + at);
   rest_is_prepared_ = true;
 }
 
@@ -184,8 +185,10 @@ bool ChannelMajorScores::MultiplyRun(const Reader& reader, const Part& run, cons
   std::fill_n(scores, rows * n, 0.f);
   Add(kernels, weights_, codes, parameters, values, rows, scores);
   // As CodeScores, without a look at the codes.
-  if (!(kOfRounding * largest_ * std::max(reach_, kLeastNorm) <= allowed_)) {
+  const float norm = kOfRounding * std::max(reach_, kLeastNorm);
+  if (!(largest_ * norm <= allowed_)) {
     if (!rest_is_prepared_) PrepareRest(kernels, codes, q, rows);
+    if (!(rest_largest_ * norm <= allowed_)) return false;
     Add(kernels, rest_, codes, parameters, values, rows, scores);
   }
   const bool biased = segment.dequantization.zero_points.present() || ValueOffset(codes) != 0.f;

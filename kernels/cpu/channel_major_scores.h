@@ -55,8 +55,8 @@ class ChannelMajorScores {
   // What weights_ lost by rounding is in rest_, once a tile wants it.
   Weights weights_, rest_;
   bool rest_is_prepared_ = false;
-  float largest_ = 0.f;  // scale of weights
-  float reach_ = 0.f;    // with scales by channel: the most that a token's L2 norm may be
+  float largest_ = 0.f, rest_largest_ = 0.f;  // scales of weights_, of rest_
+  float reach_ = 0.f;  // with scales by channel: the most that a token's L2 norm may be
   // Of a run of channels, rows of kTokenTile with zeros at their end, and their parameters.
   CodeParameters Pad(const CodeLayout& codes, const Chunk& chunk, const float* q, int64_t rows);
   void Add(const CodeKernels& kernels, const Weights& weights, const CodeLayout& codes,

@@ -1,5 +1,7 @@
 #include "kvant/kernels/cpu/code_parameters.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kvant/kernels/cpu/code_layout.h"
@@ -212,6 +214,12 @@ void ReadStored(const Reader& reader, const Dequantization& how, const Array& ar
 }
 
 }  // namespace
+
+float LargestMagnitude(const float* x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+  return most;
+}
 
 void WeighLost(const CodeKernels& kernels, const float* row, int64_t columns,
                const CodeParameters& parameters, const int16_t* weights, float scale,

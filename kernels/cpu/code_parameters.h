@@ -40,6 +40,9 @@ struct Same {
 };
 inline constexpr Same kOnes(1.f), kZeros(0.f);
 
+// NaN does not count: it shows in its own row whatever multiplies it.
+float LargestMagnitude(const float* x, int64_t n);
+
 // What flipping the sign bit of signed codes adds to them.
 inline int32_t OffsetOf(const CodeLayout& codes) {
   return codes.is_signed ? int32_t{1} << (codes.bits - 1) : 0;

@@ -19,13 +19,6 @@ CodeColumns ColumnsOf(const CodeLayout& codes, int64_t channels) {
           codes.part_groups.data()};
 }
 
-// NaN does not count: it shows in its own row whatever multiplies it.
-float LargestMagnitude(const float* x, int64_t n) {
-  float most = 0;
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
-  return most;
-}
-
 // Of what codes stand for; of f8 of either type.
 float LargestOf(const FloatCodes& codes) {
   constexpr float kMostOfE5M2 = 57344;
@@ -172,12 +165,20 @@ bool CodeScores::MultiplyRun(const Reader& reader, const Part& run, const float*
   const CodeColumns columns = ColumnsOf(codes, channels_);
   const bool transposed = kernels.scores(stored, SignBits(codes), columns, queries_, rows,
                                          parameters, transposed_, scores);
-  if (!(ErrorOf(kernels, codes, parameters, stored, transposed) <= allowed_)) {
+  const float error = ErrorOf(kernels, codes, parameters, stored, transposed);
+  if (!(error <= allowed_)) {
     if (!rest_is_prepared_) {
       const CodeFactors points{nullptr, codes.by_channel && parameters.biases ? biases_ : nullptr};
       kernels.prepare(queries_.lost, rows, points, columns, OffsetOf(codes), rest_);
+      rest_rounding_ = 0.f;
+      for (int64_t r = 0; r < rows; ++r) {
+        if (queries_.most_lost[r] > 0.f)
+          rest_rounding_ = std::max(rest_rounding_, kOfRounding * rest_.scales[r]);
+      }
       rest_is_prepared_ = true;
     }
+    // The same of what is left then.
+    if (!(error / rounding_ * rest_rounding_ <= allowed_)) return false;
     kernels.scores(stored, SignBits(codes), columns, rest_, rows, parameters, transposed_,
                    rest_scores_);
     for (int64_t r = 0; r < rows; ++r) {

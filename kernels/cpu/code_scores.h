@@ -21,9 +21,9 @@ class CodeScores {
   // What rounding may move scores by, root mean square.
   void Allow(float error) { allowed_ = error; }
   // scores[r][column + t] = q[r] . k[t] for the tokens of the part; columns after those may be
-  // overwritten. False, with
-  // scores unspecified, if a query or a parameter is not finite, or zero points are so large that
-  // f32 sums on codes lose what is left beside them. `q` and `rows` are the same in every call.
+  // overwritten. False, with scores unspecified, if a query or a parameter is not finite, or so
+  // large beside the others that sums on codes lose these. `q` and `rows` are the same in every
+  // call.
   bool Multiply(const Reader& reader, const Part& part, const float* q, int64_t rows,
                 float* scores);
 
@@ -54,8 +54,9 @@ class CodeScores {
   // What queries_ lost, itself rounded to s16 once a tile wants it.
   CodeQueries rest_;
   bool rest_is_prepared_ = false;
-  float largest_ = 0.f;   // query
-  float rounding_ = 0.f;  // error of a query, root mean square, in the row that has the largest
+  float largest_ = 0.f;  // query
+  // Errors of a query and of rest_, root mean square, in the row that has the largest.
+  float rounding_ = 0.f, rest_rounding_ = 0.f;
   // With scales by channel, which are in the queries: the L2 norm of zero points less the middle of
   // codes, and the most that a token's norm may be.
   float zeros_ = 0.f, reach_ = 0.f;

@@ -36,7 +36,8 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
   // acc + a.low * b.low + a.high * b.high, of s16 halves.
   static I Dot(I acc, I a, I b) {
     I sum = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
-    // Else GCC multiplies all that it can before it adds, and stores what the registers do not hold.
+    // Else GCC multiplies all that it can before it adds, and stores what the registers do not
+    // hold.
     asm("" : "+x"(sum));
     return sum;
   }
@@ -102,8 +103,9 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
       // Bytes 4 h to 4 h + 3 of both tokens in half h, each of which becomes 16 bits. Widening by
       // one instruction takes 2.5 times as long as a shuffle (Zen 3).
       const I pairs = _mm256_unpacklo_epi8(load(p0), load(p1));
-      const I spread = _mm256_setr_epi8(0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1,  //
-                                        8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15, -1);
+      const I spread =
+          _mm256_setr_epi8(0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1,  //
+                           8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15, -1);
       return _mm256_shuffle_epi8(pairs, spread);
     }
   }

@@ -39,9 +39,10 @@ class BiasMaker {
     if (has_points_) {
       // Real zero points are multiplied by the scale already.
       const F in_unit = !how_.real      ? S::Mul(point, unit)
-                        : how_.in_codes ? S::Div(point, scale)
+                        : how_.in_codes ? NotNan(S::Div(point, scale))
                                         : point;
       bias = S::Add(in_unit, bias);
+      bias_nans_ = S::Fma(point, S::Zero(), bias_nans_);
     }
     bias_nans_ = S::Fma(bias, S::Zero(), bias_nans_);
     const F x = how_.in_codes ? bias : point;
@@ -71,6 +72,9 @@ class BiasMaker {
   }
 
  private:
+  // Beyond the last token zero points and scales are 0.
+  static F NotNan(F x) { return S::ZeroNan(x, x); }
+
   const CodeBiases how_;
   const bool has_points_;
   const F shift_;

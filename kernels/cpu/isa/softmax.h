@@ -27,15 +27,18 @@ inline typename S::Vector Exp(typename S::Vector x) {
   return S::ZeroBelow(x, S::Set1(-87.3f), S::Mul(p, S::PowerOfTwo(shifted)));
 }
 
-// scores[i] = exp(scores[i] * factor - max) over a row; returns their sum.
-template <typename S>
+// scores[i] = exp(scores[i] * factor - max) over a row; returns their sum. The product is rounded,
+// as that in `max` is: else a large one would be above it.
+template <typename S, bool kScaled>
 inline float ExpAndSum(float* scores, int64_t columns, float factor, float max) {
-  const auto times = S::Set1(factor), less = S::Set1(-max);
+  const auto times = S::Set1(factor), most = S::Set1(max);
   auto sum = S::Zero();
   for (const float* const end = scores + columns; scores != end; scores += kHalfTile) {
 #pragma GCC unroll 8
     for (int i = 0; i < kHalfTile; i += S::kWidth) {
-      const auto e = Exp<S>(S::Fma(S::Load(scores + i), times, less));
+      auto x = S::Load(scores + i);
+      if (kScaled) x = S::Mul(x, times);
+      const auto e = Exp<S>(S::Sub(x, most));
       S::Store(scores + i, e);
       sum = S::Add(sum, e);
     }
@@ -45,7 +48,7 @@ inline float ExpAndSum(float* scores, int64_t columns, float factor, float max) 
 
 template <typename S>
 void ExpRow(float* scores, int64_t columns, float max) {
-  ExpAndSum<S>(scores, columns, 1.f, max);
+  ExpAndSum<S, false>(scores, columns, 1.f, max);
 }
 
 template <typename S>
@@ -74,7 +77,8 @@ void Softmax(float* scores, int64_t rows, int64_t columns, const float* factors,
       by = lane[0];
     }
     shrink[r] = by;
-    sum[r] = sum[r] * by + ExpAndSum<S>(row, columns, factor, base);
+    const auto exp_and_sum = factors == nullptr ? ExpAndSum<S, false> : ExpAndSum<S, true>;
+    sum[r] = sum[r] * by + exp_and_sum(row, columns, factor, base);
     max[r] = now;
   }
 }

@@ -139,6 +139,18 @@ void ZeroChannels(Case& c, double size) {
          [&](const Dims5& p, double x) { return p[4] % 8 == 3 ? Read(c, q.scales, p) : x; });
 }
 
+// Queries that are `size` times as large in the first of K's groups, whose scales are so much
+// smaller.
+void LargeWhereKeysAreSmall(Case& c, double size) {
+  const Quantization& k = Parameters(c, true);
+  const int64_t channels = k.scales.dims[4] > 1 ? k.group[4] : 0;
+  if (channels == 0) return OutlierChannel(c, size, true);
+  Change(c, c.spec.q, [&](const Dims5& p, double x) { return p[4] < channels ? x * size : x; });
+  const auto shrink = [&](const Dims5& p, double x) { return p[4] == 0 ? x / size : x; };
+  Change(c, k.scales, shrink);
+  if (k.zero_points.present() && IsFloat(k.zero_points.type)) Change(c, k.zero_points, shrink);
+}
+
 ScoreStep StepOf(ScoreStep::Kind kind, float operand = 0) {
   ScoreStep step;
   step.kind = kind;
@@ -201,6 +213,10 @@ std::vector<Spoiler> Spoilers() {
   }
   for (const double size : {30., 300., 1e4}) {
     all.push_back({"an outlier channel of Q", [=](Case& c) { OutlierChannel(c, size, true); }});
+  }
+  for (const double size : {1e5, 1e7, 1e9, 1e12}) {
+    all.push_back({"channels of Q that are large where K is small",
+                   [=](Case& c) { LargeWhereKeysAreSmall(c, size); }});
   }
   // Of which K has something, so that one token takes all.
   all.push_back({"an outlier channel of Q and K", [](Case& c) { OutlierChannel(c, 20, false); }});

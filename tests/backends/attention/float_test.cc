@@ -313,6 +313,31 @@ TEST(CpuFloatAttention, NotANumberStaysInItsHead) {
   }
 }
 
+// Queries that a factor would take beyond f32, over keys so small that scores are ordinary.
+TEST(CpuFloatAttention, FactorsOfLargeQueries) {
+  for (const DataType type : {kF32, kS8}) {
+    for (const int64_t rows : {1, 40}) {
+      SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << rows);
+      Format k{.type = type};
+      if (type == kS8) k.scales = kF32;
+      Case c =
+          Plain({.ratio = 1, .q_len = rows, .kv_len = 70, .d = 32, .dv = 32}, k, {.type = kF32});
+      const auto times = [&](const View& view, double factor) {
+        int64_t n = 1;
+        for (const int64_t dim : view.dims) n *= dim;
+        float* const x = static_cast<float*>(c.inputs[view.port].data());
+        for (int64_t i = 0; i < n; ++i) x[i] *= static_cast<float>(factor);
+      };
+      times(c.spec.q, 1e28);
+      times(type == kS8 ? c.spec.k[0].quantization->scales : c.spec.k[0].data, 1e-37);
+      ScoreStep step{.kind = ScoreStep::Kind::kMultiply};
+      step.operand.constant = 3e8f;
+      c.spec.steps.insert(c.spec.steps.begin(), step);
+      c.Check();
+    }
+  }
+}
+
 // Factors before anything else move into the queries; where that could show, they do not.
 TEST(CpuFloatAttention, FactorsOfEveryKind) {
   using Kind = ScoreStep::Kind;

@@ -169,6 +169,58 @@ TEST(CpuKernels, TransposingSeesAParameterThatIsNotFinite) {
   }
 }
 
+// A tile's last tokens may not exist: their scales and zero points are 0.
+TEST(CpuKernels, ParametersOfZerosAreFinite) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    if (kernels->codes == nullptr) continue;
+    for (const bool real : {false, true}) {
+      for (const bool in_codes : {false, true}) {
+        std::vector<float> scales(kTokenTile), points(kTokenTile), out(kTokenTile),
+            biases(kTokenTile);
+        for (int64_t t = 0; t < 37; ++t) {
+          scales[t] = 0.5f;
+          points[t] = 3.f;
+        }
+        const CodeBiases how{real, in_codes, 8.f};
+        EXPECT_TRUE(
+            kernels->codes->biases(scales.data(), points.data(), how, kTokenTile, biases.data())
+                .finite);
+        EXPECT_TRUE(std::isfinite(biases[37]));
+        StoredParameters stored_scales{kF32}, stored_points{kF32};
+        for (int64_t b = 0; b < kTileBlocks; ++b) {
+          stored_scales.blocks[b] = reinterpret_cast<const uint8_t*>(&scales[b * kPageUnit]);
+          stored_points.blocks[b] = reinterpret_cast<const uint8_t*>(&points[b * kPageUnit]);
+        }
+        EXPECT_TRUE(kernels->codes
+                        ->transpose_parameters(stored_scales, stored_points, how, kTokenTile, 1,
+                                               out.data(), biases.data())
+                        .finite);
+        for (const float nan : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+          points[40] = nan;
+          EXPECT_FALSE(
+              kernels->codes->biases(scales.data(), points.data(), how, kTokenTile, biases.data())
+                  .finite);
+        }
+      }
+    }
+  }
+}
+
+// Whatever the sizes of scores and factor, the largest is exp(0).
+TEST(CpuKernels, TheLargestOfScaledScoresIsTheBase) {
+  for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
+    for (float size = 1; size < 1e30f; size *= 7) {
+      for (const float factor : {0.0884f, 0.3f, 1.7f}) {
+        float row[kTokenTile], max = kNegInf, sum = 0, shrink = 0;
+        for (int t = 0; t < kTokenTile; ++t) row[t] = size * static_cast<float>(t % 5 == 0);
+        kernels->softmax(row, 1, kTokenTile, &factor, &max, &sum, &shrink);
+        EXPECT_EQ(max, size * factor);
+        for (int t = 0; t < kTokenTile; t += 5) ASSERT_EQ(row[t], 1.f) << kernels->name << size;
+      }
+    }
+  }
+}
+
 TEST(CpuKernels, ExpAndTanhAreAccurate) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     double exp_error = 0, tanh_error = 0;
