@@ -18,7 +18,8 @@ absl::Status CheckSize(const KvCacheOptions& o, int64_t slots) {
   const std::optional<int64_t> elements = CheckedProduct(extents);
   if (elements && *elements <= int64_t{1} << 52) return absl::OkStatus();
   return InvalidArguments("a cache of [", DimsToString(extents),
-                          "]: layers, batch, heads, head size and capacity");
+                          "] (layers, batch, heads, head size and capacity) has more than 2^52 "
+                          "elements");
 }
 
 absl::Status CheckStatic(const KvCacheOptions& options, bool values) {

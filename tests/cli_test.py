@@ -14,6 +14,8 @@ import sys
 import tempfile
 import unittest
 
+from graph_files import floats, one_op, read_safetensors, tensor, write_safetensors
+
 SKIPPED = 77
 ARGS = sys.argv[1:] if len(sys.argv) > 2 else None
 SOURCE = pathlib.Path(ARGS[0] if ARGS else pathlib.Path(__file__).resolve().parents[1])
@@ -41,51 +43,6 @@ def make(*args):
     result = kvant("make", *args)
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def write_safetensors(path, tensors):
-    """tensors: name -> (dtype, shape, bytes)"""
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def read_safetensors(path):
-    raw = pathlib.Path(path).read_bytes()
-    size = struct.unpack("<Q", raw[:8])[0]
-    data = raw[8 + size:]
-    tensors = {}
-    for name, entry in json.loads(raw[8:8 + size]).items():
-        begin, end = entry["data_offsets"]
-        tensors[name] = (entry["dtype"], entry["shape"], data[begin:end])
-    return tensors
-
-
-def floats(values):
-    return struct.pack(f"<{len(values)}f", *values)
-
-
-def dense(shape):
-    strides, step = [], 1
-    for dim in reversed(shape):
-        strides.insert(0, step)
-        step *= dim
-    return strides
-
-
-def tensor(tid, dtype, shape, stride=None):
-    return {"id": tid, "dtype": dtype, "shape": shape,
-            "stride": dense(shape) if stride is None else stride,
-            "layout_type": "strided", "property_type": "undef"}
-
-
-def one_op(kind, attrs, inputs, outputs):
-    return {"version": "3.13.0", "engine_kind": "cpu", "fpmath_mode": "strict",
-            "graph": [{"id": 0, "name": "op", "kind": kind, "attrs": attrs, "inputs": inputs,
-                       "outputs": outputs}]}
 
 
 def batch_of_two(path):
@@ -245,6 +202,21 @@ class CommandTest(unittest.TestCase):
         else:
             self.assertIn("dot", result.stderr)
 
+    def test_svg_of_what_dot_does_not_read(self):
+        # It ends amid the drawing.
+        folder = self.path("bin")
+        os.mkdir(folder)
+        dot = pathlib.Path(folder, "dot")
+        dot.write_text("#!/bin/sh\nexit 3\n")
+        dot.chmod(0o755)
+        graph = json.loads(make())
+        for op in graph["graph"]:
+            op["name"] = "x" * 100000
+        result = kvant("show", "-", "--svg", self.path("g.svg"), stdin=json.dumps(graph),
+                       PATH=folder + ":" + os.environ["PATH"])
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("'dot' could not write", result.stderr)
+
     def test_check_json(self):
         graph = make("--mask", "--stats", "--q-len", "7", "--kv-len", "33", "--dtype", "f16")
         for data in ["integer", "real"]:
@@ -255,7 +227,7 @@ class CommandTest(unittest.TestCase):
             self.assertTrue(checked["passed"])
             self.assertEqual(len(checked["outputs"]), 2)
             for output in checked["outputs"]:
-                self.assertEqual(set(output), {"id", "max_abs", "rel_l2", "failing", "passed"})
+                self.assertEqual(set(output), {"id", "max_abs", "rel_l2", "failing", "not_finite", "passed"})
 
     def test_cpu_takes_attention_only(self):
         graph = one_op("ReduceSum", {"axes": {"type": "s64[]", "value": [1]}},
@@ -323,6 +295,28 @@ class CommandTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(read_safetensors(outputs),
                          {"2": ("F32", [2, 3], floats([11, 22, 33, 14, 25, 36]))})
+
+    def test_run_refuses_values_for_one_place_that_differ(self):
+        graph = self.path("g.json", json.dumps(one_op(
+            "Add", {}, [tensor(0, "f32", [2, 3], [0, 1]), tensor(1, "f32", [3], [1])],
+            [tensor(2, "f32", [2, 3])])))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        args = ["run", graph, "--inputs", inputs, "--outputs", outputs]
+        second = ("F32", [3], floats([10, 20, 30]))
+        write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 5, 3])), "1": second})
+        self.fails("graph input 0 (f32[2,3]) has strides 0,1, by which element [0,1] lies "
+                   "where another does, and the file has different values for them", *args)
+        write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 2, 3])), "1": second})
+        self.assertEqual(kvant(*args).returncode, 0)
+
+    def test_run_takes_an_id_for_no_name(self):
+        graph = one_op("Subtract", {}, [tensor(0, "f32", [1]), tensor(1, "f32", [1])],
+                       [tensor(2, "f32", [1])])
+        graph["kvant_names"] = [{"id": 0, "name": "1"}, {"id": 1, "name": "b"}]
+        path = self.path("g.json", json.dumps(graph))
+        inputs, outputs = self.path("a.safetensors"), self.path("b.safetensors")
+        write_safetensors(inputs, {"1": ("F32", [1], floats([3]))})
+        self.fails("no tensor '0'", "run", path, "--inputs", inputs, "--outputs", outputs)
 
     def test_run_packs_sub_byte_types(self):
         # Stored with the two dims swapped, so that nibbles change place.

@@ -45,14 +45,13 @@ Comparison Compare(const LogicalTensor& tensor, const void* expected, const void
   Comparison result;
   double sum_squares = 0;
   double sum_error = 0;
-  int64_t unforgivable = 0;
   ForEachElement(tensor, [&](int64_t, int64_t offset, const Dims&) {
     ++result.total;
     const double want = LoadElement(tensor.type, expected, offset);
     const double have = LoadElement(tensor.type, got, offset);
     if (!std::isfinite(want) || !std::isfinite(have)) {
       const bool same = want == have || (std::isnan(want) && std::isnan(have));
-      unforgivable += same ? 0 : 1;
+      result.not_finite += same ? 0 : 1;
       return;
     }
     const double diff = std::abs(have - want);
@@ -65,9 +64,9 @@ Comparison Compare(const LogicalTensor& tensor, const void* expected, const void
   });
   if (sum_error > 0) result.rel_l2 = std::sqrt(sum_error / std::max(sum_squares, 1e-300));
   result.passed =
-      unforgivable == 0 && (result.failing == 0 || result.rel_l2 <= rounding ||
-                            (result.failing <= result.total / 1024 && result.rel_l2 <= 3e-3));
-  result.failing += unforgivable;
+      result.not_finite == 0 && (result.failing == 0 || result.rel_l2 <= rounding ||
+                                 (result.failing <= result.total / 1024 && result.rel_l2 <= 3e-3));
+  result.failing += result.not_finite;
   return result;
 }
 

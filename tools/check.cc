@@ -31,9 +31,12 @@ void Print(const Graph& graph, const GraphRunner& runner,
   std::printf("%zu partition(s) on %s: %s\n", runner.partitions().size(), runner.backends().c_str(),
               runner.kernels().c_str());
   for (const auto& [id, c] : outputs) {
-    absl::PrintF("output %d %s: %s, max abs %.3g, rel l2 %.3g, %d of %d points off\n", id,
+    absl::PrintF("output %d %s: %s, max abs %.3g, rel l2 %.3g, %d of %d points off%s\n", id,
                  graph.tensor(id).ToString(), c.passed ? "passed" : "FAILED", c.max_abs, c.rel_l2,
-                 c.failing, c.total);
+                 c.failing, c.total,
+                 c.not_finite == 0
+                     ? ""
+                     : absl::StrCat(", of ", c.not_finite, " one is infinite or no number"));
   }
 }
 
@@ -47,6 +50,7 @@ Json ToJson(const GraphRunner& runner, const std::vector<OutputResult>& outputs,
                                {"max_abs", c.max_abs},
                                {"rel_l2", c.rel_l2},
                                {"failing", c.failing},
+                               {"not_finite", c.not_finite},
                                {"passed", c.passed}});
   }
   json["passed"] = passed;

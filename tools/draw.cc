@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvant/graph/status.h"
@@ -44,6 +46,9 @@ absl::Status DrawSvg(const Graph& graph, absl::Span<const Partition> partitions,
     const std::string command = absl::StrCat("dot -Tsvg -o ", ShellQuote(file));
     std::FILE* const pipe = popen(command.c_str(), "w");
     if (pipe == nullptr) return absl::InternalError("cannot start 'dot'");
+    // If it ends before it has read all, that is an error to say, not a signal to end by.
+    const auto before = std::signal(SIGPIPE, SIG_IGN);
+    const absl::Cleanup restore = [before] { std::signal(SIGPIPE, before); };
     const bool written = std::fwrite(dot.data(), 1, dot.size(), pipe) == dot.size();
     if (pclose(pipe) != 0 || !written) {
       return absl::InternalError(absl::StrCat("'dot' could not write ", path));

@@ -34,6 +34,14 @@ void CopyElement(DataType type, const std::byte* from, int64_t from_index, std::
   std::memcpy(to + to_index * bytes, from + from_index * bytes, static_cast<size_t>(bytes));
 }
 
+bool SameElement(DataType type, const std::byte* a, int64_t a_index, const std::byte* b,
+                 int64_t b_index) {
+  const int bits = BitsOf(type);
+  if (bits < 8) return LoadElement(type, a, a_index) == LoadElement(type, b, b_index);
+  const int64_t bytes = bits / 8;
+  return std::memcmp(a + a_index * bytes, b + b_index * bytes, static_cast<size_t>(bytes)) == 0;
+}
+
 bool AllOnes(const Dims& dims) {
   return std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 1; });
 }
@@ -72,12 +80,37 @@ std::string NamesOf(const SafeTensors& tensors) {
       count < tensors.size() ? absl::StrCat(" and ", tensors.size() - count, " others") : "");
 }
 
+// Where strides put several elements into one place, they must be the same.
+absl::Status Scatter(const LogicalTensor& tensor, const std::byte* from, std::byte* to) {
+  ForEachElement(tensor, [&](int64_t index, int64_t offset, const Dims&) {
+    CopyElement(tensor.type, from, index, to, offset);
+  });
+  absl::Status done;
+  ForEachElement(tensor, [&](int64_t index, int64_t offset, const Dims& at) {
+    if (!done.ok() || SameElement(tensor.type, from, index, to, offset)) return;
+    done = InvalidArguments("graph input ", tensor.id, " (", tensor.ToString(), ") has strides ",
+                            DimsToString(tensor.StridesOrDense()), ", by which element [",
+                            DimsToString(at), "] lies where another does, and the file has ",
+                            "different values for them");
+  });
+  return done;
+}
+
+// A name that is another input's id is that input's.
+bool NamesAnother(const Graph& graph, const LogicalTensor& tensor) {
+  return std::any_of(graph.inputs().begin(), graph.inputs().end(), [&](TensorId id) {
+    return id != tensor.id && absl::StrCat(id) == tensor.name;
+  });
+}
+
 absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& given) {
   BufferMap buffers;
   for (TensorId id : graph.inputs()) {
     const LogicalTensor& tensor = graph.tensor(id);
     auto it = given.find(absl::StrCat(id));
-    if (it == given.end() && !tensor.name.empty()) it = given.find(tensor.name);
+    if (it == given.end() && !tensor.name.empty() && !NamesAnother(graph, tensor)) {
+      it = given.find(tensor.name);
+    }
     if (it == given.end()) {
       return InvalidArguments("the file of inputs has no tensor '", id, "' for graph input ",
                               tensor.Label(), ", ", tensor.ToString(), ", but ", NamesOf(given));
@@ -88,9 +121,7 @@ absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& give
     if (IsDense(tensor)) {
       if (buffer.bytes() > 0) std::memcpy(buffer.data(), from, buffer.bytes());
     } else {
-      ForEachElement(tensor, [&](int64_t index, int64_t offset, const Dims&) {
-        CopyElement(tensor.type, from, index, buffer.data(), offset);
-      });
+      KVANT_RETURN_IF_ERROR(Scatter(tensor, from, buffer.data()));
     }
     buffers.emplace(id, std::move(buffer));
   }

@@ -350,6 +350,9 @@ kvant_status kvant_attention_execute(const kvant_attention* attention, void* str
     Tensor stats;
     KVANT_RETURN_IF_ERROR(take(attention->stats, given.stats, stats));
     KVANT_RETURN_IF_ERROR(take(attention->sinks, given.sinks, taken.sinks));
+    if (given.bias != nullptr && attention->attention->options().bias.empty()) {
+      return InvalidArguments("attention without biases is executed with them");
+    }
     KVANT_RETURN_IF_ERROR(take(attention->bias, given.bias, taken.bias));
     KVANT_RETURN_IF_ERROR(take(attention->k, given.k, taken.k));
     KVANT_RETURN_IF_ERROR(take(attention->v, given.v, taken.v));

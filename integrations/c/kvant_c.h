@@ -104,7 +104,8 @@ typedef struct kvant_tensor {
 
 typedef struct kvant_graph kvant_graph;
 
-// The format of oneDNN's graph dumps (docs/ops.md).
+// The format of oneDNN's graph dumps, of which input_ports and output_ports are not read: a graph's
+// ports are what no op produces or consumes (docs/design.md).
 kvant_status kvant_graph_from_json(const char* text, size_t bytes, kvant_graph** graph);
 // Of this thread.
 kvant_status kvant_graph_to_json(const kvant_graph* graph, const char** text);
@@ -259,7 +260,8 @@ kvant_status kvant_compiled_describe(const kvant_compiled* compiled, kvant_compi
 // must be the port's (a null `strides` is dense), and the device the engine's; null data is refused
 // but for tensors without elements. A port of a type that DLPack or its producer lacks takes bytes,
 // u8 or s8: f8 as they are; boolean as they are; 4 and 2 bits packed, with the last dim, which must
-// be dense, divided by the elements of a byte and rounded up.
+// be dense, divided by the elements of a byte; it is rounded up where there is one row, and of
+// several rows each is of whole bytes.
 // `stream` is a CUstream of device "cuda", null the default stream; "cpu" ignores it, and
 // has run when the call returns. Errors as CompiledGraph::Execute (backends/compiled_graph.h);
 // where arguments are wrong, nothing has been written, unless it is lengths or positions that the
@@ -337,7 +339,8 @@ kvant_status kvant_cache_reorder(kvant_cache* cache, int64_t layer, const int64_
 kvant_status kvant_cache_fork(const kvant_cache* cache, const int64_t* rows, size_t rows_count,
                               int64_t capacity, kvant_cache** fork);
 // A layer's sequences as bytes for another cache of the same scheme, heads and sizes
-// (KvCache::Save). lengths: [batch], of its rows. out, data: u8 [bytes], dense.
+// (KvCache::Save). lengths: [batch], of its rows when it was saved: the bytes do not hold them, and
+// others are noticed only by the size. out, data: u8 [bytes], dense.
 kvant_status kvant_cache_saved_bytes(const kvant_cache* cache, int64_t layer,
                                      const int64_t* lengths, int64_t* bytes);
 kvant_status kvant_cache_save(const kvant_cache* cache, void* stream, int64_t layer,
@@ -378,7 +381,8 @@ typedef struct kvant_attention_options {
   // The query tokens are not in the cache yet: executions take their keys and values.
   bool new_tokens;
   // Of what executions add to the scaled scores: [batch or 1, query heads or 1, query tokens,
-  // kvant_cache_columns or more, and the new tokens]; zeros: nothing.
+  // kvant_cache_columns or more, and the new tokens]; zeros: nothing. New tokens have the columns
+  // right behind a row's own: its j-th has column length + j, with `starts` length - start + j.
   int64_t bias[4];
   // The queries are of tokens that come after all of these: each sees all.
   bool sees_all;

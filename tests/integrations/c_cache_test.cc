@@ -207,6 +207,11 @@ TEST(CAbiCacheTest, SinksAreTakenWhereTheyAreWanted) {
   EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs),
             KVANT_INVALID_ARGUMENTS);
   EXPECT_STREQ(kvant_error(), "sinks is f32[2,3,1,8], but must be f32[3]");
+  inputs.sinks = &sinks.dl;
+  inputs.bias = &q.dl;
+  EXPECT_EQ(kvant_attention_execute(made, nullptr, 0, &q.dl, &o.dl, &inputs),
+            KVANT_INVALID_ARGUMENTS);
+  EXPECT_STREQ(kvant_error(), "attention without biases is executed with them");
 }
 
 TEST(CAbiCacheTest, CacheLivesAsKvCacheDoes) {

@@ -62,6 +62,9 @@ TEST(AcceptanceTest, NonFiniteValuesMustMeetTheirLike) {
   EXPECT_FALSE(CompareAs(kF32, {NAN}, {0}).passed);
   EXPECT_FALSE(CompareAs(kF32, {kInf}, {-kInf}).passed);
   EXPECT_FALSE(CompareAs(kF32, {kInf}, {1e30}).passed);
+  const Comparison c = CompareAs(kF32, {NAN, 0, 1}, {0, kInf, 3});
+  EXPECT_EQ(c.failing, 3);
+  EXPECT_EQ(c.not_finite, 2);
 }
 
 TEST(AcceptanceTest, FewFailingPointsAreForgivenBySmallError) {
