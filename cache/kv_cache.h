@@ -142,10 +142,10 @@ class KvCache {
   // stream is captured.
   int64_t length(int64_t layer, int64_t row = 0) const;
 
-  // Takes every sequence back to its first `tokens` tokens, in all layers; or each row to a number
-  // of its own, in all layers or in one. Where tokens have left a window, or are older than what a
-  // layer keeps, only the last options.rollback can be taken back: kInvalidArguments otherwise, and
-  // the cache is as it was.
+  // Takes every sequence back to its first `tokens` tokens, which it must have, in all layers; or
+  // each row to a number of its own, in all layers or in one. Where tokens have left a window, or
+  // are older than what a layer keeps, only the last options.rollback of the most that it has had
+  // can be taken back: kInvalidArguments otherwise, and the cache is as it was.
   absl::Status Crop(int64_t tokens);
   absl::Status Crop(absl::Span<const int64_t> tokens, std::optional<int64_t> layer = std::nullopt);
   // Crop to 0, which is possible whatever was found: an error that no call has told is forgotten.

@@ -36,15 +36,9 @@ absl::InlinedVector<Value, 4> Present(std::initializer_list<std::optional<Value>
   return present;
 }
 
-uint64_t NewStamp() {
-  static std::atomic<uint64_t> last{0};
-  return ++last;
-}
-
-// Why a value is not one that the builder of this stamp takes.
-std::string_view WhyForeign(Value value, uint64_t stamp) {
-  if (value.builder == 0) return "is a Value that no builder made";
-  return value.builder == stamp ? "is not of this builder" : "is a Value of another builder";
+// Why a builder does not take a value.
+std::string_view WhyForeign(Value value) {
+  return value.builder == 0 ? "is a Value that no builder made" : "is a Value of another builder";
 }
 
 // Lays a result out: with these strides, or those that it has, or densely where its shape is known.
@@ -56,8 +50,12 @@ void LayOut(LogicalTensor& tensor, std::optional<Dims> strides) {
 
 }  // namespace
 
-GraphBuilder::GraphBuilder(GraphOptions options)
-    : options_(std::move(options)), stamp_(NewStamp()) {}
+GraphBuilder::GraphBuilder(GraphOptions options) : options_(std::move(options)) {}
+
+GraphBuilder::Stamp::Stamp() {
+  static std::atomic<uint64_t> last{0};
+  value = ++last;
+}
 
 void GraphBuilder::Fail(absl::Status status) {
   if (status_.ok()) status_ = std::move(status);
@@ -68,6 +66,7 @@ LogicalTensor& GraphBuilder::AddTensor(std::string_view name, DataType type) {
   tensor.id = tensors_.size() - 1;
   tensor.type = type;
   tensor.name = name;
+  stamps_.push_back(stamp_.value);
   produced_.push_back(false);
   consumed_.push_back(false);
   is_output_.push_back(false);
@@ -147,7 +146,7 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
     op.inputs.push_back(inputs[i].id);
     if (Has(inputs[i]) || !wrong.ok()) continue;
     wrong = InvalidArguments(OpKindName(kind), " (op ", op.id, "): input ", i, " ",
-                             WhyForeign(inputs[i], stamp_));
+                             WhyForeign(inputs[i]));
   }
   for (const Result& result : results) {
     LogicalTensor& tensor = AddTensor(name, result.type);
@@ -206,7 +205,7 @@ std::pair<Value, std::optional<Value>> GraphBuilder::EmitSoftMax(Value x,
                                                                  const SoftMaxOptions& options,
                                                                  bool stats) {
   if (options.first && !options.lengths) {
-    Fail(InvalidArguments("a SoftMax with first has no lengths"));
+    Fail(InvalidArguments("SoftMax of ", Describe(x).Label(), ": it has first, but no lengths"));
   }
   return EmitTwo(OpKind::kSoftMax, Present({x, options.lengths, options.first}),
                  options.type == kUndef ? Describe(x).type : options.type, stats ? kF32 : kUndef,
@@ -253,6 +252,7 @@ void GraphBuilder::SetCapacity(Value output, const Capacity& to, int64_t group) 
   if (at < 0 || at >= rank) return;  // scales without that axis
   dims[at] = to.tokens / group;
   if (to.kind == OpKind::kAppendPages) dims[0] = to.pages;
+  if (absl::Status valid = ValidateTensor(tensors_[output.id]); !valid.ok()) Fail(std::move(valid));
 }
 
 GraphBuilder::Quantized GraphBuilder::EmitAppend(const Capacity& to, Value x, Value places,
@@ -409,8 +409,7 @@ std::pair<Value, std::optional<Value>> GraphBuilder::MergeAttention(
 void GraphBuilder::Output(std::string_view name, Value value, std::optional<Dims> strides) {
   if (!status_.ok()) return;
   if (!Has(value) || !produced_[value.id]) {
-    const std::string_view why =
-        Has(value) ? "is not the result of an op" : WhyForeign(value, stamp_);
+    const std::string_view why = Has(value) ? "is not the result of an op" : WhyForeign(value);
     return Fail(InvalidArguments("output '", name, "': value ", value.id, " ", why));
   }
   if (is_output_[value.id]) {

@@ -27,7 +27,7 @@
 namespace kvant {
 
 // A tensor of the graph that a builder constructs. One that was made by default is of no builder;
-// only the builder that made it, or a copy of that builder, takes it.
+// only the builder that made it, or what was copied from that builder since, takes it.
 struct Value {
   TensorId id = 0;
   uint64_t builder = 0;
@@ -243,8 +243,19 @@ class GraphBuilder {
  private:
   absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
-  Value ValueOf(TensorId id) const { return {id, stamp_}; }
-  bool Has(Value value) const { return value.builder == stamp_ && value.id < tensors_.size(); }
+  // Of the values that a builder makes; a copy of the builder has another.
+  struct Stamp {
+    Stamp();
+    Stamp(const Stamp&) : Stamp() {}
+    Stamp(Stamp&&) = default;
+    Stamp& operator=(const Stamp&) { return *this = Stamp(); }
+    Stamp& operator=(Stamp&&) = default;
+    uint64_t value;
+  };
+  Value ValueOf(TensorId id) const { return {id, stamps_[id]}; }
+  bool Has(Value value) const {
+    return value.id < tensors_.size() && value.builder == stamps_[value.id];
+  }
   // Remembers the name of an input or output; false, and an error, if it is another's.
   bool Claim(bool output, std::string_view name);
   LogicalTensor& AddTensor(std::string_view name, DataType type);
@@ -277,8 +288,9 @@ class GraphBuilder {
   absl::Status Check(Op& op);
 
   GraphOptions options_;
-  uint64_t stamp_;                      // of its values
+  Stamp stamp_;
   std::vector<LogicalTensor> tensors_;  // by id
+  std::vector<uint64_t> stamps_;        // theirs
   // Not of absl's: its tables poison memory where the address sanitizer is on, which a program and
   // this library may disagree about.
   std::unordered_set<std::string> input_names_, output_names_;

@@ -187,6 +187,7 @@ double LargestOf(DataType type) {
 
 int64_t BytesFor(DataType type, int64_t elements) {
   const int bits = BitsOf(type);
+  if (bits == 0) return 0;
   return bits >= 8 ? elements * (bits / 8) : (elements + 8 / bits - 1) / (8 / bits);
 }
 

@@ -72,7 +72,10 @@ absl::Status CheckNames(const Graph& graph, absl::Span<const TensorId> ids, std:
 
 }  // namespace
 
-std::string_view FpMathName(FpMath mode) { return kFpMathNames[static_cast<size_t>(mode)]; }
+std::string_view FpMathName(FpMath mode) {
+  const size_t i = static_cast<size_t>(mode);
+  return i < std::size(kFpMathNames) ? kFpMathNames[i] : std::string_view();
+}
 
 std::optional<FpMath> FpMathFromName(std::string_view name) {
   for (size_t i = 0; i < std::size(kFpMathNames); ++i) {
@@ -207,6 +210,10 @@ void Graph::FindPorts(const Graph& whole) {
 
 absl::Status Graph::Finalize() {
   if (finalized_) return absl::OkStatus();
+  if (FpMathName(options_.fpmath).empty()) {
+    return InvalidArguments("the graph's fpmath is ", static_cast<int>(options_.fpmath),
+                            ", which is no mode");
+  }
   KVANT_RETURN_IF_ERROR(SortOps());
   FindPorts(*this);
   KVANT_RETURN_IF_ERROR(CheckNames(*this, inputs_, "inputs"));

@@ -56,7 +56,7 @@ int64_t LogicalTensor::span_elements() const { return CheckedSpan(*this).value_o
 
 int64_t LogicalTensor::memory_bytes() const {
   const int64_t span = span_elements();
-  return type == kUndef || span > kMostElements ? 0 : BytesFor(type, span);
+  return span > kMostElements ? 0 : BytesFor(type, span);
 }
 
 std::string LogicalTensor::Label() const {

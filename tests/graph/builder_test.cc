@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "kvant/graph/json.h"
 #include "kvant/graph/status.h"
 
@@ -220,6 +222,17 @@ TEST(GraphBuilder, BadUses) {
                 });
 }
 
+TEST(GraphBuilder, RefusesWhatIsBeyondItsTypes) {
+  GraphBuilder mode({.fpmath = static_cast<FpMath>(77)});
+  mode.Output("o", mode.Tanh(mode.Input("x", kF32, {4})));
+  EXPECT_THAT(std::string(std::move(mode).Build().status().message()),
+              HasSubstr("the graph's fpmath is 77, which is no mode"));
+  GraphBuilder capacity;
+  const Value x = capacity.Input("x", kF32, {1, 2, 3, 4}), p = capacity.Input("p", kS32, {1});
+  capacity.Append(x, p, std::numeric_limits<int64_t>::max(), {.type = kF16});
+  EXPECT_THAT(std::string(capacity.status().message()), HasSubstr("overflows 64 bits"));
+}
+
 TEST(GraphBuilder, TakesOnlyItsOwnValues) {
   const auto error = [](auto build) {
     GraphBuilder g;
@@ -239,6 +252,15 @@ TEST(GraphBuilder, TakesOnlyItsOwnValues) {
               HasSubstr("is a Value that no builder made"));
   EXPECT_EQ(other.Describe(Value()).type, kUndef);
   // A copy of a builder goes on with the values of both.
+  const Value later = [&] {
+    GraphBuilder copy = other;
+    return copy.Tanh(foreign);
+  }();
+  GraphBuilder original = other;
+  original.Tanh(foreign);  // of the same id as the copy's
+  original.Output("o", later);
+  EXPECT_THAT(std::string(std::move(original).Build().status().message()),
+              HasSubstr("output 'o': value 1 is a Value of another builder"));
   GraphBuilder copy = other;
   copy.Output("o", copy.Tanh(foreign));
   EXPECT_TRUE(std::move(copy).Build().ok());

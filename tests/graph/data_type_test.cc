@@ -113,6 +113,7 @@ TEST(DataType, Bytes) {
   EXPECT_EQ(BytesFor(kS2, 5), 2);
   EXPECT_EQ(BytesFor(kS64, 5), 40);
   EXPECT_EQ(BytesFor(kU4, 0), 0);
+  EXPECT_EQ(BytesFor(kUndef, 3), 0);
 }
 
 }  // namespace
