@@ -187,9 +187,13 @@ bool AttentionMatcher::MatchOperands() {
 
 bool AttentionMatcher::IsSeenInside(const Op& member, TensorId tensor, std::string_view what) {
   const OpIndex outside = UserOutside(tensor);
-  return outside == Graph::kNoOp ||
-         Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
-                           op(outside).ToString()),
+  if (outside == Graph::kNoOp) return true;
+  const bool index = op(outside).kind == OpKind::kGenIndex;
+  return Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
+                           op(outside).ToString(),
+                           index ? ", of which no GreaterEqual of a row and a column, each plus or "
+                                   "minus scalars, is made"
+                                 : ""),
               outside);
 }
 

@@ -30,33 +30,38 @@ std::optional<ScoreStep::Kind> StepOf(OpKind kind) {
   }
 }
 
-// One side of a band's comparison: a coordinate plus and minus scalars.
-struct BandSide {
-  OpIndex index = Graph::kNoOp;  // GenIndex
+// What a band compares, the second side subtracted from the first: coordinates and scalars.
+struct BandSum {
+  struct Coordinate {
+    OpIndex index = Graph::kNoOp;  // GenIndex
+    bool minus = false;
+  };
+  absl::InlinedVector<Coordinate, 2> coordinates;
   absl::InlinedVector<TensorId, 2> plus, minus;
-  absl::InlinedVector<OpIndex, 2> ops;
+  absl::InlinedVector<OpIndex, 4> ops;
+
+  void AddScalar(TensorId scalar, bool is_minus) { (is_minus ? minus : plus).push_back(scalar); }
 };
 
-// GenIndex, through Add and Subtract of other values, all of them integers.
-bool ParseBandSide(const Graph& graph, TensorId tensor, BandSide* side, int depth = 4) {
+// GenIndex, through Add and Subtract of coordinates and other values, all of them integers. False,
+// and nothing is added: there is none.
+bool AddToBand(const Graph& graph, TensorId tensor, bool minus, BandSum* sum, int depth = 4) {
   const OpIndex producer = graph.FindTensor(tensor)->producer.op;
   if (producer == Graph::kNoOp || depth == 0 || graph.tensor(tensor).type != kS32) return false;
   const Op& op = graph.ops()[producer];
   if (op.kind == OpKind::kGenIndex) {
-    side->index = producer;
+    sum->coordinates.push_back({producer, minus});
     return true;
   }
-  const bool adds = op.kind == OpKind::kAdd;
-  if (!adds && op.kind != OpKind::kSubtract) return false;
-  for (const int on : {0, 1}) {
-    const TensorId other = op.inputs[1 - on];
-    if ((on == 1 && !adds) || graph.tensor(other).type != kS32) continue;
-    if (!ParseBandSide(graph, op.inputs[on], side, depth - 1)) continue;
-    (adds ? side->plus : side->minus).push_back(other);
-    side->ops.push_back(producer);
-    return true;
-  }
-  return false;
+  if (op.kind != OpKind::kAdd && op.kind != OpKind::kSubtract) return false;
+  const bool second = minus != (op.kind == OpKind::kSubtract);
+  const bool has_first = AddToBand(graph, op.inputs[0], minus, sum, depth - 1);
+  const bool has_second = AddToBand(graph, op.inputs[1], second, sum, depth - 1);
+  if (!has_first && !has_second) return false;
+  if (!has_first) sum->AddScalar(op.inputs[0], minus);
+  if (!has_second) sum->AddScalar(op.inputs[1], second);
+  sum->ops.push_back(producer);
+  return true;
 }
 
 // The axis of a GenIndex counted from the end: -1 is the last. 0: unknown.
@@ -161,25 +166,34 @@ bool AttentionMatcher::MatchSelect(OpIndex index) {
   return true;
 }
 
-// GreaterEqual of a row and a column coordinate, each plus or minus scalars.
+// GreaterEqual of a row and a column coordinate, each plus or minus scalars, or of their difference
+// and a scalar.
 bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   const OpIndex producer = Producer(condition);
   if (producer == Graph::kNoOp || op(producer).kind != OpKind::kGreaterEqual ||
       !SingleUse(condition)) {
     return false;
   }
-  BandSide sides[2];
-  for (int i = 0; i < 2; ++i) {
-    if (!ParseBandSide(graph_, op(producer).inputs[i], &sides[i])) return false;
-    for (OpIndex member : sides[i].ops) {
-      if (taken_[member]) return false;
-    }
-    if (taken_[sides[i].index]) return false;
+  BandSum sum;
+  for (const bool second : {false, true}) {
+    const TensorId side = op(producer).inputs[second ? 1 : 0];
+    if (AddToBand(graph_, side, second, &sum)) continue;
+    if (graph_.tensor(side).type != kS32) return false;
+    sum.AddScalar(side, second);
   }
-  int axes[2] = {AxisFromEnd(graph_, op(sides[0].index)), AxisFromEnd(graph_, op(sides[1].index))};
+  if (sum.coordinates.size() != 2 || sum.coordinates[0].minus == sum.coordinates[1].minus) {
+    return false;
+  }
+  const bool swapped = sum.coordinates[0].minus;
+  const OpIndex larger = sum.coordinates[swapped ? 1 : 0].index;
+  const OpIndex smaller = sum.coordinates[swapped ? 0 : 1].index;
+  if (taken_[larger] || taken_[smaller]) return false;
+  for (const OpIndex member : sum.ops) {
+    if (taken_[member]) return false;
+  }
+  int axes[2] = {AxisFromEnd(graph_, op(larger)), AxisFromEnd(graph_, op(smaller))};
   if (axes[0] == 0 && axes[1] == 0) {  // unknown rank: neighbours are the last two
-    const int64_t difference =
-        op(sides[0].index).Get<Attr::kAxis>() - op(sides[1].index).Get<Attr::kAxis>();
+    const int64_t difference = op(larger).Get<Attr::kAxis>() - op(smaller).Get<Attr::kAxis>();
     axes[0] = difference == -1 ? -2 : -1;
     axes[1] = difference == -1 ? -1 : (difference == 1 ? -2 : -1);
   }
@@ -189,23 +203,17 @@ bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
 
   // row + shift >= col: nothing to the right of the diagonal.
   // col >= row + shift: nothing to the left of it.
-  const BandSide& rows = sides[row_first ? 0 : 1];
-  const BandSide& cols = sides[row_first ? 1 : 0];
-  absl::InlinedVector<TensorId, 4> add(rows.plus.begin(), rows.plus.end());
-  add.insert(add.end(), cols.minus.begin(), cols.minus.end());
-  absl::InlinedVector<TensorId, 4> sub(rows.minus.begin(), rows.minus.end());
-  sub.insert(sub.end(), cols.plus.begin(), cols.plus.end());
+  const auto& add = row_first ? sum.plus : sum.minus;
+  const auto& sub = row_first ? sum.minus : sum.plus;
   if (add.size() > 1 || sub.size() > 1) return false;
   step->kind = ScoreStep::Kind::kBand;
   (row_first ? step->right : step->left) = 0;
-  step->row_index = rows.index;
-  step->col_index = cols.index;
+  step->row_index = row_first ? larger : smaller;
+  step->col_index = row_first ? smaller : larger;
   if (!add.empty()) step->shift_add = MatchOperand(add[0]);
   if (!sub.empty()) step->shift_sub = MatchOperand(sub[0]);
   match_->helpers.push_back(producer);
-  for (const BandSide& side : sides) {
-    match_->helpers.insert(match_->helpers.end(), side.ops.begin(), side.ops.end());
-  }
+  match_->helpers.insert(match_->helpers.end(), sum.ops.begin(), sum.ops.end());
   return true;
 }
 

@@ -329,5 +329,59 @@ TEST(LostMeaningTest, ProbabilitiesOfNothingAsCodes) {
   }
 }
 
+// However a diagonal is written; what is none must not become one.
+TEST(LostMeaningTest, DiagonalsInEveryForm) {
+  struct Form {
+    const char* name;
+    std::function<Value(GraphBuilder&, Value i, Value j)> condition;
+    bool fused = true;
+  };
+  const auto n = [](GraphBuilder& g, int x) { return g.Scalar(int32_t{x}); };
+  const std::vector<Form> forms = {
+      {"i - j >= 0",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Subtract(i, j), n(g, 0)); }},
+      {"0 >= j - i",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(n(g, 0), g.Subtract(j, i)); }},
+      {"i - j >= -1",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Subtract(i, j), n(g, -1)); }},
+      {"1 >= j - i",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(n(g, 1), g.Subtract(j, i)); }},
+      {"i - (j - 1) >= 0",
+       [&](auto& g, Value i, Value j) {
+         return g.GreaterEqual(g.Subtract(i, g.Subtract(j, n(g, 1))), n(g, 0));
+       }},
+      {"2 - j >= 1 - i",
+       [&](auto& g, Value i, Value j) {
+         return g.GreaterEqual(g.Subtract(n(g, 2), j), g.Subtract(n(g, 1), i));
+       }},
+      {"j - i >= 0",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Subtract(j, i), n(g, 0)); }},
+      {"1 + (j - i) >= 2",
+       [&](auto& g, Value i, Value j) {
+         return g.GreaterEqual(g.Add(n(g, 1), g.Subtract(j, i)), n(g, 2));
+       }},
+      {"i + j >= 2",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Add(i, j), n(g, 2)); }, false},
+      {"2 - j >= i",
+       [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Subtract(n(g, 2), j), i); }, false},
+      {"i - i >= 0",
+       [&](auto& g, Value i, Value) { return g.GreaterEqual(g.Subtract(i, i), n(g, 0)); }, false},
+      {"i + i >= j", [&](auto& g, Value i, Value j) { return g.GreaterEqual(g.Add(i, i), j); },
+       false},
+      {"i >= 1", [&](auto& g, Value i, Value) { return g.GreaterEqual(i, n(g, 1)); }, false},
+  };
+  for (const Form& form : forms) {
+    SCOPED_TRACE(form.name);
+    Check(
+        [&](GraphBuilder& g) {
+          const Value x = Scores(g, Floats(g, "q", {kRows, kHeads, 3, kHead}), Cache(g, "k"));
+          const Value seen = form.condition(g, g.GenIndex(x, 2), g.GenIndex(x, 3));
+          const Value masked = g.Select(seen, x, g.Scalar(-HUGE_VALF));
+          g.Output("o", g.MatMul(g.SoftMax(masked, {.mode = "inf_as_zero"}), Cache(g, "v")));
+        },
+        {}, form.fused ? "" : "of which no GreaterEqual of a row and a column");
+  }
+}
+
 }  // namespace
 }  // namespace kvant
