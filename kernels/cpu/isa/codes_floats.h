@@ -74,11 +74,11 @@ void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColu
   F total[kRows];
 #pragma GCC unroll 4
   for (F& sum : total) sum = S::Zero();
-  int64_t part_begin = 0;  // its first byte
+  int64_t byte = 0;
   for (int64_t part = 0; part < columns.parts; ++part) {
-    const int64_t part_end = columns.part_ends[part] * 4;
     F acc[kRows][kVectors];
-    const float* of_piece = q;
+    const float* const part_q = q;
+    const int64_t part_byte = byte;
 #pragma GCC unroll 4
     for (int begin = 0; begin < kVectors; begin += kAtOnce) {
 #pragma GCC unroll 4
@@ -86,8 +86,11 @@ void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColu
 #pragma GCC unroll 8
         for (int i = begin; i < begin + kAtOnce; ++i) row[i] = S::Zero();
       }
-      of_piece = q;
-      for (int64_t byte = part_begin; byte < part_end; byte += kPieceBytes) {
+      if (kAtOnce < kVectors) {
+        q = part_q;
+        byte = part_byte;
+      }
+      for (; byte < columns.part_ends[part] * 4; byte += kPieceBytes) {
 #pragma GCC unroll 8
         for (int i = begin; i < begin + kAtOnce; i += kShared) {
           typename Codes::Words words[kShared];
@@ -116,7 +119,7 @@ void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColu
             for (int s = 0; s < kShared; ++s) value[s] = codes.template Value<k.value>(words[s]);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
-              const F query = S::QueriesOfTokens(of_piece + (k.value * kRows + r) * kLanes);
+              const F query = S::QueriesOfTokens(q + (k.value * kRows + r) * kLanes);
 #pragma GCC unroll 4
               for (int s = 0; s < kShared; ++s) {
                 acc[r][i + s] = S::Fma(value[s], query, acc[r][i + s]);
@@ -126,11 +129,9 @@ void FloatScoresBlock(const TokenRows& rows, const Codes& tables, const CodeColu
           // Queries are read again: there are no registers to keep them in.
           asm("" : : : "memory");
         }
-        of_piece += kRows * kPieceChannels<Codes>;
+        q += kRows * kPieceChannels<Codes>;
       }
     }
-    q = of_piece;
-    part_begin = part_end;
     const F of_group = S::Load(scale + columns.part_groups[part] * kTokenTile);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
