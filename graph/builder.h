@@ -27,7 +27,7 @@
 namespace kvant {
 
 // A tensor of the graph that a builder constructs. One that was made by default is of no builder;
-// only the builder that made it, or what was copied from that builder since, takes it.
+// only the builder that made it, or what was copied or moved from that builder since, takes it.
 struct Value {
   TensorId id = 0;
   uint64_t builder = 0;
@@ -243,16 +243,19 @@ class GraphBuilder {
  private:
   absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
-  // Of the values that a builder makes; a copy of the builder has another.
+  // Of the values that a builder makes; a copy of the builder has another, and what one was moved
+  // from gets another.
   struct Stamp {
     Stamp();
     Stamp(const Stamp&) : Stamp() {}
-    Stamp(Stamp&&) = default;
-    Stamp& operator=(const Stamp&) { return *this = Stamp(); }
-    Stamp& operator=(Stamp&&) = default;
+    Stamp(Stamp&& other) noexcept : Stamp() { std::swap(value, other.value); }
+    Stamp& operator=(Stamp other) noexcept {
+      std::swap(value, other.value);
+      return *this;
+    }
     uint64_t value;
   };
-  Value ValueOf(TensorId id) const { return {id, stamps_[id]}; }
+  Value ValueOf(TensorId id) const { return {id, stamp_.value}; }
   bool Has(Value value) const {
     return value.id < tensors_.size() && value.builder == stamps_[value.id];
   }

@@ -189,12 +189,13 @@ bool AttentionMatcher::IsSeenInside(const Op& member, TensorId tensor, std::stri
   const OpIndex outside = UserOutside(tensor);
   if (outside == Graph::kNoOp) return true;
   const bool index = op(outside).kind == OpKind::kGenIndex;
-  return Fail(absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
-                           op(outside).ToString(),
-                           index ? ", of which no GreaterEqual of a row and a column, each plus or "
-                                   "minus scalars, is made"
-                                 : ""),
-              outside);
+  return Fail(
+      absl::StrCat(std::string(what), member.ToString(), " is also consumed by ",
+                   op(outside).ToString(),
+                   index ? ", which makes no mask of this SoftMax alone that a GreaterEqual "
+                           "of a row and a column is, plus at most one scalar and minus one"
+                         : ""),
+      outside);
 }
 
 // Nothing else inside may be seen from outside.

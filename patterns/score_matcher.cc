@@ -166,8 +166,8 @@ bool AttentionMatcher::MatchSelect(OpIndex index) {
   return true;
 }
 
-// GreaterEqual of a row and a column coordinate, each plus or minus scalars, or of their difference
-// and a scalar.
+// GreaterEqual of a row and a column coordinate, or of their difference, plus at most one scalar
+// and minus one.
 bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   const OpIndex producer = Producer(condition);
   if (producer == Graph::kNoOp || op(producer).kind != OpKind::kGreaterEqual ||

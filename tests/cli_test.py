@@ -305,7 +305,7 @@ class CommandTest(unittest.TestCase):
         second = ("F32", [3], floats([10, 20, 30]))
         write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 5, 3])), "1": second})
         self.fails("graph input 0 (f32[2,3]) has strides 0,1, by which element [0,1] lies "
-                   "where another does, and the file has different values for them", *args)
+                   "where another does, and the file has different bytes for them", *args)
         write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 2, 3])), "1": second})
         self.assertEqual(kvant(*args).returncode, 0)
 

@@ -14,7 +14,8 @@ struct Comparison {
   double max_abs = 0;
   // sqrt(sum (got - expected)^2 / sum expected^2), the same points.
   double rel_l2 = 0;
-  // Points that differ by more than a point may, and those among them of which one is not finite.
+  // Points that differ by more than a point may, and those among them where `got` or `expected` is
+  // not finite.
   int64_t failing = 0;
   int64_t not_finite = 0;
   int64_t total = 0;

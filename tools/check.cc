@@ -36,7 +36,7 @@ void Print(const Graph& graph, const GraphRunner& runner,
                  c.failing, c.total,
                  c.not_finite == 0
                      ? ""
-                     : absl::StrCat(", of ", c.not_finite, " one is infinite or no number"));
+                     : absl::StrCat(", ", c.not_finite, " of them infinite or NaN in one result"));
   }
 }
 

@@ -91,7 +91,7 @@ absl::Status Scatter(const LogicalTensor& tensor, const std::byte* from, std::by
     done = InvalidArguments("graph input ", tensor.id, " (", tensor.ToString(), ") has strides ",
                             DimsToString(tensor.StridesOrDense()), ", by which element [",
                             DimsToString(at), "] lies where another does, and the file has ",
-                            "different values for them");
+                            "different bytes for them");
   });
   return done;
 }
@@ -148,7 +148,8 @@ struct RunArguments {
     graph_arguments.AddTo(command);
     command
         .add_option("--inputs", inputs,
-                    "safetensors file: each graph input under its decimal id, else under its name, "
+                    "safetensors file: each graph input under its decimal id, else under its name "
+                    "(unless that is another input's id), "
                     "dense row-major; 4- and 2-bit types as U8, packed, in one dimension")
         ->required();
     command.add_option("--outputs", outputs, "safetensors file to write, under decimal ids")

@@ -319,7 +319,7 @@ class TileRunner {
       const float magnitude = std::abs(factors[r]);
       if (!(magnitude > 1e-15f && magnitude < 1e15f)) return;
       const float* const q = buffers_.q + r * problem_.head_size;
-      if (std::isinf(LargestMagnitude(q, problem_.head_size) * magnitude)) return;
+      if (magnitude > 1 && std::isinf(LargestMagnitude(q, problem_.head_size) * magnitude)) return;
       int exponent = 0;
       are_powers &= std::frexp(magnitude, &exponent) == 0.5f;
     }

@@ -379,7 +379,7 @@ TEST(LostMeaningTest, DiagonalsInEveryForm) {
           const Value masked = g.Select(seen, x, g.Scalar(-HUGE_VALF));
           g.Output("o", g.MatMul(g.SoftMax(masked, {.mode = "inf_as_zero"}), Cache(g, "v")));
         },
-        {}, form.fused ? "" : "of which no GreaterEqual of a row and a column");
+        {}, form.fused ? "" : "which makes no mask of this SoftMax alone");
   }
 }
 

@@ -222,6 +222,12 @@ TEST(GraphBuilder, BadUses) {
                 });
 }
 
+TEST(GraphBuilder, RefusesOpsWithoutResults) {
+  GraphBuilder g;
+  g.AddOp(OpKind::kTanh, "", {}, {});
+  EXPECT_FALSE(std::move(g).Build().ok());
+}
+
 TEST(GraphBuilder, RefusesWhatIsBeyondItsTypes) {
   GraphBuilder mode({.fpmath = static_cast<FpMath>(77)});
   mode.Output("o", mode.Tanh(mode.Input("x", kF32, {4})));
@@ -261,6 +267,12 @@ TEST(GraphBuilder, TakesOnlyItsOwnValues) {
   original.Output("o", later);
   EXPECT_THAT(std::string(std::move(original).Build().status().message()),
               HasSubstr("output 'o': value 1 is a Value of another builder"));
+  GraphBuilder from = other;
+  const GraphBuilder to = std::move(from);
+  from = GraphBuilder(std::move(from));  // used again
+  const Value again = from.Input("again", kF32, {7});
+  EXPECT_EQ(to.Describe(again).type, kUndef);
+  EXPECT_EQ(to.Describe(foreign).type, kF32);
   GraphBuilder copy = other;
   copy.Output("o", copy.Tanh(foreign));
   EXPECT_TRUE(std::move(copy).Build().ok());

@@ -76,7 +76,7 @@ TEST(NearMiss, DiagonalsShiftedByFractions) {
   const std::vector<Partition> result = Partitions(std::move(p.g));
   EXPECT_THAT(MissesOf(result),
               ElementsAre(::testing::ContainsRegex(
-                  "also consumed by GenIndex .*, of which no GreaterEqual of a row and a column")));
+                  "also consumed by GenIndex .*, which makes no mask")));
 }
 
 TEST(NearMiss, DivisionByTheScores) {

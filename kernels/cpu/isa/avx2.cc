@@ -10,8 +10,11 @@ namespace kvant::cpu {
 
 const KernelSet& avx2_kernels() {
   static constexpr auto* kFloats = &kFloatCodeKernels<Avx2Floats>;
-  static constexpr KernelSet kSet =
-      KernelSetOf("avx2", &kCodeKernels<Avx2Codes, Values<Avx2Codes>, kFloats>);
+  static constexpr KernelSet kSet = [] {
+    KernelSet set = KernelSetOf("avx2", &kCodeKernels<Avx2Codes, Values<Avx2Codes>, kFloats>);
+    set.stored_rows = 16;  // of floats: measured (docs/cpu_kernels.md)
+    return set;
+  }();
   return kSet;
 }
 

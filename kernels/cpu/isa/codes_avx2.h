@@ -96,9 +96,9 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
       return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
     } else {
       const auto load = [](const uint8_t* p) {
-        int64_t bytes;
-        __builtin_memcpy(&bytes, p, sizeof(bytes));
-        return _mm256_set1_epi64x(bytes);
+        int64_t eight;
+        __builtin_memcpy(&eight, p, sizeof(eight));
+        return _mm256_set1_epi64x(eight);
       };
       // Bytes 4 h to 4 h + 3 of both tokens in half h, each of which becomes 16 bits. Widening by
       // one instruction takes 2.5 times as long as a shuffle (Zen 3).
