@@ -74,9 +74,9 @@ TEST(NearMiss, DiagonalsShiftedByFractions) {
   const Value masked = p.g.Select(p.g.GreaterEqual(rows, columns), s, p.scale);
   p.g.Output("o", p.g.MatMul(p.g.SoftMax(masked), p.v));
   const std::vector<Partition> result = Partitions(std::move(p.g));
-  EXPECT_THAT(MissesOf(result),
-              ElementsAre(::testing::ContainsRegex(
-                  "also consumed by GenIndex .*, which makes no mask")));
+  EXPECT_THAT(
+      MissesOf(result),
+      ElementsAre(::testing::ContainsRegex("also consumed by GenIndex .*, which makes no mask")));
 }
 
 TEST(NearMiss, DivisionByTheScores) {
