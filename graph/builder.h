@@ -243,8 +243,8 @@ class GraphBuilder {
  private:
   absl::StatusOr<Graph> Finish();
   void Fail(absl::Status status);
-  // Of the values that a builder makes; a copy of the builder has another, and what one was moved
-  // from gets another.
+  // Marks the values that a builder makes. A copy has a mark of its own, and so has from then on
+  // what was moved from.
   struct Stamp {
     Stamp();
     Stamp(const Stamp&) : Stamp() {}
@@ -293,7 +293,7 @@ class GraphBuilder {
   GraphOptions options_;
   Stamp stamp_;
   std::vector<LogicalTensor> tensors_;  // by id
-  std::vector<uint64_t> stamps_;        // theirs
+  std::vector<uint64_t> stamps_;        // by id: of the builder that made the tensor
   // Not of absl's: its tables poison memory where the address sanitizer is on, which a program and
   // this library may disagree about.
   std::unordered_set<std::string> input_names_, output_names_;

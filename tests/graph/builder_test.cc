@@ -267,12 +267,13 @@ TEST(GraphBuilder, TakesOnlyItsOwnValues) {
   original.Output("o", later);
   EXPECT_THAT(std::string(std::move(original).Build().status().message()),
               HasSubstr("output 'o': value 1 is a Value of another builder"));
-  GraphBuilder from = other;
+  // What was moved from is a builder of its own.
+  GraphBuilder from;
+  const Value made = from.Input("made", kF32, {4});
   const GraphBuilder to = std::move(from);
-  from = GraphBuilder(std::move(from));  // used again
-  const Value again = from.Input("again", kF32, {7});
+  const Value again = from.Input("again", kF32, {7});  // of the same id
   EXPECT_EQ(to.Describe(again).type, kUndef);
-  EXPECT_EQ(to.Describe(foreign).type, kF32);
+  EXPECT_EQ(to.Describe(made).type, kF32);
   GraphBuilder copy = other;
   copy.Output("o", copy.Tanh(foreign));
   EXPECT_TRUE(std::move(copy).Build().ok());

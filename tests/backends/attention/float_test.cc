@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -313,26 +314,33 @@ TEST(CpuFloatAttention, NotANumberStaysInItsHead) {
   }
 }
 
-// Queries that a factor would take beyond f32, over keys so small that scores are ordinary.
+// A channel of the queries that the factor would take beyond f32, where keys are 0.
 TEST(CpuFloatAttention, FactorsOfLargeQueries) {
+  constexpr int64_t kSize = 32, kLarge = 3;
   for (const DataType type : {kF32, kS8}) {
     for (const int64_t rows : {1, 40}) {
       SCOPED_TRACE(testing::Message() << DataTypeName(type) << " " << rows);
       Format k{.type = type};
       if (type == kS8) k.scales = kF32;
-      Case c =
-          Plain({.ratio = 1, .q_len = rows, .kv_len = 70, .d = 32, .dv = 32}, k, {.type = kF32});
-      const auto times = [&](const View& view, double factor) {
+      Case c = Plain({.ratio = 1, .q_len = rows, .kv_len = 70, .d = kSize, .dv = kSize}, k,
+                     {.type = kF32});
+      // All are dense.
+      const auto change = [&](const View& view, const std::function<double(int64_t, double)>& to) {
         int64_t n = 1;
         for (const int64_t dim : view.dims) n *= dim;
-        float* const x = static_cast<float*>(c.inputs[view.port].data());
-        for (int64_t i = 0; i < n; ++i) x[i] *= static_cast<float>(factor);
+        void* const data = c.inputs[view.port].data();
+        for (int64_t i = 0; i < n; ++i) {
+          StoreElement(view.type, data, i, to(i % kSize, LoadElement(view.type, data, i)));
+        }
       };
-      times(c.spec.q, 1e28);
-      times(type == kS8 ? c.spec.k[0].quantization->scales : c.spec.k[0].data, 1e-37);
+      const KvSegment& keys = c.spec.k[0];
+      change(c.spec.q, [](int64_t d, double x) { return d == kLarge ? 1e32 : x; });
+      change(keys.data, [](int64_t d, double x) { return d == kLarge ? 0 : x; });
+      change(type == kS8 ? keys.quantization->scales : keys.data,
+             [](int64_t, double x) { return x * 1e-9; });
       ScoreStep step{.kind = ScoreStep::Kind::kMultiply};
-      step.operand.constant = 3e8f;
-      c.spec.steps.insert(c.spec.steps.begin(), step);
+      step.operand.constant = 1e9f;
+      c.spec.steps.push_back(step);
       c.Check();
     }
   }
