@@ -211,7 +211,7 @@ std::vector<Spoiler> Spoilers() {
                      ZeroToken(c, true, 3, 1);
                    }});
   }
-  for (const double size : {30., 300., 1e4}) {
+  for (const double size : {30., 300., 1e4, 1e10, 1e12}) {
     all.push_back({"an outlier channel of Q", [=](Case& c) { OutlierChannel(c, size, true); }});
   }
   for (const double size : {1e5, 1e7, 1e9, 1e12}) {
