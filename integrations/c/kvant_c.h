@@ -104,8 +104,8 @@ typedef struct kvant_tensor {
 
 typedef struct kvant_graph kvant_graph;
 
-// The format of oneDNN's graph dumps. Its input_ports and output_ports are not read: inputs are what
-// no op produces, outputs what no op but an End consumes.
+// The format of oneDNN's graph dumps. Its input_ports and output_ports are not read: inputs are
+// what no op produces, outputs what no op but an End consumes.
 kvant_status kvant_graph_from_json(const char* text, size_t bytes, kvant_graph** graph);
 // Of this thread.
 kvant_status kvant_graph_to_json(const kvant_graph* graph, const char** text);
