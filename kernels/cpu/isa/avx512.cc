@@ -3,6 +3,7 @@
 #include "kvant/kernels/cpu/isa/codes_bytes_avx512.h"
 #include "kvant/kernels/cpu/isa/codes_floats.h"
 #include "kvant/kernels/cpu/isa/codes_kernels.h"
+#include "kvant/kernels/cpu/isa/codes_tokens.h"
 #include "kvant/kernels/cpu/isa/codes_values.h"
 #include "kvant/kernels/cpu/isa/floats_avx512.h"
 #include "kvant/kernels/cpu/isa/kernel_set.h"
@@ -13,7 +14,7 @@ namespace kvant::cpu {
 const KernelSet& avx512_kernels() {
   static constexpr KernelSet kSet = KernelSetOf(
       "avx512", &kCodeKernels<Avx512Codes, ValuesByBytes, &kFloatCodeKernels<Avx512Floats>,
-                              PrepareBytes, ScoresByBytes>);
+                              PrepareForTokens<Bytes>, ScoresByTokens<Bytes>>);
   return kSet;
 }
 

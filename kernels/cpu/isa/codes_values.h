@@ -11,19 +11,33 @@
 namespace kvant::cpu {
 namespace {
 
+// Tokens that are multiplied in one go, and the sums that wait for the next.
+template <typename S>
+struct ValuesTurn {
+  template <int kBits, int kRows>
+  static constexpr bool kMayWait = kBits == 8 && kRows == 1;
+  static constexpr int64_t kMostSums = 64;
+
+  int64_t begin, end;
+  typename S::I* waiting;  // null: these are all tokens
+};
+
 // kChunks runs of kWidth units of each token times kRows rows of weights; kGroups of
 // them share a run. A unit is kUnit bytes, of which a half of a dword holds the codes.
 template <typename S, int kBits, bool kSigned, int kUnit, int kRows, int kGroups, int kChunks>
-void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, const float* shrink,
-                 float* out) {
+void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, ValuesTurn<S>& turn,
+                 const float* shrink, float* out) {
   using I = typename S::I;
   using F = typename S::Vector;
+  // Else there is one turn.
+  constexpr bool kMayWait = ValuesTurn<S>::template kMayWait<kBits, kRows>;
   constexpr int kPlanes = 8 * kUnit / kBits;
   constexpr int64_t kRunBytes = S::kWidth * kUnit;
   constexpr int64_t kChannels = S::kWidth * kPlanes;
   const I flips =
       S::Dword(!args.is_signed ? 0 : static_cast<int32_t>(kBits == 4 ? 0x88888888 : 0xaaaaaaaa));
   const TokenRows& rows = args.rows;
+  const int64_t begin = kMayWait ? turn.begin : 0, end = kMayWait ? turn.end : rows.tokens;
   const int64_t bytes = rows.row_bytes - byte;
   const int64_t first_channel = byte * 8 / kBits;
   const int64_t row_step = args.groups * kTokenTile;
@@ -44,7 +58,9 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
 #pragma GCC unroll 16
     for (auto& of_row : chunk) {
 #pragma GCC unroll 16
-      for (I& a : of_row) a = S::ZeroDwords();
+      for (I& a : of_row) {
+        a = kMayWait && begin > 0 ? turn.waiting[&a - &acc[0][0][0]] : S::ZeroDwords();
+      }
     }
   }
   // What of the next tile is prefetched with every pair of tokens, so that all passes over the
@@ -53,7 +69,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
   // Requests stand apart where one row waits for memory: a line with each chunk, of AVX-512's size.
   constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
   const uint8_t *p0 = nullptr, *next = nullptr;
-  for (int64_t t = 0; t < rows.tokens; t += 2, p0 += 2 * rows.stride) {
+  for (int64_t t = begin; t < (kMayWait ? end : rows.tokens); t += 2, p0 += 2 * rows.stride) {
     if (t % kPageUnit == 0) {
       p0 = rows.blocks[t / kPageUnit] + byte;
       next = rows.next[t / kPageUnit] + byte * kPageUnit;
@@ -80,6 +96,12 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, con
         for (int k = 0; k < kPlanes; ++k) acc[ch][r][k] = S::Dot(acc[ch][r][k], plane[k], weight);
       }
     }
+  }
+  if (kMayWait && turn.waiting != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChunks * kRows * kPlanes; ++i) turn.waiting[i] = (&acc[0][0][0])[i];
+    turn.waiting += kChunks * kRows * kPlanes;
+    if (end < rows.tokens) return;
   }
   const auto add = [&](auto plain) __attribute__((always_inline)) {
 #pragma GCC unroll 16
@@ -115,17 +137,35 @@ template <typename S, int kBits, bool kSigned, int kUnit, int kRows, int kGroups
 void ValuesOfGroups(const CodeKernels::Values& args, int64_t row, const float* shrink, float* out) {
   constexpr int64_t kRunBytes = S::kWidth * kUnit;
   constexpr int kFit = S::kDotAccumulators * kBits / (kRows * 8 * kUnit);
-  int64_t byte = 0;
-  const auto run = [&](auto chunks) {
-    constexpr int kChunks = decltype(chunks)::value;
-    const int64_t needed = kChunks == 1 ? 1 : kChunks * kRunBytes;
-    for (; byte + needed <= args.rows.row_bytes; byte += kChunks * kRunBytes) {
-      ValuesBlock<S, kBits, kSigned, kUnit, kRows, kGroups, kChunks>(args, row, byte, shrink, out);
-    }
+  constexpr int kMostChunks = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  const int64_t row_bytes = args.rows.row_bytes;
+  const auto run_turn = [&](ValuesTurn<S> turn) {
+    int64_t byte = 0;
+    const auto run = [&](auto chunks) {
+      constexpr int kChunks = decltype(chunks)::value;
+      const int64_t needed = kChunks == 1 ? 1 : kChunks * kRunBytes;
+      for (; byte + needed <= row_bytes; byte += kChunks * kRunBytes) {
+        ValuesBlock<S, kBits, kSigned, kUnit, kRows, kGroups, kChunks>(args, row, byte, turn,
+                                                                       shrink, out);
+      }
+    };
+    if constexpr (kMostChunks >= 4) run(Constant<4>());
+    if constexpr (kMostChunks >= 2) run(Constant<2>());
+    run(Constant<1>());
   };
-  if constexpr (kFit >= 4) run(Constant<4>());
-  if constexpr (kFit >= 2) run(Constant<2>());
-  run(Constant<1>());
+  // One row waits for memory, which is read slowly where each token is read in several passes over
+  // all of them.
+  if constexpr (ValuesTurn<S>::template kMayWait<kBits, kRows>) {
+    const int64_t sums = (row_bytes + kRunBytes - 1) / kRunBytes * (8 * kUnit / kBits);
+    if (row_bytes > kMostChunks * kRunBytes && sums <= ValuesTurn<S>::kMostSums) {
+      typename S::I waiting[ValuesTurn<S>::kMostSums];
+      for (int64_t begin = 0; begin < args.rows.tokens; begin += kPageUnit) {
+        run_turn({begin, CodesMin(begin + kPageUnit, args.rows.tokens), waiting});
+      }
+      return;
+    }
+  }
+  run_turn({0, args.rows.tokens, nullptr});
 }
 
 template <typename S, int kBits, bool kSigned, int kRows>

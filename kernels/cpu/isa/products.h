@@ -197,7 +197,7 @@ void QkChannels(DataType type, const uint8_t* k, const uint8_t* next, int64_t st
 // 5).
 template <typename S, typename Type, int kRows>
 inline bool TakesRowsWhole(int64_t head_size) {
-  return S::kWidth == 16 && kRows == 1 && head_size * Type::kBits / 8 > 2 * kLineBytes;
+  return S::kWidth >= 8 && kRows == 1 && head_size * Type::kBits / 8 > 2 * kLineBytes;
 }
 
 // Scores of kRows queries and S::kWidth / kRows tokens, of which `tokens` exist: an
@@ -216,14 +216,21 @@ inline void QkStoredBlock(const uint8_t* k, int64_t stride, const uint8_t* next,
   for (auto& s : sum) s = S::Zero();
   int64_t d = 0;
   if (TakesRowsWhole<S, Type, kRows>(head_size)) {
+    constexpr int64_t kOfLine = kLineBytes * 8 / Type::kBits;
     const int64_t whole = head_size / S::kWidth * S::kWidth;
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
-      for (d = 0; d < whole; d += S::kWidth) {
-        const int64_t at = d * Type::kBits / 8;
-        if (at % kLineBytes == 0) __builtin_prefetch(next + t * next_stride + at, 0, 2);
-        sum[t] = S::Fma(S::Load(q + d), LoadStored<S, Type>(row[t], d), sum[t]);
+      const auto add = [&](int64_t i) {
+        sum[t] = S::Fma(S::Load(q + i), LoadStored<S, Type>(row[t], i), sum[t]);
+      };
+      const uint8_t* line = next + t * next_stride;
+      for (d = 0; d + kOfLine <= whole; d += kOfLine, line += kLineBytes) {
+        __builtin_prefetch(line, 0, 2);
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kOfLine; i += S::kWidth) add(d + i);
       }
+      if (d < whole) __builtin_prefetch(line, 0, 2);
+      for (; d < whole; d += S::kWidth) add(d);
     }
   }
   for (; d + S::kWidth <= head_size; d += S::kWidth) {
@@ -293,51 +300,90 @@ void QkStored(DataType type, const TokenRows& tokens, const float* q, int64_t ro
   });
 }
 
-// The block of kRows rows and kVectors vectors of channels from `d` on; or, if not
-// kWhole, one vector of which `last` channels exist.
+// Prefetches lines of the next tile's rows one after another, as memory answers fastest.
+class NextLines {
+ public:
+  static int64_t Of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
+
+  // Those from token `begin` on, without so many.
+  NextLines(const TokenRows& tokens, int64_t begin, int64_t skipped)
+      : of_row_(Of(tokens.row_bytes)), gap_(tokens.next_stride - of_row_ * kLineBytes) {
+    const int64_t rows = skipped / of_row_, lines = skipped % of_row_;
+    at_ = tokens.Next(begin) + rows * tokens.next_stride + lines * kLineBytes;
+    left_ = of_row_ - lines;
+  }
+
+  void Ask() {
+    __builtin_prefetch(at_, 0, 2);
+    at_ += kLineBytes;
+    if (--left_ != 0) return;
+    left_ = of_row_;
+    at_ += gap_;
+  }
+
+ private:
+  const int64_t of_row_, gap_;
+  const uint8_t* at_;
+  int64_t left_;
+};
+
+// Channels that are summed over a tile before they are added to the output.
+inline constexpr int64_t kPvChannels = 256;
+
+// Adds to sums, [kRows][kPvChannels], what tokens [begin, end) give, and begins them at the first:
+// kVectors vectors of channels from `d` on; or, if not kWhole, one vector of which `last` channels
+// exist.
 template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
-void PvBlock(const float* probs, const TokenRows& tokens, int64_t d, int64_t last,
-             const float* shrink, int64_t head_size, float* out) {
+void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t end, int64_t d,
+             int64_t last, NextLines& next, float* sums) {
   typename S::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Zero();
+    for (int i = 0; i < kVectors; ++i) {
+      sum[r][i] = begin == 0 ? S::Zero() : S::Load(sums + r * kPvChannels + i * S::kWidth);
+    }
   }
   constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
-  for (int64_t begin = 0; begin < tokens.tokens; begin += kPageUnit) {
-    const int64_t end = begin + kPageUnit < tokens.tokens ? begin + kPageUnit : tokens.tokens;
-    const uint8_t* row = tokens.At(begin);
-    const uint8_t* next = tokens.Next(begin) + d * Type::kBits / 8;
-    for (int64_t t = begin; t < end; ++t, row += tokens.stride, next += tokens.next_stride) {
+  const int64_t first = d * Type::kBits / 8;
+  const int64_t lines = NextLines::Of(first + kBlockBytes) - NextLines::Of(first);
+  for (int64_t unit = begin; unit < end; unit += kPageUnit) {
+    const int64_t unit_end = unit + kPageUnit < end ? unit + kPageUnit : end;
+    const uint8_t* row = tokens.At(unit);
+    for (int64_t t = unit; t < unit_end; ++t, row += tokens.stride) {
+      for (int64_t i = 0; i < lines; ++i) next.Ask();
+      const auto load = [&](int i) {
+        return kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
+                      : LoadStoredSome<S, Type>(row, d, last);
+      };
+      // What is read more often comes first, so that registers hold it.
+      if constexpr (kRows < kVectors) {
+        typename S::Vector left[kRows];
 #pragma GCC unroll 8
-      for (int64_t b = 0; b < kBlockBytes; b += kLineBytes) __builtin_prefetch(next + b, 0, 2);
-      typename S::Vector right[kVectors];
+        for (int r = 0; r < kRows; ++r) left[r] = S::Set1(probs[r * kTokenTile + t]);
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) {
-        right[i] = kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
-                          : LoadStoredSome<S, Type>(row, d, last);
-      }
+        for (int i = 0; i < kVectors; ++i) {
+          const auto right = load(i);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const auto left = S::Set1(probs[r * kTokenTile + t]);
+          for (int r = 0; r < kRows; ++r) sum[r][i] = S::Fma(left[r], right, sum[r][i]);
+        }
+      } else {
+        typename S::Vector right[kVectors];
 #pragma GCC unroll 8
-        for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
+        for (int i = 0; i < kVectors; ++i) right[i] = load(i);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto left = S::Set1(probs[r * kTokenTile + t]);
+#pragma GCC unroll 8
+          for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
+        }
       }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const auto factor = S::Set1(shrink[r]);
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      float* to = out + r * head_size + d + i * S::kWidth;
-      if (kWhole) {
-        S::Store(to, S::Fma(S::Load(to), factor, sum[r][i]));
-      } else {
-        S::StoreSome(to, S::Fma(S::LoadSome(to, last), factor, sum[r][i]), last);
-      }
-    }
+    for (int i = 0; i < kVectors; ++i) S::Store(sums + r * kPvChannels + i * S::kWidth, sum[r][i]);
   }
 }
 
@@ -348,16 +394,38 @@ void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const flo
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(8);
     const float* p = probs + r * kTokenTile;
-    float* o = out + r * head_size;
-    int64_t d = 0;
-    for (; d + kVectors * S::kWidth <= head_size; d += kVectors * S::kWidth) {
-      PvBlock<S, Type, kRows, kVectors, true>(p, tokens, d, 0, shrink + r, head_size, o);
-    }
-    for (; d + S::kWidth <= head_size; d += S::kWidth) {
-      PvBlock<S, Type, kRows, 1, true>(p, tokens, d, 0, shrink + r, head_size, o);
-    }
-    if (d < head_size) {
-      PvBlock<S, Type, kRows, 1, false>(p, tokens, d, head_size - d, shrink + r, head_size, o);
+    alignas(64) float sums[kRows * kPvChannels];
+    for (int64_t first = 0; first < head_size; first += kPvChannels) {
+      const int64_t channels = head_size - first < kPvChannels ? head_size - first : kPvChannels;
+      // Where a row takes several passes, a few tokens are read by all of them before the next:
+      // memory delivers what lies side by side, and not every other line.
+      const int64_t turn = channels <= kVectors * S::kWidth ? kTokenTile : kPageUnit;
+      for (int64_t begin = 0; begin < tokens.tokens; begin += turn) {
+        const int64_t end = begin + turn < tokens.tokens ? begin + turn : tokens.tokens;
+        NextLines next(tokens, begin, (end - begin) * NextLines::Of(first * Type::kBits / 8));
+        int64_t d = 0;
+        const auto pass = [&](auto add, int64_t step, int64_t needed) {
+          for (; d + needed <= channels; d += step) {
+            add(p, tokens, begin, end, first + d, channels - d, next, sums + d);
+          }
+        };
+        pass(PvBlock<S, Type, kRows, kVectors, true>, kVectors * S::kWidth, kVectors * S::kWidth);
+        pass(PvBlock<S, Type, kRows, 1, true>, S::kWidth, S::kWidth);
+        pass(PvBlock<S, Type, kRows, 1, false>, S::kWidth, 1);
+      }
+      for (int i = 0; i < kRows; ++i) {
+        float* const to = out + (r + i) * head_size + first;
+        const auto factor = S::Set1(shrink[r + i]);
+        for (int64_t d = 0; d < channels; d += S::kWidth) {
+          const int64_t n = channels - d;
+          const auto sum = S::Load(sums + i * kPvChannels + d);
+          if (n >= S::kWidth) {
+            S::Store(to + d, S::Fma(S::Load(to + d), factor, sum));
+          } else {
+            S::StoreSome(to + d, S::Fma(S::LoadSome(to + d, n), factor, sum), n);
+          }
+        }
+      }
     }
   });
 }

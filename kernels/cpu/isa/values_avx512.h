@@ -13,6 +13,7 @@
 
 #include "kvant/kernels/cpu/codes.h"
 #include "kvant/kernels/cpu/isa/codes_bytes_avx512.h"
+#include "kvant/kernels/cpu/isa/codes_tokens.h"
 #include "kvant/kernels/cpu/isa/codes_values.h"
 #include "kvant/kernels/cpu/isa/codes_weights.h"
 
@@ -78,11 +79,11 @@ inline __attribute__((always_inline)) void SumTokens(const TokenRows& rows, int6
     const uint8_t* p = rows.blocks[block / kPageUnit] + byte;
     const uint8_t* next = rows.next[block / kPageUnit] + byte * kPageUnit;
     const int64_t end = CodesMin(block + kPageUnit, rows.tokens);
-    for (int64_t t = block; t < end; t += 4, p += 4 * rows.stride, next += 4 * kByteRun) {
+    for (int64_t t = block; t < end; t += 4, p += 4 * rows.stride, next += 4 * Bytes::kRun) {
       I token[4];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        __builtin_prefetch(next + i * kByteRun, 0, 2);
+        __builtin_prefetch(next + i * Bytes::kRun, 0, 2);
         const uint8_t* const at = p + (kWhole ? i : CodesMin(i, end - 1 - t)) * rows.stride;
         token[i] = kWhole ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(there, at);
       }
@@ -125,7 +126,7 @@ inline void ValuesOfRow(const CodeKernels::Values& args, const float* shrink, fl
   QuarterWeights weights;
   auto square = S::Load(args.lanes);
   int64_t read = -1;
-  for (int64_t byte = 0; byte < args.rows.row_bytes; byte += kByteRun) {
+  for (int64_t byte = 0; byte < args.rows.row_bytes; byte += Bytes::kRun) {
     const int64_t channel = byte * 2;
     int64_t groups[4];
     for (int l = 0; l < 4; ++l) {
@@ -135,7 +136,7 @@ inline void ValuesOfRow(const CodeKernels::Values& args, const float* shrink, fl
     if (read != groups[3]) weights.Read(args.weights, args.rows.tokens, groups);
     read = groups[0] == groups[3] ? groups[3] : -1;
     __m512i sums[2][4];
-    const bool whole = args.rows.tokens % 4 == 0 && args.rows.row_bytes - byte >= kByteRun;
+    const bool whole = args.rows.tokens % 4 == 0 && args.rows.row_bytes - byte >= Bytes::kRun;
     (whole ? SumTokens<true> : SumTokens<false>)(args.rows, byte, flips, weights, sums);
     const auto add = [&](auto plain) __attribute__((always_inline)) {
       for (int l = 0; l < 4; ++l) {
@@ -155,7 +156,7 @@ inline void ValuesByBytes(const CodeKernels::Values& args, int64_t query_rows, c
                           float* out) {
   // A quarter is of one group.
   const bool fits = args.bits == 4 && (args.groups == 1 || args.group % kQuarter == 0) &&
-                    FillsRuns(args.rows.row_bytes);
+                    FillsRuns<Bytes>(args.rows.row_bytes);
   if (query_rows == 1 && fits) return ValuesOfRow(args, shrink, out);
   Values<Avx512Codes>(args, query_rows, shrink, out);
 }
