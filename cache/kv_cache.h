@@ -134,8 +134,8 @@ class KvCache {
   // attentions that are kept, and what Append computes in.
   int64_t scratch_bytes() const;
 
-  // Tokens that a sequence has room for in the memory of a layer, of all layers the most: the
-  // capacity or what is kept, rounded up to whole groups, or to 8.
+  // Tokens that a sequence has room for in the memory of a layer, of all layers the most: those of
+  // its quantized part, whole groups of them, and those kept as they are, sinks and window.
   int64_t columns() const;
 
   // Tokens of batch row `row` in that layer, with those that it has not kept. On a GPU, not while a

@@ -254,7 +254,7 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
 std::string_view NumberFormatHelp() {
   return "f32|bf16|f16|f8_e4m3|f8_e5m2|s8|u8|s4|u4|s2|u2, then "
          ":gN|:token|:all_heads|:head|:tensor|:channel[:gN]|:block:gN, :zp|:pzp|:rzp, "
-         ":sf16|:sbf16|:sf32";
+         ":nf4 or another codebook, :ggml, :sf16|:sbf16|:sf32";
 }
 
 }  // namespace kvant

@@ -60,7 +60,7 @@ class Graph {
   // from them). Checks the schema and fills in attribute defaults.
   // kInvalidGraphOp: schema violation, or no op kind. kInvalidGraph: a duplicate op id, a
   // tensor that already has a producer, or a tensor that is declared otherwise
-  // elsewhere. Nothing is added on error.
+  // elsewhere. kInvalidDataType, kInvalidShape: of a tensor. Nothing is added on error.
   absl::Status AddOp(Op op, absl::Span<const LogicalTensor> inputs,
                      absl::Span<const LogicalTensor> outputs);
 

@@ -86,6 +86,10 @@ class JsonDocumentBuilder final : public nlohmann::json_sax<nlohmann::json> {
 };
 
 absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string_view text) {
+  // The parser takes it for the end.
+  if (const size_t at = text.find('\0'); at != text.npos) {
+    return JsonError("malformed JSON: byte ", at, " is NUL");
+  }
   JsonDocumentBuilder builder;
   const bool parsed = nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
   if (!builder.status.ok()) return builder.status;

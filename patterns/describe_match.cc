@@ -27,7 +27,10 @@ std::string DescribeMatch(const Graph& graph, const AttentionMatch& match) {
   }
   if (direct) return text;
   bool capped = false;
-  for (const StepMatch& step : match.steps) {
+  for (size_t i = 0; i < match.steps.size(); ++i) {
+    const StepMatch& step = match.steps[i];
+    // What the scores are divided by before they are capped is the cap's own.
+    if (i + 1 < match.steps.size() && match.steps[i + 1].kind == ScoreStep::Kind::kTanh) continue;
     switch (step.kind) {
       case ScoreStep::Kind::kMultiply:
       case ScoreStep::Kind::kDivide:

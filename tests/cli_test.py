@@ -304,7 +304,7 @@ class CommandTest(unittest.TestCase):
         args = ["run", graph, "--inputs", inputs, "--outputs", outputs]
         second = ("F32", [3], floats([10, 20, 30]))
         write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 5, 3])), "1": second})
-        self.fails("graph input 0 (f32[2,3]) has strides 0,1, by which element [0,1] lies "
+        self.fails("graph input tensor 0 (f32[2,3]) has strides 0,1, by which element [0,1] lies "
                    "where another does, and the file has different bytes for them", *args)
         write_safetensors(inputs, {"0": ("F32", [2, 3], floats([1, 2, 3, 1, 2, 3])), "1": second})
         self.assertEqual(kvant(*args).returncode, 0)
@@ -398,9 +398,9 @@ class CommandTest(unittest.TestCase):
         write_safetensors(inputs, {"1": ("F32", [2, 3], floats([0] * 6))})
         self.fails("no tensor '0' for graph input tensor 0, f32[2,3], but '1'", *args)
         write_safetensors(inputs, {"0": ("F32", [3, 2], floats([0] * 6))})
-        self.fails("graph input 0", *args)
+        self.fails("graph input tensor 0", *args)
         write_safetensors(inputs, {"0": ("F16", [2, 3], bytes(12))})
-        self.fails("graph input 0", *args)
+        self.fails("graph input tensor 0", *args)
         pathlib.Path(inputs).write_bytes(b"\xff" * 40)
         self.fails("header", *args)
         self.assertFalse(os.path.exists(outputs))

@@ -51,8 +51,10 @@ struct MakeArguments {
         ->capture_default_str();
     const std::string formats(NumberFormatHelp());
     command
-        .add_option("--fpmath", fpmath,
-                    "What products may be computed in, of codes as well; as --dtype by default")
+        .add_option(
+            "--fpmath", fpmath,
+            "What products may be computed in, of codes as well; by default as --dtype where K "
+            "or V is quantized, else strict")
         ->check(CLI::IsMember({"strict", "bf16", "f16", "any", "tf32"}));
     command.add_option("--k", k, "How K is stored: " + formats + "; as --dtype by default");
     command.add_option("--v", v, "How V is stored, likewise");

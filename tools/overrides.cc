@@ -227,8 +227,9 @@ absl::Status RewriteAttr(const std::string& text, Op& op) {
   }
   const std::optional<AttrValue> value = ParseAttr(*attr, value_text);
   if (!value) {
-    return Bad("--op-attrs", text,
-               absl::StrCat("has a value of the wrong type for ", op.ToString()));
+    return Bad(
+        "--op-attrs", text,
+        absl::StrCat("has a value of the wrong type, or beyond its range, for ", op.ToString()));
   }
   op.attrs.Set(*attr, *value);
   return absl::OkStatus();

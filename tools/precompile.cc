@@ -29,6 +29,7 @@ struct PrecompileArguments {
             "--arch", archs,
             "What to compile for: sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100a, sm_120; may be "
             "given more than once")
+        ->allow_extra_args(false)  // what follows it is the graph
         ->required();
     command.add_option("--cache", cache,
                        "The folder; else that of KVANT_CACHE_DIR, XDG_CACHE_HOME/kvant or "

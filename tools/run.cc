@@ -61,8 +61,8 @@ absl::Status CheckFits(const LogicalTensor& tensor, const SafeTensor& given) {
   if (type_fits && dims_fit) return absl::OkStatus();
   const std::string expected =
       packed ? absl::StrCat("u8[", DimsToString(want), "], packed,") : tensor.ToString();
-  return InvalidArguments("graph input ", tensor.id, " (", tensor.ToString(), ") needs ", expected,
-                          " but the file has ", DataTypeName(given.type), "[",
+  return InvalidArguments("graph input ", tensor.Label(), " (", tensor.ToString(), ") needs ",
+                          expected, " but the file has ", DataTypeName(given.type), "[",
                           DimsToString(given.dims), "]");
 }
 
@@ -88,10 +88,10 @@ absl::Status Scatter(const LogicalTensor& tensor, const std::byte* from, std::by
   absl::Status done;
   ForEachElement(tensor, [&](int64_t index, int64_t offset, const Dims& at) {
     if (!done.ok() || SameElement(tensor.type, from, index, to, offset)) return;
-    done = InvalidArguments("graph input ", tensor.id, " (", tensor.ToString(), ") has strides ",
-                            DimsToString(tensor.StridesOrDense()), ", by which element [",
-                            DimsToString(at), "] lies where another does, and the file has ",
-                            "different bytes for them");
+    done = InvalidArguments(
+        "graph input ", tensor.Label(), " (", tensor.ToString(), ") has strides ",
+        DimsToString(tensor.StridesOrDense()), ", by which element [", DimsToString(at),
+        "] lies where another does, and the file has ", "different bytes for them");
   });
   return done;
 }
@@ -108,12 +108,13 @@ absl::StatusOr<BufferMap> MakeInputs(const Graph& graph, const SafeTensors& give
   for (TensorId id : graph.inputs()) {
     const LogicalTensor& tensor = graph.tensor(id);
     auto it = given.find(absl::StrCat(id));
-    if (it == given.end() && !tensor.name.empty() && !NamesAnother(graph, tensor)) {
-      it = given.find(tensor.name);
-    }
+    const bool by_name = !tensor.name.empty() && !NamesAnother(graph, tensor);
+    if (it == given.end() && by_name) it = given.find(tensor.name);
     if (it == given.end()) {
-      return InvalidArguments("the file of inputs has no tensor '", id, "' for graph input ",
-                              tensor.Label(), ", ", tensor.ToString(), ", but ", NamesOf(given));
+      return InvalidArguments("the file of inputs has no tensor '", id, "'",
+                              by_name ? absl::StrCat(", nor '", tensor.name, "',") : "",
+                              " for graph input ", tensor.Label(), ", ", tensor.ToString(),
+                              ", but ", NamesOf(given));
     }
     KVANT_RETURN_IF_ERROR(CheckFits(tensor, it->second));
     KVANT_ASSIGN_OR_RETURN(Buffer buffer, Buffer::For(tensor));

@@ -1,6 +1,6 @@
 """All that a GPU is wanted for, within eight minutes: run.py OUT
 
-Tests (operations, conformance, captured graphs, both sanitizers), then the benchmark with what time
+Tests (operations, conformance, captured graphs, lives of KvCache, both sanitizers), then the benchmark with what time
 is left. Every step has its limit; after one that fails the next begins. OUT receives summary.md,
 tests.json, log.txt, and the benchmark's files (bench.py).
 """
@@ -28,8 +28,9 @@ MANY = max(4, min(16, os.cpu_count()))
 # Name, gtest filter, seconds, processes, tool of compute-sanitizer.
 STEPS = [
     ("operations", "*OpParity*:*MmaModel*", 40, 4, ""),
-    ("conformance", "*ConformanceTest.*", 120, MANY, ""),
+    ("conformance", "*ConformanceTest.*:*ThreadsTest*", 120, MANY, ""),
     ("captured graphs", "*GraphCapture*", 30, 2, ""),
+    ("caches", "*KvCache*", 45, 4, ""),
     ("memcheck", SANITIZED, 30, 4, "memcheck"),
     ("racecheck", SANITIZED, 30, 4, "racecheck"),
 ]

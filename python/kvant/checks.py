@@ -68,7 +68,7 @@ def string(what: str, value: Any) -> str:
     except UnicodeEncodeError:
         raise _wrong(what, "text that UTF-8 holds", value) from None
     if "\0" in value:
-        raise _wrong(what, "text without a NUL", value)
+        raise invalid(f"{what} must be text without a NUL")
     return value
 
 
