@@ -219,6 +219,7 @@ void BindCache(nb::module_& m) {
       .def(
           "length",
           [](const Cache& self, int64_t layer, int64_t row) {
+            CheckNotForked();
             return kvant_cache_length(self.handle.get(), layer, row);
           },
           nb::arg("layer"), nb::arg("row"))
@@ -245,17 +246,28 @@ void BindCache(nb::module_& m) {
                          rows ? static_cast<int64_t>(rows->size()) : self.batch};
           },
           nb::arg("rows").none() = nb::none(), nb::arg("capacity") = 0)
-      .def("columns", [](const Cache& self) { return kvant_cache_columns(self.handle.get()); })
+      .def("columns",
+           [](const Cache& self) {
+             CheckNotForked();
+             return kvant_cache_columns(self.handle.get());
+           })
       .def("bytes",
            [](const Cache& self) {
+             CheckNotForked();
              auto bytes = Sized<kvant_cache_bytes>();
              Check(kvant_cache_memory(self.handle.get(), &bytes));
              return TupleOf(bytes);
            })
       .def("used_bytes",
-           [](const Cache& self) { return kvant_cache_used_bytes(self.handle.get()); })
+           [](const Cache& self) {
+             CheckNotForked();
+             return kvant_cache_used_bytes(self.handle.get());
+           })
       .def("scratch_bytes",
-           [](const Cache& self) { return kvant_cache_scratch_bytes(self.handle.get()); })
+           [](const Cache& self) {
+             CheckNotForked();
+             return kvant_cache_scratch_bytes(self.handle.get());
+           })
       .def(
           "scheme",
           [](const Cache& self, int64_t layer) {

@@ -248,7 +248,8 @@ class KvCache:
 
     def crop(self, tokens: int | Sequence[int], layer: int | None = None) -> None:
         """Takes sequences back to their first tokens, in one layer or all; a list is by row."""
-        if not isinstance(tokens, Iterable):
+        # A tensor of no dims is a number.
+        if not isinstance(tokens, Iterable) or getattr(tokens, "ndim", None) == 0:
             tokens = [integer("tokens", tokens)] * self.batch
         rows = integers("tokens", tokens)
         if len(rows) != self.batch:

@@ -219,6 +219,15 @@ def check_errors():
     raises("row 0 starts at token 9 of 4" if odd else wrong,
            lambda: many.prefill(0, q, k, v, starts=[9 if odd else 0]))
     raises("k and v go together" if odd else wrong, lambda: many.attend(0, q, k, None if odd else v))
+    # What a cache would refuse once others have begun.
+    half = torch.zeros(6, dtype=torch.bfloat16 if odd else torch.float32)
+    raises("sinks must be [6] of torch.float32, not [6] of torch.bfloat16" if odd else wrong,
+           lambda: many.prefill(0, q, k, v, sinks=half))
+    raises("scale must not be 0" if odd else wrong,
+           lambda: many.prefill(0, q, k, v, scale=0.0 if odd else None))
+    with_gradient = q.clone().requires_grad_(odd)
+    raises("q requires grad" if odd else wrong, lambda: many.prefill(0, with_gradient, k, v))
+    assert many.cache.length(0) == 0 and many.length(0) == 0
     # A number that one rank's cache refuses.
     nan = k.clone()
     if odd:
@@ -227,6 +236,11 @@ def check_errors():
     assert many.cache.length(0) == 0 and many.length(0) == 0
     many.prefill(0, q, k, v)
     raises("prefill: layer 0 has tokens already", lambda: many.prefill(0, q, k, v))
+    one = [x[:, :, :1] for x in (q, k, v)]
+    before = many.cache.length(0)
+    raises("attention with a soft cap of -1", lambda: many.attend(0, *one, soft_cap=-1.0))
+    raises("sinks must be [6]", lambda: many.attend(0, *one, sinks=torch.zeros(5)))
+    assert many.cache.length(0) == before and many.length(0) == 4 * many.ranks
     raises(f"rank 0 of {many.ranks} has failed" if rank else "not finite",
            lambda: many.attend(0, q[:, :, :1], torch.full_like(k[:, :, :1], float("inf")), v[:, :, :1]))
     many.reset()

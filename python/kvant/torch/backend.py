@@ -209,14 +209,24 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
             reports.append(_report(node, False, why))
             continue
         with gm.graph.inserting_before(node):
+            for name in names[:4]:
+                given[name] = _in_type_of(gm, node, given.get(name))
             kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
-                given["query"], given["key"], given["value"], given.get("attn_mask"), None,
+                given["query"], given["key"], given["value"], given["attn_mask"], None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
                 _is_tokens_first(node), bool(given.get("enable_gqa", False))))
         kept.meta = dict(node.meta)
         node.replace_all_uses_with(kept)
         gm.graph.erase_node(node)
     gm.recompile()
+
+
+def _in_type_of(gm: fx.GraphModule, node: fx.Node, x: Any) -> Any:
+    """An argument of a node as autocast has it, of which kvant's op knows nothing."""
+    if not isinstance(x, fx.Node):
+        return x
+    have, want = x.meta["example_value"].dtype, node.meta["example_value"].dtype
+    return gm.graph.call_method("to", (x, want)) if have != want and have.is_floating_point else x
 
 
 def _keep_flex(gm: fx.GraphModule, reports: list[Report]) -> bool:
@@ -240,6 +250,9 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
         return "its log-sum-exp is read"
     try:
         windows = flex.windows_of(getattr(gm, block_mask[-1].target))
+        # Without a block mask there is one block, of this size.
+        if windows == flex.Windows() and block_mask[-2] < 1 << 30:
+            return "its mask is one of blocks alone"
         scores = flex.scores_of(getattr(gm, score_mod.target))
     except flex.Declined as why:
         return str(why)
@@ -250,6 +263,9 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
         if scores.slopes is not None:
             placeholders = [x for x in scores.slopes.graph.nodes if x.op == "placeholder"]
             slopes = score_buffers[placeholders.index(scores.slopes) - 5]
+            heads = q.meta["example_value"].shape[1]
+            if slopes.meta["example_value"].shape[0] > heads:
+                slopes = gm.graph.call_function(operator.getitem, (slopes, slice(None, heads)))
             if scores.sign < 0:
                 slopes = gm.graph.call_function(torch.neg, (slopes,))
         kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (

@@ -102,6 +102,8 @@ class ContextParallelCache:
         """This rank's tokens. What is appended to it directly, or taken out, other ranks do not know of."""
         # Of each layer, rank and row how many tokens there are: every rank keeps count of all.
         self._lengths = [[[0] * batch for _ in range(self.ranks)] for _ in range(layers)]
+        # Scales and soft caps that a cache takes.
+        self._terms: set[Any] = set()
         # By scheme and static scales: for chunks of other ranks, and one that stays empty.
         self._visitors: dict[Any, KvCache] = {}
         self._empty: dict[Any, KvCache] = {}
@@ -159,6 +161,7 @@ class ContextParallelCache:
             self._check_room(layer, rank, added)
         rows = found[self.rank][1]
         q, k, v = (x.contiguous() for x in (q, k, v))
+        sinks = None if sinks is None else sinks.contiguous()
         terms = {"scale": scale, "soft_cap": soft_cap, "stats": True}
         parts: list[Part] = []
 
@@ -213,6 +216,7 @@ class ContextParallelCache:
             return q.new_empty(self.batch, q.shape[1], 0, self.v_head_size)
         owners = self._owners(layer, tokens) if k is not None else []
         queries = q.float().contiguous()
+        sinks = None if sinks is None else sinks.contiguous()
         terms = {"scale": scale, "soft_cap": soft_cap}
 
         def attend_to_own(out: torch.Tensor, stats: torch.Tensor) -> None:
@@ -266,7 +270,7 @@ class ContextParallelCache:
         """Of each rank how many tokens come, and the rows' starts; raises if something does not fit."""
         wrong, own = None, [-1] * (len(_HEADER) + self.batch)
         try:
-            self._check(method, q, k, v)
+            self._check(method, q, k, v, scale, soft_cap, sinks)
             own = [_METHODS.index(method), self._layer(layer), q.shape[1], q.shape[2], q.shape[3],
                    0 if k is None else k.shape[1], 0 if v is None else v.shape[3], _TYPES.index(q.dtype),
                    _bits("scale", scale), _bits("soft_cap", soft_cap), sinks is not None, k is not None,
@@ -299,8 +303,8 @@ class ContextParallelCache:
             rank = failed.index(True)
             raise invalid(f"{where}: rank {rank} of {self.ranks} has failed, and says why there")
 
-    def _check(self, method: str, q: Any, k: Any, v: Any) -> None:
-        """This rank's tensors, by themselves."""
+    def _check(self, method: str, q: Any, k: Any, v: Any, scale: Any, soft_cap: Any, sinks: Any) -> None:
+        """This rank's arguments, by themselves: what a cache would refuse when others have begun."""
         if not isinstance(q, torch.Tensor) or q.dim() != 4 or q.dtype not in _TYPES:
             raise invalid(f"{method}: q must be [batch, query heads, tokens, head size] of f32, f16 or bf16, not "
                           f"{_describe(q)}")
@@ -317,6 +321,22 @@ class ContextParallelCache:
                 raise invalid(f"{method}: {name} is on {x.device}, but the cache on {self.device}")
         if q.shape[1] < 1 or q.shape[1] % self.heads:
             raise invalid(f"{method}: {q.shape[1]} query heads over {self.heads} heads of K and V")
+        if sinks is not None:
+            shape = [q.shape[1]]
+            if not isinstance(sinks, torch.Tensor) or list(sinks.shape) != shape or sinks.dtype != torch.float32:
+                raise invalid(f"{method}: sinks must be {shape} of torch.float32, not {_describe(sinks)}")
+            wanted["sinks"] = (sinks, 0, 0)
+            if sinks.device.type != self.device.type:
+                raise invalid(f"{method}: sinks is on {sinks.device}, but the cache on {self.device}")
+        for name, (x, _, _) in wanted.items():
+            if x.requires_grad and torch.is_grad_enabled():
+                raise invalid(f"{method}: {name} requires grad, and kvant computes no gradients: detach() it, or run "
+                              "under torch.no_grad()")
+        terms = tuple(None if x is None else number(name, x)
+                      for name, x in (("scale", scale), ("soft_cap", soft_cap)))
+        if terms not in self._terms:
+            self.cache.attention(q.shape[1], 1, "f32", terms[0], soft_cap=terms[1], causal=False)
+            self._terms.add(terms)
 
     def _owners(self, layer: int, tokens: int) -> list[int]:
         """The rank that each row's next tokens go to: that with the fewest, of those with room."""

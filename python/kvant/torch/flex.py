@@ -64,10 +64,18 @@ _NAMES = {
 }
 
 
-def _name(node: fx.Node) -> str:
+def _name(node: Any) -> str:
+    """What a node computes; of what is known, from its arguments alone."""
+    if not isinstance(node, fx.Node):
+        raise Declined(f"it has {node!r} where a tensor is expected")
     if node.op == "call_method":
         return str(node.target)
-    return _NAMES.get(node.target, getattr(node.target, "__name__", str(node.target)))
+    name = _NAMES.get(node.target)
+    if name is None:
+        return getattr(node.target, "__name__", str(node.target))
+    if given := {key: value for key, value in node.kwargs.items() if (key, value) != ("alpha", 1)}:
+        raise Declined(f"it has {name} with {given}")
+    return name
 
 
 def windows_of(mask_mod: fx.GraphModule) -> Windows:
@@ -76,6 +84,8 @@ def windows_of(mask_mod: fx.GraphModule) -> Windows:
     windows, open_nodes = Windows(), [result]
     while open_nodes:
         node = open_nodes.pop()
+        if node is True:
+            continue
         name = _name(node)
         if name == "and":
             open_nodes.extend(node.args)

@@ -389,10 +389,12 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
     mask: fx.Node | str | None = None
     scale = 1.0
     scores = skip(scores, *CASTS, *COPIES)
-    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and not scores.kwargs.get("alpha"):
+    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and scores.kwargs.get("alpha", 1) == 1:
         rank = len(shape(scores))
         scores, mask = scores.args[:2]
-        if rank != 4 and len(shape(mask)) > 2:
+        if mask.meta["val"].dtype == torch.bool:
+            mask = "its mask is boolean and added, as ones, which hides nothing"
+        elif rank != 4 and len(shape(mask)) > 2:
             mask = f"its mask {shape(mask)} is that of scores of {rank} dims"
     elif is_call(scores, aten.masked_fill.Scalar):
         rank = len(shape(scores))

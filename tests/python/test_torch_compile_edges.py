@@ -1,0 +1,84 @@
+"""torch.compile(backend="kvant") where what is written is nearly what kvant has: numbers are PyTorch's."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from compiled_torch import BATCH, HEADS, SIZE, TOKENS, cache, fresh, queries, run, sdpa  # noqa: E402, F401
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # noqa: E402
+
+
+def test_boolean_masks_that_are_added():
+    for mask in torch.rand(TOKENS, TOKENS) > 0.5, torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.5:
+        report = run(lambda q, k, v, mask: torch.softmax(q @ k.mT + mask, -1) @ v, cache(), cache(), cache(), mask)
+        assert not report.fused and "its mask is boolean and added" in report.text
+
+
+def test_masks_times_a_number():
+    mask = torch.randn(TOKENS, TOKENS)
+    for alpha in 0, 0.5, 3:
+        run(lambda q, k, v, mask, alpha=alpha: torch.softmax(torch.add(q @ k.mT, mask, alpha=alpha), -1) @ v,
+            cache(), cache(), cache(), mask)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_few_tokens(tokens):
+    q, k, v = queries(), cache()[:, :, :tokens], cache()[:, :, :tokens]
+    q = q[:, :HEADS].contiguous()
+    function = lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v  # noqa: E731
+    compiled = torch.compile(function, backend="kvant")
+    torch.testing.assert_close(compiled(q, k, v), function(q, k, v))
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_autocast(within):
+    q, k, v, w = queries(), cache(), cache(), torch.randn(SIZE, SIZE, dtype=torch.bfloat16)
+
+    def attend(q, k, v, w):
+        if not within:
+            return sdpa(q, k, v) @ w
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            o = sdpa(q, k, v)
+        return o @ w
+
+    compiled = torch.compile(attend, backend="kvant", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not within):
+        want, got = attend(q, k, v, w), compiled(q, k, v, w)
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert (got.float() - want.float()).norm() < 1e-2 * want.float().norm()
+
+
+def flex(score=None, mask=None):
+    # Compiled by inductor: without a compiler torch looks at no blocks.
+    function = lambda q, k, v: flex_attention(q, k, v, score, mask, enable_gqa=True)  # noqa: E731
+    q, k, v = torch.randn(1, HEADS, 256, SIZE), torch.randn(1, HEADS, 256, SIZE), torch.randn(1, HEADS, 256, SIZE)
+    want = torch.compile(function, backend="inductor")(q, k, v)
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="kvant")(q, k, v)
+    assert (got - want).norm() < 2e-5 * want.norm()
+
+
+def test_flex_with_blocks_of_its_own():
+    counts, indices = torch.ones(1, 1, 2, dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    flex(mask=BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=128))
+
+
+@pytest.mark.parametrize("score", [
+    lambda s, b, h, q, k: torch.add(s, SLOPES[h] * (k - q), alpha=3),
+    lambda s, b, h, q, k: torch.sub(s, SLOPES[h] * (k - q), alpha=2),
+    lambda s, b, h, q, k: 20 * torch.tanh(torch.div(s, 20, rounding_mode="floor")),
+    lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
+])
+def test_flex_scores(score):
+    flex(score)
+
+
+SLOPES = torch.rand(HEADS + 4) * 0.1  # more than there are heads
+
+
+@pytest.mark.parametrize("mask", [
+    lambda b, h, q, k: torch.sub(q, k, alpha=2) <= 20,
+    lambda b, h, q, k: (q >= k) & True,
+    lambda b, h, q, k: torch.ge(input=q, other=k),
+])
+def test_flex_masks(mask):
+    flex(mask=create_block_mask(mask, None, None, 256, 256, device="cpu"))
