@@ -135,12 +135,11 @@ class AttentionCodes {
     Keys keys(p_, work.rows, OnlyScaled() ? Multiplier() * kLog2E : 1.f,
               Common(T::k.k[0], KeySegment<T>(p_)), Rotated(), KCodebook());
     Sweep(keys, tokens, lead, live.all, kv_len, state, values);
-    bool any[kRowBlocks][2];
-    KVANT_UNROLL
-    for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
-      KVANT_UNROLL
-      for (i32 h = 0; h < 2; ++h) any[rb][h] = state.limit[rb][h] > -Infinity();
-    }
+    // Scores of NaN alone have moved no limit.
+    const auto saw_any = [&](i32 rb, i32 h) {
+      const float sum = state.sum[rb][h];
+      return state.limit[rb][h] > -Infinity() || !(sum == sum);
+    };
     const float limit = ScoreLimit() / static_cast<float>(T::k.channel_warps);
     bool lost = keys.Loses(OnlyScaled() ? 1.f : Multiplier(), limit);
     const Position at{work.rows.b0, work.rows.b1, work.rows.b2, 0};
@@ -149,9 +148,9 @@ class AttentionCodes {
       return LoadElement(T::k.v[0].scales.type, v.scales.data,
                          GroupIndex(T::k.v[0], T::k.v[0].scales, v.scales, at, d));
     };
-    lost |=
-        values.Complete(Common(T::k.v[0], ValueSegment<T>(p_)).scale, of_channel,
-                        CeilDiv(tokens.end - tokens.begin, T::k.token_warps), any, OutputLimit());
+    lost |= values.Complete(Common(T::k.v[0], ValueSegment<T>(p_)).scale, of_channel,
+                            CeilDiv(tokens.end - tokens.begin, T::k.token_warps), saw_any,
+                            OutputLimit());
     return {tokens.begin + Slice::TokenWarp() * T::k.warp_tile, tokens.end, Any(lost)};
   }
 

@@ -35,7 +35,10 @@ class CodesChannels {
     largest_ = largest_zero_ = 0;
     normal_ = 1.f;
     if (any) See(stage);
-    const i32 exponent = static_cast<i32>(AsBits(Largest()) >> 23) - 127;  // rounded down
+    // Rounded down. Where there are only zeros, as in tokens that were never written, later scales
+    // may be anything.
+    const float largest = Largest();
+    const i32 exponent = largest > 0.f ? static_cast<i32>(AsBits(largest) >> 23) - 127 : -3;
     if (Format().scale_type != kFloat16) {
       normal_ = AsFloat(static_cast<u32>(127 + MaxOf(-100, MinOf(100, 3 - exponent))) << 23);
       room_ = 0x1p-6f;
@@ -48,14 +51,17 @@ class CodesChannels {
   // What scales are multiplied with.
   KVANT_DEVICE float Normal() const { return normal_; }
   // What f16, and sums of f32, lose of scores, in the units of Multiply; code: the largest.
+  // Infinity where queries times scales, or zero points, may be beyond f16.
   KVANT_DEVICE float Lost(float code) const {
     const CodeFormat f = Format();
     const float of_scale = f.scale_type == kFloat16 ? 0.f : 0x1p-25f;
-    const float of_sums = TakesOff() || f.zero == Zero::kReal ? Largest() * 0x1p-24f : 0.f;
+    const float largest = Largest();  // by all lanes, before any returns
+    const float of_sums = TakesOff() || f.zero == Zero::kReal ? largest * 0x1p-24f : 0.f;
     const float of_product = code * f.Factor(f.PairsPerWord() - 1) * 0x1p-21f;
+    if (!(largest * CodesQueries<T>::kSum * room_ < 65504.f)) return Infinity();
     if (!(AsFloat(largest_zero_) * normal_ < 65504.f)) return Infinity();
     return code * CodesQueries<T>::kSum * room_ * (of_scale + of_sums) +
-           of_product * (1.f + Largest());
+           of_product * (1.f + largest);
   }
 
   // sums[rb][j]: of row blocks 2j and 2j + 1 of tokens, in units of codes times normalised scales.

@@ -60,6 +60,7 @@ struct CodeFormat {
   i32 scale_type, zero_type;
   Zero zero;
   bool common_zero;
+  bool has_scale;      // of whatever tokens and channels
   bool output_scales;  // V by channel: scales are those of the output's channels
 
   KVANT_DEVICE static constexpr CodeFormat Of(const AttentionTraits& t, const SegmentTraits& s,
@@ -88,6 +89,7 @@ struct CodeFormat {
             : s.real_zero_points ? Zero::kReal
                                  : Zero::kInteger,
             common_zero,
+            s.scales.type != kNone,
             false};
   }
   // Scales of V's channels that all tokens have in common go on the output.
@@ -153,16 +155,29 @@ struct CodeFormat {
     return zero != Zero::kInteger ? 0 : zero_type == kInt8 ? 128 : zero_type == kInt4 ? 8 : 0;
   }
 
-  // What a code, less its zero point, is at most; of floats that have no scale, and of entries of
-  // codebooks, what is usual.
-  KVANT_DEVICE constexpr float LargestCode() const {
-    const bool is_float = type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2;
-    return codebook                          ? 128.f
-           : is_float && scale_type == kNone ? 16.f
-           : type == kFloat8E4M3             ? 448.f
-           : type == kFloat8E5M2             ? 57344.f
-           : is_float                        ? 16.f
-                                             : static_cast<float>(1 << bits);
+  KVANT_DEVICE constexpr bool IsFloat() const {
+    return !codebook && (type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2);
+  }
+  // Whether codes are to be seen, to know the largest: floats that no scale made may be anything.
+  KVANT_DEVICE constexpr bool SeesCodes() const {
+    return IsFloat() && (type == kFloat16 ? !ByChannel() : !has_scale);
+  }
+  KVANT_DEVICE void See(const u32 (&pairs)[2], u32& largest) const {
+    if (SeesCodes()) largest = MaxAbsF16x2(MaxAbsF16x2(largest, pairs[0]), pairs[1]);
+  }
+  // What a code, less its zero point, is at most. seen: what each lane has seen.
+  KVANT_DEVICE float LargestCode(u32 seen) const {
+    if (SeesCodes()) {
+      float largest = Max(F16Low(seen), F16High(seen));
+      KVANT_UNROLL
+      for (i32 mask = 1; mask < 32; mask *= 2) largest = Max(largest, ShuffleXor(largest, mask));
+      return largest / Unit();
+    }
+    return codebook              ? 128.f
+           : type == kFloat8E4M3 ? 448.f
+           : type == kFloat8E5M2 ? 57344.f
+           : type == kFloat16    ? 65504.f
+                                 : static_cast<float>(1 << bits);
   }
   // Whether real zero points in groups go by an mma, as f16 or, normalised as scales are, bf16.
   // Else each is multiplied and added by f32. parts: f16 of a query.

@@ -107,7 +107,7 @@ class CodesKeys {
   // themselves, where what codes have too much is taken off them; else f16 loses 2^-25 of a query.
   KVANT_DEVICE bool Loses(float by, float limit) const {
     const CodeFormat f = Format();
-    const float code = f.LargestCode();
+    const float code = f.LargestCode(largest_code_);
     float lost = 0.f;
     if (f.ByChannel()) {
       lost = channels_.Lost(code);
@@ -344,6 +344,8 @@ class CodesKeys {
         u32 a[2], b[2];  // of row blocks 2j and 2j + 1
         f.UnpackKeys(low, q, table_, a);
         f.UnpackKeys(high, q, table_, b);
+        f.See(a, largest_code_);
+        f.See(b, largest_code_);
         KVANT_UNROLL
         for (i32 half = 0; half < end - first; ++half) {
           KVANT_UNROLL
@@ -402,6 +404,7 @@ class CodesKeys {
   float multiplier_[kRowBlocks][2];  // of queries 2c, 2c + 1
   float largest_scale_;              // of the lane's tokens; 1 where they have none
   u32 largest_f16_ = 0;              // where they are f16
+  u32 largest_code_ = 0;             // that the lane has seen, where codes are to be
   u32 nan_marks_ = 0;
 };
 

@@ -48,13 +48,18 @@ class CodesValues {
         first + static_cast<u32>(CodesRing<T>::Layout().sides[1].offset + index * bytes);
     const float scale =
         bytes == 4 ? LoadSharedFloat(at) : CodeToFloat(f.scale_type, LoadShared16(at));
-    i32 exponent = static_cast<i32>(AsBits(scale) >> 23 & 255) - 127;
-    exponent = MaxOf(-kFarExponent, MinOf(kFarExponent, exponent));
+    const i32 exponent = static_cast<i32>(AsBits(scale) >> 23 & 255) - 127;
+    // How many there are, above the sum of exponents. Zeros, as of tokens that were never written,
+    // do not count.
+    constexpr i32 kOne = 4096;
+    static_assert(32 * kFarExponent < kOne / 2);
+    i32 all = scale == 0.f ? 0 : kOne + MaxOf(-kFarExponent, MinOf(kFarExponent, exponent));
     KVANT_UNROLL
     for (i32 mask = 1; mask < 32; mask *= 2) {
-      exponent += static_cast<i32>(ShuffleXor(static_cast<u32>(exponent), mask));
+      all += static_cast<i32>(ShuffleXor(static_cast<u32>(all), mask));
     }
-    return -exponent / 32;
+    const i32 counted = (all + kOne / 2) / kOne;
+    return counted == 0 ? 0 : -(all - counted * kOne) / counted;
   }
 
   // exponent: of the power of two by which scales are normalised.
@@ -63,7 +68,7 @@ class CodesValues {
     if (in_f16) exponent = MaxOf(kLeastExponent, MinOf(kMostExponent, exponent));
     const float power = AsFloat(static_cast<u32>(127 + exponent) << 23);
     normal_ = in_f16 ? PackF16(power, power) : AsBits(power);
-    nan_marks_ = 0;
+    nan_marks_ = largest_code_ = 0;
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
       KVANT_UNROLL
@@ -164,16 +169,17 @@ class CodesValues {
   // Makes the output of sums: what codes have too much is taken off, and a scale that all tokens
   // have in common multiplied to it, and of_channel(d), of channels. Whether it may have lost more
   // than `limit` of itself (of a row, L2), as it does where f16 overflows: of weights of up to
-  // `tokens` tokens 2^-25 each, and 2^-24 of sums that cancel. any: rows that have seen a token.
-  template <class OfChannel>
-  KVANT_DEVICE bool Complete(float scale, OfChannel of_channel, i32 tokens,
-                             const bool (&any)[kRowBlocks][2], float limit) {
+  // `tokens` tokens 2^-25 each, and 2^-24 of sums that cancel. saw_any(row block, h): whether
+  // its row has seen a token.
+  template <class OfChannel, class SawAny>
+  KVANT_DEVICE bool Complete(float scale, OfChannel of_channel, i32 tokens, SawAny saw_any,
+                             float limit) {
     const CodeFormat f = Format();
     const float power = f.scale_type == kFloat16 ? F16Low(normal_) : AsFloat(normal_);
     scale = Divide(scale, power);
     // Roundings add up like random numbers, but for those of a few.
     const float count = static_cast<float>(MaxOf(MinOf(tokens, 64), tokens / 64));
-    const float of_weights = count * f.LargestCode() * scale * 0x1p-25f;
+    const float of_weights = count * f.LargestCode(largest_code_) * scale * 0x1p-25f;
     bool loses = CodeFormat::HasNan(nan_marks_);
     KVANT_UNROLL
     for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
@@ -208,7 +214,7 @@ class CodesValues {
         // A sum that is not finite loses, too.
         const float allowed = limit * limit * squares;
         const bool keeps = errors <= allowed && allowed < Infinity();
-        loses |= any[rb][h] && !keeps;
+        loses |= saw_any(rb, h) && !keeps;
       }
     }
     return loses;
@@ -288,6 +294,8 @@ class CodesValues {
       u32 a_low[2], a_high[2];
       f.UnpackValues(low, q, table_, a_low);
       f.UnpackValues(high, q, table_, a_high);
+      f.See(a_low, largest_code_);
+      f.See(a_high, largest_code_);
       KVANT_UNROLL
       for (i32 rb = 0; rb < T::k.row_blocks; ++rb) {
         KVANT_UNROLL
@@ -302,7 +310,7 @@ class CodesValues {
 
   const CodebookTable table_;
   u32 normal_;  // the power of two on scales: twice as f16 where they are f16, else as f32
-  u32 nan_marks_;
+  u32 nan_marks_, largest_code_;
   // Of groups that are half a chunk, first with the scales of all chunks' lower halves, then with
   // those of the upper ones.
   float out_[kRowBlocks][2 * kChannelTiles][4];

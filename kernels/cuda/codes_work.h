@@ -118,12 +118,26 @@ struct CodesWork {
     const float rest = static_cast<float>(entries * (SplitOf<T>(p).splits - 1));
     const float by = total > 0.f ? Divide(rest, total) : 0.f;
     Share share{entries, 0, 1};
-    i32 before = 0;
+    i32 before = 0, rest_before = 0;
+    float length_before = 0.f;
     for (i32 begin = 0; begin < entries; begin += 32) {
       const i32 b0 = begin + LaneIndex();
-      // Rounded down, and less than by so little that the sum is no more than there is.
-      const float more = b0 < entries ? LengthOf(p, b0) * by * (1.f - 1e-5f) : -1.f;
-      const i32 splits = MinOf(1 + static_cast<i32>(more), kMaxSplits);
+      // What the entries up to here have of the rest, rounded, less what those before have: all
+      // together that is the rest.
+      float length_end = b0 < entries ? LengthOf(p, b0) : 0.f;
+      KVANT_UNROLL
+      for (i32 n = 1; n < 32; n *= 2) {
+        const float other = Shuffle(length_end, MaxOf(0, LaneIndex() - n));
+        if (LaneIndex() >= n) length_end += other;
+      }
+      length_end += length_before;
+      const i32 rest_end = static_cast<i32>(length_end * by + 0.5f);
+      const i32 of_last =
+          static_cast<i32>(Shuffle(static_cast<u32>(rest_end), MaxOf(0, LaneIndex() - 1)));
+      const i32 more = rest_end - (LaneIndex() == 0 ? rest_before : of_last);
+      const i32 splits = b0 < entries ? MinOf(1 + more, kMaxSplits) : 0;
+      length_before = Shuffle(length_end, 31);
+      rest_before = static_cast<i32>(Shuffle(static_cast<u32>(rest_end), 31));
       i32 end = splits;
       KVANT_UNROLL
       for (i32 n = 1; n < 32; n *= 2) {
@@ -147,8 +161,12 @@ struct CodesWork {
     }
     return share;
   }
+  // In tokens; in several, where f32 would not hold all sums exactly.
   KVANT_DEVICE static float LengthOf(const AttentionParams& p, i32 b0) {
-    return static_cast<float>(RealLength<T>(p, Position{b0, 0, 0, 0}));
+    const float tokens = static_cast<float>(RealLength<T>(p, Position{b0, 0, 0, 0}));
+    const float most = static_cast<float>(p.batch[0]) * static_cast<float>(p.kv_len);
+    if (most < 0x1p23f) return tokens;
+    return static_cast<float>(static_cast<i32>(tokens * Divide(0x1p23f, most)));
   }
 };
 

@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{.name = "RingOfCodes",
               .k = "u4:g32:rzp",
               .v = "u4:g32:rzp",
-              .load_conflicts = 96,
+              .load_conflicts = 69,
               .sectors_too_many = 24,
               .first = 301,
               .tokens = 457},
