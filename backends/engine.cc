@@ -85,6 +85,7 @@ std::string Describe(const Partition& partition) {
 // collision are refused with the others.
 std::string DescribeOverlap(const LogicalTensor& port) {
   const Dims& dims = *port.dims;
+  if (port.elements() == 0) return "";
   const Dims strides = port.StridesOrDense();
   std::vector<std::pair<int64_t, size_t>> order;  // strides, dims
   for (size_t d = 0; d < dims.size(); ++d) {

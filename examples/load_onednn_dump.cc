@@ -1,5 +1,6 @@
-// Runs a graph in the format of oneDNN's dumps (ONEDNN_GRAPH_DUMP=graph). Whatever
-// its inputs are, each port of the compiled partition says what memory it needs.
+// load_onednn_dump [FILE]: runs a graph in the format of oneDNN's dumps (ONEDNN_GRAPH_DUMP=graph);
+// without FILE, one of the source tree, from its root. Whatever its inputs are, each port of the
+// compiled partition says what memory it needs.
 #include <cmath>
 #include <iostream>
 #include <vector>
@@ -20,11 +21,11 @@ std::vector<std::byte> Fill(const kvant::LogicalTensor& port) {
   return data;
 }
 
-absl::Status Run() {
-  KVANT_ASSIGN_OR_RETURN(kvant::Graph graph, kvant::GraphFromJsonFile(kFile));
+absl::Status Run(const char* file) {
+  KVANT_ASSIGN_OR_RETURN(kvant::Graph graph, kvant::GraphFromJsonFile(file));
   KVANT_RETURN_IF_ERROR(kvant::InferShapes(graph));
   KVANT_ASSIGN_OR_RETURN(const auto partitions, kvant::PartitionGraph(graph));
-  std::cout << kFile << ": " << graph.ops().size() << " ops, " << partitions.size()
+  std::cout << file << ": " << graph.ops().size() << " ops, " << partitions.size()
             << " partition(s)\n";
   if (partitions.size() != 1) return absl::InternalError("expected one partition");
 
@@ -52,8 +53,8 @@ absl::Status Run() {
 
 }  // namespace
 
-int main() {
-  const absl::Status status = Run();
+int main(int argc, char** argv) {
+  const absl::Status status = Run(argc > 1 ? argv[1] : kFile);
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
 }

@@ -274,8 +274,11 @@ TEST(EngineTest, RefusesOutputsWhoseElementsShareAPlace) {
     return Oracle()->Compile(AddPartition(dims, strides)).status();
   };
   // Rows side by side, padded, transposed, and split into two dims.
-  for (const auto& [dims, strides] : std::vector<std::pair<Dims, Dims>>{
-           {{2, 3}, {3, 1}}, {{2, 3}, {7, 2}}, {{2, 3}, {1, 2}}, {{2, 2, 3}, {3, 9, 1}}}) {
+  for (const auto& [dims, strides] : std::vector<std::pair<Dims, Dims>>{{{2, 3}, {3, 1}},
+                                                                        {{2, 3}, {7, 2}},
+                                                                        {{2, 3}, {1, 2}},
+                                                                        {{2, 2, 3}, {3, 9, 1}},
+                                                                        {{2, 0}, {0, 1}}}) {
     EXPECT_EQ(compile(dims, strides), absl::OkStatus()) << DimsToString(strides);
   }
   // One place for a whole dim, rows that overlap by one element, equal strides.
