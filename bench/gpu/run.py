@@ -30,7 +30,7 @@ STEPS = [
     ("operations", "*OpParity*:*MmaModel*", 40, 4, ""),
     ("conformance", "*ConformanceTest.*:*ThreadsTest*", 120, MANY, ""),
     ("captured graphs", "*GraphCapture*", 30, 2, ""),
-    ("caches", "*KvCache*", 45, 4, ""),
+    ("caches", "*KvCache*OnGpu*:*KvCacheLives*", 45, 4, ""),
     ("memcheck", SANITIZED, 30, 4, "memcheck"),
     ("racecheck", SANITIZED, 30, 4, "racecheck"),
 ]

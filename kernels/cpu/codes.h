@@ -26,8 +26,8 @@ namespace kvant::cpu {
 // Where queries lie for the products. A dword of codes holds 32 / bits of them, and so
 // many pairs of them side by side in its halves: pair k is the k-th of the low half and
 // the k-th of the high half. Row -> dword of the token's codes -> pair -> {low, high} as s16. Sets
-// that multiply bytes have as many dwords of bytes there instead (isa/codes_neon.h), and AVX-512
-// has where there is one row (isa/codes_bytes_avx512.h).
+// that multiply bytes have as many dwords of bytes there instead (isa/codes_neon.h), and x86 has
+// other orders where there is one row (isa/codes_tokens.h).
 
 // Rows are multiplied in blocks of up to four.
 inline int64_t RowBlock(int64_t rows_left) { return rows_left < 4 ? rows_left : 4; }

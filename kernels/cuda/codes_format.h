@@ -158,10 +158,9 @@ struct CodeFormat {
   KVANT_DEVICE constexpr bool IsFloat() const {
     return !codebook && (type == kFloat16 || type == kFloat8E4M3 || type == kFloat8E5M2);
   }
-  // Whether codes are to be seen, to know the largest: floats that no scale made may be anything.
-  KVANT_DEVICE constexpr bool SeesCodes() const {
-    return IsFloat() && (type == kFloat16 ? !ByChannel() : !has_scale);
-  }
+  // Whether codes are to be seen, to know the largest: floats that have no scale may be anything.
+  // f16 never has one.
+  KVANT_DEVICE constexpr bool SeesCodes() const { return IsFloat() && !has_scale; }
   KVANT_DEVICE void See(const u32 (&pairs)[2], u32& largest) const {
     if (SeesCodes()) largest = MaxAbsF16x2(MaxAbsF16x2(largest, pairs[0]), pairs[1]);
   }
@@ -176,7 +175,6 @@ struct CodeFormat {
     return codebook              ? 128.f
            : type == kFloat8E4M3 ? 448.f
            : type == kFloat8E5M2 ? 57344.f
-           : type == kFloat16    ? 65504.f
                                  : static_cast<float>(1 << bits);
   }
   // Whether real zero points in groups go by an mma, as f16 or, normalised as scales are, bf16.

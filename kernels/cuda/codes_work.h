@@ -161,7 +161,7 @@ struct CodesWork {
     }
     return share;
   }
-  // In tokens; in several, where f32 would not hold all sums exactly.
+  // In tokens, or in units of several, so that f32 holds all sums of lengths exactly.
   KVANT_DEVICE static float LengthOf(const AttentionParams& p, i32 b0) {
     const float tokens = static_cast<float>(RealLength<T>(p, Position{b0, 0, 0, 0}));
     const float most = static_cast<float>(p.batch[0]) * static_cast<float>(p.kv_len);

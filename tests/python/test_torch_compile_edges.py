@@ -32,12 +32,13 @@ def test_few_tokens(tokens):
 @pytest.mark.parametrize("within", [True, False])
 def test_autocast(within):
     q, k, v, w = queries(), cache(), cache(), torch.randn(SIZE, SIZE, dtype=torch.bfloat16)
+    mask = torch.randn(5, TOKENS)
 
     def attend(q, k, v, w):
         if not within:
-            return sdpa(q, k, v) @ w
+            return sdpa(q, k, v, attn_mask=mask) @ w
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            o = sdpa(q, k, v)
+            o = sdpa(q, k, v, attn_mask=mask)
         return o @ w
 
     compiled = torch.compile(attend, backend="kvant", fullgraph=True)
@@ -45,6 +46,14 @@ def test_autocast(within):
         want, got = attend(q, k, v, w), compiled(q, k, v, w)
     assert got.dtype == want.dtype == torch.bfloat16
     assert (got.float() - want.float()).norm() < 1e-2 * want.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_masks_of_another_type_are_not_rounded(dtype):
+    mask = torch.randn(5, TOKENS)
+    mask[1], mask[2], mask[3, 4] = -1e9, torch.finfo(torch.float32).min, 1e5
+    run(lambda q, k, v, mask: sdpa(q, k, v, attn_mask=mask), *(x.to(dtype) for x in (queries(), cache(), cache())), mask,
+        bound=1e-2)
 
 
 def flex(score=None, mask=None):
@@ -65,6 +74,9 @@ def test_flex_with_blocks_of_its_own():
 @pytest.mark.parametrize("score", [
     lambda s, b, h, q, k: torch.add(s, SLOPES[h] * (k - q), alpha=3),
     lambda s, b, h, q, k: torch.sub(s, SLOPES[h] * (k - q), alpha=2),
+    lambda s, b, h, q, k: s.add(SLOPES[h] * (k - q), alpha=3),
+    lambda s, b, h, q, k: s.add(other=SLOPES[h] * (k - q)),
+    lambda s, b, h, q, k: 20 * torch.tanh(s.div(20, rounding_mode="floor")),
     lambda s, b, h, q, k: 20 * torch.tanh(torch.div(s, 20, rounding_mode="floor")),
     lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
 ])
@@ -79,6 +91,7 @@ SLOPES = torch.rand(HEADS + 4) * 0.1  # more than there are heads
     lambda b, h, q, k: torch.sub(q, k, alpha=2) <= 20,
     lambda b, h, q, k: (q >= k) & True,
     lambda b, h, q, k: torch.ge(input=q, other=k),
+    lambda b, h, q, k: q.ge(other=k),
 ])
 def test_flex_masks(mask):
     flex(mask=create_block_mask(mask, None, None, 256, 256, device="cpu"))

@@ -16,8 +16,6 @@ namespace {
 
 struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
   static constexpr int kDotAccumulators = 8;
-  // So that each is two bytes, 256 * high + low (codes_tokens_avx2.h).
-  static constexpr float kMost = 127 * 256 + 127;
   using I = __m256i;
 
   static I Dword(int32_t value) { return _mm256_set1_epi32(value); }
@@ -145,33 +143,33 @@ struct Avx2Codes : Simd, PairedHalves<Avx2Codes> {
           _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), order);
       groups[0] = Raw{_mm256_castsi128_si256(split)};
       groups[1] = Raw{_mm256_castsi128_si256(_mm_srli_si128(split, 8))};
-      return;
-    }
-    const auto load = [&](int i) {
-      return _mm256_shuffle_epi8(LoadDwords(p + i * 32), _mm256_broadcastsi128_si256(order));
-    };
-    const auto upper = [](I v) { return _mm256_castsi128_si256(_mm256_extracti128_si256(v, 1)); };
-    if constexpr (kTokens == 4 && kGroups == 2) {
-      const I split = _mm256_permute4x64_epi64(load(0), 0xd8);
-      groups[0] = Raw{split};
-      groups[1] = Raw{upper(split)};
     } else {
-      const I in_turn = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-      if constexpr (kBits == 16) {
-        const I first = load(0), last = load(1);
-        const I low = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(first, last), in_turn);
-        const I high = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(first, last), in_turn);
-        groups[0] = Raw{low};
-        groups[1] = Raw{upper(low)};
-        groups[2] = Raw{high};
-        groups[3] = Raw{upper(high)};
-      } else {
-        const I split = _mm256_permutevar8x32_epi32(load(0), in_turn);
-        const I odd = _mm256_srli_si256(split, 8);
+      const auto load = [&](int i) {
+        return _mm256_shuffle_epi8(LoadDwords(p + i * 32), _mm256_broadcastsi128_si256(order));
+      };
+      const auto upper = [](I v) { return _mm256_castsi128_si256(_mm256_extracti128_si256(v, 1)); };
+      if constexpr (kTokens == 4 && kGroups == 2) {
+        const I split = _mm256_permute4x64_epi64(load(0), 0xd8);
         groups[0] = Raw{split};
-        groups[1] = Raw{odd};
-        groups[2] = Raw{upper(split)};
-        groups[3] = Raw{upper(odd)};
+        groups[1] = Raw{upper(split)};
+      } else {
+        const I in_turn = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        if constexpr (kBits == 16) {
+          const I first = load(0), last = load(1);
+          const I low = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(first, last), in_turn);
+          const I high = _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(first, last), in_turn);
+          groups[0] = Raw{low};
+          groups[1] = Raw{upper(low)};
+          groups[2] = Raw{high};
+          groups[3] = Raw{upper(high)};
+        } else {
+          const I split = _mm256_permutevar8x32_epi32(load(0), in_turn);
+          const I odd = _mm256_srli_si256(split, 8);
+          groups[0] = Raw{split};
+          groups[1] = Raw{odd};
+          groups[2] = Raw{upper(split)};
+          groups[3] = Raw{upper(odd)};
+        }
       }
     }
   }

@@ -15,8 +15,6 @@ namespace {
 
 struct Avx512Codes : Simd, PairedHalves<Avx512Codes> {
   static constexpr int kDotAccumulators = 16;
-  // So that each is two bytes, 256 * high + low (codes_bytes_avx512.h).
-  static constexpr float kMost = 127 * 256 + 127;
   using I = __m512i;
 
   static I Dword(int32_t value) { return _mm512_set1_epi32(value); }

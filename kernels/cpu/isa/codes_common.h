@@ -142,8 +142,9 @@ struct DwordColumns {
 // of its fields.
 template <typename Own>
 struct PairedHalves : DwordColumns<Own> {
-  // The largest magnitude of queries and weights.
-  static constexpr float kMost = 32767.f;
+  // The largest magnitude of queries and weights, so that each is two bytes, 256 * high + low, for
+  // products of tokens (codes_tokens.h).
+  static constexpr float kMost = 127 * 256 + 127;
   // Codes are multiplied as they are stored, with signs flipped.
   static constexpr uint8_t kByteFlip = 0;
   // Sums of a product that count differently.

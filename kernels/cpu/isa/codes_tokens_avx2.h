@@ -50,6 +50,7 @@ struct Avx2Tokens {
       const I low = products(factors[0], factors[1]), high = products(factors[2], factors[3]);
       I sum = Codes::AddDwords(_mm256_madd_epi16(low, Codes::Dword(0x00010001)),
                                _mm256_madd_epi16(high, Codes::Dword(0x01000100)));
+      // Else GCC keeps the sums of several tokens apart, and stores what registers do not hold.
       asm("" : "+x"(sum));
       return sum;
     }
@@ -74,12 +75,12 @@ struct Avx2Tokens {
     if constexpr (kBits == 8) {
       // Pairs of even and of odd bytes, in turn.
       const I a = Codes::LoadDwords(pairs), b = Codes::LoadDwords(pairs + 8);
-      const I even = _mm256_shuffle_epi32(a, 0xd8), odd = _mm256_shuffle_epi32(b, 0xd8);
+      const I first = _mm256_shuffle_epi32(a, 0xd8), last = _mm256_shuffle_epi32(b, 0xd8);
       const auto store = [](int32_t* to, I halves) {
         _mm256_storeu_si256(reinterpret_cast<I*>(to), _mm256_permute4x64_epi64(halves, 0xd8));
       };
-      store(pairs, _mm256_unpacklo_epi64(even, odd));
-      store(pairs + 8, _mm256_unpackhi_epi64(even, odd));
+      store(pairs, _mm256_unpacklo_epi64(first, last));
+      store(pairs + 8, _mm256_unpackhi_epi64(first, last));
     } else {
       // Of each column, of bytes 0 to 3: the low planes of low nibbles and of high ones, and the
       // high planes of both.

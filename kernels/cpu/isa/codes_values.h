@@ -15,7 +15,7 @@ namespace {
 template <typename S>
 struct ValuesTurn {
   template <int kBits, int kRows>
-  static constexpr bool kMayWait = kBits == 8 && kRows == 1;
+  static constexpr bool kMayWait = S::kWidth == 8 && kBits == 8 && kRows == 1;
   static constexpr int64_t kMostSums = 64;
 
   int64_t begin, end;
@@ -69,7 +69,7 @@ void ValuesBlock(const CodeKernels::Values& args, int64_t row, int64_t byte, Val
   // Requests stand apart where one row waits for memory: a line with each chunk, of AVX-512's size.
   constexpr bool kApart = kRows == 1 && S::kWidth == 16 && kAhead == kChunks * 64;
   const uint8_t *p0 = nullptr, *next = nullptr;
-  for (int64_t t = begin; t < (kMayWait ? end : rows.tokens); t += 2, p0 += 2 * rows.stride) {
+  for (int64_t t = begin; t < end; t += 2, p0 += 2 * rows.stride) {
     if (t % kPageUnit == 0) {
       p0 = rows.blocks[t / kPageUnit] + byte;
       next = rows.next[t / kPageUnit] + byte * kPageUnit;

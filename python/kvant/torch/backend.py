@@ -209,10 +209,9 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
             reports.append(_report(node, False, why))
             continue
         with gm.graph.inserting_before(node):
-            for name in names[:4]:
-                given[name] = _in_type_of(gm, node, given.get(name))
+            _as_autocast(gm, node, given)
             kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
-                given["query"], given["key"], given["value"], given["attn_mask"], None,
+                given["query"], given["key"], given["value"], given.get("attn_mask"), None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
                 _is_tokens_first(node), bool(given.get("enable_gqa", False))))
         kept.meta = dict(node.meta)
@@ -221,12 +220,18 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
     gm.recompile()
 
 
-def _in_type_of(gm: fx.GraphModule, node: fx.Node, x: Any) -> Any:
-    """An argument of a node as autocast has it, of which kvant's op knows nothing."""
-    if not isinstance(x, fx.Node):
-        return x
-    have, want = x.meta["example_value"].dtype, node.meta["example_value"].dtype
-    return gm.graph.call_method("to", (x, want)) if have != want and have.is_floating_point else x
+def _as_autocast(gm: fx.GraphModule, node: fx.Node, given: dict[str, Any]) -> None:
+    """Casts arguments as autocast does, of which kvant's op knows nothing: to the type of what was traced."""
+
+    def type_of(x: Any) -> torch.dtype | None:
+        return getattr(x.meta.get("example_value"), "dtype", None) if isinstance(x, fx.Node) else None
+
+    want, have = type_of(node), {name: type_of(x) for name, x in given.items()}
+    if want is None or all(have[name] in (None, want) for name in ("query", "key", "value")):
+        return
+    for name, dtype in have.items():
+        if dtype is not None and dtype.is_floating_point and dtype != want:
+            given[name] = gm.graph.call_method("to", (given[name], want))
 
 
 def _keep_flex(gm: fx.GraphModule, reports: list[Report]) -> bool:
@@ -251,7 +256,7 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
     try:
         windows = flex.windows_of(getattr(gm, block_mask[-1].target))
         # Without a block mask there is one block, of this size.
-        if windows == flex.Windows() and block_mask[-2] < 1 << 30:
+        if windows == flex.Windows() and not (isinstance(block_mask[-2], int) and block_mask[-2] >= 1 << 30):
             return "its mask is one of blocks alone"
         scores = flex.scores_of(getattr(gm, score_mod.target))
     except flex.Declined as why:
@@ -263,8 +268,8 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
         if scores.slopes is not None:
             placeholders = [x for x in scores.slopes.graph.nodes if x.op == "placeholder"]
             slopes = score_buffers[placeholders.index(scores.slopes) - 5]
-            heads = q.meta["example_value"].shape[1]
-            if slopes.meta["example_value"].shape[0] > heads:
+            heads, given = q.meta["example_value"].shape[1], slopes.meta["example_value"].shape[0]
+            if isinstance(heads, int) and isinstance(given, int) and given > heads:
                 slopes = gm.graph.call_function(operator.getitem, (slopes, slice(None, heads)))
             if scores.sign < 0:
                 slopes = gm.graph.call_function(torch.neg, (slopes,))

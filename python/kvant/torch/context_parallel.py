@@ -321,21 +321,24 @@ class ContextParallelCache:
                 raise invalid(f"{method}: {name} is on {x.device}, but the cache on {self.device}")
         if q.shape[1] < 1 or q.shape[1] % self.heads:
             raise invalid(f"{method}: {q.shape[1]} query heads over {self.heads} heads of K and V")
+        tensors = {name: x for name, (x, _, _) in wanted.items()}
         if sinks is not None:
             shape = [q.shape[1]]
             if not isinstance(sinks, torch.Tensor) or list(sinks.shape) != shape or sinks.dtype != torch.float32:
                 raise invalid(f"{method}: sinks must be {shape} of torch.float32, not {_describe(sinks)}")
-            wanted["sinks"] = (sinks, 0, 0)
+            tensors["sinks"] = sinks
             if sinks.device.type != self.device.type:
                 raise invalid(f"{method}: sinks is on {sinks.device}, but the cache on {self.device}")
-        for name, (x, _, _) in wanted.items():
+        for name, x in tensors.items():
             if x.requires_grad and torch.is_grad_enabled():
                 raise invalid(f"{method}: {name} requires grad, and kvant computes no gradients: detach() it, or run "
                               "under torch.no_grad()")
         terms = tuple(None if x is None else number(name, x)
                       for name, x in (("scale", scale), ("soft_cap", soft_cap)))
         if terms not in self._terms:
-            self.cache.attention(q.shape[1], 1, "f32", terms[0], soft_cap=terms[1], causal=False)
+            # Not by the cache itself, which keeps a few attentions.
+            none = self._of_one_layer(self._empty, 0, 1)
+            none.attention(q.shape[1], 1, "f32", terms[0], soft_cap=terms[1], causal=False)
             self._terms.add(terms)
 
     def _owners(self, layer: int, tokens: int) -> list[int]:

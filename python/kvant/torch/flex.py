@@ -68,12 +68,11 @@ def _name(node: Any) -> str:
     """What a node computes; of what is known, from its arguments alone."""
     if not isinstance(node, fx.Node):
         raise Declined(f"it has {node!r} where a tensor is expected")
-    if node.op == "call_method":
-        return str(node.target)
-    name = _NAMES.get(node.target)
+    name = str(node.target) if node.op == "call_method" else _NAMES.get(node.target)
     if name is None:
         return getattr(node.target, "__name__", str(node.target))
-    if given := {key: value for key, value in node.kwargs.items() if (key, value) != ("alpha", 1)}:
+    given = {key: value for key, value in node.kwargs.items() if value is not None and (key, value) != ("alpha", 1)}
+    if name in _NAMES.values() and given:
         raise Declined(f"it has {name} with {given}")
     return name
 

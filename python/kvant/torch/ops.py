@@ -195,7 +195,7 @@ def _compile(
     out = g.scaled_dot_product_attention(
         q_value, k_value, v_value, scale=scale, soft_cap=soft_cap, left_window=left_window,
         right_window=right_window, bottom_right=bottom_right,
-        # Over no tokens at all even those are sums of nothing.
+        # Queries that see nothing give NaN, but those that have no tokens to see give 0, a sum of none.
         mode="none" if nan_rows and k.shape[2] > 0 else "inf_as_zero", **masks)
     batch, heads, queries, channels = q.shape[0], q.shape[1], q.shape[2], v_value.dims[3]
     inner = [channels, heads * channels] if tokens_first else [queries * channels, channels]

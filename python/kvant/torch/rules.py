@@ -392,7 +392,9 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
     if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and scores.kwargs.get("alpha", 1) == 1:
         rank = len(shape(scores))
         scores, mask = scores.args[:2]
-        if mask.meta["val"].dtype == torch.bool:
+        if not is_tensor(mask):
+            mask = "what is added to its scores is a number"
+        elif mask.meta["val"].dtype == torch.bool:
             mask = "its mask is boolean and added, as ones, which hides nothing"
         elif rank != 4 and len(shape(mask)) > 2:
             mask = f"its mask {shape(mask)} is that of scores of {rank} dims"

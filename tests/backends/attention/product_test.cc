@@ -18,7 +18,7 @@ namespace kvant::cpu {
 namespace {
 
 constexpr DataType kStoredTypes[] = {kF32, kF16, kBF16, kF8E4M3, kF8E5M2};
-constexpr int64_t kHeadSizes[] = {1, 2, 7, 8, 15, 16, 17, 33, 40, 64, 72, 100, 128, 131};
+constexpr int64_t kHeadSizes[] = {1, 7, 15, 16, 17, 33, 40, 64, 72, 100, 128, 131, 257, 320};
 constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17};
 // Blocks of tile registers are of 32 rows.
 constexpr int64_t kRowCountsOfPairs[] = {1,  2,  3,  4,  5,  6,  7,  8, 11,
