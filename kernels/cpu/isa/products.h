@@ -347,35 +347,33 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
   constexpr int64_t kBlockBytes = kVectors * S::kWidth * Type::kBits / 8;
   const int64_t first = d * Type::kBits / 8;
   const int64_t lines = NextLines::Of(first + kBlockBytes) - NextLines::Of(first);
-  {
-    const uint8_t* row = tokens.At(begin);
-    for (int64_t t = begin; t < end; ++t, row += tokens.stride) {
-      for (int64_t i = 0; i < lines; ++i) next.Ask();
-      const auto load = [&](int i) {
-        return kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
-                      : LoadStoredSome<S, Type>(row, d, last);
-      };
-      // What is read more often comes first, so that registers hold it.
-      if constexpr (kRows < kVectors) {
-        typename S::Vector left[kRows];
+  const uint8_t* row = tokens.At(begin);
+  for (int64_t t = begin; t < end; ++t, row += tokens.stride) {
+    for (int64_t i = 0; i < lines; ++i) next.Ask();
+    const auto load = [&](int i) {
+      return kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
+                    : LoadStoredSome<S, Type>(row, d, last);
+    };
+    // What is read more often comes first, so that registers hold it.
+    if constexpr (kRows < kVectors) {
+      typename S::Vector left[kRows];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) left[r] = S::Set1(probs[r * kTokenTile + t]);
+      for (int r = 0; r < kRows; ++r) left[r] = S::Set1(probs[r * kTokenTile + t]);
 #pragma GCC unroll 8
-        for (int i = 0; i < kVectors; ++i) {
-          const auto right = load(i);
+      for (int i = 0; i < kVectors; ++i) {
+        const auto right = load(i);
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) sum[r][i] = S::Fma(left[r], right, sum[r][i]);
-        }
-      } else {
-        typename S::Vector right[kVectors];
+        for (int r = 0; r < kRows; ++r) sum[r][i] = S::Fma(left[r], right, sum[r][i]);
+      }
+    } else {
+      typename S::Vector right[kVectors];
 #pragma GCC unroll 8
-        for (int i = 0; i < kVectors; ++i) right[i] = load(i);
+      for (int i = 0; i < kVectors; ++i) right[i] = load(i);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto left = S::Set1(probs[r * kTokenTile + t]);
+      for (int r = 0; r < kRows; ++r) {
+        const auto left = S::Set1(probs[r * kTokenTile + t]);
 #pragma GCC unroll 8
-          for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
-        }
+        for (int i = 0; i < kVectors; ++i) sum[r][i] = S::Fma(left, right[i], sum[r][i]);
       }
     }
   }
