@@ -322,7 +322,7 @@ class NextLines {
   }
 
  private:
-  const int64_t of_row_, gap_;
+  int64_t of_row_, gap_;
   const uint8_t* at_;
   int64_t left_;
 };
@@ -330,9 +330,9 @@ class NextLines {
 // Channels that are summed over a tile before they are added to the output.
 inline constexpr int64_t kPvChannels = 256;
 
-// Adds to sums, [kRows][kPvChannels], what tokens [begin, end) of a page unit give, and begins them
-// at the first: kVectors vectors of channels from `d` on; or, if not kWhole, one vector of which
-// `last` channels exist.
+// Adds to sums, [kRows][kPvChannels], what tokens [begin, end) give, from a page unit's first on,
+// and begins them at the first: kVectors vectors of channels from `d` on; or, if not kWhole, one
+// vector of which `last` channels exist.
 template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
 void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t end, int64_t d,
              int64_t last, NextLines& next, float* sums) {
@@ -349,6 +349,10 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
   const int64_t lines = NextLines::Of(first + kBlockBytes) - NextLines::Of(first);
   const uint8_t* row = tokens.At(begin);
   for (int64_t t = begin; t < end; ++t, row += tokens.stride) {
+    if (t % kPageUnit == 0 && t > begin) {
+      row = tokens.At(t);
+      next = NextLines(tokens, t, 0);
+    }
     for (int64_t i = 0; i < lines; ++i) next.Ask();
     const auto load = [&](int i) {
       return kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
@@ -397,10 +401,10 @@ void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const flo
       // Where a row takes several passes, a few tokens are read by all of them before the next:
       // memory delivers what lies side by side, and not every other line. Without a token the sums
       // are 0.
+      const int64_t turn = head_size == kVectors * S::kWidth ? kTokenTile : kPageUnit;
       int64_t begin = 0;
       do {
-        const int64_t left = tokens.tokens - begin,
-                      end = begin + (left < kPageUnit ? left : kPageUnit);
+        const int64_t left = tokens.tokens - begin, end = begin + (left < turn ? left : turn);
         NextLines next(tokens, begin, (end - begin) * NextLines::Of(first * Type::kBits / 8));
         int64_t d = 0;
         const auto pass = [&](auto add, int64_t step, int64_t needed) {
