@@ -88,10 +88,10 @@ absl::Status Scatter(const LogicalTensor& tensor, const std::byte* from, std::by
   absl::Status done;
   ForEachElement(tensor, [&](int64_t index, int64_t offset, const Dims& at) {
     if (!done.ok() || SameElement(tensor.type, from, index, to, offset)) return;
-    done = InvalidArguments(
-        "graph input ", tensor.Label(), " (", tensor.ToString(), ") has strides ",
-        DimsToString(tensor.StridesOrDense()), ", by which element [", DimsToString(at),
-        "] lies where another does, and the file has ", "different bytes for them");
+    done = InvalidArguments("graph input ", tensor.Label(), " (", tensor.ToString(),
+                            ") has strides ", DimsToString(tensor.StridesOrDense()),
+                            ", by which element [", DimsToString(at),
+                            "] lies where another does, and the file has different bytes for them");
   });
   return done;
 }

@@ -1,8 +1,8 @@
 """All that a GPU is wanted for, within eight minutes: run.py OUT
 
-Tests (operations, conformance, captured graphs, lives of KvCache, both sanitizers), then the benchmark with what time
-is left. Every step has its limit; after one that fails the next begins. OUT receives summary.md,
-tests.json, log.txt, and the benchmark's files (bench.py).
+Tests (operations, conformance, captured graphs, lives of KvCache, both sanitizers), then the
+benchmark with what time is left. Every step has its limit; after one that fails the next begins.
+OUT receives summary.md, tests.json, log.txt, and the benchmark's files (bench.py).
 """
 import concurrent.futures
 import glob

@@ -187,7 +187,8 @@ if not USED:
 for call in (lambda: compiled(q=x, k=x, v=x), lambda: compiled.execute([x] * 3, [x]), attention,
              lambda: cache.append(0, x, x), lambda: cache.attend(0, x), lambda: attend(0, x),
              cache.fork, cache.reset, lambda: cache.crop(0), lambda: cache.part(0, False, "codes"),
-             cache.length, lambda: cache.bytes, lambda: cache.columns, lambda: kvant.KvCache("f32", head_size=8, capacity=8)):
+             cache.length, lambda: cache.bytes, lambda: cache.columns,
+             lambda: kvant.KvCache("f32", head_size=8, capacity=8)):
     try:
         call()
     except kvant.Error as error:

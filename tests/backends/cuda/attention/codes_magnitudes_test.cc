@@ -133,12 +133,8 @@ TEST(CodesMagnitudes, SinksBesideFloatsOfAnySize) {
           Fill(keys, 0);
           Fill(values, code);
           queries.front() = 8;
-          for (size_t t = 0; t < 32; ++t) {
-            for (size_t d = 0; d < 64; ++d) {
-              if (t == 0) values[d] = 0;
-            }
-            if (t > 0) keys[t * 64] = -gap;
-          }
+          std::fill_n(values.begin(), 64, 0);
+          for (size_t t = 1; t < 32; ++t) keys[t * 64] = -gap;
           if (x.count("v_scales") > 0) Fill(*x["v_scales"], scale);
         });
       }
