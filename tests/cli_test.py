@@ -86,7 +86,8 @@ class CommandTest(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (2, "kvant: cannot write to standard output\n"))
 
     def test_bad_command_lines(self):
-        self.fails("'nonsense' is not a command", "nonsense")
+        for word in ["nonsense", "--nonsense"]:
+            self.fails(f"'{word}' is not a command", word)
         self.fails("", "show")
         self.fails("", "check", "g.json", "--backend", "fpga")
         for wrong in ["heads many", "heads 010", "heads " + "9" * 19, "kv-heads 0", "page-size 0", "hadamard 0"]:

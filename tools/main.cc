@@ -25,10 +25,10 @@ int Written(int code) {
   return std::fflush(stdout) == 0 ? code : Fail("cannot write to standard output");
 }
 
-// What is wrong with the first word of the command line, or nothing. CLI11 says of one that is no
-// command only that it misses one.
+// What is wrong with the first word of the command line, or nothing. CLI11 says of one that is
+// neither a command nor an option only that it misses a command.
 std::string CheckCommand(const CLI::App& app, const std::string& word) {
-  if (word.empty() || word[0] == '-') return "";
+  if (word.empty() || app.get_option_no_throw(word) != nullptr) return "";
   std::string message = "'" + word + "' is not a command; there are";
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
     if (command->get_name() == word) return "";

@@ -159,7 +159,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   worker_floats_ = WorkerFloats(problem_);
   const bool may_have_few = spec_.query_offsets.port != kNoPort && !most_rows &&
                             problem_.products != Products::kStoredRows;
-  for (const int64_t rows : {stored_rows_.of_codes, stored_rows_.others}) {
+  for (const int64_t rows : {stored_rows_.of_codes, stored_rows_.others, stored_rows_.of_runs}) {
     if (!may_have_few || few_ != nullptr) break;
     auto few = std::make_unique<Plan>(spec, kernels, pass, rows);
     if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
@@ -274,7 +274,10 @@ void Plan::ChooseProducts() {
   const bool by_pairs = kernels_.pairs != nullptr && (bf16_will_do || split_probs);
   const int64_t coded =
       by_pairs ? kernels_.pairs->stored_rows_of_codes : kernels_.stored_rows_of_codes;
-  stored_rows_ = {.of_codes = coded, .others = std::min(coded, kernels_.stored_rows)};
+  const int64_t others = std::min(coded, kernels_.stored_rows);
+  stored_rows_ = {.of_codes = coded,
+                  .others = others,
+                  .of_runs = std::min(others, kernels_.stored_rows_of_runs)};
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;
     p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
@@ -311,7 +314,16 @@ bool Plan::DescribeStoredRows() {
              return is_coded(segment) || TakenAsStored(segment);
            });
   };
-  if (rows <= stored_rows_.others || (are_coded(k_) && are_coded(v_))) return true;
+  const auto in_short_runs = [](const Segment& segment) {
+    return segment.scaled_rows ||
+           (IsOnCodes(segment) && segment.codes.by_channel && segment.codes.run < kHalfTile / 2);
+  };
+  const bool short_runs = std::any_of(k_.begin(), k_.end(), in_short_runs) ||
+                          std::any_of(v_.begin(), v_.end(), in_short_runs);
+  if (rows <= (short_runs ? stored_rows_.of_runs : stored_rows_.others) ||
+      (are_coded(k_) && are_coded(v_))) {
+    return true;
+  }
   for (auto* segments : {&k_, &v_}) {
     for (Segment& segment : *segments) {
       segment.codes = {};

@@ -69,7 +69,7 @@ class Plan : public Executable {
   AttentionProblem problem_;
   // Of a tile, at most, whose K and V are multiplied as they are stored.
   struct {
-    int64_t of_codes = 0, others = 0;
+    int64_t of_codes = 0, others = 0, of_runs = 0;
   } stored_rows_;
   // Why codes of K or V are not multiplied as such; empty if they are or there are none.
   std::string k_reason_, v_reason_;

@@ -114,8 +114,9 @@ struct KernelSet {
   // DynamicQuantize.
   const QuantizeKernels* quantize;
 
-  // Up to so many rows, products of what is stored beat those of tiles (docs/cpu_kernels.md).
-  int64_t stored_rows = 32, stored_rows_of_codes = 64;
+  // Up to so many rows, products of what is stored beat those of tiles (docs/cpu_kernels.md); of
+  // runs: where scales by channel are for few tokens, or for floats.
+  int64_t stored_rows = 32, stored_rows_of_codes = 64, stored_rows_of_runs = 32;
 
   // Optional from here on; null where the set has no such kernel.
 

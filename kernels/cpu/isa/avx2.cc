@@ -17,6 +17,7 @@ const KernelSet& avx2_kernels() {
         "avx2", &kCodeKernels<Avx2Codes, Values<Avx2Codes>, kFloats, PrepareForTokens<Avx2Tokens>,
                               ScoresByTokens<Avx2Tokens>>);
     set.stored_rows = 16;  // of floats: measured (docs/cpu_kernels.md)
+    set.stored_rows_of_runs = 8;
     return set;
   }();
   return kSet;

@@ -2,6 +2,7 @@
 // the scales of keys and what a run sums to those of values.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -130,6 +131,19 @@ TEST(CpuScaledRows, WhatMayNotBeFinite) {
   }
 }
 
+TEST(CpuScaledRows, ManyRowsOfShortRunsGoByTiles) {
+  const KernelSet& kernels = HighestKernels();
+  const int64_t most = std::min(kernels.stored_rows, kernels.stored_rows_of_runs);
+  for (const int64_t rows : {most, most + 1}) {
+    for (const auto& [type, run] : {std::pair(kS8, 16), std::pair(kF8E4M3, 64)}) {
+      const Format by_channel{.type = type, .group = {1, 1, 1, run, 1}, .scales = kF32};
+      const std::string kernel =
+          KernelOf(Plain({.ratio = rows, .q_len = 1, .kv_len = 128}, by_channel, by_channel));
+      EXPECT_EQ(kernel.find("products of tiles") == std::string::npos, rows <= most) << kernel;
+    }
+  }
+}
+
 TEST(CpuScaledRows, ManyRowsAndZeroPointsAreDequantized) {
   // Where there are no products on codes, nothing is said of them.
   const bool has_codes = HighestKernels().codes != nullptr;
@@ -139,7 +153,8 @@ TEST(CpuScaledRows, ManyRowsAndZeroPointsAreDequantized) {
                        ByChannel(kF8E4M3, run), {}));
     return kernel.find(reason) != std::string::npos;
   };
-  EXPECT_EQ(says(9, 32, "scales by channel of codes that stand for floats"), has_codes);
+  EXPECT_EQ(says(9, 32, "scales by channel of codes that stand for floats"),
+            has_codes && HighestKernels().stored_rows_of_runs >= 9);
   EXPECT_EQ(says(4, 8, "groups of 1 channel and 8 tokens"), has_codes);
 }
 
