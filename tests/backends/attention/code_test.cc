@@ -74,21 +74,23 @@ TEST(CpuCodes, HowManyRowsAreMultipliedAsStored) {
   const Format codes = ByHead(kU4, 32), f16{.type = kF16};
   const struct {
     Format k, v;
-    bool coded;
+    bool coded, short_runs = false;
   } cases[] = {{codes, codes, true},
                {ByChannel(kS8, 128), ByHead(kS8, 0), true},
                {ByChannel(kS8, 64), codes, false},
-               {codes, ByChannel(kS8, 16), false},
+               {codes, ByChannel(kS8, 16), false, true},
+               {ByChannel(kF8E4M3, 64), codes, false, true},
                {codes, ByHead(kU4, 8), false},
                {codes, f16, false},
                {f16, f16, false}};
   for (int i = 0; const KernelSet* set = KernelsAt(i); ++i) {
-    for (const auto& [k, v, coded] : cases) {
+    for (const auto& [k, v, coded, short_runs] : cases) {
       for (FpMath fpmath : {FpMath::kStrict, FpMath::kAny}) {
         const bool by_pairs = fpmath == FpMath::kAny && set->pairs != nullptr;
         const bool on_codes = set->codes != nullptr && (k.type != kF16 || v.type != kF16);
         int64_t most = by_pairs ? set->pairs->stored_rows_of_codes : set->stored_rows_of_codes;
         if (!coded || set->codes == nullptr) most = std::min(most, set->stored_rows);
+        if (short_runs && set->codes != nullptr) most = std::min(most, set->stored_rows_of_runs);
         for (const int64_t rows : {most, most + 1}) {
           Case c =
               Plain({.b0 = 1, .b1 = 1, .ratio = 1, .q_len = rows, .kv_len = 128, .d = 32, .dv = 32},

@@ -2,7 +2,6 @@
 // the scales of keys and what a run sums to those of values.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -127,19 +126,6 @@ TEST(CpuScaledRows, WhatMayNotBeFinite) {
       SCOPED_TRACE(testing::Message() << bad << " " << where);
       CheckScaled(c);
       if (HasFailure()) return;
-    }
-  }
-}
-
-TEST(CpuScaledRows, ManyRowsOfShortRunsGoByTiles) {
-  const KernelSet& kernels = HighestKernels();
-  const int64_t most = std::min(kernels.stored_rows, kernels.stored_rows_of_runs);
-  for (const int64_t rows : {most, most + 1}) {
-    for (const auto& [type, run] : {std::pair(kS8, 16), std::pair(kF8E4M3, 64)}) {
-      const Format by_channel{.type = type, .group = {1, 1, 1, run, 1}, .scales = kF32};
-      const std::string kernel =
-          KernelOf(Plain({.ratio = rows, .q_len = 1, .kv_len = 128}, by_channel, by_channel));
-      EXPECT_EQ(kernel.find("products of tiles") == std::string::npos, rows <= most) << kernel;
     }
   }
 }
