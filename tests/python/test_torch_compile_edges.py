@@ -13,6 +13,37 @@ def test_boolean_masks_that_are_added():
         assert not report.fused and "its mask is boolean and added" in report.text
 
 
+def fills(fill):
+    return (lambda scores, hidden: scores.masked_fill(hidden, fill),
+            lambda scores, hidden: torch.where(hidden, fill, scores),
+            lambda scores, hidden: torch.where(~hidden, scores, torch.full([], fill, dtype=scores.dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_that_fill(dtype):
+    """Where a row is all hidden, its tokens count alike."""
+    hidden = torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.6
+    hidden[0, 0, 3] = hidden[1, 0, :2] = True
+    tensors = [100 * cache().to(dtype), cache().to(dtype), cache().to(dtype)]
+    for fill in torch.finfo(dtype).min, -torch.inf:
+        for mask in fills(fill):
+            hidden_rows = hidden if fill != -torch.inf else hidden & ~hidden.all(-1, keepdim=True)
+            report = run(lambda q, k, v, hidden, mask=mask: torch.softmax(mask(q @ k.mT, hidden), -1) @ v, *tensors,
+                         hidden_rows, bound=2e-5 if dtype == torch.float32 else 3e-2)
+            assert report.fused, report
+
+
+def test_masks_that_fill_with_what_scores_may_be():
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    hidden[3] = True
+    for fill in torch.finfo(torch.float16).min, -1e9, 0.0, torch.inf:
+        for mask in fills(fill):
+            rows = hidden if fill != torch.inf else hidden & False
+            report = run(lambda q, k, v, rows, mask=mask: torch.softmax(mask(q @ k.mT, rows), -1) @ v, cache(), cache(),
+                         cache(), rows)
+            assert not report.fused and f"its mask fills with {fill}, neither -inf" in report.text
+
+
 def test_masks_times_a_number():
     mask = torch.randn(TOKENS, TOKENS)
     for alpha in 0, 0.5, 3:

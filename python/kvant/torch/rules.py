@@ -398,21 +398,44 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
             mask = "its mask is boolean and added, as ones, which hides nothing"
         elif rank != 4 and len(shape(mask)) > 2:
             mask = f"its mask {shape(mask)} is that of scores of {rank} dims"
-    elif is_call(scores, aten.masked_fill.Scalar):
+    elif filled := _filled(scores):
         rank = len(shape(scores))
-        scores, hidden, fill = scores.args[:3]
-        if fill != -math.inf:
-            mask = f"its mask fills with {fill}, not -inf"
-        elif rank != 4 and len(shape(hidden)) > 2:
-            mask = f"its mask {shape(hidden)} is that of scores of {rank} dims"
+        scores, condition, hides, fill = filled
+        if rank != 4 and len(shape(condition)) > 2:
+            mask = f"its mask {shape(condition)} is that of scores of {rank} dims"
+        elif fill == -math.inf:
+            mask = add(condition.next, aten.logical_not.default, condition) if hides else condition
+        elif isinstance(fill, (int, float)) and fill <= _LOSES_SCORES:
+            # Added: a row that is all hidden then has equal scores, as the fill alone would make them.
+            numbers = [fill, 0.0] if hides else [0.0, fill]
+            mask = add(condition.next, aten.where.Scalar, condition, *numbers)
         else:
-            mask = add(hidden.next, aten.logical_not.default, hidden)
+            mask = f"its mask fills with {fill}, neither -inf nor so low that scores are lost in it"
     scores = skip(scores, *CASTS, *COPIES)
     if is_call(scores, aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], (int, float)):
         divides = scores.target is aten.div.Tensor
         scale = 1 / scores.args[1] if divides else float(scores.args[1])
         scores = scores.args[0]
     return scores, mask, scale
+
+
+# Added to less than 2^102, as scores are, numbers of f32 up to this one stay as they are.
+_LOSES_SCORES = -(2.0**127)
+
+
+def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
+    """Scores where a condition does not hide them, or where it shows them, and the number elsewhere."""
+    if is_call(scores, aten.masked_fill.Scalar):
+        scores, condition, fill = scores.args[:3]
+        return scores, condition, True, fill
+    if is_call(scores, aten.where.self):
+        condition, *sides = scores.args
+        for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
+            if is_call(fill, aten.scalar_tensor.default):
+                return rest, condition, hides, fill.args[0]
+            if is_call(fill, aten.full.default):
+                return rest, condition, hides, fill.args[1]
+    return None
 
 
 def _product(scores: Any) -> fx.Node | None:
