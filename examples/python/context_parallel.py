@@ -69,6 +69,7 @@ def main():
 if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
+        os._exit(0)  # gloo's threads may meet an interpreter that is taken down: pytorch/pytorch#179291
     else:
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
         sys.exit(subprocess.run([sys.executable, *command], check=False).returncode)
