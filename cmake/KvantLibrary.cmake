@@ -128,6 +128,9 @@ endif()
 # what within a layer is checked by tests/layering_test.py.
 add_library(kvant)
 add_library(kvant::kvant ALIAS kvant)
+if(BUILD_SHARED_LIBS)  # libkvant.so is the C ABI
+  set_target_properties(kvant PROPERTIES OUTPUT_NAME kvant_cpp)
+endif()
 
 #   kvant_layer(NAME HEADERS path.. [SOURCES file..] [LINKS layer..] [USES layer..] [PRECOMPILE])
 #

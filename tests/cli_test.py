@@ -81,9 +81,10 @@ class CommandTest(unittest.TestCase):
             result = kvant(*command, "--help")
             self.assertEqual((result.returncode, "--help" in result.stdout), (0, True))
         self.assertRegex(kvant("--version").stdout, r"^kvant \d+\.\d+\.\d+\n$")
-        with open("/dev/full", "w") as full:
-            result = subprocess.run([BINARY, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
-        self.assertEqual((result.returncode, result.stderr), (2, "kvant: cannot write to standard output\n"))
+        for option in ["--help", "--version"]:
+            with open("/dev/full", "w") as full:
+                result = subprocess.run([BINARY, option], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual((result.returncode, result.stderr), (2, "kvant: cannot write to standard output\n"))
 
     def test_bad_command_lines(self):
         for word in ["nonsense", "--nonsense"]:

@@ -95,9 +95,12 @@ absl::Status ReplaceFile(const std::string& path,
                          absl::FunctionRef<absl::Status(const std::string&)> write) {
   struct stat info;
   const bool exists = stat(path.c_str(), &info) == 0;
-  if (!exists && errno != ENOENT) return SystemError("cannot write", path);
+  if (!exists && (errno != ENOENT || path.empty())) {
+    return SystemError("cannot write", path.empty() ? "to a file without a name" : path);
+  }
   if (exists && !S_ISREG(info.st_mode)) return write(path);
-  // A link stays one: what it leads to is replaced.
+  // A link stays one: what it leads to is made or replaced.
+  if (!exists && lstat(path.c_str(), &info) == 0) return write(path);
   std::string target = path;
   if (char* const real = realpath(path.c_str(), nullptr); real != nullptr) {
     target = real;

@@ -22,7 +22,8 @@ int Fail(const std::string& message) {
 
 // The code, if all that was printed could be written.
 int Written(int code) {
-  return std::fflush(stdout) == 0 ? code : Fail("cannot write to standard output");
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  return written ? code : Fail("cannot write to standard output");
 }
 
 // What is wrong with the first word of the command line, or nothing. CLI11 says of one that is

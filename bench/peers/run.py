@@ -15,6 +15,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ("kvant", "onnxruntime", "ggml", "ik_llama", "torch", "onednn")
 
 
+def _count(text):
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _counts(text):
+    return [_count(n) for n in text.split(",")]
+
+
+_count.__name__ = _counts.__name__ = "count"  # in argparse's messages
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description="kvant beside other implementations, in one table."
@@ -24,8 +37,8 @@ def parse_arguments():
     parser.add_argument(
         "--cases", default=",".join(names), help=f"some of {','.join(names)} (default: all)"
     )
-    parser.add_argument("--threads", default="1,2", help="thread counts (default: 1,2)")
-    parser.add_argument("--rounds", type=int, help="how often each takes its turn (default: 9)")
+    parser.add_argument("--threads", type=_counts, default=[1, 2], help="thread counts (default: 1,2)")
+    parser.add_argument("--rounds", type=_count, help="how often each takes its turn (default: 9)")
     parser.add_argument(
         "--only",
         default=",".join(FAMILIES),
@@ -39,7 +52,6 @@ def parse_arguments():
     arguments = parser.parse_args()
     arguments.cases = arguments.cases.split(",")
     arguments.only = arguments.only.split(",")
-    arguments.threads = [int(n) for n in arguments.threads.split(",")]
     for given, known in ((arguments.cases, names), (arguments.only, FAMILIES)):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")

@@ -38,7 +38,7 @@ def least_disturbed(measured):
     return best
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench --scaling", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=31, help="how often each case is recorded (default: 31)")
     parser.add_argument("--remote", type=float, default=1.5,
@@ -46,7 +46,11 @@ def main():
     parser.add_argument("--domain-gb-per-s", type=float,
                         help="what a domain's memory delivers (default: what the cores here read, for each core)")
     parser.add_argument("--output", type=pathlib.Path, help="the folder to write to (default: the machine's)")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
     program = ROOT / "build/kvant_unit_times"
     recorded, measured = {}, []
     for i, (name, case) in enumerate(CASES.items()):

@@ -69,10 +69,14 @@ def ratios(found):
     return result
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench --sweep", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2, help="how often each is timed (default: 2)")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
     found, refused = time_all(ROOT / "build/kvant", list(all_lines()), arguments.rounds)
     description = machine.describe(ROOT)
     folder = ROOT / "bench/results" / machine.slug(description)

@@ -106,7 +106,10 @@ Port PortOf(const char* name, const kvant_cache& cache, DataType type, Dims dims
 
 // Memory of u8 in one dim.
 absl::StatusOr<Tensor> BytesOf(const char* name, const kvant_cache& cache, const DLTensor& tensor) {
-  const int64_t bytes = tensor.ndim == 1 && tensor.shape != nullptr ? tensor.shape[0] : 0;
+  if (tensor.ndim != 1) {
+    return InvalidArguments(name, " has ", tensor.ndim, " dims, but bytes have one");
+  }
+  const int64_t bytes = tensor.shape != nullptr ? tensor.shape[0] : 0;
   return PortOf(name, cache, kU8, {bytes}).Take(&tensor);
 }
 

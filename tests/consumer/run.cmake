@@ -6,6 +6,13 @@ file(REMOVE_RECURSE "${prefix}" "${build}")
 
 execute_process(COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET COMMAND
   "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --config "${CONFIG}")
+file(GLOB dnnl_graph "${prefix}/lib*/libkvant_dnnl_graph.so" "${prefix}/lib/*/libkvant_dnnl_graph.so")
+foreach(library IN LISTS dnnl_graph)
+  file(READ_ELF "${library}" RUNPATH run_path)
+  if(NOT run_path MATCHES "^.ORIGIN/[^:]*$")
+    message(FATAL_ERROR "${library} looks for libraries of the build, in ${run_path}")
+  endif()
+endforeach()
 execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND
   "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
   "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${COMPILER}"

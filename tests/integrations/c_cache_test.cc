@@ -103,9 +103,9 @@ TEST(CAbiCacheTest, SavesLoadsAndGivesStatistics) {
   EXPECT_EQ(kvant_cache_save(from, nullptr, 0, &few.dl), KVANT_INVALID_ARGUMENTS);
   EXPECT_THAT(kvant_error(), HasSubstr("its sequences take 1024 bytes, but 1023 are given"));
   EXPECT_EQ(kvant_cache_save(from, nullptr, 0, &k.dl), KVANT_INVALID_ARGUMENTS);
-  EXPECT_THAT(kvant_error(), HasSubstr("out is f32[2,3,5,8], but must be u8[0]"));
+  EXPECT_THAT(kvant_error(), HasSubstr("out has 4 dims, but bytes have one"));
   EXPECT_EQ(kvant_cache_load(to, nullptr, 0, counts, &k.dl), KVANT_INVALID_ARGUMENTS);
-  EXPECT_THAT(kvant_error(), HasSubstr("data is f32[2,3,5,8], but must be u8[0]"));
+  EXPECT_THAT(kvant_error(), HasSubstr("data has 4 dims, but bytes have one"));
   ASSERT_OK(kvant_cache_load(to, nullptr, 0, counts, &saved.dl));
   EXPECT_EQ(kvant_cache_length(to, 0, 0), 5);
 

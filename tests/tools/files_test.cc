@@ -111,6 +111,10 @@ TEST_F(FilesTest, KeepsLinksAndRights) {
   ASSERT_TRUE(WriteFile(Path("link"), "2").ok());
   EXPECT_EQ(Contents("a"), "2");
   EXPECT_TRUE(std::filesystem::is_symlink(Path("link")));
+  ASSERT_EQ(symlink("b", Path("to what is not there").c_str()), 0);
+  ASSERT_TRUE(WriteFile(Path("to what is not there"), "3").ok());
+  EXPECT_EQ(Contents("b"), "3");
+  EXPECT_TRUE(std::filesystem::is_symlink(Path("to what is not there")));
   struct stat info;
   ASSERT_EQ(stat(Path("a").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0604u);
@@ -119,6 +123,7 @@ TEST_F(FilesTest, KeepsLinksAndRights) {
 TEST_F(FilesTest, SaysWhatIsInTheWay) {
   EXPECT_THAT(std::string(WriteFile(folder_.string(), "x").message()), HasSubstr("director"));
   EXPECT_THAT(std::string(WriteFile(Path("no/such"), "x").message()), HasSubstr("No such file"));
+  EXPECT_THAT(std::string(WriteFile("", "x").message()), HasSubstr("a file without a name"));
   EXPECT_THAT(std::string(ReadFile(folder_.string(), 10).status().message()),
               HasSubstr("director"));
   EXPECT_THAT(std::string(ReadFile(Path("none"), 10).status().message()),

@@ -66,4 +66,7 @@ if __name__ == "__main__":
         for what in missing():
             print(f"missing: {what} (in {DEPS.relative_to(ROOT)})")
         sys.exit(1 if missing() else 0)
-    install()
+    try:
+        install()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"setup: no {' and '.join(missing())}: {error.cmd[0]} failed, as it says above")

@@ -164,6 +164,27 @@ void Contradictions() {
           {8, Type::f32, Layout::strided});
 }
 
+// The graph states them.
+void OtherShapes() {
+  const Dims dims = {1, 2, 3, 8}, more = {1, 2, 5, 8};
+  const std::optional<dg::partition> partition =
+      Plain(Known(0, dims), Known(1, dims), Known(6, dims), Known(7, dims));
+  const std::optional<dg::partition> in_part =
+      Plain({0, Type::f32, Dims{1, 2, kUnknown, 8}, Layout::strided}, Known(1, dims),
+            Known(6, dims), {7, Type::f32, Dims{1, 2, kUnknown, 8}, Layout::strided});
+  if (!partition || !in_part) return;
+  Begin("other tokens than the graph's");
+  Execute(partition, {Known(0, dims), Known(1, more), Known(3, {1}), Known(6, more)},
+          Known(7, dims));
+  Begin("other queries than the graph's");
+  Execute(partition, {Known(0, more), Known(1, dims), Known(3, {1}), Known(6, dims)},
+          Known(7, more));
+  Execute(in_part, {Known(0, more), Known(1, dims), Known(3, {1}), Known(6, dims)}, Known(7, more));
+  Begin("other ranks than the graph's");
+  Execute(partition, {Known(0, {2, 3, 8}), Known(1, {2, 3, 8}), Known(3, {1}), Known(6, {2, 3, 8})},
+          Known(7, {2, 3, 8}));
+}
+
 }  // namespace
 
 void RunMisuse() {
@@ -216,6 +237,7 @@ void RunShapes() {
   Again();
   Layouts();
   Contradictions();
+  OtherShapes();
 }
 
 }  // namespace client
