@@ -54,6 +54,9 @@ bool AddToBand(const Graph& graph, TensorId tensor, bool minus, BandSum* sum, in
     return true;
   }
   if (op.kind != OpKind::kAdd && op.kind != OpKind::kSubtract) return false;
+  for (const TensorId input : op.inputs) {
+    if (graph.tensor(input).type != kS32) return false;  // a sum that is rounded
+  }
   const bool second = minus != (op.kind == OpKind::kSubtract);
   const bool has_first = AddToBand(graph, op.inputs[0], minus, sum, depth - 1);
   const bool has_second = AddToBand(graph, op.inputs[1], second, sum, depth - 1);

@@ -1,9 +1,9 @@
 #include "kvant/backends/cpu/attention_plan.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
-#include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/kernels/cpu/attention.h"
@@ -21,6 +21,10 @@ constexpr int64_t kMaxRowTile = 256;
 constexpr int64_t kMinRowTile = 4;
 constexpr int64_t kMaxUnitBytes = int64_t{16} << 20;
 constexpr int64_t kUnbounded = int64_t{1} << 60;
+// A Worker stands before its scratch, in lines of its own.
+constexpr int64_t kFloatsOfLine = 16;
+constexpr int64_t kStateFloats =
+    CeilDiv(int64_t{sizeof(Worker)}, kFloatsOfLine* int64_t{sizeof(float)}) * kFloatsOfLine;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
 // dequantized or transposed first, or because no axis is dense; as measured, docs/cpu_codes.md.
 constexpr char kPriceOfRows[] = "some 3 to 10 times as long as on rows as they are stored";
@@ -156,7 +160,7 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
   ChooseTiles();
   ChooseProducts();
   MeasureScratch(problem_);
-  worker_floats_ = WorkerFloats(problem_);
+  worker_floats_ = kStateFloats + WorkerFloats(problem_);
   const bool may_have_few = spec_.query_offsets.port != kNoPort && !most_rows &&
                             problem_.products != Products::kStoredRows;
   for (const int64_t rows : {stored_rows_.of_codes, stored_rows_.others, stored_rows_.of_runs}) {
@@ -178,10 +182,13 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
       &problem_, few_problem(), inputs.data(), outputs.data(), own + workers * worker_floats_,
       statistics};
   const Schedule schedule(call, Reader{&kernels_, inputs.data()}, workers, scratch);
-  absl::FixedArray<Worker, 16> worker(workers);
-  for (int slot = 0; slot < workers; ++slot) worker[slot].scratch = own + slot * worker_floats_;
-  ForEach(executor, schedule.turns(),
-          [&](int64_t turn, int slot) { RunTurn(kernels_, call, schedule, turn, worker[slot]); });
+  const auto of_slot = [&](int slot) { return own + slot * worker_floats_; };
+  for (int slot = 0; slot < workers; ++slot) {
+    new (of_slot(slot)) Worker{.scratch = of_slot(slot) + kStateFloats};
+  }
+  ForEach(executor, schedule.turns(), [&](int64_t turn, int slot) {
+    RunTurn(kernels_, call, schedule, turn, *reinterpret_cast<Worker*>(of_slot(slot)));
+  });
 }
 
 absl::Status Plan::Run(const ExecutionPlace& place, absl::Span<const void* const> inputs,

@@ -87,8 +87,8 @@ double AttendRow(const Attention& at, int64_t n, int64_t h, int64_t i, double* s
     const double p = scores[j] / sum;
     for (int64_t d = 0; d < at.v_head_size; ++d) output[d] += p * v[d];
   }
-  // A softmax over nothing is 0 / 0.
-  if (masked && columns.first >= columns.end) {
+  // A softmax over nothing is 0 / 0, and beside a sink of infinity NaN too.
+  if (columns.first >= columns.end && !(sum > 0)) {
     std::fill(output, output + at.v_head_size, std::nan(""));
     return std::nan("");
   }

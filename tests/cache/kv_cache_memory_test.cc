@@ -193,12 +193,29 @@ TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
   }
 }
 
+// Many slots, of which the calling thread is the first.
+class SerialExecutor : public Executor {
+ public:
+  int max_concurrency() const override { return 40; }
+  void ParallelFor(int64_t n, absl::FunctionRef<void(int64_t i, int slot)> body) override {
+    for (int64_t i = 0; i < n; ++i) body(i, 0);
+  }
+};
+
 TEST(KvCacheMemory, AStepAllocatesNothing) {
 #ifdef KVANT_SANITIZED
   GTEST_SKIP() << "allocations are the sanitizer's";
 #else
-  for (const char* scheme : {"f16", "int4_g32", "kivi2", "rotKV4_g64_R128_s4", "q4_0"}) {
-    const Bench bench = MakeBench(SmallOptions(scheme, 300), 300);
+  const Engine many = Engine::Create({.executor = std::make_shared<SerialExecutor>()}).value();
+  for (const auto& [scheme, engine] :
+       std::initializer_list<std::pair<const char*, const Engine*>>{{"f16", nullptr},
+                                                                    {"int4_g32", nullptr},
+                                                                    {"int4_g32", &many},
+                                                                    {"kivi2", nullptr},
+                                                                    {"rotKV4_g64_R128_s4", nullptr},
+                                                                    {"rotKV4_g64_R128_s4", &many},
+                                                                    {"q4_0", nullptr}}) {
+    const Bench bench = MakeBench(SmallOptions(scheme, 300), 300, engine);
     ASSERT_TRUE(bench.Append(0, 100).ok());
     const auto attention = bench.cache->Attention({.query_heads = 4}).value();
     const std::vector<float> q = Queries(5, 2 * 4 * 64);

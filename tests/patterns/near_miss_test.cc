@@ -65,18 +65,28 @@ TEST(NearMiss, ScoresThatBecomeIntegers) {
              });
 }
 
-// Row + 0.5 >= column is no diagonal with a whole shift: the condition is made outside.
+// Row + 0.5 >= column is no diagonal with a whole shift: the condition is made outside. So it is
+// where the sum is rounded to a whole number.
 TEST(NearMiss, DiagonalsShiftedByFractions) {
-  Plain p;
-  const Value s = p.Scores(), shift = p.g.Input("shift", kF32, {1});
-  const Value rows = p.g.Add(p.g.GenIndex(s, 2), shift);
-  const Value columns = p.g.Add(p.g.GenIndex(s, 3), p.g.Input("zero", kF32, {1}));
-  const Value masked = p.g.Select(p.g.GreaterEqual(rows, columns), s, p.scale);
-  p.g.Output("o", p.g.MatMul(p.g.SoftMax(masked), p.v));
-  const std::vector<Partition> result = Partitions(std::move(p.g));
-  EXPECT_THAT(
-      MissesOf(result),
-      ElementsAre(::testing::ContainsRegex("also consumed by GenIndex .*, which makes no mask")));
+  for (const OpKind kind : {OpKind::kAdd, OpKind::kSubtract}) {
+    for (const DataType sum : {kF32, kS32}) {
+      for (const DataType type : {kF32, kBF16}) {
+        Plain p;
+        const Value s = p.Scores(), shift = p.g.Input("shift", type, {1});
+        const auto shifted = [&](int axis, Value by) {
+          return p.g.AddOp(kind, absl::StrCat("shifted", axis), {p.g.GenIndex(s, axis), by},
+                           {sum})[0];
+        };
+        const Value columns = sum == kS32 ? p.g.GenIndex(s, 3) : shifted(3, shift);
+        const Value seen = p.g.GreaterEqual(shifted(2, shift), columns);
+        const Value masked = p.g.Select(seen, s, p.scale);
+        p.g.Output("o", p.g.MatMul(p.g.SoftMax(masked), p.v));
+        EXPECT_THAT(MissesOf(Partitions(std::move(p.g))),
+                    ElementsAre(::testing::ContainsRegex(
+                        "also consumed by GenIndex .*, which makes no mask")));
+      }
+    }
+  }
 }
 
 TEST(NearMiss, DivisionByTheScores) {

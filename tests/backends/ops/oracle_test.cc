@@ -199,6 +199,27 @@ TEST(OracleTest, FirstClassAttentionWithNothingToSeeGivesZeros) {
   EXPECT_THAT(result->at(stats->id), ::testing::ElementsAre(-kInf, 3));
 }
 
+// Of 0 tokens and of 1: infinity / infinity.
+TEST(OracleTest, InfiniteSinksGiveNan) {
+  GraphBuilder g;
+  const Value q = g.Input("q", kF32, {2, 1, 1, 1}), k = g.Input("k", kF32, {2, 1, 1, 1});
+  const Value v = g.Input("v", kF32, {2, 1, 1, 1});
+  const Value lengths = g.Input("lengths", kS32, {2}), sinks = g.Input("sinks", kF32, {1});
+  const Value o =
+      g.ScaledDotProductAttention(q, k, v, {.kv_lengths = lengths, .sinks = sinks}).first;
+  g.Output("o", o);
+  const absl::StatusOr<Graph> graph = std::move(g).Build();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  for (const char* backend : {"oracle", "cpu"}) {
+    const absl::StatusOr<Values> result = RunGraph(
+        *graph,
+        {{q.id, {1, 1}}, {k.id, {2, 2}}, {v.id, {5, 5}}, {lengths.id, {0, 1}}, {sinks.id, {kInf}}},
+        backend);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(result->at(o.id), ::testing::Each(::testing::IsNan())) << backend;
+  }
+}
+
 TEST(OracleTest, MatMulTailsAreRight) {
   for (const int64_t m : {1, 3, 4, 5, 33, 37}) {
     for (const int64_t k : {1, 7}) {
