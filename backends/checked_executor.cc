@@ -1,5 +1,6 @@
 #include "kvant/backends/checked_executor.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <stdexcept>
@@ -19,6 +20,8 @@ using Body = absl::FunctionRef<void(int64_t, int)>;
 using Flags = std::unique_ptr<std::atomic<bool>[]>;
 
 constexpr int kMaxConcurrency = 1 << 16;
+// More indices than a step of decoding has, of however many tokens.
+constexpr int64_t kLeastRoom = 512;
 
 }  // namespace
 
@@ -29,10 +32,11 @@ struct CheckedExecutor::Job {
 
   void Open(int64_t count, const Body& to_run) {
     if (count > room) {
+      const int64_t wanted = std::max(count, kLeastRoom);
       room = 0;  // should there be no memory
       ran.reset();
-      ran.reset(new std::atomic<bool>[count]);
-      room = count;
+      ran.reset(new std::atomic<bool>[wanted]);
+      room = wanted;
     }
     for (int64_t i = 0; i < count; ++i) ran[i].store(false, std::memory_order_relaxed);
     n = count;
