@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kvant/backends/executor.h"
+#include "kvant/backends/loops.h"
 #include "kvant/graph/logical_tensor.h"
 
 namespace kvant::oracle {
@@ -54,22 +54,18 @@ void ForEach(Executor& executor, absl::Span<const int64_t> dims,
   if (rows == 0 || length == 0) return;
   std::array<const int64_t*, N> columns;
   for (size_t m = 0; m < N; ++m) columns[m] = maps[m]->axes.back().data();
-  const int64_t rows_per_task = std::max<int64_t>(1, 16384 / length);
-  executor.ParallelFor((rows + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
-    const int64_t end = std::min(rows, (task + 1) * rows_per_task);
-    for (int64_t r = task * rows_per_task; r < end; ++r) {
-      std::array<int64_t, N> bases{};
-      int64_t rest = r;
-      for (int d = outer - 1; d >= 0; --d) {
-        const int64_t at = rest % dims[d];
-        rest /= dims[d];
-        for (size_t m = 0; m < N; ++m) bases[m] += maps[m]->axes[d][at];
-      }
-      for (int64_t j = 0; j < length; ++j) {
-        std::array<int64_t, N> at = bases;
-        for (size_t m = 0; m < N; ++m) at[m] += columns[m][j];
-        fn(r * length + j, at);
-      }
+  ForEachInTasks(executor, rows, std::max<int64_t>(1, 16384 / length), [&](int64_t r) {
+    std::array<int64_t, N> bases{};
+    int64_t rest = r;
+    for (int d = outer - 1; d >= 0; --d) {
+      const int64_t at = rest % dims[d];
+      rest /= dims[d];
+      for (size_t m = 0; m < N; ++m) bases[m] += maps[m]->axes[d][at];
+    }
+    for (int64_t j = 0; j < length; ++j) {
+      std::array<int64_t, N> at = bases;
+      for (size_t m = 0; m < N; ++m) at[m] += columns[m][j];
+      fn(r * length + j, at);
     }
   });
 }

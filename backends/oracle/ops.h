@@ -52,12 +52,6 @@ class OpContext {
   Array NewOutput(const Dims& dims);
 };
 
-// An array as [outer][length][inner], an axis in the middle.
-struct AxisView {
-  AxisView(const Dims& dims, int64_t axis);
-  int64_t outer, length, inner;
-};
-
 // Each returns output 0 (anything if the op has none), and sets further ones.
 //
 // Ops take and give arrays of their tensors' dims, which shape inference has checked. Except that

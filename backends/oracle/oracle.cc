@@ -36,13 +36,6 @@ Array OpContext::NewOutput(const Dims& dims) {
   return Array(dims);
 }
 
-AxisView::AxisView(const Dims& dims, int64_t axis) {
-  axis = FromFront(axis, dims.size());
-  outer = ElementsOf(absl::MakeSpan(dims).subspan(0, axis));
-  length = dims[axis];
-  inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-}
-
 namespace {
 
 using EvalFn = absl::StatusOr<Array> (*)(OpContext&);

@@ -37,21 +37,17 @@ double SoftMaxLine(const double* x, double* y, int64_t length, int64_t step,
 absl::StatusOr<Array> EvalSoftMax(OpContext& context) {
   const double* x = context.in(0).data();
   const Dims dims = context.in(0).dims;
-  const AxisView view(dims, context.op.Get<Attr::kAxis>());
-  const int64_t length = view.length, inner = view.inner, lines = view.outer * inner;
+  const AxisView axis(dims, context.op.Get<Attr::kAxis>());
   const bool inf_as_zero = context.op.Get<Attr::kMode>() == "inf_as_zero";
   Array y = context.NewOutput(dims);
   Array* const stats = context.Output(1);
-  constexpr int64_t kTask = 16;
-  context.executor.ParallelFor((lines + kTask - 1) / kTask, [&](int64_t task, int) {
-    for (int64_t i = task * kTask; i < std::min(lines, (task + 1) * kTask); ++i) {
-      const int64_t first = i / inner * length * inner + i % inner;
-      const Existing existing =
-          ExistingOf(context.Find("lengths"), context.Find("first"), length, i * dims[0] / lines);
-      const double stat =
-          SoftMaxLine(x + first, y.data() + first, length, inner, existing, inf_as_zero);
-      if (stats) stats->values[i] = stat;
-    }
+  ForEachInTasks(context.executor, axis.vectors(), /*of_task=*/16, [&](int64_t i) {
+    const int64_t first = axis.Begin(i), row = i * dims[0] / axis.vectors();
+    const Existing existing =
+        ExistingOf(context.Find("lengths"), context.Find("first"), axis.length, row);
+    const double stat =
+        SoftMaxLine(x + first, y.data() + first, axis.length, axis.inner, existing, inf_as_zero);
+    if (stats) stats->values[i] = stat;
   });
   return y;
 }
@@ -61,13 +57,12 @@ absl::StatusOr<Array> EvalSoftMaxBackward(OpContext& context) {
   const double* diff = context.in(0).data();
   const double* probs = context.in(1).data();
   Array result(context.in(0).dims);
-  const AxisView view(result.dims, context.op.Get<Attr::kAxis>());
-  for (int64_t line = 0; line < view.outer * view.inner; ++line) {
-    const int64_t first = line / view.inner * view.length * view.inner + line % view.inner;
-    const int64_t end = first + view.length * view.inner;
+  const AxisView axis(result.dims, context.op.Get<Attr::kAxis>());
+  for (int64_t line = 0; line < axis.vectors(); ++line) {
+    const int64_t first = axis.Begin(line), end = first + axis.length * axis.inner;
     double sum = 0;
-    for (int64_t i = first; i < end; i += view.inner) sum += probs[i] * diff[i];
-    for (int64_t i = first; i < end; i += view.inner) {
+    for (int64_t i = first; i < end; i += axis.inner) sum += probs[i] * diff[i];
+    for (int64_t i = first; i < end; i += axis.inner) {
       result.values[i] = probs[i] * (diff[i] - sum);
     }
   }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvant/backends/loops.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
@@ -242,16 +243,11 @@ absl::StatusOr<Array> LowerDropout(const Op& op, Lowering& lowering) {
         const auto key = static_cast<uint64_t>(ScalarOf(context, seed));
         const auto start = static_cast<uint64_t>(ScalarOf(context, offset));
         const double p = *context.data(probability);
-        constexpr int64_t kTask = 4096;
-        const int64_t elements = x.elements();
-        context.executor.ParallelFor((elements + kTask - 1) / kTask, [&](int64_t task, int) {
-          const int64_t end = std::min(elements, (task + 1) * kTask);
-          for (int64_t i = task * kTask; i < end; ++i) {
-            const bool keep = DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
-            const float value = context.data(x)[i];
-            context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
-            if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;
-          }
+        ForEachInTasks(context.executor, x.elements(), /*of_task=*/4096, [&](int64_t i) {
+          const bool keep = DropoutKeeps(key, start, static_cast<uint64_t>(i), p);
+          const float value = context.data(x)[i];
+          context.data(y)[i] = keep ? static_cast<float>(value / (1 - p)) : 0.f;
+          if (mask) context.data(*mask)[i] = keep ? 1.f : 0.f;
         });
       },
       /*overwrites=*/0);

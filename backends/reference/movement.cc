@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kvant/backends/loops.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
@@ -12,20 +13,16 @@
 namespace kvant::reference {
 namespace {
 
-// An array as [outer][tokens][inner], and the bytes of an element.
-struct Lines {
-  int64_t outer = 1, tokens = 1, inner = 1;
-  size_t bytes = 4;
-
-  static Lines Of(const Array& array, int64_t axis) {
-    axis = FromFront(axis, array.dims.size());
-    return {ElementsOf(absl::MakeSpan(array.dims).subspan(0, axis)), array.dims[axis],
-            ElementsOf(absl::MakeSpan(array.dims).subspan(axis + 1)), BytesOf(array.storage)};
-  }
+// An array whose axis is tokens of `outer` lines, and the bytes of an element.
+struct Lines : AxisView {
+  Lines(const Array& array, int64_t axis)
+      : AxisView(array.dims, axis), bytes(BytesOf(array.storage)) {}
   size_t At(int64_t line, int64_t token) const {
-    return static_cast<size_t>((line * tokens + token) * inner) * bytes;
+    return static_cast<size_t>((line * length + token) * inner) * bytes;
   }
   size_t token_bytes() const { return static_cast<size_t>(inner) * bytes; }
+
+  size_t bytes;
 };
 
 int64_t TokenAxis(const Op& op) { return op.Get<Attr::kTokenAxis>(); }
@@ -36,7 +33,7 @@ int64_t TokenGroup(const Op& op) { return op.Get<Attr::kTokenGroup>(); }
 template <typename CopyLine>
 void AddCopies(Plan& plan, absl::Span<const Array> reads, const Array& result, int64_t axis,
                CopyLine copy) {
-  const Lines to = Lines::Of(result, axis);
+  const Lines to(result, axis);
   plan.AddStep(reads, {result}, [=](const RunContext& context) {
     context.executor.ParallelFor(to.outer, [&](int64_t line, int) {
       std::byte* const out = context.data<std::byte>(result);
@@ -80,7 +77,7 @@ Array Concat(Plan& plan, absl::Span<const Array> arrays, int64_t axis) {
   AddCopies(
       plan, arrays, result, axis, [=](const RunContext& context, int64_t line, std::byte* out) {
         for (const Array& array : reads) {
-          const Lines from = Lines::Of(array, axis);
+          const Lines from(array, axis);
           out = std::copy_n(context.data<std::byte>(array) + from.At(line, 0), from.At(1, 0), out);
         }
         return out;
@@ -115,7 +112,7 @@ absl::StatusOr<Array> LowerSlice(const Op& op, Lowering& lowering) {
   const Array x = lowering.Input(op, 0);
   const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), x.storage);
   const int64_t axis = op.Get<Attr::kAxis>();
-  const Lines from = Lines::Of(x, axis);
+  const Lines from(x, axis);
   AddCopies(lowering.plan, {x}, result, axis,
             [=, begin = op.Get<Attr::kBegin>(), size = op.Get<Attr::kSize>()](
                 const RunContext& context, int64_t line, std::byte* out) {
@@ -134,7 +131,7 @@ absl::StatusOr<Array> LowerConcat(const Op& op, Lowering& lowering) {
 
 Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t axis, float value,
                    int64_t group) {
-  const Lines lines = Lines::Of(x, axis);
+  const Lines lines(x, axis);
   const int64_t rows = x.dims[0];
   const Array result = plan.NewArray(x.dims, x.storage);
   std::vector<Array> reads{x, existing.lengths};
@@ -144,7 +141,7 @@ Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t
       const int64_t n = line * rows / lines.outer;
       const int64_t end = context.of_row(existing.lengths, n);
       const int64_t first = existing.first ? context.of_row(*existing.first, n) : 0;
-      for (int64_t t = 0; t < lines.tokens; ++t) {
+      for (int64_t t = 0; t < lines.length; ++t) {
         const std::byte* from = context.data<std::byte>(x) + lines.At(line, t);
         std::byte* to = context.data<std::byte>(result) + lines.At(line, t);
         if (first < (t + 1) * group && t * group < end) {
@@ -162,7 +159,7 @@ Array KeepExisting(Plan& plan, const Array& x, const Existing& existing, int64_t
 
 Array Unpack(Plan& plan, const Array& x, const Array& offsets) {
   const int64_t heads = x.dims[1], count = offsets.elements() - 1;
-  const Lines from = Lines::Of(x, 2);
+  const Lines from(x, 2);
   Array result = plan.NewArray({count, heads, x.dims[2], x.dims[3]}, x.storage);
   AddCopies(plan, {x, offsets}, result, 2,
             [=](const RunContext& context, int64_t line, std::byte* out) {
@@ -175,7 +172,7 @@ Array Unpack(Plan& plan, const Array& x, const Array& offsets) {
 
 Array Pack(Plan& plan, const Array& x, const Array& offsets) {
   const int64_t heads = x.dims[1], count = x.dims[0];
-  const Lines from = Lines::Of(x, 2);
+  const Lines from(x, 2);
   Array result = plan.NewArray({1, heads, x.dims[2], x.dims[3]}, x.storage);
   AddCopies(plan, {x, offsets}, result, 2,
             [=](const RunContext& context, int64_t head, std::byte* out) {
@@ -200,21 +197,21 @@ absl::StatusOr<Array> LowerLoadTokens(const Op& op, Lowering& lowering) {
 absl::StatusOr<Array> LowerLoadPages(const Op& op, Lowering& lowering) {
   const Array pool = lowering.Input(op, 0), table = lowering.Input(op, 1);
   const Array lengths = lowering.Input(op, 2);
-  const Lines from = Lines::Of(pool, TokenAxis(op));
+  const Lines from(pool, TokenAxis(op));
   const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), pool.storage);
   const int64_t rows = result.dims[0], group = TokenGroup(op);
   // Lines of a row; the pool may have no page that would say how many.
-  const int64_t per_row = rows == 0 ? 1 : Lines::Of(result, TokenAxis(op)).outer / rows;
+  const int64_t per_row = rows == 0 ? 1 : Lines(result, TokenAxis(op)).outer / rows;
   AddCopies(lowering.plan, {pool, table, lengths}, result, TokenAxis(op),
             [=](const RunContext& context, int64_t line, std::byte* out) {
               const int64_t n = line / per_row, most = table.dims[1];
               // What the graph computes may be beyond what there is room for.
               const int64_t length =
-                  std::clamp<int64_t>(context.of_row(lengths, n), 0, most * from.tokens * group);
+                  std::clamp<int64_t>(context.of_row(lengths, n), 0, most * from.length * group);
               const int64_t end = (length + group - 1) / group;
               const int32_t* page = context.data<int32_t>(table) + n * most;
-              for (int64_t t = 0; t < end; t += from.tokens, ++page) {
-                const int64_t tokens = std::min(from.tokens, end - t);
+              for (int64_t t = 0; t < end; t += from.length, ++page) {
+                const int64_t tokens = std::min(from.length, end - t);
                 out = std::copy_n(
                     context.data<std::byte>(pool) + from.At(*page * per_row + line % per_row, 0),
                     from.At(0, tokens), out);
@@ -230,16 +227,16 @@ absl::StatusOr<Array> LowerLoadRanges(const Op& op, Lowering& lowering) {
   for (int i = 1; lowering.HasInput(op, i); ++i) reads.push_back(lowering.Input(op, i));
   const Array result = lowering.plan.NewArray(lowering.OutputDims(op, 0), reads[1].storage);
   const int64_t axis = TokenAxis(op), segments = ranges.dims[1], rows = result.dims[0];
-  const int64_t outer = Lines::Of(result, axis).outer;
+  const int64_t outer = Lines(result, axis).outer;
   AddCopies(lowering.plan, reads, result, axis,
             [=](const RunContext& context, int64_t line, std::byte* out) {
               const int64_t n = ranges.dims[0] == 1 ? 0 : line * rows / outer;
               const int32_t* range = context.data<int32_t>(ranges) + n * segments * 2;
               for (int64_t s = 0; s < segments; ++s, range += 2) {
                 const Array& src = reads[s + 1];
-                const Lines from = Lines::Of(src, axis);
+                const Lines from(src, axis);
                 for (int64_t i = 0; i < range[1]; ++i) {
-                  const int64_t token = (range[0] + i) % from.tokens;
+                  const int64_t token = (range[0] + i) % from.length;
                   out =
                       std::copy_n(context.data<std::byte>(src) + from.At(line % from.outer, token),
                                   from.token_bytes(), out);

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "kvant/backends/loops.h"
+
 namespace kvant::reference {
 namespace {
 
 // Elements of work per task: a matter of shape only.
 constexpr int64_t kTaskElements = 16384;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename T>
 void Copy(const Row& row, T* to, const T* from) {
@@ -87,17 +87,13 @@ void Walk::ForEachRow(Executor& executor, absl::FunctionRef<void(const Row&)> bo
   const int64_t rows = ElementsOf(absl::MakeSpan(dims_).first(dims_.size() - 1));
   if (rows == 0 || length == 0) return;
   // A task is a piece of a row, or some rows.
-  const int64_t piece = std::min(length, kTaskElements), pieces = CeilDiv(length, piece);
-  const int64_t of_task = kTaskElements / piece;
-  executor.ParallelFor(CeilDiv(rows * pieces, of_task), [&](int64_t task, int) {
-    const int64_t end = std::min(rows * pieces, (task + 1) * of_task);
-    for (int64_t index = task * of_task; index < end; ++index) {
-      Row row = RowAt(index / pieces);
-      const int64_t begin = index % pieces * piece;
-      row.count = std::min(piece, length - begin);
-      for (size_t i = 0; i < strides_.size(); ++i) row.offset[i] += begin * row.stride[i];
-      body(row);
-    }
+  const int64_t piece = std::min(length, kTaskElements), pieces = (length + piece - 1) / piece;
+  ForEachInTasks(executor, rows * pieces, kTaskElements / piece, [&](int64_t index) {
+    Row row = RowAt(index / pieces);
+    const int64_t begin = index % pieces * piece;
+    row.count = std::min(piece, length - begin);
+    for (size_t i = 0; i < strides_.size(); ++i) row.offset[i] += begin * row.stride[i];
+    body(row);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "kvant/backends/loops.h"
 #include "kvant/backends/reference/lowering.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/reference/pieces.h"
@@ -15,30 +16,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int64_t kLinesPerTask = 16;
 
-// Lines along the axis: line i begins at Begin(i) and steps by `inner`.
-struct Lines {
-  int64_t count = 0, length = 0, inner = 1;
-  int64_t Begin(int64_t line) const { return line / inner * length * inner + line % inner; }
-
-  template <typename Body>
-  void ForEach(Executor& executor, const Body& body) const {
-    executor.ParallelFor((count + kLinesPerTask - 1) / kLinesPerTask, [&](int64_t task, int) {
-      const int64_t end = std::min(count, (task + 1) * kLinesPerTask);
-      for (int64_t line = task * kLinesPerTask; line < end; ++line) body(line);
-    });
-  }
-};
-
-Lines LinesOf(const Dims& dims, int64_t axis) {
-  Lines lines;
-  lines.length = dims[axis];
-  lines.inner = ElementsOf(absl::MakeSpan(dims).subspan(axis + 1));
-  lines.count = ElementsOf(absl::MakeSpan(dims).subspan(0, axis)) * lines.inner;
-  return lines;
-}
-
 // -inf for a line of nothing but -inf, whatever else for others: their largest element, or NaN.
-float MaxOf(const float* x, const Lines& lines) {
+float MaxOf(const float* x, const AxisView& lines) {
   float max = -kInf;
   for (int64_t i = 0; i < lines.length; ++i) {
     const float value = x[i * lines.inner];
@@ -47,7 +26,7 @@ float MaxOf(const float* x, const Lines& lines) {
   return max;
 }
 
-float StatOf(const float* x, const Lines& lines, float max) {
+float StatOf(const float* x, const AxisView& lines, float max) {
   double sum = 0;
   for (int64_t i = 0; i < lines.length; ++i) sum += std::exp(x[i * lines.inner] - max);
   // Of nothing it is NaN, not -inf.
@@ -56,13 +35,13 @@ float StatOf(const float* x, const Lines& lines, float max) {
 }
 
 // The largest element of each line, and the statistics if asked for.
-Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, const SoftMaxOptions& options,
+Array MaxAndStats(Plan& plan, const Array& x, const AxisView& lines, const SoftMaxOptions& options,
                   const std::optional<Array>& stats) {
-  Array max = plan.NewArray({lines.count});
+  Array max = plan.NewArray({lines.vectors()});
   std::vector<Array> writes{max};
   if (stats) writes.push_back(*stats);
   plan.AddStep({x}, writes, [=](const RunContext& context) {
-    lines.ForEach(context.executor, [&](int64_t line) {
+    ForEachInTasks(context.executor, lines.vectors(), kLinesPerTask, [&](int64_t line) {
       const float* row = context.data(x) + lines.Begin(line);
       const float row_max = MaxOf(row, lines);
       context.data(max)[line] = row_max;
@@ -75,7 +54,7 @@ Array MaxAndStats(Plan& plan, const Array& x, const Lines& lines, const SoftMaxO
 }
 
 // `y` with the lines of -inf written as the mode wants.
-Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines& lines,
+Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const AxisView& lines,
                        bool inf_as_zero) {
   Array result = plan.NewArray(y.dims);
   const float value = inf_as_zero ? 0.f : std::numeric_limits<float>::quiet_NaN();
@@ -84,7 +63,7 @@ Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines
       [=](const RunContext& context) {
         const float* from = context.data(y);
         float* to = context.data(result);
-        lines.ForEach(context.executor, [&](int64_t line) {
+        ForEachInTasks(context.executor, lines.vectors(), kLinesPerTask, [&](int64_t line) {
           const bool masked = context.data(max)[line] == -kInf;
           if (from == to && !masked) return;
           const int64_t begin = lines.Begin(line);
@@ -103,7 +82,7 @@ Array WriteMaskedLines(Plan& plan, const Array& y, const Array& max, const Lines
 SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options) {
   SoftMaxResult result;
   const int64_t axis = FromFront(options.axis, x.dims.size());
-  const Lines lines = LinesOf(x.dims, axis);
+  const AxisView lines(x.dims, axis);
   if (options.with_stats) {
     Dims dims = x.dims;
     dims[axis] = 1;
@@ -113,7 +92,7 @@ SoftMaxResult SoftMax(Plan& plan, const Array& x, const SoftMaxOptions& options)
   const Array y = plan.NewArray(x.dims);
   result.probs = y;
   if (y.elements() == 0) return result;
-  const auto desc = DenseDesc({lines.count / lines.inner, lines.length, lines.inner});
+  const auto desc = DenseDesc({lines.outer, lines.length, lines.inner});
   const dnnl::softmax_forward::primitive_desc description(
       CpuEngine(), dnnl::prop_kind::forward_inference, dnnl::algorithm::softmax_accurate, desc,
       desc, /*axis=*/1, UserScratchpad());
