@@ -138,12 +138,13 @@ bool Resolver::ResolveFirstClass() {
   const auto add = [&](absl::Span<const OpIndex> ops, TensorId id, int64_t* rotated) {
     Rotations rotations;
     const Dims& dims = *tensor(id).dims;
+    const int channels = tensor(id).rank() - 1;
     for (const OpIndex index : ops) {
       if (op(index).kind == OpKind::kHadamard) {
-        rotations.push_back({index, PlacesAlongLastAxis(dims)});
+        rotations.push_back({index, FoldedView::Counting(dims, channels)});
       }
     }
-    return AddRotations(rotations, dims, static_cast<int>(dims.size()) - 1, rotated);
+    return AddRotations(rotations, dims, channels, rotated);
   };
   std::vector<OpIndex> before;
   for (const ChainOp& step : match_.q[0].ops) before.push_back(step.op);

@@ -60,9 +60,7 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
     return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] > 1;
   };
   if (std::any_of(load.inputs.begin(), load.inputs.end(), is_by_row)) {
-    Dims strides(dims.size(), 0);
-    strides[0] = 1;
-    folded->load_rows = FoldedView(dims, strides);
+    folded->load_rows = FoldedView::Counting(dims, 0);
   }
   return true;
 }
@@ -202,9 +200,7 @@ bool Resolver::CheckCountedAxis(TensorId id, std::string_view what) {
   const Op& softmax = op(match_.softmax);
   const LogicalTensor& exponents = tensor(softmax.inputs[0]);
   if (tensor(id).elements() == 1) return true;
-  Dims strides(exponents.rank(), 0);
-  strides[0] = 1;
-  FoldedView counted(*exponents.dims, strides);
+  FoldedView counted = FoldedView::Counting(*exponents.dims, 0);
   bool ok = !match_.score_shape_ops.empty() || counted.BroadcastTo(frame_);
   for (size_t i = match_.score_shape_ops.size(); ok && i-- > 0;) {
     ok = MoveBack(op(match_.score_shape_ops[i]), counted);

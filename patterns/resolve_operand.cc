@@ -183,7 +183,8 @@ bool Resolver::FoldChain(const Chain& chain, Folded* folded) {
         if (!FoldDynamicDequantize(step.op, folded)) return false;
         break;
       case OpKind::kHadamard:
-        folded->rotations.push_back({step.op, PlacesAlongLastAxis(DimsOf(folded->data))});
+        folded->rotations.push_back(
+            {step.op, FoldedView::Counting(DimsOf(folded->data), folded->data.rank() - 1)});
         break;
       default:
         break;
@@ -260,14 +261,11 @@ bool Resolver::FoldDequantize(const Op& dequantize, Folded* folded) {
   quantization.static_scales = dequantize.Get<Attr::kScales>();
   quantization.static_zps = dequantize.Get<Attr::kZps>();
   if (dequantize.Get<Attr::kQType>() != "per_channel") return true;
-  const int rank = folded->data.rank();
-  const int axis = Axis<Attr::kAxis>(dequantize, rank);
+  const int axis = Axis<Attr::kAxis>(dequantize, folded->data.rank());
   if (axis == folded->concat_axis) {
     return Fail(dequantize, "its axis is that of tokens that are loaded or concatenated");
   }
-  Dims strides(rank, 0);
-  strides[axis] = 1;
-  folded->static_axis = FoldedView(DimsOf(folded->data), strides);
+  folded->static_axis = FoldedView::Counting(DimsOf(folded->data), axis);
   return true;
 }
 

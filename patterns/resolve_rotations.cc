@@ -40,12 +40,6 @@ bool RunsAlong(const FoldedView& places, int col, int64_t block) {
 
 }  // namespace
 
-FoldedView PlacesAlongLastAxis(absl::Span<const int64_t> dims) {
-  Dims strides(dims.size(), 0);
-  strides.back() = 1;
-  return FoldedView(dims, strides);
-}
-
 // Adds the rotations to `rotated`. `dims` are what the operand is broadcast to, or the output's;
 // `col` is the axis of the channels.
 bool Resolver::AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,

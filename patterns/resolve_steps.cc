@@ -66,9 +66,8 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 bool Resolver::Counts(const Op& index, const StepMatch& step, int axis) {
   if (std::find(frame_.begin(), frame_.end(), 0) != frame_.end()) return true;  // no scores at all
   const LogicalTensor& source = tensor(index.inputs[0]);
-  Dims strides(source.rank(), 0);
-  strides[Axis<Attr::kAxis>(index, source.rank())] = 1;
-  FoldedView counted(*source.dims, strides);
+  FoldedView counted =
+      FoldedView::Counting(*source.dims, Axis<Attr::kAxis>(index, source.rank()));
   if (!TakeBack(step, counted)) return false;
   for (int i = 0; i < counted.rank(); ++i) {
     for (const FoldedView::Atom& atom : counted.axis(i)) {

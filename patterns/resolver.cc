@@ -278,8 +278,9 @@ bool Resolver::ResolveOutput() {
   for (size_t i = match_.output_ops.size(); i-- > 0;) {
     const Op& mover = op(match_.output_ops[i]);
     if (mover.kind == OpKind::kHadamard) {
-      const Dims& dims = *tensor(mover.inputs[0]).dims;
-      folded.rotations.push_back({match_.output_ops[i], PlacesAlongLastAxis(dims)});
+      const LogicalTensor& rotated = tensor(mover.inputs[0]);
+      folded.rotations.push_back(
+          {match_.output_ops[i], FoldedView::Counting(*rotated.dims, rotated.rank() - 1)});
     } else if (mover.kind == OpKind::kQuantize) {
       spec_->output_quantization = FakeQuantizeOf(mover, port.type);
     } else if (!folded.MoveAll([&](FoldedView& view) { return MoveBack(mover, view); })) {

@@ -187,9 +187,6 @@ class Resolver {
   Dims frame_;  // dims, with all broadcasts
 };
 
-// For each element of a tensor of these dims, its coordinate along the last axis.
-FoldedView PlacesAlongLastAxis(absl::Span<const int64_t> dims);
-
 }  // namespace kvant
 
 #endif  // KVANT_PATTERNS_RESOLVER_H_

@@ -32,6 +32,12 @@ FoldedView FoldedView::Of(const LogicalTensor& tensor) {
   return FoldedView(*tensor.dims, tensor.StridesOrDense());
 }
 
+FoldedView FoldedView::Counting(absl::Span<const int64_t> dims, int axis) {
+  Dims strides(dims.size(), 0);
+  strides[axis] = 1;
+  return FoldedView(dims, strides);
+}
+
 void FoldedView::Push(Atom atom, Axis& axis) {
   if (atom.extent == 1) return;
   if (!axis.empty() && axis.back().stride == atom.extent * atom.stride) {

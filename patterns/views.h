@@ -35,6 +35,8 @@ class FoldedView {
   FoldedView(absl::Span<const int64_t> dims, absl::Span<const int64_t> strides);
   // The tensor's memory. Needs has_shape().
   static FoldedView Of(const LogicalTensor& tensor);
+  // For each element of a tensor of these dims, its coordinate along that axis.
+  static FoldedView Counting(absl::Span<const int64_t> dims, int axis);
 
   int rank() const { return static_cast<int>(axes_.size()); }
   int64_t dim(int axis) const;
