@@ -33,6 +33,11 @@ bool AttentionMatcher::SingleUse(TensorId tensor) const {
   return graph_.FindTensor(tensor)->consumers.size() == 1;
 }
 
+Graph::Use AttentionMatcher::OnlyUse(TensorId tensor) const {
+  const auto& consumers = graph_.FindTensor(tensor)->consumers;
+  return consumers.size() == 1 && !taken_[consumers[0].op] ? consumers[0] : Graph::Use();
+}
+
 void AttentionMatcher::Begin(OpIndex first_class, OpIndex softmax, AttentionMatch* match) {
   *match = AttentionMatch();
   match->first_class = first_class;
@@ -73,9 +78,8 @@ bool AttentionMatcher::MatchColumns() {
 bool AttentionMatcher::MatchProbs() {
   TensorId tensor = op(match_->softmax).outputs[0];
   for (;;) {
-    const auto& consumers = graph_.FindTensor(tensor)->consumers;
-    if (consumers.size() != 1 || taken_[consumers[0].op]) return FailProbs(tensor);
-    const Graph::Use use = consumers[0];
+    const Graph::Use use = OnlyUse(tensor);
+    if (use.op == Graph::kNoOp) return FailProbs(tensor);
     const Op& next = op(use.op);
     if (next.kind == OpKind::kMatMul && use.port < 2) {
       match_->pv = use.op;
@@ -107,17 +111,16 @@ bool AttentionMatcher::MatchProbsOp(OpIndex index, TensorId* tensor) {
       return fail(" has no Quantize before it");
     case OpKind::kQuantize: {
       if (quantized) return fail(" is a second quantization");
-      const auto& consumers = graph_.FindTensor(*tensor)->consumers;
-      if (consumers.size() != 1 || taken_[consumers[0].op] ||
-          op(consumers[0].op).kind != OpKind::kDequantize) {
+      const OpIndex next = OnlyUse(*tensor).op;
+      if (KindOf(next) != OpKind::kDequantize) {
         return fail(" is not consumed by a Dequantize alone");
       }
-      const Op& dequantize = op(consumers[0].op);
+      const Op& dequantize = op(next);
       if (!SameQuantization(probs_op, dequantize)) {
         return fail(absl::StrCat(" and ", dequantize.ToString(),
                                  " do not have the same scale and zero point per tensor"));
       }
-      match_->probs_ops.push_back(consumers[0].op);
+      match_->probs_ops.push_back(next);
       *tensor = dequantize.outputs[0];
       return true;
     }
@@ -158,13 +161,13 @@ void AttentionMatcher::MatchOutput() {
   const bool direct = match_->first_class != Graph::kNoOp;
   match_->output = op(direct ? match_->first_class : match_->pv).outputs[0];
   for (;;) {
-    const auto& consumers = graph_.FindTensor(match_->output)->consumers;
-    if (consumers.size() != 1 || taken_[consumers[0].op]) return;
-    const Op& next = op(consumers[0].op);
+    const OpIndex index = OnlyUse(match_->output).op;
+    if (index == Graph::kNoOp) return;
+    const Op& next = op(index);
     if (direct && !ConvertsOrRotates(next.kind)) return;
     const bool quantize = next.kind == OpKind::kQuantize && IsPerTensor(next);
     if (!quantize && ClassOf(next.kind) != OpClass::kMove && next.kind != OpKind::kHadamard) return;
-    match_->output_ops.push_back(consumers[0].op);
+    match_->output_ops.push_back(index);
     match_->output = next.outputs[0];
     if (quantize) return;
   }

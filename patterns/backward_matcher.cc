@@ -34,7 +34,7 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops) {
   outside_ = left_out_ = Graph::kNoOp;
   const TensorId exponents = op(exp).inputs[0];
   const OpIndex subtract = Producer(exponents);
-  const bool subtracts = subtract != Graph::kNoOp && op(subtract).kind == OpKind::kSubtract;
+  const bool subtracts = KindOf(subtract) == OpKind::kSubtract;
   if (!IsNearBackward(subtracts)) return false;
   if (!subtracts) {
     return Fail(absl::StrCat("its input comes from ", SourceOf(exponents),
@@ -114,12 +114,11 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
 void AttentionMatcher::FollowProduct(OpIndex product) {
   TensorId tensor = op(product).outputs[0];
   for (;;) {
-    const auto& consumers = graph_.FindTensor(tensor)->consumers;
-    if (consumers.size() != 1 || taken_[consumers[0].op]) break;
-    const OpKind kind = op(consumers[0].op).kind;
+    const OpIndex next = OnlyUse(tensor).op;
+    const OpKind kind = KindOf(next);
     if (ClassOf(kind) != OpClass::kMove && kind != OpKind::kReduceSum) break;
-    if (!in_match_.insert(consumers[0].op).second) break;
-    tensor = op(consumers[0].op).outputs[0];
+    if (!in_match_.insert(next).second) break;
+    tensor = op(next).outputs[0];
   }
   gradients_.push_back(tensor);
 }

@@ -111,10 +111,16 @@ class AttentionMatcher {
     ++visited_;
     return graph_.ops()[index];
   }
+  // kEnd for kNoOp.
+  OpKind KindOf(OpIndex index) const {
+    return index == Graph::kNoOp ? OpKind::kEnd : op(index).kind;
+  }
   // kNoOp for graph inputs and ops that are taken.
   OpIndex Producer(TensorId tensor) const;
   // Consumed once, by an op of the graph.
   bool SingleUse(TensorId tensor) const;
+  // By which op and input it is consumed once; kNoOp if it is not, or that op is taken.
+  Graph::Use OnlyUse(TensorId tensor) const;
 
   const Graph& graph_;
   const std::vector<char>& taken_;

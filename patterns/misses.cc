@@ -181,7 +181,7 @@ void AttentionMatcher::ExplainSoftMaxBackward(OpIndex index) {
     probs = op(producer).inputs[0];
     producer = Producer(probs);
   }
-  const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
+  const OpKind kind = KindOf(producer);
   if (kind == OpKind::kExp || kind == OpKind::kSoftMax) return;
   AttentionMatch match;
   Begin(Graph::kNoOp, index, &match);

@@ -23,8 +23,7 @@ void AttentionMatcher::MatchInputs() {
     Chain& q = match_->q.emplace_back();
     q.present = true;
     q.source = op(match_->first_class).inputs[0];
-    for (OpIndex producer = Producer(q.source);
-         producer != Graph::kNoOp && ConvertsOrRotates(op(producer).kind);
+    for (OpIndex producer = Producer(q.source); ConvertsOrRotates(KindOf(producer));
          producer = Producer(q.source)) {
       q.ops.push_back({producer, 0});
       q.source = op(producer).inputs[0];
@@ -59,7 +58,7 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
   });
   for (;;) {
     const OpIndex producer = Producer(tensor);
-    const OpKind kind = producer == Graph::kNoOp ? OpKind::kEnd : op(producer).kind;
+    const OpKind kind = KindOf(producer);
     const bool dequantize = ClassOf(kind) == OpClass::kDequantize && !dequantized;
     const bool loads = cached && ClassOf(kind) == OpClass::kLoad;
     if (suffix.ops.size() < kMaxChain && (MovesOrRotates(kind) || dequantize || loads)) {
@@ -139,8 +138,7 @@ Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
   chain.source = tensor;
   while (SingleUse(chain.source) && chain.ops.size() < kMaxOperandChain) {
     const OpIndex producer = Producer(chain.source);
-    if (producer == Graph::kNoOp) break;
-    const OpKind kind = op(producer).kind;
+    const OpKind kind = KindOf(producer);
     const bool moves = MovesOrRotates(kind) && kind != OpKind::kHadamard;
     if (!moves && !(cached && ClassOf(kind) == OpClass::kLoad)) break;
     chain.ops.push_back({producer, 0});

@@ -92,7 +92,7 @@ bool AttentionMatcher::WalkScores(OpIndex user, TensorId tensor) {
     // Any number of SoftMax may share what their scores come from.
     return Fail(absl::StrCat("no MatMul is among the ", kMostSearched, " ops before it"));
   }
-  const OpKind kind = index == Graph::kNoOp ? OpKind::kEnd : op(index).kind;
+  const OpKind kind = KindOf(index);
   if (kind == OpKind::kMatMul) {
     match_->qk = index;
     if (op(index).inputs.size() > 2) {
@@ -173,10 +173,7 @@ bool AttentionMatcher::MatchSelect(OpIndex index) {
 // and minus one.
 bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   const OpIndex producer = Producer(condition);
-  if (producer == Graph::kNoOp || op(producer).kind != OpKind::kGreaterEqual ||
-      !SingleUse(condition)) {
-    return false;
-  }
+  if (KindOf(producer) != OpKind::kGreaterEqual || !SingleUse(condition)) return false;
   BandSum sum;
   for (const bool second : {false, true}) {
     const TensorId side = op(producer).inputs[second ? 1 : 0];
