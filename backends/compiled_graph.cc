@@ -121,8 +121,7 @@ const std::vector<CompiledPartition>& CompiledGraph::partitions() const {
 }
 
 bool CompiledGraph::fused() const {
-  return state_ && std::all_of(partitions().begin(), partitions().end(),
-                               [](const CompiledPartition& one) { return one.fused(); });
+  return state_ && std::ranges::all_of(partitions(), &CompiledPartition::fused);
 }
 
 double CompiledGraph::rounding() const {

@@ -91,7 +91,7 @@ std::string DescribeOverlap(const LogicalTensor& port) {
   for (size_t d = 0; d < dims.size(); ++d) {
     if (dims[d] > 1) order.emplace_back(strides[d], d);
   }
-  std::sort(order.begin(), order.end());
+  std::ranges::sort(order);
   int64_t reach = 0;  // from the first element to the last of the dims so far
   for (const auto& [stride, d] : order) {
     if (stride <= reach) {
@@ -130,8 +130,8 @@ bool WritesNothing(const Partition& partition) {
   const auto is_empty = [&](TensorId id) { return partition.ops().tensor(id).elements() == 0; };
   const auto& outputs = partition.outputs();
   return partition.kind() == Partition::Kind::kStore
-             ? std::any_of(outputs.begin(), outputs.end(), is_empty)
-             : std::all_of(outputs.begin(), outputs.end(), is_empty);
+             ? std::ranges::any_of(outputs, is_empty)
+             : std::ranges::all_of(outputs, is_empty);
 }
 
 absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOptions& options) {
@@ -312,8 +312,7 @@ absl::StatusOr<CompiledPartition> Engine::CompileChecked(const Partition& partit
     if (ErrorKindOf(made.status()) != ErrorKind::kUnimplemented) return made.status();
     compiled.passed_over_.push_back(absl::StrCat(name, ": ", made.status().message()));
   }
-  const bool all_fused = std::all_of(backends_.begin(), backends_.end(),
-                                     [](const auto& backend) { return backend->fused(); });
+  const bool all_fused = std::ranges::all_of(backends_, &Backend::fused);
   const bool hint = all_fused && !options.require_fused && device_ == Device::kCpu;
   return MakeError(ErrorKind::kUnimplemented, Describe(*compiled.partition_),
                    ": no backend runs it. ", absl::StrJoin(compiled.passed_over_, "; "),

@@ -37,8 +37,8 @@ std::string WithStrides(const LogicalTensor& tensor) {
 absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tensors& outputs) {
   absl::InlinedVector<TensorId, 8> ids(op.inputs.begin(), op.inputs.end());
   ids.insert(ids.end(), op.outputs.begin(), op.outputs.end());
-  std::sort(ids.begin(), ids.end());
-  if (std::adjacent_find(ids.begin(), ids.end()) == ids.end()) return absl::OkStatus();
+  std::ranges::sort(ids);
+  if (std::ranges::adjacent_find(ids) == ids.end()) return absl::OkStatus();
   absl::flat_hash_map<TensorId, LogicalTensor> merged;  // of the ports so far
   for (const LogicalTensor* tensor : inputs) {
     LogicalTensor& before = merged.try_emplace(tensor->id, *tensor).first->second;
@@ -50,7 +50,7 @@ absl::Status CheckRepeatedPorts(const Op& op, const Tensors& inputs, const Tenso
   }
   for (const LogicalTensor* tensor : outputs) {
     if (merged.try_emplace(tensor->id, *tensor).second) continue;
-    const bool is_input = std::count(op.inputs.begin(), op.inputs.end(), tensor->id) > 0;
+    const bool is_input = std::ranges::count(op.inputs, tensor->id) > 0;
     return OpError(ErrorKind::kInvalidGraph, op, tensor->Label(), " is ",
                    is_input ? "both input and output" : "produced twice");
   }
@@ -176,10 +176,10 @@ absl::Status Graph::SortOps() {
   }
   if (order.size() < ops_.size()) {
     const auto waits = [](int32_t inputs) { return inputs > 0; };
-    const auto stuck = std::find_if(waiting.begin(), waiting.end(), waits) - waiting.begin();
+    const auto stuck = std::ranges::find_if(waiting, waits) - waiting.begin();
     return MakeError(ErrorKind::kInvalidGraph, ops_[stuck].ToString(), " is on or behind a cycle");
   }
-  if (!std::is_sorted(order.begin(), order.end())) *this = WithOps(order);
+  if (!std::ranges::is_sorted(order)) *this = WithOps(order);
   return absl::OkStatus();
 }
 
@@ -199,9 +199,8 @@ void Graph::FindPorts(const Graph& whole) {
     }
     for (TensorId id : op.outputs) {
       const auto& consumers = FindTensor(id)->consumers;
-      const bool ends = std::any_of(consumers.begin(), consumers.end(), [this](const Use& use) {
-        return ops_[use.op].kind == OpKind::kEnd;
-      });
+      const bool ends = std::ranges::any_of(
+          consumers, [this](const Use& use) { return ops_[use.op].kind == OpKind::kEnd; });
       const bool leaves = whole.FindTensor(id)->consumers.size() != consumers.size();
       if (consumers.empty() || ends || leaves) outputs_.push_back(id);
     }

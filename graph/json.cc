@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
@@ -20,7 +19,7 @@ absl::Status ReadName(const JsonValue& value, const std::array<std::string_view,
                       Enum& result) {
   std::string name;
   KVANT_RETURN_IF_ERROR(value.Read(name));
-  const auto found = std::find(names.begin(), names.end(), name);
+  const auto* const found = std::ranges::find(names, name);
   if (found == names.end()) return value.Error("unknown value '", name, "'");
   result = static_cast<Enum>(found - names.begin());
   return absl::OkStatus();
@@ -119,7 +118,7 @@ absl::Status ReadTensor(const JsonValue& value, const OwnKeys& own, LogicalTenso
   KVANT_RETURN_IF_ERROR(IfPresent(
       value, "stride", [&](const JsonValue& stride) { return ReadDims(stride, tensor.strides); }));
   // A stride that is not known leaves the layout in memory open.
-  if (tensor.strides && std::count(tensor.strides->begin(), tensor.strides->end(), kUnknownDim)) {
+  if (tensor.strides && std::ranges::count(*tensor.strides, kUnknownDim) > 0) {
     tensor.strides.reset();
   }
   if (tensor.strides && !tensor.dims) tensor.dims = Dims{kUnknownDim};

@@ -40,15 +40,13 @@ std::optional<int64_t> CheckedSpan(const LogicalTensor& tensor) {
 }  // namespace
 
 bool LogicalTensor::has_shape() const {
-  return dims && std::find(dims->begin(), dims->end(), kUnknownDim) == dims->end();
+  return dims && std::ranges::count(*dims, kUnknownDim) == 0;
 }
 
 int64_t LogicalTensor::elements() const { return dims ? CheckedProduct(*dims).value_or(0) : 0; }
 
 Dims LogicalTensor::StridesOrDense() const {
-  if (strides && std::find(strides->begin(), strides->end(), kUnknownDim) == strides->end()) {
-    return *strides;
-  }
+  if (strides && std::ranges::count(*strides, kUnknownDim) == 0) return *strides;
   return dims ? DenseStrides(*dims) : Dims();
 }
 
@@ -139,8 +137,7 @@ Dims DenseStrides(absl::Span<const int64_t> dims) {
 }
 
 bool MayEqual(absl::Span<const int64_t> a, absl::Span<const int64_t> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](int64_t x, int64_t y) { return MayEqual(x, y); });
+  return std::ranges::equal(a, b, [](int64_t x, int64_t y) { return MayEqual(x, y); });
 }
 
 void Complete(Dims& dims, absl::Span<const int64_t> other) {

@@ -115,8 +115,8 @@ OpSchema ParseSchema(absl::string_view inputs, absl::string_view outputs, absl::
 
 absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, size_t repeating,
                         size_t count, const char* what) {
-  const size_t least = static_cast<size_t>(std::count_if(
-      ports.begin(), ports.end(), [](const OpSchema::Port& port) { return !port.optional; }));
+  const auto least = static_cast<size_t>(
+      std::ranges::count(ports, false, &OpSchema::Port::optional));
   const bool fits =
       count <= ports.size() || (repeating > 0 && (count - ports.size()) % repeating == 0);
   if (count >= least && fits) return absl::OkStatus();
@@ -131,8 +131,7 @@ absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, 
 bool IsFinite(const AttrValue& value) {
   if (const float* one = std::get_if<float>(&value)) return std::isfinite(*one);
   const auto* list = std::get_if<std::vector<float>>(&value);
-  return list == nullptr ||
-         std::all_of(list->begin(), list->end(), [](float x) { return std::isfinite(x); });
+  return list == nullptr || std::ranges::all_of(*list, [](float x) { return std::isfinite(x); });
 }
 
 absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
@@ -149,8 +148,7 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
       return SchemaError(op, "attribute '", name, "' is infinite or not a number");
     }
     const auto* text = std::get_if<std::string>(&value);
-    if (text && !rule->allowed.empty() &&
-        std::find(rule->allowed.begin(), rule->allowed.end(), *text) == rule->allowed.end()) {
+    if (text && !rule->allowed.empty() && std::ranges::count(rule->allowed, *text) == 0) {
       return SchemaError(op, "attribute '", name, "' is '", *text, "', not one of ",
                          absl::StrJoin(rule->allowed, ", "));
     }
@@ -167,8 +165,7 @@ absl::Status CheckAttrs(Op& op, const OpSchema& schema) {
 
 // Inputs that come before those which optional_inputs names.
 size_t UnnamedInputs(const OpSchema& schema) {
-  return static_cast<size_t>(std::count_if(schema.inputs.begin(), schema.inputs.end(),
-                                           [](const auto& port) { return !port.named; }));
+  return static_cast<size_t>(std::ranges::count(schema.inputs, false, &OpSchema::Port::named));
 }
 
 // optional_inputs names each input after the others, once, of those that there may be.
@@ -179,13 +176,12 @@ absl::Status CheckNamedInputs(const Op& op, const OpSchema& schema) {
   std::vector<std::string> names;
   if (!list.empty()) names = absl::StrSplit(list, ',');
   for (const std::string& name : names) {
-    const bool known =
-        std::any_of(schema.inputs.begin(), schema.inputs.end(),
-                    [&](const OpSchema::Port& port) { return port.named && port.name == name; });
+    const bool known = std::ranges::any_of(
+        schema.inputs, [&](const auto& port) { return port.named && port.name == name; });
     if (!known) {
       return SchemaError(op, "optional_inputs names '", name, "', which is not an input");
     }
-    if (std::count(names.begin(), names.end(), name) > 1) {
+    if (std::ranges::count(names, name) > 1) {
       return SchemaError(op, "optional_inputs names '", name, "' twice");
     }
   }

@@ -9,7 +9,7 @@ namespace {
 
 // Whether these dims can be a scalar's: none, or all ones (or unknown).
 bool MayBeScalar(absl::Span<const int64_t> dims) {
-  return std::all_of(dims.begin(), dims.end(), [](int64_t d) { return MayEqual(d, 1); });
+  return std::ranges::all_of(dims, [](int64_t d) { return MayEqual(d, 1); });
 }
 
 constexpr ShapeRule kRules[] = {

@@ -1,7 +1,6 @@
 // The type rules named in ops.inc, and what the attributes of ops that quantize, and the forms of
 // their ports, allow of each other.
 #include <algorithm>
-#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "kvant/graph/op.h"
@@ -44,9 +43,8 @@ absl::Status Differ(const OpPorts& ports, const PortView& a, const PortView& b) 
 
 // That the port's type is one that `schema` takes.
 absl::Status Require(const OpPorts& ports, const PortView& port, const OpSchema::Port& schema) {
-  const std::vector<DataType>& types = schema.types;
-  const bool takes = schema.types_text.empty() ||
-                     std::find(types.begin(), types.end(), port.type()) != types.end();
+  const bool takes =
+      schema.types_text.empty() || std::ranges::count(schema.types, port.type()) > 0;
   return takes ? absl::OkStatus() : TypeError(ports, port, ", not ", schema.types_text);
 }
 
@@ -110,8 +108,8 @@ absl::Status MatMulTypes(const OpPorts& ports) {
   KVANT_RETURN_IF_ERROR(HalvesApart(ports));
   if (ports.outputs[0]->type == kF32) return absl::OkStatus();
   const DataType type = ports.inputs[0]->type;
-  const bool alike = std::all_of(ports.inputs.begin(), ports.inputs.end(),
-                                 [type](const LogicalTensor* in) { return in->type == type; });
+  const bool alike = std::ranges::all_of(
+      ports.inputs, [type](const LogicalTensor* in) { return in->type == type; });
   return ResultIs(ports, alike ? type : kF32, "the result of its inputs");
 }
 
@@ -149,7 +147,7 @@ absl::Status CheckCodebook(const Op& op, const LogicalTensor& codes, bool has_ze
                        DataTypeName(codes.type), "; it goes with u2 (4), u4 (16) or u8 (256)");
   }
   if (has_zero_points) return SchemaError(op, "has a codebook and zero points");
-  if (std::all_of(codebook->begin(), codebook->end(), [](float value) { return value == 0; })) {
+  if (std::ranges::all_of(*codebook, [](float value) { return value == 0; })) {
     return SchemaError(op, "its codebook has no value but 0");
   }
   return absl::OkStatus();
@@ -178,8 +176,8 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
                        "real units and u4 with a codebook, not for ",
                        DataTypeName(codes.type), zps == nullptr ? "" : " with zero points");
   }
-  if (has_codebook && (std::adjacent_find(codebook->begin(), codebook->end(),
-                                          std::greater_equal<>()) != codebook->end() ||
+  const auto falls = [](float a, float b) { return a >= b; };
+  if (has_codebook && (std::ranges::adjacent_find(*codebook, falls) != codebook->end() ||
                        codebook->front() == 0)) {
     return SchemaError(op, "formula ggml takes a codebook that ascends and does not begin with 0");
   }

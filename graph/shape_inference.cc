@@ -80,13 +80,12 @@ absl::Status InferShapes(Graph& graph, absl::Span<const LogicalTensor> known) {
   absl::InlinedVector<TensorId, 16> given;
   given.reserve(known.size());
   for (const LogicalTensor& tensor : known) given.push_back(tensor.id);
-  std::sort(given.begin(), given.end());
-  const auto* const twice = std::adjacent_find(given.begin(), given.end());
+  std::ranges::sort(given);
+  const auto* const twice = std::ranges::adjacent_find(given);
   if (twice != given.end()) return InvalidArguments("tensor ", *twice, " is given twice");
   for (const LogicalTensor& tensor : known) KVANT_RETURN_IF_ERROR(PutIn(graph, tensor));
   return InferAll(graph, [&given](const LogicalTensor& tensor) {
-    return tensor.property == Property::kConstant ||
-           std::binary_search(given.begin(), given.end(), tensor.id);
+    return tensor.property == Property::kConstant || std::ranges::binary_search(given, tensor.id);
   });
 }
 

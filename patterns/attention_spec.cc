@@ -150,7 +150,7 @@ bool VariesOverScores(const Operand& shift) {
 }  // namespace
 
 int PortOf(absl::Span<const TensorId> ports, TensorId id) {
-  const auto* at = std::find(ports.begin(), ports.end(), id);
+  const auto* at = std::ranges::find(ports, id);
   return at == ports.end() ? kNoPort : static_cast<int>(at - ports.begin());
 }
 
@@ -169,7 +169,7 @@ PortArray FindPortArray(const Graph& graph, absl::Span<const TensorId> inputs,
 }
 
 bool View::scalar() const {
-  return present() && std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 1; });
+  return present() && std::ranges::all_of(dims, [](int64_t dim) { return dim == 1; });
 }
 
 FeatureSet AttentionSpec::Features() const {

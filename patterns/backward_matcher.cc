@@ -58,7 +58,7 @@ bool AttentionMatcher::MatchBackward(OpIndex exp, std::vector<OpIndex>* ops) {
   ops->assign(in_match_.begin(), in_match_.end());
   for (const OpIndex index : *ops) {
     const TensorId tensor = op(index).outputs[0];
-    if (std::find(gradients_.begin(), gradients_.end(), tensor) != gradients_.end()) continue;
+    if (std::ranges::count(gradients_, tensor) > 0) continue;
     if (!IsSeenInside(op(index), tensor, "the output of ")) return false;
   }
   if (left_out_ != Graph::kNoOp && !in_match_.contains(left_out_)) {

@@ -131,15 +131,14 @@ void VisitOps(Match& match, Visitor visit) {
 
 // Whether one of the ops is of that kind.
 inline bool HaveOp(const Graph& graph, absl::Span<const OpIndex> ops, OpKind kind) {
-  return std::any_of(ops.begin(), ops.end(),
-                     [&](OpIndex index) { return graph.ops()[index].kind == kind; });
+  return std::ranges::any_of(ops, [&](OpIndex index) { return graph.ops()[index].kind == kind; });
 }
 
 // Whether any of the chains goes through one.
 inline bool HaveOp(const Graph& graph, absl::Span<const Chain> chains, OpKind kind) {
-  return std::any_of(chains.begin(), chains.end(), [&](const Chain& chain) {
-    return std::any_of(chain.ops.begin(), chain.ops.end(),
-                       [&](const ChainOp& step) { return graph.ops()[step.op].kind == kind; });
+  return std::ranges::any_of(chains, [&](const Chain& chain) {
+    return std::ranges::any_of(
+        chain.ops, [&](const ChainOp& step) { return graph.ops()[step.op].kind == kind; });
   });
 }
 
@@ -148,7 +147,7 @@ inline std::vector<OpIndex> SortedOps(const AttentionMatch& match) {
   std::vector<OpIndex> ops;
   ops.reserve(8);
   VisitOps(match, [&ops](OpIndex op) { ops.push_back(op); });
-  std::sort(ops.begin(), ops.end());
+  std::ranges::sort(ops);
   ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
   return ops;
 }

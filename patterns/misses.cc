@@ -82,11 +82,10 @@ bool AttentionMatcher::FailProbs(TensorId tensor) {
                       next);
   }
   // One of them is on the way to the MatMul with V, and another is too many.
-  const auto* on_the_way = std::find_if(consumers.begin(), consumers.end(), [&](auto& use) {
-    return IsMatMul(op(use.op)) && use.port < 2;
-  });
+  const auto* on_the_way = std::ranges::find_if(
+      consumers, [&](auto& use) { return IsMatMul(op(use.op)) && use.port < 2; });
   if (on_the_way == consumers.end()) {
-    on_the_way = std::find_if(consumers.begin(), consumers.end(), [&](auto& use) {
+    on_the_way = std::ranges::find_if(consumers, [&](auto& use) {
       const Op& consumer = op(use.op);
       return IsPassable(consumer) &&
              Ahead(consumer.outputs[0], IsMatMul, IsPassable) != Graph::kNoOp;

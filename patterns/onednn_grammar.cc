@@ -115,8 +115,7 @@ std::string OneDnnTrimmer::Trim() {
 }
 
 void OneDnnTrimmer::TrimInputs() {
-  const bool capped = std::any_of(match_.steps.begin(), match_.steps.end(),
-                                  [](const StepMatch& step) { return step.kind == Kind::kTanh; });
+  const bool capped = std::ranges::count(match_.steps, Kind::kTanh, &StepMatch::kind) > 0;
   const bool plain_only = capped || ProbsHave(OpKind::kTypeCast) || ProbsHave(OpKind::kDropout);
   TrimOperand(op(match_.qk).inputs[match_.q_input], false, &match_.q);
   TrimOperand(op(match_.qk).inputs[1 - match_.q_input], !plain_only && match_.q_input == 0,
@@ -201,13 +200,12 @@ void OneDnnTrimmer::CutShared() {
         {&match_.k[0], op(match_.qk).inputs[1 - match_.q_input]},
         {&match_.v[0], op(match_.pv).inputs[1 - match_.probs_input]}};
     for (const auto& [chain, at_matmul] : operands) {
-      const bool shared =
-          std::any_of(chain->ops.begin(), chain->ops.end(), [&](const ChainOp& step) {
-            const auto& consumers = graph_.FindTensor(op(step.op).outputs[0])->consumers;
-            return std::any_of(consumers.begin(), consumers.end(), [&](const Graph::Use& use) {
-              return !std::binary_search(inside.begin(), inside.end(), use.op);
-            });
-          });
+      const bool shared = std::ranges::any_of(chain->ops, [&](const ChainOp& step) {
+        const auto& consumers = graph_.FindTensor(op(step.op).outputs[0])->consumers;
+        return std::ranges::any_of(consumers, [&](const Graph::Use& use) {
+          return !std::ranges::binary_search(inside, use.op);
+        });
+      });
       if (!shared) continue;
       chain->ops.clear();
       chain->source = at_matmul;
@@ -229,7 +227,7 @@ bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why) {
   const std::vector<OpIndex> after = SortedOps(*match);
   std::string left_out;
   for (const OpIndex op : before) {
-    if (std::binary_search(after.begin(), after.end(), op)) continue;
+    if (std::ranges::binary_search(after, op)) continue;
     absl::StrAppend(&left_out, left_out.empty() ? "" : ", ", graph.ops()[op].ToString());
   }
   why->clear();

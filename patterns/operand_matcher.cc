@@ -28,7 +28,7 @@ void AttentionMatcher::MatchInputs() {
       q.ops.push_back({producer, 0});
       q.source = op(producer).inputs[0];
     }
-    std::reverse(q.ops.begin(), q.ops.end());
+    std::ranges::reverse(q.ops);
     match_->k = MatchSegments(op(match_->first_class).inputs[1]);
     match_->v = MatchSegments(op(match_->first_class).inputs[2]);
     return;
@@ -53,7 +53,7 @@ AttentionMatcher::Segments AttentionMatcher::MatchSegments(TensorId tensor) cons
 // which may be of several segments, or loaded.
 bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cached,
                                        Segments* segments) const {
-  bool dequantized = std::any_of(suffix.ops.begin(), suffix.ops.end(), [&](const ChainOp& step) {
+  bool dequantized = std::ranges::any_of(suffix.ops, [&](const ChainOp& step) {
     return ClassOf(op(step.op).kind) == OpClass::kDequantize;
   });
   for (;;) {
@@ -81,7 +81,7 @@ bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cache
   if (segments->size() == kMostSegments) return false;
   suffix.present = true;
   suffix.source = tensor;
-  std::reverse(suffix.ops.begin(), suffix.ops.end());
+  std::ranges::reverse(suffix.ops);
   segments->push_back(std::move(suffix));
   return true;
 }
@@ -117,8 +117,7 @@ bool AttentionMatcher::CutShared(Segments* segments) {
       chain.ops.erase(chain.ops.begin(), chain.ops.begin() + i + 1);
       if (concat) {  // every segment that went through it is inside this one now
         const auto inside = [cut](const Chain& other) {
-          return std::any_of(other.ops.begin(), other.ops.end(),
-                             [cut](const ChainOp& step) { return step.op == cut; });
+          return std::ranges::count(other.ops, cut, &ChainOp::op) > 0;
         };
         segments->erase(std::remove_if(segments->begin(), segments->end(), inside),
                         segments->end());
@@ -144,7 +143,7 @@ Chain AttentionMatcher::MatchOperand(TensorId tensor, bool cached) const {
     chain.ops.push_back({producer, 0});
     chain.source = op(producer).inputs[0];
   }
-  std::reverse(chain.ops.begin(), chain.ops.end());
+  std::ranges::reverse(chain.ops);
   return chain;
 }
 

@@ -34,7 +34,7 @@ void Partition::ResolveSpec() {
   if (noted_) notes_.pop_back();
   noted_ = false;
   const auto known = [this](const Op& op) { return CheckShapesKnown(*ops_, op).ok(); };
-  if (kind_ == Kind::kOps || !std::all_of(ops_->ops().begin(), ops_->ops().end(), known)) return;
+  if (kind_ == Kind::kOps || !std::ranges::all_of(ops_->ops(), known)) return;
   if (kind_ == Kind::kStore) spec_ = ResolveStore(*ops_, inputs_, outputs_);
   if (kind_ == Kind::kMerge) spec_ = ResolveMerge(*ops_, inputs_, outputs_);
   if (match_ == nullptr) return;

@@ -76,7 +76,7 @@ void Partitioner::AttachMisses(std::vector<Partition>& partitions) const {
         for (const Graph::Use& use : graph_.FindTensor(id)->consumers) tell(use.op);
       }
     }
-    std::sort(told.begin(), told.end());
+    std::ranges::sort(told);
     told.erase(std::unique(told.begin(), told.end()), told.end());
     for (const int i : told) partitions[i].misses_.push_back(miss.why);
   }
@@ -146,7 +146,7 @@ Partition Partitioner::Build(OpGroup& group, int id) const {
     partition.pattern_ = DescribeMatch(graph_, *group.match);
     // The group is the ops of the match: from here on by their number in the partition.
     VisitOps(*group.match, [&group](OpIndex& op) {
-      const auto position = std::lower_bound(group.ops.begin(), group.ops.end(), op);
+      const auto position = std::ranges::lower_bound(group.ops, op);
       op = static_cast<OpIndex>(position - group.ops.begin());
     });
   } else {

@@ -59,7 +59,7 @@ bool Resolver::FoldLoad(const ChainOp& step, Folded* folded) {
     const LogicalTensor& from = tensor(id);
     return from.type == kS32 && from.rank() > 0 && (*from.dims)[0] > 1;
   };
-  if (std::any_of(load.inputs.begin(), load.inputs.end(), is_by_row)) {
+  if (std::ranges::any_of(load.inputs, is_by_row)) {
     folded->load_rows = FoldedView::Counting(dims, 0);
   }
   return true;
@@ -186,13 +186,12 @@ bool Resolver::CheckLoads(absl::Span<const Chain> chains, std::string_view what,
 
 bool Resolver::IsCountOfRanges(TensorId id) const {
   const auto counts = [&](const Chain& chain) {
-    return std::any_of(chain.ops.begin(), chain.ops.end(), [&](const ChainOp& step) {
+    return std::ranges::any_of(chain.ops, [&](const ChainOp& step) {
       const Op& load = op(step.op);
       return load.kind == OpKind::kLoadRanges && load.outputs.size() > 1 && load.outputs[1] == id;
     });
   };
-  return std::any_of(match_.k.begin(), match_.k.end(), counts) ||
-         std::any_of(match_.v.begin(), match_.v.end(), counts);
+  return std::ranges::any_of(match_.k, counts) || std::ranges::any_of(match_.v, counts);
 }
 
 // A SoftMax's lengths are those of axis 0 of its input, which has to be b0.
@@ -234,8 +233,8 @@ bool Resolver::ResolveLengths() {
     return false;
   }
   const auto in_rings = [](const KvSegment& segment) { return segment.range.present(); };
-  const auto rings = std::count_if(spec_->k.begin(), spec_->k.end(), in_rings) +
-                     std::count_if(spec_->v.begin(), spec_->v.end(), in_rings);
+  const auto rings =
+      std::ranges::count_if(spec_->k, in_rings) + std::ranges::count_if(spec_->v, in_rings);
   if (rings != 0 && rings != static_cast<int64_t>(spec_->k.size() + spec_->v.size())) {
     return Fail(normaliser, "of K and V one is loaded by ranges");
   }

@@ -44,7 +44,7 @@ bool RunsAlong(const FoldedView& places, int col, int64_t block) {
 // `col` is the axis of the channels.
 bool Resolver::AddRotations(Rotations& rotations, absl::Span<const int64_t> dims, int col,
                             int64_t* rotated) {
-  const bool empty = std::find(dims.begin(), dims.end(), 0) != dims.end();
+  const bool empty = std::ranges::count(dims, 0) > 0;
   for (Rotation& rotation : rotations) {
     const int64_t block = op(rotation.op).Get<Attr::kBlock>();
     if (block == 1) continue;

@@ -64,7 +64,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 // Whether an index among the scores is that of `axis`, taken back to the axes of the first MatMul's
 // result.
 bool Resolver::Counts(const Op& index, const StepMatch& step, int axis) {
-  if (std::find(frame_.begin(), frame_.end(), 0) != frame_.end()) return true;  // no scores at all
+  if (std::ranges::count(frame_, 0) > 0) return true;  // no scores at all
   const LogicalTensor& source = tensor(index.inputs[0]);
   FoldedView counted =
       FoldedView::Counting(*source.dims, Axis<Attr::kAxis>(index, source.rank()));

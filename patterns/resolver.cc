@@ -68,9 +68,7 @@ bool Resolver::CheckPorts() {
 bool Resolver::CheckConstants() {
   for (const Op& op : graph_.ops()) {
     for (const TensorId id : op.inputs) {
-      if (!tensor(id).value || std::find(folded_.begin(), folded_.end(), id) != folded_.end()) {
-        continue;
-      }
+      if (!tensor(id).value || std::ranges::count(folded_, id) > 0) continue;
       return Fail(op, tensor(id).Label(), ", the constant ", tensor(id).value->ToString(),
                   ", is fused only into steps on scores, "
                   "dropout and scales that come with constant zero points");
@@ -228,7 +226,7 @@ bool Resolver::ResolveProbs() {
     if (probs_op.kind == OpKind::kQuantize) {
       spec_->probs_quantization = FakeQuantizeOf(probs_op, tensor(probs_op.outputs[0]).type);
       // What is NaN becomes code 0, which with a zero point is not 0.
-      const bool hides = !std::all_of(spec_->steps.begin(), spec_->steps.end(), [](const auto& s) {
+      const bool hides = !std::ranges::all_of(spec_->steps, [](const auto& s) {
         return s.kind == ScoreStep::Kind::kMultiply || s.kind == ScoreStep::Kind::kDivide ||
                s.kind == ScoreStep::Kind::kTanh;
       });

@@ -69,9 +69,7 @@ class Resolver {
       for (auto* view : {&scales, &zero_points, &static_axis, &load_rows}) {
         if (*view && !move(**view)) return false;
       }
-      return std::all_of(rotations.begin(), rotations.end(),
-                         [&](Rotation& rotation) { return move(rotation.places); }) &&
-             move(data);
+      return std::ranges::all_of(rotations, move, &Rotation::places) && move(data);
     }
   };
 

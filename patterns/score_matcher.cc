@@ -187,10 +187,8 @@ bool AttentionMatcher::MatchBand(TensorId condition, StepMatch* step) {
   const bool swapped = sum.coordinates[0].minus;
   const OpIndex larger = sum.coordinates[swapped ? 1 : 0].index;
   const OpIndex smaller = sum.coordinates[swapped ? 0 : 1].index;
-  if (taken_[larger] || taken_[smaller]) return false;
-  for (const OpIndex member : sum.ops) {
-    if (taken_[member]) return false;
-  }
+  const auto is_taken = [this](OpIndex member) { return taken_[member] != 0; };
+  if (is_taken(larger) || is_taken(smaller) || std::ranges::any_of(sum.ops, is_taken)) return false;
   int axes[2] = {AxisFromEnd(graph_, op(larger)), AxisFromEnd(graph_, op(smaller))};
   if (axes[0] == 0 && axes[1] == 0) {  // unknown rank: neighbours are the last two
     const int64_t difference = op(larger).Get<Attr::kAxis>() - op(smaller).Get<Attr::kAxis>();

@@ -47,8 +47,7 @@ class FoldedView {
   int64_t offset() const { return offset_; }
   // Whether coordinates of an axis lie apart.
   bool Moves(int axis) const {
-    return std::any_of(axes_[axis].begin(), axes_[axis].end(),
-                       [](const Atom& atom) { return atom.stride != 0; });
+    return std::ranges::any_of(axes_[axis], [](const Atom& atom) { return atom.stride != 0; });
   }
 
   // Output axis i is input axis order[i] (negative counts from the end).

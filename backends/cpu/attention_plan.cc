@@ -68,7 +68,7 @@ Dequantization MakeDequantization(const std::optional<Quantization>& from) {
         MakeStatic(kF32, from->static_scales.data(), from->static_scales.size(), from->static_axis);
   } else {
     how.scales = MakeArray(from->scales);
-    std::copy(from->group.begin(), from->group.end(), how.group);
+    std::ranges::copy(from->group, how.group);
   }
   if (from->zero_points.present()) {
     how.zero_points = MakeArray(from->zero_points);
@@ -129,7 +129,7 @@ std::string WhyNotAsStored(const Segment& segment) {
 }
 
 const char* PriceOf(const absl::InlinedVector<Segment, 1>& segments) {
-  const bool apart = std::any_of(segments.begin(), segments.end(), [](const Segment& segment) {
+  const bool apart = std::ranges::any_of(segments, [](const Segment& segment) {
     return segment.data.strides[kCol] > 1 && segment.data.strides[kRow] > 1;
   });
   return apart ? kPriceOfElements : kPriceOfRows;
@@ -203,7 +203,7 @@ void Plan::Describe() {
   v_ = MakeSegments(spec_.v);
   for (const ScoreStep& step : spec_.steps) steps_.push_back(MakeStep(step));
   AttentionProblem& p = problem_;
-  std::copy(spec_.batch.begin(), spec_.batch.end(), p.batch);
+  std::ranges::copy(spec_.batch, p.batch);
   p.q_len = spec_.q_len;
   p.kv_len = spec_.kv_len;
   p.head_size = spec_.head_size;
@@ -272,8 +272,8 @@ void Plan::ChooseProducts() {
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !any(integer));
   const auto are_bf16 = [](const absl::InlinedVector<Segment, 1>& segments) {
-    return std::all_of(segments.begin(), segments.end(),
-                       [](const Segment& segment) { return segment.data.type == kBF16; });
+    return std::ranges::all_of(
+        segments, [](const Segment& segment) { return segment.data.type == kBF16; });
   };
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
   const bool split_probs =
@@ -287,10 +287,9 @@ void Plan::ChooseProducts() {
                   .of_runs = std::min(others, kernels_.stored_rows_of_runs)};
   if (p.pass == SoftmaxPass::kOnline && DescribeStoredRows()) {
     p.products = Products::kStoredRows;
-    p.k_by_channel = std::any_of(k_.begin(), k_.end(), by_channel);
+    p.k_by_channel = std::ranges::any_of(k_, by_channel);
     p.exact_keys = exact_keys && p.head_size % 2 == 0 && kernels_.pairs != nullptr &&
-                   kernels_.pairs->qk_stored != nullptr &&
-                   std::all_of(k_.begin(), k_.end(), TakenAsStored);
+                   kernels_.pairs->qk_stored != nullptr && std::ranges::all_of(k_, TakenAsStored);
     // One tile holds all segments.
     for (Segment& segment : k_) segment.codes.usable &= !p.k_by_channel;
     for (auto* segments : {&k_, &v_}) {
@@ -316,8 +315,8 @@ bool Plan::DescribeStoredRows() {
     return IsOnCodes(segment) && (!segment.codes.by_channel || segment.codes.run >= kTokenTile);
   };
   const auto are_coded = [&](const absl::InlinedVector<Segment, 1>& segments) {
-    return std::any_of(segments.begin(), segments.end(), is_coded) &&
-           std::all_of(segments.begin(), segments.end(), [&](const Segment& segment) {
+    return std::ranges::any_of(segments, is_coded) &&
+           std::ranges::all_of(segments, [&](const Segment& segment) {
              return is_coded(segment) || TakenAsStored(segment);
            });
   };

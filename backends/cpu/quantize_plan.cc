@@ -33,16 +33,13 @@ QuantizeAxis Pop(StoreAxes& axes, StoreAxes::iterator at) {
 // Why neither rows nor columns will do; empty if one will.
 std::string WhyElements(const StoreAxes& axes, const StoreSpec& spec) {
   if (axes.empty()) return "there is one element";
-  if (std::any_of(axes.begin(), axes.end(), [](const StoreAxis& a) { return a.extent == 0; })) {
-    return "there are none";
-  }
+  if (std::ranges::count(axes, 0, &StoreAxis::extent) > 0) return "there are none";
   if (axes.back().values != 1) return "elements of the source are not side by side";
   if (axes.back().codes != 1) return "codes are not side by side";
   if (IsFloat(spec.codes.type) && spec.zero_points.present()) {
     return "codes of floating-point type have zero points";
   }
-  const auto within =
-      std::count_if(axes.begin(), axes.end(), [](const StoreAxis& axis) { return axis.in_group; });
+  const auto within = std::ranges::count(axes, true, &StoreAxis::in_group);
   if (spec.rule.computes && within > 1) return "a group is neither one run nor one column";
   return "";
 }

@@ -56,8 +56,8 @@ Block Q4(const std::vector<double>& x, DataType scale_type) {
 }
 
 Block Q4WithMinimum(const std::vector<double>& x, DataType scale_type, DataType minimum_type) {
-  const double min = x.empty() ? 0 : Within(*std::min_element(x.begin(), x.end()), minimum_type);
-  const double max = x.empty() ? 0 : std::max(min, *std::max_element(x.begin(), x.end()));
+  const double min = x.empty() ? 0 : Within(std::ranges::min(x), minimum_type);
+  const double max = x.empty() ? 0 : std::max(min, std::ranges::max(x));
   Block block{
       .scale = Within(F32(F32(max - min) / 15), scale_type), .zero_point = -min, .codes = {}};
   const double inverse = Inverse(block.scale);
@@ -95,7 +95,7 @@ Block Iq4(const std::vector<double>& x, const std::vector<float>& table, DataTyp
 }
 
 Block Quantize(const OpContext& context, const std::vector<double>& x) {
-  if (!std::all_of(x.begin(), x.end(), [](double value) { return std::isfinite(value); })) {
+  if (!std::ranges::all_of(x, [](double value) { return std::isfinite(value); })) {
     return {std::numeric_limits<double>::quiet_NaN(), 0, std::vector<double>(x.size(), 0)};
   }
   const DataType scale_type = context.out_desc(1).type;

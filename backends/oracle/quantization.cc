@@ -14,8 +14,8 @@ namespace {
 
 // The entry nearest to x, the first of those that are as near; 0 for NaN.
 double NearestEntry(const std::vector<float>& codebook, double x) {
-  const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
-  x = std::min<double>(std::max<double>(x, *least), *most);  // of infinities all are as far
+  const auto [least, most] = std::ranges::minmax(codebook);
+  x = std::min<double>(std::max<double>(x, least), most);  // of infinities all are as far
   size_t best = 0;
   for (size_t i = 1; i < codebook.size(); ++i) {
     if (std::abs(x - codebook[i]) < std::abs(x - codebook[best])) best = i;
@@ -99,8 +99,8 @@ Parameters GivenParameters(const OpContext& context, int port) {
 double HighestValue(const OpContext& context) {
   const std::vector<float>& codebook = context.op.Get<Attr::kCodebook>();
   if (!codebook.empty()) {
-    const auto [least, most] = std::minmax_element(codebook.begin(), codebook.end());
-    return std::max(std::abs(*least), std::abs(*most));
+    const auto [least, most] = std::ranges::minmax(codebook);
+    return std::max(std::abs(least), std::abs(most));
   }
   const DataType type = context.out_desc(0).type;
   return IsFloat(type) ? LargestOf(type) : static_cast<double>(HighestOf(type));
@@ -239,7 +239,7 @@ Array ParametersAt(const OpContext& context, const Array& parameters, const Appe
 template <typename T>
 Array ArrayOf(const std::vector<T>& values) {
   Array array({static_cast<int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), array.values.begin());
+  std::ranges::copy(values, array.values.begin());
   return array;
 }
 

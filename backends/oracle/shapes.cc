@@ -18,7 +18,7 @@ Array Reduce(OpContext& context, double init, Fn combine) {
     kept_dims[FromFront(axis, x.dims.size())] = 1;
   }
   Array y(context.out_dims(0));
-  std::fill(y.values.begin(), y.values.end(), init);
+  std::ranges::fill(y.values, init);
   const IndexMap map = GroupMap(kept_dims, x.dims);
   // Serially, because rows share results.
   ForEach<1>(*MakeSerialExecutor(), x.dims, {&map}, [&](int64_t i, const auto& at) {

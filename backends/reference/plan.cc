@@ -64,8 +64,7 @@ void Plan::PlaceArrays() {
       order.push_back(id);
     }
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return arrays_[a].first < arrays_[b].first; });
+  std::ranges::stable_sort(order, {}, [&](int id) { return arrays_[id].first; });
   std::vector<int> placed;  // by offset
   for (int id : order) {
     ArrayInfo& info = arrays_[id];
@@ -82,10 +81,9 @@ void Plan::PlaceArrays() {
     }
     info.offset = offset;
     scratch_bytes_ = std::max(scratch_bytes_, offset + bytes);
-    placed.insert(
-        std::upper_bound(placed.begin(), placed.end(), id,
-                         [&](int a, int b) { return arrays_[a].offset < arrays_[b].offset; }),
-        id);
+    const auto later = std::ranges::upper_bound(placed, offset, {},
+                                                [&](int other) { return arrays_[other].offset; });
+    placed.insert(later, id);
   }
 }
 

@@ -201,7 +201,7 @@ Array Quantize(const Op& op, Lowering& lowering, const QuantizationArrays& quant
 Array ConstantArray(Plan& plan, std::vector<float> values, Dims dims) {
   Array result = plan.NewArray(std::move(dims));
   plan.AddStep({}, {result}, [=, values = std::move(values)](const RunContext& context) {
-    std::copy(values.begin(), values.end(), context.data(result));
+    std::ranges::copy(values, context.data(result));
   });
   return result;
 }
