@@ -107,8 +107,8 @@ Rounding MakeRounding(const std::optional<FakeQuantize>& from) {
   return {from->type, from->scale, from->zero_point};
 }
 
-absl::InlinedVector<Segment, 1> MakeSegments(const absl::InlinedVector<KvSegment, 1>& from) {
-  absl::InlinedVector<Segment, 1> segments;
+Segments MakeSegments(absl::Span<const KvSegment> from) {
+  Segments segments;
   for (const KvSegment& one : from) {
     Segment& segment = segments.emplace_back();
     segment.data = MakeData(one.data, one.quantization);
@@ -128,7 +128,7 @@ std::string WhyNotAsStored(const Segment& segment) {
                                  : "the channels of a token are not side by side";
 }
 
-const char* PriceOf(const absl::InlinedVector<Segment, 1>& segments) {
+const char* PriceOf(const Segments& segments) {
   const bool apart = std::ranges::any_of(segments, [](const Segment& segment) {
     return segment.data.strides[kCol] > 1 && segment.data.strides[kRow] > 1;
   });
@@ -252,8 +252,7 @@ void Plan::CutRows(int64_t rows) {
 
 void Plan::ChooseTiles() {
   AttentionProblem& p = problem_;
-  p.kv_varies_over_b2 = p.batch[2] > 1 && (std::any_of(k_.begin(), k_.end(), VariesOverB2) ||
-                                           std::any_of(v_.begin(), v_.end(), VariesOverB2));
+  p.kv_varies_over_b2 = p.batch[2] > 1 && AnySegment(VariesOverB2);
   CutRows(kMaxRowTile);
   // Rounding probabilities needs the statistics over all tokens first.
   p.may_split = p.kv_len > kMinChunk && p.probs_rounding.type == kUndef;
@@ -266,12 +265,9 @@ void Plan::ChooseProducts() {
            !segment.codes.usable && !ChannelsTakenAsStored(segment);
   };
   const auto integer = [](const Segment& segment) { return IsInteger(segment.data.type); };
-  const auto any = [&](auto is) {
-    return std::any_of(k_.begin(), k_.end(), is) || std::any_of(v_.begin(), v_.end(), is);
-  };
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
-                            (spec_.apply_to_int || !any(integer));
-  const auto are_bf16 = [](const absl::InlinedVector<Segment, 1>& segments) {
+                            (spec_.apply_to_int || !AnySegment(integer));
+  const auto are_bf16 = [](const Segments& segments) {
     return std::ranges::all_of(
         segments, [](const Segment& segment) { return segment.data.type == kBF16; });
   };
@@ -314,7 +310,7 @@ bool Plan::DescribeStoredRows() {
   const auto is_coded = [](const Segment& segment) {
     return IsOnCodes(segment) && (!segment.codes.by_channel || segment.codes.run >= kTokenTile);
   };
-  const auto are_coded = [&](const absl::InlinedVector<Segment, 1>& segments) {
+  const auto are_coded = [&](const Segments& segments) {
     return std::ranges::any_of(segments, is_coded) &&
            std::ranges::all_of(segments, [&](const Segment& segment) {
              return is_coded(segment) || TakenAsStored(segment);
@@ -345,8 +341,7 @@ bool Plan::DescribeStoredRows() {
 void Plan::DescribeCodes() {
   if (kernels_.codes == nullptr) return;
   const bool takes_floats = kernels_.codes->floats != nullptr;
-  const auto describe = [&](absl::InlinedVector<Segment, 1>& segments, bool keys,
-                            int64_t channels) {
+  const auto describe = [&](Segments& segments, bool keys, int64_t channels) {
     std::string first;
     for (Segment& segment : segments) {
       std::string why = cpu::DescribeCodes(channels, keys, segment);
@@ -384,14 +379,11 @@ double Plan::OwnRounding() const {
   if (problem_.products == Products::kPairs) {
     return problem_.split_probs ? kRoundingOfSplitProbs : 1e-2;
   }
-  const bool any =
-      std::any_of(k_.begin(), k_.end(), IsOnCodes) || std::any_of(v_.begin(), v_.end(), IsOnCodes);
-  return any ? kRoundingOfCodes : 0;
+  return AnySegment(IsOnCodes) ? kRoundingOfCodes : 0;
 }
 
 std::string Plan::ProductsName() const {
-  const auto stored = [](const absl::InlinedVector<Segment, 1>& segments,
-                         const std::string& reason) -> std::string {
+  const auto stored = [](const Segments& segments, const std::string& reason) -> std::string {
     for (const Segment& segment : segments) {
       if (!segment.codes.usable) continue;
       if (segment.codes.floats) return "f32 products on codes";

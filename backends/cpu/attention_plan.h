@@ -2,6 +2,7 @@
 #ifndef KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
 #define KVANT_BACKENDS_CPU_ATTENTION_PLAN_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -16,6 +17,8 @@
 #include "kvant/patterns/attention_spec.h"
 
 namespace kvant::cpu {
+
+using Segments = absl::InlinedVector<Segment, 1>;
 
 // Why the CPU kernels do not take `spec`, in a sentence; empty if they do.
 std::string WhyUnsupported(const AttentionSpec& spec);
@@ -51,6 +54,11 @@ class Plan : public Executable {
   std::string ToString() const;
 
  private:
+  // Whether one of K or V is so.
+  template <typename Is>
+  bool AnySegment(Is is) const {
+    return std::ranges::any_of(k_, is) || std::ranges::any_of(v_, is);
+  }
   void Describe();
   void ChooseTiles();
   void CutRows(int64_t rows);
@@ -63,8 +71,7 @@ class Plan : public Executable {
   const AttentionSpec spec_;
   const KernelSet& kernels_;
   const std::optional<int64_t> most_rows_;
-  absl::InlinedVector<Segment, 1> k_;
-  absl::InlinedVector<Segment, 1> v_;
+  Segments k_, v_;
   absl::InlinedVector<Step, 3> steps_;
   AttentionProblem problem_;
   // Of a tile, at most, whose K and V are multiplied as they are stored.
