@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -23,11 +25,9 @@ constexpr int kMaxConcurrency = 1 << 16;
 // More indices than a step of decoding has, of however many tokens.
 constexpr int64_t kLeastRoom = 512;
 
-}  // namespace
-
 // One ParallelFor. The caller's executor makes its calls in the body's place, perhaps later than it
 // may.
-struct CheckedExecutor::Job {
+struct Job {
   explicit Job(int slots) : slots(slots), busy(new std::atomic<bool>[slots]()) {}
 
   void Open(int64_t count, const Body& to_run) {
@@ -123,49 +123,61 @@ struct CheckedExecutor::Job {
   int64_t fault_number = 0, fault_of = 0;
 };
 
-absl::StatusOr<std::shared_ptr<Executor>> CheckedExecutor::Create(
-    std::shared_ptr<Executor> executor) {
+class CheckedExecutor : public Executor {
+ public:
+  CheckedExecutor(std::shared_ptr<Executor> executor, int max_concurrency)
+      : executor_(std::move(executor)), max_concurrency_(max_concurrency) {}
+
+  int max_concurrency() const override { return max_concurrency_; }
+
+  void ParallelFor(int64_t n, Body body) override {
+    if (n <= 0) return;
+    Job& job = Take();
+    const absl::Cleanup give_back = [&job] {
+      job.Close();
+      job.taken = false;
+    };
+    job.Open(n, body);
+    std::string complaint;
+    try {
+      executor_->ParallelFor(n, job.call);
+      job.Close();
+      complaint = job.Complaint();
+    } catch (...) {
+      job.Close();
+      complaint = absl::StrCat("threw: ", StatusOfException().message());
+    }
+    if (job.thrown) std::rethrow_exception(std::exchange(job.thrown, nullptr));
+    if (complaint.empty()) return;
+    throw std::runtime_error(absl::StrCat("ParallelFor of the caller's executor ", complaint));
+  }
+
+ private:
+  Job& Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const std::unique_ptr<Job>& job : jobs_) {
+      if (!job->taken.exchange(true)) return *job;
+    }
+    return *jobs_.emplace_back(std::make_unique<Job>(max_concurrency_));
+  }
+
+  const std::shared_ptr<Executor> executor_;
+  const int max_concurrency_;
+  std::mutex mutex_;  // of `jobs_`; the thread sanitizer understands it
+  // As many as calls ever ran at once. They stay while this does: the caller's executor may call a
+  // body after it has returned.
+  std::vector<std::unique_ptr<Job>> jobs_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Executor>> MakeCheckedExecutor(std::shared_ptr<Executor> executor) {
   const int slots = executor->max_concurrency();
   if (slots < 1 || slots > kMaxConcurrency) {
     return InvalidArguments("the executor has a max_concurrency of ", slots,
                             "; it has to be from 1 to ", kMaxConcurrency);
   }
-  return std::shared_ptr<Executor>(new CheckedExecutor(std::move(executor), slots));
-}
-
-CheckedExecutor::CheckedExecutor(std::shared_ptr<Executor> executor, int max_concurrency)
-    : executor_(std::move(executor)), max_concurrency_(max_concurrency) {}
-
-CheckedExecutor::~CheckedExecutor() = default;
-
-CheckedExecutor::Job& CheckedExecutor::Take() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const std::unique_ptr<Job>& job : jobs_) {
-    if (!job->taken.exchange(true)) return *job;
-  }
-  return *jobs_.emplace_back(std::make_unique<Job>(max_concurrency_));
-}
-
-void CheckedExecutor::ParallelFor(int64_t n, Body body) {
-  if (n <= 0) return;
-  Job& job = Take();
-  const absl::Cleanup give_back = [&job] {
-    job.Close();
-    job.taken = false;
-  };
-  job.Open(n, body);
-  std::string complaint;
-  try {
-    executor_->ParallelFor(n, job.call);
-    job.Close();
-    complaint = job.Complaint();
-  } catch (...) {
-    job.Close();
-    complaint = absl::StrCat("threw: ", StatusOfException().message());
-  }
-  if (job.thrown) std::rethrow_exception(std::exchange(job.thrown, nullptr));
-  if (complaint.empty()) return;
-  throw std::runtime_error(absl::StrCat("ParallelFor of the caller's executor ", complaint));
+  return std::make_shared<CheckedExecutor>(std::move(executor), slots);
 }
 
 }  // namespace kvant

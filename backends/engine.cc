@@ -237,7 +237,7 @@ absl::StatusOr<Engine> Engine::Create(const EngineOptions& options) {
     if (options.executor == nullptr) {
       engine.executor_ = MakeTbbExecutor(options.threads);
     } else {
-      KVANT_ASSIGN_OR_RETURN(engine.executor_, CheckedExecutor::Create(options.executor));
+      KVANT_ASSIGN_OR_RETURN(engine.executor_, MakeCheckedExecutor(options.executor));
     }
     return engine;
   });

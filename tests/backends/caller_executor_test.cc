@@ -191,7 +191,7 @@ TEST(CallerExecutorTest, WaitsForCallsUnderWay) {
     other = std::jthread([&begun, body] { body(0, 1); });
     while (begun == 0) std::this_thread::yield();
   });
-  const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(bad);
+  const std::shared_ptr<Executor> checked = *MakeCheckedExecutor(bad);
   std::atomic<bool> ended = false;
   EXPECT_THROW(checked->ParallelFor(2,
                                     [&](int64_t, int) {
@@ -213,7 +213,7 @@ TEST(CallerExecutorTest, HasOneCallInASlotAtATime) {
     body(1, 1);
     go = true;
   });
-  const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(bad);
+  const std::shared_ptr<Executor> checked = *MakeCheckedExecutor(bad);
   const absl::Status status = WithoutExceptions([&]() -> absl::Status {
     checked->ParallelFor(2, [&](int64_t, int) {
       ++begun;
@@ -235,7 +235,7 @@ TEST(CallerExecutorTest, SeesNoExceptionOfABody) {
       throw;
     }
   });
-  const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(executor);
+  const std::shared_ptr<Executor> checked = *MakeCheckedExecutor(executor);
   int calls = 0;
   EXPECT_THROW(checked->ParallelFor(5,
                                     [&](int64_t i, int) {
@@ -260,7 +260,7 @@ TEST(CallerExecutorTest, RunsInThreadsAndWithinItself) {
       });
     }
   });
-  const std::shared_ptr<Executor> checked = *CheckedExecutor::Create(executor);
+  const std::shared_ptr<Executor> checked = *MakeCheckedExecutor(executor);
   for (const int64_t n : {0, 1, 7, 100, 20}) {
     std::atomic<int64_t> sum = 0;
     checked->ParallelFor(
