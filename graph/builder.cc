@@ -41,7 +41,7 @@ std::string_view WhyForeign(Value value) {
   return value.builder == 0 ? "is a Value that no builder made" : "is a Value of another builder";
 }
 
-// Lays a result out: with these strides, or those that it has, or densely where its shape is known.
+// Lays a tensor out: with these strides, or those that it has, or densely where its shape is known.
 void LayOut(LogicalTensor& tensor, std::optional<Dims> strides) {
   tensor.layout = Layout::kStrided;
   if (strides) tensor.strides = std::move(strides);
@@ -80,14 +80,13 @@ const LogicalTensor& GraphBuilder::Describe(Value value) const {
 Value GraphBuilder::Input(std::string_view name, DataType type, Dims dims,
                           std::optional<Dims> strides, Property property) {
   LogicalTensor& tensor = AddTensor(name, type);
-  const bool known = std::find(dims.begin(), dims.end(), kUnknownDim) == dims.end();
   tensor.dims = std::move(dims);
   tensor.strides = std::move(strides);
   tensor.property = property;
   if (const absl::Status valid = ValidateTensor(tensor); !valid.ok()) {
     Fail(MakeError(ErrorKindOf(valid), "input '", tensor.name, "': ", valid.message()));
-  } else if (known && !tensor.strides) {
-    tensor.strides = DenseStrides(*tensor.dims);
+  } else {
+    LayOut(tensor, std::nullopt);
   }
   Claim(/*output=*/false, name);
   return ValueOf(tensor.id);
