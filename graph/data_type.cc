@@ -10,23 +10,24 @@
 namespace kvant {
 namespace {
 
-enum class Class : uint8_t { None, Float, Int, Bool };
+enum class Class : uint8_t { None, Float, Signed, Unsigned, Bool };
 
 struct TypeRow {
   std::string_view name;
   int bits;
   Class klass;
+  double largest;
 };
 
 constexpr TypeRow kRows[] = {
-#define KVANT_DATA_TYPE(name, json, bits, klass) {json, bits, Class::klass},
+#define KVANT_DATA_TYPE(name, json, bits, klass, largest) {json, bits, Class::klass, largest},
 #include "kvant/graph/data_type.inc"
 #undef KVANT_DATA_TYPE
 };
 
 // A type that there is not has no name, and is otherwise like kUndef.
 const TypeRow& RowOf(DataType type) {
-  static constexpr TypeRow kNone{"", 0, Class::None};
+  static constexpr TypeRow kNone{"", 0, Class::None, 0};
   const auto index = static_cast<size_t>(type);
   return index < std::size(kRows) ? kRows[index] : kNone;
 }
@@ -137,9 +138,7 @@ int64_t SaturateToInteger(DataType type, double value) {
   return static_cast<int64_t>(rounded);
 }
 
-bool IsSigned(DataType type) {
-  return type == kS64 || type == kS32 || type == kS8 || type == kS4 || type == kS2;
-}
+bool IsSigned(DataType type) { return RowOf(type).klass == Class::Signed; }
 
 }  // namespace
 
@@ -154,7 +153,7 @@ std::optional<DataType> DataTypeFromName(std::string_view name) {
 
 int BitsOf(DataType type) { return RowOf(type).bits; }
 bool IsFloat(DataType type) { return RowOf(type).klass == Class::Float; }
-bool IsInteger(DataType type) { return RowOf(type).klass == Class::Int; }
+bool IsInteger(DataType type) { return IsSigned(type) || RowOf(type).klass == Class::Unsigned; }
 bool IsComputeFloat(DataType type) { return type == kF32 || type == kBF16 || type == kF16; }
 
 int64_t LowestOf(DataType type) {
@@ -168,22 +167,7 @@ int64_t HighestOf(DataType type) {
   return (int64_t{1} << BitsOf(type)) - 1;
 }
 
-double LargestOf(DataType type) {
-  switch (type) {
-    case kF16:
-      return 65504;
-    case kBF16:
-      return 0x1.fep127;
-    case kF32:
-      return std::numeric_limits<float>::max();
-    case kF8E4M3:
-      return 448;
-    case kF8E5M2:
-      return 57344;
-    default:
-      return 0;
-  }
-}
+double LargestOf(DataType type) { return RowOf(type).largest; }
 
 int64_t BytesFor(DataType type, int64_t elements) {
   const int bits = BitsOf(type);

@@ -13,12 +13,12 @@
 namespace kvant {
 
 enum class DataType : uint8_t {
-#define KVANT_DATA_TYPE(name, json, bits, klass) name,
+#define KVANT_DATA_TYPE(name, ...) name,
 #include "kvant/graph/data_type.inc"
 #undef KVANT_DATA_TYPE
 };
 
-#define KVANT_DATA_TYPE(name, json, bits, klass) inline constexpr DataType name = DataType::name;
+#define KVANT_DATA_TYPE(name, ...) inline constexpr DataType name = DataType::name;
 #include "kvant/graph/data_type.inc"
 #undef KVANT_DATA_TYPE
 

@@ -13,7 +13,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 const std::vector<DataType>& AllTypes() {
   static const auto* const types = new std::vector<DataType>{
-#define KVANT_DATA_TYPE(name, json, bits, klass) name,
+#define KVANT_DATA_TYPE(name, ...) name,
 #include "kvant/graph/data_type.inc"
 #undef KVANT_DATA_TYPE
   };
