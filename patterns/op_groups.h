@@ -30,9 +30,6 @@ void SortGroups(const Graph& graph, std::vector<OpGroup>* groups, std::vector<Mi
 // Cuts a match down to what oneDNN fuses. False if oneDNN would not fuse it.
 bool TrimToOneDnn(const Graph& graph, AttentionMatch* match, std::string* why);
 
-// "attention: compressed K and V, scale, additive mask".
-std::string DescribeMatch(const Graph& graph, const AttentionMatch& match);
-
 }  // namespace kvant
 
 #endif  // KVANT_PATTERNS_OP_GROUPS_H_
