@@ -8,18 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/engine.h"
+#include "kvant/backends/loops.h"
 #include "kvant/backends/signature.h"
 #include "kvant/graph/op_shapes.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {
-namespace {
-
-size_t Aligned(size_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
-
-}  // namespace
 
 struct CompiledGraph::State {
   Graph graph;
@@ -66,7 +60,8 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
         return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": ", tensor.Label(),
                          ", which it writes a part of, is no output of the graph");
       }
-      const size_t bytes = Aligned(static_cast<size_t>(tensor.memory_bytes()));
+      const size_t bytes =
+          RoundUp(static_cast<size_t>(tensor.memory_bytes()), kScratchAlignment);
       auto block = blocks.lower_bound(bytes);
       if (block == blocks.end()) {
         block = blocks.emplace(bytes, scratch);
@@ -90,7 +85,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
       step.inputs.push_back(found->second);
     }
     for (const TensorId id : compiled.partition().outputs()) step.outputs.push_back(places.at(id));
-    const size_t bytes = Aligned(compiled.scratch_bytes());
+    const size_t bytes = RoundUp(compiled.scratch_bytes(), kScratchAlignment);
     if (compiled.keeps_scratch()) {
       step.scratch_at = scratch;
       scratch += bytes;

@@ -1,4 +1,4 @@
-// What the loops of backends that run op by op have in common. Internal to backends.
+// What loops of backends, and the scratch that they need, have in common. Internal to backends.
 #ifndef KVANT_BACKENDS_LOOPS_H_
 #define KVANT_BACKENDS_LOOPS_H_
 
@@ -10,6 +10,12 @@
 #include "kvant/graph/logical_tensor.h"
 
 namespace kvant {
+
+// The first multiple of `multiple` from `value` on.
+template <typename Integer>
+constexpr Integer RoundUp(Integer value, Integer multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // A dense array as [outer][length][inner]: an axis, which may count from the end, in the middle.
 struct AxisView {

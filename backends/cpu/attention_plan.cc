@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"
+#include "kvant/backends/loops.h"
 #include "kvant/kernels/cpu/attention.h"
 #include "kvant/kernels/cpu/code_layout.h"
 #include "kvant/kernels/cpu/scaled_rows.h"
@@ -148,8 +149,6 @@ std::string RunsInWords(int64_t run) {
 // Whether it is multiplied by integer products.
 bool IsOnCodes(const Segment& segment) { return segment.codes.usable && !segment.codes.floats; }
 
-int64_t RoundUp(int64_t value, int64_t multiple) { return CeilDiv(value, multiple) * multiple; }
-
 }  // namespace
 
 Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass,
@@ -169,9 +168,9 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
     if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
   }
   if (few_ != nullptr) worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
-  partial_floats_ = RoundUp(Schedule::PartialFloats(problem_, few_problem()), 16);
+  partial_floats_ = RoundUp<int64_t>(Schedule::PartialFloats(problem_, few_problem()), 16);
   const auto bytes = static_cast<int64_t>(Schedule::Bytes(problem_, few_problem()));
-  schedule_floats_ = RoundUp(CeilDiv(bytes, int64_t{sizeof(float)}), 16);
+  schedule_floats_ = RoundUp<int64_t>(CeilDiv(bytes, int64_t{sizeof(float)}), 16);
 }
 
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,

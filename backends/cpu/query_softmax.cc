@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/attention_plan.h"
+#include "kvant/backends/loops.h"
 #include "kvant/kernels/cpu/attention_args.h"
 
 namespace kvant::cpu {
@@ -42,7 +43,7 @@ AttentionSpec Transposed(const AttentionSpec& spec, const AttentionProblem& outp
 
 int64_t StatisticsFloats(const AttentionSpec& spec) {
   const int64_t columns = spec.batch[0] * spec.batch[1] * spec.batch[2] * spec.kv_len;
-  return CeilDiv(2 * columns, 16) * 16;  // what follows begins at a cache line
+  return RoundUp<int64_t>(2 * columns, 16);  // what follows begins at a cache line
 }
 
 class QuerySoftmax : public Executable {

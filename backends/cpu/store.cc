@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvant/backends/cpu/cpu_backend.h"
 #include "kvant/backends/cpu/quantize_plan.h"
-#include "kvant/kernels/cpu/attention_args.h"
+#include "kvant/backends/loops.h"
 #include "kvant/kernels/cpu/rotate.h"
 
 namespace kvant::cpu {
@@ -16,8 +16,7 @@ namespace {
 constexpr int64_t kPieceElements = 2048;
 constexpr int64_t kUnitElements = 32 * 1024;
 constexpr int64_t kFloatBytes = sizeof(float);
-
-int64_t RoundToLine(int64_t bytes) { return CeilDiv(bytes, 64) * 64; }
+constexpr int64_t kLineBytes = 64;
 
 // Of the spec's values, to `to`.
 RotateProblem DescribeRotation(const StoreSpec& spec, const PortArray& to) {
@@ -46,7 +45,7 @@ class Store : public Executable {
     if (spec.hadamard == 0) return;
     rotation_ = DescribeRotation(spec, plan_ ? spec.Source() : spec.codes);
     if (!plan_) return;
-    rotated_bytes_ = RoundToLine(rotation_->lines * rotation_->line.extent * kFloatBytes);
+    rotated_bytes_ = RoundUp(rotation_->lines * rotation_->line.extent * kFloatBytes, kLineBytes);
   }
 
   std::string WhyUnsupported() const { return plan_ ? plan_->WhyUnsupported() : ""; }
@@ -61,7 +60,7 @@ class Store : public Executable {
   size_t scratch_bytes(int max_concurrency) const override {
     const int64_t ranges = plan_ ? RangeFloats(plan_->problem()) * kFloatBytes : 0;
     const int64_t pieces =
-        rotation_ ? RoundToLine(max_concurrency * rotation_->piece * kFloatBytes) : 0;
+        rotation_ ? RoundUp(max_concurrency * rotation_->piece * kFloatBytes, kLineBytes) : 0;
     return rotated_bytes_ + std::max(pieces, ranges);
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kvant/backends/loops.h"
 #include "kvant/backends/reference/onednn.h"
 #include "kvant/backends/tensor.h"
 
@@ -68,16 +69,13 @@ void Plan::PlaceArrays() {
   std::vector<int> placed;  // by offset
   for (int id : order) {
     ArrayInfo& info = arrays_[id];
-    const auto aligned = [](size_t bytes) {
-      return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-    };
-    const size_t bytes = aligned(info.bytes);
+    const size_t bytes = RoundUp(info.bytes, kScratchAlignment);
     size_t offset = 0;
     for (int other : placed) {
       const ArrayInfo& taken = arrays_[other];
       if (taken.last < info.first || info.last < taken.first) continue;
       if (offset + bytes <= taken.offset) break;
-      offset = std::max(offset, aligned(taken.offset + taken.bytes));
+      offset = std::max(offset, RoundUp(taken.offset + taken.bytes, kScratchAlignment));
     }
     info.offset = offset;
     scratch_bytes_ = std::max(scratch_bytes_, offset + bytes);
