@@ -174,10 +174,8 @@ Value GraphBuilder::Emit(OpKind kind, std::string_view name, absl::Span<const Va
   return first;
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::EmitTwo(OpKind kind,
-                                                             absl::Span<const Value> inputs,
-                                                             DataType first, DataType second,
-                                                             Attributes attrs) {
+GraphBuilder::OneOrTwo GraphBuilder::EmitTwo(OpKind kind, absl::Span<const Value> inputs,
+                                             DataType first, DataType second, Attributes attrs) {
   const Result results[] = {first, second};
   const bool both = second != kUndef;
   const Value result =
@@ -200,9 +198,8 @@ Value GraphBuilder::MatMul(Value a, Value b, MatMulOptions options) {
               {{Attr::kTransposeA, options.transpose_a}, {Attr::kTransposeB, options.transpose_b}});
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::EmitSoftMax(Value x,
-                                                                 const SoftMaxOptions& options,
-                                                                 bool stats) {
+GraphBuilder::OneOrTwo GraphBuilder::EmitSoftMax(Value x, const SoftMaxOptions& options,
+                                                 bool stats) {
   if (options.first && !options.lengths) {
     Fail(InvalidArguments("SoftMax of ", Describe(x).Label(), ": it has first, but no lengths"));
   }
@@ -297,8 +294,8 @@ Value GraphBuilder::LoadPages(Value pool, Value page_table, Value lengths, LoadO
               {{Attr::kTokenAxis, options.axis}, {Attr::kTokenGroup, options.group}});
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::EmitLoadRanges(
-    absl::Span<const Value> segments, Value ranges, int64_t axis, bool lengths) {
+GraphBuilder::OneOrTwo GraphBuilder::EmitLoadRanges(absl::Span<const Value> segments, Value ranges,
+                                                    int64_t axis, bool lengths) {
   absl::InlinedVector<Value, 4> inputs{ranges};
   inputs.insert(inputs.end(), segments.begin(), segments.end());
   const DataType type = segments.empty() ? kUndef : Describe(segments[0]).type;
@@ -369,8 +366,8 @@ Value GraphBuilder::CausalMask(Value scores, Value fill, std::optional<Value> kv
   return Select(GreaterEqual(rows, columns), scores, fill);
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
-    Value q, Value k, Value v, AttentionOptions options) {
+GraphBuilder::OneOrTwo GraphBuilder::ScaledDotProductAttention(Value q, Value k, Value v,
+                                                               AttentionOptions options) {
   absl::InlinedVector<Value, 12> inputs{q, k, v};
   std::string names;
   const auto optional_input = [&](const char* name, const std::optional<Value>& value) {
@@ -397,8 +394,8 @@ std::pair<Value, std::optional<Value>> GraphBuilder::ScaledDotProductAttention(
                  options.stats ? kF32 : kUndef, std::move(attrs));
 }
 
-std::pair<Value, std::optional<Value>> GraphBuilder::MergeAttention(
-    absl::Span<const AttentionPart> parts, MergeOptions options) {
+GraphBuilder::OneOrTwo GraphBuilder::MergeAttention(absl::Span<const AttentionPart> parts,
+                                                    MergeOptions options) {
   absl::InlinedVector<Value, 8> inputs;
   for (const AttentionPart& part : parts) inputs.insert(inputs.end(), {part.output, part.stats});
   if (options.type == kUndef && !parts.empty()) options.type = Describe(parts[0].output).type;

@@ -35,6 +35,9 @@ struct Value {
 
 class GraphBuilder {
  public:
+  // A value, and a second one where an option asks for it.
+  using OneOrTwo = std::pair<Value, std::optional<Value>>;
+
   explicit GraphBuilder(GraphOptions options = {});
 
   // A graph input, dense row-major unless strides (in elements) are given. No two inputs have
@@ -200,8 +203,7 @@ class GraphBuilder {
                          sinks = std::nullopt, alibi_slopes = std::nullopt;
     bool stats = false;  // then the second value is present
   };
-  std::pair<Value, std::optional<Value>> ScaledDotProductAttention(Value q, Value k, Value v,
-                                                                   AttentionOptions options);
+  OneOrTwo ScaledDotProductAttention(Value q, Value k, Value v, AttentionOptions options);
 
   // Attention over all tokens from that over parts of them (MergeAttention in ops.inc).
   struct AttentionPart {
@@ -211,8 +213,7 @@ class GraphBuilder {
     DataType type = kUndef;
     bool stats = false;  // then the second value is present
   };
-  std::pair<Value, std::optional<Value>> MergeAttention(absl::Span<const AttentionPart> parts,
-                                                        MergeOptions options);
+  OneOrTwo MergeAttention(absl::Span<const AttentionPart> parts, MergeOptions options);
 
   // Of an op of AddOp: dims only where the op leaves them open (the capacity of Append), or to say
   // what is to be inferred.
@@ -268,12 +269,11 @@ class GraphBuilder {
              absl::Span<const Result> results, Attributes attrs);
   Value Arithmetic(OpKind kind, Value a, Value b);
   // The same of an op with a second result, if that is not undef.
-  std::pair<Value, std::optional<Value>> EmitTwo(OpKind kind, absl::Span<const Value> inputs,
-                                                 DataType first, DataType second, Attributes attrs);
-  std::pair<Value, std::optional<Value>> EmitLoadRanges(absl::Span<const Value> segments,
-                                                        Value ranges, int64_t axis, bool lengths);
-  std::pair<Value, std::optional<Value>> EmitSoftMax(Value x, const SoftMaxOptions& options,
-                                                     bool stats);
+  OneOrTwo EmitTwo(OpKind kind, absl::Span<const Value> inputs, DataType first, DataType second,
+                   Attributes attrs);
+  OneOrTwo EmitLoadRanges(absl::Span<const Value> segments, Value ranges, int64_t axis,
+                          bool lengths);
+  OneOrTwo EmitSoftMax(Value x, const SoftMaxOptions& options, bool stats);
   Quantized EmitQuantize(OpKind kind, absl::Span<const Value> inputs,
                          const QuantizeOptions& options, Attributes attrs);
   // What Append, or AppendPages, writes to.
