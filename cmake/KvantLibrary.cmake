@@ -245,7 +245,7 @@ file(GLOB kvant_public_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}
      "${PROJECT_SOURCE_DIR}/backends/*.h"
      "${PROJECT_SOURCE_DIR}/cache/*.h" "${PROJECT_SOURCE_DIR}/cache/*.inc")
 # The insides of JSON, the op rules, the matcher and the backends.
-list(FILTER kvant_public_headers EXCLUDE REGEX "/(json_document|json_names|op_shapes|match|matcher|resolver|op_groups|views|index_checks|loops)\\.h$")
+list(FILTER kvant_public_headers EXCLUDE REGEX "/(json_document|op_shapes|match|matcher|resolver|op_groups|views|index_checks|loops)\\.h$")
 list(TRANSFORM kvant_public_headers PREPEND "${kvant_include_dir}/kvant/")
 target_sources(kvant PUBLIC FILE_SET HEADERS
   BASE_DIRS "${kvant_include_dir}" FILES ${kvant_public_headers})

@@ -7,7 +7,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "kvant/graph/json_document.h"
-#include "kvant/graph/json_names.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

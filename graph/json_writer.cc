@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/graph/json.h"
-#include "kvant/graph/json_names.h"
 
 namespace kvant {
 namespace {

@@ -2,10 +2,12 @@
 #ifndef KVANT_GRAPH_LOGICAL_TENSOR_H_
 #define KVANT_GRAPH_LOGICAL_TENSOR_H_
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -28,6 +30,11 @@ using Dims = absl::InlinedVector<int64_t, 6>;
 enum class Layout : uint8_t { kUndef, kAny, kStrided, kOpaque };
 // kHostScalar: rank 0, s32, s64 or f32, lives on the host for every engine.
 enum class Property : uint8_t { kUndef, kVariable, kConstant, kHostScalar };
+// What JSON calls them, by enumerator.
+inline constexpr std::array<std::string_view, 4> kLayoutNames = {"undef", "any", "strided",
+                                                                 "opaque"};
+inline constexpr std::array<std::string_view, 4> kPropertyNames = {"undef", "variable", "constant",
+                                                                   "host_scalar"};
 
 struct LogicalTensor {
   TensorId id = 0;

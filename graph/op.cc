@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvant/graph/json_names.h"
 #include "kvant/graph/status.h"
 
 namespace kvant {

@@ -3,6 +3,7 @@
 #ifndef KVANT_GRAPH_OP_H_
 #define KVANT_GRAPH_OP_H_
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,6 +53,10 @@ std::optional<Attr> AttrFromName(std::string_view name);
 
 using AttrValue =
     std::variant<int64_t, float, bool, std::string, std::vector<int64_t>, std::vector<float>>;
+
+// What JSON calls its alternatives.
+inline constexpr std::array<std::string_view, std::variant_size_v<AttrValue>> kAttrTypeNames = {
+    "s64", "f32", "bool", "string", "s64[]", "f32[]"};
 
 // The C++ type of an attribute.
 template <Attr attr>
