@@ -96,7 +96,6 @@ class Attributes {
 
   auto begin() const { return values_.begin(); }
   auto end() const { return values_.end(); }
-  size_t size() const { return values_.size(); }
   bool operator==(const Attributes& other) const { return values_ == other.values_; }
 
  private:
