@@ -60,8 +60,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
         return MakeError(ErrorKind::kInvalidGraph, last.ToString(), ": ", tensor.Label(),
                          ", which it writes a part of, is no output of the graph");
       }
-      const size_t bytes =
-          RoundUp(static_cast<size_t>(tensor.memory_bytes()), kScratchAlignment);
+      const size_t bytes = RoundUp(static_cast<size_t>(tensor.memory_bytes()), kScratchAlignment);
       auto block = blocks.lower_bound(bytes);
       if (block == blocks.end()) {
         block = blocks.emplace(bytes, scratch);

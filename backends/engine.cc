@@ -129,9 +129,8 @@ absl::Status CheckPort(const Partition& partition, TensorId id, bool output) {
 bool WritesNothing(const Partition& partition) {
   const auto is_empty = [&](TensorId id) { return partition.ops().tensor(id).elements() == 0; };
   const auto& outputs = partition.outputs();
-  return partition.kind() == Partition::Kind::kStore
-             ? std::ranges::any_of(outputs, is_empty)
-             : std::ranges::all_of(outputs, is_empty);
+  return partition.kind() == Partition::Kind::kStore ? std::ranges::any_of(outputs, is_empty)
+                                                     : std::ranges::all_of(outputs, is_empty);
 }
 
 absl::StatusOr<Partition> Specialize(const Partition& partition, const CompileOptions& options) {

@@ -114,8 +114,8 @@ OpSchema ParseSchema(absl::string_view inputs, absl::string_view outputs, absl::
 
 absl::Status CheckCount(const Op& op, const std::vector<OpSchema::Port>& ports, size_t repeating,
                         size_t count, const char* what) {
-  const auto least = static_cast<size_t>(
-      std::ranges::count(ports, false, &OpSchema::Port::optional));
+  const auto least =
+      static_cast<size_t>(std::ranges::count(ports, false, &OpSchema::Port::optional));
   const bool fits =
       count <= ports.size() || (repeating > 0 && (count - ports.size()) % repeating == 0);
   if (count >= least && fits) return absl::OkStatus();

@@ -43,8 +43,7 @@ absl::Status Differ(const OpPorts& ports, const PortView& a, const PortView& b) 
 
 // That the port's type is one that `schema` takes.
 absl::Status Require(const OpPorts& ports, const PortView& port, const OpSchema::Port& schema) {
-  const bool takes =
-      schema.types_text.empty() || std::ranges::count(schema.types, port.type()) > 0;
+  const bool takes = schema.types_text.empty() || std::ranges::count(schema.types, port.type()) > 0;
   return takes ? absl::OkStatus() : TypeError(ports, port, ", not ", schema.types_text);
 }
 
@@ -177,8 +176,8 @@ absl::Status CheckFormula(const Op& op, const LogicalTensor& codes, const Logica
                        DataTypeName(codes.type), zps == nullptr ? "" : " with zero points");
   }
   const auto falls = [](float a, float b) { return a >= b; };
-  if (has_codebook && (std::ranges::adjacent_find(*codebook, falls) != codebook->end() ||
-                       codebook->front() == 0)) {
+  if (has_codebook &&
+      (std::ranges::adjacent_find(*codebook, falls) != codebook->end() || codebook->front() == 0)) {
     return SchemaError(op, "formula ggml takes a codebook that ascends and does not begin with 0");
   }
   for (const Attr attr : {Attr::kPowerOfTwoScales, Attr::kScaleFloor}) {

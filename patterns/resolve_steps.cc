@@ -66,8 +66,7 @@ bool Resolver::ResolveBand(const StepMatch& match, ScoreStep* step) {
 bool Resolver::Counts(const Op& index, const StepMatch& step, int axis) {
   if (std::ranges::count(frame_, 0) > 0) return true;  // no scores at all
   const LogicalTensor& source = tensor(index.inputs[0]);
-  FoldedView counted =
-      FoldedView::Counting(*source.dims, Axis<Attr::kAxis>(index, source.rank()));
+  FoldedView counted = FoldedView::Counting(*source.dims, Axis<Attr::kAxis>(index, source.rank()));
   if (!TakeBack(step, counted)) return false;
   for (int i = 0; i < counted.rank(); ++i) {
     for (const FoldedView::Atom& atom : counted.axis(i)) {

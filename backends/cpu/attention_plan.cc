@@ -267,8 +267,8 @@ void Plan::ChooseProducts() {
   const bool bf16_will_do = (spec_.fpmath == FpMath::kBF16 || spec_.fpmath == FpMath::kAny) &&
                             (spec_.apply_to_int || !AnySegment(integer));
   const auto are_bf16 = [](const Segments& segments) {
-    return std::ranges::all_of(
-        segments, [](const Segment& segment) { return segment.data.type == kBF16; });
+    return std::ranges::all_of(segments,
+                               [](const Segment& segment) { return segment.data.type == kBF16; });
   };
   const bool exact_keys = p.q.type == kBF16 && p.q_hadamard == 1 && are_bf16(k_);
   const bool split_probs =
