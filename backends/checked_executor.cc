@@ -22,7 +22,8 @@ using Body = absl::FunctionRef<void(int64_t, int)>;
 using Flags = std::unique_ptr<std::atomic<bool>[]>;
 
 constexpr int kMaxConcurrency = 1 << 16;
-// More indices than a step of decoding has, of however many tokens.
+// Indices that there is room for at once: more than a step of decoding of one sequence has,
+// however long it is.
 constexpr int64_t kLeastRoom = 512;
 
 // One ParallelFor. The caller's executor makes its calls in the body's place, perhaps later than it

@@ -14,7 +14,7 @@ endif()
 find_package(TBB CONFIG REQUIRED COMPONENTS tbb)
 
 # Installed binaries look beside themselves first, then where oneDNN was at build time.
-set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+set(CMAKE_INSTALL_RPATH "$ORIGIN" "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 
 if(KVANT_WITH_ONEDNN)
   # dnnl_DIR, CMAKE_PREFIX_PATH or the system first: any newer oneDNN is better than ours.

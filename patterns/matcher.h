@@ -119,7 +119,7 @@ class AttentionMatcher {
   OpIndex Producer(TensorId tensor) const;
   // Consumed once, by an op of the graph.
   bool SingleUse(TensorId tensor) const;
-  // By which op and input it is consumed once; kNoOp if it is not, or that op is taken.
+  // The op and input that alone consume it; kNoOp if there are more, or none, or the op is taken.
   Graph::Use OnlyUse(TensorId tensor) const;
 
   const Graph& graph_;

@@ -186,7 +186,8 @@ void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
     new (of_slot(slot)) Worker{.scratch = of_slot(slot) + kStateFloats};
   }
   ForEach(executor, schedule.turns(), [&](int64_t turn, int slot) {
-    RunTurn(kernels_, call, schedule, turn, *reinterpret_cast<Worker*>(of_slot(slot)));
+    RunTurn(kernels_, call, schedule, turn,
+            *std::launder(reinterpret_cast<Worker*>(of_slot(slot))));
   });
 }
 
@@ -319,9 +320,7 @@ bool Plan::DescribeStoredRows() {
     return segment.scaled_rows ||
            (IsOnCodes(segment) && segment.codes.by_channel && segment.codes.run < kHalfTile / 2);
   };
-  const bool short_runs = std::any_of(k_.begin(), k_.end(), in_short_runs) ||
-                          std::any_of(v_.begin(), v_.end(), in_short_runs);
-  if (rows <= (short_runs ? stored_rows_.of_runs : stored_rows_.others) ||
+  if (rows <= (AnySegment(in_short_runs) ? stored_rows_.of_runs : stored_rows_.others) ||
       (are_coded(k_) && are_coded(v_))) {
     return true;
   }

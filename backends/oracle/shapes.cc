@@ -1,4 +1,5 @@
 // Ops that move elements, and reductions.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>

@@ -1,6 +1,5 @@
 // SoftMax through oneDNN. It gives NaN for a row of -inf whatever the mode, so such rows are found
 // before and written after it; statistics are computed here.
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

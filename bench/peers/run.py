@@ -10,35 +10,23 @@ import pathlib
 import sys
 
 import cases
+from counts import count, counts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ("kvant", "onnxruntime", "ggml", "ik_llama", "torch", "onednn")
 
 
-def _count(text):
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def _counts(text):
-    return [_count(n) for n in text.split(",")]
-
-
-_count.__name__ = _counts.__name__ = "count"  # in argparse's messages
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        prog="scripts/bench", description="kvant beside other implementations, in one table."
+        prog="scripts/bench", description="kvant beside other implementations, in one table.", allow_abbrev=False
     )
     names = [c.name for c in cases.CASES]
     parser.add_argument("--quick", action="store_true", help="small sizes, 3 rounds; not written")
     parser.add_argument(
         "--cases", default=",".join(names), help=f"some of {','.join(names)} (default: all)"
     )
-    parser.add_argument("--threads", type=_counts, default=[1, 2], help="thread counts (default: 1,2)")
-    parser.add_argument("--rounds", type=_count, help="how often each takes its turn (default: 9)")
+    parser.add_argument("--threads", type=counts, default=[1, 2], help="thread counts (default: 1,2)")
+    parser.add_argument("--rounds", type=count, help="how often each takes its turn (default: 9)")
     parser.add_argument(
         "--only",
         default=",".join(FAMILIES),

@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "bench/peers"))
 
 import machine  # noqa: E402
 import tables  # noqa: E402
+from counts import count  # noqa: E402
 from cases import BY_TOKENS, BY_TOKENS_WORKERS, CASES  # noqa: E402
 from model import Threads  # noqa: E402
 
@@ -39,8 +40,9 @@ def least_disturbed(measured):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="scripts/bench --scaling", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=31, help="how often each case is recorded (default: 31)")
+    parser = argparse.ArgumentParser(prog="scripts/bench --scaling", description=__doc__.splitlines()[0],
+                                     allow_abbrev=False)
+    parser.add_argument("--rounds", type=count, default=31, help="how often each case is recorded (default: 31)")
     parser.add_argument("--remote", type=float, default=1.5,
                         help="how many times as long a unit takes whose memory is another domain's (default: 1.5)")
     parser.add_argument("--domain-gb-per-s", type=float,

@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "bench/peers"))
 
 import machine  # noqa: E402
 import tables  # noqa: E402
+from counts import count  # noqa: E402
 from lines import QUERIES, all_lines  # noqa: E402
 
 
@@ -70,8 +71,9 @@ def ratios(found):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="scripts/bench --sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2, help="how often each is timed (default: 2)")
+    parser = argparse.ArgumentParser(prog="scripts/bench --sweep", description=__doc__.splitlines()[0],
+                                     allow_abbrev=False)
+    parser.add_argument("--rounds", type=count, default=2, help="how often each is timed (default: 2)")
     return parser.parse_args()
 
 

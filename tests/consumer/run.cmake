@@ -6,10 +6,13 @@ file(REMOVE_RECURSE "${prefix}" "${build}")
 
 execute_process(COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET COMMAND
   "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --config "${CONFIG}")
-file(GLOB dnnl_graph "${prefix}/lib*/libkvant_dnnl_graph.so" "${prefix}/lib/*/libkvant_dnnl_graph.so")
+file(GLOB_RECURSE dnnl_graph "${prefix}/lib*/libkvant_dnnl_graph.so")
+if(EXISTS "${BUILD_DIR}/libkvant_dnnl_graph.so" AND NOT dnnl_graph)
+  message(FATAL_ERROR "libkvant_dnnl_graph.so is not installed")
+endif()
 foreach(library IN LISTS dnnl_graph)
   file(READ_ELF "${library}" RUNPATH run_path)
-  if(NOT run_path MATCHES "^.ORIGIN/[^:]*$")
+  if(NOT "${run_path}" STREQUAL "$ORIGIN")
     message(FATAL_ERROR "${library} looks for libraries of the build, in ${run_path}")
   endif()
 endforeach()
@@ -21,4 +24,4 @@ execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND
 execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND
   "${CMAKE_COMMAND}" --build "${build}" --config "${CONFIG}")
 execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND "${build}/consumer")
-execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND "${build}/consumer_c")
+execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND "${build}/c/consumer_c")

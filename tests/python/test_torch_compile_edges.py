@@ -33,6 +33,23 @@ def test_masks_that_fill(dtype):
             assert report.fused, report
 
 
+def test_fills_that_another_type_has_not():
+    """They are -inf there: NaN in rows that are all hidden."""
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    hidden[3] = True
+    q, k, v = (cache().bfloat16() for _ in range(3))
+    low = torch.finfo(torch.float32).min
+    for mask in (lambda s, h: torch.where(h, low, s), lambda s, h: s.float().masked_fill(h, low).bfloat16()):
+        def function(q, k, v, h, mask=mask):
+            return torch.softmax(mask(q @ k.mT, h), -1) @ v
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="kvant")
+        want, got = function(q, k, v, hidden).double(), compiled(q, k, v, hidden).double()
+        assert torch.equal(want.isnan(), got.isnan()) and got[:, :, 3].isnan().all()
+        assert (got - want).nan_to_num().norm() / want.nan_to_num().norm() < 3e-2
+
+
 def test_masks_that_fill_with_what_scores_may_be():
     hidden = torch.rand(TOKENS, TOKENS) > 0.6
     hidden[3] = True

@@ -68,5 +68,5 @@ if __name__ == "__main__":
         sys.exit(1 if missing() else 0)
     try:
         install()
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"setup: no {' and '.join(missing())}: {error.cmd[0]} failed, as it says above")
+    except (subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"setup: cannot install {' and '.join(missing())}: {error}")

@@ -341,7 +341,7 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     """Around a softmax along the last axis; why not, or None if it is not about attention."""
     if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
         return None
-    scores, mask, scale = _unscaled(skip(softmax.args[0], *CASTS, *COPIES))
+    scores, mask, scale = _unscaled(softmax.args[0])
     product = _product(scores)
     if product is None:
         made_by = _made_by(scores)
@@ -388,7 +388,10 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
     """Scores before a mask and a scale; the mask may be why it cannot be taken."""
     mask: fx.Node | str | None = None
     scale = 1.0
-    scores = skip(scores, *CASTS, *COPIES)
+    results = []  # that the masked scores are rounded to, the last first
+    while skip(scores, *CASTS, *COPIES) is not scores:
+        results.append(scores)
+        scores = scores.args[0]
     if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and scores.kwargs.get("alpha", 1) == 1:
         rank = len(shape(scores))
         scores, mask = scores.args[:2]
@@ -400,15 +403,19 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
             mask = f"its mask {shape(mask)} is that of scores of {rank} dims"
     elif filled := _filled(scores):
         rank = len(shape(scores))
+        results.append(scores)
         scores, condition, hides, fill = filled
+        for result in reversed(results):
+            fill = _rounded(fill, result)
         if rank != 4 and len(shape(condition)) > 2:
             mask = f"its mask {shape(condition)} is that of scores of {rank} dims"
         elif fill == -math.inf:
             mask = add(condition.next, aten.logical_not.default, condition) if hides else condition
         elif isinstance(fill, (int, float)) and fill <= _LOSES_SCORES:
             # Added: a row that is all hidden then has equal scores, as the fill alone would make them.
-            numbers = [fill, 0.0] if hides else [0.0, fill]
-            mask = add(condition.next, aten.where.Scalar, condition, *numbers)
+            zero, low = (add(condition.next, aten.scalar_tensor.default, number, dtype=torch.float32)
+                         for number in (0.0, fill))
+            mask = add(zero.next, aten.where.self, condition, *((low, zero) if hides else (zero, low)))
         else:
             mask = f"its mask fills with {fill}, neither -inf nor so low that scores are lost in it"
     scores = skip(scores, *CASTS, *COPIES)
@@ -419,23 +426,30 @@ def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
     return scores, mask, scale
 
 
-# Added to less than 2^102, as scores are, numbers of f32 up to this one stay as they are.
+# A number of f32 at or below this one does not change when a score of less than 2^102 is added to it.
 _LOSES_SCORES = -(2.0**127)
 
 
 def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
-    """Scores where a condition does not hide them, or where it shows them, and the number elsewhere."""
+    """Scores, a condition, whether it hides or shows them where it is true, and the number elsewhere."""
     if is_call(scores, aten.masked_fill.Scalar):
         scores, condition, fill = scores.args[:3]
-        return scores, condition, True, fill
+        return scores, condition, True, _rounded(fill, scores)
     if is_call(scores, aten.where.self):
         condition, *sides = scores.args
         for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
             if is_call(fill, aten.scalar_tensor.default):
-                return rest, condition, hides, fill.args[0]
+                return rest, condition, hides, _rounded(fill.args[0], fill)
             if is_call(fill, aten.full.default):
-                return rest, condition, hides, fill.args[1]
+                return rest, condition, hides, _rounded(fill.args[1], fill)
     return None
+
+
+def _rounded(number: Any, node: fx.Node) -> Any:
+    """As the node's type has it: the lowest number of one type is -inf in another."""
+    if not isinstance(number, (int, float)):
+        return number
+    return torch.tensor(float(number), dtype=torch.float64).to(value(node).dtype).item()
 
 
 def _product(scores: Any) -> fx.Node | None:
