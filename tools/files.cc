@@ -93,11 +93,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes
 
 absl::Status ReplaceFile(const std::string& path,
                          absl::FunctionRef<absl::Status(const std::string&)> write) {
+  if (path.empty()) return absl::NotFoundError("cannot write to a file without a name");
   struct stat info;
   const bool exists = stat(path.c_str(), &info) == 0;
-  if (!exists && (errno != ENOENT || path.empty())) {
-    return SystemError("cannot write", path.empty() ? "to a file without a name" : path);
-  }
+  if (!exists && errno != ENOENT) return SystemError("cannot write", path);
   if (exists && !S_ISREG(info.st_mode)) return write(path);
   // A link stays one: what it leads to is made or replaced.
   if (!exists && lstat(path.c_str(), &info) == 0) return write(path);

@@ -25,7 +25,9 @@ constexpr int64_t kUnbounded = int64_t{1} << 60;
 // A Worker stands before its scratch, in lines of its own.
 constexpr int64_t kFloatsOfLine = 16;
 constexpr int64_t kStateFloats =
-    CeilDiv(int64_t{sizeof(Worker)}, kFloatsOfLine* int64_t{sizeof(float)}) * kFloatsOfLine;
+    RoundUp(CeilDiv(int64_t{sizeof(Worker)}, int64_t{sizeof(float)}), kFloatsOfLine);
+// Fewer tokens that share scales by channel are a short run (KernelSet::stored_rows_of_runs).
+constexpr int64_t kShortRun = 32;
 // What rows cost that few queries cannot be multiplied by as they are stored, because they are
 // dequantized or transposed first, or because no axis is dense; as measured, docs/cpu_codes.md.
 constexpr char kPriceOfRows[] = "some 3 to 10 times as long as on rows as they are stored";
@@ -168,9 +170,9 @@ Plan::Plan(const AttentionSpec& spec, const KernelSet& kernels, SoftmaxPass pass
     if (few->problem_.products == Products::kStoredRows) few_ = std::move(few);
   }
   if (few_ != nullptr) worker_floats_ = std::max(worker_floats_, few_->worker_floats_);
-  partial_floats_ = RoundUp<int64_t>(Schedule::PartialFloats(problem_, few_problem()), 16);
+  partial_floats_ = RoundUp(Schedule::PartialFloats(problem_, few_problem()), kFloatsOfLine);
   const auto bytes = static_cast<int64_t>(Schedule::Bytes(problem_, few_problem()));
-  schedule_floats_ = RoundUp<int64_t>(CeilDiv(bytes, int64_t{sizeof(float)}), 16);
+  schedule_floats_ = RoundUp(CeilDiv(bytes, int64_t{sizeof(float)}), kFloatsOfLine);
 }
 
 void Plan::Run(Executor& executor, absl::Span<const void* const> inputs,
@@ -318,7 +320,7 @@ bool Plan::DescribeStoredRows() {
   };
   const auto in_short_runs = [](const Segment& segment) {
     return segment.scaled_rows ||
-           (IsOnCodes(segment) && segment.codes.by_channel && segment.codes.run < kHalfTile / 2);
+           (IsOnCodes(segment) && segment.codes.by_channel && segment.codes.run < kShortRun);
   };
   if (rows <= (AnySegment(in_short_runs) ? stored_rows_.of_runs : stored_rows_.others) ||
       (are_coded(k_) && are_coded(v_))) {

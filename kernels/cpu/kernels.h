@@ -115,7 +115,7 @@ struct KernelSet {
   const QuantizeKernels* quantize;
 
   // Up to so many rows, products of what is stored beat those of tiles (docs/cpu_kernels.md).
-  // stored_rows_of_runs holds where fewer than 32 tokens share scales by channel, or codes are f8.
+  // stored_rows_of_runs holds for scales by channel that fewer than 32 tokens share, or of f8.
   int64_t stored_rows = 32, stored_rows_of_codes = 64, stored_rows_of_runs = 32;
 
   // Optional from here on; null where the set has no such kernel.

@@ -193,7 +193,7 @@ TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
   }
 }
 
-// Many slots, of which the calling thread is the first.
+// Runs everything in the first of many slots.
 class SerialExecutor : public Executor {
  public:
   int max_concurrency() const override { return 40; }

@@ -65,8 +65,8 @@ TEST(NearMiss, ScoresThatBecomeIntegers) {
              });
 }
 
-// Row + 0.5 >= column is no diagonal with a whole shift: the condition is made outside. So it is
-// where the sum is rounded to a whole number, of type s32, as coordinates are.
+// Row + 0.5 >= column is no diagonal with a whole shift: the condition is made outside. A sum that
+// is rounded to s32, the type of coordinates, makes no diagonal either.
 TEST(NearMiss, DiagonalsShiftedByFractions) {
   for (const OpKind kind : {OpKind::kAdd, OpKind::kSubtract}) {
     for (const DataType sum : {kF32, kS32}) {

@@ -55,7 +55,7 @@ def test_masks_that_fill_with_what_scores_may_be():
     hidden[3] = True
     for fill in torch.finfo(torch.float16).min, -1e9, 0.0, torch.inf:
         for mask in fills(fill):
-            rows = hidden if fill != torch.inf else hidden & False
+            rows = hidden if fill != torch.inf else torch.zeros_like(hidden)
             report = run(lambda q, k, v, rows, mask=mask: torch.softmax(mask(q @ k.mT, rows), -1) @ v, cache(), cache(),
                          cache(), rows)
             assert not report.fused and f"its mask fills with {fill}, neither -inf" in report.text

@@ -434,7 +434,7 @@ def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
     """Scores, a condition, whether it hides or shows them where it is true, and the number elsewhere."""
     if is_call(scores, aten.masked_fill.Scalar):
         scores, condition, fill = scores.args[:3]
-        return scores, condition, True, _rounded(fill, scores)
+        return scores, condition, True, fill
     if is_call(scores, aten.where.self):
         condition, *sides = scores.args
         for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
