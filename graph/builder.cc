@@ -387,6 +387,7 @@ GraphBuilder::OneOrTwo GraphBuilder::ScaledDotProductAttention(Value q, Value k,
   if (!names.empty()) attrs.Set(Attr::kOptionalInputs, std::move(names));
   if (options.scale) attrs.Set(Attr::kScale, *options.scale);
   if (options.soft_cap) attrs.Set(Attr::kSoftCap, *options.soft_cap);
+  if (options.select_fill) attrs.Set(Attr::kSelectFill, *options.select_fill);
   if (options.bottom_right) attrs.Set(Attr::kMaskAlignment, std::string("bottom_right"));
   attrs.Set(Attr::kLeftWindow, options.left_window);
   attrs.Set(Attr::kRightWindow, options.right_window);

@@ -195,7 +195,7 @@ class GraphBuilder {
 
   // Attention stated directly (see ScaledDotProductAttention in ops.inc).
   struct AttentionOptions {
-    std::optional<float> scale = std::nullopt, soft_cap = std::nullopt;
+    std::optional<float> scale = std::nullopt, soft_cap = std::nullopt, select_fill = std::nullopt;
     bool bottom_right = false;
     int64_t left_window = -1, right_window = -1;
     std::optional<Value> bias = std::nullopt, select = std::nullopt, kv_lengths = std::nullopt,

@@ -143,6 +143,9 @@ absl::Status AttentionShape(const Op& op, ShapeContext& context) {
   if (FindInput(op, "kv_first") && !FindInput(op, "kv_lengths")) {
     return SchemaError(op, "has kv_first, but no kv_lengths");
   }
+  if (op.Find<Attr::kSelectFill>() && !FindInput(op, "select")) {
+    return SchemaError(op, "has select_fill, but no select");
+  }
   for (size_t i = 0; i < 3; ++i) {
     const LogicalTensor& tensor = *context.inputs[i];
     const int rank = i == 0 && ragged ? 3 : 4;

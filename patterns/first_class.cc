@@ -75,6 +75,11 @@ bool Resolver::ResolveMasks() {
     ScoreStep& step = spec_->steps.emplace_back(ScoreStep{.kind = Step::kAdd});
     if (!place(*bias, &step.operand.view)) return false;
   }
+  if (const auto select = FindInput(attention, "select")) {
+    const float* const fill = attention.Find<Attr::kSelectFill>();
+    ScoreStep& step = spec_->steps.emplace_back(ConstantStep(Step::kSelect, fill ? *fill : -inf));
+    if (!place(*select, &step.condition)) return false;
+  }
   const int64_t left = attention.Get<Attr::kLeftWindow>();
   const int64_t right = attention.Get<Attr::kRightWindow>();
   if (left >= 0 || right >= 0) {
@@ -83,10 +88,7 @@ bool Resolver::ResolveMasks() {
     if (left >= 0) step.left = left;
     if (right >= 0) step.right = right;
   }
-  const auto select = FindInput(attention, "select");
-  if (!select) return true;
-  ScoreStep& step = spec_->steps.emplace_back(ConstantStep(Step::kSelect, -inf));
-  return place(*select, &step.condition);
+  return true;
 }
 
 // All but K, V and rotations.

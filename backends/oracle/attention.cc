@@ -17,7 +17,8 @@ struct Attention {
   std::optional<Array> bias, select;
   int64_t batch, q_heads, kv_heads, q_len, kv_len, head_size, v_head_size;
   double scale, soft_cap;  // soft_cap 0: none
-  int64_t left, right;     // -1: unbounded
+  double select_fill;
+  int64_t left, right;  // -1: unbounded
   bool bottom_right, inf_as_zero;
 };
 
@@ -41,7 +42,7 @@ int64_t MaskRow(const Attention& at, int64_t n, int64_t h, int64_t row) {
   return ((at.offsets == nullptr ? n : 0) * at.q_heads + h) * at.q_len + row;
 }
 
-// The score of query (n, h, i) with column j, masked columns at -inf.
+// The score of query (n, h, i) with column j, -inf outside of the windows.
 double Score(const Attention& at, int64_t n, int64_t h, int64_t i, int64_t j) {
   const Queries queries = QueriesOf(at, n);
   const int64_t row = queries.first + i, mask_row = MaskRow(at, n, h, row);
@@ -57,7 +58,7 @@ double Score(const Attention& at, int64_t n, int64_t h, int64_t i, int64_t j) {
   const int64_t ahead = j - (i + shift);
   if (at.slopes) score += at.slopes->values[h] * static_cast<double>(ahead);
   if (at.bias) score += at.bias->values[mask_row * at.kv_len + j];
-  if (at.select && at.select->values[mask_row * at.kv_len + j] == 0) return -kInf;
+  if (at.select && at.select->values[mask_row * at.kv_len + j] == 0) score = at.select_fill;
   if (at.left >= 0 && ahead < -at.left) return -kInf;
   if (at.right >= 0 && ahead > at.right) return -kInf;
   return score;
@@ -118,6 +119,8 @@ Attention Read(OpContext& context) {
   const float* scale = op.Find<Attr::kScale>();
   at.scale = scale ? *scale : 1 / std::sqrt(static_cast<double>(at.head_size));
   at.soft_cap = op.Get<Attr::kSoftCap>();
+  const float* fill = op.Find<Attr::kSelectFill>();
+  at.select_fill = fill ? *fill : -kInf;
   at.left = op.Get<Attr::kLeftWindow>();
   at.right = op.Get<Attr::kRightWindow>();
   at.bottom_right = op.Get<Attr::kMaskAlignment>() == "bottom_right";

@@ -145,8 +145,9 @@ class Attention {
       scores = Binary(plan_, dnnl::algorithm::binary_add, scores, OverRows(*bias));
     }
     if (const auto select = Optional("select")) {
-      scores =
-          Select(plan_, OverRows(*select), scores, ConstantArray(plan_, {-kInf}, {1}), scores.dims);
+      const float* given = op_.Find<Attr::kSelectFill>();
+      const Array fill = ConstantArray(plan_, {given ? *given : -kInf}, {1});
+      scores = Select(plan_, OverRows(*select), scores, fill, scores.dims);
     }
     const int64_t left = op_.Get<Attr::kLeftWindow>();
     const int64_t right = op_.Get<Attr::kRightWindow>();

@@ -38,6 +38,7 @@ TYPES = {
     "optional_inputs": "string",
     "scale": "f32",
     "soft_cap": "f32",
+    "select_fill": "f32",
     "mask_alignment": "string",
     "left_window": "s64",
     "right_window": "s64",

@@ -171,6 +171,7 @@ class Ops(QuantizeOps):
         alibi_slopes: Value | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
+        select_fill: float | None = None,
         bottom_right: bool = False,
         left_window: int = -1,
         right_window: int = -1,
@@ -181,13 +182,14 @@ class Ops(QuantizeOps):
 
         Args:
           bias: added to the scaled scores [N,Hq,Sq,S], to which it broadcasts.
-          select: boolean; false masks a score.
+          select: boolean; where false, a score becomes ``select_fill``.
           kv_lengths, kv_first: s32 [N] or [1]; of sequence n tokens [first, lengths) exist.
           query_offsets: s32 [N + 1]; queries are ragged then, q is [T,Hq,D].
           sinks: [Hq], a logit for each head that joins the softmax's denominator.
           alibi_slopes: [Hq], times the distance of key and query.
           scale: of scores; None: 1 / sqrt(D).
           soft_cap: scores become cap * tanh(score / cap).
+          select_fill: None: -inf.
           bottom_right: windows count from the last query and the last key, not from the first.
           left_window, right_window: how many keys before and after its own a query sees; -1: all.
             Causal is ``right_window=0``.
@@ -215,6 +217,7 @@ class Ops(QuantizeOps):
             optional_inputs=",".join(given) or None,
             scale=scale,
             soft_cap=soft_cap,
+            select_fill=select_fill,
             mask_alignment="bottom_right" if bottom_right else None,
             left_window=left_window,
             right_window=right_window,

@@ -253,6 +253,7 @@ void CaseBuilder::FirstClass() {
   for (const Mask& mask : c_.masks) {
     const bool additive = mask.kind == Mask::Kind::kAdditive;
     (additive ? options.bias : options.select) = inputs_.MaskOperand(mask);
+    if (!additive && std::isfinite(mask.fill)) options.select_fill = mask.fill;
   }
   if (c_.real_lengths || c_.real_ranges) {
     options.kv_lengths = Lengths();

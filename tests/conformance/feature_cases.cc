@@ -348,7 +348,8 @@ void AddFirstClassCases(std::vector<Case>& cases) {
     c.soft_cap = bits & 8;
     c.stats = bits & 16;
     if (bits & 32) c.masks.push_back({.kind = Kind::kAdditive, .over = "nhrqs"});
-    if (bits % 5 < 2) c.masks.push_back({.kind = Kind::kSelect, .over = "nqs"});
+    const float fill = bits % 2 == 0 ? kInfinity : -2.f;
+    if (bits % 5 < 2) c.masks.push_back({.kind = Kind::kSelect, .over = "nqs", .fill = fill});
     if (bits % 3 == 1) {
       c.right_window = 0;
       c.bottom_right = bits % 2 == 0;

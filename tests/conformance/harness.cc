@@ -109,14 +109,19 @@ class DeviceCopies {
 std::vector<EngineUnderTest> EnginesUnderTest() {
   std::vector<EngineUnderTest> engines;
   const char* const chosen = std::getenv("KVANT_CONFORMANCE_ENGINES");
+  std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
   const auto add = [&](const char* backend, bool fused, bool by_default) {
-    const std::vector<std::string> names = absl::StrSplit(chosen == nullptr ? "" : chosen, ',');
-    const bool named = std::find(names.begin(), names.end(), backend) != names.end();
-    if (chosen == nullptr ? by_default : named) engines.push_back({backend, fused});
+    if (chosen == nullptr ? by_default : std::erase(names, backend) > 0) {
+      engines.push_back({backend, fused});
+    }
   };
 #define KVANT_CONFORMANCE_ENGINE(backend, fused, by_default) add(backend, fused, by_default);
 #include "kvant/tests/conformance/engines.inc"
 #undef KVANT_CONFORMANCE_ENGINE
+  if (chosen != nullptr && !names.empty()) {  // else every case would pass, on none
+    std::fprintf(stderr, "KVANT_CONFORMANCE_ENGINES: there is no engine '%s'\n", names[0].c_str());
+    std::abort();
+  }
   return engines;
 }
 

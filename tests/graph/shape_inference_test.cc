@@ -363,6 +363,8 @@ TEST(ShapeRules, Attention) {
     ExpectError({kind, {q, k, v}, {{Attr::kSoftCap, cap}}}, ErrorKind::kInvalidGraphOp,
                 "soft_cap must be above 0, not");
   }
+  ExpectError({kind, {q, k, v}, {{Attr::kSelectFill, -2.f}}}, ErrorKind::kInvalidGraphOp,
+              "has select_fill, but no select");
 }
 
 TEST(ShapeRules, Loads) {

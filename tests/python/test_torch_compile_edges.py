@@ -25,7 +25,7 @@ def test_masks_that_fill(dtype):
     hidden = torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.6
     hidden[0, 0, 3] = hidden[1, 0, :2] = True
     tensors = [100 * cache().to(dtype), cache().to(dtype), cache().to(dtype)]
-    for fill in torch.finfo(dtype).min, -torch.inf:
+    for fill in torch.finfo(dtype).min, torch.finfo(torch.float16).min, -1e9, -2.0, 3.0, -torch.inf:
         for mask in fills(fill):
             hidden_rows = hidden if fill != -torch.inf else hidden & ~hidden.all(-1, keepdim=True)
             report = run(lambda q, k, v, hidden, mask=mask: torch.softmax(mask(q @ k.mT, hidden), -1) @ v, *tensors,
@@ -50,15 +50,78 @@ def test_fills_that_another_type_has_not():
         assert (got - want).nan_to_num().norm() / want.nan_to_num().norm() < 3e-2
 
 
-def test_masks_that_fill_with_what_scores_may_be():
+def test_hidden_scores_that_are_not_finite():
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    hidden[:, 5] = True
+    q, k, v = (cache() for _ in range(3))
+    k[:, :, 5] = torch.nan
+    for fill in torch.finfo(torch.float32).min, -1e4:
+        report = run(lambda q, k, v, h, fill=fill: torch.softmax((q @ k.mT).masked_fill(h, fill), -1) @ v, q, k, v, hidden)
+        assert report.fused, report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_and_masks_after_one_another(dtype):
+    q, k, v = (cache().to(dtype) for _ in range(3))
+    bias, slopes = torch.randn(HEADS, TOKENS, TOKENS, dtype=dtype), torch.randn(BATCH, 1, 1, TOKENS, dtype=dtype)
+    hidden = torch.rand(BATCH, 1, TOKENS, TOKENS) > 0.6
+    hidden[0, 0, 3] = True
+    low = torch.zeros(TOKENS, TOKENS, dtype=dtype).masked_fill(torch.rand(TOKENS, TOKENS) > 0.9, torch.finfo(dtype).min)
+    for scores in (lambda s: s * 0.3 + bias + slopes, lambda s: bias + (slopes + s), lambda s: s + low + low,
+                   lambda s: (s + bias).masked_fill(hidden, -3.0), lambda s: s.masked_fill(hidden & ~hidden.all(-1, True),
+                                                                                          -torch.inf) + bias,
+                   lambda s: torch.where(hidden, torch.finfo(dtype).min, s + slopes + bias)):
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
+                     bound=2e-5 if dtype == torch.float32 else 3e-2)
+        assert report.fused, report
+    report = run(lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(hidden, -3.0) + bias, -1) @ v, q, k, v,
+                 bound=2e-5 if dtype == torch.float32 else 3e-2)
+    assert not report.fused and "fills with -3.0, to which a bias is added" in report.text
+
+
+def with_sinks(scores, sinks, v, cut=1):
+    column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1) if sinks.dim() == 1 else sinks
+    logits = torch.cat([scores, column], -1)
+    logits = logits - logits.max(-1, keepdim=True).values
+    return torch.softmax(logits, -1)[..., :-cut] @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks(dtype):
+    q, k, v = (cache().to(dtype) for _ in range(3))
+    sinks, bias = torch.tensor([0.5, 3.0, -2.0], dtype=dtype), torch.randn(TOKENS, TOKENS, dtype=dtype)
     hidden = torch.rand(TOKENS, TOKENS) > 0.6
     hidden[3] = True
-    for fill in torch.finfo(torch.float16).min, -1e9, 0.0, torch.inf:
-        for mask in fills(fill):
-            rows = hidden if fill != torch.inf else torch.zeros_like(hidden)
-            report = run(lambda q, k, v, rows, mask=mask: torch.softmax(mask(q @ k.mT, rows), -1) @ v, cache(), cache(),
-                         cache(), rows)
-            assert not report.fused and f"its mask fills with {fill}, neither -inf" in report.text
+    bound = 2e-5 if dtype == torch.float32 else 3e-2
+    for scores in (lambda s: s * 0.2, lambda s: s + bias, lambda s: s.masked_fill(hidden, -torch.inf)):
+        report = run(lambda q, k, v, sinks, scores=scores: with_sinks(scores(q @ k.mT), sinks, v), q, k, v, sinks, bound=bound)
+        assert report.fused, report
+    # Nearly so: a logit for each query, sinks before the tokens, one column more or none cut off.
+    for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT, q[..., :1] + sinks[:, None, None], v),
+                     lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2),
+                     lambda q, k, v, sinks: torch.softmax(torch.cat([sinks.view(1, 3, 1, 1).expand(BATCH, 3, TOKENS, 1),
+                                                                     q @ k.mT], -1), -1)[..., 1:] @ v):
+        report = run(function, q, k, v, sinks, bound=bound)
+        assert not report.fused, report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_caps(dtype):
+    q, k, v = (cache().to(dtype) for _ in range(3))
+    mask = torch.zeros(TOKENS, TOKENS, dtype=dtype).masked_fill(torch.rand(TOKENS, TOKENS) > 0.8, torch.finfo(dtype).min)
+    for capped, fused in ((lambda s: torch.tanh(s / 5) * 5 + mask, True), (lambda s: 3.0 * torch.tanh(s / 8 / 3.0), True),
+                          (lambda s: torch.tanh(s) + mask, True), (lambda s: torch.tanh(s / 5) * 4 + mask, False)):
+        report = run(lambda q, k, v, capped=capped: torch.softmax(capped(q @ k.mT), -1) @ v, q, k, v,
+                     bound=2e-5 if dtype == torch.float32 else 3e-2)
+        assert report.fused == fused, report
+
+
+def test_masks_that_fill_with_infinity():
+    hidden = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    for mask in fills(torch.inf):
+        report = run(lambda q, k, v, rows, mask=mask: torch.softmax(mask(q @ k.mT, rows), -1) @ v, cache(), cache(),
+                     cache(), hidden)
+        assert not report.fused and "its mask fills with inf" in report.text
 
 
 def test_masks_times_a_number():

@@ -29,8 +29,13 @@ def test_masks_windows_cap_and_alibi():
     distances = np.arange(9)[None] - np.arange(9)[:, None]
     mask = torch.rand(2, 1, 9, 9) > 0.4
     assert distance(attention(q, k, v, mask=mask), expected(q, k, v, mask=mask.numpy())) < 1e-5
+    scores = (q.double() @ k.double().repeat_interleave(2, 1).mT * 32**-0.5).masked_fill(~mask, -0.5)
+    assert distance(attention(q, k, v, mask=mask, mask_fill=-0.5),
+                    torch.softmax(scores, -1) @ v.double().repeat_interleave(2, 1)) < 1e-5
+    with pytest.raises(kvant.InvalidError, match="mask_fill is -0.5, but there is no mask"):
+        attention(q, k, v, mask_fill=-0.5)
     bias = torch.randn(9, 9)
-    assert distance(attention(q, k, v, mask=bias, scale=0.3),
+    assert distance(attention(q, k, v, bias=bias, scale=0.3),
                     expected(q, k, v, bias=bias.numpy(), scale=0.3)) < 1e-5
     assert distance(attention(q, k, v, right_window=0), expected(q, k, v, mask=distances <= 0)) < 1e-5
     last, far = q[:, :, 7:], distances[7:]  # the last queries of all tokens
@@ -71,17 +76,17 @@ def test_strided_and_empty():
 
 
 def arguments(gradient, **changes):
-    q, k, v, mask = (x.requires_grad_(gradient)
+    q, k, v, bias = (x.requires_grad_(gradient)
                      for x in tensors((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), (4, 5, 7)))
     named = dict(q=q, k=k, v=v, k_scales=None, k_zero_points=None, v_scales=None, v_zero_points=None,
-                 mask=mask, alibi_slopes=None, k_type="", v_type="", scale=None, soft_cap=None,
-                 left_window=-1, right_window=-1, bottom_right=False, tokens_first=True,
+                 bias=bias, mask=None, alibi_slopes=None, sinks=None, k_type="", v_type="", scale=None, soft_cap=None,
+                 mask_fill=-np.inf, left_window=-1, right_window=-1, bottom_right=False, tokens_first=True,
                  nan_rows=False)
     return tuple({**named, **changes}.values())
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"tokens_first": False}, {"soft_cap": 3.0, "scale": 0.2}, {"mask": None, "right_window": 0}])
+@pytest.mark.parametrize("changes", [{}, {"tokens_first": False}, {"soft_cap": 3.0, "scale": 0.2}, {"bias": None, "right_window": 0}])
 def test_opcheck(gradient, changes):
     torch.library.opcheck(torch.ops.kvant.attention.default, arguments(gradient, **changes))
 
@@ -94,8 +99,10 @@ def test_opcheck_of_codes():
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"mask": torch.rand(2, 1, 5, 7) > 0.3}, {"soft_cap": 1.5, "scale": 0.7},
-    {"left_window": 2, "right_window": 1}, {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
+    {}, {"mask": torch.rand(2, 1, 5, 7) > 0.3}, {"mask": torch.rand(4, 5, 7) > 0.3, "mask_fill": -1.5},
+    {"bias": None, "mask": torch.rand(5, 7) > 0.3, "mask_fill": 0.5, "right_window": 1,
+     "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])}, {"soft_cap": 1.5, "scale": 0.7},
+    {"left_window": 2, "right_window": 1, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0], requires_grad=True)}, {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
     {"left_window": 2, "right_window": 0, "bottom_right": True, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
 ])
 def test_gradients(changes):
@@ -104,7 +111,7 @@ def test_gradients(changes):
     weights = torch.from_numpy(numbers(*out.shape, seed=9))
     leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
     ours = torch.autograd.grad((out * weights).sum(), leaves)
-    q, k, v, *_, mask, slopes, _, _, scale, cap, left, right, bottom_right, _, _ = given
+    q, k, v, *_, bias, mask, slopes, sinks, _, _, scale, cap, fill, left, right, bottom_right, _, _ = given
     exact = [x.detach().double().requires_grad_() for x in leaves]
     q, k, v = exact[:3]
     k, v = (x.repeat_interleave(2, 1) for x in (k, v))
@@ -114,9 +121,16 @@ def test_gradients(changes):
     far = torch.arange(7) - torch.arange(5)[:, None] - (2 if bottom_right else 0)
     if slopes is not None:
         scores = scores + slopes[:, None, None] * far
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + exact[3]
-    if left >= 0:
-        scores = scores.masked_fill((far < -left) | (far > right), -torch.inf)
+    if bias is not None:
+        scores = scores + exact[3]
+    if mask is not None:
+        scores = scores.masked_fill(~mask, fill)
+    if right >= 0:
+        hidden = far > right if left < 0 else (far < -left) | (far > right)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, exact[-1][:, None, None].expand(2, 4, 5, 1)], -1)
+        v = torch.nn.functional.pad(v, (0, 0, 0, 1))
     theirs = torch.autograd.grad(((torch.softmax(scores, -1).nan_to_num(0) @ v) * weights).sum(), exact)
     for a, b in zip(ours, theirs):
         assert distance(a, b) < 1e-4
@@ -154,6 +168,10 @@ def test_refusals():
         "k is on meta, but the others are on cpu": lambda: attention(q, k.to("meta"), v),
         "mask is on meta, but": lambda: attention(q, k, v, mask=torch.zeros(9, device="meta")),
         r"mask \[2, 9\] does not broadcast to \[1, 4, 3, 9\]": lambda: attention(q, k, v, mask=torch.zeros(2, 9)),
+        r"bias \[5\] does not broadcast to \[1, 4, 3, 9\]": lambda: attention(q, k, v, bias=torch.zeros(5)),
+        "mask is torch.float32; bias is added": lambda: attention(q, k, v, mask=torch.zeros(3, 9)),
+        "bias is torch.bool; bias is added": lambda: attention(q, k, v, bias=torch.ones(3, 9, dtype=torch.bool)),
+        r"sinks are \[4, 1\], but must be \[4\]": lambda: attention(q, k, v, sinks=torch.zeros(4, 1)),
         r"alibi_slopes are \[3\], but must be \[4\]": lambda: attention(q, k, v, alibi_slopes=torch.zeros(3)),
         "are not queries, keys and values of one batch": lambda: attention(q, k, v[:, :, :8]),
         "4 heads are no multiple of 3 KV heads": lambda: attention(q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]),

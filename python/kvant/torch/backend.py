@@ -289,8 +289,7 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
 def _fuse(gm: fx.GraphModule, reports: list[Report]) -> None:
     for node in list(gm.graph.nodes):
         if nodes.is_call(node, torch.ops.kvant.sdpa.default):
-            *arguments, _ = node.args
-            found: Any = rules.Attention(node, *arguments)
+            found: Any = rules.stated_attention(node)
         elif nodes.is_call(node, nodes.aten._softmax.default):
             found = rules.eager_attention(node)
         else:
@@ -342,8 +341,8 @@ def _arguments(found: rules.Attention, plain: tuple[fx.Node, fx.Node],
     parameters = [x for codes in form
                   for x in ((None, None) if codes is None else (codes.scales, codes.zero_points))]
     types = ["" if codes is None else codes.type for codes in form]
-    return (found.q, *data, *parameters, found.mask, found.slopes, *types, found.scale,
-            found.soft_cap, found.left_window, found.right_window,
+    return (found.q, *data, *parameters, found.bias, found.mask, found.slopes, found.sinks, *types, found.scale,
+            found.soft_cap, found.mask_fill, found.left_window, found.right_window,
             False, found.tokens_first, found.nan_rows)
 
 

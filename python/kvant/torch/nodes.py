@@ -72,3 +72,10 @@ def skip(node: Any, *targets: Any) -> Any:
             break
         node = node.args[0]
     return node
+
+
+def in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
+    """What has fewer bits, converted."""
+    if value(node).dtype.itemsize >= 4:
+        return node
+    return add(before, torch.ops.prims.convert_element_type.default, node, torch.float32)

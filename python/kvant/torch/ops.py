@@ -5,6 +5,7 @@ Graphs are built and compiled at the first call of a shape; the calls after it l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,22 +21,23 @@ from ..value import Value
 # Tensors are [batch, heads, tokens, channels]. Codes of less than a byte are packed along channels,
 # the first in the lowest bits, and k_type ("u4") says so. k_scales and k_zero_points have the dims
 # of K divided by those of a group; zero points of integers are in codes, of floats in real units:
-# value = code * scale - zero point. mask: boolean (false hides) or numbers that are added, of any
-# shape that broadcasts. Without a scale it is 1 / sqrt(channels). bottom_right: the last query is
-# at the last token, else the first at the first. tokens_first: the result is
-# [batch, tokens, heads, channels] in memory. nan_rows: a query that sees nothing gives NaN, not 0.
+# value = code * scale - zero point. bias is added to the scores; where the mask, boolean, is false, they
+# become mask_fill. Both are of any shape that broadcasts. Without a scale it is 1 / sqrt(channels).
+# bottom_right: the last query is at the last token, else the first at the first. tokens_first: the
+# result is [batch, tokens, heads, channels] in memory. nan_rows: a query that sees nothing gives NaN,
+# not 0.
 SCHEMA = """attention(Tensor q, Tensor k, Tensor v, Tensor? k_scales, Tensor? k_zero_points,
-Tensor? v_scales, Tensor? v_zero_points, Tensor? mask, Tensor? alibi_slopes, str k_type, str v_type,
-float? scale, float? soft_cap, int left_window, int right_window, bool bottom_right, bool tokens_first,
-bool nan_rows) -> Tensor"""
+Tensor? v_scales, Tensor? v_zero_points, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks,
+str k_type, str v_type, float? scale, float? soft_cap, float mask_fill, int left_window, int right_window,
+bool bottom_right, bool tokens_first, bool nan_rows) -> Tensor"""
 
 TYPES = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int8: "s8",
     torch.uint8: "u8", torch.int32: "s32", torch.int64: "s64", torch.bool: "boolean",
     torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2",
 }
-NAMES = ("q", "k", "v", "k_scales", "k_zero_points", "v_scales", "v_zero_points", "mask",
-         "alibi_slopes")
+NAMES = ("q", "k", "v", "k_scales", "k_zero_points", "v_scales", "v_zero_points", "bias",
+         "mask", "alibi_slopes", "sinks")
 IN_BYTE = {"u4": 2, "s4": 2, "u2": 4, "s2": 4}
 
 _library = torch.library.Library("kvant", "DEF")
@@ -54,17 +56,20 @@ def attention(
     k_zero_points: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
     v_zero_points: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     k_type: str = "",
     v_type: str = "",
     scale: float | None = None,
     soft_cap: float | None = None,
+    mask_fill: float = -math.inf,
     left_window: int = -1,
     right_window: int = -1,
     bottom_right: bool = False,
 ) -> torch.Tensor:
-    """softmax(q k^T scale + mask) v, fused, over K and V as they are stored.
+    """softmax(q k^T scale + bias) v, fused, over K and V as they are stored.
 
     Args:
       q: [batch, heads, queries, channels] of f32, f16 or bf16.
@@ -73,10 +78,12 @@ def attention(
       k_zero_points, v_zero_points: as the scales. Integers are in codes; floats are in real units:
         value = code * scale - zero point.
       k_type, v_type: "u4", "s4", "u2" or "s2": uint8 holds so many codes packed, the first lowest.
-      mask: broadcasts to [batch, heads, queries, tokens]. Boolean, false hides; or it is added.
+      bias: added to the scores; broadcasts to [batch, heads, queries, tokens].
+      mask: boolean, likewise; where it is false, a score becomes mask_fill.
       scale: None: 1 / sqrt(channels).
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       alibi_slopes: [heads] of f32; slope * (token - position of the query) is added.
+      sinks: [heads], logits that join the softmax's denominator, as of a token whose value is 0.
       left_window, right_window: a query at position i sees tokens from i - left_window to
         i + right_window; -1: all. Causal is right_window = 0.
       bottom_right: the last query is at the last token, as in decoding over a cache and in
@@ -89,8 +96,8 @@ def attention(
         if not is_tensor_like(x):  # also what traces a function
             raise invalid(f"kvant::attention: {name} is {type(x).__name__}, not a tensor")
     return torch.ops.kvant.attention(
-        q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes, k_type,
-        v_type, scale, soft_cap, left_window, right_window,
+        q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, bias, mask, alibi_slopes, sinks,
+        k_type, v_type, scale, soft_cap, mask_fill, left_window, right_window,
         bottom_right, True, False)
 
 
@@ -98,9 +105,10 @@ def attention(
 @torch.library.impl(_library, "attention", "CUDA")
 def _run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_scales: Any, k_zero_points: Any,
-    v_scales: Any, v_zero_points: Any, mask: Any, alibi_slopes: Any, *words: Any,
+    v_scales: Any, v_zero_points: Any, bias: Any, mask: Any, alibi_slopes: Any, sinks: Any,
+    *words: Any,
 ) -> torch.Tensor:
-    tensors = (q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes)
+    tensors = (q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, bias, mask, alibi_slopes, sinks)
     check_devices("attention", q.device, zip(NAMES, tensors))
     out = _empty(q, v, words[1], words[-2])
     if out.numel() == 0:
@@ -147,11 +155,11 @@ def explain(*arguments: Any) -> str:
 
 def _compile(
     tensors: tuple[torch.Tensor | None, ...], k_type: str, v_type: str, scale: float | None,
-    soft_cap: float | None, left_window: int, right_window: int, bottom_right: bool,
-    tokens_first: bool, nan_rows: bool,
+    soft_cap: float | None, mask_fill: float, left_window: int, right_window: int,
+    bottom_right: bool, tokens_first: bool, nan_rows: bool,
 ) -> Compiled:
-    q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, alibi_slopes = tensors
-    _check_shapes(q, k, v, mask, alibi_slopes)
+    q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, bias, mask, alibi_slopes, sinks = tensors
+    _check_shapes(q, k, v, bias, mask, alibi_slopes, sinks)
     compressed = k_scales is not None or v_scales is not None
     g = GraphBuilder("f16" if compressed else "strict", apply_to_int=compressed)
 
@@ -187,13 +195,13 @@ def _compile(
     q_value = tensor("q", q)
     sources = [("k", k, k_type, k_scales, k_zero_points), ("v", v, v_type, v_scales, v_zero_points)]
     k_value, v_value = (numbers(*source) for source in sources)
-    masks: dict[str, Value] = {}
-    if mask is not None:
-        masks["select" if mask.dtype == torch.bool else "bias"] = tensor("mask", mask)
-    if alibi_slopes is not None:
-        masks["alibi_slopes"] = tensor("alibi_slopes", alibi_slopes)
+    if mask is None and mask_fill != -math.inf:
+        raise invalid(f"kvant::attention: mask_fill is {mask_fill}, but there is no mask")
+    optional = {"bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    masks = {"select" if name == "mask" else name: tensor(name, x) for name, x in optional.items() if x is not None}
     out = g.scaled_dot_product_attention(
-        q_value, k_value, v_value, scale=scale, soft_cap=soft_cap, left_window=left_window,
+        q_value, k_value, v_value, scale=scale, soft_cap=soft_cap,
+        select_fill=None if mask_fill == -math.inf else mask_fill, left_window=left_window,
         right_window=right_window, bottom_right=bottom_right,
         # Queries that see nothing give NaN, but those that have no tokens to see give 0, a sum of none.
         mode="none" if nan_rows and k.shape[2] > 0 else "inf_as_zero", **masks)
@@ -203,7 +211,8 @@ def _compile(
     return compile(g.build(), device=str(q.device), require_fused=True)
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, slopes: Any) -> None:
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, mask: Any, slopes: Any,
+                  sinks: Any) -> None:
     """What the graph would refuse as well, in the words of the call."""
     shown = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if k.dim() != 4 or k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0]:
@@ -211,18 +220,24 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, 
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise invalid(f"kvant::attention: {shown}: {q.shape[1]} heads are no multiple of {k.shape[1]} KV heads")
     scores = [*q.shape[:3], k.shape[2]]
-    if mask is not None and (mask.dim() > 4 or any(
-            have not in (1, want) for have, want in zip(reversed(mask.shape), reversed(scores)))):
-        raise invalid(f"kvant::attention: mask {list(mask.shape)} does not broadcast to {scores}")
-    if slopes is not None and list(slopes.shape) != [q.shape[1]]:
-        raise invalid(f"kvant::attention: alibi_slopes are {list(slopes.shape)}, but must be [{q.shape[1]}]")
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is None:
+            continue
+        if x.dim() > 4 or any(have not in (1, want) for have, want in zip(reversed(x.shape), reversed(scores))):
+            raise invalid(f"kvant::attention: {name} {list(x.shape)} does not broadcast to {scores}")
+        if (x.dtype == torch.bool) != (name == "mask"):
+            raise invalid(f"kvant::attention: {name} is {x.dtype}; bias is added to the scores, and mask, boolean, "
+                          "says which to keep")
+    for name, x in (("alibi_slopes", slopes), ("sinks", sinks)):
+        if x is not None and list(x.shape) != [q.shape[1]]:
+            raise invalid(f"kvant::attention: {name} are {list(x.shape)}, but must be [{q.shape[1]}]")
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    q, k, v, k_scales, k_zero_points, v_scales, v_zero_points, mask, slopes, _, _, *words, _ = inputs
+    q, k, v, k_scales, _, v_scales, _, bias, mask, slopes, sinks, _, _, *words, _ = inputs
     ctx.compressed = k_scales is not None or v_scales is not None
     ctx.words = words
-    ctx.save_for_backward(*((q, k, v, mask, slopes, output) if not ctx.compressed else ()))
+    ctx.save_for_backward(*((q, k, v, bias, mask, slopes, sinks, output) if not ctx.compressed else ()))
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -231,8 +246,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         raise make_error(
             "unimplemented", "kvant::attention: there is no gradient through compressed K and V; "
             "detach the queries, or compute under torch.no_grad()")
-    q, k, v, mask, slopes, output = ctx.saved_tensors
-    scale, soft_cap, left_window, right_window, bottom_right, _ = ctx.words
+    q, k, v, bias, mask, slopes, sinks, output = ctx.saved_tensors
+    scale, soft_cap, mask_fill, left_window, right_window, bottom_right, _ = ctx.words
     scale = q.shape[3] ** -0.5 if scale is None else scale
     grouped = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(grouped, 1) for x in (k, v))
@@ -252,20 +267,24 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         visible = distance >= -left_window
     if right_window >= 0:
         visible = distance <= right_window if visible is None else visible & (distance <= right_window)
-    if mask is not None and mask.dtype == torch.bool:
-        visible = mask if visible is None else mask & visible
-    elif mask is not None:
-        scores = scores + mask
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, mask_fill)
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
     # A row that sees nothing has no probabilities.
-    probabilities = torch.softmax(scores, -1).nan_to_num(0.0)
+    column = scores[..., :0] if sinks is None else sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+    with_sinks = torch.softmax(torch.cat([scores, column], -1), -1).nan_to_num(0.0)
+    probabilities, of_sinks = with_sinks[..., :k.shape[2]], with_sinks[..., k.shape[2]:]
     d_probabilities = d_out @ values.mT
-    d_scores = probabilities * (d_probabilities - (d_out * output.float()).sum(-1, keepdim=True))
-    d_mask = None
-    if ctx.needs_input_grad[7]:
-        d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype)
-    d_slopes = (d_scores * distance).sum((0, 2, 3)) if ctx.needs_input_grad[8] else None
+    sums = (d_out * output.float()).sum(-1, keepdim=True)
+    d_scores = probabilities * (d_probabilities - sums)
+    d_sinks = -(of_sinks * sums).sum((0, 2, 3)).to(sinks.dtype) if ctx.needs_input_grad[10] else None
+    if mask is not None:
+        d_scores = d_scores.masked_fill(~mask, 0.0)
+    d_bias = d_scores.sum_to_size(bias.shape).to(bias.dtype) if ctx.needs_input_grad[7] else None
+    d_slopes = (d_scores * distance).sum((0, 2, 3)) if ctx.needs_input_grad[9] else None
     if capped is not None:
         d_scores = d_scores * (1 - capped * capped)
     d_scores = d_scores * scale
@@ -274,8 +293,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return x.unflatten(1, (like.shape[1], grouped)).sum(2).to(like.dtype)
 
     return ((d_scores @ keys).to(q.dtype), of_heads(d_scores.mT @ queries, k),
-            of_heads(probabilities.mT @ d_out, v), None, None, None, None, d_mask,
-            d_slopes, *(None,) * 9)
+            of_heads(probabilities.mT @ d_out, v), None, None, None, None, d_bias, None,
+            d_slopes, d_sinks, *(None,) * 10)
 
 
 torch.library.register_autograd(

@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from . import packing
-from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, is_call, is_float, is_tensor, is_wide, shape,
-                    skip, value)
+from .masks import made_by, product_of, unmasked, without_last
+from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
+                    is_wide, shape, skip, value)
 
 # Of codes as they lie in memory.
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
@@ -125,11 +126,11 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     if points is not None:
         scales, points = _of_same_groups(scales, points, before)
         if found.real and not is_float(points):
-            points = _in_f32(points, before)  # whole numbers, yet not in codes: the product is shifted by them
+            points = in_f32(points, before)  # whole numbers, yet not in codes: the product is shifted by them
         elif is_float(points) and not found.real:
-            points = add(before, aten.mul.Tensor, *(_in_f32(x, before) for x in (points, scales)))
+            points = add(before, aten.mul.Tensor, *(in_f32(x, before) for x in (points, scales)))
     elif found.point:
-        points = add(before, aten.mul.Tensor, _in_f32(scales, before), found.point)
+        points = add(before, aten.mul.Tensor, in_f32(scales, before), found.point)
     result = Codes(codes, kind, scales, points, repacked)
     if order is not None:
         result.codes, result.scales = (add(before, aten.permute.default, x, order)
@@ -137,13 +138,6 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
         if points is not None:
             result.zero_points = add(before, aten.permute.default, points, order)
     return result
-
-
-def _in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
-    """A zero point in real units is off by the same for a whole group, so that it is not rounded."""
-    if value(node).dtype.itemsize >= 4:
-        return node
-    return add(before, torch.ops.prims.convert_element_type.default, node, torch.float32)
 
 
 def why_no_codes(node: fx.Node) -> str:
@@ -327,32 +321,47 @@ class Attention:
     q: fx.Node
     k: fx.Node
     v: fx.Node
+    bias: fx.Node | None = None
     mask: fx.Node | None = None
     slopes: fx.Node | None = None
+    sinks: fx.Node | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    mask_fill: float = -math.inf
     left_window: int = -1
     right_window: int = -1
     tokens_first: bool = False
     nan_rows: bool = False
 
 
+def stated_attention(node: fx.Node) -> Attention:
+    """Of a kvant::sdpa."""
+    q, k, v, mask, slopes, scale, soft_cap, left, right, tokens_first, _ = node.args
+    masks = (None, mask) if is_tensor(mask) and value(mask).dtype == torch.bool else (mask, None)
+    return Attention(node, q, k, v, *masks, slopes, scale=scale, soft_cap=soft_cap, left_window=left, right_window=right,
+                     tokens_first=tokens_first)
+
+
 def eager_attention(softmax: fx.Node) -> Attention | str | None:
     """Around a softmax along the last axis; why not, or None if it is not about attention."""
     if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
         return None
-    scores, mask, scale = _unscaled(softmax.args[0])
-    product = _product(scores)
+    masked = unmasked(softmax.args[0])
+    scores = masked.scores
+    product = product_of(scores)
     if product is None:
-        made_by = _made_by(scores)
+        last = made_by(scores)
         step = skip(scores, *VIEWS, *COPIES, *CASTS)
-        if is_call(step, aten.mul.Tensor, aten.div.Tensor) and _product(step.args[0]) and (
+        if is_call(step, aten.mul.Tensor, aten.div.Tensor) and product_of(step.args[0]) and (
                 is_tensor(step.args[1]) and not shape(step.args[1])):
             return ("its scale is a tensor, as dynamic=True makes of a module's float, which "
                     "scaled_dot_product_attention takes as a number")
-        return f"its scores are computed by {made_by}, which is no scale or mask of a product" if made_by else None
+        return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
     scores = product
-    probabilities, weighted = softmax, softmax
+    tokens = softmax if masked.sinks is None else without_last(softmax)
+    if tokens is None:
+        return "the probabilities of its sinks are read"
+    probabilities, weighted = tokens, tokens
     while not is_call(weighted, aten.bmm.default):
         users = list(weighted.users)
         if len(users) != 1:
@@ -366,13 +375,13 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     outputs = list(weighted.users)
     if len(outputs) != 1 or not is_call(outputs[0], *VIEWS) or len(shape(outputs[0])) != 4:
         return "the product with V is not seen as [batch, heads, queries, channels]"
-    if isinstance(mask, str):
-        return mask
+    if masked.why:
+        return masked.why
     q, keys, values = _four(scores.args[0]), _four(scores.args[1]), _four(weighted.args[1])
     if q is None or keys is None or values is None:
         return "Q, K or V is not [batch, heads, tokens, channels]"
-    if shape(softmax)[-1] != shape(keys)[3]:
-        return f"its softmax is over {shape(softmax)[-1]} numbers, not the {shape(keys)[3]} tokens"
+    if shape(tokens)[-1] != shape(keys)[3]:
+        return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(keys)[3]} tokens"
     batch = shape(q)[:2]
     if shape(keys)[:2] != batch or shape(values)[:2] != batch or shape(outputs[0])[:3] != shape(q)[:3]:
         return (f"Q {shape(q)}, K transposed {shape(keys)}, V {shape(values)} and the output {shape(outputs[0])} "
@@ -381,94 +390,8 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         k = keys.args[0]
     else:
         k = add(outputs[0], aten.transpose.int, keys, -2, -1)
-    return Attention(outputs[0], q, k, values, mask, scale=scale, nan_rows=True)
-
-
-def _unscaled(scores: Any) -> tuple[Any, fx.Node | str | None, float]:
-    """Scores before a mask and a scale; the mask may be why it cannot be taken."""
-    mask: fx.Node | str | None = None
-    scale = 1.0
-    results = []  # that the masked scores are rounded to, the last first
-    while skip(scores, *CASTS, *COPIES) is not scores:
-        results.append(scores)
-        scores = scores.args[0]
-    if is_call(scores, aten.add.Tensor) and isinstance(scores.args[1], fx.Node) and scores.kwargs.get("alpha", 1) == 1:
-        rank = len(shape(scores))
-        scores, mask = scores.args[:2]
-        if not is_tensor(mask):
-            mask = "what is added to its scores is a number"
-        elif mask.meta["val"].dtype == torch.bool:
-            mask = "its mask is boolean and added, as ones, which hides nothing"
-        elif rank != 4 and len(shape(mask)) > 2:
-            mask = f"its mask {shape(mask)} is that of scores of {rank} dims"
-    elif filled := _filled(scores):
-        rank = len(shape(scores))
-        results.append(scores)
-        scores, condition, hides, fill = filled
-        for result in reversed(results):
-            fill = _rounded(fill, result)
-        if rank != 4 and len(shape(condition)) > 2:
-            mask = f"its mask {shape(condition)} is that of scores of {rank} dims"
-        elif fill == -math.inf:
-            mask = add(condition.next, aten.logical_not.default, condition) if hides else condition
-        elif isinstance(fill, (int, float)) and fill <= _LOSES_SCORES:
-            # Added: a row that is all hidden then has equal scores, as the fill alone would make them.
-            zero, low = (add(condition.next, aten.scalar_tensor.default, number, dtype=torch.float32)
-                         for number in (0.0, fill))
-            mask = add(zero.next, aten.where.self, condition, *((low, zero) if hides else (zero, low)))
-        else:
-            mask = f"its mask fills with {fill}, neither -inf nor so low that scores are lost in it"
-    scores = skip(scores, *CASTS, *COPIES)
-    if is_call(scores, aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], (int, float)):
-        divides = scores.target is aten.div.Tensor
-        scale = 1 / scores.args[1] if divides else float(scores.args[1])
-        scores = scores.args[0]
-    return scores, mask, scale
-
-
-# A number of f32 at or below this one does not change when a score of less than 2^102 is added to it.
-_LOSES_SCORES = -(2.0**127)
-
-
-def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
-    """Scores, a condition, whether it hides or shows them where it is true, and the number elsewhere."""
-    if is_call(scores, aten.masked_fill.Scalar):
-        scores, condition, fill = scores.args[:3]
-        return scores, condition, True, fill
-    if is_call(scores, aten.where.self):
-        condition, *sides = scores.args
-        for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
-            if is_call(fill, aten.scalar_tensor.default):
-                return rest, condition, hides, _rounded(fill.args[0], fill)
-            if is_call(fill, aten.full.default):
-                return rest, condition, hides, _rounded(fill.args[1], fill)
-    return None
-
-
-def _rounded(number: Any, node: fx.Node) -> Any:
-    """As the node's type has it: the lowest number of one type is -inf in another."""
-    if not isinstance(number, (int, float)):
-        return number
-    return torch.tensor(float(number), dtype=torch.float64).to(value(node).dtype).item()
-
-
-def _product(scores: Any) -> fx.Node | None:
-    product = skip(scores, *VIEWS, *COPIES, *CASTS)
-    return product if is_call(product, aten.bmm.default) else None
-
-
-def _made_by(scores: Any) -> Any:
-    """What a product becomes scores by, that is not known; None if there is no product."""
-    open_nodes, seen = [scores], set[fx.Node]()
-    while open_nodes and len(seen) < 24:
-        node = open_nodes.pop(0)
-        if not isinstance(node, fx.Node) or node in seen or node.op != "call_function":
-            continue
-        seen.add(node)
-        if is_call(node, aten.bmm.default, aten.baddbmm.default, aten.mm.default):
-            return skip(scores, *VIEWS, *COPIES, *CASTS).target
-        open_nodes.extend(node.all_input_nodes)
-    return None
+    return Attention(outputs[0], q, k, values, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
+                     soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True)
 
 
 def _four(operand: fx.Node) -> fx.Node | None:
