@@ -26,7 +26,7 @@ def test_masks_that_fill(dtype):
     hidden[0, 0, 3] = hidden[1, 0, :2] = True
     tensors = [100 * cache().to(dtype), cache().to(dtype), cache().to(dtype)]
     for fill in torch.finfo(dtype).min, torch.finfo(torch.float16).min, -1e9, -2.0, 3.0, -torch.inf:
-        for mask in fills(fill):
+        for mask in fills(fill)[::1 if fill == torch.finfo(dtype).min else 2]:
             hidden_rows = hidden if fill != -torch.inf else hidden & ~hidden.all(-1, keepdim=True)
             report = run(lambda q, k, v, hidden, mask=mask: torch.softmax(mask(q @ k.mT, hidden), -1) @ v, *tensors,
                          hidden_rows, bound=2e-5 if dtype == torch.float32 else 3e-2)

@@ -95,8 +95,8 @@ struct FirstClass {
     for (int i = 0; i < kBatch * kQLen * kKvLen; ++i) select.push_back(i % 5 != 2);
   }
 
-  // Scores of one row, masked ones -inf.
-  std::vector<double> Scores(int64_t n, int64_t h, int64_t i) const {
+  // Scores of one row: -inf outside of the window, `fill` where select is false.
+  std::vector<double> Scores(int64_t n, int64_t h, int64_t i, double fill) const {
     std::vector<double> scores;
     const auto length = static_cast<int64_t>(lengths[n]);
     for (int64_t j = 0; j < length; ++j) {
@@ -110,14 +110,14 @@ struct FirstClass {
       const int64_t ahead = j - (i + length - kQLen);
       double s = 3 * std::tanh(dot * 0.25 / 3);
       s += slopes[h] * static_cast<double>(ahead) + bias[(h * kQLen + i) * kKvLen + j];
-      const bool visible = select[(n * kQLen + i) * kKvLen + j] != 0 && ahead >= -2 && ahead <= 0;
-      scores.push_back(visible ? s : -kInf);
+      if (select[(n * kQLen + i) * kKvLen + j] == 0) s = fill;
+      scores.push_back(ahead >= -2 && ahead <= 0 ? s : -kInf);
     }
     return scores;
   }
 };
 
-TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
+void ExpectFirstClassIsItsDefinition(std::optional<float> fill) {
   const FirstClass t;
   GraphBuilder g;
   const Value q = g.Input("q", kF32, {t.kBatch, t.kQHeads, t.kQLen, t.kSize});
@@ -134,6 +134,7 @@ TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
   const auto [o, stats] = g.ScaledDotProductAttention(q, keys, v,
                                                       {.scale = 0.25f,
                                                        .soft_cap = 3.f,
+                                                       .select_fill = fill,
                                                        .bottom_right = true,
                                                        .left_window = 2,
                                                        .right_window = 0,
@@ -163,7 +164,7 @@ TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
   std::vector<double> outputs, all_stats;
   for (int64_t row = 0; row < t.kBatch * t.kQHeads * t.kQLen; ++row) {
     const int64_t n = row / t.kQLen / t.kQHeads, h = row / t.kQLen % t.kQHeads;
-    const std::vector<double> scores = t.Scores(n, h, row % t.kQLen);
+    const std::vector<double> scores = t.Scores(n, h, row % t.kQLen, fill.value_or(-kInf));
     double sum = std::exp(t.sinks[h]);
     for (double s : scores) sum += std::exp(s);
     all_stats.push_back(std::log(sum));
@@ -178,6 +179,12 @@ TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
   }
   EXPECT_THAT(result->at(o.id), Pointwise(DoubleNear(1e-6), outputs));
   EXPECT_THAT(result->at(stats->id), Pointwise(DoubleNear(1e-6), all_stats));
+}
+
+TEST(OracleTest, FirstClassAttentionIsItsDefinition) {
+  for (const std::optional<float> fill : {std::optional<float>(), std::optional(-0.5f)}) {
+    ExpectFirstClassIsItsDefinition(fill);
+  }
 }
 
 TEST(OracleTest, FirstClassAttentionWithNothingToSeeGivesZeros) {
