@@ -79,6 +79,32 @@ def test_biases_and_masks_after_one_another(dtype):
     assert not report.fused and "fills with -3.0, to which a bias is added" in report.text
 
 
+def test_products_that_are_added():
+    q, k, v = (cache() for _ in range(3))
+    low = torch.zeros(TOKENS, TOKENS).masked_fill(torch.rand(TOKENS, TOKENS) > 0.8, torch.finfo(torch.float32).min)
+
+    def function(bias, scores=lambda s: s, **numbers):
+        def attend(q, k, v):
+            product = bias.baddbmm(q.flatten(0, 1), k.flatten(0, 1).mT, **numbers)
+            return torch.softmax(scores(product.view(BATCH, HEADS, TOKENS, TOKENS)), -1) @ v
+
+        return attend
+
+    flat, full = torch.randn(BATCH * HEADS, 1, TOKENS), torch.randn(BATCH * HEADS, TOKENS, TOKENS)
+    for attend in (function(flat), function(full, lambda s: s + low, beta=0.5, alpha=0.3),
+                   function(flat, lambda s: s.masked_fill(low < 0, -7.0), beta=0, alpha=2)):
+        report = run(attend, q, k, v)
+        assert report.fused, report
+    for attend in (function(flat[0]), function(flat[:1]), function(flat, lambda s: s * 2),
+                   function(flat, lambda s: torch.tanh(s / 3) * 3)):
+        report = run(attend, q, k, v)
+        assert not report.fused and "which is no bias of its scores" in report.text, report
+
+
+def lowered(scores):
+    return scores - scores.max(-1, keepdim=True).values
+
+
 def with_sinks(scores, sinks, v, cut=1):
     column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], -1) if sinks.dim() == 1 else sinks
     logits = torch.cat([scores, column], -1)
@@ -96,8 +122,11 @@ def test_sinks(dtype):
     for scores in (lambda s: s * 0.2, lambda s: s + bias, lambda s: s.masked_fill(hidden, -torch.inf)):
         report = run(lambda q, k, v, sinks, scores=scores: with_sinks(scores(q @ k.mT), sinks, v), q, k, v, sinks, bound=bound)
         assert report.fused, report
-    # Nearly so: a logit for each query, sinks before the tokens, one column more or none cut off.
+    # Nearly so: a logit for each query, scores that are less their own maximum, sinks before the tokens, one
+    # column more cut off.
     for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT, q[..., :1] + sinks[:, None, None], v),
+                     lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v),
+                     lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v),
                      lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2),
                      lambda q, k, v, sinks: torch.softmax(torch.cat([sinks.view(1, 3, 1, 1).expand(BATCH, 3, TOKENS, 1),
                                                                      q @ k.mT], -1), -1)[..., 1:] @ v):

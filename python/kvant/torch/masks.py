@@ -34,9 +34,9 @@ def unmasked(masked: Any) -> Masked:
     while isinstance(step := found.scores, fx.Node):
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
-        elif found.bias is None and found.mask is None and (source := _less_maximum(step)):
+        elif (outermost := found.bias is found.mask is found.sinks is None) and (source := _less_maximum(step)):
             found.scores = source
-        elif found.bias is None and found.mask is None and (joined := _joined(step)):
+        elif outermost and (joined := _joined(step)):
             found.scores, column = joined
             found.sinks = _of_heads(column, masked)
             found.why = "" if found.sinks else f"what is behind its scores, {shape(column)}, is no number for each head"
@@ -64,7 +64,25 @@ def unmasked(masked: Any) -> Masked:
         if cap > 0 and math.isclose(cap * inverse, 1, rel_tol=1e-9):
             step, found.soft_cap = quotient, cap
     found.scores, found.scale = _multiplied(step)
+    product = product_of(found.scores)
+    if is_call(product, aten.baddbmm.default):
+        _take_what_a_product_is_added_to(found, product, masked)
     return found
+
+
+def _take_what_a_product_is_added_to(found: Masked, product: fx.Node, before: fx.Node) -> None:
+    """beta * input + alpha * product, of [batch * heads, queries, tokens]; BLOOM's ALiBi is such an input."""
+    sizes, own = shape(found.scores), shape(product.args[0])
+    alike = len(sizes) == 4 and len(own) == 3 and own[0] == sizes[0] * sizes[1]
+    if not alike or (found.scale, found.soft_cap) != (1.0, None):
+        found.why = found.why or f"its product is added to {own}, which is no bias of its scores {sizes}"
+        return
+    bias = add(before, aten.reshape.default, product.args[0], [*sizes[:2], *own[1:]])
+    if (beta := product.kwargs.get("beta", 1)) != 1:
+        bias = add(before, aten.mul.Tensor, bias, beta)
+    found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
+        in_f32(x, before) for x in (bias, found.bias)))
+    found.scale = float(product.kwargs.get("alpha", 1))
 
 
 def _is_last(node: fx.Node, argument: int) -> bool:
@@ -165,7 +183,7 @@ def _rounded(number: Any, node: fx.Node) -> Any:
 
 def product_of(scores: Any) -> fx.Node | None:
     product = skip(scores, *VIEWS, *COPIES, *CASTS)
-    return product if is_call(product, aten.bmm.default) else None
+    return product if is_call(product, aten.bmm.default, aten.baddbmm.default) else None
 
 
 def made_by(scores: Any) -> Any:

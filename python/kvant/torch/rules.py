@@ -377,21 +377,27 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         return "the product with V is not seen as [batch, heads, queries, channels]"
     if masked.why:
         return masked.why
-    q, keys, values = _four(scores.args[0]), _four(scores.args[1]), _four(weighted.args[1])
-    if q is None or keys is None or values is None:
+    q, k, v = _four(scores.args[-2]), _four_transposed(scores.args[-1], outputs[0]), _four(weighted.args[1])
+    if q is None or k is None or v is None:
         return "Q, K or V is not [batch, heads, tokens, channels]"
-    if shape(tokens)[-1] != shape(keys)[3]:
-        return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(keys)[3]} tokens"
+    if shape(tokens)[-1] != shape(k)[2]:
+        return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(k)[2]} tokens"
     batch = shape(q)[:2]
-    if shape(keys)[:2] != batch or shape(values)[:2] != batch or shape(outputs[0])[:3] != shape(q)[:3]:
-        return (f"Q {shape(q)}, K transposed {shape(keys)}, V {shape(values)} and the output {shape(outputs[0])} "
+    if shape(k)[:2] != batch or shape(v)[:2] != batch or shape(outputs[0])[:3] != shape(q)[:3]:
+        return (f"Q {shape(q)}, K {shape(k)}, V {shape(v)} and the output {shape(outputs[0])} "
                 "are not of the same batch and heads")
-    if is_call(keys, aten.transpose.int) and {a % 4 for a in keys.args[1:3]} == {2, 3}:
-        k = keys.args[0]
-    else:
-        k = add(outputs[0], aten.transpose.int, keys, -2, -1)
-    return Attention(outputs[0], q, k, values, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
+    return Attention(outputs[0], q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
                      soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True)
+
+
+def _four_transposed(operand: fx.Node, before: fx.Node) -> fx.Node | None:
+    """[B,H,S,D] of which a bmm's operand [B * H,D,S] is a view."""
+    if is_call(operand, aten.transpose.int) and {axis % 3 for axis in operand.args[1:3]} == {1, 2}:
+        return _four(operand.args[0])
+    transposed = _four(operand)
+    if is_call(transposed, aten.transpose.int) and {axis % 4 for axis in transposed.args[1:3]} == {2, 3}:
+        return transposed.args[0]
+    return None if transposed is None else add(before, aten.transpose.int, transposed, -2, -1)
 
 
 def _four(operand: fx.Node) -> fx.Node | None:
