@@ -160,6 +160,18 @@ def test_masks_times_a_number():
             cache(), cache(), cache(), mask)
 
 
+def test_a_cache_that_was_empty():
+    """Whose strides are others once the empty tensor is gone, also where attention is not fused."""
+    q, k, v = queries(), torch.randn(BATCH, TOKENS, HEADS * 2, SIZE), torch.randn(BATCH, TOKENS, HEADS * 2, SIZE)
+
+    def function(q, k, v):
+        k, v = (torch.cat([torch.tensor([]), x.transpose(1, 2)], -2) for x in (k, v))
+        return torch.softmax((q @ k.mT).exp(), -1) @ v, k
+
+    compiled = torch.compile(function, backend="kvant")
+    torch.testing.assert_close(compiled(0.1 * q, k, v), function(0.1 * q, k, v))
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_few_tokens(tokens):
     q, k, v = queries(), cache()[:, :, :tokens], cache()[:, :, :tokens]

@@ -374,6 +374,11 @@ def _decomposed(gm: fx.GraphModule, fakes: Sequence[Any]) -> fx.GraphModule:
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # What is decomposed may have other strides than it was traced with (cat with an empty tensor, as caches begin
+    # with): what cannot be viewed then is copied.
+    for node in gm.graph.find_nodes(op="call_function", target=nodes.aten.view.default):
+        node.target = nodes.aten.reshape.default
+    gm.recompile()
     table = {**select_decomp_table(), torch.ops.kvant.sdpa.default: _sdpa}
     decomposed = make_fx(gm, decomposition_table=table)(*fakes)
     # What inductor does to a graph before compile_fx_inner: it lowers no random numbers without.
