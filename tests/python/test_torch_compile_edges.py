@@ -70,13 +70,17 @@ def test_biases_and_masks_after_one_another(dtype):
     for scores in (lambda s: s * 0.3 + bias + slopes, lambda s: bias + (slopes + s), lambda s: s + low + low,
                    lambda s: (s + bias).masked_fill(hidden, -3.0), lambda s: s.masked_fill(hidden & ~hidden.all(-1, True),
                                                                                           -torch.inf) + bias,
-                   lambda s: torch.where(hidden, torch.finfo(dtype).min, s + slopes + bias)):
+                   lambda s: torch.where(hidden, torch.finfo(dtype).min, s + slopes + bias),
+                   lambda s: (s + bias) * 0.5 + slopes, lambda s: s.flatten(0, 1).view(s.shape) / 4 + bias,
+                   lambda s: torch.where(hidden, torch.tensor(torch.finfo(dtype).min, dtype=dtype), s / 4) + slopes):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert report.fused, report
-    report = run(lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(hidden, -3.0) + bias, -1) @ v, q, k, v,
-                 bound=2e-5 if dtype == torch.float32 else 3e-2)
-    assert not report.fused and "fills with -3.0, to which a bias is added" in report.text
+    for scores, why in ((lambda s: s.masked_fill(hidden, -3.0) + bias, "to which a bias is added"),
+                        (lambda s: s.masked_fill(hidden, -3.0) * 0.5, "which is multiplied by 0.5")):
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
+                     bound=2e-5 if dtype == torch.float32 else 3e-2)
+        assert not report.fused and f"fills with -3.0, {why}" in report.text
 
 
 def test_products_that_are_added():
@@ -92,11 +96,10 @@ def test_products_that_are_added():
 
     flat, full = torch.randn(BATCH * HEADS, 1, TOKENS), torch.randn(BATCH * HEADS, TOKENS, TOKENS)
     for attend in (function(flat), function(full, lambda s: s + low, beta=0.5, alpha=0.3),
-                   function(flat, lambda s: s.masked_fill(low < 0, -7.0), beta=0, alpha=2)):
+                   function(flat, lambda s: s.masked_fill(low < 0, -7.0), beta=0, alpha=2), function(flat, lambda s: s * 2)):
         report = run(attend, q, k, v)
         assert report.fused, report
-    for attend in (function(flat[0]), function(flat[:1]), function(flat, lambda s: s * 2),
-                   function(flat, lambda s: torch.tanh(s / 3) * 3)):
+    for attend in (function(flat[0]), function(flat[:1]), function(flat, lambda s: torch.tanh(s / 3) * 3)):
         report = run(attend, q, k, v)
         assert not report.fused and "which is no bias of its scores" in report.text, report
 
@@ -138,8 +141,10 @@ def test_sinks(dtype):
 def test_soft_caps(dtype):
     q, k, v = (cache().to(dtype) for _ in range(3))
     mask = torch.zeros(TOKENS, TOKENS, dtype=dtype).masked_fill(torch.rand(TOKENS, TOKENS) > 0.8, torch.finfo(dtype).min)
+    bias = torch.randn(TOKENS, TOKENS, dtype=dtype)
     for capped, fused in ((lambda s: torch.tanh(s / 5) * 5 + mask, True), (lambda s: 3.0 * torch.tanh(s / 8 / 3.0), True),
-                          (lambda s: torch.tanh(s) + mask, True), (lambda s: torch.tanh(s / 5) * 4 + mask, False)):
+                          (lambda s: torch.tanh(s) + mask, True), (lambda s: torch.tanh(s / 5) * 4 + mask, False),
+                          (lambda s: torch.tanh((s + bias) / 5) * 5, False), (lambda s: 5 * torch.tanh(s / 5) * 2, False)):
         report = run(lambda q, k, v, capped=capped: torch.softmax(capped(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert report.fused == fused, report

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .nodes import CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_tensor, shape, skip, value
 
@@ -28,61 +29,104 @@ class Masked:
 
 
 def unmasked(masked: Any) -> Masked:
-    """What a softmax is of."""
+    """What a softmax is of, read from the last step to the first."""
     found = Masked(masked)
     later: list[fx.Node] = []  # what scores are rounded to by, the last first
     while isinstance(step := found.scores, fx.Node):
+        first = found.scale == 1 and found.bias is found.mask is found.sinks is found.soft_cap is None
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
-        elif (outermost := found.bias is found.mask is found.sinks is None) and (source := _less_maximum(step)):
+        elif (source := _viewed_back(step)) is not None:
             found.scores = source
-        elif outermost and (joined := _joined(step)):
+        elif first and (source := _less_maximum(step)) is not None:
+            found.scores = source
+        elif first and (joined := _joined(step)):
             found.scores, column = joined
             found.sinks = _of_heads(column, masked)
             found.why = "" if found.sinks else f"what is behind its scores, {shape(column)}, is no number for each head"
-        elif is_call(step, aten.add.Tensor) and step.kwargs.get("alpha", 1) == 1 and isinstance(step.args[1], fx.Node):
-            turned = made_by(step.args[0]) is None and made_by(step.args[1]) is not None
-            found.scores, bias = step.args[::-1] if turned else step.args
+        elif found.soft_cap is None and (added := _added(step)):
+            found.scores, bias = added
             found.why = found.why or _why_not_added(bias, len(shape(step)))
-            if not found.why:
-                found.bias = bias if found.bias is None else add(masked, aten.add.Tensor, *(
-                    in_f32(x, masked) for x in (bias, found.bias)))
-        elif found.mask is None and (filled := _filled(step)):
+            _add(found, bias, masked)
+        elif found.soft_cap is None and found.mask is None and (filled := _filled(step)):
             found.scores, condition, hides, fill = filled
             for result in (step, *reversed(later)):
                 fill = _rounded(fill, result)
-            found.why = found.why or _why_not_filled(condition, len(shape(step)), fill, found.bias is not None)
-            if not found.why:
-                found.mask = add(masked, aten.logical_not.default, condition) if hides else condition
-                found.fill = float(fill)
+            found.why = found.why or _why_not_filled(found, condition, len(shape(step)), fill)
+            _fill(found, condition, hides, fill, masked)
+        elif found.scale == 1 and found.soft_cap is None and (capped := _capped(step)):
+            found.scores, found.soft_cap = capped
+        elif is_call(step, aten.mul.Tensor, aten.div.Tensor) and isinstance(step.args[1], (int, float)):
+            found.scores, number = _multiplied(step)
+            found.scale *= number
         else:
             break
         later.append(step)
-    capped, cap = _multiplied(step)
-    if is_call(capped, aten.tanh.default):
-        quotient, inverse = _multiplied(capped.args[0])
-        if cap > 0 and math.isclose(cap * inverse, 1, rel_tol=1e-9):
-            step, found.soft_cap = quotient, cap
-    found.scores, found.scale = _multiplied(step)
     product = product_of(found.scores)
     if is_call(product, aten.baddbmm.default):
         _take_what_a_product_is_added_to(found, product, masked)
     return found
 
 
+def _add(found: Masked, bias: fx.Node, before: fx.Node) -> None:
+    """To scores that are multiplied by the scale later."""
+    if found.why:
+        return
+    if found.scale != 1:
+        bias = add(before, aten.mul.Tensor, in_f32(bias, before), found.scale)
+    found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
+        in_f32(x, before) for x in (bias, found.bias)))
+
+
+def _fill(found: Masked, condition: fx.Node, hides: bool, fill: float, before: fx.Node) -> None:
+    if found.why:
+        return
+    if found.bias is not None and fill != -math.inf:
+        zero, low = (add(before, aten.scalar_tensor.default, x, dtype=torch.float32) for x in (0.0, fill))
+        _add(found, add(before, aten.where.self, condition, *((low, zero) if hides else (zero, low))), before)
+    else:
+        found.mask = add(before, aten.logical_not.default, condition) if hides else condition
+        found.fill = float(fill)
+
+
 def _take_what_a_product_is_added_to(found: Masked, product: fx.Node, before: fx.Node) -> None:
     """beta * input + alpha * product, of [batch * heads, queries, tokens]; BLOOM's ALiBi is such an input."""
     sizes, own = shape(found.scores), shape(product.args[0])
-    alike = len(sizes) == 4 and len(own) == 3 and own[0] == sizes[0] * sizes[1]
-    if not alike or (found.scale, found.soft_cap) != (1.0, None):
+    if found.soft_cap is not None or len(sizes) != 4 or len(own) != 3 or own[0] != sizes[0] * sizes[1]:
         found.why = found.why or f"its product is added to {own}, which is no bias of its scores {sizes}"
         return
     bias = add(before, aten.reshape.default, product.args[0], [*sizes[:2], *own[1:]])
     if (beta := product.kwargs.get("beta", 1)) != 1:
         bias = add(before, aten.mul.Tensor, bias, beta)
-    found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
-        in_f32(x, before) for x in (bias, found.bias)))
-    found.scale = float(product.kwargs.get("alpha", 1))
+    _add(found, bias, before)
+    found.scale *= float(product.kwargs.get("alpha", 1))
+
+
+def _viewed_back(step: fx.Node) -> fx.Node | None:
+    """Behind views that end in the shape that they begin with."""
+    source: Any = step
+    while is_call(source, *VIEWS):
+        source = source.args[0]
+        if shape(source) == shape(step):
+            return source
+    return None
+
+
+def _added(step: fx.Node) -> tuple[Any, Any] | None:
+    """Scores, and what is added to them."""
+    if not is_call(step, aten.add.Tensor) or step.kwargs.get("alpha", 1) != 1 or not isinstance(step.args[1], fx.Node):
+        return None
+    a, b = step.args
+    return (b, a) if made_by(a) is None and made_by(b) is not None else (a, b)
+
+
+def _capped(step: fx.Node) -> tuple[fx.Node, float] | None:
+    """Scores, and a number that is above them, as cap * tanh(scores / cap)."""
+    tanh, cap = _multiplied(step)
+    if not is_call(tanh, aten.tanh.default):
+        return None
+    scores, inverse = _multiplied(tanh.args[0])
+    return (scores, cap) if cap > 0 and math.isclose(cap * inverse, 1, rel_tol=1e-9) else None
 
 
 def _is_last(node: fx.Node, argument: int) -> bool:
@@ -127,12 +171,14 @@ def without_last(probabilities: fx.Node) -> fx.Node | None:
 
 
 def _multiplied(step: Any) -> tuple[Any, float]:
-    """What a number is multiplied by, and the number."""
+    """What is multiplied by a number, and the number."""
     step = skip(step, *CASTS, *COPIES)
     if not is_call(step, aten.mul.Tensor, aten.div.Tensor) or not isinstance(step.args[1], (int, float)):
         return step, 1.0
     factor, number = step.args
-    return factor, float(number) if step.target is aten.mul.Tensor else 1 / number if number else math.inf
+    if step.target is aten.mul.Tensor:
+        return skip(factor, *CASTS, *COPIES), float(number)
+    return skip(factor, *CASTS, *COPIES), 1 / number if number else math.inf
 
 
 def _why_not_added(bias: fx.Node, rank: int) -> str:
@@ -144,11 +190,17 @@ def _why_not_added(bias: fx.Node, rank: int) -> str:
     return _why_not_of_heads(bias, rank)
 
 
-def _why_not_filled(condition: fx.Node, rank: int, fill: Any, adds: bool) -> str:
-    """Where the condition says so; adds: whether something is added to what is filled."""
+# A number of f32 at or below this one does not change when a score of less than 2^102 is added to it.
+_LOSES_SCORES = -(2.0**127)
+
+
+def _why_not_filled(found: Masked, condition: fx.Node, rank: int, fill: Any) -> str:
+    """Where the condition says so, before what was found."""
     if not isinstance(fill, (int, float)) or not fill < math.inf:
         return f"its mask fills with {fill}"
-    if adds and fill != -math.inf:
+    if fill != -math.inf and found.scale != 1:
+        return f"its mask fills with {fill}, which is multiplied by {found.scale}"
+    if fill > _LOSES_SCORES and found.bias is not None:
         return f"its mask fills with {fill}, to which a bias is added"
     return _why_not_of_heads(condition, rank)
 
@@ -167,10 +219,24 @@ def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
     if is_call(scores, aten.where.self):
         condition, *sides = scores.args
         for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
-            if is_call(fill, aten.scalar_tensor.default):
-                return rest, condition, hides, _rounded(fill.args[0], fill)
-            if is_call(fill, aten.full.default):
-                return rest, condition, hides, _rounded(fill.args[1], fill)
+            number = _number(fill)
+            if number is not None:
+                return rest, condition, hides, _rounded(number, fill)
+    return None
+
+
+def _number(node: Any) -> Any:
+    """Of a tensor that holds one, as is known before it runs."""
+    node = skip(node, *CASTS, *COPIES, aten.lift_fresh_copy.default, aten.expand.default)
+    if is_call(node, aten.scalar_tensor.default):
+        return node.args[0]
+    if is_call(node, aten.full.default):
+        return node.args[1]
+    if isinstance(node, fx.Node) and node.op == "get_attr":
+        constant = getattr(node.graph.owning_module, str(node.target), None)
+        if isinstance(constant, torch.Tensor) and constant.numel() == 1:
+            with unset_fake_temporarily():
+                return constant.item()
     return None
 
 
