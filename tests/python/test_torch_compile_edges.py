@@ -83,6 +83,16 @@ def test_biases_and_masks_after_one_another(dtype):
         assert not report.fused and f"fills with -3.0, {why}" in report.text
 
 
+def test_scores_in_another_type_than_the_result():
+    """As GPT-J has them, whose next layer takes no other type."""
+    q, k, v = (cache().bfloat16() for _ in range(3))
+    layer = torch.nn.Linear(SIZE, SIZE, dtype=torch.bfloat16)
+    for function in (lambda q, k, v: torch.softmax(q.float() @ k.float().mT, -1).bfloat16() @ v,
+                     lambda q, k, v: torch.softmax(q @ k.mT, -1).float() @ v.float()):
+        assert run(function, q, k, v, bound=2e-2).fused
+    run(lambda q, k, v: layer(torch.softmax(q.float() @ k.float().mT, -1).bfloat16() @ v), q, k, v, bound=2e-2)
+
+
 def test_products_that_are_added():
     q, k, v = (cache() for _ in range(3))
     low = torch.zeros(TOKENS, TOKENS).masked_fill(torch.rand(TOKENS, TOKENS) > 0.8, torch.finfo(torch.float32).min)

@@ -328,6 +328,8 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
             notes.append(str(why))
             continue
         call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
+        if (wanted := nodes.value(before).dtype) != nodes.value(call).dtype:  # of queries that were converted
+            call = nodes.add(before, torch.ops.prims.convert_element_type.default, call, wanted)
         call.meta = {**before.meta, "val": call.meta["val"]}
         before.replace_all_uses_with(call)
         read = [f"{name} is {codes}" for name, codes in zip("KV", form) if codes is not None]
