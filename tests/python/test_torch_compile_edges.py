@@ -77,10 +77,58 @@ def test_biases_and_masks_after_one_another(dtype):
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert report.fused, report
     for scores, why in ((lambda s: s.masked_fill(hidden, -3.0) + bias, "to which a bias is added"),
-                        (lambda s: s.masked_fill(hidden, -3.0) * 0.5, "which is multiplied by 0.5")):
+                        (lambda s: s.masked_fill(hidden, -3.0) * 0.5, "which is multiplied")):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert not report.fused and f"fills with -3.0, {why}" in report.text
+
+
+def test_scales_that_are_tensors():
+    """Alike for a head: SwinV2's, CodeGen's, and what dynamic=True makes of a module's float."""
+    q, k, v = queries(TOKENS)[:, :HEADS].contiguous(), cache(), cache()
+    one, of_heads, of_rows = torch.tensor(0.3), torch.rand(HEADS, 1, 1) + 0.5, torch.rand(TOKENS, 1) + 0.5
+    hidden, bias = torch.rand(TOKENS, TOKENS) > 0.6, torch.randn(BATCH, 1, 1, TOKENS)
+    for scores in (lambda s: s * one, lambda s: one * s / of_heads + bias, lambda s: (s * 0.5 + bias) * of_heads,
+                   lambda s: (s * of_heads).masked_fill(hidden, -2.0), lambda s: torch.tanh(s * of_heads / 3) * 3 + bias):
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v)
+        assert report.fused, report
+    for scores in (lambda s: s * of_rows, lambda s: s * torch.rand_like(bias), lambda s: s.masked_fill(hidden, -2.0) * one,
+                   lambda s: torch.tanh(s / 3) * 3 * one):
+        torch._dynamo.reset()
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT) + 0 * bias, -1) @ v, q, k, v) if (
+            scores.__code__.co_names != ("torch", "rand_like")) else None
+        assert report is None or not report.fused, report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_is_not_by_heads(dtype):
+    """[batch, tokens, channels], and heads beside the batch, as SAM's image encoder has them."""
+    q, k, v = (torch.randn(6, tokens, SIZE, dtype=dtype) for tokens in (7, TOKENS, TOKENS))
+    bias, low = torch.randn(6, 7, TOKENS, dtype=dtype), torch.randn(7, TOKENS, dtype=dtype)
+    hidden = torch.rand(6, 1, TOKENS) > 0.6
+    bound = 2e-5 if dtype == torch.float32 else 3e-2
+    for scores in (lambda s: s / 8, lambda s: s + bias + low, lambda s: s.masked_fill(hidden, -1e9) * 1.0,
+                   lambda s: s * 0.1 + bias[:1], lambda s: (s.view(2, 3, 7, TOKENS) * 0.5).view(6, 7, TOKENS)):
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v, bound=bound)
+        assert report.fused, report
+    codes, scales = torch.randint(-127, 128, (6, TOKENS, SIZE), dtype=torch.int8), torch.rand(6, TOKENS, 2) * 0.02
+    report = run(lambda q, codes, scales, v: torch.softmax(
+        q.float() @ (codes.float().unflatten(-1, (2, -1)) * scales[..., None]).flatten(-2).mT, -1) @ v.float(), q, codes, scales, v,
+                 bound=2e-2)
+    assert report.fused and "K is s8 with scales" in report.text, report
+    # As fairseq has it: heads are seen where the mask is added, and in the end.
+    mask, key_bias = torch.randn(2, 1, 7, TOKENS, dtype=dtype), torch.randn(6, 1, TOKENS, dtype=dtype)
+    heads = [x.view(2, 3, *x.shape[1:]) for x in (q, k, v)]
+
+    def attend(q, k, v):
+        q, k, v = (x.reshape(6, *x.shape[-2:]) for x in (q, k, v))
+        scores = ((q @ k.mT) + key_bias).view(2, 3, 7, TOKENS) + mask
+        return (torch.softmax(scores.flatten(0, 1), -1) @ v).view(2, 3, 7, SIZE)
+
+    assert run(attend, *heads, bound=bound).fused
+    report = run(lambda q, k, v: torch.softmax((torch.bmm(q, k.mT).view(2, 3, 7, TOKENS) + mask).flatten(0, 1), -1) @ v,
+                 q, k, v, bound=bound)
+    assert not report.fused and "as a mask is of scores of 4 dims" in report.text, report
 
 
 def test_scores_in_another_type_than_the_result():
@@ -106,12 +154,12 @@ def test_products_that_are_added():
 
     flat, full = torch.randn(BATCH * HEADS, 1, TOKENS), torch.randn(BATCH * HEADS, TOKENS, TOKENS)
     for attend in (function(flat), function(full, lambda s: s + low, beta=0.5, alpha=0.3),
-                   function(flat, lambda s: s.masked_fill(low < 0, -7.0), beta=0, alpha=2), function(flat, lambda s: s * 2)):
+                   function(flat, lambda s: s.masked_fill(low < 0, -7.0), beta=0, alpha=2), function(flat, lambda s: s * 2),
+                   function(flat[0]), function(flat[:1])):
         report = run(attend, q, k, v)
         assert report.fused, report
-    for attend in (function(flat[0]), function(flat[:1]), function(flat, lambda s: torch.tanh(s / 3) * 3)):
-        report = run(attend, q, k, v)
-        assert not report.fused and "which is no bias of its scores" in report.text, report
+    report = run(function(flat, lambda s: torch.tanh(s / 3) * 3), q, k, v)
+    assert not report.fused and "is added to a bias before it is capped" in report.text, report
 
 
 def lowered(scores):

@@ -328,6 +328,8 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
             notes.append(str(why))
             continue
         call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
+        if found.flat:
+            call = nodes.add(before, nodes.aten.squeeze.dim, call, 0)
         if (wanted := nodes.value(before).dtype) != nodes.value(call).dtype:  # of queries that were converted
             call = nodes.add(before, torch.ops.prims.convert_element_type.default, call, wanted)
         call.meta = {**before.meta, "val": call.meta["val"]}

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .nodes import CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_tensor, shape, skip, value
+from .nodes import CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, shape, skip, value
 
 
 @dataclasses.dataclass
@@ -20,12 +20,19 @@ class Masked:
 
     scores: Any
     scale: float = 1.0
+    factor: fx.Node | None = None  # beside the scale, one for each head or for all
     soft_cap: float | None = None
     bias: fx.Node | None = None
     mask: fx.Node | None = None
     fill: float = -math.inf
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
+    heads: list[Any] | None = None  # [batch, heads], where scores are seen as of them
+    ranks: set[int] = dataclasses.field(default_factory=set)  # of scores whose masks are not alike for all of these
     why: str = ""
+
+    @property
+    def unscaled(self) -> bool:
+        return self.scale == 1 and self.factor is None
 
 
 def unmasked(masked: Any) -> Masked:
@@ -33,10 +40,12 @@ def unmasked(masked: Any) -> Masked:
     found = Masked(masked)
     later: list[fx.Node] = []  # what scores are rounded to by, the last first
     while isinstance(step := found.scores, fx.Node):
-        first = found.scale == 1 and found.bias is found.mask is found.sinks is found.soft_cap is None
+        if len(shape(step)) == 4:
+            found.heads = shape(step)[:2]
+        first = found.unscaled and found.bias is found.mask is found.sinks is found.soft_cap is None
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
-        elif (source := _viewed_back(step)) is not None:
+        elif (source := _viewed(step)) is not None:
             found.scores = source
         elif first and (source := _less_maximum(step)) is not None:
             found.scores = source
@@ -46,34 +55,53 @@ def unmasked(masked: Any) -> Masked:
             found.why = "" if found.sinks else f"what is behind its scores, {shape(column)}, is no number for each head"
         elif found.soft_cap is None and (added := _added(step)):
             found.scores, bias = added
-            found.why = found.why or _why_not_added(bias, len(shape(step)))
-            _add(found, bias, masked)
+            found.why = found.why or _why_not_added(bias)
+            _add(found, _by_heads(found, bias, step, masked), masked)
         elif found.soft_cap is None and found.mask is None and (filled := _filled(step)):
             found.scores, condition, hides, fill = filled
             for result in (step, *reversed(later)):
                 fill = _rounded(fill, result)
-            found.why = found.why or _why_not_filled(found, condition, len(shape(step)), fill)
-            _fill(found, condition, hides, fill, masked)
-        elif found.scale == 1 and found.soft_cap is None and (capped := _capped(step)):
+            found.why = found.why or _why_not_filled(found, fill)
+            _fill(found, _by_heads(found, condition, step, masked), hides, fill, masked)
+        elif found.unscaled and found.soft_cap is None and (capped := _capped(step)):
             found.scores, found.soft_cap = capped
         elif is_call(step, aten.mul.Tensor, aten.div.Tensor) and isinstance(step.args[1], (int, float)):
             found.scores, number = _multiplied(step)
             found.scale *= number
+        elif multiplied := _multiplied_by_tensor(step):
+            found.scores, factor = multiplied
+            factor = _by_heads(found, factor, step, masked)
+            factor = in_f32(factor if step.target is aten.mul.Tensor else add(masked, aten.reciprocal.default, factor), masked)
+            found.factor = factor if found.factor is None else add(masked, aten.mul.Tensor, found.factor, factor)
         else:
             break
         later.append(step)
     product = product_of(found.scores)
     if is_call(product, aten.baddbmm.default):
-        _take_what_a_product_is_added_to(found, product, masked)
+        _add_product(found, product, masked)
+    if len(found.ranks) > 1:
+        found.why = found.why or f"its masks are those of scores of {sorted(found.ranks)} dims"
     return found
+
+
+def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any:
+    """What is broadcast to scores, [batch * heads, ..] seen as [batch, heads, ..] if the scores are later."""
+    if not is_tensor(mask) or all(size == 1 for size in shape(mask)[:-2]):
+        return mask
+    rank = len(shape(scores))
+    if rank == 3 and found.heads is not None:
+        mask, rank = add(before, aten.reshape.default, mask, [*found.heads, *shape(mask)[1:]]), 4
+    found.ranks.add(rank)
+    return mask
 
 
 def _add(found: Masked, bias: fx.Node, before: fx.Node) -> None:
     """To scores that are multiplied by the scale later."""
     if found.why:
         return
-    if found.scale != 1:
-        bias = add(before, aten.mul.Tensor, in_f32(bias, before), found.scale)
+    for factor in (found.scale, found.factor):
+        if factor not in (None, 1):
+            bias = add(before, aten.mul.Tensor, in_f32(bias, before), factor)
     found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
         in_f32(x, before) for x in (bias, found.bias)))
 
@@ -89,25 +117,23 @@ def _fill(found: Masked, condition: fx.Node, hides: bool, fill: float, before: f
         found.fill = float(fill)
 
 
-def _take_what_a_product_is_added_to(found: Masked, product: fx.Node, before: fx.Node) -> None:
-    """beta * input + alpha * product, of [batch * heads, queries, tokens]; BLOOM's ALiBi is such an input."""
-    sizes, own = shape(found.scores), shape(product.args[0])
-    if found.soft_cap is not None or len(sizes) != 4 or len(own) != 3 or own[0] != sizes[0] * sizes[1]:
-        found.why = found.why or f"its product is added to {own}, which is no bias of its scores {sizes}"
+def _add_product(found: Masked, product: fx.Node, before: fx.Node) -> None:
+    """beta * input + alpha * product; BLOOM's ALiBi is such an input."""
+    bias, (beta, alpha) = product.args[0], (product.kwargs.get(name, 1) for name in ("beta", "alpha"))
+    if found.soft_cap is not None:
+        found.why = found.why or "its product is added to a bias before it is capped"
         return
-    bias = add(before, aten.reshape.default, product.args[0], [*sizes[:2], *own[1:]])
-    if (beta := product.kwargs.get("beta", 1)) != 1:
-        bias = add(before, aten.mul.Tensor, bias, beta)
-    _add(found, bias, before)
-    found.scale *= float(product.kwargs.get("alpha", 1))
+    bias = _by_heads(found, bias, product, before)
+    _add(found, bias if beta == 1 else add(before, aten.mul.Tensor, bias, beta), before)
+    found.scale *= float(alpha)
 
 
-def _viewed_back(step: fx.Node) -> fx.Node | None:
-    """Behind views that end in the shape that they begin with."""
+def _viewed(step: fx.Node) -> fx.Node | None:
+    """Behind views, where queries and tokens are the last dims again."""
     source: Any = step
     while is_call(source, *VIEWS):
         source = source.args[0]
-        if shape(source) == shape(step):
+        if shape(source)[-2:] == shape(step)[-2:] and len(shape(source)) > 2:
             return source
     return None
 
@@ -181,34 +207,38 @@ def _multiplied(step: Any) -> tuple[Any, float]:
     return skip(factor, *CASTS, *COPIES), 1 / number if number else math.inf
 
 
-def _why_not_added(bias: fx.Node, rank: int) -> str:
-    """To scores of that rank."""
+def _multiplied_by_tensor(step: fx.Node) -> tuple[Any, fx.Node] | None:
+    """Scores, and what they are multiplied or divided by, alike for all queries and tokens of a head."""
+    if not is_call(step, aten.mul.Tensor, aten.div.Tensor) or not all(map(is_tensor, step.args)):
+        return None
+    scores, factor = step.args
+    if step.target is aten.mul.Tensor and made_by(scores) is None:
+        scores, factor = factor, scores
+    alike = is_float(factor) and all(size == 1 for size in shape(factor)[-2:]) and made_by(scores) is not None
+    return (scores, factor) if alike and shape(scores) == shape(step) else None
+
+
+def _why_not_added(bias: fx.Node) -> str:
     if not is_tensor(bias):
         return "what is added to its scores is a number"
     if value(bias).dtype == torch.bool:
         return "its mask is boolean and added, as ones, which hides nothing"
-    return _why_not_of_heads(bias, rank)
+    return ""
 
 
 # A number of f32 at or below this one does not change when a score of less than 2^102 is added to it.
 _LOSES_SCORES = -(2.0**127)
 
 
-def _why_not_filled(found: Masked, condition: fx.Node, rank: int, fill: Any) -> str:
-    """Where the condition says so, before what was found."""
+def _why_not_filled(found: Masked, fill: Any) -> str:
+    """Before what was found."""
     if not isinstance(fill, (int, float)) or not fill < math.inf:
         return f"its mask fills with {fill}"
-    if fill != -math.inf and found.scale != 1:
-        return f"its mask fills with {fill}, which is multiplied by {found.scale}"
+    if fill != -math.inf and not found.unscaled:
+        return f"its mask fills with {fill}, which is multiplied"
     if fill > _LOSES_SCORES and found.bias is not None:
         return f"its mask fills with {fill}, to which a bias is added"
-    return _why_not_of_heads(condition, rank)
-
-
-def _why_not_of_heads(mask: fx.Node, rank: int) -> str:
-    if rank == 4 or len(shape(mask)) <= 2:
-        return ""
-    return f"its mask {shape(mask)} is that of scores of {rank} dims"
+    return ""
 
 
 def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
@@ -255,7 +285,7 @@ def product_of(scores: Any) -> fx.Node | None:
 def made_by(scores: Any) -> Any:
     """What a product becomes scores by, that is not known; None if there is no product."""
     open_nodes, seen = [scores], set[fx.Node]()
-    while open_nodes and len(seen) < 24:
+    while open_nodes and len(seen) < 64:
         node = open_nodes.pop(0)
         if not isinstance(node, fx.Node) or node in seen or node.op != "call_function":
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -332,6 +333,8 @@ class Attention:
     right_window: int = -1
     tokens_first: bool = False
     nan_rows: bool = False
+    flat: bool = False
+    """The output is [heads, queries, channels], of a batch of one."""
 
 
 def stated_attention(node: fx.Node) -> Attention:
@@ -351,11 +354,6 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     product = product_of(scores)
     if product is None:
         last = made_by(scores)
-        step = skip(scores, *VIEWS, *COPIES, *CASTS)
-        if is_call(step, aten.mul.Tensor, aten.div.Tensor) and product_of(step.args[0]) and (
-                is_tensor(step.args[1]) and not shape(step.args[1])):
-            return ("its scale is a tensor, as dynamic=True makes of a module's float, which "
-                    "scaled_dot_product_attention takes as a number")
         return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
     scores = product
     tokens = softmax if masked.sinks is None else without_last(softmax)
@@ -372,37 +370,52 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
             return f"its probabilities go into {weighted.target}"
     if weighted.args[0] is not probabilities or weighted.args[1] is probabilities:
         return "its probabilities are not the left side of a product"
-    outputs = list(weighted.users)
-    if len(outputs) != 1 or not is_call(outputs[0], *VIEWS) or len(shape(outputs[0])) != 4:
-        return "the product with V is not seen as [batch, heads, queries, channels]"
     if masked.why:
         return masked.why
-    q, k, v = _four(scores.args[-2]), _four_transposed(scores.args[-1], outputs[0]), _four(weighted.args[1])
-    if q is None or k is None or v is None:
-        return "Q, K or V is not [batch, heads, tokens, channels]"
-    if shape(tokens)[-1] != shape(k)[2]:
-        return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(k)[2]} tokens"
-    batch = shape(q)[:2]
-    if shape(k)[:2] != batch or shape(v)[:2] != batch or shape(outputs[0])[:3] != shape(q)[:3]:
-        return (f"Q {shape(q)}, K {shape(k)}, V {shape(v)} and the output {shape(outputs[0])} "
-                "are not of the same batch and heads")
-    return Attention(outputs[0], q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
-                     soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True)
+    operands = (scores.args[-2], scores.args[-1], weighted.args[1])
+    if shape(tokens)[-1] != shape(operands[1])[2]:
+        return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
+    output, flat = _seen_by_heads(weighted, operands), False
+    if output is not None and masked.ranks <= {4}:
+        q, k, v = (_four(operands[0]), _transposed(_four(operands[1]), output), _four(operands[2]))
+    elif masked.ranks <= {3}:
+        output, flat = weighted, True
+        q, k, v = (add(output, aten.unsqueeze.default, x, 0)
+                   for x in (operands[0], _transposed(operands[1], output), operands[2]))
+    else:
+        return ("Q, K, V or the product with V is not seen as [batch, heads, tokens, channels], "
+                f"as a mask is of scores of {max(masked.ranks)} dims")
+    if masked.factor is not None:
+        q = add(output, aten.mul.Tensor, in_f32(q, output), masked.factor)
+    return Attention(output, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
+                     soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True, flat=flat)
 
 
-def _four_transposed(operand: fx.Node, before: fx.Node) -> fx.Node | None:
-    """[B,H,S,D] of which a bmm's operand [B * H,D,S] is a view."""
-    if is_call(operand, aten.transpose.int) and {axis % 3 for axis in operand.args[1:3]} == {1, 2}:
-        return _four(operand.args[0])
-    transposed = _four(operand)
-    if is_call(transposed, aten.transpose.int) and {axis % 4 for axis in transposed.args[1:3]} == {2, 3}:
-        return transposed.args[0]
-    return None if transposed is None else add(before, aten.transpose.int, transposed, -2, -1)
+def _seen_by_heads(weighted: fx.Node, operands: Sequence[fx.Node]) -> fx.Node | None:
+    """The product with V as [batch, heads, queries, channels], if Q, K and V are of that batch and those heads."""
+    sources = [_four(operand) for operand in operands]
+    node = weighted
+    while node is weighted or shape(node) == shape(weighted):
+        if len(node.users) != 1 or not is_call(user := next(iter(node.users)), *VIEWS):
+            return None
+        node = user
+    alike = all(source is not None and shape(source)[:2] == shape(node)[:2] for source in sources)
+    return node if alike and len(shape(node)) == 4 and shape(node)[2] == shape(weighted)[1] else None
+
+
+def _transposed(operand: fx.Node, before: fx.Node) -> fx.Node:
+    operand, rank = skip_same(operand), len(shape(operand))
+    if is_call(operand, aten.transpose.int) and {axis % rank for axis in operand.args[1:3]} == {rank - 2, rank - 1}:
+        return operand.args[0]
+    return add(before, aten.transpose.int, operand, -2, -1)
 
 
 def _four(operand: fx.Node) -> fx.Node | None:
-    """[B,H,S,D] of which a bmm's operand [B * H,S,D] is a view."""
-    node = operand
+    """[B,H,S,D] of which a bmm's operand [B * H,S,D] is a view, or transposes one."""
+    node = skip_same(operand)
+    if is_call(node, aten.transpose.int) and {axis % 3 for axis in node.args[1:3]} == {1, 2}:
+        inner = _four(node.args[0])
+        return None if inner is None else add(operand, aten.transpose.int, inner, -2, -1)
     while is_call(node, *VIEWS, *COPIES, aten.expand.default) and (
             len(shape(node)) != 4 or shape(node) == shape(node.args[0])):
         node = node.args[0]
