@@ -3,6 +3,8 @@
 import pytest
 
 torch = pytest.importorskip("torch")
+
+import kvant.torch  # noqa: E402
 from compiled_torch import BATCH, HEADS, SIZE, TOKENS, cache, fresh, queries, run, sdpa  # noqa: E402, F401
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # noqa: E402
 
@@ -81,6 +83,25 @@ def test_biases_and_masks_after_one_another(dtype):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert not report.fused and f"fills with -3.0, {why}" in report.text
+
+
+def test_modules_of_torch():
+    """Which call scaled_dot_product_attention where Dynamo does not see it."""
+    attend = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    decoder = torch.nn.TransformerDecoderLayer(64, 4, 32, batch_first=True).eval()
+    x, memory, padded = torch.randn(2, 9, 64), torch.randn(2, 5, 64), torch.zeros(2, 9, dtype=torch.bool)
+    padded[1, 6:] = True
+    causal = torch.triu(torch.full((9, 9), -torch.inf), 1)
+    for function, attentions in (
+            (lambda x: attend(x, x, x, key_padding_mask=padded, need_weights=False)[0], 1),
+            (lambda x: attend(x, x, x, attn_mask=causal, is_causal=True, need_weights=False)[0], 1),
+            (lambda x: attend(x, x, x, key_padding_mask=padded)[0], 1),
+            (lambda x: decoder(x, memory, tgt_mask=causal, tgt_key_padding_mask=padded), 2)):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, function=function: function(x), backend="kvant")
+        torch.testing.assert_close(compiled(x), function(x))
+        reports = kvant.torch.reports_of(compiled)[-attentions:]
+        assert len(reports) == attentions and all(report.fused for report in reports), reports
 
 
 def test_scales_that_are_tensors():

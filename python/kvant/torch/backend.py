@@ -290,6 +290,8 @@ def _fuse(gm: fx.GraphModule, reports: list[Report]) -> None:
     for node in list(gm.graph.nodes):
         if nodes.is_call(node, torch.ops.kvant.sdpa.default):
             found: Any = rules.stated_attention(node)
+        elif nodes.is_call(node, nodes.aten._scaled_dot_product_flash_attention_for_cpu.default):
+            found = rules.native_attention(node)
         elif nodes.is_call(node, nodes.aten._softmax.default):
             found = rules.eager_attention(node)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -340,9 +341,26 @@ class Attention:
 def stated_attention(node: fx.Node) -> Attention:
     """Of a kvant::sdpa."""
     q, k, v, mask, slopes, scale, soft_cap, left, right, tokens_first, _ = node.args
-    masks = (None, mask) if is_tensor(mask) and value(mask).dtype == torch.bool else (mask, None)
-    return Attention(node, q, k, v, *masks, slopes, scale=scale, soft_cap=soft_cap, left_window=left, right_window=right,
-                     tokens_first=tokens_first)
+    return Attention(node, q, k, v, *_bias_or_mask(mask), slopes, scale=scale, soft_cap=soft_cap, left_window=left,
+                     right_window=right, tokens_first=tokens_first)
+
+
+def native_attention(node: fx.Node) -> Attention | str:
+    """Of what scaled_dot_product_attention is inside of PyTorch's own modules, as nn.MultiheadAttention."""
+    users = list(node.users)
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in users) or len(users) != 1:
+        return "its log-sum-exp is read"
+    q, k, v, dropout, causal = (*node.args, *(0.0, False)[len(node.args) - 3:])
+    if dropout:
+        return "it has dropout"
+    out = value(users[0])
+    return Attention(users[0], q, k, v, *_bias_or_mask(node.kwargs.get("attn_mask")), scale=node.kwargs.get("scale"),
+                     right_window=0 if causal else -1,
+                     tokens_first=not out.is_contiguous() and out.transpose(1, 2).is_contiguous())
+
+
+def _bias_or_mask(mask: Any) -> tuple[Any, Any]:
+    return (None, mask) if is_tensor(mask) and value(mask).dtype == torch.bool else (mask, None)
 
 
 def eager_attention(softmax: fx.Node) -> Attention | str | None:
