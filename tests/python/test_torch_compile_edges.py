@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import kvant.torch  # noqa: E402
-from compiled_torch import BATCH, HEADS, SIZE, TOKENS, cache, fresh, queries, run, sdpa  # noqa: E402, F401
+from compiled_torch import BATCH, GROUPED, HEADS, SIZE, TOKENS, cache, eight_bits, fresh, queries, run, sdpa  # noqa: E402, F401
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention  # noqa: E402
 
 
@@ -73,7 +73,7 @@ def test_biases_and_masks_after_one_another(dtype):
                    lambda s: (s + bias).masked_fill(hidden, -3.0), lambda s: s.masked_fill(hidden & ~hidden.all(-1, True),
                                                                                           -torch.inf) + bias,
                    lambda s: torch.where(hidden, torch.finfo(dtype).min, s + slopes + bias),
-                   lambda s: (s + bias) * 0.5 + slopes, lambda s: s.flatten(0, 1).view(s.shape) / 4 + bias,
+                   lambda s: (s + bias) * 0.5 + slopes, lambda s: torch.add(s - bias, slopes, alpha=0.5), lambda s: s.flatten(0, 1).view(s.shape) / 4 + bias,
                    lambda s: torch.where(hidden, torch.tensor(torch.finfo(dtype).min, dtype=dtype), s / 4) + slopes):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
@@ -83,6 +83,35 @@ def test_biases_and_masks_after_one_another(dtype):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert not report.fused and f"fills with -3.0, {why}" in report.text
+
+
+def test_einsum():
+    q, k, v = torch.randn(BATCH, HEADS, 7, SIZE), cache(), cache()
+    hidden = torch.rand(BATCH, 1, 1, TOKENS) > 0.6
+
+    def attend(scores, output):
+        return lambda q, k, v: torch.einsum(output, torch.softmax(
+            (torch.einsum(scores, q, k) * 0.2).masked_fill(hidden, -1e9), -1), v)
+
+    assert run(attend("bhid,bhjd->bhij", "bhij,bhjd->bhid"), q, k, v).fused
+    tokens_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    assert run(attend("bihd,bjhd->bhij", "bhij,bjhd->bihd"), *tokens_first).fused
+    for scores, output in (("bid,bjd->bij", "bij,bjd->bid"), ("bid,bdj->bij", "bij,bjd->bid")):
+        flat = [x.flatten(0, 1) for x in (q, k.mT if "bdj" in scores else k, v)]
+        assert run(lambda q, k, v, scores=scores, output=output: torch.einsum(
+            output, torch.softmax(torch.einsum(scores, q, k), -1), v), *flat).fused
+    grouped = torch.randn(BATCH, HEADS, GROUPED, 7, SIZE)
+    assert run(lambda q, k, v: torch.einsum("bgrij,bgjd->bgrid", torch.softmax(
+        torch.einsum("bgrid,bgjd->bgrij", q, k) * 0.2, -1), v), grouped, k, v).fused
+    codes, scales = eight_bits(), torch.rand(BATCH, HEADS, TOKENS, 2) * 0.02
+    report = run(lambda q, c, s, v: attend("bhid,bhjd->bhij", "bhij,bhjd->bhid")(
+        q, (c.float().unflatten(-1, (2, -1)) * s[..., None]).flatten(-2), v), q, codes, scales, v, bound=2e-3)
+    assert report.fused and "K is s8 with scales" in report.text
+    # Not attention: queries and tokens are exchanged in between.
+    for scores, output in (("bhid,bhjd->bhji", "bhij,bhjd->bhid"), ("bhid,bhjd->bhij", "bhij,bhid->bhjd")):
+        square = [cache() for _ in range(3)]
+        run(lambda q, k, v, scores=scores, output=output: torch.einsum(
+            output, torch.softmax(torch.einsum(scores, q, k), -1), v), *square)
 
 
 def test_modules_of_torch():
@@ -204,11 +233,12 @@ def test_sinks(dtype):
     for scores in (lambda s: s * 0.2, lambda s: s + bias, lambda s: s.masked_fill(hidden, -torch.inf)):
         report = run(lambda q, k, v, sinks, scores=scores: with_sinks(scores(q @ k.mT), sinks, v), q, k, v, sinks, bound=bound)
         assert report.fused, report
-    # Nearly so: a logit for each query, scores that are less their own maximum, sinks before the tokens, one
-    # column more cut off.
+    # The sinks are not less that maximum.
+    for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v),
+                     lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v)):
+        run(function, q, k, v, sinks, bound=bound)
+    # Nearly so: a logit for each query, sinks before the tokens, one column more cut off.
     for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT, q[..., :1] + sinks[:, None, None], v),
-                     lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v),
-                     lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v),
                      lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2),
                      lambda q, k, v, sinks: torch.softmax(torch.cat([sinks.view(1, 3, 1, 1).expand(BATCH, 3, TOKENS, 1),
                                                                      q @ k.mT], -1), -1)[..., 1:] @ v):

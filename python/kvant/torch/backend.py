@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from .. import errors
-from . import flex, nodes, ops, rules
+from . import flex, nodes, ops, permutes, rules
 
 _library = torch.library.Library("kvant", "FRAGMENT")
 _library.define("sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? slopes, float? scale, "
@@ -287,6 +287,8 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
 
 
 def _fuse(gm: fx.GraphModule, reports: list[Report]) -> None:
+    if gm.graph.find_nodes(op="call_function", target=nodes.aten._softmax.default):
+        permutes.gather(gm.graph)
     for node in list(gm.graph.nodes):
         if nodes.is_call(node, torch.ops.kvant.sdpa.default):
             found: Any = rules.stated_attention(node)

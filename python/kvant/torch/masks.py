@@ -54,9 +54,9 @@ def unmasked(masked: Any) -> Masked:
             found.sinks = _of_heads(column, masked)
             found.why = "" if found.sinks else f"what is behind its scores, {shape(column)}, is no number for each head"
         elif found.soft_cap is None and (added := _added(step)):
-            found.scores, bias = added
+            found.scores, bias, number = added
             found.why = found.why or _why_not_added(bias)
-            _add(found, _by_heads(found, bias, step, masked), masked)
+            _add(found, _by_heads(found, bias, step, masked), masked, number)
         elif found.soft_cap is None and found.mask is None and (filled := _filled(step)):
             found.scores, condition, hides, fill = filled
             for result in (step, *reversed(later)):
@@ -95,11 +95,11 @@ def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any
     return mask
 
 
-def _add(found: Masked, bias: fx.Node, before: fx.Node) -> None:
-    """To scores that are multiplied by the scale later."""
+def _add(found: Masked, bias: fx.Node, before: fx.Node, number: float = 1) -> None:
+    """A number of times, to scores that are multiplied by the scale later."""
     if found.why:
         return
-    for factor in (found.scale, found.factor):
+    for factor in (number * found.scale, found.factor):
         if factor not in (None, 1):
             bias = add(before, aten.mul.Tensor, in_f32(bias, before), factor)
     found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
@@ -123,8 +123,7 @@ def _add_product(found: Masked, product: fx.Node, before: fx.Node) -> None:
     if found.soft_cap is not None:
         found.why = found.why or "its product is added to a bias before it is capped"
         return
-    bias = _by_heads(found, bias, product, before)
-    _add(found, bias if beta == 1 else add(before, aten.mul.Tensor, bias, beta), before)
+    _add(found, _by_heads(found, bias, product, before), before, beta)
     found.scale *= float(alpha)
 
 
@@ -138,12 +137,14 @@ def _viewed(step: fx.Node) -> fx.Node | None:
     return None
 
 
-def _added(step: fx.Node) -> tuple[Any, Any] | None:
-    """Scores, and what is added to them."""
-    if not is_call(step, aten.add.Tensor) or step.kwargs.get("alpha", 1) != 1 or not isinstance(step.args[1], fx.Node):
+def _added(step: fx.Node) -> tuple[Any, Any, float] | None:
+    """Scores, what is added to them, and how often."""
+    if not is_call(step, aten.add.Tensor, aten.sub.Tensor) or not isinstance(step.args[1], fx.Node):
         return None
-    a, b = step.args
-    return (b, a) if made_by(a) is None and made_by(b) is not None else (a, b)
+    (a, b), alpha = step.args, step.kwargs.get("alpha", 1)
+    if step.target is aten.sub.Tensor:
+        return a, b, -alpha
+    return (b, a, 1) if alpha == 1 and made_by(a) is None and made_by(b) is not None else (a, b, alpha)
 
 
 def _capped(step: fx.Node) -> tuple[fx.Node, float] | None:

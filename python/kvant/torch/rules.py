@@ -19,6 +19,7 @@ from . import packing
 from .masks import made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
                     is_wide, shape, skip, value)
+from .permutes import order_of
 
 # Of codes as they lie in memory.
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
@@ -97,7 +98,7 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
     """What [B,H,S,D] is dequantized from. None if it is no arithmetic on integers at all."""
     source, order = skip_same(node), None
     if is_call(source, aten.transpose.int, aten.permute.default):
-        order = _order(source)
+        order = order_of(source)
         if order[-1] != len(order) - 1:
             return None
         source = skip_same(source.args[0])
@@ -159,16 +160,6 @@ def why_no_codes(node: fx.Node) -> str:
         bytes_are = bytes_are or value(source).dtype in (torch.uint8, torch.int8)
         open_nodes.extend(source.all_input_nodes)
     return "is computed from bytes, but by no chain that is read as codes" if bytes_are else ""
-
-
-def _order(node: fx.Node) -> list[int]:
-    rank = len(shape(node))
-    if node.target is aten.permute.default:
-        return [axis % rank for axis in node.args[1]]
-    order = list(range(rank))
-    a, b = (axis % rank for axis in node.args[1:3])
-    order[a], order[b] = order[b], order[a]
-    return order
 
 
 @dataclasses.dataclass
@@ -413,12 +404,12 @@ def _seen_by_heads(weighted: fx.Node, operands: Sequence[fx.Node]) -> fx.Node | 
     """The product with V as [batch, heads, queries, channels], if Q, K and V are of that batch and those heads."""
     sources = [_four(operand) for operand in operands]
     node = weighted
-    while node is weighted or shape(node) == shape(weighted):
+    while len(shape(node)) != 4:
         if len(node.users) != 1 or not is_call(user := next(iter(node.users)), *VIEWS):
             return None
         node = user
     alike = all(source is not None and shape(source)[:2] == shape(node)[:2] for source in sources)
-    return node if alike and len(shape(node)) == 4 and shape(node)[2] == shape(weighted)[1] else None
+    return node if alike and shape(node)[2] == shape(weighted)[1] else None
 
 
 def _transposed(operand: fx.Node, before: fx.Node) -> fx.Node:
