@@ -78,11 +78,19 @@ def test_biases_and_masks_after_one_another(dtype):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert report.fused, report
-    for scores, why in ((lambda s: s.masked_fill(hidden, -3.0) + bias, "to which a bias is added"),
-                        (lambda s: s.masked_fill(hidden, -3.0) * 0.5, "which is multiplied")):
+    for scores, why in ((lambda s: s.masked_fill(hidden, -3.0) + bias, "-3.0, to which a bias is added"),
+                        (lambda s: s.masked_fill(hidden, -3.0) * 0.5, "-3.0, which is multiplied")):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
-        assert not report.fused and f"fills with -3.0, {why}" in report.text
+        assert not report.fused and why in report.text, report
+    # Infinity is not -inf any more, or NaN.
+    for factor in -0.5, 0.0, torch.tensor([0.1, -0.2, 0.3], dtype=dtype).view(HEADS, 1, 1):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda q, k, v, factor=factor: torch.softmax(
+            (q @ k.mT).masked_fill(hidden, -torch.inf) * factor, -1) @ v, backend="kvant")
+        compiled(q, k, v)
+        (report,) = kvant.torch.reports_of(compiled)[-1:]
+        assert not report.fused and "fills with -inf, which is multiplied" in report.text, report
 
 
 def test_einsum():
@@ -188,6 +196,10 @@ def test_scores_in_another_type_than_the_result():
     for function in (lambda q, k, v: torch.softmax(q.float() @ k.float().mT, -1).bfloat16() @ v,
                      lambda q, k, v: torch.softmax(q @ k.mT, -1).float() @ v.float()):
         assert run(function, q, k, v, bound=2e-2).fused
+    q, k, v = (x.double().bfloat16() for x in (q, k, v))
+    compiled = torch.compile(lambda q, k, v: torch.softmax(q @ k.mT, -1).float() @ v.float(), backend="kvant")
+    exact = torch.softmax(q.double() @ k.double().mT, -1) @ v.double()
+    assert (compiled(q, k, v) - exact).norm() < 1e-4 * exact.norm(), "not rounded to bf16 in between"
     run(lambda q, k, v: layer(torch.softmax(q.float() @ k.float().mT, -1).bfloat16() @ v), q, k, v, bound=2e-2)
 
 
@@ -208,6 +220,12 @@ def test_products_that_are_added():
                    function(flat[0]), function(flat[:1])):
         report = run(attend, q, k, v)
         assert report.fused, report
+    assert run(function(torch.full_like(full, torch.nan), beta=0), q, k, v).fused, "what is not read"
+    # As starcoder's first has it: one head of keys, queries and heads beside each other.
+    merged = torch.randn(BATCH, TOKENS * HEADS, SIZE)
+    run(lambda q, k, v: (torch.softmax(torch.baddbmm(torch.zeros(BATCH, TOKENS * HEADS, TOKENS), q, k.mT, beta=1, alpha=0.25).view(
+        BATCH, TOKENS, HEADS, TOKENS), -1).view(BATCH, TOKENS * HEADS, TOKENS) @ v).view(BATCH, TOKENS, HEADS, SIZE),
+        merged, k[:, 0].contiguous(), v[:, 0].contiguous())
     report = run(function(flat, lambda s: torch.tanh(s / 3) * 3), q, k, v)
     assert not report.fused and "is added to a bias before it is capped" in report.text, report
 

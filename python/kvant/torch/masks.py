@@ -89,7 +89,7 @@ def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any
     if not is_tensor(mask) or all(size == 1 for size in shape(mask)[:-2]):
         return mask
     rank = len(shape(scores))
-    if rank == 3 and found.heads is not None:
+    if rank == 3 and found.heads is not None and shape(mask)[0] == math.prod(found.heads):
         mask, rank = add(before, aten.reshape.default, mask, [*found.heads, *shape(mask)[1:]]), 4
     found.ranks.add(rank)
     return mask
@@ -123,7 +123,8 @@ def _add_product(found: Masked, product: fx.Node, before: fx.Node) -> None:
     if found.soft_cap is not None:
         found.why = found.why or "its product is added to a bias before it is capped"
         return
-    _add(found, _by_heads(found, bias, product, before), before, beta)
+    if beta != 0:  # else it is not read
+        _add(found, _by_heads(found, bias, product, before), before, beta)
     found.scale *= float(alpha)
 
 
@@ -144,7 +145,9 @@ def _added(step: fx.Node) -> tuple[Any, Any, float] | None:
     (a, b), alpha = step.args, step.kwargs.get("alpha", 1)
     if step.target is aten.sub.Tensor:
         return a, b, -alpha
-    return (b, a, 1) if alpha == 1 and made_by(a) is None and made_by(b) is not None else (a, b, alpha)
+    # A bias may be made of products as well, as DeBERTa's.
+    turned = product_of(a) is None and product_of(b) is not None or made_by(a) is None and made_by(b) is not None
+    return (b, a, 1) if alpha == 1 and turned else (a, b, alpha)
 
 
 def _capped(step: fx.Node) -> tuple[fx.Node, float] | None:
@@ -235,7 +238,7 @@ def _why_not_filled(found: Masked, fill: Any) -> str:
     """Before what was found."""
     if not isinstance(fill, (int, float)) or not fill < math.inf:
         return f"its mask fills with {fill}"
-    if fill != -math.inf and not found.unscaled:
+    if (fill != -math.inf and found.scale != 1) or not found.scale > 0 or found.factor is not None:
         return f"its mask fills with {fill}, which is multiplied"
     if fill > _LOSES_SCORES and found.bias is not None:
         return f"its mask fills with {fill}, to which a bias is added"
@@ -281,6 +284,19 @@ def _rounded(number: Any, node: fx.Node) -> Any:
 def product_of(scores: Any) -> fx.Node | None:
     product = skip(scores, *VIEWS, *COPIES, *CASTS)
     return product if is_call(product, aten.bmm.default, aten.baddbmm.default) else None
+
+
+def is_weight(probabilities: fx.Node) -> bool:
+    """Whether a product is not far behind, as behind no classifier's or router's."""
+    open_nodes, seen = [probabilities], set[fx.Node]()
+    while open_nodes and len(seen) < 16:
+        node = open_nodes.pop(0)
+        if is_call(node, aten.bmm.default, aten.baddbmm.default, aten.mm.default):
+            return True
+        if node not in seen:
+            seen.add(node)
+            open_nodes.extend(node.users)
+    return False
 
 
 def made_by(scores: Any) -> Any:

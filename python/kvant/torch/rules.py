@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from . import packing
-from .masks import made_by, product_of, unmasked, without_last
+from .masks import is_weight, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
                     is_wide, shape, skip, value)
 from .permutes import order_of
@@ -362,7 +362,7 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     scores = masked.scores
     product = product_of(scores)
     if product is None:
-        last = made_by(scores)
+        last = made_by(scores) if is_weight(softmax) else None
         return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
     scores = product
     tokens = softmax if masked.sinks is None else without_last(softmax)
@@ -394,6 +394,8 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     else:
         return ("Q, K, V or the product with V is not seen as [batch, heads, tokens, channels], "
                 f"as a mask is of scores of {max(masked.ranks)} dims")
+    if value(output).dtype.itemsize > value(q).dtype.itemsize:
+        q = in_f32(q, output)  # the result is of its type
     if masked.factor is not None:
         q = add(output, aten.mul.Tensor, in_f32(q, output), masked.factor)
     return Attention(output, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
