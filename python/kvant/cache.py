@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 from .cache_arguments import by_row, one_layer, options_of, terms_of
-from .checks import boolean, integer, integers, strings
+from .checks import boolean, integer, integers, string
 from .compiled import engine_for
 from .dtypes import type_name
 from .errors import invalid
@@ -383,18 +383,17 @@ class KvCache:
         if stats is None or stats is False:
             return out, None, out
         if stats is True:
-            stats = allocate("stats", "f32", [*q.shape[:3], 1], None, torch_like([q]))
+            stats = allocate("stats", "f32", [*_shape_of(q)[:3], 1], None, torch_like([q]))
         return out, stats, (out, stats)
 
     def _output(self, q: Any) -> Any:
-        shape = getattr(q, "shape", None)
-        if shape is None or len(shape) != 4:
-            is_a = f"a {q.__class__.__name__}" if shape is None else list(shape)
-            raise invalid(f"q must be [batch, query heads, query tokens, head size], not {is_a}")
+        dims = [*_shape_of(q)[:3], self.v_head_size]
+        # The buffer protocol's types are not names.
+        if not hasattr(q, "dtype"):
+            raise invalid(f"q is a {q.__class__.__name__}, whose type has no name: give out as well")
         type = str(q.dtype).removeprefix("torch.")
         if type not in ("float32", "float16", "bfloat16"):
             raise invalid(f"q must be f32, f16 or bf16, not {type}")
-        dims = [*shape[:3], self.v_head_size]
         return allocate("out", type_name(type), dims, None, torch_like([q]))
 
     def __repr__(self) -> str:
@@ -444,8 +443,17 @@ def schemes() -> dict[str, str]:
 
 def scheme_bits(scheme: str, head_size: int = 128, heads: int = 1) -> float:
     """What an element of K or V takes in the long run, in bits, scales included."""
-    name = strings("scheme", scheme)[0]
+    name = string("scheme", scheme)
     return _core.scheme_bits(name, integer("head_size", head_size), integer("heads", heads))
+
+
+def _shape_of(q: Any) -> Sequence[int]:
+    """That of queries."""
+    shape = getattr(q, "shape", None)
+    if shape is None or len(shape) != 4:
+        is_a = f"a {q.__class__.__name__}" if shape is None else list(shape)
+        raise invalid(f"q must be [batch, query heads, query tokens, head size], not {is_a}")
+    return shape
 
 
 def _runs(texts: list[str]) -> list[tuple[str, str]]:

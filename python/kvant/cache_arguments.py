@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 
 from . import _core
-from .checks import boolean, integer, integers, number, numbers, string, strings
+from .checks import boolean, integer, integers, number, number_lists, string, strings
 from .errors import invalid
 
 
@@ -27,8 +27,11 @@ def options_of(
     fpmath: str = "strict",
 ) -> _core.CacheOptions:
     layers = integer("layers", layers)
-    if not isinstance(keep, Iterable):
-        keep = [integer("keep", keep)] * layers if keep is not None else []
+    # A tensor of no dims is a number.
+    if keep is None:
+        keep = []
+    elif not isinstance(keep, Iterable) or getattr(keep, "ndim", None) == 0:
+        keep = [integer("keep", keep)] * layers
     return _core.CacheOptions(
         strings("scheme", scheme),
         layers,
@@ -39,8 +42,8 @@ def options_of(
         integer("capacity", capacity),
         integer("rollback", rollback),
         boolean("allow_non_finite", allow_non_finite),
-        [numbers("k_scales", layer) for layer in k_scales or ()],
-        [numbers("v_scales", layer) for layer in v_scales or ()],
+        [] if k_scales is None else number_lists("k_scales", k_scales),
+        [] if v_scales is None else number_lists("v_scales", v_scales),
         integers("keep", [0 if one is None else one for one in keep]),
         string("fpmath", fpmath),
     )

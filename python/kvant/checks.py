@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers as abstract
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import Error, invalid, shown
@@ -72,30 +72,39 @@ def string(what: str, value: Any) -> str:
     return value
 
 
-def _items(what: str, wanted: str, value: Any) -> list[Any]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise _wrong(what, wanted, value)
-    return list(value)
+def items(what: str, wanted: str, value: Any) -> list[Any]:
+    """What a list, or anything like it, has; a text is none."""
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return list(value)
+    except TypeError:  # of a tensor without dims too, which is an Iterable
+        raise _wrong(what, wanted, value) from None
 
 
 def integers(what: str, value: Any) -> list[int]:
     """A list of integers."""
-    return [integer(what, each) for each in _items(what, "a list of integers", value)]
+    return [integer(what, each) for each in items(what, "a list of integers", value)]
 
 
 def numbers(what: str, value: Any) -> list[float]:
     """A list of real numbers."""
-    return [number(what, each) for each in _items(what, "a list of numbers", value)]
+    return [number(what, each) for each in items(what, "a list of numbers", value)]
+
+
+def number_lists(what: str, value: Any) -> list[list[float]]:
+    """A list of lists of real numbers."""
+    return [numbers(what, each) for each in items(what, "a list of lists of numbers", value)]
 
 
 def dims(what: str, value: Any) -> list[int | None]:
     """Dims, or strides; None for one that is not known."""
     wanted = "a list of integers and None"
-    return [None if d is None else integer(what, d) for d in _items(what, wanted, value)]
+    return [None if d is None else integer(what, d) for d in items(what, wanted, value)]
 
 
 def strings(what: str, value: str | Sequence[str]) -> list[str]:
     """One text, or a list of them."""
     if isinstance(value, str):
         return [string(what, value)]
-    return [string(what, each) for each in _items(what, "a string or a list of strings", value)]
+    return [string(what, each) for each in items(what, "a string or a list of strings", value)]

@@ -63,6 +63,8 @@ def compile(
     """
     if not isinstance(graph, Graph):
         raise invalid(f"compile takes a kvant.Graph, not {shown(graph)}")
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise invalid(f"shapes must be a dict of dims by name, not {shown(shapes)}")
     tensors = [_shape(graph, key, value) for key, value in (shapes or {}).items()]
     engine = engine_for(device, threads, backends)
     fused = boolean("require_fused", require_fused)
@@ -78,9 +80,11 @@ def _shape(
     both = isinstance(value, (tuple, list)) and value and isinstance(value[0], (tuple, list))
     if not both:
         return port.id, dims(what, value), None
-    if len(value) != 2 or len(value[0]) != len(value[1]):
-        raise invalid(f"{what} must be dims, or dims and as many strides, not {shown(value)}")
-    return port.id, dims(what, value[0]), dims(what, value[1])
+    if len(value) == 2:
+        known, strides = dims(what, value[0]), dims(what, value[1])
+        if len(known) == len(strides):
+            return port.id, known, strides
+    raise invalid(f"{what} must be dims, or dims and as many strides, not {shown(value)}")
 
 
 class Compiled:
@@ -181,9 +185,8 @@ def _shape_of(port: TensorInfo) -> tuple[Any, Any]:
 
 
 def _places(ports: list[TensorInfo]) -> dict[str | int, int]:
-    names = [port.name for port in ports]
     places: dict[str | int, int] = {port.id: at for at, port in enumerate(ports)}
-    places.update((name, at) for at, name in enumerate(names) if name and names.count(name) == 1)
+    places.update((port.name, at) for at, port in enumerate(ports) if port.name)
     return places
 
 

@@ -23,7 +23,6 @@ _SUB_BYTE = {"s4": "int4", "u4": "uint4", "s2": "int2", "u2": "uint2"}
 REAL = ("f32", "f16", "bf16")
 NAMES = (*_FRAMEWORK_NAMES, *_SUB_BYTE)
 _BY_FRAMEWORK_NAME = {b: a for a, b in (_FRAMEWORK_NAMES | _SUB_BYTE).items()}
-_NOT_IN_NUMPY = ("bf16", "f8_e5m2", "f8_e4m3")
 
 
 def type_name(type: Any) -> str:
@@ -43,4 +42,4 @@ def framework_name(type: str, numpy: bool) -> str | None:
     """
     if type in _SUB_BYTE or (numpy and type.startswith("f8")):
         return "uint8"
-    return None if numpy and type in _NOT_IN_NUMPY else _FRAMEWORK_NAMES[type]
+    return None if numpy and type == "bf16" else _FRAMEWORK_NAMES[type]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+from .checks import boolean, items
 from .errors import invalid
 from .quantize import QuantizeOps
 from .dtypes import REAL
@@ -59,7 +60,7 @@ class Ops(QuantizeOps):
             raise invalid("softmax: first goes with lengths")
         inputs = [each for each in (x, lengths, first) if each is not None]
         result = self._value(x, "softmax").type if type is None else type
-        types = [result, "f32"] if stats else result
+        types = [result, "f32"] if boolean("softmax: stats", stats) else result
         return self.op("SoftMax", *inputs, type=types, axis=axis, mode=mode)
 
     def add(self, a: Operand, b: Operand) -> Value:
@@ -126,7 +127,7 @@ class Ops(QuantizeOps):
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Values one after another along an axis."""
-        return self.op("Concat", *values, axis=axis)
+        return self.op("Concat", *items("concat: values", "a list of values", values), axis=axis)
 
     def hadamard(self, x: Value, block: int) -> Value:
         """Runs of ``block`` elements along the last axis times H / sqrt(block)."""
@@ -206,19 +207,20 @@ class Ops(QuantizeOps):
             "alibi_slopes": alibi_slopes,
         }
         given = {name: value for name, value in optional.items() if value is not None}
-        type = self._value(q, "scaled_dot_product_attention").type
+        what = "scaled_dot_product_attention"
+        type = self._value(q, what).type
         return self.op(
             "ScaledDotProductAttention",
             q,
             k,
             v,
             *given.values(),
-            type=[type, "f32"] if stats else type,
+            type=[type, "f32"] if boolean(f"{what}: stats", stats) else type,
             optional_inputs=",".join(given) or None,
             scale=scale,
             soft_cap=soft_cap,
             select_fill=select_fill,
-            mask_alignment="bottom_right" if bottom_right else None,
+            mask_alignment="bottom_right" if boolean(f"{what}: bottom_right", bottom_right) else None,
             left_window=left_window,
             right_window=right_window,
             mode=mode,
@@ -235,11 +237,14 @@ class Ops(QuantizeOps):
           type: of the result; None: of the parts' outputs.
           stats: return (attention, stats).
         """
-        if not parts:
+        wanted = "a list of pairs of values"
+        pairs = [items("merge_attention: parts", wanted, part) for part in items("merge_attention: parts", wanted, parts)]
+        values = [value for pair in pairs for value in pair]
+        if not values:
             raise invalid("merge_attention needs a part")
-        values = [value for part in parts for value in part]
         type = self._value(values[0], "merge_attention").type if type is None else type
-        return self.op("MergeAttention", *values, type=[type, "f32"] if stats else type)
+        both = boolean("merge_attention: stats", stats)
+        return self.op("MergeAttention", *values, type=[type, "f32"] if both else type)
 
     def _arithmetic(self, kind: str, a: Operand, b: Operand) -> Value:
         left, right = self._pair(kind, a, b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .checks import integer
+from .checks import boolean, integer, integers, items
 from .errors import invalid
 from .dtypes import REAL, type_name
 from .value import Operand, Quantized, Value
@@ -94,6 +94,7 @@ class QuantizeOps:
         a conversion without scales.
         """
         rank = len(self._value(x, "append").dims or ())
+        token_axis = integer("append: token_axis", token_axis)
         where = {token_axis % rank if rank else 0: integer("append: capacity", capacity)}
         attributes = dict(_groups(group_shape, axis), codebook=codebook, token_axis=token_axis)
         computed = _Computed(scale_type, zero_point_type, power_of_two_scales, scale_floor, formula)
@@ -128,6 +129,7 @@ class QuantizeOps:
         are the pool's.
         """
         rank = len(self._value(x, "append_pages").dims or ()) + 1
+        token_axis = integer("append_pages: token_axis", token_axis)
         where = {
             0: integer("append_pages: pages", pages),
             token_axis % rank: integer("append_pages: page_size", page_size),
@@ -184,11 +186,12 @@ class QuantizeOps:
         ranges: s32 [N or 1, segments, 2], the first token and how many. ``lengths``: return
         (tokens, how many each row has, s32).
         """
-        if not segments:
+        rings = items("load_ranges: segments", "a list of values", segments)
+        if not rings:
             raise invalid("load_ranges: there are no segments")
-        type = self._value(segments[0], "load_ranges").type
-        types = [type, "s32"] if lengths else type
-        return self.op("LoadRanges", ranges, *segments, type=types, token_axis=token_axis)
+        type = self._value(rings[0], "load_ranges").type
+        types = [type, "s32"] if boolean("load_ranges: lengths", lengths) else type
+        return self.op("LoadRanges", ranges, *rings, type=types, token_axis=token_axis)
 
     def _result_type(self, kind: str, inputs: Sequence[Value]) -> str | None:
         """Where that is not the type of the first input; None where it is."""
@@ -218,9 +221,13 @@ class QuantizeOps:
             raise invalid(f"{kind}: zero_points go with scales")
         if scales is not None or type_name(type) in REAL:
             given = [each for each in (scales, zero_points) if each is not None]
+            said = dict(computed.attributes(), zero_point_type=computed.zero_point_type)
             if scales is None:
-                _refuse_groups(kind, type_name(type), attributes, computed)
+                said.update((name, attributes.get(name)) for name in ("group_shape", "axis", "codebook"))
+                _refuse(f"{kind}: {type_name(type)} is stored without scales, and", said)
                 attributes = {"token_axis": attributes.get("token_axis")}
+            else:
+                _refuse(f"{kind}: its scales are given, and it", said)
             codes = self.op(kind, *inputs, *given, type=type, dims=codes_dims, **attributes)
             return Quantized(codes, None, None)
         types = [type, computed.scale_type]
@@ -264,20 +271,18 @@ class _Computed:
         }
 
 
-def _refuse_groups(kind: str, type: str, attributes: dict[str, Any], computed: _Computed) -> None:
-    """What is said of scales where there are none."""
-    said = {name: attributes.get(name) for name in ("group_shape", "axis", "codebook")}
-    said.update(computed.attributes(), zero_point_type=computed.zero_point_type)
+def _refuse(why: str, said: dict[str, Any]) -> None:
+    """What is said of scales that are not computed."""
     for name, value in said.items():
         if value is not None:
-            raise invalid(f"{kind}: {type} is stored without scales, and takes no {name}")
+            raise invalid(f"{why} takes no {name}")
 
 
 def _groups(group_shape: Sequence[int] | None, axis: int | None) -> dict[str, Any]:
     if group_shape is not None and axis is not None:
         raise invalid("group_shape and axis exclude each other")
     if group_shape is not None:
-        return {"qtype": "per_group", "group_shape": list(group_shape)}
+        return {"qtype": "per_group", "group_shape": integers("group_shape", group_shape)}
     return {"qtype": "per_tensor" if axis is None else "per_channel", "axis": axis}
 
 

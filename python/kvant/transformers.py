@@ -238,6 +238,9 @@ class _Store:
             raise invalid(f"layer {last} has fewer tokens than layer 0: {_INTERRUPTED}")
         if mask is not None:
             self._read(mask, before, tokens)
+        elif before == 0:
+            # Not that of a prompt that was refused, or taken back.
+            self._padding = [0] * len(self._padding)
         self._step = before
 
     def _read(self, mask: torch.Tensor, before: int, tokens: int) -> None:

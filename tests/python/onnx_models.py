@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper
 
 DOMAINS = {"Attention": "", "GroupQueryAttention": "com.microsoft"}
@@ -90,3 +91,15 @@ class Group:
     def held(self, present):
         """Of a present its tokens, row by row."""
         return np.concatenate([row[:, :length].ravel() for row, length in zip(present, self.lengths)])
+
+
+def onnxruntime_of(group):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(group.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip(("out", "present_key", "present_value"), session.run(None, group.feeds)))
+
+
+def relative_l2(got, want):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)

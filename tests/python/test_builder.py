@@ -1,5 +1,7 @@
 """Graphs that are built, described, read and written."""
 
+import json
+
 import numpy as np
 import pytest
 from reference import attention, distance, numbers
@@ -23,16 +25,24 @@ def test_values_know_types_and_dims():
     s = g.type_cast(s, "f16")
     assert (s * 0.5).type == "f16" and (0.5 - s).type == "f16"
     assert (s + g.input("w", "f32", [5])).type == "f32"
+    assert g.causal_mask(s).type == "f16"
+    assert g.softmax(s, type="f32").type == "f32"
     assert g.gen_index(s, 3).type == "s32"
     assert (g.gen_index(s, 3) + 1).type == "s32"
-    assert (g.gen_index(s, 3) + 0.5).type == "f32"
+    assert (g.gen_index(s, 3) + 0.5).type == (0.5 + g.gen_index(s, 3)).type == "f32"
+    assert [g.scalar(n).type for n in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)] == ["s32", "s64", "s32", "s64"]
+    assert g.host_scalar("n", "s64").type == "s64"
     assert g.greater_equal(s, 0).type == "boolean"
     probabilities, stats = g.softmax(s, stats=True)
     assert probabilities.type == "f16" and stats.type == "f32" and stats.dims == (1, 2, 3, 1)
     assert g.reshape(s, [2, 15]).dims == (2, 15)
     assert g.transpose(s, [0, 2, 1, 3]).dims == (1, 3, 2, 5)
     assert g.concat([k, k], axis=2).dims == (1, 2, 10, 4)
+    ranges = g.input("ranges", "s32", [1, 1, 2])
+    assert g.op("LoadRanges", ranges, s).type == g.load_ranges([s], ranges).type == "f16"
+    assert [x.type for x in g.op("SoftMax", k, type=("f16", "f32"))] == ["f16", "f32"]
     assert "f16" in repr(s)
+    assert repr(g.op("Tanh", k, name="mine")) == "<kvant.Value mine f32[1,2,5,4]>"
 
 
 def test_types_by_any_name():
@@ -58,9 +68,9 @@ def test_types_by_any_name():
 def test_operators_against_numpy():
     g = kvant.GraphBuilder()
     a, b = g.input("a", "f32", [2, 3]), g.input("b", "f32", [3])
-    g.output("o", (2 * a - b) / 3 + (1 - a) * b - 1 / (b + 10))
+    g.output("o", (2 * a - b) / 3 + (1 - a) * b - 1 / (10 + b))
     x, y = numbers(2, 3), numbers(3)
-    want = (2 * x - y) / 3 + (1 - x) * y - 1 / (y.astype(float) + 10)
+    want = (2 * x - y) / 3 + (1 - x) * y - 1 / (10 + y.astype(float))
     np.testing.assert_allclose(run(g, a=x, b=y), want, rtol=1e-6, atol=1e-6)
 
 
@@ -99,6 +109,51 @@ def test_ops_against_numpy():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def attributes_of(g, kind):
+    """Those of its first op of this kind, by name."""
+    op = next(op for op in json.loads(g.build().to_json())["graph"] if op["kind"] == kind)
+    return {name: each["value"] for name, each in op["attrs"].items()}
+
+
+def test_what_attention_is_given_is_in_the_graph():
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(n, "f32", [1, 4, 3, 8]) for n in "qkv")
+    inputs = dict(bias=g.input("b", "f32", [1, 4, 3, 3]), select=g.input("s", "boolean", [1, 4, 3, 3]),
+                  kv_lengths=g.input("l", "s32", [1]), kv_first=g.input("f", "s32", [1]),
+                  sinks=g.input("i", "f32", [4]), alibi_slopes=g.input("a", "f32", [4]))
+    attributes = dict(scale=0.5, soft_cap=5, left_window=3, right_window=0, mode="none")
+    g.scaled_dot_product_attention(q, k, v, **inputs, **attributes, bottom_right=True)
+    assert attributes_of(g, "ScaledDotProductAttention") == {
+        **attributes, "mask_alignment": "bottom_right", "optional_inputs": ",".join(inputs)}
+    g = kvant.GraphBuilder()
+    q = g.input("q", "f32", [5, 4, 8])
+    k, v = (g.input(n, "f32", [2, 4, 3, 8]) for n in "kv")
+    g.scaled_dot_product_attention(q, k, v, query_offsets=g.input("at", "s32", [3]))
+    assert attributes_of(g, "ScaledDotProductAttention")["optional_inputs"] == "query_offsets"
+
+
+def test_softmax_of_rows_that_begin_and_end():
+    x, first, lengths = numbers(3, 6), np.array([0, 2, 4], np.int32), np.array([6, 5, 4], np.int32)
+    for mode, none in (("inf_as_zero", 0), ("none", np.nan)):
+        g = kvant.GraphBuilder()
+        limits = {name: g.input(name, "s32", [3]) for name in ("lengths", "first")}
+        g.output("y", g.softmax(g.input("x", "f32", [3, 6]), **limits, mode=mode))
+        at = np.arange(6)
+        seen = (at >= first[:, None]) & (at < lengths[:, None])
+        weights = np.where(seen, np.exp(x), 0)
+        want = np.full((3, 6), none, np.float64)
+        want[:2] = weights[:2] / weights[:2].sum(-1, keepdims=True)
+        got = run(g, x=x, lengths=lengths, first=first)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7, err_msg=mode)
+
+
+def test_products_of_what_is_transposed():
+    a, b = numbers(2, 4, 3), numbers(2, 5, 4, seed=1)
+    g = kvant.GraphBuilder()
+    g.output("y", g.matmul(g.input("a", "f32", a.shape), g.input("b", "f32", b.shape), transpose_a=True, transpose_b=True))
+    np.testing.assert_allclose(run(g, a=a, b=b), a.swapaxes(1, 2) @ b.swapaxes(1, 2), rtol=1e-5, atol=1e-6)
+
+
 def test_attribute_types_follow_names():
     g = kvant.GraphBuilder()
     q, k, v = (g.input(n, "f32", [1, 2, 4, 8]) for n in "qkv")
@@ -130,6 +185,8 @@ def test_open_dims_are_given_when_compiling():
     assert distance(compiled(q=x, k=y, v=z), attention(x, y, z)) < 1e-5
     with pytest.raises(kvant.Error):
         kvant.compile(graph)
+    shapes["q"] = (x.shape, [6 * 8, 8, 2 * 8, 1])
+    assert kvant.compile(graph, shapes=shapes).inputs[0].strides == (48, 8, 16, 1)
 
 
 def test_strides_of_inputs_and_outputs():
@@ -189,6 +246,30 @@ def test_json_and_dot_round_trip(tmp_path):
     assert graph.to_dot().lstrip().startswith("digraph")
 
 
+def test_ports_without_names_go_by_id():
+    g = kvant.GraphBuilder()
+    x = g.input("x", "f32", [3])
+    g.output("a", g.tanh(x))
+    g.output("b", g.exp(x))
+    text = json.loads(g.build().to_json())
+    del text["kvant_names"]
+    graph = kvant.Graph.from_json(json.dumps(text))
+    ids = [port.id for port in graph.outputs]
+    got = kvant.compile(graph, backends=ANY)({graph.inputs[0].id: numbers(3)})
+    assert list(got) == ids
+    np.testing.assert_allclose(got[ids[1]], np.exp(numbers(3)), rtol=1e-6)
+
+
+def test_an_input_and_an_output_of_one_name():
+    g = kvant.GraphBuilder()
+    g.output("x", g.tanh(g.input("x", "f32", [None])))
+    graph = g.build()
+    with pytest.raises(kvant.Error, match="2 input or outputs are named 'x': use their ids, 0, 1"):
+        kvant.compile(graph, shapes={"x": [3]})
+    compiled = kvant.compile(graph, backends=ANY, shapes={graph.inputs[0].id: [3]})
+    np.testing.assert_allclose(compiled(x=numbers(3)), np.tanh(numbers(3)), rtol=1e-6)
+
+
 def test_partitions_and_explain():
     g = kvant.GraphBuilder()
     q, k, v = (g.input(n, "f32", [1, 2, 4, 8]) for n in "qkv")
@@ -211,6 +292,26 @@ def test_svg():
     graph = g.build()
     svg = graph._repr_svg_()
     assert svg is None or "<svg" in svg
+
+
+def test_notes_are_explained():
+    g = kvant.GraphBuilder()
+    q, k, v = (g.input(n, "f32", [1, 2, 4, 8]) for n in "qkv")
+    g.output("o", g.softmax(g.exp(g.matmul(q, k, transpose_b=True))) @ v)
+    graph = g.build()
+    notes = [note for partition in graph.partitions() for note in partition.notes]
+    assert notes and all(f"   {note}" in graph.explain().splitlines() for note in notes)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_graphviz_gives(status, monkeypatch, tmp_path):
+    dot = tmp_path / "dot"
+    dot.write_text(f"#!/bin/sh\necho '<svg/>'\nexit {status}\n")
+    dot.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    g = kvant.GraphBuilder()
+    g.output("y", g.tanh(g.input("x", "f32", [2])))
+    assert g.build()._repr_svg_() == (None if status else "<svg/>\n")
 
 
 def test_no_svg_without_graphviz(monkeypatch):

@@ -18,6 +18,8 @@ def test_classes():
     assert issubclass(kvant.InvalidError, kvant.Error)
     assert issubclass(kvant.UnimplementedError, NotImplementedError)
     assert issubclass(kvant.OutOfMemoryError, MemoryError)
+    internal = kvant.errors.make_error("internal", "why")
+    assert type(internal) is kvant.Error and internal.kind == "internal"
     with pytest.raises(ValueError) as error:
         kvant.Graph.from_json("{")
     assert error.value.kind == "invalid_json" and str(error.value)
@@ -44,7 +46,8 @@ GRAPHS = [
     (lambda g, q, k, v: q @ g.input("w", "f32", [1, 2, 4, 8]), "4"),
     (lambda g, q, k, v: g.softmax(q, axis=7), "7"),
     (lambda g, q, k, v: g.softmax(q, axis="last"), "axis.*'last'"),
-    (lambda g, q, k, v: g.softmax(q, axis=2**70), "axis.*64 bits"),
+    (lambda g, q, k, v: g.softmax(q, axis=2**63), "axis.*64 bits"),
+    (lambda g, q, k, v: g.softmax(q, axis=-(2**63) - 1), "axis.*64 bits"),
     (lambda g, q, k, v: g.softmax(q, mode="some"), "some"),
     (lambda g, q, k, v: g.softmax(q, first=k), "lengths"),
     (lambda g, q, k, v: g.softmax(q, lengths=k), "lengths|s32"),
@@ -70,14 +73,30 @@ GRAPHS = [
     (lambda g, q, k, v: g.transpose(q, [0, 0, 1, 2]), "order|0"),
     (lambda g, q, k, v: g.hadamard(q, 3), "3"),
     (lambda g, q, k, v: g.concat([], 0), "Concat"),
+    (lambda g, q, k, v: g.concat(5, 0), "^concat: values must be a list of values, not 5$"),
     (lambda g, q, k, v: g.load_ranges([], q), "segments"),
+    (lambda g, q, k, v: g.load_ranges(5, q), "^load_ranges: segments must be a list of values, not 5$"),
+    (lambda g, q, k, v: g.load_ranges([q], k, lengths=v), "^load_ranges: lengths must be True or False"),
+    (lambda g, q, k, v: g.merge_attention([]), "needs a part"),
+    (lambda g, q, k, v: g.merge_attention(5), "^merge_attention: parts must be a list of pairs of values, not 5$"),
+    (lambda g, q, k, v: g.merge_attention([q]), "^merge_attention: parts must be a list of pairs of values, not <"),
+    (lambda g, q, k, v: g.merge_attention([(q, k)], stats=1), "stats must be True or False, not 1"),
+    (lambda g, q, k, v: g.softmax(q, stats=1), "stats must be True or False, not 1"),
+    (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, stats="no"), "stats must be True or False"),
+    (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, bottom_right="no"), "bottom_right must be True or False"),
     (lambda g, q, k, v: g.causal_mask(q, kv_length=k), "go together"),
+    (lambda g, q, k, v: g.causal_mask(g.input("x", "f32", [4])), "rank of 2 or more"),
+    (lambda g, q, k, v: q + True, "boolean"),
     (lambda g, q, k, v: g.select(q, k, v), "boolean"),
     (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, scale="1"), "scale.*'1'"),
     (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, bias=3), "bias|number|f32"),
     (lambda g, q, k, v: g.scaled_dot_product_attention(q, k, v, left_window=1.5), "left_window"),
     (lambda g, q, k, v: g.dynamic_dequantize(q, k), "f32"),
     (lambda g, q, k, v: g.dynamic_dequantize(q, k, group_shape=[1], axis=0), "exclude"),
+    (lambda g, q, k, v: g.dynamic_dequantize(q, k, group_shape=8), "^group_shape must be a list of integers, not 8$"),
+    (lambda g, q, k, v: g.append(q, k, 8, "u4", token_axis="x"), "token_axis must be an integer, not 'x'"),
+    (lambda g, q, k, v: g.append_pages(q, k, 1, 8, "u4", token_axis=1.5), "token_axis must be an integer, not 1.5"),
+    (lambda g, q, k, v: g.reshape(q, np.array(64)), r"shape' must be a list of integers, not array\(64\)"),
     (lambda g, q, k, v: g.dynamic_quantize(q, "s4", group_shape=[1, 1, 1, 3]), "3"),
     (lambda g, q, k, v: g.dynamic_quantize(q, "s4", zero_points=k), "scales"),
     (lambda g, q, k, v: g.dynamic_quantize(q, "f64"), "f64"),
@@ -86,6 +105,11 @@ GRAPHS = [
     (lambda g, q, k, v: g.append(q, k, 8, "f16", group_shape=[1, 1, 1, 8]), "Append: f16.*takes no group_shape"),
     (lambda g, q, k, v: g.append(q, k, 8, "bf16", zero_point_type="u8"), "bf16.*takes no zero_point_type"),
     (lambda g, q, k, v: g.append_pages(q, k, 1, 2, "f32", axis=1), "AppendPages: f32.*takes no axis"),
+    (lambda g, q, k, v: g.append(q, k, 8, "f16", codebook=[1.0] * 16), "Append: f16.*takes no codebook"),
+    (lambda g, q, k, v: g.dynamic_quantize(q, "u8", scales=k, zero_point_type="u8"), "are given, and it takes no zero_point_type$"),
+    (lambda g, q, k, v: g.append(q, k, 8, "s8", scales=k, power_of_two_scales=True), "are given, and it takes no power_of_two_scales$"),
+    (lambda g, q, k, v: g.append(q, k, 8, "s8", scales=k, formula="ggml"), "are given, and it takes no formula$"),
+    (lambda g, q, k, v: g.append(q, k, 8, "f16", formula="ggml"), "Append: f16.*takes no formula"),
     (lambda g, q, k, v: g.append_pages(q, k, 1.5, 2, "f16"), "pages.*1.5"),
     (lambda g, q, k, v: g.scalar("1"), "'1'"),
     (lambda g, q, k, v: g.scalar(300, "s8"), "300"),
@@ -163,7 +187,7 @@ def test_compile_is_checked():
         ({"device": "cuda"}, "."),
         ({"threads": 0}, "threads.*0"),
         ({"threads": 1.5}, "threads.*1.5"),
-        ({"threads": 10**12}, "threads.*1000000000000"),
+        ({"threads": 2**31}, "threads must be at most 2147483647, not 2147483648"),
         ({"device": "cpu:1"}, "'cpu:1' must be"),
         ({"device": "cuda:"}, "'cuda:' must be"),
         ({"device": "cuda:99999999999"}, "'cuda:99999999999' must be"),
@@ -173,8 +197,13 @@ def test_compile_is_checked():
         ({"require_fused": 1}, "require_fused"),
         ({"shapes": {"w": [1]}}, "'w'.*'q', 'k', 'v', 'o'"),
         ({"shapes": {"q": 4}}, "'q'.*4"),
+        ({"shapes": {"q": []}}, "rank|dims"),
+        ({"shapes": {"q": ([1, 2, 4, 8], [64, 32, 8, 1], [1])}}, "dims and as many strides"),
         ({"shapes": {"q": [1, 2, 4, 9]}}, "9"),
         ({"shapes": {"q": ([1, 2, 4, 8], [1])}}, "strides"),
+        ({"shapes": {"q": ([1, 2, 4, 8], None)}}, r"^shapes\['q'\] must be a list of integers and None, not None$"),
+        ({"shapes": {"q": ([1, 2], [2, 1], [3, 3])}}, "dims and as many strides"),
+        ({"shapes": [4]}, r"^shapes must be a dict of dims by name, not \[4\]$"),
     ]:
         with pytest.raises(kvant.Error, match=words):
             kvant.compile(graph, **arguments)
@@ -182,6 +211,8 @@ def test_compile_is_checked():
         kvant.compile(graph.to_json())
     with pytest.raises(kvant.Error, match="explain takes"):
         kvant.explain("graph")
+    with pytest.raises(kvant.Error, match="not a str$"):
+        kvant.explain("x" * 300)
     # A value whose text has lines is said by its type.
     for call in (kvant.explain, kvant.compile):
         with pytest.raises(kvant.Error, match="not a ndarray$"):

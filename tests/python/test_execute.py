@@ -164,6 +164,11 @@ def test_bf16_is_not_numpy():
         c(q=q, k=q, v=q, out=q)
 
 
+def test_f8_is_bytes_in_numpy():
+    for type in ("f8_e4m3", "f8_e5m2"):
+        assert allocate("o", type, [2, 3], None, None).dtype == np.uint8
+
+
 @pytest.mark.parametrize("type, name", [("bf16", "bfloat16"), ("f8_e4m3", "float8_e4m3fn"), ("f8_e5m2", "float8_e5m2")])
 def test_types_of_ml_dtypes(type, name):
     """numpy's arrays of types that ml_dtypes adds; of another type they are refused."""
@@ -205,6 +210,13 @@ def test_packed_outputs_that_no_array_holds():
     ):
         with pytest.raises(kvant.Error, match=why):
             allocate("o", "u4", dims, strides, None)
+
+
+@pytest.mark.parametrize("dims, strides, shape", [
+    ([5], [1], (3,)), ([2, 5], [6, 1], (2, 3)), ([1, 3], [5, 1], (1, 2)), ([2, 1], [2, 7], (2, 1))])
+def test_packed_outputs(dims, strides, shape):
+    """Strides of axes of one element do not count."""
+    assert allocate("o", "u4", dims, strides, None).shape == shape
 
 
 class OnlyDlpack:

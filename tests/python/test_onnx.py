@@ -9,12 +9,12 @@ import pytest
 import kvant
 
 onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference.ops.op_attention import _compute_attention  # noqa: E402
 
-from onnx_models import Group, model_of  # noqa: E402
+from onnx_models import Group, model_of, onnxruntime_of, relative_l2  # noqa: E402
 from reference import numbers  # noqa: E402
 
 F32 = TensorProto.FLOAT
@@ -28,11 +28,6 @@ def cases():
     with np.errstate(all="ignore"):
         found = collect_testcases("Attention")
     return [case for case in found if not case.name.endswith("_expanded")]
-
-
-def relative_l2(got, want):
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)
 
 
 def rounding(model):
@@ -179,13 +174,6 @@ def test_nothing_is_copied_where_the_present_holds_the_past(flat):
         assert relative_l2(got["Y"], laid(want)) < 2e-6
     for buffer, x in zip(buffers, tokens[1:]):
         np.testing.assert_array_equal(buffer, x)
-
-
-def onnxruntime_of(group):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(group.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip(("out", "present_key", "present_value"), session.run(None, group.feeds)))
 
 
 GROUPS = {
@@ -359,139 +347,3 @@ def test_what_the_model_holds(tmp_path):
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(kvant.Error, match=r"^node 'attn' \(Attention\): its input 'V' is in the file 'weights.bin', which"):
         kvant.from_onnx(path)
-
-
-Q = numbers(2, 4, 3, 8)
-KV = numbers(2, 2, 5, 8, seed=1)
-BASE = {"Q": Q, "K": KV, "V": KV}
-
-
-@pytest.mark.parametrize("change, sentence", [
-    (lambda x: setattr(x, "data_type", 999), "of data type 999 and dims .*, which cannot be read"),
-    (lambda x: x.dims.__setitem__(3, -8), r"of data type 1 and dims \[2, 2, 5, -8\], which cannot be read"),
-    (lambda x: setattr(x, "raw_data", bytes(100)), r"of data type 1 and dims \[2, 2, 5, 8\], which cannot be read"),
-])
-def test_broken_initializers(change, sentence):
-    proto = model_of("Attention", BASE, {"Y": F32}, initializers=("V",))
-    change(proto.graph.initializer[0])
-    with pytest.raises(kvant.Error, match=rf"^node 'attn' \(Attention\): its input 'V',? {sentence}"):
-        kvant.from_onnx(proto)
-
-
-def test_no_tokens_under_a_mask_of_no_columns():
-    none = numbers(2, 2, 0, 8)
-    inputs = {"Q": Q, "K": none, "V": none, "mask": np.ones((3, 0), bool)}
-    assert kvant.from_onnx(model_of("Attention", inputs, {"Y": F32}))(inputs).shape == Q.shape
-
-
-@pytest.mark.parametrize("inputs, attributes, sentence", [
-    ({}, {"opset": 22}, "is of opset 22; taken is"),
-    ({}, {"opset": 999}, "is of opset 999"),
-    ({}, {"opset": 24, "left_window_size": 2}, "has the attribute left_window_size, which is not taken"),
-    ({}, {"temperature": 2.0}, "has the attribute temperature"),
-    ({}, {"scale": 2}, "its attribute scale is INT, but must be one float"),
-    ({}, {"scale": float("nan")}, "its attribute scale is nan"),
-    ({}, {"softcap": float("inf")}, "its attribute softcap is inf"),
-    ({}, {"is_causal": 2}, "is_causal is 2"),
-    ({}, {"softcap": -1.0}, "softcap is -1"),
-    ({}, {"qk_matmul_output_mode": 4}, "qk_matmul_output_mode is 4"),
-    ({}, {"softmax_precision": 7}, "softmax_precision is 7"),
-    ({}, {"left_window_size": -2}, r"left_window_size and right_window_size are \(-2, -1\)"),
-    ({"-a": None, "past": KV}, {}, "past_key and past_value go together"),
-    ({"-a": None, "pk": KV, "pv": KV, "n": np.array([1, 2])}, {}, "past_key and nonpad_kv_seqlen exclude"),
-    ({"-a": None, "-b": None, "-c": None, "n": np.array([1, 2])}, {"opset": 23}, "it has 7 inputs"),
-])
-def test_bad_nodes(inputs, attributes, sentence):
-    opset = attributes.pop("opset", 25) if "opset" in attributes else 25
-    proto = model_of("Attention", BASE | inputs, {"Y": F32}, opset=opset, **attributes)
-    with pytest.raises(kvant.Error, match=rf"^node 'attn' \(Attention\):? {sentence}"):
-        kvant.from_onnx(proto)
-
-
-@pytest.mark.parametrize("inputs, attributes, sentence", [
-    ({"Q": Q.astype("f8")}, {}, "has Q of DOUBLE; FLOAT, FLOAT16, BFLOAT16 are taken"),
-    ({"K": numbers(2, 2, 5, 7)}, {}, r"Q \[2, 4, 3, 8\], K \[2, 2, 5, 7\], V .* are no queries, keys and values"),
-    ({"K": numbers(2, 3, 5, 8), "V": numbers(2, 3, 5, 8)}, {}, "are no queries, keys and values"),
-    ({"K": numbers(2, 5, 8)}, {}, "must have 3 dims or 4, all as many"),
-    ({"Q": numbers(2, 3, 8), "K": numbers(2, 5, 8), "V": numbers(2, 5, 8)}, {}, "need q_num_heads and kv_num_heads"),
-    ({}, {"q_num_heads": 4, "kv_num_heads": 2}, "are of inputs of 3 dims"),
-    ({"mask": numbers(3, 9)}, {}, r"attn_mask \[3, 9\] does not broadcast to \[2, 4, 3, 5\]"),
-    ({"mask": np.ones((3, 5), np.int32)}, {}, "has attn_mask of INT32"),
-    ({"-a": None, "pk": numbers(2, 2, 4, 7), "pv": numbers(2, 2, 4, 8)}, {}, r"past_key is FLOAT\[2, 2, 4, 7\], but must be FLOAT"),
-    ({"-a": None, "pk": numbers(2, 2, 3, 8), "pv": numbers(2, 2, 4, 8)}, {},
-     r"past_key \[2, 2, 3, 8\] and past_value \[2, 2, 4, 8\] have not as many tokens"),
-    ({"-a": None, "-b": None, "-c": None, "n": np.array([1, 6])}, {}, r"nonpad_kv_seqlen is INT64\[2\] = \[1, 6\], but K has 5"),
-    ({"-a": None, "-b": None, "-c": None, "n": np.array([1])}, {}, r"nonpad_kv_seqlen .* must be INT64\[2\]"),
-    ({"mask": numbers(3, 2), "-b": None, "-c": None, "n": np.array([1, 3])}, {}, "attn_mask has 2 columns, but nonpad"),
-])
-def test_bad_arrays(inputs, attributes, sentence):
-    inputs = BASE | inputs
-    model = kvant.from_onnx(model_of("Attention", inputs, {"Y": F32}, **attributes))
-    with pytest.raises(kvant.Error, match=rf"^node 'attn' \(Attention\).* {sentence}"):
-        model({name: x for name, x in inputs.items() if x is not None})
-
-
-@pytest.mark.parametrize("group, change, sentence", [
-    ({"sliding_window_cache": 1, "local_window_size": 4}, {}, "has sliding_window_cache = 1, which is not taken"),
-    ({"qk_output": 1}, {}, "has qk_output = 1"),
-    ({"local_window_size": 4, "causal": 0}, {}, "local_window_size is 4 and causal 0"),
-    ({"heads": 3}, {}, "num_heads = 3 is no multiple of kv_num_heads = 2"),
-    ({"smooth_softmax": 3}, {}, "smooth_softmax is 3"),
-    ({"kv_cache_bit_width": 2}, {}, "kv_cache_bit_width is 2"),
-    ({"k_quant_type": "PER_TOKEN"}, {}, "k_quant_type is 'PER_TOKEN'"),
-    ({"v_quant_type": "NONE"}, {}, "k_quant_type is PER_TENSOR, but v_quant_type NONE"),
-    ({}, {"past_key": np.zeros((2, 2, 20, 16), np.uint8)}, "past_key is UINT8"),
-    ({}, {"past_key": np.zeros((2, 2, 20, 8), np.int8)}, r"past_key is INT8\[2, 2, 20, 8\], but must be INT8\[2, 2, capacity, 16\]"),
-    ({}, {"past_value": np.zeros((2, 2, 19, 16), np.int8)},
-     r"past_key \[2, 2, 20, 16\] and past_value \[2, 2, 19, 16\] have not as many tokens"),
-    ({}, {"past_" + name: np.zeros((2, 2, 14, 16), np.int8) for name in ("key", "value")},
-     r"seqlens_k is \[20, 20\]: with 1 new tokens that needs 20 before them, but there are past_key \[2, 2, 14, 16\] and"),
-    ({}, {"k_scale": np.ones((1, 2, 1, 16), "f4")}, r"k_scale is FLOAT\[1, 2, 1, 16\], but must be FLOAT\[1\]"),
-    ({}, {"key": np.zeros((2, 1, 30), "f4")}, r"key is \[2, 1, 30\], but 2 heads of 16 are 32"),
-    ({}, {"seqlens_k": np.array([20, 25], np.int32)}, r"seqlens_k is \[20, 25\]: with 1 new tokens .* from 0 to 20"),
-    ({}, {"seqlens_k": np.array([20, 20])}, r"seqlens_k is INT64\[2\], but must be INT32"),
-    ({}, {"total": np.array(0, np.int32)}, "total_sequence_length is 0, fewer than the 1 new tokens"),
-])
-def test_bad_groups(group, change, sentence):
-    own = {name: group[name] for name in group if name.endswith("_type") or name == "kv_cache_bit_width"}
-    made = Group(8, **{name: x for name, x in group.items() if name not in own})
-    (node,) = made.model.graph.node
-    for name, value in own.items():
-        (attribute,) = (a for a in node.attribute if a.name == name)
-        attribute.CopyFrom(helper.make_attribute(name, value))
-    for port in made.model.graph.input:  # what is declared is checked before the node is
-        port.type.Clear()
-    with pytest.raises(kvant.Error, match=rf"^node 'attn' \(GroupQueryAttention\):? {sentence}"):
-        kvant.from_onnx(made.model)(made.feeds | change)
-
-
-def test_bad_calls(tmp_path):
-    proto = model_of("Attention", BASE, {"Y": F32})
-    model = kvant.from_onnx(proto)
-    (tmp_path / "text.json").write_bytes(b"\xff{}")
-    for call, sentence in (
-            (lambda: model(Q=Q, K=KV), "input 'V' is missing; inputs are 'Q', 'K', 'V'"),
-            (lambda: model(BASE, W=Q), "the model has no input 'W'; inputs are 'Q', 'K', 'V'"),
-            (lambda: model(BASE, Q=Q), "input 'Q' is given twice"),
-            (lambda: model(BASE | {"Q": Q.astype("f2")}), "Q is FLOAT16, but must be FLOAT"),
-            (lambda: model(BASE | {"Q": Q[:, :, :2]}), r"Q is \[2, 4, 2, 8\], but must be Q FLOAT\[2,4,3,8\]"),
-            (lambda: model(BASE | {"Q": 1.0}), "input 'Q' is 1.0, not an array"),
-            (lambda: model(BASE | {"Q": object()}), "input 'Q' is a object, not an array of numbers"),
-            (lambda: model(BASE, out={"Z": Q}), "the model has no output 'Z'; outputs are 'Y'"),
-            (lambda: model(BASE, out={"Y": Q[:1]}), r"out\['Y'\] is FLOAT\[1, 4, 3, 8\], but must be FLOAT\[2, 4, 3, 8\]"),
-            (lambda: model([Q]), "inputs must be a dict of arrays by name, not list"),
-            (lambda: kvant.from_onnx(7), "takes a path, bytes or an onnx.ModelProto, not int"),
-            (lambda: kvant.from_onnx(b"\xff\xff"), "the bytes are no ONNX model"),
-            (lambda: kvant.from_onnx(tmp_path / "text.json"), "text.json' is no ONNX model"),
-            (lambda: kvant.from_onnx(proto, threads=0), "threads must be at least 1, not 0"),
-            (lambda: kvant.from_onnx(proto, backends="gpu")(BASE), "gpu")):
-        with pytest.raises(kvant.Error, match=sentence):
-            call()
-    sized = kvant.from_onnx(model_of("Attention", {"Q": Q, "K": KV, "V": KV}, {"Y": F32}))
-    assert repr(sized) == "<kvant.onnx.Model of 1 node: Q FLOAT[2,4,3,8], K FLOAT[2,2,5,8], V FLOAT[2,2,5,8] -> Y FLOAT[?]>"
-    with pytest.raises(FileNotFoundError):
-        kvant.from_onnx(tmp_path / "none.onnx")
-    dims = kvant.from_onnx(model_of("Attention", BASE, {"Y": F32}, open_dims=True))
-    dims.inputs[1:] = [port._replace(dims=("Q_0", *port.dims[1:])) for port in dims.inputs[1:]]
-    with pytest.raises(kvant.Error, match=r"K is \[1, 2, 5, 8\], but must be K FLOAT\[Q_0,K_1,K_2,K_3\] with Q_0 = 2"):
-        dims(BASE | {"K": KV[:1]})

@@ -1,5 +1,7 @@
 """Compressed keys and values, and what writes and reads caches."""
 
+import json
+
 import numpy as np
 import pytest
 from reference import attention, dequantize, distance, expand, numbers, pack, unpack
@@ -145,6 +147,65 @@ def test_append_begins_with_zeros_and_converts():
     want[:, :, 2:5] = new
     got = kvant.compile(g.build())(x=new, at=np.array([2], np.int32))
     np.testing.assert_array_equal(got, want)
+
+
+def op_of(g):
+    """Attributes of the graph's one op, and the types and dims of its inputs and outputs."""
+    (op,) = json.loads(g.build().to_json())["graph"]
+    ports = [[(each["dtype"], each["shape"]) for each in op[side]] for side in ("inputs", "outputs")]
+    return {name: each["value"] for name, each in op["attrs"].items()}, *ports
+
+
+def test_what_ops_that_quantize_are_given_is_in_the_graph():
+    g = kvant.GraphBuilder()
+    g.dynamic_quantize(g.input("x", "f32", [2, 32]), "s8", group_shape=[1, 16], scale_type="f16",
+                       power_of_two_scales=True, scale_floor=0.5)
+    attributes, _, outputs = op_of(g)
+    assert attributes["power_of_two_scales"] and attributes["scale_floor"] == 0.5
+    assert outputs == [("s8", [2, 32]), ("f16", [2, 2])]
+    g = kvant.GraphBuilder()
+    g.dynamic_quantize(g.input("x", "f32", [2, 32]), "s4", group_shape=[1, 32], scale_type="f16", formula="ggml")
+    assert op_of(g)[0]["formula"] == "ggml"
+    g, book = kvant.GraphBuilder(), [i / 16 for i in range(16)]
+    g.dynamic_quantize(g.input("x", "f32", [2, 32]), "u4", group_shape=[1, 32], codebook=book)
+    assert op_of(g)[0]["codebook"] == book
+    g = kvant.GraphBuilder()
+    x, s, z = g.input("x", "f32", [2, 32]), g.input("s", "f32", [2, 1]), g.input("z", "u8", [2, 1])
+    made = g.dynamic_quantize(x, "u8", scales=s, zero_points=z, group_shape=[1, 32])
+    assert made.scales is None and made.zero_points is None
+    assert op_of(g)[1:] == ([("f32", [2, 32]), ("f32", [2, 1]), ("u8", [2, 1])], [("u8", [2, 32])])
+    g = kvant.GraphBuilder()
+    codes, s = g.input("x", "s8", [2, 32]), g.input("s", "f32", [2, 1])
+    assert g.dynamic_dequantize(codes, s, group_shape=[1, 32], type="f16").type == "f16"
+
+
+def test_axes_of_tokens():
+    """Of caches [batch, tokens, heads, size]; scales of groups of tokens."""
+    g = kvant.GraphBuilder()
+    x, at = g.input("x", "f32", [1, 4, 2, 8]), g.input("at", "s32", [1])
+    made = g.append(x, at, 12, "u4", token_axis=1, group_shape=[1, 4, 1, 1])
+    assert made.codes.dims == (1, 12, 2, 8) and made.scales.dims == (1, 3, 2, 8)
+    plain = g.append(x, at, 12, "f16", token_axis=1)
+    assert plain.codes.dims == (1, 12, 2, 8)
+    g = kvant.GraphBuilder()
+    x, slots = g.input("x", "f32", [4, 2, 8]), g.input("slots", "s64", [4])
+    made = g.append_pages(x, slots, 3, 16, "s8", token_axis=1, group_shape=[1, 1, 1, 8])
+    assert made.codes.dims == (3, 16, 2, 8) and made.scales.dims == (3, 16, 2, 1)
+    x = numbers(2, 6, 3, 4)
+    g = kvant.GraphBuilder()
+    g.output("y", g.load_tokens(g.input("x", "f32", x.shape), g.input("n", "s32", [2]), token_axis=1))
+    want = x.copy()
+    want[0, 2:] = 0
+    np.testing.assert_array_equal(kvant.compile(g.build(), backends=ANY)(x=x, n=np.array([2, 6], np.int32)), want)
+    for make in (lambda g, x, n: g.load_tokens(x, n, token_axis=1, token_group=2),
+                 lambda g, x, n: g.load_pages(x, g.input("table", "s32", [2, 1]), n, token_axis=1, token_group=2)):
+        g = kvant.GraphBuilder()
+        make(g, g.input("x", "f32", x.shape), g.input("n", "s32", [2]))
+        attributes = op_of(g)[0]
+        assert (attributes["token_axis"], attributes["token_group"]) == (1, 2)
+    g = kvant.GraphBuilder()
+    g.load_ranges([g.input("x", "f32", x.shape)], g.input("ranges", "s32", [2, 1, 2]), token_axis=1)
+    assert op_of(g)[0]["token_axis"] == 1
 
 
 def test_append_with_given_scales():

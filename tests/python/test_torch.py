@@ -5,6 +5,7 @@ import pytest
 from reference import attention, dequantize, distance, numbers, pack
 
 import kvant
+from kvant.tensors import torch_like
 
 torch = pytest.importorskip("torch")
 SHAPE = [1, 2, 5, 8]
@@ -81,6 +82,13 @@ def test_packed_int4():
     compiled = kvant.compile(g.build(), backends="oracle")
     y = compiled(x=torch.from_numpy(pack(codes, 4)), s=torch.from_numpy(scales))
     np.testing.assert_array_equal(y.numpy(), dequantize(codes, scales))
+
+
+def test_outputs_are_where_inputs_are():
+    x = torch.zeros(2)
+    assert torch_like([np.zeros(2)]) is None and torch_like([np.zeros(2), x]) is x
+    elsewhere = torch.zeros(2, device="meta")
+    assert torch_like([x, elsewhere]) is elsewhere
 
 
 def test_torch_and_numpy_together():

@@ -195,6 +195,24 @@ def inputs_with(inputs, token):
 
 
 @torch.no_grad()
+def test_padding_goes_with_its_prompt():
+    """One that is taken back, or was refused, leaves none to a prompt that has no mask."""
+    model, inputs = model_of(), prompts(padding=6)
+    taken_back, refused = KvantCache(model.config, "f32"), KvantCache(model.config, "f32", capacity=8, max_capacity=16)
+    model.set_attn_implementation("kvant")
+    model(**inputs, past_key_values=taken_back)
+    taken_back.crop(-17)
+    with pytest.raises(kvant.Error, match="a sequence of 17 tokens"):
+        model(**inputs, past_key_values=refused)
+    ids = inputs["input_ids"][:, :16]
+    got = [model(ids, past_key_values=cache).logits for cache in (taken_back, refused)]
+    model.set_attn_implementation("eager")
+    want = model(ids).logits
+    for logits in got:
+        torch.testing.assert_close(logits, want, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
 def test_an_interrupted_forward_is_noticed():
     model, inputs = model_of(), prompts()
     model.set_attn_implementation("kvant")

@@ -110,8 +110,6 @@ class GroupQueryAttention(Op):
         batch, heads, queries, size = step.q.shape
         result = self.memory("output", out[0], (batch, queries, heads * size), step.q.dtype)
         view = result.reshape(batch, queries, heads, size).transpose(0, 2, 1, 3)
-        if result.size and not np.may_share_memory(view, result):
-            raise self.node.invalid("out of its output must be dense")
         if result.size:
             self._attend(step, given, present, view)
         return [result, *present]
@@ -175,12 +173,14 @@ class GroupQueryAttention(Op):
         if any(x is None or x.ndim != 2 or x.shape != tables[0].shape or type_of(x) not in REAL for x in tables) or (
                 tables[0].shape[1] * 2 > size):
             raise self.node.invalid(f"cos_cache and sin_cache are {shown}, but must be [positions, {size // 2} or less]")
-        at = step.positions[:, None] + np.arange(tokens) if ids is None else ids
-        if ids is not None and ids.size and step.first:  # onnxruntime reads the first alone
-            at = np.broadcast_to(ids.reshape(-1)[0] + np.arange(tokens), ids.shape)
-        if at.shape != (batch, tokens) or (at.size and not 0 <= at.min() <= at.max() < tables[0].shape[0]):
-            raise self.node.invalid(f"position_ids {list(at.shape)} must be {[batch, tokens]}, of positions that cos_cache "
-                                    f"has, which are {tables[0].shape[0]}; they are up to {at.max(initial=0)}")
+        at = step.positions[:, None] + np.arange(tokens)
+        if ids is not None:
+            if type_of(ids) != "INT64" or ids.shape != (batch, tokens):
+                raise self.node.invalid(f"position_ids is {type_of(ids)}{list(ids.shape)}, but must be INT64{[batch, tokens]}")
+            # Of a first prompt onnxruntime reads the first alone.
+            at = np.broadcast_to(ids[:1, :1] + np.arange(tokens), ids.shape) if step.first and ids.size else ids
+        if at.size and not 0 <= at.min() <= at.max() < tables[0].shape[0]:
+            raise self.node.invalid(f"positions are {at.min()} to {at.max()}, but cos_cache has {tables[0].shape[0]}")
         cos, sin = (x.astype(np.float32)[at][:, None] for x in tables)
         half = cos.shape[-1]
         a, b = (slice(0, half), slice(half, 2 * half))

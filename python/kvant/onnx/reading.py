@@ -66,7 +66,7 @@ class Node:
             value = onnx.helper.get_attribute_value(attribute)
             if wanted is float and not math.isfinite(value):
                 raise self.invalid(f"its attribute {name} is {value}")
-            values[name] = value.decode() if wanted is str else value
+            values[name] = value.decode(errors="replace") if wanted is str else value
         return values
 
     def invalid(self, sentence: str) -> Error:
@@ -94,7 +94,7 @@ def read(model: Any, chosen: Collection[str] | None, taken: Mapping[str, Collect
     graph = proto.graph
     opsets = {_domain(each.domain): each.version for each in proto.opset_import}
     every = [_node(each, opsets) for each in graph.node]
-    constants = {node.outputs[0]: node for node in every if node.op == "Constant" and node.domain == ""}
+    constants = {node.outputs[0]: node for node in every if node.op == "Constant" and not node.domain and node.outputs}
     if chosen is None:
         nodes = [node for node in every if node not in constants.values()]
     else:
@@ -263,7 +263,9 @@ def _port(info: onnx.ValueInfoProto) -> Port:
     if info.type.WhichOneof("value") != "tensor_type":
         return Port(info.name, None, None)
     tensor = info.type.tensor_type
-    kind = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type else None
+    number, types = tensor.elem_type, onnx.TensorProto.DataType
+    # That of a newer ONNX has no name here.
+    kind = (types.Name(number) if number in types.values() else str(number)) if number else None
     if not tensor.HasField("shape"):
         return Port(info.name, kind, None)
     dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
