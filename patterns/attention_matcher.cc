@@ -13,7 +13,7 @@ bool SameQuantization(const Op& quantize, const Op& dequantize) {
     const auto& zps = op.Get<Attr::kZps>();
     return zps.empty() ? 0 : zps[0];
   };
-  return IsPerTensor(quantize) && IsPerTensor(dequantize) &&
+  return IsPerTensor(quantize) &&  // which has one scale: so has the other
          quantize.Get<Attr::kScales>() == dequantize.Get<Attr::kScales>() &&
          zero_point(quantize) == zero_point(dequantize);
 }
@@ -238,7 +238,7 @@ bool AttentionMatcher::CheckSources() {
 
 bool AttentionMatcher::CheckSource(TensorId source) {
   const OpIndex producer = graph_.FindTensor(source)->producer.op;
-  if (producer == Graph::kNoOp || !in_match_.contains(producer)) return true;
+  if (!in_match_.contains(producer)) return true;
   return Fail(absl::StrCat("the output of ", op(producer).ToString(), " is used twice in it"));
 }
 

@@ -128,23 +128,15 @@ std::string OfType(const char* what, DataType type) {
   return absl::StrCat(what, " of type ", TypeName(type));
 }
 
-std::string WhyNotSegments(absl::Span<const KvSegment> segments, int64_t kv_len, const char* what) {
-  int64_t tokens = 0;
+std::string WhyNotSegments(absl::Span<const KvSegment> segments, const char* what) {
   for (const KvSegment& segment : segments) {
-    tokens += segment.tokens();
     if (!IsLoaded(segment.data.type)) return OfType(what, segment.data.type);
     if (!segment.quantization) continue;
     for (const int64_t group : segment.quantization->group) {
       if (group < 1) return absl::StrCat(what, " in groups of ", group);
     }
   }
-  if (tokens == kv_len) return "";
-  return absl::StrCat(what, " of ", tokens, " tokens in all where ", kv_len, " are needed");
-}
-
-bool VariesOverScores(const Operand& shift) {
-  const View& view = shift.view;
-  return !shift.constant && view.present() && (view.strides[3] != 0 || view.strides[4] != 0);
+  return "";
 }
 
 }  // namespace
@@ -217,14 +209,8 @@ std::string WhyNotTaken(const AttentionSpec& spec, FeatureSet takes) {
   }
   if (spec.v_head_size == 0) return "values of no channels";
   if (!IsLoaded(spec.q.type)) return OfType("queries", spec.q.type);
-  for (std::string why : {WhyNotSegments(spec.k, spec.kv_len, "keys"),
-                          WhyNotSegments(spec.v, spec.kv_len, "values")}) {
+  for (std::string why : {WhyNotSegments(spec.k, "keys"), WhyNotSegments(spec.v, "values")}) {
     if (!why.empty()) return why;
-  }
-  for (const ScoreStep& step : spec.steps) {
-    if (VariesOverScores(step.shift_add) || VariesOverScores(step.shift_sub)) {
-      return "a diagonal whose shift varies over rows or columns";
-    }
   }
   if (!IsLoaded(spec.output.type) || BitsOf(spec.output.type) < 8) {
     return OfType("an output", spec.output.type);

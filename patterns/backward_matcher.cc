@@ -102,8 +102,7 @@ bool AttentionMatcher::FollowGradient(TensorId tensor, bool of_scores, int depth
     if (of_softmax || (!of_scores && ClassOf(consumer.kind) == OpClass::kBinary)) {
       const TensorId other = consumer.inputs[1 - use.port];
       CollectCorrection(other, 0);
-      const OpIndex producer = Producer(other);
-      makes_scores = producer != Graph::kNoOp && in_match_.contains(producer);
+      makes_scores = in_match_.contains(Producer(other));
     }
     if (!FollowGradient(consumer.outputs[0], of_scores || makes_scores, depth + 1)) return false;
   }

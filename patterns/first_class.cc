@@ -98,7 +98,7 @@ bool Resolver::ResolveHeads() {
   const Dims& k = *tensor(attention.inputs[1]).dims;
   const Dims& v = *tensor(attention.inputs[2]).dims;
   const int64_t heads = q[1], kv_heads = k[1];
-  if (kv_heads == 0 || heads % kv_heads != 0) {
+  if (kv_heads == 0) {
     return Fail(attention, heads, " query heads over ", kv_heads, " key heads");
   }
   spec_->batch = {k[0], kv_heads, heads / kv_heads};

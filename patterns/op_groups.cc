@@ -21,7 +21,7 @@ void GrowStore(const Graph& graph, std::vector<char>& taken, OpGroup* group) {
   if (graph.ops()[group->ops.back()].kind != OpKind::kHadamard) return;
   const Op& rotation = graph.ops()[group->ops.back()];
   const auto& consumers = graph.FindTensor(rotation.outputs[0])->consumers;
-  if (consumers.size() != 1 || consumers[0].port != 0 || taken[consumers[0].op]) return;
+  if (consumers.size() != 1 || consumers[0].port != 0) return;
   if (ClassOf(graph.ops()[consumers[0].op].kind) != OpClass::kStore) return;
   taken[consumers[0].op] = 1;
   group->ops.push_back(consumers[0].op);

@@ -53,16 +53,12 @@ AttentionMatcher::Segments AttentionMatcher::MatchSegments(TensorId tensor) cons
 // which may be of several segments, or loaded.
 bool AttentionMatcher::CollectSegments(TensorId tensor, Chain suffix, bool cached,
                                        Segments* segments) const {
-  bool dequantized = std::ranges::any_of(suffix.ops, [&](const ChainOp& step) {
-    return ClassOf(op(step.op).kind) == OpClass::kDequantize;
-  });
   for (;;) {
     const OpIndex producer = Producer(tensor);
     const OpKind kind = KindOf(producer);
-    const bool dequantize = ClassOf(kind) == OpClass::kDequantize && !dequantized;
+    const bool dequantize = ClassOf(kind) == OpClass::kDequantize;
     const bool loads = cached && ClassOf(kind) == OpClass::kLoad;
     if (suffix.ops.size() < kMaxChain && (MovesOrRotates(kind) || dequantize || loads)) {
-      dequantized |= dequantize;
       suffix.ops.push_back({producer, 0});
       tensor = op(producer).inputs[0];
       continue;

@@ -107,8 +107,7 @@ bool Resolver::ResolveFrame() {
   frame_[col_] = spec_->kv_len;
 
   // The last batch axis is the query heads that share K and V if neither has it.
-  const bool shared = !spec_->over_queries && rank_ >= 3 && rank_ <= 4 &&
-                      DimFromEnd(output, 3) > 1 &&
+  const bool shared = !spec_->over_queries && DimFromEnd(output, 3) > 1 &&
                       DimFromEnd(tensor(qk.inputs[1 - match_.q_input]), 3) == 1 &&
                       DimFromEnd(tensor(pv.inputs[1 - match_.probs_input]), 3) == 1 &&
                       (rank_ == 4 || softmax.inputs.size() == 1);

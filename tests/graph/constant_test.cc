@@ -119,7 +119,30 @@ TEST(ConstantTest, JsonHoldsEveryNumber) {
   }
 }
 
-TEST(ConstantTest, JsonHoldsLongIntegersBooleansAndNan) {
+TEST(ConstantTest, JsonHoldsBooleansAndLongIntegers) {
+  GraphBuilder g;
+  const Value x = g.Input("x", kF32, {2, 3}), y = g.Input("y", kF32, {2, 3});
+  const Value no = g.Scalar(false);
+  const Value seed = g.Scalar(kS64, 0), offset = g.HostScalar("offset", kS64);
+  const Value kept =
+      g.AddOp(OpKind::kDropout, "d", {g.Select(no, x, y), seed, offset, g.HostScalar("p", kF32)},
+              {kF32})[0];
+  g.Output("o", kept);
+  const absl::StatusOr<Graph> graph = std::move(g).Build();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const int64_t number : {kMost, -kMost - 1, (int64_t{1} << 53) + 1}) {
+    const std::string text = absl::StrReplaceAll(
+        GraphToJson(*graph), {{absl::StrCat("\"id\": ", seed.id, ", \"value\": 0"),
+                               absl::StrCat("\"id\": ", seed.id, ", \"value\": ", number)}});
+    const absl::StatusOr<Graph> again = GraphFromJson(text);
+    ASSERT_TRUE(again.ok()) << again.status() << text;
+    EXPECT_EQ(again->tensor(seed.id).value, Constant(number));
+    EXPECT_EQ(again->tensor(no.id).value, Constant(false));
+  }
+}
+
+TEST(ConstantTest, JsonHoldsNanAndChecksTheType) {
   TensorId id = 0;
   const std::string file = GraphToJson(WithScalar(8.f, &id));
   EXPECT_TRUE(GraphFromJson(file).ok());

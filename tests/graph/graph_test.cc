@@ -244,5 +244,44 @@ TEST(LogicalTensor, Broadcasts) {
   EXPECT_FALSE(Broadcast({3}, {4}));
 }
 
+TEST(Graph, InvalidConstantsAndHostScalars) {
+  const auto add = [&](const LogicalTensor& in) { return ValidateTensor(in); };
+  LogicalTensor strided = T(1, kF32, {2, 2});
+  strided.strides = Dims{-2, 1};
+  ExpectError(add(strided), ErrorKind::kInvalidShape, "negative stride -2");
+  LogicalTensor constant = T(1, kF32, {});
+  constant.value = Constant(1.f);
+  ExpectError(add(constant), ErrorKind::kInvalidShape, "a value is that of a constant");
+  constant.property = Property::kConstant;
+  constant.type = kF16;
+  ExpectError(add(constant), ErrorKind::kInvalidShape, "a value is that of a constant");
+  constant.type = kF32;
+  constant.dims = Dims{1};
+  ExpectError(add(constant), ErrorKind::kInvalidShape, "a value is that of a constant");
+  LogicalTensor scalar = T(1, kF32, {1});
+  scalar.property = Property::kHostScalar;
+  ExpectError(add(scalar), ErrorKind::kInvalidShape,
+              "a host scalar is f32, s32 or s64, without dims");
+  scalar = T(1, kF16, {});
+  scalar.property = Property::kHostScalar;
+  ExpectError(add(scalar), ErrorKind::kInvalidShape,
+              "a host scalar is f32, s32 or s64, without dims");
+  EXPECT_TRUE(ValidateTensor(T(1, kF32, Dims(kMaxRank, 1))).ok());
+}
+
+TEST(Graph, LooksUpNothingByHalfANumberOrASharedName) {
+  Graph graph;
+  LogicalTensor a = T(1, kF32, {4}), b = T(2, kF32, {4}), c = T(0, kF32, {4});
+  a.name = b.name = "twice";
+  ASSERT_TRUE(graph.AddOp(MakeOp(0, OpKind::kExp, "x"), {a}, {b}).ok());
+  ASSERT_TRUE(graph.AddOp(MakeOp(1, OpKind::kExp, "y"), {b}, {c}).ok());
+  EXPECT_EQ(graph.FindTensor("twice"), nullptr);
+  EXPECT_EQ(graph.FindTensor("0x"), nullptr);
+  EXPECT_EQ(graph.FindTensor("x0"), nullptr);
+  EXPECT_EQ(graph.FindTensor(""), nullptr);
+  EXPECT_EQ(graph.FindTensor("0")->desc.id, 0u);
+  EXPECT_EQ(graph.FindTensor("99999999999999999999999"), nullptr);
+}
+
 }  // namespace
 }  // namespace kvant

@@ -366,7 +366,7 @@ TEST(GraphFromJson, MalformedAndTruncated) {
   ExpectBadJson(text + "x", "malformed JSON at byte");
   ExpectBadJson("{\"graph\": [\"\xff\xfe\"]}", "malformed JSON");
   ExpectBadJson("{\"graph\": [NaN]}", "malformed JSON");
-  ExpectBadJson(std::string("{\"graph\": [\0]}", 14), "malformed JSON");
+  ExpectBadJson(text + '\0', " is NUL");
 }
 
 TEST(GraphFromJson, DeepNestingIsRefused) {

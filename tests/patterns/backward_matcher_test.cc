@@ -160,5 +160,76 @@ TEST(BackwardMatcher, GradientOfTheMaskIsNotThatOfK) {
   ExpectMiss(std::move(b.g), "it leads to 2 gradients, not to those of Q, K and V");
 }
 
+// The backward pass in parts, some of which a test replaces.
+struct Parts {
+  GraphBuilder g;
+  Value q = g.Input("q", kF32, {2, 3, 5, 6}), k = g.Input("k", kF32, {2, 3, 7, 6});
+  Value v = g.Input("v", kF32, {2, 3, 7, 6}), d_out = g.Input("do", kF32, {2, 3, 5, 6});
+  Value out = g.Input("o", kF32, {2, 3, 5, 6}), stats = g.Input("stats", kF32, {2, 3, 5, 1});
+  Value scores = g.MatMul(q, k, {.transpose_b = true});
+  Value Exp(Value x) { return g.AddOp(OpKind::kExp, "p", {x}, {kF32})[0]; }
+  Value Sum(Value x) {
+    return g.AddOp(OpKind::kReduceSum, "sum", {x}, {kF32},
+                   {{Attr::kAxes, std::vector<int64_t>{-1}}, {Attr::kKeepDims, true}})[0];
+  }
+  Value DProbs() { return g.MatMul(d_out, v, {.transpose_b = true}); }
+  void AddGradients(Value probs, Value d_scores) {
+    g.Output("dv", g.MatMul(probs, d_out, {.transpose_a = true}));
+    g.Output("dq", g.MatMul(d_scores, k));
+    g.Output("dk", g.MatMul(d_scores, q, {.transpose_a = true}));
+  }
+};
+
+TEST(BackwardMatcher, StepsOnTheWayToAGradient) {
+  {
+    Parts b;
+    const Value probs = b.Exp(b.g.Subtract(b.scores, b.stats));
+    const Value centred =
+        b.g.Subtract(b.g.Reshape(b.DProbs(), {2, 3, 5, 7}), b.Sum(b.g.Multiply(b.out, b.d_out)));
+    const Value d_scores = b.g.Multiply(probs, centred);
+    const Value zero = b.g.Input("zero", kF32, {1});
+    b.AddGradients(probs, b.g.Select(b.g.Input("kept", kBoolean, {5, 7}), d_scores, zero));
+    b.g.Output("dmask", b.Sum(b.g.Reshape(d_scores, {2, 3, 5, 7})));
+    const std::vector<Partition> result = Partitions(std::move(b.g));
+    EXPECT_EQ(result.size(), 1u) << KindsOf(result);
+    EXPECT_THAT(MissesOf(result), ::testing::IsEmpty());
+  }
+}
+
+TEST(BackwardMatcher, ScoresMustNotBeWhatIsSubtracted) {
+  Parts b;
+  const Value probs = b.Exp(b.g.Subtract(b.stats, b.scores));
+  b.AddGradients(
+      probs, b.g.Multiply(probs, b.g.Subtract(b.DProbs(), b.Sum(b.g.Multiply(b.out, b.d_out)))));
+  const std::vector<Partition> result = Partitions(std::move(b.g));
+  EXPECT_THAT(MissesOf(result),
+              ::testing::ElementsAre(::testing::HasSubstr(" subtracts the scores")));
+}
+
+TEST(BackwardMatcher, GradientOfTheProbabilitiesSeenElsewhere) {
+  Parts b;
+  const Value probs = b.Exp(b.g.Subtract(b.scores, b.stats));
+  const Value d_probs = b.DProbs();
+  b.g.Output("seen", d_probs);
+  b.AddGradients(probs,
+                 b.g.Multiply(probs, b.g.Subtract(d_probs, b.Sum(b.g.Multiply(b.out, b.d_out)))));
+  const std::vector<Partition> result = Partitions(std::move(b.g));
+  EXPECT_GT(result.size(), 1u) << KindsOf(result);
+  EXPECT_THAT(MissesOf(result),
+              ::testing::ElementsAre(::testing::HasSubstr("is also consumed by End")));
+}
+
+TEST(BackwardMatcher, ProductsUsedElsewhereStayOutside) {
+  Parts b;
+  const Value probs = b.Exp(b.g.Subtract(b.scores, b.stats));
+  const Value products = b.g.Multiply(b.out, b.d_out);
+  b.AddGradients(probs, b.g.Multiply(probs, b.g.Subtract(b.DProbs(), b.Sum(products))));
+  b.g.Output("t", b.g.Tanh(products));
+  const std::vector<Partition> result = Partitions(std::move(b.g));
+  EXPECT_EQ(result.size(), 3u) << KindsOf(result);
+  EXPECT_THAT(MissesOf(result),
+              ::testing::ElementsAre(::testing::HasSubstr(" is fused without Multiply")));
+}
+
 }  // namespace
 }  // namespace kvant

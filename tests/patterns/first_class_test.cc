@@ -7,6 +7,7 @@ namespace {
 using testing::KindsOf;
 using testing::OnlySpec;
 using testing::Partitions;
+using testing::Plain;
 using testing::Text;
 using Kind = ScoreStep::Kind;
 using Alignment = ScoreStep::Alignment;
@@ -77,6 +78,13 @@ TEST(FirstClassOp, TakesWhatConvertsAndRotatesBesideIt) {
   EXPECT_EQ(spec.output.type, kBF16);
   EXPECT_EQ(spec.q_hadamard, 0) << "Q and K are rotated alike";
   EXPECT_EQ(spec.output_hadamard, 32);
+}
+
+TEST(FirstClassOp, LeavesWhatMovesItsOutput) {
+  Plain p;
+  const Value o = p.g.ScaledDotProductAttention(p.q, p.k, p.v, {}).first;
+  p.g.Output("o", p.g.Transpose(o, {0, 2, 1, 3}));
+  EXPECT_EQ(KindsOf(Partitions(std::move(p.g))), "ScaledDotProductAttention | StaticTranspose");
 }
 
 }  // namespace

@@ -362,5 +362,19 @@ TEST(NoMiss, AttentionOverProjections) {
   EXPECT_THAT(KindsOf(partitions), HasSubstr("MatMul SoftMax MatMul"));
 }
 
+TEST(NoMiss, GradientOfASoftMaxAndExponentialsOfInputs) {
+  testing::Plain p;
+  const Value probs = p.g.SoftMax(p.Scores());
+  p.g.Output("ds",
+             p.g.AddOp(OpKind::kSoftMaxBackward, "ds", {p.g.Input("dp", kF32, {2, 4, 3, 5}), probs},
+                       {kF32}, {{Attr::kAxis, int64_t{-1}}})[0]);
+  EXPECT_THAT(MissesOf(Partitions(std::move(p.g))), IsEmpty());
+  testing::Plain r;
+  const Value x = r.g.Input("x", kF32, {2, 4, 3, 5}), most = r.g.Input("most", kF32, {2, 4, 3, 1});
+  r.g.Output("o",
+             r.g.MatMul(r.g.AddOp(OpKind::kExp, "e", {r.g.Subtract(x, most)}, {kF32})[0], r.v));
+  EXPECT_THAT(MissesOf(Partitions(std::move(r.g))), IsEmpty());
+}
+
 }  // namespace
 }  // namespace kvant

@@ -8,6 +8,7 @@ namespace kvant {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::KindsOf;
 using testing::Partitions;
 using testing::Plain;
 using testing::Text;
@@ -101,6 +102,64 @@ TEST(Partition, DeclaredShapesThatContradictAreANoteAndNoSpec) {
 
 TEST(Partition, GraphHasToBeFinalized) {
   EXPECT_EQ(ErrorKindOf(PartitionGraph(Graph()).status()), ErrorKind::kInvalidGraph);
+}
+
+TEST(Partition, EachOpIsInOne) {
+  const auto attention = [](Plain& p, Value q) {
+    return p.g.MatMul(p.g.SoftMax(p.g.MatMul(q, p.k, {.transpose_b = true})), p.k);
+  };
+  {  // What moves the output of one attention, and makes the queries of the next.
+    Plain p;
+    p.g.Output("o", attention(p, p.g.Reshape(attention(p, p.q), {2, 4, 3, 8})));
+    EXPECT_EQ(KindsOf(Partitions(std::move(p.g))),
+              "MatMul SoftMax MatMul StaticReshape | MatMul SoftMax MatMul");
+  }
+  {  // The same of values, where their SoftMax comes first.
+    Plain p;
+    const Value probs = p.g.SoftMax(p.g.MatMul(p.q, p.q, {.transpose_b = true}));
+    p.g.Output("o", p.g.MatMul(probs, p.g.Reshape(attention(p, p.q), {2, 4, 3, 8})));
+    EXPECT_EQ(KindsOf(Partitions(std::move(p.g))),
+              "MatMul SoftMax MatMul | MatMul SoftMax StaticReshape MatMul");
+  }
+}
+
+TEST(Partition, ChainsGoOnWhereOperandsMaySwap) {
+  Plain p;
+  const Value x = p.g.Input("x", kF32, {2, 4, 3, 5});
+  p.g.Output("a", p.g.Add(p.mask, p.g.Tanh(x)));
+  p.g.Output("b", p.g.Subtract(p.mask, p.g.Tanh(x)));
+  p.g.Output("c", p.g.Divide(p.mask, p.g.Tanh(x)));
+  EXPECT_EQ(KindsOf(Partitions(std::move(p.g))), "Tanh Add | Tanh | Subtract | Tanh | Divide");
+}
+
+LogicalTensor Unknown(TensorId id) {
+  LogicalTensor tensor;
+  tensor.id = id;
+  tensor.type = kF32;
+  return tensor;
+}
+// An axis that counts from the front is taken for the last one.
+TEST(Partition, UnknownRanksAreMatched) {
+  for (const int64_t axis : {-2, -1, 3}) {
+    Graph graph;
+    const auto add = [&](OpKind kind, int64_t id, std::vector<TensorId> in, TensorId out,
+                         Attributes attrs) {
+      Op op;
+      op.kind = kind;
+      op.id = id;
+      op.attrs = std::move(attrs);
+      std::vector<LogicalTensor> inputs;
+      for (const TensorId id : in) inputs.push_back(Unknown(id));
+      ASSERT_TRUE(graph.AddOp(op, inputs, {Unknown(out)}).ok());
+    };
+    add(OpKind::kMatMul, 0, {0, 1}, 2, {{Attr::kTransposeB, true}});
+    add(OpKind::kSoftMax, 1, {2}, 3, {{Attr::kAxis, axis}});
+    add(OpKind::kMatMul, 2, {3, 4}, 5, {});
+    ASSERT_TRUE(graph.Finalize().ok());
+    EXPECT_EQ(KindsOf(PartitionGraph(graph).value()),
+              axis == -2 ? "MatMul | SoftMax | MatMul" : "MatMul SoftMax MatMul")
+        << axis;
+  }
 }
 
 }  // namespace
