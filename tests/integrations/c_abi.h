@@ -29,10 +29,11 @@ using Partitions = std::unique_ptr<kvant_partitions, Destroy<kvant_partitions_de
 #define EXPECT_OK(call) EXPECT_EQ(call, KVANT_OK) << kvant_error()
 #define ASSERT_OK(call) ASSERT_EQ(call, KVANT_OK) << kvant_error()
 
-inline Engine MakeEngine(int threads = 2) {
+inline Engine MakeEngine(const char* backends = nullptr) {
   kvant_engine_options options = {};
   options.size = sizeof options;
-  options.threads = threads;
+  options.threads = 2;
+  options.backends = backends;
   kvant_engine* engine = nullptr;
   EXPECT_OK(kvant_engine_create(&options, &engine));
   return Engine(engine);
