@@ -93,6 +93,21 @@ def test_biases_and_masks_after_one_another(dtype):
         assert not report.fused and "fills with -inf, which is multiplied" in report.text, report
 
 
+@pytest.mark.parametrize("of_windows", [[4, 1, 9, 9], [1, 4, 1, 9, 9], [2, 4, 3, 9, 9], [1, 1, 3, 9, 9], [3, 9, 9]])
+def test_masks_of_windows(of_windows):
+    """As Swin has them: windows are beside the batch, and seen where the mask is added."""
+    q, k, v = (torch.randn(8, 3, 9, SIZE) for _ in range(3))
+    bias, mask = torch.randn(1, 3, 9, 9), torch.randn(of_windows)
+    mask = mask.unsqueeze(0) if mask.dim() == 4 else mask
+
+    def attend(q, k, v, mask):
+        scores = (q @ k.mT + bias).view(2, 4, 3, 9, 9) + mask
+        return torch.softmax(scores.view(-1, 3, 9, 9), -1) @ v
+
+    report = run(attend, q, k, v, mask)
+    assert report.fused, report
+
+
 def test_einsum():
     q, k, v = torch.randn(BATCH, HEADS, 7, SIZE), cache(), cache()
     hidden = torch.rand(BATCH, 1, 1, TOKENS) > 0.6

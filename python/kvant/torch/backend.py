@@ -162,7 +162,8 @@ def _owner() -> Any:
         frame = InstructionTranslator.current_tx()
     except AttributeError:
         return None
-    names = [*frame.f_code.co_varnames[:1], "fn"]  # self, or what Dynamo's own wrapper calls
+    # self, also where a graph broke; or what Dynamo's own wrapper calls.
+    names = [*frame.f_code.co_varnames[:1], "self", "fn"]
     own = [frame.f_locals[name] for name in names if name in frame.f_locals]
     return next((x for x in own if isinstance(x, torch.nn.Module)), frame.f_code)
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .nodes import CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, shape, skip, value
+from .nodes import CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, shape, skip, value, viewed
 
 
 @dataclasses.dataclass
@@ -85,12 +85,23 @@ def unmasked(masked: Any) -> Masked:
 
 
 def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any:
-    """What is broadcast to scores, [batch * heads, ..] seen as [batch, heads, ..] if the scores are later."""
-    if not is_tensor(mask) or all(size == 1 for size in shape(mask)[:-2]):
+    """What is broadcast to scores, as [batch, heads, queries, tokens] wherever they are seen so later.
+
+    Scores of [batch * heads, ..] may be; of those of more dims, all before heads are the batch, as Swin's windows.
+    """
+    if not is_tensor(mask) or len(shape(mask)) <= 2:
         return mask
-    rank = len(shape(scores))
-    if rank == 3 and found.heads is not None and shape(mask)[0] == math.prod(found.heads):
-        mask, rank = add(before, aten.reshape.default, mask, [*found.heads, *shape(mask)[1:]]), 4
+    sizes, rank = shape(mask), len(shape(scores))
+    if rank > 4 and all(isinstance(size, int) for size in (*sizes, *shape(scores))):
+        own = [1] * (rank - len(sizes)) + sizes
+        batch = [1] if all(size == 1 for size in own[:-3]) else shape(scores)[:-3]
+        wide = add(before, aten.expand.default, viewed(mask, own[-3 - len(batch):], before), [*batch, *own[-3:]])
+        mask, rank = viewed(wide, [math.prod(batch), *own[-3:]], before), 4
+    if all(size == 1 for size in shape(mask)[:-2]):
+        return mask
+    heads = None if found.heads is None or shape(mask)[0] != math.prod(found.heads) else found.heads[1]
+    if rank == 3 and isinstance(heads, int):
+        mask, rank = add(before, aten.unflatten.int, mask, 0, [-1, heads]), 4
     found.ranks.add(rank)
     return mask
 

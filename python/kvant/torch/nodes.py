@@ -79,3 +79,13 @@ def in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
     if value(node).dtype.itemsize >= 4:
         return node
     return add(before, torch.ops.prims.convert_element_type.default, node, torch.float32)
+
+
+def viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
+    if shape(node) == target:
+        return node
+    unknown = [d for d in target if not isinstance(d, int)]
+    if len(unknown) > 1:
+        raise Declined(f"{len(unknown)} sizes are symbolic where a view of codes or scales is needed")
+    sizes = [d if isinstance(d, int) else -1 for d in target]
+    return add(before, aten.reshape.default, node, sizes)

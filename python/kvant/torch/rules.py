@@ -18,7 +18,7 @@ from torch import fx
 from . import packing
 from .masks import is_weight, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
-                    is_wide, shape, skip, value)
+                    is_wide, shape, skip, value, viewed)
 from .permutes import order_of
 
 # Of codes as they lie in memory.
@@ -118,7 +118,7 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
         codes = packing.repacked(packed, before)
     elif why := packing.near_miss(codes):
         raise Declined(why)
-    codes = _viewed(codes, [*target[:3], target[3] // in_byte], before)
+    codes = viewed(codes, [*target[:3], target[3] // in_byte], before)
     scales, points = found.scale, None
     if isinstance(scales, fx.Node):
         scales = _per_group(scales, shape(found.product), target, before)
@@ -228,16 +228,6 @@ def _range_of(point: Any) -> tuple[float, float]:
     return HOLDS.get(value(point).dtype, (-math.inf, math.inf)) if found is None else (found.low, found.high)
 
 
-def _viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
-    if shape(node) == target:
-        return node
-    unknown = [d for d in target if not isinstance(d, int)]
-    if len(unknown) > 1:
-        raise Declined(f"{len(unknown)} sizes are symbolic where a view of codes or scales is needed")
-    sizes = [d if isinstance(d, int) else -1 for d in target]
-    return add(before, aten.reshape.default, node, sizes)
-
-
 def _per_group(
     parameters: fx.Node, full: list[Any], target: list[Any], before: fx.Node
 ) -> fx.Node:
@@ -253,19 +243,19 @@ def _per_group(
         while is_call(base, *CASTS):
             base = base.args[0]
     if spans == 0:
-        return _viewed(base, [1, 1, 1, 1], before)
+        return viewed(base, [1, 1, 1, 1], before)
     if own[:spans] == full[:spans]:
         group, tokens, channels = math.prod(full[spans:]), *target[2:]
         static = isinstance(group, int) and isinstance(channels, int)
         if static and channels % group == 0:
-            return _viewed(base, [*target[:3], channels // group], before)
+            return viewed(base, [*target[:3], channels // group], before)
         # Groups of whole tokens, none of which is of two heads.
         if static and group % channels == 0 and isinstance(tokens, int) and tokens % (group // channels) == 0:
-            return _viewed(base, [*target[:2], tokens * channels // group, 1], before)
+            return viewed(base, [*target[:2], tokens * channels // group, 1], before)
     if full == target:
-        return _viewed(base, own, before)
+        return viewed(base, own, before)
     if (groups := _groups_of_axes(own, full, target)) is not None:
-        return _viewed(base, groups, before)
+        return viewed(base, groups, before)
     raise Declined(f"scales or zero points {own} of {full} are no groups of [batch, heads, tokens, channels]")
 
 
