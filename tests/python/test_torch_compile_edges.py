@@ -83,6 +83,10 @@ def test_biases_and_masks_after_one_another(dtype):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v,
                      bound=2e-5 if dtype == torch.float32 else 3e-2)
         assert not report.fused and why in report.text, report
+    # Where all is hidden twice, the lowest number stands alone.
+    report = run(lambda q, k, v: torch.softmax(torch.where(hidden, torch.finfo(dtype).min, (q @ k.mT).masked_fill(
+        hidden | (bias > 0), -torch.inf)) + slopes, -1) @ v, q, k, v, bound=2e-5 if dtype == torch.float32 else 3e-2)
+    assert not report.fused, report
     # Infinity is not -inf any more, or NaN.
     for factor in -0.5, 0.0, torch.tensor([0.1, -0.2, 0.3], dtype=dtype).view(HEADS, 1, 1):
         torch._dynamo.reset()
@@ -91,6 +95,15 @@ def test_biases_and_masks_after_one_another(dtype):
         compiled(q, k, v)
         (report,) = kvant.torch.reports_of(compiled)[-1:]
         assert not report.fused and "fills with -inf, which is multiplied" in report.text, report
+
+
+def test_scores_that_a_mask_broadcasts():
+    q, k, v, rows = torch.randn(BATCH, HEADS, 1, SIZE), cache(), cache(), torch.randn(7, TOKENS)
+    report = run(lambda q, k, v: torch.softmax(q @ k.mT + rows, -1) @ v, q, k, v)
+    assert not report.fused and "are broadcast to" in report.text, report
+    heads = torch.randn(BATCH, HEADS, 7, TOKENS)
+    report = run(lambda q, k, v: torch.softmax(q @ k.mT + heads, -1) @ v, cache()[:, :1, :7], k[:, :1], v)
+    assert not report.fused, report
 
 
 @pytest.mark.parametrize("of_windows", [[4, 1, 9, 9], [1, 4, 1, 9, 9], [2, 4, 3, 9, 9], [1, 1, 3, 9, 9], [3, 9, 9]])

@@ -25,6 +25,7 @@ class Masked:
     bias: fx.Node | None = None
     mask: fx.Node | None = None
     fill: float = -math.inf
+    filled: bool = False  # by the mask, or by a bias
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
     heads: list[Any] | None = None  # [batch, heads], where scores are seen as of them
     ranks: set[int] = dataclasses.field(default_factory=set)  # of scores whose masks are not alike for all of these
@@ -57,7 +58,7 @@ def unmasked(masked: Any) -> Masked:
             found.scores, bias, number = added
             found.why = found.why or _why_not_added(bias)
             _add(found, _by_heads(found, bias, step, masked), masked, number)
-        elif found.soft_cap is None and found.mask is None and (filled := _filled(step)):
+        elif found.soft_cap is None and not found.filled and (filled := _filled(step)):
             found.scores, condition, hides, fill = filled
             for result in (step, *reversed(later)):
                 fill = _rounded(fill, result)
@@ -120,6 +121,7 @@ def _add(found: Masked, bias: fx.Node, before: fx.Node, number: float = 1) -> No
 def _fill(found: Masked, condition: fx.Node, hides: bool, fill: float, before: fx.Node) -> None:
     if found.why:
         return
+    found.filled = True
     if found.bias is not None and fill != -math.inf:
         zero, low = (add(before, aten.scalar_tensor.default, x, dtype=torch.float32) for x in (0.0, fill))
         _add(found, add(before, aten.where.self, condition, *((low, zero) if hides else (zero, low))), before)

@@ -374,6 +374,8 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     operands = (scores.args[-2], scores.args[-1], weighted.args[1])
     if shape(tokens)[-1] != shape(operands[1])[2]:
         return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
+    if shape(operands[0])[:2] != shape(weighted)[:2]:
+        return f"its scores of Q {shape(operands[0])} are broadcast to {shape(probabilities)}"
     output, flat = _seen_by_heads(weighted, operands), False
     if output is not None and masked.ranks <= {4}:
         q, k, v = (_four(operands[0]), _transposed(_four(operands[1]), output), _four(operands[2]))
