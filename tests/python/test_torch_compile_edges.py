@@ -48,6 +48,7 @@ def test_fills_that_another_type_has_not():
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="kvant")
         want, got = function(q, k, v, hidden).double(), compiled(q, k, v, hidden).double()
+        assert kvant.torch.reports_of(compiled)[-1].fused
         assert torch.equal(want.isnan(), got.isnan()) and got[:, :, 3].isnan().all()
         assert (got - want).nan_to_num().norm() / want.nan_to_num().norm() < 3e-2
 
@@ -178,12 +179,16 @@ def test_scales_that_are_tensors():
                    lambda s: (s * of_heads).masked_fill(hidden, -2.0), lambda s: torch.tanh(s * of_heads / 3) * 3 + bias):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v)
         assert report.fused, report
-    for scores in (lambda s: s * of_rows, lambda s: s * torch.rand_like(bias), lambda s: s.masked_fill(hidden, -2.0) * one,
+    for scores in (lambda s: s * of_rows, lambda s: s * bias, lambda s: s.masked_fill(hidden, -2.0) * one,
                    lambda s: torch.tanh(s / 3) * 3 * one):
         torch._dynamo.reset()
-        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT) + 0 * bias, -1) @ v, q, k, v) if (
-            scores.__code__.co_names != ("torch", "rand_like")) else None
-        assert report is None or not report.fused, report
+        report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v)
+        assert not report.fused, report
+    # In its own type the inverse would be infinite, or off by 2e-3.
+    tiny, wide = torch.tensor(1e-5).half(), torch.tensor(13.0).bfloat16().view(1, 1, 1)
+    assert run(lambda q, k, v: torch.softmax((q @ k.mT) / wide, -1) @ v, q, k, v).fused
+    assert run(lambda q, k, v: torch.softmax((q @ k.mT) / tiny, -1) @ v, *(x.half() for x in (1e-3 * q, 0.1 * k, v)),
+               bound=5e-3).fused
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -214,7 +219,7 @@ def test_attention_that_is_not_by_heads(dtype):
     assert run(attend, *heads, bound=bound).fused
     report = run(lambda q, k, v: torch.softmax((torch.bmm(q, k.mT).view(2, 3, 7, TOKENS) + mask).flatten(0, 1), -1) @ v,
                  q, k, v, bound=bound)
-    assert not report.fused and "as a mask is of scores of 4 dims" in report.text, report
+    assert not report.fused and "(by scores of 4 dims)" in report.text, report
 
 
 def test_scores_in_another_type_than_the_result():
@@ -258,6 +263,59 @@ def test_products_that_are_added():
     assert not report.fused and "is added to a bias before it is capped" in report.text, report
 
 
+def test_numbers_of_dims_that_are_alike():
+    """Where one of two may be taken for the other: batch, heads, repeats, queries; and of what does not go together."""
+    same, tokens = 3, 5
+    q, k, v = torch.randn(same, same, same, SIZE), torch.randn(same, same, tokens, SIZE), torch.randn(same, same, tokens, SIZE)
+    sinks, columns = 3 * torch.randn(same), torch.rand(same, 1, 1) + 0.5
+    of_tokens, flags = torch.randn(tokens), torch.rand(tokens + 1) > 0.5
+    grouped, many = torch.randn(same, 2, same, 4, SIZE), 3 * torch.randn(2 * same)
+
+    def of_groups(q, k, v, many):
+        scores = torch.einsum("bgrid,bgjd->bgrij", q, k).flatten(1, 2)
+        column = many.reshape(1, -1, 1, 1).expand(same, -1, 4, -1)
+        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1].view(same, 2, same, 4, tokens)
+        return torch.einsum("bgrij,bgjd->bgrid", weights, v)
+
+    def behind_sinks(q, k, v, sinks):
+        column = sinks.reshape(1, -1, 1, 1).expand(same, -1, same, -1)
+        return torch.softmax(torch.cat([q @ k.mT, column], -1) + flags, -1)[..., :-1] @ v
+
+    for function, arguments in (
+            (of_groups, (grouped, k[:, :2], v[:, :2], many)), (behind_sinks, (q, k, v, sinks)),
+            (lambda q, k, v, c: torch.softmax(((q @ k.mT).squeeze(1).unsqueeze(0) * c).squeeze(0).unsqueeze(1), -1) @ v,
+             (q[:, :1], k[:, :1], v[:, :1], columns)),
+            (lambda q, k, v: torch.softmax((q @ k.mT + columns).flatten(0, 1) + of_tokens + torch.cat([columns] * same), -1)
+             @ v.flatten(0, 1), (q, k, v)),
+            (lambda q, k, v: torch.softmax(of_tokens - q @ k.mT, -1) @ v, (q, k, v)),
+            (lambda q, k, v: torch.softmax(torch.add(of_tokens, q @ k.mT, alpha=2), -1) @ v, (q, k, v)),
+            (lambda q, k, v: torch.softmax((q @ k.mT).double(), -1).float() @ v, (q, k, v))):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *x, function=function: function(*x), backend="kvant")
+        want = function(*arguments)
+        assert (compiled(*arguments) - want).norm() < 2e-5 * want.norm()
+        assert kvant.torch.reports_of(compiled)[-1].text
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v, s: with_sinks(q @ k.mT, s, v), backend="kvant", dynamic=True)
+    torch.testing.assert_close(compiled(q, k, v, sinks), with_sinks(q @ k.mT, sinks, v))
+    scaled = lambda q, k, v: torch.softmax(torch.baddbmm(  # noqa: E731
+        torch.zeros(q.shape[0], 1, 1), q, k.mT, alpha=q.shape[-1] ** -0.5), -1) @ v
+    compiled = torch.compile(scaled, backend="kvant", dynamic=True)
+    torch.testing.assert_close(compiled(q[0], k[0], v[0]), scaled(q[0], k[0], v[0]))
+
+
+def test_two_fills():
+    q, k, v = (cache() for _ in range(3))
+    causal, padded = torch.triu(torch.ones(TOKENS, TOKENS, dtype=torch.bool), 1), torch.rand(BATCH, 1, 1, TOKENS) > 0.8
+    padded[..., 0] = False
+    low = torch.finfo(torch.float32).min
+    for first, second, fused in ((-torch.inf, -torch.inf, True), (low, low, True), (-1e9, -2.0, False), (low, -torch.inf, False)):
+        report = run(lambda q, k, v, first=first, second=second: torch.softmax((q @ k.mT).masked_fill(
+            padded, first).masked_fill(causal, second), -1) @ v, q, k, v)
+        assert report.fused == fused, report
+    assert run(lambda q, k, v: torch.softmax((q @ k.mT).masked_fill(causal, torch.tensor(-1e9)), -1) @ v, q, k, v).fused
+
+
 def lowered(scores):
     return scores - scores.max(-1, keepdim=True).values
 
@@ -282,7 +340,7 @@ def test_sinks(dtype):
     # The sinks are not less that maximum.
     for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v),
                      lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v)):
-        run(function, q, k, v, sinks, bound=bound)
+        assert run(function, q, k, v, sinks, bound=bound).fused
     # Nearly so: a logit for each query, sinks before the tokens, one column more cut off.
     for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT, q[..., :1] + sinks[:, None, None], v),
                      lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2),

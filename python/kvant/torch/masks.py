@@ -25,10 +25,10 @@ class Masked:
     bias: fx.Node | None = None
     mask: fx.Node | None = None
     fill: float = -math.inf
-    filled: bool = False  # by the mask, or by a bias
+    filled: bool = False  # by the mask, or by what is added
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
     heads: list[Any] | None = None  # [batch, heads], where scores are seen as of them
-    ranks: set[int] = dataclasses.field(default_factory=set)  # of scores whose masks are not alike for all of these
+    ranks: set[int] = dataclasses.field(default_factory=set)  # dims of scores where masks by batch or head met them
     why: str = ""
 
     @property
@@ -39,26 +39,31 @@ class Masked:
 def unmasked(masked: Any) -> Masked:
     """What a softmax is of, read from the last step to the first."""
     found = Masked(masked)
-    later: list[fx.Node] = []  # what scores are rounded to by, the last first
+    later: list[fx.Node] = []  # steps behind this one, the last first: a fill is rounded to their types
     while isinstance(step := found.scores, fx.Node):
         if len(shape(step)) == 4:
             found.heads = shape(step)[:2]
-        first = found.unscaled and found.bias is found.mask is found.sinks is found.soft_cap is None
+        if value(step).dtype == torch.float64:
+            found.why = found.why or "its scores are in f64"
+        untouched = not found.why and not found.filled and found.unscaled and (
+            found.bias is found.sinks is found.soft_cap is None)
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
         elif (source := _viewed(step)) is not None:
             found.scores = source
-        elif first and (source := _less_maximum(step)) is not None:
+        elif untouched and (source := _less_maximum(step)) is not None:
             found.scores = source
-        elif first and (joined := _joined(step)):
+        elif untouched and (joined := _joined(step)):
             found.scores, column = joined
             found.sinks = _of_heads(column, masked)
-            found.why = "" if found.sinks else f"what is behind its scores, {shape(column)}, is no number for each head"
+            found.ranks.add(4)
+            if found.sinks is None:
+                found.why = f"what is behind its scores, {shape(column)}, is no number for each head"
         elif found.soft_cap is None and (added := _added(step)):
             found.scores, bias, number = added
             found.why = found.why or _why_not_added(bias)
             _add(found, _by_heads(found, bias, step, masked), masked, number)
-        elif found.soft_cap is None and not found.filled and (filled := _filled(step)):
+        elif found.soft_cap is None and (filled := _filled(step)):
             found.scores, condition, hides, fill = filled
             for result in (step, *reversed(later)):
                 fill = _rounded(fill, result)
@@ -71,9 +76,10 @@ def unmasked(masked: Any) -> Masked:
             found.scale *= number
         elif multiplied := _multiplied_by_tensor(step):
             found.scores, factor = multiplied
-            factor = _by_heads(found, factor, step, masked)
-            factor = in_f32(factor if step.target is aten.mul.Tensor else add(masked, aten.reciprocal.default, factor), masked)
-            found.factor = factor if found.factor is None else add(masked, aten.mul.Tensor, found.factor, factor)
+            factor = in_f32(_by_heads(found, factor, step, masked), masked)
+            if step.target is aten.div.Tensor:
+                factor = add(masked, aten.reciprocal.default, factor)
+            found.factor = _both(found, aten.mul.Tensor, found.factor, factor, masked)
         else:
             break
         later.append(step)
@@ -83,6 +89,20 @@ def unmasked(masked: Any) -> Masked:
     if len(found.ranks) > 1:
         found.why = found.why or f"its masks are those of scores of {sorted(found.ranks)} dims"
     return found
+
+
+def _both(found: Masked, target: Any, a: fx.Node | None, b: fx.Node, before: fx.Node) -> fx.Node:
+    """target(a, b), in f32; b, where there is no a."""
+    if a is None:
+        return b
+    try:
+        torch.broadcast_shapes(shape(a), shape(b))
+    except RuntimeError:
+        found.why = found.why or f"its masks or scales {shape(a)} and {shape(b)} do not go together"
+        return b
+    if target is aten.logical_and.default:
+        return add(before, target, a, b)
+    return add(before, target, in_f32(a, before), in_f32(b, before))
 
 
 def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any:
@@ -111,30 +131,34 @@ def _add(found: Masked, bias: fx.Node, before: fx.Node, number: float = 1) -> No
     """A number of times, to scores that are multiplied by the scale later."""
     if found.why:
         return
-    for factor in (number * found.scale, found.factor):
-        if factor not in (None, 1):
-            bias = add(before, aten.mul.Tensor, in_f32(bias, before), factor)
-    found.bias = bias if found.bias is None else add(before, aten.add.Tensor, *(
-        in_f32(x, before) for x in (bias, found.bias)))
+    if number * found.scale != 1:
+        bias = add(before, aten.mul.Tensor, in_f32(bias, before), number * found.scale)
+    found.bias = _both(found, aten.add.Tensor, found.bias, _both(found, aten.mul.Tensor, found.factor, bias, before), before)
 
 
 def _fill(found: Masked, condition: fx.Node, hides: bool, fill: float, before: fx.Node) -> None:
     if found.why:
+        return
+    keeps = add(before, aten.logical_not.default, condition) if hides else condition
+    if found.filled:
+        if found.mask is None or fill != found.fill or (found.bias is not None and fill != -math.inf):
+            found.why = f"it is filled with {fill} before a second fill"
+        else:
+            found.mask = _both(found, aten.logical_and.default, found.mask, keeps, before)
         return
     found.filled = True
     if found.bias is not None and fill != -math.inf:
         zero, low = (add(before, aten.scalar_tensor.default, x, dtype=torch.float32) for x in (0.0, fill))
         _add(found, add(before, aten.where.self, condition, *((low, zero) if hides else (zero, low))), before)
     else:
-        found.mask = add(before, aten.logical_not.default, condition) if hides else condition
-        found.fill = float(fill)
+        found.mask, found.fill = keeps, float(fill)
 
 
 def _add_product(found: Masked, product: fx.Node, before: fx.Node) -> None:
     """beta * input + alpha * product; BLOOM's ALiBi is such an input."""
     bias, (beta, alpha) = product.args[0], (product.kwargs.get(name, 1) for name in ("beta", "alpha"))
-    if found.soft_cap is not None:
-        found.why = found.why or "its product is added to a bias before it is capped"
+    if found.soft_cap is not None or not all(isinstance(x, (int, float)) for x in (beta, alpha)):
+        found.why = found.why or "its product is added to a bias before it is capped, or by numbers that are symbolic"
         return
     if beta != 0:  # else it is not read
         _add(found, _by_heads(found, bias, product, before), before, beta)
@@ -156,6 +180,8 @@ def _added(step: fx.Node) -> tuple[Any, Any, float] | None:
     if not is_call(step, aten.add.Tensor, aten.sub.Tensor) or not isinstance(step.args[1], fx.Node):
         return None
     (a, b), alpha = step.args, step.kwargs.get("alpha", 1)
+    if not isinstance(alpha, (int, float)):
+        return None
     if step.target is aten.sub.Tensor:
         return a, b, -alpha
     # A bias may be made of products as well, as DeBERTa's.
@@ -201,7 +227,7 @@ def _of_heads(column: fx.Node, before: fx.Node) -> fx.Node | None:
     sizes = [1] * (4 - len(shape(source))) + shape(source)
     if len(shape(column)) != 4 or sizes != [1, shape(column)[1], 1, 1]:
         return None
-    return add(before, aten.reshape.default, source, [sizes[1]])
+    return add(before, aten.reshape.default, source, [-1])
 
 
 def without_last(probabilities: fx.Node) -> fx.Node | None:
@@ -263,6 +289,8 @@ def _filled(scores: Any) -> tuple[Any, fx.Node, bool, float] | None:
     if is_call(scores, aten.masked_fill.Scalar):
         scores, condition, fill = scores.args[:3]
         return scores, condition, True, fill
+    if is_call(scores, aten.masked_fill.Tensor) and (fill := _number(scores.args[2])) is not None:
+        return scores.args[0], scores.args[1], True, _rounded(fill, scores.args[2])
     if is_call(scores, aten.where.self):
         condition, *sides = scores.args
         for hides, (fill, rest) in zip((True, False), (sides, sides[::-1])):
@@ -299,8 +327,8 @@ def product_of(scores: Any) -> fx.Node | None:
     return product if is_call(product, aten.bmm.default, aten.baddbmm.default) else None
 
 
-def is_weight(probabilities: fx.Node) -> bool:
-    """Whether a product is not far behind, as behind no classifier's or router's."""
+def leads_to_product(probabilities: fx.Node) -> bool:
+    """Within few nodes: those of a classifier or a router do not."""
     open_nodes, seen = [probabilities], set[fx.Node]()
     while open_nodes and len(seen) < 16:
         node = open_nodes.pop(0)
@@ -313,7 +341,7 @@ def is_weight(probabilities: fx.Node) -> bool:
 
 
 def made_by(scores: Any) -> Any:
-    """What a product becomes scores by, that is not known; None if there is no product."""
+    """The op that scores come from, if a product is among what they are computed from; else None."""
     open_nodes, seen = [scores], set[fx.Node]()
     while open_nodes and len(seen) < 64:
         node = open_nodes.pop(0)

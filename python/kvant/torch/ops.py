@@ -71,6 +71,8 @@ def attention(
 ) -> torch.Tensor:
     """softmax(q k^T scale + bias) v, fused, over K and V as they are stored.
 
+    Scores are scaled, capped, and have slopes, bias and mask put on them, in this order; then windows hide.
+
     Args:
       q: [batch, heads, queries, channels] of f32, f16 or bf16.
       k, v: [batch, KV heads, tokens, channels]; heads are a multiple of KV heads. Floats, or codes.
@@ -80,6 +82,7 @@ def attention(
       k_type, v_type: "u4", "s4", "u2" or "s2": uint8 holds so many codes packed, the first lowest.
       bias: added to the scores; broadcasts to [batch, heads, queries, tokens].
       mask: boolean, likewise; where it is false, a score becomes mask_fill.
+      mask_fill: -inf, which hides it, or a number.
       scale: None: 1 / sqrt(channels).
       soft_cap: scores become soft_cap * tanh(scores / soft_cap).
       alibi_slopes: [heads] of f32; slope * (token - position of the query) is added.

@@ -1,6 +1,6 @@
-"""Permutations of dims, each made one, before what adds dims of one element.
+"""Permutations in a row become one; dims of one element are taken out before and put back behind.
 
-torch.einsum makes several in a row, most of which move dims of one element and so are none.
+torch.einsum makes such, most of which move nothing but dims of one element.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from . import packing
-from .masks import is_weight, made_by, product_of, unmasked, without_last
+from .masks import leads_to_product, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
                     is_wide, shape, skip, value, viewed)
 from .permutes import order_of
@@ -352,8 +352,10 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     scores = masked.scores
     product = product_of(scores)
     if product is None:
-        last = made_by(scores) if is_weight(softmax) else None
+        last = (made_by(scores) or made_by(softmax.args[0])) if leads_to_product(softmax) else None
         return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
+    if masked.why:
+        return masked.why
     scores = product
     tokens = softmax if masked.sinks is None else without_last(softmax)
     if tokens is None:
@@ -369,8 +371,6 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
             return f"its probabilities go into {weighted.target}"
     if weighted.args[0] is not probabilities or weighted.args[1] is probabilities:
         return "its probabilities are not the left side of a product"
-    if masked.why:
-        return masked.why
     operands = (scores.args[-2], scores.args[-1], weighted.args[1])
     if shape(tokens)[-1] != shape(operands[1])[2]:
         return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
@@ -384,11 +384,13 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         q, k, v = (add(output, aten.unsqueeze.default, x, 0)
                    for x in (operands[0], _transposed(operands[1], output), operands[2]))
     else:
-        return ("Q, K, V or the product with V is not seen as [batch, heads, tokens, channels], "
-                f"as a mask is of scores of {max(masked.ranks)} dims")
+        return ("Q, K, V or the product with V is not seen as [batch, heads, tokens, channels], as its masks are "
+                f"(by scores of {max(masked.ranks)} dims)")
     if value(output).dtype.itemsize > value(q).dtype.itemsize:
         q = in_f32(q, output)  # the result is of its type
     if masked.factor is not None:
+        if any(size != 1 and size != full for size, full in zip(reversed(shape(masked.factor)), reversed(shape(q)))):
+            return f"its scales {shape(masked.factor)} are not those of Q {shape(q)}"
         q = add(output, aten.mul.Tensor, in_f32(q, output), masked.factor)
     return Attention(output, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
                      soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True, flat=flat)
