@@ -181,19 +181,17 @@ struct Parts {
 };
 
 TEST(BackwardMatcher, StepsOnTheWayToAGradient) {
-  {
-    Parts b;
-    const Value probs = b.Exp(b.g.Subtract(b.scores, b.stats));
-    const Value centred =
-        b.g.Subtract(b.g.Reshape(b.DProbs(), {2, 3, 5, 7}), b.Sum(b.g.Multiply(b.out, b.d_out)));
-    const Value d_scores = b.g.Multiply(probs, centred);
-    const Value zero = b.g.Input("zero", kF32, {1});
-    b.AddGradients(probs, b.g.Select(b.g.Input("kept", kBoolean, {5, 7}), d_scores, zero));
-    b.g.Output("dmask", b.Sum(b.g.Reshape(d_scores, {2, 3, 5, 7})));
-    const std::vector<Partition> result = Partitions(std::move(b.g));
-    EXPECT_EQ(result.size(), 1u) << KindsOf(result);
-    EXPECT_THAT(MissesOf(result), ::testing::IsEmpty());
-  }
+  Parts b;
+  const Value probs = b.Exp(b.g.Subtract(b.scores, b.stats));
+  const Value centred =
+      b.g.Subtract(b.g.Reshape(b.DProbs(), {2, 3, 5, 7}), b.Sum(b.g.Multiply(b.out, b.d_out)));
+  const Value d_scores = b.g.Multiply(probs, centred);
+  const Value zero = b.g.Input("zero", kF32, {1});
+  b.AddGradients(probs, b.g.Select(b.g.Input("kept", kBoolean, {5, 7}), d_scores, zero));
+  b.g.Output("dmask", b.Sum(b.g.Reshape(d_scores, {2, 3, 5, 7})));
+  const std::vector<Partition> result = Partitions(std::move(b.g));
+  EXPECT_EQ(result.size(), 1u) << KindsOf(result);
+  EXPECT_THAT(MissesOf(result), ::testing::IsEmpty());
 }
 
 TEST(BackwardMatcher, ScoresMustNotBeWhatIsSubtracted) {

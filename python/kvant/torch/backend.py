@@ -68,12 +68,6 @@ def _fake_sdpa(q: Any, k: Any, v: Any, *words: Any) -> Any:
     return q.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
 
 
-def _is_tokens_first(node: fx.Node) -> bool:
-    """Whether those who read it were traced with [batch, tokens, heads, channels] in memory."""
-    out = node.meta["example_value"]
-    return not out.is_contiguous() and out.transpose(1, 2).is_contiguous()
-
-
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What became of one attention."""
@@ -214,7 +208,7 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
             kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
                 given["query"], given["key"], given["value"], given.get("attn_mask"), None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
-                _is_tokens_first(node), bool(given.get("enable_gqa", False))))
+                nodes.is_tokens_first(node.meta["example_value"]), bool(given.get("enable_gqa", False))))
         kept.meta = dict(node.meta)
         node.replace_all_uses_with(kept)
         gm.graph.erase_node(node)
@@ -276,7 +270,7 @@ def _read_flex(gm: fx.GraphModule, node: fx.Node, replace: bool) -> str:
                 slopes = gm.graph.call_function(torch.neg, (slopes,))
         kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
             q, k, v, None, slopes, scale, scores.soft_cap, windows.left, windows.right,
-            _is_tokens_first(outputs[0]), True))
+            nodes.is_tokens_first(outputs[0].meta["example_value"]), True))
     kept.meta = dict(outputs[0].meta)
     for user in list(node.users):
         if user in outputs:

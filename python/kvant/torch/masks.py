@@ -157,8 +157,11 @@ def _fill(found: Masked, condition: fx.Node, hides: bool, fill: float, before: f
 def _add_product(found: Masked, product: fx.Node, before: fx.Node) -> None:
     """beta * input + alpha * product; BLOOM's ALiBi is such an input."""
     bias, (beta, alpha) = product.args[0], (product.kwargs.get(name, 1) for name in ("beta", "alpha"))
-    if found.soft_cap is not None or not all(isinstance(x, (int, float)) for x in (beta, alpha)):
-        found.why = found.why or "its product is added to a bias before it is capped, or by numbers that are symbolic"
+    why = "is added to a bias before it is capped" if found.soft_cap is not None else ""
+    if not all(isinstance(x, (int, float)) for x in (beta, alpha)):
+        why = f"is multiplied by {alpha}, and what is added to it by {beta}, of which one is symbolic"
+    if why:
+        found.why = found.why or f"its product {why}"
         return
     if beta != 0:  # else it is not read
         _add(found, _by_heads(found, bias, product, before), before, beta)

@@ -81,11 +81,17 @@ def in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
     return add(before, torch.ops.prims.convert_element_type.default, node, torch.float32)
 
 
+def is_tokens_first(out: torch.Tensor) -> bool:
+    """Whether [batch, heads, tokens, channels] is [batch, tokens, heads, channels] in memory."""
+    return not out.is_contiguous() and out.transpose(1, 2).is_contiguous()
+
+
 def viewed(node: fx.Node, target: list[Any], before: fx.Node) -> fx.Node:
+    """The node in another shape, of which one size may be symbolic."""
     if shape(node) == target:
         return node
     unknown = [d for d in target if not isinstance(d, int)]
     if len(unknown) > 1:
-        raise Declined(f"{len(unknown)} sizes are symbolic where a view of codes or scales is needed")
+        raise Declined(f"{len(unknown)} sizes are symbolic where a view is needed")
     sizes = [d if isinstance(d, int) else -1 for d in target]
     return add(before, aten.reshape.default, node, sizes)

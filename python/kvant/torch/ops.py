@@ -22,10 +22,10 @@ from ..value import Value
 # the first in the lowest bits, and k_type ("u4") says so. k_scales and k_zero_points have the dims
 # of K divided by those of a group; zero points of integers are in codes, of floats in real units:
 # value = code * scale - zero point. bias is added to the scores; where the mask, boolean, is false, they
-# become mask_fill. Both are of any shape that broadcasts. Without a scale it is 1 / sqrt(channels).
-# bottom_right: the last query is at the last token, else the first at the first. tokens_first: the
-# result is [batch, tokens, heads, channels] in memory. nan_rows: a query that sees nothing gives NaN,
-# not 0.
+# become mask_fill. Both are of any shape that broadcasts. sinks: a logit of each head. Without a scale
+# it is 1 / sqrt(channels). bottom_right: the last query is at the last token, else the first at the
+# first. tokens_first: the result is [batch, tokens, heads, channels] in memory. nan_rows: a query that
+# sees nothing gives NaN, not 0.
 SCHEMA = """attention(Tensor q, Tensor k, Tensor v, Tensor? k_scales, Tensor? k_zero_points,
 Tensor? v_scales, Tensor? v_zero_points, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks,
 str k_type, str v_type, float? scale, float? soft_cap, float mask_fill, int left_window, int right_window,

@@ -18,7 +18,7 @@ from torch import fx
 from . import packing
 from .masks import leads_to_product, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, HOLDS, VIEWS, Declined, add, aten, holds, in_f32, is_call, is_float, is_tensor,
-                    is_wide, shape, skip, value, viewed)
+                    is_tokens_first, is_wide, shape, skip, value, viewed)
 from .permutes import order_of
 
 # Of codes as they lie in memory.
@@ -133,6 +133,7 @@ def codes_of(node: fx.Node, before: fx.Node) -> Codes | None:
         elif is_float(points) and not found.real:
             points = add(before, aten.mul.Tensor, *(in_f32(x, before) for x in (points, scales)))
     elif found.point:
+        # In real units it is off by the same for a whole group, so it is not rounded.
         points = add(before, aten.mul.Tensor, in_f32(scales, before), found.point)
     result = Codes(codes, kind, scales, points, repacked)
     if order is not None:
@@ -334,10 +335,8 @@ def native_attention(node: fx.Node) -> Attention | str:
     q, k, v, dropout, causal = (*node.args, *(0.0, False)[len(node.args) - 3:])
     if dropout:
         return "it has dropout"
-    out = value(users[0])
     return Attention(users[0], q, k, v, *_bias_or_mask(node.kwargs.get("attn_mask")), scale=node.kwargs.get("scale"),
-                     right_window=0 if causal else -1,
-                     tokens_first=not out.is_contiguous() and out.transpose(1, 2).is_contiguous())
+                     right_window=0 if causal else -1, tokens_first=is_tokens_first(value(users[0])))
 
 
 def _bias_or_mask(mask: Any) -> tuple[Any, Any]:
