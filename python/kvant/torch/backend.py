@@ -24,6 +24,7 @@ from torch import fx
 
 from .. import errors
 from . import flex, nodes, ops, permutes, rules
+from .codes import Codes, codes_of, why_no_codes
 
 _library = torch.library.Library("kvant", "FRAGMENT")
 _library.define("sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? slopes, float? scale, "
@@ -307,15 +308,15 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
     k, v = rules.unrepeated(found.k), rules.unrepeated(found.v)
     if nodes.shape(k)[1] != nodes.shape(v)[1]:
         k, v = found.k, found.v
-    sources: list[rules.Codes | None] = []
+    sources: list[Codes | None] = []
     for name, node in (("K", k), ("V", v)):
         try:
-            sources.append(rules.codes_of(node, before))
+            sources.append(codes_of(node, before))
         except nodes.Declined as why:
             notes.append(f"{name} is not read as codes: {why}")
             sources.append(None)
         else:
-            if sources[-1] is None and (what := rules.why_no_codes(node)):
+            if sources[-1] is None and (what := why_no_codes(node)):
                 notes.append(f"{name} {what}")
     # What has its codes refused is dequantized before; the other's may still be taken.
     for form in itertools.product(*(((source,) if source is None else (source, None)) for source in sources)):
@@ -339,7 +340,7 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
 
 
 def _arguments(found: rules.Attention, plain: tuple[fx.Node, fx.Node],
-               form: Sequence[rules.Codes | None]) -> tuple[Any, ...]:
+               form: Sequence[Codes | None]) -> tuple[Any, ...]:
     data = [node if codes is None else codes.codes for node, codes in zip(plain, form)]
     parameters = [x for codes in form
                   for x in ((None, None) if codes is None else (codes.scales, codes.zero_points))]

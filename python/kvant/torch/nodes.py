@@ -74,6 +74,16 @@ def skip(node: Any, *targets: Any) -> Any:
     return node
 
 
+def skip_same(node: fx.Node) -> fx.Node:
+    """Behind what changes neither shape nor type."""
+    while is_call(node, *COPIES, *VIEWS, *CASTS, aten.expand.default):
+        source = node.args[0]
+        if shape(source) != shape(node) or value(source).dtype != value(node).dtype:
+            break
+        node = source
+    return node
+
+
 def in_f32(node: fx.Node, before: fx.Node) -> fx.Node:
     """What has fewer bits, converted."""
     if value(node).dtype.itemsize >= 4:
