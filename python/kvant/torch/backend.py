@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from .. import errors
-from . import flex, nodes, ops, permutes, rules
+from . import encoder, flex, nodes, ops, permutes, rules
 from .codes import Codes, codes_of, why_no_codes
 
 _library = torch.library.Library("kvant", "FRAGMENT")
@@ -111,6 +111,10 @@ def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> 
         reports.extend(_report(node, False, why) for node in _calls(gm, F.scaled_dot_product_attention))
         return compile_fx(gm, example_inputs)
     _keep_sdpa(gm, reports)
+    for node in _calls(gm, torch._transformer_encoder_layer_fwd):
+        if not node.meta["example_value"].is_nested:
+            node.target = encoder.layer
+    gm.recompile()
 
     def lower(aten_gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _fuse(aten_gm, reports)
@@ -195,25 +199,37 @@ def _keep_sdpa(gm: fx.GraphModule, reports: list[Report]) -> None:
     for node in _calls(gm, F.scaled_dot_product_attention):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, node.args)), **node.kwargs}
-        q, v = (given[name].meta.get("example_value") for name in ("query", "value"))
+        q, k, v = (list(getattr(given[name].meta.get("example_value"), "shape", ())) for name in names[:3])
         why = ""
         if given.get("dropout_p"):
             why = "it has dropout"
-        elif q is None or q.dim() != 4 or v.dim() != 4:
-            why = "Q, K and V are not [batch, heads, tokens, channels]"
+        elif len(q) < 2 or not q[:-3] == k[:-3] == v[:-3] or (len(q) > 2 and q[-3] < k[-3]):
+            why = f"Q {q}, K {k} and V {v} are not of one batch and its heads"
         if why:
             reports.append(_report(node, False, why))
             continue
         with gm.graph.inserting_before(node):
             _as_autocast(gm, node, given)
-            kept = gm.graph.call_function(torch.ops.kvant.sdpa.default, (
+            kept = gm.graph.call_function(_keep if len(q) == 4 else _keep_of_any_dims, (
                 given["query"], given["key"], given["value"], given.get("attn_mask"), None,
                 given.get("scale"), None, -1, 0 if given.get("is_causal") else -1,
                 nodes.is_tokens_first(node.meta["example_value"]), bool(given.get("enable_gqa", False))))
         kept.meta = dict(node.meta)
         node.replace_all_uses_with(kept)
         gm.graph.erase_node(node)
-    gm.recompile()
+
+
+_keep = torch.ops.kvant.sdpa.default
+
+
+def _keep_of_any_dims(q: Any, k: Any, v: Any, mask: Any, *words: Any) -> Any:
+    """What is before heads is one batch."""
+    batch, dims = q.shape[:-3], q.shape[:-1]
+    if mask is not None and mask.dim() > 3:
+        own = mask.shape[-3:]
+        mask = mask.reshape(own) if mask.numel() == own.numel() else mask.expand(*batch, *own).reshape(-1, *own)
+    q, k, v = (x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4) for x in (q, k, v))
+    return _keep(q, k, v, mask, *words).reshape(*dims, v.shape[-1])
 
 
 def _as_autocast(gm: fx.GraphModule, node: fx.Node, given: dict[str, Any]) -> None:
@@ -330,6 +346,9 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
         call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
         if found.flat:
             call = nodes.add(before, nodes.aten.squeeze.dim, call, 0)
+        if found.turned:
+            call = nodes.add(before, nodes.aten.transpose.int, call, -2, -1)
+            call = nodes.add(before, nodes.aten.clone.default, call, memory_format=torch.contiguous_format)
         if (wanted := nodes.value(before).dtype) != nodes.value(call).dtype:  # of queries that were converted
             call = nodes.add(before, torch.ops.prims.convert_element_type.default, call, wanted)
         call.meta = {**before.meta, "val": call.meta["val"]}

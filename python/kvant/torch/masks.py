@@ -26,6 +26,8 @@ class Masked:
     mask: fx.Node | None = None
     fill: float = -math.inf
     filled: bool = False  # by the mask, or by what is added
+    hidden: tuple[fx.Node, bool, list[Any]] | None = None  # of the only fill: its condition, whether true hides, its dims
+    floor: float = -math.inf  # no score is less
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
     heads: list[Any] | None = None  # [batch, heads], where scores are seen as of them
     ranks: set[int] = dataclasses.field(default_factory=set)  # dims of scores where masks by batch or head met them
@@ -59,6 +61,11 @@ def unmasked(masked: Any) -> Masked:
             found.ranks.add(4)
             if found.sinks is None:
                 found.why = f"what is behind its scores, {shape(column)}, is no number for each head"
+        elif found.soft_cap is None and (number := _number_added(step)) is not None and _is_unseen(found, number):
+            found.scores = step.args[0]
+        elif found.soft_cap is None and found.bias is None and not found.filled and found.unscaled and (
+                floored := _floored(step)):
+            found.scores, found.floor = floored
         elif found.soft_cap is None and (added := _added(step)):
             found.scores, bias, number = added
             found.why = found.why or _why_not_added(bias)
@@ -68,6 +75,7 @@ def unmasked(masked: Any) -> Masked:
             for result in (step, *reversed(later)):
                 fill = _rounded(fill, result)
             found.why = found.why or _why_not_filled(found, fill)
+            found.hidden = None if found.filled else (condition, hides, shape(step))
             _fill(found, _by_heads(found, condition, step, masked), hides, fill, masked)
         elif found.unscaled and found.soft_cap is None and (capped := _capped(step)):
             found.scores, found.soft_cap = capped
@@ -86,6 +94,10 @@ def unmasked(masked: Any) -> Masked:
     product = product_of(found.scores)
     if is_call(product, aten.baddbmm.default):
         _add_product(found, product, masked)
+    if found.mask is not None:
+        found.fill = max(found.fill, found.floor)
+    if found.bias is not None and found.floor > -math.inf:
+        found.bias = add(masked, aten.clamp_min.default, found.bias, found.floor)
     if len(found.ranks) > 1:
         found.why = found.why or f"its masks are those of scores of {sorted(found.ranks)} dims"
     return found
@@ -192,6 +204,26 @@ def _added(step: fx.Node) -> tuple[Any, Any, float] | None:
     return (b, a, 1) if alpha == 1 and turned else (a, b, alpha)
 
 
+def _number_added(step: fx.Node) -> float | None:
+    added = is_call(step, aten.add.Tensor, aten.sub.Tensor) and isinstance(step.args[1], (int, float))
+    return float(step.args[1]) if added else None
+
+
+def _is_unseen(found: Masked, number: float) -> bool:
+    """Whether no softmax sees that it is added: to all of its logits alike."""
+    shifts_all = found.sinks is None and (not found.filled or (found.mask is not None and found.fill == -math.inf))
+    return number == 0 or (math.isfinite(number) and shifts_all)
+
+
+def _floored(step: fx.Node) -> tuple[Any, float] | None:
+    """Scores, and a number that is their least, so low that it shows at what is added to hide tokens alone."""
+    if not is_call(step, aten.maximum.default, aten.clamp.default, aten.clamp_min.default) or len(step.args) != 2:
+        return None
+    number = step.args[1] if isinstance(step.args[1], (int, float)) else _number(step.args[1])
+    number = _rounded(number, step)
+    return (step.args[0], number) if isinstance(number, (int, float)) and number <= _LOSES_SCORES else None
+
+
 def _capped(step: fx.Node) -> tuple[fx.Node, float] | None:
     """Scores, and a number that is above them, as cap * tanh(scores / cap)."""
     tanh, cap = _multiplied(step)
@@ -240,6 +272,14 @@ def without_last(probabilities: fx.Node) -> fx.Node | None:
         return None
     start = users[0].args[2] if len(users[0].args) > 2 else 0
     return users[0] if not start and shape(users[0])[-1] + 1 == shape(probabilities)[-1] else None
+
+
+def clears(probabilities: fx.Node, masked: Masked) -> bool:
+    """Whether it makes those 0 that the mask has hidden from the softmax, and which are unless their row has no others."""
+    filled = _filled(probabilities)
+    lowest = torch.finfo(value(masked.scores).dtype).min if is_tensor(masked.scores) else -math.inf
+    hides = masked.mask is not None and masked.fill <= max(_LOSES_SCORES, lowest)
+    return hides and filled is not None and filled[3] == 0 and masked.hidden == (*filled[1:3], shape(probabilities))
 
 
 def _multiplied(step: Any) -> tuple[Any, float]:

@@ -6,6 +6,7 @@ torch.einsum makes such, most of which move nothing but dims of one element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
@@ -23,6 +24,12 @@ def order_of(node: fx.Node) -> list[int]:
     a, b = (axis % rank for axis in node.args[1:3])
     order[a], order[b] = order[b], order[a]
     return order
+
+
+def is_transposed(node: Any) -> bool:
+    """Whether it has the last two dims of its source in turn."""
+    order = order_of(node) if is_call(node, *_PERMUTES) else []
+    return len(order) > 1 and order == [*range(len(order) - 2), len(order) - 1, len(order) - 2]
 
 
 def gather(graph: fx.Graph) -> None:
@@ -57,7 +64,7 @@ def _without_a_dim(source: fx.Node, moved: Sequence[int], before: fx.Node) -> tu
     sizes = shape(source)
     if is_call(source, aten.unsqueeze.default):
         return source.args[0], source.args[1] % len(sizes)
-    if len(moved) > 2 and (single := [dim for dim in moved if isinstance(sizes[dim], int) and sizes[dim] == 1]):
+    if single := [dim for dim in moved if isinstance(sizes[dim], int) and sizes[dim] == 1]:
         return add(before, aten.squeeze.dim, source, single[0]), single[0]
     if not is_call(source, *VIEWS) or not all(isinstance(size, int) for size in sizes) or 1 not in sizes:
         return None

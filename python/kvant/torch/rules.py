@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from .masks import leads_to_product, made_by, product_of, unmasked, without_last
+from .masks import Masked, clears, leads_to_product, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, is_tokens_first, shape, skip,
                     skip_same, value)
+from .permutes import is_transposed
 
 
 def unrepeated(node: fx.Node) -> fx.Node:
@@ -56,6 +56,8 @@ class Attention:
     nan_rows: bool = False
     flat: bool = False
     """The output is [heads, queries, channels], of a batch of one."""
+    turned: bool = False
+    """The output has channels before queries."""
 
 
 def stated_attention(node: fx.Node) -> Attention:
@@ -86,81 +88,111 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     if softmax.args[1] not in (-1, len(shape(softmax)) - 1):
         return None
     masked = unmasked(softmax.args[0])
-    scores = masked.scores
-    product = product_of(scores)
-    if product is None:
-        last = (made_by(scores) or made_by(softmax.args[0])) if leads_to_product(softmax) else None
+    scores = product_of(masked.scores)
+    if scores is None:
+        last = (made_by(masked.scores) or made_by(softmax.args[0])) if leads_to_product(softmax) else None
         return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
     if masked.why:
         return masked.why
-    scores = product
     tokens = softmax if masked.sinks is None else without_last(softmax)
     if tokens is None:
         return "the probabilities of its sinks are read"
-    probabilities, weighted = tokens, tokens
-    while not is_call(weighted, aten.bmm.default):
-        users = list(weighted.users)
-        if len(users) != 1:
-            return f"its probabilities have {len(users)} users" if users else None
-        probabilities, weighted = weighted, users[0]
-        cut = is_call(weighted, *CASTS) and not is_float(weighted)
-        if cut or not is_call(weighted, *VIEWS, *COPIES, *CASTS, aten.expand.default, aten.bmm.default):
-            return f"its probabilities go into {weighted.target}"
-    if weighted.args[0] is not probabilities or weighted.args[1] is probabilities:
-        return "its probabilities are not the left side of a product"
-    operands = (scores.args[-2], scores.args[-1], weighted.args[1])
+    weighted = _weighted(tokens, masked)
+    if not isinstance(weighted, _Weighted):
+        return weighted
+    product, turned = weighted.product, weighted.turned
+    operands = (scores.args[-2], scores.args[-1], product.args[not turned])
+    queries = shape(product)[2 if turned else 1]
     if shape(tokens)[-1] != shape(operands[1])[2]:
         return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
-    if shape(operands[0])[:2] != shape(weighted)[:2]:
-        return f"its scores of Q {shape(operands[0])} are broadcast to {shape(probabilities)}"
-    output, flat = _seen_by_heads(weighted, operands), False
-    if output is not None and masked.ranks <= {4}:
-        q, k, v = (_four(operands[0]), _transposed(_four(operands[1]), output), _four(operands[2]))
+    if shape(operands[0])[:2] != [shape(product)[0], queries]:
+        return f"its scores of Q {shape(operands[0])} are broadcast to {shape(product.args[turned])}"
+    output = _seen_by_heads(product)
+    if output is not None and masked.ranks <= {4} and (not masked.ranks or masked.heads == shape(output)[:2]):
+        q, k, v = (_four(x, shape(output)[:2], output) for x in operands)
+        flat = False
     elif masked.ranks <= {3}:
-        output, flat = weighted, True
-        q, k, v = (add(output, aten.unsqueeze.default, x, 0)
-                   for x in (operands[0], _transposed(operands[1], output), operands[2]))
+        output, flat = product, True
+        q, k, v = operands
     else:
-        return ("Q, K, V or the product with V is not seen as [batch, heads, tokens, channels], as its masks are "
+        return ("the product with V is not seen as [batch, heads, queries, channels], as its masks are "
                 f"(by scores of {max(masked.ranks)} dims)")
+    k = _transposed(k, output)
+    v = _transposed(v, output) if turned else v
+    if flat:
+        q, k, v = (add(output, aten.unsqueeze.default, x, 0) for x in (q, k, v))
     if value(output).dtype.itemsize > value(q).dtype.itemsize:
         q = in_f32(q, output)  # the result is of its type
     if masked.factor is not None:
         if any(size != 1 and size != full for size, full in zip(reversed(shape(masked.factor)), reversed(shape(q)))):
             return f"its scales {shape(masked.factor)} are not those of Q {shape(q)}"
         q = add(output, aten.mul.Tensor, in_f32(q, output), masked.factor)
+    fill = -math.inf if weighted.cleared else masked.fill
     return Attention(output, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
-                     soft_cap=masked.soft_cap, mask_fill=masked.fill, nan_rows=True, flat=flat)
+                     soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=flat, turned=turned)
 
 
-def _seen_by_heads(weighted: fx.Node, operands: Sequence[fx.Node]) -> fx.Node | None:
-    """The product with V as [batch, heads, queries, channels], if Q, K and V are of that batch and those heads."""
-    sources = [_four(operand) for operand in operands]
-    node = weighted
+@dataclasses.dataclass
+class _Weighted:
+    """The product with V, of which the probabilities are the right side if they were turned."""
+
+    product: fx.Node
+    turned: bool = False
+    cleared: bool = False  # hidden ones become 0, also where all are
+    nan_rows: bool = True
+
+
+def _weighted(tokens: fx.Node, masked: Masked) -> _Weighted | str | None:
+    """What probabilities go into; why it is no such product, or None if they go nowhere."""
+    node, found = tokens, _Weighted(tokens)
+    while True:
+        users = list(node.users)
+        if len(users) != 1:
+            return f"its probabilities have {len(users)} users" if users else None
+        source, node = node, users[0]
+        sizes = shape(tokens)[-2:][::-1 if found.turned else 1]
+        if is_call(node, aten.bmm.default):
+            break
+        if is_transposed(node) and shape(source)[-2:] == sizes:
+            found.turned = not found.turned
+        elif not found.turned and clears(node, masked):
+            found.cleared, found.nan_rows = True, False
+        elif is_call(node, aten.nan_to_num.default) and not any(node.args[1:2]):
+            found.nan_rows = False
+        elif not is_call(node, *VIEWS, *COPIES, *CASTS, aten.expand.default) or (
+                is_call(node, *CASTS) and not is_float(node)):
+            return f"its probabilities go into {node.target}"
+    found.product, turned = node, found.turned
+    if node.args[turned] is not source or node.args[not turned] is source or (turned and shape(source)[1:] != sizes):
+        return f"its probabilities are not the {'right' if turned else 'left'} side of a product"
+    return found
+
+
+def _seen_by_heads(product: fx.Node) -> fx.Node | None:
+    """[batch, heads, ..] of which the product with V is [batch * heads, ..]."""
+    node = product
     while len(shape(node)) != 4:
         if len(node.users) != 1 or not is_call(user := next(iter(node.users)), *VIEWS):
             return None
         node = user
-    alike = all(source is not None and shape(source)[:2] == shape(node)[:2] for source in sources)
-    return node if alike and shape(node)[2] == shape(weighted)[1] else None
+    sized = any(isinstance(size, int) for size in shape(node)[:2])
+    return node if sized and shape(node)[2:] == shape(product)[1:] else None
 
 
 def _transposed(operand: fx.Node, before: fx.Node) -> fx.Node:
-    operand, rank = skip_same(operand), len(shape(operand))
-    if is_call(operand, aten.transpose.int) and {axis % rank for axis in operand.args[1:3]} == {rank - 2, rank - 1}:
-        return operand.args[0]
-    return add(before, aten.transpose.int, operand, -2, -1)
+    operand = skip_same(operand)
+    return operand.args[0] if is_transposed(operand) else add(before, aten.transpose.int, operand, -2, -1)
 
 
-def _four(operand: fx.Node) -> fx.Node | None:
-    """[B,H,S,D] of which a bmm's operand [B * H,S,D] is a view, or transposes one."""
+def _four(operand: fx.Node, heads: list[Any], before: fx.Node) -> fx.Node:
+    """A bmm's operand [batch * heads, ..] as [batch, heads, ..]: what it is a view of, or a view of it."""
     node = skip_same(operand)
-    if is_call(node, aten.transpose.int) and {axis % 3 for axis in node.args[1:3]} == {1, 2}:
-        inner = _four(node.args[0])
-        return None if inner is None else add(operand, aten.transpose.int, inner, -2, -1)
+    if is_transposed(node):
+        return add(before, aten.transpose.int, _four(node.args[0], heads, before), -2, -1)
     while is_call(node, *VIEWS, *COPIES, aten.expand.default) and (
             len(shape(node)) != 4 or shape(node) == shape(node.args[0])):
         node = node.args[0]
-    if len(shape(node)) != 4 or shape(node)[2:] != shape(operand)[1:]:
-        return None
-    return node
+    if shape(node) == [*heads, *shape(operand)[1:]]:
+        return node
+    batch, own = heads
+    return add(before, aten.unflatten.int, operand, 0, [-1, own] if isinstance(own, int) else [batch, -1])
