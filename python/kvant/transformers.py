@@ -365,8 +365,9 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention "kvant" of transformers: [batch, tokens, heads, channels]."""
     if not isinstance(key, (_Keys, _CompiledKeys)):
-        raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), '
-                      'or set another implementation ("sdpa") where there is no cache')
+        raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), or set '
+                      'another implementation ("sdpa") where there is no cache. What generate() computes beside its '
+                      'cache, as for guidance_scale and assistant_early_exit, has none of this kind')
     if key.read:
         raise _lacks("serve a model that attends to the same keys twice")
     key.read = True
@@ -381,7 +382,9 @@ def _attention(
         if kwargs.get(name) is not None:
             raise _lacks(f"take a {name}")
     sinks = None if s_aux is None else s_aux.detach().float().contiguous()
-    terms = (scaling or 0.0, softcap or 0.0, sliding_window or 0, sinks)
+    # Some models have their window in the mask alone.
+    window = sliding_window or layer.store.keep[layer.index]
+    terms = (scaling or 0.0, softcap or 0.0, window, sinks)
     if torch.compiler.is_compiling():
         out = torch.ops.kvant.cached_attention(query, key, value, layer.store.number, layer.position,
                                                attention_mask, layer.index, *terms)

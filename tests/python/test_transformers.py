@@ -19,6 +19,7 @@ MODELS = {
     "Qwen3": {},
     "Gemma2": {"sliding_window": 9, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 32},
     "Afmoe": {"sliding_window": 9, "num_dense_layers": 3},
+    "Phimoe": {"sliding_window": 9, "num_local_experts": 2, "num_experts_per_tok": 1},  # in its masks alone
     "GptOss": {"sliding_window": 9, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
 MODES = {

@@ -128,7 +128,8 @@ def explain(compiled: Any) -> str:
     """For each attention of a compiled model or function what became of it, and why: a line each."""
     graphs = _graphs_of(compiled)
     if not graphs:
-        return 'no graph of it was compiled by the backend "kvant": call it first'
+        return ('no graph of it was compiled by the backend "kvant": it was not called yet, or Dynamo left it to Python '
+                '(TORCH_LOGS=graph_breaks says why)')
     return "\n".join(map(str, reports_of(compiled))) or f"there is no attention in its graphs, of which there are {len(graphs)}"
 
 
