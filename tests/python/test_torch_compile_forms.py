@@ -147,6 +147,18 @@ def test_scales_on_keys_and_biases_of_products():
     assert report.fused, report
 
 
+@pytest.mark.parametrize("mask", [(1, 3, 16, 20), (5, 1, 16, 20), (2, 1, 1, 1, 20), (2, 5, 3, 16, 20)])
+def test_products_of_five_dims(mask):
+    """As MaxViT has them."""
+    q, k, v = torch.randn(2, 5, 3, 16, SIZE), torch.randn(2, 5, 3, 20, SIZE), torch.randn(2, 5, 3, 20, 32)
+    mask = torch.randn(mask)
+    report = run(lambda q, k, v: ((q @ k.mT / 8 + mask).softmax(-1) @ v).permute(0, 1, 3, 2, 4).flatten(3), q, k, v)
+    assert report.fused, report
+    report = run(lambda q, k, v: torch.einsum("bghij,bghjd->bghid", torch.where(
+        mask > 0, torch.einsum("bghid,bghjd->bghij", q, k), -9.0).softmax(-1), v), q, k, v)
+    assert report.fused, report
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoders_of_torch(norm_first, activation):

@@ -346,7 +346,7 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
             continue
         call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
         if found.flat:
-            call = nodes.add(before, nodes.aten.squeeze.dim, call, 0)
+            call = nodes.add(before, nodes.aten.flatten.using_ints, call, 0, 1)
         if found.turned:
             call = nodes.add(before, nodes.aten.transpose.int, call, -2, -1)
             call = nodes.add(before, nodes.aten.clone.default, call, memory_format=torch.contiguous_format)

@@ -29,8 +29,8 @@ class Masked:
     hidden: tuple[fx.Node, bool, list[Any]] | None = None  # of the only fill: its condition, whether true hides, its dims
     floor: float = -math.inf  # no score is less
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
-    heads: list[Any] | None = None  # [batch, heads], where scores are seen as of them
-    ranks: set[int] = dataclasses.field(default_factory=set)  # dims of scores where masks by batch or head met them
+    seen: list[Any] | None = None  # [batch, heads], where scores are seen as of them
+    heads: list[Any] | None = None  # the same of masks and the like that are not alike for all
     why: str = ""
 
     @property
@@ -43,8 +43,8 @@ def unmasked(masked: Any) -> Masked:
     found = Masked(masked)
     later: list[fx.Node] = []  # steps behind this one, the last first: a fill is rounded to their types
     while isinstance(step := found.scores, fx.Node):
-        if len(shape(step)) == 4:
-            found.heads = shape(step)[:2]
+        if len(shape(step)) > 3:
+            found.seen = _heads_of(step)
         if value(step).dtype == torch.float64:
             found.why = found.why or "its scores are in f64"
         untouched = not found.why and not found.filled and found.unscaled and (
@@ -58,7 +58,7 @@ def unmasked(masked: Any) -> Masked:
         elif untouched and (joined := _joined(step)):
             found.scores, column = joined
             found.sinks = _of_heads(column, masked)
-            found.ranks.add(4)
+            _agree(found, _heads_of(step))
             if found.sinks is None:
                 found.why = f"what is behind its scores, {shape(column)}, is no number for each head"
         elif found.soft_cap is None and (number := _number_added(step)) is not None and _is_unseen(found, number):
@@ -98,9 +98,19 @@ def unmasked(masked: Any) -> Masked:
         found.fill = max(found.fill, found.floor)
     if found.bias is not None and found.floor > -math.inf:
         found.bias = add(masked, aten.clamp_min.default, found.bias, found.floor)
-    if len(found.ranks) > 1:
-        found.why = found.why or f"its masks are those of scores of {sorted(found.ranks)} dims"
     return found
+
+
+def _heads_of(scores: fx.Node) -> list[Any]:
+    """[batch, heads]. Of more dims, all before heads are the batch, as Swin's windows; [heads, ..] are of a batch of one."""
+    *batch, heads = shape(scores)[:-2]
+    return [math.prod(batch), heads]
+
+
+def _agree(found: Masked, heads: list[Any]) -> None:
+    if found.heads not in (None, heads):
+        found.why = found.why or f"its masks are those of both {found.heads} and {heads} [batch, heads]"
+    found.heads = heads
 
 
 def _both(found: Masked, target: Any, a: fx.Node | None, b: fx.Node, before: fx.Node) -> fx.Node:
@@ -118,10 +128,7 @@ def _both(found: Masked, target: Any, a: fx.Node | None, b: fx.Node, before: fx.
 
 
 def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any:
-    """What is broadcast to scores, as [batch, heads, queries, tokens] wherever they are seen so later.
-
-    Scores of [batch * heads, ..] may be; of those of more dims, all before heads are the batch, as Swin's windows.
-    """
+    """What is broadcast to scores, as [batch, heads, queries, tokens]: those of [batch * heads, ..] may be seen so later."""
     if not is_tensor(mask) or len(shape(mask)) <= 2:
         return mask
     sizes, rank = shape(mask), len(shape(scores))
@@ -132,10 +139,10 @@ def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any
         mask, rank = viewed(wide, [math.prod(batch), *own[-3:]], before), 4
     if all(size == 1 for size in shape(mask)[:-2]):
         return mask
-    heads = None if found.heads is None or shape(mask)[0] != math.prod(found.heads) else found.heads[1]
-    if rank == 3 and isinstance(heads, int):
-        mask, rank = add(before, aten.unflatten.int, mask, 0, [-1, heads]), 4
-    found.ranks.add(rank)
+    heads, seen = _heads_of(scores), found.heads or found.seen
+    if rank == 3 and seen and shape(mask)[0] == math.prod(seen) and isinstance(seen[1], int):
+        mask, heads = add(before, aten.unflatten.int, mask, 0, [-1, seen[1]]), seen
+    _agree(found, heads)
     return mask
 
 

@@ -10,7 +10,7 @@ from torch import fx
 aten = torch.ops.aten
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dim,
-         aten.unsqueeze.default)
+         aten.unsqueeze.default, aten.unflatten.int)
 COPIES = (aten.clone.default, aten.alias.default, aten.contiguous.default, aten.detach.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.to.dtype)
 

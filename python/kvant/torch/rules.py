@@ -55,7 +55,7 @@ class Attention:
     tokens_first: bool = False
     nan_rows: bool = False
     flat: bool = False
-    """The output is [heads, queries, channels], of a batch of one."""
+    """The output is [batch * heads, queries, channels]."""
     turned: bool = False
     """The output has channels before queries."""
 
@@ -107,29 +107,23 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
     if shape(operands[0])[:2] != [shape(product)[0], queries]:
         return f"its scores of Q {shape(operands[0])} are broadcast to {shape(product.args[turned])}"
-    output = _seen_by_heads(product)
-    if output is not None and masked.ranks <= {4} and (not masked.ranks or masked.heads == shape(output)[:2]):
-        q, k, v = (_four(x, shape(output)[:2], output) for x in operands)
-        flat = False
-    elif masked.ranks <= {3}:
-        output, flat = product, True
-        q, k, v = operands
-    else:
-        return ("the product with V is not seen as [batch, heads, queries, channels], as its masks are "
-                f"(by scores of {max(masked.ranks)} dims)")
-    k = _transposed(k, output)
-    v = _transposed(v, output) if turned else v
-    if flat:
-        q, k, v = (add(output, aten.unsqueeze.default, x, 0) for x in (q, k, v))
-    if value(output).dtype.itemsize > value(q).dtype.itemsize:
-        q = in_f32(q, output)  # the result is of its type
+    heads = masked.heads or _seen_by_heads(product) or [1, shape(product)[0]]
+    if not any(isinstance(size, int) for size in heads):
+        return f"{heads} [batch, heads] are symbolic"
+    if math.prod(heads) != shape(product)[0]:
+        return f"its masks are those of {heads} [batch, heads], and its products {shape(product)[0]}"
+    q, k, v = (_four(x, heads, product) for x in operands)
+    k = _transposed(k, product)
+    v = _transposed(v, product) if turned else v
+    if value(product).dtype.itemsize > value(q).dtype.itemsize:
+        q = in_f32(q, product)  # the result is of its type
     if masked.factor is not None:
         if any(size != 1 and size != full for size, full in zip(reversed(shape(masked.factor)), reversed(shape(q)))):
             return f"its scales {shape(masked.factor)} are not those of Q {shape(q)}"
-        q = add(output, aten.mul.Tensor, in_f32(q, output), masked.factor)
+        q = add(product, aten.mul.Tensor, in_f32(q, product), masked.factor)
     fill = -math.inf if weighted.cleared else masked.fill
-    return Attention(output, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
-                     soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=flat, turned=turned)
+    return Attention(product, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
+                     soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=True, turned=turned)
 
 
 @dataclasses.dataclass
@@ -168,15 +162,14 @@ def _weighted(tokens: fx.Node, masked: Masked) -> _Weighted | str | None:
     return found
 
 
-def _seen_by_heads(product: fx.Node) -> fx.Node | None:
-    """[batch, heads, ..] of which the product with V is [batch * heads, ..]."""
+def _seen_by_heads(product: fx.Node) -> list[Any] | None:
+    """[batch, heads], where the product with V is seen as of them."""
     node = product
     while len(shape(node)) != 4:
         if len(node.users) != 1 or not is_call(user := next(iter(node.users)), *VIEWS):
             return None
         node = user
-    sized = any(isinstance(size, int) for size in shape(node)[:2])
-    return node if sized and shape(node)[2:] == shape(product)[1:] else None
+    return shape(node)[:2] if shape(node)[2:] == shape(product)[1:] else None
 
 
 def _transposed(operand: fx.Node, before: fx.Node) -> fx.Node:
