@@ -159,6 +159,71 @@ def test_products_of_five_dims(mask):
     assert report.fused, report
 
 
+HIDDEN = torch.rand(9, 40) > 0.6
+SLOPES = torch.arange(1.0, 4.0)[:, None, None]
+
+
+@pytest.mark.parametrize("masked", [
+    lambda s: s / 8, lambda s: s * 0.3 + torch.arange(40.0), lambda s: s.masked_fill(HIDDEN, -torch.inf),
+    lambda s: torch.tanh(s / 5) * 5 + SLOPES * HIDDEN, lambda s: s * SLOPES])
+def test_heads_that_einsum_makes_rows_of_one_product(masked):
+    q, kv = torch.randn(2, 9, 2, 3, SIZE) / 4, torch.randn(2, TOKENS, 2, SIZE)
+    for weighted in "bqgrd", "bgrqd", "bgqrd":
+        report = run(lambda q, kv: torch.einsum(f"bgrqk,bkgd->{weighted}", masked(torch.einsum(
+            "bqgrd,bkgd->bgrqk", q, kv)).softmax(-1), kv), q, kv)
+        assert report.fused, report
+    for weighted in "bhqd", "bqhd":  # of one KV head
+        report = run(lambda q, kv: torch.einsum(f"bhqk,bkd->{weighted}", masked(torch.einsum(
+            "bhqd,bkd->bhqk", q, kv)).softmax(-1), kv), q[:, :, 0].transpose(1, 2), kv[:, :, 0])
+        assert report.fused, report
+
+
+def test_positions_that_have_channels_of_their_own():
+    """As DeepSeek's latent attention has them: two products are added."""
+    q, kv = torch.randn(2, 9, 3, SIZE) / 4, torch.randn(2, TOKENS, SIZE)
+    for heads in "bhqk", "bqhk":
+        report = run(lambda q, kv, low: torch.einsum(f"{heads},bkd->bqhd", (torch.einsum(f"bqhd,bkd->{heads}", q, kv) + torch.einsum(
+            f"bqhr,bkr->{heads}", q[..., :8], low)).softmax(-1), kv), q, kv, torch.randn(2, TOKENS, 8))
+        assert report.fused, report
+
+
+def test_rows_that_are_no_heads():
+    q, kv, bias = torch.randn(2, 4, 4, SIZE), torch.randn(2, 4, SIZE), torch.randn(4, 4, 1, 4)
+    scores = lambda q, kv: torch.einsum("bhqd,bkd->bhqk", q, kv)  # noqa: E731
+    for attend in (lambda q, kv: torch.einsum("bhqk,bkd->bhqd", (scores(q, kv).transpose(0, 1)[:2]).transpose(0, 1).softmax(-1), kv),
+                   lambda q, kv: torch.einsum("hbqk,bkd->hbqd", scores(q, kv).softmax(-1)[:, :2], kv),
+                   lambda q, kv: (scores(q, kv).transpose(1, 2) + bias[:2]).softmax(-1).flatten(1, 2) @ kv,
+                   lambda q, kv: torch.baddbmm(torch.randn(1, 16, 1).expand(2, 16, 4), q.flatten(1, 2), kv.mT).view(
+                       2, 4, 4, 4).softmax(-1).flatten(1, 2) @ kv):
+        torch.manual_seed(3)
+        run(attend, q, kv)  # whoever computes them
+
+
+def test_scales_that_are_those_of_queries():
+    lengths = torch.arange(1.0, TOKENS + 1).log()[:, None]
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    for scores in (lambda s: s * lengths, lambda s: (s + SLOPES * hidden) / (lengths + 1), lambda s: torch.tanh(s * lengths) * 1,
+                   lambda s: (s * lengths * SLOPES).masked_fill(hidden, -2.0)):
+        report = run(lambda q, k, v: scores(q @ k.mT / 8).softmax(-1) @ v, cache(), cache(), cache())
+        assert report.fused, report
+    report = run(lambda q, k, v: (q @ k.mT * torch.arange(1., TOKENS + 1)).softmax(-1) @ v, cache(), cache(), cache())
+    assert not report.fused, report
+
+
+def test_fills_and_biases_that_are_written_in_place():
+    hidden, bias = torch.rand(TOKENS, TOKENS) > 0.6, torch.randn(HEADS, TOKENS, TOKENS)
+
+    def written(q, k, v):
+        scores = q @ k.mT
+        scores[:, :, 0:, 0:] = scores + bias
+        return scores.softmax(-1) @ v
+
+    assert run(written, cache(), cache(), cache()).fused
+    for fill in lambda s: torch.ones_like(s) * (-2**32 + 1), torch.zeros_like, lambda s: torch.full_like(s, -7.0):
+        report = run(lambda q, k, v: torch.where(hidden, fill(q @ k.mT), q @ k.mT).softmax(-1) @ v, cache(), cache(), cache())
+        assert report.fused, report
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoders_of_torch(norm_first, activation):

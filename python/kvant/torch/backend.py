@@ -345,8 +345,13 @@ def _lower(found: rules.Attention) -> tuple[bool, str]:
             notes.append(str(why))
             continue
         call = nodes.add(before, torch.ops.kvant.attention.default, *arguments)
-        if found.flat:
-            call = nodes.add(before, nodes.aten.flatten.using_ints, call, 0, 1)
+        if found.flat is not None:
+            call = nodes.add(before, nodes.aten.flatten.using_ints, call, *found.flat)
+        if found.mixed is not None:
+            sizes, order = found.mixed
+            call = nodes.add(before, nodes.aten.unflatten.int, call, 1, sizes)
+            call = nodes.add(before, nodes.aten.permute.default, call, [0, *(axis + 1 for axis in order), len(order) + 1])
+            call = nodes.add(before, nodes.aten.flatten.using_ints, call, 1, len(order))
         if found.turned:
             call = nodes.add(before, nodes.aten.transpose.int, call, -2, -1)
             call = nodes.add(before, nodes.aten.clone.default, call, memory_format=torch.contiguous_format)

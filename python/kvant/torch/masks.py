@@ -51,6 +51,8 @@ def unmasked(masked: Any) -> Masked:
             found.bias is found.sinks is found.soft_cap is None)
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
+        elif is_call(step, aten.copy.default) and shape(step.args[1]) == shape(step):
+            found.scores = step.args[1]  # what is written over all of other scores
         elif (source := _viewed(step)) is not None:
             found.scores = source
         elif untouched and (source := _less_maximum(step)) is not None:
@@ -301,13 +303,13 @@ def _multiplied(step: Any) -> tuple[Any, float]:
 
 
 def _multiplied_by_tensor(step: fx.Node) -> tuple[Any, fx.Node] | None:
-    """Scores, and what they are multiplied or divided by, alike for all queries and tokens of a head."""
+    """Scores, and what they are multiplied or divided by, alike for all tokens of a query."""
     if not is_call(step, aten.mul.Tensor, aten.div.Tensor) or not all(map(is_tensor, step.args)):
         return None
     scores, factor = step.args
     if step.target is aten.mul.Tensor and made_by(scores) is None:
         scores, factor = factor, scores
-    alike = is_float(factor) and all(size == 1 for size in shape(factor)[-2:]) and made_by(scores) is not None
+    alike = is_float(factor) and shape(factor)[-1:] in ([], [1]) and made_by(scores) is not None
     return (scores, factor) if alike and shape(scores) == shape(step) else None
 
 
@@ -355,8 +357,13 @@ def _number(node: Any) -> Any:
     node = skip(node, *CASTS, *COPIES, aten.lift_fresh_copy.default, aten.expand.default)
     if is_call(node, aten.scalar_tensor.default):
         return node.args[0]
-    if is_call(node, aten.full.default):
+    if is_call(node, aten.full.default, aten.full_like.default):
         return node.args[1]
+    if is_call(node, aten.zeros_like.default, aten.ones_like.default):
+        return float(node.target is aten.ones_like.default)
+    if is_call(node, aten.mul.Tensor) and isinstance(node.args[1], (int, float)):
+        number = _number(node.args[0])
+        return number * node.args[1] if isinstance(number, (int, float)) else None
     if isinstance(node, fx.Node) and node.op == "get_attr":
         constant = getattr(node.graph.owning_module, str(node.target), None)
         if isinstance(constant, torch.Tensor) and constant.numel() == 1:

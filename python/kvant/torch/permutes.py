@@ -26,6 +26,10 @@ def order_of(node: fx.Node) -> list[int]:
     return order
 
 
+def is_permuted(node: Any) -> bool:
+    return is_call(node, *_PERMUTES)
+
+
 def is_transposed(node: Any) -> bool:
     """Whether it has the last two dims of its source in turn."""
     order = order_of(node) if is_call(node, *_PERMUTES) else []

@@ -16,7 +16,7 @@ from torch import fx
 from .masks import Masked, clears, leads_to_product, made_by, product_of, unmasked, without_last
 from .nodes import (CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, is_tokens_first, shape, skip,
                     skip_same, value)
-from .permutes import is_transposed
+from .permutes import is_permuted, is_transposed, order_of
 
 
 def unrepeated(node: fx.Node) -> fx.Node:
@@ -54,8 +54,10 @@ class Attention:
     right_window: int = -1
     tokens_first: bool = False
     nan_rows: bool = False
-    flat: bool = False
-    """The output is [batch * heads, queries, channels]."""
+    flat: tuple[int, int] | None = None
+    """From which of its dims to which the output is one dim of three."""
+    mixed: tuple[list[Any], list[int]] | None = None
+    """Sizes of the second of these, and the order that they are in there."""
     turned: bool = False
     """The output has channels before queries."""
 
@@ -102,17 +104,33 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         return weighted
     product, turned = weighted.product, weighted.turned
     operands = (scores.args[-2], scores.args[-1], product.args[not turned])
-    queries = shape(product)[2 if turned else 1]
+    batch, queries = shape(product)[0], shape(product)[2 if turned else 1]
     if shape(tokens)[-1] != shape(operands[1])[2]:
         return f"its softmax is over {shape(tokens)[-1]} numbers, not the {shape(operands[1])[2]} tokens"
-    if shape(operands[0])[:2] != [shape(product)[0], queries]:
+    if shape(operands[0])[:2] != [batch, queries]:
         return f"its scores of Q {shape(operands[0])} are broadcast to {shape(product.args[turned])}"
-    heads = masked.heads or _seen_by_heads(product) or [1, shape(product)[0]]
-    if not any(isinstance(size, int) for size in heads):
-        return f"{heads} [batch, heads] are symbolic"
-    if math.prod(heads) != shape(product)[0]:
-        return f"its masks are those of {heads} [batch, heads], and its products {shape(product)[0]}"
-    q, k, v = (_four(x, heads, product) for x in operands)
+    own = shape(tokens)[-2]
+    if own == queries and weighted.order is None:
+        heads = masked.heads or _seen_by_heads(product) or [1, batch]
+        if not any(isinstance(size, int) for size in heads):
+            return f"{heads} [batch, heads] are symbolic"
+        if math.prod(heads) != batch:
+            return f"its masks are those of {heads} [batch, heads], and its products {batch}"
+        q, k, v = (_four(x, heads, product) for x in operands)
+        flat, mixed = (0, 1), None
+    else:
+        # Queries of several heads are the rows of one product, as einsum has those that share K and V.
+        mixed = _mixed(weighted.order, batch, queries)
+        if isinstance(mixed, str):
+            return mixed
+        if not isinstance(own, int) or not isinstance(queries, int) or queries % own:
+            return f"its scores are of {own} queries, and its products of {queries}"
+        if masked.heads not in (None, [batch, queries // own]):
+            return f"its masks are those of {masked.heads} [batch, heads], and its products {[batch, queries // own]}"
+        if is_call(scores, aten.baddbmm.default):
+            return f"its bias is that of scores of {queries} rows, which are {queries // own} heads"
+        q, flat = add(product, aten.unflatten.int, operands[0], 1, [queries // own, own]), (1, 2)
+        k, v = (_four(x, [batch, 1], product) for x in operands[1:])
     k = _transposed(k, product)
     v = _transposed(v, product) if turned else v
     if value(product).dtype.itemsize > value(q).dtype.itemsize:
@@ -123,7 +141,7 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         q = add(product, aten.mul.Tensor, in_f32(q, product), masked.factor)
     fill = -math.inf if weighted.cleared else masked.fill
     return Attention(product, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
-                     soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=True, turned=turned)
+                     soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=flat, mixed=mixed, turned=turned)
 
 
 @dataclasses.dataclass
@@ -132,6 +150,7 @@ class _Weighted:
 
     product: fx.Node
     turned: bool = False
+    order: tuple[list[Any], list[int]] | None = None  # sizes, and which of them are where after a permutation
     cleared: bool = False  # hidden ones become 0, also where all are
     nan_rows: bool = True
 
@@ -149,7 +168,9 @@ def _weighted(tokens: fx.Node, masked: Masked) -> _Weighted | str | None:
             break
         if is_transposed(node) and shape(source)[-2:] == sizes:
             found.turned = not found.turned
-        elif not found.turned and clears(node, masked):
+        elif is_permuted(node) and found.order is None and not found.turned:
+            found.order = shape(source), order_of(node)
+        elif not found.turned and found.order is None and clears(node, masked):
             found.cleared, found.nan_rows = True, False
         elif is_call(node, aten.nan_to_num.default) and not any(node.args[1:2]):
             found.nan_rows = False
@@ -160,6 +181,18 @@ def _weighted(tokens: fx.Node, masked: Masked) -> _Weighted | str | None:
     if node.args[turned] is not source or node.args[not turned] is source or (turned and shape(source)[1:] != sizes):
         return f"its probabilities are not the {'right' if turned else 'left'} side of a product"
     return found
+
+
+def _mixed(order: tuple[list[Any], list[int]] | None, batch: Any, queries: Any) -> tuple[list[Any], list[int]] | str | None:
+    """The part of a permutation that is of a product's rows; why it is of others as well."""
+    if order is None:
+        return None
+    sizes, axes = order
+    for first in range(1, len(sizes) - 1):
+        if math.prod(sizes[:first]) == batch and math.prod(sizes[first:-1]) == queries:
+            if axes[:first] == list(range(first)) and axes[-1] == len(sizes) - 1:
+                return sizes[first:-1], [axis - first for axis in axes[first:-1]]
+    return f"its probabilities {sizes} are permuted by {axes}"
 
 
 def _seen_by_heads(product: fx.Node) -> list[Any] | None:
