@@ -65,7 +65,12 @@ class KvantCache(Cache):
     ) -> None:
         if not isinstance(config, PretrainedConfig):
             raise invalid(f"KvantCache takes a model's config, not a {type(config).__name__}")
-        kinds, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        text = config.get_text_config(decoder=True)
+        if text.is_encoder_decoder or getattr(text, "cross_attention_layers", None):
+            raise invalid(f"KvantCache is of a decoder's own tokens; a model of {type(config).__name__} has attention to others")
+        kinds, options = get_layer_types_and_kwargs(text)
+        if (layers := getattr(text, "decoder_layers", len(kinds))) != len(kinds):  # the encoder's are counted
+            kinds, options = (all_of[:1] * layers for all_of in (kinds, options))
         others = set(kinds) - {"full_attention", "sliding_attention"}
         if others:
             raise invalid(f"KvantCache is of attention layers; this model has {sorted(others)}")
@@ -156,6 +161,9 @@ class _Store:
         self.number = torch.tensor(next(_numbers))
         _stores[int(self.number)] = self
 
+    def __reduce__(self) -> Any:
+        raise _lacks("be pickled: copy.deepcopy copies it, and KvCache.save gives its tokens as bytes")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Store:
         copy = _Store(self.keep, self.max_capacity, **self._options)
         copy.cache = None if self.cache is None else self.cache.fork()
@@ -188,6 +196,10 @@ class _Store:
             self.cache = KvCache(layers=len(self.keep), batch=batch, heads=k.shape[1], head_size=k.shape[3],
                                  v_head_size=v.shape[3], keep=self.keep, **self._options)
             self._padding = [0] * batch
+        sizes = self.cache.heads, self.cache.head_size, self.cache.v_head_size
+        if before == 0 and (own := (k.shape[1], k.shape[3], v.shape[3])) != sizes:
+            raise _lacks(f"keep layers of different sizes: layer {layer} has {own[0]} KV heads of {own[1]} and {own[2]} "
+                         f"channels (K and V), layer 0 has {sizes[0]} of {sizes[1]} and {sizes[2]}")
         if batch != self.cache.batch:
             raise invalid(f"a batch of {batch} for a cache of {self.cache.batch} rows; reset() it, or make another")
         if layer == 0:
@@ -372,6 +384,11 @@ def _attention(
         raise _lacks("serve a model that attends to the same keys twice")
     key.read = True
     layer, key = key.layer, key.plain
+    causal = kwargs.get("is_causal")
+    if attention_mask is not None and attention_mask.dim() == 0:
+        raise _lacks("take a mask that is neither causal nor a causal window")
+    if attention_mask is None and not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise _lacks("serve attention that is not causal")
     if dropout:
         raise invalid(f"a dropout of {dropout}: KvantCache is for inference, call model.eval()")
     asked_for = (query.requires_grad or key.requires_grad or value.requires_grad
@@ -442,9 +459,12 @@ def _mask(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """The mask of attention "kvant": [batch, tokens so far], true where there is a token, or None."""
+    """The mask of attention "kvant": [batch, tokens so far], true where there is a token, or None.
+
+    Of no dims, one that attention refuses: models also make masks that no layer of theirs takes.
+    """
     if not _is_causal(mask_function):
-        raise _lacks("take a mask that is neither causal nor a causal window")
+        return torch.tensor(False)
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:

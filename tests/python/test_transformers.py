@@ -1,6 +1,7 @@
 """KvantCache in transformers: with scheme f32 it gives DynamicCache's tokens, in every mode."""
 
 import copy
+import pickle
 
 import pytest
 
@@ -299,6 +300,35 @@ def test_gradients_of_any_part_are_refused(part):
 
 
 @torch.no_grad()
+def test_a_decoder_that_makes_a_mask_for_an_encoder_it_has_not():
+    torch.manual_seed(0)
+    model = transformers.BartForCausalLM(transformers.BartConfig(
+        vocab_size=199, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=96, pad_token_id=0,
+        eos_token_id=None, forced_eos_token_id=None)).eval()
+    with pytest.raises(kvant.Error, match="neither causal nor a causal window"):
+        model.set_attn_implementation("kvant")
+        model(prompts()["input_ids"], encoder_hidden_states=torch.randn(2, 9, 64), past_key_values=KvantCache(model.config))
+    want = generate(model, dynamic(model), prompts(), do_sample=False)
+    assert torch.equal(generate(model, KvantCache(model.config, "f32"), prompts(), do_sample=False), want)
+
+
+@torch.no_grad()
+def test_layers_that_are_not_alike_are_refused():
+    model = model_of()
+    model.set_attn_implementation("kvant")
+    wide = model_of(num_key_value_heads=4)
+    wide.set_attn_implementation("kvant")
+    model.model.layers[2].self_attn = wide.model.layers[2].self_attn
+    with pytest.raises(kvant.Error, match="layer 2 has 4 KV heads of 32 and 32 channels .K and V., layer 0 has 2 of 32 and 32"):
+        model(**prompts(), past_key_values=KvantCache(model.config))
+    model = model_of()
+    model.set_attn_implementation("kvant")
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(kvant.Error, match="cannot serve attention that is not causal"):
+        model(prompts()["input_ids"], past_key_values=KvantCache(model.config))
+
+
+@torch.no_grad()
 def test_refusals():
     model, inputs = model_of(), prompts()
     cache = KvantCache(model.config, "f32", capacity=20, max_capacity=30)
@@ -332,6 +362,10 @@ def test_refusals():
                                                                                    past_key_values=cache))
     refused("tokens of one model and is given to another", lambda: other(inputs["input_ids"][:, :1],
                                                                          past_key_values=cache))
+    whisper = transformers.WhisperConfig()
+    refused("KvantCache is of a decoder's own tokens; a model of WhisperConfig", lambda: KvantCache(whisper))
+    refused("a model of MllamaTextConfig has attention to others", lambda: KvantCache(transformers.MllamaTextConfig()))
+    refused("cannot be pickled: copy.deepcopy copies it", lambda: pickle.dumps(KvantCache(model.config)))
     refused("a capacity of 40, of at most 30", lambda: KvantCache(model.config, capacity=40, max_capacity=30))
     for message, options in (
         ("a cache with capacity of -1", {"capacity": -1}), ("capacity must be an integer, not 'a'", {"capacity": "a"}),
