@@ -378,8 +378,9 @@ def _attention(
     """Attention "kvant" of transformers: [batch, tokens, heads, channels]."""
     if not isinstance(key, (_Keys, _CompiledKeys)):
         raise invalid('attention "kvant" reads a KvantCache: give past_key_values=KvantCache(model.config, ...), or set '
-                      'another implementation ("sdpa") where there is no cache. What generate() computes beside its '
-                      'cache, as for guidance_scale and assistant_early_exit, has none of this kind')
+                      'another implementation ("sdpa") where there is no cache. Encoders of images have none: '
+                      'set_attn_implementation({"text_config": "kvant"}) leaves theirs. What generate() computes beside '
+                      'its cache, as for guidance_scale and assistant_early_exit, has none of this kind')
     if key.read:
         raise _lacks("serve a model that attends to the same keys twice")
     key.read = True

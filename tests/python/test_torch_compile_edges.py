@@ -176,10 +176,11 @@ def test_scales_that_are_tensors():
     one, of_heads, of_rows = torch.tensor(0.3), torch.rand(HEADS, 1, 1) + 0.5, torch.rand(TOKENS, 1) + 0.5
     hidden, bias = torch.rand(TOKENS, TOKENS) > 0.6, torch.randn(BATCH, 1, 1, TOKENS)
     for scores in (lambda s: s * one, lambda s: one * s / of_heads + bias, lambda s: (s * 0.5 + bias) * of_heads,
-                   lambda s: (s * of_heads).masked_fill(hidden, -2.0), lambda s: torch.tanh(s * of_heads / 3) * 3 + bias):
+                   lambda s: (s * of_heads).masked_fill(hidden, -2.0), lambda s: torch.tanh(s * of_heads / 3) * 3 + bias,
+                   lambda s: s * of_rows):
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v)
         assert report.fused, report
-    for scores in (lambda s: s * of_rows, lambda s: s * bias, lambda s: s.masked_fill(hidden, -2.0) * one,
+    for scores in (lambda s: s * bias, lambda s: s.masked_fill(hidden, -2.0) * one,
                    lambda s: torch.tanh(s / 3) * 3 * one):
         torch._dynamo.reset()
         report = run(lambda q, k, v, scores=scores: torch.softmax(scores(q @ k.mT), -1) @ v, q, k, v)
@@ -338,14 +339,12 @@ def test_sinks(dtype):
         report = run(lambda q, k, v, sinks, scores=scores: with_sinks(scores(q @ k.mT), sinks, v), q, k, v, sinks, bound=bound)
         assert report.fused, report
     # The sinks are not less that maximum.
-    for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v),
-                     lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v)):
-        assert run(function, q, k, v, sinks, bound=bound).fused
-    # Nearly so: a logit for each query, sinks before the tokens, one column more cut off.
+    assert run(lambda q, k, v, sinks: with_sinks(q @ k.mT - (q @ k.mT).amax(-1, True), sinks, v), q, k, v, sinks, bound=bound).fused
+    report = run(lambda q, k, v, sinks: with_sinks(lowered(q @ k.mT), sinks, v), q, k, v, sinks, bound=bound)
+    assert not report.fused and "are computed from its scores" in report.text, report
+    # Nearly so: a logit for each query, one column more cut off.
     for function in (lambda q, k, v, sinks: with_sinks(q @ k.mT, q[..., :1] + sinks[:, None, None], v),
-                     lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2),
-                     lambda q, k, v, sinks: torch.softmax(torch.cat([sinks.view(1, 3, 1, 1).expand(BATCH, 3, TOKENS, 1),
-                                                                     q @ k.mT], -1), -1)[..., 1:] @ v):
+                     lambda q, k, v, sinks: with_sinks(q @ k.mT, sinks, v[:, :, 1:], 2)):
         report = run(function, q, k, v, sinks, bound=bound)
         assert not report.fused, report
 

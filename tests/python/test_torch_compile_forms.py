@@ -199,6 +199,36 @@ def test_rows_that_are_no_heads():
         run(attend, q, kv)  # whoever computes them
 
 
+def test_sinks_in_front_and_of_one_number():
+    column = lambda: torch.arange(-1.0, 2.0)[:, None, None].expand(BATCH, HEADS, TOKENS, 1)  # noqa: E731
+    for join, of_tokens in ((lambda s: torch.cat([column(), s], -1), slice(1, None)), (lambda s: torch.cat([s, column()], -1), slice(TOKENS)),
+                            (lambda s: torch.nn.functional.pad(s, (1, 0)), slice(1, None)),
+                            (lambda s: torch.nn.functional.pad(s, (0, 1), value=1.5), slice(0, -1))):
+        report = run(lambda q, k, v: join(q @ k.mT / 8).softmax(-1)[..., of_tokens] @ v, cache(), cache(), cache())
+        assert report.fused, report
+        wrong = slice(None, -1) if of_tokens.start == 1 else slice(1, None)
+        report = run(lambda q, k, v: join(q @ k.mT / 8).softmax(-1)[..., wrong] @ v, cache(), cache(), cache())
+        assert not report.fused and "the probabilities of its sinks are read" in report.text, report
+
+
+def test_maxima_that_are_subtracted_before_masks():
+    hidden, bias = torch.rand(TOKENS, TOKENS) > 0.6, torch.randn(TOKENS, TOKENS)
+    for scores in (lambda s: (s - s.amax(-1, keepdim=True)) * 0.5 + bias,
+                   lambda s: (s - s.max(-1, keepdim=True).values).masked_fill(hidden, -torch.inf)):
+        assert run(lambda q, k, v: scores(q @ k.mT).softmax(-1) @ v, cache(), cache(), cache()).fused
+
+
+def test_masks_that_are_computed_from_the_scores():
+    """They would be computed for these alone."""
+    hidden = torch.rand(TOKENS, TOKENS) > 0.6
+    for scores in (lambda s: s.masked_fill(s < s.topk(5).values[..., -1:], -torch.inf), lambda s: s + s.roll(1, -1),
+                   lambda s: s * s.amax(-1, keepdim=True), lambda s: (s - s.amax(-1, keepdim=True)).masked_fill(hidden, -3.0)):
+        report = run(lambda q, k, v: scores(q @ k.mT).softmax(-1) @ v, cache(), cache(), cache())
+        assert not report.fused and "are computed from its scores" in report.text, report
+    report = run(lambda q, k, v: (torch.tanh((q @ k.mT + hidden.float()) / 5) * 5).softmax(-1) @ v, cache(), cache(), cache())
+    assert not report.fused and "aten.add.Tensor" in report.text, report
+
+
 def test_scales_that_are_those_of_queries():
     lengths = torch.arange(1.0, TOKENS + 1).log()[:, None]
     hidden = torch.rand(TOKENS, TOKENS) > 0.6

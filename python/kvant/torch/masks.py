@@ -29,6 +29,7 @@ class Masked:
     hidden: tuple[fx.Node, bool, list[Any]] | None = None  # of the only fill: its condition, whether true hides, its dims
     floor: float = -math.inf  # no score is less
     sinks: fx.Node | None = None  # [heads], of a column behind the last token's
+    sinks_first: bool = False  # it is before the first's
     seen: list[Any] | None = None  # [batch, heads], where scores are seen as of them
     heads: list[Any] | None = None  # the same of masks and the like that are not alike for all
     why: str = ""
@@ -47,22 +48,21 @@ def unmasked(masked: Any) -> Masked:
             found.seen = _heads_of(step)
         if value(step).dtype == torch.float64:
             found.why = found.why or "its scores are in f64"
-        untouched = not found.why and not found.filled and found.unscaled and (
-            found.bias is found.sinks is found.soft_cap is None)
         if skip(step, *CASTS, *COPIES) is not step:
             found.scores = step.args[0]
         elif is_call(step, aten.copy.default) and shape(step.args[1]) == shape(step):
             found.scores = step.args[1]  # what is written over all of other scores
         elif (source := _viewed(step)) is not None:
             found.scores = source
-        elif untouched and (source := _less_maximum(step)) is not None:
+        elif _shifts_all(found) and (source := _less_maximum(step)) is not None:
             found.scores = source
-        elif untouched and (joined := _joined(step)):
-            found.scores, column = joined
-            found.sinks = _of_heads(column, masked)
+        elif not found.filled and found.unscaled and found.bias is found.sinks is found.soft_cap is None and (
+                joined := _joined(step)):
+            found.scores, column, found.sinks_first = joined
+            found.sinks = _of_heads(column, step, masked)
             _agree(found, _heads_of(step))
             if found.sinks is None:
-                found.why = f"what is behind its scores, {shape(column)}, is no number for each head"
+                found.why = found.why or "what is beside its scores is no number for each head"
         elif found.soft_cap is None and (number := _number_added(step)) is not None and _is_unseen(found, number):
             found.scores = step.args[0]
         elif found.soft_cap is None and found.bias is None and not found.filled and found.unscaled and (
@@ -218,10 +218,14 @@ def _number_added(step: fx.Node) -> float | None:
     return float(step.args[1]) if added else None
 
 
+def _shifts_all(found: Masked) -> bool:
+    """Whether what is added to the scores of a row alike is added to all logits of its softmax, which does not see it."""
+    hides = not found.filled or (found.mask is not None and found.fill == -math.inf)
+    return found.soft_cap is None and found.sinks is None and hides
+
+
 def _is_unseen(found: Masked, number: float) -> bool:
-    """Whether no softmax sees that it is added: to all of its logits alike."""
-    shifts_all = found.sinks is None and (not found.filled or (found.mask is not None and found.fill == -math.inf))
-    return number == 0 or (math.isfinite(number) and shifts_all)
+    return number == 0 or (math.isfinite(number) and _shifts_all(found))
 
 
 def _floored(step: fx.Node) -> tuple[Any, float] | None:
@@ -247,10 +251,16 @@ def _is_last(node: fx.Node, argument: int) -> bool:
     return len(node.args) > argument and node.args[argument] in (-1, len(shape(node)) - 1)
 
 
-def _joined(logits: fx.Node) -> list[fx.Node] | None:
-    """Scores, and a column behind them."""
-    pair = is_call(logits, aten.cat.default) and len(logits.args[0]) == 2 and _is_last(logits, 1)
-    return logits.args[0] if pair and shape(logits.args[0][1])[-1] == 1 else None
+def _joined(logits: fx.Node) -> tuple[fx.Node, Any, bool] | None:
+    """Scores, a column beside them or the number in it, and whether it comes first."""
+    if is_call(logits, aten.constant_pad_nd.default) and logits.args[1] in ([0, 1], [1, 0]):
+        return logits.args[0], (*logits.args, 0.0)[2], logits.args[1] == [1, 0]
+    if not is_call(logits, aten.cat.default) or len(logits.args[0]) != 2 or not _is_last(logits, 1):
+        return None
+    a, b = logits.args[0]
+    first = made_by(a) is None and made_by(b) is not None
+    scores, column = (b, a) if first else (a, b)
+    return (scores, column, first) if shape(column)[-1] == 1 else None
 
 
 def _less_maximum(logits: fx.Node) -> fx.Node | None:
@@ -265,8 +275,12 @@ def _less_maximum(logits: fx.Node) -> fx.Node | None:
     return source if axes in (-1, [-1], len(shape(source)) - 1, [len(shape(source)) - 1]) else None
 
 
-def _of_heads(column: fx.Node, before: fx.Node) -> fx.Node | None:
+def _of_heads(column: Any, logits: fx.Node, before: fx.Node) -> fx.Node | None:
     """[heads] of which it is [batch, heads, queries, 1]."""
+    if not isinstance(column, fx.Node):
+        heads = shape(logits)[1] if len(shape(logits)) == 4 else None
+        return add(before, aten.full.default, [heads], column, dtype=torch.float32,
+                   device=value(logits).device) if isinstance(heads, int) else None
     source = skip(column, *CASTS, *COPIES, aten.expand.default)
     sizes = [1] * (4 - len(shape(source))) + shape(source)
     if len(shape(column)) != 4 or sizes != [1, shape(column)[1], 1, 1]:
@@ -274,13 +288,13 @@ def _of_heads(column: fx.Node, before: fx.Node) -> fx.Node | None:
     return add(before, aten.reshape.default, source, [-1])
 
 
-def without_last(probabilities: fx.Node) -> fx.Node | None:
-    """All but the last column, if nothing else of them is read."""
+def without_sinks(probabilities: fx.Node, first: bool) -> fx.Node | None:
+    """All but the last column, or the first, if nothing else of them is read."""
     users = list(probabilities.users)
     if len(users) != 1 or not is_call(users[0], aten.slice.Tensor) or not _is_last(users[0], 1):
         return None
     start = users[0].args[2] if len(users[0].args) > 2 else 0
-    return users[0] if not start and shape(users[0])[-1] + 1 == shape(probabilities)[-1] else None
+    return users[0] if start == first and shape(users[0])[-1] + 1 == shape(probabilities)[-1] else None
 
 
 def clears(probabilities: fx.Node, masked: Masked) -> bool:

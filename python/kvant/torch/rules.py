@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .masks import Masked, clears, leads_to_product, made_by, product_of, unmasked, without_last
+from .masks import Masked, clears, leads_to_product, made_by, product_of, unmasked, without_sinks
 from .nodes import (CASTS, COPIES, VIEWS, add, aten, in_f32, is_call, is_float, is_tensor, is_tokens_first, shape, skip,
                     skip_same, value)
 from .permutes import is_permuted, is_transposed, order_of
@@ -93,10 +93,13 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     scores = product_of(masked.scores)
     if scores is None:
         last = (made_by(masked.scores) or made_by(softmax.args[0])) if leads_to_product(softmax) else None
-        return f"its scores are computed by {last}, which is no scale or mask of a product" if last else None
+        capped = "" if masked.soft_cap is None else " before they are capped"
+        return f"its scores are computed by {last}{capped}, which is no scale or mask of a product" if last else None
     if masked.why:
         return masked.why
-    tokens = softmax if masked.sinks is None else without_last(softmax)
+    if any(_is_from(x, scores) for x in (masked.bias, masked.mask, masked.factor, masked.sinks)):
+        return "its masks or scales are computed from its scores"
+    tokens = softmax if masked.sinks is None else without_sinks(softmax, masked.sinks_first)
     if tokens is None:
         return "the probabilities of its sinks are read"
     weighted = _weighted(tokens, masked)
@@ -142,6 +145,18 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
     fill = -math.inf if weighted.cleared else masked.fill
     return Attention(product, q, k, v, masked.bias, masked.mask, sinks=masked.sinks, scale=masked.scale,
                      soft_cap=masked.soft_cap, mask_fill=fill, nan_rows=weighted.nan_rows, flat=flat, mixed=mixed, turned=turned)
+
+
+def _is_from(node: fx.Node | None, product: fx.Node) -> bool:
+    open_nodes, seen = [node], set[fx.Node]()
+    while open_nodes:
+        source = open_nodes.pop()
+        if source is product:
+            return True
+        if source is not None and source not in seen and product < source:
+            seen.add(source)
+            open_nodes.extend(source.all_input_nodes)
+    return False
 
 
 @dataclasses.dataclass
