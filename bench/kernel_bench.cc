@@ -45,7 +45,7 @@ void CountProducts(benchmark::State& state, int64_t rows) {
 void BM_Qk(benchmark::State& state, const KernelSet* set) {
   Tile tile(state.range(0));
   for (auto _ : state) {
-    set->qk(tile.q.data(), state.range(0), kSize, tile.kv.data(), tile.scores.data());
+    set->qk(tile.q.data(), state.range(0), kSize, tile.kv.data(), kHalfTile, tile.scores.data());
   }
   CountProducts(state, state.range(0));
 }

@@ -64,6 +64,13 @@ RowTile MakeRowTile(const Schedule::Place& place) {
   return tile;
 }
 
+// The first rows of a tile that may not see the same columns: without a band, one.
+int64_t UnlikeRows(const AttentionProblem& problem, const RowTile& tile) {
+  const bool bands = std::any_of(problem.steps, problem.steps + problem.step_count,
+                                 [](const Step& step) { return step.kind == Step::Kind::kBand; });
+  return bands ? tile.rows : std::min<int64_t>(tile.rows, 1);
+}
+
 // Once all columns are in `state`.
 void FinishRows(const KernelSet& kernels, const AttentionCall& call,
                 const AttentionProblem& problem, const RowTile& tile, State& state) {
@@ -261,7 +268,8 @@ class TileRunner {
   void FindRanges() {
     live_ = LiveIn(tile_, chunk_);
     unbanded_ = shared_ = chunk_;
-    for (int64_t r = 0; r < tile_.rows; ++r) {
+    const int64_t rows = UnlikeRows(problem_, tile_);
+    for (int64_t r = 0; r < rows; ++r) {
       const Position p = tile_.At(r);
       const ColumnRange clear = UnbandedColumns(problem_, reader_, p, tile_.extent);
       unbanded_.begin = std::max(unbanded_.begin, clear.begin);
@@ -276,7 +284,8 @@ class TileRunner {
   // in.
   ColumnRange LiveIn(const RowTile& tile, const ColumnRange& chunk) const {
     ColumnRange live{chunk.end, chunk.begin};
-    for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t rows = UnlikeRows(problem_, tile);
+    for (int64_t r = 0; r < rows; ++r) {
       const ColumnRange row = LiveColumns(problem_, reader_, tile.At(r), tile.extent);
       if (row.begin >= row.end) continue;
       live.begin = std::min(live.begin, row.begin);

@@ -35,9 +35,9 @@ struct PairKernels {
                uint16_t* out);
   // out[i] = pair(a[i], b[i]) for i < n; with a null b, of a[i] and 0.
   void (*zip)(const uint16_t* a, const uint16_t* b, int64_t n, uint32_t* out);
-  // qk and pv below, with pairs of channels, [.][pairs] and [pairs][kHalfTile], and with
-  // pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities beyond `tokens`, up to
-  // WholeHalves of them, are 0.
+  // qk, of kHalfTile tokens, and pv below, with pairs of channels, [.][pairs] and
+  // [pairs][kHalfTile], and with pairs of tokens, [(tokens + 1) / 2][head_size]. Probabilities
+  // beyond `tokens`, up to WholeHalves of them, are 0.
   void (*qk)(const uint32_t* q, int64_t rows, int64_t pairs, const uint32_t* k, float* scores);
   void (*pv)(const float* probs, int64_t rows, int64_t tokens, const uint32_t* v, int64_t head_size,
              const float* shrink, float* out);
@@ -83,9 +83,10 @@ struct KernelSet {
   void (*transpose)(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out,
                     int64_t out_stride);
 
-  // scores[r][t] = sum_d q[r][d] * k[d][t] for t < kHalfTile.
+  // scores[r][t] = sum_d q[r][d] * k[d][t] for t < tokens; others below kHalfTile are undefined.
   // q: [rows][head_size], k: [head_size][kHalfTile], scores: [rows][kTokenTile].
-  void (*qk)(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores);
+  void (*qk)(const float* q, int64_t rows, int64_t head_size, const float* k, int64_t tokens,
+             float* scores);
 
   // One step of online softmax on scores [rows][kTokenTile], times a factor > 0 for each row where
   // `factors` is not null. Of them `columns`, whole halves, become exp(score - max): updates each

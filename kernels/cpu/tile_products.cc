@@ -121,7 +121,7 @@ void TileProducts::MultiplyByKeyTile(int64_t column, int64_t n, int64_t from, in
   const int64_t size = problem_.head_size;
   DequantizeTile(reader_, columns_.k(), batch_, column, n, size, /*by_channel=*/true, buffers_.k,
                  buffers_.line);
-  kernels_.qk(buffers_.q + from * size, rows, size, buffers_.k, scores);
+  kernels_.qk(buffers_.q + from * size, rows, size, buffers_.k, n, scores);
 }
 
 void TileProducts::MultiplyByKeyPairs(int64_t column, int64_t n, int64_t from, int64_t rows,

@@ -118,7 +118,7 @@ class KvantCache(Cache):
         left = self.get_seq_length() + tokens_to_remove
         if left < 0:
             raise invalid(f"crop({tokens_to_remove}) of {left - tokens_to_remove} tokens")
-        self._store.cache.crop(self._store.lengths(left))
+        self._store.crop(left)
         for layer in self.layers:
             layer.count[0] += tokens_to_remove
 
@@ -172,6 +172,11 @@ class _Store:
 
     def clear(self) -> None:
         self.cache, self._padding, self._step = None, [], 0
+
+    def crop(self, left: int) -> None:
+        assert self.cache is not None
+        self.cache.crop(self.lengths(left))
+        self._padding = [min(padding, left) for padding in self._padding]
 
     def reorder_padding(self, rows: list[int]) -> None:
         self._padding = [self._padding[row] for row in rows]

@@ -469,6 +469,11 @@ def test_training_is_left_to_torch():
     assert q.grad is not None
     (report,) = kvant.torch.reports_of(compiled)
     assert not report.fused and "gradients" in report.text
+    with torch.enable_grad():
+        compiled = torch.compile(lambda q, k: torch.softmax(q @ k.mT, -1) @ k, backend="kvant", fullgraph=True)
+        compiled(q[:, :HEADS], k)
+    (report,) = kvant.torch.reports_of(compiled)
+    assert report.form == "softmax" and not report.fused and "gradients" in report.text
 
 
 def test_options_are_checked():

@@ -187,6 +187,16 @@ def test_positions_that_have_channels_of_their_own():
         assert report.fused, report
 
 
+def test_heads_of_one_product_of_any_number_of_tokens():
+    torch._dynamo.reset()
+    attend = lambda q, kv: torch.einsum("bgrqk,bkgd->bqgrd", torch.einsum("bqgrd,bkgd->bgrqk", q, kv).softmax(-1), kv)  # noqa: E731
+    compiled = torch.compile(attend, backend="kvant", fullgraph=True)
+    for tokens in 5, 7, 9:
+        q, kv = torch.randn(2, tokens, 2, 3, SIZE) / 4, torch.randn(2, tokens + 4, 2, SIZE)
+        torch.testing.assert_close(compiled(q, kv), attend(q, kv))
+    assert all(report.fused for report in kvant.torch.reports_of(compiled))
+
+
 def test_rows_that_are_no_heads():
     q, kv, bias = torch.randn(2, 4, 4, SIZE), torch.randn(2, 4, SIZE), torch.randn(4, 4, 1, 4)
     scores = lambda q, kv: torch.einsum("bhqd,bkd->bhqk", q, kv)  # noqa: E731

@@ -260,6 +260,20 @@ def test_prompts_in_chunks_with_padding(padding):
     assert torch.equal(generate(model, cache, inputs, do_sample=False, prefill_chunk_size=4), want)
 
 
+def test_a_row_that_is_cropped_into_its_padding_begins_anew():
+    model, inputs = model_of(), prompts(tokens=10, padding=8)
+    mask = torch.cat([inputs["attention_mask"][:, :4], torch.ones(2, 2).long()], 1)
+    logits = []
+    for cache in dynamic(model), KvantCache(model.config, "f32"):
+        model.set_attn_implementation("eager" if isinstance(cache, transformers.DynamicCache) else "kvant")
+        with torch.no_grad():
+            model(**inputs, past_key_values=cache)
+            cache.crop(-6)
+            logits.append(model(inputs["input_ids"][:, :2], attention_mask=mask, position_ids=torch.tensor([[4, 5], [0, 1]]),
+                                past_key_values=cache).logits)
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+
+
 def test_padding_takes_no_room():
     model, inputs = model_of(), prompts(tokens=40, padding=30)
     inputs["input_ids"][0, :25] = inputs["attention_mask"][0, :25] = 0

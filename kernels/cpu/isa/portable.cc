@@ -67,18 +67,21 @@ void QkBlock(const float* q, int64_t head_size, const float* k, float* scores) {
 }
 
 template <int kRows, int kVectors>
-void QkRows(const float* q, int64_t head_size, const float* k, float* scores) {
-  for (int64_t t = 0; t < kHalfTile; t += kVectors * kLanes) {
+void QkRows(const float* q, int64_t head_size, const float* k, int64_t tokens, float* scores) {
+  for (int64_t t = 0; t < tokens; t += kVectors * kLanes) {
     QkBlock<kRows, kVectors>(q, head_size, k + t, scores + t);
   }
 }
 
-void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores) {
+void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, int64_t tokens,
+        float* scores) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    QkRows<4, 2>(q + r * head_size, head_size, k, scores + r * kTokenTile);
+    QkRows<4, 2>(q + r * head_size, head_size, k, tokens, scores + r * kTokenTile);
   }
-  for (; r < rows; ++r) QkRows<1, 8>(q + r * head_size, head_size, k, scores + r * kTokenTile);
+  for (; r < rows; ++r) {
+    QkRows<1, 8>(q + r * head_size, head_size, k, tokens, scores + r * kTokenTile);
+  }
 }
 
 template <int kRows, int kVectors>

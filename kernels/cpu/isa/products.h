@@ -158,14 +158,21 @@ void QkBlock(const float* q, int64_t head_size, const Keys& keys, int64_t token,
 }
 
 template <typename S>
-void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, float* scores) {
+void Qk(const float* q, int64_t rows, int64_t head_size, const float* k, int64_t tokens,
+        float* scores) {
   const TileChannels<S> keys{k};
   ForBlocksOfRows(rows, [&](auto block, int64_t r) {
     constexpr int kRows = decltype(block)::value;
     constexpr int kVectors = VectorsFor<S, kRows>(kHalfTile / S::kWidth);
-    for (int64_t t = 0; t < kHalfTile; t += kVectors * S::kWidth) {
-      QkBlock<S, kRows, kVectors, true>(q + r * head_size, head_size, keys, t, 0,
-                                        scores + r * kTokenTile);
+    constexpr int64_t kStep = kVectors * S::kWidth;
+    const float* const queries = q + r * head_size;
+    float* const to = scores + r * kTokenTile;
+    int64_t t = 0;
+    for (; tokens - t > kStep / 2; t += kStep) {
+      QkBlock<S, kRows, kVectors, true>(queries, head_size, keys, t, 0, to);
+    }
+    for (; t < tokens; t += S::kWidth) {
+      QkBlock<S, kRows, 1, true>(queries, head_size, keys, t, 0, to);
     }
   });
 }
@@ -332,8 +339,8 @@ inline constexpr int64_t kPvChannels = 256;
 
 // Adds to sums, [kRows][kPvChannels], what tokens [begin, end) give, from a page unit's first on,
 // and begins them at the first: kVectors vectors of channels from `d` on; or, if not kWhole, one
-// vector of which `last` channels exist.
-template <typename S, typename Type, int kRows, int kVectors, bool kWhole>
+// vector of which `last` channels exist. kTile: tokens are those of a tile, so none is prefetched.
+template <typename S, typename Type, bool kTile, int kRows, int kVectors, bool kWhole>
 void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t end, int64_t d,
              int64_t last, NextLines& next, float* sums) {
   typename S::Vector sum[kRows][kVectors];
@@ -349,11 +356,11 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
   const int64_t lines = NextLines::Of(first + kBlockBytes) - NextLines::Of(first);
   const uint8_t* row = tokens.At(begin);
   for (int64_t t = begin; t < end; ++t, row += tokens.stride) {
-    if (t % kPageUnit == 0 && t > begin) {
+    if (!kTile && t % kPageUnit == 0 && t > begin) {
       row = tokens.At(t);
       next = NextLines(tokens, t, 0);
     }
-    for (int64_t i = 0; i < lines; ++i) next.Ask();
+    for (int64_t i = 0; !kTile && i < lines; ++i) next.Ask();
     const auto load = [&](int i) {
       return kWhole ? LoadStored<S, Type>(row, d + i * S::kWidth)
                     : LoadStoredSome<S, Type>(row, d, last);
@@ -388,7 +395,7 @@ void PvBlock(const float* probs, const TokenRows& tokens, int64_t begin, int64_t
   }
 }
 
-template <typename S, typename Type>
+template <typename S, typename Type, bool kTile>
 void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const float* shrink,
             int64_t head_size, float* out) {
   ForBlocksOfRows(rows, [&](auto block, int64_t r) {
@@ -398,10 +405,11 @@ void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const flo
     alignas(64) float sums[kRows * kPvChannels];
     for (int64_t first = 0; first < head_size; first += kPvChannels) {
       const int64_t channels = head_size - first < kPvChannels ? head_size - first : kPvChannels;
-      // Where a row takes several passes, a few tokens are read by all of them before the next:
-      // memory delivers what lies side by side, and not every other line. Without a token the sums
-      // are 0.
-      const int64_t turn = head_size == kVectors * S::kWidth ? kTokenTile : kPageUnit;
+      // Where a row in memory takes several passes, a few tokens are read by all of them before the
+      // next: it delivers what lies side by side, and not every other line. Without a token the
+      // sums are 0.
+      const bool whole = kTile || head_size == kVectors * S::kWidth;
+      const int64_t turn = whole ? kTokenTile : kPageUnit;
       int64_t begin = 0;
       do {
         const int64_t left = tokens.tokens - begin, end = begin + (left < turn ? left : turn);
@@ -412,9 +420,10 @@ void PvRows(const TokenRows& tokens, const float* probs, int64_t rows, const flo
             add(p, tokens, begin, end, first + d, channels - d, next, sums + d);
           }
         };
-        pass(PvBlock<S, Type, kRows, kVectors, true>, kVectors * S::kWidth, kVectors * S::kWidth);
-        pass(PvBlock<S, Type, kRows, 1, true>, S::kWidth, S::kWidth);
-        pass(PvBlock<S, Type, kRows, 1, false>, S::kWidth, 1);
+        constexpr int64_t kStep = kVectors * S::kWidth;
+        pass(PvBlock<S, Type, kTile, kRows, kVectors, true>, kStep, kStep);
+        pass(PvBlock<S, Type, kTile, kRows, 1, true>, S::kWidth, S::kWidth);
+        pass(PvBlock<S, Type, kTile, kRows, 1, false>, S::kWidth, 1);
         begin = end;
       } while (begin < tokens.tokens);
       for (int i = 0; i < kRows; ++i) {
@@ -438,15 +447,15 @@ template <typename S>
 void Pv(const float* probs, int64_t rows, int64_t tokens, const float* v, int64_t head_size,
         const float* shrink, float* out) {
   const int64_t bytes = head_size * static_cast<int64_t>(sizeof(float));
-  PvRows<S, Stored<32, S::FromF32>>(RowsFrom(v, bytes, bytes, tokens), probs, rows, shrink,
-                                    head_size, out);
+  PvRows<S, Stored<32, S::FromF32>, true>(RowsFrom(v, bytes, bytes, tokens), probs, rows, shrink,
+                                          head_size, out);
 }
 
 template <typename S>
 void PvStored(DataType type, const TokenRows& tokens, const float* probs, int64_t rows,
               const float* shrink, int64_t head_size, float* out) {
   WithStored<S>(type, [&](auto stored) {
-    PvRows<S, decltype(stored)>(tokens, probs, rows, shrink, head_size, out);
+    PvRows<S, decltype(stored), false>(tokens, probs, rows, shrink, head_size, out);
   });
 }
 

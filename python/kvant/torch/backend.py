@@ -108,7 +108,8 @@ def kvant(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> 
     elif not _keep_flex(gm, reports):
         why = "it is beside a FlexAttention that is inductor's, whose graph cannot be divided"
     if why:
-        reports.extend(_report(node, False, why) for node in _calls(gm, F.scaled_dot_product_attention))
+        reports.extend(_report(node, False, why) for node in _calls(gm, F.scaled_dot_product_attention, torch.softmax, F.softmax))
+        reports.extend(_report(node, False, why) for node in gm.graph.find_nodes(op="call_method", target="softmax"))
         return compile_fx(gm, example_inputs)
     _keep_sdpa(gm, reports)
     for node in _calls(gm, torch._transformer_encoder_layer_fwd):
@@ -177,8 +178,8 @@ def _is_part(owner: Any, code: Any) -> bool:
         owner.co_filename == code.co_filename and owner.co_name.startswith(resumed))
 
 
-def _calls(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
-    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is target]
+def _calls(gm: fx.GraphModule, *targets: Any) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target in targets]
 
 
 _FRAME = re.compile(r'File "(.*)", line (\d+)')
@@ -187,11 +188,13 @@ _FRAME = re.compile(r'File "(.*)", line (\d+)')
 def _report(node: fx.Node, fused: bool, text: str) -> Report:
     """The line is the caller's, not torch's own."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    form = "softmax of a product"
+    form = "scaled_dot_product_attention"
     if any(file.endswith("/flex_attention.py") for file, _ in frames):
         form = "FlexAttention"
-    elif node.target is not nodes.aten._softmax.default:
-        form = "scaled_dot_product_attention"
+    elif node.target is nodes.aten._softmax.default:
+        form = "softmax of a product"
+    elif node.target in (torch.softmax, F.softmax, "softmax"):
+        form = "softmax"
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames or [("?", "?")]
     return Report(f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}", form, fused, text)
 

@@ -139,6 +139,8 @@ def _by_heads(found: Masked, mask: Any, scores: fx.Node, before: fx.Node) -> Any
         batch = [1] if all(size == 1 for size in own[:-3]) else shape(scores)[:-3]
         wide = add(before, aten.expand.default, viewed(mask, own[-3 - len(batch):], before), [*batch, *own[-3:]])
         mask, rank = viewed(wide, [math.prod(batch), *own[-3:]], before), 4
+    elif rank > 4 and len(sizes) > 3:
+        found.why = found.why or f"its masks are of {len(sizes)} dims, of which some are symbolic"
     if all(size == 1 for size in shape(mask)[:-2]):
         return mask
     heads, seen = _heads_of(scores), found.heads or found.seen

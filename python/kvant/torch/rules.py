@@ -126,13 +126,14 @@ def eager_attention(softmax: fx.Node) -> Attention | str | None:
         mixed = _mixed(weighted.order, batch, queries)
         if isinstance(mixed, str):
             return mixed
-        if not isinstance(own, int) or not isinstance(queries, int) or queries % own:
+        if own == 0 or queries % own:
             return f"its scores are of {own} queries, and its products of {queries}"
-        if masked.heads not in (None, [batch, queries // own]):
-            return f"its masks are those of {masked.heads} [batch, heads], and its products {[batch, queries // own]}"
+        heads = int(queries // own)
+        if masked.heads not in (None, [batch, heads]):
+            return f"its masks are those of {masked.heads} [batch, heads], and its products {[batch, heads]}"
         if is_call(scores, aten.baddbmm.default):
-            return f"its bias is that of scores of {queries} rows, which are {queries // own} heads"
-        q, flat = add(product, aten.unflatten.int, operands[0], 1, [queries // own, own]), (1, 2)
+            return f"its bias is that of scores of {queries} rows, which are {heads} heads"
+        q, flat = add(product, aten.unflatten.int, operands[0], 1, [heads, -1]), (1, 2)
         k, v = (_four(x, [batch, 1], product) for x in operands[1:])
     k = _transposed(k, product)
     v = _transposed(v, product) if turned else v
@@ -205,8 +206,9 @@ def _mixed(order: tuple[list[Any], list[int]] | None, batch: Any, queries: Any) 
     sizes, axes = order
     for first in range(1, len(sizes) - 1):
         if math.prod(sizes[:first]) == batch and math.prod(sizes[first:-1]) == queries:
-            if axes[:first] == list(range(first)) and axes[-1] == len(sizes) - 1:
-                return sizes[first:-1], [axis - first for axis in axes[first:-1]]
+            rows = [size if isinstance(size, int) else -1 for size in sizes[first:-1]]
+            if axes[:first] == list(range(first)) and axes[-1] == len(sizes) - 1 and rows.count(-1) < 2:
+                return rows, [axis - first for axis in axes[first:-1]]
     return f"its probabilities {sizes} are permuted by {axes}"
 
 

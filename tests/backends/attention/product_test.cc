@@ -68,11 +68,11 @@ TEST(CpuProducts, QkOfTiles) {
   for (int i = 0; const KernelSet* kernels = KernelsAt(i); ++i) {
     for (int64_t d : kHeadSizes) {
       for (int64_t rows : kRowCounts) {
-        const Floats q(rows * d, 1), k(d * kHalfTile, 2);
-        const Floats scores(rows * kTokenTile, kUntouched);
-        kernels->qk(q.data(), rows, d, k.data(), scores.data());
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t t = 0; t < kHalfTile; ++t) {
+        for (int64_t tokens : {1, 13, 35, 49, 64}) {
+          const Floats q(rows * d, 1), k(d * kHalfTile, 2), scores(rows * kTokenTile, kUntouched);
+          kernels->qk(q.data(), rows, d, k.data(), tokens, scores.data());
+          for (int64_t i = 0; i < rows * tokens; ++i) {
+            const int64_t r = i / tokens, t = i % tokens;
             double want = 0;
             for (int64_t c = 0; c < d; ++c) want += double{q[r * d + c]} * k[c * kHalfTile + t];
             ASSERT_NEAR(scores[r * kTokenTile + t], want, Tolerance(d))
