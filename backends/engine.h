@@ -73,7 +73,7 @@ class Engine {
   static absl::StatusOr<Engine> Create(const EngineOptions& options = {});
 
   // The graph in partitions, each compiled as below. kInvalidGraph for a graph that is not
-  // finalized, has no ops or an output that nothing computes, or whose Append writes into no output
+  // finalized, has no ops or a tensor that nothing computes, or whose Append writes into no output
   // of it; shape errors as InferShapes.
   absl::StatusOr<CompiledGraph> Compile(const Graph& graph,
                                         const CompileGraphOptions& options = {}) const;

@@ -343,8 +343,18 @@ TEST(CompiledGraphTest, RefusesWhatCannotRun) {
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("which it writes a part of, is no output of the graph"));
 
+  GraphBuilder wild;
+  const Value x = wild.Input("x", kF32, {4});
+  wild.Output("y", wild.Tanh(wild.AddOp(OpKind::kWildcard, "w", {x}, {{kF32, Dims{4}}})[0]));
+  const absl::Status wildcard = engine.Compile(std::move(wild).Build().value()).status();
+  EXPECT_EQ(ErrorKindOf(wildcard), ErrorKind::kInvalidGraph);
+  EXPECT_THAT(std::string(wildcard.message()), HasSubstr("nothing computes 'w': Wildcard 'w'"));
+
   const CompiledGraph none;
+  EXPECT_FALSE(none.fused());
   EXPECT_THAT(std::string(none.Execute(Stream(engine), {}, {}, {}).message()),
+              HasSubstr("nothing to run"));
+  EXPECT_THAT(std::string(none.Execute(Stream(engine), {{"x", {}}}, {{"y", {}}}).message()),
               HasSubstr("nothing to run"));
   EXPECT_EQ(none.ToString(), "nothing to run");
   EXPECT_EQ(none.scratch_bytes(), 0u);
