@@ -5,7 +5,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvant/backends/engine.h"
 #include "kvant/backends/loops.h"
@@ -67,8 +66,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
         scratch += bytes;
       }
       places[tensor.id] = {Place::In::kScratch, block->second};
-      const auto last = last_step.find(tensor.id);
-      dead_after[last == last_step.end() ? step : last->second].insert(blocks.extract(block));
+      dead_after[last_step.at(tensor.id)].insert(blocks.extract(block));
     }
     blocks.merge(dead_after[step]);
   }
@@ -76,13 +74,7 @@ absl::StatusOr<CompiledGraph> CompiledGraph::Make(const Engine& engine, Graph gr
   size_t shared = 0;
   for (const CompiledPartition& compiled : state->partitions) {
     Step& step = state->steps.emplace_back();
-    for (const TensorId id : compiled.partition().inputs()) {
-      const auto found = places.find(id);
-      if (found == places.end()) {
-        return absl::InternalError(absl::StrCat("nothing writes tensor ", id));
-      }
-      step.inputs.push_back(found->second);
-    }
+    for (const TensorId id : compiled.partition().inputs()) step.inputs.push_back(places.at(id));
     for (const TensorId id : compiled.partition().outputs()) step.outputs.push_back(places.at(id));
     const size_t bytes = RoundUp(compiled.scratch_bytes(), kScratchAlignment);
     if (compiled.keeps_scratch()) {
@@ -186,8 +178,7 @@ absl::Status CompiledGraph::RunStep(size_t step, const Stream& stream,
   }
   const CompiledPartition& compiled = state_->partitions[step];
   KVANT_RETURN_IF_ERROR(compiled.CheckIndices(in));
-  std::byte* const own = compiled.scratch_bytes() == 0 ? nullptr : scratch + ports.scratch_at;
-  return compiled.Run(stream, in, absl::MakeSpan(out), own);
+  return compiled.Run(stream, in, absl::MakeSpan(out), scratch + ports.scratch_at);
 }
 
 std::ostream& operator<<(std::ostream& out, const CompiledGraph& compiled) {
