@@ -118,18 +118,18 @@ absl::Status CheckRanges(const Subject& s, const Indices& ranges, const Indices&
 
 absl::Status CheckOffsets(const Subject& s, const Indices& offsets, const Indices&) {
   const int64_t queries = s.dim(0, 0);
-  for (int64_t n = 0; n < offsets.rows(); ++n) {
-    const int64_t begin = n == 0 ? 0 : offsets.at(n - 1);
-    if (n == 0 && offsets.at(0) != 0) {
-      return ArgumentsError(s.op, "query_offsets begin with ", offsets.at(0), ", not 0");
+  if (const int64_t first = offsets.at(0); first != 0) {
+    return ArgumentsError(s.op, "query_offsets begin with ", first, ", not 0");
+  }
+  for (int64_t n = 1; n < offsets.rows(); ++n) {
+    const int64_t begin = offsets.at(n - 1), end = offsets.at(n);
+    if (end < begin) {
+      return ArgumentsError(s.op, "query_offsets fall: ", begin, " and then ", end, " for row ",
+                            n - 1);
     }
-    if (offsets.at(n) < begin) {
-      return ArgumentsError(s.op, "query_offsets fall: ", begin, " and then ", offsets.at(n),
-                            " for row ", n - 1);
-    }
-    if (offsets.at(n) > queries) {
-      return ArgumentsError(s.op, "query_offsets of row ", n - 1, " end at ", offsets.at(n),
-                            "; there are ", queries, " queries");
+    if (end > queries) {
+      return ArgumentsError(s.op, "query_offsets of row ", n - 1, " end at ", end, "; there are ",
+                            queries, " queries");
     }
   }
   return absl::OkStatus();

@@ -62,7 +62,8 @@ Graph RingsGraph() {
   const Value v = g.LoadRanges(cache("v"), g.Input("v_ranges", kS32, {kBatch, 2, 2}));
   const Value q = g.Input("q", kF32, {kBatch, 2, 2, kSize});
   const Value scores = g.MatMul(q, k, {.transpose_b = true});
-  g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths}), v));
+  const Value first = g.Input("first", kS32, {1});
+  g.Output("o", g.MatMul(g.SoftMax(scores, {.lengths = lengths, .first = first}), v));
   return std::move(g).Build().value();
 }
 
@@ -89,12 +90,16 @@ class IndexChecksTest : public ::testing::TestWithParam<const char*> {
         inputs.emplace_back(memory.back().data(), memory.back().size() * 8);
       }
     }
-    const auto bytes = static_cast<size_t>(graph.tensor(graph.outputs()[0]).memory_bytes());
-    std::vector<uint8_t> out(bytes, 0xa5);
-    const Tensor output{out.data(), out.size()};
-    absl::Status done = compiled->Execute(Stream(engine), inputs, absl::MakeConstSpan(&output, 1));
+    std::vector<std::vector<uint8_t>> out;
+    for (const TensorId id : graph.outputs()) {
+      out.emplace_back(static_cast<size_t>(graph.tensor(id).memory_bytes()), 0xa5);
+    }
+    const std::vector<std::vector<uint8_t>> before = out;
+    std::vector<Tensor> outputs;
+    for (std::vector<uint8_t>& one : out) outputs.emplace_back(one.data(), one.size());
+    absl::Status done = compiled->Execute(Stream(engine), inputs, outputs);
     if (!done.ok()) {
-      EXPECT_EQ(out, std::vector<uint8_t>(bytes, 0xa5));
+      EXPECT_EQ(out, before);
     }
     return done;
   }
@@ -143,14 +148,18 @@ TEST_P(IndexChecksTest, PagesAndOffsets) {
 TEST_P(IndexChecksTest, Ranges) {
   const Graph graph = RingsGraph();
   const Indices fine{{"k_ranges", {0, 4, 0, 60, 3, 2, 59, 3, 0, 0, 0, 0}},
-                     {"v_ranges", {1, 4, 9, 60, 0, 0, 5, 5, 0, 0, 0, 0}}};
+                     {"v_ranges", {1, 4, 9, 60, 0, 0, 5, 5, 0, 0, 0, 0}},
+                     {"first", {3}}};
   EXPECT_TRUE(Run(graph, fine).ok());
   ExpectRefused(graph, fine, "k_ranges", {0, 5, 0, 59, 3, 2, 59, 3, 0, 0, 0, 0},
                 "the range of src 0 in row 0 is 5 tokens from token 0 on; there is room for 4");
+  ExpectRefused(graph, fine, "k_ranges", {0, 4, -1, 60, 3, 2, 59, 3, 0, 0, 0, 0},
+                "the range of src 1 in row 0 is 60 tokens from token -1 on");
   ExpectRefused(graph, fine, "v_ranges", {1, 4, 9, 60, 0, 0, 60, 5, 0, 0, 0, 0},
                 "the range of src 1 in row 1 is 5 tokens from token 60 on");
   ExpectRefused(graph, fine, "v_ranges", {1, 4, 9, 60, 0, -1, 5, 5, 0, 0, 0, 0},
                 "the range of src 0 in row 1 is -1 tokens");
+  ExpectRefused(graph, fine, "first", {-2}, "the first token of row 0 is -2");
   const std::vector<int32_t> fewer{1, 4, 9, 60, 0, 0, 5, 4, 0, 0, 0, 0};
   if (std::string(GetParam()) == "oracle" || std::string(GetParam()) == "reference") {
     // The last of K's columns meets zeros.
@@ -187,6 +196,19 @@ TEST_P(IndexChecksTest, Positions) {
   EXPECT_TRUE(Run(groups, fine).ok());
   ExpectRefused(groups, fine, "positions", {0, 4, 2},
                 "position 2 of row 2 is within a group of 4 tokens");
+}
+
+// Those of what runs last are checked before what runs first.
+TEST_P(IndexChecksTest, OfAllPartitionsFirst) {
+  GraphBuilder g;
+  for (const std::string at : {"first", "last"}) {
+    const Value x = g.Input("x of " + at, kF32, {kBatch, 2, 4, kSize});
+    g.Output("out of " + at, g.Append(x, g.Input(at, kS32, {kBatch}), 16, {.type = kF16}).codes);
+  }
+  const Graph graph = std::move(g).Build().value();
+  const Indices fine{{"first", {0, 1, 2}}, {"last", {12, 0, 7}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "last", {12, 0, 13}, "position 13 of row 2 and 4 tokens are beyond");
 }
 
 // Where an AppendPages writes: nothing at all, if one token has no place.
@@ -243,6 +265,19 @@ TEST_P(IndexChecksTest, LengthsThatAreComputed) {
   fewer["ranges"] = {0, 32, 5, 3, 0, 0};
   EXPECT_TRUE(Run(graph, fewer).ok());
   ExpectRefused(graph, fewer, "table", {0, 1, 99, 3, 4, 5}, "is 99; the pool has 14 pages");
+}
+
+// Where no softmax checks the lengths too.
+TEST_P(IndexChecksTest, PagesAlone) {
+  if (std::string(GetParam()) != "oracle" && std::string(GetParam()) != "reference") return;
+  GraphBuilder g;
+  const Value pool = g.Input("pool", kF32, {kPages, 2, kPageSize, kSize});
+  const Value table = g.Input("table", kS32, {kBatch, 2});
+  g.Output("o", g.LoadPages(pool, table, g.Input("lengths", kS32, {kBatch})));
+  const Graph graph = std::move(g).Build().value();
+  const Indices fine{{"table", {0, 1, 2, 3, 4, 5}}, {"lengths", {32, 0, 17}}};
+  EXPECT_TRUE(Run(graph, fine).ok());
+  ExpectRefused(graph, fine, "lengths", {32, -1, 17}, "the length of row 1 is -1; its 2 pages");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, IndexChecksTest,
