@@ -288,7 +288,7 @@ ConstTensor KvCache::part(int64_t layer, bool values, KvPart part) const {
 std::array<KvRange, kKvSegmentKinds> KvCache::Ranges(int64_t layer, bool values,
                                                      int64_t row) const {
   const auto tensor = this->tensor(layer, values);
-  if (!tensor.ok() || row < 0 || row >= options_.batch) return {};
+  if (!tensor.ok()) return {};
   return (*tensor)->layout().Ranges(length(layer, row));
 }
 
