@@ -258,12 +258,18 @@ TEST(KvAttentionInputs, AreChecked) {
   EXPECT_THAT(run(true, {.k = memory, .v = memory, .starts = before}), HasSubstr("token -1"));
   EXPECT_THAT(run(true, {.k = {x.data(), 8}, .v = memory}), HasSubstr("'new K'"));
   EXPECT_EQ(run(true, {.k = memory, .v = memory, .starts = fine}), "");
-  for (const Dims& bias : {Dims{2, 1, 3, 39}, Dims{3, 1, 3, 40}, Dims{1, 2, 3, 40}, Dims{3, 40}}) {
-    EXPECT_THAT(std::string(cache->Attention({.query_heads = 1, .query_tokens = 3, .bias = bias})
-                                .status()
-                                .message()),
-                HasSubstr("a bias of ["));
+  const auto attention = [&](bool new_tokens, const Dims& bias) {
+    return cache
+        ->Attention({.query_heads = 1, .query_tokens = 3, .new_tokens = new_tokens, .bias = bias})
+        .status();
+  };
+  for (const Dims& bias : {Dims{2, 1, 3, 39}, Dims{3, 1, 3, 40}, Dims{1, 2, 3, 40},
+                           Dims{2, 1, 2, 40}, Dims{3, 40}, Dims{2, 1, 3, 40, 1}}) {
+    EXPECT_THAT(std::string(attention(false, bias).message()), HasSubstr("a bias of ["));
   }
+  // New tokens have columns too.
+  EXPECT_THAT(std::string(attention(true, {2, 1, 3, 42}).message()), HasSubstr("at least 43]"));
+  EXPECT_TRUE(attention(true, {2, 1, 3, 43}).ok());
 }
 
 }  // namespace

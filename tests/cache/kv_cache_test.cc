@@ -385,6 +385,30 @@ TEST(KvCache, ReadersAndAWriterAtTheSameTime) {
             5e-4);
 }
 
+// As the same numbers of f32 are.
+TEST(KvCache, TokensOfHalfTheBitsAreStored) {
+  const KvCacheOptions options = SmallOptions("int4_g64_R128_s4", 150);
+  for (const DataType type : {kF16, kBF16}) {
+    SCOPED_TRACE(std::string(DataTypeName(type)));
+    Bench floats = MakeBench(options, 150);
+    const Bench halves = MakeBench(options, 0);
+    std::vector<uint16_t> memory[2];
+    const auto take = [&](Tokens& tokens, std::vector<uint16_t>& to) {
+      to.resize(2 * 2 * 150 * 64);
+      float* const x = tokens.at(0, 0, 0);
+      for (size_t i = 0; i < to.size(); ++i) {
+        to[i] = type == kF16 ? F32ToF16(x[i]) : F32ToBF16(x[i]);
+        x[i] = type == kF16 ? F16ToF32(to[i]) : BF16ToF32(to[i]);
+      }
+      return MakeKvInput(type, to.data(), {2, 2, 150, 64});
+    };
+    const KvInput k = take(floats.k, memory[0]), v = take(floats.v, memory[1]);
+    ASSERT_TRUE(floats.Append(0, 150).ok());
+    ASSERT_TRUE(halves.cache->Append(1, k, v).ok());
+    EXPECT_EQ(Contents(*halves.cache, 1, 1), Contents(*floats.cache, 1, 1));
+  }
+}
+
 // Append and attention of caches on the CUDA backend's kernels, by the executor. Queries of f16,
 // for which packed codes are multiplied where K and V are one segment each.
 TEST(KvCacheOnCudaSimtTest, AttendsToWhatItStores) {
