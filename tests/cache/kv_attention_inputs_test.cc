@@ -227,6 +227,11 @@ TEST_F(KeepTest, TakesTheMemoryOfWhatIsKept) {
   EXPECT_EQ((*kept.part(KvPart::kCodes).dims)[2], 50);
   EXPECT_EQ((*all.part(KvPart::kCodes).dims)[2], 400);
   EXPECT_EQ(cache_->columns(), 400);
+  options.keep = {60};
+  const auto alike = KvCache::Create(engine_, options).value();
+  for (const int64_t layer : {0, 1}) {
+    EXPECT_EQ((*(*alike->tensor(layer, true))->part(KvPart::kCodes).dims)[2], 60);
+  }
   options.keep = {1, 2, 3};
   EXPECT_THAT(std::string(KvCache::Create(engine_, options).status().message()),
               HasSubstr("3 numbers of tokens to keep for 2 layers"));
@@ -255,7 +260,8 @@ TEST(KvAttentionInputs, AreChecked) {
   EXPECT_THAT(run(true, {.k = memory, .v = memory, .starts = one}), HasSubstr("1 starts"));
   EXPECT_THAT(run(true, {.k = memory, .v = memory, .starts = beyond}),
               HasSubstr("batch row 1 begins at token 4 of 3"));
-  EXPECT_THAT(run(true, {.k = memory, .v = memory, .starts = before}), HasSubstr("token -1"));
+  EXPECT_THAT(run(true, {.k = memory, .v = memory, .starts = before}),
+              HasSubstr("row 0 begins at token -1 of 3"));
   EXPECT_THAT(run(true, {.k = {x.data(), 8}, .v = memory}), HasSubstr("'new K'"));
   EXPECT_EQ(run(true, {.k = memory, .v = memory, .starts = fine}), "");
   const auto attention = [&](bool new_tokens, const Dims& bias) {

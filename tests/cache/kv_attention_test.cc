@@ -198,6 +198,8 @@ TEST(KvAttentionOptionsTest, AreChecked) {
   };
   EXPECT_THAT(error({.query_heads = kQueryHeads, .soft_cap = -1}), HasSubstr("a soft cap of -1"));
   EXPECT_THAT(error({.query_heads = kQueryHeads, .soft_cap = std::nanf("")}), HasSubstr("nan"));
+  EXPECT_THAT(error({.query_heads = kQueryHeads, .soft_cap = HUGE_VALF}), HasSubstr("cap of inf"));
+  EXPECT_THAT(error({.query_heads = kQueryHeads, .scale = HUGE_VALF}), HasSubstr("a scale of inf"));
   EXPECT_THAT(error({.query_heads = kQueryHeads, .window = -3}), HasSubstr("window of -3 tokens"));
   std::vector<float> q(kBatch * kQueryHeads * kSize), sinks(kQueryHeads);
   const auto run = [&](bool with, ConstTensor given) {

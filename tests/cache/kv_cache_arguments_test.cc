@@ -171,6 +171,12 @@ TEST(KvCacheOptionsArguments, SizesBeyondAllBounds) {
     o.layers = int64_t{1} << 40;
     o.batch = o.heads = o.capacity = 1;
   });
+  for (int64_t KvCacheOptions::*field : {&KvCacheOptions::capacity, &KvCacheOptions::batch}) {
+    refused("1073741825", [field](KvCacheOptions& o) {
+      o.layers = o.batch = o.heads = o.capacity = 1;
+      o.*field = (int64_t{1} << 30) + 1;
+    });
+  }
   for (int64_t KvCacheOptions::*field :
        {&KvCacheOptions::layers, &KvCacheOptions::batch, &KvCacheOptions::heads,
         &KvCacheOptions::head_size, &KvCacheOptions::capacity}) {

@@ -57,6 +57,15 @@ TEST(KvCacheErrors, OptionsThatContradictThemselves) {
     o.schemes = {*ParseCacheScheme("int8_tensor")};
     o.k_scales = o.v_scales = {{1.f}, {1.f}, {1.f}};
   });
+  refused("takes 64 static scales, but there are 128", [](KvCacheOptions& o) {
+    o.v_head_size = 32;
+    o.schemes = {*ParseCacheScheme("s8:channel")};
+    o.k_scales = o.v_scales = {std::vector<float>(128, 1.f), std::vector<float>(128, 1.f)};
+  });
+  refused("static scales, which go without zero points", [](KvCacheOptions& o) {
+    o.schemes = {*ParseCacheScheme("s8:tensor:zp")};
+    o.k_scales = o.v_scales = {{1.f}, {1.f}};
+  });
   refused("rollback of -1", [](KvCacheOptions& o) { o.rollback = -1; });
   refused("takes 1 static scales, but there are 0",
           [](KvCacheOptions& o) { o.schemes = {*ParseCacheScheme("int8_tensor")}; });
@@ -106,6 +115,31 @@ TEST_F(KvCacheRefusals, CountsThatAreNotThere) {
   ExpectRefused(bench_.cache->Append(0, k, v, negative), "takes -1 of 3 tokens");
   ExpectRefused(bench_.cache->Append(2, k, v), "layer 2 of 2");
   ExpectRefused(bench_.cache->Append(-1, k, v), "layer -1 of 2");
+}
+
+TEST_F(KvCacheRefusals, StartsThatAreNotThere) {
+  const KvInput k = bench_.k.Slice(140, 3), v = bench_.v.Slice(140, 3);
+  const int64_t one[] = {0}, four[] = {0, 4}, negative[] = {-1, 0}, starts[] = {0, 1};
+  const int64_t counts[] = {0, 3};
+  ExpectRefused(bench_.cache->Append(0, k, v, {}, one), "1 starts of tokens for a batch of 2");
+  ExpectRefused(bench_.cache->Append(0, k, v, {}, four), "row 1 begins at token 4 of 3");
+  ExpectRefused(bench_.cache->Append(0, k, v, {}, negative), "row 0 begins at token -1 of 3");
+  ExpectRefused(bench_.cache->Append(0, k, v, counts, starts), "row 1 takes 3 of 2 tokens");
+}
+
+TEST_F(KvCacheRefusals, MoreTokensAtOnceThanAnInt) {
+  KvInput k = bench_.k.Slice(140, 1);
+  k.desc.dims = Dims{2, 2, (int64_t{1} << 32) + 1, 64};
+  k.desc.strides = Dims{0, 0, 0, 1};
+  const int64_t counts[] = {1, 1};
+  ExpectRefused(bench_.cache->Append(0, k, k, counts), "4294967297 tokens at once, of at most");
+}
+
+TEST_F(KvCacheRefusals, StreamsOfOtherEngines) {
+  const Engine other = Engine::Create({.threads = 1}).value();
+  ExpectRefused(
+      bench_.cache->Append(Stream(other), 0, bench_.k.Slice(140, 1), bench_.v.Slice(140, 1)),
+      "a stream of another engine");
 }
 
 TEST_F(KvCacheRefusals, ShapesAndTypesThatAreNotTheCaches) {
@@ -189,6 +223,8 @@ TEST_F(KvCacheRefusals, CropsThatCannotBe) {
   ExpectRefused(bench_.cache->Crop(139), "in full precision");
   const int64_t three[] = {1, 2, 3};
   ExpectRefused(bench_.cache->Crop(three), "3 lengths for a batch of 2");
+  const int64_t none[] = {0, 0};
+  ExpectRefused(bench_.cache->Crop(none, 2), "layer 2 of 2");
 }
 
 TEST_F(KvCacheRefusals, RowsThatAreNotThere) {
@@ -196,6 +232,8 @@ TEST_F(KvCacheRefusals, RowsThatAreNotThere) {
   ExpectRefused(bench_.cache->Reorder(beyond), "batch row 2 of 2");
   ExpectRefused(bench_.cache->Reorder(negative), "batch row -1 of 2");
   ExpectRefused(bench_.cache->Reorder(three), "3 rows for a batch of 2");
+  const int64_t both[] = {1, 0};
+  ExpectRefused(bench_.cache->Reorder(both, 2), "layer 2 of 2");
 }
 
 TEST_F(KvCacheRefusals, QueriesThatDoNotFit) {
