@@ -52,16 +52,13 @@ absl::Status CheckStatic(const KvCacheOptions& options, bool values) {
                               "' takes ", each, " static scales, but there are ", given);
     }
     for (const float scale : scales[layer]) {
-      if (std::isfinite(scale) && scale > 0 &&
-          std::isfinite(RoundScale(storage.scale_type(), scale))) {
-        continue;
-      }
+      if (scale > 0 && std::isfinite(RoundScale(storage.scale_type(), scale))) continue;
       return InvalidArguments(name, " of layer ", layer, ": a static scale is ", scale,
                               ", which is not above 0 or beyond ",
                               DataTypeName(storage.scale_type()));
     }
   }
-  if (wanted && static_cast<int64_t>(scales.size()) > options.layers) {
+  if (static_cast<int64_t>(scales.size()) > options.layers) {
     return InvalidArguments("static scales of ", name, " for ", scales.size(), " layers of ",
                             options.layers);
   }
