@@ -1,10 +1,9 @@
 #include "kvant/cache/kv_storage.h"
 
-#include <algorithm>
+#include <bit>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvant/graph/status.h"
@@ -17,20 +16,6 @@ absl::Status Bad(std::string_view text, const Parts&... why) {
   return InvalidArguments("storage '", text, "': ", why...);
 }
 
-// N of "<word>N"; nothing if it is something else.
-std::optional<int64_t> NumberAfter(const std::string& part, const std::string& word) {
-  int64_t number = 0;
-  if (part.size() <= word.size() || part.compare(0, word.size(), word) != 0 ||
-      !std::all_of(part.begin() + static_cast<int64_t>(word.size()), part.end(),
-                   [](char c) { return c >= '0' && c <= '9'; }) ||
-      !absl::SimpleAtoi(part.substr(word.size()), &number)) {
-    return std::nullopt;
-  }
-  return number;
-}
-
-bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
-
 }  // namespace
 
 absl::Status KvStorage::Check(int64_t head_size) const {
@@ -39,7 +24,7 @@ absl::Status KvStorage::Check(int64_t head_size) const {
   if (head_size < 1) return Bad(text, "for heads of ", head_size, " channels");
   if (rotation != 0) {
     const int64_t block = rotation == kWholeHead ? head_size : rotation;
-    if (!IsPowerOfTwo(block) || head_size % block != 0) {
+    if (!std::has_single_bit(static_cast<uint64_t>(block)) || head_size % block != 0) {
       return Bad(text, "a rotation in blocks of ", block, " does not fit a head of ", head_size,
                  ": blocks are a power of two that divides the head size");
     }
@@ -120,8 +105,8 @@ absl::StatusOr<KvStorage> ParseKvStorage(std::string_view text) {
   const auto twice = [](bool& seen) { return std::exchange(seen, true); };
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string& part = parts[i];
-    const auto block = NumberAfter(part, "rot"), sinks = NumberAfter(part, "sinks");
-    const auto sliding = NumberAfter(part, "window"), bulk = NumberAfter(part, "bulk");
+    const auto block = NumberAfter("rot", part), sinks = NumberAfter("sinks", part);
+    const auto sliding = NumberAfter("window", part), bulk = NumberAfter("bulk", part);
     if (part == "rot" || block) {
       if (twice(has_rotation)) return Bad(text, "two rotations");
       storage.rotation = block.value_or(KvStorage::kWholeHead);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -45,18 +46,17 @@ std::optional<NumberFormat::Groups> GroupsFromName(std::string_view name) {
   return std::nullopt;
 }
 
-// "gN" with a positive N, else 0.
-int64_t GroupSizeFrom(std::string_view part) {
-  int64_t size = 0;
-  if (part.size() < 2 || part[0] != 'g' ||
-      !std::all_of(part.begin() + 1, part.end(), [](char c) { return c >= '0' && c <= '9'; }) ||
-      !absl::SimpleAtoi(std::string(part.substr(1)), &size)) {
-    return 0;
-  }
-  return size;
-}
-
 }  // namespace
+
+std::optional<int64_t> NumberAfter(std::string_view word, std::string_view part) {
+  if (!part.starts_with(word)) return std::nullopt;
+  const std::string digits(part.substr(word.size()));
+  int64_t number = 0;
+  if (!std::ranges::all_of(digits, absl::ascii_isdigit) || !absl::SimpleAtoi(digits, &number)) {
+    return std::nullopt;
+  }
+  return number;
+}
 
 absl::Status NumberFormat::Check() const {
   if (!IsStorageType(type)) {
@@ -220,7 +220,7 @@ absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text) {
       if (named) return Bad(text, "'", part, "' is a second kind of group");
       named = true;
       format.groups = *groups;
-    } else if (const int64_t size = GroupSizeFrom(part); size > 0) {
+    } else if (const int64_t size = NumberAfter("g", part).value_or(0); size > 0) {
       if (format.group_size > 0) return Bad(text, "two group sizes");
       format.group_size = size;
     } else if (part == "zp" || part == "rzp" || part == "pzp") {

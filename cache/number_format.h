@@ -79,6 +79,9 @@ struct NumberFormat {
 // kInvalidArguments with a sentence about the part that is wrong.
 absl::StatusOr<NumberFormat> ParseNumberFormat(std::string_view text);
 
+// N of "<word>N", a part of a format's or a storage's text; nothing if it is something else.
+std::optional<int64_t> NumberAfter(std::string_view word, std::string_view part);
+
 // One line, for --help.
 std::string_view NumberFormatHelp();
 
