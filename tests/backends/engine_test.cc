@@ -229,17 +229,18 @@ LogicalTensor Port(TensorId id, Dims dims, std::optional<Dims> strides = std::nu
 
 TEST(EngineTest, CompilesForOtherShapes) {
   const Engine engine = *Oracle();
-  const absl::StatusOr<CompiledPartition> compiled =
-      engine.Compile(AddPartition(), {.ports = {Port(10, {2, 2}, Dims{4, 1}), Port(11, {2})}});
+  const absl::StatusOr<CompiledPartition> compiled = engine.Compile(
+      AddPartition(),
+      {.ports = {Port(10, {2, 2}, Dims{4, 1}), Port(11, {2}), Port(12, {2, 2}, Dims{3, 1})}});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   EXPECT_EQ(*compiled->partition().output(0).dims, (Dims{2, 2}));
   // A tensor of 2 rows, 4 apart, spans 2 * 4 elements.
   const float a[8] = {1, 2, -1, -1, 3, 4, -1, -1}, b[2] = {10, 20};
-  float y[4];
+  float y[6] = {-1, -1, -1, -1, -1, -1};
   ASSERT_TRUE(
-      compiled->Execute(Stream(engine), {ConstTensor(a, 32), ConstTensor(b, 8)}, {Tensor{y, 16}})
+      compiled->Execute(Stream(engine), {ConstTensor(a, 32), ConstTensor(b, 8)}, {Tensor{y, 24}})
           .ok());
-  EXPECT_THAT(y, ::testing::ElementsAre(11, 22, 13, 24));
+  EXPECT_THAT(y, ::testing::ElementsAre(11, 22, -1, 13, 24, -1));
 }
 
 TEST(EngineTest, RefusesPortsThatAreNone) {

@@ -41,6 +41,7 @@ TEST(KvStorage, ContradictionsAreRefusedInWords) {
     ExpectRefused(storage->Check(64), words);
   }
   ExpectRefused(ParseKvStorage("u4:g32:rzp+rot")->Check(80), "blocks of 80 does not fit");
+  ExpectRefused(ParseKvStorage("u4:g16:rzp+rot32")->Check(48), "blocks of 32 does not fit");
   ExpectRefused(ParseKvStorage("u4:token:rzp")->Check(33), "whole byte");
   KvStorage in_bulk = ParseKvStorage("s8:token").value();
   in_bulk.bulk = true;
@@ -49,11 +50,20 @@ TEST(KvStorage, ContradictionsAreRefusedInWords) {
        {std::pair("u4:g32:rzp+window", "'window'"),
         std::pair("u4:g32:rzp+bulk0", "a window of 0 tokens"),
         std::pair("s8:token+window0", "a window of 0 tokens"),
+        std::pair("s8:token+window-5", "'window-5'"), std::pair("s8:token+window 5", "'window 5'"),
+        std::pair("s8:token+sinks5x", "'sinks5x'"), std::pair("s8:token+rot5+f32+f16", "two types"),
         std::pair("u4:g32:rzp+window8+bulk8", "two windows"),
         std::pair("u4:g32:rzp+rot+rot16", "two rotations"),
         std::pair("u4:g32:rzp+sinks1+sinks2", "sinks twice"), std::pair("int5", "'int5'"),
         std::pair("u4:g32:rzp+f8_e4m3", "'f8_e4m3'")}) {
     ExpectRefused(ParseKvStorage(text).status(), words);
+  }
+}
+
+TEST(KvStorage, TypesOfWindowsAreRead) {
+  for (const DataType type : {kF32, kBF16, kF16}) {
+    const std::string text = "s8:token+window16+" + std::string(DataTypeName(type));
+    EXPECT_EQ(ParseKvStorage(text)->window_type, type) << text;
   }
 }
 

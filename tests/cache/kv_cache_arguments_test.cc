@@ -216,7 +216,14 @@ TEST(KvCacheOptionsArguments, SchemesThatContradictThemselves) {
   }
   refused("nf4 has 16 entries",
           [](KvStorage& s) { s.format = {.type = kU8, .codebook = FindCodebook("nf4")}; });
+  refused("nf4 has 16 entries",
+          [](KvStorage& s) { s.format = {.type = kS4, .codebook = FindCodebook("nf4")}; });
   refused("no zero points", [](KvStorage& s) { s.format.codebook = FindCodebook("nf4"); });
+  for (const int64_t tokens : {int64_t{-1}, (int64_t{1} << 30) + 1}) {
+    const std::string number = std::to_string(tokens);
+    refused("sinks of " + number, [=](KvStorage& s) { s.sinks = tokens; });
+    refused("a window of " + number, [=](KvStorage& s) { s.residual = tokens; });
+  }
   refused("type f8_e5m2", [](KvStorage& s) { s.window_type = kF8E5M2; });
   const KvStorage storage = *ParseKvStorage("u4:g32:rzp");
   for (const int64_t size : {int64_t{0}, int64_t{-64}, kLeast}) {

@@ -105,6 +105,8 @@ TEST(NumberFormatTest, RefusesWithTheWrongPart) {
       {"f8_e4m3:rzp", "for integers"},
       {"s8:sf16:sf32", "two types"},
       {"s8:sf8", "'sf8'"},
+      {"s8:g 5", "'g 5'"},
+      {"u4:nf4:iq4_nl", "two codebooks"},
   };
   for (const auto& [text, message] : cases) {
     const absl::StatusOr<NumberFormat> format = ParseNumberFormat(text);
@@ -119,6 +121,10 @@ TEST(NumberFormatTest, RefusesGroupsThatDoNotDivide) {
   EXPECT_FALSE(ParseNumberFormat("s8:block:g32")->GroupShape(Dims{1, 1, 33, 64}).ok());
   EXPECT_FALSE(ParseNumberFormat("s8:block:g32")->GroupShape(Dims{1, 1, 32, 80}).ok());
   EXPECT_FALSE(ParseNumberFormat("s8:token")->GroupShape(Dims{64}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:all_heads")->GroupShape(Dims{32, 64}).ok());
+  // Nor of what has no elements.
+  EXPECT_FALSE(ParseNumberFormat("s8:token")->GroupShape(Dims{1, 1, 8, 0}).ok());
+  EXPECT_FALSE(ParseNumberFormat("s8:channel")->GroupShape(Dims{1, 1, 0, 64}).ok());
 }
 
 TEST(AttentionGraphTest, IsFiveDimensionalWhenHeadsDiffer) {
