@@ -183,10 +183,20 @@ TEST_F(KvCacheRefusals, NumbersBeyondWhatItsTypesHold) {
   ExpectRefused(bench_.cache->Append(0, k.Slice(140, 3), bench_.v.Slice(140, 3)),
                 "has -65505 in batch row 1, head 1, token 2, channel 63, beyond the 65504");
   std::vector<uint16_t> bf16(2 * 2 * 64, 0x3f80);
-  bf16[7] = F32ToBF16(70000.f);
+  bf16[7] = F32ToBF16(65536.f);  // which 65504 rounds to
   ExpectRefused(bench_.cache->Append(0, MakeKvInput(kBF16, bf16.data(), {2, 2, 1, 64}),
                                      bench_.v.Slice(140, 1)),
                 "batch row 0, head 0, token 0, channel 7, beyond");
+}
+
+// Whatever f32 holds, infinity of f16 is none of it.
+TEST(KvCacheInputs, InfinityOfHalfTheBits) {
+  const Bench bench = MakeBench(SmallOptions("f32", 10), 1);
+  std::vector<uint16_t> half(2 * 2 * 64, 0x3c00);
+  half[200] = 0x7c00;
+  ExpectRefused(
+      bench.cache->Append(0, MakeKvInput(kF16, half.data(), {2, 2, 1, 64}), bench.v.Slice(0, 1)),
+      "not finite");
 }
 
 // A rotation adds up the channels of a block.

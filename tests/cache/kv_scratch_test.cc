@@ -20,7 +20,8 @@ TEST(KvScratch, HasAsManyBlocksAsAreTakenAtOnce) {
   KvScratch scratch(Engine::Create({.threads = 1}).value());
   EXPECT_EQ(scratch.bytes(), 0);
   for (int i = 0; i < 3; ++i) {
-    const auto first = scratch.Take(1024), second = scratch.Take(192);
+    // The larger one comes back first.
+    const auto second = scratch.Take(192), first = scratch.Take(1024);
     ASSERT_TRUE(first.ok() && second.ok());
     EXPECT_EQ(first->block().size(), 1024u);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(second->block().data()) % 64, 0u);
