@@ -235,6 +235,7 @@ TEST(CpuQuantize, UnitsThatShareBytesStayInOneThread) {
         .group = {1, 1, 64},
         .code_strides = Dims{64, 129, 1}},
        false},
+      {{.name = "odd runs", .dims = {64, 2046}, .group = {1, 11}}, true},
       {{.name = "even parts", .dims = {3, 114036}, .group = {1, 114036}}, true},
       {{.name = "odd parts", .dims = {3, 114035}, .group = {1, 114035}}, false},
   };
