@@ -221,6 +221,18 @@ TEST_F(KeepTest, WhatIsNotKeptIsNotAskedFor) {
   EXPECT_THAT(Error({.query_heads = 1, .window = 52, .new_tokens = true}), HasSubstr("sees 51"));
 }
 
+TEST_F(KeepTest, CropsToWhatIsLeftOrToNothing) {
+  const Tokens tokens(1, 2, 1, 60, 32);
+  ASSERT_TRUE(cache_->Append(0, tokens.Slice(0, 60), tokens.Slice(0, 60)).ok());
+  const int64_t fewer[] = {55, 60}, none[] = {0, 60};
+  EXPECT_THAT(std::string(cache_->Crop(fewer, 0).message()),
+              HasSubstr("cropped to 55 tokens needs token 5 of K, of which only those from 10 on "
+                        "are left, as the layer keeps 50; a rollback keeps more"));
+  EXPECT_EQ(cache_->length(0, 0), 60);
+  EXPECT_TRUE(cache_->Crop(none, 0).ok());
+  EXPECT_EQ(cache_->length(0, 0), 0);
+}
+
 TEST_F(KeepTest, TakesTheMemoryOfWhatIsKept) {
   KvCacheOptions options = cache_->options();
   const KvTensor &kept = **cache_->tensor(0, false), &all = **cache_->tensor(1, false);

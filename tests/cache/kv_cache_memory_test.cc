@@ -193,6 +193,18 @@ TEST(KvCacheMemory, WhatIsUsedIsNeverMoreThanWhatThereIs) {
   }
 }
 
+// The last token and the 32 before it are in the window, however many a rollback keeps beside it.
+TEST(KvCacheMemory, WhatIsUsedIsWhatTheTokensTake) {
+  for (const int64_t rollback : {0, 16}) {
+    KvCacheOptions options = SmallOptions("u4:g32:zp+window32", 300);
+    options.rollback = rollback;
+    const Bench bench = MakeBench(options, 100);
+    ASSERT_TRUE(bench.Append(0, 100).ok());
+    // Codes, two scales of f16 and two zero points of a token that has left it.
+    EXPECT_EQ(bench.cache->used_bytes(), 2 * 2 * 2 * 2 * (67 * (32 + 4 + 2) + 33 * 64 * 2));
+  }
+}
+
 // Runs everything in the first of many slots.
 class SerialExecutor : public Executor {
  public:

@@ -41,6 +41,9 @@ TEST(KvCacheSave, TakesWhatTheRowsHoldAndNoMore) {
   // 2 rows, K and V, 2 heads: codes of 64 tokens of 64, and scales of f16.
   EXPECT_EQ(*bench.cache->SavedBytes(0, {64, 64}), 2 * 2 * 2 * (64 * 64 + 64 * 2));
   EXPECT_EQ(*bench.cache->SavedBytes(0, {0, 0}), 0);
+  // Scales that all sequences share stay the cache's.
+  auto shared = MakeBench(SmallOptions("int8_channel", 500), 64);
+  EXPECT_EQ(*shared.cache->SavedBytes(0, {64, 64}), 2 * 2 * 2 * 64 * 64);
   // A window of 128 slides: of 64 tokens all are in it.
   auto window = MakeBench(SmallOptions("u4:g32:zp+window128", 500), 64);
   EXPECT_LT(*window.cache->SavedBytes(0, {64, 64}), 2 * 2 * 2 * (64 * 64 * 2 + 1024));
