@@ -385,6 +385,28 @@ TEST(KvCache, ReadersAndAWriterAtTheSameTime) {
             5e-4);
 }
 
+// Zero points of 4 bits, of odd numbers of tokens too.
+TEST(KvCache, RowsThatShareBytesAreMovedApart) {
+  KvCacheOptions options = SmallOptions("u4:g64:pzp", 33);
+  options.batch = 3;
+  options.heads = 1;
+  for (const auto& [keep, tokens] : {std::pair(0, 20), std::pair(0, 21), std::pair(20, 33)}) {
+    options.keep = {keep};
+    const Bench bench = MakeBench(options, 33);
+    ASSERT_TRUE(bench.Append(0, tokens).ok());
+    std::vector<std::string> rows;
+    for (int64_t row = 0; row < 3; ++row) rows.push_back(Contents(*bench.cache, 0, row));
+    for (const std::vector<int64_t>& order :
+         std::vector<std::vector<int64_t>>{{2, 0, 1}, {0, 2, 1}, {1, 0, 2}, {1, 1, 0}, {2, 0, 0}}) {
+      ASSERT_TRUE(bench.cache->Reorder(order).ok());
+      std::vector<std::string> moved;
+      for (const int64_t row : order) moved.push_back(rows[row]);
+      rows = std::move(moved);
+      for (int64_t row = 0; row < 3; ++row) EXPECT_EQ(Contents(*bench.cache, 0, row), rows[row]);
+    }
+  }
+}
+
 // As the same numbers of f32 are.
 TEST(KvCache, TokensOfHalfTheBitsAreStored) {
   const KvCacheOptions options = SmallOptions("int4_g64_R128_s4", 150);
