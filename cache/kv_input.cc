@@ -82,7 +82,7 @@ absl::Status CheckKvInput(int64_t layer, const KvTensor& tensor, const KvInput& 
   if (!desc.has_shape()) return error("has dims that are not known");
   Dims want{shape.batch, shape.heads, kUnknownDim, shape.head_size};
   if (tokens) want[2] = *tokens;
-  if (!tokens && desc.rank() == 4 && (*desc.dims)[2] >= 0) want[2] = (*desc.dims)[2];
+  if (!tokens && desc.rank() == 4) want[2] = (*desc.dims)[2];
   if (*desc.dims != want) {
     return error(
         absl::StrCat("is not [", DimsToString(want), "]: batch, heads, tokens, head size"));
