@@ -263,8 +263,6 @@ class _Store:
     def _read(self, mask: torch.Tensor, before: int, tokens: int) -> None:
         """How many tokens of padding each row has; a mask that says anything else is refused."""
         batch, end = len(self._padding), before + tokens
-        if mask.dim() != 2:
-            raise _lacks(f"take an attention_mask of {mask.dim()} dims, but [batch, tokens]")
         if mask.shape[0] != batch or mask.shape[1] < end:
             raise invalid(f"attention_mask is {list(mask.shape)}, where there are {batch} rows of {end} tokens")
         mask = mask[:, :end]
@@ -303,8 +301,8 @@ class _Keys(torch.Tensor):
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_contiguous", "__repr__"):
             return super().__torch_function__(func, types, args, kwargs or {})
         raise invalid(f"{getattr(func, '__name__', func)} of the keys of a KvantCache, which attention "
-                      f'"{NAME}" alone reads: call model.set_attn_implementation("{NAME}"); a model that computes '
-                      "with its cached keys outside of attention cannot use it")
+                      f'"{NAME}" alone reads: call model.set_attn_implementation("{NAME}"); a model that has '
+                      "attention of its own, or computes with its cached keys outside of it, cannot use it")
 
 
 class _CompiledKeys:
@@ -393,6 +391,8 @@ def _attention(
     causal = kwargs.get("is_causal")
     if attention_mask is not None and attention_mask.dim() == 0:
         raise _lacks("take a mask that is neither causal nor a causal window")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise _lacks(f"take an attention_mask of {attention_mask.dim()} dims, but [batch, tokens]")
     if attention_mask is None and not (getattr(module, "is_causal", True) if causal is None else causal):
         raise _lacks("serve attention that is not causal")
     if dropout:

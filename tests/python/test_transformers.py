@@ -340,6 +340,12 @@ def test_layers_that_are_not_alike_are_refused():
     model.model.layers[1].self_attn.is_causal = False
     with pytest.raises(kvant.Error, match="cannot serve attention that is not causal"):
         model(prompts()["input_ids"], past_key_values=KvantCache(model.config))
+    model = model_of()
+    model.set_attn_implementation("kvant")
+    model.model.layers[1].register_forward_pre_hook(
+        lambda layer, args, given: (args, {**given, "attention_mask": torch.ones(2, 1, 17, 17)}), with_kwargs=True)
+    with pytest.raises(kvant.Error, match="cannot take an attention_mask of 4 dims"):
+        model(**prompts(), past_key_values=KvantCache(model.config))
 
 
 @torch.no_grad()
