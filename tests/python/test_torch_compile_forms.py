@@ -242,7 +242,7 @@ def test_masks_that_are_computed_from_the_scores():
 def test_scales_that_are_those_of_queries():
     lengths = torch.arange(1.0, TOKENS + 1).log()[:, None]
     hidden = torch.rand(TOKENS, TOKENS) > 0.6
-    for scores in (lambda s: s * lengths, lambda s: (s + SLOPES * hidden) / (lengths + 1), lambda s: torch.tanh(s * lengths) * 1,
+    for scores in (lambda s: s * lengths, lambda s: (s + SLOPES * hidden) / (lengths + 1), lambda s: torch.tanh(s * lengths) * 1, lambda s: -(s * lengths),
                    lambda s: (s * lengths * SLOPES).masked_fill(hidden, -2.0)):
         report = run(lambda q, k, v: scores(q @ k.mT / 8).softmax(-1) @ v, cache(), cache(), cache())
         assert report.fused, report

@@ -84,6 +84,8 @@ def unmasked(masked: Any) -> Masked:
         elif is_call(step, aten.mul.Tensor, aten.div.Tensor) and isinstance(step.args[1], (int, float)):
             found.scores, number = _multiplied(step)
             found.scale *= number
+        elif is_call(step, aten.neg.default):
+            found.scores, found.scale = step.args[0], -found.scale
         elif multiplied := _multiplied_by_tensor(step):
             found.scores, factor = multiplied
             factor = in_f32(_by_heads(found, factor, step, masked), masked)
